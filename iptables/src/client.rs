@@ -58,7 +58,7 @@ const FOR_EACH_LINE: Duration = Duration::from_millis(5);
 impl Limits {
     /// How long a restore of this text may take, the wait for the lock included.
     fn restore(&self, text: &str) -> Duration {
-        let lines = u32::try_from(text.lines().count()).unwrap_or(u32::MAX);
+        let lines = u32::try_from(text.bytes().filter(|byte| *byte == b'\n').count()).unwrap_or(u32::MAX);
         self.lock_wait.saturating_add(self.program).saturating_add(FOR_EACH_LINE.saturating_mul(lines))
     }
 
@@ -318,6 +318,37 @@ impl<R: Runner> Iptables<R> {
     ///   [`ErrorKind::ExtensionMissing`], [`ErrorKind::Rejected`]: [`Error::failure`] tells the line and that nothing of its
     ///   table was applied, and which tables had been committed before.
     pub fn restore(&self, transaction: &Transaction) -> Result<(), Error> {
+        self.restore_in_turn(transaction, || ())
+    }
+
+    /// As [`Iptables::restore`], but waits for its turn once the text is made, and keeps the turn until the program has ended: for
+    /// the programs of both families, which share a lock in the legacy back end.
+    ///
+    /// ```
+    /// # #[cfg(feature = "testing")] {
+    /// use std::sync::{Mutex, PoisonError};
+    /// use std::thread;
+    ///
+    /// use iptables::{Backend, ChainName, Family, Iptables, TableName, Transaction, fake::FakeHost};
+    ///
+    /// let mut change = Transaction::new();
+    /// change.table(TableName::NAT).replace_chain(&ChainName::new("MINE")?, []);
+    /// let (host, turn) = (FakeHost::new(), Mutex::new(()));
+    /// let restore = |family| {
+    ///     let iptables = Iptables::open(&host, family, Backend::Legacy)?;
+    ///     iptables.restore_in_turn(&change, || turn.lock().unwrap_or_else(PoisonError::into_inner))
+    /// };
+    /// thread::scope(|scope| {
+    ///     let other = scope.spawn(|| restore(Family::Ipv6));
+    ///     restore(Family::Ipv4).and(other.join().unwrap())
+    /// })?;
+    /// # }
+    /// # Ok::<(), iptables::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Iptables::restore`]; what is found before anything is run does not wait.
+    pub fn restore_in_turn<G>(&self, transaction: &Transaction, turn: impl FnOnce() -> G) -> Result<(), Error> {
         if transaction.is_empty() {
             return Ok(());
         }
@@ -326,6 +357,7 @@ impl<R: Runner> Iptables<R> {
         if transaction.sets_counters() {
             args.push("--counters".to_owned());
         }
+        let _turn = turn();
         self.feed(args, text)
     }
 

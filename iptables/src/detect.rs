@@ -223,7 +223,8 @@ impl Found {
         let dump = |family| {
             let programs = presence.programs(family)?;
             if backend == Backend::Legacy && runner.has_legacy_tables(family) == Some(false) {
-                return None;
+                // The program would print nothing.
+                return Some(Ok(Dump::default()));
             }
             Some(Iptables::over(runner, family, backend, Some(programs)).and_then(|iptables| iptables.dump()))
         };

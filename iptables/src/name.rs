@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, excerpt};
 
@@ -243,7 +244,7 @@ impl From<TableName> for String {
     derive(serde::Serialize, serde::Deserialize),
     serde(try_from = "String", into = "String")
 )]
-pub struct ChainName(Box<str>);
+pub struct ChainName(Arc<str>);
 
 impl ChainName {
     /// The longest name, in bytes.
@@ -253,10 +254,8 @@ impl ChainName {
     /// [`ErrorKind::InvalidName`] if no program could create such a chain; the message says which rule it breaks.
     pub fn new(name: impl Into<String>) -> Result<Self, Error> {
         let name = name.into();
-        match Self::defect(&name) {
-            Some(why) => Err(Error::new(ErrorKind::InvalidName, format!("chain name \"{}\" {why}", excerpt(&name)))),
-            None => Ok(Self(name.into_boxed_str())),
-        }
+        Self::check(&name)?;
+        Ok(Self(name.into()))
     }
 
     /// A name that some other program has already put into the kernel.
@@ -272,7 +271,19 @@ impl ChainName {
 
     /// Fails if this name came from a dump and could not be created by us.
     pub(crate) fn check_writable(&self) -> Result<(), Error> {
-        Self::new(self.as_str()).map(drop)
+        Self::check(self.as_str())
+    }
+
+    fn check(name: &str) -> Result<(), Error> {
+        match Self::defect(name) {
+            Some(why) => Err(Error::new(ErrorKind::InvalidName, format!("chain name \"{}\" {why}", excerpt(name)))),
+            None => Ok(()),
+        }
+    }
+
+    /// The text, which a rule that jumps here has in common with it.
+    pub(crate) fn shared(&self) -> Arc<str> {
+        Arc::clone(&self.0)
     }
 
     fn defect(name: &str) -> Option<String> {
@@ -331,7 +342,7 @@ impl FromStr for ChainName {
 
 impl From<ChainName> for String {
     fn from(name: ChainName) -> Self {
-        name.0.into_string()
+        name.as_str().to_owned()
     }
 }
 

@@ -74,6 +74,9 @@ pub struct Rule {
     /// Read from bytes that were not UTF-8: good for comparing with what is read the same way, not for writing.
     #[cfg_attr(feature = "serde", serde(skip))]
     lossy: bool,
+    /// The restore format can carry each of the arguments; otherwise that is checked before they are written.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    is_checked: bool,
 }
 
 impl PartialEq for Rule {
@@ -123,10 +126,15 @@ impl Rule {
     pub fn from_args<I>(args: I) -> Result<Self, Error>
     where
         I: IntoIterator,
-        I::Item: Into<String>,
+        I::Item: AsRef<str>,
     {
         let tokens = args.into_iter().map(Token::new).collect::<Result<Vec<_>, _>>()?;
-        let rule = Self::observed(tokens, None);
+        Self::of_checked(tokens)
+    }
+
+    /// A rule of arguments that were checked one by one.
+    fn of_checked(tokens: Vec<Token>) -> Result<Self, Error> {
+        let rule = Self { is_checked: true, ..Self::observed(tokens, None) };
         rule.check_writable()?;
         Ok(rule)
     }
@@ -152,16 +160,17 @@ impl Rule {
         }
         let rule = Self::observed(line.tokens, None);
         rule.check_writable()?;
-        Ok(rule)
+        Ok(Self { is_checked: true, ..rule })
     }
 
     /// Starts a rule argument by argument.
     pub fn builder() -> RuleBuilder {
-        RuleBuilder { tokens: Vec::new(), error: None }
+        // Most rules have no more arguments.
+        RuleBuilder { tokens: Vec::with_capacity(8), error: None }
     }
 
     pub(crate) fn observed(tokens: Vec<Token>, counters: Option<Counters>) -> Self {
-        Self { tokens, counters, source: None, lossy: false }
+        Self { tokens, counters, source: None, lossy: false, is_checked: false }
     }
 
     /// Remembers the text it was read from if printing would not give it back. An empty text stands for a blank behind the
@@ -193,7 +202,7 @@ impl Rule {
                 ),
             ));
         }
-        self.tokens.iter().try_for_each(Token::check_writable)
+        if self.is_checked { Ok(()) } else { self.tokens.iter().try_for_each(Token::check_writable) }
     }
 
     /// The arguments.
@@ -312,8 +321,12 @@ impl RuleBuilder {
     pub const MAX_COMMENT_LEN: usize = 255;
 
     /// Adds one argument.
-    pub fn arg(mut self, arg: impl Into<String>) -> Self {
-        match Token::new(arg) {
+    pub fn arg(self, arg: impl AsRef<str>) -> Self {
+        self.token(Token::new(arg))
+    }
+
+    fn token(mut self, token: Result<Token, Error>) -> Self {
+        match token {
             Ok(token) => self.tokens.push(token),
             Err(error) => self.error = self.error.or(Some(error)),
         }
@@ -324,7 +337,7 @@ impl RuleBuilder {
     pub fn args<I>(self, args: I) -> Self
     where
         I: IntoIterator,
-        I::Item: Into<String>,
+        I::Item: AsRef<str>,
     {
         args.into_iter().fold(self, Self::arg)
     }
@@ -352,7 +365,7 @@ impl RuleBuilder {
 
     /// Adds `-j CHAIN`.
     pub fn jump(self, chain: &ChainName) -> Self {
-        self.args(["-j", chain.as_str()])
+        self.arg("-j").token(Token::of_chain(chain))
     }
 
     /// Adds `-j TARGET` for a target extension or verdict: `ACCEPT`, `MASQUERADE`, …
@@ -366,8 +379,6 @@ impl RuleBuilder {
         if let Some(error) = self.error {
             return Err(error);
         }
-        let rule = Rule::observed(self.tokens, None);
-        rule.check_writable()?;
-        Ok(rule)
+        Rule::of_checked(self.tokens)
     }
 }

@@ -6,9 +6,13 @@
 //! * inside quotes a backslash takes the next byte literally; outside, a backslash and `'`, `$`, `` ` ``, `#` are plain bytes;
 //! * an argument has at most 1,023 bytes, a command at most about 250 arguments.
 
+use std::cmp::Ordering;
 use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, excerpt};
+use crate::name::ChainName;
 
 /// One argument of a rule, as the program receives it: without quotes.
 ///
@@ -25,13 +29,44 @@ use crate::error::{Error, ErrorKind, excerpt};
 /// assert!(Token::new("two\nlines").is_err());
 /// # Ok::<(), iptables::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone)]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
     serde(try_from = "String", into = "String")
 )]
-pub struct Token(Box<str>);
+pub struct Token(Text);
+
+/// A node may have a hundred thousand rules: what nearly every rule has takes no memory of its own, and the name of a chain has it
+/// in common with the chain. Known words need no quotes.
+#[derive(Clone)]
+enum Text {
+    Known(&'static &'static str),
+    Shared(Arc<str>),
+}
+
+macro_rules! known_words {
+    ($($word:literal)*) => {
+        #[cfg(test)]
+        const KNOWN: &[&str] = &[$($word),*];
+
+        /// A word that many rules have; the most frequent ones come first.
+        fn known(text: &str) -> Option<&'static &'static str> {
+            match text {
+                $($word => Some(&$word),)*
+                _ => None,
+            }
+        }
+    };
+}
+
+known_words! {
+    "-j" "-m" "-p" "tcp" "-s" "--probability" "statistic" "--mode" "random" "DNAT" "--to-destination" "comment" "--comment"
+    "-d" "--dport" "udp" "recent" "--name" "--set" "--rcheck" "--seconds" "--reap" "--mask" "--rsource" "!" "ACCEPT" "RETURN"
+    "DROP" "MARK" "--set-xmark" "-i" "-o" "-g" "set" "--match-set" "dst" "src" "dst,dst" "conntrack" "--ctstate" "mark" "--mark"
+    "addrtype" "--dst-type" "--src-type" "LOCAL" "--sport" "multiport" "--dports" "MASQUERADE" "--random-fully" "REJECT"
+    "--reject-with" "SNAT" "--to-source" "LOG" "--log-prefix" "limit" "--limit" "icmp" "sctp"
+}
 
 impl Token {
     /// The longest argument that the restore reader takes, in bytes.
@@ -39,22 +74,33 @@ impl Token {
 
     /// # Errors
     /// [`ErrorKind::InvalidToken`] for a newline, a NUL byte, or more than 1,023 bytes.
-    pub fn new(text: impl Into<String>) -> Result<Self, Error> {
-        let token = Self(text.into().into_boxed_str());
+    pub fn new(text: impl AsRef<str>) -> Result<Self, Error> {
+        let token = Self::observed(text.as_ref());
+        token.check_writable()?;
+        Ok(token)
+    }
+
+    /// The name of a chain, which is not copied.
+    ///
+    /// # Errors
+    /// As [`Token::new`], for a name from a dump.
+    pub(crate) fn of_chain(name: &ChainName) -> Result<Self, Error> {
+        let token = Self(Text::Shared(name.shared()));
         token.check_writable()?;
         Ok(token)
     }
 
     /// An argument read from the kernel, which may hold what restore text cannot.
-    pub(crate) fn observed(text: String) -> Self {
-        Self(text.into_boxed_str())
+    pub(crate) fn observed(text: &str) -> Self {
+        Self(known(text).map_or_else(|| Text::Shared(text.into()), Text::Known))
     }
 
     pub(crate) fn check_writable(&self) -> Result<(), Error> {
+        let Text::Shared(text) = &self.0 else { return Ok(()) };
         // Millions of short texts: one plain look at their bytes.
-        let bad = self.0.bytes().find(|byte| matches!(byte, b'\n' | b'\0'));
-        let why = if self.0.len() > Self::MAX_LEN {
-            format!("has {} bytes, iptables-restore takes at most {}", self.0.len(), Self::MAX_LEN)
+        let bad = text.bytes().find(|byte| matches!(byte, b'\n' | b'\0'));
+        let why = if text.len() > Self::MAX_LEN {
+            format!("has {} bytes, iptables-restore takes at most {}", text.len(), Self::MAX_LEN)
         } else if bad == Some(b'\n') {
             "contains a newline, which would end the rule".to_owned()
         } else if bad.is_some() {
@@ -62,24 +108,30 @@ impl Token {
         } else {
             return Ok(());
         };
-        Err(Error::new(ErrorKind::InvalidToken, format!("rule argument \"{}\" {why}", excerpt(&self.0))))
+        Err(Error::new(ErrorKind::InvalidToken, format!("rule argument \"{}\" {why}", excerpt(text))))
     }
 
     /// The argument without quotes.
     pub fn as_str(&self) -> &str {
-        &self.0
+        match &self.0 {
+            Text::Known(word) => word,
+            Text::Shared(text) => text,
+        }
     }
 
     /// Appends the quoted form.
     pub(crate) fn quote_into(&self, out: &mut String) {
-        let plain =
-            !self.0.is_empty() && !self.0.bytes().any(|b| b <= b' ' || matches!(b, b'"' | b'\\' | b'\'' | 0x7f));
+        let text = match &self.0 {
+            Text::Known(word) => return out.push_str(word),
+            Text::Shared(text) => text,
+        };
+        let plain = !text.is_empty() && !text.bytes().any(|b| b <= b' ' || matches!(b, b'"' | b'\\' | b'\'' | 0x7f));
         if plain {
-            out.push_str(&self.0);
+            out.push_str(text);
             return;
         }
         out.push('"');
-        for c in self.0.chars() {
+        for c in text.chars() {
             if matches!(c, '"' | '\\' | '\'') {
                 out.push('\\');
             }
@@ -91,15 +143,48 @@ impl Token {
 
 impl fmt::Display for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut quoted = String::with_capacity(self.0.len());
+        let mut quoted = String::with_capacity(self.as_str().len());
         self.quote_into(&mut quoted);
         f.write_str(&quoted)
     }
 }
 
+/// Equality, order and hash are those of the text.
+impl PartialEq for Token {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_str() == other.as_str()
+    }
+}
+
+impl Eq for Token {}
+
+impl PartialOrd for Token {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Token {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.as_str().cmp(other.as_str())
+    }
+}
+
+impl Hash for Token {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_str().hash(state);
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Token").field(&self.as_str()).finish()
+    }
+}
+
 impl AsRef<str> for Token {
     fn as_ref(&self) -> &str {
-        &self.0
+        self.as_str()
     }
 }
 
@@ -112,7 +197,7 @@ impl TryFrom<String> for Token {
 
 impl From<Token> for String {
     fn from(token: Token) -> Self {
-        token.0.into_string()
+        token.as_str().to_owned()
     }
 }
 
@@ -144,7 +229,8 @@ pub(crate) fn split(line: &str, reading: Reading) -> Split {
                 '\\' => current.extend(chars.next()),
                 '"' => {
                     in_quotes = false;
-                    tokens.push(Token::observed(std::mem::take(&mut current)));
+                    tokens.push(Token::observed(&current));
+                    current.clear();
                 }
                 other => current.push(other),
             }
@@ -155,7 +241,8 @@ pub(crate) fn split(line: &str, reading: Reading) -> Split {
                 }
                 ' ' | '\t' | '\n' => {
                     if !current.is_empty() {
-                        tokens.push(Token::observed(std::mem::take(&mut current)));
+                        tokens.push(Token::observed(&current));
+                        current.clear();
                     }
                 }
                 other => current.push(other),
@@ -163,7 +250,7 @@ pub(crate) fn split(line: &str, reading: Reading) -> Split {
         }
     }
     if !current.is_empty() {
-        tokens.push(Token::observed(current));
+        tokens.push(Token::observed(&current));
     }
     Split { tokens, open_quote: in_quotes }
 }
@@ -198,6 +285,17 @@ mod tests {
         let words: Vec<String> =
             split(r#"-i a"b -o c"d -j X"#, Reading::Save).tokens.into_iter().map(String::from).collect();
         assert_eq!(words, ["-i", "a\"b", "-o", "c\"d", "-j", "X"]);
+    }
+
+    #[test]
+    fn known_words_are_written_like_others() {
+        for word in KNOWN {
+            let token = Token::new(word).unwrap();
+            assert!(matches!(token.0, Text::Known(_)), "{word}");
+            let other = Token(Text::Shared((*word).into()));
+            other.check_writable().unwrap();
+            assert_eq!((token.to_string(), &token), (other.to_string(), &other));
+        }
     }
 
     #[test]

@@ -245,8 +245,12 @@ impl Transaction {
     pub fn to_restore_text(&self) -> Result<String, Error> {
         for table in &self.tables {
             table.declared.iter().try_for_each(ChainName::check_writable)?;
+            let mut before = None;
             for edit in &table.edits {
-                edit.chain().check_writable()?;
+                // Most rules follow one of the same chain.
+                if before.replace(edit.chain()) != Some(edit.chain()) {
+                    edit.chain().check_writable()?;
+                }
                 edit.rule().map_or(Ok(()), Rule::check_writable)?;
                 edit.check_deletion()?;
             }

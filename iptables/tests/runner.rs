@@ -277,6 +277,42 @@ fn a_survey_hands_out_what_it_has_read() {
 }
 
 #[test]
+fn a_listing_that_would_be_empty_is_known_without_a_program() {
+    let host = Noted { has_legacy: Some(false), ..Noted::default() };
+    let mut survey = Survey::take(&host).unwrap();
+    let saves = |run: &Invocation| run.program.to_string_lossy().ends_with("legacy-save");
+    assert_eq!(host.runs().iter().filter(|run| saves(run)).count(), 0);
+    for family in Family::ALL {
+        assert_eq!(survey.take_dump(Backend::Legacy, family), Some(Dump::default()));
+        assert_eq!(survey.take_dump(Backend::Legacy, family), None, "it was taken before");
+    }
+    assert!(!survey.legacy.in_use());
+    // The kernel may lack the tables: that is still found out.
+    let legacy = iptables::BackendChoice::Force(Backend::Legacy);
+    survey.open(&host, Family::Ipv4, legacy).unwrap();
+    let tries: Vec<Vec<String>> = host.runs().into_iter().map(|run| run.args).collect();
+    assert_eq!(tries, [["--noflush", "--test", "-w", "5"]]);
+}
+
+#[test]
+fn known_words_and_names_of_chains_are_arguments_like_others() {
+    let there = chain("KUBE-SVC-X");
+    let built = Rule::builder().args(["-p", "tcp", "--dport", "80"]).jump(&there).build().unwrap();
+    let parsed = rule("-p tcp --dport 80 -j KUBE-SVC-X");
+    assert_eq!(built, parsed);
+    assert_eq!(built.cmp(&parsed), std::cmp::Ordering::Equal);
+    assert!(built < rule("-p tcp --dport 81 -j KUBE-SVC-X"));
+    let both: std::collections::HashSet<&Rule> = [&built, &parsed].into_iter().collect();
+    assert_eq!(both.len(), 1);
+    assert_eq!(format!("{:?}", built.tokens()), format!("{:?}", parsed.tokens()));
+    // Of chains that other tools have made, too.
+    let odd = Dump::parse("*nat\n:A\"B - [0:0]\n:C - [0:0]\n-A C -j A\"B\nCOMMIT\n").unwrap();
+    let odd = odd.table(&TableName::NAT).unwrap();
+    let jump = Rule::builder().jump(&odd.chains()[0].name).build().unwrap();
+    assert_eq!((jump.target(), jump.to_string().as_str()), (Some("A\"B"), "-j \"A\\\"B\""));
+}
+
+#[test]
 fn tables_are_built_as_they_are_read() {
     let text = "*filter\n:INPUT DROP [0:0]\n:A - [0:0]\n:B - [0:0]\n-A INPUT -j A\n-A A -m set --match-set S dst,src -j B\nCOMMIT\n";
     let mut dump = Dump::parse(text).unwrap();

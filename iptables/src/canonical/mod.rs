@@ -192,7 +192,7 @@ impl fmt::Display for CanonicalRule {
             if !line.is_empty() {
                 line.push(' ');
             }
-            Token::observed(word).quote_into(&mut line);
+            Token::observed(&word).quote_into(&mut line);
         }
         f.write_str(&line)
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::resume_unwind;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -219,16 +220,21 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
     }
 
     fn restore_families(&mut self, changes: &[(Family, &Transaction)]) -> Vec<Result<(), PortError>> {
-        // The legacy programs of both families share one lock: in parallel, one would wait for the other and may give up.
-        let share_a_lock = self.backend() == Some(Backend::Legacy);
-        if share_a_lock || changes.len() == 1 {
-            return changes.iter().map(|(family, transaction)| self.restore(*family, transaction)).collect();
+        if let [(family, transaction)] = changes {
+            return vec![self.restore(*family, transaction)];
         }
         let opened: Vec<_> = changes.iter().map(|(family, _)| self.take(*family)).collect();
         self.forget_listed();
         let jobs: Vec<_> = opened.into_iter().zip(changes).collect();
+        let lock = Mutex::new(());
         let restore = |(iptables, (_, transaction)): &(Result<Iptables<R>, PortError>, &(Family, &Transaction))| {
-            iptables.as_ref().map(|iptables| iptables.restore(transaction)).map_err(PortError::clone)
+            let restore = |iptables: &Iptables<R>| {
+                // The legacy programs of both families share one lock: in parallel, one would wait for the other and may give up.
+                let share_a_lock = iptables.backend() == Backend::Legacy;
+                let turn = || share_a_lock.then(|| lock.lock().unwrap_or_else(PoisonError::into_inner));
+                iptables.restore_in_turn(transaction, turn)
+            };
+            iptables.as_ref().map(restore).map_err(PortError::clone)
         };
         let answers = at_once(&jobs, restore, || {});
         let outcomes = jobs

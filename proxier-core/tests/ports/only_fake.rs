@@ -1,13 +1,20 @@
-//! Failures and crashes, which only the fake kernel has on demand.
+//! Failures, crashes and meetings, which only the fake kernel has on demand.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use ipset::Element;
-use iptables::{ChainName, Rule, TableName, Transaction};
+use iptables::fake::FakeHost;
+use iptables::{Backend, BackendChoice, ChainName, Invocation, Limits, Output, Rule, Runner, TableName, Transaction};
 use ipvs::{Operation, RealServer, Scheduler, VirtualServer, VirtualServerKey};
 use proxier_core::config::NamePrefix;
 use proxier_core::fake::{Call, FakeKernel, Fault};
+use proxier_core::kernel::RulesPort;
 use proxier_core::modes::ipvs::sets::{NamedSet, SetKey, SetKind};
 use proxier_core::net::Family;
-use proxier_core::ports::PortErrorKind;
+use proxier_core::ports::{PortErrorKind, Rules as _};
 
 use super::ports::sets::service;
 use super::ports::{World, at, ips, kinds};
@@ -279,4 +286,54 @@ fn readings_are_as_new_as_the_kernel() {
     // Arranged failures happen although nothing has changed.
     kernel.fail(Fault::new(Call::SetsEntries, PortErrorKind::Busy));
     assert_eq!(kernel.ports().sets.entries(SET).unwrap_err().kind(), PortErrorKind::Busy);
+}
+
+/// Each restore waits a while for another one, and notes how many run at the same time.
+#[derive(Default)]
+struct Meeting {
+    host: FakeHost,
+    /// In milliseconds.
+    patience: usize,
+    running: AtomicUsize,
+    most: AtomicUsize,
+}
+
+impl Runner for Meeting {
+    fn find(&self, program: &str) -> Option<PathBuf> {
+        self.host.find(program)
+    }
+
+    fn resolve(&self, program: &Path) -> PathBuf {
+        self.host.resolve(program)
+    }
+
+    fn run(&self, invocation: &Invocation) -> Result<Output, iptables::Error> {
+        let is_restore = invocation.program.to_string_lossy().ends_with("restore");
+        if is_restore && !invocation.args.iter().any(|arg| arg == "--test") {
+            self.most.fetch_max(self.running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            for _ in (0..self.patience).take_while(|_| self.most.load(Ordering::SeqCst) < 2) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            self.running.fetch_sub(1, Ordering::SeqCst);
+        }
+        self.host.run(invocation)
+    }
+}
+
+/// The legacy programs share a lock, for which one would wait while the other writes, and give up in the end.
+#[test]
+fn families_are_restored_one_after_the_other_where_they_share_a_lock() {
+    let meetings = [(Backend::Legacy, 300, 1), (Backend::NfTables, 20_000, 2)];
+    for (backend, patience, most) in meetings {
+        let host = Arc::new(Meeting { patience, ..Meeting::default() });
+        let mut port = RulesPort::new(host.clone(), BackendChoice::Force(backend), Limits::default());
+        let mut transaction = Transaction::new();
+        transaction.table(TableName::NAT).replace_chain(&ChainName::new("MINE").unwrap(), []);
+        let outcomes = port.restore_families(&[(Family::V4, &transaction), (Family::V6, &transaction)]);
+        assert_eq!(outcomes, [Ok(()), Ok(())]);
+        assert_eq!(host.most.load(Ordering::SeqCst), most, "{backend}");
+        for family in Family::ALL {
+            assert!(port.dump(family).unwrap().has_chain(&TableName::NAT, "MINE"), "{backend} {family:?}");
+        }
+    }
 }

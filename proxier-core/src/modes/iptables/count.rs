@@ -1,8 +1,8 @@
 //! How many rules tables have in chains of ours. Computes only: nothing is read for it.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
-use iptables::{Dump, Edit, TableName, Transaction};
+use iptables::{ChainName, Dump, Edit, TableName, Transaction};
 
 use super::lines::Line;
 use super::names;
@@ -24,6 +24,14 @@ pub(super) enum Outcome {
 
 fn place(table: &TableName) -> Option<usize> {
     names::TABLES.iter().position(|known| known == table)
+}
+
+/// The chain that gets a rule.
+fn added_to(edit: &Edit) -> Option<&ChainName> {
+    match edit {
+        Edit::Append(chain, _) | Edit::Insert(chain, ..) => Some(chain),
+        _ => None,
+    }
 }
 
 impl Tally {
@@ -59,10 +67,7 @@ impl Tally {
     pub(super) fn written(transaction: &Transaction) -> Tally {
         let mut written = Tally::default();
         for table in transaction.tables() {
-            let adds = |edit: &&Edit| {
-                let (Edit::Append(chain, _) | Edit::Insert(chain, ..)) = edit else { return false };
-                names::is_ours(table.name(), chain.as_str())
-            };
+            let adds = |edit: &&Edit| added_to(edit).is_some_and(|chain| names::is_ours(table.name(), chain.as_str()));
             written.add(table.name(), table.edits().iter().filter(adds).count());
         }
         written
@@ -73,22 +78,23 @@ impl Tally {
         let mut tally = Tally::default();
         for table in names::TABLES {
             let there = dump.table(&table).into_iter().flat_map(iptables::Table::chains);
-            let mut counts: BTreeMap<&str, usize> =
+            let mut counts: HashMap<&str, usize> =
                 there.map(|chain| (chain.name.as_str(), chain.rules.len())).collect();
             for change in transaction.tables().iter().filter(|change| *change.name() == table) {
                 // Declaring a chain empties it.
                 counts.extend(change.chains().iter().map(|chain| (chain.as_str(), 0)));
-                for edit in change.edits() {
-                    match edit {
-                        Edit::Append(chain, _) | Edit::Insert(chain, ..) => {
+                // Most rules follow one of the same chain.
+                for same in change.edits().chunk_by(|a, b| added_to(a).is_some() && added_to(a) == added_to(b)) {
+                    match same {
+                        [Edit::Append(chain, _) | Edit::Insert(chain, ..), ..] => {
                             let count = counts.entry(chain.as_str()).or_default();
-                            *count = count.saturating_add(1);
+                            *count = count.saturating_add(same.len());
                         }
-                        Edit::Delete(chain, _) => {
+                        [Edit::Delete(chain, _)] => {
                             let count = counts.entry(chain.as_str()).or_default();
                             *count = count.saturating_sub(1);
                         }
-                        Edit::Flush(chain) | Edit::DeleteChain(chain) => drop(counts.insert(chain.as_str(), 0)),
+                        [Edit::Flush(chain) | Edit::DeleteChain(chain)] => drop(counts.insert(chain.as_str(), 0)),
                         _ => {}
                     }
                 }
@@ -134,7 +140,7 @@ impl Outcome {
 
 #[cfg(test)]
 mod tests {
-    use iptables::{ChainName, Rule};
+    use iptables::Rule;
 
     use super::*;
 

@@ -147,7 +147,8 @@ struct Comparison<'a> {
     observed: &'a Dump,
     /// Chains of these names are another mode's.
     is_kept: IsKept<'a>,
-    wanted: BTreeSet<(TableName, ChainName)>,
+    /// The chains that are there and do not go.
+    stay: BTreeSet<(TableName, &'a str)>,
     transaction: Transaction,
 }
 
@@ -158,7 +159,7 @@ impl<'a> Comparison<'a> {
         for table in names::TABLES {
             transaction.table(table);
         }
-        Comparison { observed, is_kept, wanted: BTreeSet::new(), transaction }
+        Comparison { observed, is_kept, stay: BTreeSet::new(), transaction }
     }
 
     fn observed(&self, table: &TableName, chain: &str) -> Option<&'a Chain> {
@@ -181,15 +182,13 @@ impl<'a> Comparison<'a> {
         if differs {
             self.transaction.table(table.clone()).replace_chain(&chain.name, chain.rules);
         }
-        self.wanted.insert((table.clone(), chain.name));
+        self.stay.extend(there.map(|there| (table.clone(), there.name.as_str())));
         differs
     }
 
     /// Leaves these chains of Services as they are, unless they are wanted.
-    fn stay(&mut self, chains: BTreeSet<&str>) {
-        let there = self.observed.table(&TableName::NAT);
-        let names = chains.into_iter().filter_map(|name| Some(there?.chain(name)?.name.clone()));
-        self.wanted.extend(names.map(|name| (TableName::NAT, name)));
+    fn stay(&mut self, chains: BTreeSet<&'a str>) {
+        self.stay.extend(chains.into_iter().map(|name| (TableName::NAT, name)));
     }
 
     /// Creates a chain that is not ours if it is missing, and adds what it lacks.
@@ -254,7 +253,7 @@ impl<'a> Comparison<'a> {
             let Some(observed) = self.observed.table(&table) else { continue };
             let unwanted = |chain: &&Chain| {
                 is_ours(self.is_kept, &table, chain.name.as_str())
-                    && !self.wanted.contains(&(table.clone(), chain.name.clone()))
+                    && !self.stay.contains(&(table.clone(), chain.name.as_str()))
             };
             let used = used_by_others(self.is_kept, &table, observed);
             let mut going: Vec<&Chain> = observed.chains().iter().filter(unwanted).collect();

@@ -1,7 +1,5 @@
 //! Names of chains, which other software knows, and which of them are ours.
 
-use std::fmt;
-
 use data_encoding::BASE32;
 use iptables::{ChainName, Error, Rule, TableName};
 use sha2::{Digest as _, Sha256};
@@ -123,16 +121,16 @@ pub(super) fn is_jump_of_ours(table: &TableName, rule: &Rule) -> bool {
     known && is_ours(table, target) && !is_of_service(table, target)
 }
 
-/// The hash in the names of a Service port's chains: the first 16 letters of base32 of the SHA-256 of name and protocol, which
-/// are exactly the first ten bytes. An endpoint's chain has the endpoint in it too.
-fn hash(port: &Port, endpoint: Option<&str>) -> String {
+/// Appends the hash in the names of a Service port's chains: the first 16 letters of base32 of the SHA-256 of name and protocol,
+/// which are exactly the first ten bytes. An endpoint's chain has the endpoint in it too.
+fn append_hash(name: &mut String, port: &Port, endpoint: Option<&str>) {
     let mut digest = Sha256::new();
     digest.update(&*port.name);
     digest.update(protocol(port.protocol));
     if let Some(endpoint) = endpoint {
         digest.update(endpoint);
     }
-    BASE32.encode(digest.finalize().get(..10).unwrap_or_default())
+    BASE32.encode_append(digest.finalize().get(..10).unwrap_or_default(), name);
 }
 
 /// A protocol as iptables prints it.
@@ -151,11 +149,13 @@ pub(super) struct PortNames {
 
 impl PortNames {
     pub(super) fn new(port: &Port) -> Self {
-        PortNames { hash: hash(port, None) }
+        let mut hash = String::new();
+        append_hash(&mut hash, port, None);
+        PortNames { hash }
     }
 
-    fn name(&self, kind: impl fmt::Display) -> Result<ChainName, Error> {
-        ChainName::new(format!("KUBE-{kind}-{}", self.hash))
+    fn name(&self, kind: &str) -> Result<ChainName, Error> {
+        ChainName::new(["KUBE-", kind, "-", &self.hash].concat())
     }
 
     /// Chooses one of the cluster's endpoints.
@@ -181,7 +181,10 @@ impl PortNames {
 
 /// The name of the chain that leads to an endpoint, given by address and port.
 pub(super) fn endpoint_chain(port: &Port, endpoint: &str) -> Result<ChainName, Error> {
-    ChainName::new(format!("KUBE-SEP-{}", hash(port, Some(endpoint))))
+    let mut name = String::with_capacity(ChainName::MAX_LEN);
+    name.push_str("KUBE-SEP-");
+    append_hash(&mut name, port, Some(endpoint));
+    ChainName::new(name)
 }
 
 #[cfg(test)]

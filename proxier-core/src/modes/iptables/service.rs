@@ -59,7 +59,8 @@ pub(super) fn has_firewall(port: &Port) -> bool {
 /// # Errors
 /// None in practice: every name and argument fits into what iptables reads.
 pub(super) fn chains(port: &Port, settings: &Settings, comments: bool) -> Result<Vec<Chain>, Error> {
-    let lowering = Lowering { port, settings, comments, names: PortNames::new(port) };
+    let mark = ChainName::new(names::MARK_MASQ)?;
+    let lowering = Lowering { port, settings, comments, names: PortNames::new(port), mark };
     let mut chains = Vec::new();
     if port.is_external && port.has_endpoints() {
         chains.push(chain(lowering.names.external()?, lowering.external()?));
@@ -137,6 +138,8 @@ struct Lowering<'a> {
     settings: &'a Settings,
     comments: bool,
     names: PortNames,
+    /// The chain that marks what is masqueraded.
+    mark: ChainName,
 }
 
 impl Lowering<'_> {
@@ -152,7 +155,7 @@ impl Lowering<'_> {
         let mut rules = Vec::new();
         if policy == TrafficPolicy::Cluster {
             let comment = format!("masquerade traffic for {name} external destinations");
-            rules.push(noted(&comment).target(names::MARK_MASQ).build()?);
+            rules.push(noted(&comment).jump(&self.mark).build()?);
         } else if !self.port.cluster.is_empty() {
             let cluster = self.names.cluster()?;
             if let Some(inside) = self.settings.pod_traffic.inside() {
@@ -163,7 +166,7 @@ impl Lowering<'_> {
                 let comment = format!("{what} LOCAL traffic for {name} external destinations");
                 noted(&comment).args(["-m", "addrtype", "--src-type", "LOCAL"])
             };
-            rules.push(from_here("masquerade").target(names::MARK_MASQ).build()?);
+            rules.push(from_here("masquerade").jump(&self.mark).build()?);
             rules.push(from_here("route").jump(&cluster).build()?);
         }
         if is_served(self.port, policy) {
@@ -223,20 +226,20 @@ impl Lowering<'_> {
         let sources = if self.settings.masquerade_all { Some(Vec::new()) } else { outside };
         let Some(sources) = sources else { return Ok(None) };
         let rule = to(noted(&format!("{} cluster IP", self.port.name)), self.port, &address.to_string());
-        rule.args(sources).target(names::MARK_MASQ).build().map(Some)
+        rule.args(sources).jump(&self.mark).build().map(Some)
     }
 
     /// The endpoint itself as client is masqueraded: otherwise it would answer itself, past this node.
     fn endpoint(&self, endpoint: &Endpoint) -> Result<Vec<Rule>, Error> {
         let rule = || self.about_endpoint(|| self.port.name.to_string());
-        let hairpin = rule().args(["-s", &endpoint.key.address.to_string()]).target(names::MARK_MASQ).build()?;
+        let hairpin = rule().args(["-s", &endpoint.key.address.to_string()]).jump(&self.mark).build()?;
         let chosen = match self.port.affinity_secs {
             Some(_) => rule().args(["-m", "recent", "--name", endpoint.chain.as_str(), "--set"]),
             None => rule(),
         };
         let protocol = names::protocol(self.port.protocol);
         let chosen = chosen.args(["-m", protocol, "-p", protocol]).target("DNAT");
-        Ok(vec![hairpin, chosen.args(["--to-destination", &endpoint.text]).build()?])
+        Ok(vec![hairpin, chosen.args(["--to-destination", &*endpoint.text]).build()?])
     }
 }
 
