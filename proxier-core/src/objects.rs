@@ -312,7 +312,7 @@ objects! {
         /// Which clients of IPv6 count as one, 1 to 128.
         #[serde(rename = "persistencePrefixIPv6")]
         persistence_prefix_ipv6: Option<i64>,
-        /// Whether each UDP datagram is scheduled for itself. `true` is refused: cluster DNS would have no answers.
+        /// Whether each UDP datagram is scheduled for itself. `true` takes answers from cluster DNS too, unless its annotation says no.
         one_packet: Option<bool>,
         /// Weights of endpoints by zone: `zone-a=3, *=0`.
         zone_weights: Option<String>,

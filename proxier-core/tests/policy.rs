@@ -575,9 +575,9 @@ fn the_configuration_says_what_no_annotation_says() {
         "{said:?}"
     );
 
-    // Datagrams: nobody would get answers.
-    for (annotations, option) in [(json!({}), "-s rr"), (json!({"proxier/one-packet": "true"}), "-s rr -o")] {
-        let mut node = Node::defaulting(MayAskFor::all(), &json!({"onePacket": false}));
+    // Datagrams.
+    for (annotations, option) in [(json!({}), "-s rr -o"), (json!({"proxier/one-packet": "false"}), "-s rr")] {
+        let mut node = Node::defaulting(MayAskFor::all(), &json!({"onePacket": true}));
         let ports = json!({"ports": [{"name": "p", "port": 53, "protocol": "UDP"}, {"name": "q", "port": 53}], "type": "ClusterIP"});
         node.serve(&Input { spec: ports, ..Input::annotated(annotations) });
         let text = node.kernel.state().ipvs;
@@ -593,7 +593,6 @@ fn wrong_defaults_are_named() {
         ("persistenceSeconds", json!(0), "not 1 to 2678400 seconds"),
         ("persistencePrefixIPv4", json!(33), "not 0 to 32"),
         ("persistencePrefixIPv6", json!(0), "not 1 to 128"),
-        ("onePacket", json!(true), "those of cluster DNS among them; ignored"),
         ("zoneWeights", json!("a"), "not a zone (or *) and its weight"),
         ("forwarding", json!("gue"), "gue needs the UDP port"),
         ("maxConnections", json!(-1), "not a number from 1"),

@@ -37,7 +37,8 @@ use crate::objects::IpvsDefaultsObject;
 /// answers of masqueraded endpoints do not get the Service's address: where the client's address was replaced too they
 /// arrive nowhere, else they come from the endpoint's own address, which most clients do not take. Datagrams themselves are lost where clients'
 /// addresses are replaced and endpoints are behind different devices: the conntrack entry is of one (`nf_nat_oif_changed`). Endpoints that
-/// answer by themselves (see below) do so as ever. A configuration cannot ask for it for all Services: cluster DNS would have no answers.
+/// answer by themselves (see below) do so as ever. A configuration that asks for it for all Services takes answers from cluster DNS too, unless
+/// that Service has `proxier/one-packet: "false"`.
 ///
 /// # Weights
 ///
@@ -425,14 +426,6 @@ impl Balancing {
         let mut one_packet = given.read(ONE_PACKET, "neither true nor false; taken as false", |text| text.parse().ok());
         if one_packet == Some(true) && !protocols.into_iter().any(|protocol| protocol == Protocol::Udp) {
             given.reject(ONE_PACKET, "true", "needs a port of UDP; ignored");
-            one_packet = None;
-        }
-        if one_packet == Some(true) && given.is_configuration {
-            given.reject(
-                ONE_PACKET,
-                "true",
-                "answers would not come from the Service's address, those of cluster DNS among them; ignored, ask by annotation of a Service",
-            );
             one_packet = None;
         }
         let zone_weights = given.zone_weights();

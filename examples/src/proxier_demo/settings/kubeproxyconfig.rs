@@ -271,7 +271,7 @@ objects! {
         /// Connections below which it gets new ones again.
         #[serde(skip_serializing_if = "Option::is_none")]
         min_connections: Option<i64>,
-        /// Whether each UDP datagram is scheduled for itself. `true` is refused: cluster DNS would have no answers.
+        /// Whether each UDP datagram is scheduled for itself. `true` takes answers from cluster DNS too, unless its annotation says no.
         #[serde(skip_serializing_if = "Option::is_none")]
         one_packet: Option<bool>,
         /// Which clients of IPv4 count as one, 0 to 32.
