@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::resume_unwind;
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -219,6 +219,7 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
         answer
     }
 
+    #[expect(clippy::disallowed_types, reason = "two threads of one call take turns")]
     fn restore_families(&mut self, changes: &[(Family, &Transaction)]) -> Vec<Result<(), PortError>> {
         if let [(family, transaction)] = changes {
             return vec![self.restore(*family, transaction)];
@@ -226,7 +227,7 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
         let opened: Vec<_> = changes.iter().map(|(family, _)| self.take(*family)).collect();
         self.forget_listed();
         let jobs: Vec<_> = opened.into_iter().zip(changes).collect();
-        let lock = Mutex::new(());
+        let lock = std::sync::Mutex::new(());
         let restore = |(iptables, (_, transaction)): &(Result<Iptables<R>, PortError>, &(Family, &Transaction))| {
             let restore = |iptables: &Iptables<R>| {
                 // The legacy programs of both families share one lock: in parallel, one would wait for the other and may give up.

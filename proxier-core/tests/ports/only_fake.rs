@@ -307,6 +307,7 @@ impl Runner for Meeting {
         self.host.resolve(program)
     }
 
+    #[expect(clippy::disallowed_methods, reason = "a program takes real time")]
     fn run(&self, invocation: &Invocation) -> Result<Output, iptables::Error> {
         let is_restore = invocation.program.to_string_lossy().ends_with("restore");
         if is_restore && !invocation.args.iter().any(|arg| arg == "--test") {

@@ -1,6 +1,6 @@
 //! How many rules tables have in chains of ours. Computes only: nothing is read for it.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use iptables::{ChainName, Dump, Edit, TableName, Transaction};
 
@@ -78,7 +78,7 @@ impl Tally {
         let mut tally = Tally::default();
         for table in names::TABLES {
             let there = dump.table(&table).into_iter().flat_map(iptables::Table::chains);
-            let mut counts: HashMap<&str, usize> =
+            let mut counts: BTreeMap<&str, usize> =
                 there.map(|chain| (chain.name.as_str(), chain.rules.len())).collect();
             for change in transaction.tables().iter().filter(|change| *change.name() == table) {
                 // Declaring a chain empties it.

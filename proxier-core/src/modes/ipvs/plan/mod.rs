@@ -246,7 +246,7 @@ mod tests {
         let rules = || vec![RulesChange::new(Family::V4, RuleChanges::default())];
         let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
         let layout = Layout::new(Family::V4, &facts, true);
-        let tables = || Vec::from_iter(TableChange::compared(&layout, None).into_iter().flatten());
+        let tables = || TableChange::compared(&layout, None).into_iter().flatten().collect::<Vec<_>>();
         let sysctl = SysctlChange { path: "net/ipv4/ip_forward".into(), from: None, to: "1".into() };
         let nothing = Plan::default;
         let plans = [
