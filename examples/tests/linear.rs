@@ -4,13 +4,13 @@
 
 use std::fmt::Write as _;
 use std::fs;
-
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use examples::proxier_demo::engine::Engine;
 use examples::proxier_demo::message::change::{Change, Snapshot};
 use examples::proxier_demo::sources::initial_list;
 use examples::proxier_demo::sources::manifests::Manifests;
+use nix::time::{ClockId, clock_gettime};
 use proxier_core::fake::FakeKernel;
 use proxier_core::modes::shared::names::Names;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
@@ -18,8 +18,8 @@ use proxier_core::reconciler::Options;
 
 /// How long this thread has been on a processor, in nanoseconds: other programs do not count.
 fn busy() -> u64 {
-    let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap();
-    text.split_whitespace().next().unwrap().parse().unwrap()
+    let time = Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap());
+    time.as_nanos().try_into().unwrap()
 }
 
 /// The least cost of some work in so many attempts.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ipvs::{Operation, VirtualServerKey};
+use ipvs::VirtualServerKey;
 
 use super::apply::Effects;
 use super::guards::{Guards, Layout};
@@ -27,13 +27,7 @@ impl Mode {
         let Some(observed) = &self.observed else { return };
         if !self.unmade.is_empty() {
             // Nothing was there when it was read, so a virtual server that was tried there is ours, whatever the answer.
-            // One that waits for rules or entries may not have been tried.
-            let waits = |key: &VirtualServerKey| {
-                plan.guarded.contains(key) || self.wanted.frontend(key).is_some_and(|of| of.source_ranges.is_some())
-            };
-            let operations = plan.serve_first.iter().chain(&plan.serve);
-            let tried: BTreeSet<VirtualServerKey> =
-                operations.map(Operation::virtual_server).filter(|key| !waits(key)).collect();
+            let tried: BTreeSet<VirtualServerKey> = effects.tried.iter().copied().collect();
             self.unmade.retain(|key| !tried.contains(key) && !observed.virtual_servers.contains_key(key));
         }
         // Virtual servers that wait for rules or entries are served by the pass that writes those.

@@ -39,6 +39,8 @@ pub struct Effects {
     pub reduced: Vec<(Family, Capabilities)>,
     /// Families whose tables could not be written.
     pub unwritten: BTreeSet<Family>,
+    /// Virtual servers that the kernel was asked to make, whatever it answered.
+    pub tried: Vec<VirtualServerKey>,
     /// Virtual servers that were deleted.
     pub deleted: Vec<VirtualServerKey>,
     /// How often the kernel contradicted what was known: something to add was there, something to change or delete was not.

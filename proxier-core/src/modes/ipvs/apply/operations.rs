@@ -144,6 +144,8 @@ impl Run<'_, '_> {
             return Outcome::default();
         }
         let (allowed, unguarded) = self.allowed(operations);
+        let made = allowed.iter().filter(|operation| matches!(operation, Operation::AddVirtualServer(_)));
+        self.effects.tried.extend(made.map(Operation::virtual_server));
         let trial = Trial::run(&allowed, self.wanted, ipvs);
         self.effects.surprises = self.effects.surprises.saturating_add(trial.surprises);
         let mut outcome = self.note_operations(&allowed, trial);
