@@ -350,6 +350,29 @@ fn what_was_never_made_is_not_ours_because_a_service_passed_by() {
     assert!(!world.has("TCP 10.96.0.51:80"));
 }
 
+/// The kernel makes a virtual server with source ranges, and the answer is a failure; then its Service goes at once.
+#[test]
+fn what_was_made_is_ours_whatever_the_answer() {
+    let mut world = World::new();
+    world.full();
+    for after in 0..4 {
+        let ranges = json!({"type": "LoadBalancer", "clusterIP": "10.96.0.60", "ports": [{"port": 80}],
+            "externalIPs": ["203.0.113.61"], "loadBalancerSourceRanges": ["198.51.100.0/24"],
+            "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.60"}]}}});
+        world.kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Other).after_calls(after).takes_effect());
+        world.serve(spec("guarded", ranges));
+        drop(world.pass());
+        world.delete("guarded");
+        world.kernel.clear_faults();
+        drop(world.pass());
+        for _ in 0..3 {
+            world.now += Duration::from_secs(60);
+            assert_eq!(foreign_of(&world.full()), [""; 0], "{after}");
+        }
+        assert!(!world.has("TCP 203.0.113.60:80") && !world.has("TCP 203.0.113.61:80"), "{after}");
+    }
+}
+
 /// A network manager takes an address away and gives it back: node ports on it stay.
 #[test]
 fn an_address_that_is_away_for_a_moment_keeps_its_node_ports() {
