@@ -115,17 +115,25 @@ fn kind(scenario: &Scenario, flow: &Flow, seen: &BTreeMap<Fate, usize>, unfaithf
 }
 
 /// A masqueraded packet of the node's that had the uplink's address before shows it only by its port, which is chosen at random
-/// and may be the same by chance. One packet with another port tells.
+/// and may be the same by chance. One packet with another port tells. One that is not masqueraded gets another port when a masqueraded one to
+/// the same endpoint has taken its own: that happens to one among many.
 fn sources_fit(scenario: &Scenario, flow: &Flow, seen: &BTreeMap<Fate, usize>) -> bool {
     let same_address = scenario.interfaces["eth0"].contains(&flow.source);
-    let sources = seen.keys().filter_map(|fate| match fate {
-        Fate::Sent { to, source } if flow.endpoints().contains(to) => Some((flow.masquerades(to), *source)),
-        _ => None,
-    });
-    let sources: BTreeSet<(bool, Source)> = sources.collect();
+    let mut sources: BTreeMap<(bool, Source), usize> = BTreeMap::new();
+    for (fate, packets) in seen {
+        if let Fate::Sent { to, source } = fate
+            && flow.endpoints().contains(to)
+        {
+            *sources.entry((flow.masquerades(to), *source)).or_default() += packets;
+        }
+    }
+    let packets = |rewritten, source| sources.get(&(rewritten, source)).copied().unwrap_or_default();
     let expected = |rewritten| if rewritten { Source::Masqueraded } else { Source::Kept };
-    let chance = same_address && sources.contains(&(true, Source::Masqueraded));
-    sources
-        .iter()
-        .all(|(rewritten, source)| *source == expected(*rewritten) || chance && *rewritten && *source == Source::Kept)
+    let chance = same_address && packets(true, Source::Masqueraded) > 0;
+    let clash = same_address && packets(false, Source::Masqueraded) == 1 && packets(false, Source::Kept) >= 4;
+    sources.keys().all(|(rewritten, source)| match (rewritten, source) {
+        (true, Source::Kept) => chance,
+        (false, Source::Masqueraded) => clash,
+        (rewritten, source) => *source == expected(*rewritten),
+    })
 }
