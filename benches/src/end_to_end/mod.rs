@@ -22,6 +22,7 @@ const PROCESSOR: &str = "Processor time of the same, programs that it starts inc
 const SERVER: &str = "The server's part: all lists, to a client that throws them away";
 const CHANGE: &str = "From the API server's event until the kernel has the other endpoint";
 const POLICY: &str = "From the API server's event until the kernel has the other scheduler";
+const PERSISTENT: &str = "From the API server's event until the kernel has the persistence";
 const ALONE: &str = "That change of a virtual server, alone";
 const POLL: &str = "Between two looks at the kernel while a change is waited for";
 const MEMORY: &str = "Memory of the process";

@@ -8,7 +8,7 @@ use std::time::Duration;
 use nix::time::{ClockId, clock_gettime};
 use testkit::apiserver::ApiServer;
 
-use super::objects::{node, service, slice, with_scheduler};
+use super::objects::{node, service, slice, with_annotation};
 use crate::Failure;
 
 /// How often a real server tells its watches where they are.
@@ -20,7 +20,7 @@ pub(super) fn monotonic() -> Result<Duration, Failure> {
 }
 
 /// The server's process: prints its kubeconfig; then makes one change for each line of standard input (a Service's
-/// number, and 0 or 1, see [`slice()`], or a scheduler) and prints when it began to tell of it.
+/// number, and 0 or 1, see [`slice()`], or an annotation, `NAME=VALUE`) and prints when it began to tell of it.
 pub(crate) fn serve(arguments: &[String]) -> Result<(), Failure> {
     let [services, endpoints] = arguments else { return Err("SERVICES ENDPOINTS".into()) };
     let (services, endpoints): (u32, u32) = (services.parse()?, endpoints.parse()?);
@@ -46,7 +46,10 @@ pub(crate) fn serve(arguments: &[String]) -> Result<(), Failure> {
         let number = number.parse()?;
         let object = match change {
             "0" | "1" => slice(number, endpoints, change == "1"),
-            scheduler => with_scheduler(number, scheduler),
+            annotation => {
+                let (name, value) = annotation.split_once('=').ok_or("NAME=VALUE")?;
+                with_annotation(number, name, value)
+            }
         };
         let told = monotonic()?;
         server.put(&object);
@@ -89,9 +92,9 @@ impl Server {
         self.order(number, if changed { "1" } else { "0" })
     }
 
-    /// Gives a Service a scheduler; when the server began to tell of it.
-    pub(super) fn set_scheduler(&mut self, number: u32, scheduler: &str) -> Result<Duration, Failure> {
-        self.order(number, scheduler)
+    /// Gives a Service an annotation; when the server began to tell of it.
+    pub(super) fn annotate(&mut self, number: u32, name: &str, value: &str) -> Result<Duration, Failure> {
+        self.order(number, &format!("{name}={value}"))
     }
 
     fn order(&mut self, number: u32, change: &str) -> Result<Duration, Failure> {

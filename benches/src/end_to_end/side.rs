@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ipvs::model::ObservedRealServer;
+use ipvs::model::{ObservedRealServer, VirtualServerConfig};
 use ipvs::{Client, Scheduler, VirtualServer, VirtualServerKey};
 
 use super::objects::{OTHER, address};
 use super::proxy::Proxy;
 use super::server::{Server, monotonic};
 use super::{
-    ALONE, BOOTED, CHANGE, COLD, INTERVAL, LISTS, MEMORY, PASS, POLICIES, POLICY, POLL, PROCESSOR, PROGRAMS, REQUEST,
-    SERVER, START, START_STAGES, WARM, WHOLE, label,
+    ALONE, BOOTED, CHANGE, COLD, INTERVAL, LISTS, MEMORY, PASS, PERSISTENT, POLICIES, POLICY, POLL, PROCESSOR,
+    PROGRAMS, REQUEST, SERVER, START, START_STAGES, WARM, WHOLE, label,
 };
 use crate::namespace::tell;
 use crate::report::ms;
@@ -72,7 +72,9 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
         cluster.one_change(number)?;
         if *kind == POLICIES {
             std::thread::sleep(PAUSE);
-            cluster.one_policy((number + 1) % services)?;
+            cluster.one_scheduler((number + 1) % services)?;
+            std::thread::sleep(PAUSE);
+            cluster.one_persistence((number + 2) % services)?;
         }
     }
     proxy.wait_until_idle()?;
@@ -261,21 +263,41 @@ impl Cluster {
     }
 
     /// A Service gets another scheduler: from the server's first word of it until the kernel has it.
-    fn one_policy(&mut self, number: u32) -> Result<(), Failure> {
-        let (key, other) = (key(number)?, Scheduler::WeightedRoundRobin);
+    fn one_scheduler(&mut self, number: u32) -> Result<(), Failure> {
+        let other = Scheduler::WeightedRoundRobin;
+        let value = other.to_string();
+        self.one_policy(number, POLICY, ("proxier/scheduler", &value), |config| config.scheduler == other)
+    }
+
+    /// A Service gets persistence.
+    fn one_persistence(&mut self, number: u32) -> Result<(), Failure> {
+        let asked = ("proxier/persistence-seconds", "300");
+        self.one_policy(number, PERSISTENT, asked, |config| {
+            config.persistence.as_ref().is_some_and(|persistence| persistence.timeout_secs == 300)
+        })
+    }
+
+    fn one_policy(
+        &mut self,
+        number: u32,
+        what: &str,
+        (annotation, value): (&str, &str),
+        is_there: impl Fn(&VirtualServerConfig) -> bool,
+    ) -> Result<(), Failure> {
+        let key = key(number)?;
         let mut has_it =
-            || -> Result<bool, Failure> { Ok(self.client.get_virtual_server(&key)?.server.config.scheduler == other) };
+            || -> Result<bool, Failure> { Ok(is_there(&self.client.get_virtual_server(&key)?.server.config)) };
         if has_it()? {
-            return Err(format!("Service {number} has that scheduler before the change").into());
+            return Err(format!("Service {number} has {annotation} {value} before the change").into());
         }
-        let told = self.server.set_scheduler(number, &other.to_string())?;
+        let told = self.server.annotate(number, annotation, value)?;
         while !has_it()? {
             if monotonic()?.saturating_sub(told) > PATIENCE {
-                return Err(format!("Service {number} never got its other scheduler").into());
+                return Err(format!("Service {number} never got {annotation} {value}").into());
             }
             std::thread::sleep(LOOK);
         }
-        tell(POLICY, self.services, "ms", &label(self.endpoints), ms(monotonic()?.saturating_sub(told)));
+        tell(what, self.services, "ms", &label(self.endpoints), ms(monotonic()?.saturating_sub(told)));
         Ok(())
     }
 }
