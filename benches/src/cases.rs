@@ -6,7 +6,6 @@ use std::time::Instant;
 use ipset::{Element, Entry, IfPresent, IpSpan, Ports, SetSpec, SetType};
 use ipvs::Transport as _;
 use proxier_core::config::Config;
-use proxier_core::modes;
 use proxier_core::modes::ipvs::diff::{diff, diff_changed};
 use proxier_core::modes::ipvs::drain::Drains;
 use proxier_core::modes::ipvs::observed::Observed;
@@ -46,7 +45,6 @@ pub(crate) fn words(what: &str) -> &'static str {
         "ipset-decode" => "read entries of a set",
         "rules" => "make the rules of one family",
         "iptables-parse" => "parse a dump of iptables-save",
-        "iptables-text" => "make the text of iptables mode",
         "connections" => "parse connections",
         _ => "unknown",
     }
@@ -79,7 +77,6 @@ pub(crate) fn case(arguments: &[String]) -> Result<(), Failure> {
             check(chains.min(1), 1)?;
             micros
         }
-        "iptables-text" => iptables_text(size)?,
         "connections" => {
             let text = crate::conn_list::text(size.services);
             let mut found = 0;
@@ -263,21 +260,6 @@ fn rules(size: Size) -> Result<f64, Failure> {
         chains = rules::compile(&inputs).map_or(0, |rules| rules.chains(&iptables::TableName::NAT).len());
     });
     check(chains.min(1), 1)?;
-    Ok(micros)
-}
-
-/// What the first pass of iptables mode computes for one family.
-fn iptables_text(size: Size) -> Result<f64, Failure> {
-    let world = World::new(size.services, size.endpoints);
-    let wanted = modes::iptables::Wanted::build(&world.store, &world.facts, modes::iptables::Options::default());
-    let mut chains = 0;
-    let micros = clock(|| {
-        let transaction = modes::iptables::changes(&wanted, &iptables::Dump::default(), Family::V4);
-        let text = transaction.ok().and_then(|transaction| transaction.to_restore_text().ok()).unwrap_or_default();
-        chains = text.lines().filter(|line| line.starts_with(":KUBE-S")).count();
-    });
-    // KUBE-SERVICES stands in both tables.
-    check(chains, usize::try_from(size.services * (size.endpoints + 1) + 2)?)?;
     Ok(micros)
 }
 
