@@ -108,10 +108,9 @@ pub(crate) mod marks {
 
     use super::{Held, is_foreign};
 
-    /// Virtual servers of ours without any mark.
+    /// Virtual servers of ours without any mark. An address of the dummy device marks where no set has that address: with some of its
+    /// ports in a set, the others are somebody else's.
     pub(crate) fn missing(held: &Held) -> BTreeSet<VirtualServerKey> {
-        let sets = &held.state.sets;
-        let has = |set: &str, element: &str| sets.get(set).is_some_and(|(_, entries)| entries.contains(element));
         let is_marked = |key: &&VirtualServerKey| {
             let VirtualServerKey::Address { protocol, addr, port } = **key else { return false };
             let name = match protocol {
@@ -129,7 +128,10 @@ pub(crate) mod marks {
                 "NODE-PORT-SERVED",
                 "NODE-PORT-SCTP-HASH",
             ];
-            held.addresses.contains(&addr) || sets.into_iter().any(|set| has(&format!("{kube}{set}"), &at))
+            let is_known = |elements: &BTreeSet<String>| elements.iter().any(|of| of.starts_with(&format!("{addr},")));
+            let mut entries = sets.into_iter().filter_map(|set| held.state.sets.get(&format!("{kube}{set}")));
+            let is_bound = held.addresses.contains(&addr) && !entries.clone().any(|(_, elements)| is_known(elements));
+            is_bound || entries.any(|(_, elements)| elements.contains(&at))
         };
         held.servers.keys().filter(|key| !is_foreign(key) && !is_marked(key)).copied().collect()
     }
