@@ -338,33 +338,37 @@ fn addresses_stay_local_while_networks_of_the_cluster_change() {
 /// Nothing that listens on all addresses may answer in a network of Services.
 #[test]
 fn a_network_waits_for_the_rules_that_guard_it() {
-    let mut node = Node::new(Binding::Routes);
-    node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Busy).every());
-    let report = node.pass();
-    assert!(report.has_failed());
-    let singles = ["local 198.51.100.7/32 dev lo src 192.0.2.10", "local 203.0.113.9/32 dev lo src 192.0.2.10"];
-    assert_eq!(node.routes(), singles, "a single address is served at once");
-    assert_eq!(skipped(&report), ["local 10.96.0.0/12", "local fd00:10::/112"]);
-    for _ in 0..3 {
-        node.pass();
-        assert_eq!(node.routes(), singles);
+    for (by, call) in [(RulesBy::Iptables, Call::RulesRestore), (RulesBy::Nftables, Call::TablesCommit)] {
+        let mut options = options(Binding::Routes);
+        options.config.ipvs.rules = by;
+        let mut node = Node::with_services(&kernel(), options);
+        node.kernel.fail(Fault::new(call, PortErrorKind::Busy).every());
+        let report = node.pass();
+        assert!(report.has_failed());
+        let singles = ["local 198.51.100.7/32 dev lo src 192.0.2.10", "local 203.0.113.9/32 dev lo src 192.0.2.10"];
+        assert_eq!(node.routes(), singles, "a single address is served at once");
+        assert_eq!(skipped(&report), ["local 10.96.0.0/12", "local fd00:10::/112"]);
+        for _ in 0..3 {
+            node.pass();
+            assert_eq!(node.routes(), singles);
+        }
+        node.kernel.clear_faults();
+        node.until(&ALL);
+        // With the guard in place, a lost route comes back whatever happens to other rules.
+        node.settle();
+        node.kernel.set_route(RouteOwner::Ipvs, network("10.96.0.0/12"), false);
+        node.kernel.fail(Fault::new(call, PortErrorKind::Busy).every());
+        node.service(
+            "ranged",
+            json!({
+                "type": "LoadBalancer", "clusterIP": "10.96.0.20", "loadBalancerSourceRanges": ["192.0.2.0/24"],
+                "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.20"}]}},
+            }),
+        );
+        let report = node.full();
+        assert!(report.has_failed() && node.routes().contains(&V4.to_owned()), "{report:#?}");
+        assert!(!node.kernel.state().ipvs.contains("203.0.113.20"), "{}", node.kernel.state().ipvs);
     }
-    node.kernel.clear_faults();
-    node.until(&ALL);
-    // With the guard in place, a lost route comes back whatever happens to other rules.
-    node.settle();
-    node.kernel.set_route(RouteOwner::Ipvs, network("10.96.0.0/12"), false);
-    node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Busy).every());
-    node.service(
-        "ranged",
-        json!({
-            "type": "LoadBalancer", "clusterIP": "10.96.0.20", "loadBalancerSourceRanges": ["192.0.2.0/24"],
-            "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.20"}]}},
-        }),
-    );
-    let report = node.full();
-    assert!(report.has_failed() && node.routes().contains(&V4.to_owned()), "{report:#?}");
-    assert!(!node.kernel.state().ipvs.contains("203.0.113.20"), "{}", node.kernel.state().ipvs);
 }
 
 /// A process that dies at any moment leaves no network without its guard, and no Service's address without a way to this host.

@@ -525,6 +525,28 @@ fn server(node: &Node, key: &str) -> String {
     text.lines().find_map(|line| line.strip_prefix(&start)).unwrap().trim_end().to_owned()
 }
 
+/// Flags replace those that a scheduler has otherwise. Maglev hashing keeps its fallback: without it, new connections are lost while
+/// a real server drains.
+#[test]
+fn a_scheduler_has_the_flags_that_are_asked_for() {
+    for (scheduler, flags, there) in [
+        ("mh", None, "-s mh -b mh-fallback,mh-port"),
+        ("mh", Some("mh-port"), "-s mh -b mh-fallback,mh-port"),
+        ("mh", Some("mh-fallback"), "-s mh -b mh-fallback"),
+        ("sh", None, "-s sh"),
+        ("sh", Some("sh-port"), "-s sh -b sh-port"),
+        ("rr", Some("flag-2"), "-s rr -b flag-2"),
+    ] {
+        let mut asked = json!({"proxier/scheduler": scheduler});
+        if let Some(flags) = flags {
+            asked["proxier/scheduler-flags"] = flags.into();
+        }
+        let mut node = Node::new();
+        node.serve(&Input::annotated(asked));
+        assert_eq!(server(&node, BALANCER), there, "{scheduler} {flags:?}: {:?}", node.rejections());
+    }
+}
+
 #[test]
 fn the_configuration_says_what_no_annotation_says() {
     let defaults = json!({
