@@ -103,3 +103,17 @@ fn what_was_found_to_be_ours_stays_so_without_its_mark() {
         Step::Damage(Damage(37, 183)),
     ]);
 }
+
+#[test]
+fn a_mark_that_nobody_recognises_is_left_alone() {
+    use settings::{Settings, Step};
+    run_settings(&[
+        Step::Service([0, 97, 34, 0, 5, 0, 46, 0, 138, 32]),
+        Step::Service([1, 0, 101, 16, 0, 0, 0, 0, 0, 0]),
+        Step::Restart(Settings { by_table: true, by_routes: true, has_networks: false, splits: true, shares: false }),
+        Step::CleanUp,
+        Step::Crash(3),
+        Step::Pass,
+        Step::Flush,
+    ]);
+}
