@@ -14,7 +14,7 @@ use crate::rule::Rule;
 use crate::runner::{Invocation, LockGuard, Output, Runner};
 use crate::system::System;
 use crate::token::Token;
-use crate::transaction::{Edit, Transaction};
+use crate::transaction::{Edit, PIECE, Transaction};
 use crate::version::{ProgramVersion, RestoreWait};
 
 /// Time limits.
@@ -56,9 +56,9 @@ impl Default for Limits {
 const FOR_EACH_LINE: Duration = Duration::from_millis(5);
 
 impl Limits {
-    /// How long a restore of this text may take, the wait for the lock included.
-    fn restore(&self, text: &str) -> Duration {
-        let lines = u32::try_from(text.bytes().filter(|byte| *byte == b'\n').count()).unwrap_or(u32::MAX);
+    /// How long a restore of so many lines may take, the wait for the lock included.
+    fn restore(&self, lines: usize) -> Duration {
+        let lines = u32::try_from(lines).unwrap_or(u32::MAX);
         self.lock_wait.saturating_add(self.program).saturating_add(FOR_EACH_LINE.saturating_mul(lines))
     }
 
@@ -321,8 +321,8 @@ impl<R: Runner> Iptables<R> {
         self.restore_in_turn(transaction, || ())
     }
 
-    /// As [`Iptables::restore`], but waits for its turn once the text is made, and keeps the turn until the program has ended: for
-    /// the programs of both families, which share a lock in the legacy back end.
+    /// As [`Iptables::restore`], but waits for its turn once the transaction is checked, and keeps the turn until the program has
+    /// ended: for the programs of both families, which share a lock in the legacy back end.
     ///
     /// ```
     /// # #[cfg(feature = "testing")] {
@@ -352,13 +352,14 @@ impl<R: Runner> Iptables<R> {
         if transaction.is_empty() {
             return Ok(());
         }
-        let text = transaction.to_restore_text()?;
+        transaction.check_writable()?;
         let mut args = vec!["--noflush".to_owned()];
         if transaction.sets_counters() {
             args.push("--counters".to_owned());
         }
         let _turn = turn();
-        self.feed(args, text)
+        let output = self.run_restore(args, "", transaction)?;
+        if output.code == Some(0) { Ok(()) } else { Err(self.explain(&transaction.to_string(), &output)) }
     }
 
     /// Finds out whether the kernel has tables for this back end, without changing rules. Asking may load a module.
@@ -378,7 +379,9 @@ impl<R: Runner> Iptables<R> {
     /// # Errors
     /// [`ErrorKind::NoKernelSupport`] if not; [`ErrorKind::Permission`] and others as for any run.
     pub fn check_kernel(&self) -> Result<(), Error> {
-        self.feed(vec!["--noflush".to_owned(), "--test".to_owned()], "*filter\nCOMMIT\n".to_owned())
+        let text = "*filter\nCOMMIT\n";
+        let output = self.run_restore(vec!["--noflush".to_owned(), "--test".to_owned()], text, &Transaction::new())?;
+        if output.code == Some(0) { Ok(()) } else { Err(self.explain(text, &output)) }
     }
 
     /// Has `iptables-restore` check a transaction, without changing rules: its syntax, and whether the program and the kernel
@@ -409,22 +412,17 @@ impl<R: Runner> Iptables<R> {
     /// [`ErrorKind::ExtensionMissing`] for a match or target that the program or the kernel lacks; others as
     /// [`Iptables::restore`].
     pub fn check(&self, transaction: &Transaction) -> Result<(), Error> {
-        let text = transaction.to_restore_text()?;
-        let (output, text) = self.run_restore(vec!["--noflush".to_owned(), "--test".to_owned()], text)?;
+        transaction.check_writable()?;
+        let output = self.run_restore(vec!["--noflush".to_owned(), "--test".to_owned()], "", transaction)?;
         // The programs only warn of what the kernel lacks.
         if output.code == Some(0) && !failure::lacks_module(&output) {
             return Ok(());
         }
-        Err(self.explain(&text, &output))
+        Err(self.explain(&transaction.to_string(), &output))
     }
 
-    fn feed(&self, args: Vec<String>, text: String) -> Result<(), Error> {
-        let (output, text) = self.run_restore(args, text)?;
-        if output.code == Some(0) { Ok(()) } else { Err(self.explain(&text, &output)) }
-    }
-
-    /// Gives the text back: it may have tens of megabytes.
-    fn run_restore(&self, mut args: Vec<String>, text: String) -> Result<(Output, String), Error> {
+    /// Runs the restore program with a text, and that of a transaction, which it reads while it is made: it may have tens of megabytes.
+    fn run_restore(&self, mut args: Vec<String>, text: &str, transaction: &Transaction) -> Result<Output, Error> {
         let _lock = match self.restore_wait()? {
             RestoreWait::Nothing => LockGuard::none(),
             RestoreWait::Options(options) => {
@@ -433,10 +431,11 @@ impl<R: Runner> Iptables<R> {
             }
             RestoreWait::LockForIt => self.runner.lock(self.limits.lock_wait)?,
         };
-        let limit = self.limits.restore(&text);
-        let run = Invocation::new(&self.programs.restore, args, limit).with_stdin(text);
-        let output = self.runner.run(&run).map_err(|e| self.explain_delay(e, limit))?;
-        Ok((output, run.stdin))
+        let limit = self.limits.restore(transaction.lines());
+        let run = Invocation::new(&self.programs.restore, args, limit).with_stdin(text.to_owned());
+        let mut pieces = transaction.pieces();
+        let output = self.runner.run_with(&run, &mut |piece| pieces.append(PIECE, piece));
+        output.map_err(|e| self.explain_delay(e, limit))
     }
 
     fn restore_wait(&self) -> Result<RestoreWait, Error> {

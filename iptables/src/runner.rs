@@ -133,6 +133,26 @@ pub trait Runner {
     /// [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut) if it was killed for taking too long.
     fn run(&self, invocation: &Invocation) -> Result<Output, Error>;
 
+    /// As [`Runner::run`], for a text that is made while the program reads it: after [`Invocation::stdin`] the program reads what
+    /// `more` appends to a text, which it empties before each call, until `more` returns `false`; what was appended by that last call is
+    /// read too. Nothing calls `more` again once the program has stopped reading.
+    ///
+    /// Default: makes the whole text first, and runs it with [`Runner::run`].
+    ///
+    /// # Errors
+    /// As [`Runner::run`].
+    fn run_with(&self, invocation: &Invocation, more: &mut dyn FnMut(&mut String) -> bool) -> Result<Output, Error> {
+        let (mut whole, mut piece) = (invocation.clone(), String::new());
+        loop {
+            let goes_on = more(&mut piece);
+            whole.stdin.push_str(&piece);
+            if !goes_on {
+                return self.run(&whole);
+            }
+            piece.clear();
+        }
+    }
+
     /// The file behind a program, links resolved: programs that share a file share version and back end. Default: the
     /// path as it is.
     fn resolve(&self, program: &Path) -> PathBuf {
@@ -171,6 +191,10 @@ impl<R: Runner + ?Sized> Runner for &R {
         (**self).run(invocation)
     }
 
+    fn run_with(&self, invocation: &Invocation, more: &mut dyn FnMut(&mut String) -> bool) -> Result<Output, Error> {
+        (**self).run_with(invocation, more)
+    }
+
     fn resolve(&self, program: &Path) -> PathBuf {
         (**self).resolve(program)
     }
@@ -195,6 +219,10 @@ impl<R: Runner + ?Sized> Runner for std::sync::Arc<R> {
 
     fn run(&self, invocation: &Invocation) -> Result<Output, Error> {
         (**self).run(invocation)
+    }
+
+    fn run_with(&self, invocation: &Invocation, more: &mut dyn FnMut(&mut String) -> bool) -> Result<Output, Error> {
+        (**self).run_with(invocation, more)
     }
 
     fn resolve(&self, program: &Path) -> PathBuf {

@@ -141,6 +141,10 @@ impl Runner for System {
     }
 
     fn run(&self, invocation: &Invocation) -> Result<Output, Error> {
+        self.run_with(invocation, &mut |_| false)
+    }
+
+    fn run_with(&self, invocation: &Invocation, more: &mut dyn FnMut(&mut String) -> bool) -> Result<Output, Error> {
         let name = invocation.program.display();
         if !invocation.program.is_absolute() {
             return Err(Error::new(ErrorKind::ProgramMissing, format!("{name} is not an absolute path")));
@@ -161,7 +165,7 @@ impl Runner for System {
             Error::new(kind, format!("cannot start {name}")).with_source(e)
         })?;
         let mut child = Reaped(child);
-        match converse(&mut child.0, invocation) {
+        match converse(&mut child.0, invocation, more) {
             Ok(Some(output)) => Ok(output),
             Ok(None) => Err(Error::new(
                 ErrorKind::TimedOut,
@@ -227,8 +231,46 @@ struct Pipes {
     stderr: Option<ChildStderr>,
 }
 
+/// What a child reads: a text, and what is made when that is written.
+struct Input<'a> {
+    text: &'a str,
+    piece: String,
+    /// How much of the text and of the piece is written.
+    written: (usize, usize),
+    more: Option<&'a mut dyn FnMut(&mut String) -> bool>,
+}
+
+impl Input<'_> {
+    /// What is to be written next; empty at the end.
+    fn rest(&mut self) -> &[u8] {
+        let text = self.text.as_bytes().get(self.written.0..).unwrap_or_default();
+        if !text.is_empty() {
+            return text;
+        }
+        while self.written.1 >= self.piece.len()
+            && let Some(more) = &mut self.more
+        {
+            self.piece.clear();
+            self.written.1 = 0;
+            if !more(&mut self.piece) {
+                self.more = None;
+            }
+        }
+        self.piece.as_bytes().get(self.written.1..).unwrap_or_default()
+    }
+
+    fn advance(&mut self, count: usize) {
+        let written = if self.written.0 < self.text.len() { &mut self.written.0 } else { &mut self.written.1 };
+        *written = written.saturating_add(count);
+    }
+}
+
 /// Feeds and reads a child until it ends; `None` when its time is over.
-fn converse(child: &mut Child, invocation: &Invocation) -> io::Result<Option<Output>> {
+fn converse(
+    child: &mut Child,
+    invocation: &Invocation,
+    more: &mut dyn FnMut(&mut String) -> bool,
+) -> io::Result<Option<Output>> {
     // Compared with the time elapsed, not made into a deadline: an `Instant` cannot hold now plus `Duration::MAX`.
     let start = Instant::now();
     let mut pipes = Pipes { stdin: child.stdin.take(), stdout: child.stdout.take(), stderr: child.stderr.take() };
@@ -241,10 +283,11 @@ fn converse(child: &mut Child, invocation: &Invocation) -> io::Result<Option<Out
     if let Some(pipe) = &pipes.stderr {
         unblock(pipe)?;
     }
-    let mut unwritten = invocation.stdin.as_bytes();
+    let mut input = Input { text: &invocation.stdin, piece: String::new(), written: (0, 0), more: Some(more) };
     let mut output = Output::default();
     loop {
-        if unwritten.is_empty() {
+        // While the pipe is full, the next piece is made already.
+        if pipes.stdin.is_some() && input.rest().is_empty() {
             pipes.stdin = None;
         }
         if pipes.stdin.is_none() && pipes.stdout.is_none() && pipes.stderr.is_none() {
@@ -256,10 +299,10 @@ fn converse(child: &mut Child, invocation: &Invocation) -> io::Result<Option<Out
         }
         wait_for_any(&pipes, left)?;
         if let Some(pipe) = &mut pipes.stdin {
-            match pipe.write(unwritten) {
-                Ok(count) => unwritten = unwritten.get(count..).unwrap_or_default(),
+            match pipe.write(input.rest()) {
+                Ok(count) => input.advance(count),
                 // It ended without reading everything; its exit code and messages say why.
-                Err(e) if e.kind() == io::ErrorKind::BrokenPipe => unwritten = &[],
+                Err(e) if e.kind() == io::ErrorKind::BrokenPipe => pipes.stdin = None,
                 Err(e) if is_transient(&e) => {}
                 Err(e) => return Err(e),
             }
@@ -345,6 +388,42 @@ mod tests {
     fn a_program_that_does_not_read_is_no_error() {
         let output = run("false", &[], &"x".repeat(1_000_000), Duration::from_secs(20)).unwrap();
         assert_eq!(output.code, Some(1));
+    }
+
+    /// Pieces that come after a text, the last of them with the end; each only once what is before it was written.
+    #[test]
+    fn what_is_made_while_the_program_reads_follows_the_text() {
+        let system = System::new();
+        let cat = Invocation::new(&system.find("cat").unwrap(), [""; 0], Duration::from_secs(20));
+        for text in ["", "begin\n"] {
+            let (mut expected, mut made) = (text.to_owned(), 0_u32);
+            let output = system.run_with(&cat.clone().with_stdin(text.to_owned()), &mut |piece| {
+                assert!(piece.is_empty());
+                made += 1;
+                // An empty piece is not the end.
+                if made != 7 {
+                    piece.push_str(&made.to_string().repeat(50_000));
+                }
+                expected.push_str(piece);
+                made < 20
+            });
+            let output = output.unwrap();
+            assert_eq!((made, output.code, output.stdout == expected.as_bytes()), (20, Some(0), true), "{text}");
+        }
+    }
+
+    #[test]
+    fn nothing_more_is_made_for_a_program_that_has_ended() {
+        let system = System::new();
+        let run = Invocation::new(&system.find("false").unwrap(), [""; 0], Duration::from_secs(20));
+        let mut made = 0_u64;
+        let output = system.run_with(&run, &mut |piece| {
+            made += 1;
+            piece.push_str(&"x".repeat(100_000));
+            true
+        });
+        assert_eq!(output.unwrap().code, Some(1));
+        assert!(made < 1_000, "{made}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::slice;
 
 use crate::error::{Error, ErrorKind, excerpt};
 use crate::model::{Chain, Policy, Table};
@@ -243,6 +244,12 @@ impl Transaction {
     /// [`ErrorKind::InvalidToken`] for a rule that the format cannot carry (it came from a dump, or its line is longer than
     /// [`Transaction::MAX_LINE`]), [`ErrorKind::InvalidName`] for a chain name that only other tools can make.
     pub fn to_restore_text(&self) -> Result<String, Error> {
+        self.check_writable()?;
+        Ok(self.to_string())
+    }
+
+    /// Fails as [`Transaction::to_restore_text`] does, without making the text.
+    pub(crate) fn check_writable(&self) -> Result<(), Error> {
         for table in &self.tables {
             table.declared.iter().try_for_each(ChainName::check_writable)?;
             let mut before = None;
@@ -253,22 +260,55 @@ impl Transaction {
                 }
                 edit.rule().map_or(Ok(()), Rule::check_writable)?;
                 edit.check_deletion()?;
+                edit.check_length()?;
             }
         }
-        let mut text = String::new();
-        self.write_to(&mut text);
-        match text.split('\n').find(|line| line.len() > Self::MAX_LINE) {
-            None => Ok(text),
-            Some(line) => Err(Error::new(
-                ErrorKind::InvalidToken,
-                format!(
-                    "line \"{}\" has {} bytes, iptables-restore reads at most {}",
-                    excerpt(line),
-                    line.len(),
-                    Self::MAX_LINE
-                ),
-            )),
+        Ok(())
+    }
+
+    /// How many lines the text has.
+    pub(crate) fn lines(&self) -> usize {
+        let tables = self.tables.iter().filter(|table| !table.is_empty());
+        tables.map(|table| table.declared.len().saturating_add(table.edits.len()).saturating_add(2)).sum()
+    }
+
+    /// The text, in pieces of whole lines.
+    pub(crate) fn pieces(&self) -> Pieces<'_> {
+        Pieces { tables: self.tables.iter(), table: None }
+    }
+}
+
+/// How much text is made at once.
+pub(crate) const PIECE: usize = 64 * 1024;
+
+/// The text of a transaction, made while it is read.
+pub(crate) struct Pieces<'a> {
+    tables: slice::Iter<'a, TableEdit>,
+    /// What is left of the present table.
+    table: Option<(slice::Iter<'a, ChainName>, slice::Iter<'a, Edit>)>,
+}
+
+impl Pieces<'_> {
+    /// Appends lines until the text is this long; `false` if there are no more.
+    pub(crate) fn append(&mut self, length: usize, out: &mut String) -> bool {
+        while out.len() < length {
+            let Some((chains, edits)) = &mut self.table else {
+                let Some(table) = self.tables.find(|table| !table.is_empty()) else { return false };
+                out.extend(["*", table.name.as_str(), "\n"]);
+                self.table = Some((table.declared.iter(), table.edits.iter()));
+                continue;
+            };
+            if let Some(chain) = chains.next() {
+                out.extend([":", chain.as_str(), " - [0:0]\n"]);
+            } else if let Some(edit) = edits.next() {
+                edit.write_to(out);
+                out.push('\n');
+            } else {
+                out.push_str("COMMIT\n");
+                self.table = None;
+            }
         }
+        true
     }
 }
 
@@ -287,6 +327,28 @@ impl Edit {
             }
             _ => Ok(()),
         }
+    }
+
+    fn check_length(&self) -> Result<(), Error> {
+        // The command, the chain, a place and counters have less than 128 bytes, and quoting at most doubles a token.
+        let tokens = self.rule().map_or(&[][..], Rule::tokens);
+        let most = tokens.iter().map(|token| token.as_str().len().saturating_mul(2).saturating_add(3));
+        if most.fold(128_usize, usize::saturating_add) <= Transaction::MAX_LINE {
+            return Ok(());
+        }
+        let line = self.to_string();
+        if line.len() <= Transaction::MAX_LINE {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::InvalidToken,
+            format!(
+                "line \"{}\" has {} bytes, iptables-restore reads at most {}",
+                excerpt(&line),
+                line.len(),
+                Transaction::MAX_LINE
+            ),
+        ))
     }
 
     fn chain(&self) -> &ChainName {
@@ -348,25 +410,12 @@ impl Edit {
 
 impl fmt::Display for Transaction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = String::new();
-        self.write_to(&mut text);
-        f.write_str(&text)
-    }
-}
-
-impl Transaction {
-    fn write_to(&self, out: &mut String) {
-        for table in self.tables.iter().filter(|t| !t.is_empty()) {
-            out.extend(["*", table.name.as_str(), "\n"]);
-            for chain in &table.declared {
-                out.extend([":", chain.as_str(), " - [0:0]\n"]);
-            }
-            for edit in &table.edits {
-                edit.write_to(out);
-                out.push('\n');
-            }
-            out.push_str("COMMIT\n");
+        let (mut pieces, mut piece) = (self.pieces(), String::new());
+        while pieces.append(PIECE, &mut piece) {
+            f.write_str(&piece)?;
+            piece.clear();
         }
+        f.write_str(&piece)
     }
 }
 
