@@ -107,7 +107,7 @@ fn what_was_found_to_be_ours_stays_so_without_its_mark() {
 #[test]
 fn a_mark_that_nobody_recognises_is_left_alone() {
     use settings::{Settings, Step};
-    run_settings(&[
+    let begin = [
         Step::Service([0, 97, 34, 0, 5, 0, 46, 0, 138, 32]),
         Step::Service([1, 0, 101, 16, 0, 0, 0, 0, 0, 0]),
         Step::Restart(Settings { by_table: true, by_routes: true, has_networks: false, splits: true, shares: false }),
@@ -115,5 +115,8 @@ fn a_mark_that_nobody_recognises_is_left_alone() {
         Step::Crash(3),
         Step::Pass,
         Step::Flush,
-    ]);
+    ];
+    run_settings(&begin);
+    // The next process begins before the flush, and reads the kernel after it.
+    run_settings(&[&begin[..], &[Step::Pass]].concat());
 }

@@ -98,8 +98,10 @@ pub(crate) struct Node {
     slices: BTreeMap<ObjectKey, EndpointSliceObject>,
     /// What marks were for when somebody flushed the rule set.
     marks: BTreeMap<VirtualServerKey, String>,
-    /// Virtual servers of which nothing told that they are ours when a process began.
+    /// Virtual servers of which nothing told that they are ours when a process began, or first read the kernel.
     orphans: BTreeSet<VirtualServerKey>,
+    /// The process has read the kernel: from then on it remembers what is ours.
+    has_read: bool,
 }
 
 impl Node {
@@ -117,6 +119,7 @@ impl Node {
             slices: BTreeMap::new(),
             marks: BTreeMap::new(),
             orphans: BTreeSet::new(),
+            has_read: false,
         };
         node.restart();
         node
@@ -181,6 +184,7 @@ impl Node {
         self.kernel.restart();
         self.orphans.extend(unrecognisable(&self.kernel, &self.marks));
         self.proxier = self.process();
+        self.has_read = false;
     }
 
     fn flush(&mut self) {
@@ -210,9 +214,13 @@ impl Node {
             let Some(at) = self.proxier.next_wake().filter(|at| *at <= end && !self.kernel.has_crashed()) else {
                 break;
             };
+            if !self.has_read {
+                self.orphans.extend(unrecognisable(&self.kernel, &self.marks));
+            }
             self.now = self.now.max(at);
             let now = self.now;
             self.proxier.pass(&|| now, &mut self.kernel.ports());
+            self.has_read |= !self.kernel.has_crashed();
             assert_eq!(theirs(&self.kernel.state()), sorted(THEIRS.lines()));
             assert!(passes < 200, "it does not come to rest");
         }
