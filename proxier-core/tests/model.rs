@@ -120,3 +120,18 @@ fn a_mark_that_nobody_recognises_is_left_alone() {
     // The next process begins before the flush, and reads the kernel after it.
     run_settings(&[&begin[..], &[Step::Pass]].concat());
 }
+
+/// Connections go on through the virtual server of a mark that no Service wants any more; its table is deleted meanwhile.
+#[test]
+fn a_mark_that_drains_stays_ours_without_its_table() {
+    use settings::{Settings, Step};
+    run_settings(&[
+        Step::Restart(Settings { by_table: true, by_routes: true, has_networks: false, splits: true, shares: false }),
+        Step::Slice([157, 130, 36, 0, 0, 0, 98]),
+        Step::Service([35, 32, 6, 0, 5, 0, 0, 1, 86, 232]),
+        Step::Pass,
+        Step::Slice([139, 15, 103, 0, 0, 0, 0]),
+        Step::Flush,
+        Step::Pass,
+    ]);
+}

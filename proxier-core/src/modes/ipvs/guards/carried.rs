@@ -6,7 +6,7 @@ use ipset::{Element, IpSpan, Ports};
 
 use super::{Kind, nft};
 use crate::config::Config;
-use crate::modes::ipvs::diff::Changes;
+use crate::modes::ipvs::diff::{Changes, VirtualServerChange};
 use crate::modes::ipvs::held::Needs;
 use crate::modes::ipvs::lower;
 use crate::modes::ipvs::observed::Observed;
@@ -64,7 +64,8 @@ pub(in crate::modes::ipvs) fn carry_over(serves: Kind, wanted: &Wanted, observed
     }
     let (mut staying, mut going) = (Needs::default(), Needs::default());
     for key in observed.virtual_servers.keys().filter(|key| !wanted.has_server(key) && observed.owns(key)) {
-        let needs = if changes.virtual_servers.contains_key(key) { &mut going } else { &mut staying };
+        let goes = changes.virtual_servers.get(key) == Some(&VirtualServerChange::Delete);
+        let needs = if goes { &mut going } else { &mut staying };
         needs.add(key, observed);
     }
     for (set, element) in lowered(serves, &observed.before) {
