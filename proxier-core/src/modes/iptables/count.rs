@@ -73,34 +73,40 @@ impl Tally {
         written
     }
 
-    /// The rules in chains of ours when a transaction is carried out on these.
+    /// The rules in chains of ours when a transaction is carried out on these. A chain gets its rules in one place of the transaction, so those
+    /// that are emptied had them before.
     pub(super) fn after(dump: &Dump, transaction: &Transaction) -> Tally {
         let mut tally = Tally::default();
         for table in names::TABLES {
+            let is_ours = |chain: &str| names::is_ours(&table, chain);
             let there = dump.table(&table).into_iter().flat_map(iptables::Table::chains);
-            let mut counts: BTreeMap<&str, usize> =
+            let there = there.filter(|chain| is_ours(chain.name.as_str()));
+            let mut there: BTreeMap<&str, usize> =
                 there.map(|chain| (chain.name.as_str(), chain.rules.len())).collect();
+            let (mut come, mut go) = (0_usize, 0_usize);
             for change in transaction.tables().iter().filter(|change| *change.name() == table) {
                 // Declaring a chain empties it.
-                counts.extend(change.chains().iter().map(|chain| (chain.as_str(), 0)));
+                if !there.is_empty() {
+                    for chain in change.chains() {
+                        there.remove(chain.as_str());
+                    }
+                }
                 // Most rules follow one of the same chain.
                 for same in change.edits().chunk_by(|a, b| added_to(a).is_some() && added_to(a) == added_to(b)) {
                     match same {
-                        [Edit::Append(chain, _) | Edit::Insert(chain, ..), ..] => {
-                            let count = counts.entry(chain.as_str()).or_default();
-                            *count = count.saturating_add(same.len());
+                        [Edit::Append(chain, _) | Edit::Insert(chain, ..), ..] if is_ours(chain.as_str()) => {
+                            come = come.saturating_add(same.len());
                         }
-                        [Edit::Delete(chain, _)] => {
-                            let count = counts.entry(chain.as_str()).or_default();
-                            *count = count.saturating_sub(1);
+                        [Edit::Delete(chain, _)] if is_ours(chain.as_str()) => go = go.saturating_add(1),
+                        [Edit::Flush(chain) | Edit::DeleteChain(chain)] => {
+                            there.remove(chain.as_str());
                         }
-                        [Edit::Flush(chain) | Edit::DeleteChain(chain)] => drop(counts.insert(chain.as_str(), 0)),
                         _ => {}
                     }
                 }
             }
-            let ours = counts.into_iter().filter(|(chain, _)| names::is_ours(&table, chain));
-            tally.add(&table, ours.fold(0, |sum, (_, count)| sum.saturating_add(count)));
+            let total = there.into_values().fold(come, usize::saturating_add);
+            tally.add(&table, total.saturating_sub(go));
         }
         tally
     }
