@@ -126,6 +126,32 @@ impl Survey {
         Ok(Self { legacy: legacy.presence, nf_tables: nf_tables.presence, default })
     }
 
+    /// As [`Survey::take`], but looks at one back end only, for when it is settled which one: the other one is as if it had no
+    /// programs, and there is no default.
+    ///
+    /// ```
+    /// # #[cfg(feature = "testing")] {
+    /// use iptables::{Backend, BackendChoice, Family, Survey};
+    ///
+    /// # let host = iptables::fake::FakeHost::new();
+    /// let survey = Survey::of(&host, Backend::Legacy)?;
+    /// let iptables = survey.open(&host, Family::Ipv4, BackendChoice::Force(Backend::Legacy))?;
+    /// assert_eq!((iptables.backend(), survey.nf_tables.version), (Backend::Legacy, None));
+    /// # }
+    /// # Ok::<(), iptables::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Survey::take`].
+    pub fn of(runner: &(impl Runner + Sync), backend: Backend) -> Result<Self, Error> {
+        let (found, other) = (Found::look(runner, backend)?.presence, Presence::default());
+        let (legacy, nf_tables) = match backend {
+            Backend::Legacy => (found, other),
+            Backend::NfTables => (other, found),
+        };
+        Ok(Self { legacy, nf_tables, default: None })
+    }
+
     /// What it found in one back end.
     pub fn presence(&self, backend: Backend) -> &Presence {
         match backend {

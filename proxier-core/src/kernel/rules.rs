@@ -90,7 +90,16 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
         let used = self.backend();
         let (_, survey) = match self.survey.take_if(|(at, _)| at.elapsed() <= FRESH) {
             Some(fresh) => self.survey.insert(fresh),
-            None => self.survey.insert((now(), Survey::take(&self.runner)?)),
+            None => {
+                // What the other back end has is not asked for once it is settled which one.
+                let forced = match self.choice {
+                    BackendChoice::Force(backend) => Some(backend),
+                    BackendChoice::Detect | BackendChoice::Expect(_) => None,
+                };
+                let survey =
+                    used.or(forced).map_or_else(|| Survey::take(&self.runner), |of| Survey::of(&self.runner, of));
+                self.survey.insert((now(), survey?))
+            }
         };
         let opened = match used {
             Some(backend) => survey.reopen(self.runner.clone(), family.into(), backend)?,
