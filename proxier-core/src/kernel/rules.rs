@@ -88,19 +88,17 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
 
     fn open(&mut self, family: Family) -> Result<Iptables<R>, Error> {
         let used = self.backend();
-        let (_, survey) = match self.survey.take_if(|(at, _)| at.elapsed() <= FRESH) {
-            Some(fresh) => self.survey.insert(fresh),
-            None => {
-                // What the other back end has is not asked for once it is settled which one.
-                let forced = match self.choice {
-                    BackendChoice::Force(backend) => Some(backend),
-                    BackendChoice::Detect | BackendChoice::Expect(_) => None,
-                };
-                let survey =
-                    used.or(forced).map_or_else(|| Survey::take(&self.runner), |of| Survey::of(&self.runner, of));
-                self.survey.insert((now(), survey?))
-            }
+        let forced = match self.choice {
+            BackendChoice::Force(backend) => Some(backend),
+            BackendChoice::Detect | BackendChoice::Expect(_) => None,
         };
+        let (at, survey) = match (self.survey.take().filter(|(at, _)| at.elapsed() <= FRESH), used.or(forced)) {
+            (Some(fresh), _) => fresh,
+            // What the other back end has is not asked for once it is settled which one.
+            (None, Some(backend)) => (now(), Survey::of(&self.runner, backend)?),
+            (None, None) => (now(), Survey::take(&self.runner)?),
+        };
+        let (_, survey) = self.survey.insert((at, survey));
         let opened = match used {
             Some(backend) => survey.reopen(self.runner.clone(), family.into(), backend)?,
             None => survey.open(self.runner.clone(), family.into(), self.choice)?,
