@@ -313,35 +313,8 @@ fn with_dashes(arg: OsString) -> OsString {
 }
 
 fn clap() -> Clap {
-    let command = |name: &'static str, about: &'static str| {
-        let all = sources().into_iter().chain(files()).chain(flags::args());
-        let command = Clap::new(name).about(about).args(all).args_override_self(true).disable_version_flag(true);
-        let mass_removal = Arg::new("allow-mass-removal").long("allow-mass-removal").action(ArgAction::SetTrue);
-        let mass_removal = mass_removal.help(
-            "Delete also when more than half of the virtual servers are suddenly not wanted any more, which otherwise \
-             waits for five minutes. To a running proxy, SIGUSR1 says that once",
-        );
-        let command = command.arg(mass_removal.hide(!matches!(name, "run" | "plan")));
-        let no_fallback = Arg::new("no-fallback").long("no-fallback").action(ArgAction::SetTrue);
-        let no_fallback = no_fallback.help(
-            "Fail when this machine cannot do the mode that is asked for, instead of serving in the next best one",
-        );
-        let command = command.arg(no_fallback.hide(!matches!(name, "run" | "plan")));
-        let input_timeout = Arg::new("input-timeout")
-            .long("input-timeout")
-            .value_name("DURATION")
-            .value_parser(|text: &str| text.parse::<GoDuration>())
-            .help("How long run --once, plan, render, explain, trace and show wait while the API server sends nothing new, 0s: for ever [60s]");
-        let command =
-            command.arg(input_timeout.hide(!matches!(name, "run" | "plan" | "render" | "explain" | "trace" | "show")));
-        let output = Arg::new("output").short('o').long("output").value_parser(["text", "json"]).default_value("text");
-        match name {
-            "plan" | "render" | "explain" | "trace" | "show" | "probe" => {
-                command.arg(output.help("How to print").display_order(0))
-            }
-            _ => command,
-        }
-    };
+    // Only the command that is asked for is furnished: a start needs no help texts of seven others.
+    let command = |name: &'static str, about: &'static str| Clap::new(name).about(about).defer(furnished);
     Clap::new("proxier-demo")
         .about("A Kubernetes service proxy, in place of kube-proxy")
         .version(env!("CARGO_PKG_VERSION"))
@@ -349,46 +322,83 @@ fn clap() -> Clap {
         .arg_required_else_help(false)
         .disable_help_subcommand(true)
         .after_help("Exit codes: 0 done, 1 failed, 2 bad usage or bad input.")
-        .subcommand(
-            command("run", "Run the proxy until SIGTERM or SIGINT").arg(
+        .subcommand(command("run", "Run the proxy until SIGTERM or SIGINT"))
+        .subcommand(command("plan", "Print what would change; write nothing"))
+        .subcommand(command(
+            "render",
+            "Print what a node would hold, as ipvsadm, ipset, iptables-save and nft print it; needs no kernel",
+        ))
+        .subcommand(command(
+            "explain",
+            "Print why a Service, or an address and port, is served as it is; needs no kernel",
+        ))
+        .subcommand(command(
+            "trace",
+            "Print what becomes of the first packet of a connection; needs no kernel without --live",
+        ))
+        .subcommand(command("show", "Print what the kernel holds, with the Services it serves"))
+        .subcommand(command("probe", "Print what the mode needs and whether this machine has it"))
+        .subcommand(command("cleanup", "Remove everything it has created, of both families, and nothing else"))
+}
+
+/// A command with its options.
+fn furnished(command: Clap) -> Clap {
+    let name = command.get_name().to_owned();
+    let is_one_of = |names: &[&str]| names.contains(&name.as_str());
+    let mass_removal = Arg::new("allow-mass-removal").long("allow-mass-removal").action(ArgAction::SetTrue).help(
+        "Delete also when more than half of the virtual servers are suddenly not wanted any more, which otherwise waits for five \
+         minutes. To a running proxy, SIGUSR1 says that once",
+    );
+    let no_fallback = Arg::new("no-fallback")
+        .long("no-fallback")
+        .action(ArgAction::SetTrue)
+        .help("Fail when this machine cannot do the mode that is asked for, instead of serving in the next best one");
+    let input_timeout = Arg::new("input-timeout")
+        .long("input-timeout")
+        .value_name("DURATION")
+        .value_parser(|text: &str| text.parse::<GoDuration>())
+        .help("How long run --once, plan, render, explain, trace and show wait while the API server sends nothing new, 0s: for ever [60s]");
+    let command = command
+        .args(sources().into_iter().chain(files()).chain(flags::args()))
+        .args_override_self(true)
+        .disable_version_flag(true)
+        .arg(mass_removal.hide(!is_one_of(&["run", "plan"])))
+        .arg(no_fallback.hide(!is_one_of(&["run", "plan"])))
+        .arg(input_timeout.hide(!is_one_of(&["run", "plan", "render", "explain", "trace", "show"])));
+    let command = if is_one_of(&["plan", "render", "explain", "trace", "show", "probe"]) {
+        let output = Arg::new("output").short('o').long("output").value_parser(["text", "json"]).default_value("text");
+        command.arg(output.help("How to print").display_order(0))
+    } else {
+        command
+    };
+    match name.as_str() {
+        "run" => {
+            command.arg(
                 Arg::new("once").long("once").action(ArgAction::SetTrue).display_order(0).help(
                     "One full sync, then exit: 0 when the kernel is as the Services ask, 1 when something failed",
                 ),
-            ),
-        )
-        .subcommand(command("plan", "Print what would change; write nothing"))
-        .subcommand(
-            command(
-                "render",
-                "Print what a node would hold, as ipvsadm, ipset, iptables-save and nft print it; needs no kernel",
             )
-            .arg(node_address()),
-        )
-        .subcommand(
-            command("explain", "Print why a Service, or an address and port, is served as it is; needs no kernel")
-                .arg(node_address())
-                .arg(Arg::new("what").value_name("SERVICE|ADDRESS:PORT[/PROTOCOL]").required(true).help(
-                    "NAMESPACE/NAME or NAMESPACE/NAME:PORT of a Service, or an address and port, tcp unless told",
-                )),
-        )
-        .subcommand(
-            command("trace", "Print what becomes of the first packet of a connection; needs no kernel without --live")
-                .args(of_trace()),
-        )
-        .subcommand(
-            command("show", "Print what the kernel holds, with the Services it serves").arg(
-                Arg::new("watch")
-                    .long("watch")
-                    .value_name("SECONDS")
-                    .num_args(0..=1)
-                    .default_missing_value("2")
-                    .value_parser(interval)
-                    .display_order(0)
-                    .help("IPVS mode: print it with rates every so often, busiest first, until SIGINT [2]"),
-            ),
-        )
-        .subcommand(command("probe", "Print what the mode needs and whether this machine has it"))
-        .subcommand(command("cleanup", "Remove everything it has created, of both families, and nothing else"))
+        }
+        "render" => command.arg(node_address()),
+        "explain" => command.arg(node_address()).arg(
+            Arg::new("what")
+                .value_name("SERVICE|ADDRESS:PORT[/PROTOCOL]")
+                .required(true)
+                .help("NAMESPACE/NAME or NAMESPACE/NAME:PORT of a Service, or an address and port, tcp unless told"),
+        ),
+        "trace" => command.args(of_trace()),
+        "show" => command.arg(
+            Arg::new("watch")
+                .long("watch")
+                .value_name("SECONDS")
+                .num_args(0..=1)
+                .default_missing_value("2")
+                .value_parser(interval)
+                .display_order(0)
+                .help("IPVS mode: print it with rates every so often, busiest first, until SIGINT [2]"),
+        ),
+        _ => command,
+    }
 }
 
 /// Seconds between two refreshes.
