@@ -134,10 +134,10 @@ pub trait Runner {
     fn run(&self, invocation: &Invocation) -> Result<Output, Error>;
 
     /// As [`Runner::run`], for a text that is made while the program reads it: after [`Invocation::stdin`] the program reads what
-    /// `more` appends to a text, which it empties before each call, until `more` returns `false`; what was appended by that last call is
-    /// read too. Nothing calls `more` again once the program has stopped reading.
+    /// `more` appends to a text, which is empty at each call, until `more` returns `false`; what was appended by that last call is read
+    /// too. [`System`](crate::System) calls `more` no more once the program has stopped reading.
     ///
-    /// Default: makes the whole text first, and runs it with [`Runner::run`].
+    /// Default: makes the whole text first, and runs the program with that ([`Runner::run`]).
     ///
     /// # Errors
     /// As [`Runner::run`].
