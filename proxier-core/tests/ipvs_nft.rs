@@ -18,12 +18,14 @@ use proxier_core::config::{Binding, Config, InterfaceName, LocalTraffic, RulesBy
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::Kind;
 use proxier_core::modes::cleanup::cleanup;
-use proxier_core::modes::ipvs::guards::choose;
+use proxier_core::modes::ipvs::guards::{choose, trials};
+use proxier_core::net::Family;
 use proxier_core::ports::PortErrorKind;
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::step::{Action, Part};
 use proxier_core::reconciler::{Options, Reconciler};
-use proxier_core::snapshot::ObjectKey;
+use proxier_core::service::NodeFacts;
+use proxier_core::snapshot::{HostAddresses, Node as NodeOf, ObjectKey};
 use serde_json::{Value, json};
 
 const V4: &str = "ip proxier-ipvs";
@@ -832,4 +834,25 @@ fn networks_that_are_local_as_a_whole_are_guarded_by_the_table() {
         assert!(refused[0].contains("ct state new reject"), "{refused:?}");
     }
     assert!(node.full_pass().drift.is_empty());
+}
+
+/// One check does for both families; where the kernel refuses that, each has its own.
+#[test]
+fn a_trial_of_both_families_is_one_check_unless_it_is_refused() {
+    let facts = NodeFacts::new(&Config::default(), &NodeOf::new("node-a"), &HostAddresses::default());
+    let fault = || Fault::new(Call::TablesCheck, PortErrorKind::Unavailable);
+    let takes = |faults: &[Fault]| -> Vec<(Family, bool)> {
+        let mut kernel = kernel();
+        for fault in faults {
+            kernel.fail(fault.clone());
+        }
+        let tried = trials([Family::V4, Family::V6], &facts, kernel.ports().tables);
+        tried.into_iter().map(|(family, outcome)| (family, outcome.is_ok())).collect()
+    };
+    // A second check would fail, and a third.
+    assert_eq!(takes(&[fault().after_calls(1), fault().after_calls(2)]), [(Family::V4, true), (Family::V6, true)]);
+    assert_eq!(takes(&[fault()]), [(Family::V4, true), (Family::V6, true)]);
+    assert_eq!(takes(&[fault(), fault().after_calls(1)]), [(Family::V4, false), (Family::V6, true)]);
+    assert_eq!(takes(&[fault(), fault().after_calls(2)]), [(Family::V4, true), (Family::V6, false)]);
+    assert_eq!(takes(&[fault().every()]), [(Family::V4, false), (Family::V6, false)]);
 }

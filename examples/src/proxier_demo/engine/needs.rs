@@ -220,7 +220,7 @@ pub(crate) fn ipvs_table_families(
 pub(crate) fn try_ipvs_table(settings: &Settings, kernel: &mut KernelPorts) -> Vec<(Family, Result<(), PortError>)> {
     let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &HostAddresses::default());
     let ports = kernel.ports();
-    settings.core.families.iter().map(|family| (family, guards::trial(family, &facts, ports.tables))).collect()
+    guards::trials(settings.core.families.iter(), &facts, ports.tables)
 }
 
 /// The kernel's answer to a trial table of nftables mode, by family.

@@ -134,5 +134,19 @@ fn dropping(dump: &Dump) -> Option<&'static str> {
 /// # Errors
 /// What the kernel cannot do: nf_tables, the family, or a kind of chain, set or expression, which the message names.
 pub fn trial(family: Family, facts: &NodeFacts, tables: &mut dyn Tables) -> Result<(), PortError> {
-    nft::trial(family, facts, tables)
+    nft::trial(&[family], facts, tables)
+}
+
+/// [`trial`] of several families. Those that a kernel takes together are checked together: each check waits for the kernel's readers
+/// (`synchronize_rcu` in `__nf_tables_abort`), some ten milliseconds of a start.
+pub fn trials(
+    families: impl IntoIterator<Item = Family>,
+    facts: &NodeFacts,
+    tables: &mut dyn Tables,
+) -> Vec<(Family, Result<(), PortError>)> {
+    let families: Vec<Family> = families.into_iter().collect();
+    if families.len() > 1 && nft::trial(&families, facts, tables).is_ok() {
+        return families.into_iter().map(|family| (family, Ok(()))).collect();
+    }
+    families.into_iter().map(|family| (family, trial(family, facts, tables))).collect()
 }

@@ -21,7 +21,7 @@ mod choose;
 pub(in crate::modes::ipvs) mod nft;
 pub(in crate::modes::ipvs) mod programs;
 
-pub use choose::{Choice, choose, trial};
+pub use choose::{Choice, choose, trial, trials};
 pub use nft::{Fate, Layout, TableChange, marks};
 
 use crate::config::{KernelNames, RulesBy};

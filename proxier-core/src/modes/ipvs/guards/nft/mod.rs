@@ -184,29 +184,31 @@ pub(in crate::modes::ipvs) fn marked(
     Ok(Marked { shared: recorded(SetKind::NodePortMark), split: recorded(SetKind::SplitMark).filter(|_| is_split) })
 }
 
-/// Has the kernel check a family's table with every set, chain and rule that this variant writes, and make none of it. The kernel
+/// Has the kernel check the tables of families with every set, chain and rule that this variant writes, and make none of it. The kernel
 /// loads the modules that it needs for that.
 ///
 /// # Errors
-/// What the kernel cannot do: nf_tables, the family, or a kind of chain, set or expression, which the message names.
+/// What the kernel cannot do: nf_tables, a family, or a kind of chain, set or expression, which the message names.
 pub(in crate::modes::ipvs) fn trial(
-    family: Family,
+    families: &[Family],
     facts: &NodeFacts,
     tables: &mut dyn TablesPort,
 ) -> Result<(), PortError> {
     let name = Name::new(&format!("proxier-trial-{}", std::process::id()))
         .map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
-    let layout =
-        Layout::new(family, facts, true).called(name).still_splitting(Some(MarkRange::default())).bound_by_routes(true);
     let mut transaction = Transaction::new();
-    transaction.create_table(layout.to_table());
-    for kind in SetKind::ALL_OF_NFT {
-        transaction.create_set(layout.set(kind));
-    }
-    for (chain, rules) in layout.chains() {
-        transaction.add_chain(chain.clone());
-        for rule in rules {
-            transaction.add_rule(&chain.key, rule);
+    for family in families {
+        let layout = Layout::new(*family, facts, true).called(name.clone());
+        let layout = layout.still_splitting(Some(MarkRange::default())).bound_by_routes(true);
+        transaction.create_table(layout.to_table());
+        for kind in SetKind::ALL_OF_NFT {
+            transaction.create_set(layout.set(kind));
+        }
+        for (chain, rules) in layout.chains() {
+            transaction.add_chain(chain.clone());
+            for rule in rules {
+                transaction.add_rule(&chain.key, rule);
+            }
         }
     }
     tables.check(&transaction).map_err(|refused| refused.error)
