@@ -358,7 +358,7 @@ impl<R: Runner> Iptables<R> {
             args.push("--counters".to_owned());
         }
         let _turn = turn();
-        let output = self.run_restore(args, "", transaction)?;
+        let output = self.write(args, transaction)?;
         if output.code == Some(0) { Ok(()) } else { Err(self.explain(&transaction.to_string(), &output)) }
     }
 
@@ -380,7 +380,11 @@ impl<R: Runner> Iptables<R> {
     /// [`ErrorKind::NoKernelSupport`] if not; [`ErrorKind::Permission`] and others as for any run.
     pub fn check_kernel(&self) -> Result<(), Error> {
         let text = "*filter\nCOMMIT\n";
-        let output = self.run_restore(vec!["--noflush".to_owned(), "--test".to_owned()], text, &Transaction::new())?;
+        let args = vec!["--noflush".to_owned(), "--test".to_owned()];
+        let output = self.run_restore(args, text.lines().count(), &mut |all| {
+            all.push_str(text);
+            false
+        })?;
         if output.code == Some(0) { Ok(()) } else { Err(self.explain(text, &output)) }
     }
 
@@ -413,7 +417,7 @@ impl<R: Runner> Iptables<R> {
     /// [`Iptables::restore`].
     pub fn check(&self, transaction: &Transaction) -> Result<(), Error> {
         transaction.check_writable()?;
-        let output = self.run_restore(vec!["--noflush".to_owned(), "--test".to_owned()], "", transaction)?;
+        let output = self.write(vec!["--noflush".to_owned(), "--test".to_owned()], transaction)?;
         // The programs only warn of what the kernel lacks.
         if output.code == Some(0) && !failure::lacks_module(&output) {
             return Ok(());
@@ -421,8 +425,18 @@ impl<R: Runner> Iptables<R> {
         Err(self.explain(&transaction.to_string(), &output))
     }
 
-    /// Runs the restore program with a text, and that of a transaction, which it reads while it is made: it may have tens of megabytes.
-    fn run_restore(&self, mut args: Vec<String>, text: &str, transaction: &Transaction) -> Result<Output, Error> {
+    /// Gives a transaction to the restore program, which reads the text while it is made: it may have tens of megabytes.
+    fn write(&self, args: Vec<String>, transaction: &Transaction) -> Result<Output, Error> {
+        let mut pieces = transaction.pieces();
+        self.run_restore(args, transaction.lines(), &mut |piece| pieces.append(PIECE, piece))
+    }
+
+    fn run_restore(
+        &self,
+        mut args: Vec<String>,
+        lines: usize,
+        more: &mut dyn FnMut(&mut String) -> bool,
+    ) -> Result<Output, Error> {
         let _lock = match self.restore_wait()? {
             RestoreWait::Nothing => LockGuard::none(),
             RestoreWait::Options(options) => {
@@ -431,11 +445,9 @@ impl<R: Runner> Iptables<R> {
             }
             RestoreWait::LockForIt => self.runner.lock(self.limits.lock_wait)?,
         };
-        let limit = self.limits.restore(transaction.lines());
-        let run = Invocation::new(&self.programs.restore, args, limit).with_stdin(text.to_owned());
-        let mut pieces = transaction.pieces();
-        let output = self.runner.run_with(&run, &mut |piece| pieces.append(PIECE, piece));
-        output.map_err(|e| self.explain_delay(e, limit))
+        let limit = self.limits.restore(lines);
+        let run = Invocation::new(&self.programs.restore, args, limit);
+        self.runner.run_with(&run, more).map_err(|e| self.explain_delay(e, limit))
     }
 
     fn restore_wait(&self) -> Result<RestoreWait, Error> {

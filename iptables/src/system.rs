@@ -231,37 +231,26 @@ struct Pipes {
     stderr: Option<ChildStderr>,
 }
 
-/// What a child reads: a text, and what is made when that is written.
+/// What a child reads: a piece of text at a time, the next one made when that is written.
 struct Input<'a> {
-    text: &'a str,
     piece: String,
-    /// How much of the text and of the piece is written.
-    written: (usize, usize),
+    written: usize,
     more: Option<&'a mut dyn FnMut(&mut String) -> bool>,
 }
 
 impl Input<'_> {
     /// What is to be written next; empty at the end.
     fn rest(&mut self) -> &[u8] {
-        let text = self.text.as_bytes().get(self.written.0..).unwrap_or_default();
-        if !text.is_empty() {
-            return text;
-        }
-        while self.written.1 >= self.piece.len()
+        while self.written >= self.piece.len()
             && let Some(more) = &mut self.more
         {
             self.piece.clear();
-            self.written.1 = 0;
+            self.written = 0;
             if !more(&mut self.piece) {
                 self.more = None;
             }
         }
-        self.piece.as_bytes().get(self.written.1..).unwrap_or_default()
-    }
-
-    fn advance(&mut self, count: usize) {
-        let written = if self.written.0 < self.text.len() { &mut self.written.0 } else { &mut self.written.1 };
-        *written = written.saturating_add(count);
+        self.piece.as_bytes().get(self.written..).unwrap_or_default()
     }
 }
 
@@ -283,7 +272,7 @@ fn converse(
     if let Some(pipe) = &pipes.stderr {
         unblock(pipe)?;
     }
-    let mut input = Input { text: &invocation.stdin, piece: String::new(), written: (0, 0), more: Some(more) };
+    let mut input = Input { piece: invocation.stdin.clone(), written: 0, more: Some(more) };
     let mut output = Output::default();
     loop {
         // While the pipe is full, the next piece is made already.
@@ -300,7 +289,7 @@ fn converse(
         wait_for_any(&pipes, left)?;
         if let Some(pipe) = &mut pipes.stdin {
             match pipe.write(input.rest()) {
-                Ok(count) => input.advance(count),
+                Ok(count) => input.written = input.written.saturating_add(count),
                 // It ended without reading everything; its exit code and messages say why.
                 Err(e) if e.kind() == io::ErrorKind::BrokenPipe => pipes.stdin = None,
                 Err(e) if is_transient(&e) => {}
