@@ -21,7 +21,8 @@ use crate::{Failure, Options, kube_rules};
 
 const PROGRAM: &str = "All Services from nothing";
 const CHANGE: &str = "One changed endpoint";
-const GROWTH: &str = "One endpoint more";
+const GROWTH: &str = "One endpoint more or less";
+const OTHER_CHAIN: &str = "Another chain: from 3 to 9 endpoints and back";
 const OURS: &str = "nftables mode (Proxier)";
 const NFT: &str = "nft -f";
 const ENDPOINTS: u32 = 2;
@@ -80,6 +81,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     report.curve("change", CHANGE, "Services");
     report.curve("more", GROWTH, "Services");
+    report.curve("chain", OTHER_CHAIN, "Services");
     let last_or_none = |side: &str| !side.ends_with("first") && !side.ends_with("middle");
     report.curve_of("connect", "Connecting through the last Service", LATENCY, "Services", last_or_none);
     report.finish()
@@ -95,9 +97,11 @@ fn goals(report: &mut Report, many: u32, changed: &[u32], connected: &[u32]) {
         report.ratio(&name, (CHANGE, Some(*most)), OURS, NFT, Goal::AtMost("<= 0.5", 0.5));
     }
     if let (Some(least), Some(most)) = (changed.first(), changed.last()) {
-        let growth = report.median(CHANGE, Some(*most), OURS) / report.median(CHANGE, Some(*least), OURS);
-        let name = format!("P11: one change, {most} / {least} Services");
-        report.goal(name, growth, Goal::Within("flat: 0.8 to 1.2", 0.8, 1.2));
+        for (what, name) in [(CHANGE, "one change"), (GROWTH, "one endpoint more or less")] {
+            let growth = report.median(what, Some(*most), OURS) / report.median(what, Some(*least), OURS);
+            let name = format!("P11: {name}, {most} / {least} Services");
+            report.goal(name, growth, Goal::Within("flat: 0.8 to 1.2", 0.8, 1.2));
+        }
     }
     if let (Some(least), Some(most)) = (connected.first(), connected.last()) {
         // A machine connects faster at one time than at another: each against connections past the Services at the same time.
@@ -239,10 +243,12 @@ fn change(services: u32) -> Result<(), Failure> {
     for change in 1..=CHANGES {
         timed(CHANGE, &endpoints(change))?;
     }
-    let all = [0, 1, 2];
-    for change in 1..=CHANGES {
-        let number = if change.is_multiple_of(2) { 2 } else { 3 };
-        timed(GROWTH, all.get(..number).unwrap_or_default())?;
+    let all: Vec<u32> = (0..9).collect();
+    for (what, more, fewer) in [(GROWTH, 3, 2), (OTHER_CHAIN, 9, 3)] {
+        for change in 1..=CHANGES {
+            let number = if change.is_multiple_of(2) { fewer } else { more };
+            timed(what, all.get(..number).unwrap_or_default())?;
+        }
     }
     Ok(())
 }

@@ -92,6 +92,28 @@ fn a_connection_survives_the_removal_of_its_endpoint() {
     });
 }
 
+/// Chains choose among several numbers of endpoints: in whichever one a Service is, each of its endpoints gets as much as the others.
+#[test]
+fn each_endpoint_has_its_share() {
+    with_service(&[A, R], |net, cluster| {
+        let others = [net::CLIENT, net::STRANGER, net::POD_B].map(|pod| (pod, R.1));
+        for before in [&[A][..], &[&[A, R], &others[..]].concat()] {
+            cluster.endpoints("web", before);
+            cluster.settle();
+            cluster.endpoints("web", &[A, R]);
+            cluster.settle();
+            for family in FAMILIES {
+                let (from, to) = (Some(net::CLIENT.of(family)), Vip::ClusterIp.of(10, family));
+                let name = |_| ask(Transport::Udp, from, to, LIMIT).unwrap().name;
+                let names: Vec<String> = net.client.run_in(|| (0..300).map(name).collect()).unwrap();
+                // Half of them, but for six standard deviations.
+                let of_a = names.iter().filter(|name| *name == "a").count();
+                assert!((98..=202).contains(&of_a), "{to}: {of_a} of 300, before {before:?}");
+            }
+        }
+    });
+}
+
 /// A DNS client on a fixed port is one flow for as long as it asks.
 #[test]
 fn a_udp_client_moves_to_the_endpoint_that_remains() {

@@ -48,7 +48,7 @@ impl Node {
     }
 }
 
-/// A table's text by block (`map endpoints`, `chain internal-2`), each as its lines or elements.
+/// A table's text by block (`map endpoints`, `chain internal-4`), each as its lines or elements.
 fn blocks(text: &str) -> BTreeMap<String, Vec<String>> {
     let mut blocks: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut block = String::new();
@@ -69,9 +69,18 @@ fn blocks(text: &str) -> BTreeMap<String, Vec<String>> {
 /// What a slot is called in the map of endpoints when it is one of endpoints on this node.
 const LOCAL: u32 = 1 << 24;
 
+/// The numbers of endpoints among which a chain draws, from rule to rule. Each must be one less than the one before: a draw that meets
+/// an endpoint is fair, and so is the next one for those that it does not meet.
+fn moduli(rules: &[String]) -> Vec<u32> {
+    let number = |rule: &String| rule.split_once("numgen random mod ")?.1.split_once(' ')?.0.parse::<u32>().ok();
+    let moduli: Vec<u32> = rules.iter().filter_map(number).collect();
+    assert!(moduli.windows(2).all(|pair| pair[0] == pair[1] + 1), "{rules:?}");
+    moduli
+}
+
 /// What tables mean, whatever slots endpoints have: where connections to each Frontend go, and everything else as text in which
-/// the order counts only where it does for packets, that of rules. Fails where a draw leads nowhere, an endpoint cannot be drawn, or a
-/// chain or a set is missing or left over.
+/// the order counts only where it does for packets, that of rules. Fails where a draw leads nowhere, an endpoint cannot be drawn or not
+/// as often as another, or a chain or a set is missing or left over.
 fn meaning(tables: &BTreeMap<String, String>) -> Vec<String> {
     let mut all = Vec::new();
     for (name, text) in tables {
@@ -104,15 +113,22 @@ fn meaning(tables: &BTreeMap<String, String>) -> Vec<String> {
                 let width: u32 = width.parse().unwrap();
                 let is_local = chain.contains("-local");
                 let number = kind.split('-').find_map(|part| part.parse::<u32>().ok()).unwrap();
-                let mut to: Vec<String> = (0..number)
-                    .map(|draw| {
-                        let slot = if width == 0 { draw } else { draws[&(frontend.to_owned(), is_local)][&draw] };
-                        assert!(width == 0 || slot < width, "slot {slot} of {chain} in {text}");
-                        let slot = if is_local { slot + LOCAL } else { slot };
-                        let endpoint = endpoints.remove(&(frontend.to_owned(), slot));
-                        endpoint.unwrap_or_else(|| panic!("{frontend} has nothing in slot {slot}: {text}"))
-                    })
-                    .collect();
+                let first = if is_local { LOCAL } else { 0 };
+                let mut take = |slot: u32| endpoints.remove(&(frontend.to_owned(), slot + first));
+                let mut to: Vec<String> = if width == 0 {
+                    // All slots from the first one on, as many as one of the draws chooses among.
+                    let to: Vec<String> = (0..number).map_while(&mut take).collect();
+                    let all = u32::try_from(to.len()).unwrap();
+                    assert!(moduli(&blocks[&format!("chain {chain}")]).contains(&all), "{chain}: {text}");
+                    to
+                } else {
+                    let slots = (0..number).map(|draw| draws[&(frontend.to_owned(), is_local)][&draw]);
+                    let endpoint = |slot: u32| {
+                        assert!(slot < width, "slot {slot} of {chain} in {text}");
+                        take(slot).unwrap_or_else(|| panic!("{frontend} has nothing in slot {slot}: {text}"))
+                    };
+                    slots.map(endpoint).collect()
+                };
                 if width > 0 {
                     assert_eq!(draws[&(frontend.to_owned(), is_local)].len(), to.len(), "{frontend}: {text}");
                     draws.remove(&(frontend.to_owned(), is_local));
@@ -126,15 +142,21 @@ fn meaning(tables: &BTreeMap<String, String>) -> Vec<String> {
                     }
                 }
                 to.sort();
+                // Which chain it is depends on the numbers of endpoints before.
+                let kind = kind.replacen(&format!("-{number}"), "", 1);
                 all.push(format!("{name} {frontend} : {kind} {}", to.join(", ")));
             }
         }
         assert!(endpoints.is_empty() && draws.is_empty(), "{endpoints:?} {draws:?} are left over in {text}");
-        for block in blocks.keys().filter(|block| block.contains("-sticky-")) {
+        let is_shared = |block: &str| {
+            let kinds = ["chain pick-", "chain internal-", "chain external-", "chain none-or-"];
+            block.contains("-sticky-") || kinds.iter().any(|kind| block.starts_with(kind))
+        };
+        for block in blocks.keys().filter(|block| is_shared(block)) {
             assert!(needed.contains(block), "{block} is left over in {text}");
         }
-        // Which widths there are depends on the slots.
-        blocks.retain(|block, _| !block.contains("-sticky-"));
+        // Which ones there are depends on the slots, and on the numbers of endpoints before.
+        blocks.retain(|block, _| !is_shared(block));
         for (block, lines) in blocks {
             for (place, line) in lines.into_iter().enumerate() {
                 let place = if block.starts_with("chain") { place } else { 0 };
@@ -161,8 +183,8 @@ fn a_service_is_elements_and_shared_chains() {
     node.settles();
     let table = node.v4();
     for line in [
-        "10.96.0.1 . tcp . 80 : goto internal-2",
-        "10.96.0.2 . tcp . 80 : goto internal-2",
+        "10.96.0.1 . tcp . 80 : goto internal-4",
+        "10.96.0.2 . tcp . 80 : goto internal-4",
         "10.96.0.3 . tcp . 80 : goto reject-connection",
         "10.96.0.1 . tcp . 80 . 0 : 10.244.0.1 . 8080",
         "10.96.0.2 . tcp . 80 . 1 : 10.244.0.4 . 8080",
@@ -189,6 +211,100 @@ fn one_changed_endpoint_is_one_transaction_of_one_frontend() {
     assert_eq!(node.transactions() - before, 1);
     assert_eq!(steps(&report), BTreeMap::from([((Part::Frontend, Action::Change), 1)]));
     assert!(node.v4().contains("10.96.0.7 . tcp . 80 . 1 : 10.244.0.9 . 8080"));
+}
+
+/// The lines of a table that one change takes away and adds, without those of one Frontend's endpoints.
+fn other_lines(node: &mut Node, endpoints: &[&str]) -> Vec<String> {
+    let lines = |node: &Node| -> BTreeSet<String> {
+        let blocks = blocks(&node.v4()).into_iter();
+        blocks.flat_map(|(block, lines)| lines.into_iter().map(move |line| format!("{block}: {line}"))).collect()
+    };
+    let before = lines(node);
+    node.slice("s7", endpoints);
+    let report = node.settles();
+    assert!(!report.full);
+    let after = lines(node);
+    let differing = before.symmetric_difference(&after).cloned();
+    differing.filter(|line| !line.starts_with("map endpoints: 10.96.0.7 ")).collect()
+}
+
+/// Every other line is a verdict or a rule, for which the kernel checks the whole table.
+#[test]
+fn an_endpoint_more_or_less_changes_the_map_of_endpoints_alone() {
+    let mut node = new();
+    for number in 1..=9 {
+        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+        node.slice(&format!("s{number}"), &["10.244.0.1", "10.244.0.2", "10.244.0.3", "10.244.0.4"]);
+    }
+    node.settles();
+    let all: Vec<String> = (1..=20).map(|number| format!("10.244.0.{number}")).collect();
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    for count in [3, 1, 2, 4, 3] {
+        assert_eq!(other_lines(&mut node, &all[..count]), [""; 0], "{count}");
+    }
+    // A rolling update of four with one more changes to another chain, once.
+    let other = other_lines(&mut node, &all[..5]);
+    assert!(other.iter().any(|line| line == "map services: 10.96.0.7 . tcp . 80 : goto internal-8"), "{other:?}");
+    for last in 6..=8 {
+        assert_eq!(other_lines(&mut node, &[&all[..3], &all[last..=last]].concat()), [""; 0], "{last}");
+        assert_eq!(other_lines(&mut node, &[&all[..4], &all[last..=last]].concat()), [""; 0], "{last}");
+    }
+    for count in [1, 8, 2, 7] {
+        assert_eq!(other_lines(&mut node, &all[..count]), [""; 0], "{count}");
+    }
+    // Another process leaves the Service where it is, though a new one would be in another chain.
+    other_lines(&mut node, &all[..4]);
+    assert!(node.v4().contains("10.96.0.7 . tcp . 80 : goto internal-8"));
+    let mut next = Node::on(node.kernel.clone(), options());
+    for number in 1..=9 {
+        next.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+        next.slice(&format!("s{number}"), &all[..4]);
+    }
+    let report = next.settles();
+    assert_eq!(report.writes(), 0, "{report:#?}");
+    assert_eq!(next.tables(), node.tables());
+    // As one whose Services have more: a draw among the most, then among one less, down to as few as may be.
+    other_lines(&mut next, &all[..11]);
+    assert_eq!(moduli(&blocks(&next.v4())["chain internal-12"]), (5..=12).rev().collect::<Vec<_>>());
+    assert_eq!(moduli(&blocks(&next.v4())["chain internal-4"]), [4, 3, 2, 1]);
+    assert!(!next.v4().contains("internal-8"), "{}", next.v4());
+    assert_eq!(other_lines(&mut next, &all[..5]), [""; 0]);
+    let other = other_lines(&mut next, &all[..4]);
+    assert!(other.iter().any(|line| line == "map services: 10.96.0.7 . tcp . 80 : goto internal-4"), "{other:?}");
+}
+
+/// Each of the two lists of policy `Local` has a chain of its own, and keeps it.
+#[test]
+fn both_chains_of_policy_local_are_kept() {
+    let mut node = new();
+    node.service(
+        "s7",
+        json!({"type": "LoadBalancer", "clusterIP": "10.96.0.7", "externalTrafficPolicy": "Local",
+            "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}}}),
+    );
+    let here = |count: u32| (1..=count).map(|number| format!("10.244.0.{number}@node-a")).collect::<Vec<_>>();
+    let set = |node: &mut Node, local: u32, others: u32| {
+        let all = (1..=others).map(|number| format!("10.244.1.{number}")).chain(here(local));
+        let all: Vec<String> = all.collect();
+        node.slice("s7", &all.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(node.settles().is_done());
+        let services = blocks(&node.v4()).remove("map services").unwrap();
+        services.into_iter().find(|line| line.starts_with("198.18.0.1 ")).unwrap()
+    };
+    let split = |all: u32, local: u32| format!("198.18.0.1 . tcp . 80 : goto pick-{all}-or-pick-{local}-local");
+    assert_eq!(set(&mut node, 4, 0), split(4, 4));
+    assert_eq!(set(&mut node, 5, 4), split(12, 8));
+    assert_eq!(set(&mut node, 4, 1), split(12, 8));
+    assert_eq!(set(&mut node, 4, 0), split(4, 8));
+    let written = node.tables();
+    let mut next = Node::on(node.kernel.clone(), options());
+    next.service(
+        "s7",
+        json!({"type": "LoadBalancer", "clusterIP": "10.96.0.7", "externalTrafficPolicy": "Local",
+            "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}}}),
+    );
+    assert_eq!(set(&mut next, 4, 0), split(4, 8));
+    assert_eq!(next.tables(), written);
 }
 
 #[test]
@@ -245,14 +361,14 @@ fn what_others_change_is_repaired_and_told() {
     let services = client.get_set(&table.set("services").unwrap()).unwrap().set;
     let mut change = Transaction::new();
     change.delete_elements(&services, client.list_elements(&services).unwrap());
-    change.flush_chain(&table.chain("internal-2").unwrap());
+    change.flush_chain(&table.chain("internal-4").unwrap());
     change.add_chain(Chain::regular(table.chain("a-guest").unwrap()));
     client.commit(&change).unwrap();
     let report = node.full();
     assert!(report.is_done(), "{report:#?}");
     let drift: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
     assert!(drift.iter().any(|line| line.contains("frontend TCP 10.96.0.1:80")), "{drift:?}");
-    assert!(drift.iter().any(|line| line.contains("internal-2") && line.contains("a-guest")), "{drift:?}");
+    assert!(drift.iter().any(|line| line.contains("internal-4") && line.contains("a-guest")), "{drift:?}");
     assert_eq!(node.tables(), whole);
 
     let mut change = Transaction::new();
@@ -606,7 +722,7 @@ fn an_empty_list_takes_nothing_away_at_once() {
     node.proxier.confirm_removal(node.now);
     node.settles();
     assert!(!node.v4().contains("10.96.0.1 "), "{}", node.v4());
-    assert!(!node.v4().contains("internal-1"), "{}", node.v4());
+    assert!(!node.v4().contains("internal-4"), "{}", node.v4());
 }
 
 /// What an earlier process served stays, with its chains, when the first lists are empty.
@@ -628,7 +744,7 @@ fn an_empty_first_list_takes_nothing_away_at_once() {
             kept["chain slot-3-sticky-10800"].len() == 3 && kept.contains_key("set slot-3-sticky-10800"),
             "{kept:?}"
         );
-        (1..=20).all(|number| node.v4().contains(&format!("10.96.0.{number} . tcp . 80 : goto internal-1")))
+        (1..=20).all(|number| node.v4().contains(&format!("10.96.0.{number} . tcp . 80 : goto internal-4")))
     };
     let mut next = Node::on(node.kernel.clone(), options());
     let report = next.pass();
@@ -640,11 +756,11 @@ fn an_empty_first_list_takes_nothing_away_at_once() {
     next.service("s3", json!({"clusterIP": "10.96.0.3"}));
     next.slice("s3", &["10.244.0.9"]);
     next.pass();
-    assert!(next.v4().contains("10.96.1.1 . tcp . 80 : goto internal-2") && served(&next), "{}", next.v4());
+    assert!(next.v4().contains("10.96.1.1 . tcp . 80 : goto internal-4") && served(&next), "{}", next.v4());
     assert!(next.v4().contains("10.96.0.3 . tcp . 80 . 0 : 10.244.0.9 . 8080"), "{}", next.v4());
     next.proxier.confirm_removal(next.now);
     next.settles();
-    assert!(!next.v4().contains("10.96.0.4") && next.v4().contains("10.96.0.3 . tcp . 80 : goto internal-1"));
+    assert!(!next.v4().contains("10.96.0.4") && next.v4().contains("10.96.0.3 . tcp . 80 : goto internal-4"));
 }
 
 #[test]
@@ -841,11 +957,14 @@ fn chains_that_come_or_go_are_a_change_of_the_table() {
     node.settles();
     let change = |part| ((part, Action::Change), 1);
     let with_chain = BTreeMap::from([change(Part::Table), change(Part::Frontend)]);
-    // One that chooses among three comes, and goes again; that among two stays for the other Service.
-    node.slice("web", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
-    assert_eq!(steps(&node.settles()), with_chain);
-    node.slice("web", &["10.244.0.1", "10.244.0.2"]);
-    assert_eq!(steps(&node.settles()), with_chain);
+    let all: Vec<String> = (1..=9).map(|number| format!("10.244.0.{number}")).collect();
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    // One for up to eight comes, then one for up to twelve in its place, which goes again; that for up to four stays for the other
+    // Service.
+    for count in [5, 9, 2] {
+        node.slice("web", &all[..count]);
+        assert_eq!(steps(&node.settles()), with_chain, "{count}");
+    }
     node.slice("web", &["10.244.0.1", "10.244.0.4"]);
     assert_eq!(steps(&node.settles()), BTreeMap::from([change(Part::Frontend)]));
 }
@@ -888,7 +1007,7 @@ fn a_plan_is_told_step_by_step() {
     node.service("web", json!({"clusterIP": "10.96.0.1"}));
     node.slice("web", &["10.244.0.1"]);
     let steps = told(&mut node);
-    assert!(steps.len() == 2 && steps[0].contains("table ip proxier chains internal-1"), "{steps:?}");
+    assert!(steps.len() == 2 && steps[0].contains("table ip proxier chains internal-4"), "{steps:?}");
     assert!(steps[1].contains("frontend TCP 10.96.0.1:80 1 endpoint") && steps[1].contains("demo/web"), "{steps:?}");
     let spec = json!({"clusterIP": "10.96.0.2", "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]});
     node.service("dns", spec);
@@ -1025,21 +1144,21 @@ fn traffic_of_pods_is_told_as_configured() {
         node.slice("web", &["10.244.0.1@node-a", "10.244.0.2"]);
         node.settles();
         let chains = blocks(&node.v4());
-        let internal = &chains["chain internal-2"];
-        assert_eq!(internal.len(), 1 + usize::from(outside.is_some()), "{local:?}: {internal:?}");
+        let internal = &chains["chain internal-4"];
+        assert_eq!(internal.len(), 4 + usize::from(outside.is_some()), "{local:?}: {internal:?}");
         assert!(internal.last().unwrap().contains("dnat"), "{internal:?}");
         if let Some(outside) = outside {
             assert!(internal[0].starts_with(outside) && internal[0].contains(marked), "{local:?}: {internal:?}");
         }
-        let split = &chains["chain pick-2-or-pick-1-local"];
+        let split = &chains["chain pick-4-or-pick-4-local"];
         assert_eq!(split.len(), 3 + usize::from(inside.is_some()), "{local:?}: {split:?}");
         if let Some(inside) = inside {
-            assert!(split[0].starts_with(inside) && split[0].ends_with("goto pick-2"), "{local:?}: {split:?}");
+            assert!(split[0].starts_with(inside) && split[0].ends_with("goto pick-4"), "{local:?}: {split:?}");
         }
         // This node's own connections may go anywhere too, and their answers have to come back here; all others stay.
         let rest: Vec<&String> = split.iter().rev().take(3).rev().collect();
         assert!(rest[0].starts_with("fib saddr type local meta mark set"), "{split:?}");
-        assert_eq!((rest[1].as_str(), rest[2].as_str()), ("fib saddr type local goto pick-2", "goto pick-1-local"));
+        assert_eq!((rest[1].as_str(), rest[2].as_str()), ("fib saddr type local goto pick-4", "goto pick-4-local"));
     }
 }
 

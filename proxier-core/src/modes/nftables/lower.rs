@@ -149,7 +149,8 @@ impl Treatment {
             let count = u32::try_from(endpoints.len()).unwrap_or(u32::MAX);
             let secs = frontend.affinity_secs.filter(|_| is_sticky(frontend, count));
             let affinity = secs.map(|secs| Affinity { secs, width: slots.width(frontend, is_local) });
-            (count > 0).then_some(Pick { marks, is_local, count, affinity })
+            let most = if affinity.is_some() { count } else { slots.most(frontend, is_local) };
+            (count > 0).then_some(Pick { marks, is_local, most, affinity })
         };
         let is_internal = frontend.roles.contains(Roles::CLUSTER_IP);
         let mut treatment = Treatment::default();

@@ -4,9 +4,9 @@
 //! the kernel check all of them again. Here what differs from Service to Service lies in maps, and rules are shared:
 //!
 //! ```text
-//!  map services   { address . protocol . port         : goto pick-2, goto external-3, … }   one element a Frontend
+//!  map services   { address . protocol . port         : goto pick-4, goto external-8, … }   one element a Frontend
 //!  map endpoints  { address . protocol . port . slot  : endpoint address . port }           one element an endpoint
-//!  chain pick-2   { dnat to … numgen random mod 2 map @endpoints }                          one chain a NUMBER of endpoints
+//!  chain pick-4   { dnat to … numgen random mod 4 map @endpoints … }                        one chain for 1 to 4 endpoints
 //! ```
 //!
 //! With session affinity, clients are remembered by slot: a set of clients and a chain for each *number* of a slot, shared by all
@@ -17,7 +17,10 @@
 //! 4,096 endpoints there is none. The lowest slot remembers 196,608 clients of all Services, the next two half as many, others
 //! 65,535; beyond, clients are served without affinity. When a table is made anew, clients are forgotten.
 //!
-//! A changed endpoint is a transaction of a few elements, with ten Services or fifty thousand. Each pass is one transaction
+//! A changed endpoint is a transaction of a few elements, with ten Services or fifty thousand, and so is an endpoint more or less as
+//! long as the chain does for their number. It is kept for up to seven fewer: a rolling update that goes up and down by less
+//! than four changes it once at most. Where the chain changes, for a Frontend's first endpoint, with affinity for each, and for a
+//! new Service, the kernel checks the table, at a cost that grows with Services. Each pass is one transaction
 //! a family: packets see the table before it or after it, never in between.
 //!
 //! ```text

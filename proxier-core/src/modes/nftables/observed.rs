@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use nftables::{ElementData, ElementKey, Rule, Set, SetFlags, TableSnapshot};
+use nftables::{ElementData, ElementKey, Rule, Set, SetFlags, TableSnapshot, Verdict};
 
 use super::layout::{CLIENTS_BY_DEFAULT, Layout, OWNED};
 use super::lower::SetName;
-use super::pick::slot_at;
+use super::pick::{most_of, slot_at};
 use super::slots::Held;
 use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
 
@@ -64,7 +64,7 @@ impl Observed {
         Some(observed)
     }
 
-    /// The slots of endpoints, by Frontend.
+    /// The slots of endpoints, and for how many the chain is that chooses among them, by Frontend.
     pub(super) fn slots(&self, family: Family) -> BTreeMap<FrontendKey, Held> {
         let mut all: BTreeMap<FrontendKey, Held> = BTreeMap::new();
         for (key, data) in self.elements.get(&SetName::Endpoints).into_iter().flatten() {
@@ -75,10 +75,20 @@ impl Observed {
                 continue;
             };
             let held = all.entry(frontend).or_default();
-            let held = if is_local { &mut held.local } else { &mut held.cluster };
             // Of an endpoint in two slots the lower one counts.
-            let lowest = held.entry(endpoint).or_insert(slot);
+            let lowest = held.of_mut(is_local).slots.entry(endpoint).or_insert(slot);
             *lowest = slot.min(*lowest);
+        }
+        for (key, data) in self.elements.get(&SetName::Services).into_iter().flatten() {
+            let (Some((frontend, _)), Some(ElementData::Verdict(Verdict::Goto(chain)))) = (split(key, family), data)
+            else {
+                continue;
+            };
+            for is_local in [false, true] {
+                if let (Some(held), Some(most)) = (all.get_mut(&frontend), most_of(chain.as_str(), is_local)) {
+                    held.of_mut(is_local).most = Some(most);
+                }
+            }
         }
         all
     }

@@ -1,4 +1,18 @@
-//! Chains that Frontends share: those that choose among a number of endpoints, and those of slots, which clients stay with.
+//! Chains that Frontends share: those that choose among endpoints, and those of slots, which clients stay with.
+//!
+//! ```text
+//!  chain pick-4 {                                         for 1 to 4 endpoints, in the slots from 0
+//!    dnat to … numgen random mod 4 map @endpoints
+//!    dnat to … numgen random mod 3 map @endpoints         the first draw met a slot without an endpoint
+//!    dnat to … numgen random mod 2 map @endpoints
+//!    dnat to … numgen random mod 1 map @endpoints
+//!  }
+//! ```
+//!
+//! A draw that meets an endpoint meets each with the same probability, and the draw among as many as there are always does. So one
+//! chain is exactly fair to several numbers of endpoints. For that reason an endpoint more or less changes an element of the map
+//! of endpoints alone. A changed verdict, an element of `services`, would have the kernel check the whole table again, every
+//! Frontend of it (`nft_table_validate`).
 //!
 //! ```text
 //!  chain internal-2-sticky-10800-of-2 {
@@ -58,8 +72,9 @@ pub struct Pick {
     pub marks: Marks,
     /// Among the endpoints on this node only.
     pub is_local: bool,
-    /// Number of endpoints; never 0.
-    pub count: u32,
+    /// Most endpoints among which it chooses, never 0: with affinity exactly as many, otherwise a multiple of [`Pick::STEP`] and down
+    /// to [`Pick::fewest`].
+    pub most: u32,
     /// Whether clients stay with their endpoint.
     pub affinity: Option<Affinity>,
 }
@@ -101,6 +116,27 @@ pub(super) const FIRST_LOCAL_SLOT: u32 = 1 << 24;
 /// Seed of the number that chooses for a new client. Always the same, or each start would write all rules again.
 const SEED: u32 = 0x70_72_6f_78;
 
+/// How many numbers of endpoints share a chain, at most: two steps, so that a number that goes up and down by less stays there.
+const SHARING: u32 = 2 * Pick::STEP;
+
+/// Fewest endpoints that a chain for so many is fair to.
+fn fewest(most: u32) -> u32 {
+    most.saturating_sub(SHARING).saturating_add(1)
+}
+
+/// The most endpoints of the chain for so many: of the one that is in use, where that does, and otherwise of the smallest.
+pub(super) fn most_for(count: u32, in_use: Option<u32>) -> u32 {
+    let does = |most: &u32| most.is_multiple_of(Pick::STEP) && (fewest(*most)..=*most).contains(&count);
+    in_use.filter(does).or_else(|| count.checked_next_multiple_of(Pick::STEP)).unwrap_or(u32::MAX)
+}
+
+/// For how many endpoints at most a chain of this name is, of those on this node or of all; `None` when it does not say so.
+pub(super) fn most_of(name: &str, is_local: bool) -> Option<u32> {
+    let picks = name.split("-or-").filter(|pick| !pick.contains("-sticky-"));
+    let (_, number) = picks.map(|pick| (pick.ends_with("-local"), pick)).find(|(local, _)| *local == is_local)?;
+    number.trim_end_matches("-local").rsplit_once('-')?.1.parse().ok()
+}
+
 fn first(is_local: bool) -> u32 {
     if is_local { FIRST_LOCAL_SLOT } else { 0 }
 }
@@ -132,7 +168,7 @@ impl fmt::Display for Pick {
             Marks::Internal => "internal",
             Marks::Everything => "external",
         };
-        write!(f, "{kind}-{}", self.count)?;
+        write!(f, "{kind}-{}", self.most)?;
         f.write_str(if self.is_local { "-local" } else { "" })?;
         self.affinity.map_or(Ok(()), |affinity| write!(f, "-sticky-{}-of-{}", affinity.secs, affinity.width))
     }
@@ -190,6 +226,14 @@ impl SharedChain {
 }
 
 impl Pick {
+    /// The numbers of endpoints of chains without affinity are multiples of this.
+    pub const STEP: u32 = 4;
+
+    /// Fewest endpoints among which it chooses fairly.
+    pub fn fewest(&self) -> u32 {
+        if self.affinity.is_some() { self.most } else { fewest(self.most) }
+    }
+
     /// The slots whose chains it goes to.
     pub(super) fn slots(&self) -> impl Iterator<Item = Slot> + use<> {
         let is_local = self.is_local;
@@ -212,11 +256,10 @@ impl Pick {
             rules.extend(self.slots().map(|slot| self.draw(layout, &slot)));
         } else {
             // Any of the endpoints, each as likely as the others.
-            rules.push(built(layout.to_endpoint(Operand::Numgen {
-                kind: NumgenKind::Random,
-                modulus: self.count,
-                offset: first(self.is_local),
-            })));
+            rules.extend((self.fewest()..=self.most).rev().map(|modulus| {
+                let offset = first(self.is_local);
+                built(layout.to_endpoint(Operand::Numgen { kind: NumgenKind::Random, modulus, offset }))
+            }));
         }
         rules
     }
@@ -226,7 +269,7 @@ impl Pick {
     fn draw(&self, layout: &Layout, slot: &Slot) -> Rule {
         let draw = Operand::Hash {
             of: vec![layout.source(), Operand::SPORT],
-            modulus: self.count,
+            modulus: self.most,
             seed: Some(SEED),
             offset: tickets(slot.is_local, slot.number),
         };
@@ -265,15 +308,56 @@ mod tests {
 
     #[test]
     fn a_name_says_what_a_chain_does() {
-        let pick = Pick { marks: Marks::Nothing, is_local: false, count: 2, affinity: None };
-        assert_eq!(pick.to_string(), "pick-2");
+        let pick = Pick { marks: Marks::Nothing, is_local: false, most: 4, affinity: None };
+        assert_eq!(pick.to_string(), "pick-4");
         let affinity = Some(Affinity { secs: 10_800, width: 32 });
-        let pick = Pick { marks: Marks::Everything, is_local: true, count: 17, affinity };
+        let pick = Pick { marks: Marks::Everything, is_local: true, most: 17, affinity };
         assert_eq!(pick.to_string(), "external-17-local-sticky-10800-of-32");
         let split = Split { anywhere: None, only_here: Some(Pick { affinity: None, ..pick }) };
         assert_eq!(split.to_string(), "none-or-external-17-local");
         assert_eq!(pick.slots().count(), 32);
         assert_eq!(pick.slots().last().unwrap().to_string(), "slot-31-local-sticky-10800");
+    }
+
+    #[test]
+    fn a_name_says_for_how_many_endpoints_at_most() {
+        let most = |name: &str| (most_of(name, false), most_of(name, true));
+        assert_eq!(most("internal-12"), (Some(12), None));
+        assert_eq!(most("pick-8-local"), (None, Some(8)));
+        assert_eq!(most("pick-16-or-pick-4-local"), (Some(16), Some(4)));
+        assert_eq!(most("none-or-pick-4-local"), (None, Some(4)));
+        assert_eq!(most("pick-8-or-none"), (Some(8), None));
+        assert_eq!(most("internal-3-sticky-10800-of-4"), (None, None));
+        assert_eq!(most("services-by-port"), (None, None));
+    }
+
+    #[test]
+    fn a_chain_is_kept_while_it_is_fair() {
+        assert_eq!([1, 3, 4, 5, 8, 9].map(|count| most_for(count, None)), [4, 4, 4, 8, 8, 12]);
+        assert_eq!([1, 4, 5, 8, 9].map(|count| most_for(count, Some(8))), [8, 8, 8, 8, 12]);
+        assert_eq!([4, 5, 12, 13].map(|count| most_for(count, Some(12))), [4, 12, 12, 16]);
+        // Not one of these chains.
+        assert_eq!([7, 0, u32::MAX].map(|most| most_for(2, Some(most))), [4; 3]);
+        assert_eq!(most_for(u32::MAX, None), u32::MAX);
+    }
+
+    /// The probabilities of each slot, by the rules from first to last: a draw that meets no endpoint goes on to the next rule.
+    #[test]
+    fn each_endpoint_is_as_likely_as_the_others() {
+        for most in (1..=16).map(|steps| steps * Pick::STEP) {
+            for count in fewest(most)..=most {
+                let mut each = 0.0;
+                let mut still = 1.0;
+                for modulus in (fewest(most)..=most).rev() {
+                    let met = f64::from(count.min(modulus)) / f64::from(modulus);
+                    // Below as many as there are the draw would leave out the last.
+                    assert!(modulus >= count || still <= 0.0, "{most}: {count} by {modulus}");
+                    each += still * met / f64::from(count);
+                    still *= 1.0 - met;
+                }
+                assert!(still <= 0.0 && (each * f64::from(count) - 1.0).abs() < 1e-12, "{most}: {count}");
+            }
+        }
     }
 
     #[test]

@@ -1,8 +1,10 @@
-//! Which slot each endpoint of a Frontend has. An endpoint keeps its slot while it lives, over changes of the list and
+//! Which slot each endpoint of a Frontend has, and which chain chooses among them. An endpoint keeps its slot while it lives, over changes of the list and
 //! restarts of the process: a change writes the elements that differ, and clients that stay with a slot stay with an endpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
 
+use super::pick::most_for;
 use crate::net::EndpointKey;
 use crate::service::Frontend;
 
@@ -17,25 +19,44 @@ pub struct Slots {
     local: Numbers,
 }
 
-/// A slot for each endpoint of a list; `None` where each has its place in the list, as nearly all do.
+/// A slot for each endpoint of a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Numbers(Option<Box<[u32]>>);
+struct Numbers {
+    /// `None` where each has its place in the list, as nearly all do.
+    slots: Option<Box<[u32]>>,
+    /// For how many endpoints at most the chain is that chooses, where it is not the smallest that does.
+    most: Option<NonZeroU32>,
+}
 
 /// Slots as they were, by endpoint.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Held {
-    pub(super) cluster: BTreeMap<EndpointKey, u32>,
-    pub(super) local: BTreeMap<EndpointKey, u32>,
+    pub(super) cluster: HeldNumbers,
+    pub(super) local: HeldNumbers,
+}
+
+/// Those of the endpoints on this node, or of all.
+#[derive(Clone, Debug, Default)]
+pub(super) struct HeldNumbers {
+    pub(super) slots: BTreeMap<EndpointKey, u32>,
+    /// For how many endpoints at most the chain was that chose.
+    pub(super) most: Option<u32>,
 }
 
 impl Held {
     /// Those of a Frontend as it was.
     pub(super) fn of(frontend: &Frontend, slots: &Slots) -> Self {
-        let by_endpoint = |is_local| {
+        let numbers = |is_local| HeldNumbers {
             // Of an endpoint that is listed twice the first one counts.
-            slots.of(frontend, is_local).map(|(slot, endpoint)| (*endpoint, slot)).rev().collect()
+            slots: slots.of(frontend, is_local).map(|(slot, endpoint)| (*endpoint, slot)).rev().collect(),
+            most: Some(slots.most(frontend, is_local)),
         };
-        Held { cluster: by_endpoint(false), local: by_endpoint(true) }
+        Held { cluster: numbers(false), local: numbers(true) }
+    }
+
+    /// Those on this node, or all.
+    pub(super) fn of_mut(&mut self, is_local: bool) -> &mut HeldNumbers {
+        if is_local { &mut self.local } else { &mut self.cluster }
     }
 }
 
@@ -43,9 +64,13 @@ impl Slots {
     /// The slots of a Frontend's endpoints: those that are held, and the lowest free ones for the others. Without affinity
     /// there are no gaps, so that any number below the number of endpoints is a slot.
     pub(super) fn keeping(held: &Held, frontend: &Frontend) -> Self {
-        let keep = |held: &BTreeMap<EndpointKey, u32>, endpoints: &[EndpointKey]| {
-            let count = u32::try_from(endpoints.len()).unwrap_or(u32::MAX);
-            Numbers::keeping(held, endpoints, if is_sticky(frontend, count) { MOST_STICKY } else { count })
+        let keep = |held: &HeldNumbers, endpoints: &[EndpointKey]| {
+            let count = number_of(endpoints);
+            let is_sticky = is_sticky(frontend, count);
+            let slots = Numbers::keeping(&held.slots, endpoints, if is_sticky { MOST_STICKY } else { count });
+            let most = most_for(count, held.most);
+            let is_smallest = is_sticky || count == 0 || most == most_for(count, None);
+            Numbers { slots, most: NonZeroU32::new(most).filter(|_| !is_smallest) }
         };
         Slots { cluster: keep(&held.cluster, &frontend.cluster), local: keep(&held.local, &frontend.local) }
     }
@@ -56,9 +81,18 @@ impl Slots {
         frontend: &'a Frontend,
         is_local: bool,
     ) -> impl DoubleEndedIterator<Item = (u32, &'a EndpointKey)> {
-        let (numbers, endpoints) =
-            if is_local { (&self.local, &frontend.local) } else { (&self.cluster, &frontend.cluster) };
+        let (numbers, endpoints) = self.numbers(frontend, is_local);
         endpoints.iter().enumerate().map(move |(place, endpoint)| (numbers.at(place), endpoint))
+    }
+
+    fn numbers<'a>(&'a self, frontend: &'a Frontend, is_local: bool) -> (&'a Numbers, &'a [EndpointKey]) {
+        if is_local { (&self.local, &frontend.local) } else { (&self.cluster, &frontend.cluster) }
+    }
+
+    /// For how many endpoints at most the chain is that chooses, where clients do not stay with theirs.
+    pub(super) fn most(&self, frontend: &Frontend, is_local: bool) -> u32 {
+        let (numbers, endpoints) = self.numbers(frontend, is_local);
+        numbers.most.map_or_else(|| most_for(number_of(endpoints), None), NonZeroU32::get)
     }
 
     /// Number of slots that a client is looked for in: the next power of two, so that few numbers are in use.
@@ -69,9 +103,9 @@ impl Slots {
 }
 
 impl Numbers {
-    fn keeping(held: &BTreeMap<EndpointKey, u32>, endpoints: &[EndpointKey], bound: u32) -> Self {
+    fn keeping(held: &BTreeMap<EndpointKey, u32>, endpoints: &[EndpointKey], bound: u32) -> Option<Box<[u32]>> {
         if held.is_empty() {
-            return Numbers::default();
+            return None;
         }
         let mut taken = BTreeSet::new();
         let kept: Vec<Option<u32>> = endpoints
@@ -82,13 +116,17 @@ impl Numbers {
         let numbers: Box<[u32]> =
             kept.into_iter().map(|slot| slot.or_else(|| free.next()).unwrap_or(u32::MAX)).collect();
         let are_places = (0..).zip(&numbers).all(|(place, slot)| *slot == place);
-        Numbers((!are_places).then_some(numbers))
+        (!are_places).then_some(numbers)
     }
 
     fn at(&self, place: usize) -> u32 {
-        let number = self.0.as_ref().and_then(|numbers| numbers.get(place)).copied();
+        let number = self.slots.as_ref().and_then(|numbers| numbers.get(place)).copied();
         number.unwrap_or_else(|| u32::try_from(place).unwrap_or(u32::MAX))
     }
+}
+
+fn number_of(endpoints: &[EndpointKey]) -> u32 {
+    u32::try_from(endpoints.len()).unwrap_or(u32::MAX)
 }
 
 /// Whether clients stay with their endpoint, if there are so many.
@@ -121,7 +159,7 @@ mod tests {
     }
 
     fn numbers(slots: &[(u8, u32)], endpoints: &[u8], bound: u32) -> Vec<u32> {
-        let numbers = Numbers::keeping(&held(slots), &keys(endpoints), bound);
+        let numbers = Numbers { slots: Numbers::keeping(&held(slots), &keys(endpoints), bound), most: None };
         (0..endpoints.len()).map(|place| numbers.at(place)).collect()
     }
 

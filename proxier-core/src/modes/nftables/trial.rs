@@ -41,7 +41,7 @@ fn transaction(layout: &Layout) -> Transaction {
     }
     let mut chains = layout.chains();
     for affinity in [None, Some(Affinity { secs: 10, width: 1 })] {
-        let pick = Pick { marks: Marks::Everything, is_local: false, count: 1, affinity };
+        let pick = Pick { marks: Marks::Everything, is_local: false, most: 1, affinity };
         let split = Split { anywhere: Some(pick), only_here: Some(pick) };
         for chain in pick.slots().map(SharedChain::Slot).chain([SharedChain::Pick(pick), SharedChain::Split(split)]) {
             if let Some(slot) = chain.slot() {
