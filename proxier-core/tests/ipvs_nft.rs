@@ -839,15 +839,25 @@ fn networks_that_are_local_as_a_whole_are_guarded_by_the_table() {
 /// One check does for both families; where the kernel refuses that, each has its own.
 #[test]
 fn a_trial_of_both_families_is_one_check_unless_it_is_refused() {
+    use proxier_core::modes::nftables;
     let facts = NodeFacts::new(&Config::default(), &NodeOf::new("node-a"), &HostAddresses::default());
     let fault = || Fault::new(Call::TablesCheck, PortErrorKind::Unavailable);
     let takes = |faults: &[Fault]| -> Vec<(Family, bool)> {
-        let mut kernel = kernel();
-        for fault in faults {
-            kernel.fail(fault.clone());
-        }
-        let tried = trials([Family::V4, Family::V6], &facts, kernel.ports().tables);
-        tried.into_iter().map(|(family, outcome)| (family, outcome.is_ok())).collect()
+        let [by_ipvs, by_nftables] = [false, true].map(|nftables| {
+            let mut kernel = kernel();
+            for fault in faults {
+                kernel.fail(fault.clone());
+            }
+            let (families, ports) = ([Family::V4, Family::V6], kernel.ports());
+            let tried = if nftables {
+                nftables::trials(families, &facts, ports.tables)
+            } else {
+                trials(families, &facts, ports.tables)
+            };
+            tried.into_iter().map(|(family, outcome)| (family, outcome.is_ok())).collect::<Vec<_>>()
+        });
+        assert_eq!(by_ipvs, by_nftables);
+        by_ipvs
     };
     // A second check would fail, and a third.
     assert_eq!(takes(&[fault().after_calls(1), fault().after_calls(2)]), [(Family::V4, true), (Family::V6, true)]);

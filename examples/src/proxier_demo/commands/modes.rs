@@ -122,11 +122,11 @@ fn look(mode: Kind, configured: &Configured, kernel: &mut KernelPorts) -> Looked
     match mode {
         Kind::Nftables => {
             let ports = kernel.ports();
-            let of = |family| {
-                let outcome = nftables::trial(family, &facts, ports.tables).map_err(|error| error.to_string());
+            let tried = nftables::trials(families, &facts, ports.tables).into_iter().map(|(family, outcome)| {
+                let outcome = outcome.map_err(|error| error.to_string());
                 Requirement::of(format!("{family}: chains, sets and rules"), outcome)
-            };
-            any(mode, families.map(of).collect())
+            });
+            any(mode, tried.collect())
         }
         Kind::Iptables => {
             let ports = kernel.ports();

@@ -227,7 +227,7 @@ pub(crate) fn try_ipvs_table(settings: &Settings, kernel: &mut KernelPorts) -> V
 pub(crate) fn try_nftables(settings: &Settings, kernel: &mut KernelPorts) -> Vec<(Family, Result<(), PortError>)> {
     let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &HostAddresses::default());
     let ports = kernel.ports();
-    settings.core.families.iter().map(|family| (family, nftables::trial(family, &facts, ports.tables))).collect()
+    nftables::trials(settings.core.families.iter(), &facts, ports.tables)
 }
 
 pub(crate) type TriedRules = Vec<(Family, Vec<iptables::Tried>)>;

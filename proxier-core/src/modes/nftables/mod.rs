@@ -76,5 +76,5 @@ pub(crate) use mode::{Mode, Prepared};
 pub use pick::{Affinity, Marks, Pick, SharedChain, Slot, Split};
 pub use plan::Plan;
 pub use slots::Slots;
-pub use trial::trial;
+pub use trial::{trial, trials};
 pub use wanted::Wanted;

@@ -4,6 +4,7 @@ use nftables::{Name, Transaction};
 
 use super::layout::Layout;
 use super::pick::{Affinity, Marks, Pick, SharedChain, Split};
+use crate::modes::shared::nft::each_or_all;
 use crate::net::Family;
 use crate::ports::{PortError, PortErrorKind, Tables};
 use crate::service::NodeFacts;
@@ -28,13 +29,30 @@ use crate::service::NodeFacts;
 /// # Errors
 /// What the kernel cannot do: nf_tables, the family, or a kind of chain, set or expression, which the message names.
 pub fn trial(family: Family, facts: &NodeFacts, tables: &mut dyn Tables) -> Result<(), PortError> {
-    let name = Name::new(&format!("proxier-trial-{}", std::process::id()))
-        .map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
-    tables.check(&transaction(&Layout::new(family, &name, facts, false))).map_err(|refused| refused.error)
+    check(&[family], facts, tables)
 }
 
-fn transaction(layout: &Layout) -> Transaction {
+/// [`trial`] of several families, in one check if they all pass.
+pub fn trials(
+    families: impl IntoIterator<Item = Family>,
+    facts: &NodeFacts,
+    tables: &mut dyn Tables,
+) -> Vec<(Family, Result<(), PortError>)> {
+    each_or_all(families, |families| check(families, facts, tables))
+}
+
+fn check(families: &[Family], facts: &NodeFacts, tables: &mut dyn Tables) -> Result<(), PortError> {
+    let name = Name::new(&format!("proxier-trial-{}", std::process::id()))
+        .map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
     let mut transaction = Transaction::new();
+    for family in families {
+        add(&mut transaction, &Layout::new(*family, &name, facts, false));
+    }
+    tables.check(&transaction).map_err(|refused| refused.error)
+}
+
+/// Adds a family's table with everything that it may have.
+fn add(transaction: &mut Transaction, layout: &Layout) {
     transaction.create_table(layout.to_table());
     for set in layout.sets() {
         transaction.create_set(set);
@@ -58,5 +76,4 @@ fn transaction(layout: &Layout) -> Transaction {
             transaction.add_rule(&chain.key, rule);
         }
     }
-    transaction
 }

@@ -15,6 +15,19 @@ pub(crate) const OWNED: &str = "made-by-proxier-core";
 /// `RTN_LOCAL` (linux/rtnetlink.h): an address of this host.
 pub(crate) const RTN_LOCAL: u32 = 2;
 
+/// Asks the kernel whether it can do something for several families: for all at once, and for each where it cannot. Each check
+/// waits for the kernel's readers (`synchronize_rcu` in `__nf_tables_abort`), some ten milliseconds of a start.
+pub(crate) fn each_or_all(
+    families: impl IntoIterator<Item = Family>,
+    mut check: impl FnMut(&[Family]) -> Result<(), PortError>,
+) -> Vec<(Family, Result<(), PortError>)> {
+    let families: Vec<Family> = families.into_iter().collect();
+    if families.len() > 1 && check(&families).is_ok() {
+        return families.into_iter().map(|family| (family, Ok(()))).collect();
+    }
+    families.into_iter().map(|family| (family, check(&[family]))).collect()
+}
+
 /// A name of ours.
 pub(crate) fn name(name: &str) -> Name {
     // Ours are all possible; the kernel refuses an impossible one by itself.

@@ -7,7 +7,7 @@ use iptables::{Dump, Policy, TableName};
 use super::nft;
 use crate::config::{Config, RulesBy};
 use crate::modes::ipvs::sets::{SetKey, SetKind};
-use crate::modes::shared::nft::{OWNED, may_have_iptables};
+use crate::modes::shared::nft::{OWNED, each_or_all, may_have_iptables};
 use crate::net::Family;
 use crate::ports::{PortError, PortErrorKind, Ports, Tables};
 use crate::service::NodeFacts;
@@ -137,16 +137,11 @@ pub fn trial(family: Family, facts: &NodeFacts, tables: &mut dyn Tables) -> Resu
     nft::trial(&[family], facts, tables)
 }
 
-/// [`trial`] of several families. Those that a kernel takes together are checked together: each check waits for the kernel's readers
-/// (`synchronize_rcu` in `__nf_tables_abort`), some ten milliseconds of a start.
+/// [`trial`] of several families, in one check if they all pass.
 pub fn trials(
     families: impl IntoIterator<Item = Family>,
     facts: &NodeFacts,
     tables: &mut dyn Tables,
 ) -> Vec<(Family, Result<(), PortError>)> {
-    let families: Vec<Family> = families.into_iter().collect();
-    if families.len() > 1 && nft::trial(&families, facts, tables).is_ok() {
-        return families.into_iter().map(|family| (family, Ok(()))).collect();
-    }
-    families.into_iter().map(|family| (family, trial(family, facts, tables))).collect()
+    each_or_all(families, |families| nft::trial(families, facts, tables))
 }
