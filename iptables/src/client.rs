@@ -428,7 +428,7 @@ impl<R: Runner> Iptables<R> {
     /// Gives a transaction to the restore program, which reads the text while it is made: it may have tens of megabytes.
     fn write(&self, args: Vec<String>, transaction: &Transaction) -> Result<Output, Error> {
         let mut pieces = transaction.pieces();
-        self.run_restore(args, transaction.lines(), &mut |piece| pieces.append(PIECE, piece))
+        self.run_restore(args, transaction.line_count(), &mut |piece| pieces.append(PIECE, piece))
     }
 
     fn run_restore(
