@@ -163,6 +163,7 @@ pub mod modes;
 pub mod net;
 pub mod objects;
 mod pack;
+mod parallel;
 pub mod ports;
 pub mod reconciler;
 pub mod service;

@@ -86,27 +86,23 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
         self.v4.as_ref().or(self.v6.as_ref()).map(Iptables::backend)
     }
 
-    fn open(&mut self, family: Family) -> Result<Iptables<R>, Error> {
-        let used = self.backend();
+    /// The back end, if it is settled which one.
+    fn settled(&self) -> Option<Backend> {
         let forced = match self.choice {
             BackendChoice::Force(backend) => Some(backend),
             BackendChoice::Detect | BackendChoice::Expect(_) => None,
         };
-        let (at, survey) = match (self.survey.take().filter(|(at, _)| at.elapsed() <= FRESH), used.or(forced)) {
-            (Some(fresh), _) => fresh,
-            // What the other back end has is not asked for once it is settled which one.
-            (None, Some(backend)) => (now(), Survey::of(&self.runner, backend)?),
-            (None, None) => (now(), Survey::take(&self.runner)?),
+        self.backend().or(forced)
+    }
+
+    fn open(&mut self, family: Family) -> Result<Iptables<R>, Error> {
+        let used = self.backend();
+        let (at, survey) = match self.survey.take().filter(|(at, _)| at.elapsed() <= FRESH) {
+            Some(fresh) => fresh,
+            None => (now(), survey(&self.runner, self.settled())?),
         };
         let (_, survey) = self.survey.insert((at, survey));
-        let opened = match used {
-            Some(backend) => survey.reopen(self.runner.clone(), family.into(), backend)?,
-            None => survey.open(self.runner.clone(), family.into(), self.choice)?,
-        };
-        // What the other back end has is not asked for, and may be all rules of an earlier proxy.
-        for family in Family::ALL {
-            drop(survey.take_dump(opened.backend().other(), family.into()));
-        }
+        let opened = open(survey, &self.runner, used, self.choice, family)?;
         Ok(opened.with_limits(self.limits))
     }
 
@@ -155,6 +151,44 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
     }
 }
 
+/// What the programs have. The other back end is not asked once it is settled which one.
+fn survey<R: Runner + Sync>(runner: &R, settled: Option<Backend>) -> Result<Survey, Error> {
+    settled.map_or_else(|| Survey::take(runner), |backend| Survey::of(runner, backend))
+}
+
+/// The programs of a family, of the back end that is in use, or that is chosen.
+fn open<R: Runner + Clone>(
+    survey: &mut Survey,
+    runner: &R,
+    used: Option<Backend>,
+    choice: BackendChoice,
+    family: Family,
+) -> Result<Iptables<R>, Error> {
+    let opened = match used {
+        Some(backend) => survey.reopen(runner.clone(), family.into(), backend)?,
+        None => survey.open(runner.clone(), family.into(), choice)?,
+    };
+    // What the other back end has is not asked for, and may be all rules of an earlier proxy.
+    for family in Family::ALL {
+        drop(survey.take_dump(opened.backend().other(), family.into()));
+    }
+    Ok(opened)
+}
+
+/// What is asked for meanwhile.
+enum Question<R> {
+    /// Which programs there are; that lists their rules as well. Then for those of a family.
+    Programs(Family),
+    /// The rules of a family.
+    Rules(Family, Iptables<R>),
+}
+
+/// The answer to a [`Question`]; `None`: it failed, and is asked again when it is needed.
+enum Answer<R> {
+    Programs(Family, Option<Box<(Survey, Option<Iptables<R>>)>>),
+    Rules(Family, Option<Dump>),
+}
+
 fn port_error(error: &Error) -> PortError {
     PortError::from_error(kind_of(error), error)
 }
@@ -182,21 +216,40 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
     fn list_meanwhile(&mut self, families: &[Family], work: &mut dyn FnMut()) {
         let at = now();
         let is_fresh = |at: Instant| at.elapsed() <= FRESH;
-        let mut found = Vec::new();
+        let settled = self.settled();
+        let mut questions = Vec::new();
+        let mut is_surveyed = self.survey.as_ref().is_some_and(|(at, _)| is_fresh(*at));
         for &family in families {
-            // Programs that are not known yet are looked for when they are needed; that lists their rules as well.
-            let is_listed = self.listed.get(&family).is_some_and(|(at, _)| is_fresh(*at))
-                || self.survey.as_ref().is_some_and(|(at, _)| is_fresh(*at));
-            if !is_listed {
-                found.extend(self.known(family).take().map(|iptables| (family, iptables)));
+            if is_surveyed || self.listed.get(&family).is_some_and(|(at, _)| is_fresh(*at)) {
+                continue;
             }
+            let known = self.known(family).take();
+            is_surveyed = known.is_none();
+            questions.push(known.map_or(Question::Programs(family), |iptables| Question::Rules(family, iptables)));
         }
-        let dumps = at_once(&found, |(_, iptables)| iptables.dump(), work);
-        for ((family, iptables), dump) in found.into_iter().zip(dumps) {
-            *self.known(family) = Some(iptables);
-            // A listing that failed is repeated when it is needed, and fails there.
-            if let Ok(dump) = dump {
-                self.listed.insert(family, (at, dump));
+        let (runner, used, choice) = (&self.runner, self.backend(), self.choice);
+        let ask = |question: &Question<R>| match question {
+            Question::Programs(family) => {
+                let surveyed = survey(runner, settled).ok().map(|mut survey| {
+                    let opened = open(&mut survey, runner, used, choice, *family).ok();
+                    Box::new((survey, opened))
+                });
+                Answer::Programs(*family, surveyed)
+            }
+            Question::Rules(family, iptables) => Answer::Rules(*family, iptables.dump().ok()),
+        };
+        let answers = at_once(&questions, ask, work);
+        for (question, answer) in questions.into_iter().zip(answers) {
+            match answer {
+                Answer::Programs(family, surveyed) => {
+                    let Some((survey, opened)) = surveyed.map(|surveyed| *surveyed) else { continue };
+                    self.survey = Some((at, survey));
+                    *self.known(family) = opened.map(|opened| opened.with_limits(self.limits));
+                }
+                Answer::Rules(family, dump) => self.listed.extend(dump.map(|dump| (family, (at, dump)))),
+            }
+            if let Question::Rules(family, iptables) = question {
+                *self.known(family) = Some(iptables);
             }
         }
     }

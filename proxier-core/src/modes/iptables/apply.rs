@@ -268,7 +268,7 @@ impl Search<'_, '_> {
         let family = self.plan.family;
         let dump = self.rules.dump(family).map_err(Failed::Always)?;
         let out = waiting.iter().flatten().chain(self.refused.keys()).chain(self.left);
-        let compared = without(self.wanted, &dump, family, self.held, out);
+        let compared = without(self.wanted, &dump, family, self.held, out, None);
         let compared = compared.map_err(|error| Failed::Always(incomparable(&error)))?;
         let refused = |error| if is_of_an_object(&error) { Failed::Refused(error) } else { Failed::Always(error) };
         if !compared.transaction.is_empty() {

@@ -9,10 +9,12 @@ use super::lines::Shared;
 use super::names::{self, Jump};
 use super::observed::{self, Keep};
 use super::spelling;
-use super::tables;
+use super::tables::{self, TableChain};
 use super::wanted::Wanted;
 use crate::modes::shared::cleaned::IsKept;
 use crate::net::{Family, Protocol};
+use crate::parallel;
+use crate::service::{Compiled, Port};
 use crate::snapshot::ObjectKey;
 
 /// Why rules could not be compared; nothing is written then.
@@ -70,7 +72,7 @@ impl From<Error> for Incomparable {
 /// # Errors
 /// [`Incomparable::Unreadable`] when a table could not be shown: writing would add the jumps anew each time.
 pub fn changes(wanted: &Wanted, observed: &Dump, family: Family) -> Result<Transaction, Incomparable> {
-    compare(wanted, observed, family, &Keep::default()).map(|compared| compared.transaction)
+    compare(wanted, observed, family, &Keep::default(), None).map(|compared| compared.transaction)
 }
 
 /// What a comparison finds.
@@ -82,30 +84,71 @@ pub(super) struct Compared {
     pub(super) ports: BTreeSet<(ObjectKey, Box<str>, Protocol)>,
 }
 
-/// As [`changes`], but for what is to stay as it is.
+/// What there is to write for some ports of Services.
+#[derive(Debug, Default)]
+struct Part {
+    transaction: Transaction,
+    ports: BTreeSet<(ObjectKey, Box<str>, Protocol)>,
+}
+
+/// What there is to write where no chain of a Service is.
+#[derive(Debug)]
+pub(super) struct FromNothing {
+    shared: Vec<TableChain>,
+    parts: Vec<Part>,
+}
+
+impl FromNothing {
+    /// For a family of which nothing is to stay.
+    ///
+    /// # Errors
+    /// As [`changes`].
+    pub(super) fn new(wanted: &Wanted, family: Family) -> Result<Self, Incomparable> {
+        let (nothing, keep) = (Dump::default(), Keep::default());
+        let parts = compare_ports(wanted, &nothing, family, &keep)?;
+        let parts = parts.into_iter().map(|(part, _)| part).collect();
+        Ok(FromNothing { shared: wanted.shared_chains(family, &keep)?, parts })
+    }
+
+    fn is_of(observed: &Dump, keep: &Keep) -> bool {
+        let chains = observed.table(&TableName::NAT).into_iter().flat_map(Table::chains);
+        let mut of_services = chains.filter(|chain| names::is_of_service(&TableName::NAT, chain.name.as_str()));
+        *keep == Keep::default() && of_services.next().is_none()
+    }
+}
+
+/// As [`changes`], but for what is to stay as it is. `from_nothing`: what was made already, in case nothing is there.
 ///
 /// # Errors
 /// As [`changes`].
-pub(super) fn compare(wanted: &Wanted, observed: &Dump, family: Family, keep: &Keep) -> Result<Compared, Incomparable> {
+pub(super) fn compare(
+    wanted: &Wanted,
+    observed: &Dump,
+    family: Family,
+    keep: &Keep,
+    from_nothing: Option<FromNothing>,
+) -> Result<Compared, Incomparable> {
     check_readable(observed)?;
     let mut comparison = Comparison::new(observed, &|_table, _chain| false);
     let mut kept = keep.lines(observed, family);
     let reached = observed::reached(observed, &kept);
-    for (table, mut chain) in wanted.shared_chains(family, keep)? {
+    let (shared, parts) = match from_nothing.filter(|_| FromNothing::is_of(observed, keep)) {
+        Some(FromNothing { shared, parts }) => {
+            (shared, parts.into_iter().map(|part| (part, BTreeSet::new())).collect())
+        }
+        None => (wanted.shared_chains(family, keep)?, compare_ports(wanted, observed, family, keep)?),
+    };
+    for (table, mut chain) in shared {
         // In front: the lines that lead to node ports come last.
         let lines = Shared::of(&table, chain.name.as_str()).and_then(|shared| kept.remove(&shared));
         chain.rules.splice(0..0, lines.into_iter().flatten());
         comparison.chain(&table, chain);
     }
     let mut ports = BTreeSet::new();
-    for (service, port) in wanted.ports(family).filter(|(service, _)| !keep.has_service(&service.service)) {
-        let mut differs = false;
-        for chain in wanted.port_chains(port)? {
-            differs |= comparison.chain(&TableName::NAT, chain);
-        }
-        if differs {
-            ports.insert((service.service.clone(), port.name.clone(), port.protocol));
-        }
+    for (mut part, stay) in parts {
+        comparison.transaction.append(part.transaction);
+        comparison.stay.extend(stay);
+        ports.append(&mut part.ports);
     }
     comparison.stay(reached);
     if let Some(settings) = wanted.settings(family) {
@@ -115,6 +158,35 @@ pub(super) fn compare(wanted: &Wanted, observed: &Dump, family: Family, keep: &K
     }
     comparison.remove_others();
     Ok(Compared { transaction: comparison.transaction, ports })
+}
+
+type Stay<'a> = BTreeSet<(TableName, &'a str)>;
+
+/// The chains of Services, in parts. Each chain is made when it is compared, so that they are not all in memory at once. Also
+/// returns which ones are there.
+fn compare_ports<'a>(
+    wanted: &Wanted,
+    observed: &'a Dump,
+    family: Family,
+    keep: &Keep,
+) -> Result<Vec<(Part, Stay<'a>)>, Error> {
+    let ports = wanted.ports(family).filter(|(service, _)| !keep.has_service(&service.service));
+    let ports: Vec<(&Compiled, &Port)> = ports.collect();
+    let compare = |ports: &[(&Compiled, &Port)]| {
+        let mut comparison = Comparison::new(observed, &|_table, _chain| false);
+        let mut differing = BTreeSet::new();
+        for (service, port) in ports {
+            let mut differs = false;
+            for chain in wanted.port_chains(port)? {
+                differs |= comparison.chain(&TableName::NAT, chain);
+            }
+            if differs {
+                differing.insert((service.service.clone(), port.name.clone(), port.protocol));
+            }
+        }
+        Ok((Part { transaction: comparison.transaction, ports: differing }, comparison.stay))
+    };
+    parallel::map_parts(&ports, compare).into_iter().collect()
 }
 
 /// What to write so that nothing of ours is left: chains and jumps of this proxy, or of a kube-proxy in iptables mode.
@@ -148,7 +220,7 @@ struct Comparison<'a> {
     /// Chains of these names are another mode's.
     is_kept: IsKept<'a>,
     /// The chains that are there and do not go.
-    stay: BTreeSet<(TableName, &'a str)>,
+    stay: Stay<'a>,
     transaction: Transaction,
 }
 

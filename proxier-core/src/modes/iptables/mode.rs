@@ -7,6 +7,7 @@ use iptables::Dump;
 
 use super::apply::{Written, apply, incomparable};
 use super::count::Tally;
+use super::diff::FromNothing;
 use super::lines;
 use super::observed::served;
 use super::plan::{Basis, FamilyPlan, Plan, Refused};
@@ -17,6 +18,7 @@ use crate::modes::shared::retry::RulesRetry;
 use crate::modes::shared::{flows, sysctls};
 use crate::modes::{Pass, Refreshed};
 use crate::net::{Family, FrontendKey};
+use crate::parallel;
 use crate::ports::{PortError, PortErrorKind, Ports, Rules, UdpServices};
 use crate::reconciler::report::{Report, RuleCount, Unread};
 use crate::reconciler::safeguard::{Kernel, Loss, Safeguard};
@@ -27,6 +29,9 @@ use crate::snapshot::{ObjectKey, Store};
 
 /// Node ports on 127.0.0.1 work only with this on.
 const ROUTE_LOCALNET: &str = "net/ipv4/conf/all/route_localnet";
+
+/// A plan of more lines takes a millisecond and more to free.
+const LARGE: usize = 5_000;
 
 /// iptables mode of one node.
 #[derive(Debug)]
@@ -152,14 +157,16 @@ impl Mode {
         Options { random_fully: self.options.random_fully.on(self.random_fully), ..self.options }
     }
 
-    /// Asks the programs for their options. If a family's program is missing, reading its rules reports that.
-    fn ask_programs(&mut self, pass: &Pass<'_>, rules: &mut dyn Rules) {
+    /// Asks the programs for their options, and returns whether rules depend on the answer. If a family's program is missing, reading
+    /// its rules reports that.
+    fn ask_programs(&mut self, pass: &Pass<'_>, rules: &mut dyn Rules) -> bool {
         self.random_fully = true;
         for family in pass.families() {
             self.random_fully &= rules.has_random_fully(family).unwrap_or(true);
         }
         let changed = self.wanted.set_settings(pass.facts, self.allowed());
         self.note_changed(&changed);
+        changed.is_everything()
     }
 
     /// Compares and makes the plan. `None` when nothing could be read.
@@ -171,16 +178,16 @@ impl Mode {
         ports: &mut Ports<'_>,
     ) -> Option<Prepared> {
         let mut plan = Plan::default();
-        if pass.full {
-            self.ask_programs(&pass, ports.rules);
-            self.plan_sysctls(&pass, &mut plan, report, ports);
-        }
         let (mut due, mut dumps) = (Vec::new(), BTreeMap::new());
         let read: Vec<Family> = pass.families().filter(|family| self.has_to_be_read(*family, &pass)).collect();
         let mut list = read.clone();
         list.retain(|family| !self.is_put_off(*family, pass.now));
-        if list.len() > 1 {
-            ports.rules.list_meanwhile(&list, &mut || {});
+        let mut made = self.list(&list, ports.rules);
+        if pass.full {
+            if self.ask_programs(&pass, ports.rules) {
+                made.clear();
+            }
+            self.plan_sysctls(&pass, &mut plan, report, ports);
         }
         for family in pass.families() {
             if self.is_put_off(family, pass.now) {
@@ -211,7 +218,8 @@ impl Mode {
         }
         // All has been read.
         for family in due {
-            match self.plan_family(family, &pass, dumps.get(&family), &held) {
+            let from_nothing = made.remove(&family);
+            match self.plan_family(family, &pass, dumps.get(&family), &held, from_nothing) {
                 Ok(family) => plan.families.push(family),
                 Err(error) => report.unread.push(self.unreadable(family, error, pass.now)),
             }
@@ -221,6 +229,23 @@ impl Mode {
             report.drift = self.drift(&pass, &plan);
         }
         Some(Prepared { plan, held })
+    }
+
+    /// Has the programs list families. Meanwhile makes what there is to write, if nothing seems to be there yet.
+    fn list(&self, families: &[Family], rules: &mut dyn Rules) -> BTreeMap<Family, FromNothing> {
+        let is_there = |family: &Family| rules.has_tables(*family) == Some(true);
+        let is_first = !self.compared && !families.iter().any(is_there);
+        let mut made = BTreeMap::new();
+        if is_first || families.len() > 1 {
+            rules.list_meanwhile(families, &mut || {
+                let families = families.iter().filter(|_| is_first);
+                // What cannot be made is told when it is compared.
+                made.extend(
+                    families.filter_map(|family| Some((*family, FromNothing::new(&self.wanted, *family).ok()?))),
+                );
+            });
+        }
+        made
     }
 
     fn plan_sysctls(&self, pass: &Pass<'_>, plan: &mut Plan, report: &mut Report, ports: &mut Ports<'_>) {
@@ -300,6 +325,7 @@ impl Mode {
         pass: &Pass<'_>,
         dump: Option<&Dump>,
         held: &BTreeSet<FrontendKey>,
+        from_nothing: Option<FromNothing>,
     ) -> Result<FamilyPlan, PortError> {
         let unknown = State::default();
         let state = self.state(family).unwrap_or(&unknown);
@@ -311,7 +337,7 @@ impl Mode {
                 let again = refused.left.iter().filter(|service| pass.full || touched.contains(*service));
                 refused.tried = again.cloned().collect();
                 refused.left.retain(|service| !refused.tried.contains(service));
-                FamilyPlan::compared(family, &self.wanted, dump, &self.known.frontends, held, refused)
+                FamilyPlan::compared(family, &self.wanted, dump, &self.known.frontends, held, refused, from_nothing)
                     .map_err(|error| incomparable(&error))
             }
             None => FamilyPlan::changed(family, &self.wanted, &state.changed)
@@ -374,6 +400,9 @@ impl Mode {
         report.serves_nothing = !applied.failures.is_empty() && self.serves_nothing();
         report.applied = applied;
         report.rule_counts = self.rule_counts(&written);
+        if plan.families.iter().any(|family| family.transaction.line_count() > LARGE) {
+            parallel::free(plan);
+        }
         surprised
     }
 

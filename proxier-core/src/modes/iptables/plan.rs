@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use iptables::{ChainName, Dump, Transaction};
 
 use super::count::{Outcome, Tally};
-use super::diff::{Compared, Incomparable, compare};
+use super::diff::{Compared, FromNothing, Incomparable, compare};
 use super::lines;
 use super::names;
 use super::observed::Keep;
@@ -96,7 +96,8 @@ fn keep<'a>(
     keep
 }
 
-/// Makes a family's rules as wanted, but keeps the lines that the safeguard holds back and those of refused Services.
+/// Makes a family's rules as wanted, but keeps the lines that the safeguard holds back and those of refused Services. `from_nothing`: as
+/// in [`compare`].
 ///
 /// # Errors
 /// As [`changes`](super::diff::changes).
@@ -106,8 +107,9 @@ pub(super) fn without<'a>(
     family: Family,
     held: &BTreeSet<FrontendKey>,
     services: impl IntoIterator<Item = &'a ObjectKey>,
+    from_nothing: Option<FromNothing>,
 ) -> Result<Compared, Incomparable> {
-    let mut compared = compare(wanted, dump, family, &keep(wanted, dump, family, held, services))?;
+    let mut compared = compare(wanted, dump, family, &keep(wanted, dump, family, held, services), from_nothing)?;
     for table in names::TABLES {
         if !dump.has_chain(&table, names::CANARY) {
             compared.transaction.table(table).chain(ChainName::new(names::CANARY)?);
@@ -117,7 +119,7 @@ pub(super) fn without<'a>(
 }
 
 impl FamilyPlan {
-    /// The differences to what was read. `served`: what the kernel serves.
+    /// The differences to what was read. `served`: what the kernel serves. `from_nothing`: as in [`compare`].
     ///
     /// # Errors
     /// As [`changes`](super::diff::changes).
@@ -128,8 +130,9 @@ impl FamilyPlan {
         served: &BTreeMap<FrontendKey, bool>,
         held: &BTreeSet<FrontendKey>,
         refused: Refused,
+        from_nothing: Option<FromNothing>,
     ) -> Result<Self, Incomparable> {
-        let Compared { transaction, ports } = without(wanted, dump, family, held, refused.all())?;
+        let Compared { transaction, ports } = without(wanted, dump, family, held, refused.all(), from_nothing)?;
         let mut frontends = BTreeMap::new();
         let mut services: BTreeSet<ObjectKey> = ports.iter().map(|(service, ..)| service.clone()).collect();
         let desired = wanted.desired();

@@ -6,9 +6,10 @@
 //!               └──▶ KUBE-FW-…  ──▶ KUBE-EXT-…                            load balancer with source ranges
 //! ```
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use iptables::{Chain, ChainName, Error, Rule, RuleBuilder};
 
@@ -88,10 +89,17 @@ pub(super) fn chains(port: &Port, settings: &Settings, comments: bool) -> Result
 
 /// An endpoint of the port, and what is needed of it more than once.
 struct Endpoint {
-    key: EndpointKey,
     /// Address and port.
     text: String,
     chain: ChainName,
+}
+
+impl Endpoint {
+    /// The address alone. It takes time to print one, and there may be a hundred thousand.
+    fn address(&self) -> &str {
+        let address = self.text.rsplit_once(':').map_or("", |(address, _port)| address);
+        address.trim_matches(['[', ']'])
+    }
 }
 
 /// The endpoints of these lists, as far as they serve, each once.
@@ -101,7 +109,7 @@ fn reached(port: &Port, lists: [(bool, &Arc<[EndpointKey]>); 2]) -> Result<BTree
         if let Entry::Vacant(new) = reached.entry(*key) {
             let text = key.to_string();
             let chain = names::endpoint_chain(port, &text)?;
-            new.insert(Endpoint { key: *key, text, chain });
+            new.insert(Endpoint { text, chain });
         }
     }
     Ok(reached)
@@ -232,7 +240,7 @@ impl Lowering<'_> {
     /// The endpoint itself as client is masqueraded: otherwise it would answer itself, past this node.
     fn endpoint(&self, endpoint: &Endpoint) -> Result<Vec<Rule>, Error> {
         let rule = || self.about_endpoint(|| self.port.name.to_string());
-        let hairpin = rule().args(["-s", &endpoint.key.address.to_string()]).jump(&self.mark).build()?;
+        let hairpin = rule().args(["-s", endpoint.address()]).jump(&self.mark).build()?;
         let chosen = match self.port.affinity_secs {
             Some(_) => rule().args(["-m", "recent", "--name", endpoint.chain.as_str(), "--set"]),
             None => rule(),
@@ -244,7 +252,12 @@ impl Lowering<'_> {
 }
 
 /// One of `left`, as kube-proxy prints it.
-fn probability(left: usize) -> String {
-    let left = u32::try_from(left).unwrap_or(u32::MAX);
-    format!("{:.10}", f64::from(left).recip())
+fn probability(left: usize) -> Cow<'static, str> {
+    fn print(left: usize) -> String {
+        let left = u32::try_from(left).unwrap_or(u32::MAX);
+        format!("{:.10}", f64::from(left).recip())
+    }
+    /// Of as many as most Services have: each rule would print its own otherwise.
+    static FEW: LazyLock<Vec<String>> = LazyLock::new(|| (0..64).map(print).collect());
+    FEW.get(left).map_or_else(|| Cow::Owned(print(left)), |text| Cow::Borrowed(text.as_str()))
 }

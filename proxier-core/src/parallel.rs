@@ -1,0 +1,66 @@
+//! Pure work on several processors.
+
+use std::num::NonZero;
+use std::panic::resume_unwind;
+use std::thread;
+
+/// Fewer items are not worth a thread.
+const WORTH_A_THREAD: usize = 256;
+
+/// Most threads: the rest of the node has work, too.
+const MOST_THREADS: usize = 4;
+
+/// What `make` makes of parts of these items, in their order: one for each of some threads, if there are many items. Without threads this
+/// one makes all.
+pub(crate) fn map_parts<T: Sync, U: Send>(items: &[T], make: impl Fn(&[T]) -> U + Sync) -> Vec<U> {
+    let processors = thread::available_parallelism().map_or(1, NonZero::get);
+    let threads = processors.min(MOST_THREADS).min(items.len() / WORTH_A_THREAD).max(1);
+    let make = &make;
+    let mut parts = items.chunks(items.len().div_ceil(threads).max(1));
+    thread::scope(|scope| {
+        let here = parts.next().unwrap_or_default();
+        let start = |part| (part, thread::Builder::new().spawn_scoped(scope, move || make(part)));
+        let started: Vec<_> = parts.map(start).collect();
+        let mut made = vec![make(here)];
+        made.extend(started.into_iter().map(|(part, thread)| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            Err(_no_thread) => make(part),
+        }));
+        made
+    })
+}
+
+/// Frees a value while this thread goes on: worth it where that takes milliseconds. Without a thread it is freed here.
+pub(crate) fn free<T: Send + 'static>(value: T) {
+    drop(thread::Builder::new().spawn(move || drop(value)));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn the_order_is_kept() {
+        for count in [0, 1, WORTH_A_THREAD, 2 * WORTH_A_THREAD, 10 * WORTH_A_THREAD + 1] {
+            let items: Vec<usize> = (0..count).collect();
+            assert_eq!(map_parts(&items, <[usize]>::to_vec).concat(), items);
+        }
+    }
+
+    #[test]
+    fn a_panic_of_a_thread_is_one_of_the_caller() {
+        let items: Vec<usize> = (0..4 * WORTH_A_THREAD).collect();
+        let run = || map_parts(&items, |part| assert_ne!(part.last(), items.last()));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err());
+    }
+
+    #[test]
+    fn what_is_freed_elsewhere_is_freed() {
+        let (sender, receiver) = mpsc::channel::<()>();
+        free(sender);
+        // Disconnected: nobody has it any more.
+        assert!(receiver.recv().is_err());
+    }
+}
