@@ -318,9 +318,15 @@ pub(crate) struct Pieces<'a> {
 /// before all others. A text of 1,000 Services with 10 endpoints, which has 11,000 chains, takes iptables-nft-restore 1.8.9 4.9 s in the
 /// order of Services and 1.7 s so; one of 5,000 takes iptables-legacy-restore 1.8 s and 1.4 s.
 fn in_order(table: &TableEdit) -> Vec<&ChainName> {
-    let mut chains: Vec<&ChainName> = table.declared.iter().collect();
-    chains.sort_by(|a, b| b.cmp(a));
-    chains
+    // Names beside each other in memory: to follow a pointer for each comparison takes several times longer.
+    let key = |chain: &ChainName| {
+        let mut key = [0; ChainName::MAX_LEN];
+        key.iter_mut().zip(chain.as_str().bytes()).for_each(|(key, byte)| *key = byte);
+        key
+    };
+    let mut chains: Vec<_> = table.declared.iter().map(|chain| (key(chain), chain)).collect();
+    chains.sort_unstable_by(|a, b| b.cmp(a));
+    chains.into_iter().map(|(_, chain)| chain).collect()
 }
 
 impl Pieces<'_> {

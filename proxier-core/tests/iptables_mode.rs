@@ -113,6 +113,48 @@ fn a_service_is_chains_and_lines() {
     assert_eq!(steps(&report)[&(Part::Frontend, Action::Add)], 2);
 }
 
+/// Several threads make and compare so many: from nothing, over what is there, and over what is there in part.
+#[test]
+fn what_threads_make_in_parts_is_whole() {
+    let mut node = new();
+    let publish = |node: &mut Node| {
+        for number in 0..1_200_u16 {
+            let [high, low] = number.to_be_bytes();
+            node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.{high}.{low}")}));
+            node.slice(&format!("s{number}"), &["10.244.0.1", "10.244.0.2"]);
+        }
+    };
+    publish(&mut node);
+    node.settles();
+    let whole = node.v4();
+    assert_eq!(whole.matches(":KUBE-SVC-").count(), 1_200);
+    assert_eq!(whole.matches(":KUBE-SEP-").count(), 2_400);
+    assert_eq!(whole.matches("-j DNAT").count(), 2_400);
+    assert_eq!(node.full().writes(), 0);
+    // One chain of each part goes, and one that nobody wants comes.
+    let chains: Vec<&str> =
+        whole.lines().filter_map(|line| line.strip_prefix(":KUBE-SVC-")?.split(' ').next()).collect();
+    let mut change = Transaction::new();
+    let nat = change.table(TableName::NAT);
+    for place in [0, 599, 1_199] {
+        nat.edit(Edit::Flush(chain(&format!("KUBE-SVC-{}", chains[place]))));
+    }
+    nat.chain(chain("KUBE-SVC-AAAAAAAAAAAAAAAA"));
+    node.others(Side::Ipv4, &change);
+    let report = node.full();
+    assert_eq!(steps(&report)[&(Part::Frontend, Action::Change)], 3);
+    let sorted = |text: &str| {
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(sorted(&node.v4()), sorted(&whole));
+    // The next process finds everything.
+    let mut next = node.next(options());
+    publish(&mut next);
+    assert_eq!(next.settles().writes(), 0);
+}
+
 #[test]
 fn a_change_writes_its_own_chains_and_reads_nothing() {
     let mut node = new();
