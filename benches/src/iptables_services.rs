@@ -1,6 +1,7 @@
 //! P13: iptables mode, as the number of Services grows: a full restore and one change, against the restore programs alone on the
 //! same texts, of both families.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -27,6 +28,9 @@ const ENDPOINTS: u32 = 10;
 /// Changes in a run; the first one of a process is the slowest.
 const CHANGES: u32 = 3;
 
+const WAYS: [&str; 7] =
+    ["program", "program-restore", "program-unsorted", "change", "change-restore", "read", "read-save"];
+
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let mut report = Report::new("iptables-services", options);
     report.note(format!("Services with {ENDPOINTS} endpoints each, in a fresh network namespace every time."));
@@ -34,7 +38,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         "iptables mode: a whole pass of the reconciler, from checked objects to both families' tables, the reading of the tables \
          before included. iptables-restore: the very texts that such a pass writes to both families, noted from one, by the same \
          programs and likewise: families one after the other by the legacy back end, which has one lock for both, else in \
-         parallel; the texts are ready. By the legacy back end, and with up to {NFT_LIMIT} Services by the nft one.",
+         parallel; the texts are ready. By the legacy back end, and with up to {NFT_LIMIT} Services by the nft one. Unsorted: the same \
+         texts with the chains in the order of Services, as kube-proxy has them.",
     ));
     report.note(
         "Reading: what the first pass does before it writes. It finds the programs and lists what both back ends have, in both \
@@ -56,7 +61,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     for round in 0..options.rounds {
         for services in sizes {
             for back_end in BACK_ENDS.into_iter().filter(|of| *of == Backend::Legacy || *services <= NFT_LIMIT) {
-                for way in ["program", "program-restore", "change", "change-restore", "read", "read-save"] {
+                for way in WAYS {
                     collect(&mut report, &["iptables-services", way, &services.to_string(), path, called(back_end)])?;
                 }
             }
@@ -136,6 +141,26 @@ fn ours(back_end: Backend) -> String {
 
 fn theirs(back_end: Backend) -> String {
     format!("iptables-restore, {}", called(back_end))
+}
+
+/// The text with chains declared in the order in which they get their rules.
+fn unsorted(text: &str) -> String {
+    let mut all = String::new();
+    for table in text.split_inclusive("COMMIT\n") {
+        let lines = || table.lines();
+        let with_rules = lines().filter_map(|line| line.strip_prefix("-A ")?.split(' ').next());
+        let places: BTreeMap<&str, usize> = with_rules.zip(0..).collect::<Vec<_>>().into_iter().rev().collect();
+        let name = |line: &str| line.split([':', ' ']).nth(1).and_then(|name| places.get(name)).copied();
+        let mut chains: Vec<&str> = lines().filter(|line| line.starts_with(':')).collect();
+        chains.sort_by_key(|line| name(line));
+        let (head, rest): (Vec<&str>, Vec<&str>) =
+            lines().filter(|line| !line.starts_with(':')).partition(|line| line.starts_with('*'));
+        for line in head.into_iter().chain(chains).chain(rest) {
+            all.push_str(line);
+            all.push('\n');
+        }
+    }
+    all
 }
 
 /// A program of a family: its name ends as given.
@@ -236,6 +261,11 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
         }
         "program-restore" => {
             tell(PROGRAM, services, "ms", theirs, ms(restore(back_end, &read(0)?)?));
+            check(back_end, services)?;
+        }
+        "program-unsorted" => {
+            let texts: Vec<_> = read(0)?.into_iter().map(|(family, text)| (family, unsorted(&text))).collect();
+            tell(PROGRAM, services, "ms", &format!("{theirs}, unsorted"), ms(restore(back_end, &texts)?));
             check(back_end, services)?;
         }
         "change" => {
