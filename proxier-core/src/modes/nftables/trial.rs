@@ -1,12 +1,12 @@
 //! Asks the kernel whether it can do what this mode needs.
 
-use nftables::{Name, Transaction};
+use nftables::Transaction;
 
 use super::layout::Layout;
 use super::pick::{Affinity, Marks, Pick, SharedChain, Split};
-use crate::modes::shared::nft::each_or_all;
+use crate::modes::shared::nft::{check_trial, each_or_all};
 use crate::net::Family;
-use crate::ports::{PortError, PortErrorKind, Tables};
+use crate::ports::{PortError, Tables};
 use crate::service::NodeFacts;
 
 /// Has the kernel check a family's table with every kind of set, chain and rule that this mode may write, and make none of it.
@@ -42,13 +42,9 @@ pub fn trials(
 }
 
 fn check(families: &[Family], facts: &NodeFacts, tables: &mut dyn Tables) -> Result<(), PortError> {
-    let name = Name::new(&format!("proxier-trial-{}", std::process::id()))
-        .map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
-    let mut transaction = Transaction::new();
-    for family in families {
-        add(&mut transaction, &Layout::new(*family, &name, facts, false));
-    }
-    tables.check(&transaction).map_err(|refused| refused.error)
+    check_trial(families, tables, |transaction, family, name| {
+        add(transaction, &Layout::new(family, name, facts, false));
+    })
 }
 
 /// Adds a family's table with everything that it may have.

@@ -28,6 +28,24 @@ pub(crate) fn each_or_all(
     families.into_iter().map(|family| (family, check(&[family]))).collect()
 }
 
+/// Has the kernel check tables of families under a name that nobody has, and make none of them. `add` adds a family's.
+///
+/// # Errors
+/// What the kernel cannot do; the message names it.
+pub(crate) fn check_trial(
+    families: &[Family],
+    tables: &mut dyn Tables,
+    add: impl Fn(&mut Transaction, Family, &Name),
+) -> Result<(), PortError> {
+    let name = Name::new(&format!("proxier-trial-{}", std::process::id()))
+        .map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
+    let mut transaction = Transaction::new();
+    for family in families {
+        add(&mut transaction, *family, &name);
+    }
+    tables.check(&transaction).map_err(|refused| refused.error)
+}
+
 /// A name of ours.
 pub(crate) fn name(name: &str) -> Name {
     // Ours are all possible; the kernel refuses an impossible one by itself.

@@ -12,12 +12,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ipvs::VirtualServerKey;
-use nftables::{Name, Transaction};
 
 use crate::config::{Config, MarkRange};
 use crate::modes::Pass;
 use crate::modes::ipvs::sets::SetKind;
 use crate::modes::ipvs::split;
+use crate::modes::shared::nft::check_trial;
 use crate::net::{Family, FrontendKey, Network};
 use crate::ports::{PortError, PortErrorKind, Tables as TablesPort};
 use crate::reconciler::report::Unread;
@@ -194,11 +194,8 @@ pub(in crate::modes::ipvs) fn trial(
     facts: &NodeFacts,
     tables: &mut dyn TablesPort,
 ) -> Result<(), PortError> {
-    let name = Name::new(&format!("proxier-trial-{}", std::process::id()))
-        .map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
-    let mut transaction = Transaction::new();
-    for family in families {
-        let layout = Layout::new(*family, facts, true).called(name.clone());
+    check_trial(families, tables, |transaction, family, name| {
+        let layout = Layout::new(family, facts, true).called(name.clone());
         let layout = layout.still_splitting(Some(MarkRange::default())).bound_by_routes(true);
         transaction.create_table(layout.to_table());
         for kind in SetKind::ALL_OF_NFT {
@@ -210,6 +207,5 @@ pub(in crate::modes::ipvs) fn trial(
                 transaction.add_rule(&chain.key, rule);
             }
         }
-    }
-    tables.check(&transaction).map_err(|refused| refused.error)
+    })
 }
