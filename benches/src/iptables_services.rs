@@ -149,7 +149,7 @@ fn unsorted(text: &str) -> String {
     for table in text.split_inclusive("COMMIT\n") {
         let lines = || table.lines();
         let with_rules = lines().filter_map(|line| line.strip_prefix("-A ")?.split(' ').next());
-        let places: BTreeMap<&str, usize> = with_rules.zip(0..).collect::<Vec<_>>().into_iter().rev().collect();
+        let places: BTreeMap<&str, usize> = with_rules.zip(0..).collect();
         let name = |line: &str| line.split([':', ' ']).nth(1).and_then(|name| places.get(name)).copied();
         let mut chains: Vec<&str> = lines().filter(|line| line.starts_with(':')).collect();
         chains.sort_by_key(|line| name(line));

@@ -1,4 +1,4 @@
-//! Pure work on several processors.
+//! Work on several processors.
 
 use std::num::NonZero;
 use std::panic::resume_unwind;
@@ -10,24 +10,36 @@ const WORTH_A_THREAD: usize = 256;
 /// Most threads: the rest of the node has work, too.
 const MOST_THREADS: usize = 4;
 
-/// What `make` makes of parts of these items, in their order: one for each of some threads, if there are many items. Without threads this
-/// one makes all.
+/// What `make` makes of each item, in their order, each on a thread of its own of this name, and what `meanwhile` makes here. Items without a thread
+/// are made last. Threads are in the network namespace of the one that starts them.
+pub(crate) fn map<T: Sync, U: Send, H>(
+    name: &str,
+    items: &[T],
+    make: impl Fn(&T) -> U + Sync,
+    meanwhile: impl FnOnce() -> H,
+) -> (Vec<U>, H) {
+    let make = &make;
+    thread::scope(|scope| {
+        let start = |item| (item, thread::Builder::new().name(name.to_owned()).spawn_scoped(scope, move || make(item)));
+        let started: Vec<_> = items.iter().map(start).collect();
+        let here = meanwhile();
+        let end = |(item, started): (&T, std::io::Result<thread::ScopedJoinHandle<'_, U>>)| match started {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            Err(_no_thread) => make(item),
+        };
+        (started.into_iter().map(end).collect(), here)
+    })
+}
+
+/// What `make` makes of parts of these items, in their order: one for each of some threads, if there are many items.
 pub(crate) fn map_parts<T: Sync, U: Send>(items: &[T], make: impl Fn(&[T]) -> U + Sync) -> Vec<U> {
     let processors = thread::available_parallelism().map_or(1, NonZero::get);
     let threads = processors.min(MOST_THREADS).min(items.len() / WORTH_A_THREAD).max(1);
-    let make = &make;
     let mut parts = items.chunks(items.len().div_ceil(threads).max(1));
-    thread::scope(|scope| {
-        let here = parts.next().unwrap_or_default();
-        let start = |part| (part, thread::Builder::new().spawn_scoped(scope, move || make(part)));
-        let started: Vec<_> = parts.map(start).collect();
-        let mut made = vec![make(here)];
-        made.extend(started.into_iter().map(|(part, thread)| match thread {
-            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
-            Err(_no_thread) => make(part),
-        }));
-        made
-    })
+    let first = parts.next().unwrap_or_default();
+    let rest: Vec<&[T]> = parts.collect();
+    let (rest, first) = map("part", &rest, |part| make(part), || make(first));
+    std::iter::once(first).chain(rest).collect()
 }
 
 /// Frees a value while this thread goes on: worth it where that takes milliseconds. Without a thread it is freed here.

@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::panic::resume_unwind;
 use std::sync::PoisonError;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use iptables::{
@@ -12,6 +10,7 @@ use iptables::{
 };
 
 use crate::net::Family;
+use crate::parallel;
 use crate::ports::{PortError, PortErrorKind, Rules};
 
 /// The port over the programs of both families.
@@ -238,7 +237,7 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
             }
             Question::Rules(family, iptables) => Answer::Rules(*family, iptables.dump().ok()),
         };
-        let answers = at_once(&questions, ask, work);
+        let answers = parallel::map("iptables", &questions, ask, work).0;
         for (question, answer) in questions.into_iter().zip(answers) {
             match answer {
                 Answer::Programs(family, surveyed) => {
@@ -297,27 +296,11 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
             };
             iptables.as_ref().map(restore).map_err(PortError::clone)
         };
-        let answers = at_once(&jobs, restore, || {});
+        let answers = parallel::map("iptables", &jobs, restore, || {}).0;
         let outcomes = jobs
             .into_iter()
             .zip(answers)
             .map(|((iptables, (family, _)), answer)| self.keep(*family, iptables?, answer?));
         outcomes.collect()
     }
-}
-
-/// Runs jobs on scoped threads and `meanwhile` here; jobs without a thread run last. Threads are in the network namespace
-/// of the one that starts them.
-fn at_once<J: Sync, T: Send>(jobs: &[J], run: impl Fn(&J) -> T + Sync, meanwhile: impl FnOnce()) -> Vec<T> {
-    let run = &run;
-    thread::scope(|scope| {
-        let start = |job| thread::Builder::new().name("iptables".to_owned()).spawn_scoped(scope, move || run(job));
-        let started: Vec<_> = jobs.iter().map(|job| (job, start(job))).collect();
-        meanwhile();
-        let end = |(job, started): (_, std::io::Result<thread::ScopedJoinHandle<'_, T>>)| match started {
-            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
-            Err(_no_thread) => run(job),
-        };
-        started.into_iter().map(end).collect()
-    })
 }

@@ -84,18 +84,11 @@ pub(super) struct Compared {
     pub(super) ports: BTreeSet<(ObjectKey, Box<str>, Protocol)>,
 }
 
-/// What there is to write for some ports of Services.
-#[derive(Debug, Default)]
-struct Part {
-    transaction: Transaction,
-    ports: BTreeSet<(ObjectKey, Box<str>, Protocol)>,
-}
-
 /// What there is to write where no chain of a Service is.
 #[derive(Debug)]
 pub(super) struct FromNothing {
     shared: Vec<TableChain>,
-    parts: Vec<Part>,
+    parts: Vec<Compared>,
 }
 
 impl FromNothing {
@@ -169,7 +162,7 @@ fn compare_ports<'a>(
     observed: &'a Dump,
     family: Family,
     keep: &Keep,
-) -> Result<Vec<(Part, Stay<'a>)>, Error> {
+) -> Result<Vec<(Compared, Stay<'a>)>, Error> {
     let ports = wanted.ports(family).filter(|(service, _)| !keep.has_service(&service.service));
     let ports: Vec<(&Compiled, &Port)> = ports.collect();
     let compare = |ports: &[(&Compiled, &Port)]| {
@@ -184,7 +177,7 @@ fn compare_ports<'a>(
                 differing.insert((service.service.clone(), port.name.clone(), port.protocol));
             }
         }
-        Ok((Part { transaction: comparison.transaction, ports: differing }, comparison.stay))
+        Ok((Compared { transaction: comparison.transaction, ports: differing }, comparison.stay))
     };
     parallel::map_parts(&ports, compare).into_iter().collect()
 }

@@ -69,7 +69,7 @@ impl Slots {
             let is_sticky = is_sticky(frontend, count);
             let slots = Numbers::keeping(&held.slots, endpoints, if is_sticky { MOST_STICKY } else { count });
             let most = most_for(count, held.most);
-            let is_smallest = is_sticky || count == 0 || most == most_for(count, None);
+            let is_smallest = is_sticky || most == most_for(count, None);
             Numbers { slots, most: NonZeroU32::new(most).filter(|_| !is_smallest) }
         };
         Slots { cluster: keep(&held.cluster, &frontend.cluster), local: keep(&held.local, &frontend.local) }
