@@ -14,7 +14,7 @@ use crate::rule::Rule;
 use crate::runner::{Invocation, LockGuard, Output, Runner};
 use crate::system::System;
 use crate::token::Token;
-use crate::transaction::{Edit, PIECE, Transaction};
+use crate::transaction::{Edit, PIECE, Pieces, Transaction};
 use crate::version::{ProgramVersion, RestoreWait};
 
 /// Time limits.
@@ -357,8 +357,9 @@ impl<R: Runner> Iptables<R> {
         if transaction.sets_counters() {
             args.push("--counters".to_owned());
         }
+        let mut pieces = transaction.pieces();
         let _turn = turn();
-        let output = self.write(args, transaction)?;
+        let output = self.write(args, transaction, &mut pieces)?;
         if output.code == Some(0) { Ok(()) } else { Err(self.explain(&transaction.to_string(), &output)) }
     }
 
@@ -417,7 +418,8 @@ impl<R: Runner> Iptables<R> {
     /// [`Iptables::restore`].
     pub fn check(&self, transaction: &Transaction) -> Result<(), Error> {
         transaction.check_writable()?;
-        let output = self.write(vec!["--noflush".to_owned(), "--test".to_owned()], transaction)?;
+        let args = vec!["--noflush".to_owned(), "--test".to_owned()];
+        let output = self.write(args, transaction, &mut transaction.pieces())?;
         // The programs only warn of what the kernel lacks.
         if output.code == Some(0) && !failure::lacks_module(&output) {
             return Ok(());
@@ -426,8 +428,7 @@ impl<R: Runner> Iptables<R> {
     }
 
     /// Gives a transaction to the restore program, which reads the text while it is made: it may have tens of megabytes.
-    fn write(&self, args: Vec<String>, transaction: &Transaction) -> Result<Output, Error> {
-        let mut pieces = transaction.pieces();
+    fn write(&self, args: Vec<String>, transaction: &Transaction, pieces: &mut Pieces<'_>) -> Result<Output, Error> {
         self.run_restore(args, transaction.line_count(), &mut |piece| pieces.append(PIECE, piece))
     }
 

@@ -254,6 +254,12 @@ impl Input<'_> {
     }
 }
 
+/// How much of a large text waits in the pipe: as much as the kernel gives to any user (`fs.pipe-max-size`).
+const PIPE_SIZE: i32 = 1 << 20;
+
+/// When to fill a full pipe again. A restore program reads a tenth of it in that time.
+const REFILL: Duration = Duration::from_millis(5);
+
 /// Feeds and reads a child until it ends; `None` when its time is over.
 fn converse(
     child: &mut Child,
@@ -274,6 +280,7 @@ fn converse(
     }
     let mut input = Input { piece: invocation.stdin.clone(), written: 0, more: Some(more) };
     let mut output = Output::default();
+    let (mut is_full, mut is_large) = (false, false);
     loop {
         // While the pipe is full, the next piece is made already.
         if pipes.stdin.is_some() && input.rest().is_empty() {
@@ -286,10 +293,19 @@ fn converse(
         if left.is_zero() {
             return Ok(None);
         }
-        wait_for_any(&pipes, left)?;
+        wait_for_any(&pipes, is_full, left)?;
         if let Some(pipe) = &mut pipes.stdin {
-            match pipe.write(input.rest()) {
-                Ok(count) => input.written = input.written.saturating_add(count),
+            let rest = input.rest();
+            match pipe.write(rest) {
+                Ok(count) => {
+                    is_full = count < rest.len();
+                    input.written = input.written.saturating_add(count);
+                    if is_full && !is_large {
+                        // A user may have used up the memory for pipes: it does with the usual 64 KiB then.
+                        is_large = true;
+                        is_full = fcntl(&*pipe, FcntlArg::F_SETPIPE_SZ(PIPE_SIZE)).is_err();
+                    }
+                }
                 // It ended without reading everything; its exit code and messages say why.
                 Err(e) if e.kind() == io::ErrorKind::BrokenPipe => pipes.stdin = None,
                 Err(e) if is_transient(&e) => {}
@@ -328,8 +344,11 @@ fn is_transient(e: &io::Error) -> bool {
     matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-fn wait_for_any(pipes: &Pipes, left: Duration) -> io::Result<()> {
-    let write = pipes.stdin.as_ref().map(|p| PollFd::new(p.as_fd(), PollFlags::POLLOUT));
+/// Waits for a pipe. A full one is filled again after a while: whoever waits for room in it is woken, and wakes the program's
+/// processor in turn, for each page that the program reads. That takes a tenth of the time of a large restore.
+fn wait_for_any(pipes: &Pipes, is_full: bool, left: Duration) -> io::Result<()> {
+    let left = if is_full && pipes.stdin.is_some() { left.min(REFILL) } else { left };
+    let write = pipes.stdin.as_ref().filter(|_| !is_full).map(|p| PollFd::new(p.as_fd(), PollFlags::POLLOUT));
     let out = pipes.stdout.as_ref().map(|p| PollFd::new(p.as_fd(), PollFlags::POLLIN));
     let err = pipes.stderr.as_ref().map(|p| PollFd::new(p.as_fd(), PollFlags::POLLIN));
     let mut fds: Vec<PollFd<'_>> = [write, out, err].into_iter().flatten().collect();

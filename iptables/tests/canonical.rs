@@ -118,7 +118,8 @@ fn names_and_rules_are_compared_and_printed_as_text() {
     change.table(TableName::NAT).chain(chain.clone()).edit(Edit::Append(chain.clone(), same));
     change.table(TableName::FILTER);
     let [nat, filter] = change.tables() else { unreachable!("two tables were named") };
-    assert_eq!((nat.name(), nat.chains(), nat.edits().len()), (&TableName::NAT, &[chain][..], 1));
+    assert_eq!((nat.name(), nat.edits().len()), (&TableName::NAT, 2));
+    assert!(nat.chains().eq([&chain]));
     assert_eq!((filter.name(), filter.edits().len()), (&TableName::FILTER, 0));
 }
 

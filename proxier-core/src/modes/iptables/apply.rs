@@ -106,7 +106,7 @@ fn finish(
         accepted: BTreeSet::new(),
         is_surprise: false,
         rules: plan.rules,
-        lines: if outcome.is_ok() { Tally::written(&plan.transaction) } else { Tally::default() },
+        lines: if outcome.is_ok() { plan.written } else { Tally::default() },
     };
     let mut outcome = outcome;
     if let Basis::Read { services, refused, held } = &plan.basis {
@@ -274,8 +274,9 @@ impl Search<'_, '_> {
         if !compared.transaction.is_empty() {
             self.rules.restore(family, &compared.transaction).map_err(refused)?;
         }
-        self.total = Some(Tally::after(&dump, &compared.transaction));
-        self.lines = self.lines.and(Tally::written(&compared.transaction));
+        let (total, written) = Tally::after(&dump, &compared.transaction);
+        self.total = Some(total);
+        self.lines = self.lines.and(written);
         Ok(())
     }
 }

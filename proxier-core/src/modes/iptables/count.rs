@@ -26,10 +26,11 @@ fn place(table: &TableName) -> Option<usize> {
     names::TABLES.iter().position(|known| known == table)
 }
 
-/// The chain that gets a rule.
-fn added_to(edit: &Edit) -> Option<&ChainName> {
+/// The chain that gets rules, and how many.
+fn added(edit: &Edit) -> Option<(&ChainName, usize)> {
     match edit {
-        Edit::Append(chain, _) | Edit::Insert(chain, ..) => Some(chain),
+        Edit::Replace(chain, rules) => Some((chain, rules.len())),
+        Edit::Append(chain, _) | Edit::Insert(chain, ..) => Some((chain, 1)),
         _ => None,
     }
 }
@@ -67,16 +68,19 @@ impl Tally {
     pub(super) fn written(transaction: &Transaction) -> Tally {
         let mut written = Tally::default();
         for table in transaction.tables() {
-            let adds = |edit: &&Edit| added_to(edit).is_some_and(|chain| names::is_ours(table.name(), chain.as_str()));
-            written.add(table.name(), table.edits().iter().filter(adds).count());
+            for (chain, rules) in table.edits().iter().filter_map(added) {
+                if names::is_ours(table.name(), chain.as_str()) {
+                    written.add(table.name(), rules);
+                }
+            }
         }
         written
     }
 
-    /// The rules in chains of ours when a transaction is carried out on these. A chain gets its rules in one place of the transaction, so those
+    /// The rules in chains of ours when a transaction is carried out on these, and those that it writes. A chain gets its rules in one place of the transaction, so those
     /// that are emptied had them before.
-    pub(super) fn after(dump: &Dump, transaction: &Transaction) -> Tally {
-        let mut tally = Tally::default();
+    pub(super) fn after(dump: &Dump, transaction: &Transaction) -> (Tally, Tally) {
+        let (mut tally, mut written) = (Tally::default(), Tally::default());
         for table in names::TABLES {
             let is_ours = |chain: &str| names::is_ours(&table, chain);
             let there = dump.table(&table).into_iter().flat_map(iptables::Table::chains);
@@ -85,30 +89,22 @@ impl Tally {
                 there.map(|chain| (chain.name.as_str(), chain.rules.len())).collect();
             let (mut come, mut go) = (0_usize, 0_usize);
             for change in transaction.tables().iter().filter(|change| *change.name() == table) {
-                // Declaring a chain empties it.
-                if !there.is_empty() {
-                    for chain in change.chains() {
+                for edit in change.edits() {
+                    if let Edit::Replace(chain, _) | Edit::Flush(chain) | Edit::DeleteChain(chain) = edit {
                         there.remove(chain.as_str());
                     }
-                }
-                // Most rules follow one of the same chain.
-                for same in change.edits().chunk_by(|a, b| added_to(a).is_some() && added_to(a) == added_to(b)) {
-                    match same {
-                        [Edit::Append(chain, _) | Edit::Insert(chain, ..), ..] if is_ours(chain.as_str()) => {
-                            come = come.saturating_add(same.len());
-                        }
-                        [Edit::Delete(chain, _)] if is_ours(chain.as_str()) => go = go.saturating_add(1),
-                        [Edit::Flush(chain) | Edit::DeleteChain(chain)] => {
-                            there.remove(chain.as_str());
-                        }
+                    match (added(edit), edit) {
+                        (Some((chain, rules)), _) if is_ours(chain.as_str()) => come = come.saturating_add(rules),
+                        (None, Edit::Delete(chain, _)) if is_ours(chain.as_str()) => go = go.saturating_add(1),
                         _ => {}
                     }
                 }
             }
             let total = there.into_values().fold(come, usize::saturating_add);
             tally.add(&table, total.saturating_sub(go));
+            written.add(&table, come);
         }
-        tally
+        (tally, written)
     }
 
     /// Lines of shared chains, and the rules of chains of Services.
@@ -165,7 +161,7 @@ mod tests {
                     -A KUBE-SVC-A -j ACCEPT\n-A KUBE-SVC-B -j ACCEPT\n-A MINE -j ACCEPT\nCOMMIT\n";
         let dump = Dump::parse(dump).unwrap();
         let mut transaction = Transaction::new();
-        assert_eq!(Tally::after(&dump, &transaction), Tally([0, 4]));
+        assert_eq!(Tally::after(&dump, &transaction), (Tally([0, 4]), Tally::default()));
         transaction
             .table(TableName::NAT)
             .replace_chain(&chain("KUBE-SVC-A"), [rule(), rule()])
@@ -175,8 +171,9 @@ mod tests {
             .edit(Edit::Insert(chain("PREROUTING"), 1, rule()))
             .delete_chain(chain("KUBE-SVC-B"));
         transaction.table(TableName::FILTER).replace_chain(&chain("KUBE-FORWARD"), [rule()]);
-        assert_eq!(Tally::after(&dump, &transaction), Tally([1, 2 + 2 + 1]));
-        assert_eq!(Tally::written(&transaction), Tally([1, 2 + 1 + 1]));
+        let written = Tally([1, 2 + 1 + 1]);
+        assert_eq!(Tally::after(&dump, &transaction), (Tally([1, 2 + 2 + 1]), written));
+        assert_eq!(Tally::written(&transaction), written);
     }
 
     #[test]

@@ -43,6 +43,8 @@ pub(super) struct FamilyPlan {
     pub(super) basis: Basis,
     /// What becomes of the number of rules.
     pub(super) rules: Outcome,
+    /// The rules that are written.
+    pub(super) written: Tally,
 }
 
 /// What a plan starts from.
@@ -157,8 +159,8 @@ impl FamilyPlan {
         }
         services.retain(|service| !refused.contains(service));
         let basis = Basis::Read { services, refused, held: held.clone() };
-        let rules = Outcome::Total(Tally::after(dump, &transaction));
-        Ok(FamilyPlan { family, transaction, frontends, basis, rules })
+        let (total, written) = Tally::after(dump, &transaction);
+        Ok(FamilyPlan { family, transaction, frontends, basis, rules: Outcome::Total(total), written })
     }
 
     /// What changed since the last write.
@@ -178,7 +180,8 @@ impl FamilyPlan {
             };
             frontends.insert(*key, (action, endpoints));
         }
-        Ok(FamilyPlan { family, transaction, frontends, basis: Basis::Known, rules })
+        let written = Tally::written(&transaction);
+        Ok(FamilyPlan { family, transaction, frontends, basis: Basis::Known, rules, written })
     }
 
     /// What it would take away.
