@@ -2,10 +2,8 @@
 
 use std::num::NonZero;
 use std::panic::resume_unwind;
+use std::sync::LazyLock;
 use std::thread;
-
-/// Fewer items are not worth a thread.
-const WORTH_A_THREAD: usize = 256;
 
 /// Most threads: the rest of the node has work, too.
 const MOST_THREADS: usize = 4;
@@ -31,10 +29,24 @@ pub(crate) fn map<T: Sync, U: Send, H>(
     })
 }
 
-/// What `make` makes of parts of these items, in their order: one for each of some threads, if there are many items.
-pub(crate) fn map_parts<T: Sync, U: Send>(items: &[T], make: impl Fn(&[T]) -> U + Sync) -> Vec<U> {
-    let processors = thread::available_parallelism().map_or(1, NonZero::get);
-    let threads = processors.min(MOST_THREADS).min(items.len() / WORTH_A_THREAD).max(1);
+/// How many processors this process may use. Asked once: that reads files.
+fn processors() -> usize {
+    static PROCESSORS: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get));
+    *PROCESSORS
+}
+
+/// What `make` makes of parts of these items, in their order: one for each of some threads, if there are so many items that each has
+/// `worth_a_thread`.
+pub(crate) fn map_parts<T: Sync, U: Send>(
+    items: &[T],
+    worth_a_thread: usize,
+    make: impl Fn(&[T]) -> U + Sync,
+) -> Vec<U> {
+    let worthy = items.len().checked_div(worth_a_thread).unwrap_or_default();
+    if worthy < 2 {
+        return vec![make(items)];
+    }
+    let threads = processors().min(MOST_THREADS).min(worthy);
     let mut parts = items.chunks(items.len().div_ceil(threads).max(1));
     let first = parts.next().unwrap_or_default();
     let rest: Vec<&[T]> = parts.collect();
@@ -53,18 +65,20 @@ mod tests {
 
     use super::*;
 
+    const WORTH_A_THREAD: usize = 100;
+
     #[test]
     fn the_order_is_kept() {
         for count in [0, 1, WORTH_A_THREAD, 2 * WORTH_A_THREAD, 10 * WORTH_A_THREAD + 1] {
             let items: Vec<usize> = (0..count).collect();
-            assert_eq!(map_parts(&items, <[usize]>::to_vec).concat(), items);
+            assert_eq!(map_parts(&items, WORTH_A_THREAD, <[usize]>::to_vec).concat(), items);
         }
     }
 
     #[test]
     fn a_panic_of_a_thread_is_one_of_the_caller() {
         let items: Vec<usize> = (0..4 * WORTH_A_THREAD).collect();
-        let run = || map_parts(&items, |part| assert_ne!(part.last(), items.last()));
+        let run = || map_parts(&items, WORTH_A_THREAD, |part| assert_ne!(part.last(), items.last()));
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err());
     }
 

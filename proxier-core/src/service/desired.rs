@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::{Compiled, Frontend, HealthCheck, NoLocalEndpoints, NodeFacts, Rejected, Roles, compile_from};
 use crate::net::FrontendKey;
 use crate::pack::pack;
+use crate::parallel;
 use crate::snapshot::{Created, ObjectKey, Rejection, Store};
 
 /// Every Frontend with its owner, kept up to date at O(changed Services).
@@ -127,6 +128,12 @@ pub struct Conflict<'a> {
     pub refused: &'a ObjectKey,
 }
 
+/// Fewer Services are compiled as fast without a thread of their own.
+const WORTH_A_THREAD: usize = 1_024;
+
+/// How many Services are compiled before what is known of them is replaced: all at once would be in memory twice.
+const AT_ONCE: usize = 4_096;
+
 impl Desired {
     /// Nothing.
     pub fn new() -> Self {
@@ -141,9 +148,16 @@ impl Desired {
         services: impl IntoIterator<Item = &'a ObjectKey>,
         follower: &mut dyn Follower,
     ) {
-        for key in services {
-            let compiled = compile_from(store, key, facts, follower.needs_ports());
-            self.update(key, compiled, follower);
+        let needs_ports = follower.needs_ports();
+        let compile = |keys: &[&ObjectKey]| -> Vec<Option<Compiled>> {
+            keys.iter().map(|key| compile_from(store, key, facts, needs_ports)).collect()
+        };
+        let keys: Vec<&ObjectKey> = services.into_iter().collect();
+        for keys in keys.chunks(AT_ONCE) {
+            let compiled = parallel::map_parts(keys, WORTH_A_THREAD, compile);
+            for (key, compiled) in keys.iter().zip(compiled.into_iter().flatten()) {
+                self.update(key, compiled, follower);
+            }
         }
     }
 

@@ -17,6 +17,9 @@ use crate::parallel;
 use crate::service::{Compiled, Port};
 use crate::snapshot::ObjectKey;
 
+/// Fewer ports are compared as fast without a thread of their own.
+const WORTH_A_THREAD: usize = 256;
+
 /// Why rules could not be compared; nothing is written then.
 #[derive(Clone)]
 #[non_exhaustive]
@@ -98,9 +101,14 @@ impl FromNothing {
     /// As [`changes`].
     pub(super) fn new(wanted: &Wanted, family: Family) -> Result<Self, Incomparable> {
         let (nothing, keep) = (Dump::default(), Keep::default());
-        let parts = compare_ports(wanted, &nothing, family, &keep)?;
-        let parts = parts.into_iter().map(|(part, _)| part).collect();
-        Ok(FromNothing { shared: wanted.shared_chains(family, &keep)?, parts })
+        let (shared, parts) = parallel::map(
+            "lines",
+            &[()],
+            |()| wanted.shared_chains(family, &keep),
+            || compare_ports(wanted, &nothing, family, &keep),
+        );
+        let shared = shared.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+        Ok(FromNothing { shared, parts: parts?.into_iter().map(|(part, _)| part).collect() })
     }
 
     fn is_of(observed: &Dump, keep: &Keep) -> bool {
@@ -179,7 +187,7 @@ fn compare_ports<'a>(
         }
         Ok((Compared { transaction: comparison.transaction, ports: differing }, comparison.stay))
     };
-    parallel::map_parts(&ports, compare).into_iter().collect()
+    parallel::map_parts(&ports, WORTH_A_THREAD, compare).into_iter().collect()
 }
 
 /// What to write so that nothing of ours is left: chains and jumps of this proxy, or of a kube-proxy in iptables mode.

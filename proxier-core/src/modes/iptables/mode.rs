@@ -148,7 +148,7 @@ impl Mode {
 
     fn note_changed(&mut self, changed: &Changed) {
         for family in self.wanted.families() {
-            self.families.entry(family).or_default().changed.extend(changed.clone());
+            self.families.entry(family).or_default().changed.extend(changed.of_family(family));
         }
     }
 

@@ -107,7 +107,7 @@ fn reached(port: &Port, lists: [(bool, &Arc<[EndpointKey]>); 2]) -> Result<BTree
     let mut reached = BTreeMap::new();
     for key in lists.into_iter().filter(|(serves, _)| *serves).flat_map(|(_, endpoints)| endpoints.iter()) {
         if let Entry::Vacant(new) = reached.entry(*key) {
-            let text = key.to_string();
+            let text = key.text();
             let chain = names::endpoint_chain(port, &text)?;
             new.insert(Endpoint { text, chain });
         }

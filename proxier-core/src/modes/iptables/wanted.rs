@@ -101,8 +101,22 @@ impl Changed {
         self.everything
     }
 
+    /// What matters to one family: that of each Service, and its own addresses.
+    pub(super) fn of_family(&self, family: Family) -> Self {
+        let frontends = self.frontends.iter().filter(|(key, _)| key.family() == family);
+        Changed {
+            services: self.services.clone(),
+            frontends: frontends.map(|(key, before)| (*key, before.clone())).collect(),
+            everything: self.everything,
+        }
+    }
+
     /// Adds what a later update changed.
     pub fn extend(&mut self, later: Changed) {
+        if self.is_empty() {
+            *self = later;
+            return;
+        }
         self.everything |= later.everything;
         for (key, before) in later.services {
             self.services.entry(key).or_insert(before);
