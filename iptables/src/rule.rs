@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 use std::fmt;
+use std::num::NonZeroU32;
 use std::str::FromStr;
 
 use crate::canonical::CanonicalRule;
@@ -74,9 +75,10 @@ pub struct Rule {
     /// Read from bytes that were not UTF-8: good for comparing with what is read the same way, not for writing.
     #[cfg_attr(feature = "serde", serde(skip))]
     lossy: bool,
-    /// The restore format can carry each of the arguments; otherwise that is checked before they are written.
+    /// The restore format can carry each of the arguments, and printed they have at most this length; `None`: that is found out before
+    /// they are written.
     #[cfg_attr(feature = "serde", serde(skip))]
-    is_checked: bool,
+    checked: Option<NonZeroU32>,
 }
 
 impl PartialEq for Rule {
@@ -134,7 +136,7 @@ impl Rule {
 
     /// A rule of arguments that were checked one by one.
     fn of_checked(tokens: Vec<Token>) -> Result<Self, Error> {
-        let rule = Self { is_checked: true, ..Self::observed(tokens, None) };
+        let rule = Self { checked: most(&tokens), ..Self::observed(tokens, None) };
         rule.check_writable()?;
         Ok(rule)
     }
@@ -160,7 +162,7 @@ impl Rule {
         }
         let rule = Self::observed(line.tokens, None);
         rule.check_writable()?;
-        Ok(Self { is_checked: true, ..rule })
+        Ok(Self { checked: most(&rule.tokens), ..rule })
     }
 
     /// Starts a rule argument by argument.
@@ -170,7 +172,7 @@ impl Rule {
     }
 
     pub(crate) fn observed(tokens: Vec<Token>, counters: Option<Counters>) -> Self {
-        Self { tokens, counters, source: None, lossy: false, is_checked: false }
+        Self { tokens, counters, source: None, lossy: false, checked: None }
     }
 
     /// Remembers the text it was read from if printing would not give it back. An empty text stands for a blank behind the
@@ -202,7 +204,12 @@ impl Rule {
                 ),
             ));
         }
-        if self.is_checked { Ok(()) } else { self.tokens.iter().try_for_each(Token::check_writable) }
+        if self.checked.is_some() { Ok(()) } else { self.tokens.iter().try_for_each(Token::check_writable) }
+    }
+
+    /// How long its arguments are at most, as they are printed.
+    pub(crate) fn most_len(&self) -> u32 {
+        self.checked.or_else(|| most(&self.tokens)).map_or(0, NonZeroU32::get)
     }
 
     /// The arguments.
@@ -278,6 +285,12 @@ impl Rule {
             None => self.write_arguments(out),
         }
     }
+}
+
+/// A length that these arguments do not exceed when they are printed: quoting at most doubles one. `None` if there are none.
+fn most(tokens: &[Token]) -> Option<NonZeroU32> {
+    let most = tokens.iter().map(|token| token.as_str().len().saturating_mul(2).saturating_add(3));
+    NonZeroU32::new(u32::try_from(most.fold(0, usize::saturating_add)).unwrap_or(u32::MAX))
 }
 
 /// The arguments in the quoting of the restore format.

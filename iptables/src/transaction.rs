@@ -358,10 +358,9 @@ impl<'a> Line<'a> {
             Line::Edit(edit) => edit.rules().first(),
             _ => None,
         };
-        // The command, the chain, a place and counters have less than 128 bytes, and quoting at most doubles a token.
-        let tokens = rule.map_or(&[][..], Rule::tokens);
-        let most = tokens.iter().map(|token| token.as_str().len().saturating_mul(2).saturating_add(3));
-        if most.fold(128_usize, usize::saturating_add) <= Transaction::MAX_LINE {
+        // The command, the chain, a place and counters have less than 128 bytes.
+        let most = usize::try_from(rule.map_or(0, Rule::most_len)).unwrap_or(usize::MAX);
+        if most.saturating_add(128) <= Transaction::MAX_LINE {
             return Ok(());
         }
         let mut line = String::new();
