@@ -125,7 +125,7 @@ impl World {
             }
             made
         });
-        let (code, live) = self.live(&["--live=3", "192.0.2.1", SERVICE]);
+        let (code, live) = self.live(&["--live=5", "192.0.2.1", SERVICE]);
         is_over.store(true, Ordering::Relaxed);
         let made = connections.join().unwrap();
         assert_eq!(code, Some(0), "{live:#}");
