@@ -4,11 +4,9 @@
 
 mod program;
 
-use std::collections::BTreeMap;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use program::{Folder, Running, command, ok, tool};
+use program::{Folder, Running, command, metrics, ok, tool};
 use testkit::{Need, kernel_test};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::IptablesNft];
@@ -126,11 +124,6 @@ fn rules_of(program: &str, table: &str) -> u64 {
 }
 
 /// What `/metrics` says, as Prometheus would read it.
-fn metrics() -> BTreeMap<String, f64> {
-    let output = Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10249/metrics"]).output().unwrap();
-    program::page::read(&ok(&output))
-}
-
 #[test]
 fn metrics_count_the_rules_that_are_there() {
     kernel_test(NEEDS, || {

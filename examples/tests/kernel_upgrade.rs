@@ -49,7 +49,37 @@ const RULES: [(&str, &str); 2] = [
     ("ip6tables", include_str!("fixtures/kube-proxy/ip6tables.rules")),
 ];
 
-const TABLES: &str = include_str!("fixtures/kube-proxy/tables.nft");
+/// Tables of its nftables mode, by release: 1.36 has no chain that marks packets.
+const TABLES: [(&str, &str); 2] = [
+    ("1.33", include_str!("fixtures/kube-proxy/tables.nft")),
+    ("1.36", include_str!("fixtures/kube-proxy/tables-1.36.nft")),
+];
+
+/// A table as it was read from a node with kube-proxy 1.36.2.
+const TABLE_OF_A_NODE: &str = include_str!("fixtures/kube-proxy/node-1.36.2.nft");
+
+/// Its source ranges were lifted, but the tables of 1.36 still have them.
+const RANGED: &str = "apiVersion: v1
+kind: Service
+metadata: {name: ranged, namespace: demo}
+spec:
+  type: LoadBalancer
+  clusterIP: 10.96.0.40
+  clusterIPs: [10.96.0.40]
+  ipFamilies: [IPv4]
+  allocateLoadBalancerNodePorts: false
+  ports: [{name: http, port: 80, protocol: TCP, targetPort: 8080}]
+status: {loadBalancer: {ingress: [{ip: 198.51.100.5}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: ranged-1, namespace: demo, labels: {kubernetes.io/service-name: ranged}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints: [{addresses: [10.244.0.5]}]
+";
+
+const RANGED_BALANCER: &str = "198.51.100.5:80";
 
 const IPVS_RULES: &str = include_str!("fixtures/kube-proxy/ipvs.rules");
 const IPVS_SETS: &str = include_str!("fixtures/kube-proxy/ipvs-sets");
@@ -64,8 +94,8 @@ enum Left {
     Ipvs,
     /// Rules of its iptables mode, by this back end.
     Rules(&'static str),
-    /// Tables of its nftables mode.
-    Tables,
+    /// Tables of its nftables mode, of this release.
+    Tables(&'static str),
 }
 
 impl Left {
@@ -88,7 +118,10 @@ impl Left {
                 // Node ports on 127.0.0.1 need it.
                 tool("sysctl -w net.ipv4.conf.all.route_localnet=1");
             }
-            Left::Tables => drop(oracle::run("nft", &["-f", "-"], Some(TABLES)).unwrap()),
+            Left::Tables(release) => {
+                let (_, tables) = TABLES.into_iter().find(|(of, _)| *of == release).unwrap();
+                oracle::run("nft", &["-f", "-"], Some(tables)).unwrap();
+            }
         }
     }
 
@@ -117,7 +150,7 @@ impl Left {
                 let lines = saved.iter().flatten().flat_map(|text| text.lines());
                 lines.filter(is_kube_proxys).map(str::to_owned).collect()
             }
-            Left::Tables => {
+            Left::Tables(_) => {
                 let tables = tool("nft list tables");
                 tables.lines().filter(|line| line.contains("kube-proxy")).map(str::to_owned).collect()
             }
@@ -300,16 +333,41 @@ fn other_modes_take_over_from_kube_proxys_iptables_mode() {
 
 #[test]
 fn every_mode_takes_over_from_kube_proxys_nftables_mode() {
-    for mode in ["nftables", "iptables", "userspace"] {
-        kernel_test(NEEDS, || takes_over(Left::Tables, mode));
+    for (release, _) in TABLES {
+        for mode in ["nftables", "iptables", "userspace"] {
+            kernel_test(NEEDS, || takes_over(Left::Tables(release), mode));
+        }
     }
+}
+
+/// What a kube-proxy's tables still say decides nothing after the takeover: not of a Service that goes, nor of source ranges that were
+/// lifted.
+fn follows_changes(left: Left, mode: &str) {
+    let world = world(left);
+    world.manifests.put("ranged.yaml", RANGED);
+    assert!(!world.asks(RANGED_BALANCER), "its ranges are in the tables");
+    let running = world.start(mode);
+    running.until("the ranges are gone", || world.asks(RANGED_BALANCER));
+    std::fs::remove_file(world.manifests.0.join("web.yaml")).unwrap();
+    running.until("the Service is gone", || !world.asks(SERVICE) && !world.asks(NODE_PORT));
+    assert!(world.asks(RANGED_BALANCER), "{mode}");
+    assert!(running.end().success());
+}
+
+#[test]
+fn what_kube_proxys_tables_said_decides_nothing_any_more() {
+    for mode in ["nftables", "iptables", "userspace"] {
+        kernel_test(NEEDS, || follows_changes(Left::Tables("1.36"), mode));
+    }
+    kernel_test(&[PROXY, NEEDS].concat(), || follows_changes(Left::Tables("1.36"), "ipvs"));
 }
 
 #[test]
 fn ipvs_mode_takes_over_from_every_mode_of_kube_proxy() {
     let needs = [PROXY, NEEDS].concat();
-    for (number, left) in [Left::Rules("nft"), Left::Tables].into_iter().enumerate() {
-        if Sample::asked_for().takes(number, 2) {
+    let lefts = [Left::Rules("nft"), Left::Tables("1.33"), Left::Tables("1.36")];
+    for (number, left) in lefts.into_iter().enumerate() {
+        if Sample::asked_for().takes(number, 3) {
             kernel_test(&needs, || takes_over(left, "ipvs"));
         }
     }
@@ -353,22 +411,48 @@ fn chains_of_kube_proxys_userspace_mode_go() {
     }
 }
 
-/// What merely has the name is somebody else's.
+/// What merely has the name is somebody else's, and said to be there: by `cleanup`, `probe`, the log and the metrics.
 #[test]
 fn tables_that_are_not_kube_proxys_stay() {
-    kernel_test(NEEDS, || {
-        let uncommented = TABLES.replace("\tcomment \"rules for kube-proxy\"\n", "");
-        let incomplete = "table ip kube-proxy {\n\tcomment \"rules for kube-proxy\"\n\tchain services {\n\t}\n}\n";
-        for theirs in [uncommented.as_str(), incomplete] {
+    let uncommented = TABLES[0].1.replace("\tcomment \"rules for kube-proxy\"\n", "");
+    let incomplete = "table ip kube-proxy {\n\tcomment \"rules for kube-proxy\"\n\tchain services {\n\t}\n}\n";
+    for (theirs, lacks) in [(uncommented.as_str(), "the comment"), (incomplete, "chain nat-prerouting")] {
+        kernel_test(NEEDS, || {
+            let world = World::new();
             oracle::run("nft", &["-f", "-"], Some(theirs)).unwrap();
             let before = tool("nft list ruleset");
-            ok(&command(&["cleanup"]).output().unwrap());
+            let says = |said: &str, who: &str| {
+                assert!(said.contains("table ip kube-proxy stays") && said.contains(lacks), "{who}: {said}");
+                assert!(said.contains("nft delete table ip kube-proxy"), "{who}: {said}");
+            };
+            let cleaned = command(&["cleanup"]).output().unwrap();
+            ok(&cleaned);
+            says(&text(&cleaned.stderr), "cleanup");
             assert_eq!(tool("nft list ruleset"), before);
-            tool("nft flush ruleset");
+            let probed = demo(&["probe", "--proxy-mode", "nftables"]);
+            says(&text(&probed.stdout).replace("\n ", " ").split_whitespace().collect::<Vec<_>>().join(" "), "probe");
+            let probed = demo(&["probe", "--proxy-mode", "nftables", "-o", "json"]);
+            let json: serde_json::Value = serde_json::from_slice(&probed.stdout).unwrap();
+            says(json["leftovers"][0].as_str().unwrap(), "probe -o json");
+            let running = world.start("userspace");
+            running.until_logged("table ip kube-proxy stays");
+            says(&running.log(), "the log");
+            let expected = 1.0 + f64::from(u8::from(theirs != incomplete));
+            running.until("the metric", || program::metrics().get("kubeproxy_leftovers") == Some(&expected));
+            assert!(tool("nft list tables").contains("table ip kube-proxy"));
+            assert!(running.end().success());
+        });
+    }
+    kernel_test(NEEDS, || {
+        for theirs in [TABLES[0].1, TABLES[1].1, TABLE_OF_A_NODE] {
+            oracle::run("nft", &["-f", "-"], Some(theirs)).unwrap();
+            let tables = theirs.lines().filter(|line| line.starts_with("table ip")).count();
+            let probed = demo(&["probe", "--proxy-mode", "nftables", "-o", "json"]);
+            let json: serde_json::Value = serde_json::from_slice(&probed.stdout).unwrap();
+            assert_eq!(json["leftovers"], serde_json::json!([]));
+            let cleaned = command(&["cleanup"]).output().unwrap();
+            assert!(ok(&cleaned).contains(&format!("{tables} things removed")), "{}", text(&cleaned.stdout));
+            assert_eq!(tool("nft list tables"), "");
         }
-        oracle::run("nft", &["-f", "-"], Some(TABLES)).unwrap();
-        let cleaned = command(&["cleanup"]).output().unwrap();
-        assert!(ok(&cleaned).contains("2 things removed"), "{}", text(&cleaned.stdout));
-        assert_eq!(tool("nft list tables"), "");
     });
 }

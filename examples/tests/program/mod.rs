@@ -5,7 +5,7 @@
 pub(crate) mod page;
 pub(crate) mod world;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output};
@@ -74,6 +74,12 @@ pub(crate) fn changed() -> Vec<String> {
         changed.extend(tool(line).lines().filter(|line| line.contains(of_ours)).map(str::to_owned));
     }
     changed
+}
+
+/// The metrics of the program that runs here.
+pub(crate) fn metrics() -> BTreeMap<String, f64> {
+    let output = Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10249/metrics"]).output().unwrap();
+    page::read(&ok(&output))
 }
 
 /// A directory that is removed with the test.

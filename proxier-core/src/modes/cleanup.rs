@@ -11,7 +11,8 @@ use crate::ports::Ports;
 /// ([`RulesBy`]), and what the other way has made goes.
 ///
 /// The tables of kube-proxy's nftables mode (`ip kube-proxy`, `ip6 kube-proxy`) go whatever is kept: no mode of this proxy uses them,
-/// and what they choose would be out of date soon. They are known by their comment and chains. While a kube-proxy runs it makes
+/// and what they choose would be out of date soon. They are known by their comment and chains; a table of that name without
+/// these stays, and is named in [`Cleaned::left`]. While a kube-proxy runs it makes
 /// them again: stop it first. So do the chains of its userspace mode (`KUBE-PORTALS-…`, `KUBE-NODEPORT-…`), which lead to ports of a
 /// process that has ended.
 ///
@@ -83,4 +84,24 @@ pub fn cleanup(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cl
         cleaned.extend(userspace::cleanup(ports));
     }
     cleaned
+}
+
+/// What [`cleanup`] would leave since it cannot tell whose it is, each with what to do. Only reads.
+///
+/// ```
+/// use nftables::{Family, Table, TableKey, Transaction};
+/// use proxier_core::fake::FakeKernel;
+/// use proxier_core::modes::cleanup::leftovers;
+///
+/// let mut kernel = FakeKernel::new();
+/// assert!(leftovers(&mut kernel.ports()).is_empty());
+/// let mut transaction = Transaction::new();
+/// transaction.add_table(Table::new(TableKey::new(Family::Ip, "kube-proxy")?));
+/// kernel.nftables().commit(&transaction)?;
+/// let left = leftovers(&mut kernel.ports());
+/// assert!(left[0].starts_with("table ip kube-proxy stays: it lacks the comment"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn leftovers(ports: &mut Ports<'_>) -> Vec<String> {
+    nftables::unrecognised_tables(ports)
 }

@@ -310,13 +310,10 @@ fn plan_json(plan: &Plan, report: &Report, proxier: &Reconciler, unreadable: &[P
     })
 }
 
-/// Prints what could not be removed.
+/// Prints what is still there.
 fn complain_of(cleaned: &Cleaned) {
-    for unread in &cleaned.unread {
-        eprintln!("proxier-demo: {unread}");
-    }
-    for failure in &cleaned.applied.failures {
-        eprintln!("proxier-demo: {failure}");
+    for leftover in cleaned.leftovers() {
+        eprintln!("proxier-demo: {leftover}");
     }
 }
 

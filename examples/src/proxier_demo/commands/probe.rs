@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use kmod_probe::Answer;
 use proxier_core::config::RulesBy;
 use proxier_core::kernel::KernelPorts;
+use proxier_core::modes::cleanup::leftovers;
 use proxier_core::modes::{Kind, iptables};
 use proxier_core::net::Family;
 use proxier_core::ports::PortError;
@@ -18,6 +19,7 @@ use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::Settings;
 use crate::proxier_demo::settings::cli::{Configured, Output};
 use crate::proxier_demo::status::json;
+use crate::proxier_demo::status::table::wrapped;
 
 /// Whether a mode can serve here, in words and for programs.
 struct Found {
@@ -145,9 +147,9 @@ pub async fn probe(configured: &Configured, output: Output) -> ExitCode {
             _ => probe_ipvs(configured, &mut kernel).await?,
         };
         let modes = Modes::look(configured, &mut kernel);
-        Ok((found, modes))
+        Ok((found, modes, leftovers(&mut kernel.ports())))
     };
-    let (Found { works, text, mut json }, modes) = match looked.await {
+    let (Found { works, text, mut json }, modes, leftovers) = match looked.await {
         Ok(looked) => looked,
         Err::<_, Problem>(problem) => {
             eprintln!("proxier-demo: {problem}");
@@ -157,10 +159,14 @@ pub async fn probe(configured: &Configured, output: Output) -> ExitCode {
     let printed = match output {
         Output::Text => {
             print!("{text}{}", modes.text());
+            for piece in leftovers.iter().flat_map(|leftover| wrapped(leftover)) {
+                println!("{piece}");
+            }
             Ok(())
         }
         Output::Json => {
             (json["modes"], json["serves"]) = (modes.json(), modes.chosen().into());
+            json["leftovers"] = json!(leftovers);
             json::print(&json)
         }
     };

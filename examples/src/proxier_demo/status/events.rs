@@ -48,6 +48,8 @@ pub enum Reason {
     FailedToProgram,
     /// The node cannot do the mode that it was asked for, and serves in another. Not in kube-proxy.
     ModeUnavailable,
+    /// Something that another proxy or mode left is still there and may decide about packets. Not in kube-proxy.
+    Leftovers,
     /// The node does something else than the configuration asks for. Not in kube-proxy.
     NotAsConfigured,
 }
@@ -64,6 +66,7 @@ impl Reason {
             Reason::InvalidField => ("InvalidField", "ReadService", true),
             Reason::AddressConflict => ("AddressConflict", "ProgramService", true),
             Reason::FailedToProgram => ("FailedToProgram", "ProgramService", true),
+            Reason::Leftovers => ("Leftovers", "ProgramService", true),
             Reason::NotAsConfigured => ("NotAsConfigured", "ProgramService", true),
             Reason::ModeUnavailable => ("ModeUnavailable", "StartKubeProxy", true),
         }

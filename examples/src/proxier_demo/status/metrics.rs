@@ -144,6 +144,8 @@ pub struct Metrics {
     pub shared: u64,
     /// Services that are served without the marks that the configuration asks for. Not in kube-proxy.
     pub unmarked: u64,
+    /// What other proxies and modes left and is still there, as of the last cleanup. Not in kube-proxy.
+    pub leftovers: u64,
 }
 
 impl Default for Metrics {
@@ -182,6 +184,7 @@ impl Default for Metrics {
             split: 0,
             shared: 0,
             unmarked: 0,
+            leftovers: 0,
         }
     }
 }
@@ -279,6 +282,8 @@ impl Metrics {
             "Settings and parts of the kernel that are not available here; serving works without them",
             self.unmet,
         );
+        let leftovers = "Tables and rules of other proxies and modes that could not be removed, or not be recognised";
+        p.gauge("leftovers", leftovers, self.leftovers);
         if let Some((asked, mode)) = self.mode {
             let labels = format!("asked=\"{asked}\",mode=\"{mode}\"");
             p.family("mode_info", "gauge", "The mode that was asked for, and the one that serves", &[(labels, 1)]);

@@ -1,11 +1,11 @@
 //! What a kube-proxy in nftables mode has left.
 
-use nftables::{Name, TableKey};
+use nftables::TableKey;
 
 use crate::modes::shared::cleaned::Cleaned;
-use crate::modes::shared::nft::remove_table;
+use crate::modes::shared::nft::{name, remove_table};
 use crate::net::Family;
-use crate::ports::{PortError, Ports, Tables};
+use crate::ports::{PortError, PortErrorKind, Ports, Tables};
 
 /// The name of its tables.
 const TABLE: &str = "kube-proxy";
@@ -13,32 +13,59 @@ const TABLE: &str = "kube-proxy";
 /// What its tables say of themselves. Kernels from 5.10 keep that; kube-proxy's nftables mode needs a newer one.
 const COMMENT: &str = "rules for kube-proxy";
 
-/// Chains that its tables have in every release, whatever Services there are. Source: kubernetes, pkg/proxy/nftables/proxier.go,
-/// `setupNFTables`.
-const CHAINS: [&str; 6] =
-    ["nat-prerouting", "nat-output", "nat-postrouting", "services", "mark-for-masquerade", "masquerading"];
+/// Chains that its tables have in every release from 1.29 to 1.36, whatever Services there are. Source: kubernetes,
+/// pkg/proxy/nftables/proxier.go, `setupNFTables`.
+const CHAINS: [&str; 5] = ["nat-prerouting", "nat-output", "nat-postrouting", "services", "masquerading"];
 
 /// Removes the tables of both families that a kube-proxy in nftables mode has left: it would go on choosing endpoints that
-/// nobody keeps up to date. A table of that name without its comment or one of its chains is somebody else's, and stays.
+/// nobody keeps up to date. A table of that name without its comment or one of its chains may be somebody else's: it stays, and counts
+/// among what is [left](Cleaned::left).
 pub(crate) fn cleanup_kube_proxy(ports: &mut Ports<'_>) -> Cleaned {
     let mut cleaned = Cleaned::default();
-    for family in Family::ALL {
-        let Ok(name) = Name::new(TABLE) else { continue };
-        let table = TableKey { family: family.into(), name };
+    for table in tables() {
+        let mut lack = None;
+        let is_kube_proxys = |table: &TableKey, tables: &mut dyn Tables| {
+            lack = lack_of(table, tables)?;
+            Ok(lack.is_none())
+        };
         remove_table(&table, is_kube_proxys, ports.tables, &mut cleaned);
+        cleaned.left.extend(lack.map(|lack| unrecognised(&table, &lack)));
     }
     cleaned
 }
 
-fn is_kube_proxys(table: &TableKey, tables: &mut dyn Tables) -> Result<bool, PortError> {
-    let found = tables.table(table)?;
-    if found.is_none_or(|found| found.comment.as_deref() != Some(COMMENT)) {
-        return Ok(false);
+/// The tables of that name that a cleanup leaves, each with what to do.
+pub(crate) fn unrecognised_tables(ports: &mut Ports<'_>) -> Vec<String> {
+    let lacking = |table: TableKey| Some(unrecognised(&table, &lack_of(&table, ports.tables).ok()??));
+    tables().filter_map(lacking).collect()
+}
+
+fn tables() -> impl Iterator<Item = TableKey> {
+    Family::ALL.into_iter().map(|family| TableKey { family: family.into(), name: name(TABLE) })
+}
+
+/// The first thing that a table lacks of those that all of kube-proxy's have.
+///
+/// # Errors
+/// [`NotFound`](PortErrorKind::NotFound) without the table.
+fn lack_of(table: &TableKey, tables: &mut dyn Tables) -> Result<Option<String>, PortError> {
+    let Some(found) = tables.table(table)? else {
+        return Err(PortError::new(PortErrorKind::NotFound, format_args!("no table {table}")));
+    };
+    if found.comment.as_deref() != Some(COMMENT) {
+        return Ok(Some(format!("the comment \"{COMMENT}\"")));
     }
     for chain in CHAINS {
         if !tables.has_chain(table, chain)? {
-            return Ok(false);
+            return Ok(Some(format!("chain {chain}")));
         }
     }
-    Ok(true)
+    Ok(None)
+}
+
+fn unrecognised(table: &TableKey, lack: &str) -> String {
+    format!(
+        "table {table} stays: it lacks {lack}, which every kube-proxy's table has; if a kube-proxy made it, it still answers for \
+         deleted Services and drops by old source ranges: remove it with 'nft delete table {table}'"
+    )
 }

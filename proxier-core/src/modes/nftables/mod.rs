@@ -68,7 +68,7 @@ mod trial;
 mod wanted;
 
 pub use cleanup::cleanup;
-pub(crate) use kube_proxy::cleanup_kube_proxy;
+pub(crate) use kube_proxy::{cleanup_kube_proxy, unrecognised_tables};
 pub use layout::{Layout, MasqueradeRule};
 pub(super) use look::look;
 pub use lower::{Item, SetName, lower};

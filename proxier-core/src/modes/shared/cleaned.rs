@@ -16,6 +16,9 @@ pub struct Cleaned {
     pub unread: Vec<Unread>,
     /// Virtual servers of somebody else, which stay.
     pub foreign: Vec<VirtualServerKey>,
+    /// Things that look like a kube-proxy's and that this cleanup cannot recognise or read, each with what to do. They stay, and may
+    /// still decide about packets.
+    pub left: Vec<String>,
 }
 
 impl Cleaned {
@@ -29,6 +32,15 @@ impl Cleaned {
         self.applied.done.values().sum()
     }
 
+    /// Everything that is still there and may decide about packets, in sentences: what could not be read or removed, and what is
+    /// [left](Cleaned::left).
+    pub fn leftovers(&self) -> impl Iterator<Item = String> {
+        let unread = self.unread.iter().map(|unread| format!("what another mode left cannot be removed yet: {unread}"));
+        let failures = self.applied.failures.iter();
+        let failures = failures.map(|failure| format!("what another mode left cannot be removed yet: {failure}"));
+        unread.chain(failures).chain(self.left.iter().cloned())
+    }
+
     /// Adds what another cleanup did.
     pub fn extend(&mut self, other: Cleaned) {
         self.applied.failures.extend(other.applied.failures);
@@ -38,6 +50,7 @@ impl Cleaned {
         }
         self.unread.extend(other.unread);
         self.foreign.extend(other.foreign);
+        self.left.extend(other.left);
     }
 
     /// Notes what could not be read, unless this kernel does not have it at all.

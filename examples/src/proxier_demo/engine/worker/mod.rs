@@ -56,6 +56,8 @@ pub(crate) struct Worker {
 const OVERLAP: Duration = Duration::from_secs(2);
 /// Pause before removing again what could not be removed.
 const CLEAN_AGAIN: Duration = Duration::from_secs(30);
+/// Pause before looking again at what a cleanup cannot remove: somebody may have.
+const LOOK_AGAIN: Duration = Duration::from_secs(300);
 /// After a pass with this many changes, memory is worth returning.
 const MANY: u64 = 1000;
 
@@ -158,28 +160,25 @@ impl Worker {
         }
     }
 
-    /// Removes what other modes have made here. What fails is tried again after a while.
+    /// Removes what other modes have made here. What fails is tried again after a while, and what is left is looked at again.
     fn clean_up_after_others(&mut self, engine: &mut Engine<impl Kernel>) {
         let cleaned = engine.clean_up_after_others();
         self.tell_cleaned(&cleaned);
-        self.is_alone = cleaned.is_done();
+        let leftovers = cleaned.leftovers().count();
+        self.health.metrics(|metrics| metrics.leftovers = u64::try_from(leftovers).unwrap_or(u64::MAX));
+        self.is_alone = leftovers == 0;
         if cleaned.removed() > 0 {
             // What made way for other modes need not any more.
             engine.request_full();
         }
-        self.clean_at = Some(Instant::now() + CLEAN_AGAIN);
+        self.clean_at = Some(Instant::now() + if cleaned.is_done() { LOOK_AGAIN } else { CLEAN_AGAIN });
     }
 
     fn tell_cleaned(&mut self, cleaned: &Cleaned) {
-        let now = Instant::now();
-        for unread in &cleaned.unread {
-            if self.limiter.pass(&unread.what, now).is_some() {
-                tracing::error!("cannot remove yet what another mode left: {unread}");
-            }
-        }
-        for failure in &cleaned.applied.failures {
-            if self.limiter.pass(&format!("{} {}", failure.step.name, failure.step.detail), now).is_some() {
-                tracing::error!("what other modes have made cannot be removed yet: {failure}");
+        for leftover in cleaned.leftovers() {
+            if self.limiter.pass(&leftover, Instant::now()).is_some() {
+                tracing::error!("{leftover}");
+                self.recorder.tell(Regarding::Node, Reason::Leftovers, leftover);
             }
         }
         if cleaned.removed() > 0 {
