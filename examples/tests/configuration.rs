@@ -1,6 +1,6 @@
 //! The configuration of `proxier-demo`, from a command line to checked values.
 #![cfg(feature = "proxier-demo")]
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+#![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test stops at the first surprise")]
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -172,6 +172,116 @@ fn a_wrong_kubeconfig_is_bad_input_on_any_host() {
         assert_eq!(output.status.code(), Some(2), "{said}");
         assert!(said.lines().any(|line| line.contains(path.to_str().unwrap())), "{said}");
     }
+}
+
+/// Each flag of the configuration with values that no kernel makes right, or none where each value is accepted, and with values that
+/// are right.
+const VALUES: &[(&str, &[&str], &[&str])] = &[
+    ("bind-address", &["localhost", "10.0.0.1:80"], &["10.0.0.1", "::"]),
+    ("bind-address-hard-fail", &["maybe"], &["true"]),
+    ("cluster-cidr", &["10.0.0.0/33", "10.0.0.0/8,10.1.0.0/16"], &["10.0.0.0/8,fd00::/48"]),
+    ("config-sync-period", &["soon"], &["1h"]),
+    ("conntrack-max-per-core", &["-1", "many"], &["0"]),
+    ("conntrack-min", &["-1"], &["0"]),
+    ("conntrack-tcp-be-liberal", &["2"], &["true"]),
+    ("conntrack-tcp-timeout-close-wait", &["10ms", "1000000h"], &["0s"]),
+    ("conntrack-tcp-timeout-established", &["10ms", "1000000h"], &["0s"]),
+    ("conntrack-udp-timeout", &["10ms"], &["9s"]),
+    ("conntrack-udp-timeout-stream", &["10ms"], &["9s"]),
+    ("detect-local-mode", &["NodeCidr", "BridgeInterface"], &["NodeCIDR"]),
+    ("feature-gates", &["A=maybe"], &["A=true,B=false"]),
+    ("healthz-bind-address", &["10256", "localhost:10256"], &["[::]:10256"]),
+    ("iptables-localhost-nodeports", &["maybe"], &["false"]),
+    ("iptables-masquerade-bit", &["-1", "32"], &["0", "31"]),
+    ("iptables-min-sync-period", &["31s"], &["30s"]),
+    ("iptables-sync-period", &["soon"], &["1s"]),
+    ("ipvs-binding", &["route"], &["routes"]),
+    ("ipvs-exclude-cidrs", &["10.0.0.0/33"], &["10.0.0.0/8"]),
+    ("ipvs-mark-range", &["0x16", "0/0"], &["0x16000000/0xff00c000"]),
+    ("ipvs-mark-node-ports", &["maybe"], &["true"]),
+    ("ipvs-mark-split", &["maybe"], &["true"]),
+    ("ipvs-min-sync-period", &["31s"], &["30s"]),
+    ("ipvs-rules", &["nft"], &["nftables"]),
+    ("ipvs-scheduler", &["round robin", "none", "a-name-of-sixteen"], &["mh"]),
+    ("ipvs-service-cidrs", &["0.0.0.0/0"], &["10.96.0.0/12"]),
+    ("ipvs-strict-arp", &["maybe"], &["true"]),
+    ("ipvs-sync-period", &["soon", "-1s"], &["1s"]),
+    ("ipvs-tcp-timeout", &["10ms"], &["15m"]),
+    ("ipvs-tcpfin-timeout", &["10ms"], &["2m"]),
+    ("ipvs-udp-timeout", &["10ms"], &["5m"]),
+    ("kube-api-burst", &["many"], &["5"]),
+    ("kube-api-content-type", &[], &["application/json"]),
+    ("kube-api-qps", &["many"], &["5"]),
+    ("masquerade-all", &["maybe"], &["true"]),
+    ("metrics-bind-address", &["10249"], &["127.0.0.1:0"]),
+    ("nodeport-addresses", &["10.0.0.0/33", "primary,10.0.0.0/8"], &["10.0.0.0/8,10.1.0.0/16", "primary"]),
+    ("oom-score-adj", &["-1001", "1001"], &["-1000"]),
+    ("pod-bridge-interface", &[], &["cni0"]),
+    ("pod-interface-name-prefix", &[], &["veth"]),
+    ("profiling", &["maybe"], &["true"]),
+    ("proxy-mode", &["ipvss", "kernelspace"], &["auto"]),
+    ("proxy-port-range", &[], &["1-2"]),
+    ("show-hidden-metrics-for-version", &[], &["1"]),
+    ("status-page", &["yes"], &["localhost"]),
+];
+
+/// Whichever mode is asked for and may follow: a wrong value ends the program before it looks at the kernel.
+#[test]
+fn a_value_that_no_kernel_makes_right_is_bad_input_in_each_mode() {
+    let help = configured(&["run", "--help"]).unwrap_err().text;
+    let (_, shown) = help.split_once("Configuration (").unwrap();
+    let (shown, _) = shown.split_once("Logging:").unwrap();
+    let names = shown.lines().filter_map(|line| line.trim_start().strip_prefix("--"));
+    let names = names.map(|line| line.split(|c: char| !c.is_ascii_lowercase() && c != '-').next().unwrap());
+    let names = names.skip_while(|name| *name != VALUES[0].0);
+    assert_eq!(names.collect::<Vec<_>>(), VALUES.iter().map(|(name, ..)| *name).collect::<Vec<_>>());
+    for mode in ["auto", "ipvs", "nftables", "iptables", "userspace"] {
+        let check = |name: &str, value: &str| {
+            let flag = format!("--{name}={value}");
+            let asked = format!("--proxy-mode={mode}");
+            let more = if name == "proxy-mode" { "--v=0" } else { asked.as_str() };
+            configured(&["run", "--hostname-override=node-a", more, &flag])
+        };
+        for (name, bad, good) in VALUES {
+            // No mode follows userspace mode, so the period of another is not read.
+            let is_unused = mode == "userspace" && name.starts_with("iptables") && name.ends_with("sync-period");
+            for value in bad.iter().filter(|_| !is_unused) {
+                let Err(ending) = check(name, value) else { panic!("--{name}={value} in mode {mode}") };
+                assert_eq!(ending.code, 2, "--{name}={value}: {ending}");
+                let named = if ending.text.contains("--pod-bridge") { "pod-bridge-interface" } else { name };
+                assert!(ending.text.contains(&format!("--{named}")), "--{name}={value}: {ending}");
+            }
+            for value in *good {
+                check(name, value).unwrap_or_else(|ending| panic!("--{name}={value} in mode {mode}: {ending}"));
+            }
+        }
+    }
+}
+
+/// A mode that may follow has to have a section without mistakes too; one that may not is not read.
+#[test]
+fn sections_of_modes_that_may_follow_are_checked() {
+    let dir = TempDir::new("sections");
+    let head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+    let check = |text: &str, more: &[&str]| {
+        let path = dir.write("config", &format!("{head}{text}"));
+        let line = [&["run", "--hostname-override=node-a", "--config", path.to_str().unwrap()], more].concat();
+        configured(&line).map_err(|ending| (ending.code, ending.text))
+    };
+    for (wrong, says) in [
+        ("nftables: {minSyncPeriod: 2m}", "nftables.minSyncPeriod: longer than nftables.syncPeriod (30s)"),
+        ("iptables: {minSyncPeriod: 2m}", "iptables.minSyncPeriod: longer than iptables.syncPeriod (30s)"),
+        ("iptables: {masqueradeBit: 32}\nipvs: {masqueradeBit: 3}", "\"32\" is not a bit of the mark (0 to 31)"),
+    ] {
+        let text = format!("mode: ipvs\n{wrong}");
+        let (code, said) = check(&text, &[]).unwrap_err();
+        assert_eq!(code, 2);
+        assert!(said.contains(says), "{said}");
+        check(&text, &["--no-fallback"]).unwrap();
+        check(&format!("mode: userspace\n{wrong}"), &[]).unwrap();
+    }
+    // Firewall marks of IPVS mode are no matter of another mode's bit.
+    check("mode: ipvs\niptables: {masqueradeBit: 3}\nipvs: {masqueradeBit: 14, markSplit: true}", &[]).unwrap();
 }
 
 struct TempDir(PathBuf);

@@ -6,7 +6,10 @@
 
 mod program;
 
+use std::fs;
 use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use program::world::{Client, NODE_PORT, POD, SERVICE, World};
@@ -221,5 +224,106 @@ fn run_once_changes_the_mode() {
         assert!(world.asks(SERVICE) && held("nftables").is_empty() && held("iptables") != [""; 0]);
         ok(&command(&["cleanup"]).output().unwrap());
         assert_eq!((held("iptables"), held("nftables")), (vec![], vec![]));
+    });
+}
+
+/// `run --once` of a mode with these arguments more.
+fn once(world: &World, mode: &str, more: &[&str]) -> Output {
+    let manifests = world.manifests.0.display().to_string();
+    demo(&[&["run", "--once", "--manifests", &manifests, "--proxy-mode", mode], more].concat())
+}
+
+/// A scheduler that exists nowhere is bad input, whatever the kernel can do: nothing is changed and no other mode serves.
+#[test]
+fn an_unknown_scheduler_is_bad_input() {
+    kernel_test(NEEDS, || {
+        let world = World::new();
+        ok(&once(&world, "nftables", &[]));
+        let before = tool("nft list ruleset");
+        for (mode, code) in [("auto", 2), ("ipvs", 2), ("nftables", 0)] {
+            for command in [&["run", "--once"][..], &["run"], &["plan"], &["probe"]] {
+                if code == 0 && command == ["run"] {
+                    continue;
+                }
+                let manifests = world.manifests.0.display().to_string();
+                let more = ["--manifests", &manifests, "--proxy-mode", mode, "--ipvs-scheduler", "round-robin"];
+                let output = demo(&[command, &more].concat());
+                let said = text(&output.stderr);
+                assert_eq!(output.status.code(), Some(code), "{command:?} {mode}: {said}");
+                let names = "--ipvs-scheduler: \"round-robin\" is not a scheduler of IPVS (rr, wrr, ";
+                assert_eq!(said.contains(names), code == 2, "{said}");
+            }
+        }
+        assert_eq!(tool("nft list ruleset"), before);
+    });
+}
+
+/// A scheduler of another module is one, as soon as the machine has the module; what happens then is up to the kernel.
+#[test]
+fn a_scheduler_of_another_module_is_none_that_is_unknown() {
+    kernel_test(NEEDS, || {
+        let world = World::new();
+        let manifests = world.manifests.0.display().to_string();
+        let release = tool("uname -r");
+        let modules = Path::new("/lib/modules");
+        let is_made = !modules.exists();
+        fs::create_dir_all(modules).unwrap();
+        // In a mount namespace of its own: a directory of modules with one that is called so.
+        let put = format!(
+            "mount -t tmpfs none /lib/modules && mkdir -p /lib/modules/{0}/extra && cd /lib/modules/{0} && \
+             echo extra/ip_vs_mine.ko: > modules.dep && touch extra/ip_vs_mine.ko && exec \"$@\"",
+            release.trim()
+        );
+        let plan = |scheduler: &str| {
+            let program = env!("CARGO_BIN_EXE_proxier-demo");
+            let words =
+                ["--mount", "sh", "-c", &put, "sh", program, "plan", "--proxy-mode=ipvs", "--manifests", &manifests];
+            let mut command = Command::new("unshare");
+            command.args(words).args(["--hostname-override=n1", "--ipvs-scheduler", scheduler]).output().unwrap()
+        };
+        let (there, absent) = (plan("mine"), plan("yours"));
+        if is_made {
+            fs::remove_dir(modules).unwrap();
+        }
+        ok(&there);
+        assert_eq!(absent.status.code(), Some(2), "{}", text(&absent.stderr));
+        assert!(text(&absent.stderr).contains("no sign of a module ip_vs_yours"), "{}", text(&absent.stderr));
+    });
+}
+
+/// No value that is right makes the kernel, or the programs, refuse a mode's rules, so that another mode would serve.
+#[test]
+fn no_value_leads_to_another_mode() {
+    const EVERYWHERE: &[&str] = &[
+        "--masquerade-all",
+        "--iptables-localhost-nodeports=false",
+        "--conntrack-tcp-be-liberal",
+        "--ipvs-exclude-cidrs=10.0.0.0/8,10.1.0.0/16,10.0.0.0/8",
+        "--ipvs-strict-arp",
+    ];
+    const OVERLAPPING: &str =
+        "--nodeport-addresses=192.0.2.0/24,192.0.2.0/25,192.0.2.1/32,10.0.0.0/8,fd00::/8,fd00:1::/32,0.0.0.0/0,::/0";
+    const LOCAL: &[&[&str]] = &[
+        &["--cluster-cidr=0.0.0.0/0,::/0", "--iptables-masquerade-bit=0", OVERLAPPING],
+        &["--cluster-cidr=10.244.0.7/16,fd00::1/128", "--iptables-masquerade-bit=31", "--nodeport-addresses=primary"],
+        &["--detect-local-mode=NodeCIDR", "--nodeport-addresses=127.0.0.0/8"],
+        &["--detect-local-mode=BridgeInterface", "--pod-bridge-interface=a\"b'c\\d*e+é.!"],
+        &["--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=-j$(x) "],
+        &["--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=-j$*[\"'#;&"],
+        &["--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=abcdefghijklmno"],
+    ];
+    kernel_test(NEEDS, || {
+        let world = World::new();
+        for mode in ["nftables", "iptables"] {
+            for local in LOCAL {
+                let is_refused = local.iter().any(|flag| flag.ends_with(' '));
+                let output = once(&world, mode, &[EVERYWHERE, *local].concat());
+                let said = text(&output.stderr);
+                let code = if is_refused { 2 } else { 0 };
+                assert_eq!(output.status.code(), Some(code), "{mode} {local:?}: {said}");
+                assert!(!said.contains("in place of"), "{mode} {local:?}: {said}");
+            }
+        }
+        ok(&command(&["cleanup"]).output().unwrap());
     });
 }

@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use examples::proxier_demo::commands::{explain, once, probe, render, run, show, trace};
-use examples::proxier_demo::engine::memory;
-use examples::proxier_demo::settings::cli::{self, Command, Configured};
+use examples::proxier_demo::engine::{memory, needs};
+use examples::proxier_demo::settings::cli::{self, Command, Configured, Ending};
 use examples::proxier_demo::status::logging;
 
 fn main() -> ExitCode {
@@ -17,6 +17,11 @@ fn main() -> ExitCode {
         Ok(configured) => configured,
         Err(ending) => return ending.report(),
     };
+    if matches!(invocation.command, Command::Run { .. } | Command::Plan(_) | Command::Probe(_))
+        && let Err(problem) = needs::check_scheduler(&configured)
+    {
+        return Ending::bad_input(&[problem]).report();
+    }
     let settings = &configured.settings;
     logging::start(settings.verbosity, settings.log_json);
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {

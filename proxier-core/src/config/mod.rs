@@ -5,6 +5,8 @@ mod marks;
 mod masquerade;
 mod names;
 
+use ::ipvs::model::Scheduler;
+
 use crate::net::{Family, Network};
 use crate::objects::ConfigObject;
 use crate::service::Reserved;
@@ -148,8 +150,9 @@ impl Config {
         let mut config = Config::default();
         if let Some(name) = object.ipvs.scheduler.as_deref().filter(|name| !name.is_empty()) {
             match name.parse() {
-                Ok(scheduler) => config.ipvs.scheduler = scheduler,
-                Err(_) => report.reject("ipvs.scheduler", name, "not a scheduler's name; taken as rr"),
+                // `none` is one, which gives connections to nobody.
+                Ok(scheduler) if scheduler != Scheduler::None => config.ipvs.scheduler = scheduler,
+                _ => report.reject("ipvs.scheduler", name, "not a scheduler's name; taken as rr"),
             }
         }
         if let Some(name) = object.ipvs.rules.as_deref().filter(|name| !name.is_empty()) {

@@ -118,17 +118,15 @@ pub(crate) async fn choose(
         if !serves(mode) {
             continue;
         }
-        let problems = match configured.in_mode(mode) {
-            Ok(configured) => match open(&configured, preparing).await {
-                Ok((engine, notes)) => {
-                    let rules = rules.clone().filter(|choice| mode == Kind::Ipvs && choice.reason.is_some());
-                    return Ok(Chosen { configured, engine, notes, passed_over, rules });
-                }
-                Err(problems) => problems,
-            },
-            Err(problems) => problems,
-        };
-        passed_over.push(PassedOver { mode, problems });
+        // A bad value is no reason to serve in another way; `Invocation::configure` has checked all these modes' sections.
+        let configured = configured.in_mode(mode)?;
+        match open(&configured, preparing).await {
+            Ok((engine, notes)) => {
+                let rules = rules.clone().filter(|choice| mode == Kind::Ipvs && choice.reason.is_some());
+                return Ok(Chosen { configured, engine, notes, passed_over, rules });
+            }
+            Err(problems) => passed_over.push(PassedOver { mode, problems }),
+        }
     }
     match <[PassedOver; 1]>::try_from(passed_over) {
         Ok([only]) => Err(only.problems),

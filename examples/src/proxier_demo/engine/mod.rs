@@ -6,7 +6,7 @@ pub(crate) mod kernel;
 pub mod lock;
 pub mod memory;
 mod modules;
-pub(crate) mod needs;
+pub mod needs;
 pub(crate) mod neighbours;
 pub mod privileges;
 pub(crate) mod signals;

@@ -1,6 +1,6 @@
 //! What each mode needs of this machine, tried.
 
-use kmod_probe::{ActiveAnswer, ActiveProbe, Answer, Capability, Families, Loader, Probe, Profile, Report};
+use kmod_probe::{ActiveAnswer, ActiveProbe, Answer, Capability, Families, Loader, Probe, Profile, Report, Scheduler};
 use proxier_core::config::{Families as Served, NamePrefix, RulesBy};
 use proxier_core::kernel::KernelPorts;
 use proxier_core::modes::ipvs::guards;
@@ -14,6 +14,7 @@ use proxier_core::snapshot::{HostAddresses, Node};
 use crate::proxier_demo::engine::userspace;
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::Settings;
+use crate::proxier_demo::settings::cli::Configured;
 
 /// Checks everything that IPVS mode needs. Loads and writes nothing, but newer kernels load IPVS when asked about it.
 ///
@@ -25,6 +26,32 @@ use crate::proxier_demo::settings::Settings;
 pub(crate) fn look(settings: &Settings, kernel: &mut KernelPorts) -> Result<Report, Problem> {
     let mut ask = |capability: &Capability| ask(kernel, capability);
     Ok(Wanted::of(settings)?.look(&mut ask).report)
+}
+
+/// Whether IPVS mode, if it may serve, has a scheduler that exists: one of the kernel's own tree, or one of whose module this machine
+/// shows a sign. No kernel has a misspelt one, so it is no reason to serve in another mode.
+///
+/// # Errors
+///
+/// There is no sign of it; the problem lists the names.
+pub fn check_scheduler(configured: &Configured) -> Result<(), Problem> {
+    let scheduler = configured.settings.core.ipvs.scheduler;
+    if !configured.may_serve_in(Kind::Ipvs) || Scheduler::known().any(|name| name == scheduler.name()) {
+        return Ok(());
+    }
+    let names: Vec<&str> = Scheduler::known().collect();
+    let unknown = format!("{:?} is not a scheduler of IPVS ({})", scheduler.name(), names.join(", "));
+    let Ok(profile) = Profile::default().scheduler(scheduler.name()) else {
+        return Err(configured.problem("ipvs.scheduler", unknown));
+    };
+    let report = Probe::new().profile(profile).run();
+    let finding = report.finding(&format!("scheduler {scheduler}"));
+    if finding.is_some_and(|finding| !finding.evidence.is_empty()) {
+        return Ok(());
+    }
+    let fix = finding.and_then(|finding| finding.fix.as_ref()).map(|fix| format!("; {fix}")).unwrap_or_default();
+    let reason = format!("{unknown}, and there is no sign of a module ip_vs_{scheduler}{fix}");
+    Err(configured.problem("ipvs.scheduler", reason))
 }
 
 /// What to check.
@@ -191,6 +218,8 @@ fn families_of(tried: Vec<(Family, Result<(), PortError>)>, otherwise: &str) -> 
     for (family, outcome) in tried {
         match outcome {
             Ok(()) => served.push(family),
+            // It may pass; the next pass reports it if not.
+            Err(error) if matches!(error.kind(), PortErrorKind::Busy | PortErrorKind::Unknown) => served.push(family),
             Err(error) => notes.push(format!("{} is not served: {error}", family.name())),
         }
     }

@@ -144,6 +144,16 @@ pub struct Given {
     pub flag_of: Option<fn(&str) -> Option<&'static str>>,
 }
 
+impl Given {
+    /// A problem of this field, by the name under which it was given: the flag's, or the file's and the field's.
+    pub(crate) fn problem(&self, field: &str, reason: impl Into<String>) -> Problem {
+        match self.flag_of.and_then(|flag_of| flag_of(field)) {
+            Some(flag) => Problem::new(format!("--{flag}"), reason),
+            None => Problem::new(&self.origin, reason).at(field),
+        }
+    }
+}
+
 impl Settings {
     /// What the proxy sets on this host.
     pub(crate) fn host(&self) -> HostSettings {
@@ -202,15 +212,8 @@ struct Check<'a> {
 const UNSPECIFIED: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
 
 impl Check<'_> {
-    fn problem(&self, field: &str, reason: String) -> Problem {
-        match self.given.flag_of.and_then(|flag_of| flag_of(field)) {
-            Some(flag) => Problem::new(format!("--{flag}"), reason),
-            None => Problem::new(&self.given.origin, reason).at(field),
-        }
-    }
-
     fn error(&mut self, field: &str, reason: impl Into<String>) {
-        let problem = self.problem(field, reason.into());
+        let problem = self.given.problem(field, reason);
         self.errors.push(problem);
     }
 
@@ -281,14 +284,20 @@ impl Check<'_> {
     fn core(&mut self, object: &KubeProxyConfiguration, mode: Kind) -> Config {
         let mut value = serde_json::to_value(object).unwrap_or_default();
         let masquerade = match (mode, &object.nftables) {
-            (Kind::Nftables, Some(nftables)) => Some((nftables.masquerade_all, nftables.masquerade_bit)),
-            (Kind::Iptables, _) => Some((object.iptables.masquerade_all, object.iptables.masquerade_bit)),
+            (Kind::Nftables, Some(of)) => Some(("nftables.masqueradeBit", of.masquerade_all, of.masquerade_bit)),
+            (Kind::Iptables, _) => {
+                Some(("iptables.masqueradeBit", object.iptables.masquerade_all, object.iptables.masquerade_bit))
+            }
             _ => None,
         };
-        if let Some((all, bit)) = masquerade {
+        if let Some((_, all, bit)) = masquerade {
             // proxier-core reads both from one section, whatever the mode's section is called.
             value["ipvs"]["masqueradeAll"] = all.into();
             value["ipvs"]["masqueradeBit"] = bit.into();
+        }
+        if mode != Kind::Ipvs {
+            // Only IPVS mode has firewall marks of its own, which may not touch the bit of its section.
+            (value["ipvs"]["markSplit"], value["ipvs"]["markNodePorts"]) = (false.into(), false.into());
         }
         let part: ConfigObject = match serde_json::from_value(value) {
             Ok(part) => part,
@@ -302,7 +311,8 @@ impl Check<'_> {
         for rejection in rejections {
             // A configuration leaves nothing out: keep only the first part, such as "not a network (ADDRESS/PREFIX)".
             let reason = rejection.reason.split("; ").next().unwrap_or_default();
-            self.error(&rejection.field, format!("{:?} is {reason}", rejection.value));
+            let own = masquerade.map(|(field, ..)| field).filter(|_| rejection.field == "ipvs.masqueradeBit");
+            self.error(own.unwrap_or(&rejection.field), format!("{:?} is {reason}", rejection.value));
         }
         config
     }

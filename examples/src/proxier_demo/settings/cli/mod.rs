@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use clap::{Arg, ArgAction, ArgMatches, Command as Clap};
 use proxier_core::modes::Kind;
+use proxier_core::modes::select::{RulePrograms, candidates};
 
 use crate::proxier_demo::problem::{OneLine, Problem};
 use crate::proxier_demo::settings::cli::packet::{Asked, Sender, To};
@@ -161,6 +162,16 @@ impl Configured {
         let settings = Settings::check(self.settings.object.clone(), &given)?;
         Ok(Configured { settings, ..self.clone() })
     }
+
+    /// Whether this mode may serve, first or as a fallback.
+    pub(crate) fn may_serve_in(&self, mode: Kind) -> bool {
+        candidates(self.settings.asked, !self.no_fallback, RulePrograms::Missing).contains(&mode)
+    }
+
+    /// A problem of this field, by the name under which it was given.
+    pub(crate) fn problem(&self, field: &str, reason: impl Into<String>) -> Problem {
+        self.given.problem(field, reason)
+    }
 }
 
 /// How long `plan`, `render`, `explain`, `trace`, `show` and `run --once` wait for an API server that sends nothing new.
@@ -268,7 +279,13 @@ impl Invocation {
         let input_timeout = Some(input_timeout).filter(|limit| !limit.is_zero());
         let allow_mass_removal = matches.get_flag("allow-mass-removal");
         let no_fallback = matches.get_flag("no-fallback");
-        Ok(Configured { source, settings, allow_mass_removal, no_fallback, given, input_timeout, warnings })
+        let configured =
+            Configured { source, settings, allow_mass_removal, no_fallback, given, input_timeout, warnings };
+        // A bad value in the section of a mode that may follow is no reason to pass that mode over.
+        for mode in Kind::ALL.into_iter().filter(|mode| configured.may_serve_in(*mode)) {
+            configured.in_mode(mode).map_err(|problems| Ending::bad_input(&problems))?;
+        }
+        Ok(configured)
     }
 
     fn by_flags(&self) -> Result<(KubeProxyConfiguration, Given), Problem> {
