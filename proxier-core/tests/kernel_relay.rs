@@ -25,7 +25,8 @@ use std::time::{Duration, Instant};
 
 use nix::libc;
 use nix::sys::socket::{
-    AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, connect, listen, setsockopt, socket, sockopt,
+    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, connect, listen, send, setsockopt,
+    socket, sockopt,
 };
 use proxier_core::kernel::RoutesPort;
 use proxier_core::modes::userspace::{Listener, Relay, Settings};
@@ -331,6 +332,84 @@ fn a_reset_is_passed_on_after_what_came_before_it() {
             drop(to);
             until("it is over", || relay.counts().connections == 0);
         }
+    });
+}
+
+/// Sends these pieces one after the other; of each, whether it is urgent. A piece's last byte is the urgent one.
+fn send_pieces(stream: &TcpStream, pieces: &[(usize, bool)], data: &[u8]) {
+    let mut rest = data;
+    for (length, is_urgent) in pieces {
+        let (mut piece, more) = rest.split_at(*length);
+        let flags = if *is_urgent { MsgFlags::MSG_OOB } else { MsgFlags::empty() };
+        while !piece.is_empty() {
+            piece = &piece[send(stream.as_raw_fd(), piece, flags).unwrap()..];
+        }
+        rest = more;
+    }
+}
+
+#[test]
+fn urgent_data_ends_nothing() {
+    const PIECES: [&[(usize, bool)]; 9] = [
+        &[(200_000, false), (1, true), (100_000, false)],
+        &[(10, false), (1, true), (10, false)],
+        &[(1, true)],
+        &[(1, true), (300_000, false)],
+        &[(300_000, false), (1, true)],
+        &[(16_384, false), (1, true), (16_384, false), (1, true), (16_383, false)],
+        &[(1, true), (1, true), (1, true), (1, false)],
+        &[(50_000, true), (50_000, true), (50_000, false)],
+        &[(200_000, false), (1, true), (1, false), (1, true), (200_000, false), (1, true), (1, false)],
+    ];
+    test(|| {
+        let server = server_at("10.244.0.1:0");
+        let mut relay = relay();
+        relay.serve(&listener("TCP 10.96.0.1:80", &[server.local_addr().unwrap()])).unwrap();
+        for (number, pieces) in PIECES.into_iter().enumerate() {
+            for (from_client, end_at_once) in [(true, true), (true, false), (false, true), (false, false)] {
+                let case = format!("{pieces:?}, client {from_client}, end at once {end_at_once}");
+                let data = noise(number as u64, pieces.iter().map(|(length, _)| length).sum());
+                let (mine, theirs) = (client(at("10.96.0.1:80")), accept(&server));
+                let (from, mut to) = if from_client { (mine, theirs) } else { (theirs, mine) };
+                let sending = thread::spawn({
+                    let data = data.clone();
+                    move || {
+                        send_pieces(&from, pieces, &data);
+                        if end_at_once {
+                            from.shutdown(Shutdown::Write).unwrap();
+                        }
+                        from
+                    }
+                });
+                let mut received = vec![0; data.len()];
+                to.read_exact(&mut received).unwrap_or_else(|error| panic!("{case}: {error}"));
+                assert!(received == data, "{case}: something else");
+                let from = sending.join().unwrap();
+                from.shutdown(Shutdown::Write).unwrap();
+                assert_eq!(read_all(&mut to).len(), 0, "{case}");
+                // The other way is as open as before.
+                to.write_all(b"answer").unwrap();
+                to.shutdown(Shutdown::Write).unwrap();
+                assert_eq!(read_all(&mut patient(from)), b"answer", "{case}");
+            }
+        }
+        // Both ways at once.
+        let (mine, theirs) = (client(at("10.96.0.1:80")), accept(&server));
+        let data = noise(77, PIECES[8].iter().map(|(length, _)| length).sum());
+        let sending = [mine.try_clone().unwrap(), theirs.try_clone().unwrap()].map(|stream| {
+            let data = data.clone();
+            thread::spawn(move || {
+                send_pieces(&stream, PIECES[8], &data);
+                stream.shutdown(Shutdown::Write).unwrap();
+            })
+        });
+        for mut stream in [mine, theirs] {
+            assert!(read_all(&mut stream) == data);
+        }
+        for thread in sending {
+            thread.join().unwrap();
+        }
+        until("all are over", || relay.counts().connections == 0);
     });
 }
 

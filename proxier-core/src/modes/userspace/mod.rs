@@ -35,6 +35,7 @@
 //!   [`NodeCidr`](crate::config::LocalTraffic::NodeCidr)), not by devices.
 //! * [`LocalFallback`](crate::config::LocalFallback) does not matter: as in kube-proxy's iptables mode, the node and its pods get the
 //!   cluster's endpoints.
+//! * Urgent data of TCP stays in its place among the rest.
 //! * SCTP is not served.
 
 mod cleanup;

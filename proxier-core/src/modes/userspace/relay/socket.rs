@@ -29,6 +29,15 @@ fn open(family: Family, kind: SockType) -> Result<OwnedFd, Errno> {
     socket(family, kind, SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC, None)
 }
 
+/// Options of every connection. Urgent data stays in its place among the rest, as RFC 6093 recommends: nothing is lost, and nothing is
+/// passed on before its turn.
+fn connection(fd: &OwnedFd) -> Result<(), Errno> {
+    setsockopt(fd, sockopt::TcpNoDelay, &true)?;
+    setsockopt(fd, sockopt::OobInline, &true)?;
+    setsockopt(fd, sockopt::KeepAlive, &true)?;
+    setsockopt(fd, sockopt::TcpKeepIdle, &KEEP_IDLE)
+}
+
 /// Binds to an address that may become local later.
 fn bind_to(fd: &OwnedFd, address: SocketAddr) -> Result<(), Errno> {
     setsockopt(fd, sockopt::IpFreebind, &true)?;
@@ -43,9 +52,7 @@ pub(super) fn take_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     let fd = open(Family::of(address.ip()), SockType::Stream)?;
     // Connections of an earlier process may still be in TIME_WAIT. Two that listen exclude each other all the same.
     setsockopt(&fd, sockopt::ReuseAddr, &true)?;
-    setsockopt(&fd, sockopt::TcpNoDelay, &true)?;
-    setsockopt(&fd, sockopt::KeepAlive, &true)?;
-    setsockopt(&fd, sockopt::TcpKeepIdle, &KEEP_IDLE)?;
+    connection(&fd)?;
     setsockopt(&fd, sockopt::TcpKeepInterval, &KEEP_INTERVAL)?;
     setsockopt(&fd, sockopt::TcpKeepCount, &KEEP_COUNT)?;
     bind_to(&fd, address)?;
@@ -78,9 +85,7 @@ pub(super) fn take_udp(address: SocketAddr) -> io::Result<UdpSocket> {
 /// Begins a connection to an endpoint. It is made, or has failed, when it becomes writable.
 pub(super) fn dial(endpoint: SocketAddr) -> io::Result<TcpStream> {
     let fd = open(Family::of(endpoint.ip()), SockType::Stream)?;
-    setsockopt(&fd, sockopt::TcpNoDelay, &true)?;
-    setsockopt(&fd, sockopt::KeepAlive, &true)?;
-    setsockopt(&fd, sockopt::TcpKeepIdle, &KEEP_IDLE)?;
+    connection(&fd)?;
     match connect(fd.as_raw_fd(), &SockaddrStorage::from(endpoint)) {
         Ok(()) | Err(Errno::EINPROGRESS) => Ok(TcpStream::from(fd)),
         Err(errno) => Err(errno.into()),
@@ -125,7 +130,7 @@ impl Pipe {
         Ok(Pipe { read, write })
     }
 
-    /// Moves what a socket has received into the empty pipe. 0: the other end will send no more.
+    /// Moves what a socket has received into the empty pipe. 0: the other end will send no more, or nothing before urgent data.
     pub(super) fn fill(&self, from: impl AsFd) -> io::Result<usize> {
         Ok(splice(from, None, &self.write, None, AT_ONCE, flags())?)
     }

@@ -51,17 +51,20 @@ pub(super) struct End {
     writable: bool,
     /// The other side has closed or failed: read until the kernel says so, since it does not tell again.
     ends: bool,
+    /// Urgent data is on its way: reads stop in front of its mark, and pipes do not pass it.
+    urgent: bool,
 }
 
 impl End {
     pub(super) fn new(stream: TcpStream) -> Self {
-        End { stream, readable: false, writable: false, ends: false }
+        End { stream, readable: false, writable: false, ends: false, urgent: false }
     }
 
     pub(super) fn note(&mut self, events: EpollFlags) {
         let over = EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP;
         self.ends |= events.intersects(over | EpollFlags::EPOLLRDHUP);
-        self.readable |= events.intersects(over | EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLIN);
+        self.urgent |= events.contains(EpollFlags::EPOLLPRI);
+        self.readable |= events.intersects(over | EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLIN | EpollFlags::EPOLLPRI);
         self.writable |= events.intersects(over | EpollFlags::EPOLLOUT);
     }
 }
@@ -206,20 +209,31 @@ impl Direction {
     /// Reads once, and writes at once what was copied. 0: the source has ended.
     fn read(&mut self, from: &mut End, to: &mut End, tools: &mut Tools) -> io::Result<usize> {
         if self.is_bulk
+            && !from.urgent
             && let Some(pipe) = tools.take_pipe()
         {
             let filled = pipe.fill(&from.stream);
-            match filled {
-                Ok(length) if length > 0 => self.held = Held::Piped(pipe, length),
-                _ => tools.give_back(pipe),
+            if let Ok(length @ 1..) = filled {
+                self.held = Held::Piped(pipe, length);
+                return filled;
             }
-            return filled;
+            tools.give_back(pipe);
+            if filled.is_err() {
+                return filled;
+            }
+            // The end, or the mark of urgent data with the end behind it: reading tells.
         }
         let buffer = tools.buffer.get_mut(..FIRST).unwrap_or_default();
-        let length = from.stream.read(buffer)?;
+        let length = match from.stream.read(buffer) {
+            // At the mark, a signal of this moment looks the same.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && std::mem::take(&mut from.urgent) => {
+                from.stream.read(buffer)?
+            }
+            outcome => outcome?,
+        };
         self.is_bulk |= length == FIRST;
         // Less than asked for: there is no more, and the kernel reports what comes later, but not a second time the end.
-        if length < FIRST && !from.ends {
+        if length < FIRST && !from.ends && !from.urgent {
             from.readable = false;
         }
         let bytes = buffer.get(..length).unwrap_or_default();

@@ -93,7 +93,7 @@ fn meaning(token: u64) -> (u64, About) {
 const COMMANDS: u64 = 0;
 
 fn whenever_it_changes() -> EpollFlags {
-    EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT | EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLET
+    EpollFlags::EPOLLIN | EpollFlags::EPOLLPRI | EpollFlags::EPOLLOUT | EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLET
 }
 
 enum Slot {
