@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use node::{Node, options_of, prepared};
+use proxier_core::config::LocalTraffic;
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::{self, userspace};
 use proxier_core::net::{FrontendKey, Network};
@@ -15,6 +16,7 @@ use proxier_core::ports::{PortErrorKind, RouteOwner, Settings};
 use proxier_core::reconciler::Options;
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::step::{Action, Part};
+use proxier_core::service::{Neighbour, User};
 use serde_json::{Value, json};
 
 fn options() -> Options {
@@ -177,6 +179,51 @@ fn other_modes_say_that_they_cannot_tell_the_client() {
         assert_eq!(said.len(), expected, "{mode}: {said:?}");
         assert!(said.iter().all(|said| said.contains("without effect: only userspace mode")), "{said:?}");
     }
+}
+
+#[test]
+fn networks_that_are_not_the_services_alone_cut_nobody_off() {
+    let mut options = options();
+    options.config.local_traffic = LocalTraffic::ClusterCidrs(vec!["10.244.0.0/16".parse().unwrap()]);
+    options.userspace.service_cidrs =
+        ["10.0.0.0/8", "192.0.2.0/24", "10.96.0.0/12"].map(|network| network.parse().unwrap()).to_vec();
+    let mut node = Node::on(prepared(FakeKernel::new()), options);
+    node.service("web", json!({"clusterIP": "10.1.0.10"}));
+    node.service("inside", json!({"clusterIP": "10.96.0.10"}));
+    let report = node.settles();
+    let reasons = ["10.0.0.0/8, a network of cluster IPs", "192.0.2.0/24, a network of cluster IPs"];
+    let holds = ["it has 10.244.0.0/16, a network of pods;", "it has 192.0.2.10, an address of this node;"];
+    assert_eq!(report.limited.len(), 2, "{report:#?}");
+    for (said, (reason, holds)) in report.limited.iter().zip(reasons.iter().zip(holds)) {
+        assert!(said.starts_with(reason) && said.contains(holds), "{said}");
+    }
+    assert_eq!(node.routes(), networks(&["10.1.0.10/32", "10.96.0.0/12"]));
+    let again = node.full();
+    assert_eq!((again.writes(), again.limited.len()), (0, 0), "told once");
+    // The node gets an address within. Clients that are connected do not keep the route.
+    node.kernel.set_connected("10.96.0.99".parse().unwrap(), true);
+    node.kernel.set_interface("eth1", &["10.100.0.1".parse().unwrap()]);
+    node.proxier.host_changed(node.now);
+    let report = node.settles();
+    assert_eq!(node.routes(), networks(&["10.1.0.10/32", "10.96.0.10/32"]));
+    assert_eq!((report.limited.len(), report.drift.len()), (3, 0), "{report:#?}");
+    node.service("other", json!({"clusterIP": "10.96.0.11"}));
+    assert_eq!(node.settles().limited.len(), 0);
+    assert!(node.routes().contains(&"10.96.0.11/32".parse().unwrap()));
+    // A host that the node needs, found while it runs: no full pass follows.
+    let gateway = Neighbour::new("10.1.0.1".parse().unwrap());
+    node.proxier.set_neighbours(User::NameServer, [gateway], node.now);
+    node.kernel.set_interface("eth1", &[]);
+    node.proxier.host_changed(node.now);
+    node.settles();
+    // An address that is gone stays the node's for ten seconds.
+    node.now += Duration::from_secs(30);
+    let report = node.full();
+    assert_eq!(node.routes(), networks(&["10.1.0.10/32", "10.96.0.0/12"]), "{report:#?}");
+    node.proxier.set_neighbours(User::NameServer, [Neighbour::new("10.96.7.7".parse().unwrap())], node.now);
+    let report = node.settles();
+    assert_eq!(node.routes(), networks(&["10.1.0.10/32", "10.96.0.10/32", "10.96.0.11/32"]), "{report:#?}");
+    assert!(!report.full && report.limited.len() == 3 && report.drift.is_empty(), "{report:#?}");
 }
 
 #[test]

@@ -17,14 +17,15 @@
 //! * Packets that come in with such a source are dropped, as from any address of this host.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::net::IpAddr;
 
 use super::diff::Changes;
 use super::observed::Observed;
 use super::wanted::{Changed, Wanted};
-use crate::config::{Config, LocalTraffic};
+use crate::config::Config;
 use crate::modes::shared::routes::network_of;
+pub use crate::modes::shared::service_networks::Unusable;
+use crate::modes::shared::service_networks::usable;
 use crate::net::{Family, Network};
 use crate::pack::pack;
 use crate::ports::LocalRoute;
@@ -127,27 +128,6 @@ impl FromIterator<(Network, Option<IpAddr>)> for BoundRoutes {
     }
 }
 
-/// Why a network is not made local as a whole. Prints as a sentence.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Unusable {
-    /// The network.
-    pub network: Network,
-    /// What is in it, in words.
-    pub holds: String,
-}
-
-impl fmt::Display for Unusable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Unusable { network, holds } = self;
-        write!(
-            f,
-            "{network}, a network of cluster IPs (ServiceCIDR, ipvs.serviceCIDRs), is not the Services' alone: it has {holds}; \
-             each Service's address in it gets a route of its own instead"
-        )
-    }
-}
-
 /// What has to be local without any address being bound.
 ///
 /// ```
@@ -193,8 +173,7 @@ pub struct Routes {
 
 impl Routes {
     /// What this node needs. A network that has an address of the node, of a gateway, of the API server or of another host that
-    /// the node has to reach, or a network of pods, cannot be local as a whole. A neighbour's address that is a Service's, such
-    /// as cluster DNS, is no obstacle.
+    /// the node has to reach, or a network of pods, cannot be local as a whole.
     pub fn new(wanted: &Wanted, facts: &NodeFacts) -> Self {
         Self::of(&|address| wanted.has_address(address), facts)
     }
@@ -206,15 +185,8 @@ impl Routes {
             return Self::default();
         }
         let of_node = |family| facts.node_address(family).filter(|address| facts.is_on_interface(*address));
-        let mut routes =
-            Routes { is_on: true, sources: config.families.iter().filter_map(of_node).collect(), ..Self::default() };
-        for network in config.ipvs.service_cidrs.iter().filter(|network| in_scope(config, network.addr())) {
-            match obstacle(network, is_wanted, facts) {
-                Some(holds) => routes.unusable.push(Unusable { network: *network, holds }),
-                None => drop(routes.whole.insert(network.trunc())),
-            }
-        }
-        routes
+        let (whole, unusable) = usable(&config.ipvs.service_cidrs, is_wanted, facts);
+        Routes { is_on: true, whole, unusable, sources: config.families.iter().filter_map(of_node).collect() }
     }
 
     fn source(&self, network: &Network) -> Option<IpAddr> {
@@ -294,25 +266,6 @@ fn in_scope(config: &Config, address: IpAddr) -> bool {
 
 fn may_be_bound(address: IpAddr, config: &Config) -> bool {
     in_scope(config, address) && is_usable_by_service(address)
-}
-
-/// The first thing in this network that does not belong to Services.
-fn obstacle(network: &Network, is_wanted: &dyn Fn(IpAddr) -> bool, facts: &NodeFacts) -> Option<String> {
-    let config = facts.config();
-    if let Some(own) = facts.own_addresses().find(|address| network.contains(address)) {
-        return Some(format!("{own}, an address of this node"));
-    }
-    let mut neighbours = config.reserved.neighbours();
-    let is_in = |address: &IpAddr| network.contains(address) && !is_wanted(*address);
-    if let Some((user, neighbour)) = neighbours.find(|(_, neighbour)| is_in(&neighbour.address)) {
-        return Some(format!("{}, the address of {user}", neighbour.address));
-    }
-    let of_cluster = match &config.local_traffic {
-        LocalTraffic::ClusterCidrs(networks) => &networks[..],
-        _ => &[],
-    };
-    let mut pods = of_cluster.iter().copied().chain(facts.pod_cidrs());
-    pods.find(|pods| network.contains(pods)).map(|pods| format!("{pods}, a network of pods"))
 }
 
 #[cfg(test)]

@@ -8,4 +8,5 @@ pub mod names;
 pub(crate) mod nft;
 pub(crate) mod retry;
 pub(crate) mod routes;
+pub(crate) mod service_networks;
 pub mod sysctls;

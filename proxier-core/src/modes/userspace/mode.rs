@@ -12,6 +12,7 @@ use crate::modes::shared::host;
 use crate::modes::shared::local_traffic::PodTraffic;
 use crate::modes::shared::names::Names;
 use crate::modes::shared::routes::{self, network_of};
+use crate::modes::shared::service_networks::{Unusable, usable};
 use crate::modes::shared::sysctls::{self, HostSettings, SysctlChange};
 use crate::modes::{Pass, Refreshed};
 use crate::net::{Family, FrontendKey, Network};
@@ -27,8 +28,8 @@ use crate::snapshot::{ObjectKey, Store};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
-    /// The networks of cluster IPs: each is made local as a whole, by one route. Addresses outside of them get a route each.
-    /// The networks must be the Services' alone. Default none.
+    /// The networks of cluster IPs: each is made local as a whole, by one route, unless it has an address of the node, of a host that the
+    /// node needs, or a network of pods; the report says so. Addresses outside of them get a route each. Default none.
     pub service_cidrs: Vec<Network>,
     /// [`Settings::udp_idle`]. Default 250 ms.
     pub udp_idle: Duration,
@@ -64,6 +65,10 @@ pub(crate) struct Mode {
     held: BTreeSet<FrontendKey>,
     /// Other networks are wanted than in the last full pass.
     new_networks: bool,
+    /// The networks that are local as a whole, as the last pass wanted it.
+    whole: BTreeSet<Network>,
+    /// Networks that cannot be local as a whole, as it was reported.
+    told: Vec<Unusable>,
     /// Routes that nobody wants and connections still need, and when to look again.
     kept: BTreeSet<Network>,
     look_at: Option<Moment>,
@@ -88,6 +93,8 @@ impl Kernel for Known {
 #[derive(Debug, Default)]
 pub(crate) struct Prepared {
     pub(crate) plan: Plan,
+    whole: BTreeSet<Network>,
+    unusable: Vec<Unusable>,
     held: BTreeSet<FrontendKey>,
     full: bool,
     now: Moment,
@@ -125,6 +132,8 @@ impl Mode {
             settings: None,
             held: BTreeSet::new(),
             new_networks: false,
+            whole: BTreeSet::new(),
+            told: Vec::new(),
             kept: BTreeSet::new(),
             look_at: None,
         }
@@ -200,15 +209,27 @@ impl Mode {
     ) -> Option<Prepared> {
         let Readings { there, sysctls, unmet, notices, leaving } = readings;
         let known = self.known.as_ref()?;
+        let is_wanted = |address| self.wanted.needs(address);
+        let (whole, unusable) = usable(&self.options.service_cidrs, &is_wanted, pass.facts);
+        if unusable != self.told {
+            report.limited = unusable.iter().map(ToString::to_string).collect();
+        }
         let configure = Some(self.settings(&pass)).filter(|settings| self.settings.as_ref() != Some(settings));
         let mut plan = Plan { sysctls, configure, ..Plan::default() };
         (report.notices, report.draining) = (notices, leaving);
         if pass.full {
             report.unmet = unmet;
             report.refused.extend(self.unserved());
-            self.compare(&mut plan, known, &pass, there);
+            self.compare(&mut plan, there);
         } else {
             self.follow(&mut plan, known);
+        }
+        if pass.full || whole != self.whole {
+            let networks = self.wanted.networks(&whole);
+            plan.add_routes = networks.difference(&known.routes).copied().collect();
+            plan.delete_routes = known.routes.difference(&networks).copied().collect();
+        } else {
+            self.follow_routes(&mut plan, known, &whole);
         }
         let lost_endpoints =
             plan.serve.iter().filter(|(key, (_, listener))| !listener.has_endpoints && known.serves(key) == Some(true));
@@ -228,9 +249,9 @@ impl Mode {
             report.stopped = Some(stopped.to_string().into());
         }
         if pass.full && pass.settled && !pass.failing {
-            report.drift = self.drift(&plan);
+            report.drift = self.drift(&plan, &whole);
         }
-        Some(Prepared { plan, held, full: pass.full, now: pass.now })
+        Some(Prepared { plan, whole, unusable, held, full: pass.full, now: pass.now })
     }
 
     fn settings(&self, pass: &Pass<'_>) -> Settings {
@@ -261,8 +282,8 @@ impl Mode {
         })
     }
 
-    /// Compares everything.
-    fn compare(&self, plan: &mut Plan, known: &Known, pass: &Pass<'_>, mut there: BTreeMap<FrontendKey, Listener>) {
+    /// Compares all listeners.
+    fn compare(&self, plan: &mut Plan, mut there: BTreeMap<FrontendKey, Listener>) {
         for listener in self.wanted.listeners() {
             let action = match there.remove(&listener.key) {
                 Some(same) if same == listener => continue,
@@ -272,14 +293,9 @@ impl Mode {
             plan.serve.insert(listener.key, (action, listener));
         }
         plan.close = there.into_keys().collect();
-        let is_served = |network: &&Network| pass.families().any(|family| Family::of(network.addr()) == family);
-        let whole: Vec<Network> = self.options.service_cidrs.iter().filter(is_served).copied().collect();
-        let networks = self.wanted.networks(&whole);
-        plan.add_routes = networks.difference(&known.routes).copied().collect();
-        plan.delete_routes = known.routes.difference(&networks).copied().collect();
     }
 
-    /// Looks at what changed only.
+    /// Looks at listeners that changed only.
     fn follow(&self, plan: &mut Plan, known: &Known) {
         for key in &self.changed.frontends {
             match self.wanted.listener(key) {
@@ -294,8 +310,12 @@ impl Mode {
                 None => {}
             }
         }
+    }
+
+    /// Looks at addresses that changed only.
+    fn follow_routes(&self, plan: &mut Plan, known: &Known, whole: &BTreeSet<Network>) {
         for address in &self.changed.addresses {
-            let Some(network) = network_of(*address, &self.options.service_cidrs) else { continue };
+            let Some(network) = network_of(*address, whole) else { continue };
             match (self.wanted.needs(*address), known.routes.contains(&network)) {
                 (true, false) => plan.add_routes.push(network),
                 (false, true) => plan.delete_routes.push(network),
@@ -309,10 +329,11 @@ impl Mode {
     }
 
     /// What somebody else changed.
-    fn drift(&self, plan: &Plan) -> Vec<Step> {
+    fn drift(&self, plan: &Plan, whole: &BTreeSet<Network>) -> Vec<Step> {
         let is_input =
             |network: &&Network| self.changed.addresses.contains(&network.addr()) || self.kept.contains(*network);
-        let is_input = |network: &&Network| self.new_networks || is_input(network);
+        let new_networks = self.new_networks || self.whole != *whole;
+        let is_input = |network: &&Network| new_networks || is_input(network);
         let sysctls = plan.sysctls.iter().map(Step::sysctl);
         let added = plan.add_routes.iter().filter(|network| !is_input(network));
         let deleted = plan.delete_routes.iter().filter(|network| !is_input(network));
@@ -324,7 +345,7 @@ impl Mode {
 
     /// Carries out a plan. Nothing is done when this process cannot relay at all.
     pub(crate) fn carry_out(&mut self, prepared: Prepared, store: &Store, report: &mut Report, ports: &mut Ports<'_>) {
-        let Prepared { mut plan, held, full, now } = prepared;
+        let Prepared { mut plan, whole, unusable, held, full, now } = prepared;
         if let Some(settings) = plan.configure.take() {
             if let Err(error) = ports.relays.configure(&settings) {
                 report.unread.push(Unread::new("the relay of this process", error));
@@ -360,7 +381,9 @@ impl Mode {
             applied.count(Part::Listener, Action::Delete, 1);
         }
         let busy = ports.relays.busy();
-        let is_busy = |network: &Network| busy.iter().any(|address| network.contains(address));
+        // What is cut off by a route comes before connections that need it.
+        let cuts_off = |network: &Network| unusable.iter().any(|of| of.network.trunc() == *network);
+        let is_busy = |network: &Network| busy.iter().any(|address| network.contains(address)) && !cuts_off(network);
         let (kept, idle): (Vec<Network>, Vec<Network>) = plan.delete_routes.iter().copied().partition(is_busy);
         let undeleted = routes::delete(RouteOwner::Userspace, &idle, ports, &mut applied);
         known.routes.retain(|network| !idle.contains(network) || undeleted.contains(network));
@@ -368,6 +391,7 @@ impl Mode {
         self.look_at = (!kept.is_empty()).then(|| now.saturating_add(LOOK_AGAIN));
         self.kept = kept.into_iter().collect();
         self.changed = again;
+        (self.whole, self.told) = (whole, unusable);
         self.held = held;
         let mut wanted = self.wanted.desired().frontends().peekable();
         let has_some = wanted.peek().is_some();

@@ -126,10 +126,10 @@ impl Wanted {
         self.addresses.contains_key(&address)
     }
 
-    /// The networks that have to be local: those of the configuration, and addresses outside of them one by one.
-    pub(super) fn networks(&self, service_cidrs: &[Network]) -> BTreeSet<Network> {
-        let alone = self.addresses.keys().filter_map(|address| network_of(*address, service_cidrs));
-        service_cidrs.iter().map(Network::trunc).chain(alone).collect()
+    /// The networks that have to be local: whole ones, and addresses outside of them one by one.
+    pub(super) fn networks(&self, whole: &BTreeSet<Network>) -> BTreeSet<Network> {
+        let alone = self.addresses.keys().filter_map(|address| network_of(*address, whole));
+        whole.iter().copied().chain(alone).collect()
     }
 
     /// Reduces memory by rebuilding everything; call it after a large change.
