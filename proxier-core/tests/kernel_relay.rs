@@ -765,6 +765,43 @@ fn limits_are_kept_and_told() {
 }
 
 #[test]
+fn what_this_process_listens_on_is_no_endpoint() {
+    test(|| {
+        let [one, other, node_port] = ["10.96.0.1:80", "10.96.0.2:80", "10.244.0.9:30080"].map(at);
+        let mut relay = relay();
+        for protocol in ["TCP", "UDP"] {
+            // To itself, and round and round.
+            relay.serve(&listener(&format!("{protocol} {one}"), &[one, other])).unwrap();
+            relay.serve(&listener(&format!("{protocol} {other}"), &[node_port])).unwrap();
+            relay.serve(&listener(&format!("{protocol} {node_port}"), &[one])).unwrap();
+        }
+        for (number, to) in [one, other, node_port].into_iter().enumerate() {
+            assert_turned_away(attempt(&to.to_string()));
+            let mine = udp_client("10.244.0.5:0", &to.to_string());
+            mine.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+            mine.send(b"?").unwrap();
+            assert_eq!(mine.recv(&mut [0; 9]).unwrap_err().kind(), ErrorKind::WouldBlock);
+            assert_eq!(relay.counts().begun, (number as u64 + 1) * 2, "a client's connection, and its flow");
+        }
+        until("nothing goes round", || (relay.counts().connections, relay.counts().flows) == (0, 0));
+        // Other endpoints serve.
+        let server = Named::start("10.244.0.1:8080");
+        relay.serve(&listener("TCP 10.96.0.1:80", &[one, other, server.address])).unwrap();
+        for _ in 0..6 {
+            assert_eq!(name(&mut client(one)), server.address);
+        }
+        let echo = Echo::start("10.244.0.1:53");
+        relay.serve(&listener("UDP 10.96.0.1:80", &[one, other, echo.address])).unwrap();
+        assert_eq!(ask(&udp_client("10.244.0.5:0", "10.96.0.1:80"), "one").0, echo.address);
+        // What is no listener any more is an endpoint as any other.
+        relay.close(&key("TCP 10.96.0.2:80"));
+        let stranger = Named::start("10.96.0.2:80");
+        let reached: BTreeSet<SocketAddr> = (0..4).map(|_| name(&mut client(one))).collect();
+        assert_eq!(reached, BTreeSet::from([server.address, stranger.address]));
+    });
+}
+
+#[test]
 fn connections_get_time_to_end() {
     test(|| {
         let (one, other) = (Named::start("10.244.0.1:8080"), Named::start("10.244.0.2:8080"));

@@ -10,13 +10,14 @@ use std::time::Duration;
 use node::{Node, options_of, prepared};
 use proxier_core::config::LocalTraffic;
 use proxier_core::fake::{Call, FakeKernel, Fault};
-use proxier_core::modes::{self, userspace};
+use proxier_core::modes::trace::trace;
+use proxier_core::modes::{self, iptables, userspace};
 use proxier_core::net::{FrontendKey, Network};
 use proxier_core::ports::{PortErrorKind, RouteOwner, Settings};
 use proxier_core::reconciler::Options;
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::step::{Action, Part};
-use proxier_core::service::{Neighbour, User};
+use proxier_core::service::{Neighbour, Packet, User, Verdict};
 use serde_json::{Value, json};
 
 fn options() -> Options {
@@ -112,6 +113,74 @@ fn policies_decide_who_gets_which_endpoints() {
     let listeners = node.kernel.listeners();
     assert!(listeners[&key("TCP 10.96.0.2:80")].has_endpoints, "on other nodes");
     assert!(!listeners[&key("TCP 10.96.0.3:80")].has_endpoints);
+}
+
+/// What is reported of endpoints that get nothing.
+fn left_out(report: &Report) -> Vec<String> {
+    report.refused.iter().filter(|of| of.endpoint.is_some()).map(ToString::to_string).collect()
+}
+
+#[test]
+fn endpoints_on_which_this_process_listens_are_reported() {
+    let mut node = new();
+    let at = |cluster_ip: &str| json!({"clusterIP": cluster_ip, "ports": [{"name": "p", "port": 8080}]});
+    let because = |owner: &str| {
+        format!("this process listens there itself, for demo/{owner}: connections would come back for ever")
+    };
+    // Its own address.
+    node.service("web", at("10.96.0.1"));
+    node.slice("web", &["10.244.1.7", "10.96.0.1"]);
+    let own = format!("TCP 10.96.0.1:8080 of demo/web is not served by endpoint 10.96.0.1:8080: {}", because("web"));
+    assert_eq!(left_out(&node.settles()), [&*own]);
+    let verdict = |node: &Node| {
+        let known = (node.proxier.desired(), node.proxier.facts());
+        let packet = Packet::new("198.51.100.9".parse().unwrap(), key("TCP 10.96.0.1:8080"));
+        trace(modes::Kind::Userspace, node.proxier.store(), known, &packet, iptables::Options::default()).verdict
+    };
+    assert!(verdict(&node).to_string().starts_with("10.244.1.7:8080 ("), "{}", verdict(&node));
+    node.slice("web", &["10.96.0.1"]);
+    node.settles();
+    assert_eq!(verdict(&node), Verdict::Rejected, "its connection is reset");
+    // That of another Service, which is not there yet, and back by an external IP.
+    node.service("one", at("10.96.0.2"));
+    node.slice("one", &["10.96.0.3"]);
+    let report = node.settles();
+    assert_eq!((left_out(&report), report.full), (vec![], false), "nobody listens there");
+    let mut other = at("10.96.0.3");
+    other["externalIPs"] = json!(["198.51.100.7"]);
+    node.service("other", other);
+    node.slice("other", &["10.96.0.2"]);
+    let report = node.settles();
+    let of = |key: &str, owner: &str, endpoint: &str, of: &str| {
+        format!("TCP {key} of demo/{owner} is not served by endpoint {endpoint}: {}", because(of))
+    };
+    let back = [
+        of("10.96.0.3:8080", "other", "10.96.0.2:8080", "one"),
+        of("198.51.100.7:8080", "other", "10.96.0.2:8080", "one"),
+    ];
+    assert_eq!((left_out(&report), report.full), (back.to_vec(), false));
+    let there = of("10.96.0.2:8080", "one", "10.96.0.3:8080", "other");
+    assert_eq!(left_out(&node.full()), [&own, &there, &back[0], &back[1]].map(String::as_str));
+    let listed: Vec<String> = node.proxier.refused().map(|refused| refused.to_string()).collect();
+    assert_eq!(listed, left_out(&node.full()), "for `explain` too");
+    // By a node port, on any address of the node.
+    let node_port = json!({
+        "type": "NodePort", "clusterIP": "10.96.0.4", "ports": [{"name": "p", "port": 80, "nodePort": 8080}],
+    });
+    node.service("port", node_port);
+    node.slice("port", &["192.0.2.10"]);
+    let by_port = ["10.96.0.4:80", "192.0.2.10:8080"].map(|key| of(key, "port", "192.0.2.10:8080", "port"));
+    assert_eq!(left_out(&node.settles()), by_port);
+    // The other protocol, and the other port.
+    node.service("u", json!({"clusterIP": "10.96.0.5", "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]}));
+    node.slice("u", &["10.96.0.2", "10.96.0.5"]);
+    let udp = of("10.96.0.5:53", "u", "10.96.0.5:53", "u").replace("TCP", "UDP");
+    assert_eq!(left_out(&node.settles()), [udp]);
+    for name in ["web", "other", "port", "u"] {
+        node.no_service(name);
+    }
+    node.settles();
+    assert_eq!(left_out(&node.full()), Vec::<String>::new());
 }
 
 /// Listeners whose endpoints are told the client, and what was left out of the Service.

@@ -21,7 +21,7 @@ use crate::modes::shared::names::Names;
 use crate::modes::shared::sysctls::HostSettings;
 use crate::net::{Family, FrontendKey};
 use crate::ports::{LocalNetworks, Ports};
-use crate::reconciler::report::{Report, Unread};
+use crate::reconciler::report::{Refused, Report, Unread};
 use crate::reconciler::safeguard::Safeguard;
 use crate::reconciler::schedule::Moment;
 use crate::reconciler::step::Step;
@@ -196,6 +196,14 @@ impl Mode {
             Mode::Nftables(mode) => mode.wanted().desired(),
             Mode::Iptables(mode) => mode.wanted().desired(),
             Mode::Userspace(mode) => mode.wanted().desired(),
+        }
+    }
+
+    /// What Services ask for and this mode does not do, though another may.
+    pub(crate) fn refused(&self) -> Vec<Refused> {
+        match self {
+            Mode::Userspace(mode) => mode.refused().collect(),
+            Mode::Ipvs(_) | Mode::Nftables(_) | Mode::Iptables(_) => Vec::new(),
         }
     }
 

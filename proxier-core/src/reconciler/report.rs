@@ -5,8 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::modes::shared::sysctls::SysctlChange;
-use crate::net::Family;
-use crate::net::FrontendKey;
+use crate::net::{EndpointKey, Family, FrontendKey};
 use crate::ports::{Flows, PortError, PortErrorKind};
 use crate::reconciler::first::ServedFirst;
 use crate::reconciler::step::{Action, Part, Step};
@@ -250,7 +249,7 @@ pub struct Report {
     pub health_checks_changed: bool,
 }
 
-/// A virtual server that a Service asks for and that is not served.
+/// A virtual server that a Service asks for and that is not served, or not by one of its endpoints. Prints as a sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Refused {
@@ -258,8 +257,20 @@ pub struct Refused {
     pub service: String,
     /// Protocol, address and port.
     pub key: FrontendKey,
+    /// The endpoint that gets nothing, while others serve; `None`: there is no such virtual server at all.
+    pub endpoint: Option<EndpointKey>,
     /// Why, and what to do.
     pub reason: String,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} is not served", self.key, self.service)?;
+        if let Some(endpoint) = self.endpoint {
+            write!(f, " by endpoint {endpoint}")?;
+        }
+        write!(f, ": {}", self.reason)
+    }
 }
 
 impl Report {

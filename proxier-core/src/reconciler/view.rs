@@ -239,20 +239,23 @@ impl Reconciler {
         &self.totals
     }
 
-    /// Frontends that Services ask for and do not get: their address or port is reserved, or another Service owns it.
+    /// Frontends that Services ask for and do not get: their address or port is reserved, another Service owns it, or the mode cannot
+    /// serve it; and endpoints that the mode leaves out.
     pub fn refused(&self) -> impl Iterator<Item = Refused> {
         let desired = self.desired();
         let reserved = desired.rejected().map(|(service, refusal)| Refused {
             service: service.to_string(),
             key: refusal.key,
+            endpoint: None,
             reason: refusal.reason(),
         });
         let claimed = desired.conflicts().map(|conflict| Refused {
             service: conflict.refused.to_string(),
             key: conflict.key,
+            endpoint: None,
             reason: format!("{} had it first", conflict.owner),
         });
-        reserved.chain(claimed)
+        reserved.chain(claimed).chain(self.mode.refused())
     }
 
     /// What was left out of the current objects: of Services and slices, then of Nodes, then what annotations ask for that

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::{Compiled, Frontend, HealthCheck, NoLocalEndpoints, NodeFacts, Rejected, Roles, compile_from};
-use crate::net::FrontendKey;
+use crate::net::{EndpointKey, FrontendKey, Protocol};
 use crate::pack::pack;
 use crate::parallel;
 use crate::snapshot::{Created, ObjectKey, Rejection, Store};
@@ -234,6 +234,11 @@ impl Desired {
     /// A Frontend, as its owner wants it.
     pub fn frontend(&self, key: &FrontendKey) -> Option<&Frontend> {
         self.claims.get(key)?.first().map(|claim| &*claim.frontend)
+    }
+
+    /// The Frontend that an endpoint is, if it is one.
+    pub(crate) fn frontend_at(&self, protocol: Protocol, endpoint: &EndpointKey) -> Option<&Frontend> {
+        self.frontend(&FrontendKey::new(protocol, endpoint.address.to_canonical(), endpoint.port))
     }
 
     /// The Service a Frontend belongs to.

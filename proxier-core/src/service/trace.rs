@@ -425,6 +425,10 @@ impl Tracing<'_> {
             self.step("No endpoint takes new connections.");
             return Verdict::Rejected;
         }
+        let list = self.without_loops(list);
+        if list.is_empty() {
+            return self.turned_away();
+        }
         let masquerade = self.masquerades(place, is_inside);
         let is_hairpin = |endpoint: &EndpointKey| {
             !place.returns_directly && endpoint.address == self.packet.source && self.is_hairpin(endpoint)
@@ -456,6 +460,20 @@ impl Tracing<'_> {
             self.step(format!("Weights, for schedulers that share out by weight: {}.", shown.join(", ")));
         }
         taking
+    }
+
+    /// The endpoints without those on which the process that relays listens itself.
+    fn without_loops(&mut self, list: Vec<(EndpointKey, u16)>) -> Vec<(EndpointKey, u16)> {
+        if !self.ways.contains(Ways::RELAYS) {
+            return list;
+        }
+        let (protocol, desired) = (self.packet.to.protocol, self.desired);
+        let (loops, rest): (Vec<_>, Vec<_>) =
+            list.into_iter().partition(|(endpoint, _)| desired.frontend_at(protocol, endpoint).is_some());
+        for (endpoint, _) in loops {
+            self.step(format!("{endpoint} gets nothing: this process listens there itself."));
+        }
+        rest
     }
 
     /// What else is asked for of connections to a place.

@@ -7,9 +7,10 @@ use std::process::ExitCode;
 
 use proxier_core::fake::FakeKernel;
 use proxier_core::modes::Kind;
-use proxier_core::net::{EndpointKey, Family, FrontendKey};
+use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::objects::ServiceObject;
 use proxier_core::reconciler::Reconciler;
+use proxier_core::reconciler::report::Refused;
 use proxier_core::service::{Considered, Frontend, Roles, consider};
 use proxier_core::snapshot::{EndpointFlags, ObjectKey, ServicePort, TrafficPolicy};
 use serde_json::{Value, json};
@@ -224,6 +225,10 @@ impl Explained {
             not_served: Vec::new(),
             left_out: Vec::new(),
         };
+        let name = found.service.to_string();
+        let refused: Vec<Refused> = proxier.refused().filter(|refused| refused.service == name).collect();
+        let left_out: BTreeSet<(Protocol, EndpointKey)> =
+            refused.iter().filter_map(|refused| Some((refused.key.protocol, refused.endpoint?))).collect();
         let owned: Vec<&Frontend> = desired
             .frontends()
             .filter(|frontend| desired.owner(&frontend.key) == Some(&found.service))
@@ -253,10 +258,15 @@ impl Explained {
                 let families = Family::ALL.into_iter().filter(|family| service.cluster_ip(*family).is_some());
                 let endpoints = families
                     .flat_map(|family| consider(service, store.slices_of(&service.key), port, family, facts))
-                    .map(|considered| Endpoint {
-                        weight: (proxier.mode() == Kind::Ipvs).then(|| weight(&frontends, &considered.endpoint)),
-                        reason: considered.reason(service, facts),
-                        considered,
+                    .map(|mut considered| {
+                        let mut reason = considered.reason(service, facts);
+                        if left_out.contains(&(port.protocol, considered.endpoint)) {
+                            (considered.cluster, considered.local) = (false, false);
+                            "this process listens there itself".clone_into(&mut reason);
+                        }
+                        let weighs = proxier.mode() == Kind::Ipvs;
+                        let weight = weighs.then(|| weight(&frontends, &considered.endpoint));
+                        Endpoint { considered, reason, weight }
                     })
                     .collect();
                 explained.ports.push(PortPart { port: port.clone(), frontends, endpoints });
@@ -268,9 +278,13 @@ impl Explained {
         let marks: Vec<_> = keys.iter().filter_map(|key| proxier.split(key).or_else(|| proxier.shared(key))).collect();
         let device = facts.config().names.device.as_str();
         explained.kernel = mentions::of(&kernel.state(), &found.service.to_string(), device, &keys, &marks);
-        let name = found.service.to_string();
-        let refused = proxier.refused().filter(|refused| refused.service == name);
-        explained.not_served = refused.map(|refused| format!("{}: {}", refused.key, refused.reason)).collect();
+        explained.not_served = refused
+            .iter()
+            .map(|Refused { key, endpoint, reason, .. }| match endpoint {
+                Some(endpoint) => format!("{key} by endpoint {endpoint}: {reason}"),
+                None => format!("{key}: {reason}"),
+            })
+            .collect();
         let conflicts = desired.conflicts().filter(|conflict| *conflict.owner == found.service);
         explained.not_served.extend(
             conflicts.filter(|conflict| found.frontend.is_none_or(|only| only == conflict.key)).map(|conflict| {

@@ -183,7 +183,7 @@ pub(crate) fn tell(report: &Report) {
         eprintln!("proxier-demo: {limit}");
     }
     for refused in &report.refused {
-        eprintln!("proxier-demo: {} of {} is not served: {}", refused.key, refused.service, refused.reason);
+        eprintln!("proxier-demo: {refused}");
     }
     if let Some(stopped) = &report.stopped {
         eprintln!("proxier-demo: {stopped}; add --allow-mass-removal if this is intended");
@@ -300,7 +300,8 @@ fn plan_json(plan: &Plan, report: &Report, proxier: &Reconciler, unreadable: &[P
         "steps": steps,
         "foreign": lines(report.foreign.clone()),
         "refused": report.refused.iter().map(|refused| json!({
-            "virtualServer": refused.key.to_string(), "service": refused.service, "reason": refused.reason,
+            "virtualServer": refused.key.to_string(), "service": refused.service,
+            "endpoint": refused.endpoint.map(|endpoint| endpoint.to_string()), "reason": refused.reason,
         })).collect::<Vec<_>>(),
         "unmarked": lines(proxier.unmarked().map(|unmarked| unmarked.to_string()).collect()),
         "rejected": lines(proxier.rejections().map(ToString::to_string).collect()),

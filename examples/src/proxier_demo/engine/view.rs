@@ -4,15 +4,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ipvs::VirtualServerKey;
-use proxier_core::modes::Kind;
 use proxier_core::modes::ipvs::drain::{Draining, Drains};
 use proxier_core::modes::shared::names::Names;
-use proxier_core::modes::userspace::{NO_SCTP, lower};
 use proxier_core::net::FrontendKey;
 use proxier_core::service::Frontend;
 
 use crate::proxier_demo::engine::{Engine, Kernel};
-use crate::proxier_demo::message::view::{DrainView, HeldView, RefusedView, ServiceView, View};
+use crate::proxier_demo::message::view::{DrainView, HeldView, ServiceView, View};
 
 impl<K: Kernel> Engine<K> {
     /// What is known at this moment. Costs O(Frontends), a few milliseconds for ten thousand Services.
@@ -42,15 +40,6 @@ impl<K: Kernel> Engine<K> {
             left: draining.deadline.map(|deadline| deadline.saturating_sub(now)),
             connections: draining.connections,
         };
-        let refused = proxier.refused();
-        let refused =
-            refused.map(|refused| RefusedView { key: refused.key, service: refused.service, reason: refused.reason });
-        let is_unserved = |frontend: &&Frontend| proxier.mode() == Kind::Userspace && lower(frontend).is_none();
-        let unserved = desired.frontends().filter(is_unserved).map(|frontend| RefusedView {
-            key: frontend.key,
-            service: names.service_of(&frontend.key).unwrap_or_default(),
-            reason: NO_SCTP.to_owned(),
-        });
         let held = proxier.safeguard().held();
         let mark = |key: &FrontendKey| proxier.split(key).or_else(|| proxier.shared(key));
         let may_have = desired.frontends().filter(|frontend| frontend.can_split() || frontend.can_share());
@@ -62,7 +51,7 @@ impl<K: Kernel> Engine<K> {
             services: services.collect(),
             drains: proxier.drains().into_iter().flat_map(Drains::iter).map(drain).collect(),
             rejected: proxier.rejections().map(ToString::to_string).collect(),
-            refused: refused.chain(unserved).collect(),
+            refused: proxier.refused().collect(),
             held: held
                 .map(|(key, since)| HeldView { key, service: names.service_of(&key), since: now.saturating_sub(since) })
                 .collect(),

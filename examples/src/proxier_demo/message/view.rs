@@ -7,6 +7,7 @@ use std::time::Duration;
 use ipvs::VirtualServerKey;
 use proxier_core::modes::Kind;
 use proxier_core::net::FrontendKey;
+use proxier_core::reconciler::report::Refused;
 use proxier_core::service::Frontend;
 use proxier_core::snapshot::{ObjectKey, ServicePort};
 
@@ -42,14 +43,6 @@ pub(crate) struct ServiceView {
     pub(crate) frontends: Vec<Arc<Frontend>>,
 }
 
-/// A Frontend that a Service asks for and does not get.
-#[derive(Clone, Debug)]
-pub(crate) struct RefusedView {
-    pub(crate) key: FrontendKey,
-    pub(crate) service: String,
-    pub(crate) reason: String,
-}
-
 /// A real server that drains.
 #[derive(Clone, Debug)]
 pub(crate) struct DrainView {
@@ -78,7 +71,7 @@ pub(crate) struct View {
     pub(crate) services: Vec<ServiceView>,
     pub(crate) drains: Lines<DrainView>,
     pub(crate) rejected: Lines<String>,
-    pub(crate) refused: Lines<RefusedView>,
+    pub(crate) refused: Lines<Refused>,
     pub(crate) held: Lines<HeldView>,
     /// Virtual servers of marks by their Frontends: those that only clients outside get, and those of shared node ports.
     pub(crate) marks: BTreeMap<FrontendKey, VirtualServerKey>,

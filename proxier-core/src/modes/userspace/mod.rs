@@ -37,6 +37,8 @@
 //!   cluster's endpoints.
 //! * Urgent data of TCP stays in its place among the rest.
 //! * SCTP is not served.
+//! * An endpoint on which this process listens itself gets nothing ([`Refused`](crate::reconciler::report::Refused)): connections would
+//!   come back for ever. In the kernel nothing is translated twice. A circle through another node cannot be seen.
 
 mod cleanup;
 mod lower;

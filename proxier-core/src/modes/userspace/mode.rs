@@ -15,13 +15,13 @@ use crate::modes::shared::routes::{self, network_of};
 use crate::modes::shared::service_networks::{Unusable, usable};
 use crate::modes::shared::sysctls::{self, HostSettings, SysctlChange};
 use crate::modes::{Pass, Refreshed};
-use crate::net::{Family, FrontendKey, Network};
+use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::ports::{Listener, LocalRoute, Ports, RouteOwner, Settings};
 use crate::reconciler::report::{Applied, Refused, Report, Unread};
 use crate::reconciler::safeguard::{Kernel, Loss, Safeguard};
 use crate::reconciler::schedule::Moment;
 use crate::reconciler::step::{Action, Part, Step};
-use crate::service::NodeFacts;
+use crate::service::{Frontend, NodeFacts};
 use crate::snapshot::{ObjectKey, Store};
 
 /// Settings of userspace mode.
@@ -219,9 +219,11 @@ impl Mode {
         (report.notices, report.draining) = (notices, leaving);
         if pass.full {
             report.unmet = unmet;
-            report.refused.extend(self.unserved());
             self.compare(&mut plan, there);
         } else {
+            // A full pass reports everything.
+            let changed = self.changed.frontends.iter().filter_map(|key| self.wanted.desired().frontend(key));
+            report.refused = changed.flat_map(|frontend| self.refused_of(frontend)).collect();
             self.follow(&mut plan, known);
         }
         if pass.full || whole != self.whole {
@@ -272,14 +274,24 @@ impl Mode {
         }
     }
 
-    /// Frontends that are not served, and why.
-    fn unserved(&self) -> impl Iterator<Item = Refused> {
-        let desired = self.wanted.desired();
-        self.wanted.unserved().map(move |frontend| Refused {
-            service: desired.owner(&frontend.key).map(ToString::to_string).unwrap_or_default(),
-            key: frontend.key,
-            reason: NO_SCTP.to_owned(),
-        })
+    /// Frontends that are not served, and endpoints that get nothing, each with the reason.
+    pub(crate) fn refused(&self) -> impl Iterator<Item = Refused> {
+        self.wanted.desired().frontends().flat_map(|frontend| self.refused_of(frontend))
+    }
+
+    fn refused_of(&self, frontend: &Frontend) -> Vec<Refused> {
+        let owner = |key: &FrontendKey| self.wanted.desired().owner(key).map(ToString::to_string).unwrap_or_default();
+        let refused = |endpoint, reason| Refused { service: owner(&frontend.key), key: frontend.key, endpoint, reason };
+        if frontend.key.protocol == Protocol::Sctp {
+            return vec![refused(None, NO_SCTP.to_owned())];
+        }
+        let because = |(endpoint, listener): (EndpointKey, FrontendKey)| {
+            let owner = owner(&listener);
+            let reason =
+                format!("this process listens there itself, for {owner}: connections would come back for ever");
+            refused(Some(endpoint), reason)
+        };
+        self.wanted.loops(frontend).into_iter().map(because).collect()
     }
 
     /// Compares all listeners.

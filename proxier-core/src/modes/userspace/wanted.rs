@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use super::lower::lower;
 use crate::modes::shared::routes::network_of;
-use crate::net::{FrontendKey, Network, Protocol};
+use crate::net::{EndpointKey, FrontendKey, Network, Protocol};
 use crate::pack::pack;
 use crate::ports::Listener;
 use crate::service::{Compiled, Desired, Follower, Frontend, NodeFacts};
@@ -116,9 +116,12 @@ impl Wanted {
         self.desired.frontends().filter_map(lower)
     }
 
-    /// Frontends that are not served, since this mode has no SCTP.
-    pub fn unserved(&self) -> impl Iterator<Item = &Frontend> {
-        self.desired.frontends().filter(|frontend| frontend.key.protocol == Protocol::Sctp)
+    /// The endpoints of a Frontend on which this process listens itself, for which Frontend: what goes there would come back.
+    pub(super) fn loops(&self, frontend: &Frontend) -> BTreeMap<EndpointKey, FrontendKey> {
+        let endpoints = frontend.cluster.iter().chain(frontend.local.iter());
+        let at =
+            |endpoint: &EndpointKey| Some((*endpoint, self.desired.frontend_at(frontend.key.protocol, endpoint)?.key));
+        endpoints.filter_map(at).collect()
     }
 
     /// Whether an address has to be local.

@@ -367,9 +367,8 @@ impl Worker {
             }
         }
         for refused in &report.refused {
-            let object = format!("{} {}", refused.service, refused.key);
-            if self.limiter.pass(&object, now).is_some() {
-                let note = format!("{} of {} is not served: {}", refused.key, refused.service, refused.reason);
+            let note = refused.to_string();
+            if self.limiter.pass(&note, now).is_some() {
                 tracing::warn!("{note}");
                 if let Some(service) = service_key(&refused.service) {
                     self.recorder.tell(Regarding::Service(service), Reason::AddressConflict, note);

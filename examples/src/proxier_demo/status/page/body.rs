@@ -8,13 +8,14 @@ use ipvs::VirtualServerKey;
 use ipvs::model::Stats;
 use proxier_core::modes::Kind;
 use proxier_core::net::EndpointKey;
+use proxier_core::reconciler::report::Refused;
 use proxier_core::service::{Frontend, Roles};
 use proxier_core::snapshot::{ServicePort, TrafficPolicy};
 use serde_json::{Map, Value, json};
 
 use super::asked::Wanted;
 use super::counters::{Counted, Counters};
-use crate::proxier_demo::message::view::{DrainView, HeldView, Lines, RefusedView, ServiceView, View};
+use crate::proxier_demo::message::view::{DrainView, HeldView, Lines, ServiceView, View};
 use crate::proxier_demo::status::board::Board;
 
 /// Most Frontends of all Services in one answer.
@@ -93,8 +94,10 @@ fn drain_json(drain: &DrainView) -> Value {
     })
 }
 
-fn refused_json(refused: &RefusedView) -> Value {
-    json!({"frontend": refused.key.to_string(), "service": refused.service, "reason": refused.reason})
+fn refused_json(refused: &Refused) -> Value {
+    let endpoint = refused.endpoint.map(|endpoint| endpoint.to_string());
+    let (frontend, service, reason) = (refused.key.to_string(), &refused.service, &refused.reason);
+    json!({"frontend": frontend, "service": service, "endpoint": endpoint, "reason": reason})
 }
 
 fn held_json(held: &HeldView) -> Value {

@@ -158,7 +158,7 @@
       cards.push(
         data.heldBackBecause ? make("div", {class: "card"}, make("h3", {}, "Deletions are held back"), make("p", {}, data.heldBackBecause)) : null,
         card("Kept although they should go", held, data.heldBack.count),
-        card("Not served", data.refused.list.map((one) => `${one.frontend} of ${one.service}: ${one.reason}`), data.refused.count),
+        card("Not served", data.refused.list.map((one) => `${one.frontend} of ${one.service}${one.endpoint ? ` by endpoint ${one.endpoint}` : ""}: ${one.reason}`), data.refused.count),
         card("Left out of objects", data.rejected.list, data.rejected.count));
     }
     const there = cards.filter((one) => one !== null);

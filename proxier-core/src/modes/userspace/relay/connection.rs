@@ -12,7 +12,7 @@ use super::header::header;
 use super::server::{Refusal, Shared, Ticket};
 use super::socket::{dial, is_exhausted, reset};
 use super::stream::{End, Progress, Relayed, Tools};
-use crate::net::{EndpointKey, FrontendKey};
+use crate::net::{EndpointKey, FrontendKey, Protocol};
 use crate::reconciler::schedule::Moment;
 
 /// How long one endpoint after the other is waited for, as kube-proxy's userspace mode does.
@@ -107,6 +107,10 @@ impl Connection {
                 Ok(endpoint) => endpoint,
                 Err(refusal) => return Dialled::Refused(refusal),
             };
+            if shared.is_own(Protocol::Tcp, endpoint) {
+                dialling.refused.push(endpoint);
+                continue;
+            }
             match dial(endpoint.into()) {
                 Ok(stream) => {
                     dialling.current = Some((endpoint, stream));

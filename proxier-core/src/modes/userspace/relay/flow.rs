@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::server::{Kind, Server, Shared, Ticket};
 use super::socket::{is_exhausted, talk_to};
-use crate::net::EndpointKey;
+use crate::net::{EndpointKey, Protocol};
 use crate::reconciler::schedule::Moment;
 
 /// A UDP listener and the flows of its clients.
@@ -92,6 +92,10 @@ impl Flow {
             let Ok(endpoint) = chosen else {
                 return Err((!avoid.is_empty()).then_some(Kind::Unanswered));
             };
+            if shared.is_own(Protocol::Udp, endpoint) {
+                avoid.push(endpoint);
+                continue;
+            }
             match talk_to(endpoint.into()) {
                 Ok(socket) => {
                     let listener = Arc::clone(&server.socket);

@@ -202,6 +202,7 @@ impl Relay {
             Some(held) => self.change(held, listener),
             None => self.open(listener),
         };
+        self.shared.set_own(key, outcome.is_ok());
         let held = outcome.map_err(|error| failed(format_args!("listening on {key}"), &error))?;
         self.held.insert(key, held);
         Ok(())
@@ -322,6 +323,7 @@ impl Relay {
     /// Stops listening; done if it does not listen there. Connections may go on for [`Settings::drain`], UDP flows end.
     pub fn close(&mut self, key: &FrontendKey) {
         let Some(held) = self.held.remove(key) else { return };
+        self.shared.set_own(*key, false);
         self.leave(held.server.id);
         let group = self.group(&held.listener);
         self.update(&held.server, Listener::new(*key, Arc::clone(&held.listener.group)), group);

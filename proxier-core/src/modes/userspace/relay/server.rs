@@ -2,14 +2,14 @@
 
 #![expect(clippy::disallowed_types, reason = "the threads of a relay share what they serve")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::balance::Balance;
-use crate::net::{EndpointKey, FrontendKey};
+use crate::net::{EndpointKey, FrontendKey, Protocol};
 use crate::ports::{Counts, Listener, Settings, Turned};
 use crate::reconciler::schedule::Moment;
 
@@ -46,6 +46,8 @@ pub(super) struct Shared {
     /// What the process may have open, less what is left for everything else.
     default_descriptors: usize,
     descriptors: AtomicUsize,
+    /// What this process listens on for Services.
+    own: Mutex<BTreeSet<FrontendKey>>,
     notices: Mutex<BTreeMap<(FrontendKey, Kind), Tally>>,
     pub(super) connections: AtomicUsize,
     pub(super) flows: AtomicUsize,
@@ -65,6 +67,7 @@ impl Shared {
             settings: Mutex::new(Arc::new(settings)),
             default_descriptors,
             descriptors: AtomicUsize::new(0),
+            own: Mutex::default(),
             notices: Mutex::default(),
             connections: AtomicUsize::new(0),
             flows: AtomicUsize::new(0),
@@ -87,6 +90,21 @@ impl Shared {
 
     pub(super) fn set_settings(&self, settings: Settings) {
         *lock(&self.settings) = Arc::new(settings);
+    }
+
+    /// A listener comes or goes.
+    pub(super) fn set_own(&self, key: FrontendKey, is_own: bool) {
+        let mut own = lock(&self.own);
+        if is_own {
+            own.insert(key)
+        } else {
+            own.remove(&key)
+        };
+    }
+
+    /// Whether an endpoint is a listener of this process. Whatever goes there comes back here, and may do so for ever.
+    pub(super) fn is_own(&self, protocol: Protocol, endpoint: EndpointKey) -> bool {
+        lock(&self.own).contains(&FrontendKey::new(protocol, endpoint.address.to_canonical(), endpoint.port))
     }
 
     pub(super) fn counts(&self) -> Counts {
