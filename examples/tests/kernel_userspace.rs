@@ -6,6 +6,7 @@ mod program;
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use program::{Folder, Running, command, demo, ok, text, tool};
@@ -268,6 +269,105 @@ endpoints:
     )
 }
 
+/// So many Services with the endpoint that greets, and their addresses.
+fn many(name: &str, network: &str, count: usize) -> (String, Vec<String>) {
+    let at = |number: usize| format!("10.{network}.{}.{}", number / 100, number % 100 + 1);
+    let all = (0..count).map(|number| service(&format!("{name}-{number}"), &at(number), "10.244.0.5", 8080));
+    (all.collect(), (0..count).map(|number| format!("{}:80", at(number))).collect())
+}
+
+/// How many of these greet.
+fn served(places: &[String]) -> usize {
+    places.iter().filter(|place| greeted(place).is_some()).count()
+}
+
+/// Seconds of processor time that a process has taken.
+fn processor_time(pid: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    fields[11..13].iter().map(|ticks| ticks.parse::<f64>().unwrap()).sum::<f64>() / 100.0
+}
+
+#[test]
+fn with_few_files_what_is_served_stays_so_and_all_comes_back() {
+    kernel_test(&[Need::Root, Need::Tool("prlimit"), Need::Tool("curl")], || {
+        set_up();
+        // Sends without end.
+        let flood = TcpListener::bind("10.244.0.5:9090").unwrap();
+        std::thread::spawn(move || {
+            for stream in flood.incoming() {
+                std::thread::spawn(
+                    move || while stream.as_ref().is_ok_and(|mut of| of.write_all(&[7; 65_536]).is_ok()) {},
+                );
+            }
+        });
+        let manifests = Folder::new("userspace-files");
+        manifests.put("web.yaml", WEB);
+        manifests.put("flood.yaml", &service("flood", "10.96.0.20", "10.244.0.5", 9090));
+        let mut limited = Command::new("prlimit");
+        limited.args(["--nofile=512:512", env!("CARGO_BIN_EXE_proxier-demo"), "run"]).args(userspace(&manifests));
+        limited.args(["--hostname-override", "n1", "--healthz-bind-address", "127.0.0.1:10256"]);
+        let running = Running::spawn(limited);
+        running.until("it is served", || greeted("10.96.0.10:80").is_some());
+        let mut kept = greeted("10.96.0.10:80").unwrap();
+        let mut goes_on = || {
+            let mut answer = [0; 5];
+            kept.write_all(b"still").is_ok() && kept.read_exact(&mut answer).is_ok() && &answer == b"still"
+        };
+        let answers = |page: &str| {
+            let code = "%{http_code}";
+            let url = format!("http://127.0.0.1:{page}");
+            let asked = Command::new("curl").args(["-s", "-m", "5", "-o", "/dev/null", "-w", code, &url]).output();
+            text(&asked.unwrap().stdout)
+        };
+        let both_answer = || {
+            for page in ["10256/healthz", "10249/metrics"] {
+                assert_eq!(answers(page), "200", "{page}: {}", running.log());
+            }
+        };
+
+        // Many Services: some are served, the others are refused, each with the reason.
+        let (manifest, places) = many("more", "97", 500);
+        manifests.put("more.yaml", &manifest);
+        running.until_logged("no file descriptor is left for it: listeners have as many as they may");
+        let some = served(&places);
+        assert!((100..200).contains(&some), "{some} are served");
+        assert!(goes_on() && greeted("10.96.0.10:80").is_some());
+        both_answer();
+
+        // Many clients that do not read.
+        let clients: Vec<_> = (0..120).map(|_| TcpStream::connect("10.96.0.20:80")).collect();
+        running.until_logged("file descriptors that they may: raise the limit of open files");
+        assert!(goes_on());
+        both_answer();
+        let open = std::fs::read_dir(format!("/proc/{}/fd", running.pid())).unwrap().count();
+        assert!(open < 400, "{open} of 512 descriptors");
+        drop(clients);
+        running.until("there is room again", || greeted("10.96.0.10:80").is_some());
+
+        // Changes are still heard of. What was refused is served once there is room.
+        std::fs::remove_file(manifests.0.join("more.yaml")).unwrap();
+        running.until("they are gone", || served(&places) == 0);
+        let (manifest, places) = many("other", "98", 100);
+        manifests.put("other.yaml", &manifest);
+        running.until("all others", || served(&places) == 100);
+
+        // Nothing can be opened at all: the process does not spin, and goes on when it can.
+        let limit = |files: u32| tool(&format!("prlimit --pid {} --nofile={files}:512", running.pid()));
+        limit(10);
+        let waiting: Vec<_> = (0..20).map(|_| TcpStream::connect("10.96.0.10:80")).collect();
+        let before = processor_time(running.pid());
+        std::thread::sleep(Duration::from_secs(2));
+        let taken = processor_time(running.pid()) - before;
+        assert!(taken < 1.0, "{taken} s of processor time");
+        assert!(goes_on());
+        limit(512);
+        drop(waiting);
+        running.until("it is served again", || greeted("10.96.0.10:80").is_some());
+        both_answer();
+    });
+}
+
 #[test]
 fn endpoints_on_which_the_proxy_listens_get_nothing() {
     kernel_test(&[Need::Root], || {
@@ -294,6 +394,36 @@ fn endpoints_on_which_the_proxy_listens_get_nothing() {
         ] {
             assert!(explained.contains(line), "{explained}");
         }
+    });
+}
+
+#[test]
+fn without_the_capability_for_low_ports_it_does_not_start() {
+    kernel_test(&[Need::Root, Need::Tool("setpriv")], || {
+        set_up();
+        let manifests = Folder::new("userspace-low-ports");
+        manifests.put("web.yaml", WEB);
+        let without = |subcommand: &[&str]| {
+            let mut setpriv = Command::new("setpriv");
+            setpriv.args(["--bounding-set=-net_bind_service", "--inh-caps=-net_bind_service"]);
+            setpriv.arg(env!("CARGO_BIN_EXE_proxier-demo")).args(subcommand).args(userspace(&manifests));
+            setpriv.args(["--hostname-override", "n1"]).output().unwrap()
+        };
+        for subcommand in ["run", "probe"] {
+            let refused = without(&[subcommand]);
+            let said = text(&refused.stdout) + &text(&refused.stderr);
+            assert_eq!(refused.status.code(), Some(1), "{subcommand}: {said}");
+            let expected =
+                "CAP_NET_BIND_SERVICE is missing, which ports below 1024 need; run as root, or let this program have";
+            assert!(said.contains(expected), "{subcommand}: {said}");
+        }
+        assert_eq!(routes(), "");
+        // Where the node gives these ports to everybody, nothing is missing.
+        std::fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0").unwrap();
+        ok(&without(&["probe"]));
+        // A program that has the port takes nothing from it.
+        let _stranger = TcpListener::bind("127.0.0.1:1").unwrap();
+        ok(&demo(&["probe", "--proxy-mode", "userspace"]));
     });
 }
 

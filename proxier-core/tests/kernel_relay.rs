@@ -754,13 +754,68 @@ fn limits_are_kept_and_told() {
         open.push(client(at("10.96.0.1:80")));
         assert_eq!(name(open.last_mut().unwrap()), server.address);
         settings.max_of_service = None;
-        settings.max_descriptors = Some(8);
+        // The listener, and four connections.
+        settings.max_descriptors = Some(9);
         relay.configure(settings);
         open.push(client(at("10.96.0.1:80")));
         assert_eq!(name(open.last_mut().unwrap()), server.address);
         assert_turned_away(attempt("10.96.0.1:80"));
         let notices = relay.notices();
-        assert!(notices.len() == 1 && notices[0].contains("all 8 file descriptors"), "{notices:?}");
+        assert!(notices.len() == 1 && notices[0].contains("all 9 file descriptors"), "{notices:?}");
+    });
+}
+
+#[test]
+fn listeners_clients_and_pipes_share_descriptors() {
+    test(|| {
+        let server = Named::start("10.244.0.1:8080");
+        let mut settings = Settings::default();
+        settings.max_descriptors = Some(20);
+        let mut relay = Relay::start(settings).unwrap();
+        let service = |number: usize| listener(&format!("TCP 10.96.0.{number}:80"), &[server.address]);
+        let udp = |number: usize| listener(&format!("UDP 10.96.0.{number}:53"), &[server.address]);
+        for number in 1..=9 {
+            relay.serve(&service(number)).unwrap();
+        }
+        relay.serve(&udp(1)).unwrap();
+        // Half of all: the others are for clients.
+        for one_more in [service(11), udp(2)] {
+            let error = relay.serve(&one_more).unwrap_err();
+            assert_eq!(error.kind(), PortErrorKind::Full);
+            let expected = format!("listening on {}: no file descriptor is left for it: ", one_more.key);
+            assert!(error.to_string().starts_with(&expected), "{error}");
+            assert_eq!(relay.listeners().filter(|of| of.key == one_more.key).count(), 0);
+        }
+        let reach = |number: u8| client(SocketAddr::from(([10, 96, 0, number], 80)));
+        let mut open: Vec<TcpStream> = (1..=5).map(reach).collect();
+        for stream in &mut open {
+            assert_eq!(name(stream), server.address);
+        }
+        assert_turned_away(attempt("10.96.0.6:80"));
+        // Much goes through without pipes.
+        let (data, stream) = (noise(5, 4 << 20), &mut open[0]);
+        let sending = thread::spawn({
+            let (mut stream, data) = (stream.try_clone().unwrap(), data.clone());
+            move || {
+                stream.write_all(&data).unwrap();
+                stream.shutdown(Shutdown::Write).unwrap();
+            }
+        });
+        assert!(read_all(stream) == data);
+        sending.join().unwrap();
+        // All comes back: those that are gone make room, whatever they were.
+        drop(open);
+        until("all are over", || relay.counts().connections == 0);
+        relay.close(&key("TCP 10.96.0.1:80"));
+        relay.serve(&service(11)).unwrap();
+        // A UDP listener without endpoints has no socket.
+        relay.serve(&listener("UDP 10.96.0.1:53", &[])).unwrap();
+        relay.serve(&udp(2)).unwrap();
+        assert_eq!(relay.serve(&udp(1)).unwrap_err().kind(), PortErrorKind::Full);
+        let mut open: Vec<TcpStream> = (2..=6).map(reach).collect();
+        for stream in &mut open {
+            assert_eq!(name(stream), server.address);
+        }
     });
 }
 

@@ -183,6 +183,20 @@ fn endpoints_on_which_this_process_listens_are_reported() {
     assert_eq!(left_out(&node.full()), Vec::<String>::new());
 }
 
+#[test]
+fn a_listener_without_a_descriptor_fails_alone_and_comes_back() {
+    let mut node = new();
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.settles();
+    node.kernel.fail(Fault::new(Call::RelaysServe, PortErrorKind::Full));
+    node.service("other", json!({"clusterIP": "10.96.0.2"}));
+    let report = node.pass();
+    let refused: Vec<String> = report.refused_by_kernel().map(|failure| failure.step.name.clone()).collect();
+    assert_eq!((refused, report.has_failed()), (vec!["TCP 10.96.0.2:80".to_owned()], false));
+    node.settles();
+    assert_eq!(node.listeners(), ["TCP 10.96.0.1:80 0 0", "TCP 10.96.0.2:80 0 0"]);
+}
+
 /// Listeners whose endpoints are told the client, and what was left out of the Service.
 fn told(node: &Node) -> (Vec<String>, Vec<String>) {
     let listeners = node.kernel.listeners();

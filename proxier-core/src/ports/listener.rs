@@ -117,8 +117,9 @@ pub struct Settings {
     pub drain: Option<Duration>,
     /// How many connections and UDP flows one Service port may have at once. Default: no limit of its own.
     pub max_of_service: Option<usize>,
-    /// How many file descriptors connections and flows may use: two for a connection, one for a flow. Default: three
-    /// quarters of what the process may have open when the relay starts.
+    /// How many file descriptors this may use: one for a listener or a flow, two for a connection. Listeners get half of them at most;
+    /// pipes, two each, are opened while half are free. Default: what the process may have open when the relay starts, less a
+    /// quarter, or less 256 where that is more, but half at least.
     pub max_descriptors: Option<usize>,
 }
 

@@ -45,8 +45,15 @@ impl Failure {
                 | PortErrorKind::NotFound
                 | PortErrorKind::AlreadyExists
                 | PortErrorKind::Other
-        );
+        ) || self.is_one_listener_too_many();
         of_an_object && because_of_it
+    }
+}
+
+impl Failure {
+    /// What this process has listeners for already is served all the same.
+    fn is_one_listener_too_many(&self) -> bool {
+        self.step.part == Part::Listener && self.error.kind() == PortErrorKind::Full
     }
 }
 

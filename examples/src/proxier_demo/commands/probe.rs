@@ -91,7 +91,9 @@ fn probe_userspace(settings: &Settings, kernel: &mut KernelPorts) -> Result<Foun
             Err(error) => format!("  {family}: {error}"),
         });
     }
-    lines.push(format!("  {open_files} files may be open: two for each connection, one for each flow of UDP"));
+    lines.push(format!(
+        "  {open_files} files may be open: one for each listener and flow of UDP, two for each connection"
+    ));
     let family = |(family, outcome): &(Family, Result<(), PortError>)| {
         let reason = outcome.as_ref().err().map(ToString::to_string);
         json!({"family": family.name(), "works": outcome.is_ok(), "reason": reason})

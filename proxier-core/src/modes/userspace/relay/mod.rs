@@ -8,6 +8,7 @@
 
 mod balance;
 mod connection;
+mod descriptors;
 mod flow;
 mod header;
 mod server;
@@ -33,6 +34,7 @@ use crate::kernel::errno_kind;
 use crate::net::{FrontendKey, Protocol};
 use crate::ports::{Counts, Listener, PortError, PortErrorKind, Settings};
 use crate::reconciler::schedule::Moment;
+use descriptors::{Descriptors, Use, share};
 use server::{Group, Server, Shared};
 use worker::{Command, Handle, Worker};
 
@@ -116,9 +118,9 @@ struct Held {
 
 enum Socket {
     /// Has the port always; listens while there is an endpoint.
-    Tcp { socket: Arc<TcpListener>, listens: bool },
+    Tcp { socket: Arc<TcpListener>, listens: bool, _descriptor: Descriptors },
     /// Has the port while there is an endpoint on some node.
-    Udp { is_open: bool },
+    Udp { open: Option<Descriptors> },
 }
 
 impl fmt::Debug for Relay {
@@ -132,12 +134,22 @@ impl fmt::Debug for Relay {
 
 fn failed(doing: impl fmt::Display, error: &io::Error) -> PortError {
     let errno = error.raw_os_error().unwrap_or_default();
-    if error.kind() == io::ErrorKind::AddrInUse {
-        let why =
-            "another program on this node has the port: end it, or give the Service another one; it is tried again";
-        return PortError::new(PortErrorKind::AlreadyExists, format!("{doing}: {error}: {why}"));
-    }
-    PortError::new(errno_kind(errno), format!("{doing}: {error}"))
+    let (kind, why) = match error.kind() {
+        io::ErrorKind::AddrInUse => (
+            PortErrorKind::AlreadyExists,
+            "another program on this node has the port: end it, or give the Service another one; it is tried again",
+        ),
+        io::ErrorKind::PermissionDenied => (
+            PortErrorKind::Permission,
+            "CAP_NET_BIND_SERVICE is missing, which ports below 1024 need; run as root, or let this program have it",
+        ),
+        io::ErrorKind::QuotaExceeded => (
+            PortErrorKind::Full,
+            "listeners have as many as they may: raise the limit of open files; it is tried again",
+        ),
+        _ => return PortError::new(errno_kind(errno), format!("{doing}: {error}")),
+    };
+    PortError::new(kind, format!("{doing}: {error}: {why}"))
 }
 
 impl Relay {
@@ -149,7 +161,7 @@ impl Relay {
         let doing = "starting the relay";
         let (open_files, _) = getrlimit(Resource::RLIMIT_NOFILE).map_err(|errno| failed(doing, &errno.into()))?;
         let open_files = usize::try_from(open_files).unwrap_or(usize::MAX);
-        let shared = Arc::new(Shared::new(settings, open_files.saturating_sub(open_files.wrapping_div(4))));
+        let shared = Arc::new(Shared::new(settings, share(open_files)));
         let mut relay = Relay {
             shared,
             threads: Vec::new(),
@@ -195,7 +207,8 @@ impl Relay {
     /// # Errors
     /// [`AlreadyExists`](PortErrorKind::AlreadyExists) when another program has the port, [`Permission`](PortErrorKind::Permission)
     /// without `CAP_NET_BIND_SERVICE`, [`Unavailable`](PortErrorKind::Unavailable) for SCTP and for a family that this kernel lacks,
-    /// [`Busy`](PortErrorKind::Busy) without descriptors. There is no such listener then.
+    /// [`Full`](PortErrorKind::Full) when listeners have all descriptors that they may ([`Settings::max_descriptors`]). There is no such
+    /// listener then.
     pub fn serve(&mut self, listener: &Listener) -> Result<(), PortError> {
         let key = listener.key;
         let outcome = match self.held.remove(&key) {
@@ -224,8 +237,11 @@ impl Relay {
     fn open(&mut self, listener: &Listener) -> io::Result<Held> {
         let address = SocketAddr::new(listener.key.address, listener.key.port);
         let socket = match listener.key.protocol {
-            Protocol::Tcp => Socket::Tcp { socket: Arc::new(socket::take_tcp(address)?), listens: false },
-            Protocol::Udp => Socket::Udp { is_open: false },
+            Protocol::Tcp => {
+                let descriptor = self.descriptor()?;
+                Socket::Tcp { socket: Arc::new(socket::take_tcp(address)?), listens: false, _descriptor: descriptor }
+            }
+            Protocol::Udp => Socket::Udp { open: None },
             Protocol::Sctp => return Err(Errno::EPROTONOSUPPORT.into()),
         };
         let group = self.group(listener);
@@ -235,6 +251,12 @@ impl Relay {
         let mut held = Held { listener: listener.clone(), server, socket };
         self.adapt(&mut held)?;
         Ok(held)
+    }
+
+    /// The descriptor of a listener.
+    fn descriptor(&self) -> io::Result<Descriptors> {
+        let none = || io::Error::new(io::ErrorKind::QuotaExceeded, "no file descriptor is left for it");
+        Descriptors::take(&self.shared, Use::Listener).ok_or_else(none)
     }
 
     fn change(&mut self, mut held: Held, listener: &Listener) -> io::Result<Held> {
@@ -265,7 +287,7 @@ impl Relay {
     fn adapt(&self, held: &mut Held) -> io::Result<()> {
         let Held { listener, server, socket } = held;
         match socket {
-            Socket::Tcp { socket, listens } => match (*listens, listener.serves_anybody()) {
+            Socket::Tcp { socket, listens, .. } => match (*listens, listener.serves_anybody()) {
                 (false, true) => {
                     socket::start_listening(socket)?;
                     *listens = true;
@@ -278,15 +300,16 @@ impl Relay {
                 }
                 _ => {}
             },
-            Socket::Udp { is_open } => match (*is_open, listener.has_endpoints) {
+            Socket::Udp { open } => match (open.is_some(), listener.has_endpoints) {
                 (false, true) => {
+                    let descriptor = self.descriptor()?;
                     let taken: Arc<UdpSocket> = Arc::new(socket::take_udp(server.address())?);
-                    *is_open = true;
+                    *open = Some(descriptor);
                     self.tell_one(server.id, Command::Receive(Arc::clone(server), taken));
                 }
                 (true, false) => {
-                    *is_open = false;
                     self.leave(server.id);
+                    *open = None;
                 }
                 _ => {}
             },
@@ -327,7 +350,7 @@ impl Relay {
         self.leave(held.server.id);
         let group = self.group(&held.listener);
         self.update(&held.server, Listener::new(*key, Arc::clone(&held.listener.group)), group);
-        if let Socket::Tcp { socket, listens: true } = &held.socket {
+        if let Socket::Tcp { socket, listens: true, .. } = &held.socket {
             // The socket goes with `held`; who waits to be accepted is reset either way.
             drop(socket::stop_listening(socket));
         }
@@ -388,7 +411,7 @@ impl Relay {
 impl Drop for Relay {
     fn drop(&mut self) {
         for held in self.held.values() {
-            if let Socket::Tcp { socket, listens: true } = &held.socket {
+            if let Socket::Tcp { socket, listens: true, .. } = &held.socket {
                 drop(socket::stop_listening(socket));
             }
         }

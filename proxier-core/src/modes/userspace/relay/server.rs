@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::balance::Balance;
+use super::descriptors::{Descriptors, InUse, Use, add};
 use crate::net::{EndpointKey, FrontendKey, Protocol};
 use crate::ports::{Counts, Listener, Settings, Turned};
 use crate::reconciler::schedule::Moment;
@@ -43,9 +44,9 @@ struct Tally {
 pub(super) struct Shared {
     origin: Instant,
     settings: Mutex<Arc<Settings>>,
-    /// What the process may have open, less what is left for everything else.
+    /// [`share`](super::descriptors::share).
     default_descriptors: usize,
-    descriptors: AtomicUsize,
+    pub(super) in_use: InUse,
     /// What this process listens on for Services.
     own: Mutex<BTreeSet<FrontendKey>>,
     notices: Mutex<BTreeMap<(FrontendKey, Kind), Tally>>,
@@ -66,7 +67,7 @@ impl Shared {
             origin: Instant::now(),
             settings: Mutex::new(Arc::new(settings)),
             default_descriptors,
-            descriptors: AtomicUsize::new(0),
+            in_use: InUse::default(),
             own: Mutex::default(),
             notices: Mutex::default(),
             connections: AtomicUsize::new(0),
@@ -90,6 +91,11 @@ impl Shared {
 
     pub(super) fn set_settings(&self, settings: Settings) {
         *lock(&self.settings) = Arc::new(settings);
+    }
+
+    /// How many descriptors the relay may have.
+    pub(super) fn most_descriptors(&self) -> usize {
+        self.settings().max_descriptors.unwrap_or(self.default_descriptors)
     }
 
     /// A listener comes or goes.
@@ -132,8 +138,7 @@ impl Shared {
     /// What is to be told now: once for each listener and kind in a period.
     pub(super) fn take_notices(&self, now: Moment) -> Vec<String> {
         let mut told = Vec::new();
-        let settings = self.settings();
-        let limit = settings.max_descriptors.unwrap_or(self.default_descriptors);
+        let (settings, limit) = (self.settings(), self.most_descriptors());
         lock(&self.notices).retain(|(key, kind), tally| {
             let is_due = tally.told.is_none_or(|told| told.saturating_add(PERIOD) <= now);
             if is_due && tally.count > 0 {
@@ -150,7 +155,7 @@ impl Shared {
 fn text(key: FrontendKey, kind: Kind, count: u64, descriptors: usize, of_service: Option<usize>) -> String {
     let why = match kind {
         Kind::Descriptors => format!(
-            "connections and flows use all {descriptors} file descriptors that they may: raise the limit of open files"
+            "listeners and clients use all {descriptors} file descriptors that they may: raise the limit of open files"
         ),
         Kind::ServiceLimit => format!("the Service has {} connections, its limit", of_service.unwrap_or_default()),
         Kind::Exhausted => "the kernel gave no socket: too many open files, or no memory".to_owned(),
@@ -276,35 +281,26 @@ pub(super) struct Ticket {
     pub(super) server: Arc<Server>,
     group: Arc<Group>,
     is_flow: bool,
+    _descriptors: Descriptors,
 }
 
 impl Ticket {
-    fn descriptors(is_flow: bool) -> usize {
-        if is_flow { 1 } else { 2 }
-    }
-
     /// A ticket, or why there is none.
     pub(super) fn take(shared: &Arc<Shared>, server: &Arc<Server>, is_flow: bool) -> Result<Self, Kind> {
-        let settings = shared.settings();
-        let limit = settings.max_descriptors.unwrap_or(shared.default_descriptors);
-        let needed = Ticket::descriptors(is_flow);
         let group = Arc::clone(&lock(&server.state).group);
-        let add = |counter: &AtomicUsize, by: usize, limit: usize| {
-            let within = |now: usize| now.checked_add(by).filter(|then| *then <= limit);
-            counter.fetch_update(Relaxed, Relaxed, within).is_ok()
-        };
-        if !add(&group.open, 1, settings.max_of_service.unwrap_or(usize::MAX)) {
+        if !add(&group.open, 1, shared.settings().max_of_service.unwrap_or(usize::MAX)) {
             return Err(Kind::ServiceLimit);
         }
-        if !add(&shared.descriptors, needed, limit) {
+        let Some(descriptors) = Descriptors::take(shared, if is_flow { Use::Flow } else { Use::Connection }) else {
             group.open.fetch_sub(1, Relaxed);
             return Err(Kind::Descriptors);
-        }
+        };
         server.open.fetch_add(1, Relaxed);
         let now_open = if is_flow { &shared.flows } else { &shared.connections };
         now_open.fetch_add(1, Relaxed);
         shared.begun.fetch_add(1, Relaxed);
-        Ok(Ticket { shared: Arc::clone(shared), server: Arc::clone(server), group, is_flow })
+        let (shared, server) = (Arc::clone(shared), Arc::clone(server));
+        Ok(Ticket { shared, server, group, is_flow, _descriptors: descriptors })
     }
 }
 
@@ -312,7 +308,6 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         self.group.open.fetch_sub(1, Relaxed);
         self.server.open.fetch_sub(1, Relaxed);
-        self.shared.descriptors.fetch_sub(Ticket::descriptors(self.is_flow), Relaxed);
         let open = if self.is_flow { &self.shared.flows } else { &self.shared.connections };
         open.fetch_sub(1, Relaxed);
     }

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, SpliceFFlags, splice};
@@ -13,6 +14,8 @@ use nix::sys::socket::{
 };
 use nix::unistd::pipe2;
 
+use super::descriptors::{Descriptors, Use};
+use super::server::Shared;
 use crate::net::Family;
 
 /// How long a connection is idle before the kernel asks the other end whether it still lives, in seconds; how often then, and
@@ -119,15 +122,18 @@ pub(super) fn is_exhausted(error: &io::Error) -> bool {
 pub(super) struct Pipe {
     read: OwnedFd,
     write: OwnedFd,
+    _descriptors: Descriptors,
 }
 
 /// The most data moved at once: sixteen parts of up to 64 KiB fit into a pipe.
 const AT_ONCE: usize = 1 << 20;
 
 impl Pipe {
-    pub(super) fn new() -> io::Result<Self> {
-        let (read, write) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
-        Ok(Pipe { read, write })
+    /// `None`: there are no descriptors for it.
+    pub(super) fn new(shared: &Arc<Shared>) -> Option<Self> {
+        let descriptors = Descriptors::take(shared, Use::Pipe)?;
+        let (read, write) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).ok()?;
+        Some(Pipe { read, write, _descriptors: descriptors })
     }
 
     /// Moves what a socket has received into the empty pipe. 0: the other end will send no more, or nothing before urgent data.

@@ -2,13 +2,17 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
 
 use nix::sys::epoll::EpollFlags;
 
+use super::server::Shared;
 use super::socket::Pipe;
 
-/// Pipes that are kept for later use.
+/// Pipes that a thread keeps for later use, at most.
 const KEPT_PIPES: usize = 256;
+/// One of so many descriptors of the relay may be a pipe that a thread keeps.
+const KEPT_SHARE: usize = 128;
 /// Bytes to copy before a direction gets a pipe: a copy takes two system calls, a pipe three.
 const FIRST: usize = 16 << 10;
 /// Rounds of one direction before others get their turn.
@@ -17,13 +21,17 @@ const ROUNDS: usize = 16;
 /// What all connections of a thread share.
 #[derive(Debug)]
 pub(super) struct Tools {
+    shared: Arc<Shared>,
     pipes: Vec<Pipe>,
+    /// How many are kept.
+    kept: usize,
     buffer: Box<[u8]>,
 }
 
 impl Tools {
-    pub(super) fn new() -> Self {
-        Tools { pipes: Vec::new(), buffer: vec![0; 64 << 10].into() }
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        let kept = KEPT_PIPES.min(shared.most_descriptors().wrapping_div(KEPT_SHARE));
+        Tools { shared, pipes: Vec::new(), kept, buffer: vec![0; 64 << 10].into() }
     }
 
     /// Room for a datagram, or for some data.
@@ -33,17 +41,18 @@ impl Tools {
 
     fn take_pipe(&mut self) -> Option<Pipe> {
         // Without a descriptor for it, data is copied.
-        self.pipes.pop().or_else(|| Pipe::new().ok())
+        self.pipes.pop().or_else(|| Pipe::new(&self.shared))
     }
 
     fn give_back(&mut self, pipe: Pipe) {
-        if self.pipes.len() < KEPT_PIPES {
+        if self.pipes.len() < self.kept {
             self.pipes.push(pipe);
         }
     }
 }
 
 /// One end of a connection, and what the kernel last said of it.
+#[expect(clippy::struct_excessive_bools, reason = "each is a property of its own")]
 #[derive(Debug)]
 pub(super) struct End {
     pub(super) stream: TcpStream,
@@ -212,16 +221,18 @@ impl Direction {
             && !from.urgent
             && let Some(pipe) = tools.take_pipe()
         {
-            let filled = pipe.fill(&from.stream);
-            if let Ok(length @ 1..) = filled {
-                self.held = Held::Piped(pipe, length);
-                return filled;
+            match pipe.fill(&from.stream) {
+                // The end, or the mark of urgent data with the end behind it: reading tells.
+                Ok(0) => tools.give_back(pipe),
+                Ok(length) => {
+                    self.held = Held::Piped(pipe, length);
+                    return Ok(length);
+                }
+                Err(error) => {
+                    tools.give_back(pipe);
+                    return Err(error);
+                }
             }
-            tools.give_back(pipe);
-            if filled.is_err() {
-                return filled;
-            }
-            // The end, or the mark of urgent data with the end behind it: reading tells.
         }
         let buffer = tools.buffer.get_mut(..FIRST).unwrap_or_default();
         let length = match from.stream.read(buffer) {

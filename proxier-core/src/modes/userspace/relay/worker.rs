@@ -25,6 +25,8 @@ use crate::reconciler::schedule::Moment;
 const EVENTS: usize = 256;
 /// Connections accepted at one listener, and datagrams taken from one socket, before others get their turn.
 const IN_A_ROW: usize = 64;
+/// How long a listener is left alone when there is no descriptor to take a connection with.
+const REST: Duration = Duration::from_millis(100);
 
 /// What a thread is told.
 pub(super) enum Command {
@@ -115,6 +117,9 @@ pub(super) struct Worker {
     looks: BTreeSet<Moment>,
     /// Connections with more to move at once.
     busy: VecDeque<u64>,
+    /// Listeners that are not waited for until then.
+    resting: Vec<u64>,
+    rests_until: Option<Moment>,
     tools: Tools,
     /// Kept open, so that a connection can be accepted and reset when there is no descriptor left: it would stay in the queue,
     /// and be reported, for ever.
@@ -135,7 +140,6 @@ impl Worker {
     ) -> io::Result<Self> {
         epoll.add(&*wake, EpollEvent::new(EpollFlags::EPOLLIN, token(COMMANDS, About::TcpListener)))?;
         Ok(Worker {
-            shared,
             epoll,
             commands,
             wake,
@@ -146,8 +150,11 @@ impl Worker {
             timers: BTreeSet::new(),
             looks: BTreeSet::new(),
             busy: VecDeque::new(),
-            tools: Tools::new(),
+            resting: Vec::new(),
+            rests_until: None,
+            tools: Tools::new(Arc::clone(&shared)),
             spare: spare(),
+            shared,
         })
     }
 
@@ -185,7 +192,8 @@ impl Worker {
         if !self.busy.is_empty() {
             return EpollTimeout::ZERO;
         }
-        let next = self.timers.first().map(|(at, _)| *at).into_iter().chain(self.looks.first().copied()).min();
+        let timers = self.timers.first().map(|(at, _)| *at);
+        let next = timers.into_iter().chain(self.looks.first().copied()).chain(self.rests_until).min();
         let Some(at) = next else { return EpollTimeout::NONE };
         // Rounded up: a look a moment too early finds nothing to do.
         let wait = at.saturating_sub(self.shared.now()).saturating_add(Duration::from_micros(999));
@@ -199,13 +207,9 @@ impl Worker {
         while let Ok(command) = self.commands.try_recv() {
             match command {
                 Command::Accept(server, socket) => {
-                    // One of the threads that wait is woken, not all.
-                    let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLEXCLUSIVE;
-                    let event = EpollEvent::new(flags, token(server.id, About::TcpListener));
-                    if self.epoll.add(&*socket, event).is_err() {
-                        self.shared.notice(server.key, Kind::Exhausted);
-                    }
-                    self.listeners.insert(server.id, (server, socket));
+                    let id = server.id;
+                    self.listeners.insert(id, (server, socket));
+                    self.wait_for_clients(id);
                 }
                 Command::Receive(server, socket) => {
                     let event = EpollEvent::new(EpollFlags::EPOLLIN, token(server.id, About::UdpListener));
@@ -279,10 +283,14 @@ impl Worker {
                 Ok((stream, client)) => self.serve(&server, stream, client, now),
                 Err(error) if is_exhausted(&error) => {
                     self.spare = None;
-                    if let Ok((stream, _)) = socket.accept() {
-                        reset(stream);
-                        self.shared.limited.fetch_add(1, Relaxed);
-                        self.shared.notice(server.key, Kind::Exhausted);
+                    match socket.accept() {
+                        Ok((stream, _)) => {
+                            reset(stream);
+                            self.shared.limited.fetch_add(1, Relaxed);
+                            self.shared.notice(server.key, Kind::Exhausted);
+                        }
+                        Err(error) if is_exhausted(&error) => self.rest(id, &socket, now),
+                        Err(_) => {}
                     }
                     self.spare = spare();
                     return;
@@ -291,6 +299,24 @@ impl Worker {
                 // Nobody is waiting any more, or it does not listen any more.
                 Err(_) => return,
             }
+        }
+    }
+
+    /// Waits for connections at a listener.
+    fn wait_for_clients(&self, id: u64) {
+        let Some((server, socket)) = self.listeners.get(&id) else { return };
+        // One of the threads that wait is woken, not all.
+        let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLEXCLUSIVE;
+        if self.epoll.add(&**socket, EpollEvent::new(flags, token(id, About::TcpListener))).is_err() {
+            self.shared.notice(server.key, Kind::Exhausted);
+        }
+    }
+
+    /// Leaves a listener alone for a while: who waits there can be neither served nor reset, and would be reported again and again.
+    fn rest(&mut self, id: u64, socket: &TcpListener, now: Moment) {
+        if self.epoll.delete(socket).is_ok() {
+            self.resting.push(id);
+            self.rests_until.get_or_insert(now.saturating_add(REST));
         }
     }
 
@@ -427,6 +453,11 @@ impl Worker {
                     if end <= now { self.end_flow(id) } else { self.set_timer(id, Some(end)) }
                 }
                 None => {}
+            }
+        }
+        if self.rests_until.take_if(|at| *at <= now).is_some() {
+            for id in std::mem::take(&mut self.resting) {
+                self.wait_for_clients(id);
             }
         }
         if self.looks.first().is_some_and(|at| *at <= now) {
