@@ -8,7 +8,7 @@ use proxier_core::config::Families;
 use proxier_core::kernel::KernelPorts;
 use proxier_core::modes::userspace::{Listener, Relay, Settings as RelaySettings};
 use proxier_core::net::{Family, FrontendKey, Protocol};
-use proxier_core::ports::{PortError, RouteOwner};
+use proxier_core::ports::{PortError, PortErrorKind, RouteOwner};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::proxier_demo::message::{Control, Message};
@@ -27,7 +27,10 @@ pub(crate) fn raise_open_files() -> u64 {
 /// What was said to a mode's needs, by family.
 type Attempts = Vec<(Family, Result<(), PortError>)>;
 
-/// Whether this process can listen and make addresses local, by family.
+/// The lowest port of TCP: where this may be listened on, all may.
+const LOWEST_PORT: u16 = 1;
+
+/// Whether this process can listen, on ports below 1024 too, and make addresses local, by family.
 pub(crate) fn attempt(settings: &Settings, kernel: &mut KernelPorts) -> Result<Attempts, PortError> {
     kernel.ports().routes.networks(RouteOwner::Userspace)?;
     let mut relay = Relay::start(RelaySettings::default())?;
@@ -36,11 +39,14 @@ pub(crate) fn attempt(settings: &Settings, kernel: &mut KernelPorts) -> Result<A
             Family::V4 => IpAddr::from(Ipv4Addr::LOCALHOST),
             Family::V6 => IpAddr::from(Ipv6Addr::LOCALHOST),
         };
-        // Port 0: any that is free.
-        let key = FrontendKey::new(Protocol::Tcp, loopback, 0);
+        let key = FrontendKey::new(Protocol::Tcp, loopback, LOWEST_PORT);
         let outcome = relay.serve(&Listener::new(key, "trial"));
         relay.close(&key);
-        (family, outcome)
+        match outcome {
+            // Another program has the port, so its family is there; the kernel looks at capabilities first.
+            Err(error) if error.kind() == PortErrorKind::AlreadyExists => (family, Ok(())),
+            outcome => (family, outcome),
+        }
     };
     Ok(settings.core.families.iter().map(try_family).collect())
 }
