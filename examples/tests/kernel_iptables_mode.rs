@@ -6,8 +6,9 @@ mod program;
 
 use std::time::{Duration, Instant};
 
+use program::world::{NODE_PORT, SERVICE, WEB, World};
 use program::{Folder, Running, command, metrics, ok, tool};
-use testkit::{Need, kernel_test};
+use testkit::{Need, PROXY, kernel_test};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::IptablesNft];
 
@@ -209,6 +210,73 @@ fn changes_are_followed_and_what_is_flushed_comes_back() {
         assert!(running.end().success());
         assert!(has("10.244.0.6"), "rules stay when the process ends");
     });
+}
+
+/// nft has put into built-in chains of every table what iptables has no words for: at a start and later, rules follow changes, jumps are
+/// there once, and the rest stays as it is.
+#[test]
+fn rules_that_iptables_cannot_show_stop_nothing() {
+    for is_there_first in [true, false] {
+        kernel_test(&[NEEDS, &[Need::Nftables]].concat(), || stops_nothing("iptables", is_there_first));
+    }
+    kernel_test(&[PROXY, NEEDS, &[Need::Nftables]].concat(), || stops_nothing("ipvs", true));
+}
+
+fn stops_nothing(mode: &str, is_there_first: bool) {
+    let world = World::new();
+    let theirs = || {
+        for (program, family) in [("iptables", "ip"), ("ip6tables", "ip6")] {
+            for (table, chain) in [
+                ("filter", "FORWARD"),
+                ("filter", "INPUT"),
+                ("nat", "POSTROUTING"),
+                ("nat", "PREROUTING"),
+                ("mangle", "FORWARD"),
+            ] {
+                // Before it is used, a chain is not there.
+                tool(&format!("{program} -t {table} -A {chain} -p udp --dport 9 -j ACCEPT"));
+                tool(&format!("nft add rule {family} {table} {chain} ct state vmap {{ established : continue }}"));
+            }
+        }
+    };
+    let ruleset = || tool("nft list ruleset");
+    if is_there_first {
+        theirs();
+    }
+    let arguments = world.arguments(mode);
+    let arguments =
+        arguments.iter().map(String::as_str).chain(["--iptables-sync-period", "2s", "--ipvs-sync-period", "2s"]);
+    let rules = ["--ipvs-rules", "iptables"].into_iter().filter(|_| mode == "ipvs");
+    let running = Running::start(&arguments.chain(rules).collect::<Vec<_>>());
+    running.until("it serves", || world.asks(SERVICE) && world.asks(NODE_PORT));
+    if !is_there_first {
+        theirs();
+    }
+    let more =
+        WEB.replace("10.96.0.10", "10.96.0.11").replace("web", "more").replace("nodePort: 30080", "nodePort: 30081");
+    world.manifests.put("more.yaml", &more);
+    running.until("the next Service", || world.asks("10.96.0.11:80") && world.asks("192.0.2.1:30081"));
+    std::fs::remove_file(world.manifests.0.join("web.yaml")).unwrap();
+    running.until("the first one has gone", || !world.asks(SERVICE) && !world.asks(NODE_PORT));
+    let full = || metrics()["kubeproxy_sync_full_proxy_rules_duration_seconds_count"];
+    let until_full = |more: f64| {
+        let passes = full();
+        running.until("more full passes", || full() >= passes + more);
+    };
+    until_full(2.0);
+    let lines = || ruleset().lines().count();
+    let before = lines();
+    until_full(2.0);
+    assert_eq!(lines(), before, "nothing is written twice: {}", ruleset());
+    for (jump, times) in [("jump KUBE-FORWARD", 2), ("jump KUBE-POSTROUTING", 2)] {
+        assert_eq!(ruleset().matches(jump).count(), times, "once for each family: {}", ruleset());
+    }
+    assert!(metrics()["kubeproxy_sync_failures_total"] < 1.0, "{}", running.log());
+    assert!(!running.log().contains("ERROR"), "{}", running.log());
+    assert!(running.end().success());
+    ok(&command(&["cleanup"]).output().unwrap());
+    assert!(!ruleset().contains("KUBE-SERVICES") && !ruleset().contains("KUBE-SVC-"), "{}", ruleset());
+    assert_eq!(ruleset().matches("ct state vmap").count(), 10);
 }
 
 /// Somebody edits without a pause: rules are written once a period, and the last state no later than a period after it.

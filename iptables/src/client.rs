@@ -52,6 +52,25 @@ impl Default for Limits {
     }
 }
 
+/// How many chains [`Iptables::dump_chains`] leaves out at most.
+const MOST_HIDDEN: usize = 64;
+
+/// The table that `-S` printed, chain by chain.
+fn listed(table: &TableName, printed: &[u8]) -> Result<Table, Error> {
+    let printed = String::from_utf8_lossy(printed);
+    let (mut chains, mut rules) = (String::new(), String::new());
+    for line in printed.split_inclusive('\n') {
+        let mut words = line.split_whitespace();
+        match (words.next(), words.next(), words.next()) {
+            (Some("-N"), Some(chain), _) => chains.extend([":", chain, " - [0:0]\n"]),
+            (Some("-P"), Some(chain), Some(policy)) => chains.extend([":", chain, " ", policy, " [0:0]\n"]),
+            _ => rules.push_str(line),
+        }
+    }
+    let mut dump = Dump::parse(format!("*{table}\n{chains}{rules}COMMIT\n"))?;
+    Ok(dump.tables.pop().unwrap_or_else(|| Table::new(table.clone())))
+}
+
 /// What a restore may take for each line, besides [`Limits::program`].
 const FOR_EACH_LINE: Duration = Duration::from_millis(5);
 
@@ -269,11 +288,48 @@ impl<R: Runner> Iptables<R> {
     /// for it creates it.
     ///
     /// # Errors
-    /// [`ErrorKind::NoKernelSupport`] if there is no such table.
+    /// [`ErrorKind::NoKernelSupport`] if there is no such table; [`ErrorKind::UnsupportedProgram`] if `nft` has put something into it
+    /// that the program cannot show ([`Iptables::dump_chains`] reads the other chains).
     pub fn dump_table(&self, table: &TableName) -> Result<Table, Error> {
         let mut dump = self.save(&["-t", table.as_str()])?;
+        if dump.incompatible_tables().contains(&table.as_str()) {
+            let save = self.programs.save.display();
+            return Err(Error::new(
+                ErrorKind::UnsupportedProgram,
+                format!("{save} cannot show table {table}: nft has put rules into it that iptables has no words for"),
+            ));
+        }
         let found = dump.tables.iter().position(|t| t.name() == table);
         Ok(found.map_or_else(|| Table::new(table.clone()), |at| dump.tables.swap_remove(at)))
+    }
+
+    /// These chains of a table, also where the program cannot show the whole ([`Dump::incompatible_tables`]). A chain that it cannot
+    /// show, or that is not there, is left out. Without counters; the program runs once, and once more for each chain left out.
+    ///
+    /// # Errors
+    /// As [`Iptables::dump_table`]; [`ErrorKind::UnsupportedProgram`] if too many chains cannot be shown.
+    pub fn dump_chains(&self, table: &TableName, chains: &[ChainName]) -> Result<Table, Error> {
+        let mut asked: Vec<&ChainName> = chains.iter().collect();
+        for _ in 0..=MOST_HIDDEN {
+            // A restore that only lists: one program for any number of chains.
+            let lines: String = asked.iter().flat_map(|chain| ["-S ", chain.as_str(), "\n"]).collect();
+            let text = format!("*{table}\n{lines}COMMIT\n");
+            let output = self.run_restore(vec!["--noflush".to_owned()], text.lines().count(), &mut |all| {
+                all.push_str(&text);
+                false
+            })?;
+            if output.code == Some(0) {
+                return listed(table, &output.stdout);
+            }
+            let shown = asked.len();
+            let hidden = failure::hidden_chain(&output);
+            asked.retain(|chain| hidden.as_deref() != Some(chain.as_str()));
+            if asked.len() == shown {
+                return Err(failure::of_program(&format!("{} -S", self.programs.restore.display()), &output));
+            }
+        }
+        let why = format!("more than {MOST_HIDDEN} chains of table {table} hold what iptables has no words for");
+        Err(Error::new(ErrorKind::UnsupportedProgram, why))
     }
 
     fn save(&self, args: &[&str]) -> Result<Dump, Error> {

@@ -97,6 +97,13 @@ pub(crate) fn lacks_module(output: &Output) -> bool {
     String::from_utf8_lossy(&output.stderr).contains("missing kernel module")
 }
 
+/// The chain that a program cannot show.
+pub(crate) fn hidden_chain(output: &Output) -> Option<String> {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let chain = between(&stderr, "chain `", "' in table `").filter(|_| stderr.contains("is incompatible"));
+    chain.map(str::to_owned)
+}
+
 /// Decides the kind of a failure from the program's words.
 fn kind_of(stderr: &str) -> ErrorKind {
     let says = |words: &str| stderr.contains(words);

@@ -69,6 +69,49 @@ suite_on_the_kernel!(
     an_empty_transaction_does_nothing,
 );
 
+/// nft has put into FORWARD, and into a chain of iptables', what iptables has no words for.
+#[test]
+fn chains_are_read_one_by_one_where_the_table_cannot_be_shown() {
+    for (family, nft) in [(Family::Ipv4, "ip"), (Family::Ipv6, "ip6")] {
+        in_namespace(&[Backend::NfTables], &[Need::Nftables], || {
+            let (real, filter) = (Real::new(family, Backend::NfTables), TableName::FILTER);
+            let iptables = real.iptables();
+            for args in [
+                "-N KUBE-A",
+                "-N KUBE-B",
+                "-N KUBE-EMPTY",
+                "-A KUBE-A -m conntrack --ctstate NEW -j KUBE-B",
+                "-A KUBE-B -j ACCEPT",
+                "-A INPUT -j KUBE-A",
+                "-P INPUT DROP",
+                "-A FORWARD -j KUBE-A",
+            ] {
+                real.command(&args.split(' ').collect::<Vec<_>>());
+            }
+            let names = ["INPUT", "FORWARD", "KUBE-A", "KUBE-B", "KUBE-EMPTY", "KUBE-NONE"].map(chain);
+            let whole = iptables.dump_table(&filter).unwrap();
+            let read = iptables.dump_chains(&filter, &names).unwrap();
+            assert_eq!(iptables.dump_chains(&filter, &[]).unwrap().chains(), []);
+            for chain in ["INPUT", "FORWARD", "KUBE-A", "KUBE-B", "KUBE-EMPTY"] {
+                let parts = |table: &iptables::Table| {
+                    let chain = table.chain(chain).unwrap();
+                    (chain.policy.clone(), chain.rules.clone())
+                };
+                assert_eq!(parts(&read), parts(&whole), "{chain}");
+            }
+            assert!(read.chain("KUBE-NONE").is_none());
+            for hidden in ["FORWARD", "KUBE-B"] {
+                run("nft", &["add", "rule", nft, "filter", hidden, "ct state vmap { established : accept }"], "");
+            }
+            assert_eq!(iptables.dump_table(&filter).unwrap_err().kind(), ErrorKind::UnsupportedProgram);
+            let read = iptables.dump_chains(&filter, &names).unwrap();
+            let shown: Vec<&str> = read.chains().iter().map(|chain| chain.name.as_str()).collect();
+            assert_eq!(shown, ["INPUT", "KUBE-A", "KUBE-EMPTY"]);
+            assert_eq!(read.chain("KUBE-A").unwrap().rules, whole.chain("KUBE-A").unwrap().rules);
+        });
+    }
+}
+
 #[test]
 fn a_canary_tells_of_a_flush() {
     everywhere(|world| {

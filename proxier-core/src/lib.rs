@@ -154,6 +154,7 @@
 #![forbid(unsafe_code)]
 #![warn(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::as_conversions)]
 
+mod compat;
 pub mod config;
 #[cfg(feature = "testing")]
 pub mod fake;

@@ -18,6 +18,8 @@ pub use register::{Register, RegisterRange};
 
 use std::time::Duration;
 
+use netlink_batch::RawAttrs;
+
 use crate::model::{Family, Name, ObjectType, Value, Verdict};
 
 /// A set as an expression names it.
@@ -393,10 +395,35 @@ pub struct OtherExpression {
     pub data: Option<Vec<u8>>,
 }
 
+/// Numbers of attributes, from `linux/netfilter/nf_tables_compat.h`.
+const NFTA_MATCH_NAME: u16 = 1;
+const NFTA_MATCH_INFO: u16 = 3;
+
 impl OtherExpression {
     /// An expression of this kind and these attributes.
     pub fn new(name: impl Into<String>, data: Option<Vec<u8>>) -> Self {
         OtherExpression { name: name.into(), data }
+    }
+
+    /// Name and bytes of a match of iptables (`nft_compat`), by which iptables-nft writes most of what a rule compares.
+    ///
+    /// ```
+    /// use nftables::expr::OtherExpression;
+    ///
+    /// // NFTA_MATCH_NAME, and NFTA_MATCH_INFO: a `struct xt_comment_info` cut short.
+    /// let mut attributes = vec![12, 0, 1, 0];
+    /// attributes.extend(b"comment\0");
+    /// attributes.extend([8, 0, 3, 0]);
+    /// attributes.extend(b"web\0");
+    /// let comment = OtherExpression::new("match", Some(attributes));
+    /// assert_eq!(comment.iptables_match(), Some(("comment", &b"web\0"[..])));
+    /// assert_eq!(OtherExpression::new("byteorder", None).iptables_match(), None);
+    /// ```
+    pub fn iptables_match(&self) -> Option<(&str, &[u8])> {
+        let data = self.data.as_deref().filter(|_| self.name == "match")?;
+        let of = |kind: u16| RawAttrs::new(data).flatten().find(|attribute| attribute.kind() == kind);
+        let name = of(NFTA_MATCH_NAME)?.payload.split(|byte| *byte == 0).next()?;
+        Some((std::str::from_utf8(name).ok()?, of(NFTA_MATCH_INFO)?.payload))
     }
 }
 

@@ -6,12 +6,15 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use iptables::{
-    Backend, BackendChoice, Dump, Error, ErrorKind, Iptables, Limits, Runner, Survey, TableName, Transaction,
+    Backend, BackendChoice, ChainName, Dump, Error, ErrorKind, Iptables, Limits, Runner, Survey, Table, TableName,
+    Transaction,
 };
 
+use super::TablesPort;
+use crate::compat;
 use crate::net::Family;
 use crate::parallel;
-use crate::ports::{PortError, PortErrorKind, Rules};
+use crate::ports::{PortError, PortErrorKind, Rules, Tables as _};
 
 /// The port over the programs of both families.
 ///
@@ -40,6 +43,8 @@ pub struct RulesPort<R> {
     v6: Option<Iptables<R>>,
     survey: Option<(Instant, Survey)>,
     listed: BTreeMap<Family, (Instant, Dump)>,
+    /// Shows which chains there are where the programs do not.
+    tables: TablesPort,
 }
 
 /// A listing made at most this long before it is needed is used as it is: the first pass follows soon, and the next full
@@ -77,7 +82,8 @@ fn kind_of(error: &Error) -> PortErrorKind {
 impl<R: Runner + Clone + Sync> RulesPort<R> {
     /// A port over the programs that this runner finds.
     pub fn new(runner: R, choice: BackendChoice, limits: Limits) -> Self {
-        RulesPort { runner, choice, limits, v4: None, v6: None, survey: None, listed: BTreeMap::new() }
+        let tables = TablesPort::new(nftables::Client::open);
+        RulesPort { runner, choice, limits, v4: None, v6: None, survey: None, listed: BTreeMap::new(), tables }
     }
 
     /// The back end in use, once one was detected.
@@ -143,6 +149,23 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
         answer
     }
 
+    /// A table that the program cannot show as a whole, since nft has put something into it that iptables has no words for: chain by
+    /// chain. Of a chain that it cannot show either, [where rules lead](compat::rule).
+    fn by_chains(&mut self, family: Family, table: &TableName) -> Result<Table, PortError> {
+        let key = compat::table_key(family, table)?;
+        let chains = self.tables.chains(&key)?;
+        let names = chains.iter().filter_map(|of| ChainName::new(of.chain.key.name.as_str()).ok());
+        let names: Vec<ChainName> = names.collect();
+        let shown = self.call(family, |iptables| iptables.dump_chains(table, &names))?;
+        let is_hidden = |chain: &str| shown.chain(chain).is_none();
+        let read = compat::read(&key, table, &is_hidden, &mut self.tables)?;
+        let mut whole = read.unwrap_or_else(|| Table::new(table.clone()));
+        for chain in shown.chains() {
+            whole.insert(chain.clone());
+        }
+        Ok(whole)
+    }
+
     fn call<T>(&mut self, family: Family, ask: impl FnOnce(&Iptables<R>) -> Result<T, Error>) -> Result<T, PortError> {
         let iptables = self.take(family)?;
         let answer = ask(&iptables);
@@ -202,7 +225,13 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
             Some(dump) => dump,
             None => self.call(family, Iptables::dump)?,
         };
+        let mut hidden = vec![TableName::NAT, TableName::FILTER];
+        hidden.retain(|table| dump.incompatible_tables().contains(&table.as_str()));
         dump.tables.retain(|table| [TableName::NAT, TableName::FILTER].contains(table.name()));
+        for table in hidden {
+            let table = self.by_chains(family, &table)?;
+            dump.tables.push(table);
+        }
         // The listing lacks a table that nobody has used yet: it is empty, or the kernel lacks it, and restoring it shows
         // which. Asking for each table would cost a process.
         Ok(dump)
@@ -210,6 +239,12 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
 
     fn has_tables(&mut self, family: Family) -> Option<bool> {
         self.runner.has_legacy_tables(family.into())
+    }
+
+    fn has_unreadable_tables(&mut self, family: Family) -> bool {
+        self.runner.has_legacy_tables(family.into()) == Some(true)
+            && Iptables::open(&self.runner, family.into(), Backend::Legacy)
+                .is_err_and(|error| error.kind() == ErrorKind::ProgramMissing)
     }
 
     fn list_meanwhile(&mut self, families: &[Family], work: &mut dyn FnMut()) {

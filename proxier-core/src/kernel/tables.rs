@@ -1,6 +1,9 @@
 //! Tables of nf_tables over [`nftables::Client`].
 
-use nftables::{Client, Error, ErrorKind, InvalidValue, Part, Table, TableKey, TableSnapshot, Transaction};
+use nftables::{
+    ChainKey, Client, Error, ErrorKind, InvalidValue, ObservedChain, ObservedRule, Part, Table, TableKey,
+    TableSnapshot, Transaction,
+};
 
 use super::error::io_kind;
 use super::lazy::Lazy;
@@ -83,6 +86,14 @@ impl Tables for TablesPort {
             Err(error) if error.is_not_found() => Ok(false),
             Err(error) => Err(port_error(&error)),
         }
+    }
+
+    fn chains(&mut self, table: &TableKey) -> Result<Vec<ObservedChain>, PortError> {
+        self.call(|client| client.list_chains(table)).map_err(|error| port_error(&error))
+    }
+
+    fn rules(&mut self, chain: &ChainKey) -> Result<Vec<ObservedRule>, PortError> {
+        self.call(|client| client.list_rules(chain)).map_err(|error| port_error(&error))
     }
 
     fn check(&mut self, transaction: &Transaction) -> Result<(), NotCommitted> {

@@ -40,7 +40,8 @@ pub trait Rules {
     /// [`Unavailable`](super::PortErrorKind::Unavailable) when there is no program for this family.
     fn has_random_fully(&mut self, family: Family) -> Result<bool, PortError>;
 
-    /// Tables nat and filter, whoever made the rules. A table that nobody has used yet may be missing.
+    /// Tables nat and filter, whoever made the rules. A table that nobody has used yet may be missing. Where nft has put something into a
+    /// chain that iptables has no words for, that chain's rules say only where they lead, and their comments.
     ///
     /// # Errors
     /// [`Unavailable`](super::PortErrorKind::Unavailable) when there is no program for this family that works with this kernel.
@@ -51,6 +52,13 @@ pub trait Rules {
     fn has_tables(&mut self, family: Family) -> Option<bool> {
         let _ = family;
         None
+    }
+
+    /// Whether iptables has tables of this family that no program here can read, found out without reading any: those of iptables-legacy
+    /// without its programs. Default no.
+    fn has_unreadable_tables(&mut self, family: Family) -> bool {
+        let _ = family;
+        false
     }
 
     /// Runs `work`, and lists these families in parallel where possible: the next [`Rules::dump`] waits less, and shows the

@@ -1,6 +1,6 @@
 //! Tables of nf_tables.
 
-use nftables::{Table, TableKey, TableSnapshot, Transaction};
+use nftables::{ChainKey, ObservedChain, ObservedRule, Table, TableKey, TableSnapshot, Transaction};
 
 use super::PortError;
 
@@ -31,6 +31,7 @@ pub struct NotCommitted {
 /// port.commit(&transaction).map_err(|refused| refused.error)?;
 /// assert!(port.generation()? > before && port.has_chain(&key, "services")?);
 /// assert!(port.read(&key)?.ok_or("gone")?.to_string().contains("chain services"));
+/// assert_eq!((port.chains(&key)?.len(), port.rules(&key.chain("services")?)?.len()), (1, 0));
 ///
 /// // Which operation the kernel refuses: the first, since the table exists.
 /// let refused = port.commit(&transaction).map_err(|refused| refused.refused);
@@ -61,6 +62,23 @@ pub trait Tables {
     /// # Errors
     /// When the kernel could not be asked.
     fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool, PortError>;
+
+    /// The chains of a table; none without the table.
+    ///
+    /// # Errors
+    /// When the kernel could not be asked.
+    fn chains(&mut self, table: &TableKey) -> Result<Vec<ObservedChain>, PortError> {
+        Ok(self.read(table)?.map(|read| read.chains).unwrap_or_default())
+    }
+
+    /// The rules of a chain, in order; none without the chain.
+    ///
+    /// # Errors
+    /// When the kernel could not be asked.
+    fn rules(&mut self, chain: &ChainKey) -> Result<Vec<ObservedRule>, PortError> {
+        let rules = self.read(&chain.table)?.map(|read| read.rules).unwrap_or_default();
+        Ok(rules.into_iter().filter(|rule| rule.chain == *chain).collect())
+    }
 
     /// Has the kernel check all changes, and makes none of them.
     ///

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use nftables::{Table, TableKey, TableSnapshot, Transaction};
+use nftables::{ChainKey, ObservedChain, ObservedRule, Table, TableKey, TableSnapshot, Transaction};
 
 use crate::ports::{NotCommitted, PortError, Tables};
 
@@ -104,6 +104,14 @@ impl Tables for Noting<'_> {
 
     fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool, PortError> {
         self.tables.has_chain(table, chain)
+    }
+
+    fn chains(&mut self, table: &TableKey) -> Result<Vec<ObservedChain>, PortError> {
+        self.tables.chains(table)
+    }
+
+    fn rules(&mut self, chain: &ChainKey) -> Result<Vec<ObservedRule>, PortError> {
+        self.tables.rules(chain)
     }
 
     fn check(&mut self, transaction: &Transaction) -> Result<(), NotCommitted> {

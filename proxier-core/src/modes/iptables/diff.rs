@@ -212,7 +212,8 @@ pub(crate) fn cleanup_but(observed: &Dump, is_kept: IsKept<'_>) -> Result<Transa
 
 fn check_readable(observed: &Dump) -> Result<(), Incomparable> {
     let unreadable = observed.incompatible_tables();
-    let hidden = names::TABLES.into_iter().find(|table| unreadable.contains(&table.as_str()));
+    let is_hidden = |table: &TableName| unreadable.contains(&table.as_str()) && observed.table(table).is_none();
+    let hidden = names::TABLES.into_iter().find(is_hidden);
     hidden.map_or(Ok(()), |table| Err(Incomparable::Unreadable(table)))
 }
 
