@@ -1,4 +1,5 @@
-//! A root directory that holds the program and nothing that it could start: IPVS mode with guards in nf_tables, and nftables mode.
+//! A root directory that holds the program and nothing that it could start: IPVS mode with guards in nf_tables, and nftables mode; and
+//! rules that another mode has left, which go or are reported.
 //!
 //! `PROXIER_STATIC` names a static program to take, as images `FROM scratch` have it; without, it is the program of this build, with the
 //! libraries that it is linked to.
@@ -14,7 +15,7 @@ use std::process::Command;
 
 use program::world::{NODE_PORT, SERVICE, WEB, World};
 use program::{Folder, Running, changed, ok, tool};
-use testkit::{Need, PROXY, kernel_test};
+use testkit::{Need, PROXY, kernel_test, oracle};
 
 /// A root directory with the program, manifests, and the empty directories that a container has.
 struct Scratch(Folder);
@@ -120,5 +121,99 @@ fn ipvs_mode() {
     kernel_test(&[PROXY, &[Need::Veth, Need::Nftables]].concat(), || {
         serves("ipvs", &["--ipvs-rules", "nftables"], || changed().iter().any(|line| line.contains("10.96.0.10:80")));
         assert_eq!(changed(), [""; 0]);
+    });
+}
+
+/// Rules that a kube-proxy's iptables mode has left.
+const RULES: [(&str, &str); 2] = [
+    ("iptables", include_str!("fixtures/kube-proxy/iptables.rules")),
+    ("ip6tables", include_str!("fixtures/kube-proxy/ip6tables.rules")),
+];
+
+/// What is left of it and decides about packets, and what others have made.
+fn left() -> (Vec<String>, Vec<String>) {
+    let of_kubelet = ["KUBE-FIREWALL", "KUBE-KUBELET-CANARY"];
+    let saved = RULES.map(|(family, _)| tool(&format!("{family}-nft-save")));
+    let lines = saved.iter().flat_map(|text| text.lines()).filter(|line| !line.starts_with('#'));
+    let lines = lines.filter(|line| line.starts_with("-A") || line.starts_with(":KUBE") || line.starts_with(":MINE"));
+    let is_its = |line: &&str| line.contains("KUBE-") && !of_kubelet.iter().any(|of| line.contains(of));
+    let is_canary = |line: &&str| line.contains("KUBE-PROXY-CANARY");
+    let (its, others): (Vec<&str>, Vec<&str>) = lines.filter(|line| !is_canary(line)).partition(is_its);
+    let own = |lines: Vec<&str>| lines.into_iter().map(str::to_owned).collect();
+    (own(its), own(others))
+}
+
+fn run_in(scratch: &Scratch, mode: &str) -> Running {
+    let arguments = ["run", "--manifests", "/manifests", "--proxy-mode", mode, "--no-fallback", "--cluster-cidr"];
+    let rules = ["--ipvs-rules", "nftables"].into_iter().filter(|_| mode == "ipvs");
+    let arguments: Vec<&str> = arguments.into_iter().chain(["10.244.0.0/16"]).chain(rules).collect();
+    let running = Running::spawn(scratch.command(&arguments));
+    running.until_logged(&format!("serving in {mode} mode"));
+    running
+}
+
+/// Where no program of iptables is, chains that it has left in nf_tables go all the same, and nothing of others does.
+fn left_rules_go(mode: &str) {
+    let (world, scratch) = (World::new(), Scratch::new());
+    for (family, rules) in RULES {
+        oracle::run(&format!("{family}-nft-restore"), &[], Some(rules)).unwrap();
+        for theirs in [
+            "-N MINE",
+            "-A MINE -s 203.0.113.9 -j RETURN",
+            "-A FORWARD -m conntrack --ctstate NEW -m comment --comment mine -j MINE",
+            "-t nat -A PREROUTING -p udp --dport 9 -j ACCEPT",
+        ] {
+            let theirs =
+                if family == "iptables" { theirs.to_owned() } else { theirs.replace("203.0.113.9", "2001:db8::9") };
+            tool(&format!("{family}-nft {theirs}"));
+        }
+    }
+    let (its, others) = left();
+    assert!(its.len() > 20 && others.len() >= 8, "{its:#?} {others:#?}");
+    assert!(world.asks(SERVICE) && world.asks(NODE_PORT));
+    let running = run_in(&scratch, mode);
+    running.until("its rules are gone", || left().0.is_empty());
+    assert_eq!(left().1, others);
+    assert!(world.asks(SERVICE) && world.asks(NODE_PORT), "{}", running.log());
+    fs::remove_file(scratch.0.0.join("manifests/web.yaml")).unwrap();
+    running.until("the Service has gone", || !world.asks(SERVICE) && !world.asks(NODE_PORT));
+    assert!(!running.log().contains("ERROR"), "{}", running.log());
+    assert!(running.end().success());
+    // And so with `cleanup`.
+    for (family, rules) in RULES {
+        oracle::run(&format!("{family}-nft-restore"), &["--noflush"], Some(rules)).unwrap();
+    }
+    assert_ne!(left().0, [""; 0]);
+    ok(&scratch.command(&["cleanup"]).output().unwrap());
+    assert_eq!(left().0, [""; 0]);
+}
+
+const LEFT: &[Need] = &[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft];
+
+#[test]
+fn left_rules_go_without_programs() {
+    for mode in ["nftables", "userspace"] {
+        kernel_test(LEFT, || left_rules_go(mode));
+    }
+    kernel_test(&[PROXY, LEFT].concat(), || left_rules_go("ipvs"));
+}
+
+/// Tables of iptables-legacy can only be read by its programs: that they are there is said.
+#[test]
+fn left_tables_that_no_program_reads_are_reported() {
+    kernel_test(&[LEFT, &[Need::IptablesLegacy]].concat(), || {
+        let (_world, scratch) = (World::new(), Scratch::new());
+        oracle::run("iptables-legacy-restore", &[], Some(RULES[0].1)).unwrap();
+        let says = "/proc/net/ip_tables_names may be another mode's";
+        let running = run_in(&scratch, "nftables");
+        running.until_logged(says);
+        running.until("the metric", || program::metrics().get("kubeproxy_leftovers") == Some(&1.0));
+        assert!(running.end().success());
+        let probed = scratch.command(&["probe", "--proxy-mode", "nftables", "-o", "json"]).output().unwrap();
+        let json: serde_json::Value = serde_json::from_slice(&probed.stdout).unwrap();
+        assert!(json["leftovers"][0].as_str().unwrap().contains(says), "{json:#}");
+        let cleaned = scratch.command(&["cleanup"]).output().unwrap();
+        ok(&cleaned);
+        assert!(program::text(&cleaned.stderr).contains(says), "{cleaned:?}");
     });
 }

@@ -57,7 +57,7 @@ pub(crate) fn read(
         let chain = Chain::new(name).with_rules(rules);
         let policy = observed.chain.base.map(|base| match base.policy {
             nftables::Policy::Drop => Policy::Drop,
-            _ => Policy::Accept,
+            nftables::Policy::Accept => Policy::Accept,
         });
         read.insert(policy.into_iter().fold(chain, Chain::with_policy));
     }

@@ -2,6 +2,7 @@
 
 use super::{Kind, iptables, ipvs, nftables, userspace};
 use crate::config::{Config, KernelNames, RulesBy};
+use crate::modes::shared::chains::unreadable;
 use crate::modes::shared::cleaned::Cleaned;
 use crate::ports::Ports;
 
@@ -80,13 +81,16 @@ pub fn cleanup(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cl
             _ => iptables::remove_but(&is_kept, ports),
         });
     }
+    if is_alone {
+        cleaned.left.extend(unreadable(ports));
+    }
     if kept != Some(Kind::Userspace) && is_alone {
         cleaned.extend(userspace::cleanup(ports));
     }
     cleaned
 }
 
-/// What [`cleanup`] would leave since it cannot tell whose it is, each with what to do. Only reads.
+/// What [`cleanup`] would leave since it cannot tell whose it is, or no program here can read it, each with what to do. Only reads.
 ///
 /// ```
 /// use nftables::{Family, Table, TableKey, Transaction};
@@ -103,5 +107,7 @@ pub fn cleanup(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cl
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn leftovers(ports: &mut Ports<'_>) -> Vec<String> {
-    nftables::unrecognised_tables(ports)
+    let mut left = nftables::unrecognised_tables(ports);
+    left.extend(unreadable(ports));
+    left
 }

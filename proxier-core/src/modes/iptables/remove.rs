@@ -1,16 +1,14 @@
 //! Removes everything that is ours.
 
-use iptables::{Chain, ChainName, Dump, Edit, Rule, Transaction};
+use iptables::{Chain, ChainName, Dump, Edit, Rule, TableName, Transaction};
 
 use super::apply::incomparable;
 use super::diff::{Incomparable, cleanup_but};
 use super::names;
+use crate::modes::shared::chains::Removal;
 use crate::modes::shared::cleaned::{Cleaned, IsKept};
-use crate::modes::shared::nft::may_have_iptables;
 use crate::net::Family;
 use crate::ports::Ports;
-use crate::reconciler::report::Unread;
-use crate::reconciler::step::{Action, Part, Step};
 
 /// Removes the chains and jumps of both families that this mode, or a kube-proxy in iptables or userspace mode, has made, and
 /// nothing else ([`cleanup`](super::cleanup)). A family without programs or tables has nothing of ours.
@@ -22,7 +20,10 @@ pub fn remove(ports: &mut Ports<'_>) -> Cleaned {
 
 /// As [`remove`], but for the chains that are kept.
 pub(crate) fn remove_but(is_kept: IsKept<'_>, ports: &mut Ports<'_>) -> Cleaned {
-    in_both_families(|dump| everything(dump, is_kept), ports)
+    let may_go = |table: &TableName, chain: &str| {
+        (names::is_ours(table, chain) && !is_kept(table, chain)) || is_portal(table, chain) || chain == names::CANARY
+    };
+    in_both_families(&may_go, &|dump| everything(dump, is_kept), ports)
 }
 
 /// Removes only what a kube-proxy in userspace mode has made.
@@ -32,34 +33,22 @@ pub(crate) fn remove_portals(ports: &mut Ports<'_>) -> Cleaned {
         portals(dump, &mut transaction);
         Ok(transaction)
     };
-    in_both_families(portals_of, ports)
+    in_both_families(&is_portal, &portals_of, ports)
 }
 
-fn in_both_families(removal: impl Fn(&Dump) -> Result<Transaction, Incomparable>, ports: &mut Ports<'_>) -> Cleaned {
+fn in_both_families(
+    may_go: IsKept<'_>,
+    edits: &dyn Fn(&Dump) -> Result<Transaction, Incomparable>,
+    ports: &mut Ports<'_>,
+) -> Cleaned {
     let mut cleaned = Cleaned::default();
-    for family in Family::ALL {
-        // No program is started where there is nothing.
-        if !may_have_iptables(family, ports) {
-            continue;
-        }
-        let what = format!("rules of {}", family.name());
-        let dump = match ports.rules.dump(family) {
-            Ok(dump) => dump,
-            Err(error) => {
-                cleaned.miss(what, error);
-                continue;
-            }
-        };
-        match removal(&dump) {
-            Ok(transaction) if transaction.is_empty() => {}
-            Ok(transaction) => {
-                let outcome = ports.rules.restore(family, &transaction);
-                cleaned.applied.note(|| Step::new(Action::Delete, Part::Rules, family.name()), outcome);
-            }
-            Err(error) => cleaned.unread.push(Unread::new(what, incomparable(&error))),
-        }
-    }
+    let edits = |dump: &Dump| edits(dump).map_err(|error| incomparable(&error));
+    Removal { may_go, edits: &edits }.carry_out(&Family::ALL, ports, &mut cleaned);
     cleaned
+}
+
+fn is_portal(table: &TableName, chain: &str) -> bool {
+    names::PORTALS_JUMPS.iter().any(|(of, _, to, _)| of == table && *to == chain)
 }
 
 fn everything(dump: &Dump, is_kept: IsKept<'_>) -> Result<Transaction, Incomparable> {

@@ -1,20 +1,20 @@
 //! Removes everything that is ours.
 
+use iptables::{Dump, TableName};
 use ipvs::Operation;
 
 use crate::config::{Config, KernelNames, NamePrefix};
 use crate::modes::ipvs::diff::foreign;
 use crate::modes::ipvs::guards;
 use crate::modes::ipvs::lost::recall_marks;
-use crate::modes::ipvs::plan::RulesChange;
 use crate::modes::ipvs::reading;
 use crate::modes::ipvs::rules;
 use crate::modes::ipvs::sets::{NamedSet, SetKey};
 use crate::modes::ipvs::wanted::Wanted;
+use crate::modes::shared::chains::Removal;
 use crate::modes::shared::cleaned::{Cleaned, IsKept};
 use crate::modes::shared::host::read_host;
 use crate::modes::shared::names::Names;
-use crate::modes::shared::nft::may_have_iptables;
 use crate::modes::shared::routes;
 use crate::net::{Family, Network};
 use crate::ports::{PortError, PortErrorKind, Ports, RouteOwner};
@@ -46,9 +46,7 @@ pub(crate) fn cleanup_but(config: &Config, is_kept: IsKept<'_>, ports: &mut Port
     if served && config.names == KernelNames::default() {
         clean_routes(ports, &mut cleaned);
     }
-    for family in config.families.iter() {
-        clean_rules((family, config.names.prefix, is_kept), ports, &mut cleaned);
-    }
+    clean_rules(config.names.prefix, is_kept, ports, &mut cleaned);
     if !served {
         // The next cleanup needs the sets and addresses to know which virtual servers are ours.
         return cleaned;
@@ -84,9 +82,7 @@ pub(crate) fn cleanup_other_guards(config: &Config, is_kept: IsKept<'_>, ports: 
         guards::Kind::Nft => {
             let mut config = config.clone();
             config.families = crate::config::Families::Dual;
-            for family in config.families.iter() {
-                clean_rules((family, config.names.prefix, is_kept), ports, &mut cleaned);
-            }
+            clean_rules(config.names.prefix, is_kept, ports, &mut cleaned);
             clean_sets(&config, ports, &mut cleaned);
         }
     }
@@ -173,25 +169,12 @@ fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut C
     left == 0
 }
 
-type Whose<'a> = (Family, NamePrefix, IsKept<'a>);
-
-fn clean_rules((family, prefix, is_kept): Whose<'_>, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
-    // No program is started where there is nothing.
-    if !may_have_iptables(family, ports) {
-        return;
-    }
-    let what = format!("rules of {}", family.name());
-    let dump = match ports.rules.dump(family) {
-        Ok(dump) => dump,
-        Err(error) => return cleaned.miss(what, error),
+fn clean_rules(prefix: NamePrefix, is_kept: IsKept<'_>, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
+    let may_go = |table: &TableName, chain: &str| rules::has_chain(prefix, table, chain) && !is_kept(table, chain);
+    let edits = |dump: &Dump| {
+        let changes = rules::cleanup_but(dump, prefix, is_kept);
+        let changes = changes.map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
+        Ok(changes.into_transaction().unwrap_or_default())
     };
-    match rules::cleanup_but(&dump, prefix, is_kept) {
-        Ok(changes) if changes.is_empty() => {}
-        Ok(changes) => {
-            let outcome = ports.rules.restore(family, changes.transaction());
-            let change = RulesChange::new(family, changes);
-            cleaned.applied.note(|| Step::rules(&change), outcome);
-        }
-        Err(error) => cleaned.unread.push(Unread::new(what, PortError::from_error(PortErrorKind::Invalid, &error))),
-    }
+    Removal { may_go: &may_go, edits: &edits }.carry_out(&Family::ALL, ports, cleaned);
 }
