@@ -5,6 +5,7 @@
 mod program;
 
 use std::collections::BTreeMap;
+use std::fs;
 
 use program::{Folder, demo, ok, text};
 use serde_json::{Value, json};
@@ -410,4 +411,127 @@ fn packets_are_traced_in_every_mode() {
     }
     let node = input.data("iptables", &["trace", "node", "127.0.0.1:30080"]);
     assert_eq!((&node["fromNode"], verdict(&node)), (&json!(true), masked.to_owned()));
+}
+
+/// Whoever reads less than everything, or nothing, ends nothing; a full disk is a failure.
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    let input = Input::new();
+    let of_files = ["--manifests", &input.path, "--proxy-mode", "nftables"];
+    let of = |words: &[&'static str]| [words, &of_files].concat();
+    let nobody = || {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        writer
+    };
+    for (words, code) in [
+        (vec!["--help"], 0),
+        (vec!["explain", "--help"], 0),
+        (vec!["--version"], 0),
+        (vec!["no-such-command"], 2),
+        (of(&["explain", "shop/web"]), 0),
+        (of(&["explain", "-o", "json", "shop/web"]), 0),
+        (of(&["explain", "shop/nothing"]), 1),
+        (of(&["trace", "192.0.2.50", "10.96.0.10:80"]), 0),
+        (of(&["trace", "-o", "json", "192.0.2.50", "10.96.0.10:80"]), 0),
+        (of(&["render"]), 0),
+        (of(&["render", "-o", "json"]), 0),
+    ] {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_proxier-demo"));
+        command.args(&words);
+        let status = command.stdout(nobody()).stderr(nobody()).status().unwrap();
+        assert_eq!(status.code(), Some(code), "{words:?}: {status}");
+        if code == 0 {
+            let full = fs::File::options().write(true).open("/dev/full").unwrap();
+            let output = command.stdout(full).stderr(std::process::Stdio::piped()).output().unwrap();
+            let said = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{words:?}: {said}");
+            assert!(said.contains("standard output cannot be written (No space left on device"), "{words:?}: {said}");
+        }
+    }
+}
+
+/// Programs get lines as they are, people get them in pieces that fit.
+#[test]
+fn lines_are_broken_for_terminals_only() {
+    let input = Input::new();
+    let printed = ok(&input.run("iptables", &["explain", "shop/web"]));
+    assert!(printed.lines().any(|line| line.chars().count() > 100), "{printed}");
+    let line = format!(
+        "{} explain shop/web --manifests {} --proxy-mode iptables --cluster-cidr 10.244.0.0/16 --hostname-override n1",
+        env!("CARGO_BIN_EXE_proxier-demo"),
+        input.path
+    );
+    let output = std::process::Command::new("script").args(["-qec", &line, "/dev/null"]).output().unwrap();
+    let shown = ok(&output);
+    assert!(shown.lines().all(|line| line.trim_end().chars().count() <= 100), "{shown}");
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(words(&shown), words(&printed));
+}
+
+/// Nothing checks names in files: what a terminal would obey is made visible.
+#[test]
+fn control_characters_of_objects_are_seen() {
+    let folder = Folder::new("control");
+    let name = "we\u{1b}[2J\u{9b}b\0";
+    let objects = program::service("shop", name, "10.96.0.10", "{addresses: [10.244.0.5]}");
+    let path = folder.put("all.yaml", &objects.replace('\u{9b}', "\\u009b"));
+    let path = path.display().to_string();
+    for mode in MODES {
+        for words in [&["render"][..], &["explain", "10.96.0.10:80"], &["trace", "192.0.2.50", "10.96.0.10:80"]] {
+            let output = demo(&[words, &["--manifests", &path, "--proxy-mode", mode]].concat());
+            let printed = text(&output.stdout) + &text(&output.stderr);
+            let obeyed = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+            assert!(!printed.contains(obeyed), "{mode} {words:?}: {printed:?}");
+        }
+        let explained = ok(&demo(&["explain", "10.96.0.10:80", "--manifests", &path, "--proxy-mode", mode]));
+        assert!(explained.starts_with("Service shop/we\\u{1b}[2J\\u{9b}b\\u{0}; node n1"), "{explained}");
+    }
+}
+
+#[test]
+fn what_is_not_programmed_on_purpose_is_said() {
+    let folder = Folder::new("headless");
+    let of = |name: &str, spec: &str| {
+        format!("apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: shop}}\nspec: {{{spec}}}\n---\n")
+    };
+    let all = [
+        of("pods", "clusterIP: None, ports: [{port: 80}]"),
+        of("elsewhere", "type: ExternalName, externalName: example.com"),
+        of("web", "clusterIP: 10.96.0.10, ports: [{port: 80}]"),
+    ];
+    let path = folder.put("all.yaml", &all.concat()).display().to_string();
+    for (name, expected) in [
+        ("pods", "Service shop/pods is headless (clusterIP None): "),
+        ("elsewhere", "Service shop/elsewhere is of type ExternalName: "),
+        ("wab", "there is no Service shop/wab to program; near: shop/web"),
+    ] {
+        let output = demo(&["explain", &format!("shop/{name}"), "--manifests", &path]);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(expected), "{said}");
+    }
+    // Node ports are served at addresses of the node, and there is no Node.
+    for words in [&["explain", "shop/web"][..], &["trace", "192.0.2.50", "192.0.2.1:30080"], &["render"]] {
+        let said = text(&demo(&[words, &["--manifests", &path]].concat()).stderr);
+        assert!(said.contains("no address of node n1 is known, so it serves no node ports here"), "{words:?}: {said}");
+    }
+}
+
+/// What was read is counted where it is not what somebody may have expected.
+#[test]
+fn files_that_say_nothing_are_no_secret() {
+    let folder = Folder::new("ignored");
+    let path = folder.0.display().to_string();
+    let said = || text(&demo(&["render", "--manifests", &path]).stderr);
+    assert!(said().contains("read 0 Services, 0 EndpointSlices in 0 files"), "{}", said());
+    let item = |kind: &str| format!("{{apiVersion: v1, kind: {kind}, metadata: {{name: x}}}}");
+    let list = |items: &[String]| format!("apiVersion: v1\nkind: List\nitems: [{}]\n", items.join(", "));
+    folder.put("list.yaml", &list(&[item("Endpoints"), item("Secret"), item("Endpoints")]));
+    folder.put("empty.yaml", &list(&[]));
+    let expected = "read 0 Services, 0 EndpointSlices in 2 files; ignored 2 of kind Endpoints, 1 of kind Secret; endpoints are \
+                    read from EndpointSlices only";
+    assert!(said().contains(expected), "{}", said());
+    folder.put("list.yaml", &list(&[item("Service"), item("Secret")]));
+    assert!(!said().contains("Secret"), "files for kubectl have other kinds too: {}", said());
 }

@@ -3,6 +3,7 @@
 pub mod commands;
 pub mod engine;
 pub mod message;
+pub mod output;
 pub mod problem;
 pub mod settings;
 pub mod sources;

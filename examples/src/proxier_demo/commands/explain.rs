@@ -1,9 +1,10 @@
 //! `explain`: which Service, which endpoints and why, what guards it, and what was refused. Needs no kernel and no privilege: the
 //! reconciler programs a kernel in memory, as for `render`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::process::ExitCode;
+use std::str::FromStr;
 
 use proxier_core::fake::FakeKernel;
 use proxier_core::modes::Kind;
@@ -18,52 +19,55 @@ use serde_json::{Value, json};
 use crate::proxier_demo::commands::mentions::{self, Mention};
 use crate::proxier_demo::commands::once::{BAD_INPUT, FAILED, feed, input};
 use crate::proxier_demo::commands::policies::{Policy, policies, policy_name};
-use crate::proxier_demo::commands::render::empty_kernel;
+use crate::proxier_demo::commands::render::{empty_kernel, warn_of_no_address};
 use crate::proxier_demo::engine::Engine;
+use crate::proxier_demo::message::change::Snapshot;
+use crate::proxier_demo::output::{Out, lines, say};
 use crate::proxier_demo::settings::cli::packet::To;
 use crate::proxier_demo::settings::cli::{Configured, Output};
-use crate::proxier_demo::status::json as output_json;
 use crate::proxier_demo::status::progress::Progress;
-use crate::proxier_demo::status::table::wrapped;
 
 /// Explains a Service (`namespace/name`, with or without `:port`), or who has an address and port. Exit code 0: explained. 1: there is
 /// none of that name, nobody has that address and port, or no input. 2: bad input, or some of it could not be read.
 pub async fn explain(configured: &Configured, output: Output, asked: &str, node_addresses: &[IpAddr]) -> ExitCode {
     let progress = Progress::of_command();
-    let (snapshot, unreadable) = match input(configured, &progress).await {
+    let asked: Subject = match asked.parse() {
+        Ok(asked) => asked,
+        Err(reason) => {
+            say(reason);
+            return ExitCode::from(BAD_INPUT);
+        }
+    };
+    let (mut snapshot, unreadable) = match input(configured, &progress).await {
         Ok(read) => read,
         Err(code) => return code,
     };
     progress.end();
-    for problem in &unreadable {
-        eprintln!("proxier-demo: {problem}");
-    }
+    unreadable.iter().for_each(say);
+    keep_what_matters(&mut snapshot, &asked);
     let objects = snapshot.services.clone();
-    let (kernel, _) = empty_kernel(&snapshot, node_addresses);
+    let (kernel, addresses) = empty_kernel(&snapshot, node_addresses);
+    warn_of_no_address(configured, &addresses);
     let mut engine = Engine::in_memory(configured, kernel.clone());
     feed(&mut engine, snapshot);
     if engine.pass().is_none() {
         return ExitCode::from(FAILED);
     }
-    let found = match find(engine.proxier(), asked) {
+    let found = match find(engine.proxier(), &asked, &objects) {
         Ok(found) => found,
-        Err((code, lines)) => {
-            for line in lines {
-                eprintln!("proxier-demo: {line}");
-            }
-            return ExitCode::from(code);
+        Err(lines) => {
+            lines.iter().for_each(say);
+            return ExitCode::from(FAILED);
         }
     };
     let object = objects.get(&found.service);
     let explained = Explained::new(engine.proxier(), &kernel, &found, object);
-    let printed = match output {
-        Output::Text => {
-            explained.lines().iter().flat_map(|line| wrapped(line)).for_each(|line| println!("{line}"));
-            true
-        }
-        Output::Json => output_json::print(&explained.json()).is_ok(),
-    };
-    ExitCode::from(match (printed, unreadable.is_empty()) {
+    let mut out = Out::open();
+    match output {
+        Output::Text => out.text(&lines(explained.lines())),
+        Output::Json => out.json(&explained.json()),
+    }
+    ExitCode::from(match (out.end(), unreadable.is_empty()) {
         (false, _) => FAILED,
         (true, false) => BAD_INPUT,
         (true, true) => 0,
@@ -80,39 +84,114 @@ struct Found {
     frontend: Option<FrontendKey>,
 }
 
-/// Finds what a text names, or says why there is nothing, with what is near.
-fn find(proxier: &Reconciler, asked: &str) -> Result<Found, (u8, Vec<String>)> {
-    let store = proxier.store();
-    if asked.contains('/') && !asked.starts_with('[') && asked.split('/').next().is_some_and(|text| !text.contains(':'))
-    {
-        let (name, port) = match asked.split_once(':') {
-            Some((name, port)) => (name, Some(port.to_owned())),
-            None => (asked, None),
-        };
-        let (namespace, name) = name.split_once('/').unwrap_or_default();
-        let key = ObjectKey::new(namespace, name);
-        let Some(service) = store.service(&key) else {
-            let ignored = proxier.rejections().filter(|rejection| rejection.key == key).map(ToString::to_string);
-            let mut lines = vec![format!("there is no Service {key} to program{}", near(proxier, &key.to_string()))];
-            lines.extend(ignored);
-            return Err((FAILED, lines));
-        };
-        if let Some(port) = &port
-            && !service.ports.iter().any(|of| *of.name == **port)
-        {
-            let names: Vec<&str> = service.ports.iter().map(|of| &*of.name).collect();
-            return Err((FAILED, vec![format!("Service {key} has no port {port:?}; it has {}", names.join(", "))]));
+/// What is asked about.
+#[derive(Debug)]
+enum Subject {
+    /// A Service, and perhaps only the port of this name.
+    Service(ObjectKey, Option<String>),
+    Frontend(FrontendKey),
+}
+
+impl FromStr for Subject {
+    type Err = String;
+
+    fn from_str(asked: &str) -> Result<Self, String> {
+        let before = asked.split('/').next().filter(|before| before.len() < asked.len());
+        if before.is_some_and(|before| !before.starts_with('[') && !before.contains(':')) {
+            let (name, port) = match asked.split_once(':') {
+                Some((name, port)) => (name, Some(port.to_owned())),
+                None => (asked, None),
+            };
+            let (namespace, name) = name.split_once('/').unwrap_or_default();
+            return Ok(Subject::Service(ObjectKey::new(namespace, name), port));
         }
-        return Ok(Found { service: key, port, frontend: None });
+        let To(key) = asked.parse().map_err(|reason| {
+            format!("{asked:?} is neither NAMESPACE/NAME of a Service, nor an address and port: {reason}")
+        })?;
+        Ok(Subject::Frontend(key))
     }
-    let To(key) = asked.parse().map_err(|reason| {
-        let reason = format!("{asked:?} is neither NAMESPACE/NAME of a Service, nor an address and port: {reason}");
-        (BAD_INPUT, vec![reason])
-    })?;
-    match proxier.desired().owner(&key) {
-        Some(service) => Ok(Found { service: service.clone(), port: None, frontend: Some(key) }),
-        None => Err((FAILED, nobody_has(proxier, key))),
+}
+
+/// Drops Services that have no address and no node port in common with what is asked about, and their slices: nothing depends on them. If
+/// nothing is left, everything stays, so that it can be said what is near.
+fn keep_what_matters(snapshot: &mut Snapshot, asked: &Subject) {
+    let (addresses, node_ports) = match asked {
+        Subject::Service(key, _) => match snapshot.services.get(key) {
+            Some(service) => (addresses(service).collect(), node_ports(service).collect()),
+            None => return,
+        },
+        Subject::Frontend(key) => (BTreeSet::from([key.address]), BTreeSet::from([i64::from(key.port)])),
+    };
+    let matters = |key: &ObjectKey, service: &ServiceObject| {
+        matches!(asked, Subject::Service(of, _) if of == key)
+            || self::addresses(service).any(|address| addresses.contains(&address))
+            || self::node_ports(service).any(|port| node_ports.contains(&port))
+    };
+    let kept: BTreeSet<ObjectKey> =
+        snapshot.services.iter().filter(|(key, service)| matters(key, service)).map(|(key, _)| key.clone()).collect();
+    if kept.is_empty() {
+        return;
     }
+    snapshot.services.retain(|key, _| kept.contains(key));
+    snapshot.slices.retain(|key, slice| {
+        let of = slice.metadata.labels.get("kubernetes.io/service-name");
+        of.is_some_and(|of| kept.contains(&ObjectKey::new(key.namespace.as_ref(), of)))
+    });
+}
+
+fn addresses(service: &ServiceObject) -> impl Iterator<Item = IpAddr> {
+    let spec = &service.spec;
+    let balancers = service.status.load_balancer.ingress.iter().filter_map(|ingress| ingress.ip.as_ref());
+    let all = spec.cluster_ip.iter().chain(&spec.cluster_ips).chain(&spec.external_ips).chain(balancers);
+    all.filter_map(|text| text.parse::<IpAddr>().ok()).map(|address| address.to_canonical())
+}
+
+fn node_ports(service: &ServiceObject) -> impl Iterator<Item = i64> {
+    let ports = service.spec.ports.iter().filter_map(|port| port.node_port);
+    ports.chain(service.spec.health_check_node_port)
+}
+
+/// Finds what is asked about, or says why there is nothing, with what is near.
+fn find(
+    proxier: &Reconciler,
+    asked: &Subject,
+    objects: &BTreeMap<ObjectKey, ServiceObject>,
+) -> Result<Found, Vec<String>> {
+    let (key, port) = match asked {
+        Subject::Service(key, port) => (key, port.clone()),
+        Subject::Frontend(key) => {
+            return match proxier.desired().owner(key) {
+                Some(service) => Ok(Found { service: service.clone(), port: None, frontend: Some(*key) }),
+                None => Err(nobody_has(proxier, *key)),
+            };
+        }
+    };
+    let Some(service) = proxier.store().service(key) else {
+        let mut lines = vec![match objects.get(key).and_then(|object| not_programmed(object)) {
+            Some(reason) => format!("Service {key} {reason}"),
+            None => format!("there is no Service {key} to program{}", near(proxier, &key.to_string())),
+        }];
+        lines.extend(proxier.rejections().filter(|rejection| rejection.key == *key).map(ToString::to_string));
+        return Err(lines);
+    };
+    if let Some(port) = &port
+        && !service.ports.iter().any(|of| *of.name == **port)
+    {
+        let names: Vec<&str> = service.ports.iter().map(|of| &*of.name).collect();
+        return Err(vec![format!("Service {key} has no port {port:?}; it has {}", names.join(", "))]);
+    }
+    Ok(Found { service: key.clone(), port, frontend: None })
+}
+
+/// Why no node programs a Service that is there, if that is on purpose.
+fn not_programmed(object: &ServiceObject) -> Option<&'static str> {
+    if object.spec.service_type.as_deref() == Some("ExternalName") {
+        return Some(
+            "is of type ExternalName: cluster DNS gives its clients another name, so nothing is programmed for it",
+        );
+    }
+    let is_headless = object.spec.cluster_ip.iter().chain(&object.spec.cluster_ips).any(|address| address == "None");
+    is_headless.then_some("is headless (clusterIP None): cluster DNS gives its clients the addresses of its endpoints, so nothing is programmed for it")
 }
 
 /// Why nobody has an address and port, and who is near.

@@ -1,7 +1,6 @@
 //! `trace --live`: what the running kernel holds for an address and port, beside a kernel in memory that has everything. Sends
 //! nothing, and changes nothing.
 
-use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -15,9 +14,9 @@ use proxier_core::service::{NodeFacts, Packet};
 use serde_json::{Value, json};
 
 use crate::proxier_demo::engine::kernel;
+use crate::proxier_demo::output;
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::cli::Configured;
-use crate::proxier_demo::status::table::wrapped;
 
 /// The running kernel.
 pub(super) struct Live {
@@ -147,12 +146,7 @@ impl Found {
             1 => "1 difference".to_owned(),
             count => format!("{count} differences"),
         });
-        let mut text = String::new();
-        for piece in lines.iter().flat_map(|line| wrapped(line)) {
-            // Writing to a String cannot fail.
-            let _cannot_fail = writeln!(text, "{piece}");
-        }
-        text
+        output::lines(lines)
     }
 
     /// For programs.

@@ -13,7 +13,6 @@ use serde_json::{Value, json};
 
 use crate::proxier_demo::engine::{self, choose, needs, userspace};
 use crate::proxier_demo::settings::cli::Configured;
-use crate::proxier_demo::status::table::wrapped;
 
 /// What a mode needs.
 struct Requirement {
@@ -78,10 +77,7 @@ impl Modes {
             for requirement in &looked.requirements {
                 let Requirement { what, fix, .. } = requirement;
                 let line = format!("{:<10} {what:<36} {:<8} {fix}", looked.mode, requirement.verdict());
-                for piece in wrapped(line.trim_end()) {
-                    // Writing to a String cannot fail.
-                    let _cannot_fail = writeln!(text, "{piece}");
-                }
+                text.extend([line.trim_end(), "\n"]);
             }
         }
         let serves = match self.chosen {

@@ -1,7 +1,6 @@
 //! `run --once`, `plan` and `cleanup`: each does its work once and ends.
 
 use std::fmt::Display;
-use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -23,13 +22,12 @@ use crate::proxier_demo::engine::lock::Lock;
 use crate::proxier_demo::engine::privileges;
 use crate::proxier_demo::engine::{Engine, Kernel, rules_in_memory};
 use crate::proxier_demo::message::change::Snapshot;
+use crate::proxier_demo::output::{self, Out};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::cli::{Configured, Output};
 use crate::proxier_demo::sources::cluster;
 use crate::proxier_demo::sources::initial_list::{self, Unread};
-use crate::proxier_demo::status::json;
 use crate::proxier_demo::status::progress::{self, Progress};
-use crate::proxier_demo::status::table::wrapped;
 
 /// Something failed.
 pub(crate) const FAILED: u8 = 1;
@@ -39,7 +37,7 @@ pub(crate) const BAD_INPUT: u8 = 2;
 /// Prints something on its own line.
 fn say(what: impl Display) {
     progress::clear();
-    eprintln!("proxier-demo: {what}");
+    output::say(what);
 }
 
 fn complain(problems: &[Problem], code: u8) -> ExitCode {
@@ -113,12 +111,8 @@ pub async fn run_once(configured: &Configured) -> ExitCode {
         }
     }
     progress.end();
-    for rejection in engine.proxier().rejections() {
-        eprintln!("proxier-demo: {rejection}");
-    }
-    for unmarked in engine.proxier().unmarked() {
-        eprintln!("proxier-demo: {unmarked}");
-    }
+    engine.proxier().rejections().for_each(say);
+    engine.proxier().unmarked().for_each(say);
     tell(&report);
     let mut is_done = report.is_done();
     if is_done {
@@ -126,11 +120,12 @@ pub async fn run_once(configured: &Configured) -> ExitCode {
         complain_of(&cleaned);
         is_done = cleaned.is_done();
         if cleaned.removed() > 0 {
-            eprintln!("proxier-demo: {} things of other modes removed", cleaned.removed());
+            say(format_args!("{} things of other modes removed", cleaned.removed()));
         }
     }
     let desired = engine.proxier().desired();
-    println!("{} virtual servers, {} changes made", desired.frontends().count(), report.writes());
+    let made = format!("{} virtual servers, {} changes made", desired.frontends().count(), report.writes());
+    is_done &= print([made]);
     match (is_done, unreadable.is_empty()) {
         (false, _) => ExitCode::from(FAILED),
         (true, false) => ExitCode::from(BAD_INPUT),
@@ -147,49 +142,51 @@ pub fn init(configured: &Configured) -> ExitCode {
     let settings = configured.settings.host();
     let ports = kernel.ports();
     let (changes, unmet) = sysctl_changes(ports.sysctls, &settings);
-    let mut failed = 0_u8;
+    let (mut failed, mut done) = (0_u8, Vec::new());
     for change in changes {
         match ports.sysctls.set(&change.path, &change.to) {
-            Ok(()) => println!("{} = {}", change.path, change.to),
+            Ok(()) => done.push(format!("{} = {}", change.path, change.to)),
             Err(error) => {
-                eprintln!("proxier-demo: {error}");
+                say(error);
                 failed = FAILED;
             }
         }
     }
     for unmet in unmet {
         let now = unmet.from.as_deref().unwrap_or("unknown");
-        eprintln!("proxier-demo: {} stays {now}: it cannot be written from here", unmet.path);
+        say(format_args!("{} stays {now}: it cannot be written from here", unmet.path));
+    }
+    if !print(done) {
+        failed = FAILED;
     }
     ExitCode::from(failed)
 }
 
+/// Prints these lines; whether that was possible, or nobody reads.
+fn print(lines: impl IntoIterator<Item = String>) -> bool {
+    let mut out = Out::open();
+    out.text(&output::lines(lines));
+    out.end()
+}
+
 /// Prints what a person has to know about a pass.
 pub(crate) fn tell(report: &Report) {
-    for unread in &report.unread {
-        eprintln!("proxier-demo: {unread}");
-    }
-    for failure in &report.applied.failures {
-        eprintln!("proxier-demo: {failure}");
-    }
+    report.unread.iter().for_each(say);
+    report.applied.failures.iter().for_each(say);
     for lack in &report.applied.lacks {
-        eprintln!("proxier-demo: this kernel lacks a feature: {lack}");
+        say(format_args!("this kernel lacks a feature: {lack}"));
     }
     for unmet in &report.unmet {
         let now = unmet.from.as_deref().unwrap_or("unknown");
-        eprintln!("proxier-demo: {} stays {now}: it cannot be written from here", unmet.path);
+        say(format_args!("{} stays {now}: it cannot be written from here", unmet.path));
     }
-    for limit in &report.limited {
-        eprintln!("proxier-demo: {limit}");
-    }
-    for refused in &report.refused {
-        eprintln!("proxier-demo: {refused}");
-    }
+    report.limited.iter().for_each(say);
+    report.refused.iter().for_each(say);
     if let Some(stopped) = &report.stopped {
-        eprintln!("proxier-demo: {stopped}; add --allow-mass-removal if this is intended");
+        say(format_args!("{stopped}; add --allow-mass-removal if this is intended"));
     }
     if report.draining > 0 {
-        eprintln!("proxier-demo: {} real servers still have connections and take no new ones", report.draining);
+        say(format_args!("{} real servers still have connections and take no new ones", report.draining));
     }
 }
 
@@ -246,50 +243,42 @@ fn preview<K: Kernel>(engine: &mut Engine<K>, unreadable: &[Problem], output: Ou
     let (plan, report) = engine.preview();
     progress.end();
     let proxier = engine.proxier();
-    let printed = match output {
-        Output::Text => print_plan(&plan, &report, proxier),
-        Output::Json => json::print(&plan_json(&plan, &report, proxier, unreadable)),
-    };
-    for problem in unreadable {
-        eprintln!("proxier-demo: {problem}");
+    let mut out = Out::open();
+    match output {
+        Output::Text => print_plan(&mut out, &plan, &report, proxier),
+        Output::Json => out.json(&plan_json(&plan, &report, proxier, unreadable)),
     }
-    for rejection in proxier.rejections() {
-        eprintln!("proxier-demo: {rejection}");
-    }
-    for unmarked in proxier.unmarked() {
-        eprintln!("proxier-demo: {unmarked}");
-    }
+    let is_printed = out.end();
+    unreadable.iter().for_each(say);
+    proxier.rejections().for_each(say);
+    proxier.unmarked().for_each(say);
     if output == Output::Text {
         tell(&report);
     }
-    match (printed, report.unread.is_empty(), unreadable.is_empty()) {
-        (Err(_), _, _) | (_, false, _) => ExitCode::from(FAILED),
-        (Ok(()), true, false) => ExitCode::from(BAD_INPUT),
-        (Ok(()), true, true) => ExitCode::SUCCESS,
+    match (is_printed && report.unread.is_empty(), unreadable.is_empty()) {
+        (false, _) => ExitCode::from(FAILED),
+        (true, false) => ExitCode::from(BAD_INPUT),
+        (true, true) => ExitCode::SUCCESS,
     }
 }
 
-fn print_plan(plan: &Plan, report: &Report, proxier: &Reconciler) -> std::io::Result<()> {
+fn print_plan(out: &mut Out, plan: &Plan, report: &Report, proxier: &Reconciler) {
     let names = Names::new(proxier.store(), proxier.desired());
-    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let mut steps = 0_usize;
     for step in plan.steps(&names) {
-        for line in step.to_string().lines().flat_map(wrapped) {
-            writeln!(out, "{line}")?;
-        }
+        out.text(&output::lines([step]));
         steps += 1;
     }
     if report.unread.is_empty() {
-        match steps {
-            0 => writeln!(out, "nothing to do: the kernel is as it has to be")?,
-            1 => writeln!(out, "1 change")?,
-            _ => writeln!(out, "{steps} changes")?,
-        }
+        out.text(&match steps {
+            0 => "nothing to do: the kernel is as it has to be\n".to_owned(),
+            1 => "1 change\n".to_owned(),
+            _ => format!("{steps} changes\n"),
+        });
     }
-    for key in &report.foreign {
-        writeln!(out, "  virtual server {key} is somebody else's and stays")?;
-    }
-    out.flush()
+    out.text(&output::lines(
+        report.foreign.iter().map(|key| format!("  virtual server {key} is somebody else's and stays")),
+    ));
 }
 
 fn plan_json(plan: &Plan, report: &Report, proxier: &Reconciler, unreadable: &[Problem]) -> Value {
@@ -313,9 +302,7 @@ fn plan_json(plan: &Plan, report: &Report, proxier: &Reconciler, unreadable: &[P
 
 /// Prints what is still there.
 fn complain_of(cleaned: &Cleaned) {
-    for leftover in cleaned.leftovers() {
-        eprintln!("proxier-demo: {leftover}");
-    }
+    cleaned.leftovers().into_iter().for_each(say);
 }
 
 /// Removes everything that is ours, of all modes.
@@ -330,9 +317,7 @@ pub fn clean(configured: &Configured) -> ExitCode {
     };
     let cleaned = cleanup(&configured.settings.core, None, &mut kernel.ports());
     complain_of(&cleaned);
-    println!("{} things removed", cleaned.removed());
-    for key in &cleaned.foreign {
-        println!("virtual server {key} is somebody else's and stays");
-    }
-    ExitCode::from(if cleaned.is_done() { 0 } else { FAILED })
+    let others = cleaned.foreign.iter().map(|key| format!("virtual server {key} is somebody else's and stays"));
+    let is_printed = print([format!("{} things removed", cleaned.removed())].into_iter().chain(others));
+    ExitCode::from(if is_printed && cleaned.is_done() { 0 } else { FAILED })
 }

@@ -15,11 +15,10 @@ use crate::proxier_demo::commands::forwarding::Hints;
 use crate::proxier_demo::commands::modes::Modes;
 use crate::proxier_demo::engine::choose::Preparing;
 use crate::proxier_demo::engine::{self, kernel, needs, neighbours, userspace};
+use crate::proxier_demo::output::{Out, lines, say};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::Settings;
 use crate::proxier_demo::settings::cli::{Configured, Output};
-use crate::proxier_demo::status::json;
-use crate::proxier_demo::status::table::wrapped;
 
 /// Whether a mode can serve here, in words and for programs.
 struct Found {
@@ -154,24 +153,23 @@ pub async fn probe(configured: &Configured, output: Output) -> ExitCode {
     let (Found { works, text, mut json }, modes, leftovers) = match looked.await {
         Ok(looked) => looked,
         Err::<_, Problem>(problem) => {
-            eprintln!("proxier-demo: {problem}");
+            say(problem);
             return ExitCode::FAILURE;
         }
     };
-    let printed = match output {
+    let mut out = Out::open();
+    match output {
         Output::Text => {
-            print!("{text}{}", modes.text());
-            for piece in leftovers.iter().flat_map(|leftover| wrapped(leftover)) {
-                println!("{piece}");
-            }
-            Ok(())
+            out.text(&text);
+            out.text(&modes.text());
+            out.text(&lines(&leftovers));
         }
         Output::Json => {
             (json["modes"], json["serves"]) = (modes.json(), modes.chosen().into());
             json["leftovers"] = json!(leftovers);
-            json::print(&json)
+            out.json(&json);
         }
-    };
+    }
     let works = if settings.object.mode == "auto" { modes.serve() } else { works };
-    ExitCode::from(u8::from(!works || printed.is_err()))
+    ExitCode::from(u8::from(!(out.end() && works)))
 }

@@ -4,7 +4,6 @@
 //! one; then that kernel is saved in the formats of the field's tools.
 
 use std::collections::BTreeMap;
-use std::io::Write as _;
 use std::net::IpAddr;
 use std::process::ExitCode;
 
@@ -19,8 +18,8 @@ use crate::proxier_demo::commands::mentions;
 use crate::proxier_demo::commands::once::{BAD_INPUT, FAILED, feed, input, tell};
 use crate::proxier_demo::engine::{Engine, rules_in_memory};
 use crate::proxier_demo::message::change::Snapshot;
+use crate::proxier_demo::output::{Out, say};
 use crate::proxier_demo::settings::cli::{Configured, Output};
-use crate::proxier_demo::status::json;
 use crate::proxier_demo::status::progress::Progress;
 
 /// The device that has the node's addresses.
@@ -42,23 +41,11 @@ pub async fn render(configured: &Configured, output: Output, node_addresses: &[I
     feed(&mut engine, snapshot);
     let Some(report) = engine.pass() else { return ExitCode::from(FAILED) };
 
-    for problem in &unreadable {
-        eprintln!("proxier-demo: {problem}");
-    }
-    for rejection in engine.proxier().rejections() {
-        eprintln!("proxier-demo: {rejection}");
-    }
+    unreadable.iter().for_each(say);
+    engine.proxier().rejections().for_each(say);
     tell(&report);
-    if let Some(rules) = rules_in_memory(&configured.settings) {
-        eprintln!("proxier-demo: {rules}");
-    }
-    if addresses.is_empty() {
-        eprintln!(
-            "proxier-demo: no address of node {} is known, so it serves no node ports here: give --node-address, or its \
-             Node object",
-            configured.settings.node_name
-        );
-    }
+    rules_in_memory(&configured.settings).iter().for_each(say);
+    warn_of_no_address(configured, &addresses);
     let mut rendered = Rendered::new(&before, kernel.state(), configured.settings.mode);
     rendered.listeners = kernel.listeners();
     // The relay opens no others, so the node's own stack refuses.
@@ -66,14 +53,25 @@ pub async fn render(configured: &Configured, output: Output, node_addresses: &[I
         Protocol::Udp => listener.has_endpoints,
         _ => listener.serves_anybody(),
     });
-    let printed = match output {
-        Output::Text => std::io::stdout().lock().write_all(rendered.text().as_bytes()),
-        Output::Json => json::print(&rendered.json()),
-    };
-    match (printed.is_ok() && report.is_done(), unreadable.is_empty()) {
+    let mut out = Out::open();
+    match output {
+        Output::Text => out.verbatim(&rendered.text()),
+        Output::Json => out.json(&rendered.json()),
+    }
+    match (out.end() && report.is_done(), unreadable.is_empty()) {
         (false, _) => ExitCode::from(FAILED),
         (true, false) => ExitCode::from(BAD_INPUT),
         (true, true) => ExitCode::SUCCESS,
+    }
+}
+
+/// Says what is not served by a node without addresses.
+pub(crate) fn warn_of_no_address(configured: &Configured, addresses: &[IpAddr]) {
+    if addresses.is_empty() {
+        say(format_args!(
+            "no address of node {} is known, so it serves no node ports here: give --node-address, or its Node object",
+            configured.settings.node_name
+        ));
     }
 }
 

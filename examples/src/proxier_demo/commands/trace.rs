@@ -1,6 +1,5 @@
 //! `trace`: what becomes of a packet. Needs no kernel and no privilege: it is worked out from what Services mean.
 
-use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::ExitCode;
 
@@ -11,13 +10,12 @@ use serde_json::{Value, json};
 
 use crate::proxier_demo::commands::live::{Found, Live};
 use crate::proxier_demo::commands::once::{BAD_INPUT, FAILED, feed, input};
-use crate::proxier_demo::commands::render::empty_kernel;
+use crate::proxier_demo::commands::render::{empty_kernel, warn_of_no_address};
 use crate::proxier_demo::engine::Engine;
+use crate::proxier_demo::output::{Out, lines, say};
 use crate::proxier_demo::settings::cli::packet::{Asked, Sender};
 use crate::proxier_demo::settings::cli::{Configured, Output};
-use crate::proxier_demo::status::json as output_json;
 use crate::proxier_demo::status::progress::Progress;
-use crate::proxier_demo::status::table::wrapped;
 
 /// Prints what becomes of the first packet of a connection; and what the running kernel holds for it, if that is asked for. Exit code 0:
 /// traced, whatever becomes of it. 1: no input, or the kernel holds something else. 2: bad input, or some of it could not be read.
@@ -36,7 +34,7 @@ pub async fn trace_packet(
     let mut live = match asked.live.map(|during| Live::open(configured, during)).transpose() {
         Ok(live) => live,
         Err(problem) => {
-            eprintln!("proxier-demo: {problem}");
+            say(problem);
             return ExitCode::from(FAILED);
         }
     };
@@ -48,9 +46,8 @@ pub async fn trace_packet(
     if engine.pass().is_none() {
         return ExitCode::from(FAILED);
     }
-    for problem in &unreadable {
-        eprintln!("proxier-demo: {problem}");
-    }
+    unreadable.iter().for_each(say);
+    warn_of_no_address(configured, &addresses);
     let proxier = engine.proxier();
     let mut options = iptables::Options::default();
     options.localhost_node_ports = configured.settings.object.iptables.localhost_node_ports.unwrap_or(true);
@@ -59,7 +56,7 @@ pub async fn trace_packet(
     let packet = match packet(asked, &addresses, &treatment, proxier.desired().frontend(&to).is_some()) {
         Ok(packet) => packet,
         Err(reason) => {
-            eprintln!("proxier-demo: {reason}");
+            say(reason);
             return ExitCode::from(BAD_INPUT);
         }
     };
@@ -68,26 +65,26 @@ pub async fn trace_packet(
         Some(live) => match live.look(mode, &packet, proxier.facts(), &mut kernel.ports()).await {
             Ok(found) => Some(found),
             Err(problem) => {
-                eprintln!("proxier-demo: {problem}");
+                say(problem);
                 return ExitCode::from(FAILED);
             }
         },
         None => None,
     };
-    let printed = match output {
+    let mut out = Out::open();
+    match output {
         Output::Text => {
-            print!("{}", text(&packet, &traced, mode.name()));
-            print!("{}", found.as_ref().map(Found::text).unwrap_or_default());
-            true
+            out.text(&text(&packet, &traced, mode.name()));
+            out.text(&found.as_ref().map(Found::text).unwrap_or_default());
         }
         Output::Json => {
             let mut value = value(&packet, &traced, mode.name());
             value["live"] = found.as_ref().map(Found::json).into();
-            output_json::print(&value).is_ok()
+            out.json(&value);
         }
-    };
+    }
     let agrees = found.is_none_or(|found| found.agrees());
-    ExitCode::from(match (printed && agrees, unreadable.is_empty()) {
+    ExitCode::from(match (out.end() && agrees, unreadable.is_empty()) {
         (false, _) => FAILED,
         (true, false) => BAD_INPUT,
         (true, true) => 0,
@@ -142,29 +139,21 @@ fn packet(asked: &Asked, node: &[IpAddr], treatment: &Treatment, is_served: bool
 }
 
 fn text(packet: &Packet, traced: &Trace, mode: &str) -> String {
-    let mut text = String::new();
     let sender = if packet.from_node { " (this node)" } else { "" };
-    let mut line = |line: String| {
-        for piece in wrapped(&line) {
-            let _cannot_fail = writeln!(text, "{piece}");
-        }
-    };
-    line(format!("{} → {}, first packet, {mode} mode", format_args!("{}{sender}", packet.source), packet.to));
-    for (number, step) in (1..).zip(&traced.steps) {
-        line(format!("  {number}. {step}"));
-    }
+    let mut said = vec![format!("{}{sender} → {}, first packet, {mode} mode", packet.source, packet.to)];
+    said.extend((1..).zip(&traced.steps).map(|(number, step)| format!("  {number}. {step}")));
     match &traced.verdict {
         Verdict::Endpoints(reached) => {
-            line(format!("it gets to {}", if reached.len() == 1 { "" } else { "one of" }).trim_end().to_owned());
+            said.push(format!("it gets to{}", if reached.len() == 1 { "" } else { " one of" }));
             for one in reached {
                 let source = if one.masqueraded { "which sees this node's address" } else { "which sees the source" };
                 let weight = if one.weight == 1 { String::new() } else { format!(", weight {}", one.weight) };
-                line(format!("  {}  {source}{weight}", one.endpoint));
+                said.push(format!("  {}  {source}{weight}", one.endpoint));
             }
         }
-        verdict => line(format!("it is {verdict}")),
+        verdict => said.push(format!("it is {verdict}")),
     }
-    text
+    lines(said)
 }
 
 fn value(packet: &Packet, traced: &Trace, mode: &str) -> Value {

@@ -1,9 +1,8 @@
-//! What the program reports: servers, metrics, Events, logs, and what it prints.
+//! What the program reports: servers, metrics, Events and logs.
 
 mod board;
 pub mod events;
 pub mod health;
-pub(crate) mod json;
 pub mod logging;
 pub mod metrics;
 pub mod page;
@@ -11,4 +10,3 @@ pub mod progress;
 pub mod serve;
 pub(crate) mod server;
 pub mod service_health;
-pub mod table;

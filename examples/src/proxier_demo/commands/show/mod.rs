@@ -6,7 +6,6 @@ mod terminal;
 mod watch;
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::process::ExitCode;
 
 use ipvs::VirtualServerKey;
@@ -25,13 +24,12 @@ use serde_json::{Value, json};
 pub use self::watch::watch;
 use crate::proxier_demo::engine::kernel;
 use crate::proxier_demo::message::change::Snapshot;
+use crate::proxier_demo::output::{Out, lines, say};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::cli::{Configured, Output, Source};
 use crate::proxier_demo::sources::cluster;
 use crate::proxier_demo::sources::initial_list;
-use crate::proxier_demo::status::json;
 use crate::proxier_demo::status::progress::Progress;
-use crate::proxier_demo::status::table::wrapped;
 
 /// Prints every virtual server in the kernel, including others', with real servers and connections, and the Service it
 /// serves if the source of Services can be read.
@@ -55,18 +53,19 @@ pub async fn show(configured: &Configured, output: Output) -> ExitCode {
     let names_in_kernel = &configured.settings.core.names;
     let bound: Vec<String> =
         reading::device_addresses(&host, names_in_kernel).map(|address| address.to_string()).collect();
-    let printed = match output {
-        Output::Text => text(&entries, &names, &configured.settings.core, &host, bound.len()),
-        Output::Json => json::print(&json!({
+    let mut out = Out::open();
+    match output {
+        Output::Text => out.text(&text(&entries, &names, &configured.settings.core, &host, bound.len())),
+        Output::Json => out.json(&json!({
             "virtualServers": entries.iter().map(|entry| entry_json(entry, &names)).collect::<Vec<_>>(),
             "addresses": bound,
         })),
-    };
-    ExitCode::from(u8::from(printed.is_err()))
+    }
+    ExitCode::from(u8::from(!out.end()))
 }
 
 fn failed(problem: &Problem) -> ExitCode {
-    eprintln!("proxier-demo: {problem}");
+    say(problem);
     ExitCode::FAILURE
 }
 
@@ -89,7 +88,7 @@ async fn services(configured: &Configured, host: &HostAddresses, aloud: bool) ->
                 progress.end();
             }
             for problem in unread.problems().iter().filter(|_| aloud) {
-                eprintln!("proxier-demo: {problem}; Services are not named");
+                say(format_args!("{problem}; Services are not named"));
             }
             Snapshot::default()
         }
@@ -140,25 +139,14 @@ fn details_of_mark(server: &VirtualServer, names: &Known<'_>) -> String {
     }
 }
 
-fn text(
-    entries: &[SnapshotEntry],
-    names: &Known<'_>,
-    config: &Config,
-    host: &HostAddresses,
-    bound: usize,
-) -> std::io::Result<()> {
-    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-    for line in table(entries, names).iter().flat_map(|line| wrapped(line)) {
-        writeln!(out, "{line}")?;
-    }
+fn text(entries: &[SnapshotEntry], names: &Known<'_>, config: &Config, host: &HostAddresses, bound: usize) -> String {
     let real: usize = entries.iter().map(|entry| entry.real_servers.len()).sum();
-    write!(out, "{} virtual servers, {real} real servers", entries.len())?;
+    let mut sum = format!("{} virtual servers, {real} real servers", entries.len());
     // Where routes bind, there is no such device.
     if reading::has_device(host, &config.names) || !config.binds_by_routes() {
-        write!(out, ", {bound} addresses on {}", config.names.device)?;
+        sum += &format!(", {bound} addresses on {}", config.names.device);
     }
-    writeln!(out)?;
-    out.flush()
+    lines(table(entries, names).into_iter().chain([sum]))
 }
 
 /// Real servers have columns; a virtual server's details span them, with the Service behind, or below if both are long.

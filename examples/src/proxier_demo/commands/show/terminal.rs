@@ -2,6 +2,8 @@
 
 use std::io::{IsTerminal as _, Write as _};
 
+use crate::proxier_demo::output::Visible;
+
 /// Rows and columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Size {
@@ -49,7 +51,8 @@ impl Screen {
     /// Nobody reads any more.
     pub(super) fn draw(&self, lines: &[String]) -> std::io::Result<()> {
         let mut out = std::io::stdout().lock();
-        let bytes = if self.is_terminal { frame(lines) } else { format!("{}\n\n", lines.join("\n")) };
+        let lines: Vec<String> = lines.iter().map(|line| Visible(line).to_string()).collect();
+        let bytes = if self.is_terminal { frame(&lines) } else { format!("{}\n\n", lines.join("\n")) };
         out.write_all(bytes.as_bytes())?;
         out.flush()
     }

@@ -14,6 +14,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command as Clap};
 use proxier_core::modes::Kind;
 use proxier_core::modes::select::{RulePrograms, candidates};
 
+use crate::proxier_demo::output::{self, Out};
 use crate::proxier_demo::problem::{OneLine, Problem};
 use crate::proxier_demo::settings::cli::packet::{Asked, Sender, To};
 use crate::proxier_demo::settings::duration::GoDuration;
@@ -38,12 +39,13 @@ impl Ending {
 
     /// Prints it, to stdout when it was asked for and to stderr otherwise.
     pub fn report(&self) -> ExitCode {
-        if self.code == 0 {
-            println!("{self}");
-        } else {
-            eprintln!("{self}");
+        if self.code != 0 {
+            output::complain(&self.to_string());
+            return ExitCode::from(self.code);
         }
-        ExitCode::from(self.code)
+        let mut out = Out::open();
+        out.verbatim(&format!("{self}\n"));
+        ExitCode::from(u8::from(!out.end()))
     }
 }
 

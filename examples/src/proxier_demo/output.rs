@@ -1,0 +1,176 @@
+//! What the program prints: results on standard output, everything else on standard error. A reader that has gone away has read
+//! enough: that is no failure, and ends nothing.
+
+use std::fmt::{self, Display, Write as _};
+use std::io::{self, BufWriter, ErrorKind, IsTerminal as _, StdoutLock, Write as _};
+
+use serde_json::Value;
+
+/// Prints a line on standard error. It is lost where nobody reads.
+pub fn say(what: impl Display) {
+    complain(&format!("proxier-demo: {what}"));
+}
+
+/// Prints lines on standard error as they are.
+pub fn complain(lines: &str) {
+    let _nobody_reads = io::stderr().lock().write_all(format!("{}\n", Visible(lines)).as_bytes());
+}
+
+/// Text of others whose control characters, line ends and tabs aside, are made visible: a terminal would obey them.
+#[derive(Clone, Copy, Debug)]
+pub struct Visible<'a>(pub &'a str);
+
+impl Display for Visible<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for part in self.0.split_inclusive(is_obeyed) {
+            let obeyed = part.chars().next_back().filter(|c| is_obeyed(*c));
+            let rest = obeyed.and_then(|c| part.strip_suffix(c)).unwrap_or(part);
+            f.write_str(rest)?;
+            if let Some(c) = obeyed {
+                write!(f, "{}", c.escape_default())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_obeyed(c: char) -> bool {
+    c.is_control() && !matches!(c, '\n' | '\t')
+}
+
+/// Standard output.
+#[derive(Debug)]
+pub struct Out {
+    to: BufWriter<StdoutLock<'static>>,
+    is_terminal: bool,
+    outcome: io::Result<()>,
+}
+
+impl Out {
+    /// Locks it.
+    #[must_use]
+    pub fn open() -> Self {
+        let to = io::stdout().lock();
+        Out { is_terminal: to.is_terminal(), to: BufWriter::new(to), outcome: Ok(()) }
+    }
+
+    /// Prints lines for people. A terminal gets long ones in pieces.
+    pub fn text(&mut self, text: &str) {
+        if !self.is_terminal {
+            return self.verbatim(text);
+        }
+        for piece in text.lines().flat_map(wrapped) {
+            self.verbatim(&piece);
+            self.verbatim("\n");
+        }
+    }
+
+    /// Prints text for programs.
+    pub fn verbatim(&mut self, text: &str) {
+        if self.outcome.is_ok() {
+            self.outcome = write!(self.to, "{}", Visible(text));
+        }
+    }
+
+    /// Prints it with a newline at its end.
+    pub fn json(&mut self, value: &Value) {
+        if self.outcome.is_ok() {
+            self.outcome = serde_json::to_writer_pretty(&mut self.to, value).map_err(Into::into);
+        }
+        self.verbatim("\n");
+    }
+
+    /// Whether all has been printed, or nobody wants to read more; otherwise says why not.
+    #[must_use]
+    pub fn end(mut self) -> bool {
+        let outcome = std::mem::replace(&mut self.outcome, Ok(())).and_then(|()| self.to.flush());
+        match outcome {
+            Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+                say(format_args!("standard output cannot be written ({error})"));
+                false
+            }
+            _ => true,
+        }
+    }
+}
+
+/// Lines, each with its end.
+pub fn lines(lines: impl IntoIterator<Item = impl Display>) -> String {
+    let mut text = String::new();
+    for line in lines {
+        // Writing to a String cannot fail.
+        let _cannot_fail = writeln!(text, "{line}");
+    }
+    text
+}
+
+/// The width of everything that is printed for people on a terminal.
+const COLUMNS: usize = 100;
+/// The indent of a continued line.
+const INDENT: &str = "    ";
+
+/// Splits a line into pieces of at most [`COLUMNS`] columns, between words; a longer word is split too. Every piece but the
+/// first is indented.
+fn wrapped(line: &str) -> Vec<String> {
+    if line.chars().count() <= COLUMNS {
+        return vec![line.to_owned()];
+    }
+    let mut pieces = Vec::new();
+    let start: String = line.chars().take_while(|c| *c == ' ').collect();
+    let mut piece = start;
+    // Blanks within a line are part of the table; drop them only at a break.
+    for word in line.trim_start().split_inclusive(' ') {
+        let mut word: Vec<char> = word.chars().collect();
+        if piece.chars().count() + word.iter().collect::<String>().trim_end().chars().count() > COLUMNS {
+            if !piece.trim().is_empty() {
+                pieces.push(piece.trim_end().to_owned());
+                INDENT.clone_into(&mut piece);
+            }
+            while word.len() > COLUMNS - INDENT.len() {
+                let rest = word.split_off(COLUMNS - piece.chars().count());
+                piece.extend(word);
+                pieces.push(std::mem::replace(&mut piece, INDENT.to_owned()));
+                word = rest;
+            }
+        }
+        piece.extend(word);
+    }
+    if !piece.trim().is_empty() {
+        pieces.push(piece.trim_end().to_owned());
+    }
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_seen() {
+        let text = "a\u{1b}[2J\n\tb\0\u{9b}c\r\n";
+        assert_eq!(Visible(text).to_string(), "a\\u{1b}[2J\n\tb\\u{0}\\u{9b}c\\r\n");
+        assert_eq!(Visible("äöü").to_string(), "äöü");
+    }
+
+    #[test]
+    fn short_lines_stay_as_they_are() {
+        let line = "+ virtual server TCP 10.96.0.10:53 rr  (kube-system/kube-dns:dns-tcp)";
+        assert_eq!(wrapped(line), [line]);
+        assert_eq!(wrapped(""), [""]);
+    }
+
+    #[test]
+    fn long_ones_are_broken_between_words_and_nothing_is_lost() {
+        let name = "n".repeat(63);
+        let line = format!("  + virtual server TCP [2001:db8::1]:443 rr  ({name}/{name}:a-name-of-a-port)");
+        let pieces = wrapped(&line);
+        assert!(pieces.len() > 1 && pieces.iter().all(|piece| piece.chars().count() <= COLUMNS), "{pieces:#?}");
+        assert_eq!(pieces[0], "  + virtual server TCP [2001:db8::1]:443 rr");
+        let without = |text: &str| text.replace(' ', "");
+        assert_eq!(without(&pieces.concat()), without(&line));
+        assert!(pieces[1..].iter().all(|piece| piece.starts_with(INDENT)), "{pieces:#?}");
+        let words = vec!["word"; 60].join(" ");
+        assert_eq!(wrapped(&words).join(" ").split_whitespace().count(), 60);
+        assert_eq!(without(&wrapped(&"ü".repeat(450)).concat()), "ü".repeat(450));
+    }
+}
