@@ -8,7 +8,7 @@ mod program;
 use std::process::Command;
 use std::time::Duration;
 
-use program::{Folder, Running, demo, ok, tool};
+use program::{Folder, Running, command, demo, ok, tool};
 use testkit::{Need, PROXY, kernel_test};
 
 const METRICS: &str = "127.0.0.1:10249";
@@ -123,4 +123,100 @@ nftables: {{syncPeriod: 1h}}
     assert!(after < 0.5, "{after} full passes for nothing");
     assert!(proxy.end().success());
     ok(&demo(&["cleanup"]));
+}
+
+/// Only what the file says in the end counts, and only if a process could start with it.
+#[test]
+fn a_configuration_that_says_something_else_ends_the_process() {
+    kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || {
+        tool("ip link set lo up");
+        let folder = Folder::new("tables-config");
+        folder.put("web.yaml", &web(10, "10.244.0.5"));
+        let of_settings = Folder::new("tables-config-settings");
+        let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n\
+                    nftables: {syncPeriod: 1h}\n";
+        let settings = of_settings.put("config.yaml", text);
+        let mut proxy = Running::start(&[
+            "--manifests",
+            &folder.0.display().to_string(),
+            "--config",
+            &settings.display().to_string(),
+        ]);
+        proxy.until("the Service", || has("proxier", "10.96.0.10"));
+        // Line by line: what is there meanwhile is another configuration, and a usable one.
+        std::fs::write(&settings, "").unwrap();
+        for line in text.lines() {
+            std::thread::sleep(Duration::from_secs(1));
+            let written = std::fs::read_to_string(&settings).unwrap();
+            std::fs::write(&settings, format!("{written}{line}\n")).unwrap();
+        }
+        std::thread::sleep(Duration::from_secs(5));
+        std::fs::write(&settings, format!("# the same\n{text}")).unwrap();
+        std::thread::sleep(Duration::from_secs(5));
+        std::fs::write(&settings, text.replace("1h", "soon")).unwrap();
+        proxy.until_logged("nftables.syncPeriod: \"soon\" is not a duration");
+        std::fs::remove_file(&settings).unwrap();
+        proxy.until_logged("cannot be read (No such file or directory");
+        assert!(proxy.is_running(), "{}", proxy.log());
+        assert_eq!(proxy.log().matches("this process goes on with the configuration that it has").count(), 2);
+        std::fs::write(&settings, text.replace("1h", "2h")).unwrap();
+        let (status, log) = proxy.wait();
+        assert_eq!(status.code(), Some(1), "{log}");
+        assert!(log.contains("the configuration has changed"), "{log}");
+        ok(&demo(&["cleanup"]));
+    });
+}
+
+/// The lock's file is there, empty: nobody can read who holds it, but it is held.
+#[test]
+fn a_full_run_is_no_obstacle() {
+    kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || {
+        tool("ip link set lo up");
+        let folder = Folder::new("tables-full");
+        folder.put("web.yaml", &web(10, "10.244.0.5"));
+        let run = Folder::new("tables-full-run");
+        let in_full_run = |words: &[&str]| {
+            let script = "mount --bind \"$0\" /run && exec \"$@\"";
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "--propagation", "private", "sh", "-c", script]).arg(&run.0);
+            command.arg(env!("CARGO_BIN_EXE_proxier-demo")).args(words).args(["--hostname-override", "n1"]);
+            command.env_remove("KUBERNETES_SERVICE_HOST").env_remove("KUBECONFIG");
+            command
+        };
+        tool(&format!("mount -t tmpfs -o size=16k,mode=755 none {}", run.0.display()));
+        let _as_full_as_it_gets = std::fs::write(run.0.join("log"), [0; 65536]);
+        let manifests = folder.0.display().to_string();
+        let words = ["run", "--proxy-mode", "nftables", "--manifests", &manifests];
+        let proxy = Running::spawn(in_full_run(&words));
+        proxy.until("the Service", || has("proxier", "10.96.0.10"));
+        assert!(proxy.log().contains("the holder's name cannot be written (No space left"), "{}", proxy.log());
+        let second = in_full_run(&words).output().unwrap();
+        let said = program::text(&second.stderr);
+        assert!(second.status.code() == Some(1) && said.contains("does not say who it is"), "{said}");
+        assert!(proxy.end().success());
+        let cleaned = in_full_run(&["cleanup"]).output().unwrap();
+        tool(&format!("umount {}", run.0.display()));
+        ok(&cleaned);
+    });
+}
+
+/// As the commands that need no kernel.
+#[test]
+fn what_looks_at_the_kernel_ends_as_usual_without_a_reader() {
+    kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || {
+        tool("ip link set lo up");
+        let folder = Folder::new("tables-unread");
+        folder.put("web.yaml", &web(10, "10.244.0.5"));
+        let manifests = folder.0.display().to_string();
+        let source = ["--proxy-mode", "nftables", "--manifests", &manifests];
+        for word in ["probe", "plan", "run --once", "cleanup"] {
+            let words: Vec<&str> = word.split(' ').chain(source).collect();
+            let (reader, writer) = std::io::pipe().unwrap();
+            drop(reader);
+            let mut command = command(&words);
+            let status = command.stdout(writer.try_clone().unwrap()).stderr(writer).status().unwrap();
+            assert_eq!(status.code(), Some(0), "{word}: {status}");
+            assert_eq!(has("proxier", "10.96.0.10"), word == "run --once", "{word}");
+        }
+    });
 }

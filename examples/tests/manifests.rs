@@ -5,10 +5,11 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use examples::proxier_demo::message::change::{Change, Snapshot};
 use examples::proxier_demo::message::{Event, channel};
+use examples::proxier_demo::sources::files::Rewritten;
 use examples::proxier_demo::sources::manifests::Manifests;
 use testkit::apiserver::recorded;
 use tokio::sync::mpsc::Receiver;
@@ -261,18 +262,31 @@ async fn what_cannot_be_read_keeps_what_it_said() {
     fs::rename(dir.0.with_extension("away"), &dir.0).unwrap();
 }
 
+/// Line by line, closed after each; removed before the new one comes; and replaced at once.
 #[tokio::test]
-async fn the_configuration_file_is_watched() {
-    let dir = Dir::new("config");
-    dir.write("config.conf", "a");
+async fn a_file_that_is_rewritten_counts_once_it_is_still() {
+    let dir = Dir::new("still");
     let path = dir.path("config.conf");
-    let watched = path.clone();
-    let changed = tokio::spawn(async move { examples::proxier_demo::sources::files::changed(&watched).await });
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    dir.write("config.conf", "a");
+    let mut rewritten = Rewritten::new(&path);
+    rewritten.next().await;
+    let started = Instant::now();
+    let seen = tokio::spawn(async move {
+        rewritten.next().await;
+        rewritten
+    });
     dir.write("other.conf", "b");
-    dir.replace("config.conf", "a");
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    assert!(!changed.is_finished(), "it says what it said before");
-    dir.replace("config.conf", "b");
-    tokio::time::timeout(Duration::from_secs(5), changed).await.expect("within 5 s").unwrap();
+    fs::remove_file(&path).unwrap();
+    for line in 0..4 {
+        tokio::time::sleep(Rewritten::STILL / 2).await;
+        let mut file = fs::File::options().append(true).create(true).open(&path).unwrap();
+        writeln!(file, "{line}").unwrap();
+    }
+    assert!(!seen.is_finished(), "it is being written");
+    let mut rewritten = tokio::time::timeout(Rewritten::STILL * 3, seen).await.expect("when it is still").unwrap();
+    assert!(started.elapsed() >= Rewritten::STILL * 3, "{:?}", started.elapsed());
+    let nothing = tokio::time::timeout(Rewritten::STILL * 2, rewritten.next()).await;
+    assert!(nothing.is_err(), "each change counts once");
+    dir.replace("config.conf", "c");
+    tokio::time::timeout(Rewritten::STILL * 3, rewritten.next()).await.expect("a file that was replaced");
 }

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use examples::proxier_demo::commands::{explain, once, probe, render, run, show, trace};
 use examples::proxier_demo::engine::{memory, needs};
+use examples::proxier_demo::output::say;
 use examples::proxier_demo::settings::cli::{self, Command, Configured, Ending};
 use examples::proxier_demo::status::logging;
 
@@ -27,7 +28,7 @@ fn main() -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("proxier-demo: cannot start ({error})");
+            say(format_args!("cannot start ({error})"));
             return ExitCode::FAILURE;
         }
     };
@@ -35,7 +36,7 @@ fn main() -> ExitCode {
         Command::WriteConfig(file) => write_config(&configured, file),
         Command::Run { init_only: true, .. } => once::init(&warned(configured)),
         Command::Run { once: true, .. } => runtime.block_on(once::run_once(&warned(configured))),
-        Command::Run { once: false, .. } => runtime.block_on(run::run(&configured, invocation.config.as_deref())),
+        Command::Run { once: false, .. } => runtime.block_on(run::run(&configured, &invocation)),
         Command::Plan(output) => runtime.block_on(once::plan(&warned(configured), *output)),
         Command::Render(output, addresses) => runtime.block_on(render::render(&warned(configured), *output, addresses)),
         Command::Explain(output, what, addresses) => {
@@ -56,9 +57,7 @@ fn main() -> ExitCode {
 
 /// Prints the configuration's warnings; `run` logs them instead.
 fn warned(configured: Configured) -> Configured {
-    for warning in &configured.warnings {
-        eprintln!("proxier-demo: {warning}");
-    }
+    configured.warnings.iter().for_each(say);
     configured
 }
 
@@ -66,7 +65,7 @@ fn write_config(configured: &Configured, file: &std::path::Path) -> ExitCode {
     match configured.settings.write(file) {
         Ok(()) => ExitCode::SUCCESS,
         Err(problem) => {
-            eprintln!("proxier-demo: {problem}");
+            say(problem);
             ExitCode::FAILURE
         }
     }

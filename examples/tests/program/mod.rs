@@ -151,6 +151,11 @@ impl Running {
         fs::read_to_string(&self.log).unwrap()
     }
 
+    /// Whether it has not ended.
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }

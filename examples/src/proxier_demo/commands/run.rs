@@ -20,10 +20,11 @@ use crate::proxier_demo::engine::userspace;
 use crate::proxier_demo::engine::worker::{Passed, Worker};
 use crate::proxier_demo::message::{Control, Message, to_kernel};
 use crate::proxier_demo::problem::Problem;
-use crate::proxier_demo::settings::cli::{Configured, Source};
+use crate::proxier_demo::settings::cli::{Configured, Invocation, Source};
+use crate::proxier_demo::settings::kubeproxyconfig::KubeProxyConfiguration;
 use crate::proxier_demo::settings::{Exposure, Settings};
 use crate::proxier_demo::sources::cluster::Connection;
-use crate::proxier_demo::sources::files;
+use crate::proxier_demo::sources::files::Rewritten;
 use crate::proxier_demo::sources::source::{Api, Running, Starting};
 use crate::proxier_demo::status::events::{Reason, Recorder, Regarding};
 use crate::proxier_demo::status::health::Health;
@@ -40,9 +41,10 @@ fn fail(problems: &[Problem]) -> ExitCode {
 }
 
 /// Serves until SIGTERM or SIGINT, and leaves the kernel as it is then. Exit code 0 after a signal; 1 when it could not
-/// start, or when the configuration file has changed and a supervisor should restart it.
-pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>) -> ExitCode {
+/// start, or when the configuration has changed and a supervisor should restart it.
+pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
     let started = SystemTime::now();
+    let config_changed = changed(invocation, configured.settings.object.clone());
     for warning in &configured.warnings {
         tracing::warn!("{warning}");
     }
@@ -141,8 +143,28 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         mode: settings.mode,
         end_timeout: settings.end_timeout,
     }
-    .attend(config_file, signals)
+    .attend(config_changed, signals)
     .await
+}
+
+/// Waits until the configuration file says something else than `before`. What cannot be used counts for nothing: a supervisor could not
+/// start with it.
+async fn changed(invocation: &Invocation, before: KubeProxyConfiguration) {
+    let Some(path) = &invocation.config else { return std::future::pending().await };
+    let mut rewritten = Rewritten::new(path);
+    loop {
+        rewritten.next().await;
+        match invocation.configure() {
+            Ok(now) if now.settings.object == before => {}
+            Ok(_) => return,
+            Err(ending) => {
+                for problem in ending.text.lines() {
+                    let problem = problem.trim_start_matches("proxier-demo: ");
+                    tracing::error!("{problem}; this process goes on with the configuration that it has");
+                }
+            }
+        }
+    }
 }
 
 /// What the kernel is to know of this process before it serves.
@@ -178,14 +200,8 @@ struct Attending {
 
 impl Attending {
     /// Runs until a signal, or until something ends that should not.
-    async fn attend(mut self, config_file: Option<&std::path::Path>, signals: Signals) -> ExitCode {
+    async fn attend(mut self, config_changed: impl Future<Output = ()>, signals: Signals) -> ExitCode {
         let Signals { mut terminate, mut interrupt, mut hangup, mut confirm } = signals;
-        let config_changed = async {
-            match config_file {
-                Some(path) => files::changed(path).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::pin!(config_changed);
         let mut limiter = Limiter::default();
         // The last request, if some of its servers could not be opened.
@@ -206,7 +222,7 @@ impl Attending {
                     }
                 }
                 () = &mut config_changed => {
-                    tracing::error!("the configuration file has changed; ending, so that the supervisor restarts this process");
+                    tracing::error!("the configuration has changed; ending, so that the supervisor restarts this process");
                     return ExitCode::FAILURE;
                 }
                 outcome = self.outcomes.recv() => {

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 use tokio::net::unix::pipe;
@@ -42,6 +42,23 @@ impl Fingerprint {
     /// Size in bytes.
     pub fn size(&self) -> u64 {
         self.size
+    }
+}
+
+/// Files as they were when they were noted, before they were read.
+#[derive(Debug, Default)]
+pub(crate) struct Noted(Vec<(PathBuf, Option<Fingerprint>)>);
+
+impl Noted {
+    /// Notes a file, even one that is not there.
+    pub(crate) fn note(&mut self, path: impl AsRef<Path>) {
+        let path = path.as_ref();
+        self.0.push((path.to_owned(), Fingerprint::of(path).ok()));
+    }
+
+    /// Whether none of them has changed.
+    pub(crate) fn are_as_noted(&self) -> bool {
+        self.0.iter().all(|(path, noted)| Fingerprint::of(path).ok() == *noted)
     }
 }
 
@@ -170,20 +187,41 @@ fn directory_of(path: &Path) -> PathBuf {
     }
 }
 
-/// Waits until a file's content changes: it is replaced, rewritten or removed. For `--config`, whose change ends the
-/// process, so that its supervisor restarts it.
-pub async fn changed(path: &Path) {
-    let before = fs::read(path).ok();
-    let mut watch = FileWatch::new(&[path.to_owned()]);
-    let mut seen = Fingerprint::of(path).ok();
-    loop {
-        let completed = watch.next(FileWatch::POLL).await;
-        let now = Fingerprint::of(path).ok();
-        // A file that is being written is read when it is complete, or at the next poll.
-        if (completed.is_empty() && now == seen) || fs::read(path).ok() == before {
-            seen = now;
-            continue;
+/// Waits for changes of a file, and then until it has been still for a moment: whoever rewrites it slowly, or removes it before the new
+/// one comes, has not finished before.
+#[derive(Debug)]
+pub struct Rewritten {
+    path: PathBuf,
+    watch: FileWatch,
+    seen: Option<Fingerprint>,
+}
+
+impl Rewritten {
+    /// How long a file that is being rewritten has to be still.
+    pub const STILL: Duration = Duration::from_secs(3);
+
+    /// Must be called within a tokio runtime.
+    pub fn new(path: &Path) -> Self {
+        Rewritten { path: path.to_owned(), watch: FileWatch::new(&[path.to_owned()]), seen: None }
+    }
+
+    /// Returns when the file is there for the first time, is another one than before, has other times, or is gone; and still.
+    pub async fn next(&mut self) {
+        while self.is_as_seen() {
+            self.watch.next(FileWatch::POLL).await;
         }
-        return;
+        let mut quiet_since = Instant::now();
+        while quiet_since.elapsed() < Self::STILL {
+            self.watch.next(Self::STILL.saturating_sub(quiet_since.elapsed())).await;
+            if !self.is_as_seen() {
+                quiet_since = Instant::now();
+            }
+        }
+    }
+
+    /// Whether nothing has changed since the last look.
+    fn is_as_seen(&mut self) -> bool {
+        let now = Fingerprint::of(&self.path).ok();
+        std::mem::replace(&mut self.seen, now) == now
     }
 }

@@ -68,7 +68,13 @@ impl Lock {
         loop {
             match file.try_lock() {
                 Ok(()) => {
-                    write_holder(&mut file).map_err(|error| refused(&path, "written", &error))?;
+                    // The lock is held; only who holds it cannot be read there.
+                    if let Err(error) = write_holder(&mut file) {
+                        let place = path.display();
+                        tracing::warn!(
+                            "{place}: the lock is held, but the holder's name cannot be written ({error}): make room there"
+                        );
+                    }
                     return Ok(Lock { _file: file });
                 }
                 Err(TryLockError::WouldBlock) => {}
@@ -93,8 +99,8 @@ fn refused(path: &Path, what: &str, error: &dyn fmt::Display) -> Problem {
     Problem::new(path.display().to_string(), format!("the lock cannot be {what} ({error})"))
 }
 
-fn untrusted(path: &Path, reason: &str) -> Problem {
-    let reason = format!("{reason}, so that others than root could hold the lock of the proxy; remove it");
+fn untrusted(path: &Path, reason: &str, advice: &str) -> Problem {
+    let reason = format!("{reason}, so that others than root could hold the lock of the proxy; {advice}");
     Problem::new(path.display().to_string(), reason)
 }
 
@@ -116,7 +122,9 @@ fn open_folder(base: &Path) -> Result<File, Problem> {
     }
     let folder = match openat(base_folder.as_fd(), FOLDER, DIRECTORY, Mode::empty()) {
         Ok(folder) => File::from(folder),
-        Err(Errno::ELOOP | Errno::ENOTDIR) => return Err(untrusted(&path, "it is no folder but a link or a file")),
+        Err(Errno::ELOOP | Errno::ENOTDIR) => {
+            return Err(untrusted(&path, "it is no folder but a link or a file", "remove it"));
+        }
         Err(errno) => return Err(cannot_make(&path, errno)),
     };
     owned(&folder, &path)?;
@@ -128,11 +136,13 @@ fn owned(folder: &File, path: &Path) -> Result<(), Problem> {
     let metadata = folder.metadata().map_err(|error| refused(path, "looked for here", &error))?;
     if !is_trusted(metadata.uid()) {
         let reason = format!("it belongs to user {}", metadata.uid());
-        return Err(untrusted(path, &reason));
+        let advice = format!("chown root {}", path.display());
+        return Err(untrusted(path, &reason, &advice));
     }
     if metadata.mode() & 0o022 != 0 {
         let reason = format!("others may write to it (mode {:o})", metadata.mode() & 0o7777);
-        return Err(untrusted(path, &reason));
+        let advice = format!("chmod go-w {}", path.display());
+        return Err(untrusted(path, &reason, &advice));
     }
     Ok(())
 }
@@ -143,17 +153,17 @@ fn open_file(folder: &File, name: &str, path: &Path) -> Result<File, Problem> {
         OFlag::O_RDWR.union(OFlag::O_CREAT).union(OFlag::O_NOFOLLOW).union(OFlag::O_NONBLOCK).union(OFlag::O_CLOEXEC);
     let file = match openat(folder.as_fd(), name, FLAGS, Mode::S_IRUSR | Mode::S_IWUSR) {
         Ok(file) => File::from(file),
-        Err(Errno::ELOOP) => return Err(untrusted(path, "it is a link")),
+        Err(Errno::ELOOP) => return Err(untrusted(path, "it is a link", "remove it")),
         Err(errno) => return Err(cannot_make(path, errno)),
     };
     let metadata = file.metadata().map_err(|error| refused(path, "looked at", &error))?;
     if !metadata.is_file() || metadata.nlink() != 1 {
-        return Err(untrusted(path, "it is not a regular file with one name"));
+        return Err(untrusted(path, "it is not a regular file with one name", "remove it"));
     }
     if !is_trusted(metadata.uid()) || metadata.permissions().mode() & 0o077 != 0 {
         let mode = metadata.mode() & 0o7777;
         let reason = format!("it belongs to user {} and has mode {mode:o}", metadata.uid());
-        return Err(untrusted(path, &reason));
+        return Err(untrusted(path, &reason, "remove it"));
     }
     Ok(file)
 }

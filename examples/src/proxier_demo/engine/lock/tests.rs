@@ -128,7 +128,7 @@ fn what_others_can_write_to_is_refused() {
     drop(base.take().unwrap());
     let chmod = |path: &Path, mode| fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
     for (path, mode, good) in
-        [(base.0.clone(), 0o777, 0o755), (base.folder(), 0o770, 0o700), (base.file(), 0o644, 0o600)]
+        [(base.0.clone(), 0o1777, 0o755), (base.folder(), 0o770, 0o700), (base.file(), 0o644, 0o600)]
     {
         chmod(&path, mode);
         let problem = base.take().unwrap_err();
@@ -137,6 +137,9 @@ fn what_others_can_write_to_is_refused() {
             "{problem}"
         );
         assert!(problem.contains(&format!("{mode:o}")), "{problem}");
+        // Folders have a use of their own.
+        let advice = if path.is_dir() { format!("chmod go-w {}", path.display()) } else { "remove it".to_owned() };
+        assert!(problem.ends_with(&advice), "{problem}");
         chmod(&path, good);
         base.take().unwrap();
     }
