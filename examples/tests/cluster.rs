@@ -14,6 +14,7 @@ use examples::proxier_demo::sources::counted::Counted;
 use examples::proxier_demo::sources::initial_list::{self, Unread};
 use proxier_core::fake::FakeKernel;
 use serde_json::{Value, json};
+use testkit::apiserver::tls::{Authority, Relay};
 use testkit::apiserver::{ApiServer, Fault, ServiceCidrs, Verb, recorded};
 use tokio::sync::mpsc::Receiver;
 
@@ -592,7 +593,8 @@ async fn a_new_token_is_read_when_the_old_one_does_not_count_any_more() {
     let dir = std::env::temp_dir().join(format!("proxier-demo-token-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let (token, kubeconfig) = (dir.join("token"), dir.join("kubeconfig"));
-    std::fs::write(&token, "first").unwrap();
+    // As an editor writes it.
+    std::fs::write(&token, "first\r\n").unwrap();
     std::fs::write(&kubeconfig, server.kubeconfig(Some(&token))).unwrap();
     let mut watching = connect(Connection { kubeconfig: Some(kubeconfig), master: None }, quick()).await;
     watching.snapshot().await;
@@ -602,10 +604,176 @@ async fn a_new_token_is_read_when_the_old_one_does_not_count_any_more() {
     server.demand_token("second");
     server.end_watches();
     wait_for("the old token to be refused", || watching.failures() >= 3).await;
-    std::fs::write(&token, "second").unwrap();
+    // Half of it, and what no header may have: nothing ends.
+    std::fs::write(&token, "sec\0ond").unwrap();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    std::fs::write(&token, "second\n").unwrap();
     watched(&server).await;
     watching.ends_with(&server).await;
     std::fs::remove_dir_all(&dir).unwrap();
+}
+
+fn kubeconfig(server: &str, cluster: &Value, user: &Value) -> String {
+    let mut cluster = cluster.clone();
+    cluster["server"] = server.into();
+    json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "test",
+        "clusters": [{"name": "test", "cluster": cluster}],
+        "users": [{"name": "test", "user": user}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+    })
+    .to_string()
+}
+
+/// A folder that is removed with the test.
+struct Folder(std::path::PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("proxier-demo-cluster-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn put(&self, name: &str, text: &str) -> std::path::PathBuf {
+        let path = self.0.join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        drop(std::fs::remove_dir_all(&self.0));
+    }
+}
+
+/// The authority of the server changes, then that of clients, while both run: once the files are there, no pause is waited for.
+#[tokio::test]
+async fn new_certificates_are_read_when_their_files_change() {
+    let (server, folder) = (shop(), Folder::new("rotation"));
+    let [old, new, clients, later_clients] = ["old", "new", "clients", "later"].map(Authority::new);
+    let put_identity = |of: &Authority| {
+        let identity = of.client("system:kube-proxy");
+        (folder.put("client.crt", &identity.certificate), folder.put("client.key", &identity.key))
+    };
+    let (certificate, key) = put_identity(&clients);
+    let authority = folder.put("ca.crt", &old.certificate());
+    let relay = Relay::start(&old, server.address(), Some(&clients));
+    let address = relay.address();
+    let user = json!({"client-certificate": certificate, "client-key": key});
+    let text = kubeconfig(&relay.url(), &json!({"certificate-authority": authority}), &user);
+    let kubeconfig = folder.put("kubeconfig", &text);
+    let mut options = quick();
+    (options.first_pause, options.longest_pause) = (Duration::from_secs(60), Duration::from_secs(60));
+    let mut watching = connect(Connection { kubeconfig: Some(kubeconfig), master: None }, options).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    assert_eq!(watching.failures(), 0);
+    let rotations: [(&Authority, &Authority, &dyn Fn()); 2] = [
+        (&new, &clients, &|| drop(folder.put("ca.crt", &new.certificate()))),
+        (&new, &later_clients, &|| drop(put_identity(&later_clients))),
+    ];
+    let mut relay = Some(relay);
+    for (number, (authority, clients, rotate)) in rotations.into_iter().enumerate() {
+        let before = watching.failures();
+        drop(relay.take());
+        relay = Some(Relay::start_on(address, authority, server.address(), Some(clients)));
+        // The break of the watch, then a certificate that does not count.
+        wait_for("failures of all three", || watching.failures() >= before + 3).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(watching.failures() < before + 9, "each pauses: {}", watching.failures() - before);
+        // Half of it: what was read before stays.
+        folder.put("ca.crt", "-----BEGIN CERTIFICATE-----\nnonsense");
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        folder.put("ca.crt", &authority.certificate());
+        rotate();
+        let name = format!("rotated-{number}");
+        server.put(&service(&name, 80));
+        assert_eq!(watching.line().await, format!("+service default/{name}"));
+    }
+}
+
+/// Whatever cannot be sent is bad input, with the place where it stands; nothing panics.
+#[tokio::test]
+async fn credentials_that_cannot_be_used_are_named() {
+    let folder = Folder::new("credentials");
+    let program = |script: &str| {
+        json!({"exec": {
+            "apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "args": ["-c", script],
+            "interactiveMode": "Never",
+        }})
+    };
+    let token = |name: &str, text: &str| json!({"tokenFile": folder.put(name, text)});
+    let credential = |status: &str| program(&format!("printf '%s' '{{\"status\":{status}}}'"));
+    for (user, expected) in [
+        (token("split", "a\nb"), "/split cannot be sent: byte 2 of 3 is a control character"),
+        (token("blank", " \n"), "/blank is empty"),
+        (json!({"tokenFile": "/nonexistent/token"}), "the token cannot be read from /nonexistent/token: No such file"),
+        (json!({"token": "a\n"}), "the token in the kubeconfig cannot be sent: byte 2 of 2"),
+        (
+            json!({"auth-provider": {"name": "oidc", "config": {"id-token": "\u{1}"}}}),
+            "of auth-provider cannot be sent",
+        ),
+        (
+            json!({"auth-provider": {"name": "gcp", "config": {"cmd-path": "yes"}}}),
+            "auth-provider gcp is not supported",
+        ),
+        (credential("{\"token\":\"a\\nb\"}"), "the token in status.token cannot be sent: byte 2 of 3"),
+        (credential("{\"token\":\"a\",\"expirationTimestamp\":\"soon\"}"), "\"soon\" is not a time"),
+        (program("exec yes"), "(exec in the kubeconfig) failed: it prints more than 1048576 bytes"),
+        (program("echo 'not logged in' >&2; exit 7"), "failed: exit status: 7: not logged in"),
+        (json!({"as": "a\nb", "token": "a"}), "failed to parse header value"),
+    ] {
+        let kubeconfig = folder.put("kubeconfig", &kubeconfig("http://127.0.0.1:1", &json!({}), &user));
+        let connection = Connection { kubeconfig: Some(kubeconfig), master: None };
+        let (sender, _changes) = channel();
+        let problem = Cluster::start(connection, "n1", quick(), sender).await.unwrap_err().to_string();
+        assert!(problem.starts_with("http://127.0.0.1:1/: ") && problem.contains(expected), "{user}: {problem}");
+    }
+}
+
+/// A program whose child keeps its standard output; credentials that say "never" for their end, and ones that end soon.
+#[tokio::test]
+async fn a_program_gets_new_credentials_when_the_old_ones_end() {
+    let (server, folder) = (shop(), Folder::new("ending"));
+    server.demand_token("first");
+    let (token, end) = (folder.put("token", "first"), folder.put("end", "9999-12-31T23:59:59Z"));
+    let script = format!(
+        "sleep 60 & echo asked >>{0}/asked; printf '{{\"status\":{{\"token\":\"%s\",\"expirationTimestamp\":\"%s\"}}}}' \
+         $(cat {1}) $(cat {2})",
+        folder.0.display(),
+        token.display(),
+        end.display()
+    );
+    let user =
+        json!({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "args": ["-c", script]}});
+    let connection = || {
+        let kubeconfig = folder.put("kubeconfig", &kubeconfig(&server.url(), &json!({}), &user));
+        Connection { kubeconfig: Some(kubeconfig), master: None }
+    };
+    let asked = || std::fs::read_to_string(folder.0.join("asked")).unwrap().lines().count();
+    let started = Instant::now();
+    let mut watching = connect(connection(), quick()).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    assert_eq!((asked(), watching.failures()), (1, 0));
+    server.end_watches();
+    watched(&server).await;
+    assert_eq!(asked(), 1);
+    drop(watching);
+    // They have ended: each request asks for new ones, and none is refused.
+    folder.put("end", "2026-01-01T00:00:00Z");
+    let mut watching = connect(connection(), quick()).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    folder.put("token", "second");
+    server.demand_token("second");
+    server.end_watches();
+    watched(&server).await;
+    assert_eq!(watching.failures(), 0);
+    assert!(asked() >= 4, "{}", asked());
 }
 
 #[tokio::test]
@@ -707,6 +875,19 @@ async fn a_limit_that_says_what_it_is() {
     let snapshot = initial_list::read(&configured("3s"), pages, &Counted::default()).await.unwrap();
     assert_eq!(snapshot.services.len(), 21);
     assert!(start.elapsed() > Duration::from_secs(3), "longer than the limit, all in all");
+}
+
+/// Tries are no answers.
+#[tokio::test]
+async fn a_limit_that_ends_where_nothing_answers() {
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let master = format!("http://{address}");
+    let words = ["proxier-demo", "plan", "--hostname-override", "n1", "--master", &master, "--input-timeout", "2s"];
+    let configured = cli::parse(words.map(Into::into)).and_then(|invocation| invocation.configure()).unwrap();
+    let start = Instant::now();
+    let unread = initial_list::read(&configured, Options::default(), &Counted::default()).await.unwrap_err();
+    assert!(matches!(unread, Unread::NoAnswer(_)), "{unread:?}");
+    assert!((2.0..3.5).contains(&start.elapsed().as_secs_f64()), "{:?}", start.elapsed());
 }
 
 #[tokio::test]

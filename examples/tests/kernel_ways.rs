@@ -185,6 +185,7 @@ fn the_account_of_a_pod() {
         server.demand_token("first");
         let authority = Authority::new("cluster");
         let relay = Relay::start(&authority, server.address(), None);
+        let address = relay.address();
         let account = folder.0.join("secrets/kubernetes.io/serviceaccount");
         fs::create_dir_all(&account).unwrap();
         fs::write(account.join("token"), "first").unwrap();
@@ -198,7 +199,7 @@ fn the_account_of_a_pod() {
             pod.args(["--mount", "--propagation", "private", "sh", "-c", &script]);
             pod.arg(inner.get_program()).args(inner.get_args());
             pod.env("KUBERNETES_SERVICE_HOST", "127.0.0.1").env_remove("KUBECONFIG");
-            pod.env("KUBERNETES_SERVICE_PORT", relay.address().port().to_string());
+            pod.env("KUBERNETES_SERVICE_PORT", address.port().to_string());
             pod
         };
         let running = Running::spawn(pod(&["run"]));
@@ -208,8 +209,13 @@ fn the_account_of_a_pod() {
         assert!(plan.starts_with("nothing to do: the kernel is as it has to be\n"), "{plan}");
         server.demand_token("second");
         fs::write(account.join("token"), "second").unwrap();
-        server.end_watches();
-        serves(running, &server, &web, "a token that was replaced");
+        // The server has another authority now; the old one's certificate does not count any more.
+        drop(relay);
+        let later = Authority::new("later");
+        let _relay = Relay::start_on(address, &later, server.address(), None);
+        running.until_logged("not signed by the certificate-authority that is configured");
+        fs::write(account.join("ca.crt"), later.certificate()).unwrap();
+        serves(running, &server, &web, "a token and an authority that were replaced");
         let shown: Value = serde_json::from_str(&ok(&pod(&["show", "-o", "json"]).output().unwrap())).unwrap();
         assert_eq!(shown["virtualServers"][0]["service"], "demo/web:p", "{shown}");
 

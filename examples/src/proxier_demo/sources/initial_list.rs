@@ -1,6 +1,6 @@
 //! Reads the initial list: for `plan`, `render`, `show` and `run --once`.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -78,14 +78,20 @@ async fn collect(
     counted: &Counted,
 ) -> Result<Snapshot, Stopped> {
     let mut snapshot = Snapshot::default();
+    let mut since = Instant::now();
     loop {
         let next = match patience {
-            Some(patience) => timeout(patience, changes.recv()).await.map_err(|_elapsed| Stopped::Silent(patience))?,
+            Some(patience) => timeout(patience.saturating_sub(since.elapsed()), changes.recv())
+                .await
+                .map_err(|_elapsed| Stopped::Silent(patience))?,
             None => changes.recv().await,
         };
         match next.ok_or(Stopped::Ended)?.change {
             Change::Synced => return Ok(snapshot),
+            // Each try says so, whether the server answers or not.
+            Change::Listing(_) => {}
             change => {
+                since = Instant::now();
                 counted.saw(&change);
                 snapshot.take(change);
             }

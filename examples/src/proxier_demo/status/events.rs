@@ -8,14 +8,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use http::{Request, StatusCode, header};
 use k8s_openapi::jiff::Timestamp;
-use kube::Client;
 use kube::client::Body;
 use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use crate::proxier_demo::sources::cluster::Connection;
+use crate::proxier_demo::sources::cluster::{Connection, Session};
 
 /// What an Event is about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -105,9 +104,10 @@ impl Recorder {
         let (queue, reports) = mpsc::channel(128);
         let node_name = node_name.to_owned();
         runtime.spawn(async move {
-            match connection.client().await {
-                Ok(client) => {
-                    let sender = Sender { connection, client, node_name, sent: HashMap::new(), forbidden: false };
+            let session = Session::new(connection);
+            match session.current().await {
+                Ok(_) => {
+                    let sender = Sender { session, node_name, sent: HashMap::new(), forbidden: false };
                     sender.run(reports).await;
                 }
                 // The watch has the same credentials, and reports what is wrong with them.
@@ -127,8 +127,7 @@ impl Recorder {
 }
 
 struct Sender {
-    connection: Connection,
-    client: Client,
+    session: Session,
     node_name: String,
     sent: HashMap<Report, Instant>,
     /// Whether this was logged.
@@ -156,12 +155,7 @@ impl Sender {
         loop {
             let failure = match self.send(report, told).await {
                 Ok(status) if status.is_success() => return,
-                Ok(StatusCode::UNAUTHORIZED) => {
-                    if let Ok(client) = self.connection.client().await {
-                        self.client = client;
-                    }
-                    "the API server does not accept the credentials".to_owned()
-                }
+                Ok(StatusCode::UNAUTHORIZED) => "the API server does not accept the credentials".to_owned(),
                 Ok(StatusCode::FORBIDDEN) => {
                     if !std::mem::replace(&mut self.forbidden, true) {
                         tracing::warn!("Events are forbidden; allow create of events.events.k8s.io to see them");
@@ -191,9 +185,14 @@ impl Sender {
             .header(header::CONTENT_TYPE, "application/json")
             .body(Body::from(event.to_string().into_bytes()))
             .map_err(|error| error.to_string())?;
-        let answer = tokio::time::timeout(PATIENCE, self.client.send(request)).await;
+        let current = self.session.current().await.map_err(|problem| problem.to_string())?;
+        let answer = tokio::time::timeout(PATIENCE, current.client.send(request)).await;
         let answer = answer.map_err(|_elapsed| "no answer".to_owned())?;
-        answer.map(|answer| answer.status()).map_err(|error| error.to_string())
+        let status = answer.map(|answer| answer.status()).map_err(|error| error.to_string())?;
+        if status == StatusCode::UNAUTHORIZED {
+            self.session.doubt(&current).await;
+        }
+        Ok(status)
     }
 }
 

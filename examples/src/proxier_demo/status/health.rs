@@ -14,6 +14,9 @@ use crate::proxier_demo::status::board::Board;
 use crate::proxier_demo::status::metrics::Metrics;
 use crate::proxier_demo::status::server::Answer;
 
+/// Requests to the API server that fail for less are not mentioned: it may be starting anew.
+const NOTEWORTHY: Duration = Duration::from_secs(60);
+
 /// The state of the proxy, as the health servers report it, and its metrics. Shared; cheap to read.
 #[derive(Debug)]
 pub struct Health {
@@ -170,6 +173,12 @@ impl Health {
         let mut body = json!({
             "lastUpdated": text(oldest), "currentTime": text(current), "healthy": healthy, "status": families,
         });
+        // No illness of the node: it serves what it has. Absent while the server answers, so that the keys are kube-proxy's.
+        let failing = state.api.iter().flat_map(|api| api.failing_for(NOTEWORTHY));
+        let failing: Map<_, _> = failing.map(|(kind, since)| (kind.to_owned(), text(since).into())).collect();
+        if !failing.is_empty() {
+            body["apiServerFailingSince"] = failing.into();
+        }
         let good = match path {
             "/healthz" => {
                 body["nodeEligible"] = Value::from(state.node_eligible);
@@ -192,4 +201,30 @@ fn text(time: SystemTime) -> String {
 
 fn seconds(time: SystemTime) -> f64 {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The node serves what it has, so it stays healthy.
+    #[test]
+    fn an_api_server_that_fails_for_long_is_mentioned() {
+        let health = Health::new(Duration::from_secs(30), Families::Dual);
+        let api = Arc::new(Counters::default());
+        health.set_api(api.clone());
+        let said = || {
+            let answer = health.answer("/healthz", Instant::now());
+            assert_eq!(answer.status, StatusCode::OK);
+            let body: Value = serde_json::from_str(&answer.body).unwrap();
+            body.get("apiServerFailingSince").cloned()
+        };
+        let now = SystemTime::now();
+        api.failed("services", now);
+        api.failed("nodes", now - NOTEWORTHY * 2);
+        api.failed("nodes", now);
+        assert_eq!(said().unwrap(), json!({"nodes": text(now - NOTEWORTHY * 2)}));
+        api.worked("nodes");
+        assert_eq!(said(), None);
+    }
 }

@@ -2,16 +2,19 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::{Request, StatusCode, header};
 use http_body_util::BodyExt;
 use kube::client::Body;
+use kube::config::InClusterError;
 use kube::{Client, Config};
+use tokio::sync::Mutex;
 
-use super::kubeconfig;
 use super::objects::Status;
+use super::{credentials, kubeconfig};
 use crate::proxier_demo::problem::{OneLine, Problem, causes};
+use crate::proxier_demo::sources::files::Noted;
 
 /// How the server is reached.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,7 +26,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// The server's address as configured, without any request; `None` when [`Connection::client`] would fail.
+    /// The server's address as configured, without any request; `None` when there can be no client.
     pub fn server(&self) -> Option<http::Uri> {
         let url: http::Uri = match (&self.master, &self.kubeconfig) {
             (Some(url), _) => url.parse().ok()?,
@@ -51,22 +54,18 @@ impl Connection {
         }
     }
 
-    /// A client. It re-reads credentials in files by itself; a new client reads them at once.
-    ///
-    /// # Errors
-    ///
-    /// The kubeconfig or its credentials cannot be read, or nothing is given outside of a pod.
-    pub async fn client(&self) -> Result<Client, Problem> {
+    /// A client as the files and programs say now, and until when its credentials count.
+    async fn make(&self, files: &mut Noted) -> Result<(Client, Option<Instant>), Problem> {
         let mut config = match (&self.kubeconfig, &self.master) {
-            (Some(path), _) => kubeconfig::config(path).await?,
+            (Some(path), _) => kubeconfig::config(path, files).await?,
             (None, Some(_)) => Config::new(http::Uri::from_static("http://localhost")),
-            (None, None) => Config::incluster().map_err(|error| {
+            (None, None) => in_pod(files).map_err(|error| {
                 let advice = "give --kubeconfig, --master or --manifests";
                 Problem::new("", format!("this is not a pod of a cluster ({}); {advice}", causes(&error)))
             })?,
         };
         if let Some(url) = &self.master {
-            let uri = url.parse::<http::Uri>().ok().filter(|uri| uri.host().is_some() && uri.scheme().is_some());
+            let uri = url.parse::<http::Uri>().ok().filter(kubeconfig::is_server);
             config.cluster_url = uri.ok_or_else(|| {
                 Problem::new("--master", format!("{url:?} is not a URL such as https://10.0.0.1:6443"))
             })?;
@@ -78,7 +77,111 @@ impl Connection {
         // This module decides about retries, not the client.
         config.default_retry = false;
         let origin = config.cluster_url.to_string();
-        Client::try_from(config).map_err(|error| Problem::new(origin, kubeconfig::no_client(&error)))
+        config.auth_info.token_file.iter().for_each(|path| files.note(path));
+        let until = credentials::settle(&mut config.auth_info).await;
+        let until = until.map_err(|reason| Problem::new(&origin, reason))?;
+        let client = Client::try_from(config).map_err(|error| Problem::new(origin, causes(&error)))?;
+        Ok((client, until))
+    }
+}
+
+/// The account of a pod.
+fn in_pod(files: &mut Noted) -> Result<Config, InClusterError> {
+    // Once to learn where its files are.
+    Config::incluster()?.root_cert_file.iter().for_each(|path| files.note(path));
+    let mut config = Config::incluster()?;
+    // A new client reads the new certificate; no other part has to look at the file.
+    config.root_cert_file = None;
+    Ok(config)
+}
+
+struct Made {
+    client: Client,
+    files: Noted,
+    /// Until when its credentials count.
+    until: Option<Instant>,
+    number: u64,
+    /// The server does not accept it, or it does not accept the server.
+    is_doubted: bool,
+}
+
+impl Made {
+    fn is_as_new(&self) -> bool {
+        !self.is_doubted && self.until.is_none_or(|until| Instant::now() < until) && self.files.are_as_noted()
+    }
+}
+
+/// A client, and which of a session's it is.
+#[derive(Clone)]
+pub(crate) struct Current {
+    pub(crate) client: Client,
+    pub(crate) number: u64,
+}
+
+/// The client of a connection. It is made anew when a file that it was made of has changed, when its credentials end, and when it is in
+/// doubt; what cannot be read then leaves it as it is.
+pub(crate) struct Session {
+    connection: Connection,
+    made: Mutex<Option<Made>>,
+}
+
+impl Session {
+    /// Makes no client yet.
+    pub(crate) fn new(connection: Connection) -> Self {
+        Session { connection, made: Mutex::new(None) }
+    }
+
+    pub(crate) fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// The client for a request.
+    ///
+    /// # Errors
+    ///
+    /// There has never been one: the kubeconfig or the credentials cannot be read, or nothing is given outside of a pod.
+    pub(crate) async fn current(&self) -> Result<Current, Problem> {
+        let mut made = self.made.lock().await;
+        if !made.as_ref().is_some_and(Made::is_as_new) {
+            let mut files = Noted::default();
+            match (self.connection.make(&mut files).await, &mut *made) {
+                (Ok((client, until)), old) => {
+                    let number = old.as_ref().map_or(0, |old| old.number.saturating_add(1));
+                    *old = Some(Made { client, files, until, number, is_doubted: false });
+                }
+                (Err(problem), None) => return Err(problem),
+                (Err(problem), Some(old)) => {
+                    tracing::error!("{problem}; what was read before stays in use");
+                    old.files = files;
+                }
+            }
+        }
+        match &*made {
+            Some(Made { client, number, .. }) => Ok(Current { client: client.clone(), number: *number }),
+            None => Err(Problem::new("", "there is no client of the API server")),
+        }
+    }
+
+    /// This client is of no use: the next one is made anew.
+    pub(crate) async fn doubt(&self, current: &Current) {
+        let mut made = self.made.lock().await;
+        if let Some(made) = made.as_mut().filter(|made| made.number == current.number) {
+            made.is_doubted = true;
+        }
+    }
+
+    /// Pauses for so long, or until there is another client than that of this number, or can be: a file has changed.
+    pub(crate) async fn pause(&self, pause: Duration, number: u64) {
+        const LOOK: Duration = Duration::from_secs(1);
+        let end = Instant::now().checked_add(pause);
+        loop {
+            let left = end.map_or(LOOK, |end| end.saturating_duration_since(Instant::now()));
+            tokio::time::sleep(left.min(LOOK)).await;
+            let made = self.made.lock().await;
+            if left <= LOOK || made.as_ref().is_some_and(|made| made.number != number || !made.files.are_as_noted()) {
+                return;
+            }
+        }
     }
 }
 
@@ -97,6 +200,8 @@ pub(super) enum FailureKind {
     TooLarge,
     /// There was no connection, or it broke off.
     Unreachable,
+    /// A certificate of one side does not count for the other: read them again.
+    Untrusted,
     /// Anything else: try again later.
     Other,
 }
@@ -116,8 +221,10 @@ impl Failure {
     fn unreachable(error: &kube::Error) -> Self {
         let causes = causes(error);
         let message = causes.trim_start_matches("ServiceError: ").trim_start_matches("client error (Connect): ");
+        let is_of_certificates = kubeconfig::is_of_certificates(message);
+        let kind = if is_of_certificates { FailureKind::Untrusted } else { FailureKind::Unreachable };
         let message = format!("{}{}", OneLine(message), kubeconfig::advice(message));
-        Failure { kind: FailureKind::Unreachable, message, retry_after: None }
+        Failure { kind, message, retry_after: None }
     }
 
     /// From a status, in a body or in an event.

@@ -4,17 +4,17 @@ use std::fs::File;
 use std::path::Path;
 
 use kube::Config;
-use kube::client::AuthError;
 use kube::config::{KubeConfigOptions, Kubeconfig, NamedCluster};
 
 use crate::proxier_demo::problem::{Problem, causes};
+use crate::proxier_demo::sources::files::Noted;
 
-/// The current context of this file. Sends no request, starts no program.
+/// The current context of this file. Notes the files that it consists of. Sends no request, starts no program.
 ///
 /// # Errors
 ///
 /// It cannot be read, or lacks something that it refers to.
-pub(super) async fn config(path: &Path) -> Result<Config, Problem> {
+pub(super) async fn config(path: &Path, files: &mut Noted) -> Result<Config, Problem> {
     let problem = |reason: String| Problem::new(path.display().to_string(), reason);
     let unusable = |error: &dyn std::error::Error| {
         let text = causes(error);
@@ -22,6 +22,7 @@ pub(super) async fn config(path: &Path) -> Result<Config, Problem> {
         let text = text.split(" --> ").next().unwrap_or_default().replace("error: ", "");
         problem(format!("not a usable kubeconfig: {text}"))
     };
+    files.note(path);
     if let Err(error) = File::open(path) {
         return Err(problem(format!("the kubeconfig cannot be read ({error})")));
     }
@@ -29,16 +30,29 @@ pub(super) async fn config(path: &Path) -> Result<Config, Problem> {
     if kubeconfig.current_context.is_none() && kubeconfig.contexts.is_empty() {
         return Err(problem("not a kubeconfig: it has no contexts".to_owned()));
     }
-    complete(&kubeconfig).map_err(|(field, reason)| problem(reason).at(field))?;
+    let cluster = complete(&kubeconfig).map_err(|(field, reason)| problem(reason).at(field))?;
+    let authority = cluster.cluster.as_ref().and_then(|cluster| cluster.certificate_authority.as_ref());
+    authority.into_iter().for_each(|path| files.note(path));
     let options = KubeConfigOptions::default();
     let config = Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(|error| unusable(&error))?;
+    if !is_server(&config.cluster_url) {
+        let reason = format!("{:?} is not a URL such as https://10.0.0.1:6443", config.cluster_url.to_string());
+        return Err(problem(reason).at("clusters.cluster.server"));
+    }
     if config.cluster_url.scheme_str() == Some("https")
         && !config.accept_invalid_certs
         && config.root_cert.as_ref().is_some_and(Vec::is_empty)
     {
         return Err(problem("there is no certificate in it".to_owned()).at("certificate-authority"));
     }
+    let user = &config.auth_info;
+    [&user.client_certificate, &user.client_key].into_iter().flatten().for_each(|path| files.note(path));
     Ok(config)
+}
+
+/// Whether it names a scheme and a host, which every request needs.
+pub(super) fn is_server(url: &http::Uri) -> bool {
+    matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some_and(|host| !host.is_empty())
 }
 
 /// The server of its current context; `None` when [`config`] would fail.
@@ -76,22 +90,9 @@ fn complete(kubeconfig: &Kubeconfig) -> Result<&NamedCluster, (&'static str, Str
     Ok(cluster)
 }
 
-/// Why there is no client although the configuration could be read.
-pub(super) fn no_client(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Auth(AuthError::AuthExecRun { out, .. }) => {
-            let said = String::from_utf8_lossy(&out.stderr).trim().to_owned();
-            let said = if said.is_empty() { "it says nothing".to_owned() } else { said };
-            format!("the program that gets credentials (exec in the kubeconfig) failed: {}: {said}", out.status)
-        }
-        kube::Error::Auth(AuthError::AuthExecStart(error)) => {
-            format!("the program that gets credentials (exec in the kubeconfig) cannot be started: {error}")
-        }
-        kube::Error::Auth(AuthError::ReadTokenFile(error, path)) => {
-            format!("the token cannot be read from {}: {error}", path.display())
-        }
-        error => causes(error),
-    }
+/// Whether one side does not accept the certificate of the other, as far as the TLS library's message shows.
+pub(super) fn is_of_certificates(message: &str) -> bool {
+    message.contains("invalid peer certificate") || message.contains("fatal alert")
 }
 
 /// Advice for a failed connection, as far as the TLS library's message shows the cause.
@@ -127,7 +128,7 @@ users: [{name: u, user: {}}]
     async fn reason(text: &str) -> String {
         let path = std::env::temp_dir().join(format!("kubeconfig-{}", std::process::id()));
         std::fs::write(&path, text).unwrap();
-        let outcome = config(&path).await;
+        let outcome = config(&path, &mut Noted::default()).await;
         std::fs::remove_file(&path).unwrap();
         let origin = format!("{}: ", path.display());
         outcome.err().map(|problem| problem.to_string().replacen(&origin, "", 1)).unwrap_or_default()
@@ -141,6 +142,11 @@ users: [{name: u, user: {}}]
             ("current-context: x", "current-context: y", "current-context: there is no context \"y\"; there is x"),
             ("cluster: a", "cluster: b", "contexts.context.cluster: there is no cluster \"b\"; there is a"),
             ("user: u", "user: v", "contexts.context.user: there is no user \"v\"; there is u"),
+            (
+                "http://127.0.0.1:1",
+                "127.0.0.1:1",
+                "clusters.cluster.server: \"127.0.0.1:1\" is not a URL such as https://10.0.0.1:6443",
+            ),
             ("http://127.0.0.1:1", "::", "not a usable kubeconfig: failed to parse cluster url: invalid authority"),
             (
                 "'http://127.0.0.1:1'",
@@ -154,7 +160,7 @@ users: [{name: u, user: {}}]
         let malformed = reason("a: [b").await;
         assert!(malformed.starts_with("not a usable kubeconfig: ") && malformed.contains("line 1"), "{malformed}");
         assert_eq!(reason("").await, "not a kubeconfig: it has no contexts");
-        let missing = config(Path::new("/nonexistent/config")).await.err().unwrap().to_string();
+        let missing = config(Path::new("/nonexistent/config"), &mut Noted::default()).await.err().unwrap().to_string();
         assert!(missing.starts_with("/nonexistent/config: the kubeconfig cannot be read (No such file"), "{missing}");
     }
 }

@@ -9,14 +9,16 @@
 //! reports all objects again after a break; this compares versions instead.
 
 mod client;
+mod credentials;
 mod known;
 mod kubeconfig;
 mod objects;
 mod watch;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use proxier_core::config::{LocalTraffic, MayAskFor};
 use proxier_core::modes::Kind;
@@ -25,8 +27,9 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 pub use self::client::Connection;
-pub(crate) use self::objects::is_leaving;
+pub(crate) use self::client::Session;
 use self::objects::{CidrVersion, Resource};
+pub(crate) use self::objects::{is_leaving, without_notes_of_service, without_notes_of_slice};
 use self::watch::Watcher;
 use crate::proxier_demo::message::change::Change;
 use crate::proxier_demo::message::{Changes, Closed};
@@ -110,11 +113,32 @@ pub struct Counters {
     pub failures: AtomicU64,
     /// Objects that could not be read.
     pub unreadable: AtomicU64,
+    /// The kinds of which no request has worked lately, and since when.
+    failing: Mutex<BTreeMap<&'static str, SystemTime>>,
 }
 
 impl Counters {
     fn count(counter: &AtomicU64) {
         counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn failing(&self) -> MutexGuard<'_, BTreeMap<&'static str, SystemTime>> {
+        self.failing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn failed(&self, kind: &'static str, at: SystemTime) {
+        Self::count(&self.failures);
+        self.failing().entry(kind).or_insert(at);
+    }
+
+    pub(crate) fn worked(&self, kind: &'static str) {
+        self.failing().remove(kind);
+    }
+
+    /// The kinds whose requests have failed for this long or longer, and since when.
+    pub(crate) fn failing_for(&self, long: Duration) -> Vec<(&'static str, SystemTime)> {
+        let is_long = |since: &SystemTime| since.elapsed().is_ok_and(|elapsed| elapsed >= long);
+        self.failing().iter().filter(|(_, since)| is_long(since)).map(|(kind, since)| (*kind, *since)).collect()
     }
 }
 
@@ -134,17 +158,17 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// As for [`Connection::client`].
+    /// The kubeconfig or its credentials cannot be read, or nothing is given outside of a pod.
     pub async fn start(
         connection: Connection,
         node_name: &str,
         options: Options,
         changes: Changes,
     ) -> Result<Self, Problem> {
-        let client = connection.client().await?;
+        let session = Arc::new(Session::new(connection));
+        session.current().await?;
         let counters = Arc::new(Counters::default());
         let gate = Arc::new(Gate::new(changes.clone(), &options));
-        let connection = Arc::new(connection);
         let options = Arc::new(options);
         let mut tasks = JoinSet::new();
         let weights = options.node_weights.then_some(Resource::NodeWeights);
@@ -153,8 +177,8 @@ impl Cluster {
         for resource in resources.into_iter().chain(weights).chain(cidrs) {
             let watcher = Watcher {
                 resource,
-                connection: connection.clone(),
-                client: client.clone(),
+                session: session.clone(),
+                used: AtomicU64::new(0),
                 options: options.clone(),
                 changes: changes.clone(),
                 gate: gate.clone(),

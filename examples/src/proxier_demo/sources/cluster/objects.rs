@@ -1,6 +1,7 @@
 //! Reads what an API server sends: pages of lists and lines of watches, one object at a time and only the fields needed.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use proxier_core::config::parse_service_cidr;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
@@ -108,17 +109,12 @@ impl Resource {
         Ok(match self {
             Resource::Services => {
                 let mut object: Box<ServiceObject> = yaml::read_json(text)?;
-                // Do not keep what kubectl has noted in annotations.
-                let counts = |name: &str| name.starts_with("service.kubernetes.io/") || Balancing::is_annotation(name);
-                object.metadata.annotations.retain(|name, _| counts(name));
+                without_notes_of_service(&mut object);
                 Change::UpsertService(object)
             }
             Resource::EndpointSlices => {
                 let mut object: Box<EndpointSliceObject> = yaml::read_json(text)?;
-                object
-                    .metadata
-                    .annotations
-                    .retain(|name, _| name == triggers::ANNOTATION || name == EndpointSlice::WEIGHTS);
+                without_notes_of_slice(&mut object);
                 Change::UpsertSlice(object)
             }
             Resource::Node(_) => {
@@ -147,6 +143,28 @@ impl Resource {
             Resource::NodeWeights => Change::NodeWeightGone(name.to_owned()),
             Resource::ServiceCidrs(_) => Change::ServiceCidrGone(name.to_owned()),
         }
+    }
+}
+
+/// Drops annotations and labels that decide nothing: what kubectl notes there may be larger than everything else.
+pub(crate) fn without_notes_of_service(object: &mut ServiceObject) {
+    let is_of_services = |name: &str| name.starts_with("service.kubernetes.io/");
+    keep(&mut object.metadata.annotations, |name| is_of_services(name) || Balancing::is_annotation(name));
+    keep(&mut object.metadata.labels, is_of_services);
+}
+
+/// The same for an EndpointSlice.
+pub(crate) fn without_notes_of_slice(object: &mut EndpointSliceObject) {
+    keep(&mut object.metadata.annotations, |name| name == triggers::ANNOTATION || name == EndpointSlice::WEIGHTS);
+    let counts = |name: &str| name == "kubernetes.io/service-name" || name.starts_with("service.kubernetes.io/");
+    keep(&mut object.metadata.labels, counts);
+}
+
+fn keep(notes: &mut BTreeMap<String, String>, counts: impl Fn(&str) -> bool) {
+    notes.retain(|name, _| counts(name));
+    if notes.is_empty() {
+        // An emptied map still has room for eleven.
+        *notes = BTreeMap::new();
     }
 }
 

@@ -2,12 +2,12 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 
-use kube::Client;
 use tokio::time::{Instant, sleep};
 
-use super::client::{Connection, Failure, FailureKind, get};
+use super::client::{Answer, Failure, FailureKind, Session, get};
 use super::known::{Known, number};
 use super::objects::{CidrVersion, Identity, Line, Page, Resource, Status};
 use super::{Counters, Gate, Options};
@@ -18,8 +18,9 @@ use crate::proxier_demo::problem::Problem;
 /// Lists and watches one kind for ever.
 pub(super) struct Watcher {
     pub(super) resource: Resource,
-    pub(super) connection: Arc<Connection>,
-    pub(super) client: Client,
+    pub(super) session: Arc<Session>,
+    /// The number of the client that the last request had.
+    pub(super) used: AtomicU64,
     pub(super) options: Arc<Options>,
     pub(super) changes: Changes,
     pub(super) gate: Arc<Gate>,
@@ -103,7 +104,7 @@ impl Watcher {
                         }
                         continue;
                     }
-                    Counters::count(&self.counters.failures);
+                    self.counters.failed(self.resource.awaited(), SystemTime::now());
                     self.recover(&failure, &mut place, &mut pause).await;
                 }
             }
@@ -177,20 +178,28 @@ impl Watcher {
                 "{}: the server does not know these credentials; reading them again in {again:.1} s",
                 failure.message
             ),
-            FailureKind::Unreachable => {
-                let server = self.connection.server().map(|url| url.to_string()).unwrap_or_default();
+            FailureKind::Unreachable | FailureKind::Untrusted => {
+                let server = self.session.connection().server().map(|url| url.to_string()).unwrap_or_default();
                 let message = &failure.message;
                 tracing::warn!(resource = plural, "no answer from {server} ({message}); trying again in {again:.1} s");
             }
             _ => tracing::warn!(resource = plural, "{}; trying again in {again:.1} s", failure.message),
         }
-        sleep(pause).await;
-        if failure.kind == FailureKind::Unauthorized {
-            match self.connection.client().await {
-                Ok(client) => self.client = client,
-                Err(problem) => tracing::error!(resource = plural, "{problem}"),
-            }
+        match failure.retry_after {
+            Some(_) => sleep(pause).await,
+            None => self.session.pause(pause, self.used.load(Ordering::Relaxed)).await,
         }
+    }
+
+    /// Sends a request with the client of now. One with which the server and it do not come to terms is not used again.
+    async fn get(&self, target: &str) -> Result<Answer, Failure> {
+        let current = self.session.current().await.map_err(|problem| Failure::other(problem.to_string()))?;
+        self.used.store(current.number, Ordering::Relaxed);
+        let answer = get(&current.client, target, self.resource.accepts(), self.options.patience).await;
+        if let Err(Failure { kind: FailureKind::Unauthorized | FailureKind::Untrusted, .. }) = &answer {
+            self.session.doubt(&current).await;
+        }
+        answer
     }
 
     /// Lists everything, and reports what is new, changed or missing.
@@ -209,10 +218,7 @@ impl Watcher {
                 target.push_str("&continue=");
                 target.extend(token.bytes().map(encoded));
             }
-            let body = get(&self.client, &target, self.resource.accepts(), self.options.patience)
-                .await?
-                .whole(self.options.page_bytes)
-                .await?;
+            let body = self.get(&target).await?.whole(self.options.page_bytes).await?;
             let page: Page<'_> = serde_json::from_slice(&body).map_err(|error| {
                 Failure::other(format!("the list of {} is not one: {error}", self.resource.plural()))
             })?;
@@ -244,6 +250,7 @@ impl Watcher {
         place.version = version;
         place.broken = 0;
         Counters::count(&self.counters.lists);
+        self.counters.worked(self.resource.awaited());
         // The API server itself has a Service and an EndpointSlice. A list without any may come from a server that is
         // just starting, or from something else at its address: a process that believes its first list would then compare the
         // kernel with whatever part of the next one has arrived. So an empty list counts once its version can be watched.
@@ -318,8 +325,9 @@ impl Watcher {
     }
 
     async fn follow(&self, target: &str, place: &mut Place, stream: &mut Stream) -> Result<(), Stop> {
-        let mut answer = get(&self.client, target, self.resource.accepts(), self.options.patience).await?;
+        let mut answer = self.get(target).await?;
         Counters::count(&self.counters.watches);
+        self.counters.worked(self.resource.awaited());
         loop {
             let piece = answer.piece(self.options.silence);
             let piece = if place.unconfirmed {
