@@ -4,6 +4,9 @@
 
 use std::fmt::Write as _;
 use std::fs;
+use std::io::{self, Write as _};
+use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use examples::proxier_demo::engine::Engine;
@@ -128,4 +131,45 @@ fn a_plan_costs_what_its_manifests_are_long() {
     let bound = 1_200_000 * u64::try_from(8 * few).unwrap();
     assert!(large < bound, "{} Services took {large} ns", 8 * few);
     fs::remove_file(path).unwrap();
+}
+
+/// What `explain` prints of a file with so much memory for data, in MiB.
+fn explained_in(memory: u32, path: &Path, what: &str) -> String {
+    let script = format!("ulimit -d {} && exec \"$@\"", memory * 1024);
+    let mut command = Command::new("sh");
+    command.args(["-c", &script, "sh", env!("CARGO_BIN_EXE_proxier-demo"), "explain", what]);
+    let output = command.args(["--hostname-override", "n1", "--manifests"]).arg(path).output().unwrap();
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// What is read is held one object at a time: 100,000 Services of 81 MB took 1.4 GB, and 100 MB of document marks 1 GB.
+#[test]
+fn memory_is_that_of_the_objects_not_of_the_text() {
+    const SERVICES: usize = 20_000;
+    let folder = std::env::temp_dir().join(format!("proxier-demo-linear-memory-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let (marks, list) = (folder.join("marks.yaml"), folder.join("list.json"));
+    fs::write(&marks, "---\n".repeat(2_000_000)).unwrap();
+    let explained = explained_in(16, &marks, "demo/s-1");
+    assert!(explained.contains("there is no Service demo/s-1"), "{explained}");
+    let mut file = io::BufWriter::new(fs::File::create(&list).unwrap());
+    write!(file, "{{\"apiVersion\":\"v1\",\"items\":[").unwrap();
+    for number in 0..SERVICES {
+        let (high, low) = (number / 250, number % 250 + 1);
+        let comma = if number == 0 { "" } else { "," };
+        let note = "x".repeat(400);
+        write!(
+            file,
+            "{comma}{{\"apiVersion\":\"v1\",\"kind\":\"Service\",\"metadata\":{{\"name\":\"s-{number}\",\"namespace\":\"demo\",\
+             \"annotations\":{{\"kubectl.kubernetes.io/last-applied-configuration\":\"{note}\"}},\
+             \"labels\":{{\"app\":\"s-{number}\"}}}},\"spec\":{{\"type\":\"ClusterIP\",\"clusterIP\":\"10.96.{high}.{low}\",\
+             \"clusterIPs\":[\"10.96.{high}.{low}\"],\"ports\":[{{\"name\":\"p\",\"port\":80,\"protocol\":\"TCP\"}}]}}}}"
+        )
+        .unwrap();
+    }
+    write!(file, "],\"kind\":\"List\"}}").unwrap();
+    drop(file);
+    let explained = explained_in(64, &list, "demo/s-777");
+    assert!(explained.starts_with("Service demo/s-777;"), "{explained}");
+    fs::remove_dir_all(&folder).unwrap();
 }

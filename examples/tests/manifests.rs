@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use examples::proxier_demo::message::change::{Change, Snapshot};
 use examples::proxier_demo::message::{Event, channel};
+use examples::proxier_demo::sources::counted::Counted;
 use examples::proxier_demo::sources::files::Rewritten;
 use examples::proxier_demo::sources::manifests::Manifests;
 use testkit::apiserver::recorded;
@@ -113,6 +114,13 @@ fn a_directory_is_read_in_the_order_of_names() {
             "+node n1".to_owned(),
         ]
     );
+    // Whoever does not follow them gets the same.
+    let once = Manifests::once(vec![dir.0.clone()], "n1", &Counted::default()).unwrap();
+    let sorted = |mut lines: Vec<String>| {
+        lines.sort();
+        lines
+    };
+    assert_eq!(sorted(once.iter().map(line).collect()), sorted(open(&dir.0).unwrap()));
 }
 
 #[test]

@@ -153,7 +153,7 @@ objects! {
 
     /// A port of an EndpointSlice.
     EndpointPortObject {
-        /// Name of the Service's port; a port without one (not: with an empty one) is not programmed.
+        /// Name of the Service's port; empty when absent.
         name: Option<String>,
         /// `TCP` (also when absent), `UDP`, `SCTP`.
         protocol: Option<String>,

@@ -1,6 +1,6 @@
 //! YAML and JSON texts as values, and values as typed objects, with errors that name the field.
 
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, DeserializeSeed};
 use serde_json::Value;
 use serde_saphyr::Options;
 use serde_saphyr::options::DuplicateKeyPolicy;
@@ -19,6 +19,21 @@ pub fn parse(text: &str, duplicates: DuplicateKeyPolicy) -> Result<Value, String
         return Ok(value);
     }
     serde_saphyr::from_str_with_options(text, options(duplicates)).map_err(|error| first_line(&error.to_string()))
+}
+
+/// Hands one YAML document to a seed while it is read.
+///
+/// # Errors
+///
+/// As [`parse`].
+pub fn parse_into<'a, S: DeserializeSeed<'a>>(
+    text: &'a str,
+    duplicates: DuplicateKeyPolicy,
+    seed: S,
+) -> Result<S::Value, String> {
+    let hand = |deserializer: serde_saphyr::Deserializer<'a, '_>| seed.deserialize(deserializer);
+    serde_saphyr::with_deserializer_from_str_with_options(text, options(duplicates), hand)
+        .map_err(|error| first_line(&error.to_string()))
 }
 
 /// Large enough for `kubectl get -o yaml` of a large cluster. Nesting and aliases stay limited: with them a small text

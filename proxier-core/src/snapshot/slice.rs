@@ -204,7 +204,9 @@ fn check_ports(objects: &[EndpointPortObject], report: &mut Reporter<'_>) -> Vec
     let mut ports = Vec::with_capacity(objects.len());
     for (index, object) in objects.iter().enumerate() {
         // Absent means "all ports" in the API, which no Service has.
-        let (Some(name), Some(number)) = (object.name.as_deref(), object.port) else { continue };
+        let Some(number) = object.port else { continue };
+        // An API server writes the default, files need not.
+        let name = object.name.as_deref().unwrap_or_default();
         let field = |name: &str| format!("ports[{index}].{name}");
         let Some(protocol) = Protocol::check(object.protocol.as_deref()) else {
             let text = object.protocol.as_deref().unwrap_or_default();
@@ -314,5 +316,20 @@ mod tests {
             })
             .collect();
         assert_eq!(found, places);
+    }
+
+    /// Its name is the API's default; without a number it is no port.
+    #[test]
+    fn a_port_without_a_name_has_the_empty_one() {
+        let object = json!({
+            "metadata": {"namespace": "demo", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+            "addressType": "IPv4", "ports": [{"port": 80}, {"name": null, "port": 81, "protocol": "UDP"}, {"name": "p"}],
+            "endpoints": [{"addresses": ["10.244.0.1"]}],
+        });
+        let mut store = Store::new("node-a");
+        store.upsert_slice(&serde_json::from_value(object).unwrap());
+        let slice = store.slices_of(&ObjectKey::new("demo", "web")).next().unwrap();
+        let found: Vec<_> = slice.ports.iter().map(|port| (&*port.name, port.port)).collect();
+        assert_eq!(found, [("", 80), ("", 81)]);
     }
 }

@@ -60,7 +60,7 @@ pub async fn explain(configured: &Configured, output: Output, asked: &str, node_
             return ExitCode::from(FAILED);
         }
     };
-    let object = objects.get(&found.service);
+    let object = objects.get(&found.service).map(Box::as_ref);
     let explained = Explained::new(engine.proxier(), &kernel, &found, object);
     let mut out = Out::open();
     match output {
@@ -155,7 +155,7 @@ fn node_ports(service: &ServiceObject) -> impl Iterator<Item = i64> {
 fn find(
     proxier: &Reconciler,
     asked: &Subject,
-    objects: &BTreeMap<ObjectKey, ServiceObject>,
+    objects: &BTreeMap<ObjectKey, Box<ServiceObject>>,
 ) -> Result<Found, Vec<String>> {
     let (key, port) = match asked {
         Subject::Service(key, port) => (key, port.clone()),

@@ -302,7 +302,7 @@ fn plan_json(plan: &Plan, report: &Report, proxier: &Reconciler, unreadable: &[P
 
 /// Prints what is still there.
 fn complain_of(cleaned: &Cleaned) {
-    cleaned.leftovers().into_iter().for_each(say);
+    cleaned.leftovers().for_each(say);
 }
 
 /// Removes everything that is ours, of all modes.

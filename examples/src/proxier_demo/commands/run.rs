@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use crate::proxier_demo::engine::choose::{Chosen, Preparing, choose};
 use crate::proxier_demo::engine::host;
 use crate::proxier_demo::engine::lock::Lock;
+use crate::proxier_demo::engine::needs;
 use crate::proxier_demo::engine::neighbours;
 use crate::proxier_demo::engine::privileges;
 use crate::proxier_demo::engine::signals::Signals;
@@ -20,7 +21,7 @@ use crate::proxier_demo::engine::userspace;
 use crate::proxier_demo::engine::worker::{Passed, Worker};
 use crate::proxier_demo::message::{Control, Message, to_kernel};
 use crate::proxier_demo::problem::Problem;
-use crate::proxier_demo::settings::cli::{Configured, Invocation, Source};
+use crate::proxier_demo::settings::cli::{Configured, Ending, Invocation, Source};
 use crate::proxier_demo::settings::kubeproxyconfig::KubeProxyConfiguration;
 use crate::proxier_demo::settings::{Exposure, Settings};
 use crate::proxier_demo::sources::cluster::Connection;
@@ -154,7 +155,11 @@ async fn changed(invocation: &Invocation, before: KubeProxyConfiguration) {
     let mut rewritten = Rewritten::new(path);
     loop {
         rewritten.next().await;
-        match invocation.configure() {
+        let now = invocation.configure().and_then(|now| match needs::check_scheduler(&now) {
+            Ok(()) => Ok(now),
+            Err(problem) => Err(Ending::bad_input(&[problem])),
+        });
+        match now {
             Ok(now) if now.settings.object == before => {}
             Ok(_) => return,
             Err(ending) => {

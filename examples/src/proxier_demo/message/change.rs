@@ -81,9 +81,9 @@ pub struct NodeState {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// Services by name.
-    pub services: BTreeMap<ObjectKey, ServiceObject>,
+    pub services: BTreeMap<ObjectKey, Box<ServiceObject>>,
     /// EndpointSlices by name.
-    pub slices: BTreeMap<ObjectKey, EndpointSliceObject>,
+    pub slices: BTreeMap<ObjectKey, Box<EndpointSliceObject>>,
     /// This node's Node, if there is one.
     pub node: Option<NodeState>,
     /// Nodes of the cluster by name, for their weights.
@@ -99,12 +99,12 @@ impl Snapshot {
     pub fn take(&mut self, change: Change) {
         match change {
             Change::UpsertService(object) => {
-                self.services.insert(ObjectKey::of(&object.metadata), *object);
+                self.services.insert(ObjectKey::of(&object.metadata), object);
             }
             Change::DeleteService(key) => drop(self.services.remove(&key)),
             Change::LostServices(keys) => keys.iter().for_each(|key| drop(self.services.remove(key))),
             Change::UpsertSlice(object) => {
-                self.slices.insert(ObjectKey::of(&object.metadata), *object);
+                self.slices.insert(ObjectKey::of(&object.metadata), object);
             }
             Change::DeleteSlice(key) => drop(self.slices.remove(&key)),
             Change::LostSlices(keys) => keys.iter().for_each(|key| drop(self.slices.remove(key))),

@@ -43,8 +43,7 @@ pub async fn read(configured: &Configured, options: Options, counted: &Counted) 
     let node_name = &configured.settings.node_name;
     match &configured.source {
         Source::Manifests(paths) => {
-            let opened = Manifests::open_counting(paths.clone(), node_name, counted);
-            let (_, changes) = opened.map_err(Unread::BadInput)?;
+            let changes = Manifests::once(paths.clone(), node_name, counted).map_err(Unread::BadInput)?;
             let mut snapshot = Snapshot::default();
             for change in changes {
                 snapshot.take(change);
@@ -115,8 +114,8 @@ fn no_answer(stopped: &Stopped, outstanding: &[&str], counted: &Counted) -> Prob
 
 /// The changes that make up a snapshot.
 pub fn changes(snapshot: Snapshot) -> impl Iterator<Item = Change> {
-    let services = snapshot.services.into_values().map(|object| Change::UpsertService(Box::new(object)));
-    let slices = snapshot.slices.into_values().map(|object| Change::UpsertSlice(Box::new(object)));
+    let services = snapshot.services.into_values().map(Change::UpsertService);
+    let slices = snapshot.slices.into_values().map(Change::UpsertSlice);
     let node = snapshot.node.into_iter().map(|node| Change::Node(Box::new(node)));
     let weights = snapshot.node_weights.into_values().map(|object| Change::NodeWeight(Box::new(object)));
     let cidrs = snapshot.service_cidrs.into_iter().map(|(name, networks)| Change::ServiceCidr(name, networks));

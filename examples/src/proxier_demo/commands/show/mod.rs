@@ -141,11 +141,10 @@ fn details_of_mark(server: &VirtualServer, names: &Known<'_>) -> String {
 
 fn text(entries: &[SnapshotEntry], names: &Known<'_>, config: &Config, host: &HostAddresses, bound: usize) -> String {
     let real: usize = entries.iter().map(|entry| entry.real_servers.len()).sum();
-    let mut sum = format!("{} virtual servers, {real} real servers", entries.len());
     // Where routes bind, there is no such device.
-    if reading::has_device(host, &config.names) || !config.binds_by_routes() {
-        sum += &format!(", {bound} addresses on {}", config.names.device);
-    }
+    let has_device = reading::has_device(host, &config.names) || !config.binds_by_routes();
+    let bound = if has_device { format!(", {bound} addresses on {}", config.names.device) } else { String::new() };
+    let sum = format!("{} virtual servers, {real} real servers{bound}", entries.len());
     lines(table(entries, names).into_iter().chain([sum]))
 }
 

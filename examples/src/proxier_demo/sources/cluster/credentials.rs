@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -51,7 +51,7 @@ pub(super) async fn settle(user: &mut AuthInfo) -> Result<Option<Instant>, Strin
         return Ok(None);
     }
     if let Some(path) = user.token_file.take() {
-        user.token = Some(read_token(PathBuf::from(path))?.into());
+        user.token = Some(read_token(Path::new(&path))?.into());
         return Ok(None);
     }
     let Some(exec) = user.exec.take() else { return Ok(None) };
@@ -81,11 +81,11 @@ fn of_header<'a>(token: &'a str, which: &str) -> Result<&'a str, String> {
 }
 
 /// The token in a file, without blanks around it.
-fn read_token(path: PathBuf) -> Result<String, String> {
+fn read_token(path: &Path) -> Result<String, String> {
     let place = path.display();
     let unread = |error: std::io::Error| format!("the token cannot be read from {place}: {error}");
     let mut text = String::new();
-    let read = File::open(&path).and_then(|file| file.take(BYTES as u64).read_to_string(&mut text));
+    let read = File::open(path).and_then(|file| file.take(BYTES as u64).read_to_string(&mut text));
     if read.map_err(unread)? == BYTES {
         return Err(format!("{place} is no token: it has {BYTES} bytes or more"));
     }
@@ -259,7 +259,7 @@ fn until(text: &str, now: Timestamp) -> Result<Option<Instant>, String> {
     })?;
     let left = u64::try_from(end.as_second().saturating_sub(now.as_second())).unwrap_or(0);
     let left = Duration::from_secs(left);
-    Ok(Instant::now().checked_add(left - AHEAD.min(left / 2)))
+    Ok(Instant::now().checked_add(left.saturating_sub(AHEAD.min(left / 2))))
 }
 
 #[cfg(test)]

@@ -32,7 +32,9 @@ pub(super) async fn config(path: &Path, files: &mut Noted) -> Result<Config, Pro
     }
     let cluster = complete(&kubeconfig).map_err(|(field, reason)| problem(reason).at(field))?;
     let authority = cluster.cluster.as_ref().and_then(|cluster| cluster.certificate_authority.as_ref());
-    authority.into_iter().for_each(|path| files.note(path));
+    if let Some(path) = authority {
+        files.note(path);
+    }
     let options = KubeConfigOptions::default();
     let config = Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(|error| unusable(&error))?;
     if !is_server(&config.cluster_url) {

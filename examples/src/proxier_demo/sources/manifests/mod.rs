@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use proxier_core::snapshot::ObjectKind;
 
-use self::read::Id;
+use self::read::{Contents, Id};
 use crate::proxier_demo::message::change::{Change, unannounced};
 use crate::proxier_demo::message::{Changes, Closed};
 use crate::proxier_demo::problem::Problem;
@@ -32,6 +32,8 @@ pub struct Manifests {
     reported: BTreeMap<Id, u64>,
     /// Problems of the last look, so that each is reported once.
     told: BTreeSet<Problem>,
+    /// What was last said of all files.
+    summary: String,
     counted: Counted,
 }
 
@@ -44,6 +46,8 @@ struct File {
     missing: bool,
     objects: BTreeMap<Id, Change>,
     problems: Vec<Problem>,
+    /// How many objects there are of kinds that are not read.
+    ignored: BTreeMap<String, usize>,
 }
 
 /// The result of looking at the files once.
@@ -70,33 +74,53 @@ impl Manifests {
     ///
     /// Nothing at all could be read. If something could, the problems are among the changes, as [`Change::Unreadable`].
     pub fn open(paths: Vec<PathBuf>, node_name: &str) -> Result<(Self, Vec<Change>), Vec<Problem>> {
-        Self::open_counting(paths, node_name, &Counted::default())
-    }
-
-    /// As [`open`](Self::open), and counts the objects while it reads.
-    ///
-    /// # Errors
-    ///
-    /// As for [`open`](Self::open).
-    pub fn open_counting(
-        paths: Vec<PathBuf>,
-        node_name: &str,
-        counted: &Counted,
-    ) -> Result<(Self, Vec<Change>), Vec<Problem>> {
-        let mut manifests = Manifests {
-            paths,
-            node_name: node_name.to_owned(),
-            files: BTreeMap::new(),
-            reported: BTreeMap::new(),
-            told: BTreeSet::new(),
-            counted: counted.clone(),
-        };
+        let mut manifests = Self::new(paths, node_name, &Counted::default());
         let look = manifests.look(&[]);
         let nothing = manifests.files.values().all(|file| file.objects.is_empty());
         if nothing && !manifests.told.is_empty() {
             return Err(manifests.told.into_iter().collect());
         }
         Ok((manifests, look.changes))
+    }
+
+    /// The changes of [`open`](Self::open), for who does not follow the files: no object is there twice.
+    ///
+    /// # Errors
+    ///
+    /// As for [`open`](Self::open).
+    pub fn once(paths: Vec<PathBuf>, node_name: &str, counted: &Counted) -> Result<Vec<Change>, Vec<Problem>> {
+        let mut manifests = Self::new(paths, node_name, counted);
+        let (mut problems, _) = manifests.read(&[]);
+        manifests.summarize();
+        if manifests.files.values().all(|file| file.objects.is_empty()) && !problems.is_empty() {
+            return Err(problems.into_iter().collect());
+        }
+        problems.extend(manifests.repeated());
+        let order: Vec<PathBuf> = manifests.order().into_iter().map(Path::to_owned).collect();
+        let is_one = order.len() == 1;
+        let (mut changes, mut seen) = (Vec::new(), BTreeSet::new());
+        for path in order {
+            for (id, change) in manifests.files.remove(&path).unwrap_or_default().objects {
+                let is_of_others = id.0 == ObjectKind::Node && *id.1.name != *node_name;
+                if !is_of_others && (is_one || seen.insert(id)) {
+                    changes.push(change);
+                }
+            }
+        }
+        changes.extend(problems.into_iter().map(Change::Unreadable));
+        Ok(changes)
+    }
+
+    fn new(paths: Vec<PathBuf>, node_name: &str, counted: &Counted) -> Self {
+        Manifests {
+            paths,
+            node_name: node_name.to_owned(),
+            files: BTreeMap::new(),
+            reported: BTreeMap::new(),
+            told: BTreeSet::new(),
+            summary: String::new(),
+            counted: counted.clone(),
+        }
     }
 
     /// Reports the changes of [`open`](Self::open), then that the initial list is complete, and then every change.
@@ -130,6 +154,13 @@ impl Manifests {
 
     /// Looks at all files. `completed` are known to be complete; others are read when two looks see the same.
     pub fn look(&mut self, completed: &[PathBuf]) -> Look {
+        let (problems, again_soon) = self.read(completed);
+        self.summarize();
+        Look { changes: self.report(problems), again_soon }
+    }
+
+    /// Reads the files that have changed. Returns what is wrong, and whether another look is due soon.
+    fn read(&mut self, completed: &[PathBuf]) -> (BTreeSet<Problem>, bool) {
         let mut problems = BTreeSet::new();
         let mut again_soon = false;
         let mut unlisted = Vec::new();
@@ -160,22 +191,63 @@ impl Manifests {
             !std::mem::replace(&mut file.missing, true)
         });
         problems.extend(self.files.values().flat_map(|file| file.problems.iter().cloned()));
-        let changes = self.report(problems);
-        Look { changes, again_soon }
+        (problems, again_soon)
+    }
+
+    /// Logs what was read, if it is another count than before: as a warning, if there is nothing to serve, or if something was meant
+    /// to be served, but is of a kind that is not read.
+    fn summarize(&mut self) {
+        let all = || self.files.values();
+        let count = |kind| all().flat_map(|file| file.objects.keys()).filter(|(of, _)| *of == kind).count();
+        let (services, slices) = (count(ObjectKind::Service), count(ObjectKind::EndpointSlice));
+        let mut ignored = BTreeMap::new();
+        for (kind, count) in all().flat_map(|file| &file.ignored) {
+            let sum: &mut usize = ignored.entry(kind).or_default();
+            *sum = sum.saturating_add(*count);
+        }
+        let files = all().count();
+        let has_endpoints = ignored.keys().any(|kind| *kind == "Endpoints");
+        let each: Vec<String> = ignored.iter().map(|(kind, count)| format!("{count} of kind {kind}")).collect();
+        let ignored = if each.is_empty() { String::new() } else { format!("; ignored {}", each.join(", ")) };
+        let advice = if has_endpoints { "; endpoints are read from EndpointSlices only" } else { "" };
+        let said = format!("read {services} Services, {slices} EndpointSlices in {files} files{ignored}{advice}");
+        if said == self.summary {
+            return;
+        }
+        if has_endpoints || services == 0 {
+            tracing::warn!("{said}");
+        } else {
+            tracing::debug!("{said}");
+        }
+        self.summary = said;
+    }
+
+    /// Objects of files where an earlier file has the same.
+    fn repeated(&self) -> Vec<Problem> {
+        let mut wanted: BTreeMap<&Id, &Path> = BTreeMap::new();
+        let mut repeated = Vec::new();
+        for path in self.order() {
+            for id in self.files.get(path).into_iter().flat_map(|file| file.objects.keys()) {
+                let first = *wanted.entry(id).or_insert(path);
+                // A renamed file is there twice for a moment.
+                let renamed = self.files.get(first).is_some_and(|file| file.missing);
+                if first != path && !renamed {
+                    let reason = format!("is in {} too, which counts", first.display());
+                    let problem = Problem::new(path.display().to_string(), reason);
+                    repeated.push(problem.of(format!("{} {}", id.0, id.1)));
+                }
+            }
+        }
+        repeated
     }
 
     /// Reports the differences from what was reported before.
     fn report(&mut self, mut problems: BTreeSet<Problem>) -> Vec<Change> {
-        let mut wanted: BTreeMap<&Id, (&Path, &Change)> = BTreeMap::new();
+        problems.extend(self.repeated());
+        let mut wanted: BTreeMap<&Id, &Change> = BTreeMap::new();
         for path in self.order() {
             for (id, change) in self.files.get(path).into_iter().flat_map(|file| &file.objects) {
-                let first = wanted.entry(id).or_insert((path, change));
-                // A renamed file is there twice for a moment.
-                let renamed = self.files.get(first.0).is_some_and(|file| file.missing);
-                if first.0 != path && !renamed {
-                    let reason = format!("is in {} too, which counts", first.0.display());
-                    problems.insert(Problem::new(path.display().to_string(), reason).of(format!("{} {}", id.0, id.1)));
-                }
+                wanted.entry(id).or_insert(change);
             }
         }
         wanted.retain(|(kind, key), _| *kind != ObjectKind::Node || *key.name == *self.node_name);
@@ -190,7 +262,7 @@ impl Manifests {
             changes.extend(gone);
         }
         let mut reported = BTreeMap::new();
-        for (id, (_, change)) in wanted {
+        for (id, change) in wanted {
             let digest = digest(change);
             if self.reported.get(id) != Some(&digest) {
                 changes.push(change.clone());
@@ -236,8 +308,9 @@ impl File {
             self.problems = vec![Problem::new(origin, format!("larger than {FILE_BYTES} bytes"))];
             return false;
         }
-        let text = match fs::read_to_string(path) {
-            Ok(text) => text,
+        let read = fs::File::open(path).and_then(|mut file| read::read(&mut file, &origin, counted));
+        let contents = match read {
+            Ok(contents) => contents,
             Err(error) => {
                 self.problems = vec![Problem::new(origin, format!("cannot be read ({error})"))];
                 return false;
@@ -247,13 +320,12 @@ impl File {
             return true;
         }
         self.read = Some(fingerprint);
-        self.take(&text, &origin, counted);
+        self.take(contents, &origin);
         false
     }
 
-    fn take(&mut self, text: &str, origin: &str, counted: &Counted) {
-        let contents = read::read(text, origin, counted);
-        let emptied = text.trim().is_empty() && !self.objects.is_empty();
+    fn take(&mut self, contents: Contents, origin: &str) {
+        let emptied = contents.blank && !self.objects.is_empty();
         self.problems = contents.problems;
         if emptied {
             self.problems.push(Problem::new(origin, "empty"));
@@ -281,6 +353,7 @@ impl File {
             }
         }
         self.objects = objects;
+        self.ignored = contents.ignored;
     }
 }
 

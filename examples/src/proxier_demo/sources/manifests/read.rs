@@ -1,13 +1,21 @@
-//! Reads objects from the texts of manifests.
+//! Reads objects from the texts of manifests, one at a time.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::marker::PhantomData;
 
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
+use serde_json::value::RawValue;
 use serde_saphyr::options::DuplicateKeyPolicy;
 
 use crate::proxier_demo::message::change::{Change, NodeState};
 use crate::proxier_demo::problem::Problem;
-use crate::proxier_demo::sources::cluster::is_leaving;
+use crate::proxier_demo::sources::cluster::{is_leaving, without_notes_of_service, without_notes_of_slice};
 use crate::proxier_demo::sources::counted::Counted;
 use crate::proxier_demo::yaml;
 
@@ -21,123 +29,444 @@ pub(super) struct Contents {
     pub(super) problems: Vec<Problem>,
     /// Objects that exist, but cannot be read.
     pub(super) unreadable: Vec<Id>,
+    /// How many objects there are of kinds that are not read.
+    pub(super) ignored: BTreeMap<String, usize>,
     /// Whether a document is no YAML or JSON: perhaps it is still being written.
     pub(super) broken: bool,
+    /// Whether there is nothing but blanks.
+    pub(super) blank: bool,
     counted: Counted,
 }
 
-/// Reads a text of several documents, YAML or JSON, as `kubectl get -o yaml` and `-o json` print them. Counts the objects as
-/// they come.
-pub(super) fn read(text: &str, origin: &str, counted: &Counted) -> Contents {
-    let text = text.trim_start_matches('\u{feff}');
+/// How far contents were at one time.
+struct Mark {
+    objects: usize,
+    problems: usize,
+    unreadable: usize,
+    ignored: BTreeMap<String, usize>,
+    broken: bool,
+}
+
+impl Contents {
+    /// More kinds than these are counted together.
+    const KINDS: usize = 20;
+
+    fn mark(&self) -> Mark {
+        Mark {
+            objects: self.objects.len(),
+            problems: self.problems.len(),
+            unreadable: self.unreadable.len(),
+            ignored: self.ignored.clone(),
+            broken: self.broken,
+        }
+    }
+
+    fn back_to(&mut self, mark: Mark) {
+        self.objects.truncate(mark.objects);
+        self.problems.truncate(mark.problems);
+        self.unreadable.truncate(mark.unreadable);
+        (self.ignored, self.broken) = (mark.ignored, mark.broken);
+    }
+
+    fn ignore(&mut self, kind: &str) {
+        let is_room = self.ignored.len() < Self::KINDS || self.ignored.contains_key(kind);
+        let kind = if is_room { kind } else { "other kinds" };
+        let count = self.ignored.entry(kind.to_owned()).or_default();
+        *count = count.saturating_add(1);
+    }
+}
+
+/// Reads a file of several documents, YAML or JSON, as `kubectl get -o yaml` and `-o json` print them. Counts the objects as they come.
+/// Of a file of JSON no more than an object is held at once, of YAML a document.
+///
+/// # Errors
+///
+/// The file cannot be read, or is no text.
+pub(super) fn read<R: Read + Seek>(file: &mut R, origin: &str, counted: &Counted) -> io::Result<Contents> {
     let mut contents = Contents { counted: counted.clone(), ..Contents::default() };
-    if let Some(values) = json_documents(text) {
-        for (index, value) in values.into_iter().enumerate() {
-            take(&value, &Problem::new(origin, "").in_document(index + 1), &mut contents);
+    let (start, looks_like_json) = look(file)?;
+    if looks_like_json {
+        file.seek(SeekFrom::Start(start))?;
+        if read_json(file, origin, &mut contents) {
+            return Ok(contents);
         }
-        return contents;
+        contents = Contents { counted: counted.clone(), ..Contents::default() };
     }
-    for (index, (line, document)) in documents(text).into_iter().enumerate() {
-        let place = Problem::new(origin, "").in_document(index + 1);
-        match yaml::parse(&document, DuplicateKeyPolicy::Error) {
-            Ok(value) => take(&value, &place, &mut contents),
-            Err(_relative) => {
-                // Parse again with the lines before it, so that the error has the file's line number.
-                let padded = format!("{}{document}", "\n".repeat(line));
-                let reason = yaml::parse(&padded, DuplicateKeyPolicy::Error).err().unwrap_or_default();
-                contents.problems.push(Problem { reason: format!("not YAML or JSON: {reason}"), ..place });
-                contents.broken = true;
-            }
-        }
-    }
-    contents
+    file.seek(SeekFrom::Start(start))?;
+    read_yaml(BufReader::with_capacity(BUFFER, file), origin, &mut contents)?;
+    Ok(contents)
 }
 
-/// A sequence of JSON values, if the text is nothing else.
-fn json_documents(text: &str) -> Option<Vec<Value>> {
-    let starts = text.trim_start().starts_with('{');
-    starts.then(|| serde_json::Deserializer::from_str(text).into_iter().collect::<Result<_, _>>().ok())?
+const BUFFER: usize = 64 << 10;
+
+/// Where the text begins, and whether it is JSON, if one of both.
+fn look(file: &mut impl Read) -> io::Result<(u64, bool)> {
+    const MARK: &[u8] = b"\xef\xbb\xbf";
+    let mut head = Vec::new();
+    file.take(BUFFER as u64).read_to_end(&mut head)?;
+    let (start, text) = match head.strip_prefix(MARK) {
+        Some(text) => (MARK.len() as u64, text),
+        None => (0, head.as_slice()),
+    };
+    Ok((start, text.trim_ascii_start().starts_with(b"{")))
 }
 
-/// The documents with content, each with the number of lines before it.
+/// Reads a sequence of JSON values; whether the file is nothing else.
+fn read_json(file: &mut impl Read, origin: &str, contents: &mut Contents) -> bool {
+    let mut json = serde_json::Deserializer::from_reader(BufReader::with_capacity(BUFFER, file));
+    let mut number = 0_usize;
+    while json.end().is_err() {
+        number = number.saturating_add(1);
+        let place = Problem::new(origin, "").in_document(number);
+        if Document::<Box<RawValue>>::new(&place, contents).deserialize(&mut json).is_err() {
+            return false;
+        }
+    }
+    true
+}
+
+/// Reads documents of YAML.
 ///
 /// A line that begins with `---` or `...` ends a document anywhere (YAML 1.2.2, 9.1.2), so an unreadable document does not
 /// spoil others.
-fn documents(text: &str) -> Vec<(usize, String)> {
-    let mut documents = Vec::new();
-    let mut current = (0, String::new());
-    for (number, line) in text.split_inclusive('\n').enumerate() {
+fn read_yaml(mut lines: impl BufRead, origin: &str, contents: &mut Contents) -> io::Result<()> {
+    contents.blank = true;
+    let (mut line, mut line_number, mut number) = (String::new(), 0_usize, 0_usize);
+    // The document, the lines before it, and whether there is more in it than blanks and comments.
+    let (mut document, mut before, mut is_filled) = (String::new(), 0_usize, false);
+    loop {
+        line.clear();
+        let is_end = lines.read_line(&mut line)? == 0;
         let marker = ["---", "..."].into_iter().find(|marker| {
             let after = line.strip_prefix(marker);
             after.is_some_and(|after| after.is_empty() || after.starts_with([' ', '\t', '\r', '\n']))
         });
-        if marker.is_some() {
-            documents.push(std::mem::replace(&mut current, (number, String::new())));
+        if marker.is_some() || is_end {
+            if is_filled {
+                number = number.saturating_add(1);
+                let place = Problem::new(origin, "").in_document(number);
+                take_document(std::mem::take(&mut document), before, place, contents);
+            }
+            document.clear();
+            (before, is_filled) = (line_number, false);
         }
-        let directive = line.starts_with('%') && is_empty(&current.1);
+        if is_end {
+            return Ok(());
+        }
+        let directive = line.starts_with('%') && !is_filled;
         let content = match marker {
             Some("---") => line.get(3..).unwrap_or_default(),
             Some(_) => "\n",
             None if directive => "\n",
-            None => line,
+            None => line.as_str(),
         };
-        current.1.push_str(content);
+        let text = content.trim_start();
+        is_filled |= !text.is_empty() && !text.starts_with('#');
+        contents.blank &= line.trim().is_empty();
+        document.push_str(content);
+        line_number = line_number.saturating_add(1);
     }
-    documents.push(current);
-    documents.retain(|(_, document)| !is_empty(document));
-    documents
 }
 
-/// Whether there are only blanks and comments.
-fn is_empty(document: &str) -> bool {
-    document.lines().map(str::trim_start).all(|line| line.is_empty() || line.starts_with('#'))
+fn take_document(mut document: String, before: usize, place: Problem, contents: &mut Contents) {
+    let mark = contents.mark();
+    let read = yaml::parse_into(&document, DuplicateKeyPolicy::Error, Document::<Value>::new(&place, contents));
+    if read.is_err() {
+        contents.back_to(mark);
+        // Parse again with the lines before it, so that the error has the file's line number.
+        document.insert_str(0, &"\n".repeat(before));
+        let reason = yaml::parse(&document, DuplicateKeyPolicy::Error).err().unwrap_or_default();
+        contents.problems.push(Problem { reason: format!("not YAML or JSON: {reason}"), ..place });
+        contents.broken = true;
+    }
 }
 
-fn take(value: &Value, place: &Problem, contents: &mut Contents) {
-    if value.is_null() {
-        return;
-    }
-    let text = |name: &str| value.get(name).and_then(Value::as_str).unwrap_or_default();
-    let kind = text("kind");
-    let of_items = kind.strip_suffix("List").filter(|_| value.get("items").is_some());
-    let Some(kind_of_items) = of_items else {
-        take_object(value, kind, text("apiVersion"), "", place, contents);
-        return;
-    };
-    let version = if kind_of_items.is_empty() { "" } else { text("apiVersion") };
-    match value.get("items") {
-        Some(Value::Array(items)) => {
-            for (index, item) in items.iter().enumerate() {
-                // The API server's own lists do not repeat the kind.
-                let of_item = |name: &str| item.get(name).and_then(Value::as_str);
-                let kind = of_item("kind").unwrap_or(kind_of_items);
-                let version = of_item("apiVersion").unwrap_or(version);
-                take_object(item, kind, version, &format!("items[{index}]"), place, contents);
+/// An object in a document: text where that is to be had, since reading it once more costs less than a value.
+#[derive(Clone, Copy)]
+enum Object<'a> {
+    Json(&'a str),
+    Value(&'a Value),
+}
+
+/// What says which object it is, as far as it is there and a text.
+#[derive(Default)]
+struct Head {
+    kind: Option<String>,
+    version: Option<String>,
+    namespace: String,
+    name: String,
+}
+
+impl Object<'_> {
+    /// `None`: it is no object.
+    fn head(self) -> Option<Head> {
+        #[derive(Deserialize)]
+        struct Texts<'a> {
+            #[serde(borrow)]
+            kind: Option<&'a RawValue>,
+            #[serde(borrow, rename = "apiVersion")]
+            version: Option<&'a RawValue>,
+            #[serde(borrow)]
+            metadata: Option<&'a RawValue>,
+        }
+        #[derive(Default, Deserialize)]
+        struct Metadata<'a> {
+            #[serde(borrow)]
+            namespace: Option<&'a RawValue>,
+            #[serde(borrow)]
+            name: Option<&'a RawValue>,
+        }
+        let text = |raw: Option<&RawValue>| raw.and_then(|raw| serde_json::from_str::<String>(raw.get()).ok());
+        match self {
+            Object::Json(json) => {
+                let Texts { kind, version, metadata } = serde_json::from_str(json).ok()?;
+                let metadata = metadata.and_then(|metadata| serde_json::from_str::<Metadata<'_>>(metadata.get()).ok());
+                let Metadata { namespace, name } = metadata.unwrap_or_default();
+                let (namespace, name) = (text(namespace).unwrap_or_default(), text(name).unwrap_or_default());
+                Some(Head { kind: text(kind), version: text(version), namespace, name })
+            }
+            Object::Value(value) => {
+                let text = |value: &Value, name: &str| value.get(name).and_then(Value::as_str).map(str::to_owned);
+                let metadata = |name: &str| text(&value["metadata"], name).unwrap_or_default();
+                value.is_object().then(|| Head {
+                    kind: text(value, "kind"),
+                    version: text(value, "apiVersion"),
+                    namespace: metadata("namespace"),
+                    name: metadata("name"),
+                })
             }
         }
-        Some(Value::Null) | None => {}
-        Some(_) => contents.problems.push(Problem { reason: "not a list".to_owned(), ..place.clone() }.at("items")),
+    }
+
+    fn read<T: DeserializeOwned>(self) -> Result<T, (String, String)> {
+        match self {
+            Object::Json(text) => yaml::read_json(text),
+            Object::Value(value) => yaml::read(value),
+        }
+    }
+
+    fn is_leaving(self) -> bool {
+        match self {
+            Object::Json(text) => is_leaving(text),
+            Object::Value(value) => is_leaving(&value.to_string()),
+        }
     }
 }
 
-fn take_object(value: &Value, kind: &str, version: &str, within: &str, place: &Problem, contents: &mut Contents) {
+/// In what form the items of a list are read.
+trait Item: DeserializeOwned {
+    fn object(&self) -> Object<'_>;
+}
+
+impl Item for Box<RawValue> {
+    fn object(&self) -> Object<'_> {
+        Object::Json(self.get())
+    }
+}
+
+impl Item for Value {
+    fn object(&self) -> Object<'_> {
+        Object::Value(self)
+    }
+}
+
+/// What a visitor makes of whatever is neither a list nor an object.
+macro_rules! of_scalars {
+    ($visitor:ident => $made:expr) => {
+        of_scalars!($visitor => $made; visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_f64: f64, visit_str: &str);
+    };
+    ($visitor:ident => $made:expr; $($visit:ident: $of:ty),*) => {$(
+        fn $visit<E>($visitor, _: $of) -> Result<Self::Value, E> {
+            Ok($made)
+        }
+    )*};
+}
+
+/// Takes the objects of a document while it is read.
+struct Document<'a, I> {
+    place: &'a Problem,
+    contents: &'a mut Contents,
+    of: PhantomData<I>,
+}
+
+impl<'a, I> Document<'a, I> {
+    fn new(place: &'a Problem, contents: &'a mut Contents) -> Self {
+        Document { place, contents, of: PhantomData }
+    }
+
+    fn refuse(self) {
+        take_object(Object::Value(&Value::Bool(true)), ("", ""), "", self.place, self.contents);
+    }
+}
+
+impl<'de, I: Item> DeserializeSeed<'de> for Document<'_, I> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de, I: Item> Visitor<'de> for Document<'_, I> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_none<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    of_scalars!(self => self.refuse());
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<(), A::Error> {
+        while all.next_element::<IgnoredAny>()?.is_some() {}
+        self.refuse();
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let Document { place, contents, .. } = self;
+        let mark = contents.mark();
+        let (mut fields, mut listed) = (serde_json::Map::new(), None);
+        while let Some(field) = map.next_key::<String>()? {
+            if field == "items" {
+                let of_list = (text(&fields, "kind"), text(&fields, "apiVersion"));
+                let items = Items { of_list, place, contents: &mut *contents, of: PhantomData::<I> };
+                listed = Some(map.next_value_seed(items)?);
+            } else {
+                fields.insert(field, map.next_value()?);
+            }
+        }
+        let (kind, version) =
+            (text(&fields, "kind").unwrap_or_default(), text(&fields, "apiVersion").unwrap_or_default());
+        match (kind.strip_suffix("List"), listed) {
+            (Some(_), Some(Listed::NoList)) => {
+                contents.problems.push(Problem { reason: "not a list".to_owned(), ..place.clone() }.at("items"));
+            }
+            (Some(_), Some(Listed::Later(items))) => {
+                for (index, item) in items {
+                    take_item(&item, index, (kind, version), place, contents);
+                }
+            }
+            // It was no list after all.
+            (kind_of_items, _) => {
+                if kind_of_items.is_none() {
+                    contents.back_to(mark);
+                }
+                let kind = kind.to_owned();
+                let version = version.to_owned();
+                take_object(Object::Value(&Value::Object(fields)), (&kind, &version), "", place, contents);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn text<'a>(fields: &'a serde_json::Map<String, Value>, name: &str) -> Option<&'a str> {
+    fields.get(name).and_then(Value::as_str)
+}
+
+/// What became of the items of a list.
+enum Listed<I> {
+    NoList,
+    /// All are taken, but for these, which do not say what they are before the list has said what it is; each with its index.
+    Later(Vec<(usize, I)>),
+}
+
+/// Takes the items of a list while it is read.
+struct Items<'a, I> {
+    /// Kind and version of the list, if they come before its items.
+    of_list: (Option<&'a str>, Option<&'a str>),
+    place: &'a Problem,
+    contents: &'a mut Contents,
+    of: PhantomData<I>,
+}
+
+impl<'de, I: Item> DeserializeSeed<'de> for Items<'_, I> {
+    type Value = Listed<I>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Listed<I>, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de, I: Item> Visitor<'de> for Items<'_, I> {
+    type Value = Listed<I>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_unit<E>(self) -> Result<Listed<I>, E> {
+        Ok(Listed::Later(Vec::new()))
+    }
+
+    fn visit_none<E>(self) -> Result<Listed<I>, E> {
+        Ok(Listed::Later(Vec::new()))
+    }
+
+    of_scalars!(self => Listed::NoList);
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Listed<I>, A::Error> {
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(Listed::NoList)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<Listed<I>, A::Error> {
+        let (mut later, mut index) = (Vec::new(), 0_usize);
+        while let Some(item) = all.next_element::<I>()? {
+            let says = item.object().head().is_some_and(|head| head.kind.is_some() && head.version.is_some());
+            match self.of_list {
+                (Some(kind), Some(version)) => take_item(&item, index, (kind, version), self.place, self.contents),
+                _ if says => take_item(&item, index, ("List", ""), self.place, self.contents),
+                _ => later.push((index, item)),
+            }
+            index = index.saturating_add(1);
+        }
+        Ok(Listed::Later(later))
+    }
+}
+
+/// Takes an item of a list of this kind and version. The API server's own lists do not repeat them.
+fn take_item(item: &impl Item, index: usize, (kind, version): (&str, &str), place: &Problem, contents: &mut Contents) {
+    let kind = kind.strip_suffix("List").unwrap_or_default();
+    let version = if kind.is_empty() { "" } else { version };
+    take_object(item.object(), (kind, version), &format!("items[{index}]"), place, contents);
+}
+
+/// Takes an object; kind and version are those that it has if it does not say.
+fn take_object(
+    object: Object<'_>,
+    (kind, version): (&str, &str),
+    within: &str,
+    place: &Problem,
+    contents: &mut Contents,
+) {
+    let head = object.head();
+    let is_object = head.is_some();
+    let Head { kind: own_kind, version: own_version, namespace, name } = head.unwrap_or_default();
+    let (kind, version) = (own_kind.as_deref().unwrap_or(kind), own_version.as_deref().unwrap_or(version));
     let join = |field: &str| match (within, field) {
         ("", field) => field.to_owned(),
         (within, "") => within.to_owned(),
         (within, field) => format!("{within}.{field}"),
     };
-    let name_of = |name: &str| value["metadata"].get(name).and_then(Value::as_str).unwrap_or_default();
-    let (namespace, name) = (name_of("namespace"), name_of("name"));
     let mut problem = |field: &str, reason: String| {
         let mut problem = Problem { reason, ..place.clone() }.at(join(field));
         if !kind.is_empty() && !name.is_empty() {
-            let namespace = if kind == "Node" { "" } else { namespace };
-            problem.object = Some(format!("{kind} {}", ObjectKey::new(namespace, name)));
+            let namespace = if kind == "Node" { "" } else { namespace.as_str() };
+            problem.object = Some(format!("{kind} {}", ObjectKey::new(namespace, &name)));
         }
         contents.problems.push(problem);
     };
     // A truncated file may still be YAML: a document without a name may be incomplete.
-    if !value.is_object() {
+    if !is_object {
         problem("", "not an object with apiVersion, kind and metadata".to_owned());
         contents.broken |= within.is_empty();
         return;
@@ -153,7 +482,7 @@ fn take_object(value: &Value, kind: &str, version: &str, within: &str, place: &P
         "EndpointSlice" => "discovery.k8s.io/v1",
         "" => return problem("kind", "missing; should be Service, EndpointSlice, Node or List".to_owned()),
         // Files for kubectl also contain Deployments and more.
-        _ => return,
+        _ => return contents.ignore(kind),
     };
     if version != expected {
         return problem("apiVersion", format!("{version:?}; {kind} is read as {expected}"));
@@ -161,23 +490,29 @@ fn take_object(value: &Value, kind: &str, version: &str, within: &str, place: &P
     if name.is_empty() {
         return problem("metadata.name", "missing or empty".to_owned());
     }
-    let key = match (kind, namespace) {
-        ("Node", _) => ObjectKey::new("", name),
-        (_, "") => ObjectKey::new("default", name),
-        (_, namespace) => ObjectKey::new(namespace, name),
+    let key = match (kind, namespace.as_str()) {
+        ("Node", _) => ObjectKey::new("", &name),
+        (_, "") => ObjectKey::new("default", &name),
+        (_, namespace) => ObjectKey::new(namespace, &name),
     };
     let (id, change) = match kind {
         "Service" => {
-            let read = yaml::read::<Box<ServiceObject>>(value).map(Change::UpsertService);
+            let read = object.read::<Box<ServiceObject>>().map(|mut object| {
+                without_notes_of_service(&mut object);
+                Change::UpsertService(object)
+            });
             ((ObjectKind::Service, key), read)
         }
         "EndpointSlice" => {
-            let read = yaml::read::<Box<EndpointSliceObject>>(value).map(Change::UpsertSlice);
+            let read = object.read::<Box<EndpointSliceObject>>().map(|mut object| {
+                without_notes_of_slice(&mut object);
+                Change::UpsertSlice(object)
+            });
             ((ObjectKind::EndpointSlice, key), read)
         }
         _ => {
-            let node = |object| Change::Node(Box::new(NodeState { object, leaving: is_leaving(&value.to_string()) }));
-            ((ObjectKind::Node, key), yaml::read::<NodeObject>(value).map(node))
+            let node = |node| Change::Node(Box::new(NodeState { object: node, leaving: object.is_leaving() }));
+            ((ObjectKind::Node, key), object.read::<NodeObject>().map(node))
         }
     };
     match change {
@@ -197,7 +532,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str, origin: &str) -> Contents {
-        super::read(text, origin, &Counted::default())
+        super::read(&mut io::Cursor::new(text), origin, &Counted::default()).unwrap()
     }
 
     fn problems(text: &str) -> Vec<String> {
@@ -235,6 +570,38 @@ mod tests {
     fn other_kinds_are_passed_over() {
         assert!(names("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}").is_empty());
         assert!(problems("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}").is_empty());
+        let item =
+            |kind: &str| format!("{{\"apiVersion\": \"v1\", \"kind\": \"{kind}\", \"metadata\": {{\"name\": \"x\"}}}}");
+        let items = [item("Endpoints"), item("Secret"), item("Endpoints"), item("Service")].join(",");
+        let contents = read(&format!("{{\"apiVersion\": \"v1\", \"items\": [{items}], \"kind\": \"List\"}}"), "f");
+        assert_eq!(contents.ignored, BTreeMap::from([("Endpoints".to_owned(), 2), ("Secret".to_owned(), 1)]));
+        assert_eq!(contents.objects.len(), 1);
+        let many: String = (0..30).map(|number| item(&format!("K{number}")) + "\n").collect();
+        let contents = read(&many, "f");
+        assert_eq!((contents.ignored.len(), contents.ignored["other kinds"]), (Contents::KINDS + 1, 10));
+    }
+
+    /// In each of the places where a list may say what it is.
+    #[test]
+    fn items_are_what_their_list_is() {
+        let (kind, version) = ("\"kind\": \"EndpointSliceList\"", "\"apiVersion\": \"discovery.k8s.io/v1\"");
+        let items = "\"items\": [{\"metadata\": {\"name\": \"a\"}}, {\"metadata\": {\"name\": \"b\"}}]";
+        for fields in [[kind, version, items], [kind, items, version], [items, version, kind], [version, items, kind]] {
+            let json = format!("{{{}}}", fields.join(", "));
+            for text in [json.clone(), format!("# YAML\n{json}")] {
+                assert_eq!(names(&text), ["EndpointSlice default/a", "EndpointSlice default/b"], "{text}");
+                assert_eq!(problems(&text), Vec::<String>::new());
+            }
+        }
+        // Another kind's field.
+        let service = "{\"items\": [{\"apiVersion\": \"v1\", \"kind\": \"Service\", \"metadata\": {\"name\": \"a\"}}], \
+                       \"apiVersion\": \"v1\", \"kind\": \"Service\", \"metadata\": {\"name\": \"b\"}}";
+        assert_eq!(names(service), ["Service default/b"]);
+        assert_eq!(problems(&format!("{{{version}, {kind}, \"items\": {{}}}}")), ["f: document 1: items: not a list"]);
+        // What breaks off says nothing, in one form as in the other.
+        let whole = format!("{{{kind}, {version}, {items}}}");
+        let broken = read(&whole[..whole.len() - 3], "f");
+        assert!(broken.broken && broken.objects.is_empty());
     }
 
     #[test]
