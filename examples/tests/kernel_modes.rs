@@ -6,10 +6,13 @@
 
 mod program;
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use program::world::{Client, NODE_PORT, POD, SERVICE, World};
@@ -183,6 +186,201 @@ fn change(from: &str, to: &str) {
     assert!(new.end().success());
     ok(&command(&["cleanup"]).output().unwrap());
     assert_eq!((held(from), held(to)), (vec![], vec![]), "{from} to {to}");
+}
+
+/// Somebody who sends UDP from one port without a pause, and hears who answers.
+struct Sender {
+    stop: mpsc::Sender<()>,
+    heard: mpsc::Receiver<String>,
+    thread: JoinHandle<()>,
+}
+
+impl Sender {
+    fn start(from: &Netns, to: &'static str) -> Self {
+        let (stop, stopped) = mpsc::channel();
+        let (tell, heard) = mpsc::channel();
+        let work = move || {
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            socket.connect(to).unwrap();
+            socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+            let mut answer = [0; 64];
+            while stopped.try_recv().is_err() {
+                // Nobody may listen, and there may be no way.
+                let _sent = socket.send(b"x\n");
+                if let Ok(length) = socket.recv(&mut answer) {
+                    let _nobody_asks_any_more = tell.send(text(answer[..length].trim_ascii_end()));
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            }
+        };
+        Sender { stop, heard, thread: from.spawn(work).unwrap() }
+    }
+
+    /// Who has answered since this was asked last.
+    fn answers(&self) -> BTreeSet<String> {
+        self.heard.try_iter().collect()
+    }
+
+    fn end(self) {
+        self.stop.send(()).unwrap();
+        self.thread.join().unwrap();
+    }
+}
+
+/// A Service of UDP, with a node port.
+fn of_udp(number: u16, endpoint: &str) -> String {
+    format!(
+        "apiVersion: v1
+kind: Service
+metadata: {{name: dns-{number}, namespace: demo}}
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.{number}
+  ipFamilies: [IPv4]
+  ports: [{{name: dns, port: 53, protocol: UDP, targetPort: 5353, nodePort: 300{number}}}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: dns-{number}-1, namespace: demo, labels: {{kubernetes.io/service-name: dns-{number}}}}}
+addressType: IPv4
+ports: [{{name: dns, port: 5353, protocol: UDP}}]
+endpoints: [{{addresses: [{endpoint}]}}]
+---
+"
+    )
+}
+
+/// While no process runs, the endpoint of one Service is replaced and another Service is deleted. Clients never stop sending, and
+/// the endpoint that is gone would still answer.
+fn flows(from: &str, to: &str) {
+    println!("flows from {from} to {to}");
+    let world = World::new();
+    world.pod.add_address("10.244.0.6/24", "eth0").unwrap();
+    let endpoints = [("10.244.0.5:5353", "old"), ("10.244.0.6:5353", "new")];
+    let _servers = endpoints.map(|(at, name)| NameServer::udp(&world.pod, at.parse().unwrap(), name).unwrap());
+    world.manifests.put("udp.yaml", &(of_udp(53, "10.244.0.5") + &of_udp(54, "10.244.0.5")));
+    let here = Netns::current().unwrap();
+    let [at_once, stays] = [["10.96.0.53:53", "192.0.2.1:30053"], ["10.96.0.54:53", "192.0.2.1:30054"]];
+    let follow: Vec<Sender> = at_once
+        .map(|to| Sender::start(&world.client, to))
+        .into_iter()
+        .chain([Sender::start(&here, at_once[0])])
+        .collect();
+    let end: Vec<Sender> = stays.map(|to| Sender::start(&world.client, to)).into();
+    let all = |of: &[Sender]| of.iter().map(Sender::answers).collect::<Vec<_>>();
+    let only = |name: &str| BTreeSet::from([name.to_owned()]);
+
+    let old = world.start(from);
+    old.until("both are served", || {
+        std::thread::sleep(Duration::from_millis(500));
+        all(&follow).into_iter().chain(all(&end)).all(|heard| heard == only("old"))
+    });
+    assert!(old.end().success());
+    world.manifests.put("udp.yaml", &of_udp(53, "10.244.0.6"));
+    std::thread::sleep(Duration::from_millis(500));
+    let new = world.start(to);
+    new.until("it serves alone", || world.asks(SERVICE) && (from == to || held(from).is_empty()));
+    // On an emulated machine a pass takes long.
+    let begun = Instant::now();
+    let mut right = 0;
+    // Twice in a row, so that it stays so.
+    while right < 2 {
+        all(&follow);
+        all(&end);
+        std::thread::sleep(Duration::from_millis(500));
+        let (followed, ended) = (all(&follow), all(&end));
+        let is_right = followed.iter().all(|heard| *heard == only("new")) && ended.iter().all(BTreeSet::is_empty);
+        right = if is_right { right + 1 } else { 0 };
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "{from} to {to}: {followed:?}, {ended:?}\n{}\n{}",
+            tool("conntrack -L -p udp"),
+            new.log()
+        );
+    }
+    follow.into_iter().chain(end).for_each(Sender::end);
+    assert!(new.end().success());
+}
+
+#[test]
+fn flows_of_udp_between_modes_that_need_no_ipvs() {
+    const MODES: [&str; 3] = ["nftables", "iptables", "userspace"];
+    for (from, to) in MODES.into_iter().flat_map(|from| MODES.map(|to| (from, to))) {
+        kernel_test(&[NEEDS, &[Need::Tool("conntrack")]].concat(), || flows(from, to));
+    }
+}
+
+#[test]
+fn flows_of_udp_from_and_to_ipvs() {
+    let needs = [PROXY, NEEDS, &[Need::Tool("conntrack")]].concat();
+    let changes = ["nftables", "iptables", "userspace"].map(|other| [("ipvs", other), (other, "ipvs")]);
+    for (number, (from, to)) in changes.into_iter().flatten().chain([("ipvs", "ipvs")]).enumerate() {
+        if Sample::asked_for().takes(number, 3) {
+            kernel_test(&needs, || flows(from, to));
+        }
+    }
+}
+
+/// The input is suddenly empty, or without EndpointSlices, and the node changes its mode: what serves goes on until somebody has looked.
+#[test]
+fn an_empty_input_in_another_mode() {
+    let all: String = (10..22)
+        .map(|number| {
+            program::service(
+                "demo",
+                &format!("web-{number}"),
+                &format!("10.96.1.{number}"),
+                "{addresses: [10.244.0.5]}",
+            )
+        })
+        .collect();
+    let without_slices: String = all
+        .split("---\n")
+        .filter(|object| object.contains("kind: Service"))
+        .map(|object| format!("{object}---\n"))
+        .collect();
+    let cases = [
+        ("nftables", "iptables", ""),
+        ("iptables", "nftables", &*without_slices),
+        ("iptables", "userspace", ""),
+        ("nftables", "userspace", &without_slices),
+    ];
+    for (from, to, left) in cases {
+        kernel_test(&[NEEDS, &[Need::Tool("curl")]].concat(), || {
+            let world = World::new();
+            world.manifests.put("web.yaml", &all);
+            let asks = || world.asks("10.96.1.10:80") && world.asks("10.96.1.21:80");
+            let old = world.start(from);
+            old.until("it serves", asks);
+            let before = held(from);
+            assert!(old.end().success());
+            world.manifests.put("web.yaml", left);
+            let status =
+                |path: &str| tool(&format!("curl -s -o /dev/null -w %{{http_code}} http://127.0.0.1:10256/{path}"));
+            let new = world.start(to);
+            new.until_logged("12 of 12 virtual servers would go or lose their last endpoint");
+            // Longer than the old mode stays beside the new one.
+            std::thread::sleep(Duration::from_secs(3));
+            assert!(asks() && held(from) == before && held(to).is_empty(), "{from} to {to}: {}", new.log());
+            assert_eq!(["healthz", "readyz"].map(status), ["200", "503"], "{from} to {to}: {}", new.log());
+            assert!(
+                tool("curl -s http://127.0.0.1:10249/metrics").contains("kubeproxy_virtual_servers_held_back 12\n")
+            );
+            let health = tool("curl -s http://127.0.0.1:10256/healthz");
+            assert!(health.contains("other modes' things serve"), "{health}");
+            if left.is_empty() {
+                // The input comes back.
+                world.manifests.put("web.yaml", &all);
+                new.until("the new mode serves alone", || held(from).is_empty() && held(to) != [""; 0] && asks());
+                assert_eq!(status("readyz"), "200");
+            } else {
+                // It is meant.
+                new.signal("USR1");
+                new.until("nothing serves any more", || held(from).is_empty() && !asks());
+            }
+            assert!(new.end().success());
+        });
+    }
 }
 
 #[test]

@@ -8,17 +8,20 @@
 )]
 
 use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use iptables::{ChainName, Edit, Rule, TableName, Transaction};
+use nftables::{Element, Operand, Set, Value};
 use proxier_core::config::{Binding, Config};
-use proxier_core::fake::{Call, FakeKernel, Fault};
+use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
 use proxier_core::modes::Kind;
 use proxier_core::modes::cleanup::cleanup;
 use proxier_core::net::Family;
 use proxier_core::ports::PortErrorKind;
 use proxier_core::reconciler::report::Report;
-use proxier_core::reconciler::{Options, Reconciler};
+use proxier_core::reconciler::{Options, Reconciler, Removal};
+use proxier_core::snapshot::ObjectKey;
 use serde_json::json;
 
 const NODE: &str = "192.0.2.10";
@@ -73,18 +76,37 @@ fn config() -> Config {
 impl Proxy {
     /// A new process in this mode. What an earlier one served itself has ended with it.
     fn new(kernel: &FakeKernel, mode: Way) -> Self {
+        Proxy::serving(kernel, mode, 1..=3)
+    }
+
+    fn serving(kernel: &FakeKernel, mode: Way, numbers: impl IntoIterator<Item = u16>) -> Self {
+        let mut proxy = Proxy::begin(kernel, mode);
+        numbers.into_iter().for_each(|number| proxy.serve(number));
+        proxy.proxier.start(proxy.now);
+        proxy
+    }
+
+    /// Before its lists are complete.
+    fn begin(kernel: &FakeKernel, mode: Way) -> Self {
         kernel.restart();
         let mut options = Options::default();
         (options.mode, options.config.ipvs.binding) = mode;
         options.config.ipvs.service_cidrs = ["10.96.0.0/12", "fd00::/112"].map(|of| of.parse().unwrap()).into();
         options.userspace.service_cidrs.clone_from(&options.config.ipvs.service_cidrs);
         let now = Duration::ZERO;
-        let mut proxy = Proxy { kernel: kernel.clone(), mode, proxier: Reconciler::new("node-a", options, now), now };
-        for number in 1..=3 {
-            proxy.serve(number);
-        }
-        proxy.proxier.start(now);
-        proxy
+        Proxy { kernel: kernel.clone(), mode, proxier: Reconciler::new("node-a", options, now), now }
+    }
+
+    /// The pass that is due next.
+    #[track_caller]
+    fn pass(&mut self) -> Report {
+        self.now = self.now.max(self.proxier.next_wake().unwrap());
+        let now = self.now;
+        self.proxier.pass(&|| now, &mut self.kernel.ports()).unwrap()
+    }
+
+    fn remove_others(&mut self) -> Removal {
+        self.proxier.remove_others(self.now, &mut self.kernel.ports())
     }
 
     /// A Service with every kind of address; the third has no endpoints.
@@ -107,9 +129,22 @@ impl Proxy {
             "status": {"loadBalancer": {"ingress": [{"ip": format!("198.51.100.{number}")}]}},
         });
         self.proxier.upsert_service(&serde_json::from_value(service).unwrap(), self.now);
-        if number == 3 {
-            return;
+        if number != 3 {
+            self.serve_endpoints(number);
         }
+    }
+
+    fn serve_without_slices(&mut self) {
+        for number in 1..=4 {
+            self.serve(number);
+            for kind in ["IPv4", "IPv6"] {
+                self.proxier.delete_slice(&ObjectKey::new("demo", &format!("web-{number}-{kind}")), self.now);
+            }
+        }
+    }
+
+    fn serve_endpoints(&mut self, number: u16) {
+        let name = format!("web-{number}");
         for (kind, prefix) in [("IPv4", "10.244.0."), ("IPv6", "fd01::")] {
             let slice = json!({
                 "metadata": {
@@ -335,4 +370,224 @@ fn virtual_servers_are_there_before_rules_of_iptables_mode_go() {
     let now = node.proxier.next_wake().unwrap();
     node.proxier.pass(&|| now, &mut node.kernel.ports()).unwrap();
     assert!(!kernel.state().ipvs.contains("198.51.100.1"), "{}", kernel.state().ipvs);
+}
+
+/// A UDP flow from a client to here, and who answers.
+fn flow(to: &str, answers: &str) -> Flow {
+    Flow::udp("192.0.2.77:4000".parse().unwrap(), to.parse().unwrap(), answers.parse().unwrap())
+}
+
+/// Flows that lead to an endpoint that is gone, and those to a Service that was deleted while no process ran.
+fn stale_flows() -> BTreeSet<Flow> {
+    let places = [
+        ("10.96.0.1:53", "10.244.0.99:5353"),
+        ("[fd00::1]:53", "[fd01::99]:5353"),
+        ("192.0.2.10:31001", "10.244.0.99:5353"),
+        ("10.96.0.4:53", "10.244.0.4:5353"),
+        ("203.0.113.4:53", "10.244.0.4:5353"),
+        ("192.0.2.10:31004", "10.244.0.4:5353"),
+    ];
+    places.map(|(to, answers)| flow(to, answers)).into()
+}
+
+/// Flows of somebody else, one of them to an address and port that was a node port.
+fn others_flows() -> BTreeSet<Flow> {
+    let places =
+        [("10.99.0.9:53", "10.9.9.9:53"), ("192.0.2.10:31004", "192.0.2.10:31004"), ("10.96.0.1:54", "10.244.0.99:54")];
+    places.map(|(to, answers)| Flow { client: "192.0.2.78:4000".parse().unwrap(), ..flow(to, answers) }).into()
+}
+
+#[test]
+fn flows_that_an_earlier_process_led_elsewhere_go() {
+    let present = Flow { client: "192.0.2.79:4000".parse().unwrap(), ..flow("10.96.0.1:53", "10.244.0.1:5353") };
+    for (from, to) in
+        WAYS.into_iter().flat_map(|from| WAYS.map(|to| (from, to))).filter(|(from, _)| from.0 != Kind::Userspace)
+    {
+        let kernel = kernel();
+        Proxy::serving(&kernel, from, 1..=4).settle();
+        let mut node = Proxy::new(&kernel, to);
+        let mut expected = others_flows();
+        // A virtual server that goes takes all flows to its address and port with it.
+        let is_node_port = |flow: &Flow| flow.destination.port() == 31004;
+        expected.retain(|flow| (from.0, to.0) != (Kind::Ipvs, Kind::Ipvs) || !is_node_port(flow));
+        // Nothing is translated in userspace mode.
+        expected.extend((to.0 != Kind::Userspace).then(|| present.clone()));
+        let begin = || {
+            let flows = stale_flows().into_iter().chain(others_flows()).chain([present.clone()]);
+            flows.for_each(|flow| kernel.add_flow(flow));
+        };
+        begin();
+        node.settle();
+        assert_eq!(kernel.state().flows, expected, "{from:?} to {to:?}");
+        if from.0 == to.0 {
+            continue;
+        }
+        // The old mode translates as long as it is there. A part of it cannot be removed at first, and flows cannot be listed.
+        begin();
+        let faults = [Call::RulesRestore, Call::TablesCommit, Call::IpvsRun];
+        faults.into_iter().for_each(|call| kernel.fail(Fault::new(call, PortErrorKind::Busy).every()));
+        let removal = node.remove_others();
+        assert!(matches!(&removal, Removal::Made(cleaned) if !cleaned.is_done()), "{from:?} to {to:?}: {removal:?}");
+        kernel.clear_faults();
+        let removal = node.remove_others();
+        assert!(matches!(&removal, Removal::Made(cleaned) if cleaned.is_done()), "{from:?} to {to:?}: {removal:?}");
+        kernel.fail(Fault::new(Call::ConntrackForgetUdp, PortErrorKind::Busy));
+        let report = node.pass();
+        assert!(
+            report.has_failed() && !kernel.state().flows.is_disjoint(&stale_flows()),
+            "{from:?} to {to:?}: {report:#?}"
+        );
+        node.settle();
+        assert_eq!(kernel.state().flows, expected, "{from:?} to {to:?}");
+        // Nothing is looked for once the old mode has gone.
+        let before = kernel.writes().conntrack;
+        node.settle();
+        assert_eq!(kernel.writes().conntrack, before, "{from:?} to {to:?}");
+    }
+}
+
+/// What a list lacks at the start in another mode.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Lacks {
+    Everything,
+    MostServices,
+    EndpointSlices,
+}
+
+/// A new process in this mode whose lists lack so much.
+fn lacking(kernel: &FakeKernel, mode: Way, lacks: Lacks) -> Proxy {
+    let mut node = Proxy::begin(kernel, mode);
+    match lacks {
+        Lacks::Everything => {}
+        Lacks::MostServices => node.serve(1),
+        Lacks::EndpointSlices => node.serve_without_slices(),
+    }
+    node.proxier.start(node.now);
+    node
+}
+
+#[test]
+fn what_the_old_mode_serves_stays_while_the_lists_are_doubted() {
+    let between_modes = || directions().filter(|(from, to)| from.0 != to.0 && from.0 != Kind::Userspace);
+    for (number, (from, to)) in between_modes().enumerate() {
+        let lacks = [Lacks::Everything, Lacks::MostServices, Lacks::EndpointSlices];
+        for (lacks, end) in lacks.into_iter().zip((0..3).cycle().skip(number)) {
+            let what = format!("{from:?} to {to:?}, {lacks:?} is missing, end {end}");
+            let kernel = kernel();
+            with_strangers(&kernel);
+            Proxy::serving(&kernel, from, 1..=4).settle();
+            let before = held(&kernel);
+            let mut node = lacking(&kernel, to, lacks);
+            for _ in 0..3 {
+                let report = node.pass();
+                assert!(report.waits && !report.has_failed() && report.writes() == 0, "{what}: {report:#?}");
+                let stopped = report.stopped.unwrap();
+                assert!(stopped.starts_with("other modes' things serve, and this mode waits: "), "{what}: {stopped}");
+                assert!(matches!(node.remove_others(), Removal::Held(_)), "{what}");
+                assert_eq!(held(&kernel), before, "{what}");
+                assert!(node.proxier.held().count() > 10, "{what}");
+            }
+            // The same is shown, and nothing follows from that.
+            let (_, report) = node.proxier.preview(node.now, &mut node.kernel.ports());
+            assert!(report.waits, "{what}");
+            let wanted = match end {
+                0 => {
+                    // Services come back before their endpoints.
+                    node.serve_without_slices();
+                    assert!(node.pass().waits, "{what}");
+                    (1..=4).for_each(|number| node.serve(number));
+                    let kernel = self::kernel();
+                    with_strangers(&kernel);
+                    Proxy::serving(&kernel, to, 1..=4).settle();
+                    held(&kernel)
+                }
+                _ => {
+                    if end == 1 {
+                        assert!(node.proxier.confirm_removal(node.now) > 10, "{what}");
+                    } else {
+                        node.now += Duration::from_secs(5 * 60);
+                        node.proxier.request_full(node.now);
+                    }
+                    let kernel = self::kernel();
+                    with_strangers(&kernel);
+                    lacking(&kernel, to, lacks).settle();
+                    held(&kernel)
+                }
+            };
+            node.settle();
+            let removal = node.remove_others();
+            assert!(matches!(&removal, Removal::Made(cleaned) if cleaned.is_done()), "{what}: {removal:?}");
+            same((from, to), &kernel, &wanted);
+            assert_eq!(node.proxier.held().count(), 0, "{what}");
+        }
+    }
+}
+
+/// What cannot be read cannot be judged: nothing of it goes while this mode has nothing to serve.
+#[test]
+fn what_cannot_be_read_is_not_removed_for_an_empty_list() {
+    let kernel = kernel();
+    Proxy::new(&kernel, of(Kind::Iptables)).settle();
+    let before = held(&kernel);
+    let mut node = lacking(&kernel, of(Kind::Nftables), Lacks::Everything);
+    kernel.fail(Fault::new(Call::RulesDump, PortErrorKind::Busy).every());
+    let report = node.pass();
+    assert!(report.is_done(), "{report:#?}");
+    assert!(matches!(node.remove_others(), Removal::Unknown(cleaned) if !cleaned.is_done()));
+    kernel.clear_faults();
+    assert!(matches!(node.remove_others(), Removal::Held(_)));
+    assert!(held(&kernel).is_superset(&before));
+    // A few Services are no reason to doubt.
+    let kernel = self::kernel();
+    Proxy::serving(&kernel, of(Kind::Userspace), 1..=1).settle();
+    assert!(!lacking(&kernel, of(Kind::Nftables), Lacks::Everything).pass().waits);
+}
+
+/// A kube-proxy in nftables mode served a Service at its address, and a node port.
+#[test]
+fn what_kube_proxy_serves_stays_while_the_lists_are_doubted() {
+    for mode in Kind::ALL {
+        let kernel = kernel();
+        kube_proxys(&kernel, nftables::Family::Ip, "rules for kube-proxy", "");
+        let key = nftables::TableKey::new(nftables::Family::Ip, "kube-proxy").unwrap();
+        let (address, place) = (Operand::IP_DADDR, [Operand::L4PROTO, Operand::DPORT]);
+        let maps = [("service-ips", [&[address][..], &place[..]].concat()), ("service-nodeports", place.to_vec())];
+        let mut tables = nftables::Transaction::new();
+        for (name, operands) in maps {
+            let map = Set::typeof_verdict_map(key.set(name).unwrap(), &operands).unwrap();
+            tables.add_set(map.clone());
+            let elements = (1..=6).map(|number| {
+                let (address, port) = match name {
+                    "service-ips" => (Some(Value::from(Ipv4Addr::new(10, 96, 0, number))), 53),
+                    _ => (None, 31000 + u16::from(number)),
+                };
+                let fields: Vec<Value> = address.into_iter().chain([Value::byte(17), Value::port(port)]).collect();
+                Element::value(Value::concat(&fields).unwrap()).verdict(nftables::Verdict::Accept)
+            });
+            tables.add_elements(&map, elements);
+        }
+        kernel.nftables().commit(&tables).unwrap();
+        let mut node = lacking(&kernel, of(mode), Lacks::Everything);
+        let report = node.pass();
+        assert!(report.waits, "{mode}: {report:#?}");
+        let held: BTreeSet<String> = node.proxier.held().map(|(key, _)| key.to_string()).collect();
+        let expected =
+            (1..=6).flat_map(|number| [format!("UDP 10.96.0.{number}:53"), format!("UDP {NODE}:3100{number}")]);
+        assert_eq!(held, expected.collect(), "{mode}");
+        // With half of it back this mode begins, and kube-proxy's tables serve the rest.
+        [1, 2, 5].into_iter().for_each(|number| node.serve(number));
+        node.settle();
+        assert!(matches!(node.remove_others(), Removal::Held(_)), "{mode}");
+        assert!(kernel.state().tables.contains_key("ip kube-proxy"), "{mode}");
+        assert_eq!(node.proxier.confirm_removal(node.now), 6, "{mode}");
+        // Those that were meant take their flows with them.
+        stale_flows().into_iter().for_each(|flow| kernel.add_flow(flow));
+        let removal = node.remove_others();
+        assert!(
+            matches!(&removal, Removal::Made(cleaned) if cleaned.is_done() && cleaned.removed() == 1),
+            "{mode}: {removal:?}"
+        );
+        node.settle();
+        assert_eq!(kernel.state().flows, [flow("203.0.113.4:53", "10.244.0.4:5353")].into(), "{mode}");
+    }
 }

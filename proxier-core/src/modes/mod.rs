@@ -8,13 +8,14 @@ pub mod iptables;
 pub mod ipvs;
 pub mod look;
 pub mod nftables;
+pub(crate) mod others;
 pub mod select;
 pub mod shared;
 pub mod trace;
 pub mod userspace;
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use crate::config::{Config, Families};
 use crate::modes::shared::names::Names;
@@ -78,6 +79,8 @@ pub(crate) struct Pass<'a> {
     pub(crate) settled: bool,
     /// The last pass failed.
     pub(crate) failing: bool,
+    /// All UDP flows are looked at, also those to these addresses and ports, which another mode served.
+    pub(crate) sweep: Option<&'a BTreeSet<SocketAddr>>,
     pub(crate) now: Moment,
 }
 

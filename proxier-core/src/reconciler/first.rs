@@ -77,6 +77,7 @@ impl Reconciler {
             full: true,
             settled: false,
             failing: false,
+            sweep: Some(&self.left),
             now,
         };
         let prepared = self.mode.prepare(pass, &mut self.safeguard, &mut report, ports);

@@ -225,7 +225,7 @@ impl Reconciler {
     /// ```
     pub fn confirm_removal(&mut self, now: Moment) -> usize {
         self.schedule.request_full(now);
-        self.safeguard.confirm()
+        self.safeguard.confirm().saturating_add(self.others.confirm())
     }
 
     /// Replaces everything known by complete lists: objects in neither are missing; unchanged ones cost nothing.

@@ -5,6 +5,7 @@ mod committed;
 mod first;
 mod input;
 mod node_weights;
+mod others;
 pub mod report;
 pub mod safeguard;
 pub mod schedule;
@@ -15,9 +16,10 @@ pub mod totals;
 mod view;
 
 pub use first::ServedFirst;
+pub use others::Removal;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use crate::config::{Config, MayAskFor};
@@ -181,12 +183,18 @@ pub struct Reconciler {
     knows_served: bool,
     mode: Mode,
     safeguard: Safeguard,
+    /// The same for what other modes have left in the kernel.
+    others: Safeguard,
     schedule: Schedule,
     started: bool,
     /// The first stage of a cold start has been tried.
     tried_first: bool,
     /// A full pass has succeeded.
     settled: bool,
+    /// Another mode's things have gone since UDP flows were looked at.
+    sweep: bool,
+    /// Where other modes served UDP.
+    left: BTreeSet<SocketAddr>,
     totals: Totals,
     /// Own transactions of nf_tables.
     committed: Committed,
@@ -233,10 +241,13 @@ impl Reconciler {
             },
             facts,
             safeguard: Safeguard::new(options.mass_removal),
+            others: Safeguard::new(options.mass_removal),
             schedule: Schedule::new(options.limits, options.seed, now),
             started: false,
             tried_first: false,
             settled: false,
+            sweep: false,
+            left: BTreeSet::new(),
             totals: Totals::default(),
             committed: Committed::default(),
             options,
@@ -325,6 +336,7 @@ impl Reconciler {
         }
         let end = clock();
         self.settled |= report.full && !report.has_failed() && report.stopped.is_none();
+        self.sweep &= !report.full || report.has_failed();
         if report.has_failed() || report.applied.failures.is_empty() {
             self.schedule.done(end, !report.has_failed());
         } else {
@@ -359,11 +371,12 @@ impl Reconciler {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn preview(&mut self, now: Moment, ports: &mut Ports<'_>) -> (Plan, Report) {
-        let (before, safeguard) = (self.mode.before_preview(), self.safeguard.clone());
+        let before = self.mode.before_preview();
+        let (safeguard, others) = (self.safeguard.clone(), self.others.clone());
         let mut report = Report::default();
         let prepared = self.prepare(schedule::Pass::Full, now, &mut report, ports);
         self.mode.after_preview(before);
-        self.safeguard = safeguard;
+        (self.safeguard, self.others) = (safeguard, others);
         self.schedule.request_full(now);
         (prepared.map(Prepared::into_plan).unwrap_or_default(), report)
     }
@@ -396,6 +409,11 @@ impl Reconciler {
         report.health_checks_changed = report.full || refreshed.health_checks;
         // The safeguard has judged missing objects; everything else that goes was deleted by events. Before the first
         // comparison nothing is known to go.
+        if self.others.has_compared() {
+            // A Service that comes back may come before its endpoints.
+            let gone = refreshed.frontends.iter().filter(|key| self.mode.desired().frontend(key).is_none());
+            self.others.believe(gone.copied());
+        }
         if self.safeguard.has_compared() {
             self.safeguard.believe(refreshed.frontends);
         }
@@ -411,6 +429,16 @@ impl Reconciler {
         if self.take_served(now) {
             self.refresh_desired(now);
         }
+        if report.full && !self.settled {
+            // Nothing of this mode may get in the way of what serves, unless it serves most of it itself.
+            let (stopped, _unread) = self.judge_others(now, ports);
+            if let Some(stopped) = stopped.filter(|stopped| stopped.is_most(&self.options.mass_removal)) {
+                report.waits = true;
+                report.stopped = Some(format!("other modes' things serve, and this mode waits: {stopped}").into());
+                self.mode.forget_kernel();
+                return None;
+            }
+        }
         if report.full {
             report.refused = self.refused().collect();
         }
@@ -422,6 +450,7 @@ impl Reconciler {
             full: report.full,
             settled: self.settled,
             failing: self.schedule.is_failing(),
+            sweep: (report.full && (self.sweep || !self.settled)).then_some(&self.left),
             now,
         };
         self.mode.prepare(pass, &mut self.safeguard, report, ports)

@@ -217,6 +217,7 @@ pub struct RuleCount {
 /// assert!(!report.is_done() && !report.has_failed());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[expect(clippy::struct_excessive_bools, reason = "each is one question about the pass, and none excludes another")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
@@ -246,6 +247,9 @@ pub struct Report {
     /// What this process, which serves Services itself, has to tell: limits that were reached, endpoints that do not answer. Each
     /// is told once in a minute at most, with its number.
     pub notices: Vec<String>,
+    /// Nothing was written: other modes' things serve, and the safeguard holds back what would take their place. They stay, too
+    /// ([`Reconciler::remove_others`](super::Reconciler::remove_others)).
+    pub waits: bool,
     /// What was served before everything else, at a cold start of IPVS mode with thousands of Services.
     pub served_first: Option<ServedFirst>,
     /// How many rules each table has; in iptables mode, once they were read.

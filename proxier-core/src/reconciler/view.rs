@@ -102,6 +102,11 @@ impl Reconciler {
         &self.safeguard
     }
 
+    /// The Frontends that are held back, and since when: those of this mode, or those of other modes while it waits for these.
+    pub fn held(&self) -> impl Iterator<Item = (FrontendKey, Moment)> {
+        self.safeguard.held().chain(self.others.held())
+    }
+
     /// Real servers that drain; `None` in modes in which connections end by themselves.
     pub fn drains(&self) -> Option<&Drains> {
         match &self.mode {

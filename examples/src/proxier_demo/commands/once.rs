@@ -11,9 +11,9 @@ use proxier_core::modes::select::Asked;
 use proxier_core::modes::shared::cleaned::Cleaned;
 use proxier_core::modes::shared::names::Names;
 use proxier_core::modes::{Kind, Plan};
-use proxier_core::reconciler::Reconciler;
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::step::{Action, Part};
+use proxier_core::reconciler::{Reconciler, Removal};
 use serde_json::{Value, json};
 
 use crate::proxier_demo::engine::choose::{Chosen, Preparing, choose};
@@ -116,12 +116,7 @@ pub async fn run_once(configured: &Configured) -> ExitCode {
     tell(&report);
     let mut is_done = report.is_done();
     if is_done {
-        let cleaned = engine.clean_up_after_others();
-        complain_of(&cleaned);
-        is_done = cleaned.is_done();
-        if cleaned.removed() > 0 {
-            say(format_args!("{} things of other modes removed", cleaned.removed()));
-        }
+        is_done = remove_others(&mut engine);
     }
     let desired = engine.proxier().desired();
     let made = format!("{} virtual servers, {} changes made", desired.frontends().count(), report.writes());
@@ -131,6 +126,27 @@ pub async fn run_once(configured: &Configured) -> ExitCode {
         (true, false) => ExitCode::from(BAD_INPUT),
         (true, true) => ExitCode::SUCCESS,
     }
+}
+
+/// Removes what other modes have made. Returns whether nothing of it is left, and no UDP flow that they led elsewhere.
+fn remove_others<K: Kernel>(engine: &mut Engine<K>) -> bool {
+    let cleaned = match engine.clean_up_after_others() {
+        Removal::Made(cleaned) | Removal::Unknown(cleaned) => cleaned,
+        Removal::Held(stopped) => {
+            eprintln!(
+                "proxier-demo: other modes' things stay: {stopped}; add --allow-mass-removal if this is intended"
+            );
+            return false;
+        }
+    };
+    complain_of(&cleaned);
+    if cleaned.removed() == 0 {
+        return cleaned.is_done();
+    }
+    say(format_args!("{} things of other modes removed", cleaned.removed()));
+    let after = engine.pass_ahead(engine.idle().unwrap_or_default());
+    after.iter().for_each(tell);
+    cleaned.is_done() && after.is_none_or(|report| report.is_done())
 }
 
 /// `--init-only`: only settings of the host, which need more privilege than serving.

@@ -24,7 +24,6 @@ use kmod_probe::{NoActiveProbe, State};
 use proxier_core::config::{Families, RulesBy};
 use proxier_core::fake::FakeKernel;
 use proxier_core::kernel::{KernelPorts, TableChanges};
-use proxier_core::modes::cleanup::cleanup;
 use proxier_core::modes::iptables::RandomFully;
 use proxier_core::modes::ipvs::guards;
 use proxier_core::modes::shared::cleaned::Cleaned;
@@ -34,7 +33,7 @@ use proxier_core::ports::Ports;
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::safeguard::MassRemoval;
 use proxier_core::reconciler::schedule::Limits;
-use proxier_core::reconciler::{Options, Reconciler};
+use proxier_core::reconciler::{Options, Reconciler, Removal};
 
 use crate::proxier_demo::engine::choose::Preparing;
 use crate::proxier_demo::engine::needs::{Looked, Wanted};
@@ -232,10 +231,10 @@ impl<K: Kernel> Engine<K> {
         }
     }
 
-    /// Removes what other modes have made here, once this one serves.
-    pub fn clean_up_after_others(&mut self) -> Cleaned {
-        let (config, mode) = (self.proxier.facts().config(), self.proxier.mode());
-        cleanup(config, Some(mode), &mut self.kernel.ports())
+    /// Removes what other modes have made here, once this one serves, unless the safeguard holds it back.
+    pub fn clean_up_after_others(&mut self) -> Removal {
+        let now = self.now();
+        self.proxier.remove_others(now, &mut self.kernel.ports())
     }
 
     /// What a full pass would do.

@@ -40,7 +40,7 @@ impl<K: Kernel> Engine<K> {
             left: draining.deadline.map(|deadline| deadline.saturating_sub(now)),
             connections: draining.connections,
         };
-        let held = proxier.safeguard().held();
+        let held = proxier.held();
         let mark = |key: &FrontendKey| proxier.split(key).or_else(|| proxier.shared(key));
         let may_have = desired.frontends().filter(|frontend| frontend.can_split() || frontend.can_share());
         let marks = may_have.filter_map(|frontend| Some((frontend.key, mark(&frontend.key)?))).collect();

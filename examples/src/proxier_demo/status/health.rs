@@ -153,7 +153,7 @@ impl Health {
     pub(super) fn answer_ready(&self) -> Answer {
         let ready = self.is_ready();
         let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-        Answer::json(status, json!({"ready": ready}).to_string())
+        Answer::json(status, self.with_held(json!({"ready": ready})).to_string())
     }
 
     /// `/healthz` and `/livez`: the keys of kube-proxy 1.33, which include those of 1.28. Times are RFC 3339.
@@ -191,7 +191,15 @@ impl Health {
         let [ok, unavailable] = counters;
         *if good { ok } else { unavailable } += 1;
         let status = if good { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-        Answer::json(status, body.to_string())
+        Answer::json(status, self.with_held(body).to_string())
+    }
+
+    /// What is held back, beside what kube-proxy says.
+    fn with_held(&self, mut body: Value) -> Value {
+        if let Some(stopped) = self.board.stopped() {
+            body["heldBack"] = Value::from(stopped);
+        }
+        body
     }
 }
 

@@ -6,10 +6,11 @@ use super::count::{Outcome, Tally};
 use super::diff::Incomparable;
 use super::plan::{Basis, FamilyPlan, Plan, without};
 use super::wanted::Wanted;
+use crate::modes::shared::flows;
 use crate::modes::shared::names::Names;
 use crate::net::{Family, FrontendKey};
 use crate::ports::{PortError, PortErrorKind, Ports, Rules};
-use crate::reconciler::report::{Applied, Lack};
+use crate::reconciler::report::Applied;
 use crate::reconciler::step::{Action, Part, Step};
 use crate::snapshot::ObjectKey;
 
@@ -69,16 +70,7 @@ pub(super) fn apply(plan: &Plan, wanted: &Wanted, names: &Names<'_>, ports: &mut
     }
     let mut forget = plan.forget.clone();
     forget.retain(|place, _| is_done(Family::of(place.ip())));
-    if !forget.is_empty() {
-        match ports.conntrack.forget_udp(&forget) {
-            Ok(flows) => applied.flows = flows,
-            Err(error) if error.kind() == PortErrorKind::Unavailable => {
-                let what = "flows of UDP stay as they are when endpoints change";
-                applied.lacks.push(Lack::new(what, error));
-            }
-            Err(error) => applied.fail(Step::flows(&forget), error),
-        }
-    }
+    flows::forget(&forget, Some(flows::STAY), ports.conntrack, &mut applied);
     (applied, written)
 }
 

@@ -98,7 +98,7 @@ pub use look::look;
 pub(crate) use mode::{Mode, Prepared};
 pub use plan::Plan;
 pub use remove::remove;
-pub(crate) use remove::{remove_but, remove_portals};
+pub(crate) use remove::{remove_but, remove_portals, served};
 pub use render::update;
 pub use settings::{Options, RandomFully, Settings};
 pub use trial::{Tried, trial};

@@ -224,7 +224,7 @@ impl Mode {
                 Err(error) => report.unread.push(self.unreadable(family, error, pass.now)),
             }
         }
-        plan.forget = self.flows_to_forget(&pass);
+        plan.forget = self.flows_to_forget(&pass, &plan, &held);
         if pass.full && pass.settled && !pass.failing {
             report.drift = self.drift(&pass, &plan);
         }
@@ -345,14 +345,20 @@ impl Mode {
         }
     }
 
-    fn flows_to_forget(&self, pass: &Pass<'_>) -> UdpServices {
+    fn flows_to_forget(&self, pass: &Pass<'_>, plan: &Plan, held: &BTreeSet<FrontendKey>) -> UdpServices {
         let of_family = |family: Family| {
             let changed = self.state(family).into_iter().flat_map(|state| state.changed.frontends_before());
             changed.filter(move |(key, _)| key.family() == family)
         };
-        let changed = Family::ALL.into_iter().flat_map(of_family);
-        let everything = pass.full && !pass.settled;
-        flows::to_forget(self.wanted.desired(), changed, everything, &self.unforgotten, lines::answering)
+        let is_read = |plan: &&FamilyPlan| matches!(plan.basis, Basis::Read { .. });
+        let changes = flows::Changes {
+            changed: Family::ALL.into_iter().flat_map(of_family),
+            differing: plan.families.iter().filter(is_read).flat_map(|plan| plan.frontends.keys()),
+            sweep: pass.sweep,
+            again: &self.unforgotten,
+            held,
+        };
+        flows::to_forget(self.wanted.desired(), changes, lines::answering)
     }
 
     /// What somebody else changed: differences that do not come from the input.

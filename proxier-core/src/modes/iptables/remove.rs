@@ -1,14 +1,19 @@
 //! Removes everything that is ours.
 
 use iptables::{Chain, ChainName, Dump, Edit, Rule, TableName, Transaction};
+use nftables::TableKey;
 
 use super::apply::incomparable;
 use super::diff::{Incomparable, cleanup_but};
-use super::names;
+use super::{names, observed};
 use crate::modes::shared::chains::Removal;
 use crate::modes::shared::cleaned::{Cleaned, IsKept};
+use crate::modes::shared::nft::name;
+use crate::modes::shared::served::Served;
 use crate::net::Family;
 use crate::ports::Ports;
+use crate::reconciler::report::Unread;
+use crate::service::NodeFacts;
 
 /// Removes the chains and jumps of both families that this mode, or a kube-proxy in iptables or userspace mode, has made, and
 /// nothing else ([`cleanup`](super::cleanup)). A family without programs or tables has nothing of ours.
@@ -16,6 +21,31 @@ use crate::ports::Ports;
 /// `net.ipv4.conf.all.route_localnet` stays: its earlier value is not known.
 pub fn remove(ports: &mut Ports<'_>) -> Cleaned {
     remove_but(&|_table, _chain| false, ports)
+}
+
+/// What the rules of both families serve.
+pub(crate) fn served(facts: &NodeFacts, ports: &mut Ports<'_>) -> Served {
+    let mut served = Served::default();
+    for family in Family::ALL {
+        // IPVS mode has no such chain.
+        let nat = TableKey { family: family.into(), name: name(TableName::NAT.as_str()) };
+        let has_chains = ports.tables.has_chain(&nat, names::NODE_PORTS).unwrap_or(false);
+        // No program is started where there is nothing.
+        if !has_chains && ports.rules.has_tables(family) == Some(false) {
+            continue;
+        }
+        let what = || format!("rules of {}", family.name());
+        match ports.rules.dump(family) {
+            Ok(dump) => {
+                let addresses: Vec<_> = facts.node_port_addresses(family).collect();
+                served.frontends.extend(observed::served(&dump, family, &addresses));
+            }
+            // A cleanup can do without programs.
+            Err(error) if has_chains => served.unread.push(Unread::new(what(), error)),
+            Err(error) => served.miss(what(), error),
+        }
+    }
+    served
 }
 
 /// As [`remove`], but for the chains that are kept.

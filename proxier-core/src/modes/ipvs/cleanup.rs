@@ -1,5 +1,7 @@
 //! Removes everything that is ours.
 
+use std::collections::BTreeSet;
+
 use iptables::{Dump, TableName};
 use ipvs::Operation;
 
@@ -7,6 +9,7 @@ use crate::config::{Config, KernelNames, NamePrefix};
 use crate::modes::ipvs::diff::foreign;
 use crate::modes::ipvs::guards;
 use crate::modes::ipvs::lost::recall_marks;
+use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::reading;
 use crate::modes::ipvs::rules;
 use crate::modes::ipvs::sets::{NamedSet, SetKey};
@@ -16,7 +19,8 @@ use crate::modes::shared::cleaned::{Cleaned, IsKept};
 use crate::modes::shared::host::read_host;
 use crate::modes::shared::names::Names;
 use crate::modes::shared::routes;
-use crate::net::{Family, Network};
+use crate::modes::shared::served::Served;
+use crate::net::{Family, FrontendKey, Network};
 use crate::ports::{PortError, PortErrorKind, Ports, RouteOwner};
 use crate::reconciler::report::Unread;
 use crate::reconciler::step::{Action, Part, Step};
@@ -109,43 +113,71 @@ fn destroy(set: NamedSet, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
     cleaned.applied.note(|| Step::destroy_set(set), outcome);
 }
 
+/// What the virtual servers of ours serve: none without the device or routes that lead to them.
+pub(crate) fn served(config: &Config, ports: &mut Ports<'_>) -> Served {
+    let mut config = config.clone();
+    config.families = crate::config::Families::Dual;
+    let mut served = Served::default();
+    let may_have = match (read_host(ports.links), ports.routes.networks(RouteOwner::Ipvs)) {
+        (Ok(host), Ok(routes)) => reading::has_device(&host, &config.names) || !routes.is_empty(),
+        // Reading what there is tells it.
+        (Err(_), _) | (_, Err(_)) => true,
+    };
+    if !may_have {
+        return served;
+    }
+    let wanted = Wanted::new(&config);
+    match read_all(&config, &wanted, ports) {
+        Ok(observed) => {
+            let foreign: BTreeSet<_> = foreign(&wanted, &observed, &config).collect();
+            for (key, server) in observed.virtual_servers.iter().filter(|(key, _)| !foreign.contains(key)) {
+                let sharing = observed.sharing(key).filter(|_| key.addr().is_none());
+                for frontend in FrontendKey::try_from(*key).into_iter().chain(sharing) {
+                    served.add(frontend, !server.real_servers.is_empty());
+                }
+            }
+        }
+        Err(unread) => served.unread = unread,
+    }
+    served
+}
+
+/// Reads everything that shows which virtual servers are ours, and these. `config`: of both families.
+fn read_all(config: &Config, wanted: &Wanted, ports: &mut Ports<'_>) -> Result<Observed, Vec<Unread>> {
+    // Addresses of another kind of device do not show that a virtual server is ours.
+    if let Err(error) = ports.links.has_device(config.names.device.as_str()) {
+        return Err(vec![Unread::new(format_args!("device {}", config.names.device), error)]);
+    }
+    let host = read_host(ports.links).map_err(|unread| vec![unread])?;
+    let read = reading::read_what_there_is(ports.ipvs, ports.sets, &host, config, wanted);
+    let before = guards::carried::read(guards::Kind::Programs, config, ports.sets, ports.tables);
+    let mut observed = match (read, before) {
+        (Ok(mut observed), Ok(before)) => {
+            observed.before = before;
+            observed
+        }
+        (read, before) => return Err([read.err(), before.err()].into_iter().flatten().flatten().collect()),
+    };
+    observed.is_first = true;
+    // Others' routes look the same.
+    if config.names == KernelNames::default() {
+        match ports.routes.networks(RouteOwner::Ipvs) {
+            Ok(networks) => observed.routes = networks.into_iter().collect(),
+            Err(error) if error.kind() == PortErrorKind::Unavailable => {}
+            Err(error) => return Err(vec![Unread::new("local routes", error)]),
+        }
+    }
+    recall_marks(&mut observed, config);
+    Ok(observed)
+}
+
 /// Deletes our virtual servers; returns whether none is left.
 fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut Cleaned) -> bool {
     let wanted = Wanted::new(config);
-    // Addresses of another kind of device do not show that a virtual server is ours.
-    if let Err(error) = ports.links.has_device(config.names.device.as_str()) {
-        cleaned.unread.push(Unread::new(format_args!("device {}", config.names.device), error));
-        return false;
-    }
-    let host = match read_host(ports.links) {
-        Ok(host) => host,
-        Err(error) => {
-            cleaned.unread.push(error);
-            return false;
-        }
-    };
-    let read = reading::read_what_there_is(ports.ipvs, ports.sets, &host, config, &wanted);
-    let before = guards::carried::read(guards::Kind::Programs, config, ports.sets, ports.tables);
-    let observed = match (read, before) {
-        (Ok(mut observed), Ok(before)) => {
-            observed.before = before;
-            observed.is_first = true;
-            // Others' routes look the same.
-            if config.names == KernelNames::default() {
-                match ports.routes.networks(RouteOwner::Ipvs) {
-                    Ok(networks) => observed.routes = networks.into_iter().collect(),
-                    Err(error) if error.kind() == PortErrorKind::Unavailable => {}
-                    Err(error) => {
-                        cleaned.unread.push(Unread::new("local routes", error));
-                        return false;
-                    }
-                }
-            }
-            recall_marks(&mut observed, config);
-            observed
-        }
-        (read, before) => {
-            cleaned.unread.extend([read.err(), before.err()].into_iter().flatten().flatten());
+    let observed = match read_all(config, &wanted, ports) {
+        Ok(observed) => observed,
+        Err(unread) => {
+            cleaned.unread.extend(unread);
             return false;
         }
     };

@@ -8,11 +8,12 @@ use super::lower::SetName;
 use super::mode::read;
 use super::observed::Observed;
 use super::plan::{Fate, Outgoing, Plan, TablePlan};
+use crate::modes::shared::flows;
 use crate::modes::shared::names::Names;
 use crate::modes::shared::nft::{CHECKS, is_of_an_element, is_of_the_state, search};
 use crate::net::{Family, FrontendKey};
 use crate::ports::{NotCommitted, PortErrorKind, Ports, Tables};
-use crate::reconciler::report::{Applied, Lack};
+use crate::reconciler::report::Applied;
 use crate::reconciler::step::{Action, Part, Step};
 
 /// How many Frontends of one plan may be refused before the whole is given up.
@@ -82,16 +83,7 @@ pub(super) fn apply(
     }
     let tables = plan.tables.iter().filter(|table| !table.is_empty());
     let written: Vec<Written> = tables.map(|table| write(table, basis, names, ports.tables, &mut applied)).collect();
-    if !plan.forget.is_empty() {
-        match ports.conntrack.forget_udp(&plan.forget) {
-            Ok(flows) => applied.flows = flows,
-            Err(error) if error.kind() == PortErrorKind::Unavailable => {
-                let what = "flows of UDP stay as they are when endpoints change";
-                applied.lacks.push(Lack::new(what, error));
-            }
-            Err(error) => applied.fail(Step::flows(&plan.forget), error),
-        }
-    }
+    flows::forget(&plan.forget, Some(flows::STAY), ports.conntrack, &mut applied);
     (applied, written)
 }
 

@@ -1,11 +1,32 @@
 //! Removes everything that is ours.
 
-use super::layout::{self, OWNED};
+use super::layout::{self, Layout, OWNED};
+use super::mode::read;
 use crate::config::Config;
 use crate::modes::shared::cleaned::Cleaned;
 use crate::modes::shared::nft::remove_table;
+use crate::modes::shared::served::Served;
 use crate::net::Family;
-use crate::ports::Ports;
+use crate::ports::{PortErrorKind, Ports};
+use crate::service::NodeFacts;
+
+/// What the tables of both families serve.
+pub(crate) fn served(facts: &NodeFacts, ports: &mut Ports<'_>) -> Served {
+    let mut served = Served::default();
+    for family in Family::ALL {
+        let layout = Layout::new(family, &layout::table_name(&facts.config().names), facts, false);
+        match read(ports.tables, &layout) {
+            Ok(observed) => {
+                let frontends = observed.iter().flat_map(|observed| observed.frontends(family));
+                frontends.for_each(|(key, has_endpoints)| served.add(key, has_endpoints));
+            }
+            // Somebody else's.
+            Err(error) if error.kind() == PortErrorKind::AlreadyExists => {}
+            Err(error) => served.miss(format_args!("table {}", layout.table()), error),
+        }
+    }
+    served
+}
 
 /// Removes the tables of both families that this mode has made, and nothing else. It uses only the names of
 /// the configuration. What is gone already counts as done, and so does a kernel without nf_tables.

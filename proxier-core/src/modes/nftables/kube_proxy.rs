@@ -1,11 +1,14 @@
 //! What a kube-proxy in nftables mode has left.
 
-use nftables::TableKey;
+use nftables::{ElementKey, TableKey, TableSnapshot};
 
+use super::observed::{protocol_and_port, split};
 use crate::modes::shared::cleaned::Cleaned;
 use crate::modes::shared::nft::{name, remove_table};
-use crate::net::Family;
+use crate::modes::shared::served::Served;
+use crate::net::{Family, FrontendKey};
 use crate::ports::{PortError, PortErrorKind, Ports, Tables};
+use crate::service::NodeFacts;
 
 /// The name of its tables.
 const TABLE: &str = "kube-proxy";
@@ -42,6 +45,49 @@ pub(crate) fn unrecognised_tables(ports: &mut Ports<'_>) -> Vec<String> {
 
 fn tables() -> impl Iterator<Item = TableKey> {
     Family::ALL.into_iter().map(|family| TableKey { family: family.into(), name: name(TABLE) })
+}
+
+/// What the tables of both families serve.
+pub(crate) fn served_by_kube_proxy(facts: &NodeFacts, ports: &mut Ports<'_>) -> Served {
+    let mut served = Served::default();
+    for (family, table) in Family::ALL.into_iter().zip(tables()) {
+        let found = match lack_of(&table, ports.tables) {
+            Ok(None) => ports.tables.read(&table),
+            Ok(Some(_)) => continue,
+            Err(error) if error.kind() == PortErrorKind::NotFound => continue,
+            Err(error) => Err(error),
+        };
+        match found {
+            Ok(found) => found.iter().for_each(|found| note_served(found, family, facts, &mut served)),
+            Err(error) => served.miss(format_args!("table {table}"), error),
+        }
+    }
+    served
+}
+
+/// Elements have an address, a protocol and a port; those of node ports no address.
+fn note_served(table: &TableSnapshot, family: Family, facts: &NodeFacts, served: &mut Served) {
+    for contents in &table.sets {
+        let (is_node_port, has_endpoints) = match contents.set.set.key.name.as_str() {
+            "service-ips" => (false, true),
+            "no-endpoint-services" => (false, false),
+            "service-nodeports" => (true, true),
+            "no-endpoint-nodeports" => (true, false),
+            _ => continue,
+        };
+        for element in &contents.elements {
+            let ElementKey::Value(value) = &element.key else { continue };
+            if !is_node_port {
+                if let Some((key, _)) = split(&element.key, family) {
+                    served.add(key, has_endpoints);
+                }
+            } else if let Some((protocol, port, _)) = protocol_and_port(value.as_bytes()) {
+                for address in facts.node_port_addresses(family) {
+                    served.add(FrontendKey::new(protocol, address, port), has_endpoints);
+                }
+            }
+        }
+    }
 }
 
 /// The first thing that a table lacks of those that all of kube-proxy's have.

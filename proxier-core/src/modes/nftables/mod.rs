@@ -68,7 +68,8 @@ mod trial;
 mod wanted;
 
 pub use cleanup::cleanup;
-pub(crate) use kube_proxy::{cleanup_kube_proxy, unrecognised_tables};
+pub(crate) use cleanup::served;
+pub(crate) use kube_proxy::{cleanup_kube_proxy, served_by_kube_proxy, unrecognised_tables};
 pub use layout::{Layout, MasqueradeRule};
 pub(super) use look::look;
 pub use lower::{Item, SetName, lower};

@@ -212,7 +212,7 @@ impl Mode {
             held = Mode::hold(&stopped, &mut plan, &read);
             report.stopped = Some(stopped.to_string().into());
         }
-        plan.forget = self.flows_to_forget(&pass);
+        plan.forget = self.flows_to_forget(&pass, &plan, &held);
         if pass.full && pass.settled && !pass.failing {
             report.drift = self.drift(&pass, &plan);
         }
@@ -247,11 +247,17 @@ impl Mode {
         stopped.inherited().collect()
     }
 
-    fn flows_to_forget(&self, pass: &Pass<'_>) -> UdpServices {
+    fn flows_to_forget(&self, pass: &Pass<'_>, plan: &Plan, held: &BTreeSet<FrontendKey>) -> UdpServices {
         let changed =
             self.changed.frontends.iter().map(|(key, before)| (key, before.as_ref().map(|(frontend, _)| frontend)));
-        let everything = pass.full && !pass.settled;
-        flows::to_forget(self.wanted.desired(), changed, everything, &self.unforgotten, answering)
+        let changes = flows::Changes {
+            changed,
+            differing: plan.tables.iter().filter(|_| pass.full).flat_map(|table| table.frontends.keys()),
+            sweep: pass.sweep,
+            again: &self.unforgotten,
+            held,
+        };
+        flows::to_forget(self.wanted.desired(), changes, answering)
     }
 
     /// What somebody else changed: differences that do not come from the input.

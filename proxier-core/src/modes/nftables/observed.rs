@@ -143,7 +143,13 @@ pub(super) fn endpoint(bytes: &[u8], family: Family) -> Option<EndpointKey> {
 pub(super) fn split(key: &ElementKey, family: Family) -> Option<(FrontendKey, &[u8])> {
     let (ElementKey::Value(value) | ElementKey::Range(value, _)) = key else { return None };
     let (address, rest) = address(value.as_bytes(), family)?;
-    let (protocol, rest) = rest.split_first_chunk::<4>()?;
+    let (protocol, port, rest) = protocol_and_port(rest)?;
+    Some((FrontendKey::new(protocol, address, port), rest))
+}
+
+/// The protocol and port at the beginning of this part of a key, and what is behind them.
+pub(super) fn protocol_and_port(bytes: &[u8]) -> Option<(Protocol, u16, &[u8])> {
+    let (protocol, rest) = bytes.split_first_chunk::<4>()?;
     let protocol = match protocol.first()? {
         6 => Protocol::Tcp,
         17 => Protocol::Udp,
@@ -155,5 +161,5 @@ pub(super) fn split(key: &ElementKey, family: Family) -> Option<(FrontendKey, &[
         Some(([high, low, ..], rest)) => ([*high, *low], rest),
         None => (*rest.first_chunk::<2>()?, <&[u8]>::default()),
     };
-    Some((FrontendKey::new(protocol, address, u16::from_be_bytes(port)), rest))
+    Some((protocol, u16::from_be_bytes(port), rest))
 }

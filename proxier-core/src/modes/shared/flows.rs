@@ -4,21 +4,41 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use crate::net::{FrontendKey, Protocol};
-use crate::ports::UdpServices;
+use crate::ports::{Conntrack, PortErrorKind, UdpServices};
+use crate::reconciler::report::{Applied, Lack};
+use crate::reconciler::step::Step;
 use crate::service::{Desired, Frontend};
 
+/// The consequence where this kernel lists no tracked connections.
+pub(crate) const STAY: &str = "UDP flows to endpoints that are gone are not ended";
+
+/// What is known of earlier changes to the addresses and ports of UDP.
+#[derive(Debug)]
+pub(crate) struct Changes<'a, C, D> {
+    /// What may have changed, each as it was.
+    pub(crate) changed: C,
+    /// What a reading found to differ: earlier processes, and others, may have sent flows elsewhere.
+    pub(crate) differing: D,
+    /// Everything may have changed; these were served by another mode.
+    pub(crate) sweep: Option<&'a BTreeSet<SocketAddr>>,
+    /// Addresses and ports whose flows could not be forgotten yet.
+    pub(crate) again: &'a BTreeSet<SocketAddr>,
+    /// What stays in the kernel as it is.
+    pub(crate) held: &'a BTreeSet<FrontendKey>,
+}
+
 /// The flows to forget after Frontends changed, in modes that translate connections: by address and port, with the endpoints
-/// that may answer there from now on.
-///
-/// `changed`: what may have changed, each as it was. `everything`: at the start, when earlier changes are unknown. `again`:
-/// addresses and ports whose flows could not be forgotten yet. `answering`: the endpoints that may answer for a Frontend.
+/// that may answer there from now on. `answering`: the endpoints that may answer for a Frontend.
 pub(crate) fn to_forget<'a>(
     desired: &Desired,
-    changed: impl Iterator<Item = (&'a FrontendKey, Option<&'a Frontend>)>,
-    everything: bool,
-    again: &BTreeSet<SocketAddr>,
+    changes: Changes<
+        '_,
+        impl Iterator<Item = (&'a FrontendKey, Option<&'a Frontend>)>,
+        impl Iterator<Item = &'a FrontendKey>,
+    >,
     answering: impl Fn(&Frontend) -> BTreeSet<SocketAddr>,
 ) -> UdpServices {
+    let Changes { changed, differing, sweep, again, held } = changes;
     let mut flows = UdpServices::new();
     for (key, before) in changed {
         let (Some(place), after) = (key.udp(), desired.frontend(key)) else { continue };
@@ -30,15 +50,34 @@ pub(crate) fn to_forget<'a>(
             flows.insert(place, new);
         }
     }
-    let again = again.iter().map(|place| {
-        let key = FrontendKey::new(Protocol::Udp, place.ip(), place.port());
-        (*place, desired.frontend(&key).map(&answering).unwrap_or_default())
-    });
     // Not gone through for a change.
-    let all = everything.then(|| desired.frontends()).into_iter().flatten();
-    let all = all.filter_map(|frontend| Some((frontend.key.udp()?, answering(frontend))));
-    for (place, answering) in all.chain(again) {
-        flows.entry(place).or_insert(answering);
+    let all =
+        sweep.map(|left| desired.frontends().filter_map(|frontend| frontend.key.udp()).chain(left.iter().copied()));
+    let all = all.into_iter().flatten().chain(again.iter().copied()).chain(differing.filter_map(FrontendKey::udp));
+    for place in all {
+        let key = FrontendKey::new(Protocol::Udp, place.ip(), place.port());
+        if !held.contains(&key) {
+            flows.entry(place).or_insert_with(|| answering_at(place, desired.frontend(&key).map(&answering)));
+        }
     }
     flows
+}
+
+/// Who may answer flows to an address and port. Where nobody serves it any more, others may: what is not translated stays.
+pub(crate) fn answering_at(place: SocketAddr, served: Option<BTreeSet<SocketAddr>>) -> BTreeSet<SocketAddr> {
+    served.unwrap_or_else(|| [place].into())
+}
+
+/// Forgets flows. `lack`: the consequence where this kernel cannot.
+pub(crate) fn forget(flows: &UdpServices, lack: Option<&str>, conntrack: &mut dyn Conntrack, applied: &mut Applied) {
+    if flows.is_empty() {
+        return;
+    }
+    match conntrack.forget_udp(flows) {
+        Ok(forgotten) => applied.flows = forgotten,
+        Err(error) if error.kind() == PortErrorKind::Unavailable => {
+            applied.lacks.extend(lack.map(|what| Lack::new(what, error)));
+        }
+        Err(error) => applied.fail(Step::flows(flows), error),
+    }
 }

@@ -9,5 +9,6 @@ pub mod names;
 pub(crate) mod nft;
 pub(crate) mod retry;
 pub(crate) mod routes;
+pub(crate) mod served;
 pub(crate) mod service_networks;
 pub mod sysctls;

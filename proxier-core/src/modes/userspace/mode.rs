@@ -1,13 +1,14 @@
 //! Userspace mode from pass to pass.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::lower::NO_SCTP;
 use super::plan::{Plan, route_step, serve_step};
 use super::wanted::{Changed, Wanted};
+use crate::modes::shared::flows::{self, answering_at};
 use crate::modes::shared::host;
 use crate::modes::shared::local_traffic::PodTraffic;
 use crate::modes::shared::names::Names;
@@ -72,6 +73,8 @@ pub(crate) struct Mode {
     /// Routes that nobody wants and connections still need, and when to look again.
     kept: BTreeSet<Network>,
     look_at: Option<Moment>,
+    /// Addresses and ports whose UDP flows could not be forgotten yet.
+    unforgotten: BTreeSet<SocketAddr>,
 }
 
 /// What there is.
@@ -136,6 +139,7 @@ impl Mode {
             told: Vec::new(),
             kept: BTreeSet::new(),
             look_at: None,
+            unforgotten: BTreeSet::new(),
         }
     }
 
@@ -233,6 +237,11 @@ impl Mode {
         } else {
             self.follow_routes(&mut plan, known, &whole);
         }
+        // Whatever translates is another mode's.
+        let of_udp = self.wanted.desired().frontends().filter_map(|frontend| frontend.key.udp());
+        let sweep = pass.sweep.map(|left| of_udp.chain(left.iter().copied())).into_iter().flatten();
+        plan.forget =
+            sweep.chain(self.unforgotten.iter().copied()).map(|place| (place, answering_at(place, None))).collect();
         let lost_endpoints =
             plan.serve.iter().filter(|(key, (_, listener))| !listener.has_endpoints && known.serves(key) == Some(true));
         let losing: Vec<(FrontendKey, Loss)> = plan
@@ -410,6 +419,9 @@ impl Mode {
         report.serves_nothing = !applied.failures.is_empty()
             && has_some
             && !wanted.any(|frontend| known.listeners.contains_key(&frontend.key));
+        flows::forget(&plan.forget, None, ports.conntrack, &mut applied);
+        let failed_to_forget = applied.failures.iter().any(|failure| failure.step.part == Part::Flows);
+        self.unforgotten = if failed_to_forget { plan.forget.into_keys().collect() } else { BTreeSet::new() };
         report.applied = applied;
         self.known = Some(known);
     }

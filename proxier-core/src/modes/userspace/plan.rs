@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::modes::shared::names::Names;
 use crate::modes::shared::sysctls::SysctlChange;
 use crate::net::{FrontendKey, Network};
-use crate::ports::{Listener, LocalRoute, Settings};
+use crate::ports::{Listener, LocalRoute, Settings, UdpServices};
 use crate::reconciler::step::{Action, Part, Step};
 
 /// What a pass does.
@@ -24,6 +24,8 @@ pub struct Plan {
     pub(super) add_routes: Vec<Network>,
     /// Networks that are local no more, once no connection needs them.
     pub(super) delete_routes: Vec<Network>,
+    /// UDP flows to forget: those that are translated.
+    pub(super) forget: UdpServices,
 }
 
 impl Plan {
@@ -35,6 +37,7 @@ impl Plan {
             && self.close.is_empty()
             && self.add_routes.is_empty()
             && self.delete_routes.is_empty()
+            && self.forget.is_empty()
     }
 
     /// The operations, in the order in which they are carried out: a port is listened on before its address leads here.
@@ -44,7 +47,8 @@ impl Plan {
         let add = self.add_routes.iter().map(|network| route_step(Action::Add, network));
         let close = self.close.iter().map(|key| Step::new(Action::Delete, Part::Listener, key));
         let delete = self.delete_routes.iter().map(|network| route_step(Action::Delete, network));
-        sysctls.chain(serve).chain(add).chain(close).chain(delete)
+        let flows = (!self.forget.is_empty()).then(|| Step::flows(&self.forget));
+        sysctls.chain(serve).chain(add).chain(close).chain(delete).chain(flows)
     }
 }
 

@@ -101,6 +101,12 @@ impl fmt::Display for Stopped {
 }
 
 impl Stopped {
+    /// Whether it is more than half, or what these settings take for too much.
+    pub(crate) fn is_most(&self, settings: &MassRemoval) -> bool {
+        let left = self.of.saturating_sub(self.would_lose);
+        self.would_lose > left || settings.is_too_much(self.would_lose, self.of, left)
+    }
+
     /// Those that stay as they are, sorted.
     pub fn held(&self) -> impl Iterator<Item = FrontendKey> {
         self.held.iter().copied()
@@ -336,6 +342,19 @@ impl Safeguard {
             self.compare(&new, kernel, desired, now);
         }
         self.stopped(kernel, desired)
+    }
+
+    /// As [`Safeguard::check`], of a kernel that is read as a whole each time: like the first comparison.
+    pub(crate) fn check_anew(
+        &mut self,
+        losing: impl IntoIterator<Item = (FrontendKey, Loss)>,
+        kernel: &dyn Kernel,
+        store: &Store,
+        desired: &Desired,
+        now: Moment,
+    ) -> Option<Stopped> {
+        self.has_compared = false;
+        self.check(losing, kernel, store, desired, now)
     }
 
     /// Holds back what is new, if it is too much together with what is held back already: otherwise the deletions added

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use proxier_core::modes::ipvs::diff;
 use proxier_core::modes::ipvs::drain::Drains;
 use proxier_core::modes::shared::cleaned::Cleaned;
+use proxier_core::reconciler::Removal;
 use proxier_core::reconciler::report::Report;
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use tokio::runtime::{Builder, Runtime};
@@ -139,10 +140,11 @@ impl Worker {
             if let Some(report) = engine.pass() {
                 let is_first = self.progress.take().is_some();
                 self.tell(engine, &report, start);
-                if report.full && !report.has_failed() {
+                let serves = report.full && !report.has_failed() && !report.waits;
+                if serves {
                     self.health.set_ready();
                 }
-                if report.full && !report.has_failed() && self.clean_at.is_none() {
+                if serves && self.clean_at.is_none() {
                     let cleaned = engine.clean_up_after_processes();
                     self.tell_cleaned(&cleaned);
                     self.clean_at = Some(Instant::now() + OVERLAP);
@@ -162,16 +164,20 @@ impl Worker {
 
     /// Removes what other modes have made here. What fails is tried again after a while, and what is left is looked at again.
     fn clean_up_after_others(&mut self, engine: &mut Engine<impl Kernel>) {
-        let cleaned = engine.clean_up_after_others();
+        let (cleaned, is_made) = match engine.clean_up_after_others() {
+            Removal::Made(cleaned) => (cleaned, true),
+            Removal::Unknown(cleaned) => (cleaned, false),
+            Removal::Held(stopped) => {
+                self.tell_held(&format!("other modes' things stay: {stopped}"));
+                (Cleaned::default(), false)
+            }
+        };
         self.tell_cleaned(&cleaned);
         let leftovers = cleaned.leftovers().count();
         self.health.metrics(|metrics| metrics.leftovers = u64::try_from(leftovers).unwrap_or(u64::MAX));
-        self.is_alone = leftovers == 0;
-        if cleaned.removed() > 0 {
-            // What made way for other modes need not any more.
-            engine.request_full();
-        }
-        self.clean_at = Some(Instant::now() + if cleaned.is_done() { LOOK_AGAIN } else { CLEAN_AGAIN });
+        self.is_alone = is_made && leftovers == 0;
+        let pause = if is_made && cleaned.is_done() { LOOK_AGAIN } else { CLEAN_AGAIN };
+        self.clean_at = Some(Instant::now() + pause);
     }
 
     fn tell_cleaned(&mut self, cleaned: &Cleaned) {
@@ -205,7 +211,10 @@ impl Worker {
             }
             Message::Control(Control::ConfirmRemoval) => match engine.confirm_removal() {
                 0 => tracing::info!("SIGUSR1: nothing is held back"),
-                count => tracing::warn!("SIGUSR1: {count} virtual servers that were held back are deleted now"),
+                count => {
+                    tracing::warn!("SIGUSR1: {count} virtual servers that were held back are deleted now");
+                    self.clean_at = self.clean_at.map(|at| at.min(Instant::now() + OVERLAP));
+                }
             },
             Message::Event(Event { at, change }) => {
                 if let Some(progress) = &self.progress {
@@ -320,7 +329,7 @@ impl Worker {
             metrics.sync_failures = totals.failed_passes;
             metrics.rejected = u64::try_from(rejected).unwrap_or(u64::MAX);
             metrics.unmarked = u64::try_from(unmarked).unwrap_or(u64::MAX);
-            metrics.held_back = u64::try_from(engine.proxier().safeguard().held().count()).unwrap_or(u64::MAX);
+            metrics.held_back = u64::try_from(engine.proxier().held().count()).unwrap_or(u64::MAX);
             metrics.draining = u64::try_from(engine.proxier().drains().map_or(0, Drains::len)).unwrap_or(u64::MAX);
             // Not after each change: counting walks everything.
             if report.full {
@@ -399,9 +408,13 @@ impl Worker {
         for step in &report.drift {
             tracing::warn!("somebody else changed it, repaired: {step}");
         }
-        if let Some(stopped) = &report.stopped
-            && self.limiter.pass("held back", now).is_some()
-        {
+        if let Some(stopped) = &report.stopped {
+            self.tell_held(stopped);
+        }
+    }
+
+    fn tell_held(&mut self, stopped: &str) {
+        if self.limiter.pass("held back", Instant::now()).is_some() {
             let how = "kill -USR1, or start with --allow-mass-removal, if this is intended";
             tracing::error!("{stopped}; {how} (this is process {})", std::process::id());
         }

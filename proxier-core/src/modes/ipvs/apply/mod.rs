@@ -19,6 +19,7 @@ use crate::modes::ipvs::rules::Capabilities;
 use crate::modes::ipvs::sets::{NamedSet, SetKey, SetKind};
 use crate::modes::ipvs::split as marks;
 use crate::modes::ipvs::wanted::Wanted;
+use crate::modes::shared::flows;
 use crate::modes::shared::names::Names;
 use crate::net::Family;
 use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Ports, Rules, Sets};
@@ -160,18 +161,8 @@ pub fn apply(
             run.observed.addresses.clear();
         }
     }
-    if !plan.forget.is_empty() {
-        match ports.conntrack.forget_udp(&plan.forget) {
-            Ok(flows) => {
-                run.applied.flows = flows;
-                run.applied.count(Part::Flows, Action::Delete, flows.total());
-            }
-            Err(error) if error.kind() == PortErrorKind::Unavailable => {
-                run.applied.lacks.push(Lack::new("UDP flows to endpoints that are gone are not ended", error));
-            }
-            Err(error) => run.applied.fail(Step::flows(&plan.forget), error),
-        }
-    }
+    flows::forget(&plan.forget, Some(flows::STAY), ports.conntrack, &mut run.applied);
+    run.applied.count(Part::Flows, Action::Delete, run.applied.flows.total());
     run.observed.basis = guards::nft::Basis::default();
     (run.applied, run.effects)
 }

@@ -18,6 +18,7 @@ use crate::modes::ipvs::mode::{Compared, Mode};
 use crate::modes::ipvs::reading::{self, Readings};
 use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::{rules, udp};
+use crate::modes::shared::flows::answering_at;
 use crate::net::{Family, Network};
 use crate::ports::{PortError, PortErrorKind, UdpServices};
 use crate::reconciler::report::Unread;
@@ -101,8 +102,9 @@ pub(crate) fn whole(
 
 fn flows_to_forget(mode: &Mode, pass: Pass<'_>, changes: &Changes) -> UdpServices {
     let mut flows = udp::stale(changes, &mode.wanted, &mode.drains);
-    if pass.full && !pass.settled {
-        for (place, answering) in udp::all(&mode.wanted, &mode.drains) {
+    if let Some(left) = pass.sweep {
+        let left = left.iter().map(|place| (*place, answering_at(*place, None)));
+        for (place, answering) in udp::all(&mode.wanted, &mode.drains).into_iter().chain(left) {
             flows.entry(place).or_insert(answering);
         }
     }

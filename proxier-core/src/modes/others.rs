@@ -1,0 +1,28 @@
+//! What other modes serve, before it is removed ([`cleanup`](super::cleanup)).
+
+use super::shared::served::Served;
+use super::{Kind, iptables, ipvs, nftables};
+use crate::config::KernelNames;
+use crate::ports::Ports;
+use crate::service::NodeFacts;
+
+/// Reads what other modes than this one serve, of this proxy or of a kube-proxy: where there is nothing of theirs, little is read.
+/// Of userspace mode nothing is left once its process has ended.
+pub(crate) fn served(facts: &NodeFacts, mode: Kind, ports: &mut Ports<'_>) -> Served {
+    let mut served = Served::default();
+    // As in a cleanup: the others have no names of their own.
+    let is_alone = facts.config().names == KernelNames::default();
+    if mode != Kind::Ipvs {
+        served.extend(ipvs::cleanup::served(facts.config(), ports));
+    }
+    if mode != Kind::Nftables {
+        served.extend(nftables::served(facts, ports));
+    }
+    if is_alone {
+        served.extend(nftables::served_by_kube_proxy(facts, ports));
+    }
+    if mode != Kind::Iptables && is_alone {
+        served.extend(iptables::served(facts, ports));
+    }
+    served
+}

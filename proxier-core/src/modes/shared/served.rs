@@ -1,0 +1,42 @@
+//! What a mode that does not serve any more has left in the kernel, and goes on serving there.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+
+use crate::net::FrontendKey;
+use crate::ports::{PortError, PortErrorKind};
+use crate::reconciler::report::Unread;
+use crate::reconciler::safeguard::Kernel;
+
+/// What is served.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Served {
+    /// The Frontends, with whether there are endpoints.
+    pub(crate) frontends: BTreeMap<FrontendKey, bool>,
+    /// Parts that could not be read.
+    pub(crate) unread: Vec<Unread>,
+}
+
+impl Served {
+    pub(crate) fn add(&mut self, key: FrontendKey, has_endpoints: bool) {
+        *self.frontends.entry(key).or_default() |= has_endpoints;
+    }
+
+    pub(crate) fn extend(&mut self, other: Served) {
+        other.frontends.into_iter().for_each(|(key, has_endpoints)| self.add(key, has_endpoints));
+        self.unread.extend(other.unread);
+    }
+
+    /// Notes what could not be read, unless this kernel does not have it at all.
+    pub(crate) fn miss(&mut self, what: impl Display, error: PortError) {
+        if error.kind() != PortErrorKind::Unavailable {
+            self.unread.push(Unread::new(what, error));
+        }
+    }
+}
+
+impl Kernel for Served {
+    fn serves(&self, key: &FrontendKey) -> Option<bool> {
+        self.frontends.get(key).copied()
+    }
+}
