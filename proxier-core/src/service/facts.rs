@@ -171,6 +171,33 @@ impl NodeFacts {
         }
     }
 
+    /// Whether `nodePortAddresses` has networks but none of this family, in which this host has addresses: node ports and health-check
+    /// ports are open on all of them then, as with kube-proxy.
+    ///
+    /// ```
+    /// use proxier_core::config::{Config, NodePortAddresses};
+    /// use proxier_core::net::Family;
+    /// use proxier_core::service::NodeFacts;
+    /// use proxier_core::snapshot::{HostAddresses, Node};
+    ///
+    /// let mut host = HostAddresses::default();
+    /// host.interfaces.insert("eth0".into(), vec!["192.0.2.10".parse()?, "2001:db8::10".parse()?]);
+    /// let within = |networks: &[&str]| -> Result<_, Box<dyn std::error::Error>> {
+    ///     let networks = networks.iter().map(|network| network.parse()).collect::<Result<_, _>>()?;
+    ///     let config = Config { node_port_addresses: NodePortAddresses::Within(networks), ..Config::default() };
+    ///     Ok(Family::ALL.map(|family| NodeFacts::new(&config, &Node::new("node-a"), &host).is_open_unnamed(family)))
+    /// };
+    /// assert_eq!(within(&["192.0.2.0/24"])?, [false, true]);
+    /// assert_eq!(within(&["192.0.2.0/24", "::1/128"])?, [false, false]); // nowhere
+    /// assert_eq!(within(&[])?, [false, false]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn is_open_unnamed(&self, family: Family) -> bool {
+        let NodePortAddresses::Within(networks) = &self.config.node_port_addresses else { return false };
+        let is_named = networks.iter().any(|network| Family::of(network.addr()) == family);
+        !networks.is_empty() && !is_named && !self.health_checks_open_on(family).is_nowhere()
+    }
+
     /// The node's own address of a family, as the Node object has it.
     pub fn node_address(&self, family: Family) -> Option<IpAddr> {
         self.node_addresses.iter().copied().find(|address| Family::of(*address) == family)

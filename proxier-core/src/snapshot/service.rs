@@ -95,7 +95,8 @@ impl SourceRanges {
         }
     }
 
-    fn check(texts: &[String], report: &mut Reporter<'_>) -> Self {
+    /// `addresses`: the load balancer's. One of a family without a range is reported: everybody may use it, as with kube-proxy.
+    fn check(texts: &[String], addresses: &[IpAddr], report: &mut Reporter<'_>) -> Self {
         let mut ranges = Vec::new();
         for (index, text) in texts.iter().enumerate() {
             match parse_network(text) {
@@ -110,6 +111,18 @@ impl SourceRanges {
         ranges.sort_unstable();
         ranges.dedup();
         let nobody = ranges.is_empty() && !texts.is_empty();
+        let has = |family| ranges.iter().any(|range| Family::of(range.addr()) == family);
+        for (family, reason) in [
+            (
+                Family::V4,
+                "no network of IPv4, so everybody may use the IPv4 addresses; add those who may, or 0.0.0.0/0",
+            ),
+            (Family::V6, "no network of IPv6, so everybody may use the IPv6 addresses; add those who may, or ::/0"),
+        ] {
+            if !ranges.is_empty() && !has(family) && addresses.iter().any(|address| Family::of(*address) == family) {
+                report.reject("spec.loadBalancerSourceRanges", texts.join(","), reason);
+            }
+        }
         let of = |family| {
             let of: Arc<[Network]> =
                 ranges.iter().filter(|range| Family::of(range.addr()) == family).copied().collect();
@@ -219,13 +232,15 @@ impl Service {
         let affinity_secs = check_affinity(spec, report);
         let protocols = ports.iter().map(|port| port.protocol);
         let balancing = Balancing::check(&object.metadata.annotations, protocols, affinity_secs.is_some(), report);
+        let load_balancer_ips = check_ingress(object, report);
+        let source_ranges = SourceRanges::check(&spec.load_balancer_source_ranges, &load_balancer_ips, report);
         Some(Service {
             key,
             created: check_created(object, report),
             service_type,
             cluster_ips,
             external_ips,
-            load_balancer_ips: check_ingress(object, report),
+            load_balancer_ips,
             ports,
             affinity_secs,
             balancing,
@@ -235,7 +250,7 @@ impl Service {
                 "spec.internalTrafficPolicy",
                 report,
             ),
-            source_ranges: SourceRanges::check(&spec.load_balancer_source_ranges, report),
+            source_ranges,
             health_check_node_port: check_health_port(spec, service_type, external_policy, report),
             topology_annotation: has_topology_annotation(object),
         })

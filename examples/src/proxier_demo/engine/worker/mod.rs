@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use proxier_core::modes::ipvs::diff;
 use proxier_core::modes::ipvs::drain::Drains;
 use proxier_core::modes::shared::cleaned::Cleaned;
+use proxier_core::net::Family;
 use proxier_core::reconciler::Removal;
 use proxier_core::reconciler::report::Report;
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
@@ -347,11 +348,23 @@ impl Worker {
 
     /// Tells the servers of Services what to answer and where, if that may have changed.
     fn tell_health_checks(&mut self, engine: &Engine<impl Kernel>, report: &Report) {
-        let listening = Listening::of(engine.proxier().facts());
+        let facts = engine.proxier().facts();
+        let listening = Listening::of(facts);
         if !report.full && !report.health_checks_changed && self.listening.as_ref() == Some(&listening) {
             return;
         }
         self.listening = Some(listening.clone());
+        for family in Family::ALL.into_iter().filter(|family| facts.is_open_unnamed(*family)) {
+            let nowhere = if family == Family::V4 { "127.0.0.1/32" } else { "::1/128" };
+            let note = format!(
+                "nodePortAddresses has no network of {family}: node ports and health-check ports are open on all {family} addresses of \
+                 this node; add one, or {nowhere} for none"
+            );
+            if self.limiter.once(&note) {
+                tracing::warn!("{note}");
+                self.recorder.tell(Regarding::Node, Reason::NotAsConfigured, note);
+            }
+        }
         let health_checks = engine
             .proxier()
             .desired()

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use k8s_openapi::jiff::Timestamp;
-use proxier_core::config::RulesBy;
+use proxier_core::config::{NodePortAddresses, RulesBy};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::ports::PortErrorKind;
@@ -163,6 +163,62 @@ fn refusals_of_policy_are_told_with_the_reason() {
     assert!(play.is_healthy() && play.health.is_ready());
     play.until("it is counted", |play| play.metric(|metrics| (metrics.unmarked, metrics.sync_failures)) == (1, 0));
     assert!(play.metric(Metrics::render).contains("unmarked_services 1\n"));
+}
+
+/// What is open to everybody although the other family is restricted is an Event: of the Service, and of the node.
+#[test]
+fn what_is_open_in_the_other_family_is_told() {
+    let server = ApiServer::start();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let connection = Connection { master: Some(server.url()), ..Connection::default() };
+    let recorder = Recorder::start(runtime.handle(), connection, "n1");
+    let kernel = FakeKernel::new();
+    kernel.set_interface("eth0", &["192.0.2.10", "2001:db8::10"].map(|text| text.parse::<std::net::IpAddr>().unwrap()));
+    let mut play = Play::telling(kernel, Duration::from_millis(100), recorder, |options| {
+        options.config.node_port_addresses = NodePortAddresses::Within(vec!["2001:db8::/64".parse().unwrap()]);
+    });
+    for (name, ip, ranges) in [
+        ("open", "203.0.113.5", json!(["2001:db8:1::/48"])),
+        ("closed", "203.0.113.6", json!(["2001:db8:1::/48", "198.51.100.0/24"])),
+        ("all", "203.0.113.7", json!([])),
+        ("elsewhere", "", json!(["2001:db8:1::/48"])),
+    ] {
+        let ingress = if ip.is_empty() { json!([]) } else { json!([{"ip": ip}]) };
+        let object = json!({
+            "metadata": {"namespace": "demo", "name": name},
+            "spec": {"type": "LoadBalancer", "clusterIP": format!("10.96.0.{}", name.len()), "loadBalancerSourceRanges": ranges,
+                "ports": [{"name": "p", "port": 80}]},
+            "status": {"loadBalancer": {"ingress": ingress}},
+        });
+        play.send(Change::UpsertService(Box::new(serde_json::from_value(object).unwrap())));
+    }
+    play.send(Change::Synced);
+    play.until("several full passes", |play| play.metric(|metrics| metrics.sync_full_duration.count()) > 3);
+    play.until("two Events", |_| server.events().len() >= 2);
+    let mut told: Vec<(String, String)> = server
+        .events()
+        .iter()
+        .map(|event| {
+            let text = |value: &Value| value.as_str().unwrap().to_owned();
+            (text(&event["reason"]), text(&event["note"]))
+        })
+        .collect();
+    told.sort();
+    let expected = [
+        (
+            "InvalidField",
+            "Service demo/open: spec.loadBalancerSourceRanges 2001:db8:1::/48: no network of IPv4, so everybody may use the \
+                          IPv4 addresses; add those who may, or 0.0.0.0/0",
+        ),
+        (
+            "NotAsConfigured",
+            "nodePortAddresses has no network of IPv4: node ports and health-check ports are open on all IPv4 addresses of \
+                             this node; add one, or 127.0.0.1/32 for none",
+        ),
+    ];
+    assert_eq!(told, expected.map(|(reason, note)| (reason.to_owned(), note.to_owned())));
+    let listening = play.passed.blocking_recv().unwrap().listening;
+    assert_eq!(listening.v4, proxier_core::service::OpenOn::These(vec!["192.0.2.10".parse().unwrap()]));
 }
 
 /// Only a full pass that succeeds makes it ready, not the wait for lists, nor a pass that failed.
