@@ -904,14 +904,16 @@ async fn what_annotations_may_decide_arrives_and_all_nodes_are_watched_only_for_
         "kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "addressType": "IPv4",
         "metadata": {"namespace": "default", "name": "web-1", "labels": labels, "annotations": weights},
     }));
+    let addresses = json!([{"type": "InternalIP", "address": "192.0.2.17"}]);
     let node = |weight: &str| {
         let labels = json!({"proxier/weight": weight, "example.com/long": "x"});
-        json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": "n7", "labels": labels}})
+        let status = json!({"addresses": addresses});
+        json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": "n7", "labels": labels}, "status": status})
     };
     server.put(&node("3"));
     let mut watching = watch(&server, quick()).await;
     let snapshot = watching.snapshot().await;
-    assert!(snapshot.node_weights.is_empty());
+    assert!(snapshot.cluster_nodes.is_empty());
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let kept =
         |value: &Value| value.as_object().unwrap().iter().map(|(name, value)| (name.clone(), text(value))).collect();
@@ -926,17 +928,40 @@ async fn what_annotations_may_decide_arrives_and_all_nodes_are_watched_only_for_
     options.node_weights = true;
     let mut watching = watch(&server, options).await;
     let snapshot = watching.snapshot().await;
-    assert!(snapshot.node_weights.len() > 1 && snapshot.node.is_some());
-    assert_eq!(snapshot.node_weights["n7"].metadata.labels, kept(&json!({"proxier/weight": "3"})));
+    assert!(snapshot.cluster_nodes.len() > 1 && snapshot.node.is_some());
+    assert_eq!(snapshot.cluster_nodes["n7"].metadata.labels, kept(&json!({"proxier/weight": "3"})));
     server.put(&node("4"));
     let weight = |change: &Change| match change {
-        Change::NodeWeight(object) => object.metadata.labels.get("proxier/weight").cloned(),
-        Change::NodeWeightGone(name) => Some(format!("-{name}")),
+        Change::ClusterNode(object) => object.metadata.labels.get("proxier/weight").cloned(),
+        Change::ClusterNodeGone(name) => Some(format!("-{name}")),
         _ => None,
     };
     assert_eq!(weight(&watching.next().await).unwrap(), "4");
     server.delete("nodes", "", "n7");
     assert_eq!(weight(&watching.next().await).unwrap(), "-n7");
+
+    // Their addresses are asked for by themselves.
+    server.put(&node("4"));
+    let mut options = quick();
+    options.node_addresses = true;
+    let snapshot = watch(&server, options).await.snapshot().await;
+    let of = |name: &str| {
+        snapshot.cluster_nodes[name].status.addresses.iter().map(|of| of.address.as_str()).collect::<Vec<_>>()
+    };
+    assert_eq!(of("n7"), ["192.0.2.17"]);
+}
+
+/// Which modes ask for all Nodes: those that make addresses local.
+#[test]
+fn all_nodes_are_watched_where_addresses_are_made_local() {
+    for (mode, watched) in
+        [("ipvs", true), ("auto", true), ("userspace", true), ("nftables", false), ("iptables", false)]
+    {
+        let line = ["proxier-demo", "run", "--hostname-override=n1", "--proxy-mode", mode].map(Into::into);
+        let configured = cli::parse(line).unwrap().configure().unwrap();
+        let options = Options::of(&configured.settings);
+        assert_eq!((options.node_addresses, options.node_weights), (watched, false), "{mode}");
+    }
 }
 
 #[tokio::test]
@@ -944,10 +969,10 @@ async fn without_rights_to_nodes_services_are_served_without_weights() {
     let server = shop();
     server.forbid("nodes", true);
     let mut options = quick();
-    options.node_weights = true;
+    (options.node_weights, options.node_addresses) = (true, true);
     let mut watching = watch(&server, options).await;
     let snapshot = watching.snapshot().await;
-    assert!(snapshot.node.is_none() && snapshot.node_weights.is_empty() && !snapshot.services.is_empty());
+    assert!(snapshot.node.is_none() && snapshot.cluster_nodes.is_empty() && !snapshot.services.is_empty());
 }
 
 fn cidr(name: &str, cidrs: &[&str]) -> Value {

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use program::world::{Client, NODE_PORT, POD, SERVICE, World};
 use program::{command, demo, ok, text, tool};
-use testkit::traffic::{Connection, NameServer};
+use testkit::traffic::{Connection, NameServer, connect_and_ask};
 use testkit::{Need, Netns, PROXY, Sample, kernel_test};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft];
@@ -524,4 +524,71 @@ fn no_value_leads_to_another_mode() {
         }
         ok(&command(&["cleanup"]).output().unwrap());
     });
+}
+
+/// A Node object with this address.
+fn node(name: &str, address: &str) -> String {
+    let address = format!("[{{type: InternalIP, address: {address}}}]");
+    format!("apiVersion: v1\nkind: Node\nmetadata: {{name: {name}}}\nstatus: {{addresses: {address}}}\n---\n")
+}
+
+/// A load balancer on the nodes writes the addresses of all nodes: they can reach each other all the same, in each mode.
+fn nodes_reach_each_other(mode: &str) {
+    const OTHER: &str = "192.0.2.3";
+    let world = World::new();
+    world.client.add_address(&format!("{OTHER}/24"), "eth0").unwrap();
+    let _other_program =
+        NameServer::tcp(&world.client, SocketAddr::from(([192, 0, 2, 3], 6443)), "other node").unwrap();
+    let balanced =
+        program::world::WEB.replace("name: web", "name: all").replace("/service-name: web", "/service-name: all");
+    let balanced =
+        balanced.replace("NodePort", "LoadBalancer").replace("10.96.0.10", "10.96.0.11").replace("30080", "30081");
+    let (service, slice) = balanced.split_once("---").unwrap();
+    let status = format!("status: {{loadBalancer: {{ingress: [{{ip: 192.0.2.1}}, {{ip: {OTHER}}}]}}}}");
+    world.manifests.put("all.yaml", &format!("{service}{status}\n---{slice}"));
+    world.manifests.put("nodes.yaml", &(node("n1", "192.0.2.1") + &node("n2", OTHER)));
+    let running = world.start(mode);
+    let route = || tool(&format!("ip route get {OTHER}"));
+    let reaches_other =
+        || matches!(connect_and_ask(SocketAddr::from(([192, 0, 2, 3], 6443))), Ok(name) if name == "other node");
+    running.until("it serves", || world.asks("192.0.2.1:80") && world.asks("10.96.0.11:80"));
+    assert!(route().contains("dev eth9") && reaches_other(), "{mode}: {}\n{}", route(), running.log());
+    let makes_local = matches!(mode, "ipvs" | "userspace");
+    if makes_local {
+        running.until_logged(&format!(
+            "addresses of other Nodes, which serve them; packets from here go there: {OTHER} (Node n2)"
+        ));
+        // A Node less: the address is the Service's alone. And the Node comes.
+        world.manifests.put("nodes.yaml", &node("n1", "192.0.2.1"));
+        running.until("it is local", || route().starts_with("local ") && !reaches_other());
+        world.manifests.put("nodes.yaml", &(node("n1", "192.0.2.1") + &node("n2", OTHER)));
+        running.until("it is the Node's", || route().contains("dev eth9") && reaches_other());
+    }
+    let explained = ok(&demo(&[
+        "explain",
+        "--proxy-mode",
+        mode,
+        "--manifests",
+        &world.manifests.0.display().to_string(),
+        "demo/all",
+    ]));
+    let says = explained.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(
+        says.contains("Node n2 has that address; packets go there, and it is not served here"),
+        makes_local,
+        "{explained}"
+    );
+    assert!(running.end().success());
+}
+
+#[test]
+fn nodes_of_a_load_balancer_reach_each_other() {
+    for mode in ["nftables", "iptables", "userspace"] {
+        kernel_test(NEEDS, || nodes_reach_each_other(mode));
+    }
+}
+
+#[test]
+fn nodes_of_a_load_balancer_reach_each_other_in_ipvs_mode() {
+    kernel_test(&[PROXY, NEEDS].concat(), || nodes_reach_each_other("ipvs"));
 }

@@ -66,6 +66,8 @@ fn line(change: &Change) -> String {
         Change::DeleteSlice(key) => format!("-slice {key}"),
         Change::Node(node) => format!("+node {}", node.object.metadata.name),
         Change::NodeGone => "-node".to_owned(),
+        Change::ClusterNode(node) => format!("+other node {}", node.metadata.name),
+        Change::ClusterNodeGone(name) => format!("-other node {name}"),
         Change::Synced => "synced".to_owned(),
         Change::Unreadable(problem) => format!("! {problem}"),
         _ => "other".to_owned(),
@@ -112,6 +114,7 @@ fn a_directory_is_read_in_the_order_of_names() {
             "+other 3".to_owned(),
             "+web 1".to_owned(),
             "+node n1".to_owned(),
+            "+other node n2".to_owned(),
         ]
     );
     // Whoever does not follow them gets the same.
@@ -177,8 +180,10 @@ async fn changes_are_followed() {
     assert_eq!(next(&mut changes).await, "-demo/other");
     dir.replace("b.yaml", &node("n1"));
     assert_eq!(next(&mut changes).await, "+node n1");
+    dir.replace("b.yaml", &node("n2"));
+    assert_eq!([next(&mut changes).await, next(&mut changes).await], ["-node", "+other node n2"]);
     fs::remove_file(dir.path("b.yaml")).unwrap();
-    assert_eq!(next(&mut changes).await, "-node");
+    assert_eq!(next(&mut changes).await, "-other node n2");
     fs::rename(dir.path("a.yaml"), dir.path("c.yaml")).unwrap();
     nothing(&mut changes).await;
     fs::remove_file(dir.path("c.yaml")).unwrap();

@@ -7,10 +7,11 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use proxier_core::config::Config;
+use proxier_core::config::{Binding, Config, RulesBy};
 use proxier_core::fake::{Call, FakeKernel, Fault};
+use proxier_core::modes::Kind;
 use proxier_core::modes::ipvs::cleanup::cleanup;
-use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::ports::PortErrorKind;
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::{Options, Reconciler};
@@ -566,4 +567,123 @@ fn an_address_that_is_allowed_is_served() {
     world.serve(external("192.0.2.254", 80));
     world.full();
     assert!(world.has("TCP 192.0.2.254:80"));
+}
+
+/// A Node of the cluster with these addresses.
+fn node(name: &str, addresses: &[&str]) -> NodeObject {
+    let kinds = ["InternalIP", "ExternalIP"].into_iter().cycle();
+    let addresses: Vec<Value> =
+        addresses.iter().zip(kinds).map(|(address, kind)| json!({"type": kind, "address": address})).collect();
+    serde_json::from_value(json!({"metadata": {"name": name}, "status": {"addresses": addresses}})).unwrap()
+}
+
+/// What is local in this mode because of Services: addresses of the device, and networks of routes.
+fn local(world: &World) -> BTreeSet<String> {
+    let routes = world.kernel.state().routes.into_iter().map(|(_, route)| route.network.addr().to_string());
+    world.bound().into_iter().chain(routes).filter(|address| !address.starts_with("10.96.")).collect()
+}
+
+const OTHERS: [&str; 3] = ["192.0.2.20", "198.51.100.20", "2001:db8::20"];
+
+/// A load balancer that runs on the nodes writes the addresses of all of them: those of other Nodes stay theirs, whenever a Node comes or goes. Its
+/// own address, and one that is no Node's, are served as ever.
+#[test]
+fn the_addresses_of_other_nodes_are_never_made_local() {
+    let by_routes = |options: &mut Options| options.config.ipvs.binding = Binding::Routes;
+    let by_nft = |options: &mut Options| options.config.ipvs.rules = RulesBy::Nftables;
+    let in_userspace = |options: &mut Options| options.mode = Kind::Userspace;
+    let unchanged = |_: &mut Options| {};
+    for change in [unchanged as fn(&mut Options), by_nft, by_routes, in_userspace] {
+        let mut options = Options::default();
+        change(&mut options);
+        let mut world = World::with(options);
+        let own = ["203.0.113.5", "2001:db8:113::5"];
+        let ingress: Vec<Value> =
+            OTHERS.iter().chain(&[NODE]).chain(&own).map(|address| json!({"ip": address})).collect();
+        world.serve(spec(
+            "web",
+            json!({
+                "type": "LoadBalancer", "clusterIPs": ["10.96.0.10", "fd00:96::10"], "ipFamilies": ["IPv4", "IPv6"],
+                "clusterIP": "10.96.0.10", "externalIPs": ["198.51.100.20", "198.51.100.21"],
+                "ports": [{"name": "a", "port": 80}, {"name": "b", "port": 443}],
+                "status": {"loadBalancer": {"ingress": ingress}},
+            }),
+        ));
+        world.proxier.upsert_cluster_node(&node("node-a", &[NODE, "203.0.113.5"]), world.now);
+        world.proxier.upsert_cluster_node(&node("node-b", &OTHERS), world.now);
+        // A stale object with this node's own address.
+        world.proxier.upsert_cluster_node(&node("node-0", &[NODE]), world.now);
+        let free = ["198.51.100.21", "203.0.113.5", "2001:db8:113::5", "fd00:96::10"];
+        let set = |addresses: &[&[&str]]| addresses.concat().into_iter().map(str::to_owned).collect::<BTreeSet<_>>();
+        let report = world.full();
+        assert!(report.is_done(), "{report:#?}");
+        assert_eq!(local(&world), set(&[&free]));
+        let refused: BTreeSet<String> =
+            report.refused.iter().map(|refused| format!("{} {}", refused.key.address, refused.reason)).collect();
+        let reason = "Node node-b has that address; packets go there, and it is not served here";
+        assert_eq!(refused, OTHERS.map(|address| format!("{address} {reason}")).into());
+        assert!(report.refused.iter().all(|refused| refused.user == Some(User::Node("node-b".into()))));
+
+        // The Node goes: its addresses are the Service's alone.
+        world.now += Duration::from_secs(5);
+        world.proxier.delete_cluster_node("node-b", world.now);
+        let report = world.pass().unwrap();
+        assert!(report.full && report.is_done() && report.refused.is_empty(), "{report:#?}");
+        assert_eq!(local(&world), set(&[&free, &OTHERS]));
+        // It comes back, with an address less.
+        world.now += Duration::from_secs(5);
+        world.proxier.upsert_cluster_node(&node("node-b", &OTHERS[..2]), world.now);
+        let report = world.pass().unwrap();
+        assert!(report.is_done() && !report.refused.is_empty(), "{report:#?}");
+        world.run(Duration::from_secs(60));
+        assert_eq!(local(&world), set(&[&free, &OTHERS[2..]]));
+        // The same again, and Nodes whose addresses no Service has, change nothing.
+        world.full();
+        world.now += Duration::from_secs(5);
+        let next = world.proxier.next_wake();
+        world.proxier.upsert_cluster_node(&node("node-b", &OTHERS[..2]), world.now);
+        assert_eq!(world.proxier.next_wake(), next);
+        world.proxier.upsert_cluster_node(&node("node-c", &["192.0.2.99"]), world.now);
+        let report = world.pass().unwrap();
+        assert_eq!((report.full, report.writes()), (false, 0), "{report:#?}");
+        // A Service that comes later.
+        world.now += Duration::from_secs(5);
+        world.serve(external("192.0.2.99", 80));
+        world.pass().unwrap();
+        assert!(!local(&world).contains("192.0.2.99"));
+        assert_eq!(world.proxier.refused().filter(|refused| refused.service.contains("odd")).count(), 1);
+    }
+}
+
+/// A network of Services with the address of a Node in it is not made local as a whole.
+#[test]
+fn a_network_with_the_address_of_another_node_is_not_made_local() {
+    let mut options = Options::default();
+    (options.config.ipvs.binding, options.config.ipvs.rules) = (Binding::Routes, RulesBy::Nftables);
+    options.config.ipvs.service_cidrs = vec!["10.96.0.0/16".parse().unwrap()];
+    let mut world = World::with(options);
+    world.serve(with_node_port("web", "10.96.0.10", 30080));
+    world.proxier.upsert_cluster_node(&node("node-b", &["10.96.7.7"]), world.now);
+    let report = world.full();
+    let limited = report.limited.join("\n");
+    assert!(limited.contains("10.96.7.7, the address of Node node-b"), "{limited}");
+    let routes: Vec<String> =
+        world.kernel.state().routes.into_iter().map(|(_, route)| route.network.to_string()).collect();
+    assert_eq!(routes, ["10.96.0.10/32"]);
+}
+
+/// Rules translate an address and make nothing local: as with kube-proxy.
+#[test]
+fn modes_of_rules_serve_the_addresses_of_other_nodes() {
+    for mode in [Kind::Nftables, Kind::Iptables] {
+        let mut options = Options::default();
+        options.mode = mode;
+        let mut world = World::with(options);
+        world.serve(balanced("192.0.2.20", 80));
+        world.proxier.upsert_slice(&slice("demo", "odd", 8080, &["10.244.1.7"]), world.now);
+        world.proxier.upsert_cluster_node(&node("node-b", &["192.0.2.20"]), world.now);
+        let report = world.full();
+        assert!(report.is_done() && report.refused.is_empty(), "{report:#?}");
+        assert_eq!(local(&world), BTreeSet::new());
+    }
 }

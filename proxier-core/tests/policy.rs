@@ -274,7 +274,7 @@ fn one_that_drains_comes_back_with_its_weight_in_place() {
 /// Tells the weights of nodes, by annotation or label.
 fn tell(node: &mut Node, name: &str, place: &str, weight: &str) {
     let object = json!({"metadata": {"name": name, place: {"proxier/weight": weight}}});
-    node.proxier.upsert_node_weight(&serde_json::from_value(object).unwrap(), node.now);
+    node.proxier.upsert_cluster_node(&serde_json::from_value(object).unwrap(), node.now);
 }
 
 #[test]
@@ -287,7 +287,7 @@ fn nodes_give_their_endpoints_weights() {
     let report = node.pass();
     weigh(&node, CLUSTER_IP, [6, 0, 1]);
     only_changes(&report, 8);
-    node.proxier.delete_node_weight("node-a", node.now);
+    node.proxier.delete_cluster_node("node-a", node.now);
     tell(&mut node, "node-b", "annotations", "heavy");
     node.pass();
     weigh(&node, CLUSTER_IP, [3, 1, 1]);

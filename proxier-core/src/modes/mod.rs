@@ -57,6 +57,11 @@ impl Kind {
             Kind::Userspace => "userspace",
         }
     }
+
+    /// Whether it makes the addresses of Services this host's own. The other modes only translate them.
+    pub fn makes_addresses_local(self) -> bool {
+        matches!(self, Kind::Ipvs | Kind::Userspace)
+    }
 }
 
 /// As [`Kind::name`].

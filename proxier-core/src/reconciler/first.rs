@@ -50,6 +50,7 @@ impl Reconciler {
             return None;
         }
         self.find_api_servers();
+        self.take_cluster_nodes();
         self.pending.retain(|service| !first.contains(service));
         self.mode.refresh(&self.store, &self.facts, &first);
         let served = self.serve_alone(now, clock, ports);

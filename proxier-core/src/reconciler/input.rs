@@ -280,9 +280,12 @@ impl Reconciler {
         }
     }
 
-    /// Takes a Node of the cluster, for the weight that its endpoints have by it ([`Node::weight`]). Ignored unless the configuration
-    /// lets annotations decide it ([`MayAskFor::NODE_WEIGHTS`](crate::config::MayAskFor::NODE_WEIGHTS)). When a weight changed, the
-    /// next pass compiles every Service again.
+    /// Takes a Node of the cluster, for two things; one that changes something for a Service lets the next pass compile every Service:
+    ///
+    /// * In modes that make addresses local (IPVS, userspace), no external IP or load-balancer address that is another Node's is served
+    ///   here: it stays that Node's ([`Reserved`](crate::service::Reserved)).
+    /// * The weight that its endpoints have by it ([`Node::weight`]), if the configuration lets annotations decide it
+    ///   ([`MayAskFor::NODE_WEIGHTS`](crate::config::MayAskFor::NODE_WEIGHTS)).
     ///
     /// ```
     /// use std::time::Duration;
@@ -296,25 +299,26 @@ impl Reconciler {
     /// let mut options = Options::default();
     /// options.config.ipvs.may_ask_for |= MayAskFor::NODE_WEIGHTS;
     /// let mut proxier = Reconciler::new("node-a", options, now);
-    /// proxier.upsert_node_weight(&node, now);
+    /// proxier.upsert_cluster_node(&node, now);
     /// proxier.start(now);
     /// proxier.pass(&|| now, &mut kernel.ports());
     /// assert_eq!(proxier.facts().node_weights().get("node-b"), Some(&3));
     ///
-    /// proxier.delete_node_weight("node-b", now);
+    /// proxier.delete_cluster_node("node-b", now);
     /// proxier.pass(&|| now, &mut kernel.ports());
     /// assert_eq!(proxier.facts().node_weights().get("node-b"), None);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn upsert_node_weight(&mut self, object: &NodeObject, now: Moment) {
-        if self.options.config.lets(MayAskFor::NODE_WEIGHTS) && self.node_weights.upsert(object) {
+    pub fn upsert_cluster_node(&mut self, object: &NodeObject, now: Moment) {
+        let weight = self.options.config.lets(MayAskFor::NODE_WEIGHTS) && self.cluster_nodes.upsert_weight(object);
+        if self.mode().makes_addresses_local() && self.cluster_nodes.upsert_addresses(object) || weight {
             self.schedule.request(now);
         }
     }
 
-    /// Forgets a Node of the cluster: its endpoints have weight 1 by it.
-    pub fn delete_node_weight(&mut self, name: &str, now: Moment) {
-        if self.node_weights.delete(name) {
+    /// Forgets a Node of the cluster: its endpoints have weight 1 by it, and its addresses are free.
+    pub fn delete_cluster_node(&mut self, name: &str, now: Moment) {
+        if self.cluster_nodes.delete(name) {
             self.schedule.request(now);
         }
     }

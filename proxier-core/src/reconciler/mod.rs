@@ -1,10 +1,10 @@
 //! The reconciler: takes objects, and brings the kernel to serve them.
 
 pub mod backoff;
+mod cluster_nodes;
 mod committed;
 mod first;
 mod input;
-mod node_weights;
 mod others;
 pub mod report;
 pub mod safeguard;
@@ -27,8 +27,8 @@ use crate::modes::shared::host;
 use crate::modes::shared::sysctls::HostSettings;
 use crate::modes::{self, Mode, Pass, Plan, Prepared, Refreshed, iptables, ipvs, nftables, userspace};
 use crate::ports::Ports;
+use crate::reconciler::cluster_nodes::ClusterNodes;
 use crate::reconciler::committed::{Committed, Noting};
-use crate::reconciler::node_weights::NodeWeights;
 use crate::reconciler::report::Report;
 use crate::reconciler::safeguard::{MassRemoval, Safeguard};
 use crate::reconciler::schedule::{Limits, Moment, Schedule};
@@ -167,7 +167,7 @@ pub struct Reconciler {
     store: Store,
     node: Node,
     node_rejections: Vec<Rejection>,
-    node_weights: NodeWeights,
+    cluster_nodes: ClusterNodes,
     service_cidrs: ServiceCidrs,
     host: HostAddresses,
     facts: NodeFacts,
@@ -218,7 +218,7 @@ impl Reconciler {
         Reconciler {
             store,
             node_rejections: Vec::new(),
-            node_weights: NodeWeights::default(),
+            cluster_nodes: ClusterNodes::default(),
             service_cidrs: ServiceCidrs::new(&options),
             node,
             host,
@@ -266,13 +266,18 @@ impl Reconciler {
     fn refresh_facts(&mut self) {
         let absent = self.absent.keys().copied();
         let mut facts = NodeFacts::with_absent(&self.options.config, &self.node, &self.host, absent);
-        facts.set_node_weights(self.node_weights.all().clone());
+        facts.set_node_weights(self.cluster_nodes.weights().clone());
         if facts != self.facts {
             self.facts = facts;
-            self.mode.facts_changed();
-            self.pending.extend(self.store.services().map(|service| service.key.clone()));
-            self.pending.extend(self.store.frontend_keys().cloned());
+            self.recompile();
         }
+    }
+
+    /// The next refresh compiles every Service.
+    fn recompile(&mut self) {
+        self.mode.facts_changed();
+        self.pending.extend(self.store.services().map(|service| service.key.clone()));
+        self.pending.extend(self.store.frontend_keys().cloned());
     }
 
     /// When [`Reconciler::pass`] has something to do; in the past: now. `None` before [`Reconciler::start`].
@@ -389,7 +394,7 @@ impl Reconciler {
         report: &mut Report,
         ports: &mut Ports<'_>,
     ) -> Option<Prepared> {
-        report.full = pass == schedule::Pass::Full || !self.mode.knows_kernel();
+        report.full = self.take_cluster_nodes() || pass == schedule::Pass::Full || !self.mode.knows_kernel();
         if report.full || self.host_stale {
             match host::read_host(ports.links) {
                 Ok(host) => {
@@ -402,9 +407,6 @@ impl Reconciler {
         }
         self.give_up_absent(now);
         self.find_api_servers();
-        if self.node_weights.take_changed() {
-            self.refresh_facts();
-        }
         let refreshed = self.refresh_desired(now);
         report.health_checks_changed = report.full || refreshed.health_checks;
         // The safeguard has judged missing objects; everything else that goes was deleted by events. Before the first

@@ -9,6 +9,7 @@ use crate::net::{EndpointKey, Family, FrontendKey};
 use crate::ports::{Flows, PortError, PortErrorKind};
 use crate::reconciler::first::ServedFirst;
 use crate::reconciler::step::{Action, Part, Step};
+use crate::service::User;
 
 /// How many operations of each kind.
 pub type Counts = BTreeMap<(Part, Action), u64>;
@@ -272,6 +273,8 @@ pub struct Refused {
     pub endpoint: Option<EndpointKey>,
     /// Why, and what to do.
     pub reason: String,
+    /// Who has the address or port; `None`: another Service, or nobody.
+    pub user: Option<User>,
 }
 
 impl fmt::Display for Refused {

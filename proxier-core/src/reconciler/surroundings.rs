@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::Reconciler;
 use crate::modes::shared::host;
@@ -77,6 +78,29 @@ impl Reconciler {
             Err(_) if self.knows_gateways => None,
             Err(error) => Some(Unread::new("default routes", error)),
         }
+    }
+
+    /// Takes what Nodes of the cluster say by now. Returns whether a Service gets or loses an address by that. Costs O(Nodes +
+    /// Frontends), only when the addresses of a Node changed.
+    pub(super) fn take_cluster_nodes(&mut self) -> bool {
+        let changed = self.cluster_nodes.take_changed();
+        let mut matters = false;
+        if changed.addresses {
+            let nodes = Arc::new(self.cluster_nodes.by_address(&self.node.name));
+            self.options.config.reserved.set_nodes(nodes.clone());
+            let before = self.facts.config.reserved.set_nodes(nodes.clone());
+            let differs = |address: &IpAddr| before.get(address) != nodes.get(address);
+            let desired = self.desired();
+            matters = desired.frontends().any(|frontend| differs(&frontend.key.address))
+                || desired.rejected().any(|(_, rejected)| differs(&rejected.key.address));
+        }
+        if changed.weights {
+            self.refresh_facts();
+        }
+        if matters {
+            self.recompile();
+        }
+        matters
     }
 
     /// Takes the endpoints of `default/kubernetes` as API servers. While it has none, keeps the earlier ones.

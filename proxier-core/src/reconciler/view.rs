@@ -253,12 +253,14 @@ impl Reconciler {
             key: refusal.key,
             endpoint: None,
             reason: refusal.reason(),
+            user: Some(refusal.user.clone()),
         });
         let claimed = desired.conflicts().map(|conflict| Refused {
             service: conflict.refused.to_string(),
             key: conflict.key,
             endpoint: None,
             reason: format!("{} had it first", conflict.owner),
+            user: None,
         });
         reserved.chain(claimed).chain(self.mode.refused())
     }
@@ -266,7 +268,7 @@ impl Reconciler {
     /// What was left out of the current objects: of Services and slices, then of Nodes, then what annotations ask for that
     /// cannot be with the endpoints there are.
     pub fn rejections(&self) -> impl Iterator<Item = &Rejection> {
-        let of_nodes = self.node_rejections.iter().chain(self.node_weights.rejections());
+        let of_nodes = self.node_rejections.iter().chain(self.cluster_nodes.rejections());
         self.store.rejections().chain(of_nodes).chain(self.desired().refused())
     }
 }

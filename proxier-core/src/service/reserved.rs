@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::{NodeFacts, Roles};
 use crate::net::{EndpointKey, FrontendKey, Protocol};
@@ -27,6 +28,8 @@ pub enum User {
     Health,
     /// This program's metrics.
     Metrics,
+    /// Another Node of the cluster, by name.
+    Node(Box<str>),
     /// Something else, by name.
     Other(Box<str>),
 }
@@ -40,6 +43,7 @@ impl fmt::Display for User {
             User::Kubelet => "the kubelet",
             User::Health => "this proxy's health checks",
             User::Metrics => "this proxy's metrics",
+            User::Node(name) => return write!(f, "Node {name}"),
             User::Other(name) => name,
         })
     }
@@ -117,6 +121,9 @@ impl Rejected {
     pub fn reason(&self) -> String {
         match self.extent {
             Extent::Port => format!("{} answers there; not served unless allowed", self.user),
+            Extent::Address if matches!(self.user, User::Node(_)) => {
+                format!("{} has that address; packets go there, and it is not served here", self.user)
+            }
             Extent::Address => {
                 format!(
                     "{} has that address, and this node could not reach it any more; not served unless allowed",
@@ -155,6 +162,9 @@ impl fmt::Display for Rejected {
 /// * A load-balancer address that is the API server's, while all endpoints are endpoints of `default/kubernetes`: it leads
 ///   there. Without endpoints it is rejected, and the network decides.
 ///
+/// **Other Nodes** ([`Reserved::set_nodes`]), such as all of a load balancer that runs on the nodes and writes the addresses of all of them: each
+/// Node serves its own. External and load-balancer addresses are rejected, whatever the port.
+///
 /// [`Reserved::allow`] and [`Reserved::allow_address`] make exceptions.
 ///
 /// ```
@@ -170,6 +180,7 @@ impl fmt::Display for Rejected {
 pub struct Reserved {
     places: BTreeMap<ReservedPort, User>,
     neighbours: BTreeMap<User, BTreeSet<Neighbour>>,
+    nodes: Arc<BTreeMap<IpAddr, Arc<str>>>,
     allowed: BTreeSet<IpAddr>,
 }
 
@@ -193,7 +204,12 @@ impl Reserved {
 
     /// Nothing is reserved.
     pub fn none() -> Self {
-        Reserved { places: BTreeMap::new(), neighbours: BTreeMap::new(), allowed: BTreeSet::new() }
+        Reserved {
+            places: BTreeMap::new(),
+            neighbours: BTreeMap::new(),
+            nodes: Arc::default(),
+            allowed: BTreeSet::new(),
+        }
     }
 
     /// Sets the neighbours of a kind, in place of the earlier ones. Addresses that no Service can have, such as loopback
@@ -205,6 +221,32 @@ impl Reserved {
             return false;
         }
         self.neighbours.insert(user, new.clone()) != Some(new)
+    }
+
+    /// Sets the addresses of other Nodes, with the Nodes' names, in place of the earlier ones, which it returns.
+    ///
+    /// ```
+    /// use std::collections::BTreeMap;
+    /// use std::sync::Arc;
+    /// use proxier_core::config::Config;
+    /// use proxier_core::service::{NodeFacts, Reserved, Roles};
+    /// use proxier_core::snapshot::{HostAddresses, Node};
+    ///
+    /// let mut reserved = Reserved::none();
+    /// reserved.set_nodes(Arc::new(BTreeMap::from([("192.0.2.11".parse()?, "node-b".into())])));
+    /// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
+    /// let web = "TCP 192.0.2.11:80".parse()?;
+    /// let refusal = reserved.refuses_address(&web, Roles::LOAD_BALANCER, &[], &facts).ok_or("served")?;
+    /// assert_eq!(refusal.reason(), "Node node-b has that address; packets go there, and it is not served here");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_nodes(&mut self, nodes: Arc<BTreeMap<IpAddr, Arc<str>>>) -> Arc<BTreeMap<IpAddr, Arc<str>>> {
+        std::mem::replace(&mut self.nodes, nodes)
+    }
+
+    /// The addresses of other Nodes, with the Nodes' names.
+    pub fn nodes(&self) -> &BTreeMap<IpAddr, Arc<str>> {
+        &self.nodes
     }
 
     /// Lets Services take this address, whoever uses it now or later.
@@ -294,7 +336,8 @@ impl Reserved {
             return None;
         }
         let balanced = role.contains(Roles::LOAD_BALANCER);
-        let user = self.neighbours.iter().find(|(user, all)| {
+        let node = self.nodes.get(&key.address).map(|name| User::Node((&**name).into()));
+        let neighbour = self.neighbours.iter().find(|(user, all)| {
             let is_free = match user {
                 User::NameServer => balanced && is_dns(key),
                 User::ApiServer | User::ApiServerEndpoint => balanced && self.leads_to_api_server(endpoints),
@@ -302,8 +345,9 @@ impl Reserved {
             };
             !is_free && has_address(all, key.address)
         });
-        let (user, _) = user.filter(|_| !self.allowed.contains(&key.address) && !facts.is_here(key.address))?;
-        Some(Rejected { key: *key, user: user.clone(), extent: Extent::Address })
+        let user = node.or_else(|| neighbour.map(|(user, _)| user.clone()));
+        let user = user.filter(|_| !self.allowed.contains(&key.address) && !facts.is_here(key.address))?;
+        Some(Rejected { key: *key, user, extent: Extent::Address })
     }
 
     fn leads_to_api_server(&self, endpoints: &[EndpointKey]) -> bool {

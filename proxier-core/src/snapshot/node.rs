@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::{ObjectKey, ObjectKind, Rejection, Reporter, parse_address, parse_network, weights};
+use super::{ObjectKey, ObjectKind, Rejection, Reporter, is_usable_by_service, parse_address, parse_network, weights};
 use crate::net::{Family, Network};
 use crate::objects::{Metadata, NodeObject};
 
@@ -101,6 +101,15 @@ impl Node {
             }
         }
         node
+    }
+
+    /// All addresses of a Node, internal and external ones, of which it may have several of a family. What is no address of a host is
+    /// left out.
+    pub fn all_addresses(object: &NodeObject) -> Vec<IpAddr> {
+        let is_ip = |kind: &str| matches!(kind, "InternalIP" | "ExternalIP");
+        let listed = object.status.addresses.iter().filter(|address| is_ip(&address.address_type));
+        let addresses = listed.filter_map(|address| parse_address(&address.address));
+        addresses.filter(|address| is_usable_by_service(*address)).collect()
     }
 
     /// Its address of a family.

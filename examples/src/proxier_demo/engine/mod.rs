@@ -179,8 +179,8 @@ impl<K: Kernel> Engine<K> {
                 return false;
             }
             Change::Node(node) => self.proxier.set_node(&node.object, now),
-            Change::NodeWeight(object) => self.proxier.upsert_node_weight(&object, now),
-            Change::NodeWeightGone(name) => self.proxier.delete_node_weight(&name, now),
+            Change::ClusterNode(object) => self.proxier.upsert_cluster_node(&object, now),
+            Change::ClusterNodeGone(name) => self.proxier.delete_cluster_node(&name, now),
             Change::ServiceCidr(name, networks) => {
                 self.service_cidrs.insert(name, networks);
                 self.set_service_cidrs(now);

@@ -37,10 +37,10 @@ pub enum Change {
     Node(Box<NodeState>),
     /// This node's Node was deleted.
     NodeGone,
-    /// A Node of the cluster, new or changed, for its weight: only what says that is in it.
-    NodeWeight(Box<NodeObject>),
+    /// A Node of the cluster, new or changed, for its weight and addresses: only what says these is in it.
+    ClusterNode(Box<NodeObject>),
     /// A Node of the cluster, by name, was deleted.
-    NodeWeightGone(String),
+    ClusterNodeGone(String),
     /// A ServiceCIDR, by name, new or changed: the networks from which the cluster takes cluster IPs.
     ServiceCidr(String, Vec<Network>),
     /// A ServiceCIDR, by name, was deleted: no Service has an address of it any more.
@@ -86,8 +86,8 @@ pub struct Snapshot {
     pub slices: BTreeMap<ObjectKey, Box<EndpointSliceObject>>,
     /// This node's Node, if there is one.
     pub node: Option<NodeState>,
-    /// Nodes of the cluster by name, for their weights.
-    pub node_weights: BTreeMap<String, NodeObject>,
+    /// Nodes of the cluster by name, for their weights and addresses.
+    pub cluster_nodes: BTreeMap<String, NodeObject>,
     /// ServiceCIDRs by name.
     pub service_cidrs: BTreeMap<String, Vec<Network>>,
     /// What could not be read.
@@ -110,10 +110,10 @@ impl Snapshot {
             Change::LostSlices(keys) => keys.iter().for_each(|key| drop(self.slices.remove(key))),
             Change::Node(node) => self.node = Some(*node),
             Change::NodeGone => self.node = None,
-            Change::NodeWeight(object) => {
-                self.node_weights.insert(object.metadata.name.clone(), *object);
+            Change::ClusterNode(object) => {
+                self.cluster_nodes.insert(object.metadata.name.clone(), *object);
             }
-            Change::NodeWeightGone(name) => drop(self.node_weights.remove(&name)),
+            Change::ClusterNodeGone(name) => drop(self.cluster_nodes.remove(&name)),
             Change::ServiceCidr(name, networks) => drop(self.service_cidrs.insert(name, networks)),
             Change::ServiceCidrGone(name) => drop(self.service_cidrs.remove(&name)),
             Change::Unreadable(problem) => self.unreadable.push(problem),

@@ -117,7 +117,7 @@ pub fn changes(snapshot: Snapshot) -> impl Iterator<Item = Change> {
     let services = snapshot.services.into_values().map(Change::UpsertService);
     let slices = snapshot.slices.into_values().map(Change::UpsertSlice);
     let node = snapshot.node.into_iter().map(|node| Change::Node(Box::new(node)));
-    let weights = snapshot.node_weights.into_values().map(|object| Change::NodeWeight(Box::new(object)));
+    let weights = snapshot.cluster_nodes.into_values().map(|object| Change::ClusterNode(Box::new(object)));
     let cidrs = snapshot.service_cidrs.into_iter().map(|(name, networks)| Change::ServiceCidr(name, networks));
     node.chain(weights).chain(cidrs).chain(services).chain(slices).chain([Change::Synced])
 }

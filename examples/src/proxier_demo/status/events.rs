@@ -43,6 +43,8 @@ pub enum Reason {
     InvalidField,
     /// Another Service has the address and port already. Not in kube-proxy.
     AddressConflict,
+    /// A Service has an address of another Node, which serves it. Not in kube-proxy.
+    AddressOfNode,
     /// The kernel refuses what a Service needs. Not in kube-proxy.
     FailedToProgram,
     /// The node cannot do the mode that it was asked for, and serves in another. Not in kube-proxy.
@@ -64,6 +66,7 @@ impl Reason {
             Reason::ReadOnlySysFs => ("readOnlySysFS", "StartKubeProxy", true),
             Reason::InvalidField => ("InvalidField", "ReadService", true),
             Reason::AddressConflict => ("AddressConflict", "ProgramService", true),
+            Reason::AddressOfNode => ("AddressOfNode", "ProgramService", false),
             Reason::FailedToProgram => ("FailedToProgram", "ProgramService", true),
             Reason::Leftovers => ("Leftovers", "ProgramService", true),
             Reason::NotAsConfigured => ("NotAsConfigured", "ProgramService", true),

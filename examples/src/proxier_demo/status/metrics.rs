@@ -146,6 +146,8 @@ pub struct Metrics {
     pub unmarked: u64,
     /// What other proxies and modes left and is still there, as of the last cleanup. Not in kube-proxy.
     pub leftovers: u64,
+    /// Addresses and ports of Services that are other Nodes' and not served here. Not in kube-proxy.
+    pub of_other_nodes: u64,
 }
 
 impl Default for Metrics {
@@ -185,6 +187,7 @@ impl Default for Metrics {
             shared: 0,
             unmarked: 0,
             leftovers: 0,
+            of_other_nodes: 0,
         }
     }
 }
@@ -277,6 +280,8 @@ impl Metrics {
             "Services that are served without the firewall marks that the configuration asks for",
             self.unmarked,
         );
+        let of_others = "Addresses and ports of Services that are other Nodes' and not served here";
+        p.gauge("other_nodes_frontends", of_others, self.of_other_nodes);
         p.gauge(
             "unmet_wishes",
             "Settings and parts of the kernel that are not available here; serving works without them",

@@ -60,6 +60,11 @@ fn obstacle(network: &Network, is_wanted: &dyn Fn(IpAddr) -> bool, facts: &NodeF
     if let Some((user, neighbour)) = neighbours.find(|(_, neighbour)| is_in(&neighbour.address)) {
         return Some(format!("{}, the address of {user}", neighbour.address));
     }
+    let mut nodes =
+        config.reserved.nodes().range(network.network()..).take_while(|(address, _)| network.contains(*address));
+    if let Some((address, name)) = nodes.find(|(address, _)| is_in(address)) {
+        return Some(format!("{address}, the address of Node {name}"));
+    }
     let of_cluster = match &config.local_traffic {
         LocalTraffic::ClusterCidrs(networks) => &networks[..],
         _ => &[],

@@ -290,7 +290,13 @@ impl Mode {
 
     fn refused_of(&self, frontend: &Frontend) -> Vec<Refused> {
         let owner = |key: &FrontendKey| self.wanted.desired().owner(key).map(ToString::to_string).unwrap_or_default();
-        let refused = |endpoint, reason| Refused { service: owner(&frontend.key), key: frontend.key, endpoint, reason };
+        let refused = |endpoint, reason| Refused {
+            service: owner(&frontend.key),
+            key: frontend.key,
+            endpoint,
+            reason,
+            user: None,
+        };
         if frontend.key.protocol == Protocol::Sctp {
             return vec![refused(None, NO_SCTP.to_owned())];
         }

@@ -1,6 +1,7 @@
 //! The kernel's thread: takes changes, does what is due, and reports the results.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -9,7 +10,8 @@ use proxier_core::modes::ipvs::drain::Drains;
 use proxier_core::modes::shared::cleaned::Cleaned;
 use proxier_core::net::Family;
 use proxier_core::reconciler::Removal;
-use proxier_core::reconciler::report::Report;
+use proxier_core::reconciler::report::{Refused, Report};
+use proxier_core::service::User;
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
@@ -231,7 +233,8 @@ impl Worker {
                     }
                     Change::Node(node) => self.health.set_node_eligible(!node.leaving),
                     Change::NodeGone => self.health.set_node_eligible(false),
-                    Change::Listing(_) | Change::Listed(_) => {}
+                    // Nodes of the cluster say every few minutes that they live.
+                    Change::Listing(_) | Change::Listed(_) | Change::ClusterNode(_) | Change::ClusterNodeGone(_) => {}
                     Change::ServiceCidr(name, networks) => {
                         let networks: Vec<String> = networks.iter().map(ToString::to_string).collect();
                         tracing::info!("ServiceCIDR {name}: cluster IPs are of {}", networks.join(", "));
@@ -334,6 +337,8 @@ impl Worker {
             metrics.draining = u64::try_from(engine.proxier().drains().map_or(0, Drains::len)).unwrap_or(u64::MAX);
             // Not after each change: counting walks everything.
             if report.full {
+                let of_nodes = report.refused.iter().filter(|refused| other_node(refused).is_some()).count();
+                metrics.of_other_nodes = u64::try_from(of_nodes).unwrap_or(u64::MAX);
                 // A pass that could not read everything does not know these.
                 if report.unread.is_empty() {
                     metrics.refused_objects = u64::try_from(report.refused_by_kernel().count()).unwrap_or(u64::MAX);
@@ -374,6 +379,28 @@ impl Worker {
         let _main_has_ended = self.passed.send(Passed { health_checks, listening });
     }
 
+    /// Tells each Service once which of its addresses are other Nodes'.
+    fn tell_of_other_nodes(&mut self, report: &Report) {
+        let mut services: BTreeMap<&str, BTreeMap<IpAddr, &str>> = BTreeMap::new();
+        for refused in &report.refused {
+            if let Some(name) = other_node(refused) {
+                services.entry(&refused.service).or_default().insert(refused.key.address, name);
+            }
+        }
+        for (service, addresses) in services {
+            let list: Vec<String> =
+                addresses.iter().map(|(address, name)| format!("{address} (Node {name})")).collect();
+            let note =
+                format!("addresses of other Nodes, which serve them; packets from here go there: {}", list.join(", "));
+            if self.limiter.once(&format!("{service}: {note}")) {
+                tracing::info!("Service {service}: {note}");
+                if let Some(service) = service_key(service) {
+                    self.recorder.tell(Regarding::Service(service), Reason::AddressOfNode, note);
+                }
+            }
+        }
+    }
+
     fn tell_failures(&mut self, report: &Report, now: Instant) {
         for unread in &report.unread {
             if self.limiter.pass(&unread.what, now).is_some() {
@@ -388,7 +415,8 @@ impl Worker {
                 }
             }
         }
-        for refused in &report.refused {
+        self.tell_of_other_nodes(report);
+        for refused in report.refused.iter().filter(|refused| other_node(refused).is_none()) {
             let note = refused.to_string();
             if self.limiter.pass(&note, now).is_some() {
                 tracing::warn!("{note}");
@@ -431,6 +459,14 @@ impl Worker {
             let how = "kill -USR1, or start with --allow-mass-removal, if this is intended";
             tracing::error!("{stopped}; {how} (this is process {})", std::process::id());
         }
+    }
+}
+
+/// The other Node that has the address of a Frontend.
+fn other_node(refused: &Refused) -> Option<&str> {
+    match refused.user.as_ref()? {
+        User::Node(name) => Some(name),
+        _ => None,
     }
 }
 

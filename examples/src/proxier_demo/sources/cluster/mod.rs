@@ -37,6 +37,7 @@ use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::Settings;
 
 /// Times and sizes. The defaults are meant for clusters; tests shorten them.
+#[expect(clippy::struct_excessive_bools, reason = "each is one kind of object that is watched, or waited for")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
@@ -61,8 +62,11 @@ pub struct Options {
     pub needs_pod_cidr: bool,
     /// How long it waits for that, before it gives up. Default 5 minutes, as with kube-proxy.
     pub pod_cidr_patience: Duration,
-    /// Whether all Nodes are watched, for their weights; the initial list waits for them as for the Node. Default no.
+    /// Whether all Nodes are watched, for their weights; the initial list waits for them as for the Node. Default no. A server that forbids it is
+    /// no failure: nodes have no weights then.
     pub node_weights: bool,
+    /// The same, for their addresses: no other node makes them local. Default no.
+    pub node_addresses: bool,
     /// Whether ServiceCIDRs are watched, for the networks of cluster IPs; the initial list waits for them as for the Node. Default
     /// no. A server that has none of them, or forbids them, is no failure: the networks are those of the configuration.
     pub service_cidrs: bool,
@@ -84,6 +88,7 @@ impl Default for Options {
             needs_pod_cidr: false,
             pod_cidr_patience: Duration::from_secs(300),
             node_weights: false,
+            node_addresses: false,
             service_cidrs: false,
             absent_pause: Duration::from_secs(300),
         }
@@ -95,9 +100,15 @@ impl Options {
     pub fn of(settings: &Settings) -> Self {
         let needs_pod_cidr = settings.core.local_traffic == LocalTraffic::NodeCidr;
         let node_weights = settings.core.ipvs.may_ask_for.contains(MayAskFor::NODE_WEIGHTS);
+        let node_addresses = settings.mode.makes_addresses_local();
         let by_routes = settings.mode == Kind::Ipvs && settings.core.binds_by_routes();
         let service_cidrs = by_routes || settings.mode == Kind::Userspace;
-        Options { needs_pod_cidr, node_weights, service_cidrs, ..Options::default() }
+        Options { needs_pod_cidr, node_weights, node_addresses, service_cidrs, ..Options::default() }
+    }
+
+    /// Whether all Nodes are watched.
+    fn all_nodes(&self) -> bool {
+        self.node_weights || self.node_addresses
     }
 }
 
@@ -171,10 +182,10 @@ impl Cluster {
         let gate = Arc::new(Gate::new(changes.clone(), &options));
         let options = Arc::new(options);
         let mut tasks = JoinSet::new();
-        let weights = options.node_weights.then_some(Resource::NodeWeights);
+        let nodes = options.all_nodes().then_some(Resource::AllNodes { addresses: options.node_addresses });
         let resources = [Resource::Services, Resource::EndpointSlices, Resource::Node(node_name.to_owned())];
         let cidrs = options.service_cidrs.then(|| Resource::ServiceCidrs(CidrVersion::default()));
-        for resource in resources.into_iter().chain(weights).chain(cidrs) {
+        for resource in resources.into_iter().chain(nodes).chain(cidrs) {
             let watcher = Watcher {
                 resource,
                 session: session.clone(),
@@ -215,7 +226,7 @@ impl Cluster {
         &self.counters
     }
 
-    /// The kinds that the initial list still waits for; `podCIDR` stands for the Node's network of pods, `node weights` for all
+    /// The kinds that the initial list still waits for; `podCIDR` stands for the Node's network of pods, `all nodes` for all
     /// Nodes.
     pub fn outstanding(&self) -> Vec<&'static str> {
         self.gate.outstanding.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -238,8 +249,8 @@ struct Gate {
 }
 
 const NODES: &str = "nodes";
-/// All Nodes, for their weights.
-const NODE_WEIGHTS: &str = "node weights";
+/// All Nodes, for their weights and addresses.
+const ALL_NODES: &str = "all nodes";
 /// Also its plural, as RBAC rules name it.
 const SERVICE_CIDRS: &str = "servicecidrs";
 /// Not a kind, but awaited like one: the Node's network of pods.
@@ -250,7 +261,7 @@ const REMINDER: Duration = Duration::from_secs(30);
 impl Gate {
     fn new(changes: Changes, options: &Options) -> Self {
         let mut outstanding = vec!["services", "endpointslices", NODES];
-        outstanding.extend(options.node_weights.then_some(NODE_WEIGHTS));
+        outstanding.extend(options.all_nodes().then_some(ALL_NODES));
         outstanding.extend(options.service_cidrs.then_some(SERVICE_CIDRS));
         outstanding.extend(options.needs_pod_cidr.then_some(POD_CIDR));
         Gate {
@@ -293,7 +304,7 @@ impl Gate {
             let mut outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
             let before = outstanding.len();
             outstanding.retain(|other| *other != plural);
-            if outstanding.iter().all(|other| [NODES, NODE_WEIGHTS, SERVICE_CIDRS].contains(other)) {
+            if outstanding.iter().all(|other| [NODES, ALL_NODES, SERVICE_CIDRS].contains(other)) {
                 self.only_node.notify_one();
             }
             before == 1 && outstanding.is_empty()
@@ -310,7 +321,7 @@ impl Gate {
         if waiting {
             let missing = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let what = match missing.as_slice() {
-                [NODE_WEIGHTS] => "all Nodes",
+                [ALL_NODES] => "all Nodes",
                 [SERVICE_CIDRS] => "ServiceCIDRs",
                 _ => "the Node",
             };

@@ -20,8 +20,10 @@ pub(super) enum Resource {
     EndpointSlices,
     /// The Node of this name.
     Node(String),
-    /// All Nodes, for their weights.
-    NodeWeights,
+    /// All Nodes, for their weights, and for their addresses if these are needed.
+    AllNodes {
+        addresses: bool,
+    },
     /// ServiceCIDRs, in this version of their API. Servers before Kubernetes 1.31 have none.
     ServiceCidrs(CidrVersion),
 }
@@ -42,21 +44,21 @@ impl Resource {
         match self {
             Resource::Services => "services",
             Resource::EndpointSlices => "endpointslices",
-            Resource::Node(_) | Resource::NodeWeights => "nodes",
+            Resource::Node(_) | Resource::AllNodes { .. } => "nodes",
             Resource::ServiceCidrs(_) => super::SERVICE_CIDRS,
         }
     }
 
     /// What the initial list waits for.
     pub(super) fn awaited(&self) -> &'static str {
-        if *self == Resource::NodeWeights { super::NODE_WEIGHTS } else { self.plural() }
+        if matches!(self, Resource::AllNodes { .. }) { super::ALL_NODES } else { self.plural() }
     }
 
-    /// The form in which objects are asked for: of all Nodes only metadata, if the server can
-    /// (`PartialObjectMetadata`, Kubernetes 1.15).
+    /// The form in which objects are asked for: of all Nodes only metadata, if that is
+    /// enough and the server can (`PartialObjectMetadata`, Kubernetes 1.15).
     pub(super) fn accepts(&self) -> &'static str {
         match self {
-            Resource::NodeWeights => {
+            Resource::AllNodes { addresses: false } => {
                 "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, \
                  application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1, application/json"
             }
@@ -68,7 +70,7 @@ impl Resource {
         match self {
             Resource::Services => "Service",
             Resource::EndpointSlices => "EndpointSlice",
-            Resource::Node(_) | Resource::NodeWeights => "Node",
+            Resource::Node(_) | Resource::AllNodes { .. } => "Node",
             Resource::ServiceCidrs(_) => "ServiceCIDR",
         }
     }
@@ -78,7 +80,7 @@ impl Resource {
         match self {
             Resource::Services => Some(ObjectKind::Service),
             Resource::EndpointSlices => Some(ObjectKind::EndpointSlice),
-            Resource::Node(_) | Resource::NodeWeights | Resource::ServiceCidrs(_) => None,
+            Resource::Node(_) | Resource::AllNodes { .. } | Resource::ServiceCidrs(_) => None,
         }
     }
 
@@ -92,7 +94,7 @@ impl Resource {
                 let path = "/apis/discovery.k8s.io/v1/endpointslices";
                 format!("{path}?{NOT_ANOTHERS}%2C%21service.kubernetes.io%2Fheadless")
             }
-            Resource::NodeWeights => "/api/v1/nodes?pretty=false".to_owned(),
+            Resource::AllNodes { .. } => "/api/v1/nodes?pretty=false".to_owned(),
             Resource::ServiceCidrs(version) => {
                 let version = match version {
                     CidrVersion::V1 => "v1",
@@ -122,12 +124,12 @@ impl Resource {
                 object.metadata.annotations.clear();
                 Change::Node(Box::new(NodeState { object, leaving: is_leaving(text) }))
             }
-            Resource::NodeWeights => {
-                let mut object =
-                    NodeObject { metadata: yaml::read_json::<NodeObject>(text)?.metadata, ..NodeObject::default() };
+            Resource::AllNodes { .. } => {
+                let NodeObject { metadata, status, .. } = yaml::read_json(text)?;
+                let mut object = NodeObject { metadata, status, ..NodeObject::default() };
                 object.metadata.labels.retain(|name, _| name == Node::WEIGHT);
                 object.metadata.annotations.retain(|name, _| name == Node::WEIGHT);
-                Change::NodeWeight(Box::new(object))
+                Change::ClusterNode(Box::new(object))
             }
             Resource::ServiceCidrs(_) => read_service_cidr(text)?,
         })
@@ -140,7 +142,7 @@ impl Resource {
             Resource::Services => Change::DeleteService(ObjectKey::new(namespace, name)),
             Resource::EndpointSlices => Change::DeleteSlice(ObjectKey::new(namespace, name)),
             Resource::Node(_) => Change::NodeGone,
-            Resource::NodeWeights => Change::NodeWeightGone(name.to_owned()),
+            Resource::AllNodes { .. } => Change::ClusterNodeGone(name.to_owned()),
             Resource::ServiceCidrs(_) => Change::ServiceCidrGone(name.to_owned()),
         }
     }

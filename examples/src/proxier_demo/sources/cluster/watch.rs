@@ -113,7 +113,7 @@ impl Watcher {
 
     /// Whether the server lacks this kind, or forbids it, and nothing fails for that.
     fn is_absent(&self, failure: &Failure) -> bool {
-        let is_optional = matches!(self.resource, Resource::ServiceCidrs(_));
+        let is_optional = matches!(self.resource, Resource::ServiceCidrs(_) | Resource::AllNodes { .. });
         is_optional && matches!(failure.kind, FailureKind::Missing | FailureKind::Forbidden)
     }
 
@@ -121,20 +121,28 @@ impl Watcher {
     /// What was read before stays.
     async fn do_without(&mut self, failure: &Failure, place: &mut Place) -> Result<(), Closed> {
         place.version = None;
-        if failure.kind == FailureKind::Missing && self.resource == Resource::ServiceCidrs(CidrVersion::V1) {
-            self.resource = Resource::ServiceCidrs(CidrVersion::V1beta1);
-            return Ok(());
-        }
-        self.resource = Resource::ServiceCidrs(CidrVersion::V1);
+        let (what, otherwise) = if let Resource::ServiceCidrs(version) = &mut self.resource {
+            if failure.kind == FailureKind::Missing && *version == CidrVersion::V1 {
+                *version = CidrVersion::V1beta1;
+                return Ok(());
+            }
+            *version = CidrVersion::V1;
+            (
+                "servicecidrs.networking.k8s.io, if there are any",
+                "the networks of cluster IPs are those of the configuration (ipvs.serviceCIDRs, userspace.serviceCIDRs)",
+            )
+        } else {
+            (
+                "nodes",
+                "nodes have no weights, and a Service that has the address of another Node takes it from this node",
+            )
+        };
         if !std::mem::replace(&mut place.said_absent, true) {
-            let message = &failure.message;
-            let otherwise = "the networks of cluster IPs are those of the configuration (ipvs.serviceCIDRs, userspace.serviceCIDRs)";
+            let (message, kind) = (&failure.message, self.resource.kind());
             if failure.kind == FailureKind::Missing {
-                tracing::info!("the server has no ServiceCIDRs ({message}): {otherwise}");
+                tracing::info!("the server has no {kind}s ({message}): {otherwise}");
             } else {
-                tracing::warn!(
-                    "{message}; allow list and watch of servicecidrs.networking.k8s.io, if there are any; until then {otherwise}"
-                );
+                tracing::warn!("{message}; allow list and watch of {what}; until then {otherwise}");
             }
         }
         self.gate.listed(self.resource.awaited()).await?;
@@ -254,7 +262,7 @@ impl Watcher {
         // The API server itself has a Service and an EndpointSlice. A list without any may come from a server that is
         // just starting, or from something else at its address: a process that believes its first list would then compare the
         // kernel with whatever part of the next one has arrived. So an empty list counts once its version can be watched.
-        place.unconfirmed = is_empty && !matches!(self.resource, Resource::Node(_) | Resource::NodeWeights);
+        place.unconfirmed = is_empty && !matches!(self.resource, Resource::Node(_) | Resource::AllNodes { .. });
         if !place.unconfirmed {
             self.listed().await?;
         }

@@ -13,6 +13,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use proxier_core::objects::NodeObject;
 use proxier_core::snapshot::ObjectKind;
 
 use self::read::{Contents, Id};
@@ -66,7 +67,7 @@ const SOON: Duration = Duration::from_millis(200);
 
 impl Manifests {
     /// Reads files, and the files of directories (those that end in `.yaml`, `.yml` or `.json`, not in subdirectories), as
-    /// seen from the node of this name: of Nodes, only that one is reported.
+    /// seen from the node of this name: of other Nodes, only addresses are reported.
     ///
     /// Of two objects of one kind and name, the one in the first file is used, in the order given and then by name.
     ///
@@ -241,6 +242,18 @@ impl Manifests {
         repeated
     }
 
+    /// Of another Node than this one, only the addresses.
+    fn seen_from_here(&self, change: &Change) -> Change {
+        let Change::Node(node) = change else { return change.clone() };
+        if node.object.metadata.name == self.node_name {
+            return change.clone();
+        }
+        let mut other = NodeObject::default();
+        other.metadata.name.clone_from(&node.object.metadata.name);
+        other.status.clone_from(&node.object.status);
+        Change::ClusterNode(Box::new(other))
+    }
+
     /// Reports the differences from what was reported before.
     fn report(&mut self, mut problems: BTreeSet<Problem>) -> Vec<Change> {
         problems.extend(self.repeated());
@@ -250,12 +263,11 @@ impl Manifests {
                 wanted.entry(id).or_insert(change);
             }
         }
-        wanted.retain(|(kind, key), _| *kind != ObjectKind::Node || *key.name == *self.node_name);
         let gone = self.reported.keys().filter(|id| !wanted.contains_key(id));
         let mut changes: Vec<Change> = problems.difference(&self.told).cloned().map(Change::Unreadable).collect();
         // If nothing at all is left, a directory may not be mounted: do not report that as deletions.
         let all = !wanted.keys().any(|(kind, _)| *kind == ObjectKind::Service);
-        let gone = gone.map(gone_change);
+        let gone = gone.map(|id| gone_change(id, &self.node_name));
         if all {
             changes.extend(unannounced(gone));
         } else {
@@ -265,7 +277,7 @@ impl Manifests {
         for (id, change) in wanted {
             let digest = digest(change);
             if self.reported.get(id) != Some(&digest) {
-                changes.push(change.clone());
+                changes.push(self.seen_from_here(change));
             }
             reported.insert(id.clone(), digest);
         }
@@ -373,11 +385,12 @@ fn files_of(path: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn gone_change((kind, key): &Id) -> Change {
+fn gone_change((kind, key): &Id, node_name: &str) -> Change {
     match kind {
         ObjectKind::Service => Change::DeleteService(key.clone()),
         ObjectKind::EndpointSlice => Change::DeleteSlice(key.clone()),
-        _ => Change::NodeGone,
+        _ if *key.name == *node_name => Change::NodeGone,
+        _ => Change::ClusterNodeGone(key.name.to_string()),
     }
 }
 

@@ -1,0 +1,100 @@
+//! Nodes of the cluster: the weights of their endpoints, and their addresses, which no other node makes local.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::objects::NodeObject;
+use crate::snapshot::{Node, Rejection};
+
+/// Weights and addresses of Nodes by name, kept up to date one Node at a time.
+#[derive(Debug, Default)]
+pub(super) struct ClusterNodes {
+    /// Weights other than 1.
+    weights: Arc<BTreeMap<Box<str>, u16>>,
+    rejections: BTreeMap<Box<str>, Vec<Rejection>>,
+    addresses: BTreeMap<Arc<str>, Box<[IpAddr]>>,
+    /// What differs since [`ClusterNodes::take_changed`].
+    changed: Changed,
+}
+
+/// What differs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Changed {
+    pub(super) weights: bool,
+    pub(super) addresses: bool,
+}
+
+impl ClusterNodes {
+    /// Takes the weight of a new or changed Node. Returns whether it changed.
+    pub(super) fn upsert_weight(&mut self, object: &NodeObject) -> bool {
+        let name = &*object.metadata.name;
+        let mut rejections = Vec::new();
+        let weight = Node::weight(object, &mut rejections).filter(|weight| *weight != 1);
+        if rejections.is_empty() {
+            self.rejections.remove(name);
+        } else {
+            self.rejections.insert(name.into(), rejections);
+        }
+        self.set_weight(name, weight)
+    }
+
+    /// Takes the addresses of a new or changed Node. Returns whether they changed.
+    pub(super) fn upsert_addresses(&mut self, object: &NodeObject) -> bool {
+        let name = &*object.metadata.name;
+        let addresses = Node::all_addresses(object);
+        if self.addresses.get(name).map(|known| &**known).unwrap_or_default() == addresses {
+            return false;
+        }
+        self.addresses.insert(name.into(), addresses.into());
+        self.changed.addresses = true;
+        true
+    }
+
+    /// Forgets a Node. Returns whether it had a weight or addresses.
+    pub(super) fn delete(&mut self, name: &str) -> bool {
+        self.rejections.remove(name);
+        let had_addresses = self.addresses.remove(name).is_some();
+        self.changed.addresses |= had_addresses;
+        self.set_weight(name, None) || had_addresses
+    }
+
+    fn set_weight(&mut self, name: &str, weight: Option<u16>) -> bool {
+        if self.weights.get(name).copied() == weight {
+            return false;
+        }
+        let weights = Arc::make_mut(&mut self.weights);
+        match weight {
+            Some(weight) => weights.insert(name.into(), weight),
+            None => weights.remove(name),
+        };
+        self.changed.weights = true;
+        true
+    }
+
+    /// All weights other than 1.
+    pub(super) fn weights(&self) -> &Arc<BTreeMap<Box<str>, u16>> {
+        &self.weights
+    }
+
+    /// The addresses of all Nodes but this one. Two Nodes with one address: the first by name.
+    pub(super) fn by_address(&self, own: &str) -> BTreeMap<IpAddr, Arc<str>> {
+        let mut nodes = BTreeMap::new();
+        for (name, addresses) in self.addresses.iter().filter(|(name, _)| ***name != *own) {
+            for address in addresses {
+                nodes.entry(*address).or_insert_with(|| name.clone());
+            }
+        }
+        nodes
+    }
+
+    /// What changed since the last call.
+    pub(super) fn take_changed(&mut self) -> Changed {
+        std::mem::take(&mut self.changed)
+    }
+
+    /// Weights that are none.
+    pub(super) fn rejections(&self) -> impl Iterator<Item = &Rejection> {
+        self.rejections.values().flatten()
+    }
+}
