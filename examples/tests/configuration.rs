@@ -1,6 +1,6 @@
 //! The configuration of `proxier-demo`, from a command line to checked values.
 #![cfg(feature = "proxier-demo")]
-#![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test stops at the first surprise")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test stops at the first surprise")]
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
