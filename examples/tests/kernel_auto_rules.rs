@@ -136,3 +136,32 @@ fn auto_is_iptables_where_a_filter_drops_by_default() {
         });
     }
 }
+
+/// Nothing accepts what another table drops, so that is said; with rules of iptables, its own chain is no obstacle.
+#[test]
+fn chains_that_drop_what_comes_in_are_named() {
+    kernel_test(&needs(), || {
+        set_up();
+        let folder = manifests();
+        let named = || {
+            let report: Value =
+                serde_json::from_slice(&demo(&[&["probe", "-o", "json"][..], &AUTO].concat()).stdout).unwrap();
+            let named = report["input"].as_array().unwrap().iter();
+            named.map(|line| line.as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(named(), [""; 0]);
+        tool("iptables -P INPUT DROP");
+        assert_eq!(named(), [""; 0]);
+        once(&folder);
+        assert!(tool("iptables -S KUBE-NODE-PORT").contains("--match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT"));
+        tool("iptables -P INPUT ACCEPT");
+        once(&folder);
+        assert!(!tool("iptables -S KUBE-NODE-PORT").contains("KUBE-CLUSTER-IP"));
+        tool("nft add table inet firewall");
+        tool("nft add chain inet firewall in { type filter hook input priority 0 ; policy drop ; }");
+        assert!(named()[0].starts_with("chain inet firewall in drops by default"), "{:?}", named());
+        assert!(once(&folder).contains("chain inet firewall in drops by default"));
+        tool("nft delete table inet firewall");
+        ok(&demo(&["cleanup"]));
+    });
+}

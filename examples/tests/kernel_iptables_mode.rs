@@ -219,6 +219,10 @@ fn rules_that_iptables_cannot_show_stop_nothing() {
     for is_there_first in [true, false] {
         kernel_test(&[NEEDS, &[Need::Nftables]].concat(), || stops_nothing("iptables", is_there_first));
     }
+}
+
+#[test]
+fn rules_that_iptables_cannot_show_stop_nothing_in_ipvs_mode() {
     kernel_test(&[PROXY, NEEDS, &[Need::Nftables]].concat(), || stops_nothing("ipvs", true));
 }
 

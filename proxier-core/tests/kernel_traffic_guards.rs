@@ -13,8 +13,8 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use serde_json::json;
-use testkit::kernel_test;
 use testkit::witness::{Transport, Witness, ask, ping};
+use testkit::{kernel_test, oracle};
 use traffic::NEEDS;
 use traffic::clients::{LIMIT, Peer, Surprises, daemon_at, every, with_service};
 use traffic::cluster::{Cluster, options};
@@ -137,6 +137,50 @@ fn source_ranges_let_in_whom_they_name() {
                 surprises.silent_to(&net.client, Some(net::STRANGER.of(family)), transport, balancer(number));
                 surprises.silent(&net, From::PodB, transport, balancer(number));
             }
+        }
+        surprises.none();
+    });
+}
+
+/// As on a hardened node: packets to Services meet INPUT before IPVS.
+#[test]
+fn services_are_reached_where_input_drops_by_default() {
+    kernel_test(&NEEDS, || {
+        let net = Net::new();
+        let _pods = net.serve();
+        let harden = || {
+            for (program, neighbours) in [("iptables", "-p icmp"), ("ip6tables", "-p ipv6-icmp")] {
+                let accepted = [neighbours, "-i lo", "-m conntrack --ctstate RELATED,ESTABLISHED"];
+                let rules = accepted.map(|of| format!("-A INPUT {of} -j ACCEPT"));
+                for line in rules.iter().map(String::as_str).chain(["-P INPUT DROP"]) {
+                    oracle::run(program, &line.split(' ').collect::<Vec<_>>(), None).unwrap();
+                }
+            }
+        };
+        net.node.run_in(harden).unwrap();
+        let mut cluster = Cluster::new(options(&json!({})));
+        cluster.publish("web", 10, &json!({}), &[A]);
+        cluster.publish(
+            "ranged",
+            14,
+            &json!({ "loadBalancerSourceRanges": ["192.0.2.10/32", "2001:db8:1::10/128"] }),
+            &[A],
+        );
+        cluster.settle();
+        let _daemon = Witness::start(&net.node, "daemon", &daemon_at(9100)).unwrap();
+        let mut surprises = Surprises::default();
+        for (family, transport) in every() {
+            for vip in Vip::ALL {
+                let peer =
+                    |from| if (vip, from) == (Vip::ClusterIp, From::PodB) { Peer::Kept } else { Peer::Masqueraded };
+                for from in From::ALL {
+                    surprises.served(&net, from, transport, vip.of(10, family), &["a"], peer(from));
+                }
+            }
+            let balancer = Vip::LoadBalancer.of(14, family);
+            surprises.served(&net, From::Client, transport, balancer, &["a"], Peer::Masqueraded);
+            surprises.silent_to(&net.client, Some(net::STRANGER.of(family)), transport, balancer);
+            surprises.silent(&net, From::Client, transport, SocketAddr::new(net::NODE.of(family), 9100));
         }
         surprises.none();
     });

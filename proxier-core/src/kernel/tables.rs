@@ -88,6 +88,11 @@ impl Tables for TablesPort {
         }
     }
 
+    fn list(&mut self) -> Result<Vec<TableKey>, PortError> {
+        let tables = self.call(|client| client.list_tables(None)).map_err(|error| port_error(&error))?;
+        Ok(tables.into_iter().map(|of| of.table.key).collect())
+    }
+
     fn chains(&mut self, table: &TableKey) -> Result<Vec<ObservedChain>, PortError> {
         self.call(|client| client.list_chains(table)).map_err(|error| port_error(&error))
     }

@@ -31,6 +31,7 @@ pub struct NotCommitted {
 /// port.commit(&transaction).map_err(|refused| refused.error)?;
 /// assert!(port.generation()? > before && port.has_chain(&key, "services")?);
 /// assert!(port.read(&key)?.ok_or("gone")?.to_string().contains("chain services"));
+/// assert_eq!(port.list()?, [key.clone()]);
 /// assert_eq!((port.chains(&key)?.len(), port.rules(&key.chain("services")?)?.len()), (1, 0));
 ///
 /// // Which operation the kernel refuses: the first, since the table exists.
@@ -62,6 +63,14 @@ pub trait Tables {
     /// # Errors
     /// When the kernel could not be asked.
     fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool, PortError>;
+
+    /// All tables, whoever made them. Default: none is known.
+    ///
+    /// # Errors
+    /// When the kernel could not be asked.
+    fn list(&mut self) -> Result<Vec<TableKey>, PortError> {
+        Ok(Vec::new())
+    }
 
     /// The chains of a table; none without the table.
     ///

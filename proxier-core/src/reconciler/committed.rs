@@ -106,6 +106,10 @@ impl Tables for Noting<'_> {
         self.tables.has_chain(table, chain)
     }
 
+    fn list(&mut self) -> Result<Vec<TableKey>, PortError> {
+        self.tables.list()
+    }
+
     fn chains(&mut self, table: &TableKey) -> Result<Vec<ObservedChain>, PortError> {
         self.tables.chains(table)
     }

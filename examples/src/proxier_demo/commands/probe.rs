@@ -6,6 +6,7 @@ use kmod_probe::Answer;
 use proxier_core::config::RulesBy;
 use proxier_core::kernel::KernelPorts;
 use proxier_core::modes::cleanup::leftovers;
+use proxier_core::modes::ipvs::guards;
 use proxier_core::modes::{Kind, iptables};
 use proxier_core::net::Family;
 use proxier_core::ports::PortError;
@@ -125,7 +126,10 @@ async fn probe_ipvs(configured: &Configured, kernel: &mut KernelPorts) -> Result
     text += &neighbours::text(&reserved);
     let hints = Hints::look(&settings.core);
     text += &hints.text();
+    let dropping = guards::dropping_input(&settings.core, &mut kernel.ports());
+    text += &lines(&dropping);
     let mut json = json!(report);
+    json["input"] = json!(dropping);
     json["rules"] = json!(by.name());
     json["rules_reason"] = json!(choice.and_then(|choice| choice.reason.as_deref()));
     json["reserved"] = neighbours::json(&reserved);

@@ -107,6 +107,9 @@ impl Engine {
             Kind::Userspace => userspace::families(settings, &mut kernel)?,
             _ => needs::rule_families(&mut kernel, settings.core.families)?,
         };
+        if settings.mode == Kind::Ipvs {
+            notes.extend(guards::dropping_input(&settings.core, &mut kernel.ports()));
+        }
         let mut options = options(settings, &configured.source, families);
         if configured.allow_mass_removal {
             options.mass_removal.share = 1.0;

@@ -28,6 +28,10 @@ impl Tables for FakeTablesPort {
         self.gate.call(Call::TablesTable, family_of(table), || self.port.table(table))
     }
 
+    fn list(&mut self) -> Result<Vec<TableKey>, PortError> {
+        self.port.list()
+    }
+
     fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool, PortError> {
         self.gate.call(Call::TablesHasChain, family_of(table), || self.port.has_chain(table, chain))
     }

@@ -11,17 +11,20 @@
 //! family, and everything that has to go after them in another. Its rules do not depend on entries.
 //!
 //! What nf_tables cannot do: overrule a drop in somebody else's chain. kube-proxy's chains accept marked packets, answers to forwarded
-//! connections and health checks; where another firewall drops those by default, the table of this variant does not help.
+//! connections and health checks, and ours packets to Services where INPUT drops by default; where another firewall drops those by default, the table of this
+//! variant does not help ([`dropping_input`]).
 //!
 //! A node that changes from one to the other has both until a [cleanup](crate::modes::cleanup::cleanup): what shows that a
 //! virtual server is ours is read from both, and what guards those that stay is carried over.
 
 pub(in crate::modes::ipvs) mod carried;
 mod choose;
+mod input;
 pub(in crate::modes::ipvs) mod nft;
 pub(in crate::modes::ipvs) mod programs;
 
 pub use choose::{Choice, choose, trial, trials};
+pub use input::dropping_input;
 pub use nft::{Fate, Layout, TableChange, marks};
 
 use crate::config::{KernelNames, RulesBy};

@@ -218,7 +218,10 @@ fn order_by_rules(
         .map(|family| {
             let new = inputs.get(&family).cloned();
             let capabilities = programs.capabilities;
-            let made = || rules::Inputs::new(family, &mode.wanted, pass.facts, capabilities).with_kept(kept);
+            let made = || {
+                let made = rules::Inputs::new(family, &mode.wanted, pass.facts, capabilities).with_kept(kept);
+                made.with_input_as(programs.rules.get(&family))
+            };
             (family, new.unwrap_or_else(made))
         })
         .collect();

@@ -110,10 +110,12 @@ fn read_rules(
         capabilities.random_fully &= port.has_random_fully(family).map_err(unread)?;
     }
     let inputs = rules::Inputs::new(family, &mode.wanted, pass.facts, capabilities).with_kept(kept);
+    let inputs = inputs.with_input_as(written);
     if !pass.full && written == Some(&inputs) {
         return Ok(None);
     }
-    Ok(Some((inputs, port.dump(family).map_err(unread)?)))
+    let dump = port.dump(family).map_err(unread)?;
+    Ok(Some((inputs.with_input_of(&dump), dump)))
 }
 
 /// Whether the rules of a family cannot have changed. Costs O(changed entries); building `Inputs` costs O(guarded load

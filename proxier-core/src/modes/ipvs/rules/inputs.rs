@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use iptables::{Dump, Policy, TableName};
 use ipvs::VirtualServerKey;
 
 use super::names;
@@ -165,6 +166,8 @@ pub struct Inputs {
     whole: Vec<Network>,
     /// Chains are made, and sets named, only where sets have entries.
     only_needed: bool,
+    /// Chain INPUT of table filter drops what nothing accepts.
+    input_drops: bool,
 }
 
 impl Inputs {
@@ -184,7 +187,28 @@ impl Inputs {
             by_routes: routes.is_on,
             whole: routes.whole.into_iter().filter(|network| Family::of(network.addr()) == family).collect(),
             only_needed,
+            input_drops: false,
         }
+    }
+
+    /// With the policy of chain INPUT: where it drops, rules accept traffic of Services, which arrives there before IPVS sees it.
+    #[must_use]
+    pub fn with_input_of(mut self, observed: &Dump) -> Self {
+        let input = observed.table(&TableName::FILTER).and_then(|filter| filter.chain("INPUT"));
+        self.input_drops = input.is_some_and(|input| input.policy == Some(Policy::Drop));
+        self
+    }
+
+    /// With the policy of chain INPUT as these inputs have it.
+    #[must_use]
+    pub(crate) fn with_input_as(mut self, before: Option<&Inputs>) -> Self {
+        self.input_drops = before.is_some_and(|before| before.input_drops);
+        self
+    }
+
+    /// Whether traffic of Services has to be accepted.
+    pub fn input_drops(&self) -> bool {
+        self.input_drops
     }
 
     /// Adds what stays in the kernel although it is not wanted.
@@ -278,8 +302,8 @@ impl Inputs {
     /// that are not barred any more. Such rules may wait until what they guarded is gone.
     pub fn only_relaxes(&self, before: &Inputs) -> bool {
         let rest = |inputs: &Inputs| {
-            let Inputs { family, bit, capabilities, by_routes, only_needed, .. } = *inputs;
-            (family, inputs.sources.clone(), bit, capabilities, by_routes, only_needed)
+            let Inputs { family, bit, capabilities, by_routes, only_needed, input_drops, .. } = *inputs;
+            (family, inputs.sources.clone(), bit, capabilities, by_routes, only_needed, input_drops)
         };
         let fewer_networks = self.whole.iter().all(|network| before.whole.binary_search(network).is_ok());
         let fewer_sets = self.filled.iter().all(|kind| before.is_filled(*kind));

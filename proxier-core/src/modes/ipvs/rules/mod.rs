@@ -41,6 +41,8 @@
 //! * Jumps have an order: source ranges are checked before marked packets are accepted, whatever was there before. Jumps
 //!   that are there, each once and in this order, stay, even with other rules between: two programs that both insist on the
 //!   first position would take turns for ever. Otherwise all of them move to the front.
+//! * Where chain INPUT of table filter drops by default, `KUBE-NODE-PORT` accepts traffic to Services there, after source ranges were checked:
+//!   with kube-proxy none reaches IPVS.
 //! * Nothing is written when the kernel already has the same rules, in whatever spelling; a chain that has not changed
 //!   keeps its counters.
 //! * `KUBE-MARK-MASQ` is removed at the end too, unless somebody else's rule jumps to it.

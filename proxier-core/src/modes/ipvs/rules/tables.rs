@@ -33,7 +33,9 @@ pub(super) fn filter(inputs: &Inputs) -> Vec<Rows> {
         // There even while the set is empty, so that the first health check needs no new rule.
         (names::NODE_PORT, {
             let row = noted(inputs, SetKind::HealthCheckNodePort, "dst").target("ACCEPT");
-            always(inputs, SetKind::HealthCheckNodePort, row)
+            let mut rows = always(inputs, SetKind::HealthCheckNodePort, row);
+            rows.extend(accepted_input(inputs));
+            rows
         }),
         (names::PROXY_FIREWALL, {
             let row =
@@ -44,6 +46,26 @@ pub(super) fn filter(inputs: &Inputs) -> Vec<Rows> {
         (names::IPVS_FILTER, ipvs_filter(inputs)),
         (names::IPVS_OUT_FILTER, ipvs_out_filter(inputs)),
     ]
+}
+
+/// IPVS sees a packet to a Service's address only once INPUT has let it through. Source ranges are checked before, in the chain whose jump
+/// comes first.
+fn accepted_input(inputs: &Inputs) -> Vec<RuleBuilder> {
+    if !inputs.input_drops() {
+        return Vec::new();
+    }
+    let kinds = [SetKind::ClusterIp, SetKind::ExternalIp, SetKind::ExternalIpLocal, SetKind::LoadBalancer];
+    let accept = |kind| when(inputs, kind, [noted(inputs, kind, "dst,dst").target("ACCEPT")]);
+    let node_ports = [
+        ("tcp", SetKind::NodePortTcp, "dst"),
+        ("udp", SetKind::NodePortUdp, "dst"),
+        ("sctp", SetKind::NodePortSctp, "dst,dst"),
+    ];
+    let of_node_port = |(protocol, kind, directions): (&str, SetKind, &str)| {
+        let rule = Rule::builder().args(["-p", protocol]).comment(kind.comment());
+        when(inputs, kind, [matching(rule, inputs, kind, directions).target("ACCEPT")])
+    };
+    kinds.into_iter().flat_map(accept).chain(node_ports.into_iter().flat_map(of_node_port)).collect()
 }
 
 fn mark(inputs: &Inputs) -> String {

@@ -1,0 +1,60 @@
+//! Finds chains of a firewall that drop packets to Services before IPVS sees them.
+
+use iptables::TableName;
+use nftables::{ChainKey, ChainType, Family as NftFamily, Hook, Policy};
+
+use crate::compat;
+use crate::config::{Config, RulesBy};
+use crate::net::Family;
+use crate::ports::Ports;
+
+/// The chains of nf_tables that drop by default what comes in to this host, each with what to do. In IPVS mode packets to Services are such,
+/// and no chain of another table can accept them against that. Where iptables [guards](RulesBy) virtual servers, chain INPUT of its own table
+/// filter does not count: its rules accept traffic of Services there. Best effort: what cannot be read drops nothing.
+///
+/// ```
+/// use nftables::{BaseChain, Chain, ChainType, Family, Hook, Policy, Priority, Table, TableKey, Transaction};
+/// use proxier_core::config::Config;
+/// use proxier_core::fake::FakeKernel;
+/// use proxier_core::modes::ipvs::guards::dropping_input;
+///
+/// let mut kernel = FakeKernel::new();
+/// let table = TableKey::new(Family::Inet, "firewall")?;
+/// let mut base = BaseChain::new(ChainType::Filter, Hook::Input, Priority::FILTER);
+/// base.policy = Policy::Drop;
+/// let mut transaction = Transaction::new();
+/// transaction.add_table(Table::new(table.clone())).add_chain(Chain::base(table.chain("input")?, base));
+/// kernel.nftables().commit(&transaction)?;
+/// let found = dropping_input(&Config::default(), &mut kernel.ports());
+/// assert!(found[0].starts_with("chain inet firewall input drops by default"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn dropping_input(config: &Config, ports: &mut Ports<'_>) -> Vec<String> {
+    let by_nft = config.ipvs.rules == RulesBy::Nftables;
+    let of_iptables = |chain: &ChainKey| {
+        let is_filter = |family| compat::table_key(family, &TableName::FILTER).is_ok_and(|key| key == chain.table);
+        Family::ALL.into_iter().any(is_filter) && chain.name.as_str() == "INPUT"
+    };
+    let sees_packets = |family| matches!(family, NftFamily::Ip | NftFamily::Ip6 | NftFamily::Inet);
+    let mut found = Vec::new();
+    for table in ports.tables.list().unwrap_or_default() {
+        if !sees_packets(table.family) {
+            continue;
+        }
+        for observed in ports.tables.chains(&table).unwrap_or_default() {
+            let drops = observed.chain.base.as_ref().is_some_and(|base| {
+                base.hook == Hook::Input && base.kind == ChainType::Filter && base.policy == Policy::Drop
+            });
+            let chain = &observed.chain.key;
+            if drops && (by_nft || !of_iptables(chain)) {
+                let instead =
+                    if of_iptables(chain) { "ipvs.rules: iptables, which accepts it" } else { "mode nftables" };
+                found.push(format!(
+                    "chain {chain} drops by default what comes in, and traffic to Services passes it before IPVS: only what a rule \
+                     there accepts reaches a Service; accept the addresses and node ports of Services in it, or choose {instead}"
+                ));
+            }
+        }
+    }
+    found
+}
