@@ -53,6 +53,12 @@ fn nftables_mode_mends_its_table_at_once() {
                 "delete element ip proxier services { 10.96.0.20 . tcp . 80 }",
                 "flush map ip proxier services",
                 "flush chain ip proxier prerouting",
+                "add table ip proxier { flags dormant; }",
+                "add chain ip proxier forward-filter { policy drop; }",
+                "delete chain ip proxier postrouting; \
+                 add chain ip proxier postrouting { type nat hook postrouting priority 7; }",
+                "delete chain ip proxier output-filter; \
+                 add chain ip proxier output-filter { type filter hook input priority 7; }",
                 "delete table ip proxier",
             ],
         );
@@ -69,6 +75,12 @@ fn ipvs_mode_mends_its_table_at_once() {
                 "delete element ip proxier-ipvs cluster-ip { 10.96.0.20 . tcp . 80 }",
                 "flush set ip proxier-ipvs cluster-ip",
                 "flush chain ip proxier-ipvs postrouting",
+                "add table ip proxier-ipvs { flags dormant; }",
+                "add chain ip proxier-ipvs forward-filter { policy drop; }",
+                "delete chain ip proxier-ipvs postrouting; \
+                 add chain ip proxier-ipvs postrouting { type nat hook postrouting priority 7; }",
+                "delete chain ip proxier-ipvs output-filter; \
+                 add chain ip proxier-ipvs output-filter { type filter hook input priority 7; }",
                 "delete table ip proxier-ipvs",
             ],
         );
@@ -109,7 +121,8 @@ nftables: {{syncPeriod: 1h}}
     proxy.until_logged("somebody else changed it, repaired");
     std::thread::sleep(Duration::from_secs(3));
     let mended = full_passes();
-    assert!(mended >= begun + 4.0, "{begun} full passes, {mended} after four changes");
+    // IPVS mode puts its table back without one, and compares everything once a second at most.
+    assert!(mended >= begun + 2.0, "{begun} full passes, {mended} after {} changes", changes.len());
 
     // Its own changes, and those of others elsewhere, are no reason to compare anything.
     for number in 30..40 {

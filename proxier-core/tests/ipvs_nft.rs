@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use iptables::{Invocation, Runner as _};
 use netlink_batch::Errno;
-use nftables::{Chain, Element, ElementKey, Set, Table, TableKey, Transaction, Value as NftValue};
+use nftables::{Chain, Element, ElementKey, Set, Table, TableFlags, TableKey, Transaction, Value as NftValue};
 use proxier_core::config::{Binding, Config, InterfaceName, LocalTraffic, RulesBy};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::Kind;
@@ -367,7 +367,7 @@ fn what_others_change_is_repaired_and_told() {
         let found = snapshot.sets.into_iter().find(|of| of.set.set.key.name.as_str() == name).unwrap();
         (found.set.set, found.elements)
     };
-    let drifts: [(&str, &dyn Fn()); 6] = [
+    let drifts: [(&str, &dyn Fn()); 7] = [
         ("+ entry ip proxier-ipvs cluster-ip", &|| {
             let (set, elements) = set("cluster-ip");
             commit(&|transaction| {
@@ -395,6 +395,13 @@ fn what_others_change_is_repaired_and_told() {
             let mut other: Set = set("cluster-ip").0;
             other.key.name = "theirs".parse().unwrap();
             commit(&|transaction| drop(transaction.add_set(other.clone())));
+        }),
+        ("~ table ip proxier-ipvs made again", &|| {
+            let mut dormant = Table::new(key.clone());
+            dormant.flags = TableFlags::DORMANT;
+            commit(&|transaction| {
+                transaction.add_table(dormant.clone());
+            });
         }),
         ("+ table ip proxier-ipvs", &|| {
             commit(&|transaction| {

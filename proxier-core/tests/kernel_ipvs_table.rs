@@ -2,6 +2,7 @@
 //! with packets before IPVS would see them.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+#![allow(clippy::disallowed_macros, reason = "a run says what it has measured")]
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -12,7 +13,7 @@ mod traffic;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nftables::{Table, TableKey, TableSnapshot, Transaction};
 use proxier_core::config::RulesBy;
@@ -201,26 +202,34 @@ fn what_somebody_changes_with_nft_is_repaired() {
         node.settle();
         assert!(!node.hears(&mut monitor), "its own transactions");
         let whole = list("ip");
+        let lines = |text: &str| {
+            // The order of elements does not count.
+            let elements = text.lines().flat_map(|line| line.trim().trim_start_matches("elements = {").split(','));
+            let trimmed = elements.map(|part| part.trim_end_matches('}').trim().to_owned());
+            let mut parts: Vec<String> = trimmed.filter(|part| !part.is_empty()).collect();
+            parts.sort_unstable();
+            parts
+        };
         for change in [
             "delete element ip proxier-ipvs load-balancer-fw { 203.0.113.114 . tcp . 80 }",
             "add element ip proxier-ipvs load-balancer-source-cidr { 203.0.113.114 . tcp . 80 . 10.0.0.0/8 }",
             "flush chain ip proxier-ipvs source-ranges",
             "add rule ip proxier-ipvs input-filter accept",
             "add set ip proxier-ipvs theirs { type ipv4_addr; }",
+            "add table ip proxier-ipvs { flags dormant; }",
+            "add chain ip proxier-ipvs forward-filter { policy drop; }",
+            "delete chain ip proxier-ipvs input-split; \
+             add chain ip proxier-ipvs input-split { type filter hook input priority 7; }",
+            "delete chain ip proxier-ipvs output-filter; \
+             add chain ip proxier-ipvs output-filter { type filter hook input priority -150; }",
             "delete table ip proxier-ipvs",
         ] {
             oracle::run("nft", &[change], None).unwrap();
             assert!(node.hears(&mut monitor), "{change}");
+            // At once, before anything is compared: without its table the virtual server is open to everybody.
+            assert_eq!(lines(&list("ip")), lines(&whole), "{change}");
             let report = node.settle().pop().unwrap();
             assert!(!report.drift.is_empty(), "{change}");
-            let lines = |text: &str| {
-                // The order of elements does not count.
-                let elements = text.lines().flat_map(|line| line.trim().trim_start_matches("elements = {").split(','));
-                let trimmed = elements.map(|part| part.trim_end_matches('}').trim().to_owned());
-                let mut parts: Vec<String> = trimmed.filter(|part| !part.is_empty()).collect();
-                parts.sort_unstable();
-                parts
-            };
             assert_eq!(lines(&list("ip")), lines(&whole), "{change}");
             assert!(!node.hears(&mut monitor), "what mended it is its own: {change}");
         }
@@ -231,6 +240,36 @@ fn what_somebody_changes_with_nft_is_repaired() {
         oracle::run("nft", &["delete table ip other"], None).unwrap();
         assert!(!node.hears(&mut monitor));
         assert!(list("ip").contains("10.96.0.10 . tcp . 80"));
+    });
+}
+
+/// Somebody flushes the rule set again and again: each time the table is back within milliseconds, and everything is compared once a second at most.
+#[test]
+fn a_table_that_is_flushed_is_back_at_once() {
+    kernel_test(NEEDS, || {
+        let mut node = Node::new(&json!({}));
+        for number in 10..60 {
+            node.publish(&format!("guarded-{number}"), number, &ranges());
+        }
+        let mut monitor = TableMonitor::open(&node.proxier.table_name().unwrap()).unwrap();
+        node.settle();
+        node.hears(&mut monitor);
+        let whole = list("ip").len();
+        let mut open = Duration::ZERO;
+        let mut passes = 0;
+        for _ in 0..20 {
+            oracle::run("nft", &["flush ruleset"], None).unwrap();
+            let begin = Instant::now();
+            let changes = monitor.drain().unwrap();
+            node.now += Duration::from_millis(100);
+            assert!(node.proxier.tables_changed(&changes.generations, changes.lost, &mut node.tables, node.now));
+            open += begin.elapsed();
+            assert_eq!(list("ip").len(), whole);
+            passes += node.settle().len();
+        }
+        eprintln!("open for {open:?} in 20 flushes");
+        assert!(open < Duration::from_secs(2), "{open:?}");
+        assert!((1..=3).contains(&passes), "{passes} full passes in two seconds");
     });
 }
 

@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use netlink_batch::Errno;
-use nftables::{Chain, DataType, Family, FieldTypes, Priority, Set, SetFlags, Table, TableKey, Transaction};
+use nftables::{
+    Chain, DataType, Family, FieldTypes, Priority, Set, SetFlags, Table, TableFlags, TableKey, Transaction,
+};
 use node::{Node, Objects, a_spec, options_of, prepared, texts};
 use proptest::prelude::*;
 use proxier_core::config::{InterfaceName, LocalTraffic};
@@ -371,12 +373,18 @@ fn what_others_change_is_repaired_and_told() {
     assert!(drift.iter().any(|line| line.contains("internal-4") && line.contains("a-guest")), "{drift:?}");
     assert_eq!(node.tables(), whole);
 
-    let mut change = Transaction::new();
-    change.delete_table(&table);
-    client.commit(&change).unwrap();
-    let report = node.full();
-    assert!(report.is_done() && !report.drift.is_empty(), "{report:#?}");
-    assert_eq!(node.tables(), whole);
+    let mut dormant = Table::new(table.clone());
+    dormant.flags = TableFlags::DORMANT;
+    let mut changes = [Transaction::new(), Transaction::new()];
+    changes[0].add_table(dormant);
+    changes[1].delete_table(&table);
+    for change in changes {
+        client.commit(&change).unwrap();
+        assert_ne!(node.tables(), whole);
+        let report = node.full();
+        assert!(report.is_done() && !report.drift.is_empty(), "{report:#?}");
+        assert_eq!(node.tables(), whole);
+    }
 }
 
 /// A change that meets a table that somebody has deleted is made good at once, not at the next timer.

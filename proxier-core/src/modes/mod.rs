@@ -21,7 +21,7 @@ use crate::config::{Config, Families};
 use crate::modes::shared::names::Names;
 use crate::modes::shared::sysctls::HostSettings;
 use crate::net::{Family, FrontendKey};
-use crate::ports::{LocalNetworks, Ports};
+use crate::ports::{LocalNetworks, Ports, Tables};
 use crate::reconciler::report::{Refused, Report, Unread};
 use crate::reconciler::safeguard::Safeguard;
 use crate::reconciler::schedule::Moment;
@@ -240,6 +240,13 @@ impl Mode {
             Mode::Ipvs(mode) => mode.has_read_tables(),
             Mode::Nftables(mode) => mode.has_read(),
             Mode::Iptables(_) | Mode::Userspace(_) => false,
+        }
+    }
+
+    /// Puts back at once tables of nf_tables that guard what is served without them, if somebody else has changed them.
+    pub(crate) fn restore_tables(&mut self, config: &Config, tables: &mut dyn Tables) {
+        if let Mode::Ipvs(mode) = self {
+            mode.restore_tables(config, tables);
         }
     }
 

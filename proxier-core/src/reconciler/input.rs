@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::Reconciler;
+use super::committed::Noting;
 use crate::config::{MayAskFor, RulesBy};
 use crate::modes::{self, Mode};
 use crate::net::Network;
@@ -12,6 +13,9 @@ use crate::ports::Tables;
 use crate::reconciler::schedule::Moment;
 use crate::service::{Neighbour, User};
 use crate::snapshot::{FrontendSpec, Node, ObjectKey, ObjectKind};
+
+/// Two proxies, or a proxy and a person, that undo each other's work have everything compared no more often.
+const BETWEEN_FOREIGN_CHANGES: Duration = Duration::from_secs(1);
 
 impl Reconciler {
     /// Takes a new or changed Service.
@@ -473,7 +477,8 @@ impl Reconciler {
     }
 
     /// Reports the generations of the rule set that wrote to the tables of [this name](Reconciler::table_name); `lost`: some may be
-    /// missing. If one is not this proxy's own, the next pass compares everything. Has no effect before the tables have been read.
+    /// missing. If one is not this proxy's own, the next pass compares everything, at most once a second; the table of IPVS mode, without
+    /// which source ranges are open, is put back now. Has no effect before the tables have been read.
     ///
     /// Returns whether it does. Call it between passes.
     ///
@@ -507,7 +512,16 @@ impl Reconciler {
     pub fn tables_changed(&mut self, generations: &[u32], lost: bool, tables: &mut dyn Tables, now: Moment) -> bool {
         let differs = self.committed.differs(generations, lost, tables) && self.mode.has_read_tables();
         if differs {
-            self.schedule.request_full(now);
+            let tables = &mut Noting::new(tables, &mut self.committed);
+            self.mode.restore_tables(&self.options.config, tables);
+            let last = self.compared_tables_at;
+            let at =
+                last.map_or(
+                    now,
+                    |last| if now < last { last } else { now.max(last.saturating_add(BETWEEN_FOREIGN_CHANGES)) },
+                );
+            self.compared_tables_at = Some(at);
+            self.schedule.request_full_at(at);
         }
         differs
     }

@@ -198,6 +198,8 @@ pub struct Reconciler {
     totals: Totals,
     /// Own transactions of nf_tables.
     committed: Committed,
+    /// When everything was compared last because others had changed tables of nf_tables, or will be.
+    compared_tables_at: Option<Moment>,
 }
 
 impl Reconciler {
@@ -250,6 +252,7 @@ impl Reconciler {
             left: BTreeSet::new(),
             totals: Totals::default(),
             committed: Committed::default(),
+            compared_tables_at: None,
             options,
         }
     }

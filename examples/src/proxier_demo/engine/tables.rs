@@ -11,8 +11,9 @@ use tokio::sync::mpsc;
 
 use crate::proxier_demo::message::{Control, Message};
 
-/// Two proxies, or a proxy and a person, that undo each other's work do so no more often.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Transactions that follow each other so soon are one report. What a report leads to has a pause of its own; until then source ranges
+/// of IPVS mode are open, if it is their table that is gone.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Reports that somebody wrote to the tables of this name. If it fails, full passes still find it.
 pub(crate) fn watch(table: String, messages: mpsc::Sender<Message>) {

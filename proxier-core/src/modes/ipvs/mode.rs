@@ -24,11 +24,11 @@ use crate::config::{Binding, Config, Families, KernelNames};
 use crate::modes::shared::names::Names;
 use crate::modes::{Pass, Refreshed};
 use crate::net::{Family, FrontendKey};
-use crate::ports::{LocalNetworks, PortErrorKind, Ports, RouteOwner};
+use crate::ports::{LocalNetworks, PortErrorKind, Ports, RouteOwner, Tables as TablesPort};
 use crate::reconciler::report::{Report, Unread};
 use crate::reconciler::safeguard::{Kernel as _, Safeguard};
 use crate::reconciler::schedule::Moment;
-use crate::reconciler::step::Part;
+use crate::reconciler::step::{Part, Step};
 use crate::service::NodeFacts;
 use crate::snapshot::{HostAddresses, ObjectKey, Store};
 
@@ -81,6 +81,8 @@ pub(crate) struct Mode {
     pub(super) observed: Option<Observed>,
     /// The sets as they were known before the kernel was read again.
     remembered: Remembered,
+    /// What was put back without a pass, for the report of the next full one.
+    restored: Vec<Step>,
     /// A full pass has taken over what the other variant of `guards` holds.
     pub(super) has_taken_over: bool,
     /// Steps that failed in the last full pass and since. The next full pass finds them again; they are not drift.
@@ -129,6 +131,7 @@ impl Mode {
             surprised: false,
             observed: None,
             remembered: Remembered::default(),
+            restored: Vec::new(),
             has_taken_over: false,
             unfinished: BTreeSet::new(),
             drains: Drains::new(options.drain.clone()),
@@ -151,6 +154,13 @@ impl Mode {
     /// Whether its rules are tables of nf_tables, and have been read.
     pub(crate) fn has_read_tables(&self) -> bool {
         self.guards.kind() == guards::Kind::Nft && self.observed.is_some()
+    }
+
+    /// Puts back tables that somebody else has changed, without a pass.
+    pub(crate) fn restore_tables(&mut self, config: &Config, tables: &mut dyn TablesPort) {
+        if let (Guards::Nft(known), Some(observed)) = (&self.guards, &mut self.observed) {
+            self.restored.extend(known.restore(config, observed, tables));
+        }
     }
 
     pub(crate) fn drains(&self) -> &Drains {
@@ -339,6 +349,9 @@ impl Mode {
         let Planned { plan, inputs, layouts, unread, drift } = whole(self, pass, compared, &readings, &verdicts)?;
         report.unread.extend(unread);
         report.drift = drift;
+        if pass.full {
+            report.drift.append(&mut self.restored);
+        }
         Some(Prepared { plan, inputs, layouts })
     }
 

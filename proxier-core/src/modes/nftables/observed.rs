@@ -20,7 +20,7 @@ pub(super) struct Observed {
     pub(super) chains: BTreeMap<String, Vec<Rule>>,
     /// Sets that are none of [`SetName`], but for anonymous ones, which go with their rules.
     pub(super) other_sets: BTreeMap<String, Set>,
-    /// Base chains differ from ours, or a set does: the table cannot be mended, only made again.
+    /// The table has flags (`dormant`: no chain sees packets), or its base chains or a set differ from ours: it cannot be mended, only made again.
     pub(super) is_other: bool,
 }
 
@@ -34,6 +34,7 @@ impl Observed {
         if !observed.chains.contains_key(OWNED) {
             return None;
         }
+        observed.is_other = snapshot.table.table.flags != layout.to_table().flags;
         for (chain, _) in layout.chains() {
             let found = snapshot.chains.iter().find(|found| found.chain.key == chain.key);
             // A missing chain can be added to the table, one of another kind not be changed.

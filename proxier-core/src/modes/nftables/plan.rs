@@ -35,7 +35,7 @@ pub(super) enum Fate {
     Keep,
     /// It is made.
     Make,
-    /// It is deleted and made again, at one instant: it has other sets or hooks than ours.
+    /// It is deleted and made again, at one instant: it has other flags, sets or hooks than ours.
     Remake,
     /// It is deleted: the family is not served any more.
     Delete,
@@ -413,7 +413,7 @@ impl TablePlan {
                 Some(step.with(format_args!("chains {}", names.join(", "))))
             }
             Fate::Keep => None,
-            Fate::Remake => Some(step.with("made again: it has other sets or hooks")),
+            Fate::Remake => Some(step.with("made again: it has other flags, sets or hooks")),
             Fate::Make | Fate::Delete => Some(step),
         }
     }

@@ -158,6 +158,11 @@ impl Schedule {
         self.full_at = self.full_at.min(now);
     }
 
+    /// The same for a full pass that waits until then.
+    pub fn request_full_at(&mut self, at: Moment) {
+        self.full_at = self.full_at.min(at);
+    }
+
     /// When the next pass may start. `None` while one runs.
     pub fn next(&self) -> Option<Wake> {
         if self.running.is_some() {

@@ -19,7 +19,7 @@ pub enum Fate {
     Keep,
     /// It is made.
     Make,
-    /// It is deleted and made again, at one instant: it has other sets or hooks than ours.
+    /// It is deleted and made again, at one instant: it has other flags, sets or hooks than ours.
     Remake,
 }
 
@@ -111,6 +111,11 @@ impl TableChange {
         Self::differing(layout, Fate::Keep, there)
     }
 
+    /// The table made anew, with all its chains.
+    pub(super) fn whole(layout: &Layout, fate: Fate) -> Self {
+        TableChange { layout: layout.clone(), fate, chains: layout.chains() }
+    }
+
     fn differing<'a>(
         layout: &Layout,
         fate: Fate,
@@ -170,7 +175,7 @@ impl TableChange {
         let step = Step::new(action, Part::Table, self.layout.table());
         match self.fate {
             Fate::Make => step,
-            Fate::Remake => step.with("made again: it has other sets or hooks"),
+            Fate::Remake => step.with("made again: it has other flags, sets or hooks"),
             Fate::Keep => {
                 let names: Vec<&str> = self.chains.iter().map(|(chain, _)| chain.key.name.as_str()).collect();
                 step.with(format_args!("chains {}", names.join(", ")))

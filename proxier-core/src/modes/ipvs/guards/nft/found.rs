@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipset::Element;
-use nftables::{Rule, Set, SetFlags, TableSnapshot};
+use nftables::{Rule, Set, SetFlags, TableFlags, TableSnapshot};
 
 use super::element::decode;
 use super::layout::{Layout, table};
@@ -19,6 +19,8 @@ use crate::reconciler::report::Unread;
 pub(in crate::modes::ipvs) struct Found {
     /// Entries by set, for every set that is there.
     pub(in crate::modes::ipvs) entries: BTreeMap<SetKind, BTreeSet<Element>>,
+    /// Flags of the table.
+    flags: TableFlags,
     /// The sets as they are.
     sets: BTreeMap<SetKind, Set>,
     /// Chains as they are, with their rules.
@@ -30,7 +32,7 @@ pub(in crate::modes::ipvs) struct Found {
 impl Found {
     /// Reads a snapshot; `None` when the table is somebody else's.
     fn new(snapshot: TableSnapshot, family: Family) -> Option<Self> {
-        let mut found = Found::default();
+        let mut found = Found { flags: snapshot.table.table.flags, ..Found::default() };
         for chain in snapshot.chains {
             found.chains.insert(chain.chain.key.name.as_str().to_owned(), (chain.chain, Vec::new()));
         }
@@ -62,8 +64,8 @@ impl Found {
         Some(found)
     }
 
-    /// Whether the table cannot be mended, only made again: a set or base chain is another, or there is something that is none of
-    /// ours.
+    /// Whether the table cannot be mended, only made again: it has flags (`dormant`: no chain sees packets), a set or base chain is
+    /// another, or there is something that is none of ours.
     pub(super) fn is_other(&self, layout: &Layout) -> bool {
         let is_kind_of = |found: &Set, wanted: &Set| {
             found.key_type == wanted.key_type && found.data == wanted.data && found.all_flags() == wanted.all_flags()
@@ -74,6 +76,7 @@ impl Found {
         // A missing chain can be added, one of another kind not be changed.
         let is_other = |chain: &nftables::Chain| self.chain(chain).is_some_and(|(found, _)| found.base != chain.base);
         self.has_others
+            || self.flags != layout.to_table().flags
             || !SetKind::ALL_OF_NFT.into_iter().all(has_set)
             || !self.chains.keys().all(is_wanted)
             || chains.iter().any(|(chain, _)| is_other(chain))

@@ -15,12 +15,14 @@ use ipvs::VirtualServerKey;
 
 use crate::config::{Config, MarkRange};
 use crate::modes::Pass;
+use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::sets::SetKind;
 use crate::modes::ipvs::split;
 use crate::modes::shared::nft::check_trial;
 use crate::net::{Family, FrontendKey, Network};
 use crate::ports::{PortError, PortErrorKind, Tables as TablesPort};
 use crate::reconciler::report::Unread;
+use crate::reconciler::step::Step;
 use crate::service::NodeFacts;
 
 pub(in crate::modes::ipvs) use basis::Basis;
@@ -88,6 +90,37 @@ impl Tables {
     /// Forgets what was read.
     pub(in crate::modes::ipvs) fn forget_found(&mut self) {
         self.found.clear();
+    }
+
+    /// Puts tables back as they are known, if somebody else has changed them: what they guard is open to everybody until then, so nothing
+    /// else is read or compared before. Returns what was done. What fails is left to the next full pass.
+    pub(in crate::modes::ipvs) fn restore(
+        &self,
+        config: &Config,
+        observed: &mut Observed,
+        tables: &mut dyn TablesPort,
+    ) -> Vec<Step> {
+        let mut done = Vec::new();
+        for (family, layout) in &self.written {
+            let generation = tables.generation().ok();
+            let Ok(found) = read(*family, config, tables) else { continue };
+            let is_whole = found.as_ref().is_some_and(|found| {
+                let mut known = observed.sets.iter().filter(|(set, _)| set.family == *family);
+                let changes = TableChange::compared(layout, Some(found));
+                changes == [None, None] && known.all(|(set, entries)| found.entries.get(&set.kind) == Some(entries))
+            });
+            if is_whole {
+                continue;
+            }
+            let change = TableChange::whole(layout, if found.is_some() { Fate::Remake } else { Fate::Make });
+            observed.basis = Basis::new(config, generation, [(*family, found.map(Arc::new))].into());
+            let nothing = Entries::new();
+            let written = write(layout, Some(&change), (&nothing, &nothing), observed, tables);
+            if written.failed.is_none() && written.refused.is_empty() {
+                done.push(change.step());
+            }
+        }
+        done
     }
 
     /// Which layouts the kernel has to hold, guarding these networks. `split`: families with Frontends that are split now. `by_routes`:
