@@ -857,6 +857,27 @@ fn loopback_addresses_are_routed_once_the_rules_guard_them() {
     }
 }
 
+/// By a setting: rules that a kube-proxy left would be written again otherwise.
+#[test]
+fn tcp_is_reset_where_that_is_configured() {
+    let ports = json!([{"name": "t", "port": 80, "nodePort": 30_080}, {"name": "u", "port": 53, "protocol": "UDP"}]);
+    let spec = json!({"type": "NodePort", "clusterIP": "10.96.0.3", "ports": ports});
+    let mut node = new();
+    node.service("none", spec.clone());
+    node.settles();
+    node.has("-d 10.96.0.3 --dport 80 -j REJECT\n");
+    let mut options = options();
+    options.iptables.reject_with_reset = true;
+    let mut next = Node::on(node.kernel.clone(), options);
+    next.service("none", spec);
+    next.settles();
+    for line in ["-d 10.96.0.3 --dport 80", "-m tcp -p tcp --dport 30080"] {
+        next.has(&format!("{line} -j REJECT --reject-with tcp-reset\n"));
+    }
+    next.has("-d 10.96.0.3 --dport 53 -j REJECT\n");
+    assert_eq!(next.full().writes(), 0);
+}
+
 #[test]
 fn rules_fit_the_programs_and_the_host() {
     let old = || FakeHost::new().with_version(Backend::NfTables, "v1.6.1 (nf_tables)");

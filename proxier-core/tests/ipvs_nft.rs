@@ -837,8 +837,9 @@ fn networks_that_are_local_as_a_whole_are_guarded_by_the_table() {
     for (table, network) in [(V4, "ip daddr & 255.240.0.0 == 10.96.0.0"), (V6, "ip6 daddr & ")] {
         let rules = chain(&node.table(table), "ipvs-filter");
         let refused: Vec<&String> = rules.iter().filter(|rule| rule.contains("daddr & ")).collect();
-        assert!(refused.len() == 1 && refused[0].starts_with(network), "{rules:#?}");
-        assert!(refused[0].contains("ct state new reject"), "{refused:?}");
+        assert!(refused.len() == 2 && refused.iter().all(|rule| rule.starts_with(network)), "{rules:#?}");
+        assert!(refused[0].ends_with("ct state new meta l4proto tcp reject with tcp reset"), "{refused:?}");
+        assert!(refused[1].contains("ct state new reject with icmp"), "{refused:?}");
     }
     assert!(node.full_pass().drift.is_empty());
 }

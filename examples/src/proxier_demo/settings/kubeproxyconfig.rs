@@ -165,6 +165,10 @@ objects! {
         /// iptables know how. Default `auto`. `false` counts in IPVS mode too. Not in kube-proxy.
         #[serde(skip_serializing_if = "Option::is_none")]
         random_fully: Option<Value>,
+        /// Whether TCP clients of Services without endpoints get a reset, not ICMP, which the kernel limits for each client, in iptables
+        /// mode; nftables mode always resets. Default no, as in kube-proxy, whose rules others then equal. Not in kube-proxy.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        reject_with_reset: bool,
         /// How often the kernel is compared with what it should hold, in iptables mode. Default 30 seconds.
         sync_period: GoDuration,
     }

@@ -626,6 +626,8 @@ mod tests {
         assert_eq!(periods, (Duration::from_secs(3), Duration::from_secs(60)));
         let settings = check("mode: iptables").unwrap();
         assert_eq!(settings.object.iptables.localhost_node_ports, Some(true));
+        assert!(!settings.object.iptables.reject_with_reset);
+        assert!(check("iptables: {rejectWithReset: true}").unwrap().object.iptables.reject_with_reset);
         let periods = (settings.min_sync_period, settings.sync_period);
         assert_eq!(periods, (Duration::from_secs(1), Duration::from_secs(30)));
         let problems = check("mode: iptables\niptables: {minSyncPeriod: 31s}").unwrap_err();

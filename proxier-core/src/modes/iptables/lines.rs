@@ -7,6 +7,8 @@ use iptables::{ChainName, Error, Rule, RuleBuilder, TableName};
 
 use super::names::{self, PortNames};
 use super::service::{has_firewall, is_served, noted, policy_chain, to};
+use super::settings::Options;
+use crate::net::Protocol;
 use crate::service::{Frontend, Port};
 use crate::snapshot::{Roles, TrafficPolicy};
 
@@ -79,12 +81,16 @@ impl Line {
 
 /// What happens to traffic without endpoints, and the comment that says so: refused if there are none at all, dropped if
 /// they are on other nodes, which load balancers should have chosen.
-fn refusal(port: &Port, policy: TrafficPolicy) -> Option<(RuleBuilder, &'static str)> {
+fn refusal(port: &Port, policy: TrafficPolicy, options: Options) -> Option<(RuleBuilder, &'static [&'static str])> {
     if is_served(port, policy) {
         return None;
     }
     let elsewhere = policy == TrafficPolicy::Local && port.has_endpoints();
-    let (why, target) = if elsewhere { ("local endpoints", "DROP") } else { ("endpoints", "REJECT") };
+    let (why, target): (_, &[_]) = match port.protocol {
+        _ if elsewhere => ("local endpoints", &["-j", "DROP"]),
+        Protocol::Tcp if options.reject_with_reset => ("endpoints", &["-j", "REJECT", "--reject-with", "tcp-reset"]),
+        _ => ("endpoints", &["-j", "REJECT"]),
+    };
     Some((noted(&format!("{} has no {why}", port.name)), target))
 }
 
@@ -92,22 +98,22 @@ fn refusal(port: &Port, policy: TrafficPolicy) -> Option<(RuleBuilder, &'static 
 ///
 /// # Errors
 /// None in practice: every name and argument fits into what iptables reads.
-pub(super) fn of_frontend(frontend: &Frontend) -> Result<Vec<Line>, Error> {
+pub(super) fn of_frontend(frontend: &Frontend, options: Options) -> Result<Vec<Line>, Error> {
     let mut lines = Vec::new();
     let Some(port) = frontend.port.as_deref() else { return Ok(lines) };
     let restricted = is_restricted(frontend);
     let roles = if restricted { Roles::LOAD_BALANCER } else { frontend.roles };
     if roles.contains(Roles::CLUSTER_IP) {
-        lines.push(cluster_ip(frontend, port)?);
+        lines.push(cluster_ip(frontend, port, options)?);
     } else {
         for (role, what) in [(Roles::EXTERNAL_IP, "external IP"), (Roles::LOAD_BALANCER, "loadbalancer IP")] {
             if roles.contains(role) {
-                external((frontend, port), what, restricted, &mut lines)?;
+                external((frontend, port), what, (restricted, options), &mut lines)?;
             }
         }
         // A node port that is not served everywhere.
         if roles == Roles::NODE_PORT && port.node_port.is_none() {
-            external((frontend, port), "node port", false, &mut lines)?;
+            external((frontend, port), "node port", (false, options), &mut lines)?;
         }
     }
     Ok(lines)
@@ -149,10 +155,10 @@ fn to_frontend(rule: RuleBuilder, frontend: &Frontend) -> RuleBuilder {
     rule.args(["-m", protocol, "-p", protocol, "-d", &address, "--dport", &port])
 }
 
-fn cluster_ip(frontend: &Frontend, port: &Port) -> Result<Line, Error> {
+fn cluster_ip(frontend: &Frontend, port: &Port, options: Options) -> Result<Line, Error> {
     let address = frontend.key.address.to_string();
-    if let Some((rule, target)) = refusal(port, port.internal_policy) {
-        return Line::new(Shared::NoEndpoints, to(rule, port, &address).target(target));
+    if let Some((rule, target)) = refusal(port, port.internal_policy, options) {
+        return Line::new(Shared::NoEndpoints, to(rule, port, &address).args(target));
     }
     let rule = to(noted(&format!("{} cluster IP", port.name)), port, &address);
     let chain = policy_chain(&PortNames::new(port), port.internal_policy)?;
@@ -162,7 +168,7 @@ fn cluster_ip(frontend: &Frontend, port: &Port) -> Result<Line, Error> {
 fn external(
     (frontend, port): (&Frontend, &Port),
     what: &str,
-    restricted: bool,
+    (restricted, options): (bool, Options),
     lines: &mut Vec<Line>,
 ) -> Result<(), Error> {
     let names = PortNames::new(port);
@@ -176,8 +182,8 @@ fn external(
             lines.push(Line::new(Shared::Firewall, to_frontend(noted(&comment), frontend).target("DROP"))?);
         }
     }
-    if let Some((rule, target)) = refusal(port, port.external_policy) {
-        lines.push(Line::new(Shared::NoExternalEndpoints, to_frontend(rule, frontend).target(target))?);
+    if let Some((rule, target)) = refusal(port, port.external_policy, options) {
+        lines.push(Line::new(Shared::NoExternalEndpoints, to_frontend(rule, frontend).args(target))?);
     }
     Ok(())
 }
@@ -186,7 +192,7 @@ fn external(
 ///
 /// # Errors
 /// None in practice: every name and argument fits into what iptables reads.
-pub(super) fn of_port(port: &Port, health_check: Option<u16>) -> Result<Vec<Line>, Error> {
+pub(super) fn of_port(port: &Port, health_check: Option<u16>, options: Options) -> Result<Vec<Line>, Error> {
     let mut lines = Vec::new();
     if let Some(number) = port.node_port {
         let protocol = names::protocol(port.protocol);
@@ -195,8 +201,8 @@ pub(super) fn of_port(port: &Port, health_check: Option<u16>) -> Result<Vec<Line
             let rule = noted(&port.name).args(arriving).jump(&PortNames::new(port).external()?);
             lines.push(Line::new(Shared::NodePorts, rule)?);
         }
-        if let Some((rule, target)) = refusal(port, port.external_policy) {
-            let rule = rule.args(["-m", "addrtype", "--dst-type", "LOCAL"]).args(arriving).target(target);
+        if let Some((rule, target)) = refusal(port, port.external_policy, options) {
+            let rule = rule.args(["-m", "addrtype", "--dst-type", "LOCAL"]).args(arriving).args(target);
             lines.push(Line::new(Shared::NoExternalEndpoints, rule)?);
         }
     }

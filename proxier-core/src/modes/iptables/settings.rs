@@ -20,11 +20,20 @@ pub struct Options {
     /// may reach the client with the endpoint's address and end its connection. kube-proxy from 1.30 leaves the rule out
     /// where `nf_conntrack_tcp_be_liberal` is set.
     pub drop_invalid: bool,
+    /// Clients of Services without endpoints get a reset where they use TCP (`iptables.rejectWithReset`), not ICMP, which the kernel
+    /// limits for each client (`icmp_ratelimit`): of many connections in a second, those beyond the limit wait. Default: no, as in
+    /// kube-proxy.
+    pub reject_with_reset: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { localhost_node_ports: true, random_fully: RandomFully::Auto, drop_invalid: true }
+        Options {
+            localhost_node_ports: true,
+            random_fully: RandomFully::Auto,
+            drop_invalid: true,
+            reject_with_reset: false,
+        }
     }
 }
 

@@ -326,20 +326,21 @@ impl Wanted {
     /// load balancers, node port.
     fn shared_rules(&self, family: Family, keep: &Keep) -> Result<BTreeMap<Shared, Vec<Rule>>, Error> {
         let mut sorted = Vec::new();
+        let Some(Settings { options, .. }) = self.settings(family) else { return Ok(BTreeMap::new()) };
         let is_left =
             |key: &FrontendKey| self.desired.owner(key).is_some_and(|of| keep.has_place(&Place::Address(*key), of));
         let is_written = |key: &FrontendKey| key.family() == family && !is_left(key);
         for frontend in self.desired.frontends().filter(|frontend| is_written(&frontend.key)) {
             let Some(port) = frontend.port.as_deref() else { continue };
             let place = (&port.name, port.protocol, frontend.roles, Some(frontend.key));
-            sorted.extend(lines::of_frontend(frontend)?.into_iter().map(|line| (place, line)));
+            sorted.extend(lines::of_frontend(frontend, *options)?.into_iter().map(|line| (place, line)));
         }
         for (compiled, port) in self.ports(family) {
             let place = (&port.name, port.protocol, crate::service::Roles::NODE_PORT, None);
             let is_left = |place| keep.has_place(&place, &compiled.service);
             let check = health_check(compiled).filter(|check| !is_left(Place::HealthCheck(*check)));
             let is_kept = |number| is_left(Place::NodePort(port.protocol, number));
-            let lines = lines::of_port(port, check)?.into_iter();
+            let lines = lines::of_port(port, check, *options)?.into_iter();
             let lines = lines.filter(|line| line.chain == Shared::HealthChecks || !port.node_port.is_some_and(is_kept));
             sorted.extend(lines.map(|line| (place, line)));
         }
@@ -361,7 +362,7 @@ impl Wanted {
             let of_family = |service: &Before, chains: &mut Vec<Chain>, lines: &mut Vec<Line>| -> Result<(), Error> {
                 for port in service.ports.iter().filter(|port| port.family == family) {
                     chains.extend(service::chains(port, settings, comments)?);
-                    lines.extend(lines::of_port(port, service.health_check)?);
+                    lines.extend(lines::of_port(port, service.health_check, settings.options)?);
                 }
                 Ok(())
             };
@@ -369,15 +370,15 @@ impl Wanted {
             of_family(&now, &mut steps.chains, &mut steps.lines)?;
         }
         for (key, before) in changed.frontends.iter().filter(|(key, _)| key.family() == family) {
-            steps.lines_before.extend(lines_of(before.as_ref())?);
-            steps.lines.extend(lines_of(self.desired.frontend(key))?);
+            steps.lines_before.extend(lines_of(before.as_ref(), settings.options)?);
+            steps.lines.extend(lines_of(self.desired.frontend(key), settings.options)?);
         }
         Ok(steps)
     }
 }
 
-fn lines_of(frontend: Option<&Frontend>) -> Result<Vec<Line>, Error> {
-    frontend.map_or_else(|| Ok(Vec::new()), lines::of_frontend)
+fn lines_of(frontend: Option<&Frontend>, options: Options) -> Result<Vec<Line>, Error> {
+    frontend.map_or_else(|| Ok(Vec::new()), |frontend| lines::of_frontend(frontend, options))
 }
 
 fn settings(facts: &NodeFacts, options: Options) -> Vec<Settings> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nftables::expr::{CmpOp, FibFlags, FibResult, NatFlags, Reject};
+use nftables::expr::{CmpOp, FibFlags, FibResult, NatFlags};
 use nftables::{
     BaseChain, Chain, ChainKey, ChainType, CtState, DataType, Expression, Family as NftFamily, FieldTypes, Hook, Name,
     Operand, Priority, Register, Rule, RuleBuilder, Set, SetFlags, SetKey, SetReference, Table, TableKey, Value,
@@ -14,7 +14,7 @@ use super::pick::Slot;
 use crate::config::{Config, KernelNames};
 use crate::modes::shared::local_traffic::PodTraffic;
 pub(super) use crate::modes::shared::nft::{OWNED, built, name as chain};
-use crate::modes::shared::nft::{RTN_LOCAL, interface, port_unreachable};
+use crate::modes::shared::nft::{RTN_LOCAL, interface, rejections};
 use crate::net::{Family, Network};
 use crate::service::NodeFacts;
 
@@ -269,7 +269,7 @@ impl Layout {
         let regular = |name: &str, rules| (Chain::regular(self.chain_key(name)), rules);
         vec![
             regular(OWNED, Vec::new()),
-            regular(REJECT, vec![built(self.rule().reject(Reject::Icmp(port_unreachable(self.family))))]),
+            regular(REJECT, rejections(self.family, || self.rule()).into()),
             regular(
                 SERVICES,
                 vec![built(self.rule().verdict_map(&self.frontend(), Layout::reference(SetName::Services)))],

@@ -38,6 +38,7 @@
 //! * A packet to a cluster IP that no port of it serves is rejected, as in kube-proxy's nftables mode.
 //! * [`LocalFallback`](crate::config::LocalFallback) does not matter: the node and its pods get the cluster's endpoints,
 //!   others are dropped.
+//! * TCP is refused by a reset, which the kernel does not limit, not by ICMP.
 //!
 //! What differs from kube-proxy's nftables mode, on purpose; masquerading of endpoints that connect to themselves and affinity differ as above:
 //! * Without `nodePortAddresses`, node ports are served on all addresses of the node, as in the other modes; there on the node's

@@ -1,7 +1,9 @@
 //! What modes with tables of nf_tables share.
 
-use nftables::expr::{CmpOp, MetaKey};
-use nftables::{Expression, Family as NftFamily, Name, Register, Rule, RuleBuilder, TableKey, Transaction, Value};
+use nftables::expr::{CmpOp, MetaKey, Reject};
+use nftables::{
+    Expression, Family as NftFamily, L4Protocol, Name, Register, Rule, RuleBuilder, TableKey, Transaction, Value,
+};
 
 use crate::modes::shared::cleaned::Cleaned;
 use crate::net::Family;
@@ -66,12 +68,17 @@ impl From<Family> for NftFamily {
     }
 }
 
-/// The code "port unreachable" of RFC 792 and RFC 4443, as iptables' REJECT answers.
-pub(crate) fn port_unreachable(family: Family) -> u8 {
-    match family {
+/// Rules that refuse the packets that `matching` matches: TCP by a reset, since the kernel limits how much ICMP each client gets
+/// (`icmp_ratelimit`), other protocols by the code "port unreachable" of RFC 792 and RFC 4443.
+pub(crate) fn rejections(family: Family, matching: impl Fn() -> RuleBuilder) -> [Rule; 2] {
+    let port_unreachable = match family {
         Family::V4 => 3,
         Family::V6 => 4,
-    }
+    };
+    [
+        built(matching().meta_l4proto(L4Protocol::TCP).reject(Reject::TcpReset)),
+        built(matching().reject(Reject::Icmp(port_unreachable))),
+    ]
 }
 
 /// Compares the name of the interface that a packet came in by, or its beginning.

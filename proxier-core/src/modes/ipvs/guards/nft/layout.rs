@@ -23,7 +23,7 @@
 //! type `nat` do not see a connection that has a translation. `ACCEPT` in table filter has no counterpart: no chain of nf_tables can
 //! overrule another table's drop.
 
-use nftables::expr::{CmpOp, FibFlags, FibResult, NatFlags, Reject};
+use nftables::expr::{CmpOp, FibFlags, FibResult, NatFlags};
 use nftables::{
     BaseChain, Chain, ChainKey, ChainType, CtState, DataType, FieldTypes, Hook, L4Protocol, Name, Operand, Priority,
     Rule, RuleBuilder, Set, SetFlags, SetKey as NftSetKey, SetReference, Table, TableKey, Value, Verdict, rule,
@@ -33,7 +33,7 @@ use crate::config::{InterfaceName, KernelNames, MarkRange};
 use crate::modes::ipvs::rules::MasqueradeSources;
 use crate::modes::ipvs::sets::SetKind;
 use crate::modes::shared::local_traffic::PodTraffic;
-use crate::modes::shared::nft::{OWNED, RTN_LOCAL, built, interface, name, port_unreachable};
+use crate::modes::shared::nft::{OWNED, RTN_LOCAL, built, interface, name, rejections};
 use crate::net::{Family, Network};
 use crate::service::NodeFacts;
 
@@ -416,12 +416,11 @@ impl Layout {
         let check = SetKind::HealthCheckNodePort;
         let checks = self.rule().meta_l4proto(L4Protocol::TCP).in_set(&self.key(check), Layout::of(check));
         rules.push(returns(checks));
-        let reject = Reject::Icmp(port_unreachable(self.family));
-        let others = self.rule().ct_state(CtState::NEW).in_set(&[self.destination()], Layout::of(SetKind::IpvsIps));
-        rules.push(built(others.reject(reject)));
-        rules.extend(self.whole.iter().map(|network| {
-            let new = self.rule().daddr_in(network.network(), network.prefix_len()).ct_state(CtState::NEW);
-            built(new.reject(reject))
+        let others = || self.rule().ct_state(CtState::NEW).in_set(&[self.destination()], Layout::of(SetKind::IpvsIps));
+        rules.extend(rejections(self.family, others));
+        rules.extend(self.whole.iter().flat_map(|network| {
+            let new = || self.rule().daddr_in(network.network(), network.prefix_len()).ct_state(CtState::NEW);
+            rejections(self.family, new)
         }));
         rules
     }
