@@ -22,7 +22,7 @@ const NEEDS: &[Need] = &[Need::Root, Need::Nftables];
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// Endpoints that answer with their number, at `10.244.0.N` and `fd00:244::N`.
-const ENDPOINTS: u8 = 12;
+const ENDPOINTS: u8 = 16;
 
 /// Clients have the addresses `198.51.100.N` and `2001:db8:1::N`.
 const CLIENTS: u8 = 20;
@@ -281,6 +281,55 @@ fn a_client_keeps_its_endpoint_over_changes_and_restarts() {
         memory.connect(1..=CLIENTS, rounds[13]);
         let used: BTreeSet<u8> = memory.known.values().copied().collect();
         assert!(used.len() > 2, "all clients go to {used:?}");
+    });
+}
+
+/// Clients whose endpoint is gone choose among all that there are, and those of others stay, in whatever steps endpoints change.
+#[test]
+fn clients_of_an_endpoint_that_is_gone_are_spread_anew() {
+    kernel_test(NEEDS, || {
+        for number in CLIENTS + 1..=60 {
+            ip(&format!("addr add {}/32 dev lo", V4.client(number)));
+        }
+        let mut node = Node::new();
+        node.service(1, 10_800, &json!({}));
+        let all = |node: &mut Node, endpoints: &[u8]| -> BTreeMap<u8, u8> {
+            node.endpoints(1, endpoints);
+            node.settle();
+            let known: BTreeMap<u8, u8> =
+                (1..=60).map(|client| (client, answer(V4, client, place((V4, false))))).collect();
+            assert!(known.values().all(|endpoint| endpoints.contains(endpoint)), "{known:?}");
+            known
+        };
+        // Sixty clients of one of eight endpoints, at random: less than once in 10^7 it is 30.
+        let is_spread = |known: &BTreeMap<u8, u8>, endpoints: &[u8]| {
+            let most = endpoints.iter().map(|of| known.values().filter(|at| *at == of).count()).max();
+            assert!(most < Some(30), "{known:?}");
+        };
+        let alone = all(&mut node, &[1]);
+        assert_eq!(all(&mut node, &[1, 2, 3, 4, 5, 6, 7, 8]), alone);
+        // All at once, then each of them: first it goes, then another one comes.
+        let mut known = all(&mut node, &[9, 10, 11, 12, 13, 14, 15, 16]);
+        is_spread(&known, &[9, 10, 11, 12, 13, 14, 15, 16]);
+        let mut endpoints: Vec<u8> = (9..=16).collect();
+        for (round, new) in (1..=8).enumerate() {
+            let gone = endpoints.remove(0);
+            let rest = if round % 2 == 0 { all(&mut node, &endpoints) } else { known.clone() };
+            if round % 3 == 0 {
+                node.restart();
+            }
+            endpoints.push(new);
+            let next = all(&mut node, &endpoints);
+            let stay = rest.iter().filter(|(_, at)| **at != gone).all(|(client, at)| next[client] == *at);
+            assert!(stay, "{gone} is gone, {new} is new: {rest:?}, then {next:?}");
+            let moved: BTreeSet<u8> =
+                rest.iter().filter(|(_, at)| **at == gone).map(|(client, _)| next[client]).collect();
+            let count = rest.values().filter(|at| **at == gone).count();
+            // Six clients all get one of eight less than once in 30,000; ten less than once in 10^8.
+            assert!(count < 10 || moved.len() > 1, "all {count} clients of {gone} went to {moved:?}");
+            known = next;
+        }
+        is_spread(&known, &endpoints);
     });
 }
 

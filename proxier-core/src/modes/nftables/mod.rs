@@ -10,9 +10,10 @@
 //! ```
 //!
 //! With session affinity, clients are remembered by slot: a set of clients and a chain for each *number* of a slot, shared by all
-//! Services. An endpoint keeps its slot while it lives; the tables say which, so a restart changes nothing. A slot whose
-//! endpoint is gone is given to the next new one at once: a client that the slot still knows has lost its endpoint, and gets
-//! the new one; it never leaves an endpoint that is there. Clients are looked for in all slots, up to the next power of two above
+//! Services. An endpoint keeps its slot while it lives; the tables say which, so a restart changes nothing. New
+//! endpoints get slots in turn, of about twice as many as there are endpoints: a slot whose endpoint is gone stays empty for as long as
+//! possible, and a client that it knows forgets it when it comes, and chooses among all endpoints anew. It never leaves an endpoint that is
+//! there. Clients are looked for in all slots, up to the next power of two above
 //! the highest in use, one after the other: that is what affinity with many endpoints costs a new connection. With more than
 //! 4,096 endpoints there is none. The lowest slot remembers 196,608 clients of all Services, the next two half as many, others
 //! 65,535; beyond, clients are served without affinity. When a table is made anew, clients are forgotten.

@@ -191,7 +191,7 @@ impl Mode {
         let read = std::mem::take(&mut self.read);
         for (family, observed) in &read {
             let held = observed.as_ref().map(|observed| observed.slots(*family)).unwrap_or_default();
-            self.wanted.adopt(*family, &held);
+            self.wanted.adopt(*family, held);
         }
         let served: Vec<Family> = pass.families().collect();
         for family in Family::ALL {

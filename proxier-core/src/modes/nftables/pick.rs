@@ -33,8 +33,8 @@
 //! no maps of verdicts, since older kernels walk such a map once for each Frontend whenever they check the table.
 //!
 //! A client keeps its endpoint: it goes by the lowest slot that knows it and has an endpoint. A lower slot comes to know it only
-//! when no other does (first connections at one instant may each get their own); slots that have no endpoint any more forget it when it comes. So an empty slot can be given to another
-//! endpoint at once: clients that still know it have lost their endpoint and need one.
+//! when no other does (first connections at one instant may each get their own); slots that have no endpoint any more forget it when it comes, and it
+//! chooses anew. So an empty slot is given to another endpoint late ([`slots`](super::slots)): its clients would all follow it there.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,5 +1,8 @@
 //! Which slot each endpoint of a Frontend has, and which chain chooses among them. An endpoint keeps its slot while it lives, over changes of the list and
 //! restarts of the process: a change writes the elements that differ, and clients that stay with a slot stay with an endpoint.
+//!
+//! Where clients stay, new endpoints get slots in turn, so that one whose endpoint is gone stays empty as long as there are others: a client that it
+//! knows forgets it when it comes, and chooses anew. Otherwise all clients of an endpoint would follow its slot to the next endpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -26,6 +29,8 @@ struct Numbers {
     slots: Option<Box<[u32]>>,
     /// For how many endpoints at most the chain is that chooses, where it is not the smallest that does.
     most: Option<NonZeroU32>,
+    /// Whose turn it is, where that is not the slot above the highest.
+    next: Option<NonZeroU32>,
 }
 
 /// Slots as they were, by endpoint.
@@ -41,6 +46,16 @@ pub(super) struct HeldNumbers {
     pub(super) slots: BTreeMap<EndpointKey, u32>,
     /// For how many endpoints at most the chain was that chose.
     pub(super) most: Option<u32>,
+    /// Whose turn it is, where that is not the slot above the highest.
+    next: Option<NonZeroU32>,
+}
+
+impl HeldNumbers {
+    /// The slot from which new endpoints get theirs.
+    fn next(&self) -> u32 {
+        let above = || self.slots.values().max().map_or(0, |highest| highest.saturating_add(1));
+        self.next.map_or_else(above, NonZeroU32::get)
+    }
 }
 
 impl Held {
@@ -50,8 +65,15 @@ impl Held {
             // Of an endpoint that is listed twice the first one counts.
             slots: slots.of(frontend, is_local).map(|(slot, endpoint)| (*endpoint, slot)).rev().collect(),
             most: Some(slots.most(frontend, is_local)),
+            next: slots.numbers(frontend, is_local).0.next,
         };
         Held { cluster: numbers(false), local: numbers(true) }
+    }
+
+    /// The same, where new endpoints get slots in the turn of these: the kernel does not know it.
+    pub(super) fn in_turn(mut self, slots: &Slots) -> Self {
+        (self.cluster.next, self.local.next) = (slots.cluster.next, slots.local.next);
+        self
     }
 
     /// Those on this node, or all.
@@ -61,16 +83,17 @@ impl Held {
 }
 
 impl Slots {
-    /// The slots of a Frontend's endpoints: those that are held, and the lowest free ones for the others. Without affinity
-    /// there are no gaps, so that any number below the number of endpoints is a slot.
+    /// The slots of a Frontend's endpoints: those that are held, and free ones for the others. Without affinity these are the lowest, and
+    /// there are no gaps, so that any number below the number of endpoints is a slot. With affinity they come in turn, of about twice
+    /// as many as there are endpoints.
     pub(super) fn keeping(held: &Held, frontend: &Frontend) -> Self {
         let keep = |held: &HeldNumbers, endpoints: &[EndpointKey]| {
             let count = number_of(endpoints);
             let is_sticky = is_sticky(frontend, count);
-            let slots = Numbers::keeping(&held.slots, endpoints, if is_sticky { MOST_STICKY } else { count });
+            let (slots, next) = Numbers::keeping(held, endpoints, is_sticky);
             let most = most_for(count, held.most);
             let is_smallest = is_sticky || most == most_for(count, None);
-            Numbers { slots, most: NonZeroU32::new(most).filter(|_| !is_smallest) }
+            Numbers { slots, most: NonZeroU32::new(most).filter(|_| !is_smallest), next }
         };
         Slots { cluster: keep(&held.cluster, &frontend.cluster), local: keep(&held.local, &frontend.local) }
     }
@@ -103,20 +126,39 @@ impl Slots {
 }
 
 impl Numbers {
-    fn keeping(held: &BTreeMap<EndpointKey, u32>, endpoints: &[EndpointKey], bound: u32) -> Option<Box<[u32]>> {
-        if held.is_empty() {
-            return None;
+    /// The slots, and whose turn it is then.
+    fn keeping(
+        held: &HeldNumbers,
+        endpoints: &[EndpointKey],
+        is_sticky: bool,
+    ) -> (Option<Box<[u32]>>, Option<NonZeroU32>) {
+        if held.slots.is_empty() && held.next.is_none() {
+            return (None, None);
         }
+        let count = number_of(endpoints);
+        let (bound, first, all) = if is_sticky {
+            (MOST_STICKY, held.next(), count.next_power_of_two().saturating_mul(2).min(MOST_STICKY))
+        } else {
+            (count, 0, count)
+        };
         let mut taken = BTreeSet::new();
         let kept: Vec<Option<u32>> = endpoints
             .iter()
-            .map(|endpoint| held.get(endpoint).copied().filter(|slot| *slot < bound && taken.insert(*slot)))
+            .map(|endpoint| held.slots.get(endpoint).copied().filter(|slot| *slot < bound && taken.insert(*slot)))
             .collect();
-        let mut free = (0..u32::MAX).filter(|slot| !taken.contains(slot));
-        let numbers: Box<[u32]> =
-            kept.into_iter().map(|slot| slot.or_else(|| free.next()).unwrap_or(u32::MAX)).collect();
+        let in_turn = (0..all).filter_map(|turn| first.wrapping_add(turn).checked_rem(all));
+        let mut free = in_turn.filter(|slot| !taken.contains(slot));
+        let mut next = first;
+        let mut give = || {
+            let slot = free.next().unwrap_or(u32::MAX);
+            next = slot.saturating_add(1);
+            slot
+        };
+        let numbers: Box<[u32]> = kept.into_iter().map(|slot| slot.unwrap_or_else(&mut give)).collect();
+        let is_above = !is_sticky || numbers.iter().max().map_or(0, |highest| highest.saturating_add(1)) == next;
+        let next = NonZeroU32::new(next).filter(|_| !is_above);
         let are_places = (0..).zip(&numbers).all(|(place, slot)| *slot == place);
-        (!are_places).then_some(numbers)
+        ((!are_places).then_some(numbers), next)
     }
 
     fn at(&self, place: usize) -> u32 {
@@ -154,28 +196,61 @@ mod tests {
         last.iter().copied().map(key).collect()
     }
 
-    fn held(slots: &[(u8, u32)]) -> BTreeMap<EndpointKey, u32> {
-        slots.iter().map(|(last, slot)| (key(*last), *slot)).collect()
+    fn held(slots: &[(u8, u32)]) -> HeldNumbers {
+        let slots = slots.iter().map(|(last, slot)| (key(*last), *slot)).collect();
+        HeldNumbers { slots, ..HeldNumbers::default() }
     }
 
-    fn numbers(slots: &[(u8, u32)], endpoints: &[u8], bound: u32) -> Vec<u32> {
-        let numbers = Numbers { slots: Numbers::keeping(&held(slots), &keys(endpoints), bound), most: None };
-        (0..endpoints.len()).map(|place| numbers.at(place)).collect()
+    /// The slots of these endpoints, and what the next change goes by.
+    fn follow(held: &HeldNumbers, endpoints: &[u8], is_sticky: bool) -> (Vec<u32>, HeldNumbers) {
+        let (slots, next) = Numbers::keeping(held, &keys(endpoints), is_sticky);
+        let numbers = Numbers { slots, most: None, next };
+        let slots: Vec<u32> = (0..endpoints.len()).map(|place| numbers.at(place)).collect();
+        let held = HeldNumbers { slots: keys(endpoints).into_iter().zip(slots.clone()).collect(), most: None, next };
+        (slots, held)
+    }
+
+    fn numbers(slots: &[(u8, u32)], endpoints: &[u8], is_sticky: bool) -> Vec<u32> {
+        follow(&held(slots), endpoints, is_sticky).0
     }
 
     #[test]
-    fn an_endpoint_keeps_its_slot_and_a_new_one_gets_the_lowest_free_one() {
-        assert_eq!(numbers(&[], &[1, 2, 3], 3), [0, 1, 2]);
-        assert_eq!(numbers(&[(1, 0), (3, 1)], &[1, 2, 3], MOST_STICKY), [0, 2, 1]);
-        assert_eq!(numbers(&[(1, 0), (2, 1), (3, 2)], &[2, 3, 4], MOST_STICKY), [1, 2, 0]);
+    fn an_endpoint_keeps_its_slot_and_a_new_one_gets_one_that_nobody_had() {
+        assert_eq!(numbers(&[], &[1, 2, 3], true), [0, 1, 2]);
+        assert_eq!(numbers(&[(1, 0), (3, 1)], &[1, 2, 3], true), [0, 2, 1]);
+        assert_eq!(numbers(&[(1, 0), (2, 1), (3, 2)], &[2, 3, 4], true), [1, 2, 3]);
+        assert_eq!(numbers(&[(1, 0), (2, 1)], &[3, 4], true), [2, 3]);
         // Two with one slot cannot both keep it.
-        assert_eq!(numbers(&[(1, 1), (2, 1)], &[1, 2], MOST_STICKY), [1, 0]);
+        assert_eq!(numbers(&[(1, 1), (2, 1)], &[1, 2], true), [1, 2]);
+        // The turn comes round to the slots that have been empty for longest.
+        assert_eq!(numbers(&[(1, 6), (2, 7)], &[1, 2, 3, 4], true), [6, 7, 0, 1]);
+    }
+
+    #[test]
+    fn the_slot_of_an_endpoint_that_is_gone_is_the_last_to_be_given_again() {
+        let (mut slots, mut held) = follow(&HeldNumbers::default(), &[1, 2, 3, 4], true);
+        let mut last_used = [0; 8];
+        for round in 1..40_u8 {
+            slots.iter().for_each(|slot| last_used[usize::try_from(*slot).unwrap()] = round);
+            // One goes before another comes.
+            let rest: Vec<u8> = (round + 1..round + 4).collect();
+            held = follow(&held, &rest, true).1;
+            let all: Vec<u8> = (round + 1..round + 5).collect();
+            (slots, held) = follow(&held, &all, true);
+            let given = usize::try_from(slots[3]).unwrap();
+            assert!(last_used.iter().all(|used| *used >= last_used[given]), "{round}: {given} of {last_used:?}");
+        }
+        // Nothing is left, and then there are others.
+        let all_before = slots;
+        let (none, held) = follow(&held, &[], true);
+        let (others, _) = follow(&held, &[200, 201, 202, 203], true);
+        assert!(none.is_empty() && others.iter().all(|slot| !all_before.contains(slot)), "{others:?} {all_before:?}");
     }
 
     #[test]
     fn without_affinity_there_are_no_gaps() {
-        assert_eq!(numbers(&[(1, 0), (2, 1), (3, 2)], &[1, 3], 2), [0, 1]);
-        assert_eq!(numbers(&[(1, 0), (2, 1), (3, 2)], &[1, 3], MOST_STICKY), [0, 2]);
+        assert_eq!(numbers(&[(1, 0), (2, 1), (3, 2)], &[1, 3], false), [0, 1]);
+        assert_eq!(numbers(&[(1, 0), (2, 1), (3, 2)], &[1, 3], true), [0, 2]);
     }
 
     #[test]

@@ -191,13 +191,12 @@ impl Wanted {
     }
 
     /// Gives endpoints the slots that they have in the kernel, where these can be kept.
-    pub(super) fn adopt(&mut self, family: Family, held: &BTreeMap<FrontendKey, Held>) {
-        let nothing = Held::default();
+    pub(super) fn adopt(&mut self, family: Family, mut held: BTreeMap<FrontendKey, Held>) {
         for frontend in self.desired.frontends().filter(|frontend| frontend.key.family() == family) {
             let key = frontend.key;
-            let new = Slots::keeping(held.get(&key).unwrap_or(&nothing), frontend);
             let none = Slots::default();
             let old = self.slots.get(&key).unwrap_or(&none);
+            let new = Slots::keeping(&held.remove(&key).unwrap_or_default().in_turn(old), frontend);
             if new == *old {
                 continue;
             }
