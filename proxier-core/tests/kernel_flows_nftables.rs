@@ -72,6 +72,11 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
                 .all(|fate| matches!(fate, Fate::Sent { to, source } if !itself(*to) || *source == Source::Kept));
             fits.then_some("an endpoint on another node that reaches itself here is not masqueraded")
         }
+        // All packets come in by the link with the node's address.
+        (Destination::Endpoints(_), "nodePort") if flow.from != "outside" && *kind == Kind::Source => {
+            let masqueraded = only(|fate| matches!(fate, Fate::Sent { source: Source::Masqueraded, .. }));
+            masqueraded.then_some("pods that come from another node are masqueraded at a node port of policy Local")
+        }
         _ => None,
     }
 }

@@ -13,12 +13,15 @@ mod traffic;
 use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use proxier_core::modes::Kind;
 use proxier_core::net::Family;
 use serde_json::json;
 use testkit::witness::{Conversation, Transport, Witness, ask, ping};
-use testkit::{Need, Netns, kernel_test};
+use testkit::{Need, Netns, kernel_test, oracle, veth_pair};
 use traffic::clients::LIMIT;
 use traffic::cluster::{Cluster, options};
 use traffic::net::{self, FAMILIES, Net};
@@ -28,7 +31,11 @@ const NEEDS: &[Need] = &[Need::Root, Need::Nftables, Need::Veth, Need::Conntrack
 
 /// A node with one Service.
 fn with_service(pods: &[Pod], body: impl FnOnce(&Net, &mut Cluster)) {
-    kernel_test(NEEDS, || {
+    with_service_in(Kind::Nftables, NEEDS, pods, body);
+}
+
+fn with_service_in(mode: Kind, needs: &[Need], pods: &[Pod], body: impl FnOnce(&Net, &mut Cluster)) {
+    kernel_test(needs, || {
         let net = Net::new();
         // As a node has it: without a route a packet to an address that no host has would not come as far as the rules.
         let mut lines = net::Lines::default();
@@ -42,8 +49,10 @@ fn with_service(pods: &[Pod], body: impl FnOnce(&Net, &mut Cluster)) {
             Witness::start(namespace, name, &places).unwrap()
         });
         let mut options = options(&json!({}));
-        options.mode = Kind::Nftables;
-        let mut cluster = Cluster::without_programs(options);
+        options.mode = mode;
+        options.iptables.reject_with_reset = true;
+        let new = if mode == Kind::Nftables { Cluster::without_programs } else { Cluster::new };
+        let mut cluster = new(options);
         cluster.publish("web", 10, &json!({}), pods);
         cluster.settle();
         body(&net, &mut cluster);
@@ -165,6 +174,116 @@ fn node_ports_empty_balancers_and_addresses_of_nobody() {
             let to = SocketAddr::new(nobodys.parse().unwrap(), 80);
             let _server = Witness::start(&net.second_node, "elsewhere", &[(Transport::Tcp, to)]).unwrap();
             assert_eq!(asks(&net.node, None, to).unwrap().name, "elsewhere");
+        }
+    });
+}
+
+/// The kernel sends each client few refusals by ICMP in a second; the others would wait.
+fn everybody_is_refused(net: &Net, cluster: &mut Cluster) {
+    net.node.write_sysctl("net/ipv4/icmp_ratelimit", "1000").unwrap();
+    net.node.write_sysctl("net/ipv6/icmp/ratelimit", "1000").unwrap();
+    cluster.settle();
+    for to in everywhere() {
+        for (who, from) in [(&net.client, Some(net::CLIENT.of(Family::of(to.ip())))), (&net.node, None)] {
+            // iptables mode leaves the node's own packets to addresses elsewhere alone.
+            if from.is_none() && cluster.proxier.mode() == Kind::Iptables && !net::is_nodes(to.ip()) {
+                continue;
+            }
+            let begin = Instant::now();
+            let asked = || (0..20).map(|_| ask(Transport::Tcp, from, to, LIMIT).unwrap_err().kind()).collect();
+            let refused: BTreeSet<io::ErrorKind> = who.run_in(asked).unwrap();
+            assert_eq!(refused, BTreeSet::from([io::ErrorKind::ConnectionRefused]), "{from:?} {to}");
+            assert!(begin.elapsed() < LIMIT / 2, "{from:?} {to}: {:?}", begin.elapsed());
+        }
+    }
+}
+
+#[test]
+fn many_clients_of_a_service_without_endpoints_are_refused_at_once() {
+    with_service(&[], everybody_is_refused);
+}
+
+#[test]
+fn many_clients_of_a_service_without_endpoints_are_refused_at_once_in_iptables_mode() {
+    with_service_in(Kind::Iptables, &[NEEDS, &[Need::IptablesNft]].concat(), &[], everybody_is_refused);
+}
+
+/// A pod of another node, an endpoint on a third node that can answer it directly, and the node between them. Pods of this node keep their source.
+#[test]
+fn pods_of_other_nodes_get_endpoints_on_a_third_node() {
+    with_service(&[], |net, cluster| {
+        let third = net::Pair { v4: "10.244.3.10", v6: "fd00:244:3::10" };
+        veth_pair((&net.second_node, "direct"), (&net.client, "direct")).unwrap();
+        let mut lines = net::Lines::default();
+        lines.address(third, (32, 128), "lo").link_route(net::POD_R, "direct");
+        net::batch(&net.client, &lines.0);
+        let mut lines = net::Lines::default();
+        lines.link_route(third, "direct");
+        net::batch(&net.second_node, &lines.0);
+        let mut lines = net::Lines::default();
+        for (network, via) in [("10.244.3.0/24", net::CLIENT.v4), ("fd00:244:3::/48", net::CLIENT.v6)] {
+            lines.0.push(format!("route add {network} via {via}"));
+        }
+        net::batch(&net.node, &lines.0);
+        let at = |transport| FAMILIES.map(|family| (transport, SocketAddr::new(third.of(family), net::POD_PORT)));
+        let places = [Transport::Tcp, Transport::Udp].map(at);
+        let _server = Witness::start(&net.client, "t", places.as_flattened()).unwrap();
+        cluster.publish("web", 10, &json!({ "externalTrafficPolicy": "Local" }), &[(third, "node-3")]);
+        cluster.settle();
+        for family in FAMILIES {
+            let to = SocketAddr::new(net::NODE_UPLINK.of(family), node_port(10));
+            for transport in [Transport::Tcp, Transport::Udp] {
+                let asks = |who: &Netns, from: IpAddr, to| {
+                    who.run_in(|| ask(transport, Some(from), to, LIMIT)).unwrap().unwrap()
+                };
+                let answer = asks(&net.second_node, net::POD_R.of(family), to);
+                assert_eq!((answer.name.as_str(), net::is_nodes(answer.peer.ip())), ("t", true), "{transport:?} {to}");
+                let own = net::POD_B.of(family);
+                for to in [to, Vip::LoadBalancer.of(10, family)] {
+                    let answer = asks(&net.pod_b, own, to);
+                    assert_eq!((answer.name.as_str(), answer.peer.ip()), ("t", own), "{transport:?} {to}");
+                }
+            }
+        }
+    });
+}
+
+/// A load balancer's source ranges and its endpoints are in one table: while that is gone, nobody gets through.
+#[test]
+fn a_flush_of_the_rule_set_opens_nothing() {
+    with_service(&[A], |net, cluster| {
+        let ranges = json!({ "loadBalancerSourceRanges": ["192.0.2.10/32", "2001:db8:1::10/128"] });
+        cluster.publish("web", 10, &ranges, &[A]);
+        cluster.settle();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let strangers = FAMILIES.map(|family| {
+            let (is_over, to) = (Arc::clone(&is_over), Vip::LoadBalancer.of(10, family));
+            let tries = move || {
+                let (mut tries, mut answers) = (0, Vec::new());
+                while !is_over.load(Ordering::Relaxed) {
+                    let from = Some(net::STRANGER.of(family));
+                    answers.extend(ask(Transport::Tcp, from, to, Duration::from_millis(20)));
+                    tries += 1;
+                }
+                (tries, answers)
+            };
+            net.client.spawn(tries).unwrap()
+        });
+        for _ in 0..50 {
+            net.node.run_in(|| oracle::run("nft", &["flush ruleset"], None)).unwrap().unwrap();
+            std::thread::sleep(Duration::from_millis(20));
+            cluster.proxier.request_full(cluster.now());
+            cluster.settle();
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        is_over.store(true, Ordering::Relaxed);
+        for stranger in strangers {
+            let (tries, answers) = stranger.join().unwrap();
+            assert!(tries > 20 && answers.is_empty(), "{tries} tries: {answers:?}");
+        }
+        for family in FAMILIES {
+            let (from, to) = (Some(net::CLIENT.of(family)), Vip::LoadBalancer.of(10, family));
+            assert_eq!(net.client.run_in(|| ask(Transport::Tcp, from, to, LIMIT)).unwrap().unwrap().name, "a");
         }
     });
 }

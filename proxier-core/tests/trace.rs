@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use corpus::{Scenario, corpus, facts, store};
-use proxier_core::config::{Binding, Config, NodePortAddresses};
+use proxier_core::config::{Binding, Config, LocalTraffic, NodePortAddresses};
 use proxier_core::modes::{Kind, iptables, trace};
 use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
 use proxier_core::objects::ConfigObject;
@@ -422,6 +422,47 @@ fn node_ports_are_those_of_this_node() {
     for to in ["TCP 192.0.2.3:30080", "UDP 192.0.2.2:30080", "TCP 192.0.2.2:30081"] {
         let (verdict, steps) = traced(to);
         assert!(verdict == "left alone" && !steps.contains("the node port of"), "{to}: {verdict}: {steps}");
+    }
+}
+
+/// Under policy `Local`, pods may go anywhere; an endpoint on a third node answers a pod of another node past this one.
+#[test]
+fn pods_of_other_nodes() {
+    let mut config = Config::default();
+    config.local_traffic = LocalTraffic::ClusterCidrs(vec!["10.244.0.0/16".parse().unwrap()]);
+    let interfaces = BTreeMap::from([("eth0".to_owned(), vec![IpAddr::from([192, 0, 2, 1])])]);
+    let host = HostAddresses { interfaces };
+    let mut node = Node::new("n1");
+    let mut store = Store::new("n1");
+    let service = json!({"metadata": {"namespace": "demo", "name": "web"}, "spec": {"type": "NodePort",
+        "externalTrafficPolicy": "Local", "clusterIP": "10.96.0.10", "ports": [{"name": "p", "port": 80, "nodePort": 30080}]}});
+    let slice = json!({"metadata": {"namespace": "demo", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+        "addressType": "IPv4", "ports": [{"name": "p", "port": 8080, "protocol": "TCP"}],
+        "endpoints": [{"addresses": ["10.244.3.7"], "nodeName": "n3"}]});
+    store.upsert_service(&serde_json::from_value(service).unwrap());
+    store.upsert_slice(&serde_json::from_value(slice).unwrap());
+    let directly = "answer it directly";
+    for (own, mode, source, masqueraded, says) in [
+        (true, Kind::Nftables, [10, 244, 2, 7], true, "it comes from a pod of another node"),
+        (true, Kind::Iptables, [10, 244, 2, 7], false, "and the connection fails."),
+        (true, Kind::Nftables, [10, 244, 1, 7], false, "traffic policy Local keeps it"),
+        (true, Kind::Iptables, [10, 244, 1, 7], false, "traffic policy Local keeps it"),
+        (true, Kind::Userspace, [10, 244, 2, 7], true, "This node connects to the endpoint itself"),
+        (false, Kind::Nftables, [10, 244, 2, 7], false, "If the pod is on another node, the source becomes"),
+        (false, Kind::Iptables, [10, 244, 2, 7], false, "If the pod is on another node, endpoints on a third one"),
+    ] {
+        node.pod_cidrs = own.then(|| "10.244.1.0/24".parse().unwrap()).into_iter().collect();
+        let facts = NodeFacts::new(&config, &node, &host);
+        let mut desired = Desired::new();
+        let all = desired.services_with(&store);
+        desired.refresh(&store, &facts, &all, &mut Nobody);
+        let packet = Packet::new(source.into(), "TCP 192.0.2.1:30080".parse().unwrap());
+        let trace = trace::trace(mode, &store, (&desired, &facts), &packet, iptables::Options::default());
+        let Verdict::Endpoints(reached) = &trace.verdict else { panic!("{trace:?}") };
+        let said = trace.steps.join(" ");
+        assert!(reached[0].masqueraded == masqueraded && said.contains(says), "{mode} {source:?}: {said}");
+        let is_iptables_elsewhere = mode == Kind::Iptables && !(own && source[2] == 1);
+        assert_eq!(said.contains(directly), is_iptables_elsewhere, "{mode} {source:?}: {said}");
     }
 }
 

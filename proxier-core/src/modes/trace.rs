@@ -20,7 +20,9 @@ pub fn ways(mode: Kind, family: Family, facts: &NodeFacts, iptables: iptables::O
                 | Ways::CLOSES_ADDRESSES
                 | Ways::BALANCES
         }
-        Kind::Nftables => Ways::SPLITS_LOCAL | Ways::REFUSES_NODE | Ways::CLOSES_CLUSTER_IPS,
+        Kind::Nftables => {
+            Ways::SPLITS_LOCAL | Ways::REFUSES_NODE | Ways::CLOSES_CLUSTER_IPS | Ways::MASQUERADES_OTHER_PODS
+        }
         Kind::Iptables => {
             let settings = iptables::Settings::new(family, facts, iptables);
             let localhost = if settings.serves_localhost() { Ways::LOCALHOST_NODE_PORTS } else { Ways::empty() };

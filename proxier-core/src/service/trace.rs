@@ -46,6 +46,8 @@ bitflags! {
         const SPLITS_LOCAL_BY_MARK = 1 << 12;
         /// What [`Balancing`] says counts: weights, forwarding, persistence, limits.
         const BALANCES = 1 << 13;
+        /// At an address of an interface, pods of other nodes are masqueraded where a policy `Local` lets pods go anywhere.
+        const MASQUERADES_OTHER_PODS = 1 << 14;
     }
 }
 
@@ -107,6 +109,16 @@ impl Packet {
     /// Whether it comes from this node or from a pod, which get the endpoints of all nodes where a policy `Local` is split.
     pub(crate) fn is_inside(&self, facts: &NodeFacts, ways: Ways) -> bool {
         self.is_this_node(facts, ways) || self.is_pods(facts) == Some(true)
+    }
+
+    /// Whether it comes from a pod of another node; `None`: from a pod, and nothing tells of which node.
+    fn is_other_pods(&self, facts: &NodeFacts) -> Option<bool> {
+        match &facts.config().local_traffic {
+            LocalTraffic::ClusterCidrs(_) if self.is_pods(facts) == Some(true) => {
+                facts.pod_cidr(self.to.family()).map(|own| !own.contains(&self.source))
+            }
+            _ => Some(false),
+        }
     }
 
     /// Whether it comes from a pod, as far as that can be told.
@@ -430,6 +442,9 @@ impl Tracing<'_> {
             return self.turned_away();
         }
         let masquerade = self.masquerades(place, is_inside);
+        if !masquerade && is_inside && list.iter().any(|(endpoint, _)| !place.local.contains(endpoint)) {
+            self.past_this_node();
+        }
         let is_hairpin = |endpoint: &EndpointKey| {
             !place.returns_directly && endpoint.address == self.packet.source && self.is_hairpin(endpoint)
         };
@@ -617,11 +632,36 @@ impl Tracing<'_> {
             (false, TrafficPolicy::Local) if is_inside && self.ways.contains(Ways::SPLITS_LOCAL_BY_MARK) => {
                 (true, "its endpoint may be on another node, and answers have to come back here")
             }
+            (false, TrafficPolicy::Local)
+                if is_inside
+                    && self.ways.contains(Ways::MASQUERADES_OTHER_PODS)
+                    && self.is_here(self.packet.to.address)
+                    && self.packet.is_other_pods(self.facts) == Some(true) =>
+            {
+                (true, "it comes from a pod of another node, and answers have to come back here")
+            }
             (false, TrafficPolicy::Local) => (false, "traffic policy Local keeps it"),
         };
         let what = if masquerades { "becomes an address of this node" } else { "stays" };
         self.step(format!("The source {what}: {why}."));
         masquerades
+    }
+
+    /// Says what becomes of answers of endpoints on other nodes to a pod whose source they see.
+    fn past_this_node(&mut self) {
+        let is_masqueraded = self.ways.contains(Ways::MASQUERADES_OTHER_PODS) && self.is_here(self.packet.to.address);
+        match self.packet.is_other_pods(self.facts) {
+            Some(false) => {}
+            Some(true) => self.step(
+                "It comes from a pod of another node: endpoints on a third node answer it directly, from their own address, and the \
+                 connection fails.",
+            ),
+            None if is_masqueraded => self.step("If the pod is on another node, the source becomes an address of this node."),
+            None => self.step(
+                "If the pod is on another node, endpoints on a third one answer it directly, from their own address, and the connection \
+                 fails.",
+            ),
+        }
     }
 
     /// A program of this node to which the kernel has given a Service's address.

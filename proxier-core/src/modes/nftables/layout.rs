@@ -11,7 +11,7 @@ use nftables::{
 
 use super::lower::SetName;
 use super::pick::Slot;
-use crate::config::{Config, KernelNames};
+use crate::config::{Config, KernelNames, LocalTraffic};
 use crate::modes::shared::local_traffic::PodTraffic;
 pub(super) use crate::modes::shared::nft::{OWNED, built, name as chain};
 use crate::modes::shared::nft::{RTN_LOCAL, interface, rejections};
@@ -62,6 +62,8 @@ pub struct Layout {
     /// How local traffic is detected; without the wish to masquerade everything.
     local: MasqueradeRule,
     masquerade_all: bool,
+    /// The network of all pods, where pods are told by that, and that of this node's own, if the Node object has one.
+    pods: Option<(Network, Option<Network>)>,
     /// Connection tracking takes packets outside a window as valid.
     is_liberal: bool,
 }
@@ -86,12 +88,17 @@ impl Layout {
             PodTraffic::Interface(name) => MasqueradeRule::OutsideInterface(name.as_str().to_owned()),
             PodTraffic::Prefix(name) => MasqueradeRule::OutsidePrefix(name.as_str().to_owned()),
         };
+        let all_pods = match (&config.local_traffic, &local) {
+            (LocalTraffic::ClusterCidrs(_), MasqueradeRule::Outside(network)) => Some(*network),
+            _ => None,
+        };
         Layout {
             table: self::table(family, table),
             family,
             mark: config.masquerade_bit.mask(),
             local,
             masquerade_all: config.masquerade_all,
+            pods: all_pods.map(|network| (network, facts.pod_cidr(family))),
             is_liberal,
         }
     }
@@ -249,6 +256,27 @@ impl Layout {
         }
     }
 
+    /// The way of connections from outside this node. Pods of other nodes come in by the link that has the address they connect to, at a
+    /// node port; what they are to this node's own pods, an endpoint on a third node would answer past this node. So they are masqueraded
+    /// wherever they go, also under policy `Local`, which lets pods go anywhere.
+    fn arriving(&self) -> Vec<Rule> {
+        let of_other_node = |(network, own): &(Network, Option<Network>)| {
+            let rule = self.rule().saddr_in(network.network(), network.prefix_len());
+            let rule = match own {
+                Some(own) => rule.saddr_not_in(own.network(), own.prefix_len()),
+                None => rule,
+            };
+            let to_link = Operand::Fib(FibResult::AddressType, FibFlags::DADDR | FibFlags::IIF);
+            rule.matches(&to_link, CmpOp::Eq, Value::mark(RTN_LOCAL))
+        };
+        let marked = |bits| self.pods.as_ref().map(|pods| built(of_other_node(pods).set_mark_bits(bits, self.mark)));
+        let mut rules: Vec<Rule> = marked(self.mark).into_iter().collect();
+        rules.push(built(self.rule().jump(chain(SERVICES))));
+        // No Frontend took it.
+        rules.extend(marked(0));
+        rules
+    }
+
     fn base(&self, name: &str, kind: ChainType, hook: Hook, priority: Priority) -> Chain {
         Chain::base(self.chain_key(name), BaseChain::new(kind, hook, priority))
     }
@@ -256,7 +284,6 @@ impl Layout {
     /// The chains with their rules. A chain comes before those that go to it.
     pub(super) fn chains(&self) -> Vec<(Chain, Vec<Rule>)> {
         let before_dnat = Priority(Priority::DSTNAT.0.saturating_sub(10));
-        let goes_to = |name: &str| vec![built(self.rule().goto(chain(name)))];
         let new = || vec![built(self.rule().ct_state(CtState::NEW).goto(chain(NEW)))];
         let guarded = || {
             let rule = self.rule().ct_state(CtState::NEW);
@@ -278,8 +305,11 @@ impl Layout {
             regular(GUARD, self.guard()),
             (self.base("prerouting-guard", ChainType::Filter, Hook::Prerouting, before_dnat), guarded()),
             (self.base("output-guard", ChainType::Filter, Hook::Output, before_dnat), guarded()),
-            (self.base("prerouting", ChainType::Nat, Hook::Prerouting, Priority::DSTNAT), goes_to(SERVICES)),
-            (self.base("output", ChainType::Nat, Hook::Output, Priority::DSTNAT), goes_to(SERVICES)),
+            (self.base("prerouting", ChainType::Nat, Hook::Prerouting, Priority::DSTNAT), self.arriving()),
+            (
+                self.base("output", ChainType::Nat, Hook::Output, Priority::DSTNAT),
+                vec![built(self.rule().jump(chain(SERVICES)))],
+            ),
             (self.base("postrouting", ChainType::Nat, Hook::Postrouting, Priority::SRCNAT), self.masquerade()),
             (self.base("input-filter", ChainType::Filter, Hook::Input, Priority::FILTER), new()),
             (self.base("forward-filter", ChainType::Filter, Hook::Forward, Priority::FILTER), forward),

@@ -35,13 +35,15 @@
 //! * A Frontend without endpoints refuses this node's own connections too, also to addresses that are not local.
 //! * Node ports are served, rejected and dropped on the addresses of `nodePortAddresses` only; not on 127.0.0.1.
 //! * A connection of an endpoint to itself is masqueraded when the endpoint is on this node. Others do not come back here.
+//! * Pods of other nodes that connect to a node port of policy `Local` are masqueraded, where pods are told by the cluster's network:
+//!   they may get an endpoint on a third node, which would answer them past this one.
 //! * Affinity is kept by Frontend: a client that uses two addresses of a Service may get two endpoints.
 //! * A packet to a cluster IP that no port of it serves is rejected, as in kube-proxy's nftables mode.
 //! * [`LocalFallback`](crate::config::LocalFallback) does not matter: the node and its pods get the cluster's endpoints,
 //!   others are dropped.
 //! * TCP is refused by a reset, which the kernel does not limit, not by ICMP.
 //!
-//! What differs from kube-proxy's nftables mode, on purpose; masquerading of endpoints that connect to themselves and affinity differ as above:
+//! What differs from kube-proxy's nftables mode, on purpose; masquerading of endpoints that connect to themselves and of other nodes' pods, resets and affinity differ as above:
 //! * Without `nodePortAddresses`, node ports are served on all addresses of the node, as in the other modes; there on the node's
 //!   primary ones, which `primary` gives here.
 //! * Addresses in the networks of cluster IPs (ServiceCIDRs) that no Service has are left alone; there they are dropped.
