@@ -38,10 +38,10 @@
 //! * Pods of other nodes that connect to a node port of policy `Local` are masqueraded, where pods are told by the cluster's network:
 //!   they may get an endpoint on a third node, which would answer them past this one.
 //! * Affinity is kept by Frontend: a client that uses two addresses of a Service may get two endpoints.
+//! * TCP is refused by a reset, which the kernel does not limit, not by ICMP.
 //! * A packet to a cluster IP that no port of it serves is rejected, as in kube-proxy's nftables mode.
 //! * [`LocalFallback`](crate::config::LocalFallback) does not matter: the node and its pods get the cluster's endpoints,
 //!   others are dropped.
-//! * TCP is refused by a reset, which the kernel does not limit, not by ICMP.
 //!
 //! What differs from kube-proxy's nftables mode, on purpose; masquerading of endpoints that connect to themselves and of other nodes' pods, resets and affinity differ as above:
 //! * Without `nodePortAddresses`, node ports are served on all addresses of the node, as in the other modes; there on the node's
