@@ -52,6 +52,7 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
     let is_limited = scenario.input["config"].get("nodePortAddresses").is_some();
     let only = |fits: fn(&Fate) -> bool| seen.keys().all(fits);
     let refused = only(|fate| *fate == Fate::Refused);
+    let masqueraded = only(|fate| matches!(fate, Fate::Sent { source: Source::Masqueraded, .. }));
     let left_alone = only(|fate| matches!(fate, Fate::Delivered { source: Source::Kept, .. }));
     match (&flow.dest, &*flow.via) {
         (_, "nodePort") if flow.to.ip().is_loopback() && *kind == Kind::Destination => {
@@ -65,17 +66,16 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
         {
             Some("the node itself is told that there is no endpoint")
         }
+        // All packets come in by the link with the node's address.
+        (Destination::Endpoints(_), "nodePort") if flow.from != "outside" && *kind == Kind::Source && masqueraded => {
+            Some("pods that come from another node are masqueraded at a node port of policy Local")
+        }
         (Destination::Endpoints(_), _) if flow.from == "hairpin-remote" && *kind == Kind::Source => {
             let itself = |to: SocketAddr| to.ip() == flow.source;
             let fits = seen
                 .keys()
                 .all(|fate| matches!(fate, Fate::Sent { to, source } if !itself(*to) || *source == Source::Kept));
             fits.then_some("an endpoint on another node that reaches itself here is not masqueraded")
-        }
-        // All packets come in by the link with the node's address.
-        (Destination::Endpoints(_), "nodePort") if flow.from != "outside" && *kind == Kind::Source => {
-            let masqueraded = only(|fate| matches!(fate, Fate::Sent { source: Source::Masqueraded, .. }));
-            masqueraded.then_some("pods that come from another node are masqueraded at a node port of policy Local")
         }
         _ => None,
     }
