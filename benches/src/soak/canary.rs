@@ -1,4 +1,4 @@
-//! Measures all the time how long a change takes from the API server to the kernel.
+//! Measures all the time how long a change takes from the API server to the clients.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -6,53 +6,58 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use ipvs::{Client, VirtualServerKey};
+use testkit::Netns;
 use testkit::apiserver::ApiServer;
+use testkit::witness::{Conversation, Transport};
 
+use super::ground;
 use super::script::{apply, slices};
 use super::watchers::{Followed, Log};
-use super::world::{Endpoint, Family, Host, POD_PORT, Service, State, Way};
+use super::world::{Endpoint, Family, Host, PODS, Service, State, Way};
+use crate::Failure;
 
-/// Pause between two checks. Each takes the lock of IPVS and lists real servers, so a late change is checked for less and
-/// less often, precise to a tenth of the time it takes.
+/// Pause between two checks. Each is a connection, so a late change is checked for less and less often, precise to a tenth of
+/// the time it takes.
 const LOOK: Duration = Duration::from_millis(10);
 const LONGEST_LOOK: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(600);
+/// How long a check may wait for an answer.
+const LIMIT: Duration = Duration::from_secs(3);
+/// Its own ports: the first one, and how many.
+const PORTS: (u16, u16) = (62_000, 3_000);
 
-/// Changes one endpoint of one Service after the other and follows it into the kernel; returns the Services as they are in
-/// the end.
+/// Gives one Service after the other another endpoint, in the clients' namespace, and connects until it answers; returns the
+/// Services as they are in the end.
 ///
 /// A change may take `limit`. One that takes half as long again never arrives.
 pub(super) fn follow(
+    clients: &Netns,
     mut services: Vec<Service>,
     limit: Duration,
     server: Arc<ApiServer>,
     log: Arc<Log>,
     stop: Arc<AtomicBool>,
-) -> JoinHandle<Result<Vec<Service>, String>> {
+) -> Result<JoinHandle<Vec<Service>>, Failure> {
     let patience = limit + limit / 2;
-    std::thread::spawn(move || {
-        let mut client = Client::open().map_err(|error| error.to_string())?;
-        let mut turn: u16 = 0;
+    Ok(clients.spawn(move || {
+        let (mut turn, mut looks): (u16, u16) = (0, 0);
         while !stop.load(Ordering::Relaxed) {
             for service in &mut services {
-                // Three in turn: the one before may be about to leave.
-                let host = Host::Nobody(2 + 2 * (turn % 3));
-                service.endpoints.truncate(1);
-                service.endpoints.push(Endpoint { host, state: State::Ready });
+                let pod = turn % PODS;
+                service.endpoints = vec![Endpoint { host: Host::Pod(pod), state: State::Ready }];
                 let Some((family, place)) =
                     Family::ALL.into_iter().find_map(|family| Some((family, service.place(Way::ClusterIp, family)?)))
                 else {
                     continue;
                 };
-                let (key, real) = (VirtualServerKey::tcp(place), SocketAddr::new(host.address(family), POD_PORT));
                 let from = log.now();
                 for write in slices(service) {
                     apply(&server, &write);
                 }
                 let mut arrived = false;
                 while !arrived && log.now().saturating_sub(from) < patience {
-                    arrived = serves(&mut client, &key, real);
+                    looks = (looks + 1) % PORTS.1;
+                    arrived = answers(family, PORTS.0 + looks, place).is_some_and(|name| name == pod.to_string());
                     if !arrived {
                         let waited = log.now().saturating_sub(from);
                         std::thread::sleep((waited / 10).clamp(LOOK, LONGEST_LOOK));
@@ -64,16 +69,13 @@ pub(super) fn follow(
             }
             turn = turn.wrapping_add(1);
         }
-        Ok(services)
-    })
+        services
+    })?)
 }
 
-/// Whether the kernel sends new connections to this real server.
-pub(super) fn serves(client: &mut Client, key: &VirtualServerKey, real: SocketAddr) -> bool {
-    client.list_real_servers(key).is_ok_and(|servers| {
-        servers.iter().any(|known| {
-            let key = known.server.key;
-            key.addr == real.ip() && key.port == real.port() && known.server.config.weight.get() > 0
-        })
-    })
+/// Who answers there, if anybody does.
+fn answers(family: Family, port: u16, place: SocketAddr) -> Option<String> {
+    let source = Some(ground::client(family, false));
+    let conversation = Conversation::open_from_port(Transport::Tcp, source, port, place, LIMIT);
+    Some(conversation.and_then(|mut conversation| conversation.ask()).ok()?.name)
 }

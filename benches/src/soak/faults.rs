@@ -2,6 +2,7 @@
 //!
 //! They are dealt from a deck, so that each kind occurs before one is repeated; the seed decides order and details.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 use std::sync::Arc;
@@ -9,18 +10,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use ipvs::{Client, VirtualServerKey};
 use nix::sys::signal::Signal;
 use testkit::apiserver::{ApiServer, Fault as ApiFault, Verb};
 use testkit::oracle::{self, Backend};
 
-use super::canary::serves;
-use super::ground::{iptables, tool};
+use super::ground::{iptables, node_addresses, tool};
+use super::held;
+use super::mode::{Mode, Moment};
 use super::proxy::Supervisor;
 use super::random::Random;
-use super::truth::{Tables, option, ways};
+use super::truth::{SETS, Tables, option, ways};
 use super::watchers::{Fault, Log, Scope};
-use super::world::{Family, Host, PODS, Protocol, Service, Way};
+use super::world::{Family, Host, PODS, Service, Way};
 use crate::Failure;
 
 /// How long the other entries may take after the first one is back.
@@ -46,12 +47,45 @@ enum Kind {
     WeightChanges,
     VirtualServerGoes,
     SetFlushed,
+    ElementGoes,
+    MapFlushed,
+    TableGoes,
     ChainFlushed,
+    ChainGoes,
+    RuleGoes,
+    RuleComes,
     AddressGoes,
     Flapping,
 }
 
-const DECK: [Kind; 19] = [
+/// Tables and chains of IPVS mode.
+const IPVS_CHAINS: &[(&str, &str)] = &[
+    ("nat", "KUBE-SERVICES"),
+    ("nat", "KUBE-POSTROUTING"),
+    ("nat", "KUBE-MARK-MASQ"),
+    ("nat", "KUBE-LOAD-BALANCER"),
+    ("nat", "KUBE-NODE-PORT"),
+    ("filter", "KUBE-FORWARD"),
+    ("filter", "KUBE-IPVS-FILTER"),
+    ("filter", "KUBE-PROXY-FIREWALL"),
+    ("filter", "KUBE-SOURCE-RANGES-FIREWALL"),
+];
+
+/// Those of iptables mode.
+const IPTABLES_CHAINS: &[(&str, &str)] = &[
+    ("nat", "KUBE-SERVICES"),
+    ("nat", "KUBE-NODEPORTS"),
+    ("nat", "KUBE-POSTROUTING"),
+    ("nat", "KUBE-MARK-MASQ"),
+    ("filter", "KUBE-FORWARD"),
+    ("filter", "KUBE-PROXY-FIREWALL"),
+];
+
+/// What a change of mode is called.
+const CHANGE: &str = "the mode changed";
+
+/// Those of every mode.
+const GENERAL: [Kind; 12] = [
     Kind::Kill,
     Kind::Stop,
     Kind::Lock,
@@ -63,18 +97,33 @@ const DECK: [Kind; 19] = [
     Kind::Slow,
     Kind::BrokenLists,
     Kind::EmptyLists,
-    Kind::RealServerGoes,
-    Kind::RealServerComes,
-    Kind::WeightChanges,
-    Kind::VirtualServerGoes,
-    Kind::SetFlushed,
-    Kind::ChainFlushed,
-    Kind::AddressGoes,
     Kind::Flapping,
 ];
 
-/// The number of kinds.
-pub(super) const KINDS: usize = DECK.len();
+/// What others do to the tables of a mode.
+fn edits(mode: Mode) -> &'static [Kind] {
+    match mode {
+        Mode::Ipvs => &[
+            Kind::RealServerGoes,
+            Kind::RealServerComes,
+            Kind::WeightChanges,
+            Kind::VirtualServerGoes,
+            Kind::SetFlushed,
+            Kind::ChainFlushed,
+            Kind::AddressGoes,
+        ],
+        Mode::Nftables => {
+            &[Kind::ElementGoes, Kind::MapFlushed, Kind::TableGoes, Kind::ChainFlushed, Kind::RuleGoes, Kind::RuleComes]
+        }
+        Mode::Iptables => &[Kind::ChainFlushed, Kind::ChainGoes, Kind::RuleGoes, Kind::RuleComes],
+        Mode::Userspace => &[Kind::AddressGoes],
+    }
+}
+
+/// The names of all kinds of faults in a mode.
+pub(super) fn kinds(mode: Mode) -> BTreeSet<&'static str> {
+    GENERAL.iter().chain(edits(mode)).map(|kind| kind.name()).collect()
+}
 
 impl Kind {
     fn name(self) -> &'static str {
@@ -95,10 +144,23 @@ impl Kind {
             Kind::WeightChanges => "a weight changed",
             Kind::VirtualServerGoes => "a virtual server deleted",
             Kind::SetFlushed => "a set flushed",
+            Kind::ElementGoes => "an element deleted",
+            Kind::MapFlushed => "a map flushed",
+            Kind::TableGoes => "a table deleted",
             Kind::ChainFlushed => "a chain flushed",
+            Kind::ChainGoes => "a chain deleted",
+            Kind::RuleGoes => "a rule deleted",
+            Kind::RuleComes => "a rule added",
             Kind::AddressGoes => "a Service's address deleted",
             Kind::Flapping => "a node address flaps",
         }
+    }
+}
+
+/// Waits until all of these have seen their repair, or have given up.
+fn wait_for(repairs: &mut Vec<JoinHandle<()>>) {
+    for repair in repairs.drain(..) {
+        repair.join().unwrap_or_default();
     }
 }
 
@@ -112,6 +174,9 @@ pub(super) struct Faults {
     pub(super) steady: Vec<Service>,
     /// The period in which the process is not killed.
     pub(super) calm: (Duration, Duration),
+    /// The modes into which it changes, in turns with its own, and how long it stays in that.
+    pub(super) others: Vec<Mode>,
+    pub(super) every: Duration,
     /// Whether a short soak leaves less time for each.
     pub(super) hurried: bool,
     /// The time limit for repairing what others break.
@@ -132,21 +197,14 @@ struct Place {
 }
 
 impl Place {
-    fn key(&self) -> VirtualServerKey {
-        if self.service.protocol == Protocol::Tcp {
-            VirtualServerKey::tcp(self.at)
-        } else {
-            VirtualServerKey::udp(self.at)
-        }
-    }
-
-    fn option(&self) -> &'static str {
-        option(self.service.protocol)
-    }
-
     fn reals(&self) -> Vec<SocketAddr> {
         let hosts = self.service.hosts(self.way);
         hosts.into_iter().map(|host| SocketAddr::new(host.address(self.family), self.service.target)).collect()
+    }
+
+    /// nft's and ip's word for its family.
+    fn ip(&self) -> &'static str {
+        if self.family == Family::V4 { "ip" } else { "ip6" }
     }
 }
 
@@ -154,13 +212,31 @@ impl Faults {
     /// Makes one fault after the other until told to stop; returns what could not be done.
     pub(super) fn start(mut self) -> JoinHandle<Vec<String>> {
         std::thread::spawn(move || {
+            let main = self.proxy.mode();
             let mut failed = Vec::new();
             let mut repairs = Vec::new();
             let mut deck: Vec<Kind> = Vec::new();
             let mut dealt = false;
+            let mut turns = std::mem::take(&mut self.others).into_iter().cycle();
+            let mut next = self.log.now() + main.stays(main, self.every);
             while !self.stop.load(Ordering::Relaxed) {
+                let mode = self.proxy.mode();
+                if self.log.now() > next {
+                    let to = if mode == main { turns.next() } else { Some(main) };
+                    if let Some(to) = to {
+                        // What was broken in the old mode is nobody's business in the new one.
+                        wait_for(&mut repairs);
+                        failed.extend(self.change_mode(to).err().map(|error| format!("change to {to} mode: {error}")));
+                        next = self.log.now() + to.stays(main, self.every);
+                        // The general ones go on; those of a mode are dealt anew.
+                        deck.retain(|kind| GENERAL.contains(kind));
+                        deck.extend(edits(to));
+                        self.random.shuffle(&mut deck);
+                        continue;
+                    }
+                }
                 if deck.is_empty() {
-                    deck = DECK.to_vec();
+                    deck = [&GENERAL, edits(mode)].concat();
                     self.random.shuffle(&mut deck);
                     if !dealt {
                         // While it is allowed: a kill comes first.
@@ -176,18 +252,63 @@ impl Faults {
                     continue;
                 }
                 match self.make(kind, &mut repairs) {
-                    Ok(detail) => {
-                        let until = self.log.now();
-                        self.log.notes().faults.push(Fault { kind: kind.name(), detail, from: now, until });
-                    }
+                    Ok(detail) => self.note(kind.name(), detail, now),
                     Err(error) => failed.push(format!("{}: {error}", kind.name())),
                 }
             }
-            for repair in repairs {
-                repair.join().unwrap_or_default();
-            }
+            wait_for(&mut repairs);
             failed
         })
+    }
+
+    fn note(&self, kind: &'static str, detail: String, from: Duration) {
+        let until = self.log.now();
+        self.log.notes().faults.push(Fault { kind, detail, from, until });
+    }
+
+    /// Ends the proxy and starts it in another mode; returns when it serves and nothing is left of the old one.
+    fn change_mode(&mut self, to: Mode) -> Result<(), Failure> {
+        self.server.clear_faults();
+        let (mode, begin) = (self.proxy.mode(), self.log.now());
+        let breaks = mode.breaks_to(to);
+        let mut open = Vec::new();
+        let mut at = |moment: Moment, log: &Log| {
+            // One that begins when another ends overlaps with it.
+            let begun = breaks.iter().filter(|breaks| breaks.since == moment);
+            let begun: Vec<_> =
+                begun.map(|breaks| (breaks.until, log.open(CHANGE, breaks.scope.clone(), None))).collect();
+            open.retain(|(until, window)| {
+                if *until == moment {
+                    log.close(*window);
+                }
+                *until != moment
+            });
+            open.extend(begun);
+        };
+        let changes = self.log.open(CHANGE, Scope::Uses(&[]), Some(self.repair));
+        at(Moment::End, &self.log);
+        let before = self.proxy.said().served;
+        self.proxy.change_to(to)?;
+        if !self.proxy.wait_until_served(before, self.repair * 2) {
+            return Err("it never made its first pass".into());
+        }
+        at(Moment::Served, &self.log);
+        let served = self.log.now();
+        let mut left = held::leftovers(to, self.backend)?;
+        while !left.is_empty() && self.log.now().saturating_sub(served) < self.repair * 2 {
+            std::thread::sleep(LOOK / 4);
+            left = held::leftovers(to, self.backend)?;
+        }
+        if !left.is_empty() {
+            let some = left.iter().take(5).cloned().collect::<Vec<_>>().join("; ");
+            return Err(format!("left of other modes: {} things: {some}", left.len()).into());
+        }
+        at(Moment::Gone, &self.log);
+        self.log.close(changes);
+        let (served, gone) = (served.saturating_sub(begin), self.log.now().saturating_sub(begin));
+        let detail = format!("serves after {:.1} s, alone after {:.1} s", served.as_secs_f64(), gone.as_secs_f64());
+        self.note(to.changed(), format!("from {mode}: {detail}"), begin);
+        Ok(())
     }
 
     fn pause(&mut self) {
@@ -217,9 +338,13 @@ impl Faults {
             Kind::Kill => self.kill(),
             Kind::Stop => {
                 let time = self.seconds(8, 20);
+                let window = self.is_in_the_way().then(|| self.log.open(kind.name(), Scope::Waiting, None));
                 self.proxy.signal(Signal::SIGSTOP);
                 self.wait(time);
                 self.proxy.signal(Signal::SIGCONT);
+                if let Some(window) = window {
+                    self.log.close(window);
+                }
                 Ok(format!("{} s", time.as_secs()))
             }
             Kind::Lock => self.hold_lock(),
@@ -252,18 +377,32 @@ impl Faults {
                 self.edit_servers(kind, repairs)
             }
             Kind::SetFlushed => self.flush_set(repairs),
-            Kind::ChainFlushed => self.flush_chain(repairs),
             Kind::AddressGoes => self.delete_address(repairs),
             Kind::Flapping => self.flap(),
+            _ if self.proxy.mode() == Mode::Nftables => self.edit_table(kind, repairs),
+            _ => self.edit_rules(kind, repairs),
         }
     }
 
+    /// Whether what clients send passes through the process.
+    fn is_in_the_way(&self) -> bool {
+        self.proxy.mode() == Mode::Userspace
+    }
+
     fn kill(&mut self) -> Result<String, Failure> {
+        let kill = Kind::Kill.name();
+        let window = self.is_in_the_way().then(|| self.log.open(kill, Scope::Everybody, Some(self.repair)));
+        let before = self.proxy.said().served;
         self.proxy.kill();
         let time = Duration::from_millis(self.random.between(0, 3_000).into());
         self.wait(time);
         if !self.no_restart {
             self.proxy.start()?;
+        }
+        if let Some(window) = window
+            && self.proxy.wait_until_served(before, self.repair)
+        {
+            self.log.close(window);
         }
         Ok(format!("away for {} ms", time.as_millis()))
     }
@@ -345,18 +484,12 @@ impl Faults {
     }
 
     /// Checks until it is repaired.
-    fn repaired(
-        &self,
-        window: usize,
-        repairs: &mut Vec<JoinHandle<()>>,
-        whole: impl Fn(&mut Client) -> bool + Send + 'static,
-    ) {
+    fn repaired(&self, window: usize, repairs: &mut Vec<JoinHandle<()>>, whole: impl Fn() -> bool + Send + 'static) {
         let (log, patience) = (self.log.clone(), self.repair * 2);
         repairs.push(std::thread::spawn(move || {
-            let Ok(mut client) = Client::open() else { return };
             let begin = log.now();
             while log.now().saturating_sub(begin) < patience {
-                if whole(&mut client) {
+                if whole() {
                     std::thread::sleep(SLACK);
                     log.close(window);
                     return;
@@ -370,7 +503,7 @@ impl Faults {
 
     fn edit_servers(&mut self, kind: Kind, repairs: &mut Vec<JoinHandle<()>>) -> Result<String, Failure> {
         let place = self.place()?;
-        let (option, at, key) = (place.option(), place.at, place.key());
+        let (option, at) = (option(place.service.protocol), place.at);
         let reals = place.reals();
         let real = *self.random.pick(&reals).ok_or("a steady Service without endpoints")?;
         let scope = Scope::Service(place.service.name.clone());
@@ -391,46 +524,123 @@ impl Faults {
             self.log.close(window);
             return Ok(format!("{line}: {error}"));
         }
-        self.repaired(window, repairs, move |client| {
-            let all = reals.iter().all(|real| serves(client, &key, *real));
-            all && !others.iter().any(|other| serves(client, &key, *other))
+        self.repaired(window, repairs, move || {
+            let Ok(text) = tool(&format!("ipvsadm -Ln {option} {at}")) else { return false };
+            let serves = |real: &SocketAddr| {
+                let real = real.to_string();
+                text.lines().any(|line| {
+                    // "-> 10.244.1.12:8080 Masq 1 0 0", with the weight last but two.
+                    let mut words = line.split_whitespace().skip(1);
+                    words.next() == Some(&real) && words.nth(1).is_some_and(|weight| weight != "0")
+                })
+            };
+            reals.iter().all(serves) && !others.iter().any(serves)
         });
         Ok(line)
     }
 
+    /// `more` holds and, where chains or elements are each Service's, all of the steady ones are there.
+    fn whole(&self, more: impl Fn() -> bool + Send + 'static) -> impl Fn() -> bool + Send + 'static {
+        let (mode, backend) = (self.proxy.mode(), self.backend);
+        let wanted = Tables::of(mode, &self.steady, &node_addresses());
+        let has_all = move || held::state(mode, backend).is_ok_and(|kernel| wanted.missing(&kernel).next().is_none());
+        move || more() && (mode == Mode::Ipvs || has_all())
+    }
+
+    /// Others edit the table of nftables mode.
+    fn edit_table(&mut self, kind: Kind, repairs: &mut Vec<JoinHandle<()>>) -> Result<String, Failure> {
+        // What is away cannot be edited.
+        wait_for(repairs);
+        let place = self.place()?;
+        let ip = place.ip();
+        let chains =
+            ["services-by-port", "prerouting", "output", "postrouting", "forward-filter", "new-connections", "guard"];
+        let chain = *self.random.pick(&chains).ok_or("no chain")?;
+        let map = *self.random.pick(&["services", "endpoints", "allowed"]).ok_or("no map")?;
+        let list = format!("nft -s list chain {ip} proxier {chain}");
+        let before = tool(&list)?;
+        let (scope, line) = match kind {
+            Kind::ElementGoes => {
+                let (at, protocol) = (place.at, place.service.protocol.lower());
+                let key = format!("{} . {protocol} . {}", at.ip(), at.port());
+                (Scope::Service(place.service.name), format!("nft delete element {ip} proxier services {{ {key} }}"))
+            }
+            Kind::MapFlushed => (Scope::Everybody, format!("nft flush set {ip} proxier {map}")),
+            Kind::TableGoes => (Scope::Everybody, format!("nft delete table {ip} proxier")),
+            Kind::ChainFlushed => (Scope::Everybody, format!("nft flush chain {ip} proxier {chain}")),
+            Kind::RuleGoes => {
+                let text = tool(&format!("nft -a list chain {ip} proxier {chain}"))?;
+                let handle = text.lines().filter_map(|line| line.split_once(" # handle ")).next_back();
+                let handle = handle.ok_or("a chain without rules")?.1;
+                (Scope::Everybody, format!("nft delete rule {ip} proxier {chain} handle {handle}"))
+            }
+            // All packets pass its chains, those to pods too: the rule is about the Service.
+            _ => {
+                let rule = format!("{ip} daddr {} counter drop", place.at.ip());
+                (Scope::Everybody, format!("nft insert rule {ip} proxier {chain} {rule}"))
+            }
+        };
+        let window = self.log.open(kind.name(), scope, Some(self.repair));
+        tool(&line)?;
+        let whole = self.whole(move || tool(&list).is_ok_and(|now| now == before));
+        self.repaired(window, repairs, whole);
+        Ok(line)
+    }
+
+    /// Others edit the rules of iptables mode, or those of IPVS mode.
+    fn edit_rules(&mut self, kind: Kind, repairs: &mut Vec<JoinHandle<()>>) -> Result<String, Failure> {
+        if self.proxy.mode() == Mode::Ipvs {
+            return self.flush_chain(IPVS_CHAINS, repairs);
+        }
+        wait_for(repairs);
+        let programs = iptables(self.backend);
+        let program = *self.random.pick(&programs).ok_or("no program")?;
+        let (scope, lines) = match kind {
+            Kind::ChainFlushed => return self.flush_chain(IPTABLES_CHAINS, repairs),
+            // Nobody passes through it; without it, the proxy has to see that its chains may be gone.
+            Kind::ChainGoes => (Scope::Uses(&[]), vec!["-F KUBE-PROXY-CANARY", "-X KUBE-PROXY-CANARY"]),
+            Kind::RuleGoes => (Scope::Everybody, vec!["-D KUBE-SERVICES 1"]),
+            _ => (Scope::Everybody, vec!["-I KUBE-SERVICES -j RETURN"]),
+        };
+        let window = self.log.open(kind.name(), scope, Some(self.repair));
+        for line in &lines {
+            tool(&format!("{program} -w 20 -t nat {line}"))?;
+        }
+        let whole = self.whole(move || {
+            let has = |line: &str| tool(&format!("{program} -w 20 -t nat {line}")).is_ok();
+            has("-S KUBE-PROXY-CANARY") && !has("-C KUBE-SERVICES -j RETURN")
+        });
+        self.repaired(window, repairs, whole);
+        Ok(format!("{program} {}", lines.join(", ")))
+    }
+
     fn flush_set(&mut self, repairs: &mut Vec<JoinHandle<()>>) -> Result<String, Failure> {
-        let entries: Vec<String> = Tables::of(&self.steady, &[]).entries.into_iter().collect();
+        let wanted = Tables::of(Mode::Ipvs, &self.steady, &[]);
+        let entries: Vec<String> = wanted.of_tool(SETS).cloned().collect();
         let entry = self.random.pick(&entries).ok_or("no entry")?.clone();
         let mut words = entry.split(' ').skip(1).map(str::to_owned);
         let (Some(set), Some(element)) = (words.next(), words.next()) else { return Err("no entry".into()) };
         let window = self.log.open(Kind::SetFlushed.name(), Scope::Everybody, Some(self.repair));
         tool(&format!("ipset flush {set}"))?;
         let name = set.clone();
-        self.repaired(window, repairs, move |_| tool(&format!("ipset test {name} {element}")).is_ok());
+        self.repaired(window, repairs, move || tool(&format!("ipset test {name} {element}")).is_ok());
         Ok(set)
     }
 
-    fn flush_chain(&mut self, repairs: &mut Vec<JoinHandle<()>>) -> Result<String, Failure> {
-        let chains = [
-            ("nat", "KUBE-SERVICES"),
-            ("nat", "KUBE-POSTROUTING"),
-            ("nat", "KUBE-MARK-MASQ"),
-            ("nat", "KUBE-LOAD-BALANCER"),
-            ("nat", "KUBE-NODE-PORT"),
-            ("filter", "KUBE-FORWARD"),
-            ("filter", "KUBE-IPVS-FILTER"),
-            ("filter", "KUBE-PROXY-FIREWALL"),
-            ("filter", "KUBE-SOURCE-RANGES-FIREWALL"),
-        ];
-        let (table, chain) = *self.random.pick(&chains).ok_or("no chain")?;
+    fn flush_chain(&mut self, chains: &[(&str, &str)], repairs: &mut Vec<JoinHandle<()>>) -> Result<String, Failure> {
+        let (table, chain) =
+            self.random.pick(chains).map(|(table, chain)| (*table, (*chain).to_owned())).ok_or("no chain")?;
+        let table = table.to_owned();
         let programs = iptables(self.backend);
         let program = *self.random.pick(&programs).ok_or("no program")?;
-        let rules = move || Some(tool(&format!("{program} -w 20 -t {table} -S {chain}")).ok()?.lines().count());
+        let list = format!("{program} -w 20 -t {table} -S {chain}");
+        let rules = move || Some(tool(&list).ok()?.lines().count());
         // A missing chain cannot be flushed.
         let Some(before) = rules() else { return Ok(format!("{program} has no chain {chain}")) };
         let window = self.log.open(Kind::ChainFlushed.name(), Scope::Everybody, Some(self.repair));
         tool(&format!("{program} -w 20 -t {table} -F {chain}"))?;
-        self.repaired(window, repairs, move |_| rules().is_some_and(|now| now >= before));
+        let whole = self.whole(move || rules().is_some_and(|now| now >= before));
+        self.repaired(window, repairs, whole);
         Ok(format!("{program} {chain}"))
     }
 
@@ -443,10 +653,16 @@ impl Faults {
         let window =
             self.log.open(Kind::AddressGoes.name(), Scope::Service(place.service.name.clone()), Some(self.repair));
         let bits = if address.is_ipv4() { 32 } else { 128 };
-        tool(&format!("ip addr del {address}/{bits} dev kube-ipvs0"))?;
-        self.repaired(window, repairs, move |_| {
-            tool(&format!("ip -o addr show dev kube-ipvs0 to {address}")).is_ok_and(|text| !text.trim().is_empty())
-        });
+        let (line, show) = if self.is_in_the_way() {
+            let ip = if address.is_ipv4() { "ip" } else { "ip -6" };
+            let show = format!("{ip} route show table local exact {address}/{bits}");
+            (format!("{ip} route del table local local {address}/{bits}"), show)
+        } else {
+            let device = "dev kube-ipvs0";
+            (format!("ip addr del {address}/{bits} {device}"), format!("ip -o addr show {device} to {address}"))
+        };
+        tool(&line)?;
+        self.repaired(window, repairs, move || tool(&show).is_ok_and(|text| !text.trim().is_empty()));
         Ok(address.to_string())
     }
 

@@ -1,13 +1,13 @@
 //! Network namespaces of a node, its clients and its pods, and what others have on the node.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 
 use testkit::oracle::{self, Backend};
 use testkit::witness::{Transport, Witness};
 use testkit::{Netns, NetnsGuard, veth_pair};
 
-use super::truth::Tables;
 use super::world::{Family, Host, POD_PORT, PODS};
 use crate::Failure;
 
@@ -17,6 +17,14 @@ pub(super) const NODE_PORT_NETWORKS: &str = "192.0.2.0/24,2001:db8:1::/64";
 pub(super) const CLUSTER_CIDR: &str = "10.244.0.0/15,fd00:244::/32";
 /// Somebody else's address on the node, outside of the networks of node ports.
 pub(super) const FOREIGN: &str = "172.31.0.9";
+
+/// Where somebody else's rules lead to a pod.
+pub(super) const FOREIGN_PORT: u16 = 8_000;
+
+/// Whether this kernel has IPVS.
+pub(super) fn has_ipvs() -> bool {
+    Path::new("/proc/net/ip_vs").exists()
+}
 
 /// All namespaces, and the pods' servers. The thread that made it is on the node while this lives.
 #[derive(Debug)]
@@ -67,7 +75,10 @@ pub(super) fn client(family: Family, stranger: bool) -> IpAddr {
 impl Ground {
     /// A node for this thread and the threads and processes it starts.
     pub(super) fn new(backend: Backend) -> Result<Self, Failure> {
-        tool("modprobe nf_conntrack")?;
+        // Where modules can be loaded; whatever is missing then shows below.
+        for module in ["nf_conntrack", "ip_vs"] {
+            tool(&format!("modprobe {module}")).map_or_else(drop, drop);
+        }
         let node = NetnsGuard::new()?;
         let here = Netns::current()?;
         let (client_side, pods) = (Netns::new()?, Netns::new()?);
@@ -78,10 +89,12 @@ impl Ground {
         lines.push("address add 10.244.1.1/24 dev pods".to_owned());
         lines.push("address add fd00:244:1::1/64 dev pods nodad".to_owned());
         for device in ["foreign0", "flood0"] {
-            lines.push(format!("link add {device} type dummy"));
+            lines.push(format!("link add {device} type bridge"));
             lines.push(format!("link set {device} up"));
         }
         lines.push(format!("address add {FOREIGN}/32 dev foreign0"));
+        // Rules translate only what has a route.
+        lines.extend(Family::ALL.map(|family| format!("route add default via {}", client(family, false))));
         // While the address is away, its packets must not be forwarded: Linux forgets how it masquerades a connection when a
         // packet leaves by another device (`nf_nat_oif_changed`), and the pod then resets it. No proxy can prevent that.
         lines.push(format!("route add blackhole {}/32", Family::V4.flapping()));
@@ -132,16 +145,24 @@ fn serve(namespace: &Netns, pod: u16) -> Result<Witness, Failure> {
 /// Creates what is somebody else's on this node, and has to stay whatever the proxy does. The port is one of its node
 /// ports.
 fn foreign(backend: Backend) -> Result<(), Failure> {
-    for line in [
-        format!("ipvsadm -A -t {FOREIGN}:80 -s wlc"),
-        format!("ipvsadm -a -t {FOREIGN}:80 -r 10.244.1.10:8080 -m"),
-        format!("ipvsadm -A -t {FOREIGN}:30002 -s rr"),
-        format!("ipvsadm -a -t {FOREIGN}:30002 -r 10.244.1.11:8080 -m -w 3"),
-        format!("ipvsadm -A -u {FOREIGN}:53 -s rr -p 60"),
-        "ipvsadm -A -f 77 -s rr".to_owned(),
-        "ipset create FOREIGN hash:ip".to_owned(),
-        "ipset add FOREIGN 198.51.100.7".to_owned(),
-    ] {
+    let mut lines = vec!["ipset create FOREIGN hash:ip".to_owned(), "ipset add FOREIGN 198.51.100.7".to_owned()];
+    if has_ipvs() {
+        lines.extend([
+            format!("ipvsadm -A -t {FOREIGN}:80 -s wlc"),
+            format!("ipvsadm -a -t {FOREIGN}:80 -r 10.244.1.10:8080 -m"),
+            format!("ipvsadm -A -t {FOREIGN}:30002 -s rr"),
+            format!("ipvsadm -a -t {FOREIGN}:30002 -r 10.244.1.11:8080 -m -w 3"),
+            format!("ipvsadm -A -u {FOREIGN}:53 -s rr -p 60"),
+            "ipvsadm -A -f 77 -s rr".to_owned(),
+        ]);
+    }
+    // Somebody else translates too, so that Linux does so in every mode.
+    let v4 = iptables(backend)[0];
+    lines.push(format!("{v4} -t nat -N FOREIGN-NAT"));
+    let to = "-j DNAT --to-destination 10.244.1.10:8080";
+    lines.push(format!("{v4} -t nat -A FOREIGN-NAT -p tcp -d {FOREIGN} --dport {FOREIGN_PORT} {to}"));
+    lines.push(format!("{v4} -t nat -A PREROUTING -j FOREIGN-NAT"));
+    for line in lines {
         tool(&line)?;
     }
     for program in iptables(backend) {
@@ -166,7 +187,9 @@ pub(super) fn iptables(backend: Backend) -> [&'static str; 2] {
 pub(super) fn foreign_state(backend: Backend) -> Result<BTreeSet<String>, Failure> {
     let mut lines = BTreeSet::new();
     let ours = |line: &str| line.contains(FOREIGN) || line.contains(" -f ");
-    lines.extend(tool("ipvsadm -Sn")?.lines().filter(|line| ours(line)).map(|line| line.trim().to_owned()));
+    if has_ipvs() {
+        lines.extend(tool("ipvsadm -Sn")?.lines().filter(|line| ours(line)).map(|line| line.trim().to_owned()));
+    }
     lines.extend(oracle::ipset_save()?.lines().filter(|line| line.contains("FOREIGN")).map(str::to_owned));
     for family in [oracle::Family::V4, oracle::Family::V6] {
         let text = oracle::iptables_save(backend, family)?;
@@ -181,52 +204,6 @@ pub(super) fn foreign_state(backend: Backend) -> Result<BTreeSet<String>, Failur
             .map(|line| line.split_whitespace().skip(1).take(3).collect::<Vec<_>>().join(" ")),
     );
     Ok(lines)
-}
-
-/// What the kernel holds of ours, as the field's tools print it.
-pub(super) fn kernel_state(backend: Backend) -> Result<Tables, Failure> {
-    let mut tables = Tables::default();
-    let servers = tool("ipvsadm -Sn")?;
-    let foreign = |line: &str| line.contains(FOREIGN) || line.contains(" -f ");
-    tables.servers.extend(servers.lines().map(str::trim).filter(|line| !foreign(line)).map(str::to_owned));
-    let entries = oracle::ipset_save()?;
-    tables.entries.extend(entries.lines().filter(|line| line.starts_with("add KUBE-")).map(str::to_owned));
-    let addresses = tool("ip -o addr show dev kube-ipvs0")?;
-    for line in addresses.lines() {
-        let address = line.split_whitespace().nth(3).and_then(|word| word.split('/').next());
-        // Except the device's own link-local address.
-        tables.addresses.extend(address.filter(|text| !text.starts_with("fe80:")).map(str::to_owned));
-    }
-    for family in [oracle::Family::V4, oracle::Family::V6] {
-        let text = oracle::iptables_save(backend, family)?;
-        let guards = text.lines().filter(|line| line.starts_with("-A KUBE-IPVS-OUT-FILTER"));
-        tables.guards.extend(guards.map(str::to_owned));
-    }
-    Ok(tables)
-}
-
-/// Our rules and chains, without counters: by chain, rules in their order.
-pub(super) fn rules(backend: Backend) -> Result<Vec<String>, Failure> {
-    let mut chains: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for family in [oracle::Family::V4, oracle::Family::V6] {
-        let text = oracle::iptables_save(backend, family)?;
-        let mut table = String::new();
-        for line in text.lines() {
-            let line = line.split(" [").next().unwrap_or(line);
-            if let Some(name) = line.strip_prefix('*') {
-                name.clone_into(&mut table);
-            } else if line.contains("KUBE-") && !line.contains("KUBE-IPTABLES-HINT") && !line.contains("-OUT-FILTER -s")
-            {
-                let chain =
-                    line.trim_start_matches(':').trim_start_matches("-A ").split(' ').next().unwrap_or_default();
-                chains
-                    .entry(format!("{family:?} {table} {chain}"))
-                    .or_default()
-                    .push(format!("{family:?} {table} {line}"));
-            }
-        }
-    }
-    Ok(chains.into_values().flatten().collect())
 }
 
 /// The node's addresses in the networks of node ports.

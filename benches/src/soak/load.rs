@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use testkit::witness::{Conversation, Transport};
 
-use super::ground::{self, FOREIGN, Ground};
+use super::ground::{self, FOREIGN, FOREIGN_PORT, Ground, has_ipvs};
 use super::random::Random;
 use super::script::Script;
 use super::truth::{is_guarded, ways};
@@ -69,6 +69,7 @@ pub(super) struct Load {
 
 #[derive(Clone)]
 struct Client {
+    number: usize,
     log: Arc<Log>,
     stop: Arc<AtomicBool>,
     ports: Arc<AtomicU32>,
@@ -78,6 +79,10 @@ struct Client {
 }
 
 impl Client {
+    fn numbered(&self, number: usize) -> Self {
+        Client { number, ..self.clone() }
+    }
+
     fn port(&self) -> u16 {
         let number = self.ports.fetch_add(1, Ordering::Relaxed) % self.range.1;
         u16::try_from(self.range.0 + number).unwrap_or(0)
@@ -105,7 +110,17 @@ impl Client {
         let place = format!("{} {}", target.protocol.upper(), target.place);
         let address = Some(target.place.ip());
         let service = target.service.clone();
-        self.log.notes().misses.push(Miss { what, service, place, address, from, until, waited, error });
+        self.log.notes().misses.push(Miss {
+            what,
+            client: self.number,
+            service,
+            place,
+            address,
+            from,
+            until,
+            waited,
+            error,
+        });
     }
 
     fn done(&self, what: Use) {
@@ -191,8 +206,8 @@ impl Client {
             });
             match talk {
                 Ok(()) => self.done(what),
-                // Nobody can connect while the address is away; open connections have to survive.
-                Err(error) if !opened && what == Use::Flapping => {
+                // One that was never open is as a short one: an open one survives more.
+                Err(error) if !opened => {
                     self.miss(Use::Short, target, well, &error);
                     self.pause(Duration::from_millis(500));
                 }
@@ -236,21 +251,28 @@ impl Load {
         (seed, stale): (u64, Duration),
     ) -> Result<Self, Failure> {
         let stop = Arc::new(AtomicBool::new(false));
-        let client =
-            |range: (u32, u32)| Client { log: log.clone(), stop: stop.clone(), ports: Arc::default(), range, stale };
+        let client = |range: (u32, u32)| Client {
+            number: 0,
+            log: log.clone(),
+            stop: stop.clone(),
+            ports: Arc::default(),
+            range,
+            stale,
+        };
         let (short, long) = (client(SHORT), client(LONG));
         let all = targets(script);
         let mut threads = Vec::new();
         // About 25 connections a second, as many as an emulated machine can handle besides.
-        for number in 0..8_u64 {
-            let (client, mut targets) = (short.clone(), all.clone());
-            Random::new(seed, 100 + number).shuffle(&mut targets);
+        for number in 0..8_u32 {
+            let (client, mut targets) = (short.numbered(threads.len()), all.clone());
+            Random::new(seed, 100 + u64::from(number)).shuffle(&mut targets);
             let work = move || client.short(&targets, None, Duration::from_millis(250));
             threads.push(ground.client.spawn(work)?);
         }
         let streams: Vec<Target> = all.iter().filter(|target| target.protocol == Protocol::Tcp).cloned().collect();
         for number in 0..12 {
-            let (client, targets, random) = (long.clone(), streams.clone(), Random::new(seed, 200 + number));
+            let (client, targets, random) =
+                (long.numbered(threads.len()), streams.clone(), Random::new(seed, 200 + number));
             threads.push(ground.client.spawn(move || client.long(&targets, Use::Long, random))?);
         }
         let flapping: Vec<Target> = streams
@@ -262,7 +284,8 @@ impl Load {
             })
             .collect();
         for number in 0..2 {
-            let (client, targets, random) = (long.clone(), flapping.clone(), Random::new(seed, 300 + number));
+            let (client, targets, random) =
+                (long.numbered(threads.len()), flapping.clone(), Random::new(seed, 300 + number));
             threads.push(ground.client.spawn(move || client.long(&targets, Use::Flapping, random))?);
         }
         let strange = script.used.iter().filter(|service| is_guarded(service) && !service.ranges.has_node());
@@ -280,7 +303,9 @@ impl Load {
             place,
             way: Way::ClusterIp,
         };
-        let foreign = vec![target("foreign", SocketAddr::new(FOREIGN.parse()?, 80))];
+        let foreign_ports = has_ipvs().then_some(80).into_iter().chain([FOREIGN_PORT]);
+        let of_others = |port| Ok(target("foreign", SocketAddr::new(FOREIGN.parse::<IpAddr>()?, port)));
+        let foreign = foreign_ports.map(of_others).collect::<Result<Vec<_>, Failure>>()?;
         let client_of_others = short.clone();
         let pause = Duration::from_millis(500);
         threads.push(ground.client.spawn(move || client_of_others.short(&foreign, Some(Use::Foreign), pause))?);
@@ -289,7 +314,7 @@ impl Load {
         let client_of_pods = short.clone();
         threads.push(ground.client.spawn(move || client_of_pods.short(&direct, Some(Use::Direct), pause))?);
         // On the node, with its own ports.
-        let on_node = client(NODE);
+        let on_node = client(NODE).numbered(threads.len());
         let clusters: Vec<Target> = all.iter().filter(|target| target.way == Way::ClusterIp).cloned().collect();
         threads.push(std::thread::spawn(move || on_node.short(&clusters, Some(Use::Node), pause)));
         Ok(Load { stop, threads })

@@ -1,13 +1,15 @@
 //! The soak: runs `proxier-demo` for minutes or hours with many Services, many changes, clients that connect all the time,
 //! and faults of every kind; and gives a verdict.
 //!
-//! `cargo xtask soak` runs it in a virtual machine. A [model](world) that shares no code with the proxy says what should
-//! be; the field's own tools print what the kernel holds.
+//! `cargo xtask soak` runs it in a virtual machine, or in namespaces of this machine's kernel. A [model](world) that shares no code
+//! with the proxy says what should be; the field's own tools print what the kernel holds.
 
 mod canary;
 mod faults;
 mod ground;
+mod held;
 mod load;
+mod mode;
 mod proxy;
 mod random;
 mod result;
@@ -30,8 +32,9 @@ use testkit::apiserver::ApiServer;
 use testkit::oracle::Backend;
 
 use self::faults::Faults;
-use self::ground::{Ground, foreign_state, kernel_state, node_addresses, rules, tool};
+use self::ground::{Ground, foreign_state, has_ipvs, node_addresses, tool};
 use self::load::Load;
+use self::mode::Mode;
 use self::proxy::Supervisor;
 use self::random::Random;
 use self::result::{Asked, Kept};
@@ -50,6 +53,9 @@ struct Options {
     services: usize,
     rate: u32,
     backend: Backend,
+    mode: Mode,
+    /// How long it stays in its mode before it changes to another for a while.
+    change_mode_every: Option<Duration>,
     proxy: PathBuf,
     out: Option<PathBuf>,
     command: String,
@@ -80,6 +86,8 @@ fn parse(arguments: &[String]) -> Result<Options, Failure> {
         services: 2_000,
         rate: 50,
         backend: Backend::Legacy,
+        mode: Mode::Ipvs,
+        change_mode_every: None,
         proxy: std::env::current_exe()?.with_file_name("proxier-demo"),
         out: None,
         command: "benches soak".to_owned(),
@@ -101,6 +109,14 @@ fn parse(arguments: &[String]) -> Result<Options, Failure> {
                     "nft" => Backend::Nft,
                     other => return Err(wrong(other).into()),
                 };
+            }
+            "--mode" => {
+                let name = value()?;
+                options.mode = Mode::parse(name).ok_or_else(|| wrong(name))?;
+            }
+            "--change-mode-every" => {
+                let seconds = value()?.parse().ok().filter(|seconds| *seconds > 0);
+                options.change_mode_every = Some(Duration::from_secs(seconds.ok_or_else(|| wrong("0"))?));
             }
             "--proxy" => options.proxy = value()?.into(),
             "--out" => options.out = Some(value()?.into()),
@@ -151,12 +167,15 @@ fn say(text: &str) {
 impl Soak {
     fn new(options: Options) -> Result<Self, Failure> {
         let ground = Ground::new(options.backend)?;
+        if options.mode == Mode::Ipvs && !has_ipvs() {
+            return Err("this kernel has no IPVS: take another --mode".into());
+        }
         let folder = std::env::temp_dir().join(format!("soak-{}", std::process::id()));
         std::fs::create_dir_all(&folder)?;
         let server = Arc::new(ApiServer::start_on(SocketAddr::from(([127, 0, 0, 1], 6443))));
         let kubeconfig = folder.join("kubeconfig");
         std::fs::write(&kubeconfig, server.kubeconfig(None))?;
-        let proxy = Arc::new(Supervisor::new(&options.proxy, &kubeconfig));
+        let proxy = Arc::new(Supervisor::new(&options.proxy, &kubeconfig, options.mode));
         let script = Script::new(options.seed, options.services);
         let evidence = Evidence::default();
         Ok(Soak { options, folder, server, proxy, script, changes: BTreeMap::new(), evidence, ground })
@@ -165,16 +184,23 @@ impl Soak {
     /// What the kernel has to hold now.
     fn truth(&self) -> Tables {
         let services = self.script.services().chain(&self.script.canaries);
-        let mut truth = Tables::of(services, &node_addresses());
+        let mut truth = Tables::of(self.proxy.mode(), services, &node_addresses());
         if self.options.spoil == Some(Spoil::WrongTruth) {
-            truth.servers.insert("-a -t 10.96.0.1:80 -r 10.244.1.99:8080 -m -w 1".to_owned());
+            truth.add(truth::ADDRESSES, "10.96.255.254".to_owned());
         }
         truth
     }
 
+    /// The modes into which it changes in turns with its own.
+    fn others(&self) -> Vec<Mode> {
+        let can = |mode: &Mode| *mode != self.options.mode && (*mode != Mode::Ipvs || has_ipvs());
+        let changes = self.options.change_mode_every.is_some();
+        Mode::ALL.into_iter().filter(|mode| changes && can(mode)).collect()
+    }
+
     fn run(mut self) -> Result<(), Failure> {
-        let Options { minutes, seed, services, rate, .. } = self.options;
-        say(&format!("seed {seed}, {minutes} minutes, {services} Services, {rate} changes a second"));
+        let Options { minutes, seed, services, rate, mode, .. } = self.options;
+        say(&format!("seed {seed}, {minutes} minutes, {mode} mode, {services} Services, {rate} changes a second"));
         self.server.put(&world::node());
         for service in self.script.services().chain(&self.script.canaries) {
             for object in service.objects() {
@@ -186,9 +212,7 @@ impl Soak {
         let begin = Instant::now();
         self.proxy.start()?;
         // Checking costs processor time that the first pass can use.
-        while begin.elapsed() < PATIENCE && !self.proxy.said().lines.iter().any(|line| line.contains("full pass: ")) {
-            std::thread::sleep(Duration::from_millis(500));
-        }
+        self.proxy.wait_until_served(0, PATIENCE);
         let different = self.wait_for_truth(false)?;
         if !different.is_empty() && self.options.spoil.is_none() {
             self.tell_last_words();
@@ -200,13 +224,21 @@ impl Soak {
         let log = Arc::new(Log::new());
         let length = Duration::from_secs_f64(minutes * 60.0);
         let settled_in = Duration::from_secs(600).min(length / 4);
-        self.evidence.calm = (settled_in, length * 85 / 100);
-        // Shorter soaks have not enough time for all of them.
-        self.evidence.deck = if minutes >= 2.0 { faults::KINDS } else { 0 };
+        self.evidence.calm = self.options.change_mode_every.is_none().then_some((settled_in, length * 85 / 100));
+        // Shorter soaks have not enough time for all of them. A change of mode waits until everything before is repaired.
+        if minutes >= if self.options.change_mode_every.is_some() { 10.0 } else { 2.0 } {
+            self.evidence.deck = faults::kinds(mode);
+            self.evidence.deck.extend(self.others().into_iter().map(Mode::changed));
+        }
         self.soak(&log, length)?;
 
         self.settle(&log)?;
-        self.compare(&foreign)?;
+        self.compare_rules()?;
+        self.go_round()?;
+        let after = foreign_state(self.options.backend)?;
+        let lines = &mut self.evidence.foreign;
+        lines.extend(foreign.difference(&after).map(|line| format!("missing: {line}")));
+        lines.extend(after.difference(&foreign).map(|line| format!("not wanted: {line}")));
         if let Err(error) = self.proxy.stop() {
             self.evidence.troubles.push(error.to_string());
         }
@@ -225,7 +257,8 @@ impl Soak {
         let machine = log.watch_the_machine(&stop);
         let canaries = std::mem::take(&mut self.script.canaries);
         let limit = verdict::limits(self.evidence.start).0;
-        let canary = canary::follow(canaries, limit, self.server.clone(), log.clone(), stop.clone());
+        let (server, clients) = (self.server.clone(), &self.ground.client);
+        let canary = canary::follow(clients, canaries, limit, server, log.clone(), stop.clone())?;
         let steady = self.script.used.iter().enumerate().filter(|(number, _)| Script::is_steady(*number));
         let breaking = Arc::new(AtomicBool::new(false));
         let faults = Faults {
@@ -234,7 +267,9 @@ impl Soak {
             log: log.clone(),
             backend: self.options.backend,
             steady: steady.map(|(_, service)| service.clone()).collect(),
-            calm: self.evidence.calm,
+            calm: self.evidence.calm.unwrap_or_default(),
+            others: self.others(),
+            every: self.options.change_mode_every.unwrap_or(length * 2),
             hurried: length < Duration::from_secs(300),
             repair: verdict::limits(self.evidence.start).1,
             no_restart: self.options.spoil == Some(Spoil::NoRestart),
@@ -254,7 +289,7 @@ impl Soak {
         stop.store(true, Ordering::Relaxed);
         sampler.join().map_err(|_panic| "the sampler has panicked")?;
         machine.join().map_err(|_panic| "the machine's watcher has panicked")?;
-        self.script.canaries = canary.join().map_err(|_panic| "the canary has panicked")??;
+        self.script.canaries = canary.join().map_err(|_panic| "the canary has panicked")?;
         Ok(())
     }
 
@@ -320,8 +355,13 @@ impl Soak {
         let mut told = Duration::ZERO;
         let patience = if self.options.spoil.is_some() { Duration::from_secs(30) } else { PATIENCE };
         loop {
-            let mut last = match kernel_state(self.options.backend) {
-                Ok(kernel) => truth.differences(&kernel),
+            let (mode, backend) = (self.proxy.mode(), self.options.backend);
+            let mut last = match held::state(mode, backend).and_then(|held| Ok((held, held::leftovers(mode, backend)?)))
+            {
+                Ok((kernel, left)) => {
+                    let left = left.into_iter().map(|line| format!("left of another mode: {line}"));
+                    truth.differences(&kernel).into_iter().chain(left).collect()
+                }
                 // Before its first pass the device does not exist.
                 Err(error) => vec![format!("the kernel could not be looked at: {error}")],
             };
@@ -371,12 +411,23 @@ impl Soak {
         Ok(())
     }
 
-    /// Compares rules with those of an undisturbed pass, and others' state with its beginning.
-    fn compare(&mut self, foreign: &std::collections::BTreeSet<String>) -> Result<(), Failure> {
-        let after = foreign_state(self.options.backend)?;
-        let lines = &mut self.evidence.foreign;
-        lines.extend(foreign.difference(&after).map(|line| format!("missing: {line}")));
-        lines.extend(after.difference(foreign).map(|line| format!("not wanted: {line}")));
+    /// At last each of the other modes shows that it has what it should, while nothing disturbs.
+    fn go_round(&mut self) -> Result<(), Failure> {
+        for mode in self.others() {
+            let before = self.proxy.said().served;
+            self.proxy.change_to(mode)?;
+            self.proxy.wait_until_served(before, PATIENCE);
+            let different = self.wait_for_truth(true)?;
+            self.evidence.differences.extend(different.into_iter().map(|line| format!("{mode} mode: {line}")));
+        }
+        Ok(())
+    }
+
+    /// Compares rules with those of an undisturbed pass.
+    fn compare_rules(&mut self) -> Result<(), Failure> {
+        if !matches!(self.options.mode, Mode::Ipvs | Mode::Iptables) {
+            return Ok(());
+        }
         let objects = self.script.services().chain(&self.script.canaries).flat_map(Service::objects);
         let items: Vec<serde_json::Value> = objects.chain([world::node()]).collect();
         let manifests = self.folder.join("manifests.json");
@@ -387,7 +438,8 @@ impl Soak {
         let backend = self.options.backend;
         let elsewhere = Netns::new()?;
         let undisturbed = elsewhere.run_in(|| -> Result<Vec<String>, Failure> {
-            tool("ip link add eth0 type dummy")?;
+            tool("ip link set lo up")?;
+            tool("ip link add eth0 type bridge")?;
             tool("ip link set eth0 up")?;
             for address in node_addresses() {
                 let bits = if Family::of(address) == Family::V4 { "24" } else { "64" };
@@ -398,9 +450,9 @@ impl Soak {
                 tool(&format!("{program} -t mangle -N KUBE-IPTABLES-HINT"))?;
             }
             self.proxy.once(&manifests)?;
-            rules(backend)
+            self.rules()
         })??;
-        let there = rules(backend)?;
+        let there = self.rules()?;
         if undisturbed != there {
             let lines = &mut self.evidence.rules;
             lines
@@ -414,6 +466,15 @@ impl Soak {
             }
         }
         Ok(())
+    }
+
+    /// Our rules and chains. The order within chains of iptables mode that all Services share has no meaning.
+    fn rules(&self) -> Result<Vec<String>, Failure> {
+        let mut rules = held::rules(self.options.backend)?;
+        if self.options.mode == Mode::Iptables {
+            rules.sort();
+        }
+        Ok(rules)
     }
 
     fn tell_last_words(&self) {
@@ -433,6 +494,8 @@ impl Soak {
             services: self.options.services,
             changes_per_second: self.options.rate,
             backend: format!("iptables, {:?}", self.options.backend).to_lowercase(),
+            mode: self.options.mode,
+            change_mode_every_secs: self.options.change_mode_every.map(|every| every.as_secs()),
         };
         let (levels, words) = {
             let said = self.proxy.said();
@@ -494,9 +557,20 @@ mod tests {
     #[test]
     fn options_have_their_ranges() {
         let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-        let options = parse(&words("--minutes 60 --seed 7 --backend nft --spoil wrong-truth")).unwrap();
+        let options = parse(&words("--minutes 60 --seed 7 --backend nft --mode iptables --spoil wrong-truth")).unwrap();
         assert_eq!((options.seed, options.backend, options.spoil), (7, Backend::Nft, Some(Spoil::WrongTruth)));
-        for line in ["--minutes 0", "--minutes x", "--rate 0", "--backend none", "--spoil luck", "--what", "--seed"] {
+        assert_eq!((options.mode, options.change_mode_every), (Mode::Iptables, None));
+        for line in [
+            "--minutes 0",
+            "--minutes x",
+            "--rate 0",
+            "--backend none",
+            "--mode none",
+            "--change-mode-every 0",
+            "--spoil luck",
+            "--what",
+            "--seed",
+        ] {
             assert!(parse(&words(line)).is_err(), "{line}");
         }
     }

@@ -8,12 +8,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::ground::{CLUSTER_CIDR, NODE_PORT_NETWORKS};
+use super::mode::Mode;
 use super::watchers::{Log, Sample};
 use super::world::NODE;
 use crate::Failure;
@@ -26,28 +27,21 @@ const EVERY: Duration = Duration::from_secs(2);
 const KEPT_LINES: usize = 4_000;
 
 /// The flags of every command of the proxy here.
-fn flags() -> [&'static str; 16] {
-    [
-        "--hostname-override",
-        NODE,
-        // What it is compared with are ipsets and rules of iptables.
-        "--ipvs-rules",
-        "iptables",
-        "--nodeport-addresses",
-        NODE_PORT_NETWORKS,
-        "--cluster-cidr",
-        CLUSTER_CIDR,
-        // Often, so that a short soak has many full passes.
-        "--ipvs-sync-period",
-        "15s",
-        // Shorter than the time until clients use a port again.
-        "--ipvs-tcp-timeout",
-        "120s",
-        "--ipvs-tcpfin-timeout",
-        "10s",
-        "--ipvs-udp-timeout",
-        "20s",
-    ]
+fn flags(mode: Mode) -> Vec<&'static str> {
+    let mut flags = vec!["--proxy-mode", mode.name(), "--no-fallback", "--hostname-override", NODE];
+    flags.extend(["--nodeport-addresses", NODE_PORT_NETWORKS, "--cluster-cidr", CLUSTER_CIDR]);
+    // Full passes often, so that a short soak has many.
+    match mode {
+        Mode::Ipvs => {
+            // What it is compared with are ipsets and rules of iptables.
+            flags.extend(["--ipvs-rules", "iptables", "--ipvs-sync-period", "15s"]);
+            // Shorter than the time until clients use a port again.
+            flags.extend(["--ipvs-tcp-timeout", "120s", "--ipvs-tcpfin-timeout", "10s", "--ipvs-udp-timeout", "20s"]);
+        }
+        Mode::Iptables => flags.extend(["--iptables-sync-period", "15s"]),
+        Mode::Nftables | Mode::Userspace => {}
+    }
+    flags
 }
 
 /// The proxy, and how it is started.
@@ -55,6 +49,7 @@ fn flags() -> [&'static str; 16] {
 pub(super) struct Supervisor {
     program: PathBuf,
     kubeconfig: PathBuf,
+    mode: Mutex<Mode>,
     child: Mutex<Option<Child>>,
     said: Arc<Mutex<Said>>,
     /// Counters of the process at the last sample, and of those that have ended.
@@ -66,6 +61,8 @@ pub(super) struct Supervisor {
 pub(super) struct Said {
     pub(super) lines: VecDeque<String>,
     pub(super) levels: BTreeMap<String, u64>,
+    /// Processes that have made their first pass.
+    pub(super) served: u64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -73,19 +70,25 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Supervisor {
-    pub(super) fn new(program: &Path, kubeconfig: &Path) -> Self {
+    pub(super) fn new(program: &Path, kubeconfig: &Path, mode: Mode) -> Self {
         Supervisor {
             program: program.to_owned(),
             kubeconfig: kubeconfig.to_owned(),
+            mode: Mutex::new(mode),
             child: Mutex::default(),
             said: Arc::default(),
             counters: Mutex::default(),
         }
     }
 
+    /// The mode in which it runs, or will be started.
+    pub(super) fn mode(&self) -> Mode {
+        *lock(&self.mode)
+    }
+
     fn command(&self, verb: &str) -> Command {
         let mut command = Command::new(&self.program);
-        command.arg(verb).args(flags());
+        command.arg(verb).args(flags(self.mode()));
         command.env_remove("KUBERNETES_SERVICE_HOST").env_remove("KUBECONFIG").stdin(Stdio::null());
         // `cargo xtask soak` tunes this program's allocator; the proxy's memory is managed as on a node.
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"MALLOC_")) {
@@ -102,8 +105,13 @@ impl Supervisor {
         if let Some(stderr) = child.stderr.take() {
             let said = self.said.clone();
             std::thread::spawn(move || {
+                let mut first = true;
                 for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                     let mut said = lock(&said);
+                    if first && line.contains("full pass: ") {
+                        first = false;
+                        said.served += 1;
+                    }
                     for level in [" ERROR ", " WARN "] {
                         if line.contains(level) {
                             *said.levels.entry(level.trim().to_lowercase()).or_default() += 1;
@@ -136,7 +144,7 @@ impl Supervisor {
         }
     }
 
-    /// Kills it; it is gone when this returns.
+    /// Kills it, if it still runs; it is gone when this returns.
     pub(super) fn kill(&self) {
         if let Some(mut child) = lock(&self.child).take() {
             child.kill().unwrap_or_default();
@@ -149,12 +157,34 @@ impl Supervisor {
         }
     }
 
+    /// Waits until a process has made its first pass since there were `before` that had; whether it did in time.
+    pub(super) fn wait_until_served(&self, before: u64, patience: Duration) -> bool {
+        let begin = Instant::now();
+        while begin.elapsed() < patience {
+            if self.said().served > before {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        false
+    }
+
+    /// Ends it, and starts it in another mode.
+    pub(super) fn change_to(&self, mode: Mode) -> Result<(), Failure> {
+        let ended = self.stop();
+        *lock(&self.mode) = mode;
+        self.start()?;
+        ended
+    }
+
     /// Ends it with SIGTERM; fails if it does not end properly.
     pub(super) fn stop(&self) -> Result<(), Failure> {
         self.look_at_metrics();
-        self.signal(Signal::SIGTERM);
+        // Taken first: the sampler must not see that it has ended.
         let Some(mut child) = lock(&self.child).take() else { return Err("proxier-demo was not running".into()) };
+        kill(Pid::from_raw(child.id().try_into()?), Signal::SIGTERM)?;
         let status = child.wait()?;
+        self.kill();
         if status.success() { Ok(()) } else { Err(format!("proxier-demo ended with {status} after SIGTERM").into()) }
     }
 
@@ -225,8 +255,8 @@ impl Supervisor {
         let files = std::fs::read_dir(format!("/proc/{process}/fd")).map(Iterator::count);
         let (Some(resident_kib), Ok(files)) = (resident, files) else { return };
         let files = u64::try_from(files).unwrap_or(u64::MAX);
-        let at_secs = log.now().as_secs_f64();
-        log.notes().samples.push(Sample { at_secs, process, resident_kib, files });
+        let (at_secs, mode) = (log.now().as_secs_f64(), self.mode());
+        log.notes().samples.push(Sample { at_secs, mode, process, resident_kib, files });
     }
 
     /// Records if it ended by itself, and restarts it, as a supervisor does.

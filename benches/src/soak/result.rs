@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use super::mode::Mode;
 use super::verdict::{Evidence, Verdict};
 use super::watchers::{Sample, Use};
 use crate::Failure;
@@ -22,6 +23,9 @@ pub(super) struct Asked {
     pub(super) services: usize,
     pub(super) changes_per_second: u32,
     pub(super) backend: String,
+    pub(super) mode: Mode,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) change_mode_every_secs: Option<u64>,
 }
 
 /// Times in milliseconds.
@@ -148,7 +152,11 @@ impl Kept {
 
     pub(super) fn markdown(&self) -> Result<String, std::fmt::Error> {
         let mut out = String::new();
-        let Asked { command, commit, minutes, seed, services, changes_per_second, backend } = &self.asked;
+        let Asked { command, commit, minutes, seed, services, changes_per_second, backend, .. } = &self.asked;
+        let every = self.asked.change_mode_every_secs;
+        let changing =
+            every.map_or_else(String::new, |every| format!(", which changes every {every} s for half as long"));
+        let mode = format!("{} mode{changing}", self.asked.mode);
         writeln!(out, "# soak\n\n`{command}`\n\nCommit {commit}. {}\n", self.machine.sentence())?;
         writeln!(out, "**{}**\n", if self.passed { "Passed." } else { "Not passed." })?;
         for line in &self.wrong {
@@ -162,7 +170,7 @@ impl Kept {
         }
         writeln!(
             out,
-            "{minutes} minutes, seed {seed}, {services} Services, {changes_per_second} changes a second, rules by {backend}.\n"
+            "{minutes} minutes, {mode}; seed {seed}, {services} Services, {changes_per_second} changes a second, {backend}.\n"
         )?;
         let all = self.connections.values().sum::<u64>();
         let excused = self.excused.values().sum::<u64>();
@@ -178,7 +186,7 @@ impl Kept {
         for (name, times) in [("between faults", self.quiet_ms), ("all", self.all_ms)] {
             writeln!(
                 out,
-                "| from a change to the kernel, {name}: {} followed: median, 99th, longest | {:.0}, {:.0}, {:.0} ms |",
+                "| from a change to the clients, {name}: {} followed: median, 99th, longest | {:.0}, {:.0}, {:.0} ms |",
                 times.number, times.median, times.p99, times.longest
             )?;
         }
@@ -203,12 +211,15 @@ impl Kept {
                 writeln!(out, "| {name} | {value} |")?;
             }
         }
-        writeln!(out, "\n## The process\n\n| at, s | process | resident, KiB | open files |\n|---:|---:|---:|---:|")?;
+        writeln!(
+            out,
+            "\n## The process\n\n| at, s | mode | process | resident, KiB | open files |\n|---:|---|---:|---:|---:|"
+        )?;
         for sample in &self.resident_and_files {
             writeln!(
                 out,
-                "| {:.0} | {} | {} | {} |",
-                sample.at_secs, sample.process, sample.resident_kib, sample.files
+                "| {:.0} | {} | {} | {} | {} |",
+                sample.at_secs, sample.mode, sample.process, sample.resident_kib, sample.files
             )?;
         }
         Ok(out)

@@ -84,7 +84,7 @@ impl Script {
         let canaries = (0..CANARIES).map(|number| {
             let mut service = Service::new(format!("canary-{number}"), 1 + fixed + number);
             service.families = if number.is_multiple_of(2) { V4 } else { V6 };
-            service.endpoints = vec![ready(Host::Nobody(1)), ready(Host::Nobody(2))];
+            service.endpoints = vec![ready(Host::Pod(PODS - 1))];
             service
         });
         let mut script = Script {

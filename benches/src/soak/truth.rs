@@ -1,44 +1,121 @@
-//! What the kernel should hold for Services, in the formats of `ipvsadm -Sn`, `ipset save`, `iptables-save` and `ip`, and
-//! where it differs.
+//! What the kernel should hold for Services, by mode, and where it differs.
+//!
+//! For IPVS mode these are the lines of `ipvsadm -Sn`, `ipset save`, `iptables-save` and `ip`. Other modes have tables of their own
+//! kind: of these, the lines say which address and port leads where ([`super::held`] reads them off the tools' output).
 
-use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use super::mode::Mode;
 use super::world::{Family, Host, Kind, Protocol, Ranges, Service, Way};
+
+/// Virtual and real servers.
+pub(super) const SERVERS: &str = "ipvsadm -Sn";
+/// The entries of our sets.
+pub(super) const SETS: &str = "ipset save";
+/// Addresses of `kube-ipvs0`; in userspace mode, those that routes make local.
+pub(super) const ADDRESSES: &str = "ip";
+/// What our rules say: in IPVS mode, the rules of `KUBE-IPVS-OUT-FILTER`, the only ones that a Service with source ranges has
+/// for itself.
+pub(super) const RULES: &str = "iptables-save";
+/// What the tables of nftables mode say.
+pub(super) const TABLE: &str = "nft list ruleset";
+/// Where a process listens.
+pub(super) const SOCKETS: &str = "ss";
 
 /// Lines of each tool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tables {
-    /// `ipvsadm -Sn`.
-    pub(super) servers: BTreeSet<String>,
-    /// `ipset save`: the entries of our sets.
-    pub(super) entries: BTreeSet<String>,
-    /// Addresses of `kube-ipvs0`.
-    pub(super) addresses: BTreeSet<String>,
-    /// The rules of `KUBE-IPVS-OUT-FILTER`, the only ones that a Service with source ranges has for itself.
-    pub(super) guards: BTreeSet<String>,
-}
+pub(super) struct Tables(BTreeMap<&'static str, BTreeSet<String>>);
 
 impl Tables {
     /// The tables for these Services, on a node with these addresses in the networks of node ports.
-    pub(super) fn of<'a>(services: impl IntoIterator<Item = &'a Service>, node: &[IpAddr]) -> Self {
+    pub(super) fn of<'a>(mode: Mode, services: impl IntoIterator<Item = &'a Service>, node: &[IpAddr]) -> Self {
         let mut tables = Tables::default();
         for service in services {
             if !service.hidden {
                 for family in service.families {
-                    tables.add(service, *family, node);
+                    match mode {
+                        Mode::Ipvs => tables.add_ipvs(service, *family, node),
+                        _ => tables.add_served(mode, service, *family, node),
+                    }
                 }
             }
         }
         tables
     }
 
-    fn add(&mut self, service: &Service, family: Family, node: &[IpAddr]) {
+    /// Adds a line.
+    pub(super) fn add(&mut self, tool: &'static str, line: String) {
+        self.0.entry(tool).or_default().insert(line);
+    }
+
+    /// Adds lines.
+    pub(super) fn extend(&mut self, tool: &'static str, lines: impl IntoIterator<Item = String>) {
+        self.0.entry(tool).or_default().extend(lines);
+    }
+
+    /// The lines of a tool.
+    pub(super) fn of_tool(&self, tool: &str) -> impl Iterator<Item = &String> {
+        self.0.get(tool).into_iter().flatten()
+    }
+
+    /// Where new connections to the Service lead, in modes that have no tables of IPVS.
+    fn add_served(&mut self, mode: Mode, service: &Service, family: Family, node: &[IpAddr]) {
+        let protocol = service.protocol.lower();
+        for way in [Way::ClusterIp, Way::External, Way::Balancer, Way::NodePort] {
+            let places: Vec<SocketAddr> = match service.node_port().filter(|_| way == Way::NodePort) {
+                // Its chains know node ports by the port alone.
+                Some(port) if mode == Mode::Iptables => vec![(unspecified(family), port).into()],
+                Some(port) => {
+                    node.iter().filter(|ip| Family::of(**ip) == family).map(|ip| (*ip, port).into()).collect()
+                }
+                None if way == Way::NodePort => Vec::new(),
+                None => {
+                    service.address(way, family).map(|address| (address, service.port).into()).into_iter().collect()
+                }
+            };
+            let (inside, outside) = service.hosts_of_sides(way);
+            for place in places {
+                if mode == Mode::Userspace {
+                    if way != Way::NodePort {
+                        self.add(ADDRESSES, place.ip().to_string());
+                    }
+                    if !inside.is_empty() {
+                        self.add(SOCKETS, format!("{protocol} {place}"));
+                    }
+                    continue;
+                }
+                let tool = if mode == Mode::Nftables { TABLE } else { RULES };
+                let line = |what: String| format!("{protocol} {place} {what}");
+                if inside.is_empty() {
+                    self.add(tool, line("refuses".to_owned()));
+                    continue;
+                }
+                if outside.is_empty() {
+                    self.add(tool, line("drops".to_owned()));
+                }
+                for host in inside.iter().chain(&outside) {
+                    let real = SocketAddr::new(host.address(family), service.target);
+                    self.add(tool, line(format!("-> {real}")));
+                }
+                if let Some(seconds) = service.affinity_secs {
+                    self.add(tool, line(format!("remembers {seconds}")));
+                }
+                if way == Way::Balancer && service.ranges != Ranges::None {
+                    let ranges = service.ranges.of(family).iter().map(|range| (*range).to_owned());
+                    let itself = service.ranges.has_node().then(|| place.ip().to_string());
+                    ranges.chain(itself).for_each(|range| self.add(tool, line(format!("lets in {range}"))));
+                }
+            }
+        }
+    }
+
+    fn add_ipvs(&mut self, service: &Service, family: Family, node: &[IpAddr]) {
         let protocol = service.protocol.lower();
         for way in [Way::ClusterIp, Way::External, Way::Balancer] {
             let Some(address) = service.address(way, family) else { continue };
             self.server(service, (address, service.port).into(), &service.hosts(way));
-            self.addresses.insert(address.to_string());
+            self.add(ADDRESSES, address.to_string());
             self.entry(family, "IPVS-IPS", &address.to_string());
             let set = match way {
                 Way::ClusterIp => "CLUSTER-IP",
@@ -84,19 +161,20 @@ impl Tables {
             let bits = if family == Family::V4 { 32 } else { 128 };
             let number = service.protocol.number();
             // As iptables-save prints it.
-            self.guards.insert(format!(
+            let rule = format!(
                 "-A KUBE-IPVS-OUT-FILTER -s {address}/{bits} -m ipvs --vproto {number} --vaddr {address} --vport {port} -j DROP"
-            ));
+            );
+            self.add(RULES, rule);
         }
     }
 
     fn server(&mut self, service: &Service, place: SocketAddr, hosts: &[Host]) {
         let option = option(service.protocol);
         let affinity = service.affinity_secs.map(|seconds| format!(" -p {seconds}")).unwrap_or_default();
-        self.servers.insert(format!("-A {option} {place} -s rr{affinity}"));
+        self.add(SERVERS, format!("-A {option} {place} -s rr{affinity}"));
         for host in hosts {
             let real = SocketAddr::new(host.address(Family::of(place.ip())), service.target);
-            self.servers.insert(format!("-a {option} {place} -r {real} -m -w 1"));
+            self.add(SERVERS, format!("-a {option} {place} -r {real} -m -w 1"));
         }
     }
 
@@ -106,22 +184,27 @@ impl Tables {
             // A name has room for 31 bytes.
             Family::V6 => format!("KUBE-6-{set}").chars().take(31).collect(),
         };
-        self.entries.insert(format!("add {name} {element}"));
+        self.add(SETS, format!("add {name} {element}"));
+    }
+
+    /// The lines that another has not, each with its tool.
+    pub(super) fn missing(&self, other: &Tables) -> impl Iterator<Item = (&'static str, &String)> {
+        let all = self.0.iter().flat_map(|(tool, lines)| lines.iter().map(|line| (*tool, line)));
+        all.filter(|(tool, line)| !other.0.get(tool).is_some_and(|there| there.contains(*line)))
     }
 
     /// Where the kernel differs, as readable lines.
     pub(super) fn differences(&self, kernel: &Tables) -> Vec<String> {
-        let mut lines = Vec::new();
-        for (tool, wanted, there) in [
-            ("ipvsadm -Sn", &self.servers, &kernel.servers),
-            ("ipset save", &self.entries, &kernel.entries),
-            ("ip addr show kube-ipvs0", &self.addresses, &kernel.addresses),
-            ("iptables-save", &self.guards, &kernel.guards),
-        ] {
-            lines.extend(wanted.difference(there).map(|line| format!("{tool}: missing: {line}")));
-            lines.extend(there.difference(wanted).map(|line| format!("{tool}: not wanted: {line}")));
-        }
-        lines
+        let missing = self.missing(kernel).map(|(tool, line)| format!("{tool}: missing: {line}"));
+        missing.chain(kernel.missing(self).map(|(tool, line)| format!("{tool}: not wanted: {line}"))).collect()
+    }
+}
+
+/// The address that stands for any of a family.
+pub(super) fn unspecified(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
+        Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
     }
 }
 
@@ -158,16 +241,17 @@ mod tests {
         service.ranges = Ranges::Clients;
         service.affinity_secs = Some(600);
         service.endpoints = vec![Endpoint { host: Host::Pod(2), state: State::Ready }];
-        let tables = Tables::of([&service], &[Family::V4.node()]);
+        let tables = Tables::of(Mode::Ipvs, [&service], &[Family::V4.node()]);
+        let lines = |tool| tables.of_tool(tool).map(String::as_str).collect::<BTreeSet<_>>();
         for line in [
             "-A -t 198.19.0.5:80 -s rr -p 600",
             "-a -t 198.19.0.5:80 -r 10.244.1.12:8080 -m -w 1",
             "-a -t 192.0.2.1:30005 -r 10.244.1.12:8080 -m -w 1",
             "-a -t [fd00:96::5]:80 -r [fd00:244:1::c]:8080 -m -w 1",
         ] {
-            assert!(tables.servers.contains(line), "{line} {:#?}", tables.servers);
+            assert!(lines(SERVERS).contains(line), "{line} {:#?}", lines(SERVERS));
         }
-        assert!(!tables.servers.iter().any(|line| line.contains("2001:db8:1::1")), "the node has no IPv6 address");
+        assert!(!lines(SERVERS).iter().any(|line| line.contains("2001:db8:1::1")), "the node has no IPv6 address");
         for line in [
             "add KUBE-LOAD-BALANCER-SOURCE-CIDR 198.19.0.5,tcp:80,192.0.2.8/29",
             "add KUBE-6-LOAD-BALANCER-SOURCE-CID 2001:db8:1b::5,tcp:80,2001:db8:1::10/124",
@@ -175,24 +259,46 @@ mod tests {
             "add KUBE-NODE-PORT-TCP 30005",
             "add KUBE-IPVS-IPS 10.96.0.5",
         ] {
-            assert!(tables.entries.contains(line), "{line} {:#?}", tables.entries);
+            assert!(lines(SETS).contains(line), "{line} {:#?}", lines(SETS));
         }
-        assert_eq!(tables.guards.len(), 2);
-        assert_eq!(tables.addresses.len(), 4);
+        assert_eq!((lines(RULES).len(), lines(ADDRESSES).len()), (2, 4));
+    }
+
+    #[test]
+    fn a_local_service_leads_elsewhere_from_outside() {
+        let mut service = Service::new("web".to_owned(), 5);
+        (service.kind, service.local) = (Kind::NodePort, true);
+        service.endpoints = vec![Endpoint { host: Host::Pod(3), state: State::Ready }];
+        let of = |mode, tool| {
+            let tables = Tables::of(mode, [&service], &[Family::V4.node(), Family::V6.node()]);
+            tables.of_tool(tool).cloned().collect::<Vec<_>>()
+        };
+        assert_eq!(
+            of(Mode::Nftables, TABLE),
+            [
+                "tcp 10.96.0.5:80 -> 10.244.1.13:8080",
+                "tcp 192.0.2.1:30005 -> 10.244.1.13:8080",
+                "tcp 192.0.2.1:30005 drops"
+            ]
+        );
+        assert_eq!(of(Mode::Iptables, RULES).last().map(String::as_str), Some("tcp 10.96.0.5:80 -> 10.244.1.13:8080"));
+        assert!(of(Mode::Iptables, RULES).contains(&"tcp 0.0.0.0:30005 drops".to_owned()));
+        assert_eq!(of(Mode::Userspace, SOCKETS), ["tcp 10.96.0.5:80", "tcp 192.0.2.1:30005"]);
+        assert_eq!(of(Mode::Userspace, ADDRESSES), ["10.96.0.5"]);
     }
 
     #[test]
     fn every_difference_is_named() {
         let mut service = Service::new("web".to_owned(), 5);
-        let wanted = Tables::of([&service], &[]);
+        let wanted = Tables::of(Mode::Ipvs, [&service], &[]);
         assert_eq!(wanted.differences(&wanted), <[String; 0]>::default());
         service.port = 81;
-        let other = Tables::of([&service], &[]);
+        let other = Tables::of(Mode::Ipvs, [&service], &[]);
         let lines = wanted.differences(&other);
         assert!(lines.contains(&"ipvsadm -Sn: missing: -A -t 10.96.0.5:80 -s rr".to_owned()), "{lines:?}");
         assert!(lines.contains(&"ipvsadm -Sn: not wanted: -A -t 10.96.0.5:81 -s rr".to_owned()), "{lines:?}");
         assert_eq!(lines.len(), 4);
         service.hidden = true;
-        assert_eq!(Tables::of([&service], &[]), Tables::default());
+        assert!(Mode::ALL.into_iter().all(|mode| Tables::of(mode, [&service], &[]) == Tables::default()));
     }
 }

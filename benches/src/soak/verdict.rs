@@ -1,18 +1,20 @@
 //! Whether a soak was passed: a function of what was recorded.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use super::mode::Mode;
 use super::watchers::{Followed, Miss, Notes, Sample, Scope, Use, Window};
 
 /// Everything that the verdict depends on.
 #[derive(Debug, Default)]
 pub(super) struct Evidence {
     pub(super) notes: Notes,
-    /// The period in which the same process runs, and has to stay as it is.
-    pub(super) calm: (Duration, Duration),
-    /// The number of kinds of faults.
-    pub(super) deck: usize,
+    /// The period in which the same process runs, and has to stay as it is; `None` where the mode changes, and each process that
+    /// lives for a while has to.
+    pub(super) calm: Option<(Duration, Duration)>,
+    /// The kinds of faults that have to be made.
+    pub(super) deck: BTreeSet<&'static str>,
     /// Time from the proxy's start until everything was in the kernel.
     pub(super) start: Duration,
     pub(super) events: u64,
@@ -48,6 +50,12 @@ const YOUNG_GROWTH_KIB: u64 = 6_144;
 const YOUNG: Duration = Duration::from_secs(300);
 /// How much open files may differ: connections to the API server come and go.
 const FILES: u64 = 4;
+/// In userspace mode: 35 clients, with up to six files for a connection.
+const FILES_OF_CLIENTS: u64 = 210;
+/// With fewer samples, thirds say nothing.
+const FEWEST: usize = 9;
+/// The samples of the time in which a process reads everything and makes its first passes.
+const START: usize = 10;
 
 /// The verdict: what is wrong, and what was excused, by reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -61,17 +69,22 @@ fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-/// The reason that excuses a miss, if there is one.
-fn excuse(miss: &Miss, windows: &[Window]) -> Option<&'static str> {
-    let overlaps = |window: &&Window| window.from <= miss.until && window.until.is_none_or(|until| until >= miss.from);
-    // A mere delay explains no refusal, and others' virtual servers are not the proxy's.
-    let fits = |window: &&Window| match &window.scope {
+/// Whether a window excuses a miss. What was spent are one new connection of each client.
+fn excuses(number: usize, window: &Window, miss: &Miss, spent: &mut BTreeSet<(usize, usize)>) -> bool {
+    if window.from > miss.until || window.until.is_some_and(|until| until < miss.from) {
+        return false;
+    }
+    match &window.scope {
+        // A mere delay explains no refusal, and others' virtual servers are not the proxy's.
         Scope::Waiting => miss.waited,
         Scope::Everybody => miss.what != Use::Foreign && miss.what != Use::Direct,
         Scope::Service(name) => *name == miss.service,
         Scope::Address(address) => miss.address == Some(*address) && miss.what != Use::Flapping,
-    };
-    windows.iter().filter(overlaps).find(fits).map(|window| window.reason)
+        Scope::Uses(uses) => uses.contains(&miss.what),
+        Scope::OneEach => {
+            matches!(miss.what, Use::Short | Use::Datagram | Use::Node) && spent.insert((number, miss.client))
+        }
+    }
 }
 
 pub(super) fn judge(evidence: &Evidence) -> Verdict {
@@ -97,13 +110,22 @@ pub(super) fn judge(evidence: &Evidence) -> Verdict {
         }
     }
     changes(&notes.followed, limits(evidence.start).0, wrong);
-    memory_and_files(&notes.samples, evidence.calm, wrong);
+    match evidence.calm {
+        Some(calm) => memory_and_files(&notes.samples, calm, wrong),
+        None => processes(&notes.samples, wrong),
+    }
     if evidence.events * 100 < evidence.planned_events * CHANGES_PERCENT {
         wrong.push(format!("only {} of {} changes were made in time", evidence.events, evidence.planned_events));
     }
-    let kinds: std::collections::BTreeSet<&str> = notes.faults.iter().map(|fault| fault.kind).collect();
-    if kinds.len() < evidence.deck {
-        wrong.push(format!("only {} of {} kinds of faults were made", kinds.len(), evidence.deck));
+    let kinds: BTreeSet<&str> = notes.faults.iter().map(|fault| fault.kind).collect();
+    let never: Vec<&str> = evidence.deck.difference(&kinds).copied().collect();
+    if !never.is_empty() {
+        wrong.push(format!(
+            "{} of {} kinds of faults were not made: {}",
+            never.len(),
+            evidence.deck.len(),
+            never.join(", ")
+        ));
     }
     if evidence.settled.is_none() {
         wrong.push("the kernel did not become as it has to be".to_owned());
@@ -133,8 +155,11 @@ pub(super) fn unexcused(notes: &Notes) -> usize {
 }
 
 fn connections(notes: &Notes, verdict: &mut Verdict) {
+    let mut spent = BTreeSet::new();
     for miss in &notes.misses {
-        match excuse(miss, &notes.windows) {
+        let excuse =
+            notes.windows.iter().enumerate().find(|(number, window)| excuses(*number, window, miss, &mut spent));
+        match excuse.map(|(_, window)| window.reason) {
             Some(reason) => *verdict.excused.entry(reason.to_owned()).or_default() += 1,
             // The pod could not be reached without a Service either: not the proxy's fault.
             None if miss.waited && direct_too(miss, &notes.misses) => {
@@ -188,11 +213,9 @@ pub(super) fn median(mut numbers: Vec<u64>) -> Option<u64> {
 }
 
 fn memory_and_files(samples: &[Sample], calm: (Duration, Duration), wrong: &mut Vec<String>) {
-    let growth = if calm.1.saturating_sub(calm.0) < YOUNG { YOUNG_GROWTH_KIB } else { GROWTH_KIB };
     let within = |sample: &&Sample| (calm.0.as_secs_f64()..=calm.1.as_secs_f64()).contains(&sample.at_secs);
     let calm: Vec<&Sample> = samples.iter().filter(within).collect();
-    let third = calm.len() / 3;
-    if third < 3 {
+    if calm.len() < FEWEST {
         wrong.push("too few samples of the process".to_owned());
         return;
     }
@@ -200,6 +223,28 @@ fn memory_and_files(samples: &[Sample], calm: (Duration, Duration), wrong: &mut 
         wrong.push("the process was another one in the part in which it has to stay".to_owned());
         return;
     }
+    growth(&calm, wrong);
+}
+
+/// Each process that has lived long enough, by itself.
+fn processes(samples: &[Sample], wrong: &mut Vec<String>) {
+    let lives: Vec<Vec<&Sample>> = samples
+        .chunk_by(|one, next| one.process == next.process)
+        .map(|life| life.iter().skip(START).collect())
+        .collect();
+    if !lives.iter().any(|life| life.len() >= FEWEST) {
+        wrong.push("too few samples of any process".to_owned());
+    }
+    lives.iter().filter(|life| life.len() >= FEWEST).for_each(|life| growth(life, wrong));
+}
+
+/// What grew from the first third of these samples to the last.
+fn growth(samples: &[&Sample], wrong: &mut Vec<String>) {
+    let (Some(begin), Some(end)) = (samples.first(), samples.last()) else { return };
+    let is_young = end.at_secs - begin.at_secs < YOUNG.as_secs_f64();
+    let growth = if is_young { YOUNG_GROWTH_KIB } else { GROWTH_KIB };
+    let third = samples.len() / 3;
+    let (calm, mode) = (samples, begin.mode);
     let (first, last) = (calm.get(..third).unwrap_or_default(), calm.get(calm.len() - third..).unwrap_or_default());
     let of = |samples: &[&Sample], value: fn(&Sample) -> u64| {
         median(samples.iter().map(|sample| value(sample)).collect()).unwrap_or(0)
@@ -207,12 +252,14 @@ fn memory_and_files(samples: &[Sample], calm: (Duration, Duration), wrong: &mut 
     let resident = |samples| of(samples, |sample| sample.resident_kib);
     let (before, after) = (resident(first), resident(last));
     if after > before + before * GROWTH_PERCENT / 100 + growth {
-        wrong.push(format!("resident memory grew from {before} to {after} KiB"));
+        wrong.push(format!("resident memory grew from {before} to {after} KiB, in {mode} mode"));
     }
     let files = |samples| of(samples, |sample| sample.files);
     let (before, after) = (files(first), files(last));
-    if after > before + FILES {
-        wrong.push(format!("open files grew from {before} to {after}"));
+    // In this mode listeners and connections are the process's own: their number follows what clients do.
+    let spread = if mode == Mode::Userspace { before / 4 + FILES_OF_CLIENTS } else { FILES };
+    if after > before + spread {
+        wrong.push(format!("open files grew from {before} to {after}, in {mode} mode"));
     }
 }
 
@@ -227,8 +274,8 @@ mod tests {
 
     fn good() -> Evidence {
         let mut evidence = Evidence {
-            calm: (secs(30), secs(100)),
-            deck: 1,
+            calm: Some((secs(30), secs(100))),
+            deck: BTreeSet::from(["kill"]),
             events: 10,
             planned_events: 10,
             settled: Some(secs(5)),
@@ -239,7 +286,13 @@ mod tests {
             notes.made.insert(what, 5);
         }
         notes.samples = (0..60_u32)
-            .map(|number| Sample { at_secs: f64::from(number) * 2.0, process: 7, resident_kib: 20_000, files: 20 })
+            .map(|number| Sample {
+                at_secs: f64::from(number) * 2.0,
+                mode: Mode::Ipvs,
+                process: 7,
+                resident_kib: 20_000,
+                files: 20,
+            })
             .collect();
         notes.followed.push(Followed { from: secs(1), took: secs(1), arrived: true });
         notes.faults.push(Fault { kind: "kill", detail: String::new(), from: secs(1), until: secs(2) });
@@ -249,6 +302,7 @@ mod tests {
     fn miss(what: Use, from: u64, until: u64) -> Miss {
         Miss {
             what,
+            client: 1,
             service: "used-1".to_owned(),
             place: "TCP 10.96.0.2:80".to_owned(),
             address: Some([10, 96, 0, 2].into()),
@@ -288,12 +342,51 @@ mod tests {
             (Scope::Waiting, 45, Some(52), false),
             (Scope::Address([10, 96, 0, 2].into()), 45, Some(52), true),
             (Scope::Address([10, 96, 0, 3].into()), 45, Some(52), false),
+            (Scope::Uses(&[Use::Long, Use::Short]), 45, Some(52), true),
+            (Scope::Uses(&[Use::Long]), 45, Some(52), false),
+            (Scope::OneEach, 45, Some(52), true),
         ] {
             evidence.notes.windows = vec![window(scope.clone(), from, until)];
             let verdict = judge(&evidence);
             assert_eq!(verdict.wrong.is_empty(), excused, "{scope:?} {from} {until:?}: {verdict:?}");
             assert_eq!(verdict.excused.values().sum::<u64>(), u64::from(excused));
         }
+    }
+
+    #[test]
+    fn each_client_may_lose_one_new_connection_at_a_change_of_mode() {
+        let mut evidence = good();
+        evidence.notes.windows.push(window(Scope::OneEach, 45, Some(60)));
+        let others = Miss { client: 2, ..miss(Use::Short, 50, 51) };
+        evidence.notes.misses = vec![miss(Use::Short, 50, 51), others, miss(Use::Node, 52, 53)];
+        assert_eq!(judge(&evidence).inexcusable.len(), 1);
+        evidence.notes.windows.push(window(Scope::OneEach, 45, Some(60)));
+        assert_eq!(judge(&evidence).inexcusable.len(), 0, "another change");
+        evidence.notes.misses.push(miss(Use::Long, 52, 53));
+        assert_eq!(judge(&evidence).inexcusable.len(), 1, "an open one");
+    }
+
+    #[test]
+    fn where_the_mode_changes_each_process_has_to_stay_as_it_is() {
+        let mut evidence = good();
+        evidence.calm = None;
+        evidence
+            .notes
+            .samples
+            .iter_mut()
+            .skip(25)
+            .for_each(|sample| (sample.process, sample.resident_kib) = (8, 40_000));
+        assert_eq!(judge(&evidence), Verdict::default());
+        evidence.notes.samples.iter_mut().skip(50).for_each(|sample| sample.files = 25);
+        assert_eq!(judge(&evidence).wrong, ["open files grew from 20 to 25, in ipvs mode"]);
+        for sample in &mut evidence.notes.samples {
+            sample.mode = Mode::Userspace;
+        }
+        assert_eq!(judge(&evidence), Verdict::default());
+        evidence.notes.samples.iter_mut().skip(50).for_each(|sample| sample.files = 250);
+        assert_eq!(judge(&evidence).wrong, ["open files grew from 20 to 250, in userspace mode"]);
+        evidence.notes.samples.truncate(15);
+        assert_eq!(judge(&evidence).wrong, ["too few samples of any process"]);
     }
 
     #[test]
@@ -318,7 +411,8 @@ mod tests {
     #[test]
     fn each_thing_that_is_wrong_is_found() {
         type Spoil = fn(&mut Evidence);
-        let cases: [(&str, Spoil); 14] = [
+        let cases: [(&str, Spoil); 15] = [
+            ("1 of 2 kinds of faults were not made: stop", |e| _ = e.deck.insert("stop")),
             ("never repaired", |e| e.notes.windows.push(window(Scope::Everybody, 50, None))),
             ("repaired only after", |e| e.notes.windows.push(window(Scope::Everybody, 10, Some(80)))),
             ("nobody was served: Long", |e| e.notes.made.retain(|what, _| *what != Use::Long)),

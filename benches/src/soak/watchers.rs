@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use super::mode::Mode;
+
 /// How often the machine shows that it runs.
 const BEAT: Duration = Duration::from_millis(200);
 /// It stands still when it shows nothing for this long.
@@ -23,6 +25,10 @@ pub(super) enum Scope {
     Service(String),
     /// Clients of this address of the node.
     Address(IpAddr),
+    /// These ways of using a Service.
+    Uses(&'static [Use]),
+    /// New connections: one of each client.
+    OneEach,
 }
 
 /// A period in which something was broken from outside, until it was repaired.
@@ -65,6 +71,8 @@ pub(super) enum Use {
 #[derive(Clone, Debug)]
 pub(super) struct Miss {
     pub(super) what: Use,
+    /// The number of the client.
+    pub(super) client: usize,
     pub(super) service: String,
     pub(super) place: String,
     pub(super) address: Option<IpAddr>,
@@ -80,6 +88,7 @@ pub(super) struct Miss {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Sample {
     pub(super) at_secs: f64,
+    pub(super) mode: Mode,
     pub(super) process: u32,
     pub(super) resident_kib: u64,
     pub(super) files: u64,

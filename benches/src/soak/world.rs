@@ -286,6 +286,14 @@ impl Service {
         self.chosen(|_| true)
     }
 
+    /// The hosts behind one of its addresses for clients on this node and its pods, and for all others; not in IPVS mode, which
+    /// does not tell them apart.
+    pub(super) fn hosts_of_sides(&self, way: Way) -> (Vec<Host>, Vec<Host>) {
+        let hosts = |fits: fn(&Endpoint) -> bool| if self.sliced { self.chosen(fits) } else { Vec::new() };
+        let is_local = self.local && way != Way::ClusterIp;
+        (hosts(|_| true), hosts(if is_local { |endpoint| endpoint.host.is_local() } else { |_| true }))
+    }
+
     pub(super) fn object(&self) -> Value {
         let of =
             |way| self.families.iter().filter_map(move |family| self.address(way, *family)).map(|ip| ip.to_string());

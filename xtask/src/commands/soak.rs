@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use super::bench::{HostLoad, cargo_build};
-use crate::error::{Error, Result};
+use crate::error::{Context as _, Error, Result};
 use crate::kernel::{Kernel, Series};
 use crate::tools;
 use crate::vm::Vm;
@@ -16,11 +16,17 @@ Usage: cargo xtask soak [OPTIONS]
 
 Boots a Debian kernel in QEMU and lets proxier-demo serve 2,000 Services there while they change 50 times a second, clients
 connect all the time, and everything goes wrong that may: the API server, the process, the host, and others who edit the
-kernel's tables. Passed, when no connection failed but those that a fault explains, memory and open files stayed as they
-were, and at the end the kernel holds what a model of the truth says, and what belongs to others.
+kernel's tables. Passed, when no connection failed but those that a fault or a change of mode explains, memory and open files
+stayed as they were, and at the end the kernel holds what a model of the truth says, what belongs to others, and nothing of
+other modes. With --here, the same on this machine's own kernel, in namespaces of its own: no machine is booted, and root is
+needed.
 
   --minutes N     how long, 60 unless told; less than 2 is too short for all kinds of faults
   --seed S        repeats the changes and faults of an earlier run; from the clock unless told
+  --mode MODE     ipvs (default), nftables, iptables, userspace
+  --change-mode-every SECS
+                  after so many seconds the proxy is ended and started in another mode, in turns, for half as many
+  --here          on this machine's kernel instead of one in QEMU
   --kernel K      5.10, 6.1 (default), 6.12 or 7.x
   --services N    2,000 unless told
   --rate N        changes a second, 50 unless told
@@ -29,8 +35,8 @@ were, and at the end the kernel holds what a model of the truth says, and what b
   --spoil HOW     no-restart (a killed proxy stays dead) or wrong-truth (the model is wrong): shows that it can fail
   --no-result     keeps no result
 
-The result is kept in benches/results, as soak-linux-K.md and .json; when it is not passed, .log has the faults and the last
-words of the proxy.
+The result is kept in benches/results, as soak-MODE-linux-K (soak-linux-K for ipvs) or soak-MODE-host, .md and .json; when it is
+not passed, .log has the faults and the last words of the proxy.
 
 Exit codes: 0 passed, 1 not passed, 2 bad usage, 3 not passed while this host's own hypervisor kept more than 15 % of the processors'
 time, which says nothing about the proxy; 124 no end, 125 the machine could not start.
@@ -51,6 +57,8 @@ const ALLOCATOR: [(&str, &str); 3] =
 struct Options {
     minutes: f64,
     seed: Option<u64>,
+    mode: String,
+    here: bool,
     kernel: Series,
     release: bool,
     keep: bool,
@@ -62,7 +70,12 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     let options = parse(arguments)?;
     let root = super::test::repository()?;
     tools::ensure(tools::ORACLES)?;
-    tools::ensure(tools::MACHINE)?;
+    if options.here && !tools::is_root() {
+        return Err(Error::new("soak --here needs root: it makes network namespaces (try sudo)"));
+    }
+    if !options.here {
+        tools::ensure(tools::MACHINE)?;
+    }
     let (program, proxy) = if options.release {
         // Two runs of cargo's: with the benches, the proxy would get the features that only they want.
         (cargo_build(&root, "benches", "benches")?, cargo_build(&root, "examples", "proxier-demo")?)
@@ -72,6 +85,10 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
         (built.program("benches")?, built.program("proxier-demo")?)
     };
     let results = root.join("benches/results");
+    let command = options.command(&program, &proxy, &results, &commit(&root));
+    if options.here {
+        return here(&command);
+    }
     let mut vm = Vm::new(Kernel::get(options.kernel)?)?;
     vm.memory = MEMORY;
     vm.timeout = AROUND + Duration::from_secs_f64(options.minutes * 60.0 * 2.0);
@@ -83,7 +100,7 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
         vm.env.push((name.into(), value.into()));
     }
     let before = Processors::now();
-    let outcome = vm.run(&options.command(&program, &proxy, &results, &commit(&root)))?;
+    let outcome = vm.run(&command)?;
     let stolen = Processors::now().stolen_since(before);
     if let Some(trouble) = outcome.trouble() {
         eprintln!("{}\nxtask: {trouble}", outcome.console.trim_end());
@@ -92,11 +109,27 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     if outcome.exit == Some(0) {
         return Ok(ExitCode::SUCCESS);
     }
+    Ok(failed(stolen))
+}
+
+/// On this machine's own kernel. The soak makes network namespaces; what it shares besides them lies in `/run` (the locks of
+/// iptables and of the proxy), so it gets one of its own.
+fn here(command: &[OsString]) -> Result<ExitCode> {
+    let before = Processors::now();
+    let script = "mount -t tmpfs -o mode=755 tmpfs /run && exec \"$@\"";
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--mount", "--propagation", "private", "--", "sh", "-c", script, "soak"]).args(command);
+    let status = unshare.status().context(|| "cannot start unshare".to_owned())?;
+    if status.success() { Ok(ExitCode::SUCCESS) } else { Ok(failed(Processors::now().stolen_since(before))) }
+}
+
+/// The exit code of a soak that is not passed.
+fn failed(stolen: u64) -> ExitCode {
     if stolen > STOLEN_PERCENT {
         eprintln!("xtask: this host did not have {stolen} % of its processors' time: repeat it on one that does");
-        return Ok(ExitCode::from(INCONCLUSIVE));
+        return ExitCode::from(INCONCLUSIVE);
     }
-    Ok(ExitCode::FAILURE)
+    ExitCode::FAILURE
 }
 
 /// The commit of this checkout, and whether files differ from it; `unknown` without git.
@@ -151,17 +184,19 @@ impl Options {
         let seed = self.seed.unwrap_or_else(|| clock().map_or(1, |time| u64::from(time.subsec_nanos())));
         let release = if self.release { " --release" } else { "" };
         let more: String = self.more.iter().flat_map(|word| [" ", word]).collect();
-        let typed = format!(
-            "cargo xtask soak --minutes {} --seed {seed} --kernel {}{release}{more}",
-            self.minutes, self.kernel
-        );
+        let place = if self.here { "--here".to_owned() } else { format!("--kernel {}", self.kernel) };
+        let mode = &self.mode;
+        let typed =
+            format!("cargo xtask soak --minutes {} --seed {seed} --mode {mode} {place}{release}{more}", self.minutes);
         let mut command: Vec<OsString> = vec![program.into(), "soak".into()];
         command.extend(["--minutes".into(), self.minutes.to_string().into()]);
-        command.extend(["--seed".into(), seed.to_string().into()]);
+        command.extend(["--seed".into(), seed.to_string().into(), "--mode".into(), mode.into()]);
         command.extend(["--proxy".into(), proxy.into(), "--command".into(), typed.into()]);
         command.extend(["--commit".into(), commit.into()]);
         if self.keep {
-            command.extend(["--out".into(), results.join(format!("soak-linux-{}", self.kernel)).into()]);
+            let mode = if mode == "ipvs" { String::new() } else { format!("-{mode}") };
+            let place = if self.here { "host".to_owned() } else { format!("linux-{}", self.kernel) };
+            command.extend(["--out".into(), results.join(format!("soak{mode}-{place}")).into()]);
         }
         command.extend(self.more.iter().map(OsString::from));
         command
@@ -169,8 +204,16 @@ impl Options {
 }
 
 fn parse(arguments: &[OsString]) -> Result<Options> {
-    let mut options =
-        Options { minutes: 60.0, seed: None, kernel: Series::V6_1, release: false, keep: true, more: Vec::new() };
+    let mut options = Options {
+        minutes: 60.0,
+        seed: None,
+        mode: "ipvs".to_owned(),
+        here: false,
+        kernel: Series::V6_1,
+        release: false,
+        keep: true,
+        more: Vec::new(),
+    };
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         let mut value = || -> Result<String> {
@@ -187,10 +230,12 @@ fn parse(arguments: &[OsString]) -> Result<Options> {
                     value()?.parse().map_err(|_not_a_number| Error::usage("soak: --seed takes a whole number"))?;
                 options.seed = Some(seed);
             }
+            Some("--mode") => options.mode = one_of(&value()?, &["ipvs", "nftables", "iptables", "userspace"])?,
+            Some("--here") => options.here = true,
             Some("--kernel") => options.kernel = Series::parse(&value()?)?,
             Some("--release") => options.release = true,
             Some("--no-result") => options.keep = false,
-            Some(name @ ("--services" | "--rate")) => {
+            Some(name @ ("--services" | "--rate" | "--change-mode-every")) => {
                 let number: Option<u32> = value()?.parse().ok().filter(|number| *number > 0);
                 let number = number.ok_or_else(|| Error::usage(format!("soak: {name} takes a positive number")))?;
                 options.more.extend([name.to_owned(), number.to_string()]);
@@ -229,8 +274,19 @@ mod tests {
         let line: Vec<String> = command.iter().map(|word| word.to_str().unwrap().to_owned()).collect();
         assert_eq!(
             line.join(" "),
-            "/b soak --minutes 2 --seed 9 --proxy /p --command cargo xtask soak --minutes 2 --seed 9 --kernel 6.12 --services 500 \
-             --backend nft --commit 0123456789ab, with changes --out /r/soak-linux-6.12 --services 500 --backend nft"
+            "/b soak --minutes 2 --seed 9 --mode ipvs --proxy /p --command cargo xtask soak --minutes 2 --seed 9 --mode ipvs \
+             --kernel 6.12 --services 500 --backend nft --commit 0123456789ab, with changes --out /r/soak-linux-6.12 \
+             --services 500 --backend nft"
+        );
+        let options = parse(&words("--here --mode nftables --change-mode-every 180 --seed 9")).unwrap();
+        let command = options.command(Path::new("/b"), Path::new("/p"), Path::new("/r"), "0");
+        let line: Vec<String> = command.iter().map(|word| word.to_str().unwrap().to_owned()).collect();
+        assert!(
+            line.join(" ").ends_with(
+                "--command cargo xtask soak --minutes 60 --seed 9 --mode nftables --here --change-mode-every 180 --commit 0 \
+                 --out /r/soak-nftables-host --change-mode-every 180"
+            ),
+            "{line:?}"
         );
     }
 
@@ -245,7 +301,17 @@ mod tests {
     #[test]
     fn a_spoilt_run_keeps_no_result() {
         assert!(!parse(&words("--spoil no-restart")).unwrap().keep);
-        for line in ["--minutes 0", "--minutes", "--seed x", "--backend x", "--spoil x", "--services 0", "x"] {
+        for line in [
+            "--minutes 0",
+            "--minutes",
+            "--seed x",
+            "--backend x",
+            "--spoil x",
+            "--services 0",
+            "--mode x",
+            "--mode",
+            "x",
+        ] {
             let error = parse(&words(line)).unwrap_err();
             assert_eq!(format!("{:?}", error.exit_code()), format!("{:?}", std::process::ExitCode::from(2)), "{line}");
         }

@@ -1,0 +1,328 @@
+//! What the kernel holds of each mode, as the field's tools print it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+
+use serde_json::Value;
+use testkit::oracle::{self, Backend};
+
+use super::ground::{FOREIGN, has_ipvs, node_addresses, tool};
+use super::mode::Mode;
+use super::truth::{ADDRESSES, RULES, SERVERS, SETS, SOCKETS, TABLE, Tables, unspecified};
+use super::world::Family;
+use crate::Failure;
+
+const FAMILIES: [(oracle::Family, Family); 2] = [(oracle::Family::V4, Family::V4), (oracle::Family::V6, Family::V6)];
+
+/// What the kernel holds of a mode, in the words of [`Tables::of`].
+pub(super) fn state(mode: Mode, backend: Backend) -> Result<Tables, Failure> {
+    let mut tables = Tables::default();
+    match mode {
+        Mode::Ipvs => {
+            tables.extend(SERVERS, virtual_servers()?);
+            let entries = oracle::ipset_save()?;
+            tables.extend(SETS, entries.lines().filter(|line| line.starts_with("add KUBE-")).map(str::to_owned));
+            for line in tool("ip -o addr show dev kube-ipvs0")?.lines() {
+                let address = line.split_whitespace().nth(3).and_then(|word| word.split('/').next());
+                // Except the device's own link-local address.
+                let address = address.filter(|text| !text.starts_with("fe80:"));
+                tables.extend(ADDRESSES, address.map(str::to_owned));
+            }
+            for (family, _) in FAMILIES {
+                let text = oracle::iptables_save(backend, family)?;
+                let guards = text.lines().filter(|line| line.starts_with("-A KUBE-IPVS-OUT-FILTER"));
+                tables.extend(RULES, guards.map(str::to_owned));
+            }
+        }
+        Mode::Nftables => {
+            let text = serde_json::from_str(&tool("nft -j list ruleset")?)?;
+            tables.extend(TABLE, of_table(&text));
+        }
+        Mode::Iptables => {
+            for (family, of) in FAMILIES {
+                let text = oracle::iptables_save(backend, family)?;
+                tables.extend(RULES, of_rules(&text, of));
+            }
+        }
+        Mode::Userspace => {
+            tables.extend(ADDRESSES, local_routes()?);
+            let addresses = tables.of_tool(ADDRESSES).filter_map(|text| text.parse().ok());
+            let ours: BTreeSet<IpAddr> = addresses.chain(node_addresses()).collect();
+            tables.extend(SOCKETS, of_sockets(&tool("ss -Hltun")?, &ours));
+        }
+    }
+    Ok(tables)
+}
+
+/// Things of modes that do not serve.
+pub(super) fn leftovers(serving: Mode, backend: Backend) -> Result<Vec<String>, Failure> {
+    let mut left = Vec::new();
+    for mode in Mode::ALL.into_iter().filter(|mode| *mode != serving) {
+        match mode {
+            Mode::Ipvs if has_ipvs() => {
+                left.extend(virtual_servers()?);
+                let (sets, links) = (tool("ipset list -n")?, tool("ip -o link")?);
+                left.extend(sets.lines().filter(|line| line.starts_with("KUBE-")).map(str::to_owned));
+                left.extend(links.lines().filter(|line| line.contains("kube-ipvs0")).map(str::to_owned));
+            }
+            Mode::Nftables => {
+                let tables = tool("nft list tables")?;
+                left.extend(tables.lines().filter(|line| line.contains(" proxier")).map(str::to_owned));
+            }
+            // Its chains are below.
+            Mode::Ipvs | Mode::Iptables => {}
+            Mode::Userspace => left.extend(local_routes()?),
+        }
+    }
+    let unwanted = match serving {
+        Mode::Ipvs => OF_IPTABLES.to_vec(),
+        Mode::Iptables => OF_IPVS.to_vec(),
+        _ => [OF_IPTABLES, OF_IPVS, OF_BOTH].concat(),
+    };
+    left.extend(rules(backend)?.into_iter().filter(|line| unwanted.iter().any(|name| line.contains(name))));
+    Ok(left)
+}
+
+/// Names of chains that only iptables mode has, that only IPVS mode has, and that both have.
+const OF_IPTABLES: &[&str] =
+    &["KUBE-SVC-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-CANARY"];
+const OF_IPVS: &[&str] = &["KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-IPVS"];
+const OF_BOTH: &[&str] = &["KUBE-SERVICES", "KUBE-POSTROUTING", "KUBE-MARK-MASQ", "KUBE-FORWARD"];
+
+/// Our rules and chains, without counters: by chain, rules in their order.
+pub(super) fn rules(backend: Backend) -> Result<Vec<String>, Failure> {
+    let mut chains: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (family, _) in FAMILIES {
+        let text = oracle::iptables_save(backend, family)?;
+        let mut table = String::new();
+        for line in text.lines() {
+            let line = line.split(" [").next().unwrap_or(line);
+            if let Some(name) = line.strip_prefix('*') {
+                name.clone_into(&mut table);
+            } else if line.contains("KUBE-") && !line.contains("KUBE-IPTABLES-HINT") && !line.contains("-OUT-FILTER -s")
+            {
+                let chain =
+                    line.trim_start_matches(':').trim_start_matches("-A ").split(' ').next().unwrap_or_default();
+                chains
+                    .entry(format!("{family:?} {table} {chain}"))
+                    .or_default()
+                    .push(format!("{family:?} {table} {line}"));
+            }
+        }
+    }
+    Ok(chains.into_values().flatten().collect())
+}
+
+/// The lines of `ipvsadm -Sn` that are not others'.
+fn virtual_servers() -> Result<Vec<String>, Failure> {
+    let text = tool("ipvsadm -Sn")?;
+    let foreign = |line: &str| line.contains(FOREIGN) || line.contains(" -f ");
+    Ok(text.lines().map(str::trim).filter(|line| !foreign(line)).map(str::to_owned).collect())
+}
+
+/// Addresses that routes of ours make local.
+fn local_routes() -> Result<Vec<String>, Failure> {
+    let (v4, v6) = (tool("ip route show table local proto 118")?, tool("ip -6 route show table local proto 118")?);
+    let addresses = v4.lines().chain(v6.lines()).filter_map(|line| line.strip_prefix("local ")?.split(' ').next());
+    Ok(addresses.map(str::to_owned).collect())
+}
+
+/// From `ss`: where sockets wait at these addresses.
+fn of_sockets(text: &str, ours: &BTreeSet<IpAddr>) -> BTreeSet<String> {
+    let lines = text.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        let (protocol, place) = (words.next()?, words.nth(3)?);
+        let place: SocketAddr = place.parse().ok()?;
+        ours.contains(&place.ip()).then(|| format!("{protocol} {place}"))
+    });
+    lines.collect()
+}
+
+/// An address and port among the values of `nft -j`.
+fn place(address: &Value, port: &Value) -> Option<SocketAddr> {
+    Some(SocketAddr::new(address.as_str()?.parse().ok()?, port.as_u64()?.try_into().ok()?))
+}
+
+/// From `nft -j list ruleset`: where the tables lead.
+fn of_table(text: &Value) -> BTreeSet<String> {
+    let objects = text["nftables"].as_array().into_iter().flatten();
+    let sets = objects.filter_map(|object| object.get("map").or_else(|| object.get("set")));
+    let ours = sets.filter(|set| set["table"] == "proxier");
+    let mut lines = BTreeSet::new();
+    for set in ours {
+        for element in set["elem"].as_array().into_iter().flatten() {
+            // Of a map: key and value.
+            let (key, value) = (element.get(0).unwrap_or(element), element.get(1).unwrap_or(&Value::Null));
+            let Some([address, protocol, port, more @ ..]) = key["concat"].as_array().map(Vec::as_slice) else {
+                continue;
+            };
+            let Some(place) = place(address, port) else { continue };
+            let target = value["goto"]["target"].as_str().unwrap_or("drop");
+            let what = match set["name"].as_str().unwrap_or_default() {
+                "services" => {
+                    let seconds = target.split_once("-sticky-").and_then(|(_, rest)| rest.split('-').next());
+                    seconds.map(|seconds| format!("remembers {seconds}"))
+                }
+                "endpoints" => {
+                    let real = self::place(&value["concat"][0], &value["concat"][1]);
+                    real.map(|real| format!("-> {real}"))
+                }
+                "no-endpoints" => Some(if target == "drop" { "drops" } else { "refuses" }.to_owned()),
+                "allowed" => more.first().map(|source| {
+                    let prefix = &source["prefix"];
+                    match (prefix["addr"].as_str(), prefix["len"].as_u64()) {
+                        (Some(address), Some(bits)) => format!("lets in {address}/{bits}"),
+                        _ => format!("lets in {}", source.as_str().unwrap_or_default()),
+                    }
+                }),
+                _ => None,
+            };
+            lines.extend(what.map(|what| format!("{} {place} {what}", protocol.as_str().unwrap_or_default())));
+        }
+    }
+    lines
+}
+
+/// From `iptables-save`: where the rules lead.
+fn of_rules(text: &str, family: Family) -> BTreeSet<String> {
+    let mut chains: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
+    let mut table = "";
+    for line in text.lines() {
+        if let Some(name) = line.strip_prefix('*') {
+            table = name;
+        } else if let Some((chain, rule)) = line.strip_prefix("-A ").and_then(|rest| rest.split_once(' ')) {
+            chains.entry((table, chain)).or_default().push(rule);
+        }
+    }
+    let of = |table, chain| chains.get(&(table, chain)).into_iter().flatten().copied();
+    let mut lines = BTreeSet::new();
+    let first = ["KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES"];
+    let places = ["nat", "filter"].into_iter().flat_map(|table| first.map(|chain| (table, chain)));
+    for (table, rule) in places.flat_map(|(table, chain)| of(table, chain).map(move |rule| (table, rule))) {
+        let address =
+            word_after(rule, "-d").map_or(Some(unspecified(family)), |text| text.split('/').next()?.parse().ok());
+        let (Some(address), Some(protocol), Some(port)) =
+            (address, word_after(rule, "-p"), word_after(rule, "--dport").and_then(|port| port.parse::<u16>().ok()))
+        else {
+            continue;
+        };
+        let place = SocketAddr::new(address, port);
+        let mut add = |what: &str| lines.insert(format!("{protocol} {place} {what}"));
+        match word_after(rule, "-j") {
+            Some("REJECT") => _ = add("refuses"),
+            Some("DROP") => _ = add("drops"),
+            Some(first) if table == "nat" => {
+                // Everything that can be reached from there.
+                let mut seen = BTreeSet::from([first]);
+                let mut next = vec![first];
+                while let Some(chain) = next.pop() {
+                    for rule in of("nat", chain) {
+                        if let Some(real) = word_after(rule, "--to-destination") {
+                            add(&format!("-> {real}"));
+                        }
+                        if let Some(seconds) = word_after(rule, "--seconds") {
+                            add(&format!("remembers {seconds}"));
+                        }
+                        if let Some(source) = word_after(rule, "-s").filter(|_| chain.starts_with("KUBE-FW-")) {
+                            add(&format!("lets in {}", source.trim_end_matches("/32").trim_end_matches("/128")));
+                        }
+                        next.extend(word_after(rule, "-j").filter(|to| to.starts_with("KUBE-") && seen.insert(to)));
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    lines
+}
+
+/// The word after an option of a rule.
+fn word_after<'a>(rule: &'a str, option: &str) -> Option<&'a str> {
+    let mut words = rule.split_whitespace();
+    words.find(|word| *word == option)?;
+    words.next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_are_followed_to_the_endpoints() {
+        let text = "*nat
+:KUBE-EXT-A - [0:0]
+-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
+-A KUBE-EXT-A -m comment --comment \"masquerade\" -j KUBE-MARK-MASQ
+-A KUBE-EXT-A -j KUBE-SVC-A
+-A KUBE-FW-A -s 192.0.2.8/29 -m comment --comment \"soak/lb:p loadbalancer IP\" -j KUBE-EXT-A
+-A KUBE-FW-A -s 198.19.0.5/32 -m comment --comment \"soak/lb:p loadbalancer IP\" -j KUBE-EXT-A
+-A KUBE-NODEPORTS -p tcp -m comment --comment \"soak/lb:p\" -m tcp --dport 30005 -j KUBE-EXT-A
+-A KUBE-SEP-A -s 10.244.1.12/32 -m comment --comment \"soak/lb:p\" -j KUBE-MARK-MASQ
+-A KUBE-SEP-A -p tcp -m comment --comment \"soak/lb:p\" -m tcp -j DNAT --to-destination 10.244.1.12:8080
+-A KUBE-SERVICES -d 198.19.0.5/32 -p tcp -m comment --comment \"soak/lb:p loadbalancer IP\" -m tcp --dport 80 -j KUBE-FW-A
+-A KUBE-SERVICES -d 192.0.2.1/32 -m comment --comment \"NOTE: this must be the last rule\" -j KUBE-NODEPORTS
+-A KUBE-SVC-A -m comment --comment \"x\" -m recent --rcheck --seconds 600 --reap --name KUBE-SEP-A -j KUBE-SEP-A
+COMMIT
+*filter
+-A KUBE-EXTERNAL-SERVICES -p udp -m comment --comment \"x\" -m addrtype --dst-type LOCAL -m udp --dport 30007 -j DROP
+-A KUBE-SERVICES -d 10.96.0.8/32 -p tcp -m comment --comment \"x has no endpoints\" -m tcp --dport 80 -j REJECT
+-A KUBE-PROXY-FIREWALL -d 198.19.0.5/32 -p tcp -m tcp --dport 80 -j DROP
+COMMIT
+";
+        let lines = of_rules(text, Family::V4);
+        assert_eq!(
+            lines.iter().map(String::as_str).collect::<Vec<_>>(),
+            [
+                "tcp 0.0.0.0:30005 -> 10.244.1.12:8080",
+                "tcp 0.0.0.0:30005 remembers 600",
+                "tcp 10.96.0.8:80 refuses",
+                "tcp 198.19.0.5:80 -> 10.244.1.12:8080",
+                "tcp 198.19.0.5:80 lets in 192.0.2.8/29",
+                "tcp 198.19.0.5:80 lets in 198.19.0.5",
+                "tcp 198.19.0.5:80 remembers 600",
+                "udp 0.0.0.0:30007 drops",
+            ]
+        );
+    }
+
+    #[test]
+    fn maps_lead_to_the_endpoints() {
+        let set = |name: &str, elements: Value| serde_json::json!({"map": {"table": "proxier", "name": name, "elem": elements}});
+        let text = serde_json::json!({"nftables": [
+            {"metainfo": {}},
+            set("services", serde_json::json!([[{"concat": ["10.96.0.5", "tcp", 80]}, {"goto": {"target": "internal-2-sticky-600-of-2"}}]])),
+            set("endpoints", serde_json::json!([[{"concat": ["10.96.0.5", "tcp", 80, 0]}, {"concat": ["10.244.1.12", 8080]}]])),
+            set("no-endpoints", serde_json::json!([
+                [{"concat": ["fd00:96::5", "udp", 53]}, {"drop": null}],
+                [{"concat": ["10.96.0.6", "tcp", 80]}, {"goto": {"target": "reject-connection"}}],
+            ])),
+            {"set": {"table": "proxier", "name": "allowed", "elem": [
+                {"concat": ["198.19.0.5", "tcp", 80, {"prefix": {"addr": "192.0.2.0", "len": 24}}]},
+                {"concat": ["198.19.0.5", "tcp", 80, "198.19.0.5"]},
+            ]}},
+            {"set": {"table": "others", "name": "allowed", "elem": [{"concat": ["198.19.0.5", "tcp", 80, "10.0.0.1"]}]}},
+        ]});
+        assert_eq!(
+            of_table(&text).iter().map(String::as_str).collect::<Vec<_>>(),
+            [
+                "tcp 10.96.0.5:80 -> 10.244.1.12:8080",
+                "tcp 10.96.0.5:80 remembers 600",
+                "tcp 10.96.0.6:80 refuses",
+                "tcp 198.19.0.5:80 lets in 192.0.2.0/24",
+                "tcp 198.19.0.5:80 lets in 198.19.0.5",
+                "udp [fd00:96::5]:53 drops",
+            ]
+        );
+    }
+
+    #[test]
+    fn sockets_of_others_do_not_count() {
+        let text = "udp UNCONN 0      0      198.18.0.6:80    0.0.0.0:*
+tcp LISTEN 0      4096    127.0.0.1:10249 0.0.0.0:*
+tcp LISTEN 0      4096    [fd00:96::5]:80 [::]:*
+";
+        let ours = ["198.18.0.6", "fd00:96::5"].map(|text| text.parse().unwrap());
+        let lines = of_sockets(text, &ours.into());
+        assert_eq!(lines.into_iter().collect::<Vec<_>>(), ["tcp [fd00:96::5]:80", "udp 198.18.0.6:80"]);
+    }
+}
