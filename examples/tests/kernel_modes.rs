@@ -178,11 +178,9 @@ fn change(from: &str, to: &str) {
         assert_eq!(long.ask().unwrap(), "pod", "{from} to {to}: a long connection");
     }
     // The new mode has lost nothing.
-    if to != "userspace" {
-        let arguments = world.arguments(to);
-        let plan = demo(&["plan"].into_iter().chain(arguments.iter().map(String::as_str)).collect::<Vec<_>>());
-        assert!(ok(&plan).starts_with("nothing to do"), "{from} to {to}: {}", text(&plan.stdout));
-    }
+    let arguments = world.arguments(to);
+    let plan = demo(&["plan"].into_iter().chain(arguments.iter().map(String::as_str)).collect::<Vec<_>>());
+    assert!(ok(&plan).starts_with("nothing to do"), "{from} to {to}: {}", text(&plan.stdout));
     assert!(new.end().success());
     ok(&command(&["cleanup"]).output().unwrap());
     assert_eq!((held(from), held(to)), (vec![], vec![]), "{from} to {to}");

@@ -11,7 +11,8 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use program::{Folder, changed, command, ipvsadm, ok, set_up, text, tool};
+use program::world::{SERVICE, World};
+use program::{Folder, changed, command, demo, ipvsadm, ok, set_up, text, tool};
 use serde_json::{Value, json};
 use testkit::{Need, PROXY, Sample, kernel_test, oracle};
 
@@ -359,4 +360,116 @@ fn tables_fit_a_terminal_and_json_is_as_documented() {
         is_as_documented("`probe -o json`", &probes);
         ok(&command(&["cleanup"]).output().unwrap());
     });
+}
+
+const DNS: &str = "apiVersion: v1
+kind: Service
+metadata: {name: dns, namespace: demo}
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.53
+  ports: [{name: dns, port: 53, protocol: UDP, targetPort: 8053, nodePort: 30053}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: dns-1, namespace: demo, labels: {kubernetes.io/service-name: dns}}
+addressType: IPv4
+ports: [{name: dns, port: 8053, protocol: UDP}]
+endpoints: [{addresses: [10.244.0.5]}]
+";
+
+const MORE: &str = "apiVersion: v1
+kind: Service
+metadata: {name: more, namespace: demo}
+spec: {clusterIP: 10.96.0.99, ports: [{name: http, port: 80, targetPort: 8080}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: more-1, namespace: demo, labels: {kubernetes.io/service-name: more}}
+addressType: IPv4
+ports: [{name: http, port: 8080}]
+endpoints: [{addresses: [10.244.0.5]}]
+";
+
+/// While a proxy runs: a plan of another process.
+fn beside(mode: &str) {
+    let world = World::new();
+    world.manifests.put("dns.yaml", DNS);
+    let running = world.start(mode);
+    running.until("it serves", || world.asks(SERVICE));
+    let plan = |more: &[&str]| {
+        let arguments = world.arguments(mode);
+        let arguments = arguments.iter().map(String::as_str);
+        demo(
+            &["plan", "--detailed-exitcode"]
+                .into_iter()
+                .chain(arguments)
+                .chain(more.iter().copied())
+                .collect::<Vec<_>>(),
+        )
+    };
+    let is_nothing = || {
+        let now = plan(&[]);
+        let said = format!("{mode}: {}{}", text(&now.stdout), text(&now.stderr));
+        assert!(
+            text(&now.stdout) == "nothing to do: the kernel is as it has to be\n" && now.status.code() == Some(0),
+            "{said}"
+        );
+    };
+    running.until("the first pass is over", || plan(&[]).status.code() == Some(0));
+    is_nothing();
+
+    // A Service that only the plan knows: it alone is in the plan.
+    let more = Folder::new("more");
+    more.put("more.yaml", MORE);
+    let more = more.0.display().to_string();
+    let with_more = plan(&["--manifests", &more]);
+    let steps = text(&with_more.stdout);
+    assert_eq!(with_more.status.code(), Some(2), "{mode}: {steps}{}", text(&with_more.stderr));
+    assert!(
+        steps.contains("10.96.0.99") && !steps.contains("10.96.0.10 ") && !steps.contains("10.96.0.10:"),
+        "{mode}: {steps}"
+    );
+    // Every error is 1 with that option, 2 without it.
+    for (option, code) in [(&["--detailed-exitcode"][..], 1), (&[], 2)] {
+        for wrong in [&["--cluster-cidr", "x"][..], &["--nothing"], &["--manifests", "/nowhere"]] {
+            let words = [&["plan", "--proxy-mode", mode], option, wrong].concat();
+            assert_eq!(demo(&words).status.code(), Some(code), "{words:?}");
+        }
+    }
+
+    // A flow to an endpoint that is gone would be forgotten at a start; a plan leaves it alone.
+    let flows = || tool("conntrack -L -p udp --orig-dst 10.96.0.53 --orig-port-dst 53").lines().count();
+    let flow = |from: u16, endpoint: &str| {
+        tool(&format!(
+            "conntrack -I -p udp -t 600 -s 192.0.2.2 -d 10.96.0.53 --sport {from} --dport 53 \
+             -r {endpoint} -q 192.0.2.2 --reply-port-src 8053 --reply-port-dst {from}"
+        ));
+    };
+    if mode != "userspace" {
+        flow(4001, "10.244.0.5");
+        is_nothing();
+        flow(4002, "10.244.0.6");
+        let with_flow = plan(&[]);
+        let steps = text(&with_flow.stdout);
+        assert!(
+            steps.starts_with("- flows UDP to 1 addresses and ports") && steps.ends_with("\n1 change\n"),
+            "{mode}: {steps}"
+        );
+        assert_eq!((with_flow.status.code(), flows()), (Some(2), 2), "{mode}");
+    }
+    assert!(running.end().success());
+    if mode == "userspace" {
+        // Nobody listens any more: everything is to be done again, but for the routes, which stay.
+        let steps = text(&plan(&[]).stdout);
+        assert!(steps.contains("+ listener TCP 10.96.0.10:80") && !steps.contains("route"), "{steps}");
+    }
+}
+
+#[test]
+fn beside_a_running_proxy_nothing_is_left_to_do() {
+    for mode in ["nftables", "iptables", "userspace"] {
+        kernel_test(&[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft, Need::Conntrack], || beside(mode));
+    }
+    kernel_test(&[PROXY, &[Need::Veth, Need::Conntrack]].concat(), || beside("ipvs"));
 }

@@ -13,7 +13,7 @@ use nftables::{
 use node::{Node, Objects, a_spec, options_of, prepared, texts};
 use proptest::prelude::*;
 use proxier_core::config::{InterfaceName, LocalTraffic};
-use proxier_core::fake::{Call, FakeKernel, Fault};
+use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
 use proxier_core::modes::{self, nftables as mode};
 use proxier_core::net::EndpointKey;
 use proxier_core::ports::PortErrorKind;
@@ -786,7 +786,6 @@ fn a_family_that_is_not_served_any_more_has_no_table() {
 
 #[test]
 fn flows_of_removed_udp_endpoints_are_forgotten() {
-    use proxier_core::fake::Flow;
     let mut node = new();
     let spec = json!({"clusterIP": "10.96.0.1", "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]});
     node.service("dns", spec);
@@ -1020,9 +1019,21 @@ fn a_plan_is_told_step_by_step() {
     let spec = json!({"clusterIP": "10.96.0.2", "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]});
     node.service("dns", spec);
     node.slice("dns", &["10.244.0.3"]);
+    assert_eq!(told(&mut node).len(), 3, "nobody has sent to it");
     // Whoever sent to it before is to be led to the endpoint.
+    let [client, dns] = ["10.244.9.9:4000", "10.96.0.2:53"].map(|text| text.parse().unwrap());
+    node.kernel.add_flow(Flow::udp(client, dns, dns));
     let steps = told(&mut node);
     assert!(steps.len() == 4 && steps[3].contains("flows UDP to 1 addresses and ports"), "{steps:?}");
+    node.kernel.fail(Fault::new(Call::ConntrackFindUdp, PortErrorKind::Busy));
+    let (_, report) = node.proxier.preview(node.now, &mut node.kernel.ports());
+    assert!(
+        report.unread.len() == 1 && report.unread[0].to_string().contains("tracked UDP connections"),
+        "{report:#?}"
+    );
+    // As in a pass of such a kernel: nothing can be forgotten.
+    node.kernel.fail(Fault::new(Call::ConntrackFindUdp, PortErrorKind::Unavailable));
+    assert_eq!(told(&mut node).len(), 3);
 }
 
 /// Endpoints that are all replaced at once are an ordinary change; all that go at once are doubted.

@@ -18,10 +18,10 @@ fn main() -> ExitCode {
         Ok(configured) => configured,
         Err(ending) => return ending.report(),
     };
-    if matches!(invocation.command, Command::Run { .. } | Command::Plan(_) | Command::Probe(_))
+    if matches!(invocation.command, Command::Run { .. } | Command::Plan { .. } | Command::Probe(_))
         && let Err(problem) = needs::check_scheduler(&configured)
     {
-        return Ending::bad_input(&[problem]).report();
+        return invocation.ending(Ending::bad_input(&[problem])).report();
     }
     let settings = &configured.settings;
     logging::start(settings.verbosity, settings.log_json);
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
         Command::Run { init_only: true, .. } => once::init(&warned(configured)),
         Command::Run { once: true, .. } => runtime.block_on(once::run_once(&warned(configured))),
         Command::Run { once: false, .. } => runtime.block_on(run::run(&configured, &invocation)),
-        Command::Plan(output) => runtime.block_on(once::plan(&warned(configured), *output)),
+        Command::Plan { output, detailed } => runtime.block_on(once::plan(&warned(configured), *output, *detailed)),
         Command::Render(output, addresses) => runtime.block_on(render::render(&warned(configured), *output, addresses)),
         Command::Explain(output, what, addresses) => {
             runtime.block_on(explain::explain(&warned(configured), *output, what, addresses))

@@ -27,11 +27,20 @@ impl Flow {
     }
 }
 
+/// Whether none of the endpoints listed there answers it.
+fn is_stale(flow: &Flow, services: &UdpServices) -> bool {
+    flow.protocol == Protocol::Udp
+        && services.get(&flow.destination).is_some_and(|endpoints| !endpoints.contains(&flow.endpoint))
+}
+
+pub(super) fn find_udp(flows: &BTreeSet<Flow>, services: &UdpServices) -> BTreeSet<SocketAddr> {
+    flows.iter().filter(|flow| is_stale(flow, services)).map(|flow| flow.destination).collect()
+}
+
 pub(super) fn forget_udp(flows: &mut BTreeSet<Flow>, services: &UdpServices) -> Flows {
     let mut forgotten = Flows::default();
     flows.retain(|flow| {
-        let stale = flow.protocol == Protocol::Udp
-            && services.get(&flow.destination).is_some_and(|endpoints| !endpoints.contains(&flow.endpoint));
+        let stale = is_stale(flow, services);
         let count = if flow.destination.is_ipv4() { &mut forgotten.v4 } else { &mut forgotten.v6 };
         *count = count.saturating_add(usize::from(stale));
         !stale

@@ -59,6 +59,8 @@ pub enum Call {
     SysctlsSet,
     /// [`Conntrack::forget_udp`](crate::ports::Conntrack::forget_udp).
     ConntrackForgetUdp,
+    /// [`Conntrack::find_udp`](crate::ports::Conntrack::find_udp).
+    ConntrackFindUdp,
     /// [`Tables::generation`](crate::ports::Tables::generation).
     TablesGeneration,
     /// [`Tables::read`](crate::ports::Tables::read).
@@ -85,7 +87,7 @@ pub enum Call {
 
 impl Call {
     /// All of them.
-    pub const ALL: [Call; 35] = [
+    pub const ALL: [Call; 36] = [
         Call::IpvsSnapshot,
         Call::IpvsRealServers,
         Call::IpvsRun,
@@ -110,6 +112,7 @@ impl Call {
         Call::SysctlsGet,
         Call::SysctlsSet,
         Call::ConntrackForgetUdp,
+        Call::ConntrackFindUdp,
         Call::TablesGeneration,
         Call::TablesRead,
         Call::TablesTable,
@@ -137,6 +140,7 @@ impl Call {
                 | Call::LinksAddresses
                 | Call::LinksGateways
                 | Call::SysctlsGet
+                | Call::ConntrackFindUdp
                 | Call::TablesGeneration
                 | Call::TablesRead
                 | Call::TablesTable
@@ -286,7 +290,7 @@ impl Writes {
             | Call::LinksBind
             | Call::LinksUnbind => &mut self.links,
             Call::SysctlsGet | Call::SysctlsSet => &mut self.sysctls,
-            Call::ConntrackForgetUdp => &mut self.conntrack,
+            Call::ConntrackForgetUdp | Call::ConntrackFindUdp => &mut self.conntrack,
             Call::TablesGeneration
             | Call::TablesRead
             | Call::TablesTable

@@ -25,6 +25,7 @@ use crate::ports::{Counts, Listener, PortError, Relays, Settings};
 pub struct RelaysPort {
     settings: Settings,
     relay: Option<Relay>,
+    elsewhere: Option<BTreeSet<FrontendKey>>,
 }
 
 impl RelaysPort {
@@ -39,6 +40,11 @@ impl RelaysPort {
             None => Relay::start(self.settings.clone())?,
         };
         Ok(self.relay.insert(relay))
+    }
+
+    /// Sets what another process, the node's proxy, listens on: what is planned here then need not be done.
+    pub fn set_elsewhere(&mut self, listening: BTreeSet<FrontendKey>) {
+        self.elsewhere = Some(listening);
     }
 
     /// Counters of connections and datagrams.
@@ -56,6 +62,10 @@ impl Relays for RelaysPort {
     fn listeners(&mut self) -> BTreeMap<FrontendKey, Listener> {
         let listeners = self.relay.iter().flat_map(Relay::listeners);
         listeners.map(|listener| (listener.key, listener.clone())).collect()
+    }
+
+    fn elsewhere(&mut self) -> Option<BTreeSet<FrontendKey>> {
+        self.elsewhere.clone()
     }
 
     fn configure(&mut self, settings: &Settings) -> Result<(), PortError> {

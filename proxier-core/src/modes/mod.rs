@@ -21,7 +21,7 @@ use crate::config::{Config, Families};
 use crate::modes::shared::names::Names;
 use crate::modes::shared::sysctls::HostSettings;
 use crate::net::{Family, FrontendKey};
-use crate::ports::{LocalNetworks, Ports, Tables};
+use crate::ports::{Conntrack, LocalNetworks, PortError, PortErrorKind, Ports, Tables};
 use crate::reconciler::report::{Refused, Report, Unread};
 use crate::reconciler::safeguard::Safeguard;
 use crate::reconciler::schedule::Moment;
@@ -150,6 +150,28 @@ impl Plan {
             Plan::Iptables(plan) => Box::new(plan.steps(names)),
             Plan::Userspace(plan) => Box::new(plan.steps(names)),
         }
+    }
+}
+
+impl Plan {
+    /// Leaves out addresses and ports to which there are no UDP flows to forget. A pass looks for them only when it forgets them.
+    pub(crate) fn look_for_flows(&mut self, conntrack: &mut dyn Conntrack) -> Result<(), PortError> {
+        let forget = match self {
+            Plan::Ipvs(plan) => &mut plan.forget,
+            Plan::Nftables(plan) => &mut plan.forget,
+            Plan::Iptables(plan) => &mut plan.forget,
+            Plan::Userspace(plan) => &mut plan.forget,
+        };
+        if forget.is_empty() {
+            return Ok(());
+        }
+        let found = match conntrack.find_udp(forget) {
+            // A pass could forget none.
+            Err(error) if error.kind() == PortErrorKind::Unavailable => BTreeSet::new(),
+            found => found?,
+        };
+        forget.retain(|place, _| found.contains(place));
+        Ok(())
     }
 }
 

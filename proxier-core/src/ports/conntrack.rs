@@ -48,6 +48,7 @@ impl Flows {
 /// }
 /// // Only the new endpoint answers from now on: the other client has to begin anew.
 /// let services = UdpServices::from([(dns, [new].into())]);
+/// assert_eq!(kernel.ports().conntrack.find_udp(&services)?, [dns].into());
 /// assert_eq!(kernel.ports().conntrack.forget_udp(&services)?.total(), 1);
 /// assert_eq!(kernel.state().flows.len(), 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -59,4 +60,10 @@ pub trait Conntrack {
     /// # Errors
     /// [`Unavailable`](super::PortErrorKind::Unavailable) without the module; when the table could not be listed.
     fn forget_udp(&mut self, services: &UdpServices) -> Result<Flows, PortError>;
+
+    /// The addresses and ports of those that have flows which [`forget_udp`](Conntrack::forget_udp) would delete. Only reads.
+    ///
+    /// # Errors
+    /// As there.
+    fn find_udp(&mut self, services: &UdpServices) -> Result<BTreeSet<SocketAddr>, PortError>;
 }

@@ -36,6 +36,12 @@ pub trait Relays {
     /// The present listeners, by Frontend.
     fn listeners(&mut self) -> BTreeMap<FrontendKey, Listener>;
 
+    /// What another process, the node's proxy, listens on, for a plan of what is left to do; `None` when there is none. Where it
+    /// leads is not known.
+    fn elsewhere(&mut self) -> Option<BTreeSet<FrontendKey>> {
+        None
+    }
+
     /// Applies settings to all listeners.
     ///
     /// # Errors

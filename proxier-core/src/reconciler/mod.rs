@@ -29,7 +29,7 @@ use crate::modes::{self, Mode, Pass, Plan, Prepared, Refreshed, iptables, ipvs, 
 use crate::ports::Ports;
 use crate::reconciler::cluster_nodes::ClusterNodes;
 use crate::reconciler::committed::{Committed, Noting};
-use crate::reconciler::report::Report;
+use crate::reconciler::report::{Report, Unread};
 use crate::reconciler::safeguard::{MassRemoval, Safeguard};
 use crate::reconciler::schedule::{Limits, Moment, Schedule};
 use crate::reconciler::service_cidrs::ServiceCidrs;
@@ -386,7 +386,10 @@ impl Reconciler {
         self.mode.after_preview(before);
         (self.safeguard, self.others) = (safeguard, others);
         self.schedule.request_full(now);
-        (prepared.map(Prepared::into_plan).unwrap_or_default(), report)
+        let mut plan = prepared.map(Prepared::into_plan).unwrap_or_default();
+        let looked = plan.look_for_flows(ports.conntrack);
+        report.unread.extend(looked.err().map(|error| Unread::new("tracked UDP connections", error)));
+        (plan, report)
     }
 
     /// Compiles what changed, reads what has to be read, and makes the plan; `None` when the kernel could not be read.

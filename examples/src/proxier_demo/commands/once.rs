@@ -33,6 +33,8 @@ use crate::proxier_demo::status::progress::{self, Progress};
 pub(crate) const FAILED: u8 = 1;
 /// Bad usage or bad input.
 pub(crate) const BAD_INPUT: u8 = 2;
+/// With `plan --detailed-exitcode`, whose errors are all [`FAILED`]: something would change.
+const CHANGES: u8 = 2;
 
 /// Prints something on its own line.
 fn say(what: impl Display) {
@@ -207,12 +209,12 @@ pub(crate) fn tell(report: &Report) {
 }
 
 /// Prints what would change. Where this kernel cannot do the mode, that is what an empty kernel with this host's addresses would
-/// get, and it says so.
-pub async fn plan(configured: &Configured, output: Output) -> ExitCode {
+/// get, and it says so. With `detailed`, the exit code says whether anything would.
+pub async fn plan(configured: &Configured, output: Output, detailed: bool) -> ExitCode {
     let progress = Progress::of_command();
     let (snapshot, unreadable) = match input(configured, &progress).await {
         Ok(read) => read,
-        Err(code) => return code,
+        Err(code) => return if detailed { ExitCode::from(FAILED) } else { code },
     };
     // Without privilege, nothing is known about this kernel.
     if let Err(problem) = privileges::require() {
@@ -232,7 +234,8 @@ pub async fn plan(configured: &Configured, output: Output) -> ExitCode {
             rules.iter().for_each(say);
             notes.iter().for_each(say);
             feed(&mut engine, snapshot);
-            return preview(&mut engine, &unreadable, output, &progress);
+            engine.look_at_running().into_iter().for_each(say);
+            return preview(&mut engine, &unreadable, (output, detailed), &progress);
         }
         Err(problems) => problems,
     };
@@ -252,13 +255,20 @@ pub async fn plan(configured: &Configured, output: Output) -> ExitCode {
     }
     let mut engine = Engine::in_memory(configured, empty);
     feed(&mut engine, snapshot);
-    preview(&mut engine, &unreadable, output, &progress)
+    preview(&mut engine, &unreadable, (output, detailed), &progress)
 }
 
-fn preview<K: Kernel>(engine: &mut Engine<K>, unreadable: &[Problem], output: Output, progress: &Progress) -> ExitCode {
+fn preview<K: Kernel>(
+    engine: &mut Engine<K>,
+    unreadable: &[Problem],
+    (output, detailed): (Output, bool),
+    progress: &Progress,
+) -> ExitCode {
     let (plan, report) = engine.preview();
     progress.end();
     let proxier = engine.proxier();
+    let names = Names::new(proxier.store(), proxier.desired());
+    let differs = report.stopped.is_some() || plan.steps(&names).next().is_some();
     let mut out = Out::open();
     match output {
         Output::Text => print_plan(&mut out, &plan, &report, proxier),
@@ -273,8 +283,8 @@ fn preview<K: Kernel>(engine: &mut Engine<K>, unreadable: &[Problem], output: Ou
     }
     match (is_printed && report.unread.is_empty(), unreadable.is_empty()) {
         (false, _) => ExitCode::from(FAILED),
-        (true, false) => ExitCode::from(BAD_INPUT),
-        (true, true) => ExitCode::SUCCESS,
+        (true, false) => ExitCode::from(if detailed { FAILED } else { BAD_INPUT }),
+        (true, true) => ExitCode::from(if detailed && differs { CHANGES } else { 0 }),
     }
 }
 

@@ -10,12 +10,14 @@ pub mod needs;
 pub(crate) mod neighbours;
 pub mod privileges;
 pub(crate) mod signals;
+mod sockets;
 pub(crate) mod tables;
 pub(crate) mod userspace;
 mod view;
 pub(crate) mod worker;
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::IpAddr;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -36,6 +38,7 @@ use proxier_core::reconciler::schedule::Limits;
 use proxier_core::reconciler::{Options, Reconciler, Removal};
 
 use crate::proxier_demo::engine::choose::Preparing;
+use crate::proxier_demo::engine::lock::Lock;
 use crate::proxier_demo::engine::needs::{Looked, Wanted};
 use crate::proxier_demo::engine::neighbours::Neighbours;
 use crate::proxier_demo::message::Found;
@@ -88,6 +91,23 @@ pub struct Engine<K = KernelPorts> {
 }
 
 impl Engine {
+    /// Before a preview: in userspace mode, what the running proxy listens on need not be listened on any more. Returns why that
+    /// is not known.
+    pub(crate) fn look_at_running(&mut self) -> Option<Problem> {
+        let process = Lock::holder().filter(|_| self.proxier.mode() == Kind::Userspace)?;
+        match sockets::listened_on(process) {
+            Ok(listening) => self.kernel.relays().set_elsewhere(listening),
+            // It has ended.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                let reason =
+                    format!("its sockets cannot be read ({error}): its listeners are among the new ones; ask as root");
+                return Some(Problem::new(format!("process {process}"), reason));
+            }
+        }
+        None
+    }
+
     /// Opens the kernel and detects which families it can serve.
     ///
     /// # Errors

@@ -1,9 +1,10 @@
 //! Tracked connections.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 
 use super::gate::Gate;
-use crate::fake::conntrack::{Flow, forget_udp};
+use crate::fake::conntrack::{Flow, find_udp, forget_udp};
 use crate::fake::control::Call;
 use crate::fake::shared::Shared;
 use crate::ports::{Conntrack, Flows, PortError, UdpServices};
@@ -16,5 +17,9 @@ pub(super) struct FakeConntrackPort {
 impl Conntrack for FakeConntrackPort {
     fn forget_udp(&mut self, services: &UdpServices) -> Result<Flows, PortError> {
         self.gate.call(Call::ConntrackForgetUdp, None, || Ok(forget_udp(&mut self.flows.lock(), services)))
+    }
+
+    fn find_udp(&mut self, services: &UdpServices) -> Result<BTreeSet<SocketAddr>, PortError> {
+        self.gate.call(Call::ConntrackFindUdp, None, || Ok(find_udp(&self.flows.lock(), services)))
     }
 }

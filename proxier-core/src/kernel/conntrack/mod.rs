@@ -1,6 +1,7 @@
 //! Tracked connections over nfnetlink. Kernel: net/netfilter/nf_conntrack_netlink.c.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use netlink_batch::header::NfGenHeader;
@@ -141,6 +142,8 @@ impl Tuple {
 /// What it takes to delete a flow, kept for each flow to delete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Doomed {
+    /// What the client sent to.
+    destination: SocketAddr,
     /// `CTA_TUPLE_ORIG` as the kernel wrote it, with a zone of this direction only.
     original: Box<[u8]>,
     id: Option<u32>,
@@ -167,10 +170,12 @@ fn doomed(payload: &[u8], services: &UdpServices) -> Result<Option<Doomed>, Wire
     if sent.protocol != Some(IPPROTO_UDP) {
         return Ok(None);
     }
-    let endpoints = sent.destination().and_then(|destination| services.get(&destination));
-    let (Some(endpoints), Some(answers)) = (endpoints, Tuple::read(reply)?.source()) else { return Ok(None) };
+    let endpoints = sent.destination().and_then(|destination| Some((destination, services.get(&destination)?)));
+    let (Some((destination, endpoints)), Some(answers)) = (endpoints, Tuple::read(reply)?.source()) else {
+        return Ok(None);
+    };
     let gone = !endpoints.contains(&answers);
-    Ok(gone.then(|| Doomed { original: original.as_bytes().into(), id, zone }))
+    Ok(gone.then(|| Doomed { destination, original: original.as_bytes().into(), id, zone }))
 }
 
 fn header(family: u8) -> [u8; NfGenHeader::LENGTH] {
@@ -238,8 +243,12 @@ impl ConntrackPort {
         ConntrackPort { connection: Lazy::new(open) }
     }
 
+    /// The flows of a family to delete; lists nothing where nobody asks for the family.
     fn find(&mut self, family: u8, services: &UdpServices) -> Result<Vec<Doomed>, PortError> {
         const DOING: &str = "listing tracked UDP connections";
+        if services.keys().all(|destination| destination.is_ipv4() != (family == AF_INET)) {
+            return Ok(Vec::new());
+        }
         let refused = |error: &Error| error.kernel().map(|refusal| refusal.errno);
         let attempt = |connection: &mut Connection| match list(connection, family, services, true) {
             // The kernel knows filters, but not this one.
@@ -294,17 +303,22 @@ impl ConntrackPort {
 
 impl Conntrack for ConntrackPort {
     fn forget_udp(&mut self, services: &UdpServices) -> Result<Flows, PortError> {
-        let mut forget = |family, is_v4| {
-            if services.keys().all(|destination| destination.is_ipv4() != is_v4) {
-                return Ok(0);
-            }
+        let mut forget = |family| {
             let flows = self.find(family, services)?;
             if !flows.is_empty() {
                 self.delete(family, &flows)?;
             }
             Ok(flows.len())
         };
-        Ok(Flows { v4: forget(AF_INET, true)?, v6: forget(AF_INET6, false)? })
+        Ok(Flows { v4: forget(AF_INET)?, v6: forget(AF_INET6)? })
+    }
+
+    fn find_udp(&mut self, services: &UdpServices) -> Result<BTreeSet<SocketAddr>, PortError> {
+        let mut found = BTreeSet::new();
+        for family in [AF_INET, AF_INET6] {
+            found.extend(self.find(family, services)?.iter().map(|flow| flow.destination));
+        }
+        Ok(found)
     }
 }
 

@@ -30,7 +30,7 @@ pub struct Plan {
     /// Values below `/proc/sys` that are safe only once the rules of IPv4 are there.
     pub(super) guarded: Vec<SysctlChange>,
     /// UDP flows to forget, after the rules of their family were written.
-    pub(super) forget: UdpServices,
+    pub(in crate::modes) forget: UdpServices,
 }
 
 /// What changes in a family's rules.

@@ -192,6 +192,7 @@ impl Plan {
             .chain(addresses(Action::Delete, &self.unbind))
             .chain(self.delete_routes.iter().map(|of| Step::route(Action::Delete, &LocalRoute::new(*of))))
             .chain(self.delete_device.then(|| Step::delete_device(device)))
+            .chain((!self.forget.is_empty()).then(|| Step::flows(&self.forget)))
     }
 }
 

@@ -25,7 +25,7 @@ pub struct Plan {
     /// What changes in each family's table.
     pub(super) tables: Vec<TablePlan>,
     /// UDP flows to forget, after the tables were written.
-    pub(super) forget: UdpServices,
+    pub(in crate::modes) forget: UdpServices,
 }
 
 /// What becomes of a table as a whole.

@@ -184,8 +184,20 @@ impl Mode {
     /// What could not be read.
     pub(crate) fn read(&mut self, ports: &mut Ports<'_>) -> Result<(), Vec<Unread>> {
         let routes = ports.routes.networks(RouteOwner::Userspace);
-        let routes = routes.map_err(|error| vec![Unread::new("local routes", error)])?.into_keys().collect();
+        let routes = routes.map_err(|error| vec![Unread::new("local routes", error)])?;
+        let routes: BTreeSet<Network> = routes.into_keys().collect();
         self.there = ports.relays.listeners();
+        if let Some(listening) = ports.relays.elsewhere() {
+            // Of another process only the place is known: it leads where it should. Without endpoints there is no socket.
+            let is_there = |listener: &Listener| !listener.has_endpoints || listening.contains(&listener.key);
+            let wanted = self.wanted.listeners().filter(is_there).map(|listener| (listener.key, listener));
+            self.there.extend(wanted);
+            // Only addresses that our routes make local are certainly Services'.
+            let ours = listening.iter().filter(|key| routes.iter().any(|network| network.contains(&key.address)));
+            for key in ours.filter(|key| self.wanted.listener(key).is_none()) {
+                self.there.insert(*key, Listener::new(*key, ""));
+            }
+        }
         let listeners = self.there.iter().map(|(key, listener)| (*key, listener.has_endpoints)).collect();
         self.known = Some(Known { listeners, routes });
         Ok(())

@@ -25,7 +25,7 @@ pub struct Plan {
     /// Networks that are local no more, once no connection needs them.
     pub(super) delete_routes: Vec<Network>,
     /// UDP flows to forget: those that are translated.
-    pub(super) forget: UdpServices,
+    pub(in crate::modes) forget: UdpServices,
 }
 
 impl Plan {

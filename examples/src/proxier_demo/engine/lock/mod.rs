@@ -52,7 +52,16 @@ impl Lock {
         Self::take_below(Path::new(BASE))
     }
 
-    /// The same, with the folder below `base` instead of `/run`.
+    /// The process that has the lock of the network namespace of this thread, or had it last; `None` when there was none, or
+    /// it is of another container: its id means nothing here.
+    pub(crate) fn holder() -> Option<u32> {
+        let name = format!("netns-{}.lock", Namespace::of_this_thread("net"));
+        let mut file = File::open(Path::new(BASE).join(FOLDER).join(name)).ok()?;
+        let holder = Holder::read(&mut file)?;
+        (holder.namespace == Namespace::of_this_thread("pid")).then_some(holder.pid)
+    }
+
+    /// As [`Lock::take`], with the folder below `base` instead of `/run`.
     ///
     /// # Errors
     ///

@@ -24,7 +24,7 @@ use crate::proxier_demo::settings::{Given, Settings};
 /// Why the program ends before it starts: a text and an exit code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending {
-    /// 0: asked for (help, version). 2: bad usage or bad input.
+    /// 0: asked for (help, version). 2: bad usage or bad input; 1 with `--detailed-exitcode`.
     pub code: u8,
     /// What to print: one line for each problem.
     pub text: String,
@@ -35,6 +35,11 @@ impl Ending {
     pub fn bad_input(problems: &[Problem]) -> Self {
         let lines: Vec<String> = problems.iter().map(|problem| format!("proxier-demo: {problem}")).collect();
         Ending { code: 2, text: lines.join("\n") }
+    }
+
+    /// With `--detailed-exitcode`, every error has the code 1.
+    fn detailed(self) -> Self {
+        Ending { code: self.code.min(1), ..self }
     }
 
     /// Prints it, to stdout when it was asked for and to stderr otherwise.
@@ -76,7 +81,12 @@ pub enum Command {
         init_only: bool,
     },
     /// Print what would change.
-    Plan(Output),
+    Plan {
+        /// How.
+        output: Output,
+        /// The exit code says whether anything would.
+        detailed: bool,
+    },
     /// Print what a node with these addresses would hold; without any, those of its Node object.
     Render(Output, Vec<IpAddr>),
     /// Print why a Service, or an address and port, is served as it is, on a node with these addresses.
@@ -97,7 +107,7 @@ impl Command {
     /// Whether it depends on what is local to this node, so that the Node's name has to be right. `show` names Services
     /// without it.
     fn needs_node(&self) -> bool {
-        matches!(self, Command::Run { init_only: false, .. } | Command::Plan(_))
+        matches!(self, Command::Run { init_only: false, .. } | Command::Plan { .. })
             || matches!(self, Command::Render(..) | Command::Explain(..) | Command::Trace(..))
     }
 }
@@ -188,7 +198,12 @@ const INPUT_TIMEOUT: Duration = Duration::from_secs(60);
 ///
 /// Help or version were asked for (code 0); bad usage (code 2).
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Ending> {
-    let mut args: Vec<OsString> = args.into_iter().map(with_dashes).collect();
+    let args: Vec<OsString> = args.into_iter().map(with_dashes).collect();
+    let is_detailed = args.iter().any(|arg| arg.to_str() == Some("--detailed-exitcode"));
+    parse_dashed(args).map_err(|ending| if is_detailed { ending.detailed() } else { ending })
+}
+
+fn parse_dashed(mut args: Vec<OsString>) -> Result<Invocation, Ending> {
     let first = args.get(1).and_then(|arg| arg.to_str()).unwrap_or_default();
     if first.starts_with('-') && !matches!(first, "-h" | "--help" | "-V" | "--version" | "--version=true") {
         args.insert(1, "run".into());
@@ -211,7 +226,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, End
     let command = match (name.as_str(), matches.get_one::<PathBuf>("write-config-to")) {
         (_, Some(file)) => Command::WriteConfig(file.clone()),
         _ if matches.get_flag("cleanup") => Command::Cleanup,
-        ("plan", _) => Command::Plan(output),
+        ("plan", _) => Command::Plan { output, detailed: matches.get_flag(DETAILED) },
         ("render", _) => Command::Render(output, node_addresses(&matches)),
         ("explain", _) => {
             let asked = matches.get_one::<String>("what").cloned().unwrap_or_default();
@@ -245,8 +260,17 @@ impl Invocation {
     ///
     /// # Errors
     ///
-    /// All problems of the configuration at once (code 2).
+    /// All problems of the configuration at once (code 2, or 1 with `--detailed-exitcode`).
     pub fn configure(&self) -> Result<Configured, Ending> {
+        self.read().map_err(|ending| self.ending(ending))
+    }
+
+    /// The ending with the exit code that was asked for.
+    pub fn ending(&self, ending: Ending) -> Ending {
+        if matches!(self.command, Command::Plan { detailed: true, .. }) { ending.detailed() } else { ending }
+    }
+
+    fn read(&self) -> Result<Configured, Ending> {
         let matches = &self.matches;
         let mut warnings = Vec::new();
         let (mut object, mut given) = match &self.config {
@@ -398,6 +422,9 @@ fn furnished(command: Clap) -> Clap {
                 ),
             )
         }
+        "plan" => command.arg(Arg::new(DETAILED).long(DETAILED).action(ArgAction::SetTrue).display_order(0).help(
+            "Exit code 0: nothing to do, 2: something would change or is held back, 1: any error, bad usage and input too",
+        )),
         "render" => command.arg(node_address()),
         "explain" => command.arg(node_address()).arg(
             Arg::new("what")
@@ -419,6 +446,9 @@ fn furnished(command: Clap) -> Clap {
         _ => command,
     }
 }
+
+/// The option of `plan` that gives exit code 2 another meaning.
+const DETAILED: &str = "detailed-exitcode";
 
 /// Seconds between two refreshes.
 fn interval(text: &str) -> Result<Duration, String> {

@@ -26,7 +26,8 @@ fn every_command() {
     let command = |line| read(line).unwrap().command;
     assert_eq!(command("run --manifests x"), Command::Run { once: false, init_only: false });
     assert_eq!(command("run --once --manifests x"), Command::Run { once: true, init_only: false });
-    assert_eq!(command("plan"), Command::Plan(Output::Text));
+    assert_eq!(command("plan"), Command::Plan { output: Output::Text, detailed: false });
+    assert_eq!(command("plan --detailed-exitcode"), Command::Plan { output: Output::Text, detailed: true });
     assert_eq!(command("show -o json"), Command::Show(Output::Json, None));
     assert_eq!(command("show --watch"), Command::Show(Output::Text, Some(Duration::from_secs(2))));
     assert_eq!(command("show --watch 0.5 -o json"), Command::Show(Output::Json, Some(Duration::from_millis(500))));
