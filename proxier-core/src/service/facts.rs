@@ -176,15 +176,16 @@ impl NodeFacts {
     ///
     /// ```
     /// use proxier_core::config::{Config, NodePortAddresses};
-    /// use proxier_core::net::Family;
+    /// use proxier_core::net::{Family, Network};
     /// use proxier_core::service::NodeFacts;
     /// use proxier_core::snapshot::{HostAddresses, Node};
     ///
     /// let mut host = HostAddresses::default();
     /// host.interfaces.insert("eth0".into(), vec!["192.0.2.10".parse()?, "2001:db8::10".parse()?]);
     /// let within = |networks: &[&str]| -> Result<_, Box<dyn std::error::Error>> {
-    ///     let networks = networks.iter().map(|network| network.parse()).collect::<Result<_, _>>()?;
-    ///     let config = Config { node_port_addresses: NodePortAddresses::Within(networks), ..Config::default() };
+    ///     let networks: Result<Vec<Network>, _> = networks.iter().map(|network| network.parse()).collect();
+    ///     let mut config = Config::default();
+    ///     config.node_port_addresses = NodePortAddresses::Within(networks?);
     ///     Ok(Family::ALL.map(|family| NodeFacts::new(&config, &Node::new("node-a"), &host).is_open_unnamed(family)))
     /// };
     /// assert_eq!(within(&["192.0.2.0/24"])?, [false, true]);

@@ -102,9 +102,8 @@ impl Manifests {
         let (mut changes, mut seen) = (Vec::new(), BTreeSet::new());
         for path in order {
             for (id, change) in manifests.files.remove(&path).unwrap_or_default().objects {
-                let is_of_others = id.0 == ObjectKind::Node && *id.1.name != *node_name;
-                if !is_of_others && (is_one || seen.insert(id)) {
-                    changes.push(change);
+                if is_one || seen.insert(id) {
+                    changes.push(manifests.seen_from_here(change));
                 }
             }
         }
@@ -243,15 +242,15 @@ impl Manifests {
     }
 
     /// Of another Node than this one, only the addresses.
-    fn seen_from_here(&self, change: &Change) -> Change {
-        let Change::Node(node) = change else { return change.clone() };
-        if node.object.metadata.name == self.node_name {
-            return change.clone();
+    fn seen_from_here(&self, change: Change) -> Change {
+        match change {
+            Change::Node(node) if node.object.metadata.name != self.node_name => {
+                let mut other = NodeObject { status: node.object.status, ..NodeObject::default() };
+                other.metadata.name = node.object.metadata.name;
+                Change::ClusterNode(Box::new(other))
+            }
+            change => change,
         }
-        let mut other = NodeObject::default();
-        other.metadata.name.clone_from(&node.object.metadata.name);
-        other.status.clone_from(&node.object.status);
-        Change::ClusterNode(Box::new(other))
     }
 
     /// Reports the differences from what was reported before.
@@ -277,7 +276,7 @@ impl Manifests {
         for (id, change) in wanted {
             let digest = digest(change);
             if self.reported.get(id) != Some(&digest) {
-                changes.push(self.seen_from_here(change));
+                changes.push(self.seen_from_here(change.clone()));
             }
             reported.insert(id.clone(), digest);
         }
