@@ -135,9 +135,7 @@ fn remove_others<K: Kernel>(engine: &mut Engine<K>) -> bool {
     let cleaned = match engine.clean_up_after_others() {
         Removal::Made(cleaned) | Removal::Unknown(cleaned) => cleaned,
         Removal::Held(stopped) => {
-            eprintln!(
-                "proxier-demo: other modes' things stay: {stopped}; add --allow-mass-removal if this is intended"
-            );
+            say(format_args!("other modes' things stay: {stopped}; add --allow-mass-removal if this is intended"));
             return false;
         }
     };
