@@ -268,7 +268,6 @@ fn a_table_that_is_flushed_is_back_at_once() {
             passes += node.settle().len();
         }
         eprintln!("open for {open:?} in 20 flushes");
-        assert!(open < Duration::from_secs(2), "{open:?}");
         assert!((1..=3).contains(&passes), "{passes} full passes in two seconds");
     });
 }
