@@ -426,8 +426,10 @@ fn beside(mode: &str) {
     let with_more = plan(&["--manifests", &more]);
     let steps = text(&with_more.stdout);
     assert_eq!(with_more.status.code(), Some(2), "{mode}: {steps}{}", text(&with_more.stderr));
+    // In iptables mode its lines are written with the rest of their chains.
+    let made: Vec<&str> = steps.lines().filter(|line| line.starts_with(['+', '-'])).collect();
     assert!(
-        steps.contains("10.96.0.99") && !steps.contains("10.96.0.10 ") && !steps.contains("10.96.0.10:"),
+        !made.is_empty() && made.iter().all(|line| line.starts_with('+') && line.contains("10.96.0.99")),
         "{mode}: {steps}"
     );
     // Every error is 1 with that option, 2 without it.
