@@ -335,7 +335,7 @@ fn an_empty_input_in_another_mode() {
     let without_slices: String = all
         .split("---\n")
         .filter(|object| object.contains("kind: Service"))
-        .map(|object| format!("{object}---\n"))
+        .flat_map(|object| [object, "---\n"])
         .collect();
     let cases = [
         ("nftables", "iptables", ""),

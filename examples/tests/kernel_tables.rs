@@ -197,7 +197,7 @@ fn a_full_run_is_no_obstacle() {
             command
         };
         tool(&format!("mount -t tmpfs -o size=16k,mode=755 none {}", run.0.display()));
-        let _as_full_as_it_gets = std::fs::write(run.0.join("log"), [0; 65536]);
+        let _as_full_as_it_gets = std::fs::write(run.0.join("log"), vec![0; 65_536]);
         let manifests = folder.0.display().to_string();
         let words = ["run", "--proxy-mode", "nftables", "--manifests", &manifests];
         let proxy = Running::spawn(in_full_run(&words));

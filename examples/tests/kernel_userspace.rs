@@ -297,7 +297,7 @@ fn with_few_files_what_is_served_stays_so_and_all_comes_back() {
         std::thread::spawn(move || {
             for stream in flood.incoming() {
                 std::thread::spawn(
-                    move || while stream.as_ref().is_ok_and(|mut of| of.write_all(&[7; 65_536]).is_ok()) {},
+                    move || while stream.as_ref().is_ok_and(|mut of| of.write_all(&vec![7; 65_536]).is_ok()) {},
                 );
             }
         });

@@ -411,10 +411,12 @@ fn flows_that_an_earlier_process_led_elsewhere_go() {
         let is_node_port = |flow: &Flow| flow.destination.port() == 31004;
         expected.retain(|flow| (from.0, to.0) != (Kind::Ipvs, Kind::Ipvs) || !is_node_port(flow));
         // Nothing is translated in userspace mode.
-        expected.extend((to.0 != Kind::Userspace).then(|| present.clone()));
+        expected.extend((to.0 != Kind::Userspace).then_some(present));
         let begin = || {
-            let flows = stale_flows().into_iter().chain(others_flows()).chain([present.clone()]);
-            flows.for_each(|flow| kernel.add_flow(flow));
+            let flows = stale_flows().into_iter().chain(others_flows()).chain([present]);
+            for flow in flows {
+                kernel.add_flow(flow);
+            }
         };
         begin();
         node.settle();
@@ -425,7 +427,9 @@ fn flows_that_an_earlier_process_led_elsewhere_go() {
         // The old mode translates as long as it is there. A part of it cannot be removed at first, and flows cannot be listed.
         begin();
         let faults = [Call::RulesRestore, Call::TablesCommit, Call::IpvsRun];
-        faults.into_iter().for_each(|call| kernel.fail(Fault::new(call, PortErrorKind::Busy).every()));
+        for call in faults {
+            kernel.fail(Fault::new(call, PortErrorKind::Busy).every());
+        }
         let removal = node.remove_others();
         assert!(matches!(&removal, Removal::Made(cleaned) if !cleaned.is_done()), "{from:?} to {to:?}: {removal:?}");
         kernel.clear_faults();
@@ -490,29 +494,28 @@ fn what_the_old_mode_serves_stays_while_the_lists_are_doubted() {
             // The same is shown, and nothing follows from that.
             let (_, report) = node.proxier.preview(node.now, &mut node.kernel.ports());
             assert!(report.waits, "{what}");
-            let wanted = match end {
-                0 => {
-                    // Services come back before their endpoints.
-                    node.serve_without_slices();
-                    assert!(node.pass().waits, "{what}");
-                    (1..=4).for_each(|number| node.serve(number));
-                    let kernel = self::kernel();
-                    with_strangers(&kernel);
-                    Proxy::serving(&kernel, to, 1..=4).settle();
-                    held(&kernel)
+            let wanted = if end == 0 {
+                // Services come back before their endpoints.
+                node.serve_without_slices();
+                assert!(node.pass().waits, "{what}");
+                for number in 1..=4 {
+                    node.serve(number);
                 }
-                _ => {
-                    if end == 1 {
-                        assert!(node.proxier.confirm_removal(node.now) > 10, "{what}");
-                    } else {
-                        node.now += Duration::from_secs(5 * 60);
-                        node.proxier.request_full(node.now);
-                    }
-                    let kernel = self::kernel();
-                    with_strangers(&kernel);
-                    lacking(&kernel, to, lacks).settle();
-                    held(&kernel)
+                let kernel = self::kernel();
+                with_strangers(&kernel);
+                Proxy::serving(&kernel, to, 1..=4).settle();
+                held(&kernel)
+            } else {
+                if end == 1 {
+                    assert!(node.proxier.confirm_removal(node.now) > 10, "{what}");
+                } else {
+                    node.now += Duration::from_secs(5 * 60);
+                    node.proxier.request_full(node.now);
                 }
+                let kernel = self::kernel();
+                with_strangers(&kernel);
+                lacking(&kernel, to, lacks).settle();
+                held(&kernel)
             };
             node.settle();
             let removal = node.remove_others();
@@ -575,13 +578,17 @@ fn what_kube_proxy_serves_stays_while_the_lists_are_doubted() {
             (1..=6).flat_map(|number| [format!("UDP 10.96.0.{number}:53"), format!("UDP {NODE}:3100{number}")]);
         assert_eq!(held, expected.collect(), "{mode}");
         // With half of it back this mode begins, and kube-proxy's tables serve the rest.
-        [1, 2, 5].into_iter().for_each(|number| node.serve(number));
+        for number in [1, 2, 5] {
+            node.serve(number);
+        }
         node.settle();
         assert!(matches!(node.remove_others(), Removal::Held(_)), "{mode}");
         assert!(kernel.state().tables.contains_key("ip kube-proxy"), "{mode}");
         assert_eq!(node.proxier.confirm_removal(node.now), 6, "{mode}");
         // Those that were meant take their flows with them.
-        stale_flows().into_iter().for_each(|flow| kernel.add_flow(flow));
+        for flow in stale_flows() {
+            kernel.add_flow(flow);
+        }
         let removal = node.remove_others();
         assert!(
             matches!(&removal, Removal::Made(cleaned) if cleaned.is_done() && cleaned.removed() == 1),

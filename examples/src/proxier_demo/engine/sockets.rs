@@ -98,7 +98,7 @@ mod tests {
     fn addresses_of_both_families_are_read() {
         let digits = |octets: &[u8]| -> String {
             let words = octets.chunks(4).map(|word| u32::from_ne_bytes(word.try_into().unwrap()));
-            words.map(|word| format!("{word:08X}")).collect()
+            words.map(|word| format!("{word:08X}")).collect::<Vec<_>>().concat()
         };
         for ip in ["10.96.0.10", "fd00:96::10"].map(|text| text.parse::<IpAddr>().unwrap()) {
             let octets = match ip {

@@ -250,7 +250,7 @@ mod tests {
         let tables = || TableChange::compared(&layout, None).into_iter().flatten().collect::<Vec<_>>();
         let sysctl = SysctlChange { path: "net/ipv4/ip_forward".into(), from: None, to: "1".into() };
         let nothing = Plan::default;
-        let plans = [
+        let plans = vec![
             Plan { create_device: true, ..nothing() },
             Plan { sysctls: vec![sysctl], ..nothing() },
             Plan { timeouts: Some(TimeoutsUpdate::default()), ..nothing() },
