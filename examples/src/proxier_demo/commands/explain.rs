@@ -9,7 +9,7 @@ use std::str::FromStr;
 use proxier_core::fake::FakeKernel;
 use proxier_core::modes::Kind;
 use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
-use proxier_core::objects::ServiceObject;
+use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::reconciler::Reconciler;
 use proxier_core::reconciler::report::Refused;
 use proxier_core::service::{Considered, Frontend, Roles, consider};
@@ -112,38 +112,59 @@ impl FromStr for Subject {
     }
 }
 
-/// Drops Services that have no address and no node port in common with what is asked about, and their slices: nothing depends on them. If
-/// nothing is left, everything stays, so that it can be said what is near.
+/// Drops Services that have no address and no node port in common with what is asked about or with its endpoints, and their slices:
+/// nothing depends on them. If nothing is left, everything stays, so that it can be said what is near.
 fn keep_what_matters(snapshot: &mut Snapshot, asked: &Subject) {
-    let (addresses, node_ports) = match asked {
+    let (addresses, ports) = match asked {
         Subject::Service(key, _) => match snapshot.services.get(key) {
             Some(service) => (addresses(service).collect(), node_ports(service).collect()),
             None => return,
         },
         Subject::Frontend(key) => (BTreeSet::from([key.address]), BTreeSet::from([i64::from(key.port)])),
     };
-    let matters = |key: &ObjectKey, service: &ServiceObject| {
-        matches!(asked, Subject::Service(of, _) if of == key)
-            || self::addresses(service).any(|address| addresses.contains(&address))
-            || self::node_ports(service).any(|port| node_ports.contains(&port))
-    };
-    let kept: BTreeSet<ObjectKey> =
-        snapshot.services.iter().filter(|(key, service)| matters(key, service)).map(|(key, _)| key.clone()).collect();
+    let mut kept = sharing(snapshot, &addresses, &ports);
+    if let Subject::Service(key, _) = asked {
+        kept.insert(key.clone());
+    }
     if kept.is_empty() {
         return;
     }
+    // An endpoint may be another Service's address, or a node port.
+    let (mut addresses, mut ports) = (BTreeSet::new(), BTreeSet::new());
+    for (_, slice) in snapshot.slices.iter().filter(|(key, slice)| is_of(key, slice, &kept)) {
+        let endpoints = slice.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
+        addresses.extend(endpoints.filter_map(|text| canonical(text)));
+        ports.extend(slice.ports.iter().filter_map(|port| port.port));
+    }
+    kept.extend(sharing(snapshot, &addresses, &ports));
     snapshot.services.retain(|key, _| kept.contains(key));
-    snapshot.slices.retain(|key, slice| {
-        let of = slice.metadata.labels.get("kubernetes.io/service-name");
-        of.is_some_and(|of| kept.contains(&ObjectKey::new(key.namespace.as_ref(), of)))
-    });
+    snapshot.slices.retain(|key, slice| is_of(key, slice, &kept));
+}
+
+/// The Services that have one of these addresses or node ports.
+fn sharing(snapshot: &Snapshot, addresses: &BTreeSet<IpAddr>, ports: &BTreeSet<i64>) -> BTreeSet<ObjectKey> {
+    let shares = |service: &ServiceObject| {
+        self::addresses(service).any(|address| addresses.contains(&address))
+            || node_ports(service).any(|port| ports.contains(&port))
+    };
+    snapshot.services.iter().filter(|(_, service)| shares(service)).map(|(key, _)| key.clone()).collect()
+}
+
+/// Whether a slice belongs to one of these Services.
+fn is_of(key: &ObjectKey, slice: &EndpointSliceObject, services: &BTreeSet<ObjectKey>) -> bool {
+    let service = slice.metadata.labels.get("kubernetes.io/service-name");
+    service.is_some_and(|service| services.contains(&ObjectKey::new(key.namespace.as_ref(), service)))
+}
+
+fn canonical(text: &str) -> Option<IpAddr> {
+    text.parse::<IpAddr>().ok().map(|address| address.to_canonical())
 }
 
 fn addresses(service: &ServiceObject) -> impl Iterator<Item = IpAddr> {
     let spec = &service.spec;
     let balancers = service.status.load_balancer.ingress.iter().filter_map(|ingress| ingress.ip.as_ref());
     let all = spec.cluster_ip.iter().chain(&spec.cluster_ips).chain(&spec.external_ips).chain(balancers);
-    all.filter_map(|text| text.parse::<IpAddr>().ok()).map(|address| address.to_canonical())
+    all.filter_map(|text| canonical(text))
 }
 
 fn node_ports(service: &ServiceObject) -> impl Iterator<Item = i64> {
