@@ -157,7 +157,10 @@ fn bound() -> Vec<String> {
 /// The rules that refuse what no Service serves in a network.
 fn guards(rules: &str) -> usize {
     let (saved, is_guard): (_, fn(&&str) -> bool) = match rules {
-        "nftables" => (tool("nft list table ip proxier-ipvs"), |line| line.contains("ip daddr 10.96.0.0/12")),
+        "nftables" => (tool("nft list table ip proxier-ipvs"), |line| {
+            // TCP is reset by a rule of its own.
+            line.contains("ip daddr 10.96.0.0/12") && !line.contains("tcp reset")
+        }),
         _ => (tool("iptables-save"), |line| {
             line.starts_with("-A KUBE-IPVS-FILTER -d 10.96.0.0/12") && line.contains("REJECT")
         }),
