@@ -31,6 +31,7 @@ Usage: cargo xtask COMMAND [OPTIONS]
   api      compare the public API of each library with its list
   examples which functions of the libraries no example in the docs shows
   bench    measure side by side, on real kernels
+  conformance  Kubernetes' own end-to-end tests, against a cluster that proxier-demo serves
   mutants  which changes of the code no test would notice
   package  pack the libraries, and use them from outside
   soak     load, changes and faults for a long time, on a real kernel
@@ -71,6 +72,7 @@ fn dispatch(arguments: &[OsString]) -> Result<ExitCode> {
         Some("api") => (commands::api::HELP, commands::api::main),
         Some("examples") => (commands::examples::HELP, commands::examples::main),
         Some("bench") => (commands::bench::HELP, commands::bench::main),
+        Some("conformance") => (commands::conformance::HELP, commands::conformance::main),
         Some("demo") => (commands::demo::HELP, commands::demo::main),
         Some("mutants") => (commands::mutants::HELP, commands::mutants::main),
         Some("package") => (commands::package::HELP, commands::package::main),
