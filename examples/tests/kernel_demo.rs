@@ -8,6 +8,7 @@ mod program;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Read as _;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -293,5 +294,18 @@ fn an_empty_directory_does_not_empty_the_node() {
         manifests.put("web.yaml", &service("web", "10.96.0.10", 30080, &TWO));
         ok(&demo(&["run", "--once"], &manifests));
         assert_eq!(ipvsadm(), served());
+    });
+}
+
+/// `deploy/prepare-node` where the kernel has the modules, by the machine's own modprobe.
+#[test]
+fn prepare_node_prepares_for_ipvs() {
+    kernel_test(PROXY, || {
+        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/prepare-node");
+        let output = Command::new(program).arg("ipvs").output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        for (name, value) in [("vs/conntrack", "1"), ("vs/expire_nodest_conn", "1"), ("ip_forward", "1")] {
+            assert_eq!(fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap().trim(), value, "{name}");
+        }
     });
 }

@@ -179,20 +179,6 @@ fn prepare_node_needs_what_the_mode_needs() {
     });
 }
 
-/// On a kernel with the modules, by the machine's own modprobe.
-#[test]
-fn prepare_node_prepares_for_ipvs() {
-    kernel_test(testkit::PROXY, || {
-        let prepare =
-            |arguments: &str| Programs::new(&[]).run(&format!("{} {arguments}", deploy("prepare-node").display()));
-        let output = prepare("ipvs");
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        for (name, value) in [("vs/conntrack", "1"), ("vs/expire_nodest_conn", "1"), ("ip_forward", "1")] {
-            assert_eq!(fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap().trim(), value, "{name}");
-        }
-    });
-}
-
 /// kubectl as it answers `take-over`; `label`: what the node has. `fails` counts down.
 const KUBECTL: &str = "\
 case \"$*\" in

@@ -134,9 +134,33 @@ fn parse(line: &str) -> Option<Program> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::path::{Path, PathBuf};
 
     use super::{Binary, Built, Program, parse};
+
+    /// A test that only a machine with IPVS can run would run nowhere in another program.
+    #[test]
+    fn what_needs_ipvs_is_in_a_program_that_runs_on_real_kernels() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let folders =
+            fs::read_dir(root).unwrap().filter_map(|entry| fs::read_dir(entry.unwrap().path().join("tests")).ok());
+        let files: Vec<PathBuf> = folders.flatten().map(|entry| entry.unwrap().path()).collect();
+        let needs = |file: &&PathBuf| {
+            let text = fs::read_to_string(file).unwrap_or_default();
+            let mut lines = text.lines().filter(|line| line.contains("testkit::") || line.contains("Need::"));
+            lines.any(|line| {
+                ["PROXY", "Need::IpVs", "Need::Dummy", "Need::Scheduler"].iter().any(|need| line.contains(need))
+            })
+        };
+        let (there, elsewhere): (Vec<_>, Vec<_>) = files
+            .iter()
+            .filter(|file| file.extension().is_some_and(|extension| extension == "rs"))
+            .filter(needs)
+            .partition(|file| file.file_name().unwrap().to_str().unwrap().starts_with("kernel"));
+        assert!(there.len() > 10, "{there:?}");
+        assert!(elsewhere.is_empty(), "move these tests to a file kernel_*.rs: {elsewhere:?}");
+    }
 
     #[test]
     fn programs_with_tests_are_told_from_the_rest() {
