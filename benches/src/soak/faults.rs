@@ -565,7 +565,11 @@ impl Faults {
                 let key = format!("{} . {protocol} . {}", at.ip(), at.port());
                 (Scope::Service(place.service.name), format!("nft delete element {ip} proxier services {{ {key} }}"))
             }
-            Kind::MapFlushed => (Scope::Everybody, format!("nft flush set {ip} proxier {map}")),
+            Kind::MapFlushed => {
+                // nft finds a map only as a map, and a set only as a set.
+                let kind = if map == "allowed" { "set" } else { "map" };
+                (Scope::Everybody, format!("nft flush {kind} {ip} proxier {map}"))
+            }
             Kind::TableGoes => (Scope::Everybody, format!("nft delete table {ip} proxier")),
             Kind::ChainFlushed => (Scope::Everybody, format!("nft flush chain {ip} proxier {chain}")),
             Kind::RuleGoes => {

@@ -226,6 +226,13 @@ impl Script {
                 endpoint.state = State::Ready;
             }
         }
+        // With the policy Local, only IPVS mode serves outside clients by other nodes' endpoints.
+        let serves_here = |endpoint: &Endpoint| endpoint.state == State::Ready && endpoint.host.is_local();
+        if service.local && !service.endpoints.iter().any(serves_here) {
+            let has = |host: &Host| service.endpoints.iter().any(|endpoint| endpoint.host == *host);
+            let here = (0..PODS).map(Host::Pod).find(|host| host.is_local() && !has(host));
+            service.endpoints.extend(here.map(ready));
+        }
         Event { kind, writes: slices(service), used: Some(number) }
     }
 
@@ -503,7 +510,8 @@ mod tests {
                     let endpoints = services[number].endpoints.iter();
                     endpoints.filter(|endpoint| endpoint.state == State::Ready).map(|endpoint| endpoint.host).collect()
                 };
-                assert!(!ready(&script.used).is_empty());
+                let ready = ready(&script.used);
+                assert!(ready.iter().any(|host| host.is_local() || !script.used[number].local));
                 assert!(!Script::is_steady(number));
                 assert!(
                     before[number].endpoints.iter().any(|endpoint| {
