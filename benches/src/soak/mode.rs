@@ -65,6 +65,11 @@ impl Mode {
             add(Scope::Uses(&[Use::Long, Use::Flapping]), Moment::Served, Moment::Gone);
             add(nodes(), Moment::End, Moment::Gone);
         }
+        if self == Mode::Nftables && to == Mode::Userspace {
+            // Without a chain of type nat in the family, the kernel translates no packet.
+            add(Scope::Uses(&[Use::Long, Use::Flapping]), Moment::Served, Moment::Gone);
+            add(Scope::OneEach, Moment::Served, Moment::Gone);
+        }
         if self == Mode::Ipvs || to == Mode::Ipvs {
             add(Scope::OneEach, Moment::End, Moment::Gone);
         }

@@ -1,7 +1,6 @@
 //! `cargo xtask conformance`: Kubernetes' own end-to-end tests of Services, against a cluster that proxier-demo serves.
 
 use std::ffi::OsString;
-use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -282,18 +281,17 @@ impl Report {
     }
 
     fn table(&self, title: Option<&str>, release: &str) -> String {
-        let mut table = format!("# {}\n\n{release}\n\n{}\n\n", title.unwrap_or("Tests of Services"), self.summary());
-        table.push_str("| test | result | s |\n|---|---|---:|\n");
-        for test in &self.tests {
+        let rows = self.tests.iter().map(|test| {
             let result = match test.result {
                 Outcome::Passed => "passed".to_owned(),
                 Outcome::Failed => format!("**failed**: {}", test.first_line()),
                 Outcome::Skipped => format!("skipped: {}", test.first_line()),
             };
-            // Writing to a string cannot fail.
-            let _ = writeln!(table, "| {} | {} | {:.0} |", cell(&test.name), cell(&result), test.seconds);
-        }
-        table
+            format!("| {} | {} | {:.0} |\n", cell(&test.name), cell(&result), test.seconds)
+        });
+        let rows: String = rows.collect();
+        let title = title.unwrap_or("Tests of Services");
+        format!("# {title}\n\n{release}\n\n{}\n\n| test | result | s |\n|---|---|---:|\n{rows}", self.summary())
     }
 }
 
