@@ -1178,9 +1178,16 @@ fn udp_clients_move_when_their_endpoint_goes_or_refuses() {
         relay.serve(&sticky(&[one.address, other.address])).unwrap();
         assert_eq!(ask(&mine, "2").0, one.address, "it stays while it can");
         assert_eq!(ask(&udp_client("10.244.0.5:0", "10.96.0.1:53"), "3").0, one.address, "by affinity");
+        let mut unselected = sticky(&[other.address]);
+        unselected.unselected = Some([endpoint(one.address)].into());
+        relay.serve(&unselected).unwrap();
+        assert_eq!(ask(&mine, "3").0, one.address, "it serves, though it is not selected");
+        let new = udp_client("10.244.0.5:0", "10.96.0.1:53");
+        assert_eq!(ask(&new, "3").0, other.address);
+        drop(new);
         relay.serve(&sticky(&[other.address])).unwrap();
         assert_eq!(ask(&mine, "4").0, other.address);
-        assert_eq!(relay.counts().flows, 1, "the flows to what is gone are over");
+        assert_eq!(relay.counts().flows, 2, "the flows to what is gone are over");
         // It refuses; the next datagrams go elsewhere.
         relay.serve(&sticky(&[one.address, other.address])).unwrap();
         assert_eq!(ask(&mine, "5").0, other.address);

@@ -26,6 +26,7 @@ use traffic::clients::{LIMIT, Peer, SILENCE, Surprises, daemon_at, every, with_s
 use traffic::cluster::{Cluster, options};
 use traffic::net::{self, FAMILIES, From, Net, is_nodes};
 use traffic::objects::{A, B, R, Vip, node_port};
+use traffic::serving::flows_stay_while_their_endpoint_serves;
 
 /// Both policies `Local`.
 fn local() -> Value {
@@ -151,6 +152,13 @@ fn policy_local_without_endpoints_here_falls_back_or_refuses() {
             }
         }
         surprises.none();
+    });
+}
+
+#[test]
+fn udp_flows_stay_while_their_endpoint_serves() {
+    with_service(&json!({}), &[A, R], |net, cluster| {
+        flows_stay_while_their_endpoint_serves(net, cluster, || Cluster::new(options(&json!({}))));
     });
 }
 

@@ -1,4 +1,4 @@
-//! Packets through nftables mode while its Services change: connections stay with an endpoint that leaves, flows of UDP do not, and pings are
+//! Packets through nftables mode while its Services change: connections stay with an endpoint that leaves, flows of UDP while it serves, and pings are
 //! refused. Which endpoint a packet gets is in `kernel_flows_nftables`.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
@@ -26,12 +26,20 @@ use traffic::clients::LIMIT;
 use traffic::cluster::{Cluster, options};
 use traffic::net::{self, FAMILIES, Net};
 use traffic::objects::{A, Pod, R, Vip, node_port};
+use traffic::serving::flows_stay_while_their_endpoint_serves;
 
 const NEEDS: &[Need] = &[Need::Root, Need::Nftables, Need::Veth, Need::Conntrack];
 
 /// A node with one Service.
 fn with_service(pods: &[Pod], body: impl FnOnce(&Net, &mut Cluster)) {
     with_service_in(Kind::Nftables, NEEDS, pods, body);
+}
+
+fn new_cluster(mode: Kind) -> Cluster {
+    let mut options = options(&json!({}));
+    options.mode = mode;
+    options.iptables.reject_with_reset = true;
+    if mode == Kind::Nftables { Cluster::without_programs(options) } else { Cluster::new(options) }
 }
 
 fn with_service_in(mode: Kind, needs: &[Need], pods: &[Pod], body: impl FnOnce(&Net, &mut Cluster)) {
@@ -48,11 +56,7 @@ fn with_service_in(mode: Kind, needs: &[Need], pods: &[Pod], body: impl FnOnce(&
             places.retain(|(transport, _)| *transport != Transport::Sctp);
             Witness::start(namespace, name, &places).unwrap()
         });
-        let mut options = options(&json!({}));
-        options.mode = mode;
-        options.iptables.reject_with_reset = true;
-        let new = if mode == Kind::Nftables { Cluster::without_programs } else { Cluster::new };
-        let mut cluster = new(options);
+        let mut cluster = new_cluster(mode);
         cluster.publish("web", 10, &json!({}), pods);
         cluster.settle();
         body(&net, &mut cluster);
@@ -145,6 +149,15 @@ fn a_udp_client_moves_to_the_endpoint_that_remains() {
             assert_eq!(flow.ask().unwrap().name, "a", "{to}");
         }
     });
+}
+
+#[test]
+fn udp_flows_stay_while_their_endpoint_serves() {
+    for (mode, needs) in [(Kind::Nftables, NEEDS), (Kind::Iptables, &[NEEDS, &[Need::IptablesNft]].concat())] {
+        with_service_in(mode, needs, &[A, R], |net, cluster| {
+            flows_stay_while_their_endpoint_serves(net, cluster, || new_cluster(mode));
+        });
+    }
 }
 
 /// Where kube-proxy's nftables mode does something else: `modes::nftables` names it all.

@@ -12,7 +12,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use iptables::{ChainName, Edit, Rule, TableName, Transaction};
-use nftables::{Element, Operand, Set, Value};
+use nftables::{Element, Operand, Set};
 use proxier_core::config::{Binding, Config};
 use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
 use proxier_core::modes::Kind;
@@ -22,7 +22,7 @@ use proxier_core::ports::PortErrorKind;
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::{Options, Reconciler, Removal};
 use proxier_core::snapshot::ObjectKey;
-use serde_json::json;
+use serde_json::{Value, json};
 
 const NODE: &str = "192.0.2.10";
 
@@ -160,6 +160,35 @@ impl Proxy {
             });
             self.proxier.upsert_slice(&serde_json::from_value(slice).unwrap(), self.now);
         }
+    }
+
+    /// A Service of UDP with an endpoint here and perhaps one elsewhere, with these policies.
+    fn serve_udp(&mut self, policy: &str, other: Option<&Value>) {
+        let service = json!({
+            "metadata": {"namespace": "demo", "name": "dns"},
+            "spec": {
+                "type": "NodePort", "clusterIP": "10.96.0.9", "internalTrafficPolicy": policy, "externalTrafficPolicy": policy,
+                "ports": [{"name": "u", "port": 53, "protocol": "UDP", "nodePort": 31009}],
+            },
+        });
+        let here = json!({
+            "addresses": ["10.244.0.9"], "nodeName": "node-a", "hints": {"forNodes": [{"name": "node-a"}]},
+        });
+        let other = other.map(|other| {
+            let mut other = other.clone();
+            other["addresses"] = json!(["10.244.1.9"]);
+            other["nodeName"] = "node-b".into();
+            other
+        });
+        let endpoints: Vec<Value> = [here].into_iter().chain(other).collect();
+        let slice = json!({
+            "metadata": {"namespace": "demo", "name": "dns-1", "labels": {"kubernetes.io/service-name": "dns"}},
+            "addressType": "IPv4",
+            "ports": [{"name": "u", "port": 5353, "protocol": "UDP"}],
+            "endpoints": endpoints,
+        });
+        self.proxier.upsert_service(&serde_json::from_value(service).unwrap(), self.now);
+        self.proxier.upsert_slice(&serde_json::from_value(slice).unwrap(), self.now);
     }
 
     /// Does all that is due within a minute, which has full passes in it; returns the last one.
@@ -377,6 +406,77 @@ fn flow(to: &str, answers: &str) -> Flow {
     Flow::udp("192.0.2.77:4000".parse().unwrap(), to.parse().unwrap(), answers.parse().unwrap())
 }
 
+/// Flows stay with an endpoint that serves, whatever policies, hints and its stopping select now, in a running process and in the next one;
+/// they end once it does not serve any more, and all of a Service with its last endpoint. Flows to the number of a node port elsewhere are others'.
+#[test]
+fn udp_flows_stay_with_an_endpoint_that_serves() {
+    let turns = [
+        ("Cluster", json!({"conditions": {"ready": false, "serving": true, "terminating": true}})),
+        ("Cluster", json!({"conditions": {"ready": false, "serving": true}})),
+        ("Local", json!({})),
+        ("Cluster", json!({"hints": {"forNodes": [{"name": "node-b"}]}})),
+    ];
+    let ends = [Some(json!({"conditions": {"ready": false, "serving": false, "terminating": true}})), None];
+    let in_mode =
+        |way: Way| turns.iter().flat_map(|turn| ends.iter().map(move |end| (way, turn, end))).collect::<Vec<_>>();
+    for (way, (policy, turn), end) in WAYS.into_iter().flat_map(in_mode) {
+        let what = format!("{way:?}, policy {policy}, {turn}");
+        let kernel = kernel();
+        let start = |policy: &str, other: &Value| {
+            let mut node = Proxy::begin(&kernel, way);
+            node.serve_udp(policy, Some(other));
+            node.proxier.start(node.now);
+            node.settle();
+            node
+        };
+        let mut node = start("Cluster", &json!({}));
+        let flows: BTreeSet<Flow> = ["10.96.0.9:53", "192.0.2.10:31009"].map(|to| flow(to, "10.244.1.9:5353")).into();
+        let here = Flow { client: "192.0.2.78:4000".parse().unwrap(), ..flow("10.96.0.9:53", "10.244.0.9:5353") };
+        let others = flow("192.0.2.99:31009", "10.9.9.9:5353");
+        let at_the_end = BTreeSet::from([here, others]);
+        let flows: BTreeSet<Flow> =
+            flows.into_iter().chain([here, others]).filter(|_| way.0 != Kind::Userspace).collect();
+        let places = || ["UDP 10.96.0.9:53", "UDP 192.0.2.10:31009"].into_iter();
+        flows.iter().for_each(|flow| kernel.add_flow(*flow));
+        let real: ipvs::RealServerKey = "10.244.1.9:5353".parse().unwrap();
+        // Who gets no new ones has weight 0, and its connections.
+        let is_kept = || match way.0 {
+            Kind::Ipvs => {
+                let rest = format!("-r {real} -m -w 0\n");
+                kernel.state().flows == flows && kernel.state().ipvs.matches(&rest).count() == 2
+            }
+            Kind::Userspace => places().all(|place| {
+                let listener = &kernel.listeners()[&place.parse().unwrap()];
+                listener.keeps_flows_of(&real.into()) && !listener.outside.contains(&real.into())
+            }),
+            _ => kernel.state().flows == flows,
+        };
+        let is_cut = || match way.0 {
+            Kind::Ipvs => kernel.state().flows == at_the_end && !kernel.state().ipvs.contains("10.244.1.9"),
+            Kind::Userspace => !kernel.listeners().values().any(|listener| listener.keeps_flows_of(&real.into())),
+            _ => kernel.state().flows == at_the_end,
+        };
+        if way.0 == Kind::Ipvs {
+            assert!(places().all(|place| kernel.set_connections(&place.parse().unwrap(), &real, 0, 1)), "{what}");
+        }
+        node.serve_udp(policy, Some(turn));
+        // Longer than real servers drain.
+        for _ in 0..if way.0 == Kind::Ipvs { 17 } else { 1 } {
+            node.settle();
+            assert!(is_kept(), "{what}: {:#?}", kernel.state());
+        }
+        let mut node = start(policy, turn);
+        assert!(is_kept(), "{what}, the next process: {:#?}", kernel.state());
+        node.serve_udp(policy, end.as_ref());
+        node.settle();
+        assert!(is_cut(), "{what}, {end:?}: {:#?}", kernel.state());
+        node.proxier.delete_slice(&ObjectKey::new("demo", "dns-1"), node.now);
+        node.settle();
+        let left = if way.0 == Kind::Userspace { BTreeSet::new() } else { BTreeSet::from([others]) };
+        assert_eq!(kernel.state().flows, left, "{what}");
+    }
+}
+
 /// Flows that lead to an endpoint that is gone, and those to a Service that was deleted while no process ran.
 fn stale_flows() -> BTreeSet<Flow> {
     let places = [
@@ -561,11 +661,12 @@ fn what_kube_proxy_serves_stays_while_the_lists_are_doubted() {
             tables.add_set(map.clone());
             let elements = (1..=6).map(|number| {
                 let (address, port) = match name {
-                    "service-ips" => (Some(Value::from(Ipv4Addr::new(10, 96, 0, number))), 53),
+                    "service-ips" => (Some(nftables::Value::from(Ipv4Addr::new(10, 96, 0, number))), 53),
                     _ => (None, 31000 + u16::from(number)),
                 };
-                let fields: Vec<Value> = address.into_iter().chain([Value::byte(17), Value::port(port)]).collect();
-                Element::value(Value::concat(&fields).unwrap()).verdict(nftables::Verdict::Accept)
+                let fields: Vec<nftables::Value> =
+                    address.into_iter().chain([nftables::Value::byte(17), nftables::Value::port(port)]).collect();
+                Element::value(nftables::Value::concat(&fields).unwrap()).verdict(nftables::Verdict::Accept)
             });
             tables.add_elements(&map, elements);
         }

@@ -20,6 +20,8 @@ pub struct Listener {
     pub inside: Arc<[EndpointKey]>,
     /// The endpoints for everybody else, sorted.
     pub outside: Arc<[EndpointKey]>,
+    /// Endpoints that get nothing new, and keep the UDP flows that they have; sorted.
+    pub unselected: Option<Arc<[EndpointKey]>>,
     /// There are endpoints, though a policy keeps them from some or all clients. UDP datagrams that have nowhere to go are
     /// dropped then; without it they are refused.
     pub has_endpoints: bool,
@@ -51,6 +53,7 @@ impl Listener {
             group: group.into(),
             inside: Arc::new([]),
             outside: Arc::new([]),
+            unselected: None,
             has_endpoints: false,
             affinity: None,
             sources: None,
@@ -77,6 +80,11 @@ impl Listener {
     /// Whether an endpoint may still be used by some client.
     pub fn has(&self, endpoint: &EndpointKey) -> bool {
         [&self.inside, &self.outside].into_iter().any(|list| list.binary_search(endpoint).is_ok())
+    }
+
+    /// Whether connections and flows to an endpoint go on: it is used, or keeps those that it has.
+    pub fn keeps_flows_of(&self, endpoint: &EndpointKey) -> bool {
+        self.has(endpoint) || self.unselected.as_ref().is_some_and(|list| list.binary_search(endpoint).is_ok())
     }
 
     /// The endpoints for a client; not empty.

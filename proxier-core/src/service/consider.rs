@@ -113,7 +113,7 @@ pub fn consider<'a>(
 ) -> Vec<Considered> {
     let slices: Vec<&EndpointSlice> = slices.into_iter().collect();
     let candidates = gather(&slices, port, family);
-    let choice = choose(&candidates, service, facts);
+    let choice = choose(&candidates, service, port.protocol, facts);
     let considered = candidates.iter().map(|candidate| {
         let endpoint = EndpointKey::new(candidate.address, candidate.port);
         Considered {

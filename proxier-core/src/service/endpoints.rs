@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::NodeFacts;
 use crate::config::Topology;
-use crate::net::{EndpointKey, Family};
+use crate::net::{EndpointKey, Family, Protocol};
 use crate::snapshot::{EndpointFlags, EndpointSlice, Service, ServicePort};
 
 /// An endpoint of one Service port.
@@ -19,6 +19,10 @@ pub(super) struct Candidate<'a> {
 }
 
 impl Candidate<'_> {
+    pub(super) fn key(&self) -> EndpointKey {
+        EndpointKey::new(self.address, self.port)
+    }
+
     fn is(&self, flags: EndpointFlags) -> bool {
         self.flags.contains(flags)
     }
@@ -29,6 +33,11 @@ impl Candidate<'_> {
 
     fn is_ready(&self) -> bool {
         self.is(EndpointFlags::READY)
+    }
+
+    /// Answers what it has begun, whether it gets more or not.
+    fn is_serving(&self) -> bool {
+        self.flags.intersects(EndpointFlags::READY | EndpointFlags::SERVING)
     }
 
     /// Stopping, but still answering: better than nothing.
@@ -78,6 +87,8 @@ pub(super) struct Choice {
     pub(super) cluster: Arc<[EndpointKey]>,
     /// For traffic that has to stay on this node.
     pub(super) local: Arc<[EndpointKey]>,
+    /// Those that serve beside them, of UDP.
+    pub(super) unselected: Option<Arc<[EndpointKey]>>,
 }
 
 impl Choice {
@@ -90,7 +101,7 @@ impl Choice {
 
 /// Ready endpoints that the hints select; without any, the stopping ones that still serve. Traffic that has to stay on this
 /// node ignores hints.
-pub(super) fn choose(candidates: &[Candidate<'_>], service: &Service, facts: &NodeFacts) -> Choice {
+pub(super) fn choose(candidates: &[Candidate<'_>], service: &Service, protocol: Protocol, facts: &NodeFacts) -> Choice {
     let ready: Vec<&Candidate<'_>> = candidates.iter().filter(|candidate| candidate.is_ready()).collect();
     let near = match facts.config.topology {
         Topology::AnnotatedHints if !service.topology_annotation => None,
@@ -108,7 +119,13 @@ pub(super) fn choose(candidates: &[Candidate<'_>], service: &Service, facts: &No
     } else {
         local
     };
-    Choice { cluster, local }
+    let unselected = (protocol == Protocol::Udp).then(|| {
+        let is_in = |list: &[EndpointKey], key: &EndpointKey| list.binary_search(key).is_ok();
+        let serving = candidates.iter().filter(|candidate| candidate.is_serving());
+        let rest = serving.map(Candidate::key).filter(|key| !is_in(&cluster, key) && !is_in(&local, key));
+        rest.collect::<Arc<[_]>>()
+    });
+    Choice { cluster, local, unselected: unselected.filter(|rest| !rest.is_empty()) }
 }
 
 /// Endpoints hinted for this node: only if every ready one has node hints, and some name this node.
@@ -133,7 +150,7 @@ fn keep<'a, 'b>(ready: &[&'b Candidate<'a>], wanted: impl Fn(&Candidate<'a>) -> 
 }
 
 fn keys<'a, 'b: 'a>(candidates: impl Iterator<Item = &'a Candidate<'b>>) -> Arc<[EndpointKey]> {
-    candidates.map(|candidate| EndpointKey::new(candidate.address, candidate.port)).collect()
+    candidates.map(Candidate::key).collect()
 }
 
 /// How many ready endpoints run on this node. A pod with two families has two addresses and counts once, so each family is

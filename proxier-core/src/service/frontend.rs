@@ -1,5 +1,7 @@
 //! Frontends: each protocol, address and port that a Service answers on.
 
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::Port;
@@ -45,6 +47,9 @@ pub struct Frontend {
     pub cluster: Arc<[EndpointKey]>,
     /// The endpoints for traffic that has to stay on this node.
     pub local: Arc<[EndpointKey]>,
+    /// The endpoints that serve and are in neither list, since hints send this node elsewhere or they are being stopped: UDP flows that they
+    /// have go on. Sorted; `None` for none, and for other protocols.
+    pub unselected: Option<Arc<[EndpointKey]>>,
     /// Whether `cluster` answers where the policy says `Local` and `local` is empty.
     pub falls_back: bool,
     /// How long a client stays with its endpoint, in seconds; `None`: each connection is for itself.
@@ -80,6 +85,30 @@ impl Frontend {
     /// Whether this is one of the endpoints that get its traffic.
     pub fn has_endpoint(&self, key: &EndpointKey) -> bool {
         self.endpoints().binary_search(key).is_ok()
+    }
+
+    /// Whether an endpoint serves, whatever the policy selects: UDP flows that it has go on.
+    pub fn keeps_flows_of(&self, key: &EndpointKey) -> bool {
+        self.serving_lists().any(|list| list.binary_search(key).is_ok())
+    }
+
+    /// Whether any node has an endpoint that new connections may get.
+    pub(crate) fn has_endpoints(&self) -> bool {
+        !self.cluster.is_empty() || !self.local.is_empty()
+    }
+
+    /// Where answers of UDP flows may come from.
+    pub(crate) fn answering(&self) -> BTreeSet<SocketAddr> {
+        self.serving().map(|endpoint| SocketAddr::from(*endpoint)).collect()
+    }
+
+    /// The endpoints that serve, some of them twice.
+    pub(crate) fn serving(&self) -> impl Iterator<Item = &EndpointKey> {
+        self.serving_lists().flat_map(|list| list.iter())
+    }
+
+    fn serving_lists(&self) -> impl Iterator<Item = &Arc<[EndpointKey]>> {
+        [&self.cluster, &self.local].into_iter().chain(&self.unselected)
     }
 
     /// Whether clients outside may have a list of endpoints of their own ([`local`](Frontend::local)), and this node and pods another one

@@ -21,7 +21,7 @@ use crate::snapshot::{
     Balancing, Created, EndpointSlice, FrontendSpec, OTHER_PORT, ObjectKey, ObjectKind, Rejection, Reporter, Service,
     ServicePort, Spelled, Store, TrafficPolicy,
 };
-use endpoints::{Candidate, Choice, choose, count_ready_local, gather};
+use endpoints::{Choice, choose, count_ready_local, gather};
 use weights::weigh;
 
 pub use crate::snapshot::Roles;
@@ -131,10 +131,9 @@ fn compile_service<'a>(
         let Some(cluster_ip) = service.cluster_ip(family) else { continue };
         for port in &service.ports {
             let candidates = gather(&slices, port, family);
-            let choice = choose(&candidates, service, facts);
+            let choice = choose(&candidates, service, port.protocol, facts);
             let local = candidates.iter().filter(|candidate| candidate.is_local());
-            let key = |candidate: &Candidate<'_>| EndpointKey::new(candidate.address, candidate.port);
-            compiled.hairpins.extend(local.map(|candidate| (port.protocol, key(candidate))));
+            compiled.hairpins.extend(local.map(|candidate| (port.protocol, candidate.key())));
             let mut rows = table(service, port, cluster_ip, facts);
             let context = Context { service, port, facts, balancing };
             for row in &mut rows {
@@ -194,6 +193,7 @@ pub fn compile_frontends(key: &ObjectKey, specs: &[FrontendSpec], facts: &NodeFa
             policy: spec.policy,
             cluster: spec.cluster.as_slice().into(),
             local: spec.local.as_slice().into(),
+            unselected: None,
             falls_back: false,
             affinity_secs: spec.affinity_secs,
             returns_directly: balancing.as_ref().is_some_and(|of| of.returning().is_some())
@@ -349,6 +349,7 @@ impl Row {
             policy: self.policy,
             cluster: choice.cluster.clone(),
             local: choice.local.clone(),
+            unselected: choice.unselected.clone(),
             falls_back: self.role != Roles::CLUSTER_IP && facts.config.local_fallback == LocalFallback::Cluster,
             affinity_secs: service.affinity_secs,
             balancing: context.balancing.cloned(),

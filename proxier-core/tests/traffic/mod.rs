@@ -7,6 +7,7 @@ pub(crate) mod cluster;
 pub(crate) mod load;
 pub(crate) mod net;
 pub(crate) mod objects;
+pub(crate) mod serving;
 
 use std::sync::LazyLock;
 

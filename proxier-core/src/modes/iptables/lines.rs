@@ -1,8 +1,5 @@
 //! The lines that Services have in chains that all share.
 
-use std::collections::BTreeSet;
-use std::net::SocketAddr;
-
 use iptables::{ChainName, Error, Rule, RuleBuilder, TableName};
 
 use super::names::{self, PortNames};
@@ -134,18 +131,6 @@ fn internal_policy(frontend: &Frontend, port: &Port) -> Option<TrafficPolicy> {
 pub(super) fn has_endpoints(frontend: &Frontend) -> bool {
     let Some(port) = frontend.port.as_deref() else { return false };
     internal_policy(frontend, port).map_or_else(|| port.has_endpoints(), |policy| is_served(port, policy))
-}
-
-/// The endpoints that may answer for a Frontend: those of its policy, and for external addresses, which lead those inside the
-/// cluster to any node, all.
-pub(super) fn answering(frontend: &Frontend) -> BTreeSet<SocketAddr> {
-    let Some(port) = frontend.port.as_deref() else { return BTreeSet::new() };
-    let lists: &[_] = match internal_policy(frontend, port) {
-        Some(TrafficPolicy::Cluster) => &[&port.cluster],
-        Some(TrafficPolicy::Local) => &[&port.local],
-        None => &[&port.cluster, &port.local],
-    };
-    lists.iter().flat_map(|list| list.iter()).map(|endpoint| SocketAddr::from(*endpoint)).collect()
 }
 
 /// Adds what matches the packets to a Frontend.

@@ -358,7 +358,7 @@ impl Mode {
             again: &self.unforgotten,
             held,
         };
-        flows::to_forget(self.wanted.desired(), changes, lines::answering)
+        flows::to_forget(self.wanted.desired(), changes)
     }
 
     /// What somebody else changed: differences that do not come from the input.

@@ -24,7 +24,9 @@ pub struct Policy {
     pub first_poll: Duration,
     /// The longest pause between two checks. Default 60 s, kube-proxy's only pause.
     pub poll: Duration,
-    /// Protocols whose real servers drain; those of others are deleted at once. Default TCP, as with kube-proxy.
+    /// Protocols whose real servers drain; those of others are deleted at once. Default TCP, as with kube-proxy. In any case, one of UDP
+    /// whose endpoint serves, though hints or policies select others or it is being stopped, keeps its connections, without a deadline, until
+    /// the endpoint serves no more.
     ///
     /// A client that keeps sending over UDP from one port would keep its real server for ever, gone or not; SCTP
     /// associations have other paths.

@@ -23,6 +23,9 @@
 //! of table nat see only the first packet. A DNS client on a fixed port then waits in vain until it has been silent for
 //! `nf_conntrack_udp_timeout`, by default 30 s. Deleting the entry makes the next packet a first one.
 //!
+//! Real servers whose endpoint still serves, but is not selected any more, drain: as with TCP, connections go on. kube-proxy's IPVS mode deletes
+//! them, and their flows end.
+//!
 //! Only flows to one address and port are forgotten, and only those that none of its endpoints answers: kube-proxy up to
 //! 1.31 ends all UDP flows of an address.
 
@@ -36,6 +39,7 @@ use crate::modes::ipvs::diff::{Changes, VirtualServerChange};
 use crate::modes::ipvs::drain::Drains;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::ports::UdpServices;
+use crate::service::Frontend;
 
 /// The flows to forget after these changes were made, by address and port, with the endpoints that may answer there from
 /// now on.
@@ -81,14 +85,17 @@ pub fn stale(changes: &Changes, wanted: &Wanted, drains: &Drains) -> UdpServices
             // That of a mark goes, and that of the address stays.
             VirtualServerChange::Add { .. } | VirtualServerChange::Delete => {}
             VirtualServerChange::Update { add, set, remove, .. } => {
-                let stay = if wanted.lets_drain(key, drains.policy()) { remove.as_slice() } else { &[] };
+                let (stay, go): (Vec<_>, Vec<_>) =
+                    remove.iter().partition(|real| wanted.lets_drain(key, real, drains.policy()));
                 let all = wanted.endpoints(key).map_or(0, |endpoints| endpoints.len());
                 let new = add.len().saturating_add(set.len());
                 let first = new > 0 && new == all;
-                if stay.len() == remove.len() && !first {
+                if go.is_empty() && !first {
                     continue;
                 }
-                answering.extend(stay.iter().map(place_of));
+                answering.extend(stay.into_iter().map(place_of));
+                // It may have drained until now.
+                answering.retain(|at| !go.iter().any(|real| place_of(real) == *at));
             }
         }
         for place in wanted.places(&frontend).filter_map(|place| place.udp()) {
@@ -105,16 +112,16 @@ pub fn all(wanted: &Wanted, drains: &Drains) -> UdpServices {
     keys.filter_map(|key| Some((udp_place(&key)?, answering(&key, wanted, drains)))).collect()
 }
 
-/// The endpoints that may answer at the address of a virtual server: its real servers and those of its mark, and those that drain.
+/// The endpoints that may answer at the address of a virtual server: those that serve, whatever is selected, and real servers that drain.
 pub fn answering(key: &VirtualServerKey, wanted: &Wanted, drains: &Drains) -> BTreeSet<SocketAddr> {
     let frontend = wanted.frontend_key(key);
     let places: Vec<_> = frontend.iter().flat_map(|frontend| wanted.places(frontend)).collect();
-    let endpoints = places.iter().flat_map(|frontend| wanted.answering(frontend));
+    let frontends = places.iter().filter_map(|place| wanted.desired().frontend(place));
     let marks = frontend.iter().flat_map(|frontend| wanted.marks_of(frontend));
     let addresses = places.iter().map(|place| VirtualServerKey::from(*place)).chain([*key]);
     let servers: BTreeSet<VirtualServerKey> = addresses.chain(marks).collect();
     let draining = servers.iter().flat_map(|key| drains.of(key));
-    endpoints.map(SocketAddr::from).chain(draining.map(|real| place_of(&real))).collect()
+    frontends.flat_map(Frontend::answering).chain(draining.map(|real| place_of(&real))).collect()
 }
 
 /// The address and port on which a virtual server takes UDP packets.

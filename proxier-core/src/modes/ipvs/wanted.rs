@@ -347,6 +347,8 @@ struct Programmed<'a> {
     /// The virtual server of its mark.
     mark: Option<VirtualServerKey>,
     weights: Option<&'a [(EndpointKey, u16)]>,
+    /// Those that may be among the real servers until their flows end.
+    unselected: Option<&'a [EndpointKey]>,
 }
 
 impl<'a> Programmed<'a> {
@@ -360,6 +362,7 @@ impl<'a> Programmed<'a> {
             endpoints: if is_split { &frontend.cluster } else { frontend.endpoints() },
             outside: is_split.then_some(&*frontend.local),
             weights: frontend.weights.as_deref(),
+            unselected: frontend.unselected.as_deref(),
         }
     }
 }
@@ -772,12 +775,6 @@ impl Wanted {
         (split.len(), shared.len())
     }
 
-    /// Every endpoint that may answer at an address and port, in whatever virtual server.
-    pub(crate) fn answering(&self, frontend: &FrontendKey) -> impl Iterator<Item = EndpointKey> {
-        let servers = [Some(VirtualServerKey::from(*frontend)), self.split(frontend), self.shared(frontend)];
-        servers.into_iter().flatten().filter_map(|key| self.endpoints(&key)).flat_map(|list| list.iter().copied())
-    }
-
     /// The virtual servers of the marks that a Frontend has or had, as itself and as a node port.
     pub(crate) fn marks_of(&self, frontend: &FrontendKey) -> impl Iterator<Item = VirtualServerKey> {
         [*frontend, split::node_port_of(frontend)].into_iter().filter_map(|place| self.index.marks.server(&place))
@@ -841,10 +838,17 @@ impl Wanted {
         Some(Duration::from_secs(asked.into()))
     }
 
-    /// Whether a real server that this virtual server loses drains.
-    pub(crate) fn lets_drain(&self, key: &VirtualServerKey, policy: &Policy) -> bool {
+    /// Whether a real server that this virtual server loses drains: as the policy says, and one of UDP as long as its endpoint serves.
+    pub(crate) fn lets_drain(&self, key: &VirtualServerKey, real: &RealServerKey, policy: &Policy) -> bool {
         let deadline = self.drain_time(key).or(policy.deadline);
         self.frontend_key(key).is_some_and(|frontend| policy.drains_by(frontend.protocol.into(), deadline))
+            || self.keeps_flows_of(key, real)
+    }
+
+    /// Whether a real server of UDP is to keep its flows: its endpoint serves, though others are selected.
+    pub(crate) fn keeps_flows_of(&self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
+        let frontend = self.frontend(key).filter(|frontend| frontend.key.udp().is_some());
+        frontend.is_some_and(|frontend| frontend.keeps_flows_of(&(*real).into()))
     }
 
     /// The Service a virtual server belongs to.

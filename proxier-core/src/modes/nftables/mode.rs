@@ -257,7 +257,7 @@ impl Mode {
             again: &self.unforgotten,
             held,
         };
-        flows::to_forget(self.wanted.desired(), changes, answering)
+        flows::to_forget(self.wanted.desired(), changes)
     }
 
     /// What somebody else changed: differences that do not come from the input.
@@ -371,11 +371,4 @@ pub(super) fn read(tables: &mut dyn Tables, layout: &Layout) -> Result<Option<Ob
 /// Whether connections to a Frontend are refused or dropped.
 fn is_without_endpoints(frontend: &Frontend) -> bool {
     Treatment::of(frontend, &Slots::default()).picks().next().is_none()
-}
-
-/// The endpoints that may answer for a Frontend.
-fn answering(frontend: &Frontend) -> BTreeSet<SocketAddr> {
-    let treatment = Treatment::of(frontend, &Slots::default());
-    let lists = treatment.picks().map(|pick| if pick.is_local { &frontend.local } else { &frontend.cluster });
-    lists.flat_map(|list| list.iter().map(|endpoint| SocketAddr::from(*endpoint))).collect()
 }

@@ -28,7 +28,7 @@ pub(crate) struct Changes<'a, C, D> {
 }
 
 /// The flows to forget after Frontends changed, in modes that translate connections: by address and port, with the endpoints
-/// that may answer there from now on. `answering`: the endpoints that may answer for a Frontend.
+/// that may answer there from now on: those that serve, as connections of TCP go on too whatever is selected now.
 pub(crate) fn to_forget<'a>(
     desired: &Desired,
     changes: Changes<
@@ -36,16 +36,15 @@ pub(crate) fn to_forget<'a>(
         impl Iterator<Item = (&'a FrontendKey, Option<&'a Frontend>)>,
         impl Iterator<Item = &'a FrontendKey>,
     >,
-    answering: impl Fn(&Frontend) -> BTreeSet<SocketAddr>,
 ) -> UdpServices {
     let Changes { changed, differing, sweep, again, held } = changes;
     let mut flows = UdpServices::new();
     for (key, before) in changed {
         let (Some(place), after) = (key.udp(), desired.frontend(key)) else { continue };
-        let (old, new) = (before.map(&answering), after.map(&answering).unwrap_or_default());
+        let new = after.map(Frontend::answering).unwrap_or_default();
         // A flow that began before there was anybody to answer is not translated.
-        let begins = old.as_ref().is_none_or(BTreeSet::is_empty) && !new.is_empty();
-        let ends = old.is_some_and(|old| !old.is_subset(&new));
+        let begins = before.is_none_or(|before| !before.has_endpoints()) && !new.is_empty();
+        let ends = before.is_some_and(|before| !before.answering().is_subset(&new));
         if begins || ends {
             flows.insert(place, new);
         }
@@ -57,7 +56,7 @@ pub(crate) fn to_forget<'a>(
     for place in all {
         let key = FrontendKey::new(Protocol::Udp, place.ip(), place.port());
         if !held.contains(&key) {
-            flows.entry(place).or_insert_with(|| answering_at(place, desired.frontend(&key).map(&answering)));
+            flows.entry(place).or_insert_with(|| answering_at(place, desired.frontend(&key).map(Frontend::answering)));
         }
     }
     flows

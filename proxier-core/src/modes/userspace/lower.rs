@@ -1,9 +1,10 @@
 //! A Frontend as a listener.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::net::Protocol;
+use crate::net::{EndpointKey, Protocol};
 use crate::ports::Listener;
 use crate::service::{Frontend, Roles};
 use crate::snapshot::TrafficPolicy;
@@ -53,12 +54,21 @@ pub fn lower(frontend: &Frontend) -> Option<Listener> {
         group,
         inside: Arc::clone(inside),
         outside: Arc::clone(outside),
+        unselected: unselected(frontend, [inside, outside]),
         has_endpoints: !frontend.cluster.is_empty() || !outside.is_empty(),
         affinity: frontend.affinity_secs.map(|secs| Duration::from_secs(secs.into())),
         sources: frontend.source_ranges.clone(),
         node_may_use: frontend.node_may_use,
         proxy_protocol: frontend.proxy_protocol,
     })
+}
+
+/// The endpoints of UDP that serve and are in none of these lists.
+fn unselected(frontend: &Frontend, selected: [&Arc<[EndpointKey]>; 2]) -> Option<Arc<[EndpointKey]>> {
+    frontend.key.udp()?;
+    let is_selected = |key: &&EndpointKey| selected.iter().any(|list| list.binary_search(key).is_ok());
+    let rest: BTreeSet<EndpointKey> = frontend.serving().filter(|key| !is_selected(key)).copied().collect();
+    (!rest.is_empty()).then(|| rest.into_iter().collect())
 }
 
 /// A port has one name in both families, and endpoints of its own in each.

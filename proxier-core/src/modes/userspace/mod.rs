@@ -21,7 +21,7 @@
 //!   passed over; those that did not answer are tried again, for 500 ms, 1 s and 2 s. Then the connection is reset.
 //! * A connection half closed stays half open; a reset is passed on. What a slow reader leaves is left with the sender.
 //! * Connections to an endpoint that is gone, and those of a Service that is gone, may go on for [`Options::drain`]. UDP clients move
-//!   to another endpoint at once.
+//!   to another endpoint at once, unless theirs still serves (hints or policies select others, or it is being stopped).
 //! * A UDP flow is a client's address and port at a listener. It ends after [`Options::udp_idle`] without a datagram, or when the
 //!   endpoint refuses.
 //!

@@ -15,8 +15,8 @@ use crate::snapshot::ObjectKey;
 
 /// Puts changes in order.
 ///
-/// A real server that is not wanted any more drains if its protocol does ([`Policy`](crate::modes::ipvs::drain::Policy)): weight 0
-/// first, deleted once its connections are gone. One that drains already is left to [`Drains`]; one that is wanted again
+/// A real server that is not wanted any more drains if its protocol does ([`Policy`](crate::modes::ipvs::drain::Policy)), or if it is one
+/// of UDP whose endpoint serves, though others are selected: weight 0 first, deleted once its connections are gone. One that drains already is left to [`Drains`]; one that is wanted again
 /// gets its weight back and is never deleted on the way.
 ///
 /// The parts that do not come from [`Changes`] (names, device, sysctls, timeouts, rules, flows) are left as by default.
@@ -52,8 +52,8 @@ pub fn plan(changes: Changes, wanted: &Wanted, observed: &Observed, drains: &Dra
                 serve.extend(update);
                 serve.extend(add.into_iter().map(|server| Operation::AddRealServer(key, server)));
                 serve.extend(set.into_iter().map(|server| Operation::UpdateRealServer(key, server)));
-                let drains = Some(drains).filter(|drains| wanted.lets_drain(&key, drains.policy()));
                 for real in remove {
+                    let drains = Some(drains).filter(|drains| wanted.lets_drain(&key, &real, drains.policy()));
                     retire(&mut plan, key, real, observed, drains);
                 }
             }

@@ -10,7 +10,7 @@ use super::{Plan, RulesChange, plan};
 use crate::modes::Pass;
 use crate::modes::ipvs::binding::Routes;
 use crate::modes::ipvs::diff::Changes;
-use crate::modes::ipvs::drain::Verdicts;
+use crate::modes::ipvs::drain::{Finish, Finished, Verdicts};
 use crate::modes::ipvs::guards::nft::Tables;
 use crate::modes::ipvs::guards::programs::Programs;
 use crate::modes::ipvs::guards::{self, Guards, Layout};
@@ -127,7 +127,11 @@ fn plan_drains(
     // Those of a mark that is given no more drain, too.
     for (key, verdicts) in verdicts.iter().filter(|(key, _)| mode.wanted.frontend(key).is_some()) {
         let key = *key;
-        let finished = verdicts.finished.iter().filter(|finished| !mode.wanted.has_real_server(&key, &finished.real));
+        // UDP flows go on as long as their endpoint serves.
+        let is_over =
+            |finished: &&Finished| finished.why == Finish::Idle || !mode.wanted.keeps_flows_of(&key, &finished.real);
+        let finished = verdicts.finished.iter().filter(is_over);
+        let finished = finished.filter(|finished| !mode.wanted.has_real_server(&key, &finished.real));
         let finished: Vec<_> = finished.map(|finished| Operation::DeleteRealServer(key, finished.real)).collect();
         plan.retire_from(&key).extend(finished);
         // A full pass has already compared the weights.

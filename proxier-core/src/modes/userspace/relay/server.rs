@@ -223,10 +223,11 @@ impl Server {
         let before = std::mem::replace(&mut state.listener, Arc::new(listener));
         state.group = group;
         let State { listener, leaving, .. } = &mut *state;
-        leaving.retain(|endpoint, _| !listener.has(endpoint));
+        leaving.retain(|endpoint, _| !listener.keeps_flows_of(endpoint));
         let mut is_gone = false;
-        for endpoint in before.inside.iter().chain(before.outside.iter()) {
-            if !listener.has(endpoint) {
+        let unselected = before.unselected.iter().flat_map(|list| list.iter());
+        for endpoint in before.inside.iter().chain(before.outside.iter()).chain(unselected) {
+            if !listener.keeps_flows_of(endpoint) {
                 is_gone = true;
                 if let Some(until) = until {
                     leaving.entry(*endpoint).or_insert(until);

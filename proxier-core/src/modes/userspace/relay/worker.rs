@@ -250,7 +250,7 @@ impl Worker {
         let listener = server.server().listener();
         let slots = &self.slots;
         let is_gone = |flow: u64| match slots.get(&flow) {
-            Some(Slot::Udp(flow)) => !listener.has(&flow.endpoint()),
+            Some(Slot::Udp(flow)) => !listener.keeps_flows_of(&flow.endpoint()),
             _ => true,
         };
         for flow in server.take_flows(is_gone) {
