@@ -17,7 +17,9 @@ use flows::objects::{Objects, objects};
 use flows::programmed::Programmed;
 use flows::relay::Relay;
 use flows::restored::Restored;
-use flows::{Difference, Flow, NEEDS, Sampled, Scenario, Subject, broken, check, hold, scenarios};
+use flows::{
+    Difference, Flow, NEEDS, Reference, Sampled, Scenario, Subject, broken, check, hold, scenarios, scenarios_of,
+};
 use testkit::oracle::Backend;
 use testkit::{Need, Netns, kernel_test};
 
@@ -58,7 +60,7 @@ impl Subject for WithoutMasquerading {
 fn what_a_subject_explains_is_counted() {
     kernel_test(&[NEEDS, &[Need::IptablesNft]].concat(), || {
         let tally = hold(&mut WithoutMasquerading(Restored::new(Backend::Nft)), Sampled::OneIn(150));
-        assert!(tally.explained["nothing is masqueraded"] > 5, "{tally:?}");
+        assert!(tally.explained[&(Reference::Iptables28, "nothing is masqueraded")] > 5, "{tally:?}");
     });
 }
 
@@ -102,6 +104,18 @@ fn connections_that_end_on_the_node_are_followed() {
 #[test]
 fn the_corpus_is_whole_and_has_the_objects_of_its_flows() {
     assert_eq!(size(), (616, 22_748));
+    for references in [&[Reference::Iptables36], &[Reference::Nftables36]] {
+        let mut after = 0;
+        let all = scenarios_of(references, |number| number % 20 == 0 || number >= 663);
+        let flows: Vec<usize> = all
+            .map(|scenario| {
+                after += usize::from(!scenario.before.is_empty());
+                assert_eq!(objects(&scenario).before.len(), scenario.before.len());
+                scenario.flows.len()
+            })
+            .collect();
+        assert!(after > 50 && flows.iter().all(|flows| *flows > 0), "{references:?}: {after} after others, {flows:?}");
+    }
     for scenario in scenarios(|number| number.is_multiple_of(5)) {
         let Objects { services, slices, host, .. } = objects(&scenario);
         let services: BTreeSet<String> = services

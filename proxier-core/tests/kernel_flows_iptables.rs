@@ -7,43 +7,22 @@
 mod flows;
 
 use std::error::Error;
-use std::time::Duration;
 
 use flows::objects::Objects;
-use flows::programmed::Programmed;
-use flows::{Difference, NEEDS, Sampled, Scenario, hold};
+use flows::programmed::{self, Programmed};
+use flows::{Difference, Mode, NEEDS, Reference, Sampled, Scenario, hold};
 use iptables::{Backend, BackendChoice};
-use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
+use proxier_core::kernel::Options as KernelOptions;
 use proxier_core::modes;
-use proxier_core::reconciler::{Options, Reconciler};
+use proxier_core::reconciler::Options;
 use testkit::{Need, Netns, kernel_test};
 
-/// A process that has been given everything.
-fn process(objects: &Objects) -> Reconciler {
-    let now = Duration::ZERO;
-    let mut options = Options::default();
+fn program(backend: Backend, objects: &Objects) -> Result<(), Box<dyn Error>> {
+    let (mut options, mut how) = (Options::default(), KernelOptions::default());
     options.config = objects.config.clone();
     options.mode = modes::Kind::Iptables;
-    let mut proxier = Reconciler::new(&objects.node.metadata.name, options, now);
-    proxier.set_node(&objects.node, now);
-    proxier.replace_objects(&objects.services, &objects.slices, now);
-    proxier.start(now);
-    proxier
-}
-
-/// One full pass in the node's namespace. A second process then finds everything as it has to be.
-fn program(backend: Backend, objects: &Objects) -> Result<(), Box<dyn Error>> {
-    let now = Duration::ZERO;
-    let mut options = KernelOptions::default();
-    options.backend = BackendChoice::Force(backend);
-    let mut kernel = KernelPorts::open(&options)?;
-    let report = process(objects).pass(&|| now, &mut kernel.ports()).ok_or("no pass")?;
-    if !report.is_done() {
-        return Err(format!("{report:#?}").into());
-    }
-    let mut kernel = KernelPorts::open(&options)?;
-    let second = process(objects).pass(&|| now, &mut kernel.ports()).ok_or("no pass")?;
-    if second.is_done() && second.writes() == 0 { Ok(()) } else { Err(format!("not as written: {second:#?}").into()) }
+    how.backend = BackendChoice::Force(backend);
+    programmed::program(&options, &how, objects)
 }
 
 /// The rules are kube-proxy's: every flow has to do as the reference says.
@@ -51,11 +30,13 @@ fn explain(_: &Scenario, _: &Difference) -> Option<&'static str> {
     None
 }
 
+const REFERENCES: &[Reference] = &[Reference::Iptables28, Reference::Iptables36];
+
 #[test]
 fn packets_go_where_the_reference_sends_them() {
     kernel_test(&[NEEDS, &[Need::IptablesNft]].concat(), || {
         let program = |_: &Netns, objects: &Objects| program(Backend::NfTables, objects);
-        hold(&mut Programmed::new(program, explain), Sampled::AsAsked(10));
+        hold(&mut Programmed::new(program, explain).held_to(Mode::Iptables, REFERENCES), Sampled::AsAsked(22));
     });
 }
 
@@ -63,6 +44,6 @@ fn packets_go_where_the_reference_sends_them() {
 fn packets_go_where_the_reference_sends_them_in_the_legacy_back_end() {
     kernel_test(&[NEEDS, &[Need::IptablesLegacy]].concat(), || {
         let program = |_: &Netns, objects: &Objects| program(Backend::Legacy, objects);
-        hold(&mut Programmed::new(program, explain), Sampled::AsAsked(10));
+        hold(&mut Programmed::new(program, explain).held_to(Mode::Iptables, REFERENCES), Sampled::AsAsked(22));
     });
 }

@@ -8,42 +8,23 @@ mod flows;
 
 use std::error::Error;
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use flows::difference::Kind;
 use flows::flow::{Destination, Verdict};
 use flows::objects::Objects;
 use flows::probe::{Fate, Source};
-use flows::programmed::Programmed;
-use flows::{Difference, NEEDS, Sampled, Scenario, hold};
-use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
+use flows::programmed::{self, Programmed};
+use flows::{Difference, Mode, NEEDS, Reference, Sampled, Scenario, hold};
+use proxier_core::kernel::Options as KernelOptions;
 use proxier_core::modes;
-use proxier_core::reconciler::{Options, Reconciler};
+use proxier_core::reconciler::Options;
 use testkit::{Need, Netns, kernel_test};
 
-/// A process that has been given everything.
-fn process(objects: &Objects) -> Reconciler {
-    let now = Duration::ZERO;
+fn program(_node: &Netns, objects: &Objects) -> Result<(), Box<dyn Error>> {
     let mut options = Options::default();
     options.config = objects.config.clone();
     options.mode = modes::Kind::Nftables;
-    let mut proxier = Reconciler::new(&objects.node.metadata.name, options, now);
-    proxier.set_node(&objects.node, now);
-    proxier.replace_objects(&objects.services, &objects.slices, now);
-    proxier.start(now);
-    proxier
-}
-
-/// One full pass in the node's namespace. A second process then finds everything as it has to be.
-fn program(_node: &Netns, objects: &Objects) -> Result<(), Box<dyn Error>> {
-    let now = Duration::ZERO;
-    let mut kernel = KernelPorts::open(&KernelOptions::default())?;
-    let report = process(objects).pass(&|| now, &mut kernel.ports()).ok_or("no pass")?;
-    if !report.is_done() {
-        return Err(format!("{report:#?}").into());
-    }
-    let second = process(objects).pass(&|| now, &mut kernel.ports()).ok_or("no pass")?;
-    if second.is_done() && second.writes() == 0 { Ok(()) } else { Err(format!("not as written: {second:#?}").into()) }
+    programmed::program(&options, &KernelOptions::default(), objects)
 }
 
 /// The differences to the reference that are meant, by name.
@@ -54,7 +35,14 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
     let refused = only(|fate| *fate == Fate::Refused);
     let masqueraded = only(|fate| matches!(fate, Fate::Sent { source: Source::Masqueraded, .. }));
     let left_alone = only(|fate| matches!(fate, Fate::Delivered { source: Source::Kept, .. }));
+    let is_36 = scenario.reference == Reference::Nftables36;
     match (&flow.dest, &*flow.via) {
+        (Destination::Verdict(Verdict::LeftAlone), "nodePort") if is_36 && !is_limited && !left_alone => {
+            Some("node ports are served on all addresses of the node where nodePortAddresses is unset")
+        }
+        (Destination::Verdict(Verdict::Drop), "loadBalancerIP") if is_36 && refused => {
+            Some("a load balancer without endpoints rejects everybody, also outside of its source ranges")
+        }
         (_, "nodePort") if flow.to.ip().is_loopback() && *kind == Kind::Destination => {
             Some("node ports are not served on loopback addresses")
         }
@@ -67,8 +55,10 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
             Some("the node itself is told that there is no endpoint")
         }
         // All packets come in by the link with the node's address.
-        (Destination::Endpoints(_), "nodePort") if flow.from != "outside" && *kind == Kind::Source && masqueraded => {
-            Some("pods that come from another node are masqueraded at a node port of policy Local")
+        (Destination::Endpoints(_), _)
+            if scenario.is_local(flow.to.ip()) && flow.from != "outside" && *kind == Kind::Source && masqueraded =>
+        {
+            Some("pods that come from another node are masqueraded at the node's own addresses under policy Local")
         }
         (Destination::Endpoints(_), _) if flow.from == "hairpin-remote" && *kind == Kind::Source => {
             let itself = |to: SocketAddr| to.ip() == flow.source;
@@ -84,6 +74,7 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
 #[test]
 fn packets_go_where_the_reference_sends_them() {
     kernel_test(&[NEEDS, &[Need::Nftables]].concat(), || {
-        hold(&mut Programmed::new(program, explain), Sampled::AsAsked(10));
+        let references = &[Reference::Iptables28, Reference::Nftables36];
+        hold(&mut Programmed::new(program, explain).held_to(Mode::Nftables, references), Sampled::AsAsked(22));
     });
 }

@@ -14,7 +14,7 @@ use flows::flow::{Destination, Verdict};
 use flows::objects::Objects;
 use flows::probe::{Fate, Source};
 use flows::programmed::Programmed;
-use flows::{Difference, NEEDS, Sampled, Scenario, hold};
+use flows::{Difference, Mode, NEEDS, Reference, Sampled, Scenario, hold};
 use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
 use proxier_core::modes;
 use proxier_core::reconciler::{Options, Reconciler};
@@ -71,6 +71,7 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
 #[test]
 fn connections_go_where_the_reference_sends_them() {
     kernel_test(NEEDS, || {
-        hold(&mut Programmed::new(program, explain).ending_connections(), Sampled::AsAsked(60));
+        let subject = Programmed::new(program, explain).held_to(Mode::Userspace, &[Reference::Iptables28]);
+        hold(&mut subject.ending_connections(), Sampled::AsAsked(60));
     });
 }

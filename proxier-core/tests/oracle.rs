@@ -1,14 +1,17 @@
-//! Compares every scenario of the corpus (see `oracle/README.md`), run through the pure functions, with the result of
-//! kube-proxy 1.28.
+//! Compares every scenario of the corpora (see `oracle/README.md` and `oracle36/README.md`), run through the pure functions, with the result
+//! of kube-proxy 1.28, and a sample of them with that of 1.36 (all with `PROXIER_SCENARIOS=all`).
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
+#![allow(clippy::disallowed_methods, reason = "the documentation's table is compared")]
 
 mod corpus;
+mod differences;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 
-use corpus::{Scenario, corpus, facts, objects, store};
+use corpus::{Scenario, corpus, corpus_36, facts, objects, store};
+use differences::{Mode, Reference};
 use ipset::{Element, Entry};
 use iptables::{Rule, TableName};
 use ipvs::model::{Protocol, RealServerKey, Scheduler, SchedulerFlags};
@@ -19,6 +22,8 @@ use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
 use proxier_core::modes::ipvs::wanted::Wanted;
 use proxier_core::net::Family;
 use proxier_core::service::NodeFacts;
+use serde_json::Value;
+use testkit::Sample;
 
 /// The part of the kernel's state that is compared.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -128,7 +133,10 @@ fn expected(scenario: &Scenario) -> State {
         }
         for (table, chains) in expect["iptables"].as_object().unwrap() {
             for (chain, rules) in chains.as_object().unwrap() {
-                let rules = objects::<String>(rules).iter().map(|rule| canonical(rule)).collect();
+                let mut rules: Vec<String> = objects::<String>(rules).iter().map(|rule| canonical(rule)).collect();
+                if chain == "KUBE-IPVS-OUT-FILTER" {
+                    rules.sort();
+                }
                 state.rules.insert((family, table.clone(), chain.clone()), rules);
             }
         }
@@ -136,21 +144,20 @@ fn expected(scenario: &Scenario) -> State {
     state
 }
 
-/// A deliberate difference: how it changes the corpus's state into ours, and in which scenarios.
+/// A deliberate difference of the list: how it changes the corpus's state into ours.
 struct Difference {
     name: &'static str,
     apply: fn(&Scenario, &mut State),
-    shows_in: usize,
 }
 
 const DIFFERENCES: &[Difference] = &[
+    Difference { name: NO_FALLBACK, apply: keep_local },
     Difference {
-        name: "mh has mh-fallback besides mh-port: without it new connections are lost while a real server drains",
+        name: "mh has mh-fallback besides mh-port",
         apply: |_, state| {
             let mh = state.virtual_servers.values_mut().filter(|server| server.scheduler == "mh");
             mh.for_each(|server| server.flags |= u64::from(SchedulerFlags::MH_FALLBACK.bits()));
         },
-        shows_in: 12,
     },
     Difference {
         name: "a health-check port is open only in families with addresses for node ports, whatever ports the Service has",
@@ -161,10 +168,9 @@ const DIFFERENCES: &[Difference] = &[
                 state.sets.remove(&SetKey::new(family, SetKind::HealthCheckNodePort));
             }
         },
-        shows_in: 4,
     },
     Difference {
-        name: "external IPs of Services with policy Local are not rejected (fixed in 1.30)",
+        name: "external IPs of Services with policy Local are not rejected",
         apply: |_, state| {
             for ((family, _, chain), rules) in &mut state.rules {
                 if chain == "KUBE-IPVS-FILTER" {
@@ -174,10 +180,9 @@ const DIFFERENCES: &[Difference] = &[
                 }
             }
         },
-        shows_in: 497,
     },
     Difference {
-        name: "this node's own traffic does not get around source ranges (KUBE-IPVS-OUT-FILTER, from 1.29)",
+        name: "this node's own traffic does not get around source ranges",
         apply: |scenario, state| {
             for family in scenario.families.iter() {
                 let key = (family, "filter".to_owned(), "KUBE-IPVS-OUT-FILTER".to_owned());
@@ -185,9 +190,40 @@ const DIFFERENCES: &[Difference] = &[
                 state.rules.insert(key, rules);
             }
         },
-        shows_in: 497,
     },
 ];
+
+const NO_FALLBACK: &str =
+    "internal policy Local without local endpoints has no endpoint, also where the Service is reachable from outside";
+
+/// Leaves virtual servers of cluster IPs with policy `Local` the endpoints of this node.
+fn keep_local(scenario: &Scenario, state: &mut State) {
+    let input = &scenario.value;
+    for service in input["services"].as_array().unwrap() {
+        if service["spec"]["internalTrafficPolicy"] != "Local" {
+            continue;
+        }
+        let name = &service["metadata"]["name"];
+        let of_service = |slice: &&Value| {
+            slice["metadata"]["labels"]["kubernetes.io/service-name"] == *name
+                && slice["metadata"]["namespace"] == service["metadata"]["namespace"]
+        };
+        let slices = input["endpointSlices"].as_array().unwrap().iter().filter(of_service);
+        let endpoints = slices.flat_map(|slice| slice["endpoints"].as_array().unwrap());
+        let here = endpoints.filter(|endpoint| endpoint["nodeName"] == input["node"]["name"]);
+        // Some are names, or "None".
+        let parsed = |list: &Value| {
+            objects::<String>(list).into_iter().filter_map(|text| text.parse().ok()).collect::<Vec<IpAddr>>()
+        };
+        let here: BTreeSet<IpAddr> = here.flat_map(|endpoint| parsed(&endpoint["addresses"])).collect();
+        let own = parsed(&service["spec"]["clusterIPs"]);
+        for (key, server) in &mut state.virtual_servers {
+            if key.addr().is_some_and(|address| own.contains(&address)) {
+                server.real_servers.retain(|real, _| here.contains(&real.addr));
+            }
+        }
+    }
+}
 
 fn return_for(family: Family, kind: SetKind) -> String {
     canonical(&format!("-m set --match-set {} dst,dst -j RETURN", SetKey::new(family, kind).named(NamePrefix::KUBE)))
@@ -243,13 +279,10 @@ fn compare(scenario: &Scenario, ours: &State, theirs: &State, report: &mut Strin
     }
 }
 
-#[test]
-fn every_scenario_ends_as_the_reference_says() {
-    let corpus = corpus();
-    assert_eq!(corpus.len(), 497);
+fn hold(corpus: &[Scenario], reference: Reference, differences: &[&Difference], is_all: bool) {
     let mut report = String::new();
-    let mut shown = vec![0; DIFFERENCES.len()];
-    for scenario in &corpus {
+    let mut shown = BTreeSet::new();
+    for scenario in corpus {
         let store = store(scenario);
         // A LoadBalancer with policy Local and no health-check port is reported, as are source ranges of the other family only.
         let said = ["spec.healthCheckNodePort", "spec.loadBalancerSourceRanges"];
@@ -259,16 +292,66 @@ fn every_scenario_ends_as_the_reference_says() {
         let wanted = Wanted::build(&store, &facts);
         let ours = State { rules: rules_of(&wanted, &facts), ..state_of(&wanted) };
         let mut theirs = expected(scenario);
-        for (difference, shown) in DIFFERENCES.iter().zip(&mut shown) {
+        for difference in differences {
             let before = format!("{theirs:?}");
             (difference.apply)(scenario, &mut theirs);
-            *shown += usize::from(before != format!("{theirs:?}"));
+            if before != format!("{theirs:?}") {
+                shown.insert(difference.name);
+            }
         }
         compare(scenario, &ours, &theirs, &mut report);
     }
     assert!(report.is_empty(), "{} scenarios differ:\n{report}", report.matches("== ").count());
-    for (difference, shown) in DIFFERENCES.iter().zip(shown) {
-        assert_eq!(shown, difference.shows_in, "scenarios in which this shows: {}", difference.name);
+    differences::check(Mode::Ipvs, reference, shown, is_all);
+}
+
+#[test]
+fn every_scenario_ends_as_the_reference_says() {
+    let corpus = corpus();
+    assert_eq!(corpus.len(), 497);
+    let differences: Vec<_> = DIFFERENCES.iter().filter(|difference| difference.name != NO_FALLBACK).collect();
+    hold(&corpus, Reference::Ipvs28, &differences, true);
+}
+
+#[test]
+fn every_scenario_ends_as_the_reference_of_1_36_says() {
+    let mut corpus = corpus_36();
+    assert_eq!(corpus.len(), 500);
+    let mut number = 0..;
+    corpus.retain(|_| Sample::asked_for().takes(number.next().unwrap(), 3));
+    let differences: Vec<_> = DIFFERENCES.iter().filter(|difference| difference.name == NO_FALLBACK).collect();
+    hold(&corpus, Reference::Ipvs36, &differences, corpus.len() == 500);
+}
+
+const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/differences.md");
+
+/// The documentation's table is made of the list. `PROXIER_BLESS=1` writes it.
+#[test]
+fn the_documentation_has_the_list_of_differences() {
+    let text = std::fs::read_to_string(DOCUMENT).unwrap();
+    let begin = text.find("| here |").unwrap();
+    let new = format!("{}{}", &text[..begin], differences::table());
+    if std::env::var_os("PROXIER_BLESS").is_some() {
+        std::fs::write(DOCUMENT, &new).unwrap();
+        return;
+    }
+    assert!(
+        new == text,
+        "examples/differences.md is stale: PROXIER_BLESS=1 cargo test -p proxier-core --test oracle writes it"
+    );
+}
+
+#[test]
+fn every_difference_shows_somewhere() {
+    let mut names = BTreeSet::new();
+    for difference in differences::DIFFERENCES {
+        assert!(names.insert(difference.what), "twice: {}", difference.what);
+        match difference.tested {
+            Some((_, file, test)) => {
+                assert!(differences::has_test(file, test), "{}: no test {file}: {test}", difference.what);
+            }
+            None => assert!(!difference.shows.is_empty(), "{}", difference.what),
+        }
     }
 }
 

@@ -1,35 +1,89 @@
-//! Scenarios of the oracle corpus as input of this crate.
+//! Scenarios of the oracle corpora as input of this crate.
 
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::collections::BTreeMap;
 use std::io::Read as _;
 
 use proxier_core::config::{Config, Families, Topology};
 use proxier_core::objects::{ConfigObject, EndpointSliceObject, NodeAddress, NodeObject, ServiceObject};
 use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{HostAddresses, Node, Store};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub(crate) struct Scenario {
+    /// Whether it is from 1.36, not from 1.28.
+    pub(crate) is_36: bool,
     pub(crate) id: String,
     pub(crate) value: Value,
     pub(crate) families: Families,
 }
 
 pub(crate) fn corpus() -> Vec<Scenario> {
+    let values = lines(include_bytes!("../oracle/corpus.jsonl.gz"));
+    values.into_iter().map(|value| scenario(value, false)).collect()
+}
+
+/// The scenarios of 1.36, with what its IPVS mode makes of them in the form of those of 1.28.
+pub(crate) fn corpus_36() -> Vec<Scenario> {
+    let mut expected: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+    for line in lines(include_bytes!("../oracle36/ipvs.K.jsonl.gz")) {
+        expected.entry(line["id"].as_str().unwrap().to_owned()).or_default().push(line);
+    }
+    let mut values = lines(include_bytes!("../oracle36/K.scenarios.jsonl.gz"));
+    for value in &mut values {
+        for mut line in expected.remove(value["id"].as_str().unwrap()).unwrap() {
+            let mut state = line["ipvs"].take();
+            state["iptables"] = chains(state["iptables"].as_str().unwrap());
+            value["expect"][line["family"].as_str().unwrap()] = state;
+        }
+    }
+    values.into_iter().map(|value| scenario(value, true)).collect()
+}
+
+fn lines(compressed: &[u8]) -> Vec<Value> {
     let mut text = String::new();
-    let compressed = include_bytes!("../oracle/corpus.jsonl.gz");
-    flate2::read::GzDecoder::new(&compressed[..]).read_to_string(&mut text).unwrap();
-    text.lines()
-        .map(|line| {
-            let value: Value = serde_json::from_str(line).unwrap();
-            let families = match value["family"].as_str().unwrap() {
-                "IPv4" => Families::V4,
-                "IPv6" => Families::V6,
-                "dual" => Families::Dual,
-                other => panic!("{other}"),
-            };
-            Scenario { id: value["id"].as_str().unwrap().to_owned(), value, families }
-        })
-        .collect()
+    flate2::read::GzDecoder::new(compressed).read_to_string(&mut text).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn scenario(value: Value, is_36: bool) -> Scenario {
+    let families = match value["family"].as_str().unwrap() {
+        "IPv4" => Families::V4,
+        "IPv6" => Families::V6,
+        "dual" => Families::Dual,
+        other => panic!("{other}"),
+    };
+    Scenario { is_36, id: value["id"].as_str().unwrap().to_owned(), value, families }
+}
+
+/// The rules of kube-proxy's chains by table and chain, without comments, from a text of iptables-save. The jumps from others' chains, whose
+/// comments have no quotes, are left out.
+fn chains(text: &str) -> Value {
+    let mut tables = json!({});
+    let mut table = "";
+    for line in text.lines() {
+        if let Some(name) = line.strip_prefix('*') {
+            table = name;
+        } else if let Some(chain) = line.strip_prefix(":KUBE-") {
+            tables[table][format!("KUBE-{}", chain.split(' ').next().unwrap())] = json!([]);
+        } else if let Some((chain, rule)) = line.strip_prefix("-A ").and_then(|rule| rule.split_once(' '))
+            && chain.starts_with("KUBE-")
+        {
+            let rule = without_comment(rule);
+            tables[table][chain].as_array_mut().unwrap().push(rule.into());
+        }
+    }
+    tables
+}
+
+fn without_comment(rule: &str) -> String {
+    let Some((before, rest)) = rule.split_once("-m comment --comment ") else { return rule.to_owned() };
+    let after = match rest.strip_prefix('"') {
+        Some(quoted) => quoted.split_once("\" ").unwrap().1,
+        None => rest.find(" -").map_or("", |end| &rest[end + 1..]),
+    };
+    format!("{before}{after}")
 }
 
 pub(crate) fn objects<T: serde::de::DeserializeOwned>(value: &Value) -> Vec<T> {
@@ -51,8 +105,10 @@ pub(crate) fn facts(scenario: &Scenario) -> NodeFacts {
     let mut rejections = Vec::new();
     let mut config = Config::check(&object, &mut rejections);
     config.families = scenario.families;
-    // As 1.28; this crate's default follows newer releases.
-    config.topology = Topology::AnnotatedHints;
+    if !scenario.is_36 {
+        // This crate's default follows newer releases.
+        config.topology = Topology::AnnotatedHints;
+    }
 
     let mut node = NodeObject::default();
     node.metadata.name = value["node"]["name"].as_str().unwrap().into();

@@ -1,6 +1,6 @@
-//! The corpus: a line for each scenario and family, with the scenario's inputs from the IPVS corpus beside it.
+//! The corpora: a line for each scenario and family, with the scenario's inputs from another file beside it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
 use std::net::IpAddr;
 use std::sync::LazyLock;
@@ -9,13 +9,46 @@ use proxier_core::net::Family;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::differences::Reference;
 use super::flow::Flow;
 
 /// Rules by table and chain, in order.
 pub(crate) type Rules = BTreeMap<String, BTreeMap<String, Vec<String>>>;
 
+impl Reference {
+    /// Its lines, and those of the inputs. Reading all of them takes an emulated machine 15 s, so a test reads only its own.
+    fn lines(self) -> [&'static str; 2] {
+        static LINES_28: LazyLock<[String; 2]> = LazyLock::new(|| {
+            let flows = include_bytes!("../oracle/iptables-corpus.jsonl.gz");
+            [unpack(flows), unpack(include_bytes!("../oracle/corpus.jsonl.gz"))]
+        });
+        static IPTABLES_36: LazyLock<String> =
+            LazyLock::new(|| unpack(include_bytes!("../oracle36/K.ipt.flows.jsonl.gz")));
+        static NFTABLES_36: LazyLock<String> =
+            LazyLock::new(|| unpack(include_bytes!("../oracle36/K.nft.flows.jsonl.gz")));
+        static INPUTS_36: LazyLock<String> =
+            LazyLock::new(|| unpack(include_bytes!("../oracle36/K.scenarios.jsonl.gz")));
+        match self {
+            Reference::Iptables28 => LINES_28.each_ref().map(String::as_str),
+            Reference::Iptables36 => [&IPTABLES_36, &INPUTS_36],
+            Reference::Nftables36 => [&NFTABLES_36, &INPUTS_36],
+            Reference::Ipvs28 | Reference::Ipvs36 => panic!("{self:?} has no flows"),
+        }
+    }
+
+    /// Inputs that came before those of some scenarios.
+    fn sequences(self) -> &'static str {
+        static SEQUENCES: LazyLock<String> =
+            LazyLock::new(|| unpack(include_bytes!("../oracle36/K.sequences.jsonl.gz")));
+        if self == Reference::Iptables28 { "" } else { &SEQUENCES }
+    }
+}
+
 /// One scenario in one family.
 pub(crate) struct Scenario {
+    pub(crate) reference: Reference,
+    /// What the proxy was given before: Services and EndpointSlices, one state after the other.
+    pub(crate) before: Vec<Value>,
     pub(crate) id: String,
     pub(crate) family: Family,
     pub(crate) flows: Vec<Flow>,
@@ -30,7 +63,8 @@ pub(crate) struct Scenario {
 impl Scenario {
     /// Names it in reports: `R0007 IPv6`.
     pub(crate) fn name(&self) -> String {
-        format!("{} {}", self.id, if self.family == Family::V4 { "IPv4" } else { "IPv6" })
+        let after = if self.before.is_empty() { String::new() } else { format!(" after {} others", self.before.len()) };
+        format!("{} {}{after}", self.id, if self.family == Family::V4 { "IPv4" } else { "IPv6" })
     }
 
     /// Whether an address is one of the node's own.
@@ -44,6 +78,7 @@ struct Line {
     id: String,
     family: String,
     flows: Vec<Flow>,
+    #[serde(default)]
     rules: Rules,
 }
 
@@ -53,31 +88,50 @@ fn unpack(compressed: &[u8]) -> String {
     text
 }
 
-/// The lines of both corpora. Reading all of them takes an emulated machine 15 s, so a test reads only its own.
-static LINES: LazyLock<[String; 2]> = LazyLock::new(|| {
-    [unpack(include_bytes!("../oracle/corpus.jsonl.gz")), unpack(include_bytes!("../oracle/iptables-corpus.jsonl.gz"))]
-});
-
-/// How many scenarios and flows there are, without reading them.
+/// How many scenarios and flows of 1.28 there are, without reading them.
 pub(crate) fn size() -> (usize, usize) {
-    (LINES[1].lines().count(), LINES[1].matches("\"via\":").count())
+    let [flows, _] = Reference::Iptables28.lines();
+    (flows.lines().count(), flows.matches("\"via\":").count())
 }
 
-/// Those of the 616 scenarios whose number `takes` accepts, one after the other.
+/// Those of the 616 scenarios of 1.28 whose number `takes` accepts, one after the other.
 pub(crate) fn scenarios(takes: impl Fn(usize) -> bool) -> impl Iterator<Item = Scenario> {
-    let lines = LINES[1].lines().enumerate().filter(move |(number, _)| takes(*number));
-    lines.map(|(_, line)| scenario(serde_json::from_str(line).unwrap()))
+    scenarios_of(&[Reference::Iptables28], takes)
 }
 
-fn scenario(line: Line) -> Scenario {
+/// Those of all scenarios of these references, first as they are, then some after others, whose number `takes` accepts.
+pub(crate) fn scenarios_of(references: &[Reference], takes: impl Fn(usize) -> bool) -> impl Iterator<Item = Scenario> {
+    let alone = references.iter().flat_map(|of| of.lines()[0].lines().map(|line| (*of, line, false)));
+    let after = references.iter().flat_map(|of| {
+        let ids: BTreeSet<&str> = of.sequences().lines().filter_map(id_of).collect();
+        let lines = of.lines()[0].lines().filter(move |line| id_of(line).is_some_and(|id| ids.contains(id)));
+        lines.map(|line| (*of, line, true))
+    });
+    let all = alone.chain(after).enumerate().filter(move |(number, _)| takes(*number));
+    all.map(|(_, (of, line, after))| scenario(of, serde_json::from_str(line).unwrap(), after))
+}
+
+/// The identifier in a line.
+fn id_of(line: &str) -> Option<&str> {
+    line.split_once("\"id\":")?.1.split('"').nth(1)
+}
+
+fn scenario(reference: Reference, line: Line, after: bool) -> Scenario {
     let family = match &*line.family {
         "IPv4" => Family::V4,
         "IPv6" => Family::V6,
         other => panic!("{other}"),
     };
-    let id = format!("\"id\":\"{}\"", line.id);
-    let input = LINES[0].lines().find(|input| input.contains(&id)).unwrap();
-    let input: Value = serde_json::from_str(input).unwrap();
+    let of_id = |lines: &'static str| -> Value {
+        serde_json::from_str(lines.lines().find(|input| id_of(input) == Some(&*line.id)).unwrap()).unwrap()
+    };
+    let input = of_id(reference.lines()[1]);
+    let mut before = Vec::new();
+    if after {
+        let mut sequence = of_id(reference.sequences());
+        before.extend(sequence["steps"].as_array().unwrap().clone());
+        before.push(sequence["before"].take());
+    }
     let interfaces = serde_json::from_value(input["node"]["interfaces"].clone()).unwrap();
-    Scenario { id: line.id, family, flows: line.flows, interfaces, rules: line.rules, input }
+    Scenario { reference, before, id: line.id, family, flows: line.flows, interfaces, rules: line.rules, input }
 }

@@ -1,4 +1,4 @@
-//! Checks a proxy mode against the flows of `oracle/iptables-corpus.jsonl.gz`: sends each flow's packets through a real
+//! Checks a proxy mode against the flows of the corpora (`oracle`, `oracle36`): sends each flow's packets through a real
 //! kernel that the mode has programmed, and compares what becomes of them with what the reference says.
 //!
 //! A mode takes part as a [`Subject`]. [`check`] runs it for one scenario, [`hold`] for many, with the differences that the
@@ -16,6 +16,8 @@ pub(crate) mod affinity;
 pub(crate) mod broken;
 pub(crate) mod corpus;
 pub(crate) mod difference;
+#[path = "../differences/mod.rs"]
+pub(crate) mod differences;
 pub(crate) mod flow;
 pub(crate) mod ground;
 pub(crate) mod objects;
@@ -30,8 +32,9 @@ pub(crate) mod wire;
 
 use std::error::Error;
 
-pub(crate) use corpus::{Scenario, scenarios};
+pub(crate) use corpus::{Scenario, scenarios, scenarios_of};
 pub(crate) use difference::Difference;
+pub(crate) use differences::{Mode, Reference};
 pub(crate) use flow::Flow;
 pub(crate) use report::{Sampled, hold};
 use testkit::{Need, Netns};
@@ -56,6 +59,16 @@ pub(crate) trait Subject {
     /// for a flow to be seen. All other modes show what they do with the first packet.
     fn ends_connections(&self) -> bool {
         false
+    }
+
+    /// What it is held to.
+    fn references(&self) -> &[Reference] {
+        &[Reference::Iptables28]
+    }
+
+    /// The mode whose differences are to be in the list, if it is one.
+    fn mode(&self) -> Option<Mode> {
+        None
     }
 
     /// The name of the known difference between this mode and the reference that this is a case of.

@@ -7,12 +7,15 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::corpus::Scenario;
+use super::differences::Reference;
 
 /// What a proxy is given on the scenario's node.
 pub(crate) struct Objects {
     pub(crate) config: Config,
     pub(crate) services: Vec<ServiceObject>,
     pub(crate) slices: Vec<EndpointSliceObject>,
+    /// What it was given before, one state after the other.
+    pub(crate) before: Vec<(Vec<ServiceObject>, Vec<EndpointSliceObject>)>,
     pub(crate) node: NodeObject,
     /// The node's addresses; they are those of the node's namespace too.
     pub(crate) host: HostAddresses,
@@ -22,9 +25,10 @@ pub(crate) struct Objects {
 pub(crate) fn objects(scenario: &Scenario) -> Objects {
     let input = &scenario.input;
     Objects {
-        config: config(input),
+        config: config(scenario.reference, input),
         services: read(&input["services"]),
         slices: read(&input["endpointSlices"]),
+        before: scenario.before.iter().map(|of| (read(&of["services"]), read(&of["endpointSlices"]))).collect(),
         node: node(&input["node"]),
         host: HostAddresses { interfaces: scenario.interfaces.clone() },
     }
@@ -34,7 +38,7 @@ fn read<T: DeserializeOwned>(value: &Value) -> T {
     serde_json::from_value(value.clone()).unwrap()
 }
 
-fn config(input: &Value) -> Config {
+fn config(reference: Reference, input: &Value) -> Config {
     let mut object = ConfigObject::default();
     for (name, setting) in input["config"].as_object().unwrap() {
         match name.as_str() {
@@ -54,8 +58,10 @@ fn config(input: &Value) -> Config {
         "dual" => Families::Dual,
         other => panic!("{other}"),
     };
-    // As 1.28; this crate's default follows newer releases.
-    config.topology = Topology::AnnotatedHints;
+    if reference == Reference::Iptables28 {
+        // This crate's default follows newer releases.
+        config.topology = Topology::AnnotatedHints;
+    }
     config
 }
 

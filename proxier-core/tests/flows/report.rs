@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use testkit::Sample;
 
-use super::{Scenario, Subject, check, scenarios};
+use super::{Reference, Scenario, Subject, check, differences, scenarios, scenarios_of};
 
 /// Unexplained differences that a report spells out.
 const SPELT_OUT: usize = 40;
@@ -16,8 +16,8 @@ const SPELT_OUT: usize = 40;
 pub(crate) struct Tally {
     pub(crate) scenarios: usize,
     pub(crate) flows: usize,
-    /// Differences that the subject explains, by name.
-    pub(crate) explained: BTreeMap<&'static str, usize>,
+    /// Differences that the subject explains, by reference and name.
+    pub(crate) explained: BTreeMap<(Reference, &'static str), usize>,
 }
 
 /// The scenarios of a run.
@@ -51,11 +51,12 @@ pub(crate) fn hold(subject: &mut dyn Subject, sampled: Sampled) -> Tally {
     let begin = Instant::now();
     let (mut tally, mut report, mut unexplained) = (Tally::default(), String::new(), 0);
     let mut slowest = (Duration::ZERO, String::new());
-    for scenario in scenarios(|number| sampled.takes(number)) {
+    let references = subject.references().to_vec();
+    for scenario in scenarios_of(&references, |number| sampled.takes(number)) {
         let start = Instant::now();
         for difference in check(&scenario, &scenario.flows, subject) {
             if let Some(name) = subject.explain(&scenario, &difference) {
-                *tally.explained.entry(name).or_default() += 1;
+                *tally.explained.entry((scenario.reference, name)).or_default() += 1;
                 continue;
             }
             unexplained += 1;
@@ -70,6 +71,12 @@ pub(crate) fn hold(subject: &mut dyn Subject, sampled: Sampled) -> Tally {
     println!("{tally:?} in {:.1?}, the slowest {slowest:.1?}", begin.elapsed());
     assert!(tally.scenarios > 0, "no scenario in the sample");
     assert!(unexplained == 0, "{unexplained} of {} flows differ:\n{report}", tally.flows);
+    for reference in references {
+        let names = tally.explained.keys().filter(|(of, _)| *of == reference).map(|(_, name)| *name);
+        if let Some(mode) = subject.mode() {
+            differences::check(mode, reference, names, (0..1_000).all(|number| sampled.takes(number)));
+        }
+    }
     tally
 }
 

@@ -1,0 +1,301 @@
+//! Where this project differs from kube-proxy on purpose: one list. Tests hold to it, and the table of `examples/differences.md` is made of it.
+
+#![allow(dead_code, reason = "each test program uses a part of it")]
+#![allow(clippy::disallowed_methods, reason = "a test is looked for in its file")]
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+/// A mode of this project.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Mode {
+    Ipvs,
+    Nftables,
+    Iptables,
+    Userspace,
+}
+
+/// What a mode is held to: a mode of a release of kube-proxy, by its flows or, with IPVS mode, by its state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Reference {
+    Iptables28,
+    Iptables36,
+    Nftables36,
+    Ipvs28,
+    Ipvs36,
+}
+
+/// A difference.
+pub(crate) struct Named {
+    /// What this project does. This is its name in tests.
+    pub(crate) what: &'static str,
+    pub(crate) why: &'static str,
+    /// Against which references it shows in scenarios. With all of them, it has to show against each.
+    pub(crate) shows: &'static [(Mode, Reference)],
+    /// Where no scenario shows it: the modes, and the test that does, by its file and name.
+    pub(crate) tested: Option<(&'static [Mode], &'static str, &'static str)>,
+}
+
+use Mode::{Iptables, Ipvs, Nftables, Userspace};
+use Reference::{Iptables28, Iptables36, Ipvs28, Ipvs36, Nftables36};
+
+const ALL: &[Mode] = &[Ipvs, Nftables, Iptables, Userspace];
+
+const fn shown(what: &'static str, why: &'static str, shows: &'static [(Mode, Reference)]) -> Named {
+    Named { what, why, shows, tested: None }
+}
+
+const fn tested(
+    what: &'static str,
+    why: &'static str,
+    modes: &'static [Mode],
+    file: &'static str,
+    test: &'static str,
+) -> Named {
+    Named { what, why, shows: &[], tested: Some((modes, file, test)) }
+}
+
+pub(crate) const DIFFERENCES: &[Named] = &[
+    // Node ports.
+    shown(
+        "node ports are served on all addresses of the node where nodePortAddresses is unset",
+        "as in all other modes; kube-proxy's nftables mode serves the primary ones, which [primary] gives here",
+        &[(Nftables, Nftables36)],
+    ),
+    shown(
+        "node ports are not served on loopback addresses",
+        "route_localnet, which that takes, opens what listens on 127.0.0.1 to the network",
+        &[(Ipvs, Iptables28), (Nftables, Iptables28), (Userspace, Iptables28)],
+    ),
+    shown(
+        "node ports without endpoints are left alone on addresses that serve no node ports",
+        "nodePortAddresses says where node ports are this proxy's",
+        &[(Ipvs, Iptables28), (Nftables, Iptables28)],
+    ),
+    shown(
+        "the node gets another port of its own to node ports at addresses that serve none",
+        "the sets of node ports hold ports without addresses, as kube-proxy's",
+        &[(Ipvs, Iptables28)],
+    ),
+    shown(
+        "pods that come from another node are masqueraded at the node's own addresses under policy Local",
+        "an endpoint on a third node would answer them past this one",
+        &[(Nftables, Iptables28), (Nftables, Nftables36)],
+    ),
+    // Without endpoints.
+    shown(
+        "the node itself is told that there is no endpoint",
+        "a connection that waits for nothing helps nobody; kube-proxy's iptables mode lets such packets leave the node",
+        &[(Ipvs, Iptables28), (Nftables, Iptables28)],
+    ),
+    shown(
+        "a load balancer without endpoints rejects everybody, also outside of its source ranges",
+        "as in iptables mode: who may not connect learns nothing that the rejection does not say to all",
+        &[(Nftables, Nftables36)],
+    ),
+    shown(
+        "internal policy Local without local endpoints rejects",
+        "IPVS rejects what has no real server",
+        &[(Ipvs, Iptables28)],
+    ),
+    shown(
+        "internal policy Local without local endpoints has no endpoint, also where the Service is reachable from outside",
+        "the policy says so; kube-proxy's IPVS mode takes all endpoints then",
+        &[(Ipvs, Ipvs36)],
+    ),
+    shown(
+        "external policy Local without local endpoints falls back to all",
+        "as kube-proxy's IPVS mode, whose takeover changes nothing; config localFallback",
+        &[(Ipvs, Iptables28)],
+    ),
+    shown(
+        "external policy Local gives pods and the node what others get, with their source",
+        "a virtual server has one list of real servers; ipvs.markSplit gives two",
+        &[(Ipvs, Iptables28)],
+    ),
+    // Source ranges.
+    shown(
+        "source ranges count before missing endpoints",
+        "rules stand before the virtual server, as with kube-proxy's IPVS mode",
+        &[(Ipvs, Iptables28)],
+    ),
+    shown(
+        "source ranges do not count for the node's own address",
+        "as with kube-proxy's IPVS mode",
+        &[(Ipvs, Iptables28)],
+    ),
+    tested(
+        "a Service with source ranges none of which can be read lets nobody in",
+        "a slip of the pen must not open it to everybody",
+        ALL,
+        "services.rs",
+        "source_ranges",
+    ),
+    // Sources.
+    shown(
+        "an endpoint on another node that reaches itself here is not masqueraded",
+        "its answers do not come back here; kube-proxy's nftables mode does the same",
+        &[(Ipvs, Iptables28), (Nftables, Iptables28)],
+    ),
+    shown("endpoints see the node's address", "connections end in this process", &[(Userspace, Iptables28)]),
+    // Who gets what.
+    shown(
+        "sh and mh send one source to one endpoint",
+        "that is what the scheduler is asked for",
+        &[(Ipvs, Iptables28)],
+    ),
+    shown(
+        "endpoints take turns, in step with the clients of this test",
+        "a round-robin scheduler, and clients in the same order again and again",
+        &[(Ipvs, Iptables28), (Userspace, Iptables28)],
+    ),
+    // What userspace mode is.
+    shown(
+        "SCTP is not served",
+        "connections end in this process, and SCTP's have several addresses",
+        &[(Userspace, Iptables28)],
+    ),
+    shown(
+        "refused by the node's own stack",
+        "nobody listens there: the kernel answers as it does for itself",
+        &[(Userspace, Iptables28)],
+    ),
+    shown(
+        "refused by the node's own stack, or reset, where the reference drops",
+        "a connection is accepted before this process knows who it is",
+        &[(Userspace, Iptables28)],
+    ),
+    shown(
+        "an address that is local here, and leads on in the reference",
+        "this process has to listen at it",
+        &[(Userspace, Iptables28)],
+    ),
+    // State of IPVS mode.
+    shown(
+        "mh has mh-fallback besides mh-port",
+        "without it new connections are lost while a real server drains",
+        &[(Ipvs, Ipvs28)],
+    ),
+    shown(
+        "a health-check port is open only in families with addresses for node ports, whatever ports the Service has",
+        "it is served on these addresses only",
+        &[(Ipvs, Ipvs28)],
+    ),
+    shown(
+        "external IPs of Services with policy Local are not rejected",
+        "mended in kube-proxy 1.30",
+        &[(Ipvs, Ipvs28)],
+    ),
+    shown(
+        "this node's own traffic does not get around source ranges",
+        "KUBE-IPVS-OUT-FILTER, in kube-proxy from 1.29",
+        &[(Ipvs, Ipvs28)],
+    ),
+    // Connection tracking.
+    tested(
+        "UDP flows to a Service whose last serving endpoint is gone are ended",
+        "nobody answers them; a new packet is refused at once, or led to the next endpoint. kube-proxy leaves them",
+        &[Ipvs, Nftables, Iptables],
+        "mode_switch.rs",
+        "udp_flows_stay_with_an_endpoint_that_serves",
+    ),
+    tested(
+        "UDP flows to the number of a node port are ended only at addresses that serve node ports",
+        "kube-proxy ends those at every address, strangers' included",
+        &[Ipvs, Nftables, Iptables],
+        "mode_switch.rs",
+        "udp_flows_stay_with_an_endpoint_that_serves",
+    ),
+    tested(
+        "UDP flows stay with a real server while its endpoint serves, whatever is selected: it has weight 0 until they end",
+        "as kube-proxy's other modes do from 1.32; its IPVS mode deletes the real server, which ends its flows",
+        &[Ipvs],
+        "mode_switch.rs",
+        "udp_flows_stay_with_an_endpoint_that_serves",
+    ),
+    tested(
+        "packets that connection tracking finds invalid are not forwarded, unless it is liberal",
+        "as in kube-proxy's iptables mode: an answer that is not translated resets the connection; its nftables mode forwards them",
+        &[Nftables],
+        "kernel_invalid.rs",
+        "nftables_mode_drops_them",
+    ),
+    // Addresses of nobody.
+    tested(
+        "addresses in the networks of cluster IPs that no Service has are left alone",
+        "somebody else may route them; kube-proxy's nftables mode drops what goes there",
+        &[Nftables],
+        "kernel_traffic_nftables.rs",
+        "node_ports_empty_balancers_and_addresses_of_nobody",
+    ),
+];
+
+/// The difference of this name.
+///
+/// # Panics
+/// When there is none.
+pub(crate) fn named(what: &str) -> &'static Named {
+    DIFFERENCES
+        .iter()
+        .find(|named| named.what == what)
+        .unwrap_or_else(|| panic!("{what}: not in the list of differences"))
+}
+
+/// Checks what a run has shown against the list: what is not there, and, if the run was of everything, what no scenario needs any more.
+///
+/// # Panics
+/// When the list says something else.
+pub(crate) fn check<'a>(mode: Mode, reference: Reference, shown: impl IntoIterator<Item = &'a str>, is_all: bool) {
+    let shown: Vec<&str> = shown.into_iter().collect();
+    let of_this = |named: &Named| named.shows.contains(&(mode, reference));
+    let unlisted: Vec<&str> = shown.iter().copied().filter(|what| !of_this(named(what))).collect();
+    assert!(unlisted.is_empty(), "{mode:?} against {reference:?}: not in the list of differences: {unlisted:#?}");
+    let listed = DIFFERENCES.iter().filter(|named| of_this(named)).map(|named| named.what);
+    let stale: Vec<&str> = listed.filter(|what| !shown.contains(what)).collect();
+    assert!(!is_all || stale.is_empty(), "{mode:?} against {reference:?}: no scenario shows any more: {stale:#?}");
+}
+
+fn mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Ipvs => "IPVS",
+        Nftables => "nftables",
+        Iptables => "iptables",
+        Userspace => "userspace",
+    }
+}
+
+fn reference_name(reference: Reference) -> &'static str {
+    match reference {
+        Iptables28 => "iptables, 1.28",
+        Iptables36 => "iptables, 1.36",
+        Nftables36 => "nftables, 1.36",
+        Ipvs28 => "IPVS, 1.28",
+        Ipvs36 => "IPVS, 1.36",
+    }
+}
+
+fn list<T: Copy + Ord>(items: impl Iterator<Item = T>, name: fn(T) -> &'static str, between: &str) -> String {
+    let mut items: Vec<T> = items.collect();
+    items.sort_unstable();
+    items.dedup();
+    items.into_iter().map(name).collect::<Vec<_>>().join(between)
+}
+
+/// The table of the documentation.
+pub(crate) fn table() -> String {
+    let mut text = "| here | mode | unlike kube-proxy's | why |\n| --- | --- | --- | --- |\n".to_owned();
+    for Named { what, why, shows, tested } in DIFFERENCES {
+        let in_tests = tested.iter().flat_map(|(modes, ..)| modes.iter().copied());
+        let modes = list(shows.iter().map(|(mode, _)| *mode).chain(in_tests), mode_name, ", ");
+        let references = list(shows.iter().map(|(_, reference)| *reference), reference_name, "; ");
+        let references = if references.is_empty() { "1.36" } else { &references };
+        writeln!(text, "| {what} | {modes} | {references} | {why} |").unwrap();
+    }
+    text
+}
+
+/// Where the tests of the list are.
+pub(crate) fn has_test(file: &str, test: &str) -> bool {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(file);
+    std::fs::read_to_string(path).is_ok_and(|text| text.contains(&format!("#[test]\nfn {test}()")))
+}
