@@ -186,10 +186,9 @@ async fn what_is_asked_for() {
             "/api/v1/services" => {
                 assert_eq!(parameter("labelSelector"), "!service.kubernetes.io/service-proxy-name");
             }
-            "/apis/discovery.k8s.io/v1/endpointslices" => assert_eq!(
-                parameter("labelSelector"),
-                "!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless"
-            ),
+            "/apis/discovery.k8s.io/v1/endpointslices" => {
+                assert_eq!(parameter("labelSelector"), "!service.kubernetes.io/headless");
+            }
             "/api/v1/nodes" => assert_eq!(parameter("fieldSelector"), "metadata.name=n1"),
             other => panic!("{other}"),
         }

@@ -199,7 +199,7 @@ pub struct Service {
 }
 
 /// Services with this label, whatever its value, belong to another proxy.
-pub(super) const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
+const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 
 const DEFAULT_AFFINITY_SECS: u32 = 10_800;
 const MAX_AFFINITY_SECS: u32 = 86_400;

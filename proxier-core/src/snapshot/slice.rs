@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use bitflags::bitflags;
 
-use super::service::PROXY_NAME_LABEL;
 use super::weights;
 use super::{ObjectKey, ObjectKind, Rejection, Reporter, check_port, is_usable, parse_address};
 use crate::net::{Family, Protocol};
@@ -110,7 +109,7 @@ const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 
 impl EndpointSlice {
     /// Checks a slice as seen from the node of this name. `None` when there is nothing to program: it is of no Service, of
-    /// a headless one, of another proxy's, or has names instead of addresses.
+    /// a headless one, or has names instead of addresses. Whether another proxy serves it is its Service's to say.
     ///
     /// Leaves out impossible values and reports them; the rest counts.
     pub fn check(object: &EndpointSliceObject, node_name: &str, rejections: &mut Vec<Rejection>) -> Option<Self> {
@@ -127,7 +126,7 @@ impl EndpointSlice {
         let key = ObjectKey::of(&object.metadata);
         let report = &mut Reporter::new(ObjectKind::EndpointSlice, key.clone(), rejections);
         let labels = &object.metadata.labels;
-        if labels.contains_key(PROXY_NAME_LABEL) || labels.contains_key(HEADLESS_LABEL) {
+        if labels.contains_key(HEADLESS_LABEL) {
             return None;
         }
         let service = labels.get(SERVICE_NAME_LABEL).filter(|name| !name.is_empty())?;

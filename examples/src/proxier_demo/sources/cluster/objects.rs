@@ -84,15 +84,15 @@ impl Resource {
         }
     }
 
-    /// Path and query up to the selectors. The label of other proxies excludes objects of both kinds; that of headless
-    /// Services only slices, as in proxier-core.
+    /// Path and query up to the selectors. The label of other proxies excludes Services, that of headless Services slices, as in
+    /// proxier-core.
     pub(super) fn target(&self) -> String {
-        const NOT_ANOTHERS: &str = "labelSelector=%21service.kubernetes.io%2Fservice-proxy-name";
         match self {
-            Resource::Services => format!("/api/v1/services?{NOT_ANOTHERS}"),
+            Resource::Services => {
+                "/api/v1/services?labelSelector=%21service.kubernetes.io%2Fservice-proxy-name".to_owned()
+            }
             Resource::EndpointSlices => {
-                let path = "/apis/discovery.k8s.io/v1/endpointslices";
-                format!("{path}?{NOT_ANOTHERS}%2C%21service.kubernetes.io%2Fheadless")
+                "/apis/discovery.k8s.io/v1/endpointslices?labelSelector=%21service.kubernetes.io%2Fheadless".to_owned()
             }
             Resource::AllNodes { .. } => "/api/v1/nodes?pretty=false".to_owned(),
             Resource::ServiceCidrs(version) => {
