@@ -911,6 +911,24 @@ fn rules_fit_the_programs_and_the_host() {
     node.has_not("INVALID");
 }
 
+/// Whoever has set it: there is no rule where connection tracking takes everything as valid.
+#[test]
+fn invalid_packets_are_dropped_by_the_kernels_setting() {
+    const LIBERAL: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";
+    for (before, after) in [(Some("0"), "1"), (Some("2"), "0"), (None, "1"), (Some("nonsense"), "-1")] {
+        let mut node = new();
+        let says_liberal = |value: &str| matches!(value, "1" | "2" | "-1");
+        for value in [before, Some(after), before] {
+            node.kernel.set_sysctl(LIBERAL, value);
+            // Not before a full pass.
+            node.full();
+            node.settles();
+            assert_eq!(node.v4().contains("INVALID"), !value.is_some_and(says_liberal), "{value:?}");
+            assert_eq!(node.full().writes(), 0);
+        }
+    }
+}
+
 #[test]
 fn rules_are_counted_as_they_come_and_go() {
     let mut node = new();

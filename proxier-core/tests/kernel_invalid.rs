@@ -67,6 +67,15 @@ fn heard(fd: &OwnedFd, payload: &[u8], patience: Duration) -> Option<IpAddr> {
     None
 }
 
+/// Why windows do not count.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Liberal {
+    /// They do.
+    No,
+    AskedFor,
+    SetBySomebody,
+}
+
 struct Invalid {
     net: Net,
     _cluster: Cluster,
@@ -76,14 +85,17 @@ struct Invalid {
 }
 
 impl Invalid {
-    fn new(mode: Kind, is_liberal: bool, open: impl FnOnce(Options) -> Cluster) -> Self {
+    fn new(mode: Kind, liberal: Liberal, open: impl FnOnce(Options) -> Cluster) -> Self {
         let net = Net::new();
         let mut places = net::places(net::POD_A, net::POD_PORT);
         places.retain(|(transport, _)| *transport == Transport::Tcp);
         let server = Witness::start(&net.pod_a, "a", &places).unwrap();
         let mut options = options(&json!({}));
         options.mode = mode;
-        options.host.tcp_be_liberal = is_liberal;
+        options.host.tcp_be_liberal = liberal == Liberal::AskedFor;
+        if liberal == Liberal::SetBySomebody {
+            std::fs::write("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal", "1").unwrap();
+        }
         let mut cluster = open(options);
         cluster.publish("web", 10, &json!({}), &[A]);
         cluster.settle();
@@ -122,16 +134,16 @@ impl Invalid {
 }
 
 /// Dropped with the mode's rules, translated where windows do not count.
-fn dropped_or_translated(needs: &[Need], mode: Kind, open: fn(Options) -> Cluster) {
+fn dropped_or_translated(needs: &[Need], mode: Kind, liberal: Liberal, open: fn(Options) -> Cluster) {
     kernel_test(needs, || {
-        let invalid = Invalid::new(mode, false, open);
+        let invalid = Invalid::new(mode, Liberal::No, open);
         for family in FAMILIES {
             let seen = invalid.seen(family);
             assert!(seen.contains(&Seen::Nowhere) && !seen.contains(&Seen::AtPod), "{family:?}: {seen:?}");
         }
     });
     kernel_test(needs, || {
-        let invalid = Invalid::new(mode, true, open);
+        let invalid = Invalid::new(mode, liberal, open);
         for family in FAMILIES {
             assert_eq!(invalid.seen(family), [Seen::AtService; 8], "{family:?}");
         }
@@ -141,19 +153,21 @@ fn dropped_or_translated(needs: &[Need], mode: Kind, open: fn(Options) -> Cluste
 #[test]
 fn nftables_mode_drops_them() {
     let needs = [Need::Root, Need::Nftables, Need::Veth, Need::Conntrack];
-    dropped_or_translated(&needs, Kind::Nftables, Cluster::without_programs);
+    dropped_or_translated(&needs, Kind::Nftables, Liberal::SetBySomebody, Cluster::without_programs);
 }
 
 #[test]
 fn iptables_mode_drops_them_by_the_nft_back_end() {
     let needs = [Need::Root, Need::IptablesNft, Need::Veth, Need::Conntrack];
-    dropped_or_translated(&needs, Kind::Iptables, |options| Cluster::with(options, Backend::NfTables));
+    dropped_or_translated(&needs, Kind::Iptables, Liberal::SetBySomebody, |options| {
+        Cluster::with(options, Backend::NfTables)
+    });
 }
 
 #[test]
 fn iptables_mode_drops_them_by_the_legacy_back_end() {
     let needs = [Need::Root, Need::IptablesLegacy, Need::Veth, Need::Conntrack];
-    dropped_or_translated(&needs, Kind::Iptables, |options| Cluster::with(options, Backend::Legacy));
+    dropped_or_translated(&needs, Kind::Iptables, Liberal::AskedFor, |options| Cluster::with(options, Backend::Legacy));
 }
 
 /// IPVS translates answers by its own connections, whatever their numbers are.
@@ -161,7 +175,7 @@ fn iptables_mode_drops_them_by_the_legacy_back_end() {
 fn ipvs_mode_translates_them() {
     let needs = [PROXY, &[Need::Veth, Need::Conntrack, Need::Nftables]].concat();
     kernel_test(&needs, || {
-        let invalid = Invalid::new(Kind::Ipvs, false, Cluster::new);
+        let invalid = Invalid::new(Kind::Ipvs, Liberal::No, Cluster::new);
         for family in FAMILIES {
             assert_eq!(invalid.seen(family), [Seen::AtService; 8], "{family:?}");
         }
@@ -173,7 +187,7 @@ fn ipvs_mode_translates_them() {
 fn without_the_rule_clients_see_the_pod() {
     let needs = [Need::Root, Need::Nftables, Need::Tool("nft"), Need::Veth, Need::Conntrack];
     kernel_test(&needs, || {
-        let mut invalid = Invalid::new(Kind::Nftables, false, Cluster::without_programs);
+        let mut invalid = Invalid::new(Kind::Nftables, Liberal::No, Cluster::without_programs);
         invalid.goes_on = false;
         for (family, name) in [(Family::V4, "ip"), (Family::V6, "ip6")] {
             let listed = oracle::run("nft", &["-a", "list", "chain", name, "proxier", "forward-filter"], None).unwrap();

@@ -1118,9 +1118,19 @@ fn invalid_packets_are_not_forwarded_unless_connection_tracking_is_liberal() {
         options.host.tcp_be_liberal = is_liberal;
         let mut node = Node::on(kernel(), options);
         node.settles();
-        let rules = blocks(&node.v4()).remove("chain forward-filter").unwrap();
-        let drops = rules.iter().any(|rule| rule.contains("ct state") && rule.contains("invalid drop"));
-        assert_eq!(drops, !is_liberal, "{rules:?}");
+        let drops = |node: &Node| {
+            let rules = blocks(&node.v4()).remove("chain forward-filter").unwrap();
+            rules.iter().any(|rule| rule.contains("ct state") && rule.contains("invalid drop"))
+        };
+        assert_eq!(drops(&node), !is_liberal);
+        // Whoever sets it; what is asked for is set again.
+        for (value, drops_then) in [("1", false), ("0", !is_liberal), ("2", false)] {
+            node.kernel.set_sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", Some(value));
+            node.full();
+            node.settles();
+            assert_eq!(drops(&node), drops_then, "{value}, asked for: {is_liberal}");
+            assert_eq!(node.full().writes(), 0);
+        }
     }
 }
 

@@ -19,7 +19,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::config::{Config, Families};
 use crate::modes::shared::names::Names;
-use crate::modes::shared::sysctls::HostSettings;
+use crate::modes::shared::sysctls::{self, HostSettings};
 use crate::net::{Family, FrontendKey};
 use crate::ports::{Conntrack, LocalNetworks, PortError, PortErrorKind, Ports, Tables};
 use crate::reconciler::report::{Refused, Report, Unread};
@@ -78,6 +78,8 @@ pub(crate) struct Pass<'a> {
     pub(crate) facts: &'a NodeFacts,
     pub(crate) host: &'a HostAddresses,
     pub(crate) settings: &'a HostSettings,
+    /// Packets outside a connection's window are valid to connection tracking, as the last full pass found.
+    pub(crate) tcp_is_liberal: bool,
     /// Compare everything, not only what changed.
     pub(crate) full: bool,
     /// A full pass has succeeded.

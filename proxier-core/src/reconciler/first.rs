@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::{Reconciler, Report};
-use crate::modes::shared::host;
+use crate::modes::shared::{host, sysctls};
 use crate::modes::{Mode, Pass, Prepared};
 use crate::net::Protocol;
 use crate::ports::Ports;
@@ -67,6 +67,7 @@ impl Reconciler {
         if self.mode.serves_something(&self.host) {
             return None;
         }
+        self.tcp_is_liberal = sysctls::is_tcp_liberal(&self.options.host, ports.sysctls);
         let mut report = Report { full: true, ..Report::default() };
         // What it knows of the kernel begins with the whole pass.
         let safeguard = self.safeguard.clone();
@@ -75,6 +76,7 @@ impl Reconciler {
             facts: &self.facts,
             host: &self.host,
             settings: &self.options.host,
+            tcp_is_liberal: self.tcp_is_liberal,
             full: true,
             settled: false,
             failing: false,

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use crate::config::{Config, MayAskFor};
 use crate::modes::shared::host;
-use crate::modes::shared::sysctls::HostSettings;
+use crate::modes::shared::sysctls::{self, HostSettings};
 use crate::modes::{self, Mode, Pass, Plan, Prepared, Refreshed, iptables, ipvs, nftables, userspace};
 use crate::ports::Ports;
 use crate::reconciler::cluster_nodes::ClusterNodes;
@@ -177,6 +177,8 @@ pub struct Reconciler {
     host_stale: bool,
     /// Addresses that the host has lost, with the time when each is given up.
     absent: BTreeMap<IpAddr, Moment>,
+    /// Packets outside a connection's window are valid to connection tracking, as the last full pass found.
+    tcp_is_liberal: bool,
     /// The default routes have been read.
     knows_gateways: bool,
     /// The addresses on which an earlier process served node ports have been checked.
@@ -227,6 +229,7 @@ impl Reconciler {
             pending: BTreeSet::new(),
             host_stale: true,
             absent: BTreeMap::new(),
+            tcp_is_liberal: options.host.tcp_be_liberal,
             knows_gateways: false,
             knows_served: false,
             mode: match options.mode {
@@ -235,9 +238,8 @@ impl Reconciler {
                 }
                 modes::Kind::Nftables => Mode::Nftables(Box::new(nftables::Mode::new(&options.config))),
                 modes::Kind::Iptables => {
-                    let mut allowed = options.iptables;
-                    allowed.drop_invalid &= !options.host.tcp_be_liberal;
-                    Mode::Iptables(Box::new(iptables::Mode::new(&facts, allowed, options.seed)))
+                    let is_liberal = options.host.tcp_be_liberal;
+                    Mode::Iptables(Box::new(iptables::Mode::new(&facts, options.iptables, is_liberal, options.seed)))
                 }
                 modes::Kind::Userspace => Mode::Userspace(Box::new(userspace::Mode::new(&options.userspace))),
             },
@@ -448,6 +450,7 @@ impl Reconciler {
             }
         }
         if report.full {
+            self.tcp_is_liberal = sysctls::is_tcp_liberal(&self.options.host, ports.sysctls);
             report.refused = self.refused().collect();
         }
         let pass = Pass {
@@ -455,6 +458,7 @@ impl Reconciler {
             facts: &self.facts,
             host: &self.host,
             settings: &self.options.host,
+            tcp_is_liberal: self.tcp_is_liberal,
             full: report.full,
             settled: self.settled,
             failing: self.schedule.is_failing(),

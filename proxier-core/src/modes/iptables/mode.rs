@@ -40,6 +40,8 @@ pub(crate) struct Mode {
     options: Options,
     /// Whether the programs masquerade with random ports.
     random_fully: bool,
+    /// [`Pass::tcp_is_liberal`] of the last full pass.
+    tcp_is_liberal: bool,
     seed: u64,
     wanted: Wanted,
     /// The node facts differ from those of the last refresh.
@@ -89,12 +91,15 @@ pub(crate) struct Prepared {
 }
 
 impl Mode {
-    pub(crate) fn new(facts: &NodeFacts, options: Options, seed: u64) -> Self {
+    /// `tcp_is_liberal`: as the first full pass will probably find it ([`Pass::tcp_is_liberal`]).
+    pub(crate) fn new(facts: &NodeFacts, options: Options, tcp_is_liberal: bool, seed: u64) -> Self {
+        let probable = Options { drop_invalid: options.drop_invalid && !tcp_is_liberal, ..options };
         Mode {
             options,
             random_fully: true,
+            tcp_is_liberal,
             seed,
-            wanted: Wanted::new(facts, options),
+            wanted: Wanted::new(facts, probable),
             new_facts: true,
             compared: false,
             known: Known::default(),
@@ -152,14 +157,16 @@ impl Mode {
         }
     }
 
-    /// The configured options that the programs support.
+    /// The configured options that the programs support and the kernel's settings leave room for.
     fn allowed(&self) -> Options {
-        Options { random_fully: self.options.random_fully.on(self.random_fully), ..self.options }
+        let random_fully = self.options.random_fully.on(self.random_fully);
+        Options { random_fully, drop_invalid: self.options.drop_invalid && !self.tcp_is_liberal, ..self.options }
     }
 
-    /// Asks the programs for their options, and returns whether rules depend on the answer. If a family's program is missing, reading
-    /// its rules reports that.
+    /// Asks the programs for their options and looks at the kernel's settings, and returns whether rules depend on the answers. If a
+    /// family's program is missing, reading its rules reports that.
     fn ask_programs(&mut self, pass: &Pass<'_>, rules: &mut dyn Rules) -> bool {
+        self.tcp_is_liberal = pass.tcp_is_liberal;
         self.random_fully = true;
         for family in pass.families() {
             self.random_fully &= rules.has_random_fully(family).unwrap_or(true);

@@ -17,8 +17,8 @@ pub struct Options {
     /// Whether masqueraded connections get random ports.
     pub random_fully: RandomFully,
     /// Whether packets that belong to no known connection are dropped when forwarded; otherwise an endpoint's late answer
-    /// may reach the client with the endpoint's address and end its connection. kube-proxy from 1.30 leaves the rule out
-    /// where `nf_conntrack_tcp_be_liberal` is set.
+    /// may reach the client with the endpoint's address and end its connection. As in kube-proxy from 1.30 there is no
+    /// rule where the sysctl `nf_conntrack_tcp_be_liberal` is not 0, as each full pass finds it.
     pub drop_invalid: bool,
     /// Clients of Services without endpoints get a reset where they use TCP (`iptables.rejectWithReset`), not ICMP, which the kernel
     /// limits for each client (`icmp_ratelimit`): of many connections in a second, those beyond the limit wait. Default: no, as in

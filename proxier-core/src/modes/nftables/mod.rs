@@ -43,18 +43,18 @@
 //! * [`LocalFallback`](crate::config::LocalFallback) does not matter: the node and its pods get the cluster's endpoints,
 //!   others are dropped.
 //!
-//! What differs from kube-proxy's nftables mode, on purpose; masquerading of endpoints that connect to themselves and of other nodes' pods, resets and affinity differ as above:
+//! What differs from kube-proxy's nftables mode, on purpose; masquerading of other nodes' pods, resets and affinity differ as above:
 //! * Without `nodePortAddresses`, node ports are served on all addresses of the node, as in the other modes; there on the node's
-//!   primary ones, which `primary` gives here.
+//!   primary ones, which `primary` gives here. `primary` in a family in which the node has no address serves none; there all.
 //! * Addresses in the networks of cluster IPs (ServiceCIDRs) that no Service has are left alone; there they are dropped.
-//! * Packets that connection tracking finds invalid are not forwarded, unless it is liberal, as in kube-proxy's iptables mode; there
-//!   they are.
+//! * Packets that connection tracking finds invalid are not forwarded, unless it is liberal (`nf_conntrack_tcp_be_liberal`, whoever set
+//!   it), as in kube-proxy's iptables mode; there they are.
 //! * A load balancer without endpoints rejects everybody, as in kube-proxy's iptables mode; there it drops those outside of its source
 //!   ranges.
-//! * Rejections stand at the priority `filter`; there ten before `dstnat`, as source ranges do in both.
 //! * There, Linux 5.13 and the program `nft` are needed.
 //!
-//! As there: node ports are neither served nor refused on loopback addresses and on addresses that are not among `nodePortAddresses`; the node
+//! As there: rejections stand at the priority `filter`, and source ranges ten before `dstnat`; an endpoint that connects to itself is
+//! masqueraded on its own node only; node ports are neither served nor refused on loopback addresses and on addresses that are not among `nodePortAddresses`; the node
 //! itself is told that an address elsewhere has no endpoint; other ports of cluster IPs are rejected.
 
 mod apply;

@@ -127,7 +127,7 @@ impl Mode {
     }
 
     fn layout(&self, family: Family, pass: &Pass<'_>) -> Layout {
-        Layout::new(family, &self.table, pass.facts, pass.settings.tcp_be_liberal)
+        Layout::new(family, &self.table, pass.facts, pass.tcp_is_liberal)
     }
 
     /// Reads the tables of both families: one that is not served any more has to go. Tables that nobody changed since they

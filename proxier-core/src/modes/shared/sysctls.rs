@@ -115,6 +115,15 @@ pub(crate) fn needed(settings: &HostSettings, release: &str, serves: bool, is_ma
     all
 }
 
+/// Whether packets outside a connection's window are valid to connection tracking, whoever wanted it; also when this pass can set it.
+/// What cannot be read counts as the kernel's default.
+pub(crate) fn is_tcp_liberal(settings: &HostSettings, sysctls: &mut dyn Sysctls) -> bool {
+    let is_on = |text: &str| text.trim().parse::<i64>().is_ok_and(|number| number != 0);
+    sysctls.get(TCP_BE_LIBERAL).is_ok_and(|text| is_on(&text))
+        || settings.tcp_be_liberal && sysctls.can_set(TCP_BE_LIBERAL)
+}
+
+const TCP_BE_LIBERAL: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";
 const IP_FORWARD: &str = "net/ipv4/ip_forward";
 const VS_CONNTRACK: &str = "net/ipv4/vs/conntrack";
 const VS_CONN_REUSE_MODE: &str = "net/ipv4/vs/conn_reuse_mode";
@@ -143,7 +152,7 @@ pub fn of_every_mode(settings: &HostSettings) -> Vec<Wanted> {
     let secs = [
         ("net/netfilter/nf_conntrack_tcp_timeout_established", settings.tcp_established_secs),
         ("net/netfilter/nf_conntrack_tcp_timeout_close_wait", settings.tcp_close_wait_secs),
-        ("net/netfilter/nf_conntrack_tcp_be_liberal", settings.tcp_be_liberal.then_some(1)),
+        (TCP_BE_LIBERAL, settings.tcp_be_liberal.then_some(1)),
         ("net/netfilter/nf_conntrack_udp_timeout", settings.udp_secs),
         ("net/netfilter/nf_conntrack_udp_timeout_stream", settings.udp_stream_secs),
     ];
