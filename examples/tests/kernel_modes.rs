@@ -524,6 +524,29 @@ fn no_value_leads_to_another_mode() {
     });
 }
 
+/// `--init-only` succeeds without IPVS in the kernel, and sets nothing that the mode does not need.
+#[test]
+fn a_node_is_prepared_for_its_mode_only() {
+    kernel_test(&[Need::Root], || {
+        let read = |path: &str| fs::read_to_string(Path::new("/proc/sys").join(path)).ok();
+        let of_ipvs = || ["net/ipv4/vs/conntrack", "net/ipv4/vs/expire_nodest_conn"].map(read);
+        for (mode, forwards) in [("nftables", true), ("iptables", true), ("userspace", false), ("auto", true)] {
+            fs::write("/proc/sys/net/ipv4/ip_forward", "0").unwrap();
+            let (before, localnet) = (of_ipvs(), read("net/ipv4/conf/all/route_localnet"));
+            let printed = ok(&command(&["run", "--init-only", "--proxy-mode", mode]).output().unwrap());
+            assert_eq!(read("net/ipv4/ip_forward").unwrap().trim() == "1", forwards, "{mode}: {printed}");
+            if mode != "auto" {
+                assert_eq!(of_ipvs(), before, "{mode}: {printed}");
+            }
+            assert_eq!(
+                read("net/ipv4/conf/all/route_localnet"),
+                localnet,
+                "{mode}: nothing guards loopback addresses yet"
+            );
+        }
+    });
+}
+
 /// A Node object with this address.
 fn node(name: &str, address: &str) -> String {
     let address = format!("[{{type: InternalIP, address: {address}}}]");

@@ -71,6 +71,26 @@ impl std::fmt::Display for Kind {
     }
 }
 
+/// The values below `/proc/sys` that a mode needs on a kernel of this release, before any Service is there. What iptables mode sets once its
+/// rules guard it (`route_localnet`) is not among them.
+///
+/// ```
+/// use proxier_core::modes::shared::sysctls::HostSettings;
+/// use proxier_core::modes::{Kind, wanted_sysctls};
+///
+/// let of = |mode| wanted_sysctls(mode, &HostSettings::default(), "6.1.0").into_iter().map(|one| one.path).collect::<Vec<_>>();
+/// assert!(of(Kind::Ipvs).contains(&"net/ipv4/vs/conntrack"));
+/// assert_eq!((of(Kind::Nftables), of(Kind::Iptables)), (vec!["net/ipv4/ip_forward"], vec!["net/ipv4/ip_forward"]));
+/// assert!(of(Kind::Userspace).is_empty()); // nothing is forwarded
+/// ```
+pub fn wanted_sysctls(mode: Kind, settings: &HostSettings, release: &str) -> Vec<sysctls::Wanted> {
+    match mode {
+        Kind::Ipvs => sysctls::wanted(settings, release),
+        Kind::Nftables | Kind::Iptables => sysctls::of_every_mode(settings),
+        Kind::Userspace => userspace::wanted_sysctls(settings),
+    }
+}
+
 /// The arguments that all parts of a pass share.
 #[derive(Clone, Copy)]
 pub(crate) struct Pass<'a> {

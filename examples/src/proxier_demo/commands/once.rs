@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use proxier_core::fake::FakeKernel;
 use proxier_core::modes::cleanup::cleanup;
-use proxier_core::modes::ipvs::reading::sysctl_changes;
 use proxier_core::modes::select::Asked;
 use proxier_core::modes::shared::cleaned::Cleaned;
 use proxier_core::modes::shared::names::Names;
-use proxier_core::modes::{Kind, Plan};
+use proxier_core::modes::shared::sysctls;
+use proxier_core::modes::{Kind, Plan, wanted_sysctls};
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::step::{Action, Part};
 use proxier_core::reconciler::{Reconciler, Removal};
@@ -149,15 +149,21 @@ fn remove_others<K: Kernel>(engine: &mut Engine<K>) -> bool {
     cleaned.is_done() && after.is_none_or(|report| report.is_done())
 }
 
-/// `--init-only`: only settings of the host, which need more privilege than serving.
+/// `--init-only`: only settings of the host that the mode needs, which need more privilege than serving.
 pub fn init(configured: &Configured) -> ExitCode {
     let mut kernel = match kernel::open() {
         Ok(kernel) => kernel,
         Err(problem) => return complain(&[problem], FAILED),
     };
-    let settings = configured.settings.host();
+    let settings = &configured.settings;
     let ports = kernel.ports();
-    let (changes, unmet) = sysctl_changes(ports.sysctls, &settings);
+    let release = ports.sysctls.get(sysctls::OSRELEASE).unwrap_or_default();
+    let mut wanted = wanted_sysctls(settings.mode, &settings.host(), &release);
+    if settings.asked == Asked::Auto {
+        // Where the kernel has no IPVS, another mode serves.
+        wanted.retain(|one| !one.path.starts_with("net/ipv4/vs/") || ports.sysctls.get(one.path).is_ok());
+    }
+    let (changes, unmet) = sysctls::changes(ports.sysctls, wanted);
     let (mut failed, mut done) = (0_u8, Vec::new());
     for change in changes {
         match ports.sysctls.set(&change.path, &change.to) {

@@ -52,7 +52,7 @@ pub use crate::ports::{Counts, Listener, Settings, Turned};
 pub use cleanup::cleanup;
 pub use lower::{NO_SCTP, lower};
 pub use mode::Options;
-pub(crate) use mode::{Mode, Prepared};
+pub(crate) use mode::{Mode, Prepared, wanted_sysctls};
 pub use plan::Plan;
 #[cfg(feature = "kernel")]
 pub use relay::Relay;

@@ -446,7 +446,7 @@ impl Mode {
 }
 
 /// The settings of the host that listening needs: packets are not forwarded, and not tracked.
-fn wanted_sysctls(settings: &HostSettings) -> Vec<sysctls::Wanted> {
+pub(crate) fn wanted_sysctls(settings: &HostSettings) -> Vec<sysctls::Wanted> {
     let of_arp = HostSettings { strict_arp: settings.strict_arp, ..HostSettings::default() };
     let mut wanted = sysctls::of_every_mode(&of_arp);
     wanted.retain(|wanted| wanted.path.starts_with("net/ipv4/conf/"));
