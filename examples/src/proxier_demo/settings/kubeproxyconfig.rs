@@ -18,6 +18,8 @@ use crate::proxier_demo::yaml;
 pub const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 /// `kind` of the format.
 pub const KIND: &str = "KubeProxyConfiguration";
+/// Where a ConfigMap may have it: kubeadm's place, and others'.
+const CONFIG_MAP_KEYS: [&str; 2] = ["config.conf", "config"];
 
 /// Reads `null` as the default: kubeadm writes it for unset fields.
 fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
@@ -341,22 +343,19 @@ impl KubeProxyConfiguration {
         Self::parse(&text, &origin)
     }
 
-    /// Reads a text. The second value: fields that were ignored.
+    /// Reads a text: a configuration, or a ConfigMap that holds one. The second value: fields that were ignored.
     ///
     /// # Errors
     ///
     /// As [`read`](Self::read).
     pub fn parse(text: &str, origin: &str) -> Result<(Self, Vec<Problem>), Problem> {
         let mut warnings = Vec::new();
-        let value = match yaml::parse(text, DuplicateKeyPolicy::Error) {
-            Ok(value) => value,
-            Err(strict) => {
-                let value = yaml::parse(text, DuplicateKeyPolicy::LastWins)
-                    .map_err(|reason| Problem::new(origin, format!("not YAML or JSON: {reason}")))?;
-                warnings.push(Problem::new(origin, format!("{strict}; the last one counts")));
-                value
-            }
-        };
+        let mut value = parse_yaml(text, origin, &mut warnings)?;
+        let inside = inside_config_map(&value).map_err(|reason| Problem::new(origin, reason).at("data"))?;
+        let origin = &inside.map_or_else(|| origin.to_owned(), |(key, _)| format!("{origin}, data[{key}]"));
+        if let Some((_, text)) = inside {
+            value = parse_yaml(text, origin, &mut warnings)?;
+        }
         check_kind(&value).map_err(|(field, reason)| Problem::new(origin, reason).at(field))?;
         let (object, unknown) =
             yaml::read_strictly(&value).map_err(|(field, reason)| Problem::new(origin, reason).at(field))?;
@@ -427,6 +426,31 @@ fn add_port(address: &mut String, port: u16) {
     if let Ok(bare) = address.trim_matches(['[', ']']).parse::<std::net::IpAddr>() {
         *address = std::net::SocketAddr::new(bare, port).to_string();
     }
+}
+
+/// Reads a document. Of two values of a field the last counts, with a warning.
+fn parse_yaml(text: &str, origin: &str, warnings: &mut Vec<Problem>) -> Result<Value, Problem> {
+    yaml::parse(text, DuplicateKeyPolicy::Error).or_else(|strict| {
+        let value = yaml::parse(text, DuplicateKeyPolicy::LastWins)
+            .map_err(|reason| Problem::new(origin, format!("not YAML or JSON: {reason}")))?;
+        warnings.push(Problem::new(origin, format!("{strict}; the last one counts")));
+        Ok(value)
+    })
+}
+
+/// Where a ConfigMap has a configuration, as kubeadm and others write it: the key, and the text. `None` if it is no ConfigMap.
+fn inside_config_map(value: &Value) -> Result<Option<(&'static str, &str)>, String> {
+    if value.get("kind").and_then(Value::as_str) != Some("ConfigMap") {
+        return Ok(None);
+    }
+    let data = value.get("data").and_then(Value::as_object);
+    let has = |key: &'static str| Some((key, data?.get(key)?.as_str()?));
+    if let Some(found) = CONFIG_MAP_KEYS.into_iter().find_map(has) {
+        return Ok(Some(found));
+    }
+    let keys: Vec<&str> = data.into_iter().flatten().map(|(key, _)| key.as_str()).collect();
+    let there = if keys.is_empty() { "nothing".to_owned() } else { keys.join(", ") };
+    Err(format!("has {there}; a ConfigMap should have a {KIND} at {}", CONFIG_MAP_KEYS.join(" or ")))
 }
 
 fn check_kind(value: &Value) -> Result<(), (&'static str, String)> {
@@ -502,6 +526,50 @@ mod tests {
         ] {
             let problem = KubeProxyConfiguration::parse(text, "c").unwrap_err().to_string();
             assert!(problem.starts_with(expected), "{text:?}: {problem}");
+        }
+    }
+
+    #[test]
+    fn a_config_map_is_read_as_what_it_holds() {
+        let config = |body: &str| format!("apiVersion: {API_VERSION}\nkind: {KIND}\n{body}");
+        let map = |data: Value| {
+            let metadata = serde_json::json!({"name": "kube-proxy", "namespace": "kube-system"});
+            let map = serde_json::json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
+            let yaml = serde_saphyr::to_string(&map).unwrap();
+            let read = KubeProxyConfiguration::parse(&yaml, "c").map_err(|problem| problem.to_string());
+            assert_eq!(
+                read,
+                KubeProxyConfiguration::parse(&map.to_string(), "c").map_err(|problem| problem.to_string())
+            );
+            read.map(|(object, warnings)| (object.mode, warnings.iter().map(ToString::to_string).collect::<Vec<_>>()))
+        };
+        let of_mode = |mode: &str| config(&format!("mode: {mode}\n"));
+        for (data, mode) in [
+            (
+                serde_json::json!({"config.conf": of_mode("ipvs"), "kubeconfig.conf": "apiVersion: v1\nkind: Config"}),
+                "ipvs",
+            ),
+            (serde_json::json!({"config": of_mode("nftables")}), "nftables"),
+            (serde_json::json!({"config": of_mode("nftables"), "config.conf": of_mode("ipvs")}), "ipvs"),
+        ] {
+            assert_eq!(map(data), Ok((mode.to_owned(), vec![])));
+        }
+        let (_, warnings) = map(serde_json::json!({"config": config("mode: ipvs\nmood: good\n")})).unwrap();
+        assert_eq!(warnings, ["c, data[config]: mood: no such field in this format; it is ignored"]);
+        let place = "a ConfigMap should have a KubeProxyConfiguration at config.conf or config";
+        for (data, expected) in [
+            (serde_json::json!({"a": "", "kubeconfig.conf": "x"}), format!("c: data: has a, kubeconfig.conf; {place}")),
+            (serde_json::json!({}), format!("c: data: has nothing; {place}")),
+            (Value::Null, format!("c: data: has nothing; {place}")),
+            (serde_json::json!({"config": config("mode: [1]")}), "c, data[config]: mode: ".to_owned()),
+            (
+                serde_json::json!({"config.conf": "kind: ConfigMap\napiVersion: v1"}),
+                "c, data[config.conf]: kind: \"ConfigMap\"; should be KubeProxyConfiguration".to_owned(),
+            ),
+            (serde_json::json!({"config.conf": ""}), "c, data[config.conf]: holds no object".to_owned()),
+        ] {
+            let problem = map(data.clone()).unwrap_err();
+            assert!(problem.starts_with(&expected), "{data}: {problem}");
         }
     }
 

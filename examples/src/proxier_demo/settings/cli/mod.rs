@@ -527,7 +527,7 @@ fn files() -> [Arg; 5] {
         |name: &'static str| Arg::new(name).long(name).value_name("FILE").value_parser(clap::value_parser!(PathBuf));
     let switch = |name: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue);
     [
-        path("config").help("A KubeProxyConfiguration (v1alpha1), as kubeadm writes it"),
+        path("config").help("A KubeProxyConfiguration (v1alpha1), or kubeadm's ConfigMap with one"),
         path("write-config-to").help("Write the effective configuration to a file and exit"),
         switch("cleanup").hide(true),
         switch("init-only").hide(true),
