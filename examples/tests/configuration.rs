@@ -214,7 +214,7 @@ const VALUES: &[(&str, &[&str], &[&str])] = &[
     ("kube-api-qps", &["many"], &["5"]),
     ("masquerade-all", &["maybe"], &["true"]),
     ("metrics-bind-address", &["10249"], &["127.0.0.1:0"]),
-    ("nodeport-addresses", &["10.0.0.0/33", "primary,10.0.0.0/8"], &["10.0.0.0/8,10.1.0.0/16", "primary"]),
+    ("nodeport-addresses", &["10.0.0.0/33", "primary,localhosts"], &["10.0.0.0/8,primary", "primary,localhost,all"]),
     ("oom-score-adj", &["-1001", "1001"], &["-1000"]),
     ("pod-bridge-interface", &[], &["cni0"]),
     ("pod-interface-name-prefix", &[], &["veth"]),

@@ -236,7 +236,10 @@ objects! {
 
     /// The part of `KubeProxyConfiguration` (`kubeproxy.config.k8s.io/v1alpha1`) that decides what is programmed.
     ConfigObject {
-        /// Networks whose addresses get node ports; empty: all addresses; `["primary"]`: those of the Node object.
+        /// The node's primary address of its family, unless unspecified or none that others reach.
+        bind_address: String,
+        /// Where node ports are served: networks, `primary` (the node's primary addresses), `localhost` and `all` (addresses) in any
+        /// combination; empty: `all`.
         node_port_addresses: Vec<String>,
         /// Networks of the cluster's pods: one, or one of each family with a comma between.
         #[serde(rename = "clusterCIDR")]

@@ -12,6 +12,7 @@ use proxier_core::config::{Config, InterfaceName, LocalTraffic, MarkBit, NodePor
 use proxier_core::modes::iptables::settings::NodePorts;
 use proxier_core::modes::iptables::{Incomparable, Options, RandomFully, Wanted, changes, cleanup, update};
 use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
+use proxier_core::objects::ConfigObject;
 use proxier_core::service::{NodeFacts, Reserved, ReservedPort, User};
 use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Roles, Store, TrafficPolicy};
 use serde_json::{Value, json};
@@ -182,6 +183,23 @@ fn where_node_ports_are_served() {
     assert_eq!(served(within(&["127.0.0.2/32"]), Family::V4), (on(&[]), true), "not the address itself");
     assert_eq!(served(within(&["128.0.0.0/1"]), Family::V4), (on(&["192.168.0.10"]), false));
     assert_eq!(served(within(&[]), Family::V4), (on(&[]), false), "nothing could be read");
+    let asked = |texts: &[&str]| {
+        let object = ConfigObject {
+            node_port_addresses: texts.iter().map(ToString::to_string).collect(),
+            ..ConfigObject::default()
+        };
+        Config::check(&object, &mut Vec::new()).node_port_addresses
+    };
+    let primary = "192.168.0.10";
+    for (texts, expected) in [
+        (&["primary", "localhost"][..], (on(&["127.0.0.1", primary]), true)),
+        (&["localhost"], (on(&["127.0.0.1"]), true)),
+        (&["primary", "all"], (NodePorts::Everywhere, true)),
+        (&["primary", "10.0.0.0/8"], (on(&[primary]), false)),
+    ] {
+        assert_eq!(served(asked(texts), Family::V4), expected, "{texts:?}");
+    }
+    assert_eq!(served(asked(&["primary", "10.0.0.0/8"]), Family::V6), served(NodePortAddresses::Primary, Family::V6));
 }
 
 #[test]

@@ -5,12 +5,14 @@ mod marks;
 mod masquerade;
 mod names;
 
+use std::net::IpAddr;
+
 use ::ipvs::model::Scheduler;
 
 use crate::net::{Family, Network};
 use crate::objects::ConfigObject;
-use crate::service::Reserved;
-use crate::snapshot::{Balancing, ObjectKey, ObjectKind, Rejection, Reporter, parse_network};
+use crate::service::{Reserved, is_reachable};
+use crate::snapshot::{Balancing, ObjectKey, ObjectKind, Rejection, Reporter, parse_address, parse_network};
 
 pub use self::ipvs::{Binding, IpvsConfig, MayAskFor, RulesBy};
 pub use marks::MarkRange;
@@ -46,11 +48,26 @@ pub enum NodePortAddresses {
     /// All but loopback, IPv6 link-local and those on devices of proxies ([`KernelNames`]). Default.
     #[default]
     All,
-    /// Those of the Node object.
+    /// The node's primary ones: [`Config::node_address`], or those of the Node object. In a family in which it has none, on none.
     Primary,
+    /// The node's primary ones, and of [`All`](NodePortAddresses::All) those in these networks. A family without a network here gets
+    /// no more than its primary one.
+    PrimaryAnd(Vec<Network>),
     /// Of [`All`](NodePortAddresses::All), those in these networks. A family without a network here gets all, unless the
     /// list is empty: then neither family gets any.
     Within(Vec<Network>),
+}
+
+impl NodePortAddresses {
+    /// Whether it asks for loopback addresses by name, not as a part of all or many addresses.
+    pub fn names_localhost(&self) -> bool {
+        match self {
+            NodePortAddresses::All | NodePortAddresses::Primary => false,
+            NodePortAddresses::PrimaryAnd(networks) | NodePortAddresses::Within(networks) => {
+                networks.iter().any(|network| network.addr().is_loopback())
+            }
+        }
+    }
 }
 
 /// Which hints of endpoints are used.
@@ -114,8 +131,13 @@ pub enum LocalFallback {
 pub struct Config {
     /// Families to program. Default both.
     pub families: Families,
+    /// The node's primary address of its family, in place of the Node object's (`bindAddress`). Default none.
+    pub node_address: Option<IpAddr>,
     /// On which addresses node ports are served.
     pub node_port_addresses: NodePortAddresses,
+    /// Whether `spec.externalIPs` of Services are left out, since anyone who may write a Service chooses them: the feature gate
+    /// [`EXTERNAL_IPS_GATE`] is off. Default no.
+    pub without_external_ips: bool,
     /// Which hints of endpoints are used.
     pub topology: Topology,
     /// What external traffic gets on nodes without local endpoints.
@@ -165,6 +187,7 @@ impl Config {
             config.ipvs.may_ask_for = check_allowed(names, report);
         }
         config.ipvs.defaults = Balancing::check_defaults(&object.ipvs.defaults, report);
+        config.node_address = parse_address(&object.bind_address).filter(|address| is_reachable(*address));
         config.node_port_addresses = check_node_port_addresses(&object.node_port_addresses, report);
         config.ipvs.exclude_cidrs = check_networks(&object.ipvs.exclude_cidrs, "ipvs.excludeCIDRs", report);
         if let Some(name) = object.ipvs.binding.as_deref().filter(|name| !name.is_empty()) {
@@ -209,6 +232,9 @@ impl Config {
         self.ipvs.binding == Binding::Routes && self.names == KernelNames::default()
     }
 }
+
+/// The feature gate that lets Services have external IPs ([`Config::without_external_ips`]). No other gate has an effect.
+pub const EXTERNAL_IPS_GATE: &str = "AllowServiceExternalIPs";
 
 /// A network of cluster IPs, to be made local as a whole; `None` for anything else, and for all addresses.
 pub fn parse_service_cidr(text: &str) -> Option<Network> {
@@ -271,22 +297,31 @@ fn check_node_port_addresses(texts: &[String], report: &mut Reporter<'_>) -> Nod
     if texts.is_empty() {
         return NodePortAddresses::All;
     }
-    if let [only] = texts
-        && only == "primary"
-    {
-        return NodePortAddresses::Primary;
+    let mut networks = Vec::new();
+    for (index, text) in texts.iter().enumerate() {
+        match text.as_str() {
+            "primary" => {}
+            "localhost" => networks.extend(["127.0.0.0/8", "::1/128"].iter().filter_map(|text| parse_network(text))),
+            "all" => networks.extend(["0.0.0.0/0", "::/0"].iter().filter_map(|text| parse_network(text))),
+            text => networks.extend(check_network(text, "nodePortAddresses", index, report)),
+        }
     }
-    NodePortAddresses::Within(check_networks(texts, "nodePortAddresses", report))
+    match (texts.iter().any(|text| text == "primary"), networks) {
+        (true, networks) if networks.is_empty() => NodePortAddresses::Primary,
+        (true, networks) => NodePortAddresses::PrimaryAnd(networks),
+        (false, _) if texts.iter().all(|text| text == "all") => NodePortAddresses::All,
+        (false, networks) => NodePortAddresses::Within(networks),
+    }
 }
 
 fn check_networks(texts: &[String], field: &str, report: &mut Reporter<'_>) -> Vec<Network> {
-    let mut networks = Vec::with_capacity(texts.len());
-    for (index, text) in texts.iter().enumerate() {
-        let network = parse_network(text);
-        if network.is_none() {
-            report.reject(format!("{field}[{index}]"), text, "not a network (ADDRESS/PREFIX); left out");
-        }
-        networks.extend(network);
+    texts.iter().enumerate().filter_map(|(index, text)| check_network(text, field, index, report)).collect()
+}
+
+fn check_network(text: &str, field: &str, index: usize, report: &mut Reporter<'_>) -> Option<Network> {
+    let network = parse_network(text);
+    if network.is_none() {
+        report.reject(format!("{field}[{index}]"), text, "not a network (ADDRESS/PREFIX); left out");
     }
-    networks
+    network
 }

@@ -93,9 +93,17 @@ impl NodeFacts {
             .collect();
         let absent: BTreeSet<IpAddr> =
             absent.into_iter().filter(|address| is_reachable(*address) && !on_interfaces.contains(address)).collect();
+        // The first of a family is the primary one.
+        let node_addresses: Vec<IpAddr> = config.node_address.iter().chain(&node.addresses).copied().collect();
+        let first_of = |family| node_addresses.iter().copied().find(|address| Family::of(*address) == family);
+        let primary = Family::ALL.into_iter().filter_map(first_of);
         let node_port_addresses = match &config.node_port_addresses {
             NodePortAddresses::All => on_interfaces.union(&absent).copied().collect(),
-            NodePortAddresses::Primary => node.addresses.iter().copied().collect(),
+            NodePortAddresses::Primary => primary.collect(),
+            NodePortAddresses::PrimaryAnd(networks) => {
+                let inside = |address: &IpAddr| networks.iter().any(|network| network.contains(address));
+                on_interfaces.union(&absent).copied().filter(inside).chain(primary).collect()
+            }
             NodePortAddresses::Within(networks) => {
                 let inside = |address: &IpAddr| {
                     let mut of_family =
@@ -109,7 +117,7 @@ impl NodeFacts {
         NodeFacts {
             config: config.clone(),
             zone: node.zone.as_deref().map(Box::from),
-            node_addresses: node.addresses.clone(),
+            node_addresses,
             on_interfaces,
             absent,
             node_port_addresses,
@@ -199,7 +207,7 @@ impl NodeFacts {
         !networks.is_empty() && !is_named && !self.health_checks_open_on(family).is_nowhere()
     }
 
-    /// The node's own address of a family, as the Node object has it.
+    /// The node's primary address of a family: the configured one ([`Config::node_address`]), or else as the Node object has it.
     pub fn node_address(&self, family: Family) -> Option<IpAddr> {
         self.node_addresses.iter().copied().find(|address| Family::of(*address) == family)
     }
@@ -230,7 +238,7 @@ impl NodeFacts {
     }
 
     /// Whether an address is this node's own: an interface other than proxies' devices has it or had it a moment ago, or
-    /// the Node object has it.
+    /// the Node object has it, or the configuration.
     pub fn is_own_address(&self, address: IpAddr) -> bool {
         self.is_here(address) || self.node_addresses.contains(&address)
     }

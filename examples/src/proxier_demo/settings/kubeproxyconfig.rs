@@ -51,7 +51,8 @@ objects! {
     KubeProxyConfiguration {
         /// [`API_VERSION`].
         api_version: String,
-        /// Address whose family is the primary one. Default `0.0.0.0`.
+        /// Address whose family is the primary one, and that is the node's primary address of its family if others can reach it. Default
+        /// `0.0.0.0`: the Node object's.
         bind_address: String,
         /// Whether a health or metrics address that cannot be bound ends the process. Default no.
         bind_address_hard_fail: bool,
@@ -90,7 +91,7 @@ objects! {
         mode: String,
         /// Settings of nftables mode, used in that mode only.
         nftables: Option<Nftables>,
-        /// Networks whose addresses get node ports, or `["primary"]`.
+        /// Where node ports are served: networks, `primary`, `localhost` and `all` in any combination. Default `all`.
         node_port_addresses: Vec<String>,
         /// Written to this process's `oom_score_adj`. Default −999.
         oom_score_adj: Option<i64>,

@@ -147,28 +147,29 @@ impl Settings {
 
 /// Networks of a family in which node ports are served; `None` if that is all addresses.
 fn networks_of(family: Family, addresses: &NodePortAddresses) -> Option<Vec<Network>> {
-    let NodePortAddresses::Within(networks) = addresses else { return None };
+    let (networks, opens_unnamed) = match addresses {
+        NodePortAddresses::All => return None,
+        NodePortAddresses::Primary => (&[][..], false),
+        NodePortAddresses::PrimaryAnd(networks) => (&networks[..], false),
+        NodePortAddresses::Within(networks) => (&networks[..], !networks.is_empty()),
+    };
     let of_family: Vec<Network> =
         networks.iter().copied().filter(|network| Family::of(network.addr()) == family).collect();
-    let all = of_family.is_empty() && !networks.is_empty() || of_family.iter().any(|network| network.prefix_len() == 0);
+    let all = of_family.is_empty() && opens_unnamed || of_family.iter().any(|network| network.prefix_len() == 0);
     (!all).then_some(of_family)
 }
 
 /// Whether node ports may be served on 127.0.0.0/8.
 fn has_localhost(addresses: &NodePortAddresses) -> bool {
     let overlaps = |network: &Network| network.addr().is_loopback() || network.contains(&IpAddr::from([127, 0, 0, 0]));
-    *addresses != NodePortAddresses::Primary
-        && networks_of(Family::V4, addresses).is_none_or(|networks| networks.iter().any(overlaps))
+    networks_of(Family::V4, addresses).is_none_or(|networks| networks.iter().any(overlaps))
 }
 
 fn node_ports(family: Family, facts: &NodeFacts, localhost: bool) -> NodePorts {
     let configured = &facts.config().node_port_addresses;
-    let networks = networks_of(family, configured);
-    if networks.is_none() && *configured != NodePortAddresses::Primary {
-        return NodePorts::Everywhere;
-    }
+    let Some(networks) = networks_of(family, configured) else { return NodePorts::Everywhere };
     let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    let served = networks.is_some_and(|networks| networks.iter().any(|network| network.contains(&loopback)));
+    let served = networks.iter().any(|network| network.contains(&loopback));
     let first = (localhost && served).then_some(loopback);
     let mut addresses: Vec<IpAddr> = first.into_iter().chain(facts.node_port_addresses(family)).collect();
     addresses.sort_unstable();

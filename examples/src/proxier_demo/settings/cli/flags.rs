@@ -34,7 +34,7 @@ struct Flag(&'static str, Kind, &'static str, &'static str);
 use Kind::{Bool, Duration, Float, Gates, Int, List, Text};
 
 const FLAGS: &[Flag] = &[
-    Flag("bind-address", Text, "bindAddress", "Address whose family is the primary one [0.0.0.0]"),
+    Flag("bind-address", Text, "bindAddress", "The node's primary address, whose family is the primary one [0.0.0.0]"),
     Flag("bind-address-hard-fail", Bool, "bindAddressHardFail", "End when a health or metrics address cannot be bound"),
     Flag("cluster-cidr", Text, "clusterCIDR", "Network of the cluster's pods; two, one a family, with a comma between"),
     Flag("config-sync-period", Duration, "configSyncPeriod", "Accepted; a complete watch needs no resync"),
@@ -51,7 +51,12 @@ const FLAGS: &[Flag] = &[
     Flag("conntrack-udp-timeout", Duration, "conntrack.udpTimeout", "UDP without answers, 0s: leave [0s]"),
     Flag("conntrack-udp-timeout-stream", Duration, "conntrack.udpStreamTimeout", "UDP with answers, 0s: leave [0s]"),
     Flag("detect-local-mode", Text, "detectLocalMode", "ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix"),
-    Flag("feature-gates", Gates, "featureGates", "Accepted; no gate changes anything here"),
+    Flag(
+        "feature-gates",
+        Gates,
+        "featureGates",
+        "AllowServiceExternalIPs=false: no external IPs of Services are served; other gates change nothing here",
+    ),
     Flag("healthz-bind-address", Text, "healthzBindAddress", "/healthz and /livez, \"\": nowhere [0.0.0.0:10256]"),
     Flag(
         "iptables-localhost-nodeports",
@@ -100,7 +105,7 @@ const FLAGS: &[Flag] = &[
         "nodeport-addresses",
         List,
         "nodePortAddresses",
-        "Networks whose addresses get node ports, or \"primary\" [all]",
+        "Where node ports are served: networks, primary, localhost, all [all]",
     ),
     Flag("oom-score-adj", Int, "oomScoreAdj", "This process's oom_score_adj, -1000 to 1000 [-999]"),
     Flag("pod-bridge-interface", Text, "detectLocal.bridgeInterface", "For --detect-local-mode=BridgeInterface"),

@@ -11,8 +11,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Arg, ArgAction, ArgMatches, Command as Clap};
+use proxier_core::config::EXTERNAL_IPS_GATE;
 use proxier_core::modes::Kind;
-use proxier_core::modes::select::{RulePrograms, candidates};
+use proxier_core::modes::select::{Asked as AskedMode, RulePrograms, candidates};
 
 use crate::proxier_demo::output::{self, Out};
 use crate::proxier_demo::problem::{OneLine, Problem};
@@ -297,6 +298,12 @@ impl Invocation {
             warnings.push(
                 "ipvs.defaults.onePacket true: clients of UDP get no answers from masqueraded endpoints, those of cluster DNS neither, unless \
                  its Service has the annotation proxier/one-packet: \"false\""
+                    .to_owned(),
+            );
+        }
+        if settings.core.node_port_addresses.names_localhost() && settings.asked != AskedMode::Mode(Kind::Iptables) {
+            warnings.push(
+                "nodePortAddresses localhost: node ports are served on 127.0.0.1 in iptables mode only, on ::1 in none"
                     .to_owned(),
             );
         }
