@@ -66,7 +66,8 @@ fn beside_a_file_flags_count_as_with_kube_proxy() {
 fn a_bad_file_is_bad_input_with_file_and_field() {
     let dir = TempDir::new("bad");
     for (name, text, expected) in [
-        ("kind", "kind: ConfigMap\napiVersion: v1\n", "kind: \"ConfigMap\"; should be KubeProxyConfiguration"),
+        ("kind", "kind: Secret\napiVersion: v1\n", "kind: \"Secret\"; should be KubeProxyConfiguration"),
+        ("map", "kind: ConfigMap\napiVersion: v1\ndata: {other: x}\n", "data: has other; a ConfigMap should have a"),
         ("yaml", "a: b: c\n", "not YAML or JSON: "),
         ("field", "ipvs: {syncPeriod: soon}\n", "ipvs.syncPeriod: \"soon\" is not a duration"),
         (
@@ -93,7 +94,7 @@ fn a_bad_file_is_bad_input_with_file_and_field() {
         ("cidr", "ipvs: {excludeCIDRs: [10.0.0.0/40]}\n", "ipvs.excludeCIDRs[0]: \"10.0.0.0/40\" is not a network"),
     ] {
         let head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
-        let whole = matches!(name, "kind" | "yaml");
+        let whole = matches!(name, "kind" | "map" | "yaml");
         let path = dir.write(name, &if whole { text.to_owned() } else { format!("{head}{text}") });
         let ending = configured(&["run", "--config", path.to_str().unwrap()]).unwrap_err();
         assert_eq!(ending.code, 2);
@@ -189,7 +190,7 @@ const VALUES: &[(&str, &[&str], &[&str])] = &[
     ("conntrack-udp-timeout", &["10ms"], &["9s"]),
     ("conntrack-udp-timeout-stream", &["10ms"], &["9s"]),
     ("detect-local-mode", &["NodeCidr", "BridgeInterface"], &["NodeCIDR"]),
-    ("feature-gates", &["A=maybe"], &["A=true,B=false"]),
+    ("feature-gates", &["A=maybe", "AllowServiceExternalIps=false"], &["A=true,B=false"]),
     ("healthz-bind-address", &["10256", "localhost:10256"], &["[::]:10256"]),
     ("iptables-localhost-nodeports", &["maybe"], &["false"]),
     ("iptables-masquerade-bit", &["-1", "32"], &["0", "31"]),

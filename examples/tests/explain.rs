@@ -52,6 +52,17 @@ spec:
   ports: [{port: 80, protocol: TCP}]
 ---
 apiVersion: v1
+kind: Service
+metadata: {name: outside, namespace: shop}
+spec:
+  clusterIP: 10.96.7.7
+  clusterIPs: [10.96.7.7]
+  ipFamilies: [IPv4]
+  externalIPs: [203.0.113.9]
+  externalTrafficPolicy: Local
+  ports: [{port: 80, protocol: TCP}]
+---
+apiVersion: v1
 kind: Node
 metadata: {name: n1}
 status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
@@ -124,6 +135,34 @@ fn a_service_is_explained_in_every_mode() {
             assert!(flat.contains(line), "{line}\n{explained}");
         }
         assert!(!explained.contains("10.96.0.11"), "another Service's: {explained}");
+    }
+}
+
+/// Without the feature gate, what a Service's owner chooses is not served; what a load balancer has stays.
+#[test]
+fn external_ips_are_left_out_in_every_mode_and_said() {
+    let input = Input::new();
+    for mode in MODES {
+        let run = |arguments: &[&str], gate: &str| {
+            let gate = format!("--feature-gates=AllowServiceExternalIPs={gate}");
+            let output = input.run(mode, &[arguments, &[&gate]].concat());
+            format!("{}{}", text(&output.stdout), text(&output.stderr)).split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        let is_served = |gate| {
+            let gate = format!("--feature-gates=AllowServiceExternalIPs={gate}");
+            let rendered = ok(&input.run(mode, &["render", &gate]));
+            ["203.0.113.5", "203.0.113.9"].map(|address| rendered.contains(address))
+        };
+        assert_eq!((is_served("true"), is_served("false")), ([true, true], [true, false]), "{mode}");
+        let why = "not served: the feature gate AllowServiceExternalIPs is false";
+        let rejection = format!("Service shop/outside: spec.externalIPs 203.0.113.9: {why}");
+        assert!(run(&["explain", "shop/outside"], "false").contains(&rejection));
+        assert!(!run(&["explain", "shop/outside"], "true").contains(why));
+        let has = format!("Service shop/outside has it by an external IP, {why}");
+        for (arguments, port) in [(&["explain"][..], 80), (&["trace", "outside"], 80), (&["trace", "outside"], 81)] {
+            let said = run(&[arguments, &[&format!("203.0.113.9:{port}")]].concat(), "false");
+            assert_eq!(said.contains(&has), port == 80, "{mode}: {said}");
+        }
     }
 }
 

@@ -249,6 +249,8 @@ objects! {
         detect_local_mode: Option<String>,
         /// Names for the last two of these.
         detect_local: DetectLocalObject,
+        /// Feature gates: `AllowServiceExternalIPs` counts.
+        feature_gates: BTreeMap<String, bool>,
         /// Settings of iptables mode; IPVS mode uses those of masquerading too.
         iptables: IptablesConfigObject,
         /// Settings of IPVS mode.

@@ -8,10 +8,10 @@ mod world;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use proxier_core::config::{LocalFallback, NodePortAddresses, Topology};
+use proxier_core::config::{Config, LocalFallback, NodePortAddresses, Topology};
 use proxier_core::modes::ipvs::sets::SetKind;
 use proxier_core::net::Family;
-use proxier_core::service::{OpenOn, ReservedPort, User, consider};
+use proxier_core::service::{OpenOn, ReservedPort, User, consider, why_left_out};
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use serde_json::{Value, json};
 use world::{World, cluster_ip, endpoint, stopping};
@@ -362,6 +362,95 @@ fn node_ports_are_served_on_addresses_of_the_host_only() {
     world.host.interfaces = BTreeMap::new();
     world.refresh_all();
     assert_eq!(served(&world).len(), 2);
+}
+
+#[test]
+fn where_node_ports_are_asked_for() {
+    let served = |asked: &[&str], bind_address: &str| -> Vec<String> {
+        let mut world = World::new();
+        let object = json!({"nodePortAddresses": asked, "bindAddress": bind_address});
+        let mut rejections = Vec::new();
+        world.config = Config::check(&serde_json::from_value(object).unwrap(), &mut rejections);
+        assert!(rejections.is_empty(), "{rejections:?}");
+        let addresses = ["192.168.0.10", "192.168.0.20", "2001:db8:1::10", "2001:db8:1::20", "127.0.0.1", "::1"];
+        let addresses = addresses.map(|text| text.parse().unwrap());
+        world.host.interfaces = BTreeMap::from([("eth0".to_owned(), addresses.into())]);
+        let facts = world.facts();
+        Family::ALL
+            .into_iter()
+            .flat_map(|family| facts.node_port_addresses(family).collect::<Vec<_>>())
+            .map(|of| of.to_string())
+            .collect()
+    };
+    let all = ["192.168.0.10", "192.168.0.20", "2001:db8:1::10", "2001:db8:1::20"];
+    let [first, second, first_v6, second_v6] = all;
+    for (asked, expected) in [
+        (&[][..], &all[..]),
+        (&["all"], &all),
+        (&["all", "localhost"], &all),
+        (&["all", "primary", "10.0.0.0/8"], &all),
+        (&["primary"], &[first, first_v6]),
+        (&["primary", "localhost"], &[first, first_v6]),
+        (&["primary", "10.0.0.0/8"], &[first, first_v6]),
+        (&["192.168.0.20/32", "primary"], &[first, second, first_v6]),
+        (&["primary", "2001:db8::/32"], &[first, first_v6, second_v6]),
+        (&["localhost"], &[]),
+        (&["localhost", "192.168.0.20/32"], &[second]),
+        (&["192.168.0.20/32"], &[second, first_v6, second_v6]),
+    ] {
+        assert_eq!(served(asked, "0.0.0.0"), expected, "{asked:?}");
+    }
+    // The node's primary address is the configured one, if it is one that others reach.
+    for (bound, expected) in [
+        ("", [first, first_v6]),
+        ("0.0.0.0", [first, first_v6]),
+        ("::", [first, first_v6]),
+        ("127.0.0.1", [first, first_v6]),
+        (second, [second, first_v6]),
+        (second_v6, [first, second_v6]),
+    ] {
+        assert_eq!(served(&["primary"], bound), expected, "{bound}");
+    }
+    // In a family without one, none is served.
+    let mut world = World::new();
+    world.node.addresses.truncate(1);
+    world.config.node_port_addresses = NodePortAddresses::Primary;
+    assert_eq!(world.facts().node_port_addresses(Family::V6).count(), 0);
+    assert!(world.facts().health_checks_open_on(Family::V6).is_nowhere());
+}
+
+/// Source ranges let the node in by its primary address.
+#[test]
+fn the_bind_address_is_the_nodes_for_source_ranges() {
+    for (bound, node_may) in [("0.0.0.0", true), ("192.168.7.7", false)] {
+        let mut world = World::new();
+        world.config.node_address =
+            [bound.parse().unwrap()].into_iter().find(|of: &std::net::IpAddr| !of.is_unspecified());
+        let spec = json!({"type": "LoadBalancer", "loadBalancerSourceRanges": ["192.168.0.0/24"],
+            "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.1"}]}}});
+        world.service("web", with(cluster_ip("10.96.0.1"), spec));
+        let frontend = world.wanted.desired().frontend(&"TCP 203.0.113.1:80".parse().unwrap()).unwrap();
+        assert_eq!(frontend.node_may_use, node_may, "{bound}");
+    }
+}
+
+#[test]
+fn external_ips_are_left_out_without_their_feature_gate() {
+    for gate in [true, false] {
+        let mut world = World::new();
+        let object = json!({"featureGates": {"AllowServiceExternalIPs": gate}});
+        world.config = Config::check(&serde_json::from_value(object).unwrap(), &mut Vec::new());
+        let spec = json!({"type": "LoadBalancer", "externalIPs": ["203.0.113.1", "203.0.113.2"],
+            "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.2"}]}}});
+        world.service("web", with(cluster_ip("10.96.0.1"), spec));
+        let external: &[&str] = if gate { &["TCP 203.0.113.1:80"] } else { &[] };
+        assert_eq!(world.frontends(), [&[WEB], external, &["TCP 203.0.113.2:80"]].concat());
+        let said: Vec<String> = world.wanted.desired().refused().map(ToString::to_string).collect();
+        let expected = "Service demo/web: spec.externalIPs 203.0.113.1,203.0.113.2: not served: the feature gate AllowServiceExternalIPs is false";
+        assert_eq!(said, Vec::from_iter((!gate).then_some(expected)));
+        let why = |key: &str| why_left_out(&world.store, &world.facts(), &key.parse().unwrap()).is_some();
+        assert_eq!((why("TCP 203.0.113.1:80"), why("TCP 203.0.113.1:81")), (!gate, false));
+    }
 }
 
 #[test]

@@ -188,6 +188,7 @@ impl Config {
         }
         config.ipvs.defaults = Balancing::check_defaults(&object.ipvs.defaults, report);
         config.node_address = parse_address(&object.bind_address).filter(|address| is_reachable(*address));
+        config.without_external_ips = object.feature_gates.get(EXTERNAL_IPS_GATE) == Some(&false);
         config.node_port_addresses = check_node_port_addresses(&object.node_port_addresses, report);
         config.ipvs.exclude_cidrs = check_networks(&object.ipvs.exclude_cidrs, "ipvs.excludeCIDRs", report);
         if let Some(name) = object.ipvs.binding.as_deref().filter(|name| !name.is_empty()) {

@@ -92,6 +92,7 @@ pub fn wanted_sysctls(mode: Kind, settings: &HostSettings, release: &str) -> Vec
 }
 
 /// The arguments that all parts of a pass share.
+#[expect(clippy::struct_excessive_bools, reason = "each is one question about the pass")]
 #[derive(Clone, Copy)]
 pub(crate) struct Pass<'a> {
     pub(crate) store: &'a Store,

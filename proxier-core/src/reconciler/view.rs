@@ -265,8 +265,8 @@ impl Reconciler {
         reserved.chain(claimed).chain(self.mode.refused())
     }
 
-    /// What was left out of the current objects: of Services and slices, then of Nodes, then what annotations ask for that
-    /// cannot be with the endpoints there are.
+    /// What was left out of the current objects: of Services and slices, then of Nodes, then what of Services
+    /// cannot be with the endpoints there are, or the configuration leaves out.
     pub fn rejections(&self) -> impl Iterator<Item = &Rejection> {
         let of_nodes = self.node_rejections.iter().chain(self.cluster_nodes.rejections());
         self.store.rejections().chain(of_nodes).chain(self.desired().refused())

@@ -78,7 +78,7 @@ pub struct Compiled {
     pub no_local_endpoints: NoLocalEndpoints,
     /// Frontends it does not get because the address or port is reserved ([`Config`](crate::config::Config)).
     pub rejected: BTreeSet<Rejected>,
-    /// What its annotations ask for that cannot be with its endpoints.
+    /// What its annotations ask for that cannot be with its endpoints, and external IPs that the configuration leaves out.
     pub refused: Vec<Rejection>,
 }
 
@@ -105,6 +105,21 @@ impl Compiled {
     }
 }
 
+/// Why a Service does not get its external IPs ([`Config::without_external_ips`](crate::config::Config::without_external_ips)).
+const WITHOUT_EXTERNAL_IPS: &str = "not served: the feature gate AllowServiceExternalIPs is false";
+
+/// Why nobody has this address and port, if a Service has them by an external IP that is left out
+/// ([`Config::without_external_ips`](crate::config::Config::without_external_ips)). Costs O(Services).
+pub fn why_left_out(store: &Store, facts: &NodeFacts, key: &FrontendKey) -> Option<String> {
+    let mut services = store.services().filter(|_| facts.config.without_external_ips);
+    let asks = |service: &&Service| {
+        let is_port = |port: &ServicePort| (port.protocol, port.port) == (key.protocol, key.port);
+        service.external_ips.contains(&key.address) && service.ports.iter().any(is_port)
+    };
+    let service = services.find(asks)?;
+    Some(format!("Service {} has it by an external IP, {WITHOUT_EXTERNAL_IPS}", service.key))
+}
+
 /// Compiles a Service with its slices, which may come in any order.
 ///
 /// A Service without endpoints still has its Frontends: clients are refused rather than left waiting.
@@ -127,6 +142,14 @@ fn compile_service<'a>(
     let mut frontends = BTreeMap::new();
     let balancing = Balancing::of(service.balancing.as_ref(), &facts.config.ipvs, service.affinity_secs.is_some());
     let balancing = balancing.as_ref();
+    if facts.config.without_external_ips && !service.external_ips.is_empty() {
+        let addresses: Vec<String> = service.external_ips.iter().map(ToString::to_string).collect();
+        Reporter::new(ObjectKind::Service, service.key.clone(), &mut compiled.refused).reject(
+            "spec.externalIPs",
+            addresses.join(","),
+            WITHOUT_EXTERNAL_IPS,
+        );
+    }
     for family in facts.config.families.iter() {
         let Some(cluster_ip) = service.cluster_ip(family) else { continue };
         for port in &service.ports {
@@ -270,11 +293,12 @@ fn table(service: &Service, port: &ServicePort, cluster_ip: IpAddr, facts: &Node
         addresses.iter().copied().filter(|address| Family::of(*address) == family).collect()
     };
     let on_node = port.node_port.map(|_| facts.node_port_addresses(family).collect());
+    let external_ips = if facts.config.without_external_ips { &[] } else { &service.external_ips[..] };
     let row = |role, addresses, port, policy| Row { role, addresses, port, policy, elsewhere_only: false };
     let (internal, external) = (service.internal_policy, service.external_policy);
     [
         row(Roles::CLUSTER_IP, vec![cluster_ip], port.port, internal),
-        row(Roles::EXTERNAL_IP, of_family(&service.external_ips), port.port, external),
+        row(Roles::EXTERNAL_IP, of_family(external_ips), port.port, external),
         row(Roles::LOAD_BALANCER, of_family(&service.load_balancer_ips), port.port, external),
         row(Roles::NODE_PORT, on_node.unwrap_or_default(), port.node_port.unwrap_or_default(), external),
     ]

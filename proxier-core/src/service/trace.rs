@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bitflags::bitflags;
 
-use super::{Desired, Frontend, NodeFacts, Port, compile_from};
+use super::{Desired, Frontend, NodeFacts, Port, compile_from, why_left_out};
 use crate::config::LocalTraffic;
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::snapshot::{Balancing, ObjectKey, Roles, Store, TrafficPolicy};
@@ -396,6 +396,9 @@ impl Tracing<'_> {
 
     fn unowned(&mut self) -> Verdict {
         let to = self.packet.to;
+        if let Some(why) = why_left_out(self.store, self.facts, &to) {
+            self.step(format!("{why}."));
+        }
         let is_closed =
             self.desired.frontends().filter(|frontend| frontend.key.address == to.address).any(|frontend| {
                 self.ways.contains(Ways::CLOSES_ADDRESSES) && frontend.is_virtual()

@@ -12,7 +12,7 @@ use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::reconciler::Reconciler;
 use proxier_core::reconciler::report::Refused;
-use proxier_core::service::{Considered, Frontend, Roles, consider};
+use proxier_core::service::{Considered, Frontend, Roles, consider, why_left_out};
 use proxier_core::snapshot::{EndpointFlags, ObjectKey, ServicePort, TrafficPolicy};
 use serde_json::{Value, json};
 
@@ -220,6 +220,7 @@ fn nobody_has(proxier: &Reconciler, key: FrontendKey) -> Vec<String> {
     let mut lines = vec![format!("no Service has {key}")];
     let refused = proxier.refused().filter(|refused| refused.key == key);
     lines.extend(refused.map(|refused| format!("Service {} asks for it: {}", refused.service, refused.reason)));
+    lines.extend(why_left_out(proxier.store(), proxier.facts(), &key));
     let desired = proxier.desired();
     let distance = |of: &Frontend| {
         let same = |is_same: bool| u8::from(!is_same);

@@ -71,7 +71,8 @@ objects! {
         detect_local_mode: String,
         /// `/debug` on the metrics server; unused.
         enable_profiling: bool,
-        /// Feature gates; unused.
+        /// Feature gates: `AllowServiceExternalIPs: false` leaves external IPs of Services out; of others, a warning says that they have no
+        /// effect here. Which names kube-proxy of some release knows is not checked.
         feature_gates: BTreeMap<String, bool>,
         /// `/healthz`, `/livez` and `/readyz`. Default port 10256 on all addresses.
         healthz_bind_address: String,

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use proxier_core::config::{Config, parse_service_cidr};
+use proxier_core::config::{Config, EXTERNAL_IPS_GATE, parse_service_cidr};
 use proxier_core::modes::iptables::RandomFully;
 use proxier_core::modes::select::Asked;
 use proxier_core::modes::shared::sysctls::HostSettings;
@@ -308,6 +308,11 @@ impl Check<'_> {
         };
         let mut rejections = Vec::new();
         let config = Config::check(&part, &mut rejections);
+        // It guards: a slip of the pen must not leave it off.
+        let is_slip = |name: &&String| *name != EXTERNAL_IPS_GATE && name.eq_ignore_ascii_case(EXTERNAL_IPS_GATE);
+        if let Some(name) = object.feature_gates.keys().find(is_slip) {
+            self.error("featureGates", format!("{name:?} is not a feature gate; write {EXTERNAL_IPS_GATE}"));
+        }
         for rejection in rejections {
             // A configuration leaves nothing out: keep only the first part, such as "not a network (ADDRESS/PREFIX)".
             let reason = rejection.reason.split("; ").next().unwrap_or_default();

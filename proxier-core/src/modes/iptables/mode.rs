@@ -34,6 +34,10 @@ const ROUTE_LOCALNET: &str = "net/ipv4/conf/all/route_localnet";
 const LARGE: usize = 5_000;
 
 /// iptables mode of one node.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is one question about what was found, and none excludes another"
+)]
 #[derive(Debug)]
 pub(crate) struct Mode {
     /// As configured.

@@ -159,7 +159,6 @@ const IGNORED: &[Flag] = &[
 /// Flags of the configuration that change nothing here.
 const WITHOUT_EFFECT: &[&str] = &[
     "config-sync-period",
-    "feature-gates",
     "kube-api-burst",
     "kube-api-content-type",
     "kube-api-qps",

@@ -292,6 +292,11 @@ impl Invocation {
         if let Some(name) = matches.get_one::<String>("hostname-override") {
             object.hostname_override.clone_from(name);
         }
+        let gates: Vec<&str> =
+            object.feature_gates.keys().map(String::as_str).filter(|name| *name != EXTERNAL_IPS_GATE).collect();
+        if !gates.is_empty() {
+            warnings.push(format!("feature gates without effect here: {}", gates.join(", ")));
+        }
         given.nameless = !self.command.needs_node();
         let settings = Settings::check(object, &given).map_err(|problems| Ending::bad_input(&problems))?;
         if settings.core.ipvs.defaults.as_ref().is_some_and(|of| of.one_packet == Some(true)) {

@@ -153,7 +153,61 @@ fn flags_set_the_fields_of_a_configuration_file() {
     assert_eq!(settings.conntrack.min, 0);
     assert_eq!(object.feature_gates.len(), 2);
     assert_eq!(object.detect_local.interface_name_prefix, "cali");
-    assert_eq!(configured.warnings, ["accepted, without effect: --feature-gates"]);
+    assert_eq!(configured.warnings, ["feature gates without effect here: A, B"]);
+}
+
+#[test]
+fn localhost_that_is_not_served_is_said() {
+    for (line, is_said) in [
+        ("run --nodeport-addresses primary,localhost", true),
+        ("run --nodeport-addresses 127.0.0.1/32 --proxy-mode nftables", true),
+        ("run --nodeport-addresses localhost --proxy-mode iptables", false),
+        ("run --nodeport-addresses all", false),
+        ("run --nodeport-addresses primary,10.0.0.0/8", false),
+        ("run", false),
+    ] {
+        let warnings = configured(line).warnings;
+        assert_eq!(
+            warnings.iter().any(|line| line.starts_with("nodePortAddresses localhost: ")),
+            is_said,
+            "{line}: {warnings:?}"
+        );
+        assert_eq!(warnings.len(), usize::from(is_said));
+    }
+}
+
+/// A gate that is set and does nothing is said, wherever it is set.
+#[test]
+fn a_feature_gate_has_an_effect_or_a_warning() {
+    let folder = std::env::temp_dir().join(format!("proxier-gates-{}", std::process::id()));
+    let file = |gates: &str| {
+        let head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+        std::fs::write(&folder, format!("{head}featureGates: {{{gates}}}\n")).unwrap();
+        format!("run --config {}", folder.display())
+    };
+    for (gates, leaves_out, warned) in [
+        ("AllowServiceExternalIPs", true, ""),
+        ("AllowServiceExternalIPs,NewGate", true, "NewGate"),
+        ("KubeProxyDrainingTerminatingNodes,A", false, "A, KubeProxyDrainingTerminatingNodes"),
+    ] {
+        let written =
+            |between: &str| gates.split(',').map(|gate| format!("{gate}{between}false")).collect::<Vec<_>>().join(",");
+        for line in [format!("run --feature-gates {}", written("=")), file(&written(": "))] {
+            let configured = configured(&line);
+            assert_eq!(configured.settings.core.without_external_ips, leaves_out, "{line}");
+            let expected = (!warned.is_empty()).then(|| format!("feature gates without effect here: {warned}"));
+            assert_eq!(configured.warnings, Vec::from_iter(expected), "{line}");
+        }
+    }
+    assert!(!configured("run --feature-gates AllowServiceExternalIPs=true").settings.core.without_external_ips);
+    assert_eq!(
+        refused(&file("allowServiceExternalIPs: false")),
+        format!(
+            "proxier-demo: {}: featureGates: \"allowServiceExternalIPs\" is not a feature gate; write AllowServiceExternalIPs",
+            folder.display()
+        )
+    );
+    std::fs::remove_file(&folder).unwrap();
 }
 
 #[test]
