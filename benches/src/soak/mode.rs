@@ -65,8 +65,8 @@ impl Mode {
             add(Scope::Uses(&[Use::Long, Use::Flapping]), Moment::Served, Moment::Gone);
             add(nodes(), Moment::End, Moment::Gone);
         }
-        if self == Mode::Nftables && to == Mode::Userspace {
-            // Without a chain of type nat in the family, the kernel translates no packet.
+        if matches!(self, Mode::Nftables | Mode::Iptables) && to == Mode::Userspace {
+            // The node has no other rules that track and translate packets of IPv6, without which the kernel does neither.
             add(Scope::Uses(&[Use::Long, Use::Flapping]), Moment::Served, Moment::Gone);
             add(Scope::OneEach, Moment::Served, Moment::Gone);
         }
