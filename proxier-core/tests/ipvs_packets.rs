@@ -27,7 +27,7 @@ use testkit::witness::Transport;
 
 /// A process that has served this scenario on a kernel in memory.
 fn serve(scenario: &Scenario, rules: RulesBy, binding: Binding) -> (Reconciler, KernelState) {
-    let Objects { mut config, services, slices, node, host } = objects(scenario);
+    let Objects { mut config, services, slices, node, host, .. } = objects(scenario);
     (config.ipvs.rules, config.ipvs.binding) = (rules, binding);
     let kernel = FakeKernel::new();
     for (interface, addresses) in &host.interfaces {
