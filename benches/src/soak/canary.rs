@@ -10,10 +10,10 @@ use testkit::Netns;
 use testkit::apiserver::ApiServer;
 use testkit::witness::{Conversation, Transport};
 
-use super::ground;
 use super::script::{apply, slices};
 use super::watchers::{Followed, Log};
 use super::world::{Endpoint, Family, Host, PODS, Service, State, Way};
+use super::{ground, held};
 use crate::Failure;
 
 /// Pause between two checks. Each is a connection, so a late change is checked for less and less often, precise to a tenth of
@@ -51,8 +51,11 @@ pub(super) fn follow(
                     continue;
                 };
                 let from = log.now();
-                for write in slices(service) {
-                    apply(&server, &write);
+                {
+                    let _alone = held::nobody_writes();
+                    for write in slices(service) {
+                        apply(&server, &write);
+                    }
                 }
                 let mut arrived = false;
                 while !arrived && log.now().saturating_sub(from) < patience {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 use testkit::oracle::{self, Backend};
@@ -13,6 +14,13 @@ use super::world::Family;
 use crate::Failure;
 
 const FAMILIES: [(oracle::Family, Family); 2] = [(oracle::Family::V4, Family::V4), (oracle::Family::V6, Family::V6)];
+
+/// Holds up whoever writes to the API server. nft begins anew whenever somebody writes to the kernel while it reads, for ever
+/// if that is often.
+pub(super) fn nobody_writes() -> MutexGuard<'static, ()> {
+    static WRITING: Mutex<()> = Mutex::new(());
+    WRITING.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// What the kernel holds of a mode, in the words of [`Tables::of`].
 pub(super) fn state(mode: Mode, backend: Backend) -> Result<Tables, Failure> {
@@ -35,7 +43,10 @@ pub(super) fn state(mode: Mode, backend: Backend) -> Result<Tables, Failure> {
             }
         }
         Mode::Nftables => {
-            let text = serde_json::from_str(&tool("nft -j list ruleset")?)?;
+            let still = nobody_writes();
+            let text = tool("timeout 20 nft -j list ruleset")?;
+            drop(still);
+            let text = serde_json::from_str(&text)?;
             tables.extend(TABLE, of_table(&text));
         }
         Mode::Iptables => {

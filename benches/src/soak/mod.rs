@@ -323,8 +323,11 @@ impl Soak {
             if let Some(used) = event.used {
                 self.note_endpoints(log, used, false);
             }
-            for write in &event.writes {
-                apply(&self.server, write);
+            {
+                let _alone = held::nobody_writes();
+                for write in &event.writes {
+                    apply(&self.server, write);
+                }
             }
             if let Some(used) = event.used {
                 self.note_endpoints(log, used, true);
