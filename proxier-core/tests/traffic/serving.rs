@@ -48,7 +48,9 @@ pub(crate) fn flows_stay_while_their_endpoint_serves(net: &Net, cluster: &mut Cl
     for (more, other) in &turns {
         let publish = |cluster: &mut Cluster| {
             cluster.service(&objects::service("web", 10, more));
-            slices("web", other).iter().for_each(|slice| cluster.slice(slice));
+            for slice in &slices("web", other) {
+                cluster.slice(slice);
+            }
             cluster.settle();
         };
         publish(cluster);
@@ -68,9 +70,9 @@ pub(crate) fn flows_stay_while_their_endpoint_serves(net: &Net, cluster: &mut Cl
         publish(cluster);
         hold("by the next process");
     }
-    slices("web", &json!({ "conditions": { "ready": false, "serving": false, "terminating": true } }))
-        .iter()
-        .for_each(|slice| cluster.slice(slice));
+    for slice in &slices("web", &json!({ "conditions": { "ready": false, "serving": false, "terminating": true } })) {
+        cluster.slice(slice);
+    }
     cluster.settle();
     for (to, flow, held) in &mut flows {
         // What the kernel has of the old flow may end with the first question.
