@@ -231,6 +231,11 @@ impl Soak {
             self.evidence.deck.extend(self.others().into_iter().map(Mode::changed));
         }
         self.soak(&log, length)?;
+        if self.proxy.mode() != mode {
+            let before = self.proxy.said().served;
+            self.proxy.change_to(mode)?;
+            self.proxy.wait_until_served(before, PATIENCE);
+        }
 
         self.settle(&log)?;
         self.compare_rules()?;
