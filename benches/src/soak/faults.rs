@@ -399,9 +399,9 @@ impl Faults {
         if !self.no_restart {
             self.proxy.start()?;
         }
-        if let Some(window) = window
-            && self.proxy.wait_until_served(before, self.repair)
-        {
+        // One that has just started would die of the next SIGTERM, with no chance to end as it should.
+        let serves = !self.no_restart && self.proxy.wait_until_served(before, self.repair);
+        if let Some(window) = window.filter(|_| serves) {
             self.log.close(window);
         }
         Ok(format!("away for {} ms", time.as_millis()))
@@ -557,8 +557,12 @@ impl Faults {
             ["services-by-port", "prerouting", "output", "postrouting", "forward-filter", "new-connections", "guard"];
         let chain = *self.random.pick(&chains).ok_or("no chain")?;
         let map = *self.random.pick(&["services", "endpoints", "allowed"]).ok_or("no map")?;
-        let list = format!("nft -s list chain {ip} proxier {chain}");
-        let before = tool(&list)?;
+        let line = format!("timeout 20 nft -s list chain {ip} proxier {chain}");
+        let list = move || {
+            let _alone = held::nobody_writes();
+            tool(&line)
+        };
+        let before = list()?;
         let (scope, line) = match kind {
             Kind::ElementGoes => {
                 let (at, protocol) = (place.at, place.service.protocol.lower());
@@ -586,7 +590,7 @@ impl Faults {
         };
         let window = self.log.open(kind.name(), scope, Some(self.repair));
         tool(&line)?;
-        let whole = self.whole(move || tool(&list).is_ok_and(|now| now == before));
+        let whole = self.whole(move || list().is_ok_and(|now| now == before));
         self.repaired(window, repairs, whole);
         Ok(line)
     }
@@ -643,7 +647,8 @@ impl Faults {
         let Some(before) = rules() else { return Ok(format!("{program} has no chain {chain}")) };
         let window = self.log.open(Kind::ChainFlushed.name(), Scope::Everybody, Some(self.repair));
         tool(&format!("{program} -w 20 -t {table} -F {chain}"))?;
-        let whole = self.whole(move || rules().is_some_and(|now| now >= before));
+        // In iptables mode each Service has rules there, and some have gone meanwhile; those that stay are looked for one by one.
+        let whole = self.whole(move || rules().is_some_and(|now| now * 4 >= before * 3));
         self.repaired(window, repairs, whole);
         Ok(format!("{program} {chain}"))
     }
