@@ -77,8 +77,7 @@ impl Manifests {
     pub fn open(paths: Vec<PathBuf>, node_name: &str) -> Result<(Self, Vec<Change>), Vec<Problem>> {
         let mut manifests = Self::new(paths, node_name, &Counted::default());
         let look = manifests.look(&[]);
-        let nothing = manifests.files.values().all(|file| file.objects.is_empty());
-        if nothing && !manifests.told.is_empty() {
+        if manifests.has_nothing() && !manifests.told.is_empty() {
             return Err(manifests.told.into_iter().collect());
         }
         Ok((manifests, look.changes))
@@ -92,10 +91,10 @@ impl Manifests {
     pub fn once(paths: Vec<PathBuf>, node_name: &str, counted: &Counted) -> Result<Vec<Change>, Vec<Problem>> {
         let mut manifests = Self::new(paths, node_name, counted);
         let (mut problems, _) = manifests.read(&[]);
-        manifests.summarize();
-        if manifests.files.values().all(|file| file.objects.is_empty()) && !problems.is_empty() {
+        if manifests.has_nothing() && !problems.is_empty() {
             return Err(problems.into_iter().collect());
         }
+        manifests.summarize();
         problems.extend(manifests.repeated());
         let order: Vec<PathBuf> = manifests.order().into_iter().map(Path::to_owned).collect();
         let is_one = order.len() == 1;
@@ -155,7 +154,10 @@ impl Manifests {
     /// Looks at all files. `completed` are known to be complete; others are read when two looks see the same.
     pub fn look(&mut self, completed: &[PathBuf]) -> Look {
         let (problems, again_soon) = self.read(completed);
-        self.summarize();
+        // Where nothing can be read, the problems say all.
+        if problems.is_empty() || !self.has_nothing() {
+            self.summarize();
+        }
         Look { changes: self.report(problems), again_soon }
     }
 
@@ -192,6 +194,10 @@ impl Manifests {
         });
         problems.extend(self.files.values().flat_map(|file| file.problems.iter().cloned()));
         (problems, again_soon)
+    }
+
+    fn has_nothing(&self) -> bool {
+        self.files.values().all(|file| file.objects.is_empty())
     }
 
     /// Logs what was read, if it is another count than before: as a warning, if there is nothing to serve, or if something was meant
