@@ -119,13 +119,15 @@ pub(super) fn choose(candidates: &[Candidate<'_>], service: &Service, protocol: 
     } else {
         local
     };
-    let unselected = (protocol == Protocol::Udp).then(|| {
-        let is_in = |list: &[EndpointKey], key: &EndpointKey| list.binary_search(key).is_ok();
-        let serving = candidates.iter().filter(|candidate| candidate.is_serving());
-        let rest = serving.map(Candidate::key).filter(|key| !is_in(&cluster, key) && !is_in(&local, key));
-        rest.collect::<Arc<[_]>>()
-    });
-    Choice { cluster, local, unselected: unselected.filter(|rest| !rest.is_empty()) }
+    let serving = || candidates.iter().filter(|candidate| candidate.is_serving());
+    let is_in = |list: &[EndpointKey], key: &EndpointKey| list.binary_search(key).is_ok();
+    let mut unselected = Vec::new();
+    // Those that are selected serve, too.
+    if protocol == Protocol::Udp && serving().count() > cluster.len() {
+        let rest = serving().map(Candidate::key).filter(|key| !is_in(&cluster, key) && !is_in(&local, key));
+        unselected.extend(rest);
+    }
+    Choice { cluster, local, unselected: (!unselected.is_empty()).then(|| unselected.into()) }
 }
 
 /// Endpoints hinted for this node: only if every ready one has node hints, and some name this node.

@@ -85,17 +85,18 @@ pub fn stale(changes: &Changes, wanted: &Wanted, drains: &Drains) -> UdpServices
             // That of a mark goes, and that of the address stays.
             VirtualServerChange::Add { .. } | VirtualServerChange::Delete => {}
             VirtualServerChange::Update { add, set, remove, .. } => {
-                let (stay, go): (Vec<_>, Vec<_>) =
-                    remove.iter().partition(|real| wanted.lets_drain(key, real, drains.policy()));
+                let stays = |real: &RealServerKey| wanted.lets_drain(key, real, drains.policy());
                 let all = wanted.endpoints(key).map_or(0, |endpoints| endpoints.len());
                 let new = add.len().saturating_add(set.len());
                 let first = new > 0 && new == all;
-                if go.is_empty() && !first {
+                if remove.iter().all(stays) && !first {
                     continue;
                 }
-                answering.extend(stay.into_iter().map(place_of));
-                // It may have drained until now.
-                answering.retain(|at| !go.iter().any(|real| place_of(real) == *at));
+                for real in remove {
+                    // One that goes may have drained until now.
+                    let _changed =
+                        if stays(real) { answering.insert(place_of(real)) } else { answering.remove(&place_of(real)) };
+                }
             }
         }
         for place in wanted.places(&frontend).filter_map(|place| place.udp()) {
