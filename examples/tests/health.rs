@@ -166,7 +166,7 @@ async fn the_server_of_a_service() {
     let loopback = on(&[Ipv4Addr::LOCALHOST.into()]);
     let (port, other_port) = (free_port().await, free_port().await);
     let key = ObjectKey::new("demo", "web");
-    let one = |port, local_endpoints| BTreeMap::from([(key.clone(), HealthCheck { port, local_endpoints })]);
+    let one = |port, number| BTreeMap::from([(key.clone(), HealthCheck { port, v4: Some(number), v6: None })]);
     let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
 
     assert_eq!(servers.update(&one(port, 3), &loopback).await, []);
@@ -208,7 +208,7 @@ async fn a_port_in_use_is_told_and_tried_again() {
     let mut servers = ServiceHealth::new(Health::new(Duration::from_secs(30), Families::Dual));
     let (holder, address) = local().await;
     let key = ObjectKey::new("demo", "web");
-    let wanted = BTreeMap::from([(key.clone(), HealthCheck { port: address.port(), local_endpoints: 1 })]);
+    let wanted = BTreeMap::from([(key.clone(), HealthCheck { port: address.port(), v4: Some(1), v6: Some(1) })]);
     let there = on(&[address.ip()]);
     let failed = servers.update(&wanted, &there).await;
     assert_eq!((failed.len(), &failed[0].service, failed[0].address), (1, &key, address));
@@ -219,8 +219,9 @@ async fn a_port_in_use_is_told_and_tried_again() {
 }
 
 fn checks(checks: &[(&str, u16)]) -> BTreeMap<ObjectKey, HealthCheck> {
-    let check =
-        |(name, port): &(&str, u16)| (ObjectKey::new("demo", name), HealthCheck { port: *port, local_endpoints: 1 });
+    let check = |(name, port): &(&str, u16)| {
+        (ObjectKey::new("demo", name), HealthCheck { port: *port, v4: Some(1), v6: Some(1) })
+    };
     checks.iter().map(check).collect()
 }
 
@@ -253,6 +254,34 @@ async fn each_family_has_a_listener_of_its_own() {
         assert_eq!(servers.update(&wanted, &listening).await, [], "{listening:?}");
         let open = (ask(at_v4, "GET", "/").await.is_ok(), ask(at_v6, "GET", "/").await.is_ok());
         assert_eq!(open, (v4, v6), "{listening:?}");
+    }
+}
+
+/// Each family's answer is that of its own endpoints; a family that the Service does not have, or loses, refuses.
+#[tokio::test]
+async fn each_family_answers_for_its_own_endpoints() {
+    if !has_ipv6() {
+        eprintln!("SKIPPED each_family_answers_for_its_own_endpoints: it needs IPv6");
+        return;
+    }
+    let mut servers = ServiceHealth::new(Health::new(Duration::from_secs(30), Families::Dual));
+    let port = free_port().await;
+    let at_v4 = SocketAddr::from(([127, 0, 0, 1], port));
+    let at_v6: SocketAddr = format!("[::1]:{port}").parse().unwrap();
+    for (v4, v6) in
+        [(Some(1), Some(0)), (Some(0), Some(2)), (Some(3), None), (None, Some(3)), (Some(0), None), (Some(1), Some(1))]
+    {
+        let wanted = BTreeMap::from([(ObjectKey::new("demo", "web"), HealthCheck { port, v4, v6 })]);
+        assert_eq!(servers.update(&wanted, &EVERYWHERE).await, []);
+        for (at, number) in [(at_v4, v4), (at_v6, v6)] {
+            let Some(number) = number else {
+                assert!(ask(at, "GET", "/").await.is_err(), "{at} with {v4:?} and {v6:?}");
+                continue;
+            };
+            let got = get(at, "/").await;
+            let status = if number > 0 { 200 } else { 503 };
+            assert_eq!((got.status, &got.json()["localEndpoints"]), (status, &json!(number)), "{at}");
+        }
     }
 }
 

@@ -532,7 +532,7 @@ fn a_shared_address_stays_until_its_last_service_goes() {
 }
 
 #[test]
-fn health_checks_count_pods_not_addresses() {
+fn health_checks_count_each_family_by_itself() {
     let mut world = World::new();
     let mut spec = balanced(json!([]));
     spec["externalTrafficPolicy"] = json!("Local");
@@ -544,8 +544,8 @@ fn health_checks_count_pods_not_addresses() {
     let changed = world.slice("v6", "web", json!([endpoint("fd00:244::1", "node-a")]));
     let key = ObjectKey::new("demo", "web");
     let health = world.wanted.desired().health_check(&key).unwrap();
-    assert_eq!((health.port, health.local_endpoints), (30001, 1));
-    assert!(changed.health_checks.is_empty());
+    assert_eq!((health.port, health.v4, health.v6), (30001, Some(1), Some(1)));
+    assert_eq!(Vec::from_iter(changed.health_checks), [key.clone()], "the other family's count does not count");
     assert_eq!(world.set(SetKind::HealthCheckNodePort), ["30001", "30001"]);
     assert_eq!(
         world.facts().health_checks_open_on(Family::V4),

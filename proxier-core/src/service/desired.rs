@@ -275,7 +275,7 @@ impl Desired {
     /// // What the health server of the node has to answer: 503 on port 32000.
     /// assert!(report.health_checks_changed);
     /// let (web, check) = proxier.desired().health_checks().next().ok_or("none")?;
-    /// assert_eq!((web.to_string(), check.port, check.local_endpoints), ("demo/web".into(), 32000, 0));
+    /// assert_eq!((web.to_string(), check.port, check.v4, check.v6), ("demo/web".into(), 32000, Some(0), None));
     /// assert_eq!(proxier.desired().health_check(web), Some(check));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -155,15 +155,13 @@ fn keys<'a, 'b: 'a>(candidates: impl Iterator<Item = &'a Candidate<'b>>) -> Arc<
     candidates.map(Candidate::key).collect()
 }
 
-/// How many ready endpoints run on this node. A pod with two families has two addresses and counts once, so each family is
-/// counted and the larger number is returned.
-pub(super) fn count_ready_local(slices: &[&EndpointSlice]) -> usize {
+/// How many ready endpoints of a family run on this node.
+pub(super) fn count_ready_local(slices: &[&EndpointSlice], family: Family) -> usize {
     let mut addresses: BTreeSet<IpAddr> = BTreeSet::new();
     for slice in slices.iter().filter(|slice| !slice.ports.is_empty()) {
         let wanted = EndpointFlags::READY | EndpointFlags::LOCAL;
         let ready = slice.endpoints.iter().filter(|endpoint| endpoint.flags.contains(wanted));
-        addresses.extend(ready.map(|endpoint| endpoint.address));
+        addresses.extend(ready.map(|endpoint| endpoint.address).filter(|address| Family::of(*address) == family));
     }
-    let v4 = addresses.iter().filter(|address| address.is_ipv4()).count();
-    v4.max(addresses.len().saturating_sub(v4))
+    addresses.len()
 }

@@ -40,8 +40,21 @@ pub use trace::{Packet, Reached, Trace, Treatment, Verdict, Ways, trace};
 pub struct HealthCheck {
     /// The port.
     pub port: u16,
-    /// Ready endpoints on this node; the answer is "healthy" when there are any. Stopping ones do not count.
-    pub local_endpoints: usize,
+    /// Ready IPv4 endpoints on this node; the answer over IPv4 is "healthy" when there are any. Stopping ones do not count.
+    /// `None` where the Service has no IPv4, and nothing listens.
+    pub v4: Option<usize>,
+    /// The same for IPv6.
+    pub v6: Option<usize>,
+}
+
+impl HealthCheck {
+    /// Ready endpoints of a family on this node; `None` if the Service does not have the family.
+    pub fn local_endpoints(&self, family: Family) -> Option<usize> {
+        match family {
+            Family::V4 => self.v4,
+            Family::V6 => self.v6,
+        }
+    }
 }
 
 /// Whether a Service with policy `Local` has endpoints, but none on this node
@@ -178,8 +191,9 @@ fn compile_service<'a>(
             if !facts.health_checks_open_on(family).is_nowhere() {
                 compiled.health_check_open_in.push(family);
             }
-            let local_endpoints = count_ready_local(&slices);
-            compiled.health_check = Some(HealthCheck { port, local_endpoints });
+            let check = compiled.health_check.get_or_insert(HealthCheck { port, v4: None, v6: None });
+            let of_family = if family == Family::V4 { &mut check.v4 } else { &mut check.v6 };
+            *of_family = Some(count_ready_local(&slices, family));
         }
     }
     compiled.frontends = frontends.into_values().map(Arc::new).collect();

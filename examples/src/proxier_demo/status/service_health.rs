@@ -14,18 +14,27 @@ use proxier_core::snapshot::ObjectKey;
 use crate::proxier_demo::status::health::Health;
 use crate::proxier_demo::status::server::{Answer, CONNECTIONS, Families, Places, Server, bind, by_path};
 
-/// The answer of one Service's server.
+/// The answers of one Service's servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
     /// Its health-check node port.
     pub port: u16,
-    /// Addresses of ready endpoints on this node.
-    pub local_endpoints: u64,
+    /// Ready IPv4 endpoints on this node, answered over IPv4; `None` where the Service has no IPv4, and nothing listens.
+    pub v4: Option<u64>,
+    /// The same for IPv6.
+    pub v6: Option<u64>,
+}
+
+impl HealthCheck {
+    fn answered_at(&self, address: IpAddr) -> Option<u64> {
+        if address.is_ipv4() { self.v4 } else { self.v6 }
+    }
 }
 
 impl From<proxier_core::service::HealthCheck> for HealthCheck {
     fn from(check: proxier_core::service::HealthCheck) -> Self {
-        HealthCheck { port: check.port, local_endpoints: u64::try_from(check.local_endpoints).unwrap_or(u64::MAX) }
+        let number = |family| check.local_endpoints(family).map(|number| u64::try_from(number).unwrap_or(u64::MAX));
+        HealthCheck { port: check.port, v4: number(Family::V4), v6: number(Family::V6) }
     }
 }
 
@@ -80,9 +89,8 @@ pub struct ServiceHealth {
 #[derive(Debug)]
 struct Servers {
     port: u16,
-    local_endpoints: Arc<AtomicU64>,
-    /// By requested address.
-    listening: BTreeMap<IpAddr, Server>,
+    /// By requested address, with what is answered there.
+    listening: BTreeMap<IpAddr, (Server, Arc<AtomicU64>)>,
 }
 
 impl ServiceHealth {
@@ -101,23 +109,22 @@ impl ServiceHealth {
         self.close_others(wanted, &addresses).await;
         let mut failed = Vec::new();
         for (key, check) in wanted {
-            let servers = self.services.entry(key.clone()).or_insert_with(|| Servers {
-                port: check.port,
-                local_endpoints: Arc::default(),
-                listening: BTreeMap::new(),
-            });
-            servers.local_endpoints.store(check.local_endpoints, Ordering::Relaxed);
+            let opened = || Servers { port: check.port, listening: BTreeMap::new() };
+            let servers = self.services.entry(key.clone()).or_insert_with(opened);
             for address in &addresses {
-                if servers.listening.contains_key(address) {
+                let Some(local_endpoints) = check.answered_at(*address) else { continue };
+                if let Some((_, count)) = servers.listening.get(address) {
+                    count.store(local_endpoints, Ordering::Relaxed);
                     continue;
                 }
                 let address_and_port = SocketAddr::new(*address, check.port);
                 match bind(address_and_port, Families::Own) {
                     Ok(listener) => {
-                        let (key, count) = (key.clone(), servers.local_endpoints.clone());
-                        let health = self.health.clone();
-                        let answers = by_path(move |_any_path| answer(&key, &count, &health));
-                        servers.listening.insert(*address, Server::start(listener, self.places.clone(), answers));
+                        let count = Arc::new(AtomicU64::new(local_endpoints));
+                        let (key, answered, health) = (key.clone(), count.clone(), self.health.clone());
+                        let answers = by_path(move |_any_path| answer(&key, &answered, &health));
+                        let server = Server::start(listener, self.places.clone(), answers);
+                        servers.listening.insert(*address, (server, count));
                     }
                     Err(error) => failed.push(Failed {
                         service: key.clone(),
@@ -134,14 +141,17 @@ impl ServiceHealth {
     async fn close_others(&mut self, wanted: &BTreeMap<ObjectKey, HealthCheck>, addresses: &BTreeSet<IpAddr>) {
         let mut closing = Vec::new();
         self.services.retain(|key, servers| {
-            let stays = wanted.get(key).is_some_and(|check| check.port == servers.port);
+            let check = wanted.get(key).filter(|check| check.port == servers.port);
+            let stays = |address: &IpAddr| {
+                addresses.contains(address) && check.is_some_and(|check| check.answered_at(*address).is_some())
+            };
             let all = std::mem::take(&mut servers.listening);
-            let (keep, close) = all.into_iter().partition(|(address, _)| stays && addresses.contains(address));
+            let (keep, close) = all.into_iter().partition(|(address, _)| stays(address));
             servers.listening = keep;
             closing.extend(BTreeMap::into_values(close));
-            stays
+            check.is_some()
         });
-        for server in closing {
+        for (server, _) in closing {
             server.end().await;
         }
     }

@@ -6,6 +6,7 @@ use iptables::Rule;
 use proxier_core::config::NamePrefix;
 use proxier_core::modes::ipvs::rules::Rules;
 use proxier_core::modes::ipvs::wanted::Wanted;
+use proxier_core::net::Family;
 use proxier_core::snapshot::Rejection;
 
 /// The tools' output and the reports, each part sorted.
@@ -46,10 +47,14 @@ impl Printed {
                 .rejected()
                 .map(|(service, refusal)| format!("{service}: {} is for {}", refusal.key, refusal.user)),
         );
-        self.health_checks = sorted(wanted.desired().health_checks().map(|(service, check)| {
-            let number = check.local_endpoints;
-            let s = if number == 1 { "" } else { "s" };
-            format!("{service}: port {}, {number} local endpoint{s}", check.port)
+        self.health_checks = sorted(wanted.desired().health_checks().flat_map(|(service, check)| {
+            let families =
+                Family::ALL.into_iter().filter_map(move |family| Some((family, check.local_endpoints(family)?)));
+            families.map(move |(family, number)| {
+                let s = if number == 1 { "" } else { "s" };
+                let of = if family == Family::V6 { " IPv6" } else { "" };
+                format!("{service}: port {}, {number} local{of} endpoint{s}", check.port)
+            })
         }));
         self.no_local_endpoints = sorted(wanted.desired().no_local_endpoints().map(|(service, missing)| {
             let internal = if missing.internal { " internal" } else { "" };
