@@ -437,7 +437,9 @@ fn udp_flows_stay_with_an_endpoint_that_serves() {
         let flows: BTreeSet<Flow> =
             flows.into_iter().chain([here, others]).filter(|_| way.0 != Kind::Userspace).collect();
         let places = || ["UDP 10.96.0.9:53", "UDP 192.0.2.10:31009"].into_iter();
-        flows.iter().for_each(|flow| kernel.add_flow(*flow));
+        for flow in &flows {
+            kernel.add_flow(*flow);
+        }
         let real: ipvs::RealServerKey = "10.244.1.9:5353".parse().unwrap();
         // Who gets no new ones has weight 0, and its connections.
         let is_kept = || match way.0 {

@@ -845,9 +845,11 @@ impl Wanted {
             || self.keeps_flows_of(key, real)
     }
 
-    /// Whether a real server of UDP is to keep its flows: its endpoint serves, though others are selected.
+    /// Whether a real server of UDP is to keep its flows: its endpoint serves, though others are selected. Not in a virtual server that is
+    /// not wanted any more, such as that of a mark.
     pub(crate) fn keeps_flows_of(&self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
-        let frontend = self.frontend(key).filter(|frontend| frontend.key.udp().is_some());
+        let is_wanted = |frontend: &&Frontend| self.index.endpoints(key, frontend).is_some();
+        let frontend = self.frontend(key).filter(|frontend| frontend.key.udp().is_some()).filter(is_wanted);
         frontend.is_some_and(|frontend| frontend.keeps_flows_of(&(*real).into()))
     }
 
