@@ -545,7 +545,11 @@ fn health_checks_count_each_family_by_itself() {
     let key = ObjectKey::new("demo", "web");
     let health = world.wanted.desired().health_check(&key).unwrap();
     assert_eq!((health.port, health.v4, health.v6), (30001, Some(1), Some(1)));
-    assert_eq!(Vec::from_iter(changed.health_checks), [key.clone()], "the other family's count does not count");
+    assert_eq!(
+        Vec::from_iter(changed.health_checks),
+        std::slice::from_ref(&key),
+        "the other family's count does not count"
+    );
     assert_eq!(world.set(SetKind::HealthCheckNodePort), ["30001", "30001"]);
     assert_eq!(
         world.facts().health_checks_open_on(Family::V4),
