@@ -122,7 +122,8 @@ pub fn answering(key: &VirtualServerKey, wanted: &Wanted, drains: &Drains) -> BT
     let addresses = places.iter().map(|place| VirtualServerKey::from(*place)).chain([*key]);
     let servers: BTreeSet<VirtualServerKey> = addresses.chain(marks).collect();
     let draining = servers.iter().flat_map(|key| drains.of(key));
-    frontends.flat_map(Frontend::answering).chain(draining.map(|real| place_of(&real))).collect()
+    let serving = frontends.flat_map(Frontend::serving).map(|endpoint| SocketAddr::from(*endpoint));
+    serving.chain(draining.map(|real| place_of(&real))).collect()
 }
 
 /// The address and port on which a virtual server takes UDP packets.
