@@ -232,9 +232,7 @@ impl Soak {
         }
         self.soak(&log, length)?;
         if self.proxy.mode() != mode {
-            let before = self.proxy.said().served;
-            self.proxy.change_to(mode)?;
-            self.proxy.wait_until_served(before, PATIENCE);
+            self.enter(mode)?;
         }
 
         self.settle(&log)?;
@@ -419,12 +417,18 @@ impl Soak {
         Ok(())
     }
 
+    /// Ends the proxy, and starts it in this mode; returns when it serves.
+    fn enter(&self, mode: Mode) -> Result<(), Failure> {
+        let before = self.proxy.said().served;
+        self.proxy.change_to(mode)?;
+        self.proxy.wait_until_served(before, PATIENCE);
+        Ok(())
+    }
+
     /// At last each of the other modes shows that it has what it should, while nothing disturbs.
     fn go_round(&mut self) -> Result<(), Failure> {
         for mode in self.others() {
-            let before = self.proxy.said().served;
-            self.proxy.change_to(mode)?;
-            self.proxy.wait_until_served(before, PATIENCE);
+            self.enter(mode)?;
             let different = self.wait_for_truth(true)?;
             self.evidence.differences.extend(different.into_iter().map(|line| format!("{mode} mode: {line}")));
         }
