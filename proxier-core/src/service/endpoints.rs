@@ -87,7 +87,7 @@ pub(super) struct Choice {
     pub(super) cluster: Arc<[EndpointKey]>,
     /// For traffic that has to stay on this node.
     pub(super) local: Arc<[EndpointKey]>,
-    /// Those that serve beside them, of UDP.
+    /// Endpoints of UDP that serve beside them.
     pub(super) unselected: Option<Arc<[EndpointKey]>>,
 }
 

@@ -15,7 +15,7 @@ pub(crate) enum Mode {
     Userspace,
 }
 
-/// What a mode is held to: a mode of a release of kube-proxy, by its flows or, with IPVS mode, by its state.
+/// A mode of a release of kube-proxy, to which a mode is held: by its flows or, with IPVS mode, by its state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Reference {
     Iptables28,
@@ -27,7 +27,7 @@ pub(crate) enum Reference {
 
 /// A difference.
 pub(crate) struct Named {
-    /// What this project does. This is its name in tests.
+    /// The behaviour here. This is its name in tests.
     pub(crate) what: &'static str,
     pub(crate) why: &'static str,
     /// Against which references it shows in scenarios. With all of them, it has to show against each.

@@ -347,7 +347,7 @@ struct Programmed<'a> {
     /// The virtual server of its mark.
     mark: Option<VirtualServerKey>,
     weights: Option<&'a [(EndpointKey, u16)]>,
-    /// Those that may be among the real servers until their flows end.
+    /// Endpoints that may be among the real servers until their flows end.
     unselected: Option<&'a [EndpointKey]>,
 }
 

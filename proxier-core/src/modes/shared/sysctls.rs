@@ -116,7 +116,7 @@ pub(crate) fn needed(settings: &HostSettings, release: &str, serves: bool, is_ma
 }
 
 /// Whether packets outside a connection's window are valid to connection tracking, whoever wanted it; also when this pass can set it.
-/// What cannot be read counts as the kernel's default.
+/// A value that cannot be read counts as the kernel's default.
 pub(crate) fn is_tcp_liberal(settings: &HostSettings, sysctls: &mut dyn Sysctls) -> bool {
     let is_on = |text: &str| text.trim().parse::<i64>().is_ok_and(|number| number != 0);
     sysctls.get(TCP_BE_LIBERAL).is_ok_and(|text| is_on(&text))
