@@ -628,6 +628,34 @@ fn what_the_old_mode_serves_stays_while_the_lists_are_doubted() {
     }
 }
 
+/// iptables mode and IPVS mode with rules of iptables have chains of the same names: the rest that is held back would lose its rules by the
+/// first pass. The other modes stand beside each other.
+#[test]
+fn a_rest_that_is_held_back_keeps_its_chains() {
+    for (from, to) in directions().filter(|(from, to)| from.0 != to.0 && from.0 != Kind::Userspace) {
+        let kernel = kernel();
+        Proxy::serving(&kernel, from, 1..=4).settle();
+        let before = held(&kernel);
+        let mut node = lacking(&kernel, to, Lacks::Everything);
+        assert!(node.pass().waits, "{from:?} to {to:?}");
+        // One in four is missing still.
+        (1..=3).for_each(|number| node.serve(number));
+        let report = node.pass();
+        let share_chains = matches!((from.0, to.0), (Kind::Ipvs, Kind::Iptables) | (Kind::Iptables, Kind::Ipvs));
+        assert!(report.waits == share_chains && !report.has_failed(), "{from:?} to {to:?}: {report:#?}");
+        assert!(matches!(node.remove_others(), Removal::Held(_)), "{from:?} to {to:?}");
+        if share_chains {
+            assert_eq!(held(&kernel), before, "{from:?} to {to:?}");
+        }
+        node.serve(4);
+        node.settle();
+        assert!(matches!(node.remove_others(), Removal::Made(_)), "{from:?} to {to:?}");
+        let wanted = self::kernel();
+        Proxy::serving(&wanted, to, 1..=4).settle();
+        same((from, to), &kernel, &held(&wanted));
+    }
+}
+
 /// What cannot be read cannot be judged: nothing of it goes while this mode has nothing to serve.
 #[test]
 fn what_cannot_be_read_is_not_removed_for_an_empty_list() {

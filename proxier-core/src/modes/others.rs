@@ -2,18 +2,19 @@
 
 use super::shared::served::Served;
 use super::{Kind, iptables, ipvs, nftables};
-use crate::config::KernelNames;
+use crate::config::{KernelNames, RulesBy};
 use crate::ports::Ports;
 use crate::service::NodeFacts;
 
 /// Reads what other modes than this one serve, of this proxy or of a kube-proxy: where there is nothing of theirs, little is read.
-/// Of userspace mode nothing is left once its process has ended.
+/// Of userspace mode nothing is left once its process has ended. iptables mode and IPVS mode with rules of iptables have chains of the
+/// same names; virtual servers of either variant count, since which one guarded them is not asked for.
 pub(crate) fn served(facts: &NodeFacts, mode: Kind, ports: &mut Ports<'_>) -> Served {
     let mut served = Served::default();
     // As in a cleanup: the others have no names of their own.
     let is_alone = facts.config().names == KernelNames::default();
     if mode != Kind::Ipvs {
-        served.extend(ipvs::cleanup::served(facts.config(), ports));
+        served.extend(ipvs::cleanup::served(facts.config(), ports).replaced_if(mode == Kind::Iptables));
     }
     if mode != Kind::Nftables {
         served.extend(nftables::served(facts, ports));
@@ -22,7 +23,8 @@ pub(crate) fn served(facts: &NodeFacts, mode: Kind, ports: &mut Ports<'_>) -> Se
         served.extend(nftables::served_by_kube_proxy(facts, ports));
     }
     if mode != Kind::Iptables && is_alone {
-        served.extend(iptables::served(facts, ports));
+        let has_chains = mode == Kind::Ipvs && facts.config().ipvs.rules != RulesBy::Nftables;
+        served.extend(iptables::served(facts, ports).replaced_if(has_chains));
     }
     served
 }

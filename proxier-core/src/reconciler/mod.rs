@@ -29,8 +29,9 @@ use crate::modes::{self, Mode, Pass, Plan, Prepared, Refreshed, iptables, ipvs, 
 use crate::ports::Ports;
 use crate::reconciler::cluster_nodes::ClusterNodes;
 use crate::reconciler::committed::{Committed, Noting};
+use crate::reconciler::others::Judged;
 use crate::reconciler::report::{Report, Unread};
-use crate::reconciler::safeguard::{MassRemoval, Safeguard};
+use crate::reconciler::safeguard::{MassRemoval, Safeguard, Stopped};
 use crate::reconciler::schedule::{Limits, Moment, Schedule};
 use crate::reconciler::service_cidrs::ServiceCidrs;
 use crate::reconciler::totals::Totals;
@@ -440,9 +441,10 @@ impl Reconciler {
             self.refresh_desired(now);
         }
         if report.full && !self.settled {
-            // Nothing of this mode may get in the way of what serves, unless it serves most of it itself.
-            let (stopped, _unread) = self.judge_others(now, ports);
-            if let Some(stopped) = stopped.filter(|stopped| stopped.is_most(&self.options.mass_removal)) {
+            // Nothing of this mode may get in the way of what serves, unless it serves most of it itself and replaces none of the rest.
+            let Judged { stopped, would_replace, .. } = self.judge_others(now, ports);
+            let waits = |stopped: &Stopped| would_replace || stopped.is_most(&self.options.mass_removal);
+            if let Some(stopped) = stopped.filter(waits) {
                 report.waits = true;
                 report.stopped = Some(format!("other modes' things serve, and this mode waits: {stopped}").into());
                 self.mode.forget_kernel();

@@ -21,6 +21,16 @@ pub enum Removal {
     Unknown(Cleaned),
 }
 
+/// What other modes serve, against what this mode would serve in their place.
+pub(super) struct Judged {
+    /// What of it the safeguard holds back.
+    pub(super) stopped: Option<Stopped>,
+    /// Whether some of that depends on chains that this mode's first pass replaces.
+    pub(super) would_replace: bool,
+    /// What could not be read.
+    pub(super) unread: Vec<Unread>,
+}
+
 impl Reconciler {
     /// Removes what other modes have made here, of this proxy or of a kube-proxy ([`cleanup`]); call it once a full pass has succeeded, and again
     /// until [nothing is left](Cleaned::is_done). What they serve counts as served: the safeguard holds it back when the lists are
@@ -67,7 +77,7 @@ impl Reconciler {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn remove_others(&mut self, now: Moment, ports: &mut Ports<'_>) -> Removal {
-        let (stopped, unread) = self.judge_others(now, ports);
+        let Judged { stopped, unread, .. } = self.judge_others(now, ports);
         if let Some(stopped) = stopped {
             return Removal::Held(stopped);
         }
@@ -84,8 +94,8 @@ impl Reconciler {
         Removal::Made(cleaned)
     }
 
-    /// Reads what other modes serve, and returns what of it the safeguard holds back, and what could not be read.
-    pub(super) fn judge_others(&mut self, now: Moment, ports: &mut Ports<'_>) -> (Option<Stopped>, Vec<Unread>) {
+    /// Reads what other modes serve, and judges it.
+    pub(super) fn judge_others(&mut self, now: Moment, ports: &mut Ports<'_>) -> Judged {
         let served = others::served(&self.facts, self.mode.kind(), ports);
         self.left.extend(served.frontends.keys().filter_map(FrontendKey::udp));
         let desired = self.mode.desired();
@@ -95,6 +105,7 @@ impl Reconciler {
             Some(_) => None,
         });
         let stopped = self.others.check_anew(losing, &served, &self.store, desired, now);
-        (stopped, served.unread)
+        let is_replaced = |stopped: &Stopped| stopped.held().any(|key| served.replaced.contains(&key));
+        Judged { would_replace: stopped.as_ref().is_some_and(is_replaced), stopped, unread: served.unread }
     }
 }

@@ -1,6 +1,6 @@
 //! What a mode that does not serve any more has left in the kernel, and goes on serving there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
 use crate::net::FrontendKey;
@@ -13,6 +13,8 @@ use crate::reconciler::safeguard::Kernel;
 pub(crate) struct Served {
     /// The Frontends, with whether there are endpoints.
     pub(crate) frontends: BTreeMap<FrontendKey, bool>,
+    /// Those of them that depend on chains whose names the new mode has too: its first pass replaces them.
+    pub(crate) replaced: BTreeSet<FrontendKey>,
     /// Parts that could not be read.
     pub(crate) unread: Vec<Unread>,
 }
@@ -22,7 +24,14 @@ impl Served {
         *self.frontends.entry(key).or_default() |= has_endpoints;
     }
 
+    /// The same, all of it in chains that are replaced where `is_replaced`.
+    pub(crate) fn replaced_if(mut self, is_replaced: bool) -> Self {
+        self.replaced.extend(self.frontends.keys().filter(|_| is_replaced));
+        self
+    }
+
     pub(crate) fn extend(&mut self, other: Served) {
+        self.replaced.extend(other.replaced);
         other.frontends.into_iter().for_each(|(key, has_endpoints)| self.add(key, has_endpoints));
         self.unread.extend(other.unread);
     }
