@@ -411,12 +411,19 @@ fn where_node_ports_are_asked_for() {
     ] {
         assert_eq!(served(&["primary"], bound), expected, "{bound}");
     }
-    // In a family without one, none is served.
+}
+
+#[test]
+fn primary_in_a_family_without_an_address_serves_none() {
     let mut world = World::new();
-    world.node.addresses.truncate(1);
+    let addresses = ["192.168.0.10", "2001:db8:1::10"].map(|text| text.parse().unwrap());
+    world.host.interfaces = BTreeMap::from([("eth0".to_owned(), addresses.into())]);
+    world.node.addresses = vec![addresses[0]];
     world.config.node_port_addresses = NodePortAddresses::Primary;
-    assert_eq!(world.facts().node_port_addresses(Family::V6).count(), 0);
-    assert!(world.facts().health_checks_open_on(Family::V6).is_nowhere());
+    let facts = world.facts();
+    assert_eq!(facts.node_port_addresses(Family::V4).collect::<Vec<_>>(), [addresses[0]]);
+    assert_eq!(facts.node_port_addresses(Family::V6).count(), 0);
+    assert!(facts.health_checks_open_on(Family::V6).is_nowhere());
 }
 
 /// Source ranges let the node in by its primary address.

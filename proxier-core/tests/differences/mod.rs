@@ -62,6 +62,13 @@ pub(crate) const DIFFERENCES: &[Named] = &[
         "as in all other modes; kube-proxy's nftables mode serves the primary ones, which [primary] gives here",
         &[(Nftables, Nftables36)],
     ),
+    tested(
+        "primary in a family in which the node has no address serves node ports on none",
+        "who names addresses means no others; kube-proxy serves all of that family",
+        ALL,
+        "services.rs",
+        "primary_in_a_family_without_an_address_serves_none",
+    ),
     shown(
         "node ports are not served on loopback addresses",
         "route_localnet, which that takes, opens what listens on 127.0.0.1 to the network",
