@@ -162,6 +162,26 @@ fn chains_that_drop_what_comes_in_are_named() {
         assert!(named()[0].starts_with("chain inet firewall in drops by default"), "{:?}", named());
         assert!(once(&folder).contains("chain inet firewall in drops by default"));
         tool("nft delete table inet firewall");
+        // As firewalld has it: the last rule rejects, here or in a chain to which everything goes.
+        tool("nft add table inet firewall");
+        tool("nft add chain inet firewall in { type filter hook input priority 10 ; policy accept ; }");
+        tool("nft add chain inet firewall rest");
+        tool("nft add rule inet firewall in ct state established accept");
+        tool("nft add rule inet firewall rest tcp dport 22 accept");
+        tool("nft add rule inet firewall in jump rest");
+        assert_eq!(named(), [""; 0]);
+        tool("nft add rule inet firewall rest counter reject with icmpx admin-prohibited");
+        assert!(named()[0].starts_with("chain inet firewall in drops by default"), "{:?}", named());
+        tool("nft delete table inet firewall");
+        tool("iptables -A INPUT -p tcp --dport 22 -j ACCEPT");
+        tool("iptables -A INPUT -j REJECT --reject-with icmp-host-prohibited");
+        once(&folder);
+        assert!(tool("iptables -S KUBE-NODE-PORT").contains("--match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT"));
+        assert!(tool("iptables -S INPUT").trim_end().ends_with("-j REJECT --reject-with icmp-host-prohibited"));
+        let by_nft = ["probe", "-o", "json", "--proxy-mode", "ipvs", "--no-fallback", "--ipvs-rules", "nftables"];
+        let report = text(&demo(&by_nft).stdout);
+        assert!(report.contains("chain ip filter INPUT drops by default"), "{report}");
+        tool("iptables -F INPUT");
         ok(&demo(&["cleanup"]));
     });
 }

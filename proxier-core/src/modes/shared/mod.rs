@@ -1,5 +1,6 @@
 //! What several modes need of a host.
 
+pub(crate) mod by_default;
 pub(crate) mod chains;
 pub mod cleaned;
 pub(crate) mod flows;

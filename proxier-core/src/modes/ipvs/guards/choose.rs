@@ -2,11 +2,12 @@
 
 use std::fmt;
 
-use iptables::{Dump, Policy, TableName};
+use iptables::{Dump, TableName};
 
 use super::nft;
 use crate::config::{Config, RulesBy};
 use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::modes::shared::by_default;
 use crate::modes::shared::nft::{OWNED, each_or_all, may_have_iptables};
 use crate::net::Family;
 use crate::ports::{PortError, PortErrorKind, Ports, Tables};
@@ -32,7 +33,7 @@ impl fmt::Display for Choice {
 }
 
 /// What serves where the configuration leaves it open ([`RulesBy::Auto`]). Rules of iptables and ipsets, as kube-proxy has them,
-/// * where iptables' table filter drops by default: a table of nf_tables cannot accept what another program's drops;
+/// * where iptables' table filter drops by default, by a policy or a last rule: a table of nf_tables cannot accept what another program's drops;
 /// * where the chains and sets of kube-proxy's IPVS mode are, and no table of this mode: migration stays seamless;
 /// * where the kernel does not take that table for any family.
 ///
@@ -124,8 +125,7 @@ fn why_iptables(config: &Config, is_there: bool, ports: &mut Ports<'_>) -> Optio
 /// The chain that drops what nothing accepts.
 fn dropping(dump: &Dump) -> Option<&'static str> {
     let filter = dump.table(&TableName::FILTER)?;
-    let drops = |chain: &&str| filter.chain(chain).is_some_and(|chain| chain.policy == Some(Policy::Drop));
-    ["FORWARD", "INPUT"].into_iter().find(drops)
+    ["FORWARD", "INPUT"].into_iter().find(|chain| by_default::drops(filter, chain))
 }
 
 /// Has the kernel check a family's table with every set, chain and rule that IPVS mode writes there, and make none of it. The

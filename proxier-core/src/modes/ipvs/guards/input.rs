@@ -1,14 +1,15 @@
 //! Finds chains of a firewall that drop packets to Services before IPVS sees them.
 
 use iptables::TableName;
-use nftables::{ChainKey, ChainType, Family as NftFamily, Hook, Policy};
+use nftables::{ChainKey, ChainType, Family as NftFamily, Hook};
 
 use crate::compat;
 use crate::config::{Config, RulesBy};
+use crate::modes::shared::by_default;
 use crate::net::Family;
 use crate::ports::Ports;
 
-/// The chains of nf_tables that drop by default what comes in to this host, each with what to do. In IPVS mode packets to Services are such,
+/// The chains of nf_tables that drop by default, by their policy or last rule, what comes in to this host, each with what to do. In IPVS mode packets to Services are such,
 /// and no chain of another table can accept them against that. Where iptables [guards](RulesBy) virtual servers, chain INPUT of its own table
 /// filter does not count: its rules accept traffic of Services there. Best effort: what cannot be read drops nothing.
 ///
@@ -42,11 +43,11 @@ pub fn dropping_input(config: &Config, ports: &mut Ports<'_>) -> Vec<String> {
             continue;
         }
         for observed in ports.tables.chains(&table).unwrap_or_default() {
-            let drops = observed.chain.base.as_ref().is_some_and(|base| {
-                base.hook == Hook::Input && base.kind == ChainType::Filter && base.policy == Policy::Drop
-            });
             let chain = &observed.chain.key;
-            if drops && (by_nft || !of_iptables(chain)) {
+            let Some(base) = &observed.chain.base else { continue };
+            let sees_input = base.hook == Hook::Input && base.kind == ChainType::Filter;
+            let counts = sees_input && (by_nft || !of_iptables(chain));
+            if counts && by_default::drops_in_nft(chain, base.policy, ports.tables) {
                 let instead =
                     if of_iptables(chain) { "ipvs.rules: iptables, which accepts it" } else { "mode nftables" };
                 found.push(format!(

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use iptables::{Dump, Policy, TableName};
+use iptables::{Dump, TableName};
 use ipvs::VirtualServerKey;
 
 use super::names;
@@ -14,6 +14,7 @@ use crate::modes::ipvs::guards;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::wanted::{self, Wanted};
+use crate::modes::shared::by_default;
 use crate::modes::shared::local_traffic::PodTraffic;
 use crate::net::{Family, Network};
 use crate::service::{Frontend, NodeFacts};
@@ -191,15 +192,14 @@ impl Inputs {
         }
     }
 
-    /// With the policy of chain INPUT: where it drops, rules accept traffic of Services, which arrives there before IPVS sees it.
+    /// With what chain INPUT does by default: where its policy or its last rule drops, rules accept traffic of Services, which arrives there before IPVS sees it.
     #[must_use]
     pub fn with_input_of(mut self, observed: &Dump) -> Self {
-        let input = observed.table(&TableName::FILTER).and_then(|filter| filter.chain("INPUT"));
-        self.input_drops = input.is_some_and(|input| input.policy == Some(Policy::Drop));
+        self.input_drops = observed.table(&TableName::FILTER).is_some_and(|filter| by_default::drops(filter, "INPUT"));
         self
     }
 
-    /// With the policy of chain INPUT as these inputs have it.
+    /// With what chain INPUT does by default as these inputs have it.
     #[must_use]
     pub(crate) fn with_input_as(mut self, before: Option<&Inputs>) -> Self {
         self.input_drops = before.is_some_and(|before| before.input_drops);
