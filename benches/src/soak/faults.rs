@@ -577,7 +577,9 @@ impl Faults {
             Kind::TableGoes => (Scope::Everybody, format!("nft delete table {ip} proxier")),
             Kind::ChainFlushed => (Scope::Everybody, format!("nft flush chain {ip} proxier {chain}")),
             Kind::RuleGoes => {
+                let alone = held::nobody_writes();
                 let text = tool(&format!("nft -a list chain {ip} proxier {chain}"))?;
+                drop(alone);
                 let handle = text.lines().filter_map(|line| line.split_once(" # handle ")).next_back();
                 let handle = handle.ok_or("a chain without rules")?.1;
                 (Scope::Everybody, format!("nft delete rule {ip} proxier {chain} handle {handle}"))
