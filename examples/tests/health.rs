@@ -129,9 +129,15 @@ async fn readyz_waits_for_the_first_full_pass() {
 #[tokio::test]
 async fn the_metrics_server() {
     let health = Health::new(Duration::from_secs(30), Families::V4);
-    health.metrics(|metrics| metrics.service_changes = 5);
+    health.metrics(|metrics| {
+        metrics.service_changes = 5;
+        metrics.livez = [2, 0];
+    });
+    let configuration = json!({
+        "mode": "ipvs", "nodePortAddresses": ["192.0.2.0/24", "primary"], "featureGates": {"AllowServiceExternalIPs": false},
+    });
     let (listener, address) = local().await;
-    tokio::spawn(serve_metrics(listener, health, Kind::Ipvs, json!({"mode": "ipvs"}), None));
+    tokio::spawn(serve_metrics(listener, health, Kind::Ipvs, configuration, None));
     let got = get(address, "/metrics").await;
     assert_eq!(got.status, 200);
     assert!(got.headers.contains("content-type: text/plain; version=0.0.4"), "{}", got.headers);
@@ -144,6 +150,27 @@ async fn the_metrics_server() {
     assert_eq!(get(address, "/healthz").await.body, "ok");
     assert_eq!(get(address, "/configz").await.json()["kubeproxy.config.k8s.io"]["mode"], "ipvs");
     assert_eq!(get(address, "/debug/pprof").await.status, 404);
+    let got = get(address, "/metrics/slis").await;
+    for line in [
+        "kubernetes_healthcheck{name=\"proxier\",type=\"healthz\"} 1",
+        "kubernetes_healthcheck{name=\"proxier\",type=\"livez\"} 1",
+        "kubernetes_healthchecks_total{name=\"proxier\",type=\"livez\",status=\"success\"} 2",
+        "kubernetes_healthchecks_total{name=\"proxier\",type=\"healthz\",status=\"error\"} 0",
+    ] {
+        assert!(got.body.lines().any(|printed| printed == line), "{line}: {}", got.body);
+    }
+    let got = get(address, "/flagz").await;
+    assert!(got.headers.contains("content-type: text/plain"), "{}", got.headers);
+    let mut lines = got.body.lines();
+    assert_eq!((lines.next(), lines.next()), (Some(""), Some("proxier-demo flagz")));
+    assert!(lines.next().unwrap().starts_with("Warning: This endpoint is not meant to be machine parseable"));
+    let flags: Vec<&str> = lines.skip(1).collect();
+    assert!(flags.is_sorted() && flags.contains(&"proxy-mode=ipvs"), "{flags:?}");
+    assert!(flags.contains(&"nodeport-addresses=192.0.2.0/24,primary"), "{flags:?}");
+    assert!(flags.contains(&"feature-gates=AllowServiceExternalIPs=false"), "{flags:?}");
+    let got = get(address, "/statusz").await;
+    assert!(got.body.contains("\nUp: 0 hr 00 min 0") && got.body.contains("\nStarted: 20"), "{}", got.body);
+    assert!(got.body.contains(&format!("\nBinary version: {}\n", env!("CARGO_PKG_VERSION"))), "{}", got.body);
 }
 
 #[tokio::test]

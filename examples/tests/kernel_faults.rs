@@ -385,7 +385,9 @@ fn an_address_that_is_away_for_a_moment_ends_no_connection() {
             client.run_in(|| Conversation::open(Tcp, None, to, Duration::from_secs(10)).unwrap()).unwrap()
         };
         // The rules of node ports are the last thing that a first pass writes.
-        running.until("a first pass", || metric("kubeproxy_sync_full_proxy_rules_duration_seconds_count") > 0);
+        running.until("a first pass", || {
+            metric("kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}") > 0
+        });
         let mut connection = open();
         connection.ask().unwrap();
         for _ in 0..3 {

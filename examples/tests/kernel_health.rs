@@ -23,8 +23,10 @@ fn curl(url: &str) -> (u16, String) {
 }
 
 const HEALTHZ: &str = "http://127.0.0.1:10256/healthz";
+const LIVEZ: &str = "http://127.0.0.1:10256/livez";
 
-/// An API server that comes late, and lists that come one by one: the node stays healthy.
+/// An API server that comes late, and lists that come one by one: the proxy stays healthy. Load balancers are sent elsewhere until the
+/// Node has been seen.
 #[test]
 fn a_server_that_is_not_there_from_the_start() {
     kernel_test(PROXY, || {
@@ -35,20 +37,26 @@ fn a_server_that_is_not_there_from_the_start() {
         let running = Running::start(&["--kubeconfig", &away.kubeconfig(), "--ipvs-sync-period", "1s"]);
         running.until("health is served", || curl(HEALTHZ).0 != 0);
         running.until_logged("no answer from http");
-        let stays_well = |what: &str| {
+        let stays_well = |what: &str, expected: u16| {
             let since = Instant::now();
             while since.elapsed() < Duration::from_secs(6) {
                 let (status, body) = curl(HEALTHZ);
-                assert_eq!(status, 200, "{what}: {body}\n{}", running.log());
+                assert_eq!((status, curl(LIVEZ).0), (expected, 200), "{what}: {body}\n{}", running.log());
+                let body: Value = serde_json::from_str(&body).unwrap();
+                assert_eq!(
+                    (&body["healthy"], &body["nodeEligible"]),
+                    (&json!(true), &json!(expected == 200)),
+                    "{what}"
+                );
                 std::thread::sleep(Duration::from_millis(200));
             }
             assert_eq!(changed(), Vec::<String>::new(), "{what}");
         };
-        stays_well("no server");
+        stays_well("no server", 503);
         // The server comes, without one list.
         let world = away.server_returns_without("endpointslices");
         running.until_logged("allow get, list and watch of endpointslices");
-        stays_well("no EndpointSlices");
+        stays_well("no EndpointSlices", 200);
         world.server.forbid("endpointslices", false);
         running.until("all is served", || ipvsadm() == world.lines());
         running.until("and it is well", || curl(HEALTHZ).0 == 200);

@@ -153,10 +153,12 @@ fn metrics_count_the_rules_that_are_there() {
         until(&running, "a pass that writes nothing", || number("last", "nat", "IPv4") == Some(0));
         let all = metrics();
         for name in ["iptables_restore_failures_total", "iptables_partial_restore_failures_total"] {
-            assert!(all[&format!("kubeproxy_sync_proxy_rules_{name}")] < 1.0, "{name}");
+            assert!(all[&format!("kubeproxy_sync_proxy_rules_{name}{{ip_family=\"IPv4\"}}")] < 1.0, "{name}");
         }
-        assert!(all["kubeproxy_sync_proxy_rules_last_timestamp_seconds"] > 1e9);
-        let passes = |kind: &str| all[&format!("kubeproxy_sync_{kind}_proxy_rules_duration_seconds_count")];
+        assert!(all["kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"}"] > 1e9);
+        let passes = |kind: &str| {
+            all[&format!("kubeproxy_sync_{kind}_proxy_rules_duration_seconds_count{{ip_family=\"IPv4\"}}")]
+        };
         assert!(passes("full") >= 1.0 && passes("partial") >= 1.0);
         assert!(!all.keys().any(|name| name.contains("nftables")), "those are another mode's");
         assert!(running.end().success());
@@ -262,7 +264,7 @@ fn stops_nothing(mode: &str, is_there_first: bool) {
     running.until("the next Service", || world.asks("10.96.0.11:80") && world.asks("192.0.2.1:30081"));
     std::fs::remove_file(world.manifests.0.join("web.yaml")).unwrap();
     running.until("the first one has gone", || !world.asks(SERVICE) && !world.asks(NODE_PORT));
-    let full = || metrics()["kubeproxy_sync_full_proxy_rules_duration_seconds_count"];
+    let full = || metrics()["kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}"];
     let until_full = |more: f64| {
         let passes = full();
         running.until("more full passes", || full() >= passes + more);
@@ -296,7 +298,9 @@ fn when_files_change_without_a_pause_the_last_state_comes_in_time() {
         until(&running, "the first endpoint", || has("10.244.0.5"));
         let passes = || {
             let all = metrics();
-            let count = |kind: &str| all[&format!("kubeproxy_sync_{kind}_proxy_rules_duration_seconds_count")];
+            let count = |kind: &str| {
+                all[&format!("kubeproxy_sync_{kind}_proxy_rules_duration_seconds_count{{ip_family=\"IPv4\"}}")]
+            };
             count("full") + count("partial")
         };
         until(&running, "what follows the first pass", || passes() >= 1.0);

@@ -396,7 +396,7 @@ fn nothing_is_touched_before_all_lists_are_complete() {
             let curl = ["-s", "-f", "http://127.0.0.1:10249/metrics"];
             running.until("a pass", || {
                 let page = text(&Command::new("curl").args(curl).output().unwrap().stdout);
-                page.contains("\nkubeproxy_sync_full_proxy_rules_duration_seconds_count 1\n")
+                page.contains("\nkubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"} 1\n")
             });
             witness.end();
             assert_eq!(ipvsadm(), world.lines());

@@ -25,7 +25,7 @@ fn web(number: usize, endpoint: &str) -> String {
 /// Full passes so far.
 fn full_passes() -> f64 {
     let page = ok(&Command::new("curl").args(["-s", &format!("http://{METRICS}/metrics")]).output().unwrap());
-    program::page::read(&page)["kubeproxy_sync_full_proxy_rules_duration_seconds_count"]
+    program::page::read(&page)["kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}"]
 }
 
 /// What `nft` says of a table, but for the order of elements; without the counters and times of those that rules write, of which there

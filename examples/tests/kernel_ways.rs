@@ -449,7 +449,7 @@ fn metrics() {
         running.until("Services", || ipvsadm().is_superset(&lines(&[&web, &dns])));
         let scrape = || tool("curl -s -f http://127.0.0.1:10249/metrics");
         running.until("a pass is counted", || {
-            page::read(&scrape())["kubeproxy_sync_full_proxy_rules_duration_seconds_count"] >= 1.0
+            page::read(&scrape())["kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}"] >= 1.0
         });
         tool("curl -s -f http://127.0.0.1:10256/healthz");
         tool("curl -s -f http://127.0.0.1:10256/livez");
@@ -472,14 +472,14 @@ fn metrics() {
         let samples = page::read(&text);
         let of = |name: &str| *samples.get(name).unwrap_or_else(|| panic!("{name} is missing: {text}"));
         for counted in [
-            "kubeproxy_sync_proxy_rules_duration_seconds_count",
-            "kubeproxy_sync_partial_proxy_rules_duration_seconds_count",
-            "kubeproxy_network_programming_duration_seconds_count",
-            "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
-            "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+            "kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}",
+            "kubeproxy_sync_partial_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}",
+            "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"}",
+            "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"}",
+            "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family=\"IPv4\"}",
             "kubeproxy_sync_proxy_rules_endpoint_changes_total",
             "kubeproxy_sync_proxy_rules_service_changes_total",
-            "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"internal\"}",
+            "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"internal\",ip_family=\"IPv4\"}",
             "kubeproxy_proxy_healthz_total{code=\"200\"}",
             "kubeproxy_proxy_livez_total{code=\"200\"}",
             "kubeproxy_conntrack_reconciler_deleted_entries_total{ip_family=\"IPv4\"}",
@@ -490,10 +490,10 @@ fn metrics() {
         }
         let counted = ["virtual_servers", "real_servers", "virtual_servers_foreign"];
         assert_eq!(counted.map(|name| of(&format!("kubeproxy_{name}")).to_string()), ["3", "3", "1"], "{text}");
-        let measured = of("kubeproxy_network_programming_duration_seconds_count");
+        let measured = of("kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"}");
         assert!((measured - 1.0).abs() < f64::EPSILON, "only what had a time: {text}");
         for nothing in [
-            "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
+            "kubeproxy_sync_proxy_rules_iptables_restore_failures_total{ip_family=\"IPv4\"}",
             "kubeproxy_sync_proxy_rules_endpoint_changes_pending",
             "kubeproxy_sync_proxy_rules_service_changes_pending",
             "kubeproxy_sync_failures_total",

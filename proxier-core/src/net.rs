@@ -65,6 +65,41 @@ impl fmt::Display for Family {
     }
 }
 
+/// A value for each family.
+///
+/// ```
+/// use proxier_core::net::{ByFamily, Family};
+///
+/// let mut failures = ByFamily { v4: 1, v6: 0 };
+/// *failures.of_mut(Family::V6) += 2;
+/// assert_eq!((*failures.of(Family::V4), failures.v6), (1, 2));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct ByFamily<T> {
+    /// Of IPv4.
+    pub v4: T,
+    /// Of IPv6.
+    pub v6: T,
+}
+
+impl<T> ByFamily<T> {
+    /// The value of a family.
+    pub fn of(&self, family: Family) -> &T {
+        match family {
+            Family::V4 => &self.v4,
+            Family::V6 => &self.v6,
+        }
+    }
+
+    /// The value of a family, to be changed.
+    pub fn of_mut(&mut self, family: Family) -> &mut T {
+        match family {
+            Family::V4 => &mut self.v4,
+            Family::V6 => &mut self.v6,
+        }
+    }
+}
+
 /// Transport protocol of a port. Sorted as IP numbers them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {

@@ -954,10 +954,10 @@ fn rules_are_counted_as_they_come_and_go() {
     node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::NotFound));
     node.slice("s1", &["10.244.0.9"]);
     assert!(node.pass().has_failed());
-    assert_eq!((node.proxier.totals().restore_failures, node.proxier.totals().partial_restore_failures), (1, 1));
+    assert_eq!((node.proxier.totals().restore_failures.v4, node.proxier.totals().partial_restore_failures.v4), (1, 1));
     node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Permission));
     assert!(node.full().has_failed());
-    assert_eq!((node.proxier.totals().restore_failures, node.proxier.totals().partial_restore_failures), (2, 1));
+    assert_eq!((node.proxier.totals().restore_failures.v4, node.proxier.totals().partial_restore_failures.v4), (2, 1));
     node.now += Duration::from_secs(10);
     node.settles();
 }

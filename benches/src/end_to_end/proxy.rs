@@ -172,6 +172,6 @@ fn full_passes() -> Option<u64> {
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
     let mut text = String::new();
     stream.read_to_string(&mut text).ok()?;
-    let name = "kubeproxy_sync_full_proxy_rules_duration_seconds_count ";
+    let name = "kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"} ";
     text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
 }

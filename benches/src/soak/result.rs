@@ -146,7 +146,7 @@ impl Kept {
 
     /// Passes, from the proxy's counters.
     fn passes(&self, kind: &str) -> f64 {
-        let name = format!("kubeproxy_sync_{kind}proxy_rules_duration_seconds_count");
+        let name = format!("kubeproxy_sync_{kind}proxy_rules_duration_seconds_count{{ip_family=\"IPv4\"}}");
         self.counters.get(&name).copied().unwrap_or(0.0)
     }
 

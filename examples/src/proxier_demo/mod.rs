@@ -2,6 +2,7 @@
 
 pub mod commands;
 pub mod engine;
+pub mod histogram;
 pub mod message;
 pub mod output;
 pub mod problem;

@@ -47,16 +47,30 @@ pub(crate) fn read(page: &str) -> BTreeMap<String, f64> {
         assert!(samples.insert(key.to_owned(), value).is_none(), "{key} is there twice");
     }
     for (family, kind) in &families {
-        let of_family = || page.lines().filter(|line| line.starts_with(&format!("{family}_bucket{{")));
         assert!(page.lines().any(|line| line.starts_with(family)), "{family} has no sample");
         if *kind == "histogram" {
-            let counts: Vec<f64> = of_family().map(|line| line.rsplit_once(' ').unwrap().1.parse().unwrap()).collect();
-            assert!(counts.windows(2).all(|pair| pair[0] <= pair[1]), "{family}: {counts:?}");
-            assert_eq!(counts.last(), samples.get(&format!("{family}_count")), "{family}");
-            assert!(of_family().next_back().is_some_and(|line| line.contains("{le=\"+Inf\"}")), "{family}");
+            let buckets = page.lines().filter(|line| line.starts_with(&format!("{family}_bucket{{")));
+            let buckets: Vec<(&str, f64)> = buckets.map(bucket).collect();
+            for rows in buckets.chunk_by(|one, next| one.0 == next.0) {
+                let (of, all) = *rows.last().unwrap();
+                assert!(rows.windows(2).all(|pair| pair[0].1 <= pair[1].1), "{family}: {rows:?}");
+                let labels = if of.is_empty() { String::new() } else { format!("{{{of}}}") };
+                assert_eq!(Some(&all), samples.get(&format!("{family}_count{labels}")), "{family} {of}");
+                let infinite =
+                    format!("{family}_bucket{{{of}{}le=\"+Inf\"}} {all}\n", if of.is_empty() { "" } else { "," });
+                assert!(page.contains(&infinite), "{infinite}");
+            }
         }
     }
     samples
+}
+
+/// The labels of a bucket without its bound, which is the last, and its number.
+fn bucket(line: &str) -> (&str, f64) {
+    let (key, number) = line.rsplit_once(' ').unwrap();
+    let labels = key.split_once('{').unwrap().1;
+    let others = labels.split("le=\"").next().unwrap().trim_end_matches(',');
+    (others, number.parse().unwrap())
 }
 
 /// `{name="value",…}` or nothing.

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 
 use ipvs::model::Protocol;
 
-use crate::ports::{Flows, UdpServices};
+use crate::net::Family;
+use crate::ports::UdpServices;
 
 /// A tracked connection, seen from the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,13 +38,8 @@ pub(super) fn find_udp(flows: &BTreeSet<Flow>, services: &UdpServices) -> BTreeS
     flows.iter().filter(|flow| is_stale(flow, services)).map(|flow| flow.destination).collect()
 }
 
-pub(super) fn forget_udp(flows: &mut BTreeSet<Flow>, services: &UdpServices) -> Flows {
-    let mut forgotten = Flows::default();
-    flows.retain(|flow| {
-        let stale = is_stale(flow, services);
-        let count = if flow.destination.is_ipv4() { &mut forgotten.v4 } else { &mut forgotten.v6 };
-        *count = count.saturating_add(usize::from(stale));
-        !stale
-    });
-    forgotten
+pub(super) fn forget_udp(flows: &mut BTreeSet<Flow>, family: Family, services: &UdpServices) -> usize {
+    let before = flows.len();
+    flows.retain(|flow| Family::of(flow.destination.ip()) != family || !is_stale(flow, services));
+    before.saturating_sub(flows.len())
 }

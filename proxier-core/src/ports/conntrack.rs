@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use super::PortError;
+use crate::net::{ByFamily, Family};
 
 /// UDP flows to forget, by what the client sent to.
 ///
@@ -12,13 +13,7 @@ use super::PortError;
 pub type UdpServices = BTreeMap<SocketAddr, BTreeSet<SocketAddr>>;
 
 /// A number of flows, by family.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Flows {
-    /// Of IPv4.
-    pub v4: usize,
-    /// Of IPv6.
-    pub v6: usize,
-}
+pub type Flows = ByFamily<usize>;
 
 impl Flows {
     /// Of both families.
@@ -38,6 +33,7 @@ impl Flows {
 /// ```
 /// use std::net::SocketAddr;
 /// use proxier_core::fake::{FakeKernel, Flow};
+/// use proxier_core::net::Family;
 /// use proxier_core::ports::UdpServices;
 ///
 /// let dns: SocketAddr = "10.96.0.10:53".parse()?;
@@ -49,17 +45,17 @@ impl Flows {
 /// // Only the new endpoint answers from now on: the other client has to begin anew.
 /// let services = UdpServices::from([(dns, [new].into())]);
 /// assert_eq!(kernel.ports().conntrack.find_udp(&services)?, [dns].into());
-/// assert_eq!(kernel.ports().conntrack.forget_udp(&services)?.total(), 1);
+/// assert_eq!(kernel.ports().conntrack.forget_udp(Family::V4, &services)?, 1);
 /// assert_eq!(kernel.state().flows.len(), 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Conntrack {
-    /// Deletes the UDP flows to these addresses and ports that none of the endpoints listed there answers; returns how
-    /// many. Lists the kernel's table once for each family, for any number of addresses.
+    /// Deletes a family's UDP flows to these addresses and ports that none of the endpoints listed there answers; returns how
+    /// many. Lists the kernel's table once for any number of addresses, and not at all if none is of the family.
     ///
     /// # Errors
     /// [`Unavailable`](super::PortErrorKind::Unavailable) without the module; when the table could not be listed.
-    fn forget_udp(&mut self, services: &UdpServices) -> Result<Flows, PortError>;
+    fn forget_udp(&mut self, family: Family, services: &UdpServices) -> Result<usize, PortError>;
 
     /// The addresses and ports of those that have flows which [`forget_udp`](Conntrack::forget_udp) would delete. Only reads.
     ///

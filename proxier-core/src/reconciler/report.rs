@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::modes::shared::sysctls::SysctlChange;
-use crate::net::{EndpointKey, Family, FrontendKey};
+use crate::net::{ByFamily, EndpointKey, Family, FrontendKey};
 use crate::ports::{Flows, PortError, PortErrorKind};
 use crate::reconciler::first::ServedFirst;
 use crate::reconciler::step::{Action, Part, Step};
@@ -128,7 +128,7 @@ pub struct Applied {
     /// Families whose rules were restored.
     pub restored: Vec<Family>,
     /// Writes of changes only to rules of iptables that failed, so that the rules are read before the next.
-    pub partial_restore_failures: usize,
+    pub partial_restore_failures: ByFamily<usize>,
 }
 
 impl Applied {
@@ -152,8 +152,7 @@ impl Applied {
         self.failures.extend(before.failures);
         self.lacks.extend(before.lacks);
         self.restored.extend(before.restored);
-        self.flows.v4 = self.flows.v4.saturating_add(before.flows.v4);
-        self.flows.v6 = self.flows.v6.saturating_add(before.flows.v6);
+        self.flows.add(before.flows);
     }
 
     /// Records the outcome of one call for one operation.
@@ -175,7 +174,6 @@ impl Applied {
 /// Rules of iptables mode in a table of a family: those in its own chains, as kube-proxy counts them, without the jumps from
 /// built-in chains and without the kubelet's chain.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
 pub struct RuleCount {
     /// The family.
     pub family: Family,

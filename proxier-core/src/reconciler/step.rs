@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use crate::config::InterfaceName;
 use crate::modes::shared::sysctls::SysctlChange;
+use crate::net::Family;
 use crate::ports::{LocalRoute, UdpServices};
 
 /// What is done.
@@ -134,6 +135,29 @@ pub struct Step {
 }
 
 impl Step {
+    /// The family whose rules of iptables, or whose table of nf_tables, the operation is for; `None` for other parts.
+    ///
+    /// ```
+    /// use proxier_core::net::Family;
+    /// use proxier_core::reconciler::step::Step;
+    ///
+    /// let step = |part: &str, name: &str| {
+    ///     serde_json::from_value::<Step>(serde_json::json!({"action": "change", "part": part, "name": name}))
+    /// };
+    /// assert_eq!(step("rules", "IPv6")?.family(), Some(Family::V6));
+    /// assert_eq!(step("table", "ip proxier")?.family(), Some(Family::V4));
+    /// assert_eq!(step("address", "10.96.0.10")?.family(), None);
+    /// # Ok::<(), serde_json::Error>(())
+    /// ```
+    pub fn family(&self) -> Option<Family> {
+        let is_of = |family: &Family| match self.part {
+            Part::Rules => self.name == family.name(),
+            Part::Table => self.name.starts_with(if *family == Family::V4 { "ip " } else { "ip6 " }),
+            _ => false,
+        };
+        Family::ALL.into_iter().find(is_of)
+    }
+
     pub(crate) fn new(action: Action, part: Part, name: impl fmt::Display) -> Self {
         Step { action, part, name: name.to_string(), detail: String::new(), service: None, lines: Vec::new() }
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::net::{ByFamily, Family};
 use crate::ports::{Flows, PortErrorKind};
 use crate::reconciler::report::{Counts, Report};
 use crate::reconciler::schedule::Moment;
@@ -33,11 +34,11 @@ pub struct Totals {
     /// Differences made by others and repaired.
     pub drift: u64,
     /// Restores of iptables that failed (`kubeproxy_sync_proxy_rules_iptables_restore_failures_total`).
-    pub restore_failures: u64,
+    pub restore_failures: ByFamily<u64>,
     /// Those of changes only (`kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total`).
-    pub partial_restore_failures: u64,
+    pub partial_restore_failures: ByFamily<u64>,
     /// Transactions of tables of nf_tables that failed (`kubeproxy_sync_proxy_rules_nftables_sync_failures_total`).
-    pub table_failures: u64,
+    pub table_failures: ByFamily<u64>,
     /// UDP flows that were forgotten (`kubeproxy_conntrack_reconciler_deleted_entries_total`).
     pub flows: Flows,
     /// End of the last pass that did not fail ([`Report::has_failed`])
@@ -62,10 +63,16 @@ impl Totals {
         for failure in &report.applied.failures {
             let what = (failure.step.part, failure.step.action, failure.error.kind());
             add(self.failed.entry(what).or_default(), 1);
-            add(&mut self.restore_failures, usize::from(failure.step.part == Part::Rules));
-            add(&mut self.table_failures, usize::from(failure.step.part == Part::Table));
+            if let Some(family) = failure.step.family() {
+                let of_table = failure.step.part == Part::Table;
+                let count = if of_table { &mut self.table_failures } else { &mut self.restore_failures };
+                add(count.of_mut(family), 1);
+            }
         }
-        add(&mut self.partial_restore_failures, report.applied.partial_restore_failures);
+        for family in Family::ALL {
+            let failures = *report.applied.partial_restore_failures.of(family);
+            add(self.partial_restore_failures.of_mut(family), failures);
+        }
         add(&mut self.unread, report.unread.len());
         add(&mut self.drift, report.drift.len());
         self.flows.add(report.applied.flows);

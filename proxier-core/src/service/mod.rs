@@ -16,7 +16,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::config::{LocalFallback, MayAskFor};
-use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
+use crate::net::{ByFamily, EndpointKey, Family, FrontendKey, Protocol};
 use crate::snapshot::{
     Balancing, Created, EndpointSlice, FrontendSpec, OTHER_PORT, ObjectKey, ObjectKind, Rejection, Reporter, Service,
     ServicePort, Spelled, Store, TrafficPolicy,
@@ -57,15 +57,25 @@ impl HealthCheck {
     }
 }
 
-/// Whether a Service with policy `Local` has endpoints, but none on this node
+/// How many ports of a Service have policy `Local` and endpoints, but none on this node
 /// (metric `sync_proxy_rules_no_local_endpoints_total`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NoLocalEndpoints {
-    /// For some port, by `internalTrafficPolicy`.
-    pub internal: bool,
-    /// For some port that is reachable from outside, by `externalTrafficPolicy`.
-    pub external: bool,
+    /// By `internalTrafficPolicy`.
+    pub internal: ByFamily<u16>,
+    /// By `externalTrafficPolicy`, of ports that are reachable from outside.
+    pub external: ByFamily<u16>,
+}
+
+impl NoLocalEndpoints {
+    /// Counts a port.
+    fn note(&mut self, family: Family, is_internal: bool, is_external: bool) {
+        for (counts, is_one) in [(&mut self.internal, is_internal), (&mut self.external, is_external)] {
+            let count = counts.of_mut(family);
+            *count = count.saturating_add(u16::from(is_one));
+        }
+    }
 }
 
 /// What one Service means on this node.
@@ -175,8 +185,11 @@ fn compile_service<'a>(
             for row in &mut rows {
                 row.elsewhere_only = choice.is_elsewhere_only(&candidates);
                 row.leave_out_reserved(&context, &choice, &mut compiled.rejected);
-                row.note_missing(&mut compiled.no_local_endpoints);
             }
+            let lacks_local = |internal: bool| {
+                rows.iter().any(|row| (row.role == Roles::CLUSTER_IP) == internal && row.lacks_local())
+            };
+            compiled.no_local_endpoints.note(family, lacks_local(true), lacks_local(false));
             let common = with_ports.then(|| Arc::new(Port::new(&context, &rows, family, &choice)));
             let asked = Asked {
                 weights: weigh(&slices, balancing.map(|of| &**of), port, family, facts),
@@ -214,9 +227,8 @@ pub fn compile_frontends(key: &ObjectKey, specs: &[FrontendSpec], facts: &NodeFa
         }
         compiled.hairpins.extend(spec.local.iter().map(|endpoint| (spec.key.protocol, *endpoint)));
         if spec.policy == TrafficPolicy::Local && spec.local.is_empty() && !spec.cluster.is_empty() {
-            let missing = &mut compiled.no_local_endpoints;
-            let seen = if spec.roles == Roles::CLUSTER_IP { &mut missing.internal } else { &mut missing.external };
-            *seen = true;
+            let is_internal = spec.roles == Roles::CLUSTER_IP;
+            compiled.no_local_endpoints.note(spec.key.family(), is_internal, !is_internal);
         }
         let ranges = spec.source_ranges.as_deref();
         let node = facts.node_address(spec.key.family());
@@ -336,11 +348,9 @@ impl Row {
         });
     }
 
-    fn note_missing(&self, missing: &mut NoLocalEndpoints) {
-        if self.policy == TrafficPolicy::Local && self.elsewhere_only && !self.addresses.is_empty() {
-            let seen = if self.role == Roles::CLUSTER_IP { &mut missing.internal } else { &mut missing.external };
-            *seen = true;
-        }
+    /// Whether its policy leaves it without the endpoints that there are.
+    fn lacks_local(&self) -> bool {
+        self.policy == TrafficPolicy::Local && self.elsewhere_only && !self.addresses.is_empty()
     }
 
     /// Whether its addresses are neither cluster IPs nor this host's.

@@ -1,6 +1,13 @@
-use proxier_core::ports::{Flows, UdpServices};
+use proxier_core::net::Family;
+use proxier_core::ports::{Flows, PortError, UdpServices};
 
 use super::{World, at};
+
+fn forget(world: &mut impl World, services: &UdpServices) -> Result<Flows, PortError> {
+    let ports = world.ports();
+    let mut of = |family| ports.conntrack.forget_udp(family, services);
+    Ok(Flows { v4: of(Family::V4)?, v6: of(Family::V6)? })
+}
 
 pub(crate) fn stale_flows_are_forgotten_and_others_stay(world: &mut impl World) {
     let flows = [
@@ -28,19 +35,19 @@ pub(crate) fn stale_flows_are_forgotten_and_others_stay(world: &mut impl World) 
         (at("10.96.0.99:53"), [].into()),
     ]
     .into();
-    assert_eq!(world.ports().conntrack.forget_udp(&services), Ok(Flows { v4: 3, v6: 1 }));
+    assert_eq!(forget(world, &services), Ok(Flows { v4: 3, v6: 1 }));
     assert_eq!(world.flows(), [flows[1], flows[3], flows[4], flows[7]].into());
-    assert_eq!(world.ports().conntrack.forget_udp(&services), Ok(Flows::default()));
+    assert_eq!(forget(world, &services), Ok(Flows::default()));
     // A Service without endpoints keeps no flow.
     let services = [(at("10.96.0.10:53"), [].into())].into();
-    assert_eq!(world.ports().conntrack.forget_udp(&services), Ok(Flows { v4: 1, v6: 0 }));
+    assert_eq!(forget(world, &services), Ok(Flows { v4: 1, v6: 0 }));
     assert_eq!(world.flows(), [flows[3], flows[4], flows[7]].into());
 }
 
 pub(crate) fn nothing_to_forget(world: &mut impl World) {
     world.send_udp(at("10.1.1.1:4001"), at("10.96.0.10:53"), at("10.244.1.1:5301"));
-    assert_eq!(world.ports().conntrack.forget_udp(&UdpServices::new()), Ok(Flows::default()));
+    assert_eq!(forget(world, &UdpServices::new()), Ok(Flows::default()));
     let services = [(at("10.96.0.77:53"), [].into())].into();
-    assert_eq!(world.ports().conntrack.forget_udp(&services), Ok(Flows::default()));
+    assert_eq!(forget(world, &services), Ok(Flows::default()));
     assert_eq!(world.flows().len(), 1);
 }

@@ -24,7 +24,7 @@ use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::cli::{Configured, Ending, Invocation, Source};
 use crate::proxier_demo::settings::kubeproxyconfig::KubeProxyConfiguration;
 use crate::proxier_demo::settings::{Exposure, Settings};
-use crate::proxier_demo::sources::cluster::Connection;
+use crate::proxier_demo::sources::cluster::{Connection, Options};
 use crate::proxier_demo::sources::files::Rewritten;
 use crate::proxier_demo::sources::source::{Api, Running, Starting};
 use crate::proxier_demo::status::events::{Reason, Recorder, Regarding};
@@ -39,6 +39,26 @@ fn fail(problems: &[Problem]) -> ExitCode {
         tracing::error!("{problem}");
     }
     ExitCode::FAILURE
+}
+
+/// A source that starts, and both ends of the channel through which its changes go.
+type Begun = (Starting, mpsc::Sender<Message>, mpsc::Receiver<Message>);
+
+/// Starts the source; or the exit code.
+fn begin(configured: &Configured, api: &Api) -> Result<Begun, ExitCode> {
+    let (changes, messages, inbox) = to_kernel();
+    let source = Starting::begin(configured, changes, api).map_err(|problems| {
+        fail(&problems);
+        ExitCode::from(2)
+    })?;
+    Ok((source, messages, inbox))
+}
+
+/// The source, begun anew if the chosen mode needs more of the cluster than the one that was asked for.
+fn enough(asked_for: &Configured, chosen: &Chosen, begun: Begun, api: &Api) -> Result<Begun, ExitCode> {
+    let chosen = &chosen.configured;
+    let covers = || Options::of(&asked_for.settings).cover(&Options::of(&chosen.settings));
+    if matches!(chosen.source, Source::Manifests(_)) || covers() { Ok(begun) } else { begin(chosen, api) }
 }
 
 /// Serves until SIGTERM or SIGINT, and leaves the kernel as it is then. Exit code 0 after a signal; 1 when it could not
@@ -62,14 +82,10 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
         Ok(api) => api,
         Err(problem) => return fail(&[problem]),
     };
-    let (changes, messages, inbox) = to_kernel();
     // The lists arrive while the kernel is probed. Bad input is found before anything is changed.
-    let source = match Starting::begin(configured, changes, &api) {
-        Ok(source) => source,
-        Err(problems) => {
-            fail(&problems);
-            return ExitCode::from(2);
-        }
+    let (source, messages, inbox) = match begin(configured, &api) {
+        Ok(begun) => begun,
+        Err(code) => return code,
     };
     let chosen = match choose(configured, Preparing::LoadModules, |_mode| true).await {
         Ok(chosen) => chosen,
@@ -86,6 +102,10 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
         }
     };
     let (reason, fell_back) = (chosen.reason(), chosen.fell_back());
+    let (source, messages, inbox) = match enough(configured, &chosen, (source, messages, inbox), &api) {
+        Ok(begun) => begun,
+        Err(code) => return code,
+    };
     let Chosen { configured, engine, notes, passed_over, rules } = chosen;
     let (configured, settings) = (&configured, &configured.settings);
     for note in notes {
@@ -94,6 +114,8 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
     prepare_process(settings);
     let families = engine.proxier().facts().config().families;
     let health = Health::new(settings.sync_period, families);
+    // Until the Node has been seen. Manifests need none.
+    health.set_node_eligible(matches!(configured.source, Source::Manifests(_)));
     let mut tasks = JoinSet::new();
     let recorder = recorder(configured, &api);
     recorder.tell(Regarding::Node, Reason::Starting, "");

@@ -12,6 +12,7 @@ pub mod privileges;
 pub(crate) mod signals;
 mod sockets;
 pub(crate) mod tables;
+mod timed;
 pub(crate) mod userspace;
 mod view;
 pub(crate) mod worker;
@@ -30,7 +31,7 @@ use proxier_core::modes::iptables::RandomFully;
 use proxier_core::modes::ipvs::guards;
 use proxier_core::modes::shared::cleaned::Cleaned;
 use proxier_core::modes::{Kind, Plan, userspace as userspace_mode};
-use proxier_core::net::Network;
+use proxier_core::net::{Family, Network};
 use proxier_core::ports::Ports;
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::safeguard::MassRemoval;
@@ -41,6 +42,7 @@ use crate::proxier_demo::engine::choose::Preparing;
 use crate::proxier_demo::engine::lock::Lock;
 use crate::proxier_demo::engine::needs::{Looked, Wanted};
 use crate::proxier_demo::engine::neighbours::Neighbours;
+use crate::proxier_demo::engine::timed::Timed;
 use crate::proxier_demo::message::Found;
 use crate::proxier_demo::message::change::Change;
 use crate::proxier_demo::problem::Problem;
@@ -88,6 +90,7 @@ pub struct Engine<K = KernelPorts> {
     origin: Instant,
     /// The networks of cluster IPs that the cluster names, by ServiceCIDR.
     service_cidrs: BTreeMap<String, Vec<Network>>,
+    took_for_flows: Vec<(Family, Duration)>,
 }
 
 impl Engine {
@@ -166,7 +169,7 @@ impl<K: Kernel> Engine<K> {
     /// A reconciler of this node on this kernel. Its time begins now.
     pub fn new(node_name: &str, options: Options, kernel: K) -> Self {
         let proxier = Reconciler::new(node_name, options, Duration::ZERO);
-        Engine { proxier, kernel, origin: Instant::now(), service_cidrs: BTreeMap::new() }
+        Engine { proxier, kernel, origin: Instant::now(), service_cidrs: BTreeMap::new(), took_for_flows: Vec::new() }
     }
 
     /// The time on the reconciler's scale.
@@ -225,14 +228,21 @@ impl<K: Kernel> Engine<K> {
 
     /// Runs the pass that is due, if any.
     pub fn pass(&mut self) -> Option<Report> {
-        let origin = self.origin;
-        self.proxier.pass(&|| origin.elapsed(), &mut self.kernel.ports())
+        self.pass_ahead(Duration::ZERO)
     }
 
     /// Runs the pass that would be due after this much time, if any.
     pub fn pass_ahead(&mut self, ahead: Duration) -> Option<Report> {
         let origin = self.origin;
-        self.proxier.pass(&|| origin.elapsed() + ahead, &mut self.kernel.ports())
+        let mut ports = self.kernel.ports();
+        let mut timed = Timed { conntrack: ports.conntrack, took: &mut self.took_for_flows };
+        ports.conntrack = &mut timed;
+        self.proxier.pass(&|| origin.elapsed() + ahead, &mut ports)
+    }
+
+    /// What forgetting flows took in the passes since the last call, by family.
+    pub(crate) fn took_for_flows(&mut self) -> Vec<(Family, Duration)> {
+        std::mem::take(&mut self.took_for_flows)
     }
 
     /// Gives up lost addresses at once: this process ends before one could come back.

@@ -4,6 +4,7 @@
 use std::time::{Duration, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
+use proxier_core::net::Family;
 use proxier_core::objects::EndpointSliceObject;
 use proxier_core::snapshot::ObjectKey;
 
@@ -19,9 +20,17 @@ pub(crate) struct Triggers {
     /// Earlier causes are not measured: they waited for this process to start.
     started: SystemTime,
     /// For the next pass, by slice.
-    fresh: Vec<(ObjectKey, SystemTime)>,
+    fresh: Vec<Trigger>,
     /// From failed passes: in the kernel once a full pass succeeds.
-    overdue: Vec<(ObjectKey, SystemTime)>,
+    overdue: Vec<Trigger>,
+}
+
+/// What changed a slice, and when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Trigger {
+    slice: ObjectKey,
+    family: Family,
+    time: SystemTime,
 }
 
 impl Triggers {
@@ -30,14 +39,15 @@ impl Triggers {
     }
 
     /// The cause that a slice names, if it is to be measured.
-    pub(crate) fn of(&self, slice: &EndpointSliceObject) -> Option<(ObjectKey, SystemTime)> {
+    pub(crate) fn of(&self, slice: &EndpointSliceObject) -> Option<Trigger> {
         let text = slice.metadata.annotations.get(ANNOTATION)?;
         let time = SystemTime::from(text.parse::<Timestamp>().ok()?);
-        (time > self.started).then(|| (ObjectKey::of(&slice.metadata), time))
+        let family = Family::ALL.into_iter().find(|family| family.name() == slice.address_type)?;
+        (time > self.started).then(|| Trigger { slice: ObjectKey::of(&slice.metadata), family, time })
     }
 
     /// A slice has changed.
-    pub(crate) fn changed(&mut self, trigger: (ObjectKey, SystemTime)) {
+    pub(crate) fn changed(&mut self, trigger: Trigger) {
         if self.fresh.len() + self.overdue.len() < MOST {
             self.fresh.push(trigger);
         }
@@ -46,12 +56,12 @@ impl Triggers {
     /// A slice is gone. Its causes are never programmed, and its deletion has no time.
     pub(crate) fn gone(&mut self, slice: &ObjectKey) {
         for triggers in [&mut self.fresh, &mut self.overdue] {
-            triggers.retain(|(of, _)| of != slice);
+            triggers.retain(|trigger| trigger.slice != *slice);
         }
     }
 
     /// A pass has ended. Returns how long each cause took that the kernel has now.
-    pub(crate) fn passed(&mut self, full: bool, failed: bool, now: SystemTime) -> Vec<Duration> {
+    pub(crate) fn passed(&mut self, full: bool, failed: bool, now: SystemTime) -> Vec<(Family, Duration)> {
         if failed {
             self.overdue.append(&mut self.fresh);
             return Vec::new();
@@ -61,7 +71,8 @@ impl Triggers {
             done.append(&mut self.overdue);
         }
         // Clocks of machines differ: a cause in the future took no time.
-        done.into_iter().map(|(_, time)| now.duration_since(time).unwrap_or_default()).collect()
+        let took = |trigger: &Trigger| now.duration_since(trigger.time).unwrap_or_default();
+        done.iter().map(|trigger| (trigger.family, took(trigger))).collect()
     }
 }
 
@@ -73,6 +84,7 @@ mod tests {
 
     fn slice(name: &str, annotation: Option<&str>) -> EndpointSliceObject {
         let mut slice = EndpointSliceObject::default();
+        "IPv4".clone_into(&mut slice.address_type);
         (slice.metadata.namespace, slice.metadata.name) = ("demo".to_owned(), name.to_owned());
         slice.metadata.annotations.extend(annotation.map(|text| (ANNOTATION.to_owned(), text.to_owned())));
         slice
@@ -98,7 +110,8 @@ mod tests {
         }
 
         fn pass(&mut self, full: bool, failed: bool, at: u32) -> Vec<Duration> {
-            self.triggers.passed(full, failed, self.started + SECOND * at)
+            let passed = self.triggers.passed(full, failed, self.started + SECOND * at);
+            passed.into_iter().map(|(family, took)| (took, assert_eq!(family, Family::V4)).0).collect()
         }
     }
 

@@ -189,7 +189,7 @@ impl Sender {
             .body(Body::from(event.to_string().into_bytes()))
             .map_err(|error| error.to_string())?;
         let current = self.session.current().await.map_err(|problem| problem.to_string())?;
-        let answer = tokio::time::timeout(PATIENCE, current.client.send(request)).await;
+        let answer = current.send(request, PATIENCE).await;
         let answer = answer.map_err(|_elapsed| "no answer".to_owned())?;
         let status = answer.map(|answer| answer.status()).map_err(|error| error.to_string())?;
         if status == StatusCode::UNAUTHORIZED {

@@ -9,10 +9,11 @@ use k8s_openapi::jiff::Timestamp;
 use proxier_core::config::Families;
 use serde_json::{Map, Value, json};
 
-use crate::proxier_demo::sources::cluster::Counters;
+use crate::proxier_demo::sources::cluster::{Counters, requests};
 use crate::proxier_demo::status::board::Board;
 use crate::proxier_demo::status::metrics::Metrics;
 use crate::proxier_demo::status::server::Answer;
+use crate::proxier_demo::status::zpages;
 
 /// Requests to the API server that fail for less are not mentioned: it may be starting anew.
 const NOTEWORTHY: Duration = Duration::from_secs(60);
@@ -49,16 +50,15 @@ impl Health {
     /// Healthy, with nothing pending. Unhealthy once something is pending for two sync periods.
     pub fn new(sync_period: Duration, families: Families) -> Arc<Self> {
         let updated = SystemTime::now();
-        let families = families.iter().map(|family| Family { name: family.name(), updated });
         Arc::new(Health {
             timeout: sync_period * 2,
             board: Board::default(),
             state: Mutex::new(State {
-                families: families.collect(),
+                families: families.iter().map(|family| Family { name: family.name(), updated }).collect(),
                 pending: None,
                 ready: false,
                 node_eligible: true,
-                metrics: Metrics::default(),
+                metrics: Metrics { families, ..Metrics::default() },
                 api: None,
             }),
         })
@@ -93,7 +93,8 @@ impl Health {
         }
     }
 
-    /// Whether load balancers should send new connections to this node: not while its Node is being removed.
+    /// Whether load balancers should send new connections to this node: not while its Node is being removed, nor before it has been
+    /// seen. They should where nobody says.
     pub fn set_node_eligible(&self, eligible: bool) {
         self.state().node_eligible = eligible;
     }
@@ -129,10 +130,18 @@ impl Health {
         let mut state = self.state();
         if let Some(api) = &state.api {
             state.metrics.api_failures = api.failures.load(Ordering::Relaxed);
+            state.metrics.requests = requests::counted();
         }
         let metrics = state.metrics.clone();
         drop(state);
         metrics.render()
+    }
+
+    /// The page of `/metrics/slis`.
+    pub(super) fn slis(&self, now: Instant) -> String {
+        let state = self.state();
+        let live = self.is_in_time(state.pending, now);
+        zpages::slis(&state.metrics, live && state.node_eligible, live)
     }
 
     /// Whether nothing is pending for too long.

@@ -3,73 +3,24 @@
 //! Written by hand: the names are a contract, and `prometheus-client` prints OpenMetrics, in which
 //! `kubeproxy_proxy_healthz_total` would be of a family `kubeproxy_proxy_healthz`, and a gauge could not end in `_total`.
 //!
-//! kube-proxy has one gauge whose name ends in `_total`. It has no type here (`untyped`): that does not affect queries, and
-//! `promtool check metrics` accepts it. So has `sync_proxy_rules_iptables_total`, which iptables mode has, and not IPVS mode, as with
-//! kube-proxy: its number of rules is the same for any number of Services. As kube-proxy has from 1.33 on, numbers of rules are told
-//! for each family; `sum by (table)` adds them up.
+//! kube-proxy has gauges whose names end in `_total`. They have no type here (`untyped`): that does not affect queries, and
+//! `promtool check metrics` accepts it. `sync_proxy_rules_iptables_total` is there in iptables mode, and not in IPVS mode, as with
+//! kube-proxy: its number of rules is the same for any number of Services.
+//!
+//! As kube-proxy has from 1.33 on, nearly all have the label `ip_family`. One pass serves all families: its duration and its time are
+//! told for each of them.
 
-use std::fmt::Write;
-use std::time::Duration;
-
+use proxier_core::config::Families;
 use proxier_core::modes::Kind;
 use proxier_core::modes::select::Asked;
+use proxier_core::net::{ByFamily, Family};
 use proxier_core::ports::Flows;
 use proxier_core::reconciler::report::RuleCount;
 
-/// Observations by size.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Histogram {
-    /// Upper bounds in seconds, ascending.
-    bounds: &'static [f64],
-    /// How many observations are in each bucket, the last one above all bounds.
-    counts: Vec<u64>,
-    sum: f64,
-}
-
-/// 1 ms, doubled up to 16.384 s.
-const SYNC_SECONDS: [f64; 15] =
-    [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192, 16.384];
-
-/// 0.25, 0.5, each second up to a minute, every five seconds up to two, every thirty up to five.
-static PROGRAMMING_SECONDS: [f64; 80] = {
-    let mut bounds = [0.25; 80];
-    bounds[1] = 0.5;
-    let mut index = 2;
-    let mut second: u32 = 1;
-    while second <= 300 {
-        bounds[index] = second as f64;
-        index += 1;
-        second += if second < 60 {
-            1
-        } else if second < 120 {
-            5
-        } else {
-            30
-        };
-    }
-    bounds
-};
-
-impl Histogram {
-    fn new(bounds: &'static [f64]) -> Self {
-        Histogram { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
-    }
-
-    /// Adds an observation.
-    pub fn observe(&mut self, duration: Duration) {
-        let seconds = duration.as_secs_f64();
-        let bucket = self.bounds.partition_point(|bound| *bound < seconds);
-        if let Some(count) = self.counts.get_mut(bucket) {
-            *count += 1;
-        }
-        self.sum += seconds;
-    }
-
-    /// How many observations there are.
-    pub fn count(&self) -> u64 {
-        self.counts.iter().sum()
-    }
-}
+use crate::proxier_demo::histogram::{Histogram, PROGRAMMING_SECONDS, SYNC_SECONDS};
+use crate::proxier_demo::sources::cluster::requests::Requests;
+use crate::proxier_demo::status::process;
+use crate::proxier_demo::status::text::{Labels, Page};
 
 /// All values. Whoever knows one writes it; [`render`](Metrics::render) prints them.
 ///
@@ -77,6 +28,8 @@ impl Histogram {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Metrics {
+    /// The families that are served.
+    pub families: Families,
     /// Passes.
     pub sync_duration: Histogram,
     /// Passes that compared everything.
@@ -84,7 +37,7 @@ pub struct Metrics {
     /// Passes that compared only what had changed.
     pub sync_partial_duration: Histogram,
     /// Time from the cause of a change of endpoints, as the EndpointSlice has it, until the kernel has it.
-    pub network_programming: Histogram,
+    pub network_programming: ByFamily<Histogram>,
     /// When the last pass succeeded.
     pub sync_last_timestamp: f64,
     /// When a pass was last requested.
@@ -98,19 +51,21 @@ pub struct Metrics {
     /// Changes of Services.
     pub service_changes: u64,
     /// Failed runs of iptables-restore.
-    pub iptables_restore_failures: u64,
+    pub iptables_restore_failures: ByFamily<u64>,
     /// Those that wrote only what had changed.
-    pub iptables_partial_restore_failures: u64,
+    pub iptables_partial_restore_failures: ByFamily<u64>,
     /// Rules of iptables mode by table and family.
     pub iptables_rules: Vec<RuleCount>,
     /// Transactions of nf_tables that failed.
-    pub nftables_sync_failures: u64,
-    /// Services without the local endpoints that a policy requires: internal, external.
-    pub no_local_endpoints: [u64; 2],
+    pub nftables_sync_failures: ByFamily<u64>,
+    /// Ports of Services without the local endpoints that their policy requires: internal, external.
+    pub no_local_endpoints: [ByFamily<u64>; 2],
     /// Answers of /healthz: 200, 503.
     pub healthz: [u64; 2],
     /// Answers of /livez: 200, 503.
     pub livez: [u64; 2],
+    /// Time to find and delete entries of connection tracking.
+    pub conntrack_sync: ByFamily<Histogram>,
     /// Entries of connection tracking that were deleted.
     pub conntrack_deleted: Flows,
     /// Passes that failed. Not in kube-proxy.
@@ -119,8 +74,10 @@ pub struct Metrics {
     pub rejected: u64,
     /// Objects and files that could not be read so far. Not in kube-proxy.
     pub unreadable: u64,
-    /// Requests to the API server that failed. kube-proxy counts them under other names.
+    /// Requests to the API server that failed, and watches that broke off. Not in kube-proxy.
     pub api_failures: u64,
+    /// All requests to the API server.
+    pub requests: Requests,
     /// Our virtual servers in the kernel. Not in kube-proxy.
     pub virtual_servers: u64,
     /// Our real servers in the kernel. Not in kube-proxy.
@@ -153,28 +110,31 @@ pub struct Metrics {
 impl Default for Metrics {
     fn default() -> Self {
         Metrics {
+            families: Families::Dual,
             sync_duration: Histogram::new(&SYNC_SECONDS),
             sync_full_duration: Histogram::new(&SYNC_SECONDS),
             sync_partial_duration: Histogram::new(&SYNC_SECONDS),
-            network_programming: Histogram::new(&PROGRAMMING_SECONDS),
+            network_programming: histograms(&PROGRAMMING_SECONDS),
             sync_last_timestamp: 0.0,
             sync_last_queued_timestamp: 0.0,
             endpoint_changes_pending: 0,
             endpoint_changes: 0,
             service_changes_pending: 0,
             service_changes: 0,
-            iptables_restore_failures: 0,
-            iptables_partial_restore_failures: 0,
+            iptables_restore_failures: ByFamily::default(),
+            iptables_partial_restore_failures: ByFamily::default(),
             iptables_rules: Vec::new(),
-            nftables_sync_failures: 0,
-            no_local_endpoints: [0; 2],
+            nftables_sync_failures: ByFamily::default(),
+            no_local_endpoints: [ByFamily::default(); 2],
             healthz: [0; 2],
             livez: [0; 2],
+            conntrack_sync: histograms(&SYNC_SECONDS),
             conntrack_deleted: Flows::default(),
             sync_failures: 0,
             rejected: 0,
             unreadable: 0,
             api_failures: 0,
+            requests: Requests::new(),
             virtual_servers: 0,
             real_servers: 0,
             foreign_virtual_servers: 0,
@@ -192,65 +152,127 @@ impl Default for Metrics {
     }
 }
 
+fn histograms(bounds: &'static [f64]) -> ByFamily<Histogram> {
+    ByFamily { v4: Histogram::new(bounds), v6: Histogram::new(bounds) }
+}
+
+fn of_family(family: Family) -> Labels {
+    vec![("ip_family", family.name().to_owned())]
+}
+
 impl Metrics {
     /// All metrics as text.
     pub fn render(&self) -> String {
-        let mut page = Page(String::with_capacity(16 * 1024));
-        let p = &mut page;
-        p.histogram("sync_proxy_rules_duration_seconds", "Passes over the rules", &self.sync_duration);
-        p.histogram(
-            "sync_full_proxy_rules_duration_seconds",
-            "Passes that compared everything",
-            &self.sync_full_duration,
-        );
-        p.histogram(
-            "sync_partial_proxy_rules_duration_seconds",
-            "Passes that compared what had changed",
-            &self.sync_partial_duration,
-        );
-        p.histogram(
-            "network_programming_duration_seconds",
-            "From the cause of a change of endpoints to the kernel",
-            &self.network_programming,
-        );
-        p.gauge("sync_proxy_rules_last_timestamp_seconds", "When the last pass succeeded", self.sync_last_timestamp);
-        let queued = self.sync_last_queued_timestamp;
-        p.gauge("sync_proxy_rules_last_queued_timestamp_seconds", "When a pass was last asked for", queued);
+        let mut page = Page::new("kubeproxy_");
+        self.passes(&mut page);
+        self.of_mode(&mut page);
+        self.flows_and_probes(&mut page);
+        self.own(&mut page);
+        self.client(&mut page);
+        process::add(&mut page);
+        page.into()
+    }
+
+    /// One value for each family that is served.
+    fn each<T>(&self, value: impl Fn(Family) -> T) -> impl Iterator<Item = (Labels, T)> {
+        self.families.iter().map(move |family| (of_family(family), value(family)))
+    }
+
+    fn passes(&self, p: &mut Page) {
+        let passes = [
+            ("sync_proxy_rules_duration_seconds", "Passes over the rules", &self.sync_duration),
+            ("sync_full_proxy_rules_duration_seconds", "Passes that compared everything", &self.sync_full_duration),
+            (
+                "sync_partial_proxy_rules_duration_seconds",
+                "Passes that compared what had changed",
+                &self.sync_partial_duration,
+            ),
+        ];
+        for (name, help, histogram) in passes {
+            p.histograms(name, help, self.each(|_| histogram));
+        }
+        let caused = "From the cause of a change of endpoints to the kernel";
+        let programming = &self.network_programming;
+        p.histograms("network_programming_duration_seconds", caused, self.each(|family| programming.of(family)));
+        let (last, queued) = (self.sync_last_timestamp, self.sync_last_queued_timestamp);
+        let succeeded = "When the last pass succeeded";
+        p.family("sync_proxy_rules_last_timestamp_seconds", "gauge", succeeded, self.each(|_| last));
+        let asked = "When a pass was last asked for";
+        p.family("sync_proxy_rules_last_queued_timestamp_seconds", "gauge", asked, self.each(|_| queued));
         let pending = "Changes that no pass has taken up yet";
         p.gauge("sync_proxy_rules_endpoint_changes_pending", pending, self.endpoint_changes_pending);
         p.counter("sync_proxy_rules_endpoint_changes_total", "Changes of endpoints", self.endpoint_changes);
         p.gauge("sync_proxy_rules_service_changes_pending", pending, self.service_changes_pending);
         p.counter("sync_proxy_rules_service_changes_total", "Changes of Services", self.service_changes);
-        let failures = self.iptables_restore_failures;
-        p.counter("sync_proxy_rules_iptables_restore_failures_total", "Failed runs of iptables-restore", failures);
-        p.counter(
-            "sync_proxy_rules_iptables_partial_restore_failures_total",
-            "Failed runs of iptables-restore that wrote only what had changed",
-            self.iptables_partial_restore_failures,
-        );
-        self.of_mode(p);
-        let [internal, external] = self.no_local_endpoints;
-        p.family(
-            "sync_proxy_rules_no_local_endpoints_total",
-            "untyped",
-            "Services without the local endpoints that their policy asks for",
-            &[
-                ("traffic_policy=\"internal\"".to_owned(), internal),
-                ("traffic_policy=\"external\"".to_owned(), external),
-            ],
-        );
-        let codes =
-            |[ok, unavailable]: [u64; 2]| [("code=\"200\"".to_owned(), ok), ("code=\"503\"".to_owned(), unavailable)];
-        p.family("proxy_healthz_total", "counter", "Answers of /healthz", &codes(self.healthz));
-        p.family("proxy_livez_total", "counter", "Answers of /livez", &codes(self.livez));
-        let Flows { v4, v6 } = self.conntrack_deleted;
-        let [v4, v6] = [v4, v6].map(|number| u64::try_from(number).unwrap_or(u64::MAX));
-        p.family(
-            "conntrack_reconciler_deleted_entries_total",
-            "counter",
-            "Entries of connection tracking that were deleted",
-            &[("ip_family=\"IPv4\"".to_owned(), v4), ("ip_family=\"IPv6\"".to_owned(), v6)],
-        );
+        let policies = ["internal", "external"].into_iter().zip(self.no_local_endpoints);
+        let missing = policies.flat_map(|(policy, count)| {
+            self.each(move |family| *count.of(family)).map(move |(mut labels, count)| {
+                labels.insert(0, ("traffic_policy", policy.to_owned()));
+                (labels, count)
+            })
+        });
+        let without = "Ports of Services without the local endpoints that their policy asks for";
+        p.family("sync_proxy_rules_no_local_endpoints_total", "untyped", without, missing);
+    }
+
+    /// What kube-proxy has in some modes only.
+    fn of_mode(&self, p: &mut Page) {
+        let mode = self.mode.map(|(_asked, mode)| mode);
+        if matches!(mode, Some(Kind::Iptables | Kind::Ipvs)) {
+            let failures = self.each(|family| *self.iptables_restore_failures.of(family));
+            let help = "Failed runs of iptables-restore";
+            p.family("sync_proxy_rules_iptables_restore_failures_total", "counter", help, failures);
+        }
+        match mode {
+            Some(Kind::Iptables) => {
+                let failures = self.each(|family| *self.iptables_partial_restore_failures.of(family));
+                let help = "Failed runs of iptables-restore that wrote only what had changed";
+                p.family("sync_proxy_rules_iptables_partial_restore_failures_total", "counter", help, failures);
+                // A family without samples is no family.
+                if !self.iptables_rules.is_empty() {
+                    self.rules(p);
+                }
+            }
+            Some(Kind::Nftables) => {
+                let failures = self.each(|family| *self.nftables_sync_failures.of(family));
+                let help = "Transactions that failed";
+                p.family("sync_proxy_rules_nftables_sync_failures_total", "counter", help, failures);
+                let cleanup = "Always 0: what nobody needs goes in the transaction of its pass";
+                p.family("sync_proxy_rules_nftables_cleanup_failures_total", "counter", cleanup, self.each(|_| 0));
+            }
+            _ => {}
+        }
+    }
+
+    fn rules(&self, p: &mut Page) {
+        let rows = |number: fn(&RuleCount) -> usize| {
+            self.iptables_rules.iter().map(move |of| {
+                let labels = vec![("table", of.table.to_owned()), ("ip_family", of.family.name().to_owned())];
+                (labels, number(of))
+            })
+        };
+        let all = "Rules of iptables in chains of this proxy";
+        p.family("sync_proxy_rules_iptables_total", "untyped", all, rows(|of| of.total));
+        let last = "Rules of iptables that the last pass has written";
+        p.family("sync_proxy_rules_iptables_last", "gauge", last, rows(|of| of.written));
+    }
+
+    fn flows_and_probes(&self, p: &mut Page) {
+        let codes = |[ok, unavailable]: [u64; 2]| {
+            [("200", ok), ("503", unavailable)].map(|(code, number)| (vec![("code", code.to_owned())], number))
+        };
+        p.family("proxy_healthz_total", "counter", "Answers of /healthz", codes(self.healthz));
+        p.family("proxy_livez_total", "counter", "Answers of /livez", codes(self.livez));
+        let took = self.each(|family| self.conntrack_sync.of(family));
+        let help = "Time to find and delete entries of connection tracking";
+        p.histograms("conntrack_reconciler_sync_duration_seconds", help, took);
+        let deleted = self.each(|family| *self.conntrack_deleted.of(family));
+        let help = "Entries of connection tracking that were deleted";
+        p.family("conntrack_reconciler_deleted_entries_total", "counter", help, deleted);
+    }
+
+    /// What kube-proxy does not have.
+    fn own(&self, p: &mut Page) {
         p.counter("sync_failures_total", "Passes that failed, wholly or in part", self.sync_failures);
         p.gauge("rejected_fields", "Fields and objects of the input that are left out", self.rejected);
         p.counter("unreadable_objects_total", "Objects and files that could not be read", self.unreadable);
@@ -265,179 +287,141 @@ impl Metrics {
         p.gauge("virtual_servers_foreign", foreign, self.foreign_virtual_servers);
         p.gauge("real_servers", "Real servers of ours in the kernel", self.real_servers);
         p.gauge("real_servers_draining", "Real servers that are draining", self.draining);
-        p.gauge(
-            "split_frontends",
-            "Virtual servers by firewall marks for clients outside (ipvs.markSplit)",
-            self.split,
-        );
-        p.gauge(
-            "shared_node_ports",
-            "Virtual servers by firewall marks for node ports (ipvs.markNodePorts)",
-            self.shared,
-        );
-        p.gauge(
-            "unmarked_services",
-            "Services that are served without the firewall marks that the configuration asks for",
-            self.unmarked,
-        );
+        let split = "Virtual servers by firewall marks for clients outside (ipvs.markSplit)";
+        p.gauge("split_frontends", split, self.split);
+        let shared = "Virtual servers by firewall marks for node ports (ipvs.markNodePorts)";
+        p.gauge("shared_node_ports", shared, self.shared);
+        let unmarked = "Services that are served without the firewall marks that the configuration asks for";
+        p.gauge("unmarked_services", unmarked, self.unmarked);
         let of_others = "Addresses and ports of Services that are other Nodes' and not served here";
         p.gauge("other_nodes_frontends", of_others, self.of_other_nodes);
-        p.gauge(
-            "unmet_wishes",
-            "Settings and parts of the kernel that are not available here; serving works without them",
-            self.unmet,
-        );
+        let unmet = "Settings and parts of the kernel that are not available here; serving works without them";
+        p.gauge("unmet_wishes", unmet, self.unmet);
         let leftovers = "Tables and rules of other proxies and modes that could not be removed, or not be recognised";
         p.gauge("leftovers", leftovers, self.leftovers);
         if let Some((asked, mode)) = self.mode {
-            let labels = format!("asked=\"{asked}\",mode=\"{mode}\"");
-            p.family("mode_info", "gauge", "The mode that was asked for, and the one that serves", &[(labels, 1)]);
-        }
-        process(p);
-        page.0
-    }
-}
-
-impl Metrics {
-    /// What kube-proxy has in one mode only.
-    fn of_mode(&self, page: &mut Page) {
-        match self.mode.map(|(_asked, mode)| mode) {
-            // A family without samples is no family.
-            Some(Kind::Iptables) if self.iptables_rules.is_empty() => {}
-            Some(Kind::Iptables) => {
-                let rows = |number: fn(&RuleCount) -> usize| -> Vec<(String, u64)> {
-                    let labels = |of: &RuleCount| format!("table=\"{}\",ip_family=\"{}\"", of.table, of.family.name());
-                    let number = |of: &RuleCount| u64::try_from(number(of)).unwrap_or(u64::MAX);
-                    self.iptables_rules.iter().map(|of| (labels(of), number(of))).collect()
-                };
-                let all = "Rules of iptables in chains of this proxy";
-                page.family("sync_proxy_rules_iptables_total", "untyped", all, &rows(|of| of.total));
-                let last = "Rules of iptables that the last pass has written";
-                page.family("sync_proxy_rules_iptables_last", "gauge", last, &rows(|of| of.written));
-            }
-            Some(Kind::Nftables) => {
-                let failures = self.nftables_sync_failures;
-                page.counter("sync_proxy_rules_nftables_sync_failures_total", "Transactions that failed", failures);
-                let cleanup = "Always 0: what nobody needs goes in the transaction of its pass";
-                page.counter("sync_proxy_rules_nftables_cleanup_failures_total", cleanup, 0);
-            }
-            _ => {}
-        }
-    }
-}
-
-/// Resident memory and open files, under the names that all exporters use.
-fn process(page: &mut Page) {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let resident =
-        status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse().ok());
-    let bytes: u64 = resident.unwrap_or(0) * 1024;
-    page.plain("process_resident_memory_bytes", "gauge", "Resident memory", bytes);
-    if let Ok(files) = std::fs::read_dir("/proc/self/fd") {
-        page.plain("process_open_fds", "gauge", "Open files", files.count());
-    }
-}
-
-struct Page(String);
-
-impl Page {
-    fn head(&mut self, name: &str, kind: &str, help: &str) {
-        self.line(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
-    }
-
-    fn line(&mut self, text: std::fmt::Arguments<'_>) {
-        // Writing to a String cannot fail.
-        let _cannot_fail = self.0.write_fmt(text);
-    }
-
-    fn plain(&mut self, name: &str, kind: &str, help: &str, value: impl std::fmt::Display) {
-        self.head(name, kind, help);
-        self.line(format_args!("{name} {value}\n"));
-    }
-
-    fn gauge(&mut self, name: &str, help: &str, value: impl std::fmt::Display) {
-        self.plain(&format!("kubeproxy_{name}"), "gauge", help, value);
-    }
-
-    fn counter(&mut self, name: &str, help: &str, value: u64) {
-        self.plain(&format!("kubeproxy_{name}"), "counter", help, value);
-    }
-
-    fn family(&mut self, name: &str, kind: &str, help: &str, values: &[(String, u64)]) {
-        let name = format!("kubeproxy_{name}");
-        self.head(&name, kind, help);
-        for (labels, value) in values {
-            self.line(format_args!("{name}{{{labels}}} {value}\n"));
+            let labels = vec![("asked", asked.to_string()), ("mode", mode.to_string())];
+            p.family("mode_info", "gauge", "The mode that was asked for, and the one that serves", [(labels, 1)]);
         }
     }
 
-    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
-        let name = format!("kubeproxy_{name}");
-        self.head(&name, "histogram", help);
-        let mut total = 0;
-        for (bound, count) in histogram.bounds.iter().zip(&histogram.counts) {
-            total += count;
-            self.line(format_args!("{name}_bucket{{le=\"{bound}\"}} {total}\n"));
+    /// Requests to the API server, as client-go counts them.
+    fn client(&self, page: &mut Page) {
+        if self.requests.is_empty() {
+            return;
         }
-        let count = histogram.count();
-        self.line(format_args!(
-            "{name}_bucket{{le=\"+Inf\"}} {count}\n{name}_sum {}\n{name}_count {count}\n",
-            histogram.sum
-        ));
+        page.prefix = "rest_client_";
+        let counts = self.requests.iter().flat_map(|((host, method), outcomes)| {
+            outcomes.by_code.iter().map(move |(code, number)| {
+                (vec![("code", code.clone()), ("host", host.clone()), ("method", method.clone())], *number)
+            })
+        });
+        page.family("requests_total", "counter", "Requests to the API server", counts);
+        let took = self
+            .requests
+            .iter()
+            .map(|((host, method), outcomes)| (vec![("host", host.clone()), ("verb", method.clone())], &outcomes.took));
+        page.histograms("request_duration_seconds", "Time until the head of an answer", took);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+    use std::time::Duration;
+
     use super::*;
 
+    /// pkg/proxy/metrics/metrics.go of Kubernetes 1.36: the modes of kube-proxy that have it, kind, name, labels.
+    const KUBE_PROXY: &str = "
+        all      histogram  sync_proxy_rules_duration_seconds                           ip_family
+        all      gauge      sync_proxy_rules_last_queued_timestamp_seconds              ip_family
+        all      gauge      sync_proxy_rules_last_timestamp_seconds                     ip_family
+        all      histogram  network_programming_duration_seconds                        ip_family
+        all      gauge      sync_proxy_rules_endpoint_changes_pending                   -
+        all      counter    sync_proxy_rules_endpoint_changes_total                     -
+        all      gauge      sync_proxy_rules_service_changes_pending                    -
+        all      counter    sync_proxy_rules_service_changes_total                      -
+        all      counter    proxy_healthz_total                                         code
+        all      counter    proxy_livez_total                                           code
+        all      histogram  conntrack_reconciler_sync_duration_seconds                  ip_family
+        all      counter    conntrack_reconciler_deleted_entries_total                  ip_family
+        iptables,nftables histogram sync_full_proxy_rules_duration_seconds              ip_family
+        iptables,nftables histogram sync_partial_proxy_rules_duration_seconds           ip_family
+        iptables,nftables gauge sync_proxy_rules_no_local_endpoints_total               ip_family,traffic_policy
+        iptables,ipvs counter sync_proxy_rules_iptables_restore_failures_total          ip_family
+        iptables counter    sync_proxy_rules_iptables_partial_restore_failures_total    ip_family
+        iptables gauge      sync_proxy_rules_iptables_total                             ip_family,table
+        iptables gauge      sync_proxy_rules_iptables_last                              ip_family,table
+        nftables counter    sync_proxy_rules_nftables_sync_failures_total               ip_family
+        nftables counter    sync_proxy_rules_nftables_cleanup_failures_total            ip_family
+    ";
+
+    fn page(mode: Kind) -> String {
+        let rule = RuleCount { family: Family::V4, table: "nat", total: 3, written: 1 };
+        Metrics { mode: Some((Asked::Auto, mode)), iptables_rules: vec![rule], ..Metrics::default() }.render()
+    }
+
+    /// The names of the labels of a sample, without that of a bucket.
+    fn labels(sample: &str) -> BTreeSet<&str> {
+        let Some((_, rest)) = sample.split_once('{') else { return BTreeSet::new() };
+        rest.split(',').filter_map(|label| Some(label.split_once('=')?.0)).filter(|name| *name != "le").collect()
+    }
+
     #[test]
-    fn the_names_types_and_buckets_of_kube_proxy() {
-        let mut metrics = Metrics::default();
-        metrics.sync_duration.observe(Duration::from_millis(3));
-        metrics.sync_duration.observe(Duration::from_millis(4));
-        metrics.sync_duration.observe(Duration::from_secs(60));
-        metrics.no_local_endpoints = [1, 2];
-        metrics.healthz = [7, 1];
-        let text = metrics.render();
-        for line in [
-            "# TYPE kubeproxy_sync_proxy_rules_duration_seconds histogram",
-            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"0.002\"} 0",
-            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"0.004\"} 2",
-            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"16.384\"} 2",
-            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"+Inf\"} 3",
-            "kubeproxy_sync_proxy_rules_duration_seconds_count 3",
-            "kubeproxy_sync_proxy_rules_duration_seconds_sum 60.007",
-            "kubeproxy_network_programming_duration_seconds_bucket{le=\"0.25\"} 0",
-            "kubeproxy_network_programming_duration_seconds_bucket{le=\"59\"} 0",
-            "kubeproxy_network_programming_duration_seconds_bucket{le=\"115\"} 0",
-            "kubeproxy_network_programming_duration_seconds_bucket{le=\"300\"} 0",
-            "# TYPE kubeproxy_sync_proxy_rules_endpoint_changes_total counter",
-            "kubeproxy_sync_proxy_rules_endpoint_changes_pending 0",
-            "# TYPE kubeproxy_sync_proxy_rules_no_local_endpoints_total untyped",
-            "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"external\"} 2",
-            "# TYPE kubeproxy_proxy_healthz_total counter",
-            "kubeproxy_proxy_healthz_total{code=\"503\"} 1",
-            "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds 0",
-        ] {
-            assert!(text.lines().any(|printed| printed == line), "{line}\n{text}");
+    fn every_metric_of_kube_proxy_is_there_with_its_kind_and_labels() {
+        for mode in [Kind::Iptables, Kind::Ipvs, Kind::Nftables] {
+            let page = page(mode);
+            for line in KUBE_PROXY.lines().filter(|line| !line.trim().is_empty()) {
+                let fields: Vec<&str> = line.split_whitespace().collect();
+                let [modes, kind, name, expected] = fields[..] else { panic!("{line}") };
+                if modes != "all" && !modes.split(',').any(|of| of == mode.name()) {
+                    continue;
+                }
+                let gauge_total = kind == "gauge" && name.ends_with("_total");
+                let kind = if gauge_total { "untyped" } else { kind };
+                assert!(page.contains(&format!("# TYPE kubeproxy_{name} {kind}\n")), "{mode}: {name}\n{page}");
+                let samples = page.lines().filter(|line| !line.starts_with('#'));
+                let of_it = |line: &&str| {
+                    let rest = line.strip_prefix("kubeproxy_").and_then(|line| line.strip_prefix(name));
+                    rest.is_some_and(|rest| rest.starts_with(['{', ' ', '_']))
+                };
+                let samples: Vec<&str> = samples.filter(of_it).collect();
+                assert!(!samples.is_empty(), "{mode}: {name}");
+                let expected = expected.split(',').filter(|label| *label != "-").collect();
+                for sample in samples {
+                    assert_eq!(labels(sample), expected, "{mode}: {sample}");
+                }
+            }
         }
     }
 
     #[test]
-    fn modes_have_metrics_of_their_own() {
-        let own = |mode| {
-            let metrics = Metrics { mode: Some((Asked::Auto, mode)), nftables_sync_failures: 3, ..Metrics::default() };
-            let text = metrics.render();
-            let lines = text.lines().filter(|line| line.contains("_nftables_") || line.contains("_iptables_last"));
-            lines.filter(|line| !line.starts_with('#')).map(str::to_owned).collect::<Vec<_>>()
-        };
-        let expected = [
-            "kubeproxy_sync_proxy_rules_nftables_sync_failures_total 3",
-            "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total 0",
-        ];
-        assert_eq!(own(Kind::Nftables), expected);
-        assert_eq!((own(Kind::Iptables), own(Kind::Ipvs)), (vec![], vec![]), "no rules are known yet");
+    fn each_served_family_has_its_row() {
+        let mut metrics = Metrics { families: Families::V6, ..Metrics::default() };
+        metrics.sync_duration.observe(Duration::from_millis(4));
+        metrics.network_programming.v6.observe(Duration::from_secs(2));
+        metrics.no_local_endpoints = [ByFamily { v4: 0, v6: 1 }, ByFamily { v4: 0, v6: 2 }];
+        metrics.healthz = [7, 1];
+        let text = metrics.render();
+        for line in [
+            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv6\",le=\"0.002\"} 0",
+            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv6\",le=\"0.004\"} 1",
+            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv6\",le=\"+Inf\"} 1",
+            "kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv6\"} 1",
+            "kubeproxy_sync_proxy_rules_duration_seconds_sum{ip_family=\"IPv6\"} 0.004",
+            "kubeproxy_network_programming_duration_seconds_bucket{ip_family=\"IPv6\",le=\"0.25\"} 0",
+            "kubeproxy_network_programming_duration_seconds_bucket{ip_family=\"IPv6\",le=\"59\"} 1",
+            "kubeproxy_network_programming_duration_seconds_bucket{ip_family=\"IPv6\",le=\"115\"} 1",
+            "kubeproxy_network_programming_duration_seconds_bucket{ip_family=\"IPv6\",le=\"300\"} 1",
+            "kubeproxy_sync_proxy_rules_endpoint_changes_pending 0",
+            "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"external\",ip_family=\"IPv6\"} 2",
+            "kubeproxy_proxy_healthz_total{code=\"503\"} 1",
+            "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family=\"IPv6\"} 0",
+        ] {
+            assert!(text.lines().any(|printed| printed == line), "{line}\n{text}");
+        }
+        assert!(!text.contains("IPv4"), "{text}");
     }
 
     #[test]
@@ -453,22 +437,18 @@ mod tests {
 
     #[test]
     fn the_page_is_well_formed() {
-        let text = Metrics::default().render();
-        let mut family = "";
-        for line in text.lines() {
-            if let Some(rest) = line.strip_prefix("# ") {
-                family = rest.split(' ').nth(1).unwrap();
-                continue;
+        for mode in [Kind::Iptables, Kind::Ipvs, Kind::Nftables, Kind::Userspace] {
+            let text = page(mode);
+            let mut family = "";
+            for line in text.lines() {
+                if let Some(rest) = line.strip_prefix("# ") {
+                    family = rest.split(' ').nth(1).unwrap();
+                    continue;
+                }
+                let (name, value) = line.rsplit_once(' ').unwrap();
+                assert!(name.starts_with(family), "{line} is not of {family}");
+                assert!(value.parse::<f64>().is_ok(), "{line}");
             }
-            let (name, value) = line.rsplit_once(' ').unwrap();
-            assert!(name.starts_with(family), "{line} is not of {family}");
-            assert!(value.parse::<f64>().is_ok(), "{line}");
         }
-    }
-
-    #[test]
-    fn bounds_ascend() {
-        assert!(PROGRAMMING_SECONDS.windows(2).all(|pair| pair[0] < pair[1]));
-        assert_eq!(PROGRAMMING_SECONDS.last(), Some(&300.0));
     }
 }

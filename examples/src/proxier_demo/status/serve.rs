@@ -1,9 +1,9 @@
-//! The servers of the proxy's health and metrics: `/healthz`, `/livez`, `/readyz`, `/metrics`, `/proxyMode`, `/configz`, `/status`.
+//! The servers of the proxy's health and metrics.
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use http::StatusCode;
 use proxier_core::modes::Kind;
@@ -14,6 +14,7 @@ use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::status::health::Health;
 use crate::proxier_demo::status::page::StatusPage;
 use crate::proxier_demo::status::server::{self, Answer, Answers, Asked, CONNECTIONS, Places, bind, by_path, serve};
+use crate::proxier_demo::status::zpages;
 
 /// Listens on an address. If it cannot, reports that and retries every five seconds, as kube-proxy does; with `hard_fail`
 /// it gives up at once. `failed` is called with each failure.
@@ -57,8 +58,8 @@ pub async fn serve_health(listener: TcpListener, health: Arc<Health>) {
     serve(listener, Places::new(CONNECTIONS), answers).await;
 }
 
-/// Serves `/metrics`, `/healthz`, `/proxyMode` and `/configz`, and the status page if there is one, for ever. `configuration`
-/// is the effective one.
+/// Serves `/metrics`, `/metrics/slis`, `/healthz`, `/proxyMode`, `/configz`, `/flagz` and `/statusz`, and the status page if there is
+/// one, for ever. `configuration` is the effective one.
 pub async fn serve_metrics(
     listener: TcpListener,
     health: Arc<Health>,
@@ -66,29 +67,38 @@ pub async fn serve_metrics(
     configuration: Value,
     status: Option<StatusPage>,
 ) {
-    let configuration = json!({"kubeproxy.config.k8s.io": configuration}).to_string();
-    serve(listener, Places::new(CONNECTIONS), MetricsServer { health, mode, configuration, status }).await;
+    let started = SystemTime::now();
+    serve(listener, Places::new(CONNECTIONS), MetricsServer { health, mode, configuration, status, started }).await;
 }
 
 struct MetricsServer {
     health: Arc<Health>,
     mode: Kind,
-    configuration: String,
+    configuration: Value,
     status: Option<StatusPage>,
+    started: SystemTime,
+}
+
+/// What `/statusz` names.
+const PATHS: [&str; 7] = ["/configz", "/flagz", "/healthz", "/metrics", "/metrics/slis", "/proxyMode", "/statusz"];
+
+fn metrics(body: String) -> Answer {
+    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    Answer { status: StatusCode::OK, kind, headers: vec![], body }
 }
 
 impl Answers for MetricsServer {
     async fn answer(&self, asked: Asked) -> Answer {
         match asked.path.as_str() {
-            "/metrics" => Answer {
-                status: StatusCode::OK,
-                kind: "text/plain; version=0.0.4; charset=utf-8",
-                headers: vec![],
-                body: self.health.page(),
-            },
+            "/metrics" => metrics(self.health.page()),
+            "/metrics/slis" => metrics(self.health.slis(Instant::now())),
             "/healthz" => Answer::text("ok"),
             "/proxyMode" => Answer::text(self.mode.name()),
-            "/configz" => Answer::json(StatusCode::OK, self.configuration.clone()),
+            "/configz" => {
+                Answer::json(StatusCode::OK, json!({"kubeproxy.config.k8s.io": self.configuration}).to_string())
+            }
+            "/flagz" => zpages::flags(&self.configuration, &asked),
+            "/statusz" => zpages::status(self.started, &PATHS, &asked),
             _ => match &self.status {
                 Some(status) => status.answer(&asked, &self.health).await.unwrap_or_else(Answer::not_found),
                 None => Answer::not_found(),

@@ -7,7 +7,8 @@ use super::gate::Gate;
 use crate::fake::conntrack::{Flow, find_udp, forget_udp};
 use crate::fake::control::Call;
 use crate::fake::shared::Shared;
-use crate::ports::{Conntrack, Flows, PortError, UdpServices};
+use crate::net::Family;
+use crate::ports::{Conntrack, PortError, UdpServices};
 
 pub(super) struct FakeConntrackPort {
     pub(super) gate: Gate,
@@ -15,8 +16,8 @@ pub(super) struct FakeConntrackPort {
 }
 
 impl Conntrack for FakeConntrackPort {
-    fn forget_udp(&mut self, services: &UdpServices) -> Result<Flows, PortError> {
-        self.gate.call(Call::ConntrackForgetUdp, None, || Ok(forget_udp(&mut self.flows.lock(), services)))
+    fn forget_udp(&mut self, family: Family, services: &UdpServices) -> Result<usize, PortError> {
+        self.gate.call(Call::ConntrackForgetUdp, None, || Ok(forget_udp(&mut self.flows.lock(), family, services)))
     }
 
     fn find_udp(&mut self, services: &UdpServices) -> Result<BTreeSet<SocketAddr>, PortError> {

@@ -9,7 +9,8 @@ use netlink_batch::{Attrs, Be16, Be32, Connection, Encoder, Errno, Error, Protoc
 
 use super::error::{batch, netlink};
 use super::lazy::Lazy;
-use crate::ports::{Conntrack, Flows, PortError, PortErrorKind, UdpServices};
+use crate::net::Family;
+use crate::ports::{Conntrack, PortError, PortErrorKind, UdpServices};
 
 /// `NFNL_SUBSYS_CTNETLINK` in the upper byte, `IPCTNL_MSG_CT_*` in the lower.
 const CT_GET: u16 = 0x0101;
@@ -302,15 +303,13 @@ impl ConntrackPort {
 }
 
 impl Conntrack for ConntrackPort {
-    fn forget_udp(&mut self, services: &UdpServices) -> Result<Flows, PortError> {
-        let mut forget = |family| {
-            let flows = self.find(family, services)?;
-            if !flows.is_empty() {
-                self.delete(family, &flows)?;
-            }
-            Ok(flows.len())
-        };
-        Ok(Flows { v4: forget(AF_INET)?, v6: forget(AF_INET6)? })
+    fn forget_udp(&mut self, family: Family, services: &UdpServices) -> Result<usize, PortError> {
+        let family = if family == Family::V4 { AF_INET } else { AF_INET6 };
+        let flows = self.find(family, services)?;
+        if !flows.is_empty() {
+            self.delete(family, &flows)?;
+        }
+        Ok(flows.len())
     }
 
     fn find_udp(&mut self, services: &UdpServices) -> Result<BTreeSet<SocketAddr>, PortError> {

@@ -7,6 +7,7 @@ use netlink_batch::testing::{Reply, Simulated};
 use netlink_batch::{Message, RawAttrs};
 
 use super::*;
+use crate::ports::Flows;
 
 fn flow(protocol: u8, client: &str, destination: &str, endpoint: &str, id: u32) -> Vec<u8> {
     let (client, destination, endpoint): (SocketAddr, SocketAddr, SocketAddr) =
@@ -96,17 +97,21 @@ fn ids(deleted: &mpsc::Receiver<Vec<u8>>) -> Vec<u32> {
         .collect()
 }
 
+fn forget(port: &mut ConntrackPort, services: &UdpServices) -> Result<Flows, PortError> {
+    Ok(Flows { v4: port.forget_udp(Family::V4, services)?, v6: port.forget_udp(Family::V6, services)? })
+}
+
 #[test]
 fn only_stale_udp_flows_are_deleted() {
     let (mut port, deleted) = port(table(), |_| None, netlink_batch::testing::Faults::default());
-    assert_eq!(port.forget_udp(&services()), Ok(Flows { v4: 2, v6: 1 }));
+    assert_eq!(forget(&mut port, &services()), Ok(Flows { v4: 2, v6: 1 }));
     assert_eq!(ids(&deleted), [2, 5, 6]);
 }
 
 #[test]
 fn a_deletion_repeats_tuple_identity_and_zone() {
     let (mut port, deleted) = port(table(), |_| None, netlink_batch::testing::Faults::default());
-    port.forget_udp(&services()).unwrap();
+    forget(&mut port, &services()).unwrap();
     let payload = deleted.try_iter().next().unwrap();
     let attrs = |bytes: &[u8]| -> Vec<(u16, Vec<u8>)> {
         RawAttrs::new(bytes).map(|attr| attr.map(|attr| (attr.kind(), attr.payload.to_vec())).unwrap()).collect()
@@ -119,7 +124,7 @@ fn a_deletion_repeats_tuple_identity_and_zone() {
 fn a_listing_that_was_disturbed_counts_no_flow_twice() {
     let faults = netlink_batch::testing::Faults { interrupted_dumps: 2, dump_chunk: 1, ..Default::default() };
     let (mut port, deleted) = port(table(), |_| None, faults);
-    assert_eq!(port.forget_udp(&services()), Ok(Flows { v4: 2, v6: 1 }));
+    assert_eq!(forget(&mut port, &services()), Ok(Flows { v4: 2, v6: 1 }));
     assert_eq!(ids(&deleted), [2, 5, 6]);
 }
 
@@ -127,7 +132,7 @@ fn a_listing_that_was_disturbed_counts_no_flow_twice() {
 fn a_flow_that_ended_by_itself_is_done() {
     let gone = |message: &Message<'_>| (message.header.kind == CT_DELETE).then_some(Errno::ENOENT);
     let (mut port, _) = port(table(), gone, netlink_batch::testing::Faults::default());
-    assert_eq!(port.forget_udp(&services()), Ok(Flows { v4: 2, v6: 1 }));
+    assert_eq!(forget(&mut port, &services()), Ok(Flows { v4: 2, v6: 1 }));
 }
 
 #[test]
@@ -137,26 +142,26 @@ fn a_kernel_that_refuses_the_filter_is_asked_without() {
         filtered.then_some(Errno::EINVAL)
     };
     let (mut port, deleted) = port(table(), picky, netlink_batch::testing::Faults::default());
-    assert_eq!(port.forget_udp(&services()), Ok(Flows { v4: 2, v6: 1 }));
+    assert_eq!(forget(&mut port, &services()), Ok(Flows { v4: 2, v6: 1 }));
     assert_eq!(ids(&deleted), [2, 5, 6]);
 }
 
 #[test]
 fn a_kernel_without_it_is_unavailable() {
     let (mut port, _) = port(table(), |_| Some(Errno::EINVAL), netlink_batch::testing::Faults::default());
-    assert_eq!(port.forget_udp(&services()).unwrap_err().kind(), PortErrorKind::Unavailable);
+    assert_eq!(forget(&mut port, &services()).unwrap_err().kind(), PortErrorKind::Unavailable);
 }
 
 #[test]
 fn permission_is_reported() {
     let (mut port, _) = port(table(), |_| Some(Errno::EPERM), netlink_batch::testing::Faults::default());
-    assert_eq!(port.forget_udp(&services()).unwrap_err().kind(), PortErrorKind::Permission);
+    assert_eq!(forget(&mut port, &services()).unwrap_err().kind(), PortErrorKind::Permission);
 }
 
 #[test]
 fn nothing_to_look_for_asks_nothing() {
     let (mut port, _) = port(table(), |_| Some(Errno::EPERM), netlink_batch::testing::Faults::default());
-    assert_eq!(port.forget_udp(&UdpServices::new()), Ok(Flows { v4: 0, v6: 0 }));
+    assert_eq!(forget(&mut port, &UdpServices::new()), Ok(Flows { v4: 0, v6: 0 }));
 }
 
 /// Every prefix of a flow is an error or something less.

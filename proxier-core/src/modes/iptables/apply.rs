@@ -160,7 +160,7 @@ fn finish(
             let is_state = !matches!(error.kind(), PortErrorKind::Busy | PortErrorKind::Permission);
             let is_partial = matches!(plan.basis, Basis::Known);
             written.is_surprise = is_partial && is_state;
-            let failures = &mut applied.partial_restore_failures;
+            let failures = applied.partial_restore_failures.of_mut(plan.family);
             *failures = failures.saturating_add(usize::from(is_partial));
             let step = plan.rules_step().with(format_args!("{} frontends", plan.frontends.len()));
             applied.fail(step, error);

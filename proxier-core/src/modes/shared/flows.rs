@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-use crate::net::{FrontendKey, Protocol};
+use crate::net::{Family, FrontendKey, Protocol};
 use crate::ports::{Conntrack, PortErrorKind, UdpServices};
 use crate::reconciler::report::{Applied, Lack};
 use crate::reconciler::step::Step;
@@ -69,14 +69,14 @@ pub(crate) fn answering_at(place: SocketAddr, served: Option<BTreeSet<SocketAddr
 
 /// Forgets flows. `lack`: the consequence where this kernel cannot.
 pub(crate) fn forget(flows: &UdpServices, lack: Option<&str>, conntrack: &mut dyn Conntrack, applied: &mut Applied) {
-    if flows.is_empty() {
-        return;
-    }
-    match conntrack.forget_udp(flows) {
-        Ok(forgotten) => applied.flows = forgotten,
-        Err(error) if error.kind() == PortErrorKind::Unavailable => {
-            applied.lacks.extend(lack.map(|what| Lack::new(what, error)));
+    for family in Family::ALL.into_iter().filter(|family| flows.keys().any(|place| Family::of(place.ip()) == *family)) {
+        match conntrack.forget_udp(family, flows) {
+            Ok(forgotten) => *applied.flows.of_mut(family) = forgotten,
+            Err(error) if error.kind() == PortErrorKind::Unavailable => {
+                applied.lacks.extend(lack.map(|what| Lack::new(what, error)));
+                return;
+            }
+            Err(error) => return applied.fail(Step::flows(flows), error),
         }
-        Err(error) => applied.fail(Step::flows(flows), error),
     }
 }

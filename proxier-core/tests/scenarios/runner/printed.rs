@@ -6,7 +6,7 @@ use iptables::Rule;
 use proxier_core::config::NamePrefix;
 use proxier_core::modes::ipvs::rules::Rules;
 use proxier_core::modes::ipvs::wanted::Wanted;
-use proxier_core::net::Family;
+use proxier_core::net::{ByFamily, Family};
 use proxier_core::snapshot::Rejection;
 
 /// The tools' output and the reports, each part sorted.
@@ -57,8 +57,9 @@ impl Printed {
             })
         }));
         self.no_local_endpoints = sorted(wanted.desired().no_local_endpoints().map(|(service, missing)| {
-            let internal = if missing.internal { " internal" } else { "" };
-            let external = if missing.external { " external" } else { "" };
+            let any = |of: ByFamily<u16>| of.v4 > 0 || of.v6 > 0;
+            let internal = if any(missing.internal) { " internal" } else { "" };
+            let external = if any(missing.external) { " external" } else { "" };
             format!("{service}:{internal}{external}")
         }));
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use proxier_core::modes::ipvs::diff;
 use proxier_core::modes::ipvs::drain::Drains;
 use proxier_core::modes::shared::cleaned::Cleaned;
-use proxier_core::net::Family;
+use proxier_core::net::{ByFamily, Family};
 use proxier_core::reconciler::Removal;
 use proxier_core::reconciler::report::{Refused, Report};
 use proxier_core::service::User;
@@ -307,6 +307,7 @@ impl Worker {
         }
         // A node that keeps more than is wanted still serves: load balancers must not leave it.
         let programmed = self.triggers.passed(report.full, report.has_failed(), SystemTime::now());
+        let took_for_flows = engine.took_for_flows();
         let totals = engine.proxier().totals();
         let rejected = engine.proxier().rejections().count();
         let unmarked = engine.proxier().unmarked().count();
@@ -315,8 +316,11 @@ impl Worker {
             metrics.sync_duration.observe(took);
             if report.full { &mut metrics.sync_full_duration } else { &mut metrics.sync_partial_duration }
                 .observe(took);
-            for duration in programmed {
-                metrics.network_programming.observe(duration);
+            for (family, duration) in programmed {
+                metrics.network_programming.of_mut(family).observe(duration);
+            }
+            for (family, duration) in took_for_flows {
+                metrics.conntrack_sync.of_mut(family).observe(duration);
             }
             // The pass has taken them; retries are not counted again.
             (metrics.service_changes_pending, metrics.endpoint_changes_pending) = (0, 0);
@@ -477,11 +481,13 @@ fn service_key(text: &str) -> Option<ObjectKey> {
 }
 
 /// Services without the local endpoints that a policy asks for: internal, external.
-fn no_local_endpoints(engine: &Engine<impl Kernel>) -> [u64; 2] {
-    let mut counts = [0; 2];
+fn no_local_endpoints(engine: &Engine<impl Kernel>) -> [ByFamily<u64>; 2] {
+    let mut counts = [ByFamily::default(); 2];
     for (_, missing) in engine.proxier().desired().no_local_endpoints() {
-        counts[0] += u64::from(missing.internal);
-        counts[1] += u64::from(missing.external);
+        for (count, ports) in counts.iter_mut().zip([missing.internal, missing.external]) {
+            count.v4 += u64::from(ports.v4);
+            count.v6 += u64::from(ports.v6);
+        }
     }
     counts
 }

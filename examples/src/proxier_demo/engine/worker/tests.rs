@@ -292,7 +292,7 @@ fn the_time_from_the_cause_is_measured() {
         let time = Timestamp::try_from(SystemTime::now() - Duration::from_secs(ago)).unwrap();
         json!({ "endpoints.kubernetes.io/last-change-trigger-time": time.to_string() })
     };
-    let count = |play: &Play| play.metric(|metrics| metrics.network_programming.count());
+    let count = |play: &Play| play.metric(|metrics| metrics.network_programming.v4.count());
     play.service("web", "10.96.0.10");
     // From before the start, which was a hundred seconds ago here.
     play.slice("web", "10.244.0.1", &caused(200));
@@ -317,7 +317,9 @@ fn the_time_from_the_cause_is_measured() {
     play.until("full passes", |play| play.metric(|metrics| metrics.sync_full_duration.count()) > full + 1);
     assert_eq!(count(&play), 1);
     let page = play.metric(Metrics::render);
-    let sum = page.lines().find_map(|line| line.strip_prefix("kubeproxy_network_programming_duration_seconds_sum "));
+    let sum = page
+        .lines()
+        .find_map(|line| line.strip_prefix("kubeproxy_network_programming_duration_seconds_sum{ip_family=\"IPv4\"} "));
     let sum: f64 = sum.unwrap().parse().unwrap();
     assert!((50.0..110.0).contains(&sum), "{sum}");
 }

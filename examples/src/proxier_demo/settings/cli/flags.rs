@@ -227,6 +227,23 @@ fn parser(kind: Kind) -> ValueParser {
     }
 }
 
+/// Each flag with the value of its field, as one would write it.
+pub(crate) fn flags_of(configuration: &Value) -> impl Iterator<Item = (&'static str, String)> {
+    FLAGS.iter().chain(LOGGING).map(move |Flag(name, _, field, _)| {
+        let value = field.split('.').fold(configuration, |object, field| &object[field]);
+        let plain = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let text = match value {
+            Value::Null => String::new(),
+            Value::Array(values) => values.iter().map(plain).collect::<Vec<_>>().join(","),
+            Value::Object(fields) => {
+                fields.iter().map(|(name, value)| format!("{name}={}", plain(value))).collect::<Vec<_>>().join(",")
+            }
+            other => plain(other),
+        };
+        (*name, text)
+    })
+}
+
 /// The flag that sets a field; elements of a list belong to the field.
 pub(super) fn flag_of(field: &str) -> Option<&'static str> {
     let field = field.split('[').next().unwrap_or_default();

@@ -15,6 +15,7 @@ use proxier_core::config::EXTERNAL_IPS_GATE;
 use proxier_core::modes::Kind;
 use proxier_core::modes::select::{Asked as AskedMode, RulePrograms, candidates};
 
+pub(crate) use self::flags::flags_of;
 use crate::proxier_demo::output::{self, Out};
 use crate::proxier_demo::problem::{OneLine, Problem};
 use crate::proxier_demo::settings::cli::packet::{Asked, Sender, To};

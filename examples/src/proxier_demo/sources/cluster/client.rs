@@ -2,17 +2,19 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http::{Request, StatusCode, header};
+use http::{Request, Response, StatusCode, header};
 use http_body_util::BodyExt;
 use kube::client::Body;
 use kube::config::InClusterError;
 use kube::{Client, Config};
 use tokio::sync::Mutex;
+use tokio::time::error::Elapsed;
 
 use super::objects::Status;
-use super::{credentials, kubeconfig};
+use super::{credentials, kubeconfig, requests};
 use crate::proxier_demo::problem::{OneLine, Problem, causes};
 use crate::proxier_demo::sources::files::Noted;
 
@@ -54,8 +56,8 @@ impl Connection {
         }
     }
 
-    /// A client as the files and programs say now, and until when its credentials count.
-    async fn make(&self, files: &mut Noted) -> Result<(Client, Option<Instant>), Problem> {
+    /// A client as the files and programs say now. `files`: those that it was made of; they stay there after a failure.
+    async fn make(&self, files: &mut Noted) -> Result<Made, Problem> {
         let mut config = match (&self.kubeconfig, &self.master) {
             (Some(path), _) => kubeconfig::config(path, files).await?,
             (None, Some(_)) => Config::new(http::Uri::from_static("http://localhost")),
@@ -80,8 +82,10 @@ impl Connection {
         config.auth_info.token_file.iter().for_each(|path| files.note(path));
         let until = credentials::settle(&mut config.auth_info).await;
         let until = until.map_err(|reason| Problem::new(&origin, reason))?;
+        let host = config.cluster_url.authority().map_or_else(String::new, ToString::to_string);
         let client = Client::try_from(config).map_err(|error| Problem::new(origin, causes(&error)))?;
-        Ok((client, until))
+        let current = Current { client, number: 0, host: host.into() };
+        Ok(Made { current, files: std::mem::take(files), until, is_doubted: false })
     }
 }
 
@@ -96,11 +100,10 @@ fn in_pod(files: &mut Noted) -> Result<Config, InClusterError> {
 }
 
 struct Made {
-    client: Client,
+    current: Current,
     files: Noted,
     /// Until when its credentials count.
     until: Option<Instant>,
-    number: u64,
     /// The server does not accept it, or it does not accept the server.
     is_doubted: bool,
 }
@@ -114,8 +117,29 @@ impl Made {
 /// A client, and which of a session's it is.
 #[derive(Clone)]
 pub(crate) struct Current {
-    pub(crate) client: Client,
+    client: Client,
     pub(crate) number: u64,
+    /// The server, with its port.
+    host: Arc<str>,
+}
+
+impl Current {
+    /// Sends a request, waits for the head of the answer, and counts both.
+    ///
+    /// # Errors
+    ///
+    /// `Elapsed`: there was no answer in time. Otherwise there was no connection, or it broke.
+    pub(crate) async fn send(
+        &self,
+        request: Request<Body>,
+        patience: Duration,
+    ) -> Result<Result<Response<Body>, kube::Error>, Elapsed> {
+        let (method, start) = (request.method().clone(), Instant::now());
+        let answer = tokio::time::timeout(patience, self.client.send(request)).await;
+        let status = answer.as_ref().ok().and_then(|answer| Some(answer.as_ref().ok()?.status()));
+        requests::count(&self.host, &method, status, start.elapsed());
+        answer
+    }
 }
 
 /// The client of a connection. It is made anew when a file that it was made of has changed, when its credentials end, and when it is in
@@ -145,9 +169,9 @@ impl Session {
         if !made.as_ref().is_some_and(Made::is_as_new) {
             let mut files = Noted::default();
             match (self.connection.make(&mut files).await, &mut *made) {
-                (Ok((client, until)), old) => {
-                    let number = old.as_ref().map_or(0, |old| old.number.saturating_add(1));
-                    *old = Some(Made { client, files, until, number, is_doubted: false });
+                (Ok(mut new), old) => {
+                    new.current.number = old.as_ref().map_or(0, |old| old.current.number.saturating_add(1));
+                    *old = Some(new);
                 }
                 (Err(problem), None) => return Err(problem),
                 (Err(problem), Some(old)) => {
@@ -157,7 +181,7 @@ impl Session {
             }
         }
         match &*made {
-            Some(Made { client, number, .. }) => Ok(Current { client: client.clone(), number: *number }),
+            Some(made) => Ok(made.current.clone()),
             None => Err(Problem::new("", "there is no client of the API server")),
         }
     }
@@ -165,7 +189,7 @@ impl Session {
     /// This client is of no use: the next one is made anew.
     pub(crate) async fn doubt(&self, current: &Current) {
         let mut made = self.made.lock().await;
-        if let Some(made) = made.as_mut().filter(|made| made.number == current.number) {
+        if let Some(made) = made.as_mut().filter(|made| made.current.number == current.number) {
             made.is_doubted = true;
         }
     }
@@ -178,7 +202,9 @@ impl Session {
             let left = end.map_or(LOOK, |end| end.saturating_duration_since(Instant::now()));
             tokio::time::sleep(left.min(LOOK)).await;
             let made = self.made.lock().await;
-            if left <= LOOK || made.as_ref().is_some_and(|made| made.number != number || !made.files.are_as_noted()) {
+            if left <= LOOK
+                || made.as_ref().is_some_and(|made| made.current.number != number || !made.files.are_as_noted())
+            {
                 return;
             }
         }
@@ -257,13 +283,13 @@ pub(super) struct Answer {
 const FAILURE_BYTES: usize = 64 * 1024;
 
 /// Sends a GET and waits for the head of the answer.
-pub(super) async fn get(client: &Client, target: &str, accepts: &str, patience: Duration) -> Result<Answer, Failure> {
+pub(super) async fn get(current: &Current, target: &str, accepts: &str, patience: Duration) -> Result<Answer, Failure> {
     let request = Request::get(target)
         .header(header::ACCEPT, accepts)
         .header(header::USER_AGENT, concat!("proxier-demo/", env!("CARGO_PKG_VERSION")))
         .body(Body::empty())
         .map_err(|error| Failure::other(error.to_string()))?;
-    let answer = tokio::time::timeout(patience, client.send(request)).await;
+    let answer = current.send(request, patience).await;
     let answer = answer.map_err(|_elapsed| Failure::other(format!("no answer within {} s", patience.as_secs_f32())))?;
     let answer = answer.map_err(|error| Failure::unreachable(&error))?;
     let code = answer.status();

@@ -13,6 +13,7 @@ mod credentials;
 mod known;
 mod kubeconfig;
 mod objects;
+pub mod requests;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -104,6 +105,14 @@ impl Options {
         let by_routes = settings.mode == Kind::Ipvs && settings.core.binds_by_routes();
         let service_cidrs = by_routes || settings.mode == Kind::Userspace;
         Options { needs_pod_cidr, node_weights, node_addresses, service_cidrs, ..Options::default() }
+    }
+
+    /// Whether everything is watched that the other options ask for.
+    pub(crate) fn cover(&self, other: &Options) -> bool {
+        let wanted = |options: &Options| {
+            [options.needs_pod_cidr, options.node_weights, options.node_addresses, options.service_cidrs]
+        };
+        wanted(self).iter().zip(wanted(other)).all(|(ours, theirs)| *ours || !theirs)
     }
 
     /// Whether all Nodes are watched.

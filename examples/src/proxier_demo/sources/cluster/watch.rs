@@ -203,7 +203,7 @@ impl Watcher {
     async fn get(&self, target: &str) -> Result<Answer, Failure> {
         let current = self.session.current().await.map_err(|problem| Failure::other(problem.to_string()))?;
         self.used.store(current.number, Ordering::Relaxed);
-        let answer = get(&current.client, target, self.resource.accepts(), self.options.patience).await;
+        let answer = get(&current, target, self.resource.accepts(), self.options.patience).await;
         if let Err(Failure { kind: FailureKind::Unauthorized | FailureKind::Untrusted, .. }) = &answer {
             self.session.doubt(&current).await;
         }

@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     fn asked(peer: &str, host: &str) -> Asked {
-        Asked { path: "/status".into(), query: String::new(), host: host.into(), peer: peer.parse().ok() }
+        Asked { path: "/status".into(), host: host.into(), peer: peer.parse().ok(), ..Asked::default() }
     }
 
     #[test]

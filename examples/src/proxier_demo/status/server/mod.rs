@@ -76,17 +76,21 @@ pub(crate) struct Asked {
     pub(crate) query: String,
     /// The header `Host`; empty without one.
     pub(crate) host: String,
+    /// The header `Accept`; empty without one.
+    pub(crate) accept: String,
     /// Who asks; `None`: the client is already gone.
     pub(crate) peer: Option<IpAddr>,
 }
 
 impl Asked {
     fn new<T>(request: &http::Request<T>, peer: Option<IpAddr>) -> Self {
-        let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
+        let header =
+            |name| request.headers().get(name).and_then(|text| text.to_str().ok()).unwrap_or_default().to_owned();
         Asked {
             path: request.uri().path().to_owned(),
             query: request.uri().query().unwrap_or_default().to_owned(),
-            host: host.unwrap_or_default().to_owned(),
+            host: header(header::HOST),
+            accept: header(header::ACCEPT),
             peer: peer.map(|peer| peer.to_canonical()),
         }
     }

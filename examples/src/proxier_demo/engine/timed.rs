@@ -1,0 +1,27 @@
+//! How long it takes to forget flows, by family.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use proxier_core::net::Family;
+use proxier_core::ports::{Conntrack, PortError, UdpServices};
+
+/// Connection tracking, and what each call to forget flows took, failed ones too.
+pub(super) struct Timed<'a> {
+    pub(super) conntrack: &'a mut dyn Conntrack,
+    pub(super) took: &'a mut Vec<(Family, Duration)>,
+}
+
+impl Conntrack for Timed<'_> {
+    fn forget_udp(&mut self, family: Family, services: &UdpServices) -> Result<usize, PortError> {
+        let start = Instant::now();
+        let outcome = self.conntrack.forget_udp(family, services);
+        self.took.push((family, start.elapsed()));
+        outcome
+    }
+
+    fn find_udp(&mut self, services: &UdpServices) -> Result<BTreeSet<SocketAddr>, PortError> {
+        self.conntrack.find_udp(services)
+    }
+}

@@ -1,0 +1,94 @@
+//! Histograms as Prometheus has them.
+
+use std::time::Duration;
+
+/// Observations by size.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Histogram {
+    /// Upper bounds in seconds, ascending.
+    bounds: &'static [f64],
+    /// How many observations are in each bucket, the last one above all bounds.
+    counts: Vec<u64>,
+    sum: f64,
+}
+
+/// 1 ms, doubled up to 16.384 s.
+pub(crate) const SYNC_SECONDS: [f64; 15] =
+    [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192, 16.384];
+
+/// 0.25, 0.5, each second up to a minute, every five seconds up to two, every thirty up to five.
+pub(crate) static PROGRAMMING_SECONDS: [f64; 80] = {
+    let mut bounds = [0.25; 80];
+    bounds[1] = 0.5;
+    let mut index = 2;
+    let mut second: u32 = 1;
+    while second <= 300 {
+        bounds[index] = second as f64;
+        index += 1;
+        second += if second < 60 {
+            1
+        } else if second < 120 {
+            5
+        } else {
+            30
+        };
+    }
+    bounds
+};
+
+impl Histogram {
+    pub(crate) fn new(bounds: &'static [f64]) -> Self {
+        Histogram { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
+    }
+
+    /// Adds an observation.
+    pub fn observe(&mut self, duration: Duration) {
+        let seconds = duration.as_secs_f64();
+        let bucket = self.bounds.partition_point(|bound| *bound < seconds);
+        if let Some(count) = self.counts.get_mut(bucket) {
+            *count += 1;
+        }
+        self.sum += seconds;
+    }
+
+    /// How many observations there are.
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// The sum of all observations, in seconds.
+    pub(crate) fn sum(&self) -> f64 {
+        self.sum
+    }
+
+    /// How many observations are at most a bound, for each bound.
+    pub(crate) fn cumulated(&self) -> impl Iterator<Item = (f64, u64)> {
+        let mut total = 0;
+        self.bounds.iter().zip(&self.counts).map(move |(bound, count)| {
+            total += count;
+            (*bound, total)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_ascend() {
+        assert!(PROGRAMMING_SECONDS.windows(2).all(|pair| pair[0] < pair[1]));
+        assert_eq!(PROGRAMMING_SECONDS.last(), Some(&300.0));
+    }
+
+    #[test]
+    fn an_observation_at_a_bound_is_below_it() {
+        let mut histogram = Histogram::new(&SYNC_SECONDS);
+        for milliseconds in [3, 4, 60_000] {
+            histogram.observe(Duration::from_millis(milliseconds));
+        }
+        let at = |seconds: f64| histogram.cumulated().find(|(bound, _)| *bound >= seconds).unwrap().1;
+        assert_eq!((at(0.002), at(0.004), at(16.384), histogram.count()), (0, 2, 2, 3));
+        assert!((histogram.sum() - 60.007).abs() < 1e-9);
+    }
+}
