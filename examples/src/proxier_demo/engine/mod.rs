@@ -240,7 +240,7 @@ impl<K: Kernel> Engine<K> {
         self.proxier.pass(&|| origin.elapsed() + ahead, &mut ports)
     }
 
-    /// What forgetting flows took in the passes since the last call, by family.
+    /// The times to forget flows in the passes since the last call, by family.
     pub(crate) fn took_for_flows(&mut self) -> Vec<(Family, Duration)> {
         std::mem::take(&mut self.took_for_flows)
     }

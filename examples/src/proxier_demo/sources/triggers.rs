@@ -25,7 +25,7 @@ pub(crate) struct Triggers {
     overdue: Vec<Trigger>,
 }
 
-/// What changed a slice, and when.
+/// The time of the cause that a slice names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Trigger {
     slice: ObjectKey,

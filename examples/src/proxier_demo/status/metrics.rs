@@ -215,7 +215,7 @@ impl Metrics {
         p.family("sync_proxy_rules_no_local_endpoints_total", "untyped", without, missing);
     }
 
-    /// What kube-proxy has in some modes only.
+    /// Metrics that kube-proxy has in some modes only.
     fn of_mode(&self, p: &mut Page) {
         let mode = self.mode.map(|(_asked, mode)| mode);
         if matches!(mode, Some(Kind::Iptables | Kind::Ipvs)) {
@@ -271,7 +271,7 @@ impl Metrics {
         p.family("conntrack_reconciler_deleted_entries_total", "counter", help, deleted);
     }
 
-    /// What kube-proxy does not have.
+    /// Metrics that kube-proxy does not have.
     fn own(&self, p: &mut Page) {
         p.counter("sync_failures_total", "Passes that failed, wholly or in part", self.sync_failures);
         p.gauge("rejected_fields", "Fields and objects of the input that are left out", self.rejected);

@@ -79,7 +79,7 @@ struct MetricsServer {
     started: SystemTime,
 }
 
-/// What `/statusz` names.
+/// Paths that `/statusz` names.
 const PATHS: [&str; 7] = ["/configz", "/flagz", "/healthz", "/metrics", "/metrics/slis", "/proxyMode", "/statusz"];
 
 fn metrics(body: String) -> Answer {

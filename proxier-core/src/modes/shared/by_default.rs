@@ -1,4 +1,4 @@
-//! What a firewall's chain does with a packet that meets no condition of its rules.
+//! A firewall's chain, and a packet that meets no condition of its rules.
 
 use iptables::{Rule, Table};
 use nftables::{ChainKey, Expression, Policy, Verdict};

@@ -9,7 +9,7 @@ use crate::proxier_demo::histogram::Histogram;
 /// client-go's bounds (component-base's metrics/prometheus/restclient/metrics.go).
 static SECONDS: [f64; 12] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
 
-/// What requests to a server with a method have come to.
+/// The outcomes of requests to a server with a method.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcomes {
     /// How many by status; `<error>`: there was no answer.

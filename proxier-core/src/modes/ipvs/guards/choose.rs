@@ -33,7 +33,8 @@ impl fmt::Display for Choice {
 }
 
 /// What serves where the configuration leaves it open ([`RulesBy::Auto`]). Rules of iptables and ipsets, as kube-proxy has them,
-/// * where iptables' table filter drops by default, by a policy or a last rule: a table of nf_tables cannot accept what another program's drops;
+/// * where iptables' table filter drops by default, by a policy or a last rule: a table of nf_tables cannot accept what another program's
+///   drops;
 /// * where the chains and sets of kube-proxy's IPVS mode are, and no table of this mode: migration stays seamless;
 /// * where the kernel does not take that table for any family.
 ///

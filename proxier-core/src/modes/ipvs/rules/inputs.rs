@@ -192,7 +192,8 @@ impl Inputs {
         }
     }
 
-    /// With what chain INPUT does by default: where its policy or its last rule drops, rules accept traffic of Services, which arrives there before IPVS sees it.
+    /// With what chain INPUT does by default: where its policy or its last rule drops, rules accept traffic of Services, which arrives
+    /// there before IPVS sees it.
     #[must_use]
     pub fn with_input_of(mut self, observed: &Dump) -> Self {
         self.input_drops = observed.table(&TableName::FILTER).is_some_and(|filter| by_default::drops(filter, "INPUT"));
