@@ -403,7 +403,8 @@ impl Reconciler {
         report: &mut Report,
         ports: &mut Ports<'_>,
     ) -> Option<Prepared> {
-        report.full = self.take_cluster_nodes() || pass == schedule::Pass::Full || !self.mode.knows_kernel();
+        self.take_cluster_nodes();
+        report.full = pass == schedule::Pass::Full || !self.mode.knows_kernel();
         if report.full || self.host_stale {
             match host::read_host(ports.links) {
                 Ok(host) => {

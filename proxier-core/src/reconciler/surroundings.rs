@@ -80,27 +80,20 @@ impl Reconciler {
         }
     }
 
-    /// Takes what Nodes of the cluster say by now. Returns whether a Service gets or loses an address by that. Costs O(Nodes +
-    /// Frontends), only when the addresses of a Node changed.
-    pub(super) fn take_cluster_nodes(&mut self) -> bool {
+    /// Takes the weights and addresses of the cluster's Nodes. Services that ask for an address which a Node got or lost are compiled
+    /// again; all of them for a changed weight. Costs O(Nodes + Frontends), only when the addresses of a Node changed.
+    pub(super) fn take_cluster_nodes(&mut self) {
         let changed = self.cluster_nodes.take_changed();
-        let mut matters = false;
         if changed.addresses {
             let nodes = Arc::new(self.cluster_nodes.by_address(&self.node.name));
             self.options.config.reserved.set_nodes(nodes.clone());
             let before = self.facts.config.reserved.set_nodes(nodes.clone());
             let differs = |address: &IpAddr| before.get(address) != nodes.get(address);
-            let desired = self.desired();
-            matters = desired.frontends().any(|frontend| differs(&frontend.key.address))
-                || desired.rejected().any(|(_, rejected)| differs(&rejected.key.address));
+            self.pending.extend(self.mode.desired().services_at(differs).cloned());
         }
         if changed.weights {
             self.refresh_facts();
         }
-        if matters {
-            self.recompile();
-        }
-        matters
     }
 
     /// Takes the endpoints of `default/kubernetes` as API servers. While it has none, keeps the earlier ones.

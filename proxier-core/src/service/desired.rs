@@ -1,6 +1,7 @@
 //! What all Services together mean.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::{Compiled, Frontend, HealthCheck, NoLocalEndpoints, NodeFacts, Rejected, Roles, compile_from};
@@ -334,6 +335,15 @@ impl Desired {
     /// ```
     pub fn rejected(&self) -> impl Iterator<Item = (&ObjectKey, &Rejected)> {
         self.services.iter().flat_map(|(key, compiled)| compiled.rejected.iter().map(move |refusal| (key, refusal)))
+    }
+
+    /// The Services with a Frontend, served or rejected, at such an address. Costs O(Frontends).
+    pub(crate) fn services_at(&self, is_one: impl Fn(&IpAddr) -> bool) -> impl Iterator<Item = &ObjectKey> {
+        let asks = move |compiled: &Compiled| {
+            let served = compiled.frontends.iter().map(|frontend| &frontend.key);
+            served.chain(compiled.rejected.iter().map(|rejected| &rejected.key)).any(|key| is_one(&key.address))
+        };
+        self.services.iter().filter(move |(_, compiled)| asks(compiled)).map(|(key, _)| key)
     }
 
     /// Annotations that the present endpoints make impossible. Costs O(such Services).
