@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use nix::fcntl::{OFlag, SpliceFFlags, splice};
 use nix::sys::socket::{Backlog, listen};
 use nix::unistd::pipe2;
-use proxier_core::modes::userspace::{Listener, Relay, Settings};
+use proxier_core::kernel::Relay;
+use proxier_core::modes::userspace::{Listener, Settings};
 use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
 
 use crate::compare::{Side, compare};

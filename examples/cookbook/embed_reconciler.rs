@@ -18,7 +18,7 @@ use examples::Failure;
 use proxier_core::kernel::{KernelPorts, Monitor, Options as KernelOptions};
 use proxier_core::modes::Kind;
 use proxier_core::net::{EndpointKey, FrontendKey};
-use proxier_core::reconciler::report::Report;
+use proxier_core::plan::report::Report;
 use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::{FrontendSpec, ObjectKey};
 

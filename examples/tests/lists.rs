@@ -219,7 +219,7 @@ fn what_nobody_changes_stays_whatever_goes_wrong() {
     server.outage(false);
     let all: BTreeSet<String> = wanted.into_iter().flatten().chain(steady()).collect();
     let settling = Instant::now();
-    // What went while a list was empty stays for a while ([`proxier_core::reconciler::safeguard::MassRemoval::patience`]).
+    // What went while a list was empty stays for a while ([`proxier_core::safeguard::MassRemoval::patience`]).
     while !served(&kernel).is_superset(&all) {
         let there = served(&kernel);
         let missing: Vec<&String> = all.difference(&there).collect();

@@ -143,17 +143,18 @@
 //!   its cluster IP.
 //!
 //! [`Reconciler`]: reconciler::Reconciler
-//! [`Report`]: reconciler::report::Report
+//! [`Report`]: plan::report::Report
 //! [`Store`]: snapshot::Store
 //! [`Rejection`]: snapshot::Rejection
 //! [`Desired`]: service::Desired
 //! [`Wanted`]: modes::ipvs::wanted::Wanted
 //! [`Changed`]: modes::ipvs::wanted::Changed
 //! [`rules`]: modes::ipvs::rules
-//! [`safeguard`]: reconciler::safeguard
+//! [`safeguard`]: safeguard
 #![forbid(unsafe_code)]
 #![warn(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::as_conversions)]
 
+pub mod backoff;
 mod compat;
 pub mod config;
 #[cfg(feature = "testing")]
@@ -165,10 +166,13 @@ pub mod net;
 pub mod objects;
 mod pack;
 mod parallel;
+pub mod plan;
 pub mod ports;
 pub mod reconciler;
+pub mod safeguard;
 pub mod service;
 pub mod snapshot;
+pub mod time;
 
 /// The README's example is a test.
 #[cfg(doctest)]

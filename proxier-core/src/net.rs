@@ -285,6 +285,12 @@ impl EndpointKey {
     }
 }
 
+/// Whether others can reach the host at the address.
+pub(crate) fn is_reachable(address: IpAddr) -> bool {
+    let link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
+    !address.is_loopback() && !address.is_unspecified() && !link_local
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

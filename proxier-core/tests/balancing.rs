@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use proxier_core::config::MayAskFor;
 use proxier_core::fake::FakeKernel;
-use proxier_core::reconciler::report::Report;
-use proxier_core::reconciler::step::{Action, Part};
+use proxier_core::plan::report::Report;
+use proxier_core::plan::step::{Action, Part};
 use proxier_core::reconciler::{Options, Reconciler};
 use serde_json::{Value, json};
 

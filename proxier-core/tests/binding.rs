@@ -14,16 +14,16 @@ use std::time::Duration;
 
 use iptables::Backend;
 use proxier_core::config::{Binding, InterfaceName, LocalTraffic, RulesBy};
+use proxier_core::config::{Neighbour, User};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::Kind;
 use proxier_core::modes::cleanup::cleanup;
 use proxier_core::net::Network;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
+use proxier_core::plan::report::Report;
+use proxier_core::plan::step::{Action, Part};
 use proxier_core::ports::{PortErrorKind, RouteOwner};
-use proxier_core::reconciler::report::Report;
-use proxier_core::reconciler::step::{Action, Part};
 use proxier_core::reconciler::{Options, Reconciler};
-use proxier_core::service::{Neighbour, User};
 use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
 

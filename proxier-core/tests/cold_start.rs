@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use proxier_core::fake::{Call, FakeKernel, Fault, KernelState};
 use proxier_core::modes::Kind;
+use proxier_core::plan::report::Report;
+use proxier_core::plan::step::Part;
 use proxier_core::ports::PortErrorKind;
-use proxier_core::reconciler::report::Report;
-use proxier_core::reconciler::step::Part;
 use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::ObjectKey;
 use serde_json::json;

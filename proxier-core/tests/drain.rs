@@ -8,7 +8,7 @@ use ipvs::model::{ObservedRealServer, Protocol, Stats, Weight};
 use ipvs::{RealServer, RealServerKey, VirtualServerKey};
 use proptest::prelude::*;
 use proxier_core::modes::ipvs::drain::{Drains, Finish, Policy, Verdicts};
-use proxier_core::reconciler::schedule::Moment;
+use proxier_core::time::Moment;
 use serde_json::json;
 
 fn secs(secs: u64) -> Moment {

@@ -12,7 +12,7 @@ use proxier_core::config::{Families, MayAskFor};
 use proxier_core::fake::FakeKernel;
 use proxier_core::net::{EndpointKey, Family, FrontendKey};
 use proxier_core::objects::ServiceObject;
-use proxier_core::reconciler::report::Report;
+use proxier_core::plan::report::Report;
 use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::{Balancing, FrontendSpec, ObjectKey, Roles, TrafficPolicy};
 use serde_json::json;

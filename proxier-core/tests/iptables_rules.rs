@@ -9,11 +9,12 @@ use std::collections::BTreeMap;
 use iptables::{Dump, TableName};
 use iptables_model::tables::Tables;
 use proxier_core::config::{Config, InterfaceName, LocalTraffic, MarkBit, NodePortAddresses};
+use proxier_core::config::{Reserved, ReservedPort, User};
 use proxier_core::modes::iptables::settings::NodePorts;
 use proxier_core::modes::iptables::{Incomparable, Options, RandomFully, Wanted, changes, cleanup, update};
 use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::objects::ConfigObject;
-use proxier_core::service::{NodeFacts, Reserved, ReservedPort, User};
+use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Roles, Store, TrafficPolicy};
 use serde_json::{Value, json};
 

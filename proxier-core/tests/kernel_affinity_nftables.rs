@@ -10,7 +10,7 @@ use std::time::Duration;
 use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
 use proxier_core::modes;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
-use proxier_core::reconciler::report::Report;
+use proxier_core::plan::report::Report;
 use proxier_core::reconciler::{Options, Reconciler};
 use serde_json::{Value, json};
 use testkit::witness::{Transport, Witness, ask};

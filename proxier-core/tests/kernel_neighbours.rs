@@ -15,7 +15,7 @@ use ipvs::model::ForwardingMethod;
 use proxier_core::config::{Config, InterfaceName, KernelNames};
 use proxier_core::kernel::{self, KernelPorts};
 use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
-use proxier_core::reconciler::report::Report;
+use proxier_core::plan::report::Report;
 use proxier_core::snapshot::{Balancing, FrontendSpec, ObjectKey, Roles};
 use serde_json::json;
 use testkit::witness::{Conversation, Transport, ask};

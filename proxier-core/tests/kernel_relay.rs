@@ -28,8 +28,9 @@ use nix::sys::socket::{
     AddressFamily, Backlog, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, connect, listen, send, setsockopt,
     socket, sockopt,
 };
+use proxier_core::kernel::Relay;
 use proxier_core::kernel::RoutesPort;
-use proxier_core::modes::userspace::{Listener, Relay, Settings};
+use proxier_core::modes::userspace::{Listener, Settings};
 use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
 use proxier_core::ports::{LocalNetworks, LocalRoute, PortErrorKind, RouteOwner};
 use testkit::{Need, Netns, kernel_test, oracle, veth_pair};

@@ -13,7 +13,7 @@ mod traffic;
 use std::net::SocketAddr;
 
 use proxier_core::net::Family;
-use proxier_core::reconciler::step::Part;
+use proxier_core::plan::step::Part;
 use serde_json::{Value, json};
 use testkit::witness::{Conversation, Transport, Witness};
 use testkit::{Need, kernel_test, oracle};

@@ -13,7 +13,7 @@ mod traffic;
 use std::time::Duration;
 
 use proxier_core::net::Family;
-use proxier_core::reconciler::step::Part;
+use proxier_core::plan::step::Part;
 use serde_json::{Value, json};
 use testkit::witness::{Conversation, Transport};
 use testkit::{Need, kernel_test, oracle};

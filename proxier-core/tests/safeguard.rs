@@ -12,14 +12,14 @@ use std::time::Duration;
 use ipvs::VirtualServerKey;
 use proptest::prelude::*;
 use proxier_core::config::NamePrefix;
+use proxier_core::config::{Reserved, ReservedPort, User};
 use proxier_core::modes::ipvs::diff::{Changes, diff, diff_changed};
 use proxier_core::modes::ipvs::held::{hold, losing};
 use proxier_core::modes::ipvs::observed::Observed;
 use proxier_core::net::FrontendKey;
-use proxier_core::reconciler::safeguard::{Kernel as _, MassRemoval, Safeguard, Stopped};
-use proxier_core::reconciler::schedule::Moment;
-use proxier_core::service::{Reserved, ReservedPort, User};
+use proxier_core::safeguard::{Kernel as _, MassRemoval, Safeguard, Stopped};
 use proxier_core::snapshot::ObjectKind;
+use proxier_core::time::Moment;
 use serde_json::{Value, json};
 use world::{World, cluster_ip, endpoint};
 

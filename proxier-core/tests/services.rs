@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use proxier_core::config::{Config, LocalFallback, NodePortAddresses, Topology};
+use proxier_core::config::{ReservedPort, User};
 use proxier_core::modes::ipvs::sets::SetKind;
 use proxier_core::net::{ByFamily, Family};
-use proxier_core::service::{OpenOn, ReservedPort, User, consider, why_left_out};
+use proxier_core::service::{OpenOn, consider, why_left_out};
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use serde_json::{Value, json};
 use world::{World, cluster_ip, endpoint, stopping};

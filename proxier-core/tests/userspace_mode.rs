@@ -9,15 +9,16 @@ use std::time::Duration;
 
 use node::{Node, options_of, prepared};
 use proxier_core::config::LocalTraffic;
+use proxier_core::config::{Neighbour, User};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::trace::trace;
 use proxier_core::modes::{self, iptables, userspace};
 use proxier_core::net::{FrontendKey, Network};
+use proxier_core::plan::report::Report;
+use proxier_core::plan::step::{Action, Part};
 use proxier_core::ports::{PortErrorKind, RouteOwner, Settings};
 use proxier_core::reconciler::Options;
-use proxier_core::reconciler::report::Report;
-use proxier_core::reconciler::step::{Action, Part};
-use proxier_core::service::{Neighbour, Packet, User, Verdict};
+use proxier_core::service::{Packet, Verdict};
 use serde_json::{Value, json};
 
 fn options() -> Options {

@@ -215,3 +215,76 @@ impl Default for IpvsConfig {
         }
     }
 }
+
+impl IpvsConfig {
+    /// The policy of a Service that asks for this: what its annotations may decide, else what the configuration says.
+    /// `has_affinity`: the Service asks for session affinity by its own field.
+    pub fn balancing(&self, asked: Option<&Arc<Balancing>>, has_affinity: bool) -> Option<Arc<Balancing>> {
+        let may = self.may_ask_for;
+        let merged = match (asked, &self.defaults) {
+            (None, None) => return None,
+            // Nearly everywhere nothing is left out, and nothing added.
+            (Some(asked), None) if may.union(MayAskFor::NODE_WEIGHTS).is_all() => return Some(asked.clone()),
+            (None, Some(defaults)) if !has_affinity || defaults.persistence_secs.is_none() => {
+                return Some(defaults.clone());
+            }
+            (asked, defaults) => {
+                let asked = asked.map(|asked| only(asked, may)).unwrap_or_default();
+                match defaults {
+                    Some(defaults) => or(asked, defaults, has_affinity),
+                    None => asked,
+                }
+            }
+        };
+        (merged != Balancing::default()).then(|| Arc::new(merged))
+    }
+}
+
+/// Without what may not be asked for.
+fn only(asked: &Balancing, may: MayAskFor) -> Balancing {
+    let mut allowed = asked.clone();
+    let left = Balancing::default();
+    if !may.contains(MayAskFor::SCHEDULER) {
+        (allowed.scheduler, allowed.scheduler_flags) = (left.scheduler, left.scheduler_flags);
+    }
+    if !may.contains(MayAskFor::PERSISTENCE) {
+        allowed.persistence_secs = left.persistence_secs;
+        (allowed.granularity_v4, allowed.granularity_v6) = (left.granularity_v4, left.granularity_v6);
+    }
+    if !may.contains(MayAskFor::ONE_PACKET) {
+        allowed.one_packet = left.one_packet;
+    }
+    if !may.contains(MayAskFor::WEIGHTS) {
+        allowed.zone_weights = left.zone_weights;
+    }
+    if !may.contains(MayAskFor::FORWARDING) {
+        (allowed.forwarding, allowed.forwarding_asked_by) = (left.forwarding, left.forwarding_asked_by);
+    }
+    if !may.contains(MayAskFor::THRESHOLDS) {
+        allowed.thresholds = left.thresholds;
+    }
+    if !may.contains(MayAskFor::DRAIN) {
+        allowed.drain_secs = left.drain_secs;
+    }
+    allowed
+}
+
+/// The same, with the configuration's values for what is not said. Flags go with the scheduler that they are for.
+fn or(mut asked: Balancing, defaults: &Balancing, has_affinity: bool) -> Balancing {
+    if asked.scheduler.is_none() {
+        asked.scheduler_flags = asked.scheduler_flags.or(defaults.scheduler_flags);
+    }
+    asked.persistence_secs = asked.persistence_secs.or(defaults.persistence_secs.filter(|_| !has_affinity));
+    asked.granularity_v4 = asked.granularity_v4.or(defaults.granularity_v4);
+    asked.granularity_v6 = asked.granularity_v6.or(defaults.granularity_v6);
+    asked.one_packet = asked.one_packet.or(defaults.one_packet);
+    asked.zone_weights = asked.zone_weights.or_else(|| defaults.zone_weights.clone());
+    if asked.forwarding.is_none() {
+        (asked.forwarding, asked.forwarding_asked_by) = (defaults.forwarding, defaults.forwarding_asked_by);
+    }
+    if asked.thresholds == Balancing::default().thresholds {
+        asked.thresholds = defaults.thresholds;
+    }
+    asked.drain_secs = asked.drain_secs.or(defaults.drain_secs);
+    asked
+}

@@ -4,20 +4,21 @@ mod ipvs;
 mod marks;
 mod masquerade;
 mod names;
+mod reserved;
 
 use std::net::IpAddr;
 
 use ::ipvs::model::Scheduler;
 
-use crate::net::{Family, Network};
+use crate::net::{Family, Network, is_reachable};
 use crate::objects::ConfigObject;
-use crate::service::{Reserved, is_reachable};
 use crate::snapshot::{Balancing, ObjectKey, ObjectKind, Rejection, Reporter, parse_address, parse_network};
 
 pub use self::ipvs::{Binding, IpvsConfig, MayAskFor, RulesBy};
 pub use marks::MarkRange;
 pub use masquerade::{LocalTraffic, MarkBit};
 pub use names::{InterfaceName, InvalidName, KernelNames, NamePrefix, TableName};
+pub use reserved::{Neighbour, Reserved, ReservedPort, User};
 
 /// Families to program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::modes::userspace::Relay;
+use super::relay::Relay;
 use crate::net::FrontendKey;
 use crate::ports::{Counts, Listener, PortError, Relays, Settings};
 

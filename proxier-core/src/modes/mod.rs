@@ -21,13 +21,13 @@ use crate::config::{Config, Families};
 use crate::modes::shared::names::Names;
 use crate::modes::shared::sysctls::{self, HostSettings};
 use crate::net::{Family, FrontendKey};
+use crate::plan::report::{Refused, Report, Unread};
+use crate::plan::step::Step;
 use crate::ports::{Conntrack, LocalNetworks, PortError, PortErrorKind, Ports, Tables};
-use crate::reconciler::report::{Refused, Report, Unread};
-use crate::reconciler::safeguard::Safeguard;
-use crate::reconciler::schedule::Moment;
-use crate::reconciler::step::Step;
+use crate::safeguard::Safeguard;
 use crate::service::{Desired, NodeFacts};
 use crate::snapshot::{HostAddresses, ObjectKey, Store};
+use crate::time::Moment;
 
 /// Which part of the kernel serves Services.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -69,7 +69,7 @@ pub use relays::Relays;
 pub use routes::{LocalNetworks, LocalRoute, RouteOwner};
 pub use rules::Rules;
 pub use sets::Sets;
-pub use sysctls::Sysctls;
+pub use sysctls::{SysctlChange, Sysctls};
 pub use tables::{NotCommitted, Tables};
 
 /// Everything a pass works on.

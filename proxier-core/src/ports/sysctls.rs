@@ -2,6 +2,18 @@
 
 use super::PortError;
 
+/// A value to write.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SysctlChange {
+    /// Path below `/proc/sys`, as in `net/ipv4/ip_forward`.
+    pub path: String,
+    /// What it is now; `None` when it could not be read.
+    pub from: Option<String>,
+    /// What it has to be.
+    pub to: String,
+}
+
 /// Values below `/proc/sys`.
 ///
 /// ```

@@ -1,28 +1,18 @@
 //! The first stage of a cold start: what everything else on the node needs is served before the rest is compiled.
 
+use crate::plan::report::ServedFirst;
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use super::{Reconciler, Report};
 use crate::modes::shared::{host, sysctls};
 use crate::modes::{Mode, Pass, Prepared};
 use crate::net::Protocol;
 use crate::ports::Ports;
-use crate::reconciler::schedule::Moment;
 use crate::snapshot::{ObjectKey, Store};
+use crate::time::Moment;
 
 /// With fewer Services the first pass takes about as long as reading the rules twice.
 const WORTHWHILE: usize = 2000;
-
-/// What was served before everything else.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ServedFirst {
-    /// The Services.
-    pub services: BTreeSet<ObjectKey>,
-    /// How long that took, from the start of the pass.
-    pub after: Duration,
-}
 
 impl Reconciler {
     /// At a cold start in IPVS mode serves `default/kubernetes` and cluster DNS alone, with all rules that guard them. `None`

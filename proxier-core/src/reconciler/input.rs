@@ -6,13 +6,13 @@ use std::time::Duration;
 use super::Reconciler;
 use super::committed::Noting;
 use crate::config::{MayAskFor, RulesBy};
+use crate::config::{Neighbour, User};
 use crate::modes::{self, Mode};
 use crate::net::Network;
 use crate::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use crate::ports::Tables;
-use crate::reconciler::schedule::Moment;
-use crate::service::{Neighbour, User};
 use crate::snapshot::{FrontendSpec, Node, ObjectKey, ObjectKind};
+use crate::time::Moment;
 
 /// Two proxies, or a proxy and a person, that undo each other's work have everything compared no more often.
 const BETWEEN_FOREIGN_CHANGES: Duration = Duration::from_secs(1);
@@ -43,7 +43,7 @@ impl Reconciler {
     }
 
     /// A list lacks a Service, and nobody reported it as deleted: the next pass removes it, unless too many go at once
-    /// ([`Safeguard`](super::safeguard::Safeguard)).
+    /// ([`Safeguard`](crate::safeguard::Safeguard)).
     pub fn lose_service(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.service_changes = self.totals.service_changes.saturating_add(1);
         if self.store.service(key).is_some() {
@@ -58,7 +58,7 @@ impl Reconciler {
     /// ones: no Kubernetes objects are needed. A Service of this name goes first. What cannot be served is left out and
     /// reported ([`Reconciler::rejections`]).
     ///
-    /// The safeguard does not hold back Frontends that are taken away here: [`MassRemoval`](super::safeguard::MassRemoval) is about lists that lack
+    /// The safeguard does not hold back Frontends that are taken away here: [`MassRemoval`](crate::safeguard::MassRemoval) is about lists that lack
     /// objects.
     ///
     /// ```
@@ -150,7 +150,7 @@ impl Reconciler {
     }
 
     /// A list lacks an EndpointSlice, and nobody reported it as deleted: the next pass removes its endpoints, unless too
-    /// many Services would lose their last endpoint at once ([`Safeguard`](super::safeguard::Safeguard)).
+    /// many Services would lose their last endpoint at once ([`Safeguard`](crate::safeguard::Safeguard)).
     ///
     /// ```
     /// use std::time::Duration;
@@ -188,7 +188,7 @@ impl Reconciler {
         }
     }
 
-    /// Confirms what is held back ([`Safeguard`](super::safeguard::Safeguard)): the next pass deletes it. Returns how many virtual servers that affects.
+    /// Confirms what is held back ([`Safeguard`](crate::safeguard::Safeguard)): the next pass deletes it. Returns how many virtual servers that affects.
     ///
     /// ```
     /// use std::time::Duration;
@@ -287,7 +287,7 @@ impl Reconciler {
     /// Takes a Node of the cluster, for two things; one that changes something for a Service lets the next pass compile every Service:
     ///
     /// * In modes that make addresses local (IPVS, userspace), no external IP or load-balancer address that is another Node's is served
-    ///   here: it stays that Node's ([`Reserved`](crate::service::Reserved)).
+    ///   here: it stays that Node's ([`Reserved`](crate::config::Reserved)).
     /// * The weight that its endpoints have by it ([`Node::weight`]), if the configuration lets annotations decide it
     ///   ([`MayAskFor::NODE_WEIGHTS`](crate::config::MayAskFor::NODE_WEIGHTS)).
     ///
@@ -372,7 +372,7 @@ impl Reconciler {
     }
 
     /// Sets the neighbours of a kind, which this node has to reach, in place of the earlier ones: no Service may take their
-    /// addresses ([`Reserved`](crate::service::Reserved)). Gateways and the endpoints of `default/kubernetes` are found
+    /// addresses ([`Reserved`](crate::config::Reserved)). Gateways and the endpoints of `default/kubernetes` are found
     /// without this.
     ///
     /// ```
@@ -380,7 +380,7 @@ impl Reconciler {
     /// use proxier_core::fake::FakeKernel;
     /// use proxier_core::net::EndpointKey;
     /// use proxier_core::reconciler::{Options, Reconciler};
-    /// use proxier_core::service::{Neighbour, User};
+    /// use proxier_core::config::{Neighbour, User};
     /// use proxier_core::snapshot::{FrontendSpec, ObjectKey, Roles};
     ///
     /// let now = Duration::ZERO;

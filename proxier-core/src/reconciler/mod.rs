@@ -1,23 +1,19 @@
 //! The reconciler: takes objects, and brings the kernel to serve them.
 
-pub mod backoff;
 mod cluster_nodes;
 mod committed;
 mod first;
 mod input;
 mod others;
-pub mod report;
-pub mod safeguard;
 pub mod schedule;
 mod service_cidrs;
-pub mod step;
 mod surroundings;
 pub mod totals;
 mod view;
 
-pub use first::ServedFirst;
 pub use others::Removal;
 
+use crate::time::Moment;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -26,15 +22,15 @@ use crate::config::{Config, MayAskFor};
 use crate::modes::shared::host;
 use crate::modes::shared::sysctls::{self, HostSettings};
 use crate::modes::{self, Mode, Pass, Plan, Prepared, Refreshed, iptables, ipvs, nftables, userspace};
+use crate::plan::report::{Report, Unread};
 use crate::ports::Ports;
 use crate::reconciler::cluster_nodes::ClusterNodes;
 use crate::reconciler::committed::{Committed, Noting};
 use crate::reconciler::others::Judged;
-use crate::reconciler::report::{Report, Unread};
-use crate::reconciler::safeguard::{MassRemoval, Safeguard, Stopped};
-use crate::reconciler::schedule::{Limits, Moment, Schedule};
+use crate::reconciler::schedule::{Limits, Schedule};
 use crate::reconciler::service_cidrs::ServiceCidrs;
 use crate::reconciler::totals::Totals;
+use crate::safeguard::{MassRemoval, Safeguard, Stopped};
 use crate::service::NodeFacts;
 use crate::snapshot::{HostAddresses, Node, ObjectKey, ObjectKind, Rejection, Store};
 

@@ -5,10 +5,10 @@ use crate::modes::cleanup::cleanup;
 use crate::modes::others;
 use crate::modes::shared::cleaned::Cleaned;
 use crate::net::FrontendKey;
+use crate::plan::report::Unread;
 use crate::ports::Ports;
-use crate::reconciler::report::Unread;
-use crate::reconciler::safeguard::{Loss, Stopped};
-use crate::reconciler::schedule::Moment;
+use crate::safeguard::{Loss, Stopped};
+use crate::time::Moment;
 
 /// What came of an attempt to remove what other modes have made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(super) struct Judged {
 impl Reconciler {
     /// Removes what other modes have made here, of this proxy or of a kube-proxy ([`cleanup`]); call it once a full pass has succeeded, and again
     /// until [nothing is left](Cleaned::is_done). What they serve counts as served: the safeguard holds it back when the lists are
-    /// suddenly empty, as [in a pass](super::report::Report::waits), and a rest of it once most of the lists is back. UDP flows that they have led elsewhere are forgotten by the next
+    /// suddenly empty, as [in a pass](crate::plan::report::Report::waits), and a rest of it once most of the lists is back. UDP flows that they have led elsewhere are forgotten by the next
     /// pass, which is due at once then.
     ///
     /// ```

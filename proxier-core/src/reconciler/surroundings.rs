@@ -5,12 +5,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::Reconciler;
+use crate::config::{Neighbour, User};
 use crate::modes::shared::host;
+use crate::net::is_reachable;
+use crate::plan::report::Unread;
 use crate::ports::Links;
-use crate::reconciler::report::Unread;
-use crate::reconciler::schedule::Moment;
-use crate::service::{Neighbour, User, is_reachable};
 use crate::snapshot::{EndpointSlice, HostAddresses, ObjectKey};
+use crate::time::Moment;
 
 impl Reconciler {
     /// Takes the host's addresses; returns whether the mode's device differs from what is known.

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use crate::net::{ByFamily, Family};
+use crate::plan::report::{Counts, Report};
+use crate::plan::step::{Action, Part};
 use crate::ports::{Flows, PortErrorKind};
-use crate::reconciler::report::{Counts, Report};
-use crate::reconciler::schedule::Moment;
-use crate::reconciler::step::{Action, Part};
+use crate::time::Moment;
 
 /// Counters since the start of the process, as data; metrics are exported from them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -8,12 +8,13 @@ use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::wanted::{Unmarked, Wanted};
 use crate::modes::{self, Mode};
 use crate::net::FrontendKey;
-use crate::reconciler::report::Refused;
-use crate::reconciler::safeguard::Safeguard;
-use crate::reconciler::schedule::{Moment, Schedule};
+use crate::plan::report::Refused;
+use crate::reconciler::schedule::Schedule;
 use crate::reconciler::totals::Totals;
+use crate::safeguard::Safeguard;
 use crate::service::{Desired, NodeFacts};
 use crate::snapshot::{Rejection, Store};
+use crate::time::Moment;
 
 impl Reconciler {
     /// Reduces memory by rebuilding everything that is kept; call it after the first pass.

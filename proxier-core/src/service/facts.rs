@@ -1,5 +1,6 @@
 //! Node facts: what is the same for every Service, such as addresses of this host; computed once.
 
+use crate::net::is_reachable;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -242,10 +243,4 @@ impl NodeFacts {
     pub fn is_own_address(&self, address: IpAddr) -> bool {
         self.is_here(address) || self.node_addresses.contains(&address)
     }
-}
-
-/// Whether others can reach the host at the address.
-pub(crate) fn is_reachable(address: IpAddr) -> bool {
-    let link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
-    !address.is_loopback() && !address.is_unspecified() && !link_local
 }

@@ -27,11 +27,10 @@ use weights::weigh;
 pub use crate::snapshot::Roles;
 pub use consider::{Considered, consider};
 pub use desired::{Conflict, Desired, Follower};
-pub(crate) use facts::is_reachable;
 pub use facts::{NodeFacts, OpenOn};
 pub use frontend::Frontend;
 pub use port::Port;
-pub use reserved::{Extent, Neighbour, Rejected, Reserved, ReservedPort, User};
+pub use reserved::{Extent, Rejected};
 pub use trace::{Packet, Reached, Trace, Treatment, Verdict, Ways, trace};
 
 /// The port on which a node tells load balancers whether a Service has endpoints here.
@@ -163,7 +162,7 @@ fn compile_service<'a>(
     let slices: Vec<&EndpointSlice> = slices.into_iter().collect();
     let mut compiled = Compiled::empty(service.key.clone(), service.created);
     let mut frontends = BTreeMap::new();
-    let balancing = Balancing::of(service.balancing.as_ref(), &facts.config.ipvs, service.affinity_secs.is_some());
+    let balancing = facts.config.ipvs.balancing(service.balancing.as_ref(), service.affinity_secs.is_some());
     let balancing = balancing.as_ref();
     if facts.config.without_external_ips && !service.external_ips.is_empty() {
         let addresses: Vec<String> = service.external_ips.iter().map(ToString::to_string).collect();
@@ -235,7 +234,7 @@ pub fn compile_frontends(key: &ObjectKey, specs: &[FrontendSpec], facts: &NodeFa
         let in_ranges = |node: IpAddr| ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&node)));
         let port = with_ports.then(|| Arc::new(Port::of_agent(key, spec, node)));
         compiled.ports.extend(port.clone());
-        let balancing = Balancing::of(spec.balancing.as_ref(), &facts.config.ipvs, spec.affinity_secs.is_some());
+        let balancing = facts.config.ipvs.balancing(spec.balancing.as_ref(), spec.affinity_secs.is_some());
         compiled.frontends.push(Arc::new(Frontend {
             key: spec.key,
             roles: spec.roles,

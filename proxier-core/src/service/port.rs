@@ -1,5 +1,6 @@
 //! Ports of Services: what the Frontends of one port have in common.
 
+use crate::config::ReservedPort;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -76,7 +77,7 @@ impl Port {
         let reserved = &facts.config.reserved;
         let is_free = |number: &u16| {
             let all_free = addresses(Roles::NODE_PORT).len() == facts.node_port_addresses(family).count();
-            let everywhere = |place: &super::ReservedPort| {
+            let everywhere = |place: &ReservedPort| {
                 place.address.is_none() && (place.protocol, place.port) == (port.protocol, *number)
             };
             all_free && !reserved.iter().any(|(place, _)| everywhere(place))

@@ -1,98 +1,12 @@
-//! Addresses and ports that the node itself needs.
+//! Frontends that are not served because the node itself needs their address or port.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use super::{NodeFacts, Roles};
+use crate::config::{Neighbour, Reserved, ReservedPort, User};
 use crate::net::{EndpointKey, FrontendKey, Protocol};
-use crate::snapshot::is_usable_by_service;
-
-/// Who answers at a reserved address and port.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[non_exhaustive]
-pub enum User {
-    /// The API server, as this program is configured to reach it.
-    ApiServer,
-    /// An API server, from the endpoints of `default/kubernetes`.
-    ApiServerEndpoint,
-    /// A gateway of this node's default routes.
-    Gateway,
-    /// A name server of this node.
-    NameServer,
-    /// The kubelet of this node.
-    Kubelet,
-    /// This program's health checks.
-    Health,
-    /// This program's metrics.
-    Metrics,
-    /// Another Node of the cluster, by name.
-    Node(Box<str>),
-    /// Something else, by name.
-    Other(Box<str>),
-}
-
-impl fmt::Display for User {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            User::ApiServer | User::ApiServerEndpoint => "the API server",
-            User::Gateway => "the gateway of this node's default route",
-            User::NameServer => "a name server of this node",
-            User::Kubelet => "the kubelet",
-            User::Health => "this proxy's health checks",
-            User::Metrics => "this proxy's metrics",
-            User::Node(name) => return write!(f, "Node {name}"),
-            User::Other(name) => name,
-        })
-    }
-}
-
-/// An address and port that no virtual server may take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ReservedPort {
-    /// The address; `None` for every address of this node: those of its interfaces but the dummy device, and those of
-    /// its Node object.
-    pub address: Option<IpAddr>,
-    /// The protocol.
-    pub protocol: Protocol,
-    /// The port.
-    pub port: u16,
-}
-
-impl ReservedPort {
-    /// TCP at one address.
-    pub fn tcp(address: IpAddr, port: u16) -> Self {
-        ReservedPort { address: Some(address.to_canonical()), protocol: Protocol::Tcp, port }
-    }
-
-    /// TCP at every address of this node.
-    pub fn tcp_here(port: u16) -> Self {
-        ReservedPort { address: None, protocol: Protocol::Tcp, port }
-    }
-}
-
-/// A host that this node has to reach.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Neighbour {
-    /// The address.
-    pub address: IpAddr,
-    /// The TCP port on which it answers, if known: when the address is this node's own, only this port is reserved.
-    pub tcp_port: Option<u16>,
-}
-
-impl Neighbour {
-    /// A host with this address.
-    pub fn new(address: IpAddr) -> Self {
-        Neighbour { address: address.to_canonical(), tcp_port: None }
-    }
-
-    /// A host that answers on this TCP port.
-    pub fn tcp(address: IpAddr, port: u16) -> Self {
-        Neighbour { address: address.to_canonical(), tcp_port: Some(port) }
-    }
-}
 
 /// What is reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -140,146 +54,13 @@ impl fmt::Display for Rejected {
     }
 }
 
-/// What no virtual server may take. A Service with such an external or load-balancer address, or with such a node port,
-/// would cut the node off from its cluster, or the cluster from its node.
-///
-/// **Reserved ports**, each an address, protocol and port. Default: the kubelet (TCP 10250), this proxy's health checks
-/// (TCP 10256) and metrics (TCP 10249), on every address of this node. Other ports in use have to be named.
-///
-/// **Neighbours**, which this node reaches over the network: bound to the dummy device, their addresses would lead to this
-/// node itself, whatever the port, and nothing could undo that. A [`Reconciler`](crate::reconciler::Reconciler) adds the gateways of
-/// the default routes and the endpoints of `default/kubernetes` itself; its caller has to add name servers, and other
-/// addresses of the API server ([`Reserved::set_neighbours`]). External and load-balancer addresses are rejected; these are
-/// not:
-///
-/// * Cluster IPs. The API server allocates them, so a Service cannot choose somebody else's address; and programs reach the
-///   API server and cluster DNS by theirs.
-/// * An address of this node itself (of an interface other than the dummy device), such as an API server's on its own node:
-///   it is not bound. If the neighbour has a TCP port, only that port is reserved.
-/// * A load-balancer address that is a name server's, on port 53 (TCP or UDP): DNS that the cluster serves to its own nodes.
-///   Other ports there are rejected. A controller allocates load-balancer addresses; anyone who may write a Service chooses
-///   external IPs.
-/// * A load-balancer address that is the API server's, while all endpoints are endpoints of `default/kubernetes`: it leads
-///   there. Without endpoints it is rejected, and the network decides.
-///
-/// **Other Nodes** ([`Reserved::set_nodes`]), such as all of a load balancer that runs on the nodes and writes the addresses of all of them: each
-/// Node serves its own. External and load-balancer addresses are rejected, whatever the port.
-///
-/// [`Reserved::allow`] and [`Reserved::allow_address`] make exceptions.
-///
-/// ```
-/// use proxier_core::service::{Reserved, ReservedPort, User};
-///
-/// let mut reserved = Reserved::default();
-/// reserved.reserve(ReservedPort::tcp([192, 168, 0, 1].into(), 6443), User::ApiServer);
-/// // The operator knows better: nothing answers on the metrics port here.
-/// assert_eq!(reserved.allow(&ReservedPort::tcp_here(Reserved::METRICS)), Some(User::Metrics));
-/// assert_eq!(reserved.iter().count(), 3);
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reserved {
-    places: BTreeMap<ReservedPort, User>,
-    neighbours: BTreeMap<User, BTreeSet<Neighbour>>,
-    nodes: Arc<BTreeMap<IpAddr, Arc<str>>>,
-    allowed: BTreeSet<IpAddr>,
-}
-
-impl Default for Reserved {
-    fn default() -> Self {
-        let mut reserved = Reserved::none();
-        reserved.reserve(ReservedPort::tcp_here(Reserved::KUBELET), User::Kubelet);
-        reserved.reserve(ReservedPort::tcp_here(Reserved::HEALTH), User::Health);
-        reserved.reserve(ReservedPort::tcp_here(Reserved::METRICS), User::Metrics);
-        reserved
-    }
-}
-
 impl Reserved {
-    /// The kubelet's port.
-    pub const KUBELET: u16 = 10250;
-    /// The default port of kube-proxy's health checks (`healthzBindAddress`).
-    pub const HEALTH: u16 = 10256;
-    /// The default port of kube-proxy's metrics (`metricsBindAddress`).
-    pub const METRICS: u16 = 10249;
-
-    /// Nothing is reserved.
-    pub fn none() -> Self {
-        Reserved {
-            places: BTreeMap::new(),
-            neighbours: BTreeMap::new(),
-            nodes: Arc::default(),
-            allowed: BTreeSet::new(),
-        }
-    }
-
-    /// Sets the neighbours of a kind, in place of the earlier ones. Addresses that no Service can have, such as loopback
-    /// ones, are left out. Returns whether anything changed.
-    pub fn set_neighbours(&mut self, user: User, neighbours: impl IntoIterator<Item = Neighbour>) -> bool {
-        let new: BTreeSet<Neighbour> =
-            neighbours.into_iter().filter(|neighbour| is_usable_by_service(neighbour.address)).collect();
-        if self.neighbours.get(&user).is_none_or(BTreeSet::is_empty) && new.is_empty() {
-            return false;
-        }
-        self.neighbours.insert(user, new.clone()) != Some(new)
-    }
-
-    /// Sets the addresses of other Nodes, with the Nodes' names, in place of the earlier ones, which it returns.
-    ///
-    /// ```
-    /// use std::collections::BTreeMap;
-    /// use std::sync::Arc;
-    /// use proxier_core::config::Config;
-    /// use proxier_core::service::{NodeFacts, Reserved, Roles};
-    /// use proxier_core::snapshot::{HostAddresses, Node};
-    ///
-    /// let mut reserved = Reserved::none();
-    /// reserved.set_nodes(Arc::new(BTreeMap::from([("192.0.2.11".parse()?, "node-b".into())])));
-    /// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-    /// let web = "TCP 192.0.2.11:80".parse()?;
-    /// let refusal = reserved.refuses_address(&web, Roles::LOAD_BALANCER, &[], &facts).ok_or("served")?;
-    /// assert_eq!(refusal.reason(), "Node node-b has that address; packets go there, and it is not served here");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn set_nodes(&mut self, nodes: Arc<BTreeMap<IpAddr, Arc<str>>>) -> Arc<BTreeMap<IpAddr, Arc<str>>> {
-        std::mem::replace(&mut self.nodes, nodes)
-    }
-
-    /// The addresses of other Nodes, with the Nodes' names.
-    pub fn nodes(&self) -> &BTreeMap<IpAddr, Arc<str>> {
-        &self.nodes
-    }
-
-    /// Lets Services take this address, whoever uses it now or later.
-    pub fn allow_address(&mut self, address: IpAddr) {
-        self.allowed.insert(address.to_canonical());
-    }
-
-    /// The neighbours, by kind.
-    pub fn neighbours(&self) -> impl Iterator<Item = (&User, &Neighbour)> {
-        self.neighbours.iter().flat_map(|(user, all)| all.iter().map(move |neighbour| (user, neighbour)))
-    }
-
-    /// Reserves an address and port; if already reserved, it gets this user.
-    pub fn reserve(&mut self, place: ReservedPort, user: User) {
-        self.places.insert(place, user);
-    }
-
-    /// Frees an address and port. Returns for whom it was reserved. One that is reserved on every address of the node can
-    /// only be freed as a whole.
-    pub fn allow(&mut self, place: &ReservedPort) -> Option<User> {
-        self.places.remove(place)
-    }
-
-    /// The reserved addresses and ports, sorted.
-    pub fn iter(&self) -> impl Iterator<Item = (&ReservedPort, &User)> {
-        self.places.iter()
-    }
-
     /// Whether a Frontend must not be served because its address and port are reserved, and for whom.
     ///
     /// ```
     /// use proxier_core::config::Config;
-    /// use proxier_core::service::{Neighbour, NodeFacts, Reserved, ReservedPort, Roles, User};
+    /// use proxier_core::config::{Neighbour, Reserved, ReservedPort, User};
+    /// use proxier_core::service::{NodeFacts, Roles};
     /// use proxier_core::snapshot::{HostAddresses, Node};
     ///
     /// let mut reserved = Reserved::none();

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use ipvs::model::{Family as KernelFamily, ForwardingMethod, Granularity, Scheduler, SchedulerFlags, Thresholds};
 
 use super::{Node, Reporter, ZoneWeights, forwarding, relaying, weights};
-use crate::config::{IpvsConfig, MayAskFor};
 use crate::net::{Family, Protocol};
 use crate::objects::IpvsDefaultsObject;
 
@@ -104,7 +103,7 @@ pub struct Balancing {
     /// How long an endpoint that leaves may keep connections, in seconds; 0: it loses them at once.
     pub drain_secs: Option<u32>,
     /// The annotation that asks for `forwarding`; the field, if it is the configuration.
-    forwarding_asked_by: &'static str,
+    pub(crate) forwarding_asked_by: &'static str,
 }
 
 /// What the names of all annotations that are ours begin with.
@@ -307,77 +306,6 @@ impl Balancing {
             balancing.forwarding_asked_by = FORWARDING_DEFAULT;
         }
         (balancing != Balancing::default()).then(|| Arc::new(balancing))
-    }
-
-    /// What counts for a Service that asks for this: what its annotations may decide, else what the configuration says.
-    /// `has_affinity`: the Service asks for session affinity by its own field.
-    pub fn of(asked: Option<&Arc<Self>>, config: &IpvsConfig, has_affinity: bool) -> Option<Arc<Self>> {
-        let may = config.may_ask_for;
-        let merged = match (asked, &config.defaults) {
-            (None, None) => return None,
-            // Nearly everywhere nothing is left out, and nothing added.
-            (Some(asked), None) if may.union(MayAskFor::NODE_WEIGHTS).is_all() => return Some(asked.clone()),
-            (None, Some(defaults)) if !has_affinity || defaults.persistence_secs.is_none() => {
-                return Some(defaults.clone());
-            }
-            (asked, defaults) => {
-                let asked = asked.map(|asked| asked.only(may)).unwrap_or_default();
-                match defaults {
-                    Some(defaults) => asked.or(defaults, has_affinity),
-                    None => asked,
-                }
-            }
-        };
-        (merged != Balancing::default()).then(|| Arc::new(merged))
-    }
-
-    /// Without what may not be asked for.
-    fn only(&self, may: MayAskFor) -> Self {
-        let mut allowed = self.clone();
-        let left = Balancing::default();
-        if !may.contains(MayAskFor::SCHEDULER) {
-            (allowed.scheduler, allowed.scheduler_flags) = (left.scheduler, left.scheduler_flags);
-        }
-        if !may.contains(MayAskFor::PERSISTENCE) {
-            allowed.persistence_secs = left.persistence_secs;
-            (allowed.granularity_v4, allowed.granularity_v6) = (left.granularity_v4, left.granularity_v6);
-        }
-        if !may.contains(MayAskFor::ONE_PACKET) {
-            allowed.one_packet = left.one_packet;
-        }
-        if !may.contains(MayAskFor::WEIGHTS) {
-            allowed.zone_weights = left.zone_weights;
-        }
-        if !may.contains(MayAskFor::FORWARDING) {
-            (allowed.forwarding, allowed.forwarding_asked_by) = (left.forwarding, left.forwarding_asked_by);
-        }
-        if !may.contains(MayAskFor::THRESHOLDS) {
-            allowed.thresholds = left.thresholds;
-        }
-        if !may.contains(MayAskFor::DRAIN) {
-            allowed.drain_secs = left.drain_secs;
-        }
-        allowed
-    }
-
-    /// The same, with the configuration's values for what is not said. Flags go with the scheduler that they are for.
-    fn or(mut self, defaults: &Balancing, has_affinity: bool) -> Self {
-        if self.scheduler.is_none() {
-            self.scheduler_flags = self.scheduler_flags.or(defaults.scheduler_flags);
-        }
-        self.persistence_secs = self.persistence_secs.or(defaults.persistence_secs.filter(|_| !has_affinity));
-        self.granularity_v4 = self.granularity_v4.or(defaults.granularity_v4);
-        self.granularity_v6 = self.granularity_v6.or(defaults.granularity_v6);
-        self.one_packet = self.one_packet.or(defaults.one_packet);
-        self.zone_weights = self.zone_weights.or_else(|| defaults.zone_weights.clone());
-        if self.forwarding.is_none() {
-            (self.forwarding, self.forwarding_asked_by) = (defaults.forwarding, defaults.forwarding_asked_by);
-        }
-        if self.thresholds == Thresholds::default() {
-            self.thresholds = defaults.thresholds;
-        }
-        self.drain_secs = self.drain_secs.or(defaults.drain_secs);
-        self
     }
 
     /// The method by which endpoints answer clients by themselves, if one is asked for.

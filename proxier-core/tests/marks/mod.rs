@@ -8,7 +8,7 @@ use proxier_core::config::Config;
 use proxier_core::fake::FakeKernel;
 use proxier_core::modes::Kind;
 use proxier_core::objects::NodeObject;
-use proxier_core::reconciler::report::Report;
+use proxier_core::plan::report::Report;
 use proxier_core::reconciler::{Options, Reconciler};
 use serde_json::{Value, json};
 

@@ -11,7 +11,7 @@ use proxier_core::fake::FakeKernel;
 use proxier_core::modes::Kind;
 use proxier_core::net::Family;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-use proxier_core::reconciler::report::Report;
+use proxier_core::plan::report::Report;
 use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};

@@ -11,8 +11,8 @@ use proxier_core::modes::shared::cleaned::Cleaned;
 use proxier_core::modes::shared::names::Names;
 use proxier_core::modes::shared::sysctls;
 use proxier_core::modes::{Kind, Plan, wanted_sysctls};
-use proxier_core::reconciler::report::Report;
-use proxier_core::reconciler::step::{Action, Part};
+use proxier_core::plan::report::Report;
+use proxier_core::plan::step::{Action, Part};
 use proxier_core::reconciler::{Reconciler, Removal};
 use serde_json::{Value, json};
 

@@ -99,7 +99,7 @@ impl<'a> Asked<'a> {
         proxier: &'a Reconciler,
     ) -> Self {
         let ipvs = &proxier.facts().config().ipvs;
-        let counts = Balancing::of(service.balancing.as_ref(), ipvs, service.affinity_secs.is_some());
+        let counts = ipvs.balancing(service.balancing.as_ref(), service.affinity_secs.is_some());
         Asked {
             service,
             object,

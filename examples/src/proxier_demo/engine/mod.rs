@@ -32,11 +32,11 @@ use proxier_core::modes::ipvs::guards;
 use proxier_core::modes::shared::cleaned::Cleaned;
 use proxier_core::modes::{Kind, Plan, userspace as userspace_mode};
 use proxier_core::net::{Family, Network};
+use proxier_core::plan::report::Report;
 use proxier_core::ports::Ports;
-use proxier_core::reconciler::report::Report;
-use proxier_core::reconciler::safeguard::MassRemoval;
 use proxier_core::reconciler::schedule::Limits;
 use proxier_core::reconciler::{Options, Reconciler, Removal};
+use proxier_core::safeguard::MassRemoval;
 
 use crate::proxier_demo::engine::choose::Preparing;
 use crate::proxier_demo::engine::lock::Lock;

@@ -7,8 +7,8 @@ use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{SockaddrStorage, getpeername};
+use proxier_core::config::{Neighbour, Reserved, User};
 use proxier_core::kernel::KernelPorts;
-use proxier_core::service::{Neighbour, Reserved, User};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 

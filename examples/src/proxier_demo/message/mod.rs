@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use proxier_core::config::{Neighbour, User};
 use proxier_core::kernel::TableChanges;
-use proxier_core::service::{Neighbour, User};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::proxier_demo::message::change::Change;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ipvs::VirtualServerKey;
 use proxier_core::modes::Kind;
 use proxier_core::net::FrontendKey;
-use proxier_core::reconciler::report::Refused;
+use proxier_core::plan::report::Refused;
 use proxier_core::service::Frontend;
 use proxier_core::snapshot::{ObjectKey, ServicePort};
 

@@ -9,13 +9,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use proxier_core::config::{Config, EXTERNAL_IPS_GATE, parse_service_cidr};
+use proxier_core::config::{Reserved, ReservedPort, User};
 use proxier_core::modes::iptables::RandomFully;
 use proxier_core::modes::select::Asked;
 use proxier_core::modes::shared::sysctls::HostSettings;
 use proxier_core::modes::{Kind, userspace};
 use proxier_core::net::Network;
 use proxier_core::objects::ConfigObject;
-use proxier_core::service::{Reserved, ReservedPort, User};
 use serde_json::Value;
 
 use crate::proxier_demo::problem::Problem;

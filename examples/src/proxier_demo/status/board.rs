@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
-use proxier_core::reconciler::report::Report;
+use proxier_core::plan::report::Report;
 use serde_json::{Value, json};
 
 /// How many passes are kept.

@@ -14,8 +14,8 @@ use proxier_core::config::Families;
 use proxier_core::modes::Kind;
 use proxier_core::modes::select::Asked;
 use proxier_core::net::{ByFamily, Family};
+use proxier_core::plan::report::RuleCount;
 use proxier_core::ports::Flows;
-use proxier_core::reconciler::report::RuleCount;
 
 use crate::proxier_demo::histogram::{Histogram, PROGRAMMING_SECONDS, SYNC_SECONDS};
 use crate::proxier_demo::sources::cluster::requests::Requests;

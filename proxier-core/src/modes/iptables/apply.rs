@@ -9,9 +9,9 @@ use super::wanted::Wanted;
 use crate::modes::shared::flows;
 use crate::modes::shared::names::Names;
 use crate::net::{Family, FrontendKey};
+use crate::plan::report::Applied;
+use crate::plan::step::{Action, Part, Step};
 use crate::ports::{PortError, PortErrorKind, Ports, Rules};
-use crate::reconciler::report::Applied;
-use crate::reconciler::step::{Action, Part, Step};
 use crate::snapshot::ObjectKey;
 
 /// How many Services of one family may be refused before the whole is given up, until the next full pass.

@@ -7,7 +7,7 @@ use iptables::{ChainName, Dump, Edit, TableName, Transaction};
 use super::lines::Line;
 use super::names;
 use crate::net::Family;
-use crate::reconciler::report::RuleCount;
+use crate::plan::report::RuleCount;
 
 /// A number for each table, in the order of [`names::TABLES`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

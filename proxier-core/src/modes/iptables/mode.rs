@@ -19,13 +19,13 @@ use crate::modes::shared::{flows, sysctls};
 use crate::modes::{Pass, Refreshed};
 use crate::net::{Family, FrontendKey};
 use crate::parallel;
+use crate::plan::report::{Report, RuleCount, Unread};
+use crate::plan::step::{Part, Step};
 use crate::ports::{PortError, PortErrorKind, Ports, Rules, UdpServices};
-use crate::reconciler::report::{Report, RuleCount, Unread};
-use crate::reconciler::safeguard::{Kernel, Loss, Safeguard};
-use crate::reconciler::schedule::Moment;
-use crate::reconciler::step::{Part, Step};
+use crate::safeguard::{Kernel, Loss, Safeguard};
 use crate::service::NodeFacts;
 use crate::snapshot::{ObjectKey, Store};
+use crate::time::Moment;
 
 /// Node ports on 127.0.0.1 work only with this on.
 const ROUTE_LOCALNET: &str = "net/ipv4/conf/all/route_localnet";

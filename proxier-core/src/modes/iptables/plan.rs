@@ -12,11 +12,11 @@ use super::observed::Keep;
 use super::render::watchful_update;
 use super::wanted::{Changed, Wanted};
 use crate::modes::shared::names::Names;
-use crate::modes::shared::sysctls::SysctlChange;
 use crate::net::{Family, FrontendKey};
+use crate::plan::step::{Action, Part, Step};
+use crate::ports::SysctlChange;
 use crate::ports::UdpServices;
-use crate::reconciler::safeguard::Loss;
-use crate::reconciler::step::{Action, Part, Step};
+use crate::safeguard::Loss;
 use crate::snapshot::ObjectKey;
 
 /// What a pass does.

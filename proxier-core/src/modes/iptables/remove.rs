@@ -11,8 +11,8 @@ use crate::modes::shared::cleaned::{Cleaned, IsKept};
 use crate::modes::shared::nft::name;
 use crate::modes::shared::served::Served;
 use crate::net::Family;
+use crate::plan::report::Unread;
 use crate::ports::Ports;
-use crate::reconciler::report::Unread;
 use crate::service::NodeFacts;
 
 /// Removes the chains and jumps of both families that this mode, or a kube-proxy in iptables or userspace mode, has made, and

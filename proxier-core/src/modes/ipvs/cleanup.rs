@@ -21,9 +21,9 @@ use crate::modes::shared::names::Names;
 use crate::modes::shared::routes;
 use crate::modes::shared::served::Served;
 use crate::net::{Family, FrontendKey, Network};
+use crate::plan::report::Unread;
+use crate::plan::step::{Action, Part, Step};
 use crate::ports::{PortError, PortErrorKind, Ports, RouteOwner};
-use crate::reconciler::report::Unread;
-use crate::reconciler::step::{Action, Part, Step};
 use crate::snapshot::Store;
 
 /// Removes everything that this proxy, or a kube-proxy in IPVS mode, has made, and nothing else: virtual servers that are

@@ -12,10 +12,10 @@ use super::rules;
 use super::wanted::Changed;
 use crate::modes::shared::retry::RulesRetry;
 use crate::net::Family;
+use crate::plan::report::Applied;
+use crate::plan::step::Part;
 use crate::ports::PortErrorKind;
-use crate::reconciler::report::Applied;
-use crate::reconciler::schedule::Moment;
-use crate::reconciler::step::Part;
+use crate::time::Moment;
 
 impl Mode {
     /// Notes which virtual servers are ours now, and which have to be served yet.

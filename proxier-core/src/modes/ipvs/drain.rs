@@ -6,7 +6,7 @@ use std::time::Duration;
 use ipvs::model::{ObservedRealServer, Protocol, Weight};
 use ipvs::{RealServerKey, VirtualServerKey};
 
-use crate::reconciler::schedule::Moment;
+use crate::time::Moment;
 
 /// How real servers drain.
 #[derive(Clone, Debug, PartialEq, Eq)]

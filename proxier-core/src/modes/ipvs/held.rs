@@ -12,7 +12,7 @@ use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::split;
 use crate::net::{Family, FrontendKey, Network};
-use crate::reconciler::safeguard::{Kernel, Loss, Stopped};
+use crate::safeguard::{Kernel, Loss, Stopped};
 
 /// Frontends that these changes take away. The virtual server of a mark counts only for shared node ports, which have no other.
 pub fn losing(changes: &Changes, observed: &Observed) -> impl Iterator<Item = (FrontendKey, Loss)> {

@@ -24,13 +24,13 @@ use crate::config::{Binding, Config, Families, KernelNames};
 use crate::modes::shared::names::Names;
 use crate::modes::{Pass, Refreshed};
 use crate::net::{Family, FrontendKey};
+use crate::plan::report::{Report, Unread};
+use crate::plan::step::{Part, Step};
 use crate::ports::{LocalNetworks, PortErrorKind, Ports, RouteOwner, Tables as TablesPort};
-use crate::reconciler::report::{Report, Unread};
-use crate::reconciler::safeguard::{Kernel as _, Safeguard};
-use crate::reconciler::schedule::Moment;
-use crate::reconciler::step::{Part, Step};
+use crate::safeguard::{Kernel as _, Safeguard};
 use crate::service::NodeFacts;
 use crate::snapshot::{HostAddresses, ObjectKey, Store};
+use crate::time::Moment;
 
 /// Settings of IPVS mode.
 #[derive(Clone, Debug, Default, PartialEq)]

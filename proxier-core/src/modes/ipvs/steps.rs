@@ -17,8 +17,8 @@ use super::wanted::usual_flags;
 use crate::config::KernelNames;
 use crate::modes::shared::names::Names;
 use crate::net::FrontendKey;
+use crate::plan::step::{Action, Part, Step};
 use crate::ports::LocalRoute;
-use crate::reconciler::step::{Action, Part, Step};
 
 impl Step {
     pub(crate) fn timeouts(update: &TimeoutsUpdate) -> Self {

@@ -12,9 +12,9 @@ use crate::modes::shared::flows;
 use crate::modes::shared::names::Names;
 use crate::modes::shared::nft::{CHECKS, is_of_an_element, is_of_the_state, search};
 use crate::net::{Family, FrontendKey};
+use crate::plan::report::Applied;
+use crate::plan::step::{Action, Part, Step};
 use crate::ports::{NotCommitted, PortErrorKind, Ports, Tables};
-use crate::reconciler::report::Applied;
-use crate::reconciler::step::{Action, Part, Step};
 
 /// How many Frontends of one plan may be refused before the whole is given up.
 const PATIENCE: usize = 16;

@@ -18,10 +18,10 @@ use crate::modes::shared::nft::made_by_others;
 use crate::modes::shared::{flows, sysctls};
 use crate::modes::{Pass, Refreshed};
 use crate::net::{Family, FrontendKey};
+use crate::plan::report::{Report, Unread};
+use crate::plan::step::{Part, Step};
 use crate::ports::{PortError, PortErrorKind, Ports, Tables, UdpServices};
-use crate::reconciler::report::{Report, Unread};
-use crate::reconciler::safeguard::{Kernel, Safeguard, Stopped};
-use crate::reconciler::step::{Part, Step};
+use crate::safeguard::{Kernel, Safeguard, Stopped};
 use crate::service::{Frontend, NodeFacts};
 use crate::snapshot::{ObjectKey, Store};
 

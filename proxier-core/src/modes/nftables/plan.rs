@@ -10,11 +10,11 @@ use super::observed::{Observed, frontend_of, is_kind_of};
 use super::pick::SharedChain;
 use super::wanted::{Changed, Need, Wanted};
 use crate::modes::shared::names::Names;
-use crate::modes::shared::sysctls::SysctlChange;
 use crate::net::FrontendKey;
+use crate::plan::step::{Action, Part, Step};
+use crate::ports::SysctlChange;
 use crate::ports::UdpServices;
-use crate::reconciler::safeguard::{Loss, Stopped};
-use crate::reconciler::step::{Action, Part, Step};
+use crate::safeguard::{Loss, Stopped};
 
 /// What a pass does.
 #[derive(Clone, Debug, Default)]

@@ -8,9 +8,9 @@ use nftables::Transaction as NftTransaction;
 use crate::compat;
 use crate::modes::shared::cleaned::Cleaned;
 use crate::net::Family;
+use crate::plan::report::Unread;
+use crate::plan::step::{Action, Part, Step};
 use crate::ports::{PortError, PortErrorKind, Ports, Tables};
-use crate::reconciler::report::Unread;
-use crate::reconciler::step::{Action, Part, Step};
 
 /// The tables in which modes have chains.
 const TABLES: [TableName; 2] = [TableName::NAT, TableName::FILTER];

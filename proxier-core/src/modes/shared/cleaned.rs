@@ -3,8 +3,8 @@
 use iptables::TableName;
 use ipvs::VirtualServerKey;
 
+use crate::plan::report::{Applied, Unread};
 use crate::ports::{PortError, PortErrorKind};
-use crate::reconciler::report::{Applied, Unread};
 
 /// What a cleanup did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

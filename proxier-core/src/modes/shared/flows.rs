@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use crate::net::{Family, FrontendKey, Protocol};
+use crate::plan::report::{Applied, Lack};
+use crate::plan::step::Step;
 use crate::ports::{Conntrack, PortErrorKind, UdpServices};
-use crate::reconciler::report::{Applied, Lack};
-use crate::reconciler::step::Step;
 use crate::service::{Desired, Frontend};
 
 /// The consequence where this kernel lists no tracked connections.

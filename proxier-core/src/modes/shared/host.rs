@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use crate::config::KernelNames;
+use crate::plan::report::Unread;
 use crate::ports::Links;
-use crate::reconciler::report::Unread;
 use crate::snapshot::HostAddresses;
 
 /// Reads the addresses of this host, the dummy device's among them.

@@ -7,9 +7,9 @@ use nftables::{
 
 use crate::modes::shared::cleaned::Cleaned;
 use crate::net::Family;
+use crate::plan::report::Unread;
+use crate::plan::step::{Action, Part, Step};
 use crate::ports::{NotCommitted, PortError, PortErrorKind, Ports, Tables};
-use crate::reconciler::report::Unread;
-use crate::reconciler::step::{Action, Part, Step};
 
 /// An empty chain: the table is this program's. A table of our name without it is somebody else's.
 pub(crate) const OWNED: &str = "made-by-proxier-core";

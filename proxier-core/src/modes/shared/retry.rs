@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::reconciler::backoff::Backoff;
-use crate::reconciler::schedule::Moment;
+use crate::backoff::Backoff;
+use crate::time::Moment;
 
 /// When to retry rules that could not be restored.
 #[derive(Clone, Debug)]

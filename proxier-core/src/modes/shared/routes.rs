@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use crate::net::Network;
+use crate::plan::report::Applied;
+use crate::plan::step::{Action, Part, Step};
 use crate::ports::{LocalRoute, Ports, RouteOwner};
-use crate::reconciler::report::Applied;
-use crate::reconciler::step::{Action, Part, Step};
 
 /// The route that an address needs of its own: none within the networks that are local as a whole.
 pub(crate) fn network_of<'a>(address: IpAddr, whole: impl IntoIterator<Item = &'a Network>) -> Option<Network> {

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
 use crate::net::FrontendKey;
+use crate::plan::report::Unread;
 use crate::ports::{PortError, PortErrorKind};
-use crate::reconciler::report::Unread;
-use crate::reconciler::safeguard::Kernel;
+use crate::safeguard::Kernel;
 
 /// What is served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

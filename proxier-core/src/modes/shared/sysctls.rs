@@ -2,19 +2,7 @@
 
 use std::fmt;
 
-use crate::ports::Sysctls;
-
-/// A value to write.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct SysctlChange {
-    /// Path below `/proc/sys`, as in `net/ipv4/ip_forward`.
-    pub path: String,
-    /// What it is now; `None` when it could not be read.
-    pub from: Option<String>,
-    /// What it has to be.
-    pub to: String,
-}
+use crate::ports::{SysctlChange, Sysctls};
 
 /// Settings of the host that the operator may change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

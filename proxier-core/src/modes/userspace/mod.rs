@@ -37,15 +37,13 @@
 //!   cluster's endpoints.
 //! * Urgent data of TCP stays in its place among the rest.
 //! * SCTP is not served.
-//! * An endpoint on which this process listens itself gets nothing ([`Refused`](crate::reconciler::report::Refused)): connections would
+//! * An endpoint on which this process listens itself gets nothing ([`Refused`](crate::plan::report::Refused)): connections would
 //!   come back for ever. In the kernel nothing is translated twice. A circle through another node cannot be seen.
 
 mod cleanup;
 mod lower;
 mod mode;
 mod plan;
-#[cfg(feature = "kernel")]
-mod relay;
 mod wanted;
 
 pub use crate::ports::{Counts, Listener, Settings, Turned};
@@ -54,6 +52,4 @@ pub use lower::{NO_SCTP, lower};
 pub use mode::Options;
 pub(crate) use mode::{Mode, Prepared, wanted_sysctls};
 pub use plan::Plan;
-#[cfg(feature = "kernel")]
-pub use relay::Relay;
 pub use wanted::Wanted;

@@ -14,16 +14,17 @@ use crate::modes::shared::local_traffic::PodTraffic;
 use crate::modes::shared::names::Names;
 use crate::modes::shared::routes::{self, network_of};
 use crate::modes::shared::service_networks::{Unusable, usable};
-use crate::modes::shared::sysctls::{self, HostSettings, SysctlChange};
+use crate::modes::shared::sysctls::{self, HostSettings};
 use crate::modes::{Pass, Refreshed};
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
+use crate::plan::report::{Applied, Refused, Report, Unread};
+use crate::plan::step::{Action, Part, Step};
+use crate::ports::SysctlChange;
 use crate::ports::{Listener, LocalRoute, Ports, RouteOwner, Settings};
-use crate::reconciler::report::{Applied, Refused, Report, Unread};
-use crate::reconciler::safeguard::{Kernel, Loss, Safeguard};
-use crate::reconciler::schedule::Moment;
-use crate::reconciler::step::{Action, Part, Step};
+use crate::safeguard::{Kernel, Loss, Safeguard};
 use crate::service::{Frontend, NodeFacts};
 use crate::snapshot::{ObjectKey, Store};
+use crate::time::Moment;
 
 /// Settings of userspace mode.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::modes::shared::names::Names;
-use crate::modes::shared::sysctls::SysctlChange;
 use crate::net::{FrontendKey, Network};
+use crate::plan::step::{Action, Part, Step};
+use crate::ports::SysctlChange;
 use crate::ports::{Listener, LocalRoute, Settings, UdpServices};
-use crate::reconciler::step::{Action, Part, Step};
 
 /// What a pass does.
 #[derive(Clone, Debug, Default)]

@@ -2,11 +2,8 @@
 
 use std::time::Duration;
 
-use crate::reconciler::backoff::Backoff;
-
-/// A point in time: the time since an origin that the caller chooses, such as the start of the process, by a clock that
-/// never goes back.
-pub type Moment = Duration;
+use crate::backoff::Backoff;
+use crate::time::Moment;
 
 /// How often passes run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

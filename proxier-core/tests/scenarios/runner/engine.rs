@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use proxier_core::plan::report::Report;
 use proxier_core::ports::Ports;
-use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::{HostAddresses, Rejection};
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use proxier_core::config::Config;
+use proxier_core::config::{Neighbour, User};
 use proxier_core::objects::{ConfigObject, EndpointSliceObject, NodeAddress, NodeObject, ServiceObject};
-use proxier_core::service::{Neighbour, User};
 use proxier_core::snapshot::{HostAddresses, ObjectKey, Rejection};
 use serde_json::Value;
 

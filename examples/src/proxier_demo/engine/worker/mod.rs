@@ -5,13 +5,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use proxier_core::config::User;
 use proxier_core::modes::ipvs::diff;
 use proxier_core::modes::ipvs::drain::Drains;
 use proxier_core::modes::shared::cleaned::Cleaned;
 use proxier_core::net::{ByFamily, Family};
+use proxier_core::plan::report::{Refused, Report};
 use proxier_core::reconciler::Removal;
-use proxier_core::reconciler::report::{Refused, Report};
-use proxier_core::service::User;
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;

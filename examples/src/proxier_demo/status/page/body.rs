@@ -8,7 +8,7 @@ use ipvs::VirtualServerKey;
 use ipvs::model::Stats;
 use proxier_core::modes::Kind;
 use proxier_core::net::EndpointKey;
-use proxier_core::reconciler::report::Refused;
+use proxier_core::plan::report::Refused;
 use proxier_core::service::{Frontend, Roles};
 use proxier_core::snapshot::{ServicePort, TrafficPolicy};
 use serde_json::{Map, Value, json};

@@ -8,9 +8,9 @@ use crate::modes::ipvs::held::Needs;
 use crate::modes::ipvs::plan::Plan;
 use crate::modes::shared::routes;
 use crate::net::{Family, Network};
+use crate::plan::report::Applied;
+use crate::plan::step::{Action, Part, Step};
 use crate::ports::{LocalRoute, Ports, RouteOwner};
-use crate::reconciler::report::Applied;
-use crate::reconciler::step::{Action, Part, Step};
 
 impl Run<'_, '_> {
     pub(super) fn bind(

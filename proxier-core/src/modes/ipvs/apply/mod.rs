@@ -22,9 +22,9 @@ use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::flows;
 use crate::modes::shared::names::Names;
 use crate::net::Family;
+use crate::plan::report::{Applied, Lack};
+use crate::plan::step::{Action, Part, Step};
 use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Ports, Rules, Sets};
-use crate::reconciler::report::{Applied, Lack};
-use crate::reconciler::step::{Action, Part, Step};
 use crate::service::Frontend;
 use crate::snapshot::is_usable_by_service;
 

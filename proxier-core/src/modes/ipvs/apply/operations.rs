@@ -13,8 +13,8 @@ use crate::modes::ipvs::observed::{Observed, ObservedServer};
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::net::FrontendKey;
+use crate::plan::step::{Action, Part, Step};
 use crate::ports::{Ipvs, ItemFailure, PortError, PortErrorKind};
-use crate::reconciler::step::{Action, Part, Step};
 
 /// What later stages depend on.
 #[derive(Default)]

@@ -14,8 +14,8 @@ use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
 use crate::net::{Family, FrontendKey};
+use crate::plan::step::{Action, Part, Step};
 use crate::ports::Tables;
-use crate::reconciler::step::{Action, Part, Step};
 
 fn by_family(entries: &BTreeMap<SetKey, Vec<Element>>) -> BTreeMap<Family, Entries> {
     let mut all: BTreeMap<Family, Entries> = BTreeMap::new();

@@ -13,8 +13,8 @@ use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::wanted::Wanted;
 use crate::net::Network;
+use crate::plan::report::Unread;
 use crate::ports::{PortErrorKind, Sets, Tables};
-use crate::reconciler::report::Unread;
 
 /// Sets with their entries.
 type Contents = BTreeMap<SetKey, BTreeSet<Element>>;

@@ -10,8 +10,8 @@ use crate::modes::ipvs::mode::Mode;
 use crate::modes::ipvs::sets::SetKey;
 use crate::modes::shared::names::Names;
 use crate::net::Network;
+use crate::plan::step::{Action, Step};
 use crate::ports::LocalRoute;
-use crate::reconciler::step::{Action, Step};
 
 /// What somebody else changed: operations on things that the input did not change.
 pub(super) fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan, planned: &Planned) -> Vec<Step> {

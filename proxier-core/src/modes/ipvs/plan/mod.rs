@@ -16,8 +16,8 @@ use crate::config::KernelNames;
 use crate::modes::ipvs::guards::{self, Layout, TableChange};
 use crate::modes::ipvs::rules::{Capabilities, RuleChanges};
 use crate::modes::ipvs::sets::SetKey;
-use crate::modes::shared::sysctls::SysctlChange;
 use crate::net::{Family, FrontendKey, Network};
+use crate::ports::SysctlChange;
 use crate::ports::{LocalRoute, UdpServices};
 
 pub use order::plan;

@@ -20,9 +20,9 @@ use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::{rules, udp};
 use crate::modes::shared::flows::answering_at;
 use crate::net::{Family, Network};
+use crate::plan::report::Unread;
+use crate::plan::step::Step;
 use crate::ports::{PortError, PortErrorKind, UdpServices};
-use crate::reconciler::report::Unread;
-use crate::reconciler::step::Step;
 use crate::snapshot::is_usable_by_service;
 
 /// A plan, and what is to be known with it.

@@ -16,9 +16,10 @@ use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::host::other_addresses;
-use crate::modes::shared::sysctls::{self, HostSettings, OSRELEASE, SysctlChange};
+use crate::modes::shared::sysctls::{self, HostSettings, OSRELEASE};
+use crate::plan::report::Unread;
+use crate::ports::SysctlChange;
 use crate::ports::{Ipvs, PortError, PortErrorKind, Sets, Sysctls, Tables as TablesPort};
-use crate::reconciler::report::Unread;
 use crate::snapshot::HostAddresses;
 
 pub(super) use rest::{Readings, read_rest};

@@ -10,10 +10,11 @@ use crate::modes::ipvs::guards::Guards;
 use crate::modes::ipvs::guards::programs::Programs;
 use crate::modes::ipvs::mode::{Compared, Mode};
 use crate::modes::ipvs::rules;
-use crate::modes::shared::sysctls::{self, SysctlChange};
+use crate::modes::shared::sysctls;
 use crate::net::Family;
+use crate::plan::report::{Report, Unread};
+use crate::ports::SysctlChange;
 use crate::ports::{PortError, Ports, Rules};
-use crate::reconciler::report::{Report, Unread};
 
 /// What was read besides the tables, once the differences were known.
 #[derive(Default)]

@@ -334,7 +334,7 @@ impl Inputs {
 }
 
 /// What stays in the kernel although it is not wanted, because its deletion is held back
-/// ([`Safeguard`](crate::reconciler::safeguard::Safeguard)) or comes later: rules guard it as before while it serves.
+/// ([`Safeguard`](crate::safeguard::Safeguard)) or comes later: rules guard it as before while it serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
     /// Sets in which entries stay.

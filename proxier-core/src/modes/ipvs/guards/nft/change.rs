@@ -10,7 +10,7 @@ use super::element::encode;
 use super::found::Found;
 use super::layout::{KEEP, Layout};
 use crate::modes::ipvs::sets::SetKind;
-use crate::reconciler::step::{Action, Part, Step};
+use crate::plan::step::{Action, Part, Step};
 
 /// What becomes of a table as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

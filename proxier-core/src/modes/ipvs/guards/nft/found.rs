@@ -11,8 +11,8 @@ use crate::config::Config;
 use crate::modes::ipvs::sets::SetKind;
 use crate::modes::shared::nft::OWNED;
 use crate::net::Family;
+use crate::plan::report::Unread;
 use crate::ports::{PortError, PortErrorKind, Tables};
-use crate::reconciler::report::Unread;
 
 /// A family's table as it was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

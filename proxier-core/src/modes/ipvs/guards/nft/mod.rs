@@ -20,9 +20,9 @@ use crate::modes::ipvs::sets::SetKind;
 use crate::modes::ipvs::split;
 use crate::modes::shared::nft::check_trial;
 use crate::net::{Family, FrontendKey, Network};
+use crate::plan::report::Unread;
+use crate::plan::step::Step;
 use crate::ports::{PortError, PortErrorKind, Tables as TablesPort};
-use crate::reconciler::report::Unread;
-use crate::reconciler::step::Step;
 use crate::service::NodeFacts;
 
 pub(in crate::modes::ipvs) use basis::Basis;

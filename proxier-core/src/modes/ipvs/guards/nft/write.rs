@@ -10,8 +10,8 @@ use super::layout::Layout;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::shared::nft::{CHECKS, is_of_an_element, is_of_the_state, made_by_others, search};
+use crate::plan::step::Action;
 use crate::ports::{NotCommitted, PortError, PortErrorKind, Tables};
-use crate::reconciler::step::Action;
 
 /// How many entries of one transaction may be refused before the whole is given up.
 const PATIENCE: usize = 16;

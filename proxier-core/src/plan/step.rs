@@ -4,8 +4,8 @@ use std::fmt;
 use std::net::IpAddr;
 
 use crate::config::InterfaceName;
-use crate::modes::shared::sysctls::SysctlChange;
 use crate::net::Family;
+use crate::ports::SysctlChange;
 use crate::ports::{LocalRoute, UdpServices};
 
 /// What is done.
@@ -139,7 +139,7 @@ impl Step {
     ///
     /// ```
     /// use proxier_core::net::Family;
-    /// use proxier_core::reconciler::step::Step;
+    /// use proxier_core::plan::step::Step;
     ///
     /// let step = |part: &str, name: &str| {
     ///     serde_json::from_value::<Step>(serde_json::json!({"action": "change", "part": part, "name": name}))

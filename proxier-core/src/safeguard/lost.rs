@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use super::mass::MassRemoval;
 use crate::net::FrontendKey;
-use crate::reconciler::schedule::Moment;
 use crate::service::Desired;
 use crate::service::{Frontend, NodeFacts, Roles, compile};
 use crate::snapshot::{ObjectKey, ObjectKind, Store};
+use crate::time::Moment;
 
 /// A Service or an EndpointSlice.
 pub(super) type Object = (ObjectKind, ObjectKey);

@@ -12,7 +12,7 @@ use super::balance::Balance;
 use super::descriptors::{Descriptors, InUse, Use, add};
 use crate::net::{EndpointKey, FrontendKey, Protocol};
 use crate::ports::{Counts, Listener, Settings, Turned};
-use crate::reconciler::schedule::Moment;
+use crate::time::Moment;
 
 /// A message of one kind about one listener is told again after this long at the earliest.
 const PERIOD: Duration = Duration::from_secs(60);

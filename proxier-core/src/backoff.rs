@@ -12,7 +12,7 @@ use std::time::Duration;
 ///
 /// ```
 /// use std::time::Duration;
-/// use proxier_core::reconciler::backoff::Backoff;
+/// use proxier_core::backoff::Backoff;
 ///
 /// let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30), 7);
 /// let first = backoff.next_pause();
@@ -63,7 +63,7 @@ impl Backoff {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use proxier_core::reconciler::backoff::Backoff;
+    /// use proxier_core::backoff::Backoff;
     ///
     /// let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30), 7);
     /// for _ in 0..8 {

@@ -1,15 +1,16 @@
 //! The outcome of a pass.
 
+use crate::snapshot::ObjectKey;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::modes::shared::sysctls::SysctlChange;
+use crate::config::User;
 use crate::net::{ByFamily, EndpointKey, Family, FrontendKey};
+use crate::plan::step::{Action, Part, Step};
+use crate::ports::SysctlChange;
 use crate::ports::{Flows, PortError, PortErrorKind};
-use crate::reconciler::first::ServedFirst;
-use crate::reconciler::step::{Action, Part, Step};
-use crate::service::User;
 
 /// How many operations of each kind.
 pub type Counts = BTreeMap<(Part, Action), u64>;
@@ -193,7 +194,7 @@ pub struct RuleCount {
 /// use proxier_core::fake::FakeKernel;
 /// use proxier_core::net::EndpointKey;
 /// use proxier_core::ports::PortErrorKind;
-/// use proxier_core::reconciler::step::{Action, Part};
+/// use proxier_core::plan::step::{Action, Part};
 /// use proxier_core::reconciler::{Options, Reconciler};
 /// use proxier_core::snapshot::{FrontendSpec, ObjectKey};
 ///
@@ -247,7 +248,7 @@ pub struct Report {
     /// is told once in a minute at most, with its number.
     pub notices: Vec<String>,
     /// Nothing was written: other modes' things serve, and the safeguard holds back what would take their place. They stay, too
-    /// ([`Reconciler::remove_others`](super::Reconciler::remove_others)).
+    /// ([`Reconciler::remove_others`](crate::reconciler::Reconciler::remove_others)).
     pub waits: bool,
     /// What was served before everything else, at a cold start of IPVS mode with thousands of Services.
     pub served_first: Option<ServedFirst>,
@@ -323,4 +324,14 @@ impl Report {
     pub fn writes(&self) -> u64 {
         self.applied.done.values().sum()
     }
+}
+
+/// What was served before everything else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ServedFirst {
+    /// The Services.
+    pub services: BTreeSet<ObjectKey>,
+    /// How long that took, from the start of the pass.
+    pub after: Duration,
 }

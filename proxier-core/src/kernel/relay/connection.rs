@@ -13,7 +13,7 @@ use super::server::{Refusal, Shared, Ticket};
 use super::socket::{dial, is_exhausted, reset};
 use super::stream::{End, Progress, Relayed, Tools};
 use crate::net::{EndpointKey, FrontendKey, Protocol};
-use crate::reconciler::schedule::Moment;
+use crate::time::Moment;
 
 /// How long one endpoint after the other is waited for, as kube-proxy's userspace mode does.
 const PATIENCE: [Duration; 4] =

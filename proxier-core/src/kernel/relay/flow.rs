@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::server::{Kind, Server, Shared, Ticket};
 use super::socket::{is_exhausted, talk_to};
 use crate::net::{EndpointKey, Protocol};
-use crate::reconciler::schedule::Moment;
+use crate::time::Moment;
 
 /// A UDP listener and the flows of its clients.
 #[derive(Debug)]

@@ -19,7 +19,7 @@ use super::flow::{Flow, UdpServer};
 use super::server::{Kind, Refusal, Server, Shared, Ticket};
 use super::socket::{is_exhausted, reset};
 use super::stream::{Progress, Tools};
-use crate::reconciler::schedule::Moment;
+use crate::time::Moment;
 
 /// Events taken at once.
 const EVENTS: usize = 256;

@@ -33,7 +33,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use crate::kernel::errno_kind;
 use crate::net::{FrontendKey, Protocol};
 use crate::ports::{Counts, Listener, PortError, PortErrorKind, Settings};
-use crate::reconciler::schedule::Moment;
+use crate::time::Moment;
 use descriptors::{Descriptors, Use, share};
 use server::{Group, Server, Shared};
 use worker::{Command, Handle, Worker};
@@ -51,7 +51,8 @@ const LEAVING: Duration = Duration::from_secs(5);
 /// ```
 /// use std::io::{Read, Write};
 /// use std::net::{TcpListener, TcpStream};
-/// use proxier_core::modes::userspace::{Listener, Relay, Settings};
+/// use proxier_core::kernel::Relay;
+/// use proxier_core::modes::userspace::{Listener, Settings};
 /// use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
 ///
 /// let server = TcpListener::bind("127.0.0.1:0")?;
@@ -76,7 +77,8 @@ const LEAVING: Duration = Duration::from_secs(5);
 /// ```
 /// use std::net::TcpListener;
 /// use std::time::Duration;
-/// use proxier_core::modes::userspace::{Listener, Relay, Settings};
+/// use proxier_core::kernel::Relay;
+/// use proxier_core::modes::userspace::{Listener, Settings};
 /// use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
 ///
 /// let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();

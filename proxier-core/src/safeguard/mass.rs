@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use super::lost::Lost;
 use crate::net::FrontendKey;
-use crate::reconciler::schedule::Moment;
 use crate::service::Desired;
 use crate::service::NodeFacts;
 use crate::snapshot::{ObjectKey, ObjectKind, Store};
+use crate::time::Moment;
 
 /// When a pass would take away too much to be believed: Frontends, or their last endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -50,7 +50,7 @@ impl MassRemoval {
 /// ```
 /// use std::time::Duration;
 /// use proxier_core::net::FrontendKey;
-/// use proxier_core::reconciler::safeguard::{Kernel, Loss, MassRemoval, Safeguard};
+/// use proxier_core::safeguard::{Kernel, Loss, MassRemoval, Safeguard};
 /// use proxier_core::service::Desired;
 /// use proxier_core::snapshot::Store;
 ///
@@ -174,7 +174,7 @@ pub trait Kernel {
 /// use proxier_core::modes::ipvs::diff::diff;
 /// use proxier_core::modes::ipvs::held::{hold, losing};
 /// use proxier_core::modes::ipvs::observed::Observed;
-/// use proxier_core::reconciler::safeguard::{MassRemoval, Safeguard};
+/// use proxier_core::safeguard::{MassRemoval, Safeguard};
 /// use proxier_core::snapshot::Store;
 /// use proxier_core::modes::ipvs::wanted::Wanted;
 ///
@@ -225,7 +225,7 @@ impl Safeguard {
     /// ```
     /// use std::time::Duration;
     /// use proxier_core::config::Config;
-    /// use proxier_core::reconciler::safeguard::{MassRemoval, Safeguard};
+    /// use proxier_core::safeguard::{MassRemoval, Safeguard};
     /// use proxier_core::service::{Desired, NodeFacts};
     /// use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, ObjectKind, Store};
     ///

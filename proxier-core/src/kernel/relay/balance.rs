@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::net::EndpointKey;
-use crate::reconciler::schedule::Moment;
+use crate::time::Moment;
 
 /// Clients that are remembered at most; further ones are served without affinity.
 const MOST_STAYS: usize = 1 << 17;

@@ -1,0 +1,7 @@
+//! Time without a clock.
+
+use std::time::Duration;
+
+/// A point in time: the time since an origin that the caller chooses, such as the start of the process, by a clock that
+/// never goes back.
+pub type Moment = Duration;
