@@ -139,6 +139,15 @@ fn prepare_node_needs_what_the_mode_needs() {
             ("--warn ipvs", "nf_conntrack nf_tables", "", 0, "mode ipvs needs module ip_vs"),
             ("nftables", "nf_conntrack nf_tables", "", 0, ""),
             ("", "nf_conntrack nf_tables", "mode: nftables\n", 0, ""),
+            ("nftables", "nf_conntrack nf_tables", "nodePortAddresses: [primary, localhost]\n", 0, ""),
+            ("nftables", "nf_conntrack nf_tables", "nodePortAddresses:\n- 127.0.0.0/8\nmode: \"\"\n", 0, ""),
+            (
+                "nftables",
+                "nf_conntrack nf_tables",
+                "nodePortAddresses: [primary]\nhostnameOverride: localhost\n",
+                0,
+                "",
+            ),
             ("nftables", "ip_vs nf_conntrack", "", i32::from(no_tables), "mode nftables needs module nf_tables"),
             ("iptables", "nf_conntrack", "", 0, ""),
             ("iptables", "nf_conntrack", "iptables:\n  localhostNodePorts: false\n", 0, ""),
@@ -167,7 +176,8 @@ fn prepare_node_needs_what_the_mode_needs() {
             }
             assert_eq!(setting("ip_forward"), "1", "{what}");
             // Where there are node ports on 127.0.0.1: nowhere else.
-            let is_local = mode == "iptables" && config.is_empty();
+            let is_named = config.contains(", localhost]") || config.contains("127.");
+            let is_local = mode == "iptables" && config.is_empty() || mode == "nftables" && is_named;
             assert_eq!(setting("conf/all/route_localnet"), if is_local { "1" } else { "0" }, "{what}");
             let asked = programs.read("asked");
             let needs_ipvs = mode.contains("ipvs")

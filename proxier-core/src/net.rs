@@ -41,6 +41,14 @@ impl Family {
         }
     }
 
+    /// `127.0.0.1` or `::1`.
+    pub fn localhost(self) -> IpAddr {
+        match self {
+            Family::V4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            Family::V6 => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        }
+    }
+
     /// Bits in an address: 32 or 128.
     pub fn bits(self) -> u8 {
         match self {

@@ -10,6 +10,7 @@ use iptables::{Dump, TableName};
 use iptables_model::tables::Tables;
 use proxier_core::config::{Config, InterfaceName, LocalTraffic, MarkBit, NodePortAddresses};
 use proxier_core::config::{Reserved, ReservedPort, User};
+use proxier_core::modes::Kind;
 use proxier_core::modes::iptables::settings::NodePorts;
 use proxier_core::modes::iptables::{Incomparable, Options, RandomFully, Wanted, changes, cleanup, update};
 use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
@@ -160,7 +161,9 @@ fn where_node_ports_are_served() {
     let served = |addresses: NodePortAddresses, family| {
         let mut config = Config::default();
         config.node_port_addresses = addresses;
-        let wanted = Wanted::new(&facts(&config), Options::default());
+        let mut facts = facts(&config);
+        facts.serve_localhost(Kind::Iptables.localhost(&Options::default()));
+        let wanted = Wanted::new(&facts, Options::default());
         let settings = wanted.settings(family).unwrap();
         (settings.node_ports.clone(), settings.options.localhost_node_ports)
     };
@@ -177,11 +180,11 @@ fn where_node_ports_are_served() {
     );
     assert_eq!(served(within(&["127.0.0.0/8"]), Family::V4), (on(&["127.0.0.1"]), true));
     assert_eq!(served(within(&["0.0.0.0/0"]), Family::V4), (NodePorts::Everywhere, true));
-    // A part of 127.0.0.0/8, or a network that it is a part of.
+    // 127.0.0.1 itself, or a network that it is in.
     for network in ["127.0.0.1/32", "126.0.0.0/7", "0.0.0.0/1"] {
         assert_eq!(served(within(&[network]), Family::V4), (on(&["127.0.0.1"]), true), "{network}");
     }
-    assert_eq!(served(within(&["127.0.0.2/32"]), Family::V4), (on(&[]), true), "not the address itself");
+    assert_eq!(served(within(&["127.0.0.2/32"]), Family::V4), (on(&[]), false), "not the address itself");
     assert_eq!(served(within(&["128.0.0.0/1"]), Family::V4), (on(&["192.168.0.10"]), false));
     assert_eq!(served(within(&[]), Family::V4), (on(&[]), false), "nothing could be read");
     let asked = |texts: &[&str]| {

@@ -140,7 +140,7 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
     let itself = |endpoint: &SocketAddr| endpoint.ip() == flow.source;
     let kept = flow.endpoints().iter().filter(|to| flow.masquerades(to) && !ours.masquerades(to));
     if via("nodePort") && flow.to.ip().is_loopback() && is_left_alone {
-        Some("node ports are not served on loopback addresses")
+        Some("node ports are not served on loopback addresses unless nodePortAddresses names them")
     } else if via("nodePort") && is_limited && is_refused && is_left_alone {
         Some("node ports without endpoints are left alone on addresses that serve no node ports")
     } else if goes(Verdict::LeftAlone, Verdict::Reject) && flow.is_nodes() && !scenario.is_local(flow.to.ip()) {

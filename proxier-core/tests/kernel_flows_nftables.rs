@@ -44,7 +44,7 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
             Some("a load balancer without endpoints rejects everybody, also outside of its source ranges")
         }
         (_, "nodePort") if flow.to.ip().is_loopback() && *kind == Kind::Destination => {
-            Some("node ports are not served on loopback addresses")
+            Some("node ports are not served on loopback addresses unless nodePortAddresses names them")
         }
         (Destination::Verdict(Verdict::Drop | Verdict::Reject), "nodePort") if is_limited && left_alone => {
             Some("node ports without endpoints are left alone on addresses that serve no node ports")

@@ -48,7 +48,9 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
         return Some("SCTP is not served");
     }
     match (&flow.dest, &*flow.via) {
-        (_, "nodePort") if flow.to.ip().is_loopback() => Some("node ports are not served on loopback addresses"),
+        (_, "nodePort") if flow.to.ip().is_loopback() => {
+            Some("node ports are not served on loopback addresses unless nodePortAddresses names them")
+        }
         (Destination::Endpoints(_), _) if *kind == Kind::Source => {
             let masked = |fate: &Fate| matches!(fate, Fate::Sent { source: Source::Masqueraded, .. });
             seen.keys().all(masked).then_some("endpoints see the node's address")

@@ -12,14 +12,14 @@ mod traffic;
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use proxier_core::modes::Kind;
 use proxier_core::net::Family;
-use serde_json::json;
+use serde_json::{Value, json};
 use testkit::witness::{Conversation, Transport, Witness, ask, ping};
 use testkit::{Need, Netns, kernel_test, oracle, veth_pair};
 use traffic::clients::LIMIT;
@@ -35,14 +35,19 @@ fn with_service(pods: &[Pod], body: impl FnOnce(&Net, &mut Cluster)) {
     with_service_in(Kind::Nftables, NEEDS, pods, body);
 }
 
-fn new_cluster(mode: Kind) -> Cluster {
-    let mut options = options(&json!({}));
+fn new_cluster(mode: Kind, more: &Value) -> Cluster {
+    let mut options = options(more);
     options.mode = mode;
     options.iptables.reject_with_reset = true;
     if mode == Kind::Nftables { Cluster::without_programs(options) } else { Cluster::new(options) }
 }
 
 fn with_service_in(mode: Kind, needs: &[Need], pods: &[Pod], body: impl FnOnce(&Net, &mut Cluster)) {
+    with_service_by((mode, &json!({})), needs, pods, body);
+}
+
+/// In a mode, with a configuration.
+fn with_service_by((mode, more): (Kind, &Value), needs: &[Need], pods: &[Pod], body: impl FnOnce(&Net, &mut Cluster)) {
     kernel_test(needs, || {
         let net = Net::new();
         // As a node has it: without a route a packet to an address that no host has would not come as far as the rules.
@@ -56,7 +61,7 @@ fn with_service_in(mode: Kind, needs: &[Need], pods: &[Pod], body: impl FnOnce(&
             places.retain(|(transport, _)| *transport != Transport::Sctp);
             Witness::start(namespace, name, &places).unwrap()
         });
-        let mut cluster = new_cluster(mode);
+        let mut cluster = new_cluster(mode, more);
         cluster.publish("web", 10, &json!({}), pods);
         cluster.settle();
         body(&net, &mut cluster);
@@ -155,7 +160,7 @@ fn a_udp_client_moves_to_the_endpoint_that_remains() {
 fn udp_flows_stay_while_their_endpoint_serves() {
     for (mode, needs) in [(Kind::Nftables, NEEDS), (Kind::Iptables, &[NEEDS, &[Need::IptablesNft]].concat())] {
         with_service_in(mode, needs, &[A, R], |net, cluster| {
-            flows_stay_while_their_endpoint_serves(net, cluster, || new_cluster(mode));
+            flows_stay_while_their_endpoint_serves(net, cluster, || new_cluster(mode, &json!({})));
         });
     }
 }
@@ -313,4 +318,86 @@ fn pings_to_a_cluster_ip_are_refused() {
             assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{family:?}: {error}");
         }
     });
+}
+
+/// Whether a program at this loopback address of the node gets what a client sends there.
+fn is_reached(net: &Net, program: &UdpSocket) -> bool {
+    let (from, to) = (net::CLIENT.of(Family::V4), program.local_addr().unwrap());
+    net.client.run_in(|| UdpSocket::bind((from, 0)).unwrap().send_to(b"?", to)).unwrap().unwrap();
+    program.recv(&mut [0]).is_ok()
+}
+
+/// Node ports at loopback addresses, where the configuration names them. Neighbours do not get there, and nor to what listens there only.
+fn node_ports_on_localhost(mode: Kind, needs: &[Need], unguard: &[&str]) {
+    let localhost = json!({ "nodePortAddresses": ["localhost"] });
+    with_service_by((mode, &localhost), needs, &[A], |net, cluster| {
+        let of = |family: Family| SocketAddr::new(family.localhost(), node_port(10));
+        let asked = |transport, to| net.node.run_in(|| ask(transport, None, to, LIMIT)).unwrap();
+        let is_relay = mode == Kind::Userspace;
+        let served: &[Family] = if is_relay { &FAMILIES } else { &[Family::V4] };
+        let transports = [Transport::Tcp, Transport::Udp];
+        for (pods, name, policy) in [(&[R][..], "r", "Local"), (&[R], "r", "Cluster"), (&[A], "a", "Cluster")] {
+            cluster.publish("web", 10, &json!({ "externalTrafficPolicy": policy }), pods);
+            cluster.settle();
+            for (transport, family) in transports.into_iter().flat_map(|of| served.iter().map(move |to| (of, *to))) {
+                let answer = asked(transport, of(family)).unwrap();
+                assert_eq!(answer.name, name, "{transport:?} {family} {policy}");
+                assert!(net::is_nodes(answer.peer.ip()), "{transport:?} {family} {policy}: {answer:?}");
+            }
+        }
+        for family in FAMILIES {
+            // On other addresses, and where the kernel cannot send from, nobody listens.
+            let elsewhere = SocketAddr::new(net::NODE.of(family), node_port(10));
+            let unserved = [elsewhere].into_iter().chain((!served.contains(&family)).then(|| of(family)));
+            for to in unserved {
+                assert_eq!(asked(Transport::Tcp, to).unwrap_err().kind(), io::ErrorKind::ConnectionRefused, "{to}");
+            }
+        }
+        cluster.publish("web", 10, &json!({}), &[]);
+        cluster.settle();
+        let error = asked(Transport::Tcp, of(Family::V4)).unwrap_err();
+        // Userspace mode accepts a connection before it looks for an endpoint.
+        let ends = [io::ErrorKind::ConnectionRefused, io::ErrorKind::ConnectionReset];
+        assert!(ends[..=usize::from(is_relay)].contains(&error.kind()), "{error:?}");
+
+        let routed = net.node.run_in(|| std::fs::read_to_string("/proc/sys/net/ipv4/conf/all/route_localnet"));
+        assert_eq!(routed.unwrap().unwrap().trim(), if is_relay { "0" } else { "1" });
+        cluster.publish("web", 10, &json!({}), &[A]);
+        cluster.settle();
+        net.client.write_sysctl("net/ipv4/conf/all/route_localnet", "1").unwrap();
+        let lines = [
+            "route del table local 127.0.0.0/8 dev lo".to_owned(),
+            "route del table local 127.0.0.1 dev lo".to_owned(),
+            format!("route add 127.0.0.1 via {}", net::NODE.v4),
+        ];
+        net::batch(&net.client, &lines);
+        let private = net.node.run_in(|| UdpSocket::bind((Family::V4.localhost(), 7_000))).unwrap().unwrap();
+        private.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        assert!(!is_reached(net, &private));
+        if let [program, arguments @ ..] = unguard {
+            // Nobody is led from there to an endpoint. iptables mode translates first, as kube-proxy's rules do.
+            let tracked = || net.node.run_in(|| oracle::run("conntrack", &["-L", "-s", net::CLIENT.v4], None)).unwrap();
+            let at_node_port = net.client.run_in(|| UdpSocket::bind((net::CLIENT.v4, 0)).unwrap()).unwrap();
+            at_node_port.send_to(b"?", of(Family::V4)).unwrap();
+            assert_eq!(tracked().unwrap().stdout.contains("dst=127.0.0.1"), mode == Kind::Iptables);
+            net.node.run_in(|| oracle::run(program, arguments, None)).unwrap().unwrap();
+            assert!(is_reached(net, &private), "the guard is what keeps it off");
+        }
+    });
+}
+
+#[test]
+fn node_ports_on_localhost_in_nftables_mode() {
+    node_ports_on_localhost(Kind::Nftables, NEEDS, &["nft", "flush", "chain", "ip", "proxier", "prerouting-guard"]);
+}
+
+#[test]
+fn node_ports_on_localhost_in_iptables_mode() {
+    let needs = [NEEDS, &[Need::IptablesNft]].concat();
+    node_ports_on_localhost(Kind::Iptables, &needs, &["iptables-nft", "-F", "KUBE-FIREWALL"]);
+}
+
+#[test]
+fn node_ports_on_localhost_in_userspace_mode() {
+    node_ports_on_localhost(Kind::Userspace, &[Need::Root, Need::Veth], &[]);
 }

@@ -12,7 +12,7 @@ use nftables::{
 };
 use node::{Node, Objects, a_spec, options_of, prepared, texts};
 use proptest::prelude::*;
-use proxier_core::config::{InterfaceName, LocalTraffic};
+use proxier_core::config::{Families, InterfaceName, LocalTraffic, NodePortAddresses};
 use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
 use proxier_core::modes::{self, nftables as mode};
 use proxier_core::net::EndpointKey;
@@ -1265,5 +1265,47 @@ proptest! {
         prop_assert_eq!(meaning(&node.tables()), meaning(&fresh.tables()));
         let report = node.full();
         prop_assert!(report.is_done() && report.writes() == 0, "{:#?}", report);
+    }
+}
+
+/// Without the guard neighbours could reach programs that listen on 127.0.0.1 only.
+#[test]
+fn loopback_addresses_are_routed_once_the_table_guards_them() {
+    let guard = "ip daddr & 255.0.0.0 == 127.0.0.0 iifname != \"lo\" drop";
+    let is_guarded = |node: &Node| node.tables().get("ip proxier").is_some_and(|table| table.contains(guard));
+    let localnet = |node: &Node| node.kernel.state().sysctls["net/ipv4/conf/all/route_localnet"].clone();
+    let spec = json!({"type": "NodePort", "clusterIP": "10.96.0.10", "ports": [{"port": 80, "nodePort": 30_080}]});
+    let asked = || {
+        let mut options = options();
+        let networks = ["127.0.0.0/8", "::1/128"].map(|network| network.parse().unwrap());
+        options.config.node_port_addresses = NodePortAddresses::Within(networks.into());
+        options
+    };
+    let mut node = Node::on(kernel(), asked());
+    node.service("web", spec.clone());
+    node.slice("web", &["10.244.1.7"]);
+    node.kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Permission));
+    let report = node.pass();
+    assert!(report.has_failed(), "{report:#?}");
+    assert_eq!((localnet(&node).as_str(), is_guarded(&node)), ("0", false));
+    node.full();
+    assert_eq!((localnet(&node).as_str(), is_guarded(&node)), ("1", true), "{}", node.v4());
+    assert!(node.v4().contains("127.0.0.1 . tcp . 30080"), "{}", node.v4());
+    assert!(!node.tables()["ip6 proxier"].contains("::1 . tcp"));
+    node.kernel.set_sysctl("net/ipv4/conf/all/route_localnet", Some("0"));
+    let drift: Vec<String> = node.full().drift.iter().map(ToString::to_string).collect();
+    assert_eq!((drift.len(), localnet(&node).as_str()), (1, "1"), "{drift:?}");
+    // A table that somebody else made guards nothing; and nobody asks for it elsewhere.
+    let foreign = kernel();
+    let mut transaction = Transaction::new();
+    transaction.create_table(Table::new(TableKey::new(Family::Ip, "proxier").unwrap()));
+    foreign.clone().ports().tables.commit(&transaction).unwrap();
+    let mut v6 = asked();
+    v6.config.families = Families::V6;
+    for (kernel, options) in [(foreign, asked()), (kernel(), v6), (kernel(), self::options())] {
+        let mut node = Node::on(kernel, options);
+        node.service("web", spec.clone());
+        node.pass();
+        assert_eq!((localnet(&node).as_str(), is_guarded(&node)), ("0", false));
     }
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use corpus::{Scenario, corpus, facts, store};
 use proxier_core::config::{Binding, Config, LocalTraffic, NodePortAddresses};
 use proxier_core::modes::{Kind, iptables, trace};
-use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
+use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::objects::ConfigObject;
 use proxier_core::service::{Compiled, Desired, Follower, Frontend, NodeFacts, Packet, Reached, Trace, Verdict};
 use proxier_core::snapshot::{Balancing, FrontendSpec, HostAddresses, Node, ObjectKey, Store};
@@ -179,7 +179,7 @@ impl Difference<'_> {
 
 fn of_nftables(of: &Difference<'_>) -> Option<&'static str> {
     if of.is_loopback() {
-        Some("node ports are not served on loopback addresses")
+        Some("node ports are not served on loopback addresses unless nodePortAddresses names them")
     } else if of.is_unserved_node_port() {
         Some("node ports without endpoints are left alone on addresses that serve no node ports")
     } else if of.refuses_the_node() {
@@ -195,7 +195,7 @@ fn of_userspace(of: &Difference<'_>) -> Option<&'static str> {
     if of.flow.to.protocol == Protocol::Sctp && of.ours.dest == "none" {
         Some("SCTP is not served")
     } else if of.is_loopback() {
-        Some("node ports are not served on loopback addresses")
+        Some("node ports are not served on loopback addresses unless nodePortAddresses names them")
     } else if of.is_unserved_node_port() {
         Some("node ports without endpoints are left alone on addresses that serve no node ports")
     } else if of.is_about_the_source() && Value::from(of.ours.masqueraded.clone()) == of.ours.dest {
@@ -220,7 +220,7 @@ fn of_ipvs(of: &Difference<'_>) -> Option<&'static str> {
     };
     let is_external_local = !of.flow.is("via", "clusterIP") && policy("externalTrafficPolicy");
     if of.is_loopback() {
-        Some("node ports are not served on loopback addresses")
+        Some("node ports are not served on loopback addresses unless nodePortAddresses names them")
     } else if of.is_unserved_node_port() {
         Some("node ports without endpoints are left alone on addresses that serve no node ports")
     } else if of.refuses_the_node() {
@@ -310,7 +310,7 @@ fn in_iptables_mode_every_flow_goes_as_in_the_reference() {
 fn in_nftables_mode_all_differences_have_names() {
     let expected = [
         ("an endpoint on another node that reaches itself here is not masqueraded", 1_031),
-        ("node ports are not served on loopback addresses", 599),
+        ("node ports are not served on loopback addresses unless nodePortAddresses names them", 599),
         ("node ports without endpoints are left alone on addresses that serve no node ports", 172),
         ("the node itself is told that there is no endpoint", 190),
     ];
@@ -323,7 +323,7 @@ fn in_userspace_mode_all_differences_have_names() {
         ("SCTP is not served", 2_290),
         ("an address that is local here, and leads on in the reference", 179),
         ("endpoints see the node's address", 5_878),
-        ("node ports are not served on loopback addresses", 541),
+        ("node ports are not served on loopback addresses unless nodePortAddresses names them", 541),
         ("node ports without endpoints are left alone on addresses that serve no node ports", 156),
         ("reset where the reference drops", 918),
     ];
@@ -337,7 +337,7 @@ fn in_ipvs_mode_all_differences_have_names() {
         ("external policy Local gives pods and the node what others get, with their source", 825),
         ("external policy Local without local endpoints falls back to all", 1_039),
         ("internal policy Local without local endpoints rejects", 191),
-        ("node ports are not served on loopback addresses", 599),
+        ("node ports are not served on loopback addresses unless nodePortAddresses names them", 599),
         ("node ports without endpoints are left alone on addresses that serve no node ports", 172),
         ("source ranges count before missing endpoints", 94),
         ("source ranges do not count for the node's own address", 32),
@@ -544,4 +544,38 @@ fn datagrams_alone_are_scheduled_one_by_one() {
         trace.steps.join(" ").contains("Each datagram is scheduled for itself.")
     });
     assert_eq!(says, [true, false]);
+}
+
+/// At loopback addresses, where they are named and the mode can.
+#[test]
+fn node_ports_on_localhost() {
+    let mut config = Config::default();
+    let networks = ["127.0.0.0/8", "::1/128"].map(|network| network.parse().unwrap());
+    config.node_port_addresses = NodePortAddresses::Within(networks.into());
+    let options = iptables::Options::default();
+    let mut store = Store::new("n1");
+    let ports = json!([{"name": "p", "port": 80, "nodePort": 30080}]);
+    let object = json!({"metadata": {"namespace": "demo", "name": "web"}, "spec": {"type": "NodePort", "clusterIP": "10.96.0.10",
+        "clusterIPs": ["10.96.0.10", "fd00:96::10"], "ipFamilies": ["IPv4", "IPv6"], "ports": ports}});
+    store.upsert_service(&serde_json::from_value(object).unwrap());
+    for (family, endpoint) in [(Family::V4, "10.244.1.7"), (Family::V6, "fd00:244::7")] {
+        let slice = json!({"metadata": {"namespace": "demo", "name": family.name(), "labels": {"kubernetes.io/service-name": "web"}},
+            "addressType": family.name(), "endpoints": [{"addresses": [endpoint]}], "ports": [{"name": "p", "port": 80}]});
+        store.upsert_slice(&serde_json::from_value(slice).unwrap());
+    }
+    let verdicts = Kind::ALL.map(|mode| {
+        let mut facts = NodeFacts::new(&config, &Node::new("n1"), &HostAddresses::default());
+        facts.serve_localhost(mode.localhost(&options));
+        let mut desired = Desired::new();
+        let all = desired.services_with(&store);
+        desired.refresh(&store, &facts, &all, &mut Nobody);
+        Family::ALL.map(|family| {
+            let to = FrontendKey::new(Protocol::Tcp, family.localhost(), 30_080);
+            let packet = Packet::from_node(family.localhost(), to);
+            trace::trace(mode, &store, (&desired, &facts), &packet, options).verdict.to_string()
+        })
+    });
+    let v4 = "10.244.1.7:80 (source masqueraded)";
+    let v6 = "[fd00:244::7]:80 (source masqueraded)";
+    assert_eq!(verdicts, [["left alone"; 2], [v4, "left alone"], [v4, "left alone"], [v4, v6]]);
 }

@@ -46,7 +46,8 @@ impl Families {
 /// On which of this host's addresses node ports are served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum NodePortAddresses {
-    /// All but loopback, IPv6 link-local and those on devices of proxies ([`KernelNames`]). Default.
+    /// All but loopback, IPv6 link-local and those on devices of proxies ([`KernelNames`]). Default. Iptables mode serves 127.0.0.1
+    /// besides.
     #[default]
     All,
     /// The node's primary ones: [`Config::node_address`], or those of the Node object. In a family in which it has none, on none.
@@ -60,12 +61,27 @@ pub enum NodePortAddresses {
 }
 
 impl NodePortAddresses {
-    /// Whether it asks for loopback addresses by name, not as a part of all or many addresses.
-    pub fn names_localhost(&self) -> bool {
+    /// The networks of a family in which node ports are served, besides primary addresses; `None` if that is all addresses.
+    pub fn networks(&self, family: Family) -> Option<Vec<Network>> {
+        let (networks, opens_unnamed) = match self {
+            NodePortAddresses::All => return None,
+            NodePortAddresses::Primary => (&[][..], false),
+            NodePortAddresses::PrimaryAnd(networks) => (&networks[..], false),
+            NodePortAddresses::Within(networks) => (&networks[..], !networks.is_empty()),
+        };
+        let of_family: Vec<Network> =
+            networks.iter().copied().filter(|network| Family::of(network.addr()) == family).collect();
+        let all = of_family.is_empty() && opens_unnamed || of_family.iter().any(|network| network.prefix_len() == 0);
+        (!all).then_some(of_family)
+    }
+
+    /// Whether a network that is not all addresses holds the loopback address of a family (127.0.0.1, ::1). Whether node ports are served
+    /// there depends on the mode ([`Kind::localhost`](crate::modes::Kind::localhost)).
+    pub fn names_localhost(&self, family: Family) -> bool {
         match self {
             NodePortAddresses::All | NodePortAddresses::Primary => false,
             NodePortAddresses::PrimaryAnd(networks) | NodePortAddresses::Within(networks) => {
-                networks.iter().any(|network| network.addr().is_loopback())
+                networks.iter().any(|network| network.prefix_len() > 0 && network.contains(&family.localhost()))
             }
         }
     }

@@ -58,6 +58,17 @@ impl Kind {
         }
     }
 
+    /// The families in which it can serve node ports on the loopback address. For IPv6 only a process that listens there can: the kernel
+    /// sends nothing from `::1` to an endpoint. IPVS serves none, as in kube-proxy.
+    pub fn localhost(self, iptables: &iptables::Options) -> &'static [Family] {
+        match self {
+            Kind::Ipvs => &[],
+            Kind::Iptables if !iptables.localhost_node_ports => &[],
+            Kind::Nftables | Kind::Iptables => &[Family::V4],
+            Kind::Userspace => &Family::ALL,
+        }
+    }
+
     /// Whether it makes the addresses of Services this host's own. The other modes only translate them.
     pub fn makes_addresses_local(self) -> bool {
         matches!(self, Kind::Ipvs | Kind::Userspace)

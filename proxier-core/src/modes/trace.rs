@@ -25,7 +25,8 @@ pub fn ways(mode: Kind, family: Family, facts: &NodeFacts, iptables: iptables::O
         }
         Kind::Iptables => {
             let settings = iptables::Settings::new(family, facts, iptables);
-            let localhost = if settings.serves_localhost() { Ways::LOCALHOST_NODE_PORTS } else { Ways::empty() };
+            let localhost =
+                if settings.options.localhost_node_ports { Ways::LOCALHOST_NODE_PORTS } else { Ways::empty() };
             localhost | Ways::SPLITS_LOCAL | Ways::REMOTE_HAIRPINS | Ways::REFUSES_ON_EVERY_ADDRESS
         }
         Kind::Userspace => Ways::SPLITS_LOCAL | Ways::OWNS_ADDRESSES | Ways::REFUSES_NODE | Ways::RELAYS,

@@ -211,7 +211,8 @@ impl Reconciler {
     pub fn new(node_name: &str, options: Options, now: Moment) -> Self {
         let node = Node::new(node_name);
         let host = HostAddresses::default();
-        let facts = NodeFacts::new(&options.config, &node, &host);
+        let mut facts = NodeFacts::new(&options.config, &node, &host);
+        facts.serve_localhost(options.mode.localhost(&options.iptables));
         let mut store = Store::new(node_name).with_relays(options.mode == modes::Kind::Userspace);
         if options.config.lets(MayAskFor::NODE_WEIGHTS) {
             store = store.keep_nodes();
@@ -269,6 +270,7 @@ impl Reconciler {
         let absent = self.absent.keys().copied();
         let mut facts = NodeFacts::with_absent(&self.options.config, &self.node, &self.host, absent);
         facts.set_node_weights(self.cluster_nodes.weights().clone());
+        facts.serve_localhost(self.options.mode.localhost(&self.options.iptables));
         if facts != self.facts {
             self.facts = facts;
             self.recompile();

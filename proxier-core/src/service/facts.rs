@@ -97,24 +97,15 @@ impl NodeFacts {
         // The first of a family is the primary one.
         let node_addresses: Vec<IpAddr> = config.node_address.iter().chain(&node.addresses).copied().collect();
         let first_of = |family| node_addresses.iter().copied().find(|address| Family::of(*address) == family);
-        let primary = Family::ALL.into_iter().filter_map(first_of);
-        let node_port_addresses = match &config.node_port_addresses {
-            NodePortAddresses::All => on_interfaces.union(&absent).copied().collect(),
-            NodePortAddresses::Primary => primary.collect(),
-            NodePortAddresses::PrimaryAnd(networks) => {
-                let inside = |address: &IpAddr| networks.iter().any(|network| network.contains(address));
-                on_interfaces.union(&absent).copied().filter(inside).chain(primary).collect()
-            }
-            NodePortAddresses::Within(networks) => {
-                let inside = |address: &IpAddr| {
-                    let mut of_family =
-                        networks.iter().filter(|network| network.addr().is_ipv4() == address.is_ipv4()).peekable();
-                    let all = of_family.peek().is_none() && !networks.is_empty();
-                    all || of_family.any(|network| network.contains(address))
-                };
-                on_interfaces.union(&absent).copied().filter(inside).collect()
-            }
+        let asked = &config.node_port_addresses;
+        let has_primary = matches!(asked, NodePortAddresses::Primary | NodePortAddresses::PrimaryAnd(_));
+        let primary = Family::ALL.into_iter().filter_map(first_of).filter(|_| has_primary);
+        let networks = Family::ALL.map(|family| (family, asked.networks(family)));
+        let is_asked_for = |address: &IpAddr| {
+            let mut of_family = networks.iter().filter(|(family, _)| *family == Family::of(*address));
+            of_family.any(|(_, within)| within.as_ref().is_none_or(|all| all.iter().any(|one| one.contains(address))))
         };
+        let node_port_addresses = on_interfaces.union(&absent).copied().filter(is_asked_for).chain(primary).collect();
         NodeFacts {
             config: config.clone(),
             zone: node.zone.as_deref().map(Box::from),
@@ -152,6 +143,38 @@ impl NodeFacts {
         if self.config.lets(MayAskFor::NODE_WEIGHTS) {
             self.node_weights = weights;
         }
+    }
+
+    /// Sets in which families the mode serves node ports on the loopback address ([`Kind::localhost`](crate::modes::Kind::localhost)): it is
+    /// among [`NodeFacts::node_port_addresses`] then, where the configuration names it ([`NodePortAddresses::names_localhost`]).
+    ///
+    /// ```
+    /// use proxier_core::config::{Config, NodePortAddresses};
+    /// use proxier_core::modes::{Kind, iptables};
+    /// use proxier_core::net::Family;
+    /// use proxier_core::service::NodeFacts;
+    /// use proxier_core::snapshot::{HostAddresses, Node};
+    ///
+    /// let mut config = Config::default();
+    /// config.node_port_addresses = NodePortAddresses::Within(vec!["127.0.0.0/8".parse()?, "::1/128".parse()?]);
+    /// let of = |mode: Kind| {
+    ///     let mut facts = NodeFacts::new(&config, &Node::new("node-a"), &HostAddresses::default());
+    ///     facts.serve_localhost(mode.localhost(&iptables::Options::default()));
+    ///     Family::ALL.map(|family| facts.serves_localhost(family))
+    /// };
+    /// assert_eq!((of(Kind::Nftables), of(Kind::Iptables)), ([true, false], [true, false]));
+    /// assert_eq!((of(Kind::Userspace), of(Kind::Ipvs)), ([true, true], [false, false]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn serve_localhost(&mut self, families: &[Family]) {
+        let asked = &self.config.node_port_addresses;
+        let named = families.iter().filter(|family| asked.names_localhost(**family));
+        self.node_port_addresses.extend(named.map(|family| family.localhost()));
+    }
+
+    /// Whether node ports are served on the loopback address of a family because the configuration names it.
+    pub fn serves_localhost(&self, family: Family) -> bool {
+        self.node_port_addresses.contains(&family.localhost())
     }
 
     /// The weights of nodes other than 1, by name.

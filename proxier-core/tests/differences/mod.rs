@@ -70,8 +70,8 @@ pub(crate) const DIFFERENCES: &[Named] = &[
         "primary_in_a_family_without_an_address_serves_none",
     ),
     shown(
-        "node ports are not served on loopback addresses",
-        "route_localnet, which that takes, opens what listens on 127.0.0.1 to the network",
+        "node ports are not served on loopback addresses unless nodePortAddresses names them",
+        "route_localnet, which that takes, opens what listens on 127.0.0.1 to the network; IPVS serves none there, as in kube-proxy",
         &[(Ipvs, Iptables28), (Nftables, Iptables28), (Userspace, Iptables28)],
     ),
     shown(

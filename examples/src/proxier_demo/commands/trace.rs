@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::ExitCode;
 
-use proxier_core::modes::{iptables, trace};
+use proxier_core::modes::trace;
 use proxier_core::net::Family;
 use proxier_core::service::{Packet, Reached, Trace, Treatment, Verdict, Ways};
 use serde_json::{Value, json};
@@ -49,8 +49,7 @@ pub async fn trace_packet(
     unreadable.iter().for_each(say);
     warn_of_no_address(configured, &addresses);
     let proxier = engine.proxier();
-    let mut options = iptables::Options::default();
-    options.localhost_node_ports = configured.settings.object.iptables.localhost_node_ports.unwrap_or(true);
+    let options = configured.settings.iptables();
     let (mode, to) = (proxier.mode(), asked.to.0);
     let treatment = trace::treatment(mode, to.family(), (proxier.desired(), proxier.facts()), options);
     let packet = match packet(asked, &addresses, &treatment, proxier.desired().frontend(&to).is_some()) {

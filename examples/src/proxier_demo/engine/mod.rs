@@ -406,9 +406,7 @@ fn options(settings: &Settings, source: &Source, families: Families) -> Options 
     options.limits = Limits { min_interval: settings.min_sync_period, max_interval: settings.sync_period };
     options.config.reserved = settings.reserved();
     options.host = settings.host();
-    options.iptables.localhost_node_ports = settings.object.iptables.localhost_node_ports.unwrap_or(true);
-    options.iptables.random_fully = settings.random_fully;
-    options.iptables.reject_with_reset = settings.object.iptables.reject_with_reset;
+    options.iptables = settings.iptables();
     options.ipvs.capabilities.random_fully = settings.random_fully != RandomFully::Never;
     options.userspace = settings.userspace.clone();
     options.ipvs.timeouts.tcp_secs = settings.timeouts.tcp_secs;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use proxier_core::config::{Config, EXTERNAL_IPS_GATE, parse_service_cidr};
 use proxier_core::config::{Reserved, ReservedPort, User};
-use proxier_core::modes::iptables::RandomFully;
+use proxier_core::modes::iptables::{self, RandomFully};
 use proxier_core::modes::select::Asked;
 use proxier_core::modes::shared::sysctls::HostSettings;
 use proxier_core::modes::{Kind, userspace};
@@ -179,6 +179,15 @@ impl Settings {
             }
         }
         reserved
+    }
+
+    /// What iptables mode does beside what every mode does.
+    pub(crate) fn iptables(&self) -> iptables::Options {
+        let mut options = iptables::Options::default();
+        options.localhost_node_ports = self.object.iptables.localhost_node_ports.unwrap_or(true);
+        options.random_fully = self.random_fully;
+        options.reject_with_reset = self.object.iptables.reject_with_reset;
+        options
     }
 
     /// Fills in defaults and checks.

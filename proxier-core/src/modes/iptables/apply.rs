@@ -6,8 +6,8 @@ use super::count::{Outcome, Tally};
 use super::diff::Incomparable;
 use super::plan::{Basis, FamilyPlan, Plan, without};
 use super::wanted::Wanted;
-use crate::modes::shared::flows;
 use crate::modes::shared::names::Names;
+use crate::modes::shared::{flows, sysctls};
 use crate::net::{Family, FrontendKey};
 use crate::plan::report::Applied;
 use crate::plan::step::{Action, Part, Step};
@@ -59,15 +59,7 @@ pub(super) fn apply(plan: &Plan, wanted: &Wanted, names: &Names<'_>, ports: &mut
         written.push(finish(family, outcome, (wanted, names), ports.rules, &mut applied));
     }
     let is_done = |family| written.iter().any(|of: &Written| of.family == family && of.is_done);
-    for change in &plan.guarded {
-        let outcome = if is_done(Family::V4) {
-            ports.sysctls.set(&change.path, &change.to)
-        } else {
-            let why = "not written: the rules of IPv4 that have to be there first are not";
-            Err(PortError::new(PortErrorKind::Skipped, why))
-        };
-        applied.note(|| Step::sysctl(change), outcome);
-    }
+    sysctls::set_guarded(&plan.guarded, is_done(Family::V4), ports.sysctls, &mut applied);
     let mut forget = plan.forget.clone();
     forget.retain(|place, _| is_done(Family::of(place.ip())));
     flows::forget(&forget, Some(flows::STAY), ports.conntrack, &mut applied);

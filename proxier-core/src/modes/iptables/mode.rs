@@ -27,9 +27,6 @@ use crate::service::NodeFacts;
 use crate::snapshot::{ObjectKey, Store};
 use crate::time::Moment;
 
-/// Node ports on 127.0.0.1 work only with this on.
-const ROUTE_LOCALNET: &str = "net/ipv4/conf/all/route_localnet";
-
 /// A plan of more lines takes a millisecond and more to free.
 const LARGE: usize = 5_000;
 
@@ -263,8 +260,7 @@ impl Mode {
         let wanted = sysctls::of_every_mode(pass.settings);
         (plan.sysctls, report.unmet) = sysctls::changes(ports.sysctls, wanted);
         if self.wanted.settings(Family::V4).is_some_and(|settings| settings.options.localhost_node_ports) {
-            let wanted = sysctls::Wanted { path: ROUTE_LOCALNET, value: 1, at_least: false, optional: true };
-            let (changes, unmet) = sysctls::changes(ports.sysctls, vec![wanted]);
+            let (changes, unmet) = sysctls::of_localhost(ports.sysctls);
             plan.guarded = changes;
             report.unmet.extend(unmet);
         }

@@ -1,9 +1,9 @@
 //! What rules depend on besides Services.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
-use crate::config::{InterfaceName, MarkBit, NodePortAddresses};
-use crate::net::{Family, Network};
+use crate::config::{InterfaceName, MarkBit};
+use crate::net::Family;
 use crate::service::NodeFacts;
 
 pub use crate::modes::shared::local_traffic::PodTraffic;
@@ -118,60 +118,27 @@ impl Settings {
     /// The settings of a family.
     pub fn new(family: Family, facts: &NodeFacts, options: Options) -> Self {
         let config = facts.config();
-        let localhost_node_ports =
-            options.localhost_node_ports && family == Family::V4 && has_localhost(&config.node_port_addresses);
+        let node_ports = match config.node_port_addresses.networks(family) {
+            None => NodePorts::Everywhere,
+            Some(_) => NodePorts::On(facts.node_port_addresses(family).collect()),
+        };
+        let has_localhost = match &node_ports {
+            NodePorts::Everywhere => true,
+            NodePorts::On(addresses) => addresses.contains(&family.localhost()),
+        };
+        let localhost_node_ports = options.localhost_node_ports && family == Family::V4 && has_localhost;
         Settings {
             family,
             masquerade_bit: config.masquerade_bit,
             masquerade_all: config.masquerade_all,
             pod_traffic: PodTraffic::of(facts, family),
-            node_ports: node_ports(family, facts, localhost_node_ports),
+            node_ports,
             options: Options { localhost_node_ports, ..options },
         }
-    }
-
-    /// Whether node ports are served on 127.0.0.1.
-    pub fn serves_localhost(&self) -> bool {
-        let is_everywhere = |served: &NodePorts| match served {
-            NodePorts::Everywhere => true,
-            NodePorts::On(addresses) => addresses.contains(&IpAddr::V4(Ipv4Addr::LOCALHOST)),
-        };
-        self.options.localhost_node_ports && is_everywhere(&self.node_ports)
     }
 
     /// The mark as kube-proxy writes it.
     pub(super) fn mark(&self) -> String {
         self.masquerade_bit.to_string()
     }
-}
-
-/// Networks of a family in which node ports are served; `None` if that is all addresses.
-fn networks_of(family: Family, addresses: &NodePortAddresses) -> Option<Vec<Network>> {
-    let (networks, opens_unnamed) = match addresses {
-        NodePortAddresses::All => return None,
-        NodePortAddresses::Primary => (&[][..], false),
-        NodePortAddresses::PrimaryAnd(networks) => (&networks[..], false),
-        NodePortAddresses::Within(networks) => (&networks[..], !networks.is_empty()),
-    };
-    let of_family: Vec<Network> =
-        networks.iter().copied().filter(|network| Family::of(network.addr()) == family).collect();
-    let all = of_family.is_empty() && opens_unnamed || of_family.iter().any(|network| network.prefix_len() == 0);
-    (!all).then_some(of_family)
-}
-
-/// Whether node ports may be served on 127.0.0.0/8.
-fn has_localhost(addresses: &NodePortAddresses) -> bool {
-    let overlaps = |network: &Network| network.addr().is_loopback() || network.contains(&IpAddr::from([127, 0, 0, 0]));
-    networks_of(Family::V4, addresses).is_none_or(|networks| networks.iter().any(overlaps))
-}
-
-fn node_ports(family: Family, facts: &NodeFacts, localhost: bool) -> NodePorts {
-    let configured = &facts.config().node_port_addresses;
-    let Some(networks) = networks_of(family, configured) else { return NodePorts::Everywhere };
-    let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    let served = networks.iter().any(|network| network.contains(&loopback));
-    let first = (localhost && served).then_some(loopback);
-    let mut addresses: Vec<IpAddr> = first.into_iter().chain(facts.node_port_addresses(family)).collect();
-    addresses.sort_unstable();
-    NodePorts::On(addresses)
 }

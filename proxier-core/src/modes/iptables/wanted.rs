@@ -36,7 +36,7 @@ use crate::snapshot::{ObjectKey, Store};
 /// let mut wanted = Wanted::build(&store, &facts, Options::default());
 /// assert_eq!(Vec::from_iter(wanted.families()), [Family::V4, Family::V6]);
 /// assert!(wanted.has_comments(Family::V4)); // not in a large cluster
-/// assert!(wanted.settings(Family::V4).is_some_and(|settings| settings.serves_localhost()));
+/// assert!(wanted.settings(Family::V4).is_some_and(|settings| settings.options.localhost_node_ports));
 ///
 /// // All rules, as the program reads them.
 /// let text = changes(&wanted, &Dump::default(), Family::V4)?.to_restore_text()?;

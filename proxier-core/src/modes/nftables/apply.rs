@@ -8,9 +8,9 @@ use super::lower::SetName;
 use super::mode::read;
 use super::observed::Observed;
 use super::plan::{Fate, Outgoing, Plan, TablePlan};
-use crate::modes::shared::flows;
 use crate::modes::shared::names::Names;
 use crate::modes::shared::nft::{CHECKS, is_of_an_element, is_of_the_state, search};
+use crate::modes::shared::{flows, sysctls};
 use crate::net::{Family, FrontendKey};
 use crate::plan::report::Applied;
 use crate::plan::step::{Action, Part, Step};
@@ -83,6 +83,8 @@ pub(super) fn apply(
     }
     let tables = plan.tables.iter().filter(|table| !table.is_empty());
     let written: Vec<Written> = tables.map(|table| write(table, basis, names, ports.tables, &mut applied)).collect();
+    let failed = written.iter().any(|of| of.family == Family::V4 && !of.is_done);
+    sysctls::set_guarded(&plan.guarded, !failed, ports.sysctls, &mut applied);
     flows::forget(&plan.forget, Some(flows::STAY), ports.conntrack, &mut applied);
     (applied, written)
 }

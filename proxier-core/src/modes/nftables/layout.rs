@@ -66,6 +66,8 @@ pub struct Layout {
     pods: Option<(Network, Option<Network>)>,
     /// Connection tracking takes packets outside a window as valid.
     is_liberal: bool,
+    /// Node ports are served on 127.0.0.1.
+    has_localhost: bool,
 }
 
 /// The name of the tables.
@@ -100,7 +102,13 @@ impl Layout {
             masquerade_all: config.masquerade_all,
             pods: all_pods.map(|network| (network, facts.pod_cidr(family))),
             is_liberal,
+            has_localhost: family == Family::V4 && facts.serves_localhost(family),
         }
+    }
+
+    /// Whether it keeps others off the programs that listen at loopback addresses, which `route_localnet` would open to them.
+    pub(super) fn guards_localhost(&self) -> bool {
+        self.has_localhost
     }
 
     /// The family.
@@ -289,6 +297,13 @@ impl Layout {
             let rule = self.rule().ct_state(CtState::NEW);
             vec![built(rule.in_set(&self.frontend(), Layout::reference(SetName::Guarded)).goto(chain(GUARD)))]
         };
+        let mut arriving_guard = guarded();
+        if self.has_localhost {
+            // What the kernel does with such a packet without `route_localnet`. Destinations that others translate to 127.0.0.1 are not
+            // yet: that comes later.
+            let to_localhost = self.rule().daddr_in(self.family.localhost(), 8);
+            arriving_guard.insert(0, built(interface(to_localhost, "lo", false, CmpOp::Ne).drop_packet()));
+        }
         let mut forward = new();
         if !self.is_liberal {
             forward.insert(0, built(self.rule().ct_state(CtState::INVALID).drop_packet()));
@@ -303,7 +318,7 @@ impl Layout {
             ),
             regular(NEW, self.new_connections()),
             regular(GUARD, self.guard()),
-            (self.base("prerouting-guard", ChainType::Filter, Hook::Prerouting, before_dnat), guarded()),
+            (self.base("prerouting-guard", ChainType::Filter, Hook::Prerouting, before_dnat), arriving_guard),
             (self.base("output-guard", ChainType::Filter, Hook::Output, before_dnat), guarded()),
             (self.base("prerouting", ChainType::Nat, Hook::Prerouting, Priority::DSTNAT), self.arriving()),
             (

@@ -33,7 +33,7 @@
 //!
 //! What differs from kube-proxy's iptables mode, on purpose:
 //! * A Frontend without endpoints refuses this node's own connections too, also to addresses that are not local.
-//! * Node ports are served, rejected and dropped on the addresses of `nodePortAddresses` only; not on 127.0.0.1.
+//! * Node ports are served, rejected and dropped on the addresses of `nodePortAddresses` only; on 127.0.0.1 only where that names it.
 //! * A connection of an endpoint to itself is masqueraded when the endpoint is on this node. Others do not come back here.
 //! * Pods of other nodes that connect to a node port of policy `Local` are masqueraded, where pods are told by the cluster's network:
 //!   they may get an endpoint on a third node, which would answer them past this one.
@@ -54,7 +54,7 @@
 //! * There, Linux 5.13 and the program `nft` are needed.
 //!
 //! As there: rejections stand at the priority `filter`, and source ranges ten before `dstnat`; an endpoint that connects to itself is
-//! masqueraded on its own node only; node ports are neither served nor refused on loopback addresses and on addresses that are not among `nodePortAddresses`; the node
+//! masqueraded on its own node only; node ports are neither served nor refused on addresses that are not among `nodePortAddresses`; the node
 //! itself is told that an address elsewhere has no endpoint; other ports of cluster IPs are rejected.
 
 mod apply;

@@ -204,6 +204,11 @@ impl Mode {
                 None => plan.tables.extend(self.plan_table(layout, served.contains(&family), read.get(&family))),
             }
         }
+        if pass.full && plan.tables.iter().any(TablePlan::guards_localhost) {
+            let (changes, unmet) = sysctls::of_localhost(ports.sysctls);
+            plan.guarded = changes;
+            report.unmet.extend(unmet);
+        }
         let known = self.known.as_ref()?;
         let desired = self.wanted.desired();
         let losing: Vec<_> = plan.tables.iter().flat_map(|table| table.losing(&self.wanted)).collect();
@@ -263,7 +268,7 @@ impl Mode {
     /// What somebody else changed: differences that do not come from the input.
     fn drift(&self, pass: &Pass<'_>, plan: &Plan) -> Vec<Step> {
         let names = Names::new(pass.store, self.wanted.desired());
-        let mut drift: Vec<Step> = plan.sysctls.iter().map(Step::sysctl).collect();
+        let mut drift: Vec<Step> = plan.sysctls.iter().chain(&plan.guarded).map(Step::sysctl).collect();
         for table in &plan.tables {
             let family = table.layout.family();
             if self.unfinished.contains(&family) {

@@ -22,6 +22,8 @@ use crate::safeguard::{Loss, Stopped};
 pub struct Plan {
     /// Values below `/proc/sys`.
     pub(super) sysctls: Vec<SysctlChange>,
+    /// Those to write after the table of IPv4, which guards them.
+    pub(super) guarded: Vec<SysctlChange>,
     /// What changes in each family's table.
     pub(super) tables: Vec<TablePlan>,
     /// UDP flows to forget, after the tables were written.
@@ -71,6 +73,11 @@ impl TablePlan {
             add: BTreeMap::new(),
             frontends: BTreeMap::new(),
         }
+    }
+
+    /// Whether programs at loopback addresses are guarded when it is carried out.
+    pub(super) fn guards_localhost(&self) -> bool {
+        self.fate != Fate::Delete && self.layout.guards_localhost()
     }
 
     /// The whole table, where there is none or one that cannot be mended.
@@ -381,7 +388,10 @@ fn all_chains(layout: &Layout, wanted: &Wanted) -> Vec<(Chain, Vec<Rule>)> {
 impl Plan {
     /// Whether nothing is to be done.
     pub fn is_empty(&self) -> bool {
-        self.sysctls.is_empty() && self.forget.is_empty() && self.tables.iter().all(TablePlan::is_empty)
+        self.sysctls.is_empty()
+            && self.guarded.is_empty()
+            && self.forget.is_empty()
+            && self.tables.iter().all(TablePlan::is_empty)
     }
 
     /// The operations, in the order in which they are carried out; those of a table are one transaction.
@@ -389,7 +399,8 @@ impl Plan {
         let sysctls = self.sysctls.iter().map(Step::sysctl);
         let tables = self.tables.iter().flat_map(move |table| table.steps(names));
         let flows = (!self.forget.is_empty()).then(|| Step::flows(&self.forget));
-        sysctls.chain(tables).chain(flows)
+        let guarded = self.guarded.iter().map(Step::sysctl);
+        sysctls.chain(tables).chain(guarded).chain(flows)
     }
 }
 

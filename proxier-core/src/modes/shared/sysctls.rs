@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use crate::ports::{SysctlChange, Sysctls};
+use crate::plan::report::Applied;
+use crate::plan::step::Step;
+use crate::ports::{PortError, PortErrorKind, SysctlChange, Sysctls};
 
 /// Settings of the host that the operator may change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -177,6 +179,30 @@ pub fn changes(sysctls: &mut dyn Sysctls, wanted: Vec<Wanted>) -> (Vec<SysctlCha
         }
     }
     (changes, unmet)
+}
+
+/// What node ports on 127.0.0.1 need besides: packets from there may leave this node. Neighbours could reach programs that listen there
+/// only (CVE-2020-8558), so it is set once a rule guards them ([`set_guarded`]). It stays: its earlier value is not known.
+pub(crate) fn of_localhost(sysctls: &mut dyn Sysctls) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
+    changes(sysctls, vec![Wanted::optional("net/ipv4/conf/all/route_localnet", 1)])
+}
+
+/// Writes values of which a rule has to be there first.
+pub(crate) fn set_guarded(
+    guarded: &[SysctlChange],
+    is_guarded: bool,
+    sysctls: &mut dyn Sysctls,
+    applied: &mut Applied,
+) {
+    for change in guarded {
+        let outcome = if is_guarded {
+            sysctls.set(&change.path, &change.to)
+        } else {
+            let why = "not written: the rules of IPv4 that have to be there first are not";
+            Err(PortError::new(PortErrorKind::Skipped, why))
+        };
+        applied.note(|| Step::sysctl(change), outcome);
+    }
 }
 
 /// Where the kernel gives its release.

@@ -14,6 +14,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command as Clap};
 use proxier_core::config::EXTERNAL_IPS_GATE;
 use proxier_core::modes::Kind;
 use proxier_core::modes::select::{Asked as AskedMode, RulePrograms, candidates};
+use proxier_core::net::Family;
 
 pub(crate) use self::flags::flags_of;
 use crate::proxier_demo::output::{self, Out};
@@ -307,12 +308,7 @@ impl Invocation {
                     .to_owned(),
             );
         }
-        if settings.core.node_port_addresses.names_localhost() && settings.asked != AskedMode::Mode(Kind::Iptables) {
-            warnings.push(
-                "nodePortAddresses localhost: node ports are served on 127.0.0.1 in iptables mode only, on ::1 in none"
-                    .to_owned(),
-            );
-        }
+        warnings.extend(localhost_not_served(&settings));
         let source = self.source(&settings);
         let input_timeout = matches.get_one::<GoDuration>("input-timeout").map_or(INPUT_TIMEOUT, |given| given.0);
         let input_timeout = Some(input_timeout).filter(|limit| !limit.is_zero());
@@ -566,6 +562,23 @@ fn ending(error: &clap::Error) -> Ending {
     }
     let text = parts.join("; ");
     Ending { code: 2, text: format!("proxier-demo: {}; see proxier-demo --help", OneLine(&text)) }
+}
+
+/// That node ports are asked for on loopback addresses on which the mode does not serve them.
+fn localhost_not_served(settings: &Settings) -> Option<String> {
+    let asked = &settings.core.node_port_addresses;
+    let named: Vec<Family> = settings.core.families.iter().filter(|family| asked.names_localhost(*family)).collect();
+    let options = settings.iptables();
+    let AskedMode::Mode(mode) = settings.asked else {
+        let by_mode = "on 127.0.0.1 in nftables, iptables and userspace mode, on ::1 in userspace mode";
+        return (!named.is_empty()).then(|| format!("nodePortAddresses localhost: node ports are served {by_mode}"));
+    };
+    let missing = named.iter().filter(|family| !mode.localhost(&options).contains(family));
+    let missing: Vec<String> = missing.map(|family| family.localhost().to_string()).collect();
+    (!missing.is_empty()).then(|| {
+        let addresses = missing.join(" and ");
+        format!("nodePortAddresses localhost: node ports are not served on {addresses} in {mode} mode")
+    })
 }
 
 #[cfg(test)]

@@ -158,21 +158,28 @@ fn flags_set_the_fields_of_a_configuration_file() {
 
 #[test]
 fn localhost_that_is_not_served_is_said() {
-    for (line, is_said) in [
-        ("run --nodeport-addresses primary,localhost", true),
-        ("run --nodeport-addresses 127.0.0.1/32 --proxy-mode nftables", true),
-        ("run --nodeport-addresses localhost --proxy-mode iptables", false),
-        ("run --nodeport-addresses all", false),
-        ("run --nodeport-addresses primary,10.0.0.0/8", false),
-        ("run", false),
+    let any = "node ports are served on 127.0.0.1 in nftables, iptables and userspace mode, on ::1 in userspace mode";
+    let not = |what: &str| format!("node ports are not served on {what} mode");
+    for (line, said) in [
+        ("--nodeport-addresses primary,localhost", any.to_owned()),
+        ("--nodeport-addresses localhost --proxy-mode ipvs", not("127.0.0.1 and ::1 in ipvs")),
+        ("--nodeport-addresses localhost --proxy-mode nftables", not("::1 in nftables")),
+        ("--nodeport-addresses 127.0.0.1/32 --proxy-mode nftables", String::new()),
+        ("--nodeport-addresses localhost --proxy-mode iptables", not("::1 in iptables")),
+        (
+            "--nodeport-addresses localhost --proxy-mode iptables --iptables-localhost-nodeports=false",
+            not("127.0.0.1 and ::1 in iptables"),
+        ),
+        ("--nodeport-addresses localhost --proxy-mode userspace", String::new()),
+        ("--nodeport-addresses all --proxy-mode ipvs", String::new()),
+        ("--nodeport-addresses primary,10.0.0.0/8", String::new()),
+        ("", String::new()),
     ] {
-        let warnings = configured(line).warnings;
-        assert_eq!(
-            warnings.iter().any(|line| line.starts_with("nodePortAddresses localhost: ")),
-            is_said,
-            "{line}: {warnings:?}"
-        );
-        assert_eq!(warnings.len(), usize::from(is_said));
+        let warnings = configured(&format!("run {line}")).warnings;
+        let expected = Some(said).filter(|said| !said.is_empty());
+        let expected: Vec<String> =
+            expected.map(|said| format!("nodePortAddresses localhost: {said}")).into_iter().collect();
+        assert_eq!(warnings, expected, "{line}");
     }
 }
 
