@@ -139,7 +139,9 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
     let is_refused = is_dropped || flow.dest == Destination::Verdict(Verdict::Reject);
     let itself = |endpoint: &SocketAddr| endpoint.ip() == flow.source;
     let kept = flow.endpoints().iter().filter(|to| flow.masquerades(to) && !ours.masquerades(to));
-    if via("nodePort") && flow.to.ip().is_loopback() && is_left_alone {
+    if via("badPort") && goes(Verdict::LeftAlone, Verdict::Reject) {
+        Some("a port of a cluster IP that no Service has is refused")
+    } else if via("nodePort") && flow.to.ip().is_loopback() && is_left_alone {
         Some("node ports are not served on loopback addresses unless nodePortAddresses names them")
     } else if via("nodePort") && is_limited && is_refused && is_left_alone {
         Some("node ports without endpoints are left alone on addresses that serve no node ports")
@@ -166,8 +168,8 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
 }
 
 /// One scenario in this many, the same ones in both variants: what differs between them differs for the same flows.
-const SAMPLED: Sampled = Sampled::AsAsked(5);
-const REFERENCES: &[Reference] = &[Reference::Iptables28];
+const SAMPLED: Sampled = Sampled::AsAsked(11);
+const REFERENCES: &[Reference] = &[Reference::Iptables28, Reference::Iptables36];
 
 #[test]
 fn packets_go_where_the_reference_sends_them() {

@@ -72,17 +72,17 @@ pub(crate) const DIFFERENCES: &[Named] = &[
     shown(
         "node ports are not served on loopback addresses unless nodePortAddresses names them",
         "route_localnet, which that takes, opens what listens on 127.0.0.1 to the network; IPVS serves none there, as in kube-proxy",
-        &[(Ipvs, Iptables28), (Nftables, Iptables28), (Userspace, Iptables28)],
+        &[(Ipvs, Iptables28), (Ipvs, Iptables36), (Nftables, Iptables28), (Userspace, Iptables28)],
     ),
     shown(
         "node ports without endpoints are left alone on addresses that serve no node ports",
         "nodePortAddresses says where node ports are this proxy's",
-        &[(Ipvs, Iptables28), (Nftables, Iptables28)],
+        &[(Ipvs, Iptables28), (Ipvs, Iptables36), (Nftables, Iptables28)],
     ),
     shown(
         "the node gets another port of its own to node ports at addresses that serve none",
         "the sets of node ports hold ports without addresses, as kube-proxy's",
-        &[(Ipvs, Iptables28)],
+        &[(Ipvs, Iptables28), (Ipvs, Iptables36)],
     ),
     shown(
         "pods that come from another node are masqueraded at the node's own addresses under policy Local",
@@ -93,7 +93,7 @@ pub(crate) const DIFFERENCES: &[Named] = &[
     shown(
         "the node itself is told that there is no endpoint",
         "a connection that waits for nothing helps nobody; kube-proxy's iptables mode lets such packets leave the node",
-        &[(Ipvs, Iptables28), (Nftables, Iptables28)],
+        &[(Ipvs, Iptables28), (Ipvs, Iptables36), (Nftables, Iptables28)],
     ),
     shown(
         "a load balancer without endpoints rejects everybody, also outside of its source ranges",
@@ -103,7 +103,7 @@ pub(crate) const DIFFERENCES: &[Named] = &[
     shown(
         "internal policy Local without local endpoints rejects",
         "IPVS rejects what has no real server",
-        &[(Ipvs, Iptables28)],
+        &[(Ipvs, Iptables28), (Ipvs, Iptables36)],
     ),
     shown(
         "internal policy Local without local endpoints has no endpoint, also where the Service is reachable from outside",
@@ -113,23 +113,28 @@ pub(crate) const DIFFERENCES: &[Named] = &[
     shown(
         "external policy Local without local endpoints falls back to all",
         "as kube-proxy's IPVS mode, whose takeover changes nothing; config localFallback",
-        &[(Ipvs, Iptables28)],
+        &[(Ipvs, Iptables28), (Ipvs, Iptables36)],
     ),
     shown(
         "external policy Local gives pods and the node what others get, with their source",
         "a virtual server has one list of real servers; ipvs.markSplit gives two",
-        &[(Ipvs, Iptables28)],
+        &[(Ipvs, Iptables28), (Ipvs, Iptables36)],
+    ),
+    shown(
+        "a port of a cluster IP that no Service has is refused",
+        "the address is this node's own, and closed but for its Services' ports, as with kube-proxy's IPVS and nftables modes",
+        &[(Ipvs, Iptables36)],
     ),
     // Source ranges.
     shown(
         "source ranges count before missing endpoints",
         "rules stand before the virtual server, as with kube-proxy's IPVS mode",
-        &[(Ipvs, Iptables28)],
+        &[(Ipvs, Iptables28), (Ipvs, Iptables36)],
     ),
     shown(
         "source ranges do not count for the node's own address",
         "as with kube-proxy's IPVS mode",
-        &[(Ipvs, Iptables28)],
+        &[(Ipvs, Iptables28), (Ipvs, Iptables36)],
     ),
     tested(
         "a Service with source ranges none of which can be read lets nobody in",
@@ -142,7 +147,7 @@ pub(crate) const DIFFERENCES: &[Named] = &[
     shown(
         "an endpoint on another node that reaches itself here is not masqueraded",
         "its answers do not come back here; kube-proxy's nftables mode does the same",
-        &[(Ipvs, Iptables28), (Nftables, Iptables28)],
+        &[(Ipvs, Iptables28), (Ipvs, Iptables36), (Nftables, Iptables28)],
     ),
     shown("endpoints see the node's address", "connections end in this process", &[(Userspace, Iptables28)]),
     // Who gets what.
@@ -154,7 +159,7 @@ pub(crate) const DIFFERENCES: &[Named] = &[
     shown(
         "endpoints take turns, in step with the clients of this test",
         "a round-robin scheduler, and clients in the same order again and again",
-        &[(Ipvs, Iptables28), (Userspace, Iptables28)],
+        &[(Ipvs, Iptables28), (Ipvs, Iptables36), (Userspace, Iptables28)],
     ),
     // What userspace mode is.
     shown(
