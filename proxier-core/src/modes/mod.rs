@@ -15,6 +15,7 @@ pub mod trace;
 pub mod userspace;
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use crate::config::{Config, Families};
@@ -76,8 +77,8 @@ impl Kind {
 }
 
 /// As [`Kind::name`].
-impl std::fmt::Display for Kind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
 }
@@ -215,248 +216,114 @@ impl Default for Plan {
     }
 }
 
-/// The mode of a node, from pass to pass.
-#[derive(Debug)]
-pub(crate) enum Mode {
-    Ipvs(Box<ipvs::Mode>),
-    Nftables(Box<nftables::Mode>),
-    Iptables(Box<iptables::Mode>),
-    Userspace(Box<userspace::Mode>),
-}
+/// A mode of one node, from pass to pass. It owns what it knows of the kernel, and the plan between [`Mode::prepare`] and
+/// [`Mode::carry_out`].
+///
+/// A new mode implements the methods without a body. Those with one are for a mode whose kernel part has more to it: devices, routes, real
+/// servers that drain.
+pub(crate) trait Mode: fmt::Debug + Send + Sync {
+    /// The name.
+    fn kind(&self) -> Kind;
 
-/// A plan, and what follows from carrying it out.
-#[derive(Debug)]
-pub(crate) enum Prepared {
-    Ipvs(Box<ipvs::Prepared>),
-    Nftables(Box<nftables::Prepared>),
-    Iptables(Box<iptables::Prepared>),
-    Userspace(Box<userspace::Prepared>),
-}
+    /// What the Services mean.
+    fn desired(&self) -> &Desired;
 
-impl Prepared {
-    pub(crate) fn into_plan(self) -> Plan {
-        match self {
-            Prepared::Ipvs(prepared) => Plan::Ipvs(Box::new(prepared.plan)),
-            Prepared::Nftables(prepared) => Plan::Nftables(Box::new(prepared.plan)),
-            Prepared::Iptables(prepared) => Plan::Iptables(Box::new(prepared.plan)),
-            Prepared::Userspace(prepared) => Plan::Userspace(Box::new(prepared.plan)),
-        }
-    }
-}
+    /// Compiles these Services again, and notes what differs from what was written last.
+    fn refresh(&mut self, store: &Store, facts: &NodeFacts, services: &BTreeSet<ObjectKey>) -> Refreshed;
 
-impl Mode {
-    pub(crate) fn kind(&self) -> Kind {
-        match self {
-            Mode::Ipvs(_) => Kind::Ipvs,
-            Mode::Nftables(_) => Kind::Nftables,
-            Mode::Iptables(_) => Kind::Iptables,
-            Mode::Userspace(_) => Kind::Userspace,
-        }
-    }
-
-    pub(crate) fn desired(&self) -> &Desired {
-        match self {
-            Mode::Ipvs(mode) => mode.wanted().desired(),
-            Mode::Nftables(mode) => mode.wanted().desired(),
-            Mode::Iptables(mode) => mode.wanted().desired(),
-            Mode::Userspace(mode) => mode.wanted().desired(),
-        }
-    }
-
-    /// What Services ask for and this mode does not do, though another may.
-    pub(crate) fn refused(&self) -> Vec<Refused> {
-        match self {
-            Mode::Userspace(mode) => mode.refused().collect(),
-            Mode::Ipvs(_) | Mode::Nftables(_) | Mode::Iptables(_) => Vec::new(),
-        }
-    }
-
-    pub(crate) fn facts_changed(&mut self) {
-        match self {
-            Mode::Ipvs(mode) => mode.facts_changed(),
-            // Each pass compares the layout of the one, the settings of the other.
-            Mode::Nftables(_) | Mode::Userspace(_) => {}
-            Mode::Iptables(mode) => mode.facts_changed(),
-        }
-    }
+    /// Reduces memory by rebuilding everything that is kept.
+    fn compact(&mut self);
 
     /// Whether a pass for changes is enough.
-    pub(crate) fn knows_kernel(&self) -> bool {
-        match self {
-            Mode::Ipvs(mode) => mode.observed().is_some(),
-            Mode::Nftables(mode) => mode.knows_kernel(),
-            Mode::Iptables(mode) => mode.knows_kernel(),
-            Mode::Userspace(mode) => mode.knows_kernel(),
-        }
-    }
-
-    /// Whether the mode has tables of nf_tables, and has read them.
-    pub(crate) fn has_read_tables(&self) -> bool {
-        match self {
-            Mode::Ipvs(mode) => mode.has_read_tables(),
-            Mode::Nftables(mode) => mode.has_read(),
-            Mode::Iptables(_) | Mode::Userspace(_) => false,
-        }
-    }
-
-    /// Puts back at once tables of nf_tables that guard what is served without them, if somebody else has changed them.
-    pub(crate) fn restore_tables(&mut self, config: &Config, tables: &mut dyn Tables) {
-        if let Mode::Ipvs(mode) = self {
-            mode.restore_tables(config, tables);
-        }
-    }
+    fn knows_kernel(&self) -> bool;
 
     /// The next pass reads the kernel.
-    pub(crate) fn forget_kernel(&mut self) {
-        match self {
-            Mode::Ipvs(mode) => mode.forget_kernel(),
-            Mode::Nftables(mode) => mode.forget_kernel(),
-            Mode::Iptables(mode) => mode.forget_kernel(),
-            Mode::Userspace(mode) => mode.forget_kernel(),
-        }
-    }
-
-    pub(crate) fn compact(&mut self) {
-        match self {
-            Mode::Ipvs(mode) => mode.compact(),
-            Mode::Nftables(mode) => mode.compact(),
-            Mode::Iptables(mode) => mode.compact(),
-            Mode::Userspace(mode) => mode.compact(),
-        }
-    }
-
-    /// When the mode has work even if no input changes.
-    pub(crate) fn next_wake(&self) -> Option<Moment> {
-        match self {
-            Mode::Ipvs(mode) => mode.next_wake(),
-            Mode::Nftables(_) => None,
-            Mode::Iptables(mode) => mode.next_wake(),
-            Mode::Userspace(mode) => mode.next_wake(),
-        }
-    }
-
-    pub(crate) fn refresh(&mut self, store: &Store, facts: &NodeFacts, services: &BTreeSet<ObjectKey>) -> Refreshed {
-        match self {
-            Mode::Ipvs(mode) => mode.refresh(store, facts, services),
-            Mode::Nftables(mode) => mode.refresh(store, facts, services),
-            Mode::Iptables(mode) => mode.refresh(store, facts, services),
-            Mode::Userspace(mode) => mode.refresh(store, facts, services),
-        }
-    }
-
-    /// Whether the mode's device has other addresses than known, or is gone.
-    pub(crate) fn device_differs(&self, host: &HostAddresses) -> bool {
-        match self {
-            Mode::Ipvs(mode) => mode.device_differs(host),
-            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => false,
-        }
-    }
-
-    /// Whether the kernel holds anything of an earlier process, as far as known.
-    pub(crate) fn serves_something(&self, host: &HostAddresses) -> bool {
-        match self {
-            Mode::Ipvs(mode) => mode.serves_something(host),
-            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => true,
-        }
-    }
-
-    /// The next pass tries again what waits for a pause to end.
-    pub(crate) fn retry_at_once(&mut self) {
-        if let Mode::Ipvs(mode) = self {
-            mode.retry_at_once();
-        }
-    }
-
-    /// Whether the mode's routes are others than known.
-    pub(crate) fn routes_differ(&self, routes: &mut dyn LocalNetworks) -> bool {
-        match self {
-            Mode::Ipvs(mode) => mode.routes_differ(routes),
-            // Full passes compare them.
-            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => false,
-        }
-    }
-
-    /// The addresses on which an earlier process served node ports, if connections end when such an address is given
-    /// up.
-    pub(crate) fn served_node_addresses(&self, families: Families) -> Vec<IpAddr> {
-        match self {
-            Mode::Ipvs(mode) => mode.served_node_addresses(families).collect(),
-            // Connection tracking keeps them, or they ended with that process.
-            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => Vec::new(),
-        }
-    }
+    fn forget_kernel(&mut self);
 
     /// Reads the kernel.
-    pub(crate) fn read(
-        &mut self,
-        host: &HostAddresses,
-        facts: &NodeFacts,
-        ports: &mut Ports<'_>,
-    ) -> Result<(), Vec<Unread>> {
-        match self {
-            Mode::Ipvs(mode) => mode.read(host, facts.config(), ports),
-            Mode::Nftables(mode) => mode.read(facts, ports),
-            // It reads each family when it prepares a plan for it.
-            Mode::Iptables(_) => Ok(()),
-            Mode::Userspace(mode) => mode.read(ports),
-        }
-    }
+    ///
+    /// # Errors
+    /// What could not be read. The kernel is unknown then.
+    fn read(&mut self, host: &HostAddresses, facts: &NodeFacts, ports: &mut Ports<'_>) -> Result<(), Vec<Unread>>;
 
     /// Compares, reads what else has to be read, and makes the plan. `None` when the kernel is unknown.
-    pub(crate) fn prepare(
+    fn prepare(
         &mut self,
         pass: Pass<'_>,
         safeguard: &mut Safeguard,
         report: &mut Report,
         ports: &mut Ports<'_>,
-    ) -> Option<Prepared> {
-        Some(match self {
-            Mode::Ipvs(mode) => Prepared::Ipvs(Box::new(mode.prepare(pass, safeguard, report, ports)?)),
-            Mode::Nftables(mode) => Prepared::Nftables(Box::new(mode.prepare(pass, safeguard, report, ports)?)),
-            Mode::Iptables(mode) => Prepared::Iptables(Box::new(mode.prepare(pass, safeguard, report, ports)?)),
-            Mode::Userspace(mode) => Prepared::Userspace(Box::new(mode.prepare(pass, safeguard, report, ports)?)),
-        })
-    }
+    ) -> Option<()>;
 
-    /// The state that planning changes, to be restored by [`Mode::after_preview`].
-    pub(crate) fn before_preview(&self) -> Option<ipvs::drain::Drains> {
-        match self {
-            Mode::Ipvs(mode) => Some(mode.drains().clone()),
-            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => None,
-        }
-    }
-
-    /// Takes back a plan that is not carried out: the next pass reads the kernel.
-    pub(crate) fn after_preview(&mut self, before: Option<ipvs::drain::Drains>) {
-        if let (Mode::Ipvs(mode), Some(drains)) = (&mut *self, before) {
-            mode.set_drains(drains);
-            mode.forget_rules();
-        }
-        self.forget_kernel();
-    }
-
-    /// Carries out a plan. Returns whether the kernel contradicted what was known, so that it has to be read again at
-    /// once.
-    pub(crate) fn carry_out(
+    /// Carries out the plan that was made last. Returns whether the kernel contradicted what was known, so that it has to be read
+    /// again at once.
+    fn carry_out(
         &mut self,
-        prepared: Prepared,
         store: &Store,
         report: &mut Report,
         clock: &dyn Fn() -> Moment,
         ports: &mut Ports<'_>,
-    ) -> bool {
-        match (self, prepared) {
-            (Mode::Ipvs(mode), Prepared::Ipvs(prepared)) => mode.carry_out(*prepared, store, report, clock, ports),
-            (Mode::Nftables(mode), Prepared::Nftables(prepared)) => mode.carry_out(*prepared, store, report, ports),
-            (Mode::Iptables(mode), Prepared::Iptables(prepared)) => {
-                mode.carry_out(*prepared, store, report, clock, ports)
-            }
-            (Mode::Userspace(mode), Prepared::Userspace(prepared)) => {
-                mode.carry_out(*prepared, store, report, ports);
-                false
-            }
-            // A plan is carried out by the mode that made it.
-            _ => true,
-        }
+    ) -> bool;
+
+    /// The next plan is for showing: [`Mode::end_preview`] takes it back.
+    fn begin_preview(&mut self) {}
+
+    /// Takes the plan that was made last, which is not carried out; empty if there is none. The next pass reads the kernel.
+    fn end_preview(&mut self) -> Plan;
+
+    /// When the mode has work even if no input changes.
+    fn next_wake(&self) -> Option<Moment> {
+        None
+    }
+
+    /// What Services ask for and this mode does not do, though another may.
+    fn refused(&self) -> Vec<Refused> {
+        Vec::new()
+    }
+
+    /// The node facts are new.
+    fn facts_changed(&mut self) {}
+
+    /// Whether the mode has tables of nf_tables, and has read them.
+    fn has_read_tables(&self) -> bool {
+        false
+    }
+
+    /// Puts back at once tables of nf_tables that guard what is served without them, if somebody else has changed them.
+    fn restore_tables(&mut self, _config: &Config, _tables: &mut dyn Tables) {}
+
+    /// Whether the mode's device has other addresses than known, or is gone.
+    fn device_differs(&self, _host: &HostAddresses) -> bool {
+        false
+    }
+
+    /// Whether the mode's routes are others than known. Where it does not look, full passes compare them.
+    fn routes_differ(&self, _routes: &mut dyn LocalNetworks) -> bool {
+        false
+    }
+
+    /// The addresses on which an earlier process served node ports, if connections end when such an address is given up: not where
+    /// connection tracking keeps them, or they ended with that process.
+    fn served_node_addresses(&self, _families: Families) -> Vec<IpAddr> {
+        Vec::new()
+    }
+
+    /// Whether a cold start may serve some Services before the rest is compiled: the mode is faster then, and the kernel, as far as it
+    /// is known, holds nothing of an earlier process.
+    fn may_serve_first(&self, _host: &HostAddresses) -> bool {
+        false
+    }
+
+    /// Whether the plan that was made last replaces what serves by another mode's.
+    fn takes_over(&self) -> bool {
+        false
+    }
+
+    /// The next pass tries again what waits for a pause to end.
+    fn retry_at_once(&mut self) {}
+
+    /// IPVS mode, for what only it has: virtual servers, real servers that drain.
+    fn ipvs(&self) -> Option<&ipvs::Mode> {
+        None
     }
 }

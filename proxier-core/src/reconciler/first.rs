@@ -4,8 +4,8 @@ use crate::plan::report::ServedFirst;
 use std::collections::BTreeSet;
 
 use super::{Reconciler, Report};
+use crate::modes::Pass;
 use crate::modes::shared::{host, sysctls};
-use crate::modes::{Mode, Pass, Prepared};
 use crate::net::Protocol;
 use crate::ports::Ports;
 use crate::snapshot::{ObjectKey, Store};
@@ -27,7 +27,7 @@ impl Reconciler {
         ports: &mut Ports<'_>,
     ) -> Option<(ServedFirst, Report)> {
         let is_first = !std::mem::replace(&mut self.tried_first, true);
-        if !is_first || self.pending.len() < WORTHWHILE || !matches!(self.mode, Mode::Ipvs(_)) {
+        if !is_first || self.pending.len() < WORTHWHILE || !self.mode.may_serve_first(&self.host) {
             return None;
         }
         let first = services(&self.store);
@@ -36,7 +36,7 @@ impl Reconciler {
         }
         let host = host::read_host(ports.links).ok()?;
         self.take_host(host, now);
-        if self.mode.serves_something(&self.host) || self.read_gateways(ports.links).is_some() {
+        if !self.mode.may_serve_first(&self.host) || self.read_gateways(ports.links).is_some() {
             return None;
         }
         self.find_api_servers();
@@ -54,7 +54,7 @@ impl Reconciler {
     /// Serves what has been compiled, on a kernel that serves nothing.
     fn serve_alone(&mut self, now: Moment, clock: &dyn Fn() -> Moment, ports: &mut Ports<'_>) -> Option<Report> {
         self.mode.read(&self.host, &self.facts, ports).ok()?;
-        if self.mode.serves_something(&self.host) {
+        if !self.mode.may_serve_first(&self.host) {
             return None;
         }
         self.tcp_is_liberal = sysctls::is_tcp_liberal(&self.options.host, ports.sysctls);
@@ -75,19 +75,11 @@ impl Reconciler {
         };
         let prepared = self.mode.prepare(pass, &mut self.safeguard, &mut report, ports);
         self.safeguard = safeguard;
-        let prepared = prepared.filter(|_| report.unread.is_empty()).filter(|prepared| !takes_over(prepared))?;
+        prepared.filter(|()| report.unread.is_empty() && !self.mode.takes_over())?;
         ports.rules.set_lock_wait(Self::SHORT_LOCK_WAIT);
-        self.mode.carry_out(prepared, &self.store, &mut report, clock, ports);
+        self.mode.carry_out(&self.store, &mut report, clock, ports);
         self.mode.retry_at_once();
         report.applied.failures.is_empty().then_some(report)
-    }
-}
-
-/// Whether rules of iptables mode, which serve all Services, would go.
-fn takes_over(prepared: &Prepared) -> bool {
-    match prepared {
-        Prepared::Ipvs(prepared) => prepared.plan.rules.iter().any(|change| change.changes.replace_iptables_mode()),
-        Prepared::Nftables(_) | Prepared::Iptables(_) | Prepared::Userspace(_) => false,
     }
 }
 

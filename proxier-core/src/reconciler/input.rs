@@ -1,5 +1,6 @@
 //! What the reconciler is told: objects, Frontends, the node, its neighbours, and what changed on the host or in its tables.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use super::Reconciler;
 use super::committed::Noting;
 use crate::config::{MayAskFor, RulesBy};
 use crate::config::{Neighbour, User};
-use crate::modes::{self, Mode};
+use crate::modes;
 use crate::net::Network;
 use crate::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use crate::ports::Tables;
@@ -354,20 +355,12 @@ impl Reconciler {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_service_cidrs(&mut self, networks: impl IntoIterator<Item = Network>, now: Moment) {
-        if !self.service_cidrs.set(networks) {
-            return;
-        }
-        match &mut self.mode {
-            Mode::Ipvs(_) if self.options.config.binds_by_routes() => {
-                self.options.config.ipvs.service_cidrs = self.service_cidrs.of_ipvs();
-                self.refresh_facts();
-                self.schedule.request(now);
-            }
-            Mode::Userspace(mode) => {
-                mode.set_service_cidrs(self.service_cidrs.of_userspace());
-                self.schedule.request_full(now);
-            }
-            Mode::Ipvs(_) | Mode::Nftables(_) | Mode::Iptables(_) => {}
+        let networks = networks.into_iter().filter(|network| network.prefix_len() > 0).map(|network| network.trunc());
+        let networks = Vec::from_iter(BTreeSet::from_iter(networks));
+        if *networks != *self.service_cidrs {
+            self.service_cidrs = networks.into();
+            self.refresh_facts();
+            self.schedule.request(now);
         }
     }
 

@@ -6,7 +6,6 @@ mod first;
 mod input;
 mod others;
 pub mod schedule;
-mod service_cidrs;
 mod surroundings;
 pub mod totals;
 mod view;
@@ -16,19 +15,20 @@ pub use others::Removal;
 use crate::time::Moment;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::{Config, MayAskFor};
 use crate::modes::shared::host;
 use crate::modes::shared::sysctls::{self, HostSettings};
-use crate::modes::{self, Mode, Pass, Plan, Prepared, Refreshed, iptables, ipvs, nftables, userspace};
+use crate::modes::{self, Mode, Pass, Plan, Refreshed, iptables, ipvs, nftables, userspace};
+use crate::net::Network;
 use crate::plan::report::{Report, Unread};
 use crate::ports::Ports;
 use crate::reconciler::cluster_nodes::ClusterNodes;
 use crate::reconciler::committed::{Committed, Noting};
 use crate::reconciler::others::Judged;
 use crate::reconciler::schedule::{Limits, Schedule};
-use crate::reconciler::service_cidrs::ServiceCidrs;
 use crate::reconciler::totals::Totals;
 use crate::safeguard::{MassRemoval, Safeguard, Stopped};
 use crate::service::NodeFacts;
@@ -102,6 +102,20 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    /// The mode that they name.
+    fn new_mode(&self, facts: &NodeFacts) -> Box<dyn Mode> {
+        match self.mode {
+            modes::Kind::Ipvs => Box::new(ipvs::Mode::new(&self.config, &self.ipvs, self.seed)),
+            modes::Kind::Nftables => Box::new(nftables::Mode::new(&self.config)),
+            modes::Kind::Iptables => {
+                Box::new(iptables::Mode::new(facts, self.iptables, self.host.tcp_be_liberal, self.seed))
+            }
+            modes::Kind::Userspace => Box::new(userspace::Mode::new(&self.userspace)),
+        }
+    }
+}
+
 /// The reconciler of one node: keeps what is wanted, knows what the kernel holds, and brings the kernel to what is wanted.
 ///
 /// A state machine: it acts only when called, and gets the time as `now`. Objects go in as they change; [`Reconciler::pass`]
@@ -165,7 +179,8 @@ pub struct Reconciler {
     node: Node,
     node_rejections: Vec<Rejection>,
     cluster_nodes: ClusterNodes,
-    service_cidrs: ServiceCidrs,
+    /// Networks of cluster IPs that the cluster names.
+    service_cidrs: Arc<[Network]>,
     host: HostAddresses,
     facts: NodeFacts,
     /// Services to compile again.
@@ -180,7 +195,7 @@ pub struct Reconciler {
     knows_gateways: bool,
     /// The addresses on which an earlier process served node ports have been checked.
     knows_served: bool,
-    mode: Mode,
+    mode: Box<dyn Mode>,
     safeguard: Safeguard,
     /// The same for what other modes have left in the kernel.
     others: Safeguard,
@@ -221,7 +236,7 @@ impl Reconciler {
             store,
             node_rejections: Vec::new(),
             cluster_nodes: ClusterNodes::default(),
-            service_cidrs: ServiceCidrs::new(&options),
+            service_cidrs: Arc::default(),
             node,
             host,
             pending: BTreeSet::new(),
@@ -230,17 +245,7 @@ impl Reconciler {
             tcp_is_liberal: options.host.tcp_be_liberal,
             knows_gateways: false,
             knows_served: false,
-            mode: match options.mode {
-                modes::Kind::Ipvs => {
-                    Mode::Ipvs(Box::new(ipvs::Mode::new(&options.config, &options.ipvs, options.seed)))
-                }
-                modes::Kind::Nftables => Mode::Nftables(Box::new(nftables::Mode::new(&options.config))),
-                modes::Kind::Iptables => {
-                    let is_liberal = options.host.tcp_be_liberal;
-                    Mode::Iptables(Box::new(iptables::Mode::new(&facts, options.iptables, is_liberal, options.seed)))
-                }
-                modes::Kind::Userspace => Mode::Userspace(Box::new(userspace::Mode::new(&options.userspace))),
-            },
+            mode: options.new_mode(&facts),
             facts,
             safeguard: Safeguard::new(options.mass_removal),
             others: Safeguard::new(options.mass_removal),
@@ -271,6 +276,7 @@ impl Reconciler {
         let mut facts = NodeFacts::with_absent(&self.options.config, &self.node, &self.host, absent);
         facts.set_node_weights(self.cluster_nodes.weights().clone());
         facts.serve_localhost(self.options.mode.localhost(&self.options.iptables));
+        facts.set_service_cidrs(self.service_cidrs.clone());
         if facts != self.facts {
             self.facts = facts;
             self.recompile();
@@ -332,10 +338,10 @@ impl Reconciler {
     fn make(&mut self, pass: schedule::Pass, now: Moment, clock: &dyn Fn() -> Moment, ports: &mut Ports<'_>) -> Report {
         let mut report = Report::default();
         let first = self.serve_first(now, clock, ports);
-        if let Some(prepared) = self.prepare(pass, now, &mut report, ports) {
+        if self.prepare(pass, now, &mut report, ports).is_some() {
             // A running process retries soon, and must not delay anything else meanwhile.
             ports.rules.set_lock_wait(if self.settled { Self::SHORT_LOCK_WAIT } else { Self::FIRST_LOCK_WAIT });
-            if self.mode.carry_out(prepared, &self.store, &mut report, clock, ports) {
+            if self.mode.carry_out(&self.store, &mut report, clock, ports) {
                 self.schedule.request_full(now);
             }
         }
@@ -380,27 +386,20 @@ impl Reconciler {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn preview(&mut self, now: Moment, ports: &mut Ports<'_>) -> (Plan, Report) {
-        let before = self.mode.before_preview();
+        self.mode.begin_preview();
         let (safeguard, others) = (self.safeguard.clone(), self.others.clone());
         let mut report = Report::default();
-        let prepared = self.prepare(schedule::Pass::Full, now, &mut report, ports);
-        self.mode.after_preview(before);
+        self.prepare(schedule::Pass::Full, now, &mut report, ports);
+        let mut plan = self.mode.end_preview();
         (self.safeguard, self.others) = (safeguard, others);
         self.schedule.request_full(now);
-        let mut plan = prepared.map(Prepared::into_plan).unwrap_or_default();
         let looked = plan.look_for_flows(ports.conntrack);
         report.unread.extend(looked.err().map(|error| Unread::new("tracked UDP connections", error)));
         (plan, report)
     }
 
     /// Compiles what changed, reads what has to be read, and makes the plan; `None` when the kernel could not be read.
-    fn prepare(
-        &mut self,
-        pass: schedule::Pass,
-        now: Moment,
-        report: &mut Report,
-        ports: &mut Ports<'_>,
-    ) -> Option<Prepared> {
+    fn prepare(&mut self, pass: schedule::Pass, now: Moment, report: &mut Report, ports: &mut Ports<'_>) -> Option<()> {
         self.take_cluster_nodes();
         report.full = pass == schedule::Pass::Full || !self.mode.knows_kernel();
         if report.full || self.host_stale {

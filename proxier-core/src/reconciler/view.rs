@@ -6,7 +6,7 @@ use super::Reconciler;
 use crate::modes::ipvs::drain::Drains;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::wanted::{Unmarked, Wanted};
-use crate::modes::{self, Mode};
+use crate::modes::{self, ipvs};
 use crate::net::FrontendKey;
 use crate::plan::report::Refused;
 use crate::reconciler::schedule::Schedule;
@@ -40,10 +40,7 @@ impl Reconciler {
 
     /// What IPVS has to hold for that; `None` in other modes.
     pub fn wanted(&self) -> Option<&Wanted> {
-        match &self.mode {
-            Mode::Ipvs(mode) => Some(mode.wanted()),
-            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => None,
-        }
+        self.mode.ipvs().map(ipvs::Mode::wanted)
     }
 
     /// What IPVS holds, as far as is known; `None` in other modes.
@@ -82,10 +79,7 @@ impl Reconciler {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn observed(&self) -> Option<&Observed> {
-        match &self.mode {
-            Mode::Ipvs(mode) => mode.observed(),
-            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => None,
-        }
+        self.mode.ipvs()?.observed()
     }
 
     /// The node facts: what compiling needs besides the Services.
@@ -110,19 +104,13 @@ impl Reconciler {
 
     /// Real servers that drain; `None` in modes in which connections end by themselves.
     pub fn drains(&self) -> Option<&Drains> {
-        match &self.mode {
-            Mode::Ipvs(mode) => Some(mode.drains()),
-            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => None,
-        }
+        self.mode.ipvs().map(ipvs::Mode::drains)
     }
 
     /// The virtual server, by firewall mark, that serves outside clients of a Frontend, if it has one of its own
     /// ([`Config::splits_local`](crate::config::Config::splits_local)).
     pub fn split(&self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
-        match &self.mode {
-            Mode::Ipvs(mode) => mode.wanted().split(frontend),
-            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => None,
-        }
+        self.wanted()?.split(frontend)
     }
 
     /// The virtual server of a firewall mark that a node port has in common with this node's other addresses, in place of one of its own
@@ -161,10 +149,7 @@ impl Reconciler {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn shared(&self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
-        match &self.mode {
-            Mode::Ipvs(mode) => mode.wanted().shared(frontend),
-            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => None,
-        }
+        self.wanted()?.shared(frontend)
     }
 
     /// Which Services IPVS mode serves without the firewall marks that the configuration asks for
@@ -199,10 +184,7 @@ impl Reconciler {
 
     /// Which Frontend a virtual server is for, wanted or not; a shared node port has address 0; `None` for one of a firewall mark that is none of ours.
     pub fn frontend_of(&self, server: &VirtualServerKey) -> Option<FrontendKey> {
-        match &self.mode {
-            Mode::Ipvs(mode) => mode.wanted().frontend_key(server),
-            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => FrontendKey::try_from(*server).ok(),
-        }
+        self.wanted().map_or_else(|| FrontendKey::try_from(*server).ok(), |wanted| wanted.frontend_key(server))
     }
 
     /// Since when something is wanted that the kernel does not have; `None` when it has everything, and before

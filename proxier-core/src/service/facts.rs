@@ -68,6 +68,7 @@ pub struct NodeFacts {
     node_port_addresses: BTreeSet<IpAddr>,
     pod_cidrs: Vec<Network>,
     node_weights: Arc<BTreeMap<Box<str>, u16>>,
+    service_cidrs: Arc<[Network]>,
 }
 
 impl NodeFacts {
@@ -115,6 +116,7 @@ impl NodeFacts {
             node_port_addresses,
             pod_cidrs: node.pod_cidrs.clone(),
             node_weights: Arc::default(),
+            service_cidrs: Arc::default(),
         }
     }
 
@@ -180,6 +182,16 @@ impl NodeFacts {
     /// The weights of nodes other than 1, by name.
     pub fn node_weights(&self) -> &BTreeMap<Box<str>, u16> {
         &self.node_weights
+    }
+
+    /// Sets the networks of cluster IPs that the cluster names.
+    pub(crate) fn set_service_cidrs(&mut self, networks: Arc<[Network]>) {
+        self.service_cidrs = networks;
+    }
+
+    /// The networks of cluster IPs: those that the cluster names, or else these, as configured.
+    pub(crate) fn service_cidrs_or<'a>(&'a self, configured: &'a [Network]) -> &'a [Network] {
+        if self.service_cidrs.is_empty() { configured } else { &self.service_cidrs }
     }
 
     /// The configuration.

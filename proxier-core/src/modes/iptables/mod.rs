@@ -95,7 +95,7 @@ pub mod wanted;
 
 pub use diff::{Incomparable, changes, cleanup};
 pub use look::look;
-pub(crate) use mode::{Mode, Prepared};
+pub(crate) use mode::Mode;
 pub use plan::Plan;
 pub use remove::remove;
 pub(crate) use remove::{remove_but, remove_portals, served};

@@ -16,15 +16,15 @@ use super::wanted::{Changed, Wanted};
 use crate::modes::shared::names::Names;
 use crate::modes::shared::retry::RulesRetry;
 use crate::modes::shared::{flows, sysctls};
-use crate::modes::{Pass, Refreshed};
+use crate::modes::{self, Kind, Pass, Refreshed};
 use crate::net::{Family, FrontendKey};
 use crate::parallel;
 use crate::plan::report::{Report, RuleCount, Unread};
 use crate::plan::step::{Part, Step};
 use crate::ports::{PortError, PortErrorKind, Ports, Rules, UdpServices};
 use crate::safeguard::{Kernel, Loss, Safeguard};
-use crate::service::NodeFacts;
-use crate::snapshot::{ObjectKey, Store};
+use crate::service::{Desired, NodeFacts};
+use crate::snapshot::{HostAddresses, ObjectKey, Store};
 use crate::time::Moment;
 
 /// A plan of more lines takes a millisecond and more to free.
@@ -55,6 +55,8 @@ pub(crate) struct Mode {
     held: BTreeSet<FrontendKey>,
     /// Addresses and ports whose UDP flows could not be forgotten yet.
     unforgotten: BTreeSet<SocketAddr>,
+    /// The plan that was made last, until it is carried out.
+    prepared: Prepared,
 }
 
 /// The rules of a family from pass to pass.
@@ -107,49 +109,8 @@ impl Mode {
             families: BTreeMap::new(),
             held: BTreeSet::new(),
             unforgotten: BTreeSet::new(),
+            prepared: Prepared::default(),
         }
-    }
-
-    pub(crate) fn wanted(&self) -> &Wanted {
-        &self.wanted
-    }
-
-    pub(crate) fn facts_changed(&mut self) {
-        self.new_facts = true;
-    }
-
-    /// Whether a pass for changes is enough: one that finds a family's rules unknown reads them.
-    pub(crate) fn knows_kernel(&self) -> bool {
-        self.compared && self.held.is_empty()
-    }
-
-    /// The next pass reads the rules.
-    pub(crate) fn forget_kernel(&mut self) {
-        self.compared = false;
-        for state in self.families.values_mut() {
-            state.is_known = false;
-        }
-    }
-
-    pub(crate) fn compact(&mut self) {
-        self.wanted.compact();
-    }
-
-    /// When to try again to restore rules. `None` before the first comparison: the next full pass does it.
-    pub(crate) fn next_wake(&self) -> Option<Moment> {
-        let retries = self.families.values().filter_map(|state| state.retry.as_ref());
-        retries.map(|retry| retry.at).min().filter(|_| self.compared)
-    }
-
-    /// Compiles Services again.
-    pub(crate) fn refresh(&mut self, store: &Store, facts: &NodeFacts, services: &BTreeSet<ObjectKey>) -> Refreshed {
-        let (mut changed, health_checks) = self.wanted.follow(store, facts, services);
-        if std::mem::take(&mut self.new_facts) {
-            changed.extend(self.wanted.set_settings(facts, self.allowed()));
-        }
-        let frontends = changed.frontends().copied().collect();
-        self.note_changed(&changed);
-        Refreshed { frontends, health_checks }
     }
 
     fn note_changed(&mut self, changed: &Changed) {
@@ -175,68 +136,6 @@ impl Mode {
         let changed = self.wanted.set_settings(pass.facts, self.allowed());
         self.note_changed(&changed);
         changed.is_everything()
-    }
-
-    /// Compares and makes the plan. `None` when nothing could be read.
-    pub(crate) fn prepare(
-        &mut self,
-        pass: Pass<'_>,
-        safeguard: &mut Safeguard,
-        report: &mut Report,
-        ports: &mut Ports<'_>,
-    ) -> Option<Prepared> {
-        let mut plan = Plan::default();
-        let (mut due, mut dumps) = (Vec::new(), BTreeMap::new());
-        let read: Vec<Family> = pass.families().filter(|family| self.has_to_be_read(*family, &pass)).collect();
-        let mut list = read.clone();
-        list.retain(|family| !self.is_put_off(*family, pass.now));
-        let mut made = self.list(&list, ports.rules);
-        if pass.full {
-            if self.ask_programs(&pass, ports.rules) {
-                made.clear();
-            }
-            self.plan_sysctls(&pass, &mut plan, report, ports);
-        }
-        for family in pass.families() {
-            if self.is_put_off(family, pass.now) {
-                report.rules_put_off.insert(family);
-            } else if !read.contains(&family) {
-                due.push(family);
-            } else if let Some(dump) = self.read(family, &pass, report, ports.rules) {
-                dumps.insert(family, dump);
-                due.push(family);
-            }
-        }
-        self.compared |= pass.full && !dumps.is_empty();
-        if pass.full && dumps.is_empty() {
-            return None;
-        }
-        let losing: Vec<_> = due.iter().flat_map(|family| self.losing(*family, dumps.contains_key(family))).collect();
-        let mut held = BTreeSet::new();
-        if let Some(stopped) = safeguard.check(losing, &self.known, pass.store, self.wanted.desired(), pass.now) {
-            held = stopped.inherited().collect();
-            report.stopped = Some(stopped.to_string().into());
-        }
-        if !held.is_empty() {
-            // Reads the rules, to find the lines to hold back.
-            for family in due.iter().filter(|family| !dumps.contains_key(family)).copied().collect::<Vec<_>>() {
-                dumps.extend(self.read(family, &pass, report, ports.rules).map(|dump| (family, dump)));
-            }
-            due.retain(|family| dumps.contains_key(family));
-        }
-        // All has been read.
-        for family in due {
-            let from_nothing = made.remove(&family);
-            match self.plan_family(family, &pass, dumps.get(&family), &held, from_nothing) {
-                Ok(family) => plan.families.push(family),
-                Err(error) => report.unread.push(self.unreadable(family, error, pass.now)),
-            }
-        }
-        plan.forget = self.flows_to_forget(&pass, &plan, &held);
-        if pass.full && pass.settled && !pass.failing {
-            report.drift = self.drift(&pass, &plan);
-        }
-        Some(Prepared { plan, held })
     }
 
     /// Has the programs list families. Meanwhile makes what there is to write, if nothing seems to be there yet.
@@ -294,7 +193,13 @@ impl Mode {
     }
 
     /// Reads a family's rules, and what they serve. What fails is reported, and tried again after a pause.
-    fn read(&mut self, family: Family, pass: &Pass<'_>, report: &mut Report, rules: &mut dyn Rules) -> Option<Dump> {
+    fn read_family(
+        &mut self,
+        family: Family,
+        pass: &Pass<'_>,
+        report: &mut Report,
+        rules: &mut dyn Rules,
+    ) -> Option<Dump> {
         match rules.dump(family) {
             Ok(dump) => {
                 let addresses: Vec<_> = pass.facts.node_port_addresses(family).collect();
@@ -389,36 +294,6 @@ impl Mode {
         drift
     }
 
-    /// Carries out a plan. Returns whether the kernel surprised, so that the rules have to be read again at once. It cannot
-    /// surprise twice in a row: then they have been read.
-    pub(crate) fn carry_out(
-        &mut self,
-        prepared: Prepared,
-        store: &Store,
-        report: &mut Report,
-        clock: &dyn Fn() -> Moment,
-        ports: &mut Ports<'_>,
-    ) -> bool {
-        let Prepared { plan, held } = prepared;
-        let names = Names::new(store, self.wanted.desired());
-        let (applied, written) = apply(&plan, &self.wanted, &names, ports);
-        self.held = held;
-        let failed_to_forget = applied.failures.iter().any(|failure| failure.step.part == Part::Flows);
-        self.unforgotten = if failed_to_forget { plan.forget.keys().copied().collect() } else { BTreeSet::new() };
-        let mut surprised = false;
-        for (plan, written) in plan.families.iter().zip(&written) {
-            surprised |= written.is_surprise;
-            self.note_written(plan, written, clock());
-        }
-        report.serves_nothing = !applied.failures.is_empty() && self.serves_nothing();
-        report.applied = applied;
-        report.rule_counts = self.rule_counts(&written);
-        if plan.families.iter().any(|family| family.transaction.line_count() > LARGE) {
-            parallel::free(plan);
-        }
-        surprised
-    }
-
     /// How many rules there are, and were written.
     fn rule_counts(&self, written: &[Written]) -> Vec<RuleCount> {
         let of = |family: Family| {
@@ -472,5 +347,148 @@ impl Mode {
     fn serves_nothing(&self) -> bool {
         let mut wanted = self.wanted.desired().frontends().peekable();
         wanted.peek().is_some() && !wanted.any(|frontend| self.known.frontends.contains_key(&frontend.key))
+    }
+}
+
+impl modes::Mode for Mode {
+    fn refresh(&mut self, store: &Store, facts: &NodeFacts, services: &BTreeSet<ObjectKey>) -> Refreshed {
+        let (mut changed, health_checks) = self.wanted.follow(store, facts, services);
+        if std::mem::take(&mut self.new_facts) {
+            changed.extend(self.wanted.set_settings(facts, self.allowed()));
+        }
+        let frontends = changed.frontends().copied().collect();
+        self.note_changed(&changed);
+        Refreshed { frontends, health_checks }
+    }
+
+    fn compact(&mut self) {
+        self.wanted.compact();
+    }
+
+    fn knows_kernel(&self) -> bool {
+        self.compared && self.held.is_empty()
+    }
+
+    fn forget_kernel(&mut self) {
+        self.compared = false;
+        for state in self.families.values_mut() {
+            state.is_known = false;
+        }
+    }
+
+    fn prepare(
+        &mut self,
+        pass: Pass<'_>,
+        safeguard: &mut Safeguard,
+        report: &mut Report,
+        ports: &mut Ports<'_>,
+    ) -> Option<()> {
+        let mut plan = Plan::default();
+        let (mut due, mut dumps) = (Vec::new(), BTreeMap::new());
+        let read: Vec<Family> = pass.families().filter(|family| self.has_to_be_read(*family, &pass)).collect();
+        let mut list = read.clone();
+        list.retain(|family| !self.is_put_off(*family, pass.now));
+        let mut made = self.list(&list, ports.rules);
+        if pass.full {
+            if self.ask_programs(&pass, ports.rules) {
+                made.clear();
+            }
+            self.plan_sysctls(&pass, &mut plan, report, ports);
+        }
+        for family in pass.families() {
+            if self.is_put_off(family, pass.now) {
+                report.rules_put_off.insert(family);
+            } else if !read.contains(&family) {
+                due.push(family);
+            } else if let Some(dump) = self.read_family(family, &pass, report, ports.rules) {
+                dumps.insert(family, dump);
+                due.push(family);
+            }
+        }
+        self.compared |= pass.full && !dumps.is_empty();
+        if pass.full && dumps.is_empty() {
+            return None;
+        }
+        let losing: Vec<_> = due.iter().flat_map(|family| self.losing(*family, dumps.contains_key(family))).collect();
+        let mut held = BTreeSet::new();
+        if let Some(stopped) = safeguard.check(losing, &self.known, pass.store, self.wanted.desired(), pass.now) {
+            held = stopped.inherited().collect();
+            report.stopped = Some(stopped.to_string().into());
+        }
+        if !held.is_empty() {
+            // Reads the rules, to find the lines to hold back.
+            for family in due.iter().filter(|family| !dumps.contains_key(family)).copied().collect::<Vec<_>>() {
+                dumps.extend(self.read_family(family, &pass, report, ports.rules).map(|dump| (family, dump)));
+            }
+            due.retain(|family| dumps.contains_key(family));
+        }
+        // All has been read.
+        for family in due {
+            let from_nothing = made.remove(&family);
+            match self.plan_family(family, &pass, dumps.get(&family), &held, from_nothing) {
+                Ok(family) => plan.families.push(family),
+                Err(error) => report.unread.push(self.unreadable(family, error, pass.now)),
+            }
+        }
+        plan.forget = self.flows_to_forget(&pass, &plan, &held);
+        if pass.full && pass.settled && !pass.failing {
+            report.drift = self.drift(&pass, &plan);
+        }
+        self.prepared = Prepared { plan, held };
+        Some(())
+    }
+
+    fn carry_out(
+        &mut self,
+        store: &Store,
+        report: &mut Report,
+        clock: &dyn Fn() -> Moment,
+        ports: &mut Ports<'_>,
+    ) -> bool {
+        let Prepared { plan, held } = std::mem::take(&mut self.prepared);
+        let names = Names::new(store, self.wanted.desired());
+        let (applied, written) = apply(&plan, &self.wanted, &names, ports);
+        self.held = held;
+        let failed_to_forget = applied.failures.iter().any(|failure| failure.step.part == Part::Flows);
+        self.unforgotten = if failed_to_forget { plan.forget.keys().copied().collect() } else { BTreeSet::new() };
+        let mut surprised = false;
+        for (plan, written) in plan.families.iter().zip(&written) {
+            surprised |= written.is_surprise;
+            self.note_written(plan, written, clock());
+        }
+        report.serves_nothing = !applied.failures.is_empty() && self.serves_nothing();
+        report.applied = applied;
+        report.rule_counts = self.rule_counts(&written);
+        if plan.families.iter().any(|family| family.transaction.line_count() > LARGE) {
+            parallel::free(plan);
+        }
+        surprised
+    }
+
+    fn next_wake(&self) -> Option<Moment> {
+        let retries = self.families.values().filter_map(|state| state.retry.as_ref());
+        retries.map(|retry| retry.at).min().filter(|_| self.compared)
+    }
+
+    fn facts_changed(&mut self) {
+        self.new_facts = true;
+    }
+
+    fn end_preview(&mut self) -> modes::Plan {
+        self.forget_kernel();
+        modes::Plan::Iptables(Box::new(std::mem::take(&mut self.prepared).plan))
+    }
+
+    /// Each family is read when a plan is made for it.
+    fn read(&mut self, _host: &HostAddresses, _facts: &NodeFacts, _ports: &mut Ports<'_>) -> Result<(), Vec<Unread>> {
+        Ok(())
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Iptables
+    }
+
+    fn desired(&self) -> &Desired {
+        self.wanted.desired()
     }
 }

@@ -185,7 +185,7 @@ impl Routes {
             return Self::default();
         }
         let of_node = |family| facts.node_address(family).filter(|address| facts.is_on_interface(*address));
-        let (whole, unusable) = usable(&config.ipvs.service_cidrs, is_wanted, facts);
+        let (whole, unusable) = usable(facts.service_cidrs_or(&config.ipvs.service_cidrs), is_wanted, facts);
         Routes { is_on: true, whole, unusable, sources: config.families.iter().filter_map(of_node).collect() }
     }
 

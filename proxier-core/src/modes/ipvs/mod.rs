@@ -92,5 +92,5 @@ pub mod udp;
 pub mod wanted;
 
 pub(super) use look::look;
+pub(crate) use mode::Mode;
 pub use mode::Options;
-pub(crate) use mode::{Mode, Prepared};

@@ -22,13 +22,13 @@ use super::rules;
 use super::wanted::{Changed, Wanted};
 use crate::config::{Binding, Config, Families, KernelNames};
 use crate::modes::shared::names::Names;
-use crate::modes::{Pass, Refreshed};
+use crate::modes::{self, Kind, Pass, Refreshed};
 use crate::net::{Family, FrontendKey};
 use crate::plan::report::{Report, Unread};
 use crate::plan::step::{Part, Step};
 use crate::ports::{LocalNetworks, PortErrorKind, Ports, RouteOwner, Tables as TablesPort};
 use crate::safeguard::{Kernel as _, Safeguard};
-use crate::service::NodeFacts;
+use crate::service::{Desired, NodeFacts};
 use crate::snapshot::{HostAddresses, ObjectKey, Store};
 use crate::time::Moment;
 
@@ -89,6 +89,10 @@ pub(crate) struct Mode {
     pub(super) unfinished: BTreeSet<(Part, String, String)>,
     /// Real servers that drain.
     pub(super) drains: Drains,
+    /// The same before a plan that is for showing.
+    drains_before: Option<Drains>,
+    /// The plan that was made last, until it is carried out.
+    prepared: Prepared,
 }
 
 /// A plan, and what follows from carrying it out.
@@ -135,6 +139,8 @@ impl Mode {
             has_taken_over: false,
             unfinished: BTreeSet::new(),
             drains: Drains::new(options.drain.clone()),
+            drains_before: None,
+            prepared: Prepared::default(),
         }
     }
 
@@ -151,208 +157,16 @@ impl Mode {
         self.observed.as_ref()
     }
 
-    /// Whether its rules are tables of nf_tables, and have been read.
-    pub(crate) fn has_read_tables(&self) -> bool {
-        self.guards.kind() == guards::Kind::Nft && self.observed.is_some()
-    }
-
-    /// Puts back tables that somebody else has changed, without a pass.
-    pub(crate) fn restore_tables(&mut self, config: &Config, tables: &mut dyn TablesPort) {
-        if let (Guards::Nft(known), Some(observed)) = (&self.guards, &mut self.observed) {
-            self.restored.extend(known.restore(config, observed, tables));
-        }
-    }
-
     pub(crate) fn drains(&self) -> &Drains {
         &self.drains
     }
 
-    /// For a plan that is not carried out: what planning changes is set back by [`Mode::set_drains`].
-    pub(crate) fn set_drains(&mut self, drains: Drains) {
-        self.drains = drains;
-    }
-
-    pub(crate) fn facts_changed(&mut self) {
-        self.new_facts = true;
-    }
-
-    /// The next pass reads the kernel.
-    pub(crate) fn forget_kernel(&mut self) {
-        self.remembered.take(self.observed.take());
-    }
-
     /// The next pass reads the rules too.
-    pub(crate) fn forget_rules(&mut self) {
+    fn forget_rules(&mut self) {
         match &mut self.guards {
             Guards::Programs(programs) => programs.rules.clear(),
             Guards::Nft(tables) => tables.written.clear(),
         }
-    }
-
-    pub(crate) fn compact(&mut self) {
-        self.wanted.compact();
-        if let Some(observed) = &mut self.observed {
-            observed.compact();
-        }
-    }
-
-    /// When to try again to restore rules, or to check real servers that drain. `None` while the kernel could not be read:
-    /// the next full pass does both.
-    pub(crate) fn next_wake(&self) -> Option<Moment> {
-        self.observed.as_ref()?;
-        let retries = match &self.guards {
-            Guards::Programs(programs) => Some(programs.retry.values().map(|retry| retry.at)),
-            Guards::Nft(_) => None,
-        };
-        self.drains.next_check().into_iter().chain(retries.into_iter().flatten()).min()
-    }
-
-    /// Compiles Services again, and notes which virtual servers are newly wanted or no longer wanted.
-    pub(crate) fn refresh(&mut self, store: &Store, facts: &NodeFacts, services: &BTreeSet<ObjectKey>) -> Refreshed {
-        let compiled = services.iter().filter_map(|service| self.wanted.desired().compiled(service));
-        let before = compiled.flat_map(|compiled| &compiled.frontends).map(|frontend| frontend.key.into());
-        let before: BTreeSet<VirtualServerKey> = before.filter(|key| self.wanted.has_server(key)).collect();
-        let changed = self.wanted.refresh(store, facts, services);
-        // Records say which virtual servers of marks are ours.
-        for key in changed.virtual_servers.iter().filter(|key| key.addr().is_some()) {
-            match (before.contains(key), self.wanted.has_server(key)) {
-                (false, true) if !self.leaving.remove(key) => {
-                    self.unmade.insert(*key);
-                }
-                // A virtual server that no pass has made may be somebody else's.
-                (true, false) if !self.unmade.remove(key) => {
-                    self.leaving.insert(*key);
-                }
-                _ => {}
-            }
-        }
-        let keys = changed.virtual_servers.iter().filter_map(|key| FrontendKey::try_from(*key).ok());
-        let refreshed = Refreshed { frontends: keys.collect(), health_checks: !changed.health_checks.is_empty() };
-        self.changed.extend(changed);
-        refreshed
-    }
-
-    /// Whether the dummy device has other addresses than known, or is gone.
-    pub(crate) fn device_differs(&self, host: &HostAddresses) -> bool {
-        let Some(observed) = &self.observed else { return true };
-        let there: BTreeSet<_> = reading::device_addresses(host, &self.names).collect();
-        let is_gone = !self.by_routes() && !reading::has_device(host, &self.names);
-        is_gone || there != observed.addresses
-    }
-
-    /// Whether there are other routes than known: the kernel deletes those whose source this host loses.
-    pub(crate) fn routes_differ(&self, routes: &mut dyn LocalNetworks) -> bool {
-        let Some(observed) = self.observed.as_ref().filter(|_| self.by_routes()) else { return false };
-        let there = routes.networks(RouteOwner::Ipvs).map(BoundRoutes::from_iter);
-        there.is_ok_and(|there| there != observed.routes)
-    }
-
-    /// The next pass tries again what waits for a pause to end.
-    pub(crate) fn retry_at_once(&mut self) {
-        if let Guards::Programs(programs) = &mut self.guards {
-            programs.retry.clear();
-        }
-    }
-
-    /// Whether anything of an earlier process is there: addresses of the device, entries of sets.
-    pub(crate) fn serves_something(&self, host: &HostAddresses) -> bool {
-        let entries = self.observed.iter().flat_map(|observed| observed.sets.values());
-        reading::device_addresses(host, &self.names).next().is_some() || entries.into_iter().any(|set| !set.is_empty())
-    }
-
-    /// The addresses on which an earlier process served node ports, and this one as far as known.
-    pub(crate) fn served_node_addresses(&self, families: Families) -> impl Iterator<Item = IpAddr> {
-        let observed = self.observed.iter();
-        observed.flat_map(move |observed| families.iter().flat_map(|family| observed.node_port_addresses(family)))
-    }
-
-    /// Reads the kernel's tables.
-    ///
-    /// # Errors
-    /// What could not be read. The kernel is unknown then.
-    pub(crate) fn read(
-        &mut self,
-        host: &HostAddresses,
-        config: &Config,
-        ports: &mut Ports<'_>,
-    ) -> Result<(), Vec<Unread>> {
-        let Ports { ipvs, sets, rules, links, routes, tables, .. } = ports;
-        let families: Vec<Family> = config.families.iter().collect();
-        let is_settled = self.observed.is_some() && self.leaving.is_empty();
-        let mut read = Ok(Observed::new());
-        match &mut self.guards {
-            Guards::Programs(_) => rules.list_meanwhile(&families, &mut || {
-                read = reading::read(*ipvs, *sets, host, config, &self.wanted, is_settled);
-            }),
-            Guards::Nft(known) => {
-                read = reading::read_beside(known, *tables, *ipvs, host, config, &self.wanted, is_settled);
-            }
-        }
-        if !self.has_taken_over {
-            match (carried::read(self.guards.kind(), config, *sets, *tables), &mut read) {
-                (Ok(before), Ok(observed)) => observed.before = before,
-                (Err(unread), Err(errors)) => errors.extend(unread),
-                (Err(unread), read) => *read = Err(unread),
-                (Ok(_), Err(_)) => {}
-            }
-        }
-        // Addresses of another kind of device are not ours to remove.
-        if let Err(error) = links.has_device(self.names.device.as_str()) {
-            let mut errors = read.err().unwrap_or_default();
-            errors.push(Unread::new(format_args!("device {}", self.names.device), error));
-            read = Err(errors);
-        }
-        if !self.knows_no_routes {
-            match routes.networks(RouteOwner::Ipvs).map(BoundRoutes::from_iter) {
-                Ok(there) => {
-                    self.knows_no_routes = !self.by_routes() && there.is_empty();
-                    if let Ok(observed) = &mut read {
-                        observed.routes = there;
-                    }
-                }
-                Err(error) => {
-                    let mut errors = read.err().unwrap_or_default();
-                    errors.push(Unread::new("local routes", error));
-                    read = Err(errors);
-                }
-            }
-        }
-        self.remembered.take(self.observed.take());
-        let mut observed = read?;
-        self.remembered.give(&mut observed);
-        observed.is_first = !self.has_taken_over;
-        if observed.is_first {
-            recall_marks(&mut observed, config);
-        }
-        self.wanted.settle_marks(&observed);
-        self.observed = Some(observed);
-        Ok(())
-    }
-
-    /// Compares, reads what else has to be read, and makes the plan. `None` when the kernel is unknown.
-    pub(crate) fn prepare(
-        &mut self,
-        pass: Pass<'_>,
-        safeguard: &mut Safeguard,
-        report: &mut Report,
-        ports: &mut Ports<'_>,
-    ) -> Option<Prepared> {
-        self.note_leaving(pass.full);
-        let routes = Routes::new(&self.wanted, pass.facts);
-        let compared = self.compare(pass, &routes, safeguard, report)?;
-        report.limited = self.limited(&routes, pass);
-        let readings = reading::read_rest(self, pass, &compared, report, ports);
-        if let Guards::Programs(programs) = &mut self.guards {
-            programs.retry.retain(|family, _| !readings.rules_stay.contains(family));
-        }
-        let verdicts = self.judge_drains(&readings, pass.now);
-        let Planned { plan, inputs, layouts, unread, drift } = whole(self, pass, compared, &readings, &verdicts)?;
-        report.unread.extend(unread);
-        report.drift = drift;
-        if pass.full {
-            report.drift.append(&mut self.restored);
-        }
-        Some(Prepared { plan, inputs, layouts })
     }
 
     fn note_leaving(&mut self, full: bool) {
@@ -454,17 +268,150 @@ impl Mode {
         all
     }
 
-    /// Carries out a plan. Returns whether the kernel surprised, so that it has to be read again: at once after a surprise,
-    /// but not twice in a row, or a contradictory kernel would loop us.
-    pub(crate) fn carry_out(
+    /// Whether routes went that rules still allow for: a guard goes after what it guards.
+    fn lost_guarded(&self, plan: &Plan) -> bool {
+        let Some(observed) = &self.observed else { return false };
+        let mut went = plan.delete_routes.iter().filter(|network| !observed.routes.has(network));
+        went.any(|network| {
+            let guarded = self.guards.guarded_networks(Family::of(network.addr()));
+            guarded.is_some_and(|guarded| !self.by_routes() || guarded.contains(network))
+        })
+    }
+
+    /// Whether none of the wanted virtual servers exists.
+    fn serves_nothing(&self) -> bool {
+        let is_there =
+            |key: FrontendKey| self.observed.as_ref().is_some_and(|observed| observed.serves(&key).is_some());
+        let mut wanted = self.wanted.desired().frontends().peekable();
+        wanted.peek().is_some() && !wanted.any(|frontend| is_there(frontend.key))
+    }
+}
+
+impl modes::Mode for Mode {
+    fn refresh(&mut self, store: &Store, facts: &NodeFacts, services: &BTreeSet<ObjectKey>) -> Refreshed {
+        let compiled = services.iter().filter_map(|service| self.wanted.desired().compiled(service));
+        let before = compiled.flat_map(|compiled| &compiled.frontends).map(|frontend| frontend.key.into());
+        let before: BTreeSet<VirtualServerKey> = before.filter(|key| self.wanted.has_server(key)).collect();
+        let changed = self.wanted.refresh(store, facts, services);
+        // Records say which virtual servers of marks are ours.
+        for key in changed.virtual_servers.iter().filter(|key| key.addr().is_some()) {
+            match (before.contains(key), self.wanted.has_server(key)) {
+                (false, true) if !self.leaving.remove(key) => {
+                    self.unmade.insert(*key);
+                }
+                // A virtual server that no pass has made may be somebody else's.
+                (true, false) if !self.unmade.remove(key) => {
+                    self.leaving.insert(*key);
+                }
+                _ => {}
+            }
+        }
+        let keys = changed.virtual_servers.iter().filter_map(|key| FrontendKey::try_from(*key).ok());
+        let refreshed = Refreshed { frontends: keys.collect(), health_checks: !changed.health_checks.is_empty() };
+        self.changed.extend(changed);
+        refreshed
+    }
+
+    fn compact(&mut self) {
+        self.wanted.compact();
+        if let Some(observed) = &mut self.observed {
+            observed.compact();
+        }
+    }
+
+    fn forget_kernel(&mut self) {
+        self.remembered.take(self.observed.take());
+    }
+
+    fn read(&mut self, host: &HostAddresses, facts: &NodeFacts, ports: &mut Ports<'_>) -> Result<(), Vec<Unread>> {
+        let config = facts.config();
+        let Ports { ipvs, sets, rules, links, routes, tables, .. } = ports;
+        let families: Vec<Family> = config.families.iter().collect();
+        let is_settled = self.observed.is_some() && self.leaving.is_empty();
+        let mut read = Ok(Observed::new());
+        match &mut self.guards {
+            Guards::Programs(_) => rules.list_meanwhile(&families, &mut || {
+                read = reading::read(*ipvs, *sets, host, config, &self.wanted, is_settled);
+            }),
+            Guards::Nft(known) => {
+                read = reading::read_beside(known, *tables, *ipvs, host, config, &self.wanted, is_settled);
+            }
+        }
+        if !self.has_taken_over {
+            match (carried::read(self.guards.kind(), config, *sets, *tables), &mut read) {
+                (Ok(before), Ok(observed)) => observed.before = before,
+                (Err(unread), Err(errors)) => errors.extend(unread),
+                (Err(unread), read) => *read = Err(unread),
+                (Ok(_), Err(_)) => {}
+            }
+        }
+        // Addresses of another kind of device are not ours to remove.
+        if let Err(error) = links.has_device(self.names.device.as_str()) {
+            let mut errors = read.err().unwrap_or_default();
+            errors.push(Unread::new(format_args!("device {}", self.names.device), error));
+            read = Err(errors);
+        }
+        if !self.knows_no_routes {
+            match routes.networks(RouteOwner::Ipvs).map(BoundRoutes::from_iter) {
+                Ok(there) => {
+                    self.knows_no_routes = !self.by_routes() && there.is_empty();
+                    if let Ok(observed) = &mut read {
+                        observed.routes = there;
+                    }
+                }
+                Err(error) => {
+                    let mut errors = read.err().unwrap_or_default();
+                    errors.push(Unread::new("local routes", error));
+                    read = Err(errors);
+                }
+            }
+        }
+        self.remembered.take(self.observed.take());
+        let mut observed = read?;
+        self.remembered.give(&mut observed);
+        observed.is_first = !self.has_taken_over;
+        if observed.is_first {
+            recall_marks(&mut observed, config);
+        }
+        self.wanted.settle_marks(&observed);
+        self.observed = Some(observed);
+        Ok(())
+    }
+
+    fn prepare(
         &mut self,
-        prepared: Prepared,
+        pass: Pass<'_>,
+        safeguard: &mut Safeguard,
+        report: &mut Report,
+        ports: &mut Ports<'_>,
+    ) -> Option<()> {
+        self.note_leaving(pass.full);
+        let routes = Routes::new(&self.wanted, pass.facts);
+        let compared = self.compare(pass, &routes, safeguard, report)?;
+        report.limited = self.limited(&routes, pass);
+        let readings = reading::read_rest(self, pass, &compared, report, ports);
+        if let Guards::Programs(programs) = &mut self.guards {
+            programs.retry.retain(|family, _| !readings.rules_stay.contains(family));
+        }
+        let verdicts = self.judge_drains(&readings, pass.now);
+        let Planned { plan, inputs, layouts, unread, drift } = whole(self, pass, compared, &readings, &verdicts)?;
+        report.unread.extend(unread);
+        report.drift = drift;
+        if pass.full {
+            report.drift.append(&mut self.restored);
+        }
+        self.prepared = Prepared { plan, inputs, layouts };
+        Some(())
+    }
+
+    fn carry_out(
+        &mut self,
         store: &Store,
         report: &mut Report,
         clock: &dyn Fn() -> Moment,
         ports: &mut Ports<'_>,
     ) -> bool {
-        let Prepared { plan, inputs, layouts } = prepared;
+        let Prepared { plan, inputs, layouts } = std::mem::take(&mut self.prepared);
         let now = clock();
         let Some(observed) = &mut self.observed else { return false };
         let names = Names::new(store, self.wanted.desired());
@@ -500,21 +447,91 @@ impl Mode {
         read_again || lost_guarded
     }
 
-    /// Whether routes went that rules still allow for: a guard goes after what it guards.
-    fn lost_guarded(&self, plan: &Plan) -> bool {
-        let Some(observed) = &self.observed else { return false };
-        let mut went = plan.delete_routes.iter().filter(|network| !observed.routes.has(network));
-        went.any(|network| {
-            let guarded = self.guards.guarded_networks(Family::of(network.addr()));
-            guarded.is_some_and(|guarded| !self.by_routes() || guarded.contains(network))
-        })
+    fn next_wake(&self) -> Option<Moment> {
+        self.observed.as_ref()?;
+        let retries = match &self.guards {
+            Guards::Programs(programs) => Some(programs.retry.values().map(|retry| retry.at)),
+            Guards::Nft(_) => None,
+        };
+        self.drains.next_check().into_iter().chain(retries.into_iter().flatten()).min()
     }
 
-    /// Whether none of the wanted virtual servers exists.
-    fn serves_nothing(&self) -> bool {
-        let is_there =
-            |key: FrontendKey| self.observed.as_ref().is_some_and(|observed| observed.serves(&key).is_some());
-        let mut wanted = self.wanted.desired().frontends().peekable();
-        wanted.peek().is_some() && !wanted.any(|frontend| is_there(frontend.key))
+    fn facts_changed(&mut self) {
+        self.new_facts = true;
+    }
+
+    fn has_read_tables(&self) -> bool {
+        self.guards.kind() == guards::Kind::Nft && self.observed.is_some()
+    }
+
+    fn restore_tables(&mut self, config: &Config, tables: &mut dyn TablesPort) {
+        if let (Guards::Nft(known), Some(observed)) = (&self.guards, &mut self.observed) {
+            self.restored.extend(known.restore(config, observed, tables));
+        }
+    }
+
+    fn device_differs(&self, host: &HostAddresses) -> bool {
+        let Some(observed) = &self.observed else { return true };
+        let there: BTreeSet<_> = reading::device_addresses(host, &self.names).collect();
+        let is_gone = !self.by_routes() && !reading::has_device(host, &self.names);
+        is_gone || there != observed.addresses
+    }
+
+    fn routes_differ(&self, routes: &mut dyn LocalNetworks) -> bool {
+        let Some(observed) = self.observed.as_ref().filter(|_| self.by_routes()) else { return false };
+        let there = routes.networks(RouteOwner::Ipvs).map(BoundRoutes::from_iter);
+        there.is_ok_and(|there| there != observed.routes)
+    }
+
+    /// And those of this process as far as known.
+    fn served_node_addresses(&self, families: Families) -> Vec<IpAddr> {
+        let observed = self.observed.iter();
+        observed.flat_map(|observed| families.iter().flat_map(|family| observed.node_port_addresses(family))).collect()
+    }
+
+    fn retry_at_once(&mut self) {
+        if let Guards::Programs(programs) = &mut self.guards {
+            programs.retry.clear();
+        }
+    }
+
+    fn begin_preview(&mut self) {
+        self.drains_before = Some(self.drains.clone());
+    }
+
+    fn end_preview(&mut self) -> modes::Plan {
+        if let Some(before) = self.drains_before.take() {
+            self.drains = before;
+        }
+        self.forget_rules();
+        self.forget_kernel();
+        modes::Plan::Ipvs(Box::new(std::mem::take(&mut self.prepared).plan))
+    }
+
+    /// Addresses of the device and entries of sets are an earlier process's.
+    fn may_serve_first(&self, host: &HostAddresses) -> bool {
+        let entries = self.observed.iter().flat_map(|observed| observed.sets.values());
+        reading::device_addresses(host, &self.names).next().is_none() && entries.into_iter().all(BTreeSet::is_empty)
+    }
+
+    /// Rules of iptables mode serve all Services.
+    fn takes_over(&self) -> bool {
+        self.prepared.plan.rules.iter().any(|change| change.changes.replace_iptables_mode())
+    }
+
+    fn ipvs(&self) -> Option<&Mode> {
+        Some(self)
+    }
+
+    fn knows_kernel(&self) -> bool {
+        self.observed.is_some()
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Ipvs
+    }
+
+    fn desired(&self) -> &Desired {
+        self.wanted.desired()
     }
 }

@@ -77,7 +77,7 @@ pub(crate) use kube_proxy::{cleanup_kube_proxy, served_by_kube_proxy, unrecognis
 pub use layout::{Layout, MasqueradeRule};
 pub(super) use look::look;
 pub use lower::{Item, SetName, lower};
-pub(crate) use mode::{Mode, Prepared};
+pub(crate) use mode::Mode;
 pub use pick::{Affinity, Marks, Pick, SharedChain, Slot, Split};
 pub use plan::Plan;
 pub use slots::Slots;

@@ -16,14 +16,15 @@ use crate::config::Config;
 use crate::modes::shared::names::Names;
 use crate::modes::shared::nft::made_by_others;
 use crate::modes::shared::{flows, sysctls};
-use crate::modes::{Pass, Refreshed};
+use crate::modes::{self, Kind, Pass, Refreshed};
 use crate::net::{Family, FrontendKey};
 use crate::plan::report::{Report, Unread};
 use crate::plan::step::{Part, Step};
 use crate::ports::{PortError, PortErrorKind, Ports, Tables, UdpServices};
 use crate::safeguard::{Kernel, Safeguard, Stopped};
-use crate::service::{Frontend, NodeFacts};
-use crate::snapshot::{ObjectKey, Store};
+use crate::service::{Desired, Frontend, NodeFacts};
+use crate::snapshot::{HostAddresses, ObjectKey, Store};
+use crate::time::Moment;
 
 /// nftables mode of one node.
 #[derive(Debug)]
@@ -50,6 +51,8 @@ pub(crate) struct Mode {
     unfinished: BTreeSet<Family>,
     /// The last pass found something unexpected in the kernel.
     surprised: bool,
+    /// The plan that was made last, until it is carried out.
+    prepared: Prepared,
 }
 
 /// What the kernel holds.
@@ -93,136 +96,12 @@ impl Mode {
             unforgotten: BTreeSet::new(),
             unfinished: BTreeSet::new(),
             surprised: false,
+            prepared: Prepared::default(),
         }
-    }
-
-    pub(crate) fn wanted(&self) -> &Wanted {
-        &self.wanted
-    }
-
-    /// Whether a pass for changes is enough: the kernel is known, and everything that may differ is among the changes.
-    pub(crate) fn knows_kernel(&self) -> bool {
-        self.known.is_some() && self.held.is_empty()
-    }
-
-    /// The next pass reads the kernel.
-    pub(crate) fn forget_kernel(&mut self) {
-        self.known = None;
-        self.read.clear();
-    }
-
-    /// Whether the tables have been read.
-    pub(crate) fn has_read(&self) -> bool {
-        self.known.is_some()
-    }
-
-    pub(crate) fn compact(&mut self) {
-        self.wanted.compact();
-    }
-
-    /// Compiles Services again.
-    pub(crate) fn refresh(&mut self, store: &Store, facts: &NodeFacts, services: &BTreeSet<ObjectKey>) -> Refreshed {
-        let refreshed = self.wanted.refresh(store, facts, services, &mut self.changed);
-        Refreshed { frontends: refreshed.frontends, health_checks: refreshed.health_checks }
     }
 
     fn layout(&self, family: Family, pass: &Pass<'_>) -> Layout {
         Layout::new(family, &self.table, pass.facts, pass.tcp_is_liberal)
-    }
-
-    /// Reads the tables of both families: one that is not served any more has to go. Tables that nobody changed since they
-    /// were written are not read. A table that somebody else made is noted, and left alone.
-    ///
-    /// # Errors
-    /// What could not be read. The kernel is unknown then.
-    pub(crate) fn read(&mut self, facts: &NodeFacts, ports: &mut Ports<'_>) -> Result<(), Vec<Unread>> {
-        self.read.clear();
-        let unread = |error| vec![Unread::new("generation of nf_tables", error)];
-        let generation = ports.tables.generation().map_err(unread)?;
-        let is_known = self.known.as_ref().is_some_and(|known| known.generation == Some(generation));
-        let is_whole = self.foreign.is_empty() && self.refused.is_empty() && self.unfinished.is_empty();
-        if is_known && self.held.is_empty() && is_whole {
-            return Ok(());
-        }
-        self.foreign.clear();
-        let mut known = Known { generation: Some(generation), frontends: BTreeMap::new() };
-        let mut failed = Vec::new();
-        for family in Family::ALL {
-            let layout = Layout::new(family, &self.table, facts, false);
-            match read(ports.tables, &layout) {
-                Ok(observed) => {
-                    known.frontends.extend(observed.iter().flat_map(|observed| observed.frontends(family)));
-                    self.read.insert(family, observed);
-                }
-                Err(error) if error.kind() == PortErrorKind::AlreadyExists => {
-                    self.foreign.insert(family, error);
-                }
-                Err(error) => failed.push(Unread::new(format_args!("table {}", layout.table()), error)),
-            }
-        }
-        if !failed.is_empty() {
-            self.forget_kernel();
-            return Err(failed);
-        }
-        self.known = Some(known);
-        Ok(())
-    }
-
-    /// Compares and makes the plan. `None` when the kernel is unknown.
-    pub(crate) fn prepare(
-        &mut self,
-        pass: Pass<'_>,
-        safeguard: &mut Safeguard,
-        report: &mut Report,
-        ports: &mut Ports<'_>,
-    ) -> Option<Prepared> {
-        let mut plan = Plan::default();
-        if pass.full {
-            let wanted = sysctls::of_every_mode(pass.settings);
-            (plan.sysctls, report.unmet) = sysctls::changes(ports.sysctls, wanted);
-        }
-        let generation = match ports.tables.generation() {
-            Ok(generation) => Some(generation),
-            Err(error) => {
-                report.unread.push(Unread::new("generation of nf_tables", error));
-                return None;
-            }
-        };
-        let read = std::mem::take(&mut self.read);
-        for (family, observed) in &read {
-            let held = observed.as_ref().map(|observed| observed.slots(*family)).unwrap_or_default();
-            self.wanted.adopt(*family, held);
-        }
-        let served: Vec<Family> = pass.families().collect();
-        for family in Family::ALL {
-            let layout = self.layout(family, &pass);
-            match self.foreign.get(&family) {
-                Some(error) if served.contains(&family) => {
-                    report.unread.push(Unread::new(format_args!("table {}", layout.table()), error.clone()));
-                }
-                Some(_) => {}
-                None => plan.tables.extend(self.plan_table(layout, served.contains(&family), read.get(&family))),
-            }
-        }
-        if pass.full && plan.tables.iter().any(TablePlan::guards_localhost) {
-            let (changes, unmet) = sysctls::of_localhost(ports.sysctls);
-            plan.guarded = changes;
-            report.unmet.extend(unmet);
-        }
-        let known = self.known.as_ref()?;
-        let desired = self.wanted.desired();
-        let losing: Vec<_> = plan.tables.iter().flat_map(|table| table.losing(&self.wanted)).collect();
-        let mut held = BTreeSet::new();
-        if let Some(stopped) = safeguard.check(losing, known, pass.store, desired, pass.now) {
-            held = Mode::hold(&stopped, &mut plan, &read);
-            report.stopped = Some(stopped.to_string().into());
-        }
-        plan.forget = self.flows_to_forget(&pass, &plan, &held);
-        if pass.full && pass.settled && !pass.failing {
-            report.drift = self.drift(&pass, &plan);
-        }
-        let basis = Basis { generation: known.generation.filter(|_| !read.is_empty()), read };
-        Some(Prepared { plan, generation, basis, held })
     }
 
     /// What changes in a family's table; `None` when it is not to exist and does not.
@@ -285,33 +164,6 @@ impl Mode {
         drift
     }
 
-    /// Carries out a plan. Returns whether the kernel surprised, so that it has to be read again: at once after a surprise,
-    /// but not twice in a row.
-    pub(crate) fn carry_out(
-        &mut self,
-        prepared: Prepared,
-        store: &Store,
-        report: &mut Report,
-        ports: &mut Ports<'_>,
-    ) -> bool {
-        let Prepared { plan, generation, mut basis, held } = prepared;
-        let names = Names::new(store, self.wanted.desired());
-        let (applied, written) = apply(&plan, &mut basis, &names, ports);
-        let is_done = |family: Family| written.iter().all(|of| of.family != family || of.is_done);
-        self.unfinished = Family::ALL.into_iter().filter(|family| !is_done(*family)).collect();
-        self.refused = written.iter().flat_map(|of| of.refused.iter().copied()).collect();
-        self.held = held;
-        let failed_to_forget = applied.failures.iter().any(|failure| failure.step.part == Part::Flows);
-        self.unforgotten = if failed_to_forget { plan.forget.keys().copied().collect() } else { BTreeSet::new() };
-        self.note_written(&plan, &written, generation, ports.tables);
-        let surprised = written.iter().any(|of| of.is_surprise);
-        let read_again = surprised && !self.surprised;
-        self.surprised = surprised;
-        report.serves_nothing = !applied.failures.is_empty() && self.serves_nothing();
-        report.applied = applied;
-        read_again
-    }
-
     /// Records what the kernel holds now.
     fn note_written(&mut self, plan: &Plan, written: &[Written], before: Option<u32>, tables: &mut dyn Tables) {
         if !self.unfinished.is_empty() || !self.refused.is_empty() {
@@ -359,6 +211,157 @@ impl Mode {
         let Some(known) = &self.known else { return false };
         let mut wanted = self.wanted.desired().frontends().peekable();
         wanted.peek().is_some() && !wanted.any(|frontend| known.frontends.contains_key(&frontend.key))
+    }
+}
+
+impl modes::Mode for Mode {
+    fn refresh(&mut self, store: &Store, facts: &NodeFacts, services: &BTreeSet<ObjectKey>) -> Refreshed {
+        self.wanted.refresh(store, facts, services, &mut self.changed)
+    }
+
+    fn compact(&mut self) {
+        self.wanted.compact();
+    }
+
+    fn knows_kernel(&self) -> bool {
+        self.known.is_some() && self.held.is_empty()
+    }
+
+    fn forget_kernel(&mut self) {
+        self.known = None;
+        self.read.clear();
+    }
+
+    fn read(&mut self, _host: &HostAddresses, facts: &NodeFacts, ports: &mut Ports<'_>) -> Result<(), Vec<Unread>> {
+        self.read.clear();
+        let unread = |error| vec![Unread::new("generation of nf_tables", error)];
+        let generation = ports.tables.generation().map_err(unread)?;
+        let is_known = self.known.as_ref().is_some_and(|known| known.generation == Some(generation));
+        let is_whole = self.foreign.is_empty() && self.refused.is_empty() && self.unfinished.is_empty();
+        if is_known && self.held.is_empty() && is_whole {
+            return Ok(());
+        }
+        self.foreign.clear();
+        let mut known = Known { generation: Some(generation), frontends: BTreeMap::new() };
+        let mut failed = Vec::new();
+        for family in Family::ALL {
+            let layout = Layout::new(family, &self.table, facts, false);
+            match read(ports.tables, &layout) {
+                Ok(observed) => {
+                    known.frontends.extend(observed.iter().flat_map(|observed| observed.frontends(family)));
+                    self.read.insert(family, observed);
+                }
+                Err(error) if error.kind() == PortErrorKind::AlreadyExists => {
+                    self.foreign.insert(family, error);
+                }
+                Err(error) => failed.push(Unread::new(format_args!("table {}", layout.table()), error)),
+            }
+        }
+        if !failed.is_empty() {
+            self.forget_kernel();
+            return Err(failed);
+        }
+        self.known = Some(known);
+        Ok(())
+    }
+
+    fn prepare(
+        &mut self,
+        pass: Pass<'_>,
+        safeguard: &mut Safeguard,
+        report: &mut Report,
+        ports: &mut Ports<'_>,
+    ) -> Option<()> {
+        let mut plan = Plan::default();
+        if pass.full {
+            let wanted = sysctls::of_every_mode(pass.settings);
+            (plan.sysctls, report.unmet) = sysctls::changes(ports.sysctls, wanted);
+        }
+        let generation = match ports.tables.generation() {
+            Ok(generation) => Some(generation),
+            Err(error) => {
+                report.unread.push(Unread::new("generation of nf_tables", error));
+                return None;
+            }
+        };
+        let read = std::mem::take(&mut self.read);
+        for (family, observed) in &read {
+            let held = observed.as_ref().map(|observed| observed.slots(*family)).unwrap_or_default();
+            self.wanted.adopt(*family, held);
+        }
+        let served: Vec<Family> = pass.families().collect();
+        for family in Family::ALL {
+            let layout = self.layout(family, &pass);
+            match self.foreign.get(&family) {
+                Some(error) if served.contains(&family) => {
+                    report.unread.push(Unread::new(format_args!("table {}", layout.table()), error.clone()));
+                }
+                Some(_) => {}
+                None => plan.tables.extend(self.plan_table(layout, served.contains(&family), read.get(&family))),
+            }
+        }
+        if pass.full && plan.tables.iter().any(TablePlan::guards_localhost) {
+            let (changes, unmet) = sysctls::of_localhost(ports.sysctls);
+            plan.guarded = changes;
+            report.unmet.extend(unmet);
+        }
+        let known = self.known.as_ref()?;
+        let desired = self.wanted.desired();
+        let losing: Vec<_> = plan.tables.iter().flat_map(|table| table.losing(&self.wanted)).collect();
+        let mut held = BTreeSet::new();
+        if let Some(stopped) = safeguard.check(losing, known, pass.store, desired, pass.now) {
+            held = Mode::hold(&stopped, &mut plan, &read);
+            report.stopped = Some(stopped.to_string().into());
+        }
+        plan.forget = self.flows_to_forget(&pass, &plan, &held);
+        if pass.full && pass.settled && !pass.failing {
+            report.drift = self.drift(&pass, &plan);
+        }
+        let basis = Basis { generation: known.generation.filter(|_| !read.is_empty()), read };
+        self.prepared = Prepared { plan, generation, basis, held };
+        Some(())
+    }
+
+    fn carry_out(
+        &mut self,
+        store: &Store,
+        report: &mut Report,
+        _clock: &dyn Fn() -> Moment,
+        ports: &mut Ports<'_>,
+    ) -> bool {
+        let Prepared { plan, generation, mut basis, held } = std::mem::take(&mut self.prepared);
+        let names = Names::new(store, self.wanted.desired());
+        let (applied, written) = apply(&plan, &mut basis, &names, ports);
+        let is_done = |family: Family| written.iter().all(|of| of.family != family || of.is_done);
+        self.unfinished = Family::ALL.into_iter().filter(|family| !is_done(*family)).collect();
+        self.refused = written.iter().flat_map(|of| of.refused.iter().copied()).collect();
+        self.held = held;
+        let failed_to_forget = applied.failures.iter().any(|failure| failure.step.part == Part::Flows);
+        self.unforgotten = if failed_to_forget { plan.forget.keys().copied().collect() } else { BTreeSet::new() };
+        self.note_written(&plan, &written, generation, ports.tables);
+        let surprised = written.iter().any(|of| of.is_surprise);
+        let read_again = surprised && !self.surprised;
+        self.surprised = surprised;
+        report.serves_nothing = !applied.failures.is_empty() && self.serves_nothing();
+        report.applied = applied;
+        read_again
+    }
+
+    fn end_preview(&mut self) -> modes::Plan {
+        self.forget_kernel();
+        modes::Plan::Nftables(Box::new(std::mem::take(&mut self.prepared).plan))
+    }
+
+    fn has_read_tables(&self) -> bool {
+        self.known.is_some()
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Nftables
+    }
+
+    fn desired(&self) -> &Desired {
+        self.wanted.desired()
     }
 }
 

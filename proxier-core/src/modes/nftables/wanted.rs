@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use super::lower::{Item, SetName, Treatment, concat, lower};
 use super::pick::SharedChain;
 use super::slots::{Held, Slots};
+use crate::modes::Refreshed;
 use crate::net::{Family, FrontendKey};
 use crate::pack::pack;
 use crate::service::{Compiled, Desired, Follower, Frontend, NodeFacts, Roles};
@@ -85,13 +86,6 @@ pub(super) struct Changed {
     pub(super) frontends: BTreeMap<FrontendKey, Option<(Frontend, Slots)>>,
     /// Needs that appeared or disappeared since the last write.
     pub(super) needs: BTreeSet<Need>,
-}
-
-/// A refresh's changes, for the reconciler.
-#[derive(Debug, Default)]
-pub(super) struct Refreshed {
-    pub(super) frontends: Vec<FrontendKey>,
-    pub(super) health_checks: bool,
 }
 
 struct Following<'a> {

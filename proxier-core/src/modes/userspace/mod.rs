@@ -50,6 +50,6 @@ pub use crate::ports::{Counts, Listener, Settings, Turned};
 pub use cleanup::cleanup;
 pub use lower::{NO_SCTP, lower};
 pub use mode::Options;
-pub(crate) use mode::{Mode, Prepared, wanted_sysctls};
+pub(crate) use mode::{Mode, wanted_sysctls};
 pub use plan::Plan;
 pub use wanted::Wanted;

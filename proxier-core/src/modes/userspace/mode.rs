@@ -15,15 +15,15 @@ use crate::modes::shared::names::Names;
 use crate::modes::shared::routes::{self, network_of};
 use crate::modes::shared::service_networks::{Unusable, usable};
 use crate::modes::shared::sysctls::{self, HostSettings};
-use crate::modes::{Pass, Refreshed};
+use crate::modes::{self, Kind, Pass, Refreshed};
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::plan::report::{Applied, Refused, Report, Unread};
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::SysctlChange;
 use crate::ports::{Listener, LocalRoute, Ports, RouteOwner, Settings};
 use crate::safeguard::{Kernel, Loss, Safeguard};
-use crate::service::{Frontend, NodeFacts};
-use crate::snapshot::{ObjectKey, Store};
+use crate::service::{Desired, Frontend, NodeFacts};
+use crate::snapshot::{HostAddresses, ObjectKey, Store};
 use crate::time::Moment;
 
 /// Settings of userspace mode.
@@ -65,8 +65,6 @@ pub(crate) struct Mode {
     settings: Option<Settings>,
     /// What is kept although no Service wants it.
     held: BTreeSet<FrontendKey>,
-    /// Other networks are wanted than in the last full pass.
-    new_networks: bool,
     /// The networks that are local as a whole, as the last pass wanted it.
     whole: BTreeSet<Network>,
     /// Networks that cannot be local as a whole, as it was reported.
@@ -76,6 +74,8 @@ pub(crate) struct Mode {
     look_at: Option<Moment>,
     /// Addresses and ports whose UDP flows could not be forgotten yet.
     unforgotten: BTreeSet<SocketAddr>,
+    /// The plan that was made last, until it is carried out.
+    prepared: Prepared,
 }
 
 /// What there is.
@@ -100,7 +100,6 @@ pub(crate) struct Prepared {
     whole: BTreeSet<Network>,
     unusable: Vec<Unusable>,
     held: BTreeSet<FrontendKey>,
-    full: bool,
     now: Moment,
 }
 
@@ -135,85 +134,13 @@ impl Mode {
             there: BTreeMap::new(),
             settings: None,
             held: BTreeSet::new(),
-            new_networks: false,
             whole: BTreeSet::new(),
             told: Vec::new(),
             kept: BTreeSet::new(),
             look_at: None,
             unforgotten: BTreeSet::new(),
+            prepared: Prepared::default(),
         }
-    }
-
-    pub(crate) fn wanted(&self) -> &Wanted {
-        &self.wanted
-    }
-
-    /// Whether a pass for changes is enough.
-    pub(crate) fn knows_kernel(&self) -> bool {
-        self.known.is_some() && self.held.is_empty()
-    }
-
-    /// The next pass reads what there is.
-    pub(crate) fn forget_kernel(&mut self) {
-        self.known = None;
-    }
-
-    pub(crate) fn compact(&mut self) {
-        self.wanted.compact();
-    }
-
-    /// Takes other networks of cluster IPs. A full pass has to follow.
-    pub(crate) fn set_service_cidrs(&mut self, networks: Vec<Network>) {
-        self.options.service_cidrs = networks;
-        self.new_networks = true;
-    }
-
-    /// When to look whether routes that nobody wants are still needed.
-    pub(crate) fn next_wake(&self) -> Option<Moment> {
-        self.look_at
-    }
-
-    /// Compiles Services again.
-    pub(crate) fn refresh(&mut self, store: &Store, facts: &NodeFacts, services: &BTreeSet<ObjectKey>) -> Refreshed {
-        let refreshed = self.wanted.refresh(store, facts, services, &mut self.changed);
-        Refreshed { frontends: refreshed.frontends, health_checks: refreshed.health_checks }
-    }
-
-    /// Reads the routes, and what this process listens on.
-    ///
-    /// # Errors
-    /// What could not be read.
-    pub(crate) fn read(&mut self, ports: &mut Ports<'_>) -> Result<(), Vec<Unread>> {
-        let routes = ports.routes.networks(RouteOwner::Userspace);
-        let routes = routes.map_err(|error| vec![Unread::new("local routes", error)])?;
-        let routes: BTreeSet<Network> = routes.into_keys().collect();
-        self.there = ports.relays.listeners();
-        if let Some(listening) = ports.relays.elsewhere() {
-            // Of another process only the place is known: it leads where it should. Without endpoints there is no socket.
-            let is_there = |listener: &Listener| !listener.has_endpoints || listening.contains(&listener.key);
-            let wanted = self.wanted.listeners().filter(is_there).map(|listener| (listener.key, listener));
-            self.there.extend(wanted);
-            // Only addresses that our routes make local are certainly Services'.
-            let ours = listening.iter().filter(|key| routes.iter().any(|network| network.contains(&key.address)));
-            for key in ours.filter(|key| self.wanted.listener(key).is_none()) {
-                self.there.insert(*key, Listener::new(*key, ""));
-            }
-        }
-        let listeners = self.there.iter().map(|(key, listener)| (*key, listener.has_endpoints)).collect();
-        self.known = Some(Known { listeners, routes });
-        Ok(())
-    }
-
-    /// Reads what the plan needs besides the tables, compares, and makes the plan. `None` when it is not known what there is.
-    pub(crate) fn prepare(
-        &mut self,
-        pass: Pass<'_>,
-        safeguard: &mut Safeguard,
-        report: &mut Report,
-        ports: &mut Ports<'_>,
-    ) -> Option<Prepared> {
-        let readings = Readings::read(&pass, std::mem::take(&mut self.there), ports);
-        self.plan(pass, readings, safeguard, report)
     }
 
     /// Compares and makes the plan.
@@ -227,7 +154,8 @@ impl Mode {
         let Readings { there, sysctls, unmet, notices, leaving } = readings;
         let known = self.known.as_ref()?;
         let is_wanted = |address| self.wanted.needs(address);
-        let (whole, unusable) = usable(&self.options.service_cidrs, &is_wanted, pass.facts);
+        let (whole, unusable) =
+            usable(pass.facts.service_cidrs_or(&self.options.service_cidrs), &is_wanted, pass.facts);
         if unusable != self.told {
             report.limited = unusable.iter().map(ToString::to_string).collect();
         }
@@ -275,7 +203,7 @@ impl Mode {
         if pass.full && pass.settled && !pass.failing {
             report.drift = self.drift(&plan, &whole);
         }
-        Some(Prepared { plan, whole, unusable, held, full: pass.full, now: pass.now })
+        Some(Prepared { plan, whole, unusable, held, now: pass.now })
     }
 
     fn settings(&self, pass: &Pass<'_>) -> Settings {
@@ -294,11 +222,6 @@ impl Mode {
             max_of_service: self.options.max_of_service,
             max_descriptors: None,
         }
-    }
-
-    /// Frontends that are not served, and endpoints that get nothing, each with the reason.
-    pub(crate) fn refused(&self) -> impl Iterator<Item = Refused> {
-        self.wanted.desired().frontends().flat_map(|frontend| self.refused_of(frontend))
     }
 
     fn refused_of(&self, frontend: &Frontend) -> Vec<Refused> {
@@ -372,7 +295,7 @@ impl Mode {
     fn drift(&self, plan: &Plan, whole: &BTreeSet<Network>) -> Vec<Step> {
         let is_input =
             |network: &&Network| self.changed.addresses.contains(&network.addr()) || self.kept.contains(*network);
-        let new_networks = self.new_networks || self.whole != *whole;
+        let new_networks = self.whole != *whole;
         let is_input = |network: &&Network| new_networks || is_input(network);
         let sysctls = plan.sysctls.iter().map(Step::sysctl);
         let added = plan.add_routes.iter().filter(|network| !is_input(network));
@@ -382,19 +305,75 @@ impl Mode {
             .chain(deleted.map(|network| route_step(Action::Delete, network)))
             .collect()
     }
+}
 
-    /// Carries out a plan. Nothing is done when this process cannot relay at all.
-    pub(crate) fn carry_out(&mut self, prepared: Prepared, store: &Store, report: &mut Report, ports: &mut Ports<'_>) {
-        let Prepared { mut plan, whole, unusable, held, full, now } = prepared;
+impl modes::Mode for Mode {
+    fn refresh(&mut self, store: &Store, facts: &NodeFacts, services: &BTreeSet<ObjectKey>) -> Refreshed {
+        self.wanted.refresh(store, facts, services, &mut self.changed)
+    }
+
+    fn compact(&mut self) {
+        self.wanted.compact();
+    }
+
+    fn knows_kernel(&self) -> bool {
+        self.known.is_some() && self.held.is_empty()
+    }
+
+    fn forget_kernel(&mut self) {
+        self.known = None;
+    }
+
+    fn read(&mut self, _host: &HostAddresses, _facts: &NodeFacts, ports: &mut Ports<'_>) -> Result<(), Vec<Unread>> {
+        let routes = ports.routes.networks(RouteOwner::Userspace);
+        let routes = routes.map_err(|error| vec![Unread::new("local routes", error)])?;
+        let routes: BTreeSet<Network> = routes.into_keys().collect();
+        self.there = ports.relays.listeners();
+        if let Some(listening) = ports.relays.elsewhere() {
+            // Of another process only the place is known: it leads where it should. Without endpoints there is no socket.
+            let is_there = |listener: &Listener| !listener.has_endpoints || listening.contains(&listener.key);
+            let wanted = self.wanted.listeners().filter(is_there).map(|listener| (listener.key, listener));
+            self.there.extend(wanted);
+            // Only addresses that our routes make local are certainly Services'.
+            let ours = listening.iter().filter(|key| routes.iter().any(|network| network.contains(&key.address)));
+            for key in ours.filter(|key| self.wanted.listener(key).is_none()) {
+                self.there.insert(*key, Listener::new(*key, ""));
+            }
+        }
+        let listeners = self.there.iter().map(|(key, listener)| (*key, listener.has_endpoints)).collect();
+        self.known = Some(Known { listeners, routes });
+        Ok(())
+    }
+
+    fn prepare(
+        &mut self,
+        pass: Pass<'_>,
+        safeguard: &mut Safeguard,
+        report: &mut Report,
+        ports: &mut Ports<'_>,
+    ) -> Option<()> {
+        let readings = Readings::read(&pass, std::mem::take(&mut self.there), ports);
+        self.prepared = self.plan(pass, readings, safeguard, report)?;
+        Some(())
+    }
+
+    /// Nothing is done when this process cannot relay at all.
+    fn carry_out(
+        &mut self,
+        store: &Store,
+        report: &mut Report,
+        _clock: &dyn Fn() -> Moment,
+        ports: &mut Ports<'_>,
+    ) -> bool {
+        let Prepared { mut plan, whole, unusable, held, now } = std::mem::take(&mut self.prepared);
         if let Some(settings) = plan.configure.take() {
             if let Err(error) = ports.relays.configure(&settings) {
                 report.unread.push(Unread::new("the relay of this process", error));
                 report.drift.clear();
-                return;
+                return false;
             }
             self.settings = Some(settings);
         }
-        self.new_networks &= !full;
         let names = Names::new(store, self.wanted.desired());
         let mut applied = Applied::default();
         let mut known = self.known.take().unwrap_or_default();
@@ -443,6 +422,28 @@ impl Mode {
         self.unforgotten = if failed_to_forget { plan.forget.into_keys().collect() } else { BTreeSet::new() };
         report.applied = applied;
         self.known = Some(known);
+        false
+    }
+
+    fn next_wake(&self) -> Option<Moment> {
+        self.look_at
+    }
+
+    fn refused(&self) -> Vec<Refused> {
+        self.wanted.desired().frontends().flat_map(|frontend| self.refused_of(frontend)).collect()
+    }
+
+    fn end_preview(&mut self) -> modes::Plan {
+        self.forget_kernel();
+        modes::Plan::Userspace(Box::new(std::mem::take(&mut self.prepared).plan))
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Userspace
+    }
+
+    fn desired(&self) -> &Desired {
+        self.wanted.desired()
     }
 }
 

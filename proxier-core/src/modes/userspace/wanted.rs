@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::lower::lower;
+use crate::modes::Refreshed;
 use crate::modes::shared::routes::network_of;
 use crate::net::{EndpointKey, FrontendKey, Network, Protocol};
 use crate::pack::pack;
@@ -28,13 +29,6 @@ pub(super) struct Changed {
     pub(super) frontends: BTreeSet<FrontendKey>,
     /// Addresses that have to be local now and had not, or the other way round.
     pub(super) addresses: BTreeSet<IpAddr>,
-}
-
-/// A refresh's changes, for the reconciler.
-#[derive(Debug, Default)]
-pub(super) struct Refreshed {
-    pub(super) frontends: Vec<FrontendKey>,
-    pub(super) health_checks: bool,
 }
 
 struct Following<'a> {
