@@ -13,6 +13,7 @@ use ipvs::model::{RealServer, VirtualServerConfig};
 use proptest::prelude::*;
 use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
 use proxier_core::modes::ipvs::wanted::{Changed, Wanted, WantedServer};
+use proxier_core::net::EndpointKey;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::service::HealthCheck;
 use proxier_core::snapshot::{ObjectKey, Store};
@@ -22,7 +23,8 @@ use universe::{events, facts, happen};
 /// What has to be in the kernel and in the health servers.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Programmed {
-    virtual_servers: BTreeMap<VirtualServerKey, (VirtualServerConfig, Vec<RealServer>)>,
+    /// With the endpoints that keep flows of UDP although others are selected: real servers for them may drain.
+    virtual_servers: BTreeMap<VirtualServerKey, (VirtualServerConfig, Vec<RealServer>, Vec<EndpointKey>)>,
     addresses: BTreeSet<IpAddr>,
     elsewhere: BTreeSet<IpAddr>,
     entries: BTreeSet<(SetKey, Element)>,
@@ -31,7 +33,10 @@ struct Programmed {
 
 impl Programmed {
     fn of(wanted: &Wanted) -> Self {
-        let server = |of: WantedServer| (of.key, (of.config, of.real_servers.to_vec()));
+        let server = |of: WantedServer| {
+            let unselected = wanted.frontend(&of.key).and_then(|frontend| frontend.unselected.as_deref());
+            (of.key, (of.config, of.real_servers.to_vec(), unselected.unwrap_or_default().to_vec()))
+        };
         Programmed {
             virtual_servers: wanted.servers().map(server).collect(),
             addresses: wanted.addresses().collect(),

@@ -104,8 +104,11 @@ impl TableChange {
         Self::differing(layout, fate, there)
     }
 
-    /// The same where the table is as `written` says.
+    /// The same where the table is as `written` says. Chains follow from the layout: equal layouts have equal chains.
     pub(in crate::modes::ipvs) fn changed(layout: &Layout, written: &Layout) -> [Option<Self>; 2] {
+        if layout == written {
+            return [None, None];
+        }
         let written = written.chains();
         let there = |wanted: &Chain| written.iter().find(|(chain, _)| chain == wanted).map(|(_, rules)| rules);
         Self::differing(layout, Fate::Keep, there)
