@@ -102,7 +102,7 @@ fn ports_and_the_kernel_do_not_know_modes() {
 }
 
 #[test]
-fn the_reconciler_knows_modes_by_their_enum() {
+fn the_reconciler_knows_modes_by_their_trait() {
     let files = code("reconciler");
     let crates = ["ipvs", "ipset", "iptables", "nftables"];
     let names_one = |line: &str| crates.iter().chain(&["userspace"]).any(|name| names_path(line, name));
