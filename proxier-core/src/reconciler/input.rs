@@ -356,7 +356,8 @@ impl Reconciler {
     /// ```
     pub fn set_service_cidrs(&mut self, networks: impl IntoIterator<Item = Network>, now: Moment) {
         let networks = networks.into_iter().filter(|network| network.prefix_len() > 0).map(|network| network.trunc());
-        let networks = Vec::from_iter(BTreeSet::from_iter(networks));
+        let networks: BTreeSet<Network> = networks.collect();
+        let networks: Vec<Network> = networks.into_iter().collect();
         if *networks != *self.service_cidrs {
             self.service_cidrs = networks.into();
             self.refresh_facts();
