@@ -173,12 +173,38 @@ fn chains_that_drop_what_comes_in_are_named() {
         tool("nft add rule inet firewall rest counter reject with icmpx admin-prohibited");
         assert!(named()[0].starts_with("chain inet firewall in drops by default"), "{:?}", named());
         tool("nft delete table inet firewall");
+        // Or only what every new connection is.
+        tool("nft add table inet firewall");
+        tool("nft add chain inet firewall in { type filter hook input priority 10 ; policy accept ; }");
+        for (rule, drops) in [
+            ("ct state invalid drop", false),
+            ("tcp dport 22 drop", false),
+            ("ct state new drop", true),
+            ("meta l4proto udp reject", true),
+            ("meta nfproto ipv6 tcp flags syn / fin,syn,rst,ack drop", true),
+            ("ip protocol tcp ct state ! established,related drop", true),
+        ] {
+            tool(&format!("nft add rule inet firewall in {rule}"));
+            assert_eq!(named().len(), usize::from(drops), "{rule}: {:?}", named());
+            tool("nft flush chain inet firewall in");
+        }
+        tool("nft delete table inet firewall");
+        tool("iptables -A INPUT -m conntrack --ctstate NEW -j DROP");
+        once(&folder);
+        assert!(tool("iptables -S KUBE-NODE-PORT").contains("--match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT"));
+        tool("iptables -F INPUT");
         tool("iptables -A INPUT -p tcp --dport 22 -j ACCEPT");
         tool("iptables -A INPUT -j REJECT --reject-with icmp-host-prohibited");
         once(&folder);
         assert!(tool("iptables -S KUBE-NODE-PORT").contains("--match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT"));
         assert!(tool("iptables -S INPUT").trim_end().ends_with("-j REJECT --reject-with icmp-host-prohibited"));
         let by_nft = ["probe", "-o", "json", "--proxy-mode", "ipvs", "--no-fallback", "--ipvs-rules", "nftables"];
+        let report = text(&demo(&by_nft).stdout);
+        assert!(report.contains("chain ip filter INPUT drops by default"), "{report}");
+        tool("iptables -F INPUT");
+        tool("iptables -A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT");
+        assert!(!text(&demo(&by_nft).stdout).contains("INPUT drops by default"));
+        tool("iptables -A INPUT -m conntrack ! --ctstate RELATED,ESTABLISHED -j DROP");
         let report = text(&demo(&by_nft).stdout);
         assert!(report.contains("chain ip filter INPUT drops by default"), "{report}");
         tool("iptables -F INPUT");
