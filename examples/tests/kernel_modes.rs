@@ -15,44 +15,12 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use program::world::{Client, NODE_PORT, POD, SERVICE, World};
+use program::world::{Client, NODE_PORT, POD, SERVICE, World, held};
 use program::{command, demo, ok, text, tool};
 use testkit::traffic::{Connection, NameServer, connect_and_ask};
 use testkit::{Need, Netns, PROXY, Sample, kernel_test};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft];
-
-/// What the tools show of a mode's.
-fn held(mode: &str) -> Vec<String> {
-    let lines = |tool_line: &str, of: &[&str]| {
-        let printed = tool(tool_line);
-        let ours = printed.lines().filter(|line| of.iter().any(|of| line.contains(of)));
-        ours.map(str::to_owned).collect::<Vec<_>>()
-    };
-    match mode {
-        "ipvs" => {
-            let mut all = lines("ipvsadm -Sn", &["-A "]);
-            all.extend(lines("ipset list -n", &["KUBE-"]));
-            all.extend(lines("ip -o link", &["kube-ipvs0"]));
-            for program in ["iptables-save", "ip6tables-save"] {
-                all.extend(lines(program, &["KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-IPVS"]));
-            }
-            all
-        }
-        "iptables" => {
-            let own = ["KUBE-SVC-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", "CANARY"];
-            let mut all = lines("iptables-save", &own);
-            all.extend(lines("ip6tables-save", &own));
-            all
-        }
-        "nftables" => lines("nft list tables", &["proxier"]),
-        _ => {
-            let mut all = lines("ip route show table local proto 118", &[""]);
-            all.extend(lines("ip -6 route show table local proto 118", &[""]));
-            all
-        }
-    }
-}
 
 /// What the mode holds of both families' addresses of the Service `demo/six`.
 fn holds_both(mode: &str) -> bool {

@@ -13,7 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use program::world::{NODE_PORT, SERVICE, WEB, World};
+use program::world::{NODE_PORT, RULES, SERVICE, WEB, World};
 use program::{Folder, Running, changed, ok, tool};
 use testkit::{Need, PROXY, kernel_test, oracle};
 
@@ -123,12 +123,6 @@ fn ipvs_mode() {
         assert_eq!(changed(), [""; 0]);
     });
 }
-
-/// Rules that a kube-proxy's iptables mode has left.
-const RULES: [(&str, &str); 2] = [
-    ("iptables", include_str!("fixtures/kube-proxy/iptables.rules")),
-    ("ip6tables", include_str!("fixtures/kube-proxy/ip6tables.rules")),
-];
 
 /// What is left of it and decides about packets, and what others have made.
 fn left() -> (Vec<String>, Vec<String>) {

@@ -6,9 +6,12 @@
 
 mod program;
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use program::world::{Client, NODE_PORT, SERVICE, World};
+use netlink_batch::header::{NLM_F_CREATE, NfGenHeader};
+use netlink_batch::{NulStr, Protocol};
+use program::world::{Client, NODE_PORT, RULES, SERVICE, World, held_by};
 use program::{Running, command, demo, ok, text, tool};
 use testkit::traffic::Connection;
 use testkit::{Need, Netns, PROXY, Sample, kernel_test, oracle};
@@ -44,11 +47,6 @@ ports: [{name: http, port: 8080, protocol: TCP}]
 endpoints: [{addresses: [10.244.0.5]}, {addresses: [10.244.0.6]}]
 ";
 
-const RULES: [(&str, &str); 2] = [
-    ("iptables", include_str!("fixtures/kube-proxy/iptables.rules")),
-    ("ip6tables", include_str!("fixtures/kube-proxy/ip6tables.rules")),
-];
-
 /// Tables of its nftables mode, by release: 1.36 has no chain that marks packets.
 const TABLES: [(&str, &str); 2] = [
     ("1.33", include_str!("fixtures/kube-proxy/tables.nft")),
@@ -58,7 +56,7 @@ const TABLES: [(&str, &str); 2] = [
 /// A table as it was read from a node with kube-proxy 1.36.2.
 const TABLE_OF_A_NODE: &str = include_str!("fixtures/kube-proxy/node-1.36.2.nft");
 
-/// Its source ranges were lifted, but the tables of 1.36 still have them.
+/// A load balancer for this network; its ranges are lifted later.
 const RANGED: &str = "apiVersion: v1
 kind: Service
 metadata: {name: ranged, namespace: demo}
@@ -68,6 +66,7 @@ spec:
   clusterIPs: [10.96.0.40]
   ipFamilies: [IPv4]
   allocateLoadBalancerNodePorts: false
+  loadBalancerSourceRanges: [203.0.113.0/24]
   ports: [{name: http, port: 80, protocol: TCP, targetPort: 8080}]
 status: {loadBalancer: {ingress: [{ip: 198.51.100.5}]}}
 ---
@@ -79,6 +78,8 @@ ports: [{name: http, port: 8080, protocol: TCP}]
 endpoints: [{addresses: [10.244.0.5]}]
 ";
 
+const RANGES: &str = "  loadBalancerSourceRanges: [203.0.113.0/24]\n";
+const RANGED_SERVICE: &str = "10.96.0.40:80";
 const RANGED_BALANCER: &str = "198.51.100.5:80";
 
 const IPVS_RULES: &str = include_str!("fixtures/kube-proxy/ipvs.rules");
@@ -87,33 +88,41 @@ const IPVS_SERVERS: &str = include_str!("fixtures/kube-proxy/ipvs-servers");
 
 const PORTALS: &str = include_str!("fixtures/kube-proxy/portals.rules");
 
-/// What a kube-proxy has left.
+/// What a kube-proxy of this release has left.
 #[derive(Clone, Copy, Debug)]
 enum Left {
     /// Virtual servers, sets, addresses and rules of its IPVS mode.
-    Ipvs,
+    Ipvs(&'static str),
     /// Rules of its iptables mode, by this back end.
-    Rules(&'static str),
-    /// Tables of its nftables mode, of this release.
+    Rules(&'static str, &'static str),
+    /// Tables of its nftables mode.
     Tables(&'static str),
 }
 
 impl Left {
+    /// As kube-proxy does: what is there already stays, and chains of its own get its rules.
     fn put(self) {
         match self {
-            Left::Ipvs => {
-                tool("ip link add kube-ipvs0 type dummy");
-                for address in ["10.96.0.10/32", "10.96.0.20/32", "10.96.0.30/32"] {
-                    tool(&format!("ip addr add {address} dev kube-ipvs0"));
+            Left::Ipvs(release) => {
+                if !tool("ip -o link").contains("kube-ipvs0") {
+                    tool("ip link add kube-ipvs0 type dummy");
                 }
-                oracle::ipset_restore(IPVS_SETS).unwrap();
-                oracle::ipvsadm_restore(IPVS_SERVERS).unwrap();
-                oracle::run("iptables-nft-restore", &[], Some(IPVS_RULES)).unwrap();
+                for address in ["10.96.0.10", "10.96.0.20", "10.96.0.30", "10.96.0.40", "198.51.100.5"] {
+                    tool(&format!("ip addr replace {address}/32 dev kube-ipvs0"));
+                }
+                oracle::run("ipset", &["restore", "-exist"], Some(IPVS_SETS)).unwrap();
+                let there = tool("ipvsadm -Sn");
+                let missing = IPVS_SERVERS.lines().filter(|line| !there.lines().any(|other| other == *line));
+                oracle::ipvsadm_restore(&missing.flat_map(|line| [line, "\n"]).collect::<String>()).unwrap();
+                restore("iptables-nft", IPVS_RULES, release);
                 tool("sysctl -w net.ipv4.vs.conntrack=1");
             }
-            Left::Rules(back_end) => {
+            Left::Rules(release, back_end) => {
+                if release == "1.36" {
+                    count(&["ct_state_invalid_dropped_pkts", "localhost_nps_accepted_pkts"]);
+                }
                 for (family, rules) in RULES {
-                    oracle::run(&format!("{family}-{back_end}-restore"), &[], Some(rules)).unwrap();
+                    restore(&format!("{family}-{back_end}"), rules, release);
                 }
                 // Node ports on 127.0.0.1 need it.
                 tool("sysctl -w net.ipv4.conf.all.route_localnet=1");
@@ -125,6 +134,27 @@ impl Left {
         }
     }
 
+    /// kube-proxy starts again beside what this proxy has left: in nftables mode it removes what is of IPVS and of iptables, also
+    /// with the names that this proxy shares.
+    fn comes_back(self) {
+        if matches!(self, Left::Tables(_)) {
+            let _without_ipvs = Command::new("ipvsadm").arg("-C").output().unwrap();
+            if tool("ip -o link").contains("kube-ipvs0") {
+                tool("ip link del kube-ipvs0");
+            }
+            for (family, _) in RULES {
+                let saved = tool(&format!("{family}-nft-save"));
+                let others: String =
+                    saved.lines().filter(|line| !line.contains("KUBE-")).flat_map(|line| [line, "\n"]).collect();
+                oracle::run(&format!("{family}-nft-restore"), &[], Some(&others)).unwrap();
+            }
+            for set in tool("ipset list -n").lines().filter(|set| set.starts_with("KUBE-")) {
+                tool(&format!("ipset destroy {set}"));
+            }
+        }
+        self.put();
+    }
+
     /// Lines of it that are there. The kubelet's are not kube-proxy's; and an empty chain stays in
     /// mangle, as after kube-proxy's own cleanup.
     fn lines(self) -> Vec<String> {
@@ -132,7 +162,7 @@ impl Left {
             printed.lines().filter(|line| line.contains(of)).map(str::to_owned).collect()
         };
         match self {
-            Left::Ipvs => {
+            Left::Ipvs(_) => {
                 let mut lines = filtered(tool("ipvsadm -Sn"), "-A ");
                 lines.extend(filtered(tool("ipset list -n"), "KUBE-"));
                 lines.extend(filtered(tool("ip -o link"), "kube-ipvs0"));
@@ -140,7 +170,7 @@ impl Left {
                 lines.retain(|line| !line.contains("KUBE-FIREWALL"));
                 lines
             }
-            Left::Rules(back_end) => {
+            Left::Rules(_, back_end) => {
                 let programs = RULES.map(|(family, _)| format!("{family}-{back_end}-save"));
                 let saved =
                     programs.map(|program| ["nat", "filter"].map(|table| tool(&format!("{program} -t {table}"))));
@@ -150,32 +180,75 @@ impl Left {
                 let lines = saved.iter().flatten().flat_map(|text| text.lines());
                 lines.filter(is_kube_proxys).map(str::to_owned).collect()
             }
-            Left::Tables(_) => {
-                let tables = tool("nft list tables");
-                tables.lines().filter(|line| line.contains("kube-proxy")).map(str::to_owned).collect()
-            }
+            Left::Tables(_) => filtered(tool("nft list tables"), "kube-proxy"),
         }
     }
 
     /// Lines of it that this mode has not made itself: chains of IPVS mode have names of iptables mode.
     fn but_for(self, mode: &str) -> Vec<String> {
-        const ONLY_IPTABLES: [&str; 6] =
-            ["KUBE-SVC-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", "CANARY"];
-        const ONLY_IPVS: [&str; 4] = ["KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES", "IPVS"];
-        let mut lines = self.lines();
         match (self, mode) {
-            (Left::Rules(_), "ipvs") => lines.retain(|line| ONLY_IPTABLES.iter().any(|of| line.contains(of))),
-            (Left::Ipvs, "ipvs") => lines.clear(),
-            (Left::Ipvs, "iptables") => {
-                let is_rule =
-                    |line: &str| line.contains("KUBE-") && (line.starts_with(':') || line.starts_with("-A KUBE-"));
-                lines.retain(|line| !is_rule(line) || ONLY_IPVS.iter().any(|of| line.contains(of)));
-                lines.retain(|line| !line.starts_with("-A ") || ONLY_IPVS.iter().any(|of| line.contains(of)));
-            }
-            _ => {}
+            (Left::Rules(_, back_end), "ipvs") => held_by("iptables", back_end),
+            (Left::Ipvs(_), "iptables") => held_by("ipvs", "nft"),
+            (Left::Ipvs(_), "ipvs") | (Left::Rules(..), "iptables") => Vec::new(),
+            _ => self.lines(),
         }
-        lines
     }
+}
+
+/// Rules of this release, as kube-proxy writes them: jumps that are there already are not added again.
+fn restore(program: &str, rules: &str, release: &str) {
+    let there = tool(&format!("{program}-save"));
+    let is_jump = |line: &str| line.starts_with("-I ") || line.starts_with("-A ") && !line.starts_with("-A KUBE-");
+    let is_there = |line: &str| there.lines().any(|other| other == line.replacen("-I ", "-A ", 1));
+    let rules = rules.replace(&format!("#{release} "), "");
+    let missing = rules.lines().filter(|line| !is_jump(line) || !is_there(line));
+    let missing: String = missing.flat_map(|line| [line, "\n"]).collect();
+    oracle::run(&format!("{program}-restore"), &["--noflush"], Some(&missing)).unwrap();
+}
+
+/// Creates counters of nfnetlink_acct, as kube-proxy does before its rules name them.
+fn count(names: &[&'static str]) {
+    // NFNL_SUBSYS_ACCT with NFNL_MSG_ACCT_NEW, and NFACCT_NAME.
+    const NEW: u16 = 7 << 8;
+    const NAME: u16 = 1;
+    let mut connection = netlink_batch::Connection::open(Protocol::Netfilter).unwrap();
+    for name in names {
+        let header = NfGenHeader::default().to_bytes();
+        let made = connection.request(NEW, NLM_F_CREATE, &header, |out| out.attr(NAME, &NulStr::from(*name)));
+        let is_there = made.as_ref().is_err_and(|error| error.to_string().contains("EBUSY"));
+        assert!(made.is_ok() || is_there, "{name}: {made:?}");
+    }
+}
+
+/// What decides about packets of Services in this namespace, in lines without an order.
+fn everything() -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    let programs = ["iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy"];
+    for printed in programs.map(|program| tool(&format!("{program}-save"))) {
+        let its = printed.lines().filter(|line| line.contains("KUBE-") && !line.contains("KUBE-FIREWALL"));
+        lines.extend(its.map(|line| line.split(" [").next().unwrap().to_owned()));
+    }
+    let of_iptables = ["filter", "nat", "mangle", "raw", "security"];
+    for table in tool("nft list tables").lines() {
+        if !of_iptables.iter().any(|name| table.ends_with(&format!(" {name}"))) {
+            lines.extend(tool(&format!("nft -s list {table}")).split(['\n', ',', '{', '}']).map(str::to_owned));
+        }
+    }
+    let without_number = |line: &str| line.split_once(": ").map_or("", |(_, rest)| rest).to_owned();
+    lines.extend(tool("ip -4 -o addr").lines().map(without_number));
+    lines.extend(tool("ip -4 route show table all").lines().map(str::to_owned));
+    for command in [["ipvsadm", "-Sn"], ["ipset", "save"]] {
+        // Not every kernel has them.
+        let output = Command::new(command[0]).arg(command[1]).output().unwrap();
+        lines.extend(text(&output.stdout).lines().map(str::to_owned));
+    }
+    // A set's hash starts at random.
+    for line in &mut lines {
+        *line = line.split(" initval ").next().unwrap().trim().to_owned();
+    }
+    lines.retain(|line| !line.is_empty());
+    lines.sort();
+    lines
 }
 
 /// Chains and rules as the program prints them, each with its packets and bytes.
@@ -195,6 +268,7 @@ fn save(family: &str, back_end: &str) -> Vec<((u64, u64), String)> {
 fn world(left: Left) -> World {
     let world = World::new();
     world.manifests.put("more.yaml", MORE);
+    world.manifests.put("ranged.yaml", RANGED);
     // Loads what any mode needs: on a machine that has just booted, that takes longer than all the rest.
     let _some_modes_may_be_lacking = demo(&["probe", "--proxy-mode", "auto"]);
     left.put();
@@ -242,7 +316,7 @@ fn has_passed(running: &Running) {
 fn rules_of_kube_proxys_iptables_mode_are_taken_over_as_they_are() {
     for back_end in ["nft", "legacy"] {
         kernel_test(NEEDS, || {
-            let world = world(Left::Rules(back_end));
+            let world = world(Left::Rules("1.28", back_end));
             let planned = plan(&world, "iptables");
             for part in ["frontend ", " rules ", "iptables-restore"] {
                 assert!(!planned.contains(part), "{back_end}: {planned}");
@@ -283,7 +357,7 @@ fn takes_over(left: Left, mode: &str) {
     println!("{what}");
     let world = world(left);
     assert_ne!(left.lines(), [""; 0], "{what}");
-    let is_ipvs = matches!(left, Left::Ipvs);
+    let is_ipvs = matches!(left, Left::Ipvs(_));
     // Connections through virtual servers end with these, and Linux translates addresses only as long as there is a nat chain.
     let goes_on = if is_ipvs { mode == "ipvs" } else { mode != "userspace" };
     let mut long =
@@ -326,7 +400,7 @@ fn takes_over(left: Left, mode: &str) {
 fn other_modes_take_over_from_kube_proxys_iptables_mode() {
     for back_end in ["nft", "legacy"] {
         for mode in ["nftables", "userspace"] {
-            kernel_test(NEEDS, || takes_over(Left::Rules(back_end), mode));
+            kernel_test(NEEDS, || takes_over(Left::Rules("1.28", back_end), mode));
         }
     }
 }
@@ -340,32 +414,71 @@ fn every_mode_takes_over_from_kube_proxys_nftables_mode() {
     }
 }
 
-/// What a kube-proxy's tables still say decides nothing after the takeover: not of a Service that goes, nor of source ranges that were
-/// lifted.
-fn follows_changes(left: Left, mode: &str) {
+/// What a kube-proxy has left decides nothing after the takeover: not of a Service that is gone, nor of source ranges that were
+/// lifted. And back: nothing of this proxy's keeps clients from a kube-proxy that comes after it, nor is anything left by a cleanup.
+fn there_and_back(left: Left, mode: &str) {
+    let what = format!("from {left:?} to {mode} and back");
+    println!("{what}");
     let world = world(left);
-    world.manifests.put("ranged.yaml", RANGED);
-    assert!(!world.asks(RANGED_BALANCER), "its ranges are in the tables");
-    let running = world.start(mode);
-    running.until("the ranges are gone", || world.asks(RANGED_BALANCER));
+    assert!(world.asks(RANGED_SERVICE) && !world.connects(RANGED_BALANCER), "{what}: its ranges are left");
+    let before = everything();
+    world.manifests.put("ranged.yaml", &RANGED.replace(RANGES, ""));
     std::fs::remove_file(world.manifests.0.join("web.yaml")).unwrap();
-    running.until("the Service is gone", || !world.asks(SERVICE) && !world.asks(NODE_PORT));
-    assert!(world.asks(RANGED_BALANCER), "{mode}");
+    let running = world.start(mode);
+    let mode = mode.split(':').next().unwrap();
+    running.until("the ranges are gone", || world.connects(RANGED_BALANCER));
+    running.until("the Service is gone", || !world.connects(SERVICE) && !world.connects(NODE_PORT));
+    running.until("nothing is left of kube-proxy's", || left.but_for(mode).is_empty());
+    let stale = |lines: Vec<String>| -> Vec<String> {
+        let says = ["10.96.0.10", "30080", "demo/web", "203.0.113.0"];
+        lines.into_iter().filter(|line| says.iter().any(|word| line.contains(word))).collect()
+    };
+    running.until("nothing of the Service is left", || stale(everything()).is_empty());
+    assert!(world.asks(RANGED_BALANCER) && world.asks(RANGED_SERVICE), "{what}");
     assert!(running.end().success());
+
+    left.comes_back();
+    for asked in [SERVICE, NODE_PORT, RANGED_SERVICE] {
+        assert!(world.asks(asked), "{what}: {asked}: {:#?}", everything());
+    }
+    ok(&command(&["cleanup"]).output().unwrap());
+    left.put();
+    assert!(world.asks(SERVICE) && world.asks(NODE_PORT) && !world.connects(RANGED_BALANCER), "{what}");
+    assert_eq!(everything(), before, "{what}");
+}
+
+const OF_IPTABLES: [Left; 2] = [Left::Rules("1.28", "legacy"), Left::Rules("1.36", "nft")];
+
+#[test]
+fn nothing_left_decides_after_a_takeover_nor_on_the_way_back() {
+    let lefts = OF_IPTABLES.into_iter().chain([Left::Tables("1.36")]);
+    let modes = ["nftables", "iptables", "userspace"];
+    for (number, (left, mode)) in lefts.flat_map(|left| modes.map(|mode| (left, mode))).enumerate() {
+        if Sample::asked_for().takes(number, 3) {
+            kernel_test(NEEDS, || there_and_back(left, mode));
+        }
+    }
 }
 
 #[test]
-fn what_kube_proxys_tables_said_decides_nothing_any_more() {
-    for mode in ["nftables", "iptables", "userspace"] {
-        kernel_test(NEEDS, || follows_changes(Left::Tables("1.36"), mode));
+fn nothing_left_decides_from_and_to_ipvs() {
+    const MODES: [&str; 2] = ["ipvs:iptables", "ipvs:nftables"];
+    let to_ipvs = OF_IPTABLES.into_iter().chain([Left::Tables("1.36")]).flat_map(|left| MODES.map(|mode| (left, mode)));
+    let from_ipvs = ["1.28", "1.36"].into_iter().flat_map(|release| {
+        let modes = ["nftables", "iptables", "userspace"].into_iter().chain(MODES);
+        modes.map(move |mode| (Left::Ipvs(release), mode))
+    });
+    for (number, (left, mode)) in to_ipvs.chain(from_ipvs).enumerate() {
+        if Sample::asked_for().takes(number, 16) {
+            kernel_test(&[PROXY, NEEDS].concat(), || there_and_back(left, mode));
+        }
     }
-    kernel_test(&[PROXY, NEEDS].concat(), || follows_changes(Left::Tables("1.36"), "ipvs"));
 }
 
 #[test]
 fn ipvs_mode_takes_over_from_every_mode_of_kube_proxy() {
     let needs = [PROXY, NEEDS].concat();
-    let lefts = [Left::Rules("nft"), Left::Tables("1.33"), Left::Tables("1.36")];
+    let lefts = [Left::Rules("1.28", "nft"), Left::Tables("1.33"), Left::Tables("1.36")];
     for (number, left) in lefts.into_iter().enumerate() {
         if Sample::asked_for().takes(number, 3) {
             kernel_test(&needs, || takes_over(left, "ipvs"));
@@ -380,7 +493,7 @@ fn every_mode_takes_over_from_kube_proxys_ipvs_mode() {
     let needs = [PROXY, NEEDS].concat();
     for (number, mode) in ["ipvs", "nftables", "iptables", "userspace"].into_iter().enumerate() {
         if Sample::asked_for().takes(number, 2) {
-            kernel_test(&needs, || takes_over(Left::Ipvs, mode));
+            kernel_test(&needs, || takes_over(Left::Ipvs("1.36"), mode));
         }
     }
 }

@@ -232,7 +232,7 @@ fn rules_are_those_of_kube_proxy() {
             format!("{place} @load-balancer goto keep-destination"),
         ]
     );
-    assert_eq!(chain(&table, "keep-destination"), ["dnat to ip daddr"]);
+    assert_eq!(chain(&table, "keep-destination"), ["fib daddr type local dnat to ip daddr"]);
     assert_eq!(
         chain(&table, "source-ranges"),
         [
@@ -617,7 +617,7 @@ fn nftables_mode_is_not_cut_off() {
     assert!(cleanup(&config(RulesBy::Nftables), Some(Kind::Ipvs), &mut node.kernel.ports()).is_done());
     let report = node.full_pass();
     assert!(report.is_done() && report.drift.is_empty(), "{report:#?}");
-    assert_eq!(chain(&node.table(V4), "keep-destination"), ["dnat to ip daddr"]);
+    assert_eq!(chain(&node.table(V4), "keep-destination"), ["fib daddr type local dnat to ip daddr"]);
 }
 
 /// Of a new table, destinations are kept last: until then whatever served before goes on.

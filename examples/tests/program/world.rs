@@ -1,6 +1,6 @@
 //! A node with a pod, a Service for it, and clients that connect without a pause.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use testkit::traffic::{NameServer, connect_and_ask};
 use testkit::{Netns, veth_pair};
 
-use super::{Folder, Running};
+use super::{Folder, Running, tool};
 
 /// The Service `demo/web` with one endpoint.
 pub(crate) const WEB: &str = "apiVersion: v1
@@ -32,6 +32,51 @@ endpoints: [{addresses: [10.244.0.5]}]
 
 pub(crate) const SERVICE: &str = "10.96.0.10:80";
 pub(crate) const NODE_PORT: &str = "192.0.2.1:30080";
+
+/// What kubelet and a kube-proxy in iptables mode have, by family; lines of one release begin with `#` and the release.
+pub(crate) const RULES: [(&str, &str); 2] = [
+    ("iptables", include_str!("../fixtures/kube-proxy/iptables.rules")),
+    ("ip6tables", include_str!("../fixtures/kube-proxy/ip6tables.rules")),
+];
+
+/// What a mode of this proxy, or a kube-proxy in that mode, has that no other has, by this back end of iptables.
+pub(crate) fn held_by(mode: &str, back_end: &str) -> Vec<String> {
+    let lines = |tool_line: &str, of: &[&str]| {
+        let printed = tool(tool_line);
+        let its = printed.lines().filter(|line| of.iter().any(|of| line.contains(of)));
+        its.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let rules = |of: &[&str]| -> Vec<String> {
+        // An empty canary stays in mangle, as after kube-proxy's own cleanup.
+        let saves = RULES.map(|(family, _)| ["nat", "filter"].map(|of| format!("{family}-{back_end}-save -t {of}")));
+        saves.as_flattened().iter().flat_map(|save| lines(save, of)).collect()
+    };
+    match mode {
+        "ipvs" => [
+            lines("ipvsadm -Sn", &["-A "]),
+            lines("ipset list -n", &["KUBE-"]),
+            lines("ip -o link", &["kube-ipvs0"]),
+            rules(&["KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES", "KUBE-IPVS"]),
+        ]
+        .concat(),
+        "iptables" => rules(&[
+            "KUBE-SVC-",
+            "KUBE-SEP-",
+            "KUBE-EXT-",
+            "KUBE-FW-",
+            "KUBE-NODEPORTS",
+            "KUBE-EXTERNAL-SERVICES",
+            "KUBE-PROXY-CANARY",
+        ]),
+        "nftables" => lines("nft list tables", &["proxier"]),
+        _ => ["-4", "-6"].map(|family| lines(&format!("ip {family} route show table local proto 118"), &[""])).concat(),
+    }
+}
+
+/// As [`held_by`], by iptables-nft.
+pub(crate) fn held(mode: &str) -> Vec<String> {
+    held_by(mode, "nft")
+}
 
 /// This namespace as a node, a pod of it, and another host that knows the way to the Services' addresses.
 pub(crate) struct Lan {
@@ -91,16 +136,22 @@ impl World {
         World { client: lan.client, pod: lan.pod, _server: server, manifests }
     }
 
+    /// Of a mode; of IPVS mode with certain rules as `ipvs:nftables`.
     pub(crate) fn arguments(&self, mode: &str) -> Vec<String> {
         let manifests = self.manifests.0.display().to_string();
+        let (mode, rules) = mode.split_once(':').map_or((mode, None), |(mode, rules)| (mode, Some(rules)));
+        let rules = rules.into_iter().flat_map(|rules| ["--ipvs-rules", rules]);
         ["--manifests", &manifests, "--proxy-mode", mode, "--no-fallback", "--cluster-cidr", "10.244.0.0/16"]
+            .into_iter()
+            .chain(rules)
             .map(str::to_owned)
-            .to_vec()
+            .collect()
     }
 
     pub(crate) fn start(&self, mode: &str) -> Running {
         let arguments = self.arguments(mode);
         let running = Running::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        let mode = mode.split(':').next().unwrap();
         running.until_logged(&format!("serving in {mode} mode"));
         running
     }
@@ -108,6 +159,12 @@ impl World {
     pub(crate) fn asks(&self, address: &str) -> bool {
         let to: SocketAddr = address.parse().unwrap();
         self.client.run_in(|| connect_and_ask(to).is_ok()).unwrap()
+    }
+
+    /// Whether somebody takes a connection soon; a refusal may be silence.
+    pub(crate) fn connects(&self, address: &str) -> bool {
+        let to: SocketAddr = address.parse().unwrap();
+        self.client.run_in(|| TcpStream::connect_timeout(&to, Duration::from_secs(1)).is_ok()).unwrap()
     }
 }
 

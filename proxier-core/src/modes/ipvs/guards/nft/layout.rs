@@ -20,7 +20,8 @@
 //!
 //! What iptables does by `ACCEPT` in table nat, to keep others from translating the destination (host ports of CNI plugins match
 //! every local address, and addresses of Services are local), is done by translating the destination to itself: later chains of
-//! type `nat` do not see a connection that has a translation. `ACCEPT` in table filter has no counterpart: no chain of nf_tables can
+//! type `nat` do not see a connection that has a translation. An address that is not of this host, since another proxy has removed the
+//! device, is left to them. `ACCEPT` in table filter has no counterpart: no chain of nf_tables can
 //! overrule another table's drop.
 
 use nftables::expr::{CmpOp, FibFlags, FibResult, NatFlags};
@@ -313,9 +314,11 @@ impl Layout {
         built(of_node.in_set(&place, Layout::of(kind)).drop_packet())
     }
 
-    /// Translates the destination to itself.
+    /// Translates the destination to itself, if it is of this host: otherwise IPVS does not get the packet, and whoever serves the address
+    /// after this mode may translate it.
     fn keep(&self) -> Rule {
-        built(self.rule().dnat_to_operand(self.table.family, &self.destination()))
+        let of_host = Layout::is_local(self.rule(), FibFlags::DADDR, CmpOp::Eq);
+        built(of_host.dnat_to_operand(self.table.family, &self.destination()))
     }
 
     /// `KUBE-SERVICES`. It knows no match `physdev`, which only tells packets that come over a bridge, and which matters for
