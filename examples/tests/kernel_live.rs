@@ -537,3 +537,30 @@ fn the_clusters_networks_become_local() {
         assert!(!local("10.96.0.0/16"));
     });
 }
+
+/// A table of kube-proxy's name that nobody recognises: an Event of the Node says that it stays, once.
+#[test]
+fn what_others_left_is_an_event_of_the_node() {
+    kernel_test(&[Need::Root, Need::Nftables], || {
+        tool("ip link set lo up");
+        tool("ip addr add 192.0.2.1/32 dev lo");
+        tool("nft add table ip kube-proxy");
+        let world = World::new(vec![Service::new("web", "10.96.0.10", &["10.244.1.5"])]);
+        let running = Running::start(&["--proxy-mode", "nftables", "--kubeconfig", &world.kubeconfig()]);
+        let told = || -> Vec<Value> {
+            world.server.events().into_iter().filter(|event| event["reason"] == "Leftovers").collect()
+        };
+        running.until("the Event", || !told().is_empty());
+        // A change of the Services is no reason to say it again.
+        world.server.put(&Service::new("more", "10.96.0.11", &["10.244.1.5"]).object());
+        running.until("the change", || tool("nft list table ip proxier").contains("10.96.0.11"));
+        let told = told();
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert_eq!((&told[0]["regarding"]["kind"], &told[0]["regarding"]["name"]), (&json!("Node"), &json!("n1")));
+        assert_eq!(told[0]["type"], "Warning");
+        let note = told[0]["note"].as_str().unwrap();
+        assert!(note.contains("table ip kube-proxy stays: it lacks the comment"), "{note}");
+        assert!(running.end().success());
+        assert!(tool("nft list tables").contains("table ip kube-proxy"));
+    });
+}
