@@ -23,7 +23,7 @@ use crate::uapi::SvcFlags;
 pub struct FlagsMask {
     /// The flags.
     pub flags: SvcFlags,
-    /// Which of them count; all ones in the kernel's answers.
+    /// Flags to change: a one lets the bit of `flags` count; all ones in the kernel's answers.
     pub mask: u32,
 }
 
@@ -93,7 +93,7 @@ attrs! {
         FLAGS = 7 => Flags(FlagsMask),
         /// Seconds a client stays with its real server (persistence).
         TIMEOUT = 8 => Timeout(u32),
-        /// Which clients count as one (persistence): IPv4 netmask in network order; for IPv6 a prefix length of
+        /// Mask under which persistence treats client addresses as one: IPv4 netmask in network order; for IPv6 a prefix length of
         /// 1 to 128 in host order.
         NETMASK = 9 => Netmask([u8; 4]),
         /// Counters and rates, 32 bits where the kernel's have more.

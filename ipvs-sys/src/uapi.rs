@@ -83,7 +83,7 @@ bitflags! {
 
 /// The synchronisation daemon does not run (`IP_VS_STATE_NONE`).
 pub const STATE_NONE: u32 = 0;
-/// It sends connections (`IP_VS_STATE_MASTER`).
+/// State of a daemon that sends connections (`IP_VS_STATE_MASTER`).
 pub const STATE_MASTER: u32 = 1;
-/// It receives connections (`IP_VS_STATE_BACKUP`).
+/// State of a daemon that receives connections (`IP_VS_STATE_BACKUP`).
 pub const STATE_BACKUP: u32 = 2;

@@ -80,7 +80,7 @@ fn v6(prefix: u32) -> [u8; 4] {
     prefix.to_ne_bytes()
 }
 
-/// What ipvsadm says beside the key, in its order; `""` for "no persistence engine".
+/// Attributes of a service beside its key, in ipvsadm's order; `""` for "no persistence engine".
 fn rest(
     mut key: Vec<SvcAttr<'static>>,
     scheduler: &'static str,
@@ -318,7 +318,7 @@ fn everything_is_decoded_and_encodes_to_the_same_bytes() {
     }
 }
 
-/// What is inside the nests is known, and encodes to the same bytes.
+/// Checks that all nested attributes are known, and encode to the same bytes.
 fn nested_again(attributes: &[u8]) {
     fn list<'a, A: Attribute<'a>>(bytes: &'a [u8]) -> Vec<A> {
         let all = Attrs::<A>::new(bytes).to_vec().unwrap();

@@ -39,7 +39,7 @@ pub use zero::Zero;
 /// Number of the kernel's answer to [`GetInfo`]; not a request (`IPVS_CMD_SET_INFO`).
 pub const SET_INFO: u8 = 14;
 
-/// What a refusal means, where the command and the error number together say it.
+/// Meaning of a refusal, decided by the command and the error number together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Failure {
@@ -49,7 +49,7 @@ pub enum Failure {
     VirtualServerExists,
     /// The virtual server has no real server with this address and port.
     RealServerMissing,
-    /// It has one with this address and port already.
+    /// The virtual server has a real server with this address and port already.
     RealServerExists,
     /// The scheduler's or the persistence engine's module is not loaded, and the kernel could not load it.
     ModuleMissing,
@@ -162,13 +162,13 @@ pub trait Command {
     const NUMBER: u8;
     /// Its name in C.
     const NAME: &'static str;
-    /// What the kernel's error numbers mean for this command; a number that is not here has no agreed meaning.
+    /// Meanings of the kernel's error numbers for this command; a number not listed has no agreed meaning.
     const ERRORS: &'static [(Errno, Failure)] = &[];
 
     /// Appends the attributes.
     fn encode(&self, out: &mut Encoder);
 
-    /// What this error number means.
+    /// Meaning of this error number; `None` if it has no agreed one.
     fn classify(errno: Errno) -> Option<Failure> {
         if errno == Errno::EPERM {
             return Some(Failure::Permission);
@@ -217,7 +217,7 @@ pub trait Command {
 /// # Ok::<(), netlink_batch::Error>(())
 /// ```
 pub trait Query: Command {
-    /// What one data message of the answer holds.
+    /// Content of one data message of the answer.
     type Reply<'a>;
 
     /// Reads the attributes of one data message.
