@@ -70,7 +70,7 @@ impl Operation {
         }
     }
 
-    /// What it is about.
+    /// Subject of the operation: a virtual server or a real server.
     pub fn subject(&self) -> Subject {
         match self {
             Operation::AddVirtualServer(server) | Operation::UpdateVirtualServer(server) => {
@@ -317,18 +317,18 @@ impl Extend<Operation> for Batch {
     }
 }
 
-/// What became of one operation.
+/// Outcome of one operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum Outcome {
     /// The kernel carried it out.
     Done,
-    /// It was refused and changed nothing.
+    /// Refused; nothing was changed.
     Failed(Error),
-    /// It was sent, but its answer was lost: read the state to know.
+    /// Sent, but the answer was lost: read the state to know.
     Unknown,
-    /// It was not sent, because the batch stopped before it; see [`Report::stopped`].
+    /// Not sent, because the batch stopped before it; see [`Report::stopped`].
     NotSent,
 }
 
@@ -477,7 +477,7 @@ where
     Report { outcomes, stopped, causes }
 }
 
-/// Which of these failures follow from which. `additions` are all that were tried; both are in the order of their places.
+/// Places of failures that follow from an earlier failure, each with that one's. `additions` are all that were tried; both are in the order of their places.
 fn causes(additions: &[(usize, Subject)], failures: &[(usize, Operation, Outcome)]) -> BTreeMap<usize, usize> {
     let mut additions = additions.iter().peekable();
     // Virtual and real servers whose last addition failed, with its place.
@@ -497,7 +497,7 @@ fn causes(additions: &[(usize, Subject)], failures: &[(usize, Operation, Outcome
         if let Some(cause) = cause {
             causes.insert(*index, *cause);
         }
-        // What exists already can be worked with.
+        // A server that exists already serves as well as an added one.
         if operation.is_addition() && !error.is_already_exists() {
             missing.insert(operation.subject(), *index);
         }

@@ -1,4 +1,4 @@
-//! What turns the table that the kernel has into the wanted one, as a batch. Reads and writes nothing.
+//! Difference of two tables: the batch that turns the kernel's table into the wanted one. Reads and writes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -60,7 +60,7 @@ impl Weights {
     }
 }
 
-/// What a difference or a sync may touch.
+/// Ownership and weight rules of a difference or a sync.
 ///
 /// There is no default: IPVS does not say who added a virtual server, so the caller has to.
 ///
@@ -161,15 +161,14 @@ impl Phases {
 }
 
 impl Ruleset {
-    /// What turns the observed table into this one, as far as the policy says that it is the caller's. Printed, the batch is a dry
-    /// run in ipvsadm's words; [`Client::run`](crate::Client::run) carries it out, and [`Client::sync`](crate::Client::sync) does
-    /// all of that.
+    /// The batch that turns the observed table into this one, within the virtual servers that the policy gives to the caller. Printed, it
+    /// is a dry run in ipvsadm's words; [`Client::run`](crate::Client::run) carries it out, and
+    /// [`Client::sync`](crate::Client::sync) does all of that.
     ///
     /// Make before break: first all additions, each virtual server followed by its real servers; then changes in place, those that
-    /// lower a weight last; then deletions, virtual servers last. What is wanted and there is never deleted, whatever has to
-    /// change about it: only a virtual server's or real server's identity cannot be changed in place. So a virtual server that has
-    /// a real server with a weight before and after has one at every moment between, unless all of them are exchanged at once and
-    /// the kernel refuses the new ones.
+    /// lower a weight last; then deletions, virtual servers last. A wanted server that is there is never deleted: everything but its
+    /// identity can be changed in place. So a virtual server that has a real server with a weight before and after has one at every
+    /// moment between, unless all of them are exchanged at once and the kernel refuses the new ones.
     ///
     /// Deleting a real server cuts its connections. To drain one, want it with [`Weight::DRAIN`] until a snapshot shows that it has
     /// none left.

@@ -8,7 +8,7 @@ use netlink_batch::{Attribute, Errno, KernelError};
 
 use crate::model::{Name, OutOfRange, RealServerKey, Scheduler, VirtualServerKey};
 
-/// What a failed operation was about to do.
+/// Kind of operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -63,7 +63,7 @@ impl fmt::Display for MissingModule {
     }
 }
 
-/// Which kind of failure.
+/// Kind of a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -176,12 +176,12 @@ impl serde::Serialize for Error {
 }
 
 impl Error {
-    /// Which kind of failure.
+    /// Kind of the failure.
     pub fn kind(&self) -> &ErrorKind {
         &self.0.kind
     }
 
-    /// What it was about.
+    /// Subject of the failed operation.
     pub fn subject(&self) -> Subject {
         self.0.subject
     }

@@ -64,10 +64,10 @@
 //!
 //! # What it does not do
 //!
-//! It does not load kernel modules, log, start threads or programs, or retry a change whose outcome it does not know. It does not
+//! The crate does not load kernel modules, log, start threads or programs, or retry a change whose outcome it does not know. Nor does it
 //! bind virtual addresses to an interface or write firewall rules. There is no async interface: the kernel answers inside `send`.
 //!
-//! It needs `CAP_NET_ADMIN` in the initial user namespace, even for reading.
+//! `CAP_NET_ADMIN` in the initial user namespace is needed, even for reading.
 #![forbid(unsafe_code)]
 #![warn(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::as_conversions)]
 

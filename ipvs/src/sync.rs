@@ -9,7 +9,7 @@ use crate::text::Ruleset;
 /// Attempts while other programs change the same virtual servers.
 const ATTEMPTS: usize = 4;
 
-/// What a sync did.
+/// Result of a sync.
 ///
 /// ```
 /// # #[cfg(feature = "testing")] {
@@ -38,9 +38,9 @@ const ATTEMPTS: usize = 4;
 #[must_use = "a sync reports failures only here"]
 #[non_exhaustive]
 pub struct SyncReport {
-    /// What the kernel carried out, in this order. Prints in ipvsadm's words. Empty when the kernel had everything as wanted.
+    /// Operations carried out, in this order. Prints in ipvsadm's words. Empty when the kernel had everything as wanted.
     pub done: Batch,
-    /// What it did not.
+    /// Operations not carried out.
     pub failures: Vec<SyncFailure>,
     /// Why the work stopped early, when it did: answers were lost, or the socket failed. Sync again then.
     pub stopped: Option<Error>,
@@ -53,7 +53,7 @@ pub struct SyncReport {
 pub struct SyncFailure {
     /// The operation.
     pub operation: Operation,
-    /// What became of it: anything but [`Outcome::Done`].
+    /// Outcome of the operation: anything but [`Outcome::Done`].
     pub outcome: Outcome,
     /// Whether it follows from another failure, as [`Report::cause`](crate::Report::cause) says.
     pub is_consequence: bool,
@@ -70,7 +70,7 @@ impl SyncReport {
         !self.done.is_empty()
     }
 
-    /// What was carried out, if that was everything.
+    /// The operations carried out, if that was all of them.
     ///
     /// # Errors
     /// The first operation's error, or why the sync stopped.

@@ -82,7 +82,7 @@ fn ipvsadm_reads_what_we_write_and_prints_the_same() {
     });
 }
 
-/// What both make of a text, as ipvsadm prints it with thresholds.
+/// The kernel's table after a text, by ipvsadm and by this crate, as ipvsadm prints it with thresholds.
 fn both(text: &str) -> [(Vec<String>, Ruleset); 2] {
     clear();
     oracle::ipvsadm_restore(text).unwrap_or_else(|error| panic!("{text}\n{error}"));

@@ -73,7 +73,7 @@ fn program(ipvs: &mut Client, key: VirtualServerKey, backends: [&str; 2]) -> [Re
     })
 }
 
-/// What `ipvsadm -Ln --stats --exact` says of each address: connections, packets in and out, bytes in and out.
+/// Counters of each address by `ipvsadm -Ln --stats --exact`: connections, packets in and out, bytes in and out.
 fn exact() -> BTreeMap<String, [u64; 5]> {
     let text = oracle::run("ipvsadm", &["-L", "-n", "--stats", "--exact"], None).unwrap().stdout;
     let mut found = BTreeMap::new();
@@ -118,7 +118,7 @@ fn balanced_drained_counted(vip: &str, backends: [&str; 2]) {
         for _ in 0..3 {
             assert_eq!(connections[blue].ask().unwrap(), "blue");
         }
-        // Back again by a change, not by adding it anew.
+        // The real server comes back by a change, not by an addition.
         ipvs.update_real_server(&key, &servers[0]).unwrap();
         let answers = net.ask(10, ask);
         assert_eq!(answers.values().sum::<usize>(), 10);
@@ -234,7 +234,7 @@ fn ruleset(vip: SocketAddr, blue: &str, idle: u16, network: u32) -> Ruleset {
         let at = Ipv4Addr::from_bits(network + number);
         format!("-A -t {at}:80 -s rr\n-a -t {at}:80 -r 10.1.2.2:{} -m -w 1", 1000 + number)
     });
-    // Of weight 0, so that nobody else answers.
+    // Weight 0: no other real server answers.
     let idle = format!("-a -t {vip} -r 10.1.2.2:{idle} -m -w 0");
     let lines: Vec<String> = std::iter::once(first).chain(others).chain([idle]).collect();
     lines.join("\n").parse().unwrap()

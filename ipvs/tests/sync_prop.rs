@@ -33,7 +33,7 @@ fn snapshot(table: &Table) -> Snapshot {
     Snapshot::from(&rules(table))
 }
 
-/// What the kernel does; it refuses to add what is there and to change or delete what is not.
+/// The kernel's rules: it refuses to add what is there and to change or delete what is not.
 fn apply(table: &mut Table, operation: &Operation) -> Result<(), TestCaseError> {
     let refused = || TestCaseError::fail(format!("the kernel refuses: {operation}"));
     match operation {
@@ -122,7 +122,7 @@ fn two_tables() -> impl Strategy<Value = (Table, Table)> {
     })
 }
 
-/// Virtual servers at a port below this are somebody else's.
+/// Lowest port of own virtual servers; those below are foreign.
 const OURS: u16 = 0x4000;
 
 fn is_ours(key: &VirtualServerKey) -> bool {
@@ -143,7 +143,7 @@ proptest! {
         let after = apply_all(&observed, &batch)?;
         // The text is the batch: read again, it does the same.
         prop_assert_eq!(&parse_batch(&batch.to_string()).unwrap(), &batch);
-        // What it leads to is what is wanted; tunnels may be spelt in more than one way.
+        // The table after the batch is the wanted one; tunnels may be spelt in more than one way.
         prop_assert_eq!(diff(&wanted, &after, &policy)?.to_string(), "");
         prop_assert_eq!(diff(&after, &wanted, &policy)?.to_string(), "");
         prop_assert_eq!(after.keys().collect::<Vec<_>>(), wanted.keys().collect::<Vec<_>>());
@@ -236,7 +236,7 @@ proptest! {
         let report = client.sync(&rules(&wanted), &policy).unwrap();
         prop_assert_eq!(&report.stopped, &None);
         let after = client.snapshot().unwrap();
-        // What it says it did is what became of the table.
+        // The reported operations lead to the same table.
         let mut replayed = table(&sorted(&before));
         for operation in &report.done {
             apply(&mut replayed, operation)?;

@@ -1,4 +1,4 @@
-//! What people write in ipvsadm's text, and what they get wrong.
+//! ipvsadm's text as people write it, with their mistakes.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
 use std::net::{IpAddr, SocketAddr};
@@ -185,7 +185,7 @@ fn a_batch_has_no_commands_about_everything() {
     assert_eq!("-C\n-C".parse::<Statement>().unwrap_err().kind(), ErrorKind::NotAllowedHere);
 }
 
-/// What `ipvsadm -S -n` printed on real kernels.
+/// The output of `ipvsadm -S -n` on real kernels.
 #[test]
 fn what_ipvsadm_printed_comes_back_byte_for_byte() {
     for text in [
@@ -243,7 +243,7 @@ fn words_of_the_model_come_back() {
     assert_eq!(ipvs::ErrorKind::VirtualServerExists.to_string(), "it exists already");
 }
 
-/// What a configuration file leaves out has its default, as in ipset.
+/// Fields omitted in a configuration file have their defaults, as in ipset.
 #[test]
 fn what_is_left_out_has_its_default() {
     let rules: Ruleset = serde_json::from_str(

@@ -133,7 +133,7 @@ proptest! {
     fn no_text_panics(text in prop_oneof!["(?s).{0,200}", words()]) {
         match parse(&text) {
             Ok(statements) => {
-                // What was understood can be said again.
+                // Every statement that was read can be written.
                 let again = statements.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
                 prop_assert_eq!(parse(&again).unwrap(), statements);
             }
@@ -153,7 +153,7 @@ proptest! {
     }
 }
 
-/// The rules of the C library's `inet_ntop`, stated anew; the live tests compare with what ipvsadm prints by it.
+/// The rules of the C library's `inet_ntop`, written a second time; the live tests compare with what ipvsadm prints by it.
 fn c_library(addr: std::net::Ipv6Addr) -> String {
     let groups = addr.segments();
     // The longest run of at least two zero groups, the first of equals.

@@ -16,7 +16,7 @@ use netlink_batch::{Encoder, Errno, Message, NulStr};
 const CONTROLLER: u16 = 0x10;
 const FAMILY: u16 = 0x1c;
 
-/// What the controller says of the family, in attributes of linux/genetlink.h: `CTRL_ATTR_FAMILY_ID` 1, `_NAME` 2, `_VERSION` 3.
+/// The controller's answer about the family, in attributes of linux/genetlink.h: `CTRL_ATTR_FAMILY_ID` 1, `_NAME` 2, `_VERSION` 3.
 fn family() -> Reply {
     let mut out = Encoder::new();
     out.bytes(&GenlHeader { command: 1, version: 2 }.to_bytes());
@@ -26,7 +26,7 @@ fn family() -> Reply {
     Reply::Data(vec![(CONTROLLER, out.as_slice().to_vec())])
 }
 
-/// A kernel that answers what it is told, whatever the command.
+/// A kernel with the same answer to every command of the family.
 fn answering(reply: impl Fn() -> Reply + Send + 'static) -> Client {
     let transport =
         Simulated::new(move |message: &Message<'_>| if message.header.kind == CONTROLLER { family() } else { reply() });
@@ -195,7 +195,7 @@ fn batches_are_extended_and_zeroing_reaches_the_kernel() {
     batch.extend(keys.map(|key| Operation::AddVirtualServer(VirtualServer::new(key, Scheduler::RoundRobin))));
     assert!(client.run(&batch).is_done());
     assert_eq!(client.list_virtual_servers().unwrap().len(), 2);
-    // What an error says that was being done.
+    // The error names the operation that failed.
     let twice = client.run(&batch);
     assert_eq!(twice.failures().count(), 2, "{twice:?}");
     assert!(format!("{twice:?}").contains("adding"), "{twice:?}");
@@ -211,7 +211,7 @@ fn batches_are_extended_and_zeroing_reaches_the_kernel() {
     }
 }
 
-/// What a `main` that returns an error prints.
+/// `Debug` of an error, as a `main` that returns it prints, is its `Display`.
 #[test]
 fn debug_of_errors_prints_what_display_prints() {
     let range = VirtualServerKey::fwmark(Family::V4, 0).unwrap_err();

@@ -1,4 +1,4 @@
-//! What the kernel thinks of a real server's address.
+//! Addresses that the kernel accepts for a real server.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 

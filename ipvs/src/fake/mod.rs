@@ -165,7 +165,7 @@ impl FakeIpvs {
         transport
     }
 
-    /// What the table holds, without the refusals and changes arranged for clients.
+    /// Content of the table, without the refusals and changes arranged for clients.
     ///
     /// # Errors
     /// As [`Client::snapshot`], when IPVS is not present.
@@ -173,7 +173,7 @@ impl FakeIpvs {
         self.connect(false)?.0.snapshot()
     }
 
-    /// What the table holds in the words of `ipvsadm --save --numeric`, sorted by key.
+    /// Content of the table in the words of `ipvsadm --save --numeric`, sorted by key.
     ///
     /// # Errors
     /// As [`FakeIpvs::snapshot`].

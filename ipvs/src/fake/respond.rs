@@ -180,7 +180,7 @@ pub(super) fn set(namespace: &mut Namespace, command: u8, list: &List<'_>) -> Re
     }
 }
 
-/// What an answer is made of: its command and its attributes.
+/// An answer: command and attributes.
 type Answer = (u8, Encoder);
 
 fn get_service(namespace: &Namespace, list: &List<'_>) -> Result<Vec<Answer>, Errno> {
@@ -210,7 +210,7 @@ fn info() -> Answer {
 }
 
 /// A dump is filled one datagram at a time: the kernel remembers how many entries it has given out, and goes on from that
-/// number in whatever the table is by then.
+/// number in the table as it is by then.
 fn dumped(state: &mut State, command: u8, list: &List<'_>, arranged: bool) -> Reply {
     let service = match command {
         GET_DEST => {

@@ -270,7 +270,7 @@ impl Namespace {
         self.trash.clear();
     }
 
-    /// What NEW and SET refuse for a destination of another family.
+    /// Refuses a destination of another family as NEW and SET do: without a tunnel, or while a synchronisation daemon runs.
     fn check_family(&self, key: &ServiceKey, destination: &Destination) -> Result<(), Errno> {
         let syncing = self.daemons.iter().any(Option::is_some);
         let mixed = destination.key.af != key.af;

@@ -66,7 +66,7 @@ impl<'a> List<'a> {
     }
 }
 
-/// What NEW and SET say beside the key.
+/// Attributes of a service beside its key, in NEW and SET.
 pub(super) struct ServiceRest {
     pub(super) scheduler: String,
     pub(super) engine: Option<String>,
@@ -156,7 +156,7 @@ pub(super) fn valid_family(af: u16, ipv6: bool) -> Result<(), Errno> {
     if af == AF_INET || (af == AF_INET6 && ipv6) { Ok(()) } else { Err(Errno::EAFNOSUPPORT) }
 }
 
-/// Of an IPv4 address only the first four bytes count.
+/// The address without the bytes that do not count: IPv4 has four.
 fn clipped(af: u16, addr: [u8; 16]) -> [u8; 16] {
     if af == AF_INET6 {
         return addr;

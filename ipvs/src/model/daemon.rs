@@ -6,13 +6,13 @@ use std::str::FromStr;
 
 use crate::model::{Name, OutOfRange};
 
-/// Which end of the synchronisation a daemon is.
+/// Role of a synchronisation daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum DaemonState {
-    /// It sends connections.
+    /// Sends connections.
     Master,
-    /// It receives connections.
+    /// Receives connections.
     Backup,
 }
 
@@ -64,7 +64,7 @@ impl FromStr for DaemonState {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct SyncDaemon {
-    /// Which end it is.
+    /// Role of the daemon.
     pub state: DaemonState,
     /// Interface over which connections are multicast.
     pub interface: Name,

@@ -80,7 +80,7 @@ impl ForwardingMethod {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct Tunnel {
-    /// What it is wrapped in.
+    /// Header that packets are wrapped in.
     pub kind: TunnelKind,
     /// Checksums of the wrapping.
     pub flags: TunnelFlags,
@@ -96,7 +96,7 @@ impl Tunnel {
     }
 }
 
-/// What a tunnel wraps packets in (`IP_VS_CONN_F_TUNNEL_TYPE_*`).
+/// Header that a tunnel wraps packets in (`IP_VS_CONN_F_TUNNEL_TYPE_*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

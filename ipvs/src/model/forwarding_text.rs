@@ -44,7 +44,7 @@ impl fmt::Display for Tunnel {
     }
 }
 
-/// What [`ForwardingMethod`]'s `Display` writes.
+/// Reads the text that [`ForwardingMethod`]'s `Display` writes.
 impl FromStr for ForwardingMethod {
     type Err = OutOfRange;
 

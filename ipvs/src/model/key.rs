@@ -1,4 +1,4 @@
-//! What identifies a virtual server and a real server.
+//! Keys: the identities of virtual servers and real servers.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -149,7 +149,7 @@ impl FromStr for Protocol {
     }
 }
 
-/// What identifies a virtual server. The order is by protocol, address and port; firewall marks come last.
+/// Identity of a virtual server. The order is by protocol, address and port; firewall marks come last.
 ///
 /// ```
 /// use ipvs::VirtualServerKey;
@@ -300,7 +300,7 @@ impl FromStr for VirtualServerKey {
     }
 }
 
-/// What identifies a real server within its virtual server.
+/// Identity of a real server within its virtual server.
 ///
 /// ```
 /// use ipvs::RealServerKey;

@@ -157,7 +157,7 @@ impl From<Thresholds> for (u32, u32) {
     }
 }
 
-/// What can be changed about a real server.
+/// The changeable part of a real server.
 ///
 /// ```
 /// use ipvs::model::{RealServerConfig, Thresholds};
@@ -229,9 +229,9 @@ impl RealServerConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RealServer {
-    /// What identifies it within its virtual server.
+    /// Identity within the virtual server.
     pub key: RealServerKey,
-    /// What can be changed about it.
+    /// Weight, forwarding method and thresholds: the part that can be changed.
     #[cfg_attr(feature = "serde", serde(default))]
     pub config: RealServerConfig,
 }

@@ -82,7 +82,7 @@ impl TimeoutsUpdate {
     }
 }
 
-/// What IPVS says of itself.
+/// Version and table size of IPVS, as the kernel reports them.
 ///
 /// ```
 /// # #[cfg(feature = "testing")] {

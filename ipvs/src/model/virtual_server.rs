@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 
 use crate::model::{Family, Name, ObservedRealServer, OutOfRange, Scheduler, SchedulerFlags, Stats, VirtualServerKey};
 
-/// Which clients count as one for persistence.
+/// Size of the client networks that persistence treats as one client.
 ///
 /// ```
 /// use ipvs::model::{Family, Granularity};
@@ -107,7 +107,7 @@ impl Granularity {
 pub struct Persistence {
     /// Seconds after the client's last connection. ipvsadm's default is 360, Kubernetes' 10800.
     pub timeout_secs: u32,
-    /// Which clients count as one.
+    /// Size of the client networks that are treated as one client.
     #[cfg_attr(feature = "serde", serde(default))]
     pub granularity: Granularity,
     /// A persistence engine that looks into packets. The kernel has `sip`, which keeps the packets of a call together, but only those of
@@ -137,7 +137,7 @@ impl Persistence {
     }
 }
 
-/// What can be changed about a virtual server.
+/// The changeable part of a virtual server.
 ///
 /// ```
 /// use ipvs::model::{Persistence, VirtualServerConfig};
@@ -221,9 +221,9 @@ impl VirtualServerConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct VirtualServer {
-    /// What identifies it.
+    /// Identity of the virtual server.
     pub key: VirtualServerKey,
-    /// What can be changed about it.
+    /// Scheduler, persistence and flags: the part that can be changed.
     pub config: VirtualServerConfig,
 }
 

@@ -42,7 +42,7 @@ pub struct Connection {
     pub protocol: Protocol,
     /// The client. Port 0 in a template; its address is then masked by the persistence granularity.
     pub client: SocketAddr,
-    /// What the client connected to.
+    /// Address and port, or firewall mark, that the client connected to.
     pub target: Target,
     /// The real server. May be of another family than the client. Port 65535 in a template that is no longer used.
     pub real_server: SocketAddr,
@@ -52,11 +52,11 @@ pub struct Connection {
     pub expires_in: Duration,
     /// How it got here; only [`Proc::synced_connections`](super::Proc::synced_connections) tells.
     pub origin: Option<Origin>,
-    /// What a persistence engine found in the packets; only [`Proc::connections`](super::Proc::connections) tells.
+    /// Data that a persistence engine found in the packets; only [`Proc::connections`](super::Proc::connections) reads it.
     pub persistence: Option<PersistenceData>,
 }
 
-/// What a client connected to.
+/// Address and port, or firewall mark, that a client connected to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Target {
@@ -70,20 +70,20 @@ pub enum Target {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Origin {
-    /// It was made on this host.
+    /// Made on this host.
     Local,
     /// The synchronisation daemon received it from another director.
     Synchronised,
 }
 
-/// What a persistence engine keeps with a template.
+/// Data that a persistence engine keeps with a template.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PersistenceData {
     /// The engine: `sip`.
     pub engine: Name,
-    /// What it found, such as a SIP `Call-ID`. It comes from the network: not always text.
+    /// Data from the packets, such as a SIP `Call-ID`. It comes from the network: not always text.
     pub data: Vec<u8>,
 }
 

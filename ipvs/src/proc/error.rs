@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// How much of a line goes into an error.
 const SHOWN: usize = 120;
 
-/// Which kind of failure.
+/// Kind of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -67,7 +67,7 @@ impl Error {
         Error(Box::new(Inner { kind: ErrorKind::Malformed, path: path.to_owned(), line, text, expected, source: None }))
     }
 
-    /// Which kind of failure.
+    /// Kind of the failure.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }

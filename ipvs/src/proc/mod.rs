@@ -1,4 +1,4 @@
-//! What IPVS shows in `/proc/net`: connections, and counters of the whole network namespace.
+//! IPVS in `/proc/net`: connections, and counters of the whole network namespace.
 //!
 //! Netlink has no command for these. Virtual and real servers are better read with a [`Client`](crate::Client).
 //!
@@ -79,12 +79,12 @@ pub struct Proc {
 }
 
 impl Proc {
-    /// Those of the calling thread's network namespace, at the time of each call.
+    /// Files of the calling thread's network namespace, at the time of each call.
     pub fn new() -> Self {
         Self::at("/proc/thread-self/net")
     }
 
-    /// Those below another folder, such as `/proc/<pid>/net`.
+    /// Files below another folder, such as `/proc/<pid>/net`.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Proc { root: root.into() }
     }

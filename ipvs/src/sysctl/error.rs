@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::Knob;
 use crate::model::OutOfRange;
 
-/// Which kind of failure.
+/// Kind of a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -26,7 +26,7 @@ pub enum ErrorKind {
     OutOfRange(OutOfRange),
     /// The kernel refused the value (`EINVAL`).
     Refused,
-    /// What the kernel says is no value of this setting's type.
+    /// The kernel's text is no value of this setting's type.
     Malformed(String),
     /// Reading or writing failed.
     Io,
@@ -73,7 +73,7 @@ impl Error {
         self
     }
 
-    /// Which kind of failure.
+    /// Kind of the failure.
     pub fn kind(&self) -> &ErrorKind {
         &self.0.kind
     }

@@ -33,7 +33,7 @@ impl fmt::Display for KernelVersion {
     }
 }
 
-/// What values a knob takes.
+/// Type of a knob's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ValueType {
@@ -56,7 +56,7 @@ pub enum ValueType {
     CpuList,
 }
 
-/// What a kernel must have for a knob to be there, beside its version and `ip_vs`.
+/// Requirement of a knob beside the kernel's version and `ip_vs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Requirement {
@@ -81,18 +81,18 @@ impl fmt::Display for Requirement {
 pub struct Description {
     /// Name below `net.ipv4.vs`.
     pub name: &'static str,
-    /// What values it takes.
+    /// Type of its values.
     pub value_type: ValueType,
     /// Unit of the value, when it has one.
     pub unit: Option<&'static str>,
-    /// What it is in the initial network namespace after boot, as the kernel prints it; `None` where that depends on the
+    /// Value in the initial network namespace after boot, as the kernel prints it; `None` where that depends on the
     /// machine. See [`Knob::default_in_new_namespace`] for the others.
     pub default: Option<&'static str>,
-    /// The kernel that brought it; `None` for older than 5.10.
+    /// First kernel that has it; `None` for older than 5.10.
     pub since: Option<KernelVersion>,
-    /// What else the kernel needs.
+    /// Further requirement of the kernel.
     pub requires: Option<Requirement>,
-    /// What it does.
+    /// Effect of the knob, in words.
     pub meaning: &'static str,
 }
 
@@ -242,7 +242,7 @@ impl Knob {
         self.describe().name
     }
 
-    /// What it is in a network namespace that was made later; `None` where that depends on the machine.
+    /// Value in a network namespace that was made later; `None` where that depends on the machine.
     ///
     /// Kernel: `ip_vs_conn_default_load_factor`, `ip_vs_svc_default_load_factor`, which take smaller tables there.
     pub fn default_in_new_namespace(self) -> Option<&'static str> {
@@ -310,7 +310,7 @@ fn is_power_of_two(number: i64) -> bool {
     (1..=1 << 30).contains(&number) && number.count_ones() == 1
 }
 
-/// What lists of CPUs consist of: `0-7:2/4`, `all`, `N`.
+/// Whether a list of CPUs may contain the byte: `0-7:2/4`, `all`, `N`.
 fn is_cpu_list_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b',' | b':' | b'/')
 }

@@ -23,8 +23,8 @@
 //!
 //! # Which network namespace
 //!
-//! That of the calling thread, at the time of each call: the kernel shows below `/proc/sys/net` what the thread that opens a file has, whichever
-//! path leads there. So the settings of another namespace take a thread that has entered it, with `setns` (`CAP_SYS_ADMIN`) of a crate such as nix:
+//! Calls read and write the settings of the calling thread's namespace at that time: below `/proc/sys/net` the kernel shows each thread its own, by
+//! any path. So the settings of another namespace take a thread that has entered it, with `setns` (`CAP_SYS_ADMIN`) of a crate such as nix:
 //!
 //! ```no_run
 //! use ipvs::sysctl::Sysctl;
@@ -137,12 +137,12 @@ pub struct Sysctl {
 }
 
 impl Sysctl {
-    /// Those of the calling thread's network namespace, at the time of each call.
+    /// Settings of the calling thread's network namespace, at the time of each call.
     pub fn new() -> Self {
         Self::at("/proc/sys/net/ipv4/vs")
     }
 
-    /// Those in another folder.
+    /// Settings in another folder.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Sysctl { root: root.into() }
     }
@@ -229,7 +229,7 @@ impl Sysctl {
     /// Lets a real server of weight 0 ([`Weight::DRAIN`](crate::Weight::DRAIN)) drain although its virtual server is persistent:
     /// switches [`Knob::ExpireQuiescentTemplate`] on. Without it the kernel goes on giving it the clients that it remembers.
     ///
-    /// It is for every virtual server of the network namespace, and stays when this program ends. A health check that sets weight 0
+    /// The setting applies to every virtual server of the network namespace, and stays when this program ends. A health check that sets weight 0
     /// then ends the affinity of its clients too.
     ///
     /// Like every call here, it acts in the network namespace of the calling thread, not in that of a client opened with

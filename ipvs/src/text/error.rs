@@ -1,11 +1,11 @@
-//! What is wrong with a text, and where.
+//! Mistakes in a text, with their places.
 
 use std::fmt;
 
 /// How much of what was found goes into an error.
 const SHOWN: usize = 60;
 
-/// Which kind of mistake.
+/// Kind of a mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -36,7 +36,7 @@ pub enum ErrorKind {
     UnknownVirtualServer,
 }
 
-/// What is wrong, in a few words; the error says where, and what should be there.
+/// The mistake in a few words; the error adds the place, and the text that was expected.
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -88,7 +88,7 @@ impl Error {
         Error(Box::new(Inner { kind, line, column, found: short, expected: expected.into() }))
     }
 
-    /// Which kind of mistake.
+    /// Kind of the mistake.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
@@ -103,12 +103,12 @@ impl Error {
         self.0.column
     }
 
-    /// What was found there, shortened; empty for the end of the line.
+    /// Text at the place of the mistake, shortened; empty for the end of the line.
     pub fn found(&self) -> &str {
         &self.0.found
     }
 
-    /// What should have been there.
+    /// Text that was expected there.
     pub fn expected(&self) -> &str {
         &self.0.expected
     }

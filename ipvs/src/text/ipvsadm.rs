@@ -1,4 +1,4 @@
-//! What ipvsadm 1.31 can read.
+//! Limits of ipvsadm 1.31: statements that it can read.
 
 use super::Statement;
 use crate::batch::Operation;
@@ -24,9 +24,9 @@ pub(super) fn changes_port(service: &VirtualServerKey, real: &RealServerKey) -> 
 impl Statement {
     /// Whether ipvsadm 1.31 reads this statement's text, and understands the same by it.
     ///
-    /// It does not take this crate's own words, `-p 0` and more than 31 days, port 0 without `-p`, `-o` for other than UDP and
+    /// Not readable are this crate's own words, `-p 0` and more than 31 days, port 0 without `-p`, `-o` for other than UDP and
     /// firewall marks, thresholds above 2147483647, and another address family without a tunnel. Without a patch that some
-    /// distributions have, it also stops at weight 65535; that is not counted here.
+    /// distributions have, ipvsadm also stops at weight 65535; that is not counted here.
     pub fn is_readable_by_ipvsadm(&self) -> bool {
         let Statement::Operation(operation) = self else { return true };
         match operation {

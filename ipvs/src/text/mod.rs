@@ -25,7 +25,7 @@
 //!
 //! # What is written
 //!
-//! What `ipvsadm -S -n` 1.31 prints, byte for byte, with these differences, all of them where ipvsadm loses something:
+//! The output of `ipvsadm -S -n` 1.31, byte for byte, with these differences, all of them where ipvsadm loses something:
 //!
 //! | | `ipvsadm -S -n` | here |
 //! |---|---|---|
@@ -47,9 +47,9 @@
 //! All that, and what people write: long options, `--option=value`, `-w5`, any order of options, comments from `#` to the end of
 //! a line, empty lines, a leading `ipvsadm`. Left out, an option has ipvsadm's default: scheduler `wlc`, direct routing, weight
 //! 1, `-p` 360 seconds (its manual says 300), the port of a real server as its virtual server's. As in ipvsadm, `-g` and `-i`
-//! give the real server the virtual server's port, whatever the text says.
+//! give the real server the virtual server's port, also where the text names another.
 //!
-//! It is stricter than ipvsadm where ipvsadm drops a value (`-M` or `--pe` without `-p`) and more lenient where the kernel is
+//! The reader is stricter than ipvsadm where ipvsadm drops a value (`-M` or `--pe` without `-p`) and more lenient where the kernel is
 //! (thresholds and timeouts of any size, `-o` for TCP, port 0 written out without `-p`).
 //!
 //! Names of hosts and services are not looked up; see [`ErrorKind::HostName`] and [`ErrorKind::ServiceName`].
@@ -68,7 +68,7 @@ pub use error::{Error, ErrorKind};
 use crate::batch::{Batch, Operation};
 use crate::model::{RealServer, Snapshot, SnapshotEntry, VirtualServer};
 
-/// What one line says.
+/// One line of the text.
 ///
 /// ```
 /// use ipvs::text::Statement;
@@ -251,7 +251,7 @@ impl Ruleset {
         self
     }
 
-    /// What makes this table out of an empty one, in order.
+    /// Operations that make this table out of an empty one, in order.
     pub fn operations(&self) -> impl Iterator<Item = Operation> {
         self.entries.iter().flat_map(|Entry { virtual_server, real_servers }| {
             let add = Operation::AddVirtualServer(*virtual_server);
@@ -298,7 +298,7 @@ impl From<&Ruleset> for Snapshot {
     }
 }
 
-/// What makes this table out of an empty one.
+/// The batch that makes this table out of an empty one.
 impl From<&Ruleset> for Batch {
     fn from(rules: &Ruleset) -> Self {
         rules.operations().collect()

@@ -2,7 +2,7 @@
 
 use super::error::{Error, ErrorKind};
 
-/// What an option means.
+/// Option of ipvsadm, in either spelling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Opt {
     Add,
@@ -285,7 +285,7 @@ fn take_value<'a>(
             Err(line.error(ErrorKind::Value, value_at, value, format!("no value for --{name}")))
         }
         (_, Some((value, value_at))) => Ok(with(value, value_at)),
-        // A required value is the next word whatever it looks like, as popt has it.
+        // A required value is the next word, even one that looks like an option, as popt has it.
         (Takes::Value, None) => {
             let value = words.next().map(|word| with(word.text, word.at));
             let end = line.text.trim_end().len();

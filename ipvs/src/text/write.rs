@@ -59,7 +59,7 @@ impl Display for Service<'_> {
     }
 }
 
-/// What follows the service in `-A` and `-E`.
+/// Options behind the service in `-A` and `-E`.
 struct Config<'a>(Family, &'a VirtualServerConfig);
 
 impl Display for Config<'_> {
@@ -94,7 +94,7 @@ impl Display for Config<'_> {
     }
 }
 
-/// What follows the service in `-a` and `-e`.
+/// Options behind the service in `-a` and `-e`.
 struct Real<'a>(&'a VirtualServerKey, &'a RealServer);
 
 impl Display for Real<'_> {
@@ -192,7 +192,7 @@ impl Display for Statement {
     }
 }
 
-/// What [`parse_batch`](super::parse_batch) reads: each operation as ipvsadm takes it, one a line.
+/// The text that [`parse_batch`](super::parse_batch) reads: each operation as ipvsadm takes it, one a line.
 impl Display for Batch {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         for operation in self {

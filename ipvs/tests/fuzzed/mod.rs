@@ -1,4 +1,4 @@
-//! What the fuzz targets do with their bytes; `tests/corpus.rs` does the same with the inputs that fuzzing has found.
+//! Checks that the fuzz targets run on their bytes; `tests/corpus.rs` runs the same on the inputs that fuzzing has found.
 //!
 //! Each function panics when the library breaks a promise; any other outcome is fine.
 
@@ -27,7 +27,7 @@ pub(crate) fn message(data: &[u8]) {
     assert!(bytes <= data.len());
 }
 
-/// What can be read is written as something that reads the same.
+/// Checks that every attribute that can be read is written as bytes that read the same.
 fn again<'a, A: Attribute<'a> + PartialEq + std::fmt::Debug>(data: &'a [u8], nested: &dyn Fn(&A)) {
     for raw in RawAttrs::new(data).map_while(Result::ok) {
         let Ok(attribute) = A::decode(raw) else { continue };
@@ -37,7 +37,7 @@ fn again<'a, A: Attribute<'a> + PartialEq + std::fmt::Debug>(data: &'a [u8], nes
         if out.finish().is_err() {
             continue;
         }
-        // What was written is owned here; compare it in bytes after a second round.
+        // The written bytes are owned here; compare them after a second round.
         let written = out.as_slice();
         let bytes: Vec<u8> = written.to_vec();
         let read = RawAttrs::new(&bytes).next().map(|raw| raw.map(|raw| raw.kind()));

@@ -171,7 +171,7 @@ pub(crate) fn an_empty_batch(world: &dyn World) {
     assert_eq!(report.outcomes.len(), 0);
 }
 
-/// Which virtual server has which real servers in which order.
+/// Virtual servers with their real servers, in the kernel's order.
 fn contents(world: &dyn World) -> BTreeMap<VirtualServerKey, Vec<SocketAddr>> {
     let snapshot = world.client().snapshot().unwrap();
     let count = snapshot.entries.len();

@@ -297,7 +297,7 @@ pub(crate) fn malformed_requests(world: &dyn World) {
     assert_eq!(request(b"\0"), Some(Errno::ENOENT));
     assert_eq!(request(b"rr\0"), None);
     assert_eq!(request(b"rr\0garbage"), Some(Errno::EEXIST));
-    // What follows a broken length is not seen; what is unknown is skipped; of two, the last counts.
+    // Attributes behind a broken length are not seen; unknown ones are skipped; of two alike, the last counts.
     let mut odd = Encoder::new();
     odd.nest(CmdAttr::SERVICE, |out| {
         out.attr(500, &[1_u8, 2, 3].as_slice());

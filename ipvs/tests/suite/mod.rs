@@ -1,6 +1,6 @@
 //! One suite for two backends: the fake kernel (`tests/fake.rs`) and a real one (`tests/kernel.rs`).
 //!
-//! What a case writes through the client, it reads back through the client; on a real kernel it also has to be what
+//! Each case reads back through the client everything that it wrote through it; on a real kernel it also has to be what
 //! `ipvsadm --save --numeric` says, in words written down here by hand.
 #![allow(
     dead_code,
@@ -19,13 +19,13 @@ pub(crate) mod virtual_servers;
 use ipvs::{Client, RealServer, Scheduler, VirtualServer, VirtualServerKey};
 use netlink_batch::Genl;
 
-/// What differs between the backends.
+/// Differences between the backends.
 pub(crate) trait World {
     /// Another client of the same table.
     fn client(&self) -> Client;
     /// The family below, for requests that a client cannot be brought to send.
     fn genl(&self) -> Genl;
-    /// What another program sees: the lines of `ipvsadm --save --numeric`, sorted. `None` where there is no such program.
+    /// The table as another program sees it: the lines of `ipvsadm --save --numeric`, sorted. `None` where there is no such program.
     fn saved(&self) -> Option<Vec<String>>;
     /// The real servers with their upper and lower thresholds, as `ipvsadm --list --thresholds` says: `10.1.0.1:80 100 50`.
     fn thresholds(&self) -> Option<Vec<String>>;

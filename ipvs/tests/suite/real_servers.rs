@@ -118,7 +118,7 @@ pub(crate) fn weights_and_thresholds(world: &dyn World) {
         "-a -t 10.0.0.1:80 -r 10.1.0.3:80 -m -w 16909060",
         "-a -t 10.0.0.1:80 -r 10.1.0.4:80 -m -w 1",
     ]);
-    // What ipvsadm saves lacks the thresholds; it lists them.
+    // The output of `ipvsadm --save` lacks the thresholds; `--list` has them.
     world.expect_thresholds(&["10.1.0.1:80 0 0", "10.1.0.2:80 100 50", "10.1.0.3:80 7 7", "10.1.0.4:80 2147483647 0"]);
     // Above that, kernels since 7.0 refuse and older ones take it.
     let beyond = server(5, Weight::ONE, u32::MAX, 0);

@@ -43,7 +43,7 @@ fn while_changing(
     let mut reader = world.client();
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
-        // Also when a read finds something wrong: the writer must not go on for ever.
+        // Stops the writer also when a check of a read fails.
         let stop = StopWriting(&done);
         let writing = scope.spawn(|| {
             let mut written = 0_u32;

@@ -61,7 +61,7 @@ pub(crate) fn daemons(world: &dyn World) {
     assert!(error.is_already_exists());
     client.start_daemon(&SyncDaemon::new(DaemonState::Master, lo, 41)).unwrap();
 
-    // What was not said comes back as the kernel's defaults; the master first.
+    // Omitted values come back as the kernel's defaults; the master first.
     let listed = client.list_daemons().unwrap();
     let filled = |state, sync_id, max_length| {
         let group = "224.0.0.81".parse().unwrap();

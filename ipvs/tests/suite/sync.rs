@@ -99,7 +99,7 @@ pub(crate) fn weights_of_a_health_check_stay(world: &dyn World) {
     assert_eq!(changed.to_string(), "-e -t 10.0.0.1:80 -r 10.1.0.1:8080 -m -w 1 -x 100 -y 50\n");
 }
 
-/// What the kernel refuses does not stop the rest, and what follows from it says so.
+/// A refusal by the kernel does not stop the rest, and failures that follow from it are marked as consequences.
 pub(crate) fn a_refusal_and_what_follows_from_it(world: &dyn World) {
     let mut client = world.client();
     let wanted = rules(

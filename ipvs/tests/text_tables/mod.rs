@@ -167,7 +167,7 @@ pub(crate) fn ruleset() -> impl Strategy<Value = Ruleset> {
     })
 }
 
-/// What a kernel accepts where `10.0.0.0/8` is routed, and ipvsadm 1.31 can both read and print in full.
+/// Tables that a kernel accepts where `10.0.0.0/8` is routed, and that ipvsadm 1.31 can both read and print in full.
 pub(crate) fn ruleset_of_ipvsadm(schedulers: Vec<Scheduler>) -> impl Strategy<Value = Ruleset> {
     let vip =
         prop_oneof![any::<[u8; 3]>().prop_map(|[b, c, d]| IpAddr::from([10, b, c, d])), ipv6().prop_map(IpAddr::from),];

@@ -1,4 +1,4 @@
-//! What `-a`, `-e` and `-d` say of a real server.
+//! Reader of the real server in `-a`, `-e` and `-d`.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
@@ -27,7 +27,7 @@ impl<'a> Options<'a> {
             && matches!(forwarding_method, ForwardingMethod::DirectRoute | ForwardingMethod::Tunnel(_))
             && matches!(service, VirtualServerKey::Address { .. })
         {
-            // What ipvsadm does with -g and -i: they cannot change the port, and say so silently.
+            // As in ipvsadm: with -g and -i the port of the virtual server silently replaces another one.
             key.port = service_port(service);
         }
         let weight = match self.find(Opt::Weight) {
