@@ -7,9 +7,9 @@ use netlink_batch::{Errno, KernelError};
 
 use crate::model::InvalidValue;
 
-/// Which kind of failure; decides what the caller can do.
+/// Kind of a failure; decides what the caller can do.
 ///
-/// With feature `serde` it is written, for reports, and not read back: it has words of this library in it.
+/// Feature `serde` writes it, for reports, but does not read it back: it contains static words of this library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -108,12 +108,12 @@ pub struct Error {
 }
 
 impl Error {
-    /// Which kind of failure.
+    /// Kind of the failure.
     pub fn kind(&self) -> &ErrorKind {
         &self.kind
     }
 
-    /// What was being done: `"adding 10.0.0.1 to set allowed"`.
+    /// Description of the failed operation: `"adding 10.0.0.1 to set allowed"`.
     pub fn action(&self) -> &str {
         &self.action
     }

@@ -1,4 +1,4 @@
-//! What the kernel will refuse about an entry, as far as the set's description tells.
+//! Refusals of an entry that follow from the set's description alone, found without asking the kernel.
 
 use crate::cmd::entries;
 use crate::error::ErrorKind;

@@ -9,10 +9,10 @@
 //! * `ipset save` text, written and read ([`save`], [`parse_save`]);
 //! * errors told apart by what can be done about them ([`ErrorKind`]), with the entry that the kernel refused.
 //!
-//! It needs `CAP_NET_ADMIN` in the network namespace, and only that: the type's revision is chosen from what the running
+//! The crate needs `CAP_NET_ADMIN` in the network namespace, and only that: the type's revision is chosen from what the running
 //! kernel offers, so no version of the `ipset` tool matters.
 //!
-//! It does not look up host, service or interface names, log, start threads, keep state of its own, or load modules (the
+//! The crate does not look up host, service or interface names, log, start threads, keep state of its own, or load modules (the
 //! kernel loads a type's module by itself). Rules that use sets are written by iptables or nftables.
 //!
 //! # Example

@@ -13,7 +13,7 @@ use crate::model::{
 };
 use crate::write::{IfAbsent, IfPresent};
 
-/// What a sync did.
+/// Result of a sync.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -68,7 +68,7 @@ impl Client {
     /// as the entries they stand for, and a network of prefix length 0 as its two halves where the type cannot hold it; of two
     /// spellings of one entry the last is taken.
     ///
-    /// Of an entry's options, comment, mark, priority, queue and nomatch are compared. Counters are not compared, and
+    /// Options of an entry that are compared: comment, mark, priority, queue and nomatch. Counters are not compared, and
     /// survive. A running timeout is left alone unless it is longer than wanted, or the entry is wanted without one.
     ///
     /// ```
@@ -223,15 +223,15 @@ fn shadow_name(name: &SetName) -> Result<SetName, Error> {
     Ok(SetName::new(&format!("{kept}~{hash:08x}"))?)
 }
 
-/// What a set shall be.
+/// The wanted state of a set.
 struct Target {
-    /// With room for the entries.
+    /// The set's description, with room for the entries.
     spec: SetSpec,
     /// One for each element, in the order given.
     entries: Vec<Entry>,
 }
 
-/// What is to be done.
+/// Changes that bring a set to its target.
 #[derive(Default)]
 struct Difference<'a> {
     add: Vec<&'a Entry>,

@@ -104,7 +104,7 @@ pub fn parse_save(text: &str) -> Result<Vec<SavedSet>, Error> {
 }
 
 impl Client {
-    /// What `ipset save` would print.
+    /// All sets as text, as `ipset save` prints them.
     ///
     /// # Errors
     /// As [`Client::list_sets`].

@@ -12,7 +12,7 @@ use crate::cmd::{HEADER, message_type, put_protocol};
 use crate::error::{Error, ErrorKind};
 use crate::model::{Entry, SetName, SetType};
 
-/// What to do about an entry that is in the set already.
+/// Choice for an entry that is in the set already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum IfPresent {
@@ -23,7 +23,7 @@ pub enum IfPresent {
     Update,
 }
 
-/// What to do about an entry that is not in the set.
+/// Choice for an entry that is not in the set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum IfAbsent {
@@ -44,7 +44,7 @@ pub struct EntryFailure {
     pub error: Error,
 }
 
-/// What became of many entries.
+/// Result of a write of many entries.
 ///
 /// ```
 /// # #[cfg(feature = "testing")] {
@@ -73,14 +73,14 @@ pub struct EntryFailure {
 #[non_exhaustive]
 #[must_use = "failures are reported only here"]
 pub struct EntryReport {
-    /// How many the kernel carried out. An entry that stands for many counts as one.
+    /// Number of entries carried out. An entry that stands for many counts as one.
     pub applied: usize,
-    /// Those it refused, in order. The entries before and behind a refused one are carried out all the same, unless the
+    /// Entries that the kernel refused, in order. The entries before and behind a refused one are carried out all the same, unless the
     /// reason concerns the whole set.
     pub failures: Vec<EntryFailure>,
-    /// Those that were not attempted, because an error before them concerned the whole set (it is missing, or full).
+    /// Ranges of entries not attempted, because an error before them concerned the whole set (it is missing, or full).
     pub not_attempted: Vec<Range<usize>>,
-    /// Those whose answers were lost.
+    /// Ranges of entries whose answers were lost: carried out or not.
     pub unknown: Vec<Range<usize>>,
     /// Why the work stopped early, when answers were lost.
     pub stopped: Option<Error>,

@@ -33,7 +33,7 @@ fn tree(bytes: &[u8]) -> String {
 /// Flags and payload.
 type Request = (u16, Vec<u8>);
 
-/// What a client sends for one command, as the tool sent it.
+/// Checks that a client's message for one command is the message of the `ipset` tool.
 fn assert_sends_like_the_tool(name: &str, command: u8, act: impl FnOnce(&mut Client)) {
     let seen: Arc<Mutex<Vec<Request>>> = Arc::default();
     let mut kernel = FakeIpset::new();

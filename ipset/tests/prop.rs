@@ -253,7 +253,7 @@ fn names_that_look_like_something_else() {
     assert!("a hash:ip netmask 64 family inet".parse::<SetSpec>().is_err());
 }
 
-/// What the constructors make is what the text says.
+/// Sets and entries built by constructors print as the expected text.
 #[test]
 fn sets_and_entries_made_step_by_step() {
     let seconds = |seconds| Timeout::from_secs(seconds).unwrap();

@@ -1,4 +1,4 @@
-//! What the kernel's error numbers mean, command by command, and what the messages say of it: a kernel in memory that refuses
+//! Meaning of the kernel's error numbers, command by command, and the messages made of them: a kernel in memory that refuses
 //! with any number, of linux/netfilter/ipset/ip_set.h, ip_set_hash.h, ip_set_bitmap.h and ip_set_list.h.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
@@ -25,7 +25,7 @@ const ENOMEM: i32 = 12;
 const EINVAL: i32 = 22;
 const ERANGE: i32 = 34;
 
-/// What is refused with which number: a command, or every one.
+/// The command refused (`None`: every one) and the error number; `None`: nothing is refused.
 type Refused = Arc<Mutex<Option<(Option<u8>, i32)>>>;
 
 struct Kernel {
@@ -193,12 +193,12 @@ fn what_is_not_known_is_said_so() {
     kernel.client.create_set(&set).unwrap();
     kernel.faults.lock().unwrap().lost = 1;
     assert_eq!(*kernel.client.flush_set(&set.name).unwrap_err().kind(), ErrorKind::Timeout);
-    // PROTOCOL is asked for when a conversation opens, and whenever somebody wants to know.
+    // PROTOCOL is sent when a conversation opens, and by `protocols`.
     kernel.refuse(IPSET_CMD_PROTOCOL, ENOMEM);
     assert_eq!(*kernel.client.protocols().unwrap_err().kind(), ErrorKind::NoMemory);
 }
 
-/// What a sync can tell without the kernel: the null entries of hash types, extensions that the set lacks, places that a bitmap lacks.
+/// Errors of a sync without the kernel: null entries of hash types, extensions that the set lacks, places outside a bitmap's range.
 #[test]
 fn a_sync_refuses_before_it_writes() {
     for (line, entry, kind) in [
@@ -219,7 +219,7 @@ fn a_sync_refuses_before_it_writes() {
     ] {
         let mut kernel = kernel();
         let set = spec(line);
-        // What is only found out by writing would be this.
+        // A sync that wrote would fail with this instead.
         kernel.refuse(IPSET_CMD_CREATE, ENOMEM);
         let error = kernel.client.sync(&set, &[Entry::parse(set.set_type, entry).unwrap()]).unwrap_err();
         match kind {
@@ -262,7 +262,7 @@ fn a_sync_says_whether_it_changed_anything() {
     }
 }
 
-/// Another program takes the set away, or makes it, while a sync looks: it looks again, but not for ever.
+/// A sync starts over when another program deletes or makes the set meanwhile, fewer than twenty times.
 #[test]
 fn a_sync_looks_again_when_another_program_was_faster() {
     let set = spec("create a hash:ip");

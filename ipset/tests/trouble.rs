@@ -123,7 +123,7 @@ fn a_set_that_cannot_be_destroyed_is_reported_and_destroyed_later() {
     assert!(report.swapped, "{report:?}");
     let leftover = report.leftover.unwrap();
     assert_eq!(client.list_names().unwrap().len(), 2);
-    // It is in the way of the next new set while it is busy, and then goes with it.
+    // The busy leftover blocks a rebuild, which would need its name.
     assert_eq!(*client.sync(&set, &entries).unwrap_err().kind(), ErrorKind::InUse);
     assert_eq!(client.get_set(&set.name).unwrap().entries.len(), 5, "nothing was changed");
     assert_eq!(client.get_set(&leftover).unwrap().entries.len(), entries.len());

@@ -14,7 +14,7 @@ fn named(set_type: SetType) -> SetSpec {
     SetSpec::new(SetName::new("a").unwrap(), set_type)
 }
 
-/// What is wrong with a line of text.
+/// The error of a line of text.
 fn wrong(line: &str) -> InvalidValue {
     match parse_save(line).unwrap_err().kind() {
         ErrorKind::Line(1, error) => error.clone(),
@@ -245,7 +245,7 @@ fn words_of_one_type_are_not_those_of_another() {
     }
 }
 
-/// What a `main` that returns an error prints.
+/// `Debug` of an error, as a `main` that returns it prints, is its `Display`.
 #[test]
 fn debug_of_errors_prints_what_display_prints() {
     let invalid = SetName::new("").unwrap_err();

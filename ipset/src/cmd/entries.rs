@@ -20,7 +20,7 @@ const MESSAGE_BYTES: usize = 24 << 10;
 /// The entry of zeros, where the kernel takes zeros for an empty place.
 pub(crate) const NULL_ENTRY: ErrorKind = ErrorKind::EntryInvalid("it is the null entry, which this type cannot hold");
 
-/// What is done with entries.
+/// Change to entries of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Add,
@@ -84,7 +84,7 @@ fn is_type_specific(errno: i32) -> bool {
     errno >= uapi::IPSET_ERR_TYPE_SPECIFIC
 }
 
-/// What an error number means for an entry.
+/// Error kind of an errno that the kernel answered for an entry.
 pub(crate) fn classify(operation: Operation, set_type: SetType, errno: i32) -> ErrorKind {
     match errno {
         uapi::IPSET_ERR_EXIST if operation == Operation::Add => ErrorKind::ElementExists,

@@ -28,19 +28,19 @@ pub(crate) trait Command {
     /// `NLM_F_*` besides REQUEST and ACK.
     const FLAGS: u16 = 0;
 
-    /// What is being done, for errors: `"creating set allowed"`.
+    /// Description of the command for errors: `"creating set allowed"`.
     fn action(&self) -> String;
 
     /// Appends the attributes behind the protocol version.
     fn encode(&self, out: &mut Encoder);
 
-    /// What the kernel's error number means for this command.
+    /// Error kind of an errno that the kernel answered for this command.
     fn classify(&self, errno: i32) -> ErrorKind {
         common(errno)
     }
 }
 
-/// What an error number means whatever the command. An unlisted one stays a number.
+/// Error kind of an errno with the same meaning in all commands; [`ErrorKind::Other`] with the number for an unlisted one.
 pub(crate) fn common(errno: i32) -> ErrorKind {
     match (Errno(errno), errno) {
         (Errno::EPERM | Errno::EACCES, _) => ErrorKind::Permission,

@@ -1,11 +1,11 @@
-//! A kernel made of code that speaks ipset's bytes: feature `testing`.
+//! A kernel in memory that speaks ipset's messages: feature `testing`.
 //!
-//! It keeps the kernel's rules for what exists, what is in use, which error number answers what, and at which entry a
+//! The fake keeps the kernel's rules for what exists, what is in use, which error number answers what, and at which entry a
 //! message of many stops; it passes the same tests as the kernel. It knows every type with its options and offers the
 //! revisions of Linux 6.6.
 //!
-//! What it does not do: let time pass (timeouts stay as they are), hash (entries are listed in order of their values),
-//! count packets, or judge prefix lengths and ranges where types differ in what they allow.
+//! Limits: no time passes (timeouts stay as they are), nothing is hashed (entries are listed in order of their values), packets
+//! are not counted, and prefix lengths and ranges are not judged where types differ in what they allow.
 
 mod reply;
 mod rules;

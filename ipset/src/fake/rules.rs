@@ -1,4 +1,4 @@
-//! What depends on the type: revisions, entries, matching.
+//! Rules of each set type: revisions, entries, matching.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;

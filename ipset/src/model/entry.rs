@@ -6,10 +6,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{Comment, Family, Interface, IpSpan, MacAddr, PortRange, Ports, SetName, SetType, Shape, Timeout};
 
-/// What identifies an entry. Prints in `ipset`'s own syntax.
+/// The identity of an entry: its addresses, ports, MAC address, interface or mark. Prints in `ipset`'s own syntax.
 ///
-/// Which networks and ranges stand for one entry and which for many depends on the set's type: see
-/// [`Entry::expand`].
+/// The set's type decides which networks and ranges stand for one entry and which for many: see [`Entry::expand`].
 ///
 /// ```
 /// use std::net::Ipv4Addr;
@@ -194,7 +193,7 @@ pub enum Position {
     After(SetName),
 }
 
-/// What an entry carries besides its identity. Most of it needs a set created for it.
+/// The options of an entry besides its identity. Most of them need a set created for them.
 ///
 /// ```
 /// use ipset::{Entry, EntryOptions, IpSpan, SetType};
@@ -224,7 +223,7 @@ pub struct EntryOptions {
     pub skbprio: Option<SkbPriority>,
     /// Queue for `--map-queue`. Needs [`SetFlags::SKBINFO`](crate::SetFlags::SKBINFO).
     pub skbqueue: Option<u16>,
-    /// What lies in this network is not in the set, although a larger network is. Types whose entries are networks.
+    /// Exception: addresses in this network are not in the set, although a larger network is. Types whose entries are networks.
     pub nomatch: bool,
     /// The interface's name is a prefix. hash:net,iface, since Linux 5.5.
     pub wildcard: bool,
@@ -335,9 +334,9 @@ impl EntryOptions {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Entry {
-    /// What identifies it.
+    /// Identity of the entry.
     pub element: Element,
-    /// What it carries.
+    /// Options of the entry.
     #[cfg_attr(feature = "serde", serde(default))]
     pub options: EntryOptions,
 }

@@ -1,4 +1,4 @@
-//! What the kernel makes of an entry: a range or network stands for one entry or for many, depending on the type.
+//! Expansion of an entry as the kernel does it: a range or network stands for one entry or for many, depending on the type.
 
 use super::set_type::Part;
 use super::{Element, Entry, Family, InvalidValue, IpSpan, PortRange, Ports, Protocol, SetSpec, SetType};
@@ -145,7 +145,7 @@ struct Spread {
 #[derive(Clone)]
 enum Rest {
     Networks(super::Nets),
-    /// Of a network of prefix length 0.
+    /// The halves of a network of prefix length 0.
     Halves(IpSpan, IpSpan),
     /// Every `step`th address, from `next` on, `left` of them.
     Hosts {

@@ -77,9 +77,9 @@ pub enum InvalidValue {
     /// Not a number where one is needed.
     #[error("{what} {text:?}: a number from {min} to {max} is needed")]
     Number {
-        /// What the number is.
+        /// Name of the value: `netmask`, `timeout`.
         what: &'static str,
-        /// What was found.
+        /// The text found in its place.
         text: String,
         /// The least possible value.
         min: u64,

@@ -19,7 +19,7 @@ macro_rules! text {
                 &self.0
             }
 
-            /// What the kernel holds, which other programs may have written without regard to the rules of [`Self::new`].
+            /// A name read from the kernel; other programs may have written it without regard to the rules of [`Self::new`].
             pub(crate) fn from_kernel(bytes: &[u8]) -> Self {
                 $name(String::from_utf8_lossy(bytes).into())
             }
@@ -211,9 +211,9 @@ impl From<MacAddr> for String {
     }
 }
 
-/// How long an entry stays: 1 to 2,147,483 seconds, or for ever.
+/// Lifetime of an entry: 1 to 2,147,483 seconds, or permanent.
 ///
-/// As a set's default it is given to entries that bring none of their own; an entry's timeout needs a set that has one.
+/// A set's timeout is the default for entries without one of their own; an entry's timeout needs a set that has one.
 ///
 /// ```
 /// use ipset::Timeout;
@@ -232,7 +232,7 @@ impl Timeout {
     /// The entry stays until it is deleted (0 on the wire).
     pub const PERMANENT: Timeout = Timeout(0);
 
-    /// Checks a number of seconds; 0 means for ever.
+    /// Checks a number of seconds; 0 means permanent.
     ///
     /// # Errors
     /// [`InvalidValue::Number`] above 2,147,483.
@@ -252,12 +252,12 @@ impl Timeout {
         Timeout(secs)
     }
 
-    /// Seconds; 0 means for ever.
+    /// Seconds; 0 means permanent.
     pub fn secs(self) -> u32 {
         self.0
     }
 
-    /// Whether it means for ever.
+    /// Whether the entry never expires.
     pub fn is_permanent(self) -> bool {
         self.0 == 0
     }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::{AsTool, Entry, Family, InvalidValue, IpSpan, PortRange, SetName, SetType, Timeout};
 
 bitflags::bitflags! {
-    /// What the entries of a set can carry, and how it behaves when full.
+    /// Extensions that the entries of a set can carry, and the set's behaviour when full.
     ///
     /// ```
     /// use ipset::{SetFlags, SetSpec, SetType};
@@ -94,7 +94,7 @@ pub struct SetOptions {
     pub markmask: Option<u32>,
     /// Entries can time out; those that bring no timeout of their own get this one.
     pub timeout: Option<Timeout>,
-    /// What entries can carry.
+    /// Extensions that entries can carry, and the behaviour when full.
     pub flags: SetFlags,
     /// Start value of the hash, for reproducible order. Since Linux 5.11. Default: random.
     pub initval: Option<u32>,

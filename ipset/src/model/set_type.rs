@@ -52,7 +52,7 @@ impl Family {
     }
 }
 
-/// Of an address.
+/// Family of an address.
 impl From<IpAddr> for Family {
     fn from(address: IpAddr) -> Self {
         if address.is_ipv4() { Family::Inet } else { Family::Inet6 }
@@ -104,11 +104,11 @@ pub enum Shape {
     Port,
     /// `SET`
     Set,
-    /// Of a type this library does not know.
+    /// Form of a type that this library does not know.
     Unknown,
 }
 
-/// What an address part of a type means.
+/// Meaning of an address part of a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// Addresses: a network or range stands for each of them.
@@ -126,7 +126,7 @@ pub(crate) struct TypeInfo {
     pub(crate) shape: Shape,
     pub(crate) first: Part,
     pub(crate) second: Part,
-    /// Which family a set has: chosen, or this `NFPROTO_*`.
+    /// The only family of such sets, as an `NFPROTO_*` number; `None`: chosen for each set.
     pub(crate) family: Option<u8>,
     /// The revision that knows every entry option.
     base: u8,

@@ -120,7 +120,7 @@ fn halves(value: u64) -> (u32, u32) {
     (u32::try_from(value >> 32).unwrap_or(0), u32::try_from(lower).unwrap_or(0))
 }
 
-/// What an entry's attributes say, before the set's type gives them meaning.
+/// Attributes of an entry, before the set's type gives them meaning.
 #[derive(Default)]
 struct EntryParts<'a> {
     first: SpanParts,

@@ -58,7 +58,7 @@ pub(crate) fn put_set_options(out: &mut Encoder, options: &SetOptions) {
     }
 }
 
-/// What only a listing says about a set.
+/// Figures of a set that only a listing contains.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SetFigures {
     pub(crate) references: u32,

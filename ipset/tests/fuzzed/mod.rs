@@ -1,4 +1,4 @@
-//! What the fuzz targets do with their bytes; `tests/corpus.rs` does the same with the inputs that fuzzing has found.
+//! Checks that the fuzz targets run on their bytes; `tests/corpus.rs` runs the same on the inputs that fuzzing has found.
 //!
 //! Each function panics when the library breaks a promise; any other outcome is fine.
 
@@ -16,7 +16,7 @@ use netlink_batch::header::{
 use netlink_batch::testing::{Reply, Responder, Simulated};
 use netlink_batch::{Encoder, Message, Transport};
 
-/// What was read from text is written as text that reads the same.
+/// Checks that sets read from text are written as text that reads the same.
 fn again(sets: &[SavedSet]) {
     let written = save(sets);
     match parse_save(&written) {
@@ -45,7 +45,7 @@ pub(crate) fn text(data: &[u8]) {
     }
 }
 
-/// What an entry stands for stands for itself, and no more of it than asked for.
+/// Checks that each entry of an expansion expands to itself alone, and that an expansion keeps to the asked maximum.
 fn stored(set_type: SetType, family: Family, entry: &Entry) {
     const MOST: usize = 300;
     let Ok(name) = SetName::new("fuzz") else { return };

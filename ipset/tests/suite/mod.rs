@@ -319,7 +319,7 @@ pub(crate) fn a_full_set_stops_the_work(client: &mut Client) {
     assert_eq!(client.get_set(&set.name).unwrap().entries.len(), 1000);
 }
 
-/// What a `main` that returns the error prints; the kernel's echo of hundreds of entries is not part of it.
+/// `Debug` of an error, as a `main` that returns it prints, leaves out the kernel's echo of hundreds of entries.
 pub(crate) fn a_refused_entry_is_short_in_debug(client: &mut Client) {
     let set = create(client, "create a bitmap:ip range 10.0.0.0/16 comment");
     let comment = "c".repeat(200);
@@ -527,7 +527,7 @@ fn is_not_on_this_kernel(error: &ipset::Error) -> bool {
     matches!(error.kind(), ErrorKind::OptionUnsupported("netmask" | "bitmask") | ErrorKind::TypeUnsupported)
 }
 
-/// What the kernel reports otherwise than it was asked for is no difference.
+/// Options that the kernel reports in another form than asked for are no difference.
 pub(crate) fn sync_takes_options_as_they_are_reported(client: &mut Client) {
     for (line, text) in [
         ("create a hash:ip netmask 32", "10.0.0.5"),
