@@ -71,7 +71,7 @@ fn listed(table: &TableName, printed: &[u8]) -> Result<Table, Error> {
     Ok(dump.tables.pop().unwrap_or_else(|| Table::new(table.clone())))
 }
 
-/// What a restore may take for each line, besides [`Limits::program`].
+/// Time limit of a restore for each line, besides [`Limits::program`].
 const FOR_EACH_LINE: Duration = Duration::from_millis(5);
 
 impl Limits {
@@ -101,9 +101,9 @@ impl Limits {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[must_use]
 pub enum Ensured {
-    /// It was there already; nothing was written.
+    /// Present already; nothing was written.
     AlreadyThere,
-    /// It was added.
+    /// Absent before, and added.
     Added,
 }
 
@@ -117,7 +117,7 @@ pub enum Position {
     Last,
 }
 
-/// What programs say they are, asked once of each file.
+/// Versions that programs report, asked once of each file.
 #[derive(Debug, Default)]
 pub(crate) struct Versions(BTreeMap<PathBuf, ProgramVersion>);
 
@@ -207,7 +207,7 @@ pub struct Iptables<R = System> {
 }
 
 impl<R: Runner> Iptables<R> {
-    /// Opens the programs of this back end, whatever the host uses. [`Iptables::detect`] finds out which that is.
+    /// Opens the programs of this back end, without regard to the one that the host uses; [`Iptables::detect`] finds that.
     ///
     /// # Errors
     /// [`ErrorKind::ProgramMissing`] if they are not installed, [`ErrorKind::UnsupportedProgram`] if they do not say what they are.
@@ -237,7 +237,7 @@ impl<R: Runner> Iptables<R> {
         self
     }
 
-    /// Which family.
+    /// Address family of the programs.
     pub fn family(&self) -> Family {
         self.family
     }
@@ -247,7 +247,7 @@ impl<R: Runner> Iptables<R> {
         &self.programs.version
     }
 
-    /// Which back end.
+    /// Back end of the programs.
     pub fn backend(&self) -> Backend {
         self.programs.version.backend
     }
@@ -303,8 +303,8 @@ impl<R: Runner> Iptables<R> {
         Ok(found.map_or_else(|| Table::new(table.clone()), |at| dump.tables.swap_remove(at)))
     }
 
-    /// These chains of a table, also where the program cannot show the whole ([`Dump::incompatible_tables`]). A chain that it cannot
-    /// show, or that is not there, is left out. Without counters; the program runs once, and once more for each chain left out.
+    /// Reads the named chains of a table, also where the program cannot show the whole ([`Dump::incompatible_tables`]). Chains that it
+    /// cannot show, and absent ones, are left out. Without counters; the program runs once, and once more for each chain left out.
     ///
     /// # Errors
     /// As [`Iptables::dump_table`]; [`ErrorKind::UnsupportedProgram`] if too many chains cannot be shown.

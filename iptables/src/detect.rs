@@ -1,4 +1,4 @@
-//! Which back end does this host use?
+//! Detection of the back end that this host uses.
 
 use std::panic::resume_unwind;
 use std::thread;
@@ -15,7 +15,7 @@ use crate::version::ProgramVersion;
 /// Chains in `mangle` by which the kubelet shows which back end it uses (`KUBE-IPTABLES-HINT` since Kubernetes 1.24).
 const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
 
-/// What the host has in one back end, both families together.
+/// Programs, rules and chains of one back end on the host, both families together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Presence {
@@ -31,12 +31,12 @@ pub struct Presence {
     pub unusable: Option<String>,
     /// The programs that were found, so that they are looked for only once.
     programs: Vec<(Family, Programs)>,
-    /// What they listed, so that it is read only once.
+    /// Dumps of the tables, so that they are read only once.
     dumps: Vec<(Family, Dump)>,
 }
 
 impl Presence {
-    /// Whether somebody has put rules or chains here.
+    /// Whether the back end has any rules or chains.
     pub fn in_use(&self) -> bool {
         self.rules > 0 || self.chains > 0
     }
@@ -73,7 +73,7 @@ pub enum BackendChoice {
     Force(Backend),
 }
 
-/// What the host has in both back ends. Looking changes nothing.
+/// Presence of both back ends on the host. Reading it changes nothing.
 ///
 /// ```
 /// # #[cfg(feature = "testing")] {
@@ -152,7 +152,7 @@ impl Survey {
         Ok(Self { legacy, nf_tables, default: None })
     }
 
-    /// What it found in one back end.
+    /// Presence of one back end.
     pub fn presence(&self, backend: Backend) -> &Presence {
         match backend {
             Backend::Legacy => &self.legacy,
@@ -203,7 +203,7 @@ impl Survey {
         }
     }
 
-    /// Which one is in use: `None` if neither, `Err` if that cannot be told.
+    /// The back end in use: `None` if neither, `Err` if both look used.
     fn settled(&self) -> Option<Result<Backend, ()>> {
         let hints = (self.legacy.kubelet_hint, self.nf_tables.kubelet_hint);
         let used = (self.legacy.in_use(), self.nf_tables.in_use());
@@ -230,7 +230,7 @@ fn plain(runner: &impl Runner, versions: &mut Versions) -> Option<Backend> {
     versions.of(runner, &path).ok().map(|version| version.backend)
 }
 
-/// What was found of one back end, and what its programs said they are.
+/// Presence of one back end, and the versions that its programs report.
 struct Found {
     presence: Presence,
     versions: Versions,
@@ -327,7 +327,7 @@ impl Survey {
         Iptables::over(runner, family, chosen, found(chosen))
     }
 
-    /// Opens the programs of this back end, whatever the host uses, as they were found by the survey.
+    /// Opens the programs of this back end as the survey found them, without regard to the one that the host uses.
     ///
     /// ```
     /// # #[cfg(feature = "testing")] {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::lock::LockHolder;
 use crate::name::TableName;
 
-/// What went wrong, as a value to match on.
+/// Kind of an error, as a value to match on.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -94,7 +94,7 @@ pub struct RestoreFailure {
     /// Tables of the same transaction that had been committed before: each table is atomic, a transaction over several is
     /// not (the kernel has no such thing).
     pub committed: Vec<TableName>,
-    /// What the program said, without the `Try …--help` lines.
+    /// Message of the program, without the `Try …--help` lines.
     pub message: String,
 }
 
@@ -170,7 +170,7 @@ impl Error {
         self
     }
 
-    /// What went wrong, as a value to match on.
+    /// Kind of the error, as a value to match on.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }

@@ -80,7 +80,7 @@ fn between<'t>(text: &'t str, before: &str, after: &str) -> Option<&'t str> {
     rest.split_once(after).map(|(inner, _)| inner)
 }
 
-/// What the program said, in one line, without advice to read its help.
+/// The program's message in one line, without advice to read its help.
 fn message(stderr: &str) -> String {
     let said = stderr.lines().map(str::trim).filter(|l| {
         !(l.is_empty()
@@ -178,7 +178,7 @@ fn jump_of(line: &str) -> Option<String> {
     Rule::parse(line).ok()?.target().map(str::to_owned)
 }
 
-/// What is known of a failed restore.
+/// Facts gathered about a failed restore.
 #[derive(Debug)]
 pub(crate) struct Diagnosis<'t> {
     lines: Vec<&'t str>,

@@ -43,7 +43,7 @@
 //! * [`Transaction`]: edits to several tables as one input of `iptables-restore --noflush`, each table atomic.
 //! * [`Iptables`]: runs the programs of either back end ([`Backend`]) and family; failures name the line and show it.
 //! * [`Survey`], [`BackendChoice`]: which back end the host uses; mixing both is refused unless forced.
-//! * [`Canary`]: tells when somebody has flushed the tables.
+//! * [`Canary`]: detects that another program flushed the tables.
 //! * `fake::FakeHost` (feature `testing`): the same programs in memory, held to the same test-suite as real kernels.
 //!
 //! # Why programs and text

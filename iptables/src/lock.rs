@@ -128,7 +128,7 @@ impl HeldLock {
     }
 }
 
-/// The error for a lock that somebody else kept, naming who.
+/// The error for a lock that another program kept, naming its holders.
 pub(crate) fn timeout(path: &Path, waited: Duration) -> Error {
     let holders = holders(path);
     let who = match holders.as_slice() {

@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, excerpt};
 use crate::name::{ChainName, TableName};
 use crate::rule::{Counters, Rule};
 
-/// What a built-in chain does with a packet that no rule decided.
+/// Verdict of a built-in chain for a packet that no rule decided.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -1,4 +1,4 @@
-//! Noticing that somebody flushed the tables.
+//! Detection of flushed tables.
 
 use crate::client::{Ensured, Iptables};
 use crate::error::Error;
@@ -6,7 +6,7 @@ use crate::name::{ChainName, TableName};
 use crate::rule::Rule;
 use crate::runner::Runner;
 
-/// What has become of the canaries.
+/// State of the canaries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum CanaryState {
@@ -14,7 +14,7 @@ pub enum CanaryState {
     Intact,
     /// Gone from these tables, alive in others. A flush goes table by table, so this may be one under way: look again soon.
     Partial(Vec<TableName>),
-    /// Gone from all tables: everything was flushed, and rules must be written anew.
+    /// Gone from all tables: everything was flushed, and all rules must be written again.
     Flushed,
 }
 
@@ -36,7 +36,7 @@ pub enum CanaryState {
 ///
 /// host.flush(Family::Ipv4, Backend::NfTables); // nft flush ruleset
 /// assert_eq!(canary.check(&iptables)?, CanaryState::Flushed);
-/// // Now write all rules anew, and plant it again.
+/// // Now write all rules again, and plant the canary again.
 ///
 /// canary.remove(&iptables)?; // at the end of one's work
 /// # }

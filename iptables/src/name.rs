@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, excerpt};
 
-/// Which of the two rule worlds: `iptables` or `ip6tables`.
+/// Address family of the rules: `iptables` or `ip6tables`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Family {
@@ -55,7 +55,7 @@ impl FromStr for Family {
     }
 }
 
-/// Which kernel interface a program writes to. The two are separate rule sets; packets pass both.
+/// Kernel interface that a program writes to. The two are separate rule sets; packets pass both.
 ///
 /// ```
 /// use iptables::{Backend, ProgramVersion};

@@ -89,7 +89,7 @@ impl PartialEq for Rule {
 
 impl Eq for Rule {}
 
-/// That of the arguments, as for equality.
+/// Order of the arguments, as for equality.
 impl Ord for Rule {
     fn cmp(&self, other: &Self) -> Ordering {
         self.tokens.cmp(&other.tokens)
@@ -224,7 +224,7 @@ impl Rule {
         self
     }
 
-    /// What the rule means, in a form that is the same for every spelling this crate knows of; see [`CanonicalRule`].
+    /// Meaning of the rule, in a form that is the same for every spelling this crate knows of; see [`CanonicalRule`].
     pub fn canonical(&self) -> CanonicalRule {
         CanonicalRule::of(self)
     }
@@ -316,7 +316,7 @@ impl fmt::Display for Rule {
 /// let masquerade = Rule::builder().target("MASQUERADE").arg("--random-fully").build()?;
 /// assert_eq!(masquerade.to_string(), "-j MASQUERADE --random-fully");
 ///
-/// // One argument stays one, whatever is in it; what could start a command of its own is refused.
+/// // One argument stays one with any content; text that could start a command of its own is refused.
 /// let quoted = Rule::builder().comment("x\" -j ACCEPT").target("DROP").build()?;
 /// assert_eq!(quoted.target(), Some("DROP"));
 /// assert!(Rule::builder().comment("x\n-A INPUT -j ACCEPT").build().is_err());

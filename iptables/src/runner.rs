@@ -15,9 +15,9 @@ pub struct Invocation {
     pub program: PathBuf,
     /// Its arguments, without its name.
     pub args: Vec<String>,
-    /// What it reads.
+    /// Standard input of the program.
     pub stdin: String,
-    /// When to give up and kill it.
+    /// Time after which the program is killed.
     pub time_limit: Duration,
 }
 
@@ -40,15 +40,15 @@ impl Invocation {
     }
 }
 
-/// What came of a run.
+/// Exit code and output of a program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Output {
-    /// The exit code; `None` if a signal ended it.
+    /// Exit code; `None` if a signal ended the program.
     pub code: Option<i32>,
-    /// What it printed.
+    /// Standard output.
     pub stdout: Vec<u8>,
-    /// What it complained about.
+    /// Standard error.
     pub stderr: Vec<u8>,
 }
 

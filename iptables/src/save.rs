@@ -134,7 +134,7 @@ impl OpenTable {
     }
 }
 
-/// What follows the colon of `:CHAIN POLICY [p:b]`.
+/// Reads `CHAIN POLICY [p:b]`, the part of a chain line behind its colon.
 fn chain_line(rest: &str, line: &Line<'_>) -> Result<Chain, Error> {
     let mut words = rest.split([' ', '\t']).filter(|w| !w.is_empty());
     let (Some(name), Some(policy), counters, None) = (words.next(), words.next(), words.next(), words.next()) else {

@@ -231,7 +231,7 @@ struct Pipes {
     stderr: Option<ChildStderr>,
 }
 
-/// What a child reads: a piece of text at a time, the next one made when that is written.
+/// Standard input of a child: one piece of text at a time, the next one made when the one before is written.
 struct Input<'a> {
     piece: String,
     written: usize,
@@ -239,7 +239,7 @@ struct Input<'a> {
 }
 
 impl Input<'_> {
-    /// What is to be written next; empty at the end.
+    /// Text to write next; empty at the end.
     fn rest(&mut self) -> &[u8] {
         while self.written >= self.piece.len()
             && let Some(more) = &mut self.more
@@ -306,7 +306,7 @@ fn converse(
                         is_full = fcntl(&*pipe, FcntlArg::F_SETPIPE_SZ(PIPE_SIZE)).is_err();
                     }
                 }
-                // It ended without reading everything; its exit code and messages say why.
+                // The program ended without reading everything; its exit code and messages say why.
                 Err(e) if e.kind() == io::ErrorKind::BrokenPipe => pipes.stdin = None,
                 Err(e) if is_transient(&e) => {}
                 Err(e) => return Err(e),

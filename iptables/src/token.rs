@@ -201,14 +201,14 @@ impl From<Token> for String {
     }
 }
 
-/// What splitting a line came to.
+/// Arguments of a line.
 pub(crate) struct Split {
     pub(crate) tokens: Vec<Token>,
     /// A quotation was still open at the end.
     pub(crate) open_quote: bool,
 }
 
-/// Whose text is read.
+/// Program whose text is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reading {
     /// As `iptables-restore` reads.

@@ -251,7 +251,7 @@ impl Transaction {
         }
     }
 
-    /// What is edited, in the order in which tables were first named; some may have no edits.
+    /// Edits by table, in the order in which tables were first named; some tables may have none.
     pub fn tables(&self) -> &[TableEdit] {
         &self.tables
     }
@@ -395,14 +395,14 @@ impl<'a> Line<'a> {
     }
 }
 
-/// What stands in front of a rule to be added.
+/// Writes the counters that stand in front of a rule to be added.
 fn write_counters(rule: &Rule, out: &mut String) {
     if let Some(counters) = rule.counters {
         out.extend([&*counters.to_string(), " "]);
     }
 }
 
-/// What stands behind the chain.
+/// Writes the arguments of a rule behind its chain.
 fn write_rule(rule: &Rule, out: &mut String) {
     if !rule.tokens().is_empty() {
         out.push(' ');

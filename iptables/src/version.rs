@@ -10,13 +10,13 @@ use semver::Version;
 use crate::error::{Error, ErrorKind, excerpt};
 use crate::name::Backend;
 
-/// What a program says of itself: `iptables v1.8.9 (nf_tables)`.
+/// Version and back end of a program, as it reports them: `iptables v1.8.9 (nf_tables)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProgramVersion {
-    /// Its version. A fourth number, as in 1.4.3.2, is dropped.
+    /// Version number. A fourth number, as in 1.4.3.2, is dropped.
     pub version: Version,
-    /// What it writes to. Programs before 1.8 do not say; they know only the legacy tables.
+    /// Kernel interface that the program writes to. Programs before 1.8 do not report it; they know only the legacy tables.
     pub backend: Backend,
 }
 
@@ -73,7 +73,7 @@ impl ProgramVersion {
     pub fn restore_wait(&self, version_option_works: bool, wait: Duration) -> RestoreWait {
         let seconds = wait.as_secs().max(1).to_string();
         if self.backend == Backend::NfTables {
-            // It takes no lock: the kernel's transactions are atomic.
+            // No lock is taken: the kernel's transactions are atomic.
             RestoreWait::Nothing
         } else if self.version >= Version::new(1, 8, 8) {
             // Prints "Ignoring deprecated --wait-interval option." since then.
@@ -95,12 +95,12 @@ impl fmt::Display for ProgramVersion {
     }
 }
 
-/// What must be done so that a restore waits for its turn.
+/// Means by which a restore waits for its turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RestoreWait {
     /// Nothing.
     Nothing,
-    /// These command-line options.
+    /// Command-line options of the restore program.
     Options(Vec<String>),
     /// The program takes no lock: its caller must hold it meanwhile.
     LockForIt,

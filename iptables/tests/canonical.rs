@@ -10,7 +10,7 @@ fn rule(text: &str) -> Rule {
     Rule::parse(text).unwrap()
 }
 
-/// What was given to `iptables -A` or `ip6tables -A`, and what iptables-save 1.8.9 of both back ends printed for it on Linux 6.18.
+/// Arguments of `iptables -A` or `ip6tables -A`, and the line that iptables-save 1.8.9 of both back ends printed for them on Linux 6.18.
 const SPELLINGS: &[(&str, &str)] = &[
     ("-p 132 --dport 80 -j RETURN", "-p sctp -m sctp --dport 80 -j RETURN"),
     ("-p sctp --dport 80 -j RETURN", "-p sctp -m sctp --dport 80 -j RETURN"),
@@ -78,7 +78,7 @@ fn what_is_printed_means_what_was_given_and_nothing_else() {
     // The options of families say nothing within a family's own table.
     assert!(rule("-4 -j RETURN").same_as(&rule("-j RETURN")));
     assert!(!rule("-s 10.1.2.3/255.0.255.0").same_as(&rule("-s 10.1.2.3/16")));
-    // What is no unit of time is none.
+    // A unit with a letter too many is no unit.
     for unit in ["second", "minute", "hour", "day"] {
         assert!(
             rule(&format!("-m limit --limit 2/{unit}")).same_as(&rule(&format!("-m limit --limit 2/{}", &unit[..1])))

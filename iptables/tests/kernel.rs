@@ -124,7 +124,7 @@ fn a_canary_tells_of_a_flush() {
     });
 }
 
-/// They write, we read: each rule through the command-line program, which gets it as separate arguments.
+/// Rules written by the command-line program, which gets them as separate arguments, are read as the same rules.
 #[test]
 fn rules_written_by_the_programs_are_understood() {
     let test = |world: &Real| {
@@ -151,7 +151,7 @@ fn rules_written_by_the_programs_are_understood() {
     on(Family::Ipv6, Backend::NfTables, test);
 }
 
-/// What we print of a dump, the program reads back to the same tables.
+/// A dump printed by this crate restores the same tables when the program reads it.
 #[test]
 fn a_dump_printed_by_us_restores_the_tables() {
     everywhere(|world| {
@@ -379,9 +379,9 @@ fn another_namespace_by_its_file() {
         let other = testkit::Netns::new().unwrap();
         let file = other.run_in(|| File::open("/proc/thread-self/ns/net").unwrap()).unwrap();
         let system = System::open_in(file.as_fd()).unwrap();
-        // The value keeps the namespace, whatever becomes of the file.
+        // The namespace stays with the value after its file is closed.
         drop(file);
-        // A legacy table appears when somebody looks at it; before that the kernel says that there is none.
+        // A legacy table appears when it is first read; before that the kernel reports none.
         assert_eq!(system.has_legacy_tables(family), Some(false));
         let there = Iptables::open(system.clone(), family, backend).unwrap();
         let name = chain("ELSEWHERE");
@@ -564,7 +564,7 @@ mod random {
         )
     }
 
-    /// What the programs refuse: to match nothing.
+    /// Whether the programs refuse the text because it matches nothing.
     fn impossible(text: &str) -> bool {
         ["! -s 0.0.0.0/0", "! -s ::/0", "! --destination 0.0.0.0/0", "! --destination ::/0"]
             .iter()

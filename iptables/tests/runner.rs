@@ -1,4 +1,4 @@
-//! What the programs are asked, and what becomes of their answers: a host that notes each run and may answer in its own words.
+//! Arguments given to the programs, and results made of their answers: a host that notes each run and may answer in its own words.
 
 #![allow(
     clippy::unwrap_used,
@@ -26,9 +26,9 @@ struct Noted {
     host: FakeHost,
     runs: Mutex<Vec<Invocation>>,
     locked: Mutex<Vec<Duration>>,
-    /// What `iptables-restore` answers in place of the host.
+    /// Answer of `iptables-restore` in place of the host's.
     words: Mutex<Option<Output>>,
-    /// What `iptables-save` answers.
+    /// Answer of `iptables-save` in place of the host's.
     listing: Mutex<Option<Output>>,
     has_legacy: Option<bool>,
 }
@@ -173,7 +173,7 @@ fn what_a_shared_runner_knows_is_asked_for() {
     }
 }
 
-/// What `iptables-restore` says, and the error that comes of it.
+/// The error made of an exit code and message of `iptables-restore`.
 fn refused(code: Option<i32>, stderr: &str) -> Error {
     let host = Noted::new(FakeHost::new());
     let iptables = open(&host, Backend::NfTables);
@@ -368,7 +368,7 @@ fn values_come_from_their_text() {
     assert_eq!(dump.to_string(), "*filter\n:FORWARD DROP [2:120]\nCOMMIT\n");
 }
 
-/// What a `main` that returns an error prints.
+/// `Debug` of an error, as a `main` that returns it prints, is its `Display`.
 #[test]
 fn debug_of_errors_prints_what_display_prints() {
     let error = Rule::parse("-j \"").unwrap_err();

@@ -26,7 +26,7 @@ pub(crate) struct Extension {
     pub(crate) options: Vec<Opt>,
 }
 
-/// What a rule means, independent of how it is spelled. Compare, order or hash it; print it to see what was compared.
+/// The meaning of a rule, independent of how it is spelled. Compare, order or hash it; print it to see what was compared.
 ///
 /// Two rules have the same canonical form if they differ only in
 /// * the order of source, destination, interfaces, protocol, matches' options and the jump, and where a comment stands;
@@ -44,7 +44,7 @@ pub(crate) struct Extension {
 /// one `-s`, and abbreviated long options are not resolved. Arguments that no program would take (an option without its
 /// argument, a word that belongs to no option, a second target) are compared as they stand.
 ///
-/// What is printed reads as a rule of the same canonical form.
+/// The printed text parses as a rule of the same canonical form.
 ///
 /// ```
 /// use iptables::Rule;
@@ -377,7 +377,7 @@ mod tests {
         different("-m comment --one v", "-m comment --comment v");
     }
 
-    /// What is not a rule is the same as itself only, and what is printed for it reads the same.
+    /// Arguments that are no rule equal only themselves, and their printed form parses as the same.
     #[test]
     fn arguments_no_program_would_take() {
         for text in [

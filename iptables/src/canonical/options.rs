@@ -1,20 +1,20 @@
-//! Which options there are, by which names, with how many arguments, and whose they are.
+//! Options of rules: names, numbers of arguments, and the match or target that each belongs to.
 
-/// What is known of an option.
+/// Canonical name and arity of an option.
 pub(super) struct Known {
     /// The name used in canonical rules.
     pub(super) name: &'static str,
-    /// How many arguments follow.
+    /// Number of arguments that follow.
     pub(super) arity: usize,
 }
 
-/// Whose option it is.
+/// The part of a rule that an option belongs to.
 pub(super) enum Place {
-    /// The target's, or when none is named yet, that of the match named last.
+    /// The target, or the match named last when no target is named yet.
     Target,
     /// The latest match of one of these names.
     Match(&'static [&'static str]),
-    /// That of the extension named last: the option is not known here.
+    /// The extension named last: the option is not known here.
     Last,
 }
 
@@ -134,7 +134,7 @@ pub(super) fn lookup(spelling: &str) -> Option<&'static Known> {
     BY_SPELLING.get(spelling).map(|(known, _)| known)
 }
 
-/// Whose option it is.
+/// The part of a rule that the option of this canonical name belongs to.
 pub(super) fn place(name: &str) -> Place {
     match BY_SPELLING.get(name).filter(|(known, _)| known.name == name) {
         Some((_, [])) => Place::Target,

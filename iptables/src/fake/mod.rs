@@ -32,7 +32,7 @@ const DIRECTORY: &str = "/fake/sbin";
 
 /// A host with `iptables` 1.8.9 of both back ends whose tables are in memory.
 ///
-/// It keeps what `iptables-restore --noflush` promises: a table is changed as a whole or not at all; chain lines create or flush;
+/// The host keeps the promises of `iptables-restore --noflush`: a table is changed as a whole or not at all; chain lines create or flush;
 /// unknown chains, matches and sets, jumps in circles, deleting a chain in use and the like fail with the line number, the
 /// words and the exit code of the real programs. Rules are kept as they are written (the kernel would reorder arguments), and
 /// options of extensions are not checked.
@@ -60,7 +60,7 @@ pub struct FakeHost {
 #[derive(Debug)]
 struct State {
     tables: BTreeMap<(Family, Backend), BTreeMap<TableName, Table>>,
-    /// What `--version` says, by back end; absent: not installed.
+    /// Output of `--version` by back end; absent: not installed.
     versions: BTreeMap<Backend, String>,
     /// Back ends that the kernel has tables for.
     kernel: BTreeSet<Backend>,
@@ -148,7 +148,7 @@ impl FakeHost {
         self.state().sets.insert(name.to_owned());
     }
 
-    /// From now on somebody else holds the xtables lock, or no longer does.
+    /// Makes another program hold the xtables lock, or release it.
     pub fn hold_lock(&self, held: bool) {
         self.state().lock_held = held;
     }
@@ -158,12 +158,12 @@ impl FakeHost {
         self.state().writes
     }
 
-    /// Somebody else deletes everything.
+    /// Deletes all tables of a family and back end, as another program might.
     pub fn flush(&self, family: Family, backend: Backend) {
         self.state().tables.remove(&(family, backend));
     }
 
-    /// What the save program prints, without the comment lines.
+    /// Output of the save program, without the comment lines.
     pub fn dump(&self, family: Family, backend: Backend) -> String {
         let dump = Dump { tables: self.state().present(family, backend), trailing: Vec::new() };
         dump.to_string()
@@ -174,7 +174,7 @@ impl FakeHost {
     }
 }
 
-/// Which program a path is.
+/// Family, back end and kind of the program at a path.
 struct Program {
     family: Family,
     backend: Backend,
@@ -284,7 +284,7 @@ impl State {
     }
 }
 
-/// What the `nf_tables` programs say on a kernel without them.
+/// Message of the `nf_tables` programs on a kernel without nf_tables.
 fn no_nft(name: &str) -> String {
     format!("{name}/1.8.9 (nf_tables) Failed to initialize nft: Protocol not supported\n")
 }
@@ -307,7 +307,7 @@ fn untouched(name: TableName) -> Table {
     table
 }
 
-/// What the save programs leave out unless asked: counters of rules.
+/// Removes the counters of rules, which the save programs print only when asked.
 fn drop_counters(table: &mut Table) {
     let names: Vec<ChainName> = table.chains().iter().map(|c| c.name.clone()).collect();
     for name in names {

@@ -1,4 +1,4 @@
-//! What the restore programs do with their input.
+//! Execution of a restore program's input.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -116,7 +116,7 @@ impl Script<'_> {
         })
     }
 
-    /// What the programs say of rules that the kernel lacks something for.
+    /// Warnings of the programs about rules that need something the kernel lacks.
     pub(super) fn warnings(&self, text: &str) -> String {
         let rules: Vec<Rule> = text.lines().filter_map(|line| Rule::parse(line).ok()).collect();
         let lacking: BTreeSet<&str> = rules.iter().filter_map(|rule| self.lacking(rule)).collect();
@@ -275,7 +275,7 @@ impl Script<'_> {
         Ok(())
     }
 
-    /// What is found while reading a rule.
+    /// Errors that the programs find while they read a rule.
     fn check_rule(&self, number: usize, rule: &Rule, table: &Table) -> Result<(), Failure> {
         let words: Vec<&str> = rule.tokens().iter().map(AsRef::as_ref).collect();
         for pair in words.windows(2) {
@@ -300,7 +300,7 @@ impl Script<'_> {
         }
     }
 
-    /// What is found when a table is committed.
+    /// Errors that the kernel finds when a table is committed.
     fn check(&self, number: usize, open: &Open) -> Result<(), Failure> {
         let late = |line: usize, what: &str| match self.backend {
             Backend::Legacy => self.refused(number, ""),

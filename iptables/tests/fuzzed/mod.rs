@@ -1,4 +1,4 @@
-//! What the fuzz targets do with their bytes; `tests/corpus.rs` does the same with the inputs that fuzzing has found.
+//! Checks that the fuzz targets run on their bytes; `tests/corpus.rs` runs the same on the inputs that fuzzing has found.
 //!
 //! Each function panics when the library breaks a promise; any other outcome is fine.
 

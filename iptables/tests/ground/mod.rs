@@ -10,7 +10,7 @@ use testkit::{Need, kernel_test};
 
 use crate::suite::World;
 
-/// What every test here needs.
+/// Needs of every test here.
 fn needs(backend: Backend) -> Vec<Need> {
     let tables = match backend {
         Backend::Legacy => Need::IptablesLegacy,
@@ -19,7 +19,7 @@ fn needs(backend: Backend) -> Vec<Need> {
     vec![Need::Root, tables]
 }
 
-/// Runs a test in a network namespace of its own, if the kernel has the back ends and whatever else it needs.
+/// Runs a test in a network namespace of its own, if the kernel has the back ends and the other needs are met.
 pub(crate) fn in_namespace(backends: &[Backend], more: &[Need], test: impl FnOnce()) {
     let mut all: Vec<Need> = backends.iter().flat_map(|b| needs(*b)).collect();
     all.extend(more);

@@ -18,7 +18,7 @@ pub(crate) trait World {
     /// Creates ipsets, given by name and type, by other means than ours.
     fn create_sets(&self, sets: &[(String, &str)]);
 
-    /// What the save program says, asked by other means than ours.
+    /// Output of the save program, run without this crate.
     fn saved(&self, args: &[&str]) -> String;
 
     /// Whether the restore program sets counters at all: `ip6tables-nft-restore` 1.8.9 does not.
@@ -34,7 +34,7 @@ pub(crate) trait World {
         self.iptables().backend()
     }
 
-    /// What the save program says without the comment lines.
+    /// Output of the save program without the comment lines.
     fn rules(&self) -> String {
         self.saved(&[]).split_inclusive('\n').filter(|l| !l.starts_with('#')).collect()
     }
@@ -233,7 +233,7 @@ pub(crate) fn failures_name_the_line_and_change_nothing(world: &impl World) {
     fails(world, ErrorKind::Rejected, 4, &edits(&[Edit::Insert(chain("ONE"), 3, rule("-j ACCEPT"))]));
     fails(world, ErrorKind::Rejected, 4, &edits(&[Edit::NewChain(chain("ONE"))]));
     fails(world, ErrorKind::Rejected, 4, &edits(&[Edit::SetPolicy(chain("ONE"), Policy::Drop)]));
-    // A packet would go round for ever. Found at commit.
+    // A loop of chains. Found at commit.
     let error = fails(
         world,
         ErrorKind::Rejected,
