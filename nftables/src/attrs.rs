@@ -40,7 +40,7 @@ attrs! {
         HANDLE = 4 => Handle(Be64),
         /// Padding.
         PAD = 5 => Pad(&'a [u8]),
-        /// What programs keep with it. Since Linux 5.10.
+        /// Data of programs. Since Linux 5.10.
         USERDATA = 6 => Userdata(&'a [u8]),
         /// Netlink port of the owner. Since Linux 5.12.
         OWNER = 7 => Owner(Be32),
@@ -73,7 +73,7 @@ attrs! {
         FLAGS = 10 => Flags(Be32),
         /// Number within the transaction.
         ID = 11 => Id(Be32),
-        /// What programs keep with it.
+        /// Data of programs.
         USERDATA = 12 => Userdata(&'a [u8]),
     }
 }
@@ -105,11 +105,11 @@ attrs! {
         HANDLE = 3 => Handle(Be64),
         /// Expressions.
         EXPRESSIONS = 4 => Expressions(Attrs<'a, ListAttr<'a>>),
-        /// Of iptables-nft.
+        /// Data of iptables-nft.
         COMPAT = 5 => Compat(&'a [u8]),
         /// Handle of the rule before; in a request, of the neighbour.
         POSITION = 6 => Position(Be64),
-        /// What programs keep with it.
+        /// Data of programs.
         USERDATA = 7 => Userdata(&'a [u8]),
         /// Padding.
         PAD = 8 => Pad(&'a [u8]),
@@ -170,7 +170,7 @@ attrs! {
         TIMEOUT = 11 => Timeout(Be64),
         /// Interval of the garbage collection in milliseconds.
         GC_INTERVAL = 12 => GcInterval(Be32),
-        /// What programs keep with it.
+        /// Data of programs.
         USERDATA = 13 => Userdata(&'a [u8]),
         /// Padding.
         PAD = 14 => Pad(&'a [u8]),
@@ -238,7 +238,7 @@ attrs! {
         TIMEOUT = 4 => Timeout(Be64),
         /// Milliseconds left.
         EXPIRATION = 5 => Expiration(Be64),
-        /// What programs keep with it.
+        /// Data of programs.
         USERDATA = 6 => Userdata(&'a [u8]),
         /// Expression.
         EXPR = 7 => Expr(Attrs<'a, ExprAttr<'a>>),
@@ -295,7 +295,7 @@ attrs! {
         HANDLE = 6 => Handle(Be64),
         /// Padding.
         PAD = 7 => Pad(&'a [u8]),
-        /// What programs keep with it.
+        /// Data of programs.
         USERDATA = 8 => Userdata(&'a [u8]),
     }
 }
@@ -306,7 +306,7 @@ attrs! {
     pub enum PayloadAttr<'a> {
         /// Register to read into.
         DREG = 1 => Dreg(Be32),
-        /// Which header.
+        /// Header, `NFT_PAYLOAD_*`.
         BASE = 2 => Base(Be32),
         /// First byte.
         OFFSET = 3 => Offset(Be32),
@@ -357,7 +357,7 @@ attrs! {
     pub enum FibAttr<'a> {
         /// Register for the result.
         DREG = 1 => Dreg(Be32),
-        /// What to find.
+        /// Result that is looked up, `NFT_FIB_RESULT_*`.
         RESULT = 2 => Result(Be32),
         /// `NFTA_FIB_F_*`.
         FLAGS = 3 => Flags(Be32),

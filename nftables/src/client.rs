@@ -174,7 +174,7 @@ impl Client {
     }
 
     /// Reads a table, passes it to `plan` (`None` if there is none), and commits the transaction that `plan` returns
-    /// for the generation that was read. Starts over if somebody changed the rule set meanwhile.
+    /// for the generation that was read. Starts over if another program changed the rule set meanwhile.
     ///
     /// A rule is added once, whoever else changes the table meanwhile:
     ///
@@ -570,7 +570,7 @@ impl Client {
         if set.set.flags.contains(SetFlags::INTERVAL) {
             return Ok(elements);
         }
-        // What times out, or what packets add, is soon no longer what was counted.
+        // Elements that time out, or that packets add, make the count out of date.
         if set.set.flags.intersects(SetFlags::TIMEOUT | SetFlags::DYNAMIC) {
             return Ok(by_key(elements).collect::<BTreeMap<_, _>>().into_values().collect());
         }
@@ -592,7 +592,7 @@ impl Client {
             all.extend(by_key(elements));
             agrees = all.len() == before && listed == before;
         }
-        // All there is, whatever the kernel counts.
+        // The list is complete: several dumps agree, or it has as many elements as the kernel counts.
         if agrees || count.is_some_and(|count| all.len() >= count) {
             return Ok(all.into_values().collect());
         }

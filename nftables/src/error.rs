@@ -9,7 +9,7 @@ use netlink_batch::{Errno, KernelError};
 use crate::model::InvalidValue;
 use crate::uapi;
 
-/// Which kind of failure; decides what the caller can do.
+/// Kind of a failure; decides what the caller can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -17,7 +17,7 @@ pub enum ErrorKind {
     /// The table, chain, rule, set, element or object does not exist, or one that is referred to. Also when the kernel
     /// does not have the kind of chain or expression: its module is missing.
     NotFound,
-    /// It exists already, or differs from what exists: an element with other data, a chain with another hook.
+    /// The object exists already, or differs from the existing one: an element with other data, a chain with another hook.
     AlreadyExists,
     /// Something refers to it, or it cannot be changed while it is used.
     InUse,
@@ -37,7 +37,7 @@ pub enum ErrorKind {
     /// The transaction does not fit into the largest datagram that this process may send; nothing was sent. Divide it, or
     /// gain `CAP_NET_ADMIN` in the initial user namespace.
     TooLarge,
-    /// The caller lacks `CAP_NET_ADMIN` in the namespace, or somebody else owns the table.
+    /// The caller lacks `CAP_NET_ADMIN` in the namespace, or another program owns the table.
     Permission,
     /// The kernel is out of memory.
     NoMemory,
@@ -94,11 +94,11 @@ pub enum Part {
 pub struct Refusal {
     /// Place of the operation in the transaction, from 0; `None` when the transaction as a whole was refused.
     pub operation: Option<usize>,
-    /// What the operation does: `"adding rule to chain inet t c"`.
+    /// Description of the operation: `"adding rule to chain inet t c"`.
     pub action: String,
     /// The part that the kernel named.
     pub part: Part,
-    /// Which kind of failure.
+    /// Kind of the failure.
     pub kind: ErrorKind,
     /// The kernel's answer.
     pub kernel: KernelError,
@@ -143,12 +143,12 @@ pub struct Error {
 }
 
 impl Error {
-    /// Which kind of failure.
+    /// Kind of the failure.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// What was being done: `"adding chain inet t c"`.
+    /// Description of the failed operation: `"adding chain inet t c"`.
     pub fn action(&self) -> &str {
         &self.action
     }
@@ -168,7 +168,7 @@ impl Error {
         self.kind == ErrorKind::Permission
     }
 
-    /// What the kernel refused of a transaction, in the order of its answers. Empty for other failures.
+    /// Operations of a transaction that the kernel refused, in the order of its answers. Empty for other failures.
     pub fn refusals(&self) -> &[Refusal] {
         match &self.source {
             Some(Source::Refused(refusals)) => refusals,
@@ -245,7 +245,7 @@ pub(crate) fn opening(error: netlink_batch::Error, action: &str) -> Error {
     error
 }
 
-/// What an error number means. An unlisted one stays a number.
+/// Kind of an error number; an unlisted one is kept as a number.
 pub(crate) fn classify(errno: Errno) -> ErrorKind {
     match errno {
         Errno::ENOENT => ErrorKind::NotFound,

@@ -17,13 +17,13 @@ use crate::wire::{get_chain, get_elements, get_generation, get_object, get_rule,
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 pub enum Change {
-    /// It was added or changed.
+    /// Added or changed.
     Added,
-    /// It was deleted.
+    /// Deleted.
     Deleted,
 }
 
-/// Something that somebody changed.
+/// A change of the rule set, by any program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -63,7 +63,7 @@ impl Event {
 
 /// A socket that receives every change in one network namespace.
 ///
-/// It can be waited for in an event loop or async runtime ([`AsFd`]): when its descriptor is readable, [`wait`](Events::wait) with a
+/// The socket works in an event loop or async runtime ([`AsFd`]): when its descriptor is readable, [`wait`](Events::wait) with a
 /// timeout of zero until that gives `None`. [`Listener`] shows how with tokio.
 ///
 /// ```no_run

@@ -15,9 +15,9 @@
 //! * nft's syntax for people ([`Transaction`], [`TableSnapshot`] and [`Rule::to_nft`]), and sets that `nft` prints
 //!   correctly.
 //!
-//! It needs `CAP_NET_ADMIN` in the network namespace, and only that.
+//! The crate needs `CAP_NET_ADMIN` in the network namespace, and only that.
 //!
-//! It does not read nft's syntax, look up host, service or interface names, log, start threads, keep state of its own,
+//! The crate does not read nft's syntax, look up host, service or interface names, log, start threads, keep state of its own,
 //! or load modules (the kernel loads what an expression needs by itself). Flow tables are not supported.
 //!
 //! Feature `serde` serialises keys, what tables are made of, snapshots and events: words as nft has them, values as hexadecimal

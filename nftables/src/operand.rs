@@ -1,4 +1,4 @@
-//! What a rule can read: the left side of a match, the key of a map.
+//! Operands: values that a rule can read, as the left side of a match or the key of a map.
 
 use crate::expr::{
     CtKey, Direction, Expression, FibFlags, FibResult, HeaderBase, MetaKey, NumgenKind, Register, SetReference,
@@ -36,18 +36,18 @@ use crate::model::{DataType, Field, FieldTypes, InvalidValue, Value, padded};
 pub enum Operand {
     /// Bytes of a header.
     Payload {
-        /// Which header.
+        /// Header that the bytes are in.
         base: HeaderBase,
         /// First byte in it.
         offset: u32,
         /// Type and number of bytes.
         field: Field,
     },
-    /// What goes with a packet.
+    /// Metadata of a packet.
     Meta(MetaKey),
     /// A part of the connection.
     Ct(CtKey, Option<Direction>),
-    /// What the routing tables say.
+    /// Result of a routing lookup.
     Fib(FibResult, FibFlags),
     /// A number.
     Numgen {
@@ -82,7 +82,7 @@ pub enum Operand {
     },
 }
 
-/// Which version of IP a header field belongs to.
+/// IP version of a header field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IpVersion {
     V4,

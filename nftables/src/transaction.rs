@@ -108,7 +108,7 @@ pub(crate) struct Elements {
 /// element with other data is an error), and `create_…` is refused. Deleting what does not exist is an error. The
 /// kernel checks each operation when its turn comes: what it needs must exist or come before it.
 ///
-/// # A table anew
+/// # Replace a table
 ///
 /// The new table takes the place of the old one at one instant: no packet meets neither, or both. Operations print as nft takes them.
 ///
@@ -162,7 +162,7 @@ pub(crate) struct Elements {
 ///
 /// # Deleting
 ///
-/// What refers to something goes before it, in the same transaction:
+/// Referring objects go before the object that they refer to, in the same transaction:
 ///
 /// ```
 /// # use nftables::fake::FakeNftables;
@@ -654,7 +654,7 @@ impl Operation {
         from.saturating_add(1)
     }
 
-    /// What is being done, for errors: `"adding chain inet t c"`.
+    /// Description of the operation for errors: `"adding chain inet t c"`.
     pub(crate) fn action(&self) -> String {
         match self {
             Operation::AddTable(table, _) => format!("adding table {}", table.key),
@@ -711,7 +711,7 @@ impl Operation {
         if path.is_empty() { Part::Whole } else { Part::Attribute(self.table().path(&path)) }
     }
 
-    /// What is known of the part when the kernel does not say where it is: one of the elements of a message.
+    /// The refused part when the kernel does not say where it is: one of the elements of a message, or the whole operation.
     pub(crate) fn part_without_place(&self, sent: &Range<usize>) -> Part {
         match (self.elements(), sent.end.checked_sub(1)) {
             (Some(_), Some(last)) if sent.start <= last => Part::AmongElements { first: sent.start, last },
@@ -779,7 +779,7 @@ impl Elements {
         written
     }
 
-    /// Which element an attribute of a message belongs to: ranges may take two.
+    /// Index of the element that an attribute of a message belongs to: ranges may take two attributes.
     fn index_of(&self, from: usize, attribute: usize) -> usize {
         let pairs = ElementForm::of(&self.set) == ElementForm::Pairs;
         let mut attributes = 0_usize;

@@ -22,7 +22,7 @@ const NUMGEN: u32 = 23;
 /// nft's number of TCP.
 const TCP: u32 = 8;
 
-/// Which part of a set notes are about. Ports that a map has are noted as those of TCP: nft takes no others after a
+/// Part of a set that nft's type notes describe. Ports in a map's data are noted as those of TCP: nft takes no others after a
 /// match on the transport protocol, and goes by their length alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum About {
@@ -105,7 +105,7 @@ pub(crate) fn put_operands(operands: &[Operand], about: About) -> Option<Vec<u8>
     (!operands.is_empty() && u8::try_from(out.len()).is_ok()).then_some(out)
 }
 
-/// What nft notes of the data of a map of verdicts.
+/// Note of nft for the data of a map of verdicts.
 pub(crate) fn put_verdict() -> Vec<u8> {
     framed(VERDICT, &[])
 }

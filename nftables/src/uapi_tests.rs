@@ -87,7 +87,7 @@ fn attributes_are_those_of_the_header() {
     for table in tables {
         for row in table.rows {
             let name = format!("{}{}", table.prefix, row.name);
-            // What is younger than some distributions' headers.
+            // Attributes that some distributions' headers do not have yet.
             let younger = ["NFTA_SET_TYPE", "NFTA_SET_COUNT"].contains(&name.as_str()) && !known.contains_key(&name);
             assert!(younger || known.get(&name) == Some(&i64::from(row.kind)), "{name}: {:?}", known.get(&name));
         }

@@ -1,4 +1,4 @@
-//! What nft keeps with tables, chains, rules, sets and elements: a list of type, length, value, a byte each for the
+//! Data that nft keeps with tables, chains, rules, sets and elements: a list of type, length, value, a byte each for the
 //! first two.
 
 use crate::model::InvalidValue;
@@ -78,7 +78,7 @@ pub(crate) fn split_comment(bytes: &[u8], kind: u8) -> (Option<String>, Vec<u8>)
     (comment, rest)
 }
 
-/// Userdata of a comment and whatever else there is.
+/// Userdata of a comment and of the rest.
 pub(crate) fn join_comment(comment: Option<&str>, kind: u8, rest: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     if let Some(comment) = comment {

@@ -50,7 +50,7 @@ fn snapshot(transport: impl netlink_batch::Transport + 'static) -> TableSnapshot
     Client::with_transport(transport).snapshot(&table()).unwrap()
 }
 
-/// What a table holds, but for the number of its rules in the kernel.
+/// Lines of a table's text, sorted, without the number of its rules in the kernel.
 fn sorted(text: &str) -> Vec<String> {
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
     lines.sort();
@@ -151,7 +151,7 @@ fn what_we_write_is_what_nft_writes() {
             *compared.entry(command).or_insert(0) += 1;
         }
     }
-    // What differs: nft names sets by number as well as by name, gives each element of a list a number of its own, begins sets of
+    // Known differences: nft names sets by number as well as by name, gives each element of a list a number of its own, begins sets of
     // ranges with an end at zero, and says a single address or port once where the kernel says it twice.
     let at_least = [(NFT_MSG_NEWTABLE, 1), (NFT_MSG_NEWCHAIN, 3), (NFT_MSG_NEWOBJ, 1), (NFT_MSG_NEWRULE, 3)];
     for (command, count) in at_least {

@@ -23,7 +23,7 @@ fn load(text: &str) {
     nft(&["-f", "-"], Some(text)).unwrap_or_else(|error| panic!("{error}\n{text}"));
 }
 
-/// What nft says is there, without handles, the numbers of anonymous sets and the order of elements.
+/// The rule set as nft lists it, without handles, the numbers of anonymous sets and the order of elements.
 fn listed() -> Json {
     let mut json: Json = serde_json::from_str(&nft(&["-j", "list", "ruleset"], None).unwrap()).unwrap();
     steady(&mut json);
@@ -64,7 +64,7 @@ fn write_again(client: &mut Client) {
     client.commit(&transaction).unwrap();
 }
 
-/// What nft can say of its own rule set is the same after we have read and written it.
+/// Checks that nft lists the same rule set after this crate has read and written it.
 fn survives(text: &str) {
     kernel_test(NEEDS, || {
         load(text);
@@ -328,7 +328,7 @@ fn a_table_of_another_owner_is_left_alone() {
         transaction.create_table(Table::new(table.clone()));
         let error = other.commit(&transaction).unwrap_err();
         assert!(error.is_permission() || error.is_already_exists(), "{error}");
-        // It goes with its owner: once a program that another test is starting has closed its copy of the socket, too.
+        // The table goes with its owner, once a program that another test is starting has closed its copy of the socket, too.
         drop(owner);
         let end = Instant::now() + Duration::from_secs(20);
         let is_gone = |other: &mut Client| other.get_table(&table).is_err_and(|error| error.is_not_found());

@@ -91,7 +91,7 @@ fn connections_are_spread_over_the_endpoints() {
         let mut client = Client::open().unwrap();
         client.commit(&transaction).unwrap();
         let mut seen = [0_u32; 2];
-        // That one of two is never drawn in two hundred is as likely as an error of the machine.
+        // Two hundred draws without one of the two are as likely as an error of the machine.
         for _ in 0..200 {
             seen[usize::from(ask())] += 1;
             if seen.iter().all(|count| *count > 0) {
@@ -197,7 +197,7 @@ fn a_client_stays_with_its_endpoint_while_that_lives() {
         change.delete_elements(&slots, [slot(gone, gone)]).add_elements(&slots, [slot(gone, left)]);
         client.commit(&change).unwrap();
         assert!((0..40).all(|_| ask() == 1 - first), "the other one from now on");
-        // It comes back: the client stays.
+        // The endpoint comes back: the client stays with the other.
         let mut change = Transaction::new();
         change.add_elements(&endpoints, [both[usize::from(first)].clone()]);
         change.delete_elements(&slots, [slot(gone, gone)]).add_elements(&slots, [slot(gone, gone)]);

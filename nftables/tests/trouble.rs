@@ -1,4 +1,4 @@
-//! What goes wrong between a client and the kernel: no partial result is given out, and nothing unknown passes for success.
+//! Faults between a client and the kernel: no partial result is given out, and nothing unknown passes for success.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
 #[allow(dead_code, unused_macros, reason = "the cases run in another test program")]
@@ -77,7 +77,7 @@ fn lost_answers_are_not_success() {
     client.commit(&fill(1)).unwrap();
 }
 
-/// A rule set that somebody changes whenever its generation is asked for.
+/// A rule set that another program changes each time its generation is asked for.
 struct Restless {
     kernel: FakeNftables,
     other: Client,
@@ -108,7 +108,7 @@ fn a_snapshot_is_of_one_generation() {
     assert_eq!(restless(u32::MAX).snapshot(&table()).unwrap_err().kind(), ErrorKind::Interrupted);
 }
 
-/// A rule set that somebody changes just before a transaction comes.
+/// A rule set that another program changes just before a transaction comes.
 struct Busy {
     kernel: FakeNftables,
     other: Client,
@@ -150,7 +150,7 @@ fn a_change_starts_again_when_somebody_was_faster() {
 
 #[test]
 fn a_kernel_without_nf_tables_is_told() {
-    // What the kernel answers for a subsystem that it does not have (net/netfilter/nfnetlink.c).
+    // The kernel's answer for a subsystem that it does not have (net/netfilter/nfnetlink.c).
     let mut client = impatient(Simulated::new(|message: &Message<'_>| {
         let of_batch = message.header.kind == NFNL_MSG_BATCH_BEGIN;
         Reply::Error(if of_batch { Errno::EOPNOTSUPP } else { Errno::EINVAL })

@@ -1,4 +1,4 @@
-//! What expressions read, set and do: the kernel's numbers with names.
+//! Keys, results and kinds of expressions: the kernel's numbers with names.
 
 use bitflags::bitflags;
 
@@ -23,7 +23,7 @@ macro_rules! numbered {
                 }
             }
 
-            /// What a number stands for.
+            /// The variant of the kernel's number.
             pub fn from_number(number: u32) -> Self {
                 match number {
                     $( $number => $name::$variant, )*
@@ -43,7 +43,7 @@ macro_rules! numbered {
 }
 
 numbered! {
-    /// Which header of a packet (`NFT_PAYLOAD_*`).
+    /// Header of a packet (`NFT_PAYLOAD_*`).
     HeaderBase {
         /// Ethernet.
         Link = 0, "ll";
@@ -51,13 +51,13 @@ numbered! {
         Network = 1, "nh";
         /// TCP, UDP and the like.
         Transport = 2, "th";
-        /// What is behind the transport header. Since Linux 6.2.
+        /// Data behind the transport header. Since Linux 6.2.
         Inner = 3, "ih";
     }
 }
 
 numbered! {
-    /// What goes with a packet (`NFT_META_*`).
+    /// Metadata of a packet (`NFT_META_*`).
     MetaKey {
         /// Length in bytes.
         Length = 0, "length";
@@ -95,7 +95,7 @@ numbered! {
         State = 0, "state";
         /// Original or reply.
         Direction = 1, "direction";
-        /// What was done to it: translated, for example.
+        /// Status bits: translated, for example.
         Status = 2, "status";
         /// Connection mark.
         Mark = 3, "mark";
@@ -145,7 +145,7 @@ impl Direction {
 }
 
 numbered! {
-    /// What the routing tables say (`NFT_FIB_RESULT_*`).
+    /// Result of a routing lookup (`NFT_FIB_RESULT_*`).
     FibResult {
         /// Index of the device.
         Oif = 1, "oif";
@@ -157,7 +157,7 @@ numbered! {
 }
 
 bitflags! {
-    /// What is looked for in the routing tables (`NFTA_FIB_F_*`).
+    /// Input of a routing lookup (`NFTA_FIB_F_*`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct FibFlags: u32 {
@@ -196,7 +196,7 @@ numbered! {
 }
 
 numbered! {
-    /// What to translate (`NFT_NAT_*`).
+    /// Address to translate (`NFT_NAT_*`).
     NatKind {
         /// The source.
         Source = 0, "snat";
@@ -239,7 +239,7 @@ numbered! {
 }
 
 numbered! {
-    /// What is done with an element (`NFT_DYNSET_OP_*`).
+    /// Operation on an element of a set (`NFT_DYNSET_OP_*`).
     DynSetOp {
         /// Added, unless it is there.
         Add = 0, "add";

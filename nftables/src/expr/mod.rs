@@ -67,7 +67,7 @@ impl From<&crate::model::SetKey> for SetReference {
 
 /// One step of a rule.
 ///
-/// What a rule does, and what it has counted:
+/// The effect of a rule, and its counters:
 ///
 /// ```
 /// use nftables::{Expression, Family, L4Protocol, Rule, rule};
@@ -92,24 +92,24 @@ pub enum Expression {
     /// Reads bytes of a packet.
     #[doc(alias = "payload")]
     Payload {
-        /// Which header.
+        /// Header that the bytes are read from.
         base: HeaderBase,
         /// First byte in it.
         offset: u32,
         /// Number of bytes.
         length: u32,
-        /// Where they go.
+        /// Registers for the bytes.
         register: Register,
     },
     /// Writes bytes of a packet.
     PayloadSet {
-        /// Which header.
+        /// Header that the bytes are written to.
         base: HeaderBase,
         /// First byte in it.
         offset: u32,
         /// Number of bytes.
         length: u32,
-        /// Where they come from.
+        /// Registers with the bytes.
         source: Register,
         /// Kind of checksum to mend (`NFT_PAYLOAD_CSUM_*`): 0 for none, 1 for that of IP.
         checksum: u32,
@@ -120,43 +120,43 @@ pub enum Expression {
     },
     /// Reads what goes with a packet.
     Meta {
-        /// What to read.
+        /// Metadata to read.
         key: MetaKey,
-        /// Where it goes.
+        /// Register for the value.
         register: Register,
     },
     /// Sets what goes with a packet.
     MetaSet {
-        /// What to set.
+        /// Metadata to set.
         key: MetaKey,
-        /// Where it comes from.
+        /// Register with the value.
         source: Register,
     },
     /// Reads a part of the connection.
     Ct {
-        /// What to read.
+        /// Part to read.
         key: CtKey,
-        /// Of which direction, for what both have.
+        /// Direction, for parts that both directions have.
         direction: Option<Direction>,
-        /// Where it goes.
+        /// Register for the value.
         register: Register,
     },
     /// Sets a part of the connection.
     CtSet {
-        /// What to set.
+        /// Part to set.
         key: CtKey,
-        /// Of which direction, for what both have.
+        /// Direction, for parts that both directions have.
         direction: Option<Direction>,
-        /// Where it comes from.
+        /// Register with the value.
         source: Register,
     },
     /// Looks into the routing tables.
     Fib {
-        /// What to find.
+        /// Result to look up.
         result: FibResult,
-        /// What to look for.
+        /// Input of the lookup.
         flags: FibFlags,
-        /// Where it goes.
+        /// Register for the value.
         register: Register,
     },
     /// Goes on only when a register compares so with a constant.
@@ -170,9 +170,9 @@ pub enum Expression {
     },
     /// `(register & mask) ^ xor`.
     Bitwise {
-        /// Where the bytes come from.
+        /// Registers with the bytes.
         source: Register,
-        /// Where they go.
+        /// Registers for the bytes.
         register: Register,
         /// Number of bytes.
         length: u32,
@@ -218,7 +218,7 @@ pub enum Expression {
     Nat {
         /// Source or destination.
         kind: NatKind,
-        /// Of which family the address is.
+        /// Family of the address.
         family: Family,
         /// Registers with the first and the last address.
         address: Option<RegisterRange>,
@@ -254,12 +254,12 @@ pub enum Expression {
         modulus: u32,
         /// Added to the number.
         offset: u32,
-        /// Where it goes, in the machine's byte order.
+        /// Register for the number, in the machine's byte order.
         register: Register,
     },
     /// Makes a number below `modulus`, plus `offset`, of bytes: the same bytes give the same number (`jhash`).
     Hash {
-        /// Where the bytes come from.
+        /// Registers with the bytes.
         source: Register,
         /// Number of bytes.
         length: u32,
@@ -269,7 +269,7 @@ pub enum Expression {
         seed: Option<u32>,
         /// Added to the number.
         offset: u32,
-        /// Where it goes, in the machine's byte order.
+        /// Register for the number, in the machine's byte order.
         register: Register,
     },
     /// Makes a number below `modulus`, plus `offset`, of the packet: both directions of a connection give the same
@@ -279,14 +279,14 @@ pub enum Expression {
         modulus: u32,
         /// Added to the number.
         offset: u32,
-        /// Where it goes, in the machine's byte order.
+        /// Register for the number, in the machine's byte order.
         register: Register,
     },
     /// Adds, updates or deletes an element.
     DynSet {
         /// The set.
         set: SetReference,
-        /// What to do.
+        /// Operation on the element.
         op: DynSetOp,
         /// Register with the key.
         key: Register,

@@ -309,7 +309,7 @@ fn nat(data: &[u8]) -> Known {
     }))
 }
 
-/// What the kernel sets by itself is left out, so that a rule compares equal to what was written.
+/// The flags without those that the kernel sets by itself, so that a rule compares equal to the one that was written.
 fn nat_flags(flags: Option<Be32>) -> NatFlags {
     let own = NatFlags::MAP_IPS | NatFlags::PROTO_SPECIFIED;
     NatFlags::from_bits_retain(flags.map_or(0, |Be32(flags)| flags)).difference(own)

@@ -48,7 +48,7 @@ impl Register {
         self != Register::VERDICT && self.0.saturating_add(slots) <= SLOTS
     }
 
-    /// Which slot; `None` for the verdict's.
+    /// Number of the slot; `None` for the verdict's.
     pub fn number(self) -> Option<u8> {
         (self != Register::VERDICT).then_some(self.0)
     }
@@ -72,7 +72,7 @@ impl Register {
     }
 }
 
-/// What is serialised of a register.
+/// Serialised form of a register.
 #[cfg(feature = "serde")]
 #[derive(serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -1,10 +1,10 @@
 //! A kernel in memory that speaks nf_tables' netlink messages: feature `testing`.
 //!
-//! It keeps the kernel's rules for what exists, what is in use, what a transaction may refer to, and which error number
+//! The fake keeps the kernel's rules for what exists, what is in use, what a transaction may refer to, and which error number
 //! each refusal has. Transactions are made as a whole or not at all; a batch without an end is checked and thrown away.
-//! It passes the same tests as the kernel.
+//! The same tests pass on it and on the kernel.
 //!
-//! It sees no packets, lets no time pass, knows no owners of tables, reports no events, and judges expressions only by
+//! The fake sees no packets, lets no time pass, knows no owners of tables, reports no events, and judges expressions only by
 //! the sets, chains and objects that they name. Expressions that the library keeps as bytes are kept.
 
 mod reply;

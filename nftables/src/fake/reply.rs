@@ -64,7 +64,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// What cannot be read is refused.
+/// Refuses attributes that cannot be read: `EINVAL` for the whole message.
 fn readable<T>(outcome: Result<T, WireError>) -> Result<T, Refusal> {
     outcome.map_err(|_error| whole(Errno::EINVAL))
 }

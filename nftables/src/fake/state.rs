@@ -1,4 +1,4 @@
-//! What the fake kernel holds, and its rules for changing it.
+//! State of the fake kernel, and its rules for changing it.
 
 use std::collections::BTreeMap;
 
@@ -336,7 +336,7 @@ impl FakeSet {
         };
         match key {
             ElementKey::Value(start) => !self.elements.contains_key(&(start.clone(), true)) && is_start_behind(start),
-            // What comes before the first range (`nft_rbtree_interval_null`).
+            // The end in front of the first range (`nft_rbtree_interval_null`).
             ElementKey::End(end) if end.as_bytes().iter().all(|byte| *byte == 0) => false,
             ElementKey::End(end) => {
                 let next = self.elements.range((end.clone(), true)..).next().map(|((value, _), _)| value.clone());

@@ -134,7 +134,7 @@ pub enum ChainType {
     Filter,
     /// Translates addresses: sees the first packet of a connection.
     Nat,
-    /// Routes anew what was changed. At hook `output`.
+    /// Routes packets again that its rules changed. At hook `output`.
     Route,
     /// One that this library does not know.
     Other(String),
@@ -161,14 +161,14 @@ impl ChainType {
     }
 }
 
-/// What becomes of packets that reach the end of a base chain.
+/// Verdict for packets that reach the end of a base chain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 pub enum Policy {
-    /// They pass.
+    /// Packets pass.
     #[default]
     Accept,
-    /// They are dropped.
+    /// Packets are dropped.
     Drop,
 }
 
@@ -190,7 +190,7 @@ impl FromStr for Policy {
     }
 }
 
-/// What makes a chain see packets.
+/// Hook of a chain: type, place, priority and policy, by which the chain sees packets.
 ///
 /// ```
 /// use nftables::{BaseChain, Chain, ChainType, Family, Hook, Priority, TableKey, Transaction};
@@ -217,7 +217,7 @@ pub struct BaseChain {
     pub hook: Hook,
     /// When it is its turn there.
     pub priority: Priority,
-    /// What becomes of packets at its end.
+    /// Verdict for packets that reach the chain's end.
     #[cfg_attr(feature = "serde", serde(default))]
     pub policy: Policy,
     /// Devices, for hooks `ingress` and `egress`.
@@ -255,9 +255,9 @@ impl BaseChain {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Chain {
-    /// What it is known by.
+    /// Identity of the chain.
     pub key: ChainKey,
-    /// What makes it see packets; `None` for a chain that rules jump to.
+    /// Hook of a base chain; `None` for a chain that rules jump to.
     pub base: Option<BaseChain>,
     /// Text for people. nft takes at most 128 bytes, the kernel has room for 253. Kept since Linux 5.10.
     pub comment: Option<String>,

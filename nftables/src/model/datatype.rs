@@ -180,7 +180,7 @@ pub struct FieldTypes {
     fields: Vec<Field>,
 }
 
-/// What a field of this length takes of a concatenation: whole registers.
+/// Bytes that a field of this length takes in a concatenation: whole registers of 4.
 pub(crate) fn padded(length: u32) -> u32 {
     length.checked_next_multiple_of(4).unwrap_or(u32::MAX)
 }
@@ -190,7 +190,7 @@ const TYPE_BITS: u32 = 6;
 const TYPE_MASK: u32 = 0x3f;
 
 impl FieldTypes {
-    /// These fields.
+    /// A type of these fields.
     ///
     /// # Errors
     /// Without fields, with a field without length, or with more than five of them or 64 bytes in all.
@@ -209,7 +209,7 @@ impl FieldTypes {
         Ok(types)
     }
 
-    /// These types, each of its own length.
+    /// A type of fields with these types, each of its own length.
     ///
     /// # Errors
     /// As [`FieldTypes::new`].
@@ -247,14 +247,14 @@ impl FieldTypes {
         }
     }
 
-    /// What the kernel says of a type. `lengths` are those of the fields, when it says them; then there are as many
-    /// fields, whatever the number says.
+    /// Reads a type from the kernel's number and length. `lengths` are those of the fields, when the kernel lists them; they, not
+    /// the number, then decide how many fields there are.
     pub(crate) fn from_kernel(number: u32, length: u32, lengths: &[u32]) -> Self {
         let mut rest = number;
         if lengths.len() > 1 {
             let mut fields: Vec<Field> = Vec::new();
             for (place, length) in lengths.iter().enumerate().rev() {
-                // What is too much for as many fields stays with the first, so that the number is written as it was read.
+                // Excess bits stay with the first field, so that the number is written as it was read.
                 let data_type = DataType(if place == 0 { rest } else { rest & TYPE_MASK });
                 rest = rest.wrapping_shr(TYPE_BITS);
                 fields.push(Field { data_type, length: *length });

@@ -6,14 +6,14 @@ use std::time::Duration;
 use super::{Name, Value};
 use crate::expr::Expression;
 
-/// What becomes of a packet.
+/// Verdict on a packet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum Verdict {
-    /// It passes this base chain.
+    /// The packet passes this base chain.
     Accept,
-    /// It is dropped.
+    /// The packet is dropped.
     Drop,
     /// The next rule.
     Continue,
@@ -41,7 +41,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// What an element is known by.
+/// Identity of an element.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
@@ -67,7 +67,7 @@ impl ElementKey {
     }
 }
 
-/// What a map says of a key.
+/// Data of a map's element.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
@@ -119,9 +119,9 @@ pub enum ElementData {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Element {
-    /// What it is known by.
+    /// Identity of the element.
     pub key: ElementKey,
-    /// What a map says of it.
+    /// Data of a map's element; `None` in a set.
     pub data: Option<ElementData>,
     /// Time-out, in whole milliseconds. `None` for the set's.
     pub timeout: Option<Duration>,

@@ -1,4 +1,4 @@
-//! What tables, chains, sets and objects are known by.
+//! Keys: the identities of tables, chains, sets and objects.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -78,7 +78,7 @@ impl FromStr for Name {
 #[cfg(feature = "serde")]
 super::serde_as_text!(Name, "a name of 1 to 255 bytes without control characters", Name::as_str, Name::new);
 
-/// Which packets a table sees (`NFPROTO_*`).
+/// Family of packets that a table sees (`NFPROTO_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Family {
@@ -155,7 +155,7 @@ impl From<IpAddr> for Family {
     }
 }
 
-/// What a table is known by.
+/// Identity of a table.
 ///
 /// ```
 /// use nftables::{Family, ObjectType, TableKey};
@@ -170,7 +170,7 @@ impl From<IpAddr> for Family {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TableKey {
-    /// Which packets it sees.
+    /// Family of packets that the table sees.
     pub family: Family,
     /// Its name.
     pub name: Name,
@@ -239,7 +239,7 @@ fn in_table<'a>(what: &str, text: &'a str) -> Result<(TableKey, &'a str), Invali
     }
 }
 
-/// What a chain is known by.
+/// Identity of a chain.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ChainKey {
@@ -264,7 +264,7 @@ impl FromStr for ChainKey {
     }
 }
 
-/// What a set or map is known by.
+/// Identity of a set or map.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct SetKey {
@@ -289,7 +289,7 @@ impl FromStr for SetKey {
     }
 }
 
-/// What an object is known by: objects of different kinds may have one name.
+/// Identity of an object: objects of different kinds may have one name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ObjectKey {

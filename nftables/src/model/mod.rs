@@ -1,4 +1,4 @@
-//! What a rule set is made of, as values. No I/O.
+//! Parts of a rule set, as values. No I/O.
 
 use std::fmt;
 

@@ -49,7 +49,7 @@ impl ObjectType {
     }
 }
 
-/// What an object holds.
+/// Data of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
@@ -103,9 +103,9 @@ pub enum ObjectData {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Object {
-    /// What it is known by.
+    /// Identity of the object.
     pub key: ObjectKey,
-    /// What it holds.
+    /// Data of the object.
     pub data: ObjectData,
     /// Text for people. nft takes at most 128 bytes, the kernel has room for 253. Kept since Linux 5.10.
     pub comment: Option<String>,

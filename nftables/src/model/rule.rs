@@ -21,7 +21,7 @@ pub struct Rule {
     pub expressions: Vec<Expression>,
     /// Text for people. nft takes at most 128 bytes, the kernel has room for 253.
     pub comment: Option<String>,
-    /// What else programs keep with it, as nft lays it out: type, length, value. Written unchanged.
+    /// Other data of programs, as nft lays it out: type, length, value. Written unchanged.
     pub userdata: Vec<u8>,
     /// Attributes of iptables-nft (`NFTA_RULE_COMPAT`). Written unchanged.
     pub compat: Vec<u8>,

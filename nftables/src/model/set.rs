@@ -36,7 +36,7 @@ bitflags! {
     }
 }
 
-/// What the kernel shall save when it chooses an implementation.
+/// Resource that the kernel saves when it chooses an implementation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 pub enum SetPolicy {
@@ -47,7 +47,7 @@ pub enum SetPolicy {
     Memory,
 }
 
-/// What the elements of a map have besides their keys.
+/// Type of the data that a map has for its keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
@@ -116,7 +116,7 @@ pub enum MapData {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Set {
-    /// What it is known by.
+    /// Identity of the set.
     pub key: SetKey,
     /// Type of the keys.
     pub key_type: FieldTypes,
@@ -132,7 +132,7 @@ pub struct Set {
     pub gc_interval: Option<Duration>,
     /// Greatest number of elements.
     pub size: Option<u32>,
-    /// What the kernel shall save.
+    /// Resource that the kernel saves: time or memory.
     #[cfg_attr(feature = "serde", serde(default))]
     pub policy: SetPolicy,
     /// Expressions of each element, such as a counter.
@@ -140,14 +140,14 @@ pub struct Set {
     pub expressions: Vec<Expression>,
     /// Text for people. nft takes at most 128 bytes, the kernel has room for 253.
     pub comment: Option<String>,
-    /// What the keys are made of, field by field; empty when only their types are known. nft prints such a set with
+    /// Operands that make up the keys, field by field; empty when only their types are known. nft prints such a set with
     /// `typeof`; without it, it takes no numbers of `numgen`.
     #[cfg_attr(feature = "serde", serde(default))]
     pub key_typeof: Vec<Operand>,
-    /// What the data are made of, in the same way.
+    /// Operands that make up the data, in the same way.
     #[cfg_attr(feature = "serde", serde(default))]
     pub data_typeof: Vec<Operand>,
-    /// What else programs keep with it, as nft lays it out: type, length, value. Written unchanged.
+    /// Other data of programs, as nft lays it out: type, length, value. Written unchanged.
     #[cfg_attr(feature = "serde", serde(default))]
     pub userdata: Vec<u8>,
 }
@@ -182,7 +182,7 @@ impl Set {
     }
 
     /// A map whose keys and values are made of these operands. Ports among the values are noted as those of TCP,
-    /// whatever the protocol: nft takes no others in a translation.
+    /// for every protocol: nft takes no others in a translation.
     ///
     /// # Errors
     /// As [`Set::typeof_set`].

@@ -11,9 +11,9 @@ bitflags! {
     pub struct TableFlags: u32 {
         /// Its base chains see no packets.
         const DORMANT = 1;
-        /// It goes when the socket that made it is closed, and nobody else may change it. Since Linux 5.12.
+        /// The table is deleted when the socket that made it is closed; only that socket may change it. Since Linux 5.12.
         const OWNER = 2;
-        /// It stays without an owner. Since Linux 6.9.
+        /// The table stays without an owner. Since Linux 6.9.
         const PERSIST = 4;
         const _ = !0;
     }
@@ -45,7 +45,7 @@ bitflags! {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Table {
-    /// What it is known by.
+    /// Identity of the table.
     pub key: TableKey,
     /// Flags.
     #[cfg_attr(feature = "serde", serde(default))]

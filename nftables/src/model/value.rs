@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use super::InvalidValue;
 use crate::uapi::NFT_DATA_VALUE_MAXLEN;
 
-/// What fits without memory of its own: an IPv6 address, a protocol, a port and a number.
+/// Bytes kept without an allocation: an IPv6 address, a protocol, a port and a number.
 const INLINE: usize = 30;
 
 /// Bytes as registers hold them, at most 64: addresses and ports in network byte order, marks and numbers in the machine's.
@@ -47,7 +47,7 @@ impl Value {
     /// No bytes.
     pub const EMPTY: Value = Value(Repr::Inline(0, [0; INLINE]));
 
-    /// These bytes.
+    /// A value of these bytes.
     ///
     /// # Errors
     /// When there are more than 64.

@@ -106,7 +106,7 @@ fn anonymous_braces(set: &Set, elements: &[Element]) -> Option<String> {
     }
 }
 
-/// What stands between a set's braces, without the elements. `None` when nft has no words for its types or expressions.
+/// Text between a set's braces, without the elements. `None` when nft has no words for its types or expressions.
 fn set_lines(set: &Set) -> Option<Vec<String>> {
     let mut lines = vec![typeof_line(set).or_else(|| type_line(set))?];
     let named = [
@@ -152,7 +152,7 @@ fn type_line(set: &Set) -> Option<String> {
     }
 }
 
-/// What keys and data are made of, when all of it is known.
+/// The `typeof` line of a set. `None` unless the operands of keys and data are all known.
 fn typeof_line(set: &Set) -> Option<String> {
     let key = rule::operands_text(&set.key_typeof, None)?;
     match &set.data {
@@ -173,7 +173,7 @@ fn set_word(set: &Set) -> &'static str {
     if set.data.is_some() { "map" } else { "set" }
 }
 
-/// What stands between a base chain's braces.
+/// Text between a base chain's braces, for its hook.
 fn base_line(chain: &Chain) -> Option<String> {
     let base = chain.base.as_ref()?;
     let devices: Vec<String> = base.devices.iter().map(|device| quoted(device)).collect();
@@ -213,7 +213,7 @@ impl Rule {
     }
 }
 
-/// What is written for a rule that nft has no words for: a comment that names its expressions.
+/// Text for a rule that nft has no words for: a comment that names its expressions.
 fn wordless(expressions: &[Expression]) -> String {
     let names: Vec<&str> = expressions.iter().map(Expression::name).collect();
     format!("# a rule that nft has no words for: {}", names.join(", "))

@@ -11,7 +11,7 @@ use crate::expr::{
 use crate::model::{DataType, Family, Field, ObjectType, Value};
 use crate::operand::{Operand, ct_field, fib_type, load_all, meta_type};
 
-/// What a register holds.
+/// Content of a register.
 #[derive(Clone, Debug)]
 struct Symbol {
     register: Register,
@@ -352,7 +352,7 @@ impl<'a> Writer<'a> {
                     _ => format!("{text}{}", port.trim_start_matches(" to ")),
                 }
             }
-            // What a map has: the port behind the address, or no port.
+            // Data of a map: the port is in the registers behind the address, or there is none.
             None if target.length.is_none() => {
                 let behind = address.first.behind(length).map(RegisterRange::from);
                 if port.is_some() && port != behind {

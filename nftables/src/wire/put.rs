@@ -122,7 +122,7 @@ pub(crate) fn put_set(out: &mut Encoder, set: &Set, id: u32) {
     out.attr(SetAttr::USERDATA, &set_userdata(set).as_slice());
 }
 
-/// What nft needs to print the elements, unless the set brings its own.
+/// Userdata of a set: its own, or else the notes by which nft prints the elements.
 pub(crate) fn set_userdata(set: &Set) -> Vec<u8> {
     let mut out = set.userdata.clone();
     if out.is_empty() {

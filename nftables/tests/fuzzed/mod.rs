@@ -1,6 +1,6 @@
-//! What the fuzz targets do with their bytes; `tests/corpus.rs` does the same with the bytes they have found.
+//! Checks that the fuzz targets run on their bytes; `tests/corpus.rs` runs the same on the bytes that fuzzing has found.
 //!
-//! Each function panics when the library breaks a promise; otherwise whatever it says is right.
+//! Each function panics when the library breaks a promise; any other outcome is fine.
 
 use std::io;
 use std::time::Duration;
@@ -71,7 +71,7 @@ pub(crate) fn replies(data: &[u8]) {
     }
 }
 
-/// The fake kernel takes requests that no program would make, as a batch; whatever it keeps can be read, printed and made again.
+/// The fake kernel takes a batch of requests that no program would make; everything that it keeps can be read, printed and made again.
 pub(crate) fn requests(data: &[u8]) {
     let mut kernel = FakeNftables::new();
     let mut out = Encoder::new();

@@ -319,7 +319,7 @@ pub(crate) fn expressions_come_back_as_they_were_written(client: &mut Client) {
         assert!(known, "{:?}", found.rule);
         assert_eq!(found.rule, written(wanted));
     }
-    // What is read is written again, and reads the same.
+    // Every rule that was read is written again, and reads the same.
     done(client, |t| {
         t.flush_chain(&chain);
         for found in &found {
@@ -330,7 +330,7 @@ pub(crate) fn expressions_come_back_as_they_were_written(client: &mut Client) {
     assert!(again.iter().map(|found| &found.rule).eq(found.iter().map(|found| &found.rule)));
 }
 
-/// What the kernel makes of a rule: it names the level of a log that has none.
+/// The rule as the kernel returns it: a log without a level gets one.
 fn written(rule: &Rule) -> Rule {
     let mut rule = rule.clone();
     for expression in &mut rule.expressions {
@@ -727,7 +727,7 @@ pub(crate) fn the_refused_element_is_named(client: &mut Client) {
     });
     assert_eq!(error.kind(), ErrorKind::AlreadyExists);
     assert_names_element(&error, 3);
-    // What a `main` that returns the error prints.
+    // `Debug` of an error, as a `main` that returns it prints.
     let shown = format!("{error:?}");
     assert!(shown.starts_with(&format!("{error}: ")) && shown.len() < 300 && !shown.contains('\n'), "{shown}");
     let shown = format!("{:?}", error.refusals());
@@ -885,7 +885,7 @@ pub(crate) fn what_cannot_be_is_not_sent(client: &mut Client) {
     let ingress = BaseChain::new(ChainType::Filter, Hook::Ingress, Priority::FILTER);
     let ingress = Chain::base(ip4.chain("c").unwrap(), ingress);
     invalid(&|t| t.add_table(Table::new(ip4.clone())).add_chain(ingress.clone()), "hook ingress in family ip");
-    // What just fits comes back whole.
+    // A comment of the greatest length comes back whole.
     done(client, |t| {
         t.add_rule(&chain, commented(253));
     });
@@ -910,8 +910,8 @@ pub(crate) fn a_table_is_changed_as_it_was_read(client: &mut Client) {
     assert_eq!(client.list_rules(&chain).unwrap().len(), 3);
 }
 
-/// An equal range is kept, one that only touches is another; whatever else has values in common is refused, but for one of several fields
-/// whose ends lie outside of all others.
+/// An equal range is kept, and an adjacent range is another one. Other ranges with common values are refused, but for a range of several
+/// fields whose ends lie outside of all others.
 pub(crate) fn ranges_that_overlap_are_refused(client: &mut Client) {
     let addresses =
         Set::new(table().set("addresses").unwrap(), types(&[DataType::IPV4_ADDR])).flags(SetFlags::INTERVAL);
@@ -951,7 +951,7 @@ pub(crate) fn ranges_that_overlap_are_refused(client: &mut Client) {
     done(client, |t| {
         t.add_elements(&addresses, [of_addresses.clone(), range(32, 40), range(8, 15), Element::value(ip(7))]);
         t.add_elements(&places, [of_places.clone(), place((16, 90), (31, 99)), place((8, 80), (15, 89))]);
-        // Of several fields the kernel looks at both ends only (`nft_pipapo_insert`).
+        // The kernel compares only both ends of a range of several fields (`nft_pipapo_insert`).
         t.add_elements(&places, [place((4, 70), (63, 100))]);
     });
     assert_eq!((sorted(client, &addresses).len(), sorted(client, &places).len()), (4, 4));
