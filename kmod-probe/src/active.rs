@@ -21,10 +21,10 @@ pub enum Capability {
     XtTarget(String),
 }
 
-/// What the kernel said.
+/// Answer of the running kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ActiveAnswer {
-    /// It works; the text says how this was seen ("family id 33").
+    /// The part works; the text tells how this was seen ("family id 33").
     Works(String),
     /// The kernel refused; the text says with what error. This is no proof that a module cannot be loaded.
     Refused(String),

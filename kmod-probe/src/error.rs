@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What kind of input was refused.
+/// Kind of input that was refused.
 ///
 /// Reading a machine never fails with an [`Error`]: what could not be read is a
 /// [`Failure`](crate::Failure) inside the report, since a missing list is an answer too.
@@ -46,7 +46,7 @@ impl Error {
         Self { kind, message: message.into() }
     }
 
-    /// Which kind of input was refused.
+    /// Kind of input that was refused.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.kind

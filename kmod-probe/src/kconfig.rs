@@ -5,7 +5,7 @@ use std::io::Read;
 
 use crate::error::{Error, ErrorKind};
 
-/// What a symbol of the configuration is set to.
+/// Setting of a symbol of the kernel's configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Setting {
     /// `=y`: part of the kernel image.

@@ -1,4 +1,4 @@
-//! What this kernel can do for IPVS, ipset and iptables, and how we know.
+//! Probe of the running kernel for the parts that IPVS, ipset and iptables need, with the evidence for each.
 //!
 //! A node that should run a service proxy in IPVS mode needs some forty things from its kernel: `ip_vs` and a
 //! scheduler, sets of five types, a dozen iptables matches, a dummy device. Each may be a module, be built in, be

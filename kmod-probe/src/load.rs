@@ -16,19 +16,19 @@ use nix::unistd::Pid;
 use crate::modules::{LoadedModules, ModuleName};
 use crate::root::Root;
 
-/// What a program did.
+/// Result of running a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunOutcome {
-    /// It ended. `code` is `None` when a signal ended it.
+    /// The program ended. `code` is `None` when a signal ended it.
     Ended {
         /// Its exit code.
         code: Option<i32>,
-        /// What it wrote to its error output, at most 4 kB.
+        /// Error output, at most 4 kB.
         stderr: String,
     },
-    /// It was still running when its time was over, and was killed.
+    /// The program was still running at its time limit, and was killed.
     TimedOut,
-    /// It could not be started.
+    /// The program could not be started.
     NotStarted(String),
 }
 
@@ -112,7 +112,7 @@ fn watch(mut child: Child, limit: Duration) -> RunOutcome {
             Ok(None) if started.elapsed() < limit => std::thread::sleep(PAUSE),
             Ok(None) | Err(_) => {
                 if let Ok(pid) = i32::try_from(child.id()) {
-                    // It may just have ended; then there is no group any more.
+                    // The process may just have ended; then there is no group any more.
                     let _gone_is_fine = killpg(Pid::from_raw(pid), Signal::SIGKILL);
                 }
                 let _reaped = child.wait();
@@ -159,14 +159,14 @@ impl Tail {
     }
 }
 
-/// What became of one module.
+/// Result of loading one module.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum LoadResult {
-    /// It is in memory now.
+    /// The module is in memory now.
     Loaded,
-    /// It was in memory or built in before.
+    /// The module was in memory or built in before.
     AlreadyThere,
     /// `modprobe` reported success, yet the module is neither in `/proc/modules` nor in `/sys/module`: `modprobe.d` may
     /// replace it ("install ip_vs /bin/true"), or it is built in without parameters.
@@ -184,7 +184,7 @@ pub enum LoadResult {
     NotStarted(String),
 }
 
-/// What became of one module, by name.
+/// Result of loading one module, with its name.
 ///
 /// ```
 /// use kmod_probe::{LoadOutcome, LoadResult, ModuleName};
@@ -200,7 +200,7 @@ pub enum LoadResult {
 pub struct LoadOutcome {
     /// The module.
     pub module: ModuleName,
-    /// What became of it.
+    /// Result of loading it.
     pub result: LoadResult,
 }
 
@@ -328,7 +328,7 @@ impl<R: Runner> Loader<R> {
         there.chain(missing).map(|(module, result)| LoadOutcome { module: module.clone(), result }).collect()
     }
 
-    /// What became of them as far as `modprobe` says: [`LoadResult::NotSeen`] when it succeeded.
+    /// Result of one `modprobe` for these modules: [`LoadResult::NotSeen`] when it reports success.
     fn modprobe(&mut self, modules: &[&ModuleName]) -> LoadResult {
         let Some(program) = Self::DIRECTORIES.iter().map(|d| Path::new(d).join("modprobe")).find(|p| p.is_file())
         else {

@@ -89,7 +89,7 @@ impl From<ModuleName> for String {
     }
 }
 
-/// What a module in `/proc/modules` is doing (`kernel/module/procfs.c`, `m_show`).
+/// State of a module in `/proc/modules` (`kernel/module/procfs.c`, `m_show`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModuleState {
     /// In use.

@@ -1,4 +1,4 @@
-//! What `modprobe.d` forbids: `install MODULE /bin/false` keeps a module out, whoever asks for it.
+//! Modules that `modprobe.d` forbids: `install MODULE /bin/false` keeps a module out, by any caller.
 //!
 //! `blacklist` does not: it only keeps aliases from leading to the module, and the module can be loaded by its name. Commands
 //! other than those that do nothing are taken to load the module in their way (modprobe.d(5)).

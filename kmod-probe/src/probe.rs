@@ -71,7 +71,7 @@ impl Probe {
         self
     }
 
-    /// What is going to be used.
+    /// Sets the parts of the kernel that are going to be used.
     #[must_use]
     pub fn profile(mut self, profile: Profile) -> Self {
         self.profile = profile;
@@ -183,7 +183,7 @@ fn merged_early(sources: &Sources, requirement: &Requirement) -> bool {
         && lists(provider.module.as_str()) == Some(false)
 }
 
-/// What the verdict is reached from.
+/// Inputs of the verdict.
 struct Judge<'a> {
     profile: &'a Profile,
     findings: &'a [Finding],

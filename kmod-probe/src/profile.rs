@@ -1,4 +1,4 @@
-//! What a caller wants to use: schedulers, set types, address families, iptables backend.
+//! Parts of the kernel that a caller wants to use: schedulers, set types, address families, iptables backend.
 
 use crate::error::{Error, ErrorKind, shown};
 use crate::modules::ModuleName;
@@ -105,7 +105,7 @@ impl From<Scheduler> for String {
     }
 }
 
-/// What is going to be used. The default is what kube-proxy's IPVS mode uses on an IPv4 cluster: scheduler `rr`, the set
+/// Parts of the kernel that are going to be used. The default is those of kube-proxy's IPVS mode on an IPv4 cluster: scheduler `rr`, the set
 /// types `hash:ip`, `hash:ip,port`, `hash:ip,port,ip`, `hash:ip,port,net` and `bitmap:port`, whichever iptables backend
 /// the kernel has, strict ARP off, and no `ipset` program.
 ///
@@ -117,7 +117,7 @@ impl From<Scheduler> for String {
 /// # Ok::<(), kmod_probe::Error>(())
 /// ```
 ///
-/// What a load balancer with its own rules and sets needs, row by row:
+/// The needs of a load balancer with its own rules and sets, row by row:
 ///
 /// ```
 /// use kmod_probe::{Backend, Need, Profile};

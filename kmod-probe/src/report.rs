@@ -31,13 +31,13 @@ impl fmt::Display for Answer {
     }
 }
 
-/// What the kernel has of a requirement.
+/// State of a requirement in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum State {
     /// Its module is in memory.
     Loaded,
-    /// It is part of the kernel image.
+    /// The requirement is part of the kernel image.
     BuiltIn,
     /// The running kernel does it; whether loaded or built in could not be told.
     Working,
@@ -70,7 +70,7 @@ impl State {
     }
 }
 
-/// What kind of evidence it is, in the order in which it counts; see the [crate documentation](crate).
+/// Kind of evidence, in the order in which it counts; see the [crate documentation](crate).
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
@@ -101,7 +101,7 @@ pub struct Evidence {
     pub path: String,
     /// The line (or record) of the file, from 1.
     pub line: Option<usize>,
-    /// What it says.
+    /// Content of the line, or the answer.
     pub says: String,
 }
 
@@ -118,7 +118,7 @@ impl fmt::Display for Evidence {
     }
 }
 
-/// What to do about a requirement that cannot be used as it is. `Display` is one sentence for people.
+/// Remedy for a requirement that cannot be used as it is. `Display` is one sentence for people.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
@@ -218,20 +218,20 @@ impl fmt::Display for Fix {
     }
 }
 
-/// What was found for one requirement.
+/// Result for one requirement.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Finding {
     /// Name of the requirement: a module (`xt_set`), `scheduler rr`, `set hash:ip`, or a feature such as `ip_vs: UDP`.
     pub name: String,
-    /// What it is for.
+    /// Purpose of the requirement.
     pub why: String,
     /// How much depends on it.
     pub need: Need,
     /// The iptables backend it belongs to, and the families that need it.
     pub backend: Option<(Backend, Families)>,
-    /// What the kernel has of it.
+    /// State in the kernel.
     pub state: State,
     /// The module that meets it, or would.
     pub module: Option<ModuleName>,
@@ -239,7 +239,7 @@ pub struct Finding {
     pub is_feature: bool,
     /// Everything that was seen, what counts most first. Contradicting evidence stays in the list.
     pub evidence: Vec<Evidence>,
-    /// What to do; `None` when there is nothing to do.
+    /// Remedy; `None` when there is nothing to do.
     pub fix: Option<Fix>,
 }
 
@@ -275,7 +275,7 @@ pub struct Verdict {
     pub answer: Answer,
     /// Why it is not yes: every obstacle with its fix.
     pub reasons: Vec<String>,
-    /// What to know although it does not change the answer: facts that could not be checked, a contradiction, a value
+    /// Facts that do not change the answer but should be known: facts that could not be checked, a contradiction, a value
     /// that this process may not change.
     pub caveats: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! What a requirement is, and the ways to meet it. The requirements themselves are in `table.rs`.
+//! Requirements as data, and the ways to meet them. Their list is in `table.rs`.
 
 use crate::active::Capability;
 use crate::modules::ModuleName;
@@ -106,7 +106,7 @@ impl Provider {
 pub struct Requirement {
     /// Name in reports: a module (`xt_set`), `scheduler rr`, `set hash:ip`, or a feature such as `ip_vs: UDP`.
     pub name: String,
-    /// What it is for.
+    /// Purpose of the requirement.
     pub why: &'static str,
     /// How much depends on it.
     pub need: Need,
@@ -114,6 +114,6 @@ pub struct Requirement {
     pub backend: Option<(Backend, Families)>,
     /// Ways to meet it; one is enough.
     pub providers: Vec<Provider>,
-    /// What an [`ActiveProbe`](crate::ActiveProbe) may be asked.
+    /// Question for an [`ActiveProbe`](crate::ActiveProbe); `None` if it has none.
     pub capability: Option<Capability>,
 }

@@ -9,7 +9,7 @@ use crate::requirement::{Marker, Provider, Requirement};
 use crate::root::Failure;
 use crate::sources::Sources;
 
-/// What is known of one provider. The first decision stands; later evidence is kept beside it.
+/// State and evidence of one provider. The first decision stands; later evidence is kept beside it.
 #[derive(Debug, Default)]
 struct Case {
     state: Option<State>,
@@ -83,7 +83,7 @@ fn provide(sources: &Sources, provider: &Provider, asked: &ActiveAnswer) -> Case
     case
 }
 
-/// What the running kernel answered. A refusal alone means missing; against a list that has it, it only stays on record:
+/// Weighs the running kernel's answer. A refusal alone means missing; against a list that has the module, it only stays on record:
 /// a module that is not loaded yet refuses too.
 fn heard(case: &mut Case, asked: &ActiveAnswer) {
     match asked {
@@ -177,7 +177,7 @@ fn module(sources: &Sources, provider: &Provider) -> Case {
     case
 }
 
-/// What the configuration says. Only `=y` decides here: a module's file counts before `=m` and "is not set".
+/// Weighs the kernel's configuration. Only `=y` decides here: a module's file counts before `=m` and "is not set".
 fn configured(sources: &Sources, provider: &Provider, case: &mut Case) {
     let (Some(symbol), Some(config)) = (&provider.symbol, sources.config.get()) else { return };
     let path = &sources.config.path;
@@ -200,7 +200,7 @@ fn configured(sources: &Sources, provider: &Provider, case: &mut Case) {
     }
 }
 
-/// What `modprobe` would find.
+/// Weighs the module file that `modprobe` would find.
 fn installed(sources: &Sources, name: &ModuleName, case: &mut Case) {
     let Some((line, file)) = sources.loadable.get().and_then(|loadable| loadable.get(name)) else { return };
     let path = if file.starts_with('/') { file.to_owned() } else { format!("{}/{file}", sources.directory.path) };

@@ -18,15 +18,15 @@ pub enum Failure {
     Denied,
     /// More than 40 symbolic links on the way.
     Loop,
-    /// It is a directory, a device or a pipe.
+    /// The path is a directory, a device or a pipe.
     NotAFile,
-    /// It has more than this many bytes; nothing of it was used.
+    /// The file has more than this many bytes; none of them was used.
     TooLarge(u64),
     /// Its content is not what belongs there, and why.
     Garbage(String),
     /// Another error of the system.
     Io(String),
-    /// It was not looked for, and why.
+    /// The file was not looked for, and why.
     NotTried(String),
 }
 
@@ -125,7 +125,7 @@ impl Root {
         Ok(bytes)
     }
 
-    /// Whether something is there, of whatever type.
+    /// Whether a file of any type is at this path.
     pub(crate) fn exists(&self, path: &str) -> Result<bool, Failure> {
         match self.locate(path) {
             Ok(_) => Ok(true),

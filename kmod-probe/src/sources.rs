@@ -1,4 +1,4 @@
-//! What a machine says about its kernel: every list read once, each with its path and, where it could not be read, why.
+//! Sources of facts about a machine's kernel: every list read once, each with its path and, where it could not be read, why.
 
 use crate::kconfig::{Kconfig, Setting};
 use crate::modules::{BuiltinModules, LoadableModules, LoadedModules, ModuleName};
@@ -49,7 +49,7 @@ pub(crate) struct Sources {
     pub(crate) support: ModuleSupport,
     /// `/proc/sys/kernel/modules_disabled` is 1: no module can be loaded until the next boot.
     pub(crate) loading_disabled: bool,
-    /// What `modprobe.d` forbids.
+    /// Modules that `modprobe.d` forbids.
     pub(crate) policy: Policy,
 }
 
@@ -115,7 +115,7 @@ impl Sources {
                     const MOST_RELEASES: usize = 64;
                     if self.other_releases.is_empty() {
                         self.other_releases = self.root.list(base, MOST_RELEASES).unwrap_or_default();
-                        // They end up in messages, so only what can be a release is taken.
+                        // The names end up in messages, so only kernel releases are kept.
                         self.other_releases.retain(|name| name.parse::<KernelRelease>().is_ok());
                     }
                     if says_more(first_failure.as_ref(), &failure) {

@@ -15,13 +15,13 @@ use crate::version::KernelRelease;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum SysctlState {
-    /// It has the wanted value.
+    /// The sysctl has the wanted value.
     Right,
-    /// It has another value.
+    /// The sysctl has another value.
     Wrong,
     /// There is no such file. Those below `net/ipv4/vs` appear in a network namespace when `ip_vs` is loaded.
     Absent,
-    /// It could not be read.
+    /// The sysctl could not be read.
     Unreadable(Failure),
 }
 
@@ -60,7 +60,7 @@ pub struct SysctlFinding {
     pub name: String,
     /// The value it should have.
     pub wanted: String,
-    /// What it is for.
+    /// Purpose of the value.
     pub why: String,
     /// How much depends on it.
     pub need: Need,
@@ -72,7 +72,7 @@ pub struct SysctlFinding {
     pub access: Access,
 }
 
-/// What kube-proxy's IPVS mode sets, and for whom.
+/// A sysctl that kube-proxy's IPVS mode sets, and the families it is for.
 struct Wish {
     name: &'static str,
     wanted: &'static str,

@@ -1,4 +1,4 @@
-//! What IPVS mode needs from a kernel: one row a requirement.
+//! Requirements of IPVS mode on a kernel: one row each.
 //!
 //! Module names and configuration symbols are those of the kernel's `Makefile`s (`obj-$(CONFIG_…) += ….o`), checked
 //! against the sources of 4.18, 5.10, 6.1, 6.12 and 7.2. Version limits are those of the upstream kernel. Vendors

@@ -96,7 +96,7 @@ impl KernelRelease {
         &self.version
     }
 
-    /// What follows the numbers (`-56-amd64`), empty when nothing does.
+    /// Text behind the numbers (`-56-amd64`), empty when there is none.
     #[must_use]
     pub fn suffix(&self) -> &str {
         self.raw.get(self.suffix_at..).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Which evidence counts when lists contradict each other, one rule a test; and what bad input does to it.
+//! Weight of evidence when lists contradict each other, one rule a test; and the effect of bad input on it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test stops at the first surprise")]
 
 mod common;
@@ -294,7 +294,7 @@ fn a_link_does_not_lead_out_of_the_root() {
     assert_eq!(state(&tree, "ip_vs"), State::BuiltIn, "/ is the root's own top");
 }
 
-/// What may not be read is not absent. Root may read everything, so the test runs itself a second time as another user.
+/// A file that may not be read is not absent. Root may read everything, so the test runs itself a second time as another user.
 #[test]
 fn unreadable_is_not_absent() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};

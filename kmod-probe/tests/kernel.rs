@@ -100,7 +100,7 @@ fn proc_modules() -> Option<BTreeSet<String>> {
     Some(text.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect())
 }
 
-/// What needs no privileges: the kernel's and modprobe's own lists.
+/// Lists that can be read without privileges: the kernel's and modprobe's own.
 #[test]
 fn kernel_lists_agree_with_the_probe() {
     let mut tally = Tally::default();
@@ -116,7 +116,7 @@ fn kernel_lists_agree_with_the_probe() {
     tally.finish("kernel_lists_agree_with_the_probe");
 }
 
-/// What the field's own tools can really do.
+/// Abilities of the field's own tools on this kernel.
 #[test]
 fn kernel_tools_agree_with_the_probe() {
     let tools = ["ipvsadm", "ipset", "ip", "iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy"];
@@ -175,7 +175,7 @@ fn agrees_with_module_lists(report: &Report, before: &Lists, after: &Lists, tall
     }
 }
 
-/// What the kernel lists below `/proc/net` (itself a link through `/proc/self`) is evidence for the match or target.
+/// A match or target that the kernel lists below `/proc/net` (itself a link through `/proc/self`) has that list as evidence.
 fn agrees_with_proc_net(report: &Report, before: &Lists, after: &Lists, tally: &mut Tally) {
     for name in ["set", "comment", "addrtype", "conntrack", "physdev", "ipvs"] {
         let finding = report.finding(&format!("xt_{name}")).unwrap();

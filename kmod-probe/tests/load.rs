@@ -76,7 +76,7 @@ fn each_module_is_tried_and_reported() {
 fn several_modules_cost_one_program() {
     let tree = Tree::of("ubuntu-24.04-aws");
     let names = ["ip_vs", "ip_vs_rr", "no_such", "xt_set"].map(|name| ModuleName::new(name).unwrap());
-    // It loads the last one, and says that another is missing.
+    // A modprobe that loads the last module, and reports that another is missing.
     let modules = Some(tree.root.join("proc/modules"));
     let mut runner = Scripted { modules, outcome: ended(1, "no_such not found"), ran: Vec::new() };
     let outcomes = Loader::with_runner(&mut runner).root(&tree.root).load_together(&names);

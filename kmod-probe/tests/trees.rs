@@ -30,7 +30,7 @@ fn debian_12_with_ipvs_in_use() {
     assert_eq!(report.verdict.answer, Answer::Yes, "{report}");
     assert_eq!(report.release.as_ref().unwrap().as_str(), "6.1.0-56-cloud-amd64");
     assert_eq!(report.module_support.answer, Answer::Yes);
-    // What /proc/modules of the capture has, at the line it has it.
+    // Modules in /proc/modules of the capture, each at its line.
     let loaded = std::fs::read_to_string(tree.root.join("proc/modules")).unwrap();
     for (name, module) in [("ip_vs", "ip_vs"), ("scheduler rr", "ip_vs_rr"), ("set hash:ip,port", "ip_set_hash_ipport")]
     {

@@ -1,4 +1,4 @@
-//! What the fuzz targets do with their bytes; `tests/corpus.rs` does the same with the inputs that fuzzing has found.
+//! Checks that the fuzz targets run on their bytes; `tests/corpus.rs` runs the same on the inputs that fuzzing has found.
 //!
 //! Each function panics when the library breaks a promise; any other outcome is fine.
 
@@ -89,7 +89,7 @@ fn versions(data: &[u8]) {
         let text = release.to_string();
         assert_eq!(text.parse::<KernelRelease>().ok().as_ref(), Some(&release));
         assert!(text.ends_with(release.suffix()) && text.len() <= 64);
-        // It becomes a part of file names.
+        // The release becomes a part of file names.
         assert!(!text.contains('/') && !text.starts_with('.') && text.is_ascii());
         assert!(release.at_least(release.version().major, release.version().minor));
     }
