@@ -10,7 +10,7 @@ use crate::encode::Encoder;
 use crate::error::{Error, ErrorKind, KernelError, WireError};
 use crate::header::NLM_F_ACK;
 
-/// What became of one request of a batch.
+/// Outcome of one request of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
@@ -18,11 +18,11 @@ pub enum Outcome {
     Done,
     /// The kernel refused it and changed nothing.
     Refused(Box<KernelError>),
-    /// It cannot be written and was never sent.
+    /// The request cannot be written and was never sent.
     Unsendable(Box<WireError>),
-    /// It was sent, but its answer was lost: it may or may not have been carried out.
+    /// The request was sent, but its answer was lost: it may or may not have been carried out.
     Unknown,
-    /// It was not sent, because the batch stopped before it.
+    /// The request was not sent, because the batch stopped before it.
     NotSent,
 }
 
@@ -52,7 +52,7 @@ impl BatchReport {
         self.stopped.is_none() && self.failures.is_empty()
     }
 
-    /// What became of the request at this place.
+    /// Outcome of the request at this place.
     pub fn outcome(&self, index: usize) -> &Outcome {
         self.failures
             .binary_search_by_key(&index, |(index, _)| *index)

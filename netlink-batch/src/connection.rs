@@ -57,7 +57,7 @@ pub trait Transport: Send {
     /// Hands one datagram over; the kernel has acted on it when this returns.
     ///
     /// # Errors
-    /// What the system call says. `EINTR` is not an error: implementations try again.
+    /// The system call's error. `EINTR` is not an error: implementations try again.
     fn send(&mut self, datagram: &[u8]) -> io::Result<()>;
 
     /// Takes one datagram and returns its full length, which is more than the buffer's when it was cut off. Waits for it at most
@@ -77,7 +77,7 @@ pub trait Transport: Send {
     /// sent. Without a limit by default.
     ///
     /// # Errors
-    /// What the system call says.
+    /// The system call's error.
     fn reserve(&mut self, bytes: usize) -> io::Result<usize> {
         Ok(bytes)
     }
@@ -142,9 +142,9 @@ impl Limits {
 /// The result of a complete dump.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dump<T> {
-    /// What was read.
+    /// Entries of the dump.
     pub items: Vec<T>,
-    /// Number of datagrams that carried data. The kernel reads its table anew for each, so a dump in a single datagram
+    /// Number of datagrams that carried data. The kernel reads its table again for each, so a dump in a single datagram
     /// is one consistent state even when the family cannot report changes (`NLM_F_DUMP_INTR`).
     pub datagrams: usize,
 }
@@ -222,7 +222,7 @@ pub(crate) fn after(timeout: Duration) -> Instant {
     now.checked_add(timeout).unwrap_or(now)
 }
 
-/// What to do after one message of an answer.
+/// Next step after one message of an answer.
 enum Step {
     Continue,
     Finished,
@@ -413,7 +413,7 @@ impl Connection {
         BatchWriter::new(self)
     }
 
-    /// Starts a group of requests that go to the kernel in one datagram, whatever its size.
+    /// Starts a group of requests that go to the kernel in one datagram of any size.
     pub fn together(&mut self) -> TogetherWriter<'_> {
         TogetherWriter::new(self)
     }
@@ -447,7 +447,7 @@ impl Connection {
         mut step: impl FnMut(&Answer<'_>, Content<'_>) -> Result<Step, Error>,
     ) -> Result<(), Error> {
         let mut datagram = 0_usize;
-        // Only what answers the request earns more time: a stream of other messages cannot keep this waiting for ever.
+        // Only answers to the request extend the deadline: a stream of other messages cannot prolong the wait.
         let mut deadline = after(self.limits.timeout);
         loop {
             let length =

@@ -50,7 +50,7 @@ impl Encoder {
         Self::default()
     }
 
-    /// What was written so far.
+    /// Bytes written so far.
     pub fn as_slice(&self) -> &[u8] {
         &self.buffer
     }
@@ -131,7 +131,7 @@ impl Encoder {
 
     pub(crate) fn clear(&mut self) {
         self.buffer.clear();
-        // One large group of requests shall not cost its memory for ever.
+        // Give back the memory of an unusually large group of requests.
         if self.buffer.capacity() > KEPT {
             self.buffer.shrink_to(KEPT);
         }

@@ -33,7 +33,7 @@ pub enum WireError {
         attribute: String,
         /// Where the attribute starts in its list.
         offset: usize,
-        /// What its type demands.
+        /// Length or form that the attribute's type demands.
         expected: &'static str,
         /// Length found.
         got: usize,
@@ -184,7 +184,7 @@ pub struct KernelError {
     pub offset: Option<u32>,
     /// Number of an attribute the kernel missed.
     pub missing: Option<u32>,
-    /// What follows the message header in the kernel's copy of the request. Empty but for subsystems that answer in
+    /// Bytes behind the message header in the kernel's copy of the request. Empty but for subsystems that answer in
     /// words of their own there: ipset writes the failing line's number into it.
     #[cfg_attr(feature = "serde", serde(default))]
     pub echo: Vec<u8>,
@@ -233,7 +233,7 @@ impl fmt::Display for KernelError {
 
 impl std::error::Error for KernelError {}
 
-/// Which kind of failure; decides what the caller can do.
+/// Kind of a failure; decides what the caller can do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -290,7 +290,7 @@ pub struct Error {
 }
 
 impl Error {
-    /// Which kind of failure.
+    /// Kind of the failure.
     pub fn kind(&self) -> &ErrorKind {
         &self.kind
     }
@@ -313,7 +313,7 @@ impl Error {
         Error { kind: ErrorKind::Io, context, source: Some(Arc::new(source)) }
     }
 
-    /// What was being done.
+    /// Description of the failed operation.
     pub fn context(&self) -> &'static str {
         self.context
     }

@@ -7,13 +7,13 @@ crate::attrs! {
     /// The attributes behind an error. Kernel: net/netlink/af_netlink.c, `netlink_ack`.
     "NLMSGERR_ATTR_",
     pub enum ExtAckAttr<'a> {
-        /// What is wrong, in words.
+        /// Description of the error.
         MSG = 1 => Text(NulStr<'a>),
         /// Offset of the attribute that is wrong, from the start of the request.
         OFFS = 2 => Offset(u32),
         /// Subsystem's own.
         COOKIE = 3 => Cookie(&'a [u8]),
-        /// What would have been accepted.
+        /// Policy of the kernel for the refused attribute.
         POLICY = 4 => Policy(&'a [u8]),
         /// Number of an attribute that is missing. Since Linux 6.1.
         MISS_TYPE = 5 => MissingType(u32),

@@ -15,7 +15,7 @@ const CONTROLLER: u16 = 0x10;
 const GET_FAMILY: u8 = 3;
 
 crate::attrs! {
-    /// What the controller says of a family.
+    /// Attributes of a family, in the controller's answer.
     "CTRL_ATTR_",
     pub enum ControllerAttr<'a> {
         /// The message type of the family in this kernel.
@@ -30,7 +30,7 @@ crate::attrs! {
 }
 
 crate::attrs! {
-    /// What the controller says of a multicast group.
+    /// Attributes of a multicast group, in the controller's answer.
     "CTRL_ATTR_MCAST_GRP_",
     pub enum GroupAttr<'a> {
         /// Its name.

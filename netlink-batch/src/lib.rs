@@ -1,6 +1,6 @@
 //! A thin, fast layer over netlink sockets, shared by crates that program parts of the Linux network stack.
 //!
-//! It gives them
+//! Contents:
 //! * typed attribute tables ([`attrs!`]) with byte order in the type, one encoder that only appends ([`Encoder`]), and
 //!   decoders that never panic: every prefix of a valid message gives an error or fewer items;
 //! * batches ([`Connection::batch`]): many requests in one send, an acknowledgement asked for only on the last, every
@@ -11,7 +11,7 @@
 //! * multicast events ([`Listener`]), over a descriptor that an event loop or async runtime can wait on;
 //! * a deadline on every receive. Lost answers (`ENOBUFS`) are reported as "state unknown", never retried blindly.
 //!
-//! It does not know any family (those are in the crates above), start threads, log, load modules or use an async runtime: the
+//! The crate does not know any family (those are in the crates above), start threads, log, load modules or use an async runtime: the
 //! kernel handles a request inside `send`, so its answer is queued when `send` returns.
 //!
 //! # What it is made of

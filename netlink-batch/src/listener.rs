@@ -17,7 +17,7 @@ const RECEIVE: usize = 64 << 10;
 
 /// A socket that hears what the kernel tells some multicast groups.
 ///
-/// It sends no requests: answers and events on one socket would hold each other up. Listen first and read the state afterwards,
+/// The socket sends no requests: answers and events on one socket would hold each other up. Listen first and read the state afterwards,
 /// over a [`Connection`](crate::Connection), so that nothing is missed between.
 ///
 /// [`AsFd`] gives the descriptor to wait on in a loop of one's own (`poll`, `epoll`, an async runtime): when it is readable,
@@ -166,7 +166,7 @@ impl<T: AsFd> AsFd for Listener<T> {
     }
 }
 
-/// What tokio's `AsyncFd` asks for.
+/// Descriptor for tokio's `AsyncFd`, which needs this trait.
 impl<T: AsFd> AsRawFd for Listener<T> {
     fn as_raw_fd(&self) -> RawFd {
         self.transport.as_fd().as_raw_fd()

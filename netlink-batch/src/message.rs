@@ -13,11 +13,11 @@ use crate::header::{
 pub struct Message<'a> {
     /// Its header.
     pub header: MessageHeader,
-    /// What follows the header, without padding.
+    /// Bytes behind the header, without padding.
     pub payload: &'a [u8],
 }
 
-/// What a message says.
+/// Content of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Content<'a> {
@@ -29,7 +29,7 @@ pub enum Content<'a> {
     Error {
         /// The kernel's error number.
         errno: i32,
-        /// What the kernel adds in words.
+        /// The kernel's extended error: message, offset, missing attribute.
         extended: ExtendedAck<'a>,
         /// The kernel's copy of the request behind its message header; empty when it was left out (`NLM_F_CAPPED`).
         echo: &'a [u8],
@@ -38,7 +38,7 @@ pub enum Content<'a> {
     Done {
         /// The kernel's error number, 0 for success.
         errno: i32,
-        /// What the kernel adds in words.
+        /// The kernel's extended error: message, offset, missing attribute.
         extended: ExtendedAck<'a>,
     },
     /// Nothing.

@@ -14,7 +14,7 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use crate::connection::Transport;
 use crate::error::Error;
 
-/// Which part of the kernel a socket talks to (`NETLINK_*`, linux/netlink.h).
+/// Part of the kernel that a socket talks to (`NETLINK_*`, linux/netlink.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Protocol {
@@ -38,13 +38,13 @@ fn family(protocol: Protocol) -> NlFamily {
 /// The receive buffer asked for. With `CAP_NET_ADMIN` the system's limit does not apply (`SO_RCVBUFFORCE`).
 const RECEIVE_BUFFER: usize = 1 << 20;
 
-/// What the kernel keeps free of the send buffer (net/netlink/af_netlink.c, `netlink_sendmsg`).
+/// Bytes of the send buffer that the kernel keeps free (net/netlink/af_netlink.c, `netlink_sendmsg`).
 const SEND_OVERHEAD: usize = 32;
 
 /// The largest buffer to ask for: the kernel doubles it, and has 31 bits for it.
 const BUFFER_MOST: usize = (1 << 30) - 1;
 
-/// What one queued error answer may take of the receive buffer: an `sk_buff` with the request's header and the kernel's
+/// Most bytes of the receive buffer that one queued error answer takes: an `sk_buff` with the request's header and the kernel's
 /// words (net/netlink/af_netlink.c, `netlink_ack`), accounted by the memory it occupies, rounded up to a power of two.
 const ANSWER_COST: usize = 2048;
 
@@ -221,7 +221,7 @@ impl Transport for Socket {
         if timeout.is_zero() {
             flags |= Msg::DONTWAIT;
         } else if timeout != self.timeout {
-            // Zero would mean "for ever".
+            // Zero would mean no limit.
             let micros = i64::try_from(timeout.as_micros().max(1)).unwrap_or(i64::MAX);
             setsockopt(&borrow(&self.inner), sockopt::ReceiveTimeout, &TimeVal::microseconds(micros))?;
             self.timeout = timeout;

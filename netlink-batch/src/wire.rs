@@ -38,7 +38,7 @@ use crate::encode::Encoder;
 /// # Ok::<(), std::net::AddrParseError>(())
 /// ```
 pub trait Wire<'a>: Sized {
-    /// What `get` accepts, for error messages: `"4 bytes"`.
+    /// Form of the bytes that `get` accepts, for error messages: `"4 bytes"`.
     const EXPECTED: &'static str;
     /// The table of the attributes nested inside, when the payload is itself a list of attributes.
     const TABLE: Option<&'static AttrTable> = None;

@@ -129,7 +129,7 @@ fn done(errno: i32) -> Vec<u8> {
 #[derive(Default)]
 struct Script {
     answers: VecDeque<Result<Vec<u8>, i32>>,
-    /// Of the last datagram, the last one first.
+    /// Sequence numbers of the last datagram, the last one first.
     sequences: Vec<u32>,
     in_flight: usize,
 }

@@ -27,7 +27,7 @@ struct Kernel {
     id: Option<u16>,
     commands: Vec<(u8, u8)>,
     lookups: usize,
-    /// Loads the module anew, with the next number, when this many commands have come.
+    /// Loads the module again, with the next number, when this many commands have come.
     reload_after: Option<usize>,
 }
 

@@ -226,7 +226,7 @@ fn requests_that_go_together_name_those_refused() {
     let refused = together(&mut connection, &[0, 17, 0, 22]).unwrap();
     let seen: Vec<(usize, i32)> = refused.iter().map(|(place, error)| (*place, error.errno.0)).collect();
     assert_eq!(seen, [(1, 17), (3, 22)]);
-    // What refuses the group as a whole is told for its first request.
+    // A refusal of the group as a whole is reported for its first request.
     assert_eq!(together(&mut connection, &[85, 0]).unwrap().len(), 1);
     assert_eq!(together(&mut connection, &[]).unwrap(), []);
     connection.request(SET, 0, &[0], |_| {}).unwrap();

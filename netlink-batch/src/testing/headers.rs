@@ -43,7 +43,7 @@ fn read(text: &str, numbers: &mut BTreeMap<String, i64>) {
     // Enumerations use macros, and macros use enumerations.
     define(&macros, numbers);
     for block in code.join("\n").split("enum").skip(1) {
-        // What stands before the brace is a name; without one it is the use of a type.
+        // The text before the brace is a name; without a brace this is the use of a type.
         let Some((name, body)) = block.split_once('{') else { continue };
         if name.contains(';') {
             continue;

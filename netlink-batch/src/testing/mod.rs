@@ -64,7 +64,7 @@ fn put_tree(bytes: &[u8], but: &[u16], depth: usize, text: &mut String) {
     }
 }
 
-/// What a simulated kernel answers to one message.
+/// Answer of a simulated kernel to one message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// Success; acknowledged if the request asked for it.
@@ -112,7 +112,7 @@ pub struct Faults {
     pub lost: u32,
     /// Never send the end of a dump.
     pub lose_end: bool,
-    /// Send nothing but messages that answer something else, for ever.
+    /// Send nothing but messages that answer something else, without end.
     pub flood: bool,
     /// Send stale and foreign messages before each true answer.
     pub noise: bool,
