@@ -7,9 +7,9 @@ use std::{fs, io};
 /// Lines that start with `#` say how it was captured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capture {
-    /// What the program sent.
+    /// Datagrams that the program sent.
     pub sent: Vec<Vec<u8>>,
-    /// What it received.
+    /// Datagrams that the program received.
     pub received: Vec<Vec<u8>>,
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use flate2::read::GzDecoder;
 
-/// What the archive's format counts in.
+/// Size of a block in the archive's format, in bytes.
 const BLOCK: usize = 512;
 
 /// All of a target's inputs: those of the folder `fuzz/corpus/TARGET`, then those of `fuzz/corpus/TARGET.tar.gz`.
@@ -74,7 +74,7 @@ mod tests {
 
     use super::members;
 
-    /// What the field's own tool writes is read, and every archive cut short is refused.
+    /// An archive of the tool `tar` is read, and every archive cut short is refused.
     #[test]
     fn archives_of_tar_are_read() {
         let folder = std::env::temp_dir().join(format!("testkit-corpus-{}", std::process::id()));

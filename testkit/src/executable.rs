@@ -1,4 +1,4 @@
-//! A program that any user may start, in whatever folder it lies.
+//! A program that any user may start, even from a folder that only its owner may enter.
 
 use std::fs::{self, File};
 use std::io;
@@ -54,7 +54,7 @@ mod tests {
 
     use super::*;
 
-    /// Behind another program, and, for root, as somebody who may not enter the folder.
+    /// Starts through another program, and, for root, as a user who may not enter the folder.
     #[test]
     fn everybody_may_start_it() {
         use std::os::unix::fs::MetadataExt as _;

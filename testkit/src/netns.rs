@@ -54,7 +54,7 @@ impl NetnsGuard {
 impl Drop for NetnsGuard {
     fn drop(&mut self) {
         let back = setns(&self.previous, CloneFlags::CLONE_NEWNET);
-        // Otherwise whatever runs next on this thread would work on the wrong namespace.
+        // Otherwise the next code on this thread would work on the wrong namespace.
         assert!(back.is_ok() || thread::panicking(), "cannot return to the previous network namespace: {back:?}");
     }
 }

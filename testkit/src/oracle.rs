@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// A tool that takes longer than this is killed. Emulated machines are slow; a large restore takes ten seconds there.
 pub const TIME_LIMIT: Duration = Duration::from_secs(120);
 
-/// What a tool printed. Bytes that are not UTF-8 are replaced.
+/// Output of a tool. Bytes that are not UTF-8 are replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Output {
@@ -46,7 +46,7 @@ pub struct Error {
 }
 
 impl Error {
-    /// What kind of failure it was.
+    /// Kind of the failure.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
@@ -56,7 +56,7 @@ impl Error {
         self.exit_code
     }
 
-    /// What the program printed on standard error, trimmed.
+    /// Text that the program printed on standard error, trimmed.
     pub fn detail(&self) -> &str {
         &self.detail
     }
@@ -140,7 +140,7 @@ fn collect(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
-            // What came before an error is still worth showing.
+            // Output before an error is still worth showing.
             pipe.read_to_end(&mut bytes).unwrap_or_default();
         }
         String::from_utf8_lossy(&bytes).into_owned()
@@ -165,7 +165,7 @@ fn wait(child: &mut Child) -> io::Result<Option<ExitStatus>> {
     }
 }
 
-/// Which of the two implementations of iptables.
+/// Implementation of iptables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     /// `iptables-legacy`: the kernel's `ip_tables`.
@@ -174,7 +174,7 @@ pub enum Backend {
     Nft,
 }
 
-/// Which of the two Internet protocols.
+/// Internet protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// `iptables`.

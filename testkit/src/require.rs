@@ -54,7 +54,7 @@ pub enum Need {
     Kernel(u32, u32),
 }
 
-/// What a service proxy in IPVS mode takes: its device, virtual servers with the scheduler `rr`, the types of its sets, and
+/// Needs of a service proxy in IPVS mode: its device, virtual servers with the scheduler `rr`, the types of its sets, and
 /// rules.
 pub const PROXY: &[Need] = &[
     Need::Root,

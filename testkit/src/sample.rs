@@ -1,4 +1,4 @@
-//! Which cases of a long list a run takes.
+//! Samples of a long list of cases, by the run's seed.
 
 use std::env;
 
@@ -13,7 +13,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// What the environment asks for: every case when `PROXIER_SCENARIOS` is `all`, else a part.
+    /// The sample that the environment sets: every case when `PROXIER_SCENARIOS` is `all`, else a part.
     pub fn asked_for() -> Self {
         let all = env::var("PROXIER_SCENARIOS").is_ok_and(|which| which == "all");
         let seed = env::var("PROPTEST_RNG_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);

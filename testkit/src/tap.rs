@@ -59,7 +59,7 @@ impl NetlinkTap {
     /// The messages since the last call that change something, or may: `ipset ADD`, `IPVS NEW_DEST`, `nf_tables 6`,
     /// `rtnetlink 20`, in their order. Messages that only ask are not among them.
     pub fn writes(&self) -> Vec<String> {
-        // What was sent before this call is in the buffer by now, and read within the timeout.
+        // Messages sent before this call are in the buffer by now, and read within the timeout.
         thread::sleep(Duration::from_millis(200));
         std::mem::take(&mut *self.writes.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -92,7 +92,7 @@ fn listen(fd: &OwnedFd, writes: &Mutex<Vec<String>>, stop: &AtomicBool) {
     }
 }
 
-/// What the messages of one send write.
+/// Writes in the messages of one send.
 fn writes_in(protocol: u16, mut datagram: &[u8]) -> Vec<String> {
     let mut found = Vec::new();
     while let Some((header, _)) = datagram.split_first_chunk::<16>() {
@@ -107,7 +107,7 @@ fn writes_in(protocol: u16, mut datagram: &[u8]) -> Vec<String> {
     found
 }
 
-/// What a message writes; `None` if it only asks.
+/// The write that a message makes, as text; `None` if it only asks.
 fn write(protocol: u16, kind: u16, payload: &[u8]) -> Option<String> {
     let command = payload.first().copied().unwrap_or_default();
     match protocol {

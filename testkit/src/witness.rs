@@ -36,7 +36,7 @@ impl Transport {
     pub const ALL: [Transport; 3] = [Transport::Tcp, Transport::Udp, Transport::Sctp];
 }
 
-/// What a server has answered.
+/// Answer of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Answer {
@@ -228,7 +228,7 @@ impl Conversation {
     /// As [`Conversation::open`], from this port; 0 lets the kernel choose one.
     ///
     /// # Errors
-    /// Those of [`Conversation::open`], and when the port is taken.
+    /// As [`Conversation::open`], and when the port is taken.
     pub fn open_from_port(
         transport: Transport,
         from: Option<IpAddr>,

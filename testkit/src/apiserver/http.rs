@@ -4,7 +4,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// What a client asked.
+/// A client's request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     /// `GET`, `POST`, …
@@ -13,7 +13,7 @@ pub struct Request {
     pub path: String,
     /// Decoded.
     pub query: Vec<(String, String)>,
-    /// What came after `Authorization: Bearer `.
+    /// Token in the header `Authorization: Bearer `.
     pub token: Option<String>,
     /// The body, as text.
     pub body: String,

@@ -1,6 +1,6 @@
 //! A stand-in for an API server: lists in pages, watches, and every way they go wrong.
 //!
-//! It speaks plain HTTP on a loopback address, knows Services, EndpointSlices and Nodes, ServiceCIDRs if told so, and takes Events. It answers
+//! The server speaks plain HTTP on a loopback address, knows Services, EndpointSlices and Nodes, ServiceCIDRs if told so, and takes Events. It answers
 //! as a real one does; the recorded answers it is compared with are in [`recorded`]. What goes wrong is asked for by
 //! the test: [`ApiServer::fail_next`], [`ApiServer::cut_watches`], [`ApiServer::compact`], [`ApiServer::outage`],
 //! [`ApiServer::send_raw`].
@@ -16,7 +16,7 @@
 //!
 //! With the feature `tls`, [`tls`] puts TLS in front of it, with authorities, client certificates and all.
 //!
-//! What it does not do: check objects, namespaces in paths (but for Events), writes other than of Events.
+//! Limits: objects are not checked, paths have no namespaces (but for Events), and nothing but Events can be written.
 
 #![expect(clippy::panic, clippy::expect_used, reason = "a test's own mistake ends the test")]
 
@@ -100,7 +100,7 @@ struct State {
     version: u64,
     compacted: u64,
     resources: BTreeMap<&'static str, Resource>,
-    /// What is left of lists in pages, by continue token.
+    /// Rest of each list in pages, by continue token.
     pages: BTreeMap<String, (u64, VecDeque<Arc<str>>)>,
     watches: Vec<Watch>,
     faults: Vec<(&'static str, bool, Fault)>,
@@ -127,13 +127,13 @@ pub enum ServiceCidrs {
     /// None, as before Kubernetes 1.31: 404. Default.
     #[default]
     None,
-    /// Those of `networking.k8s.io/v1beta1` only.
+    /// ServiceCIDRs of `networking.k8s.io/v1beta1` only.
     V1beta1,
-    /// Those of `networking.k8s.io/v1`.
+    /// ServiceCIDRs of `networking.k8s.io/v1`.
     V1,
 }
 
-/// What is asked for in a fault: lists or watches.
+/// Kind of request that a fault applies to: lists or watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// Lists.
@@ -334,7 +334,7 @@ impl ApiServer {
         }
     }
 
-    /// Sends a line to the watches of a resource, whatever it says.
+    /// Sends a line of any content to the watches of a resource.
     pub fn send_raw(&self, resource: &str, text: &str) {
         let mut state = lock(&self.state);
         let send = |watch: &Watch| watch.to.send(ToWatch::Line(format!("{text}\n"))).is_ok();
@@ -449,7 +449,7 @@ impl State {
         Some(self.faults.remove(at).2)
     }
 
-    /// A list or a page of one. Version 0 means "whatever is at hand", and then a limit does not count.
+    /// A list or a page of one. Version 0 means "the version at hand", and then a limit does not count.
     fn list(&mut self, kind: Kind, request: &Request) -> Result<String, u16> {
         let selector = selector(request);
         let limit = request.parameter("limit").and_then(|text| text.parse::<usize>().ok()).filter(|limit| *limit > 0);

@@ -68,7 +68,7 @@ fn failures_are_those_of_a_real_server() {
     assert_eq!(get(&server, "/api/v1/services"), expected(recorded::UNAUTHORIZED));
 }
 
-/// What happened to the recorded Services, done again: the watch says the same.
+/// The changes of the recorded Services, repeated: the watch sends the recorded events.
 #[test]
 fn watches_are_those_of_a_real_server() {
     let recorded: Vec<Value> = recorded::WATCH_SERVICES.lines().map(parse).collect();
@@ -140,7 +140,7 @@ fn a_server_that_is_away_answers_nobody_until_it_is_back() {
     watch.read_exact(&mut first).unwrap();
     server.outage(true);
     let mut rest = Vec::new();
-    // It ends, in good order or not.
+    // The watch ends, in good order or not.
     drop(watch.read_to_end(&mut rest));
     let mut stream = TcpStream::connect(server.address).unwrap();
     // The server may have closed it already.
