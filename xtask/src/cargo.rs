@@ -10,7 +10,7 @@ fn path() -> OsString {
 
 /// A run of cargo in the environment that a person has who types it.
 ///
-/// `cargo run` tells this program about its package (`CARGO_PKG_NAME` and others). Some build scripts (ring's) build anew
+/// `cargo run` tells this program about its package (`CARGO_PKG_NAME` and others). Some build scripts (ring's) build again
 /// when these variables change, and with them everything that depends on them: once for us, once for a person.
 pub(crate) fn command() -> Command {
     as_typed(Command::new(path()))

@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::process::ExitCode;
 
-/// What went wrong, in one line a person can act on.
+/// An error, in one line a person can act on.
 ///
 /// The cause is only in [`source`](StdError::source); `main` prints the whole chain.
 #[derive(Debug)]

@@ -81,7 +81,7 @@ pub(crate) struct Kernel {
     pub(crate) release: String,
     /// The bootable image.
     pub(crate) image: PathBuf,
-    /// What `/lib/modules/RELEASE` is to hold: modules, not compressed, with their dependency index.
+    /// Content for `/lib/modules/RELEASE`: modules, not compressed, with their dependency index.
     pub(crate) modules: PathBuf,
 }
 

@@ -40,7 +40,7 @@ Usage: cargo xtask COMMAND [OPTIONS]
 cargo xtask COMMAND --help says more. Exit codes: 0 done, 2 bad usage, 125 the command could not do its work.
 ";
 
-/// What a command does with its arguments.
+/// Function of a command, with the arguments behind its name.
 type Main = fn(&[OsString]) -> Result<ExitCode>;
 
 fn main() -> ExitCode {

@@ -1,4 +1,4 @@
-//! Which test ran where, and how it ended.
+//! Results of tests: where each ran, and how it ended.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -180,7 +180,7 @@ impl Report {
     }
 }
 
-/// What is known about one run of one test program.
+/// Output of one run of one test program, as far as it has come.
 #[derive(Debug)]
 pub(crate) struct ProgramRun {
     announced: usize,

@@ -12,7 +12,7 @@ use crate::error::{Context as _, Error, Result};
 /// A program, by name or full path, and the Debian package that has it.
 type Tool = (&'static str, &'static str);
 
-/// What it takes to fetch a kernel and boot it.
+/// Tools to fetch a kernel and boot it.
 pub(crate) const MACHINE: &[Tool] = &[
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
@@ -24,7 +24,7 @@ pub(crate) const MACHINE: &[Tool] = &[
     ("dpkg-deb", "dpkg"),
 ];
 
-/// What the tests compare with.
+/// Tools that the tests compare with.
 pub(crate) const ORACLES: &[Tool] = &[
     ("ip", "iproute2"),
     ("ipvsadm", "ipvsadm"),
@@ -36,10 +36,10 @@ pub(crate) const ORACLES: &[Tool] = &[
     ("haproxy", "haproxy"),
 ];
 
-/// What shows the status page to one test, which is skipped without it.
+/// Browser that shows the status page to one test, which is skipped without it.
 pub(crate) const BROWSER: &[Tool] = &[("chromium", "chromium")];
 
-/// What the demo asks and compares with.
+/// Tools of the demo.
 pub(crate) const DEMO: &[Tool] = &[
     ("ip", "iproute2"),
     ("ipvsadm", "ipvsadm"),
@@ -50,7 +50,7 @@ pub(crate) const DEMO: &[Tool] = &[
     ("/usr/bin/python3", "python3-minimal"),
 ];
 
-/// What counts instructions.
+/// Tools that count instructions.
 pub(crate) const COUNTERS: &[Tool] = &[("valgrind", "valgrind")];
 
 /// `PATH` with the folders of system programs, which an ordinary user's lacks.

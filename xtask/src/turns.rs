@@ -1,9 +1,9 @@
-//! What a run does a part of, another one each time.
+//! Turns: a run does a part of its work, another part each time.
 
 use std::ffi::{OsStr, OsString};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What proptest takes as the start of its random numbers, and samples go by.
+/// Variable with the start of proptest's random numbers, which also selects samples.
 pub(crate) const SEED: &str = "PROPTEST_RNG_SEED";
 
 /// The environment's seed, else one of this moment.

@@ -1,4 +1,4 @@
-//! What `.ci/run` does with steps that pass, fail and come too late; the programs it calls are stand-ins.
+//! Behaviour of `.ci/run` with steps that pass, fail and come too late; the programs it calls are stand-ins.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
 use std::collections::BTreeMap;

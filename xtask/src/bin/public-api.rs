@@ -1,6 +1,6 @@
 //! Prints the public API that a file of rustdoc's JSON describes, an item a line: `public-api FILE`.
 //!
-//! Of derived implementations only the line `impl TRAIT for TYPE` is printed, of blanket and automatic ones nothing.
+//! Derived implementations print only as the line `impl TRAIT for TYPE`; blanket and automatic ones do not print.
 
 use std::collections::HashSet;
 use std::error::Error;

@@ -34,7 +34,7 @@ pub(super) const LIST: &str = "public-api.txt";
 /// The exit code when there is no list for this compiler.
 const NOT_CHECKED: u8 = 3;
 
-/// What the first line of a list begins with; the compiler's version follows.
+/// First words of a list of the public API; the compiler's version follows.
 const HEAD: &str = "# Public API with all features, made by `cargo xtask api --bless` with rustc ";
 
 pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
@@ -137,7 +137,7 @@ fn lister(root: &Path) -> Result<PathBuf> {
 /// Writes rustdoc's JSON of all libraries; gives the folder.
 ///
 /// Only rustdoc is told to allow unstable options (`RUSTC_BOOTSTRAP`): with that variable in its environment, cargo would
-/// build the dependencies anew.
+/// build the dependencies again.
 fn document(root: &Path, lister: &Path) -> Result<PathBuf> {
     let target = lister.ancestors().nth(2).ok_or_else(|| Error::new("no folder for what cargo builds"))?;
     let script = target.join("rustdoc-unstable");

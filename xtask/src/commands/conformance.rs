@@ -33,7 +33,7 @@ Exit codes: 0 all tests that ran passed, 1 some failed, 2 bad usage, 125 the tes
 
 /// The names of the groups of tests that are about Services (test/e2e/network of Kubernetes 1.28 to 1.36).
 const FOCUS: &str = r"\[sig-network\].*(Services|LoadBalancers|Conntrack|KubeProxy|Networking Granular Checks|HostPort|Traffic Distribution|Topology Hints|EndpointSlice|Endpoints|Service endpoints latency|Pod Lifecycle|CVE-2021-29923|DualStack|[Dd]ual.stack)";
-/// What no proxy can pass everywhere: tests that Kubernetes itself does not rely on, and SCTP, whose module many kernels lack.
+/// Tests that no proxy can pass everywhere: those that Kubernetes itself does not rely on, and SCTP, whose module many kernels lack.
 const NEVER: &str = r"SCTP|\[Flaky\]|\[Deprecated\]";
 /// Only with `--load-balancer`, and only with `--disruptive`.
 const LOAD_BALANCER: &str = r"LoadBalancers|\[Feature:LoadBalancer\]";
@@ -100,7 +100,7 @@ fn run(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(report.count(Outcome::Failed) > 0)))
 }
 
-/// What `e2e.test --version` says.
+/// Release that `e2e.test --version` prints.
 fn release(program: &Path) -> Result<String> {
     let output = Command::new(program)
         .arg("--version")
@@ -211,7 +211,7 @@ impl Test {
     }
 }
 
-/// What a report of Ginkgo (`types.Report` of its version 2) says about the tests that were chosen.
+/// Results of the chosen tests in a report of Ginkgo (`types.Report` of its version 2).
 #[derive(Debug)]
 struct Report {
     tests: Vec<Test>,
@@ -228,7 +228,7 @@ impl Report {
             let message = spec["Failure"]["Message"].as_str().unwrap_or_default();
             let result = match state {
                 "passed" => Outcome::Passed,
-                // What the expressions leave out is skipped without a word.
+                // Tests that the expressions leave out are skipped without a message.
                 "skipped" if message.is_empty() => continue,
                 "pending" => continue,
                 "skipped" => Outcome::Skipped,

@@ -49,7 +49,7 @@ fn has_word(text: &str, word: &str) -> bool {
     })
 }
 
-/// What a user calls, of a list of the public API.
+/// Functions that a user calls, in a list of the public API.
 fn functions(list: &str) -> BTreeSet<Function> {
     let mut found = BTreeSet::new();
     let mut flags = BTreeSet::new();
@@ -72,7 +72,7 @@ fn functions(list: &str) -> BTreeSet<Function> {
     found
 }
 
-/// What the macro `bitflags!` makes for a type.
+/// Functions that the macro `bitflags!` makes for a type.
 const OF_BITFLAGS: &[&str] = &[
     "all",
     "all_named",

@@ -181,7 +181,7 @@ impl Shard {
     }
 }
 
-/// What became of the changes of a part.
+/// Outcome of the changes of a part.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Outcome {
     caught: usize,
@@ -192,7 +192,7 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// Of those that compile.
+    /// Number of changes that compile.
     fn viable(&self) -> usize {
         self.caught + self.hung + self.missed.len()
     }
@@ -323,7 +323,7 @@ fn outcome(folder: &Path) -> Result<Outcome> {
     })
 }
 
-/// What the last run left to look at; nothing where there was none.
+/// Changes that the tests of the last run missed or that made them hang; empty where there was no run.
 fn survivors(folder: &Path) -> Result<Vec<String>> {
     if !folder.join("mutants.out").is_dir() {
         return Ok(Vec::new());
@@ -331,7 +331,7 @@ fn survivors(folder: &Path) -> Result<Vec<String>> {
     Ok([lines(folder, "missed.txt")?, lines(folder, "timeout.txt")?].concat())
 }
 
-/// A regular expression for a change's name, `FILE:LINE:COLUMN: WHAT`, in whatever line it is by now.
+/// A regular expression for a change's name, `FILE:LINE:COLUMN: WHAT`, at any line.
 fn pattern(name: &str) -> String {
     let mut parts = name.splitn(4, ':');
     let (file, what) = (parts.next().unwrap_or_default(), parts.nth(2).unwrap_or_default());

@@ -24,13 +24,13 @@ other packages. Then checks a crate outside this repository that depends on all 
 published, when a package lacks a file, or when a name leads to a crate of somebody else. Needs no network.
 ";
 
-/// What every package has besides its code.
+/// Files of every package besides its code.
 const FILES: [&str; 5] = ["Cargo.toml", "README.md", "CHANGELOG.md", "LICENSE-MIT", "LICENSE-APACHE"];
 
-/// What no package has: these need other crates, network namespaces, or recorded data.
+/// Files of no package: they need other crates, network namespaces, or recorded data.
 const LEFT_OUT: [&str; 3] = ["tests", "public-api.txt", "clippy.toml"];
 
-/// What the crate outside says. One item of each library, so that each is linked.
+/// Code of the crate outside: one item of each library, so that each is linked.
 const AGENT: &str = "\
 //! A crate of another repository.
 
@@ -97,7 +97,7 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What cargo says of this workspace.
+/// Cargo's metadata of this workspace.
 fn metadata(root: &Path) -> Result<Value> {
     let output = cargo::command()
         .current_dir(root)
@@ -177,7 +177,7 @@ fn unpack(package: &Path, into: &Path) -> Result<()> {
     Err(Error::new(format!("cannot unpack {}", package.display())))
 }
 
-/// What a package has too much or too little.
+/// Files that a package lacks, or has too much.
 fn missing_files(name: &str, folder: &Path) -> Vec<String> {
     // Neither of them a link, which would lead nowhere.
     let is_file = |file: &str| fs::symlink_metadata(folder.join(file)).is_ok_and(|found| found.is_file());
@@ -207,7 +207,7 @@ fn manifest_of_agent(root: &Path) -> String {
     text
 }
 
-/// Our names in a lock file with a source: those are crates of somebody else.
+/// Our names in a lock file with a source: those are crates of another registry or repository.
 fn foreign(lock: &str) -> Vec<String> {
     let value = |block: &str, key: &str| {
         let line = block.lines().find_map(|line| line.strip_prefix(key)?.trim_start().strip_prefix('='))?;

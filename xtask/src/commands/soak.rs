@@ -152,7 +152,7 @@ const INCONCLUSIVE: u8 = 3;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Processors {
     all: u64,
-    /// What the hypervisor gave to others while something here wanted to run.
+    /// Ticks that the hypervisor gave to others while something here wanted to run.
     stolen: u64,
 }
 
@@ -178,7 +178,7 @@ impl Processors {
 }
 
 impl Options {
-    /// What runs in the machine.
+    /// Command line of the soak in the machine.
     fn command(&self, program: &Path, proxy: &Path, results: &Path, commit: &str) -> Vec<OsString> {
         let clock = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let seed = self.seed.unwrap_or_else(|| clock().map_or(1, |time| u64::from(time.subsec_nanos())));

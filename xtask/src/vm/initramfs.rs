@@ -8,7 +8,7 @@ use crate::error::{Context as _, Error, Result};
 use crate::kernel::Kernel;
 use crate::tools;
 
-/// What it takes to reach the host's root file system and to talk over serial ports.
+/// Modules to reach the host's root file system and to talk over serial ports.
 const MODULES: [&str; 5] = ["virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay"];
 
 /// Builds the archive. `stage2` and `command` are shell scripts that run on the host's file system.

@@ -28,10 +28,10 @@ use crate::tools;
 /// After the exit code has arrived, the machine has this long to power off.
 const POWER_OFF_LIMIT: Duration = Duration::from_secs(10);
 
-/// A machine to run commands in; each run boots anew.
+/// A machine to run commands in; it boots for each run.
 #[derive(Clone, Debug)]
 pub(crate) struct Vm {
-    /// What it boots.
+    /// Kernel that it boots.
     pub(crate) kernel: Kernel,
     /// Memory in MiB. What the command writes to files lies in it too.
     pub(crate) memory: u32,
@@ -83,7 +83,7 @@ impl Outcome {
 /// and copy (`rep movsb`, which goes byte by byte).
 const EMULATED_CPU: &str = "max,-erms,-la57,-smap,-smep";
 
-/// What an emulated machine boots with besides: no defences against what an emulated processor does not do, no clearing of pages
+/// Further boot parameters of an emulated machine: no defences against what an emulated processor does not do, no clearing of pages
 /// that are overwritten anyway. The kernel distrusts the emulated time stamp counter without reason and falls back to a clock that
 /// makes every program half as fast, hence `tsc=reliable` too.
 const EMULATED_BOOT: &str = " mitigations=off init_on_alloc=0 audit=0";

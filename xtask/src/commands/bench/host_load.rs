@@ -1,4 +1,4 @@
-//! What a virtual machine cannot see: how busy the machine is that emulates it.
+//! Load of this machine, which a virtual machine that it emulates cannot see.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,8 +11,8 @@ use crate::error::{Context as _, Result};
 /// How old what the file says may be. The kernel computes its averages every five seconds.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// A folder with a file that holds this machine's load average over a minute and its number of processors, written anew
-/// all the time until this is dropped.
+/// A folder with a file that holds this machine's load average over a minute and its number of processors, written again
+/// every two seconds until this is dropped.
 #[derive(Debug)]
 pub(in crate::commands) struct HostLoad {
     folder: PathBuf,

@@ -85,7 +85,7 @@ const BENCHES: [(&str, Place); 18] = [
     ("versus-iptables", Place::Machine),
 ];
 
-/// What the benches are started with besides their name.
+/// Length of the benches' runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Full,
@@ -128,7 +128,7 @@ impl Options {
         format!("cargo xtask bench {name}{kernel}{quick} --rounds {}", self.rounds())
     }
 
-    /// What the benches' program is started with.
+    /// Command line of the benches' program.
     fn arguments(&self, program: &Path, name: &str, place: Place, results: &Path) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = vec![program.into(), name.into()];
         arguments.extend(["--rounds".into(), self.rounds().to_string().into()]);

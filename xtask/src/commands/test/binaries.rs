@@ -47,7 +47,7 @@ impl Binary {
     }
 }
 
-/// Which crates, as cargo's arguments.
+/// Selection of crates, as cargo's arguments.
 pub(super) fn selection(crates: &[String]) -> Vec<String> {
     if crates.is_empty() {
         vec!["--workspace".to_owned()]
@@ -56,7 +56,7 @@ pub(super) fn selection(crates: &[String]) -> Vec<String> {
     }
 }
 
-/// What a build has left.
+/// Programs that a build has made.
 #[derive(Debug, Default)]
 pub(crate) struct Built {
     /// The test programs, in the order of their names.

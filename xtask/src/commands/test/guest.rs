@@ -43,20 +43,20 @@ struct Part<'a> {
     left_out: Vec<String>,
 }
 
-/// What decides which tests run.
+/// Rules for the tests that run on a further kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Selection<'a> {
-    /// Which of those that passed on a kernel before are repeated.
+    /// Turns by which tests that passed on a kernel before are repeated.
     pub(super) repeats: Turns,
-    /// Those that take long, which run by the same turns.
+    /// Slow tests, which run by the same turns.
     pub(super) slow: &'a Slow,
 }
 
-/// Of the tests that passed on one real kernel, one in so many runs again on each further one. An emulated kernel takes ten times
-/// as long for a test as this machine's own: what cannot run here always runs there, and what can is repeated by turns.
+/// Repeats on a further kernel: one in so many of the tests that passed on a real kernel. An emulated kernel takes ten times as long for a
+/// test as this machine's own: a test that cannot run here always runs there, one that can is repeated by turns.
 const AGAIN: u64 = 4;
 
-/// What took twice as long as this is repeated half as often, and so on, so that a few long tests do not take most of the time.
+/// Duration of a short test. A test of twice that is repeated half as often, and so on, so that a few long tests do not take most of the time.
 const SHORT: Duration = Duration::from_secs(2);
 
 fn is_turn(test: &str, took: Duration, turns: Turns) -> bool {
@@ -247,7 +247,7 @@ fn collect(lines: &Receiver<Line>, parts: &[Part<'_>], machines: usize) -> Vec<P
 struct Lines {
     machine: usize,
     partial: Vec<u8>,
-    /// What a program has printed so far, where machines that run at the same time would mix their lines. `None`: lines are
+    /// Output of a program so far, where machines that run at the same time would mix their lines. `None`: lines are
     /// printed as they come.
     held: Option<String>,
     sender: Sender<Line>,

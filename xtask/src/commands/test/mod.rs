@@ -53,7 +53,7 @@ The last line is `N passed, N failed, N skipped`; skipped are those that ran now
 /// How much runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Extent {
-    /// What passed on one kernel is repeated on others by turns; scenarios are samples.
+    /// Tests that passed on one kernel are repeated on others by turns; scenarios are samples.
     ByTurns,
     /// Every test on every kernel.
     Every,
@@ -174,7 +174,7 @@ fn on_kernels<'a>(options: &Options, binaries: &[&'a Binary]) -> Vec<(Series, Ve
     everything.chain(some).collect()
 }
 
-/// What all test programs are started with, here and on real kernels.
+/// Filter, seed and amount of the tests, for all test programs, here and on real kernels.
 #[derive(Debug)]
 struct Runs {
     filter: Option<String>,
@@ -182,7 +182,7 @@ struct Runs {
     all_scenarios: bool,
 }
 
-/// What tests are told through the environment, besides the seed: how much to do.
+/// Environment variables that set how much the tests do.
 const SCENARIOS: &str = "PROXIER_SCENARIOS";
 const KILLS: &str = "TRAFFIC_KILLS";
 const PASSED_ON: [&str; 6] =

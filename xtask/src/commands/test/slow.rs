@@ -1,4 +1,4 @@
-//! Which tests take long, as a run with `--record` found them: these run by turns.
+//! Slow tests, as a run with `--record` found them: these run by turns.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,10 +18,10 @@ const HEAD: &str = "\
 # test` runs each by turns: one that takes 40 s in one run of eight. Made by `cargo xtask test --record`.
 ";
 
-/// What takes less is not in the file, and always runs.
+/// Shortest time of a test in the file; shorter ones always run.
 const SHORT: Duration = Duration::from_secs(10);
 
-/// What a run spends on a test in the file, on average: one that takes so many times as long runs in one run of so many.
+/// Average time that a run spends on a test in the file: one that takes so many times as long runs in one run of so many.
 const SHARE: Duration = Duration::from_secs(5);
 
 /// Where a test runs.
@@ -47,7 +47,7 @@ impl Place {
 pub(super) struct Slow(BTreeMap<(Place, String, String), Duration>);
 
 impl Slow {
-    /// What the file in the repository says; nothing if there is none.
+    /// The file in the repository; empty if there is none.
     pub(super) fn read(root: &Path) -> Self {
         Self::parse(&fs::read_to_string(root.join(FILE)).unwrap_or_default())
     }
