@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use crate::Failure;
 use crate::cases::{SETUP_ONLY, Size};
 
-/// What one case came to.
+/// Counts of one case.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counted {
     pub(crate) instructions: u64,
@@ -34,7 +34,7 @@ pub(crate) fn count(what: &str, size: Size) -> Result<Counted, Failure> {
     }
 }
 
-/// What of a case is counted.
+/// Part of a case that is counted.
 #[derive(Clone, Copy, PartialEq)]
 enum Part {
     Setup,

@@ -28,7 +28,7 @@ pub(crate) struct Size {
     pub(crate) endpoints: u32,
 }
 
-/// What a case does, in words.
+/// Description of a case.
 pub(crate) fn words(what: &str) -> &'static str {
     match what {
         "full" => "compile, diff and plan everything",
@@ -134,7 +134,7 @@ fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<f64, Fail
                     }
                 }
             };
-            // What comes before the part that is measured.
+            // The steps before the measured part.
             for part in ["compile", "diff"].into_iter().take_while(|part| *part != what) {
                 step(part);
             }

@@ -5,7 +5,7 @@ use std::io::BufReader;
 
 use ipvs::proc::Connections;
 
-/// What the kernel prints of so many TCP connections.
+/// The kernel's list of so many TCP connections.
 pub(crate) fn text(number: u32) -> String {
     let mut text = String::from("Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData\n");
     for index in 0..number {

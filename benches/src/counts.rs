@@ -1,4 +1,4 @@
-//! What the pure parts cost in instructions and allocations, held against `counts.json`.
+//! Cost of the pure parts in instructions and allocations, held against `counts.json`.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -114,7 +114,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What each port takes of a pass.
+/// Time that each port takes of a pass.
 fn time_parts(node: &mut Node, services: u32, keys: &[SetKey]) -> Result<(), Failure> {
     let ports = node.kernel.ports();
     let start = Instant::now();

@@ -108,7 +108,7 @@ struct Scratch(PathBuf);
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // It may never have been made.
+        // The folder may never have been made.
         std::fs::remove_dir_all(&self.0).unwrap_or_default();
     }
 }

@@ -88,13 +88,13 @@ const NAT_HEAD: &str = "*nat
 -A KUBE-MARK-MASQ -j MARK --or-mark 0x00004000
 ";
 
-/// What a full sync restores.
+/// Input of iptables-restore for a full sync.
 pub(crate) fn full(services: u32, endpoints: u32) -> String {
     restore(services, |_| endpoints, 0..services)
 }
 
-/// What a partial sync restores after one Service has other endpoints: `KUBE-SERVICES` as a whole, and the chains of
-/// that Service.
+/// Input of iptables-restore for a partial sync, after one Service has other endpoints: `KUBE-SERVICES` as a whole, and the
+/// chains of that Service.
 pub(crate) fn change(services: u32, of: u32, endpoints: u32) -> String {
     restore(services, |_| endpoints, of..of + 1)
 }

@@ -1,4 +1,4 @@
-//! What a measurement was made on.
+//! Description of the machine that a measurement was made on.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -24,14 +24,14 @@ pub(crate) struct Machine {
     pub(crate) versions: BTreeMap<&'static str, String>,
 }
 
-/// What a virtual machine runs on, as far as it tells.
+/// The host of a virtual machine, as far as it is known.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Host {
     pub(crate) cpus: usize,
     pub(crate) load: [String; 2],
 }
 
-/// The name of a variable with a file that the host writes anew all the time: its load, and its number of processors.
+/// Name of the variable with a file that the host writes again and again: its load, and its number of processors.
 const HOST: &str = "BENCHES_HOST_LOAD";
 
 /// The host's load now, and its number of processors.

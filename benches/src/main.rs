@@ -39,7 +39,7 @@ mod world;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// What a bench can fail with.
+/// Error of a bench, of any kind.
 type Failure = Box<dyn std::error::Error>;
 
 const USAGE: &str = "usage: benches BENCH [--rounds N] [--out STEM] [--quick] [--smoke] [--command TEXT]

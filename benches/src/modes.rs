@@ -126,7 +126,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
         }
     }
     node.proxier.compact();
-    // What was in use until the last moment is given back after a grace period.
+    // Memory that was in use until the last moment is given back after a grace period.
     std::thread::sleep(Duration::from_millis(300));
     tell(MEMORY, services, "KiB", name, kernel_memory()? - kernel);
     tell(RESIDENT, services, "KiB", name, resident_kib()? - resident);

@@ -95,7 +95,7 @@ pub(crate) fn side(arguments: &[String]) -> Result<(), Failure> {
         ["nftables-fill", rest @ ..] => nftables_fill::side(rest)?,
         ["ipvs-snapshot", rest @ ..] => snapshot::side(rest)?,
         ["userspace", rest @ ..] => userspace::side(rest)?,
-        // These tell several figures each.
+        // Sides that report several figures each.
         ["drift", rest @ ..] => return drift::side(rest),
         ["end-to-end", rest @ ..] => return end_to_end::side(rest),
         ["library", rest @ ..] => return library::side(rest),

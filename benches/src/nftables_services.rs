@@ -118,7 +118,7 @@ struct Scratch(PathBuf);
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // It may never have been written.
+        // The file may never have been written.
         std::fs::remove_file(&self.0).unwrap_or_default();
     }
 }

@@ -1,4 +1,4 @@
-//! What a bench found: figures in groups, ratios held against goals, curves; kept as JSON, Markdown and SVG.
+//! Results of a bench: figures in groups, ratios held against goals, curves; kept as JSON, Markdown and SVG.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -35,7 +35,7 @@ struct Group {
     sides: Vec<Measured>,
 }
 
-/// What was measured of one way.
+/// Measurements of one way.
 #[derive(Debug, Default, Serialize)]
 struct Measured {
     name: String,
@@ -57,7 +57,7 @@ struct Ratio {
     reached: bool,
 }
 
-/// What a figure should be.
+/// Goal of a figure.
 #[derive(Clone, Copy)]
 pub(crate) enum Goal {
     AtMost(&'static str, f64),

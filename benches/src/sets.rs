@@ -1,4 +1,4 @@
-//! What this machine's own kernel can measure natively: sets, rules, and parsing.
+//! Measurements that this machine's own kernel can make natively: sets, rules, and parsing.
 
 use std::fmt::Write as _;
 use std::process::{Command, Stdio};

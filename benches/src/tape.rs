@@ -9,7 +9,7 @@ use ipvs::Transport;
 /// Answers by send.
 type Answers = Vec<Vec<Vec<u8>>>;
 
-/// What a fake kernel answered.
+/// Answers of a fake kernel.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tape {
     answers: Arc<Mutex<Answers>>,

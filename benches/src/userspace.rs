@@ -28,7 +28,7 @@ const HAPROXY: &str = "HAProxy";
 
 /// Connections that are open at the same time.
 const CLIENTS: usize = 8;
-/// What is written and read at once by client and server.
+/// Bytes that client and server write and read at once.
 const PIECE: usize = 256 << 10;
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
@@ -90,7 +90,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<Duration, Failure> {
     }
 }
 
-/// What relays. It ends when dropped.
+/// The relay that is measured. It ends when dropped.
 enum Way {
     Nothing,
     Ours { _relay: Relay },
@@ -109,7 +109,7 @@ impl Way {
                 let listener = TcpListener::bind(SERVICE)?;
                 thread::spawn(move || {
                     for client in listener.incoming().flatten() {
-                        // What is missing is seen by who counts.
+                        // Lost bytes are found by the side that counts them.
                         thread::spawn(move || drop(splice_all(&client)));
                     }
                 });

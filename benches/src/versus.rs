@@ -21,7 +21,7 @@ const SOFT: &str = "Of it in soft interrupts";
 pub(crate) const MEMORY: &str = "Kernel memory (Slab, VmallocUsed, Percpu)";
 const LIST: &str = "Reading the real connection list";
 const ENDPOINTS: u32 = 2;
-/// What took longer than this altogether, at one size, is not repeated.
+/// Time for all of a measurement at one size, above which it is not repeated.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(100);
 /// With more Services, restoring rules takes iptables-nft minutes.
 pub(crate) const NFT_LIMIT: u32 = 5_000;
@@ -157,7 +157,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
             tell(CHANGE, services, "ms", name, ms(restore(way, &text)?));
         }
     }
-    // What was in use until the last moment is given back after a grace period.
+    // Memory that was in use until the last moment is given back after a grace period.
     std::thread::sleep(Duration::from_millis(300));
     tell(MEMORY, services, "KiB", name, kernel_memory()? - memory);
     connect(&network, services, connections, name)?;

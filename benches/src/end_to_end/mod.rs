@@ -30,7 +30,7 @@ const SLOPE: &str = "Resident memory per endpoint beyond 1,000 x 10";
 
 const COLD: &str = "empty kernel";
 const WARM: &str = "everything there";
-/// What kind of start: rules by the programs of iptables; by one table of nf_tables; that, with no module loaded.
+/// Kind of start: rules by the programs of iptables; by one table of nf_tables; that, with no module loaded.
 const PROGRAMS: &str = "programs";
 const TABLE: &str = "ipvs.rules nftables";
 const BOOTED: &str = "ipvs.rules nftables, no module loaded";

@@ -24,9 +24,9 @@ const EVERY: Duration = Duration::from_millis(10);
 pub(super) struct Proxy {
     child: Child,
     pub(super) started: Instant,
-    /// What it writes to standard error, and when.
+    /// Lines of its standard error, with the time of each.
     lines: Receiver<(Instant, String)>,
-    /// What was read of it so far.
+    /// Lines read so far.
     pub(super) said: Vec<String>,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Memory {
     pub(super) resident: f64,
     /// The most that it ever was.
     pub(super) peak: f64,
-    /// What it shares with others counted in part.
+    /// Proportional set size: pages shared with other processes count in part.
     pub(super) proportional: f64,
     /// Without pages of files: heap and stacks.
     pub(super) anonymous: f64,
@@ -88,7 +88,7 @@ impl Proxy {
         }
     }
 
-    /// What it has said since it was last asked.
+    /// Lines since the last call.
     pub(super) fn heard(&mut self) -> Vec<String> {
         let lines: Vec<String> = self.lines.try_iter().map(|(_, line)| line).collect();
         self.said.extend(lines.iter().cloned());

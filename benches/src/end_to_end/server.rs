@@ -14,7 +14,7 @@ use crate::Failure;
 /// How often a real server tells its watches where they are.
 const BOOKMARKS: Duration = Duration::from_secs(60);
 
-/// What every process of the machine reads the same clock by.
+/// The clock that every process of the machine reads alike.
 pub(super) fn monotonic() -> Result<Duration, Failure> {
     Ok(clock_gettime(ClockId::CLOCK_MONOTONIC)?.into())
 }

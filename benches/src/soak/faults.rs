@@ -1,6 +1,6 @@
-//! Faults of the API server, of the process and of the host, and what others do to the kernel's tables.
+//! Faults of the API server, of the process and of the host, and foreign changes of the kernel's tables.
 //!
-//! They are dealt from a deck, so that each kind occurs before one is repeated; the seed decides order and details.
+//! Faults are dealt from a deck, so that each kind occurs before one is repeated; the seed decides order and details.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -71,7 +71,7 @@ const IPVS_CHAINS: &[(&str, &str)] = &[
     ("filter", "KUBE-SOURCE-RANGES-FIREWALL"),
 ];
 
-/// Those of iptables mode.
+/// Tables and chains of iptables mode.
 const IPTABLES_CHAINS: &[(&str, &str)] = &[
     ("nat", "KUBE-SERVICES"),
     ("nat", "KUBE-NODEPORTS"),
@@ -81,10 +81,10 @@ const IPTABLES_CHAINS: &[(&str, &str)] = &[
     ("filter", "KUBE-PROXY-FIREWALL"),
 ];
 
-/// What a change of mode is called.
+/// Name of a change of mode.
 const CHANGE: &str = "the mode changed";
 
-/// Those of every mode.
+/// Faults of every mode.
 const GENERAL: [Kind; 12] = [
     Kind::Kill,
     Kind::Stop,
@@ -100,7 +100,7 @@ const GENERAL: [Kind; 12] = [
     Kind::Flapping,
 ];
 
-/// What others do to the tables of a mode.
+/// Foreign changes of the tables of a mode.
 fn edits(mode: Mode) -> &'static [Kind] {
     match mode {
         Mode::Ipvs => &[
@@ -224,11 +224,11 @@ impl Faults {
                 if self.log.now() > next {
                     let to = if mode == main { turns.next() } else { Some(main) };
                     if let Some(to) = to {
-                        // What was broken in the old mode is nobody's business in the new one.
+                        // Let the proxy repair the old mode's tables first: the new mode does not look at them.
                         wait_for(&mut repairs);
                         failed.extend(self.change_mode(to).err().map(|error| format!("change to {to} mode: {error}")));
                         next = self.log.now() + to.stays(main, self.every);
-                        // The general ones go on; those of a mode are dealt anew.
+                        // The general faults stay in the deck; those of a mode are dealt again.
                         deck.retain(|kind| GENERAL.contains(kind));
                         deck.extend(edits(to));
                         self.random.shuffle(&mut deck);
@@ -520,7 +520,7 @@ impl Faults {
         };
         let window = self.log.open(kind.name(), scope, Some(self.repair));
         if let Err(error) = tool(&line) {
-            // Missing, since somebody has broken it before.
+            // An earlier fault has deleted it.
             self.log.close(window);
             return Ok(format!("{line}: {error}"));
         }
@@ -549,7 +549,7 @@ impl Faults {
 
     /// Others edit the table of nftables mode.
     fn edit_table(&mut self, kind: Kind, repairs: &mut Vec<JoinHandle<()>>) -> Result<String, Failure> {
-        // What is away cannot be edited.
+        // Missing objects cannot be edited.
         wait_for(repairs);
         let place = self.place()?;
         let ip = place.ip();

@@ -15,10 +15,10 @@ use crate::Failure;
 pub(super) const NODE_PORT_NETWORKS: &str = "192.0.2.0/24,2001:db8:1::/64";
 /// The networks of pods.
 pub(super) const CLUSTER_CIDR: &str = "10.244.0.0/15,fd00:244::/32";
-/// Somebody else's address on the node, outside of the networks of node ports.
+/// Foreign address on the node, outside of the networks of node ports.
 pub(super) const FOREIGN: &str = "172.31.0.9";
 
-/// Where somebody else's rules lead to a pod.
+/// Port from which foreign rules lead to a pod.
 pub(super) const FOREIGN_PORT: u16 = 8_000;
 
 /// Whether this kernel has IPVS.
@@ -75,7 +75,7 @@ pub(super) fn client(family: Family, stranger: bool) -> IpAddr {
 impl Ground {
     /// A node for this thread and the threads and processes it starts.
     pub(super) fn new(backend: Backend) -> Result<Self, Failure> {
-        // Where modules can be loaded; whatever is missing then shows below.
+        // Loads the modules where that is possible; a missing one shows below.
         for module in ["nf_conntrack", "ip_vs"] {
             tool(&format!("modprobe {module}")).map_or_else(drop, drop);
         }
@@ -142,7 +142,7 @@ fn serve(namespace: &Netns, pod: u16) -> Result<Witness, Failure> {
     Ok(Witness::start(namespace, &pod.to_string(), &places)?)
 }
 
-/// Creates what is somebody else's on this node, and has to stay whatever the proxy does. The port is one of its node
+/// Creates foreign objects on this node, which the proxy must leave alone. The port is one of its node
 /// ports.
 fn foreign(backend: Backend) -> Result<(), Failure> {
     let mut lines = vec!["ipset create FOREIGN hash:ip".to_owned(), "ipset add FOREIGN 198.51.100.7".to_owned()];
@@ -183,7 +183,7 @@ pub(super) fn iptables(backend: Backend) -> [&'static str; 2] {
     }
 }
 
-/// What the kernel holds of others'.
+/// Foreign objects in the kernel.
 pub(super) fn foreign_state(backend: Backend) -> Result<BTreeSet<String>, Failure> {
     let mut lines = BTreeSet::new();
     let ours = |line: &str| line.contains(FOREIGN) || line.contains(" -f ");

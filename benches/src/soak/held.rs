@@ -1,4 +1,4 @@
-//! What the kernel holds of each mode, as the field's tools print it.
+//! The kernel's state of each mode, as the field's tools print it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -15,14 +15,14 @@ use crate::Failure;
 
 const FAMILIES: [(oracle::Family, Family); 2] = [(oracle::Family::V4, Family::V4), (oracle::Family::V6, Family::V6)];
 
-/// Holds up whoever writes to the API server. nft begins anew whenever somebody writes to the kernel while it reads, for ever
-/// if that is often.
+/// Holds up all writers to the API server. nft starts over when the kernel is written to while it reads, and never ends if that is
+/// often.
 pub(super) fn nobody_writes() -> MutexGuard<'static, ()> {
     static WRITING: Mutex<()> = Mutex::new(());
     WRITING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the kernel holds of a mode, in the words of [`Tables::of`].
+/// The kernel's state of a mode, in the words of [`Tables::of`].
 pub(super) fn state(mode: Mode, backend: Backend) -> Result<Tables, Failure> {
     let mut tables = Tables::default();
     match mode {
@@ -162,7 +162,7 @@ fn of_table(text: &Value) -> BTreeSet<String> {
     let mut lines = BTreeSet::new();
     for set in ours {
         for element in set["elem"].as_array().into_iter().flatten() {
-            // Of a map: key and value.
+            // Elements of a map have key and value.
             let (key, value) = (element.get(0).unwrap_or(element), element.get(1).unwrap_or(&Value::Null));
             let Some([address, protocol, port, more @ ..]) = key["concat"].as_array().map(Vec::as_slice) else {
                 continue;

@@ -1,6 +1,6 @@
 //! Clients that keep connecting, and record each connection that failed or reached the wrong pod.
 //!
-//! No two connections of clients share a port until all ports are used, whatever their destination. IPVS finds the
+//! No two connections of clients share a port until all ports are used, also not to different destinations. IPVS finds the
 //! connection of an answer by the real server and the client's address and port (`ip_vs_conn_out_get`); if two connections
 //! share both, the younger gets all answers. That is the kernel's rule, not what is tested here.
 
@@ -180,7 +180,7 @@ impl Client {
         }
     }
 
-    /// Connections that stay open whatever happens to their endpoint.
+    /// Connections that stay open, also when their endpoint is removed.
     fn long(&self, targets: &[Target], what: Use, mut random: Random) {
         while !self.stopped() {
             let Some(target) = random.pick(targets) else { return };

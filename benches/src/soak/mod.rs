@@ -181,7 +181,7 @@ impl Soak {
         Ok(Soak { options, folder, server, proxy, script, changes: BTreeMap::new(), evidence, ground })
     }
 
-    /// What the kernel has to hold now.
+    /// Tables that the kernel has to hold now.
     fn truth(&self) -> Tables {
         let services = self.script.services().chain(&self.script.canaries);
         let mut truth = Tables::of(self.proxy.mode(), services, &node_addresses());

@@ -34,7 +34,7 @@ impl Mode {
         Mode::ALL.into_iter().find(|mode| mode.name() == name)
     }
 
-    /// What a change to it is called among faults.
+    /// Name of a change to this mode, among faults.
     pub(super) fn changed(self) -> &'static str {
         match self {
             Mode::Ipvs => "changed to ipvs mode",
@@ -49,13 +49,13 @@ impl Mode {
         if self == main { every } else { every / 2 }
     }
 
-    /// What may break while the proxy changes from this mode to another, by what `examples/modes.md` promises.
+    /// Interruptions that `examples/modes.md` allows while the proxy changes from this mode to another.
     pub(super) fn breaks_to(self, to: Mode) -> Vec<Breaks> {
         let mut breaks = Vec::new();
         let mut add = |scope, since, until| breaks.push(Breaks { scope, since, until });
         let nodes = || Scope::Uses(&[Use::Node]);
         if self == Mode::Userspace {
-            // What the process passes on ends with it, and nobody serves before the next one's first pass.
+            // Connections that the process relays end with it, and nobody serves before the next one's first pass.
             add(Scope::Everybody, Moment::End, Moment::Served);
             // Addresses are the node's own until the routes go.
             add(nodes(), Moment::Served, Moment::Gone);

@@ -33,7 +33,7 @@ fn flags(mode: Mode) -> Vec<&'static str> {
     // Full passes often, so that a short soak has many.
     match mode {
         Mode::Ipvs => {
-            // What it is compared with are ipsets and rules of iptables.
+            // The model has ipsets and rules of iptables.
             flags.extend(["--ipvs-rules", "iptables", "--ipvs-sync-period", "15s"]);
             // Shorter than the time until clients use a port again.
             flags.extend(["--ipvs-tcp-timeout", "120s", "--ipvs-tcpfin-timeout", "10s", "--ipvs-udp-timeout", "20s"]);

@@ -41,7 +41,7 @@ pub(super) struct Event {
 #[derive(Clone, Debug)]
 pub(super) struct Script {
     random: Random,
-    /// Those that clients use: stable ones first, then steady ones.
+    /// Services that clients use: stable ones first, then steady ones.
     pub(super) used: Vec<Service>,
     pub(super) canaries: Vec<Service>,
     crowd: Vec<Service>,

@@ -1,4 +1,4 @@
-//! What the kernel should hold for Services, by mode, and where it differs.
+//! Model of the kernel's tables for Services, by mode, and the differences from it.
 //!
 //! For IPVS mode these are the lines of `ipvsadm -Sn`, `ipset save`, `iptables-save` and `ip`. Other modes have tables of their own
 //! kind: of these, the lines say which address and port leads where ([`super::held`] reads them off the tools' output).
@@ -15,10 +15,10 @@ pub(super) const SERVERS: &str = "ipvsadm -Sn";
 pub(super) const SETS: &str = "ipset save";
 /// Addresses of `kube-ipvs0`; in userspace mode, those that routes make local.
 pub(super) const ADDRESSES: &str = "ip";
-/// What our rules say: in IPVS mode, the rules of `KUBE-IPVS-OUT-FILTER`, the only ones that a Service with source ranges has
+/// The proxy's rules: in IPVS mode, those of `KUBE-IPVS-OUT-FILTER`, the only ones that a Service with source ranges has
 /// for itself.
 pub(super) const RULES: &str = "iptables-save";
-/// What the tables of nftables mode say.
+/// The tables of nftables mode.
 pub(super) const TABLE: &str = "nft list ruleset";
 /// Where a process listens.
 pub(super) const SOCKETS: &str = "ss";

@@ -27,7 +27,7 @@ pub(super) struct Evidence {
     pub(super) differences: Vec<String>,
     /// Where rules differ from those of an undisturbed run.
     pub(super) rules: Vec<String>,
-    /// What differs from how others left it.
+    /// Foreign objects that differ from how they were left.
     pub(super) foreign: Vec<String>,
     /// Failures of the soak itself.
     pub(super) troubles: Vec<String>,
@@ -238,7 +238,7 @@ fn processes(samples: &[Sample], wrong: &mut Vec<String>) {
     lives.iter().filter(|life| life.len() >= FEWEST).for_each(|life| growth(life, wrong));
 }
 
-/// What grew from the first third of these samples to the last.
+/// Checks for growth from the first third of these samples to the last.
 fn growth(samples: &[&Sample], wrong: &mut Vec<String>) {
     let (Some(begin), Some(end)) = (samples.first(), samples.last()) else { return };
     let is_young = end.at_secs - begin.at_secs < YOUNG.as_secs_f64();

@@ -13,7 +13,7 @@ use super::mode::Mode;
 
 /// How often the machine shows that it runs.
 const BEAT: Duration = Duration::from_millis(200);
-/// It stands still when it shows nothing for this long.
+/// The machine stands still when it shows nothing for this long.
 const STANDSTILL: Duration = Duration::from_secs(5);
 
 /// Who may be affected by a fault.
@@ -25,7 +25,7 @@ pub(super) enum Scope {
     Service(String),
     /// Clients of this address of the node.
     Address(IpAddr),
-    /// These ways of using a Service.
+    /// Users of a Service in these ways.
     Uses(&'static [Use]),
     /// New connections: one of each client.
     OneEach,
@@ -57,7 +57,7 @@ pub(super) enum Use {
     Node,
     /// A connection to the node's address that comes and goes.
     Flapping,
-    /// A connection to somebody else's virtual server on this node.
+    /// A connection to a foreign virtual server on this node.
     Foreign,
     /// A connection to a pod, without any Service.
     Direct,

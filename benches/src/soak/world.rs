@@ -1,6 +1,6 @@
 //! The model of the truth: Services and their endpoints, and the objects that an API server has for them.
 //!
-//! It shares no code with the proxy: [`super::truth`] computes what the kernel should hold independently.
+//! The model shares no code with the proxy: [`super::truth`] computes what the kernel should hold independently.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -137,7 +137,7 @@ pub(super) struct Endpoint {
     pub(super) state: State,
 }
 
-/// Which networks may reach a load balancer.
+/// Networks that may reach a load balancer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ranges {
     /// Everybody.
