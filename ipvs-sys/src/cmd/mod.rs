@@ -158,9 +158,9 @@ impl<'a, A: Attribute<'a>> Fields for [A] {
 /// assert_eq!(NewService::<Service>::classify(Errno::EBUSY), None);
 /// ```
 pub trait Command {
-    /// Its number in the generic-netlink header.
+    /// Number in the generic-netlink header.
     const NUMBER: u8;
-    /// Its name in C.
+    /// Name in C.
     const NAME: &'static str;
     /// Meanings of the kernel's error numbers for this command; a number not listed has no agreed meaning.
     const ERRORS: &'static [(Errno, Failure)] = &[];
