@@ -297,7 +297,7 @@ impl<'a> IntoIterator for &'a Batch {
     }
 }
 
-/// As [`parse_batch`](crate::text::parse_batch): ipvsadm's words, one operation a line.
+/// Reads the text of [`parse_batch`](crate::text::parse_batch): ipvsadm's words, one operation a line.
 impl FromStr for Batch {
     type Err = crate::text::Error;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -387,7 +387,7 @@ impl Outcome {
 pub struct Report {
     /// One outcome for each operation.
     pub outcomes: Vec<Outcome>,
-    /// Why the batch stopped early, when it did: answers were lost, or the socket failed. Refusals do not stop it.
+    /// Reason for stopping early, when it did: answers were lost, or the socket failed. Refusals do not stop a batch.
     pub stopped: Option<Error>,
     /// Place of an operation → place of the one whose failure it follows from.
     causes: BTreeMap<usize, usize>,
@@ -484,7 +484,7 @@ fn causes(additions: &[(usize, Subject)], failures: &[(usize, Operation, Outcome
     let mut missing: BTreeMap<Subject, usize> = BTreeMap::new();
     let mut causes = BTreeMap::new();
     for (index, operation, outcome) in failures {
-        // Whatever became of an addition, those before it explain nothing any more.
+        // An addition, with any outcome, clears the failures of earlier additions of the same server.
         while let Some((_, subject)) = additions.next_if(|(place, _)| place <= index) {
             missing.remove(subject);
         }

@@ -59,7 +59,7 @@ pub struct Client {
     short: Option<Genl>,
 }
 
-/// How long a list is expected to be; chooses how much room the kernel makes for it.
+/// Expected length of a list; decides how much room the kernel makes for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expect {
     Short,
@@ -158,7 +158,7 @@ impl Client {
         self.single(&GetInfo, Subject::Ipvs, |attributes| convert::read_info(GetInfo::decode(attributes)?))
     }
 
-    /// How long connections are kept.
+    /// The time-outs of connections.
     ///
     /// # Errors
     /// As [`Client::info`].
@@ -296,7 +296,7 @@ impl Client {
 
     /// Adds a real server to a virtual server.
     ///
-    /// One that was deleted less than two minutes ago comes back with its counters.
+    /// A real server that was deleted less than two minutes ago comes back with its counters.
     ///
     /// ```
     /// # #[cfg(feature = "testing")] {
@@ -380,7 +380,7 @@ impl Client {
         self.execute(&Zero { service: ALL }, "zeroing the counters of", Subject::Ipvs)
     }
 
-    /// Deletes every virtual server of the network namespace, whoever added it, and so cuts every connection through them.
+    /// Deletes every virtual server of the network namespace, also those of other programs, and so cuts every connection through them.
     ///
     /// Flush and reload is no way to change anything: for two minutes adding real servers costs twenty times more, since the
     /// kernel searches the removed ones each time.

@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Subject};
 use crate::model::{RealServer, RealServerKey, Snapshot, SnapshotEntry, VirtualServerKey, Weight};
 use crate::text::{Entry, Ruleset};
 
-/// Who decides on the weights of real servers that are there.
+/// Authority over the weights of real servers that are there.
 ///
 /// ```
 /// use ipvs::model::Snapshot;

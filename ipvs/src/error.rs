@@ -274,7 +274,7 @@ impl Error {
     }
 }
 
-/// Why it failed and what to do, as in the message of an [`Error`].
+/// Reason and remedy, as in the message of an [`Error`].
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

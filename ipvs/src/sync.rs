@@ -42,7 +42,7 @@ pub struct SyncReport {
     pub done: Batch,
     /// Operations not carried out.
     pub failures: Vec<SyncFailure>,
-    /// Why the work stopped early, when it did: answers were lost, or the socket failed. Sync again then.
+    /// Reason for stopping early, when it did: answers were lost, or the socket failed. Sync again then.
     pub stopped: Option<Error>,
 }
 

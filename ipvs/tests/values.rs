@@ -92,7 +92,7 @@ fn what_fails_below_keeps_its_kind() {
     let cut_off = failing(Reply::Data(vec![(FAMILY, vec![1, 1, 0, 0, 200, 0, 1, 0])]));
     assert_eq!(*cut_off.kind(), ErrorKind::Malformed);
     assert!(!cut_off.is_permission() && cut_off.errno().is_none() && cut_off.attribute().is_none());
-    // Nobody may even ask for the family.
+    // Even the request for the family is refused.
     let refused = Simulated::new(|_: &Message<'_>| Reply::Error(Errno::EPERM));
     let error = Client::with_transport(refused).unwrap_err();
     assert!(error.is_permission() && !error.is_not_found() && error.module_missing().is_none());

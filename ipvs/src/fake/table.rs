@@ -159,7 +159,7 @@ pub(super) struct Namespace {
     places: BTreeMap<ServiceKey, Place>,
     trash: BTreeMap<(ServiceKey, DestinationKey), (u64, Destination)>,
     serial: u64,
-    /// In one state each: master, backup.
+    /// Daemons, at most one of each state: master, backup.
     pub(super) daemons: [Option<Daemon>; 2],
     pub(super) timeouts: Timeouts,
     pub(super) interfaces: BTreeSet<String>,

@@ -1,11 +1,11 @@
-//! How packets reach a real server.
+//! Forwarding methods: the ways by which packets reach a real server.
 
 use std::num::NonZeroU16;
 
 use bitflags::bitflags;
 use ipvs_sys::uapi;
 
-/// How packets reach a real server (`IP_VS_CONN_F_FWD_MASK`).
+/// Way by which packets reach a real server (`IP_VS_CONN_F_FWD_MASK`).
 ///
 /// ```
 /// use ipvs::{ForwardingMethod, RealServer};
@@ -38,7 +38,7 @@ pub enum ForwardingMethod {
 }
 
 impl ForwardingMethod {
-    /// From the kernel's number; a tunnel's kind is told apart from it.
+    /// Reads the kernel's number; a tunnel's kind has numbers of its own.
     pub(crate) fn from_number(number: u32, tunnel: Tunnel) -> Self {
         match number & uapi::CONN_F_FWD_MASK {
             uapi::CONN_F_MASQ => ForwardingMethod::Masquerade,
@@ -50,7 +50,7 @@ impl ForwardingMethod {
         }
     }
 
-    /// As the kernel's answer is read.
+    /// The form in which the kernel's answer is read.
     pub(crate) fn canonical(self) -> Self {
         match self {
             ForwardingMethod::Other(number) => Self::from_number(number.into(), Tunnel::IPIP),
@@ -121,7 +121,7 @@ pub enum TunnelKind {
 }
 
 impl TunnelKind {
-    /// From the kernel's number and port.
+    /// Reads the kernel's number and port.
     pub(crate) fn from_number(kind: u8, port: u16) -> Self {
         match (kind, NonZeroU16::new(port)) {
             (uapi::TUNNEL_TYPE_IPIP, _) => TunnelKind::Ipip,
@@ -150,7 +150,7 @@ mod bits {
 
     use super::TunnelFlags;
 
-    /// As a number, like in the kernel.
+    /// The kernel's number of the flags.
     impl Serialize for TunnelFlags {
         fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
             self.bits().serialize(serializer)

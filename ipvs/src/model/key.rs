@@ -209,7 +209,7 @@ impl VirtualServerKey {
         Self::new(Protocol::Sctp, at)
     }
 
-    /// This protocol at this address. Scope and flow of an IPv6 address do not count.
+    /// A key of this protocol at this address. Scope and flow of an IPv6 address do not count.
     pub fn new(protocol: Protocol, at: SocketAddr) -> Self {
         VirtualServerKey::Address { protocol, addr: at.ip(), port: at.port() }
     }
@@ -253,7 +253,7 @@ impl VirtualServerKey {
         }
     }
 
-    /// As the kernel's answer is read.
+    /// The form in which the kernel's answer is read.
     pub(crate) fn canonical(self) -> Self {
         match self {
             VirtualServerKey::Address { protocol, addr, port } => {
@@ -318,12 +318,12 @@ impl FromStr for VirtualServerKey {
 pub struct RealServerKey {
     /// Address of the real server. May be of another family than the virtual server's when it is reached by a tunnel.
     pub addr: IpAddr,
-    /// Its port. Only masquerading can change ports; the other methods deliver to the virtual server's port.
+    /// Port of the real server. Only masquerading can change ports; the other methods deliver to the virtual server's port.
     pub port: u16,
 }
 
 impl RealServerKey {
-    /// This address and port.
+    /// A key of this address and port.
     pub fn new(addr: IpAddr, port: u16) -> Self {
         RealServerKey { addr, port }
     }

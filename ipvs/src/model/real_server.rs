@@ -8,7 +8,7 @@ use crate::model::{ForwardingMethod, OutOfRange, RealServerKey, Stats};
 
 /// Share of new connections a real server gets, relative to the others: 0 to 2,147,483,647. Default 1.
 ///
-/// With 0 it drains: see [`Weight::DRAIN`].
+/// A real server of weight 0 drains: see [`Weight::DRAIN`].
 ///
 /// ```
 /// use ipvs::Weight;
@@ -177,9 +177,9 @@ impl From<Thresholds> for (u32, u32) {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct RealServerConfig {
-    /// Its share of new connections.
+    /// Share of new connections.
     pub weight: Weight,
-    /// How packets reach it.
+    /// Way by which packets reach the real server.
     pub forwarding_method: ForwardingMethod,
     /// Limits of connections.
     pub thresholds: Thresholds,
@@ -270,7 +270,7 @@ impl RealServer {
         self
     }
 
-    /// As the kernel's answer is read: of several ways to say the same, the one that [`Client`](crate::Client) gives.
+    /// The form in which the kernel's answer is read: of several spellings of the same, the one that [`Client`](crate::Client) gives.
     pub(crate) fn canonical(mut self) -> Self {
         self.config.forwarding_method = self.config.forwarding_method.canonical();
         self
@@ -333,7 +333,7 @@ pub struct ObservedRealServer {
     pub stats: Stats,
 }
 
-/// One without connections or counts.
+/// A real server without connections or counts.
 impl From<RealServer> for ObservedRealServer {
     fn from(server: RealServer) -> Self {
         ObservedRealServer {

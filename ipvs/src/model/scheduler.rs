@@ -8,7 +8,7 @@ use ipvs_sys::uapi::SvcFlags;
 
 use crate::model::{Name, OutOfRange};
 
-/// How new connections are spread over real servers. Each scheduler but `none` is a kernel module `ip_vs_<name>`, which the
+/// Method that spreads new connections over real servers. Each scheduler but `none` is a kernel module `ip_vs_<name>`, which the
 /// kernel loads on first use.
 ///
 /// ```
@@ -103,7 +103,7 @@ impl Scheduler {
         }
     }
 
-    /// As the kernel's answer is read.
+    /// The form in which the kernel's answer is read.
     pub(crate) fn canonical(self) -> Self {
         self.name().parse().unwrap_or(self)
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// How long connections are kept, in seconds. The default is the kernel's.
+/// Lifetimes of idle connections, in seconds. The default is the kernel's.
 ///
 /// ```
 /// use ipvs::model::Timeouts;

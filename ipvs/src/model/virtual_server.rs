@@ -28,7 +28,7 @@ pub enum Granularity {
 }
 
 impl Granularity {
-    /// From an IPv4 mask.
+    /// Reads an IPv4 mask.
     pub fn from_mask(mask: Ipv4Addr) -> Self {
         let ones = mask.to_bits().leading_ones();
         let contiguous = mask.to_bits().checked_shl(ones).unwrap_or(0) == 0;
@@ -39,7 +39,7 @@ impl Granularity {
         }
     }
 
-    /// From a prefix length.
+    /// Reads a prefix length.
     ///
     /// # Errors
     /// [`OutOfRange`] above the family's number of bits, and 0 for IPv6.
@@ -49,7 +49,7 @@ impl Granularity {
         Ok(granularity)
     }
 
-    /// As the kernel's answer is read.
+    /// The form in which the kernel's answer is read.
     fn canonical(self, family: Family) -> Self {
         match (self, family) {
             (Granularity::Prefix(prefix), _) if prefix == family.bits() => Granularity::Client,
@@ -117,7 +117,7 @@ pub struct Persistence {
 }
 
 impl Persistence {
-    /// For this many seconds, each client for itself.
+    /// Persistence of this many seconds, each client for itself.
     pub fn new(timeout_secs: u32) -> Self {
         Persistence { timeout_secs, granularity: Granularity::Client, engine: None }
     }
@@ -158,7 +158,7 @@ impl Persistence {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct VirtualServerConfig {
-    /// How new connections are spread.
+    /// Method that spreads new connections.
     pub scheduler: Scheduler,
     /// Flags for the scheduler.
     #[cfg_attr(feature = "serde", serde(default))]
@@ -166,14 +166,14 @@ pub struct VirtualServerConfig {
     /// Whether clients stay with their real server.
     #[cfg_attr(feature = "serde", serde(default))]
     pub persistence: Option<Persistence>,
-    /// Schedule every packet for itself (UDP; `ipvsadm -o`). For packets that nobody answers: no connection is kept, so the kernel does not
+    /// Schedule every packet for itself (UDP; `ipvsadm -o`). For packets without an answer: no connection is kept, so the kernel does not
     /// give answers of masqueraded real servers this virtual server's address (`ip_vs_update_conntrack`).
     #[cfg_attr(feature = "serde", serde(default))]
     pub one_packet: bool,
 }
 
 impl VirtualServerConfig {
-    /// This scheduler, without flags or persistence.
+    /// A configuration with this scheduler, without flags or persistence.
     pub fn new(scheduler: Scheduler) -> Self {
         VirtualServerConfig {
             scheduler,
@@ -228,7 +228,7 @@ pub struct VirtualServer {
 }
 
 impl VirtualServer {
-    /// This scheduler, without flags or persistence.
+    /// A virtual server with this scheduler, without flags or persistence.
     pub fn new(key: VirtualServerKey, scheduler: Scheduler) -> Self {
         VirtualServer { key, config: VirtualServerConfig::new(scheduler) }
     }
@@ -261,7 +261,7 @@ impl VirtualServer {
         self
     }
 
-    /// As the kernel's answer is read: of several ways to say the same, the one that [`Client`](crate::Client) gives.
+    /// The form in which the kernel's answer is read: of several spellings of the same, the one that [`Client`](crate::Client) gives.
     pub(crate) fn canonical(mut self) -> Self {
         let family = self.key.family();
         self.key = self.key.canonical();
@@ -290,7 +290,7 @@ pub struct ObservedVirtualServer {
     pub stats: Stats,
 }
 
-/// One without counts.
+/// A virtual server without counts.
 impl From<VirtualServer> for ObservedVirtualServer {
     fn from(server: VirtualServer) -> Self {
         ObservedVirtualServer { server, stats: Stats::default() }
@@ -304,7 +304,7 @@ impl From<VirtualServer> for ObservedVirtualServer {
 pub struct SnapshotEntry {
     /// The virtual server.
     pub virtual_server: ObservedVirtualServer,
-    /// Its real servers, in the kernel's order: the last one added comes first.
+    /// Real servers, in the kernel's order: the last one added comes first.
     #[cfg_attr(feature = "serde", serde(default))]
     pub real_servers: Vec<ObservedRealServer>,
 }

@@ -38,7 +38,7 @@ use crate::model::{Name, Protocol};
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Connection {
-    /// Its protocol. Templates of firewall marks have number 0.
+    /// Protocol. Templates of firewall marks have number 0.
     pub protocol: Protocol,
     /// The client. Port 0 in a template; its address is then masked by the persistence granularity.
     pub client: SocketAddr,
@@ -50,7 +50,7 @@ pub struct Connection {
     pub state: State,
     /// Time until it is forgotten if nothing happens, in whole seconds.
     pub expires_in: Duration,
-    /// How it got here; only [`Proc::synced_connections`](super::Proc::synced_connections) tells.
+    /// Origin of the connection; only [`Proc::synced_connections`](super::Proc::synced_connections) reads it.
     pub origin: Option<Origin>,
     /// Data that a persistence engine found in the packets; only [`Proc::connections`](super::Proc::connections) reads it.
     pub persistence: Option<PersistenceData>,
@@ -117,7 +117,7 @@ macro_rules! states {
     };
 }
 
-/// From the kernel's name; one this crate does not know becomes [`State::Other`].
+/// Reads the kernel's name; one this crate does not know becomes [`State::Other`].
 impl FromStr for State {
     type Err = Infallible;
 

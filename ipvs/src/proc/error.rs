@@ -1,4 +1,4 @@
-//! Why a file of `/proc` could not be read.
+//! Errors of reading a file of `/proc`.
 
 use std::error::Error as _;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// How much of a line goes into an error.
+/// Bytes of a line that go into an error.
 const SHOWN: usize = 120;
 
 /// Kind of a failure.
@@ -24,7 +24,7 @@ pub enum ErrorKind {
     Malformed,
 }
 
-/// Why it failed and what to do; the error says which file and line.
+/// Reason and remedy; the error adds the file and the line.
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

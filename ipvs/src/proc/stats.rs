@@ -30,9 +30,9 @@ pub struct CpuCounters {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PerCpuStats {
-    /// One for each possible CPU.
+    /// Counters of each possible CPU.
     pub cpus: Vec<CpuCounters>,
-    /// All together, with rates. They may differ from the sum when counters were set to zero.
+    /// Counters of all CPUs together, with rates. They may differ from the sum when counters were set to zero.
     pub total: Stats,
 }
 

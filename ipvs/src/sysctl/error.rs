@@ -1,4 +1,4 @@
-//! Why a setting could not be read or written.
+//! Errors of reading or writing a setting.
 
 use std::error::Error as _;
 use std::fmt;
@@ -32,7 +32,7 @@ pub enum ErrorKind {
     Io,
 }
 
-/// Why it failed and what to do; the error says which setting.
+/// Reason and remedy; the error adds the setting.
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

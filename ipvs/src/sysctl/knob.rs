@@ -129,7 +129,7 @@ macro_rules! knobs {
         }
 
         impl Knob {
-            /// All that Linux 7.2 has.
+            /// All knobs that Linux 7.2 has.
             pub const ALL: &[Knob] = &[$(Knob::$variant,)*];
 
             /// Everything about it.
@@ -322,7 +322,7 @@ impl fmt::Display for Knob {
     }
 }
 
-/// From the name, with or without `net.ipv4.vs.` before it.
+/// Parses a name, with or without `net.ipv4.vs.` before it.
 impl FromStr for Knob {
     type Err = OutOfRange;
 

@@ -93,7 +93,7 @@ impl Value {
     }
 }
 
-/// As the kernel reads it.
+/// The text that the kernel reads.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -262,7 +262,7 @@ impl Default for Sysctl {
     }
 }
 
-/// Whether nobody may write it: root too obeys the mode of a setting.
+/// Whether the setting's mode lets no user write it: root obeys the mode too.
 fn is_read_only(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| metadata.permissions().readonly())
 }

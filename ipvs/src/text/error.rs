@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// How much of what was found goes into an error.
+/// Bytes of the faulty text that go into an error.
 const SHOWN: usize = 60;
 
 /// Kind of a mistake.

@@ -192,7 +192,7 @@ fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
 pub struct Entry {
     /// The virtual server.
     pub virtual_server: VirtualServer,
-    /// Its real servers.
+    /// Real servers of the virtual server.
     #[cfg_attr(feature = "serde", serde(default))]
     pub real_servers: Vec<RealServer>,
 }

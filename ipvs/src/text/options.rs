@@ -141,7 +141,7 @@ struct Word<'a> {
 /// One line of a text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Line<'a> {
-    /// From 1.
+    /// Number of the line, from 1.
     pub(super) number: usize,
     pub(super) text: &'a str,
 }

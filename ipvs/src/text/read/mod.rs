@@ -45,7 +45,7 @@ pub(super) fn statement(number: usize, text: &str) -> Result<Option<(Statement, 
     Ok(Some((statement, Place { at })))
 }
 
-/// Where a statement names its virtual server.
+/// Place of the virtual server in a statement.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     at: usize,

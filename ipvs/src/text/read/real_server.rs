@@ -12,7 +12,7 @@ use crate::text::error::Error;
 use crate::text::options::{Given, Opt};
 
 impl<'a> Options<'a> {
-    /// As it is written; without a port, the virtual server's.
+    /// The key as written; without a port, it has the virtual server's.
     pub(super) fn real_server_key(&self, service: &VirtualServerKey) -> Result<RealServerKey, Error> {
         let given = self.find(Opt::Real).ok_or_else(|| self.line.missing("a real server: -r ADDRESS[:PORT]"))?;
         let (addr, port) = self.address(given.value.unwrap_or_default(), given.value_at)?;
