@@ -91,7 +91,7 @@ impl Client {
         Ok(client)
     }
 
-    /// How long it waits, how often it repeats a disturbed listing, and how much goes into one send.
+    /// Waiting time, number of repeated listings, and amount of one send.
     pub fn limits(&self) -> Limits {
         self.connection.limits()
     }
@@ -392,7 +392,7 @@ impl Client {
         self.list_one(name, Detail::Headers)
     }
 
-    /// A set's type, family and revision, by a request that is no listing and so disturbs nobody.
+    /// A set's type, family and revision, by a request that is no listing and so disturbs no other listing.
     ///
     /// ```
     /// # #[cfg(feature = "testing")] {

@@ -48,7 +48,7 @@ pub enum ErrorKind {
     OptionInvalid(&'static str),
     /// The kernel does not take the entry: what is wrong with it, in words.
     EntryInvalid(&'static str),
-    /// As many sets as the kernel can hold exist.
+    /// The kernel has its greatest number of sets.
     TooManySets,
     /// The kernel does not understand the request, or speaks no protocol version from 6 to 7.
     ProtocolMismatch,
@@ -76,7 +76,7 @@ pub enum ErrorKind {
     Other(i32),
 }
 
-/// Why there is an error.
+/// Cause of an error.
 #[derive(Clone)]
 enum Source {
     Kernel(Box<KernelError>),
@@ -205,7 +205,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// Why it failed and what to do, as in the message of an [`Error`].
+/// Reason and remedy, as in the message of an [`Error`].
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

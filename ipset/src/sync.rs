@@ -227,7 +227,7 @@ fn shadow_name(name: &SetName) -> Result<SetName, Error> {
 struct Target {
     /// The set's description, with room for the entries.
     spec: SetSpec,
-    /// One for each element, in the order given.
+    /// Entries that are wanted, one for each element, in the order given.
     entries: Vec<Entry>,
 }
 
@@ -271,7 +271,7 @@ impl Target {
         Target { spec, entries }
     }
 
-    /// Where the entry of each identity is.
+    /// Place of each identity's entry.
     fn places(&self) -> HashMap<Identity<'_>, usize> {
         places(self.spec.set_type, &self.entries)
     }

@@ -15,7 +15,7 @@ use crate::write::IfPresent;
 pub struct SavedSet {
     /// The set.
     pub spec: SetSpec,
-    /// Its entries, in the order of the text.
+    /// Entries of the set, in the order of the text.
     #[cfg_attr(feature = "serde", serde(default))]
     pub entries: Vec<Entry>,
 }

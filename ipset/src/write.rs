@@ -38,7 +38,7 @@ pub enum IfAbsent {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct EntryFailure {
-    /// Its place among the entries given.
+    /// Place among the entries given.
     pub index: usize,
     /// Why.
     pub error: Error,
@@ -82,7 +82,7 @@ pub struct EntryReport {
     pub not_attempted: Vec<Range<usize>>,
     /// Ranges of entries whose answers were lost: carried out or not.
     pub unknown: Vec<Range<usize>>,
-    /// Why the work stopped early, when answers were lost.
+    /// Reason for stopping early, when answers were lost.
     pub stopped: Option<Error>,
 }
 

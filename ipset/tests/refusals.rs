@@ -142,7 +142,7 @@ fn why_an_entry_is_not_added() {
     kernel.refuse(IPSET_CMD_DEL, IPSET_ERR_EXIST);
     let report = kernel.client.delete_entries(&set.name, std::slice::from_ref(&entry), IfAbsent::Refuse);
     assert_eq!(*report.failures[0].error.kind(), ErrorKind::ElementMissing);
-    // Whether it is there is an answer; that nobody may ask is none.
+    // Presence and absence are answers; a refused question is none.
     kernel.refuse(IPSET_CMD_TEST, IPSET_ERR_EXIST);
     assert!(!kernel.client.test_entry(&set.name, &entry).unwrap());
     kernel.refuse(IPSET_CMD_TEST, EPERM);

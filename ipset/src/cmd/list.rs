@@ -7,7 +7,7 @@ use crate::attrs::{CmdAttr, put_net};
 use crate::model::SetName;
 use crate::uapi;
 
-/// How much of each set.
+/// Amount listed of each set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Detail {
     Names,

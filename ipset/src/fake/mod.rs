@@ -31,7 +31,7 @@ use state::State;
 /// let wanted = [Entry::parse(set.set_type, "192.0.2.1")?];
 /// agent.sync(&set, &wanted)?;
 ///
-/// // Somebody else interferes.
+/// // Another program interferes.
 /// let mut administrator = Client::with_transport(kernel.transport())?;
 /// administrator.flush_set(&set.name)?;
 /// assert_eq!(agent.sync(&set, &wanted)?.added, 1);

@@ -57,7 +57,7 @@ pub(super) fn get_entry_checked(set: &SetSpec, bytes: &[u8]) -> Result<Entry, Re
     Ok(entry)
 }
 
-/// How well a stored element holds a tested one: the prefix lengths of its networks, or `None`.
+/// Closeness of a stored element to a tested one that it holds: the prefix lengths of its networks; `None` if it does not hold it.
 ///
 /// Only an element of single addresses is looked up in networks; a network must be stored as it is.
 pub(super) fn matches(set_type: SetType, stored: &Element, tested: &Element) -> Option<(u8, u8)> {

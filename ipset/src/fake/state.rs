@@ -118,7 +118,7 @@ type Member = (usize, Option<(usize, bool)>, EntryOptions);
 #[derive(Debug, Default)]
 pub(super) struct State {
     slots: Vec<Option<FakeSet>>,
-    /// How many rules refer to the set in each slot. They stay with the slot when sets are swapped.
+    /// Number of rules that refer to the set in each slot. They stay with the slot when sets are swapped.
     rules: Vec<u32>,
 }
 

@@ -179,7 +179,7 @@ impl IpSpan {
         }
     }
 
-    /// How many addresses it holds; `u128::MAX` for `::/0`.
+    /// Number of addresses in the span; `u128::MAX` for `::/0`.
     pub fn addresses(&self) -> u128 {
         match self.0 {
             Repr::V4 { first, last } => u128::from(last.saturating_sub(first)).saturating_add(1),

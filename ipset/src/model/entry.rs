@@ -183,7 +183,7 @@ impl fmt::Display for SkbPriority {
     }
 }
 
-/// Where a member is put into a list:set. Not part of what the kernel reports.
+/// Place at which a member is put into a list:set. Not part of what the kernel reports.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Position {
@@ -227,7 +227,7 @@ pub struct EntryOptions {
     pub nomatch: bool,
     /// The interface's name is a prefix. hash:net,iface, since Linux 5.5.
     pub wildcard: bool,
-    /// Where to put the member. list:set.
+    /// Place of the member. list:set.
     pub position: Option<Position>,
 }
 

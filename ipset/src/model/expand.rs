@@ -12,7 +12,7 @@ impl Entry {
     /// A network of prefix length 0 becomes its two halves where the type cannot hold it ([`SetType::has_zero_prefix`]); the kernel
     /// refuses it there.
     ///
-    /// Where a set has a mask the kernel itself is not so exact about ranges: it cuts the first address only (hash:ip with
+    /// The kernel itself is less exact about ranges in sets with a mask: it cuts the first address only (hash:ip with
     /// bitmask, hash:ip,port, hash:net,net) or leaves out the last network (bitmap:ip). Add these entries then instead of the
     /// range, as [`Client::sync`](crate::Client::sync) does.
     ///

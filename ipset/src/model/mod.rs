@@ -20,7 +20,7 @@ pub use port::{PortRange, Ports, Protocol};
 pub use set::{ObservedSet, Range, SetFlags, SetOptions, SetSpec};
 pub use set_type::{Family, SetType, Shape};
 
-/// Why a value cannot be part of a set: it would be refused by the kernel, or change its meaning on the way there.
+/// Error of a value that cannot be part of a set: the kernel would refuse it, or its meaning would change on the way there.
 ///
 /// `Debug` prints the message, as a `main` that returns the error does.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
@@ -124,7 +124,7 @@ pub enum InvalidValue {
     TooMany {
         /// The entry.
         text: String,
-        /// How many it stands for.
+        /// Number of entries that it stands for.
         count: u128,
         /// The limit.
         max: usize,

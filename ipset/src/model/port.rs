@@ -200,7 +200,7 @@ impl PortRange {
         self.last
     }
 
-    /// How many ports.
+    /// Number of ports.
     pub fn count(self) -> u32 {
         u32::from(self.last.saturating_sub(self.first)).saturating_add(1)
     }

@@ -25,7 +25,7 @@ bitflags::bitflags! {
         const COMMENT = 2;
         /// Entries may carry a mark, a priority and a queue for the SET target.
         const SKBINFO = 4;
-        /// When full, an entry makes room for a new one. Only `hash:` types.
+        /// An entry makes room for a new one when the set is full. Only `hash:` types.
         ///
         /// `ipset` 7.17 does not print this option; this library does.
         const FORCEADD = 8;
@@ -228,11 +228,11 @@ impl SetOptions {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct SetSpec {
-    /// Its name.
+    /// Name of the set.
     pub name: SetName,
-    /// Its type.
+    /// Type of the set.
     pub set_type: SetType,
-    /// Its options.
+    /// Options of the set.
     #[cfg_attr(feature = "serde", serde(default))]
     pub options: SetOptions,
 }

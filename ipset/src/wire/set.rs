@@ -66,7 +66,7 @@ pub(crate) struct SetFigures {
     pub(crate) elements: Option<u32>,
 }
 
-/// Who wrote the options: the mark mask's byte order depends on it.
+/// Writer of the options: the mark mask's byte order depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Writer {
     Kernel,
