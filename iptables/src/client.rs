@@ -29,7 +29,7 @@ use crate::version::{ProgramVersion, RestoreWait};
 /// let iptables = Iptables::open(FakeHost::new(), Family::Ipv4, Backend::Legacy)?.with_limits(limits);
 /// iptables.check_kernel()?;
 ///
-/// // Somebody else holds the lock: it waits for as long as that, then gives up.
+/// // Another program holds the lock: the call waits for as long as that, then gives up.
 /// iptables.runner().hold_lock(true);
 /// assert!(iptables.check_kernel().unwrap_err().is_retryable());
 /// # }
@@ -39,9 +39,9 @@ use crate::version::{ProgramVersion, RestoreWait};
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct Limits {
-    /// How long to wait for the xtables lock; default 5 s. Whole seconds, at least one. Legacy back end only.
+    /// Time to wait for the xtables lock; default 5 s. Whole seconds, at least one. Legacy back end only.
     pub lock_wait: Duration,
-    /// How long a program may take otherwise before it is killed; default 60 s. A restore gets 5 ms more for each line that it reads:
+    /// Time limit of a program otherwise; it is killed then. Default 60 s. A restore gets 5 ms more for each line that it reads:
     /// `iptables-nft-restore` takes minutes for 100,000 rules.
     pub program: Duration,
 }
@@ -52,7 +52,7 @@ impl Default for Limits {
     }
 }
 
-/// How many chains [`Iptables::dump_chains`] leaves out at most.
+/// Greatest number of chains that [`Iptables::dump_chains`] leaves out.
 const MOST_HIDDEN: usize = 64;
 
 /// The table that `-S` printed, chain by chain.
@@ -75,7 +75,7 @@ fn listed(table: &TableName, printed: &[u8]) -> Result<Table, Error> {
 const FOR_EACH_LINE: Duration = Duration::from_millis(5);
 
 impl Limits {
-    /// How long a restore of so many lines may take, the wait for the lock included.
+    /// Time limit of a restore of so many lines, the wait for the lock included.
     fn restore(&self, lines: usize) -> Duration {
         let lines = u32::try_from(lines).unwrap_or(u32::MAX);
         self.lock_wait.saturating_add(self.program).saturating_add(FOR_EACH_LINE.saturating_mul(lines))
@@ -107,7 +107,7 @@ pub enum Ensured {
     Added,
 }
 
-/// Where a rule is put if it is not there yet.
+/// Place of a rule that is not there yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Position {
@@ -377,7 +377,7 @@ impl<R: Runner> Iptables<R> {
         self.restore_in_turn(transaction, || ())
     }
 
-    /// As [`Iptables::restore`], but waits for its turn once the transaction is checked, and keeps the turn until the program has
+    /// Restores as [`Iptables::restore`], but waits for its turn once the transaction is checked, and keeps the turn until the program has
     /// ended: for the programs of both families, which share a lock in the legacy back end.
     ///
     /// ```

@@ -27,7 +27,7 @@ pub struct Presence {
     pub chains: usize,
     /// The kubelet keeps its hint chain here.
     pub kubelet_hint: bool,
-    /// Why it could not be read, if so.
+    /// Reason why the tables could not be read, if so.
     pub unusable: Option<String>,
     /// The programs that were found, so that they are looked for only once.
     programs: Vec<(Family, Programs)>,
@@ -60,16 +60,16 @@ impl Presence {
     }
 }
 
-/// How to choose a back end.
+/// Rule for the choice of a back end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum BackendChoice {
     /// The one the host uses; an error if that is not clear.
     #[default]
     Detect,
-    /// This one; an error if the host uses the other.
+    /// This back end; an error if the host uses the other.
     Expect(Backend),
-    /// This one, even if that mixes the two. Packets then pass both rule sets; a drop in either is final.
+    /// This back end, even if that mixes the two. Packets then pass both rule sets; a drop in either is final.
     Force(Backend),
 }
 
@@ -102,9 +102,9 @@ pub enum BackendChoice {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Survey {
-    /// In the legacy tables.
+    /// The legacy tables.
     pub legacy: Presence,
-    /// In `nf_tables`, as far as the iptables-compatible programs show it.
+    /// The tables of `nf_tables`, as far as the iptables-compatible programs show it.
     pub nf_tables: Presence,
     /// The back end of the plain `iptables` command: the administrator's default.
     pub default: Option<Backend>,
@@ -126,7 +126,7 @@ impl Survey {
         Ok(Self { legacy: legacy.presence, nf_tables: nf_tables.presence, default })
     }
 
-    /// As [`Survey::take`], but looks at one back end only, for when it is settled which one: the other one is as if it had no
+    /// Surveys as [`Survey::take`], but looks at one back end only, for when it is settled which one: the other one is as if it had no
     /// programs, and there is no default.
     ///
     /// ```

@@ -19,13 +19,13 @@ pub enum ErrorKind {
     InvalidToken,
     /// Text that is not what `iptables-save` writes; the message names the line.
     Parse,
-    /// None of the programs needed is installed.
+    /// No needed program is installed.
     ProgramMissing,
     /// The program runs, but its version or output is not one this crate can work with.
     UnsupportedProgram,
     /// Not enough privilege (`CAP_NET_ADMIN` in the network namespace's user namespace).
     Permission,
-    /// Somebody else held the xtables lock for longer than we were willing to wait. Legacy back end only.
+    /// Another program held the xtables lock for longer than the limit. Legacy back end only.
     LockTimeout,
     /// The program did not finish within its time limit and was killed. What it had committed stays committed.
     TimedOut,
@@ -77,7 +77,7 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// Where in the text handed to `iptables-restore` it failed.
+/// Place of a failure in the text handed to `iptables-restore`.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -175,12 +175,12 @@ impl Error {
         self.0.kind
     }
 
-    /// Where a restore failed; `None` for every other operation.
+    /// Place of a restore's failure; `None` for every other operation.
     pub fn failure(&self) -> Option<&RestoreFailure> {
         self.0.failure.as_ref()
     }
 
-    /// Who held the xtables lock, for [`ErrorKind::LockTimeout`]; empty when it could not be found out (another process
+    /// Holders of the xtables lock, for [`ErrorKind::LockTimeout`]; empty when they could not be found out (another process
     /// namespace, or released in the meantime).
     pub fn lock_holders(&self) -> &[LockHolder] {
         &self.0.holders

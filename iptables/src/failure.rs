@@ -173,7 +173,7 @@ fn command_of(line: &str) -> (&str, &str) {
     (words.next().unwrap_or_default(), words.next().unwrap_or_default())
 }
 
-/// Where the rule in a line of restore text jumps.
+/// Target of the jump in a line of restore text.
 fn jump_of(line: &str) -> Option<String> {
     Rule::parse(line).ok()?.target().map(str::to_owned)
 }

@@ -22,9 +22,9 @@ pub const LOCK_PATH: &str = "/run/xtables.lock";
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LockHolder {
-    /// Its process id, as seen from our process namespace.
+    /// Process id, as seen from our process namespace.
     pub pid: u32,
-    /// Its command name (`/proc/PID/comm`); empty if it could not be read.
+    /// Command name (`/proc/PID/comm`); empty if it could not be read.
     pub command: String,
 }
 
@@ -34,7 +34,7 @@ impl fmt::Display for LockHolder {
     }
 }
 
-/// Finds who holds a `flock` on this file, from `/proc/locks`. Empty if nobody does, or if it cannot be seen.
+/// Finds the holders of a `flock` on this file, from `/proc/locks`. Empty if there are none, or if they cannot be seen.
 ///
 /// A process in another process namespace is not visible there.
 ///
@@ -93,7 +93,7 @@ impl Drop for HeldLock {
 }
 
 impl HeldLock {
-    /// How often to try again.
+    /// Time between two attempts.
     const POLL: Duration = Duration::from_millis(50);
 
     pub(crate) fn take(path: &Path, wait: Duration) -> Result<Self, Error> {

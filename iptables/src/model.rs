@@ -32,7 +32,7 @@ impl Policy {
     }
 }
 
-/// From its word in a dump; `-`, which is none, is refused.
+/// Parses the word in a dump; `-`, which is none, is refused.
 impl FromStr for Policy {
     type Err = Error;
 
@@ -73,7 +73,7 @@ impl fmt::Display for Policy {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Chain {
-    /// Its name, unique in its table.
+    /// Name of the chain, unique in its table.
     pub name: ChainName,
     /// The policy of a built-in chain; `None` (`-` in dumps) for a user-defined one.
     #[cfg_attr(feature = "serde", serde(default))]
@@ -81,7 +81,7 @@ pub struct Chain {
     /// The counters of the policy; always `[0:0]` for a user-defined chain; `None` where the text has none.
     #[cfg_attr(feature = "serde", serde(default = "not_counted"))]
     pub counters: Option<Counters>,
-    /// Its rules in order.
+    /// Rules in order.
     #[cfg_attr(feature = "serde", serde(default))]
     pub rules: Vec<Rule>,
 }
@@ -202,7 +202,7 @@ impl Table {
         Self { name, chains: Vec::new(), index: HashMap::new(), leading: Vec::new() }
     }
 
-    /// Its name.
+    /// Name of the table.
     pub fn name(&self) -> &TableName {
         &self.name
     }
@@ -241,7 +241,7 @@ impl Table {
         Some(self.chains.remove(at))
     }
 
-    /// How many rules all chains hold together.
+    /// Number of rules in all chains together.
     pub fn rule_count(&self) -> usize {
         self.chains.iter().map(|c| c.rules.len()).sum()
     }
@@ -286,7 +286,7 @@ pub struct Dump {
     pub(crate) trailing: Vec<String>,
 }
 
-/// As [`Dump::parse`].
+/// Parses as [`Dump::parse`].
 impl FromStr for Dump {
     type Err = Error;
 
@@ -301,7 +301,7 @@ impl Dump {
         self.tables.iter().find(|t| t.name() == name)
     }
 
-    /// How many rules all tables hold together.
+    /// Number of rules in all tables together.
     pub fn rule_count(&self) -> usize {
         self.tables.iter().map(Table::rule_count).sum()
     }

@@ -10,7 +10,7 @@ use crate::runner::Runner;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum CanaryState {
-    /// All are alive.
+    /// All canaries are there.
     Intact,
     /// Gone from these tables, alive in others. A flush goes table by table, so this may be one under way: look again soon.
     Partial(Vec<TableName>),
@@ -18,7 +18,7 @@ pub enum CanaryState {
     Flushed,
 }
 
-/// A chain of a name nobody else uses, in each of a few tables. `iptables -F`, `iptables -X`, `iptables-restore` without
+/// A chain of a name that no other program uses, in each of a few tables. `iptables -F`, `iptables -X`, `iptables-restore` without
 /// `--noflush`, `nft flush ruleset` or a firewall's reload take it away together with everything else.
 ///
 /// The chain holds one rule and nothing jumps to it, so packets never see it. The rule tells of a flush (`-F`) that left the

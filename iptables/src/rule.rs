@@ -102,7 +102,7 @@ impl PartialOrd for Rule {
     }
 }
 
-/// As [`Rule::parse`].
+/// Parses as [`Rule::parse`].
 impl FromStr for Rule {
     type Err = Error;
 
@@ -207,7 +207,7 @@ impl Rule {
         if self.checked.is_some() { Ok(()) } else { self.tokens.iter().try_for_each(Token::check_writable) }
     }
 
-    /// How long its arguments are at most, as they are printed.
+    /// Upper bound of the length of its arguments, as they are printed.
     pub(crate) fn most_len(&self) -> u32 {
         self.checked.or_else(|| most(&self.tokens)).map_or(0, NonZeroU32::get)
     }
@@ -234,7 +234,7 @@ impl Rule {
         self == other || self.canonical() == other.canonical()
     }
 
-    /// Where the rule jumps (`-j`) or goes (`-g`): a chain or a target extension. `None` for a rule that only counts.
+    /// Target of the jump (`-j`) or goto (`-g`): a chain or a target extension. `None` for a rule that only counts.
     pub fn target(&self) -> Option<&str> {
         let mut tokens = self.tokens.iter();
         while let Some(token) = tokens.next() {

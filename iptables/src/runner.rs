@@ -13,7 +13,7 @@ use crate::name::Family;
 pub struct Invocation {
     /// The program, by absolute path.
     pub program: PathBuf,
-    /// Its arguments, without its name.
+    /// Arguments, without the program's name.
     pub args: Vec<String>,
     /// Standard input of the program.
     pub stdin: String,
@@ -133,7 +133,7 @@ pub trait Runner {
     /// [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut) if it was killed for taking too long.
     fn run(&self, invocation: &Invocation) -> Result<Output, Error>;
 
-    /// As [`Runner::run`], for a text that is made while the program reads it: after [`Invocation::stdin`] the program reads what
+    /// Runs as [`Runner::run`], for a text that is made while the program reads it: after [`Invocation::stdin`] the program reads what
     /// `more` appends to a text, which is empty at each call, until `more` returns `false`; what was appended by that last call is read
     /// too. [`System`](crate::System) calls `more` no more once the program has stopped reading.
     ///

@@ -224,7 +224,7 @@ fn closes_quotation(line: &str) -> bool {
     false
 }
 
-/// As `iptables-save` prints it: with counters in front of rules that have them.
+/// The text of `iptables-save`: with counters in front of rules that have them.
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for line in &self.leading {
@@ -257,7 +257,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// As `iptables-save` prints it.
+/// The text of `iptables-save`.
 impl fmt::Display for Dump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for table in &self.tables {

@@ -19,7 +19,7 @@ use crate::lock;
 use crate::name::Family;
 use crate::runner::{Invocation, LockGuard, Output, Runner};
 
-/// Where programs are looked for, in this order. The `PATH` of our environment is not consulted.
+/// Folders of programs, in the order of the search. The `PATH` of our environment is not consulted.
 const DIRECTORIES: [&str; 6] = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin", "/usr/local/bin"];
 
 /// Runs the programs of this machine, in the network namespace of the calling thread or in one of its own
@@ -44,7 +44,7 @@ const DIRECTORIES: [&str; 6] = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/b
 pub struct System {
     directories: Vec<PathBuf>,
     lock_file: Option<PathBuf>,
-    /// Where the programs run; `None` for the calling thread's.
+    /// Network namespace of the programs; `None` for the calling thread's.
     namespace: Option<Arc<OwnedFd>>,
 }
 
@@ -254,10 +254,10 @@ impl Input<'_> {
     }
 }
 
-/// How much of a large text waits in the pipe: as much as the kernel gives to any user (`fs.pipe-max-size`).
+/// Bytes of a large text that wait in the pipe: as much as the kernel gives to any user (`fs.pipe-max-size`).
 const PIPE_SIZE: i32 = 1 << 20;
 
-/// When to fill a full pipe again. A restore program reads a tenth of it in that time.
+/// Time after which a full pipe is filled again. A restore program reads a tenth of it in that time.
 const REFILL: Duration = Duration::from_millis(5);
 
 /// Feeds and reads a child until it ends; `None` when its time is over.
@@ -344,7 +344,7 @@ fn is_transient(e: &io::Error) -> bool {
     matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// Waits for a pipe. A full one is filled again after a while: whoever waits for room in it is woken, and wakes the program's
+/// Waits for a pipe. A full one is filled again after a while: a writer that waits for room in it is woken, and wakes the program's
 /// processor in turn, for each page that the program reads. That takes a tenth of the time of a large restore.
 fn wait_for_any(pipes: &Pipes, is_full: bool, left: Duration) -> io::Result<()> {
     let left = if is_full && pipes.stdin.is_some() { left.min(REFILL) } else { left };

@@ -211,9 +211,9 @@ pub(crate) struct Split {
 /// Program whose text is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reading {
-    /// As `iptables-restore` reads.
+    /// Reads like `iptables-restore`.
     Restore,
-    /// As `iptables-save` writes: it quotes whole arguments, and prints some as they are, such as an interface named `a"b`.
+    /// Reads the text of `iptables-save`: it quotes whole arguments, and prints some as they are, such as an interface named `a"b`.
     Save,
 }
 

@@ -66,7 +66,7 @@ impl TableEdit {
 
     /// Declares a user-defined chain: `:CHAIN - [0:0]`.
     ///
-    /// If it does not exist it is created; **if it exists its rules are deleted**, in the same atomic step in which the rules
+    /// A missing chain is created; **an existing chain loses its rules**, in the same atomic step in which the rules
     /// appended here take their place. Chain lines stand before all edits, so rules may jump to chains declared later. They are
     /// written once each and the last name first, which the programs read fastest.
     pub fn chain(&mut self, chain: ChainName) -> &mut Self {
@@ -298,7 +298,7 @@ impl Transaction {
         self.tables.iter().flat_map(|table| &table.edits).try_for_each(Edit::check_writable)
     }
 
-    /// How many lines its text has, if no chain is declared twice.
+    /// Number of lines of the text, if no chain is declared twice.
     pub fn line_count(&self) -> usize {
         let tables = self.tables.iter().filter(|table| !table.is_empty());
         tables.map(|table| table.edits.iter().map(Edit::line_count).fold(2_usize, usize::saturating_add)).sum()
@@ -313,7 +313,7 @@ impl Transaction {
     }
 }
 
-/// How much text is made at once.
+/// Bytes of text that are made at once.
 pub(crate) const PIECE: usize = 64 * 1024;
 
 /// The text of a transaction, made while it is read.
@@ -510,7 +510,7 @@ impl fmt::Display for Transaction {
     }
 }
 
-/// As its text.
+/// Serialised as its text.
 #[cfg(feature = "serde")]
 impl serde::Serialize for Transaction {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

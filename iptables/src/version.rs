@@ -69,7 +69,7 @@ impl ProgramVersion {
         self.version >= Version::new(1, 6, 2)
     }
 
-    /// How this version's `iptables-restore` waits for the xtables lock.
+    /// Way in which this version's `iptables-restore` waits for the xtables lock.
     pub fn restore_wait(&self, version_option_works: bool, wait: Duration) -> RestoreWait {
         let seconds = wait.as_secs().max(1).to_string();
         if self.backend == Backend::NfTables {

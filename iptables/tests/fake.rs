@@ -154,7 +154,7 @@ fn nf_tables_without_nft_compat() {
     let host = FakeHost::new().without_compat();
     let detected = |host: &FakeHost| Iptables::detect(host, Family::Ipv4, BackendChoice::Detect).map(|it| it.backend());
     assert_eq!(detected(&host).unwrap(), Backend::Legacy);
-    // Where legacy cannot do better, or somebody uses nf_tables, nothing changes.
+    // The default stays where legacy cannot do better, or nf_tables has rules.
     assert_eq!(
         detected(&FakeHost::new().without_compat().without_kernel_tables(Backend::Legacy)).unwrap(),
         Backend::NfTables

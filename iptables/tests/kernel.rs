@@ -236,7 +236,7 @@ fn the_back_end_in_use_is_found() {
             let error =
                 Iptables::detect(System::new(), Family::Ipv4, BackendChoice::Expect(backend.other())).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::MixedBackends);
-            // Somebody else's rules in the other one change nothing as long as the kubelet's hint is there.
+            // Foreign rules in the other one change nothing as long as the kubelet's hint is there.
             other.command(&["-A", "INPUT", "-j", "ACCEPT"]);
             let survey = Survey::take(&System::new()).unwrap();
             assert_eq!(survey.presence(backend.other()).rules, 1);
@@ -295,7 +295,7 @@ fn a_held_lock_is_an_error_that_names_the_holder() {
     });
 }
 
-/// Runs everything as nobody.
+/// Runs everything as the user `nobody`.
 struct Unprivileged(System);
 
 impl Runner for Unprivileged {

@@ -305,7 +305,7 @@ fn known_words_and_names_of_chains_are_arguments_like_others() {
     let both: std::collections::HashSet<&Rule> = [&built, &parsed].into_iter().collect();
     assert_eq!(both.len(), 1);
     assert_eq!(format!("{:?}", built.tokens()), format!("{:?}", parsed.tokens()));
-    // Of chains that other tools have made, too.
+    // Jumps to chains that other tools have made are written, too.
     let odd = Dump::parse("*nat\n:A\"B - [0:0]\n:C - [0:0]\n-A C -j A\"B\nCOMMIT\n").unwrap();
     let odd = odd.table(&TableName::NAT).unwrap();
     let jump = Rule::builder().jump(&odd.chains()[0].name).build().unwrap();
@@ -329,7 +329,7 @@ fn tables_are_built_as_they_are_read() {
     let table = dump.tables.first_mut().unwrap();
     let users: Vec<_> = table.references("B").map(|(user, _)| user.name.as_str()).collect();
     assert_eq!(users, ["A"]);
-    // What follows a chain that is taken out is still found by its name.
+    // Chains behind a removed one are still found by name.
     assert_eq!(table.remove("INPUT").map(|taken| taken.rules), Some(vec![jump]));
     assert_eq!(table.remove("INPUT"), None);
     assert_eq!(table.chain("B"), Some(&Chain::new(chain("B"))));
@@ -358,7 +358,7 @@ fn values_come_from_their_text() {
     assert!(rule < later && counted < later && counted.cmp(&rule).is_eq());
     assert_eq!(Family::from(std::net::IpAddr::from([10, 0, 0, 1])), Family::Ipv4);
     assert_eq!(Family::from(std::net::IpAddr::from([0; 16])), Family::Ipv6);
-    // Of the policy, as a restore sets them.
+    // Counters of the policy, as a restore sets them.
     let chain =
         Chain::new(chain("FORWARD")).with_policy(Policy::Drop).with_counters(Counters { packets: 2, bytes: 120 });
     let mut table = iptables::Table::new(TableName::FILTER);

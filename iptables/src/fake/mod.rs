@@ -27,7 +27,7 @@ use crate::name::{Backend, ChainName, Family, TableName};
 use crate::rule::Counters;
 use crate::runner::{Invocation, LockGuard, Output, Runner};
 
-/// Where the programs seem to be.
+/// Apparent folder of the programs.
 const DIRECTORY: &str = "/fake/sbin";
 
 /// A host with `iptables` 1.8.9 of both back ends whose tables are in memory.
@@ -153,7 +153,7 @@ impl FakeHost {
         self.state().lock_held = held;
     }
 
-    /// How many runs of a restore program have changed something or tried to.
+    /// Number of runs of a restore program that changed something or tried to.
     pub fn writes(&self) -> usize {
         self.state().writes
     }

@@ -87,7 +87,7 @@ pub(super) enum Lacks<'s> {
     These(&'s BTreeSet<String>),
 }
 
-/// How it failed.
+/// Exit code and message of a failure.
 pub(super) struct Failure {
     pub(super) code: i32,
     pub(super) words: String,
