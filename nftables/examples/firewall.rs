@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let inet = || rule(Family::Inet);
 
     let mut transaction = Transaction::new();
-    // Whatever an earlier run left goes at the same instant as the new table comes.
+    // The rest of an earlier run goes at the same instant as the new table comes.
     transaction.remove_table(&table).add_table(Table::new(table));
     let base = BaseChain::new(ChainType::Filter, Hook::Input, Priority::FILTER);
     transaction.add_chain(Chain::base(input.clone(), base).policy(Policy::Drop));

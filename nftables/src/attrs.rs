@@ -57,7 +57,7 @@ attrs! {
         HANDLE = 2 => Handle(Be64),
         /// Name.
         NAME = 3 => Name(NulStr<'a>),
-        /// Where a base chain hangs.
+        /// Hook of a base chain.
         HOOK = 4 => Hook(Attrs<'a, HookAttr<'a>>),
         /// Verdict at the end of a base chain.
         POLICY = 5 => Policy(Be32),
@@ -79,7 +79,7 @@ attrs! {
 }
 
 attrs! {
-    /// Where a base chain hangs.
+    /// Hook of a base chain.
     "NFTA_HOOK_",
     pub enum HookAttr<'a> {
         /// `NF_INET_*` or `NF_NETDEV_*`.
@@ -316,7 +316,7 @@ attrs! {
         SREG = 5 => Sreg(Be32),
         /// Kind of checksum.
         CSUM_TYPE = 6 => CsumType(Be32),
-        /// Where the checksum is.
+        /// Offset of the checksum.
         CSUM_OFFSET = 7 => CsumOffset(Be32),
         /// `NFT_PAYLOAD_L4CSUM_*`.
         CSUM_FLAGS = 8 => CsumFlags(Be32),
@@ -579,11 +579,11 @@ attrs! {
     /// Matches up to a rate.
     "NFTA_LIMIT_",
     pub enum LimitAttr<'a> {
-        /// How many in a unit of time.
+        /// Number in a unit of time.
         RATE = 1 => Rate(Be64),
         /// Unit of time in seconds.
         UNIT = 2 => Unit(Be64),
-        /// How many at once.
+        /// Number at once.
         BURST = 3 => Burst(Be32),
         /// `NFT_LIMIT_*`.
         TYPE = 4 => Type(Be32),

@@ -126,7 +126,7 @@ impl Client {
         &mut self.connection
     }
 
-    /// The number of the rule set's generation: it grows with every transaction of anybody in the namespace.
+    /// The number of the rule set's generation: it grows with every transaction of any program in the namespace.
     ///
     /// # Errors
     /// [`ErrorKind::Permission`], [`ErrorKind::Unsupported`] without nf_tables.
@@ -176,7 +176,7 @@ impl Client {
     /// Reads a table, passes it to `plan` (`None` if there is none), and commits the transaction that `plan` returns
     /// for the generation that was read. Starts over if another program changed the rule set meanwhile.
     ///
-    /// A rule is added once, whoever else changes the table meanwhile:
+    /// A rule is added once, also when other programs change the table meanwhile:
     ///
     /// ```
     /// # use nftables::fake::FakeNftables;
@@ -381,7 +381,7 @@ impl Client {
     /// Gives the elements of a set to `each` while they arrive, as the kernel keeps them: a range of one field is two
     /// elements, the second of which is an [`ElementKey::End`].
     ///
-    /// On an error the elements given so far are incomplete: start over.
+    /// The elements given before an error are incomplete: start over.
     ///
     /// A hash table that grows is moved by the kernel in the background, for up to some seconds after tens of thousands of additions. A dump
     /// meanwhile may leave out elements or have them twice, and nothing in it says so (net/netfilter/nft_set_hash.c, `nft_rhash_walk`, skips
@@ -418,7 +418,7 @@ impl Client {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Interrupted`] when anybody changed the rule set meanwhile; else as [`Client::list_elements`].
+    /// [`ErrorKind::Interrupted`] when the rule set was changed meanwhile; else as [`Client::list_elements`].
     pub fn for_each_element(&mut self, set: &SetKey, mut each: impl FnMut(Element)) -> Result<(), Error> {
         let limits = self.connection.limits();
         let mut once = limits;

@@ -104,7 +104,7 @@ pub struct Refusal {
     pub kernel: KernelError,
 }
 
-/// Why there is an error.
+/// Cause of an error.
 #[derive(Clone)]
 enum Source {
     Refused(Arc<[Refusal]>),
@@ -277,7 +277,7 @@ impl fmt::Display for Part {
     }
 }
 
-/// Why it failed and what to do, as in the message of an [`Error`].
+/// Reason and remedy, as in the message of an [`Error`].
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match *self {

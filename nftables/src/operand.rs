@@ -191,7 +191,7 @@ impl Operand {
     /// Appends expressions that put the value at a register.
     ///
     /// # Errors
-    /// When the registers have no room for it.
+    /// The registers have no room for it.
     pub fn load(&self, register: Register, out: &mut Vec<Expression>) -> Result<(), InvalidValue> {
         if !register.has_room(self.length()) {
             return Err(InvalidValue::new("an operand", "the registers hold at most 64 bytes; use fewer fields"));

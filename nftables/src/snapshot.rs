@@ -12,7 +12,7 @@ use crate::transaction::Transaction;
 pub struct SetContents {
     /// The set.
     pub set: ObservedSet,
-    /// Its elements; ranges as [`ElementKey::Range`](crate::ElementKey::Range).
+    /// Elements of the set; ranges as [`ElementKey::Range`](crate::ElementKey::Range).
     #[cfg_attr(feature = "serde", serde(default))]
     pub elements: Vec<Element>,
 }
@@ -65,16 +65,16 @@ pub struct TableSnapshot {
     pub generation: u32,
     /// The table.
     pub table: ObservedTable,
-    /// Its chains.
+    /// Chains of the table.
     #[cfg_attr(feature = "serde", serde(default))]
     pub chains: Vec<ObservedChain>,
-    /// Its rules, those of a chain in order.
+    /// Rules of the table, those of a chain in order.
     #[cfg_attr(feature = "serde", serde(default))]
     pub rules: Vec<ObservedRule>,
-    /// Its sets and maps.
+    /// Sets and maps of the table.
     #[cfg_attr(feature = "serde", serde(default))]
     pub sets: Vec<SetContents>,
-    /// Its objects.
+    /// Objects of the table.
     #[cfg_attr(feature = "serde", serde(default))]
     pub objects: Vec<ObservedObject>,
 }

@@ -21,7 +21,7 @@ use crate::wire::{
 /// `NLM_F_APPEND` (linux/netlink.h): behind what is there.
 const NLM_F_APPEND: u16 = 0x800;
 
-/// Where a rule goes.
+/// Position of a new rule in its chain.
 ///
 /// Rules are found by their handles, which the kernel gives:
 ///
@@ -52,10 +52,10 @@ const NLM_F_APPEND: u16 = 0x800;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum RulePlace {
-    /// At the end of the chain.
+    /// The end of the chain.
     #[default]
     Last,
-    /// At its beginning.
+    /// The beginning of the chain.
     First,
     /// Behind the rule with this handle.
     After(u64),
@@ -104,7 +104,7 @@ pub(crate) struct Elements {
 
 /// Changes that are made together, in order. [`Client::commit`](crate::Client::commit) sends them.
 ///
-/// If something exists already and is equal, `add_…` counts as done (an existing chain gets the policy; an existing map
+/// Existing objects: `add_…` of an equal one counts as done (an existing chain gets the policy; an existing map
 /// element with other data is an error), and `create_…` is refused. Deleting what does not exist is an error. The
 /// kernel checks each operation when its turn comes: what it needs must exist or come before it.
 ///
@@ -233,7 +233,7 @@ impl Transaction {
     /// let mut ours = Transaction::new();
     /// ours.expect_generation(read_at).remove_table(&table);
     ///
-    /// // Somebody else is faster.
+    /// // Another program is faster.
     /// let mut theirs = Transaction::new();
     /// theirs.add_table(Table::new(table.clone()));
     /// client.commit(&theirs)?;

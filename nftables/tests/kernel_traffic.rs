@@ -47,7 +47,7 @@ fn endpoint(port: u16) -> Value {
     Value::concat(&[Ipv4Addr::LOCALHOST.into(), Value::port(port)]).unwrap()
 }
 
-/// A way to the service's address: it is nobody's, and leaves by `lo`.
+/// A way to the service's address: no host has it, and it leaves by `lo`.
 fn way() {
     oracle::run("ip", &["route", "add", "10.96.0.0/16", "dev", "lo", "src", "127.0.0.1"], None).unwrap();
     // Addresses of 127/8 may be translated to.

@@ -7,7 +7,7 @@ use nftables::{Client, Family, Name, Policy, SetPolicy, TableKey, Value};
 #[allow(dead_code, unused_macros, reason = "only some of its tables are needed here")]
 mod suite;
 
-/// Whatever can be in a table, as the fake kernel holds it.
+/// Tables with everything that the fake kernel can hold.
 fn tables() -> Vec<nftables::TableSnapshot> {
     let cases: [fn(&mut Client); 6] = [
         suite::chains_come_back_as_they_were_written,

@@ -132,9 +132,9 @@ numbered! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Direction {
-    /// As its first packet.
+    /// The direction of the first packet.
     Original,
-    /// As the answers.
+    /// The direction of the answers.
     Reply,
 }
 
@@ -178,7 +178,7 @@ bitflags! {
 }
 
 numbered! {
-    /// How to compare (`NFT_CMP_*`).
+    /// Comparison (`NFT_CMP_*`).
     CmpOp {
         /// Equal.
         Eq = 0, "==";
@@ -206,7 +206,7 @@ numbered! {
 }
 
 bitflags! {
-    /// How to choose addresses and ports (`NF_NAT_RANGE_*`).
+    /// Choice of addresses and ports (`NF_NAT_RANGE_*`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct NatFlags: u32 {
@@ -229,7 +229,7 @@ bitflags! {
 }
 
 numbered! {
-    /// How numbers are made (`NFT_NG_*`).
+    /// Generator of numbers (`NFT_NG_*`).
     NumgenKind {
         /// One after another.
         Incremental = 0, "inc";
@@ -265,7 +265,7 @@ pub enum LimitUnit {
     Day,
     /// Week.
     Week,
-    /// As many seconds.
+    /// Another number of seconds.
     Other(u64),
 }
 
@@ -295,7 +295,7 @@ impl LimitUnit {
     }
 }
 
-/// Why a destination is said to be unreachable, in a message of ICMP or ICMPv6 (`NFT_REJECT_ICMPX_*`).
+/// Reason that a message of ICMP or ICMPv6 gives for an unreachable destination (`NFT_REJECT_ICMPX_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum IcmpCode {
@@ -330,7 +330,7 @@ impl IcmpCode {
     }
 }
 
-/// How a packet is refused.
+/// Form of a refusal of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

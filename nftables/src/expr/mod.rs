@@ -113,7 +113,7 @@ pub enum Expression {
         source: Register,
         /// Kind of checksum to mend (`NFT_PAYLOAD_CSUM_*`): 0 for none, 1 for that of IP.
         checksum: u32,
-        /// Where that checksum is in the header.
+        /// Offset of that checksum in the header.
         checksum_offset: u32,
         /// `NFT_PAYLOAD_L4CSUM_*`: 1 when the checksum of the transport protocol covers the bytes.
         checksum_flags: u32,
@@ -163,7 +163,7 @@ pub enum Expression {
     Cmp {
         /// The register.
         register: Register,
-        /// How to compare.
+        /// Comparison.
         op: CmpOp,
         /// The constant.
         value: Value,
@@ -199,7 +199,7 @@ pub enum Expression {
         set: SetReference,
         /// Register with the key.
         source: Register,
-        /// Where the data go; [`Register::VERDICT`] in a map of verdicts.
+        /// Register for the data; [`Register::VERDICT`] in a map of verdicts.
         register: Option<Register>,
         /// Goes on when the set does not have the key instead.
         #[cfg_attr(feature = "serde", serde(default))]
@@ -224,7 +224,7 @@ pub enum Expression {
         address: Option<RegisterRange>,
         /// Registers with the first and the last port.
         port: Option<RegisterRange>,
-        /// How to choose.
+        /// Choice of addresses and ports.
         #[cfg_attr(feature = "serde", serde(default))]
         flags: NatFlags,
     },
@@ -232,7 +232,7 @@ pub enum Expression {
     Masquerade {
         /// Registers with the first and the last port.
         port: Option<RegisterRange>,
-        /// How to choose.
+        /// Choice of ports.
         #[cfg_attr(feature = "serde", serde(default))]
         flags: NatFlags,
     },
@@ -240,7 +240,7 @@ pub enum Expression {
     Redirect {
         /// Registers with the first and the last port.
         port: Option<RegisterRange>,
-        /// How to choose.
+        /// Choice of ports.
         #[cfg_attr(feature = "serde", serde(default))]
         flags: NatFlags,
     },
@@ -310,11 +310,11 @@ pub enum Expression {
     },
     /// Goes on up to a rate.
     Limit {
-        /// How many in a unit of time.
+        /// Number in a unit of time.
         rate: u64,
         /// The unit of time.
         unit: LimitUnit,
-        /// How many at once beyond the rate.
+        /// Number at once beyond the rate.
         burst: u32,
         /// Counts bytes instead of packets.
         #[cfg_attr(feature = "serde", serde(default))]

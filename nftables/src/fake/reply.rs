@@ -82,7 +82,7 @@ pub(super) fn change(state: &mut State, message: &Message<'_>) -> Reply {
     }
 }
 
-/// Where an expression or element starts in a message.
+/// Offset of an expression or element in a message.
 fn place_of(message: &Message<'_>, index: usize) -> Option<u32> {
     let list_kind = match message.header.kind.to_be_bytes() {
         [_, uapi::NFT_MSG_NEWRULE] => RuleAttr::EXPRESSIONS,

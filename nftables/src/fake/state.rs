@@ -42,7 +42,7 @@ pub(super) struct FakeSet {
     pub(super) handle: u64,
     /// Number within the transaction that made it.
     pub(super) id: Option<u32>,
-    /// As the kernel keeps them: by key, and whether it is the end of a range.
+    /// Elements in the kernel's form: by key, and whether it is the end of a range.
     pub(super) elements: BTreeMap<(Value, bool), Element>,
 }
 
@@ -63,7 +63,7 @@ impl Default for State {
     }
 }
 
-/// Where a rule goes, and whether something may be there.
+/// Place of a rule in its chain, and flags of the request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RuleRequest {
     pub(super) handle: Option<u64>,

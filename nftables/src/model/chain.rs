@@ -5,26 +5,26 @@ use std::str::FromStr;
 
 use super::{ChainKey, Family, InvalidValue};
 
-/// Where in a packet's way a base chain hangs.
+/// Point in a packet's way at which a base chain hangs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum Hook {
     /// Before the routing decision.
     Prerouting,
-    /// For this host.
+    /// Packets for this host.
     Input,
-    /// For others.
+    /// Packets that this host forwards.
     Forward,
-    /// From this host.
+    /// Packets from this host.
     Output,
     /// After the routing decision.
     Postrouting,
-    /// From a device. In families `inet` and `netdev`.
+    /// Packets from a device. In families `inet` and `netdev`.
     Ingress,
-    /// To a device. In family `netdev`, since Linux 5.16.
+    /// Packets to a device. In family `netdev`, since Linux 5.16.
     Egress,
-    /// One that this library does not know.
+    /// A hook that this library does not know.
     Other(u32),
 }
 
@@ -136,7 +136,7 @@ pub enum ChainType {
     Nat,
     /// Routes packets again that its rules changed. At hook `output`.
     Route,
-    /// One that this library does not know.
+    /// A type that this library does not know.
     Other(String),
 }
 
@@ -213,9 +213,9 @@ impl FromStr for Policy {
 pub struct BaseChain {
     /// The type.
     pub kind: ChainType,
-    /// Where it hangs.
+    /// Point in a packet's way.
     pub hook: Hook,
-    /// When it is its turn there.
+    /// Order among the chains of the hook.
     pub priority: Priority,
     /// Verdict for packets that reach the chain's end.
     #[cfg_attr(feature = "serde", serde(default))]

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::InvalidValue;
 
-/// How the bytes of a value lie.
+/// Byte order of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ByteOrder {
@@ -139,9 +139,9 @@ impl fmt::Debug for DataType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Field {
-    /// Its type.
+    /// Type of the field.
     pub data_type: DataType,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub length: u32,
 }
 
@@ -193,7 +193,7 @@ impl FieldTypes {
     /// A type of these fields.
     ///
     /// # Errors
-    /// Without fields, with a field without length, or with more than five of them or 64 bytes in all.
+    /// There is no field, a field without length, more than five fields, or more than 64 bytes in all.
     pub fn new(fields: impl IntoIterator<Item = Field>) -> Result<Self, InvalidValue> {
         let types = FieldTypes { fields: fields.into_iter().collect() };
         let invalid = |why| Err(InvalidValue::new(format!("type {types}"), why));
@@ -325,7 +325,7 @@ mod tests {
             (DataType::IPV4_ADDR.0, 4, &[]),
             (0x1cd, 8, &[]),
             (0x1cd, 8, &[4, 2]),
-            // Types that nobody knows, more numbers than lengths, and the other way round.
+            // Unknown types, more numbers than lengths, and the other way round.
             (0, 24, &[8, 8, 8]),
             (u32::MAX, 8, &[4, 4]),
             (u32::MAX, 7, &[]),

@@ -19,9 +19,9 @@ pub enum Verdict {
     Continue,
     /// Back to the chain that jumped here.
     Return,
-    /// To a chain, and back.
+    /// A jump to a chain, and back.
     Jump(Name),
-    /// To a chain, and not back here.
+    /// A jump to a chain, and not back here.
     Goto(Name),
     /// Another one: `NF_QUEUE` with its bits, for example.
     Other(i32),
@@ -48,12 +48,12 @@ impl fmt::Display for Verdict {
 pub enum ElementKey {
     /// One value. In a set of intervals of one field, the start of a range.
     Value(Value),
-    /// From the first to the last value, both included.
+    /// A range from the first to the last value, both included.
     Range(Value, Value),
     /// The end of a range in a set of intervals of one field: the first value behind it. Only read where elements are
     /// streamed; whole sets are given with [`Range`](ElementKey::Range).
     End(Value),
-    /// Whatever no other element holds. Since Linux 5.13.
+    /// All keys that no other element holds. Since Linux 5.13.
     CatchAll,
 }
 
@@ -125,7 +125,7 @@ pub struct Element {
     pub data: Option<ElementData>,
     /// Time-out, in whole milliseconds. `None` for the set's.
     pub timeout: Option<Duration>,
-    /// How long it still lives; only read.
+    /// Time that the element still lives; only read.
     pub expiration: Option<Duration>,
     /// Counters and the like.
     #[cfg_attr(feature = "serde", serde(default))]

@@ -30,7 +30,7 @@ impl Name {
     /// Checks a name.
     ///
     /// # Errors
-    /// When it is empty, longer than 255 bytes, or has a NUL or control character.
+    /// The name is empty, longer than 255 bytes, or has a NUL or control character.
     pub fn new(name: &str) -> Result<Self, InvalidValue> {
         let invalid = |why| Err(InvalidValue::new(format!("name {name:?}"), why));
         if name.is_empty() {
@@ -94,7 +94,7 @@ pub enum Family {
     Bridge,
     /// Devices.
     Netdev,
-    /// One that this library does not know.
+    /// A family that this library does not know.
     Other(u8),
 }
 
@@ -172,7 +172,7 @@ impl From<IpAddr> for Family {
 pub struct TableKey {
     /// Family of packets that the table sees.
     pub family: Family,
-    /// Its name.
+    /// Name of the table.
     pub name: Name,
 }
 
@@ -180,7 +180,7 @@ impl TableKey {
     /// A table of this family and name.
     ///
     /// # Errors
-    /// When the name is none: see [`Name::new`].
+    /// The name is invalid: see [`Name::new`].
     pub fn new(family: Family, name: &str) -> Result<Self, InvalidValue> {
         Ok(TableKey { family, name: Name::new(name)? })
     }
@@ -188,7 +188,7 @@ impl TableKey {
     /// A chain of the table.
     ///
     /// # Errors
-    /// When the name is none.
+    /// The name is invalid.
     pub fn chain(&self, name: &str) -> Result<ChainKey, InvalidValue> {
         Ok(ChainKey { table: self.clone(), name: Name::new(name)? })
     }
@@ -196,7 +196,7 @@ impl TableKey {
     /// A set or map of the table.
     ///
     /// # Errors
-    /// When the name is none.
+    /// The name is invalid.
     pub fn set(&self, name: &str) -> Result<SetKey, InvalidValue> {
         Ok(SetKey { table: self.clone(), name: Name::new(name)? })
     }
@@ -204,7 +204,7 @@ impl TableKey {
     /// An object of the table.
     ///
     /// # Errors
-    /// When the name is none.
+    /// The name is invalid.
     pub fn object(&self, kind: super::ObjectType, name: &str) -> Result<ObjectKey, InvalidValue> {
         Ok(ObjectKey { table: self.clone(), kind, name: Name::new(name)? })
     }
@@ -243,9 +243,9 @@ fn in_table<'a>(what: &str, text: &'a str) -> Result<(TableKey, &'a str), Invali
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ChainKey {
-    /// Its table.
+    /// Table of the chain.
     pub table: TableKey,
-    /// Its name.
+    /// Name of the chain.
     pub name: Name,
 }
 
@@ -268,9 +268,9 @@ impl FromStr for ChainKey {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct SetKey {
-    /// Its table.
+    /// Table of the set.
     pub table: TableKey,
-    /// Its name.
+    /// Name of the set.
     pub name: Name,
 }
 
@@ -293,11 +293,11 @@ impl FromStr for SetKey {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ObjectKey {
-    /// Its table.
+    /// Table of the object.
     pub table: TableKey,
-    /// Its kind.
+    /// Kind of the object.
     pub kind: super::ObjectType,
-    /// Its name.
+    /// Name of the object.
     pub name: Name,
 }
 

@@ -13,7 +13,7 @@ pub enum ObjectType {
     Quota,
     /// A rate.
     Limit,
-    /// One that this library keeps as bytes.
+    /// A kind that this library keeps as bytes.
     Other(u32),
 }
 

@@ -128,7 +128,7 @@ pub struct Set {
     pub flags: SetFlags,
     /// Time-out of elements without one of their own, in whole milliseconds.
     pub timeout: Option<Duration>,
-    /// How often elements that have timed out are removed, in whole milliseconds.
+    /// Interval in which elements that have timed out are removed, in whole milliseconds.
     pub gc_interval: Option<Duration>,
     /// Greatest number of elements.
     pub size: Option<u32>,

@@ -50,7 +50,7 @@ impl Value {
     /// A value of these bytes.
     ///
     /// # Errors
-    /// When there are more than 64.
+    /// There are more than 64 bytes.
     pub fn new(bytes: &[u8]) -> Result<Self, InvalidValue> {
         if bytes.len() > NFT_DATA_VALUE_MAXLEN {
             return Err(InvalidValue::new(format!("a value of {} bytes", bytes.len()), "registers hold at most 64"));
@@ -58,7 +58,7 @@ impl Value {
         Ok(Value::of(bytes))
     }
 
-    /// As [`Value::new`], for bytes that are known to be few.
+    /// A value as by [`Value::new`], for bytes that are known to be few.
     pub(crate) fn of(bytes: &[u8]) -> Self {
         let mut inline = [0; INLINE];
         match (inline.get_mut(..bytes.len()), u8::try_from(bytes.len())) {
@@ -111,7 +111,7 @@ impl Value {
     /// The name of an interface, filled up to 16 bytes.
     ///
     /// # Errors
-    /// When it is longer than 15 bytes.
+    /// The name is longer than 15 bytes.
     pub fn interface(name: &str) -> Result<Self, InvalidValue> {
         let mut bytes = [0; 16];
         match bytes.get_mut(..name.len()) {
@@ -124,7 +124,7 @@ impl Value {
     /// Several values one after another, each filled up to a multiple of four bytes: the key of a concatenation.
     ///
     /// # Errors
-    /// When there are more than 64 bytes.
+    /// There are more than 64 bytes.
     pub fn concat(fields: &[Value]) -> Result<Self, InvalidValue> {
         let mut inline = [0; INLINE];
         if let Some(length) = fill(&mut inline, fields).and_then(|length| u8::try_from(length).ok()) {
@@ -221,7 +221,7 @@ impl Hash for Value {
     }
 }
 
-/// From what `Debug` prints: `0x` and two hexadecimal digits a byte.
+/// Reads the text of `Debug`: `0x` and two hexadecimal digits a byte.
 #[cfg(feature = "serde")]
 fn from_hex(text: &str) -> Result<Value, InvalidValue> {
     let byte = |pair: &[u8]| {

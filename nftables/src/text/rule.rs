@@ -384,7 +384,7 @@ impl<'a> Writer<'a> {
 }
 
 impl Symbol {
-    /// As what is compared, looked up or translated to.
+    /// Text of a value that is compared, looked up or translated to.
     fn left(&self) -> Option<String> {
         match (&self.constant, &self.mask) {
             (Some(_), _) => None,
@@ -403,7 +403,7 @@ impl Symbol {
         }
     }
 
-    /// As what something is set to.
+    /// Text of a value that something is set to.
     fn right(&self, data_type: DataType) -> Option<String> {
         match &self.constant {
             Some(value) => field_text(value.as_bytes(), data_type, PLAIN),

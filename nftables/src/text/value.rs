@@ -5,12 +5,12 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::model::{ByteOrder, DataType, Field, FieldTypes, Value};
 
-/// Where a value stands.
+/// Context of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Form {
-    /// In a set of intervals, where all numbers are in network byte order.
+    /// The value is in a set of intervals, where all numbers are in network byte order.
     pub(super) interval: bool,
-    /// In a set with `typeof`: integers are those that expressions make, in the machine's byte order.
+    /// The value is in a set with `typeof`: integers are those that expressions make, in the machine's byte order.
     pub(super) numbers: bool,
 }
 

@@ -12,14 +12,14 @@ use crate::model::{Element, ElementData, ElementKey, Name, Set, SetFlags, Value}
 use crate::uapi;
 use crate::userdata;
 
-/// How a set keeps ranges.
+/// Form in which a set keeps ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ElementForm {
     /// Not at all.
     Single,
-    /// As two elements: the start, and the first value behind the end.
+    /// Two elements: the start, and the first value behind the end.
     Pairs,
-    /// As both ends in one element.
+    /// Both ends in one element.
     Ends,
 }
 

@@ -526,7 +526,7 @@ pub(crate) fn a_proxy_fits_in_one_transaction(client: &mut Client) {
     assert_eq!(verdict.data, Some(ElementData::Verdict(Verdict::Goto(name("pick2")))));
     let snapshot = client.snapshot(&table()).unwrap();
     assert_eq!((snapshot.chains.len(), snapshot.rules.len(), snapshot.sets.len()), (3, 3, 2));
-    // An element in use by nobody else goes; the chain it led to is then free.
+    // An element that no other part uses can be deleted; the chain it led to is then free.
     done(client, |t| {
         t.flush_set(&services.key).delete_chain(&table().chain("pick2").unwrap());
     });
