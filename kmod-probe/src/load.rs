@@ -21,7 +21,7 @@ use crate::root::Root;
 pub enum RunOutcome {
     /// The program ended. `code` is `None` when a signal ended it.
     Ended {
-        /// Its exit code.
+        /// Exit code; `None` when a signal ended the program.
         code: Option<i32>,
         /// Error output, at most 4 kB.
         stderr: String,
@@ -173,9 +173,9 @@ pub enum LoadResult {
     NotSeen,
     /// `modprobe` failed.
     Failed {
-        /// Its exit code, `None` when a signal ended it.
+        /// Exit code, `None` when a signal ended it.
         code: Option<i32>,
-        /// Its message.
+        /// Message of `modprobe`.
         message: String,
     },
     /// `modprobe` did not end in time.
@@ -288,7 +288,7 @@ impl<R: Runner> Loader<R> {
         self
     }
 
-    /// How long one `modprobe` may take.
+    /// Time limit of one `modprobe`.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
@@ -315,7 +315,7 @@ impl<R: Runner> Loader<R> {
     /// Loads several modules with one `modprobe` (`-a`), which is much faster than one for each: most of its time goes into starting
     /// and reading its lists. Modules that are there already are left out; if all are, nothing is started.
     ///
-    /// One that does not exist does not keep the others from being loaded. `modprobe` says only of all together whether it
+    /// A module that does not exist does not keep the others from being loaded. `modprobe` reports only for all together whether it
     /// succeeded, so each that is not there afterwards has its message.
     pub fn load_together(&mut self, modules: &[ModuleName]) -> Vec<LoadOutcome> {
         let (there, missing): (Vec<_>, Vec<_>) = modules.iter().partition(|module| self.is_there(module));

@@ -94,7 +94,7 @@ impl From<ModuleName> for String {
 pub enum ModuleState {
     /// In use.
     Live,
-    /// Its initialisation has not returned yet.
+    /// Being initialised.
     Loading,
     /// Being removed.
     Unloading,

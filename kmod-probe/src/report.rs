@@ -35,15 +35,15 @@ impl fmt::Display for Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum State {
-    /// Its module is in memory.
+    /// The module is in memory.
     Loaded,
     /// The requirement is part of the kernel image.
     BuiltIn,
     /// The running kernel does it; whether loaded or built in could not be told.
     Working,
-    /// Its module can be loaded. The kernel does that by itself at first use, or [`Loader`](crate::Loader) does.
+    /// The module can be loaded. The kernel does that by itself at first use, or [`Loader`](crate::Loader) does.
     Loadable,
-    /// The kernel does not have it.
+    /// The kernel has no such part.
     Missing,
     /// The evidence is not enough.
     Unknown,
@@ -95,7 +95,7 @@ pub enum EvidenceKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Evidence {
-    /// Where it comes from.
+    /// Kind of source.
     pub kind: EvidenceKind,
     /// The file, as seen inside the root.
     pub path: String,
@@ -227,7 +227,7 @@ pub struct Finding {
     pub name: String,
     /// Purpose of the requirement.
     pub why: String,
-    /// How much depends on it.
+    /// Importance of the requirement.
     pub need: Need,
     /// The iptables backend it belongs to, and the families that need it.
     pub backend: Option<(Backend, Families)>,
@@ -249,17 +249,17 @@ pub struct Finding {
 pub struct ModuleSupport {
     /// [`Answer::No`]: only what is built in can be used.
     pub answer: Answer,
-    /// How this is known.
+    /// Evidence for the answer.
     pub evidence: Vec<Evidence>,
 }
 
-/// How one list was read.
+/// Outcome of reading one list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct SourceStatus {
     /// The file or directory, as seen inside the root.
     pub path: String,
-    /// Why it was not used.
+    /// Reason why the list was not used.
     pub failure: Option<Failure>,
     /// Whether all of it was understood. What an incomplete list does not name may still be there.
     pub complete: bool,
@@ -273,7 +273,7 @@ pub struct SourceStatus {
 pub struct Verdict {
     /// The answer. [`Answer::No`] and [`Answer::Unknown`] come with reasons.
     pub answer: Answer,
-    /// Why it is not yes: every obstacle with its fix.
+    /// Reasons why the answer is not yes: every obstacle with its fix.
     pub reasons: Vec<String>,
     /// Facts that do not change the answer but should be known: facts that could not be checked, a contradiction, a value
     /// that this process may not change.
@@ -338,7 +338,7 @@ pub struct Report {
     pub ipset_version: Option<IpsetVersion>,
     /// Sysctls that IPVS mode wants.
     pub sysctls: Vec<SysctlFinding>,
-    /// How each list was read.
+    /// Outcome of reading each list.
     pub sources: Vec<SourceStatus>,
     /// The answer.
     pub verdict: Verdict,

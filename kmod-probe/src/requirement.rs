@@ -5,7 +5,7 @@ use crate::modules::ModuleName;
 use crate::profile::Families;
 use crate::version::KernelRelease;
 
-/// How much depends on a requirement.
+/// Importance of a requirement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Need {
@@ -17,7 +17,7 @@ pub enum Need {
     Wanted,
 }
 
-/// How iptables rules reach the kernel.
+/// Kernel interface by which iptables rules reach the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Backend {
@@ -108,7 +108,7 @@ pub struct Requirement {
     pub name: String,
     /// Purpose of the requirement.
     pub why: &'static str,
-    /// How much depends on it.
+    /// Importance of the requirement.
     pub need: Need,
     /// For [`Need::Either`]: the backend it belongs to, and the families that need it.
     pub backend: Option<(Backend, Families)>,

@@ -1,4 +1,4 @@
-//! From lists to an answer: what the kernel has of one requirement, and how that is known.
+//! From lists to an answer: the state of one requirement in the kernel, with its evidence.
 
 use crate::Answer;
 use crate::active::{ActiveAnswer, ActiveProbe};

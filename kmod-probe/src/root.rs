@@ -7,7 +7,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
 
-/// Why a file could not be used. Only [`Failure::Absent`] says that it is not there.
+/// Reason why a file could not be used. Only [`Failure::Absent`] says that it is not there.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
@@ -22,7 +22,7 @@ pub enum Failure {
     NotAFile,
     /// The file has more than this many bytes; none of them was used.
     TooLarge(u64),
-    /// Its content is not what belongs there, and why.
+    /// The content is not of the expected form, and why.
     Garbage(String),
     /// Another error of the system.
     Io(String),
@@ -73,7 +73,7 @@ impl Root {
 
     /// The real path of `path` (given as seen inside the root), symbolic links resolved inside the root.
     pub(crate) fn locate(&self, path: &str) -> Result<PathBuf, Failure> {
-        /// As the kernel has it (`MAXSYMLINKS`, `include/linux/namei.h`).
+        /// The kernel's limit (`MAXSYMLINKS`, `include/linux/namei.h`).
         const MOST_LINKS: usize = 40;
         let mut left: VecDeque<OsString> = parts(Path::new(path)).collect();
         let mut here = self.0.clone();

@@ -216,7 +216,7 @@ impl Sources {
         }
     }
 
-    /// How each list was read, for the report.
+    /// Outcome of reading each list, for the report.
     pub(crate) fn statuses(&self) -> Vec<SourceStatus> {
         fn status<T>(source: &Source<T>, complete: impl Fn(&T) -> bool) -> SourceStatus {
             SourceStatus {

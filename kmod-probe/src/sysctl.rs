@@ -11,7 +11,7 @@ use crate::root::Failure;
 use crate::sources::Sources;
 use crate::version::KernelRelease;
 
-/// How a sysctl stands to what is wanted.
+/// Relation of a sysctl to its wanted value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum SysctlState {
@@ -62,11 +62,11 @@ pub struct SysctlFinding {
     pub wanted: String,
     /// Purpose of the value.
     pub why: String,
-    /// How much depends on it.
+    /// Importance of the value.
     pub need: Need,
     /// The value it has, when it could be read.
     pub current: Option<String>,
-    /// How the two compare.
+    /// Relation of the two values.
     pub state: SysctlState,
     /// Whether this process could change it.
     pub access: Access,

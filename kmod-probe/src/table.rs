@@ -152,16 +152,16 @@ impl P {
     }
 }
 
-/// Who needs a row.
+/// Condition under which a row is needed.
 #[derive(Clone, Copy, Debug)]
 enum For {
-    /// Everybody.
+    /// Needed by every caller.
     All,
-    /// Whoever uses this family; wanted otherwise.
+    /// Needed with this family; wanted otherwise.
     Family(Family),
-    /// Nobody by itself: only what `why` says.
+    /// Not needed by itself: only for what `why` says.
     Some,
-    /// This backend, in these families.
+    /// Needed with this backend, in these families.
     Backend(Backend, Families),
 }
 
