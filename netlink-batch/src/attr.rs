@@ -17,7 +17,7 @@ pub struct RawAttr<'a> {
     pub type_field: u16,
     /// The payload without header and padding.
     pub payload: &'a [u8],
-    /// Where the attribute's header starts, in bytes from the start of the list it was read from.
+    /// Offset of the attribute's header in the list it was read from, in bytes.
     pub offset: usize,
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 
 /// Walks a list of attributes. After an error it ends: what follows a broken length cannot be trusted.
 ///
-/// For attributes without a table; [`Attrs`] is the typed way.
+/// Untyped walk, for attributes without a table; [`Attrs`] is the typed one.
 ///
 /// ```
 /// use netlink_batch::{Be16, Encoder, RawAttrs, Wire, WireError};
@@ -115,7 +115,7 @@ impl<'a> Iterator for RawAttrs<'a> {
 pub struct AttrRow {
     /// The attribute's number.
     pub kind: u16,
-    /// Its name without the table's prefix.
+    /// Name without the table's prefix.
     pub name: &'static str,
     /// The table of what is nested inside.
     pub nested: Option<&'static AttrTable>,

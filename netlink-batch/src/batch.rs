@@ -42,7 +42,7 @@ pub struct BatchReport {
     pub len: usize,
     /// The requests that were not carried out, by their place in the batch, in order.
     pub failures: Vec<(usize, Outcome)>,
-    /// Why the batch stopped early, when it did. A refused request does not stop it.
+    /// Reason for stopping early, when it did. A refused request does not stop a batch.
     pub stopped: Option<Error>,
 }
 
@@ -63,7 +63,7 @@ impl BatchReport {
 /// A request of the chunk being filled.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
-    /// Its place in the batch.
+    /// Place of the request in the batch.
     index: usize,
     sent: Sent,
 }

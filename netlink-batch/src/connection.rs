@@ -70,7 +70,7 @@ pub trait Transport: Send {
     /// The port id that answers carry.
     fn port(&self) -> u32;
 
-    /// How many answers fit into the receive buffer at once.
+    /// Number of answers that fit into the receive buffer at once.
     fn in_flight(&self) -> usize;
 
     /// Makes room for sending a datagram of this many bytes, as far as the system allows, and returns the longest one that can be
@@ -83,7 +83,7 @@ pub trait Transport: Send {
     }
 }
 
-/// How long a connection waits, how often it repeats a dump, and how large its batches are.
+/// Limits of a connection: its waiting time, the attempts at a dump, and the size of batches.
 ///
 /// ```
 /// use std::time::Duration;
@@ -99,10 +99,10 @@ pub trait Transport: Send {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// How long to wait for the answer to one request, one batch chunk, or the next part of a dump. Default 10 s: the
+    /// Time to wait for the answer to one request, one batch chunk, or the next part of a dump. Default 10 s: the
     /// kernel answers before `send` returns, unless another program holds its locks.
     pub timeout: Duration,
-    /// How often a dump is started when the table changes meanwhile. Default 8.
+    /// Number of attempts at a dump when the table changes meanwhile. Default 8.
     pub dump_attempts: u32,
     /// Messages in one send. Default 128: more gains nothing. Never more than the receive buffer can answer.
     pub chunk_messages: usize,
@@ -396,7 +396,7 @@ impl Connection {
                         None => Ok(Dump { items, datagrams }),
                     };
                 }
-                // A part was lost or cut off (the buffer has grown meanwhile): nobody may see the rest.
+                // A part was lost or cut off (the buffer has grown meanwhile): the rest is not given out.
                 Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::StateUnknown) => {
                     self.drain(sequence)?;
                 }
@@ -587,7 +587,7 @@ impl Connection {
 /// A request in the send buffer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sent {
-    /// Its first byte, and the one behind its last.
+    /// Offsets of the request's first byte, and of the byte behind its last.
     pub(crate) start: usize,
     pub(crate) end: usize,
     pub(crate) sequence: u32,

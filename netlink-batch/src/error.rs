@@ -13,7 +13,7 @@ pub enum WireError {
     /// A message whose length field is below its header or beyond the datagram.
     #[error("message at byte {offset} is cut off or has an impossible length ({available} bytes are there)")]
     Message {
-        /// Where the message starts in its datagram.
+        /// Offset of the message in its datagram.
         offset: usize,
         /// Bytes from there to the end.
         available: usize,
@@ -21,7 +21,7 @@ pub enum WireError {
     /// An attribute whose length field is below its header or beyond the list.
     #[error("attribute at byte {offset} is cut off or has an impossible length ({available} bytes are there)")]
     AttributeLength {
-        /// Where the attribute starts in its list.
+        /// Offset of the attribute in its list.
         offset: usize,
         /// Bytes from there to the end.
         available: usize,
@@ -31,7 +31,7 @@ pub enum WireError {
     Payload {
         /// C name of the attribute.
         attribute: String,
-        /// Where the attribute starts in its list.
+        /// Offset of the attribute in its list.
         offset: usize,
         /// Length or form that the attribute's type demands.
         expected: &'static str,
@@ -179,7 +179,7 @@ pub struct KernelError {
     /// [`AttrTable::path`](crate::AttrTable::path) gives their names.
     #[cfg_attr(feature = "serde", serde(default))]
     pub attribute: Vec<u16>,
-    /// Where the attribute the kernel refused starts, in bytes from the start of its message. Tells apart attributes of one number
+    /// Offset of the attribute that the kernel refused, in bytes from the start of its message. Tells apart attributes of one number
     /// in a list.
     pub offset: Option<u32>,
     /// Number of an attribute the kernel missed.
@@ -325,7 +325,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// Why it failed and what to do, as in the message of an [`Error`].
+/// Reason and remedy, as in the message of an [`Error`].
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -20,9 +20,9 @@ crate::attrs! {
     pub enum ControllerAttr<'a> {
         /// The message type of the family in this kernel.
         FAMILY_ID = 1 => FamilyId(u16),
-        /// Its name.
+        /// Name of the family.
         FAMILY_NAME = 2 => FamilyName(NulStr<'a>),
-        /// Its version.
+        /// Version of the family.
         VERSION = 3 => Version(u32),
         /// A list of its multicast groups, each with the attributes of [`GroupAttr`].
         MCAST_GROUPS = 7 => McastGroups(&'a [u8]),
@@ -33,9 +33,9 @@ crate::attrs! {
     /// Attributes of a multicast group, in the controller's answer.
     "CTRL_ATTR_MCAST_GRP_",
     pub enum GroupAttr<'a> {
-        /// Its name.
+        /// Name of the group.
         NAME = 1 => Name(NulStr<'a>),
-        /// Its number in this kernel.
+        /// Number of the group in this kernel.
         ID = 2 => Id(u32),
     }
 }
@@ -106,7 +106,7 @@ impl Genl {
         Self::new(Connection::open(Protocol::Generic)?, name)
     }
 
-    /// As [`Genl::open`], in another network namespace; see [`Socket::open_in`].
+    /// Opens as [`Genl::open`], in another network namespace; see [`Socket::open_in`].
     ///
     /// # Errors
     /// As [`Genl::open`].

@@ -11,7 +11,7 @@ use crate::header::{
 /// One message of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// Its header.
+    /// Header of the message.
     pub header: MessageHeader,
     /// Bytes behind the header, without padding.
     pub payload: &'a [u8],

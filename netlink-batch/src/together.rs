@@ -94,7 +94,7 @@ impl<'a> TogetherWriter<'a> {
     /// Sends everything, and waits for the answer to the request at `acknowledged`; an error answer to the first request ends the
     /// waiting too. Gives the refused requests by their places, in the order of the answers.
     ///
-    /// When so many requests are refused that the answers do not fit into the receive buffer, the first ones are given.
+    /// The first refusals are given when there are so many that the answers do not fit into the receive buffer.
     ///
     /// # Errors
     /// [`ErrorKind::TooLarge`] before anything is sent; [`ErrorKind::Timeout`] and [`ErrorKind::StateUnknown`] when it is not known

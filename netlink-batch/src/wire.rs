@@ -1,4 +1,4 @@
-//! How one value lies on the wire. Byte order is part of the type: plain integers are in host order, `Be*` in network order.
+//! Form of one value on the wire. Byte order is part of the type: plain integers are in host order, `Be*` in network order.
 
 use crate::attr::AttrTable;
 use crate::encode::Encoder;
@@ -162,7 +162,7 @@ impl<'a> NulStr<'a> {
         self.0
     }
 
-    /// As text; `None` when it is not UTF-8.
+    /// The text; `None` when it is not UTF-8.
     pub fn to_str(&self) -> Option<&'a str> {
         std::str::from_utf8(self.0).ok()
     }
