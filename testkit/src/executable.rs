@@ -42,7 +42,7 @@ impl Executable {
         Ok(Executable { file: readable })
     }
 
-    /// Where this process, and those that it starts, find it.
+    /// Path of the program, for this process and those that it starts.
     pub fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
     }

@@ -21,7 +21,7 @@ pub struct Output {
     pub stderr: String,
 }
 
-/// Why a tool gave no answer.
+/// Reason why a tool gave no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {

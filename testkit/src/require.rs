@@ -141,7 +141,7 @@ fn skip(need: Need, reason: &str) {
     }
 }
 
-/// Why this machine lacks `need`; `None` when it has it. The answer is remembered for the life of the process.
+/// Reason why this machine lacks `need`; `None` when it has it. The answer is remembered for the life of the process.
 pub fn missing(need: Need) -> Option<String> {
     static ANSWERS: OnceLock<Mutex<HashMap<Need, Option<String>>>> = OnceLock::new();
     // Held while trying: several tests that ask at once wait for one answer.

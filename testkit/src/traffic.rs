@@ -12,7 +12,7 @@ use crate::netns::Netns;
 /// A client waits this long for a connection and for each answer. Emulated machines are slow.
 pub const TIME_LIMIT: Duration = Duration::from_secs(10);
 
-/// How often a server looks whether it is to stop.
+/// Interval in which a server checks whether it is to stop.
 const TICK: Duration = Duration::from_millis(20);
 
 /// A server in a thread inside a namespace. It answers each line (TCP) or datagram (UDP) with its name and a line
@@ -117,7 +117,7 @@ fn answer(stream: &TcpStream, name: &str, stop: &AtomicBool) -> io::Result<()> {
 /// Connects by TCP from the current thread's namespace, asks once and disconnects: the name of who answered.
 ///
 /// # Errors
-/// When nobody answers within [`TIME_LIMIT`].
+/// No answer within [`TIME_LIMIT`].
 pub fn connect_and_ask(address: SocketAddr) -> io::Result<String> {
     Connection::open(address)?.ask()
 }
@@ -125,7 +125,7 @@ pub fn connect_and_ask(address: SocketAddr) -> io::Result<String> {
 /// Asks by UDP from a new port of the current thread's namespace: the name of who answered.
 ///
 /// # Errors
-/// When nobody answers within [`TIME_LIMIT`].
+/// No answer within [`TIME_LIMIT`].
 pub fn ask_udp(address: SocketAddr) -> io::Result<String> {
     let any: SocketAddr = if address.is_ipv4() { ([0; 4], 0).into() } else { ([0_u16; 8], 0).into() };
     let socket = UdpSocket::bind(any)?;

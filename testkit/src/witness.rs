@@ -48,8 +48,8 @@ pub struct Answer {
     pub own: SocketAddr,
 }
 
-/// A server in a thread. It answers each line of a connection and each datagram with its name and the address of whoever sent
-/// it. Dropping it stops it and closes its connections.
+/// A server in a thread. It answers each line of a connection and each datagram with its name and the sender's address. Dropping
+/// it stops it and closes its connections.
 #[derive(Debug)]
 pub struct Witness {
     wake: UnixStream,
@@ -225,7 +225,7 @@ impl Conversation {
         Self::open_from_port(transport, from, 0, to, limit)
     }
 
-    /// As [`Conversation::open`], from this port; 0 lets the kernel choose one.
+    /// Opens as [`Conversation::open`], from this port; 0 lets the kernel choose one.
     ///
     /// # Errors
     /// As [`Conversation::open`], and when the port is taken.
@@ -332,7 +332,7 @@ pub fn ask(transport: Transport, from: Option<IpAddr>, to: SocketAddr, limit: Du
 
 /// Sends one echo request (ICMP, or ICMPv6) from the current thread's namespace and waits for the answer.
 ///
-/// The namespace's `net.ipv4.ping_group_range` has to let the caller's group send them: it lets nobody at first.
+/// The namespace's `net.ipv4.ping_group_range` has to let the caller's group send them: no group may at first.
 ///
 /// # Errors
 /// [`io::ErrorKind::ConnectionRefused`] when the answer says that the port is unreachable, [`io::ErrorKind::TimedOut`] without one.

@@ -9,9 +9,9 @@ use std::time::Duration;
 pub struct Request {
     /// `GET`, `POST`, …
     pub method: String,
-    /// Without the query.
+    /// Path, without the query.
     pub path: String,
-    /// Decoded.
+    /// Parameters of the query, decoded.
     pub query: Vec<(String, String)>,
     /// Token in the header `Authorization: Bearer `.
     pub token: Option<String>,

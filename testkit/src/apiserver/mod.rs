@@ -222,12 +222,12 @@ impl ApiServer {
         ApiServer { address, state }
     }
 
-    /// Where it listens.
+    /// Address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Its URL.
+    /// URL of the server.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
@@ -398,7 +398,7 @@ impl ApiServer {
         lock(&self.state).requests.clone()
     }
 
-    /// How many watches of a resource there are.
+    /// Number of watches of a resource.
     pub fn watches(&self, resource: &str) -> usize {
         lock(&self.state).watches.iter().filter(|watch| watch.kind.plural == resource).count()
     }

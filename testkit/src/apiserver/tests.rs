@@ -18,7 +18,7 @@ fn get(server: &ApiServer, target: &str) -> (u16, Value) {
     (head[9..12].parse().unwrap(), serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {body}")))
 }
 
-/// Without what differs from server to server.
+/// The object without fields that differ from server to server.
 fn plain(mut object: Value) -> Value {
     if let Some(metadata) = object["metadata"].as_object_mut() {
         metadata.remove("resourceVersion");

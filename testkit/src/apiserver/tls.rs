@@ -26,7 +26,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
-/// Who signs certificates.
+/// Authority that signs certificates.
 #[derive(Debug)]
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
@@ -59,7 +59,7 @@ impl Authority {
         Authority(CertifiedIssuer::self_signed(params, key).expect("a certificate"))
     }
 
-    /// Its certificate, in PEM: what a kubeconfig calls `certificate-authority`.
+    /// Certificate of the authority, in PEM, for `certificate-authority` in a kubeconfig.
     pub fn certificate(&self) -> String {
         self.0.pem()
     }
@@ -77,7 +77,7 @@ impl Authority {
         Identity { certificate: certificate.pem(), key: key.serialize_pem() }
     }
 
-    /// For 127.0.0.1 and localhost, as DER.
+    /// Certificate and key for 127.0.0.1 and localhost, as DER.
     fn server(&self) -> (CertificateDer<'static>, PrivateKeyDer<'static>) {
         let names = ["127.0.0.1", "localhost", "kubernetes.default.svc"].map(str::to_owned);
         let mut params = CertificateParams::new(names).expect("names that are right");
@@ -146,12 +146,12 @@ impl Relay {
         Relay { address, _ends: ends }
     }
 
-    /// Where it listens.
+    /// Address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Its URL.
+    /// URL of the server.
     pub fn url(&self) -> String {
         format!("https://{}", self.address)
     }
