@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use crate::error::{Context as _, Error, Result};
 
-/// Where Debian's package `debian-archive-keyring` puts the keys.
+/// File of the keys in Debian's package `debian-archive-keyring`.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Names a Debian mirror (`http://HOST/debian`) on a machine whose own apt sources have none.

@@ -47,7 +47,7 @@ impl Series {
         })
     }
 
-    /// Where to look for it, in this order.
+    /// Suites of Debian that may have it, in the order of the search.
     fn suites(self) -> &'static [&'static str] {
         match self {
             Self::V5_10 => &["bullseye"],
@@ -77,7 +77,7 @@ impl fmt::Display for Series {
 /// A kernel in the cache, ready to boot.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
-    /// As `uname -r` prints it.
+    /// Release, as `uname -r` prints it.
     pub(crate) release: String,
     /// The bootable image.
     pub(crate) image: PathBuf,
@@ -137,7 +137,7 @@ fn fetch_from(series: Series, suite: &str, folder: &Path) -> Result<()> {
                 drop(fs::remove_dir_all(folder));
                 let renamed = fs::rename(&work, folder);
                 drop(fs::remove_dir_all(&work));
-                // Somebody else may have been faster: theirs is as good.
+                // Another process may have been faster: its kernel is as good.
                 return if Kernel::cached(folder).is_some() {
                     Ok(())
                 } else {

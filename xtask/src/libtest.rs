@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// How one test ended.
+/// Outcome of one test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Passed,
@@ -40,7 +40,7 @@ pub(crate) fn parse_count(line: &str) -> Option<usize> {
     matches!(rest.trim_end(), "test" | "tests").then(|| number.parse().ok())?
 }
 
-/// How long each test took: its place in `ends` and the time.
+/// Duration of each test: its place in `ends` and the time.
 ///
 /// Libtest says when a test ends, not when it starts. It starts tests in the order of their names, as many as it has
 /// threads, and the next one when one ends: so the ends tell the starts. `ends` are names with the time since the program

@@ -25,17 +25,17 @@ pub(crate) struct Report {
     /// The kernels in the order in which they were used.
     places: Vec<String>,
     tests: BTreeMap<Test, Vec<(usize, Verdict)>>,
-    /// How long tests took, and where.
+    /// Durations of tests, with the place of each.
     times: Vec<(Duration, usize, Test)>,
 }
 
-/// Why a test that takes long did not run.
+/// Reason why a test that takes long did not run.
 const OTHER_SEED: &str = "takes long: its turn comes with another seed";
 
-/// How many of the slowest tests are printed.
+/// Number of the slowest tests that are printed.
 const SLOWEST: usize = 15;
 
-/// How many tests there are, each counted once wherever it ran.
+/// Number of tests, each counted once on all kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Totals {
     pub(crate) passed: usize,
@@ -77,7 +77,7 @@ impl Report {
         }
     }
 
-    /// How long tests took: whether on the first kernel, program, test, time.
+    /// Durations of tests: whether on the first kernel, program, test, time.
     pub(crate) fn times(&self) -> impl Iterator<Item = (bool, &str, &str, Duration)> {
         self.times.iter().map(|(took, place, test)| (*place == 0, test.program.as_str(), test.name.as_str(), *took))
     }
@@ -186,11 +186,11 @@ pub(crate) struct ProgramRun {
     announced: usize,
     /// In the order in which the tests ended.
     results: Vec<(String, Verdict)>,
-    /// How many tests run at a time; `None` when it is not known, and neither is how long each took.
+    /// Number of tests that run at a time; `None` when it is not known, and then the time of each is not known either.
     threads: Option<usize>,
-    /// When the tests started.
+    /// Time at which the tests started.
     start: Option<Instant>,
-    /// When each of `results` came, counted from the start.
+    /// Time of each of `results`, counted from the start.
     ends: Vec<Duration>,
     /// Tests that libtest counts as passed, but that said themselves that they could not run.
     skips: BTreeMap<String, String>,
@@ -215,7 +215,7 @@ impl ProgramRun {
         }
     }
 
-    /// How long each test took, without those that said themselves that they could not run.
+    /// Duration of each test, without those that said themselves that they could not run.
     fn times(&self) -> Vec<(String, Duration)> {
         let Some(threads) = self.threads else { return Vec::new() };
         let ends: Vec<(&str, Duration)> =

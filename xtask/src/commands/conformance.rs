@@ -187,7 +187,7 @@ fn parse(arguments: &[OsString]) -> Result<Options> {
     Ok(options)
 }
 
-/// How a test ended.
+/// Outcome of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Passed,

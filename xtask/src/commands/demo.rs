@@ -33,7 +33,7 @@ Exit codes: 0 all steps were as they say, 1 one was not, 2 bad usage, 124 no end
 /// A demo that has not ended by then never will.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// How the demo is run.
+/// Way in which the demo is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Told,

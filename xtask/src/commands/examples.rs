@@ -173,7 +173,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// How many functions of a library there are, and those that no example shows.
+/// Number of functions of a library, and those that no example shows.
 fn missing(folder: &Path) -> Result<(usize, Vec<Function>)> {
     let read = |path: &Path| fs::read_to_string(path).context(|| format!("cannot read {}", path.display()));
     let mut files = Vec::new();

@@ -295,7 +295,7 @@ fn mutants(root: &Path, target: &Path, filters: &[String]) -> Command {
     command
 }
 
-/// How many changes there are.
+/// Number of changes.
 fn count(command: &mut Command) -> Result<usize> {
     let output = command.arg("--list").output().context(|| "cannot start cargo mutants".to_owned())?;
     if !output.status.success() {

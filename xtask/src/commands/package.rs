@@ -1,7 +1,7 @@
 //! `cargo xtask package`: the libraries as a registry would hand them out, and as another repository uses them.
 //!
 //! Strangers own the names `ipvs`, `ipset` and `iptables` on the public registry. So no crate of this repository may be published,
-//! and whoever depends on them from elsewhere must get these, never those.
+//! and crates elsewhere that depend on them must get these, never those.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

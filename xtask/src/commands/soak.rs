@@ -47,7 +47,7 @@ const AROUND: Duration = Duration::from_secs(20 * 60);
 /// The API server keeps every object several times, as texts and as values.
 const MEMORY: u32 = 3072;
 
-/// How the memory of the soak is managed, not that of the proxy, which it starts without these. Whenever a program with many
+/// Memory management of the soak, not that of the proxy, which it starts without these. Whenever a program with many
 /// threads gives memory back, each processor has to be told, and an emulated one is slow to answer: a third of the machine's
 /// time went into that.
 const ALLOCATOR: [(&str, &str); 3] =
@@ -157,7 +157,7 @@ struct Processors {
 }
 
 impl Processors {
-    /// As of now; nothing where that cannot be read.
+    /// The processors' times now; zero where they cannot be read.
     fn now() -> Self {
         std::fs::read_to_string("/proc/stat").map(|text| Self::read(&text)).unwrap_or_default()
     }

@@ -35,7 +35,7 @@ pub(crate) struct Vm {
     pub(crate) kernel: Kernel,
     /// Memory in MiB. What the command writes to files lies in it too.
     pub(crate) memory: u32,
-    /// How many processors it has. Emulated, each of two is slower than one alone: they wait for each other.
+    /// Number of processors. Emulated, each of two is slower than one alone: they wait for each other.
     pub(crate) processors: u32,
     /// From power-on to power-off.
     pub(crate) timeout: Duration,
@@ -47,11 +47,11 @@ pub(crate) struct Vm {
     pub(crate) shares: Vec<PathBuf>,
     /// Environment of the command, over a small fixed one.
     pub(crate) env: Vec<(OsString, OsString)>,
-    /// Where the command starts.
+    /// Working directory of the command.
     pub(crate) folder: PathBuf,
 }
 
-/// How a run ended.
+/// Outcome of a run.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     /// The command's exit code; `None` when the machine ended before the command did.
@@ -88,7 +88,7 @@ const EMULATED_CPU: &str = "max,-erms,-la57,-smap,-smep";
 /// makes every program half as fast, hence `tsc=reliable` too.
 const EMULATED_BOOT: &str = " mitigations=off init_on_alloc=0 audit=0";
 
-/// Where a stream of the command goes.
+/// Receiver of a stream of the command.
 pub(crate) type Sink = Box<dyn Write + Send>;
 
 impl Vm {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::error::{Context as _, Result};
 
-/// How old what the file says may be. The kernel computes its averages every five seconds.
+/// Greatest age of the file's content. The kernel computes its averages every five seconds.
 const EVERY: Duration = Duration::from_secs(2);
 
 /// A folder with a file that holds this machine's load average over a minute and its number of processors, written again

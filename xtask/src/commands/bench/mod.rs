@@ -56,7 +56,7 @@ Builds the benches and runs them, each comparison interleaved. Without NAME: all
 Results are kept in benches/results, as JSON, Markdown and SVG; those of --quick in benches/results/quick.
 ";
 
-/// Where a bench runs.
+/// Kernel that a bench runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Host,
@@ -109,7 +109,7 @@ struct Options {
     turns: Turns,
 }
 
-/// How many runs of `--by-turns` take every bench once.
+/// Number of runs of `--by-turns` that take every bench once.
 const TURNS: u64 = 3;
 
 impl Options {

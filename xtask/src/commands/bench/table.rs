@@ -23,7 +23,7 @@ enum Part {
     Median(&'static str, u64, &'static str, Unit),
 }
 
-/// How a figure is written.
+/// Format of a figure.
 #[derive(Clone, Copy, Debug)]
 enum Unit {
     Times,

@@ -27,7 +27,7 @@ impl Binary {
         self.folder.file_name().and_then(|name| name.to_str()).unwrap_or_default()
     }
 
-    /// How many of its tests run at a time. Never one alone: libtest would run the tests on the main thread then, and
+    /// Number of its tests that run at a time. Never one alone: libtest would run the tests on the main thread then, and
     /// what they report about themselves goes by the thread's name.
     pub(super) fn threads(&self) -> usize {
         let processors = std::thread::available_parallelism().map_or(2, std::num::NonZero::get).max(2);

@@ -32,7 +32,7 @@ const TIME_LIMIT_OF_ALL: Duration = Duration::from_secs(4 * 3600);
 /// In MiB. What tests write to files lies in it too.
 const MEMORY: u32 = 2048;
 
-/// How many machines run at a time. Emulated, two with one processor each do about twice as much as one with two, whose
+/// Number of machines that run at a time. Emulated, two with one processor each do about twice as much as one with two, whose
 /// processors wait for each other at every change of a page table.
 const MACHINES: usize = 2;
 

@@ -50,7 +50,7 @@ PROXIER_MODEL_CASES, PROXIER_START_SERVICES and TRAFFIC_KILLS are passed on.
 The last line is `N passed, N failed, N skipped`; skipped are those that ran nowhere. Exit code 1 if any failed.
 ";
 
-/// How much runs.
+/// Choice of the tests that run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Extent {
     /// Tests that passed on one kernel are repeated on others by turns; scenarios are samples.

@@ -10,7 +10,7 @@ use crate::error::{Context as _, Result};
 use crate::report::Report;
 use crate::turns::Turns;
 
-/// Where the times are kept, below the repository's root.
+/// File with the times, below the repository's root.
 const FILE: &str = "xtask/slow-tests.txt";
 
 const HEAD: &str = "\
@@ -24,7 +24,7 @@ const SHORT: Duration = Duration::from_secs(10);
 /// Average time that a run spends on a test in the file: one that takes so many times as long runs in one run of so many.
 const SHARE: Duration = Duration::from_secs(5);
 
-/// Where a test runs.
+/// Kernel that a test runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Place {
     /// On this machine's kernel.
