@@ -61,7 +61,7 @@ fn run(what: &str, size: Size, part: Part) -> Result<(u64, u64), Failure> {
     let text = String::from_utf8_lossy(&output.stderr);
     let number = text.lines().find_map(|line| line.split_once("Collected : ")).map(|(_, number)| number.trim());
     let profile = std::fs::read_to_string(&file).unwrap_or_default();
-    // A file that stays behind is in nobody's way.
+    // A file that stays behind does no harm.
     drop(std::fs::remove_file(&file));
     match number.and_then(|number| number.parse().ok()).filter(|_| output.status.success()) {
         Some(instructions) => Ok((instructions, allocations(&profile))),

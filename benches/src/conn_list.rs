@@ -25,7 +25,7 @@ pub(crate) fn text(number: u32) -> String {
     text
 }
 
-/// How many connections there are in such a text.
+/// Number of connections in such a text.
 pub(crate) fn parse(text: &str) -> usize {
     Connections::new(BufReader::new(text.as_bytes()), "ip_vs_conn").flatten().count()
 }

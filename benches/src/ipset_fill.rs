@@ -64,7 +64,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<Duration, Failure> {
         }
         other => return Err(format!("no such way: {other}").into()),
     };
-    // Whoever was timed must have done the whole work.
+    // The timed side must have done the whole work.
     let found = Client::open()?.get_set(&name)?.entries.len();
     if found != usize::try_from(count)? {
         return Err(format!("{way} left {found} entries instead of {count}").into());

@@ -93,7 +93,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     report.finish()
 }
 
-/// How often a restore of everything is repeated in a round, and its program alone beside it: one that takes a fifth of a second varies by
+/// Number of repetitions of a restore of everything in a round, and of its program alone: one that takes a fifth of a second varies by
 /// a fifth.
 fn more_often(back_end: Backend, services: u32) -> u32 {
     match (back_end, services) {
@@ -224,7 +224,7 @@ fn save(back_end: Backend) -> Result<Duration, Failure> {
     Ok(start.elapsed())
 }
 
-/// Whoever was timed must have done the whole work: one chain for each Service, one for each endpoint.
+/// Checks that the timed side has done the whole work: one chain for each Service, one for each endpoint.
 fn check(back_end: Backend, services: u32) -> Result<(), Failure> {
     let output =
         std::process::Command::new(format!("iptables-{}-save", called(back_end))).args(["-t", "nat"]).output()?;

@@ -192,7 +192,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<Duration, Failure> {
         }
         other => return Err(format!("no such way: {other}").into()),
     };
-    // Whoever was timed must have done the whole work.
+    // The timed side must have done the whole work.
     let entries = Client::open()?.snapshot()?.entries;
     let reals: usize = entries.iter().map(|entry| entry.real_servers.len()).sum();
     let expected = usize::try_from(virtual_count * real_count)?;

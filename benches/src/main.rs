@@ -67,16 +67,16 @@ benches:
 
 --out: results go to STEM.json, STEM.md and STEM-*.svg";
 
-/// How a bench is to run.
+/// Options of a bench's run.
 struct Options {
     rounds: usize,
-    /// Where results go, without the ending.
+    /// Path of the results, without the ending.
     out: Option<PathBuf>,
     /// Fewer and smaller sizes.
     quick: bool,
     /// Small numbers: only shows that the bench works.
     smoke: bool,
-    /// How the bench was started, for the results.
+    /// Command line by which the bench was started, for the results.
     command: Option<String>,
 }
 

@@ -78,7 +78,7 @@ pub(crate) fn collect(report: &mut Report, side: &[&str]) -> Result<(), Failure>
     Ok(())
 }
 
-/// Moves this process into a network namespace that nobody has used, with `lo` up.
+/// Moves this process into a fresh network namespace, with `lo` up.
 pub(crate) fn enter_fresh() -> Result<(), Failure> {
     unshare(CloneFlags::CLONE_NEWNET)
         .map_err(|error| format!("a network namespace of its own (run as root): {error}"))?;

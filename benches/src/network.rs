@@ -75,7 +75,7 @@ pub(crate) struct Network {
 pub(crate) struct Connected {
     /// Each one's time from SYN to the client's ACK, in microseconds.
     pub(crate) micros: Vec<f64>,
-    /// How long all of them took together, closing included.
+    /// Time of all of them together, closing included.
     pub(crate) took: Duration,
 }
 

@@ -139,7 +139,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<Duration, Failure> {
         }
         other => return Err(format!("no such way: {other}").into()),
     };
-    // Whoever was timed must have done the whole work.
+    // The timed side must have done the whole work.
     let mut found = 0_u32;
     Client::open()?.for_each_element(&set.key, |_| found += 1)?;
     if found != count {

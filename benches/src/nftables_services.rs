@@ -33,7 +33,7 @@ const CHANGES: u32 = 5;
 /// With more Services, restoring kube-proxy's rules takes minutes.
 const LEGACY_LIMIT: u32 = 10_000;
 const NFT_LIMIT: u32 = 5_000;
-/// How long to wait until the kernel has taken apart what the side before has left.
+/// Time limit for the kernel to take apart what the side before has left.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
@@ -149,7 +149,7 @@ fn table() -> Result<TableKey, Failure> {
     Ok(TableKey::new(Family::Ip, "proxier")?)
 }
 
-/// Whoever was timed must have done the whole work.
+/// Checks that the timed side has done the whole work.
 ///
 /// While the kernel enlarges a hash table, which it does in the background after many additions, its dump may leave out elements or have
 /// them twice (net/netfilter/nft_set_hash.c, `nft_rhash_walk`, goes by a count): so there are several looks.

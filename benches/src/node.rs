@@ -85,7 +85,7 @@ impl Node {
         done(self.proxier.pass(&|| now, &mut self.kernel.ports()))
     }
 
-    /// As [`Node::pass`]; gives the texts that `iptables-restore` gets, in their order.
+    /// Runs a pass as [`Node::pass`]; gives the texts that `iptables-restore` gets, in their order.
     pub(crate) fn recorded_pass(&mut self) -> Result<Vec<(Family, String)>, Failure> {
         let now = self.tick();
         let texts = RefCell::new(Vec::new());

@@ -26,7 +26,7 @@ const ROUTE: &str = "proxier-core, one local route for all";
 
 /// Endpoints of a slice, as many as controllers put into one.
 const SLICE: u32 = 100;
-/// How many are replaced at once.
+/// Number replaced at once.
 const WAVE: u32 = 25;
 /// A size is left out when the one before it predicts more than this.
 const PATIENCE_MS: f64 = 60_000.0;

@@ -264,7 +264,7 @@ impl Report {
     }
 }
 
-/// As many digits as mean something.
+/// The number with its significant digits.
 fn figure(value: f64) -> String {
     match value.abs() {
         size if size >= 1000.0 => {

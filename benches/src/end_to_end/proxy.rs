@@ -13,11 +13,11 @@ use nix::unistd::Pid;
 use super::objects::NODE;
 use crate::Failure;
 
-/// How long anything may take.
+/// Time limit of any wait.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// Where the proxy serves its metrics unless told otherwise.
+/// Address of the proxy's metrics unless told otherwise.
 const METRICS: &str = "127.0.0.1:10249";
-/// How often metrics are asked for while something is waited for.
+/// Interval in which metrics are read while waiting.
 const EVERY: Duration = Duration::from_millis(10);
 
 /// A proxy that runs. It is killed when it is dropped.

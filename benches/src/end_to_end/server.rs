@@ -11,7 +11,7 @@ use testkit::apiserver::ApiServer;
 use super::objects::{node, service, slice, with_annotation};
 use crate::Failure;
 
-/// How often a real server tells its watches where they are.
+/// Interval in which a real server sends bookmarks to its watches.
 const BOOKMARKS: Duration = Duration::from_secs(60);
 
 /// The clock that every process of the machine reads alike.

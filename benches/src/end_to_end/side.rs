@@ -96,10 +96,10 @@ struct Start<'a> {
     endpoints: u32,
 }
 
-/// How the names of modules begin that serving Services loads.
+/// Prefixes of the names of modules that serving Services loads.
 const OF_NETFILTER: [&str; 8] = ["ip_vs", "nf_", "nft_", "ip_set", "xt_", "ip6", "iptable", "dummy"];
 
-/// Unloads what this machine has loaded since it started and nobody uses: the virtual machine comes with what its files and its
+/// Unloads unused modules that this machine has loaded since it started: the virtual machine comes with what its files and its
 /// network card need, and keeps that.
 fn unload_modules() -> Result<(), Failure> {
     if !machine::is_emulated() {
@@ -188,7 +188,7 @@ fn memory(proxy: &Proxy, services: u32, what: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How long the server takes to give all objects to a client that throws them away.
+/// Time that the server takes to give all objects to a client that throws them away.
 fn lists(kubeconfig: &str) -> Result<Duration, Failure> {
     let config: serde_json::Value = serde_json::from_str(kubeconfig)?;
     let url = config.pointer("/clusters/0/cluster/server").and_then(serde_json::Value::as_str).unwrap_or_default();

@@ -21,7 +21,7 @@ use crate::Failure;
 const LOOK: Duration = Duration::from_millis(10);
 const LONGEST_LOOK: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(600);
-/// How long a check may wait for an answer.
+/// Time limit of a check's wait for an answer.
 const LIMIT: Duration = Duration::from_secs(3);
 /// Its own ports: the first one, and how many.
 const PORTS: (u16, u16) = (62_000, 3_000);
@@ -76,7 +76,7 @@ pub(super) fn follow(
     })?)
 }
 
-/// Who answers there, if anybody does.
+/// Name of the server that answers there, if one does.
 fn answers(family: Family, port: u16, place: SocketAddr) -> Option<String> {
     let source = Some(ground::client(family, false));
     let conversation = Conversation::open_from_port(Transport::Tcp, source, port, place, LIMIT);

@@ -24,7 +24,7 @@ use super::watchers::{Fault, Log, Scope};
 use super::world::{Family, Host, PODS, Service, Way};
 use crate::Failure;
 
-/// How long the other entries may take after the first one is back.
+/// Time that the other entries may take after the first one is back.
 const SLACK: Duration = Duration::from_secs(2);
 /// Pause between two checks. Each may start a process, which an emulated machine does slowly.
 const LOOK: Duration = Duration::from_secs(1);
@@ -415,7 +415,7 @@ impl Faults {
         if status.success() { Ok(format!("{seconds} s")) } else { Err(format!("flock: {status}").into()) }
     }
 
-    /// More changes of addresses than a socket's buffer holds, while nobody reads them.
+    /// More changes of addresses than a socket's buffer holds, while they are not read.
     fn overrun(&mut self) -> Result<String, Failure> {
         let mut lines = Vec::new();
         for round in 0..12 {
@@ -607,7 +607,7 @@ impl Faults {
         let program = *self.random.pick(&programs).ok_or("no program")?;
         let (scope, lines) = match kind {
             Kind::ChainFlushed => return self.flush_chain(IPTABLES_CHAINS, repairs),
-            // Nobody passes through it; without it, the proxy has to see that its chains may be gone.
+            // No packet passes through it; without it, the proxy has to see that its chains may be gone.
             Kind::ChainGoes => (Scope::Uses(&[]), vec!["-F KUBE-PROXY-CANARY", "-X KUBE-PROXY-CANARY"]),
             Kind::RuleGoes => (Scope::Everybody, vec!["-D KUBE-SERVICES 1"]),
             _ => (Scope::Everybody, vec!["-I KUBE-SERVICES -j RETURN"]),

@@ -156,7 +156,7 @@ fn foreign(backend: Backend) -> Result<(), Failure> {
             "ipvsadm -A -f 77 -s rr".to_owned(),
         ]);
     }
-    // Somebody else translates too, so that Linux does so in every mode.
+    // A foreign rule translates too, so that Linux does so in every mode.
     let v4 = iptables(backend)[0];
     lines.push(format!("{v4} -t nat -N FOREIGN-NAT"));
     let to = "-j DNAT --to-destination 10.244.1.10:8080";

@@ -21,11 +21,11 @@ use super::watchers::{Log, Miss, Use};
 use super::world::{Family, Host, POD_PORT, PODS, Protocol, Way};
 use crate::Failure;
 
-/// How long a client waits for a connection and for an answer: a lost first packet is sent again after 1, 3, 7 and 15 s.
+/// Time limit of a client for a connection and for an answer: a lost first packet is sent again after 1, 3, 7 and 15 s.
 const LIMIT: Duration = Duration::from_secs(20);
-/// How long it waits for each answer over UDP.
+/// Time limit for each answer over UDP.
 const UDP_LIMIT: Duration = Duration::from_secs(5);
-/// How long it waits for an answer that must not come.
+/// Time limit for an answer that must not come.
 const SILENCE: Duration = Duration::from_secs(1);
 
 /// Ports of short connections, and those of long ones.
@@ -34,7 +34,7 @@ const LONG: (u32, u32) = (48_000, 14_000);
 /// Ports of connections from the node: the proxy listens on lower ones, and clients of the API server use higher ones.
 const NODE: (u32, u32) = (20_000, 9_000);
 
-/// Where clients connect to.
+/// Target of a client's connection.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
     pub(super) service: String,
@@ -74,7 +74,7 @@ struct Client {
     stop: Arc<AtomicBool>,
     ports: Arc<AtomicU32>,
     range: (u32, u32),
-    /// How long a pod may still get new connections after it stopped being an endpoint: the proxy may be stopped meanwhile.
+    /// Time in which a pod may still get new connections after it stopped being an endpoint: the proxy may be stopped meanwhile.
     stale: Duration,
 }
 

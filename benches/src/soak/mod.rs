@@ -45,7 +45,7 @@ use self::watchers::Log;
 use self::world::{Family, Host, Service, Way};
 use crate::Failure;
 
-/// How to run it.
+/// Options of the soak.
 #[derive(Clone, Debug)]
 struct Options {
     minutes: f64,
@@ -54,7 +54,7 @@ struct Options {
     rate: u32,
     backend: Backend,
     mode: Mode,
-    /// How long it stays in its mode before it changes to another for a while.
+    /// Time in a mode before a change to another for a while.
     change_mode_every: Option<Duration>,
     proxy: PathBuf,
     out: Option<PathBuf>,
@@ -72,7 +72,7 @@ enum Spoil {
     WrongTruth,
 }
 
-/// How long the kernel may take to have everything, at the start and at the end.
+/// Time limit for the kernel to have everything, at the start and at the end.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// With more unexcused connections than this, the rest of the time would show nothing new.
 const HOPELESS: usize = 300;

@@ -20,7 +20,7 @@ pub(super) enum Mode {
 impl Mode {
     pub(super) const ALL: [Mode; 4] = [Mode::Ipvs, Mode::Nftables, Mode::Iptables, Mode::Userspace];
 
-    /// As in `--proxy-mode`.
+    /// Name in `--proxy-mode`.
     pub(super) fn name(self) -> &'static str {
         match self {
             Mode::Ipvs => "ipvs",
@@ -44,7 +44,7 @@ impl Mode {
         }
     }
 
-    /// How long the proxy stays in this mode before it changes to another: most of the time in the main one.
+    /// Time that the proxy stays in this mode before it changes to another: most of the time in the main one.
     pub(super) fn stays(self, main: Mode, every: Duration) -> Duration {
         if self == main { every } else { every / 2 }
     }
@@ -94,7 +94,7 @@ pub(super) enum Moment {
     Gone,
 }
 
-/// Who may be affected by a change of mode, and when.
+/// Users that a change of mode may affect, and the time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Breaks {
     pub(super) scope: Scope,

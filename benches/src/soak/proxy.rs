@@ -23,7 +23,7 @@ const METRICS: &str = "127.0.0.1:10249";
 const HEALTH: &str = "127.0.0.1:10256";
 /// Between two samples.
 const EVERY: Duration = Duration::from_secs(2);
-/// How many of the proxy's last log lines are kept.
+/// Number of the proxy's last log lines that are kept.
 const KEPT_LINES: usize = 4_000;
 
 /// The flags of every command of the proxy here.

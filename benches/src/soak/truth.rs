@@ -20,7 +20,7 @@ pub(super) const ADDRESSES: &str = "ip";
 pub(super) const RULES: &str = "iptables-save";
 /// The tables of nftables mode.
 pub(super) const TABLE: &str = "nft list ruleset";
-/// Where a process listens.
+/// Sockets that a process listens on.
 pub(super) const SOCKETS: &str = "ss";
 
 /// Lines of each tool.
@@ -59,7 +59,7 @@ impl Tables {
         self.0.get(tool).into_iter().flatten()
     }
 
-    /// Where new connections to the Service lead, in modes that have no tables of IPVS.
+    /// Adds the targets of new connections to the Service, in modes that have no tables of IPVS.
     fn add_served(&mut self, mode: Mode, service: &Service, family: Family, node: &[IpAddr]) {
         let protocol = service.protocol.lower();
         for way in [Way::ClusterIp, Way::External, Way::Balancer, Way::NodePort] {
@@ -193,7 +193,7 @@ impl Tables {
         all.filter(|(tool, line)| !other.0.get(tool).is_some_and(|there| there.contains(*line)))
     }
 
-    /// Where the kernel differs, as readable lines.
+    /// Differences of the kernel, as readable lines.
     pub(super) fn differences(&self, kernel: &Tables) -> Vec<String> {
         let missing = self.missing(kernel).map(|(tool, line)| format!("{tool}: missing: {line}"));
         missing.chain(kernel.missing(self).map(|(tool, line)| format!("{tool}: not wanted: {line}"))).collect()

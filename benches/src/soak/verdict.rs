@@ -19,13 +19,13 @@ pub(super) struct Evidence {
     pub(super) start: Duration,
     pub(super) events: u64,
     pub(super) planned_events: u64,
-    /// How long it took until everything was as it should be; `None` if it never was.
+    /// Time until everything was as it should be; `None` if it never was.
     pub(super) settled: Option<Duration>,
     /// The last output of `plan`, if there was something to do.
     pub(super) plan: Option<String>,
-    /// Where the kernel differs from the model.
+    /// Differences between the kernel and the model.
     pub(super) differences: Vec<String>,
-    /// Where rules differ from those of an undisturbed run.
+    /// Differences between the rules and those of an undisturbed run.
     pub(super) rules: Vec<String>,
     /// Foreign objects that differ from how they were left.
     pub(super) foreign: Vec<String>,
@@ -42,13 +42,13 @@ pub(super) fn limits(start: Duration) -> (Duration, Duration) {
 
 /// Percentage of the planned changes that must be made in the time.
 const CHANGES_PERCENT: u64 = 80;
-/// How much resident memory may grow in the calm part, in percent and in KiB: an allocator's ups and downs.
+/// Limit for the growth of resident memory in the calm part, in percent and in KiB: an allocator's ups and downs.
 const GROWTH_PERCENT: u64 = 8;
 const GROWTH_KIB: u64 = 2_048;
 /// In a short soak the process is still young.
 const YOUNG_GROWTH_KIB: u64 = 6_144;
 const YOUNG: Duration = Duration::from_secs(300);
-/// How much open files may differ: connections to the API server come and go.
+/// Limit for the difference in open files: connections to the API server come and go.
 const FILES: u64 = 4;
 /// In userspace mode: 35 clients, with up to six files for a connection.
 const FILES_OF_CLIENTS: u64 = 210;
@@ -147,7 +147,7 @@ pub(super) fn judge(evidence: &Evidence) -> Verdict {
     verdict
 }
 
-/// How many connections did not go as they should, without an excuse so far.
+/// Number of connections that did not go as they should, without an excuse so far.
 pub(super) fn unexcused(notes: &Notes) -> usize {
     let mut verdict = Verdict::default();
     connections(notes, &mut verdict);

@@ -11,12 +11,12 @@ use serde::Serialize;
 
 use super::mode::Mode;
 
-/// How often the machine shows that it runs.
+/// Interval of the machine's signs of life.
 const BEAT: Duration = Duration::from_millis(200);
 /// The machine stands still when it shows nothing for this long.
 const STANDSTILL: Duration = Duration::from_secs(5);
 
-/// Who may be affected by a fault.
+/// Users that a fault may affect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
     Everybody,
@@ -39,7 +39,7 @@ pub(super) struct Window {
     pub(super) from: Duration,
     /// `None`: not repaired yet.
     pub(super) until: Option<Duration>,
-    /// How long the repair may take, if the proxy has to do it.
+    /// Time limit of the repair, if the proxy has to do it.
     pub(super) limit: Option<Duration>,
 }
 
@@ -76,7 +76,7 @@ pub(super) struct Miss {
     pub(super) service: String,
     pub(super) place: String,
     pub(super) address: Option<IpAddr>,
-    /// When it began, or was last fine.
+    /// Time at which it began, or was last fine.
     pub(super) from: Duration,
     pub(super) until: Duration,
     /// There was no answer, as opposed to a refusal.

@@ -91,7 +91,7 @@ pub(super) enum Kind {
     LoadBalancer,
 }
 
-/// Where an endpoint runs.
+/// Host of an endpoint: a pod that answers, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Host {
     /// One of the pods that answer.
