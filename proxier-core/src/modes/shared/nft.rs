@@ -3,6 +3,7 @@
 use nftables::expr::{CmpOp, MetaKey, Reject};
 use nftables::{
     Expression, Family as NftFamily, L4Protocol, Name, Register, Rule, RuleBuilder, TableKey, Transaction, Value,
+    Verdict,
 };
 
 use crate::modes::shared::cleaned::Cleaned;
@@ -81,23 +82,35 @@ pub(crate) fn rejections(family: Family, matching: impl Fn() -> RuleBuilder) -> 
     ]
 }
 
-/// Compares the name of the interface that a packet came in by, or its beginning.
+/// Compares the name of the interface that a packet came in by, or its beginning. A name that no interface can have makes a rule that
+/// cannot be built ([`built`]).
 pub(crate) fn interface(rule: RuleBuilder, name: &str, is_prefix: bool, op: CmpOp) -> RuleBuilder {
     let register = Register::FIRST;
     let mut bytes = name.as_bytes().to_vec();
     if !is_prefix {
-        bytes.resize(16, 0);
+        bytes.resize(bytes.len().max(16), 0);
     }
-    let rule = rule.expression(Expression::Meta { key: MetaKey::IifName, register });
     match Value::new(&bytes) {
-        Ok(value) => rule.expression(Expression::Cmp { register, op, value }),
-        Err(_) => rule,
+        Ok(value) if bytes.len() <= 16 => {
+            let rule = rule.expression(Expression::Meta { key: MetaKey::IifName, register });
+            rule.expression(Expression::Cmp { register, op, value })
+        }
+        _ => rule.iifname(name),
     }
 }
 
-/// A rule of ours: all its values are possible, and a test makes every one.
+/// A chain that no table has.
+const UNBUILDABLE: &str = "a-rule-that-cannot-be-built";
+
+/// A rule of ours. One with an impossible value goes to a chain that does not exist: the kernel refuses the whole transaction, so that a guard
+/// is never written without its rule, or with one that matches everything.
 pub(crate) fn built(rule: RuleBuilder) -> Rule {
-    rule.build().unwrap_or_default()
+    rule.build().unwrap_or_else(|error| {
+        let mut refused = Rule::default();
+        refused.expressions.push(Expression::Verdict(Verdict::Goto(name(UNBUILDABLE))));
+        refused.comment = Some(error.to_string());
+        refused
+    })
 }
 
 /// How many checks by the kernel the search for what it refuses of a transaction may take: each costs as much as the transaction.
@@ -174,5 +187,31 @@ pub(in crate::modes) fn remove_table(
         Ok(false) => {}
         Err(error) if matches!(error.kind(), PortErrorKind::Unavailable | PortErrorKind::NotFound) => {}
         Err(error) => cleaned.unread.push(Unread::new(format_args!("table {table}"), error)),
+    }
+}
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use nftables::{BaseChain, Chain, ChainKey, ChainType, Hook, Priority, Table, rule};
+
+    use super::*;
+    use crate::fake::FakeKernel;
+
+    #[test]
+    fn a_rule_that_cannot_be_built_is_never_written() {
+        let table = TableKey { family: NftFamily::Ip, name: name("proxier") };
+        let key = ChainKey { table: table.clone(), name: name("guard") };
+        let hook = BaseChain::new(ChainType::Filter, Hook::Input, Priority(0));
+        let write = |rule: Rule| {
+            let mut transaction = Transaction::new();
+            transaction.create_table(Table::new(table.clone())).add_chain(Chain::base(key.clone(), hook.clone()));
+            transaction.add_rule(&key, rule);
+            FakeKernel::new().ports().tables.commit(&transaction).map_err(|refused| refused.error.kind())
+        };
+        let of_interface = |name: &str| built(interface(rule(NftFamily::Ip), name, false, CmpOp::Eq).drop_packet());
+        assert_eq!(write(of_interface("a-name-of-15-by")), Ok(()));
+        assert_eq!(write(of_interface("a-name-of-17-bytes")), Err(PortErrorKind::NotFound));
+        let mixed = rule(NftFamily::Inet).saddr([192, 0, 2, 1].into()).daddr("2001:db8::1".parse().unwrap());
+        assert_eq!(write(built(mixed.drop_packet())), Err(PortErrorKind::NotFound));
     }
 }
