@@ -238,7 +238,11 @@ impl Supervisor {
     fn look_at_metrics(&self) {
         let Ok((200, text)) = get(METRICS, "/metrics") else { return };
         let mut counters = lock(&self.counters);
-        for line in text.lines().filter(|line| line.contains("_count ") || line.contains("_total ")) {
+        let is_counter = |line: &&str| {
+            let name = line.split(['{', ' ']).next().unwrap_or_default();
+            name.ends_with("_count") || name.ends_with("_total")
+        };
+        for line in text.lines().filter(is_counter) {
             if let Some((name, value)) = line.rsplit_once(' ')
                 && let Ok(value) = value.parse::<f64>()
             {
