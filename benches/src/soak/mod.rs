@@ -27,9 +27,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use testkit::Netns;
 use testkit::apiserver::ApiServer;
 use testkit::oracle::Backend;
+use testkit::{Need, Netns, missing};
 
 use self::faults::Faults;
 use self::ground::{Ground, foreign_state, has_ipvs, node_addresses, tool};
@@ -143,6 +143,10 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
     let options = parse(arguments)?;
     if !options.proxy.exists() {
         return Err(format!("{} is missing: build it with --package examples", options.proxy.display()).into());
+    }
+    // A change of mode may lead to userspace mode, which needs two for each listener; Debian's machine starts with a limit of 4,096.
+    if let Some(lack) = missing(Need::OpenFiles(65_536)) {
+        return Err(format!("the proxy needs 65536 open files: {lack}").into());
     }
     Soak::new(options)?.run()
 }
