@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use program::world::{NODE_PORT, SERVICE, WEB, World};
 use program::{Folder, Running, command, metrics, ok, tool};
+use proxier_core::kernel::PacketCounters;
 use testkit::{Need, PROXY, kernel_test};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::IptablesNft];
@@ -89,6 +90,15 @@ fn once_serves_plan_agrees_and_cleanup_removes_what_is_ours() {
         assert!(tool("iptables-save -t filter").contains("block incoming localnet connections"));
         assert!(tool("ip6tables-save -t nat").contains("-A KUBE-SERVICES "), "both families");
         assert_eq!(localnet(), "1");
+        let counters = || PacketCounters::new().read().ok().map(|packets| packets.into_keys().collect::<Vec<_>>());
+        let counted = ["ct_state_invalid_dropped_pkts", "localhost_nps_accepted_pkts"];
+        if let Some(names) = counters() {
+            let all = tool("iptables-save") + &tool("ip6tables-save");
+            for (name, count) in counted.into_iter().zip([2, 1]) {
+                assert_eq!(all.matches(name).count(), count, "{name} in {all}");
+                assert!(names.iter().any(|of| of == name), "{names:?}");
+            }
+        }
         let again = ok(&demo(&["plan"], &arguments));
         assert!(again.starts_with("nothing to do: the kernel is as it has to be\n"), "{again}");
         let second = ok(&demo(&["run", "--once"], &arguments));
@@ -101,6 +111,7 @@ fn once_serves_plan_agrees_and_cleanup_removes_what_is_ours() {
         assert_eq!(ours.collect::<Vec<_>>(), [""; 0]);
         assert_eq!(tool("iptables-save").matches("203.0.113.0/24").count(), before);
         assert!(nat().contains(":MINE "));
+        assert!(counters().is_none_or(|names| !names.iter().any(|name| counted.contains(&name.as_str()))));
         assert!(ok(&command(&["cleanup"]).output().unwrap()).contains("0 things removed"));
     });
 }

@@ -1168,3 +1168,76 @@ proptest! {
         prop_assert!(report.is_done() && report.writes() == 0, "{:#?}", report);
     }
 }
+
+const INVALID: &str = "-m conntrack --ctstate INVALID -m nfacct --nfacct-name ct_state_invalid_dropped_pkts -j DROP";
+
+/// Where the kernel counts for rules, they name kube-proxy's counters; where it refuses that, they do without.
+#[test]
+fn packets_are_counted_where_the_kernel_can() {
+    let ports = json!([{"name": "p", "port": 80, "nodePort": 30_080}]);
+    let spec = json!({"type": "NodePort", "clusterIP": "10.96.0.10", "ports": ports});
+    let with_counters = || {
+        let kernel = kernel();
+        kernel.set_counters();
+        let mut node = Node::on(kernel, options());
+        node.service("web", spec.clone());
+        node.slice("web", &["10.244.0.5"]);
+        node
+    };
+    let mut node = with_counters();
+    let preview = node.proxier.preview(node.now, &mut node.kernel.ports()).0;
+    assert!(!preview.is_empty() && node.kernel.counters().unwrap().is_empty(), "a preview makes nothing");
+    node.settles();
+    assert_eq!(node.kernel.counters().unwrap().len(), 2);
+    node.has(INVALID);
+    node.has("-d 127.0.0.0/8 -m nfacct --nfacct-name localhost_nps_accepted_pkts -j KUBE-EXT-");
+    // The line that counts comes first, also where it comes later.
+    let other = json!({"type": "NodePort", "clusterIP": "10.96.0.11", "ports": [{"name": "p", "port": 80, "nodePort": 30_081}]});
+    node.service("other", other.clone());
+    node.slice("other", &["10.244.0.6"]);
+    node.settles();
+    let order = |node: &Node| -> Vec<bool> {
+        let rules = node.rules(Side::Ipv4);
+        let lines = rules.lines().filter(|line| line.contains("-A KUBE-NODEPORTS ") && line.contains("--dport 30081"));
+        lines.map(|line| line.contains("nfacct")).collect()
+    };
+    assert_eq!(order(&node), [true, false]);
+    node.slice("other", &[]);
+    node.settles();
+    assert_eq!(order(&node), [true; 0]);
+    node.slice("other", &["10.244.0.6"]);
+    node.settles();
+    assert_eq!(order(&node), [true, false]);
+    node.no_service("other");
+    node.settles();
+    assert_eq!(order(&node), [true; 0]);
+    // A second process takes it over without a write.
+    let mut next = node.next(options());
+    next.service("web", spec.clone());
+    next.slice("web", &["10.244.0.5"]);
+    assert_eq!(next.full().writes(), 0);
+    let cleaned = modes::cleanup::cleanup(&options().config, None, &mut next.kernel.ports());
+    assert!(cleaned.is_done() && node.kernel.counters().unwrap().is_empty(), "{cleaned:#?}");
+
+    let mut node = with_counters();
+    node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Unavailable).every());
+    assert!(node.pass().has_failed());
+    node.kernel.clear_faults();
+    while !node.full().is_done() {
+        node.now += Duration::from_secs(1);
+        assert!(node.now < Duration::from_secs(60), "never done");
+    }
+    node.has("-m conntrack --ctstate INVALID -j DROP");
+    node.has_not("nfacct");
+    // A fault later on is no reason.
+    let mut node = with_counters();
+    node.settles();
+    node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Unavailable));
+    node.slice("web", &["10.244.0.6"]);
+    node.pass();
+    while !node.full().is_done() {
+        node.now += Duration::from_secs(1);
+        assert!(node.now < Duration::from_secs(60), "never done");
+    }
+    node.has(INVALID);
+}

@@ -93,6 +93,8 @@ struct Parts {
     host: Host,
     links: Shared<Interfaces>,
     sysctls: Shared<BTreeMap<String, String>>,
+    /// Counters of packets; `None`: the kernel has none.
+    counters: Shared<Option<BTreeSet<String>>>,
     tables: FakeTables,
     flows: Shared<BTreeSet<Flow>>,
     relays: Shared<FakeRelays>,
@@ -253,6 +255,7 @@ impl FakeKernel {
             written: Shared::default(),
             links: Shared::default(),
             sysctls: Shared::new(sysctls),
+            counters: Shared::new(None),
             tables: FakeTables::default(),
             flows: Shared::default(),
             relays: Shared::default(),
@@ -435,6 +438,16 @@ impl FakeKernel {
     pub fn set_ipv6(&self, present: bool) {
         self.parts.links.lock().has_ipv6 = present;
         self.parts.ipvs.set_ipv6(present);
+    }
+
+    /// Gives it counters of packets (nfacct), which it lacks at first: none are made yet.
+    pub fn set_counters(&self) {
+        *self.parts.counters.lock() = Some(BTreeSet::new());
+    }
+
+    /// The counters of packets that there are; `None` without any of the kernel's.
+    pub fn counters(&self) -> Option<BTreeSet<String>> {
+        self.parts.counters.lock().clone()
     }
 
     /// Sets a value below `/proc/sys`; `None` removes it.

@@ -75,6 +75,7 @@
 //! ```
 
 mod conntrack;
+mod counters;
 mod error;
 mod ipvs;
 mod lazy;
@@ -94,6 +95,7 @@ use iptables::{Backend, BackendChoice, Limits, System};
 use crate::ports::{PortError, Ports};
 
 pub use conntrack::ConntrackPort;
+pub use counters::PacketCounters;
 pub(crate) use error::errno_kind;
 pub use ipvs::IpvsPort;
 pub use relay::Relay;

@@ -1,6 +1,6 @@
 //! Rules over [`iptables::Iptables`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use iptables::{
     Transaction,
 };
 
-use super::TablesPort;
+use super::{PacketCounters, TablesPort};
 use crate::compat;
 use crate::net::Family;
 use crate::parallel;
@@ -45,6 +45,7 @@ pub struct RulesPort<R> {
     listed: BTreeMap<Family, (Instant, Dump)>,
     /// Shows which chains there are where the programs do not.
     tables: TablesPort,
+    counters: PacketCounters,
 }
 
 /// A listing made at most this long before it is needed is used as it is: the first pass follows soon, and the next full
@@ -83,7 +84,8 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
     /// A port over the programs that this runner finds.
     pub fn new(runner: R, choice: BackendChoice, limits: Limits) -> Self {
         let tables = TablesPort::new(nftables::Client::open);
-        RulesPort { runner, choice, limits, v4: None, v6: None, survey: None, listed: BTreeMap::new(), tables }
+        let (listed, counters) = (BTreeMap::new(), PacketCounters::new());
+        RulesPort { runner, choice, limits, v4: None, v6: None, survey: None, listed, tables, counters }
     }
 
     /// The back end in use, once one was detected.
@@ -296,6 +298,18 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
         for known in [&mut self.v4, &mut self.v6] {
             *known = known.take().map(|iptables| iptables.with_limits(self.limits));
         }
+    }
+
+    fn counters(&mut self) -> Result<BTreeSet<String>, PortError> {
+        self.counters.read().map(|packets| packets.into_keys().collect())
+    }
+
+    fn make_counters(&mut self, names: &[&str]) -> Result<(), PortError> {
+        names.iter().try_for_each(|name| self.counters.make(name))
+    }
+
+    fn delete_counters(&mut self, names: &[&str]) -> Result<usize, PortError> {
+        names.iter().try_fold(0_usize, |count, name| Ok(count.saturating_add(self.counters.delete(name)?.into())))
     }
 
     fn check(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {

@@ -1,5 +1,6 @@
 //! Rules.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::PortError;
@@ -73,6 +74,32 @@ pub trait Rules {
     fn set_lock_wait(&mut self, wait: Duration) {
         // Ports without a lock do not wait.
         let _ = wait;
+    }
+
+    /// The names of the counters of packets that there are ([`Rules::make_counters`]). Default: the kernel has none.
+    ///
+    /// # Errors
+    /// [`Unavailable`](super::PortErrorKind::Unavailable) when the kernel cannot have any.
+    fn counters(&mut self) -> Result<BTreeSet<String>, PortError> {
+        Err(PortError::new(super::PortErrorKind::Unavailable, "no counters of packets"))
+    }
+
+    /// Makes counters of packets by name, which rules may name then (nfacct), unless they are there. Default: there are none.
+    ///
+    /// # Errors
+    /// As [`Rules::counters`].
+    fn make_counters(&mut self, names: &[&str]) -> Result<(), PortError> {
+        let _ = names;
+        Err(PortError::new(super::PortErrorKind::Unavailable, "no counters of packets"))
+    }
+
+    /// Deletes counters that no rule names, and returns how many. What is gone already counts as done. Default: none.
+    ///
+    /// # Errors
+    /// As [`Rules::counters`].
+    fn delete_counters(&mut self, names: &[&str]) -> Result<usize, PortError> {
+        let _ = names;
+        Ok(0)
     }
 
     /// Has the program check a transaction, and changes nothing: whether it and the kernel know every match and target. The

@@ -1,5 +1,6 @@
 //! The health of the proxy, and what the servers answer about it.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -125,15 +126,16 @@ impl Health {
         })
     }
 
-    /// The page of metrics.
-    pub(super) fn page(&self) -> String {
+    /// The page of metrics, with the packets that rules have counted.
+    pub(super) fn page(&self, packets: BTreeMap<String, u64>) -> String {
         let mut state = self.state();
         if let Some(api) = &state.api {
             state.metrics.api_failures = api.failures.load(Ordering::Relaxed);
             state.metrics.requests = requests::counted();
         }
-        let metrics = state.metrics.clone();
+        let mut metrics = state.metrics.clone();
         drop(state);
+        metrics.iptables_packets = packets;
         metrics.render()
     }
 

@@ -10,6 +10,8 @@
 //! As kube-proxy has from 1.33 on, nearly all have the label `ip_family`. One pass serves all families: its duration and its time are
 //! told for each of them.
 
+use std::collections::BTreeMap;
+
 use proxier_core::config::Families;
 use proxier_core::modes::Kind;
 use proxier_core::modes::select::Asked;
@@ -21,6 +23,20 @@ use crate::proxier_demo::histogram::{Histogram, PROGRAMMING_SECONDS, SYNC_SECOND
 use crate::proxier_demo::sources::cluster::requests::Requests;
 use crate::proxier_demo::status::process;
 use crate::proxier_demo::status::text::{Labels, Page};
+
+/// Counters of packets that rules of iptables mode name: metric and help text of each.
+const COUNTED: [(&str, &str, &str); 2] = [
+    (
+        "ct_state_invalid_dropped_pkts",
+        "iptables_ct_state_invalid_dropped_packets_total",
+        "packets dropped by iptables to work around conntrack problems",
+    ),
+    (
+        "localhost_nps_accepted_pkts",
+        "iptables_localhost_nodeports_accepted_packets_total",
+        "Number of packets accepted on nodeports of loopback interface",
+    ),
+];
 
 /// All values. Whoever knows one writes it; [`render`](Metrics::render) prints them.
 ///
@@ -56,6 +72,8 @@ pub struct Metrics {
     pub iptables_partial_restore_failures: ByFamily<u64>,
     /// Rules of iptables mode by table and family.
     pub iptables_rules: Vec<RuleCount>,
+    /// Packets by the counters that rules of iptables mode name; without those that the kernel does not have.
+    pub iptables_packets: BTreeMap<String, u64>,
     /// Transactions of nf_tables that failed.
     pub nftables_sync_failures: ByFamily<u64>,
     /// Ports of Services without the local endpoints that their policy requires: internal, external.
@@ -124,6 +142,7 @@ impl Default for Metrics {
             iptables_restore_failures: ByFamily::default(),
             iptables_partial_restore_failures: ByFamily::default(),
             iptables_rules: Vec::new(),
+            iptables_packets: BTreeMap::new(),
             nftables_sync_failures: ByFamily::default(),
             no_local_endpoints: [ByFamily::default(); 2],
             healthz: [0; 2],
@@ -228,6 +247,11 @@ impl Metrics {
                 let failures = self.each(|family| *self.iptables_partial_restore_failures.of(family));
                 let help = "Failed runs of iptables-restore that wrote only what had changed";
                 p.family("sync_proxy_rules_iptables_partial_restore_failures_total", "counter", help, failures);
+                for (counter, name, help) in COUNTED {
+                    if let Some(packets) = self.iptables_packets.get(counter) {
+                        p.family(name, "counter", help, [(Vec::new(), packets)]);
+                    }
+                }
                 // A family without samples is no family.
                 if !self.iptables_rules.is_empty() {
                     self.rules(p);
@@ -351,6 +375,8 @@ mod tests {
         iptables,nftables gauge sync_proxy_rules_no_local_endpoints_total               ip_family,traffic_policy
         iptables,ipvs counter sync_proxy_rules_iptables_restore_failures_total          ip_family
         iptables counter    sync_proxy_rules_iptables_partial_restore_failures_total    ip_family
+        iptables counter    iptables_ct_state_invalid_dropped_packets_total             -
+        iptables counter    iptables_localhost_nodeports_accepted_packets_total         -
         iptables gauge      sync_proxy_rules_iptables_total                             ip_family,table
         iptables gauge      sync_proxy_rules_iptables_last                              ip_family,table
         nftables counter    sync_proxy_rules_nftables_sync_failures_total               ip_family
@@ -359,7 +385,9 @@ mod tests {
 
     fn page(mode: Kind) -> String {
         let rule = RuleCount { family: Family::V4, table: "nat", total: 3, written: 1 };
-        Metrics { mode: Some((Asked::Auto, mode)), iptables_rules: vec![rule], ..Metrics::default() }.render()
+        let iptables_packets = COUNTED.map(|(counter, ..)| (counter.to_owned(), 7)).into();
+        let mode = Some((Asked::Auto, mode));
+        Metrics { mode, iptables_rules: vec![rule], iptables_packets, ..Metrics::default() }.render()
     }
 
     /// The names of the labels of a sample, without that of a bucket.

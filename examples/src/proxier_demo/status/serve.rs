@@ -1,11 +1,13 @@
 //! The servers of the proxy's health and metrics.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use http::StatusCode;
+use proxier_core::kernel::PacketCounters;
 use proxier_core::modes::Kind;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -68,7 +70,9 @@ pub async fn serve_metrics(
     status: Option<StatusPage>,
 ) {
     let started = SystemTime::now();
-    serve(listener, Places::new(CONNECTIONS), MetricsServer { health, mode, configuration, status, started }).await;
+    let counters = Mutex::new(PacketCounters::new());
+    let answers = MetricsServer { health, mode, configuration, status, started, counters };
+    serve(listener, Places::new(CONNECTIONS), answers).await;
 }
 
 struct MetricsServer {
@@ -77,6 +81,17 @@ struct MetricsServer {
     configuration: Value,
     status: Option<StatusPage>,
     started: SystemTime,
+    counters: Mutex<PacketCounters>,
+}
+
+impl MetricsServer {
+    /// The packets that rules have counted; none where the kernel does not count.
+    fn packets(&self) -> BTreeMap<String, u64> {
+        if self.mode != Kind::Iptables {
+            return BTreeMap::new();
+        }
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner).read().unwrap_or_default()
+    }
 }
 
 /// Paths that `/statusz` names.
@@ -90,7 +105,7 @@ fn metrics(body: String) -> Answer {
 impl Answers for MetricsServer {
     async fn answer(&self, asked: Asked) -> Answer {
         match asked.path.as_str() {
-            "/metrics" => metrics(self.health.page()),
+            "/metrics" => metrics(self.health.page(self.packets())),
             "/metrics/slis" => metrics(self.health.slis(Instant::now())),
             "/healthz" => Answer::text("ok"),
             "/proxyMode" => Answer::text(self.mode.name()),

@@ -77,6 +77,7 @@ impl FakePorts {
                 port: RulesPort::new(parts.host.clone(), BackendChoice::Detect, Limits::default()),
                 host: parts.host.clone(),
                 seen: BTreeMap::new(),
+                counters: parts.counters.clone(),
             },
             links: FakeLinksPort { gate: gate(), links: parts.links.clone() },
             sysctls: FakeSysctlsPort { gate: gate(), values: parts.sysctls.clone() },

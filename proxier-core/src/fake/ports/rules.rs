@@ -1,15 +1,16 @@
 //! Rules of iptables.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use iptables::{Dump, Transaction};
 
 use super::gate::Gate;
 use crate::fake::control::Call;
 use crate::fake::host::Host;
+use crate::fake::shared::Shared;
 use crate::kernel::RulesPort;
 use crate::net::Family;
-use crate::ports::{PortError, Rules};
+use crate::ports::{PortError, PortErrorKind, Rules};
 
 pub(super) struct FakeRulesPort {
     pub(super) gate: Gate,
@@ -17,6 +18,7 @@ pub(super) struct FakeRulesPort {
     pub(super) host: Host,
     /// The last reading by family, and its generation: writing and reading the text takes time.
     pub(super) seen: BTreeMap<Family, (u64, Dump)>,
+    pub(super) counters: Shared<Option<BTreeSet<String>>>,
 }
 
 impl Rules for FakeRulesPort {
@@ -40,6 +42,24 @@ impl Rules for FakeRulesPort {
     fn has_tables(&mut self, family: Family) -> Option<bool> {
         // Those of both back ends: the fake's are no tables of its nf_tables.
         Some(self.host.dump().into_keys().any(|(of, _)| of == family.into()))
+    }
+
+    fn counters(&mut self) -> Result<BTreeSet<String>, PortError> {
+        let counters = self.counters.lock().clone();
+        counters.ok_or_else(|| PortError::new(PortErrorKind::Unavailable, "listing counters of packets"))
+    }
+
+    fn make_counters(&mut self, names: &[&str]) -> Result<(), PortError> {
+        let mut counters = self.counters.lock();
+        let missing = || PortError::new(PortErrorKind::Unavailable, "making counters of packets");
+        counters.as_mut().ok_or_else(missing)?.extend(names.iter().map(|name| (*name).to_owned()));
+        Ok(())
+    }
+
+    fn delete_counters(&mut self, names: &[&str]) -> Result<usize, PortError> {
+        let mut counters = self.counters.lock();
+        let there = counters.iter_mut().flat_map(|all| names.iter().map(|name| all.remove(*name)).collect::<Vec<_>>());
+        Ok(there.filter(|was_there| *was_there).count())
     }
 
     fn check(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {

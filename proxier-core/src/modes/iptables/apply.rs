@@ -45,6 +45,12 @@ pub(super) fn apply(plan: &Plan, wanted: &Wanted, names: &Names<'_>, ports: &mut
         let outcome = ports.sysctls.set(&change.path, &change.to);
         applied.note(|| Step::sysctl(change), outcome);
     }
+    // Without them the kernel refuses the rules that name them, which says why.
+    if !plan.counters.is_empty()
+        && let Err(error) = ports.rules.make_counters(&plan.counters)
+    {
+        applied.fail(Step::new(Action::Add, Part::Rules, "counters of packets"), error);
+    }
     // Both families in one call: most of the time goes into starting the programs.
     let changes: Vec<_> = plan.families.iter().filter(|family| !family.transaction.is_empty()).collect();
     let changes: Vec<_> = changes.iter().map(|family| (family.family, &family.transaction)).collect();

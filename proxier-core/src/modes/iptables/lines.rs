@@ -4,7 +4,7 @@ use iptables::{ChainName, Error, Rule, RuleBuilder, TableName};
 
 use super::names::{self, PortNames};
 use super::service::{has_firewall, is_served, noted, policy_chain, to};
-use super::settings::Options;
+use super::settings::{LOCALHOST_COUNTER, Options};
 use crate::net::Protocol;
 use crate::service::{Frontend, Port};
 use crate::snapshot::{Roles, TrafficPolicy};
@@ -183,8 +183,13 @@ pub(super) fn of_port(port: &Port, health_check: Option<u16>, options: Options) 
         let protocol = names::protocol(port.protocol);
         let arriving = ["-m", protocol, "-p", protocol, "--dport", &number.to_string()];
         if port.has_endpoints() {
-            let rule = noted(&port.name).args(arriving).jump(&PortNames::new(port).external()?);
-            lines.push(Line::new(Shared::NodePorts, rule)?);
+            let external = PortNames::new(port).external()?;
+            if options.counters && options.localhost_node_ports {
+                let counting = options.counting(LOCALHOST_COUNTER);
+                let rule = noted(&port.name).args(arriving).args(["-d", "127.0.0.0/8"]).args(counting);
+                lines.push(Line::new(Shared::NodePorts, rule.jump(&external))?);
+            }
+            lines.push(Line::new(Shared::NodePorts, noted(&port.name).args(arriving).jump(&external))?);
         }
         if let Some((rule, target)) = refusal(port, port.external_policy, options) {
             let rule = rule.args(["-m", "addrtype", "--dst-type", "LOCAL"]).args(arriving).args(target);

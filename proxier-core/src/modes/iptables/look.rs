@@ -6,6 +6,7 @@ use iptables::{Dump, Rule, TableName, Token};
 
 use super::lines::Shared;
 use super::observed::{Place, lines, reached};
+use super::settings::LOCALHOST_COUNTER;
 use super::spelling;
 use crate::modes::look::{Counted, Held};
 use crate::net::FrontendKey;
@@ -19,11 +20,15 @@ pub fn look(dump: &Dump, key: &FrontendKey, is_of_node: bool) -> Held {
     for (shared, rule, place) in lines(dump, key.family()) {
         let is_about = place == Place::Address(*key)
             || (is_of_node && place == Place::NodePort(key.protocol, key.port) && key.port != 0);
-        if !is_about {
+        // Of node ports at 127.0.0.1, where the kernel counts: the same as the line after it.
+        let is_of_localhost = rule.tokens().iter().any(|word| word.as_str() == LOCALHOST_COUNTER);
+        if !is_about || is_of_localhost && !key.address.is_loopback() {
             continue;
         }
         let chain = shared.name().map(|name| name.as_str().to_owned()).unwrap_or_default();
-        held.parts.insert(format!("{} {chain}: {}", shared.table(), spelling::text(rule)), String::new());
+        if !is_of_localhost {
+            held.parts.insert(format!("{} {chain}: {}", shared.table(), spelling::text(rule)), String::new());
+        }
         if let Some(counters) = rule.counters.filter(|_| shared.table() == TableName::NAT) {
             packets = Some(packets.unwrap_or(0_u64).saturating_add(counters.packets));
         }

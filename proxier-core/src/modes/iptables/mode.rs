@@ -11,7 +11,7 @@ use super::diff::FromNothing;
 use super::lines;
 use super::observed::served;
 use super::plan::{Basis, FamilyPlan, Plan, Refused};
-use super::settings::Options;
+use super::settings::{COUNTERS, Options};
 use super::wanted::{Changed, Wanted};
 use crate::modes::shared::names::Names;
 use crate::modes::shared::retry::RulesRetry;
@@ -19,7 +19,7 @@ use crate::modes::shared::{flows, sysctls};
 use crate::modes::{self, Kind, Pass, Refreshed};
 use crate::net::{Family, FrontendKey};
 use crate::parallel;
-use crate::plan::report::{Report, RuleCount, Unread};
+use crate::plan::report::{Applied, Report, RuleCount, Unread};
 use crate::plan::step::{Part, Step};
 use crate::ports::{PortError, PortErrorKind, Ports, Rules, UdpServices};
 use crate::safeguard::{Kernel, Loss, Safeguard};
@@ -41,6 +41,7 @@ pub(crate) struct Mode {
     options: Options,
     /// Whether the programs masquerade with random ports.
     random_fully: bool,
+    counters: Counters,
     /// [`Pass::tcp_is_liberal`] of the last full pass.
     tcp_is_liberal: bool,
     seed: u64,
@@ -74,6 +75,19 @@ struct State {
     rules: Option<Tally>,
 }
 
+/// Whether rules name counters of packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Counters {
+    /// The kernel has none.
+    Missing,
+    /// It has them, and has not taken rules that name them yet.
+    Wanted,
+    /// Rules name them.
+    Named,
+    /// It has them, and refused rules that name them.
+    Refused,
+}
+
 /// What the kernel serves: Frontends, with whether there are endpoints.
 #[derive(Debug, Default)]
 struct Known {
@@ -100,6 +114,7 @@ impl Mode {
         Mode {
             options,
             random_fully: true,
+            counters: Counters::Missing,
             tcp_is_liberal,
             seed,
             wanted: Wanted::new(facts, probable),
@@ -122,7 +137,44 @@ impl Mode {
     /// The configured options that the programs support and the kernel's settings leave room for.
     fn allowed(&self) -> Options {
         let random_fully = self.options.random_fully.on(self.random_fully);
-        Options { random_fully, drop_invalid: self.options.drop_invalid && !self.tcp_is_liberal, ..self.options }
+        let counters = matches!(self.counters, Counters::Wanted | Counters::Named);
+        let drop_invalid = self.options.drop_invalid && !self.tcp_is_liberal;
+        Options { random_fully, drop_invalid, counters, ..self.options }
+    }
+
+    /// Looks for counters of packets. Returns those that rules are to name and that have to be made first.
+    fn look_for_counters(&mut self, pass: &Pass<'_>, rules: &mut dyn Rules) -> Vec<&'static str> {
+        let mut missing = Vec::new();
+        match (self.counters, rules.counters()) {
+            (Counters::Refused, _) => {}
+            (_, Err(_)) => self.counters = Counters::Missing,
+            (before, Ok(there)) => {
+                self.counters = if before == Counters::Named { before } else { Counters::Wanted };
+                missing.extend(COUNTERS.into_iter().filter(|name| !there.contains(*name)));
+            }
+        }
+        let changed = self.wanted.set_settings(pass.facts, self.allowed());
+        self.note_changed(&changed);
+        missing
+    }
+
+    /// Goes on without counters if the first rules that name them were refused.
+    fn note_counters(&mut self, written: &[Written], applied: &Applied) {
+        if self.counters != Counters::Wanted {
+            return;
+        }
+        let may_be_why = |kind| {
+            use PortErrorKind::{Invalid, NotFound, Other, Unavailable};
+            matches!(kind, Invalid | NotFound | Other | Unavailable)
+        };
+        let is_refused = applied.failures.iter().any(|of| of.step.part == Part::Rules && may_be_why(of.error.kind()));
+        if is_refused && written.iter().any(|family| !family.is_done) {
+            self.counters = Counters::Refused;
+            // The next refresh takes them out of the rules.
+            self.new_facts = true;
+        } else if !written.is_empty() && written.iter().all(|family| family.is_done) {
+            self.counters = Counters::Named;
+        }
     }
 
     /// Asks the programs for their options and looks at the kernel's settings, and returns whether rules depend on the answers. If a
@@ -388,6 +440,9 @@ impl modes::Mode for Mode {
         let read: Vec<Family> = pass.families().filter(|family| self.has_to_be_read(*family, &pass)).collect();
         let mut list = read.clone();
         list.retain(|family| !self.is_put_off(*family, pass.now));
+        if pass.full {
+            plan.counters = self.look_for_counters(&pass, ports.rules);
+        }
         let mut made = self.list(&list, ports.rules);
         if pass.full {
             if self.ask_programs(&pass, ports.rules) {
@@ -456,6 +511,7 @@ impl modes::Mode for Mode {
             surprised |= written.is_surprise;
             self.note_written(plan, written, clock());
         }
+        self.note_counters(&written, &applied);
         report.serves_nothing = !applied.failures.is_empty() && self.serves_nothing();
         report.applied = applied;
         report.rule_counts = self.rule_counts(&written);

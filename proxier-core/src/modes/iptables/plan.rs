@@ -25,6 +25,8 @@ use crate::snapshot::ObjectKey;
 pub struct Plan {
     /// Values below `/proc/sys`.
     pub(super) sysctls: Vec<SysctlChange>,
+    /// Counters of packets that the rules name and that are missing.
+    pub(super) counters: Vec<&'static str>,
     /// What changes in each family's rules.
     pub(super) families: Vec<FamilyPlan>,
     /// Values below `/proc/sys` that are safe only once the rules of IPv4 are there.

@@ -5,6 +5,7 @@ use nftables::TableKey;
 
 use super::apply::incomparable;
 use super::diff::{Incomparable, cleanup_but};
+use super::settings::COUNTERS;
 use super::{names, observed};
 use crate::modes::shared::chains::Removal;
 use crate::modes::shared::cleaned::{Cleaned, IsKept};
@@ -12,6 +13,7 @@ use crate::modes::shared::nft::name;
 use crate::modes::shared::served::Served;
 use crate::net::Family;
 use crate::plan::report::Unread;
+use crate::plan::step::{Action, Part};
 use crate::ports::Ports;
 use crate::service::NodeFacts;
 
@@ -53,7 +55,13 @@ pub(crate) fn remove_but(is_kept: IsKept<'_>, ports: &mut Ports<'_>) -> Cleaned 
     let may_go = |table: &TableName, chain: &str| {
         (names::is_ours(table, chain) && !is_kept(table, chain)) || is_portal(table, chain) || chain == names::CANARY
     };
-    in_both_families(&may_go, &|dump| everything(dump, is_kept), ports)
+    let mut cleaned = in_both_families(&may_go, &|dump| everything(dump, is_kept), ports);
+    match ports.rules.delete_counters(&COUNTERS) {
+        Ok(0) => {}
+        Ok(count) => cleaned.applied.count(Part::Rules, Action::Delete, count),
+        Err(error) => cleaned.miss("counters of packets", error),
+    }
+    cleaned
 }
 
 /// Removes only what a kube-proxy in userspace mode has made.

@@ -11,6 +11,7 @@ pub use crate::modes::shared::local_traffic::PodTraffic;
 /// What the administrator, iptables and the kernel allow. By default all that kube-proxy does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
+#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub struct Options {
     /// Node ports on 127.0.0.1 (`iptables.localhostNodePorts`); they need `route_localnet`. Never on `::1`.
     pub localhost_node_ports: bool,
@@ -24,6 +25,22 @@ pub struct Options {
     /// limits for each client (`icmp_ratelimit`): of many connections in a second, those beyond the limit wait. Default: no, as in
     /// kube-proxy.
     pub reject_with_reset: bool,
+    /// Rules name counters of packets as kube-proxy's do from 1.32 ([`COUNTERS`]), which have to be there. The mode finds out by itself
+    /// whether the kernel has any. Default: no.
+    pub counters: bool,
+}
+
+/// The counters of packets (nfacct) that rules name: those of the rule that drops invalid packets, and of node ports on 127.0.0.1.
+pub const COUNTERS: [&str; 2] = [INVALID_COUNTER, LOCALHOST_COUNTER];
+pub(super) const INVALID_COUNTER: &str = "ct_state_invalid_dropped_pkts";
+pub(super) const LOCALHOST_COUNTER: &str = "localhost_nps_accepted_pkts";
+
+impl Options {
+    /// The arguments that count packets.
+    pub(super) fn counting(self, counter: &str) -> Vec<String> {
+        let named = ["-m", "nfacct", "--nfacct-name", counter].map(str::to_owned);
+        if self.counters { named.into() } else { Vec::new() }
+    }
 }
 
 impl Default for Options {
@@ -33,6 +50,7 @@ impl Default for Options {
             random_fully: RandomFully::Auto,
             drop_invalid: true,
             reject_with_reset: false,
+            counters: false,
         }
     }
 }

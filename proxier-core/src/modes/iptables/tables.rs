@@ -3,7 +3,7 @@
 use iptables::{Chain, ChainName, Error, Rule, RuleBuilder, TableName};
 
 use super::names;
-use super::settings::{NodePorts, RandomFully, Settings};
+use super::settings::{INVALID_COUNTER, NodePorts, RandomFully, Settings};
 use crate::net::Family;
 
 /// A chain of a table.
@@ -33,7 +33,8 @@ fn forward(settings: &Settings) -> Vec<RuleBuilder> {
     let state = |states: &str| ["-m", "conntrack", "--ctstate", states].map(str::to_owned);
     let mut rules = Vec::new();
     if settings.options.drop_invalid {
-        rules.push(Rule::builder().args(state("INVALID")).target("DROP"));
+        let counting = settings.options.counting(INVALID_COUNTER);
+        rules.push(Rule::builder().args(state("INVALID")).args(counting).target("DROP"));
     }
     rules.extend([
         Rule::builder()

@@ -1,0 +1,161 @@
+//! Counters of packets by name, which rules of iptables may name (nfacct), over nfnetlink. Kernel: net/netfilter/nfnetlink_acct.c.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use netlink_batch::header::NfGenHeader;
+use netlink_batch::{Attrs, Be64, Connection, Encoder, Errno, Error, NulStr, Protocol, attrs};
+
+use super::error::netlink;
+use super::lazy::Lazy;
+use crate::ports::{PortError, PortErrorKind};
+
+/// `NFNL_SUBSYS_ACCT` in the upper byte, `NFNL_MSG_ACCT_*` in the lower.
+const NEW: u16 = 0x0700;
+const GET: u16 = 0x0701;
+const DELETE: u16 = 0x0703;
+
+const NLM_F_CREATE: u16 = 0x0400;
+
+attrs! {
+    /// A counter.
+    "NFACCT_",
+    pub enum CounterAttr<'a> {
+        /// Its name.
+        NAME = 1 => Name(NulStr<'a>),
+        /// Packets.
+        PKTS = 2 => Packets(Be64),
+    }
+}
+
+/// Counters of packets by name, of the network namespace in which it is first used.
+///
+/// ```
+/// use proxier_core::kernel::PacketCounters;
+///
+/// // A kernel without them, or a process without `CAP_NET_ADMIN`, says so.
+/// let mut counters = PacketCounters::new();
+/// match counters.read() {
+///     Ok(packets) => assert!(packets.keys().all(|name| name.len() < 32)),
+///     Err(error) => assert!(error.to_string().contains("counters of packets")),
+/// }
+/// ```
+#[derive(Debug)]
+pub struct PacketCounters {
+    connection: Lazy<Connection, Error>,
+}
+
+impl Default for PacketCounters {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl PacketCounters {
+    /// Opens a socket when it is first needed.
+    pub fn new() -> Self {
+        PacketCounters { connection: Lazy::new(|| Connection::open(Protocol::Netfilter)) }
+    }
+
+    /// The packets of all counters.
+    ///
+    /// # Errors
+    /// [`Unavailable`](PortErrorKind::Unavailable) when the kernel has none.
+    pub fn read(&mut self) -> Result<BTreeMap<String, u64>, PortError> {
+        self.attempt("listing counters of packets", |connection| {
+            let found = RefCell::new(BTreeMap::new());
+            connection.dump(
+                GET,
+                0,
+                &header(),
+                // Called for each attempt: results of an earlier one do not count.
+                |_| found.borrow_mut().clear(),
+                |payload| {
+                    let (mut name, mut packets) = (None, 0);
+                    let attributes = payload.get(NfGenHeader::LENGTH..).unwrap_or_default();
+                    for attr in Attrs::<CounterAttr<'_>>::new(attributes).iter() {
+                        match attr? {
+                            CounterAttr::Name(text) => name = text.to_str().map(str::to_owned),
+                            CounterAttr::Packets(Be64(number)) => packets = number,
+                            CounterAttr::Unknown(_) => {}
+                        }
+                    }
+                    found.borrow_mut().extend(name.map(|name| (name, packets)));
+                    Ok(())
+                },
+            )?;
+            Ok(found.into_inner())
+        })
+    }
+
+    /// Makes a counter, unless it is there.
+    ///
+    /// # Errors
+    /// As [`PacketCounters::read`].
+    pub fn make(&mut self, name: &str) -> Result<(), PortError> {
+        self.attempt("making counters of packets", |connection| {
+            let name = |out: &mut Encoder| out.attr(CounterAttr::NAME, &NulStr::from(name));
+            // The kernel says busy of one that is there.
+            unless(&[Errno::EBUSY, Errno::EEXIST], connection.request(NEW, NLM_F_CREATE, &header(), name)).map(|_| ())
+        })
+    }
+
+    /// Deletes a counter that no rule names. Returns whether it was there and is gone. The kernel frees rules a moment after they are deleted,
+    /// so it is tried for up to 200 ms.
+    ///
+    /// # Errors
+    /// As [`PacketCounters::read`].
+    #[expect(clippy::disallowed_methods, reason = "the kernel says nothing when it has freed a rule")]
+    pub fn delete(&mut self, name: &str) -> Result<bool, PortError> {
+        for _ in 0..20 {
+            let deleted = self.attempt("deleting counters of packets", |connection| {
+                let name = |out: &mut Encoder| out.attr(CounterAttr::NAME, &NulStr::from(name));
+                match connection.request(DELETE, 0, &header(), name) {
+                    Err(error) if is_one_of(&error, &[Errno::EBUSY]) => Ok(None),
+                    outcome => unless(&[Errno::ENOENT], outcome).map(Some),
+                }
+            })?;
+            if let Some(deleted) = deleted {
+                return Ok(deleted);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(false)
+    }
+
+    fn attempt<T>(
+        &mut self,
+        doing: &str,
+        attempt: impl FnOnce(&mut Connection) -> Result<T, Error>,
+    ) -> Result<T, PortError> {
+        self.connection.get().and_then(attempt).map_err(|error| {
+            // nfnetlink knows no such subsystem, and loading module nfnetlink-subsys-7 did not help (nfnetlink_rcv_msg).
+            if is_one_of(&error, &[Errno::EINVAL, Errno::EOPNOTSUPP]) {
+                let message = format!("{doing}: this kernel does not offer them (module nfnetlink_acct)");
+                return PortError::new(PortErrorKind::Unavailable, message);
+            }
+            let (error, fatal) = netlink(&error, doing);
+            if fatal {
+                self.connection.close();
+            }
+            error
+        })
+    }
+}
+
+fn header() -> [u8; NfGenHeader::LENGTH] {
+    NfGenHeader { family: 0, version: 0, resource: 0 }.to_bytes()
+}
+
+fn is_one_of(error: &Error, numbers: &[Errno]) -> bool {
+    error.kernel().is_some_and(|refusal| numbers.contains(&refusal.errno))
+}
+
+/// Whether it was done; not if the kernel says one of these.
+fn unless(numbers: &[Errno], outcome: Result<(), Error>) -> Result<bool, Error> {
+    match outcome {
+        Err(error) if is_one_of(&error, numbers) => Ok(false),
+        outcome => outcome.map(|()| true),
+    }
+}
