@@ -316,7 +316,7 @@ fn has_passed(running: &Running) {
 fn rules_of_kube_proxys_iptables_mode_are_taken_over_as_they_are() {
     for back_end in ["nft", "legacy"] {
         kernel_test(NEEDS, || {
-            let world = world(Left::Rules("1.28", back_end));
+            let world = world(Left::Rules("1.36", back_end));
             let planned = plan(&world, "iptables");
             for part in ["frontend ", " rules ", "iptables-restore"] {
                 assert!(!planned.contains(part), "{back_end}: {planned}");
