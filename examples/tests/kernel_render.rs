@@ -269,6 +269,19 @@ fn chains() -> BTreeMap<String, Vec<String>> {
     chains
 }
 
+/// The same without kube-proxy's counters of packets, which a pass adds where the kernel has them.
+fn without_counters(mut chains: BTreeMap<String, Vec<String>>) -> BTreeMap<String, Vec<String>> {
+    for rules in chains.values_mut() {
+        rules.retain(|rule| !rule.contains("localhost_nps_accepted_pkts"));
+        for rule in rules.iter_mut() {
+            // iptables-save prints two spaces before the name.
+            let text = rule.replace("name  ", "name ");
+            *rule = text.replace(" -m nfacct --nfacct-name ct_state_invalid_dropped_pkts", "");
+        }
+    }
+    chains
+}
+
 #[test]
 fn in_iptables_mode_it_is_what_a_pass_makes() {
     const MODE: [&str; 2] = ["--proxy-mode", "iptables"];
@@ -284,7 +297,7 @@ fn in_iptables_mode_it_is_what_a_pass_makes() {
     kernel_test(&needs, || {
         set_up();
         ok(&demo(&["run", "--once", "--manifests", &manifests.0.display().to_string(), MODE[0], MODE[1]]));
-        passed = chains();
+        passed = without_counters(chains());
         for of in ["KUBE-SVC-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-SVL-", "KUBE-FW-", "KUBE-NODEPORTS"] {
             assert!(passed.keys().any(|chain| chain.contains(of)), "{of}: {passed:#?}");
         }
