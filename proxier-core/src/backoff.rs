@@ -1,4 +1,4 @@
-//! How long to wait before trying again.
+//! Pauses between attempts, random and growing.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Each pause is drawn from the upper half of its range: with the defaults 0.5 to 1 s, then 1 to 2 s, 2 to 4 s, up to 15 to
 /// 30 s. So the nodes of a cluster that fail together do not retry together. The same seed gives the same pauses.
 ///
-/// kube-proxy (from 1.34) waits for a whole sync period after any failure. Most failures here end in a moment: somebody
+/// kube-proxy (from 1.34) waits for a whole sync period after any failure. Most failures here end in a moment: another program
 /// held the lock of iptables, or memory was short.
 ///
 /// ```
@@ -32,7 +32,7 @@ pub struct Backoff {
 impl Backoff {
     /// The first pause of a reconciler that failed: 1 s.
     pub const FIRST: Duration = Duration::from_secs(1);
-    /// No pause is shorter than half of this, whatever was asked for: 10 ms.
+    /// No pause is shorter than half of this, with any settings: 10 ms.
     pub const SHORTEST: Duration = Duration::from_millis(10);
 
     /// Pauses from `first` to `most`. The seed should differ from node to node.
@@ -54,7 +54,7 @@ impl Backoff {
         longest.saturating_sub(Duration::from_nanos(u64::try_from(drawn).unwrap_or(spread)))
     }
 
-    /// It worked: the next pause is a first one again.
+    /// Notes a success: the next pause is a first one again.
     pub fn reset(&mut self) {
         self.failures = 0;
     }

@@ -1,4 +1,4 @@
-//! Rules of iptables as iptables-nft keeps them in nf_tables: chains, and where rules lead. Whatever else a rule compares is not read.
+//! Rules of iptables as iptables-nft keeps them in nf_tables: chains, and where rules lead. Other comparisons of a rule are not read.
 
 use iptables::{Chain, ChainName, Policy, Rule, Table, TableName};
 use nftables::{ChainKey, Expression, InvalidValue, ObservedRule, TableKey, Verdict};
@@ -28,8 +28,8 @@ fn invalid(error: InvalidValue) -> PortError {
     PortError::from_error(PortErrorKind::Invalid, &error)
 }
 
-/// A table with the rules of the chains that `is_read` names, as [`rule`] gives them; the others have one that leads nowhere. `None` without
-/// the table.
+/// A table with the rules of the chains that `is_read` names, as [`rule`] gives them; each other chain has one rule that leads nowhere.
+/// `None` without the table.
 pub(crate) fn read(
     key: &TableKey,
     table: &TableName,

@@ -113,30 +113,30 @@
 //!
 //! # What it does not do
 //!
-//! It has no clock, randomness, file, socket, process, log or lock: the same input gives the same output. Only the ports of
+//! The crate has no clock, randomness, file, socket, process, log or lock: the same input gives the same output. Only the ports of
 //! the features `kernel` and `testing` use anything else. It has no type of a Kubernetes client: [`objects`] are plain
 //! structs that `serde` reads from what an API server or `kubectl get -o json` prints.
 //!
 //! Bad input does not fail: an impossible field is left out, the rest of the object counts, and a [`Rejection`] says what
-//! and why. An operation that the kernel refuses does not stop the others: the [`Report`] has it, and a full pass follows
+//! and why. An operation that the kernel refuses does not stop the rest: the [`Report`] has it, and a full pass follows
 //! after a growing pause.
 //!
 //! # Decisions a reader may question
 //!
 //! * Where kube-proxy 1.28 is known to do harm, this differs: `internalTrafficPolicy: Local` without local endpoints has no
-//!   endpoints, whatever else the Service has; a source range of `/0` lifts the restriction where kube-proxy locks
-//!   everybody out; the addresses of `kube-ipvs0` are not node addresses; of two Services that claim one address and port,
+//!   endpoints, with any other setting of the Service; a source range of `/0` lifts the restriction where kube-proxy locks
+//!   all clients out; the addresses of `kube-ipvs0` are not node addresses; of two Services that claim one address and port,
 //!   the older gets it.
 //! * `externalTrafficPolicy: Local` without local endpoints falls back to the cluster's, as with kube-proxy, unless
 //!   [`LocalFallback::Refuse`](config::LocalFallback::Refuse) is set.
 //! * Rules for iptables mean for packets what kube-proxy's mean, are written only when something differs, and close two of
 //!   its gaps: see [`rules`], which lists every difference.
 //! * The order of a pass is sets, rules, virtual servers with their real servers, addresses; deletions go in reverse. An
-//!   address that is bound before its virtual server exists would for a moment lead to whatever listens on this host.
+//!   address that is bound before its virtual server exists would for a moment lead to programs that listen on this host.
 //! * An endpoint that goes away drains (weight 0) for at most 15 minutes; one that comes back meanwhile gets its weight
 //!   back in place, and keeps its connections.
-//! * A virtual server whose address is not on the dummy device and whose address, protocol and port are in none of our
-//!   sets is somebody else's: reported, never changed.
+//! * A virtual server whose address is not on the dummy device and whose address, protocol and port are in none of this
+//!   proxy's sets is foreign: reported, never changed.
 //! * When the input suddenly becomes empty, deletions are held back for a while: see [`safeguard`].
 //! * Loopback, multicast and other impossible addresses are rejected for Services and endpoints.
 //! * Labels: `service.kubernetes.io/headless` counts on slices only, as from Kubernetes 1.32; a Service is headless by

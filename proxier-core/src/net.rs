@@ -66,7 +66,7 @@ impl Family {
     }
 }
 
-/// As [`Family::name`].
+/// Prints the name, as [`Family::name`].
 impl fmt::Display for Family {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
@@ -84,9 +84,9 @@ impl fmt::Display for Family {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ByFamily<T> {
-    /// Of IPv4.
+    /// Value of IPv4.
     pub v4: T,
-    /// Of IPv6.
+    /// Value of IPv6.
     pub v6: T,
 }
 
@@ -121,7 +121,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// As the API writes it; TCP when it says nothing.
+    /// Reads a protocol as the API writes it; TCP when it says nothing.
     pub(crate) fn check(text: Option<&str>) -> Option<Self> {
         match text {
             None | Some("" | "TCP") => Some(Protocol::Tcp),
@@ -169,7 +169,7 @@ pub struct FrontendKey {
 }
 
 impl FrontendKey {
-    /// This protocol, address and port.
+    /// Makes the key of this protocol, address and port.
     pub fn new(protocol: Protocol, address: IpAddr, port: u16) -> Self {
         FrontendKey { protocol, address, port }
     }
@@ -185,7 +185,7 @@ impl FrontendKey {
     }
 }
 
-/// As it prints.
+/// Parses the printed form.
 impl FromStr for FrontendKey {
     type Err = InvalidFrontendKey;
 
@@ -245,7 +245,7 @@ pub struct EndpointKey {
 }
 
 impl EndpointKey {
-    /// This address and port.
+    /// Makes the key of this address and port.
     pub fn new(address: IpAddr, port: u16) -> Self {
         EndpointKey { address, port }
     }
@@ -257,7 +257,7 @@ impl From<SocketAddr> for EndpointKey {
     }
 }
 
-/// As it prints.
+/// Parses the printed form.
 impl FromStr for EndpointKey {
     type Err = AddrParseError;
 
@@ -293,7 +293,7 @@ impl EndpointKey {
     }
 }
 
-/// Whether others can reach the host at the address.
+/// Whether other hosts can reach the host at the address.
 pub(crate) fn is_reachable(address: IpAddr) -> bool {
     let link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
     !address.is_loopback() && !address.is_unspecified() && !link_local

@@ -1,4 +1,4 @@
-//! Kubernetes objects as an API server prints them: only the fields that decide what is programmed.
+//! Kubernetes objects as an API server prints them: only the fields that this crate reads.
 //!
 //! Everything is optional and as wide as JSON allows (texts for addresses, 64-bit numbers for ports), so that an impossible
 //! value does not make an object unreadable. [`Service::check`](crate::snapshot::Service::check) and its siblings turn
@@ -57,7 +57,7 @@ objects! {
         metadata: Metadata,
         /// The specification.
         spec: ServiceSpec,
-        /// What load balancers reported.
+        /// Addresses that load balancers reported.
         status: ServiceStatus,
     }
 
@@ -81,7 +81,7 @@ objects! {
         external_ips: Vec<String>,
         /// `None` or `ClientIP`.
         session_affinity: Option<String>,
-        /// How long affinity lasts.
+        /// Duration of session affinity.
         session_affinity_config: Option<SessionAffinityConfig>,
         /// `Cluster` or `Local`.
         external_traffic_policy: Option<String>,
@@ -89,7 +89,7 @@ objects! {
         internal_traffic_policy: Option<String>,
         /// Port on which the node says whether it has local endpoints.
         health_check_node_port: Option<i64>,
-        /// Networks that may use the load balancer's addresses; empty: everybody.
+        /// Networks that may use the load balancer's addresses; empty: all.
         load_balancer_source_ranges: Vec<String>,
     }
 
@@ -120,19 +120,19 @@ objects! {
 
     /// `status` of a Service.
     ServiceStatus {
-        /// What the load balancer reported.
+        /// Addresses that the load balancer reported.
         load_balancer: LoadBalancerStatus,
     }
 
     /// `loadBalancer` of a Service's status.
     LoadBalancerStatus {
-        /// Its addresses.
+        /// Addresses of the load balancer.
         ingress: Vec<LoadBalancerIngress>,
     }
 
     /// An address of a load balancer.
     LoadBalancerIngress {
-        /// Its address; those with a host name only are not programmed.
+        /// IP address; entries with a host name only are not programmed.
         ip: Option<String>,
         /// `VIP` (also when absent): packets arrive with this address. `Proxy`: they do not, and the address is not
         /// programmed.
@@ -165,13 +165,13 @@ objects! {
     EndpointObject {
         /// Its addresses, of which the first counts (the API's contract: all mean the same).
         addresses: Vec<String>,
-        /// Its conditions.
+        /// Conditions of the endpoint.
         conditions: EndpointConditions,
         /// The node it runs on.
         node_name: Option<String>,
         /// The zone it is in.
         zone: Option<String>,
-        /// Which zones and nodes should use it.
+        /// Zones and nodes that should use it.
         hints: Option<EndpointHints>,
     }
 
@@ -227,7 +227,7 @@ objects! {
 
     /// An address of a Node.
     NodeAddress {
-        /// `InternalIP`, `ExternalIP`; others are names.
+        /// `InternalIP` or `ExternalIP` for addresses; `Hostname` and the like are names.
         #[serde(rename = "type")]
         address_type: String,
         /// The address.
@@ -236,15 +236,15 @@ objects! {
 
     /// The part of `KubeProxyConfiguration` (`kubeproxy.config.k8s.io/v1alpha1`) that decides what is programmed.
     ConfigObject {
-        /// The node's primary address of its family, unless unspecified or none that others reach.
+        /// The node's primary address of its family, unless unspecified or one that other hosts cannot reach.
         bind_address: String,
-        /// Where node ports are served: networks, `primary` (the node's primary addresses), `localhost` and `all` (addresses) in any
+        /// Addresses that serve node ports: networks, `primary` (the node's primary addresses), `localhost` and `all` (addresses) in any
         /// combination; empty: `all`.
         node_port_addresses: Vec<String>,
         /// Networks of the cluster's pods: one, or one of each family with a comma between.
         #[serde(rename = "clusterCIDR")]
         cluster_cidr: String,
-        /// How local pod traffic is detected: `ClusterCIDR` (also when empty), `NodeCIDR`, `BridgeInterface`,
+        /// Detection of local pod traffic: `ClusterCIDR` (also when empty), `NodeCIDR`, `BridgeInterface`,
         /// `InterfaceNamePrefix`.
         detect_local_mode: Option<String>,
         /// Names for the last two of these.
@@ -280,14 +280,14 @@ objects! {
         /// Networks in which no virtual server is deleted.
         #[serde(rename = "excludeCIDRs")]
         exclude_cidrs: Vec<String>,
-        /// What annotations may decide: `scheduler`, `persistence`, `one-packet`, `weights`, `node-weights`, `forwarding`,
+        /// Settings that annotations may decide: `scheduler`, `persistence`, `one-packet`, `weights`, `node-weights`, `forwarding`,
         /// `thresholds`, `drain`; all but `node-weights` when absent. Not in kube-proxy.
         allowed_annotations: Option<Vec<String>>,
-        /// How addresses become this host's: `addresses` (also when empty), `routes`. Not in kube-proxy.
+        /// Method by which addresses become this host's: `addresses` (also when empty), `routes`. Not in kube-proxy.
         binding: Option<String>,
-        /// What counts where no annotation of a Service says otherwise. Not in kube-proxy.
+        /// Settings of Services whose annotations say nothing else. Not in kube-proxy.
         defaults: IpvsDefaultsObject,
-        /// With `routes`, the networks of cluster IPs. Not in kube-proxy.
+        /// Networks of cluster IPs, for binding `routes`. Not in kube-proxy.
         #[serde(rename = "serviceCIDRs")]
         service_cidrs: Vec<String>,
         /// Whether a node port has one virtual server for all addresses of the node. Not in kube-proxy.
@@ -300,7 +300,7 @@ objects! {
         masquerade_bit: Option<i64>,
         /// Overrides `iptables.masqueradeAll`. Not in kube-proxy.
         masquerade_all: Option<bool>,
-        /// What masquerades and guards beside the virtual servers: `auto`, `nftables`, `iptables`; `auto` when empty. Not in
+        /// Back end of masquerading and source-range rules beside the virtual servers: `auto`, `nftables`, `iptables`; `auto` when empty. Not in
         /// kube-proxy.
         rules: Option<String>,
     }
@@ -309,25 +309,25 @@ objects! {
     IpvsDefaultsObject {
         /// Flags of the scheduler, with commas.
         scheduler_flags: Option<String>,
-        /// How long a client stays with its endpoint.
+        /// Seconds for which a client stays with its endpoint.
         persistence_seconds: Option<i64>,
-        /// Which clients of IPv4 count as one, 0 to 32.
+        /// Prefix length of the IPv4 network whose clients count as one, 0 to 32.
         #[serde(rename = "persistencePrefixIPv4")]
         persistence_prefix_ipv4: Option<i64>,
-        /// Which clients of IPv6 count as one, 1 to 128.
+        /// Prefix length of the IPv6 network whose clients count as one, 1 to 128.
         #[serde(rename = "persistencePrefixIPv6")]
         persistence_prefix_ipv6: Option<i64>,
         /// Whether each UDP datagram is scheduled for itself. `true` takes answers from cluster DNS too, unless its annotation says no.
         one_packet: Option<bool>,
         /// Weights of endpoints by zone: `zone-a=3, *=0`.
         zone_weights: Option<String>,
-        /// How packets for external addresses reach endpoints.
+        /// Method by which packets for external addresses reach endpoints.
         forwarding: Option<String>,
         /// Connections above which an endpoint gets no new ones.
         max_connections: Option<i64>,
         /// Connections below which it gets new ones again.
         min_connections: Option<i64>,
-        /// How long an endpoint that leaves keeps its connections.
+        /// Seconds for which an endpoint that leaves keeps its connections.
         drain_seconds: Option<i64>,
     }
 }

@@ -8,8 +8,8 @@ use std::thread;
 /// Most threads: the rest of the node has work, too.
 const MOST_THREADS: usize = 4;
 
-/// What `make` makes of each item, in their order, each on a thread of its own of this name, and what `meanwhile` makes here. Items without a thread
-/// are made last. Threads are in the network namespace of the one that starts them.
+/// Runs `make` on each item, each on a thread of its own of this name, and `meanwhile` on this thread; returns the results in the order of
+/// the items. Items without a thread are made last. Threads are in the network namespace of the one that starts them.
 pub(crate) fn map<T: Sync, U: Send, H>(
     name: &str,
     items: &[T],
@@ -29,14 +29,14 @@ pub(crate) fn map<T: Sync, U: Send, H>(
     })
 }
 
-/// How many processors this process may use. Asked once: that reads files.
+/// Number of processors that this process may use. Read once: that reads files.
 fn processors() -> usize {
     static PROCESSORS: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get));
     *PROCESSORS
 }
 
-/// What `make` makes of parts of these items, in their order: one for each of some threads, if there are so many items that each has
-/// `worth_a_thread`.
+/// Runs `make` on parts of these items, one for each of some threads if there are so many items that each has `worth_a_thread`; returns the
+/// results in the order of the items.
 pub(crate) fn map_parts<T: Sync, U: Send>(
     items: &[T],
     worth_a_thread: usize,
@@ -86,7 +86,7 @@ mod tests {
     fn what_is_freed_elsewhere_is_freed() {
         let (sender, receiver) = mpsc::channel::<()>();
         free(sender);
-        // Disconnected: nobody has it any more.
+        // Disconnected: the value has no owner any more.
         assert!(receiver.recv().is_err());
     }
 }

@@ -11,7 +11,7 @@ use crate::net::Network;
 use crate::snapshot::Balancing;
 
 bitflags! {
-    /// What annotations of Services, EndpointSlices and Nodes may decide.
+    /// Settings that annotations of Services, EndpointSlices and Nodes may decide.
     ///
     /// ```
     /// use proxier_core::config::{Config, MayAskFor};
@@ -49,7 +49,7 @@ bitflags! {
 }
 
 impl MayAskFor {
-    /// From its name in configuration files.
+    /// Setting of this name in configuration files; `None` for an unknown name.
     pub fn by_name(name: &str) -> Option<Self> {
         match name {
             "scheduler" => Some(MayAskFor::SCHEDULER),
@@ -65,7 +65,7 @@ impl MayAskFor {
     }
 }
 
-/// How the addresses of Services become this host's, so that their packets come to IPVS.
+/// Method by which the addresses of Services become this host's, so that their packets come to IPVS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Binding {
@@ -87,13 +87,13 @@ impl Binding {
         }
     }
 
-    /// From its name.
+    /// Binding of this name; `None` for an unknown name.
     pub fn by_name(name: &str) -> Option<Self> {
         [Binding::Addresses, Binding::Routes].into_iter().find(|binding| binding.name() == name)
     }
 }
 
-/// How masquerading and source-range rules are written: by iptables and ipset, or by a table of nf_tables.
+/// Back end of masquerading and source-range rules: iptables and ipset, or a table of nf_tables.
 ///
 /// ```
 /// use proxier_core::config::{Binding, Config, RulesBy};
@@ -106,7 +106,7 @@ impl Binding {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RulesBy {
-    /// One table of nf_tables a family; rules of iptables with ipsets where the host or what is there needs them:
+    /// One table of nf_tables a family; rules of iptables with ipsets where the host, or objects on it, need them:
     /// [`choose`](crate::modes::ipvs::guards::choose()) says which. Unchosen it counts as [`RulesBy::Iptables`]. Default.
     #[default]
     Auto,
@@ -117,7 +117,7 @@ pub enum RulesBy {
 }
 
 impl RulesBy {
-    /// From its name in configuration files: `auto`, `nftables`, `iptables`.
+    /// Back end of this name in configuration files: `auto`, `nftables`, `iptables`; `None` for an unknown name.
     pub fn by_name(name: &str) -> Option<Self> {
         [RulesBy::Auto, RulesBy::Nftables, RulesBy::Iptables].into_iter().find(|by| by.name() == name)
     }
@@ -132,24 +132,24 @@ impl RulesBy {
     }
 }
 
-/// As [`RulesBy::name`].
+/// Prints the name, as [`RulesBy::name`].
 impl fmt::Display for RulesBy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
 }
 
-/// What only IPVS mode uses.
+/// Configuration of IPVS mode alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IpvsConfig {
     /// Scheduler of every virtual server. Default `rr`. For `mh` the flags `mh-port` and `mh-fallback` are set; without
     /// `mh-fallback`, new connections are lost while a real server drains.
     pub scheduler: Scheduler,
-    /// What Services may decide by annotations ([`Balancing`](crate::snapshot::Balancing)). Default everything but weights by
+    /// Settings that Services may decide by annotations ([`Balancing`](crate::snapshot::Balancing)). Default everything but weights by
     /// node.
     pub may_ask_for: MayAskFor,
-    /// How connections are shared out where a Service's annotations say nothing, or may not decide. The scheduler is
+    /// Load balancing of Services whose annotations say nothing, or may not decide. The scheduler is
     /// [`IpvsConfig::scheduler`], and persistence is for Services without session affinity. Default nothing.
     ///
     /// ```
@@ -165,12 +165,12 @@ pub struct IpvsConfig {
     pub defaults: Option<Arc<Balancing>>,
     /// Networks in which no virtual server is ever deleted: another program made it. Default none.
     pub exclude_cidrs: Vec<Network>,
-    /// How addresses become this host's. Default by binding them.
+    /// Method by which addresses become this host's. Default by binding them.
     pub binding: Binding,
     /// With [`Binding::Routes`], the networks of cluster IPs: each is made local as a whole. They must be the Services' alone.
     /// Default none.
     pub service_cidrs: Vec<Network>,
-    /// How masquerading and source-range rules are written: by iptables and ipset, or by a table of nf_tables. Default [`RulesBy::Auto`].
+    /// Back end of masquerading and source-range rules: iptables and ipset, or a table of nf_tables. Default [`RulesBy::Auto`].
     pub rules: RulesBy,
     /// Whether clients outside get local endpoints, and this node and pods those of all nodes, where the external policy is `Local`:
     /// by firewall marks, with [`RulesBy::Nftables`] only ([`Config::splits_local`](super::Config::splits_local)). Default no: all
@@ -188,8 +188,8 @@ pub struct IpvsConfig {
     ///   and jumps go with the last entry; empty sets stay.
     /// * A Frontend whose endpoints answer clients by themselves ([`Balancing::forwarding`](crate::snapshot::Balancing::forwarding)) has no
     ///   entry, unless it has source ranges or an interface of this host has its address. Its address shows that its virtual server is
-    ///   ours. No rule then keeps clients from what else listens on all addresses of this host. Use an address for such Frontends alone:
-    ///   entries of others at the address would make virtual servers that an earlier process left there somebody else's.
+    ///   this proxy's own. No rule then keeps clients from other listeners on all addresses of this host. Use an address for such Frontends
+    ///   alone: entries of other Frontends at the address would make virtual servers that an earlier process left there foreign.
     /// * `net/ipv4/ip_forward` and `net/ipv4/vs/conntrack` are set once a Frontend is masqueraded, the other values of IPVS once there is
     ///   one. What [`HostSettings`](crate::modes::shared::sysctls::HostSettings) asks for is set in any case.
     ///
@@ -217,7 +217,7 @@ impl Default for IpvsConfig {
 }
 
 impl IpvsConfig {
-    /// The policy of a Service that asks for this: what its annotations may decide, else what the configuration says.
+    /// The policy of a Service with this request: its annotations as far as they may decide, else the configuration.
     /// `has_affinity`: the Service asks for session affinity by its own field.
     pub fn balancing(&self, asked: Option<&Arc<Balancing>>, has_affinity: bool) -> Option<Arc<Balancing>> {
         let may = self.may_ask_for;
@@ -269,7 +269,7 @@ fn only(asked: &Balancing, may: MayAskFor) -> Balancing {
     allowed
 }
 
-/// The same, with the configuration's values for what is not said. Flags go with the scheduler that they are for.
+/// The same, with the configuration's values for settings that it leaves open. Flags go with the scheduler that they are for.
 fn or(mut asked: Balancing, defaults: &Balancing, has_affinity: bool) -> Balancing {
     if asked.scheduler.is_none() {
         asked.scheduler_flags = asked.scheduler_flags.or(defaults.scheduler_flags);

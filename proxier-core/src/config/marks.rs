@@ -55,12 +55,12 @@ impl MarkRange {
         mark & self.mask == self.value
     }
 
-    /// How many there are.
+    /// Number of marks.
     pub fn len(self) -> u32 {
         1_u32.checked_shl(self.mask.count_zeros()).unwrap_or(u32::MAX)
     }
 
-    /// Never: there are at least 256.
+    /// Always false: there are at least 256 marks.
     pub fn is_empty(self) -> bool {
         false
     }
@@ -79,7 +79,7 @@ impl MarkRange {
         NonZeroU32::new(mark).unwrap_or(NonZeroU32::MIN)
     }
 
-    /// Whether none of them means "masquerade this" or "drop this" to others.
+    /// Whether no mark in the range means "masquerade this" or "drop this" to other programs.
     pub fn is_apart_from(self, masquerade: MarkBit) -> bool {
         let meant = masquerade.mask() | Self::DROP;
         self.mask & meant == meant && self.value & meant == 0
@@ -99,7 +99,7 @@ impl fmt::Display for MarkRange {
     }
 }
 
-/// From `VALUE/MASK`, each decimal or hexadecimal (`0x…`).
+/// Parses `VALUE/MASK`, each decimal or hexadecimal (`0x…`).
 impl FromStr for MarkRange {
     type Err = ();
 
@@ -125,7 +125,7 @@ mod tests {
         let range: MarkRange = "0x16000000/0xff00c000".parse().unwrap();
         assert_eq!((range, range.len()), (MarkRange::default(), 1 << 22));
         assert_eq!(range.nth(1).get(), 0x1600_0001);
-        // The two bits in the middle of it are others'.
+        // The two bits in the middle of it belong to other programs.
         assert_eq!(range.nth(1 << 14).get(), 0x1601_0000);
         let all: BTreeSet<u32> = (0..20_000).map(|index| range.nth(index).get()).collect();
         assert!(all.len() == 20_000 && all.iter().all(|mark| range.contains(*mark) && mark & 0xc000 == 0));

@@ -1,4 +1,4 @@
-//! Which traffic gets the node's address as its source, and how it is marked.
+//! Traffic that gets the node's address as its source, and its mark.
 
 use std::fmt;
 
@@ -22,12 +22,12 @@ use crate::snapshot::{Reporter, parse_network};
 pub struct MarkBit(u8);
 
 impl MarkBit {
-    /// This bit, 0 to 31; `None` for others.
+    /// Makes the mark of this bit, 0 to 31; `None` for any other number.
     pub fn new(bit: u8) -> Option<Self> {
         (bit < 32).then_some(MarkBit(bit))
     }
 
-    /// Its number, 0 to 31.
+    /// Number of the bit, 0 to 31.
     pub fn get(self) -> u8 {
         self.0
     }
@@ -51,9 +51,9 @@ impl fmt::Display for MarkBit {
     }
 }
 
-/// How local pod traffic is detected (`detectLocalMode`). Other traffic to cluster IPs is masqueraded.
+/// Detection of local pod traffic (`detectLocalMode`). Other traffic to cluster IPs is masqueraded.
 ///
-/// Where it is not detected, only traffic whose source is a cluster IP is masqueraded: that of programs on this node for
+/// Without detection, only traffic whose source is a cluster IP is masqueraded: that of programs on this node for
 /// which the kernel chose such a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LocalTraffic {
@@ -61,9 +61,9 @@ pub enum LocalTraffic {
     ClusterCidrs(Vec<Network>),
     /// By source: in this node's pod network of the family. Not detected while the Node has none.
     NodeCidr,
-    /// By interface: it comes in by this bridge.
+    /// By interface: local pod traffic comes in by this bridge.
     BridgeInterface(InterfaceName),
-    /// By interface: it comes in by devices whose names begin so.
+    /// By interface: local pod traffic comes in by devices whose names begin so.
     InterfaceNamePrefix(InterfaceName),
 }
 
@@ -102,7 +102,7 @@ impl LocalTraffic {
     }
 }
 
-/// One network, or one of each family with a comma between.
+/// Parses one network, or one of each family with a comma between.
 fn check_cluster_cidrs(text: &str, report: &mut Reporter<'_>) -> Vec<Network> {
     let mut networks: Vec<Network> = Vec::new();
     for text in text.split(',').filter(|_| !text.is_empty()) {

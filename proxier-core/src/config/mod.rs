@@ -1,4 +1,4 @@
-//! Configuration that decides what is programmed.
+//! Configuration of compilation and of the modes.
 
 mod ipvs;
 mod marks;
@@ -43,7 +43,7 @@ impl Families {
     }
 }
 
-/// On which of this host's addresses node ports are served.
+/// Addresses of this host on which node ports are served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum NodePortAddresses {
     /// All but loopback, IPv6 link-local and those on devices of proxies ([`KernelNames`]). Default. Iptables mode serves 127.0.0.1
@@ -55,7 +55,7 @@ pub enum NodePortAddresses {
     /// The node's primary ones, and of [`All`](NodePortAddresses::All) those in these networks. A family without a network here gets
     /// no more than its primary one.
     PrimaryAnd(Vec<Network>),
-    /// Of [`All`](NodePortAddresses::All), those in these networks. A family without a network here gets all, unless the
+    /// Addresses of [`All`](NodePortAddresses::All) that are in these networks. A family without a network here gets all, unless the
     /// list is empty: then neither family gets any.
     Within(Vec<Network>),
 }
@@ -87,7 +87,7 @@ impl NodePortAddresses {
     }
 }
 
-/// Which hints of endpoints are used.
+/// Hints of endpoints that are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Topology {
     /// All hints, for nodes before zones: kube-proxy from 1.35. The control plane writes hints for both
@@ -98,7 +98,7 @@ pub enum Topology {
     AnnotatedHints,
 }
 
-/// What external traffic to a Service with `externalTrafficPolicy: Local` gets on a node without local endpoints.
+/// Endpoints of external traffic to a Service with `externalTrafficPolicy: Local` on a node without local endpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LocalFallback {
     /// The cluster's endpoints, as with kube-proxy, so that pods on this node can use the address. A client outside then
@@ -109,9 +109,9 @@ pub enum LocalFallback {
     Refuse,
 }
 
-/// How Services are compiled.
+/// Settings of compilation and of the modes.
 ///
-/// Fields can be set one by one. [`Config::check`] reads what `KubeProxyConfiguration` says of them.
+/// Fields can be set one by one. [`Config::check`] reads them from a `KubeProxyConfiguration`.
 ///
 /// ```
 /// use proxier_core::config::{Binding, Config, LocalTraffic, NodePortAddresses, RulesBy, parse_service_cidr};
@@ -150,26 +150,26 @@ pub struct Config {
     pub families: Families,
     /// The node's primary address of its family, in place of the Node object's (`bindAddress`). Default none.
     pub node_address: Option<IpAddr>,
-    /// On which addresses node ports are served.
+    /// Addresses on which node ports are served.
     pub node_port_addresses: NodePortAddresses,
     /// Whether `spec.externalIPs` of Services are left out, since anyone who may write a Service chooses them: the feature gate
     /// [`EXTERNAL_IPS_GATE`] is off. Default no.
     pub without_external_ips: bool,
-    /// Which hints of endpoints are used.
+    /// Hints of endpoints that are used.
     pub topology: Topology,
-    /// What external traffic gets on nodes without local endpoints.
+    /// Endpoints of external traffic on nodes without local endpoints.
     pub local_fallback: LocalFallback,
     /// Settings of IPVS mode.
     pub ipvs: IpvsConfig,
     /// Addresses and ports that no virtual server may take. Default: ports of the kubelet and of this proxy on this node.
     pub reserved: Reserved,
-    /// Whether all traffic to cluster IPs is masqueraded, whatever its source. Default no.
+    /// Whether all traffic to cluster IPs is masqueraded, from any source. Default no.
     pub masquerade_all: bool,
     /// The bit of the packet mark that means "masquerade this".
     pub masquerade_bit: MarkBit,
-    /// How local pod traffic is detected (`detectLocalMode`). Default: not detected.
+    /// Detection of local pod traffic (`detectLocalMode`). Default: not detected.
     pub local_traffic: LocalTraffic,
-    /// Names of what is made in the kernel. Default: kube-proxy's.
+    /// Names of objects in the kernel. Default: kube-proxy's.
     pub names: KernelNames,
 }
 
@@ -189,7 +189,7 @@ impl Config {
         let mut config = Config::default();
         if let Some(name) = object.ipvs.scheduler.as_deref().filter(|name| !name.is_empty()) {
             match name.parse() {
-                // `none` is one, which gives connections to nobody.
+                // `none` parses too, but gives no client a connection.
                 Ok(scheduler) if scheduler != Scheduler::None => config.ipvs.scheduler = scheduler,
                 _ => report.reject("ipvs.scheduler", name, "not a scheduler's name; taken as rr"),
             }
@@ -296,7 +296,7 @@ fn check_marks(object: &ConfigObject, config: &mut Config, report: &mut Reporter
     }
 }
 
-/// What cannot be read is not allowed.
+/// Allowed annotations by name; names that cannot be read are reported and not allowed.
 fn check_allowed(names: &[String], report: &mut Reporter<'_>) -> MayAskFor {
     let mut allowed = MayAskFor::empty();
     for (index, name) in names.iter().enumerate() {

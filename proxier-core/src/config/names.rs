@@ -1,5 +1,5 @@
-//! Names of what a proxy makes in the kernel. They show what is ours, so two proxies in one network namespace need different
-//! ones.
+//! Names of objects that a proxy makes in the kernel. The names show that an object is its own, so two proxies in one network namespace
+//! need different ones.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -66,7 +66,7 @@ impl fmt::Display for InterfaceName {
     }
 }
 
-/// What the names of the sets and chains of a proxy begin with. Default `KUBE-`, as kube-proxy's, of which other software
+/// Prefix of the names of a proxy's sets and chains. Default `KUBE-`, as kube-proxy's, of which other software
 /// knows some (`KUBE-MARK-MASQ`).
 ///
 /// 2 to 6 bytes: upper-case letters, digits, `_` and `-`; a letter first, `-` last, and not `-6-` at the end. So the names of
@@ -195,16 +195,16 @@ impl fmt::Display for TableName {
     }
 }
 
-/// Names of what a proxy makes in the kernel. Default: kube-proxy's, so that one takes over from the other.
+/// Names of objects that a proxy makes in the kernel. Default: kube-proxy's, so that one takes over from the other.
 ///
-/// Things of these names are this proxy's: what is not wanted of them is removed. Two proxies in one network namespace do
+/// Objects of these names are this proxy's: it removes those that it does not want. Two proxies in one network namespace do
 /// not touch each other if their names differ, and each has the device of the other in
 /// [`other_devices`](KernelNames::other_devices). Two things they share all the same. The kernel has one virtual server for
 /// an address, port and protocol, so they must not serve the same ones. And the bit of the packet mark means "masquerade
 /// this" in both ([`MarkBit`](super::MarkBit)), which does no harm.
 ///
-/// iptables mode has kube-proxy's own names (`KUBE-SVC-…`, `KUBE-SERVICES`), whatever the prefix: two proxies in iptables mode, or one and a
-/// kube-proxy, cannot share a network namespace.
+/// iptables mode always has kube-proxy's own names (`KUBE-SVC-…`, `KUBE-SERVICES`), not the prefix: two proxies in iptables mode, or one
+/// and a kube-proxy, cannot share a network namespace.
 ///
 /// ```
 /// use proxier_core::config::{Config, InterfaceName, NamePrefix, TableName};
@@ -226,12 +226,12 @@ pub struct KernelNames {
     /// dummy device is not touched, and passes fail.
     pub device: InterfaceName,
     /// Devices of other proxies in this network namespace. Their addresses are of other Services, not of this host: no node
-    /// ports are served on them. `kube-ipvs0` is always one of them. Default no others.
+    /// ports are served on them. `kube-ipvs0` is always one of them. Default empty.
     pub other_devices: BTreeSet<InterfaceName>,
-    /// What the names of sets and chains begin with, in IPVS mode. Default `KUBE-`.
+    /// Prefix of the names of sets and chains, in IPVS mode. Default `KUBE-`.
     pub prefix: NamePrefix,
-    /// The tables of nftables mode; those of IPVS mode have `-ipvs` behind ([`KernelNames::ipvs_table`]). Default `proxier`. A table of this name that somebody else made is not touched; its
-    /// family is then not served.
+    /// Name of the tables of nftables mode; those of IPVS mode have `-ipvs` behind it ([`KernelNames::ipvs_table`]). Default `proxier`. A foreign
+    /// table of this name is not touched; its family is then not served.
     pub table: TableName,
 }
 

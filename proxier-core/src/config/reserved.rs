@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::net::Protocol;
 use crate::snapshot::is_usable_by_service;
 
-/// Who answers at a reserved address and port.
+/// Program or host that answers at a reserved address and port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
@@ -93,19 +93,19 @@ impl Neighbour {
     }
 }
 
-/// What no virtual server may take. A Service with such an external or load-balancer address, or with such a node port,
-/// would cut the node off from its cluster, or the cluster from its node.
+/// Addresses and ports that no virtual server may take. A Service with such an external or load-balancer address, or with such a
+/// node port, would cut the node off from its cluster, or the cluster from its node.
 ///
 /// **Reserved ports**, each an address, protocol and port. Default: the kubelet (TCP 10250), this proxy's health checks
 /// (TCP 10256) and metrics (TCP 10249), on every address of this node. Other ports in use have to be named.
 ///
 /// **Neighbours**, which this node reaches over the network: bound to the dummy device, their addresses would lead to this
-/// node itself, whatever the port, and nothing could undo that. A [`Reconciler`](crate::reconciler::Reconciler) adds the gateways of
+/// node itself, on every port, and nothing could undo that. A [`Reconciler`](crate::reconciler::Reconciler) adds the gateways of
 /// the default routes and the endpoints of `default/kubernetes` itself; its caller has to add name servers, and other
 /// addresses of the API server ([`Reserved::set_neighbours`]). External and load-balancer addresses are rejected; these are
 /// not:
 ///
-/// * Cluster IPs. The API server allocates them, so a Service cannot choose somebody else's address; and programs reach the
+/// * Cluster IPs. The API server allocates them, so a Service cannot choose an address that is in use; and programs reach the
 ///   API server and cluster DNS by theirs.
 /// * An address of this node itself (of an interface other than the dummy device), such as an API server's on its own node:
 ///   it is not bound. If the neighbour has a TCP port, only that port is reserved.
@@ -116,7 +116,7 @@ impl Neighbour {
 ///   there. Without endpoints it is rejected, and the network decides.
 ///
 /// **Other Nodes** ([`Reserved::set_nodes`]), such as all of a load balancer that runs on the nodes and writes the addresses of all of them: each
-/// Node serves its own. External and load-balancer addresses are rejected, whatever the port.
+/// Node serves its own. External and load-balancer addresses are rejected on every port.
 ///
 /// [`Reserved::allow`] and [`Reserved::allow_address`] make exceptions.
 ///
@@ -155,7 +155,7 @@ impl Reserved {
     /// The default port of kube-proxy's metrics (`metricsBindAddress`).
     pub const METRICS: u16 = 10249;
 
-    /// Nothing is reserved.
+    /// No reservations.
     pub fn none() -> Self {
         Reserved {
             places: BTreeMap::new(),
@@ -203,7 +203,7 @@ impl Reserved {
         &self.nodes
     }
 
-    /// Lets Services take this address, whoever uses it now or later.
+    /// Lets Services take this address, with any present or later user.
     pub fn allow_address(&mut self, address: IpAddr) {
         self.allowed.insert(address.to_canonical());
     }

@@ -11,13 +11,13 @@ use crate::ports::UdpServices;
 /// A tracked connection, seen from the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Flow {
-    /// Its protocol.
+    /// Protocol of the flow.
     pub protocol: Protocol,
     /// The client.
     pub client: SocketAddr,
-    /// What the client sent to.
+    /// Destination of the client's packets.
     pub destination: SocketAddr,
-    /// Who answers: an endpoint, or the destination itself when nothing was translated.
+    /// Address and port that answers: an endpoint, or the destination itself when nothing was translated.
     pub endpoint: SocketAddr,
 }
 

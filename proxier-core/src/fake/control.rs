@@ -86,7 +86,7 @@ pub enum Call {
 }
 
 impl Call {
-    /// All of them.
+    /// All calls.
     pub const ALL: [Call; 36] = [
         Call::IpvsSnapshot,
         Call::IpvsRealServers,
@@ -152,7 +152,7 @@ impl Call {
     }
 }
 
-/// When a fault happens, counted from when it was set.
+/// Time of a fault, counted from when it was set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Nth {
     Call(u64),
@@ -212,7 +212,7 @@ impl Fault {
         self
     }
 
-    /// Fails just one item, after this many others, in this call or later ones. For a method without items each call counts
+    /// Fails just one item, the one after this many, in this call or later ones. For a method without items each call counts
     /// as one item.
     pub fn item(mut self, items_before: u64) -> Self {
         self.nth = Nth::Item(items_before);
@@ -264,7 +264,7 @@ pub struct Writes {
 }
 
 impl Writes {
-    /// All ports together.
+    /// Writes of all ports together.
     pub fn total(&self) -> u64 {
         let kernel = [self.ipvs, self.sets, self.rules, self.links, self.sysctls, self.conntrack, self.tables];
         let counts = kernel.into_iter().chain([self.routes, self.relays]);
@@ -303,10 +303,10 @@ impl Writes {
     }
 }
 
-/// What happens to one call.
+/// Fate of one call.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// As the kernel decides.
+    /// The kernel decides.
     Plain,
     /// Fails as a whole; `true` if it still takes effect.
     Fail(PortError, bool),
@@ -314,7 +314,7 @@ pub(super) enum Verdict {
     Items(Vec<Fate>),
 }
 
-/// What happens to one item.
+/// Fate of one item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Plain,
@@ -322,7 +322,7 @@ pub(super) enum Fate {
     DoneAndFail(PortError),
 }
 
-/// Which operations on virtual and real servers the kernel refuses.
+/// Selects operations on virtual and real servers that the kernel refuses: `true` for a refusal.
 pub type Objection = fn(&Operation) -> bool;
 
 #[derive(Debug, Default)]
@@ -334,7 +334,7 @@ pub(super) struct Control {
     left: Option<u64>,
     crashed: bool,
     pub(super) writes: Writes,
-    /// What others commit, each before a transaction of the port.
+    /// Foreign transactions, each committed before a transaction of the port.
     pub(super) others: VecDeque<nftables::Transaction>,
 }
 

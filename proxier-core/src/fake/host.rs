@@ -21,7 +21,7 @@ struct Inner {
     host: FakeHost,
     /// Sets that `host` knows.
     known: BTreeSet<String>,
-    /// How many rules refer to each set, as last reported to `sets`.
+    /// Number of rules that refer to each set, as last reported to `sets`.
     references: BTreeMap<String, u32>,
     sets: FakeIpset,
     listing: Option<ipset::Client>,

@@ -26,7 +26,7 @@ pub(super) struct Interfaces {
     pub(super) has_ipv6: bool,
 }
 
-/// What fits `IFNAMSIZ` with its NUL.
+/// Bytes of a name that fit `IFNAMSIZ` with its NUL.
 const LONGEST_NAME: usize = 15;
 
 impl Default for Interfaces {

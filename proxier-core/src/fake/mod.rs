@@ -1,6 +1,6 @@
 //! A kernel in memory behind the ports: feature `testing`.
 //!
-//! It consists of the fakes of the crates below, which speak the kernel's bytes and pass the same tests as the kernel, and
+//! The kernel consists of the fakes of the crates below, which speak the kernel's bytes and pass the same tests as the kernel, and
 //! of small models of devices, sysctls and tracked connections. The ports are those of [`kernel`](crate::kernel), so tests
 //! cover what they make of the kernel's answers; `tests/ports` runs on this kernel and on real ones.
 //!
@@ -82,11 +82,11 @@ pub struct KernelState {
     pub routes: BTreeSet<(RouteOwner, LocalRoute)>,
 }
 
-/// What all handles of one kernel share.
+/// State that all handles of one kernel share.
 #[derive(Clone)]
 struct Parts {
     ipvs: FakeIpvs,
-    /// When virtual servers may last have changed.
+    /// Last possible change of the virtual servers.
     changed: Shared<Changed>,
     sets: FakeIpset,
     written: Shared<Written>,
@@ -130,12 +130,12 @@ struct Changed {
     quiet_from: u64,
 }
 
-/// How many messages ahead a test may arrange something.
+/// Number of messages ahead for which a test may arrange something.
 const LOOK_AHEAD: u64 = 256;
 
 /// A kernel in memory. Clones share it, each with connections of its own.
 ///
-/// A test of an agent: somebody else's changes are repaired, and a process that dies leaves nothing behind that its successor does not
+/// A test of an agent: foreign changes are repaired, and a process that dies leaves nothing behind that its successor does not
 /// find.
 ///
 /// ```
@@ -267,7 +267,7 @@ impl FakeKernel {
         FakeKernel { ports: FakePorts::new(&parts), parts }
     }
 
-    /// What a pass works on.
+    /// Ports for a pass.
     pub fn ports(&mut self) -> Ports<'_> {
         self.ports.lend()
     }
@@ -300,7 +300,7 @@ impl FakeKernel {
         sets.unwrap_or_default().into_iter().map(set).collect()
     }
 
-    /// What the ports wrote so far, or tried to. Changes by the methods below do not count.
+    /// Writes of the ports so far, failed ones included. Changes by the methods below do not count.
     pub fn writes(&self) -> Writes {
         self.parts.control.lock().writes
     }
@@ -310,8 +310,8 @@ impl FakeKernel {
         self.parts.control.lock().add(fault);
     }
 
-    /// From now on the kernel refuses these operations on virtual and real servers, until [`FakeKernel::clear_faults`];
-    /// others of the same call are carried out.
+    /// Refuses these operations on virtual and real servers from now on, until [`FakeKernel::clear_faults`];
+    /// other operations of the same call are carried out.
     pub fn refuse(&self, what: Objection, kind: PortErrorKind) {
         self.parts.control.lock().objection = Some((what, kind));
     }
@@ -341,7 +341,7 @@ impl FakeKernel {
 
     /// Virtual and real servers, to be changed behind the ports' back.
     ///
-    /// Call this for each change: the ports read the table anew afterwards, and reuse a reading only some hundred messages
+    /// Call this for each change: the ports read the table again afterwards, and reuse a reading only some hundred messages
     /// later.
     pub fn ipvs(&self) -> &FakeIpvs {
         let mut changed = self.parts.changed.lock();
@@ -370,12 +370,12 @@ impl FakeKernel {
         self.parts.tables.client()
     }
 
-    /// The kernel's nf_tables, to arrange what it refuses.
+    /// The kernel's nf_tables, to arrange refusals.
     pub fn nf_tables(&self) -> &FakeNftables {
         &self.parts.tables.0
     }
 
-    /// Somebody else commits this just before the next transaction of the port; of several, each before another one.
+    /// Commits a foreign transaction just before the next transaction of the port; of several, each before another one.
     pub fn commit_before(&self, transaction: nftables::Transaction) {
         self.parts.control.lock().others.push_back(transaction);
     }
@@ -459,12 +459,12 @@ impl FakeKernel {
         };
     }
 
-    /// What the process listens on for Services.
+    /// Listeners of the process for Services.
     pub fn listeners(&self) -> BTreeMap<FrontendKey, Listener> {
         self.parts.relays.lock().listeners.clone()
     }
 
-    /// What holds for all listeners.
+    /// Settings of all listeners.
     pub fn relay_settings(&self) -> Settings {
         self.parts.relays.lock().settings.clone()
     }

@@ -10,7 +10,7 @@ use netlink_batch::{Message, Messages, NulStr, RawAttrs, Transport};
 use super::control::Control;
 use super::shared::Shared;
 
-/// How often each set was written, so that readings of the others can be reused.
+/// Number of writes to each set, so that readings of unchanged sets can be reused.
 #[derive(Debug, Default)]
 pub(super) struct Written {
     all: u64,
@@ -24,7 +24,7 @@ impl Written {
     }
 
     fn note(&mut self, message: &Message<'_>) {
-        // CREATE, ADD and DEL change the set they name; the others change more than one, or all.
+        // CREATE, ADD and DEL change the set they name; other commands change more than one, or all.
         let name = match command(message.header.kind) {
             2 | 9 | 10 => set_name(message),
             _ => None,

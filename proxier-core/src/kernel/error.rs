@@ -8,7 +8,7 @@ use netlink_batch::{Errno, Outcome};
 
 use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind};
 
-/// What an error number means where the call does not define it.
+/// Meaning of an error number where the call does not define it.
 pub(crate) fn errno_kind(errno: i32) -> PortErrorKind {
     use nix::errno::Errno as E;
     match E::from_raw(errno) {
@@ -83,7 +83,7 @@ pub(crate) fn skipped(doing: impl Display, why: Option<&PortError>) -> PortError
     PortError::new(PortErrorKind::Skipped, format!("{doing}: not tried{why}"))
 }
 
-/// The same reason for each item.
+/// One failure with this reason for each item.
 pub(crate) fn all(items: usize, error: &PortError) -> ItemFailures {
     (0..items).map(|index| ItemFailure { index, error: error.clone() }).collect()
 }

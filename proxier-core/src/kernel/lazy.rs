@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-/// A client and how to open one.
+/// A client and the function that opens it.
 ///
-/// Opening fails while a part of the kernel is missing; so each call tries anew, and the other parts still work.
+/// Opening fails while a part of the kernel is missing; so each call tries again, and the other parts still work.
 pub(crate) struct Lazy<C, E> {
     open: Box<dyn FnMut() -> Result<C, E> + Send>,
     client: Option<C>,

@@ -13,9 +13,10 @@
 //! words.
 //!
 //! Sockets are opened at first use, in the network namespace of the calling thread, and again after a failure that leaves a
-//! connection in doubt. So a missing part of the kernel fails its own calls and no others.
+//! connection in doubt. So a missing part of the kernel fails its own calls alone.
 //!
-//! Beside the ports, [`Monitor`] reports changed addresses and devices, [`TableMonitor`] that somebody wrote to a table, and [`LocalRoutes`] makes whole networks local.
+//! Beside the ports, [`Monitor`] reports changed addresses and devices, [`TableMonitor`] reports writes to a table, and [`LocalRoutes`] makes whole
+//! networks local.
 //!
 //! ```no_run
 //! use proxier_core::kernel::{KernelPorts, Options};
@@ -29,7 +30,7 @@
 //!
 //! # An agent's loop
 //!
-//! It waits for whatever comes first: the next pass, an address that comes or goes, somebody's change of a table.
+//! An agent waits for the first of these: the next pass, an address that comes or goes, a foreign change of a table.
 //!
 //! ```no_run
 //! use std::os::fd::AsFd;
@@ -109,17 +110,17 @@ pub(crate) use sysctl::check as check_sysctl;
 pub use table_monitor::{TableChanges, TableMonitor};
 pub use tables::TablesPort;
 
-/// How to reach the kernel.
+/// Settings of the access to the kernel.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// Where the iptables programs and their lock are; default: the usual places.
+    /// Paths of the iptables programs and of their lock; default: the usual places.
     pub system: System,
-    /// Which back end of iptables; default: the one that the host uses.
+    /// Back end of iptables; default: the one that the host uses.
     pub backend: BackendChoice,
-    /// How long to wait for the lock of iptables and for its programs.
+    /// Time limits of the lock of iptables and of its programs.
     pub limits: Limits,
-    /// Where `/proc/sys` is mounted.
+    /// Mount point of `/proc/sys`.
     pub sysctl_root: PathBuf,
 }
 
@@ -195,7 +196,7 @@ impl KernelPorts {
         })
     }
 
-    /// What a pass works on.
+    /// Ports for a pass.
     pub fn ports(&mut self) -> Ports<'_> {
         Ports {
             ipvs: &mut self.ipvs,
@@ -210,7 +211,7 @@ impl KernelPorts {
         }
     }
 
-    /// What this process listens on, to let connections end before it does.
+    /// Listeners of this process, to let connections end before it does.
     pub fn relays(&mut self) -> &mut RelaysPort {
         &mut self.relays
     }

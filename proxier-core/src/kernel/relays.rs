@@ -42,7 +42,7 @@ impl RelaysPort {
         Ok(self.relay.insert(relay))
     }
 
-    /// Sets what another process, the node's proxy, listens on: what is planned here then need not be done.
+    /// Sets the listeners of another process, the node's proxy: plans here leave them out.
     pub fn set_elsewhere(&mut self, listening: BTreeSet<FrontendKey>) {
         self.elsewhere = Some(listening);
     }

@@ -49,7 +49,7 @@ pub struct RulesPort<R> {
 }
 
 /// A listing made at most this long before it is needed is used as it is: the first pass follows soon, and the next full
-/// pass finds what others change meanwhile.
+/// pass finds foreign changes made meanwhile.
 const FRESH: Duration = Duration::from_secs(3);
 
 #[expect(clippy::disallowed_methods, reason = "how old a listing is, at the edge where it is made")]
@@ -175,7 +175,7 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
     }
 }
 
-/// What the programs have. The other back end is not asked once it is settled which one.
+/// Rules of both back ends as the programs list them, or of the settled one alone.
 fn survey<R: Runner + Sync>(runner: &R, settled: Option<Backend>) -> Result<Survey, Error> {
     settled.map_or_else(|| Survey::take(runner), |backend| Survey::of(runner, backend))
 }
@@ -199,9 +199,9 @@ fn open<R: Runner + Clone>(
     Ok(opened)
 }
 
-/// What is asked for meanwhile.
+/// Question to the iptables programs, asked while other work goes on.
 enum Question<R> {
-    /// Which programs there are; that lists their rules as well. Then for those of a family.
+    /// The programs that exist; listing them lists rules as well. Then the rules of this family.
     Programs(Family),
     /// The rules of a family.
     Rules(Family, Iptables<R>),
@@ -234,7 +234,7 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
             let table = self.by_chains(family, &table)?;
             dump.tables.push(table);
         }
-        // The listing lacks a table that nobody has used yet: it is empty, or the kernel lacks it, and restoring it shows
+        // The listing lacks a table that nothing has used yet: it is empty, or the kernel lacks it, and restoring it shows
         // which. Asking for each table would cost a process.
         Ok(dump)
     }

@@ -63,7 +63,7 @@ fn is_broken(error: &Error) -> bool {
     matches!(error.kind(), Io | Malformed(_) | StateUnknown | Timeout)
 }
 
-/// How to create a set with room for so many entries.
+/// Parameters to create a set with room for so many entries.
 fn spec(set: NamedSet, room: usize) -> Result<SetSpec, PortError> {
     let mut spec = set.spec().map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
     if spec.set_type.is_hash() {
@@ -88,7 +88,7 @@ fn foreign(set: NamedSet, wanted: &SetSpec, found: &str) -> PortError {
     )
 }
 
-/// Why a set of the right type cannot hold our entries as they are.
+/// Reason why a set of the right type cannot hold the wanted entries as they are.
 fn unfit(wanted: &SetSpec, found: &SetSpec) -> Option<&'static str> {
     let (want, have) = (&wanted.options, &found.options);
     if have.timeout.is_some() {
@@ -313,7 +313,7 @@ impl Sets for SetsPort {
     }
 }
 
-/// How much of a set's name the name of one built beside it contains.
+/// Number of bytes of a set's name that the name of one built beside it contains.
 const SHADOW_STEM: usize = 21;
 
 /// Whether [`Client::sync`], or this port, gives this name to a set that it builds beside another.

@@ -1,4 +1,4 @@
-//! Reports that somebody wrote to a table of nf_tables.
+//! Reports writes to a table of nf_tables.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -11,18 +11,18 @@ use crate::ports::{PortError, PortErrorKind};
 /// Room for the changes of a transaction with several ten thousand elements.
 const RECEIVE_BUFFER: usize = 8 << 20;
 
-/// What was written to tables since the last call.
+/// Writes to tables since the last call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TableChanges {
     /// The generations of the rule set that transactions made which wrote to the tables, in order.
     pub generations: Vec<u32>,
-    /// The kernel dropped some events, since nobody read them in time: there may have been more.
+    /// The kernel dropped some events that were not read in time: there may have been more.
     pub lost: bool,
 }
 
 impl TableChanges {
-    /// Whether nothing was written.
+    /// Whether there were no writes.
     pub fn is_empty(&self) -> bool {
         *self == TableChanges::default()
     }
@@ -31,10 +31,10 @@ impl TableChanges {
 /// Listens for changes of the tables of one name, of any family, in one network namespace: of those that a reconciler writes after
 /// [`Reconciler::table_name`](crate::reconciler::Reconciler::table_name).
 ///
-/// It hears of this process's own transactions too: [`Reconciler::tables_changed`](crate::reconciler::Reconciler::tables_changed) knows
+/// Own transactions of this process are reported too: [`Reconciler::tables_changed`](crate::reconciler::Reconciler::tables_changed) knows
 /// them. To miss nothing, open it before the tables are read. Wait for its descriptor to become readable, then call [`drain`](TableMonitor::drain).
 ///
-/// It stays in the network namespace in which the thread was that opened it: for another one, open it on a thread that has entered that.
+/// A monitor stays in the network namespace of the thread that opened it: for another one, open it on a thread that has entered that.
 #[derive(Debug)]
 pub struct TableMonitor {
     events: Events,
@@ -63,7 +63,7 @@ impl TableMonitor {
         Ok(TableMonitor { events, table, is_touched: false })
     }
 
-    /// What was written since the last call. Does not wait.
+    /// Writes since the last call. Does not wait.
     ///
     /// # Errors
     /// When the socket failed: open another, and assume a change.

@@ -6,26 +6,26 @@ use crate::modes::shared::chains::unreadable;
 use crate::modes::shared::cleaned::Cleaned;
 use crate::ports::Ports;
 
-/// Removes everything that this proxy, or a kube-proxy in any of its modes, has made, and nothing else: both families, whatever
-/// is configured. With `kept`, what that mode uses stays, so that a node can change its mode: the new mode serves before the
-/// old one goes; of IPVS mode, what guards its virtual servers as the configuration says stays
-/// ([`RulesBy`]), and what the other way has made goes.
+/// Removes everything that this proxy, or a kube-proxy in any of its modes, has made, and nothing else: both families, with any
+/// configuration. With `kept`, objects of that mode stay, so that a node can change its mode: the new mode serves before the
+/// old one goes; of IPVS mode, the configured back end that guards its virtual servers stays ([`RulesBy`]), and objects of the other back
+/// end go.
 ///
-/// The tables of kube-proxy's nftables mode (`ip kube-proxy`, `ip6 kube-proxy`) go whatever is kept: no mode of this proxy uses them,
-/// and what they choose would be out of date soon. They are known by their comment and chains; a table of that name without
+/// The tables of kube-proxy's nftables mode (`ip kube-proxy`, `ip6 kube-proxy`) always go: no mode of this proxy uses them,
+/// and the endpoints that they choose would be out of date soon. They are known by their comment and chains; a table of that name without
 /// these stays, and is named in [`Cleaned::left`]. While a kube-proxy runs it makes
 /// them again: stop it first. So do the chains of its userspace mode (`KUBE-PORTALS-…`, `KUBE-NODEPORT-…`), which lead to ports of a
 /// process that has ended.
 ///
-/// IPVS mode's chains and iptables mode's share names (`KUBE-SERVICES`, `KUBE-POSTROUTING` and others): those of `kept` stay with
+/// IPVS mode's chains and iptables mode's share names (`KUBE-SERVICES`, `KUBE-POSTROUTING` and more): those of `kept` stay with
 /// the jumps to them. Chains of iptables mode, local routes and kube-proxy's tables have no [names of their own](KernelNames): a
 /// proxy with names other than kube-proxy's leaves them alone.
 ///
-/// Connections through virtual servers end with these, and those that a process passed on ended with it; all others go on, since
+/// Connections through virtual servers end with these, and those that a process passed on ended with it; all further ones go on, since
 /// connection tracking knows their endpoints, unless the last chain of type nat goes: Linux translates no packet then
 /// (`nf_nat_unregister_fn`). Values below `/proc/sys` stay: their earlier values are not known.
 ///
-/// A part that cannot be read or removed stays, and the others go on; repeat the cleanup then. What is gone already counts as
+/// A part that cannot be read or removed stays, and the rest goes on; repeat the cleanup then. A missing object counts as
 /// done, and so does a kernel that has no such part.
 ///
 /// ```
@@ -90,7 +90,7 @@ pub fn cleanup(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cl
     cleaned
 }
 
-/// What [`cleanup`] would leave since it cannot tell whose it is, or no program here can read it, each with what to do. Only reads.
+/// Objects that [`cleanup`] would leave since they may be foreign, or no program here can read them, each with advice. Only reads.
 ///
 /// ```
 /// use nftables::{Family, Table, TableKey, Transaction};

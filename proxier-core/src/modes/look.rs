@@ -1,4 +1,4 @@
-//! What a kernel holds for one address and port, and how two kernels differ in that: one in memory, which has everything, and the
+//! State of a kernel for one address and port, and differences in that between two kernels: one in memory, which has everything, and the
 //! running one. Reads only.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,19 +10,19 @@ use crate::net::FrontendKey;
 use crate::ports::{PortError, PortErrorKind, Ports};
 use crate::service::{NodeFacts, Packet};
 
-/// What a kernel holds for an address and port.
+/// State of a kernel for an address and port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Held {
     /// The parts by name, with values: `real server 10.244.0.5:8080`, `weight 1`.
     pub parts: BTreeMap<String, String>,
-    /// Parts that may be there although nobody asks for them: real servers that drain.
+    /// Parts that may be there although they are not wanted: real servers that drain.
     pub leaving: BTreeSet<String>,
-    /// What the kernel has counted there; `None` where it does not count.
+    /// Counters of the kernel; `None` where it does not count.
     pub counted: Option<Counted>,
 }
 
-/// What a kernel has counted since it has the parts that count.
+/// Counters of a kernel, since it has the parts that count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counted {
@@ -32,7 +32,7 @@ pub struct Counted {
     pub packets: Option<(u64, u64)>,
 }
 
-/// How what is held differs from what should be. Prints as one line.
+/// Difference between the found and the expected state. Prints as one line.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Difference {
@@ -40,23 +40,23 @@ pub enum Difference {
     Missing {
         /// The part.
         what: String,
-        /// As it should be.
+        /// Expected value.
         expected: String,
     },
-    /// The kernel has this, and nobody asks for it.
+    /// The kernel has this part, which is not wanted.
     Unexpected {
         /// The part.
         what: String,
-        /// As it is.
+        /// Found value.
         found: String,
     },
     /// The kernel has it in another way.
     Differs {
         /// The part.
         what: String,
-        /// As it should be.
+        /// Expected value.
         expected: String,
-        /// As it is.
+        /// Found value.
         found: String,
     },
 }
@@ -74,7 +74,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Reads what a kernel holds for an address and port, in a mode.
+/// Reads the state of a kernel for an address and port, in a mode.
 ///
 /// Costs as much as reading everything that the mode has in the kernel.
 ///
@@ -107,7 +107,7 @@ impl fmt::Display for Difference {
 /// ```
 ///
 /// # Errors
-/// It could not be read as a whole. [`Unavailable`](PortErrorKind::Unavailable) in userspace mode: the sockets are another
+/// The state could not be read as a whole. [`Unavailable`](PortErrorKind::Unavailable) in userspace mode: the sockets are another
 /// process's.
 pub fn look(mode: Kind, key: &FrontendKey, facts: &NodeFacts, ports: &mut Ports<'_>) -> Result<Held, PortError> {
     look_at(mode, (key, false), facts, ports)
@@ -144,7 +144,7 @@ fn look_at(
     }
 }
 
-/// How what is held differs from what should be, in the order of names.
+/// Differences between the found and the expected state, in the order of names.
 pub fn differences(expected: &Held, found: &Held) -> Vec<Difference> {
     let mut all = Vec::new();
     for (what, value) in &expected.parts {

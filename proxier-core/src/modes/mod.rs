@@ -30,7 +30,7 @@ use crate::service::{Desired, NodeFacts};
 use crate::snapshot::{HostAddresses, ObjectKey, Store};
 use crate::time::Moment;
 
-/// Which part of the kernel serves Services.
+/// Part of the kernel that serves Services.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Kind {
@@ -41,12 +41,12 @@ pub enum Kind {
     Nftables,
     /// Chains and rules of iptables.
     Iptables,
-    /// Nothing: this process listens itself.
+    /// No part of the kernel: this process listens itself.
     Userspace,
 }
 
 impl Kind {
-    /// All, best first.
+    /// All modes, best first.
     pub const ALL: [Kind; 4] = [Kind::Ipvs, Kind::Nftables, Kind::Iptables, Kind::Userspace];
 
     /// The name in configuration files: `ipvs`, `nftables`, `iptables`, `userspace`.
@@ -76,7 +76,7 @@ impl Kind {
     }
 }
 
-/// As [`Kind::name`].
+/// Prints the name, as [`Kind::name`].
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
@@ -135,7 +135,7 @@ impl Pass<'_> {
     }
 }
 
-/// What a refresh changed, as far as the reconciler has to know.
+/// Results of a refresh, as far as the reconciler has to know them.
 #[derive(Debug, Default)]
 pub(crate) struct Refreshed {
     /// Frontends that are new, gone or different.
@@ -152,17 +152,17 @@ impl Refreshed {
     }
 }
 
-/// What a pass would do.
+/// Plan of a pass.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Plan {
-    /// In IPVS mode.
+    /// Plan of IPVS mode.
     Ipvs(Box<ipvs::plan::Plan>),
-    /// In nftables mode.
+    /// Plan of nftables mode.
     Nftables(Box<nftables::Plan>),
-    /// In iptables mode.
+    /// Plan of iptables mode.
     Iptables(Box<iptables::Plan>),
-    /// In userspace mode.
+    /// Plan of userspace mode.
     Userspace(Box<userspace::Plan>),
 }
 
@@ -225,7 +225,7 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     /// The name.
     fn kind(&self) -> Kind;
 
-    /// What the Services mean.
+    /// Frontends of all Services.
     fn desired(&self) -> &Desired;
 
     /// Compiles these Services again, and notes what differs from what was written last.
@@ -243,7 +243,7 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     /// Reads the kernel.
     ///
     /// # Errors
-    /// What could not be read. The kernel is unknown then.
+    /// The parts that could not be read. The kernel's state is unknown then.
     fn read(&mut self, host: &HostAddresses, facts: &NodeFacts, ports: &mut Ports<'_>) -> Result<(), Vec<Unread>>;
 
     /// Compares, reads what else has to be read, and makes the plan. `None` when the kernel is unknown.
@@ -271,12 +271,12 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     /// Takes the plan that was made last, which is not carried out; empty if there is none. The next pass reads the kernel.
     fn end_preview(&mut self) -> Plan;
 
-    /// When the mode has work even if no input changes.
+    /// Time at which the mode has work even if no input changes.
     fn next_wake(&self) -> Option<Moment> {
         None
     }
 
-    /// What Services ask for and this mode does not do, though another may.
+    /// Wishes of Services that this mode does not fulfil, though another may.
     fn refused(&self) -> Vec<Refused> {
         Vec::new()
     }
@@ -289,7 +289,7 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Puts back at once tables of nf_tables that guard what is served without them, if somebody else has changed them.
+    /// Puts back at once tables of nf_tables that guard Frontends which are served without them too, if another program has changed them.
     fn restore_tables(&mut self, _config: &Config, _tables: &mut dyn Tables) {}
 
     /// Whether the mode's device has other addresses than known, or is gone.
@@ -297,7 +297,7 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Whether the mode's routes are others than known. Where it does not look, full passes compare them.
+    /// Whether the mode's routes differ from the known ones. Where it does not look, full passes compare them.
     fn routes_differ(&self, _routes: &mut dyn LocalNetworks) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! What other modes serve, before it is removed ([`cleanup`](super::cleanup)).
+//! Frontends that other modes serve, read before their objects are removed ([`cleanup`](super::cleanup)).
 
 use super::shared::served::Served;
 use super::{Kind, iptables, ipvs, nftables};
@@ -6,12 +6,12 @@ use crate::config::{KernelNames, RulesBy};
 use crate::ports::Ports;
 use crate::service::NodeFacts;
 
-/// Reads what other modes than this one serve, of this proxy or of a kube-proxy: where there is nothing of theirs, little is read.
-/// Of userspace mode nothing is left once its process has ended. iptables mode and IPVS mode with rules of iptables have chains of the
-/// same names; virtual servers of either variant count, since which one guarded them is not asked for.
+/// Reads the Frontends that other modes than this one serve, of this proxy or of a kube-proxy; costs little where these have no objects.
+/// Userspace mode leaves none once its process has ended. iptables mode and IPVS mode with rules of iptables have chains of the
+/// same names; virtual servers of either variant count, since it does not matter which one guarded them.
 pub(crate) fn served(facts: &NodeFacts, mode: Kind, ports: &mut Ports<'_>) -> Served {
     let mut served = Served::default();
-    // As in a cleanup: the others have no names of their own.
+    // As in a cleanup: the remaining modes have no names of their own.
     let is_alone = facts.config().names == KernelNames::default();
     if mode != Kind::Ipvs {
         served.extend(ipvs::cleanup::served(facts.config(), ports).replaced_if(mode == Kind::Iptables));

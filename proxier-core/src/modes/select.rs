@@ -1,20 +1,20 @@
-//! Which mode serves: the one that is asked for, or the best that this machine can do.
+//! Choice of the mode that serves: the one that is asked for, or the best that this machine can do.
 
 use std::fmt;
 
 use super::Kind;
 
-/// Which mode is asked for.
+/// Mode that is asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Asked {
     /// The best that this machine can do. Default.
     #[default]
     Auto,
-    /// This one.
+    /// This mode.
     Mode(Kind),
 }
 
-/// As in configuration files: `auto`, or the mode's name.
+/// Prints as in configuration files: `auto`, or the mode's name.
 impl fmt::Display for Asked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -24,10 +24,10 @@ impl fmt::Display for Asked {
     }
 }
 
-/// What the iptables programs of this machine write to.
+/// Back end that the iptables programs of this machine write to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RulePrograms {
-    /// There are none, or none that works.
+    /// No programs, or none that works.
     Missing,
     /// nf_tables, translated by the programs: nftables mode needs no more of the kernel, and less work.
     NfTables,

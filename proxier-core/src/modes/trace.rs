@@ -1,4 +1,4 @@
-//! What becomes of packets in each mode: [`service::trace`](crate::service::trace()) with the mode's ways.
+//! Fate of packets in each mode: [`service::trace`](crate::service::trace()) with the mode's ways.
 
 use crate::modes::ipvs::binding::Routes;
 use crate::modes::{Kind, iptables};
@@ -6,7 +6,7 @@ use crate::net::Family;
 use crate::service::{Desired, NodeFacts, Packet, Trace, Treatment, Ways, trace as trace_by};
 use crate::snapshot::Store;
 
-/// How a mode treats packets of a family. `iptables`: the settings of that mode.
+/// Treatment of a family's packets by a mode. `iptables`: the settings of that mode.
 pub fn ways(mode: Kind, family: Family, facts: &NodeFacts, iptables: iptables::Options) -> Ways {
     match mode {
         Kind::Ipvs => {
@@ -33,7 +33,7 @@ pub fn ways(mode: Kind, family: Family, facts: &NodeFacts, iptables: iptables::O
     }
 }
 
-/// How a mode treats packets of a family; `desired` says which addresses are Services'. `iptables`: the settings of that mode.
+/// Treatment of a family's packets by a mode; `desired` says which addresses are Services'. `iptables`: the settings of that mode.
 ///
 /// ```
 /// use proxier_core::config::Config;
@@ -68,7 +68,7 @@ pub fn treatment(
     treatment
 }
 
-/// What becomes of a packet in a mode.
+/// Follows a packet through a mode.
 ///
 /// ```
 /// use std::time::Duration;

@@ -12,7 +12,7 @@ use crate::plan::step::{Action, Part, Step};
 use crate::ports::SysctlChange;
 use crate::ports::{Flows, PortError, PortErrorKind};
 
-/// How many operations of each kind.
+/// Numbers of operations by part and action.
 pub type Counts = BTreeMap<(Part, Action), u64>;
 
 /// An operation that was not carried out.
@@ -21,7 +21,7 @@ pub type Counts = BTreeMap<(Part, Action), u64>;
 pub struct Failure {
     /// The operation.
     pub step: Step,
-    /// Why.
+    /// Error of the kernel or the program.
     pub error: PortError,
 }
 
@@ -53,7 +53,7 @@ impl Failure {
 }
 
 impl Failure {
-    /// What this process has listeners for already is served all the same.
+    /// Whether a listener was refused for lack of room: those that this process has go on serving.
     fn is_one_listener_too_many(&self) -> bool {
         self.step.part == Part::Listener && self.error.kind() == PortErrorKind::Full
     }
@@ -71,9 +71,9 @@ impl fmt::Display for Failure {
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct Unread {
-    /// Which part, in words: `virtual servers`, `set KUBE-CLUSTER-IP`, `rules of IPv6`.
+    /// Part of the kernel, in words: `virtual servers`, `set KUBE-CLUSTER-IP`, `rules of IPv6`.
     pub what: String,
-    /// Why.
+    /// Error of reading.
     pub error: PortError,
 }
 
@@ -94,9 +94,9 @@ impl fmt::Display for Unread {
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct Lack {
-    /// What is not done, and the consequence, in words.
+    /// The missing effect and its consequence, in words.
     pub what: String,
-    /// What the kernel, or the program, answered.
+    /// Answer of the kernel or the program.
     pub error: PortError,
 }
 
@@ -122,7 +122,7 @@ pub struct Applied {
     pub done: Counts,
     /// Operations that were not.
     pub failures: Vec<Failure>,
-    /// What this kernel turned out to lack; serving works without.
+    /// Features that this kernel turned out to lack; serving works without.
     pub lacks: Vec<Lack>,
     /// UDP flows that were forgotten.
     pub flows: Flows,
@@ -144,7 +144,7 @@ impl Applied {
         self.failures.push(Failure { step, error });
     }
 
-    /// Adds what was done before, in the same pass.
+    /// Adds earlier operations of the same pass.
     pub(crate) fn add(&mut self, before: Applied) {
         for (what, number) in before.done {
             let count = self.done.entry(what).or_default();
@@ -186,7 +186,7 @@ pub struct RuleCount {
     pub written: usize,
 }
 
-/// What a pass found and did.
+/// Result of a pass: findings, operations and their outcomes.
 ///
 /// ```
 /// use std::time::Duration;
@@ -225,15 +225,15 @@ pub struct Report {
     pub full: bool,
     /// Parts that could not be read.
     pub unread: Vec<Unread>,
-    /// What was carried out and what was not.
+    /// Operations that were carried out, and those that failed.
     pub applied: Applied,
     /// Families whose rules have to change but wait for a later attempt, since the last one failed a moment ago.
     pub rules_put_off: BTreeSet<Family>,
     /// None of the wanted virtual servers exists, and the kernel refused something.
     pub serves_nothing: bool,
-    /// Differences that a full pass found although no input had changed: made by others, and repaired.
+    /// Differences that a full pass found although no input had changed: made by other programs, and repaired.
     pub drift: Vec<Step>,
-    /// What serves Services' addresses and is somebody else's, by name: shown, never changed. Known after a full pass.
+    /// Foreign objects that serve Services' addresses, by name: shown, never changed. Known after a full pass.
     pub foreign: Vec<String>,
     /// Virtual servers that Services ask for and do not get, and why.
     pub refused: Vec<Refused>,
@@ -244,17 +244,17 @@ pub struct Report {
     pub stopped: Option<Arc<str>>,
     /// Real servers that drain now.
     pub draining: usize,
-    /// What this process, which serves Services itself, has to tell: limits that were reached, endpoints that do not answer. Each
-    /// is told once in a minute at most, with its number.
+    /// Notices of a process that serves Services itself: limits that were reached, endpoints that do not answer. The same notice comes
+    /// once in a minute at most, with its number.
     pub notices: Vec<String>,
     /// Nothing was written: other modes' things serve, and the safeguard holds back what would take their place. They stay, too
     /// ([`Reconciler::remove_others`](crate::reconciler::Reconciler::remove_others)).
     pub waits: bool,
-    /// What was served before everything else, at a cold start of IPVS mode with thousands of Services.
+    /// Services served before everything else, at a cold start of IPVS mode with thousands of Services.
     pub served_first: Option<ServedFirst>,
-    /// How many rules each table has; in iptables mode, once they were read.
+    /// Number of rules of each table; in iptables mode, once they were read.
     pub rule_counts: Vec<RuleCount>,
-    /// Settings that are not followed, and what is done instead. Reported once for each change.
+    /// Settings that are not followed, with the substitute. Reported once for each change.
     pub limited: Vec<String>,
     /// Health checks of Services may have changed ([`Desired::health_checks`](crate::service::Desired::health_checks)).
     pub health_checks_changed: bool,
@@ -268,11 +268,11 @@ pub struct Refused {
     pub service: String,
     /// Protocol, address and port.
     pub key: FrontendKey,
-    /// The endpoint that gets nothing, while others serve; `None`: there is no such virtual server at all.
+    /// The endpoint that gets nothing while the rest serve; `None`: the virtual server itself is missing.
     pub endpoint: Option<EndpointKey>,
-    /// Why, and what to do.
+    /// Reason, and advice.
     pub reason: String,
-    /// Who has the address or port; `None`: another Service, or nobody.
+    /// Program that has the address or port; `None`: another Service, or no program.
     pub user: Option<User>,
 }
 
@@ -287,7 +287,7 @@ impl fmt::Display for Refused {
 }
 
 impl Report {
-    /// Whether the kernel holds what is wanted, as far as this pass checked.
+    /// Whether the kernel holds the wanted state, as far as this pass checked.
     pub fn is_done(&self) -> bool {
         self.unread.is_empty()
             && self.rules_put_off.is_empty()
@@ -298,9 +298,9 @@ impl Report {
     /// Whether this node could not do its work: something could not be read, or an operation failed for a reason that
     /// affects more than one object. Health checks use this.
     ///
-    /// These are no failures of the node:
-    /// * what the kernel refuses because of the object ([`Failure::is_of_one_object`]), as long as anything is served;
-    /// * deletions held back on purpose ([`Report::stopped`]): what is wanted is served, and more.
+    /// No failures of the node:
+    /// * refusals by the kernel because of the object ([`Failure::is_of_one_object`]), as long as anything is served;
+    /// * deletions held back on purpose ([`Report::stopped`]): everything wanted is served, and more.
     pub fn has_failed(&self) -> bool {
         let failures = &self.applied.failures;
         // A skipped operation follows from another failure. If none is known, the node is at fault.
@@ -320,18 +320,18 @@ impl Report {
         self.applied.failures.iter().filter(|failure| failure.is_of_one_object())
     }
 
-    /// How many operations were carried out: 0 when nothing differed.
+    /// Number of operations carried out: 0 when nothing differed.
     pub fn writes(&self) -> u64 {
         self.applied.done.values().sum()
     }
 }
 
-/// What was served before everything else.
+/// Services served before everything else.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServedFirst {
     /// The Services.
     pub services: BTreeSet<ObjectKey>,
-    /// How long that took, from the start of the pass.
+    /// Time that took, from the start of the pass.
     pub after: Duration,
 }

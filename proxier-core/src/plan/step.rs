@@ -8,7 +8,7 @@ use crate::net::Family;
 use crate::ports::SysctlChange;
 use crate::ports::{LocalRoute, UdpServices};
 
-/// What is done.
+/// Verb of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Action {
@@ -44,7 +44,7 @@ impl Action {
     }
 }
 
-/// What it is done to.
+/// Kind of object that a step changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
@@ -116,11 +116,11 @@ impl Part {
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct Step {
-    /// What is done.
+    /// Verb.
     pub action: Action,
-    /// What kind of thing it is done to.
+    /// Kind of object.
     pub part: Part,
-    /// To which one, as `ipvsadm`, `ipset`, `ip` and `sysctl` name it.
+    /// Name of the object, as `ipvsadm`, `ipset`, `ip` and `sysctl` give it.
     pub name: String,
     /// Values; may be empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -167,7 +167,7 @@ impl Step {
         self
     }
 
-    /// For this Service and port.
+    /// Names the Service and port of the step.
     pub(crate) fn of(mut self, service: Option<String>) -> Self {
         self.service = service;
         self

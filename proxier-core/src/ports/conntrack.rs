@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use super::PortError;
 use crate::net::{ByFamily, Family};
 
-/// UDP flows to forget, by what the client sent to.
+/// UDP flows to forget, by destination of the client's packets.
 ///
 /// A flow is forgotten when its original destination is one of the keys, with protocol UDP, and the endpoint that answers
 /// it is not among the value's addresses.
@@ -16,7 +16,7 @@ pub type UdpServices = BTreeMap<SocketAddr, BTreeSet<SocketAddr>>;
 pub type Flows = ByFamily<usize>;
 
 impl Flows {
-    /// Of both families.
+    /// Number of both families together.
     pub fn total(self) -> usize {
         self.v4.saturating_add(self.v6)
     }

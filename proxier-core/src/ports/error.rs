@@ -1,15 +1,15 @@
-//! How calls fail.
+//! Errors of ports.
 
 use std::fmt;
 
-/// Why the kernel, or the program that speaks to it, did not do what was asked.
+/// Reason why the kernel, or the program that speaks to it, did not carry out a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub enum PortErrorKind {
-    /// What the call is about does not exist (ENOENT, ESRCH, ENODEV, EADDRNOTAVAIL).
+    /// The object of the call does not exist (ENOENT, ESRCH, ENODEV, EADDRNOTAVAIL).
     NotFound,
-    /// It exists already (EEXIST).
+    /// The object exists already (EEXIST).
     AlreadyExists,
     /// The process may not do this: CAP_NET_ADMIN or CAP_NET_RAW is missing (EPERM, EACCES).
     Permission,
@@ -18,19 +18,19 @@ pub enum PortErrorKind {
     /// Something holds it at the moment; the same call may succeed soon (EBUSY, EAGAIN, EINTR, ENOBUFS, ENOMEM, the lock of
     /// iptables).
     Busy,
-    /// It takes no more: a set is full (ENOSPC, IPSET_ERR_HASH_FULL).
+    /// A set or another container takes no more (ENOSPC, IPSET_ERR_HASH_FULL).
     Full,
-    /// Something of this name has another type or form, or the kernel refuses a value (EINVAL and others).
+    /// An object of this name has another type or form, or the kernel refuses a value (EINVAL and the like).
     Invalid,
-    /// It was not tried, because something it depends on failed.
+    /// The call was not tried, because something it depends on failed.
     Skipped,
-    /// It was sent, but the outcome is not known.
+    /// The request was sent, but the outcome is not known.
     Unknown,
     /// Everything else.
     Other,
 }
 
-/// In a few words; the error's message says what it was about.
+/// Prints the kind in a few words; the error's message names the object.
 impl fmt::Display for PortErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -113,13 +113,13 @@ impl std::error::Error for PortError {}
 /// One item of a call with many that was not carried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ItemFailure {
-    /// Its index among the items given.
+    /// Index of the item among the items given.
     pub index: usize,
-    /// Why.
+    /// Error of the item.
     pub error: PortError,
 }
 
-/// The items of a call that were not carried out, by index. All others were.
+/// The items of a call that were not carried out, by index. All items not listed were.
 pub type ItemFailures = Vec<ItemFailure>;
 
 #[cfg(test)]

@@ -36,13 +36,13 @@ use super::{ItemFailures, PortError};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Ipvs {
-    /// All virtual servers, whoever made them, complete.
+    /// All virtual servers, own and foreign, complete.
     ///
     /// # Errors
     /// When it could not be read as a whole. A kernel without the module `ip_vs` is [`Unavailable`](super::PortErrorKind::Unavailable).
     fn snapshot(&mut self) -> Result<Snapshot, PortError>;
 
-    /// All of them, read once: virtual servers may be missing or listed twice when others made changes meanwhile.
+    /// All virtual servers, read once: some may be missing or listed twice when other programs made changes meanwhile.
     ///
     /// # Errors
     /// As [`Ipvs::snapshot`].

@@ -33,7 +33,7 @@ pub trait Links {
     /// Whether the dummy device exists.
     ///
     /// # Errors
-    /// [`Invalid`](super::PortErrorKind::Invalid) when something else has its name: its addresses are not ours.
+    /// [`Invalid`](super::PortErrorKind::Invalid) when a link of another type has its name: the addresses of that are foreign.
     fn has_device(&mut self, name: &str) -> Result<bool, PortError>;
 
     /// Creates the dummy device; done if it exists. It stays down: its addresses count all the same.
@@ -45,7 +45,7 @@ pub trait Links {
     /// Deletes the dummy device with its addresses; done if it does not exist.
     ///
     /// # Errors
-    /// [`Invalid`](super::PortErrorKind::Invalid) when what has the name is no dummy device.
+    /// [`Invalid`](super::PortErrorKind::Invalid) when the link of this name is no dummy device.
     fn delete_device(&mut self, name: &str) -> Result<(), PortError>;
 
     /// The addresses of every interface, an interface without any included.

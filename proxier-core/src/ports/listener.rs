@@ -1,4 +1,4 @@
-//! What is listened on, and where it leads: values only.
+//! Listeners, and the endpoints to which they lead: values only.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -18,16 +18,16 @@ pub struct Listener {
     pub group: Arc<str>,
     /// The endpoints for this node and its pods, sorted.
     pub inside: Arc<[EndpointKey]>,
-    /// The endpoints for everybody else, sorted.
+    /// The endpoints for all other clients, sorted.
     pub outside: Arc<[EndpointKey]>,
     /// Endpoints that get nothing new, and keep the UDP flows that they have; sorted.
     pub unselected: Option<Arc<[EndpointKey]>>,
-    /// There are endpoints, though a policy keeps them from some or all clients. UDP datagrams that have nowhere to go are
+    /// Whether there are endpoints, though a policy may keep them from some or all clients. UDP datagrams that have nowhere to go are
     /// dropped then; without it they are refused.
     pub has_endpoints: bool,
-    /// How long a client stays with its endpoint after its last connection or flow began; `None`: each is for itself.
+    /// Session affinity: time for which a client stays with its endpoint after its last connection or flow began; `None` without affinity.
     pub affinity: Option<Duration>,
-    /// The networks that may connect; `None` for everybody.
+    /// The networks that may connect; `None` for all clients.
     pub sources: Option<Arc<[Network]>>,
     /// Whether this node itself may connect where there are `sources`: its source is the listener's address then.
     pub node_may_use: bool,
@@ -36,7 +36,7 @@ pub struct Listener {
     pub proxy_protocol: bool,
 }
 
-/// Why a client gets no endpoint.
+/// Reason why a client gets no endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turned {
     /// Its address is not in the networks that may connect, or a policy keeps the endpoints from it.
@@ -46,7 +46,7 @@ pub enum Turned {
 }
 
 impl Listener {
-    /// A listener without endpoints, for everybody.
+    /// Makes a listener without endpoints, for all clients.
     pub fn new(key: FrontendKey, group: impl Into<Arc<str>>) -> Self {
         Listener {
             key,
@@ -62,7 +62,7 @@ impl Listener {
         }
     }
 
-    /// With these endpoints for everybody, in any order.
+    /// Sets these endpoints for all clients, in any order.
     #[must_use]
     pub fn with_endpoints(mut self, endpoints: impl IntoIterator<Item = EndpointKey>) -> Self {
         let sorted: BTreeSet<EndpointKey> = endpoints.into_iter().collect();
@@ -111,7 +111,7 @@ impl Listener {
     }
 }
 
-/// What holds for all listeners.
+/// Settings of all listeners.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
@@ -119,15 +119,15 @@ pub struct Settings {
     pub own: Arc<BTreeSet<IpAddr>>,
     /// The networks of pods that count as this node's.
     pub pods: Arc<[Network]>,
-    /// How long a UDP flow lives without a datagram in either direction. Default 250 ms.
+    /// Time for which a UDP flow lives without a datagram in either direction. Default 250 ms.
     pub udp_idle: Duration,
-    /// How long connections to an endpoint that is gone may go on; `None`: until they end. Default 15 min.
+    /// Time for which connections to an endpoint that is gone may go on; `None`: until they end. Default 15 min.
     pub drain: Option<Duration>,
-    /// How many connections and UDP flows one Service port may have at once. Default: no limit of its own.
+    /// Largest number of connections and UDP flows of one Service port at once. Default: no limit of its own.
     pub max_of_service: Option<usize>,
-    /// How many file descriptors this may use: one for a listener or a flow, two for a connection. Listeners get half of them at most;
-    /// pipes, two each, are opened while half are free. Default: what the process may have open when the relay starts, less a
-    /// quarter, or less 256 where that is more, but half at least.
+    /// Largest number of file descriptors in use: one for a listener or a flow, two for a connection. Listeners get half of them at most;
+    /// pipes, two each, are opened while half are free. Default: the process's limit when the relay starts, less a quarter, or less 256
+    /// where that is more, but half at least.
     pub max_descriptors: Option<usize>,
 }
 
@@ -155,7 +155,7 @@ impl Settings {
     }
 }
 
-/// What a relay has done and does.
+/// Counters and gauges of a relay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {

@@ -1,13 +1,13 @@
-//! What a pass needs of the outside world: one small trait for each part of the kernel, with only the methods used.
+//! Interface of a pass to the outside world: one small trait for each part of the kernel, with only the methods used.
 //!
 //! Feature `kernel` implements them with this project's clients; feature `testing` has fakes that keep the kernel's rules
 //! and pass the same tests. Every method blocks until the kernel has answered. None of them logs, retries for long or
 //! decides: a failure comes back as [`PortError`].
 //!
-//! # A port of one's own
+//! # A custom port
 //!
-//! A pass works on [`Ports`], which are put together field by field: an agent replaces one and leaves the others as they are. This one
-//! lets somebody else set values below `/proc/sys`:
+//! A pass works on [`Ports`], which are put together field by field: an agent replaces one and leaves the rest as they are. This one
+//! leaves values below `/proc/sys` to another program:
 //!
 //! ```
 //! use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The ipset sets of each family: the seventeen of kube-proxy that rules refer to, with its names, and one of our own that
-//! shows which node ports are ours.
+//! The ipset sets of each family: the seventeen of kube-proxy that rules refer to, with its names, and one more that
+//! records node ports of this proxy.
 
 use std::fmt;
 
@@ -10,18 +10,18 @@ use crate::net::Family;
 
 macro_rules! sets {
     ($($(#[$doc:meta])* $kind:ident = $stem:literal, $set_type:ident, $comment:literal;)*) => {
-        /// Which of the sets.
+        /// Kind of set.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum SetKind {
             $($(#[$doc])* $kind,)*
             /// Load balancers that this node itself may not use, with themselves as source. Only where sets are in a table of
             /// nf_tables ([`RulesBy::Nftables`](crate::config::RulesBy)): rules of iptables name them one by one.
             LoadBalancerNotNode,
-            /// Frontends of which clients outside get local endpoints, and others those of all nodes. Only in a table of nf_tables, as all
-            /// that follow ([`Config::splits_local`](crate::config::Config::splits_local)).
+            /// Frontends whose outside clients get local endpoints, and all other clients those of all nodes. Only in a table of nf_tables, as all
+            /// kinds that follow ([`Config::splits_local`](crate::config::Config::splits_local)).
             LocalSplit,
-            /// Their firewall marks, those of node ports (at address 0), and those that are not given any more: shows which virtual servers of
-            /// marks are ours. A map; an entry has the mark where others have a source, as an IPv4 address.
+            /// Firewall marks of such Frontends, of node ports (at address 0), and marks that are not given any more: shows which virtual servers of
+            /// marks are this proxy's own. A map; its entries have the mark where those of other sets have a source, as an IPv4 address.
             SplitMark,
             /// Node ports of which every address has the same virtual server, with its mark, at each address: packets to there get the mark
             /// ([`Config::shares_node_ports`](crate::config::Config::shares_node_ports)). A map like [`SetKind::SplitMark`].
@@ -29,10 +29,10 @@ macro_rules! sets {
         }
 
         impl SetKind {
-            /// Those that are ipsets, in the order of this type.
+            /// Kinds that are ipsets, in the order of this type.
             pub const ALL: [SetKind; 18] = [$(SetKind::$kind),*];
 
-            /// Those that a table of nf_tables has, in the order of this type.
+            /// Kinds that a table of nf_tables has, in the order of this type.
             pub const ALL_OF_NFT: [SetKind; 22] = [
                 $(SetKind::$kind,)*
                 SetKind::LoadBalancerNotNode,
@@ -79,7 +79,7 @@ macro_rules! sets {
                 }
             }
 
-            /// Its name after the prefix.
+            /// Name after the prefix.
             fn stem(self) -> &'static str {
                 match self {
                     $(SetKind::$kind => $stem,)*
@@ -90,7 +90,7 @@ macro_rules! sets {
                 }
             }
 
-            /// Its name in a table of nf_tables.
+            /// Name in a table of nf_tables.
             pub(crate) fn nft_name(self) -> String {
                 self.stem().to_ascii_lowercase()
             }
@@ -114,39 +114,39 @@ sets! {
         "Kubernetes service external ip + port with externalTrafficPolicy=local";
     /// Addresses of load balancers.
     LoadBalancer = "LOAD-BALANCER", HashIpPort, "Kubernetes service lb portal";
-    /// Those of Services with `externalTrafficPolicy: Local`; also in the set above.
+    /// Load balancers of Services with `externalTrafficPolicy: Local`; also in the set above.
     LoadBalancerLocal = "LOAD-BALANCER-LOCAL", HashIpPort,
         "Kubernetes service load balancer ip + port with externalTrafficPolicy=local";
-    /// Those with source ranges.
+    /// Load balancers with source ranges.
     LoadBalancerFirewall = "LOAD-BALANCER-FW", HashIpPort,
         "Kubernetes service load balancer ip + port for load balancer with sourceRange";
-    /// Those that this node itself may use, with themselves as source.
+    /// Load balancers with source ranges that this node itself may use, with themselves as source.
     LoadBalancerSourceIp = "LOAD-BALANCER-SOURCE-IP", HashIpPortIp,
         "Kubernetes service load balancer ip + port + source IP for packet filter purpose";
-    /// Those with the networks that may use them.
+    /// Load balancers with the networks that may use them.
     LoadBalancerSourceCidr = "LOAD-BALANCER-SOURCE-CIDR", HashIpPortNet,
         "Kubernetes service load balancer ip + port + source cidr for packet filter purpose";
-    /// TCP and UDP node ports with each address on which they are served. No rule refers to it: it shows which virtual
-    /// servers are ours ([`Observed::owns`](crate::modes::ipvs::observed::Observed::owns)), which a port alone does not. Stands before
+    /// TCP and UDP node ports with each address on which they are served. No rule refers to this set: it shows which virtual servers are
+    /// this proxy's own ([`Observed::owns`](crate::modes::ipvs::observed::Observed::owns)), which a port alone does not. Stands before
     /// the bitmaps in the order of this type, so that a port is written here first.
     NodePortServed = "NODE-PORT-SERVED", HashIpPort,
         "node ports with the addresses on which this proxy serves them";
     /// TCP node ports.
     NodePortTcp = "NODE-PORT-TCP", BitmapPort,
         "Kubernetes nodeport TCP port for masquerade purpose";
-    /// Those of Services with `externalTrafficPolicy: Local`; also in the set above.
+    /// TCP node ports of Services with `externalTrafficPolicy: Local`; also in the set above.
     NodePortLocalTcp = "NODE-PORT-LOCAL-TCP", BitmapPort,
         "Kubernetes nodeport TCP port with externalTrafficPolicy=local";
     /// UDP node ports.
     NodePortUdp = "NODE-PORT-UDP", BitmapPort,
         "Kubernetes nodeport UDP port for masquerade purpose";
-    /// Those of Services with `externalTrafficPolicy: Local`; also in the set above.
+    /// UDP node ports of Services with `externalTrafficPolicy: Local`; also in the set above.
     NodePortLocalUdp = "NODE-PORT-LOCAL-UDP", BitmapPort,
         "Kubernetes nodeport UDP port with externalTrafficPolicy=local";
     /// SCTP node ports, with each node address: a bitmap of ports does not record protocols.
     NodePortSctp = "NODE-PORT-SCTP-HASH", HashIpPort,
         "Kubernetes nodeport SCTP port for masquerade purpose with type 'hash ip:port'";
-    /// Those of Services with `externalTrafficPolicy: Local`; also in the set above.
+    /// SCTP node ports of Services with `externalTrafficPolicy: Local`; also in the set above.
     NodePortLocalSctp = "NODE-PORT-LOCAL-SCTP-HASH", HashIpPort,
         "Kubernetes nodeport SCTP port with externalTrafficPolicy=local with type 'hash ip:port'";
     /// Ports on which nodes say whether they have local endpoints.
@@ -176,12 +176,12 @@ sets! {
 pub struct SetKey {
     /// Family of its addresses; the port bitmaps are kept for each family too.
     pub family: Family,
-    /// Which set.
+    /// Kind of set.
     pub kind: SetKind,
 }
 
 impl SetKey {
-    /// This set of this family.
+    /// Makes the key of this set of this family.
     pub fn new(family: Family, kind: SetKind) -> Self {
         SetKey { family, kind }
     }
@@ -205,9 +205,9 @@ impl SetKey {
 /// A set of one proxy, as the kernel knows it. Prints as its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NamedSet {
-    /// Which set, and of which family.
+    /// Kind and family of the set.
     pub key: SetKey,
-    /// What its name begins with.
+    /// Prefix of its name.
     pub prefix: NamePrefix,
 }
 
@@ -226,10 +226,10 @@ impl NamedSet {
         name
     }
 
-    /// How to create it: as kube-proxy does, with 1,024 buckets and at most 65,536 entries; bitmaps for every port.
+    /// Parameters to create it: kube-proxy's, with 1,024 buckets and at most 65,536 entries; bitmaps for every port.
     ///
     /// # Errors
-    /// None in practice: the name of every set fits, whatever the prefix.
+    /// None in practice: the name of every set fits, with every prefix.
     pub fn spec(&self) -> Result<SetSpec, InvalidValue> {
         let set_type = self.key.kind.set_type();
         let mut spec = SetSpec::new(self.name().parse()?, set_type);

@@ -7,7 +7,7 @@ use super::PortError;
 use super::listener::{Listener, Settings};
 use crate::net::FrontendKey;
 
-/// What this process listens on for Services, and where that leads. It ends with the process.
+/// Listeners of this process for Services, and the endpoints to which they lead. They end with the process.
 ///
 /// ```
 /// use proxier_core::fake::FakeKernel;
@@ -36,8 +36,8 @@ pub trait Relays {
     /// The present listeners, by Frontend.
     fn listeners(&mut self) -> BTreeMap<FrontendKey, Listener>;
 
-    /// What another process, the node's proxy, listens on, for a plan of what is left to do; `None` when there is none. Where it
-    /// leads is not known.
+    /// Frontends on which another process, the node's proxy, listens, for a plan of the remaining work; `None` when there is no such
+    /// process. Endpoints are not known.
     fn elsewhere(&mut self) -> Option<BTreeSet<FrontendKey>> {
         None
     }
@@ -60,9 +60,9 @@ pub trait Relays {
     /// Addresses of closed listeners that still have connections.
     fn busy(&mut self) -> BTreeSet<IpAddr>;
 
-    /// How many endpoints are gone and may still have connections.
+    /// Number of endpoints that are gone and may still have connections.
     fn leaving(&mut self) -> usize;
 
-    /// What people should know since the last call: limits that were reached, endpoints that do not answer.
+    /// Notices for people since the last call: limits that were reached, endpoints that do not answer.
     fn notices(&mut self) -> Vec<String>;
 }

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use super::{ItemFailures, PortError};
 use crate::net::Network;
 
-/// Which mode made a local route. Each has a number of its own in the kernel (`proto` and `metric` of `ip route`), which stays
+/// Mode that made a local route. Each has a number of its own in the kernel (`proto` and `metric` of `ip route`), which stays
 /// when the process is killed: neither mode takes the other's routes for its own, and both may have one for the same network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RouteOwner {
@@ -81,7 +81,7 @@ impl fmt::Display for LocalRoute {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait LocalNetworks {
-    /// Those of this owner, with the source of each; routes that others made are not listed.
+    /// Networks of this owner's routes, with the source address of each; foreign routes are not listed.
     ///
     /// # Errors
     /// When the routes could not be read as a whole.

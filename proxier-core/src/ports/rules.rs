@@ -41,8 +41,8 @@ pub trait Rules {
     /// [`Unavailable`](super::PortErrorKind::Unavailable) when there is no program for this family.
     fn has_random_fully(&mut self, family: Family) -> Result<bool, PortError>;
 
-    /// Tables nat and filter, whoever made the rules. A table that nobody has used yet may be missing. Where nft has put something into a
-    /// chain that iptables has no words for, that chain's rules say only where they lead, and their comments.
+    /// Tables nat and filter, with own and foreign rules. A table that nothing has used yet may be missing. In a chain into which nft has put
+    /// something that iptables has no words for, rules say only where they lead, and their comments.
     ///
     /// # Errors
     /// [`Unavailable`](super::PortErrorKind::Unavailable) when there is no program for this family that works with this kernel.
@@ -70,7 +70,7 @@ pub trait Rules {
         work();
     }
 
-    /// From now on a restore waits at most this long for whoever holds the lock of iptables. Default: as the port was made.
+    /// Limits the time for which a restore waits for the lock of iptables, from now on. Default: as the port was made.
     fn set_lock_wait(&mut self, wait: Duration) {
         // Ports without a lock do not wait.
         let _ = wait;
@@ -106,7 +106,7 @@ pub trait Rules {
     /// kernel may load modules for that.
     ///
     /// # Errors
-    /// [`Unavailable`](super::PortErrorKind::Unavailable) for what the program or the kernel lacks.
+    /// [`Unavailable`](super::PortErrorKind::Unavailable) for matches and targets that the program or the kernel lacks.
     fn check(&mut self, family: Family, transaction: &iptables::Transaction) -> Result<(), PortError>;
 
     /// Carries out a transaction; each table is changed as a whole or not at all.

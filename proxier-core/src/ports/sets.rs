@@ -39,10 +39,10 @@ pub trait Sets {
     /// The entries of a set; `None` if it does not exist.
     ///
     /// # Errors
-    /// [`Invalid`](super::PortErrorKind::Invalid) when a set of this name has another type or family: it is not ours to fill.
+    /// [`Invalid`](super::PortErrorKind::Invalid) when a set of this name has another type or family, and so is foreign.
     fn entries(&mut self, set: NamedSet) -> Result<Option<BTreeSet<Element>>, PortError>;
 
-    /// Whether there may be any set at all, whoever made it: to ask for one loads the module. Default yes.
+    /// Whether there may be any set at all, own or foreign: to ask for one loads the module. Default yes.
     fn may_exist(&mut self) -> bool {
         true
     }

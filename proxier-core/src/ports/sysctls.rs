@@ -8,9 +8,9 @@ use super::PortError;
 pub struct SysctlChange {
     /// Path below `/proc/sys`, as in `net/ipv4/ip_forward`.
     pub path: String,
-    /// What it is now; `None` when it could not be read.
+    /// Present value; `None` when it could not be read.
     pub from: Option<String>,
-    /// What it has to be.
+    /// Required value.
     pub to: String,
 }
 

@@ -7,7 +7,7 @@ use super::PortError;
 /// A transaction of which the kernel made nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotCommitted {
-    /// Why.
+    /// Error of the kernel.
     pub error: PortError,
     /// The operation that the kernel refused, from 0, and its element, where it said which.
     pub refused: Option<(usize, Option<usize>)>,
@@ -40,7 +40,7 @@ pub struct NotCommitted {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Tables {
-    /// The generation of the rule set: it grows with every change that anybody makes.
+    /// The generation of the rule set: it grows with every own and foreign change.
     ///
     /// # Errors
     /// [`Unavailable`](super::PortErrorKind::Unavailable) without nf_tables.
@@ -52,7 +52,7 @@ pub trait Tables {
     /// When it could not be read as a whole.
     fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>, PortError>;
 
-    /// A table without what is in it; `None` when there is none.
+    /// A table without its contents; `None` when there is none.
     ///
     /// # Errors
     /// When the kernel could not be asked.
@@ -64,7 +64,7 @@ pub trait Tables {
     /// When the kernel could not be asked.
     fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool, PortError>;
 
-    /// All tables, whoever made them. Default: none is known.
+    /// All tables, own and foreign. Default: none is known.
     ///
     /// # Errors
     /// When the kernel could not be asked.
@@ -98,6 +98,6 @@ pub trait Tables {
     /// Makes all changes at one instant, or none.
     ///
     /// # Errors
-    /// What the kernel refused. [`Unknown`](super::PortErrorKind::Unknown) when it is not known whether it made them.
+    /// The kernel's refusal. [`Unknown`](super::PortErrorKind::Unknown) when it is not known whether the kernel made the changes.
     fn commit(&mut self, transaction: &Transaction) -> Result<(), NotCommitted>;
 }

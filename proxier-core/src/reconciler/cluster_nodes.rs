@@ -14,11 +14,11 @@ pub(super) struct ClusterNodes {
     weights: Arc<BTreeMap<Box<str>, u16>>,
     rejections: BTreeMap<Box<str>, Vec<Rejection>>,
     addresses: BTreeMap<Arc<str>, Box<[IpAddr]>>,
-    /// What differs since [`ClusterNodes::take_changed`].
+    /// Differences since [`ClusterNodes::take_changed`].
     changed: Changed,
 }
 
-/// What differs.
+/// Differences between two states of the cluster's Nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Changed {
     pub(super) weights: bool,
@@ -88,7 +88,7 @@ impl ClusterNodes {
         nodes
     }
 
-    /// What changed since the last call.
+    /// Differences since the last call.
     pub(super) fn take_changed(&mut self) -> Changed {
         std::mem::take(&mut self.changed)
     }

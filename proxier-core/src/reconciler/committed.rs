@@ -1,8 +1,8 @@
-//! Which generations of the rule set are of this process's own transactions.
+//! Generations of the rule set that come from this process's own transactions.
 //!
-//! The kernel counts all transactions of a network namespace, and does not tell the sender which number its own got. If others
-//! commit at the same time, our generation is one of several. These are compared with the generations that wrote to our tables: more
-//! than ours means that somebody else wrote.
+//! The kernel counts all transactions of a network namespace, and does not tell the sender the number of its own. When other programs
+//! commit at the same time, the own generation is one of several. These are compared with the generations that wrote to this proxy's
+//! tables: if there are more than own ones, another program wrote.
 
 use std::collections::VecDeque;
 
@@ -10,14 +10,14 @@ use nftables::{ChainKey, ObservedChain, ObservedRule, Table, TableKey, TableSnap
 
 use crate::ports::{NotCommitted, PortError, Tables};
 
-/// So many passes are remembered; nobody may be listening.
+/// Largest number of spans kept, in case no monitor reports them.
 const MOST: usize = 1000;
 
 /// Own transactions that were not reported yet.
 #[derive(Debug, Default)]
 pub(super) struct Committed {
     spans: VecDeque<Span>,
-    /// The generation up to which everything was read, or is of own transactions. `None`: others wrote something since.
+    /// The generation up to which everything was read, or is of own transactions. `None`: another program wrote since.
     seen: Option<u32>,
 }
 
@@ -26,14 +26,14 @@ pub(super) struct Committed {
 struct Span {
     /// The generation before them.
     before: u32,
-    /// How many transactions there were.
+    /// Number of all transactions.
     all: u32,
-    /// How many of these were own ones, and not reported yet.
+    /// Number of own transactions among them that are not reported yet.
     own: u32,
 }
 
 impl Committed {
-    /// Own transactions, `count` of them, were committed after the generation `before`; then it was `after`. Others may have been, too.
+    /// Records `count` own transactions, committed between the generations `before` and `after`; other programs may have committed too.
     fn note(&mut self, before: u32, after: u32, count: u32) {
         self.seen = self.seen.filter(|seen| *seen == before && before.wrapping_add(count) == after).map(|_| after);
         self.spans.push_back(Span { before, all: after.wrapping_sub(before), own: count });
@@ -42,7 +42,7 @@ impl Committed {
         }
     }
 
-    /// Whether any of the transactions that made these generations was somebody else's. `lost`: there may have been more.
+    /// Whether any of the transactions that made these generations was foreign. `lost`: there may have been more.
     pub(super) fn differs(&mut self, generations: &[u32], lost: bool, tables: &mut dyn Tables) -> bool {
         // Each is looked up, so that those that are this process's own are forgotten.
         let others = generations.iter().filter(|generation| !self.forget(**generation)).count();
@@ -76,7 +76,7 @@ impl<'a> Noting<'a> {
         Noting { tables, committed, has_read: false, told: None }
     }
 
-    /// The generation, asked for only if it was not told in this pass. What others wrote since counts among what comes after it.
+    /// The generation, read only if this pass does not know it. Foreign transactions since then count among those that come after it.
     fn before(&mut self) -> Option<u32> {
         self.told.or_else(|| self.generation().ok())
     }
@@ -91,7 +91,7 @@ impl Tables for Noting<'_> {
     }
 
     fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>, PortError> {
-        // What is read after this has whatever others wrote before.
+        // Everything read after this contains earlier foreign changes.
         if !std::mem::replace(&mut self.has_read, true) {
             self.committed.seen = self.before();
         }
@@ -127,7 +127,7 @@ impl Tables for Noting<'_> {
         self.tables.commit(transaction)?;
         match (before, self.generation()) {
             (Some(before), Ok(after)) => self.committed.note(before, after, 1),
-            // Its report will be taken for somebody else's, and everything compared.
+            // Its report will be taken for a foreign one, and everything compared.
             _ => self.committed.seen = None,
         }
         Ok(())

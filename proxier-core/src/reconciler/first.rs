@@ -19,7 +19,7 @@ impl Reconciler {
     /// when there is nothing to gain, or anything to lose: earlier passes, virtual servers or addresses of an earlier process,
     /// or rules of another mode that serve until everything is there.
     ///
-    /// Nothing of it has to succeed: the pass that follows reads the kernel and does all of it that is not there.
+    /// Best effort: the pass that follows reads the kernel and does the rest.
     pub(super) fn serve_first(
         &mut self,
         now: Moment,
@@ -44,14 +44,14 @@ impl Reconciler {
         self.pending.retain(|service| !first.contains(service));
         self.mode.refresh(&self.store, &self.facts, &first);
         let served = self.serve_alone(now, clock, ports);
-        // Compiled again with the others, whose claims may be older.
+        // Compiled again with the rest, whose claims may be older.
         self.pending.extend(first.iter().cloned());
         self.mode.forget_kernel();
         let report = served?;
         Some((ServedFirst { services: first, after: clock().saturating_sub(now) }, report))
     }
 
-    /// Serves what has been compiled, on a kernel that serves nothing.
+    /// Serves the compiled Services, on a kernel that serves nothing.
     fn serve_alone(&mut self, now: Moment, clock: &dyn Fn() -> Moment, ports: &mut Ports<'_>) -> Option<Report> {
         self.mode.read(&self.host, &self.facts, ports).ok()?;
         if !self.mode.may_serve_first(&self.host) {

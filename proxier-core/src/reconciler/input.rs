@@ -1,4 +1,4 @@
-//! What the reconciler is told: objects, Frontends, the node, its neighbours, and what changed on the host or in its tables.
+//! Input of the reconciler: objects, Frontends, the node, its neighbours, and changes on the host or in its tables.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -27,7 +27,7 @@ impl Reconciler {
         self.enqueue(changed, now);
     }
 
-    /// Removes a Service that somebody deleted. For one that is merely missing from a list, call [`Reconciler::lose_service`].
+    /// Removes a Service after its deletion was reported. For one that is merely missing from a list, call [`Reconciler::lose_service`].
     pub fn delete_service(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.service_changes = self.totals.service_changes.saturating_add(1);
         self.found(ObjectKind::Service, key, now);
@@ -43,7 +43,7 @@ impl Reconciler {
         self.enqueue(changed, now);
     }
 
-    /// A list lacks a Service, and nobody reported it as deleted: the next pass removes it, unless too many go at once
+    /// Notes that a list lacks a Service whose deletion was not reported: the next pass removes it, unless too many go at once
     /// ([`Safeguard`](crate::safeguard::Safeguard)).
     pub fn lose_service(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.service_changes = self.totals.service_changes.saturating_add(1);
@@ -126,7 +126,7 @@ impl Reconciler {
         self.safeguard.list_begins(kind);
     }
 
-    /// The list is complete: all its objects, and what it lacks, were handed in.
+    /// The list is complete: all its objects, and all objects that it lacks, were handed in.
     pub fn list_ends(&mut self, kind: ObjectKind) {
         self.safeguard.list_ends(kind);
     }
@@ -141,7 +141,7 @@ impl Reconciler {
         differs
     }
 
-    /// Removes an EndpointSlice that somebody deleted. For one that is merely missing from a list, call
+    /// Removes an EndpointSlice after its deletion was reported. For one that is merely missing from a list, call
     /// [`Reconciler::lose_slice`].
     pub fn delete_slice(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
@@ -150,7 +150,7 @@ impl Reconciler {
         self.enqueue(changed, now);
     }
 
-    /// A list lacks an EndpointSlice, and nobody reported it as deleted: the next pass removes its endpoints, unless too
+    /// Notes that a list lacks an EndpointSlice whose deletion was not reported: the next pass removes its endpoints, unless too
     /// many Services would lose their last endpoint at once ([`Safeguard`](crate::safeguard::Safeguard)).
     ///
     /// ```
@@ -182,14 +182,15 @@ impl Reconciler {
         }
     }
 
-    /// An object is not missing any more, even if unchanged: that may release what is held back.
+    /// Notes that an object is not missing any more, even if unchanged: that may release deletions that are held back.
     pub(super) fn found(&mut self, kind: ObjectKind, key: &ObjectKey, now: Moment) {
         if self.safeguard.found(kind, key) {
             self.schedule.request(now);
         }
     }
 
-    /// Confirms what is held back ([`Safeguard`](crate::safeguard::Safeguard)): the next pass deletes it. Returns how many virtual servers that affects.
+    /// Confirms the deletions that are held back ([`Safeguard`](crate::safeguard::Safeguard)): the next pass makes them. Returns the number
+    /// of virtual servers affected.
     ///
     /// ```
     /// use std::time::Duration;
@@ -330,8 +331,8 @@ impl Reconciler {
 
     /// Sets the networks of cluster IPs that the cluster itself names (ServiceCIDR objects), in place of the earlier ones. They
     /// count instead of those of the configuration ([`IpvsConfig::service_cidrs`](crate::config::IpvsConfig::service_cidrs),
-    /// [`userspace::Options::service_cidrs`](crate::modes::userspace::Options::service_cidrs)); none at all: those of the configuration count. Ignored where addresses are not made
-    /// local by routes.
+    /// [`userspace::Options::service_cidrs`](crate::modes::userspace::Options::service_cidrs)); none at all: those of the configuration count.
+    /// Ignored where addresses are not made local by routes.
     ///
     /// The next pass makes new networks local as a whole. Addresses in a network that went get routes of their own before its
     /// route goes, so connections stay.
@@ -443,7 +444,7 @@ impl Reconciler {
         self.options.address_grace = grace;
     }
 
-    /// These addresses were seen on an interface of this host. One that is gone again when the next pass reads them gets
+    /// Notes addresses seen on an interface of this host. One that is gone again when the next pass reads them gets
     /// the full time to come back ([`Options::address_grace`](super::Options::address_grace)): a pass may take longer than the address stays away.
     pub fn addresses_seen(&mut self, addresses: impl IntoIterator<Item = IpAddr>, now: Moment) {
         let until = now.saturating_add(self.options.address_grace);

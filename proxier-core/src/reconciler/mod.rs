@@ -34,7 +34,7 @@ use crate::safeguard::{MassRemoval, Safeguard, Stopped};
 use crate::service::NodeFacts;
 use crate::snapshot::{HostAddresses, Node, ObjectKey, ObjectKind, Rejection, Store};
 
-/// How a [`Reconciler`] works.
+/// Settings of a [`Reconciler`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -61,11 +61,11 @@ use crate::snapshot::{HostAddresses, Node, ObjectKey, ObjectKind, Rejection, Sto
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Options {
-    /// How Services are compiled.
+    /// Configuration of compilation and of the modes.
     pub config: Config,
     /// Settings of the host.
     pub host: HostSettings,
-    /// Which part of the kernel serves Services.
+    /// Part of the kernel that serves Services.
     pub mode: modes::Kind,
     /// Settings of IPVS mode.
     pub ipvs: ipvs::Options,
@@ -73,11 +73,11 @@ pub struct Options {
     pub iptables: iptables::Options,
     /// Settings of userspace mode.
     pub userspace: userspace::Options,
-    /// How often passes run.
+    /// Intervals between passes.
     pub limits: Limits,
-    /// When deletions are held back.
+    /// Limits above which deletions are held back.
     pub mass_removal: MassRemoval,
-    /// How long node ports are still served on an address that this host has lost. Default 10 s: a DHCP client, a
+    /// Time for which node ports are still served on an address that this host has lost. Default 10 s: a DHCP client, a
     /// restarting network manager or an administrator takes an address away and gives it back, and connections survive.
     /// With 0 they end at once. An address that is missing when the first pass finds node ports on it gets the same time.
     pub address_grace: Duration,
@@ -116,7 +116,7 @@ impl Options {
     }
 }
 
-/// The reconciler of one node: keeps what is wanted, knows what the kernel holds, and brings the kernel to what is wanted.
+/// The reconciler of one node: keeps the wanted state, knows the kernel's, and brings the kernel to the wanted one.
 ///
 /// A state machine: it acts only when called, and gets the time as `now`. Objects go in as they change; [`Reconciler::pass`]
 /// programs them. A pass for changes costs O(changed objects); a full pass reads the kernel: at the start, every
@@ -197,7 +197,7 @@ pub struct Reconciler {
     knows_served: bool,
     mode: Box<dyn Mode>,
     safeguard: Safeguard,
-    /// The same for what other modes have left in the kernel.
+    /// Safeguard of the Frontends that other modes have left in the kernel.
     others: Safeguard,
     schedule: Schedule,
     started: bool,
@@ -207,19 +207,19 @@ pub struct Reconciler {
     settled: bool,
     /// Another mode's things have gone since UDP flows were looked at.
     sweep: bool,
-    /// Where other modes served UDP.
+    /// Addresses and ports on which other modes served UDP.
     left: BTreeSet<SocketAddr>,
     totals: Totals,
     /// Own transactions of nf_tables.
     committed: Committed,
-    /// When everything was compared last because others had changed tables of nf_tables, or will be.
+    /// Time of the last or next comparison of everything because another program had changed tables of nf_tables.
     compared_tables_at: Option<Moment>,
 }
 
 impl Reconciler {
-    /// How long the first pass waits for the lock of iptables: 5 s, as kube-proxy does.
+    /// Time for which the first pass waits for the lock of iptables: 5 s, as kube-proxy does.
     pub const FIRST_LOCK_WAIT: Duration = Duration::from_secs(5);
-    /// How long later passes wait for it: 1 s, the least that the programs allow. They retry after a growing pause.
+    /// Time for which later passes wait for it: 1 s, the least that the programs allow. They retry after a growing pause.
     pub const SHORT_LOCK_WAIT: Duration = Duration::from_secs(1);
 
     /// The reconciler of the node of this name (`nodeName` of endpoints). `now` is the origin of its time.
@@ -297,7 +297,7 @@ impl Reconciler {
         Some(looks.map(|look| look.max(self.schedule.earliest())).fold(next.at, Moment::min))
     }
 
-    /// When the next lost address is given up.
+    /// Time at which the next lost address is given up.
     fn next_loss(&self) -> Option<Moment> {
         self.absent.values().min().copied()
     }
@@ -361,7 +361,7 @@ impl Reconciler {
         report
     }
 
-    /// What a full pass would do now, without doing it.
+    /// Plan of a full pass now, without carrying it out.
     ///
     /// ```
     /// use std::time::Duration;
@@ -398,7 +398,7 @@ impl Reconciler {
         (plan, report)
     }
 
-    /// Compiles what changed, reads what has to be read, and makes the plan; `None` when the kernel could not be read.
+    /// Compiles changed objects, reads the parts of the kernel that are needed, and makes the plan; `None` when the kernel could not be read.
     fn prepare(&mut self, pass: schedule::Pass, now: Moment, report: &mut Report, ports: &mut Ports<'_>) -> Option<()> {
         self.take_cluster_nodes();
         report.full = pass == schedule::Pass::Full || !self.mode.knows_kernel();

@@ -1,4 +1,4 @@
-//! What other modes have made here: it counts as served, and goes once this mode serves.
+//! Objects of other modes on this node: they count as served, and go once this mode serves.
 
 use super::Reconciler;
 use crate::modes::cleanup::cleanup;
@@ -10,32 +10,32 @@ use crate::ports::Ports;
 use crate::safeguard::{Loss, Stopped};
 use crate::time::Moment;
 
-/// What came of an attempt to remove what other modes have made.
+/// Result of an attempt to remove the objects of other modes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Removal {
-    /// It was made, with an outcome for every part.
+    /// Removal carried out, with an outcome for every part.
     Made(Cleaned),
     /// The safeguard holds back what would go.
     Held(Stopped),
-    /// Nothing is served, and it is not known what would go: these parts could not be read.
+    /// No frontend is served, and it is not known what would go: these parts could not be read.
     Unknown(Cleaned),
 }
 
-/// What other modes serve, against what this mode would serve in their place.
+/// Frontends that other modes serve, compared with those that this mode would serve in their place.
 pub(super) struct Judged {
-    /// What of it the safeguard holds back.
+    /// Part of the removal that the safeguard holds back.
     pub(super) stopped: Option<Stopped>,
     /// Whether some of that depends on chains that this mode's first pass replaces.
     pub(super) would_replace: bool,
-    /// What could not be read.
+    /// Parts of the kernel that could not be read.
     pub(super) unread: Vec<Unread>,
 }
 
 impl Reconciler {
-    /// Removes what other modes have made here, of this proxy or of a kube-proxy ([`cleanup`]); call it once a full pass has succeeded, and again
-    /// until [nothing is left](Cleaned::is_done). What they serve counts as served: the safeguard holds it back when the lists are
-    /// suddenly empty, as [in a pass](crate::plan::report::Report::waits), and a rest of it once most of the lists is back. UDP flows that they have led elsewhere are forgotten by the next
-    /// pass, which is due at once then.
+    /// Removes the objects that other modes have made here, of this proxy or of a kube-proxy ([`cleanup`]); call it once a full pass has
+    /// succeeded, and again until [nothing is left](Cleaned::is_done). Frontends that they serve count as served: the safeguard holds them back
+    /// when the lists are suddenly empty, as [in a pass](crate::plan::report::Report::waits), and a rest of them once most of the lists is back.
+    /// UDP flows that they have led elsewhere are forgotten by the next pass, which is due at once then.
     ///
     /// ```
     /// use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The host's own addresses, gateways and API servers: read, compared with what was known, and waited for.
+//! The host's own addresses, gateways and API servers: read, compared with the known ones, and waited for.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use crate::snapshot::{EndpointSlice, HostAddresses, ObjectKey};
 use crate::time::Moment;
 
 impl Reconciler {
-    /// Takes the host's addresses; returns whether the mode's device differs from what is known.
+    /// Takes the host's addresses; returns whether the mode's device differs from its known state.
     pub(super) fn take_host(&mut self, host: HostAddresses, now: Moment) -> bool {
         self.host_stale = false;
         let before = std::mem::replace(&mut self.host, host);

@@ -31,11 +31,11 @@ pub struct Totals {
     pub failed: BTreeMap<(Part, Action, PortErrorKind), u64>,
     /// Parts of the kernel that could not be read.
     pub unread: u64,
-    /// Differences made by others and repaired.
+    /// Differences made by other programs and repaired.
     pub drift: u64,
     /// Restores of iptables that failed (`kubeproxy_sync_proxy_rules_iptables_restore_failures_total`).
     pub restore_failures: ByFamily<u64>,
-    /// Those of changes only (`kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total`).
+    /// Failures in passes over changes only (`kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total`).
     pub partial_restore_failures: ByFamily<u64>,
     /// Transactions of tables of nf_tables that failed (`kubeproxy_sync_proxy_rules_nftables_sync_failures_total`).
     pub table_failures: ByFamily<u64>,

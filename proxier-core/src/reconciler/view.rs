@@ -1,4 +1,4 @@
-//! What the reconciler knows, for those who show or count it.
+//! State of the reconciler, for display and metrics.
 
 use ::ipvs::VirtualServerKey;
 
@@ -33,17 +33,17 @@ impl Reconciler {
         &self.store
     }
 
-    /// What the Services mean, as of the last pass.
+    /// Frontends of all Services, as of the last pass.
     pub fn desired(&self) -> &Desired {
         self.mode.desired()
     }
 
-    /// What IPVS has to hold for that; `None` in other modes.
+    /// State that IPVS has to hold for that; `None` in other modes.
     pub fn wanted(&self) -> Option<&Wanted> {
         self.mode.ipvs().map(ipvs::Mode::wanted)
     }
 
-    /// What IPVS holds, as far as is known; `None` in other modes.
+    /// Last known state of IPVS; `None` in other modes.
     ///
     /// ```
     /// use std::time::Duration;
@@ -87,7 +87,7 @@ impl Reconciler {
         &self.facts
     }
 
-    /// Which part of the kernel serves.
+    /// Part of the kernel that serves.
     pub fn mode(&self) -> modes::Kind {
         self.mode.kind()
     }
@@ -152,7 +152,7 @@ impl Reconciler {
         self.wanted()?.shared(frontend)
     }
 
-    /// Which Services IPVS mode serves without the firewall marks that the configuration asks for
+    /// Frontends that IPVS mode serves without the firewall marks that the configuration asks for
     /// ([`Config::splits_local`](crate::config::Config::splits_local),
     /// [`Config::shares_node_ports`](crate::config::Config::shares_node_ports)), and why. Costs O(such Frontends).
     ///
@@ -182,7 +182,7 @@ impl Reconciler {
         self.wanted().into_iter().flat_map(Wanted::unmarked)
     }
 
-    /// Which Frontend a virtual server is for, wanted or not; a shared node port has address 0; `None` for one of a firewall mark that is none of ours.
+    /// Frontend of a virtual server, wanted or not; a shared node port has address 0; `None` for a foreign firewall mark.
     pub fn frontend_of(&self, server: &VirtualServerKey) -> Option<FrontendKey> {
         self.wanted().map_or_else(|| FrontendKey::try_from(*server).ok(), |wanted| wanted.frontend_key(server))
     }
@@ -217,7 +217,7 @@ impl Reconciler {
         self.schedule.pending_since().filter(|_| self.started)
     }
 
-    /// When passes run.
+    /// Schedule of passes.
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
     }
@@ -248,8 +248,8 @@ impl Reconciler {
         reserved.chain(claimed).chain(self.mode.refused())
     }
 
-    /// What was left out of the current objects: of Services and slices, then of Nodes, then what of Services
-    /// cannot be with the endpoints there are, or the configuration leaves out.
+    /// Values left out of the current objects: of Services and slices, then of Nodes, then annotations and external IPs of Services
+    /// that the endpoints or the configuration rule out.
     pub fn rejections(&self) -> impl Iterator<Item = &Rejection> {
         let of_nodes = self.node_rejections.iter().chain(self.cluster_nodes.rejections());
         self.store.rejections().chain(of_nodes).chain(self.desired().refused())

@@ -1,4 +1,4 @@
-//! Objects that are missing from a list although nobody reported them as deleted.
+//! Objects that are missing from a list although no event reported their deletion.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(super) type Object = (ObjectKind, ObjectKey);
 /// doubted: so they are served as if they were there, and follow other changes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Lost {
-    /// Not judged yet.
+    /// Objects that are not judged yet.
     new: BTreeSet<Object>,
     /// Doubted, and since when.
     doubted: BTreeMap<Object, Moment>,
@@ -29,14 +29,14 @@ pub(super) struct Lost {
     held: BTreeMap<FrontendKey, Moment>,
 }
 
-/// What is lost if objects are removed.
+/// Frontends and endpoints lost if objects are removed.
 #[derive(Default)]
 struct Loss {
     /// Frontends that would go, or lose their last endpoint.
     all: BTreeSet<FrontendKey>,
-    /// How many would go.
+    /// Number of Frontends that would go.
     gone: usize,
-    /// How many have endpoints now, and would have none.
+    /// Number of Frontends that have endpoints now, and would have none.
     unserved: usize,
 }
 
@@ -169,7 +169,7 @@ fn is_served(frontend: &Frontend) -> bool {
     !frontend.endpoints().is_empty()
 }
 
-/// What would be lost with these objects.
+/// Frontends and endpoints that would be lost with these objects.
 fn loss(missing: &BTreeSet<&Object>, store: &Store, desired: &Desired, facts: &NodeFacts) -> Loss {
     let of_slice = |key: &ObjectKey| store.service_of_slice(key).cloned();
     let services: BTreeSet<ObjectKey> = missing

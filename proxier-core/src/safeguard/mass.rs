@@ -15,15 +15,15 @@ use crate::time::Moment;
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MassRemoval {
-    /// More than this share of our Frontends, or of those that have endpoints, 0 to 1. Default 0.5. With 1 nothing is
+    /// Largest share of own Frontends, or of those with endpoints, that may go in one pass, 0 to 1. Default 0.5. With 1 nothing is
     /// ever held back; NaN counts as 0.
     pub share: f64,
-    /// And only if at most this share of what is there is left, 0 to 1: the input became empty, or nearly so, and not just
-    /// different. Default 0.5; with 0 only when nothing at all is left.
+    /// Largest share that is left when deletions are held back, 0 to 1: with more left, the input is different, not missing. Default 0.5;
+    /// with 0 only when nothing at all is left.
     pub remains: f64,
-    /// And at least this many. Default 10: fewer go at once, so that a small cluster can lose its last Service.
+    /// Smallest number that is held back. Default 10: fewer go at once, so that a small cluster can lose its last Service.
     pub at_least: usize,
-    /// How long the input has to stay as it is to be believed; `None`: until confirmed. Default 5 min.
+    /// Time for which the input has to stay as it is to be believed; `None`: until confirmed. Default 5 min.
     pub patience: Option<Duration>,
 }
 
@@ -77,14 +77,14 @@ impl MassRemoval {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stopped {
-    /// How many Frontends would go or lose their last endpoint, but are kept.
+    /// Number of Frontends that would go or lose their last endpoint, but are kept.
     pub would_lose: usize,
-    /// How many are ours.
+    /// Number of own Frontends that are served.
     pub of: usize,
     /// When the last of them follows the input, if nothing changes until then.
     pub until: Option<Moment>,
     held: BTreeSet<FrontendKey>,
-    /// Those of them that only the kernel has.
+    /// Held Frontends that only the kernel has.
     inherited: BTreeSet<FrontendKey>,
 }
 
@@ -107,41 +107,40 @@ impl Stopped {
         self.would_lose > left || settings.is_too_much(self.would_lose, self.of, left)
     }
 
-    /// Those that stay as they are, sorted.
+    /// Frontends that stay as they are, sorted.
     pub fn held(&self) -> impl Iterator<Item = FrontendKey> {
         self.held.iter().copied()
     }
 
-    /// Those of them that are held back because only the kernel has them, sorted. The others are wanted still, since the
-    /// [`Store`] keeps their objects.
+    /// Held Frontends that only the kernel has, sorted. The rest is still wanted, since the [`Store`] keeps their objects.
     pub fn inherited(&self) -> impl Iterator<Item = FrontendKey> {
         self.inherited.iter().copied()
     }
 }
 
-/// What a pass would take from a Frontend.
+/// Loss of a Frontend in a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// All of it.
+    /// The whole Frontend.
     Everything,
-    /// Some endpoints.
+    /// Some of its endpoints.
     Endpoints,
 }
 
-/// What a kernel serves, whatever the mode.
+/// Frontends that a kernel serves, in any mode.
 pub trait Kernel {
     /// Whether it serves a Frontend: `None` if not, else whether there are endpoints.
     fn serves(&self, key: &FrontendKey) -> Option<bool>;
 }
 
-/// Keeps what is served when too much of it would go at once: Frontends, and their last endpoints.
+/// Holds back deletions when too much would go at once: Frontends, and their last endpoints.
 ///
 /// # What "at once" means
 ///
 /// Objects that are deleted go one by one, each with an event, and a pass handles the few that came since the last. Objects
 /// that are merely missing go together: the API server was restored from an empty backup, the configuration points to an
 /// empty cluster, a directory of manifests is not mounted, or all of that happened while this program was not running. So
-/// the limit applies to what **one pass** would delete: more than a share of our Frontends, or of those with
+/// the limit applies to the deletions of **one pass**: more than a share of our Frontends, or of those with
 /// endpoints ([`MassRemoval::share`]), and more than a few ([`MassRemoval::at_least`]), with little left
 /// ([`MassRemoval::remains`]): if other Services replace them, the input is different, not missing.
 ///
@@ -150,22 +149,22 @@ pub trait Kernel {
 /// * Objects that a list lacks ([`Safeguard::lose`]). While they are doubted the [`Store`] keeps them, so everything
 ///   follows from them as before: Frontends, endpoints, health checks, what guards them. A Service that is held back
 ///   gets the endpoints of a new slice.
-/// * What the kernel has from before this process started and the first lists do not explain ([`Safeguard::check`]):
-///   what it serves for no Service, and with endpoints whose Service has no EndpointSlice at all.
+/// * Frontends that the kernel has from before this process started and the first lists do not explain ([`Safeguard::check`]):
+///   those of no Service, and those with endpoints whose Service has no EndpointSlice at all.
 ///
-/// What objects and events say is believed: an object that an event deletes ([`Safeguard::found`]), or one that says itself
+/// Objects and events are believed: an object that an event deletes ([`Safeguard::found`]), or one that says itself
 /// that it has no endpoints. When nodes fail, many Services rightly lose their endpoints at once: the addresses no longer
 /// answer, or soon belong to another pod.
 ///
 /// # How it ends
 ///
-/// * The input comes back: what is named again is not held back any more. The rest stays held back, however little it is: a
+/// * The input comes back: objects that are named again are not held back any more. The rest stays held back, however little it is: a
 ///   list that comes back in parts does not delete the rest.
 /// * A Service has the cluster IP or a node port of one that is missing: the API server gives each to one Service, so that one
 ///   is gone, and goes at once.
-/// * An operator confirms: [`Safeguard::confirm`] releases what is held back then, and nothing later.
-/// * The input stays as it is for [`MassRemoval::patience`]: what was missing all the time is believed then. Not while it is
-///   listed again ([`Safeguard::list_begins`]): a list that fails again and again says nothing about its last page.
+/// * An operator confirms: [`Safeguard::confirm`] releases the deletions held back then, and none later.
+/// * The input stays as it is for [`MassRemoval::patience`]: objects that were missing all the time are believed to be gone then. Not while
+///   they are listed again ([`Safeguard::list_begins`]): a list that fails again and again says nothing about its last page.
 ///
 /// ```
 /// use std::time::Duration;
@@ -207,19 +206,19 @@ pub struct Safeguard {
     lost: Lost,
     /// Frontends that lose something because objects say so, or because it has lasted, until they have lost it.
     believed: BTreeSet<FrontendKey>,
-    /// What is held back because only the kernel has it, and since when.
+    /// Frontends held back because only the kernel has them, each with the time since when.
     inherited: BTreeMap<FrontendKey, Moment>,
     /// The first complete reading of the kernel has been compared: endpoints that go later go because objects say so.
     has_compared: bool,
 }
 
 impl Safeguard {
-    /// Nothing is held back.
+    /// Holds nothing back yet.
     pub fn new(settings: MassRemoval) -> Self {
         Safeguard { settings, ..Safeguard::default() }
     }
 
-    /// A list lacks this object, and nobody reported it as deleted. It stays in the store until [`Safeguard::judge`]
+    /// Notes that a list lacks this object, whose deletion was not reported. It stays in the store until [`Safeguard::judge`]
     /// returns it.
     ///
     /// ```

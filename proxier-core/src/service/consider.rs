@@ -1,4 +1,4 @@
-//! Why an endpoint gets the traffic of a Service port, or does not.
+//! Reasons why an endpoint gets the traffic of a Service port, or does not.
 
 use super::endpoints::{choose, gather};
 use super::{EndpointSlice, Family, NodeFacts, Service, ServicePort};
@@ -10,20 +10,20 @@ use crate::snapshot::EndpointFlags;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Considered {
-    /// Its address and port.
+    /// Address and port of the endpoint.
     pub endpoint: EndpointKey,
-    /// Its properties, seen from this node.
+    /// Properties of the endpoint, seen from this node.
     pub flags: EndpointFlags,
     /// The zones that it is meant for, if it has such hints.
     pub zones: Option<Vec<Box<str>>>,
-    /// It gets traffic that may go to any node.
+    /// Whether the endpoint gets traffic that may go to any node.
     pub cluster: bool,
-    /// It gets traffic that has to stay on this node.
+    /// Whether the endpoint gets traffic that has to stay on this node.
     pub local: bool,
 }
 
 impl Considered {
-    /// Its condition, in a word or two.
+    /// Condition of the endpoint, in a word or two.
     pub fn condition(&self) -> &'static str {
         let is = |flags| self.flags.contains(flags);
         match (is(EndpointFlags::READY), is(EndpointFlags::TERMINATING), is(EndpointFlags::SERVING)) {
@@ -35,7 +35,7 @@ impl Considered {
         }
     }
 
-    /// Why it gets traffic that may go to any node, or does not; `facts` and `service` as for [`consider`].
+    /// Reason why it gets traffic that may go to any node, or does not; `facts` and `service` as for [`consider`].
     pub fn reason(&self, service: &Service, facts: &NodeFacts) -> String {
         let is = |flags| self.flags.contains(flags);
         let is_last_resort = is(EndpointFlags::SERVING | EndpointFlags::TERMINATING) && !is(EndpointFlags::READY);
@@ -64,7 +64,7 @@ fn shown(zones: &str) -> String {
     if zones.is_empty() { "others".to_owned() } else { format!("zone {zones}") }
 }
 
-/// The endpoints of a Service port in a family, sorted, in whatever state they are.
+/// All endpoints of a Service port in a family, sorted, in any state.
 ///
 /// ```
 /// use proxier_core::config::Config;

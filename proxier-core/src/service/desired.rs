@@ -1,4 +1,4 @@
-//! What all Services together mean.
+//! Frontends of all Services, and which Service owns each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,11 +13,11 @@ use crate::snapshot::{Created, ObjectKey, Rejection, Store};
 /// Every Frontend with its owner, kept up to date at O(changed Services).
 ///
 /// One protocol, address and port has one owner. Of Services that claim the same one, the Service whose cluster IP it is
-/// gets it: the API server gives a cluster IP to one Service, while anybody who may write Services can name any external
+/// gets it: the API server gives a cluster IP to one Service, while anyone who may write Services can name any external
 /// IP, also another Service's address (CVE-2020-8554). Then node ports, load balancers' addresses and external IPs follow;
 /// of equals the older one, then the first by name. See [`Desired::conflicts`].
 ///
-/// It says nothing about any kernel: a mode follows the changes ([`Follower`]).
+/// `Desired` knows no kernel: a mode follows its changes ([`Follower`]).
 ///
 /// Two values with the same Services compare equal, however they were built.
 ///
@@ -132,11 +132,11 @@ pub struct Conflict<'a> {
 /// Fewer Services are compiled as fast without a thread of their own.
 const WORTH_A_THREAD: usize = 1_024;
 
-/// How many Services are compiled before what is known of them is replaced: all at once would be in memory twice.
+/// Number of Services compiled before their old values are replaced: all at once would be in memory twice.
 const AT_ONCE: usize = 4_096;
 
 impl Desired {
-    /// Nothing.
+    /// Empty, without Services.
     pub fn new() -> Self {
         Self::default()
     }
@@ -168,7 +168,7 @@ impl Desired {
         self.services.keys().chain(stored).chain(store.frontend_keys()).cloned().collect()
     }
 
-    /// Replaces what was compiled for a Service; `None` removes it.
+    /// Replaces the compiled form of a Service; `None` removes it.
     pub fn update(&mut self, key: &ObjectKey, compiled: Option<Compiled>, follower: &mut dyn Follower) {
         let old = self.services.remove(key);
         let compiled = compiled.map(Box::new);
@@ -360,12 +360,12 @@ impl Desired {
         })
     }
 
-    /// What was compiled for each Service, sorted by name.
+    /// Compiled Services, sorted by name.
     pub fn all_compiled(&self) -> impl Iterator<Item = &Compiled> {
         self.services.values().map(Box::as_ref)
     }
 
-    /// What was compiled for one Service.
+    /// Compiled form of one Service; `None` if the store did not have it at the last refresh.
     pub fn compiled(&self, service: &ObjectKey) -> Option<&Compiled> {
         self.services.get(service).map(Box::as_ref)
     }

@@ -53,7 +53,7 @@ impl Candidate<'_> {
 /// The endpoints of a Service port, each address and port once, sorted.
 ///
 /// An endpoint that moves between slices is in both for a moment. The one that is not stopping wins, then the ready one,
-/// the serving one, the local one, whatever the slices are called.
+/// the serving one, the local one; names of slices do not matter.
 pub(super) fn gather<'a>(slices: &[&'a EndpointSlice], port: &ServicePort, family: Family) -> Vec<Candidate<'a>> {
     let mut candidates = Vec::new();
     for slice in slices.iter().filter(|slice| slice.family == family) {
@@ -83,9 +83,9 @@ pub(super) fn gather<'a>(slices: &[&'a EndpointSlice], port: &ServicePort, famil
 /// The endpoints for each kind of traffic to a Service port.
 #[derive(Debug)]
 pub(super) struct Choice {
-    /// For traffic that may go to any node.
+    /// Endpoints of traffic that may go to any node.
     pub(super) cluster: Arc<[EndpointKey]>,
-    /// For traffic that has to stay on this node.
+    /// Endpoints of traffic that has to stay on this node.
     pub(super) local: Arc<[EndpointKey]>,
     /// Endpoints of UDP that serve beside them.
     pub(super) unselected: Option<Arc<[EndpointKey]>>,
@@ -155,7 +155,7 @@ fn keys<'a, 'b: 'a>(candidates: impl Iterator<Item = &'a Candidate<'b>>) -> Arc<
     candidates.map(Candidate::key).collect()
 }
 
-/// How many ready endpoints of a family run on this node.
+/// Number of ready endpoints of a family on this node, each address once.
 pub(super) fn count_ready_local(slices: &[&EndpointSlice], family: Family) -> usize {
     let mut addresses: BTreeSet<IpAddr> = BTreeSet::new();
     for slice in slices.iter().filter(|slice| !slice.ports.is_empty()) {

@@ -1,4 +1,4 @@
-//! Node facts: what is the same for every Service, such as addresses of this host; computed once.
+//! Node facts: inputs that are the same for every Service, such as addresses of this host; computed once.
 
 use crate::net::is_reachable;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,12 +9,12 @@ use crate::config::{Config, MayAskFor, NodePortAddresses};
 use crate::net::{Family, Network};
 use crate::snapshot::{HostAddresses, Node};
 
-/// On which addresses of a family a port is open to everybody who may use node ports.
+/// Addresses of a family on which a port is open to all clients that may use node ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OpenOn {
-    /// On all addresses of this host, including those it gets later.
+    /// All addresses of this host, including those that it gets later.
     All,
-    /// Only on these, sorted; on none when empty.
+    /// Only these addresses, sorted; none when empty.
     These(Vec<IpAddr>),
 }
 
@@ -25,7 +25,7 @@ impl OpenOn {
     }
 }
 
-/// What compiling needs besides the Service. Computed again when configuration, Node object or addresses of the host
+/// Input of the compiler besides the Service. Computed again when configuration, Node object or addresses of the host
 /// change; when the result differs, every Service has to be compiled again.
 ///
 /// ```
@@ -204,7 +204,7 @@ impl NodeFacts {
         self.node_port_addresses.iter().copied().filter(move |address| Family::of(*address) == family)
     }
 
-    /// Where health-check ports of a family are open: where node ports are. Nowhere in a family that is not served, or in
+    /// Addresses on which health-check ports of a family are open: those of node ports. None in a family that is not served, or in
     /// which no address of this host serves node ports.
     pub fn health_checks_open_on(&self, family: Family) -> OpenOn {
         let served = self.config.families.iter().any(|served| served == family);

@@ -39,7 +39,7 @@ use crate::snapshot::{Balancing, Roles, TrafficPolicy};
 pub struct Frontend {
     /// Protocol, address and port.
     pub key: FrontendKey,
-    /// What kind of address this is; several when the Service lists it as several.
+    /// Kinds of this address; several when the Service lists it as several.
     pub roles: Roles,
     /// The policy for its traffic: the internal one for a cluster IP, else the external one.
     pub policy: TrafficPolicy,
@@ -52,10 +52,10 @@ pub struct Frontend {
     pub unselected: Option<Arc<[EndpointKey]>>,
     /// Whether `cluster` answers where the policy says `Local` and `local` is empty.
     pub falls_back: bool,
-    /// How long a client stays with its endpoint, in seconds; `None`: each connection is for itself.
+    /// Session affinity: seconds for which a client stays with its endpoint; `None` without affinity.
     pub affinity_secs: Option<u32>,
-    /// How its connections are shared out, where anything is asked for: by its Service, as far as that may decide, else by the
-    /// configuration ([`IpvsConfig::defaults`](crate::config::IpvsConfig::defaults)). Used by IPVS mode.
+    /// Settings of load balancing, where there are any: the Service's annotations, as far as the configuration lets them decide, else
+    /// the configuration ([`IpvsConfig::defaults`](crate::config::IpvsConfig::defaults)). Used by IPVS mode.
     pub balancing: Option<Arc<Balancing>>,
     /// The weights of endpoints where any are asked for, sorted by endpoint; 1 for those that are not here. Used by IPVS mode.
     pub weights: Option<Arc<[(EndpointKey, u16)]>>,
@@ -64,7 +64,7 @@ pub struct Frontend {
     pub returns_directly: bool,
     /// Whether an interface of this host, other than the dummy device, has the address.
     pub on_interface: bool,
-    /// The networks that may connect; `None` for everybody. Load-balancer addresses only.
+    /// The networks that may connect; `None` for all clients. Load-balancer addresses only.
     pub source_ranges: Option<Arc<[Network]>>,
     /// Whether this node itself is in the source ranges.
     pub node_may_use: bool,
@@ -87,7 +87,7 @@ impl Frontend {
         self.endpoints().binary_search(key).is_ok()
     }
 
-    /// Whether an endpoint serves, whatever the policy selects: UDP flows that it has go on.
+    /// Whether an endpoint serves, also one that the policy does not select: its UDP flows go on.
     pub fn keeps_flows_of(&self, key: &EndpointKey) -> bool {
         self.serving_lists().any(|list| list.binary_search(key).is_ok())
     }
@@ -97,7 +97,7 @@ impl Frontend {
         !self.cluster.is_empty() || !self.local.is_empty()
     }
 
-    /// Where answers of UDP flows may come from.
+    /// Addresses and ports from which answers of UDP flows may come.
     pub(crate) fn answering(&self) -> BTreeSet<SocketAddr> {
         self.serving().map(|endpoint| SocketAddr::from(*endpoint)).collect()
     }

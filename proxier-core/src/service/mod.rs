@@ -1,4 +1,4 @@
-//! What Services mean on this node, without the words of any kernel: Frontends with their endpoints, and who owns them.
+//! Services on this node, without the words of any kernel: Frontends with their endpoints, and who owns them.
 
 mod consider;
 mod desired;
@@ -56,14 +56,14 @@ impl HealthCheck {
     }
 }
 
-/// How many ports of a Service have policy `Local` and endpoints, but none on this node
+/// Numbers of ports of a Service that have policy `Local` and endpoints, but none on this node
 /// (metric `sync_proxy_rules_no_local_endpoints_total`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NoLocalEndpoints {
-    /// By `internalTrafficPolicy`.
+    /// Number of ports with `internalTrafficPolicy: Local`.
     pub internal: ByFamily<u16>,
-    /// By `externalTrafficPolicy`, of ports that are reachable from outside.
+    /// Number of ports with `externalTrafficPolicy: Local` that are reachable from outside.
     pub external: ByFamily<u16>,
 }
 
@@ -77,30 +77,30 @@ impl NoLocalEndpoints {
     }
 }
 
-/// What one Service means on this node.
+/// One Service compiled for this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Compiled {
     /// The Service.
     pub service: ObjectKey,
-    /// When it was made; decides between Services that claim one Frontend.
+    /// Creation time of the Service; decides between Services that claim one Frontend.
     pub created: Created,
-    /// Its Frontends, sorted by key.
+    /// Frontends of the Service, sorted by key.
     pub frontends: Vec<Arc<Frontend>>,
     /// Its ports, each once for each family, in the order of the object, if they were asked for
     /// ([`Follower::needs_ports`]). Agents' Frontends are ports of their own.
     pub ports: Vec<Arc<Port>>,
     /// Its endpoints on this node, in any state: a connection that one opens to its own Service may come back to it.
     pub hairpins: BTreeSet<(Protocol, EndpointKey)>,
-    /// Its health check.
+    /// Health check of the Service.
     pub health_check: Option<HealthCheck>,
     /// The families in which the port of its health check is open on an address of this node.
     pub health_check_open_in: Vec<Family>,
-    /// For the metric.
+    /// Numbers of ports without local endpoints, for the metric.
     pub no_local_endpoints: NoLocalEndpoints,
     /// Frontends it does not get because the address or port is reserved ([`Config`](crate::config::Config)).
     pub rejected: BTreeSet<Rejected>,
-    /// What its annotations ask for that cannot be with its endpoints, and external IPs that the configuration leaves out.
+    /// Annotations that its endpoints rule out, and external IPs that the configuration leaves out.
     pub refused: Vec<Rejection>,
 }
 
@@ -120,17 +120,17 @@ impl Compiled {
         }
     }
 
-    /// Its Frontend with this key.
+    /// The Service's Frontend with this key.
     pub fn frontend(&self, key: &FrontendKey) -> Option<&Arc<Frontend>> {
         let place = self.frontends.binary_search_by(|frontend| frontend.key.cmp(key)).ok()?;
         self.frontends.get(place)
     }
 }
 
-/// Why a Service does not get its external IPs ([`Config::without_external_ips`](crate::config::Config::without_external_ips)).
+/// Reason why a Service does not get its external IPs ([`Config::without_external_ips`](crate::config::Config::without_external_ips)).
 const WITHOUT_EXTERNAL_IPS: &str = "not served: the feature gate AllowServiceExternalIPs is false";
 
-/// Why nobody has this address and port, if a Service has them by an external IP that is left out
+/// Reason why this address and port has no Frontend, if a Service asks for it by an external IP that is left out
 /// ([`Config::without_external_ips`](crate::config::Config::without_external_ips)). Costs O(Services).
 pub fn why_left_out(store: &Store, facts: &NodeFacts, key: &FrontendKey) -> Option<String> {
     let mut services = store.services().filter(|_| facts.config.without_external_ips);
@@ -259,7 +259,7 @@ pub fn compile_frontends(key: &ObjectKey, specs: &[FrontendSpec], facts: &NodeFa
     compiled
 }
 
-/// What the store has under this key, compiled: the Service, else the Frontends that an agent asks for.
+/// Compiles the Service of this key, else the Frontends that an agent handed in under it; `None` if the store has neither.
 pub(crate) fn compile_from(store: &Store, key: &ObjectKey, facts: &NodeFacts, with_ports: bool) -> Option<Compiled> {
     let service = store.service(key).map(|service| compile_service(service, store.slices_of(key), facts, with_ports));
     service.or_else(|| store.frontends_of(key).map(|specs| compile_frontends(key, specs, facts, with_ports)))
@@ -274,12 +274,12 @@ struct Row {
     elsewhere_only: bool,
 }
 
-/// What a row's Frontends have in common.
+/// Values that all Frontends of a Service port share.
 struct Context<'a> {
     service: &'a Service,
     port: &'a ServicePort,
     facts: &'a NodeFacts,
-    /// How its connections are shared out.
+    /// Settings of load balancing.
     balancing: Option<&'a Arc<Balancing>>,
 }
 
@@ -305,7 +305,7 @@ impl Context<'_> {
     }
 }
 
-/// What annotations ask for a Service port in one family.
+/// Requests of annotations for a Service port in one family.
 struct Asked {
     weights: Option<Arc<[(EndpointKey, u16)]>>,
     returns_directly: bool,

@@ -1,4 +1,4 @@
-//! Ports of Services: what the Frontends of one port have in common.
+//! Ports of Services: values that the Frontends of one port share.
 
 use crate::config::ReservedPort;
 use std::net::IpAddr;
@@ -39,7 +39,7 @@ pub struct Port {
     pub protocol: Protocol,
     /// Family of its addresses and endpoints.
     pub family: Family,
-    /// Its number on cluster, external and load-balancer addresses.
+    /// Port number on cluster, external and load-balancer addresses.
     pub port: u16,
     /// The cluster IP.
     pub cluster_ip: Option<IpAddr>,
@@ -58,9 +58,9 @@ pub struct Port {
     pub cluster: Arc<[EndpointKey]>,
     /// The endpoints for traffic that has to stay on this node, sorted. With topology hints some may not be in `cluster`.
     pub local: Arc<[EndpointKey]>,
-    /// How long a client stays with its endpoint, in seconds; `None`: each connection is for itself.
+    /// Session affinity: seconds for which a client stays with its endpoint; `None` without affinity.
     pub affinity_secs: Option<u32>,
-    /// The networks that may connect to load balancers' addresses; `None` for everybody.
+    /// The networks that may connect to load balancers' addresses; `None` for all clients.
     pub source_ranges: Option<Arc<[Network]>>,
     /// Whether this node itself is in the source ranges.
     pub node_may_use: bool,

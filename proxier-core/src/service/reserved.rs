@@ -8,7 +8,7 @@ use super::{NodeFacts, Roles};
 use crate::config::{Neighbour, Reserved, ReservedPort, User};
 use crate::net::{EndpointKey, FrontendKey, Protocol};
 
-/// What is reserved.
+/// Extent of a reservation: a port, or all of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Extent {
@@ -24,14 +24,14 @@ pub enum Extent {
 pub struct Rejected {
     /// Protocol, address and port.
     pub key: FrontendKey,
-    /// Who answers there.
+    /// Program or host that answers there.
     pub user: User,
-    /// What is reserved.
+    /// Extent of the reservation.
     pub extent: Extent,
 }
 
 impl Rejected {
-    /// Why, without the address and port.
+    /// Reason, without the address and port.
     pub fn reason(&self) -> String {
         match self.extent {
             Extent::Port => format!("{} answers there; not served unless allowed", self.user),
@@ -95,7 +95,7 @@ impl Reserved {
         Some(Rejected { key: *key, user: user.clone(), extent: Extent::Port })
     }
 
-    /// Who answers at this address and port, if the address is this node's.
+    /// Host that answers at this address and port, if the address is this node's.
     fn neighbour_here(&self, key: FrontendKey) -> Option<&User> {
         let FrontendKey { protocol: Protocol::Tcp, address, port } = key else { return None };
         let here = Neighbour::tcp(address, port);

@@ -1,4 +1,4 @@
-//! What becomes of the first packet of a connection: worked out from what Services mean, without a kernel.
+//! Verdict on the first packet of a connection, worked out from Frontends, without a kernel.
 //!
 //! Assumes a node that has programmed everything; does not look at this node's kernel.
 
@@ -28,7 +28,7 @@ bitflags! {
         const REMOTE_HAIRPINS = 1 << 3;
         /// Node ports without endpoints are refused on every address of this node, where they are not served too.
         const REFUSES_ON_EVERY_ADDRESS = 1 << 4;
-        /// This node itself is refused, not only others, by an address elsewhere that has no endpoints.
+        /// This node itself is refused, not only other clients, by an address elsewhere that has no endpoints.
         const REFUSES_NODE = 1 << 5;
         /// Source ranges count even where there is no endpoint.
         const RANGES_FIRST = 1 << 6;
@@ -36,7 +36,7 @@ bitflags! {
         const TRUSTS_NODE = 1 << 7;
         /// Clients are refused where only other nodes have endpoints; otherwise their packets are dropped.
         const NEVER_DROPS = 1 << 8;
-        /// Connections end on this node, and others go on to the endpoints. SCTP is not served.
+        /// Connections end on this node, and new ones lead to the endpoints. SCTP is not served.
         const RELAYS = 1 << 9;
         /// Ports of cluster IPs that no Service has are refused.
         const CLOSES_CLUSTER_IPS = 1 << 10;
@@ -44,18 +44,18 @@ bitflags! {
         const CLOSES_ADDRESSES = 1 << 11;
         /// As `SPLITS_LOCAL`, where no session affinity is asked for ([`Frontend::can_split`]); those inside are masqueraded.
         const SPLITS_LOCAL_BY_MARK = 1 << 12;
-        /// What [`Balancing`] says counts: weights, forwarding, persistence, limits.
+        /// [`Balancing`] counts: weights, forwarding, persistence, limits.
         const BALANCES = 1 << 13;
         /// At an address of an interface, pods of other nodes are masqueraded where a policy `Local` lets pods go anywhere.
         const MASQUERADES_OTHER_PODS = 1 << 14;
     }
 }
 
-/// How a mode treats packets.
+/// Treatment of packets by a mode.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Treatment {
-    /// What differs from mode to mode.
+    /// Differences from mode to mode.
     pub ways: Ways,
     /// Networks of which all addresses are this node's own: what no Service serves there is refused.
     pub closed: BTreeSet<Network>,
@@ -74,28 +74,28 @@ impl From<Ways> for Treatment {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Packet {
-    /// Its source.
+    /// Source address.
     pub source: IpAddr,
-    /// Where it was sent.
+    /// Destination.
     pub to: FrontendKey,
-    /// A program of this node sent it, not a pod with a network of its own and nobody outside.
+    /// Whether a program of this node sent the packet, rather than a pod with a network of its own or a client outside.
     pub from_node: bool,
     /// The device by which it came in, for `detectLocalMode` by devices; `None`: some other.
     pub device: Option<Box<str>>,
 }
 
 impl Packet {
-    /// One that arrives at this node.
+    /// Makes a packet that arrives at this node.
     pub fn new(source: IpAddr, to: FrontendKey) -> Self {
         Packet { source, to, from_node: false, device: None }
     }
 
-    /// One that this node sends.
+    /// Makes a packet that this node sends.
     pub fn from_node(source: IpAddr, to: FrontendKey) -> Self {
         Packet { source, to, from_node: true, device: None }
     }
 
-    /// The same, coming in by this device.
+    /// The packet, coming in by this device.
     #[must_use]
     pub fn by(mut self, device: &str) -> Self {
         self.device = Some(device.into());
@@ -150,23 +150,23 @@ fn is_here(facts: &NodeFacts, address: IpAddr) -> bool {
 pub struct Reached {
     /// The endpoint.
     pub endpoint: EndpointKey,
-    /// It sees an address of this node as the source.
+    /// Whether the endpoint sees an address of this node as the source.
     pub masqueraded: bool,
-    /// Its weight, from 1; 1 where weights do not count.
+    /// Weight of the endpoint, from 1; 1 where weights do not count.
     pub weight: u16,
 }
 
-/// What becomes of a packet.
+/// Fate of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verdict {
-    /// It goes on to where it was sent: no Service has to do with it.
+    /// No Service has the destination: the packet goes on to it.
     LeftAlone,
-    /// It is dropped: the client waits.
+    /// The packet is dropped: the client waits.
     Dropped,
-    /// The client is told that nobody answers.
+    /// The packet is refused: the client is told at once.
     Rejected,
-    /// It goes to one of these; sorted, never empty.
+    /// The packet goes to one of these; sorted, never empty.
     Endpoints(Vec<Reached>),
 }
 
@@ -194,7 +194,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// What becomes of a packet, and why.
+/// Fate of a packet, and the reasons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Trace {
@@ -204,9 +204,9 @@ pub struct Trace {
     pub verdict: Verdict,
     /// The Service that has to do with it.
     pub service: Option<ObjectKey>,
-    /// How long a later connection of this client goes to the same endpoint, in seconds.
+    /// Seconds for which a later connection of this client goes to the same endpoint; `None` without session affinity.
     pub affinity_secs: Option<u32>,
-    /// How packets reach the endpoints, if these answer the client by themselves: `direct-route`, `ipip`
+    /// Method by which packets reach endpoints that answer the client by themselves: `direct-route`, `ipip`
     /// ([`Balancing::forwarding_name`]).
     pub forwarding: Option<String>,
 }
@@ -241,7 +241,7 @@ pub fn trace(store: &Store, desired: &Desired, facts: &NodeFacts, packet: &Packe
     Trace { steps: tracing.steps, verdict, service, affinity_secs, forwarding }
 }
 
-/// What decides about packets to one address and port.
+/// Properties of one address and port that decide about packets to it.
 #[expect(clippy::struct_excessive_bools, reason = "each is a property of its own")]
 #[derive(Clone, Copy)]
 struct Place<'a> {
@@ -253,7 +253,7 @@ struct Place<'a> {
     can_split: bool,
     ranges: Option<&'a [Network]>,
     node_may_use: bool,
-    /// What counts of how connections are shared out.
+    /// Settings of load balancing that count in this mode.
     balancing: Option<&'a Balancing>,
     weights: &'a [(EndpointKey, u16)],
     returns_directly: bool,
@@ -299,7 +299,7 @@ impl<'a> Place<'a> {
         place.and_then(|place| self.weights.get(place)).map_or(1, |(_, weight)| *weight)
     }
 
-    /// How packets reach endpoints that answer by themselves.
+    /// Method by which packets reach endpoints that answer by themselves.
     fn forwarding(&self) -> Option<String> {
         self.balancing.filter(|_| self.returns_directly)?.forwarding_name()
     }
@@ -351,7 +351,7 @@ impl Tracing<'_> {
         self.step(format!("{} is a Frontend of Service {owner}: {}.", frontend.key, kinds.join(" and ")));
     }
 
-    /// What becomes of a packet to an address and port that no Frontend has.
+    /// Decides about a packet to an address and port that no Frontend has.
     fn elsewhere(&mut self) -> (Verdict, Option<ObjectKey>, Option<u32>) {
         let to = self.packet.to;
         if self.is_left_to_others() {
@@ -423,7 +423,7 @@ impl Tracing<'_> {
         Verdict::LeftAlone
     }
 
-    /// What becomes of a packet to a place that is served.
+    /// Decides about a packet to a place that is served.
     fn at(&mut self, place: &Place<'_>) -> Verdict {
         if let Some(ranges) = place.ranges
             && (place.has_endpoints() || self.ways.contains(Ways::RANGES_FIRST))
@@ -494,7 +494,7 @@ impl Tracing<'_> {
         rest
     }
 
-    /// What else is asked for of connections to a place.
+    /// Adds steps for other settings of connections to a place.
     fn details(&mut self, place: &Place<'_>, is_kept: bool) {
         let Some(asked) = place.balancing else { return };
         if let (true, Some(prefix)) = (is_kept, asked.persistence_prefix(self.family())) {
@@ -570,7 +570,7 @@ impl Tracing<'_> {
         (place.local, false)
     }
 
-    /// What becomes of a packet for which there is no endpoint.
+    /// Decides about a packet for which there is no endpoint.
     fn nowhere(&mut self, place: &Place<'_>) -> Verdict {
         if !place.is_internal
             && self.packet.from_node
@@ -676,7 +676,7 @@ impl Tracing<'_> {
 
     /// Whether an endpoint that gets its own packet is masqueraded.
     fn is_hairpin(&self, endpoint: &EndpointKey) -> bool {
-        // IPVS mode knows them by protocol, address and port, the others by address: it may be here for one Service and not for another.
+        // IPVS mode knows hairpins by protocol, address and port, other modes by address: one may be here for one Service and not for another.
         let is_whole = self.ways.contains(Ways::BALANCES);
         let is_local = || {
             let mut hairpins = self.desired.all_compiled().flat_map(|compiled| &compiled.hairpins);

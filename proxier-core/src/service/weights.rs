@@ -7,7 +7,7 @@ use crate::config::MayAskFor;
 use crate::net::{EndpointKey, Family};
 use crate::snapshot::{Balancing, EndpointSlice, ServicePort};
 
-/// The weights that are asked for the endpoints of a Service port, sorted by endpoint; `None` when nobody asks, which costs nothing
+/// Weights of the endpoints of a Service port, sorted by endpoint; `None` when nothing sets weights, which costs nothing
 /// for each endpoint.
 ///
 /// A weight is the product of the endpoint's own, its zone's and its node's, at most 65,535. An endpoint that is in two slices has

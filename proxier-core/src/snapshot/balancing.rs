@@ -1,4 +1,4 @@
-//! What a Service says of how its connections are shared out, by annotations.
+//! Annotations of a Service about load balancing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,15 +9,14 @@ use super::{Node, Reporter, ZoneWeights, forwarding, relaying, weights};
 use crate::net::{Family, Protocol};
 use crate::objects::IpvsDefaultsObject;
 
-/// How a Service's connections are shared out among its endpoints, where that differs from the configuration. Used by IPVS mode;
-/// other modes ignore it. The same values are the configuration's for what Services say nothing of
-/// ([`IpvsConfig::defaults`](crate::config::IpvsConfig::defaults)).
+/// Load balancing among a Service's endpoints, where it differs from the configuration. Used by IPVS mode; other modes ignore it. The same
+/// values in the configuration count for Services without annotations ([`IpvsConfig::defaults`](crate::config::IpvsConfig::defaults)).
 ///
 /// | annotation | value | also read |
 /// | --- | --- | --- |
 /// | `proxier/scheduler` | a scheduler of IPVS: `rr`, `wlc`, `mh`, … | `kube-router.io/service.scheduler` |
 /// | `proxier/scheduler-flags` | `sh-port`, `sh-fallback`, `mh-port`, `mh-fallback`, `flag-1` to `flag-3`, with commas | `kube-router.io/service.schedflags` |
-/// | `proxier/persistence-seconds` | 1 to 2678400: a client stays with its endpoint, whatever `sessionAffinity` says | |
+/// | `proxier/persistence-seconds` | 1 to 2678400: a client stays with its endpoint, with any `sessionAffinity` | |
 /// | `proxier/persistence-prefix-ipv4`, `-ipv6` | 0 to 32, 1 to 128: clients of one network count as one | |
 /// | `proxier/one-packet` | `true`: each datagram for itself, for ports of UDP | |
 /// | `proxier/zone-weights` | `zone-a=3, zone-b=1, *=0`: weights of endpoints by zone, 0 to 65535; 1 for zones that are not named | |
@@ -31,7 +30,7 @@ use crate::objects::IpvsDefaultsObject;
 ///
 /// # One-packet scheduling
 ///
-/// For datagrams that nobody answers, such as logs and metrics. IPVS forgets the connection once the datagram is on its way
+/// For datagrams without answers, such as logs and metrics. IPVS forgets the connection once the datagram is on its way
 /// (`ip_vs_conn_put`), and does not tell connection tracking of the endpoint (`ip_vs_update_conntrack`: "no reply is expected"). So
 /// answers of masqueraded endpoints do not get the Service's address: where the client's address was replaced too they
 /// arrive nowhere, else they come from the endpoint's own address, which most clients do not take. Datagrams themselves are lost where clients'
@@ -52,7 +51,7 @@ use crate::objects::IpvsDefaultsObject;
 /// All methods but masquerading leave packets as they are, and the endpoint answers the client by itself: it has the external address
 /// too, on a device that does not answer for it (`lo`, `tunl0`), and its port is the Service's. So cluster IPs and node ports are
 /// masqueraded in any case, external addresses where an endpoint's port is another, and clients' addresses are kept: no source is
-/// rewritten, whatever `externalTrafficPolicy` says. Programs on nodes have to use the cluster IP, since the external address is the
+/// rewritten, with any `externalTrafficPolicy`. Programs on nodes have to use the cluster IP, since the external address is the
 /// node's own. An endpoint whose answers pass a node that has the address needs `accept_local` 1 and `rp_filter` 0 of the device
 /// by which they come. GRE and GUE need Linux 5.3; older kernels take IP in IP.
 ///
@@ -84,29 +83,29 @@ use crate::objects::IpvsDefaultsObject;
 pub struct Balancing {
     /// The scheduler.
     pub scheduler: Option<Scheduler>,
-    /// Its flags. `None`: those that are usual for the scheduler.
+    /// Flags of the scheduler. `None`: those that are usual for it.
     pub scheduler_flags: Option<SchedulerFlags>,
-    /// How long a client stays with its endpoint after its last connection, in seconds.
+    /// Persistence: seconds for which a client stays with its endpoint after its last connection.
     pub persistence_secs: Option<u32>,
-    /// Which clients of IPv4 count as one.
+    /// IPv4 network whose clients count as one.
     pub granularity_v4: Option<Granularity>,
-    /// Which clients of IPv6 count as one.
+    /// IPv6 network whose clients count as one.
     pub granularity_v6: Option<Granularity>,
     /// Whether each UDP datagram is scheduled for itself, without answers. `None`: no.
     pub one_packet: Option<bool>,
     /// The weights of endpoints by zone. `None`: all the same.
     pub zone_weights: Option<ZoneWeights>,
-    /// How packets for external addresses reach endpoints. `None`: by masquerading.
+    /// Method by which packets for external addresses reach endpoints. `None`: masquerading.
     pub forwarding: Option<ForwardingMethod>,
     /// Limits of connections for each endpoint at each address.
     pub thresholds: Thresholds,
-    /// How long an endpoint that leaves may keep connections, in seconds; 0: it loses them at once.
+    /// Drain time: seconds for which an endpoint that leaves may keep connections; 0: it loses them at once.
     pub drain_secs: Option<u32>,
     /// The annotation that asks for `forwarding`; the field, if it is the configuration.
     pub(crate) forwarding_asked_by: &'static str,
 }
 
-/// What the names of all annotations that are ours begin with.
+/// Prefix of all annotations of this project.
 const PREFIX: &str = "proxier/";
 
 const SCHEDULER: &str = "proxier/scheduler";
@@ -167,7 +166,7 @@ fn path(name: &str, is_configuration: bool) -> String {
     field.map_or_else(|| format!("metadata.annotations[{name}]"), |(_, field)| (*field).to_owned())
 }
 
-/// Reports annotations with our prefix that nobody reads: a misspelt name, or one that belongs to another kind of object.
+/// Reports annotations with this project's prefix that nothing reads: a misspelt name, or one of another kind of object.
 fn report_unknown(annotations: &BTreeMap<String, String>, report: &mut Reporter<'_>) {
     for (name, value) in annotations.iter().filter(|(name, _)| name.starts_with(PREFIX)) {
         let reason = match name.as_str() {
@@ -313,12 +312,12 @@ impl Balancing {
         self.forwarding.filter(|method| *method != ForwardingMethod::Masquerade)
     }
 
-    /// What the method of [`Balancing::forwarding`] is called in annotations: `direct-route`, `gue:6080`.
+    /// Name of the method of [`Balancing::forwarding`] in annotations: `direct-route`, `gue:6080`.
     pub fn forwarding_name(&self) -> Option<String> {
         self.forwarding.map(|method| forwarding::Spelled(method).to_string())
     }
 
-    /// What asks for `forwarding`.
+    /// Field that asks for `forwarding`: an annotation or the configuration's default.
     pub(crate) fn forwarding_field(&self) -> String {
         match self.forwarding_asked_by {
             FORWARDING_DEFAULT => FORWARDING_DEFAULT.to_owned(),

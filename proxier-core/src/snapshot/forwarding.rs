@@ -5,7 +5,7 @@ use std::num::NonZeroU16;
 
 use ipvs::model::{ForwardingMethod, Tunnel, TunnelFlags, TunnelKind};
 
-/// What a method is called in annotations: `direct-route`, `ipip`, `gre`, `gue:6080`.
+/// Name of a forwarding method in annotations: `direct-route`, `ipip`, `gre`, `gue:6080`.
 pub(crate) struct Spelled(pub(crate) ForwardingMethod);
 
 impl fmt::Display for Spelled {

@@ -10,7 +10,7 @@ use super::{
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 
 bitflags! {
-    /// What kind of address of its Service a Frontend has.
+    /// Kinds of address that a Frontend has in its Service.
     ///
     /// ```
     /// use proxier_core::snapshot::Roles;
@@ -35,7 +35,7 @@ bitflags! {
     }
 }
 
-/// Why direct return is refused where only masquerading can rewrite ports.
+/// Reason why direct return is refused where only masquerading can rewrite ports.
 pub(crate) const OTHER_PORT: &str =
     "an endpoint's port differs from the Service's, which only masquerading rewrites; masquerade counts";
 
@@ -61,28 +61,28 @@ pub(crate) const OTHER_PORT: &str =
 pub struct FrontendSpec {
     /// Protocol, address and port.
     pub key: FrontendKey,
-    /// What kind of address this is. Default: a cluster IP.
+    /// Kinds of this address. Default: a cluster IP.
     pub roles: Roles,
-    /// Which endpoints get its traffic: `Cluster` (default) all, `Local` those on this node.
+    /// Endpoints that get traffic: all with `Cluster` (default), those on this node with `Local`.
     pub policy: TrafficPolicy,
     /// The endpoints on all nodes.
     pub cluster: Vec<EndpointKey>,
     /// The endpoints on this node.
     pub local: Vec<EndpointKey>,
-    /// How long a client stays with its endpoint, in seconds, 1 to 86,400. Default `None`: each connection is for itself.
+    /// Session affinity: seconds for which a client stays with its endpoint, 1 to 86,400. Default `None`: no affinity.
     pub affinity_secs: Option<u32>,
-    /// How connections are shared out, where that differs from the configuration. Default `None`: nowhere.
+    /// Settings of load balancing that differ from the configuration. Default `None`.
     pub balancing: Option<Arc<Balancing>>,
     /// Weights of endpoints, 0 to 65535, by address and port; 1 for those that are not here. Default none.
     pub weights: Vec<(EndpointKey, u16)>,
-    /// The networks that may connect; default `None` for everybody. For addresses of load balancers only.
+    /// The networks that may connect; default `None` for all clients. For addresses of load balancers only.
     pub source_ranges: Option<Vec<Network>>,
     /// [`ServicePort::proxy_protocol`](super::ServicePort::proxy_protocol). Default no; other modes ignore it.
     pub proxy_protocol: bool,
 }
 
 impl FrontendSpec {
-    /// These endpoints behind this address and port, as a cluster IP.
+    /// Makes a cluster IP with these endpoints.
     pub fn new(key: FrontendKey, endpoints: impl IntoIterator<Item = EndpointKey>) -> Self {
         FrontendSpec {
             key,
@@ -98,7 +98,7 @@ impl FrontendSpec {
         }
     }
 
-    /// Why its packets cannot be forwarded in any other way than by masquerading; see [`Balancing`].
+    /// Reason why its packets can only be forwarded by masquerading; see [`Balancing`].
     pub(crate) fn why_only_masqueraded(&self) -> Option<&'static str> {
         let has_other_port = |endpoint: &EndpointKey| endpoint.port != self.key.port;
         if self.roles.intersects(Roles::CLUSTER_IP | Roles::NODE_PORT) {

@@ -50,7 +50,7 @@ pub struct ObjectKey {
 }
 
 impl ObjectKey {
-    /// This namespace and name.
+    /// Makes the key of this namespace and name.
     pub fn new(namespace: &str, name: &str) -> Self {
         ObjectKey { namespace: namespace.into(), name: name.into() }
     }

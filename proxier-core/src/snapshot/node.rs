@@ -7,7 +7,7 @@ use super::{ObjectKey, ObjectKind, Rejection, Reporter, is_usable_by_service, pa
 use crate::net::{Family, Network};
 use crate::objects::{Metadata, NodeObject};
 
-/// What the Node object says.
+/// Checked Node object.
 ///
 /// ```
 /// use proxier_core::net::Family;
@@ -36,9 +36,9 @@ use crate::objects::{Metadata, NodeObject};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Node {
-    /// Its name; endpoints with this `nodeName` are local.
+    /// Name of the Node; endpoints with this `nodeName` are local.
     pub name: String,
-    /// Its zone (label `topology.kubernetes.io/zone`), unless empty.
+    /// Zone of the Node (label `topology.kubernetes.io/zone`), unless empty.
     pub zone: Option<String>,
     /// Its addresses, at most one of each family: internal ones before external ones.
     pub addresses: Vec<IpAddr>,
@@ -112,7 +112,7 @@ impl Node {
         addresses.filter(|address| is_usable_by_service(*address)).collect()
     }
 
-    /// Its address of a family.
+    /// Address of the Node in a family.
     pub fn address(&self, family: Family) -> Option<IpAddr> {
         self.addresses.iter().copied().find(|address| Family::of(*address) == family)
     }

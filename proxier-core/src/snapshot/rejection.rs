@@ -1,4 +1,4 @@
-//! What was left out of an object, and why.
+//! Values that were left out of an object, and why.
 
 use std::fmt;
 
@@ -40,13 +40,13 @@ impl fmt::Display for ObjectKind {
 pub struct Rejection {
     /// Kind of the object.
     pub kind: ObjectKind,
-    /// Which object.
+    /// Name and namespace of the object.
     pub key: ObjectKey,
     /// Path of the field, as kubectl writes it: `spec.ports[1].port`.
     pub field: String,
     /// The value; at most 64 characters of it, control characters escaped.
     pub value: String,
-    /// Why it is impossible and what was done.
+    /// Reason why it is impossible, and the consequence.
     pub reason: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! What a Service asks of a process that relays its connections, by annotations.
+//! Annotations of a Service about relaying, for a process that relays its connections.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ const HEADER: &str = "proxier/proxy-protocol";
 /// Numbers or names of ports, with commas: only these. Default: every port of TCP.
 const PORTS: &str = "proxier/proxy-protocol-ports";
 
-/// All that are read here.
+/// All annotations that are read here.
 pub(super) const ANNOTATIONS: [&str; 2] = [HEADER, PORTS];
 
 /// Marks the ports whose endpoints are told the client's address ([`ServicePort::proxy_protocol`]), and reports what cannot be:

@@ -12,7 +12,7 @@ use crate::net::Network;
 use crate::net::{Family, Protocol};
 use crate::objects::{ServiceObject, ServicePortObject, ServiceSpec};
 
-/// How widely a Service is published. Headless and ExternalName Services have nothing to program and no value here.
+/// Extent to which a Service is published. Headless and ExternalName Services have nothing to program and no value here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ServiceType {
     /// On its cluster IPs. Default.
@@ -24,13 +24,13 @@ pub enum ServiceType {
     LoadBalancer,
 }
 
-/// Which endpoints traffic may reach.
+/// Endpoints that traffic may reach.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TrafficPolicy {
-    /// Those of the whole cluster. Default.
+    /// Endpoints of the whole cluster. Default.
     #[default]
     Cluster,
-    /// Those on this node.
+    /// Endpoints on this node.
     Local,
 }
 
@@ -60,7 +60,7 @@ impl Created {
     /// Later than every date: objects without one.
     pub const UNKNOWN: Created = Created(u64::MAX);
 
-    /// From `2026-01-31T23:59:59Z`, with or without a fraction of a second.
+    /// Parses `2026-01-31T23:59:59Z`, with or without a fraction of a second.
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.strip_suffix('Z')?;
         let whole = text.split_once('.').map_or(text, |(whole, _fraction)| whole);
@@ -84,10 +84,10 @@ pub struct SourceRanges {
 struct Restriction(Option<Arc<[Network]>>);
 
 impl SourceRanges {
-    /// The networks of this family; `None` when everybody may.
+    /// The networks of this family; `None` when all clients may connect.
     ///
-    /// Everybody may when no range is of this family, or one has prefix length 0. When no range could be read at all,
-    /// nobody may: a restriction that cannot be read must not open access.
+    /// All may when no range is of this family, or one has prefix length 0. When no range could be read at all,
+    /// no client may: a restriction that cannot be read must not open access.
     pub fn restriction(&self, family: Family) -> Option<&Arc<[Network]>> {
         match family {
             Family::V4 => self.v4.0.as_ref(),
@@ -95,7 +95,7 @@ impl SourceRanges {
         }
     }
 
-    /// `addresses`: the load balancer's. One of a family without a range is reported: everybody may use it, as with kube-proxy.
+    /// `addresses`: the load balancer's. One of a family without a range is reported: all clients may use it, as with kube-proxy.
     fn check(texts: &[String], addresses: &[IpAddr], report: &mut Reporter<'_>) -> Self {
         let mut ranges = Vec::new();
         for (index, text) in texts.iter().enumerate() {
@@ -168,9 +168,9 @@ impl SourceRanges {
 pub struct Service {
     /// Namespace and name.
     pub key: ObjectKey,
-    /// When it was made.
+    /// Creation time of the Service.
     pub created: Created,
-    /// How far it is published.
+    /// Extent to which it is published.
     pub service_type: ServiceType,
     /// Cluster IPs, at most one of each family. A family without one is not programmed at all.
     pub cluster_ips: Vec<IpAddr>,
@@ -185,20 +185,20 @@ pub struct Service {
     /// For external addresses and node ports. `Local` applies to types NodePort and LoadBalancer, and to ClusterIP with
     /// external IPs (Kubernetes 1.29).
     pub external_policy: TrafficPolicy,
-    /// For cluster IPs.
+    /// Policy of cluster IPs.
     pub internal_policy: TrafficPolicy,
-    /// Who may use the load balancer's addresses.
+    /// Networks that may use the load balancer's addresses.
     pub source_ranges: SourceRanges,
     /// Port on which this node says whether it has local endpoints: type LoadBalancer with external policy `Local`.
     pub health_check_node_port: Option<u16>,
-    /// How its connections are shared out, where that differs from the configuration.
+    /// Settings of load balancing that differ from the configuration.
     pub balancing: Option<Arc<Balancing>>,
     /// Annotated with `service.kubernetes.io/topology-mode` or its predecessor; see
     /// [`Topology::AnnotatedHints`](crate::config::Topology).
     pub topology_annotation: bool,
 }
 
-/// Services with this label, whatever its value, belong to another proxy.
+/// Label of Services of another proxy; its value does not matter.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 
 const DEFAULT_AFFINITY_SECS: u32 = 10_800;

@@ -19,11 +19,11 @@ bitflags! {
         const READY = 1;
         /// Would take connections were it not terminating.
         const SERVING = 2;
-        /// Is being stopped.
+        /// The endpoint is being stopped.
         const TERMINATING = 4;
         /// Runs on this node.
         const LOCAL = 8;
-        /// Is meant for certain nodes.
+        /// The endpoint is meant for certain nodes.
         const NODE_HINTS = 16;
         /// This node is one of them.
         const HINTED_HERE = 32;
@@ -46,9 +46,9 @@ pub struct EndpointPort {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Endpoint {
-    /// Its address.
+    /// Address of the endpoint.
     pub address: IpAddr,
-    /// Its properties.
+    /// Properties of the endpoint.
     pub flags: EndpointFlags,
     /// Index of its place in those of the slice, from 1; see [`EndpointSlice::zones_of`].
     place: Option<NonZeroU16>,
@@ -98,7 +98,7 @@ pub struct EndpointSlice {
     pub ports: Vec<EndpointPort>,
     /// Endpoints, in the order of the object.
     pub endpoints: Vec<Endpoint>,
-    /// Where endpoints are, and for whom they are meant.
+    /// Nodes and zones of the endpoints, and the zones and nodes that they are meant for.
     pub(super) places: Arc<Places>,
     /// Weights by address, sorted.
     weights: Box<[(IpAddr, u16)]>,
@@ -233,7 +233,7 @@ fn flags_of(endpoint: &EndpointObject, node_name: &str) -> EndpointFlags {
     flags
 }
 
-/// Where an endpoint is, and which zones it is meant for.
+/// Node and zone of an endpoint, and the zones that it is meant for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     hints: Box<[Box<str>]>,

@@ -10,8 +10,8 @@ use crate::pack::pack;
 
 /// The checked Services and EndpointSlices of a cluster, as seen from one node.
 ///
-/// Each change costs O(the object), however many others there are, and returns the Services to compile again: none when the
-/// object has not changed.
+/// Each change costs O(the object), with any number of objects in the store, and returns the Services to compile again: none when
+/// the object has not changed.
 ///
 /// ```
 /// use proxier_core::objects::ServiceObject;
@@ -26,7 +26,7 @@ use crate::pack::pack;
 /// assert!(store.upsert_service(&web).is_empty());
 /// ```
 ///
-/// What it keeps can be looked up by Service. An object with something impossible in it is kept without that.
+/// Objects can be looked up by Service. One with impossible parts is kept without them.
 ///
 /// ```
 /// use proxier_core::objects::{EndpointSliceObject, ServiceObject};
@@ -80,7 +80,7 @@ pub struct Store {
     slices: BTreeMap<ObjectKey, Vec<EndpointSlice>>,
     /// The Service of each slice.
     owners: BTreeMap<ObjectKey, ObjectKey>,
-    /// What agents ask for by themselves.
+    /// Frontends that agents handed in.
     frontends: BTreeMap<ObjectKey, Box<[FrontendSpec]>>,
     rejections: BTreeMap<(ObjectKind, ObjectKey), Vec<Rejection>>,
 }
@@ -263,7 +263,7 @@ impl Store {
         ObjectKey { namespace: akin.map_or(key.namespace, |akin| akin.namespace.clone()), name: key.name }
     }
 
-    /// Lets a slice share its places with others. With nodes in them, no two slices have the same.
+    /// Lets slices with equal places share them. Slices with node names have no equals.
     fn share_places(&mut self, slice: &mut EndpointSlice) {
         if self.keeps_nodes {
             return;
@@ -325,12 +325,12 @@ impl Store {
         self.owners.get(slice)
     }
 
-    /// What was left out of the current objects, by object.
+    /// Values left out of the current objects, by object.
     pub fn rejections(&self) -> impl Iterator<Item = &Rejection> {
         self.rejections.values().flatten()
     }
 
-    /// What was left out of one object.
+    /// Values left out of one object.
     pub fn rejections_of(&self, kind: ObjectKind, key: &ObjectKey) -> &[Rejection] {
         self.rejections.get(&(kind, key.clone())).map_or(&[], Vec::as_slice)
     }

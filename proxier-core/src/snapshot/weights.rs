@@ -8,7 +8,7 @@ use super::{Reporter, parse_address};
 /// The annotation of an EndpointSlice with the weights of its endpoints: `10.0.0.1=3, 10.0.0.2=0`, each 0 to 65535.
 pub(super) const OF_ADDRESSES: &str = "proxier/weights";
 
-/// What stands for the zones that are not named.
+/// Key of the weight for zones that are not named.
 const OTHERS: &str = "*";
 
 /// The weights of endpoints by zone. In an annotation: `zone-a=3, zone-b=1, *=0`.
@@ -38,7 +38,7 @@ pub struct ZoneWeights {
     others: u16,
 }
 
-/// As in an annotation: `zone-a=3, *=1`.
+/// Prints as in an annotation: `zone-a=3, *=1`.
 impl fmt::Display for ZoneWeights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (zone, weight) in &self.zones {
@@ -49,8 +49,8 @@ impl fmt::Display for ZoneWeights {
 }
 
 impl ZoneWeights {
-    /// These zones with these weights, of which the first counts for a zone that is named twice; `others` for all other zones,
-    /// and for endpoints that say no zone.
+    /// Makes weights of these zones, of which the first counts for a zone that is named twice; `others` is the weight of all other zones,
+    /// and of endpoints without a zone.
     pub fn new<'a>(zones: impl IntoIterator<Item = (&'a str, u16)>, others: u16) -> Self {
         let mut zones: Vec<(Box<str>, u16)> = zones.into_iter().map(|(zone, weight)| (zone.into(), weight)).collect();
         // The sort is stable: the first stays first.
@@ -65,7 +65,8 @@ impl ZoneWeights {
         found.and_then(|place| self.zones.get(place)).map_or(self.others, |(_, weight)| *weight)
     }
 
-    /// Reads an annotation, or a field of the configuration, with this path. Leaves out items that cannot be read, and reports them; `None` when nothing is left.
+    /// Reads an annotation, or a field of the configuration, with this path. Leaves out items that cannot be read, and reports them; `None` when
+    /// none is left.
     pub(super) fn check(field: &str, text: &str, report: &mut Reporter<'_>) -> Option<Self> {
         let reason = "not a zone (or *) and its weight, 0 to 65535: zone-a=3; left out";
         let items = items(text, field, reason, report, |zone| (!zone.is_empty()).then_some(zone));

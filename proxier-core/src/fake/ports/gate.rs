@@ -7,7 +7,7 @@ use crate::fake::shared::Shared;
 use crate::net::Family;
 use crate::ports::{ItemFailure, ItemFailures, PortError};
 
-/// Where arranged failures happen.
+/// Injects the arranged failures into calls.
 pub(super) struct Gate(pub(super) Shared<Control>);
 
 impl Gate {

@@ -9,14 +9,14 @@ use crate::fake::shared::Shared;
 use crate::net::FrontendKey;
 use crate::ports::{Listener, PortError, PortErrorKind, Relays, Settings};
 
-/// What a process listens on. It ends with the process.
+/// Listeners of a process. They end with the process.
 #[derive(Debug, Default)]
 pub(in crate::fake) struct FakeRelays {
     pub(in crate::fake) listeners: BTreeMap<FrontendKey, Listener>,
     pub(in crate::fake) settings: Settings,
     /// Ports that other programs have.
     pub(in crate::fake) taken: BTreeSet<FrontendKey>,
-    /// Addresses at which a connection goes on, whatever is listened on.
+    /// Addresses at which a connection goes on, with or without a listener.
     pub(in crate::fake) connected: BTreeSet<IpAddr>,
 }
 

@@ -10,7 +10,7 @@ use crate::ports::{NotCommitted, PortError, Tables};
 
 pub(super) struct FakeTablesPort {
     pub(super) gate: Gate,
-    /// Of somebody else.
+    /// Client of another program.
     pub(super) other: nftables::Client,
     pub(super) port: TablesPort,
 }

@@ -67,7 +67,7 @@ attrs! {
     /// Inside `CTA_FILTER`.
     "CTA_FILTER_",
     pub enum FilterAttr<'a> {
-        /// Which parts of `CTA_TUPLE_ORIG` are compared.
+        /// Parts of `CTA_TUPLE_ORIG` that are compared.
         ORIG_FLAGS = 1 => OriginalFlags(u32),
     }
 }
@@ -76,20 +76,20 @@ attrs! {
     /// A tracked connection.
     "CTA_",
     pub enum FlowAttr<'a> {
-        /// As the client sent it.
+        /// Tuple of the client's packets.
         TUPLE_ORIG = 1 => Original(Attrs<'a, TupleAttr<'a>>),
-        /// As the answers come.
+        /// Tuple of the answers.
         TUPLE_REPLY = 2 => Reply(Attrs<'a, TupleAttr<'a>>),
         /// Distinguishes it from a later connection with the same addresses.
         ID = 12 => Id(Be32),
         /// Zone of both directions; missing for the default zone.
         ZONE = 18 => Zone(Be16),
-        /// What a listing should contain; since Linux 5.8, ignored before.
+        /// Filter of a listing; since Linux 5.8, ignored before.
         FILTER = 25 => Filter(Attrs<'a, FilterAttr<'a>>),
     }
 }
 
-/// One direction.
+/// One direction of a flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Tuple {
     source: Option<IpAddr>,
@@ -140,10 +140,10 @@ impl Tuple {
     }
 }
 
-/// What it takes to delete a flow, kept for each flow to delete.
+/// A flow to delete: the attributes that a deletion needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Doomed {
-    /// What the client sent to.
+    /// Destination of the client's packets.
     destination: SocketAddr,
     /// `CTA_TUPLE_ORIG` as the kernel wrote it, with a zone of this direction only.
     original: Box<[u8]>,
@@ -244,7 +244,7 @@ impl ConntrackPort {
         ConntrackPort { connection: Lazy::new(open) }
     }
 
-    /// The flows of a family to delete; lists nothing where nobody asks for the family.
+    /// The flows of a family to delete; lists nothing if `services` has no address of the family.
     fn find(&mut self, family: u8, services: &UdpServices) -> Result<Vec<Doomed>, PortError> {
         const DOING: &str = "listing tracked UDP connections";
         if services.keys().all(|destination| destination.is_ipv4() != (family == AF_INET)) {

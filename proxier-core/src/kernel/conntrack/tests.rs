@@ -79,7 +79,7 @@ fn table() -> Vec<Vec<u8>> {
         flow(17, "10.1.1.1:4001", "10.96.0.10:54", "10.244.1.2:53", 3),
         // The same numbers over TCP: old kernels list it too.
         flow(6, "10.1.1.1:4002", "10.96.0.10:53", "10.244.1.2:53", 4),
-        // Nobody had answered: the flow points at the Service itself.
+        // Without an endpoint at the time: the flow points at the Service itself.
         flow(17, "10.1.1.1:4003", "10.96.0.10:53", "10.96.0.10:53", 5),
         flow(17, "[fd00:9::1]:4000", "[fd00::a]:53", "[fd00:1::2]:53", 6),
         flow(17, "[fd00:9::1]:4001", "[fd00::a]:53", "[fd00:1::1]:53", 7),

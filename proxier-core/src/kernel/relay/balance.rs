@@ -1,4 +1,4 @@
-//! Who gets the next connection: endpoints in turn, and clients with affinity the one they had.
+//! Choice of the endpoint of the next connection: endpoints in turn, and for clients with affinity the one they had.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ const MOST_STAYS: usize = 1 << 17;
 pub(super) struct Balance {
     turn: usize,
     stays: BTreeMap<IpAddr, Stay>,
-    /// When clients that stayed away are forgotten next.
+    /// Time at which clients that stayed away are forgotten next.
     sweep_at: Moment,
 }
 

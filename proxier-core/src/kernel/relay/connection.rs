@@ -15,7 +15,7 @@ use super::stream::{End, Progress, Relayed, Tools};
 use crate::net::{EndpointKey, FrontendKey, Protocol};
 use crate::time::Moment;
 
-/// How long one endpoint after the other is waited for, as kube-proxy's userspace mode does.
+/// Times for which one endpoint after the other is waited for, as kube-proxy's userspace mode does.
 const PATIENCE: [Duration; 4] =
     [Duration::from_millis(250), Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(2)];
 
@@ -25,7 +25,7 @@ pub(super) struct Connection {
     client: End,
     client_address: SocketAddr,
     stage: Stage,
-    /// When an attempt to connect is given up.
+    /// Time at which an attempt to connect is given up.
     pub(super) timer: Option<Moment>,
     is_queued: bool,
 }
@@ -40,29 +40,29 @@ enum Stage {
 #[derive(Debug, Default)]
 struct Dialling {
     current: Option<(EndpointKey, TcpStream)>,
-    /// Those that cannot be reached.
+    /// Endpoints that cannot be reached.
     refused: Vec<EndpointKey>,
-    /// Those that did not answer in time. They may get another chance, with more time.
+    /// Endpoints that did not answer in time. They may get another chance, with more time.
     slow: Vec<EndpointKey>,
     timeouts: usize,
 }
 
-/// What came of an attempt to connect to an endpoint.
+/// Result of an attempt to connect to an endpoint.
 pub(super) enum Dialled {
-    /// Begun, with the time that it has.
+    /// The attempt has begun, with the time that it has.
     Begun(Duration),
     Refused(Refusal),
     /// There is no socket for it.
     Exhausted,
 }
 
-/// What follows from an event.
+/// Consequence of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Wait,
     /// The endpoint has answered.
     Connected,
-    /// It has not: try the next.
+    /// The endpoint has not answered: try the next.
     Failed,
     /// The client has reset the connection before an endpoint answered.
     Abandoned,
@@ -138,7 +138,7 @@ impl Connection {
         Step::Failed
     }
 
-    /// Takes what the kernel says of one end.
+    /// Notes events of one end; returns the consequence.
     pub(super) fn note(&mut self, is_client: bool, events: EpollFlags) -> Step {
         let failed = EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP;
         match (&mut self.stage, is_client) {
@@ -184,12 +184,12 @@ impl Connection {
         }
     }
 
-    /// It has more to move. Returns whether that is new.
+    /// Marks the connection as having more to move. Returns whether that is new.
     pub(super) fn queue(&mut self) -> bool {
         !std::mem::replace(&mut self.is_queued, true)
     }
 
-    /// Its turn has come.
+    /// Takes the connection out of the queue: its turn has come.
     pub(super) fn unqueue(&mut self) {
         self.is_queued = false;
     }

@@ -5,17 +5,17 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use super::server::Shared;
 
-/// What the rest of the process needs at most: servers for health and metrics, the source of changes, netlink.
+/// Largest need of the rest of the process: servers for health and metrics, the source of changes, netlink.
 const OTHERS: usize = 256;
 
-/// How many descriptors the relay may have, of those that the process may: a quarter is left, or what others need, but half is the
-/// relay's.
+/// Number of descriptors that the relay may have, of those that the process may: a quarter is left, or as many as the rest of the process
+/// needs, but half is the relay's.
 pub(super) fn share(open_files: usize) -> usize {
     let others = open_files.wrapping_div(4).max(OTHERS).min(open_files.wrapping_div(2));
     open_files.saturating_sub(others)
 }
 
-/// What descriptors are for.
+/// Purpose of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
     /// A socket that listens: half of all at most, so that some are left for clients.
@@ -37,7 +37,7 @@ impl Use {
     }
 }
 
-/// How many are in use.
+/// Numbers of descriptors in use.
 #[derive(Debug, Default)]
 pub(super) struct InUse {
     all: AtomicUsize,

@@ -127,7 +127,7 @@ impl Flow {
         self.ticket.server.id
     }
 
-    /// When it ends if nothing more comes.
+    /// Time at which the flow ends if nothing more comes.
     pub(super) fn end(&self, idle: Duration) -> Moment {
         self.used.saturating_add(idle)
     }

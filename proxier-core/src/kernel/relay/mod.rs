@@ -1,4 +1,4 @@
-//! The relay: listens for Services on sockets of this process, and passes on what comes.
+//! The relay: listens for Services on sockets of this process, and passes connections and datagrams on.
 //!
 //! A few threads, each of which waits for all of its sockets at once. A connection belongs to the thread that accepted it, a UDP
 //! listener with its flows to one thread. TCP data goes through pipes ([`splice(2)`]) without being copied once a direction has
@@ -40,7 +40,7 @@ use worker::{Command, Handle, Worker};
 
 /// Threads at most. One moves several gigabytes a second.
 const MOST_THREADS: usize = 4;
-/// How long a thread may take to leave a listener alone.
+/// Time within which a thread has to leave a listener alone.
 const LEAVING: Duration = Duration::from_secs(5);
 
 /// Listens on addresses and ports, and passes connections and datagrams on to endpoints, until it is dropped.
@@ -72,7 +72,7 @@ const LEAVING: Duration = Duration::from_secs(5);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Where a listener leads can be changed, and it can be closed, while connections go on:
+/// Endpoints of a listener can be changed, and it can be closed, while connections go on:
 ///
 /// ```
 /// use std::net::TcpListener;
@@ -104,7 +104,7 @@ pub struct Relay {
     threads: Vec<(Handle, JoinHandle<()>)>,
     held: BTreeMap<FrontendKey, Held>,
     groups: BTreeMap<Arc<str>, Weak<Group>>,
-    /// With so many groups, those without listeners are forgotten.
+    /// Number of groups at which those without listeners are forgotten.
     sweep_at: usize,
     /// Listeners that are gone and had connections.
     closed: Vec<Arc<Server>>,
@@ -119,9 +119,9 @@ struct Held {
 }
 
 enum Socket {
-    /// Has the port always; listens while there is an endpoint.
+    /// TCP: has the port always; listens while there is an endpoint.
     Tcp { socket: Arc<TcpListener>, listens: bool, _descriptor: Descriptors },
-    /// Has the port while there is an endpoint on some node.
+    /// UDP: has the port while there is an endpoint on some node.
     Udp { open: Option<Descriptors> },
 }
 
@@ -191,7 +191,7 @@ impl Relay {
         Ok(())
     }
 
-    /// What is listened on now, and where it leads.
+    /// The present listeners, with the endpoints to which they lead.
     pub fn listeners(&self) -> impl Iterator<Item = &Listener> {
         self.held.values().map(|held| &held.listener)
     }
@@ -285,7 +285,7 @@ impl Relay {
         }
     }
 
-    /// Brings the socket to what the listener asks for.
+    /// Opens, closes or changes the socket as the listener asks.
     fn adapt(&self, held: &mut Held) -> io::Result<()> {
         let Held { listener, server, socket } = held;
         match socket {
@@ -384,7 +384,7 @@ impl Relay {
         self.shared.counts()
     }
 
-    /// What people should know: limits that were reached, Services whose endpoints do not answer. One line for each listener and
+    /// Notices for people: limits that were reached, Services whose endpoints do not answer. One line for each listener and
     /// reason in a minute at most, with the number of connections.
     pub fn notices(&self) -> Vec<String> {
         self.shared.take_notices(self.shared.now())

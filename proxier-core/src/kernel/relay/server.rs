@@ -1,4 +1,4 @@
-//! What the threads of a relay share: listeners with their endpoints, limits, counters and messages.
+//! State that the threads of a relay share: listeners with their endpoints, limits, counters and messages.
 
 #![expect(clippy::disallowed_types, reason = "the threads of a relay share what they serve")]
 
@@ -24,7 +24,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What happened to connections or datagrams of a listener, for people.
+/// Trouble with connections or datagrams of a listener, for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Descriptors,
@@ -39,7 +39,7 @@ struct Tally {
     told: Option<Moment>,
 }
 
-/// What all listeners share.
+/// State that all listeners share.
 #[derive(Debug)]
 pub(super) struct Shared {
     origin: Instant,
@@ -47,7 +47,7 @@ pub(super) struct Shared {
     /// [`share`](super::descriptors::share).
     default_descriptors: usize,
     pub(super) in_use: InUse,
-    /// What this process listens on for Services.
+    /// Addresses and ports on which this process listens for Services.
     own: Mutex<BTreeSet<FrontendKey>>,
     notices: Mutex<BTreeMap<(FrontendKey, Kind), Tally>>,
     pub(super) connections: AtomicUsize,
@@ -93,7 +93,7 @@ impl Shared {
         *lock(&self.settings) = Arc::new(settings);
     }
 
-    /// How many descriptors the relay may have.
+    /// Number of descriptors that the relay may have.
     pub(super) fn most_descriptors(&self) -> usize {
         self.settings().max_descriptors.unwrap_or(self.default_descriptors)
     }
@@ -108,7 +108,7 @@ impl Shared {
         };
     }
 
-    /// Whether an endpoint is a listener of this process. Whatever goes there comes back here, and may do so for ever.
+    /// Whether an endpoint is a listener of this process. Traffic to it comes back here, and may go on doing so without end.
     pub(super) fn is_own(&self, protocol: Protocol, endpoint: EndpointKey) -> bool {
         lock(&self.own).contains(&FrontendKey::new(protocol, endpoint.address.to_canonical(), endpoint.port))
     }
@@ -135,7 +135,7 @@ impl Shared {
         }
     }
 
-    /// What is to be told now: once for each listener and kind in a period.
+    /// Notices that are due now: one for each listener and kind in a period.
     pub(super) fn take_notices(&self, now: Moment) -> Vec<String> {
         let mut told = Vec::new();
         let (settings, limit) = (self.settings(), self.most_descriptors());
@@ -189,7 +189,7 @@ struct State {
     leaving: BTreeMap<EndpointKey, Moment>,
 }
 
-/// Why a client is not served.
+/// Reason why a client is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     Turned(Turned),

@@ -18,8 +18,8 @@ use super::descriptors::{Descriptors, Use};
 use super::server::Shared;
 use crate::net::Family;
 
-/// How long a connection is idle before the kernel asks the other end whether it still lives, in seconds; how often then, and
-/// how many times.
+/// Seconds for which a connection is idle before the kernel asks the other end whether it still lives; then seconds between questions, and
+/// their number.
 const KEEP_IDLE: u32 = 60;
 const KEEP_INTERVAL: u32 = 15;
 const KEEP_COUNT: u32 = 4;
@@ -71,7 +71,7 @@ pub(super) fn start_listening(listener: &TcpListener) -> io::Result<()> {
     Ok(listen(listener, Backlog::MAXALLOWABLE)?)
 }
 
-/// Refuses connections from now on, and keeps the port. Those that nobody has accepted are reset. Kernel: net/ipv4/af_inet.c,
+/// Refuses connections from now on, and keeps the port. Connections not yet accepted are reset. Kernel: net/ipv4/af_inet.c,
 /// `inet_shutdown` of a listening socket.
 pub(super) fn stop_listening(listener: &TcpListener) -> io::Result<()> {
     shutdown(listener.as_raw_fd(), Shutdown::Read)?;

@@ -11,19 +11,19 @@ use super::socket::Pipe;
 
 /// Pipes that a thread keeps for later use, at most.
 const KEPT_PIPES: usize = 256;
-/// One of so many descriptors of the relay may be a pipe that a thread keeps.
+/// Share of the relay's descriptors that pipes kept by a thread may take: one in so many.
 const KEPT_SHARE: usize = 128;
 /// Bytes to copy before a direction gets a pipe: a copy takes two system calls, a pipe three.
 const FIRST: usize = 16 << 10;
-/// Rounds of one direction before others get their turn.
+/// Rounds of one direction before the next one gets its turn.
 const ROUNDS: usize = 16;
 
-/// What all connections of a thread share.
+/// Pipes and buffer that all connections of a thread share.
 #[derive(Debug)]
 pub(super) struct Tools {
     shared: Arc<Shared>,
     pipes: Vec<Pipe>,
-    /// How many are kept.
+    /// Largest number of pipes kept.
     kept: usize,
     buffer: Box<[u8]>,
 }
@@ -51,7 +51,7 @@ impl Tools {
     }
 }
 
-/// One end of a connection, and what the kernel last said of it.
+/// One end of a connection, and its last event from the kernel.
 #[expect(clippy::struct_excessive_bools, reason = "each is a property of its own")]
 #[derive(Debug)]
 pub(super) struct End {
@@ -78,25 +78,25 @@ impl End {
     }
 }
 
-/// What was read and not written yet.
+/// Data that was read and not written yet.
 #[derive(Debug, Default)]
 enum Held {
     #[default]
     Nothing,
-    /// So many bytes in a pipe.
+    /// Bytes in a pipe, and their number.
     Piped(Pipe, usize),
     /// Bytes from an index on.
     Copied(Vec<u8>, usize),
 }
 
-/// How far a direction has come.
+/// Progress of a direction towards its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
     #[default]
     Open,
-    /// The source has ended; what is held goes on.
+    /// The source has ended; data held goes on.
     Ending,
-    /// The source was reset; what is held goes on, then the other end is reset too.
+    /// The source was reset; data held goes on, then the other end is reset too.
     Resetting,
     /// Over, and the other end knows.
     Done,
@@ -108,16 +108,16 @@ enum State {
 struct Direction {
     held: Held,
     state: State,
-    /// It has carried more than fits into one small read.
+    /// Whether the direction has carried more than fits into one small read.
     is_bulk: bool,
 }
 
-/// What is left to do after data was moved.
+/// Remaining work after data was moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// Nothing until the kernel reports a change.
+    /// No work until the kernel reports a change.
     Waiting,
-    /// More at once, but others come first.
+    /// More at once, but other connections come first.
     Busy,
     /// Both directions have ended.
     Finished,
@@ -215,7 +215,7 @@ impl Direction {
         to.ends = true;
     }
 
-    /// Reads once, and writes at once what was copied. 0: the source has ended.
+    /// Reads once, and writes the copied bytes at once. 0: the source has ended.
     fn read(&mut self, from: &mut End, to: &mut End, tools: &mut Tools) -> io::Result<usize> {
         if self.is_bulk
             && !from.urgent
@@ -267,7 +267,7 @@ impl Direction {
         Ok(length)
     }
 
-    /// Writes some of what is held.
+    /// Writes some of the data held.
     fn write(&mut self, to: &End, tools: &mut Tools) -> io::Result<()> {
         let nothing = || io::Error::from(io::ErrorKind::WriteZero);
         match &mut self.held {

@@ -1,4 +1,4 @@
-//! A thread of a relay: waits for all its sockets at once, and moves what they have.
+//! A thread of a relay: waits for all its sockets at once, and moves their data.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
@@ -23,12 +23,12 @@ use crate::time::Moment;
 
 /// Events taken at once.
 const EVENTS: usize = 256;
-/// Connections accepted at one listener, and datagrams taken from one socket, before others get their turn.
+/// Connections accepted at one listener, and datagrams taken from one socket, before the next one gets its turn.
 const IN_A_ROW: usize = 64;
-/// How long a listener is left alone when there is no descriptor to take a connection with.
+/// Time for which a listener is left alone when there is no descriptor to take a connection with.
 const REST: Duration = Duration::from_millis(100);
 
-/// What a thread is told.
+/// Command to a thread.
 pub(super) enum Command {
     /// Accept connections.
     Accept(Arc<Server>, Arc<TcpListener>),
@@ -44,7 +44,7 @@ pub(super) enum Command {
     End,
 }
 
-/// How others reach a thread.
+/// Access to a thread from outside.
 #[derive(Debug)]
 pub(super) struct Handle {
     pub(super) commands: Sender<Command>,
@@ -61,7 +61,7 @@ impl Handle {
     }
 }
 
-/// What an event is about: two bits beside the number of the listener, connection or flow. No number is used twice, so that a
+/// Subject of an event: two bits beside the number of the listener, connection or flow. No number is used twice, so that a
 /// late event about one that is closed finds nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum About {
@@ -112,7 +112,7 @@ pub(super) struct Worker {
     udp: BTreeMap<u64, UdpServer>,
     slots: BTreeMap<u64, Slot>,
     next_id: u64,
-    /// When which connection or flow wants to be looked at.
+    /// Times at which connections and flows want to be looked at, with their numbers.
     timers: BTreeSet<(Moment, u64)>,
     looks: BTreeSet<Moment>,
     /// Connections with more to move at once.
@@ -121,8 +121,8 @@ pub(super) struct Worker {
     resting: Vec<u64>,
     rests_until: Option<Moment>,
     tools: Tools,
-    /// Kept open, so that a connection can be accepted and reset when there is no descriptor left: it would stay in the queue,
-    /// and be reported, for ever.
+    /// Kept open, so that a connection can be accepted and reset when there is no descriptor left: otherwise it would stay in the queue,
+    /// and be reported again and again.
     spare: Option<File>,
 }
 
@@ -296,7 +296,7 @@ impl Worker {
                     return;
                 }
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-                // Nobody is waiting any more, or it does not listen any more.
+                // The client is not waiting any more, or the socket does not listen any more.
                 Err(_) => return,
             }
         }
@@ -437,7 +437,7 @@ impl Worker {
         self.timers.extend(at.map(|at| (at, id)));
     }
 
-    /// Does what is due.
+    /// Carries out the work that is due.
     fn look(&mut self, now: Moment) {
         while let Some((at, id)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
             self.timers.remove(&(at, id));
@@ -483,7 +483,7 @@ impl Worker {
             let (length, client) = match server.socket().recv_from(self.tools.buffer()) {
                 Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // An answer of ours did not arrive: the client has gone.
+                // An answer to the client did not arrive: the client has gone.
                 Err(_) => continue,
             };
             self.forward(id, client, length, now);

@@ -87,7 +87,7 @@ pub(super) fn add(connection: &mut Connection, device: u32, addresses: &[IpAddr]
     batch.finish()
 }
 
-/// Deletes addresses: IPv4 ones whatever their prefix length; for IPv6 the kernel compares it.
+/// Deletes addresses: IPv4 ones of any prefix length; for IPv6 the kernel compares it.
 pub(super) fn delete(connection: &mut Connection, device: u32, addresses: &[(IpAddr, u8)]) -> BatchReport {
     let mut batch = connection.batch();
     for &(address, prefix) in addresses {

@@ -32,7 +32,7 @@ attrs! {
         IFNAME = 3 => Name(NulStr<'a>),
         /// Details by its kind.
         LINKINFO = 18 => Info(Attrs<'a, InfoAttr<'a>>),
-        /// What a listing should leave out: `RTEXT_FILTER_*`.
+        /// Parts that a listing should leave out: `RTEXT_FILTER_*`.
         EXT_MASK = 29 => ExtMask(u32),
     }
 }

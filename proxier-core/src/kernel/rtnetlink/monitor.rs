@@ -27,16 +27,16 @@ const DATAGRAM: usize = 64 << 10;
 /// Datagrams in one call, so that it ends even in a flood of them.
 const AT_ONCE: usize = 100_000;
 
-/// What happened to a device or an address.
+/// Change of a device or an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Change {
-    /// It is there: new, or, for a device, changed.
+    /// The device or address is there: new, or, for a device, changed.
     Present,
-    /// It is gone.
+    /// The device or address is gone.
     Gone,
 }
 
-/// What changed since the last call. Of several changes of one thing only the last is kept.
+/// Changes since the last call. Of several changes of one object only the last is kept.
 ///
 /// Includes the changes that this process makes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Whether nothing has changed.
+    /// Whether there are no changes.
     pub fn is_empty(&self) -> bool {
         let Changes { overflowed, default_routes, bound_routes, devices, addresses, came: _ } = self;
         !overflowed && !default_routes && !bound_routes && devices.is_empty() && addresses.is_empty()
@@ -69,7 +69,7 @@ impl Changes {
 /// To miss nothing, open it before reading the addresses. Wait for its descriptor to become readable, then call
 /// [`drain`](Monitor::drain).
 ///
-/// It stays in the network namespace in which the thread was that opened it: for another one, open it on a thread that has entered that.
+/// A monitor stays in the network namespace of the thread that opened it: for another one, open it on a thread that has entered that.
 pub struct Monitor {
     socket: OwnedFd,
     connection: Connection,

@@ -46,7 +46,7 @@ impl RoutesPort {
     }
 }
 
-/// As spans, with the index of each; those that are none fail.
+/// Converts networks to spans, with the index of each; networks that are no spans fail.
 fn spans(networks: impl Iterator<Item = Network>) -> (Vec<usize>, Vec<IpSpan>, ItemFailures) {
     let (mut places, mut spans, mut failures) = (Vec::new(), Vec::new(), Vec::new());
     for (index, network) in networks.enumerate() {

@@ -27,7 +27,7 @@ pub struct LinksPort {
     connection: Lazy<Connection, Error>,
 }
 
-/// How often devices and addresses are read until both match.
+/// Number of times that devices and addresses are read until both match.
 const ATTEMPTS: usize = 8;
 
 impl Default for LinksPort {
@@ -65,7 +65,7 @@ impl LinksPort {
         self.call(&format!("looking device {name} up"), |connection| link::get(connection, name))
     }
 
-    /// Deletes IPv6 addresses that were added with another prefix length than ours.
+    /// Deletes IPv6 addresses that were added with another prefix length than this port's.
     fn unbind_by_prefix(&mut self, device: u32, addresses: &[IpAddr]) -> Result<(), PortError> {
         self.call("deleting addresses", |connection| {
             let ours = |there: &Assigned| there.device == device && addresses.contains(&there.address);
@@ -84,7 +84,7 @@ fn kind_of(errno: Errno) -> PortErrorKind {
     }
 }
 
-/// What an error of adding an address means; `None` is done.
+/// Meaning of an error of adding an address; `None`: the address is there.
 fn kind_of_adding(errno: Errno) -> Option<PortErrorKind> {
     use nix::errno::Errno as E;
     match E::from_raw(errno.0) {
@@ -95,7 +95,7 @@ fn kind_of_adding(errno: Errno) -> Option<PortErrorKind> {
     }
 }
 
-/// Something that is no dummy device has the name of ours.
+/// Error for a device that has our name and is no dummy device.
 fn taken(doing: &str, link: &Link) -> PortError {
     let kind = link.kind.as_deref().unwrap_or("no virtual device");
     let message = format!("{doing}: something else has this name ({kind}); rename or delete it");
@@ -216,7 +216,7 @@ impl Links for LinksPort {
             self.connection.close();
         }
         let mut failures = batch(report, doing, |errno| Some(kind_of(errno)));
-        // Not there, or an IPv6 address that somebody added with another prefix length.
+        // Not there, or an IPv6 address that another program added with another prefix length.
         let absent = |failure: &crate::ports::ItemFailure| failure.error.kind() == PortErrorKind::NotFound;
         let odd = failures.iter().filter(|failure| absent(failure)).filter_map(|failure| addresses.get(failure.index));
         let odd: Vec<IpAddr> = odd.copied().filter(IpAddr::is_ipv6).collect();

@@ -35,7 +35,7 @@ attrs! {
     /// A route.
     "RTA_",
     pub enum RouteAttr<'a> {
-        /// Its network; missing for all addresses.
+        /// Network of the route; missing for all addresses.
         DST = 1 => Destination(&'a [u8]),
         /// The device.
         OIF = 4 => Device(u32),
@@ -76,12 +76,12 @@ pub struct LocalRoutes {
     maker: Maker,
 }
 
-/// Who makes routes.
+/// Identity of a program that makes routes.
 #[derive(Clone, Copy, Debug)]
 struct Maker {
     /// `RTPROT_*`.
     protocol: u8,
-    /// The metric; `None` for the kernel's default, which others' routes have too.
+    /// The metric; `None` for the kernel's default, which foreign routes have too.
     metric: Option<u32>,
 }
 
@@ -169,7 +169,7 @@ fn read_gateways(attributes: &[u8], found: &mut BTreeSet<IpAddr>) -> Result<(), 
 /// `sizeof(struct rtnexthop)`.
 const NEXT_HOP: usize = 8;
 
-/// The gateways of the default routes of both families, whatever their table.
+/// The gateways of the default routes of both families, of all tables.
 pub(super) fn gateways(connection: &mut Connection) -> Result<BTreeSet<IpAddr>, Error> {
     let read = |payload: &[u8]| {
         let mut found = BTreeSet::new();
@@ -178,7 +178,7 @@ pub(super) fn gateways(connection: &mut Connection) -> Result<BTreeSet<IpAddr>, 
         }
         Ok(found)
     };
-    // Both families, all tables, whoever made them.
+    // Routes of both families, in all tables, own and foreign.
     let dump = connection.dump(RTM_GETROUTE, 0, &[AF_UNSPEC; 12], |_| {}, read)?;
     Ok(dump.items.into_iter().flatten().collect())
 }
@@ -195,8 +195,8 @@ impl LocalRoutes {
         LocalRoutes { connection: Lazy::new(open), maker: Maker { protocol: STATIC, metric: None } }
     }
 
-    /// As [`LocalRoutes::new`], for routes with a number of their own (`proto` of `ip route`; `RTPROT_*` above 4): others'
-    /// routes are neither listed nor deleted. The number is their metric too, so that one can stand beside another maker's, and
+    /// As [`LocalRoutes::new`], for routes with a number of their own (`proto` of `ip route`; `RTPROT_*` above 4): foreign
+    /// routes are neither listed nor deleted. The number is their metric too, so that such a route can stand beside another program's, and
     /// beside the one that the kernel makes for a bound address.
     pub fn of_protocol(protocol: u8) -> Self {
         LocalRoutes { connection: Lazy::new(open), maker: Maker { protocol, metric: Some(protocol.into()) } }

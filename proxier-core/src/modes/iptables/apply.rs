@@ -14,25 +14,25 @@ use crate::plan::step::{Action, Part, Step};
 use crate::ports::{PortError, PortErrorKind, Ports, Rules};
 use crate::snapshot::ObjectKey;
 
-/// How many Services of one family may be refused before the whole is given up, until the next full pass.
+/// Number of Services of one family that may be refused before the whole is given up, until the next full pass.
 const PATIENCE: usize = 16;
 
-/// How many runs of `iptables-restore` may be spent on finding them.
+/// Number of runs of `iptables-restore` that may be spent on finding them.
 const ATTEMPTS: usize = 64;
 
-/// What became of a family.
+/// Result of writing a family.
 #[derive(Debug)]
 pub(super) struct Written {
     pub(super) family: Family,
-    /// The kernel has what is wanted, but for the Services that were refused.
+    /// The kernel has the wanted rules, but for the Services that were refused.
     pub(super) is_done: bool,
     /// Services that were refused: the kernel has them as they were, or not at all. `None`: as before.
     pub(super) refused: Option<BTreeSet<ObjectKey>>,
     /// Services that were refused before, and are not any more.
     pub(super) accepted: BTreeSet<ObjectKey>,
-    /// The kernel has something else than was thought.
+    /// The kernel contradicted its known state.
     pub(super) is_surprise: bool,
-    /// What became of the number of rules, if everything is done.
+    /// Change of the number of rules, if everything is done.
     pub(super) rules: Outcome,
     /// Rules that were written.
     pub(super) lines: Tally,
@@ -189,7 +189,7 @@ fn halves(group: &[ObjectKey]) -> (Vec<ObjectKey>, Vec<ObjectKey>) {
     (first.to_vec(), second.to_vec())
 }
 
-/// Looks for the Services that the kernel refuses, and writes all others.
+/// Looks for the Services that the kernel refuses, and writes the rest.
 struct Search<'a, 'p> {
     wanted: &'a Wanted,
     plan: &'a FamilyPlan,
@@ -199,17 +199,17 @@ struct Search<'a, 'p> {
     rules: &'p mut dyn Rules,
     refused: BTreeMap<ObjectKey, PortError>,
     attempts: usize,
-    /// How many rules there are after the last attempt that succeeded.
+    /// Number of rules after the last attempt that succeeded.
     total: Option<Tally>,
     /// Rules that were written.
     lines: Tally,
 }
 
-/// Why an attempt failed.
+/// Reason why an attempt failed.
 enum Failed {
     /// Perhaps because of one object.
     Refused(PortError),
-    /// Whatever is written.
+    /// For any Service: the reason lies elsewhere.
     Always(PortError),
 }
 
@@ -229,7 +229,7 @@ impl Search<'_, '_> {
     /// yet are left as they are.
     ///
     /// # Errors
-    /// What is not the fault of one Service, or of too many.
+    /// A failure that is not the fault of one Service, or of too many.
     fn run(&mut self, mut groups: Vec<Vec<ObjectKey>>) -> Result<(), PortError> {
         while let Some(group) = groups.pop() {
             if group.is_empty() {

@@ -1,4 +1,4 @@
-//! How many rules tables have in chains of ours. Computes only: nothing is read for it.
+//! Numbers of rules that tables have in own chains. Computes only: nothing is read for it.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,12 @@ use crate::plan::report::RuleCount;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally([usize; 2]);
 
-/// How a write changes the number of rules.
+/// Change of the number of rules by a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// There are so many then.
+    /// The number of rules afterwards.
     Total(Tally),
-    /// So many go, and so many come.
+    /// The numbers of rules that go and that come.
     Difference { gone: Tally, new: Tally },
 }
 
@@ -64,7 +64,7 @@ impl Tally {
         rest
     }
 
-    /// The rules that a transaction writes into chains of ours.
+    /// Number of rules that a transaction writes into own chains.
     pub(super) fn written(transaction: &Transaction) -> Tally {
         let mut written = Tally::default();
         for table in transaction.tables() {
@@ -77,8 +77,8 @@ impl Tally {
         written
     }
 
-    /// The rules in chains of ours when a transaction is carried out on these, and those that it writes. A chain gets its rules in one place of the transaction, so those
-    /// that are emptied had them before.
+    /// Number of rules in own chains when a transaction is carried out on these, and number of those that it writes. A chain gets its rules in one
+    /// place of the transaction, so emptied chains had them before.
     pub(super) fn after(dump: &Dump, transaction: &Transaction) -> (Tally, Tally) {
         let (mut tally, mut written) = (Tally::default(), Tally::default());
         for table in names::TABLES {
@@ -119,7 +119,7 @@ impl Tally {
         tally
     }
 
-    /// As metrics, one for each table.
+    /// Converts the counts to metrics, one for each table.
     pub(super) fn told(self, written: Tally, family: Family) -> impl Iterator<Item = RuleCount> {
         [("filter", TableName::FILTER), ("nat", TableName::NAT)].into_iter().map(move |(name, table)| RuleCount {
             family,

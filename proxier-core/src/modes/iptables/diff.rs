@@ -1,4 +1,4 @@
-//! Compares what is wanted with what the kernel has.
+//! Compares the wanted rules with the kernel's.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -69,25 +69,25 @@ impl From<Error> for Incomparable {
     }
 }
 
-/// The input of `iptables-restore --noflush` that gives a family what is wanted; empty when it has that already, in whatever
-/// spelling, and with whatever comments in rules about endpoints. With an empty dump it writes everything.
+/// The input of `iptables-restore --noflush` that gives a family the wanted rules; empty when it has them already, in any
+/// spelling, and with any comments in rules about endpoints. With an empty dump it writes everything.
 ///
 /// # Errors
-/// [`Incomparable::Unreadable`] when a table could not be shown: writing would add the jumps anew each time.
+/// [`Incomparable::Unreadable`] when a table could not be shown: writing would add the jumps again each time.
 pub fn changes(wanted: &Wanted, observed: &Dump, family: Family) -> Result<Transaction, Incomparable> {
     compare(wanted, observed, family, &Keep::default(), None).map(|compared| compared.transaction)
 }
 
-/// What a comparison finds.
+/// Result of a comparison.
 #[derive(Debug)]
 pub(super) struct Compared {
-    /// What to write.
+    /// Transaction to write.
     pub(super) transaction: Transaction,
     /// The Services whose chains differ, with name and protocol of the port.
     pub(super) ports: BTreeSet<(ObjectKey, Box<str>, Protocol)>,
 }
 
-/// What there is to write where no chain of a Service is.
+/// Rules to write where no chain of a Service exists.
 #[derive(Debug)]
 pub(super) struct FromNothing {
     shared: Vec<TableChain>,
@@ -118,7 +118,7 @@ impl FromNothing {
     }
 }
 
-/// As [`changes`], but for what is to stay as it is. `from_nothing`: what was made already, in case nothing is there.
+/// As [`changes`], but leaves lines and chains to keep as they are. `from_nothing`: rules made already, in case nothing is there.
 ///
 /// # Errors
 /// As [`changes`].
@@ -190,9 +190,9 @@ fn compare_ports<'a>(
     parallel::map_parts(&ports, WORTH_A_THREAD, compare).into_iter().collect()
 }
 
-/// What to write so that nothing of ours is left: chains and jumps of this proxy, or of a kube-proxy in iptables mode.
+/// Transaction that removes all own rules: chains and jumps of this proxy, or of a kube-proxy in iptables mode.
 ///
-/// A chain to which somebody else's rule jumps cannot be deleted: it is emptied and stays, except `KUBE-MARK-MASQ`, which
+/// A chain to which a foreign rule jumps cannot be deleted: it is emptied and stays, except `KUBE-MARK-MASQ`, which
 /// keeps its rules, since container runtimes use it. `KUBE-FIREWALL` is the kubelet's and stays.
 ///
 /// # Errors
@@ -240,7 +240,7 @@ impl<'a> Comparison<'a> {
         self.observed.table(table)?.chain(chain)
     }
 
-    /// Replaces a chain unless it has these rules. Returns whether it had others.
+    /// Replaces a chain unless it has these rules. Returns whether it had different ones.
     fn chain(&mut self, table: &TableName, chain: Chain) -> bool {
         let there = self.observed(table, chain.name.as_str());
         let name = chain.name.as_str();
@@ -265,7 +265,7 @@ impl<'a> Comparison<'a> {
         self.stay.extend(chains.into_iter().map(|name| (TableName::NAT, name)));
     }
 
-    /// Creates a chain that is not ours if it is missing, and adds what it lacks.
+    /// Creates a foreign chain if it is missing, and adds the rules that it lacks.
     fn add_to(&mut self, table: &TableName, chain: &Chain) {
         let there = self.observed(table, chain.name.as_str());
         let edits = self.transaction.table(table.clone());
@@ -280,13 +280,13 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Makes these the jumps of ours in built-in chains.
+    /// Makes these the own jumps in built-in chains.
     fn jumps(&mut self, wanted: &[Jump]) -> Result<(), Error> {
         for table in names::TABLES {
             for from in table.builtin_chains() {
                 let wanted: Vec<&Jump> =
                     wanted.iter().filter(|jump| jump.table == table && jump.from == *from).collect();
-                // The nft programs may not print a built-in chain that nobody has used.
+                // The nft programs may not print a built-in chain that nothing has used.
                 let there = self.observed(&table, from).map_or(&[][..], |chain| &chain.rules);
                 self.place_jumps(&table, from, there, &wanted)?;
             }
@@ -321,7 +321,7 @@ impl<'a> Comparison<'a> {
         Ok(())
     }
 
-    /// Empties and deletes chains of ours that are not wanted, after all rules that lead to them.
+    /// Empties and deletes own chains that are not wanted, after all rules that lead to them.
     fn remove_others(&mut self) {
         for table in names::TABLES {
             let Some(observed) = self.observed.table(&table) else { continue };
@@ -353,7 +353,7 @@ fn is_our_jump(is_kept: IsKept<'_>, table: &TableName, rule: &Rule) -> bool {
     names::is_jump_of_ours(table, rule) && !rule.target().is_some_and(|target| is_kept(table, target))
 }
 
-/// The chains to which rules of others jump: rules that are neither in a chain of ours nor a jump of ours.
+/// The chains to which foreign rules jump: rules that are neither in an own chain nor an own jump.
 fn used_by_others<'t>(is_kept: IsKept<'_>, table: &TableName, observed: &'t Table) -> BTreeSet<&'t str> {
     let others = observed.chains().iter().filter(|chain| !is_ours(is_kept, table, chain.name.as_str()));
     let is_builtin = |chain: &Chain| table.builtin_chains().contains(&chain.name.as_str());

@@ -76,7 +76,7 @@ impl Line {
     }
 }
 
-/// What happens to traffic without endpoints, and the comment that says so: refused if there are none at all, dropped if
+/// Rule for traffic without endpoints, and the comment that says so: refused if there are none at all, dropped if
 /// they are on other nodes, which load balancers should have chosen.
 fn refusal(port: &Port, policy: TrafficPolicy, options: Options) -> Option<(RuleBuilder, &'static [&'static str])> {
     if is_served(port, policy) {
@@ -116,7 +116,7 @@ pub(super) fn of_frontend(frontend: &Frontend, options: Options) -> Result<Vec<L
     Ok(lines)
 }
 
-/// Whether a Frontend is restricted to source ranges: that holds whatever other role the address has.
+/// Whether a Frontend is restricted to source ranges: that holds in any other role of the address too.
 fn is_restricted(frontend: &Frontend) -> bool {
     frontend.source_ranges.is_some() && frontend.roles.contains(Roles::LOAD_BALANCER)
 }

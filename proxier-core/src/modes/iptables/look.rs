@@ -1,4 +1,4 @@
-//! What rules hold for an address and port.
+//! Rules for one address and port.
 
 use std::collections::BTreeMap;
 
@@ -47,7 +47,7 @@ pub fn look(dump: &Dump, key: &FrontendKey, is_of_node: bool) -> Held {
     held
 }
 
-/// Where a rule sends connections.
+/// Address and port to which a rule sends connections.
 fn destination(rule: &Rule) -> Option<&str> {
     let mut words = rule.tokens().iter().map(Token::as_str).skip_while(|word| *word != "--to-destination");
     words.nth(1)

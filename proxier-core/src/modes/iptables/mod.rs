@@ -1,4 +1,4 @@
-//! iptables mode: chains and rules as kube-proxy's iptables mode writes them, byte for byte but for what is named below.
+//! iptables mode: chains and rules as kube-proxy's iptables mode writes them, byte for byte but for the differences named below.
 //!
 //! ```text
 //!  Desired ──▶ Wanted ──▶ Changed ──update──▶ Transaction      only what changed; nothing is read
@@ -33,18 +33,18 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What is ours
+//! # Own chains and rules
 //!
 //! The chains of kube-proxy's iptables mode by name, in nat and filter, and in built-in chains the jumps to them that carry
-//! its comments. A chain of ours has exactly our rules. Of the kubelet's chains only `KUBE-FIREWALL` is touched: it is made
+//! its comments. An own chain has exactly this proxy's rules. Of the kubelet's chains only `KUBE-FIREWALL` is touched: it is made
 //! if it is missing, and gets the rule without which node ports on 127.0.0.1 would be a hole. It is never emptied or deleted.
 //!
-//! # What a pass does
+//! # A pass
 //!
 //! A full pass reads the rules of each family by itself, and compares. A pass for changes reads nothing, as long as the last
 //! write of the family was done: it writes what changed. If the kernel contradicts that (a line to delete is not there), the
 //! table is not changed, and the rules are read at once. Each table that is written must have the chain
-//! `KUBE-PROXY-CANARY`, else the write fails too: somebody has deleted the chains, and single lines would be useless without the rest.
+//! `KUBE-PROXY-CANARY`, else the write fails too: another program has deleted the chains, and single lines would be useless without the rest.
 //!
 //! After another failure (the lock of iptables) the family is tried again after a pause of up to five seconds; the other
 //! family does not wait. If the kernel refuses what was compared, the Services that are the reason are found by halves, at
@@ -52,7 +52,7 @@
 //!
 //! `net.ipv4.conf.all.route_localnet` is set when node ports are served on 127.0.0.1, once the rules of IPv4 are there.
 //!
-//! # What a change costs
+//! # Cost of a change
 //!
 //! kube-proxy writes the shared chains as a whole each time. Here a change writes the chains of the Service ports that
 //! changed, and deletes and inserts single lines of the shared ones. So shared chains have their lines in any order, which
@@ -62,17 +62,17 @@
 //!
 //! * An address and port has one owner ([`Desired`](crate::service::Desired)); other Services' lines for it are left out.
 //!   Reserved addresses and ports have no lines. A node port that is reserved at some of the node's addresses has a line for
-//!   each of the others. (Node ports of two Services never collide: the API server gives them out.)
+//!   each remaining address. (Node ports of two Services never collide: the API server gives them out.)
 //! * Source ranges hold for an address that is both an external IP and a load balancer's. A range of prefix length 0
-//!   restricts nobody, so nothing is written for it. If no range can be read, nobody gets through.
+//!   restricts no client, so nothing is written for it. If no range can be read, no client gets through.
 //! * Of an address that is both the cluster IP and external, only the line of the cluster IP is written: no packet reaches
-//!   the others.
+//!   any further line.
 //! * Comments in rules about endpoints, which kube-proxy leaves out beyond a thousand endpoints, are left out likewise, but
 //!   no chain is written only for them.
-//! * Jumps have an order: source ranges are checked before marked packets are accepted, whatever was there before.
+//! * Jumps have an order: source ranges are checked before marked packets are accepted, in place of any earlier order.
 //!
 //! As with kube-proxy, and unlike IPVS mode, external traffic under `externalTrafficPolicy: Local` is dropped where this node
-//! has no endpoint, whatever [`Config::local_fallback`](crate::config::Config::local_fallback) says; traffic from inside the
+//! has no endpoint, with any [`Config::local_fallback`](crate::config::Config::local_fallback); traffic from inside the
 //! cluster goes to any node.
 
 mod apply;

@@ -1,4 +1,4 @@
-//! iptables mode from pass to pass: what it wants, what it knows of the kernel, and what it has begun.
+//! iptables mode from pass to pass: wanted rules, known state of the kernel, and unfinished work.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -37,7 +37,7 @@ const LARGE: usize = 5_000;
 )]
 #[derive(Debug)]
 pub(crate) struct Mode {
-    /// As configured.
+    /// Options as configured.
     options: Options,
     /// Whether the programs masquerade with random ports.
     random_fully: bool,
@@ -63,32 +63,32 @@ pub(crate) struct Mode {
 /// The rules of a family from pass to pass.
 #[derive(Debug, Default)]
 struct State {
-    /// What differs from what was written last.
+    /// Differences from the last write.
     changed: Changed,
-    /// The kernel has what was wanted before the changes. Otherwise the rules are read before they are written.
+    /// The kernel has the rules that were wanted before the changes. Otherwise the rules are read before they are written.
     is_known: bool,
     /// Services that the kernel refused: it has them as they were, or not at all.
     refused: BTreeSet<ObjectKey>,
-    /// When to try again what failed.
+    /// Time to try again after a failure.
     retry: Option<RulesRetry>,
-    /// How many rules there are, once it is known.
+    /// Number of rules, once it is known.
     rules: Option<Tally>,
 }
 
 /// Whether rules name counters of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Counters {
-    /// The kernel has none.
+    /// Not in the kernel.
     Missing,
-    /// It has them, and has not taken rules that name them yet.
+    /// Present in the kernel, which has not taken rules that name them yet.
     Wanted,
     /// Rules name them.
     Named,
-    /// It has them, and refused rules that name them.
+    /// Present in the kernel, which refused rules that name them.
     Refused,
 }
 
-/// What the kernel serves: Frontends, with whether there are endpoints.
+/// Frontends that the kernel serves, with whether there are endpoints.
 #[derive(Debug, Default)]
 struct Known {
     frontends: BTreeMap<FrontendKey, bool>,
@@ -190,7 +190,7 @@ impl Mode {
         changed.is_everything()
     }
 
-    /// Has the programs list families. Meanwhile makes what there is to write, if nothing seems to be there yet.
+    /// Has the programs list families. Meanwhile makes the rules to write, if none seem to be there yet.
     fn list(&self, families: &[Family], rules: &mut dyn Rules) -> BTreeMap<Family, FromNothing> {
         let is_there = |family: &Family| rules.has_tables(*family) == Some(true);
         let is_first = !self.compared && !families.iter().any(is_there);
@@ -244,7 +244,7 @@ impl Mode {
         changed.into_iter().flatten().filter(move |service| state.refused.contains(*service))
     }
 
-    /// Reads a family's rules, and what they serve. What fails is reported, and tried again after a pause.
+    /// Reads a family's rules, and the Frontends that they serve. Failures are reported, and tried again after a pause.
     fn read_family(
         &mut self,
         family: Family,
@@ -325,7 +325,7 @@ impl Mode {
         flows::to_forget(self.wanted.desired(), changes)
     }
 
-    /// What somebody else changed: differences that do not come from the input.
+    /// Foreign changes: differences that do not come from the input.
     fn drift(&self, pass: &Pass<'_>, plan: &Plan) -> Vec<Step> {
         let names = Names::new(pass.store, self.wanted.desired());
         let mut drift: Vec<Step> = plan.sysctls.iter().chain(&plan.guarded).map(Step::sysctl).collect();
@@ -346,7 +346,7 @@ impl Mode {
         drift
     }
 
-    /// How many rules there are, and were written.
+    /// Numbers of rules that exist, and that were written.
     fn rule_counts(&self, written: &[Written]) -> Vec<RuleCount> {
         let of = |family: Family| {
             let total = self.state(family)?.rules?;
@@ -356,7 +356,7 @@ impl Mode {
         self.wanted.families().filter_map(of).flatten().collect()
     }
 
-    /// Records what the kernel holds now.
+    /// Records the present state of the kernel.
     fn note_written(&mut self, plan: &FamilyPlan, written: &Written, now: Moment) {
         let family = plan.family;
         if !written.is_done {

@@ -1,4 +1,4 @@
-//! Names of chains, which other software knows, and which of them are ours.
+//! Names of chains, which other software knows, and recognition of own ones.
 
 use data_encoding::BASE32;
 use iptables::{ChainName, Error, Rule, TableName};
@@ -17,13 +17,13 @@ pub(super) const PROXY_FIREWALL: &str = "KUBE-PROXY-FIREWALL";
 /// The kubelet's chain. We only add our rule to it, and never delete it.
 pub(super) const KUBELET_FIREWALL: &str = "KUBE-FIREWALL";
 
-/// The chain whose absence shows that somebody flushed the tables, in mangle, nat and filter; see [`iptables::Canary`].
+/// The chain whose absence shows that another program flushed the tables, in mangle, nat and filter; see [`iptables::Canary`].
 pub const CANARY: &str = "KUBE-PROXY-CANARY";
 
 const NAT: &[&str] = &[SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ];
 const FILTER: &[&str] = &[SERVICES, EXTERNAL_SERVICES, FORWARD, NODE_PORTS, PROXY_FIREWALL];
 
-/// The tables in which there are rules of ours, in the order in which they are written: what has to be refused is, before
+/// The tables in which this proxy has rules, in the order in which they are written: rules that refuse come before
 /// the rules that let the rest through.
 pub(super) const TABLES: [TableName; 2] = [TableName::FILTER, TableName::NAT];
 
@@ -40,7 +40,7 @@ pub(super) fn is_firewall(table: &TableName, chain: &str) -> bool {
     *table == TableName::NAT && chain.starts_with("KUBE-FW-")
 }
 
-/// Whether a chain is ours: it has exactly our rules, and goes when it is not wanted.
+/// Whether a chain is this proxy's own: it has exactly the proxy's rules, and goes when it is not wanted.
 pub(crate) fn is_ours(table: &TableName, chain: &str) -> bool {
     let shared = match table {
         table if *table == TableName::NAT => NAT,
@@ -55,9 +55,9 @@ pub(super) struct Jump {
     pub(super) table: TableName,
     pub(super) from: &'static str,
     pub(super) to: &'static str,
-    /// Without a comment, as the kubelet makes it: its place among the others does not matter.
+    /// Comment of the jump; `None` for one without, as the kubelet makes it: its place among the other rules does not matter.
     pub(super) comment: Option<&'static str>,
-    /// Only for the first packet of a connection.
+    /// Whether only the first packet of a connection jumps.
     pub(super) new_only: bool,
 }
 
@@ -113,8 +113,8 @@ impl Jump {
     }
 }
 
-/// Whether this proxy, or a kube-proxy before it, made a rule in a built-in chain: it jumps to a chain of ours with the
-/// comment of such a jump. A jump that somebody else made to a chain of ours has another comment.
+/// Whether this proxy, or a kube-proxy before it, made a rule in a built-in chain: it jumps to an own chain with the
+/// comment of such a jump. A foreign jump to an own chain has another comment.
 pub(super) fn is_jump_of_ours(table: &TableName, rule: &Rule) -> bool {
     let (Some(comment), Some(target)) = (rule.comment(), rule.target()) else { return false };
     let known = comment == IPVS_MODE || JUMPS.iter().any(|jump| jump.comment == Some(comment));

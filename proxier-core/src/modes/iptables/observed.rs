@@ -1,4 +1,4 @@
-//! What the kernel's rules serve, in the words of [`FrontendKey`], and what of it has to stay.
+//! Frontends that the kernel's rules serve, in the words of [`FrontendKey`], and those that have to stay.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use super::names;
 use crate::net::{Family, FrontendKey, Protocol};
 use crate::snapshot::ObjectKey;
 
-/// What a line of a shared chain is for.
+/// Subject of a line of a shared chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Place {
     /// An address and port.
@@ -22,13 +22,13 @@ pub(super) enum Place {
 }
 
 impl Place {
-    /// What a line is for; `None` for one that is for no Service.
+    /// Subject of a line; `None` for a line that is for no Service.
     pub(super) fn of(chain: Shared, rule: &Rule, family: Family) -> Option<Self> {
         let (mut address, mut protocol, mut port) = (None, None, None);
         let mut words = rule.tokens().iter().map(Token::as_str);
         while let Some(word) = words.next() {
             match word {
-                // What matches everything else is nobody's line.
+                // A line that matches everything but a value has no subject.
                 "!" => return None,
                 "--comment" => drop(words.next()),
                 "-d" | "--destination" => address = Some(whole_address(words.next()?)?),
@@ -97,19 +97,19 @@ pub(super) fn served(dump: &Dump, family: Family, node_addresses: &[IpAddr]) -> 
     served
 }
 
-/// What stays in a family's rules as it is, whatever is wanted.
+/// Lines and chains of a family that stay as they are, wanted or not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Keep {
-    /// Lines for these stay, whoever's they are, and none are written.
+    /// Lines for these stay, own and foreign ones, and none are written.
     held: BTreeSet<Place>,
-    /// The lines of these Services for these stay, and no others of theirs are written. Two Services may want the same node port.
+    /// The lines of these Services for these stay, and no further lines of these Services are written. Two Services may want the same node port.
     left: BTreeMap<Place, BTreeSet<ObjectKey>>,
     /// The chains of these Services are not written.
     services: BTreeSet<ObjectKey>,
 }
 
 impl Keep {
-    /// Keeps what serves these Frontends, whoever's they were.
+    /// Keeps the lines and chains that serve these Frontends, own and foreign ones.
     pub(super) fn hold(&mut self, held: &BTreeSet<FrontendKey>, dump: &Dump, family: Family) {
         let lines: BTreeSet<Place> = lines(dump, family).map(|(_, _, place)| place).collect();
         for key in held.iter().filter(|key| key.family() == family) {

@@ -19,7 +19,7 @@ use crate::ports::UdpServices;
 use crate::safeguard::Loss;
 use crate::snapshot::ObjectKey;
 
-/// What a pass does.
+/// Plan of a pass.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Plan {
@@ -27,7 +27,7 @@ pub struct Plan {
     pub(super) sysctls: Vec<SysctlChange>,
     /// Counters of packets that the rules name and that are missing.
     pub(super) counters: Vec<&'static str>,
-    /// What changes in each family's rules.
+    /// Changes to each family's rules.
     pub(super) families: Vec<FamilyPlan>,
     /// Values below `/proc/sys` that are safe only once the rules of IPv4 are there.
     pub(super) guarded: Vec<SysctlChange>,
@@ -35,32 +35,32 @@ pub struct Plan {
     pub(in crate::modes) forget: UdpServices,
 }
 
-/// What changes in a family's rules.
+/// Changes to a family's rules.
 #[derive(Clone, Debug)]
 pub(super) struct FamilyPlan {
     pub(super) family: Family,
     pub(super) transaction: Transaction,
-    /// What becomes of each Frontend that changes, with the number of its endpoints.
+    /// Action for each Frontend that changes, with the number of its endpoints.
     pub(super) frontends: BTreeMap<FrontendKey, (Action, usize)>,
     pub(super) basis: Basis,
-    /// What becomes of the number of rules.
+    /// Change of the number of rules.
     pub(super) rules: Outcome,
     /// The rules that are written.
     pub(super) written: Tally,
 }
 
-/// What a plan starts from.
+/// State that a plan starts from.
 #[derive(Clone, Debug)]
 pub(super) enum Basis {
-    /// What was written before: nothing was read.
+    /// The last write: nothing was read.
     Known,
     /// The rules as they were read.
     Read {
         /// The Services that differ.
         services: BTreeSet<ObjectKey>,
-        /// Those that were refused before.
+        /// Services that were refused before.
         refused: Refused,
-        /// What the safeguard holds back.
+        /// Frontends that the safeguard holds back.
         held: BTreeSet<FrontendKey>,
     },
 }
@@ -68,7 +68,7 @@ pub(super) enum Basis {
 /// Services that the kernel has refused.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Refused {
-    /// Left as they are: nothing of theirs changed, and they are tried at full passes only.
+    /// Left as they are: their input did not change, and they are tried at full passes only.
     pub(super) left: BTreeSet<ObjectKey>,
     /// Tried again by themselves, after the rest.
     pub(super) tried: BTreeSet<ObjectKey>,
@@ -123,7 +123,7 @@ pub(super) fn without<'a>(
 }
 
 impl FamilyPlan {
-    /// The differences to what was read. `served`: what the kernel serves. `from_nothing`: as in [`compare`].
+    /// Differences to the rules that were read. `served`: Frontends that the kernel serves. `from_nothing`: as in [`compare`].
     ///
     /// # Errors
     /// As [`changes`](super::diff::changes).
@@ -165,7 +165,7 @@ impl FamilyPlan {
         Ok(FamilyPlan { family, transaction, frontends, basis, rules: Outcome::Total(total), written })
     }
 
-    /// What changed since the last write.
+    /// Changes since the last write.
     ///
     /// # Errors
     /// None in practice: every name and argument fits into what iptables reads.
@@ -186,7 +186,7 @@ impl FamilyPlan {
         Ok(FamilyPlan { family, transaction, frontends, basis: Basis::Known, rules, written })
     }
 
-    /// What it would take away.
+    /// Frontends that the plan would delete, or leave without endpoints.
     pub(super) fn losing(
         family: Family,
         wanted: &Wanted,
@@ -240,7 +240,7 @@ impl FamilyPlan {
 }
 
 impl Plan {
-    /// Whether nothing is to be done.
+    /// Whether the plan is empty.
     pub fn is_empty(&self) -> bool {
         self.sysctls.is_empty()
             && self.guarded.is_empty()

@@ -1,4 +1,4 @@
-//! Removes everything that is ours.
+//! Removes all rules of iptables mode.
 
 use iptables::{Chain, ChainName, Dump, Edit, Rule, TableName, Transaction};
 use nftables::TableKey;
@@ -18,14 +18,14 @@ use crate::ports::Ports;
 use crate::service::NodeFacts;
 
 /// Removes the chains and jumps of both families that this mode, or a kube-proxy in iptables or userspace mode, has made, and
-/// nothing else ([`cleanup`](super::cleanup)). A family without programs or tables has nothing of ours.
+/// nothing else ([`cleanup`](super::cleanup)). A family without programs or tables has none of them.
 ///
 /// `net.ipv4.conf.all.route_localnet` stays: its earlier value is not known.
 pub fn remove(ports: &mut Ports<'_>) -> Cleaned {
     remove_but(&|_table, _chain| false, ports)
 }
 
-/// What the rules of both families serve.
+/// Frontends that the rules of both families serve.
 pub(crate) fn served(facts: &NodeFacts, ports: &mut Ports<'_>) -> Served {
     let mut served = Served::default();
     for family in Family::ALL {
@@ -103,7 +103,7 @@ fn everything(dump: &Dump, is_kept: IsKept<'_>) -> Result<Transaction, Incompara
     Ok(transaction)
 }
 
-/// Removes the chains of kube-proxy's userspace mode; one to which somebody else jumps is emptied. What they lead to are ports of a
+/// Removes the chains of kube-proxy's userspace mode; one to which a foreign rule jumps is emptied. They lead to ports of a
 /// process that has ended.
 fn portals(dump: &Dump, transaction: &mut Transaction) {
     for (table, from, to, comment) in names::PORTALS_JUMPS {

@@ -1,4 +1,4 @@
-//! What to write for a change: only chains that changed, and lines in chains that all Services share.
+//! Transactions for a change: only chains that changed, and lines in chains that all Services share.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,8 +12,8 @@ use crate::net::Family;
 /// Input for `iptables-restore --noflush` that changes a family from the state recorded in `changed` to the wanted one; empty
 /// when nothing has to change. Costs O(changes).
 ///
-/// The kernel must have what was wanted before: the program refuses to delete a line that is not there, or a chain to which
-/// somebody else's rule jumps, and then changes nothing in that table, though the table before may have changed. Read the
+/// The kernel must have the rules that were wanted before: the program refuses to delete a line that is not there, or a chain to which
+/// a foreign rule jumps, and then changes nothing in that table, though the table before may have changed. Read the
 /// tables then, and write [`changes`](super::diff::changes). Do so too when [`Changed::is_everything`].
 ///
 /// Chains that are not wanted any more are emptied, and deleted after all lines that lead to them.
@@ -24,8 +24,8 @@ pub fn update(wanted: &Wanted, changed: &Changed, family: Family) -> Result<Tran
     written(wanted, changed, family).map(|(transaction, ..)| transaction)
 }
 
-/// As [`update`], and each table fails as a whole if the canary is gone from it: somebody deleted the chains, and single lines
-/// would be useless without the rest. Also returns how the number of rules changes.
+/// As [`update`], and each table fails as a whole if the canary is gone from it: another program deleted the chains, and single lines
+/// would be useless without the rest. Also returns the change of the number of rules.
 ///
 /// # Errors
 /// As [`update`].

@@ -87,7 +87,7 @@ pub(super) fn chains(port: &Port, settings: &Settings, comments: bool) -> Result
     Ok(chains)
 }
 
-/// An endpoint of the port, and what is needed of it more than once.
+/// An endpoint of the port, with the texts that are needed more than once.
 struct Endpoint {
     /// Address and port.
     text: String,
@@ -121,7 +121,7 @@ fn chain(name: ChainName, rules: Vec<Rule>) -> Chain {
     chain
 }
 
-/// The cluster's endpoints are reached by the cluster IP, and by whoever is inside the cluster whatever the external policy.
+/// The cluster's endpoints are reached by the cluster IP, and by clients inside the cluster under any external policy.
 fn uses_cluster(port: &Port) -> bool {
     port.cluster_ip.is_some() && port.internal_policy == TrafficPolicy::Cluster || port.is_external
 }
@@ -131,7 +131,7 @@ fn uses_local(port: &Port) -> bool {
         || port.is_external && port.external_policy == TrafficPolicy::Local
 }
 
-/// Sorted as text. The order has no meaning, but rules in another order would be written anew when taking over.
+/// Sorted as text. The order has no meaning, but rules in another order would be written again when taking over.
 fn as_kube_proxy_sorts<'a>(
     endpoints: &[EndpointKey],
     reached: &'a BTreeMap<EndpointKey, Endpoint>,
@@ -146,7 +146,7 @@ struct Lowering<'a> {
     settings: &'a Settings,
     comments: bool,
     names: PortNames,
-    /// The chain that marks what is masqueraded.
+    /// The chain that marks packets to be masqueraded.
     mark: ChainName,
 }
 
@@ -183,7 +183,7 @@ impl Lowering<'_> {
         Ok(rules)
     }
 
-    /// Traffic to load balancers: whoever is in no range returns without a destination, and is dropped in filter.
+    /// Traffic to load balancers: a client in no range returns without a destination, and is dropped in filter.
     fn firewall(&self) -> Result<Vec<Rule>, Error> {
         let (port, external) = (self.port, self.names.external()?);
         let from = |source: String| {
@@ -225,7 +225,7 @@ impl Lowering<'_> {
         Ok(rules)
     }
 
-    /// Traffic to the cluster IP that is masqueraded, whatever the endpoint.
+    /// Traffic to the cluster IP that is masqueraded, with any endpoint.
     fn masquerade_outside(&self, policy: TrafficPolicy) -> Result<Option<Rule>, Error> {
         let Some(address) = self.port.cluster_ip.filter(|_| self.port.internal_policy == policy) else {
             return Ok(None);
@@ -251,13 +251,13 @@ impl Lowering<'_> {
     }
 }
 
-/// One of `left`, as kube-proxy prints it.
+/// Probability of one of `left`, as kube-proxy prints it.
 fn probability(left: usize) -> Cow<'static, str> {
     fn print(left: usize) -> String {
         let left = u32::try_from(left).unwrap_or(u32::MAX);
         format!("{:.10}", f64::from(left).recip())
     }
-    /// Of as many as most Services have: each rule would print its own otherwise.
+    /// Texts for as many endpoints as most Services have: each rule would print its own otherwise.
     static FEW: LazyLock<Vec<String>> = LazyLock::new(|| (0..64).map(print).collect());
     FEW.get(left).map_or_else(|| Cow::Owned(print(left)), |text| Cow::Borrowed(text.as_str()))
 }

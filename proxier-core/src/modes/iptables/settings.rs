@@ -1,4 +1,4 @@
-//! What rules depend on besides Services.
+//! Inputs of rules besides Services.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use crate::service::NodeFacts;
 
 pub use crate::modes::shared::local_traffic::PodTraffic;
 
-/// What the administrator, iptables and the kernel allow. By default all that kube-proxy does.
+/// Options by which the administrator, iptables and the kernel decide on rules. Default: as in kube-proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
@@ -73,7 +73,7 @@ pub enum RandomFully {
 }
 
 impl RandomFully {
-    /// With programs that know it, or do not.
+    /// Resolves `Auto` to `Never` if the programs do not know it.
     pub(super) fn on(self, programs: bool) -> Self {
         if self == RandomFully::Auto && !programs { RandomFully::Never } else { self }
     }
@@ -105,30 +105,30 @@ impl PodTraffic {
     }
 }
 
-/// On which addresses of this host node ports are served.
+/// Addresses of this host on which node ports are served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodePorts {
-    /// On all, including those it gets later.
+    /// All addresses, including those that the host gets later.
     Everywhere,
-    /// On these.
+    /// Listed addresses.
     On(Vec<IpAddr>),
 }
 
-/// What the rules of a family depend on besides Services. When it differs, all rules have to be compared again.
+/// Inputs of a family's rules besides Services. When they differ, all rules have to be compared again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
     /// The family.
     pub family: Family,
-    /// The bit that marks what is to be masqueraded.
+    /// The bit that marks packets to be masqueraded.
     pub masquerade_bit: MarkBit,
     /// Whether all traffic to cluster IPs is masqueraded.
     pub masquerade_all: bool,
-    /// How traffic of pods is told from other traffic.
+    /// Detection of pod traffic.
     pub pod_traffic: PodTraffic,
-    /// Where node ports are served.
+    /// Addresses that serve node ports.
     pub node_ports: NodePorts,
-    /// What is allowed, as far as it applies to the family and to where node ports are served.
+    /// Options, as far as they apply to the family and to the addresses that serve node ports.
     pub options: Options,
 }
 

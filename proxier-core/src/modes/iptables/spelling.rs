@@ -38,8 +38,8 @@ pub(super) fn text(rule: &Rule) -> String {
     plain(rule, true).unwrap_or_else(|| rule.clone()).canonical().to_string()
 }
 
-/// The arguments of a rule without what the kernel adds, sorted. Rules with equal words mean the same if one of them is ours:
-/// ours never have two matches whose order counts. That this is quick matters: a node may have a hundred thousand rules.
+/// The arguments of a rule without the kernel's additions, sorted. Rules with equal words mean the same if one of them is an own one:
+/// these never have two matches whose order counts. That this is quick matters: a node may have a hundred thousand rules.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Words<'r>(Vec<Word<'r>>);
 
@@ -51,7 +51,7 @@ struct Word<'r> {
 }
 
 impl<'r> Words<'r> {
-    /// `None` for arguments that no rule of ours has.
+    /// Words of a rule; `None` for arguments that no own rule has.
     fn of(rule: &'r Rule, comments: bool) -> Option<Self> {
         let mut tokens = rule.tokens().iter().map(Token::as_str).peekable();
         let mut words = Vec::with_capacity(8);
@@ -101,7 +101,7 @@ fn plain_value<'r>(option: &str, value: &'r str) -> Cow<'r, str> {
     }
 }
 
-/// The rule without what the kernel adds to the matches `recent` and `statistic`; `None` if it cannot be written.
+/// The rule without the kernel's additions to the matches `recent` and `statistic`; `None` if it cannot be written.
 fn plain(rule: &Rule, comments: bool) -> Option<Rule> {
     let mut words = rule.tokens().iter().map(Token::as_str).peekable();
     let mut plain: Vec<String> = Vec::with_capacity(rule.tokens().len());
@@ -142,7 +142,7 @@ fn fixed_point(text: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// Both ways agree, with and without comments. What the kernel prints of most rules of ours is found the quick way.
+    /// Both ways agree, with and without comments. The kernel's spelling of most own rules is found the quick way.
     #[track_caller]
     fn compare(a: &str, b: &str, expected: bool) {
         let (a, b) = (Rule::parse(a).unwrap(), Rule::parse(b).unwrap());

@@ -15,7 +15,7 @@ fn chain(table: TableName, name: &str, rules: Vec<RuleBuilder>) -> Result<TableC
     Ok((table, chain))
 }
 
-/// The chains that are the same whatever Services there are.
+/// The chains that are the same for all Services.
 ///
 /// # Errors
 /// None in practice: every name and argument fits into what iptables reads.

@@ -13,15 +13,15 @@ use crate::ports::{PortError, Rules};
 use crate::service::NodeFacts;
 use crate::snapshot::{FrontendSpec, ObjectKey, Roles, Store, TrafficPolicy};
 
-/// A kind of rules, and what was said to it.
+/// A kind of rules, and the answer to them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tried {
-    /// What needs them, in words: `every Service`, `session affinity`, `SCTP`.
+    /// Users of these rules, in words: `every Service`, `session affinity`, `SCTP`.
     pub what: &'static str,
     /// Whether Services that do not use it need them too.
     pub is_needed_by_all: bool,
-    /// What was refused, and why.
+    /// Rules that were refused, and the reason.
     pub outcome: Result<(), PortError>,
 }
 
@@ -74,7 +74,7 @@ fn internal(family: Family, protocol: Protocol) -> FrontendSpec {
     FrontendSpec::new(FrontendKey::new(protocol, address(family, 1), 80), endpoints)
 }
 
-/// With all that an external address can have.
+/// A Frontend with all settings that an external address can have.
 fn external(family: Family) -> FrontendSpec {
     let mut spec = internal(family, Protocol::Tcp);
     spec.key.port = 81;

@@ -1,4 +1,4 @@
-//! What iptables has to have for [`Desired`], kept up to date at O(changed Services).
+//! State that iptables has to have for [`Desired`], kept up to date at O(changed Services).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use crate::net::{Family, FrontendKey};
 use crate::service::{Compiled, Desired, Follower, Frontend, NodeFacts, Port};
 use crate::snapshot::{ObjectKey, Store};
 
-/// What iptables has to have.
+/// State that iptables has to have.
 ///
-/// No rules are kept: those of a Service are made of what it means, when they are asked for. Two values with the same
+/// No rules are kept: those of a Service are made from its compiled form, when they are asked for. Two values with the same
 /// Services, node facts and options compare equal, however they were built.
 ///
 /// ```
@@ -55,7 +55,7 @@ use crate::snapshot::{ObjectKey, Store};
 pub struct Wanted {
     desired: Desired,
     settings: Vec<Settings>,
-    /// How many endpoints the ports of a family have together; only families that have any.
+    /// Number of endpoints that the ports of a family have together; only families that have any.
     endpoints: BTreeMap<Family, usize>,
 }
 
@@ -69,7 +69,7 @@ pub struct Changed {
     everything: bool,
 }
 
-/// Of a Service, what has chains, and lines that belong to no address.
+/// Parts of a Service that have chains, or lines that belong to no address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Before {
     ports: Vec<Arc<Port>>,
@@ -101,7 +101,7 @@ impl Changed {
         self.everything
     }
 
-    /// What matters to one family: that of each Service, and its own addresses.
+    /// Changes of one family: those of all Services, and those of the family's own addresses.
     pub(super) fn of_family(&self, family: Family) -> Self {
         let frontends = self.frontends.iter().filter(|(key, _)| key.family() == family);
         Changed {
@@ -142,7 +142,7 @@ impl Changed {
     }
 }
 
-/// Keeps the counts in step with [`Desired`], and records what changes unless nobody asks.
+/// Keeps the counts in step with [`Desired`], and records changes if they are needed.
 struct Following<'a> {
     endpoints: &'a mut BTreeMap<Family, usize>,
     changed: Option<&'a mut Changed>,
@@ -186,7 +186,7 @@ fn endpoints_of(port: &Port) -> usize {
     port.cluster.len().max(port.local.len())
 }
 
-/// What a change means for one family: chains of Service ports as they were and as they are, and lines likewise.
+/// Effects of a change on one family: chains of Service ports as they were and as they are, and lines likewise.
 #[derive(Debug, Default)]
 pub(super) struct Steps {
     pub(super) chains_before: Vec<Chain>,
@@ -200,7 +200,7 @@ impl Wanted {
     /// kube-proxy calls it large-cluster mode.
     pub const MAX_COMMENTED_ENDPOINTS: usize = 1000;
 
-    /// Nothing.
+    /// Empty state, without Services.
     pub fn new(facts: &NodeFacts, options: Options) -> Self {
         Wanted { desired: Desired::new(), settings: settings(facts, options), endpoints: BTreeMap::new() }
     }
@@ -262,7 +262,7 @@ impl Wanted {
         self.desired.compact();
     }
 
-    /// What the Services mean, without the words of iptables.
+    /// Frontends of all Services, without the words of iptables.
     pub fn desired(&self) -> &Desired {
         &self.desired
     }
@@ -272,7 +272,7 @@ impl Wanted {
         self.settings.iter().map(|settings| settings.family)
     }
 
-    /// What rules of a family depend on besides Services; `None` for a family that is not served.
+    /// Inputs of a family's rules besides Services; `None` for a family that is not served.
     pub fn settings(&self, family: Family) -> Option<&Settings> {
         self.settings.iter().find(|settings| settings.family == family)
     }
@@ -295,7 +295,7 @@ impl Wanted {
         service::chains(port, settings, self.has_comments(port.family))
     }
 
-    /// What a Service has lines for in a family.
+    /// Subjects of a Service's lines in a family.
     pub(super) fn places_of(&self, service: &ObjectKey, family: Family) -> Vec<Place> {
         let Some(compiled) = self.desired.compiled(service) else { return Vec::new() };
         let keys = compiled.frontends.iter().map(|frontend| frontend.key).filter(|key| key.family() == family);
@@ -352,7 +352,7 @@ impl Wanted {
         Ok(rules)
     }
 
-    /// What a change means for a family. Costs O(what changed).
+    /// Effects of a change on a family. Costs O(changed Services and Frontends).
     pub(super) fn steps(&self, changed: &Changed, family: Family) -> Result<Steps, Error> {
         let mut steps = Steps::default();
         let Some(settings) = self.settings(family) else { return Ok(steps) };

@@ -1,19 +1,19 @@
-//! Binding by routes: which networks are made local as a whole, which addresses one by one, and what of it differs. Pure.
+//! Binding by routes: networks that are made local as a whole, addresses that are one by one, and differences from the kernel. Pure.
 //!
-//! What a local route on `lo` changes as against an address on the dummy device:
+//! Effects of a local route on `lo`, compared with an address on the dummy device:
 //!
 //! * A network that is local as a whole takes packets to all its addresses, those of no Service among them. Rules refuse new
-//!   connections to what no Service serves ([`Inputs::guarded_networks`](super::rules::Inputs::guarded_networks)), so that
-//!   nothing that listens on all addresses of this host answers there. They are there before the route.
+//!   connections to addresses and ports that no Service serves ([`Inputs::guarded_networks`](super::rules::Inputs::guarded_networks)), so that
+//!   no program that listens on all addresses of this host answers there. The rules are there before the route.
 //!   A port that is in the sets counts as served: in the moment before its virtual server is made, and while the kernel refuses
-//!   to make it, whatever listens on all addresses at that port answers in such a network. An address with a route of its own
+//!   to make it, a program that listens on all addresses at that port answers in such a network. An address with a route of its own
 //!   waits for its virtual server.
 //! * Programs of this host that connect to a Service have the node's address as their own, not the Service's.
 //! * ARP: with `arp_ignore` 0 the kernel answers for every address of a local route on every interface, as it does for the
-//!   dummy device's addresses (net/ipv4/arp.c, `arp_process`): for a whole network that is more than anybody should ask for. With
+//!   dummy device's addresses (net/ipv4/arp.c, `arp_process`): for a whole network that is too much. With
 //!   1 (`ipvs.strictARP`) it answers only for addresses that the interface itself has (`arp_ignore`, `inet_confirm_addr`), so for
 //!   none of these. IPv6: neighbour advertisements are sent only for an interface's own addresses (net/ipv6/ndisc.c,
-//!   `ndisc_recv_ns`), so never for these. Whoever announces load balancers' addresses, does that with either binding.
+//!   `ndisc_recv_ns`), so never for these. A program that announces load balancers' addresses can do so with either binding.
 //! * Packets that come in with such a source are dropped, as from any address of this host.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -51,7 +51,7 @@ fn is_single(network: &Network) -> bool {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BoundRoutes {
-    /// Of more than one address: few.
+    /// Networks of more than one address: few.
     whole: BTreeMap<Network, Option<IpAddr>>,
     singles: BTreeMap<Network, Option<IpAddr>>,
 }
@@ -62,12 +62,12 @@ impl BoundRoutes {
         self.whole.is_empty() && self.singles.is_empty()
     }
 
-    /// All of them.
+    /// All networks, with the source address of each.
     pub fn iter(&self) -> impl Iterator<Item = (&Network, Option<IpAddr>)> {
         self.whole.iter().chain(&self.singles).map(|(network, source)| (network, *source))
     }
 
-    /// Those of more than one address.
+    /// Networks of more than one address.
     pub fn whole(&self) -> impl Iterator<Item = &Network> {
         self.whole.keys()
     }
@@ -128,7 +128,7 @@ impl FromIterator<(Network, Option<IpAddr>)> for BoundRoutes {
     }
 }
 
-/// What has to be local without any address being bound.
+/// Networks that have to be local without any address being bound.
 ///
 /// ```
 /// use proxier_core::config::{Binding, Config};
@@ -172,7 +172,7 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// What this node needs. A network that has an address of the node, of a gateway, of the API server or of another host that
+    /// Networks for this node. A network that has an address of the node, of a gateway, of the API server or of another host that
     /// the node has to reach, or a network of pods, cannot be local as a whole.
     pub fn new(wanted: &Wanted, facts: &NodeFacts) -> Self {
         Self::of(&|address| wanted.has_address(address), facts)

@@ -1,4 +1,4 @@
-//! Removes everything that is ours.
+//! Removes all objects of IPVS mode.
 
 use std::collections::BTreeSet;
 
@@ -26,16 +26,16 @@ use crate::plan::step::{Action, Part, Step};
 use crate::ports::{PortError, PortErrorKind, Ports, RouteOwner};
 use crate::snapshot::Store;
 
-/// Removes everything that this proxy, or a kube-proxy in IPVS mode, has made, and nothing else: virtual servers that are
-/// ours ([`Observed::owns`](crate::modes::ipvs::observed::Observed::owns)) and outside of [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs), the rules of both
-/// families, the sets, the tables of nf_tables, the dummy device with its addresses, the local routes that bind others. It uses only `exclude_cidrs` and the names of the
-/// configuration: both families are cleaned whatever is configured.
+/// Removes everything that this proxy, or a kube-proxy in IPVS mode, has made, and nothing else: own virtual servers
+/// ([`Observed::owns`](crate::modes::ipvs::observed::Observed::owns)) outside of [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs),
+/// the rules of both families, the sets, the tables of nf_tables, the dummy device with its addresses, the local routes that bind addresses.
+/// The cleanup uses only `exclude_cidrs` and the names of the configuration: both families are cleaned, configured or not.
 ///
-/// Values below `/proc/sys` and timeouts stay: their earlier values are not known. What is gone already counts as done, so
-/// a cleanup can be repeated after a failure. A part that this kernel does not have holds nothing of ours.
+/// Values below `/proc/sys` and timeouts stay: their earlier values are not known. A missing object counts as done, so
+/// a cleanup can be repeated after a failure. A part that this kernel does not have is clean.
 ///
-/// The order is that of deletion: virtual servers, routes before the rules that guard them, sets, tables, addresses. When a part fails, what shows that it is ours
-/// stays, and the other parts go on.
+/// The order is that of deletion: virtual servers, routes before the rules that guard them, sets, tables, addresses. When a part fails, the
+/// records that show that it is this proxy's stay, and the other parts go on.
 pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
     cleanup_but(config, &|_table, _chain| false, ports)
 }
@@ -46,13 +46,13 @@ pub(crate) fn cleanup_but(config: &Config, is_kept: IsKept<'_>, ports: &mut Port
     config.families = crate::config::Families::Dual;
     let mut cleaned = Cleaned::default();
     let served = clean_virtual_servers(&config, ports, &mut cleaned);
-    // Others' routes look the same.
+    // Routes of proxies with other names look the same.
     if served && config.names == KernelNames::default() {
         clean_routes(ports, &mut cleaned);
     }
     clean_rules(config.names.prefix, is_kept, ports, &mut cleaned);
     if !served {
-        // The next cleanup needs the sets and addresses to know which virtual servers are ours.
+        // The next cleanup needs the sets and addresses to know which virtual servers are this proxy's.
         return cleaned;
     }
     clean_sets(&config, ports, &mut cleaned);
@@ -113,7 +113,7 @@ fn destroy(set: NamedSet, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
     cleaned.applied.note(|| Step::destroy_set(set), outcome);
 }
 
-/// What the virtual servers of ours serve: none without the device or routes that lead to them.
+/// Frontends that this proxy's virtual servers serve: none without the device or routes that lead to them.
 pub(crate) fn served(config: &Config, ports: &mut Ports<'_>) -> Served {
     let mut config = config.clone();
     config.families = crate::config::Families::Dual;
@@ -142,9 +142,9 @@ pub(crate) fn served(config: &Config, ports: &mut Ports<'_>) -> Served {
     served
 }
 
-/// Reads everything that shows which virtual servers are ours, and these. `config`: of both families.
+/// Reads virtual servers and everything that shows which are this proxy's. `config`: of both families.
 fn read_all(config: &Config, wanted: &Wanted, ports: &mut Ports<'_>) -> Result<Observed, Vec<Unread>> {
-    // Addresses of another kind of device do not show that a virtual server is ours.
+    // Addresses of another kind of device do not show that a virtual server is this proxy's.
     if let Err(error) = ports.links.has_device(config.names.device.as_str()) {
         return Err(vec![Unread::new(format_args!("device {}", config.names.device), error)]);
     }
@@ -159,7 +159,7 @@ fn read_all(config: &Config, wanted: &Wanted, ports: &mut Ports<'_>) -> Result<O
         (read, before) => return Err([read.err(), before.err()].into_iter().flatten().flatten().collect()),
     };
     observed.is_first = true;
-    // Others' routes look the same.
+    // Routes of proxies with other names look the same.
     if config.names == KernelNames::default() {
         match ports.routes.networks(RouteOwner::Ipvs) {
             Ok(networks) => observed.routes = networks.into_iter().collect(),

@@ -1,4 +1,4 @@
-//! What a plan that was carried out changes of what the mode knows.
+//! Updates the mode's state after a plan was carried out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ use crate::ports::PortErrorKind;
 use crate::time::Moment;
 
 impl Mode {
-    /// Notes which virtual servers are ours now, and which have to be served yet.
+    /// Notes which virtual servers are this proxy's now, and which have to be served yet.
     pub(super) fn note_virtual_servers(&mut self, plan: &Plan, effects: &Effects) {
         self.changed = Changed::default();
         for key in &effects.deleted {
@@ -26,7 +26,7 @@ impl Mode {
         }
         let Some(observed) = &self.observed else { return };
         if !self.unmade.is_empty() {
-            // Nothing was there when it was read, so a virtual server that was tried there is ours, whatever the answer.
+            // Nothing was there when it was read, so a virtual server that was tried there is this proxy's, with any answer.
             let tried: BTreeSet<VirtualServerKey> = effects.tried.iter().copied().collect();
             self.unmade.retain(|key| !tried.contains(key) && !observed.virtual_servers.contains_key(key));
         }
@@ -100,7 +100,7 @@ impl Mode {
         }
     }
 
-    /// Notes which layouts the kernel has: where a table could not be written, nobody knows.
+    /// Notes which layouts the kernel has: unknown where a table could not be written.
     pub(super) fn note_tables(&mut self, layouts: BTreeMap<Family, Layout>, effects: &Effects) {
         let Guards::Nft(tables) = &mut self.guards else { return };
         tables.forget_found();

@@ -19,18 +19,18 @@ use crate::modes::ipvs::wanted::{Changed, Wanted, WantedServer};
 use crate::net::{Family, FrontendKey, Network};
 use crate::snapshot::is_usable_by_service;
 
-/// What has to be done to a virtual server.
+/// Change to a virtual server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VirtualServerChange {
-    /// It has to be made.
+    /// The virtual server has to be made.
     Add {
         /// Its configuration.
         config: VirtualServerConfig,
-        /// Its real servers; the list is shared with what is wanted.
+        /// Its real servers; the list is shared with the wanted one.
         real_servers: RealServers,
     },
-    /// It is there and has to be changed in place.
+    /// The virtual server is there and has to be changed in place.
     Update {
         /// Its configuration, when that differs.
         config: Option<VirtualServerConfig>,
@@ -42,11 +42,11 @@ pub enum VirtualServerChange {
         /// Real servers that are not wanted any more. A plan may let them drain first.
         remove: Vec<RealServerKey>,
     },
-    /// It is not wanted any more.
+    /// The virtual server is not wanted any more.
     Delete,
 }
 
-/// What has to change in the kernel.
+/// Changes that the kernel needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Changes {
@@ -70,7 +70,7 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Whether nothing has to change.
+    /// Whether there are no changes.
     pub fn is_empty(&self) -> bool {
         *self == Changes::default()
     }
@@ -78,10 +78,10 @@ impl Changes {
 
 /// Compares everything.
 ///
-/// Families that are not configured are left alone. An unwanted virtual server is deleted only if it is ours
-/// ([`Observed::owns`]) and outside of [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs); [`foreign`] lists the others. Everything on the dummy
-/// device is ours, except addresses that no Service can have, such as its link-local one. Where addresses are bound by routes
-/// ([`Config::binds_by_routes`]), the device has none.
+/// Families that are not configured are left alone. An unwanted virtual server is deleted only if it is this proxy's
+/// ([`Observed::owns`]) and outside of [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs); [`foreign`] lists the rest. Everything
+/// on the dummy device is this proxy's, except addresses that no Service can have, such as its link-local one. Where addresses are bound by
+/// routes ([`Config::binds_by_routes`]), the device has none.
 pub fn diff(wanted: &Wanted, observed: &Observed, config: &Config) -> Changes {
     let mut diff = Diff { wanted, observed, config, changes: Changes::default() };
     let all = match guards::Kind::from(config.ipvs.rules) {
@@ -138,7 +138,7 @@ pub fn diff_changed(wanted: &Wanted, observed: &Observed, changed: &Changed, con
     diff.changes
 }
 
-/// Virtual servers of somebody else: not wanted, and not ours to delete. Sorted.
+/// Foreign virtual servers: not wanted, and not this proxy's to delete. Sorted.
 pub fn foreign<'a>(
     wanted: &'a Wanted,
     observed: &'a Observed,
@@ -205,7 +205,7 @@ impl Diff<'_> {
         self.changes.virtual_servers.extend(change.map(|change| (key, change)));
     }
 
-    /// Records that a node port left behind is ours while it exists: from now on our set may have its port with other
+    /// Records that a node port left behind is this proxy's while it exists: from now on the proxy's set may have its port with other
     /// addresses.
     fn left_behind(&mut self, key: &VirtualServerKey) {
         if self.changes.virtual_servers.contains_key(key)
@@ -233,7 +233,7 @@ impl Diff<'_> {
     }
 
     /// Whether this is the virtual server of the mark of a Frontend that is still served, but not split: connections through it
-    /// go on. Rules of iptables do not know the mark, so it would stay for ever with those.
+    /// go on. Rules of iptables do not know the mark, so it would never go with those.
     fn is_split_no_more(&self, key: &VirtualServerKey) -> bool {
         let is_mark = matches!(key, VirtualServerKey::Fwmark { .. });
         is_mark && self.config.ipvs.rules == RulesBy::Nftables && self.wanted.frontend(key).is_some()
@@ -244,7 +244,7 @@ impl Diff<'_> {
         FrontendKey::try_from(*key).is_ok_and(|place| self.wanted.is_shared(&place))
     }
 
-    /// A record stays as long as its virtual server: it shows that this is ours.
+    /// A record stays as long as its virtual server: it shows that this is the proxy's own.
     fn keep_records(&mut self) {
         let (wanted, observed) = (self.wanted, self.observed);
         let Changes { delete_entries, virtual_servers, .. } = &mut self.changes;

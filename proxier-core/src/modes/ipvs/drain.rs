@@ -8,11 +8,11 @@ use ipvs::{RealServerKey, VirtualServerKey};
 
 use crate::time::Moment;
 
-/// How real servers drain.
+/// Policy of draining real servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Policy {
-    /// After this long a real server is deleted with the connections it has; `None` to wait for ever, as kube-proxy does.
+    /// After this long a real server is deleted with the connections it has; `None` to wait without limit, as kube-proxy does.
     /// Default 15 min: as long as IPVS by default keeps an idle TCP connection.
     ///
     /// A new process does not know how long a real server has drained, and waits the full time again.
@@ -24,11 +24,11 @@ pub struct Policy {
     pub first_poll: Duration,
     /// The longest pause between two checks. Default 60 s, kube-proxy's only pause.
     pub poll: Duration,
-    /// Protocols whose real servers drain; those of others are deleted at once. Default TCP, as with kube-proxy. In any case, one of UDP
-    /// whose endpoint serves, though hints or policies select others or it is being stopped, keeps its connections, without a deadline, until
-    /// the endpoint serves no more.
+    /// Protocols whose real servers drain; those of other protocols are deleted at once. Default TCP, as with kube-proxy. In any case, a real
+    /// server of UDP keeps its connections, without a deadline, as long as its endpoint serves, though hints or policies select other endpoints
+    /// or it is being stopped.
     ///
-    /// A client that keeps sending over UDP from one port would keep its real server for ever, gone or not; SCTP
+    /// A client that keeps sending over UDP from one port would keep its real server without end, gone or not; SCTP
     /// associations have other paths.
     pub protocols: BTreeSet<Protocol>,
 }
@@ -72,14 +72,14 @@ impl Policy {
     }
 }
 
-/// Why a real server may be deleted.
+/// Reason why a real server may be deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub enum Finish {
-    /// It has no connections any more.
+    /// No connection is left.
     Idle,
-    /// Its time is over; connections it still has are cut.
+    /// The deadline is over; connections that the real server still has are cut.
     Deadline,
 }
 
@@ -89,7 +89,7 @@ pub enum Finish {
 pub struct Finished {
     /// The real server.
     pub real: RealServerKey,
-    /// Why.
+    /// Reason.
     pub why: Finish,
     /// Connections at the last check; `None` before the first.
     pub connections: Option<u64>,
@@ -111,11 +111,11 @@ pub struct Waiting {
 pub struct Verdicts {
     /// May be deleted now. Each is kept and returned at later checks too, until [`Drains::deleted`] is called.
     pub finished: Vec<Finished>,
-    /// Still have connections.
+    /// Real servers that still have connections.
     pub waiting: Vec<Waiting>,
-    /// Are not in the kernel any more, and are forgotten.
+    /// Real servers that are not in the kernel any more, and are forgotten.
     pub vanished: Vec<RealServerKey>,
-    /// Those of `waiting` with a weight above 0: somebody raised it, and it has to be set to 0 again.
+    /// Members of `waiting` with a weight above 0: another program raised it, and it has to be set to 0 again.
     pub takes_connections: Vec<RealServerKey>,
 }
 
@@ -127,9 +127,9 @@ pub struct Draining {
     pub virtual_server: VirtualServerKey,
     /// The real server.
     pub real: RealServerKey,
-    /// Since when.
+    /// Start of draining.
     pub since: Moment,
-    /// When it is deleted whatever connections it has.
+    /// Time at which it is deleted with any connections it has.
     pub deadline: Option<Moment>,
     /// Connections at the last check; `None` before the first.
     pub connections: Option<u64>,
@@ -246,19 +246,19 @@ struct Watch {
 pub struct Drains {
     policy: Policy,
     watches: BTreeMap<VirtualServerKey, Watch>,
-    /// When to check each virtual server.
+    /// Times to check each virtual server.
     checks: BTreeSet<(Moment, VirtualServerKey)>,
     /// Deadlines that were not reported yet.
     deadlines: BTreeSet<(Moment, VirtualServerKey, RealServerKey)>,
 }
 
 impl Drains {
-    /// Nothing drains.
+    /// Empty, with this policy.
     pub fn new(policy: Policy) -> Self {
         Drains { policy, ..Drains::default() }
     }
 
-    /// How real servers drain.
+    /// The policy of draining.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
@@ -270,7 +270,7 @@ impl Drains {
         self.begin_within(key, real, self.policy.deadline, now)
     }
 
-    /// As [`Drains::begin`], with a deadline of the virtual server's own; `None` to wait for ever.
+    /// As [`Drains::begin`], with a deadline of the virtual server's own; `None` to wait without limit.
     pub fn begin_within(
         &mut self,
         key: VirtualServerKey,
@@ -343,7 +343,7 @@ impl Drains {
         self.watches.get(key).into_iter().flat_map(|watch| watch.servers.keys().copied())
     }
 
-    /// When the next virtual server is due; `None` when nothing drains.
+    /// Time at which the next virtual server is due; `None` when nothing drains.
     pub fn next_check(&self) -> Option<Moment> {
         let check = self.checks.first().map(|(at, _)| *at);
         let deadline = self.deadlines.first().map(|(at, ..)| *at);
@@ -417,7 +417,7 @@ impl Drains {
         verdicts
     }
 
-    /// How many real servers drain.
+    /// Number of real servers that drain.
     pub fn len(&self) -> usize {
         self.watches.values().map(|watch| watch.servers.len()).sum()
     }
@@ -427,7 +427,7 @@ impl Drains {
         self.watches.is_empty()
     }
 
-    /// All that drain, sorted.
+    /// All real servers that drain, sorted.
     pub fn iter(&self) -> impl Iterator<Item = Draining> {
         self.watches.iter().flat_map(|(key, watch)| {
             watch.servers.iter().map(|(real, drain)| Draining {

@@ -1,4 +1,4 @@
-//! What has to stay while the safeguard holds virtual servers back: themselves, their addresses and entries in sets.
+//! Keeps the objects of virtual servers that the safeguard holds back: themselves, their addresses and entries in sets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -69,7 +69,7 @@ pub fn hold(stopped: &Stopped, changes: &mut Changes, observed: &Observed) {
     changes.delete_entries.retain(|(set, element)| !needs.entry(*set, element));
 }
 
-/// Addresses and entries that have to stay as long as some virtual servers do: those that mark them as ours, those that
+/// Addresses and entries that have to stay as long as some virtual servers do: those that mark these as this proxy's, those that
 /// guard them (source ranges), and the hairpin entries of their real servers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Needs {

@@ -1,4 +1,4 @@
-//! What IPVS holds for an address and port.
+//! State of IPVS for one address and port.
 
 use ipvs::VirtualServerKey;
 
@@ -11,8 +11,8 @@ use crate::modes::look::{Counted, Held};
 use crate::net::FrontendKey;
 use crate::ports::{PortError, Ports, RouteOwner};
 
-/// The virtual server with its real servers, that of clients outside where the place has another one for these; and how the address is this host's. Sets and rules, which masquerade and guard, are
-/// not looked at.
+/// The virtual server with its real servers, that of clients outside where the place has another one for these; and the binding of the address
+/// to this host. Sets and rules, which masquerade and guard, are not looked at.
 ///
 /// # Errors
 /// Something could not be read.

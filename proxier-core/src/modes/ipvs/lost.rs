@@ -1,4 +1,4 @@
-//! What showed which virtual servers are ours, and is lost: somebody deleted the sets, or the table of nf_tables with all its records
+//! Recovers ownership of virtual servers after another program deleted the sets, or the table of nf_tables, that recorded it
 //! (`nft flush ruleset`).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +16,7 @@ use crate::modes::ipvs::split;
 pub(super) struct Remembered(BTreeMap<SetKey, BTreeSet<Element>>);
 
 impl Remembered {
-    /// Remembers what was known, before it is forgotten or read again.
+    /// Remembers the known records, before they are forgotten or read again.
     pub(super) fn take(&mut self, known: Option<Observed>) {
         let Some(Observed { sets, before, .. }) = known else { return };
         self.0 = before;
@@ -25,7 +25,7 @@ impl Remembered {
         }
     }
 
-    /// Adds to what was read the sets that are gone: they show what is ours, like those of another variant of
+    /// Adds the deleted sets to those that were read: they show which virtual servers are this proxy's, like those of another variant of
     /// [`guards`](super::guards).
     pub(super) fn give(&mut self, observed: &mut Observed) {
         for (set, elements) in std::mem::take(&mut self.0) {

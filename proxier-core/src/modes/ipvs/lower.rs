@@ -1,4 +1,4 @@
-//! What the model's addresses and ports are in IPVS, ipset and iptables.
+//! Conversions of the model's addresses and ports to IPVS, ipset and iptables.
 
 use ipset::IpSpan;
 use ipvs::{RealServerKey, VirtualServerKey};

@@ -1,4 +1,4 @@
-//! IPVS mode: virtual servers, addresses on a dummy device or local routes, and what masquerades and guards beside them ([`guards`]):
+//! IPVS mode: virtual servers, addresses on a dummy device or local routes, and rules beside them that masquerade and guard ([`guards`]):
 //! ipsets with rules of iptables, or a table of nf_tables.
 //!
 //! ```text
@@ -11,7 +11,7 @@
 //!
 //! # A pass by hand
 //!
-//! What a [`Reconciler`](crate::reconciler::Reconciler) does in this mode, without its schedule, rules and safeguard:
+//! The steps of a [`Reconciler`](crate::reconciler::Reconciler) in this mode, without its schedule, rules and safeguard:
 //!
 //! ```
 //! use ipvs::VirtualServerKey;

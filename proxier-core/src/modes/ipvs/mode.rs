@@ -1,4 +1,4 @@
-//! IPVS mode from pass to pass: what it knows, and the order in which a pass reads, compares, plans and carries out.
+//! IPVS mode from pass to pass: known state, and the order in which a pass reads, compares, plans and carries out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -38,9 +38,9 @@ use crate::time::Moment;
 pub struct Options {
     /// Timeouts of IPVS. Default: left alone.
     pub timeouts: TimeoutsUpdate,
-    /// How real servers drain.
+    /// Policy of draining real servers.
     pub drain: drain::Policy,
-    /// What iptables and the kernel can do; restricted further by what the iptables program reports.
+    /// Capabilities of iptables and the kernel; restricted further by what the iptables program reports.
     pub capabilities: rules::Capabilities,
 }
 
@@ -50,26 +50,26 @@ pub struct Options {
 pub(crate) struct Mode {
     /// Names of the device, the sets and the chains.
     pub(super) names: KernelNames,
-    /// How addresses are bound.
+    /// Method by which addresses are bound.
     binding: Binding,
-    /// There are no local routes of ours, and there will be none.
+    /// This proxy has no local routes, and will have none.
     knows_no_routes: bool,
     /// The last reported list of networks that are not made local as a whole.
     told: Vec<String>,
     /// Timeouts of IPVS.
     pub(super) timeouts: TimeoutsUpdate,
-    /// What masquerades and guards, as far as known.
+    /// State of the variant that masquerades and guards, as far as known.
     pub(super) guards: Guards,
     /// Keeps nodes from retrying together.
     pub(super) seed: u64,
-    /// What IPVS has to have.
+    /// State that IPVS has to have.
     pub(super) wanted: Wanted,
-    /// What compiling changed since the last plan that was carried out.
+    /// Changes of compiling since the last plan that was carried out.
     pub(super) changed: Changed,
-    /// Our virtual servers that are not wanted any more, until they are gone: this process wanted them, or found them
-    /// marked as ours. Somebody may remove the marks before they are deleted.
+    /// Own virtual servers that are not wanted any more, until they are gone: this process wanted them, or found them
+    /// marked as this proxy's. Another program may remove the marks before they are deleted.
     pub(super) leaving: BTreeSet<VirtualServerKey>,
-    /// Wanted virtual servers that no pass has made yet: somebody else's may have their address and port.
+    /// Wanted virtual servers that no pass has made yet: a foreign one may have their address and port.
     pub(super) unmade: BTreeSet<VirtualServerKey>,
     /// Addresses and ports whose UDP flows could not be forgotten yet.
     pub(super) unforgotten: BTreeSet<SocketAddr>,
@@ -77,19 +77,19 @@ pub(crate) struct Mode {
     pub(super) new_facts: bool,
     /// The last pass found something unexpected in the kernel.
     pub(super) surprised: bool,
-    /// What the kernel holds, as far as known; `None` before it was read.
+    /// State of the kernel, as far as known; `None` before it was read.
     pub(super) observed: Option<Observed>,
     /// The sets as they were known before the kernel was read again.
     remembered: Remembered,
-    /// What was put back without a pass, for the report of the next full one.
+    /// Tables put back without a pass, for the report of the next full one.
     restored: Vec<Step>,
-    /// A full pass has taken over what the other variant of `guards` holds.
+    /// A full pass has taken over the objects of the other variant of `guards`.
     pub(super) has_taken_over: bool,
     /// Steps that failed in the last full pass and since. The next full pass finds them again; they are not drift.
     pub(super) unfinished: BTreeSet<(Part, String, String)>,
     /// Real servers that drain.
     pub(super) drains: Drains,
-    /// The same before a plan that is for showing.
+    /// `drains` before a plan that is only shown.
     drains_before: Option<Drains>,
     /// The plan that was made last, until it is carried out.
     prepared: Prepared,
@@ -108,7 +108,7 @@ pub(crate) struct Prepared {
 /// The differences to the kernel.
 pub(super) struct Compared {
     pub(super) changes: Changes,
-    /// What stays although it is not wanted.
+    /// Objects that stay although they are not wanted.
     pub(super) kept: rules::Kept,
 }
 
@@ -251,7 +251,7 @@ impl Mode {
             let verdicts = match listed {
                 Ok(listed) => self.drains.observe(key, listed, now),
                 Err(error) if error.kind() == PortErrorKind::NotFound => {
-                    // Somebody deleted the virtual server with all its real servers.
+                    // Another program deleted the virtual server with all its real servers.
                     self.drains.forget_virtual_server(key);
                     continue;
                 }
@@ -268,7 +268,7 @@ impl Mode {
         all
     }
 
-    /// Whether routes went that rules still allow for: a guard goes after what it guards.
+    /// Whether routes went that rules still allow for: a guard goes after the routes that it guards.
     fn lost_guarded(&self, plan: &Plan) -> bool {
         let Some(observed) = &self.observed else { return false };
         let mut went = plan.delete_routes.iter().filter(|network| !observed.routes.has(network));
@@ -293,13 +293,13 @@ impl modes::Mode for Mode {
         let before = compiled.flat_map(|compiled| &compiled.frontends).map(|frontend| frontend.key.into());
         let before: BTreeSet<VirtualServerKey> = before.filter(|key| self.wanted.has_server(key)).collect();
         let changed = self.wanted.refresh(store, facts, services);
-        // Records say which virtual servers of marks are ours.
+        // Records say which virtual servers of marks are this proxy's.
         for key in changed.virtual_servers.iter().filter(|key| key.addr().is_some()) {
             match (before.contains(key), self.wanted.has_server(key)) {
                 (false, true) if !self.leaving.remove(key) => {
                     self.unmade.insert(*key);
                 }
-                // A virtual server that no pass has made may be somebody else's.
+                // A virtual server that no pass has made may be foreign.
                 (true, false) if !self.unmade.remove(key) => {
                     self.leaving.insert(*key);
                 }
@@ -345,7 +345,7 @@ impl modes::Mode for Mode {
                 (Ok(_), Err(_)) => {}
             }
         }
-        // Addresses of another kind of device are not ours to remove.
+        // Addresses of another kind of device are not this proxy's to remove.
         if let Err(error) = links.has_device(self.names.device.as_str()) {
             let mut errors = read.err().unwrap_or_default();
             errors.push(Unread::new(format_args!("device {}", self.names.device), error));
@@ -483,7 +483,7 @@ impl modes::Mode for Mode {
         there.is_ok_and(|there| there != observed.routes)
     }
 
-    /// And those of this process as far as known.
+    /// Addresses at which the kernel, as last observed, serves node ports.
     fn served_node_addresses(&self, families: Families) -> Vec<IpAddr> {
         let observed = self.observed.iter();
         observed.flat_map(|observed| families.iter().flat_map(|family| observed.node_port_addresses(family))).collect()

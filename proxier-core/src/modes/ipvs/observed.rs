@@ -1,4 +1,4 @@
-//! What the kernel holds.
+//! State of the kernel, as IPVS mode sees it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ use crate::pack::pack;
 pub struct ObservedServer {
     /// Its configuration.
     pub config: VirtualServerConfig,
-    /// Its real servers. Share their list with what is wanted when both are equal.
+    /// Its real servers. Shares their list with the wanted one when both are equal.
     pub real_servers: RealServers,
 }
 
@@ -34,7 +34,7 @@ impl ObservedServer {
     }
 }
 
-/// What the kernel holds: all virtual servers, whoever made them; of addresses and sets only ours.
+/// State of the kernel: all virtual servers, own and foreign; of addresses and sets only own ones.
 ///
 /// The caller fills it from the kernel. An empty part means that the kernel was read and has nothing: a failed listing must
 /// not end up here.
@@ -76,26 +76,26 @@ pub struct Observed {
     pub host_addresses: BTreeSet<IpAddr>,
     /// The sets that exist, with their entries.
     pub sets: BTreeMap<SetKey, BTreeSet<Element>>,
-    /// Virtual servers that are ours whatever addresses and sets show now, and that are no longer wanted: this process
-    /// wanted them, or found them marked as ours. Not read from the kernel.
+    /// Virtual servers that are this proxy's with any addresses and sets, and that are no longer wanted: this process
+    /// wanted them, or found them marked as its own. Not read from the kernel.
     pub ours: BTreeSet<VirtualServerKey>,
-    /// The sets of the variant of [`guards`](crate::modes::ipvs::guards) that served before, until they were taken over: they show
-    /// what is ours too.
+    /// The sets of the variant of [`guards`](crate::modes::ipvs::guards) that served before, until they were taken over: they too show which
+    /// virtual servers are this proxy's.
     pub before: BTreeMap<SetKey, BTreeSet<Element>>,
-    /// Nothing is known from before: a process begins, or this is a cleanup. Not read from the kernel.
+    /// No state is known from before: a process begins, or this is a cleanup. Not read from the kernel.
     pub(in crate::modes::ipvs) is_first: bool,
     /// The tables that the next writes follow from.
     pub(in crate::modes::ipvs) basis: Basis,
 }
 
-/// The entries that show that a virtual server is ours; any one suffices. Each has its address, protocol and port.
+/// The entries that show that a virtual server is this proxy's; any one suffices. Each has its address, protocol and port.
 fn marks(key: &VirtualServerKey) -> impl Iterator<Item = (SetKey, Element)> + use<> {
     place(key).into_iter().flat_map(move |(addr, ports)| {
         MARKING.map(|kind| (SetKey::new(Family::of(addr), kind), Element::IpPort(IpSpan::host(addr), ports)))
     })
 }
 
-/// The sets that together have the address, protocol and port of every virtual server of ours.
+/// The sets that together have the address, protocol and port of every virtual server of this proxy.
 const MARKING: [SetKind; 6] = [
     SetKind::ClusterIp,
     SetKind::ExternalIp,
@@ -184,20 +184,20 @@ impl Observed {
         [&self.sets, &self.before].into_iter().filter_map(move |sets| sets.get(&set)).flatten()
     }
 
-    /// Whether a virtual server is ours, made by this proxy or one with the same sets: its address, protocol and port are in a
+    /// Whether a virtual server is this proxy's, made by it or by one with the same sets: its address, protocol and port are in a
     /// set, or it is in [`ours`](Observed::ours). One by firewall mark is if its mark is recorded ([`SetKind::SplitMark`]).
     ///
-    /// Where no set has its address, a virtual server is ours too if that is on the dummy device or has a route of its own:
-    /// somebody destroyed a set, or kube-proxy ended before it wrote its sets, which it does after its virtual servers. Where
-    /// sets have the address with other ports, a virtual server is somebody else's. A route of a whole network says nothing, unless the
-    /// set of cluster IPs is gone when a process begins or cleans up: nobody else can serve in such a network, which our rules guard.
+    /// Where no set has its address, a virtual server is this proxy's too if that is on the dummy device or has a route of its own:
+    /// another program destroyed a set, or kube-proxy ended before it wrote its sets, which it does after its virtual servers. Where
+    /// sets have the address with other ports, a virtual server is foreign. A route of a whole network says nothing, unless the
+    /// set of cluster IPs is gone when a process begins or cleans up: no other program can serve in such a network, which the proxy's rules guard.
     ///
     /// No state file is needed after a crash, since a virtual server is added after its entries and deleted before them.
     ///
     /// kube-proxy keeps node ports without addresses, and so did this crate before it had [`SetKind::NodePortServed`].
-    /// Virtual servers that they left are recognised so: a node port that is in their set, and in ours with no address at
-    /// all, is theirs at the addresses that this host has now. At any other address, also one that the host has lost, the
-    /// virtual server is somebody else's: it is reported, and an administrator may delete it.
+    /// Their virtual servers are recognised so: a node port that is in their set, and in this proxy's with no address at
+    /// all, is such a one at the addresses that this host has now. At any other address, also one that the host has lost, the
+    /// virtual server is foreign: it is reported, and an administrator may delete it.
     pub fn owns(&self, key: &VirtualServerKey) -> bool {
         let VirtualServerKey::Address { addr, .. } = *key else {
             return self.ours.contains(key) || self.frontend_of_mark(key).is_some();
@@ -217,7 +217,7 @@ impl Observed {
             && self.routes.whole().any(|network| network.contains(&addr))
     }
 
-    /// Whether a set has this address, with whatever port.
+    /// Whether a set has this address, with any port.
     fn sets_know(&self, addr: IpAddr) -> bool {
         let host = IpSpan::host(addr);
         // TCP has the least number of the protocols that Services have.
@@ -236,7 +236,7 @@ impl Observed {
         if !self.host_addresses.contains(&addr) || !self.has_or_had_entry(bitmap, &port) {
             return false;
         }
-        // One that is shared has no virtual servers of addresses: somebody else made this.
+        // A shared one has no virtual servers of addresses: another program made this.
         let is_shared = FrontendKey::try_from(*key).is_ok_and(|place| self.shared_server(&place).is_some());
         if is_shared {
             return false;

@@ -35,17 +35,17 @@ use crate::net::EndpointKey;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RealServers {
     keys: Arc<[EndpointKey]>,
-    /// Those with another configuration, sorted.
+    /// Endpoints with another configuration, sorted.
     unusual: Box<[(EndpointKey, RealServerConfig)]>,
 }
 
 impl RealServers {
-    /// These endpoints, sorted, all with the usual configuration.
+    /// Makes real servers of these endpoints, sorted, all with the usual configuration.
     pub fn usual(keys: Arc<[EndpointKey]>) -> Self {
         RealServers { keys, unusual: Box::default() }
     }
 
-    /// These endpoints, sorted, each with this configuration and the weight that `weights`, sorted, has for it.
+    /// Makes real servers of these endpoints, sorted, each with this configuration and the weight that `weights`, sorted, has for it.
     pub fn weighted(keys: Arc<[EndpointKey]>, config: RealServerConfig, weights: &[(EndpointKey, u16)]) -> Self {
         if weights.is_empty() && config == RealServerConfig::default() {
             return RealServers::usual(keys);
@@ -60,7 +60,7 @@ impl RealServers {
         RealServers { keys, unusual }
     }
 
-    /// These real servers, in any order. Takes no room for the list of `wanted` when both are equal.
+    /// Makes the list of these real servers, in any order. Takes no room for the list of `wanted` when both are equal.
     pub fn new(mut real_servers: Vec<RealServer>, wanted: Option<&Arc<[EndpointKey]>>) -> Self {
         real_servers.sort_unstable();
         RealServers::sorted(&real_servers, wanted)
@@ -82,17 +82,17 @@ impl RealServers {
         self.keys.is_empty()
     }
 
-    /// How many there are.
+    /// Number of real servers.
     pub fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// All of them, sorted.
+    /// All real servers, sorted.
     pub fn iter(&self) -> impl Iterator<Item = RealServer> {
         self.keys.iter().map(|key| self.of(*key))
     }
 
-    /// All of them, sorted.
+    /// All real servers, sorted.
     pub fn to_vec(&self) -> Vec<RealServer> {
         self.iter().collect()
     }
@@ -129,7 +129,7 @@ impl RealServers {
     }
 }
 
-/// In any order.
+/// Collects real servers in any order.
 impl FromIterator<RealServer> for RealServers {
     fn from_iter<I: IntoIterator<Item = RealServer>>(real_servers: I) -> Self {
         RealServers::new(real_servers.into_iter().collect(), None)

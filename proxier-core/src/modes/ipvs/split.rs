@@ -12,17 +12,17 @@
 //! IPVS sees them, and takes it away just behind. Without its mark a packet finds the virtual server of the address.
 //!
 //! * Two sets of the table are for this. [`SetKind::SplitMark`] says which mark is which Frontend's: it is written before the mark's
-//!   virtual server and goes after it, so it shows which virtual servers of marks are ours, also after a crash.
+//!   virtual server and goes after it, so it shows which virtual servers of marks are this proxy's, also after a crash.
 //!   [`SetKind::LocalSplit`] has the Frontends whose packets get their marks: an entry comes once the mark's virtual server has its real
 //!   servers, and goes before these drain.
-//! * A mark is a number that follows from the address, protocol and port. One that another Frontend or somebody else's virtual
-//!   server has is passed over; what the kernel has counts ([`Marks::settle`]).
-//! * Somebody may delete the table (`nft flush ruleset`). A process that runs knows what the table recorded ([`Remembered`](super::lost::Remembered)). One that
+//! * A mark is a number that follows from the address, protocol and port. One that another Frontend or a foreign virtual
+//!   server has is passed over; marks recorded in the kernel count ([`Marks::settle`]).
+//! * Another program may delete the table (`nft flush ruleset`). A process that runs knows its records ([`Remembered`](super::lost::Remembered)). One that
 //!   begins, and a cleanup, recognise marks by their numbers ([`recall`]): of Frontends whose virtual servers of addresses are there, and of
-//!   node ports, where our addresses or routes are bound. Any other mark stays somebody else's.
+//!   node ports, where this proxy's addresses or routes are bound. Any other mark stays foreign.
 //! * A *persistent* virtual server of a mark does not translate the port (`ip_vs_sched_persist` has no port to compare with), so a
 //!   Frontend with session affinity is not split.
-//! * A Frontend that is split no longer keeps its mark's virtual server, with weights of 0, until its connections have ended.
+//! * When a Frontend stops being split, its mark's virtual server stays with weights of 0 until its connections end.
 
 //!
 //! A node port that is [shared](crate::service::Frontend::can_share) has no virtual servers of addresses, only that of its mark, which is
@@ -41,16 +41,16 @@ use crate::modes::ipvs::observed::ObservedServer;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::net::{Family, FrontendKey, Protocol};
 
-/// Which mark is which Frontend's. A Frontend keeps its mark for as long as the kernel has it, split or not.
+/// Marks of Frontends. A Frontend keeps its mark for as long as the kernel has it, split or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Marks {
     range: MarkRange,
     /// The bit for masquerading, which those of shared node ports have.
     masquerade: u32,
     of: BTreeMap<FrontendKey, NonZeroU32>,
-    /// The same by virtual server.
+    /// Frontends by virtual server of their marks.
     places: BTreeMap<VirtualServerKey, FrontendKey>,
-    /// Others' virtual servers of marks, as last seen.
+    /// Foreign virtual servers of marks, as last seen.
     others: BTreeSet<VirtualServerKey>,
 }
 
@@ -100,7 +100,7 @@ impl Marks {
         (0..count).map(move |step| range.nth(first.wrapping_add(step) & count.wrapping_sub(1)) | bits)
     }
 
-    /// What a Frontend's mark has besides.
+    /// Bits of a Frontend's mark besides its number.
     fn bits(&self, frontend: &FrontendKey) -> u32 {
         if frontend.address.is_unspecified() { self.masquerade } else { 0 }
     }
@@ -119,7 +119,7 @@ impl Marks {
         self.places.insert(key(frontend.family(), mark), frontend);
     }
 
-    /// Takes over what the kernel was found to have: marks of Frontends as recorded there, and others' virtual servers. Those of `split`
+    /// Takes over the state of the kernel: marks of Frontends as recorded there, and foreign virtual servers. Frontends of `split`
     /// that have no mark there keep theirs if it is free, or get one; the rest is forgotten.
     pub(super) fn settle(
         &mut self,
@@ -146,15 +146,15 @@ impl Marks {
     }
 }
 
-/// How many of its marks a Frontend is recognised by, the first choice first. Node ports are many: each more would make somebody else's mark in
-/// this range likelier to be taken for one.
+/// Number of its marks by which a Frontend is recognised, the first choice first. Node ports are many: each more would make it likelier to
+/// mistake a foreign mark in this range for one.
 fn recognised_by(place: &FrontendKey) -> usize {
     if place.address.is_unspecified() { 2 } else { 16 }
 }
 
-/// What virtual servers of marks are for whose records are lost, by their marks alone: a mark follows from the place, and a place has at most
-/// one. Places are those of virtual servers of addresses, and every node port. Where several have a mark of one place, that counts which has an
-/// endpoint that a virtual server of an address has too, or none.
+/// Frontends of virtual servers of marks whose records are lost, found by their marks alone: a mark follows from the place, and a place has at
+/// most one. Places are those of virtual servers of addresses, and every node port. Where several have a mark of one place, that counts which
+/// has an endpoint that a virtual server of an address has too, or none.
 pub(super) fn recall(
     (range, masquerade): (MarkRange, MarkBit),
     lost: &BTreeSet<VirtualServerKey>,
@@ -256,7 +256,7 @@ fn place(host: &IpSpan, ports: Ports) -> Option<FrontendKey> {
 }
 
 /// The entry that records a Frontend's mark. No ipset has entries of an address, a port and a mark, so entries have no such kind: the
-/// mark stands where others have a source, as an IPv4 address.
+/// mark stands where entries of other sets have a source, as an IPv4 address.
 pub(super) fn record(frontend: &FrontendKey, mark: NonZeroU32) -> (SetKey, Element) {
     let ports = Ports::port(frontend.protocol.into(), frontend.port);
     let mark = IpSpan::host(Ipv4Addr::from_bits(mark.get()).into());
@@ -314,7 +314,7 @@ mod tests {
         let VirtualServerKey::Fwmark { mark: mark_of_first, .. } = first else { panic!("{first}") };
         let VirtualServerKey::Fwmark { mark: mark_of_second, .. } = second else { panic!("{second}") };
         let third = marks.server(&frontend(3)).unwrap();
-        // The kernel has two of them the other way round, one that nobody wants, and somebody else's in the way of a third.
+        // The kernel has two of them the other way round, an unwanted one, and a foreign one in the way of a third.
         let recorded = [
             (frontend(1), mark_of_second),
             (frontend(2), mark_of_first),
@@ -341,7 +341,7 @@ mod tests {
         };
         let (with, without) = (mark(&shared, &marks), mark(&frontend(30_001), &marks));
         assert_eq!((with.get() & !0xff, without.get() & !0xff), (0x4100, 0x100));
-        // Recorded the other way round, they are none of ours.
+        // Recorded the other way round, they are foreign.
         let recorded = [(frontend(30_001), with), (shared, without)];
         marks.settle(recorded, BTreeSet::new(), &[shared]);
         assert_eq!((mark(&shared, &marks), marks.server(&frontend(30_001))), (with, None));

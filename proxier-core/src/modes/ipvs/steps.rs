@@ -80,7 +80,7 @@ impl Step {
             Operation::UpdateVirtualServer(server) => virtual_server(Action::Change, server),
             Operation::DeleteVirtualServer(key) => Step::new(Action::Delete, Part::VirtualServer, key).of(service()),
             Operation::AddRealServer(key, server) => real(Action::Add, key, server),
-            // One that is wanted may have weight 0 by wish.
+            // A wanted one may have weight 0 on purpose.
             Operation::UpdateRealServer(key, server)
                 if server.config.weight == Weight::DRAIN && !is_asked_to_rest(server) =>
             {

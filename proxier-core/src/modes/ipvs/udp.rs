@@ -44,9 +44,9 @@ use crate::service::Frontend;
 /// The flows to forget after these changes were made, by address and port, with the endpoints that may answer there from
 /// now on.
 ///
-/// These addresses and ports are included:
+/// Included addresses and ports:
 /// * a new virtual server: nothing that was tracked before knows its real servers;
-/// * one that is deleted, or has no real servers any more: nobody may answer;
+/// * one that is deleted, or has no real servers any more: no endpoint may answer;
 /// * one that loses real servers, or gets its first: the present ones may answer.
 ///
 /// One that only gets more real servers, or another configuration, has no flow to forget. Draining real servers may answer;
@@ -113,7 +113,7 @@ pub fn all(wanted: &Wanted, drains: &Drains) -> UdpServices {
     keys.filter_map(|key| Some((udp_place(&key)?, answering(&key, wanted, drains)))).collect()
 }
 
-/// The endpoints that may answer at the address of a virtual server: those that serve, whatever is selected, and real servers that drain.
+/// The endpoints that may answer at the address of a virtual server: those that serve, selected or not, and real servers that drain.
 pub fn answering(key: &VirtualServerKey, wanted: &Wanted, drains: &Drains) -> BTreeSet<SocketAddr> {
     let frontend = wanted.frontend_key(key);
     let places: Vec<_> = frontend.iter().flat_map(|frontend| wanted.places(frontend)).collect();

@@ -1,4 +1,4 @@
-//! What IPVS has to hold for [`Desired`]: virtual servers, addresses on the dummy device, and entries of sets.
+//! State that IPVS has to hold for [`Desired`]: virtual servers, addresses on the dummy device, and entries of sets.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,7 +26,7 @@ use crate::service::{Compiled, Frontend, NodeFacts, Roles};
 use crate::service::{Desired, Follower};
 use crate::snapshot::{Balancing, ObjectKey, Store, TrafficPolicy};
 
-/// What a firewall mark is for.
+/// Use of a firewall mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Marking {
@@ -36,7 +36,7 @@ pub enum Marking {
     Shared,
 }
 
-/// What the configuration asks for, and a Service does not get. It is served without.
+/// Firewall mark that the configuration asks for, and a Service does not get. The Service is served without.
 ///
 /// Prints on one line.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,11 +44,11 @@ pub enum Marking {
 pub struct Unmarked {
     /// The Service.
     pub service: ObjectKey,
-    /// What it does not get.
+    /// The mark that it does not get.
     pub marking: Marking,
-    /// Where; never empty.
+    /// Frontends without it; never empty.
     pub frontends: Vec<FrontendKey>,
-    /// Why.
+    /// Reason.
     pub reason: &'static str,
 }
 
@@ -68,10 +68,10 @@ impl fmt::Display for Unmarked {
     }
 }
 
-/// What IPVS has to hold, kept up to date at O(changed Services).
+/// State that IPVS has to hold, kept up to date at O(changed Services).
 ///
-/// Services share: two may use one load-balancer address with different ports, and one pod may be in many. What is shared
-/// is counted and goes when its last user goes.
+/// Services share: two may use one load-balancer address with different ports, and one pod may be in many. Shared objects are
+/// counted and go when their last user goes.
 ///
 /// Two values with the same Services compare equal, however they were built.
 ///
@@ -124,7 +124,7 @@ pub struct Wanted {
     index: Index,
 }
 
-/// What Frontends and Services have in common, counted.
+/// Objects that Frontends and Services have in common, counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Index {
     defaults: Defaults,
@@ -150,7 +150,7 @@ struct Index {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WantedServer {
-    /// What identifies it.
+    /// Key of the virtual server.
     pub key: VirtualServerKey,
     /// Its configuration.
     pub config: VirtualServerConfig,
@@ -165,9 +165,9 @@ impl WantedServer {
     }
 }
 
-/// What an update changed, by name: where the kernel may have to follow.
+/// Changes of an update, by name: objects where the kernel may have to follow.
 ///
-/// Anything that an update left as it was is not in here, even if its Service was compiled again.
+/// An object that an update left as it was is not in here, even if its Service was compiled again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Changed {
@@ -186,7 +186,7 @@ pub struct Changed {
 }
 
 impl Changed {
-    /// Whether nothing changed.
+    /// Whether there are no changes.
     pub fn is_empty(&self) -> bool {
         *self == Changed::default()
     }
@@ -210,7 +210,7 @@ fn toggle<T: Ord>(set: &mut BTreeSet<T>, value: T) {
     }
 }
 
-/// Where changes are recorded; nowhere when nobody asks, since recording costs as much as changing.
+/// Record of changes; `None` when it is not needed, since recording costs as much as changing.
 struct Notes<'a>(Option<&'a mut Changed>);
 
 impl Notes<'_> {
@@ -335,14 +335,14 @@ impl Follower for Following<'_> {
     }
 }
 
-/// What a virtual server and its real servers follow from.
+/// Inputs of a virtual server and its real servers.
 #[derive(PartialEq, Eq)]
 struct Programmed<'a> {
     affinity_secs: Option<u32>,
     balancing: Option<&'a Balancing>,
     returns_directly: bool,
     endpoints: &'a [EndpointKey],
-    /// Those of clients outside, if they have a list of their own.
+    /// Endpoints for clients outside, if these have a list of their own.
     outside: Option<&'a [EndpointKey]>,
     /// The virtual server of its mark.
     mark: Option<VirtualServerKey>,
@@ -381,7 +381,7 @@ fn service_entries(compiled: &Compiled, only_needed: bool) -> BTreeSet<(SetKey, 
     hairpins.chain(checks).collect()
 }
 
-/// Whether a Frontend is masqueraded, guarded, or shown to be ours by entries. Otherwise its address, which is bound, shows that.
+/// Whether a Frontend is masqueraded, guarded, or recorded as this proxy's by entries. Otherwise its bound address records that.
 pub(crate) fn needs_entries(frontend: &Frontend) -> bool {
     let is_node_port = frontend.roles.contains(Roles::NODE_PORT);
     !frontend.returns_directly || frontend.source_ranges.is_some() || is_node_port || !frontend.is_virtual()
@@ -518,7 +518,7 @@ impl Index {
         config
     }
 
-    /// What a Frontend's mark is given to, if it has one.
+    /// Address and port whose packets get the Frontend's mark, if it has one.
     fn marked_place(&self, frontend: &Frontend) -> Option<FrontendKey> {
         let splits = self.splits && frontend.can_split();
         let shares = self.shares && frontend.can_share();
@@ -537,7 +537,7 @@ impl Index {
         }
     }
 
-    /// Why a Frontend that the configuration would have split or shared is not.
+    /// Reason why a Frontend that the configuration would have split or shared is not.
     fn why_unmarked(&self, frontend: &Frontend) -> Option<(Marking, &'static str)> {
         let marking = if self.splits && frontend.would_split() {
             Marking::Split
@@ -595,7 +595,7 @@ fn real_servers(frontend: &Frontend, keys: Arc<[EndpointKey]>) -> RealServers {
     RealServers::weighted(keys, config, frontend.weights.as_deref().unwrap_or_default())
 }
 
-/// What all virtual servers have in common.
+/// Configuration that all virtual servers have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Defaults {
     /// A virtual server without affinity.
@@ -609,7 +609,7 @@ impl Defaults {
     }
 }
 
-/// The flags of a scheduler when nobody asks for others.
+/// The flags of a scheduler unless others are configured.
 pub(super) fn usual_flags(scheduler: Scheduler) -> SchedulerFlags {
     match scheduler {
         Scheduler::MaglevHashing => SchedulerFlags::MH_PORT | SchedulerFlags::MH_FALLBACK,
@@ -618,7 +618,7 @@ pub(super) fn usual_flags(scheduler: Scheduler) -> SchedulerFlags {
 }
 
 impl Wanted {
-    /// Nothing.
+    /// Empty state, without Services.
     pub fn new(config: &Config) -> Self {
         let index = Index {
             defaults: Defaults::new(config),
@@ -682,7 +682,7 @@ impl Wanted {
         self.index.sets.values_mut().for_each(pack);
     }
 
-    /// What the Services mean, without the words of IPVS.
+    /// Frontends of all Services, without the words of IPVS.
     pub fn desired(&self) -> &Desired {
         &self.desired
     }
@@ -734,7 +734,7 @@ impl Wanted {
         self.desired.frontend(place).is_some_and(|frontend| self.index.is_shared(frontend))
     }
 
-    /// Which Frontend a virtual server is for, wanted or not; a node port at address 0 if it is shared.
+    /// Frontend of a virtual server, wanted or not; a node port at address 0 if it is shared.
     pub fn frontend_key(&self, key: &VirtualServerKey) -> Option<FrontendKey> {
         FrontendKey::try_from(*key).ok().or_else(|| self.index.marks.place(key))
     }
@@ -756,7 +756,7 @@ impl Wanted {
         self.index.mark_of(frontend)
     }
 
-    /// Which Services the configuration would have split or shared, and why they are not. Costs O(such Frontends).
+    /// Services that the configuration would have split or shared, and the reasons why they are not. Costs O(such Frontends).
     pub fn unmarked(&self) -> impl Iterator<Item = Unmarked> {
         let mut all: BTreeMap<(ObjectKey, Marking, &'static str), Vec<FrontendKey>> = BTreeMap::new();
         for key in &self.index.unmarked {
@@ -768,7 +768,7 @@ impl Wanted {
         all.into_iter().map(|((service, marking, reason), frontends)| Unmarked { service, marking, frontends, reason })
     }
 
-    /// How many Frontends are split, and how many node ports are shared.
+    /// Number of Frontends that are split, and number of node ports that are shared.
     pub fn marked(&self) -> (usize, usize) {
         let wanted = self.index.marks.iter().filter(|(key, _)| self.has_server(key));
         let (shared, split): (Vec<_>, Vec<_>) = wanted.partition(|(_, place)| place.address.is_unspecified());
@@ -832,7 +832,7 @@ impl Wanted {
         self.endpoints(key).is_some_and(|endpoints| endpoints.binary_search(&(*real).into()).is_ok())
     }
 
-    /// How long a real server of this virtual server drains, where its Service says so.
+    /// Drain time of this virtual server's real servers, where its Service sets one.
     pub fn drain_time(&self, key: &VirtualServerKey) -> Option<Duration> {
         let asked = self.frontend(key)?.balancing.as_ref()?.drain_secs?;
         Some(Duration::from_secs(asked.into()))
@@ -845,7 +845,7 @@ impl Wanted {
             || self.keeps_flows_of(key, real)
     }
 
-    /// Whether a real server of UDP is to keep its flows: its endpoint serves, though others are selected. Not in a virtual server that is
+    /// Whether a real server of UDP is to keep its flows: its endpoint serves, selected or not. Not in a virtual server that is
     /// not wanted any more, such as that of a mark.
     pub(crate) fn keeps_flows_of(&self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
         let is_wanted = |frontend: &&Frontend| self.index.endpoints(key, frontend).is_some();
@@ -863,7 +863,7 @@ impl Wanted {
         self.index.addresses.keys().copied()
     }
 
-    /// Those of [`Wanted::addresses`] that are in this network.
+    /// Addresses of [`Wanted::addresses`] that are in this network.
     pub(crate) fn addresses_in(&self, network: &Network) -> impl Iterator<Item = IpAddr> {
         self.index.addresses.range(network.network()..=network.broadcast()).map(|(address, _)| *address)
     }

@@ -16,27 +16,27 @@ use crate::plan::report::Applied;
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{NotCommitted, PortErrorKind, Ports, Tables};
 
-/// How many Frontends of one plan may be refused before the whole is given up.
+/// Number of Frontends of one plan that may be refused before the whole is given up.
 const PATIENCE: usize = 16;
 
-/// How often a table is compared again because somebody changed something between reading and writing.
+/// Number of times that a table is compared again because another program changed something between reading and writing.
 const ATTEMPTS: usize = 4;
 
-/// What the tables were planned from.
+/// State that the tables were planned from.
 #[derive(Debug, Default)]
 pub(super) struct Basis {
-    /// The generation at which they were read; `None` where they were not: what was written last is known then.
+    /// The generation at which they were read; `None` where they were not: the last write is known then.
     pub(super) generation: Option<u32>,
     pub(super) read: BTreeMap<Family, Option<Observed>>,
 }
 
-/// Why a transaction that was to be of one generation was refused.
+/// Reason why a transaction that was to be of one generation was refused.
 enum Meanwhile {
-    /// Somebody changed something else.
+    /// Another program changed something else.
     Others,
-    /// Somebody changed this table.
+    /// Another program changed this table.
     This,
-    /// For something else.
+    /// The reason is another one.
     Nothing,
 }
 
@@ -57,7 +57,7 @@ impl Basis {
     }
 }
 
-/// What became of a table.
+/// Result of writing a table.
 #[derive(Debug)]
 pub(super) struct Written {
     pub(super) family: Family,
@@ -65,7 +65,7 @@ pub(super) struct Written {
     pub(super) is_done: bool,
     /// Frontends that the kernel refused.
     pub(super) refused: Vec<FrontendKey>,
-    /// The kernel has something else than was thought.
+    /// The kernel contradicted its known state.
     pub(super) is_surprise: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Removes everything that is ours.
+//! Removes all tables of this mode.
 
 use super::layout::{self, Layout, OWNED};
 use super::mode::read;
@@ -10,7 +10,7 @@ use crate::net::Family;
 use crate::ports::{PortErrorKind, Ports};
 use crate::service::NodeFacts;
 
-/// What the tables of both families serve.
+/// Frontends that the tables of both families serve.
 pub(crate) fn served(facts: &NodeFacts, ports: &mut Ports<'_>) -> Served {
     let mut served = Served::default();
     for family in Family::ALL {
@@ -20,7 +20,7 @@ pub(crate) fn served(facts: &NodeFacts, ports: &mut Ports<'_>) -> Served {
                 let frontends = observed.iter().flat_map(|observed| observed.frontends(family));
                 frontends.for_each(|(key, has_endpoints)| served.add(key, has_endpoints));
             }
-            // Somebody else's.
+            // The table is foreign.
             Err(error) if error.kind() == PortErrorKind::AlreadyExists => {}
             Err(error) => served.miss(format_args!("table {}", layout.table()), error),
         }

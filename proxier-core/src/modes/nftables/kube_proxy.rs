@@ -1,4 +1,4 @@
-//! What a kube-proxy in nftables mode has left.
+//! Tables that a kube-proxy in nftables mode has left.
 
 use nftables::{ElementKey, TableKey, TableSnapshot};
 
@@ -13,16 +13,16 @@ use crate::service::NodeFacts;
 /// The name of its tables.
 const TABLE: &str = "kube-proxy";
 
-/// What its tables say of themselves. Kernels from 5.10 keep that; kube-proxy's nftables mode needs a newer one.
+/// Comment of its tables. Kernels from 5.10 keep it; kube-proxy's nftables mode needs a newer one.
 const COMMENT: &str = "rules for kube-proxy";
 
-/// Chains that its tables have in every release from 1.29 to 1.36, whatever Services there are. Source: kubernetes,
+/// Chains that its tables have in every release from 1.29 to 1.36, with any Services. Source: kubernetes,
 /// pkg/proxy/nftables/proxier.go, `setupNFTables`.
 const CHAINS: [&str; 5] = ["nat-prerouting", "nat-output", "nat-postrouting", "services", "masquerading"];
 
-/// Removes the tables of both families that a kube-proxy in nftables mode has left: it would go on choosing endpoints that
-/// nobody keeps up to date. A table of that name without its comment or one of its chains may be somebody else's: it stays, and counts
-/// among what is [left](Cleaned::left).
+/// Removes the tables of both families that a kube-proxy in nftables mode has left: they would go on choosing endpoints, out of date.
+/// A table of that name without its comment or one of its chains may be foreign: it stays, and counts among the tables that are
+/// [left](Cleaned::left).
 pub(crate) fn cleanup_kube_proxy(ports: &mut Ports<'_>) -> Cleaned {
     let mut cleaned = Cleaned::default();
     for table in tables() {
@@ -47,7 +47,7 @@ fn tables() -> impl Iterator<Item = TableKey> {
     Family::ALL.into_iter().map(|family| TableKey { family: family.into(), name: name(TABLE) })
 }
 
-/// What the tables of both families serve.
+/// Frontends that the tables of both families serve.
 pub(crate) fn served_by_kube_proxy(facts: &NodeFacts, ports: &mut Ports<'_>) -> Served {
     let mut served = Served::default();
     for (family, table) in Family::ALL.into_iter().zip(tables()) {

@@ -1,4 +1,4 @@
-//! What a table has besides its elements and the chains that choose endpoints: it follows from the settings alone.
+//! Layout of a table: everything but its elements and the chains that choose endpoints. It follows from the settings alone.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::modes::shared::nft::{RTN_LOCAL, interface, rejections};
 use crate::net::{Family, Network};
 use crate::service::NodeFacts;
 
-/// Chain: clients are told that nobody answers.
+/// Chain: clients are refused.
 pub(super) const REJECT: &str = "reject-connection";
 /// Chain: connections to Frontends.
 const SERVICES: &str = "services-by-port";
@@ -28,38 +28,38 @@ const NEW: &str = "new-connections";
 const GUARD: &str = "guard";
 
 /// Largest numbers of clients that the lowest slots remember, which all Frontends with affinity share; the kernel makes room for
-/// them at once, 8 MiB together. The others grow as needed up to the kernel's own limit, 65,535 (`nft_dynset_init`). Beyond,
+/// them at once, 8 MiB together. Higher slots grow as needed up to the kernel's own limit, 65,535 (`nft_dynset_init`). Beyond,
 /// new clients are served without affinity.
 const CLIENTS: [u32; 3] = [0x30000, 0x18000, 0x18000];
 
 /// The kernel's limit for sets that rules write, where none is given.
 pub(super) const CLIENTS_BY_DEFAULT: u32 = 0xffff;
 
-/// How often the kernel frees clients that have timed out: it walks the whole set for that. Each second is its own choice.
+/// Interval at which the kernel frees clients that have timed out: it walks the whole set for that. The kernel's own default is 1 s.
 const COLLECTED_EVERY: Duration = Duration::from_secs(30);
 
-/// Whose connections to cluster IPs are masqueraded.
+/// Connections to cluster IPs that are masqueraded, by source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MasqueradeRule {
-    /// Nobody's.
+    /// No connections.
     Nobody,
-    /// Everybody's.
+    /// All connections.
     Everybody,
-    /// Of sources that are not in this network.
+    /// Connections from sources that are not in this network.
     Outside(Network),
-    /// Of those that do not come in by the interface of this name.
+    /// Connections that do not come in by the interface of this name.
     OutsideInterface(String),
-    /// Of those that do not come in by an interface whose name begins so.
+    /// Connections that do not come in by an interface whose name begins so.
     OutsidePrefix(String),
 }
 
-/// What a family's table has besides its elements and the chains that choose endpoints.
+/// Layout of a family's table: everything but its elements and the chains that choose endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     table: TableKey,
     family: Family,
     mark: u32,
-    /// How local traffic is detected; without the wish to masquerade everything.
+    /// Detection of local traffic, even if everything is masqueraded.
     local: MasqueradeRule,
     masquerade_all: bool,
     /// The network of all pods, where pods are told by that, and that of this node's own, if the Node object has one.
@@ -106,7 +106,7 @@ impl Layout {
         }
     }
 
-    /// Whether it keeps others off the programs that listen at loopback addresses, which `route_localnet` would open to them.
+    /// Whether the table keeps other hosts off the programs that listen at loopback addresses, which `route_localnet` would open to them.
     pub(super) fn guards_localhost(&self) -> bool {
         self.has_localhost
     }
@@ -162,12 +162,12 @@ impl Layout {
         }
     }
 
-    /// What a Frontend is known by.
+    /// Fields that identify a Frontend.
     pub(super) fn frontend(&self) -> Vec<Operand> {
         vec![self.destination(), Operand::L4PROTO, Operand::DPORT]
     }
 
-    /// What a client of a Frontend is known by.
+    /// Fields that identify a client of a Frontend.
     pub(super) fn client(&self) -> Vec<Operand> {
         [&[self.source()], self.frontend().as_slice()].concat()
     }
@@ -193,7 +193,7 @@ impl Layout {
         set
     }
 
-    /// A set or map, without its elements. Those of slots are others: [`Layout::slot_set`].
+    /// A set or map, without its elements. Sets of slots come from [`Layout::slot_set`].
     pub(super) fn set(&self, name: SetName) -> Set {
         let key = self.set_key(name);
         let frontend = self.frontend();
@@ -299,8 +299,8 @@ impl Layout {
         };
         let mut arriving_guard = guarded();
         if self.has_localhost {
-            // What the kernel does with such a packet without `route_localnet`. Destinations that others translate to 127.0.0.1 are not
-            // yet: that comes later.
+            // The kernel does the same with such a packet without `route_localnet`. Destinations are not yet those that other programs translate to
+            // 127.0.0.1: that comes later.
             let to_localhost = self.rule().daddr_in(self.family.localhost(), 8);
             arriving_guard.insert(0, built(interface(to_localhost, "lo", false, CmpOp::Ne).drop_packet()));
         }
@@ -333,7 +333,7 @@ impl Layout {
     }
 
     /// To one chain for pods and this node, which may use all endpoints: their answers come back here by themselves. To the other
-    /// for everybody else, and for all where there is no first one.
+    /// for all other clients, and for all where there is no first one.
     pub(super) fn split(&self, anywhere: Option<&Name>, only_here: Option<&Name>) -> Vec<Rule> {
         let from_here = || {
             let register = Register::FIRST;

@@ -1,4 +1,4 @@
-//! What a table holds for an address and port.
+//! Contents of a table for one address and port.
 
 use nftables::{ElementData, ElementKey, TableSnapshot, Verdict};
 

@@ -34,7 +34,7 @@ pub enum SetName {
 }
 
 impl SetName {
-    /// All.
+    /// All sets and maps.
     pub const ALL: [SetName; 8] = [
         SetName::Services,
         SetName::Endpoints,
@@ -65,11 +65,11 @@ impl SetName {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Item {
-    /// Which set.
+    /// Set or map of the element.
     pub set: SetName,
-    /// Its key.
+    /// Key of the element.
     pub key: ElementKey,
-    /// What a map says of it.
+    /// Value, in a map.
     pub data: Option<ElementData>,
 }
 
@@ -82,7 +82,7 @@ impl Item {
         Item { data: Some(ElementData::Verdict(Verdict::Goto(chain))), ..self }
     }
 
-    /// As the kernel takes it.
+    /// The element in the kernel's form.
     pub(super) fn into_element(self) -> Element {
         let mut element = Element::new(self.key);
         element.data = self.data;
@@ -121,23 +121,23 @@ fn endpoint(key: &EndpointKey) -> [Value; 2] {
     [key.address.into(), Value::port(key.port)]
 }
 
-/// What happens to connections to a Frontend without an endpoint to choose.
+/// Fate of connections to a Frontend without an endpoint to choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Nowhere {
-    /// There is none at all: clients are told.
+    /// No endpoint at all: clients are refused.
     Reject,
-    /// There are some on other nodes: a load balancer shall try those.
+    /// Endpoints on other nodes only: a load balancer shall try those.
     Drop,
 }
 
 /// The chains for a Frontend's connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Treatment {
-    /// One chain for everybody.
+    /// Chain for all clients.
     everybody: Option<Pick>,
-    /// For the node and its pods, where the policy is `Local`.
+    /// Chain for the node and its pods, where the policy is `Local`.
     anywhere: Option<Pick>,
-    /// For others, where the policy is `Local`.
+    /// Chain for clients outside, where the policy is `Local`.
     only_here: Option<Pick>,
     nowhere: Option<Nowhere>,
 }
@@ -240,7 +240,7 @@ pub fn lower(frontend: &Frontend, slots: &Slots) -> Vec<Item> {
             Nowhere::Drop => Item { data: Some(ElementData::Verdict(Verdict::Drop)), ..item },
         });
     }
-    // Without any endpoint everybody is rejected, whatever the source.
+    // Without any endpoint all clients are rejected, from any source.
     if let Some(ranges) = frontend.source_ranges.as_deref().filter(|_| treatment.nowhere != Some(Nowhere::Reject)) {
         items.push(Item::new(SetName::Guarded, with(key, &[])));
         items.extend(allowed(frontend, ranges));

@@ -12,11 +12,11 @@
 //! With session affinity, clients are remembered by slot: a set of clients and a chain for each *number* of a slot, shared by all
 //! Services. An endpoint keeps its slot while it lives; the tables say which, so a restart changes nothing. New
 //! endpoints get slots in turn, of about twice as many as there are endpoints: a slot whose endpoint is gone stays empty for as long as
-//! possible, and a client that it knows forgets it when it comes, and chooses among all endpoints anew. It never leaves an endpoint that is
+//! possible, and a client that it knows is forgotten when it comes, and chooses again among all endpoints. A client never leaves an endpoint that is
 //! there. Clients are looked for in all slots, up to the next power of two above
 //! the highest in use, one after the other: that is what affinity with many endpoints costs a new connection. With more than
-//! 4,096 endpoints there is none. The lowest slot remembers 196,608 clients of all Services, the next two half as many, others
-//! 65,535; beyond, clients are served without affinity. When a table is made anew, clients are forgotten.
+//! 4,096 endpoints there is none. The lowest slot remembers 196,608 clients of all Services, the next two half as many, the rest
+//! 65,535; beyond, clients are served without affinity. When a table is made again, clients are forgotten.
 //!
 //! A changed endpoint is a transaction of a few elements, with ten Services or fifty thousand, and so is an endpoint more or less as
 //! long as the chain does for their number. It is kept for up to seven fewer: a rolling update that goes up and down by less
@@ -31,25 +31,25 @@
 //!  Items                kernel ──observe──┘
 //! ```
 //!
-//! What differs from kube-proxy's iptables mode, on purpose:
+//! Differences from kube-proxy's iptables mode, on purpose:
 //! * A Frontend without endpoints refuses this node's own connections too, also to addresses that are not local.
 //! * Node ports are served, rejected and dropped on the addresses of `nodePortAddresses` only; on 127.0.0.1 only where that names it.
-//! * A connection of an endpoint to itself is masqueraded when the endpoint is on this node. Others do not come back here.
+//! * A connection of an endpoint to itself is masqueraded when the endpoint is on this node. Connections to other nodes' endpoints do not come back here.
 //! * Pods of other nodes that connect to a node port of policy `Local` are masqueraded, where pods are told by the cluster's network:
 //!   they may get an endpoint on a third node, which would answer them past this one.
 //! * Affinity is kept by Frontend: a client that uses two addresses of a Service may get two endpoints.
 //! * TCP is refused by a reset, which the kernel does not limit, not by ICMP.
 //! * A packet to a cluster IP that no port of it serves is rejected, as in kube-proxy's nftables mode.
-//! * [`LocalFallback`](crate::config::LocalFallback) does not matter: the node and its pods get the cluster's endpoints,
-//!   others are dropped.
+//! * [`LocalFallback`](crate::config::LocalFallback) does not matter: the node and its pods get the cluster's endpoints, and
+//!   connections of other clients are dropped.
 //!
-//! What differs from kube-proxy's nftables mode, on purpose; masquerading of other nodes' pods, resets and affinity differ as above:
+//! Differences from kube-proxy's nftables mode, on purpose; masquerading of other nodes' pods, resets and affinity differ as above:
 //! * Without `nodePortAddresses`, node ports are served on all addresses of the node, as in the other modes; there on the node's
 //!   primary ones, which `primary` gives here. `primary` in a family in which the node has no address serves none; there all.
 //! * Addresses in the networks of cluster IPs (ServiceCIDRs) that no Service has are left alone; there they are dropped.
-//! * Packets that connection tracking finds invalid are not forwarded, unless it is liberal (`nf_conntrack_tcp_be_liberal`, whoever set
-//!   it), as in kube-proxy's iptables mode; there they are.
-//! * A load balancer without endpoints rejects everybody, as in kube-proxy's iptables mode; there it drops those outside of its source
+//! * Packets that connection tracking finds invalid are not forwarded, unless it is liberal (`nf_conntrack_tcp_be_liberal`, set by any
+//!   program), as in kube-proxy's iptables mode; there they are.
+//! * A load balancer without endpoints rejects all clients, as in kube-proxy's iptables mode; there it drops those outside of its source
 //!   ranges.
 //! * There, Linux 5.13 and the program `nft` are needed.
 //!

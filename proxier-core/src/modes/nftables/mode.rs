@@ -1,4 +1,4 @@
-//! nftables mode from pass to pass: what it wants, what it knows of the kernel, and what it has begun.
+//! nftables mode from pass to pass: wanted tables, known state of the kernel, and unfinished work.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -31,13 +31,13 @@ use crate::time::Moment;
 pub(crate) struct Mode {
     table: Name,
     wanted: Wanted,
-    /// What differs from what was written last.
+    /// Differences from the last write.
     changed: Changed,
-    /// What the kernel holds, as far as known; `None` before it was read.
+    /// State of the kernel, as far as known; `None` before it was read.
     known: Option<Known>,
     /// The tables as they were just read, until the plan is made.
     read: BTreeMap<Family, Option<Observed>>,
-    /// Families whose table somebody else made, as it was last read: they are not served.
+    /// Families whose table is foreign, as it was last read: they are not served.
     foreign: BTreeMap<Family, PortError>,
     /// The layouts that were written.
     layouts: BTreeMap<Family, Layout>,
@@ -55,10 +55,10 @@ pub(crate) struct Mode {
     prepared: Prepared,
 }
 
-/// What the kernel holds.
+/// State of the kernel.
 #[derive(Debug, Default)]
 struct Known {
-    /// The generation after our last change; `None` when others changed something at the same time.
+    /// The generation after our last change; `None` when another program changed something at the same time.
     generation: Option<u32>,
     /// The Frontends that it serves, with whether there are endpoints.
     frontends: BTreeMap<FrontendKey, bool>,
@@ -76,7 +76,7 @@ pub(crate) struct Prepared {
     pub(crate) plan: Plan,
     /// The generation before it.
     generation: Option<u32>,
-    /// What was read for it.
+    /// State of the tables that was read for it.
     basis: Basis,
     held: BTreeSet<FrontendKey>,
 }
@@ -104,7 +104,7 @@ impl Mode {
         Layout::new(family, &self.table, pass.facts, pass.tcp_is_liberal)
     }
 
-    /// What changes in a family's table; `None` when it is not to exist and does not.
+    /// Changes to a family's table; `None` when it is not to exist and does not.
     fn plan_table(&self, layout: Layout, is_served: bool, read: Option<&Option<Observed>>) -> Option<TablePlan> {
         let wanted = &self.wanted;
         match (is_served, read) {
@@ -144,7 +144,7 @@ impl Mode {
         flows::to_forget(self.wanted.desired(), changes)
     }
 
-    /// What somebody else changed: differences that do not come from the input.
+    /// Foreign changes: differences that do not come from the input.
     fn drift(&self, pass: &Pass<'_>, plan: &Plan) -> Vec<Step> {
         let names = Names::new(pass.store, self.wanted.desired());
         let mut drift: Vec<Step> = plan.sysctls.iter().chain(&plan.guarded).map(Step::sysctl).collect();
@@ -164,7 +164,7 @@ impl Mode {
         drift
     }
 
-    /// Records what the kernel holds now.
+    /// Records the present state of the kernel.
     fn note_written(&mut self, plan: &Plan, written: &[Written], before: Option<u32>, tables: &mut dyn Tables) {
         if !self.unfinished.is_empty() || !self.refused.is_empty() {
             // What was written and what was not is found by reading.
@@ -199,7 +199,7 @@ impl Mode {
         let ours = u32::try_from(written.iter().filter(|of| of.is_done).count()).unwrap_or(u32::MAX);
         let after = if ours > 0 { tables.generation().ok() } else { None };
         if let Some(known) = self.known.as_mut().filter(|_| ours > 0) {
-            // Nobody else changed anything when it grew by our transactions.
+            // There were no foreign changes if it grew by our transactions alone.
             let is_ours = known.generation.is_some() && known.generation == before;
             let expected = before.map(|before| before.wrapping_add(ours));
             known.generation = after.filter(|after| is_ours && Some(*after) == expected);

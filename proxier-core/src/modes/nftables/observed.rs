@@ -1,4 +1,4 @@
-//! What a table of the kernel holds, in the words of this mode.
+//! State of a table in the kernel, in the words of this mode.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -14,18 +14,18 @@ use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
 /// A family's table as it was read.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Observed {
-    /// Elements by set, but for those of slots: rules write them, and they are nobody's drift.
+    /// Elements by set, without sets of slots: rules write those, and they never count as drift.
     pub(super) elements: BTreeMap<SetName, BTreeMap<ElementKey, Option<ElementData>>>,
     /// Rules by chain.
     pub(super) chains: BTreeMap<String, Vec<Rule>>,
     /// Sets that are none of [`SetName`], but for anonymous ones, which go with their rules.
     pub(super) other_sets: BTreeMap<String, Set>,
-    /// The table has flags (`dormant`: no chain sees packets), or its base chains or a set differ from ours: it cannot be mended, only made again.
+    /// The table has flags (`dormant`: no chain sees packets), or other base chains or another set than the layout: it can only be made again.
     pub(super) is_other: bool,
 }
 
 impl Observed {
-    /// Reads a snapshot; `None` when the table is somebody else's.
+    /// Reads a snapshot; `None` when the table is foreign.
     pub(super) fn read(snapshot: TableSnapshot, layout: &Layout) -> Option<Self> {
         let mut observed = Observed::default();
         for chain in &snapshot.chains {
@@ -140,7 +140,7 @@ pub(super) fn endpoint(bytes: &[u8], family: Family) -> Option<EndpointKey> {
     Some(EndpointKey::new(address, u16::from_be_bytes(*rest.first_chunk::<2>()?)))
 }
 
-/// The Frontend at the beginning of a key, and what is behind it.
+/// The Frontend at the beginning of a key, and the rest of the key.
 pub(super) fn split(key: &ElementKey, family: Family) -> Option<(FrontendKey, &[u8])> {
     let (ElementKey::Value(value) | ElementKey::Range(value, _)) = key else { return None };
     let (address, rest) = address(value.as_bytes(), family)?;
@@ -148,7 +148,7 @@ pub(super) fn split(key: &ElementKey, family: Family) -> Option<(FrontendKey, &[
     Some((FrontendKey::new(protocol, address, port), rest))
 }
 
-/// The protocol and port at the beginning of this part of a key, and what is behind them.
+/// The protocol and port at the beginning of this part of a key, and the rest of the key.
 pub(super) fn protocol_and_port(bytes: &[u8]) -> Option<(Protocol, u16, &[u8])> {
     let (protocol, rest) = bytes.split_first_chunk::<4>()?;
     let protocol = match protocol.first()? {

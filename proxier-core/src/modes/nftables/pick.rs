@@ -33,8 +33,8 @@
 //! no maps of verdicts, since older kernels walk such a map once for each Frontend whenever they check the table.
 //!
 //! A client keeps its endpoint: it goes by the lowest slot that knows it and has an endpoint. A lower slot comes to know it only
-//! when no other does (first connections at one instant may each get their own); slots that have no endpoint any more forget it when it comes, and it
-//! chooses anew. So an empty slot is given to another endpoint late ([`slots`](super::slots)): its clients would all follow it there.
+//! when no other does (first connections at one instant may each get their own); slots that have no endpoint any more forget it when it comes,
+//! and the client chooses again. So an empty slot is given to another endpoint late ([`slots`](super::slots)): its clients would all follow it there.
 
 use std::fmt;
 use std::time::Duration;
@@ -45,30 +45,30 @@ use nftables::{Name, Operand, Rule, SetReference};
 use super::layout::{Layout, built, chain};
 use super::lower::SetName;
 
-/// Which connections a chain marks to be masqueraded.
+/// Connections that a chain marks to be masqueraded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Marks {
-    /// None.
+    /// No connections.
     Nothing,
-    /// Those to a cluster IP that need it, by configuration.
+    /// Connections to a cluster IP that need it, by configuration.
     Internal,
-    /// All.
+    /// All connections.
     Everything,
 }
 
-/// How clients stay with their endpoints.
+/// Session affinity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Affinity {
-    /// For how long after their last connection, in seconds.
+    /// Seconds for which a client stays with its endpoint after its last connection.
     pub secs: u32,
-    /// In how many slots they are looked for.
+    /// Number of slots in which they are looked for.
     pub width: u32,
 }
 
 /// A chain that chooses an endpoint. Its name says what it does: `pick-2`, `internal-3-local`, `external-2-sticky-10800-of-4`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Pick {
-    /// Which connections are marked to be masqueraded.
+    /// Connections that are marked to be masqueraded.
     pub marks: Marks,
     /// Among the endpoints on this node only.
     pub is_local: bool,
@@ -82,41 +82,41 @@ pub struct Pick {
 /// A slot that clients stay with: a chain and a set of clients of the same name, `slot-3-sticky-10800`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot {
-    /// Its number.
+    /// Number of the slot.
     pub number: u32,
-    /// Of the endpoints on this node.
+    /// Whether the slot is of the endpoints on this node.
     pub is_local: bool,
-    /// How long a client stays after its last connection, in seconds.
+    /// Seconds for which a client stays after its last connection.
     pub secs: u32,
 }
 
-/// A chain for policy `Local`: by where a connection comes from, it goes to one of two others. `pick-3-or-pick-1-local`.
+/// A chain for policy `Local`: sends a connection to one of two chains, by its source. `pick-3-or-pick-1-local`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Split {
-    /// For the node and its pods, which may go anywhere.
+    /// Chain for the node and its pods, which may go anywhere.
     pub anywhere: Option<Pick>,
-    /// For everybody else.
+    /// Chain for all other clients.
     pub only_here: Option<Pick>,
 }
 
 /// A chain that Frontends share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SharedChain {
-    /// It chooses an endpoint.
+    /// A chain that chooses an endpoint.
     Pick(Pick),
-    /// It goes to one of two that do.
+    /// A chain that leads to one of two that choose.
     Split(Split),
-    /// It leads to the endpoint in a slot.
+    /// A chain that leads to the endpoint in a slot.
     Slot(Slot),
 }
 
-/// The slot of the first endpoint on this node; the others begin at 0. No Service has as many endpoints.
+/// The slot of the first endpoint on this node; slots of all endpoints begin at 0. No Service has as many endpoints.
 pub(super) const FIRST_LOCAL_SLOT: u32 = 1 << 24;
 
 /// Seed of the number that chooses for a new client. Always the same, or each start would write all rules again.
 const SEED: u32 = 0x70_72_6f_78;
 
-/// How many numbers of endpoints share a chain, at most: two steps, so that a number that goes up and down by less stays there.
+/// Largest number of endpoint counts that share a chain: two steps, so that a count that goes up and down by less stays there.
 const SHARING: u32 = 2 * Pick::STEP;
 
 /// Fewest endpoints that a chain for so many is fair to.
@@ -130,7 +130,7 @@ pub(super) fn most_for(count: u32, in_use: Option<u32>) -> u32 {
     in_use.filter(does).or_else(|| count.checked_next_multiple_of(Pick::STEP)).unwrap_or(u32::MAX)
 }
 
-/// For how many endpoints at most a chain of this name is, of those on this node or of all; `None` when it does not say so.
+/// Capacity of a chain of this name, in endpoints, of those on this node or of all; `None` when it does not say so.
 pub(super) fn most_of(name: &str, is_local: bool) -> Option<u32> {
     let picks = name.split("-or-").filter(|pick| !pick.contains("-sticky-"));
     let (_, number) = picks.map(|pick| (pick.ends_with("-local"), pick)).find(|(local, _)| *local == is_local)?;
@@ -146,7 +146,7 @@ fn tickets(is_local: bool, slot: u32) -> u32 {
     u32::from(is_local) << 31 | (slot & 0x7fff) << 16
 }
 
-/// What the set of draws has when this draw means this slot.
+/// Element of the set of draws by which this draw leads to this slot.
 pub(super) fn ticket(is_local: bool, slot: u32, draw: u32) -> u32 {
     tickets(is_local, slot) | (draw & 0xffff)
 }
@@ -199,7 +199,7 @@ impl fmt::Display for SharedChain {
 }
 
 impl SharedChain {
-    /// Its name.
+    /// Name of the chain.
     pub(super) fn name(&self) -> Name {
         chain(&self.to_string())
     }
@@ -255,7 +255,7 @@ impl Pick {
             }));
             rules.extend(self.slots().map(|slot| self.draw(layout, &slot)));
         } else {
-            // Any of the endpoints, each as likely as the others.
+            // Any of the endpoints, all with the same probability.
             rules.extend((self.fewest()..=self.most).rev().map(|modulus| {
                 let offset = first(self.is_local);
                 built(layout.to_endpoint(Operand::Numgen { kind: NumgenKind::Random, modulus, offset }))

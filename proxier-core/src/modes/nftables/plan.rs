@@ -16,34 +16,34 @@ use crate::ports::SysctlChange;
 use crate::ports::UdpServices;
 use crate::safeguard::{Loss, Stopped};
 
-/// What a pass does.
+/// Plan of a pass.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Plan {
     /// Values below `/proc/sys`.
     pub(super) sysctls: Vec<SysctlChange>,
-    /// Those to write after the table of IPv4, which guards them.
+    /// Values to write after the table of IPv4, which guards them.
     pub(super) guarded: Vec<SysctlChange>,
-    /// What changes in each family's table.
+    /// Changes to each family's table.
     pub(super) tables: Vec<TablePlan>,
     /// UDP flows to forget, after the tables were written.
     pub(in crate::modes) forget: UdpServices,
 }
 
-/// What becomes of a table as a whole.
+/// Change to a table as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It stays.
+    /// The table stays.
     Keep,
-    /// It is made.
+    /// The table is made.
     Make,
-    /// It is deleted and made again, at one instant: it has other flags, sets or hooks than ours.
+    /// The table is deleted and made again, at one instant: its flags, sets or hooks differ from the layout.
     Remake,
-    /// It is deleted: the family is not served any more.
+    /// The table is deleted: the family is not served any more.
     Delete,
 }
 
-/// What changes in a family's table.
+/// Changes to a family's table.
 #[derive(Clone, Debug)]
 pub(super) struct TablePlan {
     pub(super) layout: Layout,
@@ -56,7 +56,7 @@ pub(super) struct TablePlan {
     delete_chains: Vec<String>,
     delete: BTreeMap<SetName, Vec<ElementKey>>,
     add: BTreeMap<SetName, Vec<Element>>,
-    /// What becomes of each Frontend that changes, with the number of its endpoints.
+    /// Action for each Frontend that changes, with the number of its endpoints.
     pub(super) frontends: BTreeMap<FrontendKey, (Action, usize)>,
 }
 
@@ -97,7 +97,7 @@ impl TablePlan {
         plan
     }
 
-    /// The differences to what was read.
+    /// Differences to the table that was read.
     pub(super) fn compared(layout: Layout, wanted: &Wanted, observed: &Observed) -> Self {
         let family = layout.family();
         let mut sets: BTreeMap<&str, &Set> =
@@ -145,7 +145,7 @@ impl TablePlan {
         plan
     }
 
-    /// The differences to what was written last.
+    /// Differences to the last write.
     pub(super) fn changed(layout: Layout, wanted: &Wanted, changed: &Changed) -> Self {
         let family = layout.family();
         let mut plan = TablePlan::new(layout, Fate::Keep);
@@ -210,7 +210,7 @@ impl TablePlan {
         self.frontends.insert(key, (action, after.map_or(0, |frontend| frontend.endpoints().len())));
     }
 
-    /// What it would take away.
+    /// Frontends that the plan would delete, or leave without endpoints.
     pub(super) fn losing<'a>(&'a self, wanted: &'a Wanted) -> impl Iterator<Item = (FrontendKey, Loss)> + 'a {
         self.frontends.iter().filter_map(|(key, (action, _))| {
             let loss = match (action, wanted.desired().frontend(key)) {
@@ -222,7 +222,7 @@ impl TablePlan {
         })
     }
 
-    /// Leaves alone what is held back, with the chains that it needs.
+    /// Leaves held Frontends alone, with the chains that they need.
     pub(super) fn hold(&mut self, stopped: &Stopped, observed: &Observed) {
         let family = self.layout.family();
         let held: BTreeSet<FrontendKey> = stopped.inherited().collect();
@@ -386,7 +386,7 @@ fn all_chains(layout: &Layout, wanted: &Wanted) -> Vec<(Chain, Vec<Rule>)> {
 }
 
 impl Plan {
-    /// Whether nothing is to be done.
+    /// Whether the plan is empty.
     pub fn is_empty(&self) -> bool {
         self.sysctls.is_empty()
             && self.guarded.is_empty()

@@ -1,8 +1,10 @@
-//! Which slot each endpoint of a Frontend has, and which chain chooses among them. An endpoint keeps its slot while it lives, over changes of the list and
-//! restarts of the process: a change writes the elements that differ, and clients that stay with a slot stay with an endpoint.
+//! Slots of a Frontend's endpoints, and the capacity of the chain that chooses among them. An endpoint keeps its slot while it lives, over
+//! changes of the list and restarts of the process: a change writes the elements that differ, and clients that stay with a slot stay with an
+//! endpoint.
 //!
-//! Where clients stay, new endpoints get slots in turn, so that one whose endpoint is gone stays empty as long as there are others: a client that it
-//! knows forgets it when it comes, and chooses anew. Otherwise all clients of an endpoint would follow its slot to the next endpoint.
+//! With session affinity, new endpoints get slots in turn, so that a slot whose endpoint is gone stays empty as long as there are further ones:
+//! a client that the slot knows is forgotten when it comes, and chooses again. Otherwise all clients of an endpoint would follow its slot to
+//! the next endpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -11,7 +13,7 @@ use super::pick::most_for;
 use crate::net::EndpointKey;
 use crate::service::Frontend;
 
-/// Most endpoints among which clients stay with theirs. Frontends with more are served without affinity: each slot is a chain
+/// Largest number of endpoints with session affinity. Frontends with more are served without it: each slot is a chain
 /// and a set, and a new client is looked for in all of them.
 pub(super) const MOST_STICKY: u32 = 1 << 12;
 
@@ -27,9 +29,9 @@ pub struct Slots {
 struct Numbers {
     /// `None` where each has its place in the list, as nearly all do.
     slots: Option<Box<[u32]>>,
-    /// For how many endpoints at most the chain is that chooses, where it is not the smallest that does.
+    /// Capacity of the chain that chooses, in endpoints, where it is not the smallest that does.
     most: Option<NonZeroU32>,
-    /// Whose turn it is, where that is not the slot above the highest.
+    /// Slot of the next new endpoint, where that is not the slot above the highest.
     next: Option<NonZeroU32>,
 }
 
@@ -40,18 +42,18 @@ pub(super) struct Held {
     pub(super) local: HeldNumbers,
 }
 
-/// Those of the endpoints on this node, or of all.
+/// Slots of the endpoints on this node, or of all.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HeldNumbers {
     pub(super) slots: BTreeMap<EndpointKey, u32>,
-    /// For how many endpoints at most the chain was that chose.
+    /// Capacity of the chain that chose, in endpoints.
     pub(super) most: Option<u32>,
-    /// Whose turn it is, where that is not the slot above the highest.
+    /// Slot of the next new endpoint, where that is not the slot above the highest.
     next: Option<NonZeroU32>,
 }
 
 impl HeldNumbers {
-    /// The slot from which new endpoints get theirs.
+    /// The slot of the next new endpoint.
     fn next(&self) -> u32 {
         let above = || self.slots.values().max().map_or(0, |highest| highest.saturating_add(1));
         self.next.map_or_else(above, NonZeroU32::get)
@@ -59,7 +61,7 @@ impl HeldNumbers {
 }
 
 impl Held {
-    /// Those of a Frontend as it was.
+    /// Slots of a Frontend as it was.
     pub(super) fn of(frontend: &Frontend, slots: &Slots) -> Self {
         let numbers = |is_local| HeldNumbers {
             // Of an endpoint that is listed twice the first one counts.
@@ -76,14 +78,14 @@ impl Held {
         self
     }
 
-    /// Those on this node, or all.
+    /// Slots of the endpoints on this node, or of all.
     pub(super) fn of_mut(&mut self, is_local: bool) -> &mut HeldNumbers {
         if is_local { &mut self.local } else { &mut self.cluster }
     }
 }
 
 impl Slots {
-    /// The slots of a Frontend's endpoints: those that are held, and free ones for the others. Without affinity these are the lowest, and
+    /// The slots of a Frontend's endpoints: held ones for those that have them, free ones for the rest. Without affinity these are the lowest, and
     /// there are no gaps, so that any number below the number of endpoints is a slot. With affinity they come in turn, of about twice
     /// as many as there are endpoints.
     pub(super) fn keeping(held: &Held, frontend: &Frontend) -> Self {
@@ -112,7 +114,7 @@ impl Slots {
         if is_local { (&self.local, &frontend.local) } else { (&self.cluster, &frontend.cluster) }
     }
 
-    /// For how many endpoints at most the chain is that chooses, where clients do not stay with theirs.
+    /// Capacity of the chain that chooses without session affinity, in endpoints.
     pub(super) fn most(&self, frontend: &Frontend, is_local: bool) -> u32 {
         let (numbers, endpoints) = self.numbers(frontend, is_local);
         numbers.most.map_or_else(|| most_for(number_of(endpoints), None), NonZeroU32::get)
@@ -176,7 +178,7 @@ pub(super) fn is_sticky(frontend: &Frontend, endpoints: u32) -> bool {
     frontend.affinity_secs.is_some() && endpoints <= MOST_STICKY
 }
 
-/// Which slot is meant by each number below the number of slots: the slot of that number, where there is one; where there is a
+/// Slot of each draw, a number below the number of slots: the slot of that number, where there is one; where there is a
 /// gap, the next of those beyond. So a change of one endpoint changes at most two of them.
 pub(super) fn draws(slots: &BTreeSet<u32>) -> impl Iterator<Item = (u32, u32)> {
     let count = u32::try_from(slots.len()).unwrap_or(u32::MAX);
@@ -201,7 +203,7 @@ mod tests {
         HeldNumbers { slots, ..HeldNumbers::default() }
     }
 
-    /// The slots of these endpoints, and what the next change goes by.
+    /// The slots of these endpoints, and the slot and capacity from which the next change starts.
     fn follow(held: &HeldNumbers, endpoints: &[u8], is_sticky: bool) -> (Vec<u32>, HeldNumbers) {
         let (slots, next) = Numbers::keeping(held, &keys(endpoints), is_sticky);
         let numbers = Numbers { slots, most: None, next };
@@ -241,7 +243,7 @@ mod tests {
             let given = *slots.last().unwrap();
             assert!((0..8).all(|slot| used(slot) >= used(given)), "{round}: {given} of {last_used:?}");
         }
-        // Nothing is left, and then there are others.
+        // First no endpoint is left, and then there are four new ones.
         let all_before = slots;
         let (none, held) = follow(&held, &[], true);
         let (others, _) = follow(&held, &[200, 201, 202, 203], true);

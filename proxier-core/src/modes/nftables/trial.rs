@@ -27,7 +27,7 @@ use crate::service::NodeFacts;
 /// ```
 ///
 /// # Errors
-/// What the kernel cannot do: nf_tables, the family, or a kind of chain, set or expression, which the message names.
+/// The kernel lacks nf_tables, the family, or a kind of chain, set or expression, which the message names.
 pub fn trial(family: Family, facts: &NodeFacts, tables: &mut dyn Tables) -> Result<(), PortError> {
     check(&[family], facts, tables)
 }

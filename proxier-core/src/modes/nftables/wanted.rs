@@ -1,4 +1,4 @@
-//! What the tables have to hold for [`Desired`], and what changed since they were written.
+//! State that the tables have to hold for [`Desired`], and changes since they were written.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,9 +13,9 @@ use crate::pack::pack;
 use crate::service::{Compiled, Desired, Follower, Frontend, NodeFacts, Roles};
 use crate::snapshot::{ObjectKey, Store};
 
-/// What the tables have to hold, kept up to date at O(changed Services).
+/// State that the tables have to hold, kept up to date at O(changed Services).
 ///
-/// Elements are not kept: those of a Frontend follow from it ([`lower`]). What Frontends share is counted.
+/// Elements are not kept: those of a Frontend follow from it ([`lower`]). Chains and elements that Frontends share are counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
     desired: Desired,
@@ -24,7 +24,7 @@ pub struct Wanted {
     slots: BTreeMap<FrontendKey, Slots>,
 }
 
-/// What several Frontends and Services need.
+/// Chain or element that several Frontends and Services need.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Need {
     /// A chain, and what goes with it.
@@ -43,7 +43,7 @@ impl Need {
         }
     }
 
-    /// Its element, if that is what it is.
+    /// Its element; `None` for a chain.
     pub(super) fn item(&self) -> Option<Item> {
         match *self {
             Need::Chain(..) => None,
@@ -53,7 +53,7 @@ impl Need {
     }
 }
 
-/// How many need something.
+/// Number of Frontends and Services that need each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Shared {
     needs: BTreeMap<Need, usize>,
@@ -67,7 +67,7 @@ impl Shared {
         *count == 1
     }
 
-    /// Whether nobody needs it any more.
+    /// Takes one user away. Returns whether it was the last.
     fn uncount(&mut self, need: Need) -> bool {
         let Entry::Occupied(mut count) = self.needs.entry(need) else { return false };
         *count.get_mut() = count.get().saturating_sub(1);
@@ -79,7 +79,7 @@ impl Shared {
     }
 }
 
-/// What differs from what was written last.
+/// Differences from the last write.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Changed {
     /// Frontends, each as it was when it was written, with the slots of its endpoints; `None` when it was not there.
@@ -160,17 +160,17 @@ fn needs(frontend: &Frontend, slots: &Slots) -> impl Iterator<Item = Need> + use
 }
 
 impl Wanted {
-    /// Nothing.
+    /// Empty state, without Services.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What the Services mean.
+    /// Frontends of all Services.
     pub fn desired(&self) -> &Desired {
         &self.desired
     }
 
-    /// Compiles these Services again, and records what differs from what was written.
+    /// Compiles these Services again, and records differences from the last write.
     pub(super) fn refresh<'a>(
         &mut self,
         store: &Store,

@@ -13,13 +13,13 @@ use crate::ports::Tables;
 /// More chains than the kernel lets jump to one another.
 const DEPTH: usize = 16;
 
-/// By what the connection is made: the name and the number of a protocol.
+/// Protocol of the connection: name and number.
 type Protocol = (&'static str, u8);
 
 const TCP: Protocol = ("tcp", 6);
 const PROTOCOLS: [Protocol; 2] = [TCP, ("udp", 17)];
 
-/// What a rule does with the packet.
+/// Effect of a rule on the packet.
 enum Step {
     Accept,
     Drop,
@@ -79,7 +79,7 @@ fn decision(chain: &str, steps: &mut dyn FnMut(&str) -> Vec<Step>, depth: usize)
     None
 }
 
-/// What a rule does with the first packet of a connection; `None` for one that only counts or logs, and for one with a condition that not
+/// Effect of a rule on the first packet of a connection; `None` for a rule that only counts or logs, and for one with a condition that not
 /// each such packet meets.
 fn step(rule: &Rule, protocol: Protocol) -> Option<Step> {
     let mut tokens = rule.tokens().iter().map(iptables::Token::as_str);
@@ -119,7 +119,7 @@ fn step(rule: &Rule, protocol: Protocol) -> Option<Step> {
     step
 }
 
-/// The same of a rule of nf_tables.
+/// Effect of a rule of nf_tables on the first packet of a connection, as `step`.
 fn step_of_nft(rule: &nftables::Rule, packet: (Family, Protocol)) -> Option<Step> {
     // Of iptables, in its tables of nf_tables: the name is the first attribute.
     let is_reject = |data: &Option<Vec<u8>>| {
@@ -168,7 +168,7 @@ fn step_of_nft(rule: &nftables::Rule, packet: (Family, Protocol)) -> Option<Step
     None
 }
 
-/// What an expression puts into a register: `None` within, if that is not known of the packet.
+/// Register that an expression writes, and the value: `None` within, if the packet does not tell it.
 fn loaded(expression: &Expression, (family, protocol): (Family, Protocol)) -> Option<(Register, Option<Vec<u8>>)> {
     const SYN: u8 = 2;
     // In `struct iphdr`, `struct ipv6hdr` and `struct tcphdr`.

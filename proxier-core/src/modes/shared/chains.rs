@@ -19,8 +19,8 @@ const TABLES: [TableName; 2] = [TableName::NAT, TableName::FILTER];
 pub(in crate::modes) struct Removal<'a> {
     /// Whether a chain of this name may go. Without one nothing else is read.
     pub(in crate::modes) may_go: &'a dyn Fn(&TableName, &str) -> bool,
-    /// Edits that delete rules, empty chains and delete chains. Of the rules of chains that may go nothing is known where they are in
-    /// nf_tables, and of others' rules only where they lead, and their comments.
+    /// Edits that delete rules, empty chains and delete chains. Where chains that may go are in nf_tables, their rules are not known, and of
+    /// foreign rules only their targets and comments are.
     pub(in crate::modes) edits: &'a dyn Fn(&Dump) -> Result<Transaction, PortError>,
 }
 
@@ -82,7 +82,7 @@ fn note(
     }
 }
 
-/// The same edits for nf_tables.
+/// Converts the edits to nf_tables.
 fn as_nft(family: Family, edits: &Transaction, tables: &mut dyn Tables) -> Result<NftTransaction, PortError> {
     let mut transaction = NftTransaction::new();
     for table in edits.tables() {

@@ -1,4 +1,4 @@
-//! What a cleanup did.
+//! Result of a cleanup.
 
 use iptables::TableName;
 use ipvs::VirtualServerKey;
@@ -6,15 +6,15 @@ use ipvs::VirtualServerKey;
 use crate::plan::report::{Applied, Unread};
 use crate::ports::{PortError, PortErrorKind};
 
-/// What a cleanup did.
+/// Result of a cleanup.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Cleaned {
-    /// What was removed and what was not.
+    /// Operations that were carried out, and those that failed.
     pub applied: Applied,
     /// Parts that could not be read; nothing of them was removed.
     pub unread: Vec<Unread>,
-    /// Virtual servers of somebody else, which stay.
+    /// Foreign virtual servers, which stay.
     pub foreign: Vec<VirtualServerKey>,
     /// Things that look like a kube-proxy's and that this cleanup cannot recognise or read, each with what to do. They stay, and may
     /// still decide about packets.
@@ -22,12 +22,12 @@ pub struct Cleaned {
 }
 
 impl Cleaned {
-    /// Whether nothing of ours is left.
+    /// Whether none of this proxy's objects is left.
     pub fn is_done(&self) -> bool {
         self.unread.is_empty() && self.applied.failures.is_empty()
     }
 
-    /// How many things were removed.
+    /// Number of objects removed.
     pub fn removed(&self) -> u64 {
         self.applied.done.values().sum()
     }

@@ -12,23 +12,23 @@ use crate::service::{Desired, Frontend};
 /// The consequence where this kernel lists no tracked connections.
 pub(crate) const STAY: &str = "UDP flows to endpoints that are gone are not ended";
 
-/// What is known of earlier changes to the addresses and ports of UDP.
+/// Earlier changes to the addresses and ports of UDP, as far as known.
 #[derive(Debug)]
 pub(crate) struct Changes<'a, C, D> {
-    /// What may have changed, each as it was.
+    /// Frontends that may have changed, each as it was.
     pub(crate) changed: C,
-    /// What a reading found to differ: earlier processes, and others, may have sent flows elsewhere.
+    /// Frontends that a reading found to differ: earlier processes and other programs may have sent flows elsewhere.
     pub(crate) differing: D,
     /// Everything may have changed; these were served by another mode.
     pub(crate) sweep: Option<&'a BTreeSet<SocketAddr>>,
     /// Addresses and ports whose flows could not be forgotten yet.
     pub(crate) again: &'a BTreeSet<SocketAddr>,
-    /// What stays in the kernel as it is.
+    /// Frontends that stay in the kernel as they are.
     pub(crate) held: &'a BTreeSet<FrontendKey>,
 }
 
 /// The flows to forget after Frontends changed, in modes that translate connections: by address and port, with the endpoints
-/// that may answer there from now on: those that serve, as connections of TCP go on too whatever is selected now.
+/// that may answer there from now on. These are all that serve, selected or not, since connections of TCP go on too.
 pub(crate) fn to_forget<'a>(
     desired: &Desired,
     changes: Changes<
@@ -42,7 +42,7 @@ pub(crate) fn to_forget<'a>(
     for (key, before) in changed {
         let (Some(place), after) = (key.udp(), desired.frontend(key)) else { continue };
         let new = after.map(Frontend::answering).unwrap_or_default();
-        // A flow that began before there was anybody to answer is not translated.
+        // A flow that began while there was no endpoint is not translated.
         let begins = before.is_none_or(|before| !before.has_endpoints()) && !new.is_empty();
         let ends = before.is_some_and(|before| !before.answering().is_subset(&new));
         if begins || ends {
@@ -62,7 +62,7 @@ pub(crate) fn to_forget<'a>(
     flows
 }
 
-/// Who may answer flows to an address and port. Where nobody serves it any more, others may: what is not translated stays.
+/// Addresses that may answer flows to an address and port. One that is not served any more may answer itself: its packets are not translated.
 pub(crate) fn answering_at(place: SocketAddr, served: Option<BTreeSet<SocketAddr>>) -> BTreeSet<SocketAddr> {
     served.unwrap_or_else(|| [place].into())
 }

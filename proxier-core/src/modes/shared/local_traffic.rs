@@ -1,24 +1,24 @@
-//! How traffic of this node's pods is recognized, as every mode sees it.
+//! Detection of traffic of this node's pods, as every mode sees it.
 
 use crate::config::{InterfaceName, LocalTraffic};
 use crate::net::{Family, Network};
 use crate::service::NodeFacts;
 
-/// How traffic of a family is recognized as this node's pods'.
+/// Detection of a family's traffic of this node's pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodTraffic {
-    /// It is not.
+    /// Not detected.
     Unknown,
-    /// Its source is in this network.
+    /// By source: in this network.
     Network(Network),
-    /// It comes in by this device.
+    /// By device: packets come in by this one.
     Interface(InterfaceName),
-    /// It comes in by devices whose names begin so.
+    /// By device: packets come in by one whose name begins so.
     Prefix(InterfaceName),
 }
 
 impl PodTraffic {
-    /// As configured ([`LocalTraffic`]), for a family.
+    /// Detection as configured ([`LocalTraffic`]), for a family.
     pub(crate) fn of(facts: &NodeFacts, family: Family) -> Self {
         let network = match &facts.config().local_traffic {
             LocalTraffic::ClusterCidrs(networks) => {

@@ -1,4 +1,4 @@
-//! What several modes need of a host.
+//! Parts that several modes share: facts of the host, sysctls, flows, tables of nf_tables and chains of iptables.
 
 pub(crate) mod by_default;
 pub(crate) mod chains;

@@ -37,7 +37,7 @@ pub struct Names<'a> {
 }
 
 impl<'a> Names<'a> {
-    /// Names for what is wanted.
+    /// Names of wanted objects.
     pub fn new(store: &'a Store, desired: &'a Desired) -> Self {
         Names { store, desired }
     }
@@ -68,7 +68,7 @@ impl<'a> Names<'a> {
         })
     }
 
-    /// Whether an endpoint has weight 0 by wish, so that it takes no new connections although it is wanted.
+    /// Whether a wanted endpoint has weight 0 on purpose, so that it takes no new connections.
     pub fn rests(&self, key: &FrontendKey, endpoint: &EndpointKey) -> bool {
         let weights = self.desired.frontend(key).and_then(|frontend| frontend.weights.as_deref());
         let of = |weights: &[(EndpointKey, u16)]| {

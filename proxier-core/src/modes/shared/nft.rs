@@ -1,4 +1,4 @@
-//! What modes with tables of nf_tables share.
+//! Parts that modes with tables of nf_tables share.
 
 use nftables::expr::{CmpOp, MetaKey, Reject};
 use nftables::{
@@ -12,7 +12,7 @@ use crate::plan::report::Unread;
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{NotCommitted, PortError, PortErrorKind, Ports, Tables};
 
-/// An empty chain: the table is this program's. A table of our name without it is somebody else's.
+/// An empty chain: the table is this program's. A table of this program's name without it is foreign.
 pub(crate) const OWNED: &str = "made-by-proxier-core";
 
 /// `RTN_LOCAL` (linux/rtnetlink.h): an address of this host.
@@ -31,10 +31,10 @@ pub(crate) fn each_or_all(
     families.into_iter().map(|family| (family, check(&[family]))).collect()
 }
 
-/// Has the kernel check tables of families under a name that nobody has, and make none of them. `add` adds a family's.
+/// Has the kernel check tables of families under a name that is not in use, and make none of them. `add` adds a family's.
 ///
 /// # Errors
-/// What the kernel cannot do; the message names it.
+/// The kernel lacks something; the message names it.
 pub(crate) fn check_trial(
     families: &[Family],
     tables: &mut dyn Tables,
@@ -49,9 +49,9 @@ pub(crate) fn check_trial(
     tables.check(&transaction).map_err(|refused| refused.error)
 }
 
-/// A name of ours.
+/// A name of this program's own.
 pub(crate) fn name(name: &str) -> Name {
-    // Ours are all possible; the kernel refuses an impossible one by itself.
+    // Own names are all valid; the kernel refuses an invalid one by itself.
     Name::new(name).unwrap_or_else(|_| unnamed())
 }
 
@@ -102,8 +102,8 @@ pub(crate) fn interface(rule: RuleBuilder, name: &str, is_prefix: bool, op: CmpO
 /// A chain that no table has.
 const UNBUILDABLE: &str = "a-rule-that-cannot-be-built";
 
-/// A rule of ours. One with an impossible value goes to a chain that does not exist: the kernel refuses the whole transaction, so that a guard
-/// is never written without its rule, or with one that matches everything.
+/// A rule of this program's own. One with an impossible value goes to a chain that does not exist: the kernel refuses the whole transaction,
+/// so that a guard is never written without its rule, or with one that matches everything.
 pub(crate) fn built(rule: RuleBuilder) -> Rule {
     rule.build().unwrap_or_else(|error| {
         let mut refused = Rule::default();
@@ -113,7 +113,7 @@ pub(crate) fn built(rule: RuleBuilder) -> Rule {
     })
 }
 
-/// How many checks by the kernel the search for what it refuses of a transaction may take: each costs as much as the transaction.
+/// Largest number of checks by the kernel in the search for refused elements of a transaction: each costs as much as the transaction.
 pub(crate) const CHECKS: usize = 64;
 
 /// The tables of iptables, which its nf_tables back end makes as tables of nf_tables.
@@ -128,7 +128,7 @@ pub(in crate::modes) fn may_have_iptables(family: Family, ports: &mut Ports<'_>)
     ports.rules.has_tables(family) != Some(false) || TABLES_OF_IPTABLES.iter().any(of_nft)
 }
 
-/// Whether a refusal of this kind says that the kernel holds something else than was thought, whatever is added.
+/// Whether a refusal of this kind says that the kernel's state is not the expected one, so that fewer elements would not help.
 pub(crate) fn is_of_the_state(error: &PortError) -> bool {
     use PortErrorKind::{AlreadyExists, NotFound, Unknown};
     matches!(error.kind(), NotFound | AlreadyExists | Unknown)
@@ -140,16 +140,16 @@ pub(crate) fn is_of_an_element(error: &PortError) -> bool {
     !is_of_the_state(error) && !matches!(error.kind(), Busy | Permission | Unavailable)
 }
 
-/// Finds what the kernel refuses where it does not say which of several elements that is, as Linux 5.10: halves them until one is left.
+/// Finds the elements that the kernel refuses, where it does not name them, as Linux 5.10: halves the suspects until one is left.
 ///
-/// `passes` has the kernel check everything but these elements, and says whether it refuses none of the others; `None` when that is not
-/// known. `left`: how many checks may still be made.
+/// `passes` has the kernel check everything but these elements, and says whether it accepts all that remain; `None` when that is not
+/// known. `left`: number of checks that may still be made.
 pub(crate) fn search<T>(
     mut suspects: Vec<T>,
     left: &mut usize,
     mut passes: impl FnMut(&[T]) -> Option<bool>,
 ) -> Option<T> {
-    // More than one may be refused: what the search turns away from stays out of what is checked.
+    // More than one may be refused: elements that the search turns away stay out of later checks.
     let mut away = Vec::new();
     while suspects.len() > 1 {
         *left = left.checked_sub(1)?;
@@ -162,12 +162,12 @@ pub(crate) fn search<T>(
     suspects.pop()
 }
 
-/// What to do about a table of our name without our mark.
+/// Advice about a table of this program's name without its mark.
 pub(crate) fn made_by_others(table: &TableKey) -> String {
     format!("somebody else made it; choose another name, or delete it with 'nft delete table {table}'")
 }
 
-/// Removes a table if it is ours, and notes what came of it. What is gone already counts as done, and so does a kernel without nf_tables.
+/// Removes a table if it is this program's, and notes the outcome. A missing table counts as done, and so does a kernel without nf_tables.
 pub(in crate::modes) fn remove_table(
     table: &TableKey,
     is_ours: impl FnOnce(&TableKey, &mut dyn Tables) -> Result<bool, PortError>,

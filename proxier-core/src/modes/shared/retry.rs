@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::backoff::Backoff;
 use crate::time::Moment;
 
-/// When to retry rules that could not be restored.
+/// Time to retry rules that could not be restored.
 #[derive(Clone, Debug)]
 pub(crate) struct RulesRetry {
     pub(crate) at: Moment,

@@ -1,4 +1,4 @@
-//! What a mode that does not serve any more has left in the kernel, and goes on serving there.
+//! Frontends that the kernel goes on serving for a mode that does not run any more.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -8,12 +8,12 @@ use crate::plan::report::Unread;
 use crate::ports::{PortError, PortErrorKind};
 use crate::safeguard::Kernel;
 
-/// What is served.
+/// Frontends that the kernel serves, as far as it could be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Served {
     /// The Frontends, with whether there are endpoints.
     pub(crate) frontends: BTreeMap<FrontendKey, bool>,
-    /// Those of them that depend on chains whose names the new mode has too: its first pass replaces them.
+    /// Frontends that depend on chains whose names the new mode has too: its first pass replaces them.
     pub(crate) replaced: BTreeSet<FrontendKey>,
     /// Parts that could not be read.
     pub(crate) unread: Vec<Unread>,
@@ -24,7 +24,7 @@ impl Served {
         *self.frontends.entry(key).or_default() |= has_endpoints;
     }
 
-    /// The same, all of it in chains that are replaced where `is_replaced`.
+    /// Marks all Frontends as replaced if `is_replaced`.
     pub(crate) fn replaced_if(mut self, is_replaced: bool) -> Self {
         self.replaced.extend(self.frontends.keys().filter(|_| is_replaced));
         self

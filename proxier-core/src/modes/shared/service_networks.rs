@@ -8,13 +8,13 @@ use crate::config::LocalTraffic;
 use crate::net::{Family, Network};
 use crate::service::NodeFacts;
 
-/// Why a network is not made local as a whole. Prints as a sentence.
+/// Reason why a network is not made local as a whole. Prints as a sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Unusable {
     /// The network.
     pub network: Network,
-    /// What is in it, in words.
+    /// Obstacle in the network, in words.
     pub holds: String,
 }
 
@@ -29,7 +29,7 @@ impl fmt::Display for Unusable {
     }
 }
 
-/// Which networks of the configured families can be local as a whole, and which cannot. A network cannot that has an address of the
+/// Networks of the configured families that can be local as a whole, and those that cannot. A network cannot that has an address of the
 /// node, of a gateway, of the API server or of another host that the node has to reach, or a network of pods: these would be cut off.
 /// A neighbour's address that is a Service's, such as cluster DNS, is no obstacle; `is_wanted` says whether one is.
 pub(crate) fn usable(

@@ -50,7 +50,7 @@ impl Wanted {
         Wanted { path, value, at_least: false, optional: true }
     }
 
-    /// What to write, given the present value.
+    /// Change to write, given the present value; `None` if that fits.
     ///
     /// ```
     /// use proxier_core::modes::shared::sysctls::Wanted;
@@ -105,7 +105,7 @@ pub(crate) fn needed(settings: &HostSettings, release: &str, serves: bool, is_ma
     all
 }
 
-/// Whether packets outside a connection's window are valid to connection tracking, whoever wanted it; also when this pass can set it.
+/// Whether packets outside a connection's window are valid to connection tracking, by any program's setting or this pass's.
 /// A value that cannot be read counts as the kernel's default.
 pub(crate) fn is_tcp_liberal(settings: &HostSettings, sysctls: &mut dyn Sysctls) -> bool {
     let is_on = |text: &str| text.trim().parse::<i64>().is_ok_and(|number| number != 0);
@@ -181,7 +181,7 @@ pub fn changes(sysctls: &mut dyn Sysctls, wanted: Vec<Wanted>) -> (Vec<SysctlCha
     (changes, unmet)
 }
 
-/// What node ports on 127.0.0.1 need besides: packets from there may leave this node. Neighbours could reach programs that listen there
+/// `route_localnet`, which node ports on 127.0.0.1 need: packets from there may leave this node. Neighbours could reach programs that listen there
 /// only (CVE-2020-8558), so it is set once a rule guards them ([`set_guarded`]). It stays: its earlier value is not known.
 pub(crate) fn of_localhost(sysctls: &mut dyn Sysctls) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
     changes(sysctls, vec![Wanted::optional("net/ipv4/conf/all/route_localnet", 1)])
@@ -205,7 +205,7 @@ pub(crate) fn set_guarded(
     }
 }
 
-/// Where the kernel gives its release.
+/// Path at which the kernel gives its release.
 pub const OSRELEASE: &str = "kernel/osrelease";
 
 /// The first two numbers of a release: `6.1.0-50-amd64` is (6, 1).

@@ -1,4 +1,4 @@
-//! Removes everything that is ours.
+//! Removes the local routes of userspace mode.
 
 use crate::modes::shared::cleaned::Cleaned;
 use crate::modes::shared::routes;

@@ -12,9 +12,9 @@ use crate::snapshot::TrafficPolicy;
 /// Why SCTP is not served.
 pub const NO_SCTP: &str = "userspace mode serves TCP and UDP; SCTP needs a mode of the kernel (ipvs, nftables)";
 
-/// What to listen on for a Frontend, and where it leads. `None` for SCTP, see [`NO_SCTP`].
+/// Listener of a Frontend, with the endpoints to which it leads. `None` for SCTP, see [`NO_SCTP`].
 ///
-/// A policy `Local` means what it means in the iptables mode of kube-proxy: for cluster IPs, only endpoints on this node; for
+/// A policy `Local` is that of the iptables mode of kube-proxy: for cluster IPs, only endpoints on this node; for
 /// all else, endpoints on this node for clients outside, and any for this node and its pods.
 ///
 /// ```

@@ -1,4 +1,4 @@
-//! Userspace mode: this process listens for Services itself, and passes on what comes. For kernels that have nothing else: no
+//! Userspace mode: this process listens for Services itself, and passes connections and datagrams on. For kernels that have nothing else: no
 //! IPVS, no netfilter.
 //!
 //! The addresses of Services are made local by routes ("AnyIP": `ip route add local 10.96.0.0/12 dev lo`), one for each network of
@@ -11,7 +11,7 @@
 //!  Listeners        listeners, routes ────┘
 //! ```
 //!
-//! What clients and endpoints get:
+//! Behaviour towards clients and endpoints:
 //!
 //! * Endpoints see this node's address as the client's. Where a Service asks for it, TCP endpoints are told the client's by a header
 //!   ([`Listener::proxy_protocol`]): the addresses and ports of the client and of the Service, as the client saw them. It is written
@@ -19,18 +19,18 @@
 //!   UDP has no such header.
 //! * Endpoints take turns; a client with affinity stays with its own. An endpoint that refuses, or does not answer within 250 ms, is
 //!   passed over; those that did not answer are tried again, for 500 ms, 1 s and 2 s. Then the connection is reset.
-//! * A connection half closed stays half open; a reset is passed on. What a slow reader leaves is left with the sender.
+//! * A connection half closed stays half open; a reset is passed on. Data that a slow reader does not take stays with the sender.
 //! * Connections to an endpoint that is gone, and those of a Service that is gone, may go on for [`Options::drain`]. UDP clients move
-//!   to another endpoint at once, unless theirs still serves (hints or policies select others, or it is being stopped).
+//!   to another endpoint at once, unless their own still serves (hints or policies select other endpoints, or it is being stopped).
 //! * A UDP flow is a client's address and port at a listener. It ends after [`Options::udp_idle`] without a datagram, or when the
 //!   endpoint refuses.
 //!
-//! What differs from kube-proxy's modes of the kernel:
+//! Differences from kube-proxy's modes of the kernel:
 //!
 //! * Services end with the process: connections break when it is killed. When it ends in order, they get time.
 //! * A client that may not connect (source ranges; policy `Local` without a local endpoint) has its TCP connection accepted and
-//!   reset, where there are others that may; without endpoints for anybody it is refused. UDP datagrams are dropped.
-//! * A port of a Service's address that no Service has leads to what listens on all of this node's addresses, if anything does.
+//!   reset, where there are clients that may; without endpoints for any client it is refused. UDP datagrams are dropped.
+//! * A port of a Service's address that no Service has leads to a program that listens on all of this node's addresses, if there is one.
 //! * Pods are recognized by their networks ([`LocalTraffic::ClusterCidrs`](crate::config::LocalTraffic::ClusterCidrs),
 //!   [`NodeCidr`](crate::config::LocalTraffic::NodeCidr)), not by devices.
 //! * [`LocalFallback`](crate::config::LocalFallback) does not matter: as in kube-proxy's iptables mode, the node and its pods get the
@@ -38,7 +38,7 @@
 //! * Urgent data of TCP stays in its place among the rest.
 //! * SCTP is not served.
 //! * An endpoint on which this process listens itself gets nothing ([`Refused`](crate::plan::report::Refused)): connections would
-//!   come back for ever. In the kernel nothing is translated twice. A circle through another node cannot be seen.
+//!   come back without end. In the kernel nothing is translated twice. A circle through another node cannot be seen.
 
 mod cleanup;
 mod lower;

@@ -48,7 +48,7 @@ impl Default for Options {
     }
 }
 
-/// While a route is kept for connections only: pause until the next look.
+/// Pause until the next look, while a route is kept for connections only.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// Userspace mode of one node.
@@ -57,19 +57,19 @@ pub(crate) struct Mode {
     options: Options,
     wanted: Wanted,
     changed: Changed,
-    /// What there is; `None` before it was read.
+    /// Present listeners and routes; `None` before they were read.
     known: Option<Known>,
-    /// What this process listens on, from a reading until the plan that follows it.
+    /// Listeners of this process, from a reading until the plan that follows it.
     there: BTreeMap<FrontendKey, Listener>,
     /// The settings that hold.
     settings: Option<Settings>,
-    /// What is kept although no Service wants it.
+    /// Frontends that are kept although no Service wants them.
     held: BTreeSet<FrontendKey>,
     /// The networks that are local as a whole, as the last pass wanted it.
     whole: BTreeSet<Network>,
     /// Networks that cannot be local as a whole, as it was reported.
     told: Vec<Unusable>,
-    /// Routes that nobody wants and connections still need, and when to look again.
+    /// Unwanted routes that connections still need, and the time to look again.
     kept: BTreeSet<Network>,
     look_at: Option<Moment>,
     /// Addresses and ports whose UDP flows could not be forgotten yet.
@@ -78,7 +78,7 @@ pub(crate) struct Mode {
     prepared: Prepared,
 }
 
-/// What there is.
+/// Present listeners and routes.
 #[derive(Debug, Default)]
 struct Known {
     /// The listeners, with whether there are endpoints.
@@ -103,16 +103,16 @@ pub(crate) struct Prepared {
     now: Moment,
 }
 
-/// What was read besides [`Known`], before anything is planned.
+/// Values that were read besides [`Known`], before anything is planned.
 struct Readings {
-    /// What this process listens on; in a full pass only.
+    /// Listeners of this process; in a full pass only.
     there: BTreeMap<FrontendKey, Listener>,
     /// Values below `/proc/sys` that differ; in a full pass only.
     sysctls: Vec<SysctlChange>,
-    /// Those that differ and may not be written from here.
+    /// Values that differ and may not be written from here.
     unmet: Vec<SysctlChange>,
     notices: Vec<String>,
-    /// How many endpoints are gone and may still have connections.
+    /// Number of endpoints that are gone and may still have connections.
     leaving: usize,
 }
 
@@ -178,7 +178,7 @@ impl Mode {
         } else {
             self.follow_routes(&mut plan, known, &whole);
         }
-        // Whatever translates is another mode's.
+        // UDP flows that are translated belong to another mode.
         let of_udp = self.wanted.desired().frontends().filter_map(|frontend| frontend.key.udp());
         let sweep = pass.sweep.map(|left| of_udp.chain(left.iter().copied())).into_iter().flatten();
         plan.forget =
@@ -291,7 +291,7 @@ impl Mode {
         plan.delete_routes.dedup();
     }
 
-    /// What somebody else changed.
+    /// Foreign changes.
     fn drift(&self, plan: &Plan, whole: &BTreeSet<Network>) -> Vec<Step> {
         let is_input =
             |network: &&Network| self.changed.addresses.contains(&network.addr()) || self.kept.contains(*network);

@@ -8,13 +8,13 @@ use crate::plan::step::{Action, Part, Step};
 use crate::ports::SysctlChange;
 use crate::ports::{Listener, LocalRoute, Settings, UdpServices};
 
-/// What a pass does.
+/// Plan of a pass.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Plan {
     /// Values below `/proc/sys`.
     pub(super) sysctls: Vec<SysctlChange>,
-    /// What holds for all listeners, where that differs from what did.
+    /// Settings of all listeners, where they differ from the present ones.
     pub(super) configure: Option<Settings>,
     /// Listeners that are opened or changed.
     pub(super) serve: BTreeMap<FrontendKey, (Action, Listener)>,
@@ -29,7 +29,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Whether nothing is to be done.
+    /// Whether the plan is empty.
     pub fn is_empty(&self) -> bool {
         self.sysctls.is_empty()
             && self.configure.is_none()

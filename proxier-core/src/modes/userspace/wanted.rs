@@ -1,4 +1,4 @@
-//! What has to be listened on for [`Desired`], and what changed since the last pass.
+//! Listeners that [`Desired`] needs, and changes since the last pass.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +13,7 @@ use crate::ports::Listener;
 use crate::service::{Compiled, Desired, Follower, Frontend, NodeFacts};
 use crate::snapshot::{ObjectKey, Store};
 
-/// What has to be listened on, kept up to date at O(changed Services).
+/// Listeners that are needed, kept up to date at O(changed Services).
 ///
 /// Listeners are not kept: each follows from its Frontend ([`lower`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct Wanted {
     addresses: BTreeMap<IpAddr, usize>,
 }
 
-/// What differs from what was done last.
+/// Differences from the last pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Changed {
     pub(super) frontends: BTreeSet<FrontendKey>,
@@ -77,12 +77,12 @@ impl Follower for Following<'_> {
 }
 
 impl Wanted {
-    /// Nothing.
+    /// Empty state, without Services.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What the Services mean.
+    /// Frontends of all Services.
     pub fn desired(&self) -> &Desired {
         &self.desired
     }
@@ -100,7 +100,7 @@ impl Wanted {
         following.refreshed
     }
 
-    /// What is to be listened on at a Frontend's address and port.
+    /// Listener at a Frontend's address and port.
     pub fn listener(&self, key: &FrontendKey) -> Option<Listener> {
         self.desired.frontend(key).and_then(lower)
     }

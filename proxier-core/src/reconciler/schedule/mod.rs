@@ -5,14 +5,14 @@ use std::time::Duration;
 use crate::backoff::Backoff;
 use crate::time::Moment;
 
-/// How often passes run.
+/// Intervals between passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Limits {
     /// The shortest time from the end of a pass to the start of the next (`ipvs.minSyncPeriod`). Default 0: a change is
     /// programmed at once, and changes that come during a pass are programmed together after it.
     pub min_interval: Duration,
     /// The longest time from the end of a full pass to the start of the next (`ipvs.syncPeriod`): at the latest then,
-    /// changes by others in the kernel are repaired. Default 30 s.
+    /// foreign changes in the kernel are repaired. Default 30 s.
     ///
     /// A value below `min_interval` counts as `min_interval`, and both together as at least 10 ms.
     pub max_interval: Duration,
@@ -24,23 +24,23 @@ impl Default for Limits {
     }
 }
 
-/// What a pass covers.
+/// Scope of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Pass {
-    /// What was changed since the last one.
+    /// Objects changed since the last pass.
     Changes,
-    /// Everything: the kernel is read again. Includes what was changed.
+    /// Everything: the kernel is read again. Includes changed objects.
     Full,
 }
 
-/// When the next pass may start.
+/// Next pass: time and scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Wake {
-    /// At this moment or later; in the past: now.
+    /// Moment from which the pass may start; in the past: now.
     pub at: Moment,
-    /// What will be due then.
+    /// Scope of the pass that will be due then.
     pub pass: Pass,
 }
 
@@ -52,7 +52,7 @@ pub struct Wake {
 ///
 /// After a failure a full pass is due after a pause ([`Backoff`], at most the longest interval), again and again until a
 /// full pass succeeds. Meanwhile requests are served as always: one object that cannot be programmed does not delay the
-/// others. Only a successful full pass ends the failure.
+/// rest. Only a successful full pass ends the failure.
 ///
 /// ```
 /// use std::time::Duration;
@@ -109,9 +109,9 @@ pub struct Schedule {
     earliest: Moment,
     /// A full pass is due then.
     full_at: Moment,
-    /// Since when a request waits for a pass to start.
+    /// Time since when a request waits for a pass to start.
     asked: Option<Moment>,
-    /// Since when requests have failed.
+    /// Time since when requests have failed.
     failing: Option<Moment>,
     /// A full pass is due soon to retry single objects.
     retrying: bool,
@@ -121,7 +121,7 @@ pub struct Schedule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 struct Running {
     pass: Pass,
-    /// When its work was first requested.
+    /// Time at which the work of the pass was first requested.
     since: Moment,
 }
 
@@ -155,12 +155,12 @@ impl Schedule {
         self.full_at = self.full_at.min(now);
     }
 
-    /// The same for a full pass that waits until then.
+    /// Requests a full pass that waits until then.
     pub fn request_full_at(&mut self, at: Moment) {
         self.full_at = self.full_at.min(at);
     }
 
-    /// When the next pass may start. `None` while one runs.
+    /// Time at which the next pass may start. `None` while one runs.
     pub fn next(&self) -> Option<Wake> {
         if self.running.is_some() {
             return None;
@@ -237,7 +237,7 @@ impl Schedule {
         self.earliest
     }
 
-    /// Since when a request is not done: no pass has started yet, one is running, or it failed. `None` when all are done.
+    /// Time since when a request is not done: no pass has started yet, one is running, or it failed. `None` when all are done.
     pub fn pending_since(&self) -> Option<Moment> {
         [self.failing, self.running.map(|running| running.since), self.asked].into_iter().flatten().min()
     }

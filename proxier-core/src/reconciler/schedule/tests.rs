@@ -96,7 +96,7 @@ fn a_failure_is_tried_again_with_growing_pauses_and_changes_go_on() {
     assert_eq!(schedule.next().unwrap().at, now + secs(30));
 }
 
-/// kube-proxy's health check misses a periodic pass that keeps failing, since nobody requested it.
+/// kube-proxy's health check misses a periodic pass that keeps failing, since no change requested it.
 #[test]
 fn what_is_pending_is_known() {
     let mut schedule = schedule(1, 30);

@@ -28,7 +28,7 @@ use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Ports, R
 use crate::service::Frontend;
 use crate::snapshot::is_usable_by_service;
 
-/// What carrying out a plan changed, as far as only IPVS mode needs it.
+/// Effects of carrying out a plan that only IPVS mode needs to know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Effects {
@@ -40,23 +40,23 @@ pub struct Effects {
     pub reduced: Vec<(Family, Capabilities)>,
     /// Families whose tables could not be written.
     pub unwritten: BTreeSet<Family>,
-    /// Virtual servers that the kernel was asked to make, whatever it answered.
+    /// Virtual servers that the kernel was asked to make, with any answer.
     pub tried: Vec<VirtualServerKey>,
     /// Virtual servers that were deleted.
     pub deleted: Vec<VirtualServerKey>,
-    /// How often the kernel contradicted what was known: something to add was there, something to change or delete was not.
-    /// All of that was brought to what is wanted, but there may be more.
+    /// Number of times that the kernel contradicted the known state: an object to add was there, one to change or delete was not.
+    /// All of these were brought to the wanted state, but there may be more.
     pub surprises: usize,
 }
 
 /// Carries out a plan, stage by stage, and notes in `observed` what the kernel confirmed.
 ///
 /// Every operation has an outcome. After a failure, operations that do not depend on it go on; those that do are skipped
-/// and say why ([`PortErrorKind::Skipped`]). An addition that finds the thing there updates it; a change that finds it gone
+/// and say why ([`PortErrorKind::Skipped`]). An addition that finds the object there updates it; a change that finds it gone
 /// adds it; a deletion that finds it gone is done. A full set is replaced by a larger one.
 ///
-/// A virtual server that cannot be deleted keeps its entries and its address: they show that it is ours, and guard it.
-/// Without them it would count as somebody else's and stay for ever, open to everybody.
+/// A virtual server that cannot be deleted keeps its entries and its address: they show that it is this proxy's, and guard it.
+/// Without them it would count as foreign and stay, open to all clients.
 ///
 /// A virtual server of a mark is made only once its mark is recorded, and packets get the mark only once it is made; they lose it
 /// before it goes.
@@ -181,7 +181,7 @@ struct Run<'a, 'n> {
     unguarded: BTreeSet<Family>,
     /// Virtual servers that need those rules ([`Plan::guarded`]).
     guarded: &'a BTreeSet<VirtualServerKey>,
-    /// What has the sets.
+    /// Variant that has the sets.
     by: guards::Kind,
 }
 
@@ -248,7 +248,7 @@ impl Run<'_, '_> {
         self.restore(&possible, ports);
     }
 
-    /// Why a virtual server must not be made: its source ranges would not hold.
+    /// Reason why a virtual server must not be made: its source ranges would not hold.
     fn not_guarded(&self, key: &VirtualServerKey) -> Option<PortError> {
         let frontend = self.wanted.frontend(key);
         let has_ranges = frontend.is_some_and(|frontend| frontend.source_ranges.is_some());
@@ -307,7 +307,7 @@ impl Run<'_, '_> {
     }
 
     /// Creates a set with its entries in one step. A set that lacked some of them for a moment would show those virtual
-    /// servers as somebody else's ([`Observed::owns`]).
+    /// servers as foreign ([`Observed::owns`]).
     fn create_filled(&mut self, set: SetKey, elements: &[Element], sets: &mut dyn Sets) {
         let all: BTreeSet<&Element> = elements.iter().chain(self.wanted.entries(set)).collect();
         let refs: Vec<&Element> = all.iter().copied().collect();

@@ -16,7 +16,7 @@ use crate::net::FrontendKey;
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{Ipvs, ItemFailure, PortError, PortErrorKind};
 
-/// What later stages depend on.
+/// Results of a stage that later stages depend on.
 #[derive(Default)]
 pub(super) struct Outcome {
     /// Addresses without any virtual server, although one was to be made.
@@ -37,7 +37,7 @@ struct Trial {
     gone: BTreeSet<usize>,
     /// Virtual servers that could not be made.
     dead: BTreeSet<VirtualServerKey>,
-    /// Virtual servers that somebody had deleted, and that were made again with all they have.
+    /// Virtual servers that another program had deleted, and that were made again with all they have.
     remade: BTreeSet<VirtualServerKey>,
     surprises: usize,
 }
@@ -82,7 +82,7 @@ impl Trial {
                 (Operation::UpdateVirtualServer(_) | Operation::AddRealServer(..), PortErrorKind::NotFound)
                     if wanted.has_server(&key) =>
                 {
-                    // Somebody deleted the virtual server: all its real servers are missing.
+                    // Another program deleted the virtual server: all its real servers are missing.
                     if remade.insert(key)
                         && let Some(server) = wanted.server(&key)
                     {
@@ -133,7 +133,7 @@ impl Trial {
     }
 }
 
-/// Whether an update lets a real server drain. One that is wanted may have weight 0 by wish.
+/// Whether an update lets a real server drain. A wanted one may have weight 0 on purpose.
 fn is_drained(key: &VirtualServerKey, server: &RealServer, wanted: &Wanted) -> bool {
     server.config.weight == Weight::DRAIN && !wanted.has_real_server(key, &server.key)
 }
@@ -191,7 +191,7 @@ impl Run<'_, '_> {
         (Cow::Owned(allowed), unmade.filter_map(address).collect())
     }
 
-    /// Adds the virtual servers that clients still get in place of others: those of a node port's addresses until packets get its mark, and
+    /// Adds the virtual servers that clients still get in place of failed ones: those of a node port's addresses until packets get its mark, and
     /// the other way round.
     fn keep_what_serves(&self, operations: &[Operation], reasons: &mut BTreeMap<VirtualServerKey, PortError>) {
         let keys = operations.iter().map(Operation::virtual_server).filter(|key| !self.wanted.has_server(key));

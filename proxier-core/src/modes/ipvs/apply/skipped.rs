@@ -1,4 +1,4 @@
-//! Why an operation was not tried: something it depends on failed.
+//! Reasons why operations were not tried: something they depend on failed.
 
 use std::fmt;
 use std::net::IpAddr;

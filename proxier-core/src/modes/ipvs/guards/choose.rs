@@ -1,4 +1,4 @@
-//! Which variant serves.
+//! Choice of the variant that serves.
 
 use std::fmt;
 
@@ -14,17 +14,17 @@ use crate::ports::{PortError, PortErrorKind, Ports, Tables};
 use crate::service::NodeFacts;
 use crate::snapshot::{HostAddresses, Node};
 
-/// Which variant serves, and why.
+/// The variant that serves, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Choice {
     /// The variant; never [`RulesBy::Auto`].
     pub by: RulesBy,
-    /// What decided; `None` where the configuration did.
+    /// Observation that decided; `None` where the configuration did.
     pub reason: Option<String>,
 }
 
-/// As `rules by nftables: …`.
+/// Prints `rules by nftables: …`, with the reason.
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rules by {}", self.by)?;
@@ -32,7 +32,7 @@ impl fmt::Display for Choice {
     }
 }
 
-/// What serves where the configuration leaves it open ([`RulesBy::Auto`]). Rules of iptables and ipsets, as kube-proxy has them,
+/// Chooses the variant where the configuration leaves it open ([`RulesBy::Auto`]). Rules of iptables and ipsets, as kube-proxy has them,
 /// * where iptables' table filter drops by default, by a policy or a last rule: a table of nf_tables cannot accept what another program's
 ///   drops;
 /// * where the chains and sets of kube-proxy's IPVS mode are, and no table of this mode: migration stays seamless;
@@ -84,7 +84,7 @@ pub fn choose(config: &Config, ports: &mut Ports<'_>, prepare: impl FnOnce()) ->
     of(RulesBy::Iptables, format!("nf_tables cannot guard virtual servers: {}", refused.join("; ")))
 }
 
-/// What here needs rules of iptables. `is_there`: a table of this mode is.
+/// Reason why this node needs rules of iptables; `None` if it does not. `is_there`: a table of this mode is.
 fn why_iptables(config: &Config, is_there: bool, ports: &mut Ports<'_>) -> Option<String> {
     let prefix = config.names.prefix;
     let has_device = ports.links.has_device(config.names.device.as_str()) == Ok(true);
@@ -133,7 +133,7 @@ fn dropping(dump: &Dump) -> Option<&'static str> {
 /// kernel loads the modules that it needs for that.
 ///
 /// # Errors
-/// What the kernel cannot do: nf_tables, the family, or a kind of chain, set or expression, which the message names.
+/// The kernel lacks nf_tables, the family, or a kind of chain, set or expression, which the message names.
 pub fn trial(family: Family, facts: &NodeFacts, tables: &mut dyn Tables) -> Result<(), PortError> {
     nft::trial(&[family], facts, tables)
 }

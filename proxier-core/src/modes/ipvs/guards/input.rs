@@ -9,9 +9,9 @@ use crate::modes::shared::by_default;
 use crate::net::Family;
 use crate::ports::Ports;
 
-/// The chains of nf_tables that drop by default, by their policy or last rule, what newly comes in to this host, each with what to do. In IPVS mode
-/// packets to Services are such, and no chain of another table can accept them against that. Where iptables [guards](RulesBy) virtual servers, chain INPUT of its own table
-/// filter does not count: its rules accept traffic of Services there. Best effort: what cannot be read drops nothing.
+/// The chains of nf_tables that drop new incoming packets by default, by their policy or last rule, each with advice. In IPVS mode packets to
+/// Services are such, and no chain of another table can accept them against that. Where iptables [guards](RulesBy) virtual servers, chain INPUT
+/// of its own table filter does not count: its rules accept traffic of Services there. Best effort: chains that cannot be read drop nothing.
 ///
 /// ```
 /// use nftables::{BaseChain, Chain, ChainType, Family, Hook, Policy, Priority, Table, TableKey, Transaction};

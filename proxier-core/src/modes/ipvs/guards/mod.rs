@@ -5,17 +5,17 @@
 //! | [`Programs`](Kind::Programs) | ipsets ([`sets`](crate::modes::ipvs::sets)) | kube-proxy's chains, by the iptables programs ([`rules`](crate::modes::ipvs::rules)) |
 //! | [`Nft`](Kind::Nft) | sets of a table of nf_tables | chains of that table ([`Layout`]) |
 //!
-//! Both have the same entries, and packets mean the same to them; the order of a plan is the same as well. What differs is how
-//! they are read and written: the programs' variant writes sets one by one and then the rules, which change with the first and
-//! the last entry of a set; the other writes everything that has to be there before virtual servers in one transaction a
+//! Both have the same entries, and packets mean the same to them; the order of a plan is the same as well. The variants differ in how
+//! these are read and written: the programs' variant writes sets one by one and then the rules, which change with the first and
+//! the last entry of a set; the table's variant writes everything that has to be there before virtual servers in one transaction a
 //! family, and everything that has to go after them in another. Its rules do not depend on entries.
 //!
-//! What nf_tables cannot do: overrule a drop in somebody else's chain. kube-proxy's chains accept marked packets, answers to forwarded
-//! connections and health checks, and ours packets to Services where INPUT drops by default; where another firewall drops those by default, the table of this
+//! nf_tables cannot overrule a drop in a foreign chain. kube-proxy's chains accept marked packets, answers to forwarded connections
+//! and health checks; this proxy's also accept packets to Services where INPUT drops by default. Where another firewall drops those, the table of this
 //! variant does not help ([`dropping_input`]).
 //!
-//! A node that changes from one to the other has both until a [cleanup](crate::modes::cleanup::cleanup): what shows that a
-//! virtual server is ours is read from both, and what guards those that stay is carried over.
+//! A node that changes from one to the other has both until a [cleanup](crate::modes::cleanup::cleanup): records of own
+//! virtual servers are read from both, and guards of those that stay are carried over.
 
 pub(in crate::modes::ipvs) mod carried;
 mod choose;
@@ -32,7 +32,7 @@ use crate::modes::ipvs::rules::Inputs;
 use crate::modes::ipvs::sets::SetKey;
 use crate::net::{Family, Network};
 
-/// Which variant.
+/// Variant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// Rules by the iptables programs, and ipsets. Default.
@@ -61,7 +61,7 @@ impl Kind {
     }
 }
 
-/// What is known of the variant that serves.
+/// Known state of the variant that serves.
 #[derive(Debug)]
 pub(in crate::modes::ipvs) enum Guards {
     Programs(programs::Programs),
@@ -76,7 +76,7 @@ impl Guards {
         }
     }
 
-    /// The networks in which what the kernel holds refuses connections that no Service serves. `None`: that is not known.
+    /// The networks in which the kernel's rules refuse connections that no Service serves. `None`: that is not known.
     pub(in crate::modes::ipvs) fn guarded_networks(&self, family: Family) -> Option<&[Network]> {
         match self {
             Guards::Programs(programs) => programs.rules.get(&family).map(Inputs::guarded_networks),

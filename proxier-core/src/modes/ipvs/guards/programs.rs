@@ -1,4 +1,4 @@
-//! What is known of rules that the iptables programs write.
+//! Known state of rules that the iptables programs write.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use crate::modes::ipvs::rules::{Capabilities, Inputs};
 use crate::modes::shared::retry::RulesRetry;
 use crate::net::Family;
 
-/// What is known of rules that the iptables programs write.
+/// Known state of rules that the iptables programs write.
 #[derive(Debug)]
 pub(in crate::modes::ipvs) struct Programs {
-    /// What iptables and the kernel can do, as far as known.
+    /// Capabilities of iptables and the kernel, as far as known.
     pub(in crate::modes::ipvs) capabilities: Capabilities,
     /// The inputs of the rules that the kernel holds.
     pub(in crate::modes::ipvs) rules: BTreeMap<Family, Inputs>,
@@ -18,7 +18,7 @@ pub(in crate::modes::ipvs) struct Programs {
 }
 
 impl Programs {
-    /// Nothing is known yet but what iptables and the kernel can do at most.
+    /// State before the kernel was read: only the largest set of capabilities is known.
     pub(in crate::modes::ipvs) fn new(capabilities: Capabilities) -> Self {
         Programs { capabilities, rules: BTreeMap::new(), retry: BTreeMap::new() }
     }

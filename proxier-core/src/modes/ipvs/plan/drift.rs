@@ -1,4 +1,4 @@
-//! What somebody else changed in the kernel.
+//! Foreign changes in the kernel.
 
 use ipvs::Operation;
 
@@ -13,7 +13,7 @@ use crate::net::Network;
 use crate::plan::step::{Action, Step};
 use crate::ports::LocalRoute;
 
-/// What somebody else changed: operations on things that the input did not change.
+/// Foreign changes: operations on objects that the input did not change.
 pub(super) fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan, planned: &Planned) -> Vec<Step> {
     let changed = &mode.changed;
     let names = Names::new(pass.store, mode.wanted.desired());
@@ -54,7 +54,7 @@ pub(super) fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan, planned: &Planned)
         drift.extend(others.map(|address| Step::address(action, *address, device)));
     }
     drift.extend(plan.delete_device.then(|| Step::delete_device(device)));
-    // The node's own addresses decide on the others.
+    // The node's own addresses decide on the remaining networks.
     let is_input =
         |network: &Network| [&changed.addresses, &changed.elsewhere].iter().any(|of| of.contains(&network.addr()));
     let (added, deleted) = (&plan.add_routes, &plan.delete_routes);

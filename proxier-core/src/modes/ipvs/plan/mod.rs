@@ -1,5 +1,5 @@
-//! What a pass will do, as a value. It is made by functions on values: `order` puts the differences in order, `whole` adds
-//! what rules, draining and flows need, `drift` says what of it somebody else caused.
+//! Plan of a pass, as a value. It is made by functions on values: `order` puts the differences in order, `whole` adds
+//! operations for rules, draining and flows, `drift` finds those that repair foreign changes.
 
 mod drift;
 mod order;
@@ -23,15 +23,15 @@ use crate::ports::{LocalRoute, UdpServices};
 pub use order::plan;
 pub(super) use whole::{Planned, whole};
 
-/// What a pass will do, stage by stage, in the order of the fields. A value: nothing happens before
+/// Plan of a pass, stage by stage, in the order of the fields. A value: nothing happens before
 /// [`apply`](crate::modes::ipvs::apply::apply()).
 ///
 /// The order is make before break. Sets and rules come before the virtual servers that need them, so that no connection
 /// misses its masquerading. A virtual server has its real servers before its address is bound: until then packets to the
 /// address do not end here, and no other program of this host can answer instead. Operations that need none of the rules to
-/// restore go before them, so that whoever holds the lock of iptables delays nothing else. Routes come after the rules, which
-/// guard what they make local. Deletions go in reverse; a
-/// virtual server goes before its entries and its address, which after a crash show that it is ours.
+/// restore go before them, so that a program that holds the lock of iptables delays nothing else. Routes come after the rules, which
+/// guard the networks that they make local. Deletions go in reverse; a
+/// virtual server goes before its entries and its address, which after a crash show that it is this proxy's.
 ///
 /// Within a stage `default/kubernetes` comes first, then cluster DNS.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -39,10 +39,10 @@ pub(super) use whole::{Planned, whole};
 pub struct Plan {
     /// Names of the device and the sets.
     pub names: KernelNames,
-    /// What has the sets, and the rules: with [`guards::Kind::Nft`] `create_sets`, `rules` and `relax` are empty, and the entries of a
+    /// Variant of the sets and the rules: with [`guards::Kind::Nft`] `create_sets`, `rules` and `relax` are empty, and the entries of a
     /// family are added with its table in one transaction, and deleted in another.
     pub guards: guards::Kind,
-    /// With [`guards::Kind::Nft`]: what each family's table has to have.
+    /// Layout of each family's table, with [`guards::Kind::Nft`].
     pub layouts: BTreeMap<Family, Layout>,
     /// Create the dummy device.
     pub create_device: bool,
@@ -56,7 +56,7 @@ pub struct Plan {
     pub tables: Vec<TableChange>,
     /// Entries to add.
     pub add_entries: BTreeMap<SetKey, Vec<Element>>,
-    /// Virtual servers of marks, and real servers of theirs, to add or to change. The entries that give packets these marks
+    /// Virtual servers of marks, and real servers of these, to add or to change. The entries that give packets these marks
     /// ([`LocalSplit`](crate::modes::ipvs::sets::SetKind::LocalSplit)) are added only then, if the virtual server is there.
     pub serve_split: Vec<Operation>,
     /// Virtual and real servers to add or change that need no rules of this pass; empty unless rules are to be restored or
@@ -71,7 +71,7 @@ pub struct Plan {
     /// Families whose rules have to change but are not tried in this pass: they could not be read, or failed a moment ago.
     pub rules_put_off: BTreeSet<Family>,
     /// Virtual servers in `serve` whose source ranges need rules that are not there yet. One is not made when the rules of
-    /// its family are put off or fail: anybody could use it.
+    /// its family are put off or fail: any client could use it.
     pub guarded: BTreeSet<VirtualServerKey>,
     /// Virtual and real servers to add or to change.
     pub serve: Vec<Operation>,
@@ -82,7 +82,7 @@ pub struct Plan {
     /// Networks in `add_routes` whose guard is not there yet: the rules that refuse what no Service serves. One is not made
     /// local when the rules of its family are put off or fail: programs that listen on all addresses would answer there.
     pub guarded_networks: BTreeSet<Network>,
-    /// Chains of tables that are written only now: those that take connections from whatever served before.
+    /// Chains of tables that are written only now: those that take connections from rules that served before.
     pub last_tables: Vec<TableChange>,
     /// Real servers to drain or to delete, and virtual servers to delete.
     pub retire: Vec<Operation>,
@@ -111,9 +111,9 @@ pub struct Plan {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct RulesChange {
-    /// Of which family.
+    /// Address family.
     pub family: Family,
-    /// What changes: our chains and our jumps, nothing else.
+    /// Changes of the proxy's chains and jumps, nothing else.
     pub changes: RuleChanges,
     /// The same without optional matches, tried in this order when the kernel refuses the first: only then is it certain
     /// whether the kernel has them.
@@ -188,7 +188,7 @@ impl Plan {
             && forget.is_empty()
     }
 
-    /// Where operations on a virtual server belong that take something away.
+    /// Stage for operations on a virtual server that take something away.
     fn retire_from(&mut self, key: &VirtualServerKey) -> &mut Vec<Operation> {
         match key {
             VirtualServerKey::Address { .. } => &mut self.retire,

@@ -25,7 +25,7 @@ use crate::plan::step::Step;
 use crate::ports::{PortError, PortErrorKind, UdpServices};
 use crate::snapshot::is_usable_by_service;
 
-/// A plan, and what is to be known with it.
+/// A plan, and findings that came with it.
 #[derive(Debug, Default)]
 pub(crate) struct Planned {
     pub(crate) plan: Plan,
@@ -35,11 +35,11 @@ pub(crate) struct Planned {
     pub(crate) layouts: BTreeMap<Family, Layout>,
     /// Rules that could not be compared.
     pub(crate) unread: Vec<Unread>,
-    /// What somebody else changed; known only when the last pass succeeded.
+    /// Foreign changes; known only when the last pass succeeded.
     pub(crate) drift: Vec<Step>,
 }
 
-/// Makes the whole plan, from what is known: nothing is read and nothing is changed. `None` when the kernel is unknown.
+/// Makes the whole plan, from known values: nothing is read and nothing is changed. `None` when the kernel is unknown.
 pub(crate) fn whole(
     mode: &Mode,
     pass: Pass<'_>,
@@ -233,7 +233,7 @@ fn order_by_rules(
     let compared: BTreeMap<Family, (rules::Inputs, Option<&rules::Inputs>)> = waiting
         .into_iter()
         .map(|(family, new)| {
-            // Rules that differ although their inputs do not were changed by somebody else, nobody knows how.
+            // Rules that differ although their inputs do not were changed by another program, in an unknown way.
             let before = programs.rules.get(&family).filter(|before| **before != new);
             // The programs are asked for their capabilities only when rules are made.
             let new = match before {

@@ -1,4 +1,4 @@
-//! Reads what the kernel holds: first the tables, then what their differences from what is wanted ask for.
+//! Reads the kernel: first the tables, then the parts that their differences from the wanted state ask for.
 
 mod rest;
 
@@ -24,15 +24,15 @@ use crate::snapshot::HostAddresses;
 
 pub(super) use rest::{Readings, read_rest};
 
-/// Reads virtual servers, sets and the dummy device's addresses: what the proxy wrote, and what shows that it is ours.
+/// Reads virtual servers, sets and the dummy device's addresses: the proxy's objects, and the records that show which are its own.
 ///
 /// Lists of real servers that are as wanted are shared with `wanted` and take no memory of their own. `is_settled`:
-/// everything was read before, and none of our virtual servers is known to await deletion; then one reading of them may be
+/// everything was read before, and no own virtual server is known to await deletion; then one reading of them may be
 /// enough.
 ///
 /// # Errors
-/// The parts that could not be read. The caller must change nothing then: it would make again whatever the reading
-/// lacks, and it would not know what is ours.
+/// The parts that could not be read. The caller must change nothing then: it would make again all objects that the reading
+/// lacks, and it would not know which are this proxy's.
 pub fn read(
     ipvs: &mut dyn Ipvs,
     sets: &mut dyn Sets,
@@ -118,8 +118,8 @@ fn read_parts(
 }
 
 /// Reads the virtual servers; one reading is enough if everything wanted is there as wanted and nothing is to be deleted:
-/// what a disturbed reading misses makes no difference then. Otherwise it could miss an unwanted virtual server, which
-/// would then lose what shows that it is ours.
+/// gaps of a disturbed reading make no difference then. Otherwise it could miss an unwanted virtual server, which
+/// would then lose the records that show that it is this proxy's.
 fn read_virtual_servers(
     ipvs: &mut dyn Ipvs,
     config: &Config,

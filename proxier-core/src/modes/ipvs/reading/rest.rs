@@ -1,4 +1,4 @@
-//! Reads what the differences ask for, besides the tables, before anything is planned.
+//! Reads the parts besides the tables that the differences ask for, before anything is planned.
 
 use std::collections::BTreeSet;
 
@@ -16,14 +16,14 @@ use crate::plan::report::{Report, Unread};
 use crate::ports::SysctlChange;
 use crate::ports::{PortError, Ports, Rules};
 
-/// What was read besides the tables, once the differences were known.
+/// Parts of the kernel that were read besides the tables, once the differences were known.
 #[derive(Default)]
 pub(crate) struct Readings {
     pub(crate) sysctls: Vec<SysctlChange>,
     pub(crate) timeouts: Option<TimeoutsUpdate>,
     /// Draining real servers that were due.
     pub(crate) draining: Vec<(VirtualServerKey, Result<Vec<ObservedRealServer>, PortError>)>,
-    /// Families whose rules may have to change, with what the kernel has.
+    /// Families whose rules may have to change, with the kernel's rules.
     pub(crate) rules: Vec<(Family, rules::Inputs, iptables::Dump)>,
     /// Families whose rules do not have to change.
     pub(crate) rules_stay: Vec<Family>,
@@ -31,7 +31,7 @@ pub(crate) struct Readings {
     pub(crate) rules_put_off: BTreeSet<Family>,
 }
 
-/// Reads what the plan needs besides the tables. What cannot be read is reported and put off.
+/// Reads the parts besides the tables that the plan needs. Parts that cannot be read are reported and put off.
 pub(crate) fn read_rest(
     mode: &Mode,
     pass: Pass<'_>,

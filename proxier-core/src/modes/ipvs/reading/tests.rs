@@ -11,7 +11,7 @@ use super::*;
 use crate::modes::ipvs::sets::NamedSet;
 use crate::ports::{ItemFailures, PortError};
 
-/// What the kernel holds, and what a disturbed reading shows of it.
+/// Virtual servers in the kernel, and those that a disturbed reading shows.
 struct Kernel {
     shown: Vec<VirtualServerKey>,
     there: Vec<VirtualServerKey>,
@@ -93,7 +93,7 @@ impl Sets for Entries {
     }
 }
 
-/// How many virtual servers were read with nothing wanted, and which calls read them.
+/// Number of virtual servers that were read with nothing wanted, and the calls that read them.
 fn look(shown: &[&str], there: &[&str], mark: bool, is_settled: bool) -> (usize, Vec<&'static str>) {
     let keys = |of: &[&str]| of.iter().map(|place| VirtualServerKey::tcp(place.parse().unwrap())).collect::<Vec<_>>();
     let mut kernel = Kernel { shown: keys(shown), there: keys(there), looks: Vec::new() };
@@ -109,7 +109,7 @@ fn look(shown: &[&str], there: &[&str], mark: bool, is_settled: bool) -> (usize,
 #[test]
 fn one_reading_is_enough_when_nothing_is_to_be_done() {
     assert_eq!(look(&[], &[], false, true), (0, vec!["once"]));
-    // Somebody else's.
+    // Foreign.
     assert_eq!(look(&["10.0.0.1:80"], &["10.0.0.1:80"], false, true), (1, vec!["once"]));
 }
 

@@ -1,4 +1,4 @@
-//! Compares rules with what the kernel has.
+//! Compares rules with the kernel's.
 
 use std::fmt;
 
@@ -40,9 +40,9 @@ impl std::error::Error for UnreadableTable {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum LineChange {
-    /// It is added.
+    /// The line is added.
     Added,
-    /// It is removed.
+    /// The line is removed.
     Removed,
 }
 
@@ -65,7 +65,7 @@ impl fmt::Display for RuleLine {
     }
 }
 
-/// What has to change in the tables of a family. Prints as lines that come and go.
+/// Changes to the tables of a family. Prints as lines that come and go.
 ///
 /// ```
 /// use proxier_core::config::NamePrefix;
@@ -88,7 +88,7 @@ pub struct RuleChanges {
 }
 
 impl RuleChanges {
-    /// Whether nothing has to change.
+    /// Whether there are no changes.
     pub fn is_empty(&self) -> bool {
         self.transaction.is_empty()
     }
@@ -98,7 +98,7 @@ impl RuleChanges {
         &self.transaction
     }
 
-    /// The same, to keep; `None` when nothing has to change.
+    /// The transaction, to keep; `None` when nothing has to change.
     pub fn into_transaction(self) -> Option<Transaction> {
         (!self.transaction.is_empty()).then_some(self.transaction)
     }
@@ -145,10 +145,10 @@ impl fmt::Display for RuleChanges {
     }
 }
 
-/// Which chains and jumps are ours.
+/// Chains and jumps of this proxy.
 #[derive(Clone, Copy)]
 pub(super) struct Ours<'a> {
-    /// What the names of our chains begin with.
+    /// Prefix of the names of this proxy's chains.
     pub(super) prefix: NamePrefix,
     /// Chains of these names are another mode's.
     pub(super) is_kept: IsKept<'a>,
@@ -165,7 +165,7 @@ impl Ours<'_> {
     }
 }
 
-/// The changes that turn the dump into these rules, or into none that are ours.
+/// The changes that turn the dump into these rules, or remove all own ones if there are none.
 pub(super) fn compare(wanted: Option<&Rules>, ours: Ours<'_>, observed: &Dump) -> Result<RuleChanges, UnreadableTable> {
     let unreadable = observed.incompatible_tables();
     let mut changes = RuleChanges::default();
@@ -178,7 +178,7 @@ pub(super) fn compare(wanted: Option<&Rules>, ours: Ours<'_>, observed: &Dump) -
     Ok(changes)
 }
 
-/// A table, and what is ours in it.
+/// A table, and this proxy's chains and jumps in it.
 type InTable<'a> = (&'a TableName, Ours<'a>);
 
 fn compare_table(ours: InTable<'_>, wanted: Option<&Rules>, observed: Option<&Table>, changes: &mut RuleChanges) {
@@ -201,7 +201,7 @@ fn compare_table(ours: InTable<'_>, wanted: Option<&Rules>, observed: Option<&Ta
         let wanted = jumps(name, wanted, from.name.as_str());
         place_jumps(ours, from, &wanted, changes);
     }
-    // The nft programs may not print a built-in chain that nobody has used.
+    // The nft programs may not print a built-in chain that nothing has used.
     for from in name.builtin_chains() {
         if observed.chain(from).is_none() {
             insert_jumps(name, &jumps(name, wanted, from), changes);
@@ -252,7 +252,7 @@ fn remove_chains((name, ours): InTable<'_>, wanted: &[Chain], observed: &Table, 
     let is_wanted = |chain: &str| wanted.iter().any(|wanted| wanted.name == *chain);
     let unwanted = |chain: &str| ours.has_chain(name, chain) && !is_wanted(chain);
     let going: Vec<&Chain> = observed.chains().iter().filter(|chain| unwanted(chain.name.as_str())).collect();
-    // A rule of somebody else: not in one of our chains, which go or are replaced, and not one of our jumps, which go.
+    // A foreign rule: not in one of the proxy's chains, which go or are replaced, and not one of its jumps, which go.
     let is_foreign = |chain: &Chain, rule: &Rule| {
         let in_ours = ours.has_chain(name, chain.name.as_str());
         let is_jump = is_builtin(name, chain) && ours.has_jump(name, rule);
@@ -275,7 +275,7 @@ fn remove_chains((name, ours): InTable<'_>, wanted: &[Chain], observed: &Table, 
             deleted.push(chain.name.clone());
         }
     }
-    // Only now that no rule of ours jumps to them any more.
+    // Only now that no rule of this proxy jumps to them any more.
     for chain in deleted {
         lines.push(format!(":{chain}"));
         edits.edit(Edit::DeleteChain(chain));
@@ -289,12 +289,12 @@ fn remove_chains((name, ours): InTable<'_>, wanted: &[Chain], observed: &Table, 
 mod tests {
     use super::*;
 
-    /// What a cleanup of these tables takes away.
+    /// Changes that a cleanup of these tables makes.
     fn removed(tables: &str) -> RuleChanges {
         super::super::cleanup(&Dump::parse(tables).unwrap(), NamePrefix::KUBE).unwrap()
     }
 
-    /// A jump in somebody's own chain is theirs, whatever its comment says.
+    /// A jump in a foreign chain is foreign, with any comment.
     #[test]
     fn jumps_are_ours_in_built_in_chains_only() {
         let of = |from: &str| -> Vec<String> {

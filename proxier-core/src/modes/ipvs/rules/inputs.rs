@@ -1,4 +1,4 @@
-//! What rules depend on: little, and cheap to compare.
+//! Inputs of rules: few values, and cheap to compare.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::modes::shared::local_traffic::PodTraffic;
 use crate::net::{Family, Network};
 use crate::service::{Frontend, NodeFacts};
 
-/// What iptables and the kernel can do, as far as some rules need it. All of it by default.
+/// Capabilities of iptables and the kernel, as far as some rules need them. All of them by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
@@ -58,7 +58,7 @@ impl Capabilities {
         }
     }
 
-    /// What does not work without the optional matches that are missing, in words.
+    /// Consequences of optional matches that are missing, in words.
     pub fn lost(self) -> String {
         let physdev = "rules are written without match physdev (module xt_physdev), which only tells packets that come over a \
                        bridge";
@@ -73,10 +73,10 @@ impl Capabilities {
     }
 }
 
-/// Whose traffic to cluster IPs is masqueraded.
+/// Sources whose traffic to cluster IPs is masqueraded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MasqueradeSources {
-    /// Everybody's (`masqueradeAll`).
+    /// All sources (`masqueradeAll`).
     All,
     /// Traffic from outside of this network.
     OutsideNetwork(Network),
@@ -172,7 +172,7 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// What the rules of this family depend on now.
+    /// Present inputs of the rules of this family.
     pub fn new(family: Family, wanted: &Wanted, facts: &NodeFacts, capabilities: Capabilities) -> Self {
         let routes = Routes::new(wanted, facts);
         let only_needed = facts.config().makes_only_needed_rules();
@@ -231,7 +231,7 @@ impl Inputs {
         self
     }
 
-    /// The same with these capabilities.
+    /// The inputs with these capabilities.
     #[must_use]
     pub fn with_capabilities(mut self, capabilities: Capabilities) -> Self {
         self.capabilities = capabilities;
@@ -243,7 +243,7 @@ impl Inputs {
         self.family
     }
 
-    /// What the names of chains and sets begin with.
+    /// Prefix of the names of chains and sets.
     pub fn prefix(&self) -> NamePrefix {
         self.prefix
     }
@@ -274,12 +274,12 @@ impl Inputs {
         &self.barred
     }
 
-    /// Whose traffic to cluster IPs is masqueraded.
+    /// Sources whose traffic to cluster IPs is masqueraded.
     pub fn sources(&self) -> &MasqueradeSources {
         &self.sources
     }
 
-    /// The bit that marks what is to be masqueraded.
+    /// The bit that marks packets to be masqueraded.
     pub fn masquerade_bit(&self) -> MarkBit {
         self.bit
     }
@@ -294,7 +294,7 @@ impl Inputs {
         &self.whole
     }
 
-    /// What iptables and the kernel can do.
+    /// Capabilities of iptables and the kernel.
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
@@ -333,8 +333,8 @@ impl Inputs {
     }
 }
 
-/// What stays in the kernel although it is not wanted, because its deletion is held back
-/// ([`Safeguard`](crate::safeguard::Safeguard)) or comes later: rules guard it as before while it serves.
+/// Objects that stay in the kernel although they are not wanted, because their deletion is held back
+/// ([`Safeguard`](crate::safeguard::Safeguard)) or comes later: rules guard them as before while they serve.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
     /// Sets in which entries stay.
@@ -348,7 +348,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// What these changes leave of what the kernel holds. `unwanted` are our virtual servers that are not wanted.
+    /// Objects of the kernel that these changes leave. `unwanted` are own virtual servers that are not wanted.
     ///
     /// A load balancer is barred from this node if its entries show source ranges, and its own address is not among those
     /// that may use it.

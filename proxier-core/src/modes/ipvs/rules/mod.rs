@@ -1,4 +1,4 @@
-//! Rules for iptables: what they depend on, how they are made, and what has to change for the kernel to have them.
+//! Rules for iptables: their inputs, how they are made, and the changes for the kernel to have them.
 //!
 //! Rules stay the same until a set gains its first entry or loses its last one: Services change the sets. [`Inputs`] shows
 //! cheaply whether rules can have changed; [`compile`] makes them; [`Rules::changes`] compares them with the output of
@@ -24,11 +24,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What is ours
+//! # Own chains and rules
 //!
 //! The chains of kube-proxy's IPVS mode by name, in nat and filter, and in built-in chains the jumps to them that carry its
-//! comments. Names have the [configured prefix](crate::config::NamePrefix); here it is kube-proxy's. A chain of ours has
-//! exactly our rules. Nothing else is changed: no other chain or rule, and nothing of the kubelet's (`KUBE-FIREWALL`,
+//! comments. Names have the [configured prefix](crate::config::NamePrefix); here it is kube-proxy's. An own chain has
+//! exactly this proxy's rules. Nothing else is changed: no other chain or rule, and nothing of the kubelet's (`KUBE-FIREWALL`,
 //! `KUBE-MARK-DROP`, `KUBE-IPTABLES-HINT`, `KUBE-KUBELET-CANARY`). Chains that only kube-proxy's iptables mode has
 //! (`KUBE-SVC-…`, and `KUBE-SERVICES` in filter) stay too: `kube-proxy --cleanup` removes them.
 //!
@@ -38,14 +38,14 @@
 //!   with `externalTrafficPolicy: Local` are rejected.
 //! * `KUBE-IPVS-OUT-FILTER` is there (as from 1.29): a program on this node that is in none of a load balancer's source
 //!   ranges is stopped, although its packets have the load balancer's address as their source.
-//! * Jumps have an order: source ranges are checked before marked packets are accepted, whatever was there before. Jumps
+//! * Jumps have an order: source ranges are checked before marked packets are accepted, in place of any earlier order. Jumps
 //!   that are there, each once and in this order, stay, even with other rules between: two programs that both insist on the
-//!   first position would take turns for ever. Otherwise all of them move to the front.
+//!   first position would take turns without end. Otherwise all of them move to the front.
 //! * Where chain INPUT of table filter drops by default, `KUBE-NODE-PORT` accepts traffic to Services there, after source ranges were checked:
 //!   with kube-proxy none reaches IPVS.
-//! * Nothing is written when the kernel already has the same rules, in whatever spelling; a chain that has not changed
+//! * Nothing is written when the kernel already has the same rules, in any spelling; a chain that has not changed
 //!   keeps its counters.
-//! * `KUBE-MARK-MASQ` is removed at the end too, unless somebody else's rule jumps to it.
+//! * `KUBE-MARK-MASQ` is removed at the end too, unless a foreign rule jumps to it.
 //! * Names of protocols are in lower case, which iptables understands without `/etc/protocols`.
 //!
 //! As with kube-proxy, traffic with a loopback source uses no Service; and the sets of TCP and UDP node ports hold ports
@@ -66,7 +66,7 @@ use changes::Ours;
 pub use changes::{LineChange, RuleChanges, RuleLine, UnreadableTable};
 pub use inputs::{Capabilities, Inputs, Kept, MasqueradeSources};
 
-/// A rule in a built-in chain that jumps to a chain of ours.
+/// A rule in a built-in chain that jumps to a chain of this proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Jump {
@@ -143,20 +143,20 @@ impl Rules {
         &self.jumps
     }
 
-    /// What has to change for the kernel to have these rules; nothing when it already has them. The sets must exist before
+    /// Changes for the kernel to have these rules; none when it already has them. The sets must exist before
     /// the transaction is restored.
     ///
     /// # Errors
-    /// [`UnreadableTable`] when a table could not be shown: writing would add the jumps anew each time.
+    /// [`UnreadableTable`] when a table could not be shown: writing would add the jumps again each time.
     pub fn changes(&self, observed: &Dump) -> Result<RuleChanges, UnreadableTable> {
         changes::compare(Some(self), Ours { prefix: self.prefix, is_kept: &|_table, _chain| false }, observed)
     }
 }
 
-/// What has to change for the kernel to have nothing of ours: chains and jumps of a proxy with this prefix, or with
+/// Changes for the kernel to have no rules of a proxy: removes chains and jumps of a proxy with this prefix, or with
 /// [`NamePrefix::KUBE`] of a kube-proxy in IPVS mode, of either family.
 ///
-/// A chain to which somebody else's rule jumps cannot be deleted: it is emptied and stays, except `KUBE-MARK-MASQ`, which
+/// A chain to which a foreign rule jumps cannot be deleted: it is emptied and stays, except `KUBE-MARK-MASQ`, which
 /// keeps its rules, since container runtimes use it. Sets can be destroyed after this, not before.
 ///
 /// # Errors

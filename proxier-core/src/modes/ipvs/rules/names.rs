@@ -1,4 +1,4 @@
-//! Names of chains after the prefix, which other software knows with kube-proxy's prefix, and which chains are ours.
+//! Names of chains after the prefix, which other software knows with kube-proxy's prefix, and recognition of own chains.
 
 use iptables::{Rule, TableName};
 
@@ -20,7 +20,7 @@ pub(super) const IPVS_OUT_FILTER: &str = "IPVS-OUT-FILTER";
 const NAT: &[&str] = &[SERVICES, POSTROUTING, NODE_PORT, LOAD_BALANCER, MARK_MASQ, "FIRE-WALL"];
 const FILTER: &[&str] = &[FORWARD, NODE_PORT, PROXY_FIREWALL, SOURCE_RANGES, IPVS_FILTER, IPVS_OUT_FILTER];
 
-/// The tables in which there are rules of ours.
+/// The tables in which this proxy has rules.
 pub(super) const TABLES: [TableName; 2] = [TableName::NAT, TableName::FILTER];
 
 /// The chain of the proxy whose names begin so.
@@ -28,7 +28,7 @@ pub(super) fn chain(prefix: NamePrefix, name: &str) -> String {
     format!("{prefix}{name}")
 }
 
-/// Whether a chain of a table is ours.
+/// Whether a chain of a table is this proxy's.
 pub(super) fn is_ours(prefix: NamePrefix, table: &TableName, chain: &str) -> bool {
     let names = match table {
         table if *table == TableName::NAT => NAT,
@@ -55,8 +55,8 @@ pub(super) const JUMPS: &[(TableName, &str, &str, &str)] = &[
 /// The comment of the jumps that kube-proxy's iptables mode makes to a chain whose name IPVS mode uses too.
 const IPTABLES_MODE: &str = "kubernetes load balancer firewall";
 
-/// Whether this proxy, or a kube-proxy before it, made a rule in a built-in chain: it jumps to a chain of ours with the
-/// comment of such a jump. A jump that somebody else made to a chain of ours has another comment.
+/// Whether this proxy, or a kube-proxy before it, made a rule in a built-in chain: it jumps to a chain of this proxy with the
+/// comment of such a jump. A foreign jump to such a chain has another comment.
 pub(super) fn is_jump_of_ours(prefix: NamePrefix, table: &TableName, rule: &Rule) -> bool {
     let Some(comment) = rule.comment() else { return false };
     let known = JUMPS.iter().any(|(_, _, _, ours)| *ours == comment) || comment == IPTABLES_MODE;

@@ -77,17 +77,17 @@ fn matching(rule: RuleBuilder, inputs: &Inputs, kind: SetKind, directions: &str)
     rule.match_set(&SetKey::new(inputs.family(), kind).named(inputs.prefix()).name(), directions)
 }
 
-/// The same without the set's comment.
+/// Rule that matches the set, without the set's comment.
 fn plain(inputs: &Inputs, kind: SetKind, directions: &str) -> RuleBuilder {
     matching(Rule::builder(), inputs, kind, directions)
 }
 
-/// The same with the set's comment.
+/// Rule that matches the set, with the set's comment.
 fn noted(inputs: &Inputs, kind: SetKind, directions: &str) -> RuleBuilder {
     matching(Rule::builder().comment(kind.comment()), inputs, kind, directions)
 }
 
-/// These rules, if the set has entries.
+/// Returns these rules if the set has entries, else none.
 fn when<const N: usize>(inputs: &Inputs, kind: SetKind, rows: [RuleBuilder; N]) -> Vec<RuleBuilder> {
     if inputs.is_filled(kind) { rows.into() } else { Vec::new() }
 }
@@ -108,7 +108,7 @@ fn services(inputs: &Inputs) -> Vec<RuleBuilder> {
     }
     let external = |kind| noted(inputs, kind, "dst,dst");
     // Accept what came from elsewhere, and what a local program sends to an address of this host. Other local traffic goes
-    // to whoever has the address.
+    // to the host that has the address.
     let accepted = |kind| {
         let from_outside = external(kind);
         let from_outside = if inputs.capabilities().physdev {

@@ -1,4 +1,4 @@
-//! What tables are written from: as they were read, unless somebody has changed them since.
+//! State that tables are written from: as they were read, unless another program has changed them since.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::net::Family;
 use crate::ports::{NotCommitted, PortErrorKind, Tables};
 
-/// How often a table is compared again because somebody changed something between reading and writing.
+/// Number of times that a table is compared again because another program changed something between reading and writing.
 const ATTEMPTS: usize = 4;
 
 /// The tables as a full pass has read them. The first transaction of a family changes its table only as it was read; after that, what was
@@ -27,7 +27,7 @@ pub(in crate::modes::ipvs) struct Basis {
 pub(super) enum Outcome {
     Committed,
     Refused(NotCommitted),
-    /// Somebody has changed the table since it was read.
+    /// Another program has changed the table since it was read.
     Changed(NotCommitted),
 }
 
@@ -55,7 +55,7 @@ impl Basis {
             let is_busy = refused.error.kind() == PortErrorKind::Busy && refused.refused.is_none();
             let now = tables.generation().ok().filter(|now| is_busy && expected.is_some_and(|of| of != *now));
             let Some(now) = now else { return Outcome::Refused(refused) };
-            // Somebody has committed something: is this table as it was?
+            // Another program has committed something: is this table as it was?
             let found = read(family, &self.config, tables);
             let is_the_same =
                 found.is_ok_and(|found| self.read.get(&family).is_some_and(|read| read.as_deref() == found.as_ref()));

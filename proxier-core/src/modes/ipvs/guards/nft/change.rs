@@ -1,4 +1,4 @@
-//! What changes in a table besides its elements, and the transactions that write it.
+//! Changes to a table besides its elements, and the transactions that write it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -12,24 +12,24 @@ use super::layout::{KEEP, Layout};
 use crate::modes::ipvs::sets::SetKind;
 use crate::plan::step::{Action, Part, Step};
 
-/// What becomes of a table as a whole.
+/// Change to a table as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It stays.
+    /// The table stays.
     Keep,
-    /// It is made.
+    /// The table is made.
     Make,
-    /// It is deleted and made again, at one instant: it has other flags, sets or hooks than ours.
+    /// The table is deleted and made again, at one instant: its flags, sets or hooks differ from the layout.
     Remake,
 }
 
-/// What changes in a family's table besides its elements.
+/// Changes to a family's table besides its elements.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct TableChange {
-    /// What the table has to have.
+    /// Layout that the table has to have.
     pub layout: Layout,
-    /// What becomes of it as a whole.
+    /// Change to the table as a whole.
     pub fate: Fate,
     /// Chains that are made, or get other rules.
     chains: Vec<(Chain, Vec<Rule>)>,
@@ -114,7 +114,7 @@ impl TableChange {
         Self::differing(layout, Fate::Keep, there)
     }
 
-    /// The table made anew, with all its chains.
+    /// The table with all its chains, to be made or made again.
     pub(super) fn whole(layout: &Layout, fate: Fate) -> Self {
         TableChange { layout: layout.clone(), fate, chains: layout.chains() }
     }
@@ -131,7 +131,7 @@ impl TableChange {
             }
             let is_late = chain.key.name.as_str() == KEEP && !rules.is_empty() && fate != Fate::Remake;
             if is_late {
-                // Others go to it.
+                // Other chains go to it.
                 if there(&chain).is_none() {
                     first.push((chain.clone(), Vec::new()));
                 }

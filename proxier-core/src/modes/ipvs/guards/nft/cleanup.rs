@@ -7,7 +7,7 @@ use crate::modes::shared::nft::{OWNED, remove_table};
 use crate::net::Family;
 use crate::ports::Tables;
 
-/// Removes the tables of both families, whatever is configured, and nothing else. What is gone already counts as done, and so does
+/// Removes the tables of both families, configured or not, and nothing else. A missing table counts as done, and so does
 /// a kernel without nf_tables.
 pub(in crate::modes::ipvs) fn cleanup(config: &Config, tables: &mut dyn Tables, cleaned: &mut Cleaned) {
     for family in Family::ALL {

@@ -21,7 +21,7 @@ pub(super) fn encode(kind: SetKind, element: &Element) -> NftElement {
     }
 }
 
-/// What an entry is known by.
+/// Key of an entry's element.
 pub(super) fn encode_key(element: &Element) -> ElementKey {
     let place = |span: &IpSpan, ports: &Ports| {
         [span.first().into(), Value::byte(ports.protocol().number()), Value::port(ports.ports().first())]
@@ -38,12 +38,12 @@ pub(super) fn encode_key(element: &Element) -> ElementKey {
             let (first, last) = (from(sources.first()), from(sources.last()));
             if first == last { ElementKey::Value(first) } else { ElementKey::Range(first, last) }
         }
-        // No set of ours has others.
+        // No own set has other kinds.
         _ => ElementKey::CatchAll,
     }
 }
 
-/// An element as an entry; `None` for one that is none of ours.
+/// Decodes an element as an entry; `None` for a foreign one.
 pub(super) fn decode(kind: SetKind, family: Family, found: &NftElement) -> Option<Element> {
     let (first, last) = match &found.key {
         ElementKey::Value(value) => (value.as_bytes(), value.as_bytes()),
@@ -76,7 +76,7 @@ pub(super) fn decode(kind: SetKind, family: Family, found: &NftElement) -> Optio
             Element::IpPort(span, ports)
         }
     };
-    // Anything that would be written in another way is somebody else's.
+    // An element that would be written in another way is foreign.
     let written = encode(kind, &element);
     ((written.key, written.data) == (found.key.clone(), found.data.clone())).then_some(element)
 }

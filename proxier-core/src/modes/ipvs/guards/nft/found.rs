@@ -1,4 +1,4 @@
-//! What a table of the kernel holds, in the words of IPVS mode.
+//! State of a table in the kernel, in the words of IPVS mode.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,12 +25,12 @@ pub(in crate::modes::ipvs) struct Found {
     sets: BTreeMap<SetKind, Set>,
     /// Chains as they are, with their rules.
     chains: BTreeMap<String, (nftables::Chain, Vec<Rule>)>,
-    /// There are sets or elements that are none of ours.
+    /// There are foreign sets or elements.
     has_others: bool,
 }
 
 impl Found {
-    /// Reads a snapshot; `None` when the table is somebody else's.
+    /// Reads a snapshot; `None` when the table is foreign.
     fn new(snapshot: TableSnapshot, family: Family) -> Option<Self> {
         let mut found = Found { flags: snapshot.table.table.flags, ..Found::default() };
         for chain in snapshot.chains {
@@ -48,7 +48,7 @@ impl Found {
             let set = contents.set.set;
             let kind = SetKind::ALL_OF_NFT.into_iter().find(|kind| kind.nft_name() == set.key.name.as_str());
             let Some(kind) = kind else {
-                // Anonymous sets go with their rules, which differ from ours.
+                // Anonymous sets go with their rules, which differ from own ones.
                 found.has_others |= !set.flags.contains(SetFlags::ANONYMOUS);
                 continue;
             };
@@ -64,8 +64,8 @@ impl Found {
         Some(found)
     }
 
-    /// Whether the table cannot be mended, only made again: it has flags (`dormant`: no chain sees packets), a set or base chain is
-    /// another, or there is something that is none of ours.
+    /// Whether the table cannot be mended, only made again: it has flags (`dormant`: no chain sees packets), another set or base chain than the
+    /// layout, or foreign contents.
     pub(super) fn is_other(&self, layout: &Layout) -> bool {
         let is_kind_of = |found: &Set, wanted: &Set| {
             found.key_type == wanted.key_type && found.data == wanted.data && found.all_flags() == wanted.all_flags()
@@ -88,10 +88,10 @@ impl Found {
     }
 }
 
-/// Reads the table of a family; `None` when there is none, or one that is somebody else's.
+/// Reads the table of a family; `None` when there is none, or a foreign one.
 ///
 /// # Errors
-/// What could not be read.
+/// The table could not be read.
 pub(in crate::modes::ipvs) fn read(
     family: Family,
     config: &Config,

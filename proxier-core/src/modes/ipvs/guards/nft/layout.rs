@@ -1,4 +1,4 @@
-//! What a table has besides its elements: it follows from the settings alone.
+//! Layout of a table: everything but its elements. It follows from the settings alone.
 //!
 //! The chains do what kube-proxy's do in its IPVS mode, at hooks that fit the way of a packet through IPVS:
 //!
@@ -12,16 +12,16 @@
 //! IPVS sends a packet on by hook `output`, where chains of type `nat` do not see it again: the mark of the first hook tells
 //! `postrouting` what to do, as with kube-proxy.
 //!
-//! IPVS compares the whole mark of a packet with those of its virtual servers, so the marks that split clients outside from others
-//! ([`SetKind::LocalSplit`]) are set last before IPVS and taken away first behind it: no other program's rules see them. Marks that others
+//! IPVS compares the whole mark of a packet with those of its virtual servers, so the marks that split clients outside from those inside
+//! ([`SetKind::LocalSplit`]) are set last before IPVS and taken away first behind it: no other program's rules see them. Marks that other programs
 //! gave these packets are lost. Packets to node ports that share a virtual server ([`SetKind::NodePortMark`]) get its mark with the bit for
-//! masquerading, which stays behind IPVS; those of this node's own programs just before IPVS sees them in hook `output`. Packets from inside are marked for masquerading in the first hook, by where they were sent: behind IPVS
-//! that could not be told.
+//! masquerading, which stays behind IPVS; those of this node's own programs just before IPVS sees them in hook `output`. Packets from inside are
+//! marked for masquerading in the first hook, by where they were sent: behind IPVS that could not be told.
 //!
-//! What iptables does by `ACCEPT` in table nat, to keep others from translating the destination (host ports of CNI plugins match
-//! every local address, and addresses of Services are local), is done by translating the destination to itself: later chains of
+//! iptables has `ACCEPT` in table nat, to keep other programs from translating the destination (host ports of CNI plugins match
+//! every local address, and addresses of Services are local). Here the destination is translated to itself: later chains of
 //! type `nat` do not see a connection that has a translation. An address that is not of this host, since another proxy has removed the
-//! device, is left to them. `ACCEPT` in table filter has no counterpart: no chain of nf_tables can
+//! device, is left to those programs. `ACCEPT` in table filter has no counterpart: no chain of nf_tables can
 //! overrule another table's drop.
 
 use nftables::expr::{CmpOp, FibFlags, FibResult, NatFlags};
@@ -59,11 +59,11 @@ pub struct Layout {
     family: Family,
     mark: u32,
     sources: MasqueradeSources,
-    /// Connections to Services keep their destinations, whatever other tables say. Not while nftables mode still serves them.
+    /// Whether connections to Services keep their destinations, with any rules of other tables. Not while nftables mode still serves them.
     keeps: bool,
     /// Packets of clients outside get marks of this range where they are to find local endpoints only.
     split: Option<MarkRange>,
-    /// How clients outside are told from pods.
+    /// Detection of pods, to tell clients outside from them.
     pods: PodTraffic,
     /// Addresses are bound by routes, so this node's programs do not connect from the address that they connect to.
     by_routes: bool,
@@ -92,7 +92,7 @@ impl Layout {
         }
     }
 
-    /// The same, guarding those of these networks that are of its family.
+    /// Adds the guard of those of these networks that are of the layout's family.
     pub(crate) fn with_networks<'a>(mut self, networks: impl IntoIterator<Item = &'a Network>) -> Self {
         let of_family = networks.into_iter().filter(|network| Family::of(network.addr()) == self.family);
         self.whole.extend(of_family.copied());
@@ -106,7 +106,7 @@ impl Layout {
         &self.whole
     }
 
-    /// The same in a table of this name.
+    /// The layout in a table of this name.
     pub(super) fn called(mut self, table: Name) -> Self {
         self.table.name = table;
         self
@@ -152,13 +152,13 @@ impl Layout {
         self
     }
 
-    /// The same where addresses are bound by routes, or may still be.
+    /// The layout where addresses are bound by routes, or may still be.
     pub(crate) fn bound_by_routes(mut self, by_routes: bool) -> Self {
         self.by_routes = by_routes;
         self
     }
 
-    /// What a set knows its entries by.
+    /// Key of a set's entries.
     fn key(&self, kind: SetKind) -> Vec<Operand> {
         let place = [self.destination(), Operand::L4PROTO, Operand::DPORT];
         match kind {
@@ -314,7 +314,7 @@ impl Layout {
         built(of_node.in_set(&place, Layout::of(kind)).drop_packet())
     }
 
-    /// Translates the destination to itself, if it is of this host: otherwise IPVS does not get the packet, and whoever serves the address
+    /// Translates the destination to itself, if it is of this host: otherwise IPVS does not get the packet, and a program that serves the address
     /// after this mode may translate it.
     fn keep(&self) -> Rule {
         let of_host = Layout::is_local(self.rule(), FibFlags::DADDR, CmpOp::Eq);
@@ -334,7 +334,7 @@ impl Layout {
         rules.push(built(self.matching(SetKind::LoadBalancer).jump(name(LOAD_BALANCER))));
         rules.extend(self.cluster_ip_masquerade());
         rules.push(self.marks(self.matching(SetKind::ExternalIp)));
-        // From elsewhere, or to an address of this host. Other local traffic goes to whoever has the address.
+        // From elsewhere, or to an address of this host. Other local traffic goes to the host that has the address.
         for kind in [SetKind::ExternalIp, SetKind::ExternalIpLocal] {
             rules.push(keeps(Layout::is_local(self.matching(kind), FibFlags::SADDR, CmpOp::Ne)));
             rules.push(keeps(Layout::is_local(self.matching(kind), FibFlags::DADDR, CmpOp::Eq)));

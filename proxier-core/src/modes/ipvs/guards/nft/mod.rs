@@ -34,7 +34,7 @@ pub use layout::Layout;
 pub(in crate::modes::ipvs) use layout::table;
 pub(in crate::modes::ipvs) use write::{Refused, Written, write};
 
-/// What is known of the tables.
+/// Known state of the tables.
 #[derive(Debug, Default)]
 pub(in crate::modes::ipvs) struct Tables {
     /// The layouts that the kernel holds.
@@ -51,7 +51,7 @@ impl Tables {
     /// Reads the tables of the configured families.
     ///
     /// # Errors
-    /// What could not be read.
+    /// The tables that could not be read.
     pub(in crate::modes::ipvs) fn read(
         &mut self,
         config: &Config,
@@ -82,18 +82,18 @@ impl Tables {
         self.found.iter().filter_map(|(family, found)| Some((*family, found.as_deref()?)))
     }
 
-    /// What the next writes follow from: the tables that were just read.
+    /// State that the next writes follow from: the tables that were just read.
     pub(in crate::modes::ipvs) fn basis(&self, config: &Config) -> Basis {
         Basis::new(config, self.generation, self.found.clone())
     }
 
-    /// Forgets what was read.
+    /// Forgets the tables that were read.
     pub(in crate::modes::ipvs) fn forget_found(&mut self) {
         self.found.clear();
     }
 
-    /// Puts tables back as they are known, if somebody else has changed them: what they guard is open to everybody until then, so nothing
-    /// else is read or compared before. Returns what was done. What fails is left to the next full pass.
+    /// Puts tables back to their known state, if another program has changed them: source ranges are open to all clients until then, so nothing
+    /// else is read or compared before. Returns the steps carried out. Failures are left to the next full pass.
     pub(in crate::modes::ipvs) fn restore(
         &self,
         config: &Config,
@@ -123,8 +123,8 @@ impl Tables {
         done
     }
 
-    /// Which layouts the kernel has to hold, guarding these networks. `split`: families with Frontends that are split now. `by_routes`:
-    /// those with addresses that are bound by routes.
+    /// Layouts that the kernel has to hold, guarding these networks. `split`: families with Frontends that are split now. `by_routes`:
+    /// families with addresses that are bound by routes.
     pub(in crate::modes::ipvs) fn layouts(
         &self,
         pass: &Pass<'_>,
@@ -141,7 +141,7 @@ impl Tables {
         pass.families().map(|family| (family, layout(family))).collect()
     }
 
-    /// What has to change in the tables besides their elements: before virtual servers, and after their addresses are bound.
+    /// Changes to the tables besides their elements: before virtual servers, and after their addresses are bound.
     pub(in crate::modes::ipvs) fn changes(
         &self,
         layouts: &BTreeMap<Family, Layout>,
@@ -164,7 +164,7 @@ impl Tables {
 /// The Frontends of the virtual servers of firewall marks that are this proxy's, as its tables record them; none where there is no table.
 ///
 /// # Errors
-/// What exists and could not be read.
+/// A table exists and could not be read.
 pub fn marks(
     config: &Config,
     tables: &mut dyn TablesPort,
@@ -188,13 +188,13 @@ pub fn marks(
 /// The virtual servers of marks that packets to one place get.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::modes::ipvs) struct Marked {
-    /// All of them, to a node port.
+    /// Virtual server of the mark of all packets to a node port.
     pub(in crate::modes::ipvs) shared: Option<VirtualServerKey>,
-    /// Those of clients outside.
+    /// Virtual server of the mark of clients outside.
     pub(in crate::modes::ipvs) split: Option<VirtualServerKey>,
 }
 
-/// Which marks the kernel's table gives to packets to a place.
+/// Marks that the kernel's table gives to packets to an address and port.
 ///
 /// # Errors
 /// The table could not be read.
@@ -221,7 +221,7 @@ pub(in crate::modes::ipvs) fn marked(
 /// loads the modules that it needs for that.
 ///
 /// # Errors
-/// What the kernel cannot do: nf_tables, a family, or a kind of chain, set or expression, which the message names.
+/// The kernel lacks nf_tables, a family, or a kind of chain, set or expression, which the message names.
 pub(in crate::modes::ipvs) fn trial(
     families: &[Family],
     facts: &NodeFacts,

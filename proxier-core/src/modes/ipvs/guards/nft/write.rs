@@ -13,7 +13,7 @@ use crate::modes::shared::nft::{CHECKS, is_of_an_element, is_of_the_state, made_
 use crate::plan::step::Action;
 use crate::ports::{NotCommitted, PortError, PortErrorKind, Tables};
 
-/// How many entries of one transaction may be refused before the whole is given up.
+/// Number of entries of one transaction that may be refused before the whole is given up.
 const PATIENCE: usize = 16;
 
 /// An entry that the kernel refused.
@@ -25,23 +25,23 @@ pub(in crate::modes::ipvs) struct Refused {
     pub(in crate::modes::ipvs) error: PortError,
 }
 
-/// What a transaction did.
+/// Result of a transaction.
 #[derive(Debug, Default)]
 pub(in crate::modes::ipvs) struct Written {
-    /// Why nothing of it was done, if so; the numbers are meaningless then.
+    /// Failure of the whole, if so; the numbers are meaningless then.
     pub(in crate::modes::ipvs) failed: Option<PortError>,
-    /// What was left out of it.
+    /// Entries that were left out of it.
     pub(in crate::modes::ipvs) refused: Vec<Refused>,
-    /// The kernel has something else than was thought.
+    /// The kernel contradicted its known state.
     pub(in crate::modes::ipvs) is_surprise: bool,
-    /// Entries of those asked for.
+    /// Number of entries added, of those asked for.
     pub(in crate::modes::ipvs) added: usize,
-    /// Entries of those asked for.
+    /// Number of entries deleted, of those asked for.
     pub(in crate::modes::ipvs) deleted: usize,
 }
 
-/// Writes what changes in a table, with the entries to delete and to add, and notes in `observed` what the kernel has then. A table that was
-/// just read is changed only as it was read: nothing is written where somebody else has changed it since.
+/// Writes the changes of a table, with the entries to delete and to add, and notes in `observed` what the kernel has then. A table that was
+/// just read is changed only as it was read: nothing is written if another program has changed it since.
 ///
 /// A table that is made or made again gets all entries that are known to be in the kernel, and the new ones. Costs O(entries that
 /// change) otherwise.
