@@ -54,7 +54,7 @@ fn run() -> Result<(), Failure> {
     }
 }
 
-/// Brings the kernel to what the file says, without the real servers that are down.
+/// Changes the kernel to match the file, without the real servers that are down.
 fn balance(
     ipvs: &mut Client,
     owned: &BTreeSet<VirtualServerKey>,
@@ -82,12 +82,12 @@ fn balance(
                 eprintln!("{error}; tried again");
             }
         }
-        // A mistake in the file, such as a name twice, or a kernel that was too busy: the next round tells.
+        // The cause is a mistake in the file, such as a name twice, or a busy kernel: the next round says which.
         Err(error) => eprintln!("nothing was changed: {error}"),
     }
 }
 
-/// Which real servers of TCP accept connections. Others cannot be asked, and count as up.
+/// Real servers of TCP, each with whether it accepts connections. Real servers of UDP and SCTP cannot be checked and count as up.
 fn check(rules: &Ruleset) -> BTreeMap<RealServerKey, bool> {
     let tcp = rules.entries.iter().filter(|entry| entry.virtual_server.key.protocol() == Some(Protocol::Tcp));
     let keys: BTreeSet<RealServerKey> = tcp.flat_map(|entry| &entry.real_servers).map(|real| real.key).collect();

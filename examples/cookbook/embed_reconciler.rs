@@ -2,9 +2,9 @@
 //!
 //! `cargo run -p examples --example embed_reconciler -- FILE [ipvs|nftables]`
 //!
-//! Each line of FILE: `TCP 10.96.0.10:80 -> 10.244.1.7:8080 10.244.1.8:8080`. A changed line costs what it changes, whatever the
-//! number of lines. The reconciler keeps the kernel as wanted: it hears of addresses that come and go, reads everything again every
-//! 30 seconds, and tries again what the kernel refused. Default: nftables.
+//! Each line of FILE: `TCP 10.96.0.10:80 -> 10.244.1.7:8080 10.244.1.8:8080`. The cost of a changed line does not depend on the number of lines. The
+//! reconciler keeps the kernel as wanted: it hears of addresses that come and go, reads everything again every 30 seconds, and tries refused
+//! operations again. Default: nftables.
 //!
 //! Needs `CAP_NET_ADMIN`; for nftables Linux 5.10 or later, for ipvs what `proxier-demo probe` lists. It leaves behind what it made.
 
@@ -22,7 +22,7 @@ use proxier_core::plan::report::Report;
 use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::{FrontendSpec, ObjectKey};
 
-/// How often the file is looked at.
+/// Interval between two readings of the file.
 const INTERVAL: Duration = Duration::from_millis(500);
 
 type Wanted = BTreeMap<FrontendKey, Vec<EndpointKey>>;
@@ -40,7 +40,7 @@ fn run() -> Result<(), Failure> {
         Some("ipvs") => Kind::Ipvs,
         Some(other) => return Err(format!("{other:?} is neither ipvs nor nftables").into()),
     };
-    // Heard of before anything is read, so that nothing is missed.
+    // The monitor is opened before anything is read, so that no change is missed.
     let mut monitor = Monitor::open()?;
     let mut kernel = KernelPorts::open(&KernelOptions::default())?;
     let origin = Instant::now();
@@ -48,7 +48,7 @@ fn run() -> Result<(), Failure> {
     let mut text = fs::read_to_string(&file)?;
     let mut known = parse(&text).map_err(|error| format!("{file}: {error}"))?;
     take(&mut proxier, &Wanted::new(), &known, origin.elapsed());
-    // Until now nothing is deleted: half a list would delete the other half.
+    // The reconciler deletes nothing before `start`: half a list would delete the other half.
     proxier.start(origin.elapsed());
     loop {
         if let Some(report) = proxier.pass(&|| origin.elapsed(), &mut kernel.ports()) {
@@ -78,7 +78,7 @@ fn run() -> Result<(), Failure> {
     }
 }
 
-/// Hands over what differs.
+/// Hands the reconciler the virtual addresses that differ, and those that are gone.
 fn take(proxier: &mut Reconciler, known: &Wanted, wanted: &Wanted, now: Duration) {
     let name = |key: &FrontendKey| ObjectKey::new("file", &key.to_string());
     for (key, endpoints) in wanted.iter().filter(|(key, endpoints)| known.get(key) != Some(endpoints)) {

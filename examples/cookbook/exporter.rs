@@ -2,8 +2,8 @@
 //!
 //! `cargo run -p examples --example exporter -- 127.0.0.1:9118`
 //!
-//! Each request for `/metrics` reads the kernel anew. When that fails the answer has status 500 and says why, which Prometheus counts
-//! as a failed scrape: no old numbers are shown. One client is served at a time, for at most a few seconds.
+//! Each request for `/metrics` reads the kernel. When that fails the answer has status 500 and says why, which Prometheus counts as a failed scrape:
+//! no old numbers are shown. One client is served at a time, for at most a few seconds.
 //!
 //! Needs IPVS and `CAP_NET_ADMIN`, which IPVS asks for also when it is only read.
 

@@ -21,7 +21,7 @@ const NEW: u16 = 0x0100;
 const GONE: u16 = 0x0102;
 
 attrs! {
-    /// Inside `CTA_TUPLE_IP`.
+    /// Attributes inside `CTA_TUPLE_IP`.
     "CTA_IP_",
     pub enum IpAttr<'a> {
         /// Source, IPv4.
@@ -36,7 +36,7 @@ attrs! {
 }
 
 attrs! {
-    /// Inside `CTA_TUPLE_PROTO`.
+    /// Attributes inside `CTA_TUPLE_PROTO`.
     "CTA_PROTO_",
     pub enum ProtoAttr<'a> {
         /// IP protocol.
@@ -63,7 +63,7 @@ attrs! {
     /// A tracked connection.
     "CTA_",
     pub enum FlowAttr<'a> {
-        /// As the client sent it.
+        /// Direction from the client, before NAT.
         TUPLE_ORIG = 1 => Original(Attrs<'a, TupleAttr<'a>>),
     }
 }
@@ -78,7 +78,7 @@ fn run() -> Result<(), Failure> {
     loop {
         match listener.wait(Duration::MAX, read) {
             Ok(events) => events.into_iter().flatten().for_each(|line| println!("{line}")),
-            // A program that keeps a table of connections reads it anew here.
+            // A program that keeps a table of connections would read the whole table again here.
             Err(error) if *error.kind() == ErrorKind::StateUnknown => eprintln!("some were missed: {error}"),
             Err(error) => return Err(error.into()),
         }

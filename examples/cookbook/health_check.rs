@@ -16,9 +16,9 @@ use examples::Failure;
 use ipvs::{Client, Error, RealServer, Scheduler, VirtualServer, VirtualServerKey, Weight};
 
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How long a real server may take to accept a connection.
+/// Longest time for a real server to accept a connection.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// So many answers of one kind in a row change the state.
+/// Number of equal answers in a row that change the state.
 const IN_A_ROW: u32 = 3;
 
 struct Checked {
@@ -29,7 +29,7 @@ struct Checked {
 }
 
 impl Checked {
-    /// Takes an answer; whether the state changed.
+    /// Takes an answer; returns whether the state changed.
     fn observe(&mut self, answered: bool) -> bool {
         self.against = if answered == self.is_up { 0 } else { self.against + 1 };
         let changed = self.against == IN_A_ROW;
@@ -87,7 +87,7 @@ fn set(ipvs: &mut Client, key: &VirtualServerKey, real: &RealServer) -> Result<(
     }
 }
 
-/// Which of them accept a connection; all are asked at once.
+/// Checks all these addresses at the same time; returns for each whether it accepts connections.
 fn check(servers: &[SocketAddr]) -> Vec<bool> {
     thread::scope(|scope| {
         let ask = |server| scope.spawn(move || TcpStream::connect_timeout(server, PATIENCE).is_ok());

@@ -3,11 +3,11 @@
 //! `cargo run -p examples --example network_policy -- FILE`
 //!
 //! Each line of FILE lets clients connect by TCP: `POD NETWORK PORT`, for example `10.244.1.7 10.244.2.0/24 8080`; networks of one pod
-//! and port must not overlap. A pod of which the file speaks takes nothing else from other hosts and pods; a line `POD` alone closes
-//! it. Pods of which it does not speak take everything.
+//! and port must not overlap. A pod that the file names takes nothing else from other hosts and pods; a line `POD` alone closes it. Other pods take
+//! everything.
 //!
-//! Whatever the number of pods there are three rules, since the sets have all that differs. The kernel takes the change in one
-//! transaction: no packet sees half of it, and answers to connections that were let in still pass.
+//! There are three rules for any number of pods, since the differences are in the sets. The kernel takes the change in one transaction: no packet
+//! sees half of it, and answers to connections that were let in still pass.
 //!
 //! Needs nf_tables (Linux 5.6 or later) and `CAP_NET_ADMIN`. `nft list table ip cookbook-policy` shows the result.
 
@@ -33,7 +33,7 @@ fn run() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The whole policy, in place of what there was.
+/// Transaction that replaces the whole policy.
 fn policy(text: &str) -> Result<Transaction, Failure> {
     let allowing = [Operand::IP_DADDR, Operand::IP_SADDR, Operand::DPORT];
     let table = TableKey::new(Family::Ip, "cookbook-policy")?;
@@ -42,7 +42,7 @@ fn policy(text: &str) -> Result<Transaction, Failure> {
     let allowed = Set::typeof_set(table.set("allowed")?, &allowing)?.flags(SetFlags::INTERVAL);
 
     let mut transaction = Transaction::new();
-    // What exists is added again without harm, and emptied: this is the first run and every later one.
+    // Adding an object that exists does no harm; it is then emptied, so the first run and later ones are the same.
     transaction.add_table(Table::new(table));
     transaction
         .add_chain(Chain::base(forward.clone(), BaseChain::new(ChainType::Filter, Hook::Forward, Priority::FILTER)));

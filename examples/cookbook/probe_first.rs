@@ -39,7 +39,7 @@ fn run() -> Result<ExitCode, Failure> {
             println!("{} ({}) is {}: {fix}", finding.name, finding.why, finding.state.as_str());
         }
     }
-    // The kernel has the last word.
+    // The kernel's answer decides.
     match Client::open() {
         Ok(mut ipvs) => {
             println!("IPVS {} answers", ipvs.info()?);
@@ -53,7 +53,7 @@ fn run() -> Result<ExitCode, Failure> {
     }
 }
 
-/// Files say what there is; where the kernel answers itself, that counts more.
+/// Reads files that list modules; where the kernel answers itself, its answer counts more.
 fn look() -> Result<Report, Failure> {
     let mut ask = |what: &Capability| match what {
         Capability::GenlFamily(name) if name == "IPVS" => match Client::open() {

@@ -2,9 +2,9 @@
 //!
 //! `cargo run -p examples --example reconcile_file -- FILE [apply]`
 //!
-//! FILE is what `ipvsadm -S -n` prints, or a person writes. Without `apply` only the difference is printed. The virtual servers at the
-//! addresses and firewall marks of the file are this program's: others of these addresses are deleted, all the rest stays. Unlike
-//! `ipvsadm -R` after `-C`, no connection of anything that stays is cut.
+//! FILE is the output of `ipvsadm -S -n`, or written by a person. Without `apply` only the difference is printed. The virtual servers at the
+//! addresses and firewall marks of the file are this program's: those at these addresses that the file does not have are deleted, all the rest stays.
+//! Unlike `ipvsadm -R` after `-C`, no connection of a server that stays is cut.
 //!
 //! Needs IPVS and `CAP_NET_ADMIN`. Exit code 1 when the kernel did not take everything.
 

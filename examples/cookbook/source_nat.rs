@@ -17,7 +17,7 @@ use nftables::{
     Value, rule,
 };
 
-/// With a number of our own the choice stays the same after a restart.
+/// Fixed seed of the hash: a client keeps its address after a restart.
 const SEED: u32 = 0x5eed_0001;
 
 fn main() -> ExitCode {

@@ -2,11 +2,11 @@
 //!
 //! `cargo run -p examples --example tokio_agent`
 //!
-//! It keeps a table of nf_tables as it should be, and says which addresses come and go, until Ctrl-C. The libraries know no runtime:
+//! Keeps a table of nf_tables as it should be, and says which addresses come and go, until Ctrl-C. The libraries know no runtime:
 //! * Requests block for microseconds, but another program may hold the kernel's locks, and a long listing takes time. So the client lives
 //!   on a thread of its own, [`Actor`], and tasks send it closures.
 //! * Events come over a descriptor ([`AsFd`](std::os::fd::AsFd)): `Events` of `nftables`, `Monitor` of `proxier-core` (addresses,
-//!   devices), and `Listener` of `netlink-batch` for all others (connections: `follow_connections.rs` reads them) go into tokio's `AsyncFd`,
+//!   devices), and `Listener` of `netlink-batch` for all other families (connections: `follow_connections.rs` reads them) go into tokio's `AsyncFd`,
 //!   [`Stream`].
 //!   ipset has no events in the kernel.
 //!
@@ -40,7 +40,7 @@ impl<C: Send + 'static> Actor<C> {
     /// Takes the client over.
     ///
     /// # Errors
-    /// When no thread can be started.
+    /// No thread can be started.
     pub(crate) fn start(mut client: C) -> io::Result<Self> {
         let (jobs, mut queue) = mpsc::channel::<Job<C>>(Self::QUEUE);
         thread::Builder::new().name("kernel".to_owned()).spawn(move || {
@@ -51,10 +51,10 @@ impl<C: Send + 'static> Actor<C> {
         Ok(Actor { jobs })
     }
 
-    /// Does this with the client. A job that was sent is carried out, also when nobody waits for its result any more.
+    /// Runs a job with the client. A job that was sent is carried out even when nobody waits for its result any more.
     ///
     /// # Errors
-    /// When the thread has ended, because a job panicked.
+    /// The thread has ended, because a job panicked.
     pub(crate) async fn call<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut C) -> T + Send + 'static,
@@ -66,7 +66,7 @@ impl<C: Send + 'static> Actor<C> {
     }
 }
 
-/// Puts what hears events into the runtime.
+/// Registers a descriptor for reading with the runtime.
 #[allow(
     deprecated,
     reason = "its successor of tokio 1.54 is unsafe; what that asks for holds here: the descriptor stays open and the same"
@@ -75,19 +75,19 @@ fn readable<T: AsRawFd>(source: T) -> io::Result<AsyncFd<T>> {
     AsyncFd::with_interest(source, Interest::READABLE)
 }
 
-/// What a socket hears, as a stream.
+/// Messages of a socket, as a stream.
 pub(crate) struct Stream<S: AsRawFd>(AsyncFd<S>);
 
 impl<S: AsRawFd> Stream<S> {
     /// Puts a socket into the runtime.
     ///
     /// # Errors
-    /// When the runtime does not take it.
+    /// The runtime does not take the socket.
     pub(crate) fn new(source: S) -> io::Result<Self> {
         readable(source).map(Stream)
     }
 
-    /// What `take` gets without waiting, as soon as there is something: `Ok(None)` means not yet. Nothing is lost when the future is dropped.
+    /// Next messages, read by `take`, which does not wait and returns `Ok(None)` when there are none yet. Nothing is lost when the future is dropped.
     ///
     /// # Errors
     /// Outside, when the runtime ends. Inside, those of `take`.
@@ -119,12 +119,12 @@ impl Changes {
     }
 }
 
-/// Events of another family, each read from its number and its bytes: those of connections, by `follow_connections.rs`.
+/// Events of another netlink family, each read from its number and its bytes: `follow_connections.rs` reads those of connections.
 impl Stream<Listener> {
     /// The next events.
     ///
     /// # Errors
-    /// As [`Changes::next`].
+    /// Fails as [`Changes::next`] does.
     #[allow(dead_code, reason = "for agents that follow connections; a test does")]
     pub(crate) async fn next<T>(
         &mut self,
@@ -140,7 +140,7 @@ async fn main() -> ExitCode {
 }
 
 async fn run() -> Result<(), Failure> {
-    // Listening comes before reading, so that nothing is missed between.
+    // Listening begins before reading, so that no change is missed in between.
     let mut changes = Changes::new(Events::open()?)?;
     let mut addresses = readable(Monitor::open()?)?;
     let kernel = Actor::start(Client::open()?)?;
@@ -165,7 +165,7 @@ async fn run() -> Result<(), Failure> {
                     Err(error) if error.kind() == ErrorKind::StateUnknown => println!("missed something: {error}"),
                     Err(error) => return Err(error.into()),
                 }
-                // What exists is added again without harm.
+                // Adding an object that exists does no harm.
                 put(wanted.clone()).await??;
                 println!("{table} is there again");
             }

@@ -1,4 +1,4 @@
-//! What the examples share, and the parts of `proxier-demo`.
+//! Functions that the examples share, and the parts of `proxier-demo`.
 
 mod support;
 

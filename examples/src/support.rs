@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-/// What an example can fail with.
+/// Failure of an example, of any type.
 pub type Failure = Box<dyn std::error::Error>;
 
 /// Ends a program: prints a failure with its causes, one a line.

@@ -18,7 +18,7 @@ use testkit::apiserver::tls::{Authority, Relay};
 use testkit::apiserver::{ApiServer, Fault, ServiceCidrs, Verb, recorded};
 use tokio::sync::mpsc::Receiver;
 
-/// A source that watches a server, and what it reports.
+/// A source that watches a server, and its reports.
 struct Watching {
     changes: Receiver<Event>,
     cluster: Cluster,
@@ -259,7 +259,7 @@ async fn a_node_on_its_way_out_is_told() {
     assert_eq!(watching.line().await, "-node");
 }
 
-/// A watch that ends continues from its last version: nothing is listed again, nothing is missed.
+/// A watch that ends continues from its last version, so that no list is needed and no change is missed.
 #[tokio::test]
 async fn after_a_break_nothing_is_lost_and_nothing_repeated() {
     let server = shop();
@@ -324,8 +324,7 @@ async fn a_version_too_old_is_a_new_list_and_its_difference() {
     watching.ends_with(&server).await;
 }
 
-/// A server that calls every version too old, even that of the list just before, does not get list requests without a
-/// pause.
+/// A server that calls every version too old, even that of the list just before, does not get list requests without a pause.
 #[tokio::test]
 async fn a_server_that_takes_every_version_for_too_old_is_given_time() {
     let server = shop();
@@ -339,8 +338,8 @@ async fn a_server_that_takes_every_version_for_too_old_is_given_time() {
     assert!((4..=25).contains(&lists), "{lists} lists in two seconds");
 }
 
-/// A server restored from a backup counts its versions from further back: a watch from the earlier version would get
-/// nothing. The next bookmark shows it.
+/// A server restored from a backup counts its versions from further back: a watch from the earlier version would get nothing. The next bookmark shows
+/// the restoration.
 #[tokio::test]
 async fn a_bookmark_from_the_past_is_a_new_list() {
     let server = shop();
@@ -395,8 +394,8 @@ async fn a_page_of_another_version_is_not_believed() {
     assert_eq!(requests(&server, "/services", false), 2 + 3);
 }
 
-/// A process that starts while the first answer is empty by mistake would compare the kernel with nothing, or with the part
-/// of the next list that has arrived.
+/// A process that starts while the first answer is empty by mistake would compare the kernel with nothing, or with the part of the next list that has
+/// arrived.
 #[tokio::test]
 async fn an_empty_first_list_counts_only_when_its_version_can_be_watched() {
     let server = shop();
@@ -490,7 +489,7 @@ async fn a_silent_watch_is_taken_for_broken() {
     watching.snapshot().await;
     wait_for("three watches one after the other", || requests(&server, "/services", true) >= 3).await;
     watching.ends_with(&server).await;
-    // Each silence brought nothing, so after some of them a list makes sure.
+    // Each silence brought no event, so after some of them a list makes sure.
     wait_for("a second list", || requests(&server, "/services", false) >= 2).await;
 }
 
@@ -592,7 +591,7 @@ async fn a_new_token_is_read_when_the_old_one_does_not_count_any_more() {
     let dir = std::env::temp_dir().join(format!("proxier-demo-token-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let (token, kubeconfig) = (dir.join("token"), dir.join("kubeconfig"));
-    // As an editor writes it.
+    // Editors write such line ends.
     std::fs::write(&token, "first\r\n").unwrap();
     std::fs::write(&kubeconfig, server.kubeconfig(Some(&token))).unwrap();
     let mut watching = connect(Connection { kubeconfig: Some(kubeconfig), master: None }, quick()).await;
@@ -603,7 +602,7 @@ async fn a_new_token_is_read_when_the_old_one_does_not_count_any_more() {
     server.demand_token("second");
     server.end_watches();
     wait_for("the old token to be refused", || watching.failures() >= 3).await;
-    // Half of it, and what no header may have: nothing ends.
+    // Half a token, with a byte that no header may have: no watch ends.
     std::fs::write(&token, "sec\0ond").unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
     std::fs::write(&token, "second\n").unwrap();
@@ -647,7 +646,7 @@ impl Drop for Folder {
     }
 }
 
-/// The authority of the server changes, then that of clients, while both run: once the files are there, no pause is waited for.
+/// The authority of the server changes, then that of clients, while both run: reconnecting does not wait for a pause once the files are there.
 #[tokio::test]
 async fn new_certificates_are_read_when_their_files_change() {
     let (server, folder) = (shop(), Folder::new("rotation"));
@@ -682,7 +681,7 @@ async fn new_certificates_are_read_when_their_files_change() {
         wait_for("failures of all three", || watching.failures() >= before + 3).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert!(watching.failures() < before + 9, "each pauses: {}", watching.failures() - before);
-        // Half of it: what was read before stays.
+        // Half a certificate: the earlier one stays.
         folder.put("ca.crt", "-----BEGIN CERTIFICATE-----\nnonsense");
         tokio::time::sleep(Duration::from_secs(2)).await;
         folder.put("ca.crt", &authority.certificate());
@@ -693,7 +692,7 @@ async fn new_certificates_are_read_when_their_files_change() {
     }
 }
 
-/// Whatever cannot be sent is bad input, with the place where it stands; nothing panics.
+/// Credentials that cannot be sent are bad input, with the place where they are; nothing panics.
 #[tokio::test]
 async fn credentials_that_cannot_be_used_are_named() {
     let folder = Folder::new("credentials");
@@ -762,7 +761,7 @@ async fn a_program_gets_new_credentials_when_the_old_ones_end() {
     watched(&server).await;
     assert_eq!(asked(), 1);
     drop(watching);
-    // They have ended: each request asks for new ones, and none is refused.
+    // The credentials have ended: each request asks for new ones, and none is refused.
     folder.put("end", "2026-01-01T00:00:00Z");
     let mut watching = connect(connection(), quick()).await;
     watching.snapshot().await;
@@ -813,7 +812,7 @@ async fn it_ends_when_nobody_listens() {
     assert_eq!(server.requests().len(), before);
 }
 
-/// With `detectLocalMode: NodeCIDR`: the initial list is not complete before local pod traffic can be detected.
+/// The initial list is not complete before local pod traffic can be detected, with `detectLocalMode: NodeCIDR`.
 #[tokio::test]
 async fn the_node_s_network_of_pods_is_waited_for() {
     let node = |spec: Value| json!({"kind": "Node", "metadata": {"name": "n1"}, "spec": spec});
@@ -840,8 +839,8 @@ async fn the_node_s_network_of_pods_is_waited_for() {
     assert!(early.is_err(), "{early:?}");
 }
 
-/// A server that stops in the middle: the error says what arrived, what is missing, the limit, and how to raise it. A slow
-/// server that keeps sending is waited for.
+/// The error about a server that stops in the middle says what arrived, what is missing, the limit, and how to raise it. A slow server that keeps
+/// sending is waited for.
 #[tokio::test]
 async fn a_limit_that_says_what_it_is() {
     let server = ApiServer::start();
@@ -876,7 +875,7 @@ async fn a_limit_that_says_what_it_is() {
     assert!(start.elapsed() > Duration::from_secs(3), "longer than the limit, all in all");
 }
 
-/// Tries are no answers.
+/// Failed requests do not count as answers.
 #[tokio::test]
 async fn a_limit_that_ends_where_nothing_answers() {
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -939,7 +938,7 @@ async fn what_annotations_may_decide_arrives_and_all_nodes_are_watched_only_for_
     server.delete("nodes", "", "n7");
     assert_eq!(weight(&watching.next().await).unwrap(), "-n7");
 
-    // Their addresses are asked for by themselves.
+    // Addresses of Nodes are watched also without weights.
     server.put(&node("4"));
     let mut options = quick();
     options.node_addresses = true;
@@ -950,7 +949,7 @@ async fn what_annotations_may_decide_arrives_and_all_nodes_are_watched_only_for_
     assert_eq!(of("n7"), ["192.0.2.17"]);
 }
 
-/// Which modes ask for all Nodes: those that make addresses local.
+/// Modes that make addresses local watch all Nodes; the rest do not.
 #[test]
 fn all_nodes_are_watched_where_addresses_are_made_local() {
     for (mode, watched) in
@@ -991,12 +990,12 @@ struct Serving {
     watching: Watching,
     kernel: FakeKernel,
     engine: Engine<FakeKernel>,
-    /// How far the engine's clock is ahead.
+    /// Time by which the engine's clock is ahead.
     ahead: Duration,
 }
 
 impl Serving {
-    /// Up to its first pass.
+    /// Starts a source and an engine, and runs the first pass.
     async fn start(server: &ApiServer, options: Options) -> Self {
         let line = "proxier-demo run --hostname-override n1 --proxy-mode ipvs --ipvs-binding routes \
                     --ipvs-service-cidrs 10.111.0.0/16";
@@ -1010,7 +1009,7 @@ impl Serving {
         serving
     }
 
-    /// Takes changes until one is this; then a pass.
+    /// Takes changes until `is_last` holds for one; then runs a pass.
     async fn until(&mut self, is_last: impl Fn(&Change) -> bool) {
         loop {
             let change = self.watching.next().await;
@@ -1020,7 +1019,7 @@ impl Serving {
                 break;
             }
         }
-        // What goes takes a pass more.
+        // Removed routes need a second pass.
         for _ in 0..2 {
             self.ahead += Duration::from_secs(60);
             if let Some(report) = self.engine.pass_ahead(self.ahead) {
@@ -1044,7 +1043,7 @@ async fn networks_of_services_are_those_of_the_cluster() {
         server.put(&cidr("more", &["10.97.0.0/16"]));
         serving.until(|change| matches!(change, Change::ServiceCidr(name, _) if name == "more")).await;
         assert_eq!(routes(&serving.kernel), ["10.96.0.0/16", "10.97.0.0/16", "fd00:10::/112"]);
-        // One that cannot be read changes nothing.
+        // A ServiceCIDR that cannot be read changes nothing.
         server.put(&cidr("more", &["10.97.0.0/16", "0.0.0.0/0"]));
         assert!(serving.watching.line().await.contains("ServiceCIDR /more: spec.cidrs[1]"));
         // A break, in which one is deleted: the next list shows it.
@@ -1059,7 +1058,7 @@ async fn networks_of_services_are_those_of_the_cluster() {
     }
 }
 
-/// No such resource, or no right to it: no failure, asked for seldom, and taken when it comes.
+/// A server that has no ServiceCIDRs, or forbids them: no failure, asked for seldom, and taken when they come.
 #[tokio::test]
 async fn a_server_without_networks_of_services_leaves_them_to_the_configuration() {
     for is_forbidden in [false, true] {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use examples::proxier_demo::settings::cli::{Configured, Ending, Source, parse};
 
-/// What kubeadm puts into the ConfigMap `kube-proxy` of a new cluster.
+/// Configuration in the ConfigMap `kube-proxy` that kubeadm makes for a new cluster.
 const KUBEADM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/kubeadm-config.conf");
 
 fn configured(args: &[&str]) -> Result<Configured, Ending> {
@@ -115,7 +115,7 @@ ipvs:
 ";
     let path = dir.write("config", text);
     let first = configured(&["run", "--config", path.to_str().unwrap(), "--hostname-override=node-a"]).unwrap();
-    // It takes answers from cluster DNS.
+    // One-packet scheduling takes answers from cluster DNS.
     let [warning] = first.warnings.as_slice() else { panic!("{:?}", first.warnings) };
     assert!(warning.starts_with("ipvs.defaults.onePacket true: ") && warning.contains("cluster DNS"), "{warning}");
     let defaults = first.settings.core.ipvs.defaults.clone().unwrap();
@@ -160,7 +160,7 @@ fn the_effective_configuration_is_written_and_reads_back_the_same() {
     assert!(problem.starts_with("/nonexistent/file: cannot be written (No such file"), "{problem}");
 }
 
-/// Whatever the kernel or the process lacks: bad input has its own exit code.
+/// Bad input has its own exit code, on any kernel and with any privileges.
 #[test]
 fn a_wrong_kubeconfig_is_bad_input_on_any_host() {
     let folder = TempDir::new("kubeconfig");
@@ -175,8 +175,7 @@ fn a_wrong_kubeconfig_is_bad_input_on_any_host() {
     }
 }
 
-/// Each flag of the configuration with values that no kernel makes right, or none where each value is accepted, and with values that
-/// are right.
+/// Flags of the configuration; for each, wrong values, which no kernel makes right (none if every value is accepted), and right ones.
 const VALUES: &[(&str, &[&str], &[&str])] = &[
     ("bind-address", &["localhost", "10.0.0.1:80"], &["10.0.0.1", "::"]),
     ("bind-address-hard-fail", &["maybe"], &["true"]),
@@ -226,7 +225,7 @@ const VALUES: &[(&str, &[&str], &[&str])] = &[
     ("status-page", &["yes"], &["localhost"]),
 ];
 
-/// Whichever mode is asked for and may follow: a wrong value ends the program before it looks at the kernel.
+/// A wrong value ends the program before it looks at the kernel, in each mode and for each mode that may follow.
 #[test]
 fn a_value_that_no_kernel_makes_right_is_bad_input_in_each_mode() {
     let help = configured(&["run", "--help"]).unwrap_err().text;
@@ -259,7 +258,7 @@ fn a_value_that_no_kernel_makes_right_is_bad_input_in_each_mode() {
     }
 }
 
-/// A mode that may follow has to have a section without mistakes too; one that may not is not read.
+/// Sections of modes that may follow are checked too; those of the rest are not read.
 #[test]
 fn sections_of_modes_that_may_follow_are_checked() {
     let dir = TempDir::new("sections");

@@ -138,7 +138,7 @@ fn a_service_is_explained_in_every_mode() {
     }
 }
 
-/// Without the feature gate, what a Service's owner chooses is not served; what a load balancer has stays.
+/// External IPs, which a Service's owner chooses, are not served with the feature gate off; addresses of a load balancer stay.
 #[test]
 fn external_ips_are_left_out_in_every_mode_and_said() {
     let input = Input::new();
@@ -421,7 +421,7 @@ fn packets_are_traced_in_every_mode() {
     let input = Input::new();
     let (here, both) = ("10.244.1.5:8080", "10.244.1.5:8080 10.244.2.7:8080");
     let (masked_here, masked) = ("10.244.1.5:8080*", "10.244.1.5:8080* 10.244.2.7:8080*");
-    // For each mode: ipvs, nftables, iptables, userspace.
+    // Expected endpoints by mode: ipvs, nftables, iptables, userspace.
     for (from, to, expected) in [
         ("10.244.9.9", "10.96.0.10:80", [both, both, both, masked]),
         ("outside", "10.96.0.10:80", [masked, masked, masked, masked]),
@@ -452,7 +452,7 @@ fn packets_are_traced_in_every_mode() {
     assert_eq!((&node["fromNode"], verdict(&node)), (&json!(true), masked.to_owned()));
 }
 
-/// Whoever reads less than everything, or nothing, ends nothing; a full disk is a failure.
+/// A reader that reads a part, or nothing, causes no failure; a full disk is one.
 #[test]
 fn a_reader_that_goes_away_is_no_failure() {
     let input = Input::new();
@@ -508,7 +508,7 @@ fn lines_are_broken_for_terminals_only() {
     assert_eq!(words(&shown), words(&printed));
 }
 
-/// Nothing checks names in files: what a terminal would obey is made visible.
+/// Names in files are not checked: control characters in them are made visible, since a terminal would obey them.
 #[test]
 fn control_characters_of_objects_are_seen() {
     let folder = Folder::new("control");
@@ -557,7 +557,7 @@ fn what_is_not_programmed_on_purpose_is_said() {
     }
 }
 
-/// What was read is counted where it is not what somebody may have expected.
+/// Counts of objects that were read are printed if they may surprise the user.
 #[test]
 fn files_that_say_nothing_are_no_secret() {
     let folder = Folder::new("ignored");

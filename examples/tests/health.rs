@@ -1,4 +1,4 @@
-//! The health and metrics servers, and those of Services, as their clients see them.
+//! The servers of health and metrics, and of Services' health checks, as their clients see them.
 #![cfg(feature = "proxier-demo")]
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test stops at the first surprise")]
 
@@ -120,7 +120,7 @@ async fn readyz_waits_for_the_first_full_pass() {
     assert_eq!(get(address, "/healthz").await.status, 200, "waiting for lists is healthy");
     health.set_ready();
     assert_eq!(get(address, "/readyz").await.status, 200);
-    // One that serves, and falls behind, is unhealthy; what it serves it goes on to serve.
+    // A node that was ready and falls behind is unhealthy; it goes on serving.
     let Some(earlier) = Instant::now().checked_sub(Duration::from_secs(61)) else { return };
     health.set_pending(Some(earlier));
     assert_eq!((get(address, "/healthz").await.status, get(address, "/readyz").await.status), (503, 200));
@@ -268,7 +268,7 @@ async fn each_family_has_a_listener_of_its_own() {
     assert_eq!(servers.update(&wanted, &EVERYWHERE).await, []);
     assert_eq!(servers.update(&wanted, &EVERYWHERE).await, [], "open already");
     assert_eq!((get(at_v4, "/").await.status, get(at_v6, "/").await.status), (200, 200));
-    // Nowhere in one family, everywhere in the other.
+    // One family has no addresses, the other one all.
     for (listening, v4, v6) in [
         (Listening { v6: OpenOn::These(vec![]), ..EVERYWHERE }, true, false),
         (Listening { v4: OpenOn::These(vec![]), ..EVERYWHERE }, false, true),
@@ -284,7 +284,7 @@ async fn each_family_has_a_listener_of_its_own() {
     }
 }
 
-/// Each family's answer is that of its own endpoints; a family that the Service does not have, or loses, refuses.
+/// Each family's answer counts its own endpoints; a family that the Service does not have, or loses, refuses.
 #[tokio::test]
 async fn each_family_answers_for_its_own_endpoints() {
     if !has_ipv6() {
@@ -312,7 +312,7 @@ async fn each_family_answers_for_its_own_endpoints() {
     }
 }
 
-/// No address of a family serves node ports: no port is open there. "None" is not "all".
+/// No port is open for a family without addresses that serve node ports. "None" is not "all".
 #[test]
 fn where_the_servers_listen() {
     let parsed = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpAddr>>();
@@ -355,7 +355,7 @@ async fn a_port_passes_from_one_service_to_another() {
     let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
     let name = |got: Got| got.json()["service"]["name"].as_str().unwrap().to_owned();
     let everywhere_v4 = Listening { v6: OpenOn::These(vec![]), ..EVERYWHERE };
-    // In both directions of the order of names; swapped; together with other addresses.
+    // Steps in both directions of the order of names; swapped; together with other addresses.
     let steps: [(&[(&str, u16)], &Listening); 7] = [
         (&[("b", one)], &loopback),
         (&[("a", one)], &loopback),
@@ -384,7 +384,7 @@ async fn a_port_passes_from_one_service_to_another() {
     }
 }
 
-/// One request on a connection that stays.
+/// Sends one request on a connection that stays.
 async fn keep_alive(stream: &mut TcpStream) -> std::io::Result<String> {
     stream.write_all(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n").await?;
     let mut text = Vec::new();
@@ -526,7 +526,7 @@ async fn the_longest_idle_connection_goes_first() {
     }
 }
 
-/// Clients that send nothing do not keep memory for ever, and do not keep others out.
+/// Clients that send nothing do not keep memory for long, and do not keep other clients out.
 #[tokio::test]
 async fn silent_clients_do_not_stop_the_server() {
     let (listener, address) = local().await;
@@ -539,7 +539,7 @@ async fn silent_clients_do_not_stop_the_server() {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all("x".repeat(100_000).as_bytes()).await.unwrap();
     let mut text = Vec::new();
-    // Refused or closed, but in time.
+    // The connection is refused or closed, but in time.
     drop(tokio::time::timeout(Duration::from_secs(5), stream.read_to_end(&mut text)).await.unwrap());
     assert_eq!(get(address, "/livez").await.status, 200);
 }

@@ -19,7 +19,7 @@ fn manifests() -> Folder {
     folder
 }
 
-/// `run --once`, and what it says on standard error.
+/// Runs `run --once`; returns its standard error.
 #[track_caller]
 fn once(manifests: &Folder) -> String {
     let path = manifests.0.display().to_string();
@@ -29,7 +29,7 @@ fn once(manifests: &Folder) -> String {
     text(&output.stderr)
 }
 
-/// What `probe` says: the rules, and why.
+/// Rules that `probe` names, and the reason.
 fn probed() -> (String, String) {
     let output = demo(&[&["probe", "-o", "json"][..], &AUTO].concat());
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -39,7 +39,7 @@ fn probed() -> (String, String) {
     (rules.to_owned(), reason.to_owned())
 }
 
-/// The tables of nf_tables, but for those of the programs of iptables.
+/// Tables of nf_tables, without those of the iptables programs.
 fn tables() -> Vec<String> {
     let theirs = |line: &str| ["filter", "nat", "mangle"].iter().any(|name| line.ends_with(&format!(" {name}")));
     tool("nft list tables").lines().filter(|line| !theirs(line)).map(str::to_owned).collect()
@@ -74,7 +74,7 @@ fn auto_is_a_table_on_a_fresh_node_and_starts_no_program() {
         assert_eq!(tool("ipset list -n"), "");
         assert!(["iptables-save", "iptables-legacy-save"].iter().all(|save| !tool(save).contains("KUBE-")));
 
-        // A successor takes what it finds, also once iptables has tables that drop nothing.
+        // A successor takes the table that it finds, also once iptables has tables that drop nothing.
         tool("iptables -A INPUT -s 203.0.113.0/24 -j DROP");
         let said = once(&folder);
         assert!(said.contains("rules by nftables: the table of an earlier process is there"), "{said}");
@@ -125,7 +125,7 @@ fn auto_is_iptables_where_a_filter_drops_by_default() {
             tool(&format!("{program} -P FORWARD DROP"));
             let (rules, reason) = probed();
             assert!(rules == "iptables" && reason.contains("chain FORWARD"), "{program}: {rules}: {reason}");
-            // The table of before goes once the chains serve.
+            // The earlier table goes once the chains serve.
             let said = once(&folder);
             assert!(said.contains("rules by iptables: chain FORWARD"), "{program}: {said}");
             assert!(tool("ipset save KUBE-CLUSTER-IP").contains("10.96.0.10,tcp:80"));
@@ -137,7 +137,8 @@ fn auto_is_iptables_where_a_filter_drops_by_default() {
     }
 }
 
-/// Nothing accepts what another table drops, so that is said; with rules of iptables, its own chain is no obstacle.
+/// Chains that drop input are named, since no other table can accept those packets again; rules of iptables have their own chain, which is no
+/// obstacle.
 #[test]
 fn chains_that_drop_what_comes_in_are_named() {
     kernel_test(&needs(), || {
@@ -162,7 +163,7 @@ fn chains_that_drop_what_comes_in_are_named() {
         assert!(named()[0].starts_with("chain inet firewall in drops by default"), "{:?}", named());
         assert!(once(&folder).contains("chain inet firewall in drops by default"));
         tool("nft delete table inet firewall");
-        // As firewalld has it: the last rule rejects, here or in a chain to which everything goes.
+        // firewalld has such chains: the last rule rejects, here or in a chain to which all packets go.
         tool("nft add table inet firewall");
         tool("nft add chain inet firewall in { type filter hook input priority 10 ; policy accept ; }");
         tool("nft add chain inet firewall rest");
@@ -173,7 +174,7 @@ fn chains_that_drop_what_comes_in_are_named() {
         tool("nft add rule inet firewall rest counter reject with icmpx admin-prohibited");
         assert!(named()[0].starts_with("chain inet firewall in drops by default"), "{:?}", named());
         tool("nft delete table inet firewall");
-        // Or only what every new connection is.
+        // A rule drops packets that every new connection has.
         tool("nft add table inet firewall");
         tool("nft add chain inet firewall in { type filter hook input priority 10 ; policy accept ; }");
         for (rule, drops) in [

@@ -22,10 +22,10 @@ status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
 ";
 
 const EXTERNAL: &str = "198.51.100.7:80";
-/// Each with an endpoint of its own: of two connections from one port of a client, through two virtual servers to one endpoint,
-/// IPVS gives the younger all answers (`ip_vs_conn_out_get`), and clients that connect all the time meet by chance.
+/// Addresses with an endpoint of their own each: of two connections from one port of a client, through two virtual servers to one endpoint, IPVS
+/// gives the younger all answers (`ip_vs_conn_out_get`), and clients that connect all the time meet by chance.
 const PLACES: [&str; 3] = [SERVICE, NODE_PORT, EXTERNAL];
-/// What a proxy needs that has a table of nf_tables.
+/// Needs of a proxy with a table of nf_tables.
 const TABLE: &[Need] = &[
     Need::Root,
     Need::IpVs,
@@ -36,7 +36,7 @@ const TABLE: &[Need] = &[
     Need::Veth,
     Need::IptablesNft,
 ];
-/// What listens on all addresses of the node, as a daemon does.
+/// Port of a daemon that listens on all addresses of the node.
 const DAEMON: u16 = 9999;
 
 fn service(name: &str, port: u16, spec: &str) -> String {
@@ -58,7 +58,7 @@ endpoints: [{{addresses: [10.244.0.5]}}]
     )
 }
 
-/// Who answered, or why nobody did.
+/// Name of the server that answered, or why none did.
 type Answer = Result<String, ErrorKind>;
 
 /// A node with a pod and a daemon, and a client on another host.
@@ -66,7 +66,7 @@ struct World {
     lan: Lan,
     _servers: [NameServer; 4],
     manifests: Folder,
-    /// What guards: `ipvs.rules`.
+    /// Rule back end: `ipvs.rules`.
     rules: &'static str,
 }
 
@@ -123,7 +123,7 @@ impl World {
         Running::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// Who answers a client of another host, and one on the node.
+    /// Answers to a client on another host, and to one on the node.
     fn answers(&self, address: &str) -> [Answer; 2] {
         let to: SocketAddr = address.parse().unwrap();
         [&self.lan.client, &self.lan.node]
@@ -143,18 +143,18 @@ impl World {
     }
 }
 
-/// The lines of `ip` that show routes of ours.
+/// Own routes, as `ip` prints them.
 fn routes() -> Vec<String> {
     tool("ip route show table local proto 119").lines().map(|line| line.trim_end().to_owned()).collect()
 }
 
-/// The lines of `ip` that show the Services' addresses, or the dummy device.
+/// Lines of `ip` that show the Services' addresses, or the dummy device.
 fn bound() -> Vec<String> {
     let ours = |line: &&str| ["kube-ipvs0", "10.96.", "198.51.100."].iter().any(|of| line.contains(of));
     tool("ip -o address").lines().filter(ours).map(str::to_owned).collect()
 }
 
-/// The rules that refuse what no Service serves in a network.
+/// Number of rules that refuse packets to addresses that no Service has in a network.
 fn guards(rules: &str) -> usize {
     let (saved, is_guard): (_, fn(&&str) -> bool) = match rules {
         "nftables" => (tool("nft list table ip proxier-ipvs"), |line| {
@@ -210,12 +210,12 @@ fn serve_by_routes(rules: &'static str) {
     }
     world.is_as_planned("routes");
 
-    // A route that somebody deletes comes back before the next full pass.
+    // A route that was deleted comes back before the next full pass.
     tool("ip route delete local 10.96.0.0/12 table local proto 119");
     proxy.until("the route is back", || routes().len() == 2);
     assert!(world.serves());
 
-    // Killed: all stays, and the next process knows what is its own.
+    // A kill leaves everything, and the next process recognises its own objects.
     proxy.end_with("KILL");
     assert!(world.serves());
     routes_bind(world.rules);
@@ -312,7 +312,7 @@ fn is_answered_for(world: &World, address: &str) -> bool {
         .unwrap()
 }
 
-/// The kernel answers ARP requests for whatever is local, bound in either way, and with `strictARP` for none of it.
+/// The kernel answers ARP requests for all local addresses, bound in either way, and with `strictARP` for none of them.
 #[test]
 fn who_answers_for_the_addresses_of_services() {
     kernel_test(&[PROXY, &[Need::Veth]].concat(), || {

@@ -1,4 +1,4 @@
-//! Each program of the cookbook on a real kernel. What it did is read with the field's own tools, or shows in connections.
+//! Each program of the cookbook on a real kernel. Its effects are read with the field's own tools, or show in connections.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 #[path = "../cookbook/follow_connections.rs"]
@@ -23,15 +23,15 @@ use testkit::traffic::{self, NameServer};
 use testkit::witness::{Conversation, Transport, Witness, ask};
 use testkit::{Need, Netns, PROXY, kernel_test, veth_pair};
 
-/// How long something that has to happen may take.
+/// Longest wait for an event that has to happen.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a connection that must not come about is tried.
+/// Time limit for a connection that must not come about.
 const REFUSED: Duration = Duration::from_millis(500);
 
 const IPVS: &[Need] = &[Need::Root, Need::Veth, Need::IpVs, Need::Scheduler("rr"), Need::Scheduler("wlc")];
 const NFTABLES: &[Need] = &[Need::Root, Need::Veth, Need::Nftables];
 
-/// A program of the cookbook: cargo builds it with the tests, into the folder beside theirs.
+/// Command for a program of the cookbook: cargo builds it together with the tests, into the folder beside that of the tests.
 fn program(name: &str) -> Command {
     let folder = std::env::current_exe().unwrap().parent().unwrap().with_file_name("examples");
     let program = folder.join(name);
@@ -51,7 +51,7 @@ fn output(name: &str, arguments: &[&str]) -> Output {
     program(name).args(arguments).output().unwrap()
 }
 
-/// What it prints; it has to succeed.
+/// Runs a program that has to succeed; returns its output.
 #[track_caller]
 fn succeeds(name: &str, arguments: &[&str]) -> String {
     let output = output(name, arguments);
@@ -102,7 +102,7 @@ impl Drop for Folder {
     }
 }
 
-/// A program that runs until the value is dropped, and what it has printed.
+/// A program that runs until the value is dropped, and its output so far.
 struct Running {
     child: Child,
     folder: Folder,
@@ -149,8 +149,7 @@ impl Drop for Running {
     }
 }
 
-/// A namespace behind a device of this one. Networks are /24: this end has the first address, the other end the second, and its
-/// default route leads here.
+/// A namespace behind a device of this one. Networks are /24: this end has the first address, the other end the second, with a default route to here.
 fn neighbour(device: &str, network: &str) -> Netns {
     let (here, there) = (Netns::current().unwrap(), Netns::new().unwrap());
     veth_pair((&here, device), (&there, "eth0")).unwrap();
@@ -218,16 +217,16 @@ fn balancer_follows_its_file_and_the_checks() {
         let foreign = "-A -t 198.51.100.1:443 -s rr";
         let web = "-A -t 192.0.2.1:80 -s rr";
         let dns = ["-A -u 192.0.2.1:53 -s rr", "-a -u 192.0.2.1:53 -r 10.1.0.2:53 -m -w 1"];
-        // Nobody answers; UDP is not asked.
+        // No server answers TCP; UDP is not checked.
         running.until_ipvs(&[foreign, web, "-a -t 192.0.2.1:80 -r 10.1.0.9:80 -m -w 1", dns[0], dns[1]]);
         let server = serve(&there, "10.1.0.2:8080", "a");
         let first = "-a -t 192.0.2.1:80 -r 10.1.0.2:8080 -m -w 2";
         running.until_ipvs(&[foreign, web, first, dns[0], dns[1]]);
         assert_eq!(traffic::connect_and_ask(self::web()).unwrap(), "a");
-        // A mistake changes nothing, and is told.
+        // A mistake changes nothing, and is reported.
         file.put("-A -t nonsense\n");
         running.until_printed("the earlier one counts");
-        // What the file does not name any more goes.
+        // Virtual servers that the file does not name any more are deleted.
         file.put(&both.lines().take(3).fold(String::new(), |text, line| text + line + "\n"));
         running.until_ipvs(&[foreign, web, first]);
         drop(server);
@@ -251,7 +250,7 @@ fn reconcile_file_shows_first_and_changes_only_what_is_its_own() {
         let done = succeeds("reconcile_file", &[&path, "apply"]);
         assert_eq!(done, shown);
         assert_eq!(ipvsadm(), set(&[foreign, wanted[0], wanted[1]]));
-        // ipvsadm understands what was shown, and gets the same from it.
+        // ipvsadm understands the listing, and makes the same servers from it.
         tool("ipvsadm -C");
         for line in before.iter().map(String::as_str).chain(shown.lines()) {
             tool(&format!("ipvsadm {line}"));
@@ -286,7 +285,7 @@ fn drain_keeps_connections_and_takes_no_new_ones() {
         for _ in 0..4 {
             assert_eq!(traffic::connect_and_ask(web()).unwrap(), "b");
         }
-        // It stays as long as its connection does.
+        // The real server stays as long as its connection.
         running.until_printed("1 connections left");
         assert_eq!(open.ask().unwrap(), "a");
         drop(running);
@@ -355,7 +354,7 @@ fn exporter_says_what_ipvsadm_says() {
             testkit::oracle::run("promtool", &["check", "metrics"], Some(page)).unwrap();
         }
         assert!(get(address, "/").starts_with("HTTP/1.1 404 "));
-        // A client that says nothing does not keep others away for ever.
+        // A silent client does not keep other clients away for long.
         let _silent = TcpStream::connect(address).unwrap();
         assert!(get(address, "/metrics").starts_with("HTTP/1.1 200 "));
     });
@@ -618,7 +617,7 @@ fn a_stream_waits_and_tells_of_lost_events() {
                     .iter()
                     .any(|event| matches!(event, Event::Table(_, table) if table.table.key.to_string() == "ip first"))
             );
-            // More than the socket has room for, while nobody reads.
+            // There are more events than the socket has room for, while they are not read.
             let chains =
                 (0..2000).fold(String::new(), |text, number| text + &format!("add chain ip first c{number}\n"));
             testkit::oracle::run("nft", &["-f", "-"], Some(&chains)).unwrap();
@@ -631,7 +630,7 @@ fn a_stream_waits_and_tells_of_lost_events() {
             };
             let error = tokio::time::timeout(PATIENCE, lost).await.unwrap();
             assert_eq!(error.kind(), ErrorKind::StateUnknown, "{error}");
-            // What was queued before is still read; then it waits again, and later changes come.
+            // Events that were queued before are still read; then the stream waits again, and later changes come.
             while tokio::time::timeout(Duration::from_millis(200), changes.next()).await.is_ok() {}
             let later = async {
                 loop {

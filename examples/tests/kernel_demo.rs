@@ -134,7 +134,7 @@ fn run_follows_files_survives_a_kill_and_leaves_the_data_path() {
         running.until("another file is read", || ipvsadm().contains("-A -t 10.96.0.11:80 -s rr"));
         assert!(now("10.244.0.5") && now("10.244.0.7"));
 
-        // Somebody deletes the device: noticed and repaired without waiting for the sync period.
+        // The device is deleted by hand: noticed and repaired without waiting for the sync period.
         tool("ip link del kube-ipvs0");
         running.until("the device is back", || {
             let shown = Command::new("ip").args(["-br", "addr", "show", "kube-ipvs0"]).output().unwrap();

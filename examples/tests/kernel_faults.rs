@@ -1,5 +1,5 @@
-//! `proxier-demo` while something around it fails: lists that are suddenly empty, a lock that somebody holds, objects that
-//! the kernel refuses, an address that comes and goes.
+//! `proxier-demo` while parts around it fail: lists that are suddenly empty, a held lock, objects that the kernel refuses, an address that comes and
+//! goes.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
@@ -51,8 +51,8 @@ fn health(path: &str) -> (String, String) {
     (code.to_owned(), body.to_owned())
 }
 
-/// Both lists become empty, in either order; they are filled again in either order, one long before the other. No endpoint
-/// of any virtual server is missing, or has weight 0, for a moment. Other endpoints of a Service that is held back count.
+/// Both lists become empty, in either order; they are filled again in either order, one long before the other. No endpoint of any virtual server is
+/// missing, or has weight 0, at any moment. Other endpoints of a Service that is held back count.
 #[test]
 fn empty_lists_in_every_order_take_no_endpoint() {
     kernel_test(PROXY, || {
@@ -137,7 +137,7 @@ fn missing_slices_take_no_endpoint_nor_does_a_restart() {
         running.until("they are doubted again", || metric("kubeproxy_virtual_servers_held_back") == 21);
         std::thread::sleep(Duration::from_secs(3));
         assert_eq!(ipvsadm(), world.lines());
-        // One comes with other endpoints than before.
+        // One Service comes with other endpoints than before.
         let mut world = world;
         let mut lines = world.lines();
         lines.retain(|line| !line.contains("10.96.0.20:80 -r"));
@@ -186,7 +186,7 @@ fn guarded(name: &str, number: u8) -> Guarded {
     Guarded { object, slices: [service.slice(), second] }
 }
 
-/// Its cluster IPs, or its load balancer's addresses, as `ipvsadm` prints them.
+/// Cluster IPs of a Service, or its load balancer's addresses, as `ipvsadm` prints them.
 fn cluster_ips(number: u8) -> [String; 2] {
     [format!("-A -t 10.96.5.{number}:80 -s rr"), format!("-A -t [fd00:96:5::{number}]:80 -s rr")]
 }
@@ -195,13 +195,13 @@ fn balancers(number: u8) -> [String; 2] {
     [format!("-A -t 203.0.113.{number}:80 -s rr"), format!("-A -t [2001:db8:113::{number}]:80 -s rr")]
 }
 
-/// How many of these the kernel has.
+/// Number of these lines that the kernel has.
 fn served(lines: &[String; 2]) -> usize {
     let there = ipvsadm();
     lines.iter().filter(|&line| there.contains(line)).count()
 }
 
-/// How many of a load balancer's addresses are bound.
+/// Number of a load balancer's addresses that are bound.
 fn bound(number: u8) -> usize {
     let there = tool("ip -br addr show kube-ipvs0");
     let of = [format!("203.0.113.{number}/32"), format!("2001:db8:113::{number}/128")];
@@ -214,8 +214,8 @@ fn both_have(table: &str, words: [&str; 2]) -> bool {
     programs.iter().zip(words).all(|(program, words)| tool(&format!("{program} -t {table}")).contains(words))
 }
 
-/// Somebody holds the lock of iptables: virtual servers that need new rules wait for them; endpoints and other Services do
-/// not, beyond the second that one attempt takes.
+/// The lock of iptables is held: virtual servers that need new rules wait for them; endpoints and other Services do not, beyond the second that one
+/// attempt takes.
 #[test]
 fn a_held_lock_opens_nothing_and_holds_up_nothing_else() {
     kernel_test(PROXY, || {
@@ -261,7 +261,7 @@ fn a_held_lock_opens_nothing_and_holds_up_nothing_else() {
         running.until("it is served", || served(&balancers(9)) == 2);
         assert!(both_have("filter", ["-j KUBE-SOURCE-RANGES-FIREWALL"; 2]));
         running.until("it is bound", || bound(9) == 2);
-        // The next one needs one more rule: this node is in none of its ranges.
+        // The next load balancer needs one more rule: this node is in none of its ranges.
         let lock = hold_lock();
         world.server.put(&guarded("guarded-2", 10).object);
         running.until("served or put off", || {
@@ -312,7 +312,7 @@ fn one_endpoint_that_the_kernel_refuses_is_no_illness_of_the_node() {
         let once = command(&["run", "--once", "--kubeconfig", &kubeconfig]).output().unwrap();
         assert_eq!(once.status.code(), Some(1), "{}", text(&once.stderr));
         assert!(text(&once.stderr).contains("192.0.2.255:8080"), "{}", text(&once.stderr));
-        // Without the subnet the endpoint is like any other.
+        // The endpoint is like any other once the subnet is gone.
         let running = Running::start(&["--config", &config.display().to_string(), "--kubeconfig", &kubeconfig]);
         tool("ip addr add 192.0.2.1/32 dev eth9");
         tool("ip addr del 192.0.2.1/24 dev eth9");

@@ -1,5 +1,5 @@
-//! The health servers of the process `proxier-demo`, on a real kernel: without an API server, without lists, and when
-//! Services and the host move to other addresses and ports.
+//! Health servers of the process `proxier-demo` on a real kernel: without an API server, without lists, and when Services and the host move to other
+//! addresses and ports.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 

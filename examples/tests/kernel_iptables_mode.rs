@@ -1,4 +1,4 @@
-//! `proxier-demo` in iptables mode on real kernels, as a user starts it: what `iptables-save` says afterwards, and its exit codes.
+//! `proxier-demo` in iptables mode on real kernels, as a user starts it: the output of `iptables-save` afterwards, and its exit codes.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
@@ -13,7 +13,7 @@ use testkit::{Need, PROXY, kernel_test};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::IptablesNft];
 
-/// One address of the node.
+/// Gives the node one address.
 fn set_up() {
     tool("ip link set lo up");
     tool("ip link add eth9 type veth peer name eth8");
@@ -128,14 +128,14 @@ fn probe_says_what_works() {
     });
 }
 
-/// Rules in chains of ours, as `iptables-save` prints them; the kubelet's chain is not ours.
+/// Number of own rules as `iptables-save` prints them; the kubelet's chain does not count.
 fn rules_of(program: &str, table: &str) -> u64 {
     let saved = tool(&format!("{program}-save -t {table}"));
     let ours = saved.lines().filter(|line| line.starts_with("-A KUBE-") && !line.starts_with("-A KUBE-FIREWALL"));
     u64::try_from(ours.count()).unwrap()
 }
 
-/// What `/metrics` says, as Prometheus would read it.
+/// `/metrics`, read as Prometheus would, counts the rules that are there.
 #[test]
 fn metrics_count_the_rules_that_are_there() {
     kernel_test(NEEDS, || {
@@ -225,8 +225,8 @@ fn changes_are_followed_and_what_is_flushed_comes_back() {
     });
 }
 
-/// nft has put into built-in chains of every table what iptables has no words for: at a start and later, rules follow changes, jumps are
-/// there once, and the rest stays as it is.
+/// Built-in chains of every table have nft rules that iptables cannot print: at a start and later, rules follow changes, jumps are there once, and
+/// foreign rules stay as they are.
 #[test]
 fn rules_that_iptables_cannot_show_stop_nothing() {
     for is_there_first in [true, false] {
@@ -250,7 +250,7 @@ fn stops_nothing(mode: &str, is_there_first: bool) {
                 ("nat", "PREROUTING"),
                 ("mangle", "FORWARD"),
             ] {
-                // Before it is used, a chain is not there.
+                // A built-in chain does not exist before its first use.
                 tool(&format!("{program} -t {table} -A {chain} -p udp --dport 9 -j ACCEPT"));
                 tool(&format!("nft add rule {family} {table} {chain} ct state vmap {{ established : continue }}"));
             }
@@ -296,7 +296,7 @@ fn stops_nothing(mode: &str, is_there_first: bool) {
     assert_eq!(ruleset().matches("ct state vmap").count(), 10);
 }
 
-/// Somebody edits without a pause: rules are written once a period, and the last state no later than a period after it.
+/// Files change without a pause: rules are written once a period, and the last state no later than a period after it.
 #[test]
 fn when_files_change_without_a_pause_the_last_state_comes_in_time() {
     const PERIOD: Duration = Duration::from_secs(3);

@@ -1,9 +1,8 @@
-//! Kernels that lack a part: `run` does what `probe` says.
+//! Kernels that lack a part: `run` behaves as `probe` says.
 //!
-//! Removes each part in turn, by a line in `/etc/modprobe.d` as administrators use. That changes the machine, so it runs
-//! only where `TESTKIT_REQUIRE=all` says that the machine is for tests. A part takes some 20 s: those with words of their own in
-//! the code are always removed, of the others a part, depending on the seed (all with `PROXIER_SCENARIOS=all`).
-//! `PROXIER_LACKS=nf_nat,ip_set` removes these, and no others.
+//! Removes each part in turn, by a line in `/etc/modprobe.d` as administrators use. That changes the machine, so it runs only where
+//! `TESTKIT_REQUIRE=all` says that the machine is for tests. A part takes some 20 s: parts with messages of their own in the code are always removed;
+//! a sample of the rest, which depends on the seed (all with `PROXIER_SCENARIOS=all`). `PROXIER_LACKS=nf_nat,ip_set` removes these only.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
@@ -23,7 +22,7 @@ use testkit::{Need, PROXY, Sample, kernel_test};
 
 const POLICY: &str = "/etc/modprobe.d/proxier-demo-test.conf";
 
-/// Every module that IPVS mode loads, users before what they use.
+/// Every module that IPVS mode loads, users before the modules that they use.
 const MODULES: &[&str] = &[
     "xt_set",
     "xt_comment",
@@ -161,7 +160,7 @@ fn is_for_tests() -> bool {
     is
 }
 
-/// These, and of the others the part of this run.
+/// Modules to remove in this run: `always`, and a sample of `sometimes`, one in `one_in`.
 fn sampled(always: &[&'static str], sometimes: &[&'static str], one_in: usize) -> Vec<&'static str> {
     if let Ok(named) = std::env::var("PROXIER_LACKS") {
         let is_named = |module: &&str| named.split(',').any(|name| name == *module);
@@ -173,8 +172,8 @@ fn sampled(always: &[&'static str], sometimes: &[&'static str], one_in: usize) -
     always.iter().copied().chain(taken).collect()
 }
 
-/// Whether both families of the Service are served and guarded, by rules of this variant of the programs (`-legacy`, `-nft`, or
-/// what the names without a suffix are).
+/// Checks that both families of the Service are served and guarded, by rules of this variant of the programs (`-legacy`, `-nft`, or empty for the
+/// names without a suffix).
 #[track_caller]
 fn is_served(variant: &str) {
     let there = ipvsadm();
@@ -189,14 +188,14 @@ fn is_served(variant: &str) {
     assert!(bound.contains("10.96.0.10/32") && bound.contains("fd00:96::10/128"), "{bound}");
 }
 
-/// One address of the node, on a device that is not of the kind that the proxy needs.
+/// Gives the node one address, on a device of a kind that the proxy does not need.
 fn set_up() {
     tool("ip link add eth9 type veth peer name eth8");
     tool("ip addr add 192.0.2.1/24 dev eth9");
     tool("ip link set eth9 up");
 }
 
-/// Wanted parts: served without them, logged once, and nothing fails.
+/// Missing parts that are only wanted: serving works without them, they are logged once, and nothing fails.
 #[test]
 fn what_is_wanted_is_done_without() {
     if !is_for_tests() {
@@ -247,7 +246,7 @@ fn what_is_wanted_is_done_without() {
     }
 }
 
-/// When nothing shows beforehand that a match is missing, rules are written without it after the kernel refuses it.
+/// A match that is missing, which only writing shows: rules are written without it after the kernel has refused it.
 #[test]
 fn a_match_that_turns_out_to_be_missing() {
     if !is_for_tests() {
@@ -255,7 +254,7 @@ fn a_match_that_turns_out_to_be_missing() {
     }
     for module in sampled(&[], &["xt_physdev", "xt_ipvs"], 2) {
         without(module, |manifests| {
-            // For example in a container that does not see the node's modprobe.d.
+            // A container may not see the node's modprobe.d.
             let run = |words: &[&str]| {
                 let script = "mount -t tmpfs none /etc/modprobe.d && \
                               exec setpriv --bounding-set=-sys_module --inh-caps=-sys_module \"$0\" \"$@\"";
@@ -290,14 +289,14 @@ fn a_match_that_turns_out_to_be_missing() {
     }
 }
 
-/// One of the two ways to write rules is missing: the other is taken.
+/// One of the two back ends of iptables is missing: the other one is used.
 #[test]
 fn one_way_to_write_rules_is_enough() {
     if !is_for_tests() {
         return;
     }
     let legacy = ["iptable_nat", "ip6table_filter", "iptable_filter", "ip6table_nat"];
-    // Not `nft_chain_nat`: no program of iptables tells without writing that its chains are missing. examples/ipvs-mode.md says so.
+    // `nft_chain_nat` is left out: no program of iptables tells without writing that its chains are missing. examples/ipvs-mode.md says so.
     for module in sampled(&[], &[&legacy[..], &["nf_tables", "nft_compat"]].concat(), 6) {
         without(module, |manifests| {
             let (output, report) = probe();
@@ -312,7 +311,7 @@ fn one_way_to_write_rules_is_enough() {
     }
 }
 
-/// Without `--no-fallback`, and where no mode is asked for.
+/// Checks that another mode serves without `--no-fallback`, and also if no mode is asked for.
 fn serves_in_another_mode(report: &Value, manifests: &str) {
     for (asked, says) in
         [("ipvs", " in place of ipvs, which this machine cannot do: not ipvs: "), ("auto", "not ipvs: ")]
@@ -349,8 +348,8 @@ fn proxy_mode() -> String {
     text(&asked.stdout)
 }
 
-/// What serves in place of IPVS mode goes by what the programs of iptables write to, which the kubelet's chain shows. `plan` works all
-/// the same, and an Event of the Node says why.
+/// The mode that serves in place of IPVS mode depends on the back end of the iptables programs, which the kubelet's chain shows. `plan` works too,
+/// and an Event of the Node says why.
 #[test]
 fn without_ip_vs_the_back_end_of_iptables_decides() {
     if !is_for_tests() {
@@ -412,7 +411,7 @@ ports: [{name: web, port: 8080, protocol: TCP}, {name: dns, port: 5353, protocol
 endpoints: [{addresses: [10.244.0.5]}]
 ";
 
-/// What a server says through the Service.
+/// Answer of a server through the Service.
 fn asked_by_tcp() -> Option<String> {
     let mut stream = TcpStream::connect("10.96.0.10:80").ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
@@ -430,7 +429,7 @@ fn asked_by_udp() -> Option<String> {
     Some(text(&said[..length]))
 }
 
-/// Without these there is no netfilter.
+/// Modules without which there is no netfilter.
 const NETFILTER: [&str; 5] = ["nf_tables", "ip_tables", "ip6_tables", "ip_vs", "nf_conntrack"];
 
 /// A kernel without any netfilter is served by sockets.
@@ -468,7 +467,7 @@ fn without_netfilter_sockets_serve() {
         running.until("TCP", || asked_by_tcp().as_deref() == Some("tcp"));
         running.until("UDP", || asked_by_udp().as_deref() == Some("udp"));
         assert!(running.end().success());
-        // What serves in place of nftables mode needs more of the cluster: that is asked for.
+        // The mode that serves in place of nftables mode needs more of the cluster, which the source then asks for.
         let world = live::World::new(vec![live::Service::new("web", "10.96.0.10", &["10.244.1.5"])]);
         let running = Running::start(&["--proxy-mode", "nftables", "--kubeconfig", &world.kubeconfig()]);
         running.until("it serves", || proxy_mode() == "userspace");
@@ -479,7 +478,7 @@ fn without_netfilter_sockets_serve() {
     });
 }
 
-/// Required parts: not served, with the reason that `probe` gives.
+/// Required parts that are missing: the mode does not serve, for the reason that `probe` gives.
 #[test]
 fn what_is_required_is_an_obstacle() {
     if !is_for_tests() {
@@ -513,7 +512,7 @@ fn what_is_required_is_an_obstacle() {
             let only_ipvs = ["--proxy-mode", "ipvs", "--no-fallback", "--manifests", manifests];
             let once = demo(&[&["run", "--once"], &only_ipvs[..]].concat());
             let mut ends = vec![(once.status.code(), text(&once.stderr))];
-            // The same code for all of them, and seconds each: three are enough.
+            // All modules share the code, and each takes seconds: three are enough.
             if ["ip_vs", "ip_vs_rr", "xt_set"].contains(&module) {
                 let (status, log) = Running::start(&only_ipvs).wait();
                 ends.push((status.code(), log));

@@ -1,4 +1,4 @@
-//! Kernels that lack a part of nf_tables: `probe --proxy-mode nftables` names it, and nothing is left.
+//! Kernels that lack a part of nf_tables: `probe --proxy-mode nftables` names the part, and leaves nothing behind.
 //!
 //! Removes each part by a line in `/etc/modprobe.d`, as `kernel_lacks` does, and only where `TESTKIT_REQUIRE=all` says that the machine is
 //! for tests.
@@ -19,7 +19,7 @@ use testkit::{Need, kernel_test};
 
 const POLICY: &str = "/etc/modprobe.d/proxier-demo-nf-tables-test.conf";
 
-/// Users before what they use.
+/// Modules of nf_tables, users before the modules that they use.
 const MODULES: &[&str] = &[
     "nft_compat",
     "nft_fib_inet",

@@ -1,5 +1,4 @@
-//! The whole `proxier-demo` on a live API with every failure that an API server causes, and what the kernel holds
-//! meanwhile.
+//! `proxier-demo` as a whole on a live API with every failure that an API server causes, and the kernel's state meanwhile.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
@@ -61,7 +60,7 @@ impl Play {
         self.witness.want(lines);
     }
 
-    /// Changes the world; what is wanted before and after stays wanted meanwhile.
+    /// Changes the world; virtual servers that are wanted before and after stay wanted meanwhile.
     fn change(&mut self, change: impl FnOnce(&mut Vec<Service>)) -> Vec<Service> {
         let services = self.world.services.clone();
         change(&mut self.world.services);
@@ -141,7 +140,7 @@ fn services_of_all_kinds_are_served_and_followed() {
         for address in ["10.96.0.10/32", "10.96.1.12/32", "203.0.113.7/32", "203.0.113.8/32"] {
             assert!(bound.contains(address), "{address}: {bound}");
         }
-        // Headless, of another proxy, and by name: not ours.
+        // Not served: headless, of another proxy, and by name.
         for spec in [
             json!({"clusterIP": "None", "ports": [{"port": 80}]}),
             json!({"type": "ExternalName", "externalName": "example.com"}),
@@ -175,7 +174,7 @@ fn services_of_all_kinds_are_served_and_followed() {
         }
         play.settles("a namespace deleted");
 
-        // The requests of the kubelet and others.
+        // The kubelet and monitoring send these requests.
         let curl = |path: &str| tool(&format!("curl -s -f http://127.0.0.1:{path}"));
         assert!(curl("10256/healthz").contains("\"healthy\":true"));
         let metrics = curl("10249/metrics");
@@ -185,8 +184,8 @@ fn services_of_all_kinds_are_served_and_followed() {
     });
 }
 
-/// A Service names the address of the API server on another machine, or of the gateway. Bound here, the address would be
-/// this node's own, and nothing would come from the API server any more, not even the deletion of the Service.
+/// A Service names the address of the API server on another machine, or of the gateway. Bound here, the address would be this node's own, and the API
+/// server's packets would not arrive any more, not even the deletion of the Service.
 #[test]
 fn a_service_cannot_cut_the_node_off_from_its_api_server() {
     kernel_test(&[PROXY, &[Need::Veth]].concat(), || {
@@ -247,8 +246,8 @@ fn a_service_cannot_cut_the_node_off_from_its_api_server() {
     });
 }
 
-/// Every failure between an API server and its client: nothing wanted leaves the kernel meanwhile, and afterwards the
-/// kernel matches the world.
+/// Failures of every kind between an API server and its client: nothing wanted leaves the kernel meanwhile, and afterwards the kernel matches the
+/// world.
 #[test]
 fn no_fault_of_the_api_takes_anything_away() {
     kernel_test(PROXY, || {
@@ -328,7 +327,7 @@ fn no_fault_of_the_api_takes_anything_away() {
         play.settles("a new token");
         play.watched();
 
-        // One kind is forbidden: the others continue.
+        // One kind is forbidden: the other one continues.
         play.world.server.forbid("endpointslices", true);
         play.world.server.end_watches();
         play.running.until_logged("allow get, list and watch of endpointslices");
@@ -370,7 +369,7 @@ fn no_fault_of_the_api_takes_anything_away() {
     });
 }
 
-/// While one list is missing nothing is written, and nothing is deleted.
+/// Nothing is written and nothing is deleted while one list is missing.
 #[test]
 fn nothing_is_touched_before_all_lists_are_complete() {
     kernel_test(PROXY, || {
@@ -388,7 +387,7 @@ fn nothing_is_touched_before_all_lists_are_complete() {
             running.until("the rest", || ipvsadm() == world.lines());
             assert!(running.end().success());
 
-            // The same with a kernel that is already programmed: nothing is missing for a moment.
+            // A kernel that is already programmed: nothing is missing at any moment.
             let witness = Witness::start();
             witness.want(world.lines());
             world.server.fail_next(resource, Verb::List, Fault::Late(Duration::from_secs(2)));
@@ -435,7 +434,7 @@ fn an_empty_list_does_not_empty_the_node() {
         // Longer than a pass for changes and its first retries.
         std::thread::sleep(Duration::from_secs(5));
         assert_eq!(rules(), before);
-        // The first load balancer with source ranges is closed to others at once.
+        // The first load balancer with source ranges is closed to other clients at once.
         let guarded = Service { balancer: vec!["203.0.113.9".to_owned()], ..Service::new("guarded", "10.96.5.1", &[]) };
         let mut object = guarded.object();
         object["spec"]["loadBalancerSourceRanges"] = json!(["198.51.100.0/24"]);
@@ -498,7 +497,7 @@ fn events_tell_and_never_stop_anything() {
     });
 }
 
-/// With `ipvs.binding: routes` the networks of the cluster's ServiceCIDR objects are made local, as they come and go.
+/// The networks of the cluster's ServiceCIDR objects are made local, as they come and go, with `ipvs.binding: routes`.
 #[test]
 fn the_clusters_networks_become_local() {
     kernel_test(PROXY, || {
@@ -538,7 +537,7 @@ fn the_clusters_networks_become_local() {
     });
 }
 
-/// A table of kube-proxy's name that nobody recognises: an Event of the Node says that it stays, once.
+/// A foreign table with kube-proxy's name: an Event of the Node says that it stays, once.
 #[test]
 fn what_others_left_is_an_event_of_the_node() {
     kernel_test(&[Need::Root, Need::Nftables], || {

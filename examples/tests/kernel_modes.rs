@@ -1,5 +1,5 @@
-//! A live node changes its mode, in every direction, while clients connect: nobody is refused where the kernel serves before and
-//! after, long connections go on where the kernel lets them, and nothing of the old mode is left.
+//! A live node changes its mode, in every direction, while clients connect: nobody is refused if the kernel serves before and after, long connections
+//! go on if the kernel lets them, and nothing of the old mode is left.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(clippy::disallowed_methods, reason = "connections and time-outs are real")]
@@ -22,7 +22,7 @@ use testkit::{Need, Netns, PROXY, Sample, kernel_test};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft];
 
-/// What the mode holds of both families' addresses of the Service `demo/six`.
+/// Whether the mode's objects have the addresses of both families of the Service `demo/six`.
 fn holds_both(mode: &str) -> bool {
     let printed = match mode {
         "ipvs" => tool("ipvsadm -Sn") + &tool("ip addr show kube-ipvs0"),
@@ -60,7 +60,7 @@ endpoints: [{addresses: [10.244.0.5]}]
 const SIX_V6: &str = "[fd00:96::16]:80";
 const SIX_V4: &str = "10.96.0.16:80";
 
-/// The same node with IPv6 beside IPv4, and a Service of both.
+/// Gives the same node IPv6 beside IPv4, and a Service of both.
 fn dual_stack(world: &World) -> NameServer {
     let run = |of: &Netns, lines: &[&str]| of.run_in(|| lines.iter().for_each(|line| drop(tool(line)))).unwrap();
     run(
@@ -86,13 +86,13 @@ fn change(from: &str, to: &str) {
     let world = World::new();
     let _server = dual_stack(&world);
     let asks_all = || [SERVICE, NODE_PORT, SIX_V4, SIX_V6].iter().all(|place| world.asks(place));
-    // Loads what any mode needs: on a machine that has just booted, that takes longer than all the rest.
+    // The probe loads the modules of all modes: on a machine that has just booted, that takes longer than all the rest.
     let _some_modes_may_be_lacking = demo(&["probe", "--proxy-mode", "auto"]);
     let old = world.start(from);
     old.until("it serves", asks_all);
     assert!(held(from) != [""; 0] && holds_both(from), "{from}: {:?}", held(from));
-    // Those of IPVS end with its virtual servers, those that a process passes on with the process, and Linux translates addresses
-    // only as long as there is a nat chain.
+    // Connections of IPVS end with its virtual servers, relayed ones with the process, and Linux translates addresses only as long as there is a nat
+    // chain.
     let goes_on = from == "iptables" || (from, to) == ("nftables", "iptables") || (from, to) == ("nftables", "ipvs");
     let address: SocketAddr = SERVICE.parse().unwrap();
     let mut long = goes_on.then(|| world.client.run_in(|| Connection::open(address).unwrap()).unwrap());
@@ -123,7 +123,7 @@ fn change(from: &str, to: &str) {
     let but = match (from, to) {
         // A process takes its Services with it.
         ("userspace", _) => Some((ends, serves)),
-        // As above: sockets get nobody's packets before the old mode has gone.
+        // Sockets get no packets before the old mode has gone, here too.
         ("ipvs" | "nftables", "userspace") => Some((serves, gone)),
         _ => None,
     };
@@ -145,7 +145,7 @@ fn change(from: &str, to: &str) {
     if let Some(mut long) = long {
         assert_eq!(long.ask().unwrap(), "pod", "{from} to {to}: a long connection");
     }
-    // The new mode has lost nothing.
+    // The new mode needs no change.
     let arguments = world.arguments(to);
     let plan = demo(&["plan"].into_iter().chain(arguments.iter().map(String::as_str)).collect::<Vec<_>>());
     assert!(ok(&plan).starts_with("nothing to do"), "{from} to {to}: {}", text(&plan.stdout));
@@ -154,7 +154,7 @@ fn change(from: &str, to: &str) {
     assert_eq!((held(from), held(to)), (vec![], vec![]), "{from} to {to}");
 }
 
-/// Somebody who sends UDP from one port without a pause, and hears who answers.
+/// A client that sends UDP from one port without a pause, and hears who answers.
 struct Sender {
     stop: mpsc::Sender<()>,
     heard: mpsc::Receiver<String>,
@@ -171,7 +171,7 @@ impl Sender {
             socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
             let mut answer = [0; 64];
             while stopped.try_recv().is_err() {
-                // Nobody may listen, and there may be no way.
+                // There may be no listener, and no route.
                 let _sent = socket.send(b"x\n");
                 if let Ok(length) = socket.recv(&mut answer) {
                     let _nobody_asks_any_more = tell.send(text(answer[..length].trim_ascii_end()));
@@ -216,7 +216,7 @@ endpoints: [{{addresses: [{endpoint}]}}]
     )
 }
 
-/// While no process runs, the endpoint of one Service is replaced and another Service is deleted. Clients never stop sending, and
+/// The endpoint of one Service is replaced and another Service is deleted while no process runs. Clients never stop sending, and
 /// the endpoint that is gone would still answer.
 fn flows(from: &str, to: &str) {
     println!("flows from {from} to {to}");
@@ -246,7 +246,7 @@ fn flows(from: &str, to: &str) {
     std::thread::sleep(Duration::from_millis(500));
     let new = world.start(to);
     new.until("it serves alone", || world.asks(SERVICE) && (from == to || held(from).is_empty()));
-    // On an emulated machine a pass takes long.
+    // A pass takes long on an emulated machine.
     let begun = Instant::now();
     let mut right = 0;
     // Twice in a row, so that it stays so.
@@ -287,7 +287,7 @@ fn flows_of_udp_from_and_to_ipvs() {
     }
 }
 
-/// The input is suddenly empty, or without EndpointSlices, and the node changes its mode: what serves goes on until somebody has looked.
+/// The input is suddenly empty, or without EndpointSlices, and the node changes its mode: the old mode serves until a person has confirmed.
 #[test]
 fn an_empty_input_in_another_mode() {
     let all: String = (10..22)
@@ -340,7 +340,7 @@ fn an_empty_input_in_another_mode() {
                 new.until("the new mode serves alone", || held(from).is_empty() && held(to) != [""; 0] && asks());
                 assert_eq!(status("readyz"), "200");
             } else {
-                // It is meant.
+                // The signal says that the empty input is meant.
                 new.signal("USR1");
                 new.until("nothing serves any more", || held(from).is_empty() && !asks());
             }
@@ -370,7 +370,7 @@ fn from_and_to_ipvs() {
     }
 }
 
-/// One pass changes the mode too.
+/// A single pass of `run --once` changes the mode too.
 #[test]
 fn run_once_changes_the_mode() {
     kernel_test(NEEDS, || {
@@ -397,7 +397,7 @@ fn once(world: &World, mode: &str, more: &[&str]) -> Output {
     demo(&[&["run", "--once", "--manifests", &manifests, "--proxy-mode", mode], more].concat())
 }
 
-/// A scheduler that exists nowhere is bad input, whatever the kernel can do: nothing is changed and no other mode serves.
+/// A scheduler that exists nowhere is bad input on any kernel: nothing is changed and no other mode serves.
 #[test]
 fn an_unknown_scheduler_is_bad_input() {
     kernel_test(NEEDS, || {
@@ -422,7 +422,7 @@ fn an_unknown_scheduler_is_bad_input() {
     });
 }
 
-/// A scheduler of another module is one, as soon as the machine has the module; what happens then is up to the kernel.
+/// A scheduler of another module is accepted once the machine has the module; the kernel then decides.
 #[test]
 fn a_scheduler_of_another_module_is_none_that_is_unknown() {
     kernel_test(NEEDS, || {
@@ -432,7 +432,7 @@ fn a_scheduler_of_another_module_is_none_that_is_unknown() {
         let modules = Path::new("/lib/modules");
         let is_made = !modules.exists();
         fs::create_dir_all(modules).unwrap();
-        // In a mount namespace of its own: a directory of modules with one that is called so.
+        // A mount namespace of its own has a directory of modules with one of this name.
         let put = format!(
             "mount -t tmpfs none /lib/modules && mkdir -p /lib/modules/{0}/extra && cd /lib/modules/{0} && \
              echo extra/ip_vs_mine.ko: > modules.dep && touch extra/ip_vs_mine.ko && exec \"$@\"",
@@ -455,7 +455,7 @@ fn a_scheduler_of_another_module_is_none_that_is_unknown() {
     });
 }
 
-/// No value that is right makes the kernel, or the programs, refuse a mode's rules, so that another mode would serve.
+/// Right values never make the kernel, or the programs, refuse a mode's rules, so that another mode would serve.
 #[test]
 fn no_value_leads_to_another_mode() {
     const EVERYWHERE: &[&str] = &[
@@ -492,7 +492,7 @@ fn no_value_leads_to_another_mode() {
     });
 }
 
-/// `--init-only` succeeds without IPVS in the kernel, and sets nothing that the mode does not need.
+/// `--init-only` succeeds without IPVS in the kernel, and writes only settings that the mode needs.
 #[test]
 fn a_node_is_prepared_for_its_mode_only() {
     kernel_test(&[Need::Root], || {

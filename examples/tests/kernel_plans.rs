@@ -1,5 +1,5 @@
-//! `plan`, `show` and `probe` on a real kernel: a plan that was carried out leaves nothing to do, tables fit a terminal,
-//! and JSON is as `examples/README.md` describes it.
+//! `plan`, `show` and `probe` on a real kernel: a plan that was carried out leaves nothing to do, tables fit a terminal, and JSON is as
+//! `examples/README.md` describes it.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
@@ -16,7 +16,7 @@ use program::{Folder, changed, command, demo, ipvsadm, ok, set_up, text, tool};
 use serde_json::{Value, json};
 use testkit::{Need, PROXY, Sample, kernel_test, oracle};
 
-/// The scenarios of proxier-core by name: Kubernetes objects, and what the kernel holds before.
+/// Scenarios of proxier-core by name: Kubernetes objects, and the kernel's state before.
 fn scenarios() -> Vec<(String, Value)> {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../proxier-core/tests");
     let mut scenarios = written_by_hand(&tests.join("scenarios"));
@@ -41,7 +41,7 @@ fn written_by_hand(folder: &Path) -> Vec<(String, Value)> {
     files.into_iter().map(read).collect()
 }
 
-/// `oracle/README.md` there describes its lines.
+/// Scenarios of the corpus; `oracle/README.md` there describes its lines.
 fn corpus(file: &Path) -> Vec<(String, Value)> {
     let mut text = String::new();
     flate2::read::GzDecoder::new(fs::File::open(file).unwrap()).read_to_string(&mut text).unwrap();
@@ -155,10 +155,10 @@ fn objects(scenario: &Value) -> BTreeMap<String, Value> {
     objects
 }
 
-/// Scenarios with a configuration that the program rejects; the reconciler alone leaves out what is bad in it.
+/// Scenarios with a configuration that the program rejects; the reconciler alone would leave out the bad fields.
 const REFUSED: [&str; 2] = ["bad-input/configuration.yaml", "bad-input/node-port-addresses-all-unreadable.yaml"];
 
-/// What a scenario leaves to do after its objects were served; must be nothing.
+/// Steps that a scenario leaves to do after its objects were served; must be none.
 fn left_to_do(scenario: &Value, name: &str) -> Option<String> {
     let folder = Folder::new("scenario");
     make_node(scenario, &folder);
@@ -179,7 +179,7 @@ fn left_to_do(scenario: &Value, name: &str) -> Option<String> {
         command.args(words).arg("--config").arg(&configuration).arg("--manifests").arg(&folder.0);
         command.args(["--hostname-override", node, "--ipvs-rules", "iptables"]).output().unwrap()
     };
-    // First the state before the steps, then the one after them: differences have to be removed again.
+    // The state before the steps comes first, then the one after them: differences have to be removed again.
     let first = json!({"objects": scenario["objects"]});
     for (number, objects) in [objects(&first), objects(scenario)].into_iter().enumerate() {
         if number == 1 && scenario["steps"].as_array().is_none_or(Vec::is_empty) {
@@ -191,7 +191,7 @@ fn left_to_do(scenario: &Value, name: &str) -> Option<String> {
         let plan = run(&["plan"]);
         let after = (ipvsadm(), tool("ipset save"), tool("ip -o addr"));
         assert_eq!(before, after, "{name}: a plan writes nothing");
-        // If fields are left out, the exit code is 2.
+        // The exit code is 2 if fields are left out.
         if !matches!(plan.status.code(), Some(0 | 2)) {
             return Some(format!("{name}: plan: {}: {}", plan.status, text(&plan.stderr)));
         }
@@ -391,7 +391,7 @@ ports: [{name: http, port: 8080}]
 endpoints: [{addresses: [10.244.0.5]}]
 ";
 
-/// While a proxy runs: a plan of another process.
+/// Checks a plan of another process while a proxy runs.
 fn beside(mode: &str) {
     let world = World::new();
     world.manifests.put("dns.yaml", DNS);
@@ -426,7 +426,7 @@ fn beside(mode: &str) {
     let with_more = plan(&["--manifests", &more]);
     let steps = text(&with_more.stdout);
     assert_eq!(with_more.status.code(), Some(2), "{mode}: {steps}{}", text(&with_more.stderr));
-    // In iptables mode its lines are written with the rest of their chains.
+    // The lines of iptables mode are written with the rest of their chains.
     let made: Vec<&str> = steps.lines().filter(|line| line.starts_with(['+', '-'])).collect();
     assert!(
         !made.is_empty() && made.iter().all(|line| line.starts_with('+') && line.contains("10.96.0.99")),
@@ -462,7 +462,7 @@ fn beside(mode: &str) {
     }
     assert!(running.end().success());
     if mode == "userspace" {
-        // Nobody listens any more: everything is to be done again, but for the routes, which stay.
+        // No process listens any more: everything is to be done again, but for the routes, which stay.
         let steps = text(&plan(&[]).stdout);
         assert!(steps.contains("+ listener TCP 10.96.0.10:80") && !steps.contains("route"), "{steps}");
     }

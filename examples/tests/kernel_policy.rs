@@ -1,4 +1,4 @@
-//! Policy by Service on a real kernel: what `ipvsadm` shows, and who answers whom.
+//! Policy by Service on a real kernel: the output of `ipvsadm`, and which endpoint answers which client.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(clippy::disallowed_methods, reason = "connections are real")]
@@ -67,7 +67,7 @@ impl Node {
     }
 }
 
-/// One full sync with these manifests; returns what it says.
+/// One full sync with these manifests; returns its standard error.
 fn once(manifests: &Folder) -> String {
     let folder = manifests.0.display().to_string();
     let done = demo(&["run", "--once", "--proxy-mode", "ipvs", "--no-fallback", "--manifests", &folder]);
@@ -84,14 +84,14 @@ fn server() -> String {
     options
 }
 
-/// How many connections the virtual server has had since it was made.
+/// Number of connections of the virtual server since it was made.
 fn connections() -> u64 {
     let stats = tool("ipvsadm -Ln --stats --exact");
     let line = stats.lines().find(|line| line.contains(SERVICE)).unwrap_or_else(|| panic!("{stats}"));
     line.split_whitespace().nth(2).unwrap().parse().unwrap()
 }
 
-/// Who answers a client of this address.
+/// Name of the endpoint that answers a client of this address.
 fn answers(client: &str) -> String {
     use std::io::{BufRead as _, BufReader, Write as _};
     let at = |address: IpAddr, port| SockaddrStorage::from(SocketAddr::new(address, port));
@@ -151,7 +151,7 @@ fn a_policy_is_changed_in_place() {
     });
 }
 
-/// How many of these many connections each endpoint gets.
+/// Number of connections that each endpoint gets, of this many.
 fn shares(connections: usize) -> BTreeMap<String, usize> {
     let mut shares = BTreeMap::new();
     for _ in 0..connections {
@@ -192,7 +192,7 @@ fn endpoints_get_connections_by_their_weights() {
         assert_eq!(weights(), ["3", "1"]);
         assert_eq!(shares(8), BTreeMap::from([("5".to_owned(), 6), ("6".to_owned(), 2)]));
 
-        // Weight 0 by wish: no new connections, and it stays a real server.
+        // Weight 0 as asked for: no new connections, and it stays a real server.
         node.once_with(wrr, "proxier/weights: '10.244.0.5=0'");
         assert_eq!(weights(), ["0", "1"]);
         assert_eq!(shares(4), BTreeMap::from([("6".to_owned(), 4)]));
@@ -212,7 +212,7 @@ fn endpoints_get_connections_by_their_weights() {
 }
 
 const EXTERNAL: &str = "203.0.113.80:80";
-/// Where the endpoint unwraps GUE.
+/// Port at which the endpoint unwraps GUE.
 const GUE: u16 = 6080;
 
 /// ```text
@@ -259,7 +259,7 @@ impl Triangle {
             }
         }
         let server = Witness::start(&endpoint, "endpoint", &[(Transport::Tcp, "0.0.0.0:80".parse().unwrap())]).unwrap();
-        // Counts what comes back from the endpoint.
+        // The rule counts packets from the endpoint.
         tool("iptables -t raw -A PREROUTING -i back -p tcp");
         Triangle { manifests: Folder::new("triangle"), client, endpoint, _server: server }
     }
@@ -275,7 +275,7 @@ impl Triangle {
         once(&self.manifests)
     }
 
-    /// How many packets a device of the endpoint has unwrapped.
+    /// Number of packets that a device of the endpoint has unwrapped.
     fn unwrapped(&self, device: &str) -> u64 {
         let listed = self.endpoint.run_in(|| tool(&format!("ip -s link show {device}"))).unwrap();
         let mut lines = listed.lines().skip_while(|line| !line.trim_start().starts_with("RX:"));
@@ -331,7 +331,7 @@ fn endpoints_answer_clients_by_themselves() {
     });
 }
 
-/// Encapsulated in other ways; Linux has them since 5.3.
+/// GRE and GUE, which IPVS has since Linux 5.3.
 #[test]
 fn endpoints_unwrap_gre_and_gue_and_answer_clients_by_themselves() {
     kernel_test(&[PROXY, &[Need::Veth, Need::Kernel(5, 3)]].concat(), || {
@@ -354,7 +354,7 @@ fn endpoints_unwrap_gre_and_gue_and_answer_clients_by_themselves() {
     });
 }
 
-/// Whose datagram this is: how many each of two endpoints gets from one port of a client.
+/// Each of two endpoints gets datagrams from one port of a client.
 #[test]
 fn each_datagram_is_scheduled_for_itself() {
     kernel_test(PROXY, || {

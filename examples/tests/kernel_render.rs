@@ -1,4 +1,4 @@
-//! `render` prints what `run --once` makes of a real kernel, and the field's tools take it.
+//! `render` prints the objects that `run --once` makes in a real kernel, and the field's tools take them.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
@@ -76,7 +76,7 @@ ports: [{name: http, port: 8080, protocol: TCP}]
 endpoints: [{addresses: [10.244.0.5]}, {addresses: [10.244.1.6]}]
 ";
 
-/// The addresses of the node, on no device that the proxy makes.
+/// Sets up the addresses of the node, on no device that the proxy makes.
 fn set_up() {
     tool("ip link set lo up");
     tool("ip link add eth9 type veth peer name eth8");
@@ -85,7 +85,7 @@ fn set_up() {
     tool("ip link set eth9 up");
 }
 
-/// `render` for such a node, by a process that may do nothing to a kernel.
+/// Runs `render` for such a node, in a process without rights on the kernel.
 fn render(manifests: &Folder, more: &[&str]) -> Output {
     let folder = manifests.0.display().to_string();
     let mut line = vec!["render", "--manifests", folder.as_str(), "--node-address", "192.0.2.1"];
@@ -112,7 +112,7 @@ fn lines(text: &str, starts: &str) -> BTreeSet<String> {
     text.lines().filter(|line| line.starts_with(starts)).map(str::to_owned).collect()
 }
 
-/// What the tools of IPVS mode print, part by part.
+/// Output of the tools for IPVS mode's objects, one part each.
 fn listed() -> Vec<BTreeSet<String>> {
     vec![
         lines(&tool("ipvsadm -Sn"), "-"),
@@ -160,7 +160,7 @@ fn in_ipvs_mode_it_is_what_a_pass_makes() {
         feed("ipvsadm --restore", &part("ipvsadm"));
         feed("iptables-restore", &part("iptables"));
         feed("ip6tables-restore", &part("ip6tables"));
-        // Rules have more than one spelling; restored, they are saved as the others were.
+        // Rules have more than one spelling; restored, they are saved as those of the proxy were.
         assert_eq!(listed(), passed);
     });
 }
@@ -175,7 +175,7 @@ fn words_of_nft() -> BTreeMap<String, usize> {
     words
 }
 
-/// `auto` is what `run` takes on a node where nothing speaks for iptables, and says so.
+/// `auto` is the choice of `run` on a node without rules of iptables, and `render` says so.
 #[test]
 fn in_ipvs_mode_rules_are_a_table_unless_others_are_asked_for() {
     let manifests = Folder::new("render");
@@ -264,7 +264,7 @@ fn chains() -> BTreeMap<String, Vec<String>> {
             }
         }
     }
-    // Built-in chains that nobody uses are printed only once a program has looked at them.
+    // Unused built-in chains are printed only once a program has looked at them.
     chains.retain(|chain, rules| chain.contains("KUBE-") || !rules.is_empty());
     chains
 }

@@ -1,8 +1,8 @@
-//! A root directory that holds the program and nothing that it could start: IPVS mode with guards in nf_tables, and nftables mode; and
-//! rules that another mode has left, which go or are reported.
+//! A root directory that holds the program and no other one that it could start: IPVS mode with guards in nf_tables, and nftables mode; and rules
+//! that another mode has left, which go or are reported.
 //!
-//! `PROXIER_STATIC` names a static program to take, as images `FROM scratch` have it; without, it is the program of this build, with the
-//! libraries that it is linked to.
+//! `PROXIER_STATIC` names a static program to take, as images `FROM scratch` have it; the default is the program of this build, with the libraries
+//! that it is linked to.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(clippy::disallowed_methods, reason = "connections and time-outs are real")]
@@ -64,7 +64,7 @@ impl Scratch {
     }
 }
 
-/// What the program is linked to; nothing for a static one.
+/// Libraries of the program; none for a static one.
 fn libraries(program: &Path) -> Vec<PathBuf> {
     let printed = Command::new("ldd").arg(program).output().unwrap();
     let text = String::from_utf8_lossy(&printed.stdout).into_owned();
@@ -89,7 +89,7 @@ fn serves(mode: &str, more: &[&str], holds: fn() -> bool) {
     running.until_logged(&format!("serving in {mode} mode"));
     running.until("it serves", || holds() && world.asks(SERVICE) && world.asks(NODE_PORT));
 
-    // A change, then a kill, then a new process: nothing of it needs a program.
+    // A change, then a kill, then a new process: none of them needs another program.
     let more =
         WEB.replace("10.96.0.10", "10.96.0.11").replace("web", "more").replace("nodePort: 30080", "nodePort: 30081");
     fs::write(scratch.0.0.join("manifests/more.yaml"), more).unwrap();
@@ -124,7 +124,7 @@ fn ipvs_mode() {
     });
 }
 
-/// What is left of it and decides about packets, and what others have made.
+/// Remaining own lines that decide about packets, and foreign ones.
 fn left() -> (Vec<String>, Vec<String>) {
     let of_kubelet = ["KUBE-FIREWALL", "KUBE-KUBELET-CANARY"];
     let saved = RULES.map(|(family, _)| tool(&format!("{family}-nft-save")));
@@ -146,7 +146,7 @@ fn run_in(scratch: &Scratch, mode: &str) -> Running {
     running
 }
 
-/// Where no program of iptables is, chains that it has left in nf_tables go all the same, and nothing of others does.
+/// Chains that iptables mode has left in nf_tables go without any program of iptables, and foreign ones stay.
 fn left_rules_go(mode: &str) {
     let (world, scratch) = (World::new(), Scratch::new());
     for (family, rules) in RULES {
@@ -173,7 +173,7 @@ fn left_rules_go(mode: &str) {
     running.until("the Service has gone", || !world.asks(SERVICE) && !world.asks(NODE_PORT));
     assert!(!running.log().contains("ERROR"), "{}", running.log());
     assert!(running.end().success());
-    // And so with `cleanup`.
+    // `cleanup` removes them too.
     for (family, rules) in RULES {
         oracle::run(&format!("{family}-nft-restore"), &["--noflush"], Some(rules)).unwrap();
     }

@@ -1,5 +1,5 @@
-//! A cold start with thousands of Services on a real kernel: cluster DNS answers long before the rest. `PROXIER_START_SERVICES=10000` takes
-//! more of them, and then a tenth of the time has to be enough.
+//! A cold start with thousands of Services on a real kernel: cluster DNS answers long before the rest. `PROXIER_START_SERVICES=10000` takes more
+//! Services, and then a tenth of the time has to be enough.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(clippy::disallowed_methods, reason = "connections are real")]
@@ -16,7 +16,7 @@ use program::{Folder, Running, demo, ipvsadm, ok, set_up, tool};
 use testkit::traffic::{NameServer, ask_udp, connect_and_ask};
 use testkit::{Netns, PROXY, kernel_test};
 
-/// How many Services there are beside the first ones, unless `PROXIER_START_SERVICES` says otherwise.
+/// Default number of Services beside the first ones; `PROXIER_START_SERVICES` changes it.
 const SERVICES: u16 = 3000;
 const DNS: &str = "10.96.0.10:53";
 
@@ -47,7 +47,7 @@ endpoints: [{{addresses: [10.244.0.5]}}]
     )
 }
 
-/// When somebody answers first; the address is nobody's before.
+/// Time of the first answer; the address is not served before.
 fn first_answer(ask: impl Fn() -> std::io::Result<String> + Send + 'static) -> thread::JoinHandle<Instant> {
     thread::spawn(move || {
         let end = Instant::now() + Duration::from_secs(300);
@@ -59,7 +59,7 @@ fn first_answer(ask: impl Fn() -> std::io::Result<String> + Send + 'static) -> t
     })
 }
 
-/// What the health server answers: the number of HTTP.
+/// Status code of the health server's answer.
 fn asked(path: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect("127.0.0.1:10256")?;
     write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
@@ -80,7 +80,7 @@ fn dns_answers_long_before_the_rest() {
         set_up();
         let services = services();
         tool("ip address add 10.244.0.5/32 dev lo");
-        // What is sent to an address that is not served goes nowhere, and is answered at once.
+        // Packets to an address that is not served are answered at once by this route.
         tool("ip route add unreachable 10.96.0.0/15");
         let here = Netns::current().unwrap();
         let at = |port| SocketAddr::new([10, 244, 0, 5].into(), port);

@@ -116,7 +116,7 @@ fn watched_rates_are_those_of_ipvs() {
                 into.lock().unwrap().push(serde_json::from_str(&line.unwrap()).unwrap());
             }
         });
-        // What was counted before the first block is in no rate.
+        // Connections before the first block are in no rate.
         let started = Instant::now();
         while blocks(&printed).is_empty() {
             assert!(started.elapsed() < Duration::from_secs(60), "no block");
@@ -151,7 +151,7 @@ fn watched_rates_are_those_of_ipvs() {
         assert_eq!(web(&blocks[0])["service"], "shop/web:http");
         assert_eq!(web(&blocks[0])["perSecond"], Value::Null);
 
-        // What the rates add up to is what ipvsadm counts.
+        // The rates add up to ipvsadm's counts.
         let counted = numbers("--stats --exact", "10.244.0.5:8080");
         assert_eq!(counted[0], made);
         for (at, (name, is_of_real)) in [("connections", false), ("packetsIn", true), ("packetsOut", false)]
@@ -202,7 +202,7 @@ fn a_terminal_is_left_as_it_was() {
         let output = std::process::Command::new("script").args(["-qec", &watch, "/dev/null"]).output().unwrap();
         let text = program::text(&output.stdout);
         assert!(text.contains("\u{1b}[?1049h"), "{text:?}");
-        // timeout says 124 whatever the program's own code is.
+        // timeout exits with 124 for any code of the program.
         assert!(text.contains("\u{1b}[?25h\u{1b}[?1049lended 124"), "{text:?}");
         let frames: Vec<&str> = text.split("\u{1b}[H").skip(1).collect();
         assert!(frames.len() >= 2, "{text:?}");

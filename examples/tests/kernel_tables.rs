@@ -1,4 +1,4 @@
-//! `proxier-demo` with a table of nf_tables on real kernels, as a user starts it: what somebody else changes there is mended at once.
+//! `proxier-demo` with a table of nf_tables on real kernels, as a user starts it: foreign changes to the table are mended at once.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(clippy::disallowed_methods, reason = "the program runs in real time")]
@@ -28,8 +28,7 @@ fn full_passes() -> f64 {
     program::page::read(&page)["kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}"]
 }
 
-/// What `nft` says of a table, but for the order of elements; without the counters and times of those that rules write, of which there
-/// are none here.
+/// Parts of a table as `nft` prints it, in any order of elements; without the counters and times that rules write.
 fn listed(table: &str) -> Vec<String> {
     let listed = Command::new("nft").args(["-s", "list", "table", "ip", table]).output().unwrap();
     let text = program::text(&listed.stdout);
@@ -96,7 +95,7 @@ fn mends_at_once(mode: &str, table: &str, changes: &[&str]) {
     for number in 10..30 {
         folder.put(&format!("web-{number}.yaml"), &web(number, "10.244.0.5"));
     }
-    // Nothing is compared for an hour, unless something happens.
+    // No full pass is due for an hour, unless something happens.
     let of_settings = Folder::new("tables-drift-settings");
     let settings = of_settings.put(
         "config.yaml",
@@ -124,7 +123,7 @@ nftables: {{syncPeriod: 1h}}
     // IPVS mode puts its table back without one, and compares everything once a second at most.
     assert!(mended >= begun + 2.0, "{begun} full passes, {mended} after {} changes", changes.len());
 
-    // Its own changes, and those of others elsewhere, are no reason to compare anything.
+    // Own changes, and foreign changes elsewhere, cause no full pass.
     for number in 30..40 {
         folder.put(&format!("web-{number}.yaml"), &web(number, "10.244.0.6"));
         tool(&format!("nft add table ip other-{number}"));
@@ -138,7 +137,7 @@ nftables: {{syncPeriod: 1h}}
     ok(&demo(&["cleanup"]));
 }
 
-/// Only what the file says in the end counts, and only if a process could start with it.
+/// Only the file's final content counts, and only if a process could start with it.
 #[test]
 fn a_configuration_that_says_something_else_ends_the_process() {
     kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || {
@@ -156,7 +155,7 @@ fn a_configuration_that_says_something_else_ends_the_process() {
             &settings.display().to_string(),
         ]);
         proxy.until("the Service", || has("proxier", "10.96.0.10"));
-        // Line by line: what is there meanwhile is another configuration, and a usable one.
+        // The file grows line by line: in between it is another configuration, and a usable one.
         std::fs::write(&settings, "").unwrap();
         for line in text.lines() {
             std::thread::sleep(Duration::from_secs(1));
@@ -180,7 +179,7 @@ fn a_configuration_that_says_something_else_ends_the_process() {
     });
 }
 
-/// The lock's file is there, empty: nobody can read who holds it, but it is held.
+/// The lock's file is there, empty: the holder's name is missing, but the lock is held.
 #[test]
 fn a_full_run_is_no_obstacle() {
     kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || {
@@ -213,7 +212,7 @@ fn a_full_run_is_no_obstacle() {
     });
 }
 
-/// As the commands that need no kernel.
+/// Commands that look at the kernel behave as the commands that need no kernel.
 #[test]
 fn what_looks_at_the_kernel_ends_as_usual_without_a_reader() {
     kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || {

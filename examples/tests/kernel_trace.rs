@@ -1,5 +1,5 @@
-//! `trace --live` on a real kernel, in each mode that has something there: what a running proxy has programmed is found, what somebody
-//! takes away is named, and connections are counted as the field's tools count them.
+//! `trace --live` on a real kernel, in each mode that has entries there: entries of a running proxy are found, missing ones are named, and
+//! connections are counted as the field's tools count them.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(clippy::disallowed_methods, reason = "connections are real")]
@@ -88,7 +88,7 @@ impl World {
         (output.status.code(), data["live"].clone())
     }
 
-    /// Everything that was programmed is found, and nothing where nothing should be.
+    /// Checks that every entry is found, and none where there should be none.
     fn agrees(&self) {
         for to in [SERVICE, NODE_PORT, "10.96.0.10:81", "10.96.0.99:80"] {
             let (code, live) = self.live(&["--live", "192.0.2.50", to]);
@@ -102,7 +102,7 @@ impl World {
         assert!(printed.contains("it has all that it should"), "{printed}");
     }
 
-    /// What is gone or too much is named, and the exit code says so.
+    /// Checks that a missing or unexpected entry is named, and that the exit code says so.
     fn names(&self, to: &str, difference: &str) {
         let output = self.run(&["trace", "--live", "192.0.2.50", to]);
         let printed = text(&output.stdout);
@@ -111,7 +111,7 @@ impl World {
         assert!(flat.contains(difference), "{difference}: {printed}");
     }
 
-    /// Makes connections while it counts. What it says afterwards, what it counted in that time, and how many were made.
+    /// Makes connections while it counts. Returns the data, the count of that time, and the number of connections.
     fn counted(&self) -> (Value, Value, u64) {
         let is_over = Arc::new(AtomicBool::new(false));
         let until = is_over.clone();
@@ -203,7 +203,7 @@ fn each_sender_has_the_virtual_server_that_it_gets() {
             assert!(of_client.contains("virtual server of clients outside of TCP 192.0.2.1:30080"), "{of_client}");
             assert!(of_client.contains("10.244.0.5:8080") && !of_client.contains("10.244.0.6:8080"), "{of_client}");
             assert!(of_pod.contains("10.244.0.5:8080") && of_pod.contains("10.244.0.6:8080"), "{of_pod}");
-            // One mark for each address of the node.
+            // Each address of the node has a mark.
             let saved = tool("ipvsadm -Sn");
             for line in saved.lines().filter_map(|line| line.strip_prefix("-A -f ")) {
                 let mark = line.split_whitespace().next().unwrap();
@@ -253,7 +253,7 @@ fn ipvs_mode() {
             let live = world.live(&["--live", "192.0.2.1", SERVICE]).1;
             assert_eq!(live["counted"]["connections"], made, "{live:#}");
             assert!((2..=made).contains(&in_time["connections"].as_u64().unwrap()), "{in_time} of {made}");
-            // A real server that drains is none that is missing.
+            // A real server that drains does not count as missing.
             tool("ipvsadm -a -t 10.96.0.10:80 -r 10.244.0.7:8080 -m -w 0");
             assert_eq!(world.live(&["--live", "192.0.2.50", SERVICE]).0, Some(0));
             tool("ipvsadm -e -t 10.96.0.10:80 -r 10.244.0.7:8080 -m -w 1");

@@ -1,5 +1,5 @@
-//! A node changes from kube-proxy to `proxier-demo` while clients connect: in the mode that kube-proxy had, nothing is written; in
-//! another, nothing of kube-proxy's is left. What kube-proxy left is in `fixtures/kube-proxy`, written by hand.
+//! A node changes from kube-proxy to `proxier-demo` while clients connect: in the mode that kube-proxy had, nothing is written; in another, all of
+//! kube-proxy's objects go. Their text is in `fixtures/kube-proxy`, written by hand.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(clippy::disallowed_methods, reason = "connections and time-outs are real")]
@@ -18,7 +18,7 @@ use testkit::{Need, Netns, PROXY, Sample, kernel_test, oracle};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft, Need::IptablesLegacy];
 
-/// Beside `demo/web`: no endpoints; two endpoints, and clients that stay.
+/// Services beside `demo/web`: one without endpoints; one with two endpoints, and clients that stay.
 const MORE: &str = "apiVersion: v1
 kind: Service
 metadata: {name: empty, namespace: demo}
@@ -88,7 +88,7 @@ const IPVS_SERVERS: &str = include_str!("fixtures/kube-proxy/ipvs-servers");
 
 const PORTALS: &str = include_str!("fixtures/kube-proxy/portals.rules");
 
-/// What a kube-proxy of this release has left.
+/// Objects that a kube-proxy of this release has left.
 #[derive(Clone, Copy, Debug)]
 enum Left {
     /// Virtual servers, sets, addresses and rules of its IPVS mode.
@@ -100,7 +100,7 @@ enum Left {
 }
 
 impl Left {
-    /// As kube-proxy does: what is there already stays, and chains of its own get its rules.
+    /// Puts the objects as kube-proxy does: existing ones stay, and chains of its own get its rules.
     fn put(self) {
         match self {
             Left::Ipvs(release) => {
@@ -134,8 +134,8 @@ impl Left {
         }
     }
 
-    /// kube-proxy starts again beside what this proxy has left: in nftables mode it removes what is of IPVS and of iptables, also
-    /// with the names that this proxy shares.
+    /// kube-proxy starts again beside this proxy's objects: in nftables mode it removes objects of IPVS and of iptables, also those whose names this
+    /// proxy shares.
     fn comes_back(self) {
         if matches!(self, Left::Tables(_)) {
             let _without_ipvs = Command::new("ipvsadm").arg("-C").output().unwrap();
@@ -155,8 +155,8 @@ impl Left {
         self.put();
     }
 
-    /// Lines of it that are there. The kubelet's are not kube-proxy's; and an empty chain stays in
-    /// mangle, as after kube-proxy's own cleanup.
+    /// Lines of the objects that are there. The kubelet's are not kube-proxy's; and an empty chain stays in mangle, as after kube-proxy's own
+    /// cleanup.
     fn lines(self) -> Vec<String> {
         let filtered = |printed: String, of: &str| -> Vec<String> {
             printed.lines().filter(|line| line.contains(of)).map(str::to_owned).collect()
@@ -184,7 +184,7 @@ impl Left {
         }
     }
 
-    /// Lines of it that this mode has not made itself: chains of IPVS mode have names of iptables mode.
+    /// Lines of the objects that this mode has not made itself: chains of IPVS mode have names of iptables mode.
     fn but_for(self, mode: &str) -> Vec<String> {
         match (self, mode) {
             (Left::Rules(_, back_end), "ipvs") => held_by("iptables", back_end),
@@ -220,7 +220,7 @@ fn count(names: &[&'static str]) {
     }
 }
 
-/// What decides about packets of Services in this namespace, in lines without an order.
+/// Objects that decide about packets of Services in this namespace, in lines without an order.
 fn everything() -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let programs = ["iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy"];
@@ -269,7 +269,7 @@ fn world(left: Left) -> World {
     let world = World::new();
     world.manifests.put("more.yaml", MORE);
     world.manifests.put("ranged.yaml", RANGED);
-    // Loads what any mode needs: on a machine that has just booted, that takes longer than all the rest.
+    // The probe loads the modules of all modes: on a machine that has just booted, that takes longer than all the rest.
     let _some_modes_may_be_lacking = demo(&["probe", "--proxy-mode", "auto"]);
     left.put();
     assert!(world.asks(SERVICE) && world.asks(NODE_PORT), "{left:?}");
@@ -307,7 +307,7 @@ fn end(
 
 fn has_passed(running: &Running) {
     running.until_logged("serving in iptables mode");
-    // The first pass, and what follows two seconds after it.
+    // The first pass, and the cleanup two seconds after it, need this time.
     std::thread::sleep(Duration::from_secs(5));
 }
 
@@ -342,7 +342,7 @@ fn rules_of_kube_proxys_iptables_mode_are_taken_over_as_they_are() {
     }
 }
 
-/// What serves in the mode that came.
+/// Whether the new mode's objects are there.
 fn serves(mode: &str) -> bool {
     match mode {
         "nftables" => tool("nft list tables").contains("table ip proxier"),
@@ -370,11 +370,10 @@ fn takes_over(left: Left, mode: &str) {
     let came = Instant::now();
     running.until("nothing is left of kube-proxy's", || left.but_for(mode).is_empty());
     let gone = Instant::now();
-    // Of the same mode nothing is to be removed.
+    // Nothing is to be removed for the same mode.
     running.until_logged(if is_ipvs && mode == "ipvs" { "full pass" } else { "things of other modes removed" });
     std::thread::sleep(Duration::from_secs(1));
-    // Sockets get nobody's packets before the old mode has gone, and a program of the node has a Service's address as its own until
-    // it goes.
+    // Sockets get no packets before the old mode has gone, and a program of the node has a Service's address as its own until it goes.
     let but = (mode == "userspace").then_some((came, gone));
     let of_node = if is_ipvs && mode != "ipvs" { Some((since, gone)) } else { but };
     end(clients, since, [but, but, of_node], usize::from(is_ipvs && mode != "ipvs"), &running, &what);
@@ -414,8 +413,8 @@ fn every_mode_takes_over_from_kube_proxys_nftables_mode() {
     }
 }
 
-/// What a kube-proxy has left decides nothing after the takeover: not of a Service that is gone, nor of source ranges that were
-/// lifted. And back: nothing of this proxy's keeps clients from a kube-proxy that comes after it, nor is anything left by a cleanup.
+/// Objects left by a kube-proxy decide nothing after the takeover: not of a Service that is gone, nor of source ranges that were lifted. And back:
+/// this proxy's objects do not keep clients from a kube-proxy that comes after it, and a cleanup removes them.
 fn there_and_back(left: Left, mode: &str) {
     let what = format!("from {left:?} to {mode} and back");
     println!("{what}");
@@ -486,8 +485,8 @@ fn ipvs_mode_takes_over_from_every_mode_of_kube_proxy() {
     }
 }
 
-/// The same mode takes over every virtual server and connection, and others leave nothing. Seen on 6.1: a SYN on its way while virtual
-/// servers go is not answered.
+/// The same mode takes over every virtual server and connection, and other modes remove them. Seen on 6.1: a SYN on its way while virtual servers go
+/// is not answered.
 #[test]
 fn every_mode_takes_over_from_kube_proxys_ipvs_mode() {
     let needs = [PROXY, NEEDS].concat();
@@ -498,7 +497,7 @@ fn every_mode_takes_over_from_kube_proxys_ipvs_mode() {
     }
 }
 
-/// What they lead to are ports of a process that has ended, so whoever meets them is refused until they go.
+/// The chains lead to ports of a process that has ended, so clients are refused until the chains go.
 #[test]
 fn chains_of_kube_proxys_userspace_mode_go() {
     let put = || {
@@ -524,7 +523,7 @@ fn chains_of_kube_proxys_userspace_mode_go() {
     }
 }
 
-/// What merely has the name is somebody else's, and said to be there: by `cleanup`, `probe`, the log and the metrics.
+/// Tables that only have kube-proxy's name are foreign: `cleanup`, `probe`, the log and the metrics report them.
 #[test]
 fn tables_that_are_not_kube_proxys_stay() {
     let uncommented = TABLES[0].1.replace("\tcomment \"rules for kube-proxy\"\n", "");

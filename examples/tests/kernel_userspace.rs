@@ -1,4 +1,4 @@
-//! `proxier-demo` in userspace mode, as a user starts it: what clients get, what the tool `ip` shows, and exit codes.
+//! `proxier-demo` in userspace mode, as a user starts it: answers to clients, the output of `ip`, and exit codes.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
@@ -137,7 +137,7 @@ fn operators_set_limits() {
         let (config, folder) = (config.display().to_string(), manifests.0.display().to_string());
         let running = Running::start(&["--config", &config, "--manifests", &folder]);
         running.until("it is served", || greeted("10.96.0.10:80").is_some());
-        // Who only looked has left by now.
+        // Clients that only tried the port have left by now.
         let mut both = Vec::new();
         running.until("two connections", || {
             both.extend(greeted(if both.is_empty() { "10.96.0.10:80" } else { "192.0.2.1:30080" }));
@@ -174,12 +174,12 @@ fn operators_set_limits() {
     });
 }
 
-/// Answers each connection with what the header of the PROXY protocol in front of it says, and the two bytes behind it.
+/// Answers each connection with the content of its PROXY protocol header, and the two bytes behind it.
 fn serve_told(at: &str) {
     let server = TcpListener::bind(at).unwrap();
     std::thread::spawn(move || {
         for stream in server.incoming() {
-            // Who only looks whether somebody answers says nothing.
+            // Clients that only try whether the port is open send nothing.
             drop(answer_told(&mut stream.unwrap()));
         }
     });
@@ -269,14 +269,14 @@ endpoints:
     )
 }
 
-/// So many Services with the endpoint that greets, and their addresses.
+/// This many Services with the endpoint that greets, and their addresses.
 fn many(name: &str, network: &str, count: usize) -> (String, Vec<String>) {
     let at = |number: usize| format!("10.{network}.{}.{}", number / 100, number % 100 + 1);
     let all = (0..count).map(|number| service(&format!("{name}-{number}"), &at(number), "10.244.0.5", 8080));
     (all.collect(), (0..count).map(|number| format!("{}:80", at(number))).collect())
 }
 
-/// How many of these greet.
+/// Number of addresses that greet.
 fn served(places: &[String]) -> usize {
     places.iter().filter(|place| greeted(place).is_some()).count()
 }
@@ -326,7 +326,7 @@ fn with_few_files_what_is_served_stays_so_and_all_comes_back() {
             }
         };
 
-        // Many Services: some are served, the others are refused, each with the reason.
+        // Many Services: some are served, the rest are refused, each with the reason.
         let (manifest, places) = many("more", "97", 500);
         manifests.put("more.yaml", &manifest);
         running.until_logged("no file descriptor is left for it: listeners have as many as they may");
@@ -345,14 +345,14 @@ fn with_few_files_what_is_served_stays_so_and_all_comes_back() {
         drop(clients);
         running.until("there is room again", || greeted("10.96.0.10:80").is_some());
 
-        // Changes are still heard of. What was refused is served once there is room.
+        // Changes are still noticed. Refused Services are served once there is room.
         std::fs::remove_file(manifests.0.join("more.yaml")).unwrap();
         running.until("they are gone", || served(&places) == 0);
         let (manifest, places) = many("other", "98", 100);
         manifests.put("other.yaml", &manifest);
         running.until("all others", || served(&places) == 100);
 
-        // Nothing can be opened at all: the process does not spin, and goes on when it can.
+        // No descriptor is left at all: the process does not spin, and goes on when it can.
         let limit = |files: u32| tool(&format!("prlimit --pid {} --nofile={files}:512", running.pid()));
         limit(10);
         let waiting: Vec<_> = (0..20).map(|_| TcpStream::connect("10.96.0.10:80")).collect();
@@ -418,10 +418,10 @@ fn without_the_capability_for_low_ports_it_does_not_start() {
             assert!(said.contains(expected), "{subcommand}: {said}");
         }
         assert_eq!(routes(), "");
-        // Where the node gives these ports to everybody, nothing is missing.
+        // No capability is missing if the node gives these ports to everybody.
         std::fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0").unwrap();
         ok(&without(&["probe"]));
-        // A program that has the port takes nothing from it.
+        // A program that has the port does not matter.
         let _stranger = TcpListener::bind("127.0.0.1:1").unwrap();
         ok(&demo(&["probe", "--proxy-mode", "userspace"]));
     });

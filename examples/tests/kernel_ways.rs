@@ -1,5 +1,5 @@
-//! Every way to connect `proxier-demo`, on a real kernel: TLS, credentials of each kind, a pod's account, what real servers
-//! send, and the messages when something is wrong.
+//! Every way to connect `proxier-demo`, on a real kernel: TLS, credentials of each kind, a pod's account, answers of real servers, and the messages
+//! when something is wrong.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
@@ -77,8 +77,7 @@ fn tls_with_an_authority_of_ones_own() {
         let (right, wrong) =
             (folder.put("ca.crt", &ours.certificate()), folder.put("other.crt", &theirs.certificate()));
 
-        // Somebody else's certificate: reported with the fix, nothing is changed, and it continues once the certificate is
-        // trusted.
+        // A wrong authority's certificate: reported with the fix, nothing is changed, and it continues once the certificate is trusted.
         let running = run(&folder, &kubeconfig(&relay.url(), json!({"certificate-authority": wrong}), &json!({})));
         running.until_logged("not signed by the certificate-authority that is configured");
         assert!(running.log().contains(&format!("no answer from {}", relay.url())), "{}", running.log());
@@ -175,7 +174,7 @@ fn tokens_and_programs_that_get_them() {
     });
 }
 
-/// In a pod: the account's files, whose token a kubelet replaces.
+/// The account of a pod: files whose token a kubelet replaces.
 #[test]
 fn the_account_of_a_pod() {
     kernel_test(PROXY, || {
@@ -229,7 +228,7 @@ fn the_account_of_a_pod() {
     });
 }
 
-/// Checks what the kernel holds with the objects of this list.
+/// Checks the kernel's state with the objects of this list.
 fn serves_recorded(services: &str, slices: &str, node: &str, expected: &[&str], sets: &[(&str, &str)]) {
     let folder = Folder::new("recorded");
     let server = ApiServer::start();
@@ -305,7 +304,7 @@ fn what_a_recent_server_sends() {
     kernel_test(PROXY, || {
         set_up();
         let expected = [
-            // It prefers its zone, and the controller has written hints.
+            // The Service prefers its zone, and the controller has written hints.
             "-A -t 10.96.40.1:80 -s rr",
             "-a -t 10.96.40.1:80 -r 10.244.1.5:8080 -m -w 1",
             "-A -t [fd00:96::1]:80 -s rr",
@@ -332,7 +331,7 @@ fn what_a_recent_server_sends() {
     });
 }
 
-/// Everything wrong from the start: one line that names it, exit code 2, and nothing is changed.
+/// Faults that are there from the start: one line that names each, exit code 2, and nothing is changed.
 #[test]
 fn bad_input_at_the_start() {
     kernel_test(PROXY, || {
@@ -423,7 +422,7 @@ fn barred_for_a_while() {
     });
 }
 
-/// What Prometheus reads, with correct counts.
+/// `/metrics` as Prometheus reads it, with correct counts.
 #[test]
 fn metrics() {
     kernel_test(PROXY, || {
@@ -442,7 +441,7 @@ fn metrics() {
         let dns = Service { protocol: "UDP", ..Service::new("dns", "10.96.0.53", &["10.244.1.53"]) };
         server.put(&dns.object());
         server.put(&dns.slice());
-        // Somebody else's.
+        // A foreign virtual server.
         tool("ipvsadm -A -t 198.51.100.9:443 -s rr");
         tool("ipvsadm -a -t 198.51.100.9:443 -r 10.0.0.1:443 -m");
         let running = run(&folder, &server.kubeconfig(None));
@@ -541,8 +540,7 @@ fn a_node_whose_pods_have_no_network_yet() {
     });
 }
 
-/// As another user than root: two capabilities are enough, if the programs it starts have them too; what is missing is
-/// named.
+/// A process of another user than root: two capabilities are enough, if the programs it starts have them too; missing ones are named.
 #[test]
 fn another_user_than_root() {
     let needs = [PROXY, &[Need::Tool("setpriv")]].concat();
@@ -551,7 +549,7 @@ fn another_user_than_root() {
         let (web, folder) = (web(), Folder::new("user"));
         folder.put("web.yaml", &format!("{}\n---\n{}\n", web.object(), web.slice()));
         let program = Executable::of(Path::new(env!("CARGO_BIN_EXE_proxier-demo"))).unwrap();
-        // As root makes it for a service with its own user.
+        // root makes such a folder for a service with its own user.
         let of_user = Folder::new("run");
         let lock = of_user.0.join("proxier-demo");
         fs::create_dir(&lock).unwrap();

@@ -19,13 +19,13 @@ use proxier_core::modes::shared::names::Names;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::reconciler::Options;
 
-/// How long this thread has been on a processor, in nanoseconds: other programs do not count.
+/// Time that this thread has been on a processor, in nanoseconds: other programs do not count.
 fn busy() -> u64 {
     let time = Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap());
     time.as_nanos().try_into().unwrap()
 }
 
-/// The least cost of some work in so many attempts.
+/// Least cost of some work in this many attempts.
 fn cost(attempts: u8, mut work: impl FnMut()) -> u64 {
     let attempt = |work: &mut dyn FnMut()| {
         let start = busy();
@@ -86,8 +86,8 @@ fn files_are_read_at_the_cost_of_their_length() {
     fs::remove_file(path).unwrap();
 }
 
-/// As `plan` does: files, the initial list, the reconciler, the differences from an empty kernel as lines. Half of the objects
-/// are Services, each with a slice. 20,000 objects took 21 s when it was quadratic. `PROXIER_PLAN_SERVICES` takes more.
+/// Cost of `plan`: files, the initial list, the reconciler, the differences from an empty kernel as lines. Half of the objects are Services, each
+/// with a slice. 20,000 objects took 21 s when it was quadratic. `PROXIER_PLAN_SERVICES` changes the number of Services.
 #[test]
 fn a_plan_costs_what_its_manifests_are_long() {
     let services = std::env::var("PROXIER_PLAN_SERVICES").map_or(10_000, |number| number.parse().unwrap());
@@ -133,7 +133,7 @@ fn a_plan_costs_what_its_manifests_are_long() {
     fs::remove_file(path).unwrap();
 }
 
-/// What `explain` prints of a file with so much memory for data, in MiB.
+/// Output of `explain` for a file, in a process with this much memory for data, in MiB.
 fn explained_in(memory: u32, path: &Path, what: &str) -> String {
     let script = format!("ulimit -d {} && exec \"$@\"", memory * 1024);
     let mut command = Command::new("sh");
@@ -142,7 +142,7 @@ fn explained_in(memory: u32, path: &Path, what: &str) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// What is read is held one object at a time: 100,000 Services of 81 MB took 1.4 GB, and 100 MB of document marks 1 GB.
+/// Objects are held one at a time: 100,000 Services of 81 MB took 1.4 GB, and 100 MB of document marks 1 GB.
 #[test]
 fn memory_is_that_of_the_objects_not_of_the_text() {
     const SERVICES: usize = 20_000;

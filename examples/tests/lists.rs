@@ -1,5 +1,5 @@
-//! The source `cluster` and the reconciler together, while everything goes wrong between the API server and them: what a
-//! Service that nobody changes has in the kernel stays, and in the end the kernel follows the server.
+//! The source `cluster` and the reconciler together, with all kinds of faults between the API server and them: Services that do not change stay in
+//! the kernel as they are, and in the end the kernel follows the server.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
@@ -19,11 +19,11 @@ use serde_json::{Value, json};
 use testkit::apiserver::{ApiServer, Fault, Verb};
 use tokio::sync::mpsc::Receiver;
 
-/// Services that nobody changes: their names sort last, so that they are on the last pages.
+/// Number of Services that never change: their names sort last, so that they are on the last pages.
 const STEADY: u32 = 40;
-/// Services that change all the time.
+/// Number of Services that change all the time.
 const CROWD: u32 = 60;
-/// How long things go wrong.
+/// Duration of the faults.
 const TIME: Duration = Duration::from_secs(12);
 
 struct Memory(FakeKernel);
@@ -81,7 +81,7 @@ fn steady() -> BTreeSet<String> {
     (1..=STEADY).map(|number| format!("TCP 10.96.9.{number}:80 -> 10.244.9.{number}:8080")).collect()
 }
 
-/// The kernel's thread of the program: takes changes, and does what is due.
+/// The kernel's thread of the program: takes changes, and does the work that is due.
 fn follow(mut changes: Receiver<Event>, kernel: &FakeKernel, ends: &AtomicBool, lost: &Mutex<Vec<String>>) {
     let mut options = reconciler::Options::default();
     options.limits.max_interval = Duration::from_secs(3);
@@ -123,7 +123,7 @@ fn empty_list(kind: &str, version: &str) -> Fault {
     ))
 }
 
-/// One thing that goes wrong.
+/// Causes one fault.
 fn fault(server: &ApiServer, random: &mut Random) {
     let kinds = [("services", "ServiceList", "v1"), ("endpointslices", "EndpointSliceList", "discovery.k8s.io/v1")];
     let which = match random.below(3) {
@@ -219,7 +219,7 @@ fn what_nobody_changes_stays_whatever_goes_wrong() {
     server.outage(false);
     let all: BTreeSet<String> = wanted.into_iter().flatten().chain(steady()).collect();
     let settling = Instant::now();
-    // What went while a list was empty stays for a while ([`proxier_core::safeguard::MassRemoval::patience`]).
+    // Services that were deleted while a list was empty stay for a while ([`proxier_core::safeguard::MassRemoval::patience`]).
     while !served(&kernel).is_superset(&all) {
         let there = served(&kernel);
         let missing: Vec<&String> = all.difference(&there).collect();

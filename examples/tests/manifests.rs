@@ -32,7 +32,7 @@ impl Dir {
         fs::write(self.path(name), text).unwrap();
     }
 
-    /// As careful programs write: the whole file or nothing.
+    /// Writes the whole file or nothing, as careful programs do.
     fn replace(&self, name: &str, text: &str) {
         fs::write(self.path(".new"), text).unwrap();
         fs::rename(self.path(".new"), self.path(name)).unwrap();
@@ -117,7 +117,7 @@ fn a_directory_is_read_in_the_order_of_names() {
             "+other node n2".to_owned(),
         ]
     );
-    // Whoever does not follow them gets the same.
+    // Callers that do not follow the files get the same.
     let once = Manifests::once(vec![dir.0.clone()], "n1", &Counted::default()).unwrap();
     let sorted = |mut lines: Vec<String>| {
         lines.sort();
@@ -265,7 +265,7 @@ async fn what_cannot_be_read_keeps_what_it_said() {
     assert_eq!(next(&mut changes).await, "+a 3");
     fs::rename(&dir.0, dir.0.with_extension("away")).unwrap();
     let problem = loop {
-        // Found by polling, which is slow: nothing reports that a directory goes away.
+        // Polling finds the change, which is slow: no event reports that a directory goes away.
         if let Ok(event) = tokio::time::timeout(Duration::from_secs(15), changes.recv()).await {
             break line(&event.unwrap().change);
         }
@@ -275,7 +275,7 @@ async fn what_cannot_be_read_keeps_what_it_said() {
     fs::rename(dir.0.with_extension("away"), &dir.0).unwrap();
 }
 
-/// Line by line, closed after each; removed before the new one comes; and replaced at once.
+/// Files written line by line, closed after each; removed before the new one comes; and replaced at once.
 #[tokio::test]
 async fn a_file_that_is_rewritten_counts_once_it_is_still() {
     let dir = Dir::new("still");

@@ -1,5 +1,5 @@
-//! The files below `deploy`. Those for Prometheus and Grafana ask for metrics that the program serves, and alerts fire for what they are
-//! about; what prepares a node, and takes it over from kube-proxy, leaves none without a proxy.
+//! The files below `deploy`. Those for Prometheus and Grafana ask for metrics that the program serves, and alerts fire for their subjects; the
+//! scripts that prepare a node, and take it over from kube-proxy, leave no node without a proxy.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
@@ -38,7 +38,7 @@ fn served() -> BTreeSet<String> {
     samples.map(|line| line.split(['{', ' ']).next().unwrap().to_owned()).collect()
 }
 
-/// The names of metrics in an expression: words of ours that no parenthesis follows.
+/// Names of this program's metrics in an expression: words with its prefixes.
 fn asked_for(expression: &str) -> BTreeSet<String> {
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     words.filter(|word| ["kubeproxy_", "process_"].iter().any(|of| word.starts_with(of))).map(str::to_owned).collect()
@@ -97,7 +97,7 @@ fn alerts_are_well_formed_and_fire_when_they_should() {
     });
 }
 
-/// Programs that stand in for others, in a folder before those of the machine.
+/// Programs that stand in for the machine's, in a folder that comes first in the search path.
 struct Programs(Folder);
 
 impl Programs {
@@ -121,7 +121,7 @@ impl Programs {
     }
 }
 
-/// A node lacks what its mode does not need, or does.
+/// A node may lack modules that its mode does not need; missing ones that it needs are an error.
 #[test]
 fn prepare_node_needs_what_the_mode_needs() {
     const MODPROBE: &str =
@@ -175,7 +175,7 @@ fn prepare_node_needs_what_the_mode_needs() {
                 continue;
             }
             assert_eq!(setting("ip_forward"), "1", "{what}");
-            // Where there are node ports on 127.0.0.1: nowhere else.
+            // Packets to 127.0.0.1 may be routed only where node ports are served there.
             let is_named = config.contains(", localhost]") || config.contains("127.");
             let is_local = mode == "iptables" && config.is_empty() || mode == "nftables" && is_named;
             assert_eq!(setting("conf/all/route_localnet"), if is_local { "1" } else { "0" }, "{what}");
@@ -189,7 +189,7 @@ fn prepare_node_needs_what_the_mode_needs() {
     });
 }
 
-/// kubectl as it answers `take-over`; `label`: what the node has. `fails` counts down.
+/// kubectl with the answers that `take-over` needs; `label`: the node's label. `fails` counts down.
 const KUBECTL: &str = "\
 case \"$*\" in
 *k8s-app=proxier-demo-check*) cat $here/check ;;
@@ -262,7 +262,7 @@ fn the_check_before_a_takeover_is_of_what_will_run() {
     for field in ["image", "securityContext", "env", "volumeMounts"] {
         assert_eq!(before[field], after[field], "{field}");
     }
-    // Once kube-proxy is gone, the next best mode is better than none.
+    // The next best mode is better than none once kube-proxy is gone.
     assert_eq!(before["command"], serde_json::json!(["/usr/local/sbin/prepare-node"]));
     assert_eq!(after["command"], serde_json::json!(["/usr/local/sbin/prepare-node", "--warn"]));
     let mut everywhere = proxy["nodeSelector"].clone();

@@ -36,7 +36,7 @@ fn manifests() -> Folder {
     folder
 }
 
-/// One address of the node.
+/// Gives the node one address.
 fn set_up() {
     tool("ip address add 192.0.2.1/32 dev lo");
 }
@@ -156,7 +156,7 @@ fn the_page_is_for_whom_the_settings_say() {
     });
 }
 
-/// Runs the browser, and returns what it prints.
+/// Runs the browser; returns its output.
 fn browse(profile: &Path, arguments: &[&str]) -> String {
     let _none_yet = fs::remove_dir_all(profile);
     let mut command = Command::new("timeout");

@@ -1,4 +1,4 @@
-//! Which part of `proxier-demo` may name which, read from the source. There are no exceptions.
+//! Rules about which part of `proxier-demo` may name which, read from the source. There are no exceptions.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(clippy::disallowed_methods, reason = "reads the sources")]
 
@@ -40,7 +40,7 @@ fn is_of_name(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Reads a path, or paths in braces as `use` has them. Returns what follows.
+/// Reads a path, or paths in braces as `use` has them. Returns the text behind them.
 fn read<'a>(mut text: &'a str, before: &[&'a str], found: &mut Vec<Vec<&'a str>>) -> &'a str {
     let mut path = before.to_vec();
     loop {
@@ -118,7 +118,7 @@ fn module(path: &str) -> Module {
     path.split('/').map(str::to_owned).collect()
 }
 
-/// Without this, the others could pass because they see nothing.
+/// Names are seen: otherwise the other tests could pass because they see nothing.
 #[test]
 fn names_are_seen_however_they_are_written() {
     let edges = edges();
@@ -161,7 +161,7 @@ fn files_do_not_name_each_other_in_a_circle() {
     for (from, to) in &mut left {
         to.retain(|to| !to.starts_with(from) && !from.starts_with(to));
     }
-    // Whoever names nobody that is left is in no circle, nor is whoever nobody names.
+    // A module is in no circle if it names no module that is left, or none that is left names it.
     loop {
         let before = left.clone();
         let is_named = |module: &Module| before.values().any(|to| to.contains(module));

@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct Histogram {
     /// Upper bounds in seconds, ascending.
     bounds: &'static [f64],
-    /// How many observations are in each bucket, the last one above all bounds.
+    /// Number of observations in each bucket; the last bucket is above all bounds.
     counts: Vec<u64>,
     sum: f64,
 }
@@ -51,7 +51,7 @@ impl Histogram {
         self.sum += seconds;
     }
 
-    /// How many observations there are.
+    /// Number of observations.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
@@ -61,7 +61,7 @@ impl Histogram {
         self.sum
     }
 
-    /// How many observations are at most a bound, for each bound.
+    /// Number of observations up to each bound, in seconds.
     pub(crate) fn cumulated(&self) -> impl Iterator<Item = (f64, u64)> {
         let mut total = 0;
         self.bounds.iter().zip(&self.counts).map(move |(bound, count)| {

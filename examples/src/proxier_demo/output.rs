@@ -1,12 +1,12 @@
-//! What the program prints: results on standard output, everything else on standard error. A reader that has gone away has read
-//! enough: that is no failure, and ends nothing.
+//! Output of the program: results on standard output, everything else on standard error. A reader that has gone away has read enough: that is no
+//! failure, and ends nothing.
 
 use std::fmt::{self, Display, Write as _};
 use std::io::{self, BufWriter, ErrorKind, IsTerminal as _, StdoutLock, Write as _};
 
 use serde_json::Value;
 
-/// Prints a line on standard error. It is lost where nobody reads.
+/// Prints a line on standard error. The line is lost if nobody reads.
 pub fn say(what: impl Display) {
     complain(&format!("proxier-demo: {what}"));
 }
@@ -16,7 +16,7 @@ pub fn complain(lines: &str) {
     let _nobody_reads = io::stderr().lock().write_all(format!("{}\n", Visible(lines)).as_bytes());
 }
 
-/// Text of others whose control characters, line ends and tabs aside, are made visible: a terminal would obey them.
+/// Foreign text with visible control characters, except line ends and tabs: a terminal would obey them.
 #[derive(Clone, Copy, Debug)]
 pub struct Visible<'a>(pub &'a str);
 
@@ -80,7 +80,7 @@ impl Out {
         self.verbatim("\n");
     }
 
-    /// Whether all has been printed, or nobody wants to read more; otherwise says why not.
+    /// Whether everything was printed, or nobody wants to read more; otherwise says why not.
     #[must_use]
     pub fn end(mut self) -> bool {
         let outcome = std::mem::replace(&mut self.outcome, Ok(())).and_then(|()| self.to.flush());

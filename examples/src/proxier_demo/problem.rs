@@ -1,4 +1,4 @@
-//! Bad input, with what is needed to find it: file, document, object, field and reason.
+//! Bad input, with the place to find it: file, document, object, field; and the reason.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use std::fmt;
 pub struct Problem {
     /// The file, the flag, or the server it came from.
     pub origin: String,
-    /// Which document of the file, counted from 1.
+    /// Number of the document in the file, counted from 1.
     pub document: Option<usize>,
     /// Kind and name of the object, as far as they could be read.
     pub object: Option<String>,
@@ -61,7 +61,7 @@ impl fmt::Display for Problem {
 
 impl std::error::Error for Problem {}
 
-/// Text from others, at most 400 characters of it, made safe for one line of a terminal.
+/// Foreign text, at most 400 characters of it, made safe for one line of a terminal.
 #[derive(Clone, Copy, Debug)]
 pub struct OneLine<'a>(pub &'a str);
 

@@ -5,7 +5,7 @@ use serde_json::Value;
 use serde_saphyr::Options;
 use serde_saphyr::options::DuplicateKeyPolicy;
 
-/// One YAML or JSON document as a value.
+/// Parses one YAML or JSON document.
 ///
 /// # Errors
 ///
@@ -25,7 +25,7 @@ pub fn parse(text: &str, duplicates: DuplicateKeyPolicy) -> Result<Value, String
 ///
 /// # Errors
 ///
-/// As [`parse`].
+/// Fails as [`parse`] does.
 pub fn parse_into<'a, S: DeserializeSeed<'a>>(
     text: &'a str,
     duplicates: DuplicateKeyPolicy,
@@ -57,7 +57,7 @@ fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
 }
 
-/// A value as an object.
+/// Reads a value as an object.
 ///
 /// # Errors
 ///
@@ -66,11 +66,11 @@ pub fn read<T: DeserializeOwned>(value: &Value) -> Result<T, (String, String)> {
     serde_path_to_error::deserialize(value).map_err(|error| named(&error))
 }
 
-/// As [`read`], and the paths of the fields that `T` does not have.
+/// Reads a value as [`read`] does; also returns the paths of the fields that `T` does not have.
 ///
 /// # Errors
 ///
-/// As [`read`].
+/// Fails as [`read`] does.
 pub fn read_strictly<T: DeserializeOwned>(value: &Value) -> Result<(T, Vec<String>), (String, String)> {
     let mut unknown = Vec::new();
     let mut track = serde_path_to_error::Track::new();
@@ -83,11 +83,11 @@ pub fn read_strictly<T: DeserializeOwned>(value: &Value) -> Result<(T, Vec<Strin
     }
 }
 
-/// A JSON text as an object.
+/// Reads a JSON text as an object.
 ///
 /// # Errors
 ///
-/// As [`read`].
+/// Fails as [`read`] does.
 pub fn read_json<T: DeserializeOwned>(text: &str) -> Result<T, (String, String)> {
     // Keeping the path doubles the cost of reading, and only bad texts need it.
     if let Ok(object) = serde_json::from_str(text) {

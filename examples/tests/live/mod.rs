@@ -1,5 +1,5 @@
-//! Shared by the tests of `proxier-demo` on a live API: a world of Services on a server, and a witness that nothing wanted
-//! is ever missing from the kernel.
+//! Shared by the tests of `proxier-demo` on a live API: a world of Services on a server, and a witness that nothing wanted is ever missing from the
+//! kernel.
 #![allow(dead_code, reason = "each test file uses some of it")]
 
 use std::collections::BTreeSet;
@@ -48,12 +48,12 @@ impl Witness {
         Witness { wanted, ends, looks, start: Instant::now(), thread: Some(thread) }
     }
 
-    /// From now on these lines of `ipvsadm -Sn` have to be there.
+    /// Requires these lines of `ipvsadm -Sn` from now on.
     pub(crate) fn want(&self, lines: BTreeSet<String>) {
         *self.wanted.lock().unwrap_or_else(|_| panic!("the witness has seen something")) = lines;
     }
 
-    /// Of the lines that have to be there, keep only these.
+    /// Keeps only these of the required lines.
     pub(crate) fn still_want(&self, lines: &BTreeSet<String>) {
         let mut wanted = self.wanted.lock().unwrap_or_else(|_| panic!("the witness has seen something"));
         wanted.retain(|line| lines.contains(line));
@@ -206,7 +206,7 @@ impl World {
         Self::on(ApiServer::start(), services)
     }
 
-    /// On this server.
+    /// A world on this server.
     pub(crate) fn on(server: ApiServer, services: Vec<Service>) -> Self {
         let world = World { server, services, folder: Folder::new("world") };
         world.fill();
@@ -258,7 +258,7 @@ pub(crate) struct Away {
 }
 
 impl Away {
-    /// Of the server that went away.
+    /// Path of a kubeconfig for the server that went away.
     pub(crate) fn kubeconfig(&self) -> String {
         self.folder.0.join("kubeconfig").display().to_string()
     }

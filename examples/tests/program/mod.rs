@@ -30,7 +30,7 @@ pub(crate) fn tool(line: &str) -> String {
     text(&output.stdout)
 }
 
-/// A Service of one port, 80, and its EndpointSlice with port 8080, as YAML; `endpoints` is what stands in the slice's list.
+/// A Service of one port, 80, and its EndpointSlice with port 8080, as YAML; `endpoints`: content of the slice's list.
 pub(crate) fn service(namespace: &str, name: &str, cluster_ip: &str, endpoints: &str) -> String {
     let (quoted, slice) = (serde_json::Value::from(name), cluster_ip.replace('.', "-"));
     format!(
@@ -59,7 +59,7 @@ pub(crate) fn ipvsadm() -> BTreeSet<String> {
     tool("ipvsadm -Sn").lines().map(str::to_owned).collect()
 }
 
-/// One address of the node.
+/// Gives the node one address.
 pub(crate) fn set_up() {
     tool("ip link set lo up");
     tool("ip link add eth9 type dummy");
@@ -67,7 +67,7 @@ pub(crate) fn set_up() {
     tool("ip link set eth9 up");
 }
 
-/// What the kernel holds of ours.
+/// Own objects in the kernel.
 pub(crate) fn changed() -> Vec<String> {
     let mut changed: Vec<String> = ipvsadm().into_iter().collect();
     for (line, of_ours) in [("ipset list -n", "KUBE-"), ("ip -o link", "kube-ipvs0"), ("iptables-save", "KUBE-")] {
@@ -165,7 +165,7 @@ impl Running {
     pub(crate) fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
         let start = Instant::now();
         while !holds() {
-            // On a kernel without IPVS it says so.
+            // ipvsadm fails on a kernel without IPVS.
             let shown = || Command::new("ipvsadm").arg("-Sn").output().map(|output| text(&output.stdout));
             assert!(start.elapsed() < Duration::from_secs(120), "waited for: {what}\n{:?}\n{}", shown(), self.log());
             std::thread::sleep(Duration::from_millis(50));

@@ -73,7 +73,7 @@ fn bucket(line: &str) -> (&str, f64) {
     (others, number.parse().unwrap())
 }
 
-/// `{name="value",…}` or nothing.
+/// Checks `{name="value",…}` or nothing.
 fn labels(text: &str) {
     if text.is_empty() {
         return;

@@ -33,13 +33,13 @@ endpoints: [{addresses: [10.244.0.5]}]
 pub(crate) const SERVICE: &str = "10.96.0.10:80";
 pub(crate) const NODE_PORT: &str = "192.0.2.1:30080";
 
-/// What kubelet and a kube-proxy in iptables mode have, by family; lines of one release begin with `#` and the release.
+/// Rules of the kubelet and of a kube-proxy in iptables mode, by family; lines of one release begin with `#` and the release.
 pub(crate) const RULES: [(&str, &str); 2] = [
     ("iptables", include_str!("../fixtures/kube-proxy/iptables.rules")),
     ("ip6tables", include_str!("../fixtures/kube-proxy/ip6tables.rules")),
 ];
 
-/// What a mode of this proxy, or a kube-proxy in that mode, has that no other has, by this back end of iptables.
+/// Lines that only this mode of this proxy, or of kube-proxy, has in the kernel, by this back end of iptables.
 pub(crate) fn held_by(mode: &str, back_end: &str) -> Vec<String> {
     let lines = |tool_line: &str, of: &[&str]| {
         let printed = tool(tool_line);
@@ -73,7 +73,7 @@ pub(crate) fn held_by(mode: &str, back_end: &str) -> Vec<String> {
     }
 }
 
-/// As [`held_by`], by iptables-nft.
+/// Lines of [`held_by`], by iptables-nft.
 pub(crate) fn held(mode: &str) -> Vec<String> {
     held_by(mode, "nft")
 }
@@ -104,7 +104,7 @@ impl Lan {
             client.add_route(network, "192.0.2.1").unwrap();
         }
         pod.add_route("default", "10.244.0.1").unwrap();
-        // As a node has it: without a route, programs of the node could not send to a Service's address.
+        // A node has a default route: without it, its programs could not send to a Service's address.
         node.add_route("default", "192.0.2.2").unwrap();
         node.write_sysctl("net/ipv4/ip_forward", "1").unwrap();
         Lan { node, client, pod }
@@ -116,7 +116,7 @@ impl Lan {
     }
 }
 
-/// What the pod's servers say.
+/// Answer of the pod's servers.
 pub(crate) const POD: &str = "pod";
 
 /// A node with a pod, and a client on another host.
@@ -136,7 +136,7 @@ impl World {
         World { client: lan.client, pod: lan.pod, _server: server, manifests }
     }
 
-    /// Of a mode; of IPVS mode with certain rules as `ipvs:nftables`.
+    /// Arguments for a mode; `ipvs:nftables` stands for IPVS mode with these rules.
     pub(crate) fn arguments(&self, mode: &str) -> Vec<String> {
         let manifests = self.manifests.0.display().to_string();
         let (mode, rules) = mode.split_once(':').map_or((mode, None), |(mode, rules)| (mode, Some(rules)));
@@ -161,14 +161,14 @@ impl World {
         self.client.run_in(|| connect_and_ask(to).is_ok()).unwrap()
     }
 
-    /// Whether somebody takes a connection soon; a refusal may be silence.
+    /// Whether a connection is accepted within a second; a refusal may be silence.
     pub(crate) fn connects(&self, address: &str) -> bool {
         let to: SocketAddr = address.parse().unwrap();
         self.client.run_in(|| TcpStream::connect_timeout(&to, Duration::from_secs(1)).is_ok()).unwrap()
     }
 }
 
-/// Somebody who connects again and again, and keeps what went wrong.
+/// A client that connects again and again, and keeps the failures.
 pub(crate) struct Client {
     stop: Arc<AtomicBool>,
     failed: Arc<Mutex<Vec<(Instant, String)>>>,
@@ -195,7 +195,7 @@ impl Client {
         Client { stop, failed, thread: from.spawn(work).unwrap() }
     }
 
-    /// How many connections went well, and what went wrong outside of this time.
+    /// Number of successful connections, and the failures outside of this time.
     pub(crate) fn end(self, since: Instant, but: Option<(Instant, Instant)>) -> (u32, Vec<String>) {
         self.stop.store(true, Ordering::Relaxed);
         let made = self.thread.join().unwrap();

@@ -1,4 +1,4 @@
-//! `explain`: which Service, which endpoints and why, what guards it, and what was refused. Needs no kernel and no privilege: the
+//! `explain`: a Service, its endpoints and the reasons for them, the rules that guard it, and refusals. Needs no kernel and no privilege: the
 //! reconciler programs a kernel in memory, as for `render`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,8 +27,8 @@ use crate::proxier_demo::settings::cli::packet::To;
 use crate::proxier_demo::settings::cli::{Configured, Output};
 use crate::proxier_demo::status::progress::Progress;
 
-/// Explains a Service (`namespace/name`, with or without `:port`), or who has an address and port. Exit code 0: explained. 1: there is
-/// none of that name, nobody has that address and port, or no input. 2: bad input, or some of it could not be read.
+/// Explains a Service (`namespace/name`, with or without `:port`), or who has an address and port. Exit code 0: explained. 1: no Service has that
+/// name or that address and port, or there is no input. 2: bad input, or some of it could not be read.
 pub async fn explain(configured: &Configured, output: Output, asked: &str, node_addresses: &[IpAddr]) -> ExitCode {
     let progress = Progress::of_command();
     let asked: Subject = match asked.parse() {
@@ -74,7 +74,7 @@ pub async fn explain(configured: &Configured, output: Output, asked: &str, node_
     })
 }
 
-/// What is explained.
+/// Result of the search: the Service to explain, and the part of it that was asked for.
 #[derive(Debug)]
 struct Found {
     service: ObjectKey,
@@ -84,7 +84,7 @@ struct Found {
     frontend: Option<FrontendKey>,
 }
 
-/// What is asked about.
+/// Subject of the question.
 #[derive(Debug)]
 enum Subject {
     /// A Service, and perhaps only the port of this name.
@@ -112,8 +112,8 @@ impl FromStr for Subject {
     }
 }
 
-/// Drops Services that have no address and no node port in common with what is asked about or with its endpoints, and their slices:
-/// nothing depends on them. If nothing is left, everything stays, so that it can be said what is near.
+/// Drops Services, and their slices, that share no address and no node port with the subject or its endpoints: the answer does not depend on them. If
+/// nothing would be left, everything stays, so that near matches can be named.
 fn keep_what_matters(snapshot: &mut Snapshot, asked: &Subject) {
     let (addresses, ports) = match asked {
         Subject::Service(key, _) => match snapshot.services.get(key) {
@@ -172,7 +172,7 @@ fn node_ports(service: &ServiceObject) -> impl Iterator<Item = i64> {
     ports.chain(service.spec.health_check_node_port)
 }
 
-/// Finds what is asked about, or says why there is nothing, with what is near.
+/// Finds the subject, or says why there is none and names what is near.
 fn find(
     proxier: &Reconciler,
     asked: &Subject,
@@ -243,7 +243,7 @@ fn nobody_has(proxier: &Reconciler, key: FrontendKey) -> Vec<String> {
     lines
 }
 
-/// Names of Services that somebody may have meant.
+/// Names of Services that are close to a name that does not exist.
 fn near(proxier: &Reconciler, asked: &str) -> String {
     let name = asked.rsplit('/').next().unwrap_or_default();
     let mut names: Vec<(usize, String)> = proxier
@@ -261,7 +261,7 @@ fn near(proxier: &Reconciler, asked: &str) -> String {
     if names.is_empty() { String::new() } else { format!("; near: {}", names.join(", ")) }
 }
 
-/// How many characters have to be added, left out or replaced.
+/// Number of characters to add, leave out or replace to turn one text into the other.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -287,7 +287,7 @@ fn distance(a: &str, b: &str) -> usize {
 struct Endpoint {
     considered: Considered,
     reason: String,
-    /// Where weights count.
+    /// Weight, where the mode has weights.
     weight: Option<u16>,
 }
 

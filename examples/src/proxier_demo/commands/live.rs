@@ -1,5 +1,5 @@
-//! `trace --live`: what the running kernel holds for an address and port, beside a kernel in memory that has everything. Sends
-//! nothing, and changes nothing.
+//! `trace --live`: the running kernel's entries for an address and port, beside those of a kernel in memory that has everything. Sends and changes
+//! nothing.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::proxier_demo::settings::cli::Configured;
 pub(super) struct Live {
     kernel: KernelPorts,
     addresses: Vec<IpAddr>,
-    /// How long to count; zero: one look.
+    /// Time to count packets; zero: one look.
     during: Duration,
 }
 
@@ -43,11 +43,11 @@ impl Live {
         &self.addresses
     }
 
-    /// Looks, and once more after the time to count. `complete`: a kernel that has everything.
+    /// Looks once, and again after the time to count. `complete`: a kernel that has everything.
     ///
     /// # Errors
     ///
-    /// Something could not be read; or the mode has nothing in the kernel.
+    /// A part of the kernel could not be read; or the mode has no entries in the kernel.
     pub(super) async fn look(
         &mut self,
         mode: Kind,
@@ -83,7 +83,7 @@ fn unread(error: &PortError) -> Problem {
     Problem::new("trace --live", error.to_string())
 }
 
-/// What was counted between two looks. A counter that went down began again at zero.
+/// Difference between two counts. A counter that went down was reset: its new value counts.
 fn since(before: Option<&Counted>, now: &Counted) -> Counted {
     let before = before.copied().unwrap_or_default();
     let difference = |before: u64, now: u64| now.checked_sub(before).unwrap_or(now);
@@ -94,18 +94,18 @@ fn since(before: Option<&Counted>, now: &Counted) -> Counted {
     since
 }
 
-/// What the kernel holds, and how that differs.
+/// The kernel's entries, and how they differ from the right ones.
 pub(super) struct Found {
     mode: Kind,
     during: Duration,
     held: Held,
     differences: Vec<Difference>,
-    /// In the time to count.
+    /// Counts within the time to count.
     counted: Option<Counted>,
 }
 
 impl Found {
-    /// Whether the kernel holds what it should.
+    /// Whether the kernel holds the right entries.
     pub(super) fn agrees(&self) -> bool {
         self.differences.is_empty()
     }
@@ -121,7 +121,7 @@ impl Found {
         self.held.parts.iter().filter(move |(what, _)| !is_wrong(what))
     }
 
-    /// For people.
+    /// Text for people.
     pub(super) fn text(&self) -> String {
         let mut lines = vec!["in this kernel:".to_owned()];
         lines.extend(self.right().map(|(what, value)| {
@@ -149,7 +149,7 @@ impl Found {
         output::lines(lines)
     }
 
-    /// For programs.
+    /// JSON for programs.
     pub(super) fn json(&self) -> Value {
         let part = |(what, value): (&String, &String)| json!({"what": what, "value": value});
         let difference = |of: &Difference| match of {

@@ -1,4 +1,4 @@
-//! What a kernel in memory holds about a Service, in the words of the field's tools.
+//! Entries of a kernel in memory that concern a Service, in the words of the field's tools.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use proxier_core::fake::KernelState;
 use proxier_core::net::{FrontendKey, Protocol};
 use proxier_core::ports::{LocalRoute, RouteOwner};
 
-/// One line: the tool that would print it, and the line.
+/// A line, and the tool that would print it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Mention {
     pub(super) tool: &'static str,
@@ -87,7 +87,7 @@ fn is_of_mark(line: &str, server: &VirtualServerKey) -> bool {
     is_mark && words.any(|word| word == "-6") == (*family == ipvs::model::Family::V6)
 }
 
-/// `10.96.0.10,tcp:80` and what may follow; the number alone in a set of node ports of the protocol.
+/// Whether an entry of a set begins with `10.96.0.10,tcp:80`, or is the number alone in a set of node ports of the protocol.
 fn is_entry(set: &str, entry: &str, key: &FrontendKey) -> bool {
     let protocol = key.protocol.to_string().to_ascii_lowercase();
     let at = format!("{},{protocol}:{}", key.address, key.port);
@@ -121,7 +121,7 @@ fn elements(table: &str) -> Vec<(&str, &str)> {
     found
 }
 
-/// `10.96.0.10 . tcp . 80` with what may follow.
+/// Whether an element begins with `10.96.0.10 . tcp . 80`.
 fn is_element(element: &str, key: &FrontendKey) -> bool {
     let mut fields = element.split(" : ").next().unwrap_or_default().split(" . ").map(str::trim);
     let address = fields.next().and_then(|text| text.parse().ok());

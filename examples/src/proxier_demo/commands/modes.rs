@@ -1,4 +1,4 @@
-//! What each mode needs, whether this machine has it, and what to do if not: the table of `probe`.
+//! Requirements of each mode, whether this machine meets them, and what to do if not: the table of `probe`.
 
 use std::fmt::Write as _;
 
@@ -14,13 +14,13 @@ use serde_json::{Value, json};
 use crate::proxier_demo::engine::{self, choose, needs, userspace};
 use crate::proxier_demo::settings::cli::Configured;
 
-/// What a mode needs.
+/// A requirement of a mode.
 struct Requirement {
-    /// In words.
+    /// The requirement, in words.
     what: String,
-    /// `None`: not known.
+    /// Whether it is met; `None`: not known.
     is_met: Option<bool>,
-    /// Why not, and what to do.
+    /// Why it is not met, and what to do.
     fix: String,
 }
 
@@ -42,7 +42,7 @@ impl Requirement {
 /// A mode, and whether it serves here.
 struct Looked {
     mode: Kind,
-    /// One family is enough.
+    /// Whether it can serve at least one address family here.
     serves: bool,
     requirements: Vec<Requirement>,
 }
@@ -56,7 +56,7 @@ pub(crate) struct Modes {
 }
 
 impl Modes {
-    /// Tries all modes. Nothing is changed, but the kernel may load the modules it is asked about.
+    /// Tries all modes. Changes nothing, but the kernel may load the modules it is asked about.
     pub(crate) fn look(configured: &Configured, kernel: &mut KernelPorts) -> Self {
         let all: Vec<Looked> = Kind::ALL.into_iter().map(|mode| look(mode, configured, kernel)).collect();
         let asked = configured.settings.asked;
@@ -70,7 +70,7 @@ impl Modes {
         self.chosen.is_some()
     }
 
-    /// The table.
+    /// Table of the modes as text.
     pub(crate) fn text(&self) -> String {
         let mut text = format!("\n{:<10} {:<36} {:<8} {}\n", "MODE", "REQUIREMENT", "VERDICT", "FIX");
         for looked in &self.all {
@@ -88,7 +88,7 @@ impl Modes {
         text
     }
 
-    /// The same for programs.
+    /// Table of the modes as JSON.
     pub(crate) fn json(&self) -> Value {
         let requirement = |of: &Requirement| json!({"what": of.what, "verdict": of.verdict(), "fix": of.fix});
         let mode = |looked: &Looked| {

@@ -33,7 +33,7 @@ use crate::proxier_demo::status::progress::{self, Progress};
 pub(crate) const FAILED: u8 = 1;
 /// Bad usage or bad input.
 pub(crate) const BAD_INPUT: u8 = 2;
-/// With `plan --detailed-exitcode`, whose errors are all [`FAILED`]: something would change.
+/// Exit code of `plan --detailed-exitcode` when something would change; its errors are all [`FAILED`].
 const CHANGES: u8 = 2;
 
 /// Prints something on its own line.
@@ -82,8 +82,8 @@ async fn ready(configured: &Configured, progress: &Progress) -> Result<(Engine, 
     Ok((engine, unreadable))
 }
 
-/// One full sync. Exit code 0: the kernel is as the Services require. 1: something failed. 2: it is as required by the
-/// readable input, but some could not be read.
+/// One full sync. Exit code 0: the kernel is as the Services require. 1: something failed. 2: some input could not be read; the kernel is as the rest
+/// requires.
 pub async fn run_once(configured: &Configured) -> ExitCode {
     if configured.settings.asked == Asked::Mode(Kind::Userspace) {
         let reason = "userspace mode serves only while the program runs: leave --once out";
@@ -130,7 +130,7 @@ pub async fn run_once(configured: &Configured) -> ExitCode {
     }
 }
 
-/// Removes what other modes have made. Returns whether nothing of it is left, and no UDP flow that they led elsewhere.
+/// Removes objects of other modes. Returns whether all of them, and all UDP flows that they led elsewhere, are gone.
 fn remove_others<K: Kernel>(engine: &mut Engine<K>) -> bool {
     let cleaned = match engine.clean_up_after_others() {
         Removal::Made(cleaned) | Removal::Unknown(cleaned) => cleaned,
@@ -160,7 +160,7 @@ pub fn init(configured: &Configured) -> ExitCode {
     let release = ports.sysctls.get(sysctls::OSRELEASE).unwrap_or_default();
     let mut wanted = wanted_sysctls(settings.mode, &settings.host(), &release);
     if settings.asked == Asked::Auto {
-        // Where the kernel has no IPVS, another mode serves.
+        // Another mode serves if the kernel has no IPVS.
         wanted.retain(|one| !one.path.starts_with("net/ipv4/vs/") || ports.sysctls.get(one.path).is_ok());
     }
     let (changes, unmet) = sysctls::changes(ports.sysctls, wanted);
@@ -184,14 +184,14 @@ pub fn init(configured: &Configured) -> ExitCode {
     ExitCode::from(failed)
 }
 
-/// Prints these lines; whether that was possible, or nobody reads.
+/// Prints these lines; returns whether that was possible, or nobody reads.
 fn print(lines: impl IntoIterator<Item = String>) -> bool {
     let mut out = Out::open();
     out.text(&output::lines(lines));
     out.end()
 }
 
-/// Prints what a person has to know about a pass.
+/// Prints the results of a pass that a person has to know.
 pub(crate) fn tell(report: &Report) {
     report.unread.iter().for_each(say);
     report.applied.failures.iter().for_each(say);
@@ -212,15 +212,15 @@ pub(crate) fn tell(report: &Report) {
     }
 }
 
-/// Prints what would change. Where this kernel cannot do the mode, that is what an empty kernel with this host's addresses would
-/// get, and it says so. With `detailed`, the exit code says whether anything would.
+/// Prints what would change. If this kernel cannot do the mode, prints what an empty kernel with this host's addresses would get, and says so. With
+/// `detailed`, the exit code says whether anything would change.
 pub async fn plan(configured: &Configured, output: Output, detailed: bool) -> ExitCode {
     let progress = Progress::of_command();
     let (snapshot, unreadable) = match input(configured, &progress).await {
         Ok(read) => read,
         Err(code) => return if detailed { ExitCode::from(FAILED) } else { code },
     };
-    // Without privilege, nothing is known about this kernel.
+    // Without privilege nothing can be read from this kernel.
     if let Err(problem) = privileges::require() {
         return complain(&[problem], FAILED);
     }
@@ -330,12 +330,12 @@ fn plan_json(plan: &Plan, report: &Report, proxier: &Reconciler, unreadable: &[P
     })
 }
 
-/// Prints what is still there.
+/// Prints objects that are still there.
 fn complain_of(cleaned: &Cleaned) {
     cleaned.leftovers().for_each(say);
 }
 
-/// Removes everything that is ours, of all modes.
+/// Removes all objects of this program, of all modes.
 pub fn clean(configured: &Configured) -> ExitCode {
     let opened = privileges::require()
         .and_then(|()| privileges::require_rules())

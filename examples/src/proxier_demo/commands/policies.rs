@@ -77,17 +77,17 @@ pub(super) fn policy_name(policy: TrafficPolicy) -> &'static str {
     if policy == TrafficPolicy::Local { "Local" } else { "Cluster" }
 }
 
-/// What is asked for, by whom.
+/// The Service in question, and the objects that decide about it.
 struct Asked<'a> {
     service: &'a Service,
     object: Option<&'a ServiceObject>,
     owned: &'a [&'a Frontend],
     proxier: &'a Reconciler,
-    /// What the annotations say, allowed or not.
+    /// Values that the annotations ask for, allowed or not.
     said: Balancing,
-    /// What the configuration says.
+    /// Values of the configuration.
     defaults: Balancing,
-    /// What counts.
+    /// Values in effect.
     counts: Balancing,
 }
 
@@ -111,7 +111,7 @@ impl<'a> Asked<'a> {
         }
     }
 
-    /// Where a value comes from: `part` says whether somebody asks for it. `field`: of the configuration.
+    /// Source of a value. `part`: whether the value is asked for there. `field`: its name in the configuration.
     fn from(&self, what: MayAskFor, annotation: &str, field: &str, part: impl Fn(&Balancing) -> bool) -> String {
         let is_field = field == "ipvs.scheduler" || part(&self.defaults);
         let base = if is_field { format!("configuration {field}") } else { "default".to_owned() };
@@ -284,7 +284,7 @@ fn binding(proxier: &Reconciler) -> Policy {
     Policy::new("binding", value, from)
 }
 
-/// What has firewall marks.
+/// Settings of firewall marks.
 fn marks(asked: &Asked<'_>) -> Vec<Policy> {
     let Asked { service, owned, proxier, .. } = asked;
     let config = proxier.facts().config();

@@ -1,4 +1,4 @@
-//! `probe`: can this machine run the configured mode, and the others?
+//! `probe`: whether this machine can run the configured mode, and the other modes.
 
 use std::process::ExitCode;
 
@@ -53,7 +53,7 @@ fn probe_nftables(settings: &Settings, kernel: &mut KernelPorts) -> Found {
     Found::new(works, &lines, json!({"mode": "nftables", "works": works, "families": families}))
 }
 
-/// Whether iptables mode can serve each family, and what it cannot serve.
+/// Whether iptables mode can serve each family, and which features it lacks here.
 fn probe_iptables(settings: &Settings, kernel: &mut KernelPorts) -> Found {
     let tried = needs::try_iptables(settings, kernel);
     let serves = |all: &[iptables::Tried]| all.iter().all(|tried| !tried.is_needed_by_all || tried.outcome.is_ok());
@@ -103,7 +103,7 @@ fn probe_userspace(settings: &Settings, kernel: &mut KernelPorts) -> Result<Foun
     Ok(Found::new(works, &lines, json))
 }
 
-/// Whether IPVS mode can serve, with each requirement, and what no Service gets on this node.
+/// Whether IPVS mode can serve, with each requirement, and the features that are missing on this node.
 async fn probe_ipvs(configured: &Configured, kernel: &mut KernelPorts) -> Result<Found, Problem> {
     let (settings, choice) = &engine::with_rules(&configured.settings, &mut kernel.ports(), Preparing::Nothing);
     let report = needs::look(settings, kernel)?;
@@ -137,8 +137,8 @@ async fn probe_ipvs(configured: &Configured, kernel: &mut KernelPorts) -> Result
     Ok(Found { works: report.verdict.answer == Answer::Yes && takes_table, text, json })
 }
 
-/// Prints what the mode needs that is asked for, or else IPVS mode, and a table of all modes; or JSON. Exit code 0: that mode can
-/// serve here; for `auto`, one can. 1: no, or unknown.
+/// Prints the requirements of the configured mode (for `auto`: of IPVS mode) and a table of all modes; or JSON. Exit code 0: that mode can serve
+/// here; for `auto`, one can. 1: no, or unknown.
 pub async fn probe(configured: &Configured, output: Output) -> ExitCode {
     let settings = &configured.settings;
     let looked = async {

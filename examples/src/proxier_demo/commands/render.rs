@@ -1,7 +1,7 @@
-//! `render`: what a node would hold for these Services. Needs no kernel, no privilege, and changes nothing.
+//! `render`: the objects that a node would hold for these Services. Needs no kernel, no privilege, and changes nothing.
 //!
-//! The reconciler programs a kernel in memory, the one that the tests use, which the suites of the crates hold to the real
-//! one; then that kernel is saved in the formats of the field's tools.
+//! The reconciler programs a kernel in memory, the fake that the tests use and that the crates' suites compare with the real kernel; then that kernel
+//! is saved in the formats of the field's tools.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ use crate::proxier_demo::status::progress::Progress;
 /// The device that has the node's addresses.
 const DEVICE: &str = "node0";
 
-/// Renders the input for this node, whose addresses are given, or else those of its Node object.
+/// Renders the input for a node with these addresses, or, without any, those of its Node object.
 ///
 /// Exit code 0: rendered. 1: no input, or a part could not be programmed. 2: some of the input could not be read.
 pub async fn render(configured: &Configured, output: Output, node_addresses: &[IpAddr]) -> ExitCode {
@@ -48,7 +48,7 @@ pub async fn render(configured: &Configured, output: Output, node_addresses: &[I
     warn_of_no_address(configured, &addresses);
     let mut rendered = Rendered::new(&before, kernel.state(), configured.settings.mode);
     rendered.listeners = kernel.listeners();
-    // The relay opens no others, so the node's own stack refuses.
+    // The relay opens no other sockets, so the node's own stack refuses.
     rendered.listeners.retain(|key, listener| match key.protocol {
         Protocol::Udp => listener.has_endpoints,
         _ => listener.serves_anybody(),
@@ -65,7 +65,7 @@ pub async fn render(configured: &Configured, output: Output, node_addresses: &[I
     }
 }
 
-/// Says what is not served by a node without addresses.
+/// Warns that a node without addresses serves no node ports.
 pub(crate) fn warn_of_no_address(configured: &Configured, addresses: &[IpAddr]) {
     if addresses.is_empty() {
         say(format_args!(
@@ -75,7 +75,7 @@ pub(crate) fn warn_of_no_address(configured: &Configured, addresses: &[IpAddr]) 
     }
 }
 
-/// A kernel in memory of a node with these addresses, or else those of its Node object.
+/// A kernel in memory of a node with these addresses, or, without any, those of its Node object.
 pub(crate) fn empty_kernel(snapshot: &Snapshot, node_addresses: &[IpAddr]) -> (FakeKernel, Vec<IpAddr>) {
     let addresses = if node_addresses.is_empty() { of_the_node(snapshot) } else { node_addresses.to_vec() };
     let kernel = FakeKernel::new();
@@ -90,7 +90,7 @@ fn of_the_node(snapshot: &Snapshot) -> Vec<IpAddr> {
     addresses.filter_map(|address| address.address.parse().ok()).collect()
 }
 
-/// What a node holds, in the formats of the tools.
+/// Objects that a node holds, in the formats of the tools.
 #[derive(Debug, Default)]
 struct Rendered {
     mode: Kind,
@@ -197,7 +197,7 @@ fn service_of(listener: &Listener) -> &str {
     listener.group.split(' ').next().unwrap_or_default()
 }
 
-/// As `TCP 10.96.0.10:80 10.244.0.5:8080 10.244.1.6:8080 (demo/web:http)`.
+/// A listener as `TCP 10.96.0.10:80 10.244.0.5:8080 10.244.1.6:8080 (demo/web:http)`.
 fn line_of(listener: &Listener) -> String {
     let Listener { key, inside, outside, .. } = listener;
     let mut places = endpoints(inside);

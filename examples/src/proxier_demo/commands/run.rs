@@ -54,7 +54,7 @@ fn begin(configured: &Configured, api: &Api) -> Result<Begun, ExitCode> {
     Ok((source, messages, inbox))
 }
 
-/// The source, begun anew if the chosen mode needs more of the cluster than the one that was asked for.
+/// The source; started again if the chosen mode needs more of the cluster than the configured one.
 fn enough(asked_for: &Configured, chosen: &Chosen, begun: Begun, api: &Api) -> Result<Begun, ExitCode> {
     let chosen = &chosen.configured;
     let covers = || Options::of(&asked_for.settings).cover(&Options::of(&chosen.settings));
@@ -114,7 +114,7 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
     prepare_process(settings);
     let families = engine.proxier().facts().config().families;
     let health = Health::new(settings.sync_period, families);
-    // Until the Node has been seen. Manifests need none.
+    // Nodes are eligible from when their Node has been seen; manifests need no Node.
     health.set_node_eligible(matches!(configured.source, Source::Manifests(_)));
     let mut tasks = JoinSet::new();
     let recorder = recorder(configured, &api);
@@ -149,7 +149,7 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
     if let Some(table) = engine.proxier().table_name() {
         tables::watch(table, messages.clone());
     }
-    // In the API's runtime: looking up names may take a while.
+    // The API's runtime runs this: looking up names may take a while.
     api.handle().spawn(neighbours::watch(configured.source.clone(), messages.clone()));
     let outcomes = match Worker::start(engine, started, inbox, health.clone(), recorder.clone()) {
         Ok(outcomes) => outcomes,
@@ -170,8 +170,7 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
     .await
 }
 
-/// Waits until the configuration file says something else than `before`. What cannot be used counts for nothing: a supervisor could not
-/// start with it.
+/// Waits until the configuration file says something else than `before`. An unusable file does not count: a supervisor could not start with it.
 async fn changed(invocation: &Invocation, before: KubeProxyConfiguration) {
     let Some(path) = &invocation.config else { return std::future::pending().await };
     let mut rewritten = Rewritten::new(path);
@@ -194,7 +193,7 @@ async fn changed(invocation: &Invocation, before: KubeProxyConfiguration) {
     }
 }
 
-/// What the kernel is to know of this process before it serves.
+/// Settings of this process that the kernel needs before it serves.
 fn prepare_process(settings: &Settings) {
     adjust_oom_score(settings.oom_score_adj);
     if settings.mode == Kind::Userspace {
@@ -214,7 +213,7 @@ fn log_choice(mode: Option<String>, fell_back: bool, rules: Option<Choice>) {
     }
 }
 
-/// What runs beside the kernel's thread.
+/// Work beside the kernel's thread: signals, Events, servers of Services.
 struct Attending {
     messages: mpsc::Sender<Message>,
     outcomes: mpsc::UnboundedReceiver<Passed>,
@@ -284,7 +283,7 @@ impl Attending {
         ExitCode::SUCCESS
     }
 
-    /// Opens and closes the servers of Services. Returns what to try again.
+    /// Opens and closes the health-check servers of Services. Returns the pass to try again, if some could not be opened.
     async fn serve_health_checks(&mut self, passed: Passed, limiter: &mut Limiter) -> Option<Passed> {
         let failures = self.service_health.update(&passed.health_checks, &passed.listening).await;
         let all_open = failures.is_empty();
@@ -310,7 +309,7 @@ fn recorder(configured: &Configured, api: &Api) -> Recorder {
     Recorder::start(&api.handle(), connection, &configured.settings.node_name)
 }
 
-/// Makes the kernel kill other processes first when memory is short.
+/// Tells the kernel which processes to kill first when memory is short.
 fn adjust_oom_score(score: i16) {
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", score.to_string()) {
         tracing::warn!("oom_score_adj stays as it is: {error}");

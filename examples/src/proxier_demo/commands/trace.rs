@@ -1,4 +1,4 @@
-//! `trace`: what becomes of a packet. Needs no kernel and no privilege: it is worked out from what Services mean.
+//! `trace`: the way of a packet. Needs no kernel and no privilege: it follows from the Services' meaning.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::ExitCode;
@@ -17,8 +17,8 @@ use crate::proxier_demo::settings::cli::packet::{Asked, Sender};
 use crate::proxier_demo::settings::cli::{Configured, Output};
 use crate::proxier_demo::status::progress::Progress;
 
-/// Prints what becomes of the first packet of a connection; and what the running kernel holds for it, if that is asked for. Exit code 0:
-/// traced, whatever becomes of it. 1: no input, or the kernel holds something else. 2: bad input, or some of it could not be read.
+/// Prints the way of the first packet of a connection; with `--live`, also the running kernel's entries for it. Exit code 0: traced, also if the
+/// packet is dropped or refused. 1: no input, or the kernel holds something else. 2: bad input, or some of it could not be read.
 pub async fn trace_packet(
     configured: &Configured,
     output: Output,

@@ -25,7 +25,7 @@ pub(crate) struct PassedOver {
     pub(crate) problems: Vec<Problem>,
 }
 
-/// As `ipvs: IPVS cannot be used: …; …`.
+/// Prints `ipvs: IPVS cannot be used: …; …`.
 impl fmt::Display for PassedOver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.mode)?;
@@ -39,9 +39,9 @@ impl fmt::Display for PassedOver {
 /// Whether the machine may be prepared for a mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Preparing {
-    /// Modules that are not loaded yet are.
+    /// Loads the modules of the mode that are not loaded yet.
     LoadModules,
-    /// Nothing is loaded by us.
+    /// Loads no modules itself; the kernel may.
     Nothing,
 }
 
@@ -51,11 +51,11 @@ pub(crate) struct Chosen {
     /// The configuration for this mode.
     pub(crate) configured: Configured,
     pub(crate) engine: Engine,
-    /// What this mode cannot do here.
+    /// Features that this mode lacks here, to log.
     pub(crate) notes: Vec<String>,
-    /// Those that would have been better, or were asked for.
+    /// Better modes, or the configured one, that this machine cannot do.
     pub(crate) passed_over: Vec<PassedOver>,
-    /// What guards virtual servers, and why, where that was not configured.
+    /// Rule back end of IPVS mode, and why; `None` if it was configured.
     pub(crate) rules: Option<guards::Choice>,
 }
 
@@ -83,11 +83,11 @@ impl Chosen {
     }
 }
 
-/// Opens the engine of the first mode that this machine can do, of those that `serves` allows.
+/// Opens the engine of the first mode that this machine can do, among the modes that `serves` allows.
 ///
 /// # Errors
 ///
-/// None can be had: everything that is missing, by mode if several were tried.
+/// No mode can serve: everything that is missing, by mode if several were tried.
 pub(crate) async fn choose(
     configured: &Configured,
     preparing: Preparing,
@@ -97,7 +97,7 @@ pub(crate) async fn choose(
     let asked = configured.settings.asked;
     let is_asked = asked == Asked::Mode(Kind::Ipvs);
     let is_configured = configured.settings.core.ipvs.rules != RulesBy::Auto;
-    // Once for all: whether programs are needed depends on it.
+    // The rule back end is chosen once, for all modes: whether programs are needed depends on it.
     let (configured, rules) = &with_rules(configured, preparing).map_err(|problem| vec![problem])?;
     // A capability that is missing is no reason to serve in another way.
     let by_nft = is_asked && configured.settings.core.ipvs.rules == RulesBy::Nftables;
@@ -109,8 +109,8 @@ pub(crate) async fn choose(
     let mut passed_over: Vec<PassedOver> = Vec::new();
     let mut modes = candidates(asked, may_fall_back, RulePrograms::Missing);
     for place in 0.. {
-        // What comes first does not depend on the programs: they are started only when it cannot be had, and never where the
-        // configuration does without them.
+        // The first candidate does not depend on the iptables programs: they are started only when it cannot serve, and never if the configuration
+        // does not use them.
         if place == 1 && asked != Asked::Auto && !(by_nft && is_configured) {
             modes = candidates(asked, may_fall_back, programs());
         }
@@ -134,7 +134,7 @@ pub(crate) async fn choose(
     }
 }
 
-/// The configuration with what guards virtual servers, chosen where it is open.
+/// The configuration, with the rule back end of IPVS mode chosen if it is left open.
 fn with_rules(configured: &Configured, preparing: Preparing) -> Result<(Configured, Option<guards::Choice>), Problem> {
     let mut configured = configured.clone();
     let (settings, choice) = engine::with_rules(&configured.settings, &mut kernel::open()?.ports(), preparing);
@@ -154,7 +154,7 @@ async fn open(configured: &Configured, preparing: Preparing) -> Result<(Engine, 
     if obstacles.is_empty() { Ok((engine, notes)) } else { Err(obstacles) }
 }
 
-/// What the iptables programs of this machine write to.
+/// Kind of tables to which this machine's iptables programs write.
 pub(crate) fn programs() -> RulePrograms {
     let Ok(mut kernel) = kernel::open_to_look() else { return RulePrograms::Missing };
     for family in Family::ALL {

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use crate::proxier_demo::message::{Control, Message};
 
-/// Reports changed addresses, devices and default routes, and local routes of ours that are gone. If it fails, full passes still find them.
+/// Reports changed addresses, devices and default routes, and own local routes that are gone. If it fails, full passes still find them.
 pub(crate) fn watch(messages: mpsc::Sender<Message>) {
     let mut monitor = match Monitor::open() {
         Ok(monitor) => monitor,

@@ -5,17 +5,17 @@ use proxier_core::kernel::{KernelPorts, Options};
 use crate::proxier_demo::engine::privileges;
 use crate::proxier_demo::problem::Problem;
 
-/// The kernel, to be changed.
+/// Opens the kernel to change it.
 ///
 /// # Errors
 ///
-/// There is no netlink, or this process has not the capabilities.
+/// There is no netlink, or this process lacks capabilities.
 pub(crate) fn open() -> Result<KernelPorts, Problem> {
     privileges::require()?;
     open_to_look()
 }
 
-/// The kernel, only to read it. Without capabilities most of it cannot be read.
+/// Opens the kernel to read it. Most of it cannot be read without capabilities.
 ///
 /// # Errors
 ///

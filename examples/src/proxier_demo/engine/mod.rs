@@ -49,13 +49,13 @@ use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::Settings;
 use crate::proxier_demo::settings::cli::{Configured, Source};
 
-/// The kernel that the reconciler changes.
+/// Access to the kernel that the reconciler changes.
 pub trait Kernel: Send + 'static {
     /// The ports to it.
     fn ports(&mut self) -> Ports<'_>;
 
-    /// Stops serving what this process serves itself, and waits for connections to end, but no longer than `patience`. Returns
-    /// how many are left: 0 where the kernel serves.
+    /// Stops serving in this process, and waits until connections end, at most `patience`. Returns the number of connections left: 0 for modes in
+    /// which the kernel serves.
     fn finish(&mut self, _patience: Duration) -> usize {
         0
     }
@@ -71,7 +71,7 @@ impl Kernel for KernelPorts {
     }
 }
 
-/// An engine, and what opening it showed about the kernel.
+/// An engine, and facts about the kernel that opening it showed.
 #[derive(Debug)]
 pub struct Opened {
     /// Ready for its first pass.
@@ -94,13 +94,13 @@ pub struct Engine<K = KernelPorts> {
 }
 
 impl Engine {
-    /// Before a preview: in userspace mode, what the running proxy listens on need not be listened on any more. Returns why that
-    /// is not known.
+    /// Before a preview in userspace mode, tells the kernel which sockets the running proxy listens on: they need not be opened again. Returns why
+    /// they are not known, if so.
     pub(crate) fn look_at_running(&mut self) -> Option<Problem> {
         let process = Lock::holder().filter(|_| self.proxier.mode() == Kind::Userspace)?;
         match sockets::listened_on(process) {
             Ok(listening) => self.kernel.relays().set_elsewhere(listening),
-            // It has ended.
+            // The process has ended.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 let reason =
@@ -157,8 +157,8 @@ impl Kernel for FakeKernel {
 }
 
 impl Engine<FakeKernel> {
-    /// One that programs a kernel in memory, which can do everything. Nothing of this machine has a part in it. What guards virtual
-    /// servers is what `run` would choose on such a kernel.
+    /// An engine that programs a kernel in memory, which can do everything; nothing of this machine takes part. The rule back end is the one that
+    /// `run` would choose on such a kernel.
     pub fn in_memory(configured: &Configured, mut kernel: FakeKernel) -> Self {
         let settings = &with_rules(&configured.settings, &mut kernel.ports(), Preparing::Nothing).0;
         Engine::new(&settings.node_name, options(settings, &configured.source, settings.core.families), kernel)
@@ -177,8 +177,8 @@ impl<K: Kernel> Engine<K> {
         self.origin.elapsed()
     }
 
-    /// Takes a change that arrived at this moment. Returns whether it may matter: an unchanged EndpointSlice does not. The
-    /// caller reports what cannot be read.
+    /// Takes a change that arrived at this moment. Returns whether it may matter: an unchanged EndpointSlice does not. The caller reports objects
+    /// that cannot be read.
     pub fn take(&mut self, change: Change, at: Instant) -> bool {
         let now = at.saturating_duration_since(self.origin);
         match change {
@@ -216,7 +216,7 @@ impl<K: Kernel> Engine<K> {
                 self.set_service_cidrs(now);
             }
             Change::Synced => self.proxier.start(now),
-            // Keep the Node's last state: nothing better is known.
+            // The Node's last state stays: nothing better is known.
             Change::NodeGone | Change::Unreadable(_) => return false,
         }
         true
@@ -255,7 +255,7 @@ impl<K: Kernel> Engine<K> {
         self.proxier.compact();
     }
 
-    /// Removes what a process in userspace mode has left, which serves nobody.
+    /// Removes the traces of an earlier process in userspace mode, which serve nobody any more.
     pub fn clean_up_after_processes(&mut self) -> Cleaned {
         if self.proxier.mode() == Kind::Userspace {
             Cleaned::default()
@@ -264,19 +264,19 @@ impl<K: Kernel> Engine<K> {
         }
     }
 
-    /// Removes what other modes have made here, once this one serves, unless the safeguard holds it back.
+    /// Removes objects of other modes once this mode serves, unless the safeguard holds that back.
     pub fn clean_up_after_others(&mut self) -> Removal {
         let now = self.now();
         self.proxier.remove_others(now, &mut self.kernel.ports())
     }
 
-    /// What a full pass would do.
+    /// Plan and report of a full pass, without carrying it out.
     pub fn preview(&mut self) -> (Plan, Report) {
         let now = self.now();
         self.proxier.preview(now, &mut self.kernel.ports())
     }
 
-    /// How long until something is due; `None` before the initial list is complete.
+    /// Time until something is due; `None` before the initial list is complete.
     pub fn idle(&self) -> Option<Duration> {
         self.proxier.next_wake().map(|at| at.saturating_sub(self.now()))
     }
@@ -288,7 +288,7 @@ impl<K: Kernel> Engine<K> {
         self.proxier.host_changed(now);
     }
 
-    /// Somebody wrote to this proxy's tables of nf_tables. Returns whether the next pass compares everything: not after this process's own
+    /// Handles a write to this proxy's tables of nf_tables. Returns whether the next pass compares everything: not after this process's own
     /// transactions.
     pub(crate) fn tables_changed(&mut self, changes: &TableChanges) -> bool {
         let now = self.now();
@@ -310,7 +310,7 @@ impl<K: Kernel> Engine<K> {
         self.proxier.request_full(now);
     }
 
-    /// Confirms what is held back.
+    /// Confirms the deletions that are held back; returns how many.
     pub fn confirm_removal(&mut self) -> usize {
         let now = self.now();
         self.proxier.confirm_removal(now)
@@ -326,14 +326,13 @@ impl<K: Kernel> Engine<K> {
         &mut self.kernel
     }
 
-    /// Since when something is wanted that the kernel does not have; `None` when it has everything, and before the initial
-    /// list is complete.
+    /// Time from which a wanted object has been missing in the kernel; `None` when none is missing, and before the initial list is complete.
     pub fn pending_since(&self) -> Option<Instant> {
         self.proxier.pending_since().map(|since| self.origin + since)
     }
 }
 
-/// The settings, with what guards virtual servers in IPVS mode chosen where they leave it open, and why.
+/// The settings, with the rule back end of IPVS mode chosen if they leave it open, and why it was chosen.
 pub(crate) fn with_rules(
     settings: &Settings,
     ports: &mut Ports<'_>,
@@ -355,8 +354,7 @@ pub(crate) fn with_rules(
     (settings, Some(choice))
 }
 
-/// What an engine in memory guards virtual servers by, and how to see the other way; `None` where the settings say it, or the mode has
-/// none.
+/// Rule back end of an engine in memory, and how to see the other one; `None` if the settings name it, or the mode has none.
 pub(crate) fn rules_in_memory(settings: &Settings) -> Option<String> {
     let (_, choice) = with_rules(settings, &mut FakeKernel::new().ports(), Preparing::Nothing);
     let choice = choice.filter(|choice| choice.reason.is_some())?;
@@ -374,7 +372,7 @@ fn look_at_modules(settings: &Settings) -> Option<JoinHandle<Looked>> {
     std::thread::Builder::new().name("modules".to_owned()).spawn(look).ok()
 }
 
-/// Drops the matches and the family that this kernel is known to lack. Returns what does not work then.
+/// Drops the matches and the family that this kernel is known to lack. Returns notes on what does not work then.
 fn reduce(options: &mut Options, looked: &Looked) -> Vec<String> {
     let lacks = |name: &str| looked.report.finding(name).is_some_and(|finding| finding.state == State::Missing);
     let mut notes = Vec::new();
@@ -389,7 +387,7 @@ fn reduce(options: &mut Options, looked: &Looked) -> Vec<String> {
     }
     options.ipvs.capabilities.physdev = !lacks("xt_physdev");
     options.ipvs.capabilities.ipvs = !lacks("xt_ipvs");
-    // A kernel without physdev has no packets that match it: nothing is lost.
+    // A kernel without physdev has no packets that match it, so dropping the match loses nothing.
     if !options.ipvs.capabilities.ipvs {
         let mut without_ipvs = options.ipvs.capabilities;
         without_ipvs.physdev = true;
@@ -412,7 +410,7 @@ fn options(settings: &Settings, source: &Source, families: Families) -> Options 
     options.ipvs.timeouts.tcp_secs = settings.timeouts.tcp_secs;
     options.ipvs.timeouts.tcp_fin_secs = settings.timeouts.tcp_fin_secs;
     options.ipvs.timeouts.udp_secs = settings.timeouts.udp_secs;
-    // Deletions in files are believed, unless nothing at all is left.
+    // Deletions in files are believed, unless no Service is left.
     if matches!(source, Source::Manifests(_)) {
         options.mass_removal = MassRemoval { remains: 0.0, ..MassRemoval::default() };
     }

@@ -9,7 +9,7 @@ use proxier_core::modes::Kind;
 
 use crate::proxier_demo::settings::Settings;
 
-/// What tables of nftables mode and of IPVS mode are made of.
+/// Modules for the tables of nftables mode and of IPVS mode.
 const TABLES: [&str; 12] = [
     "nf_tables",
     "nft_chain_nat",
@@ -25,7 +25,7 @@ const TABLES: [&str; 12] = [
     "nf_conntrack_netlink",
 ];
 
-/// Modules of IPVS mode that are loaded once it has served, without the scheduler's: if all are, nothing is missing.
+/// Modules of IPVS mode that are loaded once it has served, without the scheduler's: no preparation is needed if all are loaded.
 const IPVS: [&str; 15] = [
     "ip_vs",
     "dummy",
@@ -44,7 +44,7 @@ const IPVS: [&str; 15] = [
     "ip_set_bitmap_port",
 ];
 
-/// The same where nf_tables guards virtual servers; a trial shows whether it can.
+/// Modules of IPVS mode with a table of nf_tables; a trial shows whether the modules for the table are there.
 const IPVS_BY_NFT: [&str; 2] = ["ip_vs", "dummy"];
 
 fn of_ipvs(settings: &Settings) -> Vec<String> {

@@ -1,4 +1,4 @@
-//! What each mode needs of this machine, tried.
+//! Requirements of each mode on this machine, tried.
 
 use kmod_probe::{ActiveAnswer, ActiveProbe, Answer, Capability, Families, Loader, Probe, Profile, Report, Scheduler};
 use proxier_core::config::{Families as Served, NamePrefix, RulesBy};
@@ -16,9 +16,9 @@ use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::Settings;
 use crate::proxier_demo::settings::cli::Configured;
 
-/// Checks everything that IPVS mode needs. Loads and writes nothing, but newer kernels load IPVS when asked about it.
+/// Checks all requirements of IPVS mode. Loads and writes nothing, but newer kernels load IPVS when asked about it.
 ///
-/// A family that this kernel lacks is no obstacle if it has the other: `run` then serves that one.
+/// A missing family is no obstacle if the kernel has the other one: `run` then serves that one.
 ///
 /// # Errors
 ///
@@ -46,7 +46,7 @@ pub fn check_scheduler(configured: &Configured) -> Result<(), Problem> {
     };
     let report = Probe::new().profile(profile).run();
     let finding = report.finding(&format!("scheduler {scheduler}"));
-    // A sign is a line that names it; that a complete list has none is evidence, too, but of the opposite.
+    // A line that names the scheduler is a sign. A complete list without it is evidence too, but of the opposite.
     if finding.is_some_and(|finding| finding.evidence.iter().any(|seen| seen.line.is_some())) {
         return Ok(());
     }
@@ -55,13 +55,13 @@ pub fn check_scheduler(configured: &Configured) -> Result<(), Problem> {
     Err(configured.problem("ipvs.scheduler", reason))
 }
 
-/// What to check.
+/// Requirements to check.
 pub(crate) struct Wanted {
     profile: Profile,
     families: Served,
 }
 
-/// What was found, and which of the wanted families this kernel can serve.
+/// Result of the checks, and the wanted families that this kernel can serve.
 pub(crate) struct Looked {
     pub(crate) report: Report,
     pub(crate) families: Served,
@@ -135,7 +135,7 @@ fn ask(kernel: &mut KernelPorts, capability: &Capability) -> ActiveAnswer {
     }
 }
 
-/// Makes the mode available, or says what is missing. Loads modules if the kernel does not answer without.
+/// Makes the mode available, or says what is missing. Loads modules if the kernel does not answer without them.
 ///
 /// # Errors
 ///
@@ -161,8 +161,7 @@ pub(crate) fn require(settings: &Settings, kernel: &mut KernelPorts) -> Result<(
     Err(problems)
 }
 
-/// Whether iptables mode can serve one family, by what the programs and the kernel say to its rules. What may pass, such as a lock
-/// that is held, is no obstacle.
+/// Checks by a trial that iptables mode can serve at least one family. Passing failures, such as a lock that is held, are no obstacle.
 fn require_iptables(settings: &Settings, kernel: &mut KernelPorts) -> Result<(), Vec<Problem>> {
     rule_families(kernel, settings.core.families).map_err(|problem| vec![problem])?;
     let mut problems = Vec::new();
@@ -177,7 +176,7 @@ fn require_iptables(settings: &Settings, kernel: &mut KernelPorts) -> Result<(),
     Err(problems)
 }
 
-/// Of the families that are wanted, those that this machine can serve: rules need iptables for each.
+/// Wanted families that this machine can serve: rules need iptables for each.
 pub(crate) fn rule_families(kernel: &mut KernelPorts, wanted: Served) -> Result<(Served, Vec<String>), Problem> {
     let ports = kernel.ports();
     let mut notes = Vec::new();
@@ -185,7 +184,7 @@ pub(crate) fn rule_families(kernel: &mut KernelPorts, wanted: Served) -> Result<
     for family in wanted.iter() {
         let is_v4 = family == Family::V4;
         match ports.rules.has_random_fully(family) {
-            // Other failures may pass; the next pass reports them if not.
+            // Any other failure may pass; the next pass reports it if not.
             Ok(_random) => *(if is_v4 { &mut v4 } else { &mut v6 }) = true,
             Err(error) if error.kind() != PortErrorKind::Unavailable => {
                 *(if is_v4 { &mut v4 } else { &mut v6 }) = true;
@@ -202,11 +201,11 @@ pub(crate) fn rule_families(kernel: &mut KernelPorts, wanted: Served) -> Result<
     Ok((families, notes))
 }
 
-/// The configured families that nftables mode can serve here, and notes on the others.
+/// Configured families that nftables mode can serve here, and notes on the rest.
 ///
 /// # Errors
 ///
-/// It can serve none; the problem says what the kernel refuses.
+/// No family can be served; the problem says what the kernel refuses.
 pub(crate) fn nftables_families(
     settings: &Settings,
     kernel: &mut KernelPorts,
@@ -219,7 +218,7 @@ fn families_of(tried: Vec<(Family, Result<(), PortError>)>, otherwise: &str) -> 
     for (family, outcome) in tried {
         match outcome {
             Ok(()) => served.push(family),
-            // It may pass; the next pass reports it if not.
+            // The failure may pass; the next pass reports it if not.
             Err(error) if matches!(error.kind(), PortErrorKind::Busy | PortErrorKind::Unknown) => served.push(family),
             Err(error) => notes.push(format!("{} is not served: {error}", family.name())),
         }
@@ -233,11 +232,11 @@ fn families_of(tried: Vec<(Family, Result<(), PortError>)>, otherwise: &str) -> 
     Ok((families, notes))
 }
 
-/// The configured families whose virtual servers nf_tables can guard here, and notes on the others.
+/// Configured families whose virtual servers nf_tables can guard here, and notes on the rest.
 ///
 /// # Errors
 ///
-/// It can guard none; the problem says what the kernel refuses.
+/// No family can be guarded; the problem says what the kernel refuses.
 pub(crate) fn ipvs_table_families(
     settings: &Settings,
     kernel: &mut KernelPorts,
@@ -262,7 +261,7 @@ pub(crate) fn try_nftables(settings: &Settings, kernel: &mut KernelPorts) -> Vec
 
 pub(crate) type TriedRules = Vec<(Family, Vec<iptables::Tried>)>;
 
-/// What the programs and the kernel said to the rules of iptables mode, by family.
+/// Answers of the programs and the kernel to trial rules of iptables mode, by family.
 pub(crate) fn try_iptables(settings: &Settings, kernel: &mut KernelPorts) -> TriedRules {
     let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &HostAddresses::default());
     let ports = kernel.ports();

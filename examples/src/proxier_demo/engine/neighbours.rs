@@ -20,8 +20,7 @@ use crate::proxier_demo::sources::cluster::Connection;
 const INTERVAL: Duration = Duration::from_secs(30);
 /// Time until the first: by then the API server is usually connected.
 const FIRST: Duration = Duration::from_secs(5);
-/// How long a neighbour that is not found any more is kept: a name may resolve to other addresses each time, and a
-/// connection may outlast them.
+/// Time for which a neighbour is kept after it was last found: a name may resolve to other addresses each time, and a connection may outlast them.
 const KEPT: Duration = Duration::from_secs(600);
 /// Files that name the name servers: those that programs use, and, if that is a resolver on this node, those that it asks.
 const RESOLVERS: [&str; 2] = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
@@ -60,7 +59,7 @@ impl Neighbours {
 
     fn remember(&mut self, found: Vec<(User, Neighbour)>, now: Instant) -> Found {
         self.seen.extend(found.into_iter().map(|found| (found, now)));
-        // Age counts from the newest of a kind: while none of a kind is found, none of it is forgotten.
+        // Age counts from the newest neighbour of a kind: if none of that kind is found any more, all of them stay.
         let newest = |user: &User| self.seen.iter().filter(|((of, _), _)| of == user).map(|(_, at)| *at).max();
         let users: BTreeSet<User> = self.seen.keys().map(|(user, _)| user.clone()).collect();
         let newest: BTreeMap<User, Instant> =
@@ -116,7 +115,7 @@ pub(crate) async fn watch(source: Source, messages: mpsc::Sender<Message>) {
     }
 }
 
-/// What no Service gets on this node, as far as known without asking the API server.
+/// Addresses and ports that no Service gets on this node, as far as known without asking the API server.
 pub(crate) async fn reserved(configured: &Configured, kernel: &mut KernelPorts) -> Reserved {
     let mut reserved = configured.settings.reserved();
     for (user, neighbours) in Neighbours::new(&configured.source).look().await {
@@ -128,7 +127,7 @@ pub(crate) async fn reserved(configured: &Configured, kernel: &mut KernelPorts) 
     reserved
 }
 
-/// One line for each reserved address or port.
+/// Text with one line for each reserved address or port.
 pub(crate) fn text(reserved: &Reserved) -> String {
     let mut text =
         "\nreserved: no external IP or load balancer has these addresses, no node port these ports\n".to_owned();
@@ -144,7 +143,7 @@ pub(crate) fn text(reserved: &Reserved) -> String {
     text
 }
 
-/// The same for programs.
+/// JSON of the reserved addresses and ports.
 pub(crate) fn json(reserved: &Reserved) -> Value {
     let places = reserved.iter().map(|(place, user)| {
         json!({
@@ -204,7 +203,7 @@ mod tests {
         assert_eq!(at(&["192.0.2.2"], 30), ["192.0.2.1", "192.0.2.2"]);
         assert_eq!(at(&["192.0.2.2"], 599), ["192.0.2.1", "192.0.2.2"]);
         assert_eq!(at(&["192.0.2.2"], 600), ["192.0.2.2"]);
-        // Its name cannot be looked up any more.
+        // The name of the API server cannot be looked up any more.
         assert_eq!(at(&[], 10_000), ["192.0.2.2"]);
     }
 }

@@ -5,9 +5,9 @@ use crate::proxier_demo::problem::Problem;
 /// Sets of capabilities, as `/proc/self/status` has them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Privileges {
-    /// What this process may do (`CapEff`).
+    /// Capabilities of this process (`CapEff`).
     effective: u64,
-    /// What the programs that it starts may do if it is not root (`CapAmb`).
+    /// Capabilities that programs started by it get if it is not root (`CapAmb`).
     ambient: u64,
     /// Whether it is root, so that its programs get all its capabilities.
     root: bool,
@@ -29,7 +29,7 @@ impl Capability {
 }
 
 impl Privileges {
-    /// Those of this process; `None` if `/proc` does not show them.
+    /// Capabilities of this process; `None` if `/proc` does not show them.
     pub fn of_this_process() -> Option<Self> {
         Self::read(&std::fs::read_to_string("/proc/self/status").ok()?)
     }
@@ -66,13 +66,13 @@ impl Privileges {
 ///
 /// # Errors
 ///
-/// It is missing; the problem says how to get it.
+/// The capability is missing; the problem says how to get it.
 fn require_one(capability: Capability, purpose: &str) -> Result<(), Problem> {
     let lacks = |privileges: Privileges| privileges.lacks(capability, purpose);
     Privileges::of_this_process().and_then(lacks).map_or(Ok(()), Err)
 }
 
-/// Checks that this process has what it always needs.
+/// Checks that this process has the capability that every mode needs.
 ///
 /// # Errors
 ///
@@ -81,7 +81,7 @@ pub fn require() -> Result<(), Problem> {
     require_one(Capability::NET_ADMIN, "IPVS, sets, rules and addresses need")
 }
 
-/// Checks that this process also has what listing and writing rules needs.
+/// Checks that this process also has the capability that listing and writing rules needs.
 ///
 /// # Errors
 ///

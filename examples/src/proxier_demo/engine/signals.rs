@@ -10,7 +10,7 @@ pub(crate) struct Signals {
     pub(crate) interrupt: Signal,
     /// SIGHUP: compare everything.
     pub(crate) hangup: Signal,
-    /// SIGUSR1: confirm what is held back.
+    /// SIGUSR1: confirm deletions that are held back.
     pub(crate) confirm: Signal,
 }
 

@@ -1,4 +1,4 @@
-//! What the proxy of this network namespace listens on, when that is another process: from `/proc`
+//! Listening sockets of the proxy of this network namespace, when that is another process: from `/proc`
 //! ([proc_pid_net(5)](https://man7.org/linux/man-pages/man5/proc_pid_net.5.html)).
 
 use std::collections::BTreeSet;
@@ -13,13 +13,13 @@ use proxier_core::net::{FrontendKey, Protocol};
 const LISTENS: &str = "0A";
 const UNCONNECTED: &str = "07";
 
-/// What a process listens on, in the network namespace of this thread.
+/// Addresses and ports on which a process listens, in the network namespace of this thread.
 ///
 /// # Errors
 /// Its files or the sockets could not be read.
 pub(crate) fn listened_on(process: u32) -> io::Result<BTreeSet<FrontendKey>> {
     let files = fs::read_dir(Path::new("/proc").join(process.to_string()).join("fd"))?;
-    // One that is closed meanwhile does not matter.
+    // A descriptor that is closed meanwhile does not matter.
     let links = files.filter_map(|file| fs::read_link(file.ok()?.path()).ok()?.into_os_string().into_string().ok());
     let sockets: BTreeSet<String> =
         links.filter_map(|link| Some(link.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned())).collect();

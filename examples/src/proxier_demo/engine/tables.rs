@@ -11,11 +11,11 @@ use tokio::sync::mpsc;
 
 use crate::proxier_demo::message::{Control, Message};
 
-/// Transactions that follow each other so soon are one report. What a report leads to has a pause of its own; until then source ranges
-/// of IPVS mode are open, if it is their table that is gone.
+/// Transactions that follow each other within this time are one report. It is short, since source ranges of IPVS mode are open until the report is
+/// handled, if it is their table that is gone.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Reports that somebody wrote to the tables of this name. If it fails, full passes still find it.
+/// Reports writes to the tables of this name. If watching fails, full passes still find them.
 pub(crate) fn watch(table: String, messages: mpsc::Sender<Message>) {
     let name = table.clone();
     let work = move || match TableMonitor::open(&table) {

@@ -1,4 +1,4 @@
-//! How long it takes to forget flows, by family.
+//! Durations of calls that forget flows, by family.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use proxier_core::net::Family;
 use proxier_core::ports::{Conntrack, PortError, UdpServices};
 
-/// Connection tracking, and what each call to forget flows took, failed ones too.
+/// Connection tracking, with the duration of each call that forgets flows, failed ones too.
 pub(super) struct Timed<'a> {
     pub(super) conntrack: &'a mut dyn Conntrack,
     pub(super) took: &'a mut Vec<(Family, Duration)>,

@@ -1,4 +1,4 @@
-//! Userspace mode: what this process needs for it, and how it ends.
+//! Userspace mode: its requirements on this process, and its end.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub(crate) fn raise_open_files() -> u64 {
     }
 }
 
-/// What was said to a mode's needs, by family.
+/// Outcomes of trying the mode's needs, by family.
 type Attempts = Vec<(Family, Result<(), PortError>)>;
 
 /// The lowest port of TCP: where this may be listened on, all may.
@@ -52,11 +52,11 @@ pub(crate) fn attempt(settings: &Settings, kernel: &mut KernelPorts) -> Result<A
     Ok(settings.core.families.iter().map(try_family).collect())
 }
 
-/// The families that this mode can serve here, of those that are configured, and what is said of the others.
+/// Configured families that this mode can serve here, and notes on the rest.
 ///
 /// # Errors
 ///
-/// It can serve none.
+/// No family can be served.
 pub(crate) fn families(settings: &Settings, kernel: &mut KernelPorts) -> Result<(Families, Vec<String>), Problem> {
     let cannot = |reason: String| Problem::new("", format!("userspace mode cannot be used: {reason}"));
     let (mut served, mut notes) = (Vec::new(), Vec::new());

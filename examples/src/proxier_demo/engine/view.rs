@@ -1,4 +1,4 @@
-//! What the kernel's thread knows, for the status page.
+//! State of the kernel's thread, for the status page.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::proxier_demo::engine::{Engine, Kernel};
 use crate::proxier_demo::message::view::{DrainView, HeldView, ServiceView, View};
 
 impl<K: Kernel> Engine<K> {
-    /// What is known at this moment. Costs O(Frontends), a few milliseconds for ten thousand Services.
+    /// State at this moment. Costs O(Frontends), a few milliseconds for ten thousand Services.
     pub(crate) fn view(&self) -> View {
         let (proxier, now) = (self.proxier(), self.now());
         let (store, desired) = (proxier.store(), proxier.desired());

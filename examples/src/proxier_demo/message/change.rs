@@ -1,4 +1,4 @@
-//! What a source of Services reports: one object at a time, and when the initial list is complete.
+//! Reports of a source of Services: one object at a time, and when the initial list is complete.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ pub enum Change {
     DeleteSlice(ObjectKey),
     /// EndpointSlices are missing from a new list, or from all files, as with Services.
     LostSlices(Vec<ObjectKey>),
-    /// A new list of this kind begins: until [`Listed`](Change::Listed), what was missing before may still come.
+    /// A new list of this kind begins: objects that were missing before may still come until [`Listed`](Change::Listed).
     Listing(ObjectKind),
     /// The list of this kind is complete.
     Listed(ObjectKind),
@@ -37,7 +37,7 @@ pub enum Change {
     Node(Box<NodeState>),
     /// This node's Node was deleted.
     NodeGone,
-    /// A Node of the cluster, new or changed, for its weight and addresses: only what says these is in it.
+    /// A Node of the cluster, new or changed, for its weight and addresses: only the fields for these are filled.
     ClusterNode(Box<NodeObject>),
     /// A Node of the cluster, by name, was deleted.
     ClusterNodeGone(String),
@@ -67,7 +67,7 @@ pub(crate) fn unannounced(changes: impl IntoIterator<Item = Change>) -> Vec<Chan
     services.into_iter().chain(slices).chain(others).collect()
 }
 
-/// A Node, and what is not in its [`NodeObject`].
+/// A Node, and its state beyond its [`NodeObject`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeState {
     /// Labels, addresses, networks.
@@ -90,7 +90,7 @@ pub struct Snapshot {
     pub cluster_nodes: BTreeMap<String, NodeObject>,
     /// ServiceCIDRs by name.
     pub service_cidrs: BTreeMap<String, Vec<Network>>,
-    /// What could not be read.
+    /// Objects and files that could not be read.
     pub unreadable: Vec<Problem>,
 }
 

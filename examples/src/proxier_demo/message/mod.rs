@@ -1,4 +1,4 @@
-//! Messages to the kernel's thread, in the order in which they arrive, and what they carry.
+//! Messages to the kernel's thread, in the order in which they arrive, and their contents.
 
 pub mod change;
 pub(crate) mod view;
@@ -17,7 +17,7 @@ use crate::proxier_demo::message::view::View;
 /// A change and when it arrived.
 #[derive(Clone, Debug)]
 pub struct Event {
-    /// When it arrived in this process.
+    /// Time of its arrival in this process.
     pub at: Instant,
     /// The change.
     pub change: Change,
@@ -26,22 +26,22 @@ pub struct Event {
 /// All neighbours of each kind.
 pub(crate) type Found = BTreeMap<User, BTreeSet<Neighbour>>;
 
-/// What the kernel's thread has to know besides changes of the input.
+/// Messages to the kernel's thread besides changes of the input.
 #[derive(Debug)]
 pub(crate) enum Control {
     /// Compare everything (SIGHUP).
     Resync,
     /// Addresses or devices of the host changed; these addresses were added, even if they are gone again.
     HostChanged(Vec<IpAddr>),
-    /// Somebody wrote to the tables of nftables mode, maybe this process.
+    /// The tables of nf_tables changed, maybe by this process.
     TablesChanged(TableChanges),
-    /// Delete what is held back (SIGUSR1).
+    /// Delete objects whose deletion is held back (SIGUSR1).
     ConfirmRemoval,
     /// The neighbours, which this node has to reach, have changed.
     Neighbours(Found),
-    /// Stop serving what this process serves itself; connections get so much time. The answer: how many are left.
+    /// Stop serving in this process; connections get this much time. The answer: number of connections left.
     Finish(Duration, oneshot::Sender<usize>),
-    /// Say what is known, for the status page.
+    /// Report the state, for the status page.
     View(oneshot::Sender<View>),
 }
 
@@ -52,7 +52,7 @@ pub(crate) enum Message {
     Control(Control),
 }
 
-/// Where a source of Services sends changes.
+/// Channel to which a source of Services sends changes.
 #[derive(Clone, Debug)]
 pub struct Changes(Receiver);
 

@@ -1,4 +1,4 @@
-//! What the kernel's thread knows, at one moment. Made on request only, from values that are shared and not copied.
+//! State of the kernel's thread at one moment. Made on request only, from values that are shared and not copied.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use proxier_core::plan::report::Refused;
 use proxier_core::service::Frontend;
 use proxier_core::snapshot::{ObjectKey, ServicePort};
 
-/// How many lines of a list are shown; all of them are counted.
+/// Number of lines of a list that are shown; all of them are counted.
 const LINES: usize = 100;
 
 /// The first lines of a list, and how many there are.
@@ -38,7 +38,7 @@ impl<T> FromIterator<T> for Lines<T> {
 #[derive(Clone, Debug)]
 pub(crate) struct ServiceView {
     pub(crate) key: ObjectKey,
-    /// For the names of ports.
+    /// Ports of the Service, for their names.
     pub(crate) ports: Vec<ServicePort>,
     pub(crate) frontends: Vec<Arc<Frontend>>,
 }
@@ -49,7 +49,7 @@ pub(crate) struct DrainView {
     pub(crate) virtual_server: String,
     pub(crate) real_server: String,
     pub(crate) since: Duration,
-    /// Until it goes whatever connections it has.
+    /// Time until it is deleted, even with connections.
     pub(crate) left: Option<Duration>,
     pub(crate) connections: Option<u64>,
 }
@@ -73,6 +73,6 @@ pub(crate) struct View {
     pub(crate) rejected: Lines<String>,
     pub(crate) refused: Lines<Refused>,
     pub(crate) held: Lines<HeldView>,
-    /// Virtual servers of marks by their Frontends: those that only clients outside get, and those of shared node ports.
+    /// Virtual servers of firewall marks, by their Frontends: for clients outside only, and for shared node ports.
     pub(crate) marks: BTreeMap<FrontendKey, VirtualServerKey>,
 }

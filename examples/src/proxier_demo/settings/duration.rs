@@ -50,7 +50,7 @@ impl FromStr for GoDuration {
             }
             let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_too_large| wrong())? };
             nanos += u128::from(whole) * u128::from(of_unit);
-            // Digits beyond a nanosecond of an hour change nothing.
+            // Digits below a nanosecond, even of an hour, change nothing.
             let digits = fraction.get(..fraction.len().min(13)).unwrap_or_default();
             if !digits.is_empty() {
                 let scale = 10_u128.pow(u32::try_from(digits.len()).unwrap_or(0));
@@ -64,7 +64,7 @@ impl FromStr for GoDuration {
     }
 }
 
-/// As Go prints: `1h5m0s`, `30s`, `1.5s`, `250ms`, `0s`.
+/// Prints as Go does: `1h5m0s`, `30s`, `1.5s`, `250ms`, `0s`.
 impl fmt::Display for GoDuration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nanos = self.0.as_nanos();
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn reads_and_prints_as_go_does() {
-        // Right column: what Go's time.Duration prints for the left one.
+        // The right column has the output of Go's time.Duration for the left one.
         for (text, printed, nanos) in [
             ("0", "0s", 0),
             ("0s", "0s", 0),

@@ -18,7 +18,7 @@ use crate::proxier_demo::yaml;
 pub const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 /// `kind` of the format.
 pub const KIND: &str = "KubeProxyConfiguration";
-/// Where a ConfigMap may have it: kubeadm's place, and others'.
+/// Keys of a ConfigMap that may hold the configuration: kubeadm's, and the one that other installers use.
 const CONFIG_MAP_KEYS: [&str; 2] = ["config.conf", "config"];
 
 /// Reads `null` as the default: kubeadm writes it for unset fields.
@@ -46,17 +46,17 @@ macro_rules! objects {
 }
 
 objects! {
-    /// The whole configuration. Fields are documented by what they do here; "unused" ones are kept so that files with them
-    /// are read without a warning and written back whole.
+    /// The whole configuration. Fields are documented by their effect here; "unused" ones are kept so that files with them are read without a warning
+    /// and written back whole.
     KubeProxyConfiguration {
         /// [`API_VERSION`].
         api_version: String,
-        /// Address whose family is the primary one, and that is the node's primary address of its family if others can reach it. Default
-        /// `0.0.0.0`: the Node object's.
+        /// Primary address of the node in its family, if other hosts can reach it; its family is the primary one. Default `0.0.0.0`: the Node object's
+        /// addresses.
         bind_address: String,
         /// Whether a health or metrics address that cannot be bound ends the process. Default no.
         bind_address_hard_fail: bool,
-        /// How the API server is reached.
+        /// Connection to the API server.
         client_connection: ClientConnection,
         /// Networks of the cluster's pods: one, or one of each family with a comma between.
         #[serde(rename = "clusterCIDR")]
@@ -65,20 +65,20 @@ objects! {
         config_sync_period: GoDuration,
         /// Connection tracking.
         conntrack: Conntrack,
-        /// How local pod traffic is detected.
+        /// Details of the detection of local pod traffic.
         detect_local: DetectLocal,
         /// `ClusterCIDR`, `NodeCIDR`, `BridgeInterface`, `InterfaceNamePrefix`. Default `ClusterCIDR`.
         detect_local_mode: String,
         /// `/debug` on the metrics server; unused.
         enable_profiling: bool,
-        /// Feature gates: `AllowServiceExternalIPs: false` leaves external IPs of Services out; of others, a warning says that they have no
-        /// effect here. Which names kube-proxy of some release knows is not checked.
+        /// Feature gates: `AllowServiceExternalIPs: false` leaves external IPs of Services out; a warning names each of the rest that is set, since
+        /// it has no effect here. Names are not checked against a release of kube-proxy.
         feature_gates: BTreeMap<String, bool>,
         /// `/healthz`, `/livez` and `/readyz`. Default port 10256 on all addresses.
         healthz_bind_address: String,
         /// The node's name. Default the host's.
         hostname_override: String,
-        /// Settings of iptables mode; those of masquerading apply in IPVS mode too.
+        /// Settings of iptables mode; its masquerading fields apply in IPVS mode too.
         iptables: Iptables,
         /// Settings of IPVS mode.
         ipvs: Ipvs,
@@ -92,7 +92,7 @@ objects! {
         mode: String,
         /// Settings of nftables mode, used in that mode only.
         nftables: Option<Nftables>,
-        /// Where node ports are served: networks, `primary`, `localhost` and `all` in any combination. Default `all`.
+        /// Addresses that serve node ports: networks, `primary`, `localhost` and `all` in any combination. Default `all`.
         node_port_addresses: Vec<String>,
         /// Written to this process's `oom_score_adj`. Default −999.
         oom_score_adj: Option<i64>,
@@ -138,26 +138,26 @@ objects! {
         tcp_close_wait_timeout: Option<GoDuration>,
         /// Default 24 hours.
         tcp_established_timeout: Option<GoDuration>,
-        /// Of UDP with answers.
+        /// Timeout of UDP with answers. Default 0.
         udp_stream_timeout: GoDuration,
-        /// Of UDP without answers.
+        /// Timeout of UDP without answers. Default 0.
         udp_timeout: GoDuration,
     }
 
     /// `detectLocal`.
     DetectLocal {
-        /// For mode `BridgeInterface`.
+        /// Device for mode `BridgeInterface`.
         bridge_interface: String,
-        /// For mode `ClusterCIDR`, in newer releases.
+        /// Networks for mode `ClusterCIDR`, in newer releases.
         #[serde(rename = "clusterCIDRs", skip_serializing_if = "Vec::is_empty")]
         cluster_cidrs: Vec<String>,
-        /// For mode `InterfaceNamePrefix`.
+        /// Prefix of device names for mode `InterfaceNamePrefix`.
         interface_name_prefix: String,
     }
 
     /// `iptables`.
     Iptables {
-        /// Node ports on 127.0.0.1, in iptables mode; other modes never have them. Default yes.
+        /// Node ports on 127.0.0.1, in iptables mode. Default yes.
         localhost_node_ports: Option<bool>,
         /// Masquerade all traffic to Services. Default no.
         masquerade_all: bool,
@@ -169,11 +169,11 @@ objects! {
         /// iptables know how. Default `auto`. `false` counts in IPVS mode too. Not in kube-proxy.
         #[serde(skip_serializing_if = "Option::is_none")]
         random_fully: Option<Value>,
-        /// Whether TCP clients of Services without endpoints get a reset, not ICMP, which the kernel limits for each client, in iptables
-        /// mode; nftables mode always resets. Default no, as in kube-proxy, whose rules others then equal. Not in kube-proxy.
+        /// Whether TCP clients of Services without endpoints get a reset, not ICMP, which the kernel limits for each client, in iptables mode;
+        /// nftables mode always resets. Default no: all other rules then equal those of kube-proxy. Not in kube-proxy.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         reject_with_reset: bool,
-        /// How often the kernel is compared with what it should hold, in iptables mode. Default 30 seconds.
+        /// Interval between full comparisons with the kernel, in iptables mode. Default 30 seconds.
         sync_period: GoDuration,
     }
 
@@ -185,39 +185,37 @@ objects! {
         masquerade_bit: Option<i64>,
         /// Shortest time between two passes. Default 0.
         min_sync_period: GoDuration,
-        /// How often the kernel is compared with what it should hold. Default 30 seconds.
+        /// Interval between full comparisons with the kernel. Default 30 seconds.
         sync_period: GoDuration,
     }
 
     /// `userspace`. Not in kube-proxy.
     Userspace {
-        /// How long connections to an endpoint that is gone may go on. Default 15 minutes; 0: they end at once.
+        /// Time for which connections to an endpoint that is gone may go on. Default 15 minutes; 0: they end at once.
         drain_timeout: Option<GoDuration>,
-        /// How long connections get when the process ends, at most `drainTimeout`. Default 20 seconds, less than the 30 that Kubernetes
-        /// gives a pod.
+        /// Time that connections get when the process ends, at most `drainTimeout`. Default 20 seconds, less than the 30 that Kubernetes gives a pod.
         end_timeout: Option<GoDuration>,
-        /// How many connections and flows of UDP each port of a Service may have at once, at all its addresses together. Default 0: as
-        /// many as there are files for.
+        /// Limit on connections and UDP flows of each port of a Service at once, at all its addresses together. Default 0: as many as files may be
+        /// open.
         max_connections_per_service: i64,
-        /// The networks of cluster IPs, made local as a whole; other addresses one by one. The networks must be the Services'
-        /// alone. Default none.
+        /// Networks of cluster IPs, made local as a whole; other addresses are made local one by one. The networks must be the Services' alone.
+        /// Default none.
         #[serde(rename = "serviceCIDRs")]
         service_cidrs: Vec<String>,
-        /// How long a flow of UDP lives without a datagram. Default 250 milliseconds.
+        /// Lifetime of a UDP flow without a datagram. Default 250 milliseconds.
         udp_idle_timeout: GoDuration,
     }
 
     /// `ipvs`.
     Ipvs {
-        /// What annotations may decide: `scheduler`, `persistence`, `one-packet`, `weights`, `node-weights`, `forwarding`,
-        /// `thresholds`, `drain`; all but `node-weights` by default. Not in kube-proxy.
+        /// Subjects that annotations may decide: `scheduler`, `persistence`, `one-packet`, `weights`, `node-weights`, `forwarding`, `thresholds`,
+        /// `drain`; all but `node-weights` by default. Not in kube-proxy.
         #[serde(skip_serializing_if = "Option::is_none")]
         allowed_annotations: Option<Vec<String>>,
-        /// How Services' addresses become this host's: `addresses` on the dummy device, or `routes`. Default `addresses`. Not in
-        /// kube-proxy.
+        /// Way to make Services' addresses local: `addresses` on the dummy device, or `routes`. Default `addresses`. Not in kube-proxy.
         #[serde(skip_serializing_if = "Option::is_none")]
         binding: Option<String>,
-        /// What counts where no annotation of a Service says otherwise. Not in kube-proxy.
+        /// Values for Services without an annotation of their own. Not in kube-proxy.
         #[serde(skip_serializing_if = "Option::is_none")]
         defaults: Option<IpvsDefaults>,
         /// Networks in which no virtual server is deleted.
@@ -230,8 +228,8 @@ objects! {
         /// The firewall marks for `markSplit` and `markNodePorts`, as `VALUE/MASK`. Default `0x16000000/0xff00c000`. Not in kube-proxy.
         #[serde(skip_serializing_if = "Option::is_none")]
         mark_range: Option<String>,
-        /// Whether clients outside get local endpoints, and this node and pods those of all nodes, where a Service's external policy
-        /// is `Local`. Default no: all get the local ones. Needs rules `nftables`. Not in kube-proxy.
+        /// Whether clients outside get local endpoints, and this node and its pods all endpoints, when a Service's external policy is `Local`.
+        /// Default no: all get the local ones. Needs rules `nftables`. Not in kube-proxy.
         #[serde(skip_serializing_if = "Option::is_none")]
         mark_split: Option<bool>,
         /// Overrides `iptables.masqueradeAll`. Not in kube-proxy.
@@ -242,35 +240,35 @@ objects! {
         masquerade_bit: Option<i64>,
         /// Shortest time between two passes. Default 0.
         min_sync_period: GoDuration,
-        /// What masquerades and guards beside the virtual servers: `nftables`, `iptables`, or `auto`: `nftables` unless a filter of
+        /// Rule back end for NAT and firewall rules beside the virtual servers: `nftables`, `iptables`, or `auto`: `nftables` unless a filter of
         /// iptables drops by default, chains of IPVS mode are there, or the kernel cannot. Default `auto`. Not in kube-proxy.
         #[serde(skip_serializing_if = "Option::is_none")]
         rules: Option<String>,
         /// The kernel's name of the scheduler. Default `rr`.
         scheduler: String,
-        /// With binding `routes`, the networks of cluster IPs, made local as a whole; other addresses one by one. The networks must
-        /// be the Services' alone. Default none. Not in kube-proxy.
+        /// Networks of cluster IPs, with binding `routes` made local as a whole; other addresses are made local one by one. The networks must be the
+        /// Services' alone. Default none. Not in kube-proxy.
         #[serde(rename = "serviceCIDRs", skip_serializing_if = "Option::is_none")]
         service_cidrs: Option<Vec<String>>,
         /// Answer ARP only for addresses of the interface that was asked. Default no.
         #[serde(rename = "strictARP")]
         strict_arp: bool,
-        /// How often the kernel is compared with what it should hold. Default 30 seconds.
+        /// Interval between full comparisons with the kernel. Default 30 seconds.
         sync_period: GoDuration,
-        /// After FIN. 0: the kernel's.
+        /// Timeout of TCP connections after FIN. 0: the kernel's.
         tcp_fin_timeout: GoDuration,
-        /// Of idle TCP connections. 0: the kernel's.
+        /// Timeout of idle TCP connections. 0: the kernel's.
         tcp_timeout: GoDuration,
-        /// Of UDP. 0: the kernel's.
+        /// Timeout of UDP. 0: the kernel's.
         udp_timeout: GoDuration,
     }
 
     /// `ipvs.defaults`: the values of annotations of Services. Not in kube-proxy.
     IpvsDefaults {
-        /// How long an endpoint that leaves keeps its connections, 0 to 2678400.
+        /// Seconds for which an endpoint that leaves keeps its connections, 0 to 2678400.
         #[serde(skip_serializing_if = "Option::is_none")]
         drain_seconds: Option<i64>,
-        /// How packets for external addresses reach endpoints: `masquerade`, `direct-route`, `ipip`, `gre`, `gue:PORT`.
+        /// Way of packets for external addresses to endpoints: `masquerade`, `direct-route`, `ipip`, `gre`, `gue:PORT`.
         #[serde(skip_serializing_if = "Option::is_none")]
         forwarding: Option<String>,
         /// Connections above which an endpoint gets no new ones.
@@ -282,13 +280,13 @@ objects! {
         /// Whether each UDP datagram is scheduled for itself. `true` takes answers from cluster DNS too, unless its annotation says no.
         #[serde(skip_serializing_if = "Option::is_none")]
         one_packet: Option<bool>,
-        /// Which clients of IPv4 count as one, 0 to 32.
+        /// Prefix length by which IPv4 clients count as one, 0 to 32.
         #[serde(rename = "persistencePrefixIPv4", skip_serializing_if = "Option::is_none")]
         persistence_prefix_ipv4: Option<i64>,
-        /// Which clients of IPv6 count as one, 1 to 128.
+        /// Prefix length by which IPv6 clients count as one, 1 to 128.
         #[serde(rename = "persistencePrefixIPv6", skip_serializing_if = "Option::is_none")]
         persistence_prefix_ipv6: Option<i64>,
-        /// How long a client stays with its endpoint, 1 to 2678400; for Services without session affinity.
+        /// Seconds for which a client stays with its endpoint, 1 to 2678400; for Services without session affinity.
         #[serde(skip_serializing_if = "Option::is_none")]
         persistence_seconds: Option<i64>,
         /// Flags of the scheduler, with commas.
@@ -307,15 +305,15 @@ objects! {
         format: String,
         /// Unused.
         options: Option<Value>,
-        /// 0 to 3: what happened; 4 and 5: why too; 6 and more: everything. Default 0.
+        /// Verbosity. 0 to 3: what happened; 4 and 5: why too; 6 and more: everything. Default 0.
         verbosity: i64,
         /// Unused.
         vmodule: Option<Value>,
     }
 }
 
-/// How long connections of userspace mode get when the process ends, unless the configuration says otherwise: less than the 30 s
-/// that Kubernetes gives a pod.
+/// Time that connections of userspace mode get when the process ends, unless the configuration sets it: less than the 30 s that Kubernetes gives a
+/// pod.
 pub const END_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(20);
 
 /// Sets an empty text.
@@ -345,11 +343,11 @@ impl KubeProxyConfiguration {
         Self::parse(&text, &origin)
     }
 
-    /// Reads a text: a configuration, or a ConfigMap that holds one. The second value: fields that were ignored.
+    /// Reads a text: a configuration, or a ConfigMap that holds one. The second value: warnings about ignored fields.
     ///
     /// # Errors
     ///
-    /// As [`read`](Self::read).
+    /// Fails as [`read`](Self::read) does.
     pub fn parse(text: &str, origin: &str) -> Result<(Self, Vec<Problem>), Problem> {
         let mut warnings = Vec::new();
         let mut value = parse_yaml(text, origin, &mut warnings)?;
@@ -411,13 +409,13 @@ impl KubeProxyConfiguration {
         or(&mut self.logging.format, "text");
     }
 
-    /// As YAML, as `--write-config-to` prints it.
+    /// The configuration as YAML, as `--write-config-to` prints it.
     ///
     /// # Errors
     ///
-    /// Only when the values nest too deep, which those of this format do not.
+    /// The values nest too deep, which values of this format never do.
     pub fn to_yaml(&self) -> Result<String, Problem> {
-        // Through JSON values, whose keys are sorted, as in the files kube-proxy writes.
+        // JSON values have sorted keys, as in the files kube-proxy writes.
         let value = serde_json::to_value(self).map_err(|error| Problem::new("configuration", error.to_string()))?;
         serde_saphyr::to_string(&value).map_err(|error| Problem::new("configuration", error.to_string()))
     }
@@ -440,7 +438,7 @@ fn parse_yaml(text: &str, origin: &str, warnings: &mut Vec<Problem>) -> Result<V
     })
 }
 
-/// Where a ConfigMap has a configuration, as kubeadm and others write it: the key, and the text. `None` if it is no ConfigMap.
+/// Configuration inside a ConfigMap, as kubeadm and other installers write it: the key, and the text. `None` if it is no ConfigMap.
 fn inside_config_map(value: &Value) -> Result<Option<(&'static str, &str)>, String> {
     if value.get("kind").and_then(Value::as_str) != Some("ConfigMap") {
         return Ok(None);

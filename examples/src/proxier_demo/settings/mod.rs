@@ -26,19 +26,19 @@ use crate::proxier_demo::settings::kubeproxyconfig::{END_TIMEOUT, KubeProxyConfi
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
-    /// How Services are compiled.
+    /// Settings for compiling Services.
     pub core: Config,
     /// The mode that is asked for.
     pub asked: Asked,
-    /// Which part of the kernel serves them: the mode that is asked for, or the one that was chosen.
+    /// Mode that serves: the configured one, or the one that was chosen.
     pub mode: Kind,
-    /// Its family is the primary one.
+    /// Primary address of the node; its family is the primary one.
     pub bind_address: IpAddr,
     /// Whether an address that cannot be bound ends the process.
     pub bind_address_hard_fail: bool,
-    /// Where `/healthz`, `/livez` and `/readyz` are served; `None`: nowhere.
+    /// Address that serves `/healthz`, `/livez` and `/readyz`; `None`: no server.
     pub healthz: Option<SocketAddr>,
-    /// Where `/metrics` is served; `None`: nowhere.
+    /// Address that serves `/metrics`; `None`: no server.
     pub metrics: Option<SocketAddr>,
     /// Who may see the status page, which the metrics server has.
     pub status_page: Exposure,
@@ -46,13 +46,13 @@ pub struct Settings {
     pub node_name: String,
     /// The kubeconfig that the file names.
     pub kubeconfig: Option<PathBuf>,
-    /// How often the kernel is compared with what it should hold; more than 0.
+    /// Interval between full comparisons with the kernel; more than 0.
     pub sync_period: Duration,
     /// Shortest time between two passes; at most `sync_period`.
     pub min_sync_period: Duration,
     /// Settings of userspace mode.
     pub userspace: userspace::Options,
-    /// How long connections of userspace mode get when the process ends.
+    /// Time that connections of userspace mode get when the process ends.
     pub end_timeout: Duration,
     /// Whether masqueraded connections get random ports: iptables mode; in IPVS mode only `Never` counts.
     pub random_fully: RandomFully,
@@ -62,24 +62,24 @@ pub struct Settings {
     pub timeouts: Timeouts,
     /// Settings of connection tracking.
     pub conntrack: Conntrack,
-    /// For this process's `oom_score_adj`: −1000 to 1000.
+    /// Value for this process's `oom_score_adj`: −1000 to 1000.
     pub oom_score_adj: i16,
-    /// How much is logged: 0 to 10.
+    /// Verbosity of logs: 0 to 10.
     pub verbosity: u8,
     /// Whether logs are JSON.
     pub log_json: bool,
-    /// The same as an object, defaults filled in: `--write-config-to`, `/configz`.
+    /// The configuration as an object, defaults filled in: `--write-config-to`, `/configz`.
     pub object: KubeProxyConfiguration,
 }
 
 /// Timeouts of IPVS in whole seconds; `None`: the kernel's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Of idle TCP connections.
+    /// Timeout of idle TCP connections.
     pub tcp_secs: Option<u32>,
-    /// After FIN.
+    /// Timeout of TCP connections after FIN.
     pub tcp_fin_secs: Option<u32>,
-    /// Of UDP.
+    /// Timeout of UDP.
     pub udp_secs: Option<u32>,
 }
 
@@ -92,31 +92,30 @@ pub struct Conntrack {
     pub min: u32,
     /// Be liberal about TCP windows.
     pub tcp_be_liberal: bool,
-    /// Of established TCP connections, seconds.
+    /// Timeout of established TCP connections, seconds.
     pub tcp_established_secs: Option<u32>,
-    /// In CLOSE_WAIT, seconds.
+    /// Timeout in CLOSE_WAIT, seconds.
     pub tcp_close_wait_secs: Option<u32>,
-    /// Of UDP without answers, seconds.
+    /// Timeout of UDP without answers, seconds.
     pub udp_secs: Option<u32>,
-    /// Of UDP with answers, seconds.
+    /// Timeout of UDP with answers, seconds.
     pub udp_stream_secs: Option<u32>,
 }
 
 /// Who may see the status page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Exposure {
-    /// Nobody: there is none. Default.
+    /// Nobody: there is no such page. Default.
     #[default]
     Off,
-    /// Who asks from this host, by an address or the name `localhost`: not from a web page under another name, which a name server
-    /// could lead here.
+    /// Clients of this host, by an address or the name `localhost`: not a web page under another name, which a name server could lead here.
     Localhost,
-    /// Whoever reaches the metrics server.
+    /// All clients that reach the metrics server.
     On,
 }
 
 impl Exposure {
-    /// From its name in configuration files.
+    /// The value of this name in configuration files.
     pub fn by_name(name: &str) -> Option<Self> {
         match name {
             "off" => Some(Exposure::Off),
@@ -127,18 +126,18 @@ impl Exposure {
     }
 }
 
-/// Where a configuration comes from, and what only flags can set.
+/// Origin of a configuration, and the parts that only flags can set.
 #[derive(Clone, Debug, Default)]
 pub struct Given {
     /// The file's name, or empty for flags.
     pub origin: String,
-    /// Asks for no health server.
+    /// Whether there is to be no health server.
     pub no_healthz: bool,
-    /// Asks for no metrics server.
+    /// Whether there is to be no metrics server.
     pub no_metrics: bool,
-    /// The mode that was chosen, whatever the configuration asks for.
+    /// Mode that was chosen, which counts instead of the configured one.
     pub mode: Option<Kind>,
-    /// The command needs no Node: any host name is accepted.
+    /// Whether the command needs no Node: any host name is accepted then.
     pub nameless: bool,
     /// The name of the flag behind a field, when fields were set by flags.
     pub flag_of: Option<fn(&str) -> Option<&'static str>>,
@@ -155,7 +154,7 @@ impl Given {
 }
 
 impl Settings {
-    /// What the proxy sets on this host.
+    /// Settings that the proxy makes on this host.
     pub(crate) fn host(&self) -> HostSettings {
         let mut host = HostSettings::default();
         host.strict_arp = self.strict_arp;
@@ -181,7 +180,7 @@ impl Settings {
         reserved
     }
 
-    /// What iptables mode does beside what every mode does.
+    /// Options of iptables mode beyond those of every mode.
     pub(crate) fn iptables(&self) -> iptables::Options {
         let mut options = iptables::Options::default();
         options.localhost_node_ports = self.object.iptables.localhost_node_ports.unwrap_or(true);
@@ -289,7 +288,7 @@ impl Check<'_> {
         Asked::Auto
     }
 
-    /// proxier-core reads its part from the same object and reports what is wrong.
+    /// Reads the part of proxier-core, which uses the same object and reports what is wrong.
     fn core(&mut self, object: &KubeProxyConfiguration, mode: Kind) -> Config {
         let mut value = serde_json::to_value(object).unwrap_or_default();
         let masquerade = match (mode, &object.nftables) {
@@ -300,7 +299,7 @@ impl Check<'_> {
             _ => None,
         };
         if let Some((_, all, bit)) = masquerade {
-            // proxier-core reads both from one section, whatever the mode's section is called.
+            // proxier-core reads both from the section `ipvs`, also for other modes.
             value["ipvs"]["masqueradeAll"] = all.into();
             value["ipvs"]["masqueradeBit"] = bit.into();
         }
@@ -317,13 +316,13 @@ impl Check<'_> {
         };
         let mut rejections = Vec::new();
         let config = Config::check(&part, &mut rejections);
-        // It guards: a slip of the pen must not leave it off.
+        // The gate guards: a slip of the pen must not leave it off.
         let is_slip = |name: &&String| *name != EXTERNAL_IPS_GATE && name.eq_ignore_ascii_case(EXTERNAL_IPS_GATE);
         if let Some(name) = object.feature_gates.keys().find(is_slip) {
             self.error("featureGates", format!("{name:?} is not a feature gate; write {EXTERNAL_IPS_GATE}"));
         }
         for rejection in rejections {
-            // A configuration leaves nothing out: keep only the first part, such as "not a network (ADDRESS/PREFIX)".
+            // Nothing of a configuration is left out: keep only the first part, such as "not a network (ADDRESS/PREFIX)".
             let reason = rejection.reason.split("; ").next().unwrap_or_default();
             let own = masquerade.map(|(field, ..)| field).filter(|_| rejection.field == "ipvs.masqueradeBit");
             self.error(own.unwrap_or(&rejection.field), format!("{:?} is {reason}", rejection.value));
@@ -556,7 +555,7 @@ mod tests {
         assert_eq!(of(none), (None, Some(Duration::ZERO), idle, Duration::ZERO), "nobody waits");
     }
 
-    /// `on` and `off` are names here, whatever YAML takes them for.
+    /// `on` and `off` are names here, although YAML may read them as booleans.
     #[test]
     fn the_status_page_is_off_unless_it_is_asked_for() {
         for (body, expected) in [
@@ -601,7 +600,7 @@ mod tests {
         assert_eq!((settings.asked, settings.mode), (Asked::Mode(Kind::Iptables), Kind::Iptables));
     }
 
-    /// What several modes have in their sections is read from the section of the mode that serves.
+    /// Settings that several modes have in their sections are read from the section of the mode that serves.
     #[test]
     fn the_mode_that_is_chosen_has_its_own_section() {
         let text = "kind: KubeProxyConfiguration\napiVersion: kubeproxy.config.k8s.io/v1alpha1\nhostnameOverride: n\n\

@@ -1,11 +1,11 @@
-//! Counts what was read, for the display of progress.
+//! Counts of objects that were read, to display progress.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::proxier_demo::message::change::Change;
 
-/// Counts what was read. Shared between reader and display.
+/// Counts of Services and EndpointSlices that were read. Shared between reader and display.
 #[derive(Clone, Debug, Default)]
 pub struct Counted(Arc<Counters>);
 

@@ -21,7 +21,7 @@ pub struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// Of the file at this path, symbolic links followed.
+    /// Fingerprint of the file at this path, symbolic links followed.
     ///
     /// # Errors
     ///
@@ -56,7 +56,7 @@ impl Noted {
         self.0.push((path.to_owned(), Fingerprint::of(path).ok()));
     }
 
-    /// Whether none of them has changed.
+    /// Whether none of the noted files has changed.
     pub(crate) fn are_as_noted(&self) -> bool {
         self.0.iter().all(|(path, noted)| Fingerprint::of(path).ok() == *noted)
     }
@@ -86,8 +86,8 @@ impl Events {
                 Err(nix::errno::Errno::EAGAIN) => {}
                 Err(error) => return Err(error.into()),
             }
-            // Too small for an event, so this reads none: the kernel answers EINVAL when there is one, and EAGAIN, after
-            // which tokio waits again, when there is none (inotify_read in fs/notify/inotify/inotify_user.c).
+            // The buffer is too small for an event, so this reads none: the kernel answers EINVAL when there is one, and EAGAIN, after which tokio
+            // waits again, when there is none (inotify_read in fs/notify/inotify/inotify_user.c).
             if self.readiness.try_read(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
                 return Ok(events);
             }
@@ -110,7 +110,7 @@ impl std::fmt::Debug for FileWatch {
 }
 
 impl FileWatch {
-    /// How often files are checked without events.
+    /// Interval of checks without events.
     pub const POLL: Duration = Duration::from_secs(10);
 
     /// Watches directories, and files through their directories. Must be called within a tokio runtime.
@@ -187,8 +187,8 @@ fn directory_of(path: &Path) -> PathBuf {
     }
 }
 
-/// Waits for changes of a file, and then until it has been still for a moment: whoever rewrites it slowly, or removes it before the new
-/// one comes, has not finished before.
+/// Waits for changes of a file, and then until it has been still for a moment: a program may rewrite it slowly, or remove it before the new one
+/// comes.
 #[derive(Debug)]
 pub struct Rewritten {
     path: PathBuf,
@@ -197,7 +197,7 @@ pub struct Rewritten {
 }
 
 impl Rewritten {
-    /// How long a file that is being rewritten has to be still.
+    /// Time for which a file that is being rewritten has to be still.
     pub const STILL: Duration = Duration::from_secs(3);
 
     /// Must be called within a tokio runtime.
@@ -205,7 +205,7 @@ impl Rewritten {
         Rewritten { path: path.to_owned(), watch: FileWatch::new(&[path.to_owned()]), seen: None }
     }
 
-    /// Returns when the file is there for the first time, is another one than before, has other times, or is gone; and still.
+    /// Returns when the file appears, is replaced, has other times, or is gone; and is still then.
     pub async fn next(&mut self) {
         while self.is_as_seen() {
             self.watch.next(FileWatch::POLL).await;
@@ -219,7 +219,7 @@ impl Rewritten {
         }
     }
 
-    /// Whether nothing has changed since the last look.
+    /// Whether the file is unchanged since the last look.
     fn is_as_seen(&mut self) -> bool {
         let now = Fingerprint::of(&self.path).ok();
         std::mem::replace(&mut self.seen, now) == now

@@ -64,13 +64,13 @@ pub async fn read(configured: &Configured, options: Options, counted: &Counted) 
 
 /// Why the changes ended before the initial list was complete.
 enum Stopped {
-    /// Nothing new came for so long.
+    /// Nothing new came for this time.
     Silent(Duration),
     /// The source has ended.
     Ended,
 }
 
-/// Takes changes until the initial list is complete, or nothing new came for so long.
+/// Takes changes until the initial list is complete, or nothing new came for the time of `patience`; `None`: without limit.
 async fn collect(
     changes: &mut mpsc::Receiver<Event>,
     patience: Option<Duration>,

@@ -1,4 +1,4 @@
-//! Where Services come from: an API server or files, as changes.
+//! Sources of Services: an API server or files, as changes.
 
 pub mod cluster;
 pub mod counted;

@@ -8,7 +8,7 @@ use proxier_core::net::Family;
 use proxier_core::objects::EndpointSliceObject;
 use proxier_core::snapshot::ObjectKey;
 
-/// When the last change in a slice was caused (RFC 3339); the slice's controller writes it.
+/// Annotation with the time when the last change in a slice was caused (RFC 3339); the slice's controller writes it.
 pub(crate) const ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
 /// Most causes that are measured one by one.
@@ -17,11 +17,11 @@ const MOST: usize = 10_000;
 /// Causes of changes that the kernel does not have yet.
 #[derive(Debug)]
 pub(crate) struct Triggers {
-    /// Earlier causes are not measured: they waited for this process to start.
+    /// Time before which causes are not measured: they waited for this process to start.
     started: SystemTime,
-    /// For the next pass, by slice.
+    /// Causes for the next pass.
     fresh: Vec<Trigger>,
-    /// From failed passes: in the kernel once a full pass succeeds.
+    /// Causes from failed passes: in the kernel once a full pass succeeds.
     overdue: Vec<Trigger>,
 }
 

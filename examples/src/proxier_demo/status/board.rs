@@ -1,4 +1,4 @@
-//! What the last passes did, kept as they end: a few lines, whatever the number of Services.
+//! Results of the last passes, kept as they end: a few lines, for any number of Services.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,9 +8,9 @@ use k8s_openapi::jiff::Timestamp;
 use proxier_core::plan::report::Report;
 use serde_json::{Value, json};
 
-/// How many passes are kept.
+/// Number of passes that are kept.
 const PASSES: usize = 30;
-/// How many failures of the last pass are kept.
+/// Number of failures of the last pass that are kept.
 const FAILURES: usize = 50;
 
 /// The last passes. Shared; the kernel's thread writes, the status page reads.
@@ -19,7 +19,7 @@ pub(crate) struct Board(Mutex<Kept>);
 
 #[derive(Debug, Default)]
 struct Kept {
-    /// The newest first.
+    /// Passes, the newest first.
     passes: VecDeque<Pass>,
     failures: Vec<String>,
     all_failures: usize,
@@ -41,7 +41,7 @@ impl Board {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A pass has ended. What an earlier one could not do is forgotten: each pass tries it again.
+    /// Records a pass that has ended. Failures of earlier passes are forgotten: each pass tries them again.
     pub(crate) fn passed(&self, report: &Report, took: Duration, now: SystemTime) {
         let failures = report.applied.failures.iter().map(ToString::to_string);
         let unread = report.unread.iter().map(ToString::to_string);
@@ -81,7 +81,7 @@ impl Board {
         self.kept().passes.iter().map(pass).collect()
     }
 
-    /// What the last pass could not do: all of it counted, the first of it listed.
+    /// Failures of the last pass: all of them counted, the first of them listed.
     pub(super) fn failures(&self) -> Value {
         let kept = self.kept();
         json!({"count": kept.all_failures, "list": kept.failures})

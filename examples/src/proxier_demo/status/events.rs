@@ -16,10 +16,10 @@ use tokio::sync::mpsc;
 
 use crate::proxier_demo::sources::cluster::{Connection, Session};
 
-/// What an Event is about.
+/// Object of an Event.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Regarding {
-    /// This node.
+    /// The Node object of this node.
     Node,
     /// A Service.
     Service(ObjectKey),
@@ -45,7 +45,7 @@ pub enum Reason {
     AddressConflict,
     /// A Service has an address of another Node, which serves it. Not in kube-proxy.
     AddressOfNode,
-    /// The kernel refuses what a Service needs. Not in kube-proxy.
+    /// The kernel refuses an operation that a Service needs. Not in kube-proxy.
     FailedToProgram,
     /// The node cannot do the mode that it was asked for, and serves in another. Not in kube-proxy.
     ModeUnavailable,
@@ -82,13 +82,13 @@ struct Report {
     note: String,
 }
 
-/// Sends Events in the background. Without a cluster it does nothing.
+/// Sends Events in the background. Does nothing without a cluster.
 #[derive(Clone, Debug, Default)]
 pub struct Recorder {
     queue: Option<mpsc::Sender<(Report, SystemTime)>>,
 }
 
-/// How long the same Event is not repeated.
+/// Time for which the same Event is not repeated.
 const AGAIN: Duration = Duration::from_secs(600);
 /// Most Events in a minute.
 const A_MINUTE: usize = 60;
@@ -151,7 +151,7 @@ impl Sender {
         }
     }
 
-    /// Sends it until the server takes or refuses it, or has been away for too long. Later Events wait.
+    /// Sends an Event until the server takes or refuses it, or has been away for too long. Later Events wait.
     async fn deliver(&mut self, report: &Report, told: SystemTime) {
         let start = Instant::now();
         let mut pause = FIRST_PAUSE;
@@ -225,7 +225,7 @@ fn event(report: &Report, node_name: &str, now: SystemTime) -> Value {
     })
 }
 
-/// At most so many bytes, in whole characters.
+/// The beginning of a text, at most this many bytes, in whole characters.
 fn cut(text: &str, bytes: usize) -> &str {
     let mut end = text.len().min(bytes);
     while !text.is_char_boundary(end) {

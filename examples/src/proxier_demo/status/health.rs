@@ -1,4 +1,4 @@
-//! The health of the proxy, and what the servers answer about it.
+//! Health of the proxy, and the servers' answers about it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,7 @@ use crate::proxier_demo::status::metrics::Metrics;
 use crate::proxier_demo::status::server::Answer;
 use crate::proxier_demo::status::zpages;
 
-/// Requests to the API server that fail for less are not mentioned: it may be starting anew.
+/// Time from which failing requests to the API server are mentioned: before, it may just be restarting.
 const NOTEWORTHY: Duration = Duration::from_secs(60);
 
 /// The state of the proxy, as the health servers report it, and its metrics. Shared; cheap to read.
@@ -43,7 +43,7 @@ struct State {
 #[derive(Debug)]
 struct Family {
     name: &'static str,
-    /// When all requests were last done.
+    /// Time when all requests were last done.
     updated: SystemTime,
 }
 
@@ -69,8 +69,8 @@ impl Health {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets since when something is wanted that the kernel does not have, as the reconciler reports it; `None`: it has
-    /// everything. Health depends only on the last value.
+    /// Sets since when something that is wanted is missing in the kernel, as the reconciler reports it; `None`: nothing is. Health depends only on
+    /// the last value.
     pub fn set_pending(&self, since: Option<Instant>) {
         self.state().pending = since;
     }
@@ -85,7 +85,7 @@ impl Health {
         self.state().metrics.sync_last_queued_timestamp = seconds(now);
     }
 
-    /// A pass has ended, and everything requested before it began is done.
+    /// Records that a pass has ended, and everything requested before it began is done.
     pub fn updated(&self, now: SystemTime) {
         let mut state = self.state();
         state.metrics.sync_last_timestamp = seconds(now);
@@ -94,8 +94,8 @@ impl Health {
         }
     }
 
-    /// Whether load balancers should send new connections to this node: not while its Node is being removed, nor before it has been
-    /// seen. They should where nobody says.
+    /// Sets whether load balancers should send new connections to this node: not while its Node is being removed, nor before it has been seen.
+    /// Default yes.
     pub fn set_node_eligible(&self, eligible: bool) {
         self.state().node_eligible = eligible;
     }
@@ -110,12 +110,12 @@ impl Health {
         self.state().api = Some(counters);
     }
 
-    /// What the last passes did.
+    /// Results of the last passes.
     pub(crate) fn board(&self) -> &Board {
         &self.board
     }
 
-    /// For the status page.
+    /// Summary for the status page.
     pub(crate) fn summary(&self, now: Instant) -> Value {
         let state = self.state();
         json!({
@@ -146,7 +146,7 @@ impl Health {
         zpages::slis(&state.metrics, live && state.node_eligible, live)
     }
 
-    /// Whether nothing is pending for too long.
+    /// Whether nothing has been pending for too long.
     pub fn is_healthy(&self, now: Instant) -> bool {
         self.is_in_time(self.state().pending, now)
     }
@@ -176,7 +176,7 @@ impl Health {
         let mut oldest = current;
         let mut families = Map::new();
         for family in &state.families {
-            // What is up to date is so now.
+            // A healthy node is up to date now.
             let updated = if healthy { current } else { family.updated };
             oldest = oldest.min(updated);
             families.insert(family.name.to_owned(), json!({"lastUpdated": text(updated), "healthy": healthy}));
@@ -184,7 +184,7 @@ impl Health {
         let mut body = json!({
             "lastUpdated": text(oldest), "currentTime": text(current), "healthy": healthy, "status": families,
         });
-        // No illness of the node: it serves what it has. Absent while the server answers, so that the keys are kube-proxy's.
+        // A failing API server is no illness of the node, which goes on serving. The key is absent while the server answers, as in kube-proxy.
         let failing = state.api.iter().flat_map(|api| api.failing_for(NOTEWORTHY));
         let failing: Map<_, _> = failing.map(|(kind, since)| (kind.to_owned(), text(since).into())).collect();
         if !failing.is_empty() {
@@ -205,7 +205,7 @@ impl Health {
         Answer::json(status, self.with_held(body).to_string())
     }
 
-    /// What is held back, beside what kube-proxy says.
+    /// Adds the reason why deletions are held back, which kube-proxy does not have.
     fn with_held(&self, mut body: Value) -> Value {
         if let Some(stopped) = self.board.stopped() {
             body["heldBack"] = Value::from(stopped);
@@ -226,7 +226,7 @@ fn seconds(time: SystemTime) -> f64 {
 mod tests {
     use super::*;
 
-    /// The node serves what it has, so it stays healthy.
+    /// The node goes on serving, so it stays healthy.
     #[test]
     fn an_api_server_that_fails_for_long_is_mentioned() {
         let health = Health::new(Duration::from_secs(30), Families::Dual);

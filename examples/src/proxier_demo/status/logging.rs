@@ -8,9 +8,9 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Starts logging for the process. Without effect when it is already started.
+/// Starts logging for the process. Has no effect if logging is already started.
 ///
-/// `verbosity` is that of kube-proxy: up to 3 what happened, 4 and 5 why too, from 6 on everything.
+/// `verbosity` is kube-proxy's: up to 3 what happened, 4 and 5 why too, from 6 on everything.
 pub fn start(verbosity: u8, json: bool) {
     let level = match verbosity {
         0..=3 => LevelFilter::INFO,
@@ -37,7 +37,7 @@ fn stderr() -> std::io::Stderr {
     std::io::stderr()
 }
 
-/// Lets one message about an object through each minute, and counts the others.
+/// Lets one message about an object through each minute, and counts those in between.
 #[derive(Debug, Default)]
 pub struct Limiter {
     objects: HashMap<String, Spoken>,
@@ -50,9 +50,9 @@ struct Spoken {
 }
 
 impl Limiter {
-    /// How long further messages about an object are held back.
+    /// Time for which further messages about an object are held back.
     pub const INTERVAL: Duration = Duration::from_secs(60);
-    /// Objects that are remembered.
+    /// Number of objects that are remembered.
     const OBJECTS: usize = 4096;
 
     /// Whether this object comes up for the first time in this process.
@@ -76,7 +76,7 @@ impl Limiter {
         if self.objects.len() >= Self::OBJECTS {
             self.objects.retain(|_, spoken| now.saturating_duration_since(spoken.at) < Self::INTERVAL);
         }
-        // With this many objects at fault the newest may go: the log is full anyway.
+        // The newest object may be left out: with this many objects at fault the log is full anyway.
         if self.objects.len() >= Self::OBJECTS {
             return None;
         }

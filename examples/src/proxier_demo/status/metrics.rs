@@ -7,8 +7,7 @@
 //! `promtool check metrics` accepts it. `sync_proxy_rules_iptables_total` is there in iptables mode, and not in IPVS mode, as with
 //! kube-proxy: its number of rules is the same for any number of Services.
 //!
-//! As kube-proxy has from 1.33 on, nearly all have the label `ip_family`. One pass serves all families: its duration and its time are
-//! told for each of them.
+//! Nearly all have the label `ip_family`, as in kube-proxy from 1.33 on. One pass serves all families: each of them gets its duration and its time.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +37,7 @@ const COUNTED: [(&str, &str, &str); 2] = [
     ),
 ];
 
-/// All values. Whoever knows one writes it; [`render`](Metrics::render) prints them.
+/// Values of all metrics. Each part of the program writes those it knows; [`render`](Metrics::render) prints them.
 ///
 /// Times are seconds since 1970.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,17 +45,17 @@ const COUNTED: [(&str, &str, &str); 2] = [
 pub struct Metrics {
     /// The families that are served.
     pub families: Families,
-    /// Passes.
+    /// Duration of passes.
     pub sync_duration: Histogram,
-    /// Passes that compared everything.
+    /// Duration of passes that compared everything.
     pub sync_full_duration: Histogram,
-    /// Passes that compared only what had changed.
+    /// Duration of passes that compared only changes.
     pub sync_partial_duration: Histogram,
     /// Time from the cause of a change of endpoints, as the EndpointSlice has it, until the kernel has it.
     pub network_programming: ByFamily<Histogram>,
-    /// When the last pass succeeded.
+    /// Time when the last pass succeeded.
     pub sync_last_timestamp: f64,
-    /// When a pass was last requested.
+    /// Time when a pass was last requested.
     pub sync_last_queued_timestamp: f64,
     /// Changes of endpoints that no pass has handled yet.
     pub endpoint_changes_pending: u64,
@@ -68,7 +67,7 @@ pub struct Metrics {
     pub service_changes: u64,
     /// Failed runs of iptables-restore.
     pub iptables_restore_failures: ByFamily<u64>,
-    /// Those that wrote only what had changed.
+    /// Failed runs of iptables-restore that wrote only changes.
     pub iptables_partial_restore_failures: ByFamily<u64>,
     /// Rules of iptables mode by table and family.
     pub iptables_rules: Vec<RuleCount>,
@@ -96,11 +95,11 @@ pub struct Metrics {
     pub api_failures: u64,
     /// All requests to the API server.
     pub requests: Requests,
-    /// Our virtual servers in the kernel. Not in kube-proxy.
+    /// Own virtual servers in the kernel. Not in kube-proxy.
     pub virtual_servers: u64,
-    /// Our real servers in the kernel. Not in kube-proxy.
+    /// Own real servers in the kernel. Not in kube-proxy.
     pub real_servers: u64,
-    /// Others' virtual servers in the kernel. Not in kube-proxy.
+    /// Foreign virtual servers in the kernel. Not in kube-proxy.
     pub foreign_virtual_servers: u64,
     /// Virtual servers that the safeguard keeps from going, or from losing their last endpoint. Not in kube-proxy.
     pub held_back: u64,
@@ -110,8 +109,8 @@ pub struct Metrics {
     pub draining: u64,
     /// The mode that was asked for, and the one that serves. Not in kube-proxy.
     pub mode: Option<(Asked, Kind)>,
-    /// Wanted things that are not available here: settings that may not be written, parts that the kernel lacks. Serving
-    /// works without them. Not in kube-proxy.
+    /// Wanted things that are not available here: settings that may not be written, features that the kernel lacks. Serving works without them. Not
+    /// in kube-proxy.
     pub unmet: u64,
     /// Virtual servers by firewall marks for clients outside. Not in kube-proxy.
     pub split: u64,
@@ -119,9 +118,9 @@ pub struct Metrics {
     pub shared: u64,
     /// Services that are served without the marks that the configuration asks for. Not in kube-proxy.
     pub unmarked: u64,
-    /// What other proxies and modes left and is still there, as of the last cleanup. Not in kube-proxy.
+    /// Objects of other proxies and modes that are still there, as of the last cleanup. Not in kube-proxy.
     pub leftovers: u64,
-    /// Addresses and ports of Services that are other Nodes' and not served here. Not in kube-proxy.
+    /// Addresses and ports of Services that belong to other Nodes and are not served here. Not in kube-proxy.
     pub of_other_nodes: u64,
 }
 
@@ -390,7 +389,7 @@ mod tests {
         Metrics { mode, iptables_rules: vec![rule], iptables_packets, ..Metrics::default() }.render()
     }
 
-    /// The names of the labels of a sample, without that of a bucket.
+    /// Names of the labels of a sample, without `le` of a bucket.
     fn labels(sample: &str) -> BTreeSet<&str> {
         let Some((_, rest)) = sample.split_once('{') else { return BTreeSet::new() };
         rest.split(',').filter_map(|label| Some(label.split_once('=')?.0)).filter(|name| *name != "le").collect()

@@ -7,7 +7,7 @@ use nix::unistd::{SysconfVar, sysconf};
 
 use crate::proxier_demo::status::text::Page;
 
-/// Adds them. What `/proc` does not tell is left out.
+/// Adds the metrics of the process. Those that `/proc` does not show are left out.
 pub(super) fn add(page: &mut Page) {
     page.prefix = "process_";
     let stat = read_to_string("/proc/self/stat").unwrap_or_default();
@@ -64,7 +64,7 @@ pub(super) fn add(page: &mut Page) {
     page.family("build_info", "gauge", "The version of this program, which is not that of Kubernetes", [(labels, 1)]);
 }
 
-/// When this machine was started, in seconds since 1970.
+/// Time when this machine was started, in seconds since 1970.
 fn boot_time() -> Option<f64> {
     let stat = read_to_string("/proc/stat").ok()?;
     stat.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse().ok())

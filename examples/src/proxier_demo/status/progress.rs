@@ -1,4 +1,4 @@
-//! Shows the progress of long commands on standard error. Nothing in the first seconds.
+//! Shows the progress of long commands on standard error, not in the first seconds.
 //!
 //! On a terminal: one line, rewritten, removed when the work is done. Elsewhere: a line now and then, for commands that
 //! end; `run` has its log.
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::proxier_demo::sources::counted::Counted;
 
-/// Whether we wrote the terminal's last line.
+/// Whether this process wrote the terminal's last line.
 static SHOWN: Mutex<bool> = Mutex::new(false);
 
 /// The present stage of work.
@@ -42,12 +42,12 @@ impl Progress {
     /// Between lines elsewhere.
     const LINES: Duration = Duration::from_secs(10);
 
-    /// For `run`: on standard error if that is a terminal.
+    /// Progress of `run`: on standard error if that is a terminal.
     pub fn of_run() -> Self {
         Self::start(io::stderr().is_terminal().then_some(Self::INTERVAL), true)
     }
 
-    /// For a command that ends.
+    /// Progress of a command that ends.
     pub fn of_command() -> Self {
         let is_terminal = io::stderr().is_terminal();
         Self::start(Some(if is_terminal { Self::INTERVAL } else { Self::LINES }), is_terminal)
@@ -59,13 +59,13 @@ impl Progress {
         if let Some(interval) = interval {
             let of_thread = Arc::clone(&shared);
             let shown = thread::Builder::new().name("progress".to_owned());
-            // Without a thread nothing is shown; everything else works.
+            // Nothing is shown without a thread; everything else works.
             let _not_shown = shown.spawn(move || show(&of_thread, interval, is_terminal));
         }
         Progress(shared)
     }
 
-    /// The counters for what is read.
+    /// Counters of objects that are read.
     pub fn counted(&self) -> &Counted {
         &self.0.counted
     }

@@ -50,7 +50,7 @@ pub async fn listen(
     }
 }
 
-/// Serves `/healthz`, `/livez` and `/readyz`, for ever.
+/// Serves `/healthz`, `/livez` and `/readyz` until it is dropped.
 pub async fn serve_health(listener: TcpListener, health: Arc<Health>) {
     let answers = by_path(move |path| match path {
         "/healthz" | "/livez" => health.answer(path, Instant::now()),
@@ -60,8 +60,8 @@ pub async fn serve_health(listener: TcpListener, health: Arc<Health>) {
     serve(listener, Places::new(CONNECTIONS), answers).await;
 }
 
-/// Serves `/metrics`, `/metrics/slis`, `/healthz`, `/proxyMode`, `/configz`, `/flagz` and `/statusz`, and the status page if there is
-/// one, for ever. `configuration` is the effective one.
+/// Serves `/metrics`, `/metrics/slis`, `/healthz`, `/proxyMode`, `/configz`, `/flagz` and `/statusz`, and the status page if there is one, until it
+/// is dropped. `configuration` is the effective one.
 pub async fn serve_metrics(
     listener: TcpListener,
     health: Arc<Health>,

@@ -17,11 +17,11 @@ use crate::proxier_demo::status::server::{Answer, CONNECTIONS, Families, Places,
 /// The answers of one Service's servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
-    /// Its health-check node port.
+    /// Health-check node port of the Service.
     pub port: u16,
-    /// Ready IPv4 endpoints on this node, answered over IPv4; `None` where the Service has no IPv4, and nothing listens.
+    /// Ready IPv4 endpoints on this node, answered over IPv4; `None`: the Service has no IPv4, and there is no server.
     pub v4: Option<u64>,
-    /// The same for IPv6.
+    /// Ready IPv6 endpoints on this node, answered over IPv6; `None`: the Service has no IPv6, and there is no server.
     pub v6: Option<u64>,
 }
 
@@ -38,17 +38,17 @@ impl From<proxier_core::service::HealthCheck> for HealthCheck {
     }
 }
 
-/// Where the servers listen, by family.
+/// Addresses of the servers, by family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listening {
-    /// On which IPv4 addresses.
+    /// IPv4 addresses.
     pub v4: OpenOn,
-    /// On which IPv6 addresses.
+    /// IPv6 addresses.
     pub v6: OpenOn,
 }
 
 impl Listening {
-    /// Where node ports are served.
+    /// Addresses that serve node ports.
     pub fn of(facts: &NodeFacts) -> Self {
         Listening { v4: facts.health_checks_open_on(Family::V4), v6: facts.health_checks_open_on(Family::V6) }
     }
@@ -89,7 +89,7 @@ pub struct ServiceHealth {
 #[derive(Debug)]
 struct Servers {
     port: u16,
-    /// By requested address, with what is answered there.
+    /// Servers by requested address, with the number that each answers.
     listening: BTreeMap<IpAddr, (Server, Arc<AtomicU64>)>,
 }
 
@@ -99,8 +99,8 @@ impl ServiceHealth {
         ServiceHealth { health, places: Places::new(CONNECTIONS), services: BTreeMap::new() }
     }
 
-    /// Opens, closes and updates servers to match these, on these addresses. Returns those that could not be opened; the
-    /// next call retries them. Must be called within a tokio runtime.
+    /// Opens, closes and updates servers to match these, on these addresses. Returns the servers that could not be opened; the next call retries
+    /// them. Must be called within a tokio runtime.
     ///
     /// Unwanted servers are closed, listener and connections, before any is opened: a port can move between Services, or
     /// from single addresses to all of them, within one call.

@@ -29,14 +29,14 @@ fn page(name: &str, lines: &str, asked: &Asked) -> Answer {
     Answer::text(&format!("\nproxier-demo {name}\n{WARNING}\n\n{lines}"))
 }
 
-/// `/flagz`: each flag with the value in effect, wherever it was set.
+/// `/flagz`: each flag with the value in effect, also if it was set in a file.
 pub(super) fn flags(configuration: &Value, asked: &Asked) -> Answer {
     let mut lines: Vec<String> = flags_of(configuration).map(|(name, value)| format!("{name}={value}\n")).collect();
     lines.sort();
     page("flagz", &lines.concat(), asked)
 }
 
-/// `/statusz`: since when this process runs, and what it is. `paths`: what the server answers.
+/// `/statusz`: start, age and build of this process. `paths`: the paths that the server answers.
 pub(super) fn status(started: SystemTime, paths: &[&str], asked: &Asked) -> Answer {
     let up = started.elapsed().unwrap_or_default().as_secs();
     let (hours, minutes, seconds) = (up / 3600, up / 60 % 60, up % 60);

@@ -1,4 +1,4 @@
-//! What of this host direct return and tunnels depend on, read from files below a root. What cannot be read is left out.
+//! Facts of this host on which direct return and tunnels depend, read from files below a root. Facts that cannot be read are left out.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,36 +15,36 @@ pub(super) struct Settings {
     pub(super) arp_announce: Option<u8>,
 }
 
-/// A device.
+/// A network device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Device {
     pub(super) settings: Settings,
-    /// Bytes of a packet that it carries.
+    /// Largest packet that it carries, in bytes.
     pub(super) mtu: Option<u32>,
-    /// It has a default route.
+    /// Whether it has a default route.
     pub(super) is_uplink: bool,
 }
 
 /// Whether the kernel has a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Module {
-    /// In memory, or built in.
+    /// In memory, or built into the kernel.
     There,
-    /// It can be loaded.
+    /// On disk, not loaded.
     Loadable,
     Missing,
     /// The lists of modules cannot be read.
     Unknown,
 }
 
-/// All of it.
+/// Facts of this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Facts {
-    /// What counts for all devices, beside each one's own.
+    /// Settings of `all`, which apply to each device beside its own.
     pub(super) all: Settings,
-    /// By name, without `lo` and the device of Services' addresses.
+    /// Devices by name, without `lo` and the device of Services' addresses.
     pub(super) devices: BTreeMap<String, Device>,
-    /// By name.
+    /// Modules by name.
     pub(super) modules: BTreeMap<&'static str, Module>,
     pub(super) release: Option<KernelRelease>,
 }
@@ -109,7 +109,7 @@ fn uplinks(root: &Path) -> Vec<String> {
     v4.chain(v6).collect()
 }
 
-/// Which modules there are.
+/// The kernel's lists of modules.
 struct Lists {
     loaded: Option<LoadedModules>,
     builtin: Option<BuiltinModules>,
@@ -168,7 +168,7 @@ mod tests {
         }
     }
 
-    /// As on a node with Linux 6.1, captured from its files.
+    /// Files of a node with Linux 6.1, as captured.
     const NODE: &[(&str, &str)] = &[
         ("proc/sys/kernel/osrelease", "6.1.0-18-amd64\n"),
         ("proc/sys/net/ipv4/conf/all/rp_filter", "1\n"),

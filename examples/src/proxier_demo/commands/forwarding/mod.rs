@@ -1,5 +1,5 @@
-//! What direct return and tunnels (`proxier/forwarding`) need of a node beyond IPVS: what is there, and what to do. Nothing is
-//! changed. The hints are a function of [`Facts`].
+//! Needs of direct return and tunnels (`proxier/forwarding`) on a node beyond IPVS: what is there, and what to do. Changes nothing. The hints are a
+//! function of [`Facts`].
 
 mod facts;
 
@@ -64,13 +64,13 @@ impl Method {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Hint {
     methods: Vec<Method>,
-    /// What is looked at: `rp_filter`, `arp`, `mtu`, `module NAME`, `kernel`.
+    /// Subject: `rp_filter`, `arp`, `mtu`, `module NAME`, `kernel`.
     about: String,
-    /// Whether it is as it has to be; `None`: it depends, or is not known.
+    /// Whether the need is met; `None`: it depends, or is not known.
     holds: Option<bool>,
-    /// What was found.
+    /// State of the host, in words.
     what: String,
-    /// What to do, and when; empty when there is nothing to do.
+    /// Remedy, and when it applies; empty when there is nothing to do.
     fix: String,
 }
 
@@ -94,7 +94,7 @@ impl Hints {
         Hints(hints(&facts::read(Path::new("/"), &modules, &without), &families))
     }
 
-    /// For people.
+    /// The hints as text for people.
     pub(crate) fn text(&self) -> String {
         if self.0.is_empty() {
             return String::new();
@@ -109,7 +109,7 @@ impl Hints {
         text
     }
 
-    /// For programs.
+    /// The hints as JSON.
     pub(crate) fn json(&self) -> Value {
         let hint = |Hint { methods, about, holds, what, fix }: &Hint| json!({"methods": names(methods), "about": about, "verdict": verdict(*holds), "what": what, "fix": fix});
         json!(self.0.iter().map(hint).collect::<Vec<_>>())
@@ -147,7 +147,7 @@ fn hints(facts: &Facts, families: &[Family]) -> Vec<Hint> {
     hints
 }
 
-/// One hint for what several methods need.
+/// Merges equal hints of several methods into one.
 fn merge(hints: &mut Vec<Hint>) {
     let mut merged: Vec<Hint> = Vec::new();
     for hint in hints.drain(..) {
@@ -240,7 +240,7 @@ fn of_mtu(facts: &Facts, family: Family) -> Vec<Hint> {
         let what = format!(
             "packets grow by {overhead} bytes; {device} has {mtu}: clients' packets of up to {left} bytes pass"
         );
-        // What comes from an Ethernet.
+        // Packets as large as Ethernet carries fit.
         let holds = if left >= ETHERNET { Some(true) } else { None };
         let fix = match holds {
             Some(true) => String::new(),

@@ -1,4 +1,4 @@
-//! What `show --watch` prints of a [`View`]: lines for people, an object for programs. Pure.
+//! Output of `show --watch` for a [`View`]: lines for people, an object for programs. Pure.
 
 use std::fmt::Write as _;
 
@@ -19,14 +19,14 @@ fn drains(real: &ObservedRealServer) -> bool {
     real.server.config.weight.get() == 0 && real.active_connections.saturating_add(real.inactive_connections) > 0
 }
 
-/// As many lines as fit, none longer than the terminal is wide. Without a size: all of them.
+/// Lines of a view: as many as fit, none longer than the terminal is wide. Without a size: all of them.
 pub(super) fn lines(
     view: &View,
     service: &dyn Fn(&VirtualServerKey) -> Option<String>,
     size: Option<Size>,
 ) -> Vec<String> {
     let mut lines = vec![summary(view), cells("VIRTUAL SERVER", &HEADS.map(str::to_owned), "SERVICE")];
-    // One line says what does not fit.
+    // The last line counts the rest that does not fit.
     let rows = size.map(|size| size.rows.saturating_sub(lines.len() + 1));
     let (mut left, mut hidden) = (rows.unwrap_or(usize::MAX), Hidden::default());
     for server in &view.servers {
@@ -37,7 +37,7 @@ pub(super) fn lines(
         }
         lines.push(of_server(server, service(&server.key())));
         left -= 1;
-        // One virtual server does not take the place of all others.
+        // One virtual server takes a third of the rows at most, so that others are shown too.
         let most = rows.map_or(usize::MAX, |rows| (rows / 3).max(1)).min(left);
         lines.extend(server.real_servers.iter().take(most).map(|(real, rates)| of_real(real, rates.as_ref())));
         left -= most.min(server.real_servers.len());
@@ -53,7 +53,7 @@ pub(super) fn lines(
     lines
 }
 
-/// What there is no place for.
+/// Counts of servers for which there is no room.
 #[derive(Default)]
 struct Hidden {
     servers: usize,
@@ -164,7 +164,7 @@ fn cut(line: &mut String, columns: usize) {
     }
 }
 
-/// One refresh for programs. `elapsed`: seconds since the watch began.
+/// One refresh as JSON. `elapsed`: seconds since the watch began.
 pub(super) fn json(view: &View, service: &dyn Fn(&VirtualServerKey) -> Option<String>, elapsed: f64) -> Value {
     let servers = view.servers.iter().map(|server| {
         let (active, inactive) = server.connections();
@@ -221,7 +221,7 @@ mod tests {
     use super::*;
     use crate::proxier_demo::commands::show::rates::{History, Reading};
 
-    /// So many virtual servers with two real servers each, the second of which drains; the last is the busiest.
+    /// This many virtual servers with two real servers each, the second of which drains; the last is the busiest.
     fn reading(servers: u8, connections: u64) -> Vec<Reading> {
         let one = |last: u8| {
             let key = format!("TCP 10.96.0.{last}:80").parse().unwrap();

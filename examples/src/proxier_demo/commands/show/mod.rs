@@ -1,4 +1,4 @@
-//! `show`: what the kernel holds, with the Services it serves; once, or again and again with rates.
+//! `show`: virtual servers in the kernel, with the Services they serve; once, or repeatedly with rates.
 
 mod board;
 mod rates;
@@ -31,8 +31,8 @@ use crate::proxier_demo::sources::cluster;
 use crate::proxier_demo::sources::initial_list;
 use crate::proxier_demo::status::progress::Progress;
 
-/// Prints every virtual server in the kernel, including others', with real servers and connections, and the Service it
-/// serves if the source of Services can be read.
+/// Prints every virtual server in the kernel, foreign ones too, with real servers and connections, and the Service it serves if the source of
+/// Services can be read.
 pub async fn show(configured: &Configured, output: Output) -> ExitCode {
     let mut kernel = match kernel::open() {
         Ok(kernel) => kernel,
@@ -108,14 +108,14 @@ async fn services(configured: &Configured, host: &HostAddresses, aloud: bool) ->
     (store, wanted)
 }
 
-/// What is known of virtual servers besides what the kernel says of them.
+/// Names and Frontends of virtual servers: the kernel does not hold these.
 struct Known<'a> {
     names: Names<'a>,
-    /// The Frontends of our firewall marks.
+    /// Frontends of this program's firewall marks.
     marks: BTreeMap<VirtualServerKey, FrontendKey>,
 }
 
-/// Whose our firewall marks are. Where that cannot be read, their virtual servers are shown as others'.
+/// Frontends of this program's firewall marks. If they cannot be read, their virtual servers are shown as foreign.
 fn marks(configured: &Configured, kernel: &mut KernelPorts) -> BTreeMap<VirtualServerKey, FrontendKey> {
     guards::marks(&configured.settings.core, kernel.ports().tables).unwrap_or_default()
 }
@@ -128,7 +128,7 @@ fn details(server: &VirtualServer) -> String {
     }
 }
 
-/// The same, with whose it is for one of a mark.
+/// Details of a virtual server; for one of a firewall mark, with its Frontend.
 fn details_of_mark(server: &VirtualServer, names: &Known<'_>) -> String {
     match names.marks.get(&server.key) {
         Some(frontend) if frontend.address.is_unspecified() => {
@@ -141,7 +141,7 @@ fn details_of_mark(server: &VirtualServer, names: &Known<'_>) -> String {
 
 fn text(entries: &[SnapshotEntry], names: &Known<'_>, config: &Config, host: &HostAddresses, bound: usize) -> String {
     let real: usize = entries.iter().map(|entry| entry.real_servers.len()).sum();
-    // Where routes bind, there is no such device.
+    // Routes that bind addresses need no such device.
     let has_device = reading::has_device(host, &config.names) || !config.binds_by_routes();
     let bound = if has_device { format!(", {bound} addresses on {}", config.names.device) } else { String::new() };
     let sum = format!("{} virtual servers, {real} real servers{bound}", entries.len());
@@ -155,7 +155,7 @@ fn table(entries: &[SnapshotEntry], names: &Known<'_>) -> Vec<String> {
         let cells = |real: &ipvs::model::ObservedRealServer| {
             let method = match real.server.config.forwarding_method {
                 ForwardingMethod::Masquerade => String::new(),
-                // The usual one says nothing new.
+                // The usual method is not printed.
                 other => format!(" ({other})"),
             };
             [

@@ -1,4 +1,4 @@
-//! How much a second: from two readings of the kernel's counters. Pure.
+//! Rates: differences of two readings of the kernel's counters. Pure.
 //!
 //! The kernel has rates of its own (`ipvsadm -Ln --rate`): averages over some seconds, which lag behind, and which are zero with
 //! `net.ipv4.vs.run_estimation` 0. These are exact for the time between two readings.
@@ -10,13 +10,13 @@ use std::time::Duration;
 use ipvs::VirtualServerKey;
 use ipvs::model::{ObservedRealServer, ObservedVirtualServer, RealServerKey, Stats};
 
-/// How much a second.
+/// Amounts per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct PerSecond {
     pub(super) connections: f64,
-    /// From clients.
+    /// Packets from clients.
     pub(super) packets_in: f64,
-    /// To clients. Direct return and tunnels: none, since answers do not come back this way.
+    /// Packets to clients. Direct return and tunnels: none, since answers do not come back this way.
     pub(super) packets_out: f64,
     pub(super) bytes_in: f64,
     pub(super) bytes_out: f64,
@@ -40,11 +40,11 @@ impl PerSecond {
     }
 }
 
-/// A virtual server with its rates, and its real servers with theirs.
+/// A virtual server and its real servers, each with its rates.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Rated {
     pub(super) server: ObservedVirtualServer,
-    /// `None`: this is the first reading.
+    /// Rates since the reading before. `None`: this is the first reading.
     pub(super) rates: Option<PerSecond>,
     /// Busiest first. No rates: this reading is the first that has it.
     pub(super) real_servers: Vec<(ObservedRealServer, Option<PerSecond>)>,
@@ -66,14 +66,14 @@ impl Rated {
 /// A virtual server with its real servers, as it was read.
 pub(super) type Reading = (ObservedVirtualServer, Vec<ObservedRealServer>);
 
-/// What a reading shows, seen from the one before.
+/// A reading compared with the one before.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct View {
     /// Busiest first: by connections a second, then bytes a second, then active connections, then keys.
     pub(super) servers: Vec<Rated>,
-    /// Of all virtual servers that are there. `None`: this is the first reading.
+    /// Sum over all virtual servers. `None`: this is the first reading.
     pub(super) total: Option<PerSecond>,
-    /// How many virtual servers were added since the reading before, and how many deleted.
+    /// Number of virtual servers added since the reading before; `went`: number of those deleted.
     pub(super) came: usize,
     pub(super) went: usize,
 }
@@ -90,8 +90,8 @@ struct Read {
 }
 
 impl History {
-    /// Compares a complete reading with the one before, and keeps its counters for the next. `at`: its time, by a clock that
-    /// never goes back.
+    /// Compares a complete reading with the one before, and keeps its counters for the next. `at`: time of the reading, by a clock that never goes
+    /// back.
     pub(super) fn take(&mut self, reading: Vec<Reading>, at: Duration) -> View {
         let mut read = Read { at, servers: HashMap::new(), real_servers: HashMap::new() };
         for (server, real_servers) in &reading {
@@ -143,13 +143,13 @@ fn busiest_first(a: &Rated, b: &Rated) -> Ordering {
     faster(b.rates.as_ref(), a.rates.as_ref()).then(active).then_with(|| a.key().cmp(&b.key()))
 }
 
-/// By connections a second, then bytes a second.
+/// Order by connections a second, then bytes a second.
 fn faster(a: Option<&PerSecond>, b: Option<&PerSecond>) -> Ordering {
     let (a, b) = (a.copied().unwrap_or_default(), b.copied().unwrap_or_default());
     a.connections.total_cmp(&b.connections).then_with(|| a.bytes().total_cmp(&b.bytes()))
 }
 
-/// The rates between two readings of one server's counters. In no time: none.
+/// Rates between two readings of one server's counters; zero if no time has passed.
 ///
 /// A counter that went down was set to zero meanwhile (`ipvsadm -Z`, or the server was deleted and added again), so it counted at
 /// least what it shows now. Or it wrapped around: connections and packets have 32 bits before Linux 4.1. All counters are set
@@ -172,7 +172,7 @@ pub(super) fn per_second(before: &Stats, now: &Stats, elapsed: Duration) -> PerS
     }
 }
 
-/// The difference of a counter of 32 bits that began again at zero; `None` if it cannot have wrapped.
+/// Difference of a 32-bit counter that wrapped around; `None` if it cannot have wrapped.
 fn wrapped(before: u64, now: u64) -> Option<u64> {
     let before = u32::try_from(before).ok().filter(|before| *before > u32::MAX / 2)?;
     let difference = u32::try_from(now).ok()?.wrapping_sub(before);
@@ -243,7 +243,7 @@ mod tests {
             PerSecond { connections: 1.0, packets_in: 5.0, packets_out: 2.5, bytes_in: 250.0, bytes_out: 500.0 };
         assert_eq!(rates, expected);
         assert_eq!((rates.packets(), rates.bytes()), (7.5, 750.0));
-        // What was in no reading before has no rate, since it may have old counters.
+        // A real server that was in no reading before has no rate, since it may have old counters.
         let real: Vec<_> =
             view.servers[1].real_servers.iter().map(|(_, rates)| rates.map(|of| of.connections)).collect();
         assert_eq!(real, [Some(0.5), None]);
@@ -256,13 +256,13 @@ mod tests {
         history.take(vec![one(1, stats(5, 0, 0), &[]), one(2, stats(9, 0, 0), &[])], SECOND);
         let now = vec![one(2, stats(9, 0, 0), &[]), one(3, stats(4, 0, 0), &[(5, stats(4, 0, 0))])];
         let view = history.take(now, 3 * SECOND);
-        // Virtual server 3 is younger than the reading before, and its real server with it.
+        // Virtual server 3 is younger than the reading before, and so is its real server.
         assert_eq!((order(&view), connections(&view)), (vec![3, 2], vec![Some(2.0), Some(0.0)]));
         assert_eq!(view.servers[0].real_servers[0].1.unwrap().connections, 2.0);
         assert_eq!((view.came, view.went), (1, 1));
         let view = history.take(Vec::new(), 4 * SECOND);
         assert_eq!((view.came, view.went, view.total), (0, 2, Some(PerSecond::default())));
-        // It comes back, and counts from zero: no rate below zero, none from before it went.
+        // The server comes back and counts from zero: its rate is not below zero, and counts nothing from before it went.
         let view = history.take(vec![one(2, stats(3, 0, 0), &[])], 5 * SECOND);
         assert_eq!(connections(&view), [Some(3.0)]);
     }
@@ -272,7 +272,7 @@ mod tests {
         let of = |before, now| per_second(&before, &now, SECOND);
         let rates = of(stats(1000, 5000, 60_000), stats(3, 12, 400));
         assert_eq!((rates.connections, rates.packets_in, rates.bytes_in), (3.0, 12.0, 400.0));
-        // Some counters have grown beyond what they were already.
+        // Some counters have grown beyond their old values.
         let rates = of(stats(2, 1000, 60_000), stats(3, 12, 400));
         assert_eq!((rates.connections, rates.packets_in), (3.0, 12.0));
         let rates = of(stats(1000, 12, 400), stats(3, 5000, 60_000));
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(of(stats(10, top, 1000), stats(20, 99, 2000)).packets_in, 100.0);
         // A counter that is above 32 bits is no such one.
         assert_eq!(of(stats(top + 5, 10, 1000), stats(5, 20, 2000)).connections, 5.0);
-        // Nobody makes so many in one go.
+        // No server opens so many connections between two readings.
         assert_eq!(of(stats(top / 2 + 1, 10, 1000), stats(top / 2, 20, 2000)).connections, float(top / 2));
     }
 

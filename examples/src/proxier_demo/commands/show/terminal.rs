@@ -1,4 +1,4 @@
-//! Standard output as a terminal that is drawn anew each time, or as a stream of blocks.
+//! Standard output: a terminal whose content is replaced each time, or a stream of blocks.
 
 use std::io::{IsTerminal as _, Write as _};
 
@@ -12,7 +12,7 @@ pub(super) struct Size {
 }
 
 impl Size {
-    /// That of a terminal that does not say.
+    /// Size of a terminal that does not report one.
     const USUAL: Size = Size { rows: 24, columns: 80 };
 }
 
@@ -39,7 +39,7 @@ impl Screen {
         Ok(Screen { is_terminal })
     }
 
-    /// The terminal's size now. `None`: it is no terminal.
+    /// Size of the terminal now. `None`: standard output is no terminal.
     pub(super) fn size(&self) -> Option<Size> {
         self.is_terminal.then(|| asked().unwrap_or(Size::USUAL))
     }
@@ -67,16 +67,16 @@ impl Drop for Screen {
     }
 }
 
-/// From the upper left corner; what is left of the lines before, and the rest below, is erased. No line feed follows the last
+/// Bytes that draw the lines from the upper left corner; the rest of the earlier lines, and the rows below, are erased. No line feed follows the last
 /// line: it would scroll.
 fn frame(lines: &[String]) -> String {
     format!("\x1b[H{}\x1b[K\x1b[J", lines.join("\x1b[K\r\n"))
 }
 
-/// `None`: the terminal does not say.
+/// Size that the terminal reports. `None`: it reports none.
 fn asked() -> Option<Size> {
     let mut size = nix::libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
-    // SAFETY: ioctl_tty(2): TIOCGWINSZ writes one `winsize` to where it is told to, and `size` is one that lives until then.
+    // SAFETY: ioctl_tty(2): TIOCGWINSZ writes one `winsize` to the given address; `size` is a `winsize` that lives until the call returns.
     #[expect(unsafe_code, reason = "the kernel's own call, which nix does not wrap")]
     let answer = unsafe { nix::libc::ioctl(nix::libc::STDOUT_FILENO, nix::libc::TIOCGWINSZ, &raw mut size) };
     let size = Size { rows: size.ws_row.into(), columns: size.ws_col.into() };

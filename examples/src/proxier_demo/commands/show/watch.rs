@@ -1,4 +1,4 @@
-//! `show --watch`: what the kernel holds and how busy it is, again and again.
+//! `show --watch`: virtual servers in the kernel and how busy they are, repeatedly.
 
 use std::collections::{BTreeMap, HashSet};
 use std::process::ExitCode;
@@ -24,11 +24,11 @@ use crate::proxier_demo::engine::signals::Signals;
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::cli::{Configured, Output};
 
-/// How often Services are read again at most: virtual servers without a name have come meanwhile.
+/// Shortest time before Services are read again, after virtual servers without a name have appeared.
 const NAMES_AGAIN: Duration = Duration::from_secs(30);
 
-/// Prints all virtual servers with their rates, busiest first, every so often, until SIGINT or SIGTERM, or until nobody reads.
-/// A terminal shows what fits; anything else gets a block, or a JSON object, for each reading.
+/// Prints all virtual servers with their rates, busiest first, at each interval, until SIGINT or SIGTERM, or until nobody reads. A terminal shows as
+/// many as fit; anything else gets a block, or a JSON object, for each reading.
 pub async fn watch(configured: &Configured, output: Output, every: Duration) -> ExitCode {
     if let Asked::Mode(mode) = configured.settings.asked
         && let Some(reason) = lacks_rates(mode)
@@ -54,7 +54,7 @@ pub async fn watch(configured: &Configured, output: Output, every: Duration) -> 
     }
 }
 
-/// Why it ends by itself.
+/// Why the watch ends by itself.
 enum Ended {
     /// Nobody reads standard output any more.
     Unread,
@@ -116,7 +116,7 @@ async fn refreshes(
     }
 }
 
-/// The counters of all virtual servers. `None`: others kept changing the table; the next reading shows it.
+/// Counters of all virtual servers. `None`: other programs kept changing the table; the next reading shows it.
 fn read(kernel: &mut KernelPorts) -> Result<Option<Vec<Reading>>, Ended> {
     match kernel.ports().ipvs.snapshot() {
         Ok(snapshot) => {
@@ -128,7 +128,7 @@ fn read(kernel: &mut KernelPorts) -> Result<Option<Vec<Reading>>, Ended> {
     }
 }
 
-/// One object a line.
+/// Prints one JSON object as one line.
 fn line(value: &serde_json::Value) -> std::io::Result<()> {
     use std::io::Write as _;
     let mut out = std::io::stdout().lock();
@@ -142,7 +142,7 @@ struct Named {
     wanted: Wanted,
     marks: BTreeMap<VirtualServerKey, FrontendKey>,
     since: Instant,
-    /// Virtual servers that nothing names: somebody else's, or the source cannot be read.
+    /// Virtual servers without a name: foreign ones, or the source cannot be read.
     nameless: HashSet<VirtualServerKey>,
 }
 
@@ -160,7 +160,7 @@ impl Named {
         self.since.elapsed() >= NAMES_AGAIN && self.unnamed(view).any(|key| !self.nameless.contains(&key))
     }
 
-    /// What has no name now will get none.
+    /// Accepts that virtual servers without a name have none.
     fn accept(&mut self, view: &View) {
         self.nameless = self.unnamed(view).collect();
     }
@@ -172,7 +172,7 @@ impl Named {
     }
 }
 
-/// Why a mode has nothing to watch, and what shows its connections. `None`: it has.
+/// Reason why a mode has nothing to watch, and the command that shows its connections instead. `None`: the mode has rates.
 fn lacks_rates(mode: Kind) -> Option<String> {
     let instead = match mode {
         Kind::Ipvs => return None,

@@ -34,9 +34,9 @@ pub struct Lock {
 const BASE: &str = "/run";
 /// The folder with the locks.
 const FOLDER: &str = "proxier-demo";
-/// How long to wait for a holder that has not written its name yet.
+/// Longest wait for a holder that has not written its name yet.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The most that is read of what a holder wrote.
+/// Number of bytes that are read of a holder's text, at most.
 const SAID: u64 = 4096;
 
 impl Lock {
@@ -52,8 +52,8 @@ impl Lock {
         Self::take_below(Path::new(BASE))
     }
 
-    /// The process that has the lock of the network namespace of this thread, or had it last; `None` when there was none, or
-    /// it is of another container: its id means nothing here.
+    /// Process that holds the lock of the network namespace of this thread, or held it last; `None` when there was none, or it belongs to another
+    /// container: its id means nothing here.
     pub(crate) fn holder() -> Option<u32> {
         let name = format!("netns-{}.lock", Namespace::of_this_thread("net"));
         let mut file = File::open(Path::new(BASE).join(FOLDER).join(name)).ok()?;
@@ -61,11 +61,11 @@ impl Lock {
         (holder.namespace == Namespace::of_this_thread("pid")).then_some(holder.pid)
     }
 
-    /// As [`Lock::take`], with the folder below `base` instead of `/run`.
+    /// Takes the lock as [`Lock::take`] does, with the folder below `base` instead of `/run`.
     ///
     /// # Errors
     ///
-    /// As for [`Lock::take`].
+    /// Fails as [`Lock::take`] does.
     pub fn take_below(base: &Path) -> Result<Self, Problem> {
         let folder = open_folder(base)?;
         let place = base.join(FOLDER);
@@ -77,7 +77,7 @@ impl Lock {
         loop {
             match file.try_lock() {
                 Ok(()) => {
-                    // The lock is held; only who holds it cannot be read there.
+                    // The lock is held; only its holder's name is missing from the file.
                     if let Err(error) = write_holder(&mut file) {
                         let place = path.display();
                         tracing::warn!(
@@ -89,7 +89,7 @@ impl Lock {
                 Err(TryLockError::WouldBlock) => {}
                 Err(TryLockError::Error(error)) => return Err(refused(&path, "locked", &error)),
             }
-            // A new holder may not have written its name yet; the file may still name the one before.
+            // A new holder may not have written its name yet; the file may still name the holder before.
             let holder = Holder::read(&mut file);
             if let Some(holder) = holder.filter(Holder::is_there) {
                 let reason = format!("another one runs on this node: {holder}; stop it first");

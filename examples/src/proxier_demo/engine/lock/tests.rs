@@ -113,7 +113,7 @@ fn what_was_planted_is_refused() {
     assert!(!elsewhere.0.join("victim").exists() && fs::read_dir(elsewhere.0.join("theirs")).unwrap().count() == 0);
     fs::remove_file(base.file()).unwrap();
 
-    // A second name: somebody may have it open.
+    // A file with a second name may be open in another process.
     fs::write(elsewhere.0.join("file"), "").unwrap();
     fs::hard_link(elsewhere.0.join("file"), base.file()).unwrap();
     let problem = base.take().unwrap_err();
@@ -143,7 +143,7 @@ fn what_others_can_write_to_is_refused() {
         chmod(&path, good);
         base.take().unwrap();
     }
-    // As the kubelet makes it.
+    // The kubelet makes the folder with these permissions.
     chmod(&base.folder(), 0o755);
     base.take().unwrap();
 }

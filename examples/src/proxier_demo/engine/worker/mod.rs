@@ -42,27 +42,27 @@ pub(crate) struct Worker {
     limiter: Limiter,
     passed: mpsc::UnboundedSender<Passed>,
     triggers: Triggers,
-    /// Where the servers of Services were last told to listen.
+    /// Addresses last given to the servers of Services.
     listening: Option<Listening>,
-    /// Until the first pass has ended.
+    /// Progress on standard error, until the first pass has ended.
     progress: Option<Progress>,
-    /// What the kernel turned out to lack.
+    /// Features that the kernel turned out to lack.
     lacks: BTreeSet<String>,
-    /// When what other modes have made here is removed; `None`: no full pass has succeeded yet.
+    /// Time to remove objects of other modes; `None`: no full pass has succeeded yet.
     clean_at: Option<Instant>,
-    /// What other modes have made here is gone.
+    /// Whether objects of other modes are gone.
     is_alone: bool,
-    /// Nothing is served any more.
+    /// Whether serving has ended.
     is_finished: bool,
 }
 
-/// How long what another mode has made still serves beside this one: connections that began there get their first answers.
+/// Time for which objects of another mode still serve beside this one: connections that began there get their first answers.
 const OVERLAP: Duration = Duration::from_secs(2);
-/// Pause before removing again what could not be removed.
+/// Pause before another try to remove objects of other modes.
 const CLEAN_AGAIN: Duration = Duration::from_secs(30);
-/// Pause before looking again at what a cleanup cannot remove: somebody may have.
+/// Pause before another look at objects that a cleanup cannot remove: a person may have removed them.
 const LOOK_AGAIN: Duration = Duration::from_secs(300);
-/// After a pass with this many changes, memory is worth returning.
+/// Number of changes in a pass after which unused memory is returned to the kernel.
 const MANY: u64 = 1000;
 
 impl Worker {
@@ -165,7 +165,7 @@ impl Worker {
         }
     }
 
-    /// Removes what other modes have made here. What fails is tried again after a while, and what is left is looked at again.
+    /// Removes objects of other modes. Failures are tried again after a while; leftovers are looked at again.
     fn clean_up_after_others(&mut self, engine: &mut Engine<impl Kernel>) {
         let (cleaned, is_made) = match engine.clean_up_after_others() {
             Removal::Made(cleaned) => (cleaned, true),
@@ -301,7 +301,7 @@ impl Worker {
                 self.recorder.tell(service, Reason::NotAsConfigured, unmarked.to_string());
             }
         }
-        // Everything requested before the pass began is done.
+        // Requests from before the pass began are done.
         if engine.pending_since().is_none_or(|since| since >= start) {
             self.health.updated(SystemTime::now());
         }
@@ -329,7 +329,7 @@ impl Worker {
             metrics.iptables_restore_failures = totals.restore_failures;
             metrics.iptables_partial_restore_failures = totals.partial_restore_failures;
             metrics.nftables_sync_failures = totals.table_failures;
-            // A pass that could not read the rules knows nothing of them.
+            // A pass that could not read the rules has no counts of them.
             if !report.rule_counts.is_empty() {
                 metrics.iptables_rules.clone_from(&report.rule_counts);
             }
@@ -343,7 +343,7 @@ impl Worker {
             if report.full {
                 let of_nodes = report.refused.iter().filter(|refused| other_node(refused).is_some()).count();
                 metrics.of_other_nodes = u64::try_from(of_nodes).unwrap_or(u64::MAX);
-                // A pass that could not read everything does not know these.
+                // A pass that could not read everything does not know these numbers.
                 if report.unread.is_empty() {
                     metrics.refused_objects = u64::try_from(report.refused_by_kernel().count()).unwrap_or(u64::MAX);
                     metrics.unmet = u64::try_from(report.unmet.len().saturating_add(lacks)).unwrap_or(u64::MAX);
@@ -383,7 +383,7 @@ impl Worker {
         let _main_has_ended = self.passed.send(Passed { health_checks, listening });
     }
 
-    /// Tells each Service once which of its addresses are other Nodes'.
+    /// Sends an Event for each Service that has addresses of other Nodes, once.
     fn tell_of_other_nodes(&mut self, report: &Report) {
         let mut services: BTreeMap<&str, BTreeMap<IpAddr, &str>> = BTreeMap::new();
         for refused in &report.refused {
@@ -492,7 +492,7 @@ fn no_local_endpoints(engine: &Engine<impl Kernel>) -> [ByFamily<u64>; 2] {
     counts
 }
 
-/// Counts ours and others' servers in the kernel. Numbers that could not be read stay.
+/// Counts own and foreign virtual servers in the kernel. Numbers that could not be read stay.
 fn count_servers(engine: &Engine<impl Kernel>, metrics: &mut Metrics) {
     let proxier = engine.proxier();
     let (Some(wanted), Some(observed)) = (proxier.wanted(), proxier.observed()) else { return };

@@ -24,7 +24,7 @@ struct Play {
 }
 
 impl Play {
-    /// With this sync period, and changed options.
+    /// Starts a worker with this sync period, and changed options.
     fn start(sync_period: Duration, change: impl FnOnce(&mut Options)) -> Self {
         Self::on(FakeKernel::new(), sync_period, change)
     }
@@ -129,7 +129,7 @@ fn passes_for_changes_do_not_hide_that_full_ones_fail() {
     assert!(play.metric(|metrics| metrics.sync_failures) > 5);
 }
 
-/// What annotations ask for and do not get, and what a Service does not get of the configuration, are Events of the Service.
+/// Annotations and parts of the configuration that are not applied to a Service are Events of the Service.
 #[test]
 fn refusals_of_policy_are_told_with_the_reason() {
     let server = ApiServer::start();
@@ -165,7 +165,7 @@ fn refusals_of_policy_are_told_with_the_reason() {
     assert!(play.metric(Metrics::render).contains("unmarked_services 1\n"));
 }
 
-/// What is open to everybody although the other family is restricted is an Event: of the Service, and of the node.
+/// A Service that is open to everybody, although the other family is restricted, is an Event of the Service and of the node.
 #[test]
 fn what_is_open_in_the_other_family_is_told() {
     let server = ApiServer::start();
@@ -237,7 +237,7 @@ fn it_is_ready_after_the_first_full_pass() {
     play.until("it is ready", |play| play.health.is_ready());
 }
 
-/// A node that waits for lists is healthy, whatever has arrived already and however long it takes.
+/// A node that waits for lists is healthy, also after some objects have arrived, and however long it takes.
 #[test]
 fn waiting_for_lists_is_healthy() {
     let play = Play::start(Duration::from_millis(20), |_| {});
@@ -259,7 +259,7 @@ fn waiting_for_lists_is_healthy() {
 #[test]
 fn gauges_keep_what_was_read_last() {
     let kernel = FakeKernel::new();
-    // A wish that cannot be met: nobody can write it here.
+    // A setting that cannot be written here.
     kernel.set_sysctl("net/netfilter/nf_conntrack_udp_timeout", None);
     let play = Play::on(kernel.clone(), Duration::from_millis(50), |options| options.host.udp_secs = Some(77));
     play.service("web", "10.96.0.10");
@@ -270,7 +270,7 @@ fn gauges_keep_what_was_read_last() {
         [metrics.virtual_servers, metrics.real_servers, metrics.foreign_virtual_servers, metrics.unmet]
     };
     play.until("all is there", |play| play.metric(gauges) == [2, 1, 0, 1]);
-    // Somebody else's, with two real servers.
+    // A foreign virtual server, with two real servers.
     let foreign = "-A -t 198.51.100.9:443 -s rr\n-a -t 198.51.100.9:443 -r 10.0.0.1:443 -m -w 1\n\
                    -a -t 198.51.100.9:443 -r 10.0.0.2:443 -m -w 1\n";
     kernel.ipvs().load(foreign).unwrap();
@@ -294,7 +294,7 @@ fn the_time_from_the_cause_is_measured() {
     };
     let count = |play: &Play| play.metric(|metrics| metrics.network_programming.v4.count());
     play.service("web", "10.96.0.10");
-    // From before the start, which was a hundred seconds ago here.
+    // A cause from before the start, which was a hundred seconds ago here.
     play.slice("web", "10.244.0.1", &caused(200));
     play.send(Change::Synced);
     play.until("the first pass", |play| play.metric(|metrics| metrics.sync_full_duration.count()) > 0);

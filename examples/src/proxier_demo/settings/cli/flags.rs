@@ -1,4 +1,4 @@
-//! kube-proxy's flags: names, what they mean, and the field of the configuration that each one sets.
+//! kube-proxy's flags: names, meanings, and the field of the configuration that each one sets.
 
 use clap::builder::{StringValueParser, TypedValueParser, ValueParser};
 use clap::{Arg, ArgAction, ArgMatches};
@@ -9,7 +9,7 @@ use crate::proxier_demo::settings::duration::GoDuration;
 use crate::proxier_demo::settings::kubeproxyconfig::{API_VERSION, KIND, KubeProxyConfiguration};
 use crate::proxier_demo::yaml;
 
-/// How a flag's text becomes a value.
+/// Type of a flag's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// The text itself.
@@ -172,7 +172,7 @@ const OF_IPTABLES_MODE: &[&str] = &["iptables-localhost-nodeports", "iptables-mi
 
 const HEADING: &str = "Configuration (kube-proxy's own names; without effect when --config is given)";
 
-/// All of them for the command line.
+/// Arguments of all flags, for the command line.
 pub(super) fn args() -> impl Iterator<Item = Arg> {
     let shown = FLAGS.iter().map(|flag| arg(flag).help_heading(HEADING));
     let logging = LOGGING.iter().map(|flag| {
@@ -312,7 +312,7 @@ fn set(value: &mut Value, Flag(name, kind, field, _): &Flag, matches: &ArgMatche
     };
 }
 
-/// What the old `--healthz-port` and `--metrics-port`, and empty addresses, mean: an address, or no server.
+/// Server address by the old `--healthz-port` and `--metrics-port`, and by empty addresses, which mean no server.
 pub(super) fn server(matches: &ArgMatches, name: &str, host: &str) -> Server {
     let address = format!("{name}-bind-address");
     if let Some(text) = matches.get_one::<Value>(&address).and_then(Value::as_str) {
@@ -325,7 +325,7 @@ pub(super) fn server(matches: &ArgMatches, name: &str, host: &str) -> Server {
     }
 }
 
-/// Where a server listens.
+/// Address of a server.
 pub(super) enum Server {
     AsConfigured,
     At(String),

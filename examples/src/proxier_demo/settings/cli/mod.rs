@@ -24,12 +24,12 @@ use crate::proxier_demo::settings::duration::GoDuration;
 use crate::proxier_demo::settings::kubeproxyconfig::KubeProxyConfiguration;
 use crate::proxier_demo::settings::{Given, Settings};
 
-/// Why the program ends before it starts: a text and an exit code.
+/// End of the program before it starts: a text and an exit code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending {
     /// 0: asked for (help, version). 2: bad usage or bad input; 1 with `--detailed-exitcode`.
     pub code: u8,
-    /// What to print: one line for each problem.
+    /// Text to print: one line for each problem.
     pub text: String,
 }
 
@@ -40,7 +40,7 @@ impl Ending {
         Ending { code: 2, text: lines.join("\n") }
     }
 
-    /// With `--detailed-exitcode`, every error has the code 1.
+    /// The ending with exit code 1 for every error: `--detailed-exitcode`.
     fn detailed(self) -> Self {
         Ending { code: self.code.min(1), ..self }
     }
@@ -63,42 +63,42 @@ impl fmt::Display for Ending {
     }
 }
 
-/// How the commands that print do so.
+/// Format of printed results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Output {
-    /// For people. Default.
+    /// Text for people. Default.
     #[default]
     Text,
-    /// For programs.
+    /// JSON for programs.
     Json,
 }
 
-/// What to do.
+/// Command to carry out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Keep the kernel as the Services require.
     Run {
         /// One full sync, then exit.
         once: bool,
-        /// Only what needs the host's root (sysctls), then exit.
+        /// Only write settings that need the host's root (sysctls), then exit.
         init_only: bool,
     },
-    /// Print what would change.
+    /// Print the changes that a pass would make.
     Plan {
-        /// How.
+        /// Format.
         output: Output,
         /// The exit code says whether anything would.
         detailed: bool,
     },
-    /// Print what a node with these addresses would hold; without any, those of its Node object.
+    /// Print the objects that a node with these addresses would hold; without any, with the addresses of its Node object.
     Render(Output, Vec<IpAddr>),
     /// Print why a Service, or an address and port, is served as it is, on a node with these addresses.
     Explain(Output, String, Vec<IpAddr>),
-    /// Print what becomes of a packet, on a node with these addresses.
+    /// Print the way of a packet, on a node with these addresses.
     Trace(Output, Asked, Vec<IpAddr>),
-    /// Print what the kernel holds: once, or every so often with rates.
+    /// Print the virtual servers in the kernel: once, or at this interval with rates.
     Show(Output, Option<Duration>),
-    /// Print what this machine lacks.
+    /// Print the requirements that this machine lacks.
     Probe(Output),
     /// Remove everything that the proxy created.
     Cleanup,
@@ -107,15 +107,15 @@ pub enum Command {
 }
 
 impl Command {
-    /// Whether it depends on what is local to this node, so that the Node's name has to be right. `show` names Services
-    /// without it.
+    /// Whether the command depends on this node's own endpoints and addresses, so that the Node's name has to be right. `show` names Services without
+    /// it.
     fn needs_node(&self) -> bool {
         matches!(self, Command::Run { init_only: false, .. } | Command::Plan { .. })
             || matches!(self, Command::Render(..) | Command::Explain(..) | Command::Trace(..))
     }
 }
 
-/// Where Services come from.
+/// Source of Services.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// Files and directories.
@@ -132,7 +132,7 @@ pub enum Source {
 /// A command line, read.
 #[derive(Clone, Debug)]
 pub struct Invocation {
-    /// What to do.
+    /// Command to carry out.
     pub command: Command,
     /// `--config`. A change of the file ends `run`, so that its supervisor starts it with the new one.
     pub config: Option<PathBuf>,
@@ -142,33 +142,33 @@ pub struct Invocation {
 /// An invocation with its configuration.
 #[derive(Clone, Debug)]
 pub struct Configured {
-    /// Where Services come from.
+    /// Source of Services.
     pub source: Source,
     /// Everything else.
     pub settings: Settings,
     /// `--allow-mass-removal`: most of the Services may go at once.
     pub allow_mass_removal: bool,
-    /// `--no-fallback`: the mode that is asked for, or none.
+    /// `--no-fallback`: serve in the configured mode only.
     pub no_fallback: bool,
     given: Given,
-    /// `--input-timeout`: how long `plan`, `render`, `explain`, `trace`, `show` and `run --once` wait for an API server that sends nothing new; `None`:
-    /// for ever.
+    /// `--input-timeout`: time for which `plan`, `render`, `explain`, `trace`, `show` and `run --once` wait for an API server that sends nothing new;
+    /// `None`: without limit.
     pub input_timeout: Option<Duration>,
-    /// What to log: one line each.
+    /// Warnings to log: one line each.
     pub warnings: Vec<String>,
 }
 
 impl Configured {
-    /// The same, but for nothing else than the mode that is asked for.
+    /// The same configuration, for the configured mode only.
     pub(crate) fn without_fallback(&self) -> Configured {
         Configured { no_fallback: true, ..self.clone() }
     }
 
-    /// The same for this mode: each has its own section for what several have.
+    /// The same configuration for this mode: settings that several modes have come from each mode's own section.
     ///
     /// # Errors
     ///
-    /// What is wrong in this mode's section.
+    /// All problems of this mode's section.
     pub(crate) fn in_mode(&self, mode: Kind) -> Result<Configured, Vec<Problem>> {
         if mode == self.settings.mode {
             return Ok(self.clone());
@@ -189,7 +189,7 @@ impl Configured {
     }
 }
 
-/// How long `plan`, `render`, `explain`, `trace`, `show` and `run --once` wait for an API server that sends nothing new.
+/// Default of `--input-timeout`.
 const INPUT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Reads a command line, the program's name first.
@@ -365,7 +365,7 @@ fn with_dashes(arg: OsString) -> OsString {
 }
 
 fn clap() -> Clap {
-    // Only the command that is asked for is furnished: a start needs no help texts of seven others.
+    // Options are added only to the command that is asked for: a start needs no help texts of the other seven.
     let command = |name: &'static str, about: &'static str| Clap::new(name).about(about).defer(furnished);
     Clap::new("proxier-demo")
         .about("A Kubernetes service proxy, in place of kube-proxy")
@@ -544,7 +544,7 @@ fn files() -> [Arg; 5] {
     ]
 }
 
-/// One line in place of clap's several.
+/// Ending for an error of clap, whose several lines become one.
 fn ending(error: &clap::Error) -> Ending {
     let text = error.to_string();
     if !error.use_stderr() {
@@ -564,7 +564,7 @@ fn ending(error: &clap::Error) -> Ending {
     Ending { code: 2, text: format!("proxier-demo: {}; see proxier-demo --help", OneLine(&text)) }
 }
 
-/// That node ports are asked for on loopback addresses on which the mode does not serve them.
+/// Warning that node ports are asked for on loopback addresses on which the mode does not serve them.
 fn localhost_not_served(settings: &Settings) -> Option<String> {
     let asked = &settings.core.node_port_addresses;
     let named: Vec<Family> = settings.core.families.iter().filter(|family| asked.names_localhost(*family)).collect();

@@ -1,4 +1,4 @@
-//! Packets on the command line: what `trace` and `explain` are asked about.
+//! Packets on the command line: subjects of `trace` and `explain`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
@@ -11,9 +11,9 @@ use proxier_core::net::{FrontendKey, Protocol};
 pub enum Sender {
     /// This node: from the address that the kernel chooses.
     Node,
-    /// Somebody outside of the cluster: an address for documentation.
+    /// A client outside of the cluster: an address for documentation.
     Outside,
-    /// Whoever has this address.
+    /// The host or pod with this address.
     Address(IpAddr),
 }
 
@@ -54,12 +54,12 @@ impl FromStr for To {
     }
 }
 
-/// What to trace.
+/// Packet to trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// Who sends it.
     pub from: Sender,
-    /// Where to.
+    /// Destination.
     pub to: To,
     /// The device by which it comes in.
     pub device: Option<String>,

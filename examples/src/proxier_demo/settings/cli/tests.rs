@@ -183,7 +183,7 @@ fn localhost_that_is_not_served_is_said() {
     }
 }
 
-/// A gate that is set and does nothing is said, wherever it is set.
+/// A feature gate without effect has a warning, both as a flag and in a file.
 #[test]
 fn a_feature_gate_has_an_effect_or_a_warning() {
     let folder = std::env::temp_dir().join(format!("proxier-gates-{}", std::process::id()));

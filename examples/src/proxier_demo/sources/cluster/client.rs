@@ -1,4 +1,4 @@
-//! Requests to an API server: one at a time, each with a time limit, each failure of a kind that says what to do next.
+//! Requests to an API server: one at a time, each with a time limit; the kind of a failure says what to do next.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use super::{credentials, kubeconfig, requests};
 use crate::proxier_demo::problem::{OneLine, Problem, causes};
 use crate::proxier_demo::sources::files::Noted;
 
-/// How the server is reached.
+/// Source of the server's address and of the credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Connection {
     /// A kubeconfig; without one, and without `master`, the pod's own account.
@@ -28,7 +28,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// The server's address as configured, without any request; `None` when there can be no client.
+    /// Server's address as configured, without any request; `None` when there can be no client.
     pub fn server(&self) -> Option<http::Uri> {
         let url: http::Uri = match (&self.master, &self.kubeconfig) {
             (Some(url), _) => url.parse().ok()?,
@@ -44,7 +44,7 @@ impl Connection {
         Some(url.port_u16().unwrap_or(if url.scheme_str() == Some("http") { 80 } else { 443 }))
     }
 
-    /// The addresses and the port of the server. A name that is not resolved within two seconds has none.
+    /// Addresses of the server with its port. None for a name that is not resolved within two seconds.
     pub async fn server_addresses(&self) -> Vec<SocketAddr> {
         let Some(url) = self.server() else { return Vec::new() };
         let Some(host) = url.host() else { return Vec::new() };
@@ -56,7 +56,7 @@ impl Connection {
         }
     }
 
-    /// A client as the files and programs say now. `files`: those that it was made of; they stay there after a failure.
+    /// A client by the present content of files and output of programs. `files`: those that it was made of; they stay there after a failure.
     async fn make(&self, files: &mut Noted) -> Result<Made, Problem> {
         let mut config = match (&self.kubeconfig, &self.master) {
             (Some(path), _) => kubeconfig::config(path, files).await?,
@@ -91,10 +91,10 @@ impl Connection {
 
 /// The account of a pod.
 fn in_pod(files: &mut Noted) -> Result<Config, InClusterError> {
-    // Once to learn where its files are.
+    // The first reading learns where the account's files are.
     Config::incluster()?.root_cert_file.iter().for_each(|path| files.note(path));
     let mut config = Config::incluster()?;
-    // A new client reads the new certificate; no other part has to look at the file.
+    // A new client reads the new certificate; the file need not be read elsewhere.
     config.root_cert_file = None;
     Ok(config)
 }
@@ -102,9 +102,9 @@ fn in_pod(files: &mut Noted) -> Result<Config, InClusterError> {
 struct Made {
     current: Current,
     files: Noted,
-    /// Until when its credentials count.
+    /// Time when its credentials end.
     until: Option<Instant>,
-    /// The server does not accept it, or it does not accept the server.
+    /// Whether the server does not accept this client, or this client the server.
     is_doubted: bool,
 }
 
@@ -114,7 +114,7 @@ impl Made {
     }
 }
 
-/// A client, and which of a session's it is.
+/// A client, with its number within the session.
 #[derive(Clone)]
 pub(crate) struct Current {
     client: Client,
@@ -142,8 +142,8 @@ impl Current {
     }
 }
 
-/// The client of a connection. It is made anew when a file that it was made of has changed, when its credentials end, and when it is in
-/// doubt; what cannot be read then leaves it as it is.
+/// The client of a connection. It is replaced when a file that it was made of has changed, when its credentials end, and when it is in doubt; it
+/// stays if its replacement cannot be made.
 pub(crate) struct Session {
     connection: Connection,
     made: Mutex<Option<Made>>,
@@ -163,7 +163,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// There has never been one: the kubeconfig or the credentials cannot be read, or nothing is given outside of a pod.
+    /// No client could be made yet: the kubeconfig or the credentials cannot be read, or nothing is given outside of a pod.
     pub(crate) async fn current(&self) -> Result<Current, Problem> {
         let mut made = self.made.lock().await;
         if !made.as_ref().is_some_and(Made::is_as_new) {
@@ -186,7 +186,7 @@ impl Session {
         }
     }
 
-    /// This client is of no use: the next one is made anew.
+    /// Marks this client as unusable: the next request makes another.
     pub(crate) async fn doubt(&self, current: &Current) {
         let mut made = self.made.lock().await;
         if let Some(made) = made.as_mut().filter(|made| made.current.number == current.number) {
@@ -194,7 +194,7 @@ impl Session {
         }
     }
 
-    /// Pauses for so long, or until there is another client than that of this number, or can be: a file has changed.
+    /// Pauses for this time, or until there is a client of another number, or can be one: a file has changed.
     pub(crate) async fn pause(&self, pause: Duration, number: u64) {
         const LOOK: Duration = Duration::from_secs(1);
         let end = Instant::now().checked_add(pause);
@@ -211,7 +211,7 @@ impl Session {
     }
 }
 
-/// Why a request failed, by what to do next.
+/// Kind of a failed request, by what to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FailureKind {
     /// The version or the continue token is too old: list from the start.
@@ -220,13 +220,13 @@ pub(super) enum FailureKind {
     Unauthorized,
     /// The server has no such resource.
     Missing,
-    /// The account lacks a permission, which somebody has to grant.
+    /// The account lacks a permission, which an administrator has to grant.
     Forbidden,
     /// The answer is larger than there is room for: ask for less.
     TooLarge,
     /// There was no connection, or it broke off.
     Unreachable,
-    /// A certificate of one side does not count for the other: read them again.
+    /// One side does not accept the other's certificate: read the certificates again.
     Untrusted,
     /// Anything else: try again later.
     Other,
@@ -253,7 +253,7 @@ impl Failure {
         Failure { kind, message, retry_after: None }
     }
 
-    /// From a status, in a body or in an event.
+    /// The failure for a status, in a body or in an event.
     pub(super) fn of_status(code: u16, status: &Status) -> Self {
         let kind = match code {
             401 => FailureKind::Unauthorized,
@@ -309,7 +309,7 @@ pub(super) async fn get(current: &Current, target: &str, accepts: &str, patience
 }
 
 impl Answer {
-    /// The next piece; `None` at the end. `patience` applies to this one piece.
+    /// Next piece; `None` at the end. `patience` applies to this one piece.
     pub(super) async fn piece(&mut self, patience: Duration) -> Result<Option<impl AsRef<[u8]> + use<>>, Failure> {
         loop {
             let frame = tokio::time::timeout(patience, self.body.frame()).await;

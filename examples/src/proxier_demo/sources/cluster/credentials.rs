@@ -1,5 +1,5 @@
-//! What an API server learns of this client: read from files and programs here, checked, and handed to the client library as text, so
-//! that it reads no file and starts no program by itself.
+//! Credentials for an API server: read from files and programs here, checked, and handed to the client library as text, so that it reads no file and
+//! starts no program by itself.
 
 use std::fs::File;
 use std::io::Read;
@@ -18,22 +18,22 @@ use serde_saphyr::options::DuplicateKeyPolicy;
 
 use crate::proxier_demo::yaml;
 
-/// Larger ones are no credentials.
+/// Largest credentials, in bytes.
 const BYTES: usize = 1 << 20;
-/// Room for what a program says of a failure.
+/// Bytes that are kept of a program's words about a failure.
 const SAID: usize = 64 << 10;
-/// How long a program may take that nobody talks to.
+/// Longest run of a program without a terminal.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long it may take with somebody at the terminal.
+/// Longest run of a program with a person at the terminal.
 const PATIENCE_OF_PERSONS: Duration = Duration::from_secs(600);
-/// Programs get new credentials this long before the old ones end.
+/// Time before the end of credentials at which programs get new ones.
 const AHEAD: Duration = Duration::from_secs(60);
 
-/// Replaces files and programs in `user` by what they say. Returns until when that counts, if it says so.
+/// Replaces files and programs in `user` by their contents and output. Returns when these end, if known.
 ///
 /// # Errors
 ///
-/// What cannot be used, and why; never the credentials themselves.
+/// A file or program cannot be used, and why; never the credentials themselves.
 pub(super) async fn settle(user: &mut AuthInfo) -> Result<Option<Instant>, String> {
     // The client library's order.
     if let Some(provider) = user.auth_provider.take() {
@@ -100,7 +100,7 @@ fn base64(bytes: String) -> Option<String> {
     value.as_str().map(str::to_owned)
 }
 
-/// What a program gives.
+/// Credentials that a program printed.
 #[derive(Debug, PartialEq, Eq)]
 struct Given {
     token: Option<String>,
@@ -109,7 +109,7 @@ struct Given {
     until: Option<Instant>,
 }
 
-/// Starts the program of a kubeconfig, and reads what it prints.
+/// Starts the program of a kubeconfig, and reads its output.
 fn started(exec: &ExecConfig) -> Result<Given, String> {
     use std::io::IsTerminal as _;
     let mut command = Command::new(exec.command.as_ref().ok_or("has no command")?);
@@ -140,7 +140,7 @@ fn started(exec: &ExecConfig) -> Result<Given, String> {
     given(&printed, Timestamp::now())
 }
 
-/// What a program prints until it ends. What it leaves behind with its standard output is not waited for.
+/// Output of a program until it ends. Children that it leaves behind with its standard output are not waited for.
 fn output(mut command: Command, patience: Duration) -> Result<Vec<u8>, String> {
     let mut child = command.stdout(Stdio::piped()).spawn().map_err(|error| format!("cannot be started: {error}"))?;
     let (mut printed, mut said) = (Vec::new(), Vec::new());
@@ -148,7 +148,7 @@ fn output(mut command: Command, patience: Duration) -> Result<Vec<u8>, String> {
     let begun = Instant::now();
     let mut ended: Option<ExitStatus> = None;
     let failure = loop {
-        // What an ended program has printed is there at once.
+        // An ended program's output is there at once.
         let wait = if ended.is_some() { PollTimeout::ZERO } else { PollTimeout::from(20_u8) };
         let are_readable = match readable([out.as_ref().map(AsFd::as_fd), err.as_ref().map(AsFd::as_fd)], wait) {
             Ok(are_readable) => are_readable,
@@ -188,7 +188,7 @@ fn output(mut command: Command, patience: Duration) -> Result<Vec<u8>, String> {
     Err(failure)
 }
 
-/// Which of these can be read from, or have ended.
+/// Checks for each whether it can be read from, or has ended.
 fn readable(of: [Option<BorrowedFd<'_>>; 2], wait: PollTimeout) -> nix::Result<[bool; 2]> {
     let mut asked: Vec<PollFd<'_>> = of.iter().flatten().map(|of| PollFd::new(*of, PollFlags::POLLIN)).collect();
     match poll(&mut asked, wait) {
@@ -199,7 +199,7 @@ fn readable(of: [Option<BorrowedFd<'_>>; 2], wait: PollTimeout) -> nix::Result<[
     Ok(of.map(|of| of.is_some() && answers.next().unwrap_or(false)))
 }
 
-/// Reads what is there; whether there may be more.
+/// Reads available bytes; returns whether there may be more.
 fn more(from: &mut Option<impl Read>, into: &mut Vec<u8>) -> bool {
     let mut buffer = [0; 16 << 10];
     let Some(from) = from else { return false };
@@ -250,7 +250,7 @@ fn given(printed: &[u8], now: Timestamp) -> Result<Given, String> {
     Ok(Given { token, identity, until })
 }
 
-/// When something that ends at this time has to be replaced; `None`: never.
+/// Time at which credentials that end at this time have to be replaced; `None`: never.
 fn until(text: &str, now: Timestamp) -> Result<Option<Instant>, String> {
     // The last two days of year 9999, by which "never" is said, are not within the library's range in every zone.
     let within = text.replacen("9999-12-3", "9999-12-2", 1);
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(output(sh("exit 7"), short).unwrap_err(), "failed: exit status: 7: it says nothing");
         assert_eq!(output(sh("exec yes"), short).unwrap_err(), "failed: it prints more than 1048576 bytes");
         assert_eq!(output(sh("yes >&2 & echo a"), short).unwrap(), b"a\n");
-        // What is left behind holds both pipes.
+        // A child that is left behind holds both pipes.
         assert_eq!(output(sh("sleep 30 & echo a"), short).unwrap(), b"a\n");
         assert_eq!(output(sh("head -c 1000000 /dev/zero"), short).unwrap().len(), 1_000_000);
         assert!(begun.elapsed() < short, "{:?}", begun.elapsed());

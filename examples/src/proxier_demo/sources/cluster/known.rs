@@ -1,4 +1,4 @@
-//! Which objects were reported, in which version: finds what a new list lacks, and late events of a watch.
+//! Objects that were reported, with their versions: finds objects that a new list lacks, and late events of a watch.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -13,9 +13,9 @@ pub(super) struct Known {
 
 #[derive(Clone, Copy, Debug)]
 struct Seen {
-    /// 0: not a number, so not comparable.
+    /// Version of the object. 0: not a number, so not comparable.
     version: u64,
-    /// The list in which it was last.
+    /// Number of the list in which it was last.
     list: u32,
 }
 

@@ -1,4 +1,4 @@
-//! Reads kubeconfigs, and explains in plain words what is wrong with one.
+//! Reads kubeconfigs, and explains faults in plain words.
 
 use std::fs::File;
 use std::path::Path;
@@ -13,12 +13,12 @@ use crate::proxier_demo::sources::files::Noted;
 ///
 /// # Errors
 ///
-/// It cannot be read, or lacks something that it refers to.
+/// The file cannot be read, or lacks something that it refers to.
 pub(super) async fn config(path: &Path, files: &mut Noted) -> Result<Config, Problem> {
     let problem = |reason: String| Problem::new(path.display().to_string(), reason);
     let unusable = |error: &dyn std::error::Error| {
         let text = causes(error);
-        // What follows the arrow shows the lines around it, which needs more than one line.
+        // The text behind the arrow shows the lines around the fault, and has more than one line.
         let text = text.split(" --> ").next().unwrap_or_default().replace("error: ", "");
         problem(format!("not a usable kubeconfig: {text}"))
     };
@@ -57,14 +57,14 @@ pub(super) fn is_server(url: &http::Uri) -> bool {
     matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some_and(|host| !host.is_empty())
 }
 
-/// The server of its current context; `None` when [`config`] would fail.
+/// Server of the file's current context; `None` when [`config`] would fail.
 pub(super) fn server(path: &Path) -> Option<http::Uri> {
     let kubeconfig = Kubeconfig::read_from(path).ok()?;
     let cluster = complete(&kubeconfig).ok()?;
     cluster.cluster.as_ref()?.server.as_ref()?.parse().ok()
 }
 
-/// The cluster of its current context, if the names that it refers to exist; otherwise the field and the reason.
+/// Cluster of the current context, if the names that it refers to exist; otherwise the field and the reason.
 fn complete(kubeconfig: &Kubeconfig) -> Result<&NamedCluster, (&'static str, String)> {
     let named = |what: &str, name: &str, names: Vec<&str>| {
         let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };

@@ -3,10 +3,10 @@
 //! Each kind is listed in pages and then watched from the list's version on. Objects are read one at a time and reported at
 //! once; memory keeps a key and a version for each. After a break the watch goes on where it was; when its version is too
 //! old, everything is listed again, only differences are reported, and objects that the list lacks are reported as missing.
-//! No failure ends it: it retries after growing pauses, up to half a minute, or when the server says.
+//! No failure ends the source: it retries after growing pauses, up to half a minute, or when the server says.
 //!
-//! It does not use kube's `watcher`, which hides `Retry-After`, reads a page's objects before it hands out the first, and
-//! reports all objects again after a break; this compares versions instead.
+//! kube's `watcher` is not used: it hides `Retry-After`, reads a page's objects before it hands out the first, and reports all objects again after a
+//! break; this source compares versions instead.
 
 mod client;
 mod credentials;
@@ -50,28 +50,28 @@ pub struct Options {
     pub patience: Duration,
     /// Longest silence of a watch before it counts as broken. Servers send a bookmark each minute; default 150 s.
     pub silence: Duration,
-    /// How long a watch lasts before the server ends it. Default 5 minutes.
+    /// Time after which the server ends a watch. Default 5 minutes.
     pub watch: Duration,
     /// The first pause after a failure; it doubles. Default 0.5 s.
     pub first_pause: Duration,
     /// The longest pause, unless the server asks for a longer one. Default 30 s.
     pub longest_pause: Duration,
-    /// How long the initial list waits for the Node when Services and slices are there. Default 10 s.
+    /// Longest wait of the initial list for the Node once Services and slices are there. Default 10 s.
     pub node_patience: Duration,
     /// Whether the initial list waits for the Node's network of pods (`detectLocalMode: NodeCIDR`): without it local pod
     /// traffic is not detected. Default no.
     pub needs_pod_cidr: bool,
-    /// How long it waits for that, before it gives up. Default 5 minutes, as with kube-proxy.
+    /// Longest wait for the Node's network of pods before the source gives up. Default 5 minutes, as with kube-proxy.
     pub pod_cidr_patience: Duration,
     /// Whether all Nodes are watched, for their weights; the initial list waits for them as for the Node. Default no. A server that forbids it is
     /// no failure: nodes have no weights then.
     pub node_weights: bool,
-    /// The same, for their addresses: no other node makes them local. Default no.
+    /// Whether all Nodes are watched, for their addresses: no other node makes them local. Default no.
     pub node_addresses: bool,
-    /// Whether ServiceCIDRs are watched, for the networks of cluster IPs; the initial list waits for them as for the Node. Default
-    /// no. A server that has none of them, or forbids them, is no failure: the networks are those of the configuration.
+    /// Whether ServiceCIDRs are watched, for the networks of cluster IPs; the initial list waits for them as for the Node. Default no. A server that
+    /// has none of them, or forbids them, is no failure: the networks are those of the configuration.
     pub service_cidrs: bool,
-    /// How long until such a server is asked again. Default 5 minutes.
+    /// Pause before a server that lacks or forbids a kind is asked for it again. Default 5 minutes.
     pub absent_pause: Duration,
 }
 
@@ -97,7 +97,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// What these settings need of the cluster.
+    /// Options for the needs of these settings.
     pub fn of(settings: &Settings) -> Self {
         let needs_pod_cidr = settings.core.local_traffic == LocalTraffic::NodeCidr;
         let node_weights = settings.core.ipvs.may_ask_for.contains(MayAskFor::NODE_WEIGHTS);
@@ -107,7 +107,7 @@ impl Options {
         Options { needs_pod_cidr, node_weights, node_addresses, service_cidrs, ..Options::default() }
     }
 
-    /// Whether everything is watched that the other options ask for.
+    /// Whether this watches everything that the other options ask for.
     pub(crate) fn cover(&self, other: &Options) -> bool {
         let wanted = |options: &Options| {
             [options.needs_pod_cidr, options.node_weights, options.node_addresses, options.service_cidrs]
@@ -258,13 +258,13 @@ struct Gate {
 }
 
 const NODES: &str = "nodes";
-/// All Nodes, for their weights and addresses.
+/// Name of the watch of all Nodes among the awaited kinds.
 const ALL_NODES: &str = "all nodes";
-/// Also its plural, as RBAC rules name it.
+/// Plural of ServiceCIDR, as RBAC rules name it.
 const SERVICE_CIDRS: &str = "servicecidrs";
-/// Not a kind, but awaited like one: the Node's network of pods.
+/// Name of the Node's network of pods among the awaited kinds; not a kind itself.
 const POD_CIDR: &str = "podCIDR";
-/// How often it logs that it waits.
+/// Interval between two log messages about the wait.
 const REMINDER: Duration = Duration::from_secs(30);
 
 impl Gate {
@@ -287,11 +287,11 @@ impl Gate {
         self.listed(POD_CIDR).await
     }
 
-    /// Logs what it waits for, until that is there, or for so long.
+    /// Waits for the Node's network of pods, for this time at most, and logs that now and then.
     async fn wait_for_pod_cidr(&self, node_name: &str, patience: Duration) -> Result<(), Problem> {
         let what = format!("spec.podCIDR of Node {node_name}, for detectLocalMode NodeCIDR");
         let deadline = Instant::now() + patience;
-        // Most Nodes have it from the start: log nothing at first.
+        // The first message comes late: most Nodes have the network from the start.
         let mut pause = Duration::from_secs(1);
         loop {
             let left = deadline.saturating_duration_since(Instant::now());

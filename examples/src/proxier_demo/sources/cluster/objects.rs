@@ -1,4 +1,4 @@
-//! Reads what an API server sends: pages of lists and lines of watches, one object at a time and only the fields needed.
+//! Reads answers of an API server: pages of lists and lines of watches, one object at a time and only the fields needed.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -39,7 +39,7 @@ pub(super) enum CidrVersion {
 }
 
 impl Resource {
-    /// As RBAC rules name it.
+    /// Plural of the kind, as RBAC rules name it.
     pub(super) fn plural(&self) -> &'static str {
         match self {
             Resource::Services => "services",
@@ -49,7 +49,7 @@ impl Resource {
         }
     }
 
-    /// What the initial list waits for.
+    /// Name of the kind among those that the initial list waits for.
     pub(super) fn awaited(&self) -> &'static str {
         if matches!(self, Resource::AllNodes { .. }) { super::ALL_NODES } else { self.plural() }
     }
@@ -75,7 +75,7 @@ impl Resource {
         }
     }
 
-    /// The kind that the reconciler has a store for; `None` for Nodes and ServiceCIDRs.
+    /// Kind for which the reconciler has a store; `None` for Nodes and ServiceCIDRs.
     pub(super) fn object_kind(&self) -> Option<ObjectKind> {
         match self {
             Resource::Services => Some(ObjectKind::Service),
@@ -84,7 +84,7 @@ impl Resource {
         }
     }
 
-    /// Path and query up to the selectors. The label of other proxies excludes Services, that of headless Services slices, as in
+    /// Path and query up to the selectors. The label for other proxies excludes Services, the label for headless Services excludes slices, as in
     /// proxier-core.
     pub(super) fn target(&self) -> String {
         match self {
@@ -106,7 +106,7 @@ impl Resource {
         }
     }
 
-    /// An object as a change; on failure the field at fault, and what is wrong.
+    /// Reads an object as a change; on failure the field at fault, and what is wrong.
     pub(super) fn read(&self, text: &str) -> Result<Change, (String, String)> {
         Ok(match self {
             Resource::Services => {
@@ -148,14 +148,14 @@ impl Resource {
     }
 }
 
-/// Drops annotations and labels that decide nothing: what kubectl notes there may be larger than everything else.
+/// Drops annotations and labels that decide nothing: kubectl's notes may be larger than the rest.
 pub(crate) fn without_notes_of_service(object: &mut ServiceObject) {
     let is_of_services = |name: &str| name.starts_with("service.kubernetes.io/");
     keep(&mut object.metadata.annotations, |name| is_of_services(name) || Balancing::is_annotation(name));
     keep(&mut object.metadata.labels, is_of_services);
 }
 
-/// The same for an EndpointSlice.
+/// Drops annotations and labels of an EndpointSlice that decide nothing.
 pub(crate) fn without_notes_of_slice(object: &mut EndpointSliceObject) {
     keep(&mut object.metadata.annotations, |name| name == triggers::ANNOTATION || name == EndpointSlice::WEIGHTS);
     let counts = |name: &str| name == "kubernetes.io/service-name" || name.starts_with("service.kubernetes.io/");
@@ -268,7 +268,7 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    /// Of an object as JSON; `None` for one without a name or of another shape.
+    /// Key and version of an object in JSON; `None` for one without a name or of another shape.
     pub(super) fn of(text: &str) -> Option<Self> {
         #[derive(Deserialize)]
         struct Object {

@@ -1,4 +1,4 @@
-//! Counts of all requests of this process to API servers, by what client-go's metrics tell apart.
+//! Counts of all requests of this process to API servers, by the labels of client-go's metrics.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,13 +12,13 @@ static SECONDS: [f64; 12] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 1
 /// The outcomes of requests to a server with a method.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcomes {
-    /// How many by status; `<error>`: there was no answer.
+    /// Number of requests by status; `<error>`: there was no answer.
     pub by_code: BTreeMap<String, u64>,
-    /// Time until the head of the answer, or until there was none.
+    /// Time until the head of the answer, or until the failure.
     pub took: Histogram,
 }
 
-/// By host with port, and method.
+/// Outcomes by host with port, and method.
 pub type Requests = BTreeMap<(String, String), Outcomes>;
 
 static REQUESTS: Mutex<Requests> = Mutex::new(Requests::new());

@@ -15,7 +15,7 @@ use crate::proxier_demo::message::change::{Change, unannounced};
 use crate::proxier_demo::message::{Changes, Closed};
 use crate::proxier_demo::problem::Problem;
 
-/// Lists and watches one kind for ever.
+/// Lists and watches one kind until it is dropped.
 pub(super) struct Watcher {
     pub(super) resource: Resource,
     pub(super) session: Arc<Session>,
@@ -45,11 +45,11 @@ impl From<Failure> for Stop {
     }
 }
 
-/// How far the list or watch of a kind is.
+/// Progress of the list or watch of a kind.
 #[derive(Default)]
 struct Place {
     known: Known,
-    /// The version to watch from; `None`: list first.
+    /// Version to watch from; `None`: list first.
     version: Option<String>,
     /// Objects in a page, if pages were too large.
     page: Option<usize>,
@@ -57,17 +57,17 @@ struct Place {
     broken: u32,
     /// Consecutive failures because the version was too old.
     expired: u32,
-    /// It was said that the server has none of an optional kind, or forbids it.
+    /// Whether it was logged that the server lacks or forbids an optional kind.
     said_absent: bool,
     /// The list was empty, and no watch from its version has been accepted yet.
     unconfirmed: bool,
 }
 
-/// After this many watches broke without bringing anything, list again instead of using the same version.
+/// Number of watches in a row that broke without bringing anything, after which all objects are listed again.
 const BROKEN_BEFORE_LIST: u32 = 5;
-/// A watch that has refused nothing for this long is accepted.
+/// Time after which a watch without a refusal is accepted.
 const CONFIRMED_AFTER: Duration = Duration::from_secs(1);
-/// An object of an API server has at most 3 MiB.
+/// Longest line of a watch, in bytes: an object of an API server has at most 3 MiB.
 const LINE_BYTES: usize = 16 << 20;
 
 impl Watcher {
@@ -85,7 +85,7 @@ impl Watcher {
                 // A list was too old at once: keep the growing pause, or the server would get list requests without end.
                 Ok(_) if is_list && place.expired > 1 => {}
                 Ok(brought) => {
-                    // If the server ends watches at once, pause before the next one.
+                    // A pause keeps servers that end watches at once from getting watches without end.
                     if brought || started.elapsed() > Duration::from_secs(1) {
                         pause.reset();
                     } else {
@@ -111,14 +111,14 @@ impl Watcher {
         }
     }
 
-    /// Whether the server lacks this kind, or forbids it, and nothing fails for that.
+    /// Whether the server lacks or forbids this kind, and serving works without it.
     fn is_absent(&self, failure: &Failure) -> bool {
         let is_optional = matches!(self.resource, Resource::ServiceCidrs(_) | Resource::AllNodes { .. });
         is_optional && matches!(failure.kind, FailureKind::Missing | FailureKind::Forbidden)
     }
 
-    /// Goes on without this kind, says so once, and waits before the next try: somebody may upgrade the server or grant the right.
-    /// What was read before stays.
+    /// Goes on without this kind, says so once, and waits before the next try: a person may upgrade the server or grant the right. Objects that were
+    /// read before stay.
     async fn do_without(&mut self, failure: &Failure, place: &mut Place) -> Result<(), Closed> {
         place.version = None;
         let (what, otherwise) = if let Resource::ServiceCidrs(version) = &mut self.resource {
@@ -156,7 +156,7 @@ impl Watcher {
             let page = place.page.unwrap_or(self.options.page);
             place.page = Some((page / 4).max(1));
             tracing::warn!(resource = plural, "{}; asking for {} objects a page", failure.message, page / 4);
-            // If one object is too large for a page, pause as after any failure.
+            // Smaller pages need no pause; a single object that is too large is a failure like any other.
             if page > 1 {
                 return;
             }
@@ -199,7 +199,7 @@ impl Watcher {
         }
     }
 
-    /// Sends a request with the client of now. One with which the server and it do not come to terms is not used again.
+    /// Sends a request with the present client. A client that the server does not accept, or that does not accept the server, is not used again.
     async fn get(&self, target: &str) -> Result<Answer, Failure> {
         let current = self.session.current().await.map_err(|problem| Failure::other(problem.to_string()))?;
         self.used.store(current.number, Ordering::Relaxed);
@@ -210,7 +210,7 @@ impl Watcher {
         answer
     }
 
-    /// Lists everything, and reports what is new, changed or missing.
+    /// Lists all objects, and reports those that are new, changed or missing.
     async fn list(&self, place: &mut Place) -> Result<bool, Stop> {
         let mut version: Option<String> = None;
         let mut next: Option<String> = None;
@@ -233,8 +233,8 @@ impl Watcher {
             if page.metadata.resource_version.is_empty() {
                 return Err(Failure::other(format!("the list of {} has no version", self.resource.plural())).into());
             }
-            // All pages of a list are of one moment. One of another moment lacks what the first pages did not have yet, or
-            // is an empty answer that came from somewhere else.
+            // All pages of a list show one moment. A page of another moment may lack objects that the first pages did not have yet, or is an empty
+            // answer that came from somewhere else.
             let found = page.metadata.resource_version;
             let first = version.get_or_insert_with(|| found.clone());
             if *first != found {
@@ -259,9 +259,9 @@ impl Watcher {
         place.broken = 0;
         Counters::count(&self.counters.lists);
         self.counters.worked(self.resource.awaited());
-        // The API server itself has a Service and an EndpointSlice. A list without any may come from a server that is
-        // just starting, or from something else at its address: a process that believes its first list would then compare the
-        // kernel with whatever part of the next one has arrived. So an empty list counts once its version can be watched.
+        // The API server itself has a Service and an EndpointSlice. A list without any may come from a server that is just starting, or from
+        // something else at its address: a process that believes its first list would then compare the kernel with the part of the next list that has
+        // arrived. So an empty list counts once its version can be watched.
         place.unconfirmed = is_empty && !matches!(self.resource, Resource::Node(_) | Resource::AllNodes { .. });
         if !place.unconfirmed {
             self.listed().await?;
@@ -463,7 +463,7 @@ struct Pauses {
 }
 
 impl Pauses {
-    /// Longest pause that a server may ask for: none makes all nodes wait longer.
+    /// Longest pause that a server may ask for: no server makes all nodes wait longer.
     const LONGEST_ASKED: Duration = Duration::from_secs(120);
 
     fn new(options: &Options) -> Self {
@@ -474,7 +474,7 @@ impl Pauses {
         self.next = self.first;
     }
 
-    /// The next pause: at least what the server asked for.
+    /// Next pause: at least as long as the server asked for.
     fn next(&mut self, asked: Option<Duration>) -> Duration {
         let pause = jittered(self.next);
         self.next = (self.next * 2).min(self.longest);

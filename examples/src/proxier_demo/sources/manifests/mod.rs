@@ -29,32 +29,32 @@ pub struct Manifests {
     paths: Vec<PathBuf>,
     node_name: String,
     files: BTreeMap<PathBuf, File>,
-    /// What was reported, each with a digest of its content.
+    /// Reported objects, each with a digest of its content.
     reported: BTreeMap<Id, u64>,
     /// Problems of the last look, so that each is reported once.
     told: BTreeSet<Problem>,
-    /// What was last said of all files.
+    /// Last log message about all files.
     summary: String,
     counted: Counted,
 }
 
 #[derive(Debug, Default)]
 struct File {
-    /// Of the content that was last read.
+    /// Fingerprint of the content that was last read.
     read: Option<Fingerprint>,
-    /// Of a content that may not be complete. It is read when seen twice.
+    /// Fingerprint of a content that may not be complete. It is read when seen twice.
     seen: Option<Fingerprint>,
     missing: bool,
     objects: BTreeMap<Id, Change>,
     problems: Vec<Problem>,
-    /// How many objects there are of kinds that are not read.
+    /// Number of objects of each kind that is not read.
     ignored: BTreeMap<String, usize>,
 }
 
 /// The result of looking at the files once.
 #[derive(Debug, Default)]
 pub struct Look {
-    /// In this order: unreadable, missing, new or changed.
+    /// Changes in this order: unreadable, missing, new or changed.
     pub changes: Vec<Change>,
     /// Whether something may be incomplete, so that another look is due soon.
     pub again_soon: bool,
@@ -66,10 +66,10 @@ const FILE_BYTES: u64 = 256 << 20;
 const SOON: Duration = Duration::from_millis(200);
 
 impl Manifests {
-    /// Reads files, and the files of directories (those that end in `.yaml`, `.yml` or `.json`, not in subdirectories), as
-    /// seen from the node of this name: of other Nodes, only addresses are reported.
+    /// Reads files, and the files of directories (names that end in `.yaml`, `.yml` or `.json`, not in subdirectories), as seen from the node of this
+    /// name: only addresses of other Nodes are reported.
     ///
-    /// Of two objects of one kind and name, the one in the first file is used, in the order given and then by name.
+    /// The first file counts if two have objects of one kind and name, in the order given and then by name.
     ///
     /// # Errors
     ///
@@ -83,11 +83,11 @@ impl Manifests {
         Ok((manifests, look.changes))
     }
 
-    /// The changes of [`open`](Self::open), for who does not follow the files: no object is there twice.
+    /// Changes of [`open`](Self::open), for callers that do not follow the files: each object is there once.
     ///
     /// # Errors
     ///
-    /// As for [`open`](Self::open).
+    /// Fails as [`open`](Self::open) does.
     pub fn once(paths: Vec<PathBuf>, node_name: &str, counted: &Counted) -> Result<Vec<Change>, Vec<Problem>> {
         let mut manifests = Self::new(paths, node_name, counted);
         let (mut problems, _) = manifests.read(&[]);
@@ -138,7 +138,7 @@ impl Manifests {
                 changes.send(change).await?;
             }
             let completed = watch.next(wait).await;
-            // Reading a large cluster's files would block other tasks.
+            // A thread of its own reads: a large cluster's files would block other tasks.
             let (manifests, look) = tokio::task::spawn_blocking(move || {
                 let look = self.look(&completed);
                 (self, look)
@@ -151,17 +151,17 @@ impl Manifests {
         }
     }
 
-    /// Looks at all files. `completed` are known to be complete; others are read when two looks see the same.
+    /// Looks at all files. `completed` are known to be complete; the rest are read when two looks see the same.
     pub fn look(&mut self, completed: &[PathBuf]) -> Look {
         let (problems, again_soon) = self.read(completed);
-        // Where nothing can be read, the problems say all.
+        // The problems say all if nothing can be read.
         if problems.is_empty() || !self.has_nothing() {
             self.summarize();
         }
         Look { changes: self.report(problems), again_soon }
     }
 
-    /// Reads the files that have changed. Returns what is wrong, and whether another look is due soon.
+    /// Reads the files that have changed. Returns the problems, and whether another look is due soon.
     fn read(&mut self, completed: &[PathBuf]) -> (BTreeSet<Problem>, bool) {
         let mut problems = BTreeSet::new();
         let mut again_soon = false;
@@ -200,8 +200,8 @@ impl Manifests {
         self.files.values().all(|file| file.objects.is_empty())
     }
 
-    /// Logs what was read, if it is another count than before: as a warning, if there is nothing to serve, or if something was meant
-    /// to be served, but is of a kind that is not read.
+    /// Logs the number of objects that were read, if it has changed: as a warning, if there is nothing to serve, or if an object that looks like
+    /// input for serving is of a kind that is not read.
     fn summarize(&mut self) {
         let all = || self.files.values();
         let count = |kind| all().flat_map(|file| file.objects.keys()).filter(|(of, _)| *of == kind).count();
@@ -247,7 +247,7 @@ impl Manifests {
         repeated
     }
 
-    /// Of another Node than this one, only the addresses.
+    /// Reduces a Node other than this one to its addresses.
     fn seen_from_here(&self, change: Change) -> Change {
         match change {
             Change::Node(node) if node.object.metadata.name != self.node_name => {
@@ -259,7 +259,7 @@ impl Manifests {
         }
     }
 
-    /// Reports the differences from what was reported before.
+    /// Reports the differences from the objects that were reported before.
     fn report(&mut self, mut problems: BTreeSet<Problem>) -> Vec<Change> {
         problems.extend(self.repeated());
         let mut wanted: BTreeMap<&Id, &Change> = BTreeMap::new();
@@ -270,7 +270,7 @@ impl Manifests {
         }
         let gone = self.reported.keys().filter(|id| !wanted.contains_key(id));
         let mut changes: Vec<Change> = problems.difference(&self.told).cloned().map(Change::Unreadable).collect();
-        // If nothing at all is left, a directory may not be mounted: do not report that as deletions.
+        // A directory may not be mounted if no Service is left: do not report that as deletions.
         let all = !wanted.keys().any(|(kind, _)| *kind == ObjectKind::Service);
         let gone = gone.map(|id| gone_change(id, &self.node_name));
         if all {
@@ -315,7 +315,7 @@ impl File {
         if self.read == Some(fingerprint) {
             return false;
         }
-        // At the start an incomplete file cannot delete anything.
+        // An incomplete file cannot delete anything at the start.
         let first = self.read.is_none();
         if !first && !complete && self.seen != Some(fingerprint) {
             self.seen = Some(fingerprint);

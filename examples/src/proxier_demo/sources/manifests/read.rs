@@ -29,16 +29,16 @@ pub(super) struct Contents {
     pub(super) problems: Vec<Problem>,
     /// Objects that exist, but cannot be read.
     pub(super) unreadable: Vec<Id>,
-    /// How many objects there are of kinds that are not read.
+    /// Number of objects of each kind that is not read.
     pub(super) ignored: BTreeMap<String, usize>,
     /// Whether a document is no YAML or JSON: perhaps it is still being written.
     pub(super) broken: bool,
-    /// Whether there is nothing but blanks.
+    /// Whether there are only blanks.
     pub(super) blank: bool,
     counted: Counted,
 }
 
-/// How far contents were at one time.
+/// State of contents at one time, to go back to.
 struct Mark {
     objects: usize,
     problems: usize,
@@ -76,8 +76,8 @@ impl Contents {
     }
 }
 
-/// Reads a file of several documents, YAML or JSON, as `kubectl get -o yaml` and `-o json` print them. Counts the objects as they come.
-/// Of a file of JSON no more than an object is held at once, of YAML a document.
+/// Reads a file of several documents, YAML or JSON, as `kubectl get -o yaml` and `-o json` print them. Counts the objects as they come. Holds one
+/// object of a JSON file at a time, one document of a YAML file.
 ///
 /// # Errors
 ///
@@ -99,7 +99,7 @@ pub(super) fn read<R: Read + Seek>(file: &mut R, origin: &str, counted: &Counted
 
 const BUFFER: usize = 64 << 10;
 
-/// Where the text begins, and whether it is JSON, if one of both.
+/// Offset of the text's beginning, and whether it looks like JSON.
 fn look(file: &mut impl Read) -> io::Result<(u64, bool)> {
     const MARK: &[u8] = b"\xef\xbb\xbf";
     let mut head = Vec::new();
@@ -111,7 +111,7 @@ fn look(file: &mut impl Read) -> io::Result<(u64, bool)> {
     Ok((start, text.trim_ascii_start().starts_with(b"{")))
 }
 
-/// Reads a sequence of JSON values; whether the file is nothing else.
+/// Reads a sequence of JSON values; returns whether the file is nothing else.
 fn read_json(file: &mut impl Read, origin: &str, contents: &mut Contents) -> bool {
     let mut json = serde_json::Deserializer::from_reader(BufReader::with_capacity(BUFFER, file));
     let mut number = 0_usize;
@@ -125,14 +125,14 @@ fn read_json(file: &mut impl Read, origin: &str, contents: &mut Contents) -> boo
     true
 }
 
-/// Reads documents of YAML.
+/// Reads YAML documents.
 ///
 /// A line that begins with `---` or `...` ends a document anywhere (YAML 1.2.2, 9.1.2), so an unreadable document does not
-/// spoil others.
+/// spoil the next ones.
 fn read_yaml(mut lines: impl BufRead, origin: &str, contents: &mut Contents) -> io::Result<()> {
     contents.blank = true;
     let (mut line, mut line_number, mut number) = (String::new(), 0_usize, 0_usize);
-    // The document, the lines before it, and whether there is more in it than blanks and comments.
+    // The document, the number of lines before it, and whether it has more than blanks and comments.
     let (mut document, mut before, mut is_filled) = (String::new(), 0_usize, false);
     loop {
         line.clear();
@@ -173,7 +173,7 @@ fn take_document(mut document: String, before: usize, place: Problem, contents: 
     let read = yaml::parse_into(&document, DuplicateKeyPolicy::Error, Document::<Value>::new(&place, contents));
     if read.is_err() {
         contents.back_to(mark);
-        // Parse again with the lines before it, so that the error has the file's line number.
+        // The document is parsed again with the lines before it, so that the error has the file's line number.
         document.insert_str(0, &"\n".repeat(before));
         let reason = yaml::parse(&document, DuplicateKeyPolicy::Error).err().unwrap_or_default();
         contents.problems.push(Problem { reason: format!("not YAML or JSON: {reason}"), ..place });
@@ -188,7 +188,7 @@ enum Object<'a> {
     Value(&'a Value),
 }
 
-/// What says which object it is, as far as it is there and a text.
+/// Kind, version and name of an object, as far as they are there and texts.
 #[derive(Default)]
 struct Head {
     kind: Option<String>,
@@ -198,7 +198,7 @@ struct Head {
 }
 
 impl Object<'_> {
-    /// `None`: it is no object.
+    /// Reads the head; `None`: it is no object.
     fn head(self) -> Option<Head> {
         #[derive(Deserialize)]
         struct Texts<'a> {
@@ -253,7 +253,7 @@ impl Object<'_> {
     }
 }
 
-/// In what form the items of a list are read.
+/// Form in which the items of a list are read.
 trait Item: DeserializeOwned {
     fn object(&self) -> Object<'_>;
 }
@@ -270,7 +270,7 @@ impl Item for Value {
     }
 }
 
-/// What a visitor makes of whatever is neither a list nor an object.
+/// Methods of a visitor for values that are neither a list nor an object.
 macro_rules! of_scalars {
     ($visitor:ident => $made:expr) => {
         of_scalars!($visitor => $made; visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_f64: f64, visit_str: &str);
@@ -354,7 +354,7 @@ impl<'de, I: Item> Visitor<'de> for Document<'_, I> {
                     take_item(&item, index, (kind, version), place, contents);
                 }
             }
-            // It was no list after all.
+            // The document was no list.
             (kind_of_items, _) => {
                 if kind_of_items.is_none() {
                     contents.back_to(mark);
@@ -372,10 +372,10 @@ fn text<'a>(fields: &'a serde_json::Map<String, Value>, name: &str) -> Option<&'
     fields.get(name).and_then(Value::as_str)
 }
 
-/// What became of the items of a list.
+/// Outcome of reading the items of a list.
 enum Listed<I> {
     NoList,
-    /// All are taken, but for these, which do not say what they are before the list has said what it is; each with its index.
+    /// All are taken except these, each with its index: they do not name their kind, and the list had not named it yet.
     Later(Vec<(usize, I)>),
 }
 
@@ -581,7 +581,7 @@ mod tests {
         assert_eq!((contents.ignored.len(), contents.ignored["other kinds"]), (Contents::KINDS + 1, 10));
     }
 
-    /// In each of the places where a list may say what it is.
+    /// The kind and version of a list may come before, between or behind its items.
     #[test]
     fn items_are_what_their_list_is() {
         let (kind, version) = ("\"kind\": \"EndpointSliceList\"", "\"apiVersion\": \"discovery.k8s.io/v1\"");
@@ -598,7 +598,7 @@ mod tests {
                        \"apiVersion\": \"v1\", \"kind\": \"Service\", \"metadata\": {\"name\": \"b\"}}";
         assert_eq!(names(service), ["Service default/b"]);
         assert_eq!(problems(&format!("{{{version}, {kind}, \"items\": {{}}}}")), ["f: document 1: items: not a list"]);
-        // What breaks off says nothing, in one form as in the other.
+        // A text that breaks off yields no objects, in JSON as in YAML.
         let whole = format!("{{{kind}, {version}, {items}}}");
         let broken = read(&whole[..whole.len() - 3], "f");
         assert!(broken.broken && broken.objects.is_empty());

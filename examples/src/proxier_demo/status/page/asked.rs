@@ -1,13 +1,13 @@
-//! What a client asks the status page for: which Services, and how many.
+//! Query of a client of the status page: which Services, and how many.
 
 /// The query of `/status.json`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wanted {
-    /// In lower case: Services whose name, or a Frontend's address and port, has this in it.
+    /// Text in lower case that a Service's name, or a Frontend's address and port, contains; empty: all Services.
     pub(super) filter: String,
-    /// How many of those are passed over.
+    /// Number of matching Services that are passed over.
     pub(super) offset: usize,
-    /// How many are shown, 1 to [`Wanted::MOST`].
+    /// Number of Services that are shown, 1 to [`Wanted::MOST`].
     pub(super) limit: usize,
 }
 
@@ -23,7 +23,7 @@ impl Wanted {
     /// Longest filter, in characters: names of Services and addresses are shorter.
     const FILTER: usize = 128;
 
-    /// Reads `filter=web&offset=50&limit=50`. What is impossible, and what is not known, is passed over.
+    /// Reads `filter=web&offset=50&limit=50`. Impossible values and unknown names are passed over.
     pub(super) fn read(query: &str) -> Self {
         let mut wanted = Wanted::default();
         for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
@@ -40,7 +40,7 @@ impl Wanted {
     }
 }
 
-/// Without `+` and percent signs, as forms encode.
+/// Decodes `+` and percent signs of a form.
 fn decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

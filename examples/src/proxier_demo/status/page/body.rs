@@ -1,4 +1,4 @@
-//! The body of `/status.json`: bounded, whatever the number of Services and endpoints; what is left out is counted.
+//! Body of `/status.json`: bounded for any number of Services and endpoints; the rest is counted.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const ENDPOINTS: usize = 2000;
 /// Most endpoints of one Frontend.
 const ENDPOINTS_OF_ONE: usize = 50;
 
-/// What one answer may still hold.
+/// Room that is left in one answer.
 struct Room {
     frontends: usize,
     endpoints: usize,
@@ -42,7 +42,7 @@ impl Room {
     }
 }
 
-/// What is known without the kernel's thread: always there.
+/// Parts that do not need the kernel's thread: always there.
 pub(super) fn of_board(board: &Board) -> Map<String, Value> {
     let mut body = Map::new();
     body.insert("passes".to_owned(), board.passes());
@@ -50,7 +50,7 @@ pub(super) fn of_board(board: &Board) -> Map<String, Value> {
     body
 }
 
-/// Adds what the kernel's thread knows.
+/// Adds the state of the kernel's thread.
 pub(super) fn add_view(body: &mut Map<String, Value>, view: &View, wanted: &Wanted, counters: &mut Counters) {
     counters.begin(Instant::now());
     let matching: Vec<&ServiceView> = view.services.iter().filter(|service| matches(service, &wanted.filter)).collect();
@@ -156,10 +156,9 @@ fn stats_json(stats: &Stats) -> Value {
     })
 }
 
-/// The endpoints that answer, with what the kernel counts; then real servers that are on their way out.
+/// Endpoints that answer, with the kernel's counters; then real servers that drain.
 ///
-/// `is_split`: where a policy says `Local`, this node and its pods are sent to all endpoints. A real server of IPVS that only they get is
-/// shown, too.
+/// `is_split`: this node and its pods are sent to all endpoints when a policy is `Local`. A real server of IPVS that only they get is shown, too.
 fn endpoints(is_split: bool, frontend: &Frontend, counted: Option<&Counted>, room: &mut Room) -> (Vec<Value>, usize) {
     let is_split = is_split && frontend.policy == TrafficPolicy::Local && !frontend.roles.contains(Roles::CLUSTER_IP);
     let all = is_split && (frontend.local.is_empty() || counted.is_some());
@@ -287,7 +286,7 @@ mod tests {
         assert_eq!((&rejected["count"], rejected["list"].as_array().unwrap().len()), (&json!(1000), 100));
     }
 
-    /// One virtual server has two real servers, the other the first of them.
+    /// Counters in which one virtual server has two real servers, the other the first of them.
     struct Split;
 
     impl Reader for Split {

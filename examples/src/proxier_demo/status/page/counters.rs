@@ -1,5 +1,4 @@
-//! Counters of virtual servers from IPVS: read for what a page shows, and for no more than so many a second, whoever asks and how
-//! often.
+//! Counters of virtual servers from IPVS: read for the Services on a page, and for a limited number a second, for any number of clients.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -7,7 +6,7 @@ use std::time::{Duration, Instant};
 use ipvs::model::{ObservedRealServer, Stats};
 use ipvs::{Client, VirtualServerKey};
 
-/// What was read is good for this long.
+/// Time for which counters that were read stay good.
 const FRESH: Duration = Duration::from_secs(1);
 /// Most virtual servers that are read in that time. Each takes two requests, a few microseconds each.
 const MOST: usize = 400;
@@ -43,9 +42,9 @@ impl Counted {
     }
 }
 
-/// Where counters come from.
+/// Source of counters.
 pub(crate) trait Reader: Send {
-    /// The counters of a virtual server; `None` if the kernel has none, or says nothing.
+    /// Counters of a virtual server; `None` if the kernel has none, or cannot be asked.
     fn read(&mut self, key: &VirtualServerKey) -> Option<Counted>;
 }
 
@@ -84,7 +83,7 @@ impl Counters {
         Counters { reader: Box::new(reader), since: None, read: HashMap::new() }
     }
 
-    /// Forgets what is older than a second.
+    /// Forgets counters that are older than a second.
     pub(super) fn begin(&mut self, now: Instant) {
         if self.since.is_none_or(|since| now.saturating_duration_since(since) >= FRESH) {
             self.read = HashMap::new();
@@ -92,7 +91,7 @@ impl Counters {
         }
     }
 
-    /// The counters of a virtual server; `None` if the kernel lacks it, or if enough was read in this second.
+    /// Counters of a virtual server; `None` if the kernel lacks it, or if enough was read in this second.
     pub(super) fn of(&mut self, key: &VirtualServerKey) -> Option<&Counted> {
         if !self.read.contains_key(key) {
             if self.read.len() >= MOST {

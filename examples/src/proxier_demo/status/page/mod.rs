@@ -1,7 +1,7 @@
-//! The status page: what the proxy does, for people. `/status` is one page without anything from outside; it asks for `/status.json`
-//! every two seconds. Nothing is kept or read while nobody looks.
+//! Status page for people: the state and the work of the proxy. `/status` is one page without anything from outside; it asks for `/status.json` every
+//! two seconds. Nothing is kept or read while nobody looks.
 //!
-//! However many ask, and whatever for, the kernel's thread is asked once a second, and IPVS for a limited number of counters.
+//! The kernel's thread is asked once a second, and IPVS for a limited number of counters, for any number of clients.
 
 mod asked;
 mod body;
@@ -44,20 +44,20 @@ fn is_of_this_host(host: &str) -> bool {
     name.is_empty() || name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
 }
 
-/// How old what the kernel's thread knows may be.
+/// Greatest age of the kernel's thread's state in an answer.
 const FRESH: Duration = Duration::from_secs(1);
-/// How long its answer is waited for: it answers between two passes.
+/// Longest wait for the kernel's thread, which answers between two passes.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// What nobody asks for any more is forgotten after this time.
+/// Time after which a state that nobody asks for any more is forgotten.
 const FORGOTTEN: Duration = Duration::from_secs(10);
 
-/// What is known at the moment.
+/// State as last known.
 #[derive(Debug, Default)]
 struct Known {
     view: Option<(Instant, Arc<View>)>,
     /// An answer of the kernel's thread that has not come yet.
     awaited: Option<oneshot::Receiver<View>>,
-    /// When it was last waited for in vain.
+    /// Time of the last wait in vain.
     in_vain: Option<Instant>,
 }
 
@@ -67,13 +67,13 @@ pub struct StatusPage {
     exposure: Exposure,
     mode: Kind,
     messages: mpsc::Sender<Message>,
-    /// Held while the kernel's thread is asked: whoever comes meanwhile gets the same answer.
+    /// State, locked while the kernel's thread is asked: clients that come meanwhile get the same answer.
     known: Arc<AsyncMutex<Known>>,
     counters: Arc<Mutex<Counters>>,
 }
 
 impl StatusPage {
-    /// For clients that `exposure` admits. `messages` leads to the kernel's thread.
+    /// Status page for clients that `exposure` admits. `messages` leads to the kernel's thread.
     pub(crate) fn new(exposure: Exposure, mode: Kind, messages: mpsc::Sender<Message>) -> Self {
         let counters = Arc::new(Mutex::new(Counters::new(Kernel::default())));
         StatusPage { exposure, mode, messages, known: Arc::default(), counters }
@@ -117,7 +117,7 @@ impl StatusPage {
         answer
     }
 
-    /// What the kernel's thread knew within the last second; older while it is busy, and nothing if it has been busy for long.
+    /// State of the kernel's thread within the last second; an older one while it is busy, and none if it has been busy for long.
     async fn view(&self) -> Option<(Instant, Arc<View>)> {
         let mut known = self.known.lock().await;
         if known.view.as_ref().is_some_and(|(at, _)| at.elapsed() < FRESH) {
@@ -130,7 +130,7 @@ impl StatusPage {
             }
             known.awaited = Some(awaited);
         }
-        // Those who come next do not wait as long again.
+        // Clients that come next do not wait as long again.
         let is_busy = known.in_vain.is_some_and(|at| at.elapsed() < FRESH);
         let patience = if is_busy { Duration::ZERO } else { PATIENCE };
         let Some(awaited) = &mut known.awaited else { return known.view.clone() };
@@ -148,7 +148,7 @@ impl StatusPage {
         known.view.clone()
     }
 
-    /// Frees what nobody has asked for again.
+    /// Forgets the state later, unless somebody asks for it again.
     fn forget_later(&self) {
         let known = self.known.clone();
         tokio::spawn(async move {
@@ -184,7 +184,7 @@ fn page() -> Answer {
     Answer { status: StatusCode::OK, kind: "text/html; charset=utf-8", headers, body }
 }
 
-/// 128 bits that nobody can guess, in hexadecimal.
+/// Random number of 128 bits, in hexadecimal.
 fn random() -> std::io::Result<String> {
     let mut bytes = [0; 16];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
@@ -244,7 +244,7 @@ mod tests {
         assert!(policy.starts_with("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
     }
 
-    /// However many ask, the kernel's thread is asked once; while it is busy, they get what is known without it.
+    /// The kernel's thread is asked once for many clients; while it is busy, they get the parts that do not need it.
     #[tokio::test]
     async fn the_kernels_thread_is_asked_once_at_a_time() {
         let (messages, mut inbox) = mpsc::channel(4);

@@ -72,13 +72,13 @@ impl Answer {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Asked {
     pub(crate) path: String,
-    /// What follows the question mark, still encoded; empty without one.
+    /// Query: the text behind the question mark, still encoded; empty without one.
     pub(crate) query: String,
     /// The header `Host`; empty without one.
     pub(crate) host: String,
     /// The header `Accept`; empty without one.
     pub(crate) accept: String,
-    /// Who asks; `None`: the client is already gone.
+    /// Address of the client; `None`: the client is already gone.
     pub(crate) peer: Option<IpAddr>,
 }
 
@@ -96,9 +96,9 @@ impl Asked {
     }
 }
 
-/// What a server answers.
+/// Answers of a server.
 pub(crate) trait Answers: Send + Sync + 'static {
-    /// The answer to a request, whatever its method.
+    /// Answer to a request of any method.
     fn answer(&self, asked: Asked) -> impl Future<Output = Answer> + Send;
 }
 

@@ -34,29 +34,29 @@ struct Inner {
 enum Worth {
     /// Idle between two requests.
     Idle,
-    /// It has not sent a complete request head for a while.
+    /// No complete request head for a while.
     Silent,
-    /// It has had an answer, and has sent more since.
+    /// Answered once, and more bytes have come since.
     Answered,
-    /// Its client does not receive its answer.
+    /// A client that does not receive its answer.
     Stalled,
-    /// Its first request is arriving, or an answer is being written: ended last.
+    /// First request arriving, or answer being written: ended last.
     Busy,
 }
 
-/// How long a connection has to send its request before another may replace it.
+/// Time that a connection has to send its request before another may replace it.
 const GRACE: Duration = Duration::from_millis(20);
 /// An answer that the client does not receive for this long is stalled.
 const STALLED: Duration = Duration::from_millis(200);
-/// After this long without a connection to spare, a busy one is ended.
+/// Time without a connection to spare after which a busy one is ended.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// Pause between two searches for a connection to spare.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// What a connection is doing.
+/// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Between two requests: the answer is written, nothing of another request has come.
+    /// Between two requests: the answer is written, no byte of another request has come.
     Idle,
     /// The head of a request has not arrived completely.
     Head,
@@ -86,7 +86,7 @@ impl Connection {
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The client's address; `None`: it is already gone.
+    /// Address of the client; `None`: it is already gone.
     pub(super) fn peer(&self) -> Option<IpAddr> {
         self.stream.peer_addr().ok().map(|peer| peer.ip())
     }
@@ -139,7 +139,7 @@ impl Connection {
         self.end.notify_one();
     }
 
-    /// Its value, and since when.
+    /// Value of the connection, and since when.
     fn worth(&self, now: Instant) -> (Worth, Instant) {
         let (phase, since) = *self.phase();
         let age = now.saturating_duration_since(since);
@@ -175,7 +175,7 @@ impl Drop for Place {
 }
 
 impl Places {
-    /// This many places.
+    /// A limit of this many places.
     pub(crate) fn new(limit: usize) -> Self {
         Places(Arc::new(Inner { limit, taken: Mutex::default(), left: Notify::new() }))
     }
