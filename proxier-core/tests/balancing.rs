@@ -1,4 +1,4 @@
-//! Policy by Service: annotations decide scheduler, flags and persistence; what `ipvsadm` would print, on a kernel in memory.
+//! Policy by Service: annotations decide scheduler, flags and persistence; virtual servers as `ipvsadm` would print them, on a kernel in memory.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 use std::time::Duration;
@@ -88,7 +88,7 @@ fn a_changed_policy_is_applied_in_place() {
     for (annotations, options) in [
         (json!({"proxier/scheduler": "wlc"}), "-s wlc"),
         (json!({"proxier/scheduler": "mh"}), "-s mh -b mh-fallback,mh-port"),
-        // Without its fallback it would lose new connections while an endpoint drains.
+        // mh without its fallback would lose new connections while an endpoint drains.
         (json!({"proxier/scheduler": "mh", "proxier/scheduler-flags": "mh-port"}), "-s mh -b mh-fallback,mh-port"),
         (
             json!({"proxier/scheduler": "sh", "proxier/scheduler-flags": "sh-port, sh-fallback"}),

@@ -1,5 +1,5 @@
-//! IPVS mode that binds by routes, on a kernel in memory: what is local, what guards it, strangers, losses, restarts, and the way
-//! from one binding to the other.
+//! IPVS mode that binds by routes, on a kernel in memory: local networks and addresses, the rules that guard them, foreign objects, losses, restarts,
+//! and the way from one binding to the other.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -30,7 +30,7 @@ use serde_json::{Value, json};
 const NODE: [&str; 2] = ["192.0.2.10", "2001:db8::10"];
 const V4: &str = "local 10.96.0.0/12 dev lo src 192.0.2.10";
 const V6: &str = "local fd00:10::/112 dev lo src 2001:db8::10";
-/// What a node with the Services of [`Node::with_services`] has.
+/// Routes of a node with the Services of [`Node::with_services`].
 const ALL: [&str; 4] =
     [V4, "local 198.51.100.7/32 dev lo src 192.0.2.10", "local 203.0.113.9/32 dev lo src 192.0.2.10", V6];
 
@@ -126,7 +126,7 @@ impl Node {
         self.proxier.delete_service(&ObjectKey::new("demo", name), self.now);
     }
 
-    /// The next pass, whatever comes of it.
+    /// Runs the next pass, which may fail.
     fn pass(&mut self) -> Report {
         self.now = self.now.max(self.proxier.next_wake().unwrap());
         let now = self.now;
@@ -138,7 +138,7 @@ impl Node {
         self.pass()
     }
 
-    /// Passes for a minute; all of them have to do what is wanted.
+    /// Passes for a minute; all of them have to succeed.
     #[track_caller]
     fn settle(&mut self) -> Vec<Report> {
         let end = self.now + Duration::from_secs(60);
@@ -186,7 +186,7 @@ fn rules(kernel: &FakeKernel, chain: &str) -> Vec<String> {
     lines.filter(|line| line.contains(&format!("-A {chain} "))).collect()
 }
 
-/// The networks in which new connections to what no Service serves are refused.
+/// Networks in which new connections to an address and port without a Service are refused.
 fn guarded(kernel: &FakeKernel) -> BTreeSet<String> {
     let rules = rules(kernel, "KUBE-IPVS-FILTER").into_iter();
     let rules = rules.filter(|line| line.contains("--ctstate NEW") && line.contains("-j REJECT"));
@@ -197,7 +197,7 @@ fn done(report: &Report, part: Part, action: Action) -> u64 {
     report.applied.done.get(&(part, action)).copied().unwrap_or_default()
 }
 
-/// What is not tried because something else failed.
+/// Steps that were skipped because another one failed.
 fn skipped(report: &Report) -> Vec<String> {
     let failures = report.applied.failures.iter();
     failures.filter(|of| of.error.kind() == PortErrorKind::Skipped).map(|of| of.step.name.clone()).collect()
@@ -216,7 +216,7 @@ fn networks_take_one_route_each_and_other_addresses_their_own() {
     for server in ["10.96.0.10:80", "[fd00:10::10]:80", "198.51.100.7:80", "203.0.113.9:80", "192.0.2.10:30080"] {
         assert!(state.ipvs.contains(&format!("-A -t {server} ")), "{server}: {}", state.ipvs);
     }
-    // Which addresses are served: what the sets say does not depend on the binding.
+    // The sets of served addresses do not depend on the binding.
     let served = &state.sets["KUBE-IPVS-IPS"].1;
     assert_eq!(served.len(), 4, "{served:?}");
 
@@ -265,7 +265,7 @@ fn networks_that_the_cluster_names_come_and_go() {
         [alone(&["10.96.0.10", "10.96.0.11"]), vec![v4("10.112.0.0/16")], alone(&external), vec![v6.clone()]].concat();
     assert_eq!(node.routes(), configured);
 
-    // Live: a network comes with its guard, in a pass that nothing else asks for; that of the configuration goes.
+    // A running process gets a network, with its guard, in a pass that has no other cause; the configuration's network goes.
     let found = [network("10.96.0.0/12")];
     node.proxier.set_service_cidrs(found, node.now);
     let reports = node.settle();
@@ -275,7 +275,7 @@ fn networks_that_the_cluster_names_come_and_go() {
     assert_eq!((node.routes(), guarded(&node.kernel)), (whole.clone(), ["10.96.0.0/12".to_owned()].into()));
     node.proxier.set_service_cidrs([network("10.111.255.255/12")], node.now);
     assert_eq!(node.settle().iter().map(Report::writes).sum::<u64>(), 0, "it is the same one");
-    // One for all addresses is no network of Services.
+    // A network of all addresses is no network of Services.
     node.proxier.set_service_cidrs([network("10.96.0.0/12"), network("::/0")], node.now);
     node.settle();
     assert_eq!(node.routes(), whole);
@@ -285,7 +285,7 @@ fn networks_that_the_cluster_names_come_and_go() {
     node.service("more", json!({"clusterIP": "10.120.0.5"}));
     node.settle();
     assert!(node.routes().contains(&v4("10.120.0.0/24")) && !node.routes().contains(&v4("10.120.0.5/32")));
-    // It goes although the Service still has it: the address stays local all the time, and nothing else is touched.
+    // The network goes although the Service still has its address: that stays local all the time, and nothing else is touched.
     let servers = node.kernel.state().ipvs;
     node.proxier.set_service_cidrs(found, node.now);
     let reports = node.settle();
@@ -300,7 +300,7 @@ fn networks_that_the_cluster_names_come_and_go() {
     node.proxier.set_service_cidrs([], node.now);
     node.settle();
     assert_eq!(node.routes(), configured);
-    // Where addresses are bound to the device, networks are no matter.
+    // Networks do not matter where addresses are bound to the device.
     let mut node = Node::new(Binding::Addresses);
     node.settle();
     node.proxier.set_service_cidrs(found, node.now);
@@ -335,7 +335,7 @@ fn addresses_stay_local_while_networks_of_the_cluster_change() {
     }
 }
 
-/// Nothing that listens on all addresses may answer in a network of Services.
+/// Programs that listen on all addresses must not answer in a network of Services.
 #[test]
 fn a_network_waits_for_the_rules_that_guard_it() {
     for (by, call) in [(RulesBy::Iptables, Call::RulesRestore), (RulesBy::Nftables, Call::TablesCommit)] {
@@ -354,7 +354,7 @@ fn a_network_waits_for_the_rules_that_guard_it() {
         }
         node.kernel.clear_faults();
         node.until(&ALL);
-        // With the guard in place, a lost route comes back whatever happens to other rules.
+        // A lost route comes back once the guard is in place, even if other rules cannot be written.
         node.settle();
         node.kernel.set_route(RouteOwner::Ipvs, network("10.96.0.0/12"), false);
         node.kernel.fail(Fault::new(call, PortErrorKind::Busy).every());
@@ -391,7 +391,7 @@ fn the_way_to_the_other_binding_is_safe_at_every_step() {
                 is_safe(&kernel, from.is_some(), &format!("{from:?} to {to:?}, {writes} writes"));
             }
             let is_over = !kernel.has_crashed();
-            // The next process ends it, whatever the one before left.
+            // The next process completes the change from any state.
             let mut next = Node::with_services(&kernel, options(to));
             for _ in 0..2 {
                 let report = next.pass();
@@ -407,7 +407,7 @@ fn the_way_to_the_other_binding_is_safe_at_every_step() {
     }
 }
 
-/// Everything but the order of rules, which depends on what was there.
+/// State of the kernel but for the order of rules, which depends on earlier ones.
 type Held = (String, Vec<String>, Option<BTreeSet<IpAddr>>, BTreeSet<String>, BTreeSet<String>);
 
 fn held(kernel: &FakeKernel) -> Held {
@@ -480,13 +480,13 @@ fn a_lost_route_is_put_back() {
     }
     node.proxier.host_changed(node.now);
     assert!(!node.pass().full, "nothing differs");
-    // One too many, with our mark.
+    // A route too many has our protocol number.
     node.kernel.set_route(RouteOwner::Ipvs, network("203.0.113.99/32"), true);
     let report = node.full();
     assert_eq!((node.routes(), done(&report, Part::Route, Action::Delete)), (ALL.map(str::to_owned).to_vec(), 1));
     let told: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
     assert!(told.len() == 1 && told[0].contains("203.0.113.99"), "{told:?}");
-    // What a Service leaves is nobody's drift.
+    // A deleted Service's route is no drift.
     node.delete("web");
     let report = node.full();
     assert!(done(&report, Part::Route, Action::Delete) > 0 && report.drift.is_empty(), "{report:#?}");
@@ -602,7 +602,7 @@ fn a_neighbour_at_a_services_address_is_no_obstacle() {
     assert_eq!(node.routes(), ALL);
 }
 
-/// The network becomes local as a whole, or not any more, without a Service being away.
+/// The network becomes local as a whole, or stops being so, and no Service is away meanwhile.
 #[test]
 fn an_obstacle_comes_and_goes() {
     let mut node = Node::new(Binding::Routes);
@@ -612,7 +612,7 @@ fn an_obstacle_comes_and_goes() {
         node.kernel.set_interface("eth1", &ips(addresses));
         node.proxier.host_changed(node.now);
         for at in 0..200 {
-            // One write at a time: the rest of a pass is lost, and the next process goes on.
+            // The kernel takes one write at a time: the rest of a pass is lost, and the next process goes on.
             let state = node.kernel.state();
             let local = |address: &IpAddr| state.routes.iter().any(|(_, route)| route.network.contains(address));
             assert!(wanted.iter().all(local), "{at}: {:#?}", state.routes);
@@ -632,7 +632,7 @@ fn an_obstacle_comes_and_goes() {
     }
 }
 
-/// A network says nothing of who made a virtual server in it; entries of sets and routes of single addresses do.
+/// A network does not show who made a virtual server in it; entries of sets and routes of single addresses do.
 #[test]
 fn a_new_process_knows_what_is_ours() {
     let kernel = kernel();
@@ -709,7 +709,7 @@ fn rules_about_the_nodes_own_traffic_know_its_source() {
 }
 
 fn destroy_sets(kernel: &FakeKernel) {
-    // Rules refer to them.
+    // Rules refer to the sets.
     for family in iptables::Family::ALL {
         kernel.with_host(|host| host.flush(family, Backend::NfTables));
     }
@@ -718,7 +718,7 @@ fn destroy_sets(kernel: &FakeKernel) {
     }
 }
 
-/// Somebody destroys what names the addresses; routes have our mark, and nobody else's virtual server is at them.
+/// The sets or table that name the addresses are destroyed; routes have our protocol number, and no foreign virtual server is at them.
 #[test]
 fn a_cleanup_and_a_new_process_know_what_is_ours_by_its_routes() {
     const THEIRS: [&str; 2] = ["TCP 192.0.2.77:80", "UDP 198.51.100.8:80"];
@@ -755,7 +755,7 @@ fn a_cleanup_and_a_new_process_know_what_is_ours_by_its_routes() {
         assert_eq!(state.ipvs, "-A -t 192.0.2.77:80 -s rr\n-A -u 198.51.100.8:80 -s rr\n", "{by}");
         assert_eq!((routes(&kernel).len(), state.routes.len()), (0, 1), "{by}");
 
-        // A Service goes while nobody watches.
+        // A Service goes while no process runs.
         let (kernel, options) = lost();
         let mut node = Node::on(&kernel, options);
         node.service("dns", json!({"clusterIP": "10.96.0.11"}));
@@ -767,7 +767,7 @@ fn a_cleanup_and_a_new_process_know_what_is_ours_by_its_routes() {
         let left: Vec<&str> = ipvs.lines().filter(|line| line.starts_with("-A")).collect();
         assert_eq!(left.len(), 3, "{by}: {ipvs}");
         assert_eq!(node.routes(), [V4, V6], "{by}");
-        // A running process knows what is not its own.
+        // A running process knows which virtual servers are foreign.
         kernel.ipvs().load("-A -t 10.96.0.99:80 -s rr\n").unwrap();
         let theirs = ["TCP 10.96.0.99:80", THEIRS[0], THEIRS[1]];
         assert_eq!(node.full().foreign, theirs, "{by}");

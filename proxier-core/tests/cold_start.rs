@@ -29,14 +29,14 @@ fn upsert(proxier: &mut Reconciler, namespace: &str, name: &str, address: &str, 
     proxier.upsert_slice(&serde_json::from_value(slice).unwrap(), Duration::ZERO);
 }
 
-/// A process that has read a cluster with so many other Services.
+/// A process that has read a cluster with this many other Services.
 fn process(mode: Kind, others: u16) -> Reconciler {
     let mut options = Options::default();
     options.mode = mode;
     let mut proxier = Reconciler::new("node-a", options, Duration::ZERO);
     upsert(&mut proxier, "default", "kubernetes", KUBERNETES, 443);
     upsert(&mut proxier, "kube-system", "kube-dns", DNS, 53);
-    // Neither of these is anything that everybody needs.
+    // Neither of these Services is needed by everybody.
     upsert(&mut proxier, "default", "dns", "10.96.0.20", 53);
     upsert(&mut proxier, "kube-system", "metrics", "10.96.0.21", 443);
     for number in 0..others {
@@ -94,10 +94,10 @@ fn the_api_server_and_dns_are_served_before_the_rest() {
     let end = states.last().unwrap();
     assert_eq!(virtual_servers(end).len(), usize::from(OTHERS) + 4);
     assert_eq!(bound(end).len(), usize::from(OTHERS) + 4);
-    // What was done is counted once: each address was bound by one of the two stages.
+    // Operations are counted once: each address was bound by one of the two stages.
     let bound = report.applied.done.iter().filter(|((part, _), _)| *part == Part::Address);
     assert_eq!(bound.map(|(_, number)| *number).sum::<u64>(), u64::from(OTHERS) + 4);
-    // A process that compares everything finds nothing to do, and nothing of it as drift.
+    // A process that compares everything finds nothing to do, and no drift.
     let (again, states) = start(&mut process(Kind::Ipvs, OTHERS), &kernel);
     assert_eq!((again.writes(), again.served_first), (0, None));
     assert!(states.iter().all(|state| state == end));
@@ -105,7 +105,7 @@ fn the_api_server_and_dns_are_served_before_the_rest() {
 
 #[test]
 fn where_an_earlier_process_serves_nothing_is_done_twice() {
-    // One that served other Services: they stay until the whole pass.
+    // An earlier process served other Services: they stay until the whole pass.
     let kernel = kernel();
     let mut earlier = process(Kind::Ipvs, 3);
     upsert(&mut earlier, "demo", "gone", "10.98.0.1", 80);

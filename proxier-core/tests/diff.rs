@@ -1,4 +1,4 @@
-//! From any state of the kernel, making the changes leaves nothing to change, and leaves what is somebody else's as it was.
+//! Making the changes, from any state of the kernel, leaves nothing to change, and leaves foreign objects as they were.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 #![allow(clippy::needless_pass_by_value, reason = "json!(…) as an argument reads better than &json!(…)")]
 
@@ -34,14 +34,14 @@ fn reach(events: &[Event]) -> Wanted {
     Wanted::build(&store, &facts())
 }
 
-/// A kernel that was brought to what is wanted, from nothing.
+/// State of a kernel that got everything that is wanted, from nothing.
 fn programmed(wanted: &Wanted) -> Observed {
     let mut observed = Observed::new();
     observed.apply(&diff(wanted, &observed, &Config::default()));
     observed
 }
 
-/// Something that others do to the kernel.
+/// A foreign change of the kernel.
 #[derive(Clone, Debug)]
 enum Damage {
     Weight(Index, u32),
@@ -130,12 +130,12 @@ fn harm(observed: &mut Observed, damage: &Damage) {
     }
 }
 
-/// Virtual servers of somebody else: outside of every address and port in the corpus.
+/// Foreign virtual servers: outside of every address and port in the corpus.
 fn strangers() -> [VirtualServerKey; 2] {
     ["TCP 10.200.0.1:7".parse().unwrap(), "FWM 3".parse().unwrap()]
 }
 
-/// Virtual servers of somebody else at addresses that Services have or get, each with a port that none has.
+/// Foreign virtual servers at addresses that Services have or get, each with a port that none has.
 fn neighbours(ours: impl Iterator<Item = IpAddr>) -> BTreeSet<VirtualServerKey> {
     ours.map(|addr| VirtualServerKey::tcp(SocketAddr::new(addr, 7))).collect()
 }
@@ -153,7 +153,7 @@ proptest! {
             harm(&mut observed, damage);
         }
         let mut theirs = BTreeSet::from(strangers());
-        // Sets that somebody destroyed no longer show what is ours; otherwise everything is known again.
+        // Sets that were destroyed no longer show which virtual servers are own; otherwise everything is known again.
         let all_sets_are_there = damages.iter().all(|damage| !matches!(damage, Damage::LoseSet(_)));
         if all_sets_are_there {
             theirs.extend(neighbours(earlier.addresses().chain(wanted.addresses())));
@@ -172,7 +172,7 @@ proptest! {
         observed.apply(&changes);
         prop_assert_eq!(diff(&wanted, &observed, &config), Changes::default());
 
-        // The kernel has what is wanted, as it is wanted, and besides that only what is somebody else's.
+        // The kernel has everything that is wanted, as it is wanted, and besides that only foreign objects.
         for frontend in wanted.servers() {
             let server = &observed.virtual_servers[&frontend.key];
             prop_assert_eq!((&server.config, &server.real_servers), (&frontend.config, &frontend.real_servers));
@@ -189,7 +189,7 @@ proptest! {
         }
     }
 
-    /// With nothing damaged, comparing only what changed gives the same as comparing everything.
+    /// A comparison of the changes gives the same as comparing everything, if nothing is damaged.
     #[test]
     fn a_small_comparison_says_what_the_full_one_says(events in events()) {
         let (config, facts) = (Config::default(), facts());
@@ -205,7 +205,7 @@ proptest! {
         }
     }
 
-    /// A proxy for one family leaves the other one's state alone, whatever that is.
+    /// A proxy for one family leaves any state of the other one alone.
     #[test]
     fn the_other_family_is_left_alone(before in events(), after in events()) {
         let mut config = Config::default();

@@ -74,7 +74,7 @@ fn pauses_of_no_length_are_no_loop() {
     }
 }
 
-/// What `observe` decides in each case: connections of either kind count, templates of persistence do not.
+/// Decision of `observe` in each case: connections of either kind count, templates of persistence do not.
 #[test]
 fn connections_decide() {
     let cases = [
@@ -312,7 +312,7 @@ proptest! {
                     if let Some(next) = drains.next_check() {
                         prop_assert!(next > now && next <= now + longest);
                     }
-                    // After the time, none is left that could be deleted.
+                    // No real server that could be deleted is left after its time.
                     for (place, since) in &book {
                         let over = policy.deadline.is_some_and(|deadline| *since + deadline <= now);
                         prop_assert!(!over || now <= excused, "{:?} since {:?}, now {:?}", place, since, now);

@@ -121,7 +121,7 @@ fn frontends_are_served_changed_and_removed_without_any_object() {
     agent.asks("web", &[spec("TCP 10.96.0.1:80", &["10.0.0.2:8080", "10.0.0.3:8080"])]);
     let report = agent.settles();
     assert!(!report.full, "a change costs no reading");
-    // No connections: what drained is deleted already.
+    // The drained endpoint had no connections and is deleted already.
     assert_eq!(
         agent.served(),
         ["TCP 10.96.0.1:80 10.0.0.2:8080*1 10.0.0.3:8080*1", "TCP [fd00::1]:443 [fd00:1::1]:8443*1"]
@@ -158,7 +158,7 @@ fn a_local_policy_serves_local_endpoints_and_nothing_else() {
     agent.asks("web", &[local.clone()]);
     agent.settles();
     assert_eq!(missing(&agent), Some((true, false)));
-    // Not the policy's doing: there are no endpoints anywhere, or it lets in those of other nodes.
+    // Policy is not the cause here: there are no endpoints anywhere, or it lets in those of other nodes.
     let mut nobody = local.clone();
     nobody.cluster.clear();
     agent.asks("web", &[nobody]);
@@ -189,7 +189,7 @@ fn the_configuration_decides_families_and_weights() {
     assert_eq!(both(&mut Agent::new(options)), [v6]);
 }
 
-/// A cluster IP of a Service goes before an external IP, whoever asked first; a Service of the same name hides the Frontends.
+/// A cluster IP of a Service goes before an external IP, in any order of requests; a Service of the same name hides the Frontends.
 #[test]
 fn services_and_frontends_stand_side_by_side() {
     let mut agent = Agent::new(Options::default());
@@ -223,7 +223,7 @@ fn what_cannot_be_served_is_left_out_and_named() {
     odd.affinity_secs = Some(0);
     let zero = FrontendSpec::new(FrontendKey { port: 0, ..odd.key }, []);
     let twice = spec("TCP 10.96.0.4:80", &["10.0.0.7:80"]);
-    // A header in front of TCP streams only; without the wish for one datagrams are as good.
+    // Only TCP streams can have a header in front; the datagrams are accepted once it is not asked for.
     let mut datagrams = spec("UDP 10.96.0.5:53", &["10.0.0.9:53"]);
     datagrams.proxy_protocol = true;
     let plain = spec("UDP 10.96.0.6:53", &["10.0.0.9:53"]);
@@ -284,7 +284,7 @@ fn frontends_follow_the_host_and_survive_a_restart() {
     assert_eq!(agent.bound().len(), 21);
 }
 
-/// The sets that exist, by name, and the names of chains of ours in both families.
+/// Existing sets, by name, and names of own chains in both families.
 fn sets_and_chains(agent: &mut Agent) -> (Vec<String>, Vec<String>) {
     let sets = agent.kernel.ipset().unwrap().list_names().unwrap();
     let mut chains = BTreeSet::new();
@@ -331,12 +331,12 @@ fn only_what_is_needed_is_made() {
     assert_eq!(sets, ["KUBE-CLUSTER-IP", "KUBE-IPVS-IPS"], "of IPv4 only");
     assert!(chains.contains(&"SERVICES".to_owned()), "{chains:?}");
     assert_eq!(forwards(&mut agent), ["1", "1"]);
-    // It goes, and its chains go.
+    // The masqueraded Frontend goes, and its chains go.
     agent.proxier.delete_frontends(&name("web"), agent.now);
     agent.settles();
     assert_eq!(sets_and_chains(&mut agent).1, Vec::<String>::new());
     assert_eq!(agent.served(), ["TCP 203.0.113.7:80 192.0.2.77:80*1"]);
-    // A process that finds a directly routed one which nobody wants knows it by its address.
+    // A process that finds an unwanted directly routed virtual server recognises it by its address.
     agent.proxier = Reconciler::new("node-a", options, agent.now);
     agent.proxier.start(agent.now);
     direct.key = "TCP 203.0.113.8:80".parse().unwrap();
@@ -345,7 +345,7 @@ fn only_what_is_needed_is_made() {
     assert_eq!(agent.served(), ["TCP 203.0.113.8:80 192.0.2.77:80*1"]);
 }
 
-/// Of those whose endpoints answer clients by themselves, rules need to know only what else is asked for.
+/// Frontends whose endpoints answer clients by themselves have entries only for rules that need them.
 #[test]
 fn what_answers_by_itself_has_entries_where_they_are_needed() {
     let sets = |change: fn(&mut FrontendSpec), elsewhere: bool| {

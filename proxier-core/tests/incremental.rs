@@ -1,5 +1,5 @@
-//! In any order of events, the state equals that of a fresh start, and the reported changes are the real ones. Objects come
-//! from the oracle corpus, where the same names mean other things in each scenario; then from noise.
+//! The state equals that of a fresh start in any order of events, and the reported changes are the real ones. Objects come from the oracle corpus,
+//! where the same names mean other things in each scenario; then from noise.
 #![allow(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
 mod universe;
@@ -20,10 +20,10 @@ use proxier_core::snapshot::{ObjectKey, Store};
 use serde_json::json;
 use universe::{events, facts, happen};
 
-/// What has to be in the kernel and in the health servers.
+/// State that the kernel and the health servers have to have.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Programmed {
-    /// With the endpoints that keep flows of UDP although others are selected: real servers for them may drain.
+    /// Virtual servers, with the endpoints that keep flows of UDP although new flows get other endpoints: real servers for them may drain.
     virtual_servers: BTreeMap<VirtualServerKey, (VirtualServerConfig, Vec<RealServer>, Vec<EndpointKey>)>,
     addresses: BTreeSet<IpAddr>,
     elsewhere: BTreeSet<IpAddr>,
@@ -51,7 +51,7 @@ impl Programmed {
         }
     }
 
-    /// What differs, by name.
+    /// Differences, by name.
     fn changes(&self, after: &Self) -> Changed {
         let mut changed = Changed::default();
         changed.virtual_servers = changed_keys(&self.virtual_servers, &after.virtual_servers);
@@ -92,14 +92,14 @@ proptest! {
         prop_assert_eq!(&wanted, &Wanted::build(&store, &facts));
         prop_assert!(wanted.refresh_all(&store, &facts).is_empty());
 
-        // Delete everything: nothing is left.
+        // Deleting every Service leaves nothing.
         let all: Vec<ObjectKey> = store.services().map(|service| service.key.clone()).collect();
         let changed = wanted.refresh(&Store::new("node-a"), &facts, &all);
         prop_assert_eq!(wanted, Wanted::new(facts.config()));
         prop_assert_eq!(changed, before.changes(&Programmed::default()));
     }
 
-    /// Refreshing many at once has the same result as one at a time, and reports at least what changed.
+    /// Refreshing many Services at once has the same result as one at a time, and reports at least the real changes.
     #[test]
     fn events_may_be_gathered(events in events()) {
         let facts = facts();

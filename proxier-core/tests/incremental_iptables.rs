@@ -1,6 +1,5 @@
-//! In any order of events, writing each change gives the same tables as writing everything at once. Objects come from
-//! the oracle corpus, where the same names mean other things in each scenario, and several Services claim the same
-//! addresses.
+//! Writing each change gives the same tables as writing everything at once, in any order of events. Objects come from the oracle corpus, where the
+//! same names mean other things in each scenario, and several Services claim the same addresses.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 #[allow(dead_code, reason = "each test binary uses a part")]
@@ -77,7 +76,7 @@ proptest! {
         prop_assert!(wanted == Wanted::build(&store, &facts, Options::default()));
         prop_assert!(wanted.refresh_all(&store, &facts, Options::default()).is_empty());
 
-        // Delete everything: nothing of any Service is left.
+        // Deleting every Service leaves no rule of any.
         let all: Vec<ObjectKey> = store.services().map(|service| service.key.clone()).collect();
         let changed = wanted.refresh(&Store::new("node-a"), &facts, &all);
         host.follow(&wanted, &changed);
@@ -110,7 +109,7 @@ proptest! {
         prop_assert!(wanted == Wanted::build(&store, &facts, Options::default()));
     }
 
-    /// From what any state left in the kernel to any other, by comparison.
+    /// Comparison leads from the rules of any state to those of any other.
     #[test]
     fn comparison_leads_anywhere(before in events(), after in events()) {
         let wanted = [&before, &after].map(|events| {

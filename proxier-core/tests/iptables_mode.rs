@@ -27,7 +27,7 @@ fn kernel() -> FakeKernel {
     prepared(FakeKernel::new())
 }
 
-/// One on which `iptables` is the legacy back end's.
+/// A kernel on which `iptables` is the legacy back end's.
 fn legacy_kernel() -> FakeKernel {
     prepared(FakeKernel::with_iptables(|| FakeHost::new().with_default(Backend::Legacy)))
 }
@@ -41,7 +41,7 @@ fn new() -> Node {
 }
 
 impl Node {
-    /// So many Services with two endpoints each.
+    /// Adds this many Services with two endpoints each.
     fn services(&mut self, count: u8) {
         for number in 1..=count {
             self.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
@@ -58,12 +58,12 @@ impl Node {
         self.kernel.writes().rules
     }
 
-    /// From now on the rules cannot be read.
+    /// Makes reading rules fail from now on.
     fn forbid_reading(&self) {
         self.kernel.fail(Fault::new(Call::RulesDump, PortErrorKind::Other).every());
     }
 
-    /// Somebody else changes rules.
+    /// Makes a foreign change of rules.
     fn others(&self, side: Side, change: &Transaction) {
         let backend = self.backend;
         self.kernel.with_host(|host| Iptables::open(host, side, backend).unwrap().restore(change)).unwrap();
@@ -113,7 +113,7 @@ fn a_service_is_chains_and_lines() {
     assert_eq!(steps(&report)[&(Part::Frontend, Action::Add)], 2);
 }
 
-/// Several threads make and compare so many: from nothing, over what is there, and over what is there in part.
+/// Several threads make and compare this many Services: from nothing, over complete rules, and over incomplete ones.
 #[test]
 fn what_threads_make_in_parts_is_whole() {
     let mut node = new();
@@ -131,7 +131,7 @@ fn what_threads_make_in_parts_is_whole() {
     assert_eq!(whole.matches(":KUBE-SEP-").count(), 2_400);
     assert_eq!(whole.matches("-j DNAT").count(), 2_400);
     assert_eq!(node.full().writes(), 0);
-    // One chain of each part goes, and one that nobody wants comes.
+    // One chain of each part goes, and one unwanted chain comes.
     let chains: Vec<&str> =
         whole.lines().filter_map(|line| line.strip_prefix(":KUBE-SVC-")?.split(' ').next()).collect();
     let mut change = Transaction::new();
@@ -167,7 +167,7 @@ fn a_change_writes_its_own_chains_and_reads_nothing() {
     assert_eq!(steps(&report), [((Part::Rules, Action::Change), 1), ((Part::Frontend, Action::Change), 1)].into());
     assert_eq!(node.writes(), before + 1, "nat of IPv4");
     node.has("--to-destination 10.244.0.3:8080");
-    // Without endpoints it is refused, which is in the other table.
+    // A Service without endpoints is refused, in the other table.
     node.slice("s7", &[]);
     node.settles();
     assert_eq!(node.writes(), before + 3);
@@ -192,7 +192,7 @@ fn a_restart_writes_nothing() {
     let report = next.settles();
     assert_eq!(report.writes(), 0, "{report:#?}");
     assert_eq!((next.writes(), next.v4()), (before, rules));
-    // It knows them now.
+    // The process knows the rules now.
     next.forbid_reading();
     next.slice("s2", &["10.244.0.9"]);
     next.settles();
@@ -250,7 +250,7 @@ fn what_others_change_is_repaired_and_told() {
     assert_eq!(node.full().drift, []);
 }
 
-/// Of many Services, those whose lines differ are named, and no others.
+/// Exactly the Services whose lines differ are named.
 #[test]
 fn what_others_change_of_one_service_is_told_of_that_one() {
     let mut node = new();
@@ -272,7 +272,7 @@ fn what_others_change_of_one_service_is_told_of_that_one() {
     assert_eq!(sorted(&node), whole);
 }
 
-/// What is written would lie among nothing: without the canary nothing is written, and everything is at once.
+/// A change after a flush would write chains that no rule leads to: without the canary it is not written, and everything is written at once.
 #[test]
 fn a_change_that_meets_a_flush_writes_everything_at_once() {
     let mut node = new();
@@ -301,7 +301,7 @@ fn while_the_lock_is_held_nothing_else_waits() {
     let failures: Vec<_> = report.applied.failures.iter().map(|failure| failure.error.kind()).collect();
     assert_eq!(failures, [PortErrorKind::Busy], "{report:#?}");
     assert!(report.has_failed());
-    // What comes before the pause is over does not wait for the lock again.
+    // Changes before the end of the pause do not wait for the lock again.
     let (before, then) = (node.writes(), node.now);
     node.slice("s2", &["10.244.0.9"]);
     node.proxier.host_changed(node.now);
@@ -320,7 +320,7 @@ fn sticky(ip: &str) -> Value {
     json!({"clusterIP": ip, "sessionAffinity": "ClientIP"})
 }
 
-/// A kernel without `xt_recent` refuses Services with session affinity, and no others.
+/// A kernel without `xt_recent` refuses Services with session affinity only.
 #[test]
 fn what_the_kernel_refuses_of_one_service_does_not_stop_the_others() {
     for legacy in [false, true] {
@@ -338,20 +338,20 @@ fn what_the_kernel_refuses_of_one_service_does_not_stop_the_others() {
         assert_eq!(refused, ["demo/bad-1:p", "demo/bad-2:p"]);
         assert_eq!(node.v4().matches("cluster IP\" -m tcp").count(), 40);
         node.has_not("demo/bad");
-        // Changes of others cost what they always do.
+        // Changes of other Services cost the same as ever.
         node.forbid_reading();
         let before = node.writes();
         node.slice("s9", &["10.244.0.9"]);
         node.settles();
         assert_eq!(node.writes(), before + 1);
         node.kernel.clear_faults();
-        // One that is mended is served at once.
+        // A Service that no longer asks for affinity is served at once.
         node.service("bad-1", json!({"clusterIP": "10.96.1.1"}));
         let then = node.now;
         node.settles();
         assert_eq!(node.now, then);
         node.has("demo/bad-1:p cluster IP");
-        // The other when the kernel takes it.
+        // The other Service is served when the kernel takes its rules.
         assert!(!node.full().is_done());
         node.kernel.with_host(|host| host.set_match("recent", true));
         let report = node.full();
@@ -381,7 +381,7 @@ fn a_service_whose_change_is_refused_is_served_as_before() {
         "ports": [{"name": "p", "port": 80, "nodePort": 30080}]}),
     );
     node.slice("s1", &["10.244.0.7"]);
-    // What was known is no basis for it; then it is read, and found.
+    // The known rules are no basis for a change any more; the next pass reads them, and finds the refused Services.
     assert!(node.pass().has_failed());
     let report = node.pass();
     assert!(!report.has_failed(), "{report:#?}");
@@ -390,7 +390,7 @@ fn a_service_whose_change_is_refused_is_served_as_before() {
     assert_eq!(refused, ["demo/s2:p"]);
     node.has("--to-destination 10.244.0.7:8080");
     assert_eq!(of_s2(&node.v4()), of_s2(&before));
-    // It goes as any other.
+    // A Service that is served goes as usual.
     node.no_service("s2");
     node.settles();
     node.has_not("demo/s2");
@@ -432,7 +432,7 @@ fn who_is_refused_does_not_keep_a_node_port_from_another() {
     assert_eq!(node.full().writes(), 0);
 }
 
-/// With very many refused Services the rest is written in several passes.
+/// The rest is written in several passes if very many Services are refused.
 #[test]
 fn many_refused_services_are_found_in_several_passes() {
     let mut node = new();
@@ -533,7 +533,7 @@ fn chains_and_jumps_of_others_stay() {
     node.services(2);
     node.settles();
     assert_eq!(rules(&node), before);
-    // Somebody puts a rule between ours: their order is as good.
+    // A foreign rule between own ones does not matter: their order stays.
     let mut change = Transaction::new();
     change.table(TableName::NAT).edit(Edit::Insert(chain("PREROUTING"), 1, rule("-p udp --dport 1 -j ACCEPT")));
     node.others(Side::Ipv4, &change);
@@ -549,7 +549,7 @@ fn chains_and_jumps_of_others_stay() {
     }
 }
 
-/// Up to 1.25; the lines are those of its `iptables-save`.
+/// kube-proxy had a userspace mode up to 1.25; the lines are those of its `iptables-save`.
 #[test]
 fn chains_of_kube_proxys_userspace_mode_go_in_every_mode() {
     let left = |node: &Node| {
@@ -599,7 +599,7 @@ fn chains_of_kube_proxys_userspace_mode_go_in_every_mode() {
             node.has("-j KUBE-SVC-");
         }
     }
-    // Somebody else uses one of the chains.
+    // A foreign rule uses one of the chains.
     let mut node = new();
     left(&node);
     let mut theirs = Transaction::new();
@@ -612,7 +612,7 @@ fn chains_of_kube_proxys_userspace_mode_go_in_every_mode() {
     node.has("--dport 9 -j KUBE-PORTALS-HOST");
 }
 
-/// A chain to which somebody else jumps cannot be deleted.
+/// A chain to which a foreign rule jumps cannot be deleted.
 #[test]
 fn a_chain_that_others_use_is_emptied_and_stays() {
     let mut node = new();
@@ -670,7 +670,7 @@ fn an_empty_list_takes_nothing_away_at_once() {
     node.has_not("KUBE-SVC-");
 }
 
-/// The API server gives a cluster IP or node port to one Service: who has another's shows that the other is gone.
+/// The API server gives a cluster IP or node port to one Service: a Service that has another's shows that the other is gone.
 #[test]
 fn who_gets_what_a_missing_service_had_is_served_at_once() {
     let with_port = |ip: &str, port: u16| json!({"clusterIP": ip, "type": "NodePort", "ports": [{"name": "p", "port": 80, "nodePort": port}]});
@@ -702,7 +702,7 @@ fn who_gets_what_a_missing_service_had_is_served_at_once() {
     node.has("demo/new-b:p cluster IP\" -m tcp -p tcp -d 10.96.0.4");
     node.has_not("demo/s3");
     node.has_not("demo/s4:");
-    // Nothing says that these are gone.
+    // No object shows that these are gone.
     for kept in ["demo/s1:p cluster IP", "demo/s20:p cluster IP", "demo/s5:p external IP"] {
         node.has(kept);
     }
@@ -731,7 +731,7 @@ fn an_empty_first_list_takes_nothing_away_where_one_family_cannot_be_read() {
     }
 }
 
-/// What an earlier process served stays, with its chains, when the first lists are empty.
+/// Services of an earlier process stay, with their chains, when the first lists are empty.
 #[test]
 fn an_empty_first_list_takes_nothing_away_at_once() {
     let mut node = new();
@@ -811,7 +811,7 @@ fn flows_of_removed_udp_endpoints_are_forgotten() {
     let flow = |endpoint: &str| Flow::udp(place("10.244.5.5:999"), place("10.96.0.1:53"), place(endpoint));
     node.kernel.add_flow(flow("10.244.0.1:53"));
     node.kernel.add_flow(flow("10.244.0.2:53"));
-    // Not before the rules lead elsewhere.
+    // Flows stay until the rules lead elsewhere.
     node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Permission));
     node.slice("dns", &["10.244.0.2", "10.244.0.3"]);
     node.pass();
@@ -827,7 +827,7 @@ fn localnet(node: &Node) -> String {
     node.kernel.state().sysctls["net/ipv4/conf/all/route_localnet"].clone()
 }
 
-/// Without the kubelet's rule neighbours could reach programs that listen on 127.0.0.1 only.
+/// The kubelet's rule keeps neighbours from programs that listen on 127.0.0.1 only.
 #[test]
 fn loopback_addresses_are_routed_once_the_rules_guard_them() {
     let mut node = new();
@@ -842,7 +842,7 @@ fn loopback_addresses_are_routed_once_the_rules_guard_them() {
     }
     node.has("block incoming localnet connections");
     assert_eq!(localnet(&node), "1");
-    // Nobody asks for it: it stays as it is.
+    // The setting stays as it is unless it is asked for.
     let mut off = options();
     off.iptables.localhost_node_ports = false;
     let mut primary = options();
@@ -857,7 +857,7 @@ fn loopback_addresses_are_routed_once_the_rules_guard_them() {
     }
 }
 
-/// By a setting: rules that a kube-proxy left would be written again otherwise.
+/// A reset needs a setting: otherwise rules that a kube-proxy left would be written again.
 #[test]
 fn tcp_is_reset_where_that_is_configured() {
     let ports = json!([{"name": "t", "port": 80, "nodePort": 30_080}, {"name": "u", "port": 53, "protocol": "UDP"}]);
@@ -911,7 +911,7 @@ fn rules_fit_the_programs_and_the_host() {
     node.has_not("INVALID");
 }
 
-/// Whoever has set it: there is no rule where connection tracking takes everything as valid.
+/// The setting decides, no matter who made it: there is no rule if connection tracking takes every packet as valid.
 #[test]
 fn invalid_packets_are_dropped_by_the_kernels_setting() {
     const LIBERAL: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";
@@ -920,7 +920,7 @@ fn invalid_packets_are_dropped_by_the_kernels_setting() {
         let says_liberal = |value: &str| matches!(value, "1" | "2" | "-1");
         for value in [before, Some(after), before] {
             node.kernel.set_sysctl(LIBERAL, value);
-            // Not before a full pass.
+            // The setting is read in full passes only.
             node.full();
             node.settles();
             assert_eq!(node.v4().contains("INVALID"), !value.is_some_and(says_liberal), "{value:?}");
@@ -970,7 +970,7 @@ fn when_changes_rain_rules_are_written_once_a_second() {
     node.services(3);
     node.settles();
     let period = Duration::from_secs(1);
-    // It ends at different times after a write, among them just after one.
+    // The changes end at different times after a write, among them just after one.
     for (rain, count) in [100_u32, 37, 1, 20, 43, 8].into_iter().enumerate() {
         let (writes, begin) = (node.writes(), node.now);
         let mut last = String::new();
@@ -1004,7 +1004,7 @@ fn when_changes_rain_rules_are_written_once_a_second() {
     }
 }
 
-/// What people see of a plan is what the program gets.
+/// The printed plan is the text that the program gets.
 #[test]
 fn a_plan_is_the_text_for_the_program() {
     let mut node = new();
@@ -1076,7 +1076,7 @@ enum Step {
     Full,
     Restart,
     Fault(PortErrorKind, bool),
-    /// Somebody deletes all rules of a family.
+    /// All rules of a family are deleted.
     Flush(bool),
     /// The kernel lacks a match, or has it again.
     Match(bool),
@@ -1101,7 +1101,7 @@ fn a_step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
 
-    /// In any order of changes, passes, restarts and faults, the rules come to be those of a fresh start.
+    /// The rules come to be those of a fresh start, in any order of changes, passes, restarts and faults.
     #[test]
     fn the_way_does_not_matter(steps in proptest::collection::vec(a_step(), 1..40), legacy in any::<bool>()) {
         let mut options = options();
@@ -1110,7 +1110,7 @@ proptest! {
         let backend = if legacy { Backend::Legacy } else { Backend::NfTables };
         let mut node = Node { backend, ..Node::on(make(), options.clone()) };
         let mut objects = Objects::default();
-        // Somebody has flushed rules, and no pass has read them since.
+        // Whether rules were flushed, and no pass has read them since.
         let mut disturbed = false;
         for step in steps {
             match step {
@@ -1171,7 +1171,7 @@ proptest! {
 
 const INVALID: &str = "-m conntrack --ctstate INVALID -m nfacct --nfacct-name ct_state_invalid_dropped_pkts -j DROP";
 
-/// Where the kernel counts for rules, they name kube-proxy's counters; where it refuses that, they do without.
+/// Rules name kube-proxy's counters if the kernel counts packets for rules, and do without if it refuses.
 #[test]
 fn packets_are_counted_where_the_kernel_can() {
     let ports = json!([{"name": "p", "port": 80, "nodePort": 30_080}]);
@@ -1191,7 +1191,7 @@ fn packets_are_counted_where_the_kernel_can() {
     assert_eq!(node.kernel.counters().unwrap().len(), 2);
     node.has(INVALID);
     node.has("-d 127.0.0.0/8 -m nfacct --nfacct-name localhost_nps_accepted_pkts -j KUBE-EXT-");
-    // The line that counts comes first, also where it comes later.
+    // The line that counts comes first, even if it is added later.
     let other = json!({"type": "NodePort", "clusterIP": "10.96.0.11", "ports": [{"name": "p", "port": 80, "nodePort": 30_081}]});
     node.service("other", other.clone());
     node.slice("other", &["10.244.0.6"]);
@@ -1211,7 +1211,7 @@ fn packets_are_counted_where_the_kernel_can() {
     node.no_service("other");
     node.settles();
     assert_eq!(order(&node), [true; 0]);
-    // A second process takes it over without a write.
+    // A second process takes the rules over without a write.
     let mut next = node.next(options());
     next.service("web", spec.clone());
     next.slice("web", &["10.244.0.5"]);

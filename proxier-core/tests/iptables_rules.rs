@@ -1,4 +1,4 @@
-//! Rules of iptables mode, byte for byte, and what the oracle corpus has no scenario for.
+//! Rules of iptables mode, byte for byte, and cases for which the oracle corpus has no scenario.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
 #[allow(dead_code, reason = "each test binary uses a part")]
@@ -62,7 +62,7 @@ fn store(services: &[Value], slices: &[Value]) -> Store {
     store
 }
 
-/// What is written on a host without rules.
+/// Tables that are written on a host without rules.
 fn tables(wanted: &Wanted, family: Family) -> Tables {
     let mut tables = Tables::new();
     let text = changes(wanted, &Dump::default(), family).unwrap().to_restore_text().unwrap();
@@ -318,7 +318,7 @@ fn agents_frontends_are_ports_of_their_own() {
     }
 }
 
-/// Names that no API server accepts make no other rules, and no rule that iptables refuses.
+/// Names that no API server accepts change nothing but comments, and iptables takes the rules.
 #[test]
 fn hostile_names_stay_in_their_comments() {
     let long = "é".repeat(300);
@@ -366,7 +366,7 @@ fn many_endpoints_leave_out_comments() {
     assert!(changes(&wanted, &after.dump(), Family::V4).unwrap().is_empty());
 }
 
-/// Chains and jumps of IPVS mode and of older releases, a kubelet's rule, and a rule of somebody who uses our chains.
+/// Chains and jumps of IPVS mode and of older releases, a kubelet's rule, and a foreign rule that uses our chains.
 const LEFT_BEHIND: &str = "\
 *filter
 :KUBE-FIREWALL - [0:0]
@@ -467,7 +467,7 @@ fn somebody_elses_changes_are_mended() {
     assert!(!changes(&wanted, &kernel.dump(), Family::V4).unwrap().is_empty());
 }
 
-/// What the kernel prints for what was written.
+/// The kernel's spelling of the rules that were written is accepted.
 #[test]
 fn the_kernels_spelling_is_no_difference() {
     let web = service(

@@ -1,5 +1,5 @@
-//! IPVS mode with a table of nf_tables in place of ipsets and rules of iptables, on a kernel in memory: the same entries, the same
-//! order, the same safety; and a node that changes from one to the other.
+//! IPVS mode with a table of nf_tables in place of ipsets and rules of iptables, on a kernel in memory: the same entries, the same order, the same
+//! safety; and a node that changes from one to the other.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -65,7 +65,7 @@ impl Node {
         Node::of(kernel, Kind::Ipvs, by)
     }
 
-    /// One that serves three Services.
+    /// A node that serves three Services.
     fn serving(kernel: &FakeKernel, by: RulesBy) -> Self {
         let mut node = Node::new(kernel, by);
         for number in 1..=3 {
@@ -174,7 +174,7 @@ fn it_has_what_sets_and_rules_have() {
     assert!(state.rules.values().all(|rules| !rules.contains("KUBE-SERVICES")), "{:?}", state.rules);
     let mut compared = 0;
     for (name, (_, entries)) in &wanted.sets {
-        // IPv6 has its own.
+        // IPv6 has a table of its own.
         let (table, rest) = match name.strip_prefix("KUBE-6-") {
             Some(rest) => (V6, rest),
             None => (V4, &name["KUBE-".len()..]),
@@ -189,7 +189,7 @@ fn it_has_what_sets_and_rules_have() {
         let found = elements(&state.tables[table], set);
         let mut wanted: BTreeSet<String> = entries.iter().map(|entry| in_words_of_nft(entry)).collect();
         if set == "load-balancer-source-cidr" {
-            // One range lies in the other.
+            // One range contains the other.
             wanted.retain(|entry| !entry.ends_with("192.0.2.0/24"));
             wanted = wanted.iter().map(|entry| entry.replace("192.0.0.0/16", "192.0.0.0-192.0.255.255")).collect();
         }
@@ -345,7 +345,7 @@ fn source_ranges_change_without_overlaps() {
         assert_eq!(ranges(&node), wanted);
         assert!(kernel.writes().tables - before <= 2);
     }
-    // The node is in none of them any more.
+    // The node is in none of the ranges any more.
     let barred = elements(&node.table(V4), "load-balancer-not-node");
     assert!(barred.contains("198.51.100.1 . tcp . 80 . 198.51.100.1"), "{barred:?}");
 }
@@ -433,7 +433,7 @@ fn what_others_change_is_repaired_and_told() {
     );
 }
 
-/// Somebody changes something else between reading and writing: what was read still holds.
+/// A foreign change elsewhere between reading and writing does not matter: the table is as it was read.
 #[test]
 fn other_changes_between_reading_and_writing() {
     let stranger = |number: u32| {
@@ -447,7 +447,7 @@ fn other_changes_between_reading_and_writing() {
     let report = node.pass();
     assert!(report.is_done(), "{report:#?}");
     assert!(elements(&node.table(V4), "cluster-ip").contains("10.96.0.1 . tcp . 80"));
-    // Not for ever.
+    // The number of tries is limited.
     let kernel = self::kernel();
     let mut node = Node::serving(&kernel, RulesBy::Nftables);
     (1..=20).for_each(|number| kernel.commit_before(stranger(number)));
@@ -457,15 +457,15 @@ fn other_changes_between_reading_and_writing() {
     assert!(elements(&node.table(V4), "cluster-ip").contains("10.96.0.1 . tcp . 80"));
 }
 
-/// A table that somebody changes between reading and writing is not written from what was read, and read again at once. Even where it was
-/// to be made again, which would take away what is somebody else's by now.
+/// A table that changes between reading and writing is not written, and read again at once. That holds also for a table that was to be made again,
+/// which would remove foreign objects.
 #[test]
 fn a_table_that_changes_between_reading_and_writing() {
     let kernel = kernel();
     let mut node = Node::serving(&kernel, RulesBy::Nftables);
     assert!(node.pass().is_done());
     let key: TableKey = V4.parse().unwrap();
-    // What the next full pass would mend by making the table again.
+    // The next full pass would remove the foreign chain by making the table again.
     let mut other = Transaction::new();
     other.add_chain(Chain::regular(key.chain("theirs").unwrap()));
     kernel.nftables().commit(&other).unwrap();
@@ -475,7 +475,7 @@ fn a_table_that_changes_between_reading_and_writing() {
     let report = node.full_pass();
     assert!(report.has_failed(), "{report:#?}");
     assert!(!node.table(V4).contains("chain"), "{}", node.table(V4));
-    // It stays somebody else's.
+    // The foreign table stays.
     let before = node.now;
     let report = node.pass();
     assert!(report.full && report.has_failed() && node.now <= before + Duration::from_secs(1), "{report:#?}");
@@ -487,7 +487,7 @@ fn a_table_that_changes_between_reading_and_writing() {
     assert!(elements(&node.table(V4), "cluster-ip").contains("10.96.0.1 . tcp . 80"));
 }
 
-/// What shows that a virtual server is ours is in the table: there is no state file.
+/// The table shows which virtual servers are own: there is no state file.
 #[test]
 fn a_new_process_knows_what_is_ours() {
     let kernel = kernel();
@@ -495,7 +495,7 @@ fn a_new_process_knows_what_is_ours() {
     let mut node = Node::serving(&kernel, RulesBy::Nftables);
     assert!(node.pass().is_done());
     assert!(node.ipvs().contains("192.0.2.10:30001"));
-    // It served web-1 and web-3 too.
+    // The earlier process served web-1 and web-3 too.
     let mut node = Node::new(&kernel, RulesBy::Nftables);
     node.serve(2, &["192.0.2.0/24"]);
     node.proxier.start(node.now);
@@ -570,7 +570,7 @@ fn what_the_other_variant_marked_is_ours_and_stays_guarded() {
         assert!(node.ipvs().contains("198.51.100.1:80") && node.ipvs().contains("192.0.2.10:30001"));
         assert!(has_guard(&kernel), "{to}");
         kernel.clear_faults();
-        // Even by a process that knows of nothing.
+        // A process that knows no Services but one can do it, too.
         let mut node = Node::new(&kernel, to);
         node.serve(2, &["192.0.2.0/24"]);
         node.proxier.start(node.now);
@@ -600,7 +600,7 @@ fn a_cleanup_removes_both() {
     }
 }
 
-/// What nftables mode translates must find its way until that mode is gone: destinations are kept only then.
+/// Connections that nftables mode translates must find their way until that mode is gone: destinations are kept only then.
 #[test]
 fn nftables_mode_is_not_cut_off() {
     let kernel = kernel();
@@ -620,7 +620,7 @@ fn nftables_mode_is_not_cut_off() {
     assert_eq!(chain(&node.table(V4), "keep-destination"), ["fib daddr type local dnat to ip daddr"]);
 }
 
-/// Of a new table, destinations are kept last: until then whatever served before goes on.
+/// Destinations are kept last in a new table: until then an earlier mode goes on serving.
 #[test]
 fn destinations_are_kept_once_there_is_something_to_come_to() {
     let kernel = kernel();
@@ -636,7 +636,7 @@ fn destinations_are_kept_once_there_is_something_to_come_to() {
     assert!(steps.iter().all(|step| !step.contains("KUBE-") && !step.contains("set ")), "{steps:#?}");
 }
 
-/// One entry that the kernel refuses keeps no other from being written, also where it does not say which it is.
+/// One entry that the kernel refuses keeps no other from being written, even if the kernel does not say which one it is.
 #[test]
 fn a_refused_entry_of_many_is_left_out() {
     for is_silent in [false, true] {
@@ -702,7 +702,7 @@ fn auto_is_a_table_on_a_fresh_node() {
     kernel.fail(Fault::new(Call::TablesCheck, PortErrorKind::Unavailable).every());
     let (by, why) = chosen(&kernel);
     assert!(by == RulesBy::Iptables && why.contains("nf_tables cannot guard virtual servers"), "{why}");
-    // What is asked for is not probed.
+    // A configured back end is not probed.
     for by in [RulesBy::Nftables, RulesBy::Iptables] {
         assert_eq!(choose(&config(by), &mut kernel.clone().ports(), || panic!("asked")).by, by);
     }
@@ -715,7 +715,7 @@ fn auto_is_a_table_where_one_family_takes_it() {
     assert_eq!(chosen(&kernel).0, RulesBy::Nftables);
 }
 
-/// What iptables mode, or somebody else, has in tables does not matter unless it drops.
+/// Rules of iptables mode, and foreign rules, do not matter unless they drop.
 #[test]
 fn auto_is_iptables_where_a_filter_drops_by_default() {
     for (chain, program) in [
@@ -782,7 +782,7 @@ fn the_configuration_names_it() {
     assert_eq!(check(json!("nft")), (RulesBy::Auto, 1));
 }
 
-/// One with a Service, configured otherwise.
+/// A node with a Service and another configuration.
 fn configured(kernel: &FakeKernel, change: impl FnOnce(&mut Config)) -> Node {
     kernel.restart();
     let mut options = Options::default();
@@ -796,7 +796,7 @@ fn configured(kernel: &FakeKernel, change: impl FnOnce(&mut Config)) -> Node {
     node
 }
 
-/// A name of 15 bytes, the longest that Linux has, is no beginning of others.
+/// A name of 15 bytes, the longest that Linux has, cannot be the beginning of a longer one.
 #[test]
 fn pods_are_told_by_the_beginning_of_interface_names() {
     for (prefix, matched) in [("veth", "veth*"), ("a-long-name-15c", "a-long-name-15c")] {
@@ -844,7 +844,7 @@ fn networks_that_are_local_as_a_whole_are_guarded_by_the_table() {
     assert!(node.full_pass().drift.is_empty());
 }
 
-/// One check does for both families; where the kernel refuses that, each has its own.
+/// One check does for both families; if the kernel refuses it, each family is checked by itself.
 #[test]
 fn a_trial_of_both_families_is_one_check_unless_it_is_refused() {
     use proxier_core::modes::nftables;

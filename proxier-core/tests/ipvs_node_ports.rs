@@ -1,5 +1,5 @@
-//! One virtual server for a node port, whatever addresses the node has, on a kernel in memory: by a firewall mark; whatever happens
-//! between two writes, and whoever else uses marks and ports.
+//! One virtual server by a firewall mark for a node port, for all addresses of the node, on a kernel in memory; with foreign writes between two
+//! writes, and foreign users of marks and ports.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -59,7 +59,7 @@ fn shared(kernel: &FakeKernel) -> BTreeMap<String, u32> {
     servers(kernel)[&format!("-f {}", marks(kernel)[PLACE])].clone()
 }
 
-/// Where packets get marks, with these.
+/// Addresses and ports at which packets get marks, with these marks.
 fn marked(kernel: &FakeKernel) -> BTreeSet<String> {
     elements(kernel, "node-port-mark")
 }
@@ -83,7 +83,7 @@ fn a_node_port_has_one_virtual_server_for_all_addresses() {
     let addresses = ["192.0.2.10", "192.0.2.11", "192.0.2.12"];
     let wanted = addresses.map(|address| format!("{address} . tcp . 30001 : {mark:#010x}"));
     assert_eq!(marked(&kernel), BTreeSet::from(wanted));
-    // Policy Local and affinity have one for each address, and the others' own addresses are as ever.
+    // Node ports with policy Local or affinity have a virtual server for each address, and the Services' own addresses are as ever.
     for (port, is_own) in [(30_001, false), (30_002, true), (30_003, true)] {
         for address in addresses {
             assert_eq!(has(&kernel, &format!("{address}:{port}")), is_own, "{address}:{port}: {:#?}", servers(&kernel));
@@ -133,7 +133,7 @@ fn what_others_serve_at_a_node_port_is_left_alone() {
     make_foreign(&kernel, 7);
     let mut node = serving(&kernel, true);
     assert!(node.pass().is_done());
-    // Somebody's own, at the port and an address of the node: packets get the mark before, so it serves nobody there.
+    // A foreign virtual server is at the port and an address of the node: packets get the mark before, so it serves nobody there.
     let key = VirtualServerKey::tcp(AT.parse().unwrap());
     let client = &mut kernel.ipvs().client().unwrap();
     client.add_virtual_server(&VirtualServer::new(key, Scheduler::RoundRobin)).unwrap();
@@ -194,7 +194,7 @@ fn connections_end_before_their_virtual_server_does() {
         assert!(report.is_done() && report.foreign.is_empty(), "{report:#?}");
         assert_eq!(servers(&kernel)[&format!("-t {AT}")].get(HERE), Some(&0), "it is kept for its connection");
         assert_eq!(shared(&kernel)[HERE], 1);
-        // What shows that it is ours stays with it.
+        // The record that the virtual server is own stays with it.
         assert!(elements(&kernel, "node-port-served").contains("192.0.2.10 . tcp . 30001"), "{:?}", kernel.state());
     }
     // And back, with a connection through the mark's.
@@ -220,7 +220,7 @@ fn connections_end_before_their_virtual_server_does() {
     assert!(has(&kernel, AT) && marked(&kernel).is_empty());
 }
 
-/// What serves stays, while what is to serve instead cannot be made.
+/// The old virtual servers stay while the new ones cannot be made.
 #[test]
 fn nothing_goes_before_the_other_is_there() {
     let kernel = kernel();
@@ -232,7 +232,7 @@ fn nothing_goes_before_the_other_is_there() {
     kernel.clear_faults();
     assert!(node.pass().is_done() && node.full_pass().is_done());
     is_served(&kernel, "by the mark");
-    // The other way round: a virtual server of the address that cannot be made.
+    // The virtual servers of the addresses cannot be made, in the other direction.
     let mut node = serving(&kernel, false);
     kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Busy).every());
     assert!(!node.pass().is_done());
@@ -289,7 +289,7 @@ fn what_others_change_is_repaired_and_told() {
     is_served(&kernel, "repaired");
 }
 
-/// Whatever changes, in whatever order, with processes that die in between: the kernel comes to what a new one would have.
+/// The kernel comes to the state of a new process, after any changes in any order, with processes that die in between.
 fn comes_to_what_is_wanted(steps: &[(u8, u8, u8)]) {
     let kernel = kernel();
     make_foreign(&kernel, 7);
@@ -371,7 +371,7 @@ proptest! {
     }
 }
 
-/// No failure: what is not shared, and why.
+/// A node port that is not shared is no failure; the reason is reported.
 #[test]
 fn why_a_node_port_is_not_shared_is_told() {
     let kernel = kernel();
@@ -383,7 +383,7 @@ fn why_a_node_port_is_not_shared_is_told() {
     node.publish(2, &affine, &["node-a"]);
     let sctp = json!({"externalTrafficPolicy": "Cluster", "ports": [{"name": "p", "port": 80, "nodePort": 30003, "protocol": "SCTP"}]});
     node.publish(3, &sctp, &["node-a"]);
-    // A node port with policy Local is nothing to share.
+    // A node port with policy Local cannot be shared.
     node.publish(4, &json!({}), &["node-a"]);
     let report = node.pass();
     assert!(report.is_done() && !report.has_failed(), "{report:#?}");
@@ -482,7 +482,7 @@ fn marks_are_known_without_their_table() {
     assert_eq!(servers(&kernel).len(), 2);
 }
 
-/// What metrics count: virtual servers of marks that are wanted, by what they are for; not those that drain.
+/// Metrics count virtual servers of marks that are wanted, by their purpose; not those that drain.
 #[test]
 fn marks_are_counted_by_what_they_are_for() {
     let kernel = kernel();
@@ -495,16 +495,16 @@ fn marks_are_counted_by_what_they_are_for() {
     node.proxier.start(node.now);
     assert!(node.pass().is_done());
     let marked = |node: &Node| node.proxier.wanted().unwrap().marked();
-    // By the bit for masquerading, as `ipvsadm` prints the marks.
+    // The bit for masquerading tells them apart in ipvsadm's output.
     let of_kernel = |kernel: &FakeKernel| {
         let all = servers(kernel).into_keys();
         let marks = all.filter_map(|key| key.strip_prefix("-f ").map(|mark| mark.parse::<u32>().unwrap()));
         let (shared, split): (Vec<u32>, Vec<u32>) = marks.partition(|mark| mark & 0x4000 != 0);
         (split.len(), shared.len())
     };
-    // The third one's load balancer and node port, and the node ports of the others.
+    // The third Service's load balancer and node port, and the node ports of the other two.
     assert_eq!((marked(&node), of_kernel(&kernel)), ((2, 2), (2, 2)));
-    // One is still used.
+    // One mark is still used.
     let mark = foreign(marks(&kernel)["198.51.100.3 . tcp . 80"]);
     kernel.set_connections(&mark, &"10.244.0.3:8080".parse().unwrap(), 1, 0);
     node.publish(3, &cluster(), &["node-a", "node-b"]);

@@ -1,6 +1,6 @@
-//! What becomes of every flow of the corpus (see `oracle/README.md`) in IPVS mode, by the virtual servers, sets and rules that the mode
-//! has written to a kernel in memory: with rules of iptables and ipsets, with a table of nf_tables, and as a trace has it. All three
-//! agree. `kernel_flows_ipvs` sends some of these flows as packets through real kernels.
+//! Fate of every flow of the corpus (see `oracle/README.md`) in IPVS mode, by the virtual servers, sets and rules that the mode has written to a
+//! kernel in memory: with rules of iptables and ipsets, with a table of nf_tables, and by a trace. All three agree. `kernel_flows_ipvs` sends some of
+//! these flows as packets through real kernels.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(clippy::disallowed_macros, clippy::disallowed_methods, reason = "module flows is for real packets, too")]
 
@@ -54,7 +54,7 @@ fn protocol(flow: &Flow) -> Protocol {
     }
 }
 
-/// As a trace has it.
+/// Fate of a flow by a trace.
 fn traced(proxier: &Reconciler, flow: &Flow) -> (Fate, Vec<String>) {
     let to = FrontendKey::new(protocol(flow), flow.to.ip(), flow.to.port());
     let packet = if flow.is_nodes() { Traced::from_node(flow.source, to) } else { Traced::new(flow.source, to) };
@@ -75,7 +75,7 @@ fn traced(proxier: &Reconciler, flow: &Flow) -> (Fate, Vec<String>) {
     (fate, traced.steps)
 }
 
-/// Every flow, with addresses bound like this; returns how many there were, by what becomes of them.
+/// Checks every flow, with addresses bound in this way; returns the number of flows by fate.
 fn hold(binding: Binding, takes: impl Fn(usize) -> bool) -> BTreeMap<&'static str, usize> {
     let (mut count, mut differ, mut report) = (BTreeMap::new(), 0, String::new());
     for scenario in scenarios(takes) {
@@ -103,7 +103,7 @@ fn hold(binding: Binding, takes: impl Fn(usize) -> bool) -> BTreeMap<&'static st
                 Fate::Endpoints(_) => "masqueraded in part",
             };
             *count.entry(word).or_default() += 1;
-            // With rules of iptables IPVS is asked first, and refuses where it has no endpoint.
+            // IPVS comes before the rules of iptables, and refuses where it has no endpoint.
             let refused = flow.is_nodes() && said == Fate::Dropped && old == Fate::Rejected && node.is_empty(&packet);
             if (old != said && !refused) || new != said {
                 differ += 1;
@@ -129,7 +129,7 @@ fn rules_of_both_kinds_do_what_a_trace_says() {
     assert!(count.len() == 6 && count.values().all(|count| *count > 50), "{count:?}");
 }
 
-/// Programs of this node connect with its own address then.
+/// Programs of this node connect with its own address where routes bind.
 #[test]
 fn they_do_with_routes_too() {
     let count = hold(Binding::Routes, |number| number.is_multiple_of(3));

@@ -1,5 +1,5 @@
-//! Two endpoint lists behind one address, on a kernel in memory: clients outside get local endpoints by a firewall mark, pods and the
-//! node those of all nodes; whatever happens between two writes, and whoever else uses marks.
+//! Two endpoint lists behind one address, on a kernel in memory: clients outside get local endpoints by a firewall mark, pods and the node those of
+//! all nodes; with foreign writes between two writes, and foreign users of marks.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -45,7 +45,7 @@ fn process(kernel: &FakeKernel, splits: bool) -> Node {
     Node::with(kernel, config(splits, RulesBy::Nftables))
 }
 
-/// One that serves a Service with an endpoint here and one elsewhere.
+/// A node that serves a Service with an endpoint here and one elsewhere.
 fn serving(kernel: &FakeKernel, splits: bool) -> Node {
     let mut node = process(kernel, splits);
     node.publish(1, &json!({}), &["node-a", "node-b"]);
@@ -78,7 +78,7 @@ fn clients_outside_have_a_list_of_their_own() {
     assert_eq!(marks.len(), 4, "{marks:?}");
     assert!(marks.values().all(|mark| mark & 0xff00_c000 == 0x1600_0000), "{marks:x?}");
     assert_eq!(elements(&kernel, "local-split"), marks.keys().cloned().collect());
-    // Nobody answers clients outside where no endpoint is here.
+    // Clients outside get no answer where no endpoint is here.
     assert_eq!(all[&format!("-f {}", marks["198.51.100.2 . tcp . 80"])], reals(&[]));
     assert_eq!(all["-t 198.51.100.2:80"].len(), 1);
     let place = "ip daddr . meta l4proto . th dport";
@@ -163,7 +163,7 @@ fn endpoints_come_and_go_in_both_lists() {
     node.publish(1, &json!({}), &["node-b"]);
     let report = node.pass();
     assert!(report.is_done() && !report.full, "{report:#?}");
-    // It drains where it served: of a mark, too.
+    // The endpoint drains where it served, also behind a mark.
     assert_eq!(outside(&kernel), reals(&[(HERE, 0)]));
     let steps: Vec<_> = node.proxier.drains().unwrap().iter().map(|of| of.virtual_server).collect();
     assert!(steps.contains(&foreign(mark)), "{steps:?}");
@@ -180,7 +180,7 @@ fn endpoints_come_and_go_in_both_lists() {
     assert!(all.is_empty() && marks(&kernel).is_empty() && elements(&kernel, "local-split").is_empty(), "{all:#?}");
 }
 
-/// What holds after every write, whatever comes next.
+/// Checks the invariants that hold after every write.
 fn nobody_is_led_astray(kernel: &FakeKernel, what: &str) {
     let all = servers(kernel);
     let marks = if kernel.state().tables.contains_key(V4) { marks(kernel) } else { BTreeMap::new() };
@@ -225,7 +225,7 @@ fn a_process_may_die_between_any_two_writes() {
             let report = again.pass();
             assert!(report.is_done() && report.foreign == ["FWM 7"], "{what}: {report:#?}");
             nobody_is_led_astray(&kernel, &what);
-            // What drains has no connections.
+            // Real servers that drain have no connections.
             while again.proxier.drains().is_some_and(|drains| !drains.is_empty()) {
                 assert!(again.pass().is_done() && again.now < Duration::from_secs(60), "{what}");
             }
@@ -284,7 +284,7 @@ fn connections_end_before_their_virtual_server_does() {
     assert!(all.keys().all(|key| key.starts_with("-t ")) && marks(&kernel).is_empty(), "{all:#?}");
 }
 
-/// Whatever changes, in whatever order, with processes that die in between: the kernel comes to what a new one would have.
+/// The kernel comes to the state of a new process, after any changes in any order, with processes that die in between.
 fn comes_to_what_is_wanted(steps: &[(u8, u8, u8)]) {
     let kernel = kernel();
     make_foreign(&kernel, 7);
@@ -451,7 +451,7 @@ fn marks_of_others_are_passed_over() {
     assert_eq!(outside(&kernel), reals(&[(HERE, 1)]));
     let key = format!("-f {mark}");
     assert_eq!(servers(&kernel)[&key], before[&key]);
-    // A process that starts anew keeps the marks that the kernel has.
+    // A new process keeps the marks that the kernel has.
     let marks_before = marks(&kernel);
     let client = &mut kernel.ipvs().client().unwrap();
     client.delete_virtual_server(&foreign(mark)).unwrap();
@@ -552,7 +552,7 @@ fn what_a_kernel_holds_depends_on_the_sender() {
     let expected = held(&kernel, &client);
     let name = "virtual server of clients outside of TCP 198.51.100.1:80";
     assert!(expected.parts.contains_key(name), "{expected:?}");
-    // Somebody changes what clients outside get: that is what differs for them, and nothing does for pods.
+    // A foreign change to the virtual server for clients outside is a difference for them, and none for pods.
     let (whole, inside) = (expected, held(&kernel, &pod));
     let mark: ipvs::VirtualServerKey = format!("FWM {}", marks(&kernel)[PLACE]).parse().unwrap();
     kernel.ipvs().apply(&ipvs::Operation::DeleteRealServer(mark, HERE.parse().unwrap())).unwrap();
@@ -572,12 +572,12 @@ fn kernel_of_plain() -> FakeKernel {
     kernel
 }
 
-/// What is said of Services that are not split.
+/// Reports about Services that are not split.
 fn unmarked(node: &Node) -> Vec<String> {
     node.proxier.unmarked().map(|unmarked| unmarked.to_string()).collect()
 }
 
-/// No failure, and said once for each Service: what is not split, and why.
+/// A Service that is not split is no failure; the reason is reported once for each Service.
 #[test]
 fn why_a_service_is_not_split_is_told() {
     let kernel = kernel();
@@ -595,12 +595,12 @@ fn why_a_service_is_not_split_is_told() {
             virtual server of a firewall mark does not translate ports; pods and this node get local endpoints too"
         ]
     );
-    // It is over when the affinity is.
+    // The report ends with the affinity.
     node.publish(2, &json!({}), &["node-a"]);
     node.pass();
     assert_eq!(unmarked(&node), [""; 0]);
 
-    // By annotation, and direct return.
+    // Reasons are an annotation, and direct return.
     let annotated = |node: &mut Node, number: u16, port: u16, name: &str, value: &str| {
         node.publish(number, &json!({}), &["node-a"]);
         let service = json!({
@@ -658,7 +658,7 @@ fn marks_that_are_used_up_are_told() {
     assert_eq!(unmarked(&node), [""; 0]);
 }
 
-/// What gives packets a mark goes before the mark's virtual server, and the record that it is ours goes after it.
+/// The element that gives packets a mark goes before the mark's virtual server, and the record that the mark is own goes after it.
 #[test]
 fn a_plan_tells_in_which_order_marks_go() {
     let kernel = kernel();
@@ -680,7 +680,7 @@ fn a_plan_tells_in_which_order_marks_go() {
     assert!(given < server && server < recorded, "{steps:#?}");
 }
 
-/// `nft flush ruleset`: a running process knows its marks, and makes the table anew with them.
+/// `nft flush ruleset`: a running process knows its marks, and makes a new table with them.
 #[test]
 fn marks_are_known_without_their_table() {
     let kernel = kernel();
@@ -688,7 +688,7 @@ fn marks_are_known_without_their_table() {
     let mut node = serving(&kernel, true);
     node.publish(2, &json!({}), &["node-b"]);
     assert!(node.pass().is_done());
-    // Somebody else's, with a mark of our range that no Service has.
+    // A foreign virtual server has a mark of our range that no Service has.
     make_foreign(&kernel, 0x1600_0007);
     assert!(node.full_pass().is_done());
     let held = |kernel: &FakeKernel| (servers(kernel), marks(kernel), elements(kernel, "local-split"));
@@ -703,7 +703,7 @@ fn marks_are_known_without_their_table() {
         assert_eq!(kernel.writes().ipvs, operations, "no virtual server is touched");
         assert_eq!(node.full_pass().writes(), 0);
     }
-    // One goes before the loss is noticed, and the table cannot be written for a while.
+    // A Service goes before the loss is noticed, and the table cannot be written for a while.
     flush_ruleset(&kernel);
     node.proxier.delete_service(&ObjectKey::new("demo", "web-2"), node.now);
     kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Busy).every());
@@ -721,7 +721,7 @@ fn marks_are_known_without_their_table() {
     assert_eq!(servers(&kernel).keys().filter(|key| key.starts_with("-f ")).count(), 4);
 }
 
-/// A process that begins, and a cleanup, recognise marks without their records, whatever serves.
+/// A process that begins, and a cleanup, recognise marks without their records, in any mode.
 #[test]
 fn a_new_process_recognises_marks_without_their_table() {
     let serves = |kernel: &FakeKernel| {
@@ -762,13 +762,13 @@ fn a_new_process_recognises_marks_without_their_table() {
     node.proxier.start(node.now);
     assert!(node.pass().is_done() && node.full_pass().is_done());
     assert_eq!(of_marks(&kernel), ["-f 369098759", "-f 7"]);
-    // Nobody serves any more.
+    // No Service is served any more.
     let kernel = marks::kernel();
     serves(&kernel);
     let cleaned = cleanup(&config(true, RulesBy::Nftables), None, &mut kernel.clone().ports());
     assert!(cleaned.is_done(), "{cleaned:#?}");
     assert_eq!(of_marks(&kernel), ["-f 369098759", "-f 7"]);
-    // Somebody else's has the mark that a place of ours would have had, and ours the next one.
+    // A foreign virtual server has the mark that a Service would have got, and the Service gets the next one.
     let kernel = marks::kernel();
     let mark = serves(&kernel);
     assert!(cleanup(&config(true, RulesBy::Nftables), None, &mut kernel.clone().ports()).is_done());

@@ -1,4 +1,4 @@
-//! Session affinity of nftables mode: real connections, and what `nft` says of the tables.
+//! Session affinity of nftables mode: real connections, and the tables as `nft` prints them.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(clippy::disallowed_methods, reason = "connections and time-outs are real")]
@@ -18,7 +18,7 @@ use testkit::{Need, Netns, kernel_test, oracle};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Nftables];
 
-/// How long a connection may take: machines are slow.
+/// Longest time for a connection: machines are slow.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// Endpoints that answer with their number, at `10.244.0.N` and `fd00:244::N`.
@@ -158,7 +158,7 @@ impl Node {
         (services.collect(), slices.collect())
     }
 
-    /// Has the kernel do what is wanted.
+    /// Runs the passes that are due, with the present objects.
     fn settle(&mut self) -> Report {
         let (services, slices) = self.objects();
         self.now += Duration::from_secs(60);
@@ -170,7 +170,7 @@ impl Node {
         report
     }
 
-    /// Another process with the same objects, which has nothing to write.
+    /// Starts another process with the same objects, which has nothing to write.
     fn restart(&mut self) {
         self.process = process();
         let report = self.settle();
@@ -189,7 +189,7 @@ fn process() -> Reconciler {
     process
 }
 
-/// Which endpoint answers a client.
+/// Number of the endpoint that answers a client.
 fn answer(family: Ip, client: u8, to: SocketAddr) -> u8 {
     let answer = ask(Transport::Tcp, Some(family.client(client)), to, LIMIT);
     answer.unwrap_or_else(|error| panic!("client {client} at {to}: {error}")).name.parse().unwrap()
@@ -199,7 +199,7 @@ fn nft(arguments: &[&str], input: Option<&str>) -> String {
     oracle::run("nft", arguments, input).unwrap_or_else(|error| panic!("{error}")).stdout
 }
 
-/// A text of nft without what changes by itself, and in an order of its own: that of elements does not count.
+/// Parts of nft's text, sorted, without times: the order of elements does not count.
 fn steady(text: &str) -> Vec<&str> {
     let elements = text.lines().flat_map(|line| line.trim().trim_start_matches("elements = { ").split(','));
     let mut parts: Vec<&str> = elements
@@ -210,14 +210,14 @@ fn steady(text: &str) -> Vec<&str> {
     parts
 }
 
-/// Places where clients stay with their endpoints: each has a memory of its own.
+/// Addresses by family and kind, each with a memory of its own for clients.
 const PLACES: [(Ip, bool); 4] = [(V4, false), (V6, false), (V4, true), (V6, true)];
 
 fn place((family, is_node_port): (Ip, bool)) -> SocketAddr {
     if is_node_port { SocketAddr::new(family.node(), NODE_PORT) } else { SocketAddr::new(family.service(1), 80) }
 }
 
-/// What clients were answered, and whether their endpoint has been there all the time since.
+/// Endpoints that clients got, as long as these have been there.
 #[derive(Default)]
 struct Memory {
     known: BTreeMap<((Ip, bool), u8), u8>,
@@ -229,7 +229,7 @@ impl Memory {
         self.known.retain(|_, endpoint| endpoints.contains(endpoint));
     }
 
-    /// These clients connect, all to the endpoint that they had.
+    /// Connects these clients, all to the endpoint that they had.
     fn connect(&mut self, clients: impl Iterator<Item = u8>, endpoints: &[u8]) {
         for client in clients {
             for at in PLACES {
@@ -269,7 +269,7 @@ fn a_client_keeps_its_endpoint_over_changes_and_restarts() {
             node.endpoints(1, endpoints);
             node.settle();
             memory.forget_all_but(endpoints);
-            // Some are always there, others seldom.
+            // Some clients are always there, the rest seldom.
             let seen = |client: &u8| client.is_multiple_of(2) || (client / 2 + round).is_multiple_of(4);
             memory.connect((1..=CLIENTS).filter(seen), endpoints);
             if round % 3 == 1 {
@@ -284,7 +284,7 @@ fn a_client_keeps_its_endpoint_over_changes_and_restarts() {
     });
 }
 
-/// Clients whose endpoint is gone choose among all that there are, and those of others stay, in whatever steps endpoints change.
+/// Clients whose endpoint is gone choose among all endpoints, and the other clients stay, in any steps of change.
 #[test]
 fn clients_of_an_endpoint_that_is_gone_are_spread_anew() {
     kernel_test(NEEDS, || {
@@ -350,7 +350,7 @@ fn new_clients_get_every_endpoint() {
                 if found == wanted {
                     break;
                 }
-                // They are not known any more.
+                // The kernel has forgotten the clients.
                 std::thread::sleep(Duration::from_millis(1_100));
             }
             assert_eq!(found, wanted);
@@ -430,13 +430,13 @@ fn nft_lists_tables_with_affinity_and_takes_the_text_again() {
             nft(&["-f", "-"], Some(&text));
             nft(&["list", "ruleset"], None)
         });
-        // Bytes of a port are those of TCP to nft 1.0.6 in one rule, and of any protocol in the next one.
+        // nft 1.0.6 prints bytes of a port as those of TCP in one rule, and of any protocol in the next one.
         let [again, text] = [again.unwrap(), text].map(|text| text.replace("tcp dport", "th dport"));
         assert_eq!(steady(&again), steady(&text));
     });
 }
 
-/// The kernel remembers a limited number of clients. Others are served without affinity.
+/// The kernel remembers a limited number of clients; the rest are served without affinity.
 #[test]
 fn clients_beyond_the_kernels_limit_are_served() {
     kernel_test(NEEDS, || {
@@ -454,7 +454,7 @@ fn clients_beyond_the_kernels_limit_are_served() {
         for some in strangers.chunks(10_000) {
             nft(&["-f", "-"], Some(&format!("add element ip proxier slot-0-sticky-10800 {{ {} }}", some.join(", "))));
         }
-        // That it is full says the kernel: to list it takes nft minutes on an emulated machine.
+        // The kernel says that the set is full: listing it takes nft minutes on an emulated machine.
         let one_more =
             "add element ip proxier slot-0-sticky-10800 { 10.255.255.255 . 10.96.0.9 . tcp . 80 timeout 1h }";
         let refused = || oracle::run("nft", &["-f", "-"], Some(one_more)).unwrap_err().to_string();

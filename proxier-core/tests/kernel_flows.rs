@@ -42,7 +42,7 @@ fn each_mistake_in_the_rules_is_noticed() {
     kernel_test(&[NEEDS, &[Need::IptablesNft]].concat(), || broken::are_all_noticed(Backend::Nft));
 }
 
-/// A mode that masquerades nothing, and says so.
+/// A mode that masquerades nothing, and explains that.
 struct WithoutMasquerading(Restored);
 
 impl Subject for WithoutMasquerading {
@@ -78,7 +78,7 @@ fn without_rules_every_flow_is_left_alone() {
     });
 }
 
-/// What a proxy that ends connections does is seen in the connections that it makes.
+/// A proxy that ends connections shows its work in the connections that it makes.
 #[test]
 fn connections_that_end_on_the_node_are_followed() {
     kernel_test(&[NEEDS, &[Need::IptablesNft]].concat(), || {
@@ -86,7 +86,7 @@ fn connections_that_end_on_the_node_are_followed() {
         for scenario in scenarios(|number| number.is_multiple_of(60)) {
             let mut flows = Relay::flows(&scenario);
             seen += flows.len();
-            // Endpoints see the node, so flows that should keep their source are reported, and no others.
+            // Endpoints see the node, so exactly the flows that should keep their source are reported.
             let differences = check(&scenario, &flows, &mut Relay::default());
             assert!(differences.iter().all(|difference| difference.kind == Kind::Source), "{differences:#?}");
             kept += differences.len();

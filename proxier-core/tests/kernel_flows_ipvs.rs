@@ -1,5 +1,4 @@
-//! The flows of the corpus as packets through virtual servers, sets and rules that IPVS mode has written, in both variants of what
-//! guards them.
+//! The flows of the corpus as packets through virtual servers, sets and rules that IPVS mode has written, with both rule back ends.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(clippy::disallowed_macros, reason = "a run says what it has seen")]
@@ -46,7 +45,7 @@ impl Follower for Nobody {
     fn frontend(&mut self, _before: Option<&Frontend>, _after: Option<&Frontend>) {}
 }
 
-/// A flow as a trace of IPVS mode has it.
+/// Expected flow by a trace of IPVS mode.
 fn traced(scenario: &Scenario, flow: &Flow) -> Flow {
     let Objects { config, services, slices, node, host, .. } = objects(scenario);
     let mut store = Store::new(&node.metadata.name);
@@ -93,7 +92,7 @@ fn is_local(scenario: &Scenario, flow: &Flow, policy: &str) -> bool {
     service["spec"][policy] == "Local"
 }
 
-/// The differences to the reference that are meant, by name. Each is one of the trace's too (`trace.rs`): packets do what it says.
+/// Meant differences to the reference, by name. Each is one of the trace's too (`trace.rs`): packets do as it says.
 fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str> {
     let Difference { flow, kind, seen, .. } = difference;
     let by_source = matches!(scenario.input["config"]["scheduler"].as_str(), Some("sh" | "mh"));
@@ -167,7 +166,7 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
     }
 }
 
-/// One scenario in this many, the same ones in both variants: what differs between them differs for the same flows.
+/// One scenario in this many, the same ones for both rule back ends, so that differences between them show in the same flows.
 const SAMPLED: Sampled = Sampled::AsAsked(11);
 const REFERENCES: &[Reference] = &[Reference::Iptables28, Reference::Iptables36];
 

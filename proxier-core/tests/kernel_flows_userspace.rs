@@ -42,7 +42,7 @@ fn program(_node: &Netns, objects: &Objects) -> Result<KernelPorts, Box<dyn Erro
 fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str> {
     let Difference { flow, kind, seen, .. } = difference;
     let only = |fits: fn(&Fate) -> bool| seen.keys().all(fits);
-    // The node's own stack got it, and nothing went on.
+    // The node's own stack got the packet, and none went on.
     let ends_here = only(|fate| matches!(fate, Fate::Delivered { .. } | Fate::Refused | Fate::Lost));
     if flow.protocol == Transport::Sctp {
         return Some("SCTP is not served");

@@ -33,13 +33,13 @@ use traffic::cluster::{Cluster, options};
 use traffic::net::{self, FAMILIES, Net};
 use traffic::objects::{A, Vip};
 
-/// Where a client sees each packet come from.
+/// Source of a packet as a client sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
     Nowhere,
-    /// From the Service's address: it was translated.
+    /// The Service's address: the packet was translated.
     AtService,
-    /// From the pod's own.
+    /// The pod's own address.
     AtPod,
 }
 
@@ -67,10 +67,10 @@ fn heard(fd: &OwnedFd, payload: &[u8], patience: Duration) -> Option<IpAddr> {
     None
 }
 
-/// Why windows do not count.
+/// Reasons why windows do not count.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Liberal {
-    /// They do.
+    /// Windows count.
     No,
     AskedFor,
     SetBySomebody,
@@ -170,7 +170,7 @@ fn iptables_mode_drops_them_by_the_legacy_back_end() {
     dropped_or_translated(&needs, Kind::Iptables, Liberal::AskedFor, |options| Cluster::with(options, Backend::Legacy));
 }
 
-/// IPVS translates answers by its own connections, whatever their numbers are.
+/// IPVS translates answers by its own connections, with any sequence numbers.
 #[test]
 fn ipvs_mode_translates_them() {
     let needs = [PROXY, &[Need::Veth, Need::Conntrack, Need::Nftables]].concat();
@@ -182,7 +182,7 @@ fn ipvs_mode_translates_them() {
     });
 }
 
-/// What the tests above would see without the rule.
+/// Clients see the pod's address without the rule.
 #[test]
 fn without_the_rule_clients_see_the_pod() {
     let needs = [Need::Root, Need::Nftables, Need::Tool("nft"), Need::Veth, Need::Conntrack];

@@ -1,5 +1,5 @@
-//! Rules of iptables mode on the real kernel, through both back ends and for both families: what is read back is what is
-//! wanted, others' rules stay, and nothing is left at the end.
+//! Rules of iptables mode on the real kernel, through both back ends and for both families: they are read back as they are wanted, foreign rules
+//! stay, and nothing is left at the end.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
 mod corpus;
@@ -11,7 +11,7 @@ use proxier_core::net::Family;
 use proxier_core::snapshot::ObjectKey;
 use testkit::{Need, kernel_test, oracle};
 
-/// What others have, with a rule of somebody else before each place where ours go.
+/// Foreign rules, one before each place of our jumps.
 const FOREIGN: &str = "\
 *filter
 :INPUT ACCEPT [0:0]
@@ -50,7 +50,7 @@ impl Kernel {
         (backend, if self.family == Family::V4 { oracle::Family::V4 } else { oracle::Family::V6 })
     }
 
-    /// What `iptables-save` prints, without dates and counters.
+    /// Output of `iptables-save`, without dates and counters.
     fn text(&self) -> String {
         let (backend, family) = self.oracle();
         let saved = oracle::iptables_save(backend, family).unwrap();
@@ -86,7 +86,7 @@ fn sample(family: Family) -> Vec<Scenario> {
     all
 }
 
-/// From each scenario to the next, once by comparison with the kernel, once by what changed.
+/// Changes from each scenario to the next, once by comparison with the kernel, once by the reported changes.
 fn rules_are_read_back_as_they_were_written(kernel: &Kernel) {
     let (backend, family) = kernel.oracle();
     oracle::iptables_restore(backend, family, FOREIGN).unwrap();
@@ -94,10 +94,10 @@ fn rules_are_read_back_as_they_were_written(kernel: &Kernel) {
     for scenario in sample(kernel.family) {
         let (facts, store) = (facts(&scenario), store(&scenario));
         let full = Wanted::build(&store, &facts, Options::default());
-        // By comparison.
+        // Changes by comparison.
         kernel.restore(&changes(&full, &kernel.dump(), kernel.family).unwrap());
         kernel.check(&full, &scenario.id);
-        // By changes: all Services go, and come back.
+        // Changes as reported: all Services go, and come back.
         let mut wanted = full.clone();
         let all: Vec<ObjectKey> = store.services().map(|service| service.key.clone()).collect();
         let gone = wanted.refresh(&proxier_core::snapshot::Store::new("node-a"), &facts, &all);

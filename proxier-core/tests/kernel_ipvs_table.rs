@@ -1,5 +1,5 @@
-//! The table of nf_tables that guards virtual servers, in the running kernel, without IPVS: what `nft` says of it, and what it does
-//! with packets before IPVS would see them.
+//! The table of nf_tables that guards virtual servers, in the running kernel, without IPVS: the table as `nft` prints it, and its effect on packets
+//! before IPVS would see them.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(clippy::disallowed_macros, reason = "a run says what it has measured")]
@@ -41,10 +41,10 @@ struct Node {
     now: Duration,
 }
 
-/// The running kernel's tables, which somebody else changes before transactions of ours.
+/// The running kernel's tables, with foreign changes before own transactions.
 struct Disturbed {
     port: TablesPort,
-    /// What nft does just before each of our transactions, one after the other.
+    /// Foreign nft commands, one before each of our transactions.
     others: VecDeque<&'static str>,
 }
 
@@ -121,7 +121,7 @@ impl Node {
         self.settle().pop().unwrap()
     }
 
-    /// Whether the kernel has reported somebody else's change, so that the next pass compares everything.
+    /// Whether the kernel has reported a foreign change, so that the next pass compares everything.
     fn hears(&mut self, monitor: &mut TableMonitor) -> bool {
         let changes = monitor.drain().unwrap();
         assert!(!changes.lost);
@@ -134,14 +134,14 @@ fn list(family: &str) -> String {
     oracle::run("nft", &["list", "table", family, "proxier-ipvs"], None).unwrap().stdout
 }
 
-/// At these addresses: answers come from the address that was asked. Not every machine has SCTP.
+/// Listeners at each of these addresses, so that answers come from the address that was asked. Not every machine has SCTP.
 fn listens_at(addresses: &[IpAddr], port: u16) -> Vec<(Transport, SocketAddr)> {
     let places = [Transport::Tcp, Transport::Udp].into_iter();
     places.flat_map(|transport| addresses.iter().map(move |address| (transport, (*address, port).into()))).collect()
 }
 
 fn ranges() -> Value {
-    // One lies in the other.
+    // One range contains the other.
     json!({ "loadBalancerSourceRanges": ["192.0.2.10/32", "192.0.2.8/29", "2001:db8:1::10/128"] })
 }
 
@@ -176,7 +176,7 @@ fn nft_lists_what_the_services_ask_for_and_reads_it_again() {
         for line in ["fd00:96::10 . tcp . 80", "2001:db8:f::114 . tcp . 80 . 2001:db8:1::10", "dnat to ip6 daddr"] {
             assert!(table6.contains(line), "{line}:\n{table6}");
         }
-        // The kernel gives back what was written: nothing differs.
+        // The kernel gives back the table as it was written: nothing differs.
         let report = node.full_pass();
         assert!(report.full && report.writes() == 0 && report.drift.is_empty(), "{report:#?}");
         // nft understands it.
@@ -226,14 +226,14 @@ fn what_somebody_changes_with_nft_is_repaired() {
         ] {
             oracle::run("nft", &[change], None).unwrap();
             assert!(node.hears(&mut monitor), "{change}");
-            // At once, before anything is compared: without its table the virtual server is open to everybody.
+            // The table is back at once, before anything is compared: without it the virtual server is open to everybody.
             assert_eq!(lines(&list("ip")), lines(&whole), "{change}");
             let report = node.settle().pop().unwrap();
             assert!(!report.drift.is_empty(), "{change}");
             assert_eq!(lines(&list("ip")), lines(&whole), "{change}");
             assert!(!node.hears(&mut monitor), "what mended it is its own: {change}");
         }
-        // Other tables, and what it writes at the same time.
+        // Changes of other tables, and own writes at the same time, are not reported.
         oracle::run("nft", &["add table ip other"], None).unwrap();
         node.publish("web", 10, &json!({}));
         node.settle();
@@ -243,7 +243,7 @@ fn what_somebody_changes_with_nft_is_repaired() {
     });
 }
 
-/// Somebody flushes the rule set again and again: each time the table is back within milliseconds, and everything is compared once a second at most.
+/// The rule set is flushed again and again: each time the table is back within milliseconds, and everything is compared once a second at most.
 #[test]
 fn a_table_that_is_flushed_is_back_at_once() {
     kernel_test(NEEDS, || {
@@ -272,21 +272,21 @@ fn a_table_that_is_flushed_is_back_at_once() {
     });
 }
 
-/// Between reading and writing, somebody changes something: other tables do not matter, this one is not changed from what was read.
+/// Foreign changes between reading and writing: other tables do not matter, this table is not changed from the earlier reading.
 #[test]
 fn somebody_changes_the_table_between_reading_and_writing() {
     kernel_test(NEEDS, || {
         let mut node = Node::new(&json!({}));
         node.publish("web", 10, &json!({}));
         node.settle();
-        // The next full pass would make the table again; meanwhile it is other tables that change.
+        // The next full pass would make the table again; meanwhile other tables change.
         let others = ["add set ip proxier-ipvs theirs { type ipv4_addr; }"];
         oracle::run("nft", &others, None).unwrap();
         node.tables.others.extend(["add table ip other", "delete table ip other", "add table ip6 other"]);
         let report = node.full_pass();
         assert!(report.is_done() && !list("ip").contains("theirs"), "{report:#?}");
         assert!(node.tables.others.is_empty());
-        // Then it is this table: somebody deletes it and has one of his own.
+        // Then this table changes: it is deleted, and a foreign one has its name.
         oracle::run("nft", &others, None).unwrap();
         node.tables.others.push_back("delete table ip proxier-ipvs; add table ip proxier-ipvs");
         node.now += Duration::from_secs(1);
@@ -330,7 +330,7 @@ fn packets_are_dropped_refused_and_kept_before_ipvs() {
             let from = Some(of.of(Family::of(to.ip())));
             net.client.run_in(|| ask(transport, from, to, LIMIT)).unwrap()
         };
-        // Without the table everybody is answered, and others translate.
+        // Everybody is answered without the table, and other rules translate.
         let (guarded, open) = (Vip::LoadBalancer.of(14, Family::V4), Vip::LoadBalancer.of(16, Family::V4));
         assert_eq!(from(net::STRANGER, Transport::Udp, guarded).unwrap().name, "node");
         assert_eq!(from(net::CLIENT, Transport::Tcp, open).unwrap().name, "daemon");

@@ -1,5 +1,5 @@
-//! Random sequences on a real kernel, as `tests/model.rs` runs them in memory: in the end the field's tools print the same
-//! as on a kernel that nobody disturbed.
+//! Random sequences on a real kernel, as `tests/model.rs` runs them in memory: in the end the field's tools print the same as on an undisturbed
+//! kernel.
 //!
 //! `PROXIER_KERNEL_MODEL_CASES` sets the number of sequences, `PROPTEST_RNG_SEED` selects them; without it they are the
 //! same in every run.
@@ -46,13 +46,13 @@ enum Step {
     Host(u8),
     Damage(u8, u8),
     Pass,
-    /// Somebody flushes the rule set of nf_tables, rules of iptables among it.
+    /// The rule set of nf_tables is flushed, rules of iptables among it.
     Flush,
     /// The process ends, and another begins with these settings.
     Restart(u8),
 }
 
-/// Rules by iptables or a table of nf_tables, addresses or routes, firewall marks or none.
+/// Options by the bits of a number: rules of iptables or a table of nf_tables, addresses or routes, firewall marks or none.
 fn options(settings: u8) -> Options {
     let mut options = Options::default();
     let ipvs = &mut options.config.ipvs;
@@ -88,7 +88,7 @@ fn run(line: &str) -> String {
     oracle::run(words[0], &words[1..], None).unwrap_or_else(|error| panic!("{line}: {error}")).stdout
 }
 
-/// Creates what is somebody else's.
+/// Creates foreign objects.
 fn invite_strangers() {
     oracle::ipvsadm_restore(
         "-A -t 172.30.0.1:7000 -s rr\n-a -t 172.30.0.1:7000 -r 172.30.1.1:7000 -m -w 2\n-A -f 3 -s rr\n-A -f 369098759 -s rr\n",
@@ -104,7 +104,7 @@ fn invite_their_rules() {
     oracle::iptables_restore(oracle::Backend::Nft, oracle::Family::V4, rules).unwrap();
 }
 
-/// What the tools print of ours, and of others'.
+/// Own and foreign objects as the tools print them.
 #[derive(Debug, PartialEq, Eq)]
 struct Printed {
     ipvs: Vec<String>,
@@ -112,11 +112,11 @@ struct Printed {
     rules: Vec<BTreeMap<(String, String), Vec<String>>>,
     addresses: BTreeSet<IpAddr>,
     routes: BTreeSet<String>,
-    /// Of nf_tables, as `nft` lists them.
+    /// Tables of nf_tables, as `nft` lists them.
     tables: Vec<String>,
 }
 
-/// Tables of ours, without handles; their elements in order.
+/// Own tables, without handles; their elements sorted.
 fn tables() -> Vec<String> {
     let listed = oracle::run("nft", &["list", "tables"], None).unwrap().stdout;
     let ours = listed.lines().filter(|line| line.ends_with(" proxier-ipvs"));
@@ -193,7 +193,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// In the namespace of the calling thread, with interface `eth0`.
+    /// A machine in the namespace of the calling thread, with interface `eth0`.
     fn new(host: u8) -> Self {
         run("ip link set lo up");
         run("ip link add eth0 type bridge");
@@ -270,7 +270,7 @@ impl Machine {
                 self.run(Duration::ZERO);
             }
             Step::Restart(settings) => {
-                // It was up to date: somebody may flush rules that recorded what has just gone.
+                // The pass brings the kernel up to date: later steps may flush rules that recorded an object that has just gone.
                 self.settings = *settings;
                 self.restart();
                 self.run(Duration::ZERO);
@@ -279,7 +279,7 @@ impl Machine {
     }
 }
 
-/// Somebody changes what is ours.
+/// Damages an own object.
 fn damage(what: u8, which: usize) {
     let saved = oracle::ipvsadm_save().unwrap();
     let ours = |kind: &'static str| -> Vec<Vec<&str>> {
@@ -309,7 +309,7 @@ fn damage(what: u8, which: usize) {
         (5, ..) if !addresses("kube-ipvs0").is_empty() => drop(run("ip link delete kube-ipvs0")),
         (6, ..) => {
             for rules in ["*nat\n-F KUBE-SERVICES\nCOMMIT\n", "*filter\n-F KUBE-FORWARD\nCOMMIT\n"] {
-                // Before the first pass there is no such chain.
+                // The chain does not exist before the first pass.
                 let _ = oracle::iptables_restore(oracle::Backend::Nft, oracle::Family::V4, rules);
             }
         }
@@ -336,7 +336,7 @@ fn sequence(steps: &[Step]) {
             for step in steps {
                 machine.take(step);
             }
-            // Past the last check of draining real servers, and past a full pass. What the other variant of rules has made goes.
+            // This time is past the last check of draining real servers, and past a full pass. Objects of the other rule back end go.
             machine.run(Duration::from_secs(100));
             let config = options(machine.settings).config;
             let cleaned = modes::cleanup::cleanup(&config, Some(modes::Kind::Ipvs), &mut machine.ports.ports());
@@ -357,7 +357,7 @@ fn sequence(steps: &[Step]) {
             let now = machine.now;
             let report = machine.proxier.pass(&|| now, &mut machine.ports.ports()).unwrap();
             assert!(report.full && report.is_done() && report.writes() == 0 && report.drift.is_empty(), "{report:#?}");
-            // Cleaning up removes everything of ours.
+            // Cleaning up removes all own objects.
             let cleaned = cleanup(&config, &mut machine.ports.ports());
             assert!(cleaned.is_done(), "{cleaned:#?}");
             let (left, theirs) = printed();

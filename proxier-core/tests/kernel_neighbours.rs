@@ -1,5 +1,4 @@
-//! What is not ours, on a real kernel: virtual servers of others on our node ports, another proxy, and an address that goes
-//! and comes back under a connection.
+//! Foreign objects on a real kernel: virtual servers on our node ports, another proxy, and an address that goes and comes back under a connection.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(clippy::disallowed_types, reason = "threads of a test share what they saw")]
 #![allow(clippy::disallowed_methods, reason = "real time and real sockets are what this is about")]
@@ -39,7 +38,7 @@ fn at(address: &str) -> Vec<String> {
     ipvsadm().into_iter().filter(|line| line.contains(&format!(" {address}:"))).collect()
 }
 
-/// Virtual servers of somebody else: with the numbers of node ports that are served, and at addresses of Services.
+/// Foreign virtual servers: with the numbers of node ports that are served, and at addresses of Services.
 const FOREIGN: &str = "\
     -A -t 203.0.113.250:30010 -s wlc -p 300\n\
     -a -t 203.0.113.250:30010 -r 203.0.113.251:30010 -g -w 7\n\
@@ -104,7 +103,7 @@ fn virtual_servers_of_others_on_node_ports_survive_everything() {
             foreign_is_there(Some(&report));
         }
         assert_eq!(at(LATER).iter().filter(|line| line.starts_with("-A")).count(), 6, "{:#?}", ipvsadm());
-        // One that appears while this runs.
+        // A foreign virtual server appears while the proxy runs.
         oracle::ipvsadm_restore("-A -t 203.0.113.249:30011 -s rr\n").unwrap();
         for _ in 0..2 {
             full(&mut cluster);
@@ -209,7 +208,7 @@ fn a_connection_outlasts_an_address_that_flaps() {
     });
 }
 
-/// An agent's own Frontends, without Kubernetes objects: clients reach the endpoints, and nothing is left when they go.
+/// Frontends of an agent, without Kubernetes objects: clients reach the endpoints, and nothing is left when they go.
 #[test]
 fn an_agents_own_frontends_are_served() {
     kernel_test(&NEEDS, || {
@@ -251,7 +250,7 @@ fn an_agents_own_frontends_are_served() {
     });
 }
 
-/// The names of sets, and the lines of `iptables-save` with chains of ours.
+/// Names of sets, and lines of `iptables-save` with own chains.
 fn sets_and_rules() -> Vec<String> {
     let mut lines: Vec<String> = oracle::ipset_save().unwrap().lines().map(str::to_owned).collect();
     for family in [oracle::Family::V4, oracle::Family::V6] {
@@ -265,8 +264,7 @@ fn tracks_connections() -> bool {
     std::fs::read_to_string("/proc/sys/net/ipv4/vs/conntrack").unwrap().trim() == "1"
 }
 
-/// Endpoints that answer by themselves need no set, rule or sysctl. The first Frontend that is masqueraded brings what it needs, and is
-/// reached.
+/// Endpoints that answer by themselves need no set, rule or sysctl. The first Frontend that is masqueraded brings them, and is reached.
 #[test]
 fn only_what_is_needed_is_there() {
     kernel_test(&NEEDS, || {
@@ -307,7 +305,7 @@ fn only_what_is_needed_is_there() {
     });
 }
 
-/// What the kernel has of the names of a proxy, and its virtual servers of the Service with this number.
+/// Objects in the kernel with the names of a proxy, and its virtual servers of the Service with this number.
 fn of_proxy(prefix: &str, device: &str, number: u16) -> Vec<String> {
     let mut lines: Vec<String> = oracle::ipset_save().unwrap().lines().map(str::to_owned).collect();
     for family in [oracle::Family::V4, oracle::Family::V6] {
@@ -324,8 +322,7 @@ fn of_proxy(prefix: &str, device: &str, number: u16) -> Vec<String> {
     lines
 }
 
-/// Two proxies with different names in one network namespace: clients reach the Services of both, and a cleanup of one leaves
-/// the other as it was.
+/// Two proxies with different names in one network namespace: clients reach the Services of both, and a cleanup of one leaves the other as it was.
 #[test]
 fn another_proxy_with_other_names_is_left_alone() {
     kernel_test(&NEEDS, || {

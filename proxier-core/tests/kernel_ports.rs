@@ -1,5 +1,5 @@
-//! The ports' suite on the running kernel, each case in a network namespace of its own, checked with the field's own tools;
-//! and what only a real kernel has: packets, notifications, local routes.
+//! The ports' suite on the running kernel, each case in a network namespace of its own, checked with the field's own tools; and cases for parts that
+//! only a real kernel has: packets, notifications, local routes.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -66,7 +66,7 @@ impl ports::World for Kernel {
     }
 
     fn saved_set(&self, name: &str) -> Option<(String, BTreeSet<String>)> {
-        // Sorted by the tool, large sets would take it minutes.
+        // The output is not sorted by the tool, which would take minutes for large sets.
         let saved = run("ipset", "save");
         let create = saved.lines().find(|line| line.starts_with(&format!("create {name} ")))?;
         let create = create.split(" bucketsize").next().unwrap().to_owned();
@@ -162,7 +162,7 @@ impl ports::World for Kernel {
             format!("-j DNAT --to-destination {endpoint}")
         };
         run(program, &format!("-t nat -A OUTPUT {from} {to} {what}"));
-        // In an emulated machine some of these take longer than the usual 30 s.
+        // Some of these take an emulated machine longer than the usual 30 s.
         std::fs::write("/proc/sys/net/netfilter/nf_conntrack_udp_timeout", "600\n").unwrap();
         let server = UdpSocket::bind(endpoint).unwrap();
         server.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();

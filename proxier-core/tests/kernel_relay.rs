@@ -1,4 +1,4 @@
-//! The relay of userspace mode with real clients and servers: what they send, receive and see of each other.
+//! The relay of userspace mode with real clients and servers: the bytes they send and receive, and the addresses they see.
 
 #![allow(
     clippy::unwrap_used,
@@ -151,7 +151,7 @@ fn read_all(stream: &mut TcpStream) -> Vec<u8> {
     all
 }
 
-/// How reading from a connection ends that should have been reset.
+/// Asserts that reading ends with a reset.
 #[track_caller]
 fn assert_reset(stream: &mut TcpStream) {
     let mut all = Vec::new();
@@ -250,7 +250,7 @@ fn much_goes_both_ways_at_once_unchanged() {
             let exchange = |stream: TcpStream, data: Vec<u8>| {
                 let mut writer = stream.try_clone().unwrap();
                 let sending = thread::spawn(move || {
-                    // In pieces of all sizes.
+                    // The data is written in pieces of all sizes.
                     let mut rest = &data[..];
                     for size in [1, 2, 100, 16_383, 16_384, 16_385, 70_000].into_iter().cycle() {
                         let (piece, more) = rest.split_at(size.min(rest.len()));
@@ -336,7 +336,7 @@ fn a_reset_is_passed_on_after_what_came_before_it() {
     });
 }
 
-/// Sends these pieces one after the other; of each, whether it is urgent. A piece's last byte is the urgent one.
+/// Sends these pieces one after the other: length, and whether it is urgent. A piece's last byte is the urgent one.
 fn send_pieces(stream: &TcpStream, pieces: &[(usize, bool)], data: &[u8]) {
     let mut rest = data;
     for (length, is_urgent) in pieces {
@@ -388,7 +388,7 @@ fn urgent_data_ends_nothing() {
                 let from = sending.join().unwrap();
                 from.shutdown(Shutdown::Write).unwrap();
                 assert_eq!(read_all(&mut to).len(), 0, "{case}");
-                // The other way is as open as before.
+                // The other direction is as open as before.
                 to.write_all(b"answer").unwrap();
                 to.shutdown(Shutdown::Write).unwrap();
                 assert_eq!(read_all(&mut patient(from)), b"answer", "{case}");
@@ -424,7 +424,7 @@ fn who_does_not_read_is_not_read_for() {
         let mut theirs = accept(&server);
         theirs.set_nonblocking(true).unwrap();
         let (piece, mut sent, mut stalled) = (noise(4, 64 << 10), Vec::new(), Instant::now());
-        // Until nothing has been taken for a second.
+        // The relay is full when it has taken nothing for a second.
         while stalled.elapsed() < Duration::from_secs(1) {
             let next = &piece[sent.len() % piece.len()..];
             match theirs.write(next) {
@@ -503,7 +503,7 @@ fn ten_thousand_connections_at_once_to_a_thousand_services() {
                         stream.write_all(&bytes).unwrap();
                         served.push(stream);
                     }
-                    // On a slow machine the relay has dialled the next endpoint meanwhile.
+                    // The relay has dialled the next endpoint meanwhile on a slow machine.
                     Err(error) if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => {}
                     Err(error) => panic!("{error}"),
                 }
@@ -579,7 +579,7 @@ fn the_next_endpoint_answers_where_one_refuses_or_is_silent() {
         here.add_address("192.0.2.1/24", "eth0").unwrap();
         let server = Named::start("10.244.0.1:8080");
         let refuses = at("10.244.0.2:9");
-        // Nobody there says who has the address.
+        // No host on the link has the address.
         let silent = at("192.0.2.99:8080");
         let mut relay = relay();
         relay.serve(&listener("TCP 10.96.0.1:80", &[server.address, refuses])).unwrap();
@@ -592,12 +592,12 @@ fn the_next_endpoint_answers_where_one_refuses_or_is_silent() {
             assert_eq!(name(&mut client(at("10.96.0.2:80"))), server.address);
         }
         assert_eq!(relay.counts().unanswered, 0);
-        // Nobody answers: all that refuse are tried at once, one that is silent gets 250 ms, 500 ms, 1 s and 2 s.
+        // No endpoint answers: all that refuse are tried at once, a silent one gets 250 ms, 500 ms, 1 s and 2 s.
         relay.serve(&listener("TCP 10.96.0.3:80", &[refuses, at("10.244.0.3:9")])).unwrap();
         let begin = Instant::now();
         assert_turned_away(attempt("10.96.0.3:80"));
         let refused_after = begin.elapsed();
-        // One that was not asked for yet: the kernel gives up 3 s after its first question, whoever put it.
+        // The address was not asked for yet: the kernel gives up 3 s after its first question, from any connection.
         relay.serve(&listener("TCP 10.96.0.4:80", &[at("192.0.2.98:8080")])).unwrap();
         let begin = Instant::now();
         assert_turned_away(attempt("10.96.0.4:80"));
@@ -642,7 +642,7 @@ fn clients_take_turns_or_stay() {
         for to in ["10.96.0.2:80", "10.244.0.9:30080", "10.96.0.2:80"] {
             assert_eq!(reach("10.244.0.5", to), first, "{to}");
         }
-        // For a short time only.
+        // Affinity lasts for a short time only.
         let mut short = Listener::new(key("TCP 10.96.0.3:80"), "test/short");
         short = short.with_endpoints(addresses.iter().map(|address| endpoint(*address)));
         short.affinity = Some(Duration::from_millis(200));
@@ -779,7 +779,7 @@ fn listeners_clients_and_pipes_share_descriptors() {
             relay.serve(&service(number)).unwrap();
         }
         relay.serve(&udp(1)).unwrap();
-        // Half of all: the others are for clients.
+        // Listeners get half of the descriptors: the other half is for clients.
         for one_more in [service(11), udp(2)] {
             let error = relay.serve(&one_more).unwrap_err();
             assert_eq!(error.kind(), PortErrorKind::Full);
@@ -804,7 +804,7 @@ fn listeners_clients_and_pipes_share_descriptors() {
         });
         assert!(read_all(stream) == data);
         sending.join().unwrap();
-        // All comes back: those that are gone make room, whatever they were.
+        // All pipes come back: connections that have ended leave their room.
         drop(open);
         until("all are over", || relay.counts().connections == 0);
         relay.close(&key("TCP 10.96.0.1:80"));
@@ -826,7 +826,7 @@ fn what_this_process_listens_on_is_no_endpoint() {
         let [one, other, node_port] = ["10.96.0.1:80", "10.96.0.2:80", "10.244.0.9:30080"].map(at);
         let mut relay = relay();
         for protocol in ["TCP", "UDP"] {
-            // To itself, and round and round.
+            // Each address leads to itself, or round in a circle.
             relay.serve(&listener(&format!("{protocol} {one}"), &[one, other])).unwrap();
             relay.serve(&listener(&format!("{protocol} {other}"), &[node_port])).unwrap();
             relay.serve(&listener(&format!("{protocol} {node_port}"), &[one])).unwrap();
@@ -849,7 +849,7 @@ fn what_this_process_listens_on_is_no_endpoint() {
         let echo = Echo::start("10.244.0.1:53");
         relay.serve(&listener("UDP 10.96.0.1:80", &[one, other, echo.address])).unwrap();
         assert_eq!(ask(&udp_client("10.244.0.5:0", "10.96.0.1:80"), "one").0, echo.address);
-        // What is no listener any more is an endpoint as any other.
+        // An address that is no listener any more is an endpoint as any other.
         relay.close(&key("TCP 10.96.0.2:80"));
         let stranger = Named::start("10.96.0.2:80");
         let reached: BTreeSet<SocketAddr> = (0..4).map(|_| name(&mut client(one))).collect();
@@ -873,7 +873,7 @@ fn connections_get_time_to_end() {
         assert_reset(&mut open);
         assert!(begin.elapsed() >= Duration::from_secs(1), "{:?}", begin.elapsed());
         assert_eq!(relay.counts().drained, 1);
-        // One that comes back in time keeps its connections.
+        // An endpoint that comes back in time keeps its connections.
         let mut open = client(at("10.96.0.1:80"));
         assert_eq!(name(&mut open), other.address);
         relay.serve(&listener("TCP 10.96.0.1:80", &[one.address])).unwrap();
@@ -883,7 +883,7 @@ fn connections_get_time_to_end() {
         let mut answer = [0; 2];
         open.read_exact(&mut answer).unwrap();
         assert_eq!((&answer, relay.counts().drained), (b"on", 1));
-        // The end: nobody new, and time for those who are there.
+        // At the end no new connections are accepted, and open ones get time.
         let begin = Instant::now();
         assert_eq!(relay.finish(Duration::from_millis(100)), 1);
         assert!(begin.elapsed() >= Duration::from_millis(100));
@@ -946,7 +946,7 @@ fn a_port_of_another_program_is_named_and_all_else_goes_on() {
     });
 }
 
-/// A listener whose endpoints are told the client.
+/// A listener that sends its endpoints the client's address by the PROXY protocol.
 fn telling(at: &str, endpoints: &[SocketAddr]) -> Listener {
     let mut listener = listener(at, endpoints);
     listener.proxy_protocol = true;
@@ -1104,7 +1104,7 @@ impl Drop for Echo {
     }
 }
 
-/// Which server answers, and from where it was asked. The answer has to come from where the question went.
+/// Server that answers, and the source that it saw. The answer has to come from the destination of the question.
 #[track_caller]
 fn ask(socket: &UdpSocket, text: &str) -> (SocketAddr, SocketAddr) {
     socket.send(text.as_bytes()).unwrap();
@@ -1189,7 +1189,7 @@ fn udp_clients_move_when_their_endpoint_goes_or_refuses() {
         relay.serve(&sticky(&[other.address])).unwrap();
         assert_eq!(ask(&mine, "4").0, other.address);
         assert_eq!(relay.counts().flows, 2, "the flows to what is gone are over");
-        // It refuses; the next datagrams go elsewhere.
+        // The endpoint refuses; the next datagrams go elsewhere.
         relay.serve(&sticky(&[one.address, other.address])).unwrap();
         assert_eq!(ask(&mine, "5").0, other.address);
         drop(other);

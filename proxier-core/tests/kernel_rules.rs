@@ -1,5 +1,5 @@
-//! Rules on the real kernel, through both back ends of iptables and for both families: rules read back as written, others'
-//! rules stay byte for byte, and nothing is left at the end.
+//! Rules on the real kernel, through both back ends of iptables and for both families: rules read back as written, foreign rules stay byte for byte,
+//! and nothing is left at the end.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
 mod rule_cases;
@@ -42,7 +42,7 @@ impl Kernel {
         (backend, if self.family == Family::V4 { oracle::Family::V4 } else { oracle::Family::V6 })
     }
 
-    /// What `iptables-save` prints, without dates, and without the counters of built-in chains.
+    /// Output of `iptables-save`, without dates, and without the counters of built-in chains.
     fn text(&self) -> String {
         let (backend, family) = self.oracle();
         let saved = oracle::iptables_save(backend, family).unwrap();
@@ -103,7 +103,7 @@ fn has_ipvs_match() -> bool {
     missing(Need::IpVs).is_none()
 }
 
-/// From each case to the next, so that rules change in place, and back to what was there before.
+/// Goes from each case to the next, so that rules change in place, and back to the rules before.
 fn every_case_is_read_back_as_it_was_written(kernel: &Kernel) {
     kernel.write(FOREIGN);
     let before = kernel.text();
@@ -159,7 +159,7 @@ fn what_older_versions_left_is_taken_over(kernel: &Kernel) {
     );
 }
 
-/// Others change one table: only what differs is written again.
+/// A foreign change to one table: only the difference is written again.
 fn somebody_elses_changes_are_mended(kernel: &Kernel) {
     kernel.write(FOREIGN);
     let case = cases().into_iter().find(|case| case.name == "load balancer").unwrap();
@@ -186,7 +186,7 @@ fn somebody_elses_changes_are_mended(kernel: &Kernel) {
         kernel.apply(&rules, command);
         let (mended, mut wanted) = (kernel.text(), good.clone());
         if command.ends_with("-F INPUT") {
-            // Rules of others were lost with ours; restoring them is up to those others.
+            // Foreign rules were lost with ours; their owners have to restore them.
             let ours = |line: &&str| !line.starts_with("-A INPUT") || JUMPS.iter().any(|(_, jump)| jump == line);
             wanted = good.lines().filter(ours).flat_map(|line| [line, "\n"]).collect();
         }

@@ -1,5 +1,5 @@
-//! The scenarios of `scenarios/` and of `oracle/` through the reconciler on real kernels: what `ipvsadm`, `ipset`,
-//! `iptables-save` and `ip` print then. Each has a network namespace of its own.
+//! The scenarios of `scenarios/` and of `oracle/` through the reconciler on real kernels: the output of `ipvsadm`, `ipset`, `iptables-save` and `ip`
+//! afterwards. Each has a network namespace of its own.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 #[allow(dead_code, reason = "functions on values and the kernel in memory are the other test's")]

@@ -1,5 +1,4 @@
-//! Packets through what the reconciler programmed on the running kernel: who answers a client, and which source address the
-//! pod sees.
+//! Packets through a running kernel that the reconciler has programmed: which server answers a client, and which source address the pod sees.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(clippy::disallowed_macros, reason = "a run says what it has seen")]
@@ -28,7 +27,7 @@ use traffic::net::{self, FAMILIES, From, Net, is_nodes};
 use traffic::objects::{A, B, R, Vip, node_port};
 use traffic::serving::flows_stay_while_their_endpoint_serves;
 
-/// Both policies `Local`.
+/// A specification with both policies `Local`.
 fn local() -> Value {
     json!({ "externalTrafficPolicy": "Local", "internalTrafficPolicy": "Local", "healthCheckNodePort": 32_000 })
 }
@@ -140,7 +139,7 @@ fn policy_local_without_endpoints_here_falls_back_or_refuses() {
             }
             surprises.refused(net, From::PodB, transport, Vip::ClusterIp.of(10, family));
         }
-        // Started again with the other configuration.
+        // The reconciler is started again with the other configuration.
         let mut strict = options(&json!({}));
         strict.config.local_fallback = LocalFallback::Refuse;
         *cluster = Cluster::new(strict);
@@ -235,7 +234,7 @@ fn node_ports_are_on_every_address_of_the_node() {
         net.node.ip(&["address", "del", "192.0.2.77/24", "dev", "eth0"]).unwrap();
         cluster.proxier.host_changed(cluster.now());
         cluster.settle();
-        // It has some seconds to come back; then the proxy gives it up.
+        // The address has some seconds to come back; then the proxy gives it up.
         let (begin, is_there) = (Instant::now(), || oracle::ipvsadm_save().unwrap().contains("192.0.2.77"));
         assert!(is_there());
         while is_there() {

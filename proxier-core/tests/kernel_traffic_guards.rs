@@ -1,4 +1,4 @@
-//! What must not get through (Services without endpoints, programs of the node, source ranges), and what still does.
+//! Packets that must not get through (Services without endpoints, programs of the node, source ranges), and those that still do.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(
@@ -52,7 +52,7 @@ fn programs_of_the_node_do_not_answer_at_service_addresses() {
         let _same_port = Witness::start(&net.node, "daemon", &daemon_at(80)).unwrap();
         let mut surprises = Surprises::default();
         for (family, transport) in every() {
-            // It does exist.
+            // The daemon does exist.
             let itself = SocketAddr::new(net::NODE.of(family), 9100);
             let answer = net.client.run_in(|| ask(transport, None, itself, LIMIT)).unwrap().unwrap();
             assert_eq!(answer.name, "daemon");
@@ -83,8 +83,7 @@ fn programs_of_the_node_do_not_answer_at_service_addresses() {
     });
 }
 
-/// As with kube-proxy: an echo request is a new connection to one of the proxy's addresses, but to no Service port, so it
-/// is rejected.
+/// A ping is rejected, as with kube-proxy: an echo request is a new connection to one of the proxy's addresses, but to no Service port.
 #[test]
 fn a_ping_of_a_service_address_is_rejected() {
     with_service(&json!({}), &[A], |net, _| {
@@ -119,7 +118,7 @@ fn source_ranges_let_in_whom_they_name() {
             let masqueraded = Peer::Masqueraded;
             for number in [14, 15, 16] {
                 surprises.served(&net, From::Client, transport, balancer(number), &["a", "r"], masqueraded);
-                // Its other addresses are not restricted.
+                // The Service's other addresses are not restricted.
                 surprises.served(
                     &net,
                     From::PodB,
@@ -142,7 +141,7 @@ fn source_ranges_let_in_whom_they_name() {
     });
 }
 
-/// As on a hardened node: packets to Services meet INPUT before IPVS.
+/// A hardened node drops input by default: packets to Services meet INPUT before IPVS.
 #[test]
 fn services_are_reached_where_input_drops_by_default() {
     kernel_test(&NEEDS, || {

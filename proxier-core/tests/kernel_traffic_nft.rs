@@ -1,5 +1,5 @@
-//! Packets through IPVS mode with a table of nf_tables in place of ipsets and rules of iptables: clients experience what they do with
-//! those, no program of iptables is there, and a node changes from one to the other while connections last.
+//! Packets through IPVS mode with a table of nf_tables in place of ipsets and rules of iptables: clients experience the same, no program of iptables
+//! is there, and a node changes from one to the other while connections last.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(
@@ -22,7 +22,7 @@ use traffic::cluster::{Cluster, key, options};
 use traffic::net::{self, FAMILIES, From, Net};
 use traffic::objects::{A, B, R, Vip};
 
-/// Neither ipset nor iptables.
+/// Needs of the proxy: neither ipset nor iptables.
 const NEEDS: &[Need] =
     &[Need::Root, Need::IpVs, Need::Scheduler("rr"), Need::Dummy, Need::Nftables, Need::Veth, Need::Conntrack];
 
@@ -39,13 +39,13 @@ fn publish(cluster: &mut Cluster) {
     cluster.publish("self", 12, &json!({}), &[B]);
     cluster.publish("nobody", 13, &json!({}), &[]);
     let outside = ["192.0.2.10/32", "2001:db8:1::10/128"];
-    // One lies in the other.
+    // One range contains the other.
     let with_node = ["192.0.2.0/28", "192.0.2.0/29", "2001:db8:1::/123", "2001:db8:1::/124"];
     cluster.publish("outside", 14, &json!({ "loadBalancerSourceRanges": outside }), &[A, R]);
     cluster.publish("with-node", 15, &json!({ "loadBalancerSourceRanges": with_node }), &[A, R]);
 }
 
-/// What clients experience, with whatever rules: endpoints see the client or the node, source ranges hold, and nothing else that
+/// Checks the clients' view, which no rule back end changes: endpoints see the client or the node, source ranges hold, and no other program that
 /// listens on the node answers.
 fn everything_is_as_it_should_be(net: &Net) {
     let mut surprises = Surprises::default();
@@ -106,11 +106,11 @@ fn clients_experience_what_they_do_with_iptables() {
         everything_is_as_it_should_be(&net);
         let table = oracle::run("nft", &["list", "table", "ip", "proxier-ipvs"], None).unwrap();
         assert!(table.stdout.contains("203.0.113.114 . tcp . 80"), "{}", table.stdout);
-        // A process that starts anew finds everything as it should be.
+        // A new process finds nothing to change.
         let mut again = Cluster::without_programs(options(&nft()));
         publish(&mut again);
         let reports = again.settle();
-        // Of UDP to nobody there may be flows to forget.
+        // There may be flows of UDP to forget, to destinations without an endpoint.
         let done = reports.iter().flat_map(|report| report.applied.done.keys());
         let written: Vec<_> = done.filter(|(part, _)| *part != Part::Flows).collect();
         assert!(written.is_empty(), "{written:?}");
@@ -137,7 +137,7 @@ fn host_ports_of_others_take_no_connection_to_a_service() {
             let to = vip.of(10, Family::V4);
             surprises.served(&net, From::Client, Transport::Tcp, to, &["a", "r"], Peer::Masqueraded);
         }
-        // Theirs works for the node's own address.
+        // The plugin's rule works for the node's own address.
         let itself = SocketAddr::new(net::NODE.of(Family::V4), 80);
         surprises.served(&net, From::Client, Transport::Tcp, itself, &["b"], Peer::Kept);
         surprises.none();

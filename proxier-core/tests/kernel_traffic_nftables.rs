@@ -46,11 +46,11 @@ fn with_service_in(mode: Kind, needs: &[Need], pods: &[Pod], body: impl FnOnce(&
     with_service_by((mode, &json!({})), needs, pods, body);
 }
 
-/// In a mode, with a configuration.
+/// Runs a test with one Service, in a mode, with a configuration.
 fn with_service_by((mode, more): (Kind, &Value), needs: &[Need], pods: &[Pod], body: impl FnOnce(&Net, &mut Cluster)) {
     kernel_test(needs, || {
         let net = Net::new();
-        // As a node has it: without a route a packet to an address that no host has would not come as far as the rules.
+        // A node has a default route: without it a packet to an address that no host has would not come as far as the rules.
         let mut lines = net::Lines::default();
         lines.default_route(net::SECOND_NODE);
         net::batch(&net.node, &lines.0);
@@ -110,7 +110,7 @@ fn a_connection_survives_the_removal_of_its_endpoint() {
     });
 }
 
-/// Chains choose among several numbers of endpoints: in whichever one a Service is, each of its endpoints gets as much as the others.
+/// Chains choose among several numbers of endpoints: each endpoint of a Service gets an equal share in any of them.
 #[test]
 fn each_endpoint_has_its_share() {
     with_service(&[A, R], |net, cluster| {
@@ -165,7 +165,7 @@ fn udp_flows_stay_while_their_endpoint_serves() {
     }
 }
 
-/// Where kube-proxy's nftables mode does something else: `modes::nftables` names it all.
+/// Meant differences from kube-proxy's nftables mode: `modes::nftables` lists them all.
 #[test]
 fn node_ports_empty_balancers_and_addresses_of_nobody() {
     with_service(&[A], |net, cluster| {
@@ -179,7 +179,7 @@ fn node_ports_empty_balancers_and_addresses_of_nobody() {
                 let to = SocketAddr::new(address.of(family), node_port(10));
                 assert_eq!(asks(&net.client, Some(net::CLIENT.of(family)), to).unwrap().name, "a", "{to}");
             }
-            // Everybody is told that there is no endpoint, whatever the source ranges; and that a cluster IP has no such port.
+            // Clients learn that there is no endpoint, with any source ranges; and that a cluster IP has no such port.
             let closed = SocketAddr::new(Vip::ClusterIp.of(10, family).ip(), 81);
             for to in [Vip::LoadBalancer.of(14, family), closed] {
                 for source in [net::CLIENT, net::STRANGER] {
@@ -196,7 +196,7 @@ fn node_ports_empty_balancers_and_addresses_of_nobody() {
     });
 }
 
-/// The kernel sends each client few refusals by ICMP in a second; the others would wait.
+/// The kernel sends each client few refusals by ICMP in a second; the rest would wait.
 fn everybody_is_refused(net: &Net, cluster: &mut Cluster) {
     net.node.write_sysctl("net/ipv4/icmp_ratelimit", "1000").unwrap();
     net.node.write_sysctl("net/ipv6/icmp/ratelimit", "1000").unwrap();
@@ -266,7 +266,7 @@ fn pods_of_other_nodes_get_endpoints_on_a_third_node() {
     });
 }
 
-/// A load balancer's source ranges and its endpoints are in one table: while that is gone, nobody gets through.
+/// A load balancer's source ranges and its endpoints are in one table: while that is gone, no connection gets through.
 #[test]
 fn a_flush_of_the_rule_set_opens_nothing() {
     with_service(&[A], |net, cluster| {
@@ -320,14 +320,14 @@ fn pings_to_a_cluster_ip_are_refused() {
     });
 }
 
-/// Whether a program at this loopback address of the node gets what a client sends there.
+/// Whether a program at this loopback address of the node gets a client's datagram to there.
 fn is_reached(net: &Net, program: &UdpSocket) -> bool {
     let (from, to) = (net::CLIENT.of(Family::V4), program.local_addr().unwrap());
     net.client.run_in(|| UdpSocket::bind((from, 0)).unwrap().send_to(b"?", to)).unwrap().unwrap();
     program.recv(&mut [0]).is_ok()
 }
 
-/// Node ports at loopback addresses, where the configuration names them. Neighbours do not get there, and nor to what listens there only.
+/// Node ports at loopback addresses that the configuration names. Neighbours reach neither them nor programs that listen only there.
 fn node_ports_on_localhost(mode: Kind, needs: &[Need], unguard: &[&str]) {
     let localhost = json!({ "nodePortAddresses": ["localhost"] });
     with_service_by((mode, &localhost), needs, &[A], |net, cluster| {
@@ -346,7 +346,7 @@ fn node_ports_on_localhost(mode: Kind, needs: &[Need], unguard: &[&str]) {
             }
         }
         for family in FAMILIES {
-            // On other addresses, and where the kernel cannot send from, nobody listens.
+            // There is no listener on other addresses, and where the kernel cannot send from.
             let elsewhere = SocketAddr::new(net::NODE.of(family), node_port(10));
             let unserved = [elsewhere].into_iter().chain((!served.contains(&family)).then(|| of(family)));
             for to in unserved {
@@ -375,7 +375,7 @@ fn node_ports_on_localhost(mode: Kind, needs: &[Need], unguard: &[&str]) {
         private.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
         assert!(!is_reached(net, &private));
         if let [program, arguments @ ..] = unguard {
-            // Nobody is led from there to an endpoint. iptables mode translates first, as kube-proxy's rules do.
+            // Packets of neighbours to a loopback node port are not led to an endpoint. iptables mode translates first, as kube-proxy's rules do.
             let tracked = || net.node.run_in(|| oracle::run("conntrack", &["-L", "-s", net::CLIENT.v4], None)).unwrap();
             let at_node_port = net.client.run_in(|| UdpSocket::bind((net::CLIENT.v4, 0)).unwrap()).unwrap();
             at_node_port.send_to(b"?", of(Family::V4)).unwrap();

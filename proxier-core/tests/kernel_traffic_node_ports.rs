@@ -22,7 +22,7 @@ use traffic::cluster::{Cluster, options};
 use traffic::net::{self, FAMILIES, From, Net};
 use traffic::objects::{A, R, Vip};
 
-/// Neither ipset nor iptables.
+/// Needs of the proxy: neither ipset nor iptables.
 const NEEDS: &[Need] =
     &[Need::Root, Need::IpVs, Need::Scheduler("rr"), Need::Dummy, Need::Nftables, Need::Veth, Need::Conntrack];
 
@@ -56,7 +56,7 @@ fn everyone_is_served(net: &Net) {
             surprises.refused(net, from, transport, port(13, family));
         }
         surprises.served(net, From::Client, transport, port(11, family), &["a"], Peer::Kept);
-        // Its other addresses are as ever.
+        // The Service's other addresses are as ever.
         surprises.served(net, From::PodB, transport, Vip::ClusterIp.of(10, family), &["a", "r"], Peer::Kept);
         surprises.served(
             net,
@@ -91,11 +91,11 @@ fn one_virtual_server_serves_all_addresses() {
         oracle::run("ipvsadm", &["-A", "-f", "7", "-s", "rr"], None).unwrap();
         let cluster = serving(true);
         everyone_is_served(&net);
-        // Two Services, two protocols, two families; the other program's.
+        // Two Services, two protocols, two families; and the other program's.
         assert_eq!(of(30_010), (2 * 2 * 2 + 1, 0), "{:#?}", servers());
         assert!(of(30_011).1 > 0 && of(30_012).1 > 0, "{:#?}", servers());
 
-        // Nothing of the process is left but what the kernel has.
+        // Only the kernel's state is left of the process.
         drop(cluster);
         let mut again = Cluster::without_programs(options(&sharing(true)));
         publish(&mut again);
@@ -117,14 +117,14 @@ fn one_virtual_server_serves_all_addresses() {
             surprises.served(&net, from, Transport::Tcp, late(30_010), &["a", "r"], Peer::Masqueraded);
         }
         surprises.none();
-        // Those of policy Local and with affinity have one for each protocol.
+        // Node ports with policy Local or affinity have a virtual server for each protocol.
         assert_eq!(servers().len(), before + 2 * 3 + 2, "{:#?}", servers());
         again.clean_up();
         assert_eq!(servers(), ["-A -f 7 -s rr"]);
     });
 }
 
-/// A program of the node that listens on a node port at an address that has none: packets to there get no mark.
+/// A program of the node listens on a node port at an address that serves none: packets to there get no mark.
 #[test]
 fn programs_at_other_addresses_are_left_alone() {
     kernel_test(NEEDS, || {

@@ -1,4 +1,4 @@
-//! What becomes of datagrams whose Service asks for one-packet scheduling, and of their answers.
+//! Datagrams whose Service asks for one-packet scheduling, and their answers.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(
@@ -21,9 +21,9 @@ use traffic::cluster::{Cluster, options};
 use traffic::net::{FAMILIES, From, Net, POD_A, POD_B, POD_PORT, Pair};
 use traffic::objects::{self, A, B, Vip};
 
-/// How long to wait for what should come.
+/// Longest wait for expected datagrams.
 const LIMIT: Duration = Duration::from_secs(10);
-/// How long for more, and for what should not.
+/// Wait for unexpected datagrams.
 const SILENCE: Duration = Duration::from_secs(2);
 const SENT: usize = 4;
 
@@ -39,16 +39,16 @@ fn receive(socket: &UdpSocket) -> Option<(String, SocketAddr)> {
     Some((String::from_utf8_lossy(&buffer[..length]).into_owned(), from))
 }
 
-/// What one client socket experienced that sent four datagrams to one place.
+/// Experience of one client socket that sent four datagrams to one place.
 #[derive(Debug, PartialEq, Eq)]
 struct Experience {
-    /// How many each pod got.
+    /// Number of datagrams that each pod got.
     got: BTreeMap<&'static str, usize>,
-    /// Where answers came from; each pod answers every datagram.
+    /// Number of answers by source; each pod answers every datagram.
     answers: BTreeMap<SocketAddr, usize>,
 }
 
-/// Until all have come, and then whether more do.
+/// Wait for all datagrams, at most [`LIMIT`], and then for [`SILENCE`] more.
 struct Waits {
     end: Instant,
     is_complete: bool,
@@ -67,7 +67,7 @@ impl Waits {
     }
 }
 
-/// `comes`: whether answers are expected, from wherever.
+/// Sends the datagrams. `comes`: whether answers are expected, from any source.
 fn experience(net: &Net, (from, comes): (From, bool), family: Family, to: SocketAddr) -> Experience {
     let pods: [(&'static str, &Netns, Pair); 2] = [("a", &net.pod_a, POD_A), ("b", &net.pod_b, POD_B)];
     let pods = pods.map(|(name, namespace, pair)| (name, socket(namespace, (pair.of(family), POD_PORT).into())));
@@ -120,7 +120,7 @@ fn serving() -> Cluster {
     cluster
 }
 
-/// Where clients' addresses are replaced: from the node, and from outside.
+/// Clients whose addresses are replaced, and the addresses that they ask: from the node, and from outside.
 const MASQUERADED: [(From, Vip); 3] =
     [(From::Node, Vip::ClusterIp), (From::Client, Vip::LoadBalancer), (From::Client, Vip::NodePort)];
 
@@ -128,8 +128,8 @@ fn each() -> BTreeMap<&'static str, usize> {
     BTreeMap::from([("a", 2), ("b", 2)])
 }
 
-/// Each datagram goes to the next endpoint. IPVS forgets the connection (`ip_vs_conn_put`), and the conntrack entry does not get the
-/// endpoint's address (`ip_vs_update_conntrack`), so nothing replaces this in answers by the Service's.
+/// Each datagram goes to the next endpoint. IPVS forgets the connection (`ip_vs_conn_put`), and the conntrack entry does not get the endpoint's
+/// address (`ip_vs_update_conntrack`), so that address is not replaced in answers by the Service's.
 #[test]
 fn answers_to_datagrams_that_are_scheduled_one_by_one_are_not_translated() {
     kernel_test(&NEEDS, || {

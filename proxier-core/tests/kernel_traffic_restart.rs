@@ -1,8 +1,8 @@
 //! Restarts: the process that runs the reconciler is killed at any moment, again and again, while clients connect and
 //! Services change; and restarted with nothing changed.
 //!
-//! `TRAFFIC_KILLS` is how often it is killed, default 10 (100 with `cargo xtask test --full`). `PROPTEST_RNG_SEED` repeats the
-//! moments of an earlier run.
+//! `TRAFFIC_KILLS` is the number of kills, default 10 (100 with `cargo xtask test --full`). `PROPTEST_RNG_SEED` repeats the moments of an earlier
+//! run.
 //!
 //! A first form of this test saw connections fail. The reconciler had no part in that:
 //! * The machine had room for 8,192 tracked connections and dropped packets when all were used. The node now forgets ended
@@ -46,7 +46,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// The manifests that the process follows. Set only for the process, not for the test that starts it.
 const MANIFESTS: &str = "TRAFFIC_MANIFESTS";
 
-/// The Services that clients use; others come and go beside them.
+/// Services that clients use; more come and go beside them.
 const USED: [u16; 3] = [10, 11, 12];
 const BESIDE: std::ops::Range<u16> = 20..28;
 
@@ -63,8 +63,7 @@ impl Manifests {
         self.slices.extend(objects::slices(&name, pods));
     }
 
-    /// The manifests of this round: Services that clients use change their pods, all of which answer at any time; the
-    /// others change in every way.
+    /// The manifests of this round: Services that clients use change their pods, all of which answer at any time; the rest change in every way.
     fn of_round(round: u64) -> Self {
         let mut manifests = Self::default();
         let sets: [&[Pod]; 3] = [&[A, B, R], &[A, R], &[B, R]];
@@ -137,7 +136,7 @@ struct Process {
 }
 
 impl Process {
-    /// This program once more, in the current thread's namespace.
+    /// Starts this program once more, in the current thread's namespace.
     fn start(manifests: &Path, log: &Path) -> Self {
         let test = thread::current().name().unwrap().to_owned();
         let child = Command::new(std::env::current_exe().unwrap())
@@ -173,10 +172,10 @@ impl Drop for Process {
     }
 }
 
-/// What the reconciler made in this namespace, as the field's tools print it, sorted.
+/// Objects of the reconciler in this namespace, as the field's tools print them, sorted.
 fn made() -> Vec<String> {
     let mut lines: Vec<String> = oracle::ipvsadm_save().unwrap().lines().map(|line| line.trim().to_owned()).collect();
-    // Sets by name and type: their sizes depend on what they once held.
+    // Sets are compared by name and type: their sizes depend on earlier entries.
     lines.extend(oracle::ipset_save().unwrap().lines().map(|line| match line.strip_prefix("create ") {
         Some(create) => create.split(' ').take(2).collect::<Vec<_>>().join(" "),
         None => line.to_owned(),
@@ -206,7 +205,7 @@ fn settle_for_good(cluster: &mut Cluster) {
     }
 }
 
-/// What one undisturbed pass makes of the manifests, on a host like this.
+/// Objects that one undisturbed pass makes for the manifests, on a host like this.
 fn made_undisturbed(manifests: &Manifests) -> Vec<String> {
     let elsewhere = Netns::new().unwrap();
     elsewhere
@@ -344,7 +343,7 @@ fn restarted_with_nothing_changed_it_writes_nothing() {
         }
         assert_eq!(made(), before);
 
-        // One more endpoint: one more real server for each address, and only the entries that an endpoint has.
+        // One more endpoint makes one more real server for each address, and only an endpoint's entries.
         objects.slices.retain(|slice| slice.metadata.name != "web-10-ipv4");
         let [more, _] = objects::slices("web-10", &[A, B, R]);
         let there =

@@ -25,7 +25,7 @@ use traffic::net::{FAMILIES, Net, POD_PORT, batch};
 use traffic::objects::{self, HERE, Vip};
 
 const LIMIT: Duration = Duration::from_secs(10);
-/// How long a pod that stops keeps its connections.
+/// Time for which a pod that stops keeps its connections.
 const DEADLINE: Duration = Duration::from_secs(12);
 const PODS: usize = 10;
 const CLIENTS: usize = 50;
@@ -65,7 +65,7 @@ fn publish(cluster: &mut Cluster, pods: &BTreeMap<usize, Stage>) {
 /// Connections that stay open, and the pod that serves each.
 struct Long {
     open: Vec<(usize, Conversation)>,
-    /// How long after its pod began to stop each finished connection ended.
+    /// Time from the stop of its pod to the end of each finished connection.
     ended: Vec<Duration>,
 }
 

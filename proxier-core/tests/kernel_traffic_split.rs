@@ -22,7 +22,7 @@ use traffic::cluster::{Cluster, key, options};
 use traffic::net::{self, FAMILIES, From, Net};
 use traffic::objects::{self, A, B, R, Vip};
 
-/// Neither ipset nor iptables.
+/// Needs of the proxy: neither ipset nor iptables.
 const NEEDS: &[Need] =
     &[Need::Root, Need::IpVs, Need::Scheduler("rr"), Need::Dummy, Need::Nftables, Need::Veth, Need::Conntrack];
 
@@ -70,7 +70,7 @@ fn everyone_gets_their_list(net: &Net) {
             surprises.served(net, From::Node, transport, vip.of(11, family), &["r"], Peer::Masqueraded);
             surprises.served(net, From::Client, transport, vip.of(12, family), &["a", "r"], Peer::Masqueraded);
             surprises.served(net, From::Client, transport, vip.of(13, family), &["b"], Peer::Kept);
-            // To itself, too.
+            // A pod's connection to itself, too.
             surprises.served(net, From::PodB, transport, vip.of(13, family), &["b", "r"], Peer::Masqueraded);
             if transport != Transport::Sctp {
                 surprises.refused(net, From::Client, transport, vip.of(11, family));
@@ -110,10 +110,10 @@ fn everyone_gets_their_list_also_after_a_kill() {
         let cluster = serving(true);
         everyone_gets_their_list(&net);
         let before = marks();
-        // Five Services with policy Local and without affinity, three kinds of addresses (three addresses of the node have node ports),
-        // three protocols, two families; the other program's.
+        // Five Services with policy Local and without affinity, three kinds of addresses (three addresses of the node have node ports), three
+        // protocols, two families; and the other program's.
         assert_eq!(before.len(), 5 * 5 * 3 * 2 + 1, "{before:?}");
-        // Nothing of the process is left but what the kernel has.
+        // Only the kernel's state is left of the process.
         drop(cluster);
         let mut again = Cluster::without_programs(options(&split(true)));
         publish(&mut again);
@@ -139,7 +139,7 @@ fn everyone_gets_their_list_also_after_a_kill() {
     });
 }
 
-/// Others' rules mark packets on their way to IPVS, which compares the whole mark; and they do not see ours.
+/// Foreign rules mark packets on their way to IPVS, which compares the whole mark; and they do not see our marks.
 #[test]
 fn marks_of_others_do_not_matter() {
     kernel_test(NEEDS, || {
@@ -191,7 +191,7 @@ fn endpoints_come_and_go() {
             assert_eq!(long.ask().unwrap().name, "a");
             cluster.endpoints("both", &[R]);
             cluster.settle();
-            // It drains, and takes nobody else.
+            // The endpoint drains, and takes no new connections.
             assert_eq!(long.ask().unwrap().name, "a");
             let mut surprises = Surprises::default();
             surprises.refused(&net, From::Client, Transport::Tcp, to);
@@ -261,7 +261,7 @@ fn flush_ruleset() {
     oracle::run("nft", &["flush", "ruleset"], None).unwrap();
 }
 
-/// `nft flush ruleset`: a running process knows its marks, one that begins and a cleanup recognise them; nobody else's are touched.
+/// `nft flush ruleset`: a running process knows its marks, a new one and a cleanup recognise them; foreign ones are not touched.
 #[test]
 fn marks_outlive_a_flush_of_the_rule_set() {
     kernel_test(NEEDS, || {
@@ -298,7 +298,7 @@ fn marks_outlive_a_flush_of_the_rule_set() {
     });
 }
 
-/// Virtual servers at addresses that routes of ours bind go in a cleanup, also when nothing else names them.
+/// Virtual servers at addresses that own routes bind go in a cleanup, even if nothing else names them.
 #[test]
 fn a_cleanup_knows_what_is_ours_by_its_routes() {
     kernel_test(NEEDS, || {
@@ -324,7 +324,7 @@ fn a_cleanup_knows_what_is_ours_by_its_routes() {
             };
             assert_eq!(routes(), 4, "{service_cidrs:?}");
             let count = || oracle::ipvsadm_save().unwrap().lines().filter(|line| line.starts_with("-A ")).count();
-            // Three protocols, two families, cluster IP and external IP; theirs.
+            // Three protocols, two families, cluster IP and external IP; and the foreign ones.
             assert_eq!(count(), 3 * 2 * 2 + 2);
             flush_ruleset();
             cluster.clean_up();

@@ -1,4 +1,4 @@
-//! What a kernel in memory holds for an address and port, compared with one that has everything, in each mode.
+//! Entries of a kernel in memory for an address and port, compared with a kernel that has everything, in each mode.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
 use std::net::IpAddr;
@@ -91,7 +91,7 @@ fn the_way_of_a_packet_is_found_in_each_mode() {
             }
             assert_eq!(differences(&held, &Node::new(mode, &["10.244.0.5", "10.244.0.6"]).held(place)), []);
         }
-        // What no Service has: nothing, but that nftables mode knows the address.
+        // An address without a Service has no entry.
         let nothing = node.held("TCP 10.96.0.99:80");
         assert_eq!(nothing, Held::default(), "{mode}");
     }
@@ -114,7 +114,7 @@ fn an_endpoint_that_a_kernel_lacks_or_has_too_many_is_named() {
                 "{named:?}"
             );
         }
-        // Nothing at all.
+        // A kernel without any entry lacks every part.
         let expected = Node::new(mode, &["10.244.0.5"]).held(CLUSTER_IP);
         let lacks = differences(&expected, &Held::default());
         assert_eq!(lacks.len(), expected.parts.len(), "{mode}");

@@ -1,5 +1,5 @@
-//! A node changes its mode, in every direction, on a kernel in memory: the new mode has everything before the old one goes, and
-//! then the node is as if it had never had another.
+//! A node changes its mode, in every direction, on a kernel in memory: the new mode has everything before the old one goes, and then the node is as
+//! if it had never had another.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -48,7 +48,7 @@ fn kernel() -> FakeKernel {
     kernel
 }
 
-/// What others have on the node, in all parts of the kernel.
+/// Adds foreign objects to all parts of the kernel.
 fn with_strangers(kernel: &FakeKernel) {
     kernel.ipvs().load(&format!("-A -t {NODE}:7777 -s rr\n-a -t {NODE}:7777 -r 10.9.9.9:80 -m -w 1\n")).unwrap();
     let mut rules = Transaction::new();
@@ -74,7 +74,7 @@ fn config() -> Config {
 }
 
 impl Proxy {
-    /// A new process in this mode. What an earlier one served itself has ended with it.
+    /// A new process in this mode. Sockets of an earlier one have ended with it.
     fn new(kernel: &FakeKernel, mode: Way) -> Self {
         Proxy::serving(kernel, mode, 1..=3)
     }
@@ -86,7 +86,7 @@ impl Proxy {
         proxy
     }
 
-    /// Before its lists are complete.
+    /// A new process whose lists are not complete yet.
     fn begin(kernel: &FakeKernel, mode: Way) -> Self {
         kernel.restart();
         let mut options = Options::default();
@@ -207,13 +207,13 @@ impl Proxy {
     }
 }
 
-/// What was written. Finding flows to forget counts as a write, though there may be none.
+/// Number of writes. Finding flows to forget would count as one, though there may be none, so it is left out.
 fn writes(kernel: &FakeKernel) -> u64 {
     let writes = kernel.writes();
     writes.total() - writes.conntrack
 }
 
-/// What the kernel holds, in lines; a line of rules with its table. The kubelet's chain is not ours, though we may add to it.
+/// State of the kernel in lines; a line of rules with its table. The kubelet's chain is not ours, though we may add to it.
 fn held(kernel: &FakeKernel) -> BTreeSet<String> {
     let state = kernel.state();
     let mut lines = BTreeSet::new();
@@ -276,7 +276,7 @@ fn in_every_direction() {
         let mut node = Proxy::new(&kernel, to);
         node.settle();
         let wanted = alone(to);
-        // The new mode has everything while the old one still has what it served with; between bindings, nothing else.
+        // The new mode has everything while the old one still has its objects; between bindings, nothing else.
         let lacks: Vec<_> = wanted.difference(&held(&kernel)).cloned().collect();
         assert_eq!(lacks, [""; 0], "{from:?} to {to:?}");
 
@@ -292,7 +292,7 @@ fn in_every_direction() {
         let report = node.settle();
         assert!(report.drift.is_empty(), "{from:?} to {to:?}: {:#?}", report.drift);
         assert_eq!(writes(&kernel), before, "{from:?} to {to:?}");
-        // Nothing is left to remove.
+        // No object is left to remove.
         let again = cleanup(&config(), Some(to.0), &mut node.kernel.ports());
         assert!(again.is_done() && again.removed() == 0, "{from:?} to {to:?}: {again:#?}");
 
@@ -303,7 +303,7 @@ fn in_every_direction() {
     }
 }
 
-/// The table that a kube-proxy in nftables mode keeps in a family, as far as it is known by: without `but`.
+/// Makes the table that a kube-proxy in nftables mode keeps in a family, with the parts by which it is recognised: without `but`.
 fn kube_proxys(kernel: &FakeKernel, family: nftables::Family, comment: &str, but: &str) {
     let key = nftables::TableKey::new(family, "kube-proxy").unwrap();
     let mut tables = nftables::Transaction::new();
@@ -326,7 +326,7 @@ fn tables_of_kube_proxy_go_whatever_the_mode() {
         kube_proxys(&kernel, nftables::Family::Ip6, COMMENT, "");
         let mut node = Proxy::new(&kernel, of(mode));
         node.settle();
-        // Without the right to write it stays, and is told.
+        // The table stays, and is reported, while it cannot be written.
         kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Busy).every());
         let cleaned = cleanup(&config(), Some(mode), &mut node.kernel.ports());
         assert_eq!(cleaned.applied.failures.len(), 2, "{mode}: {cleaned:#?}");
@@ -352,7 +352,7 @@ fn tables_of_kube_proxy_go_whatever_the_mode() {
     assert!(cleaned.is_done() && cleaned.removed() == 0, "{cleaned:#?}");
 }
 
-/// Programs without tables of their own, a kernel without a part: the others are still removed.
+/// One part of the kernel cannot be changed: the objects in the rest are still removed.
 #[test]
 fn what_cannot_be_removed_stays_and_is_told() {
     for (from, call) in
@@ -371,7 +371,7 @@ fn what_cannot_be_removed_stays_and_is_told() {
     }
 }
 
-/// Rules of iptables mode lead connections on until they are replaced: what stands in for them has to be there before.
+/// Rules of iptables mode lead connections on until they are replaced: virtual servers have to be there before.
 #[test]
 fn virtual_servers_are_there_before_rules_of_iptables_mode_go() {
     let kernel = kernel();
@@ -406,8 +406,8 @@ fn flow(to: &str, answers: &str) -> Flow {
     Flow::udp("192.0.2.77:4000".parse().unwrap(), to.parse().unwrap(), answers.parse().unwrap())
 }
 
-/// Flows stay with an endpoint that serves, whatever policies, hints and its stopping select now, in a running process and in the next one;
-/// they end once it does not serve any more, and all of a Service with its last endpoint. Flows to the number of a node port elsewhere are others'.
+/// Flows stay with an endpoint that serves, under any policies and hints and while it stops, in a running process and in the next one; they end once
+/// it does not serve any more, and all of a Service with its last endpoint. Flows to the number of a node port elsewhere are foreign.
 #[test]
 fn udp_flows_stay_with_an_endpoint_that_serves() {
     let turns = [
@@ -441,7 +441,7 @@ fn udp_flows_stay_with_an_endpoint_that_serves() {
             kernel.add_flow(*flow);
         }
         let real: ipvs::RealServerKey = "10.244.1.9:5353".parse().unwrap();
-        // Who gets no new ones has weight 0, and its connections.
+        // An endpoint without new flows has weight 0, and its connections.
         let is_kept = || match way.0 {
             Kind::Ipvs => {
                 let rest = format!("-r {real} -m -w 0\n");
@@ -492,7 +492,7 @@ fn stale_flows() -> BTreeSet<Flow> {
     places.map(|(to, answers)| flow(to, answers)).into()
 }
 
-/// Flows of somebody else, one of them to an address and port that was a node port.
+/// Foreign flows, one of them to an address and port that was a node port.
 fn others_flows() -> BTreeSet<Flow> {
     let places =
         [("10.99.0.9:53", "10.9.9.9:53"), ("192.0.2.10:31004", "192.0.2.10:31004"), ("10.96.0.1:54", "10.244.0.99:54")];
@@ -512,7 +512,7 @@ fn flows_that_an_earlier_process_led_elsewhere_go() {
         // A virtual server that goes takes all flows to its address and port with it.
         let is_node_port = |flow: &Flow| flow.destination.port() == 31004;
         expected.retain(|flow| (from.0, to.0) != (Kind::Ipvs, Kind::Ipvs) || !is_node_port(flow));
-        // Nothing is translated in userspace mode.
+        // Userspace mode translates nothing.
         expected.extend((to.0 != Kind::Userspace).then_some(present));
         let begin = || {
             let flows = stale_flows().into_iter().chain(others_flows()).chain([present]);
@@ -545,14 +545,14 @@ fn flows_that_an_earlier_process_led_elsewhere_go() {
         );
         node.settle();
         assert_eq!(kernel.state().flows, expected, "{from:?} to {to:?}");
-        // Nothing is looked for once the old mode has gone.
+        // No flows are looked for once the old mode has gone.
         let before = kernel.writes().conntrack;
         node.settle();
         assert_eq!(kernel.writes().conntrack, before, "{from:?} to {to:?}");
     }
 }
 
-/// What a list lacks at the start in another mode.
+/// Objects that a list lacks at the start in another mode.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Lacks {
     Everything,
@@ -560,7 +560,7 @@ enum Lacks {
     EndpointSlices,
 }
 
-/// A new process in this mode whose lists lack so much.
+/// Starts a process in this mode whose lists lack these objects.
 fn lacking(kernel: &FakeKernel, mode: Way, lacks: Lacks) -> Proxy {
     let mut node = Proxy::begin(kernel, mode);
     match lacks {
@@ -593,7 +593,7 @@ fn what_the_old_mode_serves_stays_while_the_lists_are_doubted() {
                 assert_eq!(held(&kernel), before, "{what}");
                 assert!(node.proxier.held().count() > 10, "{what}");
             }
-            // The same is shown, and nothing follows from that.
+            // A preview shows the same, without effect.
             let (_, report) = node.proxier.preview(node.now, &mut node.kernel.ports());
             assert!(report.waits, "{what}");
             let wanted = if end == 0 {
@@ -628,8 +628,8 @@ fn what_the_old_mode_serves_stays_while_the_lists_are_doubted() {
     }
 }
 
-/// iptables mode and IPVS mode with rules of iptables have chains of the same names: the rest that is held back would lose its rules by the
-/// first pass. The other modes stand beside each other.
+/// iptables mode and IPVS mode with rules of iptables have chains of the same names: a rest that is held back would lose its rules by the first pass.
+/// The other modes stand beside each other.
 #[test]
 fn a_rest_that_is_held_back_keeps_its_chains() {
     for (from, to) in directions().filter(|(from, to)| from.0 != to.0 && from.0 != Kind::Userspace) {
@@ -656,7 +656,7 @@ fn a_rest_that_is_held_back_keeps_its_chains() {
     }
 }
 
-/// What cannot be read cannot be judged: nothing of it goes while this mode has nothing to serve.
+/// Unreadable objects cannot be judged: none of them goes while this mode has nothing to serve.
 #[test]
 fn what_cannot_be_read_is_not_removed_for_an_empty_list() {
     let kernel = kernel();
@@ -708,7 +708,7 @@ fn what_kube_proxy_serves_stays_while_the_lists_are_doubted() {
         let expected =
             (1..=6).flat_map(|number| [format!("UDP 10.96.0.{number}:53"), format!("UDP {NODE}:3100{number}")]);
         assert_eq!(held, expected.collect(), "{mode}");
-        // With half of it back this mode begins, and kube-proxy's tables serve the rest.
+        // This mode begins once half of the Services are back, and kube-proxy's tables serve the rest.
         for number in [1, 2, 5] {
             node.serve(number);
         }
@@ -716,7 +716,7 @@ fn what_kube_proxy_serves_stays_while_the_lists_are_doubted() {
         assert!(matches!(node.remove_others(), Removal::Held(_)), "{mode}");
         assert!(kernel.state().tables.contains_key("ip kube-proxy"), "{mode}");
         assert_eq!(node.proxier.confirm_removal(node.now), 6, "{mode}");
-        // Those that were meant take their flows with them.
+        // Confirmed removals take their flows with them.
         for flow in stale_flows() {
             kernel.add_flow(flow);
         }

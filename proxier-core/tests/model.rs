@@ -1,9 +1,8 @@
-//! After any events in any order, the kernel holds what is wanted, and nothing else was harmed meanwhile.
+//! The kernel holds everything that is wanted, after any events in any order, and nothing else was harmed meanwhile.
 //!
-//! Random sequences of changed objects, failed calls, other programs' edits, crashes and pauses run on a kernel in memory.
-//! Checks after every pass: nothing of somebody else's was changed, nothing wanted was removed for a moment, and a report
-//! of success is true. Checks in the end: the kernel equals one that nobody disturbed, a further pass writes nothing, and
-//! cleaning up leaves nothing.
+//! Random sequences of changed objects, failed calls, other programs' edits, crashes and pauses run on a kernel in memory. Checks after every pass:
+//! no foreign object was changed, nothing wanted was removed at any moment, and a report of success is true. Checks in the end: the kernel equals an
+//! undisturbed one, a further pass writes nothing, and cleaning up leaves nothing.
 //!
 //! `PROXIER_MODEL_CASES` sets the number of sequences.
 #![allow(

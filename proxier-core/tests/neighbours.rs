@@ -1,5 +1,4 @@
-//! What is not ours: virtual servers of others on our node ports, addresses that come and go, and neighbours that the node
-//! has to reach.
+//! Foreign objects: virtual servers on our node ports, addresses that come and go, and neighbours that the node has to reach.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(clippy::let_underscore_must_use, reason = "what is damaged may not be there")]
 
@@ -44,7 +43,7 @@ fn spec(name: &str, spec: Value) -> ServiceObject {
     .unwrap()
 }
 
-/// With a node port of TCP and the same of UDP.
+/// A Service with a node port of TCP and the same of UDP.
 fn with_node_port(name: &str, address: &str, port: u16) -> ServiceObject {
     let ports =
         ["TCP", "UDP"].map(|protocol| json!({"name": protocol, "protocol": protocol, "port": 80, "nodePort": port}));
@@ -157,11 +156,11 @@ impl World {
     fn bound(&self) -> Vec<String> {
         let state = self.kernel.state();
         let bound = state.devices.get("kube-ipvs0").into_iter().flatten().map(ToString::to_string);
-        // That of default/kubernetes, where it is there.
+        // The address of default/kubernetes is left out, if it is there.
         bound.filter(|address| address != "10.96.0.1").collect()
     }
 
-    /// Removes what kube-proxy, or this crate before it had the set, does not write.
+    /// Removes sets that kube-proxy, and earlier versions of this crate, do not write.
     fn without_notes(&self) {
         for name in ["KUBE-NODE-PORT-SERVED", "KUBE-6-NODE-PORT-SERVED"] {
             let _ = self.kernel.ipset().unwrap().destroy_set(&name.parse().unwrap());
@@ -173,7 +172,7 @@ impl World {
     }
 }
 
-/// One is at the address of a Service, with another port.
+/// Foreign virtual servers; one is at the address of a Service, with another port.
 const FOREIGN: [&str; 4] =
     ["TCP 10.96.0.10:7", "TCP 198.51.100.9:30080", "TCP [2001:db8::9]:30080", "UDP 198.51.100.9:30080"];
 
@@ -194,8 +193,7 @@ fn foreign_of(report: &Report) -> Vec<String> {
     keys
 }
 
-/// A port alone does not make a virtual server ours, and an address alone neither: not in the first pass, not in a later one, not after a kill, not in a
-/// cleanup.
+/// Neither a port nor an address alone makes a virtual server own: not in the first pass, not in a later one, not after a kill, not in a cleanup.
 #[test]
 fn a_virtual_server_on_a_node_port_at_a_foreign_address_is_never_touched() {
     let mut world = World::new();
@@ -211,7 +209,7 @@ fn a_virtual_server_on_a_node_port_at_a_foreign_address_is_never_touched() {
     for _ in 0..2 {
         assert_eq!(foreign_of(&world.full()), FOREIGN);
     }
-    // Not even when the Service goes.
+    // The Service's deletion does not change that.
     world.delete("web");
     let report = world.full();
     assert!(report.is_done());
@@ -252,8 +250,8 @@ fn what_was_served_at_an_address_that_is_gone_is_found_after_a_kill() {
     assert_eq!(foreign_of(&world.full()), FOREIGN);
 }
 
-/// kube-proxy does not record addresses. Its virtual servers at addresses of this host are removed; those elsewhere may be
-/// anybody's. The process may be killed at any write.
+/// kube-proxy does not record addresses. Its virtual servers at addresses of this host are removed; those elsewhere may be foreign. The process may
+/// be killed at any write.
 #[test]
 fn what_kube_proxy_left_is_recognised_at_the_addresses_of_the_host() {
     for writes in 0..200 {
@@ -263,7 +261,7 @@ fn what_kube_proxy_left_is_recognised_at_the_addresses_of_the_host() {
         world.full();
         world.without_notes();
         invite(&world);
-        // A network of another interface, on which nothing is served any more, and a Service that is gone.
+        // A network of another interface, which serves node ports no more, and a Service that is gone.
         let mut options = Options::default();
         let within = proxier_core::config::NodePortAddresses::Within(vec![proxier_core::net::Network::from(
             addresses(&[NODE])[0],
@@ -298,7 +296,7 @@ fn what_kube_proxy_left_is_recognised_at_the_addresses_of_the_host() {
     panic!("the pass does not end");
 }
 
-/// Between two runs of this proxy kube-proxy had the node: what it added is in its set, and in ours with no address.
+/// kube-proxy had the node between two runs of this proxy: its additions are in its set, and in ours without an address.
 #[test]
 fn what_kube_proxy_added_meanwhile_is_recognised() {
     let mut world = World::new();
@@ -319,7 +317,7 @@ fn what_kube_proxy_added_meanwhile_is_recognised() {
     assert!(!world.has("TCP 192.0.2.10:30099") && !world.has("TCP 192.0.2.11:30099"));
 }
 
-/// A Service names the address and port of somebody else's virtual server, and is deleted before the kernel could be read.
+/// A Service names the address and port of a foreign virtual server, and is deleted before the kernel could be read.
 #[test]
 fn what_was_never_made_is_not_ours_because_a_service_passed_by() {
     let mut world = World::new();
@@ -338,7 +336,7 @@ fn what_was_never_made_is_not_ours_because_a_service_passed_by() {
         assert_eq!(foreign_of(&report), ["TCP 10.96.0.50:80"]);
     }
     assert!(world.has("TCP 10.96.0.50:80"));
-    // One that was made is ours, even if its marks are lost.
+    // A virtual server that this proxy made is its own, even if its marks are lost.
     world.serve(spec("passing", json!({"clusterIP": "10.96.0.51", "ports": [{"port": 80}]})));
     world.full();
     for set in ["KUBE-CLUSTER-IP", "KUBE-IPVS-IPS"] {
@@ -420,7 +418,7 @@ fn an_address_that_was_seen_again_meanwhile_keeps_its_node_ports() {
         world.kernel.set_interface("eth0", &addresses(&[NODE]));
         world.proxier.host_changed(world.now);
         world.run(Duration::ZERO);
-        // It came back and went again between two readings.
+        // The address came back and went again between two readings.
         world.now += grace;
         if seen {
             world.proxier.addresses_seen(addresses(&[SECOND]), world.now);
@@ -433,7 +431,7 @@ fn an_address_that_was_seen_again_meanwhile_keeps_its_node_ports() {
     }
 }
 
-/// The same for a process that starts while the address is away.
+/// An address that is away when the process starts keeps its node ports, if it comes back in time.
 #[test]
 fn an_address_that_is_away_at_the_start_keeps_its_node_ports() {
     let mut world = World::new();
@@ -463,7 +461,7 @@ fn without_grace_an_address_goes_at_once() {
     assert_eq!(world.at(SECOND), Vec::<String>::new());
 }
 
-/// Rejected on any port, unless the address is the node's own; bound, it would lead to the node itself.
+/// Such an address is rejected on any port, unless it is the node's own; bound, it would lead to the node itself.
 #[test]
 fn nobody_gets_an_address_that_the_node_lives_by() {
     let mut world = World::new();
@@ -523,7 +521,7 @@ fn nobody_gets_an_address_that_the_node_lives_by() {
     assert!(!world.has("TCP 203.0.113.1:6443") && world.rejected().len() == 1);
 }
 
-/// When neighbours change, Services lose reserved addresses and get those that became free.
+/// Services lose reserved addresses, and get those that became free, when neighbours change.
 #[test]
 fn neighbours_are_followed() {
     let mut world = World::new();
@@ -577,7 +575,7 @@ fn node(name: &str, addresses: &[&str]) -> NodeObject {
     serde_json::from_value(json!({"metadata": {"name": name}, "status": {"addresses": addresses}})).unwrap()
 }
 
-/// What is local in this mode because of Services: addresses of the device, and networks of routes.
+/// Addresses that this mode makes local for Services: of the device, and of routes.
 fn local(world: &World) -> BTreeSet<String> {
     let routes = world.kernel.state().routes.into_iter().map(|(_, route)| route.network.addr().to_string());
     world.bound().into_iter().chain(routes).filter(|address| !address.starts_with("10.96.")).collect()
@@ -585,8 +583,8 @@ fn local(world: &World) -> BTreeSet<String> {
 
 const OTHERS: [&str; 3] = ["192.0.2.20", "198.51.100.20", "2001:db8::20"];
 
-/// A load balancer that runs on the nodes writes the addresses of all of them: those of other Nodes stay theirs, whenever a Node comes or goes. Its
-/// own address, and one that is no Node's, are served as ever.
+/// A load balancer that runs on the nodes writes the addresses of all of them: those of other Nodes are not made local, whenever a Node comes or
+/// goes. Its own address, and one that no Node has, are served as ever.
 #[test]
 fn the_addresses_of_other_nodes_are_never_made_local() {
     let by_routes = |options: &mut Options| options.config.ipvs.binding = Binding::Routes;
@@ -630,7 +628,7 @@ fn the_addresses_of_other_nodes_are_never_made_local() {
         let report = world.pass().unwrap();
         assert!(!report.full && report.is_done() && report.refused.is_empty(), "{report:#?}");
         assert_eq!(local(&world), set(&[&free, &OTHERS]));
-        // It comes back, with an address less.
+        // The Node comes back, with one address fewer.
         world.now += Duration::from_secs(5);
         world.proxier.upsert_cluster_node(&node("node-b", &OTHERS[..2]), world.now);
         let report = world.pass().unwrap();
@@ -638,7 +636,7 @@ fn the_addresses_of_other_nodes_are_never_made_local() {
         assert!(world.proxier.refused().any(|refused| refused.user == Some(User::Node("node-b".into()))));
         world.run(Duration::from_secs(60));
         assert_eq!(local(&world), set(&[&free, &OTHERS[2..]]));
-        // The same again, and Nodes whose addresses no Service has, change nothing.
+        // The same Node again, and Nodes whose addresses no Service has, change nothing.
         world.full();
         world.now += Duration::from_secs(5);
         let next = world.proxier.next_wake();

@@ -68,11 +68,11 @@ fn blocks(text: &str) -> BTreeMap<String, Vec<String>> {
     blocks
 }
 
-/// What a slot is called in the map of endpoints when it is one of endpoints on this node.
+/// Bit in the number of a slot of the map of endpoints for endpoints on this node.
 const LOCAL: u32 = 1 << 24;
 
-/// The numbers of endpoints among which a chain draws, from rule to rule. Each must be one less than the one before: a draw that meets
-/// an endpoint is fair, and so is the next one for those that it does not meet.
+/// Numbers of endpoints among which a chain draws, from rule to rule. Each must be one less than the one before: a draw that meets an endpoint is
+/// fair, and so is the next one if it meets none.
 fn moduli(rules: &[String]) -> Vec<u32> {
     let number = |rule: &String| rule.split_once("numgen random mod ")?.1.split_once(' ')?.0.parse::<u32>().ok();
     let moduli: Vec<u32> = rules.iter().filter_map(number).collect();
@@ -80,9 +80,9 @@ fn moduli(rules: &[String]) -> Vec<u32> {
     moduli
 }
 
-/// What tables mean, whatever slots endpoints have: where connections to each Frontend go, and everything else as text in which
-/// the order counts only where it does for packets, that of rules. Fails where a draw leads nowhere, an endpoint cannot be drawn or not
-/// as often as another, or a chain or a set is missing or left over.
+/// Meaning of tables, for any slots of endpoints: destinations of connections to each Frontend, and everything else as text in which the order counts
+/// only if it does for packets, as that of rules. Fails if a draw leads nowhere, an endpoint cannot be drawn or not as often as another, or a chain
+/// or a set is missing or left over.
 fn meaning(tables: &BTreeMap<String, String>) -> Vec<String> {
     let mut all = Vec::new();
     for (name, text) in tables {
@@ -144,7 +144,7 @@ fn meaning(tables: &BTreeMap<String, String>) -> Vec<String> {
                     }
                 }
                 to.sort();
-                // Which chain it is depends on the numbers of endpoints before.
+                // The chain's number depends on earlier numbers of endpoints.
                 let kind = kind.replacen(&format!("-{number}"), "", 1);
                 all.push(format!("{name} {frontend} : {kind} {}", to.join(", ")));
             }
@@ -157,7 +157,7 @@ fn meaning(tables: &BTreeMap<String, String>) -> Vec<String> {
         for block in blocks.keys().filter(|block| is_shared(block)) {
             assert!(needed.contains(block), "{block} is left over in {text}");
         }
-        // Which ones there are depends on the slots, and on the numbers of endpoints before.
+        // Shared blocks depend on the slots, and on earlier numbers of endpoints.
         blocks.retain(|block, _| !is_shared(block));
         for (block, lines) in blocks {
             for (place, line) in lines.into_iter().enumerate() {
@@ -215,7 +215,7 @@ fn one_changed_endpoint_is_one_transaction_of_one_frontend() {
     assert!(node.v4().contains("10.96.0.7 . tcp . 80 . 1 : 10.244.0.9 . 8080"));
 }
 
-/// The lines of a table that one change takes away and adds, without those of one Frontend's endpoints.
+/// Lines of a table that one change takes away and adds, without those of one Frontend's endpoints.
 fn other_lines(node: &mut Node, endpoints: &[&str]) -> Vec<String> {
     let lines = |node: &Node| -> BTreeSet<String> {
         let blocks = blocks(&node.v4()).into_iter();
@@ -230,7 +230,7 @@ fn other_lines(node: &mut Node, endpoints: &[&str]) -> Vec<String> {
     differing.filter(|line| !line.starts_with("map endpoints: 10.96.0.7 ")).collect()
 }
 
-/// Every other line is a verdict or a rule, for which the kernel checks the whole table.
+/// A change of any other line is one of a verdict or a rule, for which the kernel checks the whole table.
 #[test]
 fn an_endpoint_more_or_less_changes_the_map_of_endpoints_alone() {
     let mut node = new();
@@ -265,7 +265,7 @@ fn an_endpoint_more_or_less_changes_the_map_of_endpoints_alone() {
     let report = next.settles();
     assert_eq!(report.writes(), 0, "{report:#?}");
     assert_eq!(next.tables(), node.tables());
-    // As one whose Services have more: a draw among the most, then among one less, down to as few as may be.
+    // Chains are those of a process whose Services have more endpoints: a draw among the most, then among one less, down to the fewest possible.
     other_lines(&mut next, &all[..11]);
     assert_eq!(moduli(&blocks(&next.v4())["chain internal-12"]), (5..=12).rev().collect::<Vec<_>>());
     assert_eq!(moduli(&blocks(&next.v4())["chain internal-4"]), [4, 3, 2, 1]);
@@ -337,7 +337,7 @@ fn a_full_pass_reads_nothing_when_nobody_changed_anything() {
     node.settles();
     node.kernel.fail(Fault::new(Call::TablesRead, PortErrorKind::Other).every());
     assert!(node.full().is_done());
-    // A stranger's table is a reason to look, and none to write.
+    // A foreign table is a reason to look, and none to write.
     node.kernel.clear_faults();
     let before = node.transactions();
     let mut stranger = Transaction::new();
@@ -387,7 +387,7 @@ fn what_others_change_is_repaired_and_told() {
     }
 }
 
-/// A change that meets a table that somebody has deleted is made good at once, not at the next timer.
+/// A change that meets a deleted table makes it again at once, not at the next timer.
 #[test]
 fn a_change_to_a_table_that_is_gone_makes_it_again_at_once() {
     let mut node = new();
@@ -405,7 +405,7 @@ fn a_change_to_a_table_that_is_gone_makes_it_again_at_once() {
     assert!(node.v4().contains("10.96.0.2 . tcp . 80") && node.v4().contains("10.96.0.1 . tcp . 80"));
 }
 
-/// No rule needs the map of endpoints while there are none, so that anybody may delete it, or make another of its name.
+/// The map of endpoints is not used by a rule while there are no endpoints, so another program can delete it, or make one of its name.
 #[test]
 fn a_map_that_somebody_replaced_is_made_again() {
     let settled = || {
@@ -442,7 +442,7 @@ fn a_map_that_somebody_replaced_is_made_again() {
     }
 }
 
-/// A table of somebody else's: its family is not served, the other is.
+/// A family with a foreign table of our name is not served, the other one is.
 #[test]
 fn a_table_of_our_name_that_somebody_else_made_is_never_touched() {
     for (family, theirs, ours) in
@@ -465,7 +465,7 @@ fn a_table_of_our_name_that_somebody_else_made_is_never_touched() {
             let said = report.unread.iter().map(ToString::to_string).collect::<String>();
             assert!(said.contains(theirs) && said.contains("choose another name"), "{said}");
             assert_eq!(node.tables()[theirs], before);
-            // A changed Service, too.
+            // A changed Service is not served there, either.
             let (v4, v6) = (format!("10.96.0.{number}"), format!("fd00::{number}"));
             let (last, address) = if ours == "ip proxier" { (number - 1, "10.96.0.") } else { (number - 1, "fd00::") };
             assert!(node.tables()[ours].contains(&format!("{address}{last} . tcp . 80")), "{:?}", node.tables());
@@ -474,11 +474,11 @@ fn a_table_of_our_name_that_somebody_else_made_is_never_touched() {
                 json!({"clusterIP": v4, "clusterIPs": [v4, v6], "ipFamilies": ["IPv4", "IPv6"]}),
             );
         }
-        // Nor by a cleanup.
+        // A cleanup does not touch the table, either.
         let cleaned = mode::cleanup(&proxier_core::config::Config::default(), &mut node.kernel.ports());
         assert!(cleaned.removed() == 1 && cleaned.is_done(), "{cleaned:?}");
         assert_eq!(node.tables().into_iter().collect::<Vec<_>>(), [(theirs.to_owned(), before)]);
-        // Its family is served once it has gone, or with another name.
+        // The family is served once the table has gone, or with another name.
         let mut options = options();
         options.config.names.table = "kubernetes-services".parse().unwrap();
         let mut other = Node::on(node.kernel.clone(), options);
@@ -494,7 +494,7 @@ fn a_table_of_our_name_that_somebody_else_made_is_never_touched() {
     }
 }
 
-/// A family that is not served does not matter.
+/// A foreign table in a family that is not served does not matter.
 #[test]
 fn a_table_of_somebody_else_for_a_family_that_is_not_served() {
     let kernel = kernel();
@@ -579,7 +579,7 @@ fn passes_say_whether_health_checks_change() {
     assert!(node.settles().health_checks_changed);
 }
 
-/// An agent may name endpoints here that it does not name for everybody.
+/// An agent may name endpoints for the policy `Local` that are not in the list for all clients.
 #[test]
 fn endpoints_of_this_node_alone_serve_where_the_policy_says_so() {
     for (policy, refused, dropped) in [(TrafficPolicy::Cluster, true, false), (TrafficPolicy::Local, false, false)] {
@@ -596,7 +596,7 @@ fn endpoints_of_this_node_alone_serve_where_the_policy_says_so() {
     }
 }
 
-/// What the kernel refuses of one Service keeps no other from being served, also where it does not say which element that is.
+/// A Service that the kernel refuses keeps no other from being served, even if the kernel does not say which element it refuses.
 #[test]
 fn a_refused_frontend_of_many_is_left_out() {
     for is_silent in [false, true] {
@@ -604,7 +604,7 @@ fn a_refused_frontend_of_many_is_left_out() {
             let mut node = new();
             node.kernel.nf_tables().set_silent(is_silent);
             for number in refused {
-                // Address and protocol: what Services share has other keys.
+                // The refused bytes are address and protocol: elements that Services share have other keys.
                 node.kernel.nf_tables().refuse_elements(Some((&[10, 96, 0, *number, 6, 0, 0, 0], Errno::EINVAL)));
             }
             for number in 1..=100 {
@@ -625,7 +625,7 @@ fn a_refused_frontend_of_many_is_left_out() {
             assert_eq!(served(&node), rest, "{is_silent} {refused:?}");
             let added = steps(&report).get(&(Part::Frontend, Action::Add)).copied();
             assert_eq!(added, Some(u64::try_from(rest.len()).unwrap()), "{is_silent} {refused:?}");
-            // Tried again, and then the kernel takes it.
+            // The next try succeeds, since the kernel takes the elements.
             node.kernel.nf_tables().refuse_elements(None);
             node.full();
             assert_eq!(served(&node).len(), 100);
@@ -633,7 +633,7 @@ fn a_refused_frontend_of_many_is_left_out() {
     }
 }
 
-/// The search ends, with nothing written, where all are refused.
+/// The search ends, with nothing written, if all are refused.
 #[test]
 fn a_kernel_that_refuses_everything_is_not_asked_for_ever() {
     let mut node = new();
@@ -653,7 +653,7 @@ fn stranger(name: &str) -> Transaction {
     transaction
 }
 
-/// Somebody changes something else between reading and writing: what was read still holds.
+/// A foreign change elsewhere between reading and writing does not matter: the table is as it was read.
 #[test]
 fn other_changes_between_reading_and_writing() {
     let mut node = new();
@@ -663,7 +663,7 @@ fn other_changes_between_reading_and_writing() {
     }
     node.settles();
     assert!(node.v4().contains("10.96.0.1 . tcp . 80") && node.tables().len() == 5, "{:?}", node.tables());
-    // Not for ever.
+    // The number of tries is limited.
     let mut node = new();
     node.service("web", json!({"clusterIP": "10.96.0.1"}));
     for number in 1..=20 {
@@ -678,7 +678,7 @@ fn other_changes_between_reading_and_writing() {
     assert!(node.v4().contains("10.96.0.1 . tcp . 80"));
 }
 
-/// Somebody changes our table between reading and writing: it is not written from what was read, and read again at once.
+/// A change of our table between reading and writing: the table is not written from the old reading, and read again at once.
 #[test]
 fn a_change_of_our_table_between_reading_and_writing() {
     let mut before = new();
@@ -733,7 +733,7 @@ fn an_empty_list_takes_nothing_away_at_once() {
     assert!(!node.v4().contains("internal-4"), "{}", node.v4());
 }
 
-/// What an earlier process served stays, with its chains, when the first lists are empty.
+/// Services of an earlier process stay, with their chains, when the first lists are empty.
 #[test]
 fn an_empty_first_list_takes_nothing_away_at_once() {
     let mut node = new();
@@ -745,7 +745,7 @@ fn an_empty_first_list_takes_nothing_away_at_once() {
     node.slice("kept", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
     node.settles();
     let served = |node: &Node| {
-        // With the chains that chains go to.
+        // The chains stay with the chains to which they lead.
         let kept = blocks(&node.v4());
         assert!(kept["chain internal-3-sticky-10800-of-4"].len() > 7, "{kept:?}");
         assert!(
@@ -842,7 +842,7 @@ fn endpoints_keep_their_slots() {
     }
 }
 
-/// An endpoint that is away between two writes only has its slot as before.
+/// An endpoint that is away only between two writes keeps its slot.
 #[test]
 fn what_was_not_written_takes_no_slot_away() {
     let mut node = new();
@@ -885,7 +885,7 @@ fn chains_of_slots_come_and_go_with_the_number_of_endpoints() {
     node.slice("s7", &["10.244.0.1", "10.244.0.2"]);
     node.settles();
     assert_eq!(slots(&node), two);
-    // What others put there goes, and what they take away comes back.
+    // Foreign elements in them go, and removed ones come back.
     let whole = node.tables();
     let table = TableKey::new(Family::Ip, "proxier").unwrap();
     let mut change = Transaction::new();
@@ -900,7 +900,7 @@ fn chains_of_slots_come_and_go_with_the_number_of_endpoints() {
     assert_eq!(slots(&node), two);
 }
 
-/// Only what differs is written: the kernel is not given elements of the same Frontend that stay as they are.
+/// Only differences are written: elements of the same Frontend that stay are not sent again.
 #[test]
 fn a_change_writes_no_element_that_stays() {
     let mut node = new();
@@ -938,7 +938,7 @@ fn what_only_loses_something_has_changed_too() {
     assert_eq!(steps(&report).get(&(Part::Frontend, Action::Change)), Some(&2), "each of its addresses");
 }
 
-/// What an earlier process served by SCTP goes with its Service, and is told.
+/// A Frontend of SCTP from an earlier process goes with its Service, and is reported.
 #[test]
 fn sctp_is_known_after_a_restart() {
     let mut node = new();
@@ -966,7 +966,7 @@ fn chains_that_come_or_go_are_a_change_of_the_table() {
     let with_chain = BTreeMap::from([change(Part::Table), change(Part::Frontend)]);
     let all: Vec<String> = (1..=9).map(|number| format!("10.244.0.{number}")).collect();
     let all: Vec<&str> = all.iter().map(String::as_str).collect();
-    // One for up to eight comes, then one for up to twelve in its place, which goes again; that for up to four stays for the other
+    // A chain for up to eight endpoints comes, then one for up to twelve in its place, which goes again; that for up to four stays for the other
     // Service.
     for count in [5, 9, 2] {
         node.slice("web", &all[..count]);
@@ -976,7 +976,7 @@ fn chains_that_come_or_go_are_a_change_of_the_table() {
     assert_eq!(steps(&node.settles()), BTreeMap::from([change(Part::Frontend)]));
 }
 
-/// The table of one family says nothing of the other's Frontends.
+/// The table of one family shows no Frontend of the other.
 #[test]
 fn a_new_table_counts_the_frontends_of_its_family() {
     let kernel = kernel();
@@ -992,7 +992,7 @@ fn a_new_table_counts_the_frontends_of_its_family() {
         );
     }
     node.service("four", json!({"clusterIP": "10.96.0.1"}));
-    // The other table is somebody else's.
+    // The other table is foreign.
     let report = node.pass();
     assert_eq!(
         steps(&report),
@@ -1020,7 +1020,7 @@ fn a_plan_is_told_step_by_step() {
     node.service("dns", spec);
     node.slice("dns", &["10.244.0.3"]);
     assert_eq!(told(&mut node).len(), 3, "nobody has sent to it");
-    // Whoever sent to it before is to be led to the endpoint.
+    // Clients that sent to the address before are to be led to the endpoint.
     let [client, dns] = ["10.244.9.9:4000", "10.96.0.2:53"].map(|text| text.parse().unwrap());
     node.kernel.add_flow(Flow::udp(client, dns, dns));
     let steps = told(&mut node);
@@ -1031,7 +1031,7 @@ fn a_plan_is_told_step_by_step() {
         report.unread.len() == 1 && report.unread[0].to_string().contains("tracked UDP connections"),
         "{report:#?}"
     );
-    // As in a pass of such a kernel: nothing can be forgotten.
+    // Nothing can be forgotten on such a kernel, as in a pass.
     node.kernel.fail(Fault::new(Call::ConntrackFindUdp, PortErrorKind::Unavailable));
     assert_eq!(told(&mut node).len(), 3);
 }
@@ -1062,7 +1062,7 @@ fn endpoints_may_all_change_at_once_but_not_all_go() {
     assert_eq!(next.tables(), whole);
 }
 
-/// Clients that are themselves the endpoint of what is held back still reach themselves.
+/// Clients that are themselves the endpoint of a Service that is held back still reach themselves.
 #[test]
 fn what_is_held_back_keeps_its_hairpins() {
     let mut node = new();
@@ -1123,7 +1123,7 @@ fn invalid_packets_are_not_forwarded_unless_connection_tracking_is_liberal() {
             rules.iter().any(|rule| rule.contains("ct state") && rule.contains("invalid drop"))
         };
         assert_eq!(drops(&node), !is_liberal);
-        // Whoever sets it; what is asked for is set again.
+        // The setting counts, no matter who made it; a configured value is set again.
         for (value, drops_then) in [("1", false), ("0", !is_liberal), ("2", false)] {
             node.kernel.set_sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", Some(value));
             node.full();
@@ -1134,7 +1134,7 @@ fn invalid_packets_are_not_forwarded_unless_connection_tracking_is_liberal() {
     }
 }
 
-/// Whose connections to a cluster IP are marked to be masqueraded, and who may use endpoints on other nodes.
+/// Clients whose connections to a cluster IP are marked to be masqueraded, and those that may use endpoints on other nodes.
 #[test]
 fn traffic_of_pods_is_told_as_configured() {
     let interface = |name: &str| InterfaceName::new(name).unwrap();
@@ -1184,7 +1184,7 @@ fn traffic_of_pods_is_told_as_configured() {
         if let Some(inside) = inside {
             assert!(split[0].starts_with(inside) && split[0].ends_with("goto pick-4"), "{local:?}: {split:?}");
         }
-        // This node's own connections may go anywhere too, and their answers have to come back here; all others stay.
+        // This node's own connections may go anywhere too, and their answers have to come back here; all other clients get local endpoints.
         let rest: Vec<&String> = split.iter().rev().take(3).rev().collect();
         assert!(rest[0].starts_with("fib saddr type local meta mark set"), "{split:?}");
         assert_eq!((rest[1].as_str(), rest[2].as_str()), ("fib saddr type local goto pick-4", "goto pick-4-local"));
@@ -1219,7 +1219,7 @@ fn a_step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// In any order of changes, passes, restarts and faults, the tables come to be those of a fresh start.
+    /// The tables come to be those of a fresh start, in any order of changes, passes, restarts and faults.
     #[test]
     fn the_way_does_not_matter(steps in proptest::collection::vec(a_step(), 1..40)) {
         let mut options = options();
@@ -1268,7 +1268,7 @@ proptest! {
     }
 }
 
-/// Without the guard neighbours could reach programs that listen on 127.0.0.1 only.
+/// The guard keeps neighbours from programs that listen on 127.0.0.1 only.
 #[test]
 fn loopback_addresses_are_routed_once_the_table_guards_them() {
     let guard = "ip daddr & 255.0.0.0 == 127.0.0.0 iifname != \"lo\" drop";
@@ -1295,7 +1295,7 @@ fn loopback_addresses_are_routed_once_the_table_guards_them() {
     node.kernel.set_sysctl("net/ipv4/conf/all/route_localnet", Some("0"));
     let drift: Vec<String> = node.full().drift.iter().map(ToString::to_string).collect();
     assert_eq!((drift.len(), localnet(&node).as_str()), (1, "1"), "{drift:?}");
-    // A table that somebody else made guards nothing; and nobody asks for it elsewhere.
+    // A foreign table guards nothing; and loopback addresses need not be routed in the other cases.
     let foreign = kernel();
     let mut transaction = Transaction::new();
     transaction.create_table(Table::new(TableKey::new(Family::Ip, "proxier").unwrap()));

@@ -144,7 +144,7 @@ fn expected(scenario: &Scenario) -> State {
     state
 }
 
-/// A deliberate difference of the list: how it changes the corpus's state into ours.
+/// A deliberate difference of the list: its function changes the corpus's state into ours.
 struct Difference {
     name: &'static str,
     apply: fn(&Scenario, &mut State),
@@ -211,7 +211,7 @@ fn keep_local(scenario: &Scenario, state: &mut State) {
         let slices = input["endpointSlices"].as_array().unwrap().iter().filter(of_service);
         let endpoints = slices.flat_map(|slice| slice["endpoints"].as_array().unwrap());
         let here = endpoints.filter(|endpoint| endpoint["nodeName"] == input["node"]["name"]);
-        // Some are names, or "None".
+        // Some entries are names, or "None".
         let parsed = |list: &Value| {
             objects::<String>(list).into_iter().filter_map(|text| text.parse().ok()).collect::<Vec<IpAddr>>()
         };
@@ -355,7 +355,7 @@ fn every_difference_shows_somewhere() {
     }
 }
 
-/// The corpus covers what it is meant to cover; a truncated corpus would pass the test above.
+/// The corpus covers all cases that it is for; a truncated corpus would pass the test above.
 #[test]
 fn the_corpus_is_varied() {
     let (mut servers, mut real_servers, mut set_entries) = (0, 0, 0);

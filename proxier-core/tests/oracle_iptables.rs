@@ -1,5 +1,5 @@
-//! Compares the rules of every scenario of the corpus (see `oracle/README.md`) with those of kube-proxy 1.28, and where
-//! packets go through them with where the reference sends them.
+//! Compares the rules of every scenario of the corpus (see `oracle/README.md`) with those of kube-proxy 1.28, and the destinations of packets with
+//! the reference's.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 mod corpus;
@@ -66,7 +66,7 @@ fn canonical(rule: &str) -> String {
     Rule::parse(rule).unwrap().canonical().to_string()
 }
 
-/// Without comments: the corpus has none, nor the rule that is nothing but a comment.
+/// Chains without comments: the corpus has none, nor the rule that is nothing but a comment.
 fn rules_of(tables: &Tables) -> Chains {
     let plain = |text: &String| {
         let rule = Rule::parse(text).unwrap();
@@ -98,7 +98,7 @@ struct Difference {
     shows_in: usize,
 }
 
-/// None of them changes where a packet goes: [`every_packet_goes_where_the_reference_sends_it`] has no exceptions.
+/// Deliberate differences. None changes the destination of a packet: [`every_packet_goes_where_the_reference_sends_it`] has no exceptions.
 const DIFFERENCES: &[Difference] = &[
     Difference {
         name: "external IPs and load balancers' addresses of a Service port are sorted; the reference has the object's order",
@@ -156,7 +156,7 @@ fn sorted(rules: &[String]) -> Vec<&String> {
     sorted
 }
 
-/// As the corpus writes it: destinations or a word, whether all are masqueraded, and if not, which.
+/// Answer in the corpus's form: destinations or a word, whether all are masqueraded, and if not, which.
 #[derive(Debug, PartialEq)]
 struct Answer {
     dest: Value,

@@ -1,5 +1,5 @@
-//! Policy by Service for endpoints: weights, forwarding methods, limits of connections and drain time by annotation; what `ipvsadm` and
-//! `ipset` would print, on a kernel in memory.
+//! Policy by Service for endpoints: weights, forwarding methods, limits of connections and drain time by annotation; the output of `ipvsadm` and
+//! `ipset`, on a kernel in memory.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,7 +29,7 @@ const BALANCER: &str = "203.0.113.81:80";
 const NODE_PORT: &str = "192.0.2.10:30080";
 const ALL: [&str; 4] = [CLUSTER_IP, EXTERNAL_IP, BALANCER, NODE_PORT];
 
-/// A Service and its slice: what of them differs from test to test.
+/// A Service and its slice: the parts that differ from test to test.
 #[derive(Clone, Debug)]
 struct Input {
     service: Value,
@@ -76,7 +76,7 @@ impl Node {
         Node::configured(config)
     }
 
-    /// With these fields of `ipvs.defaults` in the configuration.
+    /// A node with these fields of `ipvs.defaults` in the configuration.
     fn defaulting(allowed: MayAskFor, defaults: &Value) -> Self {
         let (mut config, rejected) = defaults_of(defaults);
         assert_eq!(rejected, [""; 0]);
@@ -161,7 +161,7 @@ impl Node {
     }
 }
 
-/// A configuration, and what is wrong with it.
+/// A configuration, and its rejections.
 fn defaults_of(defaults: &Value) -> (Config, Vec<String>) {
     let object = serde_json::from_value(json!({"ipvs": {"defaults": defaults}})).unwrap();
     let mut rejections = Vec::new();
@@ -197,7 +197,7 @@ fn changed_weights_are_changes_in_place() {
     }
     for (input, weights, changed) in [
         (Input::weighted("10.244.0.1=3"), [3, 1, 1], 1),
-        // One that is not there is no mistake: endpoints come and go.
+        // A weight for an endpoint that is not there is no mistake: endpoints come and go.
         (Input::weighted("10.244.0.1=3, 10.244.0.2 = 65535, 10.244.9.9=7"), [3, 65535, 1], 1),
         (Input::weighted("10.244.0.1=0"), [0, 1, 1], 2),
         (Input::annotated(json!({"proxier/zone-weights": "a=2,b=5"})), [2, 5, 1], 2),
@@ -219,7 +219,7 @@ fn changed_weights_are_changes_in_place() {
         assert_eq!(node.rejections(), [""; 0], "{input:?}");
         only_changes(&report, 4 * changed);
     }
-    // Nothing is left to do, also for a pass that reads the kernel.
+    // A pass that reads the kernel has nothing left to do.
     node.serve(&Input::weighted("10.244.0.1=3, 10.244.0.2=0"));
     node.proxier.request_full(node.now);
     let report = node.pass();
@@ -233,7 +233,7 @@ fn an_endpoint_with_weight_0_stays_and_drains_only_when_it_leaves() {
     node.run(Duration::from_secs(3600));
     weigh(&node, CLUSTER_IP, [0, 4, 1]);
     assert!(node.proxier.drains().unwrap().is_empty());
-    // Somebody deletes it; it is added again, with its weight.
+    // The real server is deleted by another program; it is added again, with its weight.
     let (key, real) = ("TCP 10.96.0.1:80".parse().unwrap(), "10.244.0.1:80".parse().unwrap());
     node.kernel.ipvs().apply(&ipvs::Operation::DeleteRealServer(key, real)).unwrap();
     node.serve(&Input::weighted("10.244.0.1=2,10.244.0.2=4"));
@@ -421,7 +421,7 @@ fn what_cannot_be_is_told() {
     let both = json!({"proxier/max-connections": "5", "proxier/min-connections": "5"});
     node.serve(&Input::annotated(both));
     assert_eq!((method(&node, BALANCER).as_str(), node.rejections().len()), ("-m -x 5", 1));
-    // What can be read counts.
+    // The readable items of an annotation count.
     let mut node = Node::new();
     node.serve(&Input::weighted("10.244.0.1=3, 10.244.0.2:80=2, fd00::1=4, 10.244.0.3=x"));
     weigh(&node, BALANCER, [3, 1, 1]);
@@ -579,7 +579,7 @@ fn the_configuration_says_what_no_annotation_says() {
     // Session affinity of the Service goes before a default time.
     node.serve(&Input { spec: json!({"sessionAffinity": "ClientIP"}), ..Input::new() });
     assert_eq!(server(&node, BALANCER), "-s rr -p 10800 -M 255.255.255.0 -b flag-1");
-    // Without the annotation the default is there again; what may not be asked for does not hide it.
+    // The default is there again without the annotation; an annotation that is not allowed does not hide it.
     node.serve(&Input::new());
     assert_eq!(server(&node, BALANCER), "-s rr -p 300 -M 255.255.255.0 -b flag-1");
     let mut strict = Node::defaulting(MayAskFor::empty(), &defaults);
@@ -681,7 +681,7 @@ fn a_trace_knows_the_policy() {
     let of_node = Packet::from_node("203.0.113.81".parse().unwrap(), format!("TCP {BALANCER}").parse().unwrap());
     let said = node.traced(Kind::Ipvs, &of_node).steps.join("\n");
     assert!(said.contains("its programs use the cluster IP"), "{said}");
-    // What other modes ignore is no part of their traces.
+    // Traces of other modes leave out policy that these modes ignore.
     let elsewhere = node.traced(Kind::Nftables, &packet(BALANCER));
     assert_eq!((elsewhere.forwarding, elsewhere.affinity_secs), (None, None));
     let Verdict::Endpoints(all) = elsewhere.verdict else { panic!("{:?}", elsewhere.verdict) };
@@ -692,18 +692,18 @@ fn a_trace_knows_the_policy() {
     let Verdict::Endpoints(all) = node.traced(Kind::Ipvs, &itself).verdict else { panic!() };
     assert!(all.iter().all(|one| !one.masqueraded), "{all:?}");
 
-    // Nobody takes connections.
+    // No endpoint takes connections.
     node.serve(&Input::annotated(json!({"proxier/zone-weights": "*=0"})));
     let nobody = node.traced(Kind::Ipvs, &packet(CLUSTER_IP));
     assert_eq!((nobody.verdict, nobody.affinity_secs), (Verdict::Rejected, None));
-    // What annotations may not decide is not traced.
+    // Annotations that are not allowed are not traced.
     let mut strict = Node::with(MayAskFor::empty());
     strict.serve(&input);
     let strict = strict.traced(Kind::Ipvs, &packet(BALANCER));
     assert_eq!((strict.forwarding, strict.affinity_secs), (None, None));
 }
 
-/// One by one, datagrams are answered only by endpoints that do so by themselves.
+/// Datagrams scheduled one by one are answered only by endpoints that do so by themselves.
 #[test]
 fn a_trace_says_what_becomes_of_answers() {
     for forwarding in [ForwardingMethod::Masquerade, ForwardingMethod::DirectRoute] {
@@ -805,7 +805,7 @@ fn inputs() -> impl Strategy<Value = Input> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever annotations and switches were there before leaves nothing behind.
+    /// Earlier annotations and switches leave nothing behind.
     #[test]
     fn any_sequence_ends_where_a_fresh_start_with_its_last_input_ends(
         inputs in proptest::collection::vec(inputs(), 1..6),

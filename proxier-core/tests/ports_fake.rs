@@ -1,4 +1,4 @@
-//! The ports' suite on the fake kernel, and what only that can do.
+//! The ports' suite on the fake kernel, and cases for parts that only the fake has.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

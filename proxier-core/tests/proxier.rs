@@ -1,4 +1,4 @@
-//! The reconciler on a kernel in memory: what it holds after a pass, and what was written for it.
+//! The reconciler on a kernel in memory: the kernel's state after a pass, and the writes of the pass.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 use std::net::Ipv4Addr;
@@ -48,7 +48,7 @@ impl World {
         self.proxier.upsert_slice(&object, self.now);
     }
 
-    /// One pass, now. Panics when none is due.
+    /// Runs one pass, now. Panics when none is due.
     fn pass(&mut self) -> Report {
         let now = self.now;
         let report = self.proxier.pass(&|| now, &mut self.kernel.ports());
@@ -197,7 +197,7 @@ fn what_vanishes_from_a_list_all_at_once_is_kept_and_what_is_deleted_goes() {
     // The input comes back.
     world.proxier.replace_objects(&services, [], world.now);
     assert!(world.run(Duration::from_secs(31)).last().is_some_and(|report| report.is_done() && report.writes() == 0));
-    // Other Services instead of these are no empty list.
+    // Other Services in place of these are not an empty list.
     let mut others = services.clone();
     for other in &mut others {
         other.spec.cluster_ip = other.spec.cluster_ip.take().map(|ip| ip.replace("10.96.0.", "10.96.7."));
@@ -214,7 +214,7 @@ fn what_vanishes_from_a_list_all_at_once_is_kept_and_what_is_deleted_goes() {
     assert_eq!(world.servers(), "");
 }
 
-/// The rules of load balancers stay as long as the virtual servers do, whatever else changes.
+/// The rules of load balancers stay as long as the virtual servers do, also when other Services change.
 #[test]
 fn what_is_kept_keeps_its_rules() {
     let mut world = World::new();
@@ -249,7 +249,7 @@ fn what_is_kept_keeps_its_rules() {
     world.proxier.delete_service(&ObjectKey::new("demo", "web"), world.now);
     assert!(world.run(Duration::from_secs(31)).iter().all(|report| report.stopped.is_some()));
     assert_eq!(world.kernel.state(), full);
-    // They come back one after the other.
+    // The Services come back one after the other.
     for service in &services {
         world.proxier.upsert_service(service, world.now);
         world.run(Duration::from_secs(3));
@@ -283,8 +283,8 @@ fn balancer(number: u8, policy: &str, range: Option<&str>) -> ServiceObject {
     .unwrap()
 }
 
-/// New Services get their rules while others are held back, and those lose none: the rules are those of a cluster that has
-/// both. The same when another process held them back.
+/// New Services get their rules while older ones are held back, and those lose none: the rules are those of a cluster that has both. The same holds
+/// if another process held them back.
 #[test]
 fn what_comes_while_something_is_kept_is_guarded_too() {
     let kinds =
@@ -317,7 +317,7 @@ fn what_comes_while_something_is_kept_is_guarded_too() {
         let report = world.run(Duration::from_secs(1)).pop().unwrap();
         assert!(report.stopped.is_some() && !report.has_failed(), "{report:#?}");
         assert_eq!(world.kernel.state().rules, expected, "kept {:?}, new {new:?}", kept[0].spec);
-        // It stays so, and nothing is written.
+        // The state stays, and nothing is written.
         let reports = world.run(Duration::from_secs(100));
         assert!(reports.iter().all(|report| report.stopped.is_some() && report.writes() == 0), "{reports:#?}");
         assert_eq!(both(&mut world), expected);
@@ -357,7 +357,7 @@ fn dns() -> Value {
     })
 }
 
-/// `Skipped` of these parts, and how many of any other kind.
+/// Parts whose steps were skipped, and number of failures of any other kind.
 fn skipped(report: &Report) -> (Vec<Part>, usize) {
     let (skipped, others): (Vec<_>, Vec<_>) =
         report.applied.failures.iter().partition(|failure| failure.error.kind() == PortErrorKind::Skipped);
@@ -367,7 +367,7 @@ fn skipped(report: &Report) -> (Vec<Part>, usize) {
     (parts, others.len())
 }
 
-/// Without its entries and its address it would count as somebody else's, and stay for ever.
+/// A virtual server without its entries and its address would count as foreign, and stay.
 #[test]
 fn a_virtual_server_that_cannot_be_deleted_keeps_what_tells_that_it_is_ours() {
     let mut world = World::new();
@@ -401,7 +401,7 @@ fn what_could_not_be_marked_as_ours_goes_with_its_service() {
     world.service(node_port());
     assert!(!world.pass().is_done());
     assert_eq!(world.servers(), "TCP 10.96.0.10:80\nTCP 192.0.2.10:30080");
-    // After this only a full pass runs: what was known before is forgotten.
+    // Only a full pass can run after this: the earlier knowledge of the kernel is forgotten.
     world.kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Unknown).item(0));
     world.proxier.delete_service(&ObjectKey::new("demo", "web"), world.now);
     assert!(!world.pass().is_done());
@@ -483,7 +483,7 @@ fn rules_are_written_without_what_the_kernel_turns_out_to_lack() {
     assert!(report.applied.lacks[0].to_string().starts_with("rules are written without match physdev"), "{report:#?}");
     let rules = world.rules(Family::V4);
     assert!(rules.contains("-j KUBE-SERVICES") && !rules.contains("physdev"), "{rules}");
-    // From now on for the other family too; once.
+    // The match is left out for the other family too, from now on; it is reported once.
     let reports = world.run(Duration::from_secs(120));
     assert!(reports.iter().all(|report| report.is_done() && report.applied.lacks.is_empty()), "{reports:#?}");
     assert!(!world.rules(Family::V6).contains("physdev"));
@@ -516,12 +516,12 @@ fn a_virtual_server_that_somebody_deleted_is_made_again_when_an_endpoint_comes()
     let report = world.pass();
     assert!(!report.full && report.is_done(), "{report:#?}");
     assert_eq!(world.servers(), "TCP 10.96.0.10:80 10.244.0.1:8080*1 10.244.0.2:8080*1 10.244.0.3:8080*1");
-    // Other changes by somebody are looked for at once.
+    // Other foreign changes are looked for at once.
     let reports = world.run(Duration::ZERO);
     assert!(reports.len() == 1 && reports[0].full && reports[0].writes() == 0, "{reports:#?}");
 }
 
-/// Somebody's virtual server at our address and port may have real servers of theirs.
+/// A foreign virtual server at our address and port may have foreign real servers.
 #[test]
 fn a_virtual_server_that_is_there_already_is_brought_to_what_is_wanted() {
     let mut world = World::new();
@@ -585,7 +585,7 @@ fn a_real_server_that_drains_and_gets_a_weight_from_somebody_loses_it_at_the_nex
     assert_eq!(world.proxier.drains().unwrap().len(), 1);
 }
 
-/// Nothing else forgets these real servers: the virtual server is neither wanted nor there to be deleted.
+/// Draining real servers are forgotten even if their virtual server is neither wanted nor there to be deleted.
 #[test]
 fn nothing_drains_where_somebody_deleted_the_virtual_server_of_a_service_that_went() {
     let mut world = World::new();
@@ -653,7 +653,7 @@ fn a_set_grows_beyond_what_it_was_made_for() {
     let reports = world.run(Duration::from_secs(31));
     assert!(reports.iter().all(|report| report.is_done() && report.writes() == 0));
 
-    // On an empty kernel the set is created large enough.
+    // The set is created large enough on an empty kernel.
     let mut world = World::new();
     world.service(guarded(70_000));
     world.proxier.start(world.now);
@@ -792,7 +792,7 @@ fn a_service_that_is_held_back_gets_new_endpoints() {
     world.run(Duration::from_secs(2));
     let line = "TCP 10.96.2.7:80 10.244.7.1:8080*1 10.244.7.2:8080*1 10.244.77.1:8080*1 10.244.77.2:8080*1";
     assert!(world.servers().contains(line), "{}", world.servers());
-    // Somebody deletes a Service that is held back: it goes at once, with the slices that are missing.
+    // A Service that is held back is deleted by an event: it goes at once, with the slices that are missing.
     world.proxier.delete_service(&ObjectKey::new("demo", "web-3"), world.now);
     world.run(Duration::from_secs(2));
     assert!(!world.servers().contains("TCP 10.96.2.3:80"), "{}", world.servers());
@@ -817,7 +817,7 @@ fn few_that_are_missing_go() {
     assert!(servers.contains("TCP 10.96.2.10:80 10.244.10.1:8080*1"), "{servers}");
 }
 
-/// The process restarts while the lists are empty: the kernel shows what was served.
+/// The process restarts while the lists are empty: the kernel shows which Services were served.
 #[test]
 fn a_restart_into_empty_lists_takes_nothing() {
     for services_are_there in [true, false] {
@@ -854,7 +854,7 @@ fn a_restart_into_empty_lists_takes_nothing() {
     assert!(!world.servers().contains("10.244."), "{}", world.servers());
 }
 
-/// Somebody holds the lock of iptables when the first load balancer with source ranges comes.
+/// The lock of iptables is held when the first load balancer with source ranges comes.
 #[test]
 fn what_cannot_be_guarded_is_not_served_and_nothing_else_waits() {
     let mut world = World::new();
@@ -915,7 +915,7 @@ fn what_the_rules_guard_already_is_served() {
     assert!(world.servers().contains("TCP 203.0.113.2:80"), "{}", world.servers());
 }
 
-/// Its entries guard a load balancer as long as it exists.
+/// The entries of a load balancer guard it as long as it exists.
 #[test]
 fn a_guarded_virtual_server_that_cannot_be_deleted_stays_guarded() {
     let mut world = World::new();
@@ -988,7 +988,7 @@ fn one_object_that_the_kernel_refuses_does_not_make_the_node_unwell() {
     assert!(world.servers().contains("10.244.0.255:8080*1"));
 }
 
-/// A kernel whose IPVS refuses everything: the node cannot serve, whatever the reason.
+/// A kernel whose IPVS refuses everything: the node cannot serve, for any reason.
 #[test]
 fn a_node_that_cannot_program_anything_is_unwell() {
     let mut world = World::new();

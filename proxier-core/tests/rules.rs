@@ -69,7 +69,7 @@ impl Host {
     }
 
     fn text(&self) -> String {
-        // Ignores counters.
+        // Rules without their counters.
         self.host.dump(self.family, Backend::NfTables).replace("[0:0] -A", "-A")
     }
 
@@ -252,7 +252,7 @@ fn jumps_in_order_stay_where_they_are() {
     line("-p tcp -j ACCEPT", 3);
     host.assert_settled(&rules, "others between");
 
-    // One of ours is gone: all of them move to the front.
+    // One of our jumps is gone: all of them move to the front.
     let mut change = iptables::Transaction::new();
     let jump = &rules.jumps().iter().find(|jump| jump.from == "INPUT" && jump.position == 2).unwrap().rule;
     change.table(TableName::FILTER).edit(iptables::Edit::Delete("INPUT".parse().unwrap(), jump.clone()));
@@ -406,7 +406,7 @@ fn load_balancers_barred_from_the_node_come_and_go() {
     assert_eq!(barred(&world), [""; 0]);
 }
 
-/// With addresses on the dummy device, this node's own packets have the address that they go to as their source.
+/// This node's own packets have their destination as their source, with addresses on the dummy device.
 #[test]
 fn the_nodes_own_traffic_is_told_by_its_source() {
     let mut world = World::new();
@@ -464,7 +464,7 @@ fn settings_of_masquerading() {
         (json!({"clusterCIDR": "10.1.0.0/16,10.2.0.0/16"}), "clusterCIDR", networks(&["10.1.0.0/16"])),
         (json!({"clusterCIDR": "10.1.0.0/16,"}), "clusterCIDR", networks(&["10.1.0.0/16"])),
         (json!({"detectLocalMode": "Cluster"}), "detectLocalMode", LocalTraffic::default()),
-        // Not the cluster's CIDR instead: kube-proxy does not fall back either.
+        // The cluster's CIDR does not replace it: kube-proxy does not fall back either.
         (
             json!({"detectLocalMode": "BridgeInterface", "clusterCIDR": "10.1.0.0/16"}),
             "detectLocal.bridgeInterface",
@@ -546,7 +546,7 @@ const NAMES: [&str; 13] = [
     "a-name-that-is-longer-than-iptables-takes",
 ];
 
-/// Rules that could stand in a dump, of ours and of others.
+/// Own and foreign rules as in a dump.
 fn rule_line() -> impl Strategy<Value = String> {
     let chain = prop::sample::select(NAMES.to_vec());
     let comment = prop::sample::select(vec![
@@ -576,7 +576,7 @@ fn table(name: &'static str) -> impl Strategy<Value = String> {
     })
 }
 
-/// Whether a line of restore text is about ours alone.
+/// Whether a line of restore text is about own chains and jumps only.
 fn is_ours(table: &str, line: &str) -> bool {
     let mut ours = CHAINS.iter().find(|(name, _)| *name == table).unwrap().1.to_vec();
     if table == "nat" {
@@ -601,7 +601,7 @@ static RULES: OnceLock<Rules> = OnceLock::new();
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever the kernel has, what is written names our chains, and in built-in chains only jumps to them.
+    /// Written lines name own chains, and in built-in chains only jumps to them, for any state of the kernel.
     #[test]
     fn nothing_else_is_ever_written(nat in table("nat"), filter in table("filter"), mangle in table("mangle")) {
         let dump = Dump::parse(format!("{nat}{filter}{mangle}"));

@@ -1,4 +1,4 @@
-//! What the safeguard holds back although the input says so, and what it lets through.
+//! Deletions that the safeguard holds back although the input asks for them, and those that it lets through.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 #![allow(clippy::needless_pass_by_value, reason = "json!(…) as an argument reads better than &json!(…)")]
 
@@ -69,7 +69,7 @@ fn keys_of(number: u8) -> Vec<FrontendKey> {
     texts.iter().map(|text| text.parse().unwrap()).collect()
 }
 
-/// A full pass as the reconciler makes it: what the safeguard stops is held back, the rest is done.
+/// Runs a full pass as the reconciler does: changes that the safeguard stops are held back, the rest is done.
 fn pass(safeguard: &mut Safeguard, world: &World, observed: &mut Observed, now: Moment) -> Option<Stopped> {
     let mut changes = diff(&world.wanted, observed, &world.config);
     let stopped = safeguard.check(losing(&changes, observed), observed, &world.store, world.wanted.desired(), now);
@@ -97,7 +97,7 @@ fn an_empty_list_stops_and_the_rest_goes_on() {
         "{stopped}"
     );
     assert_eq!(stopped.held().count(), 30);
-    // The kernel is unchanged: real servers, addresses, entries with source ranges, hairpin; and all is recognised as ours.
+    // The kernel is unchanged: real servers, addresses, entries with source ranges, hairpin; and all is recognised as own.
     assert_eq!(observed, before);
 
     // A new Service is served meanwhile.
@@ -123,7 +123,7 @@ fn an_input_that_stays_is_believed() {
     for at in [100, 200, 399] {
         assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(at)).unwrap().until, Some(secs(400)));
     }
-    // What goes missing later waits its own time.
+    // A Service that goes missing later waits its own time.
     assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(400)), None);
     assert!(in_step(&world, &observed));
 
@@ -148,7 +148,7 @@ fn a_confirmation_is_for_what_is_held_then() {
     assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(1)), None);
     remove(&mut world, 13..=20);
     assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(2)).unwrap().would_lose, 24);
-    // One that was wanted again since is not confirmed any more.
+    // A Service that was wanted again since is not confirmed any more.
     assert_eq!(safeguard.confirm(), 24);
     for number in 13..=20 {
         add(&mut world, number);
@@ -174,7 +174,7 @@ fn announced_deletions_go_through() {
     assert!(pass(&mut safeguard, &world, &mut observed, secs(2)).is_some());
 }
 
-/// One after the other, as a person deletes them.
+/// A person deletes them one after the other.
 #[test]
 fn deletions_pass_by_pass_go_through() {
     let (mut world, mut observed) = cluster(30);
@@ -209,7 +209,7 @@ fn the_share_and_the_number_both_count() {
     }
 }
 
-/// Virtual servers that lose even all their endpoints are not held back: the addresses may soon be others'.
+/// Virtual servers that lose even all their endpoints are not held back: other pods may soon have the addresses.
 #[test]
 fn virtual_servers_without_endpoints_are_not_held() {
     let (mut world, mut observed) = cluster(20);
@@ -221,7 +221,7 @@ fn virtual_servers_without_endpoints_are_not_held() {
     assert!(observed.virtual_servers.values().all(|server| server.real_servers.is_empty()));
 }
 
-/// A pass for changes neither ends a stop nor deletes what goes missing later.
+/// A pass for changes neither ends a stop nor deletes a Service that goes missing later.
 #[test]
 fn small_passes_do_not_nibble() {
     let (mut world, mut observed) = cluster(20);
@@ -263,7 +263,7 @@ fn a_list_that_comes_back_in_parts_is_waited_for() {
         assert_eq!(stopped.held().count(), 60 - 3 * usize::from(number));
         assert_eq!(observed, before, "{number}");
     }
-    // One that is deleted meanwhile goes, since it is few.
+    // A single Service that is deleted meanwhile goes, since it is few.
     remove(&mut world, [1]);
     assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(30)).unwrap().held().count(), 3);
     assert!(observed.serves(&keys_of(1)[0]).is_none());
@@ -275,8 +275,8 @@ fn a_list_that_comes_back_in_parts_is_waited_for() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Services come and go in bulk. Nothing wanted is held back; nothing held back lacks what it needs; everything wanted
-    /// is served in every pass; and after the patience the kernel is as wanted.
+    /// Services come and go in bulk. Nothing wanted is held back; every held Service keeps all that it needs; everything wanted is served in every
+    /// pass; and after the patience the kernel is as wanted.
     #[test]
     fn what_is_held_is_whole_and_nothing_else_is_held(
         steps in prop::collection::vec((prop::collection::btree_set(1..30_u8, 0..25), any::<bool>(), 0..200_u64), 1..8),
@@ -305,7 +305,7 @@ proptest! {
                 prop_assert_eq!(&server.real_servers, &frontend.real_servers);
             }
             prop_assert_eq!(observed.virtual_servers.len(), world.wanted.servers().count() + held.len());
-            // Only what is held back is left to do, and no wanted entry or address is missing.
+            // Only held deletions are left to do, and no wanted entry or address is missing.
             let rest = diff(&world.wanted, &observed, &world.config);
             prop_assert_eq!(rest.virtual_servers.into_keys().collect::<BTreeSet<_>>(), held.clone());
             prop_assert!(rest.add_entries.is_empty() && rest.add_addresses.is_empty());
@@ -318,9 +318,8 @@ proptest! {
         prop_assert!(in_step(&world, &observed));
     }
 
-    /// Interfaces get and lose Services' addresses while Services come and go. An address that another interface has is
-    /// served, never bound then, and never unbound while a Service wants it; comparing only what changed gives the same as
-    /// comparing everything.
+    /// Interfaces get and lose Services' addresses while Services come and go. An address that another interface has is served, never bound then, and
+    /// never unbound while a Service wants it; comparing only changes gives the same as comparing everything.
     #[test]
     fn an_address_of_another_interface_is_left_alone(
         steps in prop::collection::vec((1..4_u8, 0..4_u8), 1..40),
@@ -347,7 +346,7 @@ proptest! {
             let frontends = world.wanted.desired().frontends();
             let wanted: BTreeSet<IpAddr> = frontends.map(|frontend| frontend.key.address).collect();
             let unbound: Vec<_> = changes.delete_addresses.intersection(&wanted).collect();
-            // A node port is served on an address while the node has it, whoever else had it.
+            // A node port is served on an address while the node has it, also after another interface had it.
             prop_assert!(unbound.iter().all(|address| !world.wanted.has_address(**address)
                 && !world.wanted.is_elsewhere(**address)));
             observed.apply(&changes);
@@ -369,7 +368,7 @@ fn an_address_that_moves_in_and_out_stays_bound() {
     let changed = world.refresh_all();
     let changes = diff_changed(&world.wanted, &observed, &changed, &world.config);
     assert_eq!((changes.add_addresses.len(), changes.delete_addresses.len()), (0, 0));
-    // But its other ports are open again: programs on the node may use the address that it has.
+    // The address's other ports are open again: programs on the node may use it.
     let gone: Vec<_> = changes
         .delete_entries
         .iter()
@@ -391,7 +390,7 @@ fn an_address_that_moves_in_and_out_stays_bound() {
     assert!(changes.delete_addresses.contains(&vip));
 }
 
-/// Even a cluster IP: bound, it would be in KUBE-IPVS-IPS, and every other port of the node's own address closed.
+/// The node's own address is never bound, even for a cluster IP: it would be in KUBE-IPVS-IPS, and its every other port closed.
 #[test]
 fn the_nodes_own_address_is_served_but_never_bound() {
     let mut world = World::new();
@@ -471,7 +470,7 @@ fn what_is_allowed_is_served() {
     assert!(has(&world, "TCP 192.168.0.10:10250"));
 }
 
-/// Pods reach the API server by its own Service, whatever a caller reserves.
+/// Pods reach the API server by its own Service, even if a caller reserves the address.
 #[test]
 fn the_cluster_ip_of_the_api_server_is_never_refused() {
     let mut world = World::new();

@@ -1,4 +1,4 @@
-//! Every scenario in `scenarios/`: what Services mean, in the output of the usual tools. See `scenarios/README.md`.
+//! Every scenario in `scenarios/`: the meaning of Services, in the output of the usual tools. See `scenarios/README.md`.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 #[allow(dead_code, reason = "the real kernel is the other test's")]
@@ -51,7 +51,7 @@ groups! {
     traffic_policy = "traffic-policy",
 }
 
-/// Through the pure functions, and through the reconciler on a kernel in memory.
+/// Runs a group through the pure functions, and through the reconciler on a kernel in memory.
 fn run(group: &str) {
     runner::run_group(group, |scenario| {
         let values =

@@ -1,5 +1,4 @@
-//! What Services mean, case by case: where the corpus has no scenario, or where this crate differs from kube-proxy
-//! 1.28.
+//! Meaning of Services, case by case: cases for which the corpus has no scenario, or in which this crate differs from kube-proxy 1.28.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(clippy::needless_pass_by_value, reason = "json!(…) as an argument reads better than &json!(…)")]
 
@@ -146,7 +145,7 @@ fn an_impossible_field_stops_nothing_else() {
     assert_eq!(world.rejected(ObjectKind::EndpointSlice, "web-1"), expected);
     assert_eq!(world.servers(WEB), ["10.244.0.5:8080"]);
 
-    // Nothing remains of what is gone.
+    // Nothing remains of the deleted objects.
     world.delete_service("web");
     world.store.delete_slice(&ObjectKey::new("demo", "web-1"));
     assert_eq!(world.store.rejections().count(), 0);
@@ -206,7 +205,7 @@ fn stopping_endpoints_are_the_last_resort() {
     assert_eq!(world.servers(WEB), ["10.244.1.1:8080", "10.244.1.2:8080"]);
 }
 
-/// With kube-proxy 1.28 the winner depends on the order of a map.
+/// The winner depends on the order of a map with kube-proxy 1.28.
 #[test]
 fn an_endpoint_in_two_slices_counts_once_and_as_it_runs() {
     for (stopped, runs) in [("a", "b"), ("b", "a")] {
@@ -216,7 +215,7 @@ fn an_endpoint_in_two_slices_counts_once_and_as_it_runs() {
         assert_eq!(world.servers(WEB), ["10.244.1.2:8080"]);
         world.slice(runs, "web", json!([endpoint("10.244.1.1", "node-b")]));
         assert_eq!(world.servers(WEB), ["10.244.1.1:8080", "10.244.1.2:8080"]);
-        // One that is not ready yet in one slice, and ready in the other.
+        // The endpoint is not ready yet in one slice, and ready in the other.
         let starting = json!({"addresses": ["10.244.1.1"], "nodeName": "node-b", "conditions": {"ready": false, "serving": false}});
         world.slice(stopped, "web", json!([starting, endpoint("10.244.1.2", "node-b")]));
         assert_eq!(world.servers(WEB), ["10.244.1.1:8080", "10.244.1.2:8080"]);
@@ -331,7 +330,7 @@ fn source_ranges() {
     world.service("web", balanced(json!(["10.0.0.0/8", "0.0.0.0/0", "2001:db8:9::/64"])));
     assert_eq!(world.set(SetKind::LoadBalancerFirewall), ["2001:db8:f::1,tcp:80"]);
 
-    // A restriction that cannot be read lets nobody in.
+    // A range that cannot be read lets no client in.
     world.service("web", balanced(json!(["10.0.0.0-10.0.0.9"])));
     assert_eq!(world.set(SetKind::LoadBalancerFirewall).len(), 2);
     assert_eq!(world.set(SetKind::LoadBalancerSourceCidr), [""; 0]);
@@ -402,7 +401,7 @@ fn where_node_ports_are_asked_for() {
     ] {
         assert_eq!(served(asked, "0.0.0.0"), expected, "{asked:?}");
     }
-    // The node's primary address is the configured one, if it is one that others reach.
+    // The node's primary address is the configured one, if other hosts can reach it.
     for (bound, expected) in [
         ("", [first, first_v6]),
         ("0.0.0.0", [first, first_v6]),
@@ -567,7 +566,7 @@ fn health_checks_count_each_family_by_itself() {
     );
     let changed = world.slice("v4-2", "web", json!([endpoint("10.244.0.7", "node-a")]));
     assert_eq!(Vec::from_iter(changed.health_checks), [key]);
-    // The host loses its IPv6 address: nobody can ask there any more.
+    // The host loses its IPv6 address: there is no address for IPv6 clients any more.
     world.host.interfaces.insert("eth0".to_owned(), vec!["192.168.0.10".parse().unwrap()]);
     world.refresh_all();
     assert_eq!(world.set(SetKind::HealthCheckNodePort), ["30001"]);
@@ -679,7 +678,7 @@ fn names_are_kept_once() {
             for slice in world.store.slices_of(&service.key) {
                 assert!(Arc::ptr_eq(&slice.service.name, &service.key.name), "{} {}", slice.key, service.key);
                 assert!(Arc::ptr_eq(&slice.key.namespace, &first.namespace), "{}", slice.key);
-                // One by the slice itself, one by the map that finds its Service.
+                // The slice itself holds one, and the map that finds its Service holds one.
                 assert_eq!(Arc::strong_count(&slice.key.name), 2);
             }
         }

@@ -1,5 +1,5 @@
-//! What a trace says of every flow of the corpora (see `oracle/README.md`, `oracle36/README.md`), in every mode, against what the reference says. The modes'
-//! own tests send the same flows as packets: `kernel_flows_*.rs`.
+//! Traces of every flow of the corpora (see `oracle/README.md`, `oracle36/README.md`), in every mode, compared with the reference. The modes' own
+//! tests send the same flows as packets: `kernel_flows_*.rs`.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 mod corpus;
@@ -90,7 +90,7 @@ impl Flow {
     }
 }
 
-/// As the corpus writes it: destinations or a word, and which of them are masqueraded.
+/// Answer in the corpus's form: destinations or a word, and which of them are masqueraded.
 #[derive(Debug, PartialEq)]
 struct Answer {
     dest: Value,
@@ -133,7 +133,7 @@ impl Answer {
     }
 }
 
-/// What differs, and how a mode explains it.
+/// A difference, with all that a mode needs to explain it.
 struct Difference<'a> {
     world: &'a World,
     flow: &'a Flow,
@@ -154,7 +154,7 @@ impl Difference<'_> {
         self.flow.is("via", "externalIP") || self.flow.is("via", "loadBalancerIP")
     }
 
-    /// All modes but iptables mode: from the node to an address elsewhere that nobody serves.
+    /// Whether the node sends to an address elsewhere that no Service serves; all modes but iptables mode refuse that.
     fn refuses_the_node(&self) -> bool {
         self.goes("none", "REJECT")
             && self.is_external()
@@ -273,7 +273,7 @@ fn differences(mode: Kind, explain: Explain) -> BTreeMap<&'static str, usize> {
     differences_of(corpus(), include_bytes!("oracle/iptables-corpus.jsonl.gz"), 22_748, mode, explain)
 }
 
-/// The same for the iptables mode of 1.36.
+/// Traces all flows of the iptables mode of 1.36 in a mode; returns how many differ, by name.
 fn differences_to_36(mode: Kind, explain: Explain) -> BTreeMap<&'static str, usize> {
     differences_of(corpus_36(), include_bytes!("oracle36/K.ipt.flows.jsonl.gz"), 27_689, mode, explain)
 }
@@ -298,7 +298,7 @@ fn differences_of(
             let flow = Flow::new(value);
             let traced = world.trace(mode, &flow);
             let (mut ours, theirs) = (Answer::ours(&traced.verdict), Answer::theirs(value));
-            // Nobody sees that the node's own address became the node's address.
+            // The node's own address became the node's address, which makes no difference.
             if flow.is_nodes() && value["wire"] == json!([flow.source]) {
                 ours.masqueraded.clone_from(&theirs.masqueraded);
             }
@@ -409,7 +409,7 @@ fn one_frontend(object: &ConfigObject) -> (FrontendKey, Store, NodeFacts, Desire
     (web, store, facts, desired)
 }
 
-/// What the corpus lacks: pods told by the device that their packets come in by, and ports that no Service has.
+/// Cases that the corpus lacks: pods told by the device that their packets come in by, and ports that no Service has.
 #[test]
 fn devices_and_ports_of_nobody() {
     let mode = Some("InterfaceNamePrefix".to_owned());
@@ -475,7 +475,7 @@ fn node_ports_are_those_of_this_node() {
     }
 }
 
-/// Under policy `Local`, pods may go anywhere; an endpoint on a third node answers a pod of another node past this one.
+/// Pods may go anywhere under policy `Local`; an endpoint on a third node answers a pod of another node past this one.
 #[test]
 fn pods_of_other_nodes() {
     let mut config = Config::default();
@@ -516,7 +516,7 @@ fn pods_of_other_nodes() {
     }
 }
 
-/// Pods on a bridge: what comes in by it is theirs, and nothing else.
+/// Pods on a bridge: exactly the packets that come in by it are theirs.
 #[test]
 fn pods_of_a_bridge() {
     let mode = Some("BridgeInterface".to_owned());
@@ -530,7 +530,8 @@ fn pods_of_a_bridge() {
     }
 }
 
-/// With `ipvs.binding: routes`, what no Service serves in a network of Services is refused, though no Service has the address.
+/// Packets to addresses and ports without a Service in a network of Services are refused with `ipvs.binding: routes`, though no Service has the
+/// address.
 #[test]
 fn networks_of_services_are_closed() {
     let mut config = Config::default();
@@ -596,7 +597,7 @@ fn datagrams_alone_are_scheduled_one_by_one() {
     assert_eq!(says, [true, false]);
 }
 
-/// At loopback addresses, where they are named and the mode can.
+/// Node ports at loopback addresses, if these are named and the mode can serve them.
 #[test]
 fn node_ports_on_localhost() {
     let mut config = Config::default();

@@ -1,5 +1,5 @@
-//! Two proxies in one network namespace, with different names, on a kernel in memory: each has what it would have alone, and
-//! neither touches the other.
+//! Two proxies in one network namespace, with different names, on a kernel in memory: each has the same objects as alone, and neither touches the
+//! other.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -36,7 +36,7 @@ fn ours() -> KernelNames {
     names
 }
 
-/// An agent's.
+/// An agent's names.
 fn agents() -> KernelNames {
     let mut names = KernelNames::default();
     (names.device, names.prefix) = (device("agent0"), NamePrefix::new("AGENT-").unwrap());
@@ -61,7 +61,7 @@ struct Proxy {
     config: Config,
     mode: Kind,
     proxier: Reconciler,
-    /// Tells its Services from the other's.
+    /// Number in the addresses and ports of its Services, different from the other proxy's.
     number: u16,
     now: Duration,
 }
@@ -136,13 +136,13 @@ impl Proxy {
     }
 }
 
-/// What was written. Finding flows to forget counts as a write, though there may be none.
+/// Number of writes. Finding flows to forget would count as one, though there may be none, so it is left out.
 fn writes(kernel: &FakeKernel) -> u64 {
     let writes = kernel.writes();
     writes.total() - writes.conntrack
 }
 
-/// What the kernel holds, in lines; a line of rules with its table. Parts that a fresh kernel has are left out.
+/// State of the kernel in lines; a line of rules with its table. Parts that a fresh kernel has are left out.
 fn held(state: &KernelState) -> BTreeSet<String> {
     let mut lines = BTreeSet::new();
     lines.extend(state.ipvs.lines().map(|line| line.trim_end().to_owned()));
@@ -168,7 +168,7 @@ fn held(state: &KernelState) -> BTreeSet<String> {
     lines
 }
 
-/// What a proxy has when it is alone.
+/// State of a kernel with one proxy alone.
 fn alone(names: KernelNames, mode: Kind, number: u16) -> BTreeSet<String> {
     let kernel = kernel();
     Proxy::new(&kernel, names, mode, number).settle();
@@ -204,7 +204,7 @@ fn each_has_what_it_would_have_alone(one_mode: Kind, other_mode: Kind) {
             other.settle();
         }
         same(&kernel, &union(&one_alone, &other_alone));
-        // Nothing is left to do, and each sees the other's as somebody else's.
+        // No work is left, and each proxy sees the other's virtual servers as foreign.
         for _ in 0..2 {
             let before = writes(&kernel);
             let (first, second) = (one.settle(), other.settle());
@@ -214,7 +214,7 @@ fn each_has_what_it_would_have_alone(one_mode: Kind, other_mode: Kind) {
             }
         }
 
-        // A change of one is none for the other.
+        // A change of one proxy's Services does not concern the other.
         one.serve(3, &["10.244.0.4"]);
         one.settle();
         one.delete(3);
@@ -222,13 +222,13 @@ fn each_has_what_it_would_have_alone(one_mode: Kind, other_mode: Kind) {
         other.settle();
         same(&kernel, &union(&one_alone, &other_alone));
 
-        // Another process of the one, while the other runs.
+        // Another process of one proxy starts, while the other runs.
         let mut one = Proxy::new(&kernel, ours(), one_mode, 1);
         let before = writes(&kernel);
         one.settle();
         assert_eq!(writes(&kernel), before);
 
-        // A cleanup of either leaves the other.
+        // A cleanup of either proxy leaves the other's objects.
         let (first, second, left) =
             if reversed { (&mut one, &mut other, &other_alone) } else { (&mut other, &mut one, &one_alone) };
         let cleaned = first.clean();
@@ -259,7 +259,7 @@ fn of_different_modes() {
     each_has_what_it_would_have_alone(Kind::Nftables, Kind::Ipvs);
 }
 
-/// With other names, everything is the same but for the names.
+/// A proxy with other names has the same objects but for the names.
 #[test]
 fn names_are_all_that_differs() {
     let renamed: BTreeSet<String> = alone(agents(), Kind::Ipvs, 1)
@@ -277,7 +277,7 @@ fn names_are_all_that_differs() {
     assert_eq!(renamed.len(), usual.len());
 }
 
-/// A device that is no dummy device is never emptied, nor do its addresses make virtual servers ours.
+/// A device that is no dummy device is never emptied, nor do its addresses make virtual servers own.
 #[test]
 fn a_device_of_another_kind_is_left_alone() {
     let mut kernel = kernel();

@@ -1,4 +1,4 @@
-//! Which UDP flows are forgotten after which change.
+//! UDP flows to forget after each kind of change.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 #![allow(clippy::needless_pass_by_value, reason = "json!(…) as an argument reads better than &json!(…)")]
 
@@ -45,7 +45,7 @@ fn endpoints(world: &mut World, numbers: &[u8]) {
     }));
 }
 
-/// The flows to forget on the way from what the kernel holds to what is wanted; `observed` is updated.
+/// Flows to forget on the way from the kernel's state to the wanted one; updates `observed`.
 fn step(world: &World, observed: &mut Observed, drains: &Drains) -> UdpServices {
     let changes = diff(&world.wanted, observed, &world.config);
     observed.apply(&changes);
@@ -97,7 +97,7 @@ fn another_scheduler() {
     assert_eq!(step(&world, &mut observed, &drains), UdpServices::new());
 }
 
-/// Where UDP drains too, draining endpoints go on answering: before and after they are known to drain.
+/// Draining endpoints go on answering if UDP drains too: before and after they are known to drain.
 #[test]
 fn draining_endpoints_answer() {
     let (mut world, mut observed) = (World::new(), Observed::new());
@@ -118,7 +118,7 @@ fn draining_endpoints_answer() {
     assert_eq!(udp::all(&world.wanted, &drains), place("10.96.0.10:53", &[1, 2]));
 
     endpoints(&mut world, &[3]);
-    // It drains in the kernel as well; somebody deleted endpoint 2; so 3 is the first one.
+    // Endpoint 1 drains in the kernel as well; endpoint 2 was deleted by another program; so 3 is the first one.
     let draining = RealServer::new(one).with_weight(Weight::DRAIN);
     let server = ipvs::VirtualServer { key, config: observed.virtual_servers[&key].config };
     observed.insert(&server, [draining]);
@@ -136,8 +136,8 @@ fn draining_endpoints_answer() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// From any state to any other: of the flows that could exist, exactly those that no endpoint may answer are forgotten,
-    /// and only addresses and ports with such flows are named.
+    /// Exactly the flows that no endpoint may answer are forgotten, from any state to any other, and only addresses and ports with such flows are
+    /// named.
     #[test]
     fn no_stale_flow_is_missed(before in universe::events(), after in universe::events()) {
         let reach = |events: &[universe::Event]| {

@@ -1,4 +1,4 @@
-//! Userspace mode on a kernel in memory: what it listens on, what it makes local, strangers, restarts.
+//! Userspace mode on a kernel in memory: its listeners, its local addresses, foreign objects, restarts.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 mod node;
@@ -38,7 +38,7 @@ fn networks(texts: &[&str]) -> BTreeSet<Network> {
 }
 
 impl Node {
-    /// Where is listened, and how many endpoints outsiders and insiders get.
+    /// Listeners, each with the number of endpoints for clients outside and for those inside.
     fn listeners(&self) -> Vec<String> {
         let listeners = self.kernel.listeners();
         listeners.values().map(|of| format!("{} {} {}", of.key, of.outside.len(), of.inside.len())).collect()
@@ -116,7 +116,7 @@ fn policies_decide_who_gets_which_endpoints() {
     assert!(!listeners[&key("TCP 10.96.0.3:80")].has_endpoints);
 }
 
-/// What is reported of endpoints that get nothing.
+/// Reports about endpoints that get nothing.
 fn left_out(report: &Report) -> Vec<String> {
     report.refused.iter().filter(|of| of.endpoint.is_some()).map(ToString::to_string).collect()
 }
@@ -128,7 +128,7 @@ fn endpoints_on_which_this_process_listens_are_reported() {
     let because = |owner: &str| {
         format!("this process listens there itself, for demo/{owner}: connections would come back for ever")
     };
-    // Its own address.
+    // The endpoint is the Service's own address.
     node.service("web", at("10.96.0.1"));
     node.slice("web", &["10.244.1.7", "10.96.0.1"]);
     let own = format!("TCP 10.96.0.1:8080 of demo/web is not served by endpoint 10.96.0.1:8080: {}", because("web"));
@@ -142,7 +142,7 @@ fn endpoints_on_which_this_process_listens_are_reported() {
     node.slice("web", &["10.96.0.1"]);
     node.settles();
     assert_eq!(verdict(&node), Verdict::Rejected, "its connection is reset");
-    // That of another Service, which is not there yet, and back by an external IP.
+    // The endpoint is the address of another Service, which is not there yet, and leads back by an external IP.
     node.service("one", at("10.96.0.2"));
     node.slice("one", &["10.96.0.3"]);
     let report = node.settles();
@@ -164,7 +164,7 @@ fn endpoints_on_which_this_process_listens_are_reported() {
     assert_eq!(left_out(&node.full()), [&own, &there, &back[0], &back[1]].map(String::as_str));
     let listed: Vec<String> = node.proxier.refused().map(|refused| refused.to_string()).collect();
     assert_eq!(listed, left_out(&node.full()), "for `explain` too");
-    // By a node port, on any address of the node.
+    // The endpoint is a node port, on any address of the node.
     let node_port = json!({
         "type": "NodePort", "clusterIP": "10.96.0.4", "ports": [{"name": "p", "port": 80, "nodePort": 8080}],
     });
@@ -172,7 +172,7 @@ fn endpoints_on_which_this_process_listens_are_reported() {
     node.slice("port", &["192.0.2.10"]);
     let by_port = ["10.96.0.4:80", "192.0.2.10:8080"].map(|key| of(key, "port", "192.0.2.10:8080", "port"));
     assert_eq!(left_out(&node.settles()), by_port);
-    // The other protocol, and the other port.
+    // The endpoint has the other protocol, or the other port.
     node.service("u", json!({"clusterIP": "10.96.0.5", "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]}));
     node.slice("u", &["10.96.0.2", "10.96.0.5"]);
     let udp = of("10.96.0.5:53", "u", "10.96.0.5:53", "u").replace("TCP", "UDP");
@@ -198,7 +198,7 @@ fn a_listener_without_a_descriptor_fails_alone_and_comes_back() {
     assert_eq!(node.listeners(), ["TCP 10.96.0.1:80 0 0", "TCP 10.96.0.2:80 0 0"]);
 }
 
-/// Listeners whose endpoints are told the client, and what was left out of the Service.
+/// Listeners that send their endpoints the client's address, and rejected fields of the Service.
 fn told(node: &Node) -> (Vec<String>, Vec<String>) {
     let listeners = node.kernel.listeners();
     let told = listeners.values().filter(|of| of.proxy_protocol).map(|of| of.key.to_string()).collect();
@@ -445,7 +445,7 @@ fn a_new_process_listens_anew_and_deletes_routes_nobody_wants() {
     let cleaned = userspace::cleanup(&mut node.kernel.ports());
     assert!(cleaned.is_done(), "{cleaned:#?}");
     assert_eq!(node.routes(), networks(&[]));
-    // Somebody else deletes a route: a full pass finds it.
+    // A route is deleted by another program: a full pass finds it.
     let report = node.full();
     assert_eq!(
         report.drift.iter().map(ToString::to_string).collect::<Vec<_>>(),

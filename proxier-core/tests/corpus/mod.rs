@@ -24,7 +24,7 @@ pub(crate) fn corpus() -> Vec<Scenario> {
     values.into_iter().map(|value| scenario(value, false)).collect()
 }
 
-/// The scenarios of 1.36, with what its IPVS mode makes of them in the form of those of 1.28.
+/// Scenarios of 1.36, with the results of its IPVS mode in the form of those of 1.28.
 pub(crate) fn corpus_36() -> Vec<Scenario> {
     let mut expected: BTreeMap<String, Vec<Value>> = BTreeMap::new();
     for line in lines(include_bytes!("../oracle36/ipvs.K.jsonl.gz")) {
@@ -57,8 +57,8 @@ fn scenario(value: Value, is_36: bool) -> Scenario {
     Scenario { is_36, id: value["id"].as_str().unwrap().to_owned(), value, families }
 }
 
-/// The rules of kube-proxy's chains by table and chain, without comments, from a text of iptables-save. The jumps from others' chains, whose
-/// comments have no quotes, are left out.
+/// Rules of kube-proxy's chains by table and chain, without comments, from a text of iptables-save. Jumps from foreign chains, whose comments have no
+/// quotes, are left out.
 fn chains(text: &str) -> Value {
     let mut tables = json!({});
     let mut table = "";

@@ -1,4 +1,4 @@
-//! Where this project differs from kube-proxy on purpose: one list. Tests hold to it, and the table of `examples/differences.md` is made of it.
+//! List of the differences from kube-proxy that are meant. Tests hold to it, and the table of `examples/differences.md` is made of it.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 #![allow(clippy::disallowed_methods, reason = "a test is looked for in its file")]
@@ -30,9 +30,9 @@ pub(crate) struct Named {
     /// The behaviour here. This is its name in tests.
     pub(crate) what: &'static str,
     pub(crate) why: &'static str,
-    /// Against which references it shows in scenarios. With all of them, it has to show against each.
+    /// References against which it shows in scenarios: it has to show against each of them.
     pub(crate) shows: &'static [(Mode, Reference)],
-    /// Where no scenario shows it: the modes, and the test that does, by its file and name.
+    /// The modes, and the file and name of the test, for a difference that no scenario shows.
     pub(crate) tested: Option<(&'static [Mode], &'static str, &'static str)>,
 }
 
@@ -150,7 +150,7 @@ pub(crate) const DIFFERENCES: &[Named] = &[
         &[(Ipvs, Iptables28), (Ipvs, Iptables36), (Nftables, Iptables28)],
     ),
     shown("endpoints see the node's address", "connections end in this process", &[(Userspace, Iptables28)]),
-    // Who gets what.
+    // Choice of endpoints.
     shown(
         "sh and mh send one source to one endpoint",
         "that is what the scheduler is asked for",
@@ -161,7 +161,7 @@ pub(crate) const DIFFERENCES: &[Named] = &[
         "a round-robin scheduler, and clients in the same order again and again",
         &[(Ipvs, Iptables28), (Ipvs, Iptables36), (Userspace, Iptables28)],
     ),
-    // What userspace mode is.
+    // Limits of userspace mode.
     shown(
         "SCTP is not served",
         "connections end in this process, and SCTP's have several addresses",
@@ -232,7 +232,7 @@ pub(crate) const DIFFERENCES: &[Named] = &[
         "kernel_invalid.rs",
         "nftables_mode_drops_them",
     ),
-    // Addresses of nobody.
+    // Addresses that no Service has.
     tested(
         "addresses in the networks of cluster IPs that no Service has are left alone",
         "somebody else may route them; kube-proxy's nftables mode drops what goes there",
@@ -245,7 +245,7 @@ pub(crate) const DIFFERENCES: &[Named] = &[
 /// The difference of this name.
 ///
 /// # Panics
-/// When there is none.
+/// The list has none of this name.
 pub(crate) fn named(what: &str) -> &'static Named {
     DIFFERENCES
         .iter()
@@ -253,10 +253,11 @@ pub(crate) fn named(what: &str) -> &'static Named {
         .unwrap_or_else(|| panic!("{what}: not in the list of differences"))
 }
 
-/// Checks what a run has shown against the list: what is not there, and, if the run was of everything, what no scenario needs any more.
+/// Checks the differences that a run has shown against the list: each has to be there; and, if the run was of everything, each of the list has to
+/// show.
 ///
 /// # Panics
-/// When the list says something else.
+/// The run and the list disagree.
 pub(crate) fn check<'a>(mode: Mode, reference: Reference, shown: impl IntoIterator<Item = &'a str>, is_all: bool) {
     let shown: Vec<&str> = shown.into_iter().collect();
     let of_this = |named: &Named| named.shows.contains(&(mode, reference));
@@ -306,7 +307,7 @@ pub(crate) fn table() -> String {
     text
 }
 
-/// Where the tests of the list are.
+/// Whether a file has this test.
 pub(crate) fn has_test(file: &str, test: &str) -> bool {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(file);
     std::fs::read_to_string(path).is_ok_and(|text| text.contains(&format!("#[test]\nfn {test}()")))

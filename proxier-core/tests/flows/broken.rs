@@ -33,7 +33,7 @@ pub(crate) const BREAKS: &[Break] = &[
         change: |rules| retain(rules, "KUBE-POSTROUTING", |rule| !rule.contains("! --mark")),
         shows: |flow| match flow.dest {
             Destination::Endpoints(_) => flow.endpoints().iter().any(|endpoint| !flow.masquerades(endpoint)),
-            // What others send to the node itself does not come to this chain.
+            // Packets of other hosts to the node itself do not come to this chain.
             Destination::Verdict(verdict) => {
                 verdict == Verdict::LeftAlone && (flow.via != "nodePort" || flow.is_nodes())
             }
@@ -110,7 +110,7 @@ const SCENARIOS: usize = 2;
 /// Makes each mistake in some scenarios where it shows.
 ///
 /// # Panics
-/// When other flows are reported than those in which it shows.
+/// Other flows are reported than those in which the mistake shows.
 pub(crate) fn are_all_noticed(backend: Backend) {
     // Not only the first ones, which are alike.
     let scenarios: Vec<Scenario> = scenarios(|number| number.is_multiple_of(7)).collect();

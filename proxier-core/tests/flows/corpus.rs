@@ -16,7 +16,7 @@ use super::flow::Flow;
 pub(crate) type Rules = BTreeMap<String, BTreeMap<String, Vec<String>>>;
 
 impl Reference {
-    /// Its lines, and those of the inputs. Reading all of them takes an emulated machine 15 s, so a test reads only its own.
+    /// Lines of the reference, and lines of the inputs. Reading all of them takes an emulated machine 15 s, so a test reads only its own.
     fn lines(self) -> [&'static str; 2] {
         static LINES_28: LazyLock<[String; 2]> = LazyLock::new(|| {
             let flows = include_bytes!("../oracle/iptables-corpus.jsonl.gz");
@@ -47,7 +47,7 @@ impl Reference {
 /// One scenario in one family.
 pub(crate) struct Scenario {
     pub(crate) reference: Reference,
-    /// What the proxy was given before: Services and EndpointSlices, one state after the other.
+    /// Earlier inputs of the proxy: Services and EndpointSlices, one state after the other.
     pub(crate) before: Vec<Value>,
     pub(crate) id: String,
     pub(crate) family: Family,
@@ -61,7 +61,7 @@ pub(crate) struct Scenario {
 }
 
 impl Scenario {
-    /// Names it in reports: `R0007 IPv6`.
+    /// Name of the scenario in reports: `R0007 IPv6`.
     pub(crate) fn name(&self) -> String {
         let after = if self.before.is_empty() { String::new() } else { format!(" after {} others", self.before.len()) };
         format!("{} {}{after}", self.id, if self.family == Family::V4 { "IPv4" } else { "IPv6" })
@@ -88,18 +88,18 @@ fn unpack(compressed: &[u8]) -> String {
     text
 }
 
-/// How many scenarios and flows of 1.28 there are, without reading them.
+/// Numbers of scenarios and flows of 1.28, without reading them.
 pub(crate) fn size() -> (usize, usize) {
     let [flows, _] = Reference::Iptables28.lines();
     (flows.lines().count(), flows.matches("\"via\":").count())
 }
 
-/// Those of the 616 scenarios of 1.28 whose number `takes` accepts, one after the other.
+/// Scenarios of 1.28, out of 616, whose number `takes` accepts, one after the other.
 pub(crate) fn scenarios(takes: impl Fn(usize) -> bool) -> impl Iterator<Item = Scenario> {
     scenarios_of(&[Reference::Iptables28], takes)
 }
 
-/// Those of all scenarios of these references, first as they are, then some after others, whose number `takes` accepts.
+/// Scenarios of these references whose number `takes` accepts: first as they are, then some after earlier inputs.
 pub(crate) fn scenarios_of(references: &[Reference], takes: impl Fn(usize) -> bool) -> impl Iterator<Item = Scenario> {
     let alone = references.iter().flat_map(|of| of.lines()[0].lines().map(|line| (*of, line, false)));
     let after = references.iter().flat_map(|of| {

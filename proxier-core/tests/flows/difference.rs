@@ -1,4 +1,4 @@
-//! What differs between a flow as the reference has it and what became of its packets.
+//! Differences between a flow of the reference and the fates of its packets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -9,14 +9,14 @@ use super::differences::Reference;
 use super::flow::{Destination, Flow, Verdict, source_is};
 use super::probe::{Fate, Source};
 
-/// A flow that does not do as the reference says. It prints as a sentence.
+/// A flow that does not do as the reference says. Prints as a sentence.
 #[derive(Clone, Debug)]
 pub(crate) struct Difference {
     /// The scenario's name: `R0007 IPv6`.
     pub(crate) scenario: String,
     pub(crate) flow: Flow,
     pub(crate) kind: Kind,
-    /// What became of its packets, and of how many.
+    /// Fates of its packets, each with the number of packets.
     pub(crate) seen: BTreeMap<Fate, usize>,
 }
 
@@ -71,7 +71,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// Compares a flow with what became of its packets.
+/// Compares a flow with the fates of its packets.
 pub(crate) fn judge(
     scenario: &Scenario,
     flow: &Flow,
@@ -82,7 +82,7 @@ pub(crate) fn judge(
     Some(Difference { scenario: scenario.name(), flow: flow.clone(), kind, seen })
 }
 
-/// Whether a flow's packet may end so, whatever its source was then if an endpoint was reached.
+/// Whether this fate is right for a packet of the flow, with any source if an endpoint was reached.
 pub(crate) fn fits(scenario: &Scenario, flow: &Flow, fate: &Fate) -> bool {
     match (&flow.dest, fate) {
         (Destination::Verdict(Verdict::Drop), Fate::Lost) | (Destination::Verdict(Verdict::Reject), Fate::Refused) => {
@@ -110,18 +110,18 @@ fn kind(scenario: &Scenario, flow: &Flow, seen: &BTreeMap<Fate, usize>, unfaithf
     }
     let reached: BTreeSet<SocketAddr> = seen.keys().filter_map(|fate| fate.endpoint(flow)).collect();
     let unreached: BTreeSet<SocketAddr> = flow.endpoints().difference(&reached).copied().collect();
-    // One source with affinity shows one endpoint.
+    // A source with affinity shows one endpoint.
     let shows_all = !flow.is_sticky() || flow.has_relatives();
     (shows_all && !unreached.is_empty()).then_some(Kind::Unreached(unreached))
 }
 
-/// A masqueraded packet of the node's that had the uplink's address before shows it only by its port, which is chosen at random
-/// and may be the same by chance. One packet with another port tells. One that is not masqueraded gets another port when a masqueraded one to
-/// the same endpoint has taken its own: that happens to one among many.
+/// A masqueraded packet of the node that had the uplink's address before shows the masquerading only by its port, which is chosen at random and may
+/// be the same by chance. One packet with another port tells. A packet that is not masqueraded gets another port when a masqueraded one to the same
+/// endpoint has taken its own: that happens to one among many.
 fn sources_fit(scenario: &Scenario, flow: &Flow, seen: &BTreeMap<Fate, usize>) -> bool {
     let same_address = scenario.interfaces["eth0"].contains(&flow.source);
     if same_address && flow.is_nodes() && scenario.reference != Reference::Iptables28 {
-        // It records addresses only.
+        // The corpora of 1.36 record addresses only.
         return true;
     }
     let mut sources: BTreeMap<(bool, Source), usize> = BTreeMap::new();

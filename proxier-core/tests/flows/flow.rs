@@ -1,4 +1,4 @@
-//! A flow: the first packet of a fresh connection, and what becomes of it under the reference's rules.
+//! A flow: the first packet of a fresh connection, and its fate under the reference's rules.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use serde::Deserialize;
 use testkit::witness::Transport;
 
-/// `oracle/README.md` says what the fields of the corpus mean.
+/// A flow of the corpus; `oracle/README.md` describes the fields.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Flow {
@@ -28,12 +28,12 @@ pub(crate) struct Flow {
     pub(crate) affinity: Option<u32>,
 }
 
-/// What becomes of a flow.
+/// Destination of a flow.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Destination {
     Verdict(Verdict),
-    /// All of these are possible, and nothing else is.
+    /// One of these endpoints, each of which is possible.
     Endpoints(BTreeSet<SocketAddr>),
 }
 
@@ -49,7 +49,7 @@ pub(crate) enum Verdict {
 }
 
 impl Flow {
-    /// The endpoints that are possible; none where the flow is not served.
+    /// Possible endpoints; none if the flow is not served.
     pub(crate) fn endpoints(&self) -> &BTreeSet<SocketAddr> {
         static NONE: BTreeSet<SocketAddr> = BTreeSet::new();
         match &self.dest {
@@ -68,7 +68,7 @@ impl Flow {
         self.affinity.is_some() && !self.endpoints().is_empty()
     }
 
-    /// Whether the node sends it, not somebody behind the node.
+    /// Whether the node sends it, not a host or pod behind the node.
     pub(crate) fn is_nodes(&self) -> bool {
         self.from == "node"
     }
@@ -78,7 +78,7 @@ impl Flow {
         ["pod-local", "pod-remote", "outside"].contains(&&*self.from)
     }
 
-    /// What it is to do, for reports.
+    /// The reference's destination, for reports.
     pub(crate) fn wanted(&self) -> String {
         match &self.dest {
             Destination::Verdict(Verdict::Drop) => "dropped".to_owned(),

@@ -37,7 +37,7 @@ use super::wire::{Ip, number};
 const NODE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const WORLD_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
-/// Where nobody lives: the first packet goes there, until one comes back.
+/// Addresses without a host: the first packet goes there, until one comes back.
 const NOWHERE: [&str; 2] = ["192.0.2.1", "2001:db8:ffff::1"];
 
 const PROTOCOLS: [(Transport, SockProtocol); 3] =
@@ -47,9 +47,9 @@ pub(crate) struct Ground {
     node: Netns,
     uplink: OwnedFd,
     uplink_address: LinkAddr,
-    /// What passes the node's loopback device.
+    /// Frames on the node's loopback device.
     loopback: OwnedFd,
-    /// What reaches the node's own stack, by protocol.
+    /// Packets that reach the node's own stack, by protocol.
     delivered: Vec<(Transport, OwnedFd)>,
     /// Sends packets as this node's.
     own: OwnedFd,
@@ -57,7 +57,7 @@ pub(crate) struct Ground {
     conversations: Option<Conversations>,
 }
 
-/// Where something was seen.
+/// Place of a sighting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     World,
@@ -65,7 +65,7 @@ pub(crate) enum Place {
 }
 
 impl Ground {
-    /// With `goes_on`, TCP connections are carried on after their first packet (`talk`).
+    /// Makes the ground. TCP connections are carried on after their first packet (`talk`) with `goes_on`.
     pub(crate) fn new(scenario: &Scenario, goes_on: bool) -> Self {
         let (node, world) = (Netns::untouched().unwrap(), Netns::current().unwrap());
         let links = Links::new();
@@ -121,13 +121,13 @@ impl Ground {
         }
         let to = SockaddrStorage::from(SocketAddr::new(packet.to.ip(), 0));
         match sendto(self.own.as_raw_fd(), &packet.bytes(), &to, MsgFlags::empty()) {
-            // The second is a rule that drops or rejects it.
+            // A rule that drops or rejects the packet causes the second result.
             Ok(_) | Err(Errno::EPERM) => {}
             Err(error) => panic!("{packet:?} cannot be sent: {error}"),
         }
     }
 
-    /// Everything seen since the last call. What reached the node's stack comes last, after the stack's answer to it.
+    /// Sightings since the last call. Those at the node's stack come last, after the stack's answers.
     pub(crate) fn sightings(&self) -> Vec<(Place, Sighting)> {
         let (mut seen, mut answers) = (Vec::new(), Vec::new());
         for (fd, is_loopback) in [(&self.uplink, false), (&self.loopback, true)] {
@@ -136,7 +136,7 @@ impl Ground {
                 if self.goes_on() && !is_loopback {
                     answers.extend(answer(packet));
                 }
-                // On the loopback device only answers count: a packet there may still be dropped.
+                // Only answers count on the loopback device: a packet there may still be dropped.
                 let counts = |sighting: &Sighting| match sighting.what {
                     What::Packet { .. } => !is_loopback,
                     What::Syn { .. } => false,
@@ -148,7 +148,7 @@ impl Ground {
         }
         for (protocol, fd) in &self.delivered {
             each(fd, |bytes, from| {
-                // With a header in IPv4, without one in IPv6, where the source is beside it.
+                // A raw socket of IPv4 gives the header; one of IPv6 does not, and gives the source beside the packet.
                 let sighting = match from {
                     Some(IpAddr::V6(from)) => transport(number(*protocol), bytes, from.into(), from.into()),
                     _ => Ip::parse(bytes).and_then(|ip| transport(ip.protocol, ip.payload, ip.source, ip.to)),
@@ -170,8 +170,7 @@ impl Ground {
         self.conversations.is_some()
     }
 
-    /// How long a packet that should be seen somewhere is waited for. Where no connections have to be made, the kernel is done
-    /// with most when `send` returns.
+    /// Longest wait for a packet that should be seen. The kernel is done with most packets when `send` returns, unless connections have to be made.
     pub(crate) fn patience(&self) -> Duration {
         Duration::from_millis(if self.goes_on() { 5000 } else { 300 })
     }
@@ -207,10 +206,10 @@ fn each(fd: &OwnedFd, mut body: impl FnMut(&[u8], Option<IpAddr>)) {
     }
 }
 
-/// Room for all that one batch brings.
+/// Size of the socket buffer in bytes: room for all packets of one batch.
 const BUFFER: usize = 32 << 20;
 
-/// Sends and receives frames at a device of the current namespace. It does not receive what it sends.
+/// A socket for frames at a device of the current namespace. It does not receive the frames that it sends.
 fn packet_socket(device: &str) -> io::Result<(OwnedFd, LinkAddr)> {
     let devices = getifaddrs()?.filter(|found| found.interface_name == device);
     let addresses = devices.filter_map(|found| found.address.and_then(|address| address.as_link_addr().copied()));
@@ -222,7 +221,7 @@ fn packet_socket(device: &str) -> io::Result<(OwnedFd, LinkAddr)> {
     Ok((fd, address))
 }
 
-/// What a node of a cluster has, and no limit on what the node tells senders.
+/// Settings of a cluster's node, and no limit on ICMP errors.
 const NODE_SYSCTLS: &[(&str, &str)] = &[
     ("net/ipv4/ip_forward", "1"),
     ("net/ipv6/conf/all/forwarding", "1"),

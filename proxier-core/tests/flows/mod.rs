@@ -1,14 +1,13 @@
-//! Checks a proxy mode against the flows of the corpora (`oracle`, `oracle36`): sends each flow's packets through a real
-//! kernel that the mode has programmed, and compares what becomes of them with what the reference says.
+//! Checks a proxy mode against the flows of the corpora (`oracle`, `oracle36`): sends each flow's packets through a real kernel that the mode has
+//! programmed, and compares their fates with the reference.
 //!
 //! A mode takes part as a [`Subject`]. [`check`] runs it for one scenario, [`hold`] for many, with the differences that the
 //! subject explains counted by name.
 //!
-//! What became of a packet is observed at three points (`ground`): behind the node, where everything that is not the
-//! node's own lives; on the node's loopback device, where refusals for its own packets pass; and at raw sockets on the
-//! node, which get a copy of each packet that reaches the local stack. The last distinguishes "nobody rewrote it and
-//! nobody listens" (`none` to a local address) from REJECT, although the stack answers both alike. The first packet of
-//! a connection shows everything, except in modes that end connections on the node (`talk`).
+//! A packet's fate is observed at three points (`ground`): behind the node, where every address that is not the node's own is; on the node's loopback
+//! device, where refusals for its own packets pass; and at raw sockets on the node, which get a copy of each packet that reaches the local stack. The
+//! last distinguishes a packet that was left alone and has no listener (`none` to a local address) from REJECT, although the stack answers both
+//! alike. The first packet of a connection shows everything, except in modes that end connections on the node (`talk`).
 
 #![allow(dead_code, unused_imports, reason = "each test program uses a part of it")]
 
@@ -42,26 +41,26 @@ use testkit::{Need, Netns};
 use ground::Ground;
 use probe::Probe;
 
-/// What the kernel must have for the ground; a subject has needs of its own besides.
+/// Needs of the ground; a subject has needs of its own besides.
 pub(crate) const NEEDS: &[Need] = &[Need::Root, Need::Veth];
 
-/// What programs the node: a proxy mode.
+/// Subject of the checks: a proxy mode that programs the node.
 pub(crate) trait Subject {
-    /// Programs the node's kernel for a scenario, once, from nothing. The current thread is in the node's namespace, which is
-    /// this scenario's own, with the interfaces and addresses of the scenario, a default route, forwarding and
-    /// `route_localnet` on. What has to go on while packets are sent (servers, threads) stays in `self`.
+    /// Programs the node's kernel for a scenario, once, from nothing. The current thread is in the node's namespace, which is this scenario's own,
+    /// with the interfaces and addresses of the scenario, a default route, forwarding and `route_localnet` on. Servers and threads that have to go on
+    /// while packets are sent stay in `self`.
     fn program(&mut self, node: &Netns, scenario: &Scenario) -> Result<(), Box<dyn Error>>;
 
-    /// Ends what [`Self::program`] began, before the namespace goes.
+    /// Ends the work of [`Self::program`], before the namespace goes.
     fn end(&mut self) {}
 
-    /// Whether TCP connections end on the node and others go on to endpoints, so that connections must be made and carry data
-    /// for a flow to be seen. All other modes show what they do with the first packet.
+    /// Whether TCP connections end on the node and other ones go on to endpoints, so that connections must be made and carry data for a flow to be
+    /// seen. The first packet is enough in all other modes.
     fn ends_connections(&self) -> bool {
         false
     }
 
-    /// What it is held to.
+    /// References to which the mode is held.
     fn references(&self) -> &[Reference] {
         &[Reference::Iptables28]
     }
@@ -71,16 +70,16 @@ pub(crate) trait Subject {
         None
     }
 
-    /// The name of the known difference between this mode and the reference that this is a case of.
+    /// Name of the known difference between this mode and the reference to which this difference belongs.
     fn explain(&self, _scenario: &Scenario, _difference: &Difference) -> Option<&'static str> {
         None
     }
 }
 
-/// Sends the packets of these flows of the scenario through what the subject programs.
+/// Sends the packets of these flows of the scenario through the subject's programming.
 ///
 /// # Panics
-/// When the ground cannot be made, or the subject cannot program it.
+/// The ground cannot be made, or the subject cannot program it.
 pub(crate) fn check(scenario: &Scenario, flows: &[Flow], subject: &mut dyn Subject) -> Vec<Difference> {
     let ground = Ground::new(scenario, subject.ends_connections());
     let programmed = ground.node().run_in(|| subject.program(ground.node(), scenario)).unwrap();

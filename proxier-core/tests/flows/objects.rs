@@ -9,15 +9,15 @@ use serde_json::Value;
 use super::corpus::Scenario;
 use super::differences::Reference;
 
-/// What a proxy is given on the scenario's node.
+/// Inputs of a proxy on the scenario's node.
 pub(crate) struct Objects {
     pub(crate) config: Config,
     pub(crate) services: Vec<ServiceObject>,
     pub(crate) slices: Vec<EndpointSliceObject>,
-    /// What it was given before, one state after the other.
+    /// Earlier inputs, one state after the other.
     pub(crate) before: Vec<(Vec<ServiceObject>, Vec<EndpointSliceObject>)>,
     pub(crate) node: NodeObject,
-    /// The node's addresses; they are those of the node's namespace too.
+    /// The node's addresses; the node's namespace has the same.
     pub(crate) host: HostAddresses,
 }
 

@@ -1,8 +1,7 @@
-//! The test packets. Each has a number of its own, by which it and the answers to it are recognised.
+//! Test packets. Each has a number of its own, by which it and the answers to it are recognised.
 //!
-//! The number is the source port, so answers have it. It is also in the part of the packet that nobody rewrites
-//! (sequence number, payload or tag), so the packet is recognised where it arrives, whatever its addresses and ports
-//! are then.
+//! The number is the source port, so answers have it. It is also in the part of the packet that is never rewritten (sequence number, payload or tag),
+//! so the packet is recognised where it arrives, with any addresses and ports.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -34,7 +33,7 @@ impl Packet {
     }
 }
 
-/// What nobody rewrites in the packet with this number.
+/// The part that is never rewritten in the packet with this number.
 pub(crate) fn mark(number: u16) -> u32 {
     MARK | u32::from(number)
 }
@@ -51,7 +50,7 @@ pub(crate) struct Sighting {
 pub(crate) enum What {
     /// The packet itself, or the first data of its connection.
     Packet { from: SocketAddr, to: SocketAddr },
-    /// A SYN without a mark. Its number is the source port, so it is one of ours only if nobody else had it on the way.
+    /// A SYN without a mark. Its number is the source port, so it may be a foreign packet if that port was used by chance.
     Syn { from: SocketAddr, to: SocketAddr },
     /// A refusal: ICMP port unreachable, RST or ABORT.
     Refusal,
@@ -59,7 +58,7 @@ pub(crate) enum What {
     Error(u8, u8),
 }
 
-/// What an IP packet says about one of ours.
+/// Reads an IP packet; `None` unless it is a test packet or an answer to one.
 pub(crate) fn recognize(bytes: &[u8]) -> Option<Sighting> {
     let ip = Ip::parse(bytes)?;
     match ip.protocol {
@@ -68,12 +67,12 @@ pub(crate) fn recognize(bytes: &[u8]) -> Option<Sighting> {
     }
 }
 
-/// What a TCP segment, UDP datagram or SCTP packet says about one of ours.
+/// Reads a TCP segment, UDP datagram or SCTP packet; `None` unless it is a test packet or an answer to one.
 pub(crate) fn transport(protocol: u8, segment: &[u8], source: IpAddr, to: IpAddr) -> Option<Sighting> {
     let from = SocketAddr::new(source, word16(segment, 0)?);
     let to = SocketAddr::new(to, word16(segment, 2)?);
     let refusal = Some(Sighting { number: to.port(), what: What::Refusal });
-    // In SCTP the first chunk: INIT, ABORT.
+    // This byte has the flags of TCP, or the type of SCTP's first chunk: INIT, ABORT.
     let mark = match (protocol, segment.get(if protocol == SCTP { 12 } else { 13 })) {
         (TCP, Some(flags)) if flags & RST != 0 => return refusal,
         (TCP, Some(&SYN)) => {

@@ -1,4 +1,4 @@
-//! Sends the flows' packets in batches and finds out what became of each.
+//! Sends the flows' packets in batches and finds out the fate of each.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -11,7 +11,7 @@ use super::flow::Flow;
 use super::ground::{Ground, Place};
 use super::packet::{FIRST, Packet, Sighting, What};
 
-/// How long a packet that should be dropped has to turn up all the same.
+/// Time for a packet that should be dropped to turn up all the same.
 const GRACE: Duration = Duration::from_millis(5);
 
 /// More packets than it takes to see every endpoint: they show endpoints that should not be reached, too.
@@ -21,18 +21,18 @@ const MOST_FIRST_PACKETS: usize = 30;
 /// An endpoint out of `n` that takes its share stays unseen in `24 n` packets once in 10^10 flows.
 const TRIES_PER_ENDPOINT: usize = 24;
 
-/// What became of a packet. Of several sightings the last in this order counts.
+/// Fate of a packet. The last in this order counts if there are several sightings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fate {
-    /// It was seen nowhere.
+    /// Seen nowhere.
     Lost,
     /// The sender got an ICMP error, with type and code, that is no refusal.
     Error(u8, u8),
     /// The sender got ICMP port unreachable, a RST or an ABORT.
     Refused,
-    /// It reached the node's own stack on this port.
+    /// Reached the node's own stack on this port.
     Delivered { port: u16, source: Source },
-    /// It left the node to this address.
+    /// Left the node to this address.
     Sent { to: SocketAddr, source: Source },
 }
 
@@ -42,7 +42,7 @@ pub(crate) enum Source {
     Kept,
     /// An address of the node.
     Masqueraded,
-    /// Neither.
+    /// Any other address.
     Other(SocketAddr),
 }
 
@@ -85,7 +85,7 @@ impl<'a> Probe<'a> {
         }
     }
 
-    /// The flows that have gone right so far, have endpoints that have not been seen, and have not been tried often enough.
+    /// Flows that are right so far, have endpoints that were not seen, and have not been tried often enough.
     pub(crate) fn incomplete(&self) -> Vec<usize> {
         let fates = self.fates();
         let is_incomplete = |index: &usize| {
@@ -120,7 +120,7 @@ impl<'a> Probe<'a> {
         }
     }
 
-    /// Sends a packet of each of these flows, from these sources, and waits for what becomes of them.
+    /// Sends a packet of each of these flows, from these sources, and waits for the fates.
     fn batch(&mut self, packets: &[(usize, IpAddr)]) -> Range<usize> {
         let begin = self.sent.len();
         for (flow, source) in packets {
@@ -136,7 +136,7 @@ impl<'a> Probe<'a> {
         range
     }
 
-    /// Looks until these packets have become what they should, or for as long as that may take.
+    /// Looks until these packets have the right fates, or the time for that is over.
     fn wait(&mut self, packets: Range<usize>) {
         let start = Instant::now();
         loop {
@@ -151,7 +151,7 @@ impl<'a> Probe<'a> {
         }
     }
 
-    /// Notes what has been seen.
+    /// Records the sightings.
     fn look(&mut self) {
         for (place, Sighting { number, what }) in self.ground.sightings() {
             let Some(index) = usize::from(number).checked_sub(FIRST.into()) else { continue };
@@ -179,7 +179,7 @@ impl<'a> Probe<'a> {
         }
     }
 
-    /// What became of the packets of each flow.
+    /// Fates of the packets of each flow, with their numbers.
     fn fates(&self) -> Vec<BTreeMap<Fate, usize>> {
         let mut fates = vec![BTreeMap::new(); self.flows.len()];
         for sent in &self.sent {
@@ -193,7 +193,7 @@ impl<'a> Probe<'a> {
         self.sent.len()
     }
 
-    /// What differs from what the reference says.
+    /// Differences from the reference.
     pub(crate) fn differences(&mut self) -> Vec<Difference> {
         std::thread::sleep(GRACE);
         self.wait(0..self.sent.len());

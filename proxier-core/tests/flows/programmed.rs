@@ -13,7 +13,7 @@ use super::{Difference, Mode, Reference, Scenario, Subject};
 /// Why a difference between a mode and the reference is as it should be, if it is.
 pub(crate) type Explain = fn(&Scenario, &Difference) -> Option<&'static str>;
 
-/// Calls a function on the node for each scenario, and keeps what it returns (a reconciler, threads) until the scenario ends.
+/// A subject that calls a function on the node for each scenario, and keeps its result (a reconciler, threads) until the scenario ends.
 pub(crate) struct Programmed<P, K> {
     program: P,
     explain: Explain,
@@ -30,12 +30,12 @@ where
         Programmed { program, explain, kept: None, ends_connections: false, mode: None }
     }
 
-    /// Holds it to these instead of 1.28 alone, and its differences to the list's.
+    /// Holds the subject to these references instead of 1.28 alone, and its differences to those in the list.
     pub(crate) fn held_to(self, mode: Mode, references: &'static [Reference]) -> Self {
         Programmed { mode: Some((mode, references)), ..self }
     }
 
-    /// TCP connections end on the node, and others go on to endpoints.
+    /// Tells the harness that TCP connections end on the node, and other ones go on to endpoints.
     pub(crate) fn ending_connections(self) -> Self {
         Programmed { ends_connections: true, ..self }
     }
@@ -71,8 +71,8 @@ where
     }
 }
 
-/// A process that is given everything, after what was there before it, until nothing is due within a few seconds, in which real servers
-/// without connections go. A second process then finds everything as it has to be. `options`: without the scenario's configuration.
+/// A process that gets all objects, after the earlier ones, and passes until nothing is due within a few seconds, in which real servers without
+/// connections go. A second process then finds nothing to change. `options`: without the scenario's configuration.
 pub(crate) fn program(options: &Options, how: &KernelOptions, objects: &Objects) -> Result<(), Box<dyn Error>> {
     let mut now = Duration::ZERO;
     let mut proxier = Reconciler::new(&objects.node.metadata.name, options.clone(), now);
@@ -87,7 +87,7 @@ pub(crate) fn program(options: &Options, how: &KernelOptions, objects: &Objects)
             now = now.max(at);
             let Some(report) = proxier.pass(&|| now, &mut kernel.ports()) else { continue };
             if report.stopped.is_some() {
-                // Most of what there was may go at once.
+                // Most earlier objects may go at once.
                 proxier.confirm_removal(now);
             } else if !report.is_done() {
                 return Err(format!("{report:#?}").into());

@@ -70,7 +70,7 @@ const TICK: Duration = Duration::from_millis(1);
 const LIMIT: Duration = Duration::from_secs(5);
 
 impl Relay {
-    /// Starts a thread that relays what comes to a new port, which is returned.
+    /// Starts a thread that relays connections or datagrams to a new port, which is returned.
     fn serve(&mut self, protocol: Transport, of: IpAddr, endpoints: BTreeSet<SocketAddr>) -> io::Result<u16> {
         let any: IpAddr = if of.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let (stop, mut turn) = (Arc::clone(&self.stop), 0);

@@ -1,4 +1,4 @@
-//! Many scenarios, one subject: the differences it explains counted by name, all others reported.
+//! Many scenarios, one subject: the differences it explains counted by name, all the rest reported.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use super::{Reference, Scenario, Subject, check, differences, scenarios, scenari
 /// Unexplained differences that a report spells out.
 const SPELT_OUT: usize = 40;
 
-/// What a run has seen.
+/// Counts of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) scenarios: usize,
@@ -23,7 +23,7 @@ pub(crate) struct Tally {
 /// The scenarios of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Sampled {
-    /// One in this many, others for each seed; all with `PROXIER_SCENARIOS=all`.
+    /// One in this many, a sample that depends on the seed; all with `PROXIER_SCENARIOS=all`.
     AsAsked(usize),
     /// One in this many, always the same.
     OneIn(usize),
@@ -46,7 +46,7 @@ impl Sampled {
 /// Holds a subject to all flows of the sampled scenarios.
 ///
 /// # Panics
-/// When a difference is unexplained.
+/// A difference is unexplained.
 pub(crate) fn hold(subject: &mut dyn Subject, sampled: Sampled) -> Tally {
     let begin = Instant::now();
     let (mut tally, mut report, mut unexplained) = (Tally::default(), String::new(), 0);

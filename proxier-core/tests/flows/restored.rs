@@ -13,7 +13,7 @@ use super::corpus::{Rules, Scenario};
 /// Restores the corpus's rules with `iptables-restore`.
 pub(crate) struct Restored {
     pub(crate) backend: Backend,
-    /// Changes the rules before that.
+    /// Changes the rules before they are restored.
     pub(crate) change: fn(&mut Rules),
 }
 

@@ -1,8 +1,7 @@
-//! TCP connections that go on after their first packet, for modes that end them on the node and open others to endpoints.
+//! TCP connections that go on after their first packet, for modes that end them on the node and open new ones to endpoints.
 //!
-//! The mark of the packet follows as the connection's first data, by which the other connection is recognised. The
-//! world keeps no state: what it answers follows from the segment it sees. The node's own connections are those of
-//! ordinary sockets, since its stack would reset others.
+//! The mark of the packet follows as the connection's first data, by which the new connection is recognised. The world keeps no state: its answer
+//! follows from the segment it sees. The node's own connections are those of ordinary sockets, since its stack would reset any other.
 
 use std::cell::RefCell;
 use std::io::{ErrorKind, Write as _};
@@ -15,13 +14,13 @@ use testkit::Netns;
 use super::packet::{Packet, What, mark, recognize};
 use super::wire::{ACK, Ip, PSH, SYN, TCP, tcp, word16, word32};
 
-/// Ports for the connections of the mode, and of nobody else.
+/// Ports for the connections of the mode only.
 pub(crate) const MODES_PORTS: std::ops::RangeInclusive<u16> = 61_000..=65_535;
 
 /// The world's first number in each connection.
 const WORLDS_FIRST: u32 = 1;
 
-/// What the world answers to an IP packet that has left the node.
+/// The world's answer to an IP packet that has left the node.
 pub(crate) fn answer(bytes: &[u8]) -> Option<Vec<u8>> {
     let ip = Ip::parse(bytes).filter(|ip| ip.protocol == TCP)?;
     let from = SocketAddr::new(ip.source, word16(ip.payload, 0)?);
@@ -43,9 +42,9 @@ pub(crate) fn answer(bytes: &[u8]) -> Option<Vec<u8>> {
 /// The node's own connections.
 #[derive(Default)]
 pub(crate) struct Conversations {
-    /// Those that have not sent their mark.
+    /// Connections that have not sent their mark.
     silent: RefCell<Vec<(u16, TcpStream)>>,
-    /// The others; their end would be seen as a refusal.
+    /// Connections that have sent their mark; their end would be seen as a refusal.
     open: RefCell<Vec<TcpStream>>,
 }
 
@@ -56,12 +55,12 @@ impl Conversations {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = node.run_in(|| socket(family, SockType::Stream, flags, SockProtocol::Tcp)).unwrap().unwrap();
         bind(fd.as_raw_fd(), &SockaddrStorage::from(packet.from())).unwrap();
-        // What becomes of it is seen in its packets.
+        // The connection's packets show its fate.
         connect(fd.as_raw_fd(), &SockaddrStorage::from(packet.to)).unwrap_or_default();
         self.silent.borrow_mut().push((packet.number, fd.into()));
     }
 
-    /// Goes on with those that have been accepted.
+    /// Sends the marks of connections that have been accepted.
     pub(crate) fn go_on(&self) {
         let silent = self.silent.take();
         for (number, mut stream) in silent {

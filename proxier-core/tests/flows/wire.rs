@@ -55,7 +55,7 @@ fn packet(protocol: Transport, source: SocketAddr, to: SocketAddr, mut segment: 
             let length = u16::try_from(segment.len()).unwrap().to_be_bytes();
             let pseudo = [&addresses(source.ip(), to.ip())[..], &[0, number(protocol)], &length].concat();
             let sum = checksum(&[&pseudo[..], &segment].concat());
-            // For UDP, 0 means "no checksum".
+            // A checksum of 0 means "no checksum" for UDP.
             let sum = if sum == 0 { 0xffff } else { sum };
             segment[at..at + 2].copy_from_slice(&sum.to_be_bytes());
         }
@@ -103,7 +103,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), step))
 }
 
-/// The parts of an IP packet that matter here. What an ICMP error quotes may end early.
+/// The parts of an IP packet that matter here. A packet quoted in an ICMP error may end early.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ip<'a> {
     pub(crate) source: IpAddr,
@@ -113,7 +113,7 @@ pub(crate) struct Ip<'a> {
 }
 
 impl<'a> Ip<'a> {
-    /// `None` for what is no IP packet.
+    /// Reads a packet; `None` for bytes that are no IP packet.
     pub(crate) fn parse(bytes: &'a [u8]) -> Option<Self> {
         match bytes.first()? >> 4 {
             4 => Some(Ip {

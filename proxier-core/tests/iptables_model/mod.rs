@@ -1,4 +1,4 @@
-//! The tables of a family in memory: what `iptables-restore --noflush` makes of them, and where packets go.
+//! Tables of a family in memory: the effect of `iptables-restore --noflush` on them, and the way of packets through them.
 
 pub(crate) mod tables;
 pub(crate) mod walk;

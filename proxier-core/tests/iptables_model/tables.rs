@@ -1,4 +1,4 @@
-//! What `iptables-restore --noflush` makes of tables.
+//! Effect of `iptables-restore --noflush` on tables.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -22,7 +22,7 @@ const BUILTIN: [(&str, &str); 7] = [
 ];
 
 impl Tables {
-    /// Only built-in chains, without rules.
+    /// Tables with built-in chains only, without rules.
     pub(crate) fn new() -> Self {
         let chains = BUILTIN.map(|(table, chain)| ((table.to_owned(), chain.to_owned()), Vec::new()));
         Tables { chains: chains.into() }
@@ -97,12 +97,12 @@ impl Tables {
         self.chains.contains_key(&(table.to_owned(), chain.to_owned()))
     }
 
-    /// Table, chain, rules.
+    /// Chains: table, name, rules.
     pub(crate) fn chains(&self) -> impl Iterator<Item = (&str, &str, &[String])> {
         self.chains.iter().map(|((table, chain), rules)| (table.as_str(), chain.as_str(), rules.as_slice()))
     }
 
-    /// The same with the lines of shared chains sorted, but for the last ones of `KUBE-SERVICES`.
+    /// Tables with the lines of shared chains sorted, but for the last ones of `KUBE-SERVICES`.
     pub(crate) fn sorted(&self) -> Self {
         let mut sorted = self.clone();
         for ((_, chain), rules) in &mut sorted.chains {
@@ -118,7 +118,7 @@ impl Tables {
         sorted
     }
 
-    /// As `iptables-save` prints it, if the kernel kept rules as they are written.
+    /// Output of `iptables-save`, if the kernel kept rules as they are written.
     pub(crate) fn dump(&self) -> Dump {
         let mut text = String::new();
         for table in [TableName::NAT, TableName::FILTER] {

@@ -1,4 +1,4 @@
-//! Where the first packet of a connection goes: hook by hook, over all random branches.
+//! Way of the first packet of a connection: hook by hook, over all random branches.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -8,10 +8,10 @@ use proxier_core::net::Network;
 
 use super::tables::Tables;
 
-/// What becomes of a packet.
+/// Fate of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fate {
-    /// Goes on to where it was sent.
+    /// Goes on to its own destination.
     Untouched,
     Dropped,
     Rejected,
@@ -191,7 +191,7 @@ impl Walk {
                     continue;
                 }
                 "--reap" | "--set" => continue,
-                // Nobody has connected before.
+                // The client has not connected before.
                 "--rcheck" => {
                     rcheck = true;
                     continue;

@@ -1,4 +1,4 @@
-//! A node of IPVS mode with a table of nf_tables, on a kernel in memory, and what is to be seen there of firewall marks.
+//! A node of IPVS mode with a table of nf_tables, on a kernel in memory, and its firewall marks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Everybody else: what is theirs, and what they do to ours.
+//! Other programs: their objects, and their changes to own ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ use super::steps::Damage;
 #[derive(Clone, Copy)]
 pub(crate) struct Stranger(pub(crate) u8);
 
-/// Some have the numbers of node ports that Services of the model have.
+/// Foreign virtual servers; some have the numbers of node ports that Services of the model have.
 const SERVERS: [&str; 8] = [
     "-A -t 172.30.0.3:30000 -s rr\n-a -t 172.30.0.3:30000 -r 172.30.1.3:80 -m -w 1\n",
     "-A -u 172.30.0.3:30001 -s rr\n-A -t 172.30.0.4:30010 -s wlc\n-A -u 172.30.0.4:30000 -s rr\n",
@@ -49,7 +49,7 @@ fn restore(kernel: &FakeKernel, family: Family, text: &str) {
     kernel.with_host(|host| {
         let program = host.find(&format!("{}-nft-restore", family.program())).unwrap();
         let run = Invocation::new(&program, ["--noflush"], Duration::from_secs(1)).with_stdin(text.to_owned());
-        // What it is about may not exist.
+        // The object of the command may not exist.
         let _ = host.run(&run).unwrap();
     });
 }
@@ -62,7 +62,7 @@ fn of<'a>(texts: &[&'a str], which: u8) -> &'a str {
     texts[usize::from(which) % texts.len()]
 }
 
-/// Something of theirs is added, changed or removed.
+/// Adds, changes or removes a foreign object.
 pub(crate) fn happen(kernel: &FakeKernel, Stranger(what): Stranger, which: u8) {
     match what % 6 {
         // An existing one stays.
@@ -95,8 +95,7 @@ pub(crate) fn happen(kernel: &FakeKernel, Stranger(what): Stranger, which: u8) {
     }
 }
 
-/// Somebody changes sets, rules, addresses or settings of ours. Returns whether that may have removed marks that show which
-/// virtual servers are ours.
+/// Changes own sets, rules, addresses or settings. Returns whether that may have removed marks that show which virtual servers are own.
 pub(crate) fn damage(kernel: &FakeKernel, Damage(what, which): Damage) -> bool {
     let sets: Vec<SetKey> =
         [proxier_core::net::Family::V4, proxier_core::net::Family::V6].into_iter().flat_map(SetKey::all).collect();
@@ -152,7 +151,7 @@ pub(crate) fn damage(kernel: &FakeKernel, Damage(what, which): Damage) -> bool {
     }
 }
 
-/// All that is not ours.
+/// All foreign objects.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Theirs {
     servers: Vec<String>,
@@ -167,7 +166,7 @@ fn is_theirs(line: &str) -> bool {
 
 pub(crate) fn state(state: &KernelState) -> Theirs {
     let rules = |text: &str| -> Vec<String> {
-        // A table that nobody had used appears with its chains.
+        // A table that was not used before appears with its chains.
         let plain = |line: &&str| line.starts_with('*') || line.starts_with(':') || *line == "COMMIT";
         let ours = |line: &&str| line.contains("KUBE-") && !line.contains("FOREIGN");
         let kept = |line: &&str| !ours(line) && (!plain(line) || line.contains("FOREIGN"));
@@ -202,7 +201,7 @@ fn our_servers(state: &KernelState, orphans: &BTreeSet<VirtualServerKey>) -> Vec
     state.ipvs.lines().filter(ours).map(str::to_owned).collect()
 }
 
-/// Checks that both hold the same of ours, except for these virtual servers.
+/// Checks that both states have the same own objects, except for these virtual servers.
 pub(crate) fn assert_same(
     one: &KernelState,
     fresh: &KernelState,
@@ -239,7 +238,7 @@ pub(crate) fn assert_nothing_of_ours(state: &KernelState, orphans: &BTreeSet<Vir
     assert!(!state.devices.contains_key("kube-ipvs0"));
     for (of, text) in &state.rules {
         let mut chains = our_rules(text);
-        // Somebody else's rule jumps to it.
+        // A foreign rule jumps to the chain.
         if text.contains("-j KUBE-MARK-MASQ") {
             chains.remove(&("*nat".to_owned(), "KUBE-MARK-MASQ".to_owned()));
             chains.remove(&("*nat".to_owned(), "extra".to_owned()));

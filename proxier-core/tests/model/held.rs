@@ -1,4 +1,4 @@
-//! Reads what a kernel holds, without the code under test.
+//! Reads the state of a kernel, without the code under test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use proxier_core::fake::{FakeKernel, KernelState};
 use proxier_core::modes::ipvs::sets::SetKey;
 use proxier_core::modes::ipvs::wanted::Wanted;
 
-/// Everything, and of it virtual servers, addresses of the dummy device, and sets.
+/// State of a kernel as a whole, and its virtual servers, addresses of the dummy device, and sets.
 pub(crate) struct Held {
     pub(crate) state: KernelState,
     pub(crate) servers: BTreeMap<VirtualServerKey, (VirtualServerConfig, BTreeMap<RealServerKey, RealServer>)>,
@@ -49,12 +49,12 @@ impl Held {
         self.servers.get(key).is_some_and(|(_, reals)| reals.contains_key(real))
     }
 
-    /// The entries of a set; `None` if there is no such set.
+    /// Entries of a set; `None` if there is no such set.
     pub(crate) fn entries(&self, set: SetKey) -> Option<&BTreeSet<String>> {
         self.state.sets.get(&set.named(NamePrefix::KUBE).name()).map(|(_, entries)| entries)
     }
 
-    /// How this differs from what is wanted; a draining real server is no difference.
+    /// Differences from the wanted state; a draining real server is none.
     pub(crate) fn differences(&self, wanted: &Wanted, orphans: &BTreeSet<VirtualServerKey>) -> Vec<String> {
         let mut differences = Vec::new();
         for server in wanted.servers() {
@@ -99,7 +99,7 @@ impl Held {
     }
 }
 
-/// The marks that show that a virtual server is ours.
+/// Marks that show that a virtual server is own.
 pub(crate) mod marks {
     use std::collections::BTreeSet;
 
@@ -108,8 +108,8 @@ pub(crate) mod marks {
 
     use super::{Held, is_foreign};
 
-    /// Virtual servers of ours without any mark. An address of the dummy device marks where no set has that address: with some of its
-    /// ports in a set, the others are somebody else's.
+    /// Own virtual servers without any mark. An address of the dummy device marks them if no set has that address: with some of its ports in a set,
+    /// those at the rest are foreign.
     pub(crate) fn missing(held: &Held) -> BTreeSet<VirtualServerKey> {
         let is_marked = |key: &&VirtualServerKey| {
             let VirtualServerKey::Address { protocol, addr, port } = **key else { return false };

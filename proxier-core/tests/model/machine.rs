@@ -1,4 +1,4 @@
-//! A kernel, a proxy on it, and everybody else; checks what must hold after each pass, and in the end.
+//! A kernel, a proxy on it, and other programs; checks what must hold after each pass, and in the end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,21 +34,21 @@ pub(crate) struct Machine {
     services: BTreeMap<ObjectKey, ServiceObject>,
     slices: BTreeMap<ObjectKey, EndpointSliceObject>,
     node: Option<NodeObject>,
-    /// The configuration has defaults of policy.
+    /// Whether the configuration has defaults of policy.
     has_defaults: bool,
-    /// Virtual servers of ours that a process could not recognise when it began, since their marks were lost.
+    /// Own virtual servers that a process could not recognise when it began, since their marks were lost.
     orphans: BTreeSet<VirtualServerKey>,
-    /// Marks that show which virtual servers are ours may be missing: somebody removed them, or they could not be written.
+    /// Whether marks that show which virtual servers are own may be missing: they were removed, or could not be written.
     marks_at_risk: bool,
     /// An arranged failure may keep marks from being written.
     marks_threatened: bool,
-    /// The process has not read the kernel yet: marks may still be removed before it sees them.
+    /// Whether the process has not read the kernel yet: marks may still be removed before it sees them.
     unaware: bool,
     /// Some call may take effect although it reports a failure.
     lies: bool,
     races: u32,
     raced: Arc<AtomicU32>,
-    /// What the last pass left, if nothing has happened since.
+    /// State after the last pass, if nothing has happened since.
     left: Option<Held>,
 }
 
@@ -297,7 +297,7 @@ impl Machine {
         self.raced.load(Ordering::Relaxed)
     }
 
-    /// One pass, and the checks after any pass.
+    /// Runs one pass, and the checks after any pass.
     fn pass(&mut self) -> Report {
         let before = self.left.take().unwrap_or_else(|| Held::of(&self.kernel));
         let raced = self.raced();
@@ -320,7 +320,7 @@ impl Machine {
         if !raced {
             check_kept(&before, &after, wanted);
         }
-        // A process that begins now would recognise what is ours.
+        // A process that begins now would recognise own objects.
         let lost = marks::missing(&after);
         assert!(self.marks_at_risk || lost.is_subset(&self.orphans), "nothing tells that these are ours: {lost:?}");
         if report.full && !crashed {
@@ -338,7 +338,7 @@ impl Machine {
         report
     }
 
-    /// Trouble ends and time passes: then everything is as wanted, whatever happened before.
+    /// Ends all trouble and lets time pass: then everything is as wanted, after any history.
     pub(crate) fn settle(&mut self) {
         self.left = None;
         self.quiet();
@@ -375,7 +375,7 @@ impl Machine {
             assert!(shared || wanted.is_some_and(|wanted| wanted.is_empty()), "{key} is kept twice");
         }
 
-        // The same as on a kernel that nobody else ever changed.
+        // The state is the same as on an undisturbed kernel.
         let mut fresh = FakeKernel::new();
         let state = self.kernel.state();
         for (interface, addresses) in state.devices.iter().filter(|(name, _)| *name != "kube-ipvs0") {
@@ -390,7 +390,7 @@ impl Machine {
         foreign::assert_same(&state, &fresh.state(), &orphans, proxier.wanted().unwrap());
     }
 
-    /// Cleans up: nothing of ours is left, and everything else is.
+    /// Cleans up: no own object is left, and all foreign ones are.
     pub(crate) fn clean_up(&mut self) {
         self.kernel.restart();
         let lost = marks::missing(&Held::of(&self.kernel));
@@ -415,7 +415,7 @@ fn pick<T>(from: impl Iterator<Item = T>, which: u8) -> Option<T> {
     Some(all.swap_remove(place))
 }
 
-/// What somebody may do to a virtual server of ours.
+/// A foreign change of an own virtual server.
 fn ipvs_damage(held: &Held, Damage(what, which): Damage) -> Option<Operation> {
     let ours: Vec<_> = held.servers.iter().filter(|(key, _)| !is_foreign(key)).collect();
     let (key, (config, reals)) = pick(ours.iter().copied(), which)?;
@@ -450,7 +450,7 @@ fn tells_a_difference(report: &Report) -> bool {
     report.unread.is_empty() && report.stopped.is_none() && report.applied.failures.iter().any(seen)
 }
 
-/// Checks that no write removes what is wanted, or changes what is somebody else's.
+/// Checks that no write removes a wanted object, or changes a foreign one.
 fn check_writes(log: &[Write], wanted: &Wanted, before: &Held, raced: bool) {
     for write in log {
         let wrong = match write {
@@ -460,7 +460,7 @@ fn check_writes(log: &[Write], wanted: &Wanted, before: &Held, raced: bool) {
             Write::Ipvs(Operation::UpdateRealServer(key, server), _) => {
                 server.config.weight == Weight::DRAIN && wanted.has_real_server(key, &server.key)
             }
-            // One that existed was never removed.
+            // An object that existed was never removed.
             Write::Ipvs(Operation::AddRealServer(key, server), true) => !raced && before.has(key, &server.key),
             Write::Ipvs(Operation::AddVirtualServer(server), true) => {
                 !raced && before.servers.contains_key(&server.key)
@@ -475,7 +475,7 @@ fn check_writes(log: &[Write], wanted: &Wanted, before: &Held, raced: bool) {
     }
 }
 
-/// Checks that what existed and is wanted still exists.
+/// Checks that wanted objects that existed still exist.
 fn check_kept(before: &Held, after: &Held, wanted: &Wanted) {
     for (key, (_, reals)) in &before.servers {
         for (real, server) in reals.iter().filter(|(real, _)| wanted.has_real_server(key, real)) {

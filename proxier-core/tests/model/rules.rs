@@ -1,8 +1,8 @@
-//! Our rules in what `iptables-save` prints.
+//! Own rules in the output of `iptables-save`.
 
 use std::collections::BTreeMap;
 
-/// Our lines of each chain, with its table.
+/// Own lines of each chain, with its table.
 pub(crate) fn our_rules(text: &str) -> BTreeMap<(String, String), Vec<String>> {
     let mut chains: BTreeMap<(String, String), Vec<String>> = BTreeMap::new();
     let mut table = "";

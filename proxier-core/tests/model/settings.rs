@@ -1,7 +1,7 @@
-//! One node under one setting after the other: rules by iptables or a table of nf_tables, addresses or routes, firewall marks or none;
-//! somebody flushes the rule set, and processes die meanwhile.
+//! One node under one setting after the other: rules by iptables or a table of nf_tables, addresses or routes, firewall marks or none; the rule set
+//! is flushed, and processes die meanwhile.
 //!
-//! After each change the kernel holds what it would if the node had never known another setting, and a cleanup leaves nothing.
+//! The kernel's state after each change is as if the node had never known another setting, and a cleanup leaves nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ use proxier_core::snapshot::ObjectKey;
 use super::objects::{self, SERVICES};
 use super::rules::our_rules;
 
-/// Somebody else's, with marks inside and outside of our range among them, and one in the network of cluster IPs' neighbour.
+/// Foreign virtual servers, with marks inside and outside of our range among them, and one in the neighbouring network of cluster IPs.
 const THEIRS: &str = "-A -t 172.30.0.3:30000 -s rr\n-a -t 172.30.0.3:30000 -r 172.30.1.3:80 -m -w 1\n-A -f 3 -s sh\n-A -f 369098759 -s rr\n-a -f 369098759 -r 172.30.1.3:80 -m -w 1\n";
 
 #[derive(Clone, Debug)]
@@ -36,9 +36,9 @@ pub(crate) enum Step {
     Wait(u8),
     /// The process dies after so many writes.
     Crash(u8),
-    /// Somebody flushes the rule set of nf_tables, and that of iptables.
+    /// The rule sets of nf_tables and of iptables are flushed.
     Flush,
-    /// Another process with other settings; it comes to rest.
+    /// Another process starts with other settings, and comes to rest.
     Restart(Settings),
     CleanUp,
 }
@@ -96,11 +96,11 @@ pub(crate) struct Node {
     now: Duration,
     services: BTreeMap<ObjectKey, ServiceObject>,
     slices: BTreeMap<ObjectKey, EndpointSliceObject>,
-    /// What marks were for when somebody flushed the rule set.
+    /// Address and port for which each mark was when the rule set was flushed.
     marks: BTreeMap<VirtualServerKey, String>,
-    /// Virtual servers of which nothing told that they are ours when a process began, or first read the kernel.
+    /// Own virtual servers that could not be recognised when a process began, or first read the kernel.
     orphans: BTreeSet<VirtualServerKey>,
-    /// The process has read the kernel: from then on it remembers what is ours.
+    /// Whether the process has read the kernel: from then on it remembers its own objects.
     has_read: bool,
 }
 
@@ -235,7 +235,7 @@ impl Node {
         }
     }
 
-    /// After some time, and without what the other variant of the rules has made.
+    /// Checks the state after some time, and without objects of the other rule back end.
     fn is_as_on_an_empty_host(&mut self) {
         self.kernel.restart();
         self.settle(2);
@@ -256,7 +256,7 @@ impl Node {
         (fresh.settings, fresh.now) = (self.settings, self.now);
         fresh.kernel.set_interface("eth0", &objects::host(1));
         fresh.kernel.ipvs().load(THEIRS).unwrap();
-        // Nobody takes the mark of a virtual server that nothing recognises.
+        // The fresh proxy must not take the mark of a virtual server that nothing recognises.
         for key in self.orphans.iter().filter(|key| key.addr().is_none()) {
             let server = VirtualServer::new(*key, Scheduler::RoundRobin);
             fresh.kernel.ipvs().apply(&Operation::AddVirtualServer(server)).unwrap();
@@ -311,7 +311,7 @@ fn recorded(table: &str) -> Vec<(String, u32)> {
     elements.map(|(place, mark)| (place.split_whitespace().collect::<Vec<_>>().join(" "), number(mark))).collect()
 }
 
-/// What is bound to the dummy device or by routes.
+/// Whether an address is bound, to the dummy device or by routes.
 fn is_bound(state: &KernelState, address: IpAddr) -> bool {
     let routes = state.routes.iter().filter(|(owner, _)| *owner == RouteOwner::Ipvs);
     let mut networks = routes.map(|(_, route)| route.network);
@@ -324,7 +324,7 @@ fn binds_something(state: &KernelState) -> bool {
     has_route || state.devices.get("kube-ipvs0").is_some_and(|device| !device.is_empty())
 }
 
-/// Virtual servers of ours of which nothing in the kernel tells that they are: not their address, no set and no table.
+/// Own virtual servers that nothing in the kernel marks as such: not their address, no set and no table.
 fn unrecognisable(kernel: &FakeKernel, marks: &BTreeMap<VirtualServerKey, String>) -> BTreeSet<VirtualServerKey> {
     let state = kernel.state();
     let snapshot = kernel.ipvs().snapshot().unwrap();
@@ -359,7 +359,7 @@ fn unrecognisable(kernel: &FakeKernel, marks: &BTreeMap<VirtualServerKey, String
     keys.iter().filter(|key| !is_theirs(key) && !is_known(key)).copied().collect()
 }
 
-/// All that is ours.
+/// All own objects.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Ours {
     servers: Vec<String>,

@@ -1,4 +1,4 @@
-//! What may happen, in any order.
+//! Steps that may come in any order.
 
 use proptest::prelude::*;
 use proxier_core::fake::{Call, Fault};
@@ -10,7 +10,7 @@ pub(crate) enum Step {
     DeleteService(u8),
     Slice([u8; 7]),
     DeleteSlice(u8),
-    /// Objects change while nobody watches, then complete lists arrive.
+    /// Objects change while no watch runs, then complete lists arrive.
     Relist([u8; 10], [u8; 7], u8),
     Node(u8),
     /// Addresses of the host change, with or without a notification.
@@ -18,10 +18,10 @@ pub(crate) enum Step {
     Trouble(Trouble),
     /// Cancels arranged failures.
     Quiet,
-    /// Somebody changes virtual or real servers of ours just before a message arrives.
+    /// Another program changes own virtual or real servers just before a message arrives.
     Race(u8, Damage),
     Damage(Damage),
-    /// Something of somebody else's is added or changed.
+    /// A foreign object is added or changed.
     Foreign(u8, u8),
     /// One pass, if one is due.
     Pass,
@@ -41,7 +41,7 @@ pub(crate) enum Step {
     CleanUp,
 }
 
-/// Damage to what is ours: what, and to which one.
+/// Damage to an own object: kind of damage, and number of the object.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Damage(pub(crate) u8, pub(crate) u8);
 
@@ -54,7 +54,7 @@ pub(crate) struct Trouble {
     pub(crate) how: u8,
 }
 
-/// What a kernel may answer without lying: `NotFound` and `AlreadyExists` follow from what it holds.
+/// Kinds of failure that a kernel may report at any time: `NotFound` and `AlreadyExists` follow from its state.
 const KINDS: [PortErrorKind; 7] = [
     PortErrorKind::Busy,
     PortErrorKind::Unknown,

@@ -26,7 +26,7 @@ pub(crate) enum Write {
 pub(crate) struct Log(pub(crate) Vec<Write>);
 
 impl Log {
-    /// Lends the kernel's ports to a call and records what it does with them.
+    /// Lends the kernel's ports to a call and records its writes.
     pub(crate) fn with<T>(&mut self, kernel: &mut FakeKernel, call: impl FnOnce(&mut Ports<'_>) -> T) -> T {
         let ports = kernel.ports();
         let (mut ipvs, mut sets, mut links) = (Vec::new(), Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! A node whose kernel is in memory, with Services of namespace `demo`: what tests of the modes share.
+//! A node whose kernel is in memory, with Services of namespace `demo`, for tests of the modes.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -20,7 +20,7 @@ pub(crate) struct Node {
     pub(crate) kernel: FakeKernel,
     pub(crate) proxier: Reconciler,
     pub(crate) now: Duration,
-    /// Whose rules are looked at.
+    /// Back end whose rules are looked at.
     pub(crate) backend: Backend,
 }
 
@@ -88,14 +88,14 @@ impl Node {
         self.proxier.delete_service(&ObjectKey::new("demo", name), self.now);
     }
 
-    /// The next pass, whatever comes of it.
+    /// Runs the next pass, which may fail.
     pub(crate) fn pass(&mut self) -> Report {
         self.now = self.now.max(self.proxier.next_wake().unwrap());
         let now = self.now;
         self.proxier.pass(&|| now, &mut self.kernel.ports()).unwrap()
     }
 
-    /// The next pass, which has to do all that is wanted.
+    /// Runs the next pass, which has to do all that is wanted.
     #[track_caller]
     pub(crate) fn settles(&mut self) -> Report {
         let report = self.pass();
@@ -111,7 +111,7 @@ impl Node {
         self.pass()
     }
 
-    /// What `iptables-save` prints.
+    /// Output of `iptables-save`.
     pub(crate) fn rules(&self, side: Side) -> String {
         self.kernel.state().rules.get(&(side, self.backend)).cloned().unwrap_or_default()
     }
@@ -178,7 +178,7 @@ pub(crate) fn a_spec() -> impl Strategy<Value = Value> {
         })
 }
 
-/// What the steps of a model left.
+/// Objects after the steps of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Objects {
     pub(crate) services: BTreeMap<u8, Value>,
@@ -196,7 +196,7 @@ impl Objects {
     }
 }
 
-/// The first of the endpoints are on this node.
+/// Texts of endpoints, the first of which are on this node.
 pub(crate) fn texts(endpoints: &[u8]) -> Vec<&'static str> {
     const ALL: [&str; 8] = [
         "10.244.0.1@node-a",

@@ -10,12 +10,12 @@ use proxier_core::net::Family;
 use super::{End, Guards, Node, Packet, Sets, is_in, number};
 
 pub(crate) struct Iptables {
-    /// By table and name.
+    /// Rules as words, by table and name of their chain.
     chains: BTreeMap<String, Vec<Vec<String>>>,
     sets: Sets,
 }
 
-/// What a rule does.
+/// Effect of a rule.
 enum Then {
     Ends(End),
     /// The chain ends, and the one that went to it goes on.
@@ -56,7 +56,7 @@ impl Iptables {
     }
 
     fn base(&self, node: &Node, chain: &str, packet: &mut Packet) -> End {
-        // Nothing of ours may be in a chain.
+        // A built-in chain may have no own rules.
         let known = self.chains.contains_key(chain);
         match if known { self.chain(node, chain, packet) } else { Then::Returns } {
             Then::Ends(end) => end,
@@ -98,7 +98,7 @@ impl Iptables {
     fn matches(&self, node: &Node, rule: &[String], packet: &Packet) -> bool {
         let mut words = rule.iter().map(String::as_str);
         let mut negated = false;
-        // Of match `ipvs`.
+        // Virtual server for the match `ipvs`.
         let virtual_server: fn(&Packet) -> Option<SocketAddr> = |packet| packet.server;
         while let Some(word) = words.next() {
             let mut value = || words.next().unwrap();
@@ -147,7 +147,7 @@ impl Iptables {
     }
 }
 
-/// What a packet is looked up by.
+/// Fields by which a packet is looked up in a set.
 fn fields(set: &str, directions: &str, packet: &Packet) -> Vec<String> {
     let (port, to, source) = (packet.to.port().to_string(), packet.to.ip().to_string(), packet.source.to_string());
     let ports_only =

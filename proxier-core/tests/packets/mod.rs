@@ -1,5 +1,5 @@
-//! Where the first packet of a connection goes on a node in IPVS mode, by the text that the tools print of it. Not modelled: firewall
-//! marks of virtual servers, interfaces, bridges, what others' rules do.
+//! Way of the first packet of a connection on a node in IPVS mode, by the text that the tools print of the node. Not modelled: firewall marks of
+//! virtual servers, interfaces, bridges, foreign rules.
 
 pub(crate) mod iptables;
 pub(crate) mod nft;
@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use proxier_core::fake::KernelState;
 use proxier_core::net::Network;
 
-/// What becomes of a packet.
+/// Fate of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     LeftAlone,
@@ -38,7 +38,7 @@ impl Packet {
     }
 }
 
-/// How a chain ends.
+/// End of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// The packet goes on.
@@ -48,15 +48,15 @@ pub(crate) enum End {
     Masqueraded,
 }
 
-/// What stands at the hooks. IPVS takes packets between the hooks `before` and `after`.
+/// Chains at the hooks. IPVS takes packets between the hooks `before` and `after`.
 pub(crate) trait Guards {
-    /// Where a packet begins: it may get a mark.
+    /// The first hook of a packet, at which it may get a mark.
     fn before(&self, node: &Node, packet: &mut Packet) -> End;
-    /// At the hook input, before IPVS; or, for what is not this node's, at the hook forward.
+    /// Hook input, before IPVS; or, for packets that are not for this node, hook forward.
     fn input(&self, node: &Node, packet: &mut Packet) -> End;
-    /// At the hook output, behind IPVS, or without it.
+    /// Hook output, behind IPVS, or without it.
     fn output(&self, node: &Node, packet: &mut Packet) -> End;
-    /// On the way out.
+    /// Hook postrouting.
     fn postrouting(&self, node: &Node, packet: &mut Packet) -> End;
 }
 
@@ -114,7 +114,7 @@ impl Node {
         let is_local = self.is_local(packet.to.ip());
         let reals = self.servers.get(&(packet.protocol.clone(), packet.to)).filter(|_| is_local);
         let hooks: &[Hook] = match (packet.from_node, reals) {
-            // IPVS takes it before anything else would see it.
+            // IPVS takes the packet before any other hook sees it.
             (true, Some(_)) => &[],
             (true, None) if is_local => {
                 &[|guards, node, packet| guards.output(node, packet), |guards, node, packet| guards.input(node, packet)]

@@ -83,7 +83,7 @@ impl Nft {
                     ["drop"] => return Then::Ends(End::Dropped),
                     ["reject", ..] => return Then::Ends(End::Rejected),
                     ["masquerade", ..] => return Then::Ends(End::Masqueraded),
-                    // To where it goes already.
+                    // The packet goes to its own destination.
                     ["dnat", "to", "ip" | "ip6", "daddr"] => return Then::Ends(End::Passed),
                     ["goto", name] => return self.chain(node, name, packet),
                     ["jump", name] => {
@@ -159,7 +159,7 @@ fn ones(mask: std::net::IpAddr) -> u32 {
     }
 }
 
-/// What a packet has in the place that a rule begins with, and the rest of the rule.
+/// Value of a packet that the beginning of a rule names, and the rest of the rule.
 fn operand<'a>(node: &Node, rule: &'a [&'a str], packet: &Packet) -> (Value, &'a [&'a str]) {
     let local = |address| if node.is_local(address) { "local" } else { "unicast" }.to_owned();
     let (field, rest) = match rule {
@@ -194,7 +194,7 @@ impl Guards for Nft {
         self.base(node, if node.is_local(packet.to.ip()) { "input-filter" } else { "forward-filter" }, packet)
     }
 
-    /// Hooks of type `nat` do not see what IPVS has sent on.
+    /// Chains of type `nat` do not see packets that IPVS has sent on.
     fn output(&self, node: &Node, packet: &mut Packet) -> End {
         self.base(node, "output-filter", packet)
     }

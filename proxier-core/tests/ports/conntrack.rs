@@ -11,10 +11,10 @@ fn forget(world: &mut impl World, services: &UdpServices) -> Result<Flows, PortE
 
 pub(crate) fn stale_flows_are_forgotten_and_others_stay(world: &mut impl World) {
     let flows = [
-        // To an endpoint that is gone, and to one that exists.
+        // Flows to an endpoint that is gone, and to one that exists.
         ("10.1.1.1:4001", "10.96.0.10:53", "10.244.1.1:5301"),
         ("10.1.1.1:4002", "10.96.0.10:53", "10.244.1.2:5301"),
-        // Nobody answered yet.
+        // A flow without an answer yet.
         ("10.1.1.1:4003", "10.96.0.10:53", "10.96.0.10:53"),
         // Another port, and another address, of the same endpoint.
         ("10.1.1.1:4004", "10.96.0.10:54", "10.244.1.1:5301"),

@@ -1,5 +1,4 @@
-//! Cases for the kernel and for the fake one. Each starts in an empty network namespace, and checks results by other means
-//! than the ports.
+//! Cases for the kernel and for the fake one. Each starts in an empty network namespace, and checks results by other means than the ports.
 
 pub(crate) mod conntrack;
 pub(crate) mod ipvs;
@@ -17,7 +16,7 @@ use proxier_core::ports::{ItemFailures, PortErrorKind, Ports};
 
 /// A network namespace, with the field's own tools to inspect it and to change things behind the ports' back.
 pub(crate) trait World {
-    /// What is tested.
+    /// Ports under test.
     fn ports(&mut self) -> Ports<'_>;
 
     /// `ipvsadm --save --numeric`, sorted.
@@ -26,7 +25,7 @@ pub(crate) trait World {
     /// A set's `create` line without the parts that differ between kernels, and its entries, as `ipset save` has them.
     fn saved_set(&self, name: &str) -> Option<(String, BTreeSet<String>)>;
 
-    /// How many entries a set has.
+    /// Number of entries of a set.
     fn set_size(&self, name: &str) -> usize;
 
     /// Creates a set as `ipset` would.

@@ -26,7 +26,7 @@ fn servers(count: u16) -> Vec<Operation> {
     (1..=count).map(|port| Operation::AddVirtualServer(VirtualServer::new(key(port), Scheduler::RoundRobin))).collect()
 }
 
-/// A reconciler may use them in its own thread.
+/// Ports can be sent to the thread of a reconciler.
 #[test]
 fn ports_can_be_sent_to_a_thread() {
     fn is_send<T: Send>() {}
@@ -74,7 +74,7 @@ fn the_nth_item_fails() {
     let ports: Vec<String> =
         kernel.saved_ipvs().iter().map(|line| line.split(' ').nth(2).unwrap().to_owned()).collect();
     assert_eq!(ports, [1, 2, 3, 5, 6, 7, 8].map(|port| format!("10.96.0.1:{port}")));
-    // What the kernel itself refuses keeps its index.
+    // An operation that the kernel itself refuses keeps its index.
     kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Busy).item(0));
     let failures = kernel.ports().ipvs.run(&operations[2..5]);
     assert_eq!(kinds(&failures), [(0, PortErrorKind::Busy), (2, PortErrorKind::AlreadyExists)]);
@@ -120,7 +120,7 @@ fn two_tables() -> Transaction {
 #[test]
 fn a_process_dies_between_two_writes_wherever_they_are() {
     let key = VirtualServerKey::tcp(at("10.96.0.1:1"));
-    // One write each, in order; those before the crash are found.
+    // Operations are one write each, in order; those before the crash are found.
     for survived in 0..=9_u64 {
         let mut kernel = FakeKernel::new();
         kernel.crash_after(survived);
@@ -155,7 +155,7 @@ fn a_process_dies_between_two_writes_wherever_they_are() {
     }
 }
 
-/// No wanted entry that was there is ever missing, and a new process repairs what is left over.
+/// No wanted entry that was there is ever missing, and a new process repairs the leftovers.
 #[test]
 fn a_process_dies_while_it_replaces_a_set() {
     let elements: Vec<Element> = (1..=40).map(|port| service("10.96.0.1", port)).collect();
@@ -292,7 +292,7 @@ fn readings_are_as_new_as_the_kernel() {
 #[derive(Default)]
 struct Meeting {
     host: FakeHost,
-    /// In milliseconds.
+    /// Longest wait for the other restore, in milliseconds.
     patience: usize,
     running: AtomicUsize,
     most: AtomicUsize,

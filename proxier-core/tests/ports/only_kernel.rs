@@ -1,4 +1,4 @@
-//! What only a real kernel has.
+//! Cases for parts that only a real kernel has.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, UdpSocket};
@@ -26,7 +26,7 @@ fn bound_addresses_are_local() {
             run("ip", "-br address show kube-ipvs0").split_whitespace().skip(2).collect::<Vec<_>>(),
             ["10.96.0.1/32", "fd00::1/128"]
         );
-        // Nothing but the local routes.
+        // The device has no routes but the local ones.
         for family in ["-4", "-6"] {
             assert_eq!(run("ip", &format!("{family} route show dev kube-ipvs0")), "");
         }
@@ -41,7 +41,7 @@ fn bound_addresses_are_local() {
     });
 }
 
-/// Somebody bound it with another prefix length: it is still unbound.
+/// An address with a foreign prefix length is unbound all the same.
 #[test]
 fn addresses_with_another_prefix_are_unbound() {
     kernel_test(&[Need::Root, Need::Dummy], || {
@@ -93,7 +93,7 @@ fn heard(monitor: &mut Monitor, enough: impl Fn(&Changes) -> bool) -> Changes {
     changes
 }
 
-/// What is heard, up to the first change of an address.
+/// Changes of addresses that are heard, up to the first.
 fn heard_addresses(monitor: &mut Monitor) -> BTreeMap<String, BTreeMap<IpAddr, Change>> {
     heard(monitor, |changes| !changes.addresses.is_empty()).addresses
 }
@@ -183,7 +183,7 @@ fn a_monitor_wakes_a_poll() {
     });
 }
 
-/// Finds the gateways of default routes in any notation, and no others; the monitor reports them.
+/// Finds exactly the gateways of default routes, in any notation; the monitor reports them.
 #[test]
 fn the_gateways_of_default_routes() {
     kernel_test(&[Need::Root, Need::Dummy], || {
@@ -257,7 +257,7 @@ fn whole_networks_are_local() {
     });
 }
 
-/// The monitor reports lost routes of IPVS mode, and no others.
+/// The monitor reports exactly the lost routes of IPVS mode.
 #[test]
 fn lost_routes_are_heard() {
     kernel_test(&[Need::Root], || {
@@ -277,7 +277,7 @@ fn lost_routes_are_heard() {
     });
 }
 
-/// A kernel without some parts fails the calls that need them, and no others.
+/// A kernel without some parts fails exactly the calls that need them.
 #[test]
 fn one_missing_part_stops_no_other() {
     kernel_test(&[Need::Root, Need::Ipset("hash:ip,port")], || {

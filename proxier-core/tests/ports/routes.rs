@@ -92,11 +92,12 @@ pub(crate) fn an_ipv4_route_may_go_with_its_source(world: &mut impl World) {
     assert_eq!(world.ports().routes.add(RouteOwner::Ipvs, &all), []);
     world.remove_address("other0", ip("192.0.2.1"));
     world.remove_address("other0", ip("2001:db8::1"));
-    // It does where the kernel looks at all tables, as before commit c0d999348e01; later ones look at the device's own. An IPv6 route stays.
+    // The kernel deletes the route if it looks at all tables, as before commit c0d999348e01; later ones look at the device's own. An IPv6 route
+    // stays.
     let left: Vec<Network> = world.ports().routes.networks(RouteOwner::Ipvs).unwrap().into_keys().collect();
     let others = [network("203.0.113.7/32"), network(V6)];
     assert!(left == others || left == [&[network(V4)][..], &others].concat(), "{left:?}");
-    // With another source it is there, whatever became of it.
+    // The route is there with another source, whether or not it was deleted.
     world.add_interface("other1", &ips(&["192.0.2.7"]));
     assert_eq!(world.ports().routes.add(RouteOwner::Ipvs, &[route(V4, Some("192.0.2.7"))]), []);
     let known = world.ports().routes.networks(RouteOwner::Ipvs).unwrap();

@@ -76,7 +76,7 @@ pub(crate) fn both_families_at_once(world: &mut impl World) {
     for family in FAMILIES {
         assert!(world.saved_rules(family, "nat").contains("-A KUBE-SERVICES -j RETURN\n"));
     }
-    // One is refused, whichever it is; the other is done.
+    // One family is refused, either one; the other is done.
     for (refused, done) in [(v4, v6), (v6, v4)] {
         let more = filling(TableName::NAT, "KUBE-POSTROUTING", &["-j RETURN"]);
         let outcomes = world.ports().rules.restore_families(&[(refused, &bad), (done, &more)]);
@@ -105,7 +105,7 @@ pub(crate) fn rules_are_listed_while_other_work_is_done(world: &mut impl World) 
     }
     list(&mut |work| world.ports().rules.list_meanwhile(&FAMILIES, work));
     for family in FAMILIES {
-        // A listing does not hide what is written after it.
+        // A listing does not hide chains that are written after it.
         world.ports().rules.restore(family, &filling(TableName::NAT, "TWO", &["-j RETURN"])).unwrap();
         assert!(world.ports().rules.dump(family).unwrap().has_chain(&TableName::NAT, "TWO"));
     }

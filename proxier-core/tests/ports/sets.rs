@@ -66,7 +66,7 @@ pub(crate) fn every_set_is_created_as_kube_proxy_does(world: &mut impl World) {
         assert_eq!(line, format!("create {set} {} {options}", set.key.kind.set_type()));
         assert!(entries.is_empty());
     }
-    // One entry of each form comes back as it went in.
+    // An entry of each form comes back as it went in.
     let host = |address| IpSpan::host(ip(address));
     let tcp = |port| Ports::port(Protocol::TCP, port);
     let network = IpSpan::network(ip("192.0.2.0"), 24).unwrap();
@@ -202,7 +202,7 @@ pub(crate) fn a_missing_set_comes_complete(world: &mut impl World) {
             |number: u16| if family == Family::V4 { format!("192.0.2.{number}") } else { format!("fd00::{number}") };
         let elements: Vec<Element> = (1..=200).map(|number| service(&address(number), 30_000)).collect();
         let wanted: Vec<&Element> = elements.iter().collect();
-        // What a process left that was killed while it made the set.
+        // A process that was killed while it made the set left this one.
         let left = format!("{}~00000000", set.name().get(..21).unwrap());
         world.create_set(&format!(
             "create {left} hash:ip,port{}",

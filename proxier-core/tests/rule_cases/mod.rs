@@ -1,4 +1,4 @@
-//! Clusters and settings that need different rules, and other people's rules beside them.
+//! Clusters and settings that need different rules, and foreign rules beside them.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -142,7 +142,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cases
 }
 
-/// The chains that are ours, by table.
+/// Own chains, by table.
 pub(crate) const CHAINS: &[(&str, &[&str])] = &[
     ("nat", &["KUBE-SERVICES", "KUBE-POSTROUTING", "KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-MARK-MASQ"]),
     (
@@ -171,8 +171,7 @@ pub(crate) const JUMPS: &[(&str, &str)] = &[
     ("filter", "-A OUTPUT -m comment --comment \"kubernetes ipvs access filter\" -j KUBE-IPVS-OUT-FILTER"),
 ];
 
-/// What others have in the same tables: the kubelet, a network plugin, an administrator. Names and comments are close to
-/// ours on purpose.
+/// Foreign rules in the same tables: of the kubelet, a network plugin, an administrator. Names and comments are close to ours on purpose.
 pub(crate) const FOREIGN: &str = "\
 *mangle
 :PREROUTING ACCEPT [0:0]
@@ -220,7 +219,7 @@ COMMIT
 COMMIT
 ";
 
-/// A dump without what is ours, recognised by its text alone.
+/// A dump without own parts, recognised by its text alone.
 pub(crate) fn foreign_part(dump: &str) -> String {
     let mut table = "";
     let mut rest = String::new();
@@ -249,7 +248,7 @@ pub(crate) fn lines<'d>(dump: &'d str, table: &str) -> Vec<&'d str> {
     lines.take_while(|line| *line != "COMMIT").collect()
 }
 
-/// What kube-proxy 1.23 leaves, with its jumps in the order in which it made them, and one of its iptables mode.
+/// Rules of kube-proxy 1.23, with its jumps in the order in which it made them, and one of its iptables mode.
 pub(crate) fn older(family: Family) -> String {
     let six = if family == Family::V4 { "" } else { "6-" };
     format!(

@@ -1,4 +1,4 @@
-//! Compares what clients experience with what they should.
+//! Compares the experience of clients with the expected one.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,15 +16,15 @@ use super::cluster::{Cluster, options};
 use super::net::{FAMILIES, From, Net, is_nodes};
 use super::objects::Pod;
 
-/// How long a client waits for an answer that should come.
+/// Longest wait of a client for an expected answer.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
-/// How long it waits for one that must not come.
+/// Wait of a client for an answer that must not come.
 pub(crate) const SILENCE: Duration = Duration::from_secs(3);
 
-/// After this many surprises no client asks any more: each may take as long as [`LIMIT`].
+/// Number of surprises after which no client asks any more: each may take as long as [`LIMIT`].
 const ENOUGH: usize = 12;
 
-/// Which source address the pod has to see.
+/// Source address that the pod has to see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
     /// The client's own address.
@@ -33,7 +33,7 @@ pub(crate) enum Peer {
     Masqueraded,
 }
 
-/// What clients experienced but should not have.
+/// Unexpected experiences of clients.
 #[derive(Default)]
 pub(crate) struct Surprises {
     found: Vec<String>,
@@ -90,7 +90,7 @@ impl Surprises {
         }
     }
 
-    /// Nobody may answer, and the client must be refused at once.
+    /// Expects no answer, and that the client is refused at once.
     pub(crate) fn refused(&mut self, net: &Net, from: From, transport: Transport, to: SocketAddr) {
         let begin = Instant::now();
         let own = Net::address(from, Family::of(to.ip()));
@@ -109,13 +109,12 @@ impl Surprises {
         }
     }
 
-    /// Nobody may answer, whether or not the client is refused. Servers that might answer have to live until
-    /// [`Surprises::none`].
+    /// Expects no answer, whether or not the client is refused. Servers that might answer have to live until [`Surprises::none`].
     pub(crate) fn silent(&mut self, net: &Net, from: From, transport: Transport, to: SocketAddr) {
         self.silent_to(net.of(from), Net::address(from, Family::of(to.ip())), transport, to);
     }
 
-    /// The same for a client with this address.
+    /// Expects no answer to a client with this address.
     pub(crate) fn silent_to(&mut self, client: &Netns, from: Option<IpAddr>, transport: Transport, to: SocketAddr) {
         let waiting = client.spawn(move || {
             let answer = ask(transport, from, to, SILENCE);

@@ -49,7 +49,7 @@ pub(crate) fn key(name: &str) -> ObjectKey {
 }
 
 impl Cluster {
-    /// Nothing is programmed before the first [`Cluster::settle`].
+    /// A proxy that programs nothing before the first [`Cluster::settle`].
     pub(crate) fn new(options: Options) -> Self {
         Self::with(options, Backend::NfTables)
     }
@@ -60,7 +60,7 @@ impl Cluster {
         Self::over(options, &how)
     }
 
-    /// On a machine without the programs of iptables.
+    /// A proxy on a machine without the programs of iptables.
     pub(crate) fn without_programs(options: Options) -> Self {
         let mut how = kernel::Options::default();
         how.system = iptables::System::new().with_only_directory("/nonexistent");
@@ -98,7 +98,7 @@ impl Cluster {
         }
     }
 
-    /// Removes what others than this proxy's mode, as it is configured, have made.
+    /// Removes objects of other proxies and modes than this proxy's, as it is configured.
     pub(crate) fn clean_up_after_others(&mut self) {
         let config = self.proxier.facts().config().clone();
         let cleaned = cleanup(&config, Some(self.proxier.mode()), &mut self.kernel.ports());
@@ -106,14 +106,14 @@ impl Cluster {
         self.proxier.request_full(self.now());
     }
 
-    /// Removes what any mode has made.
+    /// Removes objects of any mode.
     pub(crate) fn clean_up(&mut self) {
         let config = self.proxier.facts().config().clone();
         let cleaned = cleanup(&config, None, &mut self.kernel.ports());
         assert!(cleaned.is_done() && cleaned.removed() > 0, "{cleaned:#?}");
     }
 
-    /// The pass that is due, if one is.
+    /// Runs the pass that is due, if one is.
     pub(crate) fn pass(&mut self) -> Option<Report> {
         let origin = self.origin;
         self.proxier.pass(&|| origin.elapsed(), &mut self.kernel.ports())

@@ -1,12 +1,12 @@
 //! Clients that keep connecting, each time from a new port, and record every time they were not served.
 //!
-//! No two connections share a port until all ports are used, whatever their destination. IPVS finds the connection of an
-//! answer by the real server and the client's address and port (`ip_vs_conn_out_get`): of two connections from one port
-//! through two virtual servers to one pod, the younger gets all answers. With many virtual servers in front of few pods, as
-//! here, ports that the kernel chooses at random collide that way a few times in 100,000 connections.
+//! No two connections share a port until all ports are used, even to different destinations. IPVS finds the connection of an answer by the real
+//! server and the client's address and port (`ip_vs_conn_out_get`): of two connections from one port through two virtual servers to one pod, the
+//! younger gets all answers. With many virtual servers in front of few pods, as here, ports that the kernel chooses at random collide that way a few
+//! times in 100,000 connections.
 //!
-//! Over UDP a client asks as a resolver does: up to three times, from one port. A question on its way to a pod that goes
-//! may be lost; the flow must not be.
+//! A client of UDP asks as a resolver does: up to three times, from one port. A question on its way to a pod that goes may be lost; the flow must not
+//! be.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use testkit::witness::{Conversation, Transport};
 
 use super::net::Net;
 
-/// Where a client connects to.
+/// Destination of a client.
 pub(crate) type Target = (Transport, SocketAddr);
 
 pub(crate) struct Load {
@@ -45,7 +45,7 @@ fn next_port(ports: &AtomicU16) -> u16 {
             .unwrap()
 }
 
-/// How often the client had to ask.
+/// Connects and asks; returns the number of questions.
 fn ask((transport, to): Target, port: u16) -> io::Result<usize> {
     if transport != Transport::Udp {
         return Conversation::open_from_port(transport, None, port, to, LIMIT)?.ask().map(|_| 1);
@@ -71,7 +71,7 @@ impl Load {
             let (stop, served, again, failures) =
                 (Arc::clone(&load.stop), Arc::clone(&load.served), Arc::clone(&load.again), Arc::clone(&load.failures));
             let ports = Arc::clone(&ports);
-            // They begin at different destinations.
+            // Clients begin at different destinations.
             let mut targets = targets.to_vec();
             let length = targets.len();
             targets.rotate_left(number % length);

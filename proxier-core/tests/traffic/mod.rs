@@ -13,5 +13,5 @@ use std::sync::LazyLock;
 
 use testkit::{Need, PROXY};
 
-/// What the kernel must have for the ground and for the reconciler.
+/// Needs of the ground and of the reconciler.
 pub(crate) static NEEDS: LazyLock<Vec<Need>> = LazyLock::new(|| [PROXY, &[Need::Veth, Need::Conntrack]].concat());

@@ -83,13 +83,13 @@ pub(crate) fn batch(namespace: &Netns, lines: &[String]) {
 }
 
 impl Net {
-    /// Each pod has a link of its own to the node.
+    /// A network in which each pod has a link of its own to the node.
     pub(crate) fn new() -> Self {
         Self::with(false)
     }
 
-    /// The pods share a bridge and a network, and reach each other without the node. Their packets still pass its rules
-    /// (`br_netfilter`), as Kubernetes requires, or the node could not translate their answers to each other.
+    /// The pods share a bridge and a network, and reach each other without the node. Their packets still pass its rules (`br_netfilter`), as
+    /// Kubernetes requires, or the node could not translate their answers to each other.
     pub(crate) fn bridged() -> Self {
         Self::with(true)
     }
@@ -132,8 +132,7 @@ impl Net {
             lines.0.push("link add cni0 type bridge".to_owned());
             for device in ["pod-a", "pod-b"] {
                 lines.0.push(format!("link set {device} master cni0"));
-                // As the network plugin does (`hairpinMode`): otherwise a bridge does not send a packet back out of its
-                // port.
+                // The network plugin sets this too (`hairpinMode`): otherwise a bridge does not send a packet back out of its port.
                 lines.0.push(format!("link set {device} type bridge_slave hairpin on"));
             }
             lines.0.push("link set cni0 up".to_owned());

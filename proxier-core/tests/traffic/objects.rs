@@ -13,7 +13,7 @@ use super::net::{self, FAMILIES, Pair};
 pub(crate) const HERE: &str = "node-1";
 pub(crate) const THERE: &str = "node-2";
 
-/// One of a Service's addresses.
+/// Kind of a Service's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Vip {
     ClusterIp,

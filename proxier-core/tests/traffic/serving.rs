@@ -12,7 +12,7 @@ use super::cluster::Cluster;
 use super::net::{self, FAMILIES, Net};
 use super::objects::{self, A, HERE, R, Vip};
 
-/// The slices of a Service with pods a and r, of which r is as `other` says.
+/// Slices of a Service with pods a and r; `other`: fields of r.
 fn slices(service: &str, other: &Value) -> [EndpointSliceObject; 2] {
     objects::slices(service, &[A, R]).map(|slice| {
         let mut object = serde_json::to_value(&slice).unwrap();
@@ -24,7 +24,7 @@ fn slices(service: &str, other: &Value) -> [EndpointSliceObject; 2] {
     })
 }
 
-/// Flows of the Service `web` with pods a and r stay where they are while r serves, whatever is selected, and go to a once it does not. A new
+/// Flows of the Service `web` with pods a and r stay where they are while r serves, even if it is not selected, and go to a once it does not. A new
 /// process in place of the one that made them changes nothing.
 pub(crate) fn flows_stay_while_their_endpoint_serves(net: &Net, cluster: &mut Cluster, again: impl Fn() -> Cluster) {
     let all = FAMILIES.into_iter().flat_map(|family| Vip::ALL.map(|vip| vip.of(10, family))).flat_map(|to| [to; 3]);
@@ -75,7 +75,7 @@ pub(crate) fn flows_stay_while_their_endpoint_serves(net: &Net, cluster: &mut Cl
     }
     cluster.settle();
     for (to, flow, held) in &mut flows {
-        // What the kernel has of the old flow may end with the first question.
+        // The kernel's record of the old flow may end with the first question.
         let answer = flow.ask().or_else(|_| flow.ask()).unwrap_or_else(|error| panic!("{to}, held by {held}: {error}"));
         assert_eq!(answer.name, "a", "{to}, held by {held}");
     }

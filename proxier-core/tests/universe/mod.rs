@@ -30,7 +30,7 @@ fn universe() -> &'static Universe {
             universe.services.extend(serde_json::from_value::<Vec<ServiceObject>>(take("services")).unwrap());
             universe.slices.extend(serde_json::from_value::<Vec<EndpointSliceObject>>(take("endpointSlices")).unwrap());
         }
-        // Some have a creation time: of Services that claim one address and port, these win.
+        // Services named s1 have a creation time, so they win an address and port that several claim.
         for service in &mut universe.services {
             service.metadata.creation_timestamp =
                 (service.metadata.name == "s1").then(|| "2024-01-01T00:00:00Z".to_owned());

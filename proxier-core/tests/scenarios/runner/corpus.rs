@@ -1,4 +1,4 @@
-//! The scenarios of `tests/oracle` in the form of the others: the results of kube-proxy 1.28, as the tools print them.
+//! Scenarios of `tests/oracle` in the form of the written ones: the results of kube-proxy 1.28, as the tools print them.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 
 use super::Scenario;
 
-/// All of them, each with the deliberate differences; `tests/oracle.rs` has the reasons.
+/// All scenarios of the corpus, each with the deliberate differences; `tests/oracle.rs` has the reasons.
 pub(crate) fn scenarios() -> Vec<Scenario> {
     let mut text = String::new();
     let compressed = include_bytes!("../../oracle/corpus.jsonl.gz");
@@ -188,7 +188,7 @@ fn barred(guarded: &[String], open: &[String]) -> String {
             rules.push((address.parse::<IpAddr>().unwrap(), protocol, port.parse::<u16>().unwrap()));
         }
     }
-    // By protocol first, as virtual servers are sorted.
+    // The order is by protocol first, as virtual servers are sorted.
     let rank = |protocol: &str| ["tcp", "udp", "sctp"].iter().position(|of| *of == protocol);
     rules.sort_by_key(|(address, protocol, port)| (rank(protocol), *address, *port));
     let rule = |(address, protocol, port): (IpAddr, &str, u16)| {

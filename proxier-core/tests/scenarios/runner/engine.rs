@@ -11,21 +11,21 @@ use super::format::KernelEdit;
 use super::world::World;
 use super::{Change, Printed, Subject};
 
-/// A machine for the reconciler, which others change too.
+/// A machine for the reconciler, which other programs change too.
 pub(crate) trait Machine {
-    /// What the reconciler works on.
+    /// Ports of the machine's kernel.
     fn ports(&mut self) -> Ports<'_>;
 
     /// Gives the host these interfaces and addresses.
     fn set_host(&mut self, host: &HostAddresses);
 
-    /// Does what others do to the kernel.
+    /// Makes foreign changes to the kernel.
     fn edit(&mut self, edit: &KernelEdit);
 
     /// Opens connections; see [`Step::connections`](super::format::Step).
     fn connect(&mut self, connections: &str);
 
-    /// What the tools print; rules only if they are asked for.
+    /// Prints the tools' output; rules only if they are asked for.
     fn print(&mut self, printed: &mut Printed, rules: bool);
 }
 

@@ -15,9 +15,9 @@ pub(crate) struct Scenario {
     #[serde(skip)]
     pub(crate) file: String,
     pub(crate) title: String,
-    /// Which behaviour it shows, in one sentence.
+    /// Behaviour that it shows, in one sentence.
     why: String,
-    /// How the node differs from the usual one.
+    /// Differences of the node from the usual one.
     #[serde(default)]
     pub(crate) node: NodeChange,
     /// Fields of `KubeProxyConfiguration`.
@@ -26,7 +26,7 @@ pub(crate) struct Scenario {
     /// Settings that are no fields of `KubeProxyConfiguration`.
     #[serde(default)]
     pub(crate) options: OptionsChange,
-    /// What the kernel holds before the proxy starts.
+    /// State of the kernel before the proxy starts.
     #[serde(default)]
     pub(crate) kernel: KernelEdit,
     #[serde(default)]
@@ -56,22 +56,22 @@ pub(crate) struct Step {
     pub(crate) config: Option<Value>,
     #[serde(default)]
     pub(crate) options: OptionsChange,
-    /// What others do to the kernel.
+    /// Foreign changes of the kernel.
     #[serde(default)]
     pub(crate) kernel: KernelEdit,
-    /// How many seconds pass afterwards; by default long enough for idle real servers to go.
+    /// Seconds that pass afterwards; by default long enough for idle real servers to go.
     #[serde(default)]
     pub(crate) seconds: Option<u64>,
     /// `-t 10.96.0.10:80 -r 10.244.1.5:8080 active 3 inactive 1`: open connections from now on.
     #[serde(default)]
     pub(crate) connections: Vec<String>,
-    /// The proxy is started anew.
+    /// Whether the proxy is restarted.
     #[serde(default)]
     pub(crate) restart: bool,
     pub(crate) expect: Expect,
 }
 
-/// What the tools print. Omitted parts are not compared, except reports, which must then be empty.
+/// Output of the tools. Omitted parts are not compared, except reports, which must then be empty.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Expect {
@@ -86,16 +86,16 @@ pub(crate) struct Expect {
     /// Lines of `iptables-save`: the chains that they name, with all their rules.
     #[serde(default)]
     pub(crate) iptables: Option<String>,
-    /// The same of `ip6tables-save`.
+    /// Lines of `ip6tables-save`: the chains that they name, with all their rules.
     #[serde(default)]
     pub(crate) ip6tables: Option<String>,
-    /// Object, field and value of what was left out.
+    /// Object, field and value of each part that was left out.
     #[serde(default)]
     pub(crate) rejected: Vec<String>,
     /// Virtual servers that a Service does not get because the node needs the address or port.
     #[serde(default)]
     pub(crate) refused: Vec<String>,
-    /// Services that claim what another one owns.
+    /// Services that claim an address and port of another one.
     #[serde(default)]
     pub(crate) conflicts: Vec<String>,
     #[serde(default)]
@@ -103,20 +103,20 @@ pub(crate) struct Expect {
     /// Services counted by the metric of that name.
     #[serde(default)]
     pub(crate) no_local_endpoints: Vec<String>,
-    /// Nothing was written for this step.
+    /// Whether nothing was written for this step.
     #[serde(default)]
     pub(crate) unchanged: bool,
-    /// Reports and comments of rules are not known.
+    /// Whether reports and comments of rules are left out of the comparison.
     #[serde(skip)]
     pub(crate) only_tools: bool,
 }
 
-/// How the node differs from before.
+/// Changes of the node.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(crate) struct NodeChange {
     pub(crate) name: Option<String>,
-    /// Empty for none.
+    /// Zone; empty for none.
     pub(crate) zone: Option<String>,
     /// Internal addresses of the Node object.
     pub(crate) addresses: Option<Vec<String>>,
@@ -136,7 +136,7 @@ pub(crate) struct OptionsChange {
     topology: Option<String>,
     /// `Cluster`, `Refuse`.
     local_fallback: Option<String>,
-    /// Where the API server listens.
+    /// Address and port of the API server.
     api_server: Option<String>,
 }
 
@@ -187,7 +187,7 @@ impl OptionsChange {
     }
 }
 
-/// What others do to the kernel, in the tools' formats.
+/// Foreign changes of the kernel, in the tools' formats.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct KernelEdit {
@@ -217,7 +217,7 @@ impl KernelEdit {
 }
 
 impl Scenario {
-    /// Checks what the types cannot.
+    /// Checks rules that the types cannot express.
     pub(crate) fn check(&self) {
         let file = &self.file;
         assert!(!self.title.is_empty() && !self.why.is_empty(), "{file}: title and why say something");
@@ -237,12 +237,12 @@ impl Scenario {
         }
     }
 
-    /// From now on only the tools' output is compared, without comments.
+    /// Compares only the tools' output from now on, without comments.
     pub(crate) fn without_reports(&mut self) {
         self.expect.iter_mut().for_each(|expect| expect.only_tools = true);
     }
 
-    /// Whether the functions on values can run it: they know no time and no rules of others.
+    /// Whether the functions on values can run it: they know no time and no foreign rules.
     pub(crate) fn is_for_values(&self) -> bool {
         let edits = self.steps.iter().map(|step| &step.kernel).chain([&self.kernel]);
         let timed = self.steps.iter().any(|step| step.seconds.is_some() || !step.connections.is_empty());
@@ -343,7 +343,7 @@ const KEYS: &[&str] = &[
     "iptables",
     "masqueradeAll",
     "masqueradeBit",
-    // Not read: other parts of the cluster do.
+    // The crate does not read these: other parts of the cluster do.
     "apiVersion",
     "kind",
     "targetPort",

@@ -25,7 +25,7 @@ pub(crate) fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios")
 }
 
-/// Names of what is in a folder, sorted.
+/// Names in a folder, sorted.
 #[expect(clippy::disallowed_methods, reason = "scenarios are files")]
 fn list(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
@@ -65,7 +65,7 @@ pub(crate) trait Subject {
     /// Takes a change and handles it.
     fn change(&mut self, change: &Change<'_>);
 
-    /// What the tools print now, and what is reported; rules only if they are asked for.
+    /// Output of the tools now, and the reports; rules only if they are asked for.
     fn printed(&mut self, rules: bool) -> Printed;
 }
 
@@ -149,7 +149,7 @@ fn compare(expect: &Expect, found: &Printed, report: &mut String) {
     }
 }
 
-/// Both texts as one: ` ` in both, `-` only in the first, `+` only in the second.
+/// Merges both texts: ` ` for lines in both, `-` only in the first, `+` only in the second.
 fn difference(expected: &[String], found: &[String]) -> Vec<String> {
     // Length of the longest common subsequence from each pair of positions on.
     let width = found.len() + 1;

@@ -15,7 +15,7 @@ pub(crate) struct Printed {
     pub(crate) ipvsadm: Vec<String>,
     pub(crate) ipset: Vec<String>,
     pub(crate) addresses: Vec<String>,
-    /// In the form of [`rules`].
+    /// Rules in the form of [`rules`].
     pub(crate) iptables: Vec<String>,
     pub(crate) ip6tables: Vec<String>,
     pub(crate) rejected: Vec<String>,
@@ -23,13 +23,13 @@ pub(crate) struct Printed {
     pub(crate) health_checks: Vec<String>,
     pub(crate) no_local_endpoints: Vec<String>,
     pub(crate) refused: Vec<String>,
-    /// What must never happen.
+    /// Faults that must never happen.
     pub(crate) trouble: Vec<String>,
     pub(crate) wrote: bool,
 }
 
 impl Printed {
-    /// Adds what is reported of the objects.
+    /// Adds the reports about the objects.
     pub(crate) fn report<'a>(&mut self, wanted: &Wanted, rejections: impl Iterator<Item = &'a Rejection>) {
         self.rejected = sorted(rejections.map(|rejection| {
             assert!(!rejection.reason.is_empty() && rejection.to_string().lines().count() == 1);
@@ -71,7 +71,7 @@ pub(crate) fn sorted(lines: impl IntoIterator<Item = String>) -> Vec<String> {
     lines
 }
 
-/// The lines of a text; none for `none`.
+/// Lines of a text; none for `none`.
 pub(crate) fn lines(text: &str) -> Vec<String> {
     if text.trim() == "none" {
         return Vec::new();
@@ -79,8 +79,8 @@ pub(crate) fn lines(text: &str) -> Vec<String> {
     text.lines().map(str::trim_end).filter(|line| !line.is_empty()).map(str::to_owned).collect()
 }
 
-/// The entries found, without those of the set that kube-proxy does not have (`KUBE-NODE-PORT-SERVED`), unless the scenario
-/// names it: its entries follow from the virtual servers, and scenarios compare what kube-proxy would hold.
+/// Entries that were found, without those of the set that kube-proxy does not have (`KUBE-NODE-PORT-SERVED`), unless the scenario names it: its
+/// entries follow from the virtual servers, and scenarios compare the sets of kube-proxy.
 pub(crate) fn sets_that_are_meant(expected: &[String], found: &[String]) -> Vec<String> {
     let is_own = |line: &&String| {
         ["add KUBE-NODE-PORT-SERVED ", "add KUBE-6-NODE-PORT-SERVED "].iter().any(|own| line.starts_with(own))
@@ -147,7 +147,7 @@ pub(crate) fn same_chains(expected: &[String], found: &[String]) -> Vec<String> 
     kept
 }
 
-/// The same rules without their comments.
+/// Rules without their comments.
 pub(crate) fn without_comments(rules: &[String]) -> Vec<String> {
     let plain = |rule: &String| {
         let Some((before, rest)) = rule.split_once(" -m comment --comment ") else { return rule.clone() };

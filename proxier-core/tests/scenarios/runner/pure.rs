@@ -134,7 +134,7 @@ impl Subject for Pure {
     }
 }
 
-/// Changes the kernel as others do. Returns whether anything changed.
+/// Makes foreign changes to the kernel. Returns whether anything changed.
 fn edit(observed: &mut Observed, edit: &KernelEdit) -> bool {
     for statement in ipvs::text::parse(&edit.ipvsadm).unwrap() {
         match statement {

@@ -20,7 +20,7 @@ use super::{Printed, Subject, printed};
 pub(crate) struct Real {
     ipvs: IpvsPort,
     sets: SetsPort,
-    /// `None` only while this is dropped.
+    /// Port for rules; `None` only while this is dropped.
     rules: Option<RulesPort<System>>,
     links: LinksPort,
     sysctls: SysctlsPort,

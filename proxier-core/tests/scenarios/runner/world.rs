@@ -21,7 +21,7 @@ pub(crate) struct World {
     pub(crate) slices: BTreeMap<ObjectKey, EndpointSliceObject>,
 }
 
-/// What a step changes.
+/// Change by a step.
 #[derive(Debug)]
 pub(crate) struct Change<'a> {
     /// The state after it.
@@ -171,7 +171,7 @@ impl World {
         HostAddresses { interfaces: interfaces.map(|(name, texts)| (name.clone(), parse(texts))).collect() }
     }
 
-    /// The configuration, and what was rejected of it.
+    /// The configuration, and its rejected fields.
     pub(crate) fn config(&self) -> (Config, Vec<Rejection>) {
         let object: ConfigObject = serde_json::from_value(self.config.clone()).unwrap();
         let mut rejections = Vec::new();
