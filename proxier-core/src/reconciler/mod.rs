@@ -389,8 +389,10 @@ impl Reconciler {
         self.mode.begin_preview();
         let (safeguard, others) = (self.safeguard.clone(), self.others.clone());
         let mut report = Report::default();
-        self.prepare(schedule::Pass::Full, now, &mut report, ports);
-        let mut plan = self.mode.end_preview();
+        let prepared = self.prepare(schedule::Pass::Full, now, &mut report, ports);
+        let plan = self.mode.end_preview();
+        // Without a new plan the mode may still have an earlier one, which no pass carried out.
+        let mut plan = prepared.map(|()| plan).unwrap_or_default();
         (self.safeguard, self.others) = (safeguard, others);
         self.schedule.request_full(now);
         let looked = plan.look_for_flows(ports.conntrack);

@@ -145,12 +145,15 @@ impl Mode {
     /// Looks for counters of packets. Returns those that rules are to name and that have to be made first.
     fn look_for_counters(&mut self, pass: &Pass<'_>, rules: &mut dyn Rules) -> Vec<&'static str> {
         let mut missing = Vec::new();
-        match (self.counters, rules.counters()) {
-            (Counters::Refused, _) => {}
-            (_, Err(_)) => self.counters = Counters::Missing,
-            (before, Ok(there)) => {
-                self.counters = if before == Counters::Named { before } else { Counters::Wanted };
-                missing.extend(COUNTERS.into_iter().filter(|name| !there.contains(*name)));
+        if self.counters != Counters::Refused {
+            match rules.counters() {
+                Err(_) => self.counters = Counters::Missing,
+                Ok(there) => {
+                    if self.counters == Counters::Missing {
+                        self.counters = Counters::Wanted;
+                    }
+                    missing.extend(COUNTERS.into_iter().filter(|name| !there.contains(*name)));
+                }
             }
         }
         let changed = self.wanted.set_settings(pass.facts, self.allowed());
