@@ -382,6 +382,13 @@ fn node_ports_on_localhost(mode: Kind, needs: &[Need], unguard: &[&str]) {
             assert_eq!(tracked().unwrap().stdout.contains("dst=127.0.0.1"), mode == Kind::Iptables);
             net.node.run_in(|| oracle::run(program, arguments, None)).unwrap().unwrap();
             assert!(is_reached(net, &private), "the guard is what keeps it off");
+            // After a cleanup too: the kubelet's chain stays and goes on guarding, nftables mode's table does not.
+            cluster.pass_in(Duration::from_secs(3_600)).unwrap();
+            assert!(!is_reached(net, &private));
+            net.node.run_in(|| cluster.clean_up()).unwrap();
+            let routed = net.node.run_in(|| std::fs::read_to_string("/proc/sys/net/ipv4/conf/all/route_localnet"));
+            assert_eq!(routed.unwrap().unwrap().trim(), if mode == Kind::Iptables { "1" } else { "0" });
+            assert!(!is_reached(net, &private));
         }
     });
 }

@@ -6,6 +6,8 @@ mod node;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use iptables::fake::FakeHost;
+use iptables::{Backend, ChainName, Iptables, TableName};
 use netlink_batch::Errno;
 use nftables::{
     Chain, DataType, Family, FieldTypes, Priority, Set, SetFlags, Table, TableFlags, TableKey, Transaction,
@@ -1268,22 +1270,38 @@ proptest! {
     }
 }
 
+/// Node ports at loopback addresses.
+fn asked() -> Options {
+    let mut options = options();
+    let networks = ["127.0.0.0/8", "::1/128"].map(|network| network.parse().unwrap());
+    options.config.node_port_addresses = NodePortAddresses::Within(networks.into());
+    options
+}
+
+/// A node with a Service that has a node port.
+fn at_localhost(kernel: FakeKernel, options: Options) -> Node {
+    let mut node = Node::on(kernel, options);
+    let ports = json!([{"name": "p", "port": 80, "nodePort": 30_080}]);
+    node.service("web", json!({"type": "NodePort", "clusterIP": "10.96.0.10", "ports": ports}));
+    node.slice("web", &["10.244.1.7"]);
+    node
+}
+
+const ROUTE_LOCALNET: &str = "net/ipv4/conf/all/route_localnet";
+
+fn localnet(node: &Node) -> String {
+    node.kernel.state().sysctls[ROUTE_LOCALNET].clone()
+}
+
+fn is_guarded(node: &Node) -> bool {
+    let guard = "ip daddr & 255.0.0.0 == 127.0.0.0 iifname != \"lo\" drop";
+    node.tables().get("ip proxier").is_some_and(|table| table.contains(guard))
+}
+
 /// The guard keeps neighbours from programs that listen on 127.0.0.1 only.
 #[test]
 fn loopback_addresses_are_routed_once_the_table_guards_them() {
-    let guard = "ip daddr & 255.0.0.0 == 127.0.0.0 iifname != \"lo\" drop";
-    let is_guarded = |node: &Node| node.tables().get("ip proxier").is_some_and(|table| table.contains(guard));
-    let localnet = |node: &Node| node.kernel.state().sysctls["net/ipv4/conf/all/route_localnet"].clone();
-    let spec = json!({"type": "NodePort", "clusterIP": "10.96.0.10", "ports": [{"port": 80, "nodePort": 30_080}]});
-    let asked = || {
-        let mut options = options();
-        let networks = ["127.0.0.0/8", "::1/128"].map(|network| network.parse().unwrap());
-        options.config.node_port_addresses = NodePortAddresses::Within(networks.into());
-        options
-    };
-    let mut node = Node::on(kernel(), asked());
-    node.service("web", spec.clone());
-    node.slice("web", &["10.244.1.7"]);
+    let mut node = at_localhost(kernel(), asked());
     node.kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Permission));
     let report = node.pass();
     assert!(report.has_failed(), "{report:#?}");
@@ -1303,9 +1321,54 @@ fn loopback_addresses_are_routed_once_the_table_guards_them() {
     let mut v6 = asked();
     v6.config.families = Families::V6;
     for (kernel, options) in [(foreign, asked()), (kernel(), v6), (kernel(), self::options())] {
-        let mut node = Node::on(kernel, options);
-        node.service("web", spec.clone());
+        let mut node = at_localhost(kernel, options);
         node.pass();
         assert_eq!((localnet(&node).as_str(), is_guarded(&node)), ("0", false));
     }
+}
+
+/// `route_localnet` goes back to 0 before the last rule that guards it goes: where node ports are not served at loopback addresses any more, where
+/// the family is not, and in a cleanup.
+#[test]
+fn loopback_addresses_are_routed_no_longer_than_something_guards_them() {
+    let mut v6 = asked();
+    v6.config.families = Families::V6;
+    for other in [options(), v6] {
+        let mut node = at_localhost(kernel(), asked());
+        node.full();
+        assert_eq!((localnet(&node).as_str(), is_guarded(&node)), ("1", true));
+        let mut next = at_localhost(node.kernel.clone(), other);
+        let report = next.full();
+        assert!(report.is_done(), "{report:#?}");
+        assert_eq!((localnet(&next).as_str(), is_guarded(&next)), ("0", false));
+    }
+    let clean = |node: &mut Node| modes::cleanup::cleanup(&asked().config, None, &mut node.kernel.ports());
+    for (guard, expected) in [(None, "0"), (Some(Backend::NfTables), "1"), (Some(Backend::Legacy), "1")] {
+        let backend = guard.unwrap_or(Backend::NfTables);
+        let host = move || FakeHost::new().with_default(backend);
+        let mut node = at_localhost(prepared(FakeKernel::with_iptables(host)), asked());
+        if guard.is_some() {
+            let rule = "-m comment --comment \"block incoming localnet connections\" -d 127.0.0.0/8 -j DROP";
+            let mut change = iptables::Transaction::new();
+            let firewall = ChainName::new("KUBE-FIREWALL").unwrap();
+            change.table(TableName::FILTER).replace_chain(&firewall, [iptables::Rule::parse(rule).unwrap()]);
+            let restored = node
+                .kernel
+                .with_host(|host| Iptables::open(host, iptables::Family::Ipv4, backend).unwrap().restore(&change));
+            restored.unwrap();
+        }
+        node.full();
+        assert_eq!((localnet(&node).as_str(), is_guarded(&node)), ("1", true));
+        let cleaned = clean(&mut node);
+        assert!(cleaned.is_done() && cleaned.left.is_empty(), "{cleaned:#?}");
+        assert_eq!((localnet(&node).as_str(), is_guarded(&node)), (expected, false), "{guard:?}");
+    }
+    // What cannot be set back is told, and a cleanup that removes no guard leaves the setting.
+    let mut node = at_localhost(kernel(), asked());
+    node.full();
+    node.kernel.set_sysctl(ROUTE_LOCALNET, None);
+    let cleaned = clean(&mut node);
+    assert!(cleaned.is_done() && cleaned.left[0].starts_with(&format!("{ROUTE_LOCALNET} cannot be written")));
+    node.kernel.set_sysctl(ROUTE_LOCALNET, Some("1"));
+    assert_eq!((clean(&mut node).removed(), localnet(&node).as_str()), (0, "1"));
 }

@@ -23,7 +23,8 @@ use crate::ports::Ports;
 ///
 /// Connections through virtual servers end with these, and those that a process passed on ended with it; all further ones go on, since
 /// connection tracking knows their endpoints, unless the last chain of type nat goes: Linux translates no packet then
-/// (`nf_nat_unregister_fn`). Values below `/proc/sys` stay: their earlier values are not known.
+/// (`nf_nat_unregister_fn`). Values below `/proc/sys` stay: their earlier values are not known. Only
+/// `route_localnet` is set back to 0 before nftables mode's table goes, where that is all that guards loopback addresses.
 ///
 /// A part that cannot be read or removed stays, and the rest goes on; repeat the cleanup then. A missing object counts as
 /// done, and so does a kernel that has no such part.

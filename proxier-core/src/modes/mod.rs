@@ -83,8 +83,8 @@ impl fmt::Display for Kind {
     }
 }
 
-/// The values below `/proc/sys` that a mode needs on a kernel of this release, before any Service is there. What iptables mode sets once its
-/// rules guard it (`route_localnet`) is not among them.
+/// The values below `/proc/sys` that a mode needs on a kernel of this release, before any Service is there. What iptables and nftables
+/// mode set once their rules guard it (`route_localnet`) is not among them.
 ///
 /// ```
 /// use proxier_core::modes::shared::sysctls::HostSettings;

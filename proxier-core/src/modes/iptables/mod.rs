@@ -50,7 +50,8 @@
 //! family does not wait. If the kernel refuses what was compared, the Services that are the reason are found by halves, at
 //! most 16 in a pass; they keep what they have, are reported, and tried again at full passes and when they change.
 //!
-//! `net.ipv4.conf.all.route_localnet` is set when node ports are served on 127.0.0.1, once the rules of IPv4 are there.
+//! `net.ipv4.conf.all.route_localnet` is set when node ports are served on 127.0.0.1, once the rules of IPv4 are there. [`cleanup`] leaves it
+//! and the rule that guards loopback addresses.
 //!
 //! # Cost of a change
 //!

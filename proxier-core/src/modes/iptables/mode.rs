@@ -15,7 +15,7 @@ use super::settings::{COUNTERS, Options};
 use super::wanted::{Changed, Wanted};
 use crate::modes::shared::names::Names;
 use crate::modes::shared::retry::RulesRetry;
-use crate::modes::shared::{flows, sysctls};
+use crate::modes::shared::{flows, localhost, sysctls};
 use crate::modes::{self, Kind, Pass, Refreshed};
 use crate::net::{Family, FrontendKey};
 use crate::parallel;
@@ -214,7 +214,7 @@ impl Mode {
         let wanted = sysctls::of_every_mode(pass.settings);
         (plan.sysctls, report.unmet) = sysctls::changes(ports.sysctls, wanted);
         if self.wanted.settings(Family::V4).is_some_and(|settings| settings.options.localhost_node_ports) {
-            let (changes, unmet) = sysctls::of_localhost(ports.sysctls);
+            let (changes, unmet) = localhost::open(ports.sysctls);
             plan.guarded = changes;
             report.unmet.extend(unmet);
         }

@@ -15,7 +15,7 @@ pub(super) const MARK_MASQ: &str = "KUBE-MARK-MASQ";
 pub(super) const FORWARD: &str = "KUBE-FORWARD";
 pub(super) const PROXY_FIREWALL: &str = "KUBE-PROXY-FIREWALL";
 /// The kubelet's chain. We only add our rule to it, and never delete it.
-pub(super) const KUBELET_FIREWALL: &str = "KUBE-FIREWALL";
+pub(super) use crate::modes::shared::localhost::FIREWALL as KUBELET_FIREWALL;
 
 /// The chain whose absence shows that another program flushed the tables, in mangle, nat and filter; see [`iptables::Canary`].
 pub const CANARY: &str = "KUBE-PROXY-CANARY";

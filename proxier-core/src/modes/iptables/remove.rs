@@ -20,7 +20,7 @@ use crate::service::NodeFacts;
 /// Removes the chains and jumps of both families that this mode, or a kube-proxy in iptables or userspace mode, has made, and
 /// nothing else ([`cleanup`](super::cleanup)). A family without programs or tables has none of them.
 ///
-/// `net.ipv4.conf.all.route_localnet` stays: its earlier value is not known.
+/// `net.ipv4.conf.all.route_localnet` stays, and so does the rule in the kubelet's chain that guards loopback addresses.
 pub fn remove(ports: &mut Ports<'_>) -> Cleaned {
     remove_but(&|_table, _chain| false, ports)
 }

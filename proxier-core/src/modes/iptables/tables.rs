@@ -4,6 +4,7 @@ use iptables::{Chain, ChainName, Error, Rule, RuleBuilder, TableName};
 
 use super::names;
 use super::settings::{INVALID_COUNTER, NodePorts, RandomFully, Settings};
+use crate::modes::shared::localhost::FIREWALL_COMMENT;
 use crate::net::Family;
 
 /// A chain of a table.
@@ -68,7 +69,7 @@ fn postrouting(settings: &Settings) -> Vec<RuleBuilder> {
 pub(super) fn kubelet_firewall(settings: &Settings) -> Result<TableChain, Error> {
     let local = "127.0.0.0/8";
     let rule = Rule::builder()
-        .comment("block incoming localnet connections")
+        .comment(FIREWALL_COMMENT)
         .args(["-d", local, "!", "-s", local])
         .args(["-m", "conntrack", "!", "--ctstate", "RELATED,ESTABLISHED,DNAT"])
         .target("DROP");

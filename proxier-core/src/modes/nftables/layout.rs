@@ -70,6 +70,16 @@ pub struct Layout {
     has_localhost: bool,
 }
 
+/// The chain that has [`localhost_guard`], where node ports are served on 127.0.0.1.
+pub(super) const ARRIVING_GUARD: &str = "prerouting-guard";
+
+/// Drops what other hosts send to loopback addresses, as the kernel does without `route_localnet`. Destinations are not yet those that other
+/// programs translate to 127.0.0.1: that comes later.
+pub(super) fn localhost_guard() -> Rule {
+    let to_localhost = rule(Family::V4.into()).daddr_in(Family::V4.localhost(), 8);
+    built(interface(to_localhost, "lo", false, CmpOp::Ne).drop_packet())
+}
+
 /// The name of the tables.
 pub(super) fn table_name(names: &KernelNames) -> Name {
     chain(names.table.as_str())
@@ -299,10 +309,7 @@ impl Layout {
         };
         let mut arriving_guard = guarded();
         if self.has_localhost {
-            // The kernel does the same with such a packet without `route_localnet`. Destinations are not yet those that other programs translate to
-            // 127.0.0.1: that comes later.
-            let to_localhost = self.rule().daddr_in(self.family.localhost(), 8);
-            arriving_guard.insert(0, built(interface(to_localhost, "lo", false, CmpOp::Ne).drop_packet()));
+            arriving_guard.insert(0, localhost_guard());
         }
         let mut forward = new();
         if !self.is_liberal {
@@ -318,7 +325,7 @@ impl Layout {
             ),
             regular(NEW, self.new_connections()),
             regular(GUARD, self.guard()),
-            (self.base("prerouting-guard", ChainType::Filter, Hook::Prerouting, before_dnat), arriving_guard),
+            (self.base(ARRIVING_GUARD, ChainType::Filter, Hook::Prerouting, before_dnat), arriving_guard),
             (self.base("output-guard", ChainType::Filter, Hook::Output, before_dnat), guarded()),
             (self.base("prerouting", ChainType::Nat, Hook::Prerouting, Priority::DSTNAT), self.arriving()),
             (

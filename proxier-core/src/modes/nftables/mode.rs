@@ -15,7 +15,7 @@ use super::wanted::{Changed, Wanted};
 use crate::config::Config;
 use crate::modes::shared::names::Names;
 use crate::modes::shared::nft::made_by_others;
-use crate::modes::shared::{flows, sysctls};
+use crate::modes::shared::{flows, localhost, sysctls};
 use crate::modes::{self, Kind, Pass, Refreshed};
 use crate::net::{Family, FrontendKey};
 use crate::plan::report::{Report, Unread};
@@ -301,8 +301,12 @@ impl modes::Mode for Mode {
             }
         }
         if pass.full && plan.tables.iter().any(TablePlan::guards_localhost) {
-            let (changes, unmet) = sysctls::of_localhost(ports.sysctls);
+            let (changes, unmet) = localhost::open(ports.sysctls);
             plan.guarded = changes;
+            report.unmet.extend(unmet);
+        } else if read.get(&Family::V4).is_some_and(|read| read.as_ref().is_some_and(Observed::guards_localhost)) {
+            let (changes, unmet) = localhost::close(ports);
+            plan.sysctls.extend(changes);
             report.unmet.extend(unmet);
         }
         let known = self.known.as_ref()?;

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use nftables::{ElementData, ElementKey, Rule, Set, SetFlags, TableSnapshot, Verdict};
 
-use super::layout::{CLIENTS_BY_DEFAULT, Layout, OWNED};
+use super::layout::{ARRIVING_GUARD, CLIENTS_BY_DEFAULT, Layout, OWNED, localhost_guard};
 use super::lower::SetName;
 use super::pick::{most_of, slot_at};
 use super::slots::Held;
@@ -63,6 +63,11 @@ impl Observed {
         // Rules name sets: a table without one of them has other rules too.
         observed.is_other |= there.len() != SetName::ALL.len();
         Some(observed)
+    }
+
+    /// Whether the table keeps other hosts off programs that listen at loopback addresses.
+    pub(super) fn guards_localhost(&self) -> bool {
+        self.chains.get(ARRIVING_GUARD).is_some_and(|rules| rules.contains(&localhost_guard()))
     }
 
     /// The slots of endpoints, and for how many the chain is that chooses among them, by Frontend.

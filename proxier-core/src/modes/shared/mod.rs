@@ -6,6 +6,7 @@ pub mod cleaned;
 pub(crate) mod flows;
 pub mod host;
 pub mod local_traffic;
+pub(crate) mod localhost;
 pub mod names;
 pub(crate) mod nft;
 pub(crate) mod retry;

@@ -46,7 +46,7 @@ impl Wanted {
         Wanted { path, value, at_least: false, optional: false }
     }
 
-    fn optional(path: &'static str, value: u32) -> Self {
+    pub(crate) fn optional(path: &'static str, value: u32) -> Self {
         Wanted { path, value, at_least: false, optional: true }
     }
 
@@ -179,12 +179,6 @@ pub fn changes(sysctls: &mut dyn Sysctls, wanted: Vec<Wanted>) -> (Vec<SysctlCha
         }
     }
     (changes, unmet)
-}
-
-/// `route_localnet`, which node ports on 127.0.0.1 need: packets from there may leave this node. Neighbours could reach programs that listen there
-/// only (CVE-2020-8558), so it is set once a rule guards them ([`set_guarded`]). It stays: its earlier value is not known.
-pub(crate) fn of_localhost(sysctls: &mut dyn Sysctls) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
-    changes(sysctls, vec![Wanted::optional("net/ipv4/conf/all/route_localnet", 1)])
 }
 
 /// Writes values of which a rule has to be there first.

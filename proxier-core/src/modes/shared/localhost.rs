@@ -1,0 +1,54 @@
+//! `route_localnet`, which node ports on 127.0.0.1 need, and the rules that have to be there with it: packets from 127.0.0.1 may leave this node
+//! then, and neighbours could reach programs that listen there only (CVE-2020-8558).
+//!
+//! Who has set it is not known: this proxy, `prepare-node`, a kube-proxy or the administrator. So it goes by what guards it, not by who set it: it
+//! is set once a rule guards those programs, and set back to the kernel's default before the last such rule goes.
+
+use iptables::{Rule, TableName};
+
+use crate::compat;
+use crate::modes::shared::sysctls::{Wanted, changes};
+use crate::net::Family;
+use crate::ports::{PortError, Ports, SysctlChange, Sysctls};
+
+const ROUTE_LOCALNET: &str = "net/ipv4/conf/all/route_localnet";
+
+/// The kubelet's chain in table filter, with the rule of this comment: the kubelet, kube-proxy and iptables mode make them, and none of them
+/// removes them.
+pub(crate) const FIREWALL: &str = "KUBE-FIREWALL";
+/// Comment of the rule that guards.
+pub(crate) const FIREWALL_COMMENT: &str = "block incoming localnet connections";
+
+/// What to write once a rule guards it ([`set_guarded`](super::sysctls::set_guarded)); and the same, where it may not be written from here.
+pub(crate) fn open(sysctls: &mut dyn Sysctls) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
+    changes(sysctls, vec![Wanted::optional(ROUTE_LOCALNET, 1)])
+}
+
+/// As [`open`], but what to write before a mode's own guard goes: nothing if the kubelet's chain guards it too. A chain that cannot be read is
+/// none.
+pub(crate) fn close(ports: &mut Ports<'_>) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
+    if in_nf_tables(ports).unwrap_or(false) || by_programs(ports).unwrap_or(false) {
+        return Default::default();
+    }
+    changes(ports.sysctls, vec![Wanted::optional(ROUTE_LOCALNET, 0)])
+}
+
+fn is_guard(rule: &Rule) -> bool {
+    rule.comment() == Some(FIREWALL_COMMENT)
+}
+
+/// Whether iptables-nft has the rule, which takes no program.
+fn in_nf_tables(ports: &mut Ports<'_>) -> Result<bool, PortError> {
+    let key = compat::table_key(Family::V4, &TableName::FILTER)?;
+    let read = compat::read(&key, &TableName::FILTER, &|chain| chain == FIREWALL, ports.tables)?;
+    Ok(read.is_some_and(|table| table.chain(FIREWALL).is_some_and(|chain| chain.rules.iter().any(is_guard))))
+}
+
+fn by_programs(ports: &mut Ports<'_>) -> Result<bool, PortError> {
+    if ports.rules.has_tables(Family::V4) == Some(false) {
+        return Ok(false);
+    }
+    let dump = ports.rules.dump(Family::V4)?;
+    let chain = dump.table(&TableName::FILTER).and_then(|table| table.chain(FIREWALL));
+    Ok(chain.is_some_and(|chain| chain.rules.iter().any(is_guard)))
+}
