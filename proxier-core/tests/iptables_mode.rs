@@ -1171,20 +1171,32 @@ proptest! {
 
 const INVALID: &str = "-m conntrack --ctstate INVALID -m nfacct --nfacct-name ct_state_invalid_dropped_pkts -j DROP";
 
+/// A kernel that counts packets for rules, with a Service that has a node port.
+fn with_counters(options: Options) -> Node {
+    let kernel = kernel();
+    kernel.set_counters();
+    let mut node = Node::on(kernel, options);
+    counted(&mut node);
+    node
+}
+
+fn counted(node: &mut Node) {
+    let ports = json!([{"name": "p", "port": 80, "nodePort": 30_080}]);
+    node.service("web", json!({"type": "NodePort", "clusterIP": "10.96.0.10", "ports": ports}));
+    node.slice("web", &["10.244.0.5"]);
+}
+
+/// Whether connections outside of their window are valid, so that no rule drops them.
+fn liberal(is_liberal: bool) -> Options {
+    let mut options = options();
+    options.host.tcp_be_liberal = is_liberal;
+    options
+}
+
 /// Rules name kube-proxy's counters if the kernel counts packets for rules, and do without if it refuses.
 #[test]
 fn packets_are_counted_where_the_kernel_can() {
-    let ports = json!([{"name": "p", "port": 80, "nodePort": 30_080}]);
-    let spec = json!({"type": "NodePort", "clusterIP": "10.96.0.10", "ports": ports});
-    let with_counters = || {
-        let kernel = kernel();
-        kernel.set_counters();
-        let mut node = Node::on(kernel, options());
-        node.service("web", spec.clone());
-        node.slice("web", &["10.244.0.5"]);
-        node
-    };
-    let mut node = with_counters();
+    let mut node = with_counters(options());
     let preview = node.proxier.preview(node.now, &mut node.kernel.ports()).0;
     assert!(!preview.is_empty() && node.kernel.counters().unwrap().is_empty(), "a preview makes nothing");
     node.settles();
@@ -1213,28 +1225,106 @@ fn packets_are_counted_where_the_kernel_can() {
     assert_eq!(order(&node), [true; 0]);
     // A second process takes the rules over without a write.
     let mut next = node.next(options());
-    next.service("web", spec.clone());
-    next.slice("web", &["10.244.0.5"]);
+    counted(&mut next);
     assert_eq!(next.full().writes(), 0);
+    // Nor does anything change while the counters cannot be listed.
+    node.kernel.fail(Fault::new(Call::RulesCounters, PortErrorKind::Busy));
+    assert_eq!(node.full().writes(), 0);
+    node.has(INVALID);
     let cleaned = modes::cleanup::cleanup(&options().config, None, &mut next.kernel.ports());
     assert!(cleaned.is_done() && node.kernel.counters().unwrap().is_empty(), "{cleaned:#?}");
 
-    let mut node = with_counters();
-    node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Unavailable).every());
-    assert!(node.pass().has_failed());
-    node.kernel.clear_faults();
-    while !node.full().is_done() {
-        node.now += Duration::from_secs(1);
-        assert!(node.now < Duration::from_secs(60), "never done");
-    }
-    node.has("-m conntrack --ctstate INVALID -j DROP");
-    node.has_not("nfacct");
-    // A fault later on is no reason.
-    let mut node = with_counters();
+    // A refusal later on is no reason to do without.
+    let mut node = with_counters(options());
     node.settles();
     node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Unavailable));
     node.slice("web", &["10.244.0.6"]);
     node.pass();
+    while !node.full().is_done() {
+        node.now += Duration::from_secs(1);
+        assert!(node.now < Duration::from_secs(60), "never done");
+    }
+    node.has(INVALID);
+}
+
+/// Somebody flushes rules and deletes counters: both come back in the pass that notices it, also where only changes were to be written.
+#[test]
+fn deleted_counters_come_back_with_the_rules() {
+    for is_full in [true, false] {
+        let mut node = with_counters(options());
+        node.settles();
+        for side in [Side::Ipv4, Side::Ipv6] {
+            let backend = node.backend;
+            node.kernel.with_host(|host| host.flush(side, backend));
+        }
+        assert_eq!(node.kernel.ports().rules.delete_counters(&mode::settings::COUNTERS), Ok(2));
+        if !is_full {
+            node.slice("web", &["10.244.0.6"]);
+            assert!(node.pass().has_failed());
+            assert_eq!(node.proxier.next_wake(), Some(node.now), "at once");
+        }
+        let report = if is_full { node.full() } else { node.pass() };
+        assert!(report.is_done(), "{report:#?}");
+        node.has(INVALID);
+        node.has("--nfacct-name localhost_nps_accepted_pkts");
+    }
+}
+
+/// Programs or a kernel without match `nfacct`: everything is served in the first pass, by rules that count nothing, and that is told once.
+#[test]
+fn rules_without_counters_serve_where_the_match_is_missing() {
+    for is_liberal in [false, true] {
+        let mut node = with_counters(liberal(is_liberal));
+        node.kernel.with_host(|host| host.set_match("nfacct", false));
+        let report = node.settles();
+        let [lack] = &report.applied.lacks[..] else { panic!("{report:#?}") };
+        assert!(lack.to_string().contains("without match nfacct"), "{lack}");
+        node.has("--dport 30080 -j KUBE-EXT-");
+        node.has_not("nfacct");
+        assert_eq!(node.v4().contains("--ctstate INVALID -j DROP"), !is_liberal);
+        assert!(node.kernel.counters().unwrap().is_empty(), "none are made");
+        let report = node.full();
+        assert_eq!((report.writes(), report.applied.lacks.len()), (0, 0), "{report:#?}");
+    }
+    // Rules that name counters are rewritten, and the counters go with them.
+    let mut node = with_counters(options());
+    node.settles();
+    node.kernel.with_host(|host| host.set_match("nfacct", false));
+    let mut next = node.next(options());
+    counted(&mut next);
+    next.settles();
+    next.has("-m conntrack --ctstate INVALID -j DROP");
+    next.has_not("nfacct");
+    assert!(next.kernel.counters().unwrap().is_empty());
+    // What is missing may come and go with a program: a check that fails for any rule says nothing about this one.
+    let mut node = with_counters(options());
+    node.kernel.fail(Fault::new(Call::RulesCheck, PortErrorKind::Unavailable).every());
+    node.settles();
+    node.has(INVALID);
+}
+
+/// A kernel that refuses the match only when rules are written: the next pass follows at once and does without.
+#[test]
+fn rules_without_counters_serve_where_the_kernel_refuses_the_others() {
+    for is_liberal in [false, true] {
+        let mut node = with_counters(liberal(is_liberal));
+        node.kernel.with_host(|host| host.set_match("nfacct", false));
+        node.kernel.fail(Fault::new(Call::RulesCheck, PortErrorKind::Busy));
+        let first = node.pass();
+        assert!(!first.is_done(), "{first:#?}");
+        assert_eq!((first.applied.lacks.len(), node.proxier.next_wake()), (1, Some(node.now)), "{first:#?}");
+        let second = node.settles();
+        assert_eq!(second.applied.lacks, []);
+        node.has("--dport 30080 -j KUBE-EXT-");
+        node.has_not("nfacct");
+        assert!(node.kernel.counters().unwrap().is_empty(), "they have gone");
+        assert_eq!(node.full().writes(), 0);
+    }
+    // One family suffices to show that the match is there: the other is refused for a reason of its own.
+    let mut node = with_counters(options());
+    node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Unavailable).family(Family::V6).every());
+    node.pass();
+    node.kernel.clear_faults();
     while !node.full().is_done() {
         node.now += Duration::from_secs(1);
         assert!(node.now < Duration::from_secs(60), "never done");

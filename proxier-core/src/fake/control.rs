@@ -37,6 +37,8 @@ pub enum Call {
     RulesHasRandomFully,
     /// [`Rules::dump`](crate::ports::Rules::dump).
     RulesDump,
+    /// [`Rules::counters`](crate::ports::Rules::counters).
+    RulesCounters,
     /// [`Rules::check`](crate::ports::Rules::check).
     RulesCheck,
     /// [`Rules::restore`](crate::ports::Rules::restore).
@@ -87,7 +89,7 @@ pub enum Call {
 
 impl Call {
     /// All calls.
-    pub const ALL: [Call; 36] = [
+    pub const ALL: [Call; 37] = [
         Call::IpvsSnapshot,
         Call::IpvsRealServers,
         Call::IpvsRun,
@@ -101,6 +103,7 @@ impl Call {
         Call::SetsDestroy,
         Call::RulesHasRandomFully,
         Call::RulesDump,
+        Call::RulesCounters,
         Call::RulesCheck,
         Call::RulesRestore,
         Call::LinksCreateDevice,
@@ -136,6 +139,7 @@ impl Call {
                 | Call::SetsEntries
                 | Call::RulesHasRandomFully
                 | Call::RulesDump
+                | Call::RulesCounters
                 | Call::RulesCheck
                 | Call::LinksAddresses
                 | Call::LinksGateways
@@ -282,7 +286,11 @@ impl Writes {
             | Call::SetsDelete
             | Call::SetsReplace
             | Call::SetsDestroy => &mut self.sets,
-            Call::RulesHasRandomFully | Call::RulesDump | Call::RulesCheck | Call::RulesRestore => &mut self.rules,
+            Call::RulesHasRandomFully
+            | Call::RulesDump
+            | Call::RulesCounters
+            | Call::RulesCheck
+            | Call::RulesRestore => &mut self.rules,
             Call::LinksCreateDevice
             | Call::LinksDeleteDevice
             | Call::LinksAddresses

@@ -45,8 +45,10 @@ impl Rules for FakeRulesPort {
     }
 
     fn counters(&mut self) -> Result<BTreeSet<String>, PortError> {
-        let counters = self.counters.lock().clone();
-        counters.ok_or_else(|| PortError::new(PortErrorKind::Unavailable, "listing counters of packets"))
+        self.gate.call(Call::RulesCounters, None, || {
+            let counters = self.counters.lock().clone();
+            counters.ok_or_else(|| PortError::new(PortErrorKind::Unavailable, "listing counters of packets"))
+        })
     }
 
     fn make_counters(&mut self, names: &[&str]) -> Result<(), PortError> {
@@ -57,9 +59,13 @@ impl Rules for FakeRulesPort {
     }
 
     fn delete_counters(&mut self, names: &[&str]) -> Result<usize, PortError> {
+        // One that a rule names stays.
+        let rules: Vec<String> = self.host.dump().into_values().collect();
+        let is_free = |name: &&&str| !rules.iter().any(|text| counters_in(text).any(|of| of == **name));
         let mut counters = self.counters.lock();
-        let there = counters.iter_mut().flat_map(|all| names.iter().map(|name| all.remove(*name)).collect::<Vec<_>>());
-        Ok(there.filter(|was_there| *was_there).count())
+        let counters =
+            counters.iter_mut().flat_map(|all| names.iter().filter(is_free).filter(|name| all.remove(**name)));
+        Ok(counters.count())
     }
 
     fn check(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
@@ -70,6 +76,18 @@ impl Rules for FakeRulesPort {
         // Every table ends in a `COMMIT`; a transaction that cannot be written is refused below.
         let text = transaction.to_restore_text().unwrap_or_default();
         let tables = text.lines().filter(|line| *line == "COMMIT").count();
-        self.gate.weighing(Call::RulesRestore, Some(family), tables, false, || self.port.restore(family, transaction))
+        let (port, counters) = (&mut self.port, &self.counters);
+        self.gate.weighing(Call::RulesRestore, Some(family), tables, false, || {
+            let there = counters.lock().clone().unwrap_or_default();
+            match counters_in(&text).find(|name| !there.contains(*name)) {
+                Some(name) => Err(PortError::new(PortErrorKind::Other, format!("no counter of packets {name}"))),
+                None => port.restore(family, transaction),
+            }
+        })
     }
+}
+
+/// The counters that rules name.
+fn counters_in(text: &str) -> impl Iterator<Item = &str> {
+    text.split("--nfacct-name ").skip(1).filter_map(|rest| rest.split_ascii_whitespace().next())
 }

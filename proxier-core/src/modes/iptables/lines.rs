@@ -173,6 +173,11 @@ fn external(
     Ok(())
 }
 
+/// Whether packets to the port's node port on 127.0.0.1 are counted.
+pub(super) fn is_counted(port: &Port, options: Options) -> bool {
+    options.counters && options.localhost_node_ports && port.node_port.is_some() && port.has_endpoints()
+}
+
 /// The lines of a port that belong to no address: its node port and its health check.
 ///
 /// # Errors
@@ -184,7 +189,7 @@ pub(super) fn of_port(port: &Port, health_check: Option<u16>, options: Options) 
         let arriving = ["-m", protocol, "-p", protocol, "--dport", &number.to_string()];
         if port.has_endpoints() {
             let external = PortNames::new(port).external()?;
-            if options.counters && options.localhost_node_ports {
+            if is_counted(port, options) {
                 let counting = options.counting(LOCALHOST_COUNTER);
                 let rule = noted(&port.name).args(arriving).args(["-d", "127.0.0.0/8"]).args(counting);
                 lines.push(Line::new(Shared::NodePorts, rule.jump(&external))?);

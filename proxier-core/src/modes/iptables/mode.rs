@@ -12,6 +12,7 @@ use super::lines;
 use super::observed::served;
 use super::plan::{Basis, FamilyPlan, Plan, Refused};
 use super::settings::{COUNTERS, Options};
+use super::trial;
 use super::wanted::{Changed, Wanted};
 use crate::modes::shared::names::Names;
 use crate::modes::shared::retry::RulesRetry;
@@ -19,7 +20,7 @@ use crate::modes::shared::{flows, localhost, sysctls};
 use crate::modes::{self, Kind, Pass, Refreshed};
 use crate::net::{Family, FrontendKey};
 use crate::parallel;
-use crate::plan::report::{Applied, Report, RuleCount, Unread};
+use crate::plan::report::{Applied, Failure, Lack, Report, RuleCount, Unread};
 use crate::plan::step::{Part, Step};
 use crate::ports::{PortError, PortErrorKind, Ports, Rules, UdpServices};
 use crate::safeguard::{Kernel, Loss, Safeguard};
@@ -42,6 +43,8 @@ pub(crate) struct Mode {
     /// Whether the programs masquerade with random ports.
     random_fully: bool,
     counters: Counters,
+    /// Why rules do without counters, until a pass reports it.
+    lack: Option<Lack>,
     /// [`Pass::tcp_is_liberal`] of the last full pass.
     tcp_is_liberal: bool,
     seed: u64,
@@ -80,12 +83,16 @@ struct State {
 enum Counters {
     /// Not in the kernel.
     Missing,
+    /// Present in the kernel, and the programs were not asked whether rules can name them.
+    Found,
     /// Present in the kernel, which has not taken rules that name them yet.
     Wanted,
     /// Rules name them.
     Named,
-    /// Present in the kernel, which refused rules that name them.
+    /// Present in the kernel, but the programs or the kernel refuse rules that name them. The counters go once rules without them are there.
     Refused,
+    /// Refused, and deleted.
+    Gone,
 }
 
 /// Frontends that the kernel serves, with whether there are endpoints.
@@ -115,6 +122,7 @@ impl Mode {
             options,
             random_fully: true,
             counters: Counters::Missing,
+            lack: None,
             tcp_is_liberal,
             seed,
             wanted: Wanted::new(facts, probable),
@@ -137,46 +145,87 @@ impl Mode {
     /// The configured options that the programs support and the kernel's settings leave room for.
     fn allowed(&self) -> Options {
         let random_fully = self.options.random_fully.on(self.random_fully);
-        let counters = matches!(self.counters, Counters::Wanted | Counters::Named);
+        let counters = matches!(self.counters, Counters::Found | Counters::Wanted | Counters::Named);
         let drop_invalid = self.options.drop_invalid && !self.tcp_is_liberal;
         Options { random_fully, drop_invalid, counters, ..self.options }
     }
 
-    /// Looks for counters of packets. Returns those that rules are to name and that have to be made first.
+    /// Looks for counters of packets. Returns those that rules are to name and that have to be made first. A full pass also finds out
+    /// whether the kernel has any.
     fn look_for_counters(&mut self, pass: &Pass<'_>, rules: &mut dyn Rules) -> Vec<&'static str> {
         let mut missing = Vec::new();
-        if self.counters != Counters::Refused {
+        let is_looked_for = pass.full && !matches!(self.counters, Counters::Refused | Counters::Gone);
+        if is_looked_for || self.allowed().counters {
             match rules.counters() {
-                Err(_) => self.counters = Counters::Missing,
+                Err(error) if pass.full && error.kind() == PortErrorKind::Unavailable => {
+                    self.counters = Counters::Missing;
+                }
+                // The kernel may be busy: rules stay as they are.
+                Err(_) => {}
                 Ok(there) => {
                     if self.counters == Counters::Missing {
-                        self.counters = Counters::Wanted;
+                        self.counters = Counters::Found;
                     }
                     missing.extend(COUNTERS.into_iter().filter(|name| !there.contains(*name)));
                 }
             }
         }
-        let changed = self.wanted.set_settings(pass.facts, self.allowed());
-        self.note_changed(&changed);
+        if pass.full {
+            let changed = self.wanted.set_settings(pass.facts, self.allowed());
+            self.note_changed(&changed);
+        }
         missing
     }
 
-    /// Goes on without counters if the first rules that name them were refused.
-    fn note_counters(&mut self, written: &[Written], applied: &Applied) {
-        if self.counters != Counters::Wanted {
-            return;
-        }
-        let may_be_why = |kind| {
-            use PortErrorKind::{Invalid, NotFound, Other, Unavailable};
-            matches!(kind, Invalid | NotFound | Other | Unavailable)
-        };
-        let is_refused = applied.failures.iter().any(|of| of.step.part == Part::Rules && may_be_why(of.error.kind()));
-        if is_refused && written.iter().any(|family| !family.is_done) {
-            self.counters = Counters::Refused;
-            // The next refresh takes them out of the rules.
-            self.new_facts = true;
-        } else if !written.is_empty() && written.iter().all(|family| family.is_done) {
-            self.counters = Counters::Named;
+    /// Rules do without counters from now on.
+    fn give_up_counters(&mut self, why: PortError) {
+        self.counters = Counters::Refused;
+        let what =
+            "rules are written without match nfacct, so that /metrics does not count packets that they drop or accept";
+        self.lack = Some(Lack::new(what, why));
+    }
+
+    /// Goes on without counters if the first rules that name them were refused, and deletes the counters when rules without them are there.
+    /// Returns whether everything has to be compared at once.
+    fn note_counters(&mut self, written: &[Written], applied: &Applied, rules: &mut dyn Rules) -> bool {
+        match self.counters {
+            Counters::Found | Counters::Wanted => {
+                let options = |of: &Written| self.wanted.settings(of.family).map(|settings| settings.options);
+                // Every family has the rule for invalid packets, unless there is none at all.
+                if written.iter().any(|of| of.is_done && options(of).is_some_and(|options| options.drop_invalid)) {
+                    self.counters = Counters::Named;
+                    return false;
+                }
+                let names = |of: &Written, service: &ObjectKey| {
+                    let ports =
+                        self.wanted.desired().compiled(service).into_iter().flat_map(|compiled| &compiled.ports);
+                    let mut ports = ports.filter(|port| port.family == of.family);
+                    ports.any(|port| options(of).is_some_and(|options| lines::is_counted(port, options)))
+                };
+                let is_refused = |of: &Written| {
+                    let mut services = of.refused.iter().flatten();
+                    !of.is_done && !of.is_surprise || services.any(|service| names(of, service))
+                };
+                let may_be_why = |failure: &&Failure| {
+                    use PortErrorKind::{Invalid, NotFound, Other, Unavailable};
+                    matches!(failure.step.part, Part::Rules | Part::Frontend)
+                        && matches!(failure.error.kind(), Invalid | NotFound | Other | Unavailable)
+                };
+                let why = applied.failures.iter().find(may_be_why).filter(|_| written.iter().any(is_refused));
+                let Some(why) = why.map(|failure| failure.error.clone()) else { return false };
+                self.give_up_counters(why);
+                // The next refresh takes them out of the rules, without a pause.
+                self.new_facts = true;
+                self.families.values_mut().for_each(|state| state.retry = None);
+                true
+            }
+            Counters::Refused if !written.is_empty() && written.iter().all(|of| of.is_done) => {
+                if rules.delete_counters(&COUNTERS).is_ok() {
+                    self.counters = Counters::Gone;
+                }
+                false
+            }
+            _ => false,
         }
     }
 
@@ -187,6 +236,13 @@ impl Mode {
         self.random_fully = true;
         for family in pass.families() {
             self.random_fully &= rules.has_random_fully(family).unwrap_or(true);
+        }
+        if self.counters == Counters::Found {
+            self.counters = Counters::Wanted;
+            let why = pass.families().next().and_then(|family| trial::refusal_of_counters(family, rules));
+            if let Some(why) = why {
+                self.give_up_counters(why);
+            }
         }
         let changed = self.wanted.set_settings(pass.facts, self.allowed());
         self.note_changed(&changed);
@@ -443,7 +499,7 @@ impl modes::Mode for Mode {
         let read: Vec<Family> = pass.families().filter(|family| self.has_to_be_read(*family, &pass)).collect();
         let mut list = read.clone();
         list.retain(|family| !self.is_put_off(*family, pass.now));
-        if pass.full {
+        if pass.full || !list.is_empty() {
             plan.counters = self.look_for_counters(&pass, ports.rules);
         }
         let mut made = self.list(&list, ports.rules);
@@ -451,6 +507,7 @@ impl modes::Mode for Mode {
             if self.ask_programs(&pass, ports.rules) {
                 made.clear();
             }
+            plan.counters.retain(|_| self.counters != Counters::Refused);
             self.plan_sysctls(&pass, &mut plan, report, ports);
         }
         for family in pass.families() {
@@ -505,7 +562,7 @@ impl modes::Mode for Mode {
     ) -> bool {
         let Prepared { plan, held } = std::mem::take(&mut self.prepared);
         let names = Names::new(store, self.wanted.desired());
-        let (applied, written) = apply(&plan, &self.wanted, &names, ports);
+        let (mut applied, written) = apply(&plan, &self.wanted, &names, ports);
         self.held = held;
         let failed_to_forget = applied.failures.iter().any(|failure| failure.step.part == Part::Flows);
         self.unforgotten = if failed_to_forget { plan.forget.keys().copied().collect() } else { BTreeSet::new() };
@@ -514,7 +571,8 @@ impl modes::Mode for Mode {
             surprised |= written.is_surprise;
             self.note_written(plan, written, clock());
         }
-        self.note_counters(&written, &applied);
+        surprised |= self.note_counters(&written, &applied, ports.rules);
+        applied.lacks.extend(self.lack.take());
         report.serves_nothing = !applied.failures.is_empty() && self.serves_nothing();
         report.applied = applied;
         report.rule_counts = self.rule_counts(&written);

@@ -2,14 +2,15 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use iptables::Dump;
+use iptables::{ChainName, Dump, Rule, TableName, Transaction};
 
 use super::apply::incomparable;
 use super::diff::changes;
-use super::settings::{Options, RandomFully};
+use super::names;
+use super::settings::{INVALID_COUNTER, Options, RandomFully};
 use super::wanted::Wanted;
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
-use crate::ports::{PortError, Rules};
+use crate::ports::{PortError, PortErrorKind, Rules};
 use crate::service::NodeFacts;
 use crate::snapshot::{FrontendSpec, ObjectKey, Roles, Store, TrafficPolicy};
 
@@ -59,6 +60,23 @@ pub fn trial(family: Family, facts: &NodeFacts, rules: &mut dyn Rules) -> Vec<Tr
         ask("session affinity", false, vec![sticky]),
         ask("SCTP", false, vec![internal(family, Protocol::Sctp)]),
     ]
+}
+
+/// Why the programs or the kernel know no rules that name counters of packets; `None` if they do, or know no other rules either.
+pub(super) fn refusal_of_counters(family: Family, rules: &mut dyn Rules) -> Option<PortError> {
+    let mut check = |counters| {
+        let mut transaction = Transaction::new();
+        let options = Options { counters, ..Options::default() };
+        let rule = Rule::builder().args(options.counting(INVALID_COUNTER)).target("RETURN").build();
+        let checked = rule.and_then(|rule| {
+            transaction.table(TableName::FILTER).replace_chain(&ChainName::new(names::FORWARD)?, [rule]);
+            Ok(())
+        });
+        checked.map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
+        rules.check(family, &transaction)
+    };
+    let refused = check(true).err().filter(|error| error.kind() == PortErrorKind::Unavailable)?;
+    check(false).is_ok().then_some(refused)
 }
 
 /// Addresses for documentation: RFC 5737, RFC 3849.
