@@ -8,13 +8,13 @@ use ipvs::Transport as _;
 use proxier_core::config::Config;
 use proxier_core::modes::ipvs::diff::{diff, diff_changed};
 use proxier_core::modes::ipvs::drain::Drains;
+use proxier_core::modes::ipvs::index::{Index, Recorded};
 use proxier_core::modes::ipvs::observed::Observed;
 use proxier_core::modes::ipvs::plan::plan;
 use proxier_core::modes::ipvs::rules::{self, Capabilities, Inputs};
-use proxier_core::modes::ipvs::wanted::Wanted;
 use proxier_core::net::Family;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-use proxier_core::service::NodeFacts;
+use proxier_core::service::{Indexed, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node, Store};
 
 use crate::tape::Tape;
@@ -114,7 +114,8 @@ fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<f64, Fail
             let (empty, drains) = (Observed::new(), Drains::default());
             let mut operations = 0;
             let micros = clock(|| {
-                let wanted = Wanted::build(&world.store, &world.facts);
+                let all = world.compiled();
+                let wanted = all.wanted();
                 let changes = diff(&wanted, &empty, world.facts.config());
                 let plan = black_box(plan(changes, &wanted, &empty, &drains));
                 operations = plan.serve.len();
@@ -124,13 +125,13 @@ fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<f64, Fail
         }
         "compile" | "diff" | "plan" => {
             let (empty, drains) = (Observed::new(), Drains::default());
-            let (mut wanted, mut changes, mut planned) = (None, None, 0);
+            let (mut all, mut changes, mut planned) = (None, None, 0);
             let mut step = |part: &str| match part {
-                "compile" => wanted = Some(Wanted::build(&world.store, &world.facts)),
-                "diff" => changes = wanted.as_ref().map(|wanted| diff(wanted, &empty, world.facts.config())),
+                "compile" => all = Some(world.compiled()),
+                "diff" => changes = all.as_ref().map(|all| diff(&all.wanted(), &empty, world.facts.config())),
                 _ => {
-                    if let (Some(wanted), Some(changes)) = (&wanted, changes.take()) {
-                        planned = black_box(plan(changes, wanted, &empty, &drains)).serve.len();
+                    if let (Some(all), Some(changes)) = (&all, changes.take()) {
+                        planned = black_box(plan(changes, &all.wanted(), &empty, &drains)).serve.len();
                     }
                 }
             };
@@ -139,7 +140,7 @@ fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<f64, Fail
                 step(part);
             }
             let micros = clock(|| step(what));
-            let found = [wanted.is_some(), changes.is_some(), planned > 0].into_iter().filter(|done| *done).count();
+            let found = [all.is_some(), changes.is_some(), planned > 0].into_iter().filter(|done| *done).count();
             // A plan takes the changes.
             check(found, if what == "compile" { 1 } else { 2 })?;
             Ok(micros)
@@ -148,8 +149,8 @@ fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<f64, Fail
             world.converge();
             let mut operations = 1;
             let micros = clock(|| {
-                let changes = diff(&world.wanted, &world.observed, world.facts.config());
-                let plan = plan(changes, &world.wanted, &world.observed, &world.drains);
+                let changes = diff(&world.all.wanted(), &world.observed, world.facts.config());
+                let plan = plan(changes, &world.all.wanted(), &world.observed, &world.drains);
                 operations = usize::from(!plan.is_empty());
             });
             check(operations, 0)?;
@@ -256,7 +257,7 @@ fn rules(size: Size) -> Result<f64, Failure> {
     world.converge();
     let mut chains = 0;
     let micros = clock(|| {
-        let inputs = Inputs::new(Family::V4, &world.wanted, &world.facts, Capabilities::default());
+        let inputs = Inputs::new(Family::V4, &world.all.wanted(), &world.facts, Capabilities::default());
         chains = rules::compile(&inputs).map_or(0, |rules| rules.chains(&iptables::TableName::NAT).len());
     });
     check(chains.min(1), 1)?;
@@ -267,7 +268,7 @@ fn rules(size: Size) -> Result<f64, Failure> {
 pub(crate) struct World {
     pub(crate) store: Store,
     pub(crate) facts: NodeFacts,
-    pub(crate) wanted: Wanted,
+    pub(crate) all: Indexed<Recorded>,
     pub(crate) observed: Observed,
     drains: Drains,
 }
@@ -283,16 +284,23 @@ impl World {
         World {
             store,
             facts,
-            wanted: Wanted::new(&Config::default()),
+            all: Indexed::new(Recorded::new(&Config::default())),
             observed: Observed::new(),
             drains: Drains::default(),
         }
     }
 
+    /// Everything, compiled.
+    fn compiled(&self) -> Indexed<Index> {
+        Indexed::build(&self.store, &self.facts, Index::new(self.facts.config()))
+    }
+
     /// The kernel holds what is wanted.
     pub(crate) fn converge(&mut self) {
-        self.wanted = Wanted::build(&self.store, &self.facts);
-        let changes = diff(&self.wanted, &self.observed, self.facts.config());
+        let index = Recorded::new(self.facts.config());
+        self.all = Indexed::build(&self.store, &self.facts, index);
+        self.all.take_changed();
+        let changes = diff(&self.all.wanted(), &self.observed, self.facts.config());
         self.observed.apply(&changes);
     }
 
@@ -303,11 +311,12 @@ impl World {
             changed.extend(self.store.upsert_service(service));
         }
         changed.extend(self.store.upsert_slice(slice));
-        let changed = self.wanted.refresh(&self.store, &self.facts, &changed);
-        let changes = diff_changed(&self.wanted, &self.observed, &changed, self.facts.config());
-        let plan = plan(changes, &self.wanted, &self.observed, &self.drains);
+        self.all.refresh(&self.store, &self.facts, &changed);
+        let changed = self.all.take_changed();
+        let changes = diff_changed(&self.all.wanted(), &self.observed, &changed, self.facts.config());
+        let plan = plan(changes, &self.all.wanted(), &self.observed, &self.drains);
         for family in self.facts.config().families.iter() {
-            black_box(Inputs::new(family, &self.wanted, &self.facts, Capabilities::default()));
+            black_box(Inputs::new(family, &self.all.wanted(), &self.facts, Capabilities::default()));
         }
         plan.serve.len() + plan.retire.len()
     }

@@ -7,9 +7,9 @@ use std::process::Command;
 use ipset::Element;
 use ipvs::{RealServer, VirtualServerKey};
 use proxier_core::modes::iptables;
-use proxier_core::modes::ipvs::wanted::Wanted;
+use proxier_core::modes::ipvs::index::Recorded;
 use proxier_core::net::FrontendKey;
-use proxier_core::service::Frontend;
+use proxier_core::service::{Frontend, Indexed};
 use proxier_core::snapshot::{Endpoint, EndpointSlice, ObjectKey, Service};
 
 use crate::cases::World;
@@ -105,19 +105,23 @@ pub(crate) fn case(arguments: &[String]) -> Result<(), Failure> {
     step("EndpointSlices of the Store")?;
     world.store.compact();
     if mode == "iptables" {
-        let mut wanted = iptables::Wanted::build(&world.store, &world.facts, iptables::Options::default());
-        wanted.compact();
+        let index = iptables::Index::new(&world.facts, iptables::Options::default());
+        let mut all = Indexed::build(&world.store, &world.facts, index);
+        all.desired.compact();
         step("Wanted")?;
         // As the mode has it: with whether there are endpoints.
-        let served = wanted.desired().frontends().map(|frontend| (frontend.key, !frontend.endpoints().is_empty()));
+        let served = all.desired.frontends().map(|frontend| (frontend.key, !frontend.endpoints().is_empty()));
         let known: BTreeMap<FrontendKey, bool> = served.collect();
         step("Known")?;
         println!("whole\t{}", resident_kib()? - start);
-        black_box((wanted, known));
+        black_box((all, known));
         return Ok(());
     }
-    world.wanted = Wanted::build(&world.store, &world.facts);
-    world.wanted.compact();
+    let index = Recorded::new(world.facts.config());
+    world.all = Indexed::build(&world.store, &world.facts, index);
+    world.all.take_changed();
+    world.all.desired.compact();
+    world.all.index.index.compact();
     step("Wanted")?;
     share(&mut world);
     step("Observed")?;
@@ -127,15 +131,15 @@ pub(crate) fn case(arguments: &[String]) -> Result<(), Failure> {
 
 /// Fills Observed as reading the kernel does: equal lists of real servers are one.
 fn share(world: &mut World) {
-    for frontend in world.wanted.servers() {
+    for frontend in world.all.wanted().servers() {
         world.observed.insert(&frontend.virtual_server(), []);
         if let Some(server) = world.observed.virtual_servers.get_mut(&frontend.key) {
             server.real_servers = frontend.real_servers.clone();
         }
     }
-    for set in world.wanted.sets() {
-        world.observed.sets.insert(set, world.wanted.entries(set).cloned().collect());
+    for set in world.all.wanted().sets() {
+        world.observed.sets.insert(set, world.all.wanted().entries(set).cloned().collect());
     }
-    world.observed.addresses = world.wanted.addresses().collect();
+    world.observed.addresses = world.all.wanted().addresses().collect();
     world.observed.compact();
 }

@@ -378,7 +378,7 @@ fn without_match(folder: &Folder, inner: &Command) -> Command {
     let find = "find /usr/lib /usr/lib64 -name libxt_nfacct.so 2>/dev/null | head -n 1";
     let found = Command::new("sh").args(["-c", find]).output().unwrap();
     let library = PathBuf::from(text(&found.stdout).trim());
-    assert!(library.is_file(), "{library:?}");
+    assert!(library.is_file(), "{}", library.display());
     let script = "from=$1 to=$2; shift 2; cp -a \"$from/.\" \"$to\" && rm \"$to/libxt_nfacct.so\" && mount --bind \"$to\" \"$from\" && exec \"$@\"";
     let mut outer = Command::new("unshare");
     outer.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]);

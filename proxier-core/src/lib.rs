@@ -41,9 +41,9 @@
 //! use proxier_core::config::Config;
 //! use proxier_core::modes::ipvs::diff::diff;
 //! use proxier_core::modes::ipvs::observed::Observed;
-//! use proxier_core::modes::ipvs::wanted::Wanted;
+//! use proxier_core::modes::ipvs::index::Recorded;
 //! use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-//! use proxier_core::service::NodeFacts;
+//! use proxier_core::service::{Indexed, NodeFacts};
 //! use proxier_core::snapshot::{HostAddresses, Node, Store};
 //!
 //! let service: ServiceObject = serde_json::from_str(r#"{
@@ -59,15 +59,17 @@
 //!
 //! let mut store = Store::new("node-a");
 //! let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-//! let mut wanted = Wanted::new(facts.config());
+//! let mut all = Indexed::new(Recorded::new(facts.config()));
 //!
 //! let changed = store.upsert_service(&service);
-//! wanted.refresh(&store, &facts, &changed);
+//! all.refresh(&store, &facts, &changed);
 //! let web = "TCP 10.96.0.10:80".parse()?;
-//! assert!(wanted.server(&web).is_some_and(|server| server.real_servers.is_empty()));
+//! assert!(all.wanted().server(&web).is_some_and(|server| server.real_servers.is_empty()));
+//! all.take_changed();
 //!
 //! let changed = store.upsert_slice(&slice);
-//! let changed = wanted.refresh(&store, &facts, &changed);
+//! all.refresh(&store, &facts, &changed);
+//! let (changed, wanted) = (all.take_changed(), all.wanted());
 //! assert_eq!(Vec::from_iter(&changed.virtual_servers), [&web]);
 //! assert!(changed.addresses.is_empty());
 //! let servers = wanted.server(&web).ok_or("gone")?.real_servers;

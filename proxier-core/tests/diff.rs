@@ -16,26 +16,27 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use proxier_core::config::{Config, Families};
 use proxier_core::modes::ipvs::diff::{Changes, VirtualServerChange, diff, diff_changed, foreign};
+use proxier_core::modes::ipvs::index::{self, Recorded};
 use proxier_core::modes::ipvs::observed::Observed;
 use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
 use proxier_core::modes::ipvs::wanted::Wanted;
 use proxier_core::net::Family;
-use proxier_core::service::NodeFacts;
+use proxier_core::service::{Indexed, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, Store};
 use serde_json::json;
 use universe::{Event, events, facts, happen};
 use world::{World, cluster_ip, endpoint};
 
-fn reach(events: &[Event]) -> Wanted {
+fn reach(events: &[Event]) -> Indexed<index::Index> {
     let mut store = Store::new("node-a");
     for event in events {
         happen(&mut store, event);
     }
-    Wanted::build(&store, &facts())
+    Indexed::build(&store, &facts(), index::Index::new(facts().config()))
 }
 
 /// State of a kernel that got everything that is wanted, from nothing.
-fn programmed(wanted: &Wanted) -> Observed {
+fn programmed(wanted: &Wanted<'_>) -> Observed {
     let mut observed = Observed::new();
     observed.apply(&diff(wanted, &observed, &Config::default()));
     observed
@@ -146,8 +147,8 @@ proptest! {
     #[test]
     fn the_changes_leave_nothing_to_change(before in events(), after in events(), damages in damages()) {
         let config = Config::default();
-        let wanted = reach(&after);
-        let earlier = reach(&before);
+        let (after, before) = (reach(&after), reach(&before));
+        let (wanted, earlier) = (after.wanted(), before.wanted());
         let mut observed = programmed(&earlier);
         for damage in &damages {
             harm(&mut observed, damage);
@@ -194,11 +195,12 @@ proptest! {
     fn a_small_comparison_says_what_the_full_one_says(events in events()) {
         let (config, facts) = (Config::default(), facts());
         let mut store = Store::new("node-a");
-        let mut wanted = Wanted::new(&Config::default());
-        let mut observed = programmed(&wanted);
+        let mut all = Indexed::new(Recorded::new(&config));
+        let mut observed = programmed(&all.wanted());
         for part in events.chunks(4) {
-            let changed: BTreeSet<ObjectKey> = part.iter().flat_map(|event| happen(&mut store, event)).collect();
-            let changed = wanted.refresh(&store, &facts, &changed);
+            let services: BTreeSet<ObjectKey> = part.iter().flat_map(|event| happen(&mut store, event)).collect();
+            all.refresh(&store, &facts, &services);
+            let (changed, wanted) = (all.take_changed(), all.wanted());
             let small = diff_changed(&wanted, &observed, &changed, &config);
             prop_assert_eq!(&small, &diff(&wanted, &observed, &config));
             observed.apply(&small);
@@ -215,8 +217,9 @@ proptest! {
             happen(&mut store, event);
         }
         let facts = NodeFacts::new(&config, &Node::default(), &HostAddresses::default());
-        let wanted = Wanted::build(&store, &facts);
-        let kept = programmed(&reach(&before));
+        let all = Indexed::build(&store, &facts, index::Index::new(facts.config()));
+        let wanted = all.wanted();
+        let kept = programmed(&reach(&before).wanted());
         let mut observed = kept.clone();
         observed.apply(&diff(&wanted, &observed, &config));
         let v4 = |of: &Observed| {
@@ -238,13 +241,13 @@ fn a_draining_endpoint_that_returns_is_set() {
     let mut world = World::new();
     world.service("web", cluster_ip("10.96.0.1"));
     world.slice("web-1", "web", json!([endpoint("10.244.0.1", "node-a"), endpoint("10.244.0.2", "node-a")]));
-    let mut observed = programmed(&world.wanted);
+    let mut observed = programmed(&world.wanted());
     let key = "TCP 10.96.0.1:80".parse().unwrap();
     let server = observed.virtual_servers.get_mut(&key).unwrap();
     let mut real_servers = server.real_servers.to_vec();
     real_servers.first_mut().unwrap().config.weight = Weight::DRAIN;
     server.real_servers = real_servers.into_iter().collect();
-    let changes = diff(&world.wanted, &observed, &world.config);
+    let changes = diff(&world.wanted(), &observed, &world.config);
     let wanted = RealServer::new("10.244.0.1:8080".parse().unwrap());
     let change = VirtualServerChange::Update { config: None, add: vec![], set: vec![wanted], remove: vec![] };
     assert_eq!(Vec::from_iter(changes.virtual_servers.clone()), [(key, change)]);
@@ -257,16 +260,16 @@ fn a_draining_endpoint_that_returns_is_set() {
 fn excluded_networks_and_odd_addresses_stay() {
     let mut world = World::new();
     world.service("web", cluster_ip("10.96.0.1"));
-    let mut observed = programmed(&world.wanted);
+    let mut observed = programmed(&world.wanted());
     observed.addresses.extend(["fe80::1".parse::<IpAddr>().unwrap(), "10.96.0.2".parse().unwrap()]);
     let stale: VirtualServerKey = "TCP 10.96.0.2:80".parse().unwrap();
     observed.insert(&VirtualServer::new(stale, Scheduler::RoundRobin), []);
-    let changes = diff(&world.wanted, &observed, &world.config);
+    let changes = diff(&world.wanted(), &observed, &world.config);
     assert_eq!(Vec::from_iter(changes.virtual_servers), [(stale, VirtualServerChange::Delete)]);
     assert_eq!(Vec::from_iter(changes.delete_addresses), ["10.96.0.2".parse::<IpAddr>().unwrap()]);
 
     world.config.ipvs.exclude_cidrs = vec!["10.96.0.2/32".parse().unwrap()];
-    let changes = diff(&world.wanted, &observed, &world.config);
+    let changes = diff(&world.wanted(), &observed, &world.config);
     assert!(changes.virtual_servers.is_empty());
-    assert!(foreign(&world.wanted, &observed, &world.config).eq([stale]));
+    assert!(foreign(&world.wanted(), &observed, &world.config).eq([stale]));
 }

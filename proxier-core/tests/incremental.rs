@@ -11,11 +11,12 @@ use ipset::Element;
 use ipvs::VirtualServerKey;
 use ipvs::model::{RealServer, VirtualServerConfig};
 use proptest::prelude::*;
+use proxier_core::modes::ipvs::index::{Changed, Index, Recorded};
 use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
-use proxier_core::modes::ipvs::wanted::{Changed, Wanted, WantedServer};
+use proxier_core::modes::ipvs::wanted::{Wanted, WantedServer};
 use proxier_core::net::EndpointKey;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-use proxier_core::service::HealthCheck;
+use proxier_core::service::Indexed;
 use proxier_core::snapshot::{ObjectKey, Store};
 use serde_json::json;
 use universe::{events, facts, happen};
@@ -28,11 +29,10 @@ struct Programmed {
     addresses: BTreeSet<IpAddr>,
     elsewhere: BTreeSet<IpAddr>,
     entries: BTreeSet<(SetKey, Element)>,
-    health_checks: BTreeMap<ObjectKey, HealthCheck>,
 }
 
 impl Programmed {
-    fn of(wanted: &Wanted) -> Self {
+    fn of(wanted: &Wanted<'_>) -> Self {
         let server = |of: WantedServer| {
             let unselected = wanted.frontend(&of.key).and_then(|frontend| frontend.unselected.as_deref());
             (of.key, (of.config, of.real_servers.to_vec(), unselected.unwrap_or_default().to_vec()))
@@ -47,7 +47,6 @@ impl Programmed {
                 .filter(|address| wanted.is_elsewhere(*address))
                 .collect(),
             entries: wanted.sets().flat_map(|set| wanted.entries(set).map(move |of| (set, of.clone()))).collect(),
-            health_checks: wanted.desired().health_checks().map(|(key, check)| (key.clone(), check)).collect(),
         }
     }
 
@@ -58,7 +57,6 @@ impl Programmed {
         changed.addresses = &self.addresses ^ &after.addresses;
         changed.elsewhere = &self.elsewhere ^ &after.elsewhere;
         changed.entries = &self.entries ^ &after.entries;
-        changed.health_checks = changed_keys(&self.health_checks, &after.health_checks);
         changed
     }
 }
@@ -74,12 +72,13 @@ proptest! {
     fn events_in_any_order_end_where_a_fresh_start_ends(events in events()) {
         let facts = facts();
         let mut store = Store::new("node-a");
-        let mut wanted = Wanted::new(facts.config());
+        let mut all = Indexed::new(Recorded::new(facts.config()));
         let mut before = Programmed::default();
         for event in &events {
             let services = happen(&mut store, event);
-            let changed = wanted.refresh(&store, &facts, &services);
-            let after = Programmed::of(&wanted);
+            all.refresh(&store, &facts, &services);
+            let changed = all.take_changed();
+            let after = Programmed::of(&all.wanted());
             // One Service changed, or the two between which a slice moved.
             if services.len() == 1 {
                 prop_assert_eq!(&changed, &before.changes(&after));
@@ -89,14 +88,17 @@ proptest! {
             prop_assert!(happen(&mut store, event).is_empty(), "the same event again changes nothing");
             before = after;
         }
-        prop_assert_eq!(&wanted, &Wanted::build(&store, &facts));
-        prop_assert!(wanted.refresh_all(&store, &facts).is_empty());
+        let fresh = Indexed::build(&store, &facts, Index::new(facts.config()));
+        prop_assert_eq!(all.wanted(), fresh.wanted());
+        all.refresh_all(&store, &facts);
+        prop_assert!(all.take_changed().is_empty());
 
         // Deleting every Service leaves nothing.
-        let all: Vec<ObjectKey> = store.services().map(|service| service.key.clone()).collect();
-        let changed = wanted.refresh(&Store::new("node-a"), &facts, &all);
-        prop_assert_eq!(wanted, Wanted::new(facts.config()));
-        prop_assert_eq!(changed, before.changes(&Programmed::default()));
+        let services: Vec<ObjectKey> = store.services().map(|service| service.key.clone()).collect();
+        all.refresh(&Store::new("node-a"), &facts, &services);
+        let nothing = Indexed::new(Index::new(facts.config()));
+        prop_assert_eq!(all.wanted(), nothing.wanted());
+        prop_assert_eq!(all.take_changed(), before.changes(&Programmed::default()));
     }
 
     /// Refreshing many Services at once has the same result as one at a time, and reports at least the real changes.
@@ -104,16 +106,18 @@ proptest! {
     fn events_may_be_gathered(events in events()) {
         let facts = facts();
         let mut store = Store::new("node-a");
-        let mut wanted = Wanted::new(facts.config());
+        let mut all = Indexed::new(Recorded::new(facts.config()));
         for part in events.chunks(20) {
-            let before = Programmed::of(&wanted);
-            let changed: BTreeSet<ObjectKey> = part.iter().flat_map(|event| happen(&mut store, event)).collect();
-            let changed = wanted.refresh(&store, &facts, &changed);
-            let exact = before.changes(&Programmed::of(&wanted));
+            let before = Programmed::of(&all.wanted());
+            let services: BTreeSet<ObjectKey> = part.iter().flat_map(|event| happen(&mut store, event)).collect();
+            all.refresh(&store, &facts, &services);
+            let changed = all.take_changed();
+            let exact = before.changes(&Programmed::of(&all.wanted()));
             prop_assert!(changed.virtual_servers.is_superset(&exact.virtual_servers));
             prop_assert_eq!((&changed.addresses, &changed.entries), (&exact.addresses, &exact.entries));
         }
-        prop_assert_eq!(wanted, Wanted::build(&store, &facts));
+        let fresh = Indexed::build(&store, &facts, Index::new(facts.config()));
+        prop_assert_eq!(all.wanted(), fresh.wanted());
     }
 
     /// Texts that no API server accepts do no harm, and every object prints and reads back.
@@ -146,25 +150,24 @@ proptest! {
         let mut store = Store::new("node-a");
         store.upsert_service(&service);
         store.upsert_slice(&slice);
-        let wanted = Wanted::build(&store, &facts());
+        let all = Indexed::build(&store, &facts(), Index::new(facts().config()));
         for rejection in store.rejections() {
             prop_assert_eq!(rejection.to_string().lines().count(), 1, "{}", rejection);
         }
         // A Service with a usable cluster IP serves its one valid port.
-        let served = wanted.desired().frontends().filter(|frontend| frontend.key.port == 80).count();
+        let served = all.desired.frontends().filter(|frontend| frontend.key.port == 80).count();
         prop_assert!(served >= store.services().map(|service| service.cluster_ips.len()).sum::<usize>());
     }
 }
 
 #[test]
 fn one_change_is_not_nothing() {
-    let (address, service) = (IpAddr::from([192, 0, 2, 1]), ObjectKey::new("demo", "web"));
+    let address = IpAddr::from([192, 0, 2, 1]);
     let set = SetKey::new(proxier_core::net::Family::V4, SetKind::NodePortTcp);
-    let mut all: [Changed; 5] = std::array::from_fn(|_| Changed::default());
+    let mut all: [Changed; 4] = std::array::from_fn(|_| Changed::default());
     all[0].virtual_servers.insert("TCP 192.0.2.1:80".parse().unwrap());
     all[1].addresses.insert(address);
     all[2].elsewhere.insert(address);
     all[3].entries.insert((set, Element::Port(30_000.into())));
-    all[4].health_checks.insert(service);
     assert!(Changed::default().is_empty() && all.iter().all(|changed| !changed.is_empty()), "{all:?}");
 }

@@ -12,30 +12,34 @@ use iptables::Dump;
 use iptables_model::tables::Tables;
 use proptest::prelude::*;
 use proxier_core::config::{Config, LocalTraffic};
-use proxier_core::modes::iptables::{Changed, Options, Wanted, changes, update};
+use proxier_core::modes::iptables::{Index, Options, Wanted, changes, update};
 use proxier_core::net::Family;
-use proxier_core::service::NodeFacts;
+use proxier_core::service::{Changes, Indexed, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, Store};
 use universe::{events, facts, happen};
 
 /// Everything that is wanted, written on a host without rules.
-fn full(wanted: &Wanted, family: Family) -> Tables {
+fn full(wanted: &Wanted<'_>, family: Family) -> Tables {
     let mut tables = Tables::new();
     let all = changes(wanted, &Dump::default(), family).unwrap();
     tables.restore(&all.to_restore_text().unwrap()).unwrap();
     tables
 }
 
+fn built(store: &Store, facts: &NodeFacts) -> Indexed<Index> {
+    Indexed::build(store, facts, Index::new(facts, Options::default()))
+}
+
 /// The tables of both families.
 struct Host(BTreeMap<Family, Tables>);
 
 impl Host {
-    fn new(wanted: &Wanted) -> Self {
+    fn new(wanted: &Wanted<'_>) -> Self {
         Host(Family::ALL.map(|family| (family, full(wanted, family))).into())
     }
 
     /// Writes a change, and compares.
-    fn follow(&mut self, wanted: &Wanted, changed: &Changed) {
+    fn follow(&mut self, wanted: &Wanted<'_>, changed: &Changes) {
         for (family, tables) in &mut self.0 {
             let text = update(wanted, changed, *family).unwrap().to_restore_text().unwrap();
             tables.restore(&text).unwrap_or_else(|why| panic!("{why}\n{text}"));
@@ -64,23 +68,28 @@ proptest! {
     fn changes_lead_where_a_fresh_start_leads(events in events(), pods in any::<bool>()) {
         let facts = if pods { facts_with_pods() } else { facts() };
         let mut store = Store::new("node-a");
-        let mut wanted = Wanted::new(&facts, Options::default());
-        let mut host = Host::new(&wanted);
+        let mut all = Indexed::new((Index::new(&facts, Options::default()), Changes::default()));
+        let mut host = Host::new(&all.wanted());
         for event in &events {
             let services = happen(&mut store, event);
-            let changed = wanted.refresh(&store, &facts, &services);
-            host.follow(&wanted, &changed);
-            prop_assert!(changed.services().all(|service| services.contains(service)));
-            prop_assert!(wanted.refresh(&store, &facts, &services).is_empty(), "what did not change is not in it");
+            all.refresh(&store, &facts, &services);
+            let changed = all.take_changes();
+            host.follow(&all.wanted(), &changed);
+            let mut keys = Family::ALL.into_iter().flat_map(|family| changed.services(family));
+            prop_assert!(keys.all(|service| services.contains(service)));
+            all.refresh(&store, &facts, &services);
+            prop_assert!(all.take_changes().is_empty(), "what did not change is not in it");
         }
-        prop_assert!(wanted == Wanted::build(&store, &facts, Options::default()));
-        prop_assert!(wanted.refresh_all(&store, &facts, Options::default()).is_empty());
+        prop_assert!(all.wanted() == built(&store, &facts).wanted());
+        all.refresh_all(&store, &facts);
+        prop_assert!(all.take_changes().is_empty());
 
         // Deleting every Service leaves no rule of any.
-        let all: Vec<ObjectKey> = store.services().map(|service| service.key.clone()).collect();
-        let changed = wanted.refresh(&Store::new("node-a"), &facts, &all);
-        host.follow(&wanted, &changed);
-        prop_assert!(wanted == Wanted::new(&facts, Options::default()));
+        let services: Vec<ObjectKey> = store.services().map(|service| service.key.clone()).collect();
+        all.refresh(&Store::new("node-a"), &facts, &services);
+        let changed = all.take_changes();
+        host.follow(&all.wanted(), &changed);
+        prop_assert!(all.wanted() == Indexed::new(Index::new(&facts, Options::default())).wanted());
         for tables in host.0.values() {
             let kinds = ["KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-"];
             prop_assert!(tables.chains().all(|(_, chain, _)| kinds.iter().all(|kind| !chain.starts_with(kind))));
@@ -92,21 +101,22 @@ proptest! {
     fn changes_may_be_gathered(events in events(), size in 1_usize..20) {
         let facts = facts();
         let mut store = Store::new("node-a");
-        let mut wanted = Wanted::new(&facts, Options::default());
-        let mut host = Host::new(&wanted);
+        let mut all = Indexed::new((Index::new(&facts, Options::default()), Changes::default()));
+        let mut host = Host::new(&all.wanted());
         for part in events.chunks(size) {
-            let mut gathered = Changed::default();
             let (now, later) = part.split_at(part.len() / 2);
             for event in now {
-                gathered.extend(wanted.refresh(&store, &facts, &happen(&mut store.clone(), event)));
+                let services = happen(&mut store.clone(), event);
+                all.refresh(&store, &facts, &services);
                 let services = happen(&mut store, event);
-                gathered.extend(wanted.refresh(&store, &facts, &services));
+                all.refresh(&store, &facts, &services);
             }
             let services: BTreeSet<ObjectKey> = later.iter().flat_map(|event| happen(&mut store, event)).collect();
-            gathered.extend(wanted.refresh(&store, &facts, &services));
-            host.follow(&wanted, &gathered);
+            all.refresh(&store, &facts, &services);
+            let gathered = all.take_changes();
+            host.follow(&all.wanted(), &gathered);
         }
-        prop_assert!(wanted == Wanted::build(&store, &facts, Options::default()));
+        prop_assert!(all.wanted() == built(&store, &facts).wanted());
     }
 
     /// Comparison leads from the rules of any state to those of any other.
@@ -118,13 +128,13 @@ proptest! {
                 happen(&mut store, event);
             }
             let facts = if events.len() % 2 == 0 { facts() } else { facts_with_pods() };
-            Wanted::build(&store, &facts, Options::default())
+            built(&store, &facts)
         });
         for family in Family::ALL {
-            let mut tables = full(&wanted[0], family);
-            let text = changes(&wanted[1], &tables.dump(), family).unwrap().to_restore_text().unwrap();
+            let mut tables = full(&wanted[0].wanted(), family);
+            let text = changes(&wanted[1].wanted(), &tables.dump(), family).unwrap().to_restore_text().unwrap();
             tables.restore(&text).unwrap_or_else(|why| panic!("{why}\n{text}"));
-            assert_eq!(tables.sorted(), full(&wanted[1], family).sorted());
+            assert_eq!(tables.sorted(), full(&wanted[1].wanted(), family).sorted());
         }
     }
 }

@@ -12,10 +12,10 @@ use proxier_core::config::{Config, InterfaceName, LocalTraffic, MarkBit, NodePor
 use proxier_core::config::{Reserved, ReservedPort, User};
 use proxier_core::modes::Kind;
 use proxier_core::modes::iptables::settings::NodePorts;
-use proxier_core::modes::iptables::{Incomparable, Options, RandomFully, Wanted, changes, cleanup, update};
+use proxier_core::modes::iptables::{Incomparable, Index, Options, RandomFully, Wanted, changes, cleanup, update};
 use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::objects::ConfigObject;
-use proxier_core::service::NodeFacts;
+use proxier_core::service::{Changes, Indexed, NodeFacts};
 use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Roles, Store, TrafficPolicy};
 use serde_json::{Value, json};
 
@@ -63,15 +63,26 @@ fn store(services: &[Value], slices: &[Value]) -> Store {
 }
 
 /// Tables that are written on a host without rules.
-fn tables(wanted: &Wanted, family: Family) -> Tables {
+fn tables(wanted: &Wanted<'_>, family: Family) -> Tables {
     let mut tables = Tables::new();
     let text = changes(wanted, &Dump::default(), family).unwrap().to_restore_text().unwrap();
     tables.restore(&text).unwrap();
     tables
 }
 
+fn built(store: &Store, facts: &NodeFacts, options: Options) -> Indexed<Index> {
+    Indexed::build(store, facts, Index::new(facts, options))
+}
+
+fn recorded(store: &Store, facts: &NodeFacts) -> Indexed<(Index, Changes)> {
+    let index = (Index::new(facts, Options::default()), Changes::default());
+    let mut all = Indexed::build(store, facts, index);
+    all.take_changes();
+    all
+}
+
 /// `TABLE -A CHAIN RULE` of all chains that are not empty.
-fn lines(wanted: &Wanted) -> Vec<String> {
+fn lines(wanted: &Wanted<'_>) -> Vec<String> {
     let tables = tables(wanted, Family::V4);
     let of = |(table, chain, rules): (&str, &str, &[String])| -> Vec<String> {
         rules.iter().map(|rule| format!("{table} -A {chain} {rule}")).collect()
@@ -81,7 +92,7 @@ fn lines(wanted: &Wanted) -> Vec<String> {
 
 /// The lines about Services.
 fn of_services(config: &Config, store: &Store) -> Vec<String> {
-    let all = lines(&Wanted::build(store, &facts(config), Options::default()));
+    let all = lines(&built(store, &facts(config), Options::default()).wanted());
     all.into_iter().filter(|line| line.contains("ns1/")).collect()
 }
 
@@ -110,7 +121,8 @@ fn names_and_comments_are_those_of_kube_proxy() {
     let mut remote = slice("svc3", ("p", 8081), &[("10.180.0.2", "node-b")]);
     remote["ports"][0]["protocol"] = "SCTP".into();
     let store = store(&[everything, none, elsewhere], &[local, remote]);
-    let wanted = Wanted::build(&store, &facts(&with_pods()), Options::default());
+    let all = built(&store, &facts(&with_pods()), Options::default());
+    let wanted = all.wanted();
     let text = lines(&wanted).join("\n");
     let golden = include_str!("iptables_model/golden.txt");
     assert_eq!(text.trim(), golden.trim(), "{text}");
@@ -148,7 +160,7 @@ fn what_settings_change() {
     config.masquerade_bit = MarkBit::new(3).unwrap();
     let mut options = Options::default();
     (options.random_fully, options.drop_invalid, options.localhost_node_ports) = (RandomFully::Never, false, false);
-    let text = lines(&Wanted::build(&store, &facts(&config), options)).join("\n");
+    let text = lines(&built(&store, &facts(&config), options).wanted()).join("\n");
     assert!(text.contains("-m mark --mark 0x00000008/0x00000008 -j ACCEPT"), "{text}");
     assert!(text.contains("--dst-type LOCAL ! -d 127.0.0.0/8 -j KUBE-NODEPORTS"), "{text}");
     for absent in ["--random-fully", "INVALID", "block incoming localnet connections"] {
@@ -163,7 +175,8 @@ fn where_node_ports_are_served() {
         config.node_port_addresses = addresses;
         let mut facts = facts(&config);
         facts.serve_localhost(Kind::Iptables.localhost(&Options::default()));
-        let wanted = Wanted::new(&facts, Options::default());
+        let all = Indexed::new(Index::new(&facts, Options::default()));
+        let wanted = all.wanted();
         let settings = wanted.settings(family).unwrap();
         (settings.node_ports.clone(), settings.options.localhost_node_ports)
     };
@@ -238,21 +251,22 @@ fn an_address_has_one_owner() {
     let endpoints = ["victim", "thief"].map(|name| slice(name, ("", 80), &[("10.180.0.1", "node-a")]));
     let mut store = store(&[victim, thief], &endpoints);
     let facts = facts(&Config::default());
-    let mut wanted = Wanted::build(&store, &facts, Options::default());
-    let owners = |wanted: &Wanted| -> Vec<String> {
+    let mut all = recorded(&store, &facts);
+    let owners = |wanted: &Wanted<'_>| -> Vec<String> {
         let all = lines(wanted).into_iter().filter(|line| line.starts_with("nat -A KUBE-SERVICES "));
         let to = all.filter(|line| line.contains("-d 172.30.0.41 "));
         to.map(|line| line.split('"').nth(1).unwrap().to_owned()).collect()
     };
-    assert_eq!(owners(&wanted), ["ns1/victim cluster IP"]);
+    assert_eq!(owners(&all.wanted()), ["ns1/victim cluster IP"]);
 
     // The owner goes: the other Service gets the address, though only the owner has changed.
-    let mut kernel = tables(&wanted, Family::V4);
+    let mut kernel = tables(&all.wanted(), Family::V4);
     let services = store.delete_service(&ObjectKey::new("ns1", "victim"));
-    let changed = wanted.refresh(&store, &facts, &services);
-    assert_eq!(owners(&wanted), ["ns1/thief external IP"]);
-    kernel.restore(&update(&wanted, &changed, Family::V4).unwrap().to_restore_text().unwrap()).unwrap();
-    assert_eq!(kernel.sorted(), tables(&wanted, Family::V4).sorted());
+    all.refresh(&store, &facts, &services);
+    let changed = all.take_changes();
+    assert_eq!(owners(&all.wanted()), ["ns1/thief external IP"]);
+    kernel.restore(&update(&all.wanted(), &changed, Family::V4).unwrap().to_restore_text().unwrap()).unwrap();
+    assert_eq!(kernel.sorted(), tables(&all.wanted(), Family::V4).sorted());
 }
 
 #[test]
@@ -278,7 +292,7 @@ fn reserved_ports_are_not_served() {
     let here = ["192.168.0.10", "192.168.0.11"].map(|address| address.parse().unwrap());
     let host = HostAddresses { interfaces: BTreeMap::from([("eth0".to_owned(), here.to_vec())]) };
     let facts = NodeFacts::new(&config, &Node::new("node-a"), &host);
-    let lines = lines(&Wanted::build(&store, &facts, Options::default()));
+    let lines = lines(&built(&store, &facts, Options::default()).wanted());
     let to_port: Vec<&String> = lines.iter().filter(|line| line.contains("--dport 10250")).collect();
     let only = "nat -A KUBE-SERVICES -m comment --comment \"ns1/web node port\" -m tcp -p tcp -d 192.168.0.11 --dport 10250 -j KUBE-EXT-";
     assert!(matches!(to_port[..], [line] if line.starts_with(only)), "{to_port:#?}");
@@ -302,12 +316,13 @@ fn agents_frontends_are_ports_of_their_own() {
     let mut store = Store::new("node-a");
     let changed = store.upsert_frontends(&key, vec![internal, balanced, local]);
     let facts = facts(&with_pods());
-    let mut wanted = Wanted::new(&facts, Options::default());
-    let mut kernel = tables(&wanted, Family::V4);
-    let changed = wanted.refresh(&store, &facts, &changed);
-    let text = update(&wanted, &changed, Family::V4).unwrap().to_restore_text().unwrap();
+    let mut all = recorded(&Store::new(""), &facts);
+    let mut kernel = tables(&all.wanted(), Family::V4);
+    all.refresh(&store, &facts, &changed);
+    let changed = all.take_changes();
+    let text = update(&all.wanted(), &changed, Family::V4).unwrap().to_restore_text().unwrap();
     kernel.restore(&text).unwrap();
-    assert_eq!(kernel.sorted(), tables(&wanted, Family::V4).sorted());
+    assert_eq!(kernel.sorted(), tables(&all.wanted(), Family::V4).sorted());
     for line in [
         "--comment \"ns1/agent:172.30.0.50:80 cluster IP\" -m tcp -p tcp -d 172.30.0.50 --dport 80 -j KUBE-SVC-",
         "--comment \"ns1/agent:203.0.113.9:443 loadbalancer IP\" -m tcp -p tcp -d 203.0.113.9 --dport 443 -j KUBE-FW-",
@@ -326,7 +341,7 @@ fn hostile_names_stay_in_their_comments() {
         let mut web = service("web", &json!([{"port": 80}]), &json!({"clusterIP": "172.30.0.41"}), &[]);
         web["metadata"]["name"] = name.into();
         let store = store(&[web], &[]);
-        let lines = lines(&Wanted::build(&store, &facts(&Config::default()), Options::default()));
+        let lines = lines(&built(&store, &facts(&Config::default()), Options::default()).wanted());
         let ours: Vec<&String> = lines.iter().filter(|line| line.contains("172.30.0.41")).collect();
         assert_eq!(ours.len(), 1, "{lines:#?}");
         assert!(ours.iter().all(|line| line.starts_with("filter -A KUBE-SERVICES") && line.ends_with("-j REJECT")));
@@ -341,29 +356,31 @@ fn many_endpoints_leave_out_comments() {
     let many: Vec<String> = (0..1000).map(|n| format!("10.180.{}.{}", n / 250, n % 250 + 1)).collect();
     let many: Vec<(&str, &str)> = many.iter().map(|address| (address.as_str(), "node-b")).collect();
     let mut store = store(&[web("one", "172.30.0.41"), web("many", "172.30.0.42")], &[slice("many", ("", 80), &many)]);
-    let mut wanted = Wanted::build(&store, &facts, Options::default());
-    assert!(wanted.has_comments(Family::V4));
-    let mut kernel = tables(&wanted, Family::V4);
+    let mut all = recorded(&store, &facts);
+    assert!(all.wanted().has_comments(Family::V4));
+    let mut kernel = tables(&all.wanted(), Family::V4);
 
     let endpoint = slice("one", ("", 80), &[("10.181.0.1", "node-b")]);
     let services = store.upsert_slice(&serde_json::from_value(endpoint).unwrap());
-    let changed = wanted.refresh(&store, &facts, &services);
-    assert!(!wanted.has_comments(Family::V4) && wanted.has_comments(Family::V6));
-    let text = update(&wanted, &changed, Family::V4).unwrap().to_restore_text().unwrap();
+    all.refresh(&store, &facts, &services);
+    let changed = all.take_changes();
+    assert!(!all.wanted().has_comments(Family::V4) && all.wanted().has_comments(Family::V6));
+    let text = update(&all.wanted(), &changed, Family::V4).unwrap().to_restore_text().unwrap();
     assert_eq!(text.lines().filter(|line| line.starts_with("-A KUBE-S")).count(), 3, "{text}");
     assert!(text.contains(" --comment \"ns1/one cluster IP\"") && !text.contains("ns1/many"), "{text}");
     assert!(text.lines().any(|line| line.starts_with("-A KUBE-SEP-") && line.contains(" -s 10.181.0.1 ")));
     assert!(text.lines().filter(|line| line.starts_with("-A KUBE-SEP-")).all(|line| !line.contains("comment")));
     kernel.restore(&text).unwrap();
-    assert!(changes(&wanted, &kernel.dump(), Family::V4).unwrap().is_empty());
+    assert!(changes(&all.wanted(), &kernel.dump(), Family::V4).unwrap().is_empty());
 
-    let plain = tables(&wanted, Family::V4);
+    let plain = tables(&all.wanted(), Family::V4);
     let services = store.delete_service(&ObjectKey::new("ns1", "one"));
-    let changed = wanted.refresh(&store, &facts, &services);
+    all.refresh(&store, &facts, &services);
+    let changed = all.take_changes();
     let mut after = plain.clone();
-    after.restore(&update(&wanted, &changed, Family::V4).unwrap().to_restore_text().unwrap()).unwrap();
-    assert!(wanted.has_comments(Family::V4));
-    assert!(changes(&wanted, &after.dump(), Family::V4).unwrap().is_empty());
+    after.restore(&update(&all.wanted(), &changed, Family::V4).unwrap().to_restore_text().unwrap()).unwrap();
+    assert!(all.wanted().has_comments(Family::V4));
+    assert!(changes(&all.wanted(), &after.dump(), Family::V4).unwrap().is_empty());
 }
 
 /// Chains and jumps of IPVS mode and of older releases, a kubelet's rule, and a foreign rule that uses our chains.
@@ -398,7 +415,8 @@ COMMIT
 fn what_others_left_is_taken_over_and_others_rules_stay() {
     let mut kernel = Tables::new();
     kernel.restore(LEFT_BEHIND).unwrap();
-    let wanted = Wanted::new(&facts(&Config::default()), Options::default());
+    let all = Indexed::new(Index::new(&facts(&Config::default()), Options::default()));
+    let wanted = all.wanted();
     let apply = |kernel: &mut Tables, transaction: iptables::Transaction| {
         kernel.restore(&transaction.to_restore_text().unwrap()).unwrap();
     };
@@ -434,7 +452,8 @@ fn what_others_left_is_taken_over_and_others_rules_stay() {
 fn somebody_elses_changes_are_mended() {
     let web = service("web", &json!([{"port": 80, "nodePort": 30080}]), &json!({"clusterIP": "172.30.0.41"}), &[]);
     let store = store(&[web], &[slice("web", ("", 80), &[("10.180.0.1", "node-a"), ("10.180.0.2", "node-b")])]);
-    let wanted = Wanted::build(&store, &facts(&Config::default()), Options::default());
+    let all = built(&store, &facts(&Config::default()), Options::default());
+    let wanted = all.wanted();
     let good = tables(&wanted, Family::V4);
     let chain = |prefix: &str| {
         let mut found = good.chains().map(|(_, chain, _)| chain.to_owned()).filter(|chain| chain.starts_with(prefix));
@@ -478,7 +497,8 @@ fn the_kernels_spelling_is_no_difference() {
     );
     let addresses = [("10.180.0.1", "node-a"), ("10.180.0.2", "node-b"), ("10.180.0.3", "node-b")];
     let store = store(&[web], &[slice("web", ("", 80), &addresses)]);
-    let wanted = Wanted::build(&store, &facts(&Config::default()), Options::default());
+    let all = built(&store, &facts(&Config::default()), Options::default());
+    let wanted = all.wanted();
     let mut text = tables(&wanted, Family::V4).dump().to_string();
     for (ours, printed) in [
         ("--probability 0.3333333333", "--probability 0.33333333349"),
@@ -506,7 +526,8 @@ fn the_kernels_spelling_is_no_difference() {
 #[test]
 fn a_table_that_cannot_be_shown_is_left_alone() {
     let dump = Dump::parse("# Table `nat' is incompatible, use 'nft' tool.\n").unwrap();
-    let wanted = Wanted::new(&facts(&Config::default()), Options::default());
+    let all = Indexed::new(Index::new(&facts(&Config::default()), Options::default()));
+    let wanted = all.wanted();
     for result in [changes(&wanted, &dump, Family::V4), cleanup(&dump)] {
         assert!(matches!(result, Err(Incomparable::Unreadable(table)) if table == TableName::NAT));
     }
@@ -516,9 +537,9 @@ fn a_table_that_cannot_be_shown_is_left_alone() {
 #[test]
 fn settings_make_everything_different() {
     let store = store(&[], &[]);
-    let mut wanted = Wanted::build(&store, &facts(&Config::default()), Options::default());
-    assert!(wanted.refresh_all(&store, &facts(&Config::default()), Options::default()).is_empty());
-    let changed = wanted.refresh_all(&store, &facts(&with_pods()), Options::default());
-    assert!(changed.is_everything() && !changed.is_empty());
-    assert!(wanted == Wanted::build(&store, &facts(&with_pods()), Options::default()));
+    let (plain, pods) = (facts(&Config::default()), facts(&with_pods()));
+    let mut all = built(&store, &plain, Options::default());
+    assert!(!all.index.set_settings(&plain, Options::default()));
+    assert!(all.index.set_settings(&pods, Options::default()));
+    assert!(all.wanted() == built(&store, &pods, Options::default()).wanted());
 }

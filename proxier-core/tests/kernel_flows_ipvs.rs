@@ -21,7 +21,7 @@ use proxier_core::kernel::Options as KernelOptions;
 use proxier_core::modes::{self, iptables, trace};
 use proxier_core::net::{FrontendKey, Protocol};
 use proxier_core::reconciler::Options;
-use proxier_core::service::{Compiled, Desired, Follower, Frontend, NodeFacts, Packet, Reached, Verdict as Traced};
+use proxier_core::service::{Desired, NodeFacts, Packet, Reached, Verdict as Traced};
 use proxier_core::snapshot::{Node, Store};
 use testkit::witness::Transport;
 use testkit::{Need, Netns, PROXY, kernel_test};
@@ -38,13 +38,6 @@ fn program(rules: RulesBy, objects: &Objects) -> Result<(), Box<dyn Error>> {
     programmed::program(&options, &KernelOptions::default(), objects)
 }
 
-struct Nobody;
-
-impl Follower for Nobody {
-    fn service(&mut self, _before: Option<&Compiled>, _after: Option<&Compiled>) {}
-    fn frontend(&mut self, _before: Option<&Frontend>, _after: Option<&Frontend>) {}
-}
-
 /// Expected flow by a trace of IPVS mode.
 fn traced(scenario: &Scenario, flow: &Flow) -> Flow {
     let Objects { config, services, slices, node, host, .. } = objects(scenario);
@@ -58,7 +51,7 @@ fn traced(scenario: &Scenario, flow: &Flow) -> Flow {
     let facts = NodeFacts::new(&config, &Node::check(&node, &mut Vec::new()), &host);
     let mut desired = Desired::new();
     let all = desired.services_with(&store);
-    desired.refresh(&store, &facts, &all, &mut Nobody);
+    desired.refresh(&store, &facts, &all, &mut ());
     let protocol = match flow.protocol {
         Transport::Tcp => Protocol::Tcp,
         Transport::Udp => Protocol::Udp,

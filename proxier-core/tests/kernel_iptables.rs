@@ -6,8 +6,9 @@ mod corpus;
 
 use corpus::{Scenario, corpus, facts, store};
 use iptables::{Backend, Dump, Iptables, System, Transaction};
-use proxier_core::modes::iptables::{Options, Wanted, changes, cleanup, update};
+use proxier_core::modes::iptables::{Index, Options, Wanted, changes, cleanup, update};
 use proxier_core::net::Family;
+use proxier_core::service::{Changes, Indexed};
 use proxier_core::snapshot::ObjectKey;
 use testkit::{Need, kernel_test, oracle};
 
@@ -70,7 +71,7 @@ impl Kernel {
     }
 
     #[track_caller]
-    fn check(&self, wanted: &Wanted, name: &str) {
+    fn check(&self, wanted: &Wanted<'_>, name: &str) {
         let left = changes(wanted, &self.dump(), self.family).unwrap();
         assert!(left.is_empty(), "{name}:\n{left}");
     }
@@ -93,20 +94,24 @@ fn rules_are_read_back_as_they_were_written(kernel: &Kernel) {
     let before = kernel.text();
     for scenario in sample(kernel.family) {
         let (facts, store) = (facts(&scenario), store(&scenario));
-        let full = Wanted::build(&store, &facts, Options::default());
+        let index = || Index::new(&facts, Options::default());
+        let full = Indexed::build(&store, &facts, index());
         // Changes by comparison.
-        kernel.restore(&changes(&full, &kernel.dump(), kernel.family).unwrap());
-        kernel.check(&full, &scenario.id);
+        kernel.restore(&changes(&full.wanted(), &kernel.dump(), kernel.family).unwrap());
+        kernel.check(&full.wanted(), &scenario.id);
         // Changes as reported: all Services go, and come back.
-        let mut wanted = full.clone();
-        let all: Vec<ObjectKey> = store.services().map(|service| service.key.clone()).collect();
-        let gone = wanted.refresh(&proxier_core::snapshot::Store::new("node-a"), &facts, &all);
-        kernel.restore(&update(&wanted, &gone, kernel.family).unwrap());
-        kernel.check(&wanted, &scenario.id);
-        let back = wanted.refresh(&store, &facts, &all);
-        kernel.restore(&update(&wanted, &back, kernel.family).unwrap());
-        kernel.check(&full, &scenario.id);
-        assert_eq!(wanted, full);
+        let mut all = Indexed::build(&store, &facts, (index(), Changes::default()));
+        all.take_changes();
+        let services: Vec<ObjectKey> = store.services().map(|service| service.key.clone()).collect();
+        all.refresh(&proxier_core::snapshot::Store::new("node-a"), &facts, &services);
+        let gone = all.take_changes();
+        kernel.restore(&update(&all.wanted(), &gone, kernel.family).unwrap());
+        kernel.check(&all.wanted(), &scenario.id);
+        all.refresh(&store, &facts, &services);
+        let back = all.take_changes();
+        kernel.restore(&update(&all.wanted(), &back, kernel.family).unwrap());
+        kernel.check(&full.wanted(), &scenario.id);
+        assert_eq!(all.wanted(), full.wanted());
         let text = kernel.text();
         let rules = before.lines().filter(|line| line.starts_with("-A"));
         rules.for_each(|rule| assert!(text.contains(rule), "{rule} is gone: {text}"));

@@ -17,11 +17,12 @@ use iptables::{Rule, TableName};
 use ipvs::model::{Protocol, RealServerKey, Scheduler, SchedulerFlags};
 use ipvs::{VirtualServerKey, Weight};
 use proxier_core::config::NamePrefix;
+use proxier_core::modes::ipvs::index::Index;
 use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, compile};
 use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
 use proxier_core::modes::ipvs::wanted::Wanted;
 use proxier_core::net::Family;
-use proxier_core::service::NodeFacts;
+use proxier_core::service::{Indexed, NodeFacts};
 use serde_json::Value;
 use testkit::Sample;
 
@@ -45,7 +46,7 @@ struct VirtualServerState {
     real_servers: BTreeMap<RealServerKey, u32>,
 }
 
-fn state_of(wanted: &Wanted) -> State {
+fn state_of(wanted: &Wanted<'_>) -> State {
     let mut state = State { addresses: wanted.addresses().collect(), ..State::default() };
     for frontend in wanted.servers() {
         let server = frontend.virtual_server();
@@ -69,7 +70,7 @@ fn state_of(wanted: &Wanted) -> State {
 }
 
 /// Rules in canonical form, without comments: the corpus has none.
-fn rules_of(wanted: &Wanted, facts: &NodeFacts) -> BTreeMap<ChainKey, Vec<String>> {
+fn rules_of(wanted: &Wanted<'_>, facts: &NodeFacts) -> BTreeMap<ChainKey, Vec<String>> {
     let mut chains = BTreeMap::new();
     for family in facts.config().families.iter() {
         let rules = compile(&Inputs::new(family, wanted, facts, Capabilities::default())).unwrap();
@@ -289,7 +290,8 @@ fn hold(corpus: &[Scenario], reference: Reference, differences: &[&Difference], 
         let odd: Vec<_> = store.rejections().filter(|odd| !said.contains(&&*odd.field)).collect();
         assert!(odd.is_empty(), "{}: {odd:?}", scenario.id);
         let facts = facts(scenario);
-        let wanted = Wanted::build(&store, &facts);
+        let all = Indexed::build(&store, &facts, Index::new(facts.config()));
+        let wanted = all.wanted();
         let ours = State { rules: rules_of(&wanted, &facts), ..state_of(&wanted) };
         let mut theirs = expected(scenario);
         for difference in differences {

@@ -15,8 +15,9 @@ use corpus::{Scenario, corpus, facts, store};
 use iptables::{Dump, Rule};
 use iptables_model::tables::Tables;
 use iptables_model::walk::{Fate, Packet, Walk};
-use proxier_core::modes::iptables::{Options, Wanted, changes};
+use proxier_core::modes::iptables::{Index, Options, changes};
 use proxier_core::net::Family;
+use proxier_core::service::Indexed;
 use serde_json::Value;
 
 /// Table and chain, with rules in canonical form.
@@ -52,7 +53,9 @@ fn for_each(mut check: impl FnMut(&Scenario, &Expected, &Tables)) {
         corpus().into_iter().map(|scenario| (scenario.id.clone(), scenario)).collect();
     for line in expected() {
         let scenario = &scenarios[&line.id];
-        let wanted = Wanted::build(&store(scenario), &facts(scenario), Options::default());
+        let facts = facts(scenario);
+        let all = Indexed::build(&store(scenario), &facts, Index::new(&facts, Options::default()));
+        let wanted = all.wanted();
         let mut tables = Tables::new();
         let transaction = changes(&wanted, &Dump::default(), line.family).unwrap();
         tables.restore(&transaction.to_restore_text().unwrap()).unwrap();

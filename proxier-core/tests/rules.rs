@@ -357,7 +357,7 @@ fn capabilities_decide_on_options() {
 #[test]
 fn inputs_change_with_the_first_and_the_last_entry() {
     let mut world = World::new();
-    let inputs = |world: &World, family| Inputs::new(family, &world.wanted, &world.facts(), Capabilities::default());
+    let inputs = |world: &World, family| Inputs::new(family, &world.wanted(), &world.facts(), Capabilities::default());
     let empty = inputs(&world, Family::V4);
     world.service("web", cluster_ip("10.96.0.1"));
     let one = inputs(&world, Family::V4);
@@ -368,7 +368,7 @@ fn inputs_change_with_the_first_and_the_last_entry() {
     assert_eq!(one, inputs(&world, Family::V4), "more of the same");
     assert_eq!(
         inputs(&world, Family::V6),
-        Inputs::new(Family::V6, &World::new().wanted, &world.facts(), Capabilities::default())
+        Inputs::new(Family::V6, &World::new().wanted(), &world.facts(), Capabilities::default())
     );
     world.slice("web-1", "web", json!([endpoint("10.244.1.8", "node-a")]));
     assert_ne!(one, inputs(&world, Family::V4), "the first endpoint on this node");
@@ -383,7 +383,7 @@ fn inputs_change_with_the_first_and_the_last_entry() {
 fn load_balancers_barred_from_the_node_come_and_go() {
     let mut world = World::new();
     let barred = |world: &World| -> Vec<String> {
-        let inputs = Inputs::new(Family::V4, &world.wanted, &world.facts(), Capabilities::default());
+        let inputs = Inputs::new(Family::V4, &world.wanted(), &world.facts(), Capabilities::default());
         inputs.barred_from_node().iter().map(ToString::to_string).collect()
     };
     let balanced = |ranges: &[&str]| {
@@ -418,7 +418,7 @@ fn the_nodes_own_traffic_is_told_by_its_source() {
             "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.5"}]}},
         }),
     );
-    let inputs = Inputs::new(Family::V4, &world.wanted, &world.facts(), Capabilities::default());
+    let inputs = Inputs::new(Family::V4, &world.wanted(), &world.facts(), Capabilities::default());
     let host = Host::new(Family::V4, "");
     host.apply(&compile(&inputs).unwrap());
     let text = host.text();
@@ -516,7 +516,7 @@ fn a_family_without_its_network_cannot_tell_local_traffic() {
     world.service("web", dual(cluster_ip("10.96.0.1")));
     world.config.local_traffic = LocalTraffic::ClusterCidrs(vec!["10.244.0.0/16".parse().unwrap()]);
     let sources = |world: &World, family| {
-        Inputs::new(family, &world.wanted, &world.facts(), Capabilities::default()).sources().clone()
+        Inputs::new(family, &world.wanted(), &world.facts(), Capabilities::default()).sources().clone()
     };
     assert_eq!(sources(&world, Family::V4), MasqueradeSources::OutsideNetwork("10.244.0.0/16".parse().unwrap()));
     assert_eq!(sources(&world, Family::V6), MasqueradeSources::ClusterIps);

@@ -34,7 +34,7 @@ fn cluster(count: u8) -> (World, Observed) {
         add(&mut world, number);
     }
     let mut observed = Observed::new();
-    observed.apply(&diff(&world.wanted, &observed, &world.config));
+    observed.apply(&diff(&world.wanted(), &observed, &world.config));
     (world, observed)
 }
 
@@ -71,8 +71,8 @@ fn keys_of(number: u8) -> Vec<FrontendKey> {
 
 /// Runs a full pass as the reconciler does: changes that the safeguard stops are held back, the rest is done.
 fn pass(safeguard: &mut Safeguard, world: &World, observed: &mut Observed, now: Moment) -> Option<Stopped> {
-    let mut changes = diff(&world.wanted, observed, &world.config);
-    let stopped = safeguard.check(losing(&changes, observed), observed, &world.store, world.wanted.desired(), now);
+    let mut changes = diff(&world.wanted(), observed, &world.config);
+    let stopped = safeguard.check(losing(&changes, observed), observed, &world.store, world.wanted().desired(), now);
     if let Some(stopped) = &stopped {
         hold(stopped, &mut changes, observed);
     }
@@ -81,7 +81,7 @@ fn pass(safeguard: &mut Safeguard, world: &World, observed: &mut Observed, now: 
 }
 
 fn in_step(world: &World, observed: &Observed) -> bool {
-    diff(&world.wanted, observed, &world.config).is_empty()
+    diff(&world.wanted(), observed, &world.config).is_empty()
 }
 
 #[test]
@@ -230,18 +230,20 @@ fn small_passes_do_not_nibble() {
     assert!(pass(&mut safeguard, &world, &mut observed, secs(0)).is_some());
     let before = observed.clone();
     let changed = world.delete_service("s13");
-    let mut changes = diff_changed(&world.wanted, &observed, &changed, &world.config);
-    let stopped =
-        safeguard.check(losing(&changes, &observed), &observed, &world.store, world.wanted.desired(), secs(1)).unwrap();
+    let mut changes = diff_changed(&world.wanted(), &observed, &changed, &world.config);
+    let stopped = safeguard
+        .check(losing(&changes, &observed), &observed, &world.store, world.wanted().desired(), secs(1))
+        .unwrap();
     assert_eq!((stopped.would_lose, stopped.of), (39, 60));
     hold(&stopped, &mut changes, &observed);
     observed.apply(&changes);
     assert_eq!(observed, before);
     // An unrelated change is carried out; the rest is still held back.
     let changed = world.slice("s20-1", "s20", json!([]));
-    let mut changes = diff_changed(&world.wanted, &observed, &changed, &world.config);
-    let stopped =
-        safeguard.check(losing(&changes, &observed), &observed, &world.store, world.wanted.desired(), secs(2)).unwrap();
+    let mut changes = diff_changed(&world.wanted(), &observed, &changed, &world.config);
+    let stopped = safeguard
+        .check(losing(&changes, &observed), &observed, &world.store, world.wanted().desired(), secs(2))
+        .unwrap();
     assert_eq!(stopped.held().count(), 39);
     hold(&stopped, &mut changes, &observed);
     observed.apply(&changes);
@@ -296,17 +298,17 @@ proptest! {
             let held: BTreeSet<VirtualServerKey> =
                 stopped.iter().flat_map(Stopped::held).map(VirtualServerKey::from).collect();
             for key in &held {
-                prop_assert!(!world.wanted.has_server(key));
+                prop_assert!(!world.wanted().has_server(key));
                 prop_assert_eq!(observed.virtual_servers.get(key), before.virtual_servers.get(key));
                 prop_assert!(observed.owns(key));
             }
-            for frontend in world.wanted.servers() {
+            for frontend in world.wanted().servers() {
                 let server = &observed.virtual_servers[&frontend.key];
                 prop_assert_eq!(&server.real_servers, &frontend.real_servers);
             }
-            prop_assert_eq!(observed.virtual_servers.len(), world.wanted.servers().count() + held.len());
+            prop_assert_eq!(observed.virtual_servers.len(), world.wanted().servers().count() + held.len());
             // Only held deletions are left to do, and no wanted entry or address is missing.
-            let rest = diff(&world.wanted, &observed, &world.config);
+            let rest = diff(&world.wanted(), &observed, &world.config);
             prop_assert_eq!(rest.virtual_servers.into_keys().collect::<BTreeSet<_>>(), held.clone());
             prop_assert!(rest.add_entries.is_empty() && rest.add_addresses.is_empty());
             if held.is_empty() {
@@ -326,7 +328,7 @@ proptest! {
     ) {
         let mut world = World::new();
         let mut observed = Observed::new();
-        observed.apply(&diff(&world.wanted, &observed, &world.config));
+        observed.apply(&diff(&world.wanted(), &observed, &world.config));
         for (number, what) in steps {
             let address = IpAddr::from([192, 0, 2, number]);
             let eth0 = world.host.interfaces.get_mut("eth0").unwrap();
@@ -337,20 +339,20 @@ proptest! {
                 _ => { eth0.retain(|of| *of != address); world.refresh_all() }
             };
             let on_eth0: BTreeSet<IpAddr> = world.host.interfaces["eth0"].iter().copied().collect();
-            let changes = diff(&world.wanted, &observed, &world.config);
+            let changes = diff(&world.wanted(), &observed, &world.config);
             if what != 0 {
-                let small = diff_changed(&world.wanted, &observed, &changed, &world.config);
+                let small = diff_changed(&world.wanted(), &observed, &changed, &world.config);
                 prop_assert_eq!(&small, &changes);
             }
             prop_assert!(changes.add_addresses.is_disjoint(&on_eth0));
-            let frontends = world.wanted.desired().frontends();
+            let frontends = world.wanted().desired().frontends();
             let wanted: BTreeSet<IpAddr> = frontends.map(|frontend| frontend.key.address).collect();
             let unbound: Vec<_> = changes.delete_addresses.intersection(&wanted).collect();
             // A node port is served on an address while the node has it, also after another interface had it.
-            prop_assert!(unbound.iter().all(|address| !world.wanted.has_address(**address)
-                && !world.wanted.is_elsewhere(**address)));
+            prop_assert!(unbound.iter().all(|address| !world.wanted().has_address(**address)
+                && !world.wanted().is_elsewhere(**address)));
             observed.apply(&changes);
-            for frontend in world.wanted.servers() {
+            for frontend in world.wanted().servers() {
                 prop_assert!(observed.virtual_servers.contains_key(&frontend.key));
             }
             prop_assert!(in_step(&world, &observed));
@@ -366,7 +368,7 @@ fn an_address_that_moves_in_and_out_stays_bound() {
     assert!(observed.addresses.contains(&vip));
     world.host.interfaces.get_mut("eth0").unwrap().push(vip);
     let changed = world.refresh_all();
-    let changes = diff_changed(&world.wanted, &observed, &changed, &world.config);
+    let changes = diff_changed(&world.wanted(), &observed, &changed, &world.config);
     assert_eq!((changes.add_addresses.len(), changes.delete_addresses.len()), (0, 0));
     // The address's other ports are open again: programs on the node may use it.
     let gone: Vec<_> = changes
@@ -378,15 +380,15 @@ fn an_address_that_moves_in_and_out_stays_bound() {
     observed.apply(&changes);
     world.host.interfaces.get_mut("eth0").unwrap().retain(|of| *of != vip);
     let changed = world.refresh_all();
-    let changes = diff_changed(&world.wanted, &observed, &changed, &world.config);
+    let changes = diff_changed(&world.wanted(), &observed, &changed, &world.config);
     assert_eq!((changes.add_addresses.len(), changes.delete_addresses.len()), (0, 0));
     observed.apply(&changes);
     // The Service goes while another interface has the address: it is unbound from our device.
     world.host.interfaces.get_mut("eth0").unwrap().push(vip);
     world.refresh_all();
-    observed.apply(&diff(&world.wanted, &observed, &world.config));
+    observed.apply(&diff(&world.wanted(), &observed, &world.config));
     let changed = world.delete_service("s1");
-    let changes = diff_changed(&world.wanted, &observed, &changed, &world.config);
+    let changes = diff_changed(&world.wanted(), &observed, &changed, &world.config);
     assert!(changes.delete_addresses.contains(&vip));
 }
 
@@ -395,7 +397,7 @@ fn an_address_that_moves_in_and_out_stays_bound() {
 fn the_nodes_own_address_is_served_but_never_bound() {
     let mut world = World::new();
     world.service("odd", json!({"clusterIP": "192.168.0.10", "ports": [{"name": "http", "port": 80}]}));
-    let changes = diff(&world.wanted, &Observed::new(), &world.config);
+    let changes = diff(&world.wanted(), &Observed::new(), &world.config);
     assert!(changes.virtual_servers.contains_key(&"TCP 192.168.0.10:80".parse().unwrap()));
     assert!(changes.add_addresses.is_empty());
 }
@@ -405,11 +407,11 @@ fn external(address: &str, port: u16) -> Value {
 }
 
 fn rejected(world: &World) -> Vec<String> {
-    world.wanted.desired().rejected().map(|(service, refusal)| format!("{service}: {refusal}")).collect()
+    world.wanted().desired().rejected().map(|(service, refusal)| format!("{service}: {refusal}")).collect()
 }
 
 fn has(world: &World, key: &str) -> bool {
-    world.wanted.frontend(&key.parse().unwrap()).is_some()
+    world.wanted().frontend(&key.parse().unwrap()).is_some()
 }
 
 #[test]
@@ -517,6 +519,6 @@ fn impossible_addresses() {
         world.service("odd", cluster_ip(text));
         assert_eq!(world.rejected(ObjectKind::Service, "odd"), ["spec.clusterIP"], "{text}");
     }
-    assert_eq!(diff(&world.wanted, &Observed::new(), &world.config).add_addresses.len(), 1);
-    assert_ne!(diff(&world.wanted, &Observed::new(), &world.config), Changes::default());
+    assert_eq!(diff(&world.wanted(), &Observed::new(), &world.config).add_addresses.len(), 1);
+    assert_ne!(diff(&world.wanted(), &Observed::new(), &world.config), Changes::default());
 }

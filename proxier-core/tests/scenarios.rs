@@ -6,8 +6,8 @@
 mod runner;
 
 use proxier_core::config::Config;
-use proxier_core::modes::ipvs::wanted::Wanted;
-use proxier_core::service::NodeFacts;
+use proxier_core::modes::ipvs::index::Index;
+use proxier_core::service::{Indexed, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node, Store};
 use runner::fake::Fake;
 use runner::pure::Pure;
@@ -81,8 +81,8 @@ fn tens_of_thousands_of_ports() {
         store.upsert_service(&serde_json::from_value(object).unwrap());
     }
     let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-    let wanted = Wanted::build(&store, &facts);
-    assert_eq!(wanted.servers().count(), 19_999 + 36 + 1);
+    let all = Indexed::build(&store, &facts, Index::new(facts.config()));
+    assert_eq!(all.wanted().servers().count(), 19_999 + 36 + 1);
     // Port 0, those above 65535, and the repeated ones.
     assert_eq!(store.rejections().count(), 1 + 464 + 499);
 }

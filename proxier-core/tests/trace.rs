@@ -15,16 +15,9 @@ use proxier_core::config::{Binding, Config, LocalTraffic, NodePortAddresses};
 use proxier_core::modes::{Kind, iptables, trace};
 use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::objects::ConfigObject;
-use proxier_core::service::{Compiled, Desired, Follower, Frontend, NodeFacts, Packet, Reached, Trace, Verdict};
+use proxier_core::service::{Desired, NodeFacts, Packet, Reached, Trace, Verdict};
 use proxier_core::snapshot::{Balancing, FrontendSpec, HostAddresses, Node, ObjectKey, Store};
 use serde_json::{Value, json};
-
-struct Nobody;
-
-impl Follower for Nobody {
-    fn service(&mut self, _before: Option<&Compiled>, _after: Option<&Compiled>) {}
-    fn frontend(&mut self, _before: Option<&Frontend>, _after: Option<&Frontend>) {}
-}
 
 /// A scenario, compiled.
 struct World {
@@ -40,7 +33,7 @@ impl World {
         facts.serve_localhost(mode.localhost(&iptables::Options::default()));
         let mut desired = Desired::new();
         let all = desired.services_with(&store);
-        desired.refresh(&store, &facts, &all, &mut Nobody);
+        desired.refresh(&store, &facts, &all, &mut ());
         World { scenario, store, facts, desired }
     }
 
@@ -405,7 +398,7 @@ fn one_frontend(object: &ConfigObject) -> (FrontendKey, Store, NodeFacts, Desire
     store.upsert_frontends(&ObjectKey::new("agent", "web"), [FrontendSpec::new(web, [endpoint])]);
     let mut desired = Desired::new();
     let all = desired.services_with(&store);
-    desired.refresh(&store, &facts, &all, &mut Nobody);
+    desired.refresh(&store, &facts, &all, &mut ());
     (web, store, facts, desired)
 }
 
@@ -454,7 +447,7 @@ fn node_ports_are_those_of_this_node() {
     store.upsert_service(&serde_json::from_value(object).unwrap());
     let mut desired = Desired::new();
     let all = desired.services_with(&store);
-    desired.refresh(&store, &facts, &all, &mut Nobody);
+    desired.refresh(&store, &facts, &all, &mut ());
     let traced = |to: &str| {
         let packet = Packet::new([203, 0, 113, 9].into(), to.parse().unwrap());
         let trace = trace::trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
@@ -505,7 +498,7 @@ fn pods_of_other_nodes() {
         let facts = NodeFacts::new(&config, &node, &host);
         let mut desired = Desired::new();
         let all = desired.services_with(&store);
-        desired.refresh(&store, &facts, &all, &mut Nobody);
+        desired.refresh(&store, &facts, &all, &mut ());
         let packet = Packet::new(source.into(), "TCP 192.0.2.1:30080".parse().unwrap());
         let trace = trace::trace(mode, &store, (&desired, &facts), &packet, iptables::Options::default());
         let Verdict::Endpoints(reached) = &trace.verdict else { panic!("{trace:?}") };
@@ -548,7 +541,7 @@ fn networks_of_services_are_closed() {
     store.upsert_frontends(&ObjectKey::new("agent", "web"), frontends);
     let mut desired = Desired::new();
     let all = desired.services_with(&store);
-    desired.refresh(&store, &facts, &all, &mut Nobody);
+    desired.refresh(&store, &facts, &all, &mut ());
     let traced = |to: &str| {
         let packet = Packet::new([203, 0, 113, 9].into(), to.parse().unwrap());
         let trace = trace::trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
@@ -588,7 +581,7 @@ fn datagrams_alone_are_scheduled_one_by_one() {
     store.upsert_frontends(&ObjectKey::new("agent", "dns"), frontends);
     let mut desired = Desired::new();
     let all = desired.services_with(&store);
-    desired.refresh(&store, &facts, &all, &mut Nobody);
+    desired.refresh(&store, &facts, &all, &mut ());
     let says = keys.map(|key| {
         let packet = Packet::new([203, 0, 113, 9].into(), key);
         let trace = trace::trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
@@ -619,7 +612,7 @@ fn node_ports_on_localhost() {
         facts.serve_localhost(mode.localhost(&options));
         let mut desired = Desired::new();
         let all = desired.services_with(&store);
-        desired.refresh(&store, &facts, &all, &mut Nobody);
+        desired.refresh(&store, &facts, &all, &mut ());
         Family::ALL.map(|family| {
             let to = FrontendKey::new(Protocol::Tcp, family.localhost(), 30_080);
             let packet = Packet::from_node(family.localhost(), to);

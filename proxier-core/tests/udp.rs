@@ -16,10 +16,11 @@ use proptest::prelude::*;
 use proxier_core::config::Config;
 use proxier_core::modes::ipvs::diff::diff;
 use proxier_core::modes::ipvs::drain::{Drains, Policy};
+use proxier_core::modes::ipvs::index::Index;
 use proxier_core::modes::ipvs::observed::Observed;
 use proxier_core::modes::ipvs::udp;
-use proxier_core::modes::ipvs::wanted::Wanted;
 use proxier_core::ports::UdpServices;
+use proxier_core::service::Indexed;
 use proxier_core::snapshot::Store;
 use serde_json::{Value, json};
 use world::World;
@@ -47,9 +48,9 @@ fn endpoints(world: &mut World, numbers: &[u8]) {
 
 /// Flows to forget on the way from the kernel's state to the wanted one; updates `observed`.
 fn step(world: &World, observed: &mut Observed, drains: &Drains) -> UdpServices {
-    let changes = diff(&world.wanted, observed, &world.config);
+    let changes = diff(&world.wanted(), observed, &world.config);
     observed.apply(&changes);
-    udp::stale(&changes, &world.wanted, drains)
+    udp::stale(&changes, &world.wanted(), drains)
 }
 
 fn place(address: &str, endpoints: &[u8]) -> UdpServices {
@@ -92,8 +93,8 @@ fn another_scheduler() {
     endpoints(&mut world, &[1]);
     step(&world, &mut observed, &drains);
     world.config.ipvs.scheduler = ipvs::Scheduler::LeastConnection;
-    world.refresh_all();
-    assert!(!diff(&world.wanted, &observed, &world.config).is_empty());
+    world.restart();
+    assert!(!diff(&world.wanted(), &observed, &world.config).is_empty());
     assert_eq!(step(&world, &mut observed, &drains), UdpServices::new());
 }
 
@@ -109,24 +110,24 @@ fn draining_endpoints_answer() {
     step(&world, &mut observed, &drains);
 
     endpoints(&mut world, &[2]);
-    let changes = diff(&world.wanted, &observed, &world.config);
+    let changes = diff(&world.wanted(), &observed, &world.config);
     assert!(!changes.is_empty());
-    assert_eq!(udp::stale(&changes, &world.wanted, &drains), UdpServices::new(), "it is going to drain");
+    assert_eq!(udp::stale(&changes, &world.wanted(), &drains), UdpServices::new(), "it is going to drain");
     let key: VirtualServerKey = "UDP 10.96.0.10:53".parse().unwrap();
     let one: SocketAddr = "10.244.0.1:5353".parse().unwrap();
     drains.begin(key, one.into(), std::time::Duration::ZERO);
-    assert_eq!(udp::all(&world.wanted, &drains), place("10.96.0.10:53", &[1, 2]));
+    assert_eq!(udp::all(&world.wanted(), &drains), place("10.96.0.10:53", &[1, 2]));
 
     endpoints(&mut world, &[3]);
     // Endpoint 1 drains in the kernel as well; endpoint 2 was deleted by another program; so 3 is the first one.
     let draining = RealServer::new(one).with_weight(Weight::DRAIN);
     let server = ipvs::VirtualServer { key, config: observed.virtual_servers[&key].config };
     observed.insert(&server, [draining]);
-    let changes = diff(&world.wanted, &observed, &world.config);
-    assert_eq!(udp::stale(&changes, &world.wanted, &drains), place("10.96.0.10:53", &[1, 3]));
+    let changes = diff(&world.wanted(), &observed, &world.config);
+    assert_eq!(udp::stale(&changes, &world.wanted(), &drains), place("10.96.0.10:53", &[1, 3]));
 
     drains.deleted(&key, &one.into());
-    let answering = udp::answering(&key, &world.wanted, &drains);
+    let answering = udp::answering(&key, &world.wanted(), &drains);
     assert_eq!(udp::udp_place(&key).map(|at| (at, answering)), place("10.96.0.10:53", &[3]).into_iter().next());
     world.delete_service("dns");
     drains.begin(key, one.into(), std::time::Duration::ZERO);
@@ -145,9 +146,10 @@ proptest! {
             for event in events {
                 universe::happen(&mut store, event);
             }
-            Wanted::build(&store, &universe::facts())
+            Indexed::build(&store, &universe::facts(), Index::new(universe::facts().config()))
         };
         let (before, after, drains) = (reach(&before), reach(&after), Drains::default());
+        let (before, after) = (before.wanted(), after.wanted());
         let config = Config::default();
         let mut observed = Observed::new();
         observed.apply(&diff(&before, &observed, &config));

@@ -17,17 +17,18 @@ pub mod userspace;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use crate::config::{Config, Families};
 use crate::modes::shared::names::Names;
 use crate::modes::shared::sysctls::{self, HostSettings};
-use crate::net::{Family, FrontendKey};
+use crate::net::Family;
 use crate::plan::report::{Refused, Report, Unread};
 use crate::plan::step::Step;
 use crate::ports::{Conntrack, LocalNetworks, PortError, PortErrorKind, Ports, Tables};
-use crate::safeguard::Safeguard;
-use crate::service::{Desired, NodeFacts};
-use crate::snapshot::{HostAddresses, ObjectKey, Store};
+use crate::safeguard::{Kernel, Safeguard};
+use crate::service::{Changes, Compiled, Desired, Frontend, NodeFacts};
+use crate::snapshot::{HostAddresses, Store};
 use crate::time::Moment;
 
 /// Part of the kernel that serves Services.
@@ -108,6 +109,10 @@ pub fn wanted_sysctls(mode: Kind, settings: &HostSettings, release: &str) -> Vec
 #[derive(Clone, Copy)]
 pub(crate) struct Pass<'a> {
     pub(crate) store: &'a Store,
+    /// Frontends of all Services.
+    pub(crate) desired: &'a Desired,
+    /// Differences from what was written last.
+    pub(crate) changes: &'a Changes,
     pub(crate) facts: &'a NodeFacts,
     pub(crate) host: &'a HostAddresses,
     pub(crate) settings: &'a HostSettings,
@@ -132,23 +137,6 @@ impl Pass<'_> {
     pub(crate) fn families(&self) -> impl Iterator<Item = Family> + use<> {
         let families: Families = self.config().families;
         families.iter()
-    }
-}
-
-/// Results of a refresh, as far as the reconciler has to know them.
-#[derive(Debug, Default)]
-pub(crate) struct Refreshed {
-    /// Frontends that are new, gone or different.
-    pub(crate) frontends: Vec<FrontendKey>,
-    /// Whether a health check is new, gone or different.
-    pub(crate) health_checks: bool,
-}
-
-impl Refreshed {
-    /// Adds what a later refresh changed.
-    pub(crate) fn extend(&mut self, later: Refreshed) {
-        self.frontends.extend(later.frontends);
-        self.health_checks |= later.health_checks;
     }
 }
 
@@ -225,14 +213,25 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     /// The name.
     fn kind(&self) -> Kind;
 
-    /// Frontends of all Services.
-    fn desired(&self) -> &Desired;
+    /// Whether Services are compiled with their ports. The answer is always the same.
+    fn needs_ports(&self) -> bool {
+        false
+    }
 
-    /// Compiles these Services again, and notes what differs from what was written last.
-    fn refresh(&mut self, store: &Store, facts: &NodeFacts, services: &BTreeSet<ObjectKey>) -> Refreshed;
+    /// Follows a Service that is new, gone or compiled to something else ([`Follower::service`](crate::service::Follower::service)).
+    fn index_service(&mut self, _before: Option<&Compiled>, _after: Option<&Compiled>) {}
+
+    /// Follows a Frontend that is new, gone or different. `written`: as it was written last.
+    fn index_frontend(
+        &mut self,
+        _written: Option<&Arc<Frontend>>,
+        _before: Option<&Arc<Frontend>>,
+        _after: Option<&Arc<Frontend>>,
+    ) {
+    }
 
     /// Reduces memory by rebuilding everything that is kept.
-    fn compact(&mut self);
+    fn compact(&mut self) {}
 
     /// Whether a pass for changes is enough.
     fn knows_kernel(&self) -> bool;
@@ -244,7 +243,16 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// The parts that could not be read. The kernel's state is unknown then.
-    fn read(&mut self, host: &HostAddresses, facts: &NodeFacts, ports: &mut Ports<'_>) -> Result<(), Vec<Unread>>;
+    fn read(
+        &mut self,
+        desired: &Desired,
+        host: &HostAddresses,
+        facts: &NodeFacts,
+        ports: &mut Ports<'_>,
+    ) -> Result<(), Vec<Unread>>;
+
+    /// State of the kernel, as far as known.
+    fn kernel(&self) -> Option<&dyn Kernel>;
 
     /// Compares, reads what else has to be read, and makes the plan. `None` when the kernel is unknown.
     fn prepare(
@@ -255,11 +263,12 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
         ports: &mut Ports<'_>,
     ) -> Option<()>;
 
-    /// Carries out the plan that was made last. Returns whether the kernel contradicted what was known, so that it has to be read
-    /// again at once.
+    /// Carries out the plan that was made last, and takes from the changes what was written. Returns whether the kernel contradicted what
+    /// was known, so that it has to be read again at once.
     fn carry_out(
         &mut self,
-        store: &Store,
+        objects: (&Store, &Desired),
+        changes: &mut Changes,
         report: &mut Report,
         clock: &dyn Fn() -> Moment,
         ports: &mut Ports<'_>,
@@ -277,7 +286,7 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     }
 
     /// Wishes of Services that this mode does not fulfil, though another may.
-    fn refused(&self) -> Vec<Refused> {
+    fn refused(&self, _desired: &Desired) -> Vec<Refused> {
         Vec::new()
     }
 

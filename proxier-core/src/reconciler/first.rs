@@ -42,7 +42,7 @@ impl Reconciler {
         self.find_api_servers();
         self.take_cluster_nodes();
         self.pending.retain(|service| !first.contains(service));
-        self.mode.refresh(&self.store, &self.facts, &first);
+        self.refresh(&first);
         let served = self.serve_alone(now, clock, ports);
         // Compiled again with the rest, whose claims may be older.
         self.pending.extend(first.iter().cloned());
@@ -53,7 +53,7 @@ impl Reconciler {
 
     /// Serves the compiled Services, on a kernel that serves nothing.
     fn serve_alone(&mut self, now: Moment, clock: &dyn Fn() -> Moment, ports: &mut Ports<'_>) -> Option<Report> {
-        self.mode.read(&self.host, &self.facts, ports).ok()?;
+        self.mode.read(&self.desired, &self.host, &self.facts, ports).ok()?;
         if !self.mode.may_serve_first(&self.host) {
             return None;
         }
@@ -63,6 +63,8 @@ impl Reconciler {
         let safeguard = self.safeguard.clone();
         let pass = Pass {
             store: &self.store,
+            desired: &self.desired,
+            changes: &self.changes,
             facts: &self.facts,
             host: &self.host,
             settings: &self.options.host,
@@ -77,7 +79,7 @@ impl Reconciler {
         self.safeguard = safeguard;
         prepared.filter(|()| report.unread.is_empty() && !self.mode.takes_over())?;
         ports.rules.set_lock_wait(Self::SHORT_LOCK_WAIT);
-        self.mode.carry_out(&self.store, &mut report, clock, ports);
+        self.carry_out(&mut report, clock, ports);
         self.mode.retry_at_once();
         report.applied.failures.is_empty().then_some(report)
     }

@@ -3,6 +3,7 @@
 mod cluster_nodes;
 mod committed;
 mod first;
+mod indexing;
 mod input;
 mod others;
 pub mod schedule;
@@ -21,17 +22,18 @@ use std::time::Duration;
 use crate::config::{Config, MayAskFor};
 use crate::modes::shared::host;
 use crate::modes::shared::sysctls::{self, HostSettings};
-use crate::modes::{self, Mode, Pass, Plan, Refreshed, iptables, ipvs, nftables, userspace};
+use crate::modes::{self, Mode, Pass, Plan, iptables, ipvs, nftables, userspace};
 use crate::net::Network;
 use crate::plan::report::{Report, Unread};
 use crate::ports::Ports;
 use crate::reconciler::cluster_nodes::ClusterNodes;
 use crate::reconciler::committed::{Committed, Noting};
+use crate::reconciler::indexing::{Indexing, Refreshed};
 use crate::reconciler::others::Judged;
 use crate::reconciler::schedule::{Limits, Schedule};
 use crate::reconciler::totals::Totals;
 use crate::safeguard::{MassRemoval, Safeguard, Stopped};
-use crate::service::NodeFacts;
+use crate::service::{Changes, Desired, NodeFacts};
 use crate::snapshot::{HostAddresses, Node, ObjectKey, ObjectKind, Rejection, Store};
 
 /// Settings of a [`Reconciler`].
@@ -183,6 +185,10 @@ pub struct Reconciler {
     service_cidrs: Arc<[Network]>,
     host: HostAddresses,
     facts: NodeFacts,
+    /// Frontends of all Services.
+    desired: Desired,
+    /// Differences from what was written last.
+    changes: Changes,
     /// Services to compile again.
     pending: BTreeSet<ObjectKey>,
     /// The addresses or default routes of the host may have changed.
@@ -239,6 +245,8 @@ impl Reconciler {
             service_cidrs: Arc::default(),
             node,
             host,
+            desired: Desired::new(),
+            changes: Changes::default(),
             pending: BTreeSet::new(),
             host_stale: true,
             absent: BTreeMap::new(),
@@ -341,7 +349,7 @@ impl Reconciler {
         if self.prepare(pass, now, &mut report, ports).is_some() {
             // A running process retries soon, and must not delay anything else meanwhile.
             ports.rules.set_lock_wait(if self.settled { Self::SHORT_LOCK_WAIT } else { Self::FIRST_LOCK_WAIT });
-            if self.mode.carry_out(&self.store, &mut report, clock, ports) {
+            if self.carry_out(&mut report, clock, ports) {
                 self.schedule.request_full(now);
             }
         }
@@ -359,6 +367,21 @@ impl Reconciler {
         }
         self.totals.add(&report, end);
         report
+    }
+
+    /// Carries out the plan of the mode.
+    fn carry_out(&mut self, report: &mut Report, clock: &dyn Fn() -> Moment, ports: &mut Ports<'_>) -> bool {
+        let objects = (&self.store, &self.desired);
+        let read_again = self.mode.carry_out(objects, &mut self.changes, report, clock, ports);
+        report.serves_nothing = !report.applied.failures.is_empty() && self.serves_nothing();
+        read_again
+    }
+
+    /// Whether the kernel, as far as known, serves none of the wanted Frontends.
+    fn serves_nothing(&self) -> bool {
+        let Some(kernel) = self.mode.kernel() else { return false };
+        let mut wanted = self.desired.frontends().peekable();
+        wanted.peek().is_some() && !wanted.any(|frontend| kernel.serves(&frontend.key).is_some())
     }
 
     /// Plan of a full pass now, without carrying it out.
@@ -422,14 +445,14 @@ impl Reconciler {
         // comparison nothing is known to go.
         if self.others.has_compared() {
             // A Service that comes back may come before its endpoints.
-            let gone = refreshed.frontends.iter().filter(|key| self.mode.desired().frontend(key).is_none());
+            let gone = refreshed.frontends.iter().filter(|key| self.desired.frontend(key).is_none());
             self.others.believe(gone.copied());
         }
         if self.safeguard.has_compared() {
             self.safeguard.believe(refreshed.frontends);
         }
         if report.full && report.unread.is_empty() {
-            let read = self.mode.read(&self.host, &self.facts, ports);
+            let read = self.mode.read(&self.desired, &self.host, &self.facts, ports);
             report.unread.extend(read.err().into_iter().flatten());
         }
         if !report.unread.is_empty() {
@@ -457,6 +480,8 @@ impl Reconciler {
         }
         let pass = Pass {
             store: &self.store,
+            desired: &self.desired,
+            changes: &self.changes,
             facts: &self.facts,
             host: &self.host,
             settings: &self.options.host,
@@ -473,17 +498,27 @@ impl Reconciler {
     /// Compiles changed objects, and removes missing objects that the safeguard takes for gone.
     fn refresh_desired(&mut self, now: Moment) -> Refreshed {
         let pending = std::mem::take(&mut self.pending);
-        let mut refreshed = self.mode.refresh(&self.store, &self.facts, &pending);
+        let mut refreshed = self.refresh(&pending);
         let mut services = BTreeSet::new();
-        for (kind, key) in self.safeguard.judge(&self.store, self.mode.desired(), &self.facts, now) {
+        for (kind, key) in self.safeguard.judge(&self.store, &self.desired, &self.facts, now) {
             services.extend(match kind {
                 ObjectKind::Service => self.store.delete_service(&key),
                 _ => self.store.delete_slice(&key),
             });
         }
         if !services.is_empty() {
-            refreshed.extend(self.mode.refresh(&self.store, &self.facts, &services));
+            let later = self.refresh(&services);
+            refreshed.frontends.extend(later.frontends);
+            refreshed.health_checks |= later.health_checks;
         }
         refreshed
+    }
+
+    /// Compiles these Services again.
+    fn refresh(&mut self, services: &BTreeSet<ObjectKey>) -> Refreshed {
+        let refreshed = Refreshed::default();
+        let mut indexing = Indexing { mode: &mut *self.mode, changes: &mut self.changes, refreshed };
+        self.desired.refresh(&self.store, &self.facts, services, &mut indexing);
+        indexing.refreshed
     }
 }

@@ -81,7 +81,7 @@ impl Reconciler {
         if let Some(stopped) = stopped {
             return Removal::Held(stopped);
         }
-        let serves = || self.mode.desired().frontends().any(|frontend| !frontend.endpoints().is_empty());
+        let serves = || self.desired.frontends().any(|frontend| !frontend.endpoints().is_empty());
         if !unread.is_empty() && !serves() {
             return Removal::Unknown(Cleaned { unread, ..Cleaned::default() });
         }
@@ -98,7 +98,7 @@ impl Reconciler {
     pub(super) fn judge_others(&mut self, now: Moment, ports: &mut Ports<'_>) -> Judged {
         let served = others::served(&self.facts, self.mode.kind(), ports);
         self.left.extend(served.frontends.keys().filter_map(FrontendKey::udp));
-        let desired = self.mode.desired();
+        let desired = &self.desired;
         let losing = served.frontends.iter().filter_map(|(key, has_endpoints)| match desired.frontend(key) {
             None => Some((*key, Loss::Everything)),
             Some(now) if *has_endpoints && now.endpoints().is_empty() => Some((*key, Loss::Endpoints)),

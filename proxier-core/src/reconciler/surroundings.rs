@@ -90,7 +90,7 @@ impl Reconciler {
             self.options.config.reserved.set_nodes(nodes.clone());
             let before = self.facts.config.reserved.set_nodes(nodes.clone());
             let differs = |address: &IpAddr| before.get(address) != nodes.get(address);
-            self.pending.extend(self.mode.desired().services_at(differs).cloned());
+            self.pending.extend(self.desired.services_at(differs).cloned());
         }
         if changed.weights {
             self.refresh_facts();

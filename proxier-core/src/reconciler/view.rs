@@ -20,6 +20,7 @@ impl Reconciler {
     /// Reduces memory by rebuilding everything that is kept; call it after the first pass.
     pub fn compact(&mut self) {
         self.store.compact();
+        self.desired.compact();
         self.mode.compact();
     }
 
@@ -35,12 +36,12 @@ impl Reconciler {
 
     /// Frontends of all Services, as of the last pass.
     pub fn desired(&self) -> &Desired {
-        self.mode.desired()
+        &self.desired
     }
 
     /// State that IPVS has to hold for that; `None` in other modes.
-    pub fn wanted(&self) -> Option<&Wanted> {
-        self.mode.ipvs().map(ipvs::Mode::wanted)
+    pub fn wanted(&self) -> Option<Wanted<'_>> {
+        self.mode.ipvs().map(|mode| mode.wanted(&self.desired))
     }
 
     /// Last known state of IPVS; `None` in other modes.
@@ -245,7 +246,7 @@ impl Reconciler {
             reason: format!("{} had it first", conflict.owner),
             user: None,
         });
-        reserved.chain(claimed).chain(self.mode.refused())
+        reserved.chain(claimed).chain(self.mode.refused(desired))
     }
 
     /// Values left out of the current objects: of Services and slices, then of Nodes, then annotations and external IPs of Services

@@ -133,6 +133,12 @@ pub trait Kernel {
     fn serves(&self, key: &FrontendKey) -> Option<bool>;
 }
 
+impl Kernel for BTreeMap<FrontendKey, bool> {
+    fn serves(&self, key: &FrontendKey) -> Option<bool> {
+        self.get(key).copied()
+    }
+}
+
 /// Holds back deletions when too much would go at once: Frontends, and their last endpoints.
 ///
 /// # What "at once" means
@@ -175,7 +181,8 @@ pub trait Kernel {
 /// use proxier_core::modes::ipvs::observed::Observed;
 /// use proxier_core::safeguard::{MassRemoval, Safeguard};
 /// use proxier_core::snapshot::Store;
-/// use proxier_core::modes::ipvs::wanted::Wanted;
+/// use proxier_core::modes::ipvs::index::Index;
+/// use proxier_core::service::Indexed;
 ///
 /// // The kernel has twenty virtual servers, and the list of Services is empty.
 /// let mut observed = Observed::new();
@@ -185,7 +192,8 @@ pub trait Kernel {
 ///     observed.insert(&VirtualServer::new(key, Scheduler::RoundRobin), []);
 /// }
 /// let (store, config) = (Store::new("node-a"), Config::default());
-/// let wanted = Wanted::new(&config);
+/// let nothing = Indexed::new(Index::new(&config));
+/// let wanted = nothing.wanted();
 /// let mut changes = diff(&wanted, &observed, &config);
 ///
 /// let mut safeguard = Safeguard::new(MassRemoval::default());

@@ -22,6 +22,7 @@ use crate::snapshot::{Created, ObjectKey, Rejection, Store};
 /// Two values with the same Services compare equal, however they were built.
 ///
 /// ```
+/// use std::sync::Arc;
 /// use proxier_core::config::Config;
 /// use proxier_core::net::FrontendKey;
 /// use proxier_core::objects::ServiceObject;
@@ -35,7 +36,7 @@ use crate::snapshot::{Created, ObjectKey, Rejection, Store};
 /// impl Follower for Log {
 ///     fn service(&mut self, _: Option<&Compiled>, _: Option<&Compiled>) {}
 ///
-///     fn frontend(&mut self, before: Option<&Frontend>, after: Option<&Frontend>) {
+///     fn frontend(&mut self, before: Option<&Arc<Frontend>>, after: Option<&Arc<Frontend>>) {
 ///         let key = before.or(after).map_or_else(String::new, |frontend| frontend.key.to_string());
 ///         self.0.push(format!("{} {key}", if after.is_none() { "-" } else { "+" }));
 ///     }
@@ -94,7 +95,31 @@ pub trait Follower {
     fn service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>);
 
     /// A Frontend is new, gone, or different, perhaps since another Service owns it now.
-    fn frontend(&mut self, before: Option<&Frontend>, after: Option<&Frontend>);
+    fn frontend(&mut self, before: Option<&Arc<Frontend>>, after: Option<&Arc<Frontend>>);
+}
+
+/// Nobody follows.
+impl Follower for () {
+    fn service(&mut self, _: Option<&Compiled>, _: Option<&Compiled>) {}
+
+    fn frontend(&mut self, _: Option<&Arc<Frontend>>, _: Option<&Arc<Frontend>>) {}
+}
+
+/// Both follow, the first one first.
+impl<A: Follower, B: Follower> Follower for (A, B) {
+    fn needs_ports(&self) -> bool {
+        self.0.needs_ports() || self.1.needs_ports()
+    }
+
+    fn service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
+        self.0.service(before, after);
+        self.1.service(before, after);
+    }
+
+    fn frontend(&mut self, before: Option<&Arc<Frontend>>, after: Option<&Arc<Frontend>>) {
+        self.0.frontend(before, after);
+        self.1.frontend(before, after);
+    }
 }
 
 /// A Service's claim to a Frontend.
@@ -217,7 +242,7 @@ impl Desired {
             self.claims.remove(&key);
         }
         if before != after {
-            follower.frontend(before.as_deref(), after.as_deref());
+            follower.frontend(before.as_ref(), after.as_ref());
         }
     }
 
@@ -234,12 +259,17 @@ impl Desired {
 
     /// A Frontend, as its owner wants it.
     pub fn frontend(&self, key: &FrontendKey) -> Option<&Frontend> {
-        self.claims.get(key)?.first().map(|claim| &*claim.frontend)
+        self.shared(key).map(|frontend| &**frontend)
     }
 
     /// The Frontend that an endpoint is, if it is one.
     pub(crate) fn frontend_at(&self, protocol: Protocol, endpoint: &EndpointKey) -> Option<&Frontend> {
         self.frontend(&FrontendKey::new(protocol, endpoint.address.to_canonical(), endpoint.port))
+    }
+
+    /// A Frontend, as its owner wants it, to be kept.
+    pub(crate) fn shared(&self, key: &FrontendKey) -> Option<&Arc<Frontend>> {
+        Some(&self.claims.get(key)?.first()?.frontend)
     }
 
     /// The Service a Frontend belongs to.

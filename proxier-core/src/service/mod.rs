@@ -1,10 +1,12 @@
 //! Services on this node, without the words of any kernel: Frontends with their endpoints, and who owns them.
 
+mod changes;
 mod consider;
 mod desired;
 mod endpoints;
 mod facts;
 mod frontend;
+mod indexed;
 mod port;
 mod reserved;
 mod trace;
@@ -25,10 +27,13 @@ use endpoints::{Choice, choose, count_ready_local, gather};
 use weights::weigh;
 
 pub use crate::snapshot::Roles;
+pub use changes::Changes;
+pub(crate) use changes::ServiceBefore;
 pub use consider::{Considered, consider};
 pub use desired::{Conflict, Desired, Follower};
 pub use facts::{NodeFacts, OpenOn};
 pub use frontend::Frontend;
+pub use indexed::Indexed;
 pub use port::Port;
 pub use reserved::{Extent, Rejected};
 pub use trace::{Packet, Reached, Trace, Treatment, Verdict, Ways, trace};

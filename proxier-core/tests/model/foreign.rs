@@ -206,7 +206,7 @@ pub(crate) fn assert_same(
     one: &KernelState,
     fresh: &KernelState,
     orphans: &BTreeSet<VirtualServerKey>,
-    wanted: &Wanted,
+    wanted: &Wanted<'_>,
 ) {
     assert_eq!(our_servers(one, orphans), our_servers(fresh, orphans));
     let sets = |state: &KernelState| {

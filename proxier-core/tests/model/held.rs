@@ -55,7 +55,7 @@ impl Held {
     }
 
     /// Differences from the wanted state; a draining real server is none.
-    pub(crate) fn differences(&self, wanted: &Wanted, orphans: &BTreeSet<VirtualServerKey>) -> Vec<String> {
+    pub(crate) fn differences(&self, wanted: &Wanted<'_>, orphans: &BTreeSet<VirtualServerKey>) -> Vec<String> {
         let mut differences = Vec::new();
         for server in wanted.servers() {
             let key = server.key;

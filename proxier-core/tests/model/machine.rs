@@ -10,6 +10,7 @@ use ipvs::{Operation, RealServer, Scheduler, VirtualServer, VirtualServerKey};
 use proxier_core::fake::{Call, FakeKernel};
 use proxier_core::modes::ipvs::cleanup::cleanup;
 use proxier_core::modes::ipvs::drain::Policy;
+use proxier_core::modes::ipvs::index::Index;
 use proxier_core::modes::ipvs::wanted::Wanted;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::plan::report::{Failure, Report};
@@ -17,7 +18,7 @@ use proxier_core::plan::step::{Action, Part, Step as Done};
 use proxier_core::ports::PortErrorKind;
 use proxier_core::reconciler::schedule::Limits;
 use proxier_core::reconciler::{Options, Reconciler};
-use proxier_core::service::Frontend;
+use proxier_core::service::{Frontend, Indexed};
 use proxier_core::snapshot::{Balancing, ObjectKey, ZoneWeights};
 
 use super::foreign::{self, Stranger};
@@ -237,7 +238,9 @@ impl Machine {
         let mut operation = ipvs_damage(&held, damage);
         if damage.0 % 8 == 7 {
             // A virtual server that this proxy is about to make.
-            let wanted = Wanted::build(self.proxier.store(), self.proxier.facts());
+            let facts = self.proxier.facts();
+            let all = Indexed::build(self.proxier.store(), facts, Index::new(facts.config()));
+            let wanted = all.wanted();
             let missing = wanted.servers().map(|server| server.key).filter(|key| !held.servers.contains_key(key));
             let key = pick(missing, damage.1);
             self.orphans.extend(key);
@@ -314,8 +317,9 @@ impl Machine {
 
         let after = Held::of(&self.kernel);
         assert_eq!(foreign::state(&after.state), foreign::state(&before.state), "somebody else's things changed");
-        let wanted = self.proxier.wanted().unwrap();
-        assert_eq!(*wanted, Wanted::build(self.proxier.store(), self.proxier.facts()));
+        let wanted = &self.proxier.wanted().unwrap();
+        let facts = self.proxier.facts();
+        assert_eq!(*wanted, Indexed::build(self.proxier.store(), facts, Index::new(facts.config())).wanted());
         check_writes(&log.0, wanted, &before, raced);
         if !raced {
             check_kept(&before, &after, wanted);
@@ -387,7 +391,7 @@ impl Machine {
         assert!(report.is_done(), "{report:#?}");
         let mut orphans = self.orphans.clone();
         orphans.retain(|key| !proxier.wanted().unwrap().has_server(key));
-        foreign::assert_same(&state, &fresh.state(), &orphans, proxier.wanted().unwrap());
+        foreign::assert_same(&state, &fresh.state(), &orphans, &proxier.wanted().unwrap());
     }
 
     /// Cleans up: no own object is left, and all foreign ones are.
@@ -451,7 +455,7 @@ fn tells_a_difference(report: &Report) -> bool {
 }
 
 /// Checks that no write removes a wanted object, or changes a foreign one.
-fn check_writes(log: &[Write], wanted: &Wanted, before: &Held, raced: bool) {
+fn check_writes(log: &[Write], wanted: &Wanted<'_>, before: &Held, raced: bool) {
     for write in log {
         let wrong = match write {
             Write::Ipvs(operation, _) if is_foreign(&operation.virtual_server()) => true,
@@ -476,7 +480,7 @@ fn check_writes(log: &[Write], wanted: &Wanted, before: &Held, raced: bool) {
 }
 
 /// Checks that wanted objects that existed still exist.
-fn check_kept(before: &Held, after: &Held, wanted: &Wanted) {
+fn check_kept(before: &Held, after: &Held, wanted: &Wanted<'_>) {
     for (key, (_, reals)) in &before.servers {
         for (real, server) in reals.iter().filter(|(real, _)| wanted.has_real_server(key, real)) {
             let there = after.servers.get(key).and_then(|(_, reals)| reals.get(real));

@@ -18,7 +18,7 @@ pub(crate) struct Case {
 
 impl Case {
     pub(crate) fn inputs(&self, family: Family) -> Inputs {
-        Inputs::new(family, &self.world.wanted, &self.world.facts(), self.capabilities)
+        Inputs::new(family, &self.world.wanted(), &self.world.facts(), self.capabilities)
     }
 
     pub(crate) fn rules(&self, family: Family) -> Rules {

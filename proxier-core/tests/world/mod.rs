@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use proxier_core::config::Config;
+use proxier_core::modes::ipvs::index::{Changed, Recorded};
 use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
-use proxier_core::modes::ipvs::wanted::{Changed, Wanted};
-use proxier_core::service::NodeFacts;
+use proxier_core::modes::ipvs::wanted::Wanted;
+use proxier_core::service::{Indexed, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, ObjectKind, Store};
 use serde_json::{Value, json};
 
@@ -15,7 +16,7 @@ pub(crate) struct World {
     pub(crate) config: Config,
     pub(crate) node: Node,
     pub(crate) host: HostAddresses,
-    pub(crate) wanted: Wanted,
+    pub(crate) all: Indexed<Recorded>,
 }
 
 impl World {
@@ -34,12 +35,22 @@ impl World {
             config: Config::default(),
             node,
             host: HostAddresses { interfaces },
-            wanted: Wanted::new(&Config::default()),
+            all: Indexed::new(Recorded::new(&Config::default())),
         }
     }
 
     pub(crate) fn facts(&self) -> NodeFacts {
         NodeFacts::new(&self.config, &self.node, &self.host)
+    }
+
+    pub(crate) fn wanted(&self) -> Wanted<'_> {
+        self.all.wanted()
+    }
+
+    pub(crate) fn refresh(&mut self, services: &[ObjectKey]) -> Changed {
+        let facts = self.facts();
+        self.all.refresh(&self.store, &facts, services);
+        self.all.take_changed()
     }
 
     /// A Service in namespace demo with these fields of `spec` (`status` is moved out of them).
@@ -51,7 +62,7 @@ impl World {
 
     pub(crate) fn service_object(&mut self, object: Value) -> Changed {
         let changed = self.store.upsert_service(&serde_json::from_value(object).unwrap());
-        self.wanted.refresh(&self.store, &self.facts(), &changed)
+        self.refresh(&changed)
     }
 
     /// A slice of a Service in namespace demo with ports `http` (TCP 8080) and these endpoints.
@@ -67,37 +78,46 @@ impl World {
 
     pub(crate) fn slice_object(&mut self, object: Value) -> Changed {
         let changed = self.store.upsert_slice(&serde_json::from_value(object).unwrap());
-        self.wanted.refresh(&self.store, &self.facts(), &changed)
+        self.refresh(&changed)
     }
 
     pub(crate) fn delete_service(&mut self, name: &str) -> Changed {
         let changed = self.store.delete_service(&ObjectKey::new("demo", name));
-        self.wanted.refresh(&self.store, &self.facts(), &changed)
+        self.refresh(&changed)
+    }
+
+    /// The process starts again, with another configuration.
+    pub(crate) fn restart(&mut self) {
+        let facts = self.facts();
+        self.all = Indexed::build(&self.store, &facts, Recorded::new(&self.config));
+        self.all.take_changed();
     }
 
     pub(crate) fn refresh_all(&mut self) -> Changed {
-        self.wanted.refresh_all(&self.store, &self.facts())
+        let facts = self.facts();
+        self.all.refresh_all(&self.store, &facts);
+        self.all.take_changed()
     }
 
     /// The real servers of `TCP 10.96.0.1:80` and the like.
     pub(crate) fn servers(&self, key: &str) -> Vec<String> {
-        let server = self.wanted.server(&key.parse().unwrap());
+        let server = self.wanted().server(&key.parse().unwrap());
         let servers = server.unwrap_or_else(|| panic!("no virtual server {key}")).real_servers;
         servers.iter().map(|server| server.key.to_string()).collect()
     }
 
     pub(crate) fn frontends(&self) -> Vec<String> {
-        self.wanted.servers().map(|frontend| frontend.key.to_string()).collect()
+        self.wanted().servers().map(|frontend| frontend.key.to_string()).collect()
     }
 
     pub(crate) fn addresses(&self) -> Vec<String> {
-        self.wanted.addresses().map(|address| address.to_string()).collect()
+        self.wanted().addresses().map(|address| address.to_string()).collect()
     }
 
     /// The entries of the IPv4 set and the IPv6 set, as ipset prints them.
     pub(crate) fn set(&self, kind: SetKind) -> Vec<String> {
         let families = [proxier_core::net::Family::V4, proxier_core::net::Family::V6];
-        let entries = families.into_iter().flat_map(|family| self.wanted.entries(SetKey::new(family, kind)));
+        let entries = families.into_iter().flat_map(|family| self.wanted().entries(SetKey::new(family, kind)));
         entries.map(ToString::to_string).collect()
     }
 

@@ -39,7 +39,12 @@ pub(super) struct Written {
 }
 
 /// Carries out a plan, with an outcome for everything in it.
-pub(super) fn apply(plan: &Plan, wanted: &Wanted, names: &Names<'_>, ports: &mut Ports<'_>) -> (Applied, Vec<Written>) {
+pub(super) fn apply(
+    plan: &Plan,
+    wanted: &Wanted<'_>,
+    names: &Names<'_>,
+    ports: &mut Ports<'_>,
+) -> (Applied, Vec<Written>) {
     let mut applied = Applied::default();
     for change in &plan.sysctls {
         let outcome = ports.sysctls.set(&change.path, &change.to);
@@ -85,7 +90,7 @@ fn is_of_an_object(error: &PortError) -> bool {
 fn finish(
     plan: &FamilyPlan,
     outcome: Result<(), PortError>,
-    (wanted, names): (&Wanted, &Names<'_>),
+    (wanted, names): (&Wanted<'_>, &Names<'_>),
     rules: &mut dyn Rules,
     applied: &mut Applied,
 ) -> Written {
@@ -168,14 +173,14 @@ fn finish(
 }
 
 /// The Frontends of a Service in a family.
-fn frontends_of(service: &ObjectKey, plan: &FamilyPlan, wanted: &Wanted) -> Vec<FrontendKey> {
+fn frontends_of(service: &ObjectKey, plan: &FamilyPlan, wanted: &Wanted<'_>) -> Vec<FrontendKey> {
     let compiled = wanted.desired().compiled(service);
     let keys = compiled.iter().flat_map(|compiled| &compiled.frontends).map(|frontend| frontend.key);
     keys.filter(|key| key.family() == plan.family && wanted.desired().owner(key) == Some(service)).collect()
 }
 
 /// The steps that a refused Service's Frontends would have been.
-fn steps_of(service: &ObjectKey, plan: &FamilyPlan, wanted: &Wanted, names: &Names<'_>) -> Vec<Step> {
+fn steps_of(service: &ObjectKey, plan: &FamilyPlan, wanted: &Wanted<'_>, names: &Names<'_>) -> Vec<Step> {
     let owned = frontends_of(service, plan, wanted);
     let steps: Vec<Step> = owned.iter().map(|key| plan.frontend_step(key, names)).collect();
     if steps.is_empty() {
@@ -191,7 +196,7 @@ fn halves(group: &[ObjectKey]) -> (Vec<ObjectKey>, Vec<ObjectKey>) {
 
 /// Looks for the Services that the kernel refuses, and writes the rest.
 struct Search<'a, 'p> {
-    wanted: &'a Wanted,
+    wanted: &'a Wanted<'a>,
     plan: &'a FamilyPlan,
     held: &'a BTreeSet<FrontendKey>,
     /// Services that are not tried.

@@ -74,7 +74,7 @@ impl From<Error> for Incomparable {
 ///
 /// # Errors
 /// [`Incomparable::Unreadable`] when a table could not be shown: writing would add the jumps again each time.
-pub fn changes(wanted: &Wanted, observed: &Dump, family: Family) -> Result<Transaction, Incomparable> {
+pub fn changes(wanted: &Wanted<'_>, observed: &Dump, family: Family) -> Result<Transaction, Incomparable> {
     compare(wanted, observed, family, &Keep::default(), None).map(|compared| compared.transaction)
 }
 
@@ -99,7 +99,7 @@ impl FromNothing {
     ///
     /// # Errors
     /// As [`changes`].
-    pub(super) fn new(wanted: &Wanted, family: Family) -> Result<Self, Incomparable> {
+    pub(super) fn new(wanted: &Wanted<'_>, family: Family) -> Result<Self, Incomparable> {
         let (nothing, keep) = (Dump::default(), Keep::default());
         let (shared, parts) = parallel::map(
             "lines",
@@ -123,7 +123,7 @@ impl FromNothing {
 /// # Errors
 /// As [`changes`].
 pub(super) fn compare(
-    wanted: &Wanted,
+    wanted: &Wanted<'_>,
     observed: &Dump,
     family: Family,
     keep: &Keep,
@@ -166,7 +166,7 @@ type Stay<'a> = BTreeSet<(TableName, &'a str)>;
 /// The chains of Services, in parts. Each chain is made when it is compared, so that they are not all in memory at once. Also
 /// returns which ones are there.
 fn compare_ports<'a>(
-    wanted: &Wanted,
+    wanted: &Wanted<'_>,
     observed: &'a Dump,
     family: Family,
     keep: &Keep,

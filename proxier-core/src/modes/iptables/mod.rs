@@ -1,31 +1,32 @@
 //! iptables mode: chains and rules as kube-proxy's iptables mode writes them, byte for byte but for the differences named below.
 //!
 //! ```text
-//!  Desired ──▶ Wanted ──▶ Changed ──update──▶ Transaction      only what changed; nothing is read
+//!  Desired ──▶ Wanted, Changes ──update──▶ Transaction      only what changed; nothing is read
 //!                 │
-//!  kernel ──▶ Dump ┴──────changes───────────▶ Transaction      everything, compared with what the kernel has
+//!  kernel ──▶ Dump ┴──────────changes────▶ Transaction      everything, compared with what the kernel has
 //! ```
 //!
 //! [`Wanted`], [`update`] and [`changes`] only compute, and can be used alone:
 //!
 //! ```
 //! use proxier_core::config::Config;
-//! use proxier_core::modes::iptables::{Options, Wanted, changes, update};
+//! use proxier_core::modes::iptables::{Index, Options, changes, update};
 //! use proxier_core::net::Family;
-//! use proxier_core::service::NodeFacts;
+//! use proxier_core::service::{Changes, Indexed, NodeFacts};
 //! use proxier_core::snapshot::{HostAddresses, Node, Store};
 //!
 //! let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
 //! let mut store = Store::new("node-a");
-//! let mut wanted = Wanted::build(&store, &facts, Options::default());
-//! let first = changes(&wanted, &iptables::Dump::default(), Family::V4)?;
+//! let mut all = Indexed::new((Index::new(&facts, Options::default()), Changes::default()));
+//! let first = changes(&all.wanted(), &iptables::Dump::default(), Family::V4)?;
 //! assert!(first.to_restore_text()?.contains("-I POSTROUTING 1 -m comment --comment \"kubernetes postrouting rules\" -j KUBE-POSTROUTING\n"));
 //!
 //! let service = serde_json::from_str(r#"{"metadata": {"namespace": "demo", "name": "web"},
 //!     "spec": {"clusterIP": "10.96.0.10", "ports": [{"port": 80}]}}"#)?;
 //! let services = store.upsert_service(&service);
-//! let changed = wanted.refresh(&store, &facts, &services);
-//! assert_eq!(update(&wanted, &changed, Family::V4)?.to_restore_text()?, "\
+//! all.refresh(&store, &facts, &services);
+//! let changes = all.take_changes();
+//! assert_eq!(update(&all.wanted(), &changes, Family::V4)?.to_restore_text()?, "\
 //! *filter
 //! -A KUBE-SERVICES -m comment --comment \"demo/web has no endpoints\" -m tcp -p tcp -d 10.96.0.10 --dport 80 -j REJECT
 //! COMMIT
@@ -103,4 +104,4 @@ pub(crate) use remove::{remove_but, remove_portals, served};
 pub use render::update;
 pub use settings::{Options, RandomFully, Settings};
 pub use trial::{Tried, trial};
-pub use wanted::{Changed, Wanted};
+pub use wanted::{Index, Wanted};

@@ -13,18 +13,18 @@ use super::observed::served;
 use super::plan::{Basis, FamilyPlan, Plan, Refused};
 use super::settings::{COUNTERS, Options};
 use super::trial;
-use super::wanted::{Changed, Wanted};
+use super::wanted::{Index, Wanted};
 use crate::modes::shared::names::Names;
 use crate::modes::shared::retry::RulesRetry;
 use crate::modes::shared::{flows, localhost, sysctls};
-use crate::modes::{self, Kind, Pass, Refreshed};
+use crate::modes::{self, Kind, Pass};
 use crate::net::{Family, FrontendKey};
 use crate::parallel;
 use crate::plan::report::{Applied, Failure, Lack, Report, RuleCount, Unread};
 use crate::plan::step::{Part, Step};
 use crate::ports::{PortError, PortErrorKind, Ports, Rules, UdpServices};
-use crate::safeguard::{Kernel, Loss, Safeguard};
-use crate::service::{Desired, NodeFacts};
+use crate::safeguard::{Kernel, Safeguard};
+use crate::service::{Changes, Compiled, Desired, Follower, NodeFacts};
 use crate::snapshot::{HostAddresses, ObjectKey, Store};
 use crate::time::Moment;
 
@@ -48,12 +48,13 @@ pub(crate) struct Mode {
     /// [`Pass::tcp_is_liberal`] of the last full pass.
     tcp_is_liberal: bool,
     seed: u64,
-    wanted: Wanted,
-    /// The node facts differ from those of the last refresh.
+    index: Index,
+    /// The node facts differ from those of the last pass.
     new_facts: bool,
     /// The kernel has been compared as a whole.
     compared: bool,
-    known: Known,
+    /// Frontends that the kernel serves, with whether there are endpoints.
+    known: BTreeMap<FrontendKey, bool>,
     families: BTreeMap<Family, State>,
     /// Frontends that the safeguard keeps in the kernel. Only a reading shows their changes.
     held: BTreeSet<FrontendKey>,
@@ -66,8 +67,8 @@ pub(crate) struct Mode {
 /// The rules of a family from pass to pass.
 #[derive(Debug, Default)]
 struct State {
-    /// Differences from the last write.
-    changed: Changed,
+    /// Settings differ from those of the last write, and all rules depend on them.
+    everything: bool,
     /// The kernel has the rules that were wanted before the changes. Otherwise the rules are read before they are written.
     is_known: bool,
     /// Services that the kernel refused: it has them as they were, or not at all.
@@ -95,18 +96,6 @@ enum Counters {
     Gone,
 }
 
-/// Frontends that the kernel serves, with whether there are endpoints.
-#[derive(Debug, Default)]
-struct Known {
-    frontends: BTreeMap<FrontendKey, bool>,
-}
-
-impl Kernel for Known {
-    fn serves(&self, key: &FrontendKey) -> Option<bool> {
-        self.frontends.get(key).copied()
-    }
-}
-
 /// A plan, and what follows from carrying it out.
 #[derive(Debug, Default)]
 pub(crate) struct Prepared {
@@ -125,10 +114,10 @@ impl Mode {
             lack: None,
             tcp_is_liberal,
             seed,
-            wanted: Wanted::new(facts, probable),
+            index: Index::new(facts, probable),
             new_facts: true,
             compared: false,
-            known: Known::default(),
+            known: BTreeMap::new(),
             families: BTreeMap::new(),
             held: BTreeSet::new(),
             unforgotten: BTreeSet::new(),
@@ -136,10 +125,13 @@ impl Mode {
         }
     }
 
-    fn note_changed(&mut self, changed: &Changed) {
-        for family in self.wanted.families() {
-            self.families.entry(family).or_default().changed.extend(changed.of_family(family));
+    /// Computes again what rules depend on besides Services. Returns whether it differs.
+    fn set_settings(&mut self, facts: &NodeFacts) -> bool {
+        let differs = self.index.set_settings(facts, self.allowed());
+        for family in self.index.families() {
+            self.families.entry(family).or_default().everything |= differs;
         }
+        differs
     }
 
     /// The configured options that the programs support and the kernel's settings leave room for.
@@ -171,8 +163,7 @@ impl Mode {
             }
         }
         if pass.full {
-            let changed = self.wanted.set_settings(pass.facts, self.allowed());
-            self.note_changed(&changed);
+            self.set_settings(pass.facts);
         }
         missing
     }
@@ -187,18 +178,23 @@ impl Mode {
 
     /// Goes on without counters if the first rules that name them were refused, and deletes the counters when rules without them are there.
     /// Returns whether everything has to be compared at once.
-    fn note_counters(&mut self, written: &[Written], applied: &Applied, rules: &mut dyn Rules) -> bool {
+    fn note_counters(
+        &mut self,
+        desired: &Desired,
+        written: &[Written],
+        applied: &Applied,
+        rules: &mut dyn Rules,
+    ) -> bool {
         match self.counters {
             Counters::Found | Counters::Wanted => {
-                let options = |of: &Written| self.wanted.settings(of.family).map(|settings| settings.options);
+                let options = |of: &Written| self.index.settings(of.family).map(|settings| settings.options);
                 // Every family has the rule for invalid packets, unless there is none at all.
                 if written.iter().any(|of| of.is_done && options(of).is_some_and(|options| options.drop_invalid)) {
                     self.counters = Counters::Named;
                     return false;
                 }
                 let names = |of: &Written, service: &ObjectKey| {
-                    let ports =
-                        self.wanted.desired().compiled(service).into_iter().flat_map(|compiled| &compiled.ports);
+                    let ports = desired.compiled(service).into_iter().flat_map(|compiled| &compiled.ports);
                     let mut ports = ports.filter(|port| port.family == of.family);
                     ports.any(|port| options(of).is_some_and(|options| lines::is_counted(port, options)))
                 };
@@ -214,7 +210,7 @@ impl Mode {
                 let why = applied.failures.iter().find(may_be_why).filter(|_| written.iter().any(is_refused));
                 let Some(why) = why.map(|failure| failure.error.clone()) else { return false };
                 self.give_up_counters(why);
-                // The next refresh takes them out of the rules, without a pause.
+                // The next pass takes them out of the rules, without a pause.
                 self.new_facts = true;
                 self.families.values_mut().for_each(|state| state.retry = None);
                 true
@@ -244,13 +240,11 @@ impl Mode {
                 self.give_up_counters(why);
             }
         }
-        let changed = self.wanted.set_settings(pass.facts, self.allowed());
-        self.note_changed(&changed);
-        changed.is_everything()
+        self.set_settings(pass.facts)
     }
 
     /// Has the programs list families. Meanwhile makes the rules to write, if none seem to be there yet.
-    fn list(&self, families: &[Family], rules: &mut dyn Rules) -> BTreeMap<Family, FromNothing> {
+    fn list(&self, wanted: &Wanted<'_>, families: &[Family], rules: &mut dyn Rules) -> BTreeMap<Family, FromNothing> {
         let is_there = |family: &Family| rules.has_tables(*family) == Some(true);
         let is_first = !self.compared && !families.iter().any(is_there);
         let mut made = BTreeMap::new();
@@ -258,9 +252,7 @@ impl Mode {
             rules.list_meanwhile(families, &mut || {
                 let families = families.iter().filter(|_| is_first);
                 // What cannot be made is told when it is compared.
-                made.extend(
-                    families.filter_map(|family| Some((*family, FromNothing::new(&self.wanted, *family).ok()?))),
-                );
+                made.extend(families.filter_map(|family| Some((*family, FromNothing::new(wanted, *family).ok()?))));
             });
         }
         made
@@ -269,7 +261,7 @@ impl Mode {
     fn plan_sysctls(&self, pass: &Pass<'_>, plan: &mut Plan, report: &mut Report, ports: &mut Ports<'_>) {
         let wanted = sysctls::of_every_mode(pass.settings);
         (plan.sysctls, report.unmet) = sysctls::changes(ports.sysctls, wanted);
-        if self.wanted.settings(Family::V4).is_some_and(|settings| settings.options.localhost_node_ports) {
+        if self.index.settings(Family::V4).is_some_and(|settings| settings.options.localhost_node_ports) {
             let (changes, unmet) = localhost::open(ports.sysctls);
             plan.guarded = changes;
             report.unmet.extend(unmet);
@@ -292,15 +284,8 @@ impl Mode {
         pass.full
             || !state.is_known
             || !self.held.is_empty()
-            || state.changed.is_everything()
-            || self.touched(state).next().is_some()
-    }
-
-    /// The refused Services of which something changed.
-    fn touched<'a>(&'a self, state: &'a State) -> impl Iterator<Item = &'a ObjectKey> {
-        let owners = state.changed.frontends().filter_map(move |key| self.wanted.desired().owner(key));
-        let changed = if state.refused.is_empty() { None } else { Some(state.changed.services().chain(owners)) };
-        changed.into_iter().flatten().filter(move |service| state.refused.contains(*service))
+            || state.everything
+            || touched(state, family, pass).next().is_some()
     }
 
     /// Reads a family's rules, and the Frontends that they serve. Failures are reported, and tried again after a pause.
@@ -314,8 +299,8 @@ impl Mode {
         match rules.dump(family) {
             Ok(dump) => {
                 let addresses: Vec<_> = pass.facts.node_port_addresses(family).collect();
-                self.known.frontends.retain(|key, _| key.family() != family);
-                self.known.frontends.extend(served(&dump, family, &addresses));
+                self.known.retain(|key, _| key.family() != family);
+                self.known.extend(served(&dump, family, &addresses));
                 Some(dump)
             }
             Err(error) => {
@@ -337,11 +322,6 @@ impl Mode {
         state.retry.get_or_insert_with(|| RulesRetry::new(self.seed)).failed(now);
     }
 
-    fn losing(&self, family: Family, is_read: bool) -> Vec<(FrontendKey, Loss)> {
-        let changed = self.state(family).map(|state| &state.changed).filter(|_| !is_read);
-        FamilyPlan::losing(family, &self.wanted, &self.known.frontends, changed)
-    }
-
     fn plan_family(
         &self,
         family: Family,
@@ -350,53 +330,50 @@ impl Mode {
         held: &BTreeSet<FrontendKey>,
         from_nothing: Option<FromNothing>,
     ) -> Result<FamilyPlan, PortError> {
+        let wanted = self.index.wanted(pass.desired);
         let unknown = State::default();
         let state = self.state(family).unwrap_or(&unknown);
         match dump {
             Some(dump) => {
                 // All are tried again at a full pass; before that only those that changed.
-                let touched: BTreeSet<&ObjectKey> = self.touched(state).collect();
+                let touched: BTreeSet<&ObjectKey> = touched(state, family, pass).collect();
                 let mut refused = Refused { left: state.refused.clone(), ..Refused::default() };
                 let again = refused.left.iter().filter(|service| pass.full || touched.contains(*service));
                 refused.tried = again.cloned().collect();
                 refused.left.retain(|service| !refused.tried.contains(service));
-                FamilyPlan::compared(family, &self.wanted, dump, &self.known.frontends, held, refused, from_nothing)
+                FamilyPlan::compared(family, &wanted, dump, &self.known, held, refused, from_nothing)
                     .map_err(|error| incomparable(&error))
             }
-            None => FamilyPlan::changed(family, &self.wanted, &state.changed)
+            None => FamilyPlan::changed(family, &wanted, pass.changes)
                 .map_err(|error| PortError::from_error(PortErrorKind::Other, &error)),
         }
     }
 
     fn flows_to_forget(&self, pass: &Pass<'_>, plan: &Plan, held: &BTreeSet<FrontendKey>) -> UdpServices {
-        let of_family = |family: Family| {
-            let changed = self.state(family).into_iter().flat_map(|state| state.changed.frontends_before());
-            changed.filter(move |(key, _)| key.family() == family)
-        };
+        let is_served = |key: &FrontendKey| self.index.settings(key.family()).is_some();
         let is_read = |plan: &&FamilyPlan| matches!(plan.basis, Basis::Read { .. });
         let changes = flows::Changes {
-            changed: Family::ALL.into_iter().flat_map(of_family),
+            changed: pass.changes.frontends().filter(|(key, _)| is_served(key)),
             differing: plan.families.iter().filter(is_read).flat_map(|plan| plan.frontends.keys()),
             sweep: pass.sweep,
             again: &self.unforgotten,
             held,
         };
-        flows::to_forget(self.wanted.desired(), changes)
+        flows::to_forget(pass.desired, changes)
     }
 
     /// Foreign changes: differences that do not come from the input.
     fn drift(&self, pass: &Pass<'_>, plan: &Plan) -> Vec<Step> {
-        let names = Names::new(pass.store, self.wanted.desired());
+        let names = Names::new(pass.store, pass.desired);
         let mut drift: Vec<Step> = plan.sysctls.iter().chain(&plan.guarded).map(Step::sysctl).collect();
         for plan in &plan.families {
             let Some(state) = self.state(plan.family).filter(|state| state.is_known) else { continue };
-            if plan.transaction.is_empty() || state.changed.is_everything() {
+            if plan.transaction.is_empty() || state.everything {
                 continue;
             }
-            let input: BTreeSet<&FrontendKey> = state.changed.frontends().collect();
-            let is_others = |key: &&FrontendKey| !input.contains(*key) && !self.held.contains(*key);
+            let is_others = |key: &&FrontendKey| !pass.changes.has(key) && !self.held.contains(*key);
             drift.extend(plan.frontends.keys().filter(is_others).map(|key| plan.frontend_step(key, &names)));
-            if state.changed.is_empty() {
+            if !pass.changes.is_of(plan.family) {
                 let mut step = plan.rules_step();
                 step.lines.clear();
                 drift.push(step);
@@ -412,11 +389,18 @@ impl Mode {
             let written = written.iter().find(|written| written.family == family).map(|written| written.lines);
             Some(total.told(written.unwrap_or_default(), family))
         };
-        self.wanted.families().filter_map(of).flatten().collect()
+        self.index.families().filter_map(of).flatten().collect()
     }
 
     /// Records the present state of the kernel.
-    fn note_written(&mut self, plan: &FamilyPlan, written: &Written, now: Moment) {
+    fn note_written(
+        &mut self,
+        desired: &Desired,
+        changes: &mut Changes,
+        plan: &FamilyPlan,
+        written: &Written,
+        now: Moment,
+    ) {
         let family = plan.family;
         if !written.is_done {
             if written.is_surprise {
@@ -436,44 +420,46 @@ impl Mode {
         state.rules = written.rules.from(state.rules);
         state.is_known = true;
         state.retry = None;
-        let changed = std::mem::take(&mut state.changed);
-        let desired = self.wanted.desired();
+        state.everything = false;
         let of_family = |key: &&FrontendKey| key.family() == family;
         let accepted = written.accepted.iter().filter_map(|service| desired.compiled(service));
         let accepted = accepted.flat_map(|compiled| &compiled.frontends).map(|frontend| &frontend.key);
         let keys: Vec<&FrontendKey> = match plan.basis {
-            Basis::Known => changed.frontends().filter(of_family).collect(),
+            Basis::Known => changes.frontends().map(|(key, _)| key).filter(of_family).collect(),
             Basis::Read { .. } => plan.frontends.keys().chain(accepted.filter(of_family)).collect(),
         };
         for key in keys {
             match desired.frontend(key) {
                 Some(_) if desired.owner(key).is_some_and(|owner| state.refused.contains(owner)) => {}
-                Some(frontend) => drop(self.known.frontends.insert(*key, lines::has_endpoints(frontend))),
-                None => drop(self.known.frontends.remove(key)),
+                Some(frontend) => drop(self.known.insert(*key, lines::has_endpoints(frontend))),
+                None => drop(self.known.remove(key)),
             }
         }
-    }
-
-    /// Whether none of the wanted Frontends is served.
-    fn serves_nothing(&self) -> bool {
-        let mut wanted = self.wanted.desired().frontends().peekable();
-        wanted.peek().is_some() && !wanted.any(|frontend| self.known.frontends.contains_key(&frontend.key))
+        changes.confirm(family);
     }
 }
 
+/// The refused Services of a family of which something changed.
+fn touched<'a>(state: &'a State, family: Family, pass: &'a Pass<'_>) -> impl Iterator<Item = &'a ObjectKey> {
+    let changed = (!state.refused.is_empty()).then(|| {
+        let frontends = pass.changes.frontends().filter(move |(key, _)| key.family() == family);
+        let owners = frontends.filter_map(|(key, _)| pass.desired.owner(key));
+        pass.changes.services(family).chain(owners)
+    });
+    changed.into_iter().flatten().filter(move |service| state.refused.contains(*service))
+}
+
 impl modes::Mode for Mode {
-    fn refresh(&mut self, store: &Store, facts: &NodeFacts, services: &BTreeSet<ObjectKey>) -> Refreshed {
-        let (mut changed, health_checks) = self.wanted.follow(store, facts, services);
-        if std::mem::take(&mut self.new_facts) {
-            changed.extend(self.wanted.set_settings(facts, self.allowed()));
-        }
-        let frontends = changed.frontends().copied().collect();
-        self.note_changed(&changed);
-        Refreshed { frontends, health_checks }
+    fn needs_ports(&self) -> bool {
+        self.index.needs_ports()
     }
 
-    fn compact(&mut self) {
-        self.wanted.compact();
+    fn index_service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
+        self.index.service(before, after);
+    }
+
+    fn kernel(&self) -> Option<&dyn Kernel> {
+        Some(&self.known)
     }
 
     fn knows_kernel(&self) -> bool {
@@ -494,6 +480,9 @@ impl modes::Mode for Mode {
         report: &mut Report,
         ports: &mut Ports<'_>,
     ) -> Option<()> {
+        if std::mem::take(&mut self.new_facts) {
+            self.set_settings(pass.facts);
+        }
         let mut plan = Plan::default();
         let (mut due, mut dumps) = (Vec::new(), BTreeMap::new());
         let read: Vec<Family> = pass.families().filter(|family| self.has_to_be_read(*family, &pass)).collect();
@@ -502,7 +491,7 @@ impl modes::Mode for Mode {
         if pass.full || !list.is_empty() {
             plan.counters = self.look_for_counters(&pass, ports.rules);
         }
-        let mut made = self.list(&list, ports.rules);
+        let mut made = self.list(&self.index.wanted(pass.desired), &list, ports.rules);
         if pass.full {
             if self.ask_programs(&pass, ports.rules) {
                 made.clear();
@@ -524,9 +513,13 @@ impl modes::Mode for Mode {
         if pass.full && dumps.is_empty() {
             return None;
         }
-        let losing: Vec<_> = due.iter().flat_map(|family| self.losing(*family, dumps.contains_key(family))).collect();
+        let losing = |family: &Family| {
+            let changes = Some(pass.changes).filter(|_| !dumps.contains_key(family));
+            FamilyPlan::losing(*family, &self.index.wanted(pass.desired), &self.known, changes)
+        };
+        let losing: Vec<_> = due.iter().flat_map(losing).collect();
         let mut held = BTreeSet::new();
-        if let Some(stopped) = safeguard.check(losing, &self.known, pass.store, self.wanted.desired(), pass.now) {
+        if let Some(stopped) = safeguard.check(losing, &self.known, pass.store, pass.desired, pass.now) {
             held = stopped.inherited().collect();
             report.stopped = Some(stopped.to_string().into());
         }
@@ -555,25 +548,28 @@ impl modes::Mode for Mode {
 
     fn carry_out(
         &mut self,
-        store: &Store,
+        (store, desired): (&Store, &Desired),
+        changes: &mut Changes,
         report: &mut Report,
         clock: &dyn Fn() -> Moment,
         ports: &mut Ports<'_>,
     ) -> bool {
         let Prepared { plan, held } = std::mem::take(&mut self.prepared);
-        let names = Names::new(store, self.wanted.desired());
-        let (mut applied, written) = apply(&plan, &self.wanted, &names, ports);
+        let names = Names::new(store, desired);
+        let (mut applied, written) = apply(&plan, &self.index.wanted(desired), &names, ports);
         self.held = held;
         let failed_to_forget = applied.failures.iter().any(|failure| failure.step.part == Part::Flows);
         self.unforgotten = if failed_to_forget { plan.forget.keys().copied().collect() } else { BTreeSet::new() };
         let mut surprised = false;
         for (plan, written) in plan.families.iter().zip(&written) {
             surprised |= written.is_surprise;
-            self.note_written(plan, written, clock());
+            self.note_written(desired, changes, plan, written, clock());
         }
-        surprised |= self.note_counters(&written, &applied, ports.rules);
+        for family in Family::ALL.into_iter().filter(|family| self.index.settings(*family).is_none()) {
+            changes.confirm(family);
+        }
+        surprised |= self.note_counters(desired, &written, &applied, ports.rules);
         applied.lacks.extend(self.lack.take());
-        report.serves_nothing = !applied.failures.is_empty() && self.serves_nothing();
         report.applied = applied;
         report.rule_counts = self.rule_counts(&written);
         if plan.families.iter().any(|family| family.transaction.line_count() > LARGE) {
@@ -597,15 +593,17 @@ impl modes::Mode for Mode {
     }
 
     /// Each family is read when a plan is made for it.
-    fn read(&mut self, _host: &HostAddresses, _facts: &NodeFacts, _ports: &mut Ports<'_>) -> Result<(), Vec<Unread>> {
+    fn read(
+        &mut self,
+        _desired: &Desired,
+        _host: &HostAddresses,
+        _facts: &NodeFacts,
+        _ports: &mut Ports<'_>,
+    ) -> Result<(), Vec<Unread>> {
         Ok(())
     }
 
     fn kind(&self) -> Kind {
         Kind::Iptables
-    }
-
-    fn desired(&self) -> &Desired {
-        self.wanted.desired()
     }
 }

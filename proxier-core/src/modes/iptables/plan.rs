@@ -10,13 +10,14 @@ use super::lines;
 use super::names;
 use super::observed::Keep;
 use super::render::watchful_update;
-use super::wanted::{Changed, Wanted};
+use super::wanted::Wanted;
 use crate::modes::shared::names::Names;
 use crate::net::{Family, FrontendKey};
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::SysctlChange;
 use crate::ports::UdpServices;
 use crate::safeguard::Loss;
+use crate::service::Changes;
 use crate::snapshot::ObjectKey;
 
 /// Plan of a pass.
@@ -86,7 +87,7 @@ impl Refused {
 
 /// The lines to keep: those held back, and those of these Services.
 fn keep<'a>(
-    wanted: &Wanted,
+    wanted: &Wanted<'_>,
     dump: &Dump,
     family: Family,
     held: &BTreeSet<FrontendKey>,
@@ -106,7 +107,7 @@ fn keep<'a>(
 /// # Errors
 /// As [`changes`](super::diff::changes).
 pub(super) fn without<'a>(
-    wanted: &Wanted,
+    wanted: &Wanted<'_>,
     dump: &Dump,
     family: Family,
     held: &BTreeSet<FrontendKey>,
@@ -129,7 +130,7 @@ impl FamilyPlan {
     /// As [`changes`](super::diff::changes).
     pub(super) fn compared(
         family: Family,
-        wanted: &Wanted,
+        wanted: &Wanted<'_>,
         dump: &Dump,
         served: &BTreeMap<FrontendKey, bool>,
         held: &BTreeSet<FrontendKey>,
@@ -169,10 +170,10 @@ impl FamilyPlan {
     ///
     /// # Errors
     /// None in practice: every name and argument fits into what iptables reads.
-    pub(super) fn changed(family: Family, wanted: &Wanted, changed: &Changed) -> Result<Self, iptables::Error> {
-        let (transaction, rules) = watchful_update(wanted, changed, family)?;
+    pub(super) fn changed(family: Family, wanted: &Wanted<'_>, changes: &Changes) -> Result<Self, iptables::Error> {
+        let (transaction, rules) = watchful_update(wanted, changes, family)?;
         let mut frontends = BTreeMap::new();
-        for (key, before) in changed.frontends_before().filter(|(key, _)| key.family() == family) {
+        for (key, before) in changes.frontends().filter(|(key, _)| key.family() == family) {
             let (action, endpoints) = match (before, wanted.desired().frontend(key)) {
                 (None, None) => continue,
                 (Some(_), None) => (Action::Delete, 0),
@@ -189,9 +190,9 @@ impl FamilyPlan {
     /// Frontends that the plan would delete, or leave without endpoints.
     pub(super) fn losing(
         family: Family,
-        wanted: &Wanted,
+        wanted: &Wanted<'_>,
         served: &BTreeMap<FrontendKey, bool>,
-        changed: Option<&Changed>,
+        changes: Option<&Changes>,
     ) -> Vec<(FrontendKey, Loss)> {
         let loss = |key: &FrontendKey| {
             let has_endpoints = *served.get(key).filter(|_| key.family() == family)?;
@@ -201,8 +202,8 @@ impl FamilyPlan {
                 Some(_) => None,
             }
         };
-        match changed {
-            Some(changed) => changed.frontends().filter_map(loss).collect(),
+        match changes {
+            Some(changes) => changes.frontends().filter_map(|(key, _)| loss(key)).collect(),
             None => served.keys().filter_map(loss).collect(),
         }
     }

@@ -6,22 +6,23 @@ use iptables::{ChainName, Edit, Error, Rule, TableName, Transaction};
 
 use super::count::{Outcome, Tally};
 use super::lines::{Line, Shared};
-use super::wanted::{Changed, Wanted};
+use super::wanted::Wanted;
 use crate::net::Family;
+use crate::service::Changes;
 
-/// Input for `iptables-restore --noflush` that changes a family from the state recorded in `changed` to the wanted one; empty
+/// Input for `iptables-restore --noflush` that changes a family from the state recorded in `changes` to the wanted one; empty
 /// when nothing has to change. Costs O(changes).
 ///
 /// The kernel must have the rules that were wanted before: the program refuses to delete a line that is not there, or a chain to which
 /// a foreign rule jumps, and then changes nothing in that table, though the table before may have changed. Read the
-/// tables then, and write [`changes`](super::diff::changes). Do so too when [`Changed::is_everything`].
+/// tables then, and write [`changes`](super::diff::changes). Do so too when [`Index::set_settings`](super::Index::set_settings) says that settings differ.
 ///
 /// Chains that are not wanted any more are emptied, and deleted after all lines that lead to them.
 ///
 /// # Errors
 /// None in practice: every name and argument fits into what iptables reads.
-pub fn update(wanted: &Wanted, changed: &Changed, family: Family) -> Result<Transaction, Error> {
-    written(wanted, changed, family).map(|(transaction, ..)| transaction)
+pub fn update(wanted: &Wanted<'_>, changes: &Changes, family: Family) -> Result<Transaction, Error> {
+    written(wanted, changes, family).map(|(transaction, ..)| transaction)
 }
 
 /// As [`update`], and each table fails as a whole if the canary is gone from it: another program deleted the chains, and single lines
@@ -30,11 +31,11 @@ pub fn update(wanted: &Wanted, changed: &Changed, family: Family) -> Result<Tran
 /// # Errors
 /// As [`update`].
 pub(super) fn watchful_update(
-    wanted: &Wanted,
-    changed: &Changed,
+    wanted: &Wanted<'_>,
+    changes: &Changes,
     family: Family,
 ) -> Result<(Transaction, Outcome), Error> {
-    let (mut transaction, tables, rules) = written(wanted, changed, family)?;
+    let (mut transaction, tables, rules) = written(wanted, changes, family)?;
     let canary = ChainName::new(super::names::CANARY)?;
     for table in tables {
         transaction.table(table).edit(Edit::Flush(canary.clone()));
@@ -44,11 +45,11 @@ pub(super) fn watchful_update(
 
 /// The transaction of [`update`], the tables that it changes, and what becomes of the number of rules.
 fn written(
-    wanted: &Wanted,
-    changed: &Changed,
+    wanted: &Wanted<'_>,
+    changes: &Changes,
     family: Family,
 ) -> Result<(Transaction, BTreeSet<TableName>, Outcome), Error> {
-    let steps = wanted.steps(changed, family)?;
+    let steps = wanted.steps(changes, family)?;
     let rules = Outcome::Difference {
         gone: Tally::of_lines(&steps.lines_before, &steps.chains_before),
         new: Tally::of_lines(&steps.lines, &steps.chains),

@@ -8,10 +8,10 @@ use super::apply::incomparable;
 use super::diff::changes;
 use super::names;
 use super::settings::{INVALID_COUNTER, Options, RandomFully};
-use super::wanted::Wanted;
+use super::wanted::Index;
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::ports::{PortError, PortErrorKind, Rules};
-use crate::service::NodeFacts;
+use crate::service::{Indexed, NodeFacts};
 use crate::snapshot::{FrontendSpec, ObjectKey, Roles, Store, TrafficPolicy};
 
 /// A kind of rules, and the answer to them.
@@ -48,8 +48,8 @@ pub fn trial(family: Family, facts: &NodeFacts, rules: &mut dyn Rules) -> Vec<Tr
     let mut ask = |what, is_needed_by_all, specs: Vec<FrontendSpec>| {
         let mut store = Store::new("");
         store.upsert_frontends(&ObjectKey::new("trial", "trial"), specs);
-        let wanted = Wanted::build(&store, facts, options);
-        let all = changes(&wanted, &Dump::default(), family).map_err(|error| incomparable(&error));
+        let all = Indexed::build(&store, facts, Index::new(facts, options));
+        let all = changes(&all.wanted(), &Dump::default(), family).map_err(|error| incomparable(&error));
         let outcome = all.and_then(|all| rules.check(family, &all));
         Tried { what, is_needed_by_all, outcome }
     };

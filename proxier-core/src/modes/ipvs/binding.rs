@@ -20,8 +20,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::diff::Changes;
+use super::index::Changed;
 use super::observed::Observed;
-use super::wanted::{Changed, Wanted};
+use super::wanted::Wanted;
 use crate::config::Config;
 use crate::modes::shared::routes::network_of;
 pub use crate::modes::shared::service_networks::Unusable;
@@ -133,9 +134,9 @@ impl FromIterator<(Network, Option<IpAddr>)> for BoundRoutes {
 /// ```
 /// use proxier_core::config::{Binding, Config};
 /// use proxier_core::modes::ipvs::binding::Routes;
-/// use proxier_core::modes::ipvs::wanted::Wanted;
+/// use proxier_core::modes::ipvs::index::Index;
 /// use proxier_core::net::EndpointKey;
-/// use proxier_core::service::{NodeFacts, Roles};
+/// use proxier_core::service::{Indexed, NodeFacts, Roles};
 /// use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Store};
 ///
 /// let mut config = Config::default();
@@ -148,7 +149,8 @@ impl FromIterator<(Network, Option<IpAddr>)> for BoundRoutes {
 /// let mut web = FrontendSpec::new("TCP 203.0.113.7:80".parse()?, [EndpointKey::new([10, 244, 1, 7].into(), 80)]);
 /// web.roles = Roles::EXTERNAL_IP;
 /// store.upsert_frontends(&ObjectKey::new("agent", "web"), [web]);
-/// let wanted = Wanted::build(&store, &facts);
+/// let all = Indexed::build(&store, &facts, Index::new(&config));
+/// let wanted = all.wanted();
 ///
 /// // One network as a whole, one address by itself; a network with the node's own address is left out.
 /// let routes = Routes::new(&wanted, &facts);
@@ -174,7 +176,7 @@ pub struct Routes {
 impl Routes {
     /// Networks for this node. A network that has an address of the node, of a gateway, of the API server or of another host that
     /// the node has to reach, or a network of pods, cannot be local as a whole.
-    pub fn new(wanted: &Wanted, facts: &NodeFacts) -> Self {
+    pub fn new(wanted: &Wanted<'_>, facts: &NodeFacts) -> Self {
         Self::of(&|address| wanted.has_address(address), facts)
     }
 
@@ -200,7 +202,7 @@ impl Routes {
     }
 
     /// All routes, each with its source.
-    pub fn all(&self, wanted: &Wanted, config: &Config) -> BTreeMap<Network, Option<IpAddr>> {
+    pub fn all(&self, wanted: &Wanted<'_>, config: &Config) -> BTreeMap<Network, Option<IpAddr>> {
         let singles = wanted.addresses().filter(|address| may_be_bound(*address, config));
         let singles = singles.filter_map(|address| self.single(address));
         singles.chain(self.whole.iter().copied()).map(|network| (network, self.source(&network))).collect()
@@ -213,7 +215,7 @@ impl Routes {
     }
 
     /// Compares all routes. Routes of families that are not configured are left alone.
-    pub(crate) fn diff(&self, wanted: &Wanted, observed: &Observed, config: &Config, changes: &mut Changes) {
+    pub(crate) fn diff(&self, wanted: &Wanted<'_>, observed: &Observed, config: &Config, changes: &mut Changes) {
         let all = self.all(wanted, config);
         for (network, source) in &all {
             if !observed.routes.is(network, *source) {
@@ -228,7 +230,7 @@ impl Routes {
     /// Compares only those of addresses that changed. Assumes that nothing else did.
     pub(crate) fn diff_changed(
         &self,
-        wanted: &Wanted,
+        wanted: &Wanted<'_>,
         observed: &Observed,
         (changed, config): (&Changed, &Config),
         changes: &mut Changes,
@@ -247,7 +249,7 @@ impl Routes {
     }
 
     /// Whether a route that is there stays, because another interface got the address later: see [`Wanted::is_elsewhere`].
-    fn stays(&self, network: &Network, wanted: &Wanted) -> bool {
+    fn stays(&self, network: &Network, wanted: &Wanted<'_>) -> bool {
         self.is_on && is_single(network) && wanted.is_elsewhere(network.addr())
     }
 }

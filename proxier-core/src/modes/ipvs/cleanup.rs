@@ -8,6 +8,7 @@ use ipvs::Operation;
 use crate::config::{Config, KernelNames, NamePrefix};
 use crate::modes::ipvs::diff::foreign;
 use crate::modes::ipvs::guards;
+use crate::modes::ipvs::index::Index;
 use crate::modes::ipvs::lost::recall_marks;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::reading;
@@ -24,6 +25,7 @@ use crate::net::{Family, FrontendKey, Network};
 use crate::plan::report::Unread;
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{PortError, PortErrorKind, Ports, RouteOwner};
+use crate::service::Desired;
 use crate::snapshot::Store;
 
 /// Removes everything that this proxy, or a kube-proxy in IPVS mode, has made, and nothing else: own virtual servers
@@ -126,7 +128,8 @@ pub(crate) fn served(config: &Config, ports: &mut Ports<'_>) -> Served {
     if !may_have {
         return served;
     }
-    let wanted = Wanted::new(&config);
+    let (desired, index) = (Desired::new(), Index::new(&config));
+    let wanted = index.wanted(&desired);
     match read_all(&config, &wanted, ports) {
         Ok(observed) => {
             let foreign: BTreeSet<_> = foreign(&wanted, &observed, &config).collect();
@@ -143,7 +146,7 @@ pub(crate) fn served(config: &Config, ports: &mut Ports<'_>) -> Served {
 }
 
 /// Reads virtual servers and everything that shows which are this proxy's. `config`: of both families.
-fn read_all(config: &Config, wanted: &Wanted, ports: &mut Ports<'_>) -> Result<Observed, Vec<Unread>> {
+fn read_all(config: &Config, wanted: &Wanted<'_>, ports: &mut Ports<'_>) -> Result<Observed, Vec<Unread>> {
     // Addresses of another kind of device do not show that a virtual server is this proxy's.
     if let Err(error) = ports.links.has_device(config.names.device.as_str()) {
         return Err(vec![Unread::new(format_args!("device {}", config.names.device), error)]);
@@ -173,7 +176,8 @@ fn read_all(config: &Config, wanted: &Wanted, ports: &mut Ports<'_>) -> Result<O
 
 /// Deletes our virtual servers; returns whether none is left.
 fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut Cleaned) -> bool {
-    let wanted = Wanted::new(config);
+    let (desired, index) = (Desired::new(), Index::new(config));
+    let wanted = index.wanted(&desired);
     let observed = match read_all(config, &wanted, ports) {
         Ok(observed) => observed,
         Err(unread) => {
@@ -186,7 +190,7 @@ fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut C
     let operations: Vec<Operation> = ours.copied().map(Operation::DeleteVirtualServer).collect();
     let failures = ports.ipvs.run(&operations);
     let store = Store::default();
-    let names = Names::new(&store, wanted.desired());
+    let names = Names::new(&store, &desired);
     let mut left = 0_usize;
     for failure in failures {
         let Some(operation) = operations.get(failure.index) else { continue };

@@ -6,21 +6,22 @@ use ipvs::VirtualServerKey;
 
 use super::apply::Effects;
 use super::guards::{Guards, Layout};
+use super::index::Changed;
 use super::mode::Mode;
 use super::plan::Plan;
 use super::rules;
-use super::wanted::Changed;
 use crate::modes::shared::retry::RulesRetry;
 use crate::net::Family;
 use crate::plan::report::Applied;
 use crate::plan::step::Part;
 use crate::ports::PortErrorKind;
+use crate::service::Desired;
 use crate::time::Moment;
 
 impl Mode {
     /// Notes which virtual servers are this proxy's now, and which have to be served yet.
     pub(super) fn note_virtual_servers(&mut self, plan: &Plan, effects: &Effects) {
-        self.changed = Changed::default();
+        self.recorded.changed = Changed::default();
         for key in &effects.deleted {
             self.leaving.remove(key);
         }
@@ -32,17 +33,17 @@ impl Mode {
         }
         // Virtual servers that wait for rules or entries are served by the pass that writes those.
         for key in plan.guarded.iter().filter(|key| !observed.virtual_servers.contains_key(key)) {
-            self.changed.virtual_servers.insert(*key);
+            self.recorded.changed.virtual_servers.insert(*key);
             if let VirtualServerKey::Address { addr, .. } = key {
-                self.changed.addresses.insert(*addr);
+                self.recorded.changed.addresses.insert(*addr);
             }
         }
     }
 
     /// Notes which real servers drain from now on, and which do not any more.
-    pub(super) fn note_drains(&mut self, plan: &Plan, effects: &Effects, now: Moment) {
+    pub(super) fn note_drains(&mut self, desired: &Desired, plan: &Plan, effects: &Effects, now: Moment) {
         for (key, real) in effects.drained.iter().chain(&plan.adopt_drains) {
-            let deadline = self.wanted.drain_time(key).or(self.drains.policy().deadline);
+            let deadline = self.recorded.index.wanted(desired).drain_time(key).or(self.drains.policy().deadline);
             self.drains.begin_within(*key, *real, deadline, now);
         }
         for (key, real) in &effects.settled {

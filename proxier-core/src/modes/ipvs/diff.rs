@@ -11,11 +11,12 @@ use ipvs::{RealServer, RealServerKey, VirtualServerKey};
 
 use crate::config::{Config, RulesBy};
 use crate::modes::ipvs::guards;
+use crate::modes::ipvs::index::Changed;
 use crate::modes::ipvs::observed::{Observed, ObservedServer};
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
-use crate::modes::ipvs::wanted::{Changed, Wanted, WantedServer};
+use crate::modes::ipvs::wanted::{Wanted, WantedServer};
 use crate::net::{Family, FrontendKey, Network};
 use crate::snapshot::is_usable_by_service;
 
@@ -82,7 +83,7 @@ impl Changes {
 /// ([`Observed::owns`]) and outside of [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs); [`foreign`] lists the rest. Everything
 /// on the dummy device is this proxy's, except addresses that no Service can have, such as its link-local one. Where addresses are bound by
 /// routes ([`Config::binds_by_routes`]), the device has none.
-pub fn diff(wanted: &Wanted, observed: &Observed, config: &Config) -> Changes {
+pub fn diff(wanted: &Wanted<'_>, observed: &Observed, config: &Config) -> Changes {
     let mut diff = Diff { wanted, observed, config, changes: Changes::default() };
     let all = match guards::Kind::from(config.ipvs.rules) {
         guards::Kind::Programs => SetKind::ALL.as_slice(),
@@ -119,7 +120,7 @@ pub fn diff(wanted: &Wanted, observed: &Observed, config: &Config) -> Changes {
 }
 
 /// Compares only what was changed: O(changed). Assumes that sets exist, or creates them when an entry is added.
-pub fn diff_changed(wanted: &Wanted, observed: &Observed, changed: &Changed, config: &Config) -> Changes {
+pub fn diff_changed(wanted: &Wanted<'_>, observed: &Observed, changed: &Changed, config: &Config) -> Changes {
     let mut diff = Diff { wanted, observed, config, changes: Changes::default() };
     for (set, element) in &changed.entries {
         diff.entry(*set, element);
@@ -140,7 +141,7 @@ pub fn diff_changed(wanted: &Wanted, observed: &Observed, changed: &Changed, con
 
 /// Foreign virtual servers: not wanted, and not this proxy's to delete. Sorted.
 pub fn foreign<'a>(
-    wanted: &'a Wanted,
+    wanted: &'a Wanted<'a>,
     observed: &'a Observed,
     config: &'a Config,
 ) -> impl Iterator<Item = VirtualServerKey> + 'a {
@@ -159,7 +160,7 @@ fn in_scope(config: &Config, family: Family) -> bool {
 }
 
 struct Diff<'a> {
-    wanted: &'a Wanted,
+    wanted: &'a Wanted<'a>,
     observed: &'a Observed,
     config: &'a Config,
     changes: Changes,

@@ -2,7 +2,7 @@
 //! ipsets with rules of iptables, or a table of nf_tables.
 //!
 //! ```text
-//!  Desired ──lower──▶ Wanted ──▶ Changed ┐
+//!  Desired ──▶ Index ──▶ Wanted, Changed ┐
 //!                                        ├─diff─▶ Changes ─plan─▶ Plan ─apply─▶ Applied
 //!  kernel ───reading────────▶ Observed ──┘            ▲             │
 //!                                ▲                  Drains          │
@@ -22,11 +22,11 @@
 //! use proxier_core::modes::ipvs::drain::{Drains, Policy};
 //! use proxier_core::modes::ipvs::plan::plan;
 //! use proxier_core::modes::ipvs::reading::read;
-//! use proxier_core::modes::ipvs::wanted::Wanted;
+//! use proxier_core::modes::ipvs::index::Recorded;
 //! use proxier_core::modes::shared::host::read_host;
 //! use proxier_core::modes::shared::names::Names;
 //! use proxier_core::net::EndpointKey;
-//! use proxier_core::service::NodeFacts;
+//! use proxier_core::service::{Indexed, NodeFacts};
 //! use proxier_core::snapshot::{FrontendSpec, Node, ObjectKey, Store};
 //!
 //! let config = Config::default();
@@ -35,7 +35,7 @@
 //! kernel.ports().links.create_device("kube-ipvs0")?;
 //! let host = read_host(kernel.ports().links).map_err(|unread| unread.to_string())?;
 //! let facts = NodeFacts::new(&config, &Node::new("node-a"), &host);
-//! let (mut store, mut wanted) = (Store::new("node-a"), Wanted::new(&config));
+//! let (mut store, mut all) = (Store::new("node-a"), Indexed::new(Recorded::new(&config)));
 //! let with = |endpoints: &[u8]| -> Result<FrontendSpec, proxier_core::net::InvalidFrontendKey> {
 //!     let endpoints = endpoints.iter().map(|last| EndpointKey::new([10, 244, 1, *last].into(), 8080));
 //!     Ok(FrontendSpec::new("TCP 10.96.0.10:80".parse()?, endpoints))
@@ -44,7 +44,8 @@
 //!
 //! // Everything is read, and compared.
 //! let changed = store.upsert_frontends(&web, [with(&[7])?]);
-//! wanted.refresh(&store, &facts, &changed);
+//! all.refresh(&store, &facts, &changed);
+//! let wanted = all.wanted();
 //! let mut ports = kernel.ports();
 //! let mut observed = read(ports.ipvs, ports.sets, &host, &config, &wanted, false).map_err(|_| "not read")?;
 //! assert!(foreign(&wanted, &observed, &config).eq(["TCP 192.0.2.10:7777".parse()?]));
@@ -58,7 +59,10 @@
 //!
 //! // Then only what changed: one operation, and nothing is read.
 //! let changed = store.upsert_frontends(&web, [with(&[7, 8])?]);
-//! let changed = wanted.refresh(&store, &facts, &changed);
+//! all.take_changed();
+//! all.refresh(&store, &facts, &changed);
+//! let changed = all.take_changed();
+//! let wanted = all.wanted();
 //! let changes = diff_changed(&wanted, &observed, &changed, &config);
 //! assert_eq!(Vec::from_iter(changes.virtual_servers.keys()), [&key]);
 //! let second = plan(changes, &wanted, &observed, &drains);
@@ -74,8 +78,10 @@ pub mod cleanup;
 mod confirm;
 pub mod diff;
 pub mod drain;
+mod entries;
 pub mod guards;
 pub mod held;
+pub mod index;
 mod look;
 mod lost;
 mod lower;

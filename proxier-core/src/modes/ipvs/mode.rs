@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use ipvs::VirtualServerKey;
 use ipvs::model::TimeoutsUpdate;
@@ -14,22 +15,23 @@ use super::guards::nft::Tables;
 use super::guards::programs::Programs;
 use super::guards::{self, Guards, Layout, carried};
 use super::held;
+use super::index::{Changed, Recorded};
 use super::lost::{Remembered, recall_marks};
 use super::observed::Observed;
 use super::plan::{Plan, Planned, whole};
 use super::reading::{self, Readings};
 use super::rules;
-use super::wanted::{Changed, Wanted};
+use super::wanted::Wanted;
 use crate::config::{Binding, Config, Families, KernelNames};
 use crate::modes::shared::names::Names;
-use crate::modes::{self, Kind, Pass, Refreshed};
-use crate::net::{Family, FrontendKey};
+use crate::modes::{self, Kind, Pass};
+use crate::net::Family;
 use crate::plan::report::{Report, Unread};
 use crate::plan::step::{Part, Step};
 use crate::ports::{LocalNetworks, PortErrorKind, Ports, RouteOwner, Tables as TablesPort};
-use crate::safeguard::{Kernel as _, Safeguard};
-use crate::service::{Desired, NodeFacts};
-use crate::snapshot::{HostAddresses, ObjectKey, Store};
+use crate::safeguard::{Kernel, Safeguard};
+use crate::service::{Changes as FrontendChanges, Compiled, Desired, Follower, Frontend, NodeFacts};
+use crate::snapshot::{HostAddresses, Store};
 use crate::time::Moment;
 
 /// Settings of IPVS mode.
@@ -62,10 +64,8 @@ pub(crate) struct Mode {
     pub(super) guards: Guards,
     /// Keeps nodes from retrying together.
     pub(super) seed: u64,
-    /// State that IPVS has to have.
-    pub(super) wanted: Wanted,
-    /// Changes of compiling since the last plan that was carried out.
-    pub(super) changed: Changed,
+    /// Objects that Frontends have in common, with changes since the last plan that was carried out.
+    pub(super) recorded: Recorded,
     /// Own virtual servers that are not wanted any more, until they are gone: this process wanted them, or found them
     /// marked as this proxy's. Another program may remove the marks before they are deleted.
     pub(super) leaving: BTreeSet<VirtualServerKey>,
@@ -126,8 +126,7 @@ impl Mode {
                 guards::Kind::Nft => Guards::Nft(Tables::default()),
             },
             seed,
-            wanted: Wanted::new(config),
-            changed: Changed::default(),
+            recorded: Recorded::new(config),
             leaving: BTreeSet::new(),
             unmade: BTreeSet::new(),
             unforgotten: BTreeSet::new(),
@@ -144,8 +143,14 @@ impl Mode {
         }
     }
 
-    pub(crate) fn wanted(&self) -> &Wanted {
-        &self.wanted
+    /// State that IPVS has to have.
+    pub(crate) fn wanted<'a>(&'a self, desired: &'a Desired) -> Wanted<'a> {
+        self.recorded.index.wanted(desired)
+    }
+
+    /// Objects that changed since the last plan that was carried out.
+    pub(super) fn changed(&self) -> &Changed {
+        &self.recorded.changed
     }
 
     /// Whether addresses are bound by routes.
@@ -169,12 +174,13 @@ impl Mode {
         }
     }
 
-    fn note_leaving(&mut self, full: bool) {
+    fn note_leaving(&mut self, pass: &Pass<'_>) {
         let Some(observed) = &mut self.observed else { return };
-        if full {
+        let wanted = self.recorded.index.wanted(pass.desired);
+        if pass.full {
             // One of a mark may be wanted again.
-            self.leaving.retain(|key| observed.virtual_servers.contains_key(key) && !self.wanted.has_server(key));
-            let unwanted = observed.virtual_servers.keys().filter(|key| !self.wanted.has_server(key));
+            self.leaving.retain(|key| observed.virtual_servers.contains_key(key) && !wanted.has_server(key));
+            let unwanted = observed.virtual_servers.keys().filter(|key| !wanted.has_server(key));
             self.leaving.extend(unwanted.filter(|key| observed.owns(key)));
         }
         observed.ours.clone_from(&self.leaving);
@@ -218,25 +224,26 @@ impl Mode {
         report: &mut Report,
     ) -> Option<Compared> {
         let observed = self.observed.as_ref()?;
+        let wanted = &self.wanted(pass.desired);
         let config = pass.config();
         let mut changes = if pass.full {
-            report.foreign = foreign(&self.wanted, observed, config).map(|key| key.to_string()).collect();
-            diff(&self.wanted, observed, config)
+            report.foreign = foreign(wanted, observed, config).map(|key| key.to_string()).collect();
+            diff(wanted, observed, config)
         } else {
-            diff_changed(&self.wanted, observed, &self.changed, config)
+            diff_changed(wanted, observed, self.changed(), config)
         };
         if pass.full || self.new_facts || routes.differ_in_whole(observed) {
-            routes.diff(&self.wanted, observed, config, &mut changes);
+            routes.diff(wanted, observed, config, &mut changes);
         } else {
-            routes.diff_changed(&self.wanted, observed, (&self.changed, config), &mut changes);
+            routes.diff_changed(wanted, observed, (self.changed(), config), &mut changes);
         }
         if let Some(stopped) =
-            safeguard.check(held::losing(&changes, observed), observed, pass.store, self.wanted.desired(), pass.now)
+            safeguard.check(held::losing(&changes, observed), observed, pass.store, pass.desired, pass.now)
         {
             held::hold(&stopped, &mut changes, observed);
             report.stopped = Some(stopped.to_string().into());
         }
-        carried::carry_over(self.guards.kind(), &self.wanted, observed, &mut changes);
+        carried::carry_over(self.guards.kind(), wanted, observed, &mut changes);
         let kept = match &self.guards {
             Guards::Programs(_) => rules::Kept::new(&self.leaving, &changes, observed),
             Guards::Nft(_) => rules::Kept::default(),
@@ -245,7 +252,12 @@ impl Mode {
     }
 
     /// Judges the draining real servers that were listed.
-    fn judge_drains(&mut self, readings: &Readings, now: Moment) -> Vec<(VirtualServerKey, Verdicts)> {
+    fn judge_drains(
+        &mut self,
+        desired: &Desired,
+        readings: &Readings,
+        now: Moment,
+    ) -> Vec<(VirtualServerKey, Verdicts)> {
         let mut all = Vec::new();
         for (key, listed) in &readings.draining {
             let verdicts = match listed {
@@ -259,7 +271,7 @@ impl Mode {
             };
             let watched = verdicts.finished.iter().map(|finished| finished.real);
             for real in watched.chain(verdicts.waiting.iter().map(|waiting| waiting.real)) {
-                if self.wanted.has_real_server(key, &real) {
+                if self.recorded.index.wanted(desired).has_real_server(key, &real) {
                     self.drains.cancel(key, &real);
                 }
             }
@@ -277,53 +289,57 @@ impl Mode {
             guarded.is_some_and(|guarded| !self.by_routes() || guarded.contains(network))
         })
     }
-
-    /// Whether none of the wanted virtual servers exists.
-    fn serves_nothing(&self) -> bool {
-        let is_there =
-            |key: FrontendKey| self.observed.as_ref().is_some_and(|observed| observed.serves(&key).is_some());
-        let mut wanted = self.wanted.desired().frontends().peekable();
-        wanted.peek().is_some() && !wanted.any(|frontend| is_there(frontend.key))
-    }
 }
 
 impl modes::Mode for Mode {
-    fn refresh(&mut self, store: &Store, facts: &NodeFacts, services: &BTreeSet<ObjectKey>) -> Refreshed {
-        let compiled = services.iter().filter_map(|service| self.wanted.desired().compiled(service));
-        let before = compiled.flat_map(|compiled| &compiled.frontends).map(|frontend| frontend.key.into());
-        let before: BTreeSet<VirtualServerKey> = before.filter(|key| self.wanted.has_server(key)).collect();
-        let changed = self.wanted.refresh(store, facts, services);
+    fn index_service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
+        self.recorded.service(before, after);
+    }
+
+    fn index_frontend(
+        &mut self,
+        _written: Option<&Arc<Frontend>>,
+        before: Option<&Arc<Frontend>>,
+        after: Option<&Arc<Frontend>>,
+    ) {
+        let Some(key) = after.or(before).map(|frontend| VirtualServerKey::from(frontend.key)) else { return };
+        let has_server = |mode: &Mode, frontend: Option<&Arc<Frontend>>| {
+            frontend.is_some_and(|frontend| mode.recorded.index.endpoints(&key, frontend).is_some())
+        };
+        let had = has_server(self, before);
+        self.recorded.frontend(before, after);
         // Records say which virtual servers of marks are this proxy's.
-        for key in changed.virtual_servers.iter().filter(|key| key.addr().is_some()) {
-            match (before.contains(key), self.wanted.has_server(key)) {
-                (false, true) if !self.leaving.remove(key) => {
-                    self.unmade.insert(*key);
-                }
-                // A virtual server that no pass has made may be foreign.
-                (true, false) if !self.unmade.remove(key) => {
-                    self.leaving.insert(*key);
-                }
-                _ => {}
-            }
+        match (had, has_server(self, after)) {
+            (false, true) if !self.leaving.remove(&key) => drop(self.unmade.insert(key)),
+            // A virtual server that no pass has made may be foreign.
+            (true, false) if !self.unmade.remove(&key) => drop(self.leaving.insert(key)),
+            _ => {}
         }
-        let keys = changed.virtual_servers.iter().filter_map(|key| FrontendKey::try_from(*key).ok());
-        let refreshed = Refreshed { frontends: keys.collect(), health_checks: !changed.health_checks.is_empty() };
-        self.changed.extend(changed);
-        refreshed
     }
 
     fn compact(&mut self) {
-        self.wanted.compact();
+        self.recorded.index.compact();
         if let Some(observed) = &mut self.observed {
             observed.compact();
         }
+    }
+
+    fn kernel(&self) -> Option<&dyn Kernel> {
+        Some(self.observed.as_ref()?)
     }
 
     fn forget_kernel(&mut self) {
         self.remembered.take(self.observed.take());
     }
 
-    fn read(&mut self, host: &HostAddresses, facts: &NodeFacts, ports: &mut Ports<'_>) -> Result<(), Vec<Unread>> {
+    fn read(
+        &mut self,
+        desired: &Desired,
+        host: &HostAddresses,
+        facts: &NodeFacts,
+        ports: &mut Ports<'_>,
+    ) -> Result<(), Vec<Unread>> {
+        let wanted = &self.recorded.index.wanted(desired);
         let config = facts.config();
         let Ports { ipvs, sets, rules, links, routes, tables, .. } = ports;
         let families: Vec<Family> = config.families.iter().collect();
@@ -331,10 +347,10 @@ impl modes::Mode for Mode {
         let mut read = Ok(Observed::new());
         match &mut self.guards {
             Guards::Programs(_) => rules.list_meanwhile(&families, &mut || {
-                read = reading::read(*ipvs, *sets, host, config, &self.wanted, is_settled);
+                read = reading::read(*ipvs, *sets, host, config, wanted, is_settled);
             }),
             Guards::Nft(known) => {
-                read = reading::read_beside(known, *tables, *ipvs, host, config, &self.wanted, is_settled);
+                read = reading::read_beside(known, *tables, *ipvs, host, config, wanted, is_settled);
             }
         }
         if !self.has_taken_over {
@@ -373,7 +389,7 @@ impl modes::Mode for Mode {
         if observed.is_first {
             recall_marks(&mut observed, config);
         }
-        self.wanted.settle_marks(&observed);
+        self.recorded.index.settle_marks(desired, &observed);
         self.observed = Some(observed);
         Ok(())
     }
@@ -385,15 +401,15 @@ impl modes::Mode for Mode {
         report: &mut Report,
         ports: &mut Ports<'_>,
     ) -> Option<()> {
-        self.note_leaving(pass.full);
-        let routes = Routes::new(&self.wanted, pass.facts);
+        self.note_leaving(&pass);
+        let routes = Routes::new(&self.wanted(pass.desired), pass.facts);
         let compared = self.compare(pass, &routes, safeguard, report)?;
         report.limited = self.limited(&routes, pass);
         let readings = reading::read_rest(self, pass, &compared, report, ports);
         if let Guards::Programs(programs) = &mut self.guards {
             programs.retry.retain(|family, _| !readings.rules_stay.contains(family));
         }
-        let verdicts = self.judge_drains(&readings, pass.now);
+        let verdicts = self.judge_drains(pass.desired, &readings, pass.now);
         let Planned { plan, inputs, layouts, unread, drift } = whole(self, pass, compared, &readings, &verdicts)?;
         report.unread.extend(unread);
         report.drift = drift;
@@ -406,7 +422,8 @@ impl modes::Mode for Mode {
 
     fn carry_out(
         &mut self,
-        store: &Store,
+        (store, desired): (&Store, &Desired),
+        changes: &mut FrontendChanges,
         report: &mut Report,
         clock: &dyn Fn() -> Moment,
         ports: &mut Ports<'_>,
@@ -414,10 +431,11 @@ impl modes::Mode for Mode {
         let Prepared { plan, inputs, layouts } = std::mem::take(&mut self.prepared);
         let now = clock();
         let Some(observed) = &mut self.observed else { return false };
-        let names = Names::new(store, self.wanted.desired());
-        let (applied, effects) = apply(&plan, &self.wanted, observed, &names, ports);
+        let names = Names::new(store, desired);
+        let (applied, effects) = apply(&plan, &self.recorded.index.wanted(desired), observed, &names, ports);
+        changes.confirm_all_but(|_| false);
         self.note_virtual_servers(&plan, &effects);
-        self.note_drains(&plan, &effects, now);
+        self.note_drains(desired, &plan, &effects, now);
         self.note_flows(&plan, &applied);
         // Families that were not planned although they may have changed: forget their rules.
         let skipped = !report.unread.is_empty();
@@ -441,7 +459,6 @@ impl modes::Mode for Mode {
             observed.before.clear();
         }
         let lost_guarded = self.lost_guarded(&plan);
-        report.serves_nothing = !applied.failures.is_empty() && self.serves_nothing();
         report.draining = self.drains.len();
         report.applied = applied;
         read_again || lost_guarded
@@ -529,9 +546,5 @@ impl modes::Mode for Mode {
 
     fn kind(&self) -> Kind {
         Kind::Ipvs
-    }
-
-    fn desired(&self) -> &Desired {
-        self.wanted.desired()
     }
 }

@@ -43,8 +43,9 @@ impl ObservedServer {
 /// use ipvs::{RealServer, Scheduler, VirtualServer};
 /// use proxier_core::config::Config;
 /// use proxier_core::modes::ipvs::diff::diff;
+/// use proxier_core::modes::ipvs::index::Index;
 /// use proxier_core::modes::ipvs::observed::Observed;
-/// use proxier_core::modes::ipvs::wanted::Wanted;
+/// use proxier_core::service::Indexed;
 ///
 /// let mut observed = Observed::new();
 /// let real = RealServer::new("10.244.1.7:8080".parse()?);
@@ -58,7 +59,8 @@ impl ObservedServer {
 ///
 /// // Nothing is wanted. As if the changes had been made:
 /// let config = Config::default();
-/// let changes = diff(&Wanted::new(&config), &observed, &config);
+/// let nothing = Indexed::new(Index::new(&config));
+/// let changes = diff(&nothing.wanted(), &observed, &config);
 /// observed.apply(&changes);
 /// assert!(observed.virtual_servers.is_empty() && observed.addresses.is_empty());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -288,7 +290,7 @@ impl Observed {
         })
     }
 
-    /// Reduces memory; see [`Wanted::compact`](crate::modes::ipvs::wanted::Wanted::compact).
+    /// Reduces memory; call it after a large change.
     pub fn compact(&mut self) {
         pack(&mut self.virtual_servers);
         pack(&mut self.addresses);

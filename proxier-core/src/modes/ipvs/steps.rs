@@ -10,10 +10,10 @@ use ipvs::model::{
 use ipvs::{Operation, RealServer, VirtualServerKey};
 
 use super::guards::TableChange;
+use super::index::usual_flags;
 use super::plan::{Plan, RulesChange};
 use super::sets::{NamedSet, SetKey};
 use super::split;
-use super::wanted::usual_flags;
 use crate::config::KernelNames;
 use crate::modes::shared::names::Names;
 use crate::net::FrontendKey;

@@ -60,22 +60,24 @@ use crate::service::Frontend;
 /// use proxier_core::config::Config;
 /// use proxier_core::modes::ipvs::diff::diff;
 /// use proxier_core::modes::ipvs::drain::Drains;
+/// use proxier_core::modes::ipvs::index::Index;
 /// use proxier_core::modes::ipvs::observed::Observed;
 /// use proxier_core::modes::ipvs::udp::{all, stale, udp_place};
-/// use proxier_core::modes::ipvs::wanted::Wanted;
+/// use proxier_core::service::Indexed;
 ///
 /// // Only the kernel has this one: it is deleted, and nobody answers its clients any more.
 /// let (config, mut observed, drains) = (Config::default(), Observed::new(), Drains::default());
 /// let dns = VirtualServer::new("UDP 10.96.0.10:53".parse()?, Scheduler::RoundRobin);
 /// observed.insert(&dns, []);
 /// observed.addresses.insert("10.96.0.10".parse()?);
-/// let wanted = Wanted::new(&config);
+/// let nothing = Indexed::new(Index::new(&config));
+/// let wanted = nothing.wanted();
 /// let services = stale(&diff(&wanted, &observed, &config), &wanted, &drains);
 /// assert_eq!(services, [(udp_place(&dns.key).ok_or("not UDP")?, [].into())].into());
 /// assert!(all(&wanted, &drains).is_empty());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn stale(changes: &Changes, wanted: &Wanted, drains: &Drains) -> UdpServices {
+pub fn stale(changes: &Changes, wanted: &Wanted<'_>, drains: &Drains) -> UdpServices {
     let mut services = UdpServices::new();
     for (key, change) in &changes.virtual_servers {
         let Some(frontend) = wanted.frontend_key(key).filter(|frontend| frontend.udp().is_some()) else { continue };
@@ -108,13 +110,13 @@ pub fn stale(changes: &Changes, wanted: &Wanted, drains: &Drains) -> UdpServices
 
 /// Every UDP address and port, with the endpoints that may answer there: for the start, when earlier changes are unknown.
 /// Join it with [`stale`], which names those that are not wanted any more.
-pub fn all(wanted: &Wanted, drains: &Drains) -> UdpServices {
+pub fn all(wanted: &Wanted<'_>, drains: &Drains) -> UdpServices {
     let keys = wanted.desired().frontends().map(|frontend| VirtualServerKey::from(frontend.key));
     keys.filter_map(|key| Some((udp_place(&key)?, answering(&key, wanted, drains)))).collect()
 }
 
 /// The endpoints that may answer at the address of a virtual server: those that serve, selected or not, and real servers that drain.
-pub fn answering(key: &VirtualServerKey, wanted: &Wanted, drains: &Drains) -> BTreeSet<SocketAddr> {
+pub fn answering(key: &VirtualServerKey, wanted: &Wanted<'_>, drains: &Drains) -> BTreeSet<SocketAddr> {
     let frontend = wanted.frontend_key(key);
     let places: Vec<_> = frontend.iter().flat_map(|frontend| wanted.places(frontend)).collect();
     let frontends = places.iter().filter_map(|place| wanted.desired().frontend(place));

@@ -59,6 +59,7 @@
 
 mod apply;
 mod cleanup;
+mod index;
 mod kube_proxy;
 mod layout;
 mod look;
@@ -69,7 +70,6 @@ mod pick;
 mod plan;
 mod slots;
 mod trial;
-mod wanted;
 
 pub use cleanup::cleanup;
 pub(crate) use cleanup::served;
@@ -82,4 +82,3 @@ pub use pick::{Affinity, Marks, Pick, SharedChain, Slot, Split};
 pub use plan::Plan;
 pub use slots::Slots;
 pub use trial::{trial, trials};
-pub use wanted::Wanted;

@@ -2,37 +2,36 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use nftables::Name;
 
 use super::apply::{Basis, Written, apply};
+use super::index::Index;
 use super::layout::{Layout, table_name};
 use super::lower::Treatment;
 use super::observed::Observed;
 use super::plan::{Fate, Plan, TablePlan};
 use super::slots::Slots;
-use super::wanted::{Changed, Wanted};
 use crate::config::Config;
 use crate::modes::shared::names::Names;
 use crate::modes::shared::nft::made_by_others;
 use crate::modes::shared::{flows, localhost, sysctls};
-use crate::modes::{self, Kind, Pass, Refreshed};
+use crate::modes::{self, Kind, Pass};
 use crate::net::{Family, FrontendKey};
 use crate::plan::report::{Report, Unread};
 use crate::plan::step::{Part, Step};
 use crate::ports::{PortError, PortErrorKind, Ports, Tables, UdpServices};
 use crate::safeguard::{Kernel, Safeguard, Stopped};
-use crate::service::{Desired, Frontend, NodeFacts};
-use crate::snapshot::{HostAddresses, ObjectKey, Store};
+use crate::service::{Changes, Compiled, Desired, Frontend, NodeFacts};
+use crate::snapshot::{HostAddresses, Store};
 use crate::time::Moment;
 
 /// nftables mode of one node.
 #[derive(Debug)]
 pub(crate) struct Mode {
     table: Name,
-    wanted: Wanted,
-    /// Differences from the last write.
-    changed: Changed,
+    index: Index,
     /// State of the kernel, as far as known; `None` before it was read.
     known: Option<Known>,
     /// The tables as they were just read, until the plan is made.
@@ -64,12 +63,6 @@ struct Known {
     frontends: BTreeMap<FrontendKey, bool>,
 }
 
-impl Kernel for Known {
-    fn serves(&self, key: &FrontendKey) -> Option<bool> {
-        self.frontends.get(key).copied()
-    }
-}
-
 /// A plan, and what follows from carrying it out.
 #[derive(Debug, Default)]
 pub(crate) struct Prepared {
@@ -85,8 +78,7 @@ impl Mode {
     pub(crate) fn new(config: &Config) -> Self {
         Mode {
             table: table_name(&config.names),
-            wanted: Wanted::new(),
-            changed: Changed::default(),
+            index: Index::default(),
             known: None,
             read: BTreeMap::new(),
             foreign: BTreeMap::new(),
@@ -105,8 +97,14 @@ impl Mode {
     }
 
     /// Changes to a family's table; `None` when it is not to exist and does not.
-    fn plan_table(&self, layout: Layout, is_served: bool, read: Option<&Option<Observed>>) -> Option<TablePlan> {
-        let wanted = &self.wanted;
+    fn plan_table(
+        &self,
+        pass: &Pass<'_>,
+        layout: Layout,
+        is_served: bool,
+        read: Option<&Option<Observed>>,
+    ) -> Option<TablePlan> {
+        let wanted = (pass.desired, &self.index);
         match (is_served, read) {
             (true, Some(observed)) => Some(match observed {
                 Some(observed) => TablePlan::compared(layout, wanted, observed),
@@ -115,7 +113,7 @@ impl Mode {
             (true, None) if self.layouts.get(&layout.family()).is_some_and(|written| *written != layout) => {
                 Some(TablePlan::whole(layout, wanted, Fate::Remake))
             }
-            (true, None) => Some(TablePlan::changed(layout, wanted, &self.changed)),
+            (true, None) => Some(TablePlan::changed(layout, wanted, pass.changes)),
             (false, Some(Some(_))) => Some(TablePlan::whole(layout, wanted, Fate::Delete)),
             (false, _) => None,
         }
@@ -132,21 +130,19 @@ impl Mode {
     }
 
     fn flows_to_forget(&self, pass: &Pass<'_>, plan: &Plan, held: &BTreeSet<FrontendKey>) -> UdpServices {
-        let changed =
-            self.changed.frontends.iter().map(|(key, before)| (key, before.as_ref().map(|(frontend, _)| frontend)));
         let changes = flows::Changes {
-            changed,
+            changed: pass.changes.frontends(),
             differing: plan.tables.iter().filter(|_| pass.full).flat_map(|table| table.frontends.keys()),
             sweep: pass.sweep,
             again: &self.unforgotten,
             held,
         };
-        flows::to_forget(self.wanted.desired(), changes)
+        flows::to_forget(pass.desired, changes)
     }
 
     /// Foreign changes: differences that do not come from the input.
     fn drift(&self, pass: &Pass<'_>, plan: &Plan) -> Vec<Step> {
-        let names = Names::new(pass.store, self.wanted.desired());
+        let names = Names::new(pass.store, pass.desired);
         let mut drift: Vec<Step> = plan.sysctls.iter().chain(&plan.guarded).map(Step::sysctl).collect();
         for table in &plan.tables {
             let family = table.layout.family();
@@ -154,18 +150,26 @@ impl Mode {
                 continue;
             }
             let is_same_layout = self.layouts.get(&family) == Some(&table.layout);
-            let is_input = self.changed.needs.iter().any(|need| need.family() == family);
+            let is_input = self.index.changed.iter().any(|need| need.family() == family);
             drift.extend(table.table_step().filter(|_| is_same_layout && !is_input));
-            let others = table.frontends.keys().filter(|key| {
-                !self.changed.frontends.contains_key(key) && !self.refused.contains(key) && !self.held.contains(key)
-            });
+            let others = table
+                .frontends
+                .keys()
+                .filter(|key| !pass.changes.has(key) && !self.refused.contains(key) && !self.held.contains(key));
             drift.extend(others.map(|key| table.frontend_step(key, &names)));
         }
         drift
     }
 
     /// Records the present state of the kernel.
-    fn note_written(&mut self, plan: &Plan, written: &[Written], before: Option<u32>, tables: &mut dyn Tables) {
+    fn note_written(
+        &mut self,
+        desired: &Desired,
+        plan: &Plan,
+        written: &[Written],
+        before: Option<u32>,
+        tables: &mut dyn Tables,
+    ) {
         if !self.unfinished.is_empty() || !self.refused.is_empty() {
             // What was written and what was not is found by reading.
             self.known = None;
@@ -182,19 +186,12 @@ impl Mode {
             }
             if let Some(known) = &mut self.known {
                 for key in table.frontends.keys() {
-                    match self.wanted.desired().frontend(key).filter(|_| table.fate != Fate::Delete) {
+                    match desired.frontend(key).filter(|_| table.fate != Fate::Delete) {
                         Some(frontend) => drop(known.frontends.insert(*key, !is_without_endpoints(frontend))),
                         None => drop(known.frontends.remove(key)),
                     }
                 }
             }
-        }
-        if self.unfinished.is_empty() {
-            self.changed = Changed::default();
-        } else {
-            let done = |family| !self.unfinished.contains(&family);
-            self.changed.frontends.retain(|key, _| !done(key.family()));
-            self.changed.needs.retain(|need| !done(need.family()));
         }
         let ours = u32::try_from(written.iter().filter(|of| of.is_done).count()).unwrap_or(u32::MAX);
         let after = if ours > 0 { tables.generation().ok() } else { None };
@@ -205,22 +202,29 @@ impl Mode {
             known.generation = after.filter(|after| is_ours && Some(*after) == expected);
         }
     }
-
-    /// Whether none of the wanted Frontends is served.
-    fn serves_nothing(&self) -> bool {
-        let Some(known) = &self.known else { return false };
-        let mut wanted = self.wanted.desired().frontends().peekable();
-        wanted.peek().is_some() && !wanted.any(|frontend| known.frontends.contains_key(&frontend.key))
-    }
 }
 
 impl modes::Mode for Mode {
-    fn refresh(&mut self, store: &Store, facts: &NodeFacts, services: &BTreeSet<ObjectKey>) -> Refreshed {
-        self.wanted.refresh(store, facts, services, &mut self.changed)
+    fn index_service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
+        self.index.follow_service(before, after);
+    }
+
+    fn index_frontend(
+        &mut self,
+        written: Option<&Arc<Frontend>>,
+        before: Option<&Arc<Frontend>>,
+        after: Option<&Arc<Frontend>>,
+    ) {
+        let [written, before, after] = [written, before, after].map(|of| of.map(|frontend| &**frontend));
+        self.index.follow(written, before, after);
     }
 
     fn compact(&mut self) {
-        self.wanted.compact();
+        self.index.compact();
+    }
+
+    fn kernel(&self) -> Option<&dyn Kernel> {
+        Some(&self.known.as_ref()?.frontends)
     }
 
     fn knows_kernel(&self) -> bool {
@@ -232,7 +236,13 @@ impl modes::Mode for Mode {
         self.read.clear();
     }
 
-    fn read(&mut self, _host: &HostAddresses, facts: &NodeFacts, ports: &mut Ports<'_>) -> Result<(), Vec<Unread>> {
+    fn read(
+        &mut self,
+        _desired: &Desired,
+        _host: &HostAddresses,
+        facts: &NodeFacts,
+        ports: &mut Ports<'_>,
+    ) -> Result<(), Vec<Unread>> {
         self.read.clear();
         let unread = |error| vec![Unread::new("generation of nf_tables", error)];
         let generation = ports.tables.generation().map_err(unread)?;
@@ -287,7 +297,7 @@ impl modes::Mode for Mode {
         let read = std::mem::take(&mut self.read);
         for (family, observed) in &read {
             let held = observed.as_ref().map(|observed| observed.slots(*family)).unwrap_or_default();
-            self.wanted.adopt(*family, held);
+            self.index.adopt(pass.desired, *family, held);
         }
         let served: Vec<Family> = pass.families().collect();
         for family in Family::ALL {
@@ -297,7 +307,7 @@ impl modes::Mode for Mode {
                     report.unread.push(Unread::new(format_args!("table {}", layout.table()), error.clone()));
                 }
                 Some(_) => {}
-                None => plan.tables.extend(self.plan_table(layout, served.contains(&family), read.get(&family))),
+                None => plan.tables.extend(self.plan_table(&pass, layout, served.contains(&family), read.get(&family))),
             }
         }
         if pass.full && plan.tables.iter().any(TablePlan::guards_localhost) {
@@ -310,10 +320,9 @@ impl modes::Mode for Mode {
             report.unmet.extend(unmet);
         }
         let known = self.known.as_ref()?;
-        let desired = self.wanted.desired();
-        let losing: Vec<_> = plan.tables.iter().flat_map(|table| table.losing(&self.wanted)).collect();
+        let losing: Vec<_> = plan.tables.iter().flat_map(|table| table.losing(pass.desired)).collect();
         let mut held = BTreeSet::new();
-        if let Some(stopped) = safeguard.check(losing, known, pass.store, desired, pass.now) {
+        if let Some(stopped) = safeguard.check(losing, &known.frontends, pass.store, pass.desired, pass.now) {
             held = Mode::hold(&stopped, &mut plan, &read);
             report.stopped = Some(stopped.to_string().into());
         }
@@ -328,13 +337,14 @@ impl modes::Mode for Mode {
 
     fn carry_out(
         &mut self,
-        store: &Store,
+        (store, desired): (&Store, &Desired),
+        changes: &mut Changes,
         report: &mut Report,
         _clock: &dyn Fn() -> Moment,
         ports: &mut Ports<'_>,
     ) -> bool {
         let Prepared { plan, generation, mut basis, held } = std::mem::take(&mut self.prepared);
-        let names = Names::new(store, self.wanted.desired());
+        let names = Names::new(store, desired);
         let (applied, written) = apply(&plan, &mut basis, &names, ports);
         let is_done = |family: Family| written.iter().all(|of| of.family != family || of.is_done);
         self.unfinished = Family::ALL.into_iter().filter(|family| !is_done(*family)).collect();
@@ -342,11 +352,14 @@ impl modes::Mode for Mode {
         self.held = held;
         let failed_to_forget = applied.failures.iter().any(|failure| failure.step.part == Part::Flows);
         self.unforgotten = if failed_to_forget { plan.forget.keys().copied().collect() } else { BTreeSet::new() };
-        self.note_written(&plan, &written, generation, ports.tables);
+        self.note_written(desired, &plan, &written, generation, ports.tables);
+        for family in Family::ALL.into_iter().filter(|family| is_done(*family)) {
+            changes.confirm(family);
+            self.index.confirm(family);
+        }
         let surprised = written.iter().any(|of| of.is_surprise);
         let read_again = surprised && !self.surprised;
         self.surprised = surprised;
-        report.serves_nothing = !applied.failures.is_empty() && self.serves_nothing();
         report.applied = applied;
         read_again
     }
@@ -362,10 +375,6 @@ impl modes::Mode for Mode {
 
     fn kind(&self) -> Kind {
         Kind::Nftables
-    }
-
-    fn desired(&self) -> &Desired {
-        self.wanted.desired()
     }
 }
 

@@ -4,17 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use nftables::{Chain, Element, ElementData, ElementKey, Expression, Rule, Set, Transaction, Verdict};
 
+use super::index::{Index, Need};
 use super::layout::Layout;
-use super::lower::{Item, SetName, lower};
+use super::lower::{Item, SetName};
 use super::observed::{Observed, frontend_of, is_kind_of};
 use super::pick::SharedChain;
-use super::wanted::{Changed, Need, Wanted};
 use crate::modes::shared::names::Names;
 use crate::net::FrontendKey;
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::SysctlChange;
 use crate::ports::UdpServices;
 use crate::safeguard::{Loss, Stopped};
+use crate::service::{Changes, Desired};
 
 /// Plan of a pass.
 #[derive(Clone, Debug, Default)]
@@ -81,32 +82,32 @@ impl TablePlan {
     }
 
     /// The whole table, where there is none or one that cannot be mended.
-    pub(super) fn whole(layout: Layout, wanted: &Wanted, fate: Fate) -> Self {
+    pub(super) fn whole(layout: Layout, (desired, index): (&Desired, &Index), fate: Fate) -> Self {
         let family = layout.family();
         let mut plan = TablePlan::new(layout, fate);
         if fate == Fate::Delete {
             return plan;
         }
-        plan.sets = slot_sets(&plan.layout, wanted);
-        plan.chains = all_chains(&plan.layout, wanted);
-        for item in wanted.items(family) {
+        plan.sets = slot_sets(&plan.layout, index);
+        plan.chains = all_chains(&plan.layout, index);
+        for item in index.items(desired, family) {
             plan.add(item);
         }
-        let frontends = wanted.desired().frontends().filter(|frontend| frontend.key.family() == family);
+        let frontends = desired.frontends().filter(|frontend| frontend.key.family() == family);
         plan.frontends = frontends.map(|of| (of.key, (Action::Add, of.endpoints().len()))).collect();
         plan
     }
 
     /// Differences to the table that was read.
-    pub(super) fn compared(layout: Layout, wanted: &Wanted, observed: &Observed) -> Self {
+    pub(super) fn compared(layout: Layout, (desired, index): (&Desired, &Index), observed: &Observed) -> Self {
         let family = layout.family();
         let mut sets: BTreeMap<&str, &Set> =
             observed.other_sets.iter().map(|(name, set)| (name.as_str(), set)).collect();
-        let mut new_sets = slot_sets(&layout, wanted);
+        let mut new_sets = slot_sets(&layout, index);
         let is_other =
             new_sets.iter().any(|set| sets.get(set.key.name.as_str()).is_some_and(|found| !is_kind_of(found, set)));
         if observed.is_other || is_other {
-            return TablePlan::whole(layout, wanted, Fate::Remake);
+            return TablePlan::whole(layout, (desired, index), Fate::Remake);
         }
         let served = observed.frontends(family);
         let mut plan = TablePlan::new(layout, Fate::Keep);
@@ -116,7 +117,7 @@ impl TablePlan {
         let mut differing = BTreeSet::new();
         let mut left: BTreeMap<SetName, BTreeMap<&ElementKey, &Option<ElementData>>> =
             observed.elements.iter().map(|(set, elements)| (*set, elements.iter().collect())).collect();
-        for item in wanted.items(family) {
+        for item in index.items(desired, family) {
             match left.entry(item.set).or_default().remove(&item.key) {
                 Some(data) if *data == item.data => continue,
                 Some(_) => plan.delete(item.set, item.key.clone()),
@@ -133,32 +134,32 @@ impl TablePlan {
         }
         let mut chains: BTreeMap<&str, &Vec<Rule>> =
             observed.chains.iter().map(|(name, rules)| (name.as_str(), rules)).collect();
-        for (chain, rules) in all_chains(&plan.layout, wanted) {
+        for (chain, rules) in all_chains(&plan.layout, index) {
             if chains.remove(chain.key.name.as_str()) != Some(&rules) {
                 plan.chains.push((chain, rules));
             }
         }
         plan.delete_chains = chains.into_keys().map(str::to_owned).collect();
         for key in differing {
-            plan.note(key, served.contains_key(&key), wanted);
+            plan.note(key, served.contains_key(&key), desired);
         }
         plan
     }
 
     /// Differences to the last write.
-    pub(super) fn changed(layout: Layout, wanted: &Wanted, changed: &Changed) -> Self {
+    pub(super) fn changed(layout: Layout, (desired, index): (&Desired, &Index), changes: &Changes) -> Self {
         let family = layout.family();
         let mut plan = TablePlan::new(layout, Fate::Keep);
-        for (key, before) in changed.frontends.iter().filter(|(key, _)| key.family() == family) {
-            let after = wanted.desired().frontend(key);
-            if before.as_ref().map(|(frontend, _)| frontend) == after {
+        for (key, before) in changes.frontends().filter(|(key, _)| key.family() == family) {
+            let after = desired.frontend(key);
+            if before == after {
                 continue;
             }
-            let old = before.iter().flat_map(|(frontend, slots)| lower(frontend, slots));
+            let old = before.into_iter().flat_map(|frontend| index.lower_written(frontend));
             let mut old: BTreeMap<(SetName, ElementKey), Option<ElementData>> =
                 old.map(|item| ((item.set, item.key), item.data)).collect();
             let mut differs = false;
-            for item in after.into_iter().flat_map(|frontend| wanted.lower(frontend)) {
+            for item in after.into_iter().flat_map(|frontend| index.lower(frontend)) {
                 match old.remove(&(item.set, item.key.clone())) {
                     Some(data) if data == item.data => continue,
                     Some(_) => plan.delete(item.set, item.key.clone()),
@@ -172,11 +173,11 @@ impl TablePlan {
                 plan.delete(set, key);
             }
             if differs {
-                plan.note(*key, before.is_some(), wanted);
+                plan.note(*key, before.is_some(), desired);
             }
         }
-        for need in changed.needs.iter().filter(|need| need.family() == family) {
-            match (need, wanted.is_needed(need)) {
+        for need in index.changed.iter().filter(|need| need.family() == family) {
+            match (need, index.is_needed(need)) {
                 (Need::Chain(_, chain), true) => {
                     plan.sets.extend(chain.slot().map(|slot| plan.layout.slot_set(slot)));
                     plan.chains.push(shared_chain(&plan.layout, chain));
@@ -200,8 +201,8 @@ impl TablePlan {
         self.delete.entry(set).or_default().push(key);
     }
 
-    fn note(&mut self, key: FrontendKey, was_there: bool, wanted: &Wanted) {
-        let after = wanted.desired().frontend(&key);
+    fn note(&mut self, key: FrontendKey, was_there: bool, desired: &Desired) {
+        let after = desired.frontend(&key);
         let action = match (was_there, after) {
             (_, None) => Action::Delete,
             (false, Some(_)) => Action::Add,
@@ -211,9 +212,9 @@ impl TablePlan {
     }
 
     /// Frontends that the plan would delete, or leave without endpoints.
-    pub(super) fn losing<'a>(&'a self, wanted: &'a Wanted) -> impl Iterator<Item = (FrontendKey, Loss)> + 'a {
+    pub(super) fn losing<'a>(&'a self, desired: &'a Desired) -> impl Iterator<Item = (FrontendKey, Loss)> + 'a {
         self.frontends.iter().filter_map(|(key, (action, _))| {
-            let loss = match (action, wanted.desired().frontend(key)) {
+            let loss = match (action, desired.frontend(key)) {
                 (Action::Delete, _) => Loss::Everything,
                 (Action::Change, Some(frontend)) if frontend.endpoints().is_empty() => Loss::Endpoints,
                 _ => return None,
@@ -375,13 +376,13 @@ fn shared_chain(layout: &Layout, chain: &SharedChain) -> (Chain, Vec<Rule>) {
     (Chain::regular(layout.chain_key(&chain.to_string())), chain.rules(layout))
 }
 
-fn slot_sets(layout: &Layout, wanted: &Wanted) -> Vec<Set> {
-    let chains = wanted.chains(layout.family());
+fn slot_sets(layout: &Layout, index: &Index) -> Vec<Set> {
+    let chains = index.chains(layout.family());
     chains.filter_map(|chain| chain.slot().map(|slot| layout.slot_set(slot))).collect()
 }
 
-fn all_chains(layout: &Layout, wanted: &Wanted) -> Vec<(Chain, Vec<Rule>)> {
-    let shared = wanted.chains(layout.family()).map(|chain| shared_chain(layout, &chain));
+fn all_chains(layout: &Layout, index: &Index) -> Vec<(Chain, Vec<Rule>)> {
+    let shared = index.chains(layout.family()).map(|chain| shared_chain(layout, &chain));
     layout.chains().into_iter().chain(shared).collect()
 }
 

@@ -5,7 +5,7 @@
 //! [`Options::service_cidrs`] and one for each address outside of them. Node ports are listened on at the node's addresses.
 //!
 //! ```text
-//!  Desired ──follow──▶ Wanted ──▶ Changed ┐
+//!  Desired ──▶ Index (addresses) ─────────┐
 //!    │ lower                              ├─plan─▶ Plan ─▶ Relay (threads, sockets), routes
 //!    ▼                                    │
 //!  Listeners        listeners, routes ────┘
@@ -41,10 +41,10 @@
 //!   come back without end. In the kernel nothing is translated twice. A circle through another node cannot be seen.
 
 mod cleanup;
+mod index;
 mod lower;
 mod mode;
 mod plan;
-mod wanted;
 
 pub use crate::ports::{Counts, Listener, Settings, Turned};
 pub use cleanup::cleanup;
@@ -52,4 +52,3 @@ pub use lower::{NO_SCTP, lower};
 pub use mode::Options;
 pub(crate) use mode::{Mode, wanted_sysctls};
 pub use plan::Plan;
-pub use wanted::Wanted;

@@ -5,9 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::index::{Index, listener, listeners, loops};
 use super::lower::NO_SCTP;
 use super::plan::{Plan, route_step, serve_step};
-use super::wanted::{Changed, Wanted};
 use crate::modes::shared::flows::{self, answering_at};
 use crate::modes::shared::host;
 use crate::modes::shared::local_traffic::PodTraffic;
@@ -15,15 +15,15 @@ use crate::modes::shared::names::Names;
 use crate::modes::shared::routes::{self, network_of};
 use crate::modes::shared::service_networks::{Unusable, usable};
 use crate::modes::shared::sysctls::{self, HostSettings};
-use crate::modes::{self, Kind, Pass, Refreshed};
+use crate::modes::{self, Kind, Pass};
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::plan::report::{Applied, Refused, Report, Unread};
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::SysctlChange;
 use crate::ports::{Listener, LocalRoute, Ports, RouteOwner, Settings};
 use crate::safeguard::{Kernel, Loss, Safeguard};
-use crate::service::{Desired, Frontend, NodeFacts};
-use crate::snapshot::{HostAddresses, ObjectKey, Store};
+use crate::service::{Changes, Desired, Frontend, NodeFacts};
+use crate::snapshot::{HostAddresses, Store};
 use crate::time::Moment;
 
 /// Settings of userspace mode.
@@ -55,8 +55,9 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Mode {
     options: Options,
-    wanted: Wanted,
-    changed: Changed,
+    index: Index,
+    /// Addresses whose routes could not be added or deleted.
+    unrouted: BTreeSet<IpAddr>,
     /// Present listeners and routes; `None` before they were read.
     known: Option<Known>,
     /// Listeners of this process, from a reading until the plan that follows it.
@@ -85,12 +86,6 @@ struct Known {
     listeners: BTreeMap<FrontendKey, bool>,
     /// Our routes.
     routes: BTreeSet<Network>,
-}
-
-impl Kernel for Known {
-    fn serves(&self, key: &FrontendKey) -> Option<bool> {
-        self.listeners.get(key).copied()
-    }
 }
 
 /// A plan, and what follows from carrying it out.
@@ -128,8 +123,8 @@ impl Mode {
     pub(crate) fn new(options: &Options) -> Self {
         Mode {
             options: options.clone(),
-            wanted: Wanted::new(),
-            changed: Changed::default(),
+            index: Index::default(),
+            unrouted: BTreeSet::new(),
             known: None,
             there: BTreeMap::new(),
             settings: None,
@@ -153,7 +148,7 @@ impl Mode {
     ) -> Option<Prepared> {
         let Readings { there, sysctls, unmet, notices, leaving } = readings;
         let known = self.known.as_ref()?;
-        let is_wanted = |address| self.wanted.needs(address);
+        let is_wanted = |address| self.index.needs(address);
         let (whole, unusable) =
             usable(pass.facts.service_cidrs_or(&self.options.service_cidrs), &is_wanted, pass.facts);
         if unusable != self.told {
@@ -164,27 +159,29 @@ impl Mode {
         (report.notices, report.draining) = (notices, leaving);
         if pass.full {
             report.unmet = unmet;
-            self.compare(&mut plan, there);
+            compare(pass.desired, &mut plan, there);
         } else {
             // A full pass reports everything.
-            let changed = self.changed.frontends.iter().filter_map(|key| self.wanted.desired().frontend(key));
-            report.refused = changed.flat_map(|frontend| self.refused_of(frontend)).collect();
-            self.follow(&mut plan, known);
+            let changed = pass.changes.frontends().filter_map(|(key, _)| pass.desired.frontend(key));
+            report.refused = changed.flat_map(|frontend| refused_of(pass.desired, frontend)).collect();
+            follow(&pass, &mut plan, known);
         }
         if pass.full || whole != self.whole {
-            let networks = self.wanted.networks(&whole);
+            let networks = self.index.networks(&whole);
             plan.add_routes = networks.difference(&known.routes).copied().collect();
             plan.delete_routes = known.routes.difference(&networks).copied().collect();
         } else {
-            self.follow_routes(&mut plan, known, &whole);
+            self.follow_routes(&pass, &mut plan, known, &whole);
         }
         // UDP flows that are translated belong to another mode.
-        let of_udp = self.wanted.desired().frontends().filter_map(|frontend| frontend.key.udp());
+        let of_udp = pass.desired.frontends().filter_map(|frontend| frontend.key.udp());
         let sweep = pass.sweep.map(|left| of_udp.chain(left.iter().copied())).into_iter().flatten();
         plan.forget =
             sweep.chain(self.unforgotten.iter().copied()).map(|place| (place, answering_at(place, None))).collect();
-        let lost_endpoints =
-            plan.serve.iter().filter(|(key, (_, listener))| !listener.has_endpoints && known.serves(key) == Some(true));
+        let lost_endpoints = plan
+            .serve
+            .iter()
+            .filter(|(key, (_, listener))| !listener.has_endpoints && known.listeners.get(key) == Some(&true));
         let losing: Vec<(FrontendKey, Loss)> = plan
             .close
             .iter()
@@ -192,7 +189,7 @@ impl Mode {
             .chain(lost_endpoints.map(|(key, _)| (*key, Loss::Endpoints)))
             .collect();
         let mut held = BTreeSet::new();
-        if let Some(stopped) = safeguard.check(losing, known, pass.store, self.wanted.desired(), pass.now) {
+        if let Some(stopped) = safeguard.check(losing, &known.listeners, pass.store, pass.desired, pass.now) {
             held = stopped.inherited().collect();
             plan.close.retain(|key| !held.contains(key));
             plan.serve.retain(|key, _| !held.contains(key));
@@ -201,7 +198,7 @@ impl Mode {
             report.stopped = Some(stopped.to_string().into());
         }
         if pass.full && pass.settled && !pass.failing {
-            report.drift = self.drift(&plan, &whole);
+            report.drift = self.drift(&pass, &plan, &whole);
         }
         Some(Prepared { plan, whole, unusable, held, now: pass.now })
     }
@@ -224,77 +221,30 @@ impl Mode {
         }
     }
 
-    fn refused_of(&self, frontend: &Frontend) -> Vec<Refused> {
-        let owner = |key: &FrontendKey| self.wanted.desired().owner(key).map(ToString::to_string).unwrap_or_default();
-        let refused = |endpoint, reason| Refused {
-            service: owner(&frontend.key),
-            key: frontend.key,
-            endpoint,
-            reason,
-            user: None,
-        };
-        if frontend.key.protocol == Protocol::Sctp {
-            return vec![refused(None, NO_SCTP.to_owned())];
-        }
-        let because = |(endpoint, listener): (EndpointKey, FrontendKey)| {
-            let owner = owner(&listener);
-            let reason =
-                format!("this process listens there itself, for {owner}: connections would come back for ever");
-            refused(Some(endpoint), reason)
-        };
-        self.wanted.loops(frontend).into_iter().map(because).collect()
-    }
-
-    /// Compares all listeners.
-    fn compare(&self, plan: &mut Plan, mut there: BTreeMap<FrontendKey, Listener>) {
-        for listener in self.wanted.listeners() {
-            let action = match there.remove(&listener.key) {
-                Some(same) if same == listener => continue,
-                Some(_) => Action::Change,
-                None => Action::Add,
-            };
-            plan.serve.insert(listener.key, (action, listener));
-        }
-        plan.close = there.into_keys().collect();
-    }
-
-    /// Looks at listeners that changed only.
-    fn follow(&self, plan: &mut Plan, known: &Known) {
-        for key in &self.changed.frontends {
-            match self.wanted.listener(key) {
-                Some(listener) => {
-                    let is_there = known.listeners.contains_key(key);
-                    let action = if is_there { Action::Change } else { Action::Add };
-                    plan.serve.insert(*key, (action, listener));
-                }
-                None if known.listeners.contains_key(key) => {
-                    plan.close.insert(*key);
-                }
-                None => {}
-            }
-        }
-    }
-
     /// Looks at addresses that changed only.
-    fn follow_routes(&self, plan: &mut Plan, known: &Known, whole: &BTreeSet<Network>) {
-        for address in &self.changed.addresses {
+    fn follow_routes(&self, pass: &Pass<'_>, plan: &mut Plan, known: &Known, whole: &BTreeSet<Network>) {
+        let changed: BTreeSet<IpAddr> = pass.changes.frontends().map(|(key, _)| key.address).collect();
+        for address in changed.union(&self.unrouted) {
             let Some(network) = network_of(*address, whole) else { continue };
-            match (self.wanted.needs(*address), known.routes.contains(&network)) {
+            match (self.index.needs(*address), known.routes.contains(&network)) {
                 (true, false) => plan.add_routes.push(network),
                 (false, true) => plan.delete_routes.push(network),
                 _ => {}
             }
         }
-        let is_unwanted = |network: &&Network| !self.wanted.needs(network.addr());
+        let is_unwanted = |network: &&Network| !self.index.needs(network.addr());
         plan.delete_routes.extend(self.kept.iter().filter(is_unwanted));
         plan.delete_routes.sort_unstable();
         plan.delete_routes.dedup();
     }
 
     /// Foreign changes.
-    fn drift(&self, plan: &Plan, whole: &BTreeSet<Network>) -> Vec<Step> {
-        let is_input =
-            |network: &&Network| self.changed.addresses.contains(&network.addr()) || self.kept.contains(*network);
+    fn drift(&self, pass: &Pass<'_>, plan: &Plan, whole: &BTreeSet<Network>) -> Vec<Step> {
+        let changed: BTreeSet<IpAddr> = pass.changes.frontends().map(|(key, _)| key.address).collect();
+        let is_input = |network: &&Network| {
+            let address = network.addr();
+            changed.contains(&address) || self.unrouted.contains(&address) || self.kept.contains(*network)
+        };
         let new_networks = self.whole != *whole;
         let is_input = |network: &&Network| new_networks || is_input(network);
         let sysctls = plan.sysctls.iter().map(Step::sysctl);
@@ -307,13 +257,72 @@ impl Mode {
     }
 }
 
+fn refused_of(desired: &Desired, frontend: &Frontend) -> Vec<Refused> {
+    let owner = |key: &FrontendKey| desired.owner(key).map(ToString::to_string).unwrap_or_default();
+    let refused =
+        |endpoint, reason| Refused { service: owner(&frontend.key), key: frontend.key, endpoint, reason, user: None };
+    if frontend.key.protocol == Protocol::Sctp {
+        return vec![refused(None, NO_SCTP.to_owned())];
+    }
+    let because = |(endpoint, listener): (EndpointKey, FrontendKey)| {
+        let owner = owner(&listener);
+        let reason = format!("this process listens there itself, for {owner}: connections would come back for ever");
+        refused(Some(endpoint), reason)
+    };
+    loops(desired, frontend).into_iter().map(because).collect()
+}
+
+/// Compares all listeners.
+fn compare(desired: &Desired, plan: &mut Plan, mut there: BTreeMap<FrontendKey, Listener>) {
+    for listener in listeners(desired) {
+        let action = match there.remove(&listener.key) {
+            Some(same) if same == listener => continue,
+            Some(_) => Action::Change,
+            None => Action::Add,
+        };
+        plan.serve.insert(listener.key, (action, listener));
+    }
+    plan.close = there.into_keys().collect();
+}
+
+/// Looks at listeners that changed only.
+fn follow(pass: &Pass<'_>, plan: &mut Plan, known: &Known) {
+    for (key, _) in pass.changes.frontends() {
+        match listener(pass.desired, key) {
+            Some(listener) => {
+                let is_there = known.listeners.contains_key(key);
+                let action = if is_there { Action::Change } else { Action::Add };
+                plan.serve.insert(*key, (action, listener));
+            }
+            None if known.listeners.contains_key(key) => {
+                plan.close.insert(*key);
+            }
+            None => {}
+        }
+    }
+}
+
 impl modes::Mode for Mode {
-    fn refresh(&mut self, store: &Store, facts: &NodeFacts, services: &BTreeSet<ObjectKey>) -> Refreshed {
-        self.wanted.refresh(store, facts, services, &mut self.changed)
+    /// Listeners of one port take turns together, and share clients with affinity.
+    fn needs_ports(&self) -> bool {
+        true
+    }
+
+    fn index_frontend(
+        &mut self,
+        _written: Option<&Arc<Frontend>>,
+        before: Option<&Arc<Frontend>>,
+        after: Option<&Arc<Frontend>>,
+    ) {
+        self.index.follow(before.map(|before| &**before), after.map(|after| &**after));
     }
 
     fn compact(&mut self) {
-        self.wanted.compact();
+        self.index.compact();
+    }
+
+    fn kernel(&self) -> Option<&dyn Kernel> {
+        Some(&self.known.as_ref()?.listeners)
     }
 
     fn knows_kernel(&self) -> bool {
@@ -324,7 +333,13 @@ impl modes::Mode for Mode {
         self.known = None;
     }
 
-    fn read(&mut self, _host: &HostAddresses, _facts: &NodeFacts, ports: &mut Ports<'_>) -> Result<(), Vec<Unread>> {
+    fn read(
+        &mut self,
+        desired: &Desired,
+        _host: &HostAddresses,
+        _facts: &NodeFacts,
+        ports: &mut Ports<'_>,
+    ) -> Result<(), Vec<Unread>> {
         let routes = ports.routes.networks(RouteOwner::Userspace);
         let routes = routes.map_err(|error| vec![Unread::new("local routes", error)])?;
         let routes: BTreeSet<Network> = routes.into_keys().collect();
@@ -332,11 +347,11 @@ impl modes::Mode for Mode {
         if let Some(listening) = ports.relays.elsewhere() {
             // Of another process only the place is known: it leads where it should. Without endpoints there is no socket.
             let is_there = |listener: &Listener| !listener.has_endpoints || listening.contains(&listener.key);
-            let wanted = self.wanted.listeners().filter(is_there).map(|listener| (listener.key, listener));
+            let wanted = listeners(desired).filter(is_there).map(|listener| (listener.key, listener));
             self.there.extend(wanted);
             // Only addresses that our routes make local are certainly Services'.
             let ours = listening.iter().filter(|key| routes.iter().any(|network| network.contains(&key.address)));
-            for key in ours.filter(|key| self.wanted.listener(key).is_none()) {
+            for key in ours.filter(|key| listener(desired, key).is_none()) {
                 self.there.insert(*key, Listener::new(*key, ""));
             }
         }
@@ -360,7 +375,8 @@ impl modes::Mode for Mode {
     /// Nothing is done when this process cannot relay at all.
     fn carry_out(
         &mut self,
-        store: &Store,
+        (store, desired): (&Store, &Desired),
+        changes: &mut Changes,
         report: &mut Report,
         _clock: &dyn Fn() -> Moment,
         ports: &mut Ports<'_>,
@@ -374,10 +390,10 @@ impl modes::Mode for Mode {
             }
             self.settings = Some(settings);
         }
-        let names = Names::new(store, self.wanted.desired());
+        let names = Names::new(store, desired);
         let mut applied = Applied::default();
         let mut known = self.known.take().unwrap_or_default();
-        let mut again = Changed::default();
+        let mut unserved = BTreeSet::new();
         for change in &plan.sysctls {
             let outcome = ports.sysctls.set(&change.path, &change.to);
             applied.note(|| Step::sysctl(change), outcome);
@@ -388,7 +404,7 @@ impl modes::Mode for Mode {
                 known.listeners.insert(*key, listener.has_endpoints);
             } else {
                 known.listeners.remove(key);
-                again.frontends.insert(*key);
+                unserved.insert(*key);
             }
         }
         let added: Vec<LocalRoute> = plan.add_routes.iter().copied().map(LocalRoute::new).collect();
@@ -406,17 +422,12 @@ impl modes::Mode for Mode {
         let (kept, idle): (Vec<Network>, Vec<Network>) = plan.delete_routes.iter().copied().partition(is_busy);
         let undeleted = routes::delete(RouteOwner::Userspace, &idle, ports, &mut applied);
         known.routes.retain(|network| !idle.contains(network) || undeleted.contains(network));
-        again.addresses.extend(failed.iter().chain(&undeleted).map(Network::addr));
+        self.unrouted = failed.iter().chain(&undeleted).map(Network::addr).collect();
         self.look_at = (!kept.is_empty()).then(|| now.saturating_add(LOOK_AGAIN));
         self.kept = kept.into_iter().collect();
-        self.changed = again;
+        changes.confirm_all_but(|key| unserved.contains(key));
         (self.whole, self.told) = (whole, unusable);
         self.held = held;
-        let mut wanted = self.wanted.desired().frontends().peekable();
-        let has_some = wanted.peek().is_some();
-        report.serves_nothing = !applied.failures.is_empty()
-            && has_some
-            && !wanted.any(|frontend| known.listeners.contains_key(&frontend.key));
         flows::forget(&plan.forget, None, ports.conntrack, &mut applied);
         let failed_to_forget = applied.failures.iter().any(|failure| failure.step.part == Part::Flows);
         self.unforgotten = if failed_to_forget { plan.forget.into_keys().collect() } else { BTreeSet::new() };
@@ -429,8 +440,8 @@ impl modes::Mode for Mode {
         self.look_at
     }
 
-    fn refused(&self) -> Vec<Refused> {
-        self.wanted.desired().frontends().flat_map(|frontend| self.refused_of(frontend)).collect()
+    fn refused(&self, desired: &Desired) -> Vec<Refused> {
+        desired.frontends().flat_map(|frontend| refused_of(desired, frontend)).collect()
     }
 
     fn end_preview(&mut self) -> modes::Plan {
@@ -440,10 +451,6 @@ impl modes::Mode for Mode {
 
     fn kind(&self) -> Kind {
         Kind::Userspace
-    }
-
-    fn desired(&self) -> &Desired {
-        self.wanted.desired()
     }
 }
 

@@ -147,7 +147,7 @@ where
         let mut printed =
             Printed { trouble: std::mem::take(&mut self.trouble), wrote: self.wrote, ..Printed::default() };
         self.machine.print(&mut printed, rules);
-        printed.report(self.proxier.wanted().unwrap(), self.proxier.rejections().chain(&self.rejections));
+        printed.report(&self.proxier.wanted().unwrap(), self.proxier.rejections().chain(&self.rejections));
         printed
     }
 }

@@ -30,7 +30,7 @@ pub(crate) struct Printed {
 
 impl Printed {
     /// Adds the reports about the objects.
-    pub(crate) fn report<'a>(&mut self, wanted: &Wanted, rejections: impl Iterator<Item = &'a Rejection>) {
+    pub(crate) fn report<'a>(&mut self, wanted: &Wanted<'_>, rejections: impl Iterator<Item = &'a Rejection>) {
         self.rejected = sorted(rejections.map(|rejection| {
             assert!(!rejection.reason.is_empty() && rejection.to_string().lines().count() == 1);
             format!("{} {}: {} {}", rejection.kind, rejection.key, rejection.field, rejection.value)

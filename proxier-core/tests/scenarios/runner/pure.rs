@@ -5,13 +5,13 @@ use ipvs::text::{Ruleset, Statement};
 use ipvs::{Operation, RealServer, VirtualServer, VirtualServerKey};
 use proxier_core::config::NamePrefix;
 use proxier_core::modes::ipvs::diff::{diff, diff_changed};
+use proxier_core::modes::ipvs::index::{Index, Recorded};
 use proxier_core::modes::ipvs::observed::Observed;
 use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, compile};
 use proxier_core::modes::ipvs::servers::RealServers;
 use proxier_core::modes::ipvs::sets::SetKey;
-use proxier_core::modes::ipvs::wanted::Wanted;
 use proxier_core::net::Family;
-use proxier_core::service::NodeFacts;
+use proxier_core::service::{Desired, Indexed, NodeFacts};
 use proxier_core::snapshot::{Node, Rejection, Store};
 
 use super::format::KernelEdit;
@@ -22,7 +22,7 @@ use super::{Change, Printed, Subject, printed};
 pub(crate) struct Pure {
     store: Store,
     facts: NodeFacts,
-    wanted: Wanted,
+    all: Indexed<Recorded>,
     observed: Observed,
     rejections: Vec<Rejection>,
     wrote: bool,
@@ -34,7 +34,7 @@ impl Pure {
         let (facts, rejections) = facts(world);
         Box::new(Pure {
             store: Store::new(world.node_name()),
-            wanted: Wanted::new(facts.config()),
+            all: Indexed::new(Recorded::new(facts.config())),
             facts,
             observed: Observed::new(),
             rejections,
@@ -56,7 +56,7 @@ impl Subject for Pure {
         let mut changed = Vec::new();
         if change.restart {
             self.store = Store::new(change.world.node_name());
-            self.wanted = Wanted::new(self.facts.config());
+            self.all = Indexed::new(Recorded::new(self.facts.config()));
             full = true;
         }
         for slice in change.world.slices.values().filter(|_| change.restart) {
@@ -71,11 +71,18 @@ impl Subject for Pure {
         changed.extend(change.deleted_slices.iter().flat_map(|key| self.store.delete_slice(key)));
         changed.sort();
         changed.dedup();
-        let mut noted = self.wanted.refresh(&self.store, &self.facts, &changed);
+        self.all.refresh(&self.store, &self.facts, &changed);
+        let mut noted = self.all.take_changed();
         let (facts, rejections) = facts(&change.world);
         if facts != self.facts {
+            if facts.config() != self.facts.config() {
+                // The process starts again.
+                self.all.index = Recorded::new(facts.config());
+                self.all.desired = Desired::new();
+            }
             self.facts = facts;
-            noted = self.wanted.refresh_all(&self.store, &self.facts);
+            self.all.refresh_all(&self.store, &self.facts);
+            noted = self.all.take_changed();
             full = true;
         }
         self.rejections = rejections;
@@ -83,8 +90,8 @@ impl Subject for Pure {
             proxier_core::modes::shared::host::other_addresses(&change.world.host(), &self.facts.config().names)
                 .collect();
         let config = self.facts.config();
-        let everything = diff(&self.wanted, &self.observed, config);
-        let small = diff_changed(&self.wanted, &self.observed, &noted, config);
+        let everything = diff(&self.all.wanted(), &self.observed, config);
+        let small = diff_changed(&self.all.wanted(), &self.observed, &noted, config);
         let mut expected = everything.clone();
         // The first pass, a full one, creates all sets.
         expected.create_sets.retain(|set| small.create_sets.contains(set));
@@ -94,10 +101,10 @@ impl Subject for Pure {
         }
         self.wrote = !everything.is_empty();
         self.observed.apply(&everything);
-        if !diff(&self.wanted, &self.observed, config).is_empty() {
+        if !diff(&self.all.wanted(), &self.observed, config).is_empty() {
             self.trouble.push("the changes leave something to change".to_owned());
         }
-        if self.wanted != Wanted::build(&self.store, &self.facts) {
+        if self.all.wanted() != Indexed::build(&self.store, &self.facts, Index::new(self.facts.config())).wanted() {
             self.trouble.push("step by step is not the same as at once".to_owned());
         }
     }
@@ -116,7 +123,7 @@ impl Subject for Pure {
             if !rules {
                 return Vec::new();
             }
-            let inputs = Inputs::new(family, &self.wanted, &self.facts, Capabilities::default());
+            let inputs = Inputs::new(family, &self.all.wanted(), &self.facts, Capabilities::default());
             printed::wanted_rules(&compile(&inputs).unwrap())
         };
         let mut printed = Printed {
@@ -129,7 +136,7 @@ impl Subject for Pure {
             wrote: self.wrote,
             ..Printed::default()
         };
-        printed.report(&self.wanted, self.store.rejections().chain(&self.rejections));
+        printed.report(&self.all.wanted(), self.store.rejections().chain(&self.rejections));
         printed
     }
 }

@@ -14,10 +14,9 @@ use proxier_core::config::Config;
 use proxier_core::kernel::KernelPorts;
 use proxier_core::modes::ipvs::guards;
 use proxier_core::modes::ipvs::reading;
-use proxier_core::modes::ipvs::wanted::Wanted;
 use proxier_core::modes::shared::names::Names;
 use proxier_core::net::FrontendKey;
-use proxier_core::service::NodeFacts;
+use proxier_core::service::{Desired, Indexed, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node, Store};
 use serde_json::{Value, json};
 
@@ -48,8 +47,8 @@ pub async fn show(configured: &Configured, output: Output) -> ExitCode {
     for entry in &mut entries {
         entry.real_servers.sort_by_key(|real| real.server);
     }
-    let (store, wanted) = services(configured, &host, true).await;
-    let names = Known { names: Names::new(&store, wanted.desired()), marks };
+    let (store, desired) = services(configured, &host, true).await;
+    let names = Known { names: Names::new(&store, &desired), marks };
     let names_in_kernel = &configured.settings.core.names;
     let bound: Vec<String> =
         reading::device_addresses(&host, names_in_kernel).map(|address| address.to_string()).collect();
@@ -70,12 +69,12 @@ fn failed(problem: &Problem) -> ExitCode {
 }
 
 /// The Services, if they can be read; says why not only `aloud`. The kernel's state is shown in any case.
-async fn services(configured: &Configured, host: &HostAddresses, aloud: bool) -> (Store, Wanted) {
+async fn services(configured: &Configured, host: &HostAddresses, aloud: bool) -> (Store, Desired) {
     let nothing_named = matches!(&configured.source, Source::Cluster { kubeconfig: None, master: None });
     let in_a_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
     let mut store = Store::new(&configured.settings.node_name);
     if nothing_named && !in_a_pod {
-        return (store, Wanted::new(&configured.settings.core));
+        return (store, Desired::new());
     }
     // Do not wait for the Node's networks.
     let options = cluster::Options::default();
@@ -104,8 +103,8 @@ async fn services(configured: &Configured, host: &HostAddresses, aloud: bool) ->
         None => Node::new(&configured.settings.node_name),
     };
     let facts = NodeFacts::new(&configured.settings.core, &node, host);
-    let wanted = Wanted::build(&store, &facts);
-    (store, wanted)
+    let desired = Indexed::build(&store, &facts, ()).desired;
+    (store, desired)
 }
 
 /// Names and Frontends of virtual servers: the kernel does not hold these.

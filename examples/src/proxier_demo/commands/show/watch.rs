@@ -7,11 +7,11 @@ use std::time::Duration;
 use ipvs::VirtualServerKey;
 use proxier_core::kernel::KernelPorts;
 use proxier_core::modes::Kind;
-use proxier_core::modes::ipvs::wanted::Wanted;
 use proxier_core::modes::select::Asked;
 use proxier_core::modes::shared::names::Names;
 use proxier_core::net::FrontendKey;
 use proxier_core::ports::PortErrorKind;
+use proxier_core::service::Desired;
 use proxier_core::snapshot::{HostAddresses, Store};
 use tokio::time::Instant;
 
@@ -139,7 +139,7 @@ fn line(value: &serde_json::Value) -> std::io::Result<()> {
 /// The Services as they were read last.
 struct Named {
     store: Store,
-    wanted: Wanted,
+    desired: Desired,
     marks: BTreeMap<VirtualServerKey, FrontendKey>,
     since: Instant,
     /// Virtual servers without a name: foreign ones, or the source cannot be read.
@@ -147,12 +147,12 @@ struct Named {
 }
 
 impl Named {
-    fn new((store, wanted): (Store, Wanted), marks: BTreeMap<VirtualServerKey, FrontendKey>) -> Self {
-        Named { store, wanted, marks, since: Instant::now(), nameless: HashSet::new() }
+    fn new((store, desired): (Store, Desired), marks: BTreeMap<VirtualServerKey, FrontendKey>) -> Self {
+        Named { store, desired, marks, since: Instant::now(), nameless: HashSet::new() }
     }
 
     fn names(&self) -> Known<'_> {
-        Known { names: Names::new(&self.store, self.wanted.desired()), marks: self.marks.clone() }
+        Known { names: Names::new(&self.store, &self.desired), marks: self.marks.clone() }
     }
 
     /// Whether Services should be read again: a virtual server has come that none of them names.

@@ -496,7 +496,7 @@ fn no_local_endpoints(engine: &Engine<impl Kernel>) -> [ByFamily<u64>; 2] {
 fn count_servers(engine: &Engine<impl Kernel>, metrics: &mut Metrics) {
     let proxier = engine.proxier();
     let (Some(wanted), Some(observed)) = (proxier.wanted(), proxier.observed()) else { return };
-    let foreign: Vec<_> = diff::foreign(wanted, observed, proxier.facts().config()).collect();
+    let foreign: Vec<_> = diff::foreign(&wanted, observed, proxier.facts().config()).collect();
     let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let ours = || observed.virtual_servers.iter().filter(|(key, _)| foreign.binary_search(key).is_err());
     metrics.virtual_servers = number(ours().count());

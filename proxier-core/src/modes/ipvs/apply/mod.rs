@@ -70,7 +70,7 @@ pub struct Effects {
 /// After a failure or a surprise ([`Effects::surprises`]) `observed` may be out of date: read it again.
 pub fn apply(
     plan: &Plan,
-    wanted: &Wanted,
+    wanted: &Wanted<'_>,
     observed: &mut Observed,
     names: &Names<'_>,
     ports: &mut Ports<'_>,
@@ -168,7 +168,7 @@ pub fn apply(
 }
 
 struct Run<'a, 'n> {
-    wanted: &'a Wanted,
+    wanted: &'a Wanted<'a>,
     observed: &'a mut Observed,
     names: &'a Names<'n>,
     /// Names of the device and the sets.

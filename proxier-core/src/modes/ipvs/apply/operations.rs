@@ -44,7 +44,11 @@ struct Trial {
 
 impl Trial {
     /// The operations to try instead of those that the kernel refused, in order, each with the index of the original.
-    fn other_ways(&mut self, refused: Vec<(usize, Operation, PortError)>, wanted: &Wanted) -> Vec<(usize, Operation)> {
+    fn other_ways(
+        &mut self,
+        refused: Vec<(usize, Operation, PortError)>,
+        wanted: &Wanted<'_>,
+    ) -> Vec<(usize, Operation)> {
         let (mut first, mut then) = (Vec::new(), Vec::new());
         let real_server = |operation: &Operation| match operation {
             Operation::AddRealServer(key, server) | Operation::UpdateRealServer(key, server) => {
@@ -106,7 +110,7 @@ impl Trial {
         first
     }
 
-    fn run(operations: &[Operation], wanted: &Wanted, ipvs: &mut dyn Ipvs) -> Self {
+    fn run(operations: &[Operation], wanted: &Wanted<'_>, ipvs: &mut dyn Ipvs) -> Self {
         let mut trial = Trial::default();
         let mut failures = ipvs.run(operations);
         failures.sort_by_key(|failure| failure.index);
@@ -134,7 +138,7 @@ impl Trial {
 }
 
 /// Whether an update lets a real server drain. A wanted one may have weight 0 on purpose.
-fn is_drained(key: &VirtualServerKey, server: &RealServer, wanted: &Wanted) -> bool {
+fn is_drained(key: &VirtualServerKey, server: &RealServer, wanted: &Wanted<'_>) -> bool {
     server.config.weight == Weight::DRAIN && !wanted.has_real_server(key, &server.key)
 }
 
@@ -305,7 +309,7 @@ struct Edited {
 
 impl Edited {
     /// `remade`: everything wanted, if the virtual server was made again with all of it.
-    fn open(key: VirtualServerKey, observed: &mut Observed, remade: Option<&Wanted>) -> Self {
+    fn open(key: VirtualServerKey, observed: &mut Observed, remade: Option<&Wanted<'_>>) -> Self {
         let there = observed.virtual_servers.remove(&key);
         let new = remade
             .and_then(|wanted| wanted.server(&key))
@@ -348,7 +352,7 @@ impl Edited {
         }
     }
 
-    fn close(self, observed: &mut Observed, wanted: &Wanted) {
+    fn close(self, observed: &mut Observed, wanted: &Wanted<'_>) {
         let Some(mut server) = self.server else { return };
         // Share the list with `wanted` if both are equal.
         server.real_servers = RealServers::sorted(&self.real_servers, wanted.endpoints(&self.key));

@@ -58,7 +58,12 @@ pub(in crate::modes::ipvs) fn read(
 
 /// Adds to the changes what our virtual servers need that no Service wants: those that stay keep it, and so do those that go
 /// until they are gone.
-pub(in crate::modes::ipvs) fn carry_over(serves: Kind, wanted: &Wanted, observed: &Observed, changes: &mut Changes) {
+pub(in crate::modes::ipvs) fn carry_over(
+    serves: Kind,
+    wanted: &Wanted<'_>,
+    observed: &Observed,
+    changes: &mut Changes,
+) {
     if observed.before.is_empty() {
         return;
     }

@@ -15,8 +15,8 @@ use crate::ports::LocalRoute;
 
 /// Foreign changes: operations on objects that the input did not change.
 pub(super) fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan, planned: &Planned) -> Vec<Step> {
-    let changed = &mode.changed;
-    let names = Names::new(pass.store, mode.wanted.desired());
+    let changed = mode.changed();
+    let names = Names::new(pass.store, pass.desired);
     let KernelNames { device, prefix, .. } = &plan.names;
     let name_of = |set: &SetKey| plan.guards.name_of(*set, &plan.names);
     let mut drift = Vec::new();
@@ -70,7 +70,7 @@ pub(super) fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan, planned: &Planned)
         let key = operation.virtual_server();
         let ended = matches!(operation, Operation::DeleteRealServer(key, real) if mode.drains.is_draining(key, real));
         if !ended && !changed.virtual_servers.contains(&key) {
-            drift.push(Step::operation(operation, mode.wanted.place_of(&key), &names));
+            drift.push(Step::operation(operation, mode.wanted(pass.desired).place_of(&key), &names));
         }
     }
     drift.retain(|step| !unfinished(step));

@@ -20,7 +20,7 @@ use crate::snapshot::ObjectKey;
 /// already is left to [`Drains`]; one that is wanted again gets its weight back and is never deleted on the way.
 ///
 /// The parts that do not come from [`Changes`] (names, device, sysctls, timeouts, rules, flows) are left as by default.
-pub fn plan(changes: Changes, wanted: &Wanted, observed: &Observed, drains: &Drains) -> Plan {
+pub fn plan(changes: Changes, wanted: &Wanted<'_>, observed: &Observed, drains: &Drains) -> Plan {
     let mut plan = Plan { create_sets: changes.create_sets.into_iter().collect(), ..Plan::default() };
     for (set, element) in changes.add_entries {
         plan.add_entries.entry(set).or_default().push(element);

@@ -17,6 +17,7 @@ use crate::modes::ipvs::guards::{self, Guards, Layout};
 use crate::modes::ipvs::mode::{Compared, Mode};
 use crate::modes::ipvs::reading::{self, Readings};
 use crate::modes::ipvs::sets::SetKey;
+use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::ipvs::{rules, udp};
 use crate::modes::shared::flows::answering_at;
 use crate::net::{Family, Network};
@@ -48,10 +49,11 @@ pub(crate) fn whole(
     verdicts: &[(VirtualServerKey, Verdicts)],
 ) -> Option<Planned> {
     let observed = mode.observed.as_ref()?;
+    let wanted = &mode.wanted(pass.desired);
     let Compared { changes, kept } = compared;
     let forget = flows_to_forget(mode, pass, &changes);
-    let mut plan = plan(changes, &mode.wanted, observed, &mode.drains);
-    plan.split = mode.wanted.split_servers(&plan);
+    let mut plan = plan(changes, wanted, observed, &mode.drains);
+    plan.split = wanted.split_servers(&plan);
     plan.forget = forget;
     plan.names.clone_from(&mode.names);
     let has_device = reading::has_device(pass.host, &mode.names);
@@ -63,7 +65,7 @@ pub(crate) fn whole(
     plan.sysctls.clone_from(&readings.sysctls);
     plan.timeouts = readings.timeouts;
     plan.rules_put_off.clone_from(&readings.rules_put_off);
-    plan_drains(mode, pass.full, &mut plan, readings, verdicts);
+    plan_drains(wanted, pass.full, &mut plan, readings, verdicts);
     let mut planned = Planned::default();
     match &mode.guards {
         Guards::Programs(programs) => {
@@ -79,7 +81,7 @@ pub(crate) fn whole(
             order_by_rules(mode, programs, pass, &mut plan, &kept, &planned.inputs);
         }
         Guards::Nft(tables) => {
-            let routes = Routes::new(&mode.wanted, pass.facts);
+            let routes = Routes::new(wanted, pass.facts);
             let by_routes = |family: &Family| routes.is_on || observed.routes.has_family(*family);
             let by_routes = pass.families().filter(by_routes).collect();
             let mut networks: Vec<Network> = routes.whole.into_iter().collect();
@@ -90,7 +92,7 @@ pub(crate) fn whole(
             };
             let split = pass.families().filter(has_split).collect();
             planned.layouts = tables.layouts(&pass, &networks, &split, &by_routes);
-            plan_tables(mode, tables, &planned.layouts, pass.full, &mut plan);
+            plan_tables(wanted, tables, &planned.layouts, pass.full, &mut plan);
         }
     }
     if pass.full && pass.settled && !pass.failing {
@@ -101,23 +103,24 @@ pub(crate) fn whole(
 }
 
 fn flows_to_forget(mode: &Mode, pass: Pass<'_>, changes: &Changes) -> UdpServices {
-    let mut flows = udp::stale(changes, &mode.wanted, &mode.drains);
+    let wanted = &mode.wanted(pass.desired);
+    let mut flows = udp::stale(changes, wanted, &mode.drains);
     if let Some(left) = pass.sweep {
         let left = left.iter().map(|place| (*place, answering_at(*place, None)));
-        for (place, answering) in udp::all(&mode.wanted, &mode.drains).into_iter().chain(left) {
+        for (place, answering) in udp::all(wanted, &mode.drains).into_iter().chain(left) {
             flows.entry(place).or_insert(answering);
         }
     }
     for place in &mode.unforgotten {
         let key = udp::virtual_server(*place);
-        flows.entry(*place).or_insert_with(|| udp::answering(&key, &mode.wanted, &mode.drains));
+        flows.entry(*place).or_insert_with(|| udp::answering(&key, wanted, &mode.drains));
     }
     flows
 }
 
 /// Adds what draining real servers need.
 fn plan_drains(
-    mode: &Mode,
+    wanted: &Wanted<'_>,
     full: bool,
     plan: &mut Plan,
     readings: &Readings,
@@ -125,19 +128,19 @@ fn plan_drains(
 ) {
     let listed: BTreeMap<_, _> = readings.draining.iter().map(|(key, listed)| (*key, listed)).collect();
     // Those of a mark that is given no more drain, too.
-    for (key, verdicts) in verdicts.iter().filter(|(key, _)| mode.wanted.frontend(key).is_some()) {
+    for (key, verdicts) in verdicts.iter().filter(|(key, _)| wanted.frontend(key).is_some()) {
         let key = *key;
         // UDP flows go on as long as their endpoint serves.
         let is_over =
-            |finished: &&Finished| finished.why == Finish::Idle || !mode.wanted.keeps_flows_of(&key, &finished.real);
+            |finished: &&Finished| finished.why == Finish::Idle || !wanted.keeps_flows_of(&key, &finished.real);
         let finished = verdicts.finished.iter().filter(is_over);
-        let finished = finished.filter(|finished| !mode.wanted.has_real_server(&key, &finished.real));
+        let finished = finished.filter(|finished| !wanted.has_real_server(&key, &finished.real));
         let finished: Vec<_> = finished.map(|finished| Operation::DeleteRealServer(key, finished.real)).collect();
         plan.retire_from(&key).extend(finished);
         // A full pass has already compared the weights.
         let listed = listed.get(&key).into_iter().flat_map(|listed| listed.iter().flatten());
         for server in listed.filter(|_| !full).map(|listed| listed.server) {
-            if verdicts.takes_connections.contains(&server.key) && !mode.wanted.has_real_server(&key, &server.key) {
+            if verdicts.takes_connections.contains(&server.key) && !wanted.has_real_server(&key, &server.key) {
                 let drained = server.with_weight(Weight::DRAIN);
                 plan.retire_from(&key).push(Operation::UpdateRealServer(key, drained));
             }
@@ -146,13 +149,13 @@ fn plan_drains(
 }
 
 /// Adds what changes in the tables, which are written with their entries: sets are no operations of their own.
-fn plan_tables(mode: &Mode, tables: &Tables, layouts: &BTreeMap<Family, Layout>, full: bool, plan: &mut Plan) {
+fn plan_tables(wanted: &Wanted<'_>, tables: &Tables, layouts: &BTreeMap<Family, Layout>, full: bool, plan: &mut Plan) {
     plan.guards = guards::Kind::Nft;
     plan.layouts.clone_from(layouts);
     plan.create_sets.clear();
     [plan.tables, plan.last_tables] = tables.changes(layouts, full);
     let changing: BTreeSet<Family> = plan.tables.iter().map(|change| change.layout.family()).collect();
-    plan.guarded = added_with_ranges(mode, plan, |family| changing.contains(family));
+    plan.guarded = added_with_ranges(wanted, plan, |family| changing.contains(family));
     let guards = |layout: Option<&Layout>, network: &Network| {
         layout.is_some_and(|layout| layout.guarded_networks().contains(network))
     };
@@ -165,13 +168,13 @@ fn plan_tables(mode: &Mode, tables: &Tables, layouts: &BTreeMap<Family, Layout>,
 }
 
 /// Virtual servers with source ranges that are to be added, of these families.
-fn added_with_ranges(mode: &Mode, plan: &Plan, of: impl Fn(&Family) -> bool) -> BTreeSet<VirtualServerKey> {
+fn added_with_ranges(wanted: &Wanted<'_>, plan: &Plan, of: impl Fn(&Family) -> bool) -> BTreeSet<VirtualServerKey> {
     let added = plan.serve_split.iter().chain(&plan.serve).filter_map(|operation| match operation {
         Operation::AddVirtualServer(server) => Some(server.key),
         _ => None,
     });
     let has_ranges =
-        |key: &VirtualServerKey| mode.wanted.frontend(key).is_some_and(|frontend| frontend.source_ranges.is_some());
+        |key: &VirtualServerKey| wanted.frontend(key).is_some_and(|frontend| frontend.source_ranges.is_some());
     added.filter(|key| of(&key.family().into()) && has_ranges(key)).collect()
 }
 
@@ -215,6 +218,7 @@ fn order_by_rules(
     kept: &rules::Kept,
     inputs: &BTreeMap<Family, rules::Inputs>,
 ) {
+    let wanted = &mode.wanted(pass.desired);
     let changing = |family: &Family| plan.rules.iter().any(|change| change.family == *family);
     let waiting: BTreeMap<Family, rules::Inputs> = pass
         .families()
@@ -223,7 +227,7 @@ fn order_by_rules(
             let new = inputs.get(&family).cloned();
             let capabilities = programs.capabilities;
             let made = || {
-                let made = rules::Inputs::new(family, &mode.wanted, pass.facts, capabilities).with_kept(kept);
+                let made = rules::Inputs::new(family, wanted, pass.facts, capabilities).with_kept(kept);
                 made.with_input_as(programs.rules.get(&family))
             };
             (family, new.unwrap_or_else(made))
@@ -250,8 +254,7 @@ fn order_by_rules(
         if taken_over.contains(&key.family().into()) {
             return false;
         }
-        let (Some(frontend), Some((new, before))) = (mode.wanted.frontend(key), compared.get(&key.family().into()))
-        else {
+        let (Some(frontend), Some((new, before))) = (wanted.frontend(key), compared.get(&key.family().into())) else {
             return false;
         };
         new.are_needed_by(frontend, *before)
@@ -271,5 +274,5 @@ fn order_by_rules(
     };
     plan.guarded_networks =
         plan.add_routes.iter().map(|route| route.network).filter(|network| lacks_guard(network)).collect();
-    plan.guarded = added_with_ranges(mode, plan, |family| compared.contains_key(family));
+    plan.guarded = added_with_ranges(wanted, plan, |family| compared.contains_key(family));
 }

@@ -38,7 +38,7 @@ pub fn read(
     sets: &mut dyn Sets,
     host: &HostAddresses,
     config: &Config,
-    wanted: &Wanted,
+    wanted: &Wanted<'_>,
     is_settled: bool,
 ) -> Result<Observed, Vec<Unread>> {
     let (observed, unread) = read_parts(ipvs, sets, host, config, wanted, is_settled);
@@ -54,7 +54,7 @@ pub fn read_what_there_is(
     sets: &mut dyn Sets,
     host: &HostAddresses,
     config: &Config,
-    wanted: &Wanted,
+    wanted: &Wanted<'_>,
 ) -> Result<Observed, Vec<Unread>> {
     let (observed, mut unread) = read_parts(ipvs, sets, host, config, wanted, false);
     unread.retain(|unread| unread.error.kind() != PortErrorKind::Unavailable);
@@ -68,7 +68,7 @@ pub(super) fn read_beside(
     ipvs: &mut dyn Ipvs,
     host: &HostAddresses,
     config: &Config,
-    wanted: &Wanted,
+    wanted: &Wanted<'_>,
     is_settled: bool,
 ) -> Result<Observed, Vec<Unread>> {
     let mut observed = read_device(host, config);
@@ -96,7 +96,7 @@ fn read_parts(
     sets: &mut dyn Sets,
     host: &HostAddresses,
     config: &Config,
-    wanted: &Wanted,
+    wanted: &Wanted<'_>,
     is_settled: bool,
 ) -> (Observed, Vec<Unread>) {
     let mut unread = Vec::new();
@@ -123,7 +123,7 @@ fn read_parts(
 fn read_virtual_servers(
     ipvs: &mut dyn Ipvs,
     config: &Config,
-    wanted: &Wanted,
+    wanted: &Wanted<'_>,
     is_settled: bool,
     observed: &mut Observed,
 ) -> Result<(), PortError> {
@@ -136,7 +136,7 @@ fn read_virtual_servers(
     Ok(())
 }
 
-fn take(snapshot: &Snapshot, wanted: &Wanted) -> BTreeMap<VirtualServerKey, ObservedServer> {
+fn take(snapshot: &Snapshot, wanted: &Wanted<'_>) -> BTreeMap<VirtualServerKey, ObservedServer> {
     let mut servers = Vec::with_capacity(snapshot.entries.len());
     let mut scratch: Vec<RealServer> = Vec::new();
     for entry in &snapshot.entries {

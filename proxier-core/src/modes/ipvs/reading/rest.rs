@@ -46,7 +46,7 @@ pub(crate) fn read_rest(
         if pass.full {
             (readings.sysctls, report.unmet) = super::sysctl_changes(ports.sysctls, pass.settings);
         }
-    } else if let Some((serves, is_masqueraded)) = needs_sysctls(mode, pass.full) {
+    } else if let Some((serves, is_masqueraded)) = needs_sysctls(mode, &pass) {
         let release = ports.sysctls.get(sysctls::OSRELEASE).unwrap_or_default();
         let needed = sysctls::needed(pass.settings, &release, serves, is_masqueraded);
         (readings.sysctls, report.unmet) = sysctls::changes(ports.sysctls, needed);
@@ -81,16 +81,17 @@ pub(crate) fn read_rest(
 
 /// Whether there are Frontends, and whether any is masqueraded: of all in a full pass, else of those that changed. `None`: no changed one is
 /// there.
-fn needs_sysctls(mode: &Mode, full: bool) -> Option<(bool, bool)> {
-    let (serves, is_masqueraded) = if full {
-        let mut all = mode.wanted.desired().frontends().peekable();
+fn needs_sysctls(mode: &Mode, pass: &Pass<'_>) -> Option<(bool, bool)> {
+    let wanted = mode.wanted(pass.desired);
+    let (serves, is_masqueraded) = if pass.full {
+        let mut all = pass.desired.frontends().peekable();
         (all.peek().is_some(), all.any(|frontend| !frontend.returns_directly))
     } else {
-        let changed = mode.changed.virtual_servers.iter().filter_map(|key| mode.wanted.frontend(key));
+        let changed = mode.changed().virtual_servers.iter().filter_map(|key| wanted.frontend(key));
         let mut changed = changed.peekable();
         (changed.peek().is_some(), changed.any(|frontend| !frontend.returns_directly))
     };
-    (full || serves).then_some((serves, is_masqueraded))
+    (pass.full || serves).then_some((serves, is_masqueraded))
 }
 
 /// Reads a family's rules, with the inputs of those that it has to have; `None` when the kernel is known to have them.
@@ -110,7 +111,7 @@ fn read_rules(
     } else {
         capabilities.random_fully &= port.has_random_fully(family).map_err(unread)?;
     }
-    let inputs = rules::Inputs::new(family, &mode.wanted, pass.facts, capabilities).with_kept(kept);
+    let inputs = rules::Inputs::new(family, &mode.wanted(pass.desired), pass.facts, capabilities).with_kept(kept);
     let inputs = inputs.with_input_as(written);
     if !pass.full && written == Some(&inputs) {
         return Ok(None);
@@ -122,7 +123,7 @@ fn read_rules(
 /// Whether the rules of a family cannot have changed. Costs O(changed entries); building `Inputs` costs O(guarded load
 /// balancers). Rules depend only on node facts and on entries in sets.
 fn has_same_rules(mode: &Mode, programs: &Programs, family: Family) -> bool {
-    let changed = mode.changed.entries.iter().any(|(set, _)| set.family == family);
+    let changed = mode.changed().entries.iter().any(|(set, _)| set.family == family);
     let is_known = programs.rules.contains_key(&family) && !programs.retry.contains_key(&family);
     !changed && !mode.new_facts && is_known
 }

@@ -8,8 +8,10 @@ use ipvs::model::{ObservedRealServer, Scheduler, Timeouts, VirtualServer, Virtua
 use ipvs::{Operation, VirtualServerKey};
 
 use super::*;
+use crate::modes::ipvs::index::Index;
 use crate::modes::ipvs::sets::NamedSet;
 use crate::ports::{ItemFailures, PortError};
+use crate::service::Indexed;
 
 /// Virtual servers in the kernel, and those that a disturbed reading shows.
 struct Kernel {
@@ -101,7 +103,8 @@ fn look(shown: &[&str], there: &[&str], mark: bool, is_settled: bool) -> (usize,
     let served = ipset::Entry::parse(ipset::SetType::HashIpPort, "10.0.0.1,tcp:80").unwrap().element;
     let mut sets = Entries(mark.then_some((set, served)));
     let (host, config) = (HostAddresses::default(), Config::default());
-    let wanted = Wanted::new(&config);
+    let nothing = Indexed::new(Index::new(&config));
+    let wanted = nothing.wanted();
     let observed = read(&mut kernel, &mut sets, &host, &config, &wanted, is_settled).unwrap();
     (observed.virtual_servers.len(), kernel.looks)
 }

@@ -13,7 +13,7 @@ use crate::modes::ipvs::diff::Changes;
 use crate::modes::ipvs::guards;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
-use crate::modes::ipvs::wanted::{self, Wanted};
+use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::by_default;
 use crate::modes::shared::local_traffic::PodTraffic;
 use crate::net::{Family, Network};
@@ -113,18 +113,18 @@ impl MasqueradeSources {
 /// ```
 /// use iptables::TableName;
 /// use proxier_core::config::{Config, LocalTraffic};
+/// use proxier_core::modes::ipvs::index::Index;
 /// use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, MasqueradeSources, compile};
 /// use proxier_core::modes::ipvs::sets::SetKind;
-/// use proxier_core::modes::ipvs::wanted::Wanted;
 /// use proxier_core::net::{EndpointKey, Family};
-/// use proxier_core::service::{NodeFacts, Roles};
+/// use proxier_core::service::{Indexed, NodeFacts, Roles};
 /// use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Store};
 ///
 /// let mut config = Config::default();
 /// config.local_traffic = LocalTraffic::ClusterCidrs(vec!["10.244.0.0/16".parse()?]);
 /// let facts = NodeFacts::new(&config, &Node::new("node-a"), &HostAddresses::default());
-/// let mut wanted = Wanted::new(&config);
-/// let before = Inputs::new(Family::V4, &wanted, &facts, Capabilities::default());
+/// let mut all = Indexed::new(Index::new(&config));
+/// let before = Inputs::new(Family::V4, &all.wanted(), &facts, Capabilities::default());
 /// assert_eq!(before.sources(), &MasqueradeSources::OutsideNetwork("10.244.0.0/16".parse()?));
 ///
 /// let mut web = FrontendSpec::new("TCP 203.0.113.7:80".parse()?, [EndpointKey::new([10, 244, 1, 7].into(), 80)]);
@@ -132,10 +132,10 @@ impl MasqueradeSources {
 /// web.source_ranges = Some(vec!["198.51.100.0/24".parse()?]);
 /// let mut store = Store::new("node-a");
 /// let changed = store.upsert_frontends(&ObjectKey::new("agent", "web"), [web]);
-/// wanted.refresh(&store, &facts, &changed);
+/// all.refresh(&store, &facts, &changed);
 ///
 /// // The first load balancer with source ranges: there are new rules, and they restrict.
-/// let inputs = Inputs::new(Family::V4, &wanted, &facts, Capabilities::default());
+/// let inputs = Inputs::new(Family::V4, &all.wanted(), &facts, Capabilities::default());
 /// assert!(inputs.is_filled(SetKind::LoadBalancerFirewall));
 /// assert_eq!(inputs.barred_from_node().len(), 1);
 /// assert!(before.only_relaxes(&inputs) && !inputs.only_relaxes(&before));
@@ -173,7 +173,7 @@ pub struct Inputs {
 
 impl Inputs {
     /// Present inputs of the rules of this family.
-    pub fn new(family: Family, wanted: &Wanted, facts: &NodeFacts, capabilities: Capabilities) -> Self {
+    pub fn new(family: Family, wanted: &Wanted<'_>, facts: &NodeFacts, capabilities: Capabilities) -> Self {
         let routes = Routes::new(wanted, facts);
         let only_needed = facts.config().makes_only_needed_rules();
         let of_family = wanted.sets().filter(|set| set.family == family).map(|set| set.kind);
@@ -323,7 +323,9 @@ impl Inputs {
         is_new(SetKind::LoopBack)
             || rest(self) != rest(before)
             || (is_barred(self) && !is_barred(before))
-            || wanted::frontend_entries(frontend, guards::Kind::Programs, None).iter().any(|(set, _)| is_new(set.kind))
+            || crate::modes::ipvs::entries::frontend_entries(frontend, guards::Kind::Programs, None)
+                .iter()
+                .any(|(set, _)| is_new(set.kind))
     }
 
     /// Load balancers that this node's own traffic can reach, though it is in none of their source ranges, because the

@@ -5,15 +5,16 @@
 //! `iptables-save` and returns one transaction for `iptables-restore --noflush`, or nothing to do.
 //!
 //! ```
-//! use proxier_core::service::NodeFacts;
+//! use proxier_core::service::{Indexed, NodeFacts};
 //! use proxier_core::config::{Config, NamePrefix};
 //! use proxier_core::net::Family;
+//! use proxier_core::modes::ipvs::index::Index;
 //! use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, cleanup, compile};
 //! use proxier_core::snapshot::{HostAddresses, Node};
-//! use proxier_core::modes::ipvs::wanted::Wanted;
 //!
 //! let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-//! let inputs = Inputs::new(Family::V4, &Wanted::new(&Config::default()), &facts, Capabilities::default());
+//! let nothing = Indexed::new(Index::new(&Config::default()));
+//! let inputs = Inputs::new(Family::V4, &nothing.wanted(), &facts, Capabilities::default());
 //! let rules = compile(&inputs)?;
 //! let observed = iptables::Dump::parse("*nat\n:OUTPUT ACCEPT [0:0]\n-A OUTPUT -j SOMEBODY-ELSES\nCOMMIT\n")?;
 //! let changes = rules.changes(&observed)?;

@@ -1,4 +1,4 @@
-//! State that the tables have to hold for [`Desired`], and changes since they were written.
+//! Chains and elements that Frontends share, slots of endpoints, and changes since the tables were written.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,21 +7,22 @@ use std::net::IpAddr;
 use super::lower::{Item, SetName, Treatment, concat, lower};
 use super::pick::SharedChain;
 use super::slots::{Held, Slots};
-use crate::modes::Refreshed;
 use crate::net::{Family, FrontendKey};
 use crate::pack::pack;
-use crate::service::{Compiled, Desired, Follower, Frontend, NodeFacts, Roles};
-use crate::snapshot::{ObjectKey, Store};
+use crate::service::{Compiled, Desired, Frontend, Roles};
 
-/// State that the tables have to hold, kept up to date at O(changed Services).
+/// Chains and elements that Frontends share, counted, and the slots of endpoints; kept up to date at O(changed Services).
 ///
-/// Elements are not kept: those of a Frontend follow from it ([`lower`]). Chains and elements that Frontends share are counted.
+/// Elements are not kept: those of a Frontend follow from it ([`lower`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
-    desired: Desired,
+pub(super) struct Index {
     shared: Shared,
     /// Slots of endpoints, of Frontends where they are not simply their places in the list.
     slots: BTreeMap<FrontendKey, Slots>,
+    /// Slots as they were written, of Frontends that changed since.
+    written: BTreeMap<FrontendKey, Slots>,
+    /// Needs that appeared or disappeared since the last write.
+    pub(super) changed: BTreeSet<Need>,
 }
 
 /// Chain or element that several Frontends and Services need.
@@ -79,23 +80,14 @@ impl Shared {
     }
 }
 
-/// Differences from the last write.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Changed {
-    /// Frontends, each as it was when it was written, with the slots of its endpoints; `None` when it was not there.
-    pub(super) frontends: BTreeMap<FrontendKey, Option<(Frontend, Slots)>>,
-    /// Needs that appeared or disappeared since the last write.
-    pub(super) needs: BTreeSet<Need>,
+fn needs(frontend: &Frontend, slots: &Slots) -> impl Iterator<Item = Need> + use<> {
+    let family = frontend.key.family();
+    let chains = Treatment::of(frontend, slots).chains();
+    let cluster_ip = frontend.roles.contains(Roles::CLUSTER_IP).then_some(Need::ClusterIp(frontend.key.address));
+    chains.into_iter().map(move |chain| Need::Chain(family, chain)).chain(cluster_ip)
 }
 
-struct Following<'a> {
-    shared: &'a mut Shared,
-    slots: &'a mut BTreeMap<FrontendKey, Slots>,
-    changed: &'a mut Changed,
-    refreshed: Refreshed,
-}
-
-impl Following<'_> {
+impl Index {
     fn add(&mut self, need: Need) {
         if self.shared.count(need.clone()) {
             self.toggle(need);
@@ -110,19 +102,15 @@ impl Following<'_> {
 
     /// A second change undoes the first.
     fn toggle(&mut self, need: Need) {
-        if !self.changed.needs.remove(&need) {
-            self.changed.needs.insert(need);
+        if !self.changed.remove(&need) {
+            self.changed.insert(need);
         }
     }
-}
 
-impl Follower for Following<'_> {
-    fn service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
-        self.refreshed.health_checks |=
-            before.and_then(|old| old.health_check) != after.and_then(|new| new.health_check);
+    /// Follows a Service. What stays is added before it is removed, so that its count never reaches zero.
+    pub(super) fn follow_service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
         let addresses =
             |of: &Compiled| -> BTreeSet<IpAddr> { of.hairpins.iter().map(|(_, endpoint)| endpoint.address).collect() };
-        // Add first, then remove, so that the count of what stays never reaches zero.
         for address in after.map(addresses).unwrap_or_default() {
             self.add(Need::Hairpin(address));
         }
@@ -131,15 +119,14 @@ impl Follower for Following<'_> {
         }
     }
 
-    fn frontend(&mut self, before: Option<&Frontend>, after: Option<&Frontend>) {
+    /// Follows a Frontend. `written`: as it was written last.
+    pub(super) fn follow(&mut self, written: Option<&Frontend>, before: Option<&Frontend>, after: Option<&Frontend>) {
         let Some(key) = after.or(before).map(|frontend| frontend.key) else { return };
         let old = self.slots.remove(&key).unwrap_or_default();
-        let written = self.changed.frontends.entry(key);
-        let written = written.or_insert_with(|| before.map(|before| (before.clone(), old.clone())));
         // By what was written: an endpoint that was away in the meantime only has its slot as before.
-        let held = written.as_ref().map(|(frontend, slots)| Held::of(frontend, slots)).unwrap_or_default();
+        let slots = self.written.entry(key).or_insert_with(|| old.clone());
+        let held = written.map(|written| Held::of(written, slots)).unwrap_or_default();
         let new = after.map(|after| Slots::keeping(&held, after)).unwrap_or_default();
-        self.refreshed.frontends.push(key);
         for need in after.into_iter().flat_map(|after| needs(after, &new)) {
             self.add(need);
         }
@@ -150,43 +137,16 @@ impl Follower for Following<'_> {
             self.slots.insert(key, new);
         }
     }
-}
 
-fn needs(frontend: &Frontend, slots: &Slots) -> impl Iterator<Item = Need> + use<> {
-    let family = frontend.key.family();
-    let chains = Treatment::of(frontend, slots).chains();
-    let cluster_ip = frontend.roles.contains(Roles::CLUSTER_IP).then_some(Need::ClusterIp(frontend.key.address));
-    chains.into_iter().map(move |chain| Need::Chain(family, chain)).chain(cluster_ip)
-}
-
-impl Wanted {
-    /// Empty state, without Services.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Frontends of all Services.
-    pub fn desired(&self) -> &Desired {
-        &self.desired
-    }
-
-    /// Compiles these Services again, and records differences from the last write.
-    pub(super) fn refresh<'a>(
-        &mut self,
-        store: &Store,
-        facts: &NodeFacts,
-        services: impl IntoIterator<Item = &'a ObjectKey>,
-        changed: &mut Changed,
-    ) -> Refreshed {
-        let (shared, slots) = (&mut self.shared, &mut self.slots);
-        let mut following = Following { shared, slots, changed, refreshed: Refreshed::default() };
-        self.desired.refresh(store, facts, services, &mut following);
-        following.refreshed
+    /// A family's table has been written.
+    pub(super) fn confirm(&mut self, family: Family) {
+        self.written.retain(|key, _| key.family() != family);
+        self.changed.retain(|need| need.family() != family);
     }
 
     /// Gives endpoints the slots that they have in the kernel, where these can be kept.
-    pub(super) fn adopt(&mut self, family: Family, mut held: BTreeMap<FrontendKey, Held>) {
-        for frontend in self.desired.frontends().filter(|frontend| frontend.key.family() == family) {
+    pub(super) fn adopt(&mut self, desired: &Desired, family: Family, mut held: BTreeMap<FrontendKey, Held>) {
+        for frontend in desired.frontends().filter(|frontend| frontend.key.family() == family) {
             let key = frontend.key;
             let none = Slots::default();
             let old = self.slots.get(&key).unwrap_or(&none);
@@ -209,7 +169,7 @@ impl Wanted {
     }
 
     /// The chains of a family that Frontends share.
-    pub fn chains(&self, family: Family) -> impl Iterator<Item = SharedChain> {
+    pub(super) fn chains(&self, family: Family) -> impl Iterator<Item = SharedChain> {
         // They come first in the order of needs, and are few; cluster IPs are as many as Services.
         let all = self.shared.needs.keys().map_while(|need| match need {
             Need::Chain(of, chain) => Some((of, chain)),
@@ -227,16 +187,20 @@ impl Wanted {
         self.slots.get(&frontend.key).map_or_else(|| lower(frontend, &Slots::default()), |slots| lower(frontend, slots))
     }
 
+    /// The elements of a Frontend as it was written.
+    pub(super) fn lower_written(&self, frontend: &Frontend) -> Vec<Item> {
+        lower(frontend, self.written.get(&frontend.key).unwrap_or(&Slots::default()))
+    }
+
     /// All elements of a family, but for clients, which rules write.
-    pub fn items(&self, family: Family) -> impl Iterator<Item = Item> {
-        let frontends = self.desired.frontends().filter(move |frontend| frontend.key.family() == family);
+    pub(super) fn items(&self, desired: &Desired, family: Family) -> impl Iterator<Item = Item> {
+        let frontends = desired.frontends().filter(move |frontend| frontend.key.family() == family);
         let shared = self.shared.needs.keys().filter(move |need| need.family() == family).filter_map(Need::item);
         frontends.flat_map(|frontend| self.lower(frontend)).chain(shared)
     }
 
     /// Reduces memory by rebuilding everything; call it after a large change.
     pub(super) fn compact(&mut self) {
-        self.desired.compact();
         pack(&mut self.shared.needs);
         pack(&mut self.slots);
     }

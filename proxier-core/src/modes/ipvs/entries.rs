@@ -1,0 +1,111 @@
+//! Entries of sets that Services and Frontends need.
+
+use std::collections::BTreeSet;
+use std::num::NonZeroU32;
+
+use ipset::{Element, IpSpan, Ports};
+use ipvs::VirtualServerKey;
+
+use super::sets::{SetKey, SetKind};
+use super::{guards, lower, split};
+use crate::net::{Family, FrontendKey, Network, Protocol};
+use crate::service::{Compiled, Frontend, Roles};
+use crate::snapshot::TrafficPolicy;
+
+/// Entries of a Service that belong to no Frontend: hairpins and the health check. `only_needed`: hairpins only if a Frontend has entries.
+pub(super) fn service_entries(compiled: &Compiled, only_needed: bool) -> BTreeSet<(SetKey, Element)> {
+    let is_needed = !only_needed || compiled.frontends.iter().any(|frontend| needs_entries(frontend));
+    let hairpins = compiled.hairpins.iter().filter(|_| is_needed).map(|(protocol, endpoint)| {
+        let set = SetKey::new(Family::of(endpoint.address), SetKind::LoopBack);
+        let host = IpSpan::host(endpoint.address);
+        (set, Element::IpPortIp(host, Ports::port((*protocol).into(), endpoint.port), host))
+    });
+    let port = compiled.health_check.map(|check| Element::Port(check.port.into()));
+    let open_in = compiled.health_check_open_in.iter();
+    let checks = open_in.filter_map(|family| Some((SetKey::new(*family, SetKind::HealthCheckNodePort), port.clone()?)));
+    hairpins.chain(checks).collect()
+}
+
+/// Whether a Frontend is masqueraded, guarded, or recorded as this proxy's by entries. Otherwise its bound address records that.
+pub(crate) fn needs_entries(frontend: &Frontend) -> bool {
+    let is_node_port = frontend.roles.contains(Roles::NODE_PORT);
+    !frontend.returns_directly || frontend.source_ranges.is_some() || is_node_port || !frontend.is_virtual()
+}
+
+/// The entries that a Frontend has in the sets. A table of nf_tables takes no networks that overlap, and has a set of those that
+/// this node may not use. `mark`: the virtual server of its mark, if it is split or shared.
+pub(crate) fn frontend_entries(
+    frontend: &Frontend,
+    by: guards::Kind,
+    mark: Option<VirtualServerKey>,
+) -> Vec<(SetKey, Element)> {
+    let FrontendKey { protocol, address, port } = frontend.key;
+    let host = IpSpan::host(address);
+    let ports = Ports::port(protocol.into(), port);
+    let at = Element::IpPort(host, ports);
+    let local = frontend.policy == TrafficPolicy::Local;
+    // The source stays: the endpoint is on this node, or answers the client by itself.
+    let keeps_source = local || frontend.returns_directly;
+    let family = Family::of(address);
+    let mut list = Vec::new();
+    let mut add = |kind, element| list.push((SetKey::new(family, kind), element));
+    if frontend.roles.contains(Roles::CLUSTER_IP) {
+        add(SetKind::ClusterIp, at.clone());
+    }
+    if frontend.roles.contains(Roles::EXTERNAL_IP) {
+        add(if keeps_source { SetKind::ExternalIpLocal } else { SetKind::ExternalIp }, at.clone());
+    }
+    if frontend.roles.contains(Roles::LOAD_BALANCER) {
+        add(SetKind::LoadBalancer, at.clone());
+        if keeps_source {
+            add(SetKind::LoadBalancerLocal, at.clone());
+        }
+        if let Some(ranges) = &frontend.source_ranges {
+            add(SetKind::LoadBalancerFirewall, at.clone());
+            let ranges = match by {
+                guards::Kind::Programs => ranges.to_vec(),
+                guards::Kind::Nft => Network::aggregate(&ranges.to_vec()),
+            };
+            for range in ranges {
+                add(SetKind::LoadBalancerSourceCidr, Element::IpPortIp(host, ports, lower::span(range)));
+            }
+            if frontend.node_may_use {
+                add(SetKind::LoadBalancerSourceIp, Element::IpPortIp(host, ports, host));
+            } else if by == guards::Kind::Nft {
+                add(SetKind::LoadBalancerNotNode, Element::IpPortIp(host, ports, host));
+            }
+        }
+    }
+    if frontend.roles.contains(Roles::NODE_PORT) {
+        let (all, local_only, element) = match protocol {
+            Protocol::Tcp => (SetKind::NodePortTcp, SetKind::NodePortLocalTcp, Element::Port(port.into())),
+            Protocol::Udp => (SetKind::NodePortUdp, SetKind::NodePortLocalUdp, Element::Port(port.into())),
+            Protocol::Sctp => (SetKind::NodePortSctp, SetKind::NodePortLocalSctp, at.clone()),
+        };
+        if local {
+            add(local_only, element.clone());
+        }
+        add(all, element);
+        // A shared one has no virtual server of its address.
+        let is_shared = mark.is_some() && frontend.can_share();
+        if protocol != Protocol::Sctp && !is_shared {
+            add(SetKind::NodePortServed, at);
+        }
+    }
+    if frontend.is_virtual() {
+        add(SetKind::IpvsIps, Element::Ip(host));
+    }
+    if let Some(VirtualServerKey::Fwmark { mark, .. }) = mark {
+        list.extend(entries_of_mark(frontend, mark));
+    }
+    list
+}
+
+pub(super) fn entries_of_mark(frontend: &Frontend, mark: NonZeroU32) -> [(SetKey, Element); 2] {
+    if frontend.can_share() {
+        let node_port = split::node_port_of(&frontend.key);
+        [split::shared_entry(&frontend.key, mark), split::record(&node_port, mark)]
+    } else {
+        [split::active_entry(&frontend.key), split::record(&frontend.key, mark)]
+    }
+}

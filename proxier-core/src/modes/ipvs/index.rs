@@ -1,0 +1,519 @@
+//! Objects that Frontends and Services have in common, counted, and changes since the last write.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipset::Element;
+use ipvs::VirtualServerKey;
+use ipvs::model::{Persistence, Scheduler, SchedulerFlags, VirtualServerConfig};
+
+use super::entries::{entries_of_mark, frontend_entries, needs_entries, service_entries};
+use super::guards;
+use super::observed::Observed;
+use super::sets::SetKey;
+use super::split::{self, Marks};
+use super::wanted::{Marking, Wanted};
+use crate::config::Config;
+use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
+use crate::pack::pack;
+use crate::service::{Compiled, Desired, Follower, Frontend, Indexed, Roles};
+use crate::snapshot::Balancing;
+
+/// Objects that Frontends and Services have in common, kept up to date at O(changed Services).
+///
+/// Services share: two may use one load-balancer address with different ports, and one pod may be in many. Shared objects are
+/// counted and go when their last user goes.
+///
+/// Two values with the same Services compare equal, however they were built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Index {
+    defaults: Defaults,
+    pub(super) addresses: BTreeMap<IpAddr, usize>,
+    pub(super) elsewhere: BTreeMap<IpAddr, usize>,
+    pub(super) sets: BTreeMap<SetKey, BTreeMap<Element, usize>>,
+    pub(super) barred: BTreeSet<VirtualServerKey>,
+    by: guards::Kind,
+    /// Frontends that need no entry have none.
+    only_needed: bool,
+    /// Frontends that can be are split ([`split`]).
+    pub(super) splits: bool,
+    /// Node ports that can be are shared.
+    pub(super) shares: bool,
+    pub(super) marks: Marks,
+    /// Frontends that would be split or shared, and are not.
+    pub(super) unmarked: BTreeSet<FrontendKey>,
+    /// The addresses of each node port.
+    pub(super) node_ports: BTreeMap<FrontendKey, BTreeSet<IpAddr>>,
+}
+
+/// Changes of an update, by name: objects where the kernel may have to follow.
+///
+/// An object that an update left as it was is not in here, even if its Service was compiled again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Changed {
+    /// Virtual servers that are new, gone, or have another configuration or other real servers. One that several Services
+    /// claim may be in here unchanged when more than one of them was refreshed at once.
+    pub virtual_servers: BTreeSet<VirtualServerKey>,
+    /// Addresses on the dummy device that are new or gone.
+    pub addresses: BTreeSet<IpAddr>,
+    /// Addresses that another interface got or lost, or that Services newly ask for or no longer do; see
+    /// [`Wanted::is_elsewhere`].
+    pub elsewhere: BTreeSet<IpAddr>,
+    /// Entries that are new or gone.
+    pub entries: BTreeSet<(SetKey, Element)>,
+}
+
+impl Changed {
+    /// Whether there are no changes.
+    pub fn is_empty(&self) -> bool {
+        *self == Changed::default()
+    }
+
+    /// Adds what a later update changed. Something that changed back stays in here: it is to be checked, and may not
+    /// differ.
+    pub fn extend(&mut self, later: Changed) {
+        let Changed { virtual_servers, addresses, elsewhere, entries } = later;
+        self.virtual_servers.extend(virtual_servers);
+        self.addresses.extend(addresses);
+        self.elsewhere.extend(elsewhere);
+        self.entries.extend(entries);
+    }
+}
+
+/// Inserts the value if missing, else removes it: what changes twice has not changed.
+fn toggle<T: Ord>(set: &mut BTreeSet<T>, value: T) {
+    if !set.remove(&value) {
+        set.insert(value);
+    }
+}
+
+/// Record of changes; `None` when it is not needed, since recording costs as much as changing.
+struct Notes<'a>(Option<&'a mut Changed>);
+
+impl Notes<'_> {
+    fn virtual_server(&mut self, key: VirtualServerKey) {
+        if let Some(changed) = &mut self.0 {
+            changed.virtual_servers.insert(key);
+        }
+    }
+
+    fn address(&mut self, address: IpAddr) {
+        if let Some(changed) = &mut self.0 {
+            toggle(&mut changed.addresses, address);
+        }
+    }
+
+    fn elsewhere(&mut self, address: IpAddr) {
+        if let Some(changed) = &mut self.0 {
+            toggle(&mut changed.elsewhere, address);
+        }
+    }
+
+    fn entry(&mut self, set: SetKey, element: &Element) {
+        if let Some(changed) = &mut self.0 {
+            toggle(&mut changed.entries, (set, element.clone()));
+        }
+    }
+}
+
+/// An index with a record of its changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recorded {
+    /// The index.
+    pub index: Index,
+    /// Its changes.
+    pub changed: Changed,
+}
+
+impl Recorded {
+    /// Without Services.
+    pub fn new(config: &Config) -> Self {
+        Recorded { index: Index::new(config), changed: Changed::default() }
+    }
+}
+
+impl Follower for Recorded {
+    fn service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
+        self.index.follow_service(&mut Notes(Some(&mut self.changed)), before, after);
+    }
+
+    fn frontend(&mut self, before: Option<&Arc<Frontend>>, after: Option<&Arc<Frontend>>) {
+        let [before, after] = [before, after].map(|of| of.map(|frontend| &**frontend));
+        self.index.follow(&mut Notes(Some(&mut self.changed)), before, after);
+    }
+}
+
+/// Records nothing.
+impl Follower for Index {
+    fn service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
+        self.follow_service(&mut Notes(None), before, after);
+    }
+
+    fn frontend(&mut self, before: Option<&Arc<Frontend>>, after: Option<&Arc<Frontend>>) {
+        let [before, after] = [before, after].map(|of| of.map(|frontend| &**frontend));
+        self.follow(&mut Notes(None), before, after);
+    }
+}
+
+/// Inputs of a virtual server and its real servers.
+#[derive(PartialEq, Eq)]
+struct Programmed<'a> {
+    affinity_secs: Option<u32>,
+    balancing: Option<&'a Balancing>,
+    returns_directly: bool,
+    endpoints: &'a [EndpointKey],
+    /// Endpoints for clients outside, if these have a list of their own.
+    outside: Option<&'a [EndpointKey]>,
+    /// The virtual server of its mark.
+    mark: Option<VirtualServerKey>,
+    weights: Option<&'a [(EndpointKey, u16)]>,
+    /// Endpoints that may be among the real servers until their flows end.
+    unselected: Option<&'a [EndpointKey]>,
+}
+
+impl<'a> Programmed<'a> {
+    fn of(frontend: &'a Frontend, mark: Option<VirtualServerKey>) -> Self {
+        let is_split = mark.is_some() && frontend.can_split();
+        Programmed {
+            mark,
+            affinity_secs: frontend.affinity_secs,
+            balancing: frontend.balancing.as_deref(),
+            returns_directly: frontend.returns_directly,
+            endpoints: if is_split { &frontend.cluster } else { frontend.endpoints() },
+            outside: is_split.then_some(&*frontend.local),
+            weights: frontend.weights.as_deref(),
+            unselected: frontend.unselected.as_deref(),
+        }
+    }
+}
+
+impl Index {
+    /// Without Services.
+    pub fn new(config: &Config) -> Self {
+        Index {
+            defaults: Defaults::new(config),
+            addresses: BTreeMap::new(),
+            elsewhere: BTreeMap::new(),
+            sets: BTreeMap::new(),
+            barred: BTreeSet::new(),
+            by: config.ipvs.rules.into(),
+            only_needed: config.makes_only_needed_rules(),
+            splits: config.splits_local(),
+            shares: config.shares_node_ports(),
+            marks: Marks::new(config.ipvs.mark_range, config.masquerade_bit),
+            unmarked: BTreeSet::new(),
+            node_ports: BTreeMap::new(),
+        }
+    }
+
+    /// State that IPVS has to hold for these Frontends.
+    pub fn wanted<'a>(&'a self, desired: &'a Desired) -> Wanted<'a> {
+        Wanted { desired, index: self }
+    }
+
+    /// Reduces memory by rebuilding everything; call it after a large change.
+    pub fn compact(&mut self) {
+        pack(&mut self.addresses);
+        pack(&mut self.elsewhere);
+        pack(&mut self.node_ports);
+        self.sets.values_mut().for_each(pack);
+    }
+
+    /// Takes over which marks Frontends have in the kernel. Call it before a comparison of everything.
+    pub(crate) fn settle_marks(&mut self, desired: &Desired, observed: &Observed) {
+        let recorded: Vec<_> = observed.records().filter_map(split::recorded).collect();
+        if recorded.is_empty() && !self.splits && !self.shares {
+            return;
+        }
+        let ours: BTreeSet<_> = observed.records().filter_map(split::server_of).collect();
+        let of_marks = observed.virtual_servers.keys().filter(|key| key.addr().is_none());
+        let others = of_marks.filter(|key| !ours.contains(key)).copied().collect();
+        let marked = desired.frontends().filter_map(|of| Some((of, self.marked_place(of)?)));
+        let marked: Vec<(&Frontend, FrontendKey)> = marked.collect();
+        let places: BTreeSet<FrontendKey> = marked.iter().map(|(_, place)| *place).collect();
+        let before: Vec<_> = marked.iter().map(|(_, place)| self.marks.server(place)).collect();
+        self.marks.settle(recorded, others, &Vec::from_iter(places));
+        for ((frontend, place), before) in marked.iter().zip(before) {
+            let after = self.marks.server(place);
+            if before == after {
+                continue;
+            }
+            let entries = |server| match server {
+                Some(VirtualServerKey::Fwmark { mark, .. }) => entries_of_mark(frontend, mark).to_vec(),
+                _ => Vec::new(),
+            };
+            let notes = &mut Notes(None);
+            for (set, element) in entries(after) {
+                self.count_entry(set, element, notes);
+            }
+            for (set, element) in entries(before) {
+                self.uncount_entry(set, &element, notes);
+            }
+        }
+        for (frontend, _) in &marked {
+            self.note_unmarked(&frontend.key, Some(frontend));
+        }
+    }
+
+    /// Follows the entries of a Service that belong to no Frontend.
+    fn follow_service(&mut self, notes: &mut Notes<'_>, before: Option<&Compiled>, after: Option<&Compiled>) {
+        let entries = |compiled: &Compiled| service_entries(compiled, self.only_needed);
+        let (before, after) = (before.map(entries), after.map(entries));
+        let (before, after) = (before.unwrap_or_default(), after.unwrap_or_default());
+        for (set, element) in after.difference(&before) {
+            self.count_entry(*set, element.clone(), notes);
+        }
+        for (set, element) in before.difference(&after) {
+            self.uncount_entry(*set, element, notes);
+        }
+    }
+
+    /// Follows a Frontend. What stays is added before it is removed, so that its count never reaches zero.
+    fn follow(&mut self, notes: &mut Notes<'_>, before: Option<&Frontend>, after: Option<&Frontend>) {
+        let Some(frontend) = after.or(before).map(|frontend| frontend.key) else { return };
+        let key = VirtualServerKey::from(frontend);
+        let index = self;
+        let mark_before = before.and_then(|before| index.mark_of(before));
+        if let Some(place) = after.and_then(|after| index.marked_place(after)) {
+            index.marks.give(place);
+        }
+        let mark_after = after.and_then(|after| index.mark_of(after));
+        index.note_unmarked(&frontend, after);
+        let has_node_port = |of: Option<&Frontend>| of.is_some_and(|of| of.roles.contains(Roles::NODE_PORT));
+        let node_port = split::node_port_of(&frontend);
+        match (has_node_port(before), has_node_port(after)) {
+            (false, true) => drop(index.node_ports.entry(node_port).or_default().insert(frontend.address)),
+            (true, false) => {
+                if let Entry::Occupied(mut addresses) = index.node_ports.entry(node_port) {
+                    addresses.get_mut().remove(&frontend.address);
+                    if addresses.get().is_empty() {
+                        addresses.remove();
+                    }
+                }
+            }
+            _ => {}
+        }
+        let before_it = before.map(|before| Programmed::of(before, mark_before));
+        if before_it != after.map(|after| Programmed::of(after, mark_after)) {
+            notes.virtual_server(key);
+            // Also one that drains.
+            let marks = [index.marks.server(&frontend), index.marks.server(&node_port)];
+            marks.into_iter().flatten().for_each(|mark| notes.virtual_server(mark));
+        }
+        let is_barred = |frontend: Option<&Frontend>| frontend.is_some_and(Frontend::is_barred_from_node);
+        match (is_barred(before), is_barred(after)) {
+            (false, true) => drop(index.barred.insert(key)),
+            (true, false) => drop(index.barred.remove(&key)),
+            _ => {}
+        }
+        if let Some(frontend) = after {
+            let address = frontend.key.address;
+            if frontend.is_virtual() && count(&mut index.addresses, address) {
+                notes.address(address);
+            }
+            if frontend.is_elsewhere() && count(&mut index.elsewhere, address) {
+                notes.elsewhere(address);
+            }
+            for (set, element) in index.entries_of(frontend, mark_after) {
+                index.count_entry(set, element, notes);
+            }
+        }
+        if let Some(frontend) = before {
+            let address = frontend.key.address;
+            if frontend.is_virtual() && uncount(&mut index.addresses, &address) {
+                notes.address(address);
+            }
+            if frontend.is_elsewhere() && uncount(&mut index.elsewhere, &address) {
+                notes.elsewhere(address);
+            }
+            for (set, element) in index.entries_of(frontend, mark_before) {
+                index.uncount_entry(set, &element, notes);
+            }
+        }
+    }
+
+    fn entries_of(&self, frontend: &Frontend, mark: Option<VirtualServerKey>) -> Vec<(SetKey, Element)> {
+        if self.only_needed && !needs_entries(frontend) {
+            return Vec::new();
+        }
+        frontend_entries(frontend, self.by, mark)
+    }
+
+    fn count_entry(&mut self, set: SetKey, element: Element, notes: &mut Notes<'_>) {
+        match self.sets.entry(set).or_default().entry(element) {
+            Entry::Occupied(mut count) => *count.get_mut() = count.get().saturating_add(1),
+            Entry::Vacant(place) => {
+                notes.entry(set, place.key());
+                place.insert(1);
+            }
+        }
+    }
+
+    fn uncount_entry(&mut self, set: SetKey, element: &Element, notes: &mut Notes<'_>) {
+        let Some(elements) = self.sets.get_mut(&set) else { return };
+        if uncount(elements, element) {
+            notes.entry(set, element);
+        }
+        if elements.is_empty() {
+            self.sets.remove(&set);
+        }
+    }
+
+    pub(super) fn config(&self, frontend: &Frontend) -> VirtualServerConfig {
+        let mut config = self.defaults.server;
+        config.persistence = frontend.affinity_secs.map(Persistence::new);
+        let Some(asked) = &frontend.balancing else { return config };
+        if let Some(scheduler) = asked.scheduler {
+            config.scheduler = scheduler;
+            config.scheduler_flags = usual_flags(scheduler);
+        }
+        if let Some(flags) = asked.scheduler_flags {
+            // Without its fallback, this scheduler loses new connections while a real server drains.
+            let needed = usual_flags(config.scheduler) & SchedulerFlags::MH_FALLBACK;
+            config.scheduler_flags = flags | needed;
+        }
+        config.persistence = asked.persistence_secs.map(Persistence::new).or(config.persistence);
+        let granularity = match frontend.key.family() {
+            Family::V4 => asked.granularity_v4,
+            Family::V6 => asked.granularity_v6,
+        };
+        if let (Some(persistence), Some(granularity)) = (&mut config.persistence, granularity) {
+            persistence.granularity = granularity;
+        }
+        config.one_packet = asked.one_packet == Some(true) && frontend.key.protocol == Protocol::Udp;
+        config
+    }
+
+    /// Address and port whose packets get the Frontend's mark, if it has one.
+    pub(super) fn marked_place(&self, frontend: &Frontend) -> Option<FrontendKey> {
+        let splits = self.splits && frontend.can_split();
+        let shares = self.shares && frontend.can_share();
+        shares.then(|| split::node_port_of(&frontend.key)).or(splits.then_some(frontend.key))
+    }
+
+    /// Notes whether a Frontend lacks a mark that it would have.
+    fn note_unmarked(&mut self, key: &FrontendKey, frontend: Option<&Frontend>) {
+        if !self.splits && !self.shares {
+            return;
+        }
+        if frontend.is_some_and(|frontend| self.why_unmarked(frontend).is_some()) {
+            self.unmarked.insert(*key);
+        } else {
+            self.unmarked.remove(key);
+        }
+    }
+
+    /// Reason why a Frontend that the configuration would have split or shared is not.
+    pub(super) fn why_unmarked(&self, frontend: &Frontend) -> Option<(Marking, &'static str)> {
+        let marking = if self.splits && frontend.would_split() {
+            Marking::Split
+        } else if self.shares && frontend.would_share() {
+            Marking::Shared
+        } else {
+            return None;
+        };
+        if self.mark_of(frontend).is_some() {
+            return None;
+        }
+        let reason = match marking {
+            _ if frontend.keeps_clients() => {
+                "clients stay with their endpoints, and such a virtual server of a firewall mark does not translate ports"
+            }
+            _ if frontend.returns_directly => "endpoints answer clients by themselves",
+            Marking::Shared if frontend.key.protocol == Protocol::Sctp => "it is of SCTP",
+            _ => "ipvs.markRange has no mark left",
+        };
+        Some((marking, reason))
+    }
+
+    /// The virtual server of a Frontend's mark, if it is split or shared.
+    pub(super) fn mark_of(&self, frontend: &Frontend) -> Option<VirtualServerKey> {
+        self.marks.server(&self.marked_place(frontend)?)
+    }
+
+    pub(super) fn is_shared(&self, frontend: &Frontend) -> bool {
+        frontend.can_share() && self.mark_of(frontend).is_some()
+    }
+
+    /// The endpoints of one of a Frontend's virtual servers, if it has that one.
+    pub(super) fn endpoints<'a>(
+        &self,
+        key: &VirtualServerKey,
+        frontend: &'a Frontend,
+    ) -> Option<&'a Arc<[EndpointKey]>> {
+        // Nearly everywhere, and asked for each virtual server of each full pass.
+        if !self.splits && !self.shares {
+            return key.addr().is_some().then(|| frontend.endpoints());
+        }
+        match (key, self.mark_of(frontend)) {
+            (VirtualServerKey::Fwmark { .. }, mark) if mark != Some(*key) => None,
+            (VirtualServerKey::Fwmark { .. }, _) if frontend.can_share() => Some(frontend.endpoints()),
+            (VirtualServerKey::Fwmark { .. }, _) => Some(&frontend.local),
+            (_, Some(_)) if frontend.can_share() => None,
+            (_, Some(_)) => Some(&frontend.cluster),
+            (_, None) => Some(frontend.endpoints()),
+        }
+    }
+}
+
+/// Configuration that all virtual servers have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Defaults {
+    /// A virtual server without affinity.
+    server: VirtualServerConfig,
+}
+
+impl Defaults {
+    fn new(config: &Config) -> Self {
+        let server = VirtualServerConfig::new(config.ipvs.scheduler);
+        Defaults { server: server.with_scheduler_flags(usual_flags(config.ipvs.scheduler)) }
+    }
+}
+
+/// The flags of a scheduler unless others are configured.
+pub(super) fn usual_flags(scheduler: Scheduler) -> SchedulerFlags {
+    match scheduler {
+        Scheduler::MaglevHashing => SchedulerFlags::MH_PORT | SchedulerFlags::MH_FALLBACK,
+        _ => SchedulerFlags::empty(),
+    }
+}
+
+/// Increments a count, and returns whether it is the first.
+fn count<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) -> bool {
+    let count = counts.entry(key).or_default();
+    *count = count.saturating_add(1);
+    *count == 1
+}
+
+/// Decrements a count, and returns whether none is left.
+fn uncount<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) -> bool {
+    let Some(count) = counts.get_mut(key) else { return false };
+    *count = count.saturating_sub(1);
+    let gone = *count == 0;
+    if gone {
+        counts.remove(key);
+    }
+    gone
+}
+
+impl Indexed<Index> {
+    /// State that IPVS has to hold.
+    pub fn wanted(&self) -> Wanted<'_> {
+        self.index.wanted(&self.desired)
+    }
+}
+
+impl Indexed<Recorded> {
+    /// State that IPVS has to hold.
+    pub fn wanted(&self) -> Wanted<'_> {
+        self.index.index.wanted(&self.desired)
+    }
+
+    /// Takes the recorded changes.
+    pub fn take_changed(&mut self) -> Changed {
+        std::mem::take(&mut self.index.changed)
+    }
+}

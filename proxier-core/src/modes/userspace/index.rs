@@ -1,0 +1,77 @@
+//! Addresses that have to be local, and the listeners of Frontends.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use super::lower::lower;
+use crate::modes::shared::routes::network_of;
+use crate::net::{EndpointKey, FrontendKey, Network, Protocol};
+use crate::pack::pack;
+use crate::ports::Listener;
+use crate::service::{Desired, Frontend};
+
+/// Addresses that have to be local, and how many Frontends need each.
+///
+/// Listeners are not kept: each follows from its Frontend ([`lower`]).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Index {
+    addresses: BTreeMap<IpAddr, usize>,
+}
+
+/// The address that has to be made local for a Frontend.
+fn virtual_address(frontend: &Frontend) -> Option<IpAddr> {
+    let is_served = frontend.key.protocol != Protocol::Sctp;
+    (is_served && frontend.is_virtual()).then_some(frontend.key.address)
+}
+
+impl Index {
+    /// Follows a Frontend. What stays is added before it is removed, so that its count never reaches zero.
+    pub(super) fn follow(&mut self, before: Option<&Frontend>, after: Option<&Frontend>) {
+        if let Some(address) = after.and_then(virtual_address) {
+            let count = self.addresses.entry(address).or_default();
+            *count = count.saturating_add(1);
+        }
+        if let Some(address) = before.and_then(virtual_address)
+            && let Entry::Occupied(mut count) = self.addresses.entry(address)
+        {
+            *count.get_mut() = count.get().saturating_sub(1);
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
+
+    /// Whether an address has to be local.
+    pub(super) fn needs(&self, address: IpAddr) -> bool {
+        self.addresses.contains_key(&address)
+    }
+
+    /// The networks that have to be local: whole ones, and addresses outside of them one by one.
+    pub(super) fn networks(&self, whole: &BTreeSet<Network>) -> BTreeSet<Network> {
+        let alone = self.addresses.keys().filter_map(|address| network_of(*address, whole));
+        whole.iter().copied().chain(alone).collect()
+    }
+
+    /// Reduces memory by rebuilding everything; call it after a large change.
+    pub(super) fn compact(&mut self) {
+        pack(&mut self.addresses);
+    }
+}
+
+/// Listener at a Frontend's address and port.
+pub(super) fn listener(desired: &Desired, key: &FrontendKey) -> Option<Listener> {
+    desired.frontend(key).and_then(lower)
+}
+
+/// Everything that is to be listened on, sorted by key.
+pub(super) fn listeners(desired: &Desired) -> impl Iterator<Item = Listener> {
+    desired.frontends().filter_map(lower)
+}
+
+/// The endpoints of a Frontend on which this process listens itself, for which Frontend: what goes there would come back.
+pub(super) fn loops(desired: &Desired, frontend: &Frontend) -> BTreeMap<EndpointKey, FrontendKey> {
+    let endpoints = frontend.cluster.iter().chain(frontend.local.iter());
+    let at = |endpoint: &EndpointKey| Some((*endpoint, desired.frontend_at(frontend.key.protocol, endpoint)?.key));
+    endpoints.filter_map(at).collect()
+}

@@ -1,0 +1,107 @@
+//! Services and Frontends that differ from what was written last.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{Compiled, Follower, Frontend, Port};
+use crate::net::{Family, FrontendKey};
+use crate::snapshot::ObjectKey;
+
+/// Frontends and ports of Services that were compiled to something else since they were written last, each as it was then.
+///
+/// A failed write and later changes merge into one step from the kernel's state to the wanted one. What changed back is in here too: it
+/// makes no operation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    frontends: BTreeMap<FrontendKey, Option<Arc<Frontend>>>,
+    services: BTreeMap<(Family, ObjectKey), ServiceBefore>,
+}
+
+/// Parts of a Service, in one family, that belong to no Frontend, as they were written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ServiceBefore {
+    pub(crate) ports: Vec<Arc<Port>>,
+    /// Port of the health check.
+    pub(crate) health_check: Option<u16>,
+}
+
+impl ServiceBefore {
+    /// The parts of a Service in a family; none if it does not exist.
+    pub(crate) fn of(compiled: Option<&Compiled>, family: Family) -> Self {
+        let Some(compiled) = compiled else { return ServiceBefore::default() };
+        let ports: Vec<_> = compiled.ports.iter().filter(|port| port.family == family).cloned().collect();
+        let check = compiled.health_check.map(|check| check.port);
+        ServiceBefore { health_check: check.filter(|_| !ports.is_empty()), ports }
+    }
+}
+
+impl Follower for Changes {
+    fn service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
+        let Some(service) = after.or(before).map(|compiled| &compiled.service) else { return };
+        for family in Family::ALL {
+            let [before, after] = [before, after].map(|of| ServiceBefore::of(of, family));
+            if before != after {
+                self.services.entry((family, service.clone())).or_insert(before);
+            }
+        }
+    }
+
+    fn frontend(&mut self, before: Option<&Arc<Frontend>>, after: Option<&Arc<Frontend>>) {
+        if let Some(frontend) = after.or(before) {
+            self.frontends.entry(frontend.key).or_insert_with(|| before.cloned());
+        }
+    }
+}
+
+impl Changes {
+    /// Whether nothing has changed.
+    pub fn is_empty(&self) -> bool {
+        self.frontends.is_empty() && self.services.is_empty()
+    }
+
+    /// The Frontends, each as it was; `None` where it was not there.
+    pub fn frontends(&self) -> impl Iterator<Item = (&FrontendKey, Option<&Frontend>)> {
+        self.frontends.iter().map(|(key, before)| (key, before.as_deref()))
+    }
+
+    /// The Services that have other ports in a family, or another health check.
+    pub fn services(&self, family: Family) -> impl Iterator<Item = &ObjectKey> {
+        self.services_before(family).map(|(service, _)| service)
+    }
+
+    pub(crate) fn services_before(&self, family: Family) -> impl Iterator<Item = (&ObjectKey, &ServiceBefore)> {
+        let of_family = self.services.iter().filter(move |((of, _), _)| *of == family);
+        of_family.map(|((_, service), before)| (service, before))
+    }
+
+    /// Whether any are of this family.
+    pub(crate) fn is_of(&self, family: Family) -> bool {
+        self.frontends.keys().any(|key| key.family() == family) || self.services(family).next().is_some()
+    }
+
+    /// Whether a Frontend is among them.
+    pub(crate) fn has(&self, key: &FrontendKey) -> bool {
+        self.frontends.contains_key(key)
+    }
+
+    /// The Frontend as it was written; as it is now where nothing was written since.
+    pub(crate) fn written<'a>(
+        &'a self,
+        key: &FrontendKey,
+        now: Option<&'a Arc<Frontend>>,
+    ) -> Option<&'a Arc<Frontend>> {
+        self.frontends.get(key).map_or(now, Option::as_ref)
+    }
+
+    /// Everything of a family has been written.
+    pub(crate) fn confirm(&mut self, family: Family) {
+        self.frontends.retain(|key, _| key.family() != family);
+        self.services.retain(|(of, _), _| *of != family);
+    }
+
+    /// Everything has been written but for these Frontends, which are compared again.
+    pub(crate) fn confirm_all_but(&mut self, left: impl Fn(&FrontendKey) -> bool) {
+        self.frontends.retain(|key, _| left(key));
+        self.services.clear();
+    }
+}

@@ -1,0 +1,39 @@
+//! Frontends of all Services, together with what one mode keeps about them.
+
+use super::{Desired, Follower, NodeFacts};
+use crate::snapshot::{ObjectKey, Store};
+
+/// [`Desired`] and a [`Follower`] of it, kept in step: for tools and tests that compile Services without a
+/// [`Reconciler`](crate::reconciler::Reconciler).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Indexed<F> {
+    /// Frontends of all Services.
+    pub desired: Desired,
+    /// State that follows it.
+    pub index: F,
+}
+
+impl<F: Follower> Indexed<F> {
+    /// Without Services.
+    pub fn new(index: F) -> Self {
+        Indexed { desired: Desired::new(), index }
+    }
+
+    /// Everything in the store.
+    pub fn build(store: &Store, facts: &NodeFacts, index: F) -> Self {
+        let mut indexed = Indexed::new(index);
+        let services = store.services().map(|service| &service.key).chain(store.frontend_keys());
+        indexed.desired.refresh(store, facts, services, &mut indexed.index);
+        indexed
+    }
+
+    /// Compiles these Services again; those that are no longer in the store are removed.
+    pub fn refresh<'a>(&mut self, store: &Store, facts: &NodeFacts, services: impl IntoIterator<Item = &'a ObjectKey>) {
+        self.desired.refresh(store, facts, services, &mut self.index);
+    }
+
+    /// Compiles every Service again: after the node facts have changed, or with another store.
+    pub fn refresh_all(&mut self, store: &Store, facts: &NodeFacts) {
+        self.refresh(store, facts, &self.desired.services_with(store));
+    }
+}
