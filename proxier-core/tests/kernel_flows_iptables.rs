@@ -12,8 +12,9 @@ use flows::objects::Objects;
 use flows::programmed::{self, Programmed};
 use flows::{Difference, Mode, NEEDS, Reference, Sampled, Scenario, hold};
 use iptables::{Backend, BackendChoice};
-use proxier_core::kernel::Options as KernelOptions;
+use proxier_core::kernel::{Options as KernelOptions, PacketCounters};
 use proxier_core::modes;
+use proxier_core::modes::iptables::settings::COUNTERS;
 use proxier_core::reconciler::Options;
 use testkit::{Need, Netns, kernel_test};
 
@@ -22,7 +23,11 @@ fn program(backend: Backend, objects: &Objects) -> Result<(), Box<dyn Error>> {
     options.config = objects.config.clone();
     options.mode = modes::Kind::Iptables;
     how.backend = BackendChoice::Force(backend);
-    programmed::program(&options, &how, objects)
+    programmed::program(&options, &how, objects)?;
+    // Rules have kube-proxy's counters where this kernel can count: they go if it refuses such rules.
+    let counted = PacketCounters::new().read().ok();
+    assert!(counted.is_none_or(|counted| COUNTERS.iter().all(|name| counted.contains_key(*name))));
+    Ok(())
 }
 
 /// The rules are kube-proxy's: every flow has to do as the reference says.

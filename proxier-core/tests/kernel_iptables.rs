@@ -6,6 +6,8 @@ mod corpus;
 
 use corpus::{Scenario, corpus, facts, store};
 use iptables::{Backend, Dump, Iptables, System, Transaction};
+use proxier_core::kernel::PacketCounters;
+use proxier_core::modes::iptables::settings::COUNTERS;
 use proxier_core::modes::iptables::{Index, Options, Wanted, changes, cleanup, update};
 use proxier_core::net::Family;
 use proxier_core::service::{Changes, Indexed};
@@ -92,9 +94,13 @@ fn rules_are_read_back_as_they_were_written(kernel: &Kernel) {
     let (backend, family) = kernel.oracle();
     oracle::iptables_restore(backend, family, FOREIGN).unwrap();
     let before = kernel.text();
-    for scenario in sample(kernel.family) {
+    let mut counters = PacketCounters::new();
+    let has_counters = COUNTERS.iter().all(|name| counters.make(name).is_ok());
+    for (number, scenario) in sample(kernel.family).into_iter().enumerate() {
         let (facts, store) = (facts(&scenario), store(&scenario));
-        let index = || Index::new(&facts, Options::default());
+        let mut options = Options::default();
+        options.counters = has_counters && number % 2 == 0;
+        let index = || Index::new(&facts, options);
         let full = Indexed::build(&store, &facts, index());
         // Changes by comparison.
         kernel.restore(&changes(&full.wanted(), &kernel.dump(), kernel.family).unwrap());
