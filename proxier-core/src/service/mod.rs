@@ -186,14 +186,14 @@ fn compile_service<'a>(
             compiled.hairpins.extend(local.map(|candidate| (port.protocol, candidate.key())));
             let mut rows = table(service, port, cluster_ip, facts);
             let context = Context { service, port, facts, balancing };
+            let (mut internal, mut external) = (false, false);
             for row in &mut rows {
                 row.elsewhere_only = choice.is_elsewhere_only(&candidates);
                 row.leave_out_reserved(&context, &choice, &mut compiled.rejected);
+                let lacks_local = if row.role == Roles::CLUSTER_IP { &mut internal } else { &mut external };
+                *lacks_local |= row.lacks_local();
             }
-            let lacks_local = |internal: bool| {
-                rows.iter().any(|row| (row.role == Roles::CLUSTER_IP) == internal && row.lacks_local())
-            };
-            compiled.no_local_endpoints.note(family, lacks_local(true), lacks_local(false));
+            compiled.no_local_endpoints.note(family, internal, external);
             let common = with_ports.then(|| Arc::new(Port::new(&context, &rows, family, &choice)));
             let asked = Asked {
                 weights: weigh(&slices, balancing.map(|of| &**of), port, family, facts),

@@ -128,13 +128,13 @@ impl Health {
 
     /// The page of metrics, with the packets that rules have counted.
     pub(super) fn page(&self, packets: BTreeMap<String, u64>) -> String {
-        let mut state = self.state();
-        if let Some(api) = &state.api {
-            state.metrics.api_failures = api.failures.load(Ordering::Relaxed);
-            state.metrics.requests = requests::counted();
-        }
-        let mut metrics = state.metrics.clone();
+        let state = self.state();
+        let (mut metrics, api) = (state.metrics.clone(), state.api.clone());
         drop(state);
+        if let Some(api) = api {
+            metrics.api_failures = api.failures.load(Ordering::Relaxed);
+            metrics.requests = requests::counted();
+        }
         metrics.iptables_packets = packets;
         metrics.render()
     }

@@ -15,8 +15,9 @@ pub(super) fn add(page: &mut Page) {
     let fields: Vec<&str> = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ').collect();
     // Numbered as in proc_pid_stat(5), where the state is 3.
     let field = |number: usize| fields.get(number.checked_sub(3)?)?.parse::<f64>().ok();
-    let a_second =
-        sysconf(SysconfVar::CLK_TCK).ok().flatten().and_then(|ticks| i32::try_from(ticks).ok()).map(f64::from);
+    let constant =
+        |variable| sysconf(variable).ok().flatten().and_then(|number| i32::try_from(number).ok()).map(f64::from);
+    let a_second = constant(SysconfVar::CLK_TCK);
     if let (Some(user), Some(system), Some(a_second)) = (field(14), field(15), a_second) {
         page.counter("cpu_seconds_total", "Processor time", (user + system) / a_second);
     }
@@ -26,9 +27,7 @@ pub(super) fn add(page: &mut Page) {
     if let Some(bytes) = field(23) {
         page.gauge("virtual_memory_bytes", "Virtual memory", bytes);
     }
-    let page_size =
-        sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|size| i32::try_from(size).ok()).map(f64::from);
-    if let (Some(pages), Some(size)) = (field(24), page_size) {
+    if let (Some(pages), Some(size)) = (field(24), constant(SysconfVar::PAGE_SIZE)) {
         page.gauge("resident_memory_bytes", "Resident memory", pages * size);
     }
     if let Ok(files) = read_dir("/proc/self/fd") {

@@ -1,6 +1,7 @@
 //! `/flagz`, `/statusz` and `/metrics/slis`, as the components of Kubernetes have them (component-base's zpages; KEP-4828, KEP-4827,
 //! KEP-3466).
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::SystemTime;
 
@@ -31,9 +32,9 @@ fn page(name: &str, lines: &str, asked: &Asked) -> Answer {
 
 /// `/flagz`: each flag with the value in effect, also if it was set in a file.
 pub(super) fn flags(configuration: &Value, asked: &Asked) -> Answer {
-    let mut lines: Vec<String> = flags_of(configuration).map(|(name, value)| format!("{name}={value}\n")).collect();
-    lines.sort();
-    page("flagz", &lines.concat(), asked)
+    let flags: BTreeMap<&str, String> = flags_of(configuration).collect();
+    let lines: String = flags.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
+    page("flagz", &lines, asked)
 }
 
 /// `/statusz`: start, age and build of this process. `paths`: the paths that the server answers.
