@@ -4,8 +4,13 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use examples::proxier_demo::settings::cli;
+use examples::proxier_demo::sources::cluster::Options;
+use examples::proxier_demo::sources::counted::Counted;
+use examples::proxier_demo::sources::initial_list;
 use examples::proxier_demo::status::health::Health;
 use examples::proxier_demo::status::serve::{listen, serve_health, serve_metrics};
 use examples::proxier_demo::status::service_health::{HealthCheck, Listening, ServiceHealth};
@@ -14,6 +19,7 @@ use proxier_core::modes::Kind;
 use proxier_core::service::{NodeFacts, OpenOn};
 use proxier_core::snapshot::{HostAddresses, Node, ObjectKey};
 use serde_json::{Value, json};
+use testkit::apiserver::ApiServer;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -165,12 +171,40 @@ async fn the_metrics_server() {
     assert_eq!((lines.next(), lines.next()), (Some(""), Some("proxier-demo flagz")));
     assert!(lines.next().unwrap().starts_with("Warning: This endpoint is not meant to be machine parseable"));
     let flags: Vec<&str> = lines.skip(1).collect();
-    assert!(flags.is_sorted() && flags.contains(&"proxy-mode=ipvs"), "{flags:?}");
+    let names: Vec<&str> = flags.iter().map(|line| line.split('=').next().unwrap()).collect();
+    assert!(names.is_sorted() && flags.contains(&"proxy-mode=ipvs"), "{flags:?}");
     assert!(flags.contains(&"nodeport-addresses=192.0.2.0/24,primary"), "{flags:?}");
     assert!(flags.contains(&"feature-gates=AllowServiceExternalIPs=false"), "{flags:?}");
     let got = get(address, "/statusz").await;
     assert!(got.body.contains("\nUp: 0 hr 00 min 0") && got.body.contains("\nStarted: 20"), "{}", got.body);
     assert!(got.body.contains(&format!("\nBinary version: {}\n", env!("CARGO_PKG_VERSION"))), "{}", got.body);
+}
+
+/// Requests to an API server are counted as client-go does.
+#[tokio::test]
+async fn requests_to_the_api_server_are_metrics() {
+    let server = ApiServer::start();
+    let url = server.url();
+    let words = ["proxier-demo", "plan", "--hostname-override", "n1", "--master", &url].map(Into::into);
+    let configured = cli::parse(words).and_then(|invocation| invocation.configure()).unwrap();
+    initial_list::read(&configured, Options::default(), &Counted::default()).await.unwrap();
+    let lists = server.requests().iter().filter(|request| !request.is_watch()).count();
+    assert!(lists > 1);
+    let health = Health::new(Duration::from_secs(30), Families::Dual);
+    health.set_api(Arc::default());
+    let (listener, address) = local().await;
+    tokio::spawn(serve_metrics(listener, health, Kind::Ipvs, json!({}), None));
+    let page = get(address, "/metrics").await.body;
+    let labels = format!("{{host=\"{}\",verb=\"GET\"}}", server.address());
+    let value = |name: &str| -> f64 {
+        let lines = page.lines().find_map(|line| line.strip_prefix(&format!("rest_client_{name}{labels} ")));
+        lines.unwrap_or_else(|| panic!("{name}: {page}")).parse().unwrap()
+    };
+    assert_eq!(value("response_size_bytes_count").to_string(), lists.to_string());
+    assert!(value("response_size_bytes_sum") > 20.0 * value("response_size_bytes_count"));
+    assert!(value("request_size_bytes_count") >= value("response_size_bytes_count"));
+    assert!(value("request_size_bytes_sum") < 1.0, "a GET has no body");
+    assert!(!page.contains("request_retries_total"));
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Observations by size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Histogram {
-    /// Upper bounds in seconds, ascending.
+    /// Upper bounds, ascending.
     bounds: &'static [f64],
     /// Number of observations in each bucket; the last bucket is above all bounds.
     counts: Vec<u64>,
@@ -41,14 +41,23 @@ impl Histogram {
         Histogram { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
     }
 
-    /// Adds an observation.
+    /// Adds an observation in seconds.
     pub fn observe(&mut self, duration: Duration) {
-        let seconds = duration.as_secs_f64();
-        let bucket = self.bounds.partition_point(|bound| *bound < seconds);
+        self.add(duration.as_secs_f64());
+    }
+
+    /// Adds an observation of another unit.
+    #[expect(clippy::cast_precision_loss, reason = "a histogram is not exact")]
+    pub(crate) fn observe_number(&mut self, number: u64) {
+        self.add(number as f64);
+    }
+
+    fn add(&mut self, observed: f64) {
+        let bucket = self.bounds.partition_point(|bound| *bound < observed);
         if let Some(count) = self.counts.get_mut(bucket) {
             *count += 1;
         }
-        self.sum += seconds;
+        self.sum += observed;
     }
 
     /// Number of observations.
@@ -56,12 +65,12 @@ impl Histogram {
         self.counts.iter().sum()
     }
 
-    /// The sum of all observations, in seconds.
+    /// The sum of all observations.
     pub(crate) fn sum(&self) -> f64 {
         self.sum
     }
 
-    /// Number of observations up to each bound, in seconds.
+    /// Number of observations up to each bound.
     pub(crate) fn cumulated(&self) -> impl Iterator<Item = (f64, u64)> {
         let mut total = 0;
         self.bounds.iter().zip(&self.counts).map(move |(bound, count)| {

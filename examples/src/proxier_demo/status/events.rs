@@ -155,8 +155,10 @@ impl Sender {
     async fn deliver(&mut self, report: &Report, told: SystemTime) {
         let start = Instant::now();
         let mut pause = FIRST_PAUSE;
+        let mut before = None;
         loop {
-            let failure = match self.send(report, told).await {
+            let outcome = self.send(report, told, before.as_ref()).await;
+            let failure = match &outcome {
                 Ok(status) if status.is_success() => return,
                 Ok(StatusCode::UNAUTHORIZED) => "the API server does not accept the credentials".to_owned(),
                 Ok(StatusCode::FORBIDDEN) => {
@@ -165,12 +167,14 @@ impl Sender {
                     }
                     return;
                 }
-                Ok(status) if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => status.to_string(),
+                Ok(status) if status.is_server_error() || *status == StatusCode::TOO_MANY_REQUESTS => {
+                    status.to_string()
+                }
                 Ok(status) => {
                     tracing::debug!("an Event was refused: {status}");
                     return;
                 }
-                Err(reason) => reason,
+                Err(reason) => reason.clone(),
             };
             if start.elapsed() > AGAIN {
                 tracing::debug!("an Event was not sent: {failure}");
@@ -178,10 +182,17 @@ impl Sender {
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
+            before = Some(outcome);
         }
     }
 
-    async fn send(&self, report: &Report, told: SystemTime) -> Result<StatusCode, String> {
+    /// `before`: the outcome to the attempt before this one, if this is not the first.
+    async fn send(
+        &self,
+        report: &Report,
+        told: SystemTime,
+        before: Option<&Result<StatusCode, String>>,
+    ) -> Result<StatusCode, String> {
         let event = event(report, &self.node_name, told);
         let namespace = event["metadata"]["namespace"].as_str().unwrap_or("default");
         let request = Request::post(format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events"))
@@ -189,6 +200,9 @@ impl Sender {
             .body(Body::from(event.to_string().into_bytes()))
             .map_err(|error| error.to_string())?;
         let current = self.session.current().await.map_err(|problem| problem.to_string())?;
+        if let Some(before) = before {
+            current.sends_again(request.method(), before.as_ref().ok().copied());
+        }
         let answer = current.send(request, PATIENCE).await;
         let answer = answer.map_err(|_elapsed| "no answer".to_owned())?;
         let status = answer.map(|answer| answer.status()).map_err(|error| error.to_string())?;

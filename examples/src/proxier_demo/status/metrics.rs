@@ -7,6 +7,11 @@
 //! `promtool check metrics` accepts it. `sync_proxy_rules_iptables_total` is there in iptables mode, and not in IPVS mode, as with
 //! kube-proxy: its number of rules is the same for any number of Services.
 //!
+//! Of client-go's metrics (`rest_client_…`) these are left out: the delays by a client's own limit, since there is none
+//! (`rate_limiter_duration_seconds`); the ends and ages of certificates from programs, which are not looked at here (`exec_plugin_ttl_seconds`,
+//! `exec_plugin_certificate_rotation_age`); and what is about Go's cache of transports and its collection of garbage (`transport_…`). The names of
+//! API servers that client-go resolves, and its policy for programs, have metrics there that no kube-proxy shows.
+//!
 //! Nearly all have the label `ip_family`, as in kube-proxy from 1.33 on. One pass serves all families: each of them gets its duration and its time.
 
 use std::collections::BTreeMap;
@@ -19,7 +24,7 @@ use proxier_core::plan::report::RuleCount;
 use proxier_core::ports::Flows;
 
 use crate::proxier_demo::histogram::{Histogram, PROGRAMMING_SECONDS, SYNC_SECONDS};
-use crate::proxier_demo::sources::cluster::requests::Requests;
+use crate::proxier_demo::sources::cluster::requests::{Outcomes, Requests};
 use crate::proxier_demo::status::process;
 use crate::proxier_demo::status::text::{Labels, Page};
 
@@ -152,7 +157,7 @@ impl Default for Metrics {
             rejected: 0,
             unreadable: 0,
             api_failures: 0,
-            requests: Requests::new(),
+            requests: Requests::default(),
             virtual_servers: 0,
             real_servers: 0,
             foreign_virtual_servers: 0,
@@ -330,21 +335,42 @@ impl Metrics {
 
     /// Requests to the API server, as client-go counts them.
     fn client(&self, page: &mut Page) {
-        if self.requests.is_empty() {
-            return;
-        }
         page.prefix = "rest_client_";
-        let counts = self.requests.iter().flat_map(|((host, method), outcomes)| {
-            outcomes.by_code.iter().map(move |(code, number)| {
-                (vec![("code", code.clone()), ("host", host.clone()), ("method", method.clone())], *number)
-            })
+        let Requests { outcomes, programs } = &self.requests;
+        let by_code = |codes: fn(&Outcomes) -> &BTreeMap<String, u64>, of_method| {
+            let rows = outcomes.iter().flat_map(move |((host, method), outcomes)| {
+                codes(outcomes).iter().map(move |(code, number)| {
+                    (vec![("code", code.clone()), ("host", host.clone()), (of_method, method.clone())], *number)
+                })
+            });
+            rows.collect::<Vec<_>>()
+        };
+        let mut counter = |name, help, rows: Vec<(Labels, u64)>| {
+            // A family without samples is no family.
+            if !rows.is_empty() {
+                page.family(name, "counter", help, rows);
+            }
+        };
+        counter("requests_total", "Requests to the API server", by_code(|of| &of.by_code, "method"));
+        let help = "Requests that were sent again, by the outcome of the attempt before";
+        counter("request_retries_total", help, by_code(|of| &of.retries, "verb"));
+        let help = "Runs of the program that gets credentials (exec in the kubeconfig)";
+        let runs = programs.iter().map(|((code, how), number)| {
+            (vec![("code", code.to_string()), ("call_status", (*how).to_owned())], *number)
         });
-        page.family("requests_total", "counter", "Requests to the API server", counts);
-        let took = self
-            .requests
-            .iter()
-            .map(|((host, method), outcomes)| (vec![("host", host.clone()), ("verb", method.clone())], &outcomes.took));
-        page.histograms("request_duration_seconds", "Time until the head of an answer", took);
+        counter("exec_plugin_call_total", help, runs.collect());
+        let mut histograms = |name, help, histogram: fn(&Outcomes) -> &Histogram| {
+            let rows = outcomes.iter().map(|((host, method), outcomes)| {
+                (vec![("host", host.clone()), ("verb", method.clone())], histogram(outcomes))
+            });
+            let rows: Vec<_> = rows.filter(|(_, histogram)| histogram.count() > 0).collect();
+            if !rows.is_empty() {
+                page.histograms(name, help, rows);
+            }
+        };
+        histograms("request_duration_seconds", "Time until the head of an answer", |of| &of.took);
+        histograms("request_size_bytes", "Bodies of requests", |of| &of.sent);
+        histograms("response_size_bytes", "Bodies of answers, without those of watches", |of| &of.received);
     }
 }
 
@@ -381,6 +407,60 @@ mod tests {
         nftables counter    sync_proxy_rules_nftables_sync_failures_total               ip_family
         nftables counter    sync_proxy_rules_nftables_cleanup_failures_total            ip_family
     ";
+
+    /// metrics/prometheus/restclient/metrics.go of component-base 0.36, as far as it is registered: kind, name without the prefix, labels; `none`
+    /// for those that are left out here.
+    const CLIENT_GO: &str = "
+        histogram  request_duration_seconds                host,verb
+        histogram  request_size_bytes                      host,verb
+        histogram  response_size_bytes                     host,verb
+        counter    requests_total                          code,host,method
+        counter    request_retries_total                   code,host,verb
+        counter    exec_plugin_call_total                  call_status,code
+        none       rate_limiter_duration_seconds           -
+        none       exec_plugin_ttl_seconds                 -
+        none       exec_plugin_certificate_rotation_age    -
+        none       transport_cache_entries                 -
+        none       transport_create_calls_total            -
+        none       transport_ca_reload_total               -
+        none       transport_cert_rotation_gc_calls_total  -
+        none       transport_cache_gc_calls_total          -
+    ";
+
+    #[test]
+    fn every_metric_of_client_go_is_there_or_left_out() {
+        let histogram = || {
+            let mut histogram = Histogram::new(&SYNC_SECONDS);
+            histogram.observe_number(1);
+            histogram
+        };
+        let codes = || BTreeMap::from([("503".to_owned(), 2)]);
+        let (took, sent, received) = (histogram(), histogram(), histogram());
+        let outcomes = Outcomes { by_code: codes(), took, sent, received, retries: codes() };
+        let outcomes = [(("10.0.0.1:6443".to_owned(), "POST".to_owned()), outcomes)].into();
+        let requests = Requests { outcomes, programs: [((1, "plugin_not_found_error"), 3)].into() };
+        let page = Metrics { requests, ..Metrics::default() }.render();
+        let mut names = BTreeSet::new();
+        for line in CLIENT_GO.lines().filter(|line| !line.trim().is_empty()) {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let [kind, name, expected] = fields[..] else { panic!("{line}") };
+            let name = format!("rest_client_{name}");
+            if kind == "none" {
+                assert!(!page.contains(&name), "{name}");
+                continue;
+            }
+            assert!(page.contains(&format!("# TYPE {name} {kind}\n")), "{name}\n{page}");
+            let samples: Vec<&str> = page.lines().filter(|line| line.starts_with(&name)).collect();
+            assert!(!samples.is_empty(), "{name}");
+            for sample in samples {
+                assert_eq!(labels(sample), expected.split(',').collect(), "{sample}");
+            }
+            names.insert(name);
+        }
+        let families = page.lines().filter_map(|line| line.strip_prefix("# TYPE rest_client_")?.split(' ').next());
+        assert_eq!(families.map(|name| format!("rest_client_{name}")).collect::<BTreeSet<_>>(), names);
+        assert!(!Metrics::default().render().contains("rest_client_"), "a family without samples is no family");
+    }
 
     fn page(mode: Kind) -> String {
         let rule = RuleCount { family: Family::V4, table: "nat", total: 3, written: 1 };

@@ -33,8 +33,8 @@ fn page(name: &str, lines: &str, asked: &Asked) -> Answer {
 /// `/flagz`: each flag with the value in effect, also if it was set in a file.
 pub(super) fn flags(configuration: &Value, asked: &Asked) -> Answer {
     let flags: BTreeMap<&str, String> = flags_of(configuration).collect();
-    let lines: String = flags.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
-    page("flagz", &lines, asked)
+    let lines: Vec<String> = flags.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
+    page("flagz", &lines.concat(), asked)
 }
 
 /// `/statusz`: start, age and build of this process. `paths`: the paths that the server answers.

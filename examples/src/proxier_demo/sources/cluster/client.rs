@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http::{Request, Response, StatusCode, header};
+use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::BodyExt;
+use hyper::body::Body as _;
 use kube::client::Body;
 use kube::config::InClusterError;
 use kube::{Client, Config};
@@ -135,10 +136,16 @@ impl Current {
         patience: Duration,
     ) -> Result<Result<Response<Body>, kube::Error>, Elapsed> {
         let (method, start) = (request.method().clone(), Instant::now());
+        let size = request.body().size_hint().exact();
         let answer = tokio::time::timeout(patience, self.client.send(request)).await;
         let status = answer.as_ref().ok().and_then(|answer| Some(answer.as_ref().ok()?.status()));
-        requests::count(&self.host, &method, status, start.elapsed());
+        requests::count(&self.host, &method, size, status, start.elapsed());
         answer
+    }
+
+    /// Counts a request that is sent again after this outcome; `None`: there was no answer.
+    pub(crate) fn sends_again(&self, method: &Method, status: Option<StatusCode>) {
+        requests::again(&self.host, method, status);
     }
 }
 
@@ -277,6 +284,7 @@ impl Failure {
 pub(super) struct Answer {
     body: Body,
     patience: Duration,
+    host: Arc<str>,
 }
 
 /// Room for the text of a failure.
@@ -294,7 +302,7 @@ pub(super) async fn get(current: &Current, target: &str, accepts: &str, patience
     let answer = answer.map_err(|error| Failure::unreachable(&error))?;
     let code = answer.status();
     let retry_after = answer.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-    let mut answer = Answer { body: answer.into_body(), patience };
+    let mut answer = Answer { body: answer.into_body(), patience, host: current.host.clone() };
     if code == StatusCode::OK {
         return Ok(answer);
     }
@@ -337,6 +345,7 @@ impl Answer {
             }
             whole.extend_from_slice(piece);
         }
+        requests::received(&self.host, &Method::GET, whole.len().try_into().unwrap_or(u64::MAX));
         Ok(whole)
     }
 }

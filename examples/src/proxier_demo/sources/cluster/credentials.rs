@@ -16,6 +16,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use serde_saphyr::options::DuplicateKeyPolicy;
 
+use super::requests;
 use crate::proxier_demo::yaml;
 
 /// Largest credentials, in bytes.
@@ -142,7 +143,10 @@ fn started(exec: &ExecConfig) -> Result<Given, String> {
 
 /// Output of a program until it ends. Children that it leaves behind with its standard output are not waited for.
 fn output(mut command: Command, patience: Duration) -> Result<Vec<u8>, String> {
-    let mut child = command.stdout(Stdio::piped()).spawn().map_err(|error| format!("cannot be started: {error}"))?;
+    let mut child = command.stdout(Stdio::piped()).spawn().map_err(|error| {
+        requests::program(1, "plugin_not_found_error");
+        format!("cannot be started: {error}")
+    })?;
     let (mut printed, mut said) = (Vec::new(), Vec::new());
     let (mut out, mut err) = (child.stdout.take(), child.stderr.take());
     let begun = Instant::now();
@@ -167,8 +171,10 @@ fn output(mut command: Command, patience: Duration) -> Result<Vec<u8>, String> {
         }
         if let (Some(status), false) = (ended, has_printed) {
             if status.success() {
+                requests::program(0, "no_error");
                 return Ok(printed);
             }
+            requests::program(status.code().unwrap_or(-1), "plugin_execution_error");
             let said = String::from_utf8_lossy(&said).trim().to_owned();
             let said = if said.is_empty() { "it says nothing".to_owned() } else { said };
             return Err(format!("failed: {status}: {said}"));
@@ -185,6 +191,7 @@ fn output(mut command: Command, patience: Duration) -> Result<Vec<u8>, String> {
     };
     let _has_ended_already = child.kill();
     let _waited_already = child.wait();
+    requests::program(1, "client_internal_error");
     Err(failure)
 }
 
