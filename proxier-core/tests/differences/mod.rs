@@ -95,6 +95,13 @@ pub(crate) const DIFFERENCES: &[Named] = &[
         "a connection that waits for nothing helps nobody; kube-proxy's iptables mode lets such packets leave the node",
         &[(Ipvs, Iptables28), (Ipvs, Iptables36), (Nftables, Iptables28)],
     ),
+    tested(
+        "TCP clients of a Service without endpoints get a reset",
+        "the kernel limits how much ICMP each client gets (icmp_ratelimit), and further ones would wait; iptables.rejectWithReset for iptables mode",
+        &[Nftables],
+        "kernel_traffic_nftables.rs",
+        "many_clients_of_a_service_without_endpoints_are_refused_at_once",
+    ),
     shown(
         "a load balancer without endpoints rejects everybody, also outside of its source ranges",
         "as in iptables mode: who may not connect learns nothing that the rejection does not say to all",

@@ -31,31 +31,12 @@
 //!  Items                kernel ──observe──┘
 //! ```
 //!
-//! Differences from kube-proxy's iptables mode, on purpose:
-//! * A Frontend without endpoints refuses this node's own connections too, also to addresses that are not local.
-//! * Node ports are served, rejected and dropped on the addresses of `nodePortAddresses` only; on 127.0.0.1 only where that names it.
-//! * A connection of an endpoint to itself is masqueraded when the endpoint is on this node. Connections to other nodes' endpoints do not come back here.
-//! * Pods of other nodes that connect to a node port of policy `Local` are masqueraded, where pods are told by the cluster's network:
-//!   they may get an endpoint on a third node, which would answer them past this one.
-//! * Affinity is kept by Frontend: a client that uses two addresses of a Service may get two endpoints.
-//! * TCP is refused by a reset, which the kernel does not limit, not by ICMP.
-//! * A packet to a cluster IP that no port of it serves is rejected, as in kube-proxy's nftables mode.
-//! * [`LocalFallback`](crate::config::LocalFallback) does not matter: the node and its pods get the cluster's endpoints, and
-//!   connections of other clients are dropped.
+//! Where packets fare otherwise than with kube-proxy is one list that tests hold to, `tests/differences` of this crate; `examples/differences.md` is made
+//! of it.
 //!
-//! Differences from kube-proxy's nftables mode, on purpose; masquerading of other nodes' pods, resets and affinity differ as above:
-//! * Without `nodePortAddresses`, node ports are served on all addresses of the node, as in the other modes; there on the node's
-//!   primary ones, which `primary` gives here. `primary` in a family in which the node has no address serves none; there all.
-//! * Addresses in the networks of cluster IPs (ServiceCIDRs) that no Service has are left alone; there they are dropped.
-//! * Packets that connection tracking finds invalid are not forwarded, unless it is liberal (`nf_conntrack_tcp_be_liberal`, set by any
-//!   program), as in kube-proxy's iptables mode; there they are.
-//! * A load balancer without endpoints rejects all clients, as in kube-proxy's iptables mode; there it drops those outside of its source
-//!   ranges.
-//! * There, Linux 5.13 and the program `nft` are needed.
-//!
-//! As there: rejections stand at the priority `filter`, and source ranges ten before `dstnat`; an endpoint that connects to itself is
-//! masqueraded on its own node only; node ports are neither served nor refused on addresses that are not among `nodePortAddresses`; the node
-//! itself is told that an address elsewhere has no endpoint; other ports of cluster IPs are rejected.
+//! Rejections stand at the priority `filter`, source ranges ten before `dstnat`. Affinity is kept by Frontend: a client that uses two
+//! addresses of a Service may get two endpoints. [`LocalFallback`](crate::config::LocalFallback) does not matter: the node and its pods get
+//! the cluster's endpoints, and connections of other clients are dropped.
 
 mod apply;
 mod cleanup;

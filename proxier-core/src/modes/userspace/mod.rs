@@ -25,7 +25,8 @@
 //! * A UDP flow is a client's address and port at a listener. It ends after [`Options::udp_idle`] without a datagram, or when the
 //!   endpoint refuses.
 //!
-//! Differences from kube-proxy's modes of the kernel:
+//! Where packets fare otherwise than with kube-proxy is one list that tests hold to, `tests/differences` of this crate. And, unlike in the modes
+//! of the kernel:
 //!
 //! * Services end with the process: connections break when it is killed. When it ends in order, they get time.
 //! * A client that may not connect (source ranges; policy `Local` without a local endpoint) has its TCP connection accepted and
@@ -36,7 +37,6 @@
 //! * [`LocalFallback`](crate::config::LocalFallback) does not matter: as in kube-proxy's iptables mode, the node and its pods get the
 //!   cluster's endpoints.
 //! * Urgent data of TCP stays in its place among the rest.
-//! * SCTP is not served.
 //! * An endpoint on which this process listens itself gets nothing ([`Refused`](crate::plan::report::Refused)): connections would
 //!   come back without end. In the kernel nothing is translated twice. A circle through another node cannot be seen.
 
