@@ -14,6 +14,7 @@ use std::process::{Command, Output};
 use program::world::{SERVICE, World};
 use program::{Folder, changed, command, demo, ipvsadm, ok, set_up, text, tool};
 use serde_json::{Value, json};
+use testkit::apiserver::{ApiServer, Request};
 use testkit::{Need, PROXY, Sample, kernel_test, oracle};
 
 /// Scenarios of proxier-core by name: Kubernetes objects, and the kernel's state before.
@@ -466,6 +467,51 @@ fn beside(mode: &str) {
         let steps = text(&plan(&[]).stdout);
         assert!(steps.contains("+ listener TCP 10.96.0.10:80") && !steps.contains("route"), "{steps}");
     }
+}
+
+/// What is read of a cluster is what the mode needs that serves, whatever was asked for: other Nodes' addresses, and networks of Services.
+#[test]
+fn a_plan_and_a_run_read_for_the_mode_that_serves() {
+    kernel_test(&[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft], || {
+        for line in [
+            "link set lo up",
+            "link add eth9 type veth peer name eth8",
+            "addr add 192.0.2.1/24 dev eth9",
+            "link set eth9 up",
+        ] {
+            tool(&format!("ip {line}"));
+        }
+        let server = ApiServer::start();
+        server.put(&json!({
+            "kind": "Node", "apiVersion": "v1", "metadata": {"name": "n1"},
+            "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]},
+        }));
+        let url = server.url();
+        let (mut asked, mut modes) = (0, BTreeSet::new());
+        for command in [&["plan"][..], &["run", "--once"]] {
+            for wanted in ["auto", "nftables", "iptables"] {
+                let words = ["--proxy-mode", wanted, "--master", &url, "--hostname-override", "n1"];
+                let output = demo(&[command, &words].concat());
+                let said = text(&output.stderr);
+                ok(&output);
+                let mode = if wanted == "auto" {
+                    let told = said.lines().find_map(|line| line.split_once(": mode ")?.1.split(':').next());
+                    told.unwrap_or_else(|| panic!("{said}")).to_owned()
+                } else {
+                    wanted.to_owned()
+                };
+                let requests = server.requests().split_off(asked);
+                asked += requests.len();
+                let nodes = |request: &&Request| request.path.ends_with("/nodes") && !request.is_watch();
+                let are_all = requests.iter().filter(nodes).any(|request| request.parameter("fieldSelector").is_none());
+                let networks = requests.iter().any(|request| request.path.ends_with("/servicecidrs"));
+                let needed = (["ipvs", "userspace"].contains(&mode.as_str()), mode == "userspace");
+                assert_eq!((are_all, networks), needed, "{command:?} {wanted}: {mode}: {requests:#?}");
+                modes.insert(mode);
+            }
+        }
+        println!("{modes:?}");
+    });
 }
 
 #[test]

@@ -68,10 +68,11 @@ pub(crate) fn feed<K: Kernel>(engine: &mut Engine<K>, snapshot: Snapshot) {
 
 /// An engine with the initial list, ready to write; or the exit code.
 async fn ready(configured: &Configured, progress: &Progress) -> Result<(Engine, Vec<Problem>), ExitCode> {
-    let (snapshot, unreadable) = input(configured, progress).await?;
+    // The mode decides what is read of the cluster.
     let chosen = choose(configured, Preparing::LoadModules, |mode| mode != Kind::Userspace)
         .await
         .map_err(|problems| complain(&problems, FAILED))?;
+    let (snapshot, unreadable) = input(&chosen.configured, progress).await?;
     if let Some(reason) = chosen.reason() {
         say(reason);
     }
@@ -216,10 +217,6 @@ pub(crate) fn tell(report: &Report) {
 /// `detailed`, the exit code says whether anything would change.
 pub async fn plan(configured: &Configured, output: Output, detailed: bool) -> ExitCode {
     let progress = Progress::of_command();
-    let (snapshot, unreadable) = match input(configured, &progress).await {
-        Ok(read) => read,
-        Err(code) => return if detailed { ExitCode::from(FAILED) } else { code },
-    };
     // Without privilege nothing can be read from this kernel.
     if let Err(problem) = privileges::require() {
         return complain(&[problem], FAILED);
@@ -228,6 +225,12 @@ pub async fn plan(configured: &Configured, output: Output, detailed: bool) -> Ex
         choose(configured, Preparing::Nothing, |_mode| true).await
     } else {
         choose(&configured.without_fallback(), Preparing::Nothing, |_mode| true).await
+    };
+    // The mode decides what is read of the cluster.
+    let serving = chosen.as_ref().map_or(configured, |chosen| &chosen.configured);
+    let (snapshot, unreadable) = match input(serving, &progress).await {
+        Ok(read) => read,
+        Err(code) => return if detailed { ExitCode::from(FAILED) } else { code },
     };
     let obstacles = match chosen {
         Ok(chosen) => {
