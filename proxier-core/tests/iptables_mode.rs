@@ -1170,6 +1170,33 @@ proptest! {
     }
 }
 
+/// Tables are written one after the other: lines that table filter has of a Service that table nat refuses are counted.
+#[test]
+fn rules_of_a_refused_service_are_counted() {
+    let mut node = new();
+    node.services(3);
+    node.settles();
+    node.kernel.with_host(|host| host.set_match("recent", false));
+    node.service("web", json!({"type": "LoadBalancer", "clusterIP": "10.96.0.9", "sessionAffinity": "ClientIP"}));
+    node.slice("web", &["10.244.0.5"]);
+    assert!(!node.full().is_done());
+    // It is tried again by itself, after the rest.
+    let balancer = json!({"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}});
+    node.service(
+        "web",
+        json!({
+            "type": "LoadBalancer", "clusterIP": "10.96.0.9", "sessionAffinity": "ClientIP", "status": balancer,
+            "loadBalancerSourceRanges": ["198.51.100.0/24"],
+        }),
+    );
+    let report = node.pass();
+    assert!(!report.is_done(), "{report:#?}");
+    node.counts_are_true(&report);
+    node.slice("s1", &["10.244.0.1"]);
+    let report = node.settles();
+    node.counts_are_true(&report);
+}
+
 const INVALID: &str = "-m conntrack --ctstate INVALID -m nfacct --nfacct-name ct_state_invalid_dropped_pkts -j DROP";
 
 /// A kernel that counts packets for rules, with a Service that has a node port.

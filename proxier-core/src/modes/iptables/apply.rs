@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use iptables::Transaction;
+
 use super::count::{Outcome, Tally};
 use super::diff::Incomparable;
 use super::plan::{Basis, FamilyPlan, Plan, without};
@@ -254,6 +256,12 @@ impl Search<'_, '_> {
                     groups.extend([second, first]);
                 }
             }
+        }
+        // Tables are written one after the other: table filter may have lines of a Service that table nat refuses.
+        if !self.refused.is_empty()
+            && let Ok(dump) = self.rules.dump(self.plan.family)
+        {
+            self.total = Some(Tally::after(&dump, &Transaction::new()).0);
         }
         Ok(())
     }
