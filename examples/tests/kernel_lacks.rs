@@ -289,6 +289,24 @@ fn a_match_that_turns_out_to_be_missing() {
     }
 }
 
+/// A kernel with counters of packets and without the match that counts by them: rules of iptables mode do without, by either back end.
+#[test]
+fn iptables_mode_does_without_the_match_that_counts() {
+    if !is_for_tests() || sampled(&["xt_nfacct"], &[], 1).is_empty() {
+        return;
+    }
+    without("xt_nfacct", |manifests| {
+        let once = demo(&["run", "--once", "--proxy-mode", "iptables", "--manifests", manifests]);
+        let said = text(&once.stderr);
+        println!("{said}");
+        assert!(once.status.success() && said.contains("rules are written without match nfacct"), "{said}");
+        for program in ["iptables-save", "ip6tables-save"] {
+            let rules = tool(program);
+            assert!(rules.contains("--ctstate INVALID -j DROP") && !rules.contains("nfacct"), "{rules}");
+        }
+    });
+}
+
 /// One of the two back ends of iptables is missing: the other one is used.
 #[test]
 fn one_way_to_write_rules_is_enough() {
