@@ -74,7 +74,7 @@ fn pass(safeguard: &mut Safeguard, world: &World, observed: &mut Observed, now: 
     let mut changes = diff(&world.wanted(), observed, &world.config);
     let stopped = safeguard.check(losing(&changes, observed), observed, &world.store, world.wanted().desired(), now);
     if let Some(stopped) = &stopped {
-        hold(stopped, &mut changes, observed);
+        hold(&stopped.inherited().collect(), &mut changes, observed);
     }
     observed.apply(&changes);
     stopped
@@ -235,7 +235,7 @@ fn small_passes_do_not_nibble() {
         .check(losing(&changes, &observed), &observed, &world.store, world.wanted().desired(), secs(1))
         .unwrap();
     assert_eq!((stopped.would_lose, stopped.of), (39, 60));
-    hold(&stopped, &mut changes, &observed);
+    hold(&stopped.inherited().collect(), &mut changes, &observed);
     observed.apply(&changes);
     assert_eq!(observed, before);
     // An unrelated change is carried out; the rest is still held back.
@@ -245,7 +245,7 @@ fn small_passes_do_not_nibble() {
         .check(losing(&changes, &observed), &observed, &world.store, world.wanted().desired(), secs(2))
         .unwrap();
     assert_eq!(stopped.held().count(), 39);
-    hold(&stopped, &mut changes, &observed);
+    hold(&stopped.inherited().collect(), &mut changes, &observed);
     observed.apply(&changes);
     let server = |number| &observed.virtual_servers[&keys_of(number)[0].into()];
     assert_eq!((server(20).real_servers.len(), server(13).real_servers.len()), (0, 1));

@@ -20,13 +20,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use crate::config::{Config, Families};
+use crate::modes::shared::localhost::Guard;
 use crate::modes::shared::names::Names;
 use crate::modes::shared::sysctls::{self, HostSettings};
-use crate::net::Family;
-use crate::plan::report::{Refused, Report, Unread};
+use crate::net::{Family, FrontendKey};
+use crate::plan::report::{Applied, Refused, Report, Unread};
 use crate::plan::step::Step;
-use crate::ports::{Conntrack, LocalNetworks, PortError, PortErrorKind, Ports, Tables};
-use crate::safeguard::{Kernel, Safeguard};
+use crate::ports::{Conntrack, LocalNetworks, PortError, PortErrorKind, Ports, SysctlChange, Tables, UdpServices};
+use crate::safeguard::{Kernel, Loss};
 use crate::service::{Changes, Compiled, Desired, Frontend, NodeFacts};
 use crate::snapshot::{HostAddresses, Store};
 use crate::time::Moment;
@@ -69,6 +70,11 @@ impl Kind {
             Kind::Nftables | Kind::Iptables => &[Family::V4],
             Kind::Userspace => &Family::ALL,
         }
+    }
+
+    /// Whether the kernel translates or forwards the packets of connections, and tracks them for that.
+    pub(crate) fn leaves_packets_to_kernel(self) -> bool {
+        self != Kind::Userspace
     }
 
     /// Whether it makes the addresses of Services this host's own. The other modes only translate them.
@@ -126,6 +132,8 @@ pub(crate) struct Pass<'a> {
     pub(crate) failing: bool,
     /// All UDP flows are looked at, also those to these addresses and ports, which another mode served.
     pub(crate) sweep: Option<&'a BTreeSet<SocketAddr>>,
+    /// Addresses and ports whose UDP flows could not be forgotten yet.
+    pub(crate) unforgotten: &'a BTreeSet<SocketAddr>,
     pub(crate) now: Moment,
 }
 
@@ -134,74 +142,102 @@ impl Pass<'_> {
         self.facts.config()
     }
 
+    /// Whether differences that do not come from the input are foreign changes.
+    pub(crate) fn tells_drift(&self) -> bool {
+        self.full && self.settled && !self.failing
+    }
+
     pub(crate) fn families(&self) -> impl Iterator<Item = Family> + use<> {
         let families: Families = self.config().families;
         families.iter()
     }
 }
 
-/// Plan of a pass.
-#[derive(Clone, Debug)]
+/// Plan of a pass: values below `/proc/sys` first, then the work of the mode, then what that guards, then UDP flows.
+#[derive(Clone, Debug, Default)]
 #[non_exhaustive]
-pub enum Plan {
-    /// Plan of IPVS mode.
+pub struct Plan {
+    pub(crate) sysctls: Vec<SysctlChange>,
+    pub(crate) work: Work,
+    /// Values to write once the rules of IPv4 are there, which guard them.
+    pub(crate) guarded: Vec<SysctlChange>,
+    pub(crate) forget: UdpServices,
+}
+
+/// Work of a mode in a plan.
+#[derive(Clone, Debug)]
+pub(crate) enum Work {
     Ipvs(Box<ipvs::plan::Plan>),
-    /// Plan of nftables mode.
     Nftables(Box<nftables::Plan>),
-    /// Plan of iptables mode.
     Iptables(Box<iptables::Plan>),
-    /// Plan of userspace mode.
     Userspace(Box<userspace::Plan>),
+}
+
+impl Default for Work {
+    fn default() -> Self {
+        Work::Ipvs(Box::default())
+    }
 }
 
 impl Plan {
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        match self {
-            Plan::Ipvs(plan) => plan.is_empty(),
-            Plan::Nftables(plan) => plan.is_empty(),
-            Plan::Iptables(plan) => plan.is_empty(),
-            Plan::Userspace(plan) => plan.is_empty(),
-        }
+        let works = match &self.work {
+            Work::Ipvs(plan) => !plan.is_empty(),
+            Work::Nftables(plan) => !plan.is_empty(),
+            Work::Iptables(plan) => !plan.is_empty(),
+            Work::Userspace(plan) => !plan.is_empty(),
+        };
+        !works && self.sysctls.is_empty() && self.guarded.is_empty() && self.forget.is_empty()
     }
 
     /// The operations, in the order in which they are carried out.
-    pub fn steps<'a>(&'a self, names: &'a Names<'a>) -> Box<dyn Iterator<Item = Step> + 'a> {
-        match self {
-            Plan::Ipvs(plan) => Box::new(plan.steps(names)),
-            Plan::Nftables(plan) => Box::new(plan.steps(names)),
-            Plan::Iptables(plan) => Box::new(plan.steps(names)),
-            Plan::Userspace(plan) => Box::new(plan.steps(names)),
-        }
+    pub fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
+        let work: Box<dyn Iterator<Item = Step> + 'a> = match &self.work {
+            Work::Ipvs(plan) => Box::new(plan.steps(names)),
+            Work::Nftables(plan) => Box::new(plan.steps(names)),
+            Work::Iptables(plan) => Box::new(plan.steps(names)),
+            Work::Userspace(plan) => Box::new(plan.steps(names)),
+        };
+        let flows = (!self.forget.is_empty()).then(|| Step::flows(&self.forget));
+        self.sysctls.iter().map(Step::sysctl).chain(work).chain(self.guarded.iter().map(Step::sysctl)).chain(flows)
     }
-}
 
-impl Plan {
     /// Leaves out addresses and ports to which there are no UDP flows to forget. A pass looks for them only when it forgets them.
     pub(crate) fn look_for_flows(&mut self, conntrack: &mut dyn Conntrack) -> Result<(), PortError> {
-        let forget = match self {
-            Plan::Ipvs(plan) => &mut plan.forget,
-            Plan::Nftables(plan) => &mut plan.forget,
-            Plan::Iptables(plan) => &mut plan.forget,
-            Plan::Userspace(plan) => &mut plan.forget,
-        };
-        if forget.is_empty() {
+        if self.forget.is_empty() {
             return Ok(());
         }
-        let found = match conntrack.find_udp(forget) {
+        let found = match conntrack.find_udp(&self.forget) {
             // A pass could forget none.
             Err(error) if error.kind() == PortErrorKind::Unavailable => BTreeSet::new(),
             found => found?,
         };
-        forget.retain(|place, _| found.contains(place));
+        self.forget.retain(|place, _| found.contains(place));
         Ok(())
     }
 }
 
-impl Default for Plan {
-    fn default() -> Self {
-        Plan::Ipvs(Box::default())
-    }
+/// Takes what a plan would take away from the kernel, and returns the Frontends that are held back: the plan leaves these as they are.
+pub(crate) type Hold<'a> = dyn FnMut(Vec<(FrontendKey, Loss)>, &dyn Kernel) -> BTreeSet<FrontendKey> + 'a;
+
+/// Needs of a plan besides its own work.
+#[derive(Debug, Default)]
+pub(crate) struct Needs {
+    /// Guard of programs that listen on loopback addresses, after this plan.
+    pub(crate) localhost: Guard,
+    /// UDP flows to forget.
+    pub(crate) forget: UdpServices,
+}
+
+/// Result of carrying out the work of a mode.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    pub(crate) applied: Applied,
+    /// The kernel contradicted what was known, so that it has to be read again at once.
+    pub(crate) read_again: bool,
+    /// Families of which nothing was written, so that the kernel serves as before.
+    pub(crate) unwritten: BTreeSet<Family>,
 }
 
 /// A mode of one node, from pass to pass. It owns what it knows of the kernel, and the plan between [`Mode::prepare`] and
@@ -254,17 +290,21 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     /// State of the kernel, as far as known.
     fn kernel(&self) -> Option<&dyn Kernel>;
 
+    /// The values below `/proc/sys` that a pass compares: by default all in a full pass, else none.
+    fn sysctls(&self, pass: &Pass<'_>, release: &str) -> Vec<sysctls::Wanted> {
+        if pass.full { wanted_sysctls(self.kind(), pass.settings, release) } else { Vec::new() }
+    }
+
     /// Compares, reads what else has to be read, and makes the plan. `None` when the kernel is unknown.
     fn prepare(
         &mut self,
         pass: Pass<'_>,
-        safeguard: &mut Safeguard,
+        hold: &mut Hold<'_>,
         report: &mut Report,
         ports: &mut Ports<'_>,
-    ) -> Option<()>;
+    ) -> Option<Needs>;
 
-    /// Carries out the plan that was made last, and takes from the changes what was written. Returns whether the kernel contradicted what
-    /// was known, so that it has to be read again at once.
+    /// Carries out the plan that was made last, and takes from the changes what was written.
     fn carry_out(
         &mut self,
         objects: (&Store, &Desired),
@@ -272,13 +312,13 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
         report: &mut Report,
         clock: &dyn Fn() -> Moment,
         ports: &mut Ports<'_>,
-    ) -> bool;
+    ) -> Outcome;
 
     /// The next plan is for showing: [`Mode::end_preview`] takes it back.
     fn begin_preview(&mut self) {}
 
     /// Takes the plan that was made last, which is not carried out; empty if there is none. The next pass reads the kernel.
-    fn end_preview(&mut self) -> Plan;
+    fn end_preview(&mut self) -> Work;
 
     /// Time at which the mode has work even if no input changes.
     fn next_wake(&self) -> Option<Moment> {

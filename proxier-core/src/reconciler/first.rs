@@ -4,7 +4,6 @@ use crate::plan::report::ServedFirst;
 use std::collections::BTreeSet;
 
 use super::{Reconciler, Report};
-use crate::modes::Pass;
 use crate::modes::shared::{host, sysctls};
 use crate::net::Protocol;
 use crate::ports::Ports;
@@ -61,25 +60,11 @@ impl Reconciler {
         let mut report = Report { full: true, ..Report::default() };
         // What it knows of the kernel begins with the whole pass.
         let safeguard = self.safeguard.clone();
-        let pass = Pass {
-            store: &self.store,
-            desired: &self.desired,
-            changes: &self.changes,
-            facts: &self.facts,
-            host: &self.host,
-            settings: &self.options.host,
-            tcp_is_liberal: self.tcp_is_liberal,
-            full: true,
-            settled: false,
-            failing: false,
-            sweep: Some(&self.left),
-            now,
-        };
-        let prepared = self.mode.prepare(pass, &mut self.safeguard, &mut report, ports);
+        let plan = self.plan(&mut report, now, ports);
         self.safeguard = safeguard;
-        prepared.filter(|()| report.unread.is_empty() && !self.mode.takes_over())?;
+        let plan = plan.filter(|_| report.unread.is_empty() && !self.mode.takes_over())?;
         ports.rules.set_lock_wait(Self::SHORT_LOCK_WAIT);
-        self.carry_out(&mut report, clock, ports);
+        self.carry_out(&plan, &mut report, clock, ports);
         self.mode.retry_at_once();
         report.applied.failures.is_empty().then_some(report)
     }

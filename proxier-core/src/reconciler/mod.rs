@@ -20,11 +20,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::{Config, MayAskFor};
+use crate::modes::shared::flows;
 use crate::modes::shared::host;
+use crate::modes::shared::localhost::{self, Guard};
 use crate::modes::shared::sysctls::{self, HostSettings};
 use crate::modes::{self, Mode, Pass, Plan, iptables, ipvs, nftables, userspace};
-use crate::net::Network;
-use crate::plan::report::{Report, Unread};
+use crate::net::{Family, Network};
+use crate::plan::report::{Applied, Report, Unread};
+use crate::plan::step::{Part, Step};
 use crate::ports::Ports;
 use crate::reconciler::cluster_nodes::ClusterNodes;
 use crate::reconciler::committed::{Committed, Noting};
@@ -32,7 +35,7 @@ use crate::reconciler::indexing::{Indexing, Refreshed};
 use crate::reconciler::others::Judged;
 use crate::reconciler::schedule::{Limits, Schedule};
 use crate::reconciler::totals::Totals;
-use crate::safeguard::{MassRemoval, Safeguard, Stopped};
+use crate::safeguard::{Kernel, MassRemoval, Safeguard, Stopped};
 use crate::service::{Changes, Desired, NodeFacts};
 use crate::snapshot::{HostAddresses, Node, ObjectKey, ObjectKind, Rejection, Store};
 
@@ -195,6 +198,8 @@ pub struct Reconciler {
     host_stale: bool,
     /// Addresses that the host has lost, with the time when each is given up.
     absent: BTreeMap<IpAddr, Moment>,
+    /// Release of the kernel, once it has been read.
+    release: Option<String>,
     /// Packets outside a connection's window are valid to connection tracking, as the last full pass found.
     tcp_is_liberal: bool,
     /// The default routes have been read.
@@ -211,6 +216,10 @@ pub struct Reconciler {
     tried_first: bool,
     /// A full pass has succeeded.
     settled: bool,
+    /// Addresses and ports whose UDP flows could not be forgotten yet.
+    unforgotten: BTreeSet<SocketAddr>,
+    /// Steps that failed in the last full pass and since. The next full pass finds them again; they are not drift.
+    unfinished: BTreeSet<(Part, String, String)>,
     /// Another mode's things have gone since UDP flows were looked at.
     sweep: bool,
     /// Addresses and ports on which other modes served UDP.
@@ -250,6 +259,7 @@ impl Reconciler {
             pending: BTreeSet::new(),
             host_stale: true,
             absent: BTreeMap::new(),
+            release: None,
             tcp_is_liberal: options.host.tcp_be_liberal,
             knows_gateways: false,
             knows_served: false,
@@ -261,6 +271,8 @@ impl Reconciler {
             started: false,
             tried_first: false,
             settled: false,
+            unforgotten: BTreeSet::new(),
+            unfinished: BTreeSet::new(),
             sweep: false,
             left: BTreeSet::new(),
             totals: Totals::default(),
@@ -346,10 +358,10 @@ impl Reconciler {
     fn make(&mut self, pass: schedule::Pass, now: Moment, clock: &dyn Fn() -> Moment, ports: &mut Ports<'_>) -> Report {
         let mut report = Report::default();
         let first = self.serve_first(now, clock, ports);
-        if self.prepare(pass, now, &mut report, ports).is_some() {
+        if let Some(plan) = self.prepare(pass, now, &mut report, ports) {
             // A running process retries soon, and must not delay anything else meanwhile.
             ports.rules.set_lock_wait(if self.settled { Self::SHORT_LOCK_WAIT } else { Self::FIRST_LOCK_WAIT });
-            if self.carry_out(&mut report, clock, ports) {
+            if self.carry_out(&plan, &mut report, clock, ports) {
                 self.schedule.request_full(now);
             }
         }
@@ -369,12 +381,37 @@ impl Reconciler {
         report
     }
 
-    /// Carries out the plan of the mode.
-    fn carry_out(&mut self, report: &mut Report, clock: &dyn Fn() -> Moment, ports: &mut Ports<'_>) -> bool {
+    /// Carries out a plan, with the work that the mode keeps for it. Returns whether the kernel has to be read again at once.
+    fn carry_out(
+        &mut self,
+        plan: &Plan,
+        report: &mut Report,
+        clock: &dyn Fn() -> Moment,
+        ports: &mut Ports<'_>,
+    ) -> bool {
+        let mut applied = Applied::default();
+        for change in &plan.sysctls {
+            let outcome = ports.sysctls.set(&change.path, &change.to);
+            applied.note(|| Step::sysctl(change), outcome);
+        }
         let objects = (&self.store, &self.desired);
-        let read_again = self.mode.carry_out(objects, &mut self.changes, report, clock, ports);
-        report.serves_nothing = !report.applied.failures.is_empty() && self.serves_nothing();
-        read_again
+        let outcome = self.mode.carry_out(objects, &mut self.changes, report, clock, ports);
+        applied.add(outcome.applied);
+        sysctls::set_guarded(&plan.guarded, !outcome.unwritten.contains(&Family::V4), ports.sysctls, &mut applied);
+        // What is not written yet is translated as before.
+        let mut forget = plan.forget.clone();
+        forget.retain(|place, _| !outcome.unwritten.contains(&Family::of(place.ip())));
+        let lack = self.mode.kind().leaves_packets_to_kernel().then_some(flows::STAY);
+        let forgotten = flows::forget(&forget, lack, ports.conntrack, &mut applied);
+        self.unforgotten = if forgotten { BTreeSet::new() } else { plan.forget.keys().copied().collect() };
+        if report.full {
+            self.unfinished.clear();
+        }
+        let failed = applied.failures.iter().map(|failure| &failure.step);
+        self.unfinished.extend(failed.map(|step| (step.part, step.name.clone(), step.detail.clone())));
+        report.serves_nothing = !applied.failures.is_empty() && self.serves_nothing();
+        report.applied = applied;
+        outcome.read_again
     }
 
     /// Whether the kernel, as far as known, serves none of the wanted Frontends.
@@ -413,9 +450,9 @@ impl Reconciler {
         let (safeguard, others) = (self.safeguard.clone(), self.others.clone());
         let mut report = Report::default();
         let prepared = self.prepare(schedule::Pass::Full, now, &mut report, ports);
-        let plan = self.mode.end_preview();
+        let work = self.mode.end_preview();
         // Without a new plan the mode may still have an earlier one, which no pass carried out.
-        let mut plan = prepared.map(|()| plan).unwrap_or_default();
+        let mut plan = prepared.map(|plan| Plan { work, ..plan }).unwrap_or_default();
         (self.safeguard, self.others) = (safeguard, others);
         self.schedule.request_full(now);
         let looked = plan.look_for_flows(ports.conntrack);
@@ -424,7 +461,13 @@ impl Reconciler {
     }
 
     /// Compiles changed objects, reads the parts of the kernel that are needed, and makes the plan; `None` when the kernel could not be read.
-    fn prepare(&mut self, pass: schedule::Pass, now: Moment, report: &mut Report, ports: &mut Ports<'_>) -> Option<()> {
+    fn prepare(
+        &mut self,
+        pass: schedule::Pass,
+        now: Moment,
+        report: &mut Report,
+        ports: &mut Ports<'_>,
+    ) -> Option<Plan> {
         self.take_cluster_nodes();
         report.full = pass == schedule::Pass::Full || !self.mode.knows_kernel();
         if report.full || self.host_stale {
@@ -478,6 +521,14 @@ impl Reconciler {
             self.tcp_is_liberal = sysctls::is_tcp_liberal(&self.options.host, ports.sysctls);
             report.refused = self.refused().collect();
         }
+        self.plan(report, now, ports)
+    }
+
+    /// Has the mode make its plan, and adds the rest.
+    fn plan(&mut self, report: &mut Report, now: Moment, ports: &mut Ports<'_>) -> Option<Plan> {
+        if self.release.is_none() {
+            self.release = ports.sysctls.get(sysctls::OSRELEASE).ok();
+        }
         let pass = Pass {
             store: &self.store,
             desired: &self.desired,
@@ -490,9 +541,42 @@ impl Reconciler {
             settled: self.settled,
             failing: self.schedule.is_failing(),
             sweep: (report.full && (self.sweep || !self.settled)).then_some(&self.left),
+            unforgotten: &self.unforgotten,
             now,
         };
-        self.mode.prepare(pass, &mut self.safeguard, report, ports)
+        let mut plan = Plan::default();
+        let wanted = self.mode.sysctls(&pass, self.release.as_deref().unwrap_or_default());
+        (plan.sysctls, report.unmet) = sysctls::changes(ports.sysctls, wanted);
+        let mut stopped = None;
+        let mut hold = |losing: Vec<_>, kernel: &dyn Kernel| {
+            stopped = self.safeguard.check(losing, kernel, &self.store, &self.desired, now);
+            stopped.iter().flat_map(Stopped::inherited).collect()
+        };
+        let needs = self.mode.prepare(pass, &mut hold, report, ports)?;
+        report.stopped = stopped.map(|stopped| stopped.to_string().into());
+        let unmet = match needs.localhost {
+            Guard::There if pass.full => {
+                let (changes, unmet) = localhost::open(ports.sysctls);
+                plan.guarded = changes;
+                unmet
+            }
+            Guard::Going => {
+                let (changes, unmet) = localhost::close(ports);
+                plan.sysctls.extend(changes);
+                unmet
+            }
+            Guard::There | Guard::Unchanged => Vec::new(),
+        };
+        report.unmet.extend(unmet);
+        plan.forget = needs.forget;
+        if pass.tells_drift() {
+            let of_host = plan.sysctls.iter().chain(&plan.guarded).map(Step::sysctl);
+            report.drift.splice(0..0, of_host);
+            let is_unfinished =
+                |step: &Step| self.unfinished.contains(&(step.part, step.name.clone(), step.detail.clone()));
+            report.drift.retain(|step| !is_unfinished(step));
+        }
+        Some(plan)
     }
 
     /// Compiles changed objects, and removes missing objects that the safeguard takes for gone.

@@ -200,7 +200,7 @@ impl Kernel for BTreeMap<FrontendKey, bool> {
 /// let now = Duration::from_secs(1);
 /// let stopped = safeguard.check(losing(&changes, &observed), &observed, &store, wanted.desired(), now).ok_or("not stopped")?;
 /// assert_eq!((stopped.would_lose, stopped.of), (20, 20));
-/// hold(&stopped, &mut changes, &observed);
+/// hold(&stopped.inherited().collect(), &mut changes, &observed);
 /// assert!(changes.virtual_servers.is_empty() && changes.delete_addresses.is_empty());
 ///
 /// safeguard.confirm();

@@ -9,11 +9,10 @@ use super::diff::Incomparable;
 use super::plan::{Basis, FamilyPlan, Plan, without};
 use super::wanted::Wanted;
 use crate::modes::shared::names::Names;
-use crate::modes::shared::{flows, sysctls};
 use crate::net::{Family, FrontendKey};
 use crate::plan::report::Applied;
 use crate::plan::step::{Action, Part, Step};
-use crate::ports::{PortError, PortErrorKind, Ports, Rules};
+use crate::ports::{PortError, PortErrorKind, Rules};
 use crate::snapshot::ObjectKey;
 
 /// Number of Services of one family that may be refused before the whole is given up, until the next full pass.
@@ -45,16 +44,12 @@ pub(super) fn apply(
     plan: &Plan,
     wanted: &Wanted<'_>,
     names: &Names<'_>,
-    ports: &mut Ports<'_>,
+    rules: &mut dyn Rules,
 ) -> (Applied, Vec<Written>) {
     let mut applied = Applied::default();
-    for change in &plan.sysctls {
-        let outcome = ports.sysctls.set(&change.path, &change.to);
-        applied.note(|| Step::sysctl(change), outcome);
-    }
     // Without them the kernel refuses the rules that name them, which says why.
     if !plan.counters.is_empty()
-        && let Err(error) = ports.rules.make_counters(&plan.counters)
+        && let Err(error) = rules.make_counters(&plan.counters)
     {
         applied.fail(Step::new(Action::Add, Part::Rules, "counters of packets"), error);
     }
@@ -63,19 +58,14 @@ pub(super) fn apply(
     let changes: Vec<_> = changes.iter().map(|family| (family.family, &family.transaction)).collect();
     let mut outcomes: BTreeMap<Family, Result<(), PortError>> = BTreeMap::new();
     if !changes.is_empty() {
-        let restored = ports.rules.restore_families(&changes);
+        let restored = rules.restore_families(&changes);
         outcomes.extend(changes.iter().map(|(family, _)| *family).zip(restored));
     }
     let mut written = Vec::new();
     for family in &plan.families {
         let outcome = outcomes.remove(&family.family).unwrap_or(Ok(()));
-        written.push(finish(family, outcome, (wanted, names), ports.rules, &mut applied));
+        written.push(finish(family, outcome, (wanted, names), rules, &mut applied));
     }
-    let is_done = |family| written.iter().any(|of: &Written| of.family == family && of.is_done);
-    sysctls::set_guarded(&plan.guarded, is_done(Family::V4), ports.sysctls, &mut applied);
-    let mut forget = plan.forget.clone();
-    forget.retain(|place, _| is_done(Family::of(place.ip())));
-    flows::forget(&forget, Some(flows::STAY), ports.conntrack, &mut applied);
     (applied, written)
 }
 

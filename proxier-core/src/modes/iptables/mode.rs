@@ -1,7 +1,6 @@
 //! iptables mode from pass to pass: wanted rules, known state of the kernel, and unfinished work.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 
 use iptables::Dump;
 
@@ -14,16 +13,17 @@ use super::plan::{Basis, FamilyPlan, Plan, Refused};
 use super::settings::{COUNTERS, Options};
 use super::trial;
 use super::wanted::{Index, Wanted};
+use crate::modes::shared::flows;
+use crate::modes::shared::localhost::Guard;
 use crate::modes::shared::names::Names;
 use crate::modes::shared::retry::RulesRetry;
-use crate::modes::shared::{flows, localhost, sysctls};
-use crate::modes::{self, Kind, Pass};
+use crate::modes::{self, Hold, Kind, Needs, Outcome, Pass, Work};
 use crate::net::{Family, FrontendKey};
 use crate::parallel;
 use crate::plan::report::{Applied, Failure, Lack, Report, RuleCount, Unread};
 use crate::plan::step::{Part, Step};
 use crate::ports::{PortError, PortErrorKind, Ports, Rules, UdpServices};
-use crate::safeguard::{Kernel, Safeguard};
+use crate::safeguard::Kernel;
 use crate::service::{Changes, Compiled, Desired, Follower, NodeFacts};
 use crate::snapshot::{HostAddresses, ObjectKey, Store};
 use crate::time::Moment;
@@ -58,8 +58,6 @@ pub(crate) struct Mode {
     families: BTreeMap<Family, State>,
     /// Frontends that the safeguard keeps in the kernel. Only a reading shows their changes.
     held: BTreeSet<FrontendKey>,
-    /// Addresses and ports whose UDP flows could not be forgotten yet.
-    unforgotten: BTreeSet<SocketAddr>,
     /// The plan that was made last, until it is carried out.
     prepared: Prepared,
 }
@@ -120,7 +118,6 @@ impl Mode {
             known: BTreeMap::new(),
             families: BTreeMap::new(),
             held: BTreeSet::new(),
-            unforgotten: BTreeSet::new(),
             prepared: Prepared::default(),
         }
     }
@@ -258,16 +255,6 @@ impl Mode {
         made
     }
 
-    fn plan_sysctls(&self, pass: &Pass<'_>, plan: &mut Plan, report: &mut Report, ports: &mut Ports<'_>) {
-        let wanted = sysctls::of_every_mode(pass.settings);
-        (plan.sysctls, report.unmet) = sysctls::changes(ports.sysctls, wanted);
-        if self.index.settings(Family::V4).is_some_and(|settings| settings.options.localhost_node_ports) {
-            let (changes, unmet) = localhost::open(ports.sysctls);
-            plan.guarded = changes;
-            report.unmet.extend(unmet);
-        }
-    }
-
     fn state(&self, family: Family) -> Option<&State> {
         self.families.get(&family)
     }
@@ -356,7 +343,7 @@ impl Mode {
             changed: pass.changes.frontends().filter(|(key, _)| is_served(key)),
             differing: plan.families.iter().filter(is_read).flat_map(|plan| plan.frontends.keys()),
             sweep: pass.sweep,
-            again: &self.unforgotten,
+            again: pass.unforgotten,
             held,
         };
         flows::to_forget(pass.desired, changes)
@@ -365,7 +352,7 @@ impl Mode {
     /// Foreign changes: differences that do not come from the input.
     fn drift(&self, pass: &Pass<'_>, plan: &Plan) -> Vec<Step> {
         let names = Names::new(pass.store, pass.desired);
-        let mut drift: Vec<Step> = plan.sysctls.iter().chain(&plan.guarded).map(Step::sysctl).collect();
+        let mut drift = Vec::new();
         for plan in &plan.families {
             let Some(state) = self.state(plan.family).filter(|state| state.is_known) else { continue };
             if plan.transaction.is_empty() || state.everything {
@@ -476,10 +463,10 @@ impl modes::Mode for Mode {
     fn prepare(
         &mut self,
         pass: Pass<'_>,
-        safeguard: &mut Safeguard,
+        hold: &mut Hold<'_>,
         report: &mut Report,
         ports: &mut Ports<'_>,
-    ) -> Option<()> {
+    ) -> Option<Needs> {
         if std::mem::take(&mut self.new_facts) {
             self.set_settings(pass.facts);
         }
@@ -497,7 +484,6 @@ impl modes::Mode for Mode {
                 made.clear();
             }
             plan.counters.retain(|_| self.counters != Counters::Refused);
-            self.plan_sysctls(&pass, &mut plan, report, ports);
         }
         for family in pass.families() {
             if self.is_put_off(family, pass.now) {
@@ -518,11 +504,7 @@ impl modes::Mode for Mode {
             FamilyPlan::losing(*family, &self.index.wanted(pass.desired), &self.known, changes)
         };
         let losing: Vec<_> = due.iter().flat_map(losing).collect();
-        let mut held = BTreeSet::new();
-        if let Some(stopped) = safeguard.check(losing, &self.known, pass.store, pass.desired, pass.now) {
-            held = stopped.inherited().collect();
-            report.stopped = Some(stopped.to_string().into());
-        }
+        let held = hold(losing, &self.known);
         if !held.is_empty() {
             // Reads the rules, to find the lines to hold back.
             for family in due.iter().filter(|family| !dumps.contains_key(family)).copied().collect::<Vec<_>>() {
@@ -538,12 +520,15 @@ impl modes::Mode for Mode {
                 Err(error) => report.unread.push(self.unreadable(family, error, pass.now)),
             }
         }
-        plan.forget = self.flows_to_forget(&pass, &plan, &held);
-        if pass.full && pass.settled && !pass.failing {
+        let forget = self.flows_to_forget(&pass, &plan, &held);
+        let settings = self.index.settings(Family::V4);
+        let guards = settings.is_some_and(|settings| settings.options.localhost_node_ports);
+        let localhost = if guards { Guard::There } else { Guard::Unchanged };
+        if pass.tells_drift() {
             report.drift = self.drift(&pass, &plan);
         }
         self.prepared = Prepared { plan, held };
-        Some(())
+        Some(Needs { localhost, forget })
     }
 
     fn carry_out(
@@ -553,13 +538,11 @@ impl modes::Mode for Mode {
         report: &mut Report,
         clock: &dyn Fn() -> Moment,
         ports: &mut Ports<'_>,
-    ) -> bool {
+    ) -> Outcome {
         let Prepared { plan, held } = std::mem::take(&mut self.prepared);
         let names = Names::new(store, desired);
-        let (mut applied, written) = apply(&plan, &self.index.wanted(desired), &names, ports);
+        let (mut applied, written) = apply(&plan, &self.index.wanted(desired), &names, ports.rules);
         self.held = held;
-        let failed_to_forget = applied.failures.iter().any(|failure| failure.step.part == Part::Flows);
-        self.unforgotten = if failed_to_forget { plan.forget.keys().copied().collect() } else { BTreeSet::new() };
         let mut surprised = false;
         for (plan, written) in plan.families.iter().zip(&written) {
             surprised |= written.is_surprise;
@@ -570,12 +553,13 @@ impl modes::Mode for Mode {
         }
         surprised |= self.note_counters(desired, &written, &applied, ports.rules);
         applied.lacks.extend(self.lack.take());
-        report.applied = applied;
         report.rule_counts = self.rule_counts(&written);
         if plan.families.iter().any(|family| family.transaction.line_count() > LARGE) {
             parallel::free(plan);
         }
-        surprised
+        let is_done = |family: &Family| written.iter().any(|of| of.family == *family && of.is_done);
+        let unwritten = Family::ALL.into_iter().filter(|family| !is_done(family)).collect();
+        Outcome { applied, read_again: surprised, unwritten }
     }
 
     fn next_wake(&self) -> Option<Moment> {
@@ -587,9 +571,9 @@ impl modes::Mode for Mode {
         self.new_facts = true;
     }
 
-    fn end_preview(&mut self) -> modes::Plan {
+    fn end_preview(&mut self) -> Work {
         self.forget_kernel();
-        modes::Plan::Iptables(Box::new(std::mem::take(&mut self.prepared).plan))
+        Work::Iptables(Box::new(std::mem::take(&mut self.prepared).plan))
     }
 
     /// Each family is read when a plan is made for it.

@@ -14,8 +14,6 @@ use super::wanted::Wanted;
 use crate::modes::shared::names::Names;
 use crate::net::{Family, FrontendKey};
 use crate::plan::step::{Action, Part, Step};
-use crate::ports::SysctlChange;
-use crate::ports::UdpServices;
 use crate::safeguard::Loss;
 use crate::service::Changes;
 use crate::snapshot::ObjectKey;
@@ -24,16 +22,10 @@ use crate::snapshot::ObjectKey;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Plan {
-    /// Values below `/proc/sys`.
-    pub(super) sysctls: Vec<SysctlChange>,
     /// Counters of packets that the rules name and that are missing.
     pub(super) counters: Vec<&'static str>,
     /// Changes to each family's rules.
     pub(super) families: Vec<FamilyPlan>,
-    /// Values below `/proc/sys` that are safe only once the rules of IPv4 are there.
-    pub(super) guarded: Vec<SysctlChange>,
-    /// UDP flows to forget, after the rules of their family were written.
-    pub(in crate::modes) forget: UdpServices,
 }
 
 /// Changes to a family's rules.
@@ -243,19 +235,12 @@ impl FamilyPlan {
 impl Plan {
     /// Whether the plan is empty.
     pub fn is_empty(&self) -> bool {
-        self.sysctls.is_empty()
-            && self.guarded.is_empty()
-            && self.forget.is_empty()
-            && self.families.iter().all(FamilyPlan::is_empty)
+        self.families.iter().all(FamilyPlan::is_empty)
     }
 
     /// The operations. Those of a family are one run of `iptables-restore`: the Frontends that change, then what the program
     /// gets.
     pub fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
-        let sysctls = self.sysctls.iter().map(Step::sysctl);
-        let families = self.families.iter().flat_map(move |family| family.steps(names));
-        let guarded = self.guarded.iter().map(Step::sysctl);
-        let flows = (!self.forget.is_empty()).then(|| Step::flows(&self.forget));
-        sysctls.chain(families).chain(guarded).chain(flows)
+        self.families.iter().flat_map(move |family| family.steps(names))
     }
 }

@@ -54,12 +54,6 @@ impl Mode {
         }
     }
 
-    /// Notes which UDP flows have to be forgotten yet.
-    pub(super) fn note_flows(&mut self, plan: &Plan, applied: &Applied) {
-        let failed = applied.failures.iter().any(|failure| failure.step.part == Part::Flows);
-        self.unforgotten = if failed { plan.forget.keys().copied().collect() } else { BTreeSet::new() };
-    }
-
     /// Notes which rules the kernel has, what it has shown to lack, and when to try again.
     pub(super) fn note_rules(
         &mut self,
@@ -107,14 +101,5 @@ impl Mode {
         tables.forget_found();
         tables.written = layouts;
         tables.written.retain(|family, _| !effects.unwritten.contains(family));
-    }
-
-    /// Notes what failed. A pass for changes retries only what changed.
-    pub(super) fn note_unfinished(&mut self, full: bool, applied: &Applied) {
-        if full {
-            self.unfinished.clear();
-        }
-        let steps = applied.failures.iter().map(|failure| &failure.step);
-        self.unfinished.extend(steps.map(|step| (step.part, step.name.clone(), step.detail.clone())));
     }
 }

@@ -12,7 +12,7 @@ use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::split;
 use crate::net::{Family, FrontendKey, Network};
-use crate::safeguard::{Kernel, Loss, Stopped};
+use crate::safeguard::{Kernel, Loss};
 
 /// Frontends that these changes take away. The virtual server of a mark counts only for shared node ports, which have no other.
 pub fn losing(changes: &Changes, observed: &Observed) -> impl Iterator<Item = (FrontendKey, Loss)> {
@@ -43,7 +43,7 @@ impl Kernel for Observed {
 ///
 /// Rules of iptables are no part of these changes. Those that guard what is held back have to stay too:
 /// [`Kept`](crate::modes::ipvs::rules::Kept) names them.
-pub fn hold(stopped: &Stopped, changes: &mut Changes, observed: &Observed) {
+pub fn hold(held: &BTreeSet<FrontendKey>, changes: &mut Changes, observed: &Observed) {
     let mut needs = Needs::default();
     let marks: BTreeMap<FrontendKey, VirtualServerKey> =
         observed.records().filter_map(|record| Some((split::recorded(record)?.0, split::server_of(record)?))).collect();
@@ -51,7 +51,7 @@ pub fn hold(stopped: &Stopped, changes: &mut Changes, observed: &Observed) {
     let all = |frontend: FrontendKey| {
         [Some(frontend.into()), of_mark(&frontend), observed.shared_server(&frontend)].into_iter().flatten()
     };
-    for key in stopped.inherited().flat_map(all) {
+    for key in held.iter().copied().flat_map(all) {
         needs.add(&key, observed);
         match changes.virtual_servers.get_mut(&key) {
             Some(VirtualServerChange::Delete) => drop(changes.virtual_servers.remove(&key)),

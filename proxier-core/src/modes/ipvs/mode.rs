@@ -1,7 +1,7 @@
 //! IPVS mode from pass to pass: known state, and the order in which a pass reads, compares, plans and carries out.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipvs::VirtualServerKey;
@@ -24,12 +24,13 @@ use super::rules;
 use super::wanted::Wanted;
 use crate::config::{Binding, Config, Families, KernelNames};
 use crate::modes::shared::names::Names;
-use crate::modes::{self, Kind, Pass};
+use crate::modes::shared::sysctls;
+use crate::modes::{self, Hold, Kind, Needs, Outcome, Pass, Work};
 use crate::net::Family;
 use crate::plan::report::{Report, Unread};
 use crate::plan::step::{Part, Step};
 use crate::ports::{LocalNetworks, PortErrorKind, Ports, RouteOwner, Tables as TablesPort};
-use crate::safeguard::{Kernel, Safeguard};
+use crate::safeguard::Kernel;
 use crate::service::{Changes as FrontendChanges, Compiled, Desired, Follower, Frontend, NodeFacts};
 use crate::snapshot::{HostAddresses, Store};
 use crate::time::Moment;
@@ -71,8 +72,6 @@ pub(crate) struct Mode {
     pub(super) leaving: BTreeSet<VirtualServerKey>,
     /// Wanted virtual servers that no pass has made yet: a foreign one may have their address and port.
     pub(super) unmade: BTreeSet<VirtualServerKey>,
-    /// Addresses and ports whose UDP flows could not be forgotten yet.
-    pub(super) unforgotten: BTreeSet<SocketAddr>,
     /// The node facts differ from those of the last plan that was carried out.
     pub(super) new_facts: bool,
     /// The last pass found something unexpected in the kernel.
@@ -85,8 +84,6 @@ pub(crate) struct Mode {
     restored: Vec<Step>,
     /// A full pass has taken over the objects of the other variant of `guards`.
     pub(super) has_taken_over: bool,
-    /// Steps that failed in the last full pass and since. The next full pass finds them again; they are not drift.
-    pub(super) unfinished: BTreeSet<(Part, String, String)>,
     /// Real servers that drain.
     pub(super) drains: Drains,
     /// `drains` before a plan that is only shown.
@@ -129,14 +126,12 @@ impl Mode {
             recorded: Recorded::new(config),
             leaving: BTreeSet::new(),
             unmade: BTreeSet::new(),
-            unforgotten: BTreeSet::new(),
             new_facts: true,
             surprised: false,
             observed: None,
             remembered: Remembered::default(),
             restored: Vec::new(),
             has_taken_over: false,
-            unfinished: BTreeSet::new(),
             drains: Drains::new(options.drain.clone()),
             drains_before: None,
             prepared: Prepared::default(),
@@ -216,13 +211,7 @@ impl Mode {
         limited
     }
 
-    fn compare(
-        &self,
-        pass: Pass<'_>,
-        routes: &Routes,
-        safeguard: &mut Safeguard,
-        report: &mut Report,
-    ) -> Option<Compared> {
+    fn compare(&self, pass: Pass<'_>, routes: &Routes, hold: &mut Hold<'_>, report: &mut Report) -> Option<Compared> {
         let observed = self.observed.as_ref()?;
         let wanted = &self.wanted(pass.desired);
         let config = pass.config();
@@ -237,11 +226,9 @@ impl Mode {
         } else {
             routes.diff_changed(wanted, observed, (self.changed(), config), &mut changes);
         }
-        if let Some(stopped) =
-            safeguard.check(held::losing(&changes, observed), observed, pass.store, pass.desired, pass.now)
-        {
-            held::hold(&stopped, &mut changes, observed);
-            report.stopped = Some(stopped.to_string().into());
+        let held = hold(held::losing(&changes, observed).collect(), observed);
+        if !held.is_empty() {
+            held::hold(&held, &mut changes, observed);
         }
         carried::carry_over(self.guards.kind(), wanted, observed, &mut changes);
         let kept = match &self.guards {
@@ -394,30 +381,41 @@ impl modes::Mode for Mode {
         Ok(())
     }
 
+    fn sysctls(&self, pass: &Pass<'_>, release: &str) -> Vec<sysctls::Wanted> {
+        if !pass.config().ipvs.only_what_is_needed {
+            return if pass.full { sysctls::wanted(pass.settings, release) } else { Vec::new() };
+        }
+        let needed = reading::needs_sysctls(self, pass);
+        needed.map_or_else(Vec::new, |(serves, is_masqueraded)| {
+            sysctls::needed(pass.settings, release, serves, is_masqueraded)
+        })
+    }
+
     fn prepare(
         &mut self,
         pass: Pass<'_>,
-        safeguard: &mut Safeguard,
+        hold: &mut Hold<'_>,
         report: &mut Report,
         ports: &mut Ports<'_>,
-    ) -> Option<()> {
+    ) -> Option<Needs> {
         self.note_leaving(&pass);
         let routes = Routes::new(&self.wanted(pass.desired), pass.facts);
-        let compared = self.compare(pass, &routes, safeguard, report)?;
+        let compared = self.compare(pass, &routes, hold, report)?;
         report.limited = self.limited(&routes, pass);
         let readings = reading::read_rest(self, pass, &compared, report, ports);
         if let Guards::Programs(programs) = &mut self.guards {
             programs.retry.retain(|family, _| !readings.rules_stay.contains(family));
         }
         let verdicts = self.judge_drains(pass.desired, &readings, pass.now);
-        let Planned { plan, inputs, layouts, unread, drift } = whole(self, pass, compared, &readings, &verdicts)?;
+        let Planned { plan, forget, inputs, layouts, unread, drift } =
+            whole(self, pass, compared, &readings, &verdicts)?;
         report.unread.extend(unread);
         report.drift = drift;
         if pass.full {
             report.drift.append(&mut self.restored);
         }
         self.prepared = Prepared { plan, inputs, layouts };
-        Some(())
+        Some(Needs { forget, ..Needs::default() })
     }
 
     fn carry_out(
@@ -427,16 +425,15 @@ impl modes::Mode for Mode {
         report: &mut Report,
         clock: &dyn Fn() -> Moment,
         ports: &mut Ports<'_>,
-    ) -> bool {
+    ) -> Outcome {
         let Prepared { plan, inputs, layouts } = std::mem::take(&mut self.prepared);
         let now = clock();
-        let Some(observed) = &mut self.observed else { return false };
+        let Some(observed) = &mut self.observed else { return Outcome::default() };
         let names = Names::new(store, desired);
         let (applied, effects) = apply(&plan, &self.recorded.index.wanted(desired), observed, &names, ports);
         changes.confirm_all_but(|_| false);
         self.note_virtual_servers(&plan, &effects);
         self.note_drains(desired, &plan, &effects, now);
-        self.note_flows(&plan, &applied);
         // Families that were not planned although they may have changed: forget their rules.
         let skipped = !report.unread.is_empty();
         if let Guards::Programs(programs) = &mut self.guards {
@@ -445,7 +442,6 @@ impl modes::Mode for Mode {
         self.note_rules(inputs, &effects, &applied, clock);
         self.note_tables(layouts, &effects);
         self.has_taken_over |= report.full && report.unread.is_empty() && applied.failures.is_empty();
-        self.note_unfinished(report.full, &applied);
         self.new_facts = false;
         let surprised = effects.surprises > 0;
         let read_again = surprised && !self.surprised;
@@ -460,8 +456,7 @@ impl modes::Mode for Mode {
         }
         let lost_guarded = self.lost_guarded(&plan);
         report.draining = self.drains.len();
-        report.applied = applied;
-        read_again || lost_guarded
+        Outcome { applied, read_again: read_again || lost_guarded, ..Outcome::default() }
     }
 
     fn next_wake(&self) -> Option<Moment> {
@@ -516,13 +511,13 @@ impl modes::Mode for Mode {
         self.drains_before = Some(self.drains.clone());
     }
 
-    fn end_preview(&mut self) -> modes::Plan {
+    fn end_preview(&mut self) -> Work {
         if let Some(before) = self.drains_before.take() {
             self.drains = before;
         }
         self.forget_rules();
         self.forget_kernel();
-        modes::Plan::Ipvs(Box::new(std::mem::take(&mut self.prepared).plan))
+        Work::Ipvs(Box::new(std::mem::take(&mut self.prepared).plan))
     }
 
     /// Addresses of the device and entries of sets are an earlier process's.

@@ -161,7 +161,6 @@ impl Plan {
         self.create_device
             .then(|| Step::device(device))
             .into_iter()
-            .chain(self.sysctls.iter().map(Step::sysctl))
             .chain(self.timeouts.iter().map(Step::timeouts))
             .chain(self.create_sets.iter().map(move |set| Step::create_set(named(set))))
             .chain(self.tables.iter().map(TableChange::step))
@@ -192,7 +191,6 @@ impl Plan {
             .chain(addresses(Action::Delete, &self.unbind))
             .chain(self.delete_routes.iter().map(|of| Step::route(Action::Delete, &LocalRoute::new(*of))))
             .chain(self.delete_device.then(|| Step::delete_device(device)))
-            .chain((!self.forget.is_empty()).then(|| Step::flows(&self.forget)))
     }
 }
 

@@ -10,11 +10,10 @@ use super::observed::Observed;
 use super::plan::{Fate, Outgoing, Plan, TablePlan};
 use crate::modes::shared::names::Names;
 use crate::modes::shared::nft::{CHECKS, is_of_an_element, is_of_the_state, search};
-use crate::modes::shared::{flows, sysctls};
 use crate::net::{Family, FrontendKey};
 use crate::plan::report::Applied;
 use crate::plan::step::{Action, Part, Step};
-use crate::ports::{NotCommitted, PortErrorKind, Ports, Tables};
+use crate::ports::{NotCommitted, PortErrorKind, Tables};
 
 /// Number of Frontends of one plan that may be refused before the whole is given up.
 const PATIENCE: usize = 16;
@@ -74,18 +73,11 @@ pub(super) fn apply(
     plan: &Plan,
     basis: &mut Basis,
     names: &Names<'_>,
-    ports: &mut Ports<'_>,
+    tables: &mut dyn Tables,
 ) -> (Applied, Vec<Written>) {
     let mut applied = Applied::default();
-    for change in &plan.sysctls {
-        let outcome = ports.sysctls.set(&change.path, &change.to);
-        applied.note(|| Step::sysctl(change), outcome);
-    }
-    let tables = plan.tables.iter().filter(|table| !table.is_empty());
-    let written: Vec<Written> = tables.map(|table| write(table, basis, names, ports.tables, &mut applied)).collect();
-    let failed = written.iter().any(|of| of.family == Family::V4 && !of.is_done);
-    sysctls::set_guarded(&plan.guarded, !failed, ports.sysctls, &mut applied);
-    flows::forget(&plan.forget, Some(flows::STAY), ports.conntrack, &mut applied);
+    let changed = plan.tables.iter().filter(|table| !table.is_empty());
+    let written = changed.map(|table| write(table, basis, names, tables, &mut applied)).collect();
     (applied, written)
 }
 

@@ -1,7 +1,6 @@
 //! nftables mode from pass to pass: wanted tables, known state of the kernel, and unfinished work.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use nftables::Name;
@@ -14,15 +13,16 @@ use super::observed::Observed;
 use super::plan::{Fate, Plan, TablePlan};
 use super::slots::Slots;
 use crate::config::Config;
+use crate::modes::shared::flows;
+use crate::modes::shared::localhost::Guard;
 use crate::modes::shared::names::Names;
 use crate::modes::shared::nft::made_by_others;
-use crate::modes::shared::{flows, localhost, sysctls};
-use crate::modes::{self, Kind, Pass};
+use crate::modes::{self, Hold, Kind, Needs, Outcome, Pass, Work};
 use crate::net::{Family, FrontendKey};
 use crate::plan::report::{Report, Unread};
-use crate::plan::step::{Part, Step};
+use crate::plan::step::Step;
 use crate::ports::{PortError, PortErrorKind, Ports, Tables, UdpServices};
-use crate::safeguard::{Kernel, Safeguard, Stopped};
+use crate::safeguard::Kernel;
 use crate::service::{Changes, Compiled, Desired, Frontend, NodeFacts};
 use crate::snapshot::{HostAddresses, Store};
 use crate::time::Moment;
@@ -44,8 +44,6 @@ pub(crate) struct Mode {
     held: BTreeSet<FrontendKey>,
     /// Frontends that the kernel refused: it has them as they were, or not at all.
     refused: BTreeSet<FrontendKey>,
-    /// Addresses and ports whose UDP flows could not be forgotten yet.
-    unforgotten: BTreeSet<SocketAddr>,
     /// Families of which the last attempt to write failed.
     unfinished: BTreeSet<Family>,
     /// The last pass found something unexpected in the kernel.
@@ -85,7 +83,6 @@ impl Mode {
             layouts: BTreeMap::new(),
             held: BTreeSet::new(),
             refused: BTreeSet::new(),
-            unforgotten: BTreeSet::new(),
             unfinished: BTreeSet::new(),
             surprised: false,
             prepared: Prepared::default(),
@@ -119,22 +116,12 @@ impl Mode {
         }
     }
 
-    /// Removes held-back Frontends from the plan and returns them.
-    fn hold(stopped: &Stopped, plan: &mut Plan, read: &BTreeMap<Family, Option<Observed>>) -> BTreeSet<FrontendKey> {
-        for table in &mut plan.tables {
-            if let Some(Some(observed)) = read.get(&table.layout.family()) {
-                table.hold(stopped, observed);
-            }
-        }
-        stopped.inherited().collect()
-    }
-
     fn flows_to_forget(&self, pass: &Pass<'_>, plan: &Plan, held: &BTreeSet<FrontendKey>) -> UdpServices {
         let changes = flows::Changes {
             changed: pass.changes.frontends(),
             differing: plan.tables.iter().filter(|_| pass.full).flat_map(|table| table.frontends.keys()),
             sweep: pass.sweep,
-            again: &self.unforgotten,
+            again: pass.unforgotten,
             held,
         };
         flows::to_forget(pass.desired, changes)
@@ -143,7 +130,7 @@ impl Mode {
     /// Foreign changes: differences that do not come from the input.
     fn drift(&self, pass: &Pass<'_>, plan: &Plan) -> Vec<Step> {
         let names = Names::new(pass.store, pass.desired);
-        let mut drift: Vec<Step> = plan.sysctls.iter().chain(&plan.guarded).map(Step::sysctl).collect();
+        let mut drift = Vec::new();
         for table in &plan.tables {
             let family = table.layout.family();
             if self.unfinished.contains(&family) {
@@ -278,15 +265,11 @@ impl modes::Mode for Mode {
     fn prepare(
         &mut self,
         pass: Pass<'_>,
-        safeguard: &mut Safeguard,
+        hold: &mut Hold<'_>,
         report: &mut Report,
         ports: &mut Ports<'_>,
-    ) -> Option<()> {
+    ) -> Option<Needs> {
         let mut plan = Plan::default();
-        if pass.full {
-            let wanted = sysctls::of_every_mode(pass.settings);
-            (plan.sysctls, report.unmet) = sysctls::changes(ports.sysctls, wanted);
-        }
         let generation = match ports.tables.generation() {
             Ok(generation) => Some(generation),
             Err(error) => {
@@ -310,48 +293,44 @@ impl modes::Mode for Mode {
                 None => plan.tables.extend(self.plan_table(&pass, layout, served.contains(&family), read.get(&family))),
             }
         }
-        if pass.full && plan.tables.iter().any(TablePlan::guards_localhost) {
-            let (changes, unmet) = localhost::open(ports.sysctls);
-            plan.guarded = changes;
-            report.unmet.extend(unmet);
-        } else if read.get(&Family::V4).is_some_and(|read| read.as_ref().is_some_and(Observed::guards_localhost)) {
-            let (changes, unmet) = localhost::close(ports);
-            plan.sysctls.extend(changes);
-            report.unmet.extend(unmet);
-        }
         let known = self.known.as_ref()?;
         let losing: Vec<_> = plan.tables.iter().flat_map(|table| table.losing(pass.desired)).collect();
-        let mut held = BTreeSet::new();
-        if let Some(stopped) = safeguard.check(losing, &known.frontends, pass.store, pass.desired, pass.now) {
-            held = Mode::hold(&stopped, &mut plan, &read);
-            report.stopped = Some(stopped.to_string().into());
+        let held = hold(losing, &known.frontends);
+        for table in plan.tables.iter_mut().filter(|_| !held.is_empty()) {
+            if let Some(Some(observed)) = read.get(&table.layout.family()) {
+                table.hold(&held, observed);
+            }
         }
-        plan.forget = self.flows_to_forget(&pass, &plan, &held);
-        if pass.full && pass.settled && !pass.failing {
+        let forget = self.flows_to_forget(&pass, &plan, &held);
+        let guarded = read.get(&Family::V4).is_some_and(|read| read.as_ref().is_some_and(Observed::guards_localhost));
+        let localhost = match plan.tables.iter().any(TablePlan::guards_localhost) {
+            true => Guard::There,
+            false if guarded => Guard::Going,
+            false => Guard::Unchanged,
+        };
+        if pass.tells_drift() {
             report.drift = self.drift(&pass, &plan);
         }
         let basis = Basis { generation: known.generation.filter(|_| !read.is_empty()), read };
         self.prepared = Prepared { plan, generation, basis, held };
-        Some(())
+        Some(Needs { localhost, forget })
     }
 
     fn carry_out(
         &mut self,
         (store, desired): (&Store, &Desired),
         changes: &mut Changes,
-        report: &mut Report,
+        _report: &mut Report,
         _clock: &dyn Fn() -> Moment,
         ports: &mut Ports<'_>,
-    ) -> bool {
+    ) -> Outcome {
         let Prepared { plan, generation, mut basis, held } = std::mem::take(&mut self.prepared);
         let names = Names::new(store, desired);
-        let (applied, written) = apply(&plan, &mut basis, &names, ports);
+        let (applied, written) = apply(&plan, &mut basis, &names, ports.tables);
         let is_done = |family: Family| written.iter().all(|of| of.family != family || of.is_done);
         self.unfinished = Family::ALL.into_iter().filter(|family| !is_done(*family)).collect();
         self.refused = written.iter().flat_map(|of| of.refused.iter().copied()).collect();
         self.held = held;
-        let failed_to_forget = applied.failures.iter().any(|failure| failure.step.part == Part::Flows);
-        self.unforgotten = if failed_to_forget { plan.forget.keys().copied().collect() } else { BTreeSet::new() };
         self.note_written(desired, &plan, &written, generation, ports.tables);
         for family in Family::ALL.into_iter().filter(|family| is_done(*family)) {
             changes.confirm(family);
@@ -360,13 +339,12 @@ impl modes::Mode for Mode {
         let surprised = written.iter().any(|of| of.is_surprise);
         let read_again = surprised && !self.surprised;
         self.surprised = surprised;
-        report.applied = applied;
-        read_again
+        Outcome { applied, read_again, unwritten: self.unfinished.clone() }
     }
 
-    fn end_preview(&mut self) -> modes::Plan {
+    fn end_preview(&mut self) -> Work {
         self.forget_kernel();
-        modes::Plan::Nftables(Box::new(std::mem::take(&mut self.prepared).plan))
+        Work::Nftables(Box::new(std::mem::take(&mut self.prepared).plan))
     }
 
     fn has_read_tables(&self) -> bool {

@@ -12,23 +12,15 @@ use super::pick::SharedChain;
 use crate::modes::shared::names::Names;
 use crate::net::FrontendKey;
 use crate::plan::step::{Action, Part, Step};
-use crate::ports::SysctlChange;
-use crate::ports::UdpServices;
-use crate::safeguard::{Loss, Stopped};
+use crate::safeguard::Loss;
 use crate::service::{Changes, Desired};
 
 /// Plan of a pass.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Plan {
-    /// Values below `/proc/sys`.
-    pub(super) sysctls: Vec<SysctlChange>,
-    /// Values to write after the table of IPv4, which guards them.
-    pub(super) guarded: Vec<SysctlChange>,
     /// Changes to each family's table.
     pub(super) tables: Vec<TablePlan>,
-    /// UDP flows to forget, after the tables were written.
-    pub(in crate::modes) forget: UdpServices,
 }
 
 /// Change to a table as a whole.
@@ -224,9 +216,8 @@ impl TablePlan {
     }
 
     /// Leaves held Frontends alone, with the chains that they need.
-    pub(super) fn hold(&mut self, stopped: &Stopped, observed: &Observed) {
+    pub(super) fn hold(&mut self, held: &BTreeSet<FrontendKey>, observed: &Observed) {
         let family = self.layout.family();
-        let held: BTreeSet<FrontendKey> = stopped.inherited().collect();
         let is_held = |set, key: &ElementKey| frontend_of(set, key, family).is_some_and(|key| held.contains(&key));
         for (set, keys) in &mut self.delete {
             keys.retain(|key| !is_held(*set, key) && *set != SetName::Hairpins);
@@ -389,19 +380,12 @@ fn all_chains(layout: &Layout, index: &Index) -> Vec<(Chain, Vec<Rule>)> {
 impl Plan {
     /// Whether the plan is empty.
     pub fn is_empty(&self) -> bool {
-        self.sysctls.is_empty()
-            && self.guarded.is_empty()
-            && self.forget.is_empty()
-            && self.tables.iter().all(TablePlan::is_empty)
+        self.tables.iter().all(TablePlan::is_empty)
     }
 
     /// The operations, in the order in which they are carried out; those of a table are one transaction.
     pub fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
-        let sysctls = self.sysctls.iter().map(Step::sysctl);
-        let tables = self.tables.iter().flat_map(move |table| table.steps(names));
-        let flows = (!self.forget.is_empty()).then(|| Step::flows(&self.forget));
-        let guarded = self.guarded.iter().map(Step::sysctl);
-        sysctls.chain(tables).chain(guarded).chain(flows)
+        self.tables.iter().flat_map(move |table| table.steps(names))
     }
 }
 

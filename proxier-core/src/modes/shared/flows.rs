@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use crate::net::{Family, FrontendKey, Protocol};
 use crate::plan::report::{Applied, Lack};
-use crate::plan::step::Step;
+use crate::plan::step::{Action, Part, Step};
 use crate::ports::{Conntrack, PortErrorKind, UdpServices};
 use crate::service::{Desired, Frontend};
 
@@ -67,16 +67,26 @@ pub(crate) fn answering_at(place: SocketAddr, served: Option<BTreeSet<SocketAddr
     served.unwrap_or_else(|| [place].into())
 }
 
-/// Forgets flows. `lack`: the consequence where this kernel cannot.
-pub(crate) fn forget(flows: &UdpServices, lack: Option<&str>, conntrack: &mut dyn Conntrack, applied: &mut Applied) {
+/// Forgets flows. `lack`: the consequence where this kernel cannot. Returns whether that is done, as far as it can be.
+pub(crate) fn forget(
+    flows: &UdpServices,
+    lack: Option<&str>,
+    conntrack: &mut dyn Conntrack,
+    applied: &mut Applied,
+) -> bool {
     for family in Family::ALL.into_iter().filter(|family| flows.keys().any(|place| Family::of(place.ip()) == *family)) {
         match conntrack.forget_udp(family, flows) {
             Ok(forgotten) => *applied.flows.of_mut(family) = forgotten,
             Err(error) if error.kind() == PortErrorKind::Unavailable => {
                 applied.lacks.extend(lack.map(|what| Lack::new(what, error)));
-                return;
+                return true;
             }
-            Err(error) => return applied.fail(Step::flows(flows), error),
+            Err(error) => {
+                applied.fail(Step::flows(flows), error);
+                return false;
+            }
         }
     }
+    applied.count(Part::Flows, Action::Delete, applied.flows.total());
+    true
 }

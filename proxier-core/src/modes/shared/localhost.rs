@@ -11,6 +11,18 @@ use crate::modes::shared::sysctls::{Wanted, changes};
 use crate::net::Family;
 use crate::ports::{PortError, Ports, SysctlChange, Sysctls};
 
+/// Own guard of programs that listen on loopback addresses, after a plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Guard {
+    /// As before, or none.
+    #[default]
+    Unchanged,
+    /// It is there.
+    There,
+    /// The plan removes it.
+    Going,
+}
+
 const ROUTE_LOCALNET: &str = "net/ipv4/conf/all/route_localnet";
 
 /// The kubelet's chain in table filter, with the rule of this comment: the kubelet, kube-proxy and iptables mode make them, and none of them

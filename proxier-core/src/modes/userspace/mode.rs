@@ -1,27 +1,26 @@
 //! Userspace mode from pass to pass.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::index::{Index, listener, listeners, loops};
 use super::lower::NO_SCTP;
 use super::plan::{Plan, route_step, serve_step};
-use crate::modes::shared::flows::{self, answering_at};
+use crate::modes::shared::flows::answering_at;
 use crate::modes::shared::host;
 use crate::modes::shared::local_traffic::PodTraffic;
 use crate::modes::shared::names::Names;
 use crate::modes::shared::routes::{self, network_of};
 use crate::modes::shared::service_networks::{Unusable, usable};
 use crate::modes::shared::sysctls::{self, HostSettings};
-use crate::modes::{self, Kind, Pass};
+use crate::modes::{self, Hold, Kind, Needs, Outcome, Pass, Work};
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::plan::report::{Applied, Refused, Report, Unread};
 use crate::plan::step::{Action, Part, Step};
-use crate::ports::SysctlChange;
 use crate::ports::{Listener, LocalRoute, Ports, RouteOwner, Settings};
-use crate::safeguard::{Kernel, Loss, Safeguard};
+use crate::safeguard::{Kernel, Loss};
 use crate::service::{Changes, Desired, Frontend, NodeFacts};
 use crate::snapshot::{HostAddresses, Store};
 use crate::time::Moment;
@@ -73,8 +72,6 @@ pub(crate) struct Mode {
     /// Unwanted routes that connections still need, and the time to look again.
     kept: BTreeSet<Network>,
     look_at: Option<Moment>,
-    /// Addresses and ports whose UDP flows could not be forgotten yet.
-    unforgotten: BTreeSet<SocketAddr>,
     /// The plan that was made last, until it is carried out.
     prepared: Prepared,
 }
@@ -102,20 +99,14 @@ pub(crate) struct Prepared {
 struct Readings {
     /// Listeners of this process; in a full pass only.
     there: BTreeMap<FrontendKey, Listener>,
-    /// Values below `/proc/sys` that differ; in a full pass only.
-    sysctls: Vec<SysctlChange>,
-    /// Values that differ and may not be written from here.
-    unmet: Vec<SysctlChange>,
     notices: Vec<String>,
     /// Number of endpoints that are gone and may still have connections.
     leaving: usize,
 }
 
 impl Readings {
-    fn read(pass: &Pass<'_>, there: BTreeMap<FrontendKey, Listener>, ports: &mut Ports<'_>) -> Self {
-        let wanted = if pass.full { wanted_sysctls(pass.settings) } else { Vec::new() };
-        let (sysctls, unmet) = sysctls::changes(ports.sysctls, wanted);
-        Readings { there, sysctls, unmet, notices: ports.relays.notices(), leaving: ports.relays.leaving() }
+    fn read(there: BTreeMap<FrontendKey, Listener>, ports: &mut Ports<'_>) -> Self {
+        Readings { there, notices: ports.relays.notices(), leaving: ports.relays.leaving() }
     }
 }
 
@@ -133,20 +124,13 @@ impl Mode {
             told: Vec::new(),
             kept: BTreeSet::new(),
             look_at: None,
-            unforgotten: BTreeSet::new(),
             prepared: Prepared::default(),
         }
     }
 
     /// Compares and makes the plan.
-    fn plan(
-        &self,
-        pass: Pass<'_>,
-        readings: Readings,
-        safeguard: &mut Safeguard,
-        report: &mut Report,
-    ) -> Option<Prepared> {
-        let Readings { there, sysctls, unmet, notices, leaving } = readings;
+    fn plan(&self, pass: Pass<'_>, readings: Readings, hold: &mut Hold<'_>, report: &mut Report) -> Option<Prepared> {
+        let Readings { there, notices, leaving } = readings;
         let known = self.known.as_ref()?;
         let is_wanted = |address| self.index.needs(address);
         let (whole, unusable) =
@@ -155,10 +139,9 @@ impl Mode {
             report.limited = unusable.iter().map(ToString::to_string).collect();
         }
         let configure = Some(self.settings(&pass)).filter(|settings| self.settings.as_ref() != Some(settings));
-        let mut plan = Plan { sysctls, configure, ..Plan::default() };
+        let mut plan = Plan { configure, ..Plan::default() };
         (report.notices, report.draining) = (notices, leaving);
         if pass.full {
-            report.unmet = unmet;
             compare(pass.desired, &mut plan, there);
         } else {
             // A full pass reports everything.
@@ -173,11 +156,6 @@ impl Mode {
         } else {
             self.follow_routes(&pass, &mut plan, known, &whole);
         }
-        // UDP flows that are translated belong to another mode.
-        let of_udp = pass.desired.frontends().filter_map(|frontend| frontend.key.udp());
-        let sweep = pass.sweep.map(|left| of_udp.chain(left.iter().copied())).into_iter().flatten();
-        plan.forget =
-            sweep.chain(self.unforgotten.iter().copied()).map(|place| (place, answering_at(place, None))).collect();
         let lost_endpoints = plan
             .serve
             .iter()
@@ -188,16 +166,12 @@ impl Mode {
             .map(|key| (*key, Loss::Everything))
             .chain(lost_endpoints.map(|(key, _)| (*key, Loss::Endpoints)))
             .collect();
-        let mut held = BTreeSet::new();
-        if let Some(stopped) = safeguard.check(losing, &known.listeners, pass.store, pass.desired, pass.now) {
-            held = stopped.inherited().collect();
-            plan.close.retain(|key| !held.contains(key));
-            plan.serve.retain(|key, _| !held.contains(key));
-            let is_held = |network: &Network| held.iter().any(|key| network.contains(&key.address));
-            plan.delete_routes.retain(|network| !is_held(network));
-            report.stopped = Some(stopped.to_string().into());
-        }
-        if pass.full && pass.settled && !pass.failing {
+        let held = hold(losing, &known.listeners);
+        plan.close.retain(|key| !held.contains(key));
+        plan.serve.retain(|key, _| !held.contains(key));
+        let is_held = |network: &Network| held.iter().any(|key| network.contains(&key.address));
+        plan.delete_routes.retain(|network| !is_held(network));
+        if pass.tells_drift() {
             report.drift = self.drift(&pass, &plan, &whole);
         }
         Some(Prepared { plan, whole, unusable, held, now: pass.now })
@@ -247,11 +221,10 @@ impl Mode {
         };
         let new_networks = self.whole != *whole;
         let is_input = |network: &&Network| new_networks || is_input(network);
-        let sysctls = plan.sysctls.iter().map(Step::sysctl);
         let added = plan.add_routes.iter().filter(|network| !is_input(network));
         let deleted = plan.delete_routes.iter().filter(|network| !is_input(network));
-        sysctls
-            .chain(added.map(|network| route_step(Action::Add, network)))
+        added
+            .map(|network| route_step(Action::Add, network))
             .chain(deleted.map(|network| route_step(Action::Delete, network)))
             .collect()
     }
@@ -363,13 +336,17 @@ impl modes::Mode for Mode {
     fn prepare(
         &mut self,
         pass: Pass<'_>,
-        safeguard: &mut Safeguard,
+        hold: &mut Hold<'_>,
         report: &mut Report,
         ports: &mut Ports<'_>,
-    ) -> Option<()> {
-        let readings = Readings::read(&pass, std::mem::take(&mut self.there), ports);
-        self.prepared = self.plan(pass, readings, safeguard, report)?;
-        Some(())
+    ) -> Option<Needs> {
+        let readings = Readings::read(std::mem::take(&mut self.there), ports);
+        self.prepared = self.plan(pass, readings, hold, report)?;
+        // UDP flows that are translated belong to another mode.
+        let of_udp = pass.desired.frontends().filter_map(|frontend| frontend.key.udp());
+        let sweep = pass.sweep.map(|left| of_udp.chain(left.iter().copied())).into_iter().flatten();
+        let forget = sweep.chain(pass.unforgotten.iter().copied()).map(|place| (place, answering_at(place, None)));
+        Some(Needs { forget: forget.collect(), ..Needs::default() })
     }
 
     /// Nothing is done when this process cannot relay at all.
@@ -380,13 +357,13 @@ impl modes::Mode for Mode {
         report: &mut Report,
         _clock: &dyn Fn() -> Moment,
         ports: &mut Ports<'_>,
-    ) -> bool {
+    ) -> Outcome {
         let Prepared { mut plan, whole, unusable, held, now } = std::mem::take(&mut self.prepared);
         if let Some(settings) = plan.configure.take() {
             if let Err(error) = ports.relays.configure(&settings) {
                 report.unread.push(Unread::new("the relay of this process", error));
                 report.drift.clear();
-                return false;
+                return Outcome::default();
             }
             self.settings = Some(settings);
         }
@@ -394,10 +371,6 @@ impl modes::Mode for Mode {
         let mut applied = Applied::default();
         let mut known = self.known.take().unwrap_or_default();
         let mut unserved = BTreeSet::new();
-        for change in &plan.sysctls {
-            let outcome = ports.sysctls.set(&change.path, &change.to);
-            applied.note(|| Step::sysctl(change), outcome);
-        }
         for (key, (action, listener)) in &plan.serve {
             let outcome = ports.relays.serve(listener);
             if applied.note(|| serve_step(*action, listener, &names), outcome) {
@@ -428,12 +401,8 @@ impl modes::Mode for Mode {
         changes.confirm_all_but(|key| unserved.contains(key));
         (self.whole, self.told) = (whole, unusable);
         self.held = held;
-        flows::forget(&plan.forget, None, ports.conntrack, &mut applied);
-        let failed_to_forget = applied.failures.iter().any(|failure| failure.step.part == Part::Flows);
-        self.unforgotten = if failed_to_forget { plan.forget.into_keys().collect() } else { BTreeSet::new() };
-        report.applied = applied;
         self.known = Some(known);
-        false
+        Outcome { applied, ..Outcome::default() }
     }
 
     fn next_wake(&self) -> Option<Moment> {
@@ -444,9 +413,9 @@ impl modes::Mode for Mode {
         desired.frontends().flat_map(|frontend| refused_of(desired, frontend)).collect()
     }
 
-    fn end_preview(&mut self) -> modes::Plan {
+    fn end_preview(&mut self) -> Work {
         self.forget_kernel();
-        modes::Plan::Userspace(Box::new(std::mem::take(&mut self.prepared).plan))
+        Work::Userspace(Box::new(std::mem::take(&mut self.prepared).plan))
     }
 
     fn kind(&self) -> Kind {

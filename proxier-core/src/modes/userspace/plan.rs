@@ -5,15 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::modes::shared::names::Names;
 use crate::net::{FrontendKey, Network};
 use crate::plan::step::{Action, Part, Step};
-use crate::ports::SysctlChange;
-use crate::ports::{Listener, LocalRoute, Settings, UdpServices};
+use crate::ports::{Listener, LocalRoute, Settings};
 
 /// Plan of a pass.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Plan {
-    /// Values below `/proc/sys`.
-    pub(super) sysctls: Vec<SysctlChange>,
     /// Settings of all listeners, where they differ from the present ones.
     pub(super) configure: Option<Settings>,
     /// Listeners that are opened or changed.
@@ -24,31 +21,25 @@ pub struct Plan {
     pub(super) add_routes: Vec<Network>,
     /// Networks that are local no more, once no connection needs them.
     pub(super) delete_routes: Vec<Network>,
-    /// UDP flows to forget: those that are translated.
-    pub(in crate::modes) forget: UdpServices,
 }
 
 impl Plan {
     /// Whether the plan is empty.
     pub fn is_empty(&self) -> bool {
-        self.sysctls.is_empty()
-            && self.configure.is_none()
+        self.configure.is_none()
             && self.serve.is_empty()
             && self.close.is_empty()
             && self.add_routes.is_empty()
             && self.delete_routes.is_empty()
-            && self.forget.is_empty()
     }
 
     /// The operations, in the order in which they are carried out: a port is listened on before its address leads here.
     pub fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
-        let sysctls = self.sysctls.iter().map(Step::sysctl);
         let serve = self.serve.values().map(move |(action, listener)| serve_step(*action, listener, names));
         let add = self.add_routes.iter().map(|network| route_step(Action::Add, network));
         let close = self.close.iter().map(|key| Step::new(Action::Delete, Part::Listener, key));
         let delete = self.delete_routes.iter().map(|network| route_step(Action::Delete, network));
-        let flows = (!self.forget.is_empty()).then(|| Step::flows(&self.forget));
-        sysctls.chain(serve).chain(add).chain(close).chain(delete).chain(flows)
+        serve.chain(add).chain(close).chain(delete)
     }
 }
 

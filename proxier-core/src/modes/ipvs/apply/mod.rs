@@ -19,7 +19,6 @@ use crate::modes::ipvs::rules::Capabilities;
 use crate::modes::ipvs::sets::{NamedSet, SetKey, SetKind};
 use crate::modes::ipvs::split as marks;
 use crate::modes::ipvs::wanted::Wanted;
-use crate::modes::shared::flows;
 use crate::modes::shared::names::Names;
 use crate::net::Family;
 use crate::plan::report::{Applied, Lack};
@@ -92,10 +91,6 @@ pub fn apply(
         let outcome = ports.links.create_device(plan.names.device.as_str());
         device = run.applied.note(|| Step::device(&plan.names.device), outcome);
     }
-    for change in &plan.sysctls {
-        let outcome = ports.sysctls.set(&change.path, &change.to);
-        run.applied.note(|| Step::sysctl(change), outcome);
-    }
     if let Some(timeouts) = &plan.timeouts {
         let outcome = ports.ipvs.set_timeouts(timeouts);
         run.applied.note(|| Step::timeouts(timeouts), outcome);
@@ -161,8 +156,6 @@ pub fn apply(
             run.observed.addresses.clear();
         }
     }
-    flows::forget(&plan.forget, Some(flows::STAY), ports.conntrack, &mut run.applied);
-    run.applied.count(Part::Flows, Action::Delete, run.applied.flows.total());
     run.observed.basis = guards::nft::Basis::default();
     (run.applied, run.effects)
 }

@@ -21,7 +21,6 @@ pub(super) fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan, planned: &Planned)
     let name_of = |set: &SetKey| plan.guards.name_of(*set, &plan.names);
     let mut drift = Vec::new();
     drift.extend(plan.create_device.then(|| Step::device(device)));
-    drift.extend(plan.sysctls.iter().map(Step::sysctl));
     drift.extend(plan.timeouts.iter().map(Step::timeouts));
     drift.extend(plan.create_sets.iter().map(|set| Step::create_set(set.named(*prefix))));
     for (action, entries) in [(Action::Add, &plan.add_entries), (Action::Delete, &plan.delete_entries)] {
@@ -30,7 +29,6 @@ pub(super) fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan, planned: &Planned)
             drift.extend(others.map(|element| Step::entry_of(*set, action, name_of(set), element)));
         }
     }
-    let unfinished = |step: &Step| mode.unfinished.contains(&(step.part, step.name.clone(), step.detail.clone()));
     match &mode.guards {
         Guards::Programs(programs) => {
             for change in plan.rules.iter().chain(&plan.relax) {
@@ -73,6 +71,5 @@ pub(super) fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan, planned: &Planned)
             drift.push(Step::operation(operation, mode.wanted(pass.desired).place_of(&key), &names));
         }
     }
-    drift.retain(|step| !unfinished(step));
     drift
 }

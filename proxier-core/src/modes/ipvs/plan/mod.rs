@@ -17,8 +17,7 @@ use crate::modes::ipvs::guards::{self, Layout, TableChange};
 use crate::modes::ipvs::rules::{Capabilities, RuleChanges};
 use crate::modes::ipvs::sets::SetKey;
 use crate::net::{Family, FrontendKey, Network};
-use crate::ports::SysctlChange;
-use crate::ports::{LocalRoute, UdpServices};
+use crate::ports::LocalRoute;
 
 pub use order::plan;
 pub(super) use whole::{Planned, whole};
@@ -46,8 +45,6 @@ pub struct Plan {
     pub layouts: BTreeMap<Family, Layout>,
     /// Create the dummy device.
     pub create_device: bool,
-    /// Values below `/proc/sys` to write.
-    pub sysctls: Vec<SysctlChange>,
     /// Timeouts to set.
     pub timeouts: Option<TimeoutsUpdate>,
     /// Sets to create.
@@ -99,8 +96,6 @@ pub struct Plan {
     pub delete_routes: Vec<Network>,
     /// Delete the dummy device once no address is on it: routes bind instead.
     pub delete_device: bool,
-    /// UDP flows to find and forget: in a plan that is carried out, there may be none.
-    pub forget: UdpServices,
     /// Real servers that drain already, unknown to this process: no operation, but they are watched from now on.
     pub adopt_drains: Vec<(VirtualServerKey, RealServerKey)>,
     /// The Frontends of the marks in this plan.
@@ -137,7 +132,6 @@ impl Plan {
             tables,
             last_tables,
             create_device,
-            sysctls,
             timeouts,
             create_sets,
             add_entries,
@@ -159,12 +153,10 @@ impl Plan {
             unbind,
             delete_routes,
             delete_device,
-            forget,
             adopt_drains: _,
             split: _,
         } = self;
         !create_device
-            && sysctls.is_empty()
             && timeouts.is_none()
             && create_sets.is_empty()
             && tables.is_empty()
@@ -185,7 +177,6 @@ impl Plan {
             && unbind.is_empty()
             && delete_routes.is_empty()
             && !delete_device
-            && forget.is_empty()
     }
 
     /// Stage for operations on a virtual server that take something away.
@@ -248,11 +239,9 @@ mod tests {
         let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
         let layout = Layout::new(Family::V4, &facts, true);
         let tables = || TableChange::compared(&layout, None).into_iter().flatten().collect::<Vec<_>>();
-        let sysctl = SysctlChange { path: "net/ipv4/ip_forward".into(), from: None, to: "1".into() };
         let nothing = Plan::default;
         let plans = vec![
             Plan { create_device: true, ..nothing() },
-            Plan { sysctls: vec![sysctl], ..nothing() },
             Plan { timeouts: Some(TimeoutsUpdate::default()), ..nothing() },
             Plan { create_sets: vec![set], ..nothing() },
             Plan { tables: tables(), ..nothing() },
@@ -273,7 +262,6 @@ mod tests {
             Plan { unbind: vec![address], ..nothing() },
             Plan { delete_routes: vec![address.into()], ..nothing() },
             Plan { delete_device: true, ..nothing() },
-            Plan { forget: [(([192, 0, 2, 1], 53).into(), BTreeSet::new())].into(), ..nothing() },
         ];
         for plan in plans {
             assert!(!plan.is_empty(), "{plan:#?}");

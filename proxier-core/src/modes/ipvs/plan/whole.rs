@@ -30,6 +30,8 @@ use crate::snapshot::is_usable_by_service;
 #[derive(Debug, Default)]
 pub(crate) struct Planned {
     pub(crate) plan: Plan,
+    /// UDP flows to forget.
+    pub(crate) forget: UdpServices,
     /// Inputs of the rules that the kernel has after this plan.
     pub(crate) inputs: BTreeMap<Family, rules::Inputs>,
     /// Layouts of the tables that it has then.
@@ -54,7 +56,6 @@ pub(crate) fn whole(
     let forget = flows_to_forget(mode, pass, &changes);
     let mut plan = plan(changes, wanted, observed, &mode.drains);
     plan.split = wanted.split_servers(&plan);
-    plan.forget = forget;
     plan.names.clone_from(&mode.names);
     let has_device = reading::has_device(pass.host, &mode.names);
     plan.create_device = pass.full && !has_device && !mode.by_routes();
@@ -62,11 +63,10 @@ pub(crate) fn whole(
         let going: BTreeSet<_> = plan.unbind.iter().collect();
         observed.addresses.iter().all(|address| going.contains(address) || !is_usable_by_service(*address))
     };
-    plan.sysctls.clone_from(&readings.sysctls);
     plan.timeouts = readings.timeouts;
     plan.rules_put_off.clone_from(&readings.rules_put_off);
     plan_drains(wanted, pass.full, &mut plan, readings, verdicts);
-    let mut planned = Planned::default();
+    let mut planned = Planned { forget, ..Planned::default() };
     match &mode.guards {
         Guards::Programs(programs) => {
             for (family, new, dump) in &readings.rules {
@@ -95,7 +95,7 @@ pub(crate) fn whole(
             plan_tables(wanted, tables, &planned.layouts, pass.full, &mut plan);
         }
     }
-    if pass.full && pass.settled && !pass.failing {
+    if pass.tells_drift() {
         planned.drift = drift(mode, pass, &plan, &planned);
     }
     planned.plan = plan;
@@ -111,7 +111,7 @@ fn flows_to_forget(mode: &Mode, pass: Pass<'_>, changes: &Changes) -> UdpService
             flows.entry(place).or_insert(answering);
         }
     }
-    for place in &mode.unforgotten {
+    for place in pass.unforgotten {
         let key = udp::virtual_server(*place);
         flows.entry(*place).or_insert_with(|| udp::answering(&key, wanted, &mode.drains));
     }

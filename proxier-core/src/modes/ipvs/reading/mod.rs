@@ -16,13 +16,11 @@ use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::host::other_addresses;
-use crate::modes::shared::sysctls::{self, HostSettings, OSRELEASE};
 use crate::plan::report::Unread;
-use crate::ports::SysctlChange;
-use crate::ports::{Ipvs, PortError, PortErrorKind, Sets, Sysctls, Tables as TablesPort};
+use crate::ports::{Ipvs, PortError, PortErrorKind, Sets, Tables as TablesPort};
 use crate::snapshot::HostAddresses;
 
-pub(super) use rest::{Readings, read_rest};
+pub(super) use rest::{Readings, needs_sysctls, read_rest};
 
 /// Reads virtual servers, sets and the dummy device's addresses: the proxy's objects, and the records that show which are its own.
 ///
@@ -161,34 +159,22 @@ pub fn has_device(host: &HostAddresses, names: &KernelNames) -> bool {
     host.interfaces.contains_key(names.device.as_str())
 }
 
-/// The values below `/proc/sys` that differ: those to write, and optional ones that may not be written from here.
+/// The timeouts of IPVS that differ.
+///
+/// # Errors
+/// When they could not be read.
 ///
 /// ```
 /// use ipvs::model::TimeoutsUpdate;
 /// use proxier_core::fake::FakeKernel;
-/// use proxier_core::modes::ipvs::reading::{sysctl_changes, timeout_changes};
-/// use proxier_core::modes::shared::sysctls::HostSettings;
+/// use proxier_core::modes::ipvs::reading::timeout_changes;
 ///
 /// let mut kernel = FakeKernel::new();
-/// let (write, unmet) = sysctl_changes(kernel.ports().sysctls, &HostSettings::default());
-/// assert!(write.iter().any(|change| change.path == "net/ipv4/vs/conntrack" && change.to == "1"));
-/// assert_eq!(unmet, []);
-///
-/// // Timeouts that are as wanted are left out.
 /// let asked = TimeoutsUpdate::new().with_tcp_secs(900).with_udp_secs(30);
 /// let update = timeout_changes(kernel.ports().ipvs, &asked).map_err(|unread| unread.to_string())?;
 /// assert_eq!(update, Some(TimeoutsUpdate::new().with_udp_secs(30)));
 /// # Ok::<(), String>(())
 /// ```
-pub fn sysctl_changes(sysctls: &mut dyn Sysctls, settings: &HostSettings) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
-    let release = sysctls.get(OSRELEASE).unwrap_or_default();
-    sysctls::changes(sysctls, sysctls::wanted(settings, &release))
-}
-
-/// The timeouts of IPVS that differ.
-///
-/// # Errors
-/// When they could not be read.
 pub fn timeout_changes(ipvs: &mut dyn Ipvs, wanted: &TimeoutsUpdate) -> Result<Option<TimeoutsUpdate>, Unread> {
     let asked = |secs: Option<u32>| secs.filter(|secs| *secs != 0);
     if [wanted.tcp_secs, wanted.tcp_fin_secs, wanted.udp_secs].into_iter().all(|secs| asked(secs).is_none()) {

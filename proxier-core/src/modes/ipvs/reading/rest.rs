@@ -10,16 +10,13 @@ use crate::modes::ipvs::guards::Guards;
 use crate::modes::ipvs::guards::programs::Programs;
 use crate::modes::ipvs::mode::{Compared, Mode};
 use crate::modes::ipvs::rules;
-use crate::modes::shared::sysctls;
 use crate::net::Family;
 use crate::plan::report::{Report, Unread};
-use crate::ports::SysctlChange;
 use crate::ports::{PortError, Ports, Rules};
 
 /// Parts of the kernel that were read besides the tables, once the differences were known.
 #[derive(Default)]
 pub(crate) struct Readings {
-    pub(crate) sysctls: Vec<SysctlChange>,
     pub(crate) timeouts: Option<TimeoutsUpdate>,
     /// Draining real servers that were due.
     pub(crate) draining: Vec<(VirtualServerKey, Result<Vec<ObservedRealServer>, PortError>)>,
@@ -42,15 +39,6 @@ pub(crate) fn read_rest(
     let due = mode.drains.due(pass.now).into_iter();
     let draining = due.map(|key| (key, ports.ipvs.real_servers(&key))).collect();
     let mut readings = Readings { draining, ..Readings::default() };
-    if !pass.config().ipvs.only_what_is_needed {
-        if pass.full {
-            (readings.sysctls, report.unmet) = super::sysctl_changes(ports.sysctls, pass.settings);
-        }
-    } else if let Some((serves, is_masqueraded)) = needs_sysctls(mode, &pass) {
-        let release = ports.sysctls.get(sysctls::OSRELEASE).unwrap_or_default();
-        let needed = sysctls::needed(pass.settings, &release, serves, is_masqueraded);
-        (readings.sysctls, report.unmet) = sysctls::changes(ports.sysctls, needed);
-    }
     if pass.full {
         match super::timeout_changes(ports.ipvs, &mode.timeouts) {
             Ok(timeouts) => readings.timeouts = timeouts,
@@ -81,7 +69,7 @@ pub(crate) fn read_rest(
 
 /// Whether there are Frontends, and whether any is masqueraded: of all in a full pass, else of those that changed. `None`: no changed one is
 /// there.
-fn needs_sysctls(mode: &Mode, pass: &Pass<'_>) -> Option<(bool, bool)> {
+pub(crate) fn needs_sysctls(mode: &Mode, pass: &Pass<'_>) -> Option<(bool, bool)> {
     let wanted = mode.wanted(pass.desired);
     let (serves, is_masqueraded) = if pass.full {
         let mut all = pass.desired.frontends().peekable();
