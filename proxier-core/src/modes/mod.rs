@@ -339,7 +339,7 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     }
 
     /// Puts back at once tables of nf_tables that guard Frontends which are served without them too, if another program has changed them.
-    fn restore_tables(&mut self, _config: &Config, _tables: &mut dyn Tables) {}
+    fn restore_tables(&mut self, _tables: &mut dyn Tables) {}
 
     /// Whether the mode's device has other addresses than known, or is gone.
     fn device_differs(&self, _host: &HostAddresses) -> bool {

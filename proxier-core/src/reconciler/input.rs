@@ -508,7 +508,7 @@ impl Reconciler {
         let differs = self.committed.differs(generations, lost, tables) && self.mode.has_read_tables();
         if differs {
             let tables = &mut Noting::new(tables, &mut self.committed);
-            self.mode.restore_tables(&self.options.config, tables);
+            self.mode.restore_tables(tables);
             let last = self.compared_tables_at;
             let at =
                 last.map_or(

@@ -476,9 +476,9 @@ impl modes::Mode for Mode {
         self.guards.kind() == guards::Kind::Nft && self.observed.is_some()
     }
 
-    fn restore_tables(&mut self, config: &Config, tables: &mut dyn TablesPort) {
+    fn restore_tables(&mut self, tables: &mut dyn TablesPort) {
         if let (Guards::Nft(known), Some(observed)) = (&self.guards, &mut self.observed) {
-            self.restored.extend(known.restore(config, observed, tables));
+            self.restored.extend(known.restore(observed, tables));
         }
     }
 

@@ -5,18 +5,19 @@ use std::sync::Arc;
 
 use nftables::Name;
 
-use super::apply::{Basis, Written, apply};
+use super::apply::{Written, apply};
 use super::index::Index;
 use super::layout::{Layout, table_name};
 use super::lower::Treatment;
 use super::observed::Observed;
-use super::plan::{Fate, Plan, TablePlan};
+use super::plan::{Plan, TablePlan};
 use super::slots::Slots;
 use crate::config::Config;
 use crate::modes::shared::flows;
 use crate::modes::shared::localhost::Guard;
 use crate::modes::shared::names::Names;
 use crate::modes::shared::nft::made_by_others;
+use crate::modes::shared::table::{Basis, Fate};
 use crate::modes::{self, Hold, Kind, Needs, Outcome, Pass, Work};
 use crate::net::{Family, FrontendKey};
 use crate::plan::report::{Report, Unread};
@@ -68,7 +69,7 @@ pub(crate) struct Prepared {
     /// The generation before it.
     generation: Option<u32>,
     /// State of the tables that was read for it.
-    basis: Basis,
+    basis: Basis<Observed>,
     held: BTreeSet<FrontendKey>,
 }
 
@@ -116,7 +117,7 @@ impl Mode {
         }
     }
 
-    fn flows_to_forget(&self, pass: &Pass<'_>, plan: &Plan, held: &BTreeSet<FrontendKey>) -> UdpServices {
+    fn flows_to_forget(pass: &Pass<'_>, plan: &Plan, held: &BTreeSet<FrontendKey>) -> UdpServices {
         let changes = flows::Changes {
             changed: pass.changes.frontends(),
             differing: plan.tables.iter().filter(|_| pass.full).flat_map(|table| table.frontends.keys()),
@@ -301,7 +302,7 @@ impl modes::Mode for Mode {
                 table.hold(&held, observed);
             }
         }
-        let forget = self.flows_to_forget(&pass, &plan, &held);
+        let forget = Self::flows_to_forget(&pass, &plan, &held);
         let guarded = read.get(&Family::V4).is_some_and(|read| read.as_ref().is_some_and(Observed::guards_localhost));
         let localhost = match plan.tables.iter().any(TablePlan::guards_localhost) {
             true => Guard::There,
@@ -311,7 +312,7 @@ impl modes::Mode for Mode {
         if pass.tells_drift() {
             report.drift = self.drift(&pass, &plan);
         }
-        let basis = Basis { generation: known.generation.filter(|_| !read.is_empty()), read };
+        let basis = Basis::new(known.generation.filter(|_| !read.is_empty()), read);
         self.prepared = Prepared { plan, generation, basis, held };
         Some(Needs { localhost, forget })
     }

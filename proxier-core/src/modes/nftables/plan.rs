@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use nftables::{Chain, Element, ElementData, ElementKey, Expression, Rule, Set, Transaction, Verdict};
+use nftables::{Chain, Element, ElementData, ElementKey, Expression, Rule, Set, TableKey, Verdict};
 
 use super::index::{Index, Need};
 use super::layout::Layout;
@@ -10,6 +10,7 @@ use super::lower::{Item, SetName};
 use super::observed::{Observed, frontend_of, is_kind_of};
 use super::pick::SharedChain;
 use crate::modes::shared::names::Names;
+use crate::modes::shared::table::{self, ChainRules, Fate, Outgoing};
 use crate::net::FrontendKey;
 use crate::plan::step::{Action, Part, Step};
 use crate::safeguard::Loss;
@@ -23,19 +24,6 @@ pub struct Plan {
     pub(super) tables: Vec<TablePlan>,
 }
 
-/// Change to a table as a whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
-    /// The table stays.
-    Keep,
-    /// The table is made.
-    Make,
-    /// The table is deleted and made again, at one instant: its flags, sets or hooks differ from the layout.
-    Remake,
-    /// The table is deleted: the family is not served any more.
-    Delete,
-}
-
 /// Changes to a family's table.
 #[derive(Clone, Debug)]
 pub(super) struct TablePlan {
@@ -45,7 +33,7 @@ pub(super) struct TablePlan {
     sets: Vec<Set>,
     delete_sets: Vec<String>,
     /// Chains that are made, or get other rules.
-    chains: Vec<(Chain, Vec<Rule>)>,
+    chains: Vec<ChainRules>,
     delete_chains: Vec<String>,
     delete: BTreeMap<SetName, Vec<ElementKey>>,
     add: BTreeMap<SetName, Vec<Element>>,
@@ -251,30 +239,6 @@ impl TablePlan {
         self.delete_sets.retain(|set| !needed.contains(set.as_str()));
     }
 
-    /// Leaves out Frontends that the kernel refuses.
-    pub(super) fn leave_out(&mut self, left_out: &[FrontendKey]) {
-        let family = self.layout.family();
-        let left_out: BTreeSet<FrontendKey> = left_out.iter().copied().collect();
-        let is_it = |set, key: &ElementKey| frontend_of(set, key, family).is_some_and(|key| left_out.contains(&key));
-        for (set, elements) in &mut self.add {
-            elements.retain(|element| !is_it(*set, &element.key));
-        }
-        self.frontends.retain(|key, _| !left_out.contains(key));
-    }
-
-    /// The Frontends that add elements to a set.
-    pub(super) fn frontends_in(&self, set: SetName) -> Vec<FrontendKey> {
-        let elements = self.add.get(&set).into_iter().flatten();
-        let keys = elements.filter_map(|element| frontend_of(set, &element.key, self.layout.family()));
-        keys.collect::<BTreeSet<_>>().into_iter().collect()
-    }
-
-    /// The Frontend of an element that the kernel refused, of what this plan's transaction was.
-    pub(super) fn frontend_at(&self, outgoing: &Outgoing, operation: usize, element: usize) -> Option<FrontendKey> {
-        let set = outgoing.added.get(&operation)?;
-        frontend_of(*set, &self.add.get(set)?.get(element)?.key, self.layout.family())
-    }
-
     pub(super) fn is_empty(&self) -> bool {
         let has_elements = self.add.values().any(|of| !of.is_empty()) || self.delete.values().any(|of| !of.is_empty());
         !self.changes_rules() && !has_elements
@@ -295,75 +259,74 @@ impl TablePlan {
     }
 
     /// The transaction, with the set of each operation that adds elements.
-    pub(super) fn transaction(&self) -> Outgoing {
+    pub(super) fn transaction(&self) -> Outgoing<SetName> {
         let layout = &self.layout;
         let mut out = Outgoing::default();
-        let transaction = &mut out.transaction;
-        match self.fate {
-            Fate::Keep => {}
-            Fate::Make => drop(transaction.create_table(layout.to_table())),
-            Fate::Remake => drop(transaction.delete_table(layout.table()).create_table(layout.to_table())),
-            Fate::Delete => {
-                transaction.delete_table(layout.table());
-                return out;
-            }
-        }
-        if self.fate != Fate::Keep {
-            for set in layout.sets() {
-                transaction.create_set(set);
-            }
-        }
-        for set in &self.sets {
-            transaction.create_set(set.clone());
-        }
-        // Chains go to each other: all of them first, then their rules.
-        for (chain, _) in &self.chains {
-            transaction.add_chain(chain.clone());
-        }
-        for (chain, rules) in &self.chains {
-            if self.fate == Fate::Keep {
-                transaction.flush_chain(&chain.key);
-            }
-            for rule in rules {
-                transaction.add_rule(&chain.key, rule.clone());
-            }
+        let fixed = layout.sets().filter(|_| self.fate != Fate::Keep);
+        let sets = fixed.chain(self.sets.iter().cloned());
+        table::write_layout(&mut out.transaction, self.fate, layout.to_table(), sets, &self.chains);
+        if self.fate == Fate::Delete {
+            return out;
         }
         for (set, keys) in self.delete.iter().filter(|(_, keys)| !keys.is_empty()) {
-            transaction.delete_elements(&layout.set(*set), keys.iter().cloned().map(Element::new));
+            out.transaction.delete_elements(&layout.set(*set), keys.iter().cloned().map(Element::new));
         }
         for (set, elements) in self.add.iter().filter(|(_, elements)| !elements.is_empty()) {
-            out.added.insert(transaction.len(), *set);
-            transaction.add_elements(&layout.set(*set), elements.iter().cloned());
+            out.note(*set, Action::Add);
+            out.transaction.add_elements(&layout.set(*set), elements.iter().cloned());
         }
         for chain in &self.delete_chains {
-            transaction.flush_chain(&layout.chain_key(chain));
+            out.transaction.flush_chain(&layout.chain_key(chain));
         }
         for chain in &self.delete_chains {
-            transaction.delete_chain(&layout.chain_key(chain));
+            out.transaction.delete_chain(&layout.chain_key(chain));
         }
         for set in &self.delete_sets {
-            transaction.delete_set(&layout.set_key_of(set));
+            out.transaction.delete_set(&layout.set_key_of(set));
         }
         out
     }
 }
 
-/// A transaction, and what its operations are of.
-#[derive(Debug, Default)]
-pub(super) struct Outgoing {
-    pub(super) transaction: Transaction,
-    /// Operations that add the elements of a set.
-    pub(super) added: BTreeMap<usize, SetName>,
-}
+impl table::Changes for TablePlan {
+    type Set = SetName;
+    type Part = FrontendKey;
 
-impl Outgoing {
-    /// The set to which an operation adds elements.
-    pub(super) fn set_of(&self, operation: usize) -> Option<SetName> {
-        self.added.get(&operation).copied()
+    fn table(&self) -> &TableKey {
+        self.layout.table()
+    }
+
+    fn makes_table(&self) -> bool {
+        self.fate == Fate::Make
+    }
+
+    fn outgoing(&self) -> Outgoing<SetName> {
+        self.transaction()
+    }
+
+    fn part(&self, (set, _): (SetName, Action), element: usize) -> Option<FrontendKey> {
+        frontend_of(set, &self.add.get(&set)?.get(element)?.key, self.layout.family())
+    }
+
+    fn parts(&self, (set, _): (SetName, Action)) -> Vec<FrontendKey> {
+        let elements = self.add.get(&set).into_iter().flatten();
+        let keys = elements.filter_map(|element| frontend_of(set, &element.key, self.layout.family()));
+        keys.collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    /// Leaves Frontends as they are; their other elements go with them.
+    fn leave_out(&mut self, _set: SetName, parts: &[FrontendKey]) {
+        let family = self.layout.family();
+        let parts: BTreeSet<&FrontendKey> = parts.iter().collect();
+        let is_it = |set, key: &ElementKey| frontend_of(set, key, family).is_some_and(|key| parts.contains(&key));
+        for (set, elements) in &mut self.add {
+            elements.retain(|element| !is_it(*set, &element.key));
+        }
+        self.frontends.retain(|key, _| !parts.contains(key));
     }
 }
 
-fn shared_chain(layout: &Layout, chain: &SharedChain) -> (Chain, Vec<Rule>) {
+fn shared_chain(layout: &Layout, chain: &SharedChain) -> ChainRules {
     (Chain::regular(layout.chain_key(&chain.to_string())), chain.rules(layout))
 }
 
@@ -372,7 +335,7 @@ fn slot_sets(layout: &Layout, index: &Index) -> Vec<Set> {
     chains.filter_map(|chain| chain.slot().map(|slot| layout.slot_set(slot))).collect()
 }
 
-fn all_chains(layout: &Layout, index: &Index) -> Vec<(Chain, Vec<Rule>)> {
+fn all_chains(layout: &Layout, index: &Index) -> Vec<ChainRules> {
     let shared = index.chains(layout.family()).map(|chain| shared_chain(layout, &chain));
     layout.chains().into_iter().chain(shared).collect()
 }

@@ -1,10 +1,11 @@
 //! Asks the kernel whether it can do what this mode needs.
 
-use nftables::Transaction;
+use nftables::{Set, Transaction};
 
 use super::layout::Layout;
 use super::pick::{Affinity, Marks, Pick, SharedChain, Split};
 use crate::modes::shared::nft::{check_trial, each_or_all};
+use crate::modes::shared::table::{Fate, write_layout};
 use crate::net::Family;
 use crate::ports::{PortError, Tables};
 use crate::service::NodeFacts;
@@ -49,27 +50,15 @@ fn check(families: &[Family], facts: &NodeFacts, tables: &mut dyn Tables) -> Res
 
 /// Adds a family's table with everything that it may have.
 fn add(transaction: &mut Transaction, layout: &Layout) {
-    transaction.create_table(layout.to_table());
-    for set in layout.sets() {
-        transaction.create_set(set);
-    }
+    let mut sets: Vec<Set> = layout.sets().collect();
     let mut chains = layout.chains();
     for affinity in [None, Some(Affinity { secs: 10, width: 1 })] {
         let pick = Pick { marks: Marks::Everything, is_local: false, most: 1, affinity };
         let split = Split { anywhere: Some(pick), only_here: Some(pick) };
         for chain in pick.slots().map(SharedChain::Slot).chain([SharedChain::Pick(pick), SharedChain::Split(split)]) {
-            if let Some(slot) = chain.slot() {
-                transaction.create_set(layout.slot_set(slot));
-            }
+            sets.extend(chain.slot().map(|slot| layout.slot_set(slot)));
             chains.push((nftables::Chain::regular(layout.chain_key(&chain.to_string())), chain.rules(layout)));
         }
     }
-    for (chain, _) in &chains {
-        transaction.add_chain(chain.clone());
-    }
-    for (chain, rules) in chains {
-        for rule in rules {
-            transaction.add_rule(&chain.key, rule);
-        }
-    }
+    write_layout(transaction, Fate::Make, layout.to_table(), sets, &chains);
 }

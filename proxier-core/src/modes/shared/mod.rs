@@ -14,3 +14,4 @@ pub(crate) mod routes;
 pub(crate) mod served;
 pub(crate) mod service_networks;
 pub mod sysctls;
+pub(crate) mod table;

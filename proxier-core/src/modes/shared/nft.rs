@@ -113,9 +113,6 @@ pub(crate) fn built(rule: RuleBuilder) -> Rule {
     })
 }
 
-/// Largest number of checks by the kernel in the search for refused elements of a transaction: each costs as much as the transaction.
-pub(crate) const CHECKS: usize = 64;
-
 /// The tables of iptables, which its nf_tables back end makes as tables of nf_tables.
 const TABLES_OF_IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
 

@@ -33,7 +33,7 @@ pub(in crate::modes::ipvs) fn read(
     let mut unread = Vec::new();
     for family in config.families.iter() {
         match serves {
-            Kind::Programs => match nft::read(family, config, tables) {
+            Kind::Programs => match nft::read(&nft::table(family, &config.names), family, tables) {
                 Ok(found) => {
                     let entries = found.map(|found| found.entries).unwrap_or_default();
                     contents.extend(entries.into_iter().map(|(kind, all)| (SetKey::new(family, kind), all)));

@@ -23,9 +23,10 @@ mod input;
 pub(in crate::modes::ipvs) mod nft;
 pub(in crate::modes::ipvs) mod programs;
 
+pub use crate::modes::shared::table::Fate;
 pub use choose::{Choice, choose, trial, trials};
 pub use input::dropping_input;
-pub use nft::{Fate, Layout, TableChange, marks};
+pub use nft::{Layout, TableChange, marks};
 
 use crate::config::{KernelNames, RulesBy};
 use crate::modes::ipvs::rules::Inputs;

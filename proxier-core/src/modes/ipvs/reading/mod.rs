@@ -75,7 +75,7 @@ pub(super) fn read_beside(
         let entries = found.entries.iter().map(|(kind, entries)| (SetKey::new(family, *kind), entries.clone()));
         observed.sets.extend(entries);
     }
-    observed.basis = known.basis(config);
+    observed.basis = known.basis();
     if let Err(error) = read_virtual_servers(ipvs, config, wanted, is_settled, &mut observed) {
         unread.push(Unread::new("virtual servers", error));
     }

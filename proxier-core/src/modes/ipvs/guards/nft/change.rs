@@ -4,24 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipset::{Element, IpSpan};
-use nftables::{Chain, Element as NftElement, Rule, Transaction};
+use nftables::{Chain, Element as NftElement, Rule, TableKey, Transaction};
 
 use super::element::encode;
 use super::found::Found;
 use super::layout::{KEEP, Layout};
 use crate::modes::ipvs::sets::SetKind;
+use crate::modes::shared::table::{ChainRules, Changes, Fate, Outgoing, write_layout};
 use crate::plan::step::{Action, Part, Step};
-
-/// Change to a table as a whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// The table stays.
-    Keep,
-    /// The table is made.
-    Make,
-    /// The table is deleted and made again, at one instant: its flags, sets or hooks differ from the layout.
-    Remake,
-}
 
 /// Changes to a family's table besides its elements.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,62 +22,72 @@ pub struct TableChange {
     /// Change to the table as a whole.
     pub fate: Fate,
     /// Chains that are made, or get other rules.
-    chains: Vec<(Chain, Vec<Rule>)>,
+    chains: Vec<ChainRules>,
 }
 
 /// Entries of a family's sets.
 pub(in crate::modes::ipvs) type Entries = BTreeMap<SetKind, Vec<Element>>;
 
-/// A transaction, and which entry each element is.
-#[derive(Debug, Default)]
-pub(super) struct Outgoing {
-    pub(super) transaction: Transaction,
-    elements: BTreeMap<usize, (SetKind, Vec<Element>)>,
+/// Deletes and adds entries of a table, and makes or mends it before.
+#[derive(Clone, Debug)]
+pub(super) struct EntryChanges<'a> {
+    pub(super) layout: &'a Layout,
+    pub(super) change: Option<&'a TableChange>,
+    pub(super) delete: Entries,
+    pub(super) add: Entries,
 }
 
-impl Outgoing {
-    /// The entry at a place that the kernel refused.
-    pub(super) fn entry_at(&self, operation: usize, element: usize) -> Option<(SetKind, Element)> {
-        let (kind, elements) = self.elements.get(&operation)?;
-        Some((*kind, elements.get(element)?.clone()))
+impl EntryChanges<'_> {
+    fn entries(&self, (kind, action): (SetKind, Action)) -> Option<&Vec<Element>> {
+        if action == Action::Delete { &self.delete } else { &self.add }.get(&kind)
+    }
+}
+
+impl Changes for EntryChanges<'_> {
+    type Set = SetKind;
+    type Part = (SetKind, Element);
+
+    fn table(&self) -> &TableKey {
+        self.layout.table()
     }
 
-    /// The entries that an operation adds or deletes.
-    pub(super) fn entries_of(&self, operation: usize) -> Option<(SetKind, &[Element])> {
-        self.elements.get(&operation).map(|(kind, elements)| (*kind, elements.as_slice()))
+    fn makes_table(&self) -> bool {
+        self.change.is_some_and(|change| change.fate == Fate::Make)
     }
 
-    fn note(&mut self, kind: SetKind, elements: &[Element]) {
-        self.elements.insert(self.transaction.len(), (kind, elements.to_vec()));
-    }
-
-    fn add(&mut self, layout: &Layout, entries: &Entries) {
-        for (kind, elements) in entries.iter().filter(|(_, elements)| !elements.is_empty()) {
-            self.note(*kind, elements);
-            let elements = elements.iter().map(|element| encode(*kind, element));
-            self.transaction.add_elements(&layout.set(*kind), elements);
+    fn outgoing(&self) -> Outgoing<SetKind> {
+        let mut out = Outgoing::default();
+        if let Some(change) = self.change {
+            change.write(&mut out.transaction);
         }
-    }
-
-    fn delete(&mut self, layout: &Layout, entries: &Entries) {
-        for (kind, elements) in entries.iter().filter(|(_, elements)| !elements.is_empty()) {
-            self.note(*kind, elements);
+        for (kind, elements) in self.delete.iter().filter(|(_, elements)| !elements.is_empty()) {
+            out.note(*kind, Action::Delete);
             // A map knows its elements by their keys, too.
             let elements = elements.iter().map(|element| NftElement::new(encode(*kind, element).key));
-            self.transaction.delete_elements(&layout.set(*kind), elements);
+            out.transaction.delete_elements(&self.layout.set(*kind), elements);
+        }
+        for (kind, elements) in self.add.iter().filter(|(_, elements)| !elements.is_empty()) {
+            out.note(*kind, Action::Add);
+            let elements = elements.iter().map(|element| encode(*kind, element));
+            out.transaction.add_elements(&self.layout.set(*kind), elements);
+        }
+        out
+    }
+
+    fn part(&self, operation: (SetKind, Action), element: usize) -> Option<Self::Part> {
+        Some((operation.0, self.entries(operation)?.get(element)?.clone()))
+    }
+
+    fn parts(&self, operation: (SetKind, Action)) -> Vec<Self::Part> {
+        self.entries(operation).into_iter().flatten().map(|element| (operation.0, element.clone())).collect()
+    }
+
+    fn leave_out(&mut self, set: SetKind, parts: &[Self::Part]) {
+        let parts: BTreeSet<&Element> = parts.iter().map(|(_, element)| element).collect();
+        for entries in [&mut self.delete, &mut self.add] {
+            entries.entry(set).or_default().retain(|element| !parts.contains(element));
         }
     }
-}
-
-/// Deletes and adds entries of a table, and makes or mends it before, in one transaction.
-pub(super) fn transaction(layout: &Layout, change: Option<&TableChange>, delete: &Entries, add: &Entries) -> Outgoing {
-    let mut out = Outgoing::default();
-    if let Some(change) = change {
-        change.write(&mut out.transaction);
-    }
-    out.delete(layout, delete);
-    out.add(layout, add);
-    out
 }
 
 impl TableChange {
@@ -147,29 +147,9 @@ impl TableChange {
     }
 
     fn write(&self, transaction: &mut Transaction) {
-        let layout = &self.layout;
-        match self.fate {
-            Fate::Keep => {}
-            Fate::Make => drop(transaction.create_table(layout.to_table())),
-            Fate::Remake => drop(transaction.delete_table(layout.table()).create_table(layout.to_table())),
-        }
-        if self.fate != Fate::Keep {
-            for kind in SetKind::ALL_OF_NFT {
-                transaction.create_set(layout.set(kind));
-            }
-        }
-        // Chains go to each other: all of them first, then their rules.
-        for (chain, _) in &self.chains {
-            transaction.add_chain(chain.clone());
-        }
-        for (chain, rules) in &self.chains {
-            if self.fate == Fate::Keep {
-                transaction.flush_chain(&chain.key);
-            }
-            for rule in rules {
-                transaction.add_rule(&chain.key, rule.clone());
-            }
-        }
+        let kinds = SetKind::ALL_OF_NFT.into_iter().filter(|_| self.fate != Fate::Keep);
+        let sets = kinds.map(|kind| self.layout.set(kind));
+        write_layout(transaction, self.fate, self.layout.to_table(), sets, &self.chains);
     }
 
     /// The step.
@@ -177,7 +157,7 @@ impl TableChange {
         let action = if self.fate == Fate::Make { Action::Add } else { Action::Change };
         let step = Step::new(action, Part::Table, self.layout.table());
         match self.fate {
-            Fate::Make => step,
+            Fate::Make | Fate::Delete => step,
             Fate::Remake => step.with("made again: it has other flags, sets or hooks"),
             Fate::Keep => {
                 let names: Vec<&str> = self.chains.iter().map(|(chain, _)| chain.key.name.as_str()).collect();

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipset::Element;
-use nftables::{Rule, Set, SetFlags, TableFlags, TableSnapshot};
+use nftables::{Rule, Set, SetFlags, TableFlags, TableKey, TableSnapshot};
 
 use super::element::decode;
-use super::layout::{Layout, table};
+use super::layout::Layout;
 use crate::config::Config;
 use crate::modes::ipvs::sets::SetKind;
 use crate::modes::shared::nft::OWNED;
@@ -93,12 +93,11 @@ impl Found {
 /// # Errors
 /// The table could not be read.
 pub(in crate::modes::ipvs) fn read(
+    table: &TableKey,
     family: Family,
-    config: &Config,
     tables: &mut dyn Tables,
 ) -> Result<Option<Found>, Unread> {
-    let table = table(family, &config.names);
-    match tables.read(&table) {
+    match tables.read(table) {
         Ok(snapshot) => Ok(snapshot.and_then(|snapshot| Found::new(snapshot, family))),
         Err(error) => Err(Unread::new(format_args!("table {table}"), error)),
     }

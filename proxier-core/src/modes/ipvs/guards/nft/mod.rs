@@ -1,6 +1,5 @@
 //! The variant with a table of nf_tables for each family.
 
-mod basis;
 mod change;
 mod cleanup;
 mod element;
@@ -19,20 +18,23 @@ use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::sets::SetKind;
 use crate::modes::ipvs::split;
 use crate::modes::shared::nft::check_trial;
+use crate::modes::shared::table::{self as shared_table, Fate, write_layout};
 use crate::net::{Family, FrontendKey, Network};
 use crate::plan::report::Unread;
 use crate::plan::step::Step;
 use crate::ports::{PortError, PortErrorKind, Tables as TablesPort};
 use crate::service::NodeFacts;
 
-pub(in crate::modes::ipvs) use basis::Basis;
 pub(in crate::modes::ipvs) use change::Entries;
-pub use change::{Fate, TableChange};
+pub use change::TableChange;
 pub(in crate::modes::ipvs) use cleanup::cleanup;
 pub(in crate::modes::ipvs) use found::{Found, has_nftables_mode, read};
 pub use layout::Layout;
 pub(in crate::modes::ipvs) use layout::table;
 pub(in crate::modes::ipvs) use write::{Refused, Written, write};
+
+/// State that tables are written from.
+pub(in crate::modes::ipvs) type Basis = shared_table::Basis<Arc<Found>>;
 
 /// Known state of the tables.
 #[derive(Debug, Default)]
@@ -62,7 +64,7 @@ impl Tables {
         let mut failed = Vec::new();
         self.generation = tables.generation().ok();
         for family in config.families.iter() {
-            match read(family, config, tables) {
+            match read(&table(family, &config.names), family, tables) {
                 Ok(found) => drop(self.found.insert(family, found.map(Arc::new))),
                 Err(error) => failed.push(error),
             }
@@ -83,8 +85,8 @@ impl Tables {
     }
 
     /// State that the next writes follow from: the tables that were just read.
-    pub(in crate::modes::ipvs) fn basis(&self, config: &Config) -> Basis {
-        Basis::new(config, self.generation, self.found.clone())
+    pub(in crate::modes::ipvs) fn basis(&self) -> Basis {
+        Basis::new(self.generation, self.found.clone())
     }
 
     /// Forgets the tables that were read.
@@ -94,16 +96,11 @@ impl Tables {
 
     /// Puts tables back to their known state, if another program has changed them: source ranges are open to all clients until then, so nothing
     /// else is read or compared before. Returns the steps carried out. Failures are left to the next full pass.
-    pub(in crate::modes::ipvs) fn restore(
-        &self,
-        config: &Config,
-        observed: &mut Observed,
-        tables: &mut dyn TablesPort,
-    ) -> Vec<Step> {
+    pub(in crate::modes::ipvs) fn restore(&self, observed: &mut Observed, tables: &mut dyn TablesPort) -> Vec<Step> {
         let mut done = Vec::new();
         for (family, layout) in &self.written {
             let generation = tables.generation().ok();
-            let Ok(found) = read(*family, config, tables) else { continue };
+            let Ok(found) = read(layout.table(), *family, tables) else { continue };
             let is_whole = found.as_ref().is_some_and(|found| {
                 let mut known = observed.sets.iter().filter(|(set, _)| set.family == *family);
                 let changes = TableChange::compared(layout, Some(found));
@@ -113,7 +110,7 @@ impl Tables {
                 continue;
             }
             let change = TableChange::whole(layout, if found.is_some() { Fate::Remake } else { Fate::Make });
-            observed.basis = Basis::new(config, generation, [(*family, found.map(Arc::new))].into());
+            observed.basis = Basis::new(generation, [(*family, found.map(Arc::new))].into());
             let nothing = Entries::new();
             let written = write(layout, Some(&change), (&nothing, &nothing), observed, tables);
             if written.failed.is_none() && written.refused.is_empty() {
@@ -171,7 +168,7 @@ pub fn marks(
 ) -> Result<BTreeMap<VirtualServerKey, FrontendKey>, Vec<Unread>> {
     let (mut marks, mut unread) = (BTreeMap::new(), Vec::new());
     for family in config.families.iter() {
-        match read(family, config, tables) {
+        match read(&table(family, &config.names), family, tables) {
             Ok(found) => {
                 let entries = found.map(|found| found.entries).unwrap_or_default();
                 let records = entries.get(&SetKind::SplitMark).into_iter().flatten();
@@ -203,7 +200,7 @@ pub(in crate::modes::ipvs) fn marked(
     config: &Config,
     tables: &mut dyn TablesPort,
 ) -> Result<Marked, PortError> {
-    let found = match read(place.family(), config, tables) {
+    let found = match read(&table(place.family(), &config.names), place.family(), tables) {
         Ok(found) => found.map(|found| found.entries).unwrap_or_default(),
         Err(unread) if unread.error.kind() == PortErrorKind::Unavailable => return Ok(Marked::default()),
         Err(unread) => return Err(unread.error),
@@ -230,15 +227,7 @@ pub(in crate::modes::ipvs) fn trial(
     check_trial(families, tables, |transaction, family, name| {
         let layout = Layout::new(family, facts, true).called(name.clone());
         let layout = layout.still_splitting(Some(MarkRange::default())).bound_by_routes(true);
-        transaction.create_table(layout.to_table());
-        for kind in SetKind::ALL_OF_NFT {
-            transaction.create_set(layout.set(kind));
-        }
-        for (chain, rules) in layout.chains() {
-            transaction.add_chain(chain.clone());
-            for rule in rules {
-                transaction.add_rule(&chain.key, rule);
-            }
-        }
+        let sets = SetKind::ALL_OF_NFT.into_iter().map(|kind| layout.set(kind));
+        write_layout(transaction, Fate::Make, layout.to_table(), sets, &layout.chains());
     })
 }

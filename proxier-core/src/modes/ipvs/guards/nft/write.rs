@@ -1,20 +1,19 @@
-//! Writes a family's table: one transaction, repeated without the entries that the kernel refuses.
+//! Writes a family's table with its entries.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use ipset::Element;
 
-use super::basis::Outcome;
-use super::change::{Entries, Fate, TableChange, in_the_way, transaction};
+use super::change::{Entries, EntryChanges, TableChange, in_the_way};
+use super::found::read;
 use super::layout::Layout;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
-use crate::modes::shared::nft::{CHECKS, is_of_an_element, is_of_the_state, made_by_others, search};
+use crate::modes::shared::table::{self, Fate};
 use crate::plan::step::Action;
-use crate::ports::{NotCommitted, PortError, PortErrorKind, Tables};
-
-/// Number of entries of one transaction that may be refused before the whole is given up.
-const PATIENCE: usize = 16;
+use crate::ports::{PortError, PortErrorKind, Tables};
 
 /// An entry that the kernel refused.
 #[derive(Debug)]
@@ -77,59 +76,31 @@ pub(in crate::modes::ipvs) fn write(
         }
         delete.clear();
     }
-    let mut checks = CHECKS;
-    loop {
-        let mut outgoing = transaction(layout, change, &delete, &add);
-        if outgoing.transaction.is_empty() {
-            break;
-        }
-        let NotCommitted { error, refused } = match observed.basis.commit(family, &mut outgoing.transaction, tables) {
-            Outcome::Committed => break,
-            Outcome::Refused(refused) => refused,
-            Outcome::Changed(NotCommitted { error, .. }) => {
-                written.is_surprise = true;
-                written.failed = Some(error);
-                return written;
-            }
-        };
-        let entry =
-            refused.filter(|_| written.refused.len() < PATIENCE).and_then(|(operation, element)| match element {
-                Some(element) => outgoing.entry_at(operation, element),
-                None if is_of_an_element(&error) => {
-                    let (kind, suspects) = outgoing.entries_of(operation)?;
-                    let tried = |without: &[Element]| passes(layout, change, (&delete, &add), (kind, without), tables);
-                    search(suspects.to_vec(), &mut checks, tried).map(|element| (kind, element))
-                }
-                None => None,
-            });
-        let Some((kind, element)) = entry else {
-            // Nothing was changed: the transaction is one.
-            written.is_surprise = is_of_the_state(&error);
-            let is_theirs = error.kind() == PortErrorKind::AlreadyExists
-                && change.is_some_and(|change| change.fate == Fate::Make)
-                && refused.is_some_and(|(operation, _)| operation == 0);
-            written.failed = Some(if is_theirs {
-                PortError::new(error.kind(), format_args!("{error}: {}", made_by_others(layout.table())))
-            } else {
-                error
-            });
-            return written;
-        };
+    let changes: Cow<'_, EntryChanges<'_>> = Cow::Owned(EntryChanges { layout, change, delete, add });
+    let mut basis = std::mem::take(&mut observed.basis);
+    let again = |tables: &mut dyn Tables| read(layout.table(), family, tables).ok().map(|found| found.map(Arc::new));
+    let (changes, outcome) = table::write(changes, family, (&mut basis, &again), tables);
+    observed.basis = basis;
+    written.is_surprise = outcome.is_surprise;
+    written.failed = outcome.failed;
+    let EntryChanges { delete, add, .. } = changes.into_owned();
+    for ((kind, element), action, error) in outcome.refused {
         let set = of(kind);
-        if leave_out(&mut delete, kind, &element) {
-            if error.kind() == PortErrorKind::NotFound {
-                // Gone already.
-                written.is_surprise = true;
-                note_gone(observed, set, &element);
-            } else {
+        match action {
+            // Gone already.
+            Action::Delete if error.kind() == PortErrorKind::NotFound => note_gone(observed, set, &element),
+            Action::Delete => {
                 written.deleted = written.deleted.saturating_sub(1);
-                written.refused.push(Refused { set, action: Action::Delete, element, error });
+                written.refused.push(Refused { set, action, element, error });
             }
-        } else {
-            leave_out(&mut add, kind, &element);
-            written.added = written.added.saturating_sub(1);
-            written.refused.push(Refused { set, action: Action::Add, element, error });
+            _ => {
+                written.added = written.added.saturating_sub(1);
+                written.refused.push(Refused { set, action, element, error });
+            }
         }
+    }
+    if written.failed.is_some() {
+        return written;
     }
     if is_new {
         observed.sets.retain(|set, _| set.family != family);
@@ -144,38 +115,6 @@ pub(in crate::modes::ipvs) fn write(
         observed.sets.entry(of(kind)).or_default().extend(elements);
     }
     written
-}
-
-/// Whether the kernel takes all but these entries of a set; `None` when it refuses something else.
-fn passes(
-    layout: &Layout,
-    change: Option<&TableChange>,
-    (delete, add): (&Entries, &Entries),
-    (kind, without): (SetKind, &[Element]),
-    tables: &mut dyn Tables,
-) -> Option<bool> {
-    let without: BTreeSet<&Element> = without.iter().collect();
-    let (mut delete, mut add) = (delete.clone(), add.clone());
-    for entries in [&mut delete, &mut add] {
-        entries.entry(kind).or_default().retain(|element| !without.contains(element));
-    }
-    let outgoing = transaction(layout, change, &delete, &add);
-    match tables.check(&outgoing.transaction) {
-        Ok(()) => Some(true),
-        // The kernel goes on after a refusal, and the first one counts: of another set it says that this one passed.
-        Err(NotCommitted { refused: Some((operation, _)), .. }) => {
-            Some(outgoing.entries_of(operation).is_none_or(|(of, _)| of != kind))
-        }
-        Err(_) => None,
-    }
-}
-
-/// Whether it was among them.
-fn leave_out(entries: &mut Entries, kind: SetKind, element: &Element) -> bool {
-    let Some(elements) = entries.get_mut(&kind) else { return false };
-    let before = elements.len();
-    elements.retain(|of| of != element);
-    elements.len() < before
 }
 
 fn note_gone(observed: &mut Observed, set: SetKey, element: &Element) {

@@ -1,0 +1,255 @@
+//! Writes a table of nf_tables that this program owns: one transaction, of the state that was read, repeated without the parts that the kernel
+//! refuses.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use nftables::{Chain, Rule, Set, Table, TableKey, Transaction};
+
+use super::nft::{is_of_an_element, is_of_the_state, made_by_others, search};
+use crate::net::Family;
+use crate::plan::step::Action;
+use crate::ports::{NotCommitted, PortError, PortErrorKind, Tables};
+
+/// Change to a table as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// The table stays.
+    Keep,
+    /// The table is made.
+    Make,
+    /// The table is deleted and made again, at one instant: its flags, sets or hooks differ from the layout.
+    Remake,
+    /// The table is deleted: the family is not served any more.
+    Delete,
+}
+
+/// A chain with its rules.
+pub(crate) type ChainRules = (Chain, Vec<Rule>);
+
+/// Makes or deletes a table, makes sets, and writes chains.
+pub(crate) fn write_layout(
+    transaction: &mut Transaction,
+    fate: Fate,
+    table: Table,
+    sets: impl IntoIterator<Item = Set>,
+    chains: &[ChainRules],
+) {
+    if matches!(fate, Fate::Remake | Fate::Delete) {
+        transaction.delete_table(&table.key);
+    }
+    if fate == Fate::Delete {
+        return;
+    }
+    let is_new = fate != Fate::Keep;
+    if is_new {
+        transaction.create_table(table);
+    }
+    for set in sets {
+        transaction.create_set(set);
+    }
+    // Chains go to each other: all of them first, then their rules.
+    for (chain, _) in chains {
+        transaction.add_chain(chain.clone());
+    }
+    for (chain, rules) in chains {
+        if !is_new {
+            transaction.flush_chain(&chain.key);
+        }
+        for rule in rules {
+            transaction.add_rule(&chain.key, rule.clone());
+        }
+    }
+}
+
+/// Number of times that a table is compared again because another program changed something between reading and writing.
+const ATTEMPTS: usize = 4;
+
+/// Number of parts of one transaction that may be refused before the whole is given up.
+const PATIENCE: usize = 16;
+
+/// Largest number of checks by the kernel in the search for refused elements of a transaction: each costs as much as the transaction.
+const CHECKS: usize = 64;
+
+/// State that tables are written from: as they were read, unless another program has changed them since. The first transaction of a family
+/// changes its table only as it was read; after that, what was written is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Basis<F> {
+    /// The generation of the rule set that the tables were read from, or that was made of it by own transactions; `None` where nothing was read.
+    generation: Option<u32>,
+    /// The tables; `None` where there was none.
+    read: BTreeMap<Family, Option<F>>,
+}
+
+impl<F> Default for Basis<F> {
+    fn default() -> Self {
+        Basis { generation: None, read: BTreeMap::new() }
+    }
+}
+
+/// Reads a table again; `None` when that fails or the table is foreign.
+pub(crate) type Reading<'a, F> = dyn Fn(&mut dyn Tables) -> Option<Option<F>> + 'a;
+
+impl<F: PartialEq> Basis<F> {
+    pub(crate) fn new(generation: Option<u32>, read: BTreeMap<Family, Option<F>>) -> Self {
+        Basis { generation, read }
+    }
+
+    /// Commits a transaction of a family.
+    ///
+    /// # Errors
+    /// The kernel's refusal, and whether another program has changed the table since it was read.
+    fn commit(
+        &mut self,
+        family: Family,
+        transaction: &mut Transaction,
+        again: &Reading<'_, F>,
+        tables: &mut dyn Tables,
+    ) -> Result<(), (NotCommitted, bool)> {
+        let mut attempts = ATTEMPTS;
+        loop {
+            let expected = self.generation.filter(|_| self.read.contains_key(&family));
+            if let Some(expected) = expected {
+                transaction.expect_generation(expected);
+            }
+            let Err(refused) = tables.commit(transaction) else {
+                self.generation = self.generation.map(|generation| generation.wrapping_add(1));
+                self.read.remove(&family);
+                return Ok(());
+            };
+            let is_busy = refused.error.kind() == PortErrorKind::Busy && refused.refused.is_none();
+            let now = tables.generation().ok().filter(|now| is_busy && expected.is_some_and(|of| of != *now));
+            let Some(now) = now else { return Err((refused, false)) };
+            // Another program has committed something: is this table as it was?
+            if attempts == 0 || again(tables).as_ref() != self.read.get(&family) {
+                return Err((refused, true));
+            }
+            attempts = attempts.saturating_sub(1);
+            self.generation = Some(now);
+        }
+    }
+}
+
+/// A transaction, with the operations that change elements of sets: the set, and whether they add or delete.
+#[derive(Debug)]
+pub(crate) struct Outgoing<S> {
+    pub(crate) transaction: Transaction,
+    pub(crate) elements: BTreeMap<usize, (S, Action)>,
+}
+
+impl<S> Default for Outgoing<S> {
+    fn default() -> Self {
+        Outgoing { transaction: Transaction::new(), elements: BTreeMap::new() }
+    }
+}
+
+impl<S> Outgoing<S> {
+    /// The next operation changes elements of a set.
+    pub(crate) fn note(&mut self, set: S, action: Action) {
+        self.elements.insert(self.transaction.len(), (set, action));
+    }
+}
+
+/// Changes to a table that can be written without some of their parts.
+pub(crate) trait Changes: Clone {
+    /// Name of a set.
+    type Set: Copy + PartialEq;
+    /// A part: an element, or all that belongs to it.
+    type Part: Clone;
+
+    fn table(&self) -> &TableKey;
+
+    /// Whether the table is made, and must not be there before.
+    fn makes_table(&self) -> bool;
+
+    fn outgoing(&self) -> Outgoing<Self::Set>;
+
+    /// The part of an element, by its place in the operation; `None` where it belongs to none.
+    fn part(&self, operation: (Self::Set, Action), element: usize) -> Option<Self::Part>;
+
+    /// The parts of an operation.
+    fn parts(&self, operation: (Self::Set, Action)) -> Vec<Self::Part>;
+
+    /// Takes parts out of everything, in this set or wherever they have elements.
+    fn leave_out(&mut self, set: Self::Set, parts: &[Self::Part]);
+}
+
+/// Result of a transaction.
+#[derive(Debug)]
+pub(crate) struct Written<P> {
+    /// Failure of the whole, if so.
+    pub(crate) failed: Option<PortError>,
+    /// Parts that were left out of it.
+    pub(crate) refused: Vec<(P, Action, PortError)>,
+    /// The kernel contradicted its known state.
+    pub(crate) is_surprise: bool,
+}
+
+/// Writes changes, without the parts that the kernel refuses; returns what is left of them. Nothing is written if another program has changed
+/// the table since it was read.
+pub(crate) fn write<'a, C: Changes, F: PartialEq>(
+    mut changes: Cow<'a, C>,
+    family: Family,
+    (basis, again): (&mut Basis<F>, &Reading<'_, F>),
+    tables: &mut dyn Tables,
+) -> (Cow<'a, C>, Written<C::Part>) {
+    let mut written = Written { failed: None, refused: Vec::new(), is_surprise: false };
+    let mut checks = CHECKS;
+    loop {
+        let mut outgoing = changes.outgoing();
+        if outgoing.transaction.is_empty() {
+            break;
+        }
+        let (NotCommitted { error, refused }, is_changed) =
+            match basis.commit(family, &mut outgoing.transaction, again, tables) {
+                Ok(()) => break,
+                Err(refused) => refused,
+            };
+        let operation = |operation| outgoing.elements.get(&operation).copied();
+        let found = refused.filter(|_| written.refused.len() < PATIENCE).and_then(|(number, element)| {
+            let (set, action) = operation(number)?;
+            let part = match element {
+                Some(element) => changes.part((set, action), element)?,
+                None if is_of_an_element(&error) => {
+                    let suspects = changes.parts((set, action));
+                    search(suspects, &mut checks, |without| passes(&*changes, set, without, tables))?
+                }
+                None => return None,
+            };
+            Some((set, action, part))
+        });
+        let Some((set, action, part)) = found else {
+            // Nothing was changed: the transaction is one.
+            written.is_surprise |= is_changed || is_of_the_state(&error);
+            let is_foreign = error.kind() == PortErrorKind::AlreadyExists
+                && changes.makes_table()
+                && refused.is_some_and(|(operation, _)| operation == 0);
+            written.failed = Some(if is_foreign {
+                PortError::new(error.kind(), format_args!("{error}: {}", made_by_others(changes.table())))
+            } else {
+                error
+            });
+            break;
+        };
+        // An element to delete that is gone already.
+        written.is_surprise |= action == Action::Delete && error.kind() == PortErrorKind::NotFound;
+        changes.to_mut().leave_out(set, std::slice::from_ref(&part));
+        written.refused.push((part, action, error));
+    }
+    (changes, written)
+}
+
+/// Whether the kernel takes all but these parts of a set; `None` when it refuses something else.
+fn passes<C: Changes>(changes: &C, set: C::Set, without: &[C::Part], tables: &mut dyn Tables) -> Option<bool> {
+    let mut tried = changes.clone();
+    tried.leave_out(set, without);
+    let outgoing = tried.outgoing();
+    match tables.check(&outgoing.transaction) {
+        Ok(()) => Some(true),
+        // The kernel goes on after a refusal, and the first one counts: of another set it says that this one passed.
+        Err(NotCommitted { refused: Some((operation, _)), .. }) => {
+            Some(outgoing.elements.get(&operation).is_none_or(|(of, _)| *of != set))
+        }
+        Err(_) => None,
+    }
+}
