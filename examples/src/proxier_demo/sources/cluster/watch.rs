@@ -45,12 +45,23 @@ impl From<Failure> for Stop {
     }
 }
 
+/// What is asked of the server next.
+#[derive(Default)]
+enum State {
+    /// All objects: at the start, when the server no longer has the version, and after several watches that broke.
+    #[default]
+    List,
+    /// Changes from the version of a list that was empty, which counts once the server accepts this watch.
+    Unconfirmed(String),
+    /// Changes from a version on.
+    Watch(String),
+}
+
 /// Progress of the list or watch of a kind.
 #[derive(Default)]
 struct Place {
+    state: State,
     known: Known,
-    /// Version to watch from; `None`: list first.
-    version: Option<String>,
     /// Objects in a page, if pages were too large.
     page: Option<usize>,
     /// Consecutive watches that broke without bringing anything.
@@ -59,8 +70,6 @@ struct Place {
     expired: u32,
     /// Whether it was logged that the server lacks or forbids an optional kind.
     said_absent: bool,
-    /// The list was empty, and no watch from its version has been accepted yet.
-    unconfirmed: bool,
 }
 
 /// Number of watches in a row that broke without bringing anything, after which all objects are listed again.
@@ -76,9 +85,12 @@ impl Watcher {
         let mut pause = Pauses::new(&self.options);
         loop {
             let started = Instant::now();
-            let (outcome, is_list) = match place.version.take() {
-                None => (self.list(&mut place).await, true),
-                Some(version) => (self.watch(&mut place, version).await, false),
+            let (outcome, is_list) = match &place.state {
+                State::List => (self.list(&mut place).await, true),
+                State::Unconfirmed(version) | State::Watch(version) => {
+                    let version = version.clone();
+                    (self.watch(&mut place, version).await, false)
+                }
             };
             match outcome {
                 Err(Stop::Closed) => return,
@@ -94,7 +106,7 @@ impl Watcher {
                 }
                 Err(Stop::Failed(failure)) => {
                     // After a watch that brought something, or lasted, a break counts as the first failure again.
-                    let was_of_use = !is_list && place.version.is_some() && place.broken == 0;
+                    let was_of_use = !is_list && !matches!(place.state, State::List) && place.broken == 0;
                     if was_of_use || (!is_list && started.elapsed() > pause.next) {
                         pause.reset();
                     }
@@ -120,7 +132,7 @@ impl Watcher {
     /// Goes on without this kind, says so once, and waits before the next try: a person may upgrade the server or grant the right. Objects that were
     /// read before stay.
     async fn do_without(&mut self, failure: &Failure, place: &mut Place) -> Result<(), Closed> {
-        place.version = None;
+        place.state = State::List;
         let (what, otherwise) = if let Resource::ServiceCidrs(version) = &mut self.resource {
             if failure.kind == FailureKind::Missing && *version == CidrVersion::V1 {
                 *version = CidrVersion::V1beta1;
@@ -255,15 +267,17 @@ impl Watcher {
         for change in unannounced(gone) {
             self.changes.send(change).await?;
         }
-        place.version = version;
         place.broken = 0;
         Counters::count(&self.counters.lists);
         self.counters.worked(self.resource.awaited());
         // The API server itself has a Service and an EndpointSlice. A list without any may come from a server that is just starting, or from
         // something else at its address: a process that believes its first list would then compare the kernel with the part of the next list that has
         // arrived. So an empty list counts once its version can be watched.
-        place.unconfirmed = is_empty && !matches!(self.resource, Resource::Node(_) | Resource::AllNodes { .. });
-        if !place.unconfirmed {
+        let version = version.unwrap_or_default();
+        if is_empty && !matches!(self.resource, Resource::Node(_) | Resource::AllNodes { .. }) {
+            place.state = State::Unconfirmed(version);
+        } else {
+            place.state = State::Watch(version);
             self.listed().await?;
         }
         Ok(true)
@@ -279,7 +293,9 @@ impl Watcher {
 
     /// A watch from the version of the list was accepted.
     async fn confirm(&self, place: &mut Place) -> Result<(), Closed> {
-        if std::mem::take(&mut place.unconfirmed) { self.listed().await } else { Ok(()) }
+        let State::Unconfirmed(version) = &mut place.state else { return Ok(()) };
+        place.state = State::Watch(std::mem::take(version));
+        self.listed().await
     }
 
     async fn take_item(&self, known: &mut Known, text: &str) -> Result<(), Closed> {
@@ -328,7 +344,11 @@ impl Watcher {
             place.expired = 0;
         }
         let resume = outcome.is_ok() || (!is_expired && place.broken < BROKEN_BEFORE_LIST);
-        place.version = Some(stream.version).filter(|_| resume);
+        place.state = match place.state {
+            _ if !resume => State::List,
+            State::Unconfirmed(_) => State::Unconfirmed(stream.version),
+            State::List | State::Watch(_) => State::Watch(stream.version),
+        };
         outcome.map(|()| stream.brought)
     }
 
@@ -338,7 +358,7 @@ impl Watcher {
         self.counters.worked(self.resource.awaited());
         loop {
             let piece = answer.piece(self.options.silence);
-            let piece = if place.unconfirmed {
+            let piece = if matches!(place.state, State::Unconfirmed(_)) {
                 // A refusal comes at once.
                 match tokio::time::timeout(CONFIRMED_AFTER.min(self.options.silence / 2), piece).await {
                     Ok(piece) => piece?,
