@@ -32,7 +32,6 @@ Usage: cargo xtask COMMAND [OPTIONS]
   examples which functions of the libraries no example in the docs shows
   bench    measure side by side, on real kernels
   conformance  Kubernetes' own end-to-end tests, against a cluster that proxier-demo serves
-  mutants  which changes of the code no test would notice
   package  pack the libraries, and use them from outside
   soak     load, changes and faults for a long time, on a real kernel
   vm       run a command, or a shell, on a real kernel in a virtual machine
@@ -74,7 +73,6 @@ fn dispatch(arguments: &[OsString]) -> Result<ExitCode> {
         Some("bench") => (commands::bench::HELP, commands::bench::main),
         Some("conformance") => (commands::conformance::HELP, commands::conformance::main),
         Some("demo") => (commands::demo::HELP, commands::demo::main),
-        Some("mutants") => (commands::mutants::HELP, commands::mutants::main),
         Some("package") => (commands::package::HELP, commands::package::main),
         Some("soak") => (commands::soak::HELP, commands::soak::main),
         Some("test") => (commands::test::HELP, commands::test::main),

@@ -5,7 +5,6 @@ pub(crate) mod bench;
 pub(crate) mod conformance;
 pub(crate) mod demo;
 pub(crate) mod examples;
-pub(crate) mod mutants;
 pub(crate) mod package;
 pub(crate) mod setup;
 pub(crate) mod soak;
