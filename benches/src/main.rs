@@ -15,7 +15,6 @@ mod ipset_fill;
 mod iptables_services;
 mod ipvs_program;
 mod kube_rules;
-mod library;
 mod machine;
 mod memory;
 mod modes;
@@ -24,11 +23,9 @@ mod network;
 mod nftables_fill;
 mod nftables_services;
 mod node;
-mod passes;
 mod program;
 mod reconcile;
 mod report;
-mod sets;
 mod snapshot;
 mod soak;
 mod tape;
@@ -48,18 +45,15 @@ const USAGE: &str = "usage: benches BENCH [--rounds N] [--out STEM] [--quick] [-
 benches:
   ipvs-program      1,000 virtual servers x 10 real servers: a C program, the ipvs crate, ipvsadm --restore  (P1, P2)
   ipvs-snapshot     reading 2,000 virtual servers x 10 real servers: ways compared
-  ipvs-library      single operations and batches; snapshots
   ipset-fill        20,000 entries into a set: the ipset crate, ipset restore  (P3)
   nftables-fill     100,000 elements into a map: a C program, the nftables crate, nft -f
   nftables-services Services in nftables mode: all from nothing, one change, connecting; nft -f, iptables  (P10, P11, P12)
   iptables-services Services in iptables mode: all from nothing, one change, reading; the programs alone  (P13)
   modes             the modes of this kernel on the same axes: all from nothing, one change, connecting, memory
-  host-library      sets, rules and connection lists on this machine's own kernel
   cold-start        proxier-demo in IPVS mode: start with rules by programs and by nf_tables, also with no module loaded  (P4 nft)
   drift             a full check of 10,000 Services x 10 endpoints, nothing changed  (P7)
   end-to-end        proxier-demo with an API server: start, one change, memory  (P4, P5, P6)
   policy            proxier-demo with an API server: a Service gets another scheduler, against another endpoint  (P15)
-  passes            the reconciler on a kernel: a rolling update of 1,000 endpoints, binding 1,000 to 20,000 addresses
   reconcile         compile, diff and plan, in instructions; up to 50,000 Services  (P8)
   memory            what IPVS mode and iptables mode keep  (P6, P16)
   userspace         userspace mode: one stream, connections; against a loop of splice(2) and HAProxy
@@ -110,17 +104,14 @@ fn main() -> ExitCode {
     match bench.as_str() {
         "ipvs-program" => end(ipvs_program::run(&options)),
         "ipvs-snapshot" => end(snapshot::run(&options)),
-        "ipvs-library" => end(library::run(&options)),
         "ipset-fill" => end(ipset_fill::run(&options)),
         "nftables-fill" => end(nftables_fill::run(&options)),
         "nftables-services" => end(nftables_services::run(&options)),
         "iptables-services" => end(iptables_services::run(&options)),
-        "host-library" => end(sets::run(&options)),
         "drift" => end(drift::run(&options)),
         "cold-start" => end(end_to_end::run_start(&options)),
         "end-to-end" => end(end_to_end::run(&options)),
         "policy" => end(end_to_end::run_policy(&options)),
-        "passes" => end(passes::run(&options)),
         "reconcile" => end(reconcile::run(&options)),
         "memory" => end(memory::run(&options)),
         "modes" => end(modes::run(&options)),

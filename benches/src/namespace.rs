@@ -10,8 +10,8 @@ use nix::sched::{CloneFlags, unshare};
 
 use crate::report::Report;
 use crate::{
-    Failure, drift, end_to_end, ipset_fill, iptables_services, ipvs_program, library, machine, modes, network,
-    nftables_fill, nftables_services, passes, sets, snapshot, userspace, versus,
+    Failure, drift, end_to_end, ipset_fill, iptables_services, ipvs_program, machine, modes, network,
+    nftables_fill, nftables_services, snapshot, userspace, versus,
 };
 
 /// Pause in which the kernel takes apart the namespace of the side before, which nothing uses any more; also the pause
@@ -71,7 +71,7 @@ pub(crate) fn collect(report: &mut Report, side: &[&str]) -> Result<(), Failure>
     for line in run(side)?.lines() {
         let fields: Vec<&str> = line.split('\t').collect();
         let [what, size, unit, name, value] = fields.as_slice() else { continue };
-        let units = ["ms", "µs", "µs an operation", "µs an entry", "KiB", "connections a second"];
+        let units = ["ms", "µs", "KiB", "connections a second"];
         let unit = units.into_iter().find(|known| known == unit).ok_or_else(|| format!("unit {unit}"))?;
         report.record(what, Some(size.parse()?), unit, name, value.parse()?);
     }
@@ -98,12 +98,9 @@ pub(crate) fn side(arguments: &[String]) -> Result<(), Failure> {
         // Sides that report several figures each.
         ["drift", rest @ ..] => return drift::side(rest),
         ["end-to-end", rest @ ..] => return end_to_end::side(rest),
-        ["library", rest @ ..] => return library::side(rest),
         ["modes", rest @ ..] => return modes::side(rest),
         ["iptables-services", rest @ ..] => return iptables_services::side(rest),
         ["nftables-services", rest @ ..] => return nftables_services::side(rest),
-        ["passes", rest @ ..] => return passes::side(rest),
-        ["sets", rest @ ..] => return sets::side(rest),
         ["versus", rest @ ..] => return versus::side(rest),
         other => return Err(format!("no such side: {other:?}").into()),
     };

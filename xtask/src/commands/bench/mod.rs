@@ -31,13 +31,10 @@ Builds the benches and runs them, each comparison interleaved. Without NAME: all
   nftables-services Services in nftables mode: all from nothing, one change, connecting; on this machine
   userspace         userspace mode: one stream, connections; on this machine
   modes             all modes that the kernel has, 10 to 10,000 Services; on this machine and in the virtual machine
-  ipset-fill        20,000 entries into a set; on this machine and in the virtual machine
-  host-library      sets, rules and connection lists; on this machine
+  ipset-fill        20,000 entries into a set; on this machine
   ipvs-program      programming 1,000 virtual servers with 10 real servers each; in the virtual machine
   ipvs-snapshot     reading such a table; in the virtual machine
-  ipvs-library      single operations and batches, snapshots; in the virtual machine
   drift             a full check of 10,000 Services, nothing changed; in the virtual machine
-  passes            a rolling update of 1,000 endpoints, binding addresses; in the virtual machine
   policy            proxier-demo in IPVS mode: another scheduler for a Service; in the virtual machine
   cold-start        proxier-demo in IPVS mode: start with and without programs; in the virtual machine
   end-to-end        proxier-demo with an API server: start, changes, memory; in the virtual machine
@@ -64,21 +61,18 @@ enum Place {
     Both,
 }
 
-const BENCHES: [(&str, Place); 18] = [
+const BENCHES: [(&str, Place); 15] = [
     ("reconcile", Place::Host),
     ("memory", Place::Host),
-    ("ipset-fill", Place::Both),
+    ("ipset-fill", Place::Host),
     ("nftables-fill", Place::Host),
     ("nftables-services", Place::Host),
     ("iptables-services", Place::Host),
     ("userspace", Place::Host),
     ("modes", Place::Both),
-    ("host-library", Place::Host),
     ("ipvs-program", Place::Machine),
     ("ipvs-snapshot", Place::Machine),
-    ("ipvs-library", Place::Machine),
     ("drift", Place::Machine),
-    ("passes", Place::Machine),
     ("cold-start", Place::Machine),
     ("policy", Place::Machine),
     ("end-to-end", Place::Machine),
