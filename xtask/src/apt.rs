@@ -6,94 +6,16 @@
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use crate::error::{Context as _, Error, Result};
+use crate::tools;
 
 /// File of the keys in Debian's package `debian-archive-keyring`.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Names a Debian mirror (`http://HOST/debian`) on a machine whose own apt sources have none.
 const MIRROR_VARIABLE: &str = "XTASK_DEBIAN_MIRROR";
-
-/// A source of packages as apt's files describe it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Source {
-    uri: String,
-    suites: Vec<String>,
-    components: Vec<String>,
-}
-
-impl Source {
-    /// A Debian main archive: not security, not another vendor's.
-    fn is_debian_main(&self) -> bool {
-        let path = self.uri.trim_end_matches('/');
-        (path.ends_with("/debian") || path.contains("/archive/debian/"))
-            && self.components.iter().any(|component| component == "main")
-            && !self.suites.iter().any(|suite| suite.ends_with("-security") || suite.contains("/updates"))
-    }
-}
-
-/// Reads the one-line format of `sources.list(5)`: `deb [options] URI SUITE COMPONENT...`.
-pub(crate) fn parse_one_line(text: &str) -> Vec<Source> {
-    text.lines()
-        .filter_map(|line| {
-            let line = line.split('#').next().unwrap_or_default().trim();
-            let rest = line.strip_prefix("deb")?;
-            if !rest.starts_with(char::is_whitespace) {
-                return None; // deb-src, or not a source at all
-            }
-            let rest = rest.trim_start();
-            let rest = match rest.strip_prefix('[') {
-                Some(options) => options.split_once(']')?.1,
-                None => rest,
-            };
-            let mut words = rest.split_whitespace().map(str::to_owned);
-            Some(Source { uri: words.next()?, suites: vec![words.next()?], components: words.collect() })
-        })
-        .collect()
-}
-
-/// Reads the deb822 format of `sources.list(5)`: stanzas of `Field: values`, continued on indented lines.
-pub(crate) fn parse_deb822(text: &str) -> Vec<Source> {
-    let mut sources = Vec::new();
-    let mut stanza: Vec<(String, String)> = Vec::new();
-    for line in text.lines().chain([""]) {
-        if line.starts_with('#') {
-            continue;
-        }
-        if line.trim().is_empty() {
-            sources.extend(stanza_sources(&stanza));
-            stanza.clear();
-        } else if line.starts_with(char::is_whitespace) {
-            if let Some((_, value)) = stanza.last_mut() {
-                value.push(' ');
-                value.push_str(line.trim());
-            }
-        } else if let Some((field, value)) = line.split_once(':') {
-            stanza.push((field.trim().to_ascii_lowercase(), value.trim().to_owned()));
-        }
-    }
-    sources
-}
-
-fn stanza_sources(stanza: &[(String, String)]) -> Vec<Source> {
-    let words = |field: &str| -> Vec<String> {
-        stanza
-            .iter()
-            .find(|(name, _)| name == field)
-            .map(|(_, value)| value.split_whitespace().map(str::to_owned).collect())
-            .unwrap_or_default()
-    };
-    let disabled = words("enabled").iter().any(|value| value == "no" || value == "false");
-    if disabled || !words("types").iter().any(|kind| kind == "deb") {
-        return Vec::new();
-    }
-    words("uris")
-        .into_iter()
-        .map(|uri| Source { uri, suites: words("suites"), components: words("components") })
-        .collect()
-}
 
 /// The Debian mirror in the machine's own apt configuration.
 fn mirror() -> Result<String> {
@@ -102,26 +24,21 @@ fn mirror() -> Result<String> {
     {
         return Ok(mirror);
     }
-    let mut sources = fs::read_to_string("/etc/apt/sources.list").map(|text| parse_one_line(&text)).unwrap_or_default();
-    let mut parts: Vec<PathBuf> = fs::read_dir("/etc/apt/sources.list.d")
-        .map(|entries| entries.filter_map(|entry| Some(entry.ok()?.path())).collect())
-        .unwrap_or_default();
-    parts.sort();
-    for part in parts {
-        let Ok(text) = fs::read_to_string(&part) else { continue };
-        match part.extension().and_then(|extension| extension.to_str()) {
-            Some("list") => sources.extend(parse_one_line(&text)),
-            Some("sources") => sources.extend(parse_deb822(&text)),
-            _ => {}
-        }
-    }
-    let found = sources.into_iter().find(Source::is_debian_main);
-    found.map(|source| source.uri).ok_or_else(|| {
+    let mut command = Command::new("apt-get");
+    command.args(["indextargets", "--format", "$(SITE) $(RELEASE) $(COMPONENT)", "Created-By: Packages"]);
+    tools::run(&mut command)?.lines().find_map(debian_main).map(str::to_owned).ok_or_else(|| {
         Error::new(format!(
-            "no Debian mirror in /etc/apt/sources.list or /etc/apt/sources.list.d: name one in {MIRROR_VARIABLE} \
-             (an address that ends in /debian)"
+            "no Debian mirror among apt's sources: name one in {MIRROR_VARIABLE} (an address that ends in /debian)"
         ))
     })
+}
+
+/// The address in a line `ADDRESS SUITE COMPONENT`, if it is that of a Debian main archive: not security, not another vendor's.
+fn debian_main(line: &str) -> Option<&str> {
+    let [address, suite, "main"] = *line.split_whitespace().collect::<Vec<_>>() else { return None };
+    let path = address.trim_end_matches('/');
+    let is_debian = path.ends_with("/debian") || path.contains("/archive/debian/");
+    (is_debian && !suite.ends_with("-security") && !suite.contains("/updates")).then_some(address)
 }
 
 /// A private apt tree for one suite: its own lists and cache, nothing of the machine's.
@@ -179,7 +96,8 @@ impl Tree {
             setting.push(value);
             ["-o".into(), setting]
         };
-        let output = Command::new(program)
+        let mut command = Command::new(program);
+        command
             .args(option("Dir::Etc::sourcelist", &self.folder.join("sources.list")))
             .args(option("Dir::Etc::sourceparts", Path::new("-")))
             .args(option("Dir::State::lists", &self.folder.join("lists")))
@@ -190,74 +108,30 @@ impl Tree {
             .args(["-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=3"])
             .args(arguments)
             .current_dir(folder)
-            .env("LC_ALL", "C.UTF-8")
-            .stdin(Stdio::null())
-            .output()
-            .context(|| format!("cannot start {program}"))?;
+            .env("LC_ALL", "C.UTF-8");
         // apt-get update answers 0 when an index could not be fetched and an old one exists; what is missing shows
         // when a package is asked for.
-        if output.status.success() {
-            Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-        } else {
-            Err(Error::new(format!(
-                "{program} {} failed ({}): {}",
-                arguments.join(" "),
-                output.status,
-                String::from_utf8_lossy(&output.stderr).trim()
-            )))
-        }
+        tools::run(&mut command)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Source, parse_deb822, parse_one_line};
+    use super::debian_main;
 
     #[test]
-    fn one_line_format_with_options_and_comments() {
-        let sources = parse_one_line(
-            "# deb http://mirror.example/old old main\n\
-             deb-src http://mirror.example/debian bookworm main\n\
-             deb [ arch=amd64 signed-by=/k.gpg ] http://mirror.example/debian bookworm main contrib # ours\n\
-             deb http://security.example/debian-security bookworm-security main\n",
-        );
-        assert_eq!(sources.len(), 2);
-        assert_eq!(sources[0].uri, "http://mirror.example/debian");
-        assert_eq!(sources[0].components, ["main", "contrib"]);
-        assert!(sources[0].is_debian_main());
-        assert!(!sources[1].is_debian_main(), "the security archive lacks the other suites");
-    }
-
-    #[test]
-    fn deb822_format_with_comment_continuation_and_disabled_stanza() {
-        let sources = parse_deb822(
-            "Types: deb deb-src\n# http://snapshot.example/1\nURIs: http://mirror.example/debian/\n\
-             Suites: bookworm\n bookworm-updates\nComponents: main\n\n\
-             Types: deb\nEnabled: no\nURIs: http://off.example/debian\nSuites: sid\nComponents: main\n\n\
-             Types: deb\nURIs: http://tools.example/node_20.x\nSuites: nodistro\nComponents: main\n",
-        );
-        assert_eq!(
-            sources,
-            [
-                Source {
-                    uri: "http://mirror.example/debian/".into(),
-                    suites: vec!["bookworm".into(), "bookworm-updates".into()],
-                    components: vec!["main".into()],
-                },
-                Source {
-                    uri: "http://tools.example/node_20.x".into(),
-                    suites: vec!["nodistro".into()],
-                    components: vec!["main".into()],
-                },
-            ]
-        );
-        assert!(sources[0].is_debian_main());
-        assert!(!sources[1].is_debian_main());
-    }
-
-    #[test]
-    fn security_suites_on_the_same_path_are_told_apart() {
-        let sources = parse_one_line("deb http://mirror.example/debian bookworm-security main");
-        assert!(!sources[0].is_debian_main());
+    fn only_the_main_archive_has_all_suites() {
+        let line = "http://mirror.example/debian bookworm-updates main";
+        assert_eq!(debian_main(line), Some("http://mirror.example/debian"));
+        assert!(debian_main("http://snapshot.example/archive/debian/20250520T000000Z/ sid main").is_some());
+        for line in [
+            "http://mirror.example/debian bookworm contrib",
+            "http://mirror.example/debian-security bookworm-security main",
+            "http://mirror.example/debian bookworm-security main",
+            "http://tools.example/node_20.x nodistro main",
+            "",
+        ] {
+            assert_eq!(debian_main(line), None, "{line}");
+        }
     }
 }

@@ -1,7 +1,11 @@
 //! Cargo, started by a program that cargo started.
 
 use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use crate::error::{Error, Result};
+use crate::tools;
 
 /// Cargo as this program was started by it, or as it is found.
 fn path() -> OsString {
@@ -23,6 +27,35 @@ pub(crate) fn in_shell(line: &str) -> Command {
     command
 }
 
+/// Builds a program; gives its path.
+pub(crate) fn build(root: &Path, arguments: &[&str], name: &str) -> Result<PathBuf> {
+    let mut command = command();
+    command.current_dir(root).env("BENCHES_RUSTC", rustc_version()?.trim());
+    command.arg("build").args(arguments).args(["--bin", name, "--message-format=json-render-diagnostics"]);
+    let messages = tools::run_aloud(&mut command)?;
+    let program = messages.lines().filter_map(|line| executable(line, name)).next_back();
+    program.ok_or_else(|| Error::new(format!("cargo names no program {name}")))
+}
+
+/// Builds a program of a package, optimised; gives its path.
+pub(crate) fn build_release(root: &Path, package: &str, name: &str) -> Result<PathBuf> {
+    build(root, &["--release", "--package", package], name)
+}
+
+/// Line of `rustc --version`.
+pub(crate) fn rustc_version() -> Result<String> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    tools::run_aloud(Command::new(rustc).arg("--version"))
+}
+
+/// The program a line of cargo's messages is about, if it is this one.
+fn executable(line: &str, wanted: &str) -> Option<PathBuf> {
+    let message: serde_json::Value = serde_json::from_str(line).ok()?;
+    let name = message.get("target")?.get("name")?.as_str()?;
+    let path = message.get("executable")?.as_str()?;
+    (name == wanted).then(|| path.into())
+}
+
 fn as_typed(mut command: Command) -> Command {
     for (name, _) in std::env::vars_os() {
         if is_about_our_package(&name) {
@@ -40,6 +73,18 @@ fn is_about_our_package(name: &OsStr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_program_is_found_among_cargos_messages() {
+        let message = |name: &str, executable: &str| {
+            format!(r#"{{"reason":"compiler-artifact","target":{{"name":"{name}"}},"executable":{executable}}}"#)
+        };
+        let found = |line: &str| executable(line, "proxier-demo");
+        assert_eq!(found(&message("proxier-demo", "\"/t/p\"")).as_deref(), Some(Path::new("/t/p")));
+        for line in [&message("proxier-demo", "null"), &message("xtask", "\"/t/x\""), "Compiling"] {
+            assert_eq!(found(line), None);
+        }
+    }
 
     #[test]
     fn nothing_about_our_package_is_handed_on() {

@@ -7,11 +7,12 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use crate::apt::Tree;
 use crate::cache;
 use crate::error::{Context as _, Error, Result};
+use crate::tools;
 
 /// The kernel series that the project is tested on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -232,7 +233,7 @@ const UNNEEDED_FOLDERS: [&str; 11] = [
 fn unpack(release: &str, packages: &[PathBuf], work: &Path) -> Result<()> {
     let tree = work.join("tree");
     for package in packages {
-        run(Command::new("dpkg-deb").arg("-x").arg(package).arg(&tree))?;
+        tools::run(Command::new("dpkg-deb").arg("-x").arg(package).arg(&tree))?;
         fs::remove_file(package).context(|| format!("cannot remove {}", package.display()))?;
     }
     let from = ["lib/modules", "usr/lib/modules"]
@@ -272,7 +273,7 @@ fn unpack(release: &str, packages: &[PathBuf], work: &Path) -> Result<()> {
     }
     fs::remove_dir_all(&tree).context(|| format!("cannot remove {}", tree.display()))?;
     uncompress(&to)?;
-    run(Command::new("depmod").arg("-b").arg(work).arg(release).env("PATH", crate::tools::search_path()))?;
+    tools::run(Command::new("depmod").arg("-b").arg(work).arg(release).env("PATH", tools::search_path()))?;
     fs::write(work.join("release"), format!("{release}\n")).context(|| "cannot write the kernel's release".to_owned())
 }
 
@@ -289,25 +290,9 @@ fn uncompress(folder: &Path) -> Result<()> {
         }
     }
     for batch in compressed.chunks(500) {
-        run(Command::new("xz").arg("--decompress").args(batch))?;
+        tools::run(Command::new("xz").arg("--decompress").args(batch))?;
     }
     Ok(())
-}
-
-fn run(command: &mut Command) -> Result<()> {
-    let program = command.get_program().to_string_lossy().into_owned();
-    let output = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .output()
-        .context(|| format!("cannot start {program}"))?;
-    if output.status.success() {
-        Ok(())
-    } else {
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        Err(Error::new(format!("{program} failed ({}): {said}", output.status)))
-    }
 }
 
 #[cfg(test)]

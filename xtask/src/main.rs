@@ -12,6 +12,7 @@ mod error;
 mod kernel;
 mod libtest;
 mod report;
+mod scratch;
 mod tools;
 mod turns;
 mod vm;

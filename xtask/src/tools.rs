@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use crate::error::{Context as _, Error, Result};
 
@@ -115,6 +115,29 @@ pub(crate) fn ensure(tools: &[Tool]) -> Result<()> {
     }
 }
 
+/// Runs a program to its end, without input; what it prints is kept for the error where it fails.
+pub(crate) fn run(command: &mut Command) -> Result<String> {
+    let output = command.stdin(Stdio::null()).output();
+    said(command, output)
+}
+
+/// Runs a program to its end, without input; its errors and warnings go where ours go.
+pub(crate) fn run_aloud(command: &mut Command) -> Result<String> {
+    let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+    said(command, output)
+}
+
+fn said(command: &Command, output: std::io::Result<Output>) -> Result<String> {
+    let program = command.get_program().display();
+    let output = output.context(|| format!("cannot start {program}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    Err(Error::new(format!("{program} {} failed ({}) {}", words.join(" "), output.status, errors.trim())))
+}
+
 fn missing_packages(tools: &[Tool]) -> Vec<&'static str> {
     let mut packages: Vec<&'static str> = tools
         .iter()
@@ -130,19 +153,8 @@ fn missing_packages(tools: &[Tool]) -> Vec<&'static str> {
 }
 
 fn apt_get(arguments: &[&str]) -> Result<()> {
-    let status = Command::new("apt-get")
-        .args(["--quiet", "--quiet"])
-        .args(arguments)
-        .env("DEBIAN_FRONTEND", "noninteractive")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .status()
-        .context(|| "cannot start apt-get".to_owned())?;
-    if status.success() {
-        Ok(())
-    } else {
-        Err(Error::new(format!("apt-get {} failed ({status})", arguments.join(" "))))
-    }
+    let mut command = Command::new("apt-get");
+    run(command.args(["--quiet", "--quiet"]).args(arguments).env("DEBIAN_FRONTEND", "noninteractive")).map(drop)
 }
 
 /// Whether this process may install packages and enter namespaces.

@@ -8,10 +8,11 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 
 use crate::cargo;
 use crate::error::{Context as _, Error, Result};
+use crate::tools;
 
 pub(crate) const HELP: &str = "\
 Usage: cargo xtask api [--bless]
@@ -58,7 +59,8 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     let documents = document(&root, &lister)?;
     let mut differs = false;
     for name in CRATES {
-        let now = list(&lister, &documents.join(format!("{}.json", name.replace('-', "_"))))?;
+        let json = documents.join(format!("{}.json", name.replace('-', "_")));
+        let now = tools::run_aloud(Command::new(&lister).arg(json))?;
         let path = root.join(name).join(LIST);
         if bless {
             fs::write(&path, format!("{HEAD}{compiler}\n{now}"))
@@ -87,9 +89,7 @@ fn read(path: &Path) -> Result<String> {
 
 /// The compiler's version without the patch number, `1.95`: patch releases leave rustdoc's JSON as it is.
 fn compiler() -> Result<String> {
-    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let output = Command::new(rustc).arg("--version").output().context(|| "cannot start rustc".to_owned())?;
-    let text = String::from_utf8_lossy(&output.stdout);
+    let text = cargo::rustc_version()?;
     version(&text).ok_or_else(|| Error::new(format!("rustc --version says {:?}, which is no version", text.trim())))
 }
 
@@ -122,16 +122,7 @@ fn differences(kept: &str, now: &str) -> Vec<String> {
 /// With the flags of `cargo xtask test`, after which nothing is left to build. It is a program of its own so that the other
 /// commands do without what it depends on.
 fn lister(root: &Path) -> Result<PathBuf> {
-    let output = cargo::command()
-        .current_dir(root)
-        .args(["build", "--quiet", "--workspace", "--all-features", "--bin", "public-api"])
-        .arg("--message-format=json-render-diagnostics")
-        .stderr(Stdio::inherit())
-        .output()
-        .context(|| "cannot start cargo".to_owned())?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let program = text.lines().filter_map(|line| super::bench::executable(line, "public-api")).next_back();
-    program.filter(|_| output.status.success()).ok_or_else(|| Error::new("the program public-api does not build"))
+    cargo::build(root, &["--quiet", "--workspace", "--all-features"], "public-api")
 }
 
 /// Writes rustdoc's JSON of all libraries; gives the folder.
@@ -146,31 +137,15 @@ fn document(root: &Path, lister: &Path) -> Result<PathBuf> {
     fs::write(&script, text).context(|| format!("cannot write {}", script.display()))?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))
         .context(|| format!("cannot make {} executable", script.display()))?;
-    let status = cargo::command()
+    let mut command = cargo::command();
+    command
         .current_dir(root)
         .env("RUSTDOC", &script)
         .env("XTASK_RUSTDOC", rustdoc)
         .env("RUSTDOCFLAGS", "-Z unstable-options --output-format json")
-        .args(["doc", "--quiet", "--workspace", "--all-features", "--no-deps", "--lib"])
-        .status()
-        .context(|| "cannot start cargo".to_owned())?;
-    if !status.success() {
-        return Err(Error::new("cargo doc failed"));
-    }
+        .args(["doc", "--quiet", "--workspace", "--all-features", "--no-deps", "--lib"]);
+    tools::run_aloud(&mut command)?;
     Ok(target.join("doc"))
-}
-
-/// A library's public API, an item a line.
-fn list(lister: &Path, json: &Path) -> Result<String> {
-    let output = Command::new(lister)
-        .arg(json)
-        .stderr(Stdio::inherit())
-        .output()
-        .context(|| format!("cannot start {}", lister.display()))?;
-    if !output.status.success() {
-        return Err(Error::new(format!("cannot list what {} has", json.display())));
-    }
-    String::from_utf8(output.stdout).context(|| format!("cannot list what {} has", json.display()))
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use super::bench::{HostLoad, cargo_build};
+use super::bench::HostLoad;
+use crate::cargo;
 use crate::error::{Context as _, Error, Result};
 use crate::kernel::{Kernel, Series};
 use crate::tools;
@@ -78,7 +79,7 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     }
     let (program, proxy) = if options.release {
         // Two runs of cargo's: with the benches, the proxy would get the features that only they want.
-        (cargo_build(&root, "benches", "benches")?, cargo_build(&root, "examples", "proxier-demo")?)
+        (cargo::build_release(&root, "benches", "benches")?, cargo::build_release(&root, "examples", "proxier-demo")?)
     } else {
         // As `cargo xtask test` builds them: after the tests, nothing is left to build.
         let built = super::test::binaries::build(&root, &[])?;
@@ -134,13 +135,10 @@ fn failed(stolen: u64) -> ExitCode {
 
 /// The commit of this checkout, and whether files differ from it; `unknown` without git.
 fn commit(root: &Path) -> String {
-    let git = |words: &[&str]| {
-        let output = Command::new("git").args(words).current_dir(root).output().ok()?;
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-    };
-    let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".to_owned() };
-    let differs = git(&["status", "--porcelain", "--untracked-files=no"]).is_none_or(|files| !files.is_empty());
-    if differs { format!("{commit}, with changes") } else { commit }
+    let git = |words: &[&str]| tools::run(Command::new("git").args(words).current_dir(root));
+    let Ok(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".to_owned() };
+    let differs = git(&["status", "--porcelain", "--untracked-files=no"]).map_or(true, |files| !files.is_empty());
+    format!("{}{}", commit.trim(), if differs { ", with changes" } else { "" })
 }
 
 /// With more, a soak that is not passed says nothing.

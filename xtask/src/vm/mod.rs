@@ -12,17 +12,16 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::error::{Context as _, Error, Result};
 use crate::kernel::Kernel;
+use crate::scratch::Scratch;
 use crate::tools;
 
 /// After the exit code has arrived, the machine has this long to power off.
@@ -126,7 +125,7 @@ impl Vm {
     /// Runs a command on the console, with the keyboard, until it ends: a shell. The time limit does not apply.
     pub(crate) fn shell(&self, command: &[OsString]) -> Result<()> {
         let accelerator = accel::choose(&self.kernel)?;
-        let run = RunFolder::new()?;
+        let run = Scratch::new()?;
         let initramfs = self.write_initramfs(&run, command, true)?;
         let mut qemu = self.qemu(accelerator, &initramfs);
         qemu.args(["-serial", "mon:stdio"]);
@@ -135,9 +134,9 @@ impl Vm {
     }
 
     fn boot(&self, accelerator: &str, command: &[OsString], stdout: Sink, stderr: Sink) -> Result<Outcome> {
-        let run = RunFolder::new()?;
+        let run = Scratch::new()?;
         let initramfs = self.write_initramfs(&run, command, false)?;
-        let console = run.path("console");
+        let console = run.path().join("console");
         let mut qemu = self.qemu(accelerator, &initramfs);
         qemu.arg("-serial").arg(option("file:", &console));
         qemu.args(["-device", "virtio-serial-pci,id=ports"]);
@@ -150,7 +149,7 @@ impl Vm {
             (3, "exit", End::Code(sender)),
             (4, "stdin", End::Feed(self.stdin)),
         ] {
-            let socket = run.path(name);
+            let socket = run.path().join(name);
             let listener = UnixListener::bind(&socket).context(|| format!("cannot listen on {}", socket.display()))?;
             qemu.arg("-chardev").arg(option(&format!("socket,id={name},path="), &socket));
             qemu.arg("-device").arg(format!("virtserialport,bus=ports.0,nr={number},chardev={name},name={name}"));
@@ -208,7 +207,7 @@ impl Vm {
         qemu
     }
 
-    fn write_initramfs(&self, run: &RunFolder, command: &[OsString], interactive: bool) -> Result<PathBuf> {
+    fn write_initramfs(&self, run: &Scratch, command: &[OsString], interactive: bool) -> Result<PathBuf> {
         let yes_no = |flag: bool| if flag { "yes" } else { "no" };
         let mut stage2 = format!(
             "modules_release={}\nnetwork={}\nstdin={}\ninteractive={}\nshares={}\n",
@@ -226,7 +225,7 @@ impl Vm {
         }
         stage2.extend_from_slice(include_bytes!("stage2.sh"));
         let initramfs = initramfs::build(&self.kernel, &stage2, &self.command_script(command))?;
-        let path = run.path("initramfs");
+        let path = run.path().join("initramfs");
         fs::write(&path, initramfs).context(|| format!("cannot write {}", path.display()))?;
         Ok(path)
     }
@@ -360,32 +359,6 @@ fn wait(child: &mut Child, deadline: Instant, exit_codes: &mpsc::Receiver<i32>) 
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => thread::sleep(Duration::from_millis(20)),
         }
-    }
-}
-
-/// A folder for the sockets and files of one run; removed with it.
-#[derive(Debug)]
-struct RunFolder(PathBuf);
-
-impl RunFolder {
-    fn new() -> Result<Self> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("ipvs-rs-vm-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        // A socket's path has room for 107 bytes.
-        let parent = Some(std::env::temp_dir()).filter(|path| path.as_os_str().len() < 60);
-        let path = parent.unwrap_or_else(|| PathBuf::from("/tmp")).join(name);
-        fs::DirBuilder::new().mode(0o700).create(&path).context(|| format!("cannot create {}", path.display()))?;
-        Ok(Self(path))
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for RunFolder {
-    fn drop(&mut self) {
-        drop(fs::remove_dir_all(&self.0));
     }
 }
 

@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::error::{Context as _, Result};
+use crate::scratch::Scratch;
 
 /// Greatest age of the file's content. The kernel computes its averages every five seconds.
 const EVERY: Duration = Duration::from_secs(2);
@@ -15,18 +16,15 @@ const EVERY: Duration = Duration::from_secs(2);
 /// every two seconds until this is dropped.
 #[derive(Debug)]
 pub(in crate::commands) struct HostLoad {
-    folder: PathBuf,
+    folder: Scratch,
     end: Option<Sender<()>>,
     writer: Option<JoinHandle<()>>,
 }
 
 impl HostLoad {
     pub(in crate::commands) fn tell() -> Result<Self> {
-        let folder = std::env::temp_dir().join(format!("ipvs-rs-load-{}", std::process::id()));
-        fs::create_dir_all(&folder).context(|| format!("cannot create {}", folder.display()))?;
-        let folder = folder.canonicalize().context(|| format!("cannot find {}", folder.display()))?;
         let (end, ended) = channel();
-        let mut load = HostLoad { folder, end: Some(end), writer: None };
+        let mut load = HostLoad { folder: Scratch::new()?, end: Some(end), writer: None };
         let file = load.file();
         write(&file).context(|| format!("cannot write {}", file.display()))?;
         load.writer = Some(thread::spawn(move || {
@@ -39,11 +37,11 @@ impl HostLoad {
     }
 
     pub(in crate::commands) fn folder(&self) -> &Path {
-        &self.folder
+        self.folder.path()
     }
 
     pub(in crate::commands) fn file(&self) -> PathBuf {
-        self.folder.join("load")
+        self.folder.path().join("load")
     }
 }
 
@@ -51,7 +49,6 @@ impl Drop for HostLoad {
     fn drop(&mut self) {
         drop(self.end.take());
         drop(self.writer.take().map(JoinHandle::join));
-        drop(fs::remove_dir_all(&self.folder));
     }
 }
 

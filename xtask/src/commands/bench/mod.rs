@@ -162,7 +162,7 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     let root = super::test::repository()?;
     if let Some(counts) = options.counts {
         tools::ensure(tools::COUNTERS)?;
-        let program = cargo_build(&root, "benches", "benches")?;
+        let program = cargo::build_release(&root, "benches", "benches")?;
         let mut line: Vec<OsString> = vec![program.into(), "counts".into()];
         line.push(root.join("benches/counts.json").into());
         line.extend((counts == Counts::Update).then(|| "--update".into()));
@@ -249,48 +249,17 @@ fn build(root: &Path, mode: Mode) -> Result<PathBuf> {
         built.program("proxier-demo")?;
         built.program("benches")?
     } else {
-        let program = cargo_build(root, "benches", "benches")?;
+        let program = cargo::build_release(root, "benches", "benches")?;
         // In a run of cargo's of its own: with the benches it would get the features that only they want.
-        cargo_build(root, "examples", "proxier-demo")?;
+        cargo::build_release(root, "examples", "proxier-demo")?;
         program
     };
     for name in C_PROGRAMS {
-        let status = Command::new("cc")
-            .args(["-O2", "-Wall", "-o"])
-            .arg(program.with_file_name(name))
-            .arg(root.join(format!("benches/c/{name}.c")))
-            .status()
-            .context(|| "cannot start cc (install gcc)".to_owned())?;
-        if !status.success() {
-            return Err(Error::new(format!("benches/c/{name}.c does not build")));
-        }
+        let mut cc = Command::new("cc");
+        cc.args(["-O2", "-Wall", "-o"]).arg(program.with_file_name(name)).arg(root.join(format!("benches/c/{name}.c")));
+        tools::run_aloud(&mut cc)?;
     }
     Ok(program)
-}
-
-/// Builds a program, optimised; gives its path.
-pub(super) fn cargo_build(root: &Path, package: &str, name: &str) -> Result<PathBuf> {
-    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let version = Command::new(rustc).arg("--version").output().context(|| "cannot start rustc".to_owned())?;
-    let output = cargo::command()
-        .current_dir(root)
-        .env("BENCHES_RUSTC", String::from_utf8_lossy(&version.stdout).trim())
-        .args(["build", "--release", "--package", package, "--bin", name])
-        .arg("--message-format=json-render-diagnostics")
-        .stderr(std::process::Stdio::inherit())
-        .output()
-        .context(|| "cannot start cargo".to_owned())?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let program = text.lines().filter_map(|line| executable(line, name)).next_back();
-    program.filter(|_| output.status.success()).ok_or_else(|| Error::new(format!("{name} does not build")))
-}
-
-/// The program a line of cargo's messages is about, if it is this one.
-pub(super) fn executable(line: &str, wanted: &str) -> Option<PathBuf> {
-    let message: serde_json::Value = serde_json::from_str(line).ok()?;
-    let name = message.get("target")?.get("name")?.as_str()?;
-    let path = message.get("executable")?.as_str()?;
-    (name == wanted).then(|| path.into())
 }
 
 fn parse(arguments: &[OsString]) -> Result<Options> {

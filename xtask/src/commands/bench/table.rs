@@ -175,7 +175,9 @@ mod tests {
         let line = "| {×|P2: restore / crate} ({ms|From nothing|1000|restore}){reached} | {load} |";
         assert_eq!(measured(&result(true), line).unwrap(), "| 29.9 × (5.43 s) | 0.99 to 1.10 of 2 |");
         assert!(measured(&result(false), line).unwrap().contains("(5.43 s) **not reached** |"));
-        for missing in ["ms|From nothing|1000|another", "ms|From nothing|10|restore", "×|P3", "miles|P2: restore / crate"] {
+        for missing in
+            ["ms|From nothing|1000|another", "ms|From nothing|10|restore", "×|P3", "miles|P2: restore / crate"]
+        {
             assert_eq!(measured(&result(true), &format!("| {{{missing}}} |")), Err(format!("{missing:?}")));
         }
     }
