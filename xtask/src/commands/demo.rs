@@ -82,9 +82,8 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     }
     let start = Instant::now();
     let outcome = vm.run(&command)?;
-    if let Some(trouble) = outcome.trouble() {
-        eprintln!("{}\nxtask: {trouble}", outcome.console.trim_end());
-        return Ok(ExitCode::from(if outcome.timed_out { 124 } else { 125 }));
+    if let Some(code) = outcome.failed() {
+        return Ok(code);
     }
     if options.mode == Mode::Told {
         println!("{} s from power-on to power-off", start.elapsed().as_secs());

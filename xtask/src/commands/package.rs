@@ -4,6 +4,7 @@
 //! and crates elsewhere that depend on them must get these, never those.
 
 use std::ffi::OsString;
+use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -80,8 +81,8 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
         let package = target.join("package").join(format!("{member}.crate"));
         tools::run(Command::new("tar").arg("-xzf").arg(package).arg("-C").arg(scratch.path()))?;
         missing.extend(missing_files(name, &scratch.path().join(&member)));
-        patches += &format!("{name} = {{ path = {member:?} }}\n");
-        dependencies += &format!("{name} = {{ path = \"../{member}\" }}\n");
+        let _infallible = writeln!(patches, "{name} = {{ path = {member:?} }}");
+        let _infallible = writeln!(dependencies, "{name} = {{ path = \"../{member}\" }}");
         members.push(member);
     }
     if !missing.is_empty() {

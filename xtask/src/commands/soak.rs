@@ -94,18 +94,15 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     vm.memory = MEMORY;
     vm.timeout = AROUND + Duration::from_secs_f64(options.minutes * 60.0 * 2.0);
     vm.shares.push(results.clone());
-    let load = HostLoad::tell()?;
-    vm.shares.push(load.folder().to_owned());
-    vm.env.push(("BENCHES_HOST_LOAD".into(), load.file().into()));
+    let _load = HostLoad::tell(&mut vm)?;
     for (name, value) in ALLOCATOR {
         vm.env.push((name.into(), value.into()));
     }
     let before = Processors::now();
     let outcome = vm.run(&command)?;
     let stolen = Processors::now().stolen_since(before);
-    if let Some(trouble) = outcome.trouble() {
-        eprintln!("{}\nxtask: {trouble}", outcome.console.trim_end());
-        return Ok(ExitCode::from(if outcome.timed_out { 124 } else { 125 }));
+    if let Some(code) = outcome.failed() {
+        return Ok(code);
     }
     if outcome.exit == Some(0) {
         return Ok(ExitCode::SUCCESS);

@@ -61,10 +61,8 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let outcome = vm.run(&options.command)?;
-    if let Some(trouble) = outcome.trouble() {
-        eprintln!("{}", outcome.console.trim_end());
-        eprintln!("xtask: {trouble}");
-        return Ok(ExitCode::from(if outcome.timed_out { 124 } else { 125 }));
+    if let Some(code) = outcome.failed() {
+        return Ok(code);
     }
     Ok(ExitCode::from(outcome.exit.and_then(|code| u8::try_from(code).ok()).unwrap_or(125)))
 }

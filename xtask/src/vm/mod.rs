@@ -14,7 +14,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -75,6 +75,13 @@ impl Outcome {
             (None, false, _) => Some(format!("the machine ended after {seconds} s, before the command did")),
             (Some(_), ..) => None,
         }
+    }
+
+    /// The exit code of a run that did not end with the command's own; prints why, below the kernel's log.
+    pub(crate) fn failed(&self) -> Option<ExitCode> {
+        let trouble = self.trouble()?;
+        eprintln!("{}\nxtask: {trouble}", self.console.trim_end());
+        Some(ExitCode::from(if self.timed_out { 124 } else { 125 }))
     }
 }
 

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use crate::error::{Context as _, Result};
 use crate::scratch::Scratch;
+use crate::vm::Vm;
 
 /// Greatest age of the file's content. The kernel computes its averages every five seconds.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// A folder with a file that holds this machine's load average over a minute and its number of processors, written again
-/// every two seconds until this is dropped.
+/// A file in a folder that holds this machine's load average over a minute and its number of processors, written again every
+/// two seconds until this is dropped.
 #[derive(Debug)]
 pub(in crate::commands) struct HostLoad {
     folder: Scratch,
@@ -22,7 +23,15 @@ pub(in crate::commands) struct HostLoad {
 }
 
 impl HostLoad {
-    pub(in crate::commands) fn tell() -> Result<Self> {
+    /// Tells the benches in this machine, as long as this lives.
+    pub(in crate::commands) fn tell(vm: &mut Vm) -> Result<Self> {
+        let load = Self::start()?;
+        vm.shares.push(load.folder.path().to_owned());
+        vm.env.push(("BENCHES_HOST_LOAD".into(), load.file().into()));
+        Ok(load)
+    }
+
+    fn start() -> Result<Self> {
         let (end, ended) = channel();
         let mut load = HostLoad { folder: Scratch::new()?, end: Some(end), writer: None };
         let file = load.file();
@@ -36,11 +45,7 @@ impl HostLoad {
         Ok(load)
     }
 
-    pub(in crate::commands) fn folder(&self) -> &Path {
-        self.folder.path()
-    }
-
-    pub(in crate::commands) fn file(&self) -> PathBuf {
+    fn file(&self) -> PathBuf {
         self.folder.path().join("load")
     }
 }
@@ -67,11 +72,11 @@ mod tests {
 
     #[test]
     fn the_file_has_a_number_and_the_processors_and_is_gone_afterwards() {
-        let load = HostLoad::tell().unwrap();
+        let load = HostLoad::start().unwrap();
         let text = std::fs::read_to_string(load.file()).unwrap();
         let (average, cpus) = text.trim().split_once(' ').unwrap();
         assert!(average.parse::<f64>().unwrap() >= 0.0 && cpus.parse::<u32>().unwrap() > 0, "{text}");
-        let folder = load.folder().to_owned();
+        let folder = load.folder.path().to_owned();
         drop(load);
         assert!(!folder.exists());
     }

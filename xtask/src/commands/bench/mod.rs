@@ -227,9 +227,7 @@ fn run_in_machine(options: &Options, results: &Path, name: &str, line: &[OsStrin
     // The API server of `end-to-end` holds 50,000 Services.
     vm.memory = if name == "end-to-end" { 6144 } else { 3072 };
     vm.shares.push(results.to_owned());
-    let load = HostLoad::tell()?;
-    vm.shares.push(load.folder().to_owned());
-    vm.env.push(("BENCHES_HOST_LOAD".into(), load.file().into()));
+    let _load = HostLoad::tell(&mut vm)?;
     let outcome = vm.run(line)?;
     if let Some(trouble) = outcome.trouble() {
         eprintln!("{}\nxtask: {name}: {trouble}", outcome.console.trim_end());
