@@ -2,24 +2,20 @@
 //! that of the virtual machine.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use proxier_core::modes::Kind;
 use proxier_core::reconciler::Options as ReconcilerOptions;
 use testkit::{Need, missing};
 
 use crate::machine::{is_emulated, resident_kib};
-use crate::namespace::{collect, tell, warm_up};
+use crate::namespace::tell;
 use crate::network::Network;
 use crate::node::Node;
-use crate::report::{Report, ms};
-use crate::versus::{CHANGE, LATENCY, MEMORY, NFT_LIMIT, PATIENCE, PROGRAM, RATE, connect, kernel_memory};
+use crate::report::Report;
+use crate::versus::{ENDPOINTS, NFT_LIMIT, PATIENCE, by_size, connect, curves, kernel_memory, memory_since, passes};
 use crate::{Failure, Options};
 
 const RESIDENT: &str = "Resident memory of the process beyond an empty one";
-const ENDPOINTS: u32 = 2;
-/// Changes in a run; the first one of a process is the slowest.
-const CHANGES: u32 = 3;
 /// The networks of cluster IPs.
 const SERVICE_CIDR: &str = "10.96.0.0/12";
 
@@ -36,8 +32,8 @@ fn has_ipvs() -> bool {
 }
 
 /// In an emulated machine the nft back end takes minutes for a restore of more.
-fn is_too_large(mode: Kind, services: u32) -> bool {
-    mode == Kind::Iptables && is_emulated() && services > NFT_LIMIT
+fn is_too_large(mode: &str, services: u32) -> bool {
+    mode == Kind::Iptables.name() && is_emulated() && services > NFT_LIMIT
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
@@ -59,40 +55,14 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         "Memory of the process: with all that passes have needed for a moment, which proxier-demo gives back to the kernel. `memory` \
          has what is kept.",
     );
-    let sizes: &[u32] = match (options.smoke, options.quick) {
-        (true, _) => &[10, 30],
-        (_, true) => &[10, 1_000],
-        _ => &[10, 100, 1_000, 5_000, 10_000],
-    };
-    let connections = if options.smoke { "20" } else { "150" };
-    for (mode, _) in &ways {
-        warm_up(&["modes", mode.name(), "3", "5"])?;
-    }
-    for services in sizes.iter().copied() {
-        let mut spent = vec![Duration::ZERO; ways.len()];
-        for round in 0..options.rounds {
-            for ((mode, name), spent) in ways.iter().copied().zip(&mut spent) {
-                if *spent > PATIENCE || is_too_large(mode, services) {
-                    continue;
-                }
-                let start = Instant::now();
-                collect(&mut report, &["modes", mode.name(), &services.to_string(), connections])?;
-                *spent += start.elapsed();
-                eprintln!("{name}, {services} Services, round {round}: {:.1} s", start.elapsed().as_secs_f64());
-            }
-        }
-    }
-    if sizes.iter().any(|services| is_too_large(Kind::Iptables, *services)) {
+    let named: Vec<_> = ways.iter().map(|(mode, name)| (mode.name(), *name)).collect();
+    let sizes = by_size(&mut report, options, ("modes", &named, options.rounds), is_too_large)?;
+    if sizes.iter().any(|services| is_too_large(Kind::Iptables.name(), *services)) {
         report
             .note(format!("iptables mode with more than {NFT_LIMIT} Services is left out: one restore takes minutes."));
     }
     report.note(format!("What took more than {} s altogether, at one size, is not repeated.", PATIENCE.as_secs()));
-    report.curve("program", PROGRAM, "Services");
-    report.curve("change", CHANGE, "Services");
-    let last_or_none = |side: &str| !side.ends_with("first") && !side.ends_with("middle");
-    report.curve_of("connect", "Connecting through the last Service", LATENCY, "Services", last_or_none);
-    report.curve("rate", RATE, "Services");
-    report.curve("memory", MEMORY, "Services");
+    curves(&mut report);
     report.curve("resident", RESIDENT, "Services");
     report.finish()
 }
@@ -113,22 +83,9 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     options.userspace.service_cidrs = vec![SERVICE_CIDR.parse()?];
     let mut node = Node::with(options)?;
     node.load(services, ENDPOINTS);
-    let start = Instant::now();
-    node.pass()?;
-    tell(PROGRAM, services, "ms", name, ms(start.elapsed()));
-    for change in 0..CHANGES {
-        let start = Instant::now();
-        node.change(services / 2, if change.is_multiple_of(2) { ENDPOINTS - 1 } else { ENDPOINTS });
-        let report = node.pass()?;
-        tell(CHANGE, services, "ms", name, ms(start.elapsed()));
-        if report.full || report.writes() == 0 {
-            return Err("a change was not taken as one".into());
-        }
-    }
+    passes(&mut node, services, name)?;
     node.proxier.compact();
-    // Memory that was in use until the last moment is given back after a grace period.
-    std::thread::sleep(Duration::from_millis(300));
-    tell(MEMORY, services, "KiB", name, kernel_memory()? - kernel);
+    memory_since(kernel, services, name)?;
     tell(RESIDENT, services, "KiB", name, resident_kib()? - resident);
     connect(&network, services, connections, name)
 }

@@ -10,8 +10,8 @@ use nix::sched::{CloneFlags, unshare};
 
 use crate::report::Report;
 use crate::{
-    Failure, drift, end_to_end, ipset_fill, iptables_services, ipvs_program, machine, modes, network,
-    nftables_fill, nftables_services, snapshot, userspace, versus,
+    Failure, drift, end_to_end, ipset_fill, iptables_services, ipvs_program, machine, modes, network, nftables_fill,
+    nftables_services, snapshot, userspace, versus,
 };
 
 /// Pause in which the kernel takes apart the namespace of the side before, which nothing uses any more; also the pause

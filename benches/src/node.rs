@@ -53,17 +53,6 @@ impl Node {
         self.proxier.start(self.now.get());
     }
 
-    pub(crate) fn now(&self) -> Duration {
-        self.now.get()
-    }
-
-    /// Time passes until there is something to do.
-    pub(crate) fn wait(&self) {
-        if let Some(wake) = self.proxier.next_wake() {
-            self.now.set(self.now.get().max(wake));
-        }
-    }
-
     /// One Service gets other endpoints.
     pub(crate) fn change(&mut self, number: u32, endpoints: u32) {
         self.proxier.upsert_slice(&slice(number, endpoints), self.now.get());

@@ -12,15 +12,17 @@ use crate::report::{Goal, Report, float, ms};
 use crate::world::cluster_ip;
 use crate::{Failure, Options, kube_rules};
 
-pub(crate) const PROGRAM: &str = "All Services from nothing";
-pub(crate) const CHANGE: &str = "One changed Service";
+const PROGRAM: &str = "All Services from nothing";
+const CHANGE: &str = "One changed Service";
 pub(crate) const LATENCY: &str = "Connecting";
-pub(crate) const RATE: &str = "Connections one after the other";
+const RATE: &str = "Connections one after the other";
 const CPU: &str = "Processor time of a connection, client and backend included";
 const SOFT: &str = "Of it in soft interrupts";
-pub(crate) const MEMORY: &str = "Kernel memory (Slab, VmallocUsed, Percpu)";
-const LIST: &str = "Reading the real connection list";
-const ENDPOINTS: u32 = 2;
+const MEMORY: &str = "Kernel memory (Slab, VmallocUsed, Percpu)";
+pub(crate) const ENDPOINTS: u32 = 2;
+/// Changes in a run. The first one of a process is the slowest, since an emulator translates what runs for the first time, so every
+/// size gets as many.
+const CHANGES: u32 = 3;
 /// Time for all of a measurement at one size, above which it is not repeated.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(100);
 /// With more Services, restoring rules takes iptables-nft minutes.
@@ -40,49 +42,93 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     report.note(
         "Connections go from a client namespace over veth to the node, and over veth to a namespace with all backends.",
     );
+    // Tens of seconds each at the largest.
+    let rounds = options.rounds.min(5);
+    let is_too_large = |way: &str, services: u32| way == "nft" && services > NFT_LIMIT;
+    let sizes = by_size(&mut report, options, ("versus", &WAYS, rounds), is_too_large)?;
+    if sizes.iter().any(|services| *services > NFT_LIMIT) {
+        report
+            .note(format!("iptables-nft with more than {NFT_LIMIT} Services is left out: one restore takes minutes."));
+    }
+    report.note(format!("{rounds} rounds; fewer of what took more than {} s altogether.", PATIENCE.as_secs()));
+    if !options.smoke {
+        goals(&mut report, sizes);
+    }
+    curves(&mut report);
+    report.finish()
+}
+
+/// Measures ways, by name in arguments and in figures, as the number of Services grows; gives the sizes.
+pub(crate) fn by_size(
+    report: &mut Report,
+    options: &Options,
+    (bench, ways, rounds): (&str, &[(&str, &str)], usize),
+    is_too_large: impl Fn(&str, u32) -> bool,
+) -> Result<&'static [u32], Failure> {
     let sizes: &[u32] = match (options.smoke, options.quick) {
         (true, _) => &[10, 30],
         (_, true) => &[10, 1_000],
         _ => &[10, 100, 1_000, 5_000, 10_000],
     };
     let connections = if options.smoke { "20" } else { "150" };
-    for (way, _) in WAYS {
-        warm_up(&["versus", way, "3", "5"])?;
+    for (way, _) in ways {
+        warm_up(&[bench, way, "3", "5"])?;
     }
     for services in sizes.iter().copied() {
-        let mut spent = WAYS.map(|_| Duration::ZERO);
-        // Tens of seconds each at the largest.
-        for round in 0..options.rounds.min(5) {
-            for ((way, name), spent) in WAYS.into_iter().zip(&mut spent) {
-                if *spent > PATIENCE || (way == "nft" && services > NFT_LIMIT) {
+        let mut spent = vec![Duration::ZERO; ways.len()];
+        for round in 0..rounds {
+            for ((way, name), spent) in ways.iter().zip(&mut spent) {
+                if *spent > PATIENCE || is_too_large(way, services) {
                     continue;
                 }
                 let start = Instant::now();
-                collect(&mut report, &["versus", way, &services.to_string(), connections])?;
+                collect(report, &[bench, way, &services.to_string(), connections])?;
                 *spent += start.elapsed();
                 eprintln!("{name}, {services} Services, round {round}: {:.1} s", start.elapsed().as_secs_f64());
             }
         }
     }
-    if sizes.iter().any(|services| *services > NFT_LIMIT) {
-        report
-            .note(format!("iptables-nft with more than {NFT_LIMIT} Services is left out: one restore takes minutes."));
-    }
-    report.note(format!(
-        "{} rounds; fewer of what took more than {} s altogether.",
-        options.rounds.min(5),
-        PATIENCE.as_secs()
-    ));
-    if !options.smoke {
-        goals(&mut report, sizes);
-    }
+    Ok(sizes)
+}
+
+/// Draws what [`by_size`] has measured.
+pub(crate) fn curves(report: &mut Report) {
     report.curve("program", PROGRAM, "Services");
     report.curve("change", CHANGE, "Services");
     let last_or_none = |side: &str| !side.ends_with("first") && !side.ends_with("middle");
     report.curve_of("connect", "Connecting through the last Service", LATENCY, "Services", last_or_none);
     report.curve("rate", RATE, "Services");
     report.curve("memory", MEMORY, "Services");
-    report.finish()
+}
+
+/// A pass for all Services from nothing, and passes for changes of one.
+pub(crate) fn passes(node: &mut Node, services: u32, name: &str) -> Result<(), Failure> {
+    let start = Instant::now();
+    node.pass()?;
+    tell(PROGRAM, services, "ms", name, ms(start.elapsed()));
+    for change in 0..CHANGES {
+        let start = Instant::now();
+        node.change(services / 2, endpoints_then(change));
+        let report = node.pass()?;
+        tell(CHANGE, services, "ms", name, ms(start.elapsed()));
+        if report.full || report.writes() == 0 {
+            return Err("a change was not taken as one".into());
+        }
+    }
+    Ok(())
+}
+
+/// The endpoints of a Service after so many changes.
+fn endpoints_then(change: u32) -> u32 {
+    if change.is_multiple_of(2) { ENDPOINTS - 1 } else { ENDPOINTS }
+}
+
+/// Tells how much kernel memory has grown.
+pub(crate) fn memory_since(before: f64, services: u32, name: &str) -> Result<(), Failure> {
+    // Memory that was in use until the last moment is given back after a grace period.
+    std::thread::sleep(Duration::from_millis(300));
+    tell(MEMORY, services, "KiB", name, kernel_memory()? - before);
+    Ok(())
 }
 
 /// Flat or growing, from the smallest to the largest number of Services.
@@ -125,53 +171,25 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let (services, connections): (u32, usize) = (services.parse()?, connections.parse()?);
     let name = WAYS.into_iter().find(|(known, _)| known == way).map(|(_, name)| name).ok_or("no such way")?;
     let network = Network::new()?;
-    // The first change of a process is the slowest, since an emulator translates what runs for the first time. So every
-    // size gets as many, except restores that take seconds.
-    let changes = if services >= 5_000 && *way != "ipvs" { 1 } else { 3 };
-    let endpoints_then = |change: u32| if change.is_multiple_of(2) { ENDPOINTS - 1 } else { ENDPOINTS };
-    let middle = services / 2;
     let memory;
     if *way == "ipvs" {
         let mut node = Node::new()?;
         node.load(services, ENDPOINTS);
         memory = kernel_memory()?;
-        let start = Instant::now();
-        node.pass()?;
-        tell(PROGRAM, services, "ms", name, ms(start.elapsed()));
-        for change in 0..changes {
-            let start = Instant::now();
-            node.change(middle, endpoints_then(change));
-            let report = node.pass()?;
-            tell(CHANGE, services, "ms", name, ms(start.elapsed()));
-            if report.full || report.writes() == 0 {
-                return Err("a change was not taken as one".into());
-            }
-        }
+        passes(&mut node, services, name)?;
     } else {
         restore(way, kube_rules::JUMPS)?;
         let text = kube_rules::full(services, ENDPOINTS);
         memory = kernel_memory()?;
         tell(PROGRAM, services, "ms", name, ms(restore(way, &text)?));
-        for change in 0..changes {
-            let text = kube_rules::change(services, middle, endpoints_then(change));
+        // Seconds each at the largest.
+        for change in 0..if services >= 5_000 { 1 } else { CHANGES } {
+            let text = kube_rules::change(services, services / 2, endpoints_then(change));
             tell(CHANGE, services, "ms", name, ms(restore(way, &text)?));
         }
     }
-    // Memory that was in use until the last moment is given back after a grace period.
-    std::thread::sleep(Duration::from_millis(300));
-    tell(MEMORY, services, "KiB", name, kernel_memory()? - memory);
-    connect(&network, services, connections, name)?;
-    if *way == "ipvs" {
-        let start = Instant::now();
-        let found = ipvs::proc::Proc::new().connections()?.flatten().count();
-        let took = start.elapsed();
-        if found < connections {
-            return Err(format!("{found} connections in the list").into());
-        }
-        let each = took.as_secs_f64() * 1e6 / float(u64::try_from(found)?);
-        tell(LIST, services, "µs an entry", "ipvs crate", each);
-    }
-    Ok(())
+    memory_since(memory, services, name)?;
+    connect(&network, services, connections, name)
 }
 
 pub(crate) fn connect(network: &Network, services: u32, connections: usize, name: &str) -> Result<(), Failure> {
