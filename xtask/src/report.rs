@@ -83,19 +83,17 @@ impl Report {
     }
 
     /// The tests of a program that have passed so far and failed nowhere, with the time that each took on the first kernel, zero when
-    /// it did not run there; and how many tests of it are known.
-    pub(crate) fn passed(&self, program: &str) -> (Vec<(&str, Duration)>, usize) {
-        let mut known = 0;
-        let mut passed = Vec::new();
+    /// it did not run there.
+    pub(crate) fn passed(&self, program: &str) -> BTreeMap<&str, Duration> {
+        let mut passed = BTreeMap::new();
         for (test, results) in self.tests.iter().filter(|(test, _)| test.program == program) {
-            known += 1;
             let has = |wanted: &Verdict| results.iter().any(|(_, verdict)| verdict == wanted);
             if has(&Verdict::Passed) && !has(&Verdict::Failed) {
                 let first = self.times.iter().find(|(_, place, timed)| *place == 0 && timed == test);
-                passed.push((test.name.as_str(), first.map(|(took, ..)| *took).unwrap_or_default()));
+                passed.insert(test.name.as_str(), first.map(|(took, ..)| *took).unwrap_or_default());
             }
         }
-        (passed, known)
+        passed
     }
 
     /// The number of a place, which is new when it was not known.
@@ -276,6 +274,7 @@ impl ProgramRun {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::time::{Duration, Instant};
 
     use super::{ProgramRun, Report, Totals};
@@ -321,9 +320,9 @@ mod tests {
             report.add("host", program, name, verdict);
         }
         report.add("6.1", "p", "c", Verdict::Failed);
-        assert_eq!(report.passed("p"), (vec![("a", Duration::ZERO)], 3));
-        assert_eq!(report.passed("q"), (vec![("d", Duration::ZERO)], 1));
-        assert_eq!(report.passed("r"), (vec![], 0));
+        assert_eq!(report.passed("p"), BTreeMap::from([("a", Duration::ZERO)]));
+        assert_eq!(report.passed("q"), BTreeMap::from([("d", Duration::ZERO)]));
+        assert!(report.passed("r").is_empty());
     }
 
     #[test]
@@ -337,7 +336,7 @@ mod tests {
             run.exit(Some(0));
             report.add_program(place, "p", &run);
         }
-        assert_eq!(report.passed("p"), (vec![("a", Duration::from_secs(3)), ("b", Duration::ZERO)], 2));
+        assert_eq!(report.passed("p"), BTreeMap::from([("a", Duration::from_secs(3)), ("b", Duration::ZERO)]));
     }
 
     #[test]

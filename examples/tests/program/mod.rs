@@ -1,6 +1,5 @@
 //! Shared by the tests of the whole program: `proxier-demo` as a process, and the kernel's state as the field's own tools
 //! print it.
-#![allow(dead_code, reason = "each test file uses some of it")]
 
 pub(crate) mod page;
 pub(crate) mod world;

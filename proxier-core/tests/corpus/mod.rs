@@ -1,7 +1,5 @@
 //! Scenarios of the oracle corpora as input of this crate.
 
-#![allow(dead_code, reason = "each test program uses a part of it")]
-
 use std::collections::BTreeMap;
 use std::io::Read as _;
 
@@ -41,10 +39,15 @@ pub(crate) fn corpus_36() -> Vec<Scenario> {
     values.into_iter().map(|value| scenario(value, true)).collect()
 }
 
-fn lines(compressed: &[u8]) -> Vec<Value> {
+/// The text of a file of the corpora.
+pub(crate) fn unpack(compressed: &[u8]) -> String {
     let mut text = String::new();
     flate2::read::GzDecoder::new(compressed).read_to_string(&mut text).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    text
+}
+
+fn lines(compressed: &[u8]) -> Vec<Value> {
+    unpack(compressed).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 fn scenario(value: Value, is_36: bool) -> Scenario {

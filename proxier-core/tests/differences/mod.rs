@@ -1,8 +1,5 @@
 //! List of the differences from kube-proxy that are meant. Tests hold to it, and the table of `examples/differences.md` is made of it.
 
-#![allow(dead_code, reason = "each test program uses a part of it")]
-#![allow(clippy::disallowed_methods, reason = "a test is looked for in its file")]
-
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -66,7 +63,7 @@ pub(crate) const DIFFERENCES: &[Named] = &[
         "primary in a family in which the node has no address serves node ports on none",
         "who names addresses means no others; kube-proxy serves all of that family",
         ALL,
-        "services.rs",
+        "plain/services.rs",
         "primary_in_a_family_without_an_address_serves_none",
     ),
     shown(
@@ -99,7 +96,7 @@ pub(crate) const DIFFERENCES: &[Named] = &[
         "TCP clients of a Service without endpoints get a reset",
         "the kernel limits how much ICMP each client gets (icmp_ratelimit), and further ones would wait; iptables.rejectWithReset for iptables mode",
         &[Nftables],
-        "kernel_traffic_nftables.rs",
+        "kernel_traffic/nftables.rs",
         "many_clients_of_a_service_without_endpoints_are_refused_at_once",
     ),
     shown(
@@ -147,7 +144,7 @@ pub(crate) const DIFFERENCES: &[Named] = &[
         "a Service with source ranges none of which can be read lets nobody in",
         "a slip of the pen must not open it to everybody",
         ALL,
-        "services.rs",
+        "plain/services.rs",
         "source_ranges",
     ),
     // Sources.
@@ -215,28 +212,28 @@ pub(crate) const DIFFERENCES: &[Named] = &[
         "UDP flows to a Service whose last serving endpoint is gone are ended",
         "nobody answers them; a new packet is refused at once, or led to the next endpoint. kube-proxy leaves them",
         &[Ipvs, Nftables, Iptables],
-        "mode_switch.rs",
+        "plain/mode_switch.rs",
         "udp_flows_stay_with_an_endpoint_that_serves",
     ),
     tested(
         "UDP flows to the number of a node port are ended only at addresses that serve node ports",
         "kube-proxy ends those at every address, strangers' included",
         &[Ipvs, Nftables, Iptables],
-        "mode_switch.rs",
+        "plain/mode_switch.rs",
         "udp_flows_stay_with_an_endpoint_that_serves",
     ),
     tested(
         "UDP flows stay with a real server while its endpoint serves, whatever is selected: it has weight 0 until they end",
         "as kube-proxy's other modes do from 1.32; its IPVS mode deletes the real server, which ends its flows",
         &[Ipvs],
-        "mode_switch.rs",
+        "plain/mode_switch.rs",
         "udp_flows_stay_with_an_endpoint_that_serves",
     ),
     tested(
         "packets that connection tracking finds invalid are not forwarded, unless it is liberal",
         "as in kube-proxy's iptables mode: an answer that is not translated resets the connection; its nftables mode forwards them",
         &[Nftables],
-        "kernel_invalid.rs",
+        "kernel_traffic/invalid.rs",
         "nftables_mode_drops_them",
     ),
     // Addresses that no Service has.
@@ -244,7 +241,7 @@ pub(crate) const DIFFERENCES: &[Named] = &[
         "addresses in the networks of cluster IPs that no Service has are left alone",
         "somebody else may route them; kube-proxy's nftables mode drops what goes there",
         &[Nftables],
-        "kernel_traffic_nftables.rs",
+        "kernel_traffic/nftables.rs",
         "node_ports_empty_balancers_and_addresses_of_nobody",
     ),
 ];

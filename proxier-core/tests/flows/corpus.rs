@@ -9,8 +9,8 @@ use proxier_core::net::Family;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::differences::Reference;
 use super::flow::Flow;
+use crate::differences::Reference;
 
 /// Rules by table and chain, in order.
 pub(crate) type Rules = BTreeMap<String, BTreeMap<String, Vec<String>>>;

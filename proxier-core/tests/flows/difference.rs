@@ -5,9 +5,9 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use super::corpus::Scenario;
-use super::differences::Reference;
 use super::flow::{Destination, Flow, Verdict, source_is};
 use super::probe::{Fate, Source};
+use crate::differences::Reference;
 
 /// A flow that does not do as the reference says. Prints as a sentence.
 #[derive(Clone, Debug)]

@@ -9,14 +9,10 @@
 //! last distinguishes a packet that was left alone and has no listener (`none` to a local address) from REJECT, although the stack answers both
 //! alike. The first packet of a connection shows everything, except in modes that end connections on the node (`talk`).
 
-#![allow(dead_code, unused_imports, reason = "each test program uses a part of it")]
-
 pub(crate) mod affinity;
 pub(crate) mod broken;
 pub(crate) mod corpus;
 pub(crate) mod difference;
-#[path = "../differences/mod.rs"]
-pub(crate) mod differences;
 pub(crate) mod flow;
 pub(crate) mod ground;
 pub(crate) mod objects;
@@ -31,9 +27,9 @@ pub(crate) mod wire;
 
 use std::error::Error;
 
+pub(crate) use crate::differences::{Mode, Reference};
 pub(crate) use corpus::{Scenario, scenarios, scenarios_of};
 pub(crate) use difference::Difference;
-pub(crate) use differences::{Mode, Reference};
 pub(crate) use flow::Flow;
 pub(crate) use report::{Sampled, hold};
 use testkit::{Need, Netns};

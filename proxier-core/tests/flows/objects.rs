@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::corpus::Scenario;
-use super::differences::Reference;
+use crate::differences::Reference;
 
 /// Inputs of a proxy on the scenario's node.
 pub(crate) struct Objects {

@@ -14,10 +14,6 @@ use super::packet::{FIRST, Packet, Sighting, What};
 /// Time for a packet that should be dropped to turn up all the same.
 const GRACE: Duration = Duration::from_millis(5);
 
-/// More packets than it takes to see every endpoint: they show endpoints that should not be reached, too.
-const FIRST_PACKETS_PER_ENDPOINT: usize = 8;
-const MOST_FIRST_PACKETS: usize = 30;
-
 /// An endpoint out of `n` that takes its share stays unseen in `24 n` packets once in 10^10 flows.
 const TRIES_PER_ENDPOINT: usize = 24;
 
@@ -186,11 +182,6 @@ impl<'a> Probe<'a> {
             *fates[sent.flow].entry(sent.fate).or_default() += 1;
         }
         fates
-    }
-
-    /// The number of packets sent.
-    pub(crate) fn packets(&self) -> usize {
-        self.sent.len()
     }
 
     /// Differences from the reference.

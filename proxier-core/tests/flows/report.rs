@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use testkit::Sample;
 
-use super::{Reference, Scenario, Subject, check, differences, scenarios, scenarios_of};
+use super::{Reference, Subject, check, scenarios_of};
+use crate::differences;
 
 /// Unexplained differences that a report spells out.
 const SPELT_OUT: usize = 40;
@@ -78,9 +79,4 @@ pub(crate) fn hold(subject: &mut dyn Subject, sampled: Sampled) -> Tally {
         }
     }
     tally
-}
-
-/// A scenario by its name, `R0007 IPv6`.
-pub(crate) fn scenario(name: &str) -> Scenario {
-    scenarios(|_| true).find(|scenario| scenario.name() == name).unwrap_or_else(|| panic!("no scenario {name}"))
 }

@@ -1,7 +1,5 @@
 //! Clusters and settings that need different rules, and foreign rules beside them.
 
-#![allow(dead_code, reason = "each test binary uses a part")]
-
 use proxier_core::config::{Binding, InterfaceName, LocalTraffic, MarkBit};
 use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, Rules, compile};
 use proxier_core::net::Family;

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
-use std::io::Read as _;
 use std::net::IpAddr;
 
 use ipset::Entry;
@@ -17,12 +16,11 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::Scenario;
+use crate::corpus::unpack;
 
-/// All scenarios of the corpus, each with the deliberate differences; `tests/oracle.rs` has the reasons.
+/// All scenarios of the corpus, each with the deliberate differences; `plain/oracle.rs` has the reasons.
 pub(crate) fn scenarios() -> Vec<Scenario> {
-    let mut text = String::new();
-    let compressed = include_bytes!("../../oracle/corpus.jsonl.gz");
-    flate2::read::GzDecoder::new(&compressed[..]).read_to_string(&mut text).unwrap();
+    let text = unpack(include_bytes!("../../oracle/corpus.jsonl.gz"));
     text.lines().map(|line| scenario(&serde_json::from_str(line).unwrap())).collect()
 }
 

@@ -20,6 +20,39 @@ use format::{Expect, Step};
 pub(crate) use printed::Printed;
 pub(crate) use world::Change;
 
+/// Calls a macro with the name of the test for each group.
+macro_rules! for_each_group {
+    ($callback:ident) => {
+        $callback! {
+            adoption = "adoption",
+            bad_input = "bad-input",
+            changes = "changes",
+            cluster_ip = "cluster-ip",
+            draining = "draining",
+            dual_stack = "dual-stack",
+            endpoint_slices = "endpoint-slices",
+            external_ips = "external-ips",
+            hairpin = "hairpin",
+            health_checks = "health-checks",
+            ignored_services = "ignored-services",
+            load_balancer = "load-balancer",
+            node_ports = "node-ports",
+            ports = "ports",
+            repair = "repair",
+            reserved_places = "reserved-places",
+            rules = "rules",
+            schedulers = "schedulers",
+            session_affinity = "session-affinity",
+            shared_addresses = "shared-addresses",
+            source_ranges = "source-ranges",
+            terminating = "terminating",
+            topology = "topology",
+            traffic_policy = "traffic-policy",
+        }
+    };
+}
+pub(crate) use for_each_group;
+
 /// The folder with the groups.
 pub(crate) fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios")

@@ -1,24 +1,31 @@
 //! The test programs that cargo builds.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
 use crate::cargo;
 use crate::error::{Context as _, Error, Result};
 
-/// A test program.
-#[derive(Debug, PartialEq, Eq)]
+/// A test program, or one file of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Binary {
     /// Crate and target, `ipvs kernel` for example.
     pub(super) name: String,
+    /// The file, when each is run by itself.
+    pub(super) file: Option<String>,
     pub(super) executable: PathBuf,
     /// The crate's folder: tests start there.
     pub(super) folder: PathBuf,
     /// Whether it belongs to the tiers on real kernels.
     pub(super) needs_kernel: bool,
+    /// Whether it is a folder, `tests/NAME/main.rs`.
+    pub(super) is_folder: bool,
+    /// The names of its tests, once it was asked.
+    pub(super) tests: Vec<String>,
 }
 
 impl Binary {
@@ -34,16 +41,38 @@ impl Binary {
         if self.needs_kernel { 2 } else { processors }
     }
 
-    /// Its command line: the tests whose name contains `filter`, or all but those in `left_out`.
-    pub(super) fn arguments(&self, filter: Option<&str>, left_out: &[String]) -> Vec<String> {
-        let mut arguments = vec![format!("--test-threads={}", self.threads())];
-        if let Some(filter) = filter {
-            arguments.push(filter.to_owned());
-        } else if !left_out.is_empty() {
-            arguments.push("--exact".to_owned());
-            arguments.extend(left_out.iter().flat_map(|name| ["--skip".to_owned(), name.clone()]));
-        }
+    /// Program and file, for people.
+    pub(super) fn title(&self) -> String {
+        self.file.iter().fold(self.name.clone(), |name, file| format!("{name} {file}"))
+    }
+
+    /// Its command line for these tests.
+    pub(super) fn arguments(&self, tests: &[&str]) -> Vec<String> {
+        let mut arguments = vec![format!("--test-threads={}", self.threads()), "--exact".to_owned()];
+        arguments.extend(tests.iter().map(|&test| test.to_owned()));
         arguments
+    }
+
+    /// Asks it for its tests. A folder of tests on real kernels becomes its files, which machines share among them, and of which one
+    /// may change the whole machine.
+    fn list(&self) -> Result<Vec<Self>> {
+        let failed = || format!("cannot list the tests of {}", self.executable.display());
+        let mut command = Command::new(&self.executable);
+        let output = command.args(["--list", "--format=terse"]).current_dir(&self.folder).output().context(failed)?;
+        if !output.status.success() {
+            return Err(Error::new(format!("{}: {}", failed(), String::from_utf8_lossy(&output.stderr).trim_end())));
+        }
+        Ok(self.with_tests(&String::from_utf8_lossy(&output.stdout)))
+    }
+
+    fn with_tests(&self, list: &str) -> Vec<Self> {
+        let mut files: BTreeMap<Option<&str>, Vec<String>> = BTreeMap::new();
+        for test in list.lines().filter_map(|line| line.strip_suffix(": test")) {
+            let file = test.split_once("::").map(|(file, _)| file).filter(|_| self.is_folder && self.needs_kernel);
+            files.entry(file).or_default().push(test.to_owned());
+        }
+        let of_file = |(file, tests): (Option<&str>, _)| Self { file: file.map(str::to_owned), tests, ..self.clone() };
+        files.into_iter().map(of_file).collect()
     }
 }
 
@@ -60,12 +89,17 @@ pub(super) fn selection(crates: &[String]) -> Vec<String> {
 #[derive(Debug, Default)]
 pub(crate) struct Built {
     /// The test programs, in the order of their names.
-    pub(super) tests: Vec<Binary>,
+    tests: Vec<Binary>,
     /// The other programs, name and path.
     programs: Vec<(String, PathBuf)>,
 }
 
 impl Built {
+    /// The test programs with their tests, in the order of their names; without those that have none.
+    pub(super) fn tests(&self) -> Result<Vec<Binary>> {
+        Ok(self.tests.iter().map(Binary::list).collect::<Result<Vec<_>>>()?.concat())
+    }
+
     /// The path of a program that is no test.
     pub(crate) fn program(&self, name: &str) -> Result<PathBuf> {
         let found = self.programs.iter().find(|(known, _)| known == name);
@@ -129,7 +163,8 @@ fn parse(line: &str) -> Option<Program> {
     // A library's and a program's own tests can bear the same name.
     let name = if kind == "test" { format!("{package} {target}") } else { format!("{package} {target} ({kind})") };
     let needs_kernel = kind == "test" && target.starts_with("kernel");
-    Some(Program::Test(Binary { name, executable, folder, needs_kernel }))
+    let is_folder = Path::new(message["target"]["src_path"].as_str()?).ends_with("main.rs");
+    Some(Program::Test(Binary { name, executable, folder, needs_kernel, is_folder, ..Binary::default() }))
 }
 
 #[cfg(test)]
@@ -143,30 +178,49 @@ mod tests {
     #[test]
     fn what_needs_ipvs_is_in_a_program_that_runs_on_real_kernels() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let folders =
-            fs::read_dir(root).unwrap().filter_map(|entry| fs::read_dir(entry.unwrap().path().join("tests")).ok());
-        let files: Vec<PathBuf> = folders.flatten().map(|entry| entry.unwrap().path()).collect();
-        let needs = |file: &&PathBuf| {
-            let text = fs::read_to_string(file).unwrap_or_default();
+        let entries =
+            |folder: &Path| fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+        let folders = entries(root).into_iter().map(|of_crate| of_crate.join("tests")).filter(|tests| tests.is_dir());
+        let programs =
+            folders.flat_map(|tests| entries(&tests)).filter(|path| !path.is_dir() || path.join("main.rs").exists());
+        let needs = |program: &PathBuf| {
+            let (mut open, mut text) = (vec![program.clone()], String::new());
+            while let Some(path) = open.pop() {
+                if path.is_dir() {
+                    open.extend(entries(&path));
+                } else if path.extension().is_some_and(|extension| extension == "rs") {
+                    text += &fs::read_to_string(path).unwrap();
+                }
+            }
             let mut lines = text.lines().filter(|line| line.contains("testkit::") || line.contains("Need::"));
             lines.any(|line| {
                 ["PROXY", "Need::IpVs", "Need::Dummy", "Need::Scheduler"].iter().any(|need| line.contains(need))
             })
         };
-        let (there, elsewhere): (Vec<_>, Vec<_>) = files
-            .iter()
-            .filter(|file| file.extension().is_some_and(|extension| extension == "rs"))
-            .filter(needs)
-            .partition(|file| file.file_name().unwrap().to_str().unwrap().starts_with("kernel"));
-        assert!(there.len() > 10, "{there:?}");
-        assert!(elsewhere.is_empty(), "move these tests to a file kernel_*.rs: {elsewhere:?}");
+        let (there, elsewhere): (Vec<_>, Vec<_>) =
+            programs.filter(needs).partition(|path| path.file_name().unwrap().to_str().unwrap().starts_with("kernel"));
+        assert!(there.len() > 5, "{there:?}");
+        assert!(elsewhere.is_empty(), "move these tests to a program kernel*: {elsewhere:?}");
+    }
+
+    #[test]
+    fn a_folder_of_tests_on_real_kernels_is_run_file_by_file() {
+        let titles = |needs_kernel, is_folder| {
+            let binary = Binary { name: "ipvs kernel".into(), needs_kernel, is_folder, ..Binary::default() };
+            let files = binary.with_tests("b::x::y: test\na::z: test\nb::z: test\n\nc: benchmark\n").into_iter();
+            files.map(|file| format!("{}: {}", file.title(), file.tests.join(" "))).collect::<Vec<_>>()
+        };
+        assert_eq!(titles(true, true), ["ipvs kernel a: a::z", "ipvs kernel b: b::x::y b::z"]);
+        assert_eq!(titles(true, false), ["ipvs kernel: b::x::y a::z b::z"]);
+        assert_eq!(titles(false, true), ["ipvs kernel: b::x::y a::z b::z"]);
+        assert!(Binary::default().with_tests("").is_empty());
     }
 
     #[test]
     fn programs_with_tests_are_told_from_the_rest() {
         let message = |kind: &str, name: &str, test: bool| {
             format!(
-                r#"{{"reason":"compiler-artifact","manifest_path":"/r/ipvs/Cargo.toml","target":{{"kind":["{kind}"],"name":"{name}"}},"profile":{{"test":{test}}},"executable":"/t/{name}-1"}}"#
+                r#"{{"reason":"compiler-artifact","manifest_path":"/r/ipvs/Cargo.toml","target":{{"kind":["{kind}"],"name":"{name}","src_path":"/r/ipvs/tests/{name}/main.rs"}},"profile":{{"test":{test}}},"executable":"/t/{name}-1"}}"#
             )
         };
         let test = |kind, name| -> Binary {
@@ -179,7 +233,7 @@ mod tests {
         assert_eq!(binary.package(), "ipvs");
         assert_eq!(binary.name, "ipvs kernel_sync");
         assert_eq!(binary.folder, Path::new("/r/ipvs"));
-        assert!(binary.needs_kernel);
+        assert!(binary.needs_kernel && binary.is_folder);
         assert!(!test("lib", "kernel").needs_kernel);
         assert!(!test("test", "prop").needs_kernel);
         let demo = ("demo".to_owned(), PathBuf::from("/t/demo-1"));

@@ -1,6 +1,6 @@
 //! The tiers on real kernels, in virtual machines that share the test programs among them.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, Write};
@@ -36,11 +36,11 @@ const MEMORY: u32 = 2048;
 /// processors wait for each other at every change of a page table.
 const MACHINES: usize = 2;
 
-/// A test program, and which of its tests a kernel is spared.
+/// A test program, or a file of it, with those of its tests that run on a kernel.
 #[derive(Debug)]
 struct Part<'a> {
     binary: &'a Binary,
-    left_out: Vec<String>,
+    tests: Vec<&'a str>,
 }
 
 /// Rules for the tests that run on a further kernel.
@@ -71,15 +71,15 @@ fn parts<'a>(binaries: &[&'a Binary], selection: Selection<'_>, report: &Report)
     let Selection { repeats, slow } = selection;
     let (mut parts, mut spared) = (Vec::new(), 0);
     for binary in binaries {
-        let (passed, known) = report.passed(&binary.name);
-        let again = passed.into_iter().filter(|(name, took)| !is_turn(name, *took, repeats));
-        let mut left_out: BTreeSet<String> = again.map(|(name, _)| name.to_owned()).collect();
-        left_out.extend(slow.left_out(Place::Kernel, binary, repeats));
-        let left_out = Vec::from_iter(left_out);
-        spared += left_out.len();
-        // One of which no test is known has not run here.
-        if left_out.is_empty() || left_out.len() < known {
-            parts.push(Part { binary, left_out });
+        let passed = report.passed(&binary.name);
+        let left_out = slow.left_out(Place::Kernel, binary, repeats);
+        let mut tests: Vec<&str> = binary.tests.iter().map(String::as_str).collect();
+        tests.retain(|test| {
+            passed.get(test).is_none_or(|took| is_turn(test, *took, repeats)) && !left_out.iter().any(|out| out == test)
+        });
+        spared += binary.tests.len() - tests.len();
+        if !tests.is_empty() {
+            parts.push(Part { binary, tests });
         }
     }
     (parts, spared)
@@ -108,11 +108,11 @@ pub(super) fn run(
     if parts.is_empty() {
         return Ok(());
     }
-    // First those that start the whole proxy, then large ones, which tend to be those that take long: then no machine is left alone
+    // First those that take long, then those that start the whole proxy, then those with many tests: then no machine is left alone
     // with one at the end.
-    parts.sort_by_key(|part| {
-        let size = fs::metadata(&part.binary.executable).map_or(0, |metadata| metadata.len());
-        (!part.binary.name.starts_with("examples "), std::cmp::Reverse(size), part.binary.name.clone())
+    parts.sort_by_cached_key(|Part { binary, tests }| {
+        let takes_long = selection.slow.on_kernel(&binary.name, tests);
+        (Reverse(takes_long), !binary.name.starts_with("examples "), Reverse(tests.len()), binary.title())
     });
     // The whole matrix takes its time, and more than one processor.
     let machines = if runs.all_scenarios { 1 } else { MACHINES.min(parts.len()) };
@@ -126,7 +126,7 @@ pub(super) fn run(
     vm.env.extend(runs.environment());
     vm.shares.push(claims.0.clone());
     vm.try_out()?;
-    let script = script(&parts, runs.filter.as_deref(), &claims.0);
+    let script = script(&parts, &claims.0);
     let command: [OsString; 3] = ["/bin/sh".into(), "-c".into(), OsString::from_vec(script)];
     let (sender, lines) = channel();
     let started = Instant::now();
@@ -182,20 +182,20 @@ impl Drop for Claims {
 
 /// Runs one program after the other, with a marked line before and after each. Skips a program whose folder in `claims`
 /// another machine has made.
-fn script(parts: &[Part<'_>], filter: Option<&str>, claims: &Path) -> Vec<u8> {
+fn script(parts: &[Part<'_>], claims: &Path) -> Vec<u8> {
     let mut script = b"claims=".to_vec();
     script.extend_from_slice(&quote(claims.as_os_str()));
     script.push(b'\n');
-    for (number, Part { binary, left_out }) in parts.iter().enumerate() {
+    for (number, Part { binary, tests }) in parts.iter().enumerate() {
         let skips = format!("/run/testkit-skipped-{number}");
         script.extend_from_slice(format!("if mkdir \"$claims/{number}\" 2>/dev/null; then\n").as_bytes());
         script.extend_from_slice(format!("echo '{MARK}begin {number}'; echo; echo ").as_bytes());
-        script.extend_from_slice(&quote(OsStr::new(&format!("--- {} ---", binary.name))));
+        script.extend_from_slice(&quote(OsStr::new(&format!("--- {} ---", binary.title()))));
         script.extend_from_slice(format!("\nexport TESTKIT_SKIPPED={skips} CARGO_MANIFEST_DIR=").as_bytes());
         script.extend_from_slice(&quote(binary.folder.as_os_str()));
         script.extend_from_slice(b"\ncd \"$CARGO_MANIFEST_DIR\"\n");
         script.extend_from_slice(&quote(binary.executable.as_os_str()));
-        for argument in binary.arguments(filter, left_out) {
+        for argument in binary.arguments(tests) {
             script.push(b' ');
             script.extend_from_slice(&quote(OsStr::new(&argument)));
         }
@@ -322,9 +322,15 @@ mod tests {
     use crate::report::{Report, Totals};
     use crate::turns::Turns;
 
+    fn binary(name: &str, tests: &[&str]) -> Binary {
+        let tests = tests.iter().map(|&test| test.to_owned()).collect();
+        Binary { name: name.into(), executable: name.into(), needs_kernel: true, tests, ..Binary::default() }
+    }
+
     /// The programs with all their tests.
     fn whole(binaries: &[Binary]) -> Vec<Part<'_>> {
-        binaries.iter().map(|binary| Part { binary, left_out: Vec::new() }).collect()
+        let tests = binaries.iter().map(|binary| binary.tests.iter().map(String::as_str).collect());
+        binaries.iter().zip(tests).map(|(binary, tests)| Part { binary, tests }).collect()
     }
 
     #[test]
@@ -339,12 +345,7 @@ mod tests {
 
     #[test]
     fn a_test_that_passed_is_repeated_by_turns_and_one_that_did_not_always_runs() {
-        let binaries = ["here", "nowhere", "partly"].map(|name| Binary {
-            name: name.into(),
-            executable: name.into(),
-            folder: "/r/ipvs".into(),
-            needs_kernel: true,
-        });
+        let binaries = [binary("here", &["a", "b"]), binary("nowhere", &["a"]), binary("partly", &["a", "b", "c"])];
         let binaries: Vec<&Binary> = binaries.iter().collect();
         let mut report = Report::default();
         let missing = || Verdict::Skipped("no IPVS".into());
@@ -362,34 +363,23 @@ mod tests {
             let (parts, spared) = parts(&binaries, Selection { repeats, slow: &slow }, &report);
             let mut lines: Vec<String> = parts
                 .iter()
-                .map(|part| format!("{}: {}", part.binary.name, part.binary.arguments(None, &part.left_out).join(" ")))
+                .map(|part| format!("{}: {}", part.binary.name, part.binary.arguments(&part.tests).join(" ")))
                 .collect();
             lines.push(spared.to_string());
             lines
         };
-        let plain = |name: &str| format!("{name}: --test-threads=2");
-        assert_eq!(run(Turns::ALL), [plain("here"), plain("nowhere"), plain("partly"), "0".to_owned()]);
+        let line = |name: &str, tests: &str| format!("{name}: --test-threads=2 --exact {tests}");
+        let nowhere = line("nowhere", "a");
+        assert_eq!(run(Turns::ALL), [line("here", "a b"), nowhere.clone(), line("partly", "a b c"), "0".to_owned()]);
         // The letters' numbers are 97 and 98.
-        assert_eq!(
-            run(Turns::of("0".as_ref())),
-            [plain("nowhere"), plain("partly") + " --exact --skip a", "3".to_owned()]
-        );
-        assert_eq!(
-            run(Turns::of("3".as_ref())),
-            [plain("here") + " --exact --skip b", plain("nowhere"), plain("partly"), "1".to_owned()]
-        );
+        assert_eq!(run(Turns::of("0".as_ref())), [nowhere.clone(), line("partly", "b c"), "3".to_owned()]);
+        assert_eq!(run(Turns::of("3".as_ref())), [line("here", "a"), nowhere, line("partly", "a b c"), "1".to_owned()]);
     }
 
     /// The script, run by the shell here, with stand-ins for test programs: one passes, one skips, one dies.
     #[test]
     fn lines_of_two_machines_are_told_apart() {
-        let folder = std::path::PathBuf::from("/r/ipvs");
-        let binaries = ["a", "b"].map(|name| Binary {
-            name: name.into(),
-            executable: name.into(),
-            folder: folder.clone(),
-            needs_kernel: true,
-        });
+        let binaries = [binary("a", &["x", "z"]), binary("b", &["y"])];
         let parts = whole(&binaries);
         let (sender, receiver) = channel();
         for (machine, text) in [
@@ -421,7 +411,7 @@ mod tests {
             let executable = folder.join(name);
             std::fs::write(&executable, format!("#!/bin/sh\n{body}\n")).unwrap();
             assert!(Command::new("chmod").arg("+x").arg(&executable).status().unwrap().success());
-            Binary { name: name.to_owned(), executable, folder: folder.clone(), needs_kernel: true }
+            Binary { executable, folder: folder.clone(), ..binary(name, &["a"]) }
         };
         let binaries = [
             program("good's", "echo running 1 test; echo 'test a ... ok'"),
@@ -430,7 +420,7 @@ mod tests {
         let parts = whole(&binaries);
         let claims = folder.join("claims");
         std::fs::create_dir(&claims).unwrap();
-        let text = String::from_utf8(script(&parts, None, &claims)).unwrap();
+        let text = String::from_utf8(script(&parts, &claims)).unwrap();
         let text = text.replace("/run/", &format!("{}/", folder.display()));
         let (sender, receiver) = channel();
         for machine in 0..2 {

@@ -103,12 +103,12 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     }
 
     let root = repository()?;
-    let runs = Runs { filter: options.filter.clone(), seed: seed(), all_scenarios: options.extent == Extent::Full };
+    let runs = Runs { seed: seed(), all_scenarios: options.extent == Extent::Full };
     // Who names a test wants it wherever it can run.
     let repeats =
         if options.extent >= Extent::Every || options.filter.is_some() { Turns::ALL } else { Turns::of(&runs.seed) };
     let slow = Slow::read(&root);
-    let binaries = binaries::build(&root, &options.crates)?.tests;
+    let mut binaries = binaries::build(&root, &options.crates)?.tests()?;
     for name in options.also.iter().flat_map(|(_, crates)| crates) {
         // A name that is mistyped must not look like tests that passed.
         if !binaries.iter().any(|binary| binary.needs_kernel && binary.package() == name) {
@@ -117,13 +117,22 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
             )));
         }
     }
+    if let Some(filter) = &options.filter {
+        for binary in &mut binaries {
+            binary.tests.retain(|test| test.contains(filter));
+        }
+        binaries.retain(|binary| !binary.tests.is_empty());
+    }
     let host = format!("this machine ({})", host_release());
     // The real-kernel tiers come last: they are the ones that can take long.
     let (kernel, plain): (Vec<&Binary>, Vec<&Binary>) = binaries.iter().partition(|binary| binary.needs_kernel);
     for binary in plain.iter().chain(&kernel) {
         let left_out = slow.left_out(Place::Here, binary, repeats);
-        let run = run_here(binary, &runs, &left_out)?;
-        report.add_program(&host, &binary.name, &run);
+        let tests: Vec<&str> =
+            binary.tests.iter().filter(|test| !left_out.contains(test)).map(String::as_str).collect();
+        if !tests.is_empty() {
+            report.add_program(&host, &binary.name, &run_here(binary, &tests, &runs)?);
+        }
         report.leave_to_other_seeds(&host, &binary.name, &left_out);
     }
     documentation_examples(&root, &options, &host, &mut report)?;
@@ -174,10 +183,9 @@ fn on_kernels<'a>(options: &Options, binaries: &[&'a Binary]) -> Vec<(Series, Ve
     everything.chain(some).collect()
 }
 
-/// Filter, seed and amount of the tests, for all test programs, here and on real kernels.
+/// Seed and amount of the tests, for all test programs, here and on real kernels.
 #[derive(Debug)]
 struct Runs {
-    filter: Option<String>,
     seed: OsString,
     all_scenarios: bool,
 }
@@ -274,17 +282,14 @@ fn host_release() -> String {
     fs::read_to_string("/proc/sys/kernel/osrelease").map_or_else(|_| "?".to_owned(), |text| text.trim().to_owned())
 }
 
-/// Runs a test program on this machine's kernel.
-fn run_here(binary: &Binary, runs: &Runs, left_out: &[String]) -> Result<ProgramRun> {
-    println!("\n--- {} ---", binary.name);
+/// Runs tests of a program on this machine's kernel.
+fn run_here(binary: &Binary, tests: &[&str], runs: &Runs) -> Result<ProgramRun> {
+    println!("\n--- {} ---", binary.title());
     let skips = std::env::temp_dir().join(format!("ipvs-rs-skips-{}", std::process::id()));
     drop(fs::remove_file(&skips));
     let mut command = Command::new("sh");
     // One stream for both outputs, so that what belongs together stays together.
-    command
-        .args(["-c", "exec \"$0\" \"$@\" 2>&1"])
-        .arg(&binary.executable)
-        .args(binary.arguments(runs.filter.as_deref(), left_out));
+    command.args(["-c", "exec \"$0\" \"$@\" 2>&1"]).arg(&binary.executable).args(binary.arguments(tests));
     command.current_dir(&binary.folder).env("CARGO_MANIFEST_DIR", &binary.folder).env("TESTKIT_SKIPPED", &skips);
     command.envs(runs.environment());
     let mut run = ProgramRun::new(Some(binary.threads()));
@@ -386,7 +391,7 @@ mod tests {
     #[test]
     fn how_much_to_do_is_passed_on() {
         let of = |all_scenarios, told: &[(&str, &str)]| {
-            let runs = Runs { filter: None, seed: "7".into(), all_scenarios };
+            let runs = Runs { seed: "7".into(), all_scenarios };
             let told = |name: &str| told.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
             let all = runs.environment_with(told).into_iter();
             all.map(|(name, value)| format!("{}={}", name.display(), value.display())).collect::<Vec<_>>()
@@ -405,7 +410,7 @@ mod tests {
         let options = parse(&words("--kernel 6.1 --also 6.12:ipvs,ipset --also 7.x:ipvs")).unwrap();
         let binaries = ["ipset", "ipvs", "proxier-core"].map(|name| {
             let folder = PathBuf::from("/r").join(name);
-            Binary { name: format!("{name} kernel"), executable: "/t".into(), folder, needs_kernel: true }
+            Binary { name: format!("{name} kernel"), folder, ..Binary::default() }
         });
         let binaries: Vec<&Binary> = binaries.iter().collect();
         let chosen: Vec<_> = on_kernels(&options, &binaries)
@@ -425,7 +430,7 @@ mod tests {
         let options = parse(&words("--full")).unwrap();
         assert_eq!(options.kernels.len(), 4);
         assert_eq!(options.extent, Extent::Full);
-        let runs = Runs { filter: None, seed: "7".into(), all_scenarios: options.extent == Extent::Full };
+        let runs = Runs { seed: "7".into(), all_scenarios: options.extent == Extent::Full };
         let environment = runs.environment();
         assert!(environment.contains(&("PROXIER_SCENARIOS".into(), "all".into())));
         assert!(environment.contains(&("PROPTEST_RNG_SEED".into(), "7".into())));

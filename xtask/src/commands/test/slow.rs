@@ -76,14 +76,23 @@ impl Slow {
         HEAD.to_owned() + &lines.collect::<String>()
     }
 
-    /// The tests of a program whose turn it is not.
+    /// The tests of a program, or of its file, whose turn it is not.
     pub(super) fn left_out(&self, place: Place, binary: &Binary, turns: Turns) -> Vec<String> {
-        let of_program = self.0.iter().filter(|((at, program, _), _)| *at == place && *program == binary.name);
+        let of_program = self
+            .0
+            .iter()
+            .filter(|((at, program, test), _)| *at == place && *program == binary.name && binary.tests.contains(test));
         let others = of_program.filter(|((.., test), took)| {
             let times = took.as_secs().div_ceil(SHARE.as_secs().max(1));
             !turns.takes(test.bytes().map(u64::from).sum(), times)
         });
         others.map(|((.., test), _)| test.clone()).collect()
+    }
+
+    /// Time that tests take on a real kernel, those that take long: together, as if one came after the other.
+    pub(super) fn on_kernel(&self, program: &str, tests: &[&str]) -> Duration {
+        let known = |test: &&str| self.0.get(&(Place::Kernel, program.to_owned(), (*test).to_owned()));
+        tests.iter().filter_map(known).sum()
     }
 
     /// Takes over the times of a run, and writes the file. Tests that did not run keep theirs, unless `every` test ran: then they
@@ -108,7 +117,7 @@ impl Slow {
 
 #[cfg(test)]
 mod tests {
-    use super::{Binary, Place, Slow};
+    use super::{Binary, Duration, Place, Slow};
     use crate::turns::Turns;
 
     #[test]
@@ -119,9 +128,8 @@ mod tests {
         assert_eq!(Slow::parse(&slow.text()), slow);
         let binary = |name: &str| Binary {
             name: name.into(),
-            executable: "/t".into(),
-            folder: "/r/examples".into(),
-            needs_kernel: true,
+            tests: ["a", "b", "c"].map(str::to_owned).to_vec(),
+            ..Binary::default()
         };
         let runs = |place, name: &str| {
             let turns = (0..360_u64).map(|seed| Turns::of(seed.to_string().as_ref()));
@@ -132,5 +140,8 @@ mod tests {
         assert_eq!(runs(Place::Here, "examples cluster"), 120);
         assert_eq!(runs(Place::Kernel, "ipvs kernel"), 20);
         assert!(slow.left_out(Place::Kernel, &binary("ipvs kernel"), Turns::ALL).is_empty());
+        let file = Binary { tests: vec!["d".to_owned()], ..binary("ipvs kernel") };
+        assert!(slow.left_out(Place::Kernel, &file, Turns::of("1".as_ref())).is_empty(), "the test is in another file");
+        assert_eq!(slow.on_kernel("ipvs kernel", &["a", "c"]), Duration::from_secs(90));
     }
 }

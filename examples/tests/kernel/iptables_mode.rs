@@ -1,0 +1,358 @@
+//! `proxier-demo` in iptables mode on real kernels, as a user starts it: the output of `iptables-save` afterwards, and its exit codes.
+
+use std::time::{Duration, Instant};
+
+use proxier_core::kernel::PacketCounters;
+use testkit::{Need, PROXY, kernel_test};
+
+use crate::program::world::{NODE_PORT, SERVICE, WEB, World};
+use crate::program::{Folder, Running, command, metrics, ok, tool};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::IptablesNft];
+
+/// Gives the node one address.
+fn set_up() {
+    tool("ip link set lo up");
+    tool("ip link add eth9 type veth peer name eth8");
+    tool("ip addr add 192.0.2.1/24 dev eth9");
+    tool("ip link set eth9 up");
+}
+
+fn web(endpoints: &[&str]) -> String {
+    let endpoints: Vec<String> = endpoints.iter().map(|address| format!("- {{addresses: [{address}]}}")).collect();
+    format!(
+        "apiVersion: v1
+kind: Service
+metadata: {{name: web, namespace: demo}}
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.10
+  clusterIPs: [10.96.0.10]
+  ipFamilies: [IPv4]
+  ports: [{{name: http, port: 80, protocol: TCP, targetPort: 8080, nodePort: 30080}}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: web-1, namespace: demo, labels: {{kubernetes.io/service-name: web}}}}
+addressType: IPv4
+ports: [{{name: http, port: 8080, protocol: TCP}}]
+endpoints:
+{}
+",
+        endpoints.join("\n")
+    )
+}
+
+/// A folder of manifests, and the arguments for it.
+fn manifests(name: &str, endpoints: &[&str]) -> (Folder, Vec<String>) {
+    let folder = Folder::new(name);
+    folder.put("web.yaml", &web(endpoints));
+    let arguments = ["--proxy-mode", "iptables", "--manifests", &folder.0.display().to_string()];
+    let arguments = arguments.map(str::to_owned).to_vec();
+    (folder, arguments)
+}
+
+fn demo(what: &[&str], arguments: &[String]) -> std::process::Output {
+    command(what).args(arguments).output().unwrap()
+}
+
+fn nat() -> String {
+    tool("iptables-save -t nat")
+}
+
+fn localnet() -> String {
+    tool("sysctl -n net.ipv4.conf.all.route_localnet").trim().to_owned()
+}
+
+#[test]
+fn once_serves_plan_agrees_and_cleanup_removes_what_is_ours() {
+    kernel_test(NEEDS, || {
+        set_up();
+        tool("iptables -A INPUT -s 203.0.113.0/24 -j DROP");
+        tool("iptables -t nat -N MINE");
+        let before = tool("iptables-save").matches("203.0.113.0/24").count();
+        let (_folder, arguments) = manifests("iptables-once", &["10.244.0.5", "10.244.0.6"]);
+        let plan = ok(&demo(&["plan"], &arguments));
+        assert!(plan.contains("+ frontend TCP 10.96.0.10:80 2 endpoints  (demo/web:http)\n"), "{plan}");
+        assert!(plan.contains("\n~ sysctl net/ipv4/conf/all/route_localnet = 1 (was 0)\n"), "{plan}");
+        assert!(!tool("iptables-save").contains("KUBE-"), "a plan writes nothing");
+        assert_eq!(localnet(), "0");
+
+        ok(&demo(&["run", "--once"], &arguments));
+        let rules = nat();
+        for line in ["demo/web:http cluster IP", "--to-destination 10.244.0.5:8080", "--to-destination 10.244.0.6:8080"]
+        {
+            assert!(rules.contains(line), "{line} is missing in {rules}");
+        }
+        assert!(tool("iptables-save -t filter").contains("block incoming localnet connections"));
+        assert!(tool("ip6tables-save -t nat").contains("-A KUBE-SERVICES "), "both families");
+        assert_eq!(localnet(), "1");
+        let counters = || PacketCounters::new().read().ok().map(|packets| packets.into_keys().collect::<Vec<_>>());
+        if let Some(names) = counters() {
+            let all = tool("iptables-save") + &tool("ip6tables-save");
+            for (name, count) in COUNTED.into_iter().zip([2, 1]) {
+                assert_eq!(all.matches(name).count(), count, "{name} in {all}");
+                assert!(names.iter().any(|of| of == name), "{names:?}");
+            }
+        }
+        let again = ok(&demo(&["plan"], &arguments));
+        assert!(again.starts_with("nothing to do: the kernel is as it has to be\n"), "{again}");
+        let second = ok(&demo(&["run", "--once"], &arguments));
+        assert!(second.contains(", 0 changes made"), "{second}");
+
+        ok(&command(&["cleanup"]).output().unwrap());
+        let left = tool("iptables-save") + &tool("ip6tables-save");
+        // The kubelet's chain stays.
+        let ours = left.lines().filter(|line| line.contains("KUBE-") && !line.contains("KUBE-FIREWALL"));
+        assert_eq!(ours.collect::<Vec<_>>(), [""; 0]);
+        assert_eq!(tool("iptables-save").matches("203.0.113.0/24").count(), before);
+        assert!(nat().contains(":MINE "));
+        assert!(counters().is_none_or(|names| !names.iter().any(|name| COUNTED.contains(&name.as_str()))));
+        assert!(ok(&command(&["cleanup"]).output().unwrap()).contains("0 things removed"));
+    });
+}
+
+#[test]
+fn probe_says_what_works() {
+    kernel_test(NEEDS, || {
+        let probed = ok(&command(&["probe", "--proxy-mode", "iptables"]).output().unwrap());
+        assert!(probed.starts_with("iptables mode: yes\n"), "{probed}");
+        let json = ok(&command(&["probe", "--proxy-mode", "iptables", "-o", "json"]).output().unwrap());
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!((&json["works"], &json["families"][0]["works"]), (&true.into(), &true.into()), "{json}");
+        assert!(!tool("iptables-save").contains("KUBE-"), "a probe writes nothing");
+    });
+}
+
+/// Number of own rules as `iptables-save` prints them; the kubelet's chain does not count.
+fn rules_of(program: &str, table: &str) -> u64 {
+    let saved = tool(&format!("{program}-save -t {table}"));
+    let ours = saved.lines().filter(|line| line.starts_with("-A KUBE-") && !line.starts_with("-A KUBE-FIREWALL"));
+    u64::try_from(ours.count()).unwrap()
+}
+
+/// `/metrics`, read as Prometheus would, counts the rules that are there.
+#[test]
+fn metrics_count_the_rules_that_are_there() {
+    kernel_test(NEEDS, || {
+        set_up();
+        let (folder, arguments) = manifests("iptables-metrics", &["10.244.0.5"]);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let running = Running::start(&[&arguments[..], &["--iptables-sync-period", "2s"]].concat());
+        let has = |endpoint: &str| nat().contains(&format!("--to-destination {endpoint}:8080"));
+        let number = |name: &str, table: &str, family: &str| {
+            let key = format!("kubeproxy_sync_proxy_rules_iptables_{name}{{table=\"{table}\",ip_family=\"{family}\"}}");
+            metrics().get(&key).map(|number| format!("{number:.0}").parse::<u64>().unwrap())
+        };
+        let is_true = || {
+            ["filter", "nat"].into_iter().all(|table| {
+                number("total", table, "IPv4") == Some(rules_of("iptables", table))
+                    && number("total", table, "IPv6") == Some(rules_of("ip6tables", table))
+            })
+        };
+        until(&running, "the first endpoint", || has("10.244.0.5"));
+        until(&running, "the numbers", is_true);
+        let first = rules_of("iptables", "nat");
+        folder.put("web.yaml", &web(&["10.244.0.5", "10.244.0.6", "10.244.0.7"]));
+        until(&running, "more endpoints", || has("10.244.0.7"));
+        until(&running, "the next numbers", is_true);
+        assert_eq!(rules_of("iptables", "nat"), first + 2 * 3, "a chain of two, and a line that leads there");
+        until(&running, "a pass that writes nothing", || number("last", "nat", "IPv4") == Some(0));
+        let all = metrics();
+        for name in ["iptables_restore_failures_total", "iptables_partial_restore_failures_total"] {
+            assert!(all[&format!("kubeproxy_sync_proxy_rules_{name}{{ip_family=\"IPv4\"}}")] < 1.0, "{name}");
+        }
+        assert!(all["kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"}"] > 1e9);
+        let passes = |kind: &str| {
+            all[&format!("kubeproxy_sync_{kind}_proxy_rules_duration_seconds_count{{ip_family=\"IPv4\"}}")]
+        };
+        assert!(passes("full") >= 1.0 && passes("partial") >= 1.0);
+        assert!(!all.keys().any(|name| name.contains("nftables")), "those are another mode's");
+        assert!(running.end().success());
+    });
+}
+
+#[test]
+fn masqueraded_connections_keep_their_ports_if_asked() {
+    kernel_test(NEEDS, || {
+        set_up();
+        let (folder, _) = manifests("iptables-ports", &["10.244.0.5"]);
+        for (asked, has) in [("auto", true), ("false", false), ("true", true)] {
+            let text = format!(
+                "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nhostnameOverride: n1\nmode: iptables\n\
+                 iptables: {{randomFully: {asked}}}\n"
+            );
+            let config = Folder::new("iptables-ports-config");
+            let config = config.put("config.yaml", &text).display().to_string();
+            let manifests = folder.0.display().to_string();
+            ok(&demo(&["run", "--once", "--config", &config, "--manifests", &manifests], &[]));
+            assert!(nat().contains("-j MASQUERADE"), "{}", nat());
+            assert_eq!(nat().contains("--random-fully"), has, "{asked}");
+        }
+    });
+}
+
+#[track_caller]
+fn until(running: &Running, what: &str, holds: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(60), "waited for {what}: {}\n{}", nat(), running.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Counters of packets that rules name, if the kernel has any.
+const COUNTED: [&str; 2] = ["ct_state_invalid_dropped_pkts", "localhost_nps_accepted_pkts"];
+
+#[test]
+fn changes_are_followed_and_what_is_flushed_comes_back() {
+    kernel_test(NEEDS, || {
+        set_up();
+        let (folder, arguments) = manifests("iptables-run", &["10.244.0.5"]);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let has = |endpoint: &str| nat().contains(&format!("--to-destination {endpoint}:8080"));
+        let flush = || {
+            for program in ["iptables", "ip6tables"] {
+                for what in ["-t nat -F", "-t nat -X", "-F", "-X"] {
+                    tool(&format!("{program} {what}"));
+                }
+            }
+        };
+        let running = Running::start(&[&arguments[..], &["--iptables-sync-period", "2s"]].concat());
+        until(&running, "the first endpoint", || has("10.244.0.5"));
+        folder.put("web.yaml", &web(&["10.244.0.6"]));
+        until(&running, "the next endpoint", || has("10.244.0.6") && !has("10.244.0.5"));
+        flush();
+        until(&running, "what was flushed", || has("10.244.0.6") && nat().contains("-A PREROUTING "));
+        assert!(running.end().success());
+        assert!(has("10.244.0.6"), "rules stay when the process ends");
+        // No full pass is due for an hour: a change shows what is gone, with the counters that nothing named any more.
+        let running = Running::start(&[&arguments[..], &["--iptables-sync-period", "1h"]].concat());
+        running.until_logged("serving in iptables mode");
+        std::thread::sleep(Duration::from_secs(3));
+        flush();
+        for name in COUNTED {
+            PacketCounters::new().delete(name).ok();
+        }
+        folder.put("web.yaml", &web(&["10.244.0.7"]));
+        until(&running, "the change", || has("10.244.0.7") && nat().contains("-A PREROUTING "));
+        if let Ok(counters) = PacketCounters::new().read() {
+            for name in COUNTED {
+                assert!(counters.contains_key(name) && tool("iptables-save").contains(name), "{name}");
+            }
+        }
+        assert!(running.end().success());
+    });
+}
+
+/// Built-in chains of every table have nft rules that iptables cannot print: at a start and later, rules follow changes, jumps are there once, and
+/// foreign rules stay as they are.
+#[test]
+fn rules_that_iptables_cannot_show_stop_nothing() {
+    for is_there_first in [true, false] {
+        kernel_test(&[NEEDS, &[Need::Nftables]].concat(), || stops_nothing("iptables", is_there_first));
+    }
+}
+
+#[test]
+fn rules_that_iptables_cannot_show_stop_nothing_in_ipvs_mode() {
+    kernel_test(&[PROXY, NEEDS, &[Need::Nftables]].concat(), || stops_nothing("ipvs", true));
+}
+
+fn stops_nothing(mode: &str, is_there_first: bool) {
+    let world = World::new();
+    let theirs = || {
+        for (program, family) in [("iptables", "ip"), ("ip6tables", "ip6")] {
+            for (table, chain) in [
+                ("filter", "FORWARD"),
+                ("filter", "INPUT"),
+                ("nat", "POSTROUTING"),
+                ("nat", "PREROUTING"),
+                ("mangle", "FORWARD"),
+            ] {
+                // A built-in chain does not exist before its first use.
+                tool(&format!("{program} -t {table} -A {chain} -p udp --dport 9 -j ACCEPT"));
+                tool(&format!("nft add rule {family} {table} {chain} ct state vmap {{ established : continue }}"));
+            }
+        }
+    };
+    let ruleset = || tool("nft list ruleset");
+    if is_there_first {
+        theirs();
+    }
+    let arguments = world.arguments(mode);
+    let arguments =
+        arguments.iter().map(String::as_str).chain(["--iptables-sync-period", "2s", "--ipvs-sync-period", "2s"]);
+    let rules = ["--ipvs-rules", "iptables"].into_iter().filter(|_| mode == "ipvs");
+    let running = Running::start(&arguments.chain(rules).collect::<Vec<_>>());
+    running.until("it serves", || world.asks(SERVICE) && world.asks(NODE_PORT));
+    if !is_there_first {
+        theirs();
+    }
+    let more =
+        WEB.replace("10.96.0.10", "10.96.0.11").replace("web", "more").replace("nodePort: 30080", "nodePort: 30081");
+    world.manifests.put("more.yaml", &more);
+    running.until("the next Service", || world.asks("10.96.0.11:80") && world.asks("192.0.2.1:30081"));
+    std::fs::remove_file(world.manifests.0.join("web.yaml")).unwrap();
+    running.until("the first one has gone", || !world.asks(SERVICE) && !world.asks(NODE_PORT));
+    let full = || metrics()["kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}"];
+    let until_full = |more: f64| {
+        let passes = full();
+        running.until("more full passes", || full() >= passes + more);
+    };
+    until_full(2.0);
+    let lines = || ruleset().lines().count();
+    let before = lines();
+    until_full(2.0);
+    assert_eq!(lines(), before, "nothing is written twice: {}", ruleset());
+    for (jump, times) in [("jump KUBE-FORWARD", 2), ("jump KUBE-POSTROUTING", 2)] {
+        assert_eq!(ruleset().matches(jump).count(), times, "once for each family: {}", ruleset());
+    }
+    assert!(metrics()["kubeproxy_sync_failures_total"] < 1.0, "{}", running.log());
+    assert!(!running.log().contains("ERROR"), "{}", running.log());
+    assert!(running.end().success());
+    ok(&command(&["cleanup"]).output().unwrap());
+    assert!(!ruleset().contains("KUBE-SERVICES") && !ruleset().contains("KUBE-SVC-"), "{}", ruleset());
+    assert_eq!(ruleset().matches("ct state vmap").count(), 10);
+}
+
+/// Files change without a pause: rules are written once a period, and the last state no later than a period after it.
+#[test]
+fn when_files_change_without_a_pause_the_last_state_comes_in_time() {
+    const PERIOD: Duration = Duration::from_secs(3);
+    kernel_test(NEEDS, || {
+        set_up();
+        let (folder, arguments) = manifests("iptables-rain", &["10.244.0.5"]);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let running = Running::start(&[&arguments[..], &["--iptables-min-sync-period", "3s"]].concat());
+        let has = |endpoint: &str| nat().contains(&format!("--to-destination {endpoint}:8080"));
+        until(&running, "the first endpoint", || has("10.244.0.5"));
+        let passes = || {
+            let all = metrics();
+            let count = |kind: &str| {
+                all[&format!("kubeproxy_sync_{kind}_proxy_rules_duration_seconds_count{{ip_family=\"IPv4\"}}")]
+            };
+            count("full") + count("partial")
+        };
+        until(&running, "what follows the first pass", || passes() >= 1.0);
+        std::thread::sleep(PERIOD);
+        let (before, begin) = (passes(), Instant::now());
+        let mut last = String::new();
+        for number in 0..200 {
+            last = format!("10.244.1.{}", number + 1);
+            folder.put("web.yaml", &web(&[&last]));
+            std::thread::sleep(Duration::from_millis(40));
+        }
+        let rained = begin.elapsed();
+        let since = Instant::now();
+        until(&running, "the last state", || has(&last));
+        let took = since.elapsed();
+        let written = passes() - before;
+        // A pass itself takes half a second on an emulated machine, and seeing it another one.
+        assert!(took < PERIOD + Duration::from_secs(3), "{last} took {took:?}: {}", running.log());
+        let most = (rained + took).as_secs_f64() / PERIOD.as_secs_f64() + 1.5;
+        assert!(written >= 2.0 && written <= most, "{written} passes in {rained:?} and {took:?}");
+        assert_eq!(nat().matches("--to-destination 10.244.").count(), 1, "{}", nat());
+        assert!(running.end().success());
+    });
+}

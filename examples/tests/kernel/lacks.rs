@@ -1,0 +1,551 @@
+//! Kernels that lack a part: `run` behaves as `probe` says.
+//!
+//! Removes each part in turn, by a line in `/etc/modprobe.d` as administrators use. That changes the machine, so it runs only where
+//! `TESTKIT_REQUIRE=all` says that the machine is for tests. A part takes some 20 s: parts with messages of their own in the code are always removed;
+//! a sample of the rest, which depends on the seed (all with `PROXIER_SCENARIOS=all`). `PROXIER_LACKS=nf_nat,ip_set` removes these only.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use testkit::{Need, PROXY, Sample, kernel_test};
+
+use crate::live;
+use crate::program::{self, Folder, Running, command, demo, ipvsadm, ok, text, tool};
+
+const POLICY: &str = "/etc/modprobe.d/proxier-demo-test.conf";
+
+/// Every module that IPVS mode loads, users before the modules that they use.
+const MODULES: &[&str] = &[
+    "xt_set",
+    "xt_comment",
+    "xt_mark",
+    "xt_addrtype",
+    "xt_conntrack",
+    "xt_MASQUERADE",
+    "xt_ipvs",
+    "xt_physdev",
+    "br_netfilter",
+    "nft_compat",
+    "nft_chain_nat",
+    "nf_tables",
+    "iptable_nat",
+    "iptable_filter",
+    "ip6table_nat",
+    "ip6table_filter",
+    "ip_vs_rr",
+    "ip_vs_wrr",
+    "ip_vs_sh",
+    "ip_vs",
+    "nf_nat",
+    "nf_conntrack_netlink",
+    "nf_conntrack",
+    "dummy",
+    "ip_set_hash_ip",
+    "ip_set_hash_ipport",
+    "ip_set_hash_ipportip",
+    "ip_set_hash_ipportnet",
+    "ip_set_bitmap_port",
+    "ip_set",
+];
+
+/// A Service of both families with UDP, source ranges and an external IP: every rule and every call there is.
+const OBJECTS: &str = "apiVersion: v1
+kind: Service
+metadata: {name: dns, namespace: demo}
+spec:
+  type: LoadBalancer
+  clusterIP: 10.96.0.10
+  clusterIPs: [10.96.0.10, 'fd00:96::10']
+  ipFamilies: [IPv4, IPv6]
+  ipFamilyPolicy: RequireDualStack
+  externalIPs: [198.51.100.1, '2001:db8:51::1']
+  loadBalancerSourceRanges: [203.0.113.0/24, '2001:db8:113::/48']
+  ports: [{name: dns, port: 53, protocol: UDP, targetPort: 53, nodePort: 30053}]
+status: {loadBalancer: {ingress: [{ip: 198.51.100.9}, {ip: '2001:db8:51::9'}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: dns-1, namespace: demo, labels: {kubernetes.io/service-name: dns}}
+addressType: IPv4
+ports: [{name: dns, port: 53, protocol: UDP}]
+endpoints: [{addresses: [10.244.0.5]}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: dns-2, namespace: demo, labels: {kubernetes.io/service-name: dns}}
+addressType: IPv6
+ports: [{name: dns, port: 53, protocol: UDP}]
+endpoints: [{addresses: ['fd00:244::5']}]
+";
+
+/// A line of `modprobe.d` that is removed on drop.
+struct Forbidden;
+
+impl Forbidden {
+    fn new(modules: &[&str]) -> Self {
+        fs::create_dir_all("/etc/modprobe.d").unwrap();
+        let lines: Vec<String> = modules.iter().map(|module| format!("install {module} /bin/false\n")).collect();
+        fs::write(POLICY, lines.concat()).unwrap();
+        Forbidden
+    }
+}
+
+impl Drop for Forbidden {
+    fn drop(&mut self) {
+        fs::remove_file(POLICY).unwrap();
+    }
+}
+
+fn is_loaded(module: &str) -> bool {
+    Path::new("/sys/module").join(module).exists()
+}
+
+/// Unloads a module, and all that use it. The last users are namespaces that end a little later.
+fn unload(module: &str) {
+    let start = Instant::now();
+    while is_loaded(module) {
+        assert!(start.elapsed() < Duration::from_secs(120), "{module} stays:\n{}", tool("lsmod"));
+        let _some_are_in_use = Command::new("modprobe").args(["-r", "-q", "-a"]).args(MODULES).output().unwrap();
+        let users = fs::read_dir(format!("/sys/module/{module}/holders"));
+        let users: Vec<_> = users.into_iter().flatten().map(|entry| entry.unwrap().file_name()).collect();
+        let _in_use = Command::new("modprobe").args(["-r", "-q"]).args(users).arg(module).output().unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn probe() -> (Output, Value) {
+    let output = demo(&["probe", "-o", "json"]);
+    let report = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    (output, report)
+}
+
+/// State and need of the finding with this module.
+fn finding<'a>(report: &'a Value, module: &str) -> (&'a str, &'a str) {
+    let findings = report["findings"].as_array().unwrap();
+    let of = |finding: &&Value| finding["module"] == module && finding["is_feature"] == false;
+    let finding = findings.iter().find(of).unwrap_or_else(|| panic!("no finding of {module}"));
+    (finding["state"].as_str().unwrap(), finding["need"].as_str().unwrap())
+}
+
+/// Runs the case in its own namespace, and cleans up for the next.
+fn without(module: &str, case: impl FnOnce(&str)) {
+    let needs = [PROXY, &[Need::Veth, Need::Conntrack, Need::Tool("setpriv")]].concat();
+    kernel_test(&needs, || {
+        println!("without {module}");
+        unload(module);
+        let _forbidden = Forbidden::new(&[module]);
+        set_up();
+        let folder = Folder::new("lacks");
+        folder.put("dns.yaml", OBJECTS);
+        case(&folder.0.display().to_string());
+        assert!(!is_loaded(module), "{module} was loaded after all");
+        // Leftovers would keep modules in use.
+        drop(demo(&["cleanup"]));
+    });
+}
+
+fn is_for_tests() -> bool {
+    let is = std::env::var("TESTKIT_REQUIRE").is_ok_and(|value| value == "all");
+    if !is {
+        eprintln!("SKIPPED: modules are taken away only where TESTKIT_REQUIRE=all");
+    }
+    is
+}
+
+/// Modules to remove in this run: `always`, and a sample of `sometimes`, one in `one_in`.
+fn sampled(always: &[&'static str], sometimes: &[&'static str], one_in: usize) -> Vec<&'static str> {
+    if let Ok(named) = std::env::var("PROXIER_LACKS") {
+        let is_named = |module: &&str| named.split(',').any(|name| name == *module);
+        return always.iter().chain(sometimes).copied().filter(is_named).collect();
+    }
+    let sample = Sample::asked_for();
+    let taken =
+        sometimes.iter().enumerate().filter(|(number, _)| sample.takes(*number, one_in)).map(|(_, module)| *module);
+    always.iter().copied().chain(taken).collect()
+}
+
+/// Checks that both families of the Service are served and guarded, by rules of this variant of the programs (`-legacy`, `-nft`, or empty for the
+/// names without a suffix).
+#[track_caller]
+fn is_served(variant: &str) {
+    let there = ipvsadm();
+    for line in ["-a -u 10.96.0.10:53 -r 10.244.0.5:53 -m -w 1", "-a -u [fd00:96::10]:53 -r [fd00:244::5]:53 -m -w 1"] {
+        assert!(there.contains(line), "{line}: {there:#?}");
+    }
+    for program in ["iptables", "ip6tables"] {
+        let rules = tool(&format!("{program}{variant}-save"));
+        assert!(rules.contains("-j KUBE-SERVICES") && rules.contains("-j MASQUERADE"), "{program}{variant}: {rules}");
+    }
+    let bound = tool("ip addr show kube-ipvs0");
+    assert!(bound.contains("10.96.0.10/32") && bound.contains("fd00:96::10/128"), "{bound}");
+}
+
+/// Gives the node one address, on a device of a kind that the proxy does not need.
+fn set_up() {
+    tool("ip link add eth9 type veth peer name eth8");
+    tool("ip addr add 192.0.2.1/24 dev eth9");
+    tool("ip link set eth9 up");
+}
+
+/// Missing parts that are only wanted: serving works without them, they are logged once, and nothing fails.
+#[test]
+fn what_is_wanted_is_done_without() {
+    if !is_for_tests() {
+        return;
+    }
+    for module in
+        sampled(&["nf_conntrack_netlink"], &["xt_ipvs", "xt_physdev", "br_netfilter", "ip_vs_wrr", "ip_vs_sh"], 5)
+    {
+        without(module, |manifests| {
+            let (_, report) = probe();
+            assert_eq!(finding(&report, module), ("missing", "wanted"), "{report:#}");
+            assert_eq!(report["verdict"]["answer"], "yes", "{}", report["verdict"]);
+            let once = demo(&["run", "--once", "--manifests", manifests]);
+            let said = text(&once.stderr);
+            println!("{said}");
+            assert!(once.status.success(), "{module}: {said}");
+            is_served("");
+            let running = Running::start(&["--manifests", manifests, "--ipvs-sync-period", "2s"]);
+            running.until("it is healthy", || {
+                let curl = Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10256/healthz"]).output().unwrap();
+                curl.status.success()
+            });
+            let passes = || {
+                let page = tool("curl -s -f http://127.0.0.1:10249/metrics");
+                let of = |name: &str| program::page::read(&page).get(name).copied().unwrap_or_default();
+                assert!(of("kubeproxy_sync_failures_total") < 0.5, "{page}");
+                (
+                    of("kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}"),
+                    of("kubeproxy_unmet_wishes"),
+                )
+            };
+            running.until("several full passes", || passes().0 > 2.5);
+            let log = running.log();
+            if module == "nf_conntrack_netlink" {
+                assert!(passes().1 > 0.5);
+                assert!(said.contains("UDP flows to endpoints that are gone are not ended"), "{said}");
+                let told = log.lines().filter(|line| line.contains("this kernel lacks a feature: UDP flows")).count();
+                assert_eq!(told, 1, "{log}");
+            }
+            if module == "xt_ipvs" {
+                assert!(
+                    said.contains("this kernel lacks xt_ipvs") && log.contains("this kernel lacks xt_ipvs"),
+                    "{said}{log}"
+                );
+            }
+            assert!(running.end().success());
+        });
+    }
+}
+
+/// A match that is missing, which only writing shows: rules are written without it after the kernel has refused it.
+#[test]
+fn a_match_that_turns_out_to_be_missing() {
+    if !is_for_tests() {
+        return;
+    }
+    for module in sampled(&[], &["xt_physdev", "xt_ipvs"], 2) {
+        without(module, |manifests| {
+            // A container may not see the node's modprobe.d.
+            let run = |words: &[&str]| {
+                let script = "mount -t tmpfs none /etc/modprobe.d && \
+                              exec setpriv --bounding-set=-sys_module --inh-caps=-sys_module \"$0\" \"$@\"";
+                let inner = command(words);
+                let mut pod = Command::new("unshare");
+                pod.args(["--mount", "--propagation", "private", "sh", "-c", script]);
+                pod.arg(inner.get_program()).args(inner.get_args());
+                pod.env_remove("KUBERNETES_SERVICE_HOST").env_remove("KUBECONFIG");
+                pod
+            };
+            let once = run(&["run", "--once", "--manifests", manifests]).output().unwrap();
+            let said = text(&once.stderr);
+            println!("{said}");
+            assert!(once.status.success(), "{said}");
+            assert!(
+                said.contains(&format!("lacks a feature: rules are written without match {}", &module[3..])),
+                "{said}"
+            );
+            is_served("");
+            for program in ["iptables-save", "ip6tables-save"] {
+                let rules = tool(program);
+                assert!(!rules.contains(&format!("-m {} ", &module[3..])), "{rules}");
+            }
+            let running = Running::spawn(run(&["run", "--manifests", manifests, "--ipvs-sync-period", "2s"]));
+            running.until_logged("this kernel lacks a feature: ");
+            running.until("it is healthy", || {
+                let curl = Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10256/healthz"]).output().unwrap();
+                curl.status.success()
+            });
+            assert!(running.end().success());
+        });
+    }
+}
+
+/// A kernel with counters of packets and without the match that counts by them: rules of iptables mode do without, by either back end.
+#[test]
+fn iptables_mode_does_without_the_match_that_counts() {
+    if !is_for_tests() || sampled(&["xt_nfacct"], &[], 1).is_empty() {
+        return;
+    }
+    without("xt_nfacct", |manifests| {
+        let once = demo(&["run", "--once", "--proxy-mode", "iptables", "--manifests", manifests]);
+        let said = text(&once.stderr);
+        println!("{said}");
+        assert!(once.status.success() && said.contains("rules are written without match nfacct"), "{said}");
+        for program in ["iptables-save", "ip6tables-save"] {
+            let rules = tool(program);
+            assert!(rules.contains("--ctstate INVALID -j DROP") && !rules.contains("nfacct"), "{rules}");
+        }
+    });
+}
+
+/// One of the two back ends of iptables is missing: the other one is used.
+#[test]
+fn one_way_to_write_rules_is_enough() {
+    if !is_for_tests() {
+        return;
+    }
+    let legacy = ["iptable_nat", "ip6table_filter", "iptable_filter", "ip6table_nat"];
+    // `nft_chain_nat` is left out: no program of iptables tells without writing that its chains are missing. examples/ipvs-mode.md says so.
+    for module in sampled(&[], &[&legacy[..], &["nf_tables", "nft_compat"]].concat(), 6) {
+        without(module, |manifests| {
+            let (output, report) = probe();
+            assert_eq!(finding(&report, module), ("missing", "either"), "{report:#}");
+            assert_eq!((output.status.code(), &report["verdict"]["answer"]), (Some(0), &Value::from("yes")));
+            let once = demo(&["run", "--once", "--proxy-mode", "ipvs", "--no-fallback", "--manifests", manifests]);
+            let said = text(&once.stderr);
+            println!("{said}");
+            assert!(once.status.success(), "{module}: {said}");
+            is_served(if legacy.contains(&module) { "-nft" } else { "-legacy" });
+        });
+    }
+}
+
+/// Checks that another mode serves without `--no-fallback`, and also if no mode is asked for.
+fn serves_in_another_mode(report: &Value, manifests: &str) {
+    for (asked, says) in
+        [("ipvs", " in place of ipvs, which this machine cannot do: not ipvs: "), ("auto", "not ipvs: ")]
+    {
+        let words = ["--proxy-mode", asked, "--manifests", manifests];
+        let once = demo(&[&["run", "--once"], &words[..]].concat());
+        let said = text(&once.stderr);
+        assert!(
+            once.status.success() && said.contains(says) && said.contains("IPVS cannot be used"),
+            "{asked}: {said}"
+        );
+        let running = Running::start(&words);
+        running.until("it is healthy", || {
+            let curl = Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10256/healthz"]).output().unwrap();
+            curl.status.success()
+        });
+        let serves = tool("curl -s -f http://127.0.0.1:10249/proxyMode");
+        assert!(["nftables", "iptables"].contains(&serves.as_str()), "{serves}");
+        if asked == "auto" {
+            assert_eq!(report["modes"][1]["serves"], true, "{report:#}");
+            assert_eq!((report["serves"].as_str(), serves.as_str()), (Some("nftables"), "nftables"));
+        }
+        let held = if serves == "nftables" { tool("nft list ruleset") } else { tool("iptables-save") };
+        assert!(held.contains("10.96.0.10") && held.contains("10.244.0.5"), "{held}");
+        let metrics = tool("curl -s -f http://127.0.0.1:10249/metrics");
+        let info = format!("kubeproxy_mode_info{{asked=\"{asked}\",mode=\"{serves}\"}} 1");
+        assert!(metrics.contains(&info), "{metrics}");
+        assert!(running.end().success());
+    }
+}
+
+fn proxy_mode() -> String {
+    let asked = Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10249/proxyMode"]).output().unwrap();
+    text(&asked.stdout)
+}
+
+/// The mode that serves in place of IPVS mode depends on the back end of the iptables programs, which the kubelet's chain shows. `plan` works too,
+/// and an Event of the Node says why.
+#[test]
+fn without_ip_vs_the_back_end_of_iptables_decides() {
+    if !is_for_tests() {
+        return;
+    }
+    without("ip_vs", |manifests| {
+        let ipvs = ["--proxy-mode", "ipvs", "--manifests", manifests];
+        let plan = demo(&[&["plan"], &ipvs[..]].concat());
+        let (planned, said) = (ok(&plan), text(&plan.stderr));
+        assert!(planned.contains("UDP 10.96.0.10:53") && planned.contains("10.244.0.5:53"), "{planned}");
+        assert!(planned.contains("+ virtual server UDP 198.51.100.9:53"), "{planned}");
+        let empty = "this kernel cannot do ipvs mode: this is what an empty kernel would get that can";
+        assert!(said.contains(empty) && said.contains(POLICY), "{said}");
+
+        for (program, mode) in [("iptables-legacy", "iptables"), ("iptables-nft", "nftables")] {
+            tool(&format!("{program} -t mangle -N KUBE-IPTABLES-HINT"));
+            let running = Running::start(&ipvs);
+            running.until_logged(&format!("mode {mode} in place of ipvs, which this machine cannot do: not ipvs: "));
+            running.until("it serves", || proxy_mode() == mode);
+            running.until("the rules", || {
+                let (legacy, tables) = (tool("iptables-legacy-save -t nat"), tool("nft list tables"));
+                let by_tables = tables.contains("table ip proxier");
+                assert!(!(by_tables && legacy.contains("10.96.0.10")));
+                if mode == "nftables" { by_tables } else { legacy.contains("10.96.0.10/32") }
+            });
+            assert!(running.end().success());
+            ok(&demo(&["cleanup"]));
+            tool(&format!("{program} -t mangle -X KUBE-IPTABLES-HINT"));
+        }
+
+        let world = live::World::new(vec![live::Service::new("web", "10.96.0.10", &["10.244.1.5"])]);
+        let running = Running::start(&["--proxy-mode", "ipvs", "--kubeconfig", &world.kubeconfig()]);
+        let told = || world.server.events().into_iter().find(|event| event["reason"] == "ModeUnavailable");
+        running.until("the Event", || told().is_some());
+        let event = told().unwrap();
+        assert_eq!((&event["regarding"]["kind"], &event["regarding"]["name"]), (&json!("Node"), &json!("n1")));
+        assert_eq!(event["type"], "Warning", "{event}");
+        let note = event["note"].as_str().unwrap();
+        assert!(note.starts_with("ipvs: ") && note.contains("ip_vs"), "{note}");
+        assert!(running.end().success());
+    });
+}
+
+/// A Service of TCP and UDP.
+const BOTH: &str = "apiVersion: v1
+kind: Service
+metadata: {name: both, namespace: demo}
+spec:
+  clusterIP: 10.96.0.10
+  clusterIPs: [10.96.0.10]
+  ipFamilies: [IPv4]
+  ports: [{name: web, port: 80, protocol: TCP}, {name: dns, port: 53, protocol: UDP}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: both-1, namespace: demo, labels: {kubernetes.io/service-name: both}}
+addressType: IPv4
+ports: [{name: web, port: 8080, protocol: TCP}, {name: dns, port: 5353, protocol: UDP}]
+endpoints: [{addresses: [10.244.0.5]}]
+";
+
+/// Answer of a server through the Service.
+fn asked_by_tcp() -> Option<String> {
+    let mut stream = TcpStream::connect("10.96.0.10:80").ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let mut said = String::new();
+    stream.read_to_string(&mut said).ok()?;
+    Some(said)
+}
+
+fn asked_by_udp() -> Option<String> {
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    socket.send_to(b"who?", "10.96.0.10:53").ok()?;
+    let mut said = [0; 100];
+    let length = socket.recv(&mut said).ok()?;
+    Some(text(&said[..length]))
+}
+
+/// Modules without which there is no netfilter.
+const NETFILTER: [&str; 5] = ["nf_tables", "ip_tables", "ip6_tables", "ip_vs", "nf_conntrack"];
+
+/// A kernel without any netfilter is served by sockets.
+#[test]
+fn without_netfilter_sockets_serve() {
+    if !is_for_tests() {
+        return;
+    }
+    kernel_test(&[Need::Root, Need::Veth], || {
+        for module in NETFILTER {
+            unload(module);
+        }
+        let _forbidden = Forbidden::new(&NETFILTER);
+        set_up();
+        tool("ip addr add 10.244.0.5/32 dev lo");
+        let web = TcpListener::bind("10.244.0.5:8080").unwrap();
+        let dns = UdpSocket::bind("10.244.0.5:5353").unwrap();
+        std::thread::spawn(move || web.incoming().for_each(|stream| stream.unwrap().write_all(b"tcp").unwrap()));
+        std::thread::spawn(move || {
+            let mut question = [0; 100];
+            while let Ok((_, from)) = dns.recv_from(&mut question) {
+                dns.send_to(b"udp", from).unwrap();
+            }
+        });
+        let probed = demo(&["probe", "--proxy-mode", "auto", "-o", "json"]);
+        let report: Value = serde_json::from_str(&ok(&probed)).unwrap();
+        assert_eq!(report["serves"], "userspace", "{report:#}");
+
+        let folder = Folder::new("lacks");
+        folder.put("both.yaml", BOTH);
+        let manifests = folder.0.display().to_string();
+        let running = Running::start(&["--proxy-mode", "auto", "--manifests", &manifests]);
+        running.until_logged("mode userspace: the best that this machine can do; not ipvs: ");
+        running.until("it says so", || proxy_mode() == "userspace");
+        running.until("TCP", || asked_by_tcp().as_deref() == Some("tcp"));
+        running.until("UDP", || asked_by_udp().as_deref() == Some("udp"));
+        assert!(running.end().success());
+        // The mode that serves in place of nftables mode needs more of the cluster, which the source then asks for.
+        let world = live::World::new(vec![live::Service::new("web", "10.96.0.10", &["10.244.1.5"])]);
+        let running = Running::start(&["--proxy-mode", "nftables", "--kubeconfig", &world.kubeconfig()]);
+        running.until("it serves", || proxy_mode() == "userspace");
+        running.until_logged("the server has no ServiceCIDRs");
+        assert!(running.end().success());
+        drop(demo(&["cleanup"]));
+        assert_eq!(NETFILTER.map(is_loaded), [false; 5], "{}", tool("lsmod"));
+    });
+}
+
+/// Required parts that are missing: the mode does not serve, for the reason that `probe` gives.
+#[test]
+fn what_is_required_is_an_obstacle() {
+    if !is_for_tests() {
+        return;
+    }
+    let sometimes = [
+        "ip_vs_rr",
+        "xt_set",
+        "dummy",
+        "xt_comment",
+        "xt_mark",
+        "xt_addrtype",
+        "xt_conntrack",
+        "ip_set_hash_ip",
+        "ip_set_hash_ipport",
+        "ip_set_hash_ipportip",
+        "ip_set_hash_ipportnet",
+        "ip_set_bitmap_port",
+        "ip_set",
+        "nf_conntrack",
+        "xt_MASQUERADE",
+    ];
+    for module in sampled(&["ip_vs"], &sometimes, 6) {
+        without(module, |manifests| {
+            let (output, report) = probe();
+            assert_eq!(finding(&report, module), ("missing", "required"), "{report:#}");
+            assert_eq!((&report["modes"][0]["mode"], &report["modes"][0]["serves"]), (&"ipvs".into(), &false.into()));
+            assert_eq!((output.status.code(), &report["verdict"]["answer"]), (Some(1), &Value::from("no")));
+            let reason = report["verdict"]["reasons"][0].as_str().unwrap().to_owned();
+            assert!(reason.contains(POLICY) && reason.contains(module), "{reason}");
+            let only_ipvs = ["--proxy-mode", "ipvs", "--no-fallback", "--manifests", manifests];
+            let once = demo(&[&["run", "--once"], &only_ipvs[..]].concat());
+            let mut ends = vec![(once.status.code(), text(&once.stderr))];
+            // All modules share the code, and each takes seconds: three are enough.
+            if ["ip_vs", "ip_vs_rr", "xt_set"].contains(&module) {
+                let (status, log) = Running::start(&only_ipvs).wait();
+                ends.push((status.code(), log));
+            }
+            for (code, said) in ends {
+                assert_eq!(code, Some(1), "{module}: {said}");
+                assert!(said.contains(&reason), "{module}: {reason}\n{said}");
+            }
+            if module == "ip_vs" {
+                serves_in_another_mode(&report, manifests);
+            }
+        });
+    }
+    // And all of it works again.
+    kernel_test(PROXY, || {
+        set_up();
+        let folder = Folder::new("lacks");
+        folder.put("dns.yaml", OBJECTS);
+        ok(&demo(&["run", "--once", "--manifests", &folder.0.display().to_string()]));
+    });
+}

@@ -1,0 +1,579 @@
+//! A live node changes its mode, in every direction, while clients connect: nobody is refused if the kernel serves before and after, long connections
+//! go on if the kernel lets them, and nothing of the old mode is left.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::{SocketAddr, UdpSocket};
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use testkit::traffic::{Connection, NameServer, connect_and_ask};
+use testkit::{Need, Netns, PROXY, Sample, kernel_test};
+
+use crate::program::world::{Client, NODE_PORT, POD, SERVICE, World, held};
+use crate::program::{self, command, demo, ok, text, tool};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft];
+
+/// Whether the mode's objects have the addresses of both families of the Service `demo/six`.
+fn holds_both(mode: &str) -> bool {
+    let printed = match mode {
+        "ipvs" => tool("ipvsadm -Sn") + &tool("ip addr show kube-ipvs0"),
+        "iptables" => tool("iptables-save") + &tool("ip6tables-save"),
+        "nftables" => tool("nft list ruleset"),
+        _ => held(mode).join("\n"),
+    };
+    ["10.96.0.16", "fd00:96::16"].iter().all(|address| printed.contains(address))
+}
+
+const SIX: &str = "apiVersion: v1
+kind: Service
+metadata: {name: six, namespace: demo}
+spec:
+  clusterIP: 'fd00:96::16'
+  clusterIPs: ['fd00:96::16', 10.96.0.16]
+  ipFamilies: [IPv6, IPv4]
+  ports: [{name: http, port: 80, protocol: TCP, targetPort: 8080}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: six-6, namespace: demo, labels: {kubernetes.io/service-name: six}}
+addressType: IPv6
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints: [{addresses: ['fd00:244::5']}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: six-4, namespace: demo, labels: {kubernetes.io/service-name: six}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints: [{addresses: [10.244.0.5]}]
+";
+
+const SIX_V6: &str = "[fd00:96::16]:80";
+const SIX_V4: &str = "10.96.0.16:80";
+
+/// Gives the same node IPv6 beside IPv4, and a Service of both.
+fn dual_stack(world: &World) -> NameServer {
+    let run = |of: &Netns, lines: &[&str]| of.run_in(|| lines.iter().for_each(|line| drop(tool(line)))).unwrap();
+    run(
+        &Netns::current().unwrap(),
+        &[
+            "sysctl -w net.ipv6.conf.all.forwarding=1",
+            "ip -6 addr add 2001:db8:9::1/64 dev eth9 nodad",
+            "ip -6 addr add fd00:244::1/64 dev pod9 nodad",
+            "ip -6 route add default via 2001:db8:9::2",
+        ],
+    );
+    run(
+        &world.client,
+        &["ip -6 addr add 2001:db8:9::2/64 dev eth0 nodad", "ip -6 route add fd00:96::/64 via 2001:db8:9::1"],
+    );
+    run(&world.pod, &["ip -6 addr add fd00:244::5/64 dev eth0 nodad", "ip -6 route add default via fd00:244::1"]);
+    world.manifests.put("six.yaml", SIX);
+    NameServer::tcp(&world.pod, "[fd00:244::5]:8080".parse().unwrap(), POD).unwrap()
+}
+
+fn change(from: &str, to: &str) {
+    println!("from {from} to {to}");
+    let world = World::new();
+    let _server = dual_stack(&world);
+    let asks_all = || [SERVICE, NODE_PORT, SIX_V4, SIX_V6].iter().all(|place| world.asks(place));
+    // The probe loads the modules of all modes: on a machine that has just booted, that takes longer than all the rest.
+    let _some_modes_may_be_lacking = demo(&["probe", "--proxy-mode", "auto"]);
+    let old = world.start(from);
+    old.until("it serves", asks_all);
+    assert!(held(from) != [""; 0] && holds_both(from), "{from}: {:?}", held(from));
+    // Connections of IPVS end with its virtual servers, relayed ones with the process, and Linux translates addresses only as long as there is a nat
+    // chain.
+    let goes_on = from == "iptables" || (from, to) == ("nftables", "iptables") || (from, to) == ("nftables", "ipvs");
+    let address: SocketAddr = SERVICE.parse().unwrap();
+    let mut long = goes_on.then(|| world.client.run_in(|| Connection::open(address).unwrap()).unwrap());
+    if let Some(long) = &mut long {
+        long.ask().unwrap();
+    }
+    let here = Netns::current().unwrap();
+    let clients = [
+        Client::start(&world.client, SERVICE),
+        Client::start(&world.client, NODE_PORT),
+        Client::start(&world.client, SIX_V6),
+        Client::start(&here, SERVICE),
+    ];
+    let of_node = clients.len() - 1;
+    std::thread::sleep(Duration::from_millis(500));
+
+    let ends = Instant::now();
+    assert!(old.end().success());
+    let new = world.start(to);
+    new.until("it serves", || held(to) != [""; 0] && holds_both(to) && asks_all());
+    let serves = Instant::now();
+    new.until("nothing is left of the old mode", || held(from).is_empty());
+    let gone = Instant::now();
+    if from != "userspace" {
+        new.until_logged("things of other modes removed");
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    let but = match (from, to) {
+        // A process takes its Services with it.
+        ("userspace", _) => Some((ends, serves)),
+        // Sockets get no packets before the old mode has gone, here too.
+        ("ipvs" | "nftables", "userspace") => Some((serves, gone)),
+        _ => None,
+    };
+    for (number, client) in clients.into_iter().enumerate() {
+        // A program of the node has the Service's address as its own where that is local, until it is not any more.
+        let local = number == of_node && matches!(from, "ipvs" | "userspace");
+        let (made, failed) = client.end(ends, if local { Some((ends, gone)) } else { but });
+        // Seen on 6.1: a SYN on its way while the kernel takes a table away gets neither its endpoint nor a virtual server, and one that
+        // came by IPVS while a table comes is not answered.
+        let at_the_moment = usize::from([from, to].contains(&"ipvs"));
+        assert!(
+            made > 5 && failed.len() <= at_the_moment,
+            "{from} to {to}, client {number}, serves at {:?}, gone at {:?}: {made} connections; failed: {failed:?}\n{}",
+            serves - ends,
+            gone - ends,
+            new.log()
+        );
+    }
+    if let Some(mut long) = long {
+        assert_eq!(long.ask().unwrap(), "pod", "{from} to {to}: a long connection");
+    }
+    // The new mode needs no change.
+    let arguments = world.arguments(to);
+    let plan = demo(&["plan"].into_iter().chain(arguments.iter().map(String::as_str)).collect::<Vec<_>>());
+    assert!(ok(&plan).starts_with("nothing to do"), "{from} to {to}: {}", text(&plan.stdout));
+    assert!(new.end().success());
+    ok(&command(&["cleanup"]).output().unwrap());
+    assert_eq!((held(from), held(to)), (vec![], vec![]), "{from} to {to}");
+}
+
+/// A client that sends UDP from one port without a pause, and hears who answers.
+struct Sender {
+    stop: mpsc::Sender<()>,
+    heard: mpsc::Receiver<String>,
+    thread: JoinHandle<()>,
+}
+
+impl Sender {
+    fn start(from: &Netns, to: &'static str) -> Self {
+        let (stop, stopped) = mpsc::channel();
+        let (tell, heard) = mpsc::channel();
+        let work = move || {
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            socket.connect(to).unwrap();
+            socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+            let mut answer = [0; 64];
+            while stopped.try_recv().is_err() {
+                // There may be no listener, and no route.
+                let _sent = socket.send(b"x\n");
+                if let Ok(length) = socket.recv(&mut answer) {
+                    let _nobody_asks_any_more = tell.send(text(answer[..length].trim_ascii_end()));
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            }
+        };
+        Sender { stop, heard, thread: from.spawn(work).unwrap() }
+    }
+
+    /// Who has answered since this was asked last.
+    fn answers(&self) -> BTreeSet<String> {
+        self.heard.try_iter().collect()
+    }
+
+    fn end(self) {
+        self.stop.send(()).unwrap();
+        self.thread.join().unwrap();
+    }
+}
+
+/// A Service of UDP, with a node port.
+fn of_udp(number: u16, endpoint: &str) -> String {
+    format!(
+        "apiVersion: v1
+kind: Service
+metadata: {{name: dns-{number}, namespace: demo}}
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.{number}
+  ipFamilies: [IPv4]
+  ports: [{{name: dns, port: 53, protocol: UDP, targetPort: 5353, nodePort: 300{number}}}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: dns-{number}-1, namespace: demo, labels: {{kubernetes.io/service-name: dns-{number}}}}}
+addressType: IPv4
+ports: [{{name: dns, port: 5353, protocol: UDP}}]
+endpoints: [{{addresses: [{endpoint}]}}]
+---
+"
+    )
+}
+
+/// The endpoint of one Service is replaced and another Service is deleted while no process runs. Clients never stop sending, and
+/// the endpoint that is gone would still answer.
+fn flows(from: &str, to: &str) {
+    println!("flows from {from} to {to}");
+    let world = World::new();
+    world.pod.add_address("10.244.0.6/24", "eth0").unwrap();
+    let endpoints = [("10.244.0.5:5353", "old"), ("10.244.0.6:5353", "new")];
+    let _servers = endpoints.map(|(at, name)| NameServer::udp(&world.pod, at.parse().unwrap(), name).unwrap());
+    world.manifests.put("udp.yaml", &(of_udp(53, "10.244.0.5") + &of_udp(54, "10.244.0.5")));
+    let here = Netns::current().unwrap();
+    let [at_once, stays] = [["10.96.0.53:53", "192.0.2.1:30053"], ["10.96.0.54:53", "192.0.2.1:30054"]];
+    let follow: Vec<Sender> = at_once
+        .map(|to| Sender::start(&world.client, to))
+        .into_iter()
+        .chain([Sender::start(&here, at_once[0])])
+        .collect();
+    let end: Vec<Sender> = stays.map(|to| Sender::start(&world.client, to)).into();
+    let all = |of: &[Sender]| of.iter().map(Sender::answers).collect::<Vec<_>>();
+    let only = |name: &str| BTreeSet::from([name.to_owned()]);
+
+    let old = world.start(from);
+    old.until("both are served", || {
+        std::thread::sleep(Duration::from_millis(500));
+        all(&follow).into_iter().chain(all(&end)).all(|heard| heard == only("old"))
+    });
+    assert!(old.end().success());
+    world.manifests.put("udp.yaml", &of_udp(53, "10.244.0.6"));
+    std::thread::sleep(Duration::from_millis(500));
+    let new = world.start(to);
+    new.until("it serves alone", || world.asks(SERVICE) && (from == to || held(from).is_empty()));
+    // A pass takes long on an emulated machine.
+    let begun = Instant::now();
+    let mut right = 0;
+    // Twice in a row, so that it stays so.
+    while right < 2 {
+        all(&follow);
+        all(&end);
+        std::thread::sleep(Duration::from_millis(500));
+        let (followed, ended) = (all(&follow), all(&end));
+        let is_right = followed.iter().all(|heard| *heard == only("new")) && ended.iter().all(BTreeSet::is_empty);
+        right = if is_right { right + 1 } else { 0 };
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "{from} to {to}: {followed:?}, {ended:?}\n{}\n{}",
+            tool("conntrack -L -p udp"),
+            new.log()
+        );
+    }
+    follow.into_iter().chain(end).for_each(Sender::end);
+    assert!(new.end().success());
+}
+
+#[test]
+fn flows_of_udp_between_modes_that_need_no_ipvs() {
+    const MODES: [&str; 3] = ["nftables", "iptables", "userspace"];
+    for (from, to) in MODES.into_iter().flat_map(|from| MODES.map(|to| (from, to))) {
+        kernel_test(&[NEEDS, &[Need::Tool("conntrack")]].concat(), || flows(from, to));
+    }
+}
+
+#[test]
+fn flows_of_udp_from_and_to_ipvs() {
+    let needs = [PROXY, NEEDS, &[Need::Tool("conntrack")]].concat();
+    let changes = ["nftables", "iptables", "userspace"].map(|other| [("ipvs", other), (other, "ipvs")]);
+    for (number, (from, to)) in changes.into_iter().flatten().chain([("ipvs", "ipvs")]).enumerate() {
+        if Sample::asked_for().takes(number, 3) {
+            kernel_test(&needs, || flows(from, to));
+        }
+    }
+}
+
+/// The input is suddenly empty, or without EndpointSlices, and the node changes its mode: the old mode serves until a person has confirmed.
+#[test]
+fn an_empty_input_in_another_mode() {
+    let all: String = (10..22)
+        .map(|number| {
+            program::service(
+                "demo",
+                &format!("web-{number}"),
+                &format!("10.96.1.{number}"),
+                "{addresses: [10.244.0.5]}",
+            )
+        })
+        .collect();
+    let without_slices: String = all
+        .split("---\n")
+        .filter(|object| object.contains("kind: Service"))
+        .flat_map(|object| [object, "---\n"])
+        .collect();
+    let cases = [
+        ("nftables", "iptables", ""),
+        ("iptables", "nftables", &*without_slices),
+        ("iptables", "userspace", ""),
+        ("nftables", "userspace", &without_slices),
+    ];
+    for (from, to, left) in cases {
+        kernel_test(&[NEEDS, &[Need::Tool("curl")]].concat(), || {
+            let world = World::new();
+            world.manifests.put("web.yaml", &all);
+            let asks = || world.asks("10.96.1.10:80") && world.asks("10.96.1.21:80");
+            let old = world.start(from);
+            old.until("it serves", asks);
+            let before = held(from);
+            assert!(old.end().success());
+            world.manifests.put("web.yaml", left);
+            let status =
+                |path: &str| tool(&format!("curl -s -o /dev/null -w %{{http_code}} http://127.0.0.1:10256/{path}"));
+            let new = world.start(to);
+            new.until_logged("12 of 12 virtual servers would go or lose their last endpoint");
+            // Longer than the old mode stays beside the new one.
+            std::thread::sleep(Duration::from_secs(3));
+            assert!(asks() && held(from) == before && held(to).is_empty(), "{from} to {to}: {}", new.log());
+            assert_eq!(["healthz", "readyz"].map(status), ["200", "503"], "{from} to {to}: {}", new.log());
+            assert!(
+                tool("curl -s http://127.0.0.1:10249/metrics").contains("kubeproxy_virtual_servers_held_back 12\n")
+            );
+            let health = tool("curl -s http://127.0.0.1:10256/healthz");
+            assert!(health.contains("other modes' things serve"), "{health}");
+            if left.is_empty() {
+                // The input comes back.
+                world.manifests.put("web.yaml", &all);
+                new.until("the new mode serves alone", || held(from).is_empty() && held(to) != [""; 0] && asks());
+                assert_eq!(status("readyz"), "200");
+            } else {
+                // The signal says that the empty input is meant.
+                new.signal("USR1");
+                new.until("nothing serves any more", || held(from).is_empty() && !asks());
+            }
+            assert!(new.end().success());
+        });
+    }
+}
+
+#[test]
+fn between_modes_that_need_no_ipvs() {
+    const MODES: [&str; 3] = ["nftables", "iptables", "userspace"];
+    for from in MODES {
+        for to in MODES.into_iter().filter(|to| *to != from) {
+            kernel_test(NEEDS, || change(from, to));
+        }
+    }
+}
+
+#[test]
+fn from_and_to_ipvs() {
+    let needs = [PROXY, NEEDS].concat();
+    let changes = ["nftables", "iptables", "userspace"].map(|other| [("ipvs", other), (other, "ipvs")]);
+    for (number, (from, to)) in changes.into_iter().flatten().enumerate() {
+        if Sample::asked_for().takes(number, 3) {
+            kernel_test(&needs, || change(from, to));
+        }
+    }
+}
+
+/// A single pass of `run --once` changes the mode too.
+#[test]
+fn run_once_changes_the_mode() {
+    kernel_test(NEEDS, || {
+        let world = World::new();
+        let once = |mode: &str| {
+            let arguments = world.arguments(mode);
+            let words = ["run", "--once"].into_iter().chain(arguments.iter().map(String::as_str));
+            ok(&demo(&words.collect::<Vec<_>>()))
+        };
+        once("iptables");
+        assert!(world.asks(SERVICE) && held("nftables").is_empty());
+        once("nftables");
+        assert!(world.asks(SERVICE) && held("iptables").is_empty() && held("nftables") != [""; 0]);
+        once("iptables");
+        assert!(world.asks(SERVICE) && held("nftables").is_empty() && held("iptables") != [""; 0]);
+        ok(&command(&["cleanup"]).output().unwrap());
+        assert_eq!((held("iptables"), held("nftables")), (vec![], vec![]));
+    });
+}
+
+/// `run --once` of a mode with these arguments more.
+fn once(world: &World, mode: &str, more: &[&str]) -> Output {
+    let manifests = world.manifests.0.display().to_string();
+    demo(&[&["run", "--once", "--manifests", &manifests, "--proxy-mode", mode], more].concat())
+}
+
+/// A scheduler that exists nowhere is bad input on any kernel: nothing is changed and no other mode serves.
+#[test]
+fn an_unknown_scheduler_is_bad_input() {
+    kernel_test(NEEDS, || {
+        let world = World::new();
+        ok(&once(&world, "nftables", &[]));
+        let before = tool("nft list ruleset");
+        for (mode, code) in [("auto", 2), ("ipvs", 2), ("nftables", 0)] {
+            for command in [&["run", "--once"][..], &["run"], &["plan"], &["probe"]] {
+                if code == 0 && command == ["run"] {
+                    continue;
+                }
+                let manifests = world.manifests.0.display().to_string();
+                let more = ["--manifests", &manifests, "--proxy-mode", mode, "--ipvs-scheduler", "round-robin"];
+                let output = demo(&[command, &more].concat());
+                let said = text(&output.stderr);
+                assert_eq!(output.status.code(), Some(code), "{command:?} {mode}: {said}");
+                let names = "--ipvs-scheduler: \"round-robin\" is not a scheduler of IPVS (rr, wrr, ";
+                assert_eq!(said.contains(names), code == 2, "{said}");
+            }
+        }
+        assert_eq!(tool("nft list ruleset"), before);
+    });
+}
+
+/// A scheduler of another module is accepted once the machine has the module; the kernel then decides.
+#[test]
+fn a_scheduler_of_another_module_is_none_that_is_unknown() {
+    kernel_test(NEEDS, || {
+        let world = World::new();
+        let manifests = world.manifests.0.display().to_string();
+        let release = tool("uname -r");
+        let modules = Path::new("/lib/modules");
+        let is_made = !modules.exists();
+        fs::create_dir_all(modules).unwrap();
+        // A mount namespace of its own has a directory of modules with one of this name.
+        let put = format!(
+            "mount -t tmpfs none /lib/modules && mkdir -p /lib/modules/{0}/extra && cd /lib/modules/{0} && \
+             echo extra/ip_vs_mine.ko: > modules.dep && touch extra/ip_vs_mine.ko && exec \"$@\"",
+            release.trim()
+        );
+        let plan = |scheduler: &str| {
+            let program = env!("CARGO_BIN_EXE_proxier-demo");
+            let words =
+                ["--mount", "sh", "-c", &put, "sh", program, "plan", "--proxy-mode=ipvs", "--manifests", &manifests];
+            let mut command = Command::new("unshare");
+            command.args(words).args(["--hostname-override=n1", "--ipvs-scheduler", scheduler]).output().unwrap()
+        };
+        let (there, absent) = (plan("mine"), plan("yours"));
+        if is_made {
+            fs::remove_dir(modules).unwrap();
+        }
+        ok(&there);
+        assert_eq!(absent.status.code(), Some(2), "{}", text(&absent.stderr));
+        assert!(text(&absent.stderr).contains("no sign of a module ip_vs_yours"), "{}", text(&absent.stderr));
+    });
+}
+
+/// Right values never make the kernel, or the programs, refuse a mode's rules, so that another mode would serve.
+#[test]
+fn no_value_leads_to_another_mode() {
+    const EVERYWHERE: &[&str] = &[
+        "--masquerade-all",
+        "--iptables-localhost-nodeports=false",
+        "--conntrack-tcp-be-liberal",
+        "--ipvs-exclude-cidrs=10.0.0.0/8,10.1.0.0/16,10.0.0.0/8",
+        "--ipvs-strict-arp",
+    ];
+    const OVERLAPPING: &str =
+        "--nodeport-addresses=192.0.2.0/24,192.0.2.0/25,192.0.2.1/32,10.0.0.0/8,fd00::/8,fd00:1::/32,0.0.0.0/0,::/0";
+    const LOCAL: &[&[&str]] = &[
+        &["--cluster-cidr=0.0.0.0/0,::/0", "--iptables-masquerade-bit=0", OVERLAPPING],
+        &["--cluster-cidr=10.244.0.7/16,fd00::1/128", "--iptables-masquerade-bit=31", "--nodeport-addresses=primary"],
+        &["--detect-local-mode=NodeCIDR", "--nodeport-addresses=127.0.0.0/8"],
+        &["--detect-local-mode=BridgeInterface", "--pod-bridge-interface=a\"b'c\\d*e+é.!"],
+        &["--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=-j$(x) "],
+        &["--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=-j$*[\"'#;&"],
+        &["--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=abcdefghijklmno"],
+    ];
+    kernel_test(NEEDS, || {
+        let world = World::new();
+        for mode in ["nftables", "iptables"] {
+            for local in LOCAL {
+                let is_refused = local.iter().any(|flag| flag.ends_with(' '));
+                let output = once(&world, mode, &[EVERYWHERE, *local].concat());
+                let said = text(&output.stderr);
+                let code = if is_refused { 2 } else { 0 };
+                assert_eq!(output.status.code(), Some(code), "{mode} {local:?}: {said}");
+                assert!(!said.contains("in place of"), "{mode} {local:?}: {said}");
+            }
+        }
+        ok(&command(&["cleanup"]).output().unwrap());
+    });
+}
+
+/// `--init-only` succeeds without IPVS in the kernel, and writes only settings that the mode needs.
+#[test]
+fn a_node_is_prepared_for_its_mode_only() {
+    kernel_test(&[Need::Root], || {
+        let read = |path: &str| fs::read_to_string(Path::new("/proc/sys").join(path)).ok();
+        let of_ipvs = || ["net/ipv4/vs/conntrack", "net/ipv4/vs/expire_nodest_conn"].map(read);
+        for (mode, forwards) in [("nftables", true), ("iptables", true), ("userspace", false), ("auto", true)] {
+            fs::write("/proc/sys/net/ipv4/ip_forward", "0").unwrap();
+            let (before, localnet) = (of_ipvs(), read("net/ipv4/conf/all/route_localnet"));
+            let printed = ok(&command(&["run", "--init-only", "--proxy-mode", mode]).output().unwrap());
+            assert_eq!(read("net/ipv4/ip_forward").unwrap().trim() == "1", forwards, "{mode}: {printed}");
+            if mode != "auto" {
+                assert_eq!(of_ipvs(), before, "{mode}: {printed}");
+            }
+            assert_eq!(
+                read("net/ipv4/conf/all/route_localnet"),
+                localnet,
+                "{mode}: nothing guards loopback addresses yet"
+            );
+        }
+    });
+}
+
+/// A Node object with this address.
+fn node(name: &str, address: &str) -> String {
+    let address = format!("[{{type: InternalIP, address: {address}}}]");
+    format!("apiVersion: v1\nkind: Node\nmetadata: {{name: {name}}}\nstatus: {{addresses: {address}}}\n---\n")
+}
+
+/// A load balancer on the nodes writes the addresses of all nodes: they can reach each other all the same, in each mode.
+fn nodes_reach_each_other(mode: &str) {
+    const OTHER: &str = "192.0.2.3";
+    let world = World::new();
+    world.client.add_address(&format!("{OTHER}/24"), "eth0").unwrap();
+    let _other_program =
+        NameServer::tcp(&world.client, SocketAddr::from(([192, 0, 2, 3], 6443)), "other node").unwrap();
+    let balanced =
+        program::world::WEB.replace("name: web", "name: all").replace("/service-name: web", "/service-name: all");
+    let balanced =
+        balanced.replace("NodePort", "LoadBalancer").replace("10.96.0.10", "10.96.0.11").replace("30080", "30081");
+    let (service, slice) = balanced.split_once("---").unwrap();
+    let status = format!("status: {{loadBalancer: {{ingress: [{{ip: 192.0.2.1}}, {{ip: {OTHER}}}]}}}}");
+    world.manifests.put("all.yaml", &format!("{service}{status}\n---{slice}"));
+    world.manifests.put("nodes.yaml", &(node("n1", "192.0.2.1") + &node("n2", OTHER)));
+    let running = world.start(mode);
+    let route = || tool(&format!("ip route get {OTHER}"));
+    let reaches_other =
+        || matches!(connect_and_ask(SocketAddr::from(([192, 0, 2, 3], 6443))), Ok(name) if name == "other node");
+    running.until("it serves", || world.asks("192.0.2.1:80") && world.asks("10.96.0.11:80"));
+    assert!(route().contains("dev eth9") && reaches_other(), "{mode}: {}\n{}", route(), running.log());
+    let makes_local = matches!(mode, "ipvs" | "userspace");
+    if makes_local {
+        running.until_logged(&format!(
+            "addresses of other Nodes, which serve them; packets from here go there: {OTHER} (Node n2)"
+        ));
+        // A Node less: the address is the Service's alone. And the Node comes.
+        world.manifests.put("nodes.yaml", &node("n1", "192.0.2.1"));
+        running.until("it is local", || route().starts_with("local ") && !reaches_other());
+        world.manifests.put("nodes.yaml", &(node("n1", "192.0.2.1") + &node("n2", OTHER)));
+        running.until("it is the Node's", || route().contains("dev eth9") && reaches_other());
+    }
+    let explained = ok(&demo(&[
+        "explain",
+        "--proxy-mode",
+        mode,
+        "--manifests",
+        &world.manifests.0.display().to_string(),
+        "demo/all",
+    ]));
+    let says = explained.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(
+        says.contains("Node n2 has that address; packets go there, and it is not served here"),
+        makes_local,
+        "{explained}"
+    );
+    assert!(running.end().success());
+}
+
+#[test]
+fn nodes_of_a_load_balancer_reach_each_other() {
+    for mode in ["nftables", "iptables", "userspace"] {
+        kernel_test(NEEDS, || nodes_reach_each_other(mode));
+    }
+}
+
+#[test]
+fn nodes_of_a_load_balancer_reach_each_other_in_ipvs_mode() {
+    kernel_test(&[PROXY, NEEDS].concat(), || nodes_reach_each_other("ipvs"));
+}

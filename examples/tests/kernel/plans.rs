@@ -1,0 +1,520 @@
+//! `plan`, `show` and `probe` on a real kernel: a plan that was carried out leaves nothing to do, tables fit a terminal, and JSON is as
+//! `examples/README.md` describes it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+use testkit::apiserver::{ApiServer, Request};
+use testkit::{Need, PROXY, Sample, kernel_test, oracle};
+
+use crate::program::world::{SERVICE, World};
+use crate::program::{Folder, changed, command, demo, ipvsadm, ok, set_up, text, tool};
+
+/// Scenarios of proxier-core by name: Kubernetes objects, and the kernel's state before.
+fn scenarios() -> Vec<(String, Value)> {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../proxier-core/tests");
+    let mut scenarios = written_by_hand(&tests.join("scenarios"));
+    scenarios.extend(corpus(&tests.join("oracle/corpus.jsonl.gz")));
+    scenarios
+}
+
+fn written_by_hand(folder: &Path) -> Vec<(String, Value)> {
+    let list = |folder: &Path| -> Vec<PathBuf> {
+        let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        paths.sort();
+        paths
+    };
+    let groups = list(folder).into_iter().filter(|path| path.is_dir() && !path.ends_with("runner"));
+    let files: Vec<PathBuf> = groups.flat_map(|group| list(&group)).collect();
+    assert!(files.len() > 200, "{}", files.len());
+    let read = |path: PathBuf| {
+        let value = serde_saphyr::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+        let name = path.strip_prefix(folder).unwrap().display().to_string();
+        (name, value)
+    };
+    files.into_iter().map(read).collect()
+}
+
+/// Scenarios of the corpus; `oracle/README.md` there describes its lines.
+fn corpus(file: &Path) -> Vec<(String, Value)> {
+    let mut text = String::new();
+    flate2::read::GzDecoder::new(fs::File::open(file).unwrap()).read_to_string(&mut text).unwrap();
+    let as_scenario = |line: &str| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        let field = |name: &str| &line["config"][name];
+        let config = json!({
+            "clusterCIDR": field("clusterCIDR").as_str().unwrap_or_default(),
+            "nodePortAddresses": field("nodePortAddresses").as_array().cloned().unwrap_or_default(),
+            "ipvs": {"scheduler": field("scheduler").as_str().unwrap_or_default()},
+            "iptables": {"masqueradeAll": field("masqueradeAll").as_bool().unwrap_or_default()},
+        });
+        let of_kind = |kind: &str, version: &str, list: &str| -> Vec<Value> {
+            let mut objects = line[list].as_array().unwrap().clone();
+            for object in &mut objects {
+                object["kind"] = kind.into();
+                object["apiVersion"] = version.into();
+            }
+            objects
+        };
+        let mut objects = of_kind("Service", "v1", "services");
+        objects.extend(of_kind("EndpointSlice", "discovery.k8s.io/v1", "endpointSlices"));
+        let node = &line["node"];
+        let scenario = json!({
+            "config": config,
+            "node": {
+                "name": node["name"], "zone": node["labels"]["topology.kubernetes.io/zone"],
+                "addresses": node["nodeIP"].as_object().unwrap().values().collect::<Vec<_>>(),
+                "interfaces": node["interfaces"],
+            },
+            "objects": objects,
+        });
+        (format!("corpus/{}", line["id"].as_str().unwrap()), scenario)
+    };
+    let scenarios: Vec<_> = text.lines().map(as_scenario).collect();
+    assert!(scenarios.len() > 400, "{}", scenarios.len());
+    scenarios
+}
+
+/// The scenarios' usual node, with this scenario's changes.
+fn make_node(scenario: &Value, folder: &Folder) {
+    let usual = json!({
+        "name": "node-a", "zone": "zone-a", "addresses": ["192.168.0.10", "2001:db8:1::10"], "podCIDRs": [],
+        "interfaces": {"eth0": ["192.168.0.10", "2001:db8:1::10"]},
+    });
+    let field = |name: &str| scenario["node"].get(name).unwrap_or(&usual[name]).clone();
+    let mut batch = vec!["link set lo up".to_owned()];
+    for (device, addresses) in field("interfaces").as_object().unwrap() {
+        if device != "lo" {
+            batch.push(format!("link add {device} type dummy"));
+        }
+        for address in addresses.as_array().unwrap().iter().map(|address| address.as_str().unwrap()) {
+            if !matches!(address, "127.0.0.1" | "::1") {
+                let (length, nodad) = if address.contains(':') { (128, " nodad") } else { (32, "") };
+                batch.push(format!("address replace {address}/{length} dev {device}{nodad}"));
+            }
+        }
+    }
+    for line in scenario["kernel"]["addresses"].as_str().unwrap_or_default().lines() {
+        let (what, address) = line.split_once(' ').unwrap();
+        assert_eq!(what, "add", "before the start nothing is there to be deleted");
+        if !batch.iter().any(|line| line.starts_with("link add kube-ipvs0")) {
+            batch.push("link add kube-ipvs0 type dummy".to_owned());
+        }
+        let (length, nodad) = if address.contains(':') { (128, " nodad") } else { (32, "") };
+        batch.push(format!("address add {address}/{length} dev kube-ipvs0{nodad}"));
+    }
+    oracle::run("ip", &["-batch", "-"], Some(&batch.join("\n"))).unwrap();
+    for (part, program, arguments) in [
+        ("ipvsadm", "ipvsadm", &["-R"][..]),
+        ("ipset", "ipset", &["restore"]),
+        ("iptables", "iptables-nft-restore", &["--noflush"]),
+        ("ip6tables", "ip6tables-nft-restore", &["--noflush"]),
+    ] {
+        if let Some(text) = scenario["kernel"][part].as_str() {
+            oracle::run(program, arguments, Some(text)).unwrap();
+        }
+    }
+    let addresses = field("addresses");
+    let addresses: Vec<Value> =
+        addresses.as_array().unwrap().iter().map(|address| json!({"type": "InternalIP", "address": address})).collect();
+    let mut labels = json!({});
+    if let Some(zone) = field("zone").as_str() {
+        labels["topology.kubernetes.io/zone"] = zone.into();
+    }
+    let node = json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": field("name"), "labels": labels},
+        "spec": {"podCIDRs": field("podCIDRs")},
+        "status": {"addresses": addresses},
+    });
+    folder.put("node.json", &node.to_string());
+}
+
+/// The objects after all steps.
+fn objects(scenario: &Value) -> BTreeMap<String, Value> {
+    let mut objects = BTreeMap::new();
+    let key = |object: &Value| {
+        let metadata = &object["metadata"];
+        let name = |field: &str| metadata[field].as_str().unwrap_or_default();
+        format!("{} {}/{}", object["kind"].as_str().unwrap(), name("namespace"), name("name"))
+    };
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    objects.extend(list(&scenario["objects"]).into_iter().map(|object| (key(&object), object)));
+    for step in list(&scenario["steps"]) {
+        objects.extend(list(&step["apply"]).into_iter().map(|object| (key(&object), object)));
+        for gone in list(&step["delete"]) {
+            objects.remove(gone.as_str().unwrap());
+        }
+    }
+    objects
+}
+
+/// Scenarios with a configuration that the program rejects; the reconciler alone would leave out the bad fields.
+const REFUSED: [&str; 2] = ["bad-input/configuration.yaml", "bad-input/node-port-addresses-all-unreadable.yaml"];
+
+/// Steps that a scenario leaves to do after its objects were served; must be none.
+fn left_to_do(scenario: &Value, name: &str) -> Option<String> {
+    let folder = Folder::new("scenario");
+    make_node(scenario, &folder);
+    let mut config = scenario["config"].clone();
+    if !config.is_object() {
+        config = json!({});
+    }
+    for (field, value) in
+        [("apiVersion", "kubeproxy.config.k8s.io/v1alpha1"), ("kind", "KubeProxyConfiguration"), ("mode", "ipvs")]
+    {
+        config[field] = value.into();
+    }
+    let configuration = Folder::new("scenario-config");
+    let configuration = configuration.put("config.conf", &config.to_string());
+    let node = scenario["node"]["name"].as_str().unwrap_or("node-a");
+    let run = |words: &[&str]| -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_proxier-demo"));
+        command.args(words).arg("--config").arg(&configuration).arg("--manifests").arg(&folder.0);
+        command.args(["--hostname-override", node, "--ipvs-rules", "iptables"]).output().unwrap()
+    };
+    // The state before the steps comes first, then the one after them: differences have to be removed again.
+    let first = json!({"objects": scenario["objects"]});
+    for (number, objects) in [objects(&first), objects(scenario)].into_iter().enumerate() {
+        if number == 1 && scenario["steps"].as_array().is_none_or(Vec::is_empty) {
+            break;
+        }
+        let items: Vec<&Value> = objects.values().collect();
+        folder.put("objects.json", &json!({"kind": "List", "apiVersion": "v1", "items": items}).to_string());
+        let before = (ipvsadm(), tool("ipset save"), tool("ip -o addr"));
+        let plan = run(&["plan"]);
+        let after = (ipvsadm(), tool("ipset save"), tool("ip -o addr"));
+        assert_eq!(before, after, "{name}: a plan writes nothing");
+        // The exit code is 2 if fields are left out.
+        if !matches!(plan.status.code(), Some(0 | 2)) {
+            return Some(format!("{name}: plan: {}: {}", plan.status, text(&plan.stderr)));
+        }
+        let once = run(&["run", "--once"]);
+        if !matches!(once.status.code(), Some(0 | 2)) {
+            return Some(format!("{name}: run --once: {}: {}", once.status, text(&once.stderr)));
+        }
+        if REFUSED.contains(&name) {
+            let refused = once.status.code() == Some(2) && changed().is_empty();
+            return (!refused).then(|| format!("{name}: not refused: {}", text(&once.stderr)));
+        }
+        let again = run(&["plan"]);
+        let left = text(&again.stdout);
+        if !left.starts_with("nothing to do: the kernel is as it has to be\n") {
+            return Some(format!("{name}, state {number}: {left}{}", text(&again.stderr)));
+        }
+    }
+    None
+}
+
+/// `plan`, `run --once`, `plan`: the last one is empty. Runs one scenario in a hundred, depending on the seed; all with
+/// `PROXIER_SCENARIOS=all`, or those whose name contains the words given there.
+#[test]
+fn what_was_planned_and_done_is_not_planned_again() {
+    let asked = std::env::var("PROXIER_SCENARIOS").ok();
+    let is_asked = |number: usize, name: &str| match asked.as_deref() {
+        None | Some("all") => Sample::asked_for().takes(number, 100),
+        Some(words) => name.contains(words),
+    };
+    let needs = [PROXY, &[Need::Scheduler("sh"), Need::Scheduler("mh"), Need::Scheduler("lc"), Need::Scheduler("wlc")]]
+        .concat();
+    let mut failures = Vec::new();
+    let mut tried = 0;
+    for (number, (name, scenario)) in scenarios().into_iter().enumerate() {
+        // Settings outside the configuration cannot be set here.
+        let beyond = scenario.get("options").is_some()
+            || scenario["node"]["interfaces"]
+                .as_object()
+                .is_some_and(|interfaces| interfaces.contains_key("kube-ipvs0"));
+        if beyond || !is_asked(number, &name) {
+            continue;
+        }
+        tried += 1;
+        kernel_test(&needs, || failures.extend(left_to_do(&scenario, &name)));
+    }
+    assert!(tried > 0, "no such scenario");
+    assert!(failures.is_empty(), "{} of {tried}:\n{}", failures.len(), failures.join("\n"));
+}
+
+/// Keys as paths: `virtualServers[].realServers[].weight`.
+fn paths(value: &Value, path: &str, found: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                found.insert(path.clone());
+                paths(value, &path, found);
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| paths(item, &format!("{path}[]"), found)),
+        _ => {}
+    }
+}
+
+/// The rows of the README's table below this heading: path, and whether it is always there.
+fn documented(heading: &str) -> BTreeMap<String, bool> {
+    let readme = include_str!("../../README.md");
+    let section = readme.split(&format!("\n### {heading}\n")).nth(1).unwrap().split("\n#").next().unwrap();
+    let mut rows = BTreeMap::new();
+    for line in section.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let always = !cells[2].contains('?');
+        for path in cells[1].split(", ") {
+            assert!(rows.insert(path.trim_matches('`').to_owned(), always).is_none(), "{path} is there twice");
+        }
+    }
+    assert!(!rows.is_empty(), "{heading}");
+    rows
+}
+
+/// Every key is documented; keys documented as always there are there.
+fn is_as_documented(heading: &str, outputs: &[Value]) {
+    let rows = documented(heading);
+    let mut found = BTreeSet::new();
+    for output in outputs {
+        paths(output, "", &mut found);
+    }
+    let unknown: Vec<&String> = found.iter().filter(|path| !rows.contains_key(*path)).collect();
+    assert!(unknown.is_empty(), "{heading}: not documented: {unknown:?}");
+    let missing: Vec<&String> =
+        rows.iter().filter(|(path, always)| **always && !found.contains(*path)).map(|(path, _)| path).collect();
+    assert!(missing.is_empty(), "{heading}: documented, and not there: {missing:?}: {outputs:#?}");
+}
+
+const LONG: &str = "a-name-of-sixty-three-characters-which-is-as-long-as-they-can-be";
+
+fn manifest() -> String {
+    let long = &LONG[..63];
+    let service = |name: &str, addresses: Value, port: i64| {
+        json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": {"namespace": long, "name": name},
+            "spec": {
+                "type": "ClusterIP", "clusterIP": addresses[0], "clusterIPs": addresses, "sessionAffinity": "ClientIP",
+                "ports": [{"name": "fifteen-letters", "port": port, "protocol": "TCP", "targetPort": 8080}],
+            },
+        })
+    };
+    let long_address = "2001:db8:1111:2222:3333:4444:5555:";
+    let slice = json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv6",
+        "metadata": {"namespace": long, "name": "slice", "labels": {"kubernetes.io/service-name": long}},
+        "ports": [{"name": "fifteen-letters", "port": 65000, "protocol": "TCP"}],
+        "endpoints": [{"addresses": [format!("{long_address}6666")]}, {"addresses": [format!("{long_address}7777")]}],
+    });
+    let items = [
+        service(long, json!([format!("{long_address}8888"), "10.96.0.10"]), 65001),
+        service("bad", json!(["10.96.0.11"]), 70000),
+        service("owner", json!(["10.96.0.12"]), 80),
+        service("thief", json!(["10.96.0.12"]), 80),
+        slice,
+    ];
+    json!({"kind": "List", "apiVersion": "v1", "items": items}).to_string()
+}
+
+#[test]
+fn tables_fit_a_terminal_and_json_is_as_documented() {
+    kernel_test(PROXY, || {
+        set_up();
+        tool("ipvsadm -A -t 198.51.100.1:443 -s rr -p 300");
+        let folder = Folder::new("outputs");
+        folder.put("all.json", &manifest());
+        folder.put("typed.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: typed}\nspec: {ports: 7}\n");
+        let path = folder.0.display().to_string();
+        let run = |words: &[&str]| command(words).args(["--manifests", &path]).output().unwrap();
+        let said = |output: &Output| {
+            assert!(matches!(output.status.code(), Some(0..=2)), "{}", text(&output.stderr));
+            text(&output.stdout)
+        };
+        let parsed = |output: &Output| -> Value {
+            serde_json::from_str(&said(output)).unwrap_or_else(|error| panic!("{error}: {}", said(output)))
+        };
+        let fits = |what: &str, table: &str| {
+            assert!(table.lines().count() > 3, "{what}: {table}");
+            for line in table.lines() {
+                assert!(!line.contains('\u{1b}'), "{what}: colours, and this is no terminal: {line:?}");
+            }
+        };
+        fits("plan", &said(&run(&["plan"])));
+        let plans = [parsed(&run(&["plan", "-o", "json"]))];
+        said(&run(&["run", "--once"]));
+        let shown = said(&run(&["show"]));
+        fits("show", &shown);
+        let flat = shown.replace(['\n', ' '], "");
+        assert!(flat.contains(&format!("{}/{}:fifteen-letters", &LONG[..63], &LONG[..63])), "{shown}");
+        assert!(shown.contains("198.51.100.1:443 rr persistent 300 s"), "{shown}");
+        fits("probe", &said(&run(&["probe"])));
+        let probes = [parsed(&run(&["probe", "-o", "json"]))];
+        let shows = [parsed(&run(&["show", "-o", "json"]))];
+        let watch =
+            format!("{} show --watch 0.2 -o json --manifests {path} | head -2", env!("CARGO_BIN_EXE_proxier-demo"));
+        let watched = ok(&std::process::Command::new("sh").args(["-c", &watch]).output().unwrap());
+        let watched: Vec<Value> = watched.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        is_as_documented("`show --watch -o json`", &watched);
+        is_as_documented("`plan -o json`", &plans);
+        is_as_documented("`show -o json`", &shows);
+        is_as_documented("`probe -o json`", &probes);
+        ok(&command(&["cleanup"]).output().unwrap());
+    });
+}
+
+const DNS: &str = "apiVersion: v1
+kind: Service
+metadata: {name: dns, namespace: demo}
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.53
+  ports: [{name: dns, port: 53, protocol: UDP, targetPort: 8053, nodePort: 30053}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: dns-1, namespace: demo, labels: {kubernetes.io/service-name: dns}}
+addressType: IPv4
+ports: [{name: dns, port: 8053, protocol: UDP}]
+endpoints: [{addresses: [10.244.0.5]}]
+";
+
+const MORE: &str = "apiVersion: v1
+kind: Service
+metadata: {name: more, namespace: demo}
+spec: {clusterIP: 10.96.0.99, ports: [{name: http, port: 80, targetPort: 8080}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: more-1, namespace: demo, labels: {kubernetes.io/service-name: more}}
+addressType: IPv4
+ports: [{name: http, port: 8080}]
+endpoints: [{addresses: [10.244.0.5]}]
+";
+
+/// Checks a plan of another process while a proxy runs.
+fn beside(mode: &str) {
+    let world = World::new();
+    world.manifests.put("dns.yaml", DNS);
+    let running = world.start(mode);
+    running.until("it serves", || world.asks(SERVICE));
+    let plan = |more: &[&str]| {
+        let arguments = world.arguments(mode);
+        let arguments = arguments.iter().map(String::as_str);
+        demo(
+            &["plan", "--detailed-exitcode"]
+                .into_iter()
+                .chain(arguments)
+                .chain(more.iter().copied())
+                .collect::<Vec<_>>(),
+        )
+    };
+    let is_nothing = || {
+        let now = plan(&[]);
+        let said = format!("{mode}: {}{}", text(&now.stdout), text(&now.stderr));
+        assert!(
+            text(&now.stdout) == "nothing to do: the kernel is as it has to be\n" && now.status.code() == Some(0),
+            "{said}"
+        );
+    };
+    running.until("the first pass is over", || plan(&[]).status.code() == Some(0));
+    is_nothing();
+
+    // A Service that only the plan knows: it alone is in the plan.
+    let more = Folder::new("more");
+    more.put("more.yaml", MORE);
+    let more = more.0.display().to_string();
+    let with_more = plan(&["--manifests", &more]);
+    let steps = text(&with_more.stdout);
+    assert_eq!(with_more.status.code(), Some(2), "{mode}: {steps}{}", text(&with_more.stderr));
+    // The lines of iptables mode are written with the rest of their chains.
+    let made: Vec<&str> = steps.lines().filter(|line| line.starts_with(['+', '-'])).collect();
+    assert!(
+        !made.is_empty() && made.iter().all(|line| line.starts_with('+') && line.contains("10.96.0.99")),
+        "{mode}: {steps}"
+    );
+    // Every error is 1 with that option, 2 without it.
+    for (option, code) in [(&["--detailed-exitcode"][..], 1), (&[], 2)] {
+        for wrong in [&["--cluster-cidr", "x"][..], &["--nothing"], &["--manifests", "/nowhere"]] {
+            let words = [&["plan", "--proxy-mode", mode], option, wrong].concat();
+            assert_eq!(demo(&words).status.code(), Some(code), "{words:?}");
+        }
+    }
+
+    // A flow to an endpoint that is gone would be forgotten at a start; a plan leaves it alone.
+    let flows = || tool("conntrack -L -p udp --orig-dst 10.96.0.53 --orig-port-dst 53").lines().count();
+    let flow = |from: u16, endpoint: &str| {
+        tool(&format!(
+            "conntrack -I -p udp -t 600 -s 192.0.2.2 -d 10.96.0.53 --sport {from} --dport 53 \
+             -r {endpoint} -q 192.0.2.2 --reply-port-src 8053 --reply-port-dst {from}"
+        ));
+    };
+    if mode != "userspace" {
+        flow(4001, "10.244.0.5");
+        is_nothing();
+        flow(4002, "10.244.0.6");
+        let with_flow = plan(&[]);
+        let steps = text(&with_flow.stdout);
+        assert!(
+            steps.starts_with("- flows UDP to 1 addresses and ports") && steps.ends_with("\n1 change\n"),
+            "{mode}: {steps}"
+        );
+        assert_eq!((with_flow.status.code(), flows()), (Some(2), 2), "{mode}");
+    }
+    assert!(running.end().success());
+    if mode == "userspace" {
+        // No process listens any more: everything is to be done again, but for the routes, which stay.
+        let steps = text(&plan(&[]).stdout);
+        assert!(steps.contains("+ listener TCP 10.96.0.10:80") && !steps.contains("route"), "{steps}");
+    }
+}
+
+/// What is read of a cluster is what the mode needs that serves, whatever was asked for: other Nodes' addresses, and networks of Services.
+#[test]
+fn a_plan_and_a_run_read_for_the_mode_that_serves() {
+    kernel_test(&[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft], || {
+        for line in [
+            "link set lo up",
+            "link add eth9 type veth peer name eth8",
+            "addr add 192.0.2.1/24 dev eth9",
+            "link set eth9 up",
+        ] {
+            tool(&format!("ip {line}"));
+        }
+        let server = ApiServer::start();
+        server.put(&json!({
+            "kind": "Node", "apiVersion": "v1", "metadata": {"name": "n1"},
+            "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]},
+        }));
+        let url = server.url();
+        let (mut asked, mut modes) = (0, BTreeSet::new());
+        for command in [&["plan"][..], &["run", "--once"]] {
+            for wanted in ["auto", "nftables", "iptables"] {
+                let words = ["--proxy-mode", wanted, "--master", &url, "--hostname-override", "n1"];
+                let output = demo(&[command, &words].concat());
+                let said = text(&output.stderr);
+                ok(&output);
+                let mode = if wanted == "auto" {
+                    let told = said.lines().find_map(|line| line.split_once(": mode ")?.1.split(':').next());
+                    told.unwrap_or_else(|| panic!("{said}")).to_owned()
+                } else {
+                    wanted.to_owned()
+                };
+                let requests = server.requests().split_off(asked);
+                asked += requests.len();
+                let nodes = |request: &&Request| request.path.ends_with("/nodes") && !request.is_watch();
+                let are_all = requests.iter().filter(nodes).any(|request| request.parameter("fieldSelector").is_none());
+                let networks = requests.iter().any(|request| request.path.ends_with("/servicecidrs"));
+                let needed = (["ipvs", "userspace"].contains(&mode.as_str()), mode == "userspace");
+                assert_eq!((are_all, networks), needed, "{command:?} {wanted}: {mode}: {requests:#?}");
+                modes.insert(mode);
+            }
+        }
+        println!("{modes:?}");
+    });
+}
+
+#[test]
+fn beside_a_running_proxy_nothing_is_left_to_do() {
+    for mode in ["nftables", "iptables", "userspace"] {
+        kernel_test(&[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft, Need::Conntrack], || beside(mode));
+    }
+    kernel_test(&[PROXY, &[Need::Veth, Need::Conntrack]].concat(), || beside("ipvs"));
+}

@@ -1,0 +1,387 @@
+//! `render` prints the objects that `run --once` makes in a real kernel, and the field's tools take them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use testkit::{Need, PROXY, kernel_test};
+
+use crate::program::{Folder, Running, command, demo, ok, text, tool};
+
+const OBJECTS: &str = "apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: demo}
+spec:
+  type: LoadBalancer
+  clusterIP: 10.96.0.10
+  clusterIPs: [10.96.0.10, 'fd00:96::10']
+  ipFamilies: [IPv4, IPv6]
+  externalIPs: [198.51.100.1]
+  externalTrafficPolicy: Local
+  loadBalancerSourceRanges: [203.0.113.0/24, '2001:db8:5::/64']
+  healthCheckNodePort: 32100
+  ports:
+  - {name: http, port: 80, protocol: TCP, targetPort: 8080, nodePort: 30080}
+  - {name: dns, port: 53, protocol: UDP, targetPort: 53, nodePort: 30053}
+status: {loadBalancer: {ingress: [{ip: 198.51.100.9}]}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: empty, namespace: demo}
+spec:
+  clusterIP: 10.96.0.11
+  clusterIPs: [10.96.0.11]
+  ipFamilies: [IPv4]
+  ports: [{name: http, port: 80, protocol: TCP}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-4, namespace: demo, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}, {name: dns, port: 53, protocol: UDP}]
+endpoints:
+- {addresses: [10.244.0.5], nodeName: n1}
+- {addresses: [10.244.1.6], nodeName: n2}
+- {addresses: [10.244.2.7], nodeName: n3}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-6, namespace: demo, labels: {kubernetes.io/service-name: web}}
+addressType: IPv6
+ports: [{name: http, port: 8080, protocol: TCP}, {name: dns, port: 53, protocol: UDP}]
+endpoints:
+- {addresses: ['fd00:244::5'], nodeName: n1}
+";
+
+/// Client affinity, which only some versions of nft can list.
+const STICKY: &str = "apiVersion: v1
+kind: Service
+metadata: {name: sticky, namespace: demo}
+spec:
+  clusterIP: 10.96.0.12
+  clusterIPs: [10.96.0.12]
+  ipFamilies: [IPv4]
+  sessionAffinity: ClientIP
+  ports: [{name: http, port: 80, protocol: TCP}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: sticky-1, namespace: demo, labels: {kubernetes.io/service-name: sticky}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints: [{addresses: [10.244.0.5]}, {addresses: [10.244.1.6]}]
+";
+
+/// Sets up the addresses of the node, on no device that the proxy makes.
+fn set_up() {
+    tool("ip link set lo up");
+    tool("ip link add eth9 type veth peer name eth8");
+    tool("ip addr add 192.0.2.1/24 dev eth9");
+    tool("ip addr add 2001:db8:9::1/64 dev eth9 nodad");
+    tool("ip link set eth9 up");
+}
+
+/// Runs `render` for such a node, in a process without rights on the kernel.
+fn render(manifests: &Folder, more: &[&str]) -> Output {
+    let folder = manifests.0.display().to_string();
+    let mut line = vec!["render", "--manifests", folder.as_str(), "--node-address", "192.0.2.1"];
+    line.extend(["--node-address", "2001:db8:9::1"]);
+    line.extend(more);
+    let inner = command(&line);
+    let mut powerless = Command::new("setpriv");
+    powerless.args(["--bounding-set=-all", "--inh-caps=-all", "--"]).arg(inner.get_program()).args(inner.get_args());
+    powerless.env_remove("KUBERNETES_SERVICE_HOST").env_remove("KUBECONFIG").output().unwrap()
+}
+
+/// Starts a tool with this text on its standard input.
+#[track_caller]
+fn feed(line: &str, input: &str) {
+    let mut words = line.split_whitespace();
+    let mut tool = Command::new(words.next().unwrap());
+    let mut child = tool.args(words).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{line}: {}\n{input}", text(&output.stderr));
+}
+
+fn lines(text: &str, starts: &str) -> BTreeSet<String> {
+    text.lines().filter(|line| line.starts_with(starts)).map(str::to_owned).collect()
+}
+
+/// Output of the tools for IPVS mode's objects, one part each.
+fn listed() -> Vec<BTreeSet<String>> {
+    vec![
+        lines(&tool("ipvsadm -Sn"), "-"),
+        lines(&tool("ipset save"), "add "),
+        lines(&tool("iptables-save"), "-A "),
+        lines(&tool("ip6tables-save"), "-A "),
+    ]
+}
+
+#[test]
+fn in_ipvs_mode_it_is_what_a_pass_makes() {
+    let manifests = Folder::new("render");
+    manifests.put("web.yaml", OBJECTS);
+    manifests.put("sticky.yaml", STICKY);
+    let output = render(&manifests, &["-o", "json"]);
+    let rendered: Value = serde_json::from_str(&ok(&output)).unwrap();
+    let part = |name: &str| rendered[name].as_str().unwrap_or_else(|| panic!("no {name}: {rendered:#}")).to_owned();
+    let wanted = [lines(&part("ipvsadm"), "-"), lines(&part("ipset"), "add ")];
+    assert!(wanted.iter().all(|lines| lines.len() > 3), "{rendered:#}");
+    assert_eq!(part("nft"), "");
+    let needs = [PROXY, &[Need::Veth, Need::Tool("setpriv")]].concat();
+    let mut passed = Vec::new();
+    kernel_test(&needs, || {
+        set_up();
+        ok(&demo(&["run", "--once", "--manifests", &manifests.0.display().to_string()]));
+        passed = listed();
+        assert_eq!(passed[..2], wanted);
+        let bound = tool("ip -o addr show kube-ipvs0");
+        let bound: BTreeSet<&str> = bound.lines().filter_map(|line| line.split_whitespace().nth(3)).collect();
+        let addresses = rendered["addresses"]["kube-ipvs0"].as_array().unwrap().iter().map(|address| {
+            let address = address.as_str().unwrap();
+            format!("{address}/{}", if address.contains(':') { 128 } else { 32 })
+        });
+        assert_eq!(addresses.collect::<BTreeSet<_>>(), bound.iter().map(|&line| line.to_owned()).collect());
+        // The number of flows goes by the processors, and only the first namespace can change it.
+        let settings = rendered["sysctl"].as_object().unwrap().iter();
+        for (path, value) in settings.filter(|(path, _)| !path.ends_with("nf_conntrack_max")) {
+            let real = std::fs::read_to_string(format!("/proc/sys/{path}")).unwrap();
+            assert_eq!(real.trim(), value.as_str().unwrap(), "{path}");
+        }
+    });
+    kernel_test(&needs, || {
+        set_up();
+        feed("ipset restore", &part("ipset"));
+        feed("ipvsadm --restore", &part("ipvsadm"));
+        feed("iptables-restore", &part("iptables"));
+        feed("ip6tables-restore", &part("ip6tables"));
+        // Rules have more than one spelling; restored, they are saved as those of the proxy were.
+        assert_eq!(listed(), passed);
+    });
+}
+
+/// The words of a ruleset, and how often each comes: nft prints elements in the order of their hashes. `th dport` after a match of the
+/// protocol is `tcp dport` to nft.
+fn words_of_nft() -> BTreeMap<String, usize> {
+    let mut words: BTreeMap<String, usize> = BTreeMap::new();
+    for word in tool("nft list ruleset").split_whitespace().map(|word| word.trim_end_matches(',')) {
+        *words.entry(if word == "th" { "tcp" } else { word }.to_owned()).or_default() += 1;
+    }
+    words
+}
+
+/// `auto` is the choice of `run` on a node without rules of iptables, and `render` says so.
+#[test]
+fn in_ipvs_mode_rules_are_a_table_unless_others_are_asked_for() {
+    let manifests = Folder::new("render");
+    manifests.put("web.yaml", OBJECTS);
+    let rendered = |rules: &str| {
+        let output = render(&manifests, &["--ipvs-rules", rules, "-o", "json"]);
+        (serde_json::from_str::<Value>(&ok(&output)).unwrap(), text(&output.stderr))
+    };
+    let needs = [Need::Root, Need::Nftables, Need::Veth, Need::Tool("nft"), Need::Tool("setpriv")];
+    let mut passes = BTreeMap::new();
+    kernel_test(&[PROXY, &needs].concat(), || {
+        set_up();
+        ok(&demo(&["run", "--once", "--manifests", &manifests.0.display().to_string(), "--ipvs-rules", "auto"]));
+        passes = words_of_nft();
+        assert!(passes.len() > 100, "{passes:?}");
+    });
+    kernel_test(&needs, || {
+        let (by_default, said) = rendered("auto");
+        let line = "proxier-demo: rules by nftables: iptables has no table filter that drops by default, and no chains of IPVS \
+                    mode, as on most nodes; with ipvs.rules: iptables (--ipvs-rules) it is what others get\n";
+        assert_eq!(said, line);
+        let (by_nft, said) = rendered("nftables");
+        assert_eq!((&by_nft, &*said), (&by_default, ""));
+        let (by_iptables, said) = rendered("iptables");
+        assert_eq!((&by_iptables["nft"], &*said), (&"".into(), ""));
+        for part in ["ipvsadm", "addresses"] {
+            assert_eq!(by_iptables[part], by_default[part], "{part}");
+        }
+        for part in ["ipset", "iptables", "ip6tables"] {
+            assert!(by_default[part] == "" && by_iptables[part] != "", "{part}: {by_default:#}");
+        }
+        feed("nft --file -", by_default["nft"].as_str().unwrap());
+        let restored = words_of_nft();
+        assert!(restored.contains_key("proxier-ipvs") && restored.contains_key("10.96.0.10"), "{restored:?}");
+        let differ = |(word, times): &(&String, &usize)| passes.get(word.as_str()) != Some(*times);
+        let differ: Vec<_> = restored.iter().filter(differ).collect();
+        // Without IPVS there was no pass.
+        assert!(passes.is_empty() || (differ.is_empty() && restored.len() == passes.len()), "{differ:?}");
+    });
+}
+
+#[test]
+fn in_nftables_mode_it_is_what_a_pass_makes() {
+    const MODE: [&str; 2] = ["--proxy-mode", "nftables"];
+    let manifests = Folder::new("render");
+    manifests.put("web.yaml", OBJECTS);
+    let output = render(&manifests, &["-o", "json", MODE[0], MODE[1]]);
+    let rendered: Value = serde_json::from_str(&ok(&output)).unwrap();
+    assert_eq!((&rendered["ipvsadm"], &rendered["ipset"], &rendered["iptables"]), (&"".into(), &"".into(), &"".into()));
+    let needs = [Need::Root, Need::Nftables, Need::Veth, Need::Tool("nft"), Need::Tool("setpriv")];
+    let mut passes = BTreeMap::new();
+    kernel_test(&needs, || {
+        set_up();
+        let folder = manifests.0.display().to_string();
+        ok(&demo(&["run", "--once", "--manifests", &folder, MODE[0], MODE[1]]));
+        passes = words_of_nft();
+        assert!(passes.len() > 100, "{passes:?}");
+    });
+    kernel_test(&needs, || {
+        feed("nft --file -", rendered["nft"].as_str().unwrap());
+        let restored = words_of_nft();
+        let differ = |(word, times): &(&String, &usize)| passes.get(word.as_str()) != Some(*times);
+        let differ: Vec<_> = restored.iter().filter(differ).collect();
+        assert!(differ.is_empty() && restored.len() == passes.len(), "{differ:?}");
+    });
+}
+
+/// Chains and their rules in order, as `iptables-save` prints them, of both families.
+fn chains() -> BTreeMap<String, Vec<String>> {
+    let mut chains: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for program in ["iptables-save", "ip6tables-save"] {
+        let printed = tool(program);
+        let mut table = "";
+        for line in printed.lines() {
+            let mut words = line.split_whitespace();
+            match words.next() {
+                Some(first) if first.starts_with('*') => table = first,
+                Some(first) if first.starts_with(':') => {
+                    chains.entry(format!("{program} {table} {}", &first[1..])).or_default();
+                }
+                Some("-A") => {
+                    let chain = format!("{program} {table} {}", words.next().unwrap());
+                    chains.entry(chain).or_default().push(line.to_owned());
+                }
+                _ => {}
+            }
+        }
+    }
+    // Unused built-in chains are printed only once a program has looked at them.
+    chains.retain(|chain, rules| chain.contains("KUBE-") || !rules.is_empty());
+    chains
+}
+
+/// The same without kube-proxy's counters of packets, which a pass adds where the kernel has them.
+fn without_counters(mut chains: BTreeMap<String, Vec<String>>) -> BTreeMap<String, Vec<String>> {
+    for rules in chains.values_mut() {
+        rules.retain(|rule| !rule.contains("localhost_nps_accepted_pkts"));
+        for rule in rules.iter_mut() {
+            // iptables-save prints two spaces before the name.
+            let text = rule.replace("name  ", "name ");
+            *rule = text.replace(" -m nfacct --nfacct-name ct_state_invalid_dropped_pkts", "");
+        }
+    }
+    chains
+}
+
+#[test]
+fn in_iptables_mode_it_is_what_a_pass_makes() {
+    const MODE: [&str; 2] = ["--proxy-mode", "iptables"];
+    let manifests = Folder::new("render");
+    manifests.put("web.yaml", OBJECTS);
+    manifests.put("sticky.yaml", STICKY);
+    let rendered: Value = serde_json::from_str(&ok(&render(&manifests, &["-o", "json", MODE[0], MODE[1]]))).unwrap();
+    let part = |name: &str| rendered[name].as_str().unwrap();
+    assert_eq!([part("ipvsadm"), part("ipset"), part("nft")], [""; 3]);
+    assert_eq!(rendered["sysctl"]["net/ipv4/conf/all/route_localnet"], "1", "{rendered:#}");
+    let needs = [Need::Root, Need::IptablesNft, Need::Veth, Need::Tool("setpriv")];
+    let mut passed = BTreeMap::new();
+    kernel_test(&needs, || {
+        set_up();
+        ok(&demo(&["run", "--once", "--manifests", &manifests.0.display().to_string(), MODE[0], MODE[1]]));
+        passed = without_counters(chains());
+        for of in ["KUBE-SVC-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-SVL-", "KUBE-FW-", "KUBE-NODEPORTS"] {
+            assert!(passed.keys().any(|chain| chain.contains(of)), "{of}: {passed:#?}");
+        }
+    });
+    kernel_test(&needs, || {
+        feed("iptables-restore", part("iptables"));
+        feed("ip6tables-restore", part("ip6tables"));
+        assert_eq!(chains(), passed);
+    });
+}
+
+/// Sockets of Services, as `ss` prints them.
+fn sockets() -> BTreeSet<String> {
+    let printed = [("TCP", "ss -Htln"), ("UDP", "ss -Huln")].map(|(protocol, line)| (protocol, tool(line)));
+    let sockets = printed.iter().flat_map(|(protocol, text)| {
+        text.lines().map(move |line| format!("{protocol} {}", line.split_whitespace().nth(3).unwrap()))
+    });
+    let is_of_service = |socket: &String| [":80", ":53", ":30080", ":30053"].iter().any(|port| socket.ends_with(port));
+    sockets.filter(is_of_service).collect()
+}
+
+fn local_routes() -> String {
+    tool("ip route show table local proto 118") + &tool("ip -6 route show table local proto 118")
+}
+
+#[test]
+fn in_userspace_mode_it_is_what_the_process_does() {
+    const MODE: [&str; 2] = ["--proxy-mode", "userspace"];
+    let manifests = Folder::new("render");
+    manifests.put("web.yaml", OBJECTS);
+    let output = ok(&render(&manifests, &["-o", "json", MODE[0], MODE[1]]));
+    let rendered: Value = serde_json::from_str(&output).unwrap();
+    for unused in ["ipvsadm", "ipset", "iptables", "ip6tables", "nft"] {
+        assert_eq!(rendered[unused], "", "{rendered:#}");
+    }
+    let listeners = rendered["listeners"].as_array().unwrap();
+    let web = listeners.iter().find(|listener| listener["listener"] == "TCP 198.51.100.9:80").unwrap();
+    // External policy Local: who comes from elsewhere gets this node's endpoint.
+    assert_eq!((&web["service"], &web["outside"]), (&"demo/web:http".into(), &serde_json::json!(["10.244.0.5:8080"])));
+    assert_eq!(web["inside"].as_array().unwrap().len(), 3, "{web}");
+    let wanted: BTreeSet<String> =
+        listeners.iter().map(|listener| listener["listener"].as_str().unwrap().to_owned()).collect();
+    let text = ok(&render(&manifests, &MODE));
+    let line = "TCP 10.96.0.10:80 10.244.0.5:8080 10.244.1.6:8080 10.244.2.7:8080 (demo/web:http)\n";
+    assert!(text.contains("\n# listeners of the process\n") && text.contains(line), "{text}");
+
+    let needs = [Need::Root, Need::Veth, Need::Tool("setpriv"), Need::Tool("ss")];
+    let mut routes = String::new();
+    kernel_test(&needs, || {
+        set_up();
+        let running = Running::start(&["--manifests", &manifests.0.display().to_string(), MODE[0], MODE[1]]);
+        running.until("it listens", || sockets() == wanted);
+        routes = local_routes();
+        assert!(running.end().success());
+    });
+    kernel_test(&needs, || {
+        set_up();
+        for route in rendered["routes"].as_array().unwrap() {
+            tool(&format!("ip route add {}", route.as_str().unwrap()));
+        }
+        assert!(routes.contains("10.96.0.10") && routes.contains("fd00:96::10"), "{routes}");
+        assert_eq!(local_routes(), routes);
+    });
+}
+
+#[test]
+fn as_text_it_has_a_part_for_each_tool() {
+    let manifests = Folder::new("render");
+    manifests.put("web.yaml", OBJECTS);
+    let folder = manifests.0.display().to_string();
+    let printed = ok(&demo(&["render", "--manifests", &folder, "--node-address", "192.0.2.1"]));
+    let parts: Vec<&str> = printed.lines().filter(|line| line.starts_with("# ")).collect();
+    let tools = ["sysctl", "ip address", "ipvsadm --restore", "ipset restore", "iptables-restore", "ip6tables-restore"];
+    assert_eq!(parts, tools.map(|tool| format!("# {tool}")), "{printed}");
+    assert!(printed.contains("\n10.96.0.10 dev kube-ipvs0\n"), "{printed}");
+    assert!(printed.contains("\n-A -t 192.0.2.1:30080 -s rr\n"), "{printed}");
+    let by_default = ok(&demo(&["render", "--manifests", &folder, "--ipvs-rules", "auto"]));
+    let parts: Vec<&str> = by_default.lines().filter(|line| line.starts_with("# ")).collect();
+    assert_eq!(parts, ["sysctl", "ip address", "ipvsadm --restore", "nft --file"].map(|tool| format!("# {tool}")));
+    // Without an address there are no node ports, and it says so.
+    let output = demo(&["render", "--manifests", &folder]);
+    assert!(!ok(&output).contains(":30080"));
+    assert!(text(&output.stderr).contains("give --node-address"), "{}", text(&output.stderr));
+    assert_eq!(demo(&["render", "--manifests", &folder, "--node-address", "nowhere"]).status.code(), Some(2));
+    manifests
+        .put("bad.yaml", "kind: Service\napiVersion: v1\nmetadata: {name: bad, namespace: demo}\nspec: {ports: 7}\n");
+    let output = demo(&["render", "--manifests", &folder]);
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("10.96.0.10"), "the rest is rendered");
+}

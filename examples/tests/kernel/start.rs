@@ -1,0 +1,134 @@
+//! A cold start with thousands of Services on a real kernel: cluster DNS answers long before the rest. `PROXIER_START_SERVICES=10000` takes more
+//! Services, and then a tenth of the time has to be enough.
+
+use std::fmt::Write as _;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use testkit::traffic::{NameServer, ask_udp, connect_and_ask};
+use testkit::{Netns, PROXY, kernel_test};
+
+use crate::program::{Folder, Running, demo, ipvsadm, ok, set_up, tool};
+
+/// Default number of Services beside the first ones; `PROXIER_START_SERVICES` changes it.
+const SERVICES: u16 = 3000;
+const DNS: &str = "10.96.0.10:53";
+
+fn services() -> u16 {
+    std::env::var("PROXIER_START_SERVICES").map_or(SERVICES, |text| text.parse().unwrap())
+}
+
+fn address(number: u16) -> String {
+    let [high, low] = number.to_be_bytes();
+    format!("10.97.{high}.{low}")
+}
+
+fn service(namespace: &str, name: &str, address: &str, (port, protocol, target): (u16, &str, u16)) -> String {
+    format!(
+        "apiVersion: v1
+kind: Service
+metadata: {{name: {name}, namespace: {namespace}}}
+spec: {{clusterIP: {address}, clusterIPs: [{address}], ports: [{{name: p, port: {port}, protocol: {protocol}}}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: {name}-1, namespace: {namespace}, labels: {{kubernetes.io/service-name: {name}}}}}
+addressType: IPv4
+ports: [{{name: p, port: {target}, protocol: {protocol}}}]
+endpoints: [{{addresses: [10.244.0.5]}}]
+---
+"
+    )
+}
+
+/// Time of the first answer; the address is not served before.
+fn first_answer(ask: impl Fn() -> std::io::Result<String> + Send + 'static) -> thread::JoinHandle<Instant> {
+    thread::spawn(move || {
+        let end = Instant::now() + Duration::from_secs(300);
+        while ask().is_err() {
+            assert!(Instant::now() < end, "nobody answers");
+            thread::sleep(Duration::from_millis(10));
+        }
+        Instant::now()
+    })
+}
+
+/// Status code of the health server's answer.
+fn asked(path: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect("127.0.0.1:10256")?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    Ok(text.split(' ').nth(1).unwrap_or_default().to_owned())
+}
+
+/// The milliseconds in the line of the log that has these words.
+fn milliseconds(log: &str, words: &str) -> f64 {
+    let line = log.lines().find(|line| line.contains(words)).unwrap_or_else(|| panic!("{words}: {log}"));
+    line.trim_end().strip_suffix(" ms").unwrap().rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn dns_answers_long_before_the_rest() {
+    kernel_test(PROXY, || {
+        set_up();
+        let services = services();
+        tool("ip address add 10.244.0.5/32 dev lo");
+        // Packets to an address that is not served are answered at once by this route.
+        tool("ip route add unreachable 10.96.0.0/15");
+        let here = Netns::current().unwrap();
+        let at = |port| SocketAddr::new([10, 244, 0, 5].into(), port);
+        let _servers =
+            [NameServer::udp(&here, at(5353), "dns").unwrap(), NameServer::tcp(&here, at(8080), "web").unwrap()];
+        let folder = Folder::new("start");
+        let mut manifests = String::new();
+        for number in 0..services {
+            let one = service("demo", &format!("web-{number}"), &address(number), (80, "TCP", 8080));
+            manifests.write_str(&one).unwrap();
+        }
+        manifests += &service("kube-system", "kube-dns", "10.96.0.10", (53, "UDP", 5353));
+        manifests += &service("default", "kubernetes", "10.96.0.1", (443, "TCP", 8080));
+        folder.put("all.yaml", &manifests);
+
+        let dns = first_answer(|| ask_udp(DNS.parse().unwrap()));
+        let last = format!("{}:80", address(services - 1)).parse().unwrap();
+        let web = first_answer(move || connect_and_ask(last));
+        // Once it is ready, the last Service answers at once.
+        let ready = thread::spawn(move || {
+            let end = Instant::now() + Duration::from_secs(300);
+            let mut before = Vec::new();
+            loop {
+                match asked("/readyz") {
+                    Ok(code) if code == "200" => return (before, connect_and_ask(last)),
+                    Ok(code) => before.push(code),
+                    Err(_nobody_listens_yet) => {}
+                }
+                assert!(Instant::now() < end, "never ready: {before:?}");
+                thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let folder = folder.0.display().to_string();
+        let running = Running::start(&["--proxy-mode", "ipvs", "--no-fallback", "--manifests", &folder]);
+        let dns = dns.join().unwrap();
+        let codes = ["/healthz", "/readyz"].map(|path| asked(path).unwrap());
+        assert_eq!(codes, ["200", "503"], "cluster DNS answers, and the rest is not served yet");
+        let web = web.join().unwrap();
+        let (before, answer) = ready.join().unwrap();
+        assert!(!before.is_empty() && before.iter().all(|code| code == "503"), "{before:?}");
+        assert_eq!(answer.unwrap(), "web");
+        running.until_logged("full pass:");
+        let log = running.log();
+        let all = milliseconds(&log, "full pass:");
+        let first = milliseconds(&log, "default/kubernetes, kube-system/kube-dns served first");
+        println!("first after {first} ms, everything after {all} ms; clients saw {:?} between", web - dns);
+        let share = if services < 10_000 { 2.0 } else { 10.0 };
+        assert!(first < all / share, "{first} ms of {all} ms");
+        let between = web.checked_duration_since(dns).unwrap_or_default();
+        assert!(between.as_secs_f64() * 1e3 > (all - first) / 2.0, "{between:?} of {all} ms");
+        assert_eq!(ipvsadm().iter().filter(|line| line.starts_with("-A ")).count(), usize::from(services) + 2);
+        drop(running);
+        ok(&demo(&["cleanup"]));
+    });
+}

@@ -1,0 +1,230 @@
+//! `proxier-demo` with a table of nf_tables on real kernels, as a user starts it: foreign changes to the table are mended at once.
+
+use std::process::Command;
+use std::time::Duration;
+
+use testkit::{Need, PROXY, kernel_test};
+
+use crate::program::{self, Folder, Running, command, demo, ok, tool};
+
+const METRICS: &str = "127.0.0.1:10249";
+
+fn web(number: usize, endpoint: &str) -> String {
+    program::service(
+        "demo",
+        &format!("web-{number}"),
+        &format!("10.96.0.{number}"),
+        &format!("{{addresses: [{endpoint}]}}"),
+    )
+}
+
+/// Full passes so far.
+fn full_passes() -> f64 {
+    let page = ok(&Command::new("curl").args(["-s", &format!("http://{METRICS}/metrics")]).output().unwrap());
+    program::page::read(&page)["kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}"]
+}
+
+/// Parts of a table as `nft` prints it, in any order of elements; without the counters and times that rules write.
+fn listed(table: &str) -> Vec<String> {
+    let listed = Command::new("nft").args(["-s", "list", "table", "ip", table]).output().unwrap();
+    let text = program::text(&listed.stdout);
+    let parts = text.split(['\n', ',', '{', '}']).map(|part| part.trim().to_owned());
+    let mut parts: Vec<String> = parts.filter(|part| !part.is_empty()).collect();
+    parts.sort_unstable();
+    parts
+}
+
+fn has(table: &str, words: &str) -> bool {
+    listed(table).iter().any(|part| part.contains(words))
+}
+
+#[test]
+fn nftables_mode_mends_its_table_at_once() {
+    kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || {
+        mends_at_once(
+            "nftables",
+            "proxier",
+            &[
+                "delete element ip proxier services { 10.96.0.20 . tcp . 80 }",
+                "flush map ip proxier services",
+                "flush chain ip proxier prerouting",
+                "add table ip proxier { flags dormant; }",
+                "add chain ip proxier forward-filter { policy drop; }",
+                "delete chain ip proxier postrouting; \
+                 add chain ip proxier postrouting { type nat hook postrouting priority 7; }",
+                "delete chain ip proxier output-filter; \
+                 add chain ip proxier output-filter { type filter hook input priority 7; }",
+                "delete table ip proxier",
+            ],
+        );
+    });
+}
+
+#[test]
+fn ipvs_mode_mends_its_table_at_once() {
+    kernel_test(&[PROXY, &[Need::Veth, Need::Nftables]].concat(), || {
+        mends_at_once(
+            "ipvs",
+            "proxier-ipvs",
+            &[
+                "delete element ip proxier-ipvs cluster-ip { 10.96.0.20 . tcp . 80 }",
+                "flush set ip proxier-ipvs cluster-ip",
+                "flush chain ip proxier-ipvs postrouting",
+                "add table ip proxier-ipvs { flags dormant; }",
+                "add chain ip proxier-ipvs forward-filter { policy drop; }",
+                "delete chain ip proxier-ipvs postrouting; \
+                 add chain ip proxier-ipvs postrouting { type nat hook postrouting priority 7; }",
+                "delete chain ip proxier-ipvs output-filter; \
+                 add chain ip proxier-ipvs output-filter { type filter hook input priority 7; }",
+                "delete table ip proxier-ipvs",
+            ],
+        );
+    });
+}
+
+fn mends_at_once(mode: &str, table: &str, changes: &[&str]) {
+    tool("ip link set lo up");
+    tool("ip link add eth9 type veth peer name eth8");
+    tool("ip addr add 192.0.2.1/24 dev eth9");
+    tool("ip link set eth9 up");
+    let folder = Folder::new("tables-drift");
+    for number in 10..30 {
+        folder.put(&format!("web-{number}.yaml"), &web(number, "10.244.0.5"));
+    }
+    // No full pass is due for an hour, unless something happens.
+    let of_settings = Folder::new("tables-drift-settings");
+    let settings = of_settings.put(
+        "config.yaml",
+        &format!(
+            "apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: {mode}
+metricsBindAddress: {METRICS}
+ipvs: {{syncPeriod: 1h, rules: nftables}}
+nftables: {{syncPeriod: 1h}}
+"
+        ),
+    );
+    let proxy =
+        Running::start(&["--manifests", &folder.0.display().to_string(), "--config", &settings.display().to_string()]);
+    proxy.until("all Services", || has(table, "10.96.0.29"));
+    let (before, begun) = (listed(table), full_passes());
+    for change in changes {
+        tool(&format!("nft {change}"));
+        proxy.until(&format!("it is as before `{change}`"), || listed(table) == before);
+    }
+    proxy.until_logged("somebody else changed it, repaired");
+    std::thread::sleep(Duration::from_secs(3));
+    let mended = full_passes();
+    // IPVS mode puts its table back without one, and compares everything once a second at most.
+    assert!(mended >= begun + 2.0, "{begun} full passes, {mended} after {} changes", changes.len());
+
+    // Own changes, and foreign changes elsewhere, cause no full pass.
+    for number in 30..40 {
+        folder.put(&format!("web-{number}.yaml"), &web(number, "10.244.0.6"));
+        tool(&format!("nft add table ip other-{number}"));
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    proxy.until("all changes", || has(table, "10.96.0.39"));
+    std::thread::sleep(Duration::from_secs(3));
+    let after = full_passes() - mended;
+    assert!(after < 0.5, "{after} full passes for nothing");
+    assert!(proxy.end().success());
+    ok(&demo(&["cleanup"]));
+}
+
+/// Only the file's final content counts, and only if a process could start with it.
+#[test]
+fn a_configuration_that_says_something_else_ends_the_process() {
+    kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || {
+        tool("ip link set lo up");
+        let folder = Folder::new("tables-config");
+        folder.put("web.yaml", &web(10, "10.244.0.5"));
+        let of_settings = Folder::new("tables-config-settings");
+        let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n\
+                    nftables: {syncPeriod: 1h}\n";
+        let settings = of_settings.put("config.yaml", text);
+        let mut proxy = Running::start(&[
+            "--manifests",
+            &folder.0.display().to_string(),
+            "--config",
+            &settings.display().to_string(),
+        ]);
+        proxy.until("the Service", || has("proxier", "10.96.0.10"));
+        // The file grows line by line: in between it is another configuration, and a usable one.
+        std::fs::write(&settings, "").unwrap();
+        for line in text.lines() {
+            std::thread::sleep(Duration::from_secs(1));
+            let written = std::fs::read_to_string(&settings).unwrap();
+            std::fs::write(&settings, format!("{written}{line}\n")).unwrap();
+        }
+        std::thread::sleep(Duration::from_secs(5));
+        std::fs::write(&settings, format!("# the same\n{text}")).unwrap();
+        std::thread::sleep(Duration::from_secs(5));
+        std::fs::write(&settings, text.replace("1h", "soon")).unwrap();
+        proxy.until_logged("nftables.syncPeriod: \"soon\" is not a duration");
+        std::fs::remove_file(&settings).unwrap();
+        proxy.until_logged("cannot be read (No such file or directory");
+        assert!(proxy.is_running(), "{}", proxy.log());
+        assert_eq!(proxy.log().matches("this process goes on with the configuration that it has").count(), 2);
+        std::fs::write(&settings, text.replace("1h", "2h")).unwrap();
+        let (status, log) = proxy.wait();
+        assert_eq!(status.code(), Some(1), "{log}");
+        assert!(log.contains("the configuration has changed"), "{log}");
+        ok(&demo(&["cleanup"]));
+    });
+}
+
+/// The lock's file is there, empty: the holder's name is missing, but the lock is held.
+#[test]
+fn a_full_run_is_no_obstacle() {
+    kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || {
+        tool("ip link set lo up");
+        let folder = Folder::new("tables-full");
+        folder.put("web.yaml", &web(10, "10.244.0.5"));
+        let run = Folder::new("tables-full-run");
+        let in_full_run = |words: &[&str]| {
+            let script = "mount --bind \"$0\" /run && exec \"$@\"";
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "--propagation", "private", "sh", "-c", script]).arg(&run.0);
+            command.arg(env!("CARGO_BIN_EXE_proxier-demo")).args(words).args(["--hostname-override", "n1"]);
+            command.env_remove("KUBERNETES_SERVICE_HOST").env_remove("KUBECONFIG");
+            command
+        };
+        tool(&format!("mount -t tmpfs -o size=16k,mode=755 none {}", run.0.display()));
+        let _as_full_as_it_gets = std::fs::write(run.0.join("log"), vec![0; 65_536]);
+        let manifests = folder.0.display().to_string();
+        let words = ["run", "--proxy-mode", "nftables", "--manifests", &manifests];
+        let proxy = Running::spawn(in_full_run(&words));
+        proxy.until("the Service", || has("proxier", "10.96.0.10"));
+        assert!(proxy.log().contains("the holder's name cannot be written (No space left"), "{}", proxy.log());
+        let second = in_full_run(&words).output().unwrap();
+        let said = program::text(&second.stderr);
+        assert!(second.status.code() == Some(1) && said.contains("does not say who it is"), "{said}");
+        assert!(proxy.end().success());
+        let cleaned = in_full_run(&["cleanup"]).output().unwrap();
+        tool(&format!("umount {}", run.0.display()));
+        ok(&cleaned);
+    });
+}
+
+/// Commands that look at the kernel behave as the commands that need no kernel.
+#[test]
+fn what_looks_at_the_kernel_ends_as_usual_without_a_reader() {
+    kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || {
+        tool("ip link set lo up");
+        let folder = Folder::new("tables-unread");
+        folder.put("web.yaml", &web(10, "10.244.0.5"));
+        let manifests = folder.0.display().to_string();
+        let source = ["--proxy-mode", "nftables", "--manifests", &manifests];
+        for word in ["probe", "plan", "run --once", "cleanup"] {
+            let words: Vec<&str> = word.split(' ').chain(source).collect();
+            let (reader, writer) = std::io::pipe().unwrap();
+            drop(reader);
+            let mut command = command(&words);
+            let status = command.stdout(writer.try_clone().unwrap()).stderr(writer).status().unwrap();
+            assert_eq!(status.code(), Some(0), "{word}: {status}");
+            assert_eq!(has("proxier", "10.96.0.10"), word == "run --once", "{word}");
+        }
+    });
+}

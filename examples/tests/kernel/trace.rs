@@ -1,0 +1,278 @@
+//! `trace --live` on a real kernel, in each mode that has entries there: entries of a running proxy are found, missing ones are named, and
+//! connections are counted as the field's tools count them.
+
+use std::net::{TcpListener, TcpStream};
+use std::process::Output;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use testkit::{Need, Netns, PROXY, kernel_test, veth_pair};
+
+use crate::program::{Folder, command, demo, ok, text, tool};
+
+const MANIFEST: &str = "apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.10
+  clusterIPs: [10.96.0.10]
+  ipFamilies: [IPv4]
+  ports: [{name: http, port: 80, protocol: TCP, nodePort: 30080}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints: [{addresses: [10.244.0.5]}, {addresses: [10.244.0.6]}]
+";
+
+const SERVICE: &str = "10.96.0.10:80";
+const NODE_PORT: &str = "192.0.2.1:30080";
+
+/// A node with a pod that answers at two addresses, and a proxy that has served once.
+struct World {
+    folder: Folder,
+    mode: &'static [&'static str],
+    _pod: Netns,
+}
+
+impl World {
+    fn new(mode: &'static [&'static str]) -> Self {
+        Self::with(mode, MANIFEST)
+    }
+
+    fn with(mode: &'static [&'static str], manifest: &str) -> Self {
+        tool("ip link set lo up");
+        tool("ip link add eth9 type veth peer name eth8");
+        tool("ip addr add 192.0.2.1/24 dev eth9");
+        tool("ip link set eth8 up");
+        tool("ip link set eth9 up");
+        // Programs of the node need a route to send anything at all.
+        tool("ip route add 10.96.0.0/12 dev eth9");
+        let (node, pod) = (Netns::current().unwrap(), Netns::new().unwrap());
+        veth_pair((&node, "pod0"), (&pod, "eth0")).unwrap();
+        tool("ip address add 10.244.0.1/24 dev pod0");
+        for address in ["10.244.0.5/24", "10.244.0.6/24"] {
+            pod.add_address(address, "eth0").unwrap();
+        }
+        pod.run_in(|| {
+            tool("ip route add default via 10.244.0.1");
+            let server = TcpListener::bind("0.0.0.0:8080").unwrap();
+            std::thread::spawn(move || server.incoming().for_each(drop));
+        })
+        .unwrap();
+        let folder = Folder::new("trace-live");
+        folder.put("web.yaml", manifest);
+        let world = World { folder, mode, _pod: pod };
+        ok(&world.run(&["run", "--once"]));
+        world
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        command(words).args(self.mode).args(["--manifests", &self.folder.0.display().to_string()]).output().unwrap()
+    }
+
+    /// Exit code and data.
+    fn live(&self, words: &[&str]) -> (Option<i32>, Value) {
+        let output = self.run(&[&["trace", "-o", "json"], words].concat());
+        let data = serde_json::from_slice(&output.stdout);
+        let data: Value = data.unwrap_or_else(|error| panic!("{error}: {}", text(&output.stderr)));
+        (output.status.code(), data["live"].clone())
+    }
+
+    /// Checks that every entry is found, and none where there should be none.
+    fn agrees(&self) {
+        for to in [SERVICE, NODE_PORT, "10.96.0.10:81", "10.96.0.99:80"] {
+            let (code, live) = self.live(&["--live", "192.0.2.50", to]);
+            assert_eq!((code, &live["agrees"]), (Some(0), &true.into()), "{to}: {live:#}");
+            if [SERVICE, NODE_PORT].contains(&to) {
+                let there = live["there"].to_string();
+                assert!(there.contains("10.244.0.5:8080") && there.contains("10.244.0.6:8080"), "{there}");
+            }
+        }
+        let printed = ok(&self.run(&["trace", "--live", "192.0.2.50", SERVICE]));
+        assert!(printed.contains("it has all that it should"), "{printed}");
+    }
+
+    /// Checks that a missing or unexpected entry is named, and that the exit code says so.
+    fn names(&self, to: &str, difference: &str) {
+        let output = self.run(&["trace", "--live", "192.0.2.50", to]);
+        let printed = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(1), "{printed}");
+        let flat = printed.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(flat.contains(difference), "{difference}: {printed}");
+    }
+
+    /// Makes connections while it counts. Returns the data, the count of that time, and the number of connections.
+    fn counted(&self) -> (Value, Value, u64) {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let until = is_over.clone();
+        let connections = std::thread::spawn(move || {
+            let mut made = 0;
+            while !until.load(Ordering::Relaxed) {
+                drop(TcpStream::connect(SERVICE).unwrap());
+                made += 1;
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            made
+        });
+        let (code, live) = self.live(&["--live=5", "192.0.2.1", SERVICE]);
+        is_over.store(true, Ordering::Relaxed);
+        let made = connections.join().unwrap();
+        assert_eq!(code, Some(0), "{live:#}");
+        let after = self.live(&["--live", "192.0.2.1", SERVICE]).1;
+        (after["counted"].clone(), live["countedInTime"].clone(), made)
+    }
+}
+
+#[test]
+fn nftables_mode() {
+    kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || {
+        let world = World::new(&["--proxy-mode", "nftables"]);
+        world.agrees();
+        let (all, in_time, _) = world.counted();
+        assert_eq!((all, in_time), (Value::Null, Value::Null), "maps count nothing");
+        let listed = tool("nft list map ip proxier endpoints");
+        let element = listed
+            .split(['{', '}', ',', '\n'])
+            .map(str::trim)
+            .find(|part| part.starts_with("10.96.0.10 . tcp . 80") && part.contains("10.244.0.6"));
+        let key = element.unwrap_or_else(|| panic!("{listed}")).split(" : ").next().unwrap();
+        tool(&format!("nft delete element ip proxier endpoints {{ {key} }}"));
+        world.names(SERVICE, "missing: map endpoints: endpoint 10.244.0.6:8080");
+        tool("nft delete table ip proxier");
+        world.names(NODE_PORT, "missing: services: TCP 192.0.2.1:30080");
+        ok(&demo(&["cleanup"]));
+    });
+}
+
+#[test]
+fn iptables_mode() {
+    kernel_test(&[Need::Root, Need::Veth, Need::IptablesNft], || {
+        let world = World::new(&["--proxy-mode", "iptables"]);
+        world.agrees();
+        let before = world.live(&["--live", "192.0.2.1", SERVICE]).1["counted"]["connections"].as_u64().unwrap();
+        let (all, in_time, made) = world.counted();
+        assert_eq!(all["connections"].as_u64().unwrap(), before + made);
+        assert!((2..=made).contains(&in_time["connections"].as_u64().unwrap()), "{in_time} of {made}");
+        // A rule of a chain for an endpoint goes, and one comes.
+        let saved = tool("iptables-save -t nat");
+        let rule = saved.lines().find(|line| line.contains("--to-destination 10.244.0.6:8080")).unwrap();
+        tool(&format!("iptables -t nat -F {}", rule.split_whitespace().nth(1).unwrap()));
+        world.names(SERVICE, "missing: endpoint 10.244.0.6:8080");
+        tool("iptables -t nat -I KUBE-SERVICES -d 10.96.0.99 -p tcp --dport 80 -j KUBE-MARK-MASQ");
+        world.names("10.96.0.99:80", "not expected: nat KUBE-SERVICES:");
+        ok(&demo(&["cleanup"]));
+    });
+}
+
+/// Clients outside get another virtual server than pods and the node: that one is looked at.
+#[test]
+fn each_sender_has_the_virtual_server_that_it_gets() {
+    kernel_test(
+        &[Need::Root, Need::IpVs, Need::Scheduler("rr"), Need::Dummy, Need::Nftables, Need::Conntrack, Need::Veth],
+        || {
+            let mode = &[
+                "--proxy-mode",
+                "ipvs",
+                "--no-fallback",
+                "--ipvs-rules",
+                "nftables",
+                "--ipvs-mark-split",
+                "--cluster-cidr",
+                "10.244.0.0/16",
+                "--hostname-override",
+                "n1",
+            ];
+            let world = World::with(mode, &local_manifest());
+            let (outside, pod) = ("192.0.2.50", "10.244.0.9");
+            let there = |from: &str| {
+                let (code, live) = world.live(&["--live", from, NODE_PORT]);
+                assert_eq!((code, &live["agrees"]), (Some(0), &true.into()), "{from}: {live:#}");
+                live["there"].to_string()
+            };
+            let (of_client, of_pod) = (there(outside), there(pod));
+            assert!(of_client.contains("virtual server of clients outside of TCP 192.0.2.1:30080"), "{of_client}");
+            assert!(of_client.contains("10.244.0.5:8080") && !of_client.contains("10.244.0.6:8080"), "{of_client}");
+            assert!(of_pod.contains("10.244.0.5:8080") && of_pod.contains("10.244.0.6:8080"), "{of_pod}");
+            // Each address of the node has a mark.
+            let saved = tool("ipvsadm -Sn");
+            for line in saved.lines().filter_map(|line| line.strip_prefix("-A -f ")) {
+                let mark = line.split_whitespace().next().unwrap();
+                tool(&format!("ipvsadm -d -f {mark} -r 10.244.0.5:8080"));
+            }
+            world.names(NODE_PORT, "missing: real server 10.244.0.5:8080 (weight 1)");
+            there(pod);
+            ok(&demo(&["cleanup"]));
+        },
+    );
+}
+
+/// The manifest with policy `Local`, and one endpoint on this node.
+fn local_manifest() -> String {
+    MANIFEST
+        .replace("  type: NodePort\n", "  type: NodePort\n  externalTrafficPolicy: Local\n")
+        .replace("{addresses: [10.244.0.5]}", "{addresses: [10.244.0.5], nodeName: n1}")
+        .replace("{addresses: [10.244.0.6]}", "{addresses: [10.244.0.6], nodeName: n2}")
+}
+
+/// Connections of the virtual server, as `ipvsadm` says.
+fn ipvsadm_connections() -> u64 {
+    let listed = tool("ipvsadm -Ln --stats --exact");
+    let row = listed.lines().find(|line| line.contains(SERVICE)).unwrap();
+    row.split_whitespace().nth(2).unwrap().parse().unwrap()
+}
+
+#[test]
+fn ipvs_mode() {
+    for mode in [
+        &["--proxy-mode", "ipvs"][..],
+        &["--proxy-mode", "ipvs", "--ipvs-binding", "routes", "--ipvs-service-cidrs", "10.96.0.0/16"],
+    ] {
+        kernel_test(&[PROXY, &[Need::Veth]].concat(), || {
+            let world = World::new(mode);
+            for to in [SERVICE, NODE_PORT, "10.96.0.10:81"] {
+                let (code, live) = world.live(&["--live", "192.0.2.50", to]);
+                assert_eq!((code, &live["agrees"]), (Some(0), &true.into()), "{to}: {live:#}");
+            }
+            let (_, in_time, made) = world.counted();
+            // The kernel adds up every two seconds; from then on the count stays.
+            let end = Instant::now() + Duration::from_secs(30);
+            while ipvsadm_connections() != made {
+                assert!(Instant::now() < end, "{made} made: {}", tool("ipvsadm -Ln --stats --exact"));
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            let live = world.live(&["--live", "192.0.2.1", SERVICE]).1;
+            assert_eq!(live["counted"]["connections"], made, "{live:#}");
+            assert!((2..=made).contains(&in_time["connections"].as_u64().unwrap()), "{in_time} of {made}");
+            // A real server that drains does not count as missing.
+            tool("ipvsadm -a -t 10.96.0.10:80 -r 10.244.0.7:8080 -m -w 0");
+            assert_eq!(world.live(&["--live", "192.0.2.50", SERVICE]).0, Some(0));
+            tool("ipvsadm -e -t 10.96.0.10:80 -r 10.244.0.7:8080 -m -w 1");
+            world.names(SERVICE, "not expected: real server 10.244.0.7:8080 (weight 1)");
+            tool("ipvsadm -d -t 10.96.0.10:80 -r 10.244.0.6:8080");
+            world.names(SERVICE, "missing: real server 10.244.0.6:8080 (weight 1)");
+            tool("ipvsadm -E -t 10.96.0.10:80 -s wrr");
+            world.names(SERVICE, "differs: virtual server TCP 10.96.0.10:80: wrr in the kernel, rr expected");
+            tool("ipvsadm -E -t 10.96.0.10:80 -s rr -b flag-1 -p 300 -M 255.255.255.0");
+            let differs = "rr (flag-1) persistent 300 s by /24 in the kernel, rr expected";
+            world.names(SERVICE, &format!("differs: virtual server TCP 10.96.0.10:80: {differs}"));
+            tool("ipvsadm -e -t 10.96.0.10:80 -r 10.244.0.5:8080 -m -w 1 -x 9");
+            world.names(SERVICE, "differs: real server 10.244.0.5:8080: weight 1, at most 9 connections in the kernel");
+            if mode.len() > 2 {
+                tool("ip route del local 10.96.0.0/16 dev lo table local");
+                world.names("10.96.0.99:80", "missing: local address 10.96.0.99 (route of 10.96.0.0/16)");
+                let printed = ok(&world.run(&["trace", "--node-address", "192.0.2.1", "node", SERVICE]));
+                assert!(printed.starts_with("192.0.2.1 (this node)"), "{printed}");
+            } else {
+                tool("ip address del 10.96.0.10/32 dev kube-ipvs0");
+                world.names(SERVICE, "missing: local address 10.96.0.10 (bound to kube-ipvs0)");
+            }
+            ok(&demo(&["cleanup"]));
+        });
+    }
+}

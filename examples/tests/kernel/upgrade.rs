@@ -1,0 +1,648 @@
+//! A node changes from kube-proxy to `proxier-demo` while clients connect: in the mode that kube-proxy had, nothing is written; in another, all of
+//! kube-proxy's objects go. Their text is in `fixtures/kube-proxy`, written by hand.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use netlink_batch::header::{NLM_F_CREATE, NfGenHeader};
+use netlink_batch::{NulStr, Protocol};
+use testkit::traffic::Connection;
+use testkit::{Need, Netns, PROXY, Sample, kernel_test, oracle};
+
+use crate::program::world::{Client, NODE_PORT, RULES, SERVICE, World, held_by};
+use crate::program::{self, Folder, Running, command, demo, ok, text, tool};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft, Need::IptablesLegacy];
+
+/// Services beside `demo/web`: one without endpoints; one with two endpoints, and clients that stay.
+const MORE: &str = "apiVersion: v1
+kind: Service
+metadata: {name: empty, namespace: demo}
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.20
+  clusterIPs: [10.96.0.20]
+  ipFamilies: [IPv4]
+  ports: [{name: http, port: 80, protocol: TCP, targetPort: 8080, nodePort: 30081}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: sticky, namespace: demo}
+spec:
+  clusterIP: 10.96.0.30
+  clusterIPs: [10.96.0.30]
+  ipFamilies: [IPv4]
+  sessionAffinity: ClientIP
+  ports: [{name: http, port: 80, protocol: TCP, targetPort: 8080}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: sticky-1, namespace: demo, labels: {kubernetes.io/service-name: sticky}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints: [{addresses: [10.244.0.5]}, {addresses: [10.244.0.6]}]
+";
+
+/// Tables of its nftables mode, by release: 1.36 has no chain that marks packets.
+const TABLES: [(&str, &str); 2] = [
+    ("1.33", include_str!("../fixtures/kube-proxy/tables.nft")),
+    ("1.36", include_str!("../fixtures/kube-proxy/tables-1.36.nft")),
+];
+
+/// A table as it was read from a node with kube-proxy 1.36.2.
+const TABLE_OF_A_NODE: &str = include_str!("../fixtures/kube-proxy/node-1.36.2.nft");
+
+/// A load balancer for this network; its ranges are lifted later.
+const RANGED: &str = "apiVersion: v1
+kind: Service
+metadata: {name: ranged, namespace: demo}
+spec:
+  type: LoadBalancer
+  clusterIP: 10.96.0.40
+  clusterIPs: [10.96.0.40]
+  ipFamilies: [IPv4]
+  allocateLoadBalancerNodePorts: false
+  loadBalancerSourceRanges: [203.0.113.0/24]
+  ports: [{name: http, port: 80, protocol: TCP, targetPort: 8080}]
+status: {loadBalancer: {ingress: [{ip: 198.51.100.5}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: ranged-1, namespace: demo, labels: {kubernetes.io/service-name: ranged}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints: [{addresses: [10.244.0.5]}]
+";
+
+const RANGES: &str = "  loadBalancerSourceRanges: [203.0.113.0/24]\n";
+const RANGED_SERVICE: &str = "10.96.0.40:80";
+const RANGED_BALANCER: &str = "198.51.100.5:80";
+
+const IPVS_RULES: &str = include_str!("../fixtures/kube-proxy/ipvs.rules");
+const IPVS_SETS: &str = include_str!("../fixtures/kube-proxy/ipvs-sets");
+const IPVS_SERVERS: &str = include_str!("../fixtures/kube-proxy/ipvs-servers");
+
+const PORTALS: &str = include_str!("../fixtures/kube-proxy/portals.rules");
+
+/// Objects that a kube-proxy of this release has left.
+#[derive(Clone, Copy, Debug)]
+enum Left {
+    /// Virtual servers, sets, addresses and rules of its IPVS mode.
+    Ipvs(&'static str),
+    /// Rules of its iptables mode, by this back end.
+    Rules(&'static str, &'static str),
+    /// Tables of its nftables mode.
+    Tables(&'static str),
+}
+
+impl Left {
+    /// Puts the objects as kube-proxy does: existing ones stay, and chains of its own get its rules.
+    fn put(self) {
+        match self {
+            Left::Ipvs(release) => {
+                if !tool("ip -o link").contains("kube-ipvs0") {
+                    tool("ip link add kube-ipvs0 type dummy");
+                }
+                for address in ["10.96.0.10", "10.96.0.20", "10.96.0.30", "10.96.0.40", "198.51.100.5"] {
+                    tool(&format!("ip addr replace {address}/32 dev kube-ipvs0"));
+                }
+                oracle::run("ipset", &["restore", "-exist"], Some(IPVS_SETS)).unwrap();
+                let there = tool("ipvsadm -Sn");
+                let missing = IPVS_SERVERS.lines().filter(|line| !there.lines().any(|other| other == *line));
+                oracle::ipvsadm_restore(&missing.flat_map(|line| [line, "\n"]).collect::<String>()).unwrap();
+                restore("iptables-nft", IPVS_RULES, release);
+                tool("sysctl -w net.ipv4.vs.conntrack=1");
+            }
+            Left::Rules(release, back_end) => {
+                if release == "1.36" {
+                    count(&["ct_state_invalid_dropped_pkts", "localhost_nps_accepted_pkts"]);
+                }
+                for (family, rules) in RULES {
+                    restore(&format!("{family}-{back_end}"), rules, release);
+                }
+                // Node ports on 127.0.0.1 need it.
+                tool("sysctl -w net.ipv4.conf.all.route_localnet=1");
+            }
+            Left::Tables(release) => {
+                let (_, tables) = TABLES.into_iter().find(|(of, _)| *of == release).unwrap();
+                oracle::run("nft", &["-f", "-"], Some(tables)).unwrap();
+            }
+        }
+    }
+
+    /// kube-proxy starts again beside this proxy's objects: in nftables mode it removes objects of IPVS and of iptables, also those whose names this
+    /// proxy shares.
+    fn comes_back(self) {
+        if matches!(self, Left::Tables(_)) {
+            let _without_ipvs = Command::new("ipvsadm").arg("-C").output().unwrap();
+            if tool("ip -o link").contains("kube-ipvs0") {
+                tool("ip link del kube-ipvs0");
+            }
+            for (family, _) in RULES {
+                let saved = tool(&format!("{family}-nft-save"));
+                let others: String =
+                    saved.lines().filter(|line| !line.contains("KUBE-")).flat_map(|line| [line, "\n"]).collect();
+                oracle::run(&format!("{family}-nft-restore"), &[], Some(&others)).unwrap();
+            }
+            for set in tool("ipset list -n").lines().filter(|set| set.starts_with("KUBE-")) {
+                tool(&format!("ipset destroy {set}"));
+            }
+        }
+        self.put();
+    }
+
+    /// Lines of the objects that are there. The kubelet's are not kube-proxy's; and an empty chain stays in mangle, as after kube-proxy's own
+    /// cleanup.
+    fn lines(self) -> Vec<String> {
+        let filtered = |printed: String, of: &str| -> Vec<String> {
+            printed.lines().filter(|line| line.contains(of)).map(str::to_owned).collect()
+        };
+        match self {
+            Left::Ipvs(_) => {
+                let mut lines = filtered(tool("ipvsadm -Sn"), "-A ");
+                lines.extend(filtered(tool("ipset list -n"), "KUBE-"));
+                lines.extend(filtered(tool("ip -o link"), "kube-ipvs0"));
+                lines.extend(filtered(tool("iptables-nft-save"), "KUBE-"));
+                lines.retain(|line| !line.contains("KUBE-FIREWALL"));
+                lines
+            }
+            Left::Rules(_, back_end) => {
+                let programs = RULES.map(|(family, _)| format!("{family}-{back_end}-save"));
+                let saved =
+                    programs.map(|program| ["nat", "filter"].map(|table| tool(&format!("{program} -t {table}"))));
+                let of_kubelet = ["KUBE-FIREWALL", "KUBE-KUBELET-CANARY"];
+                let is_kube_proxys =
+                    |line: &&str| line.contains("KUBE-") && !of_kubelet.iter().any(|of| line.contains(of));
+                let lines = saved.iter().flatten().flat_map(|text| text.lines());
+                lines.filter(is_kube_proxys).map(str::to_owned).collect()
+            }
+            Left::Tables(_) => filtered(tool("nft list tables"), "kube-proxy"),
+        }
+    }
+
+    /// Lines of the objects that this mode has not made itself: chains of IPVS mode have names of iptables mode.
+    fn but_for(self, mode: &str) -> Vec<String> {
+        match (self, mode) {
+            (Left::Rules(_, back_end), "ipvs") => held_by("iptables", back_end),
+            (Left::Ipvs(_), "iptables") => held_by("ipvs", "nft"),
+            (Left::Ipvs(_), "ipvs") | (Left::Rules(..), "iptables") => Vec::new(),
+            _ => self.lines(),
+        }
+    }
+}
+
+/// Rules of this release, as kube-proxy writes them: jumps that are there already are not added again.
+fn restore(program: &str, rules: &str, release: &str) {
+    let there = tool(&format!("{program}-save"));
+    let is_jump = |line: &str| line.starts_with("-I ") || line.starts_with("-A ") && !line.starts_with("-A KUBE-");
+    let is_there = |line: &str| there.lines().any(|other| other == line.replacen("-I ", "-A ", 1));
+    let rules = rules.replace(&format!("#{release} "), "");
+    let missing = rules.lines().filter(|line| !is_jump(line) || !is_there(line));
+    let missing: String = missing.flat_map(|line| [line, "\n"]).collect();
+    oracle::run(&format!("{program}-restore"), &["--noflush"], Some(&missing)).unwrap();
+}
+
+/// Creates counters of nfnetlink_acct, as kube-proxy does before its rules name them.
+fn count(names: &[&'static str]) {
+    // NFNL_SUBSYS_ACCT with NFNL_MSG_ACCT_NEW, and NFACCT_NAME.
+    const NEW: u16 = 7 << 8;
+    const NAME: u16 = 1;
+    let mut connection = netlink_batch::Connection::open(Protocol::Netfilter).unwrap();
+    for name in names {
+        let header = NfGenHeader::default().to_bytes();
+        let made = connection.request(NEW, NLM_F_CREATE, &header, |out| out.attr(NAME, &NulStr::from(*name)));
+        let is_there = made.as_ref().is_err_and(|error| error.to_string().contains("EBUSY"));
+        assert!(made.is_ok() || is_there, "{name}: {made:?}");
+    }
+}
+
+/// Objects that decide about packets of Services in this namespace, in lines without an order.
+fn everything() -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    let programs = ["iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy"];
+    for printed in programs.map(|program| tool(&format!("{program}-save"))) {
+        let its = printed.lines().filter(|line| line.contains("KUBE-") && !line.contains("KUBE-FIREWALL"));
+        lines.extend(its.map(|line| line.split(" [").next().unwrap().to_owned()));
+    }
+    let of_iptables = ["filter", "nat", "mangle", "raw", "security"];
+    for table in tool("nft list tables").lines() {
+        if !of_iptables.iter().any(|name| table.ends_with(&format!(" {name}"))) {
+            lines.extend(tool(&format!("nft -s list {table}")).split(['\n', ',', '{', '}']).map(str::to_owned));
+        }
+    }
+    let without_number = |line: &str| line.split_once(": ").map_or("", |(_, rest)| rest).to_owned();
+    lines.extend(tool("ip -4 -o addr").lines().map(without_number));
+    lines.extend(tool("ip -4 route show table all").lines().map(str::to_owned));
+    for command in [["ipvsadm", "-Sn"], ["ipset", "save"]] {
+        // Not every kernel has them.
+        let output = Command::new(command[0]).arg(command[1]).output().unwrap();
+        lines.extend(text(&output.stdout).lines().map(str::to_owned));
+    }
+    // A set's hash starts at random.
+    for line in &mut lines {
+        *line = line.split(" initval ").next().unwrap().trim().to_owned();
+    }
+    lines.retain(|line| !line.is_empty());
+    lines.sort();
+    lines
+}
+
+/// Chains and rules as the program prints them, each with its packets and bytes.
+fn save(family: &str, back_end: &str) -> Vec<((u64, u64), String)> {
+    let printed = tool(&format!("{family}-{back_end}-save -c"));
+    let lines = printed.lines().filter(|line| !line.starts_with('#'));
+    let counted = lines.map(|line| {
+        let Some((before, rest)) = line.split_once('[') else { return ((0, 0), line.to_owned()) };
+        let (counts, after) = rest.split_once(']').unwrap();
+        let (packets, bytes) = counts.split_once(':').unwrap();
+        ((packets.parse().unwrap(), bytes.parse().unwrap()), format!("{before}{after}"))
+    });
+    counted.collect()
+}
+
+/// A node that a kube-proxy serves, or has served until a moment ago.
+fn world(left: Left) -> World {
+    let world = World::new();
+    world.manifests.put("more.yaml", MORE);
+    world.manifests.put("ranged.yaml", RANGED);
+    // The probe loads the modules of all modes: on a machine that has just booted, that takes longer than all the rest.
+    let _some_modes_may_be_lacking = demo(&["probe", "--proxy-mode", "auto"]);
+    left.put();
+    assert!(world.asks(SERVICE) && world.asks(NODE_PORT), "{left:?}");
+    world
+}
+
+fn plan(world: &World, mode: &str) -> String {
+    let arguments = world.arguments(mode);
+    ok(&demo(&["plan"].into_iter().chain(arguments.iter().map(String::as_str)).collect::<Vec<_>>()))
+}
+
+fn clients(world: &World) -> [Client; 3] {
+    let here = Netns::current().unwrap();
+    [Client::start(&world.client, SERVICE), Client::start(&world.client, NODE_PORT), Client::start(&here, SERVICE)]
+}
+
+#[track_caller]
+fn end(
+    clients: [Client; 3],
+    since: Instant,
+    but: [Option<(Instant, Instant)>; 3],
+    forgiven: usize,
+    running: &Running,
+    what: &str,
+) {
+    for (number, (client, but)) in clients.into_iter().zip(but).enumerate() {
+        let (made, failed) = client.end(since, but);
+        assert!(
+            made > 5 && failed.len() <= forgiven,
+            "{what}, client {number}: {made} connections; failed: {failed:?}\n{}",
+            running.log()
+        );
+    }
+}
+
+fn has_passed(running: &Running) {
+    running.until_logged("serving in iptables mode");
+    // The first pass, and the cleanup two seconds after it, need this time.
+    std::thread::sleep(Duration::from_secs(5));
+}
+
+/// Rules of 1.36 that differ from those of 1.28: where the kernel counts packets for rules, they name its counters.
+const COUNTING: [(&str, &str, &str); 3] = [
+    ("iptables", "-A KUBE-FORWARD ", "ct_state_invalid_dropped_pkts"),
+    ("iptables", "--dport 30080 ", "localhost_nps_accepted_pkts"),
+    ("ip6tables", "-A KUBE-FORWARD ", "ct_state_invalid_dropped_pkts"),
+];
+
+/// Rules of the same mode are taken over without a write: counters go on, and no connection is lost. Rules of 1.28 get kube-proxy's counters of
+/// packets, and no chain but those of these rules is written.
+#[test]
+fn rules_of_kube_proxys_iptables_mode_are_taken_over_as_they_are() {
+    let cases = [("1.36", "nft"), ("1.36", "legacy"), ("1.28", "nft"), ("1.28", "legacy")];
+    for (number, (release, back_end)) in cases.into_iter().enumerate() {
+        if release == "1.28" && !Sample::asked_for().takes(number, 2) {
+            continue;
+        }
+        kernel_test(NEEDS, || {
+            let world = world(Left::Rules(release, back_end));
+            let planned = plan(&world, "iptables");
+            for part in ["frontend ", " rules ", "iptables-restore"] {
+                assert!(release == "1.28" || !planned.contains(part), "{back_end}: {planned}");
+            }
+            let before = RULES.map(|(family, _)| save(family, back_end));
+            assert!(before[0].iter().any(|((packets, _), line)| line.contains("KUBE-SEP-") && *packets > 0));
+            let mut long = world.client.run_in(|| Connection::open(SERVICE.parse().unwrap()).unwrap()).unwrap();
+            let (since, clients) = (Instant::now(), clients(&world));
+            let running = world.start("iptables");
+            has_passed(&running);
+            let after = RULES.map(|(family, _)| save(family, back_end));
+            end(clients, since, [None; 3], 0, &running, back_end);
+            assert_eq!(long.ask().unwrap(), "pod");
+            for ((family, _), (before, after)) in RULES.iter().zip(before.iter().zip(&after)) {
+                let counting = COUNTING.iter().filter(|(of, ..)| release == "1.28" && of == family);
+                let counting: Vec<_> = counting.collect();
+                let is_new = |line: &str| {
+                    counting.iter().any(|(_, rule, counter)| line.contains(rule) && line.contains(counter))
+                };
+                let new = after.iter().filter(|(_, line)| is_new(line)).count();
+                assert_eq!(new, counting.len(), "{after:#?}");
+                let plain = |line: &str| !line.contains("--ctstate INVALID -j DROP") || counting.is_empty();
+                let rules = |of: &[((u64, u64), String)]| -> Vec<String> {
+                    let rest = of.iter().filter(|(_, line)| plain(line) && !is_new(line));
+                    rest.map(|(_, line)| line.clone()).collect()
+                };
+                assert_eq!(rules(after), rules(before), "{release} {back_end}");
+                let is_rewritten = |line: &str| {
+                    let chains = ["-A KUBE-FORWARD ", "-A KUBE-NODEPORTS "];
+                    release == "1.28" && chains.iter().any(|chain| line.contains(chain))
+                };
+                let rest = |of: &'_ [((u64, u64), String)]| -> Vec<((u64, u64), String)> {
+                    of.iter().filter(|(_, line)| !is_rewritten(line)).cloned().collect()
+                };
+                for ((before, line), (after, _)) in rest(before).iter().zip(rest(after)) {
+                    assert!(after >= *before, "{release} {back_end}: {line} counted {before:?}, then {after:?}");
+                }
+            }
+            assert!(running.end().success());
+        });
+    }
+}
+
+/// A command whose programs of iptables do not know match `nfacct`; `folder` is for those that they know.
+fn without_match(folder: &Folder, inner: &Command) -> Command {
+    let find = "find /usr/lib /usr/lib64 -name libxt_nfacct.so 2>/dev/null | head -n 1";
+    let found = Command::new("sh").args(["-c", find]).output().unwrap();
+    let library = PathBuf::from(text(&found.stdout).trim());
+    assert!(library.is_file(), "{}", library.display());
+    let script = "from=$1 to=$2; shift 2; cp -a \"$from/.\" \"$to\" && rm \"$to/libxt_nfacct.so\" && mount --bind \"$to\" \"$from\" && exec \"$@\"";
+    let mut outer = Command::new("unshare");
+    outer.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]);
+    outer.arg(library.parent().unwrap()).arg(&folder.0).arg(inner.get_program()).args(inner.get_args());
+    outer.env_remove("KUBERNETES_SERVICE_HOST").env_remove("KUBECONFIG");
+    outer
+}
+
+/// Programs without the match that counts, on a kernel that can: rules of 1.28 are taken over as they are, and one line tells what is missing.
+#[test]
+fn programs_that_cannot_count_take_over_rules_that_do_not() {
+    for back_end in ["nft", "legacy"] {
+        kernel_test(NEEDS, || {
+            let world = world(Left::Rules("1.28", back_end));
+            let arguments = world.arguments("iptables");
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            let folder = Folder::new("xtables");
+            let saved = || RULES.map(|(family, _)| tool(&format!("{family}-{back_end}-save")));
+            let rules = |saved: [String; 2]| -> Vec<String> {
+                let lines = saved.iter().flat_map(|saved| saved.lines()).filter(|line| line.starts_with("-A "));
+                lines.map(str::to_owned).collect()
+            };
+            let before = rules(saved());
+            let run = |words: &[&str]| without_match(&folder, &command(&[words, &arguments[..]].concat()));
+            let once = run(&["run", "--once"]).output().unwrap();
+            let said = text(&once.stderr);
+            println!("{back_end}: {said}");
+            assert!(once.status.success(), "{said}");
+            let lack = "lacks a feature: rules are written without match nfacct";
+            assert_eq!(said.matches(lack).count(), 1, "{said}");
+            let running = Running::spawn(run(&["run", "--healthz-bind-address", "127.0.0.1:10256"]));
+            has_passed(&running);
+            let log = running.log();
+            assert_eq!((log.matches(lack).count(), log.matches("ERROR").count()), (1, 0), "{log}");
+            let metrics = program::metrics();
+            let of = |name: &str| metrics[&format!("kubeproxy_{name}")];
+            assert!(of("sync_failures_total") < 0.5 && of("unmet_wishes") > 0.5, "{metrics:#?}");
+            assert!(!metrics.keys().any(|name| name.contains("accepted_packets") || name.contains("dropped_packets")));
+            assert_eq!(rules(saved()), before, "{back_end}");
+            assert!(world.asks(SERVICE) && world.asks(NODE_PORT));
+            assert!(running.end().success());
+        });
+    }
+}
+
+/// Whether the new mode's objects are there.
+fn serves(mode: &str) -> bool {
+    match mode {
+        "nftables" => tool("nft list tables").contains("table ip proxier"),
+        "iptables" => tool("iptables-save").contains("KUBE-SVC-"),
+        "userspace" => tool("ip route show table local proto 118").contains("10.96.0.10"),
+        _ => tool("ipvsadm -Sn").contains("10.96.0.10:80"),
+    }
+}
+
+fn takes_over(left: Left, mode: &str) {
+    let what = format!("from {left:?} to {mode}");
+    println!("{what}");
+    let world = world(left);
+    assert_ne!(left.lines(), [""; 0], "{what}");
+    let is_ipvs = matches!(left, Left::Ipvs(_));
+    // Connections through virtual servers end with these, and Linux translates addresses only as long as there is a nat chain.
+    let goes_on = if is_ipvs { mode == "ipvs" } else { mode != "userspace" };
+    let mut long =
+        goes_on.then(|| world.client.run_in(|| Connection::open(SERVICE.parse().unwrap()).unwrap()).unwrap());
+    let clients = clients(&world);
+    std::thread::sleep(Duration::from_millis(300));
+    let since = Instant::now();
+    let running = world.start(mode);
+    running.until("it serves", || serves(mode));
+    let came = Instant::now();
+    running.until("nothing is left of kube-proxy's", || left.but_for(mode).is_empty());
+    let gone = Instant::now();
+    // Nothing is to be removed for the same mode.
+    running.until_logged(if is_ipvs && mode == "ipvs" { "full pass" } else { "things of other modes removed" });
+    std::thread::sleep(Duration::from_secs(1));
+    // Sockets get no packets before the old mode has gone, and a program of the node has a Service's address as its own until it goes.
+    let but = (mode == "userspace").then_some((came, gone));
+    let of_node = if is_ipvs && mode != "ipvs" { Some((since, gone)) } else { but };
+    end(clients, since, [but, but, of_node], usize::from(is_ipvs && mode != "ipvs"), &running, &what);
+    if let Some(long) = &mut long {
+        assert_eq!(long.ask().unwrap(), "pod", "{what}");
+    }
+    assert!(world.asks(SERVICE) && world.asks(NODE_PORT), "{what}");
+    if is_ipvs && mode == "ipvs" {
+        let there = tool("ipvsadm -Sn");
+        for line in IPVS_SERVERS.lines() {
+            assert!(there.lines().any(|other| other == line), "{line}: {there}");
+        }
+    }
+    if mode != "userspace" {
+        assert!(plan(&world, mode).starts_with("nothing to do"), "{what}: {}", plan(&world, mode));
+    }
+    assert!(running.end().success());
+    ok(&command(&["cleanup"]).output().unwrap());
+    assert_eq!(left.lines(), [""; 0], "{what}");
+}
+
+#[test]
+fn other_modes_take_over_from_kube_proxys_iptables_mode() {
+    for back_end in ["nft", "legacy"] {
+        for mode in ["nftables", "userspace"] {
+            kernel_test(NEEDS, || takes_over(Left::Rules("1.28", back_end), mode));
+        }
+    }
+}
+
+#[test]
+fn every_mode_takes_over_from_kube_proxys_nftables_mode() {
+    for (release, _) in TABLES {
+        for mode in ["nftables", "iptables", "userspace"] {
+            kernel_test(NEEDS, || takes_over(Left::Tables(release), mode));
+        }
+    }
+}
+
+/// Objects left by a kube-proxy decide nothing after the takeover: not of a Service that is gone, nor of source ranges that were lifted. And back:
+/// this proxy's objects do not keep clients from a kube-proxy that comes after it, and a cleanup removes them.
+fn there_and_back(left: Left, mode: &str) {
+    let what = format!("from {left:?} to {mode} and back");
+    println!("{what}");
+    let world = world(left);
+    assert!(world.asks(RANGED_SERVICE) && !world.connects(RANGED_BALANCER), "{what}: its ranges are left");
+    let before = everything();
+    world.manifests.put("ranged.yaml", &RANGED.replace(RANGES, ""));
+    std::fs::remove_file(world.manifests.0.join("web.yaml")).unwrap();
+    let running = world.start(mode);
+    let mode = mode.split(':').next().unwrap();
+    running.until("the ranges are gone", || world.connects(RANGED_BALANCER));
+    running.until("the Service is gone", || !world.connects(SERVICE) && !world.connects(NODE_PORT));
+    running.until("nothing is left of kube-proxy's", || left.but_for(mode).is_empty());
+    let stale = |lines: Vec<String>| -> Vec<String> {
+        let says = ["10.96.0.10", "30080", "demo/web", "203.0.113.0"];
+        lines.into_iter().filter(|line| says.iter().any(|word| line.contains(word))).collect()
+    };
+    running.until("nothing of the Service is left", || stale(everything()).is_empty());
+    assert!(world.asks(RANGED_BALANCER) && world.asks(RANGED_SERVICE), "{what}");
+    assert!(running.end().success());
+
+    left.comes_back();
+    for asked in [SERVICE, NODE_PORT, RANGED_SERVICE] {
+        assert!(world.asks(asked), "{what}: {asked}: {:#?}", everything());
+    }
+    ok(&command(&["cleanup"]).output().unwrap());
+    left.put();
+    assert!(world.asks(SERVICE) && world.asks(NODE_PORT) && !world.connects(RANGED_BALANCER), "{what}");
+    assert_eq!(everything(), before, "{what}");
+}
+
+const OF_IPTABLES: [Left; 2] = [Left::Rules("1.28", "legacy"), Left::Rules("1.36", "nft")];
+
+#[test]
+fn nothing_left_decides_after_a_takeover_nor_on_the_way_back() {
+    let lefts = OF_IPTABLES.into_iter().chain([Left::Tables("1.36")]);
+    let modes = ["nftables", "iptables", "userspace"];
+    for (number, (left, mode)) in lefts.flat_map(|left| modes.map(|mode| (left, mode))).enumerate() {
+        if Sample::asked_for().takes(number, 3) {
+            kernel_test(NEEDS, || there_and_back(left, mode));
+        }
+    }
+}
+
+#[test]
+fn nothing_left_decides_from_and_to_ipvs() {
+    const MODES: [&str; 2] = ["ipvs:iptables", "ipvs:nftables"];
+    let to_ipvs = OF_IPTABLES.into_iter().chain([Left::Tables("1.36")]).flat_map(|left| MODES.map(|mode| (left, mode)));
+    let from_ipvs = ["1.28", "1.36"].into_iter().flat_map(|release| {
+        let modes = ["nftables", "iptables", "userspace"].into_iter().chain(MODES);
+        modes.map(move |mode| (Left::Ipvs(release), mode))
+    });
+    for (number, (left, mode)) in to_ipvs.chain(from_ipvs).enumerate() {
+        if Sample::asked_for().takes(number, 16) {
+            kernel_test(&[PROXY, NEEDS].concat(), || there_and_back(left, mode));
+        }
+    }
+}
+
+#[test]
+fn ipvs_mode_takes_over_from_every_mode_of_kube_proxy() {
+    let needs = [PROXY, NEEDS].concat();
+    let lefts = [Left::Rules("1.28", "nft"), Left::Tables("1.33"), Left::Tables("1.36")];
+    for (number, left) in lefts.into_iter().enumerate() {
+        if Sample::asked_for().takes(number, 3) {
+            kernel_test(&needs, || takes_over(left, "ipvs"));
+        }
+    }
+}
+
+/// The same mode takes over every virtual server and connection, and other modes remove them. Seen on 6.1: a SYN on its way while virtual servers go
+/// is not answered.
+#[test]
+fn every_mode_takes_over_from_kube_proxys_ipvs_mode() {
+    let needs = [PROXY, NEEDS].concat();
+    for (number, mode) in ["ipvs", "nftables", "iptables", "userspace"].into_iter().enumerate() {
+        if Sample::asked_for().takes(number, 2) {
+            kernel_test(&needs, || takes_over(Left::Ipvs("1.36"), mode));
+        }
+    }
+}
+
+/// The chains lead to ports of a process that has ended, so clients are refused until the chains go.
+#[test]
+fn chains_of_kube_proxys_userspace_mode_go() {
+    let put = || {
+        oracle::run("iptables-nft-restore", &[], Some(PORTALS)).unwrap();
+    };
+    let left = || -> Vec<String> {
+        let is_its = |line: &&str| line.contains("KUBE-PORTALS-") || line.contains("KUBE-NODEPORT-");
+        tool("iptables-nft-save").lines().filter(is_its).map(str::to_owned).collect()
+    };
+    for mode in ["nftables", "iptables", "userspace"] {
+        kernel_test(NEEDS, || {
+            let world = World::new();
+            put();
+            assert_eq!(left().len(), 5 + 5 + 5, "a declaration, a jump and a rule each: {:?}", left());
+            let running = world.start(mode);
+            running.until("they are gone", || left().is_empty());
+            running.until("it serves", || serves(mode) && world.asks(SERVICE) && world.asks(NODE_PORT));
+            assert!(running.end().success());
+            put();
+            ok(&command(&["cleanup"]).output().unwrap());
+            assert_eq!(left(), [""; 0], "{mode}");
+        });
+    }
+}
+
+/// Tables that only have kube-proxy's name are foreign: `cleanup`, `probe`, the log and the metrics report them.
+#[test]
+fn tables_that_are_not_kube_proxys_stay() {
+    let uncommented = TABLES[0].1.replace("\tcomment \"rules for kube-proxy\"\n", "");
+    let incomplete = "table ip kube-proxy {\n\tcomment \"rules for kube-proxy\"\n\tchain services {\n\t}\n}\n";
+    for (theirs, lacks) in [(uncommented.as_str(), "the comment"), (incomplete, "chain nat-prerouting")] {
+        kernel_test(NEEDS, || {
+            let world = World::new();
+            oracle::run("nft", &["-f", "-"], Some(theirs)).unwrap();
+            let before = tool("nft list ruleset");
+            let says = |said: &str, who: &str| {
+                assert!(said.contains("table ip kube-proxy stays") && said.contains(lacks), "{who}: {said}");
+                assert!(said.contains("nft delete table ip kube-proxy"), "{who}: {said}");
+            };
+            let cleaned = command(&["cleanup"]).output().unwrap();
+            ok(&cleaned);
+            says(&text(&cleaned.stderr), "cleanup");
+            assert_eq!(tool("nft list ruleset"), before);
+            let probed = demo(&["probe", "--proxy-mode", "nftables"]);
+            says(&text(&probed.stdout).replace("\n ", " ").split_whitespace().collect::<Vec<_>>().join(" "), "probe");
+            let probed = demo(&["probe", "--proxy-mode", "nftables", "-o", "json"]);
+            let json: serde_json::Value = serde_json::from_slice(&probed.stdout).unwrap();
+            says(json["leftovers"][0].as_str().unwrap(), "probe -o json");
+            let running = world.start("userspace");
+            running.until_logged("table ip kube-proxy stays");
+            says(&running.log(), "the log");
+            let expected = 1.0 + f64::from(u8::from(theirs != incomplete));
+            running.until("the metric", || program::metrics().get("kubeproxy_leftovers") == Some(&expected));
+            assert!(tool("nft list tables").contains("table ip kube-proxy"));
+            assert!(running.end().success());
+        });
+    }
+    kernel_test(NEEDS, || {
+        for theirs in [TABLES[0].1, TABLES[1].1, TABLE_OF_A_NODE] {
+            oracle::run("nft", &["-f", "-"], Some(theirs)).unwrap();
+            let tables = theirs.lines().filter(|line| line.starts_with("table ip")).count();
+            let probed = demo(&["probe", "--proxy-mode", "nftables", "-o", "json"]);
+            let json: serde_json::Value = serde_json::from_slice(&probed.stdout).unwrap();
+            assert_eq!(json["leftovers"], serde_json::json!([]));
+            let cleaned = command(&["cleanup"]).output().unwrap();
+            assert!(ok(&cleaned).contains(&format!("{tables} things removed")), "{}", text(&cleaned.stdout));
+            assert_eq!(tool("nft list tables"), "");
+        }
+    });
+}

@@ -1,0 +1,459 @@
+//! `proxier-demo` in userspace mode, as a user starts it: answers to clients, the output of `ip`, and exit codes.
+
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use testkit::{Need, kernel_test};
+
+use crate::program::{Folder, Running, command, demo, ok, text, tool};
+
+const WEB: &str = "apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: demo}
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.10
+  clusterIPs: [10.96.0.10]
+  ipFamilies: [IPv4]
+  ports:
+  - {name: http, port: 80, protocol: TCP, targetPort: 8080, nodePort: 30080}
+  - {name: signals, port: 132, protocol: SCTP, targetPort: 8132}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: demo, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints:
+- {addresses: [10.244.0.5]}
+";
+
+/// Answers each connection with a greeting, then echoes.
+fn serve() {
+    let server = TcpListener::bind("10.244.0.5:8080").unwrap();
+    std::thread::spawn(move || {
+        for stream in server.incoming() {
+            let mut stream = stream.unwrap();
+            std::thread::spawn(move || {
+                let mut buffer = [0; 100];
+                if stream.write_all(b"hello").is_err() {
+                    return;
+                }
+                while let Ok(length @ 1..) = stream.read(&mut buffer) {
+                    if stream.write_all(&buffer[..length]).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// A connection on which the server has said hello.
+fn greeted(to: &str) -> Option<TcpStream> {
+    let to: SocketAddr = to.parse().unwrap();
+    let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(5)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut greeting = [0; 5];
+    stream.read_exact(&mut greeting).ok()?;
+    (greeting == *b"hello").then_some(stream)
+}
+
+fn routes() -> String {
+    tool("ip route show table local proto 118")
+}
+
+fn set_up() {
+    for address in ["192.0.2.1/32", "10.244.0.5/32"] {
+        tool(&format!("ip address add {address} dev lo"));
+    }
+    serve();
+}
+
+fn userspace(manifests: &Folder) -> Vec<String> {
+    ["--manifests", &manifests.0.display().to_string(), "--proxy-mode", "userspace"].map(str::to_owned).to_vec()
+}
+
+fn start(manifests: &Folder) -> Running {
+    let arguments = userspace(manifests);
+    Running::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+#[test]
+fn run_serves_survives_a_kill_lets_connections_end_and_cleanup_leaves_nothing() {
+    kernel_test(&[Need::Root], || {
+        set_up();
+        tool("ip route add local 198.51.100.0/24 dev lo");
+        let manifests = Folder::new("userspace");
+        manifests.put("web.yaml", WEB);
+        let running = start(&manifests);
+        for place in ["10.96.0.10:80", "192.0.2.1:30080"] {
+            running.until(place, || greeted(place).is_some());
+        }
+        running.until_logged("SCTP 10.96.0.10:132 of demo/web is not served: userspace mode serves TCP and UDP");
+        assert!(routes().contains("local 10.96.0.10 dev lo"), "{}", routes());
+
+        running.end_with("KILL");
+        assert!(routes().contains("10.96.0.10"), "a route outlives the process");
+        assert!(greeted("10.96.0.10:80").is_none());
+        let running = start(&manifests);
+        running.until("it is served again", || greeted("10.96.0.10:80").is_some());
+
+        let mut open = greeted("192.0.2.1:30080").unwrap();
+        running.signal("TERM");
+        running.until_logged("ending: connections get 20 s");
+        running.until("nobody else is served", || greeted("10.96.0.10:80").is_none());
+        open.write_all(b"still").unwrap();
+        let mut answer = [0; 5];
+        open.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"still");
+        drop(open);
+        let (status, log) = running.wait();
+        assert!(status.success() && log.contains("all connections have ended"), "{log}");
+
+        ok(&command(&["cleanup"]).output().unwrap());
+        assert_eq!(routes(), "");
+        assert!(tool("ip route show table local").contains("198.51.100.0/24"), "what is somebody else's stays");
+    });
+}
+
+#[test]
+fn operators_set_limits() {
+    kernel_test(&[Need::Root], || {
+        set_up();
+        let manifests = Folder::new("userspace-limits");
+        manifests.put("web.yaml", WEB);
+        let settings = Folder::new("userspace-limits-config");
+        let config = settings.put(
+            "config.yaml",
+            "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: userspace\n\
+             userspace: {maxConnectionsPerService: 2, drainTimeout: 2s, endTimeout: 1s}\n",
+        );
+        let (config, folder) = (config.display().to_string(), manifests.0.display().to_string());
+        let running = Running::start(&["--config", &config, "--manifests", &folder]);
+        running.until("it is served", || greeted("10.96.0.10:80").is_some());
+        // Clients that only tried the port have left by now.
+        let mut both = Vec::new();
+        running.until("two connections", || {
+            both.extend(greeted(if both.is_empty() { "10.96.0.10:80" } else { "192.0.2.1:30080" }));
+            both.len() == 2
+        });
+        assert!(greeted("10.96.0.10:80").is_none(), "a third one");
+        assert!(greeted("192.0.2.1:30080").is_none(), "the port of a Service counts, not the address");
+        running.until_logged("the Service has 2 connections, its limit");
+        let mut kept = both.pop().unwrap();
+        drop(both);
+        running.until("the place of one that ended", || greeted("10.96.0.10:80").is_some());
+
+        let start = Instant::now();
+        manifests.put("web.yaml", &WEB.replace("- {addresses: [10.244.0.5]}", "- {addresses: [10.244.0.6]}"));
+        let mut answer = [0; 5];
+        let mut goes_on = || kept.write_all(b"still").is_ok() && kept.read_exact(&mut answer).is_ok();
+        assert!(goes_on(), "an endpoint that is gone keeps its connections for a while");
+        running.until("the connection to the endpoint that is gone ends", || !goes_on());
+        assert!(start.elapsed() > Duration::from_secs(2), "after {:?}", start.elapsed());
+
+        manifests.put("web.yaml", WEB);
+        let mut open = None;
+        running.until("it is served again", || {
+            open = greeted("10.96.0.10:80");
+            open.is_some()
+        });
+        let start = Instant::now();
+        running.signal("TERM");
+        let (status, log) = running.wait();
+        assert!(status.success() && log.contains("ending: connections get 1 s"), "{log}");
+        assert!(log.contains("1 connections are cut"), "{log}");
+        assert!((1..15).contains(&start.elapsed().as_secs()), "{:?}", start.elapsed());
+        drop(open);
+    });
+}
+
+/// Answers each connection with the content of its PROXY protocol header, and the two bytes behind it.
+fn serve_told(at: &str) {
+    let server = TcpListener::bind(at).unwrap();
+    std::thread::spawn(move || {
+        for stream in server.incoming() {
+            // Clients that only try whether the port is open send nothing.
+            drop(answer_told(&mut stream.unwrap()));
+        }
+    });
+}
+
+fn answer_told(stream: &mut TcpStream) -> std::io::Result<()> {
+    let mut head = [0; 16];
+    stream.read_exact(&mut head)?;
+    let mut rest = vec![0; usize::from(u16::from_be_bytes([head[14], head[15]]))];
+    stream.read_exact(&mut rest)?;
+    let mut said = [0; 2];
+    stream.read_exact(&mut said)?;
+    let address = |from: usize| match head[13] {
+        0x11 => IpAddr::from(<[u8; 4]>::try_from(&rest[from * 4..][..4]).unwrap()),
+        _ => IpAddr::from(<[u8; 16]>::try_from(&rest[from * 16..][..16]).unwrap()),
+    };
+    let ports = &rest[rest.len() - 4..];
+    let client = SocketAddr::new(address(0), u16::from_be_bytes([ports[0], ports[1]]));
+    let service = SocketAddr::new(address(1), u16::from_be_bytes([ports[2], ports[3]]));
+    let is_v2 = head[..13] == *b"\r\n\r\n\0\r\nQUIT\n\x21";
+    write!(stream, "{is_v2} {client} {service} {}", String::from_utf8_lossy(&said))
+}
+
+#[test]
+fn endpoints_are_told_the_client_where_a_service_asks_for_it() {
+    kernel_test(&[Need::Root], || {
+        set_up();
+        tool("ip -6 address add fd00:244::5/128 dev lo nodad");
+        serve_told("10.244.0.5:9090");
+        serve_told("[fd00:244::5]:9090");
+        let manifests = Folder::new("userspace-told");
+        let told = "apiVersion: v1
+kind: Service
+metadata:
+  {name: told, namespace: demo, annotations: {proxier/proxy-protocol: v2, proxier/proxy-protocol-ports: 'http,dns'}}
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.20
+  clusterIPs: [10.96.0.20, 'fd00:10::20']
+  ipFamilies: [IPv4, IPv6]
+  ports:
+  - {name: http, port: 80, protocol: TCP, nodePort: 30090}
+  - {name: plain, port: 81, protocol: TCP}
+  - {name: dns, port: 53, protocol: UDP}
+";
+        let slice = |family: &str, address: &str| {
+            format!(
+                "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+                 metadata: {{name: told-{}, namespace: demo, labels: {{kubernetes.io/service-name: told}}}}\n\
+                 addressType: {family}\nports: [{{name: http, port: 9090}}, {{name: plain, port: 8080}}]\n\
+                 endpoints:\n- {{addresses: ['{address}']}}\n",
+                family.to_lowercase()
+            )
+        };
+        manifests.put("told.yaml", &[told, &slice("IPv4", "10.244.0.5"), &slice("IPv6", "fd00:244::5")].concat());
+        let running = start(&manifests);
+        for service in ["10.96.0.20:80", "192.0.2.1:30090", "[fd00:10::20]:80"] {
+            running.until(service, || TcpStream::connect(service).is_ok());
+            let mut stream = TcpStream::connect(service).unwrap();
+            stream.write_all(b"hi").unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            assert_eq!(answer, format!("true {} {service} hi", stream.local_addr().unwrap()));
+        }
+        running.until("the other port has no header", || greeted("10.96.0.20:81").is_some());
+        running.until_logged("metadata.annotations[proxier/proxy-protocol-ports] dns: not a port of TCP");
+    });
+}
+
+/// A Service with one endpoint, as a manifest.
+fn service(name: &str, cluster_ip: &str, endpoint: &str, target: u16) -> String {
+    format!(
+        "---
+apiVersion: v1
+kind: Service
+metadata: {{name: {name}, namespace: demo}}
+spec: {{clusterIP: {cluster_ip}, clusterIPs: [{cluster_ip}], ipFamilies: [IPv4], ports: [{{name: p, port: 80, protocol: TCP}}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: {name}-1, namespace: demo, labels: {{kubernetes.io/service-name: {name}}}}}
+addressType: IPv4
+ports: [{{name: p, port: {target}, protocol: TCP}}]
+endpoints:
+- {{addresses: [{endpoint}]}}
+"
+    )
+}
+
+/// This many Services with the endpoint that greets, and their addresses.
+fn many(name: &str, network: &str, count: usize) -> (String, Vec<String>) {
+    let at = |number: usize| format!("10.{network}.{}.{}", number / 100, number % 100 + 1);
+    let all = (0..count).map(|number| service(&format!("{name}-{number}"), &at(number), "10.244.0.5", 8080));
+    (all.collect(), (0..count).map(|number| format!("{}:80", at(number))).collect())
+}
+
+/// Number of addresses that greet.
+fn served(places: &[String]) -> usize {
+    places.iter().filter(|place| greeted(place).is_some()).count()
+}
+
+/// Seconds of processor time that a process has taken.
+fn processor_time(pid: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    fields[11..13].iter().map(|ticks| ticks.parse::<f64>().unwrap()).sum::<f64>() / 100.0
+}
+
+#[test]
+fn with_few_files_what_is_served_stays_so_and_all_comes_back() {
+    kernel_test(&[Need::Root, Need::Tool("prlimit"), Need::Tool("curl")], || {
+        set_up();
+        // Sends without end.
+        let flood = TcpListener::bind("10.244.0.5:9090").unwrap();
+        std::thread::spawn(move || {
+            for stream in flood.incoming() {
+                std::thread::spawn(
+                    move || while stream.as_ref().is_ok_and(|mut of| of.write_all(&vec![7; 65_536]).is_ok()) {},
+                );
+            }
+        });
+        let manifests = Folder::new("userspace-files");
+        manifests.put("web.yaml", WEB);
+        manifests.put("flood.yaml", &service("flood", "10.96.0.20", "10.244.0.5", 9090));
+        let mut limited = Command::new("prlimit");
+        limited.args(["--nofile=512:512", env!("CARGO_BIN_EXE_proxier-demo"), "run"]).args(userspace(&manifests));
+        limited.args(["--hostname-override", "n1", "--healthz-bind-address", "127.0.0.1:10256"]);
+        let running = Running::spawn(limited);
+        running.until("it is served", || greeted("10.96.0.10:80").is_some());
+        let mut kept = greeted("10.96.0.10:80").unwrap();
+        let mut goes_on = || {
+            let mut answer = [0; 5];
+            kept.write_all(b"still").is_ok() && kept.read_exact(&mut answer).is_ok() && &answer == b"still"
+        };
+        let answers = |page: &str| {
+            let code = "%{http_code}";
+            let url = format!("http://127.0.0.1:{page}");
+            let asked = Command::new("curl").args(["-s", "-m", "5", "-o", "/dev/null", "-w", code, &url]).output();
+            text(&asked.unwrap().stdout)
+        };
+        let both_answer = || {
+            for page in ["10256/healthz", "10249/metrics"] {
+                assert_eq!(answers(page), "200", "{page}: {}", running.log());
+            }
+        };
+
+        // Many Services: some are served, the rest are refused, each with the reason.
+        let (manifest, places) = many("more", "97", 500);
+        manifests.put("more.yaml", &manifest);
+        running.until_logged("no file descriptor is left for it: listeners have as many as they may");
+        let some = served(&places);
+        assert!((100..200).contains(&some), "{some} are served");
+        assert!(goes_on() && greeted("10.96.0.10:80").is_some());
+        both_answer();
+
+        // Many clients that do not read.
+        let clients: Vec<_> = (0..120).map(|_| TcpStream::connect("10.96.0.20:80")).collect();
+        running.until_logged("file descriptors that they may: raise the limit of open files");
+        assert!(goes_on());
+        both_answer();
+        let open = std::fs::read_dir(format!("/proc/{}/fd", running.pid())).unwrap().count();
+        assert!(open < 400, "{open} of 512 descriptors");
+        drop(clients);
+        running.until("there is room again", || greeted("10.96.0.10:80").is_some());
+
+        // Changes are still noticed. Refused Services are served once there is room.
+        std::fs::remove_file(manifests.0.join("more.yaml")).unwrap();
+        running.until("they are gone", || served(&places) == 0);
+        let (manifest, places) = many("other", "98", 100);
+        manifests.put("other.yaml", &manifest);
+        running.until("all others", || served(&places) == 100);
+
+        // No descriptor is left at all: the process does not spin, and goes on when it can.
+        let limit = |files: u32| tool(&format!("prlimit --pid {} --nofile={files}:512", running.pid()));
+        limit(10);
+        let waiting: Vec<_> = (0..20).map(|_| TcpStream::connect("10.96.0.10:80")).collect();
+        let before = processor_time(running.pid());
+        std::thread::sleep(Duration::from_secs(2));
+        let taken = processor_time(running.pid()) - before;
+        assert!(taken < 1.0, "{taken} s of processor time");
+        assert!(goes_on());
+        limit(512);
+        drop(waiting);
+        running.until("it is served again", || greeted("10.96.0.10:80").is_some());
+        both_answer();
+    });
+}
+
+#[test]
+fn endpoints_on_which_the_proxy_listens_get_nothing() {
+    kernel_test(&[Need::Root], || {
+        set_up();
+        let manifests = Folder::new("userspace-loop");
+        let back = service("back", "10.96.0.30", "10.96.0.31", 80) + &service("forth", "10.96.0.31", "10.96.0.30", 80);
+        manifests.put("loop.yaml", &back);
+        manifests.put("web.yaml", WEB);
+        let running = start(&manifests);
+        running.until_logged(
+            "TCP 10.96.0.30:80 of demo/back is not served by endpoint 10.96.0.31:80: this process listens there",
+        );
+        running.until("it is served", || greeted("10.96.0.10:80").is_some());
+        for place in ["10.96.0.30:80", "10.96.0.31:80"] {
+            assert!(greeted(place).is_none(), "{place}");
+        }
+        let open = std::fs::read_dir(format!("/proc/{}/fd", running.pid())).unwrap().count();
+        assert!(open < 100, "{open} descriptors");
+        let folder = manifests.0.display().to_string();
+        let explained = ok(&demo(&["explain", "demo/back", "--manifests", &folder, "--proxy-mode", "userspace"]));
+        for line in [
+            "10.96.0.31:80 ready: gets none, this process listens there itself",
+            "TCP 10.96.0.30:80 by endpoint 10.96.0.31:80: this process listens there itself, for demo/forth",
+        ] {
+            assert!(explained.contains(line), "{explained}");
+        }
+    });
+}
+
+#[test]
+fn without_the_capability_for_low_ports_it_does_not_start() {
+    kernel_test(&[Need::Root, Need::Tool("setpriv")], || {
+        set_up();
+        let manifests = Folder::new("userspace-low-ports");
+        manifests.put("web.yaml", WEB);
+        let without = |subcommand: &[&str]| {
+            let mut setpriv = Command::new("setpriv");
+            setpriv.args(["--bounding-set=-net_bind_service", "--inh-caps=-net_bind_service"]);
+            setpriv.arg(env!("CARGO_BIN_EXE_proxier-demo")).args(subcommand).args(userspace(&manifests));
+            setpriv.args(["--hostname-override", "n1"]).output().unwrap()
+        };
+        for subcommand in ["run", "probe"] {
+            let refused = without(&[subcommand]);
+            let said = text(&refused.stdout) + &text(&refused.stderr);
+            assert_eq!(refused.status.code(), Some(1), "{subcommand}: {said}");
+            let expected =
+                "CAP_NET_BIND_SERVICE is missing, which ports below 1024 need; run as root, or let this program have";
+            assert!(said.contains(expected), "{subcommand}: {said}");
+        }
+        assert_eq!(routes(), "");
+        // No capability is missing if the node gives these ports to everybody.
+        std::fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0").unwrap();
+        ok(&without(&["probe"]));
+        // A program that has the port does not matter.
+        let _stranger = TcpListener::bind("127.0.0.1:1").unwrap();
+        ok(&demo(&["probe", "--proxy-mode", "userspace"]));
+    });
+}
+
+#[test]
+fn plan_and_probe_say_what_run_would_do() {
+    kernel_test(&[Need::Root], || {
+        set_up();
+        let manifests = Folder::new("userspace-plan");
+        manifests.put("web.yaml", WEB);
+        let with = |subcommand: &[&str]| {
+            let more = userspace(&manifests);
+            let all: Vec<&str> = subcommand.iter().copied().chain(more.iter().map(String::as_str)).collect();
+            demo(&all)
+        };
+        let plan = ok(&with(&["plan"]));
+        for line in
+            ["+ listener TCP 10.96.0.10:80 1 endpoints  (demo/web:http)\n", "+ route local 10.96.0.10/32 dev lo\n"]
+        {
+            assert!(plan.contains(line), "{plan}");
+        }
+        assert_eq!(routes(), "", "a plan writes nothing");
+        let probe = ok(&demo(&["probe", "--proxy-mode", "userspace"]));
+        assert!(probe.starts_with("userspace mode: yes\n  IPv4: this process can listen\n"), "{probe}");
+        let once = with(&["run", "--once"]);
+        assert_eq!(once.status.code(), Some(2), "{}", text(&once.stderr));
+        assert!(text(&once.stderr).contains("serves only while the program runs"), "{}", text(&once.stderr));
+        let bad = manifests.put(
+            "config",
+            "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: userspace\n\
+             userspace: {serviceCIDRs: [10.96.0.0/12, 0.0.0.0/0], udpIdleTimeout: 5s}\n",
+        );
+        let refused = demo(&["probe", "--config", &bad.display().to_string()]);
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(text(&refused.stderr).contains("userspace.serviceCIDRs[1]"), "{}", text(&refused.stderr));
+    });
+}

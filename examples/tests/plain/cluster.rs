@@ -1,0 +1,1099 @@
+//! The source `cluster` against a simulated API server, with every failure between the two.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use examples::proxier_demo::engine::Engine;
+use examples::proxier_demo::message::change::{Change, Snapshot};
+use examples::proxier_demo::message::{Event, channel};
+use examples::proxier_demo::settings::cli;
+use examples::proxier_demo::sources::cluster::{Cluster, Connection, Options};
+use examples::proxier_demo::sources::counted::Counted;
+use examples::proxier_demo::sources::initial_list::{self, Unread};
+use proxier_core::fake::FakeKernel;
+use serde_json::{Value, json};
+use testkit::apiserver::tls::{Authority, Relay};
+use testkit::apiserver::{ApiServer, Fault, ServiceCidrs, Verb, recorded};
+use tokio::sync::mpsc::Receiver;
+
+/// A source that watches a server, and its reports.
+struct Watching {
+    changes: Receiver<Event>,
+    cluster: Cluster,
+}
+
+fn quick() -> Options {
+    let mut options = Options::default();
+    options.first_pause = Duration::from_millis(10);
+    options.longest_pause = Duration::from_millis(200);
+    options.patience = Duration::from_millis(500);
+    options.silence = Duration::from_secs(20);
+    options.node_patience = Duration::from_millis(300);
+    options
+}
+
+async fn watch(server: &ApiServer, options: Options) -> Watching {
+    connect(Connection { master: Some(server.url()), ..Connection::default() }, options).await
+}
+
+async fn connect(connection: Connection, options: Options) -> Watching {
+    let (sender, changes) = channel();
+    let cluster = Cluster::start(connection, "n1", options, sender).await.unwrap();
+    Watching { changes, cluster }
+}
+
+impl Watching {
+    async fn next(&mut self) -> Change {
+        loop {
+            let event = tokio::time::timeout(Duration::from_secs(10), self.changes.recv()).await;
+            let change = event.expect("a change within 10 s").expect("a source that runs").change;
+            if !matches!(change, Change::Listing(_) | Change::Listed(_)) {
+                return change;
+            }
+        }
+    }
+
+    async fn snapshot(&mut self) -> Snapshot {
+        let snapshot = tokio::time::timeout(Duration::from_secs(20), complete(&mut self.changes)).await;
+        snapshot.expect("a initial list within 20 s").expect("a source that runs")
+    }
+
+    /// A change as a short text.
+    async fn line(&mut self) -> String {
+        line(&self.next().await)
+    }
+
+    /// Checks that nothing more is reported: asks for a change that must come last.
+    async fn ends_with(&mut self, server: &ApiServer) {
+        server.put(&service("last", 9));
+        assert_eq!(self.line().await, "+service default/last");
+    }
+
+    fn failures(&self) -> u64 {
+        self.cluster.counters().failures.load(std::sync::atomic::Ordering::Relaxed)
+    }
+}
+
+fn line(change: &Change) -> String {
+    match change {
+        Change::UpsertService(object) => format!("+service {}/{}", object.metadata.namespace, object.metadata.name),
+        Change::UpsertSlice(object) => format!("+slice {}/{}", object.metadata.namespace, object.metadata.name),
+        Change::DeleteService(key) => format!("-service {key}"),
+        Change::LostServices(keys) => keys.iter().map(|key| format!("-service {key}")).collect::<Vec<_>>().join(" "),
+        Change::LostSlices(keys) => keys.iter().map(|key| format!("-slice {key}")).collect::<Vec<_>>().join(" "),
+        Change::DeleteSlice(key) => format!("-slice {key}"),
+        Change::Node(node) => format!("+node {} leaving {}", node.object.metadata.name, node.leaving),
+        Change::NodeGone => "-node".to_owned(),
+        Change::Synced => "synced".to_owned(),
+        Change::Unreadable(problem) => problem.to_string(),
+        _ => "other".to_owned(),
+    }
+}
+
+fn service(name: &str, port: i64) -> Value {
+    json!({
+        "kind": "Service", "apiVersion": "v1", "metadata": {"namespace": "default", "name": name},
+        "spec": {"clusterIP": "10.96.0.9", "ports": [{"port": port}]},
+    })
+}
+
+fn with_version(mut object: Value, version: u64) -> Value {
+    object["metadata"]["resourceVersion"] = version.to_string().into();
+    object
+}
+
+/// Takes changes up to [`Change::Synced`]. `None` when the source ended before.
+async fn complete(changes: &mut Receiver<Event>) -> Option<Snapshot> {
+    let mut snapshot = Snapshot::default();
+    loop {
+        match changes.recv().await?.change {
+            Change::Synced => return Some(snapshot),
+            change => snapshot.take(change),
+        }
+    }
+}
+
+fn names(snapshot: &Snapshot) -> BTreeSet<String> {
+    snapshot.services.values().map(|service| service.metadata.name.clone()).collect()
+}
+
+/// The shop, recorded from a real server.
+fn shop() -> ApiServer {
+    let server = ApiServer::start();
+    server.put_list(recorded::SERVICES);
+    server.put_list(recorded::ENDPOINT_SLICES);
+    server.put_list(recorded::NODE);
+    server
+}
+
+fn requests(server: &ApiServer, path: &str, watches: bool) -> usize {
+    let matches =
+        |request: &&testkit::apiserver::Request| request.path.ends_with(path) && request.is_watch() == watches;
+    server.requests().iter().filter(matches).count()
+}
+
+async fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < Duration::from_secs(10), "{what}: not within 10 s");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn watched(server: &ApiServer) {
+    wait_for("three watches", || {
+        ["services", "endpointslices", "nodes"].iter().all(|resource| server.watches(resource) == 1)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_recorded_cluster_is_read_whole() {
+    let server = shop();
+    let mut watching = watch(&server, quick()).await;
+    let snapshot = watching.snapshot().await;
+    let list: Value = serde_json::from_str(recorded::SERVICES).unwrap();
+    let recorded: BTreeSet<String> = list["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| item["metadata"]["name"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(names(&snapshot), recorded);
+    let slices: Value = serde_json::from_str(testkit::apiserver::recorded::ENDPOINT_SLICES).unwrap();
+    assert_eq!(snapshot.slices.len(), slices["items"].as_array().unwrap().len());
+    let node = snapshot.node.unwrap();
+    assert_eq!(node.object.spec.pod_cidrs, ["10.244.1.0/24"]);
+    assert_eq!(node.object.metadata.labels["topology.kubernetes.io/zone"], "zone-a");
+    assert!(!node.leaving);
+    assert_eq!(snapshot.unreadable, []);
+    let kept = snapshot.services.values().flat_map(|service| service.metadata.annotations.keys());
+    assert_eq!(kept.filter(|name| name.starts_with("kubectl")).count(), 0, "kubectl's notes are not kept");
+    assert_eq!(watching.failures(), 0);
+}
+
+#[tokio::test]
+async fn what_is_asked_for() {
+    let server = shop();
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    for request in server.requests() {
+        let parameter = |name| request.parameter(name).unwrap_or_default();
+        match request.path.as_str() {
+            "/api/v1/services" => {
+                assert_eq!(parameter("labelSelector"), "!service.kubernetes.io/service-proxy-name");
+            }
+            "/apis/discovery.k8s.io/v1/endpointslices" => {
+                assert_eq!(parameter("labelSelector"), "!service.kubernetes.io/headless");
+            }
+            "/api/v1/nodes" => assert_eq!(parameter("fieldSelector"), "metadata.name=n1"),
+            other => panic!("{other}"),
+        }
+        if request.is_watch() {
+            assert_eq!(parameter("allowWatchBookmarks"), "true");
+            assert_eq!(parameter("resourceVersion"), server.version().to_string());
+            let seconds: u64 = parameter("timeoutSeconds").parse().unwrap();
+            assert!((300..=450).contains(&seconds), "{seconds}");
+        } else {
+            assert_eq!(parameter("limit"), "500");
+        }
+    }
+}
+
+#[tokio::test]
+async fn lists_come_in_pages() {
+    let server = ApiServer::start();
+    for number in 0..7 {
+        server.put(&service(&format!("svc-{number}"), 80));
+    }
+    let mut options = quick();
+    options.page = 3;
+    let mut watching = watch(&server, options).await;
+    assert_eq!(watching.snapshot().await.services.len(), 7);
+    assert_eq!(requests(&server, "/services", false), 3);
+}
+
+#[tokio::test]
+async fn changes_are_reported_as_they_come() {
+    let server = shop();
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    server.put(&service("new", 80));
+    assert_eq!(watching.line().await, "+service default/new");
+    server.delete("services", "default", "new");
+    assert_eq!(watching.line().await, "-service default/new");
+    server.delete("endpointslices", "shop", "web-abc12");
+    let mut labelled = service("other", 80);
+    server.put(&labelled);
+    // Kinds do not wait for each other.
+    let both = BTreeSet::from([watching.line().await, watching.line().await]);
+    assert_eq!(both, ["+service default/other".to_owned(), "-slice shop/web-abc12".to_owned()].into());
+    labelled["metadata"]["labels"] = json!({"service.kubernetes.io/service-proxy-name": "cilium"});
+    server.put(&labelled);
+    assert_eq!(watching.line().await, "-service default/other", "now another proxy's");
+}
+
+#[tokio::test]
+async fn a_node_on_its_way_out_is_told() {
+    let server = shop();
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    let mut node: Value = serde_json::from_str(recorded::NODE).unwrap();
+    let mut node = node["items"][0].take();
+    node["kind"] = "Node".into();
+    node["spec"]["taints"] = json!([{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]);
+    server.put(&node);
+    assert_eq!(watching.line().await, "+node n1 leaving true");
+    node["spec"]["taints"] = json!([]);
+    server.put(&node);
+    assert_eq!(watching.line().await, "+node n1 leaving false");
+    node["metadata"]["deletionTimestamp"] = "2026-11-21T04:55:24Z".into();
+    server.put(&node);
+    assert_eq!(watching.line().await, "+node n1 leaving true");
+    server.delete("nodes", "", "n1");
+    assert_eq!(watching.line().await, "-node");
+}
+
+/// A watch that ends continues from its last version, so that no list is needed and no change is missed.
+#[tokio::test]
+async fn after_a_break_nothing_is_lost_and_nothing_repeated() {
+    let server = shop();
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    for round in 0..6 {
+        watched(&server).await;
+        if round % 2 == 0 {
+            server.cut_watches();
+        } else {
+            server.end_watches();
+        }
+        let name = format!("svc-{round}");
+        server.put(&service(&name, 80));
+        assert_eq!(watching.line().await, format!("+service default/{name}"));
+    }
+    assert_eq!(requests(&server, "/services", false), 1, "listed once");
+    watching.ends_with(&server).await;
+}
+
+#[tokio::test]
+async fn bookmarks_move_the_place_to_go_on_from() {
+    let server = shop();
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    server.compact();
+    server.bookmark();
+    let version = server.version();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    server.end_watches();
+    watched(&server).await;
+    assert_eq!(requests(&server, "/services", false), 1, "no list: the bookmark was young enough");
+    let last = server.requests().into_iter().rfind(|request| request.path.ends_with("/services")).unwrap();
+    assert_eq!(last.parameter("resourceVersion"), Some(version.to_string().as_str()));
+    watching.ends_with(&server).await;
+}
+
+/// 410 Gone, as an event and as a status: everything is listed again, and only the differences are reported.
+#[tokio::test]
+async fn a_version_too_old_is_a_new_list_and_its_difference() {
+    let server = shop();
+    for name in ["a", "b", "c"] {
+        server.put(&service(name, 80));
+    }
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    for round in 0..2 {
+        server.cut_watches();
+        server.delete_silently("services", "default", ["a", "b"][round]);
+        server.put(&service("c", 81 + i64::try_from(round).unwrap()));
+        server.compact();
+        if round == 1 {
+            server.fail_next("services", Verb::Watch, Fault::Status(410, None));
+        }
+        let mut lines = [watching.line().await, watching.line().await];
+        lines.sort();
+        assert_eq!(lines, ["+service default/c".to_owned(), format!("-service default/{}", ["a", "b"][round])]);
+        watched(&server).await;
+    }
+    watching.ends_with(&server).await;
+}
+
+/// A server that calls every version too old, even that of the list just before, does not get list requests without a pause.
+#[tokio::test]
+async fn a_server_that_takes_every_version_for_too_old_is_given_time() {
+    let server = shop();
+    for _ in 0..200 {
+        server.fail_next("services", Verb::Watch, Fault::Status(410, None));
+    }
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let lists = requests(&server, "/services", false);
+    assert!((4..=25).contains(&lists), "{lists} lists in two seconds");
+}
+
+/// A server restored from a backup counts its versions from further back: a watch from the earlier version would get nothing. The next bookmark shows
+/// the restoration.
+#[tokio::test]
+async fn a_bookmark_from_the_past_is_a_new_list() {
+    let server = shop();
+    server.start_from(2000);
+    server.put(&service("web", 80));
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    server.start_from(500);
+    server.put(&service("web", 81));
+    server.bookmark();
+    let Change::UpsertService(web) = watching.next().await else { panic!("not a Service") };
+    assert_eq!(web.spec.ports[0].port, 81);
+    // The server notices late that the old watches are gone.
+    wait_for("watches from there on", || requests(&server, "/services", true) >= 2).await;
+    watching.ends_with(&server).await;
+}
+
+#[tokio::test]
+async fn a_list_that_expires_between_two_pages_begins_anew() {
+    let server = ApiServer::start();
+    for number in 0..5 {
+        server.put(&service(&format!("svc-{number}"), 80));
+    }
+    let mut options = quick();
+    options.page = 2;
+    // The second page fails once.
+    server.fail_next("services", Verb::List, Fault::Late(Duration::from_millis(1)));
+    server.fail_next("services", Verb::List, Fault::Status(410, None));
+    let mut watching = watch(&server, options).await;
+    let snapshot = watching.snapshot().await;
+    assert_eq!(snapshot.services.len(), 5);
+    assert_eq!(requests(&server, "/services", false), 2 + 3);
+}
+
+/// An empty answer in place of a later page would take away everything that the first pages do not have.
+#[tokio::test]
+async fn a_page_of_another_version_is_not_believed() {
+    let server = ApiServer::start();
+    for number in 0..5 {
+        server.put(&service(&format!("svc-{number}"), 80));
+    }
+    let mut options = quick();
+    options.page = 2;
+    let other = r#"{"kind":"ServiceList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}"#;
+    server.fail_next("services", Verb::List, Fault::Late(Duration::from_millis(1)));
+    server.fail_next("services", Verb::List, Fault::Text(other.to_owned()));
+    let mut watching = watch(&server, options).await;
+    let snapshot = watching.snapshot().await;
+    assert_eq!(snapshot.services.len(), 5);
+    assert_eq!(watching.failures(), 1);
+    assert_eq!(requests(&server, "/services", false), 2 + 3);
+}
+
+/// A process that starts while the first answer is empty by mistake would compare the kernel with nothing, or with the part of the next list that has
+/// arrived.
+#[tokio::test]
+async fn an_empty_first_list_counts_only_when_its_version_can_be_watched() {
+    let server = shop();
+    server.compact();
+    for (resource, kind, version) in
+        [("services", "ServiceList", "v1"), ("endpointslices", "EndpointSliceList", "discovery.k8s.io/v1")]
+    {
+        let empty =
+            format!(r#"{{"kind":"{kind}","apiVersion":"{version}","metadata":{{"resourceVersion":"1"}},"items":[]}}"#);
+        server.fail_next(resource, Verb::List, Fault::Text(empty));
+        server.fail_next(resource, Verb::List, Fault::Late(Duration::from_millis(200)));
+    }
+    let mut watching = watch(&server, quick()).await;
+    let snapshot = watching.snapshot().await;
+    assert!(!snapshot.services.is_empty() && !snapshot.slices.is_empty());
+    // A cluster without any is believed all the same.
+    let server = ApiServer::start();
+    let mut watching = watch(&server, quick()).await;
+    let snapshot = watching.snapshot().await;
+    assert!(snapshot.services.is_empty() && snapshot.slices.is_empty());
+    watched(&server).await;
+    watching.ends_with(&server).await;
+}
+
+#[tokio::test]
+async fn a_busy_server_is_given_the_time_it_asks_for() {
+    let server = shop();
+    server.fail_next("services", Verb::List, Fault::Status(429, Some(1)));
+    let started = Instant::now();
+    let mut watching = watch(&server, quick()).await;
+    assert!(!watching.snapshot().await.services.is_empty());
+    assert!(started.elapsed() >= Duration::from_secs(1), "{:?}", started.elapsed());
+    watched(&server).await;
+    server.fail_next("services", Verb::Watch, Fault::Status(503, Some(1)));
+    let started = Instant::now();
+    server.end_watches();
+    wait_for("a watch again", || server.watches("services") == 1).await;
+    assert!(started.elapsed() >= Duration::from_secs(1), "{:?}", started.elapsed());
+    assert_eq!(requests(&server, "/services", false), 2, "a busy server is not asked for everything");
+}
+
+#[tokio::test]
+async fn failures_of_all_kinds_pass() {
+    let server = shop();
+    let text = |text: &str| Fault::Text(text.to_owned());
+    for fault in [
+        Fault::Status(500, None),
+        Fault::Status(502, None),
+        Fault::Status(504, None),
+        Fault::Cut(1000),
+        text(""),
+        text("<html>a proxy's own page</html>"),
+        text("{\"kind\":\"ServiceList\",\"items\":[]}"),
+        text("{\"metadata\":{\"resourceVersion\":\"5\"},\"items\":{}}"),
+        Fault::Silence,
+    ] {
+        server.fail_next("services", Verb::List, fault.clone());
+        server.fail_next("endpointslices", Verb::List, fault);
+    }
+    let mut watching = watch(&server, quick()).await;
+    let snapshot = watching.snapshot().await;
+    assert!(!snapshot.services.is_empty() && !snapshot.slices.is_empty());
+    assert_eq!(watching.failures(), 18);
+    watched(&server).await;
+    for fault in [Fault::Status(500, None), Fault::Cut(0), text("{\"type\":"), text("not an event\n"), Fault::Silence] {
+        server.fail_next("services", Verb::Watch, fault);
+        server.end_watches();
+        watched(&server).await;
+    }
+    watching.ends_with(&server).await;
+}
+
+#[tokio::test]
+async fn a_slow_server_is_waited_for() {
+    let server = shop();
+    server.fail_next("services", Verb::List, Fault::Slow(Duration::from_millis(8)));
+    let started = Instant::now();
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    assert!(started.elapsed() > Duration::from_millis(600), "longer than the patience for one piece");
+    assert_eq!(watching.failures(), 0);
+}
+
+/// A connection that is dead without notice: the kernel would not report it for hours.
+#[tokio::test]
+async fn a_silent_watch_is_taken_for_broken() {
+    let server = shop();
+    let mut options = quick();
+    options.silence = Duration::from_millis(200);
+    let mut watching = watch(&server, options).await;
+    watching.snapshot().await;
+    wait_for("three watches one after the other", || requests(&server, "/services", true) >= 3).await;
+    watching.ends_with(&server).await;
+    // Each silence brought no event, so after some of them a list makes sure.
+    wait_for("a second list", || requests(&server, "/services", false) >= 2).await;
+}
+
+#[tokio::test]
+async fn huge_answers_are_asked_for_in_smaller_pages() {
+    let server = ApiServer::start();
+    for number in 0..20 {
+        server.put(&service(&format!("svc-{number:02}"), 80));
+    }
+    let mut options = quick();
+    options.page_bytes = 1000;
+    let mut watching = watch(&server, options).await;
+    assert_eq!(watching.snapshot().await.services.len(), 20);
+    let limits: BTreeSet<String> =
+        server.requests().iter().filter_map(|request| request.parameter("limit").map(str::to_owned)).collect();
+    assert!(limits.contains("500") && limits.contains("1") | limits.contains("7"), "{limits:?}");
+
+    server.fail_next("nodes", Verb::List, Fault::Padded(100_000));
+    let mut watching = watch(&server, quick()).await;
+    assert_eq!(watching.snapshot().await.services.len(), 20, "large, but not too large");
+}
+
+#[tokio::test]
+async fn repeated_and_late_events_change_nothing() {
+    let server = ApiServer::start();
+    let version = server.put(&service("web", 80));
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    let event = |what: &str, object: &Value| json!({"type": what, "object": object}).to_string();
+    let newer = with_version(service("web", 82), version + 10);
+    server.send_raw("services", &event("MODIFIED", &newer));
+    assert_eq!(watching.line().await, "+service default/web");
+    server.send_raw("services", &event("MODIFIED", &newer));
+    server.send_raw("services", &event("MODIFIED", &with_version(service("web", 81), version + 5)));
+    server.send_raw("services", &event("DELETED", &with_version(service("web", 81), version + 6)));
+    server.send_raw("services", &event("ADDED", &with_version(service("late", 80), version + 7)));
+    assert_eq!(watching.line().await, "+service default/late", "late, but of another object");
+    server.send_raw("services", &event("DELETED", &with_version(service("web", 82), version + 11)));
+    assert_eq!(watching.line().await, "-service default/web");
+    server.send_raw("services", &event("MODIFIED", &newer));
+    server.send_raw("services", &event("DELETED", &with_version(service("web", 82), version + 11)));
+    server.send_raw("services", &event("ADDED", &with_version(service("web", 83), version + 12)));
+    let Change::UpsertService(web) = watching.next().await else { panic!("not a Service") };
+    assert_eq!(web.spec.ports[0].port, 83, "a deleted Service comes back only when it is made anew");
+}
+
+#[tokio::test]
+async fn one_bad_object_stops_no_other() {
+    let server = ApiServer::start();
+    let mut bad = service("bad", 80);
+    bad["spec"]["ports"][0]["port"] = "http".into();
+    server.put(&bad);
+    server.put(&service("good", 80));
+    let mut watching = watch(&server, quick()).await;
+    let snapshot = watching.snapshot().await;
+    assert_eq!(names(&snapshot), ["good".to_owned()].into());
+    let problems: Vec<String> = snapshot.unreadable.iter().map(ToString::to_string).collect();
+    assert_eq!(problems.len(), 1);
+    let expected = "API server: Service default/bad: spec.ports[0].port: invalid type: string \"http\", expected i64";
+    assert!(problems[0].starts_with(expected), "{problems:?}");
+
+    watched(&server).await;
+    for line in [
+        "{\"type\":\"FOO\",\"object\":{\"metadata\":{\"name\":\"x\"}}}",
+        "{\"type\":\"ADDED\",\"object\":{}}",
+        "{\"type\":\"ADDED\",\"object\":7}",
+    ] {
+        server.send_raw("services", line);
+        assert!(watching.line().await.starts_with("API server: "), "{line}");
+    }
+    server.put(&bad);
+    assert!(watching.line().await.starts_with(expected));
+    watching.ends_with(&server).await;
+}
+
+#[tokio::test]
+async fn what_is_forbidden_is_tried_again_and_the_rest_goes_on() {
+    let server = shop();
+    server.forbid("endpointslices", true);
+    server.forbid("nodes", true);
+    let mut watching = watch(&server, quick()).await;
+    wait_for("some tries", || requests(&server, "/endpointslices", false) >= 3).await;
+    while let Ok(Some(event)) = tokio::time::timeout(Duration::from_millis(300), watching.changes.recv()).await {
+        assert_ne!(event.change, Change::Synced, "without slices the initial list is not complete");
+    }
+    server.forbid("endpointslices", false);
+    let snapshot = watching.snapshot().await;
+    assert!(!snapshot.slices.is_empty());
+    assert_eq!(snapshot.node, None, "without the Node it is, after a while");
+    server.forbid("nodes", false);
+    assert_eq!(watching.line().await, "+node n1 leaving false");
+}
+
+#[tokio::test]
+async fn a_new_token_is_read_when_the_old_one_does_not_count_any_more() {
+    let server = shop();
+    server.demand_token("first");
+    let dir = std::env::temp_dir().join(format!("proxier-demo-token-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let (token, kubeconfig) = (dir.join("token"), dir.join("kubeconfig"));
+    // Editors write such line ends.
+    std::fs::write(&token, "first\r\n").unwrap();
+    std::fs::write(&kubeconfig, server.kubeconfig(Some(&token))).unwrap();
+    let mut watching = connect(Connection { kubeconfig: Some(kubeconfig), master: None }, quick()).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    assert_eq!(watching.failures(), 0);
+
+    server.demand_token("second");
+    server.end_watches();
+    wait_for("the old token to be refused", || watching.failures() >= 3).await;
+    // Half a token, with a byte that no header may have: no watch ends.
+    std::fs::write(&token, "sec\0ond").unwrap();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    std::fs::write(&token, "second\n").unwrap();
+    watched(&server).await;
+    watching.ends_with(&server).await;
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+fn kubeconfig(server: &str, cluster: &Value, user: &Value) -> String {
+    let mut cluster = cluster.clone();
+    cluster["server"] = server.into();
+    json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "test",
+        "clusters": [{"name": "test", "cluster": cluster}],
+        "users": [{"name": "test", "user": user}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+    })
+    .to_string()
+}
+
+/// A folder that is removed with the test.
+struct Folder(std::path::PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("proxier-demo-cluster-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn put(&self, name: &str, text: &str) -> std::path::PathBuf {
+        let path = self.0.join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        drop(std::fs::remove_dir_all(&self.0));
+    }
+}
+
+/// The authority of the server changes, then that of clients, while both run: reconnecting does not wait for a pause once the files are there.
+#[tokio::test]
+async fn new_certificates_are_read_when_their_files_change() {
+    let (server, folder) = (shop(), Folder::new("rotation"));
+    let [old, new, clients, later_clients] = ["old", "new", "clients", "later"].map(Authority::new);
+    let put_identity = |of: &Authority| {
+        let identity = of.client("system:kube-proxy");
+        (folder.put("client.crt", &identity.certificate), folder.put("client.key", &identity.key))
+    };
+    let (certificate, key) = put_identity(&clients);
+    let authority = folder.put("ca.crt", &old.certificate());
+    let relay = Relay::start(&old, server.address(), Some(&clients));
+    let address = relay.address();
+    let user = json!({"client-certificate": certificate, "client-key": key});
+    let text = kubeconfig(&relay.url(), &json!({"certificate-authority": authority}), &user);
+    let kubeconfig = folder.put("kubeconfig", &text);
+    let mut options = quick();
+    (options.first_pause, options.longest_pause) = (Duration::from_secs(60), Duration::from_secs(60));
+    let mut watching = connect(Connection { kubeconfig: Some(kubeconfig), master: None }, options).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    assert_eq!(watching.failures(), 0);
+    let rotations: [(&Authority, &Authority, &dyn Fn()); 2] = [
+        (&new, &clients, &|| drop(folder.put("ca.crt", &new.certificate()))),
+        (&new, &later_clients, &|| drop(put_identity(&later_clients))),
+    ];
+    let mut relay = Some(relay);
+    for (number, (authority, clients, rotate)) in rotations.into_iter().enumerate() {
+        let before = watching.failures();
+        drop(relay.take());
+        relay = Some(Relay::start_on(address, authority, server.address(), Some(clients)));
+        // The break of the watch, then a certificate that does not count.
+        wait_for("failures of all three", || watching.failures() >= before + 3).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(watching.failures() < before + 9, "each pauses: {}", watching.failures() - before);
+        // Half a certificate: the earlier one stays.
+        folder.put("ca.crt", "-----BEGIN CERTIFICATE-----\nnonsense");
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        folder.put("ca.crt", &authority.certificate());
+        rotate();
+        let name = format!("rotated-{number}");
+        server.put(&service(&name, 80));
+        assert_eq!(watching.line().await, format!("+service default/{name}"));
+    }
+}
+
+/// Credentials that cannot be sent are bad input, with the place where they are; nothing panics.
+#[tokio::test]
+async fn credentials_that_cannot_be_used_are_named() {
+    let folder = Folder::new("credentials");
+    let program = |script: &str| {
+        json!({"exec": {
+            "apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "args": ["-c", script],
+            "interactiveMode": "Never",
+        }})
+    };
+    let token = |name: &str, text: &str| json!({"tokenFile": folder.put(name, text)});
+    let credential = |status: &str| program(&format!("printf '%s' '{{\"status\":{status}}}'"));
+    for (user, expected) in [
+        (token("split", "a\nb"), "/split cannot be sent: byte 2 of 3 is a control character"),
+        (token("blank", " \n"), "/blank is empty"),
+        (json!({"tokenFile": "/nonexistent/token"}), "the token cannot be read from /nonexistent/token: No such file"),
+        (json!({"token": "a\n"}), "the token in the kubeconfig cannot be sent: byte 2 of 2"),
+        (
+            json!({"auth-provider": {"name": "oidc", "config": {"id-token": "\u{1}"}}}),
+            "of auth-provider cannot be sent",
+        ),
+        (
+            json!({"auth-provider": {"name": "gcp", "config": {"cmd-path": "yes"}}}),
+            "auth-provider gcp is not supported",
+        ),
+        (credential("{\"token\":\"a\\nb\"}"), "the token in status.token cannot be sent: byte 2 of 3"),
+        (credential("{\"token\":\"a\",\"expirationTimestamp\":\"soon\"}"), "\"soon\" is not a time"),
+        (program("exec yes"), "(exec in the kubeconfig) failed: it prints more than 1048576 bytes"),
+        (program("echo 'not logged in' >&2; exit 7"), "failed: exit status: 7: not logged in"),
+        (json!({"as": "a\nb", "token": "a"}), "failed to parse header value"),
+    ] {
+        let kubeconfig = folder.put("kubeconfig", &kubeconfig("http://127.0.0.1:1", &json!({}), &user));
+        let connection = Connection { kubeconfig: Some(kubeconfig), master: None };
+        let (sender, _changes) = channel();
+        let problem = Cluster::start(connection, "n1", quick(), sender).await.unwrap_err().to_string();
+        assert!(problem.starts_with("http://127.0.0.1:1/: ") && problem.contains(expected), "{user}: {problem}");
+    }
+}
+
+/// A program whose child keeps its standard output; credentials that say "never" for their end, and ones that end soon.
+#[tokio::test]
+async fn a_program_gets_new_credentials_when_the_old_ones_end() {
+    let (server, folder) = (shop(), Folder::new("ending"));
+    server.demand_token("first");
+    let (token, end) = (folder.put("token", "first"), folder.put("end", "9999-12-31T23:59:59Z"));
+    let script = format!(
+        "sleep 60 & echo asked >>{0}/asked; printf '{{\"status\":{{\"token\":\"%s\",\"expirationTimestamp\":\"%s\"}}}}' \
+         $(cat {1}) $(cat {2})",
+        folder.0.display(),
+        token.display(),
+        end.display()
+    );
+    let user =
+        json!({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "args": ["-c", script]}});
+    let connection = || {
+        let kubeconfig = folder.put("kubeconfig", &kubeconfig(&server.url(), &json!({}), &user));
+        Connection { kubeconfig: Some(kubeconfig), master: None }
+    };
+    let asked = || std::fs::read_to_string(folder.0.join("asked")).unwrap().lines().count();
+    let started = Instant::now();
+    let mut watching = connect(connection(), quick()).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    assert_eq!((asked(), watching.failures()), (1, 0));
+    server.end_watches();
+    watched(&server).await;
+    assert_eq!(asked(), 1);
+    drop(watching);
+    // The credentials have ended: each request asks for new ones, and none is refused.
+    folder.put("end", "2026-01-01T00:00:00Z");
+    let mut watching = connect(connection(), quick()).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    folder.put("token", "second");
+    server.demand_token("second");
+    server.end_watches();
+    watched(&server).await;
+    assert_eq!(watching.failures(), 0);
+    assert!(asked() >= 4, "{}", asked());
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_yet_is_waited_for() {
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let connection = Connection { master: Some(format!("http://{address}")), ..Connection::default() };
+    let watching = connect(connection, quick()).await;
+    wait_for("some tries", || watching.failures() >= 6).await;
+    assert!(watching.cluster.is_running());
+}
+
+#[tokio::test]
+async fn what_cannot_work_is_said_at_once() {
+    let (sender, _changes) = channel();
+    for (connection, expected) in [
+        (
+            Connection { kubeconfig: Some("/nonexistent".into()), master: None },
+            "/nonexistent: the kubeconfig cannot be read (No such file or directory",
+        ),
+        (Connection { kubeconfig: None, master: Some("nowhere".into()) }, "--master: \"nowhere\" is not a URL such as"),
+        (Connection::default(), "this is not a pod of a cluster (failed to read an incluster environment variable"),
+    ] {
+        let problem = Cluster::start(connection, "n1", quick(), sender.clone()).await.unwrap_err().to_string();
+        assert!(problem.starts_with(expected), "{problem}");
+    }
+}
+
+#[tokio::test]
+async fn it_ends_when_nobody_listens() {
+    let server = shop();
+    let watching = watch(&server, quick()).await;
+    wait_for("a list", || requests(&server, "/services", false) == 1).await;
+    drop(watching);
+    server.end_watches();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let before = server.requests().len();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(server.requests().len(), before);
+}
+
+/// The initial list is not complete before local pod traffic can be detected, with `detectLocalMode: NodeCIDR`.
+#[tokio::test]
+async fn the_node_s_network_of_pods_is_waited_for() {
+    let node = |spec: Value| json!({"kind": "Node", "metadata": {"name": "n1"}, "spec": spec});
+    let server = ApiServer::start();
+    server.put(&service("web", 80));
+    server.put(&node(json!({})));
+    let mut options = quick();
+    options.needs_pod_cidr = true;
+    let mut watching = watch(&server, options.clone()).await;
+    let early = tokio::time::timeout(Duration::from_secs(1), complete(&mut watching.changes)).await;
+    assert!(early.is_err(), "{early:?}");
+    server.put(&node(json!({"podCIDR": "10.244.1.0/24"})));
+    watching.snapshot().await;
+    watching.cluster.giving_up().await.unwrap();
+
+    // The network never comes.
+    server.put(&node(json!({})));
+    options.pod_cidr_patience = Duration::from_millis(500);
+    let mut watching = watch(&server, options).await;
+    let problem = watching.cluster.giving_up().await.unwrap_err().to_string();
+    let expected = "spec.podCIDR of Node n1, for detectLocalMode NodeCIDR: not there after 0 s; set it, or another detectLocalMode";
+    assert_eq!(problem, expected);
+    let early = tokio::time::timeout(Duration::from_millis(100), complete(&mut watching.changes)).await;
+    assert!(early.is_err(), "{early:?}");
+}
+
+/// The error about a server that stops in the middle says what arrived, what is missing, the limit, and how to raise it. A slow server that keeps
+/// sending is waited for.
+#[tokio::test]
+async fn a_limit_that_says_what_it_is() {
+    let server = ApiServer::start();
+    server.put(&service("web", 1));
+    let configured = |limit: &str| {
+        let words =
+            ["proxier-demo", "plan", "--hostname-override", "n1", "--master", &server.url(), "--input-timeout", limit];
+        cli::parse(words.map(Into::into)).and_then(|invocation| invocation.configure()).unwrap()
+    };
+    server.fail_next("endpointslices", Verb::List, Fault::Silence);
+    let options = || {
+        let mut options = quick();
+        options.patience = Duration::from_secs(30);
+        options
+    };
+    let unread = initial_list::read(&configured("1500ms"), options(), &Counted::default()).await.unwrap_err();
+    let Unread::NoAnswer(problem) = unread else { unreachable!("{unread:?}") };
+    assert_eq!(
+        problem.to_string(),
+        "the API server: no complete answer: 1 Services, 0 EndpointSlices came, then nothing for 1.5 s, while waiting for \
+         endpointslices; the log says why; --input-timeout says how long to wait"
+    );
+    for number in 0..20 {
+        server.put(&service(&format!("more-{number}"), 1));
+        server.fail_next("services", Verb::List, Fault::Late(Duration::from_millis(200)));
+    }
+    let mut pages = options();
+    pages.page = 1;
+    let start = Instant::now();
+    let snapshot = initial_list::read(&configured("3s"), pages, &Counted::default()).await.unwrap();
+    assert_eq!(snapshot.services.len(), 21);
+    assert!(start.elapsed() > Duration::from_secs(3), "longer than the limit, all in all");
+}
+
+/// Failed requests do not count as answers.
+#[tokio::test]
+async fn a_limit_that_ends_where_nothing_answers() {
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let master = format!("http://{address}");
+    let words = ["proxier-demo", "plan", "--hostname-override", "n1", "--master", &master, "--input-timeout", "2s"];
+    let configured = cli::parse(words.map(Into::into)).and_then(|invocation| invocation.configure()).unwrap();
+    let start = Instant::now();
+    let unread = initial_list::read(&configured, Options::default(), &Counted::default()).await.unwrap_err();
+    assert!(matches!(unread, Unread::NoAnswer(_)), "{unread:?}");
+    assert!((2.0..3.5).contains(&start.elapsed().as_secs_f64()), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn what_annotations_may_decide_arrives_and_all_nodes_are_watched_only_for_weights() {
+    let server = shop();
+    let mut web = service("web", 80);
+    let asked = json!({"proxier/forwarding": "ipip", "kube-router.io/service.dsr": "tunnel"});
+    web["metadata"]["annotations"] = asked.clone();
+    web["metadata"]["annotations"]["example.com/long"] = "x".into();
+    server.put(&web);
+    let weights = json!({"proxier/weights": "10.244.0.1=3"});
+    let labels = json!({"kubernetes.io/service-name": "web"});
+    server.put(&json!({
+        "kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "addressType": "IPv4",
+        "metadata": {"namespace": "default", "name": "web-1", "labels": labels, "annotations": weights},
+    }));
+    let addresses = json!([{"type": "InternalIP", "address": "192.0.2.17"}]);
+    let node = |weight: &str| {
+        let labels = json!({"proxier/weight": weight, "example.com/long": "x"});
+        let status = json!({"addresses": addresses});
+        json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": "n7", "labels": labels}, "status": status})
+    };
+    server.put(&node("3"));
+    let mut watching = watch(&server, quick()).await;
+    let snapshot = watching.snapshot().await;
+    assert!(snapshot.cluster_nodes.is_empty());
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let kept =
+        |value: &Value| value.as_object().unwrap().iter().map(|(name, value)| (name.clone(), text(value))).collect();
+    let annotations = |name: &str| {
+        snapshot.services.values().find(|of| of.metadata.name == name).unwrap().metadata.annotations.clone()
+    };
+    assert_eq!(annotations("web"), kept(&asked));
+    let slice = snapshot.slices.values().find(|of| of.metadata.name == "web-1").unwrap();
+    assert_eq!(slice.metadata.annotations, kept(&weights));
+
+    let mut options = quick();
+    options.node_weights = true;
+    let mut watching = watch(&server, options).await;
+    let snapshot = watching.snapshot().await;
+    assert!(snapshot.cluster_nodes.len() > 1 && snapshot.node.is_some());
+    assert_eq!(snapshot.cluster_nodes["n7"].metadata.labels, kept(&json!({"proxier/weight": "3"})));
+    server.put(&node("4"));
+    let weight = |change: &Change| match change {
+        Change::ClusterNode(object) => object.metadata.labels.get("proxier/weight").cloned(),
+        Change::ClusterNodeGone(name) => Some(format!("-{name}")),
+        _ => None,
+    };
+    assert_eq!(weight(&watching.next().await).unwrap(), "4");
+    server.delete("nodes", "", "n7");
+    assert_eq!(weight(&watching.next().await).unwrap(), "-n7");
+
+    // Addresses of Nodes are watched also without weights.
+    server.put(&node("4"));
+    let mut options = quick();
+    options.node_addresses = true;
+    let snapshot = watch(&server, options).await.snapshot().await;
+    let of = |name: &str| {
+        snapshot.cluster_nodes[name].status.addresses.iter().map(|of| of.address.as_str()).collect::<Vec<_>>()
+    };
+    assert_eq!(of("n7"), ["192.0.2.17"]);
+}
+
+/// Modes that make addresses local watch all Nodes; the rest do not.
+#[test]
+fn all_nodes_are_watched_where_addresses_are_made_local() {
+    for (mode, watched) in
+        [("ipvs", true), ("auto", true), ("userspace", true), ("nftables", false), ("iptables", false)]
+    {
+        let line = ["proxier-demo", "run", "--hostname-override=n1", "--proxy-mode", mode].map(Into::into);
+        let configured = cli::parse(line).unwrap().configure().unwrap();
+        let options = Options::of(&configured.settings);
+        assert_eq!((options.node_addresses, options.node_weights), (watched, false), "{mode}");
+    }
+}
+
+#[tokio::test]
+async fn without_rights_to_nodes_services_are_served_without_weights() {
+    let server = shop();
+    server.forbid("nodes", true);
+    let mut options = quick();
+    (options.node_weights, options.node_addresses) = (true, true);
+    let mut watching = watch(&server, options).await;
+    let snapshot = watching.snapshot().await;
+    assert!(snapshot.node.is_none() && snapshot.cluster_nodes.is_empty() && !snapshot.services.is_empty());
+}
+
+fn cidr(name: &str, cidrs: &[&str]) -> Value {
+    json!({
+        "kind": "ServiceCIDR", "apiVersion": "networking.k8s.io/v1",
+        "metadata": {"name": name}, "spec": {"cidrs": cidrs},
+    })
+}
+
+/// Local routes of IPVS mode on a kernel in memory.
+fn routes(kernel: &FakeKernel) -> Vec<String> {
+    kernel.state().routes.into_iter().map(|(_, route)| route.network.to_string()).collect()
+}
+
+/// The reconciler on a kernel in memory, which is fed from a server.
+struct Serving {
+    watching: Watching,
+    kernel: FakeKernel,
+    engine: Engine<FakeKernel>,
+    /// Time by which the engine's clock is ahead.
+    ahead: Duration,
+}
+
+impl Serving {
+    /// Starts a source and an engine, and runs the first pass.
+    async fn start(server: &ApiServer, options: Options) -> Self {
+        let line = "proxier-demo run --hostname-override n1 --proxy-mode ipvs --ipvs-binding routes \
+                    --ipvs-service-cidrs 10.111.0.0/16";
+        let invocation = cli::parse(line.split_whitespace().map(Into::into)).unwrap();
+        let configured = invocation.configure().unwrap();
+        assert!(Options::of(&configured.settings).service_cidrs);
+        let kernel = FakeKernel::new();
+        let engine = Engine::in_memory(&configured, kernel.clone());
+        let mut serving = Serving { watching: watch(server, options).await, kernel, engine, ahead: Duration::ZERO };
+        serving.until(|change| *change == Change::Synced).await;
+        serving
+    }
+
+    /// Takes changes until `is_last` holds for one; then runs a pass.
+    async fn until(&mut self, is_last: impl Fn(&Change) -> bool) {
+        loop {
+            let change = self.watching.next().await;
+            let done = is_last(&change);
+            self.engine.take(change, Instant::now());
+            if done {
+                break;
+            }
+        }
+        // Removed routes need a second pass.
+        for _ in 0..2 {
+            self.ahead += Duration::from_secs(60);
+            if let Some(report) = self.engine.pass_ahead(self.ahead) {
+                assert!(!report.has_failed(), "{report:#?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn networks_of_services_are_those_of_the_cluster() {
+    let server = ApiServer::start();
+    for version in [ServiceCidrs::V1, ServiceCidrs::V1beta1] {
+        server.serve_service_cidrs(version);
+        server.put(&cidr("kubernetes", &["10.96.0.0/16", "fd00:10::/112"]));
+        server.put(&service("web", 80));
+        let mut options = quick();
+        options.service_cidrs = true;
+        let mut serving = Serving::start(&server, options).await;
+        assert_eq!(routes(&serving.kernel), ["10.96.0.0/16", "fd00:10::/112"], "{version:?}");
+        server.put(&cidr("more", &["10.97.0.0/16"]));
+        serving.until(|change| matches!(change, Change::ServiceCidr(name, _) if name == "more")).await;
+        assert_eq!(routes(&serving.kernel), ["10.96.0.0/16", "10.97.0.0/16", "fd00:10::/112"]);
+        // A ServiceCIDR that cannot be read changes nothing.
+        server.put(&cidr("more", &["10.97.0.0/16", "0.0.0.0/0"]));
+        assert!(serving.watching.line().await.contains("ServiceCIDR /more: spec.cidrs[1]"));
+        // A break, in which one is deleted: the next list shows it.
+        server.delete_silently("servicecidrs", "", "kubernetes");
+        server.compact();
+        server.end_watches();
+        serving.until(|change| *change == Change::ServiceCidrGone("kubernetes".to_owned())).await;
+        assert_eq!(routes(&serving.kernel), ["10.96.0.9/32", "10.97.0.0/16"], "the Service keeps its address");
+        server.delete("servicecidrs", "", "more");
+        serving.until(|change| *change == Change::ServiceCidrGone("more".to_owned())).await;
+        assert_eq!(routes(&serving.kernel), ["10.96.0.9/32", "10.111.0.0/16"], "those of the configuration");
+    }
+}
+
+/// A server that has no ServiceCIDRs, or forbids them: no failure, asked for seldom, and taken when they come.
+#[tokio::test]
+async fn a_server_without_networks_of_services_leaves_them_to_the_configuration() {
+    for is_forbidden in [false, true] {
+        let server = ApiServer::start();
+        if is_forbidden {
+            server.serve_service_cidrs(ServiceCidrs::V1);
+            server.forbid("servicecidrs", true);
+        }
+        server.put(&cidr("kubernetes", &["10.96.0.0/16"]));
+        server.put(&service("web", 80));
+        let mut options = quick();
+        // The Node never comes, and is waited for; these are not.
+        options.node_patience = Duration::from_secs(1);
+        options.service_cidrs = true;
+        options.absent_pause = Duration::from_secs(2);
+        let mut serving = Serving::start(&server, options).await;
+        assert_eq!(routes(&serving.kernel), ["10.96.0.9/32", "10.111.0.0/16"]);
+        assert_eq!(serving.watching.failures(), 0);
+        let asked = || requests(&server, "servicecidrs", false);
+        assert_eq!(asked(), if is_forbidden { 1 } else { 2 }, "in v1, and in v1beta1");
+        server.serve_service_cidrs(ServiceCidrs::V1);
+        server.forbid("servicecidrs", false);
+        serving.until(|change| matches!(change, Change::ServiceCidr(..))).await;
+        assert_eq!(routes(&serving.kernel), ["10.96.0.0/16"]);
+    }
+}
+
+#[tokio::test]
+async fn networks_of_services_are_not_asked_for_without_need() {
+    let server = shop();
+    server.serve_service_cidrs(ServiceCidrs::V1);
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    assert!(server.requests().iter().all(|request| !request.path.contains("servicecidrs")));
+    for line in ["--proxy-mode ipvs", "--proxy-mode nftables --ipvs-binding routes"] {
+        let line = format!("proxier-demo run --hostname-override n1 {line}");
+        let configured = cli::parse(line.split_whitespace().map(Into::into)).unwrap().configure().unwrap();
+        assert!(!Options::of(&configured.settings).service_cidrs, "{line}");
+    }
+}

@@ -1,0 +1,24 @@
+//! Parts of `proxier-demo`, and the whole program where it needs no kernel.
+#![cfg(feature = "proxier-demo")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "tests stop at the first surprise"
+)]
+
+mod cluster;
+mod configuration;
+mod explain;
+mod health;
+mod linear;
+mod lists;
+mod manifests;
+mod monitoring;
+mod status_page;
+mod walls;
+
+#[allow(dead_code, reason = "the rest is for real kernels")]
+#[path = "../program/mod.rs"]
+mod program;

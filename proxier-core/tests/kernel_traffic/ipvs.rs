@@ -1,0 +1,281 @@
+//! Packets through a running kernel that the reconciler has programmed: which server answers a client, and which source address the pod sees.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use iptables::Backend;
+use proxier_core::config::LocalFallback;
+use proxier_core::net::Family;
+use serde_json::{Value, json};
+use testkit::witness::{Conversation, Transport, Witness, ask};
+use testkit::{Need, kernel_test, oracle};
+
+use crate::traffic::NEEDS;
+use crate::traffic::clients::{LIMIT, Peer, SILENCE, Surprises, daemon_at, every, with_service};
+use crate::traffic::cluster::{Cluster, options};
+use crate::traffic::net::{self, FAMILIES, From, Net, is_nodes};
+use crate::traffic::objects::{A, B, R, Vip, node_port};
+use crate::traffic::serving::flows_stay_while_their_endpoint_serves;
+
+/// A specification with both policies `Local`.
+fn local() -> Value {
+    json!({ "externalTrafficPolicy": "Local", "internalTrafficPolicy": "Local", "healthCheckNodePort": 32_000 })
+}
+
+/// The Service 10 has policy `Cluster`.
+fn reaches_all_pods(surprises: &mut Surprises, net: &Net, transport: Transport, family: Family) {
+    for vip in Vip::ALL {
+        for from in From::ALL {
+            // Pods reach pods with their own address; everybody else, and pods that use an external address, with the
+            // node's.
+            let peer = match (vip, from) {
+                (Vip::ClusterIp, From::PodB) => Peer::Kept,
+                _ => Peer::Masqueraded,
+            };
+            surprises.served(net, from, transport, vip.of(10, family), &["a", "r"], peer);
+        }
+    }
+}
+
+/// The Service with this number has policy `Local`, with pod a on this node.
+fn reaches_this_nodes_pods(surprises: &mut Surprises, net: &Net, transport: Transport, family: Family, number: u16) {
+    for vip in Vip::ALL {
+        for from in From::ALL {
+            // The policy of a cluster IP decides endpoints only.
+            let peer = match (vip, from) {
+                (Vip::ClusterIp, From::Client | From::Node) => Peer::Masqueraded,
+                _ => Peer::Kept,
+            };
+            surprises.served(net, from, transport, vip.of(number, family), &["a"], peer);
+        }
+    }
+}
+
+#[test]
+fn policy_cluster_reaches_all_pods_with_the_nodes_address() {
+    with_service(&json!({}), &[A, R], |net, _| {
+        let mut surprises = Surprises::default();
+        for (family, transport) in every() {
+            reaches_all_pods(&mut surprises, net, transport, family);
+        }
+        surprises.none();
+    });
+}
+
+#[test]
+fn policy_local_reaches_this_nodes_pods_with_the_clients_address() {
+    with_service(&local(), &[A, R], |net, _| {
+        let mut surprises = Surprises::default();
+        for (family, transport) in every() {
+            reaches_this_nodes_pods(&mut surprises, net, transport, family, 10);
+        }
+        surprises.none();
+    });
+}
+
+#[test]
+fn rules_of_the_legacy_back_end_do_the_same() {
+    let needs = [&NEEDS[..], &[Need::IptablesLegacy]].concat();
+    kernel_test(&needs, || {
+        let net = Net::new();
+        let _pods = net.serve();
+        let mut cluster = Cluster::with(options(&json!({})), Backend::Legacy);
+        cluster.publish("web", 10, &json!({}), &[A, R]);
+        cluster.publish("local", 11, &local(), &[A, R]);
+        cluster.settle();
+        let mut surprises = Surprises::default();
+        for (family, transport) in every() {
+            reaches_all_pods(&mut surprises, &net, transport, family);
+            reaches_this_nodes_pods(&mut surprises, &net, transport, family, 11);
+        }
+        let _daemon = Witness::start(&net.node, "daemon", &daemon_at(9100)).unwrap();
+        for family in FAMILIES {
+            let elsewhere = SocketAddr::new(Vip::ClusterIp.of(10, family).ip(), 9100);
+            surprises.refused(&net, From::Client, Transport::Tcp, elsewhere);
+        }
+        surprises.none();
+    });
+}
+
+#[test]
+fn pods_on_one_bridge_reach_each_other_and_themselves() {
+    kernel_test(&NEEDS, || {
+        let net = Net::bridged();
+        let _pods = net.serve();
+        let mut cluster = Cluster::new(options(&json!({})));
+        cluster.publish("web", 10, &json!({}), &[A, R]);
+        cluster.publish("self", 11, &json!({}), &[B]);
+        cluster.settle();
+        let mut surprises = Surprises::default();
+        for (family, transport) in every() {
+            reaches_all_pods(&mut surprises, &net, transport, family);
+            for vip in Vip::ALL {
+                surprises.served(&net, From::PodB, transport, vip.of(11, family), &["b"], Peer::Masqueraded);
+            }
+        }
+        surprises.none();
+    });
+}
+
+/// Without endpoints on this node, policy `Local` falls back to the cluster's for external addresses, so that pods can use
+/// them (as kube-proxy does), or refuses; a cluster IP always refuses.
+#[test]
+fn policy_local_without_endpoints_here_falls_back_or_refuses() {
+    with_service(&local(), &[R], |net, cluster| {
+        let mut surprises = Surprises::default();
+        for (family, transport) in [(Family::V4, Transport::Tcp), (Family::V6, Transport::Udp)] {
+            for vip in [Vip::ExternalIp, Vip::LoadBalancer, Vip::NodePort] {
+                surprises.served(net, From::PodB, transport, vip.of(10, family), &["r"], Peer::Kept);
+            }
+            surprises.refused(net, From::PodB, transport, Vip::ClusterIp.of(10, family));
+        }
+        // The reconciler is started again with the other configuration.
+        let mut strict = options(&json!({}));
+        strict.config.local_fallback = LocalFallback::Refuse;
+        *cluster = Cluster::new(strict);
+        cluster.publish("web", 10, &local(), &[R]);
+        cluster.settle();
+        for (family, transport) in [(Family::V4, Transport::Tcp), (Family::V6, Transport::Udp)] {
+            for (vip, from) in Vip::ALL.into_iter().flat_map(|vip| From::ALL.map(|from| (vip, from))) {
+                surprises.refused(net, from, transport, vip.of(10, family));
+            }
+        }
+        surprises.none();
+    });
+}
+
+#[test]
+fn udp_flows_stay_while_their_endpoint_serves() {
+    with_service(&json!({}), &[A, R], |net, cluster| {
+        flows_stay_while_their_endpoint_serves(net, cluster, || Cluster::new(options(&json!({}))));
+    });
+}
+
+/// A DNS client on a fixed port is one flow for as long as it asks.
+#[test]
+fn a_udp_client_on_one_port_gets_another_pod_when_its_own_goes() {
+    with_service(&json!({}), &[], |net, cluster| {
+        let vips = FAMILIES.map(|family| [Vip::ClusterIp, Vip::NodePort].map(|vip| vip.of(10, family))).concat();
+        let open = |vip: &SocketAddr| Conversation::open(Transport::Udp, None, *vip, SILENCE).unwrap();
+        let mut flows: Vec<Conversation> = net.client.run_in(|| vips.iter().map(open).collect()).unwrap();
+        // The first question comes before any endpoint exists.
+        for flow in &mut flows {
+            assert_eq!(flow.ask().unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        }
+        let mut lost = Vec::new();
+        for (pods, name) in [([R], "r"), ([A], "a"), ([R], "r")] {
+            cluster.endpoints("web", &pods);
+            cluster.settle();
+            for (flow, vip) in flows.iter_mut().zip(&vips) {
+                // The kernel may take the first question for the end of the old conversation.
+                let answer = flow.ask().or_else(|_| {
+                    lost.push(format!("{vip} to {name}"));
+                    flow.ask()
+                });
+                let answer = answer.unwrap_or_else(|error| panic!("{vip} to {name}: {error}"));
+                assert_eq!(answer.name, name, "{vip}");
+                assert!(is_nodes(answer.peer.ip()), "{vip}: {answer:?}");
+            }
+        }
+        println!("lost first questions: {lost:?}");
+    });
+}
+
+#[test]
+fn a_pod_reaches_itself_through_its_service() {
+    with_service(&json!({}), &[B], |net, _| {
+        let mut surprises = Surprises::default();
+        for (family, transport) in every() {
+            for vip in Vip::ALL {
+                surprises.served(net, From::PodB, transport, vip.of(10, family), &["b"], Peer::Masqueraded);
+            }
+        }
+        surprises.none();
+    });
+}
+
+#[test]
+fn node_ports_are_on_every_address_of_the_node() {
+    with_service(&json!({}), &[A, R], |net, cluster| {
+        let mut surprises = Surprises::default();
+        for (family, transport) in every() {
+            for address in net::NODE_ADDRESSES {
+                let to = (address.of(family), node_port(10)).into();
+                for from in From::ALL {
+                    surprises.served(net, from, transport, to, &["a", "r"], Peer::Masqueraded);
+                }
+            }
+            // The Service's other addresses do not answer on the node port.
+            surprises.silent(net, From::Client, transport, (Vip::ClusterIp.of(10, family).ip(), node_port(10)).into());
+        }
+        // An address that comes later, and goes.
+        let late: IpAddr = "192.0.2.77".parse().unwrap();
+        net.node.add_address("192.0.2.77/24", "eth0").unwrap();
+        cluster.proxier.host_changed(cluster.now());
+        cluster.settle();
+        surprises.served(
+            net,
+            From::Client,
+            Transport::Tcp,
+            (late, node_port(10)).into(),
+            &["a", "r"],
+            Peer::Masqueraded,
+        );
+        net.node.ip(&["address", "del", "192.0.2.77/24", "dev", "eth0"]).unwrap();
+        cluster.proxier.host_changed(cluster.now());
+        cluster.settle();
+        // The address has some seconds to come back; then the proxy gives it up.
+        let (begin, is_there) = (Instant::now(), || oracle::ipvsadm_save().unwrap().contains("192.0.2.77"));
+        assert!(is_there());
+        while is_there() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "{}", oracle::ipvsadm_save().unwrap());
+            std::thread::sleep(Duration::from_millis(200));
+            cluster.settle();
+        }
+        assert!(begin.elapsed() > Duration::from_secs(5), "{:?}", begin.elapsed());
+        surprises.none();
+    });
+}
+
+#[test]
+fn a_client_with_affinity_stays_and_leaves_a_pod_that_drains() {
+    let affinity =
+        json!({ "sessionAffinity": "ClientIP", "sessionAffinityConfig": { "clientIP": { "timeoutSeconds": 600 } } });
+    with_service(&affinity, &[A, B], |net, cluster| {
+        let once = |family: Family, transport| {
+            let to = Vip::ClusterIp.of(10, family);
+            net.client.run_in(|| ask(transport, Some(net::CLIENT.of(family)), to, LIMIT)).unwrap().unwrap().name
+        };
+        let open = |family: Family| {
+            let to = Vip::ClusterIp.of(10, family);
+            net.client
+                .run_in(|| Conversation::open(Transport::Tcp, Some(net::CLIENT.of(family)), to, LIMIT))
+                .unwrap()
+                .unwrap()
+        };
+        let chosen: Vec<String> = every().map(|(family, transport)| once(family, transport)).collect();
+        for _ in 0..4 {
+            let again: Vec<String> = every().map(|(family, transport)| once(family, transport)).collect();
+            assert_eq!(again, chosen);
+        }
+        let mut long = FAMILIES.map(open);
+        let held: Vec<String> = long.iter_mut().map(|long| long.ask().unwrap().name).collect();
+
+        // Either pod goes and comes back: no client fails, and open connections stay with their pod.
+        for (left, name) in [(A, "a"), (B, "b")] {
+            cluster.endpoints("web", &[left]);
+            cluster.settle();
+            for (family, transport) in every() {
+                for _ in 0..3 {
+                    assert_eq!(once(family, transport), name, "{family:?} {transport:?}");
+                }
+            }
+            for (long, held) in long.iter_mut().zip(&held) {
+                assert_eq!(long.ask().unwrap().name, *held);
+            }
+            cluster.endpoints("web", &[A, B]);
+            cluster.settle();
+        }
+    });
+}

@@ -1,0 +1,402 @@
+//! Packets through nftables mode while its Services change: connections stay with an endpoint that leaves, flows of UDP while it serves, and pings are
+//! refused. Which endpoint a packet gets is in `kernel_flows`.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use proxier_core::modes::Kind;
+use proxier_core::net::Family;
+use serde_json::{Value, json};
+use testkit::witness::{Conversation, Transport, Witness, ask, ping};
+use testkit::{Need, Netns, kernel_test, oracle, veth_pair};
+
+use crate::traffic::clients::LIMIT;
+use crate::traffic::cluster::{Cluster, options};
+use crate::traffic::net::{self, FAMILIES, Net};
+use crate::traffic::objects::{A, Pod, R, Vip, node_port};
+use crate::traffic::serving::flows_stay_while_their_endpoint_serves;
+
+const NEEDS: &[Need] = &[Need::Root, Need::Nftables, Need::Veth, Need::Conntrack];
+
+/// A node with one Service.
+fn with_service(pods: &[Pod], body: impl FnOnce(&Net, &mut Cluster)) {
+    with_service_in(Kind::Nftables, NEEDS, pods, body);
+}
+
+fn new_cluster(mode: Kind, more: &Value) -> Cluster {
+    let mut options = options(more);
+    options.mode = mode;
+    options.iptables.reject_with_reset = true;
+    if mode == Kind::Nftables { Cluster::without_programs(options) } else { Cluster::new(options) }
+}
+
+fn with_service_in(mode: Kind, needs: &[Need], pods: &[Pod], body: impl FnOnce(&Net, &mut Cluster)) {
+    with_service_by((mode, &json!({})), needs, pods, body);
+}
+
+/// Runs a test with one Service, in a mode, with a configuration.
+fn with_service_by((mode, more): (Kind, &Value), needs: &[Need], pods: &[Pod], body: impl FnOnce(&Net, &mut Cluster)) {
+    kernel_test(needs, || {
+        let net = Net::new();
+        // A node has a default route: without it a packet to an address that no host has would not come as far as the rules.
+        let mut lines = net::Lines::default();
+        lines.default_route(net::SECOND_NODE);
+        net::batch(&net.node, &lines.0);
+        // Without SCTP, which not every kernel has.
+        let servers = [(&net.pod_a, "a", net::POD_A), (&net.second_node, "r", net::POD_R)];
+        let _servers = servers.map(|(namespace, name, pod)| {
+            let mut places = net::places(pod, net::POD_PORT);
+            places.retain(|(transport, _)| *transport != Transport::Sctp);
+            Witness::start(namespace, name, &places).unwrap()
+        });
+        let mut cluster = new_cluster(mode, more);
+        cluster.publish("web", 10, &json!({}), pods);
+        cluster.settle();
+        body(&net, &mut cluster);
+    });
+}
+
+/// Every address of the Service.
+fn everywhere() -> Vec<SocketAddr> {
+    FAMILIES.into_iter().flat_map(|family| Vip::ALL.map(|vip| vip.of(10, family))).collect()
+}
+
+/// Conversations that the client opens, several at each address, and who answers each.
+fn open(net: &Net, transport: Transport) -> Vec<(SocketAddr, Conversation, String)> {
+    let open = |to: SocketAddr| {
+        let from = Some(net::CLIENT.of(Family::of(to.ip())));
+        let mut conversation = Conversation::open(transport, from, to, LIMIT).unwrap();
+        let name = conversation.ask().unwrap_or_else(|error| panic!("{transport:?} {to}: {error}")).name;
+        (to, conversation, name)
+    };
+    net.client.run_in(|| everywhere().into_iter().flat_map(|to| [to; 6]).map(open).collect()).unwrap()
+}
+
+#[test]
+fn a_connection_survives_the_removal_of_its_endpoint() {
+    with_service(&[A, R], |net, cluster| {
+        let mut connections = open(net, Transport::Tcp);
+        let served: BTreeSet<&str> = connections.iter().map(|(_, _, name)| name.as_str()).collect();
+        assert_eq!(served, BTreeSet::from(["a", "r"]));
+        // First one endpoint goes, then all of them.
+        for (pods, name) in [(&[R][..], Some("r")), (&[], None)] {
+            cluster.endpoints("web", pods);
+            cluster.settle();
+            for (to, connection, held) in &mut connections {
+                let answer = connection.ask().unwrap_or_else(|error| panic!("{to}, held by {held}: {error}"));
+                assert_eq!(answer.name, *held, "{to}");
+            }
+            for to in everywhere() {
+                let from = Some(net::CLIENT.of(Family::of(to.ip())));
+                let answer = net.client.run_in(|| ask(Transport::Tcp, from, to, LIMIT)).unwrap();
+                match name {
+                    Some(name) => assert_eq!(answer.unwrap().name, name, "{to}"),
+                    None => assert_eq!(answer.unwrap_err().kind(), io::ErrorKind::ConnectionRefused, "{to}"),
+                }
+            }
+        }
+    });
+}
+
+/// Chains choose among several numbers of endpoints: each endpoint of a Service gets an equal share in any of them.
+#[test]
+fn each_endpoint_has_its_share() {
+    with_service(&[A, R], |net, cluster| {
+        let others = [net::CLIENT, net::STRANGER, net::POD_B].map(|pod| (pod, R.1));
+        for before in [&[A][..], &[&[A, R], &others[..]].concat()] {
+            cluster.endpoints("web", before);
+            cluster.settle();
+            cluster.endpoints("web", &[A, R]);
+            cluster.settle();
+            for family in FAMILIES {
+                let (from, to) = (Some(net::CLIENT.of(family)), Vip::ClusterIp.of(10, family));
+                let name = |_| ask(Transport::Udp, from, to, LIMIT).unwrap().name;
+                let names: Vec<String> = net.client.run_in(|| (0..300).map(name).collect()).unwrap();
+                // Half of them, but for six standard deviations.
+                let of_a = names.iter().filter(|name| *name == "a").count();
+                assert!((98..=202).contains(&of_a), "{to}: {of_a} of 300, before {before:?}");
+            }
+        }
+    });
+}
+
+/// A DNS client on a fixed port is one flow for as long as it asks.
+#[test]
+fn a_udp_client_moves_to_the_endpoint_that_remains() {
+    with_service(&[A, R], |net, cluster| {
+        let mut flows = open(net, Transport::Udp);
+        let served: BTreeSet<&str> = flows.iter().map(|(_, _, name)| name.as_str()).collect();
+        assert_eq!(served, BTreeSet::from(["a", "r"]));
+        for (pods, name) in [([R], "r"), ([A], "a")] {
+            cluster.endpoints("web", &pods);
+            cluster.settle();
+            for (to, flow, held) in &mut flows {
+                let answer = flow.ask().unwrap_or_else(|error| panic!("{to}, held by {held}: {error}"));
+                assert_eq!(answer.name, name, "{to}, held by {held}");
+            }
+        }
+        // A flow whose endpoint stays is not interrupted: it does not even change.
+        cluster.endpoints("web", &[A, R]);
+        cluster.settle();
+        for (to, flow, _) in &mut flows {
+            assert_eq!(flow.ask().unwrap().name, "a", "{to}");
+        }
+    });
+}
+
+#[test]
+fn udp_flows_stay_while_their_endpoint_serves() {
+    for (mode, needs) in [(Kind::Nftables, NEEDS), (Kind::Iptables, &[NEEDS, &[Need::IptablesNft]].concat())] {
+        with_service_in(mode, needs, &[A, R], |net, cluster| {
+            flows_stay_while_their_endpoint_serves(net, cluster, || new_cluster(mode, &json!({})));
+        });
+    }
+}
+
+/// Meant differences from kube-proxy's nftables mode: `modes::nftables` lists them all.
+#[test]
+fn node_ports_empty_balancers_and_addresses_of_nobody() {
+    with_service(&[A], |net, cluster| {
+        let ranges = json!({ "loadBalancerSourceRanges": ["192.0.2.10/32", "2001:db8:1::10/128"] });
+        cluster.publish("empty", 14, &ranges, &[]);
+        cluster.settle();
+        let asks = |who: &Netns, from: Option<IpAddr>, to| who.run_in(|| ask(Transport::Tcp, from, to, LIMIT)).unwrap();
+        for (family, nobodys, mask) in [(Family::V4, "10.96.7.7", 32), (Family::V6, "fd00:96::707", 128)] {
+            // All addresses of the node serve node ports, not only its primary ones.
+            for address in net::NODE_ADDRESSES {
+                let to = SocketAddr::new(address.of(family), node_port(10));
+                assert_eq!(asks(&net.client, Some(net::CLIENT.of(family)), to).unwrap().name, "a", "{to}");
+            }
+            // Clients learn that there is no endpoint, with any source ranges; and that a cluster IP has no such port.
+            let closed = SocketAddr::new(Vip::ClusterIp.of(10, family).ip(), 81);
+            for to in [Vip::LoadBalancer.of(14, family), closed] {
+                for source in [net::CLIENT, net::STRANGER] {
+                    let error = asks(&net.client, Some(source.of(family)), to).unwrap_err();
+                    assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{to}: {error}");
+                }
+            }
+            // An address in the network of cluster IPs that no Service has goes where routes lead.
+            net.second_node.add_address(&format!("{nobodys}/{mask}"), "lo").unwrap();
+            let to = SocketAddr::new(nobodys.parse().unwrap(), 80);
+            let _server = Witness::start(&net.second_node, "elsewhere", &[(Transport::Tcp, to)]).unwrap();
+            assert_eq!(asks(&net.node, None, to).unwrap().name, "elsewhere");
+        }
+    });
+}
+
+/// The kernel sends each client few refusals by ICMP in a second; the rest would wait.
+fn everybody_is_refused(net: &Net, cluster: &mut Cluster) {
+    net.node.write_sysctl("net/ipv4/icmp_ratelimit", "1000").unwrap();
+    net.node.write_sysctl("net/ipv6/icmp/ratelimit", "1000").unwrap();
+    cluster.settle();
+    for to in everywhere() {
+        for (who, from) in [(&net.client, Some(net::CLIENT.of(Family::of(to.ip())))), (&net.node, None)] {
+            // iptables mode leaves the node's own packets to addresses elsewhere alone.
+            if from.is_none() && cluster.proxier.mode() == Kind::Iptables && !net::is_nodes(to.ip()) {
+                continue;
+            }
+            let begin = Instant::now();
+            let asked = || (0..20).map(|_| ask(Transport::Tcp, from, to, LIMIT).unwrap_err().kind()).collect();
+            let refused: BTreeSet<io::ErrorKind> = who.run_in(asked).unwrap();
+            assert_eq!(refused, BTreeSet::from([io::ErrorKind::ConnectionRefused]), "{from:?} {to}");
+            assert!(begin.elapsed() < LIMIT / 2, "{from:?} {to}: {:?}", begin.elapsed());
+        }
+    }
+}
+
+#[test]
+fn many_clients_of_a_service_without_endpoints_are_refused_at_once() {
+    with_service(&[], everybody_is_refused);
+}
+
+#[test]
+fn many_clients_of_a_service_without_endpoints_are_refused_at_once_in_iptables_mode() {
+    with_service_in(Kind::Iptables, &[NEEDS, &[Need::IptablesNft]].concat(), &[], everybody_is_refused);
+}
+
+/// A pod of another node, an endpoint on a third node that can answer it directly, and the node between them. Pods of this node keep their source.
+#[test]
+fn pods_of_other_nodes_get_endpoints_on_a_third_node() {
+    with_service(&[], |net, cluster| {
+        let third = net::Pair { v4: "10.244.3.10", v6: "fd00:244:3::10" };
+        veth_pair((&net.second_node, "direct"), (&net.client, "direct")).unwrap();
+        let mut lines = net::Lines::default();
+        lines.address(third, (32, 128), "lo").link_route(net::POD_R, "direct");
+        net::batch(&net.client, &lines.0);
+        let mut lines = net::Lines::default();
+        lines.link_route(third, "direct");
+        net::batch(&net.second_node, &lines.0);
+        let mut lines = net::Lines::default();
+        for (network, via) in [("10.244.3.0/24", net::CLIENT.v4), ("fd00:244:3::/48", net::CLIENT.v6)] {
+            lines.0.push(format!("route add {network} via {via}"));
+        }
+        net::batch(&net.node, &lines.0);
+        let at = |transport| FAMILIES.map(|family| (transport, SocketAddr::new(third.of(family), net::POD_PORT)));
+        let places = [Transport::Tcp, Transport::Udp].map(at);
+        let _server = Witness::start(&net.client, "t", places.as_flattened()).unwrap();
+        cluster.publish("web", 10, &json!({ "externalTrafficPolicy": "Local" }), &[(third, "node-3")]);
+        cluster.settle();
+        for family in FAMILIES {
+            let to = SocketAddr::new(net::NODE_UPLINK.of(family), node_port(10));
+            for transport in [Transport::Tcp, Transport::Udp] {
+                let asks = |who: &Netns, from: IpAddr, to| {
+                    who.run_in(|| ask(transport, Some(from), to, LIMIT)).unwrap().unwrap()
+                };
+                let answer = asks(&net.second_node, net::POD_R.of(family), to);
+                assert_eq!((answer.name.as_str(), net::is_nodes(answer.peer.ip())), ("t", true), "{transport:?} {to}");
+                let own = net::POD_B.of(family);
+                for to in [to, Vip::LoadBalancer.of(10, family)] {
+                    let answer = asks(&net.pod_b, own, to);
+                    assert_eq!((answer.name.as_str(), answer.peer.ip()), ("t", own), "{transport:?} {to}");
+                }
+            }
+        }
+    });
+}
+
+/// A load balancer's source ranges and its endpoints are in one table: while that is gone, no connection gets through.
+#[test]
+fn a_flush_of_the_rule_set_opens_nothing() {
+    with_service(&[A], |net, cluster| {
+        let ranges = json!({ "loadBalancerSourceRanges": ["192.0.2.10/32", "2001:db8:1::10/128"] });
+        cluster.publish("web", 10, &ranges, &[A]);
+        cluster.settle();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let strangers = FAMILIES.map(|family| {
+            let (is_over, to) = (Arc::clone(&is_over), Vip::LoadBalancer.of(10, family));
+            let tries = move || {
+                let (mut tries, mut answers) = (0, Vec::new());
+                while !is_over.load(Ordering::Relaxed) {
+                    let from = Some(net::STRANGER.of(family));
+                    answers.extend(ask(Transport::Tcp, from, to, Duration::from_millis(20)));
+                    tries += 1;
+                }
+                (tries, answers)
+            };
+            net.client.spawn(tries).unwrap()
+        });
+        for _ in 0..50 {
+            net.node.run_in(|| oracle::run("nft", &["flush ruleset"], None)).unwrap().unwrap();
+            std::thread::sleep(Duration::from_millis(20));
+            cluster.proxier.request_full(cluster.now());
+            cluster.settle();
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        is_over.store(true, Ordering::Relaxed);
+        for stranger in strangers {
+            let (tries, answers) = stranger.join().unwrap();
+            assert!(tries > 20 && answers.is_empty(), "{tries} tries: {answers:?}");
+        }
+        for family in FAMILIES {
+            let (from, to) = (Some(net::CLIENT.of(family)), Vip::LoadBalancer.of(10, family));
+            assert_eq!(net.client.run_in(|| ask(Transport::Tcp, from, to, LIMIT)).unwrap().unwrap().name, "a");
+        }
+    });
+}
+
+/// A cluster IP answers no pings: they are refused at once, and the node's own addresses answer.
+#[test]
+fn pings_to_a_cluster_ip_are_refused() {
+    with_service(&[A, R], |net, _| {
+        net.client.write_sysctl("net/ipv4/ping_group_range", "0 0").unwrap();
+        for family in FAMILIES {
+            let ping = |to| net.client.run_in(|| ping(to, LIMIT)).unwrap();
+            ping(net::NODE.of(family)).unwrap();
+            let error = ping(Vip::ClusterIp.of(10, family).ip()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{family:?}: {error}");
+        }
+    });
+}
+
+/// Whether a program at this loopback address of the node gets a client's datagram to there.
+fn is_reached(net: &Net, program: &UdpSocket) -> bool {
+    let (from, to) = (net::CLIENT.of(Family::V4), program.local_addr().unwrap());
+    net.client.run_in(|| UdpSocket::bind((from, 0)).unwrap().send_to(b"?", to)).unwrap().unwrap();
+    program.recv(&mut [0]).is_ok()
+}
+
+/// Node ports at loopback addresses that the configuration names. Neighbours reach neither them nor programs that listen only there.
+fn node_ports_on_localhost(mode: Kind, needs: &[Need], unguard: &[&str]) {
+    let localhost = json!({ "nodePortAddresses": ["localhost"] });
+    with_service_by((mode, &localhost), needs, &[A], |net, cluster| {
+        let of = |family: Family| SocketAddr::new(family.localhost(), node_port(10));
+        let asked = |transport, to| net.node.run_in(|| ask(transport, None, to, LIMIT)).unwrap();
+        let is_relay = mode == Kind::Userspace;
+        let served: &[Family] = if is_relay { &FAMILIES } else { &[Family::V4] };
+        let transports = [Transport::Tcp, Transport::Udp];
+        for (pods, name, policy) in [(&[R][..], "r", "Local"), (&[R], "r", "Cluster"), (&[A], "a", "Cluster")] {
+            cluster.publish("web", 10, &json!({ "externalTrafficPolicy": policy }), pods);
+            cluster.settle();
+            for (transport, family) in transports.into_iter().flat_map(|of| served.iter().map(move |to| (of, *to))) {
+                let answer = asked(transport, of(family)).unwrap();
+                assert_eq!(answer.name, name, "{transport:?} {family} {policy}");
+                assert!(net::is_nodes(answer.peer.ip()), "{transport:?} {family} {policy}: {answer:?}");
+            }
+        }
+        for family in FAMILIES {
+            // There is no listener on other addresses, and where the kernel cannot send from.
+            let elsewhere = SocketAddr::new(net::NODE.of(family), node_port(10));
+            let unserved = [elsewhere].into_iter().chain((!served.contains(&family)).then(|| of(family)));
+            for to in unserved {
+                assert_eq!(asked(Transport::Tcp, to).unwrap_err().kind(), io::ErrorKind::ConnectionRefused, "{to}");
+            }
+        }
+        cluster.publish("web", 10, &json!({}), &[]);
+        cluster.settle();
+        let error = asked(Transport::Tcp, of(Family::V4)).unwrap_err();
+        // Userspace mode accepts a connection before it looks for an endpoint.
+        let ends = [io::ErrorKind::ConnectionRefused, io::ErrorKind::ConnectionReset];
+        assert!(ends[..=usize::from(is_relay)].contains(&error.kind()), "{error:?}");
+
+        let routed = net.node.run_in(|| std::fs::read_to_string("/proc/sys/net/ipv4/conf/all/route_localnet"));
+        assert_eq!(routed.unwrap().unwrap().trim(), if is_relay { "0" } else { "1" });
+        cluster.publish("web", 10, &json!({}), &[A]);
+        cluster.settle();
+        net.client.write_sysctl("net/ipv4/conf/all/route_localnet", "1").unwrap();
+        let lines = [
+            "route del table local 127.0.0.0/8 dev lo".to_owned(),
+            "route del table local 127.0.0.1 dev lo".to_owned(),
+            format!("route add 127.0.0.1 via {}", net::NODE.v4),
+        ];
+        net::batch(&net.client, &lines);
+        let private = net.node.run_in(|| UdpSocket::bind((Family::V4.localhost(), 7_000))).unwrap().unwrap();
+        private.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        assert!(!is_reached(net, &private));
+        if let [program, arguments @ ..] = unguard {
+            // Packets of neighbours to a loopback node port are not led to an endpoint. iptables mode translates first, as kube-proxy's rules do.
+            let tracked = || net.node.run_in(|| oracle::run("conntrack", &["-L", "-s", net::CLIENT.v4], None)).unwrap();
+            let at_node_port = net.client.run_in(|| UdpSocket::bind((net::CLIENT.v4, 0)).unwrap()).unwrap();
+            at_node_port.send_to(b"?", of(Family::V4)).unwrap();
+            assert_eq!(tracked().unwrap().stdout.contains("dst=127.0.0.1"), mode == Kind::Iptables);
+            net.node.run_in(|| oracle::run(program, arguments, None)).unwrap().unwrap();
+            assert!(is_reached(net, &private), "the guard is what keeps it off");
+            // After a cleanup too: the kubelet's chain stays and goes on guarding, nftables mode's table does not.
+            cluster.pass_in(Duration::from_secs(3_600)).unwrap();
+            assert!(!is_reached(net, &private));
+            net.node.run_in(|| cluster.clean_up()).unwrap();
+            let routed = net.node.run_in(|| std::fs::read_to_string("/proc/sys/net/ipv4/conf/all/route_localnet"));
+            assert_eq!(routed.unwrap().unwrap().trim(), if mode == Kind::Iptables { "1" } else { "0" });
+            assert!(!is_reached(net, &private));
+        }
+    });
+}
+
+#[test]
+fn node_ports_on_localhost_in_nftables_mode() {
+    node_ports_on_localhost(Kind::Nftables, NEEDS, &["nft", "flush", "chain", "ip", "proxier", "prerouting-guard"]);
+}
+
+#[test]
+fn node_ports_on_localhost_in_iptables_mode() {
+    let needs = [NEEDS, &[Need::IptablesNft]].concat();
+    node_ports_on_localhost(Kind::Iptables, &needs, &["iptables-nft", "-F", "KUBE-FIREWALL"]);
+}
+
+#[test]
+fn node_ports_on_localhost_in_userspace_mode() {
+    node_ports_on_localhost(Kind::Userspace, &[Need::Root, Need::Veth], &[]);
+}

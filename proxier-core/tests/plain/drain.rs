@@ -1,0 +1,327 @@
+//! Draining: no connection is cut before the deadline, and none keeps its real server after it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use ipvs::model::{ObservedRealServer, Protocol, Stats, Weight};
+use ipvs::{RealServer, RealServerKey, VirtualServerKey};
+use proptest::prelude::*;
+use proxier_core::modes::ipvs::drain::{Drains, Finish, Policy, Verdicts};
+use proxier_core::time::Moment;
+use serde_json::json;
+
+fn secs(secs: u64) -> Moment {
+    Duration::from_secs(secs)
+}
+
+fn key(number: u8) -> VirtualServerKey {
+    format!("TCP 10.96.0.{number}:80").parse().unwrap()
+}
+
+fn real(number: u8) -> RealServerKey {
+    format!("10.244.0.{number}:8080").parse().unwrap()
+}
+
+/// A real server as the kernel lists it.
+fn listed(real: RealServerKey, weight: u32, active: u32, inactive: u32, persistent: u32) -> ObservedRealServer {
+    let server = RealServer { key: real, config: RealServer::new("1.2.3.4:5".parse().unwrap()).config };
+    serde_json::from_value(json!({
+        "server": server.with_weight(Weight::new(weight).unwrap()),
+        "active_connections": active,
+        "inactive_connections": inactive,
+        "persistent_connections": persistent,
+        "stats": Stats::default(),
+    }))
+    .unwrap()
+}
+
+fn reals(verdicts: &Verdicts) -> [Vec<RealServerKey>; 3] {
+    let finished = verdicts.finished.iter().map(|finished| finished.real).collect();
+    let waiting = verdicts.waiting.iter().map(|waiting| waiting.real).collect();
+    [finished, waiting, verdicts.vanished.clone()]
+}
+
+#[test]
+fn it_is_looked_at_soon_then_less_often() {
+    let mut drains = Drains::new(Policy::default());
+    assert!(drains.is_empty());
+    assert!(drains.begin(key(1), real(1), secs(0)));
+    assert!(drains.is_draining(&key(1), &real(1)));
+    let mut at = Vec::new();
+    for _ in 0..9 {
+        let now = drains.next_check().unwrap();
+        at.push(now.as_secs());
+        assert_eq!(drains.due(now.saturating_sub(Duration::from_nanos(1))), BTreeSet::new());
+        assert_eq!(drains.due(now), BTreeSet::from([key(1)]));
+        let verdicts = drains.observe(&key(1), &[listed(real(1), 0, 1, 0, 0)], now);
+        assert_eq!(reals(&verdicts), [vec![], vec![real(1)], vec![]]);
+        assert_eq!(drains.due(now), BTreeSet::new());
+    }
+    assert_eq!(at, [1, 3, 7, 15, 31, 63, 123, 183, 243]);
+}
+
+#[test]
+fn pauses_of_no_length_are_no_loop() {
+    let mut policy = Policy::default();
+    (policy.first_poll, policy.poll) = (Duration::ZERO, Duration::ZERO);
+    let mut drains = Drains::new(policy);
+    drains.begin(key(1), real(1), secs(5));
+    for millis in [5_010, 5_020, 5_030] {
+        let now = Duration::from_millis(millis);
+        assert_eq!(drains.next_check(), Some(now));
+        drains.observe_failed(&key(1), now);
+    }
+}
+
+/// Decision of `observe` in each case: connections of either kind count, templates of persistence do not.
+#[test]
+fn connections_decide() {
+    let cases = [
+        ((0, 0, 0), Some(0), true),
+        ((1, 0, 0), Some(1), false),
+        ((0, 1, 0), Some(1), false),
+        ((0, 0, 9), Some(0), true),
+        ((u32::MAX, u32::MAX, 0), Some(u64::from(u32::MAX) * 2), false),
+    ];
+    for ((active, inactive, persistent), connections, finished) in cases {
+        let mut drains = Drains::new(Policy::default());
+        drains.begin(key(1), real(1), secs(0));
+        let verdicts = drains.observe(&key(1), &[listed(real(1), 0, active, inactive, persistent)], secs(1));
+        let seen = verdicts.finished.iter().map(|finished| (finished.connections, true));
+        let seen: Vec<_> = seen.chain(verdicts.waiting.iter().map(|of| (of.connections, false))).collect();
+        assert_eq!(seen, [(connections, finished)], "{active} {inactive} {persistent}");
+        assert_eq!(drains.iter().next().unwrap().connections, connections);
+    }
+}
+
+#[test]
+fn one_that_is_gone_is_forgotten_and_others_are_not() {
+    let mut drains = Drains::new(Policy::default());
+    for number in 1..=3 {
+        drains.begin(key(1), real(number), secs(0));
+    }
+    drains.begin(key(2), real(1), secs(0));
+    let there = [listed(real(3), 0, 0, 0, 0), listed(real(9), 1, 0, 0, 0), listed(real(2), 0, 4, 0, 0)];
+    let verdicts = drains.observe(&key(1), &there, secs(1));
+    assert_eq!(reals(&verdicts), [vec![real(3)], vec![real(2)], vec![real(1)]]);
+    assert!(!drains.is_draining(&key(1), &real(1)));
+    assert!(drains.is_draining(&key(2), &real(1)));
+    // A finished one stays until its deletion is reported.
+    assert!(drains.is_draining(&key(1), &real(3)));
+    assert!(drains.deleted(&key(1), &real(3)));
+    assert!(!drains.deleted(&key(1), &real(3)));
+    assert_eq!(drains.of(&key(1)).collect::<Vec<_>>(), [real(2)]);
+    assert_eq!(drains.len(), 2);
+    drains.forget_virtual_server(&key(1));
+    drains.forget_virtual_server(&key(2));
+    assert_eq!((drains.next_check(), drains.is_empty()), (None, true));
+    assert_eq!(drains, Drains::new(Policy::default()));
+}
+
+#[test]
+fn a_weight_that_came_back_is_reported() {
+    let mut drains = Drains::new(Policy::default());
+    drains.begin(key(1), real(1), secs(0));
+    drains.begin(key(1), real(2), secs(0));
+    let there = [listed(real(1), 1, 1, 0, 0), listed(real(2), 0, 1, 0, 0)];
+    assert_eq!(drains.observe(&key(1), &there, secs(1)).takes_connections, [real(1)]);
+}
+
+#[test]
+fn a_second_one_brings_the_next_look_forward_and_none_pushes_it_back() {
+    let mut drains = Drains::new(Policy::default());
+    drains.begin(key(1), real(1), secs(0));
+    for _ in 0..5 {
+        let now = drains.next_check().unwrap();
+        drains.observe(&key(1), &[listed(real(1), 0, 1, 0, 0)], now);
+    }
+    assert_eq!(drains.next_check(), Some(secs(63)));
+    drains.begin(key(1), real(2), secs(40));
+    assert_eq!(drains.next_check(), Some(secs(41)));
+    // Added later: the first check does not wait for it.
+    drains.begin(key(1), real(3), Duration::from_millis(40_900));
+    assert_eq!(drains.next_check(), Some(secs(41)));
+    // Beginning twice has no effect.
+    assert!(!drains.begin(key(1), real(2), secs(50)));
+    assert_eq!(drains.iter().map(|of| of.since.as_secs()).collect::<Vec<_>>(), [0, 40, 40]);
+}
+
+/// A deadline whose deletion fails is reported again at each check, not in a loop.
+#[test]
+fn a_deadline_comes_up_until_it_is_deleted() {
+    let mut drains = Drains::new(Policy::default());
+    drains.begin(key(1), real(1), secs(0));
+    let there = [listed(real(1), 0, 7, 0, 0)];
+    for at in [1, 3, 7, 15, 31, 63] {
+        drains.observe(&key(1), &there, secs(at));
+    }
+    for at in (123..900).step_by(60) {
+        assert_eq!(reals(&drains.observe(&key(1), &there, secs(at)))[1], [real(1)]);
+    }
+    assert_eq!(drains.next_check(), Some(secs(900)), "its time is over before the next look");
+    assert_eq!(drains.due(secs(900)), BTreeSet::from([key(1)]));
+    for at in [900, 960, 1020] {
+        assert_eq!(drains.next_check(), Some(secs(at)));
+        let finished = drains.observe(&key(1), &there, secs(at)).finished;
+        assert_eq!((finished[0].why, finished[0].connections), (Finish::Deadline, Some(7)));
+    }
+    assert!(drains.deleted(&key(1), &real(1)));
+    assert_eq!(drains, Drains::new(Policy::default()));
+}
+
+#[test]
+fn who_drains() {
+    let policy = Policy::default();
+    for (text, drains) in [
+        ("TCP 10.0.0.1:80", true),
+        ("TCP [fd00::1]:80", true),
+        ("UDP 10.0.0.1:53", false),
+        ("SCTP 10.0.0.1:99", false),
+        ("FWM 7", false),
+    ] {
+        assert_eq!(policy.drains(&text.parse().unwrap()), drains, "{text}");
+    }
+    let mut policy = Policy::default();
+    policy.protocols.insert(Protocol::Udp);
+    assert!(policy.drains(&"UDP 10.0.0.1:53".parse().unwrap()));
+    policy.deadline = Some(Duration::ZERO);
+    assert!(!policy.drains(&key(1)));
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Begin(u8, u8),
+    Cancel(u8, u8),
+    DeleteVirtualServer(u8),
+    Connections(u8, u8, u32),
+    Vanish(u8, u8),
+    Pass { millis: u64, listing_fails: bool, deleting_fails: bool },
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let place = || (0..3_u8, 0..4_u8);
+    let event = prop_oneof![
+        4 => place().prop_map(|(key, real)| Event::Begin(key, real)),
+        1 => place().prop_map(|(key, real)| Event::Cancel(key, real)),
+        1 => (0..3_u8).prop_map(Event::DeleteVirtualServer),
+        3 => (place(), 0..3_u32).prop_map(|((key, real), count)| Event::Connections(key, real, count)),
+        1 => place().prop_map(|(key, real)| Event::Vanish(key, real)),
+        6 => (prop_oneof![0..3_000_u64, 0..400_000_u64], prop::bool::weighted(0.2), prop::bool::weighted(0.2))
+            .prop_map(|(millis, listing_fails, deleting_fails)| Event::Pass { millis, listing_fails, deleting_fails }),
+    ];
+    prop::collection::vec(event, 1..120)
+}
+
+fn policies() -> impl Strategy<Value = Policy> {
+    let deadline = prop::option::weighted(0.8, 1..2_000_u64);
+    (deadline, 500..5_000_u64, 0..100_000_u64).prop_map(|(deadline, first, poll)| {
+        let mut policy = Policy::default();
+        policy.deadline = deadline.map(secs);
+        policy.first_poll = Duration::from_millis(first);
+        policy.poll = Duration::from_millis(poll);
+        policy
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// A reconciler that checks whenever it is time, in simulated time, on a kernel in which connections come and go.
+    #[test]
+    fn never_before_the_time_and_never_after(events in events(), policy in policies()) {
+        let mut drains = Drains::new(policy.clone());
+        // The kernel: connections of each real server with weight 0. The book: since when each drains.
+        let mut kernel: BTreeMap<(VirtualServerKey, RealServerKey), u32> = BTreeMap::new();
+        let mut book: BTreeMap<(VirtualServerKey, RealServerKey), Moment> = BTreeMap::new();
+        let longest = policy.poll.max(policy.first_poll).max(Policy::SHORTEST_POLL);
+        let mut now = Moment::ZERO;
+        // A deletion that fails is tried again at the next check.
+        let mut excused = Moment::ZERO;
+        for event in events {
+            match event {
+                Event::Begin(virtual_server, server) => {
+                    let place = (key(virtual_server), real(server));
+                    kernel.entry(place).or_insert(1);
+                    let new = drains.begin(place.0, place.1, now);
+                    prop_assert_eq!(new, !book.contains_key(&place));
+                    book.entry(place).or_insert(now);
+                }
+                Event::Cancel(virtual_server, server) => {
+                    let place = (key(virtual_server), real(server));
+                    prop_assert_eq!(drains.cancel(&place.0, &place.1), book.remove(&place).is_some());
+                }
+                Event::DeleteVirtualServer(virtual_server) => {
+                    kernel.retain(|(of, _), _| *of != key(virtual_server));
+                    book.retain(|(of, _), _| *of != key(virtual_server));
+                    drains.forget_virtual_server(&key(virtual_server));
+                }
+                Event::Connections(virtual_server, server, count) => {
+                    let place = (key(virtual_server), real(server));
+                    kernel.entry(place).and_modify(|connections| *connections = count);
+                }
+                Event::Vanish(virtual_server, server) => {
+                    kernel.remove(&(key(virtual_server), real(server)));
+                }
+                Event::Pass { millis, listing_fails, deleting_fails } => {
+                    let end = now + Duration::from_millis(millis);
+                    let mut looks = 0;
+                    while let Some(at) = drains.next_check().filter(|at| *at <= end) {
+                        prop_assert!(at >= now, "time goes back");
+                        now = at;
+                        looks += 1;
+                        prop_assert!(looks < 100_000, "an endless loop");
+                        let due = drains.due(now);
+                        prop_assert!(!due.is_empty());
+                        for virtual_server in due {
+                            let verdicts = if listing_fails {
+                                drains.observe_failed(&virtual_server, now)
+                            } else {
+                                let there = kernel.iter().filter(|((of, _), _)| *of == virtual_server);
+                                let there: Vec<_> =
+                                    there.map(|((_, real), count)| listed(*real, 0, *count, 0, 5)).collect();
+                                drains.observe(&virtual_server, &there, now)
+                            };
+                            for finished in verdicts.finished {
+                                let place = (virtual_server, finished.real);
+                                // Never one that was cancelled, never one that has connections and time left.
+                                let since = book.get(&place).copied();
+                                prop_assert!(since.is_some());
+                                let over = policy.deadline.is_some_and(|deadline| since.unwrap() + deadline <= now);
+                                prop_assert!(over || kernel.get(&place) == Some(&0));
+                                if deleting_fails {
+                                    excused = now + longest;
+                                } else {
+                                    kernel.remove(&place);
+                                    book.remove(&place);
+                                    prop_assert!(drains.deleted(&place.0, &place.1));
+                                }
+                            }
+                            for gone in verdicts.vanished {
+                                prop_assert!(!kernel.contains_key(&(virtual_server, gone)));
+                                book.remove(&(virtual_server, gone));
+                            }
+                            for waiting in verdicts.waiting {
+                                let since = book[&(virtual_server, waiting.real)];
+                                prop_assert!(policy.deadline.is_none_or(|deadline| now < since + deadline));
+                            }
+                            prop_assert!(!drains.due(now).contains(&virtual_server));
+                        }
+                    }
+                    now = end;
+                    if let Some(next) = drains.next_check() {
+                        prop_assert!(next > now && next <= now + longest);
+                    }
+                    // No real server that could be deleted is left after its time.
+                    for (place, since) in &book {
+                        let over = policy.deadline.is_some_and(|deadline| *since + deadline <= now);
+                        prop_assert!(!over || now <= excused, "{:?} since {:?}, now {:?}", place, since, now);
+                    }
+                }
+            }
+            let known: Vec<_> = drains.iter().map(|of| ((of.virtual_server, of.real), of.since)).collect();
+            prop_assert_eq!(known, book.clone().into_iter().collect::<Vec<_>>());
+            prop_assert_eq!(drains.len(), book.len());
+            prop_assert_eq!(drains.next_check().is_none(), book.is_empty());
+        }
+    }
+}

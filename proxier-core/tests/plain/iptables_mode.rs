@@ -1,0 +1,1361 @@
+//! iptables mode on a kernel in memory: changes, restarts, strangers, faults.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use iptables::fake::FakeHost;
+use iptables::{Backend, ChainName, Edit, Family as Side, Iptables, Rule, TableName, Transaction};
+use proptest::prelude::*;
+use proxier_core::config::{Families, NodePortAddresses};
+use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
+use proxier_core::modes::{self, iptables as mode};
+use proxier_core::net::Family;
+use proxier_core::plan::report::{Report, RuleCount};
+use proxier_core::plan::step::{Action, Part};
+use proxier_core::ports::PortErrorKind;
+use proxier_core::reconciler::Options;
+use proxier_core::reconciler::schedule::Limits;
+use proxier_core::service::{Indexed, NodeFacts};
+use proxier_core::snapshot::{HostAddresses, Node as NodeOfCluster, ObjectKey, Store};
+use serde_json::{Value, json};
+
+use crate::node::{self, Node, Objects, a_spec, options_of, prepared, service, slice, texts};
+
+fn kernel() -> FakeKernel {
+    prepared(FakeKernel::new())
+}
+
+/// A kernel on which `iptables` is the legacy back end's.
+fn legacy_kernel() -> FakeKernel {
+    prepared(FakeKernel::with_iptables(|| FakeHost::new().with_default(Backend::Legacy)))
+}
+
+fn options() -> Options {
+    options_of(modes::Kind::Iptables)
+}
+
+fn new() -> Node {
+    Node::on(kernel(), options())
+}
+
+impl Node {
+    /// Adds this many Services with two endpoints each.
+    fn services(&mut self, count: u8) {
+        for number in 1..=count {
+            self.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+            self.slice(&format!("s{number}"), &["10.244.0.1", "10.244.0.2"]);
+        }
+    }
+
+    fn v4_rules(&self) -> String {
+        self.rules(Side::Ipv4)
+    }
+
+    /// Tables written so far.
+    fn writes(&self) -> u64 {
+        self.kernel.writes().rules
+    }
+
+    /// Makes reading rules fail from now on.
+    fn forbid_reading(&self) {
+        self.kernel.fail(Fault::new(Call::RulesDump, PortErrorKind::Other).every());
+    }
+
+    /// Makes a foreign change of rules.
+    fn others(&self, side: Side, change: &Transaction) {
+        let backend = self.backend;
+        self.kernel.with_host(|host| Iptables::open(host, side, backend).unwrap().restore(change)).unwrap();
+    }
+
+    #[track_caller]
+    fn has(&self, line: &str) {
+        assert!(self.v4_rules().contains(line), "{line} is missing in {}", self.v4_rules());
+    }
+
+    #[track_caller]
+    fn has_not(&self, line: &str) {
+        assert!(!self.v4_rules().contains(line), "{line} is in {}", self.v4_rules());
+    }
+}
+
+fn chain(name: &str) -> ChainName {
+    ChainName::new(name).unwrap()
+}
+
+fn rule(text: &str) -> Rule {
+    Rule::parse(text).unwrap()
+}
+
+fn steps(report: &Report) -> BTreeMap<(Part, Action), u64> {
+    report.applied.done.iter().filter(|((part, _), _)| *part != Part::Sysctl).map(|(of, count)| (*of, *count)).collect()
+}
+
+#[test]
+fn a_service_is_chains_and_lines() {
+    let mut node = new();
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.slice("web", &["10.244.0.1", "10.244.0.2"]);
+    node.service("none", json!({"clusterIP": "10.96.0.3"}));
+    let report = node.settles();
+    for line in [
+        "--comment \"demo/web:p cluster IP\" -m tcp -p tcp -d 10.96.0.1 --dport 80 -j KUBE-SVC-",
+        "--probability 0.5000000000 -j KUBE-SEP-",
+        "-j DNAT --to-destination 10.244.0.2:8080",
+        "--comment \"demo/none:p has no endpoints\" -m tcp -p tcp -d 10.96.0.3 --dport 80 -j REJECT",
+    ] {
+        node.has(line);
+    }
+    // Both families, each filter and nat.
+    assert_eq!(node.writes(), 4);
+    assert_eq!(report.applied.restored, [Family::V4, Family::V6]);
+    assert_eq!(steps(&report)[&(Part::Frontend, Action::Add)], 2);
+}
+
+/// Several threads make and compare this many Services: from nothing, over complete rules, and over incomplete ones.
+#[test]
+fn what_threads_make_in_parts_is_whole() {
+    let mut node = new();
+    let publish = |node: &mut Node| {
+        for number in 0..1_200_u16 {
+            let [high, low] = number.to_be_bytes();
+            node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.{high}.{low}")}));
+            node.slice(&format!("s{number}"), &["10.244.0.1", "10.244.0.2"]);
+        }
+    };
+    publish(&mut node);
+    node.settles();
+    let whole = node.v4_rules();
+    assert_eq!(whole.matches(":KUBE-SVC-").count(), 1_200);
+    assert_eq!(whole.matches(":KUBE-SEP-").count(), 2_400);
+    assert_eq!(whole.matches("-j DNAT").count(), 2_400);
+    assert_eq!(node.full().writes(), 0);
+    // One chain of each part goes, and one unwanted chain comes.
+    let chains: Vec<&str> =
+        whole.lines().filter_map(|line| line.strip_prefix(":KUBE-SVC-")?.split(' ').next()).collect();
+    let mut change = Transaction::new();
+    let nat = change.table(TableName::NAT);
+    for place in [0, 599, 1_199] {
+        nat.edit(Edit::Flush(chain(&format!("KUBE-SVC-{}", chains[place]))));
+    }
+    nat.chain(chain("KUBE-SVC-AAAAAAAAAAAAAAAA"));
+    node.others(Side::Ipv4, &change);
+    let report = node.full();
+    assert_eq!(steps(&report)[&(Part::Frontend, Action::Change)], 3);
+    let sorted = |text: &str| {
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(sorted(&node.v4_rules()), sorted(&whole));
+    // The next process finds everything.
+    let mut next = node.next(options());
+    publish(&mut next);
+    assert_eq!(next.settles().writes(), 0);
+}
+
+#[test]
+fn a_change_writes_its_own_chains_and_reads_nothing() {
+    let mut node = new();
+    node.services(50);
+    node.settles();
+    let before = node.writes();
+    node.forbid_reading();
+    node.slice("s7", &["10.244.0.1", "10.244.0.3"]);
+    let report = node.settles();
+    assert_eq!(steps(&report), [((Part::Rules, Action::Change), 1), ((Part::Frontend, Action::Change), 1)].into());
+    assert_eq!(node.writes(), before + 1, "nat of IPv4");
+    node.has("--to-destination 10.244.0.3:8080");
+    // A Service without endpoints is refused, in the other table.
+    node.slice("s7", &[]);
+    node.settles();
+    assert_eq!(node.writes(), before + 3);
+    node.has("demo/s7:p has no endpoints");
+    node.has_not("demo/s7:p cluster IP");
+    node.no_service("s7");
+    let report = node.settles();
+    assert_eq!(steps(&report)[&(Part::Frontend, Action::Delete)], 1);
+    node.has_not("demo/s7:p");
+    node.kernel.clear_faults();
+    assert_eq!(node.full().writes(), 0);
+}
+
+#[test]
+fn a_restart_writes_nothing() {
+    let mut node = new();
+    node.services(5);
+    node.settles();
+    let (before, rules) = (node.writes(), node.v4_rules());
+    let mut next = node.next(options());
+    next.services(5);
+    let report = next.settles();
+    assert_eq!(report.writes(), 0, "{report:#?}");
+    assert_eq!((next.writes(), next.v4_rules()), (before, rules));
+    // The process knows the rules now.
+    next.forbid_reading();
+    next.slice("s2", &["10.244.0.9"]);
+    next.settles();
+    next.has("--to-destination 10.244.0.9:8080");
+}
+
+/// The rules of a kube-proxy that serves the same, as it writes them.
+#[test]
+fn what_kube_proxy_has_left_is_taken_over_without_a_write() {
+    let node = new();
+    let mut store = Store::new("node-a");
+    store.upsert_service(&service("web", json!({"clusterIP": "10.96.0.1"})));
+    store.upsert_slice(&slice("web", &["10.244.0.1", "10.244.0.2"]));
+    let interfaces = [("eth0".to_owned(), vec!["192.0.2.10".parse().unwrap(), "2001:db8::10".parse().unwrap()])];
+    let host = HostAddresses { interfaces: interfaces.into() };
+    let facts = NodeFacts::new(&options().config, &NodeOfCluster::new("node-a"), &host);
+    let all = Indexed::build(&store, &facts, mode::Index::new(&facts, mode::Options::default()));
+    let wanted = all.wanted();
+    for (family, side) in [(Family::V4, Side::Ipv4), (Family::V6, Side::Ipv6)] {
+        let mut theirs = mode::changes(&wanted, &iptables::Dump::default(), family).unwrap();
+        for table in [TableName::MANGLE, TableName::NAT, TableName::FILTER] {
+            theirs.table(table).chain(chain("KUBE-PROXY-CANARY"));
+        }
+        node.others(side, &theirs);
+    }
+    let before = node.v4_rules();
+    let mut node = node.next(options());
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.slice("web", &["10.244.0.1", "10.244.0.2"]);
+    let report = node.settles();
+    let sysctls = [(Part::Sysctl, Action::Change)];
+    assert!(report.applied.done.keys().all(|done| sysctls.contains(done)), "{:?}", report.applied.done);
+    assert_eq!((node.writes(), node.v4_rules()), (0, before));
+}
+
+#[test]
+fn what_others_change_is_repaired_and_told() {
+    let mut node = new();
+    node.services(3);
+    node.settles();
+    let whole = sorted(&node);
+    let mut change = Transaction::new();
+    change.table(TableName::NAT).chain(chain("KUBE-SERVICES"));
+    node.others(Side::Ipv4, &change);
+    let report = node.full();
+    assert!(report.is_done(), "{report:#?}");
+    let drift: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
+    assert!(drift.iter().any(|line| line.contains("frontend TCP 10.96.0.2:80")), "{drift:?}");
+    assert!(drift.iter().any(|line| line.contains("rules IPv4")), "{drift:?}");
+    assert_eq!(sorted(&node), whole);
+
+    node.kernel.with_host(|host| host.flush(Side::Ipv4, Backend::NfTables));
+    let report = node.full();
+    assert!(report.is_done() && !report.drift.is_empty(), "{report:#?}");
+    assert_eq!(sorted(&node), whole);
+    assert_eq!(node.full().drift, []);
+}
+
+/// Exactly the Services whose lines differ are named.
+#[test]
+fn what_others_change_of_one_service_is_told_of_that_one() {
+    let mut node = new();
+    node.services(3);
+    node.service("none", json!({"clusterIP": "10.96.0.9"}));
+    node.settles();
+    let whole = sorted(&node);
+    let text = node.v4_rules();
+    let is_jump = |line: &&str| line.contains("-A KUBE-SERVICES ") && line.contains("-d 10.96.0.2 ");
+    let line = text.lines().find(is_jump).unwrap();
+    let mut change = Transaction::new();
+    change.table(TableName::NAT).chain(chain(line.rsplit(' ').next().unwrap()));
+    node.others(Side::Ipv4, &change);
+    let report = node.full();
+    assert!(report.is_done(), "{report:#?}");
+    let drift: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
+    let frontends: Vec<&String> = drift.iter().filter(|line| line.contains("frontend")).collect();
+    assert_eq!(frontends, ["~ frontend TCP 10.96.0.2:80 2 endpoints  (demo/s2:p)"], "{drift:?}");
+    assert_eq!(sorted(&node), whole);
+}
+
+/// A change after a flush would write chains that no rule leads to: without the canary it is not written, and everything is written at once.
+#[test]
+fn a_change_that_meets_a_flush_writes_everything_at_once() {
+    let mut node = new();
+    node.services(3);
+    node.settles();
+    node.kernel.with_host(|host| host.flush(Side::Ipv4, Backend::NfTables));
+    node.slice("s2", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
+    let report = node.pass();
+    assert!(report.has_failed() && !report.full, "{report:#?}");
+    assert_eq!(node.v4_rules(), "");
+    let then = node.now;
+    node.settles();
+    assert!(node.now <= then + Duration::from_secs(1), "{:?} after {then:?}", node.now);
+    node.has("demo/s1:p cluster IP");
+    node.has("--to-destination 10.244.0.3:8080");
+}
+
+#[test]
+fn while_the_lock_is_held_nothing_else_waits() {
+    let mut node = Node { backend: Backend::Legacy, ..Node::on(legacy_kernel(), options()) };
+    node.services(2);
+    node.settles();
+    node.kernel.with_host(|host| host.hold_lock(true));
+    node.slice("s1", &["10.244.0.8"]);
+    let report = node.pass();
+    let failures: Vec<_> = report.applied.failures.iter().map(|failure| failure.error.kind()).collect();
+    assert_eq!(failures, [PortErrorKind::Busy], "{report:#?}");
+    assert!(report.has_failed());
+    // Changes before the end of the pause do not wait for the lock again.
+    let (before, then) = (node.writes(), node.now);
+    node.slice("s2", &["10.244.0.9"]);
+    node.proxier.host_changed(node.now);
+    let report = node.pass();
+    assert!(report.rules_put_off.contains(&Family::V4), "{report:#?}");
+    assert_eq!((node.writes(), node.now), (before, then));
+    node.kernel.with_host(|host| host.hold_lock(false));
+    while !node.pass().is_done() {
+        assert!(node.now < then + Duration::from_secs(10), "never tried again");
+    }
+    node.has("--to-destination 10.244.0.8:8080");
+    node.has("--to-destination 10.244.0.9:8080");
+}
+
+fn sticky(ip: &str) -> Value {
+    json!({"clusterIP": ip, "sessionAffinity": "ClientIP"})
+}
+
+/// A kernel without `xt_recent` refuses Services with session affinity only.
+#[test]
+fn what_the_kernel_refuses_of_one_service_does_not_stop_the_others() {
+    for legacy in [false, true] {
+        let mut node = Node::on(if legacy { legacy_kernel() } else { kernel() }, options());
+        node.backend = if legacy { Backend::Legacy } else { Backend::NfTables };
+        node.kernel.with_host(|host| host.set_match("recent", false));
+        node.services(40);
+        for (name, ip) in [("bad-1", "10.96.1.1"), ("bad-2", "10.96.1.2")] {
+            node.service(name, sticky(ip));
+            node.slice(name, &["10.244.0.1"]);
+        }
+        let report = node.pass();
+        assert!(!report.has_failed() && !report.is_done(), "{report:#?}");
+        let refused: Vec<String> = report.refused_by_kernel().filter_map(|of| of.step.service.clone()).collect();
+        assert_eq!(refused, ["demo/bad-1:p", "demo/bad-2:p"]);
+        assert_eq!(node.v4_rules().matches("cluster IP\" -m tcp").count(), 40);
+        node.has_not("demo/bad");
+        // Changes of other Services cost the same as ever.
+        node.forbid_reading();
+        let before = node.writes();
+        node.slice("s9", &["10.244.0.9"]);
+        node.settles();
+        assert_eq!(node.writes(), before + 1);
+        node.kernel.clear_faults();
+        // A Service that no longer asks for affinity is served at once.
+        node.service("bad-1", json!({"clusterIP": "10.96.1.1"}));
+        let then = node.now;
+        node.settles();
+        assert_eq!(node.now, then);
+        node.has("demo/bad-1:p cluster IP");
+        // The other Service is served when the kernel takes its rules.
+        assert!(!node.full().is_done());
+        node.kernel.with_host(|host| host.set_match("recent", true));
+        let report = node.full();
+        assert!(report.is_done(), "{report:#?}");
+        node.has("demo/bad-2:p cluster IP");
+        assert_eq!(node.full().writes(), 0);
+    }
+}
+
+#[test]
+fn a_service_whose_change_is_refused_is_served_as_before() {
+    let mut node = new();
+    node.services(3);
+    node.service(
+        "s2",
+        json!({"clusterIP": "10.96.0.2", "type": "NodePort",
+        "ports": [{"name": "p", "port": 80, "nodePort": 30080}]}),
+    );
+    node.settles();
+    let before = node.v4_rules();
+    let of_s2 =
+        |text: &str| text.lines().filter(|line| line.contains("demo/s2:p")).map(str::to_owned).collect::<Vec<_>>();
+    node.kernel.with_host(|host| host.set_match("recent", false));
+    node.service(
+        "s2",
+        json!({"clusterIP": "10.96.0.2", "type": "NodePort", "sessionAffinity": "ClientIP",
+        "ports": [{"name": "p", "port": 80, "nodePort": 30080}]}),
+    );
+    node.slice("s1", &["10.244.0.7"]);
+    // The known rules are no basis for a change any more; the next pass reads them, and finds the refused Services.
+    assert!(node.pass().has_failed());
+    let report = node.pass();
+    assert!(!report.has_failed(), "{report:#?}");
+    let mut refused: Vec<String> = report.refused_by_kernel().filter_map(|of| of.step.service.clone()).collect();
+    refused.dedup();
+    assert_eq!(refused, ["demo/s2:p"]);
+    node.has("--to-destination 10.244.0.7:8080");
+    assert_eq!(of_s2(&node.v4_rules()), of_s2(&before));
+    // A Service that is served goes as usual.
+    node.no_service("s2");
+    node.settles();
+    node.has_not("demo/s2");
+}
+
+/// The API server gives a node port to one Service, but a watch may show two that want the same for a moment.
+#[test]
+fn who_is_refused_does_not_keep_a_node_port_from_another() {
+    let wants = |affinity: &str, ip: &str| {
+        json!({"clusterIP": ip, "type": "NodePort", "sessionAffinity": affinity,
+        "ports": [{"name": "p", "port": 80, "nodePort": 30080}]})
+    };
+    let mut node = new();
+    node.kernel.with_host(|host| host.set_match("recent", false));
+    for (name, affinity, ip) in
+        [("bad-1", "ClientIP", "10.96.1.1"), ("bad-2", "ClientIP", "10.96.1.2"), ("good", "None", "10.96.1.3")]
+    {
+        node.service(name, wants(affinity, ip));
+        node.slice(name, &["10.244.0.1"]);
+    }
+    let node_ports = |node: &Node| {
+        let text = node.v4_rules();
+        let lines = text.lines().filter(|line| line.contains("-A KUBE-NODEPORTS") && line.contains("--dport 30080"));
+        lines
+            .map(|line| line.split("--comment ").nth(1).unwrap().split(' ').next().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    for _ in 0..2 {
+        let report = node.full();
+        assert!(!report.has_failed() && !report.is_done(), "{report:#?}");
+        assert_eq!(node_ports(&node), ["demo/good:p"]);
+        node.has_not("demo/bad");
+        node.counts_are_true(&report);
+    }
+    node.kernel.with_host(|host| host.set_match("recent", true));
+    let report = node.full();
+    assert!(report.is_done(), "{report:#?}");
+    assert_eq!(node_ports(&node), ["demo/bad-1:p", "demo/bad-2:p", "demo/good:p"]);
+    assert_eq!(node.full().writes(), 0);
+}
+
+/// The rest is written in several passes if very many Services are refused.
+#[test]
+fn many_refused_services_are_found_in_several_passes() {
+    let mut node = new();
+    node.kernel.with_host(|host| host.set_match("recent", false));
+    for number in 1..=30 {
+        node.service(&format!("bad{number}"), sticky(&format!("10.96.1.{number}")));
+        node.slice(&format!("bad{number}"), &["10.244.0.1"]);
+    }
+    node.services(30);
+    let mut passes = 0;
+    while node.v4_rules().matches("cluster IP\" -m tcp").count() < 30 {
+        node.pass();
+        passes += 1;
+        assert!(passes < 20, "{}", node.v4_rules());
+    }
+    node.has_not("demo/bad");
+}
+
+#[test]
+fn a_family_that_fails_does_not_stop_the_other() {
+    for call in [Call::RulesRestore, Call::RulesDump] {
+        let mut node = new();
+        node.services(1);
+        node.kernel.fail(Fault::new(call, PortErrorKind::Permission).family(Family::V6).every());
+        let report = node.pass();
+        assert!(report.has_failed(), "{report:#?}");
+        node.has("demo/s1:p cluster IP");
+        assert_eq!(node.rules(Side::Ipv6), "");
+        node.kernel.clear_faults();
+        let then = node.now;
+        while !node.pass().is_done() {
+            assert!(node.now < then + Duration::from_secs(10), "never tried again");
+        }
+        assert!(node.rules(Side::Ipv6).contains("KUBE-SERVICES"));
+    }
+}
+
+#[test]
+fn a_failed_restore_is_tried_again() {
+    for kind in [PortErrorKind::Busy, PortErrorKind::Unknown, PortErrorKind::Permission, PortErrorKind::NotFound] {
+        for takes_effect in [false, true] {
+            let mut node = new();
+            node.services(2);
+            node.settles();
+            node.service("dns", json!({"clusterIP": "10.96.1.2"}));
+            node.slice("s1", &["10.244.0.7"]);
+            let fault = Fault::new(Call::RulesRestore, kind);
+            node.kernel.fail(if takes_effect { fault.takes_effect() } else { fault });
+            assert!(node.pass().has_failed(), "{kind:?}");
+            let then = node.now;
+            while !node.pass().is_done() {
+                assert!(node.now < then + Duration::from_secs(10), "{kind:?}: never tried again");
+            }
+            node.has("demo/dns:p has no endpoints");
+            node.has("--to-destination 10.244.0.7:8080");
+            assert_eq!(node.full().writes(), 0);
+        }
+    }
+}
+
+#[test]
+fn a_process_that_dies_between_two_tables_is_followed_by_one_that_goes_on() {
+    for writes in 0..8 {
+        let mut node = new();
+        node.services(3);
+        node.kernel.crash_after(writes);
+        node.pass();
+        node.kernel.restart();
+        let mut next = node.next(options());
+        next.services(3);
+        next.settles();
+        let mut fresh = new();
+        fresh.services(3);
+        fresh.settles();
+        assert_eq!(sorted(&next), sorted(&fresh), "after {writes} writes");
+    }
+}
+
+#[test]
+fn chains_and_jumps_of_others_stay() {
+    let node = new();
+    let mut theirs = Transaction::new();
+    let filter = theirs.table(TableName::FILTER);
+    filter.replace_chain(&chain("cali-FORWARD"), [rule("-s 192.0.2.99 -j DROP")]);
+    filter.edit(Edit::Append(chain("FORWARD"), rule("-m comment --comment \"cali:x\" -j cali-FORWARD")));
+    filter.replace_chain(&chain("KUBE-FIREWALL"), [rule("-m mark --mark 0x8000/0x8000 -j DROP")]);
+    let nat = theirs.table(TableName::NAT);
+    nat.replace_chain(&chain("CNI-HOSTPORT-DNAT"), [rule("-p tcp --dport 8000 -j RETURN")]);
+    nat.edit(Edit::Append(chain("PREROUTING"), rule("-m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT")));
+    node.others(Side::Ipv4, &theirs);
+    let rules = |node: &Node| -> Vec<String> {
+        let text = node.v4_rules();
+        let theirs = ["cali", "CNI-HOSTPORT-DNAT", "0x8000/0x8000"];
+        text.lines().filter(|line| theirs.iter().any(|of| line.contains(of))).map(str::to_owned).collect()
+    };
+    let before = rules(&node);
+    let mut node = node.next(options());
+    node.services(2);
+    node.settles();
+    assert_eq!(rules(&node), before);
+    // A foreign rule between own ones does not matter: their order stays.
+    let mut change = Transaction::new();
+    change.table(TableName::NAT).edit(Edit::Insert(chain("PREROUTING"), 1, rule("-p udp --dport 1 -j ACCEPT")));
+    node.others(Side::Ipv4, &change);
+    assert_eq!(node.full().writes(), 0);
+    for expected in [2, 0] {
+        let cleaned = mode::remove(&mut node.kernel.ports());
+        assert_eq!(cleaned.removed(), expected);
+        assert!(cleaned.is_done(), "{cleaned:?}");
+    }
+    assert_eq!(rules(&node), before);
+    for ours in ["KUBE-SERVICES", "KUBE-SVC-", "KUBE-SEP-", "KUBE-PROXY-CANARY", "KUBE-MARK-MASQ"] {
+        node.has_not(ours);
+    }
+}
+
+/// kube-proxy had a userspace mode up to 1.25; the lines are those of its `iptables-save`.
+#[test]
+fn chains_of_kube_proxys_userspace_mode_go_in_every_mode() {
+    let left = |node: &Node| {
+        let mut theirs = Transaction::new();
+        let portals = "handle ClusterIPs; NOTE: this must be before the NodePort rules";
+        let node_ports = "handle service NodePorts; NOTE: this must be the last rule in the chain";
+        let nat = theirs.table(TableName::NAT);
+        for (from, name, to) in [
+            (
+                "PREROUTING",
+                "KUBE-PORTALS-CONTAINER",
+                "-d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 35413",
+            ),
+            (
+                "OUTPUT",
+                "KUBE-PORTALS-HOST",
+                "-d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 192.0.2.10:35413",
+            ),
+        ] {
+            nat.replace_chain(&chain(name), [rule(to)]);
+            nat.edit(Edit::Insert(chain(from), 1, rule(&format!("-m comment --comment \"{portals}\" -j {name}"))));
+        }
+        for (from, name) in [("PREROUTING", "KUBE-NODEPORT-CONTAINER"), ("OUTPUT", "KUBE-NODEPORT-HOST")] {
+            nat.replace_chain(&chain(name), [rule("-p tcp -m tcp --dport 30080 -j REDIRECT --to-ports 41234")]);
+            let jump = format!("-m addrtype --dst-type LOCAL -m comment --comment \"{node_ports}\" -j {name}");
+            nat.edit(Edit::Append(chain(from), rule(&jump)));
+        }
+        let filter = theirs.table(TableName::FILTER);
+        filter.replace_chain(&chain("KUBE-NODEPORT-NON-LOCAL"), []);
+        let jump =
+            "-m comment --comment \"Ensure that non-local NodePort traffic can flow\" -j KUBE-NODEPORT-NON-LOCAL";
+        filter.edit(Edit::Insert(chain("INPUT"), 1, rule(jump)));
+        node.others(Side::Ipv4, &theirs);
+    };
+    let lines = |node: &Node| {
+        node.v4_rules().matches("KUBE-PORTALS-").count() + node.v4_rules().matches("KUBE-NODEPORT-").count()
+    };
+    let config = options().config;
+    for kept in modes::Kind::ALL.map(Some).into_iter().chain([None]) {
+        let mut node = new();
+        left(&node);
+        assert_eq!(lines(&node), 5 + 5 + 4, "a declaration, a jump and a rule each");
+        node.services(1);
+        assert!(node.pass().is_done());
+        let cleaned = modes::cleanup::cleanup(&config, kept, &mut node.kernel.ports());
+        assert!(cleaned.is_done() && cleaned.removed() > 0, "{kept:?}: {cleaned:?}");
+        assert_eq!(lines(&node), 0, "{kept:?}: {}", node.v4_rules());
+        if kept == Some(modes::Kind::Iptables) {
+            node.has("-j KUBE-SVC-");
+        }
+    }
+    // A foreign rule uses one of the chains.
+    let mut node = new();
+    left(&node);
+    let mut theirs = Transaction::new();
+    let jump = rule("-p tcp --dport 9 -j KUBE-PORTALS-HOST");
+    theirs.table(TableName::NAT).edit(Edit::Append(chain("OUTPUT"), jump));
+    node.others(Side::Ipv4, &theirs);
+    assert!(modes::cleanup::cleanup(&config, None, &mut node.kernel.ports()).is_done());
+    assert_eq!(lines(&node), 2, "{}", node.v4_rules());
+    node.has(":KUBE-PORTALS-HOST ");
+    node.has("--dport 9 -j KUBE-PORTALS-HOST");
+}
+
+/// A chain to which a foreign rule jumps cannot be deleted.
+#[test]
+fn a_chain_that_others_use_is_emptied_and_stays() {
+    let mut node = new();
+    node.services(2);
+    node.settles();
+    let text = node.v4_rules();
+    let name = text.lines().find_map(|line| line.strip_prefix(":KUBE-SVC-")).unwrap().split(' ').next().unwrap();
+    let mut theirs = Transaction::new();
+    let jump = rule(&format!("-p tcp --dport 9 -j KUBE-SVC-{name}"));
+    theirs.table(TableName::NAT).edit(Edit::Append(chain("PREROUTING"), jump));
+    node.others(Side::Ipv4, &theirs);
+    node.no_service("s1");
+    node.no_service("s2");
+    node.pass();
+    let then = node.now;
+    while !node.pass().is_done() {
+        assert!(node.now < then + Duration::from_secs(10), "never done");
+    }
+    node.has(&format!(":KUBE-SVC-{name}"));
+    node.has_not(&format!("-A KUBE-SVC-{name}"));
+    node.has_not("KUBE-SEP-");
+}
+
+#[test]
+fn a_cleanup_after_ipvs_mode_and_this_one_leaves_nothing() {
+    let mut node = new();
+    node.services(2);
+    node.settles();
+    let cleaned = modes::ipvs::cleanup::cleanup(&options().config, &mut node.kernel.ports());
+    assert!(cleaned.is_done(), "{cleaned:?}");
+    let cleaned = mode::remove(&mut node.kernel.ports());
+    assert!(cleaned.is_done(), "{cleaned:?}");
+    let text = node.v4_rules();
+    let ours: Vec<&str> =
+        text.lines().filter(|line| line.contains("KUBE-") && !line.contains("KUBE-FIREWALL")).collect();
+    assert_eq!(ours, [""; 0]);
+}
+
+#[test]
+fn an_empty_list_takes_nothing_away_at_once() {
+    let mut node = new();
+    node.services(20);
+    node.settles();
+    let whole = node.v4_rules();
+    for number in 1..=20 {
+        node.proxier.lose_service(&ObjectKey::new("demo", &format!("s{number}")), node.now);
+        node.proxier.lose_slice(&ObjectKey::new("demo", &format!("s{number}-1")), node.now);
+    }
+    let report = node.pass();
+    assert!(report.stopped.is_some(), "{report:#?}");
+    assert_eq!(node.v4_rules(), whole);
+    node.proxier.confirm_removal(node.now);
+    node.settles();
+    node.has_not("10.96.0.1");
+    node.has_not("KUBE-SVC-");
+}
+
+/// The API server gives a cluster IP or node port to one Service: a Service that has another's shows that the other is gone.
+#[test]
+fn who_gets_what_a_missing_service_had_is_served_at_once() {
+    let with_port = |ip: &str, port: u16| json!({"clusterIP": ip, "type": "NodePort", "ports": [{"name": "p", "port": 80, "nodePort": port}]});
+    let shared = json!({"clusterIP": "10.96.0.5", "externalIPs": ["203.0.113.1"]});
+    let mut node = new();
+    node.services(20);
+    node.service("s3", with_port("10.96.0.3", 30_003));
+    node.service("s5", shared);
+    node.settles();
+    for number in 1..=20 {
+        node.proxier.lose_service(&ObjectKey::new("demo", &format!("s{number}")), node.now);
+        node.proxier.lose_slice(&ObjectKey::new("demo", &format!("s{number}-1")), node.now);
+    }
+    assert!(node.pass().stopped.is_some());
+    let new = [
+        ("new-a", with_port("10.96.1.1", 30_003)),
+        ("new-b", json!({"clusterIP": "10.96.0.4"})),
+        // Several Services may want the same external IP; the oldest gets it.
+        ("z-new", json!({"clusterIP": "10.96.1.3", "externalIPs": ["203.0.113.1"]})),
+    ];
+    for (name, spec) in new {
+        node.service(name, spec);
+        node.slice(name, &["10.244.0.7"]);
+    }
+    let report = node.pass();
+    assert!(report.stopped.is_some() && report.applied.failures.is_empty(), "{report:#?}");
+    node.has("demo/new-a:p cluster IP");
+    node.has("--comment demo/new-a:p -m tcp -p tcp --dport 30003");
+    node.has("demo/new-b:p cluster IP\" -m tcp -p tcp -d 10.96.0.4");
+    node.has_not("demo/s3");
+    node.has_not("demo/s4:");
+    // No object shows that these are gone.
+    for kept in ["demo/s1:p cluster IP", "demo/s20:p cluster IP", "demo/s5:p external IP"] {
+        node.has(kept);
+    }
+    node.has_not("demo/z-new:p external IP");
+    node.now += Duration::from_secs(301);
+    node.settles();
+    node.has("demo/z-new:p external IP");
+    node.has_not("demo/s1:");
+}
+
+#[test]
+fn an_empty_first_list_takes_nothing_away_where_one_family_cannot_be_read() {
+    for (unread, served) in [(Family::V4, "fd00:1::"), (Family::V6, "10.96.0.")] {
+        let mut node = new();
+        for number in 1..=20 {
+            node.service(&format!("s{number}"), json!({"clusterIP": format!("{served}{number}")}));
+        }
+        node.settles();
+        let rules = |node: &Node| [node.rules(Side::Ipv4), node.rules(Side::Ipv6)];
+        let before = rules(&node);
+        let mut next = node.next(options());
+        next.kernel.fail(Fault::new(Call::RulesDump, PortErrorKind::Other).family(unread).every());
+        let report = next.pass();
+        assert!(report.has_failed() && report.stopped.is_some(), "{report:#?}");
+        assert_eq!(rules(&next), before, "{unread:?}");
+    }
+}
+
+/// Services of an earlier process stay, with their chains, when the first lists are empty.
+#[test]
+fn an_empty_first_list_takes_nothing_away_at_once() {
+    let mut node = new();
+    node.services(20);
+    node.service(
+        "s20",
+        json!({"clusterIP": "10.96.0.20", "type": "LoadBalancer",
+        "loadBalancerSourceRanges": ["198.51.100.0/24"], "externalIPs": ["203.0.113.1"],
+        "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}},
+        "ports": [{"name": "p", "port": 80, "nodePort": 30080}]}),
+    );
+    node.settles();
+    let before = node.v4_rules();
+    let of_services = |text: &str| {
+        let lines = text.lines().filter(|line| line.contains("demo/s"));
+        let mut lines: Vec<String> = lines.map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    let mut next = node.next(options());
+    let report = next.pass();
+    assert!(report.stopped.is_some(), "{report:#?}");
+    assert_eq!(of_services(&next.v4_rules()), of_services(&before));
+    // A new Service is served meanwhile, and one that comes back follows its slices.
+    next.service("new", json!({"clusterIP": "10.96.1.1"}));
+    next.slice("new", &["10.244.0.7", "10.244.0.8"]);
+    next.service("s3", json!({"clusterIP": "10.96.0.3"}));
+    next.slice("s3", &["10.244.0.9"]);
+    let report = next.pass();
+    assert!(report.applied.failures.is_empty() && report.stopped.is_some(), "{report:#?}");
+    next.has("demo/new:p cluster IP");
+    next.has("--to-destination 10.244.0.9:8080");
+    next.has("demo/s4:p cluster IP");
+    next.has("demo/s20:p loadbalancer IP");
+    next.proxier.confirm_removal(next.now);
+    next.settles();
+    next.has("demo/s3:p cluster IP");
+    next.has_not("demo/s4");
+    next.has_not("demo/s20");
+    assert_eq!(next.full().writes(), 0);
+}
+
+/// Services without any slice do not lose the endpoints that an earlier process gave them.
+#[test]
+fn a_first_list_without_slices_takes_no_endpoints_away_at_once() {
+    let node_port = json!({"clusterIP": "10.96.0.20", "type": "NodePort",
+        "ports": [{"name": "p", "port": 80, "nodePort": 30080}]});
+    let mut node = new();
+    node.services(20);
+    node.service("s20", node_port.clone());
+    node.settles();
+    let before = sorted(&node);
+    let mut next = node.next(options());
+    for number in 1..20 {
+        next.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+    }
+    next.service("s20", node_port);
+    let report = next.pass();
+    assert!(report.stopped.is_some() && report.applied.failures.is_empty(), "{report:#?}");
+    assert_eq!(sorted(&next), before);
+    next.proxier.confirm_removal(next.now);
+    next.settles();
+    next.has("demo/s4:p has no endpoints");
+    next.has("--dport 30080 -j REJECT");
+    next.has_not("KUBE-SVC-");
+    assert_eq!(next.full().writes(), 0);
+}
+
+#[test]
+fn flows_of_removed_udp_endpoints_are_forgotten() {
+    let mut node = new();
+    let spec = json!({"clusterIP": "10.96.0.1", "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]});
+    node.service("dns", spec);
+    node.slice("dns", &["10.244.0.1", "10.244.0.2"]);
+    node.settles();
+    let place = |text: &str| text.parse().unwrap();
+    let flow = |endpoint: &str| Flow::udp(place("10.244.5.5:999"), place("10.96.0.1:53"), place(endpoint));
+    node.kernel.add_flow(flow("10.244.0.1:53"));
+    node.kernel.add_flow(flow("10.244.0.2:53"));
+    // Flows stay until the rules lead elsewhere.
+    node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Permission));
+    node.slice("dns", &["10.244.0.2", "10.244.0.3"]);
+    node.pass();
+    assert_eq!(node.kernel.state().flows.len(), 2);
+    let then = node.now;
+    while !node.pass().is_done() {
+        assert!(node.now < then + Duration::from_secs(10), "never tried again");
+    }
+    assert_eq!(node.kernel.state().flows.into_iter().collect::<Vec<_>>(), [flow("10.244.0.2:53")]);
+}
+
+fn localnet(node: &Node) -> String {
+    node.kernel.state().sysctls["net/ipv4/conf/all/route_localnet"].clone()
+}
+
+/// The kubelet's rule keeps neighbours from programs that listen on 127.0.0.1 only.
+#[test]
+fn loopback_addresses_are_routed_once_the_rules_guard_them() {
+    let mut node = new();
+    node.services(1);
+    node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Permission).family(Family::V4));
+    let report = node.pass();
+    assert!(report.has_failed(), "{report:#?}");
+    assert_eq!(localnet(&node), "0");
+    while !node.full().is_done() {
+        node.now += Duration::from_secs(1);
+        assert!(node.now < Duration::from_secs(30), "never done");
+    }
+    node.has("block incoming localnet connections");
+    assert_eq!(localnet(&node), "1");
+    // The setting stays as it is unless it is asked for.
+    let mut off = options();
+    off.iptables.localhost_node_ports = false;
+    let mut primary = options();
+    primary.config.node_port_addresses = NodePortAddresses::Primary;
+    let mut v6 = options();
+    v6.config.families = Families::V6;
+    for options in [off, primary, v6] {
+        let mut node = Node::on(kernel(), options);
+        node.settles();
+        assert_eq!(localnet(&node), "0");
+        node.has_not("block incoming localnet connections");
+    }
+}
+
+/// A reset needs a setting: otherwise rules that a kube-proxy left would be written again.
+#[test]
+fn tcp_is_reset_where_that_is_configured() {
+    let ports = json!([{"name": "t", "port": 80, "nodePort": 30_080}, {"name": "u", "port": 53, "protocol": "UDP"}]);
+    let spec = json!({"type": "NodePort", "clusterIP": "10.96.0.3", "ports": ports});
+    let mut node = new();
+    node.service("none", spec.clone());
+    node.settles();
+    node.has("-d 10.96.0.3 --dport 80 -j REJECT\n");
+    let mut options = options();
+    options.iptables.reject_with_reset = true;
+    let mut next = Node::on(node.kernel.clone(), options);
+    next.service("none", spec);
+    next.settles();
+    for line in ["-d 10.96.0.3 --dport 80", "-m tcp -p tcp --dport 30080"] {
+        next.has(&format!("{line} -j REJECT --reject-with tcp-reset\n"));
+    }
+    next.has("-d 10.96.0.3 --dport 53 -j REJECT\n");
+    assert_eq!(next.full().writes(), 0);
+}
+
+#[test]
+fn rules_fit_the_programs_and_the_host() {
+    let old = || FakeHost::new().with_version(Backend::NfTables, "v1.6.1 (nf_tables)");
+    let mut node = Node::on(prepared(FakeKernel::with_iptables(old)), options());
+    node.settles();
+    node.has("-j MASQUERADE");
+    node.has_not("--random-fully");
+    node.has("--ctstate INVALID -j DROP");
+    assert_eq!(node.full().writes(), 0);
+    // Programs that do not know it are made to say so.
+    let mut always = options();
+    always.iptables.random_fully = mode::RandomFully::Always;
+    node = node.next(always);
+    let report = node.pass();
+    assert!(report.has_failed() || node.v4_rules().contains("--random-fully"), "{report:#?}");
+    for (asked, has) in [(mode::RandomFully::Always, true), (mode::RandomFully::Never, false)] {
+        let mut options = options();
+        options.iptables.random_fully = asked;
+        let mut node = new();
+        node.settles();
+        node = node.next(options);
+        node.settles();
+        assert_eq!(node.v4_rules().contains("--random-fully"), has, "{asked:?}");
+        assert_eq!(node.full().writes(), 0);
+    }
+    let mut liberal = options();
+    liberal.host.tcp_be_liberal = true;
+    let mut node = Node::on(kernel(), liberal);
+    node.settles();
+    node.has("--random-fully");
+    node.has_not("INVALID");
+}
+
+/// The setting decides, no matter who made it: there is no rule if connection tracking takes every packet as valid.
+#[test]
+fn invalid_packets_are_dropped_by_the_kernels_setting() {
+    const LIBERAL: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";
+    for (before, after) in [(Some("0"), "1"), (Some("2"), "0"), (None, "1"), (Some("nonsense"), "-1")] {
+        let mut node = new();
+        let says_liberal = |value: &str| matches!(value, "1" | "2" | "-1");
+        for value in [before, Some(after), before] {
+            node.kernel.set_sysctl(LIBERAL, value);
+            // The setting is read in full passes only.
+            node.full();
+            node.settles();
+            assert_eq!(node.v4_rules().contains("INVALID"), !value.is_some_and(says_liberal), "{value:?}");
+            assert_eq!(node.full().writes(), 0);
+        }
+    }
+}
+
+#[test]
+fn rules_are_counted_as_they_come_and_go() {
+    let mut node = new();
+    let of_nat = |report: &Report| {
+        let of = |count: &&RuleCount| (count.family, count.table) == (Family::V4, "nat");
+        report.rule_counts.iter().find(of).map(|count| (count.total, count.written)).unwrap()
+    };
+    node.services(3);
+    let (all, written) = of_nat(&node.settles());
+    assert_eq!(all, written, "everything was written");
+    // A line, and a chain of two; each endpoint has a chain of two and a line that leads there.
+    node.service("web", json!({"clusterIP": "10.96.1.1"}));
+    node.slice("web", &["10.244.0.1", "10.244.0.2"]);
+    assert_eq!(of_nat(&node.settles()), (all + 1 + 2 * 3, 1 + 2 * 3));
+    node.slice("web", &["10.244.0.1"]);
+    let (total, written) = of_nat(&node.settles());
+    assert_eq!(total, all + 1 + 3);
+    assert!((1..=4).contains(&written), "{written}");
+    node.no_service("web");
+    assert_eq!(of_nat(&node.settles()), (all, 0));
+    let report = node.full();
+    assert_eq!(of_nat(&report), (all, 0));
+    node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::NotFound));
+    node.slice("s1", &["10.244.0.9"]);
+    assert!(node.pass().has_failed());
+    assert_eq!((node.proxier.totals().restore_failures.v4, node.proxier.totals().partial_restore_failures.v4), (1, 1));
+    node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Permission));
+    assert!(node.full().has_failed());
+    assert_eq!((node.proxier.totals().restore_failures.v4, node.proxier.totals().partial_restore_failures.v4), (2, 1));
+    node.now += Duration::from_secs(10);
+    node.settles();
+}
+
+#[test]
+fn when_changes_rain_rules_are_written_once_a_second() {
+    let mut options = options();
+    options.limits = Limits { min_interval: Duration::from_secs(1), max_interval: Duration::from_secs(30) };
+    let mut node = Node::on(kernel(), options);
+    node.services(3);
+    node.settles();
+    let period = Duration::from_secs(1);
+    // The changes end at different times after a write, among them just after one.
+    for (rain, count) in [100_u32, 37, 1, 20, 43, 8].into_iter().enumerate() {
+        let (writes, begin) = (node.writes(), node.now);
+        let mut last = String::new();
+        for number in 0..count {
+            node.now += Duration::from_millis(50);
+            last = format!("10.244.{}.{}", rain + 1, number + 1);
+            node.slice("s1", &[&last]);
+            if node.proxier.next_wake().unwrap() <= node.now {
+                node.settles();
+            }
+        }
+        let (written, took) = (node.writes() - writes, node.now.saturating_sub(begin));
+        assert!(
+            (took.as_secs().saturating_sub(1)..=took.as_secs() + 1).contains(&written),
+            "{written} writes in {took:?}"
+        );
+        // The last state is in the kernel no later than a period after the last change.
+        let since = node.now;
+        let is_last = |node: &Node| {
+            let rules = node.v4_rules();
+            let of_service =
+                rules.lines().filter(|line| line.contains("--to-destination 10.244.") && line.contains("s1:p"));
+            let endpoints: Vec<&str> = of_service.filter_map(|line| line.split_whitespace().last()).collect();
+            endpoints == [format!("{last}:8080")]
+        };
+        while !is_last(&node) {
+            node.settles();
+            let took = node.now.saturating_sub(since);
+            assert!(took <= period, "{last} took {took:?}: {}", node.v4_rules());
+        }
+    }
+}
+
+/// The printed plan is the text that the program gets.
+#[test]
+fn a_plan_is_the_text_for_the_program() {
+    let mut node = new();
+    node.services(1);
+    let (plan, report) = node.proxier.preview(node.now, &mut node.kernel.ports());
+    assert!(report.unread.is_empty() && !plan.is_empty());
+    let names = modes::shared::names::Names::new(node.proxier.store(), node.proxier.desired());
+    let text: Vec<String> = plan.steps(&names).map(|step| step.to_string()).collect();
+    let text = text.join("\n");
+    assert!(text.contains("+ frontend TCP 10.96.0.1:80 2 endpoints  (demo/s1:p)"), "{text}");
+    assert!(text.contains("\n    -A KUBE-SERVICES -m comment --comment \"demo/s1:p cluster IP\""), "{text}");
+    assert_eq!(node.writes(), 0);
+    node.settles();
+    let preview = |node: &mut Node| node.proxier.preview(node.now, &mut node.kernel.ports()).0.is_empty();
+    assert!(preview(&mut node));
+    node.slice("s1", &["10.244.0.9"]);
+    assert!(!preview(&mut node), "rules alone");
+    node.settles();
+    node.kernel.set_sysctl("net/ipv4/conf/all/route_localnet", Some("0"));
+    assert!(!preview(&mut node), "a setting alone");
+}
+
+#[test]
+fn passes_say_whether_health_checks_change() {
+    node::passes_say_whether_health_checks_change(&mut new());
+}
+
+#[test]
+fn a_kernel_is_asked_what_it_can_do() {
+    let node = new();
+    let facts = NodeFacts::new(&options().config, &NodeOfCluster::new("node-a"), &HostAddresses::default());
+    let ask = |lacks: Option<&str>| {
+        let mut kernel = node.kernel.clone();
+        kernel.with_host(|host| lacks.into_iter().for_each(|name| host.set_match(name, false)));
+        let tried = mode::trial(Family::V4, &facts, kernel.ports().rules);
+        kernel.with_host(|host| lacks.into_iter().for_each(|name| host.set_match(name, true)));
+        tried.into_iter().filter(|tried| tried.outcome.is_err()).map(|tried| tried.what).collect::<Vec<_>>()
+    };
+    assert_eq!(ask(None), [""; 0]);
+    assert_eq!(ask(Some("recent")), ["session affinity"]);
+    assert_eq!(ask(Some("sctp")), ["SCTP"]);
+    assert_eq!(ask(Some("statistic")), ["every Service", "session affinity", "SCTP"]);
+    assert_eq!(node.v4_rules(), "", "nothing is written");
+}
+
+/// The rules of both families, in which the order of lines that all Services share has no meaning.
+fn sorted(node: &Node) -> Vec<String> {
+    let mut all = Vec::new();
+    for ((side, backend), text) in node.kernel.state().rules {
+        let mut table = String::new();
+        for line in text.lines() {
+            if let Some(name) = line.strip_prefix('*') {
+                name.clone_into(&mut table);
+            }
+            all.push(format!("{side:?} {backend:?} {table} {line}"));
+        }
+    }
+    all.sort();
+    all
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Service(u8, Value),
+    NoService(u8),
+    Slice(u8, Vec<u8>),
+    NoSlice(u8),
+    Pass,
+    Full,
+    Restart,
+    Fault(PortErrorKind, bool),
+    /// All rules of a family are deleted.
+    Flush(bool),
+    /// The kernel lacks a match, or has it again.
+    Match(bool),
+}
+
+fn a_step() -> impl Strategy<Value = Step> {
+    let kind = prop_oneof![Just(PortErrorKind::Unknown), Just(PortErrorKind::Busy), Just(PortErrorKind::NotFound)];
+    prop_oneof![
+        6 => (0..4_u8, a_spec()).prop_map(|(name, spec)| Step::Service(name, spec)),
+        1 => (0..4_u8).prop_map(Step::NoService),
+        6 => (0..4_u8, proptest::collection::vec(0..8_u8, 0..5)).prop_map(|(name, of)| Step::Slice(name, of)),
+        1 => (0..4_u8).prop_map(Step::NoSlice),
+        6 => Just(Step::Pass),
+        1 => Just(Step::Full),
+        1 => Just(Step::Restart),
+        2 => (kind, any::<bool>()).prop_map(|(kind, takes_effect)| Step::Fault(kind, takes_effect)),
+        1 => any::<bool>().prop_map(Step::Flush),
+        1 => any::<bool>().prop_map(Step::Match),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
+
+    /// The rules come to be those of a fresh start, in any order of changes, passes, restarts and faults.
+    #[test]
+    fn the_way_does_not_matter(steps in proptest::collection::vec(a_step(), 1..40), legacy in any::<bool>()) {
+        let mut options = options();
+        options.mass_removal.share = 1.0;
+        let make = || if legacy { legacy_kernel() } else { kernel() };
+        let backend = if legacy { Backend::Legacy } else { Backend::NfTables };
+        let mut node = Node { backend, ..Node::on(make(), options.clone()) };
+        let mut objects = Objects::default();
+        // Whether rules were flushed, and no pass has read them since.
+        let mut disturbed = false;
+        for step in steps {
+            match step {
+                Step::Service(name, spec) => {
+                    node.service(&format!("s{name}"), spec.clone());
+                    objects.services.insert(name, spec);
+                }
+                Step::NoService(name) => {
+                    node.no_service(&format!("s{name}"));
+                    objects.services.remove(&name);
+                }
+                Step::Slice(name, endpoints) => {
+                    node.slice(&format!("s{name}"), &texts(&endpoints));
+                    objects.slices.insert(name, endpoints);
+                }
+                Step::NoSlice(name) => {
+                    node.proxier.delete_slice(&ObjectKey::new("demo", &format!("s{name}-1")), node.now);
+                    objects.slices.remove(&name);
+                }
+                Step::Pass | Step::Full => {
+                    let report = if matches!(step, Step::Full) { node.full() } else { node.pass() };
+                    disturbed &= !(report.full && report.is_done());
+                    if report.is_done() && !disturbed {
+                        node.counts_are_true(&report);
+                    }
+                }
+                Step::Restart => {
+                    node = node.next(options.clone());
+                    objects.give(&mut node);
+                }
+                Step::Fault(kind, takes_effect) => {
+                    let fault = Fault::new(Call::RulesRestore, kind);
+                    node.kernel.fail(if takes_effect { fault.takes_effect() } else { fault });
+                }
+                Step::Flush(v4) => {
+                    disturbed = true;
+                    let side = if v4 { Side::Ipv4 } else { Side::Ipv6 };
+                    node.kernel.with_host(|host| host.flush(side, backend));
+                }
+                Step::Match(present) => node.kernel.with_host(|host| host.set_match("recent", present)),
+            }
+        }
+        node.kernel.clear_faults();
+        node.kernel.with_host(|host| host.set_match("recent", true));
+        node.now += Duration::from_secs(60);
+        node.full();
+        node.now += Duration::from_secs(60);
+        let report = node.full();
+        prop_assert!(report.is_done(), "{:#?}", report);
+        let mut fresh = Node { backend, ..Node::on(make(), options) };
+        objects.give(&mut fresh);
+        fresh.settles();
+        prop_assert_eq!(sorted(&node), sorted(&fresh));
+        let report = node.full();
+        prop_assert!(report.is_done() && report.writes() == 0, "{:#?}", report);
+    }
+}
+
+/// Tables are written one after the other: lines that table filter has of a Service that table nat refuses are counted.
+#[test]
+fn rules_of_a_refused_service_are_counted() {
+    let mut node = new();
+    node.services(3);
+    node.settles();
+    node.kernel.with_host(|host| host.set_match("recent", false));
+    node.service("web", json!({"type": "LoadBalancer", "clusterIP": "10.96.0.9", "sessionAffinity": "ClientIP"}));
+    node.slice("web", &["10.244.0.5"]);
+    assert!(!node.full().is_done());
+    // It is tried again by itself, after the rest.
+    let balancer = json!({"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}});
+    node.service(
+        "web",
+        json!({
+            "type": "LoadBalancer", "clusterIP": "10.96.0.9", "sessionAffinity": "ClientIP", "status": balancer,
+            "loadBalancerSourceRanges": ["198.51.100.0/24"],
+        }),
+    );
+    let report = node.pass();
+    assert!(!report.is_done(), "{report:#?}");
+    node.counts_are_true(&report);
+    node.slice("s1", &["10.244.0.1"]);
+    let report = node.settles();
+    node.counts_are_true(&report);
+}
+
+const INVALID: &str = "-m conntrack --ctstate INVALID -m nfacct --nfacct-name ct_state_invalid_dropped_pkts -j DROP";
+
+/// A kernel that counts packets for rules, with a Service that has a node port.
+fn with_counters(options: Options) -> Node {
+    let kernel = kernel();
+    kernel.set_counters();
+    let mut node = Node::on(kernel, options);
+    counted(&mut node);
+    node
+}
+
+fn counted(node: &mut Node) {
+    let ports = json!([{"name": "p", "port": 80, "nodePort": 30_080}]);
+    node.service("web", json!({"type": "NodePort", "clusterIP": "10.96.0.10", "ports": ports}));
+    node.slice("web", &["10.244.0.5"]);
+}
+
+/// Whether connections outside of their window are valid, so that no rule drops them.
+fn liberal(is_liberal: bool) -> Options {
+    let mut options = options();
+    options.host.tcp_be_liberal = is_liberal;
+    options
+}
+
+/// Rules name kube-proxy's counters if the kernel counts packets for rules, and do without if it refuses.
+#[test]
+fn packets_are_counted_where_the_kernel_can() {
+    let mut node = with_counters(options());
+    let preview = node.proxier.preview(node.now, &mut node.kernel.ports()).0;
+    assert!(!preview.is_empty() && node.kernel.counters().unwrap().is_empty(), "a preview makes nothing");
+    node.settles();
+    assert_eq!(node.kernel.counters().unwrap().len(), 2);
+    node.has(INVALID);
+    node.has("-d 127.0.0.0/8 -m nfacct --nfacct-name localhost_nps_accepted_pkts -j KUBE-EXT-");
+    // The line that counts comes first, even if it is added later.
+    let other = json!({"type": "NodePort", "clusterIP": "10.96.0.11", "ports": [{"name": "p", "port": 80, "nodePort": 30_081}]});
+    node.service("other", other.clone());
+    node.slice("other", &["10.244.0.6"]);
+    node.settles();
+    let order = |node: &Node| -> Vec<bool> {
+        let rules = node.rules(Side::Ipv4);
+        let lines = rules.lines().filter(|line| line.contains("-A KUBE-NODEPORTS ") && line.contains("--dport 30081"));
+        lines.map(|line| line.contains("nfacct")).collect()
+    };
+    assert_eq!(order(&node), [true, false]);
+    node.slice("other", &[]);
+    node.settles();
+    assert_eq!(order(&node), [true; 0]);
+    node.slice("other", &["10.244.0.6"]);
+    node.settles();
+    assert_eq!(order(&node), [true, false]);
+    node.no_service("other");
+    node.settles();
+    assert_eq!(order(&node), [true; 0]);
+    // A second process takes the rules over without a write.
+    let mut next = node.next(options());
+    counted(&mut next);
+    assert_eq!(next.full().writes(), 0);
+    // Nor does anything change while the counters cannot be listed.
+    node.kernel.fail(Fault::new(Call::RulesCounters, PortErrorKind::Busy));
+    assert_eq!(node.full().writes(), 0);
+    node.has(INVALID);
+    let cleaned = modes::cleanup::cleanup(&options().config, None, &mut next.kernel.ports());
+    assert!(cleaned.is_done() && node.kernel.counters().unwrap().is_empty(), "{cleaned:#?}");
+
+    // A refusal later on is no reason to do without.
+    let mut node = with_counters(options());
+    node.settles();
+    node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Unavailable));
+    node.slice("web", &["10.244.0.6"]);
+    node.pass();
+    while !node.full().is_done() {
+        node.now += Duration::from_secs(1);
+        assert!(node.now < Duration::from_secs(60), "never done");
+    }
+    node.has(INVALID);
+}
+
+/// Somebody flushes rules and deletes counters: both come back in the pass that notices it, also where only changes were to be written.
+#[test]
+fn deleted_counters_come_back_with_the_rules() {
+    for is_full in [true, false] {
+        let mut node = with_counters(options());
+        node.settles();
+        for side in [Side::Ipv4, Side::Ipv6] {
+            let backend = node.backend;
+            node.kernel.with_host(|host| host.flush(side, backend));
+        }
+        assert_eq!(node.kernel.ports().rules.delete_counters(&mode::settings::COUNTERS), Ok(2));
+        if !is_full {
+            node.slice("web", &["10.244.0.6"]);
+            assert!(node.pass().has_failed());
+            assert_eq!(node.proxier.next_wake(), Some(node.now), "at once");
+        }
+        let report = if is_full { node.full() } else { node.pass() };
+        assert!(report.is_done(), "{report:#?}");
+        node.has(INVALID);
+        node.has("--nfacct-name localhost_nps_accepted_pkts");
+    }
+}
+
+/// Programs or a kernel without match `nfacct`: everything is served in the first pass, by rules that count nothing, and that is told once.
+#[test]
+fn rules_without_counters_serve_where_the_match_is_missing() {
+    for is_liberal in [false, true] {
+        let mut node = with_counters(liberal(is_liberal));
+        node.kernel.with_host(|host| host.set_match("nfacct", false));
+        let report = node.settles();
+        let [lack] = &report.applied.lacks[..] else { panic!("{report:#?}") };
+        assert!(lack.to_string().contains("without match nfacct"), "{lack}");
+        node.has("--dport 30080 -j KUBE-EXT-");
+        node.has_not("nfacct");
+        assert_eq!(node.v4_rules().contains("--ctstate INVALID -j DROP"), !is_liberal);
+        assert!(node.kernel.counters().unwrap().is_empty(), "none are made");
+        let report = node.full();
+        assert_eq!((report.writes(), report.applied.lacks.len()), (0, 0), "{report:#?}");
+    }
+    // Rules that name counters are rewritten, and the counters go with them.
+    let mut node = with_counters(options());
+    node.settles();
+    node.kernel.with_host(|host| host.set_match("nfacct", false));
+    let mut next = node.next(options());
+    counted(&mut next);
+    next.settles();
+    next.has("-m conntrack --ctstate INVALID -j DROP");
+    next.has_not("nfacct");
+    assert!(next.kernel.counters().unwrap().is_empty());
+    // What is missing may come and go with a program: a check that fails for any rule says nothing about this one.
+    let mut node = with_counters(options());
+    node.kernel.fail(Fault::new(Call::RulesCheck, PortErrorKind::Unavailable).every());
+    node.settles();
+    node.has(INVALID);
+}
+
+/// A kernel that refuses the match only when rules are written: the next pass follows at once and does without.
+#[test]
+fn rules_without_counters_serve_where_the_kernel_refuses_the_others() {
+    for is_liberal in [false, true] {
+        let mut node = with_counters(liberal(is_liberal));
+        node.kernel.with_host(|host| host.set_match("nfacct", false));
+        node.kernel.fail(Fault::new(Call::RulesCheck, PortErrorKind::Busy));
+        let first = node.pass();
+        assert!(!first.is_done(), "{first:#?}");
+        assert_eq!((first.applied.lacks.len(), node.proxier.next_wake()), (1, Some(node.now)), "{first:#?}");
+        let second = node.settles();
+        assert_eq!(second.applied.lacks, []);
+        node.has("--dport 30080 -j KUBE-EXT-");
+        node.has_not("nfacct");
+        assert!(node.kernel.counters().unwrap().is_empty(), "they have gone");
+        assert_eq!(node.full().writes(), 0);
+    }
+    // One family suffices to show that the match is there: the other is refused for a reason of its own.
+    let mut node = with_counters(options());
+    node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Unavailable).family(Family::V6).every());
+    node.pass();
+    node.kernel.clear_faults();
+    while !node.full().is_done() {
+        node.now += Duration::from_secs(1);
+        assert!(node.now < Duration::from_secs(60), "never done");
+    }
+    node.has(INVALID);
+}

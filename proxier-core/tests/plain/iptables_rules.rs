@@ -1,0 +1,542 @@
+//! Rules of iptables mode, byte for byte, and cases for which the oracle corpus has no scenario.
+
+use std::collections::BTreeMap;
+
+use iptables::{Dump, TableName};
+use proxier_core::config::{Config, InterfaceName, LocalTraffic, MarkBit, NodePortAddresses};
+use proxier_core::config::{Reserved, ReservedPort, User};
+use proxier_core::modes::Kind;
+use proxier_core::modes::iptables::settings::NodePorts;
+use proxier_core::modes::iptables::{Incomparable, Index, Options, RandomFully, Wanted, changes, cleanup, update};
+use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
+use proxier_core::objects::ConfigObject;
+use proxier_core::service::{Changes, Indexed, NodeFacts};
+use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Roles, Store, TrafficPolicy};
+use serde_json::{Value, json};
+
+use crate::iptables_model::tables::Tables;
+
+fn facts(config: &Config) -> NodeFacts {
+    let mut node = Node::new("node-a");
+    node.addresses = vec!["192.168.0.10".parse().unwrap(), "2001:db8:1::10".parse().unwrap()];
+    let interfaces = BTreeMap::from([("eth0".to_owned(), node.addresses.clone())]);
+    NodeFacts::new(config, &node, &HostAddresses { interfaces })
+}
+
+fn with_pods() -> Config {
+    let mut config = Config::default();
+    config.local_traffic = LocalTraffic::ClusterCidrs(vec!["10.244.0.0/16".parse().unwrap()]);
+    config
+}
+
+/// `ports`: name and number of each. More of the specification and status as in the object.
+fn service(name: &str, ports: &Value, more: &Value, ingress: &[&str]) -> Value {
+    let mut spec = json!({"type": "LoadBalancer", "ports": ports});
+    for (field, value) in more.as_object().unwrap() {
+        spec[field] = value.clone();
+    }
+    let ingress: Vec<Value> = ingress.iter().map(|ip| json!({"ip": ip})).collect();
+    json!({"metadata": {"namespace": "ns1", "name": name}, "spec": spec, "status": {"loadBalancer": {"ingress": ingress}}})
+}
+
+fn slice(service: &str, port: (&str, u16), endpoints: &[(&str, &str)]) -> Value {
+    let endpoints: Vec<Value> =
+        endpoints.iter().map(|(address, node)| json!({"addresses": [address], "nodeName": node})).collect();
+    json!({
+        "metadata": {"namespace": "ns1", "name": format!("{service}-1"), "labels": {"kubernetes.io/service-name": service}},
+        "addressType": "IPv4", "ports": [{"name": port.0, "port": port.1}], "endpoints": endpoints,
+    })
+}
+
+fn store(services: &[Value], slices: &[Value]) -> Store {
+    let mut store = Store::new("node-a");
+    for service in services {
+        store.upsert_service(&serde_json::from_value(service.clone()).unwrap());
+    }
+    for slice in slices {
+        store.upsert_slice(&serde_json::from_value(slice.clone()).unwrap());
+    }
+    store
+}
+
+/// Tables that are written on a host without rules.
+fn tables(wanted: &Wanted<'_>, family: Family) -> Tables {
+    let mut tables = Tables::new();
+    let text = changes(wanted, &Dump::default(), family).unwrap().to_restore_text().unwrap();
+    tables.restore(&text).unwrap();
+    tables
+}
+
+fn built(store: &Store, facts: &NodeFacts, options: Options) -> Indexed<Index> {
+    Indexed::build(store, facts, Index::new(facts, options))
+}
+
+fn recorded(store: &Store, facts: &NodeFacts) -> Indexed<(Index, Changes)> {
+    let index = (Index::new(facts, Options::default()), Changes::default());
+    let mut all = Indexed::build(store, facts, index);
+    all.take_changes();
+    all
+}
+
+/// `TABLE -A CHAIN RULE` of all chains that are not empty.
+fn lines(wanted: &Wanted<'_>) -> Vec<String> {
+    let tables = tables(wanted, Family::V4);
+    let of = |(table, chain, rules): (&str, &str, &[String])| -> Vec<String> {
+        rules.iter().map(|rule| format!("{table} -A {chain} {rule}")).collect()
+    };
+    tables.chains().flat_map(of).collect()
+}
+
+/// The lines about Services.
+fn of_services(config: &Config, store: &Store) -> Vec<String> {
+    let all = lines(&built(store, &facts(config), Options::default()).wanted());
+    all.into_iter().filter(|line| line.contains("ns1/")).collect()
+}
+
+#[test]
+fn names_and_comments_are_those_of_kube_proxy() {
+    let everything = service(
+        "svc1",
+        &json!([{"name": "p80", "port": 80, "nodePort": 30080}]),
+        &json!({
+            "clusterIP": "172.30.0.41", "externalIPs": ["192.168.99.22"], "externalTrafficPolicy": "Local",
+            "healthCheckNodePort": 30000, "loadBalancerSourceRanges": ["192.168.0.0/24", " 10.1.0.0/16"],
+            "sessionAffinity": "ClientIP",
+        }),
+        &["1.2.3.4"],
+    );
+    let local =
+        slice("svc1", ("p80", 80), &[("10.180.0.1", "node-a"), ("10.180.0.10", "node-b"), ("10.180.0.9", "node-a")]);
+    let none = service("svc2", &json!([{"port": 53, "protocol": "UDP"}]), &json!({"clusterIP": "172.30.0.42"}), &[]);
+    let elsewhere = service(
+        "svc3",
+        &json!([{"name": "p", "port": 81, "nodePort": 30081, "protocol": "SCTP"}]),
+        &json!({"clusterIP": "172.30.0.43", "internalTrafficPolicy": "Local", "externalTrafficPolicy": "Local",
+            "healthCheckNodePort": 30001, "externalIPs": ["192.168.99.23"]}),
+        &["1.2.3.5"],
+    );
+    let mut remote = slice("svc3", ("p", 8081), &[("10.180.0.2", "node-b")]);
+    remote["ports"][0]["protocol"] = "SCTP".into();
+    let store = store(&[everything, none, elsewhere], &[local, remote]);
+    let all = built(&store, &facts(&with_pods()), Options::default());
+    let wanted = all.wanted();
+    let text = lines(&wanted).join("\n");
+    let golden = include_str!("iptables_model/golden.txt");
+    assert_eq!(text.trim(), golden.trim(), "{text}");
+}
+
+#[test]
+fn what_settings_change() {
+    let web = service(
+        "web",
+        &json!([{"port": 80, "nodePort": 30080}]),
+        &json!({"clusterIP": "172.30.0.41", "externalTrafficPolicy": "Local", "healthCheckNodePort": 30000}),
+        &[],
+    );
+    let store = store(&[web], &[slice("web", ("", 80), &[("10.180.0.1", "node-a")])]);
+    let pods = |config: &Config| -> Vec<String> {
+        let all = of_services(config, &store).into_iter();
+        let of_pods =
+            |line: &String| line.contains("pod traffic") || line.contains("cluster IP") && line.contains("-MASQ");
+        all.filter(of_pods).map(|line| line.split_once("\" ").unwrap().1.to_owned()).collect()
+    };
+    let mut config = Config::default();
+    assert_eq!(pods(&config), [""; 0]);
+    config.local_traffic = LocalTraffic::BridgeInterface(InterfaceName::new("cni0").unwrap());
+    let to = "-m tcp -p tcp -d 172.30.0.41 --dport 80";
+    let (svc, masq) = ("KUBE-SVC-", "KUBE-MARK-MASQ");
+    let chain = pods(&config).first().unwrap().split_once(svc).unwrap().1.to_owned();
+    assert_eq!(pods(&config), [format!("-i cni0 -j {svc}{chain}"), format!("{to} ! -i cni0 -j {masq}")]);
+    config.local_traffic = LocalTraffic::InterfaceNamePrefix(InterfaceName::new("veth").unwrap());
+    assert_eq!(pods(&config), [format!("-i veth+ -j {svc}{chain}"), format!("{to} ! -i veth+ -j {masq}")]);
+    config.local_traffic = LocalTraffic::ClusterCidrs(vec!["0.0.0.0/0".parse().unwrap()]);
+    assert_eq!(pods(&config), [format!("-s 0.0.0.0/0 -j {svc}{chain}")], "nobody is outside");
+    config.masquerade_all = true;
+    assert_eq!(pods(&config).last().unwrap(), &format!("{to} -j {masq}"));
+
+    config.masquerade_bit = MarkBit::new(3).unwrap();
+    let mut options = Options::default();
+    (options.random_fully, options.drop_invalid, options.localhost_node_ports) = (RandomFully::Never, false, false);
+    let text = lines(&built(&store, &facts(&config), options).wanted()).join("\n");
+    assert!(text.contains("-m mark --mark 0x00000008/0x00000008 -j ACCEPT"), "{text}");
+    assert!(text.contains("--dst-type LOCAL ! -d 127.0.0.0/8 -j KUBE-NODEPORTS"), "{text}");
+    for absent in ["--random-fully", "INVALID", "block incoming localnet connections"] {
+        assert!(!text.contains(absent), "{absent}: {text}");
+    }
+}
+
+#[test]
+fn where_node_ports_are_served() {
+    let served = |addresses: NodePortAddresses, family| {
+        let mut config = Config::default();
+        config.node_port_addresses = addresses;
+        let mut facts = facts(&config);
+        facts.serve_localhost(Kind::Iptables.localhost(&Options::default()));
+        let all = Indexed::new(Index::new(&facts, Options::default()));
+        let wanted = all.wanted();
+        let settings = wanted.settings(family).unwrap();
+        (settings.node_ports.clone(), settings.options.localhost_node_ports)
+    };
+    let within = |networks: &[&str]| NodePortAddresses::Within(networks.iter().map(|of| of.parse().unwrap()).collect());
+    let on = |addresses: &[&str]| NodePorts::On(addresses.iter().map(|of| of.parse().unwrap()).collect());
+    assert_eq!(served(NodePortAddresses::All, Family::V4), (NodePorts::Everywhere, true));
+    assert_eq!(served(NodePortAddresses::All, Family::V6), (NodePorts::Everywhere, false));
+    assert_eq!(served(NodePortAddresses::Primary, Family::V4), (on(&["192.168.0.10"]), false));
+    assert_eq!(served(within(&["192.168.0.0/24"]), Family::V4), (on(&["192.168.0.10"]), false));
+    assert_eq!(
+        served(within(&["192.168.0.0/24"]), Family::V6),
+        (NodePorts::Everywhere, false),
+        "all of the other family"
+    );
+    assert_eq!(served(within(&["127.0.0.0/8"]), Family::V4), (on(&["127.0.0.1"]), true));
+    assert_eq!(served(within(&["0.0.0.0/0"]), Family::V4), (NodePorts::Everywhere, true));
+    // 127.0.0.1 itself, or a network that it is in.
+    for network in ["127.0.0.1/32", "126.0.0.0/7", "0.0.0.0/1"] {
+        assert_eq!(served(within(&[network]), Family::V4), (on(&["127.0.0.1"]), true), "{network}");
+    }
+    assert_eq!(served(within(&["127.0.0.2/32"]), Family::V4), (on(&[]), false), "not the address itself");
+    assert_eq!(served(within(&["128.0.0.0/1"]), Family::V4), (on(&["192.168.0.10"]), false));
+    assert_eq!(served(within(&[]), Family::V4), (on(&[]), false), "nothing could be read");
+    let asked = |texts: &[&str]| {
+        let object = ConfigObject {
+            node_port_addresses: texts.iter().map(ToString::to_string).collect(),
+            ..ConfigObject::default()
+        };
+        Config::check(&object, &mut Vec::new()).node_port_addresses
+    };
+    let primary = "192.168.0.10";
+    for (texts, expected) in [
+        (&["primary", "localhost"][..], (on(&["127.0.0.1", primary]), true)),
+        (&["localhost"], (on(&["127.0.0.1"]), true)),
+        (&["primary", "all"], (NodePorts::Everywhere, true)),
+        (&["primary", "10.0.0.0/8"], (on(&[primary]), false)),
+    ] {
+        assert_eq!(served(asked(texts), Family::V4), expected, "{texts:?}");
+    }
+    assert_eq!(served(asked(&["primary", "10.0.0.0/8"]), Family::V6), served(NodePortAddresses::Primary, Family::V6));
+}
+
+#[test]
+fn a_restriction_holds_whatever_else_the_address_is() {
+    let ports = json!([{"port": 80}]);
+    let address = "203.0.113.7";
+    let of = |ranges: &[&str]| {
+        let spec = json!({"clusterIP": "172.30.0.41", "externalIPs": [address], "loadBalancerSourceRanges": ranges});
+        let store =
+            store(&[service("web", &ports, &spec, &[address])], &[slice("web", ("", 80), &[("10.180.0.1", "node-a")])]);
+        of_services(&Config::default(), &store)
+    };
+    let to_address = |lines: &[String]| -> Vec<String> {
+        let to = |line: &&String| line.contains(&format!("-d {address}"));
+        let target = |line: &String| line.rsplit(' ').next().unwrap().split('-').take(2).collect::<Vec<_>>().join("-");
+        lines.iter().filter(to).map(target).collect()
+    };
+    assert_eq!(to_address(&of(&[])), ["KUBE-EXT", "KUBE-EXT"], "both lines lead to the same chain");
+    assert_eq!(to_address(&of(&["10.0.0.0/8"])), ["DROP", "KUBE-FW"]);
+    assert_eq!(to_address(&of(&["10.0.0.0/8", "0.0.0.0/0"])), ["KUBE-EXT", "KUBE-EXT"], "everybody may");
+    let nobody = of(&["nonsense"]);
+    assert_eq!(to_address(&nobody), ["DROP", "KUBE-FW"]);
+    let entries: Vec<&String> = nobody.iter().filter(|line| line.starts_with("nat -A KUBE-FW-")).collect();
+    assert_eq!(entries.len(), 1, "only the comment: {entries:?}");
+}
+
+#[test]
+fn an_address_has_one_owner() {
+    let ports = json!([{"port": 80}]);
+    let victim = service("victim", &ports, &json!({"clusterIP": "172.30.0.41"}), &[]);
+    let thief = service("thief", &ports, &json!({"clusterIP": "172.30.0.42", "externalIPs": ["172.30.0.41"]}), &[]);
+    let endpoints = ["victim", "thief"].map(|name| slice(name, ("", 80), &[("10.180.0.1", "node-a")]));
+    let mut store = store(&[victim, thief], &endpoints);
+    let facts = facts(&Config::default());
+    let mut all = recorded(&store, &facts);
+    let owners = |wanted: &Wanted<'_>| -> Vec<String> {
+        let all = lines(wanted).into_iter().filter(|line| line.starts_with("nat -A KUBE-SERVICES "));
+        let to = all.filter(|line| line.contains("-d 172.30.0.41 "));
+        to.map(|line| line.split('"').nth(1).unwrap().to_owned()).collect()
+    };
+    assert_eq!(owners(&all.wanted()), ["ns1/victim cluster IP"]);
+
+    // The owner goes: the other Service gets the address, though only the owner has changed.
+    let mut kernel = tables(&all.wanted(), Family::V4);
+    let services = store.delete_service(&ObjectKey::new("ns1", "victim"));
+    all.refresh(&store, &facts, &services);
+    let changed = all.take_changes();
+    assert_eq!(owners(&all.wanted()), ["ns1/thief external IP"]);
+    kernel.restore(&update(&all.wanted(), &changed, Family::V4).unwrap().to_restore_text().unwrap()).unwrap();
+    assert_eq!(kernel.sorted(), tables(&all.wanted(), Family::V4).sorted());
+}
+
+#[test]
+fn reserved_ports_are_not_served() {
+    let kubelet = Reserved::KUBELET;
+    let web = service("web", &json!([{"port": 80, "nodePort": kubelet}]), &json!({"clusterIP": "172.30.0.41"}), &[]);
+    let store = store(&[web], &[slice("web", ("", 80), &[("10.180.0.1", "node-a")])]);
+    let node_ports = |config: &Config| -> Vec<String> {
+        let all = of_services(config, &store).into_iter();
+        all.filter(|line| line.contains("--dport 10250"))
+            .map(|line| line.split(" --dport").next().unwrap().to_owned())
+            .collect()
+    };
+    assert_eq!(node_ports(&Config::default()), [""; 0]);
+    let mut config = Config::default();
+    config.reserved = Reserved::none();
+    assert_eq!(node_ports(&config), ["nat -A KUBE-NODEPORTS -m comment --comment ns1/web -m tcp -p tcp"]);
+    // Reserved at one of the addresses: it is served where it is free.
+    let mut config = Config::default();
+    config.reserved = Reserved::none();
+    config.reserved.reserve(ReservedPort::tcp([192, 168, 0, 10].into(), kubelet), User::ApiServer);
+    assert_eq!(node_ports(&config), [""; 0]);
+    let here = ["192.168.0.10", "192.168.0.11"].map(|address| address.parse().unwrap());
+    let host = HostAddresses { interfaces: BTreeMap::from([("eth0".to_owned(), here.to_vec())]) };
+    let facts = NodeFacts::new(&config, &Node::new("node-a"), &host);
+    let lines = lines(&built(&store, &facts, Options::default()).wanted());
+    let to_port: Vec<&String> = lines.iter().filter(|line| line.contains("--dport 10250")).collect();
+    let only = "nat -A KUBE-SERVICES -m comment --comment \"ns1/web node port\" -m tcp -p tcp -d 192.168.0.11 --dport 10250 -j KUBE-EXT-";
+    assert!(matches!(to_port[..], [line] if line.starts_with(only)), "{to_port:#?}");
+}
+
+#[test]
+fn agents_frontends_are_ports_of_their_own() {
+    let key = ObjectKey::new("ns1", "agent");
+    let place = |address: &str, port| FrontendKey::new(Protocol::Tcp, address.parse().unwrap(), port);
+    let endpoint = EndpointKey::new("10.180.0.1".parse().unwrap(), 80);
+    let internal = FrontendSpec::new(place("172.30.0.50", 80), [endpoint]);
+    let mut balanced = FrontendSpec::new(place("203.0.113.9", 443), [endpoint]);
+    balanced.roles = Roles::LOAD_BALANCER;
+    balanced.policy = TrafficPolicy::Local;
+    balanced.source_ranges = Some(vec!["192.0.2.0/24".parse().unwrap()]);
+    // Only here: the list of all nodes' endpoints is empty.
+    let mut local = FrontendSpec::new(place("203.0.113.10", 443), []);
+    local.roles = Roles::EXTERNAL_IP;
+    local.policy = TrafficPolicy::Local;
+    local.local = vec![endpoint];
+    let mut store = Store::new("node-a");
+    let changed = store.upsert_frontends(&key, vec![internal, balanced, local]);
+    let facts = facts(&with_pods());
+    let mut all = recorded(&Store::new(""), &facts);
+    let mut kernel = tables(&all.wanted(), Family::V4);
+    all.refresh(&store, &facts, &changed);
+    let changed = all.take_changes();
+    let text = update(&all.wanted(), &changed, Family::V4).unwrap().to_restore_text().unwrap();
+    kernel.restore(&text).unwrap();
+    assert_eq!(kernel.sorted(), tables(&all.wanted(), Family::V4).sorted());
+    for line in [
+        "--comment \"ns1/agent:172.30.0.50:80 cluster IP\" -m tcp -p tcp -d 172.30.0.50 --dport 80 -j KUBE-SVC-",
+        "--comment \"ns1/agent:203.0.113.9:443 loadbalancer IP\" -m tcp -p tcp -d 203.0.113.9 --dport 443 -j KUBE-FW-",
+        "--comment \"ns1/agent:203.0.113.9:443 has no local endpoints\" -m tcp -p tcp -d 203.0.113.9 --dport 443 -j DROP",
+        "--comment \"ns1/agent:203.0.113.10:443 external IP\" -m tcp -p tcp -d 203.0.113.10 --dport 443 -j KUBE-EXT-",
+    ] {
+        assert!(text.contains(line), "{line}\n{text}");
+    }
+}
+
+/// Names that no API server accepts change nothing but comments, and iptables takes the rules.
+#[test]
+fn hostile_names_stay_in_their_comments() {
+    let long = "é".repeat(300);
+    for name in ["a\n-A INPUT -j DROP", "a\" -j ACCEPT", "a\0b", &long] {
+        let mut web = service("web", &json!([{"port": 80}]), &json!({"clusterIP": "172.30.0.41"}), &[]);
+        web["metadata"]["name"] = name.into();
+        let store = store(&[web], &[]);
+        let lines = lines(&built(&store, &facts(&Config::default()), Options::default()).wanted());
+        let ours: Vec<&String> = lines.iter().filter(|line| line.contains("172.30.0.41")).collect();
+        assert_eq!(ours.len(), 1, "{lines:#?}");
+        assert!(ours.iter().all(|line| line.starts_with("filter -A KUBE-SERVICES") && line.ends_with("-j REJECT")));
+    }
+}
+
+/// Beyond a thousand endpoints rules about endpoints have no comments, but no chain is written for that alone.
+#[test]
+fn many_endpoints_leave_out_comments() {
+    let facts = facts(&Config::default());
+    let web = |name: &str, address: &str| service(name, &json!([{"port": 80}]), &json!({"clusterIP": address}), &[]);
+    let many: Vec<String> = (0..1000).map(|n| format!("10.180.{}.{}", n / 250, n % 250 + 1)).collect();
+    let many: Vec<(&str, &str)> = many.iter().map(|address| (address.as_str(), "node-b")).collect();
+    let mut store = store(&[web("one", "172.30.0.41"), web("many", "172.30.0.42")], &[slice("many", ("", 80), &many)]);
+    let mut all = recorded(&store, &facts);
+    assert!(all.wanted().has_comments(Family::V4));
+    let mut kernel = tables(&all.wanted(), Family::V4);
+
+    let endpoint = slice("one", ("", 80), &[("10.181.0.1", "node-b")]);
+    let services = store.upsert_slice(&serde_json::from_value(endpoint).unwrap());
+    all.refresh(&store, &facts, &services);
+    let changed = all.take_changes();
+    assert!(!all.wanted().has_comments(Family::V4) && all.wanted().has_comments(Family::V6));
+    let text = update(&all.wanted(), &changed, Family::V4).unwrap().to_restore_text().unwrap();
+    assert_eq!(text.lines().filter(|line| line.starts_with("-A KUBE-S")).count(), 3, "{text}");
+    assert!(text.contains(" --comment \"ns1/one cluster IP\"") && !text.contains("ns1/many"), "{text}");
+    assert!(text.lines().any(|line| line.starts_with("-A KUBE-SEP-") && line.contains(" -s 10.181.0.1 ")));
+    assert!(text.lines().filter(|line| line.starts_with("-A KUBE-SEP-")).all(|line| !line.contains("comment")));
+    kernel.restore(&text).unwrap();
+    assert!(changes(&all.wanted(), &kernel.dump(), Family::V4).unwrap().is_empty());
+
+    let plain = tables(&all.wanted(), Family::V4);
+    let services = store.delete_service(&ObjectKey::new("ns1", "one"));
+    all.refresh(&store, &facts, &services);
+    let changed = all.take_changes();
+    let mut after = plain.clone();
+    after.restore(&update(&all.wanted(), &changed, Family::V4).unwrap().to_restore_text().unwrap()).unwrap();
+    assert!(all.wanted().has_comments(Family::V4));
+    assert!(changes(&all.wanted(), &after.dump(), Family::V4).unwrap().is_empty());
+}
+
+/// Chains and jumps of IPVS mode and of older releases, a kubelet's rule, and a foreign rule that uses our chains.
+const LEFT_BEHIND: &str = "\
+*filter
+:KUBE-FIREWALL - [0:0]
+:KUBE-FORWARD - [0:0]
+:KUBE-PROXY-FIREWALL - [0:0]
+:KUBE-SERVICES - [0:0]
+-A INPUT -m comment --comment \"kube-proxy firewall rules\" -j KUBE-PROXY-FIREWALL
+-A INPUT -j KUBE-FIREWALL
+-A FORWARD -m comment --comment \"kubernetes forwarding rules\" -j KUBE-FORWARD
+-A FORWARD -m conntrack --ctstate NEW -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
+-A FORWARD -m conntrack --ctstate NEW -m comment --comment \"kubernetes load balancer firewall\" -j KUBE-PROXY-FIREWALL
+-A OUTPUT -m comment --comment mine -j KUBE-SERVICES
+-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP
+COMMIT
+*nat
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-XLB-AAAAAAAAAAAAAAAA - [0:0]
+:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]
+:KUBE-SEP-AAAAAAAAAAAAAAAA - [0:0]
+:MINE - [0:0]
+-A KUBE-XLB-AAAAAAAAAAAAAAAA -j KUBE-SVC-AAAAAAAAAAAAAAAA
+-A KUBE-SVC-AAAAAAAAAAAAAAAA -j KUBE-SEP-AAAAAAAAAAAAAAAA
+-A MINE -j KUBE-MARK-MASQ
+-A MINE -j KUBE-SVC-AAAAAAAAAAAAAAAA
+COMMIT
+";
+
+#[test]
+fn what_others_left_is_taken_over_and_others_rules_stay() {
+    let mut kernel = Tables::new();
+    kernel.restore(LEFT_BEHIND).unwrap();
+    let all = Indexed::new(Index::new(&facts(&Config::default()), Options::default()));
+    let wanted = all.wanted();
+    let apply = |kernel: &mut Tables, transaction: iptables::Transaction| {
+        kernel.restore(&transaction.to_restore_text().unwrap()).unwrap();
+    };
+    let first = changes(&wanted, &kernel.dump(), Family::V4).unwrap();
+    apply(&mut kernel, first);
+    assert!(changes(&wanted, &kernel.dump(), Family::V4).unwrap().is_empty());
+    let of = |kernel: &Tables, name: &str| -> Vec<String> {
+        let chain = kernel.chains().find(|(table, chain, _)| format!("{table} {chain}") == name);
+        chain.map(|(_, _, rules)| rules.to_vec()).unwrap_or_default()
+    };
+    let targets = |kernel: &Tables, name: &str| -> Vec<String> {
+        of(kernel, name).iter().map(|rule| rule.rsplit(' ').next().unwrap().to_owned()).collect()
+    };
+    assert_eq!(
+        targets(&kernel, "filter FORWARD"),
+        ["KUBE-PROXY-FIREWALL", "KUBE-FORWARD", "KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES"]
+    );
+    assert_eq!(of(&kernel, "filter KUBE-FIREWALL").len(), 2, "the kubelet's rule stays, ours is added");
+    assert!(of(&kernel, "filter OUTPUT").iter().any(|rule| rule == "-m comment --comment mine -j KUBE-SERVICES"));
+    assert!(!kernel.has("nat", "KUBE-XLB-AAAAAAAAAAAAAAAA") && !kernel.has("nat", "KUBE-SEP-AAAAAAAAAAAAAAAA"));
+    assert!(kernel.has("nat", "KUBE-SVC-AAAAAAAAAAAAAAAA"), "somebody's rule jumps to it");
+
+    let last = cleanup(&kernel.dump()).unwrap();
+    apply(&mut kernel, last);
+    assert!(cleanup(&kernel.dump()).unwrap().is_empty());
+    let names: Vec<&str> =
+        kernel.chains().map(|(_, chain, _)| chain).filter(|chain| chain.starts_with("KUBE-")).collect();
+    assert_eq!(names, ["KUBE-FIREWALL", "KUBE-SERVICES", "KUBE-MARK-MASQ", "KUBE-SVC-AAAAAAAAAAAAAAAA"]);
+    assert_eq!(of(&kernel, "nat KUBE-MARK-MASQ").len(), 1, "container runtimes use it");
+}
+
+#[test]
+fn somebody_elses_changes_are_mended() {
+    let web = service("web", &json!([{"port": 80, "nodePort": 30080}]), &json!({"clusterIP": "172.30.0.41"}), &[]);
+    let store = store(&[web], &[slice("web", ("", 80), &[("10.180.0.1", "node-a"), ("10.180.0.2", "node-b")])]);
+    let all = built(&store, &facts(&Config::default()), Options::default());
+    let wanted = all.wanted();
+    let good = tables(&wanted, Family::V4);
+    let chain = |prefix: &str| {
+        let mut found = good.chains().map(|(_, chain, _)| chain.to_owned()).filter(|chain| chain.starts_with(prefix));
+        found.next().unwrap()
+    };
+    let spoils = [
+        "*nat\n-A KUBE-MARK-MASQ -j ACCEPT\n".to_owned(),
+        "*nat\n-A KUBE-SERVICES -j RETURN\n".to_owned(),
+        "*nat\n-F KUBE-SERVICES\n".to_owned(),
+        "*filter\n-F FORWARD\n".to_owned(),
+        format!("*nat\n-A {} -j RETURN\n", chain("KUBE-SVC-")),
+        format!("*nat\n-F {}\n", chain("KUBE-SEP-")),
+        "*filter\n-F INPUT\n-A INPUT -j KUBE-FIREWALL\n".to_owned(),
+        "*filter\n-F KUBE-FIREWALL\n".to_owned(),
+    ];
+    for spoil in spoils {
+        let mut kernel = good.clone();
+        kernel.restore(&format!("{spoil}COMMIT\n")).unwrap();
+        let mend = changes(&wanted, &kernel.dump(), Family::V4).unwrap();
+        assert!(!mend.is_empty(), "{spoil}");
+        kernel.restore(&mend.to_restore_text().unwrap()).unwrap();
+        assert!(changes(&wanted, &kernel.dump(), Family::V4).unwrap().is_empty(), "{spoil}");
+    }
+    // Lines that lead to node ports come last: any other order is mended too.
+    let mut kernel = good.clone();
+    let last =
+        kernel.chains().find(|(table, chain, _)| (*table, *chain) == ("nat", "KUBE-SERVICES")).unwrap().2.to_vec();
+    let last = last.last().unwrap();
+    kernel.restore(&format!("*nat\n-D KUBE-SERVICES {last}\n-I KUBE-SERVICES 1 {last}\nCOMMIT\n")).unwrap();
+    assert!(!changes(&wanted, &kernel.dump(), Family::V4).unwrap().is_empty());
+}
+
+/// The kernel's spelling of the rules that were written is accepted.
+#[test]
+fn the_kernels_spelling_is_no_difference() {
+    let web = service(
+        "web",
+        &json!([{"port": 80, "nodePort": 30080}]),
+        &json!({"clusterIP": "172.30.0.41", "sessionAffinity": "ClientIP"}),
+        &[],
+    );
+    let addresses = [("10.180.0.1", "node-a"), ("10.180.0.2", "node-b"), ("10.180.0.3", "node-b")];
+    let store = store(&[web], &[slice("web", ("", 80), &addresses)]);
+    let all = built(&store, &facts(&Config::default()), Options::default());
+    let wanted = all.wanted();
+    let mut text = tables(&wanted, Family::V4).dump().to_string();
+    for (ours, printed) in [
+        ("--probability 0.3333333333", "--probability 0.33333333349"),
+        ("--probability 0.5000000000", "--probability 0.50000000000"),
+        ("--rcheck --seconds 10800 --reap", "--rcheck --seconds 10800 --reap --rsource --mask 255.255.255.255"),
+        ("-s 10.180.0.1 ", "-s 10.180.0.1/32 "),
+        ("-j MARK --or-mark 0x00004000", "-j MARK --set-xmark 0x4000/0x4000"),
+        ("-j MARK --xor-mark 0x00004000", "-j MARK --set-xmark 0x4000/0x0"),
+    ] {
+        assert!(text.contains(ours), "{ours}: {text}");
+        text = text.replace(ours, printed);
+    }
+    assert!(changes(&wanted, &Dump::parse(&text).unwrap(), Family::V4).unwrap().is_empty());
+    for (right, wrong) in [
+        ("--probability 0.33333333349", "--probability 0.33333334349"),
+        ("--seconds 10800", "--seconds 10801"),
+        ("--mask 255.255.255.255", "--mask 255.255.255.0"),
+    ] {
+        assert!(text.contains(right), "{right}: {text}");
+        let dump = Dump::parse(text.replacen(right, wrong, 1)).unwrap();
+        assert!(!changes(&wanted, &dump, Family::V4).unwrap().is_empty(), "{wrong}");
+    }
+}
+
+#[test]
+fn a_table_that_cannot_be_shown_is_left_alone() {
+    let dump = Dump::parse("# Table `nat' is incompatible, use 'nft' tool.\n").unwrap();
+    let all = Indexed::new(Index::new(&facts(&Config::default()), Options::default()));
+    let wanted = all.wanted();
+    for result in [changes(&wanted, &dump, Family::V4), cleanup(&dump)] {
+        assert!(matches!(result, Err(Incomparable::Unreadable(table)) if table == TableName::NAT));
+    }
+}
+
+/// Node facts on which rules depend: everything is compared.
+#[test]
+fn settings_make_everything_different() {
+    let store = store(&[], &[]);
+    let (plain, pods) = (facts(&Config::default()), facts(&with_pods()));
+    let mut all = built(&store, &plain, Options::default());
+    assert!(!all.index.set_settings(&plain, Options::default()));
+    assert!(all.index.set_settings(&pods, Options::default()));
+    assert!(all.wanted() == built(&store, &pods, Options::default()).wanted());
+}

@@ -1,0 +1,783 @@
+//! Two endpoint lists behind one address, on a kernel in memory: clients outside get local endpoints by a firewall mark, pods and the node those of
+//! all nodes; with foreign writes between two writes, and foreign users of marks.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proxier_core::config::{Config, LocalTraffic, RulesBy};
+use proxier_core::fake::{Call, FakeKernel, Fault};
+use proxier_core::modes::cleanup::cleanup;
+use proxier_core::modes::look::{differences, look, look_for};
+use proxier_core::modes::{self, Kind};
+use proxier_core::net::FrontendKey;
+use proxier_core::objects::ConfigObject;
+use proxier_core::ports::PortErrorKind;
+use proxier_core::reconciler::{Options, Reconciler};
+use proxier_core::service::{Packet, Verdict};
+use proxier_core::snapshot::ObjectKey;
+use serde_json::{Value, json};
+
+use crate::marks::{
+    self, Node, V4, chain, elements, flush_ruleset, foreign, kernel, make_foreign, marks, reals, servers,
+};
+
+const BALANCER: &str = "198.51.100.1:80";
+const NODE_PORT: &str = "192.0.2.10:30001";
+const HERE: &str = "10.244.0.1:8080";
+const THERE: &str = "10.244.7.1:8080";
+
+fn config(splits: bool, by: RulesBy) -> Config {
+    let mut config = Config::default();
+    config.ipvs.rules = by;
+    config.ipvs.mark_split = splits;
+    config.local_traffic = LocalTraffic::ClusterCidrs(vec!["10.244.0.0/16".parse().unwrap()]);
+    config
+}
+
+fn process(kernel: &FakeKernel, splits: bool) -> Node {
+    Node::with(kernel, config(splits, RulesBy::Nftables))
+}
+
+/// A node that serves a Service with an endpoint here and one elsewhere.
+fn serving(kernel: &FakeKernel, splits: bool) -> Node {
+    let mut node = process(kernel, splits);
+    node.publish(1, &json!({}), &["node-a", "node-b"]);
+    node.proxier.start(node.now);
+    node
+}
+
+const PLACE: &str = "198.51.100.1 . tcp . 80";
+
+/// The virtual server that clients outside get at the load balancer.
+fn outside(kernel: &FakeKernel) -> BTreeMap<String, u32> {
+    let mark = marks(kernel)[PLACE];
+    servers(kernel)[&format!("-f {mark}")].clone()
+}
+
+#[test]
+fn clients_outside_have_a_list_of_their_own() {
+    let kernel = kernel();
+    let mut node = serving(&kernel, true);
+    node.publish(2, &json!({}), &["node-b"]);
+    let report = node.pass();
+    assert!(report.is_done(), "{report:#?}");
+    let all = servers(&kernel);
+    for at in [BALANCER, NODE_PORT] {
+        assert_eq!(all[&format!("-t {at}")], reals(&[(HERE, 1), (THERE, 1)]), "{all:#?}");
+    }
+    assert_eq!(outside(&kernel), reals(&[(HERE, 1)]));
+    // Both Services, each at two addresses.
+    let marks = marks(&kernel);
+    assert_eq!(marks.len(), 4, "{marks:?}");
+    assert!(marks.values().all(|mark| mark & 0xff00_c000 == 0x1600_0000), "{marks:x?}");
+    assert_eq!(elements(&kernel, "local-split"), marks.keys().cloned().collect());
+    // Clients outside get no answer where no endpoint is here.
+    assert_eq!(all[&format!("-f {}", marks["198.51.100.2 . tcp . 80"])], reals(&[]));
+    assert_eq!(all["-t 198.51.100.2:80"].len(), 1);
+    let place = "ip daddr . meta l4proto . th dport";
+    assert!(chain(&kernel, "services").contains(&format!("{place} @local-split jump from-inside")));
+    let node_ports = format!("meta mark set {place} map @node-port-mark");
+    assert_eq!(chain(&kernel, "input-split"), [format!("{place} @local-split goto from-outside"), node_ports]);
+    assert_eq!(
+        chain(&kernel, "from-outside"),
+        [
+            "fib saddr type local return".to_owned(),
+            "ip saddr & 255.255.0.0 == 10.244.0.0 return".to_owned(),
+            format!("meta mark set {place} map @split-mark"),
+        ]
+    );
+    assert_eq!(chain(&kernel, "from-inside").len(), 2);
+    assert_eq!(
+        chain(&kernel, "output-split"),
+        [
+            "meta mark & 0xff00c000 == 0x16000000 meta mark set 0x00000000",
+            "meta mark & 0xff00c000 == 0x16004000 meta mark set 0x00004000"
+        ]
+    );
+    // A second process changes nothing. Finding flows to forget counts as a write.
+    let writes = || kernel.writes().total() - kernel.writes().conntrack;
+    let before = writes();
+    let mut node = serving(&kernel, true);
+    node.publish(2, &json!({}), &["node-b"]);
+    let report = node.pass();
+    assert!(report.is_done() && report.foreign.is_empty(), "{report:#?}");
+    assert_eq!(writes(), before, "{:?}", kernel.writes());
+}
+
+#[test]
+fn some_are_not_split() {
+    let kernel = kernel();
+    let mut node = process(&kernel, true);
+    node.publish(1, &json!({"sessionAffinity": "ClientIP"}), &["node-a", "node-b"]);
+    node.publish(2, &json!({"externalTrafficPolicy": "Cluster"}), &["node-a", "node-b"]);
+    node.publish(
+        3,
+        &json!({"externalTrafficPolicy": "Cluster", "internalTrafficPolicy": "Local"}),
+        &["node-a", "node-b"],
+    );
+    node.proxier.start(node.now);
+    assert!(node.pass().is_done());
+    let all = servers(&kernel);
+    assert!(all.keys().all(|key| key.starts_with("-t ")), "{all:#?}");
+    assert_eq!(all[&format!("-t {BALANCER}")].len(), 1, "affinity: local endpoints for all, as without marks");
+    assert_eq!((all["-t 10.96.0.3:80"].len(), all["-t 198.51.100.3:80"].len()), (1, 2));
+    assert!(marks(&kernel).is_empty() && elements(&kernel, "local-split").is_empty());
+}
+
+#[test]
+fn it_is_off_by_default_and_with_iptables() {
+    for (splits, by) in [(false, RulesBy::Nftables), (true, RulesBy::Iptables)] {
+        let kernel = kernel();
+        let mut node = Node::with(&kernel, config(splits, by));
+        node.publish(1, &json!({}), &["node-a", "node-b"]);
+        node.proxier.start(node.now);
+        let report = node.pass();
+        assert!(report.is_done(), "{report:#?}");
+        let all = servers(&kernel);
+        assert!(all.keys().all(|key| key.starts_with("-t ")) && all[&format!("-t {BALANCER}")].len() == 1, "{all:#?}");
+        let says = report
+            .limited
+            .iter()
+            .any(|limit| limit.contains("ipvs.markSplit") && limit.contains("ipvs.rules: nftables"));
+        assert_eq!(says, splits, "{:?}", report.limited);
+        if by == RulesBy::Nftables {
+            assert!(chain(&kernel, "input-split").is_empty() && chain(&kernel, "output-split").is_empty());
+        }
+    }
+}
+
+#[test]
+fn endpoints_come_and_go_in_both_lists() {
+    let kernel = kernel();
+    let mut node = serving(&kernel, true);
+    assert!(node.pass().is_done());
+    let mark = marks(&kernel)[PLACE];
+    kernel.set_connections(&foreign(mark), &HERE.parse().unwrap(), 1, 0);
+    node.publish(1, &json!({}), &["node-b"]);
+    let report = node.pass();
+    assert!(report.is_done() && !report.full, "{report:#?}");
+    // The endpoint drains where it served, also behind a mark.
+    assert_eq!(outside(&kernel), reals(&[(HERE, 0)]));
+    let steps: Vec<_> = node.proxier.drains().unwrap().iter().map(|of| of.virtual_server).collect();
+    assert!(steps.contains(&foreign(mark)), "{steps:?}");
+    kernel.set_connections(&foreign(mark), &HERE.parse().unwrap(), 0, 0);
+    while !outside(&kernel).is_empty() {
+        assert!(node.pass().is_done() && node.now < Duration::from_secs(60));
+    }
+    node.publish(1, &json!({}), &["node-a", "node-b"]);
+    assert!(node.pass().is_done());
+    assert_eq!(outside(&kernel), reals(&[(HERE, 1)]));
+    node.proxier.delete_service(&ObjectKey::new("demo", "web-1"), node.now);
+    assert!(node.pass().is_done());
+    let all = servers(&kernel);
+    assert!(all.is_empty() && marks(&kernel).is_empty() && elements(&kernel, "local-split").is_empty(), "{all:#?}");
+}
+
+/// Checks the invariants that hold after every write.
+fn nobody_is_led_astray(kernel: &FakeKernel, what: &str) {
+    let all = servers(kernel);
+    let marks = if kernel.state().tables.contains_key(V4) { marks(kernel) } else { BTreeMap::new() };
+    let ours: BTreeSet<String> = marks.values().map(|mark| format!("-f {mark}")).collect();
+    for key in all.keys().filter(|key| key.starts_with("-f ") && **key != "-f 7") {
+        assert!(ours.contains(key), "{what}: {key} is recorded nowhere: {marks:?}");
+    }
+    if ours.is_empty() {
+        return;
+    }
+    for place in elements(kernel, "local-split") {
+        let server =
+            all.get(&format!("-f {}", marks[&place])).unwrap_or_else(|| panic!("{what}: {place} has no server"));
+        assert_eq!(server.get(HERE), Some(&1), "{what}: {place}");
+    }
+    for at in [BALANCER, NODE_PORT] {
+        let (address, port) = at.split_once(':').unwrap();
+        let is_split = elements(kernel, "local-split").contains(&format!("{address} . tcp . {port}"));
+        let takes_remote =
+            all.get(&format!("-t {at}")).and_then(|reals| reals.get(THERE)).is_some_and(|weight| *weight > 0);
+        assert!(!takes_remote || is_split, "{what}: clients outside get {THERE} at {at}");
+    }
+}
+
+#[test]
+fn a_process_may_die_between_any_two_writes() {
+    for (from, to) in [(None, true), (Some(false), true), (Some(true), false), (Some(true), true)] {
+        for writes in 0.. {
+            let kernel = kernel();
+            make_foreign(&kernel, 7);
+            if let Some(splits) = from {
+                assert!(serving(&kernel, splits).pass().is_done());
+            }
+            let mut node = serving(&kernel, to);
+            kernel.crash_after(writes);
+            let report = node.pass();
+            let what = format!("{from:?} to {to}, {writes} writes");
+            nobody_is_led_astray(&kernel, &what);
+            let has_crashed = kernel.has_crashed();
+            assert!(has_crashed || report.is_done(), "{what}: {report:#?}");
+            let mut again = serving(&kernel, to);
+            let report = again.pass();
+            assert!(report.is_done() && report.foreign == ["FWM 7"], "{what}: {report:#?}");
+            nobody_is_led_astray(&kernel, &what);
+            // Real servers that drain have no connections.
+            while again.proxier.drains().is_some_and(|drains| !drains.is_empty()) {
+                assert!(again.pass().is_done() && again.now < Duration::from_secs(60), "{what}");
+            }
+            assert!(again.full_pass().is_done());
+            let all = servers(&kernel);
+            assert_eq!(
+                all.keys().filter(|key| key.starts_with("-f ")).count(),
+                if to { 3 } else { 1 },
+                "{what}: {all:#?}"
+            );
+            assert_eq!(all[&format!("-t {BALANCER}")].len(), if to { 2 } else { 1 }, "{what}: {all:#?}");
+            assert_eq!(marks(&kernel).len(), if to { 2 } else { 0 }, "{what}");
+            assert!(again.full_pass().writes() == 0, "{what}");
+            let cleaned = cleanup(&config(to, RulesBy::Nftables), None, &mut kernel.clone().ports());
+            assert!(cleaned.is_done(), "{what}: {cleaned:#?}");
+            assert_eq!(servers(&kernel).keys().collect::<Vec<_>>(), ["-f 7"], "{what}");
+            if !has_crashed {
+                assert!(writes > 3 || (from, to) == (Some(true), true), "{what}");
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn connections_end_before_their_virtual_server_does() {
+    let kernel = kernel();
+    assert!(serving(&kernel, true).pass().is_done());
+    let mark = marks(&kernel)[PLACE];
+    kernel.set_connections(&foreign(mark), &HERE.parse().unwrap(), 1, 0);
+    // Switched off, and killed again and again.
+    for _ in 0..3 {
+        let mut node = serving(&kernel, false);
+        let report = node.pass();
+        assert!(report.is_done() && report.foreign.is_empty(), "{report:#?}");
+        assert!(elements(&kernel, "local-split").is_empty());
+        assert_eq!(outside(&kernel), reals(&[(HERE, 0)]), "it is kept for its connection");
+        assert_eq!(servers(&kernel)[&format!("-t {BALANCER}")][HERE], 1);
+    }
+    // Switched on again meanwhile: it serves again, by the same mark.
+    let mut node = serving(&kernel, true);
+    assert!(node.pass().is_done());
+    assert_eq!((marks(&kernel)[PLACE], outside(&kernel)), (mark, reals(&[(HERE, 1)])));
+    // The policy changes instead of the setting.
+    node.publish(1, &json!({"externalTrafficPolicy": "Cluster"}), &["node-a", "node-b"]);
+    let report = node.pass();
+    assert!(report.is_done() && !report.full, "{report:#?}");
+    assert!(elements(&kernel, "local-split").is_empty());
+    assert_eq!(outside(&kernel), reals(&[(HERE, 0)]));
+    kernel.set_connections(&foreign(mark), &HERE.parse().unwrap(), 0, 0);
+    for _ in 0..8 {
+        assert!(node.full_pass().is_done());
+        node.now += Duration::from_secs(10);
+    }
+    let all = servers(&kernel);
+    assert!(all.keys().all(|key| key.starts_with("-t ")) && marks(&kernel).is_empty(), "{all:#?}");
+}
+
+/// The kernel comes to the state of a new process, after any changes in any order, with processes that die in between.
+fn comes_to_what_is_wanted(steps: &[(u8, u8, u8)]) {
+    let kernel = kernel();
+    make_foreign(&kernel, 7);
+    let mut services: BTreeMap<u16, (Value, &[&str])> = BTreeMap::new();
+    let mut node = process(&kernel, true);
+    node.proxier.start(node.now);
+    for (kind, number, which) in steps {
+        let number = u16::from(number % 4) + 1;
+        match kind % 8 {
+            0..4 => {
+                let specs = [
+                    json!({}),
+                    json!({"externalTrafficPolicy": "Cluster"}),
+                    json!({"sessionAffinity": "ClientIP"}),
+                    json!({"loadBalancerSourceRanges": ["192.0.2.0/24"]}),
+                ];
+                let nodes: [&[&str]; 4] = [&["node-a", "node-b"], &["node-b"], &["node-a"], &[]];
+                let of = (specs[usize::from(which % 4)].clone(), nodes[usize::from(which / 4 % 4)]);
+                node.publish(number, &of.0, of.1);
+                services.insert(number, of);
+            }
+            4 => {
+                node.proxier.delete_service(&ObjectKey::new("demo", &format!("web-{number}")), node.now);
+                services.remove(&number);
+            }
+            5 => drop(node.pass()),
+            6 => {
+                node.pass();
+                node.now += Duration::from_secs(31);
+            }
+            _ => {
+                kernel.crash_after(u64::from(*which));
+                node.pass();
+                node = process(&kernel, which % 2 == 0);
+                for (number, (spec, nodes)) in &services {
+                    node.publish(*number, spec, nodes);
+                }
+                node.proxier.start(node.now);
+            }
+        }
+    }
+    let settled = |kernel: &FakeKernel| {
+        let mut node = process(kernel, true);
+        for (number, (spec, nodes)) in &services {
+            node.publish(*number, spec, nodes);
+        }
+        node.proxier.start(node.now);
+        for _ in 0..4 {
+            let report = node.full_pass();
+            assert!(report.is_done(), "{report:#?}");
+            while node.proxier.drains().is_some_and(|drains| !drains.is_empty()) {
+                assert!(node.pass().is_done());
+            }
+        }
+        assert_eq!(node.full_pass().writes(), 0);
+        let state = kernel.state();
+        let devices: BTreeMap<String, BTreeSet<_>> =
+            state.devices.into_iter().map(|(name, all)| (name, all.into_iter().collect())).collect();
+        (servers(kernel), marks(kernel), elements(kernel, "local-split"), state.tables, devices)
+    };
+    let fresh = marks::kernel();
+    make_foreign(&fresh, 7);
+    assert_eq!(settled(&kernel), settled(&fresh));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 30, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_happens_the_kernel_comes_to_what_is_wanted(
+        steps in proptest::collection::vec(any::<(u8, u8, u8)>(), 1..12)
+    ) {
+        comes_to_what_is_wanted(&steps);
+    }
+}
+
+/// Lists that are suddenly empty are doubted: both virtual servers stay, and so do marks.
+#[test]
+fn what_is_held_back_stays_whole() {
+    let kernel = kernel();
+    let mut node = process(&kernel, true);
+    for number in 1..=20 {
+        node.publish(number, &json!({}), &["node-a", "node-b"]);
+    }
+    node.proxier.start(node.now);
+    assert!(node.pass().is_done());
+    let all = |kernel: &FakeKernel| (servers(kernel), marks(kernel), elements(kernel, "local-split"));
+    let before = all(&kernel);
+    assert_eq!(before.2.len(), 40);
+    let again = |has_services: bool| {
+        let mut options = Options::default();
+        options.mode = Kind::Ipvs;
+        options.config = config(true, RulesBy::Nftables);
+        let proxier = Reconciler::new("node-a", options, Duration::ZERO);
+        let mut node = Node { proxier, ..process(&kernel, true) };
+        if has_services {
+            for number in 1..=20 {
+                node.publish_service(number, &json!({}));
+            }
+        }
+        node.proxier.start(node.now);
+        let report = node.pass();
+        assert!(report.stopped.is_some(), "{report:#?}");
+        assert_eq!(all(&kernel), before, "has Services: {has_services}");
+    };
+    again(false);
+    again(true);
+}
+
+/// Rules of iptables know no marks: the table that set them goes, and its virtual servers with it.
+#[test]
+fn a_change_to_iptables_leaves_no_mark() {
+    let kernel = kernel();
+    make_foreign(&kernel, 7);
+    assert!(serving(&kernel, true).pass().is_done());
+    let mut node = Node::with(&kernel, config(true, RulesBy::Iptables));
+    node.publish(1, &json!({}), &["node-a", "node-b"]);
+    node.proxier.start(node.now);
+    let report = node.pass();
+    assert!(report.is_done() && report.foreign == ["FWM 7"], "{report:#?}");
+    let config = config(true, RulesBy::Iptables);
+    assert!(cleanup(&config, Some(Kind::Ipvs), &mut kernel.clone().ports()).is_done());
+    assert!(node.full_pass().is_done());
+    assert!(!kernel.state().tables.contains_key(V4));
+    let all = servers(&kernel);
+    assert_eq!(all.keys().filter(|key| key.starts_with("-f ")).collect::<Vec<_>>(), ["-f 7"]);
+    assert_eq!(all[&format!("-t {BALANCER}")][HERE], 1);
+    // And back.
+    let mut node = serving(&kernel, true);
+    assert!(node.pass().is_done());
+    assert_eq!(outside(&kernel), reals(&[(HERE, 1)]));
+}
+
+/// A table that cannot be written has no record of a mark: its virtual server is not made, and all is as without marks.
+#[test]
+fn no_virtual_server_without_its_record() {
+    let kernel = kernel();
+    assert!(serving(&kernel, false).pass().is_done());
+    let mut node = serving(&kernel, true);
+    kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Busy).every());
+    let report = node.pass();
+    let why: Vec<String> = report.applied.failures.iter().map(ToString::to_string).collect();
+    assert!(why.iter().any(|why| why.contains("its mark could not be recorded")), "{why:#?}");
+    assert!(servers(&kernel).keys().all(|key| key.starts_with("-t ")));
+    kernel.clear_faults();
+    assert!(node.pass().is_done() && node.full_pass().is_done());
+    assert_eq!(outside(&kernel), reals(&[(HERE, 1)]));
+    nobody_is_led_astray(&kernel, "afterwards");
+}
+
+#[test]
+fn marks_of_others_are_passed_over() {
+    let kernel = kernel();
+    assert!(serving(&kernel, true).pass().is_done());
+    let mark = marks(&kernel)[PLACE];
+    let config = config(true, RulesBy::Nftables);
+    assert!(cleanup(&config, None, &mut kernel.clone().ports()).is_done());
+    make_foreign(&kernel, mark);
+    let before = servers(&kernel);
+    let mut node = serving(&kernel, true);
+    let report = node.pass();
+    assert!(report.is_done() && report.foreign == [foreign(mark).to_string()], "{report:#?}");
+    assert_ne!(marks(&kernel)[PLACE], mark);
+    assert_eq!(outside(&kernel), reals(&[(HERE, 1)]));
+    let key = format!("-f {mark}");
+    assert_eq!(servers(&kernel)[&key], before[&key]);
+    // A new process keeps the marks that the kernel has.
+    let marks_before = marks(&kernel);
+    let client = &mut kernel.ipvs().client().unwrap();
+    client.delete_virtual_server(&foreign(mark)).unwrap();
+    let mut node = serving(&kernel, true);
+    assert!(node.pass().is_done());
+    assert_eq!(marks(&kernel), marks_before);
+    assert!(cleanup(&config, None, &mut kernel.clone().ports()).is_done());
+    assert!(servers(&kernel).is_empty());
+}
+
+#[test]
+fn what_others_change_is_repaired_and_told() {
+    let kernel = kernel();
+    let mut node = serving(&kernel, true);
+    assert!(node.pass().is_done() && node.full_pass().is_done());
+    let mark = foreign(marks(&kernel)[PLACE]);
+    let client = &mut kernel.ipvs().client().unwrap();
+    client.delete_real_server(&mark, &HERE.parse().unwrap()).unwrap();
+    let report = node.full_pass();
+    let told: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
+    let says = |what: &str| told.iter().any(|of| of.contains(what) && of.ends_with("(demo/web-1:p)"));
+    assert!(report.is_done() && says(&format!("{mark} -> {HERE} weight 1")), "{told:#?}");
+    client.delete_virtual_server(&mark).unwrap();
+    let report = node.full_pass();
+    assert!(report.is_done() && report.drift.len() == 2, "{:#?}", report.drift);
+    assert_eq!(outside(&kernel), reals(&[(HERE, 1)]));
+}
+
+#[test]
+fn a_trace_says_what_becomes_of_packets() {
+    let kernel = kernel();
+    let mut node = serving(&kernel, true);
+    node.publish(2, &json!({}), &["node-b"]);
+    node.publish(3, &json!({"sessionAffinity": "ClientIP"}), &["node-a", "node-b"]);
+    assert!(node.pass().is_done());
+    let trace = |source: &str, to: &str| {
+        let (proxier, to) = (&node.proxier, to.parse::<FrontendKey>().unwrap());
+        let source = source.parse().unwrap();
+        let packet = if source == to.address { Packet::from_node(source, to) } else { Packet::new(source, to) };
+        let known = (proxier.desired(), proxier.facts());
+        modes::trace::trace(Kind::Ipvs, proxier.store(), known, &packet, modes::iptables::Options::default()).verdict
+    };
+    let (first, second) = (format!("TCP {BALANCER}"), "TCP 198.51.100.2:80");
+    let text = |verdict: Verdict| verdict.to_string();
+    assert_eq!(text(trace("203.0.113.9", &first)), format!("{HERE} (source kept)"));
+    assert_eq!(text(trace("10.244.0.9", &first)), format!("{HERE} (masqueraded) or {THERE} (masqueraded)"));
+    assert_eq!(text(trace("198.51.100.1", &first)), format!("{HERE} (masqueraded) or {THERE} (masqueraded)"));
+    assert_eq!(trace("203.0.113.9", second), Verdict::Rejected);
+    assert_eq!(text(trace("10.244.0.9", second)), "10.244.7.2:8080 (masqueraded)");
+    assert_eq!(text(trace("10.244.0.9", "TCP 198.51.100.3:80")), "10.244.0.3:8080 (source kept)");
+}
+
+#[test]
+fn impossible_settings_are_reported() {
+    let check = |ipvs: Value| {
+        let object: ConfigObject = serde_json::from_value(json!({ "ipvs": ipvs })).unwrap();
+        let mut rejections = Vec::new();
+        let config = Config::check(&object, &mut rejections);
+        (config.splits_local(), rejections.into_iter().map(|of| of.field).collect::<Vec<_>>())
+    };
+    let on = |more: Value| {
+        let mut ipvs = json!({"markSplit": true, "rules": "nftables"});
+        ipvs.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        check(ipvs)
+    };
+    assert_eq!(on(json!({})), (true, vec![]));
+    assert_eq!(on(json!({"markRange": "0x200000/0xfff0c000"})), (true, vec![]));
+    assert_eq!(on(json!({"rules": "iptables"})), (false, vec![]));
+    assert_eq!(on(json!({"markRange": "everything"})), (false, vec!["ipvs.markRange".to_owned()]));
+    assert!(!on(json!({"markRange": "0x200000/0xfff00000"})).0, "has the bits of others");
+    assert_eq!(on(json!({"masqueradeBit": 3})), (false, vec!["ipvs.markRange".to_owned()]));
+    assert_eq!(check(json!({"markRange": "0x200000/0xfff0c000"})), (false, vec![]));
+}
+
+/// A look for a packet is at the virtual server that it gets.
+#[test]
+fn what_a_kernel_holds_depends_on_the_sender() {
+    let kernel = kernel();
+    let mut node = serving(&kernel, true);
+    node.pass();
+    let key: FrontendKey = format!("TCP {BALANCER}").parse().unwrap();
+    let (pod, client) = (Packet::new([10, 244, 3, 3].into(), key), Packet::new([203, 0, 113, 9].into(), key));
+    let of_node = Packet::from_node([192, 0, 2, 10].into(), key);
+    let facts = node.proxier.facts().clone();
+    let held = |kernel: &FakeKernel, packet: &Packet| {
+        look_for(Kind::Ipvs, packet, &facts, &mut kernel.clone().ports()).unwrap()
+    };
+    let reals = |kernel: &FakeKernel, packet: &Packet| -> Vec<String> {
+        let parts = held(kernel, packet).parts;
+        parts.into_keys().filter_map(|name| name.strip_prefix("real server ").map(str::to_owned)).collect()
+    };
+    assert_eq!(reals(&kernel, &client), [HERE]);
+    for inside in [&pod, &of_node] {
+        assert_eq!(reals(&kernel, inside), [HERE, THERE]);
+    }
+    let at_address = look(Kind::Ipvs, &key, &facts, &mut kernel.clone().ports()).unwrap();
+    assert_eq!(at_address, held(&kernel, &pod));
+    let expected = held(&kernel, &client);
+    let name = "virtual server of clients outside of TCP 198.51.100.1:80";
+    assert!(expected.parts.contains_key(name), "{expected:?}");
+    // A foreign change to the virtual server for clients outside is a difference for them, and none for pods.
+    let (whole, inside) = (expected, held(&kernel, &pod));
+    let mark: ipvs::VirtualServerKey = format!("FWM {}", marks(&kernel)[PLACE]).parse().unwrap();
+    kernel.ipvs().apply(&ipvs::Operation::DeleteRealServer(mark, HERE.parse().unwrap())).unwrap();
+    let said: Vec<String> = differences(&whole, &held(&kernel, &client)).iter().map(ToString::to_string).collect();
+    assert_eq!(said, ["missing: real server 10.244.0.1:8080 (weight 1)"]);
+    assert_eq!(differences(&inside, &held(&kernel, &pod)), []);
+    // A kernel in which the address is not split.
+    let plain = kernel_of_plain();
+    let said: Vec<String> = differences(&whole, &held(&plain, &client)).iter().map(ToString::to_string).collect();
+    assert!(said.iter().any(|line| line.starts_with(&format!("missing: {name}"))), "{said:?}");
+}
+
+/// A kernel that serves the same without a split.
+fn kernel_of_plain() -> FakeKernel {
+    let kernel = kernel();
+    serving(&kernel, false).pass();
+    kernel
+}
+
+/// Reports about Services that are not split.
+fn unmarked(node: &Node) -> Vec<String> {
+    node.proxier.unmarked().map(|unmarked| unmarked.to_string()).collect()
+}
+
+/// A Service that is not split is no failure; the reason is reported once for each Service.
+#[test]
+fn why_a_service_is_not_split_is_told() {
+    let kernel = kernel();
+    let mut node = serving(&kernel, true);
+    assert_eq!(node.pass().refused, []);
+    assert_eq!(unmarked(&node), [""; 0]);
+    node.publish(2, &json!({"sessionAffinity": "ClientIP"}), &["node-a"]);
+    let report = node.pass();
+    assert!(report.is_done() && !report.has_failed(), "{report:#?}");
+    let said = unmarked(&node);
+    assert_eq!(
+        said,
+        [
+            "Service demo/web-2: ipvs.markSplit not for TCP 192.0.2.10:30002 and 1 more: clients stay with their endpoints, and such a \
+            virtual server of a firewall mark does not translate ports; pods and this node get local endpoints too"
+        ]
+    );
+    // The report ends with the affinity.
+    node.publish(2, &json!({}), &["node-a"]);
+    node.pass();
+    assert_eq!(unmarked(&node), [""; 0]);
+
+    // Reasons are an annotation, and direct return.
+    let annotated = |node: &mut Node, number: u16, port: u16, name: &str, value: &str| {
+        node.publish(number, &json!({}), &["node-a"]);
+        let service = json!({
+            "metadata": {"namespace": "demo", "name": format!("web-{number}"), "annotations": {name: value}},
+            "spec": {
+                "type": "LoadBalancer", "externalTrafficPolicy": "Local", "clusterIP": format!("10.96.0.{number}"),
+                "ports": [{"name": "p", "port": port}],
+            },
+            "status": {"loadBalancer": {"ingress": [{"ip": format!("198.51.100.{number}")}]}},
+        });
+        node.proxier.upsert_service(&serde_json::from_value(service).unwrap(), node.now);
+    };
+    annotated(&mut node, 3, 80, "proxier/persistence-seconds", "60");
+    annotated(&mut node, 4, 8080, "proxier/forwarding", "ipip");
+    node.pass();
+    let said = unmarked(&node);
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert!(
+        said[0].starts_with("Service demo/web-3: ipvs.markSplit not for TCP 198.51.100.3:80: clients stay"),
+        "{said:?}"
+    );
+    let expected =
+        "Service demo/web-4: ipvs.markSplit not for TCP 198.51.100.4:8080: endpoints answer clients by themselves;";
+    assert!(said[1].starts_with(expected), "{said:?}");
+    for number in [3, 4] {
+        node.proxier.delete_service(&ObjectKey::new("demo", &format!("web-{number}")), node.now);
+    }
+    node.pass();
+    assert_eq!(unmarked(&node), [""; 0]);
+    assert_eq!(unmarked(&serving(&kernel, false)), [""; 0], "nobody asks for a split");
+}
+
+#[test]
+fn marks_that_are_used_up_are_told() {
+    let kernel = kernel();
+    let mut config = config(true, RulesBy::Nftables);
+    // 256 marks, and two for each Service.
+    config.ipvs.mark_range = "0x16000000/0xffffff00".parse().unwrap();
+    let mut node = Node::with(&kernel, config);
+    for number in 1..=130 {
+        node.publish(number, &json!({}), &["node-a"]);
+    }
+    node.proxier.start(node.now);
+    let report = node.pass();
+    assert!(report.is_done(), "{report:#?}");
+    let said = unmarked(&node);
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert!(said.iter().all(|line| line.contains("and 1 more: ipvs.markRange has no mark left;")), "{said:?}");
+    for number in 1..=2 {
+        node.proxier.delete_service(&ObjectKey::new("demo", &format!("web-{number}")), node.now);
+    }
+    for _ in 0..3 {
+        node.full_pass();
+    }
+    assert_eq!(unmarked(&node), [""; 0]);
+}
+
+/// The element that gives packets a mark goes before the mark's virtual server, and the record that the mark is own goes after it.
+#[test]
+fn a_plan_tells_in_which_order_marks_go() {
+    let kernel = kernel();
+    let mut node = serving(&kernel, true);
+    assert!(node.pass().is_done());
+    let mark = foreign(marks(&kernel)[PLACE]).to_string();
+    node.proxier.delete_service(&ObjectKey::new("demo", "web-1"), node.now);
+    let (plan, _) = node.proxier.preview(node.now, &mut node.kernel.ports());
+    let names = modes::shared::names::Names::new(node.proxier.store(), node.proxier.desired());
+    let steps: Vec<String> = plan.steps(&names).map(|step| step.to_string()).collect();
+    let place = |words: &[&str]| {
+        let is_it = |step: &&String| words.iter().all(|word| step.contains(word));
+        assert_eq!(steps.iter().filter(is_it).count(), 1, "{words:?}: {steps:#?}");
+        steps.iter().position(|step| is_it(&step)).unwrap()
+    };
+    let given = place(&["- entry", "local-split", "198.51.100.1"]);
+    let server = place(&["- virtual server", &mark]);
+    let recorded = place(&["- entry", "split-mark", "198.51.100.1"]);
+    assert!(given < server && server < recorded, "{steps:#?}");
+}
+
+/// `nft flush ruleset`: a running process knows its marks, and makes a new table with them.
+#[test]
+fn marks_are_known_without_their_table() {
+    let kernel = kernel();
+    make_foreign(&kernel, 7);
+    let mut node = serving(&kernel, true);
+    node.publish(2, &json!({}), &["node-b"]);
+    assert!(node.pass().is_done());
+    // A foreign virtual server has a mark of our range that no Service has.
+    make_foreign(&kernel, 0x1600_0007);
+    assert!(node.full_pass().is_done());
+    let held = |kernel: &FakeKernel| (servers(kernel), marks(kernel), elements(kernel, "local-split"));
+    let before = held(&kernel);
+    for _ in 0..2 {
+        flush_ruleset(&kernel);
+        let operations = kernel.writes().ipvs;
+        let report = node.full_pass();
+        assert!(report.is_done(), "{report:#?}");
+        assert_eq!(report.foreign, ["FWM 7", "FWM 369098759"]);
+        assert_eq!(held(&kernel), before);
+        assert_eq!(kernel.writes().ipvs, operations, "no virtual server is touched");
+        assert_eq!(node.full_pass().writes(), 0);
+    }
+    // A Service goes before the loss is noticed, and the table cannot be written for a while.
+    flush_ruleset(&kernel);
+    node.proxier.delete_service(&ObjectKey::new("demo", "web-2"), node.now);
+    kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Busy).every());
+    for _ in 0..3 {
+        node.pass();
+    }
+    kernel.clear_faults();
+    for _ in 0..2 {
+        let report = node.full_pass();
+        assert!(report.is_done() && report.foreign == ["FWM 7", "FWM 369098759"], "{report:#?}");
+    }
+    let gone = |place: &str| place.starts_with("198.51.100.2 ") || place.ends_with(" 30002");
+    let left: BTreeMap<String, u32> = before.1.clone().into_iter().filter(|(place, _)| !gone(place)).collect();
+    assert_eq!((left.len(), marks(&kernel)), (2, left));
+    assert_eq!(servers(&kernel).keys().filter(|key| key.starts_with("-f ")).count(), 4);
+}
+
+/// A process that begins, and a cleanup, recognise marks without their records, in any mode.
+#[test]
+fn a_new_process_recognises_marks_without_their_table() {
+    let serves = |kernel: &FakeKernel| {
+        make_foreign(kernel, 7);
+        make_foreign(kernel, 0x1600_0007);
+        let mut node = serving(kernel, true);
+        node.publish(2, &json!({}), &["node-b"]);
+        assert!(node.pass().is_done());
+        let place = marks(kernel)["198.51.100.2 . tcp . 80"];
+        flush_ruleset(kernel);
+        place
+    };
+    let theirs = ["FWM 7", "FWM 369098759"];
+    let of_marks = |kernel: &FakeKernel| -> Vec<String> {
+        servers(kernel).into_keys().filter(|key| key.starts_with("-f ")).collect()
+    };
+    // One Service is the same, the other has gone meanwhile.
+    let kernel = marks::kernel();
+    serves(&kernel);
+    let before = servers(&kernel);
+    let mut node = serving(&kernel, true);
+    for _ in 0..2 {
+        let report = node.full_pass();
+        assert!(report.is_done(), "{report:#?}");
+        let of_marks: Vec<&String> = report.foreign.iter().filter(|key| key.starts_with("FWM")).collect();
+        assert_eq!(of_marks, theirs.iter().collect::<Vec<_>>());
+    }
+    assert_eq!((marks(&kernel).len(), outside(&kernel)), (2, reals(&[(HERE, 1)])));
+    assert_eq!(of_marks(&kernel).len(), 4);
+    for mark in marks(&kernel).values() {
+        assert_eq!(servers(&kernel)[&format!("-f {mark}")], before[&format!("-f {mark}")]);
+    }
+    // Rules of iptables have no marks.
+    let kernel = marks::kernel();
+    serves(&kernel);
+    let mut node = Node::with(&kernel, config(true, RulesBy::Iptables));
+    node.publish(1, &json!({}), &["node-a", "node-b"]);
+    node.proxier.start(node.now);
+    assert!(node.pass().is_done() && node.full_pass().is_done());
+    assert_eq!(of_marks(&kernel), ["-f 369098759", "-f 7"]);
+    // No Service is served any more.
+    let kernel = marks::kernel();
+    serves(&kernel);
+    let cleaned = cleanup(&config(true, RulesBy::Nftables), None, &mut kernel.clone().ports());
+    assert!(cleaned.is_done(), "{cleaned:#?}");
+    assert_eq!(of_marks(&kernel), ["-f 369098759", "-f 7"]);
+    // A foreign virtual server has the mark that a Service would have got, and the Service gets the next one.
+    let kernel = marks::kernel();
+    let mark = serves(&kernel);
+    assert!(cleanup(&config(true, RulesBy::Nftables), None, &mut kernel.clone().ports()).is_done());
+    make_foreign(&kernel, mark);
+    let mut node = serving(&kernel, true);
+    node.publish(2, &json!({}), &["node-b", "node-a"]);
+    assert!(node.pass().is_done());
+    assert_eq!(of_marks(&kernel).len(), 7);
+    flush_ruleset(&kernel);
+    let cleaned = cleanup(&config(true, RulesBy::Nftables), None, &mut kernel.clone().ports());
+    assert!(cleaned.is_done(), "{cleaned:#?}");
+    assert_eq!(
+        of_marks(&kernel),
+        BTreeSet::from(["-f 369098759".to_owned(), format!("-f {mark}"), "-f 7".to_owned()])
+            .into_iter()
+            .collect::<Vec<_>>()
+    );
+}

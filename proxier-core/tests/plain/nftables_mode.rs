@@ -1,0 +1,1372 @@
+//! nftables mode on a kernel in memory: changes, restarts, strangers, faults.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use iptables::fake::FakeHost;
+use iptables::{Backend, ChainName, Iptables, TableName};
+use netlink_batch::Errno;
+use nftables::{
+    Chain, DataType, Family, FieldTypes, Priority, Set, SetFlags, Table, TableFlags, TableKey, Transaction,
+};
+use proptest::prelude::*;
+use proxier_core::config::{Families, InterfaceName, LocalTraffic, NodePortAddresses};
+use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
+use proxier_core::modes::{self, nftables as mode};
+use proxier_core::net::EndpointKey;
+use proxier_core::plan::report::Report;
+use proxier_core::plan::step::{Action, Part};
+use proxier_core::ports::PortErrorKind;
+use proxier_core::reconciler::Options;
+use proxier_core::service::Roles;
+use proxier_core::snapshot::{FrontendSpec, ObjectKey, TrafficPolicy};
+use serde_json::{Value, json};
+
+use crate::node::{Node, Objects, a_spec, options_of, prepared, texts};
+
+fn kernel() -> FakeKernel {
+    prepared(FakeKernel::new())
+}
+
+fn options() -> Options {
+    options_of(modes::Kind::Nftables)
+}
+
+fn new() -> Node {
+    Node::on(kernel(), options())
+}
+
+impl Node {
+    fn tables(&self) -> BTreeMap<String, String> {
+        self.kernel.state().tables
+    }
+
+    fn v4(&self) -> String {
+        self.tables()["ip proxier"].clone()
+    }
+
+    fn transactions(&self) -> u64 {
+        self.kernel.writes().tables
+    }
+}
+
+/// A table's text by block (`map endpoints`, `chain internal-4`), each as its lines or elements.
+fn blocks(text: &str) -> BTreeMap<String, Vec<String>> {
+    let mut blocks: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut block = String::new();
+    for line in text.lines().map(str::trim).filter(|line| *line != "}") {
+        if let Some(name) = line.strip_suffix(" {") {
+            name.clone_into(&mut block);
+            blocks.entry(block.clone()).or_default();
+        } else if let Some(elements) = line.strip_prefix("elements = { ") {
+            let elements = elements.trim_end_matches(" }").split(", ").map(str::to_owned);
+            blocks.entry(block.clone()).or_default().extend(elements);
+        } else {
+            blocks.entry(block.clone()).or_default().push(line.to_owned());
+        }
+    }
+    blocks
+}
+
+/// Bit in the number of a slot of the map of endpoints for endpoints on this node.
+const LOCAL: u32 = 1 << 24;
+
+/// Numbers of endpoints among which a chain draws, from rule to rule. Each must be one less than the one before: a draw that meets an endpoint is
+/// fair, and so is the next one if it meets none.
+fn moduli(rules: &[String]) -> Vec<u32> {
+    let number = |rule: &String| rule.split_once("numgen random mod ")?.1.split_once(' ')?.0.parse::<u32>().ok();
+    let moduli: Vec<u32> = rules.iter().filter_map(number).collect();
+    assert!(moduli.windows(2).all(|pair| pair[0] == pair[1] + 1), "{rules:?}");
+    moduli
+}
+
+/// Meaning of tables, for any slots of endpoints: destinations of connections to each Frontend, and everything else as text in which the order counts
+/// only if it does for packets, as that of rules. Fails if a draw leads nowhere, an endpoint cannot be drawn or not as often as another, or a chain
+/// or a set is missing or left over.
+fn meaning(tables: &BTreeMap<String, String>) -> Vec<String> {
+    let mut all = Vec::new();
+    for (name, text) in tables {
+        let mut blocks = blocks(text);
+        let mut endpoints = BTreeMap::new();
+        for element in blocks.remove("map endpoints").unwrap_or_default() {
+            let Some((key, endpoint)) = element.split_once(" : ") else { continue };
+            let (frontend, slot) = key.rsplit_once(" . ").unwrap();
+            if let Ok(slot) = slot.parse::<u32>() {
+                endpoints.insert((frontend.to_owned(), slot), endpoint.to_owned());
+            }
+        }
+        let mut draws: BTreeMap<(String, bool), BTreeMap<u32, u32>> = BTreeMap::new();
+        for element in blocks.remove("set draws").unwrap_or_default() {
+            let Some((frontend, ticket)) = element.rsplit_once(" . ") else { continue };
+            let Ok(ticket) = ticket.parse::<u32>() else { continue };
+            let (is_local, slot, draw) = (ticket >> 31 == 1, ticket >> 16 & 0x7fff, ticket & 0xffff);
+            let of = draws.entry((frontend.to_owned(), is_local)).or_default();
+            assert_eq!(of.insert(draw, slot), None, "{frontend} has draw {draw} twice: {text}");
+        }
+        let mut needed = BTreeSet::new();
+        for element in blocks.remove("map services").unwrap_or_default() {
+            let Some((frontend, first)) = element.split_once(" : goto ") else { continue };
+            needed.insert(format!("chain {first}"));
+            assert!(blocks.contains_key(&format!("chain {first}")), "no chain {first} in {text}");
+            for chain in first.split("-or-").filter(|chain| *chain != "none") {
+                needed.insert(format!("chain {chain}"));
+                assert!(blocks.contains_key(&format!("chain {chain}")), "no chain {chain} in {text}");
+                let (kind, width) = chain.split_once("-of-").unwrap_or((chain, "0"));
+                let width: u32 = width.parse().unwrap();
+                let is_local = chain.contains("-local");
+                let number = kind.split('-').find_map(|part| part.parse::<u32>().ok()).unwrap();
+                let first = if is_local { LOCAL } else { 0 };
+                let mut take = |slot: u32| endpoints.remove(&(frontend.to_owned(), slot + first));
+                let mut to: Vec<String> = if width == 0 {
+                    // All slots from the first one on, as many as one of the draws chooses among.
+                    let to: Vec<String> = (0..number).map_while(&mut take).collect();
+                    let all = u32::try_from(to.len()).unwrap();
+                    assert!(moduli(&blocks[&format!("chain {chain}")]).contains(&all), "{chain}: {text}");
+                    to
+                } else {
+                    let slots = (0..number).map(|draw| draws[&(frontend.to_owned(), is_local)][&draw]);
+                    let endpoint = |slot: u32| {
+                        assert!(slot < width, "slot {slot} of {chain} in {text}");
+                        take(slot).unwrap_or_else(|| panic!("{frontend} has nothing in slot {slot}: {text}"))
+                    };
+                    slots.map(endpoint).collect()
+                };
+                if width > 0 {
+                    assert_eq!(draws[&(frontend.to_owned(), is_local)].len(), to.len(), "{frontend}: {text}");
+                    draws.remove(&(frontend.to_owned(), is_local));
+                }
+                let (_, secs) = kind.split_once("-sticky-").unwrap_or_default();
+                for slot in 0..width {
+                    let slot = format!("slot-{slot}{}-sticky-{secs}", if is_local { "-local" } else { "" });
+                    for block in [format!("chain {slot}"), format!("set {slot}")] {
+                        assert!(blocks.contains_key(&block), "no {block} in {text}");
+                        needed.insert(block);
+                    }
+                }
+                to.sort();
+                // The chain's number depends on earlier numbers of endpoints.
+                let kind = kind.replacen(&format!("-{number}"), "", 1);
+                all.push(format!("{name} {frontend} : {kind} {}", to.join(", ")));
+            }
+        }
+        assert!(endpoints.is_empty() && draws.is_empty(), "{endpoints:?} {draws:?} are left over in {text}");
+        let is_shared = |block: &str| {
+            let kinds = ["chain pick-", "chain internal-", "chain external-", "chain none-or-"];
+            block.contains("-sticky-") || kinds.iter().any(|kind| block.starts_with(kind))
+        };
+        for block in blocks.keys().filter(|block| is_shared(block)) {
+            assert!(needed.contains(block), "{block} is left over in {text}");
+        }
+        // Shared blocks depend on the slots, and on earlier numbers of endpoints.
+        blocks.retain(|block, _| !is_shared(block));
+        for (block, lines) in blocks {
+            for (place, line) in lines.into_iter().enumerate() {
+                let place = if block.starts_with("chain") { place } else { 0 };
+                all.push(format!("{name} {block} {place} {line}"));
+            }
+        }
+    }
+    all.sort();
+    all
+}
+
+fn steps(report: &Report) -> BTreeMap<(Part, Action), u64> {
+    report.applied.done.iter().filter(|((part, _), _)| *part != Part::Sysctl).map(|(of, count)| (*of, *count)).collect()
+}
+
+#[test]
+fn a_service_is_elements_and_shared_chains() {
+    let mut node = new();
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.slice("web", &["10.244.0.1", "10.244.0.2"]);
+    node.service("other", json!({"clusterIP": "10.96.0.2"}));
+    node.slice("other", &["10.244.0.3", "10.244.0.4"]);
+    node.service("none", json!({"clusterIP": "10.96.0.3"}));
+    node.settles();
+    let table = node.v4();
+    for line in [
+        "10.96.0.1 . tcp . 80 : goto internal-4",
+        "10.96.0.2 . tcp . 80 : goto internal-4",
+        "10.96.0.3 . tcp . 80 : goto reject-connection",
+        "10.96.0.1 . tcp . 80 . 0 : 10.244.0.1 . 8080",
+        "10.96.0.2 . tcp . 80 . 1 : 10.244.0.4 . 8080",
+    ] {
+        assert!(table.contains(line), "{line} is missing in {table}");
+    }
+    assert_eq!(table.matches("chain internal-").count(), 1, "{table}");
+    // Both families, each in one transaction.
+    assert_eq!(node.transactions(), 2);
+}
+
+#[test]
+fn one_changed_endpoint_is_one_transaction_of_one_frontend() {
+    let mut node = new();
+    for number in 1..=50 {
+        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+        node.slice(&format!("s{number}"), &["10.244.0.1", "10.244.0.2"]);
+    }
+    node.settles();
+    let before = node.transactions();
+    node.slice("s7", &["10.244.0.1", "10.244.0.9"]);
+    let report = node.settles();
+    assert!(!report.full);
+    assert_eq!(node.transactions() - before, 1);
+    assert_eq!(steps(&report), BTreeMap::from([((Part::Frontend, Action::Change), 1)]));
+    assert!(node.v4().contains("10.96.0.7 . tcp . 80 . 1 : 10.244.0.9 . 8080"));
+}
+
+/// Lines of a table that one change takes away and adds, without those of one Frontend's endpoints.
+fn other_lines(node: &mut Node, endpoints: &[&str]) -> Vec<String> {
+    let lines = |node: &Node| -> BTreeSet<String> {
+        let blocks = blocks(&node.v4()).into_iter();
+        blocks.flat_map(|(block, lines)| lines.into_iter().map(move |line| format!("{block}: {line}"))).collect()
+    };
+    let before = lines(node);
+    node.slice("s7", endpoints);
+    let report = node.settles();
+    assert!(!report.full);
+    let after = lines(node);
+    let differing = before.symmetric_difference(&after).cloned();
+    differing.filter(|line| !line.starts_with("map endpoints: 10.96.0.7 ")).collect()
+}
+
+/// A change of any other line is one of a verdict or a rule, for which the kernel checks the whole table.
+#[test]
+fn an_endpoint_more_or_less_changes_the_map_of_endpoints_alone() {
+    let mut node = new();
+    for number in 1..=9 {
+        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+        node.slice(&format!("s{number}"), &["10.244.0.1", "10.244.0.2", "10.244.0.3", "10.244.0.4"]);
+    }
+    node.settles();
+    let all: Vec<String> = (1..=20).map(|number| format!("10.244.0.{number}")).collect();
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    for count in [3, 1, 2, 4, 3] {
+        assert_eq!(other_lines(&mut node, &all[..count]), [""; 0], "{count}");
+    }
+    // A rolling update of four with one more changes to another chain, once.
+    let other = other_lines(&mut node, &all[..5]);
+    assert!(other.iter().any(|line| line == "map services: 10.96.0.7 . tcp . 80 : goto internal-8"), "{other:?}");
+    for last in 6..=8 {
+        assert_eq!(other_lines(&mut node, &[&all[..3], &all[last..=last]].concat()), [""; 0], "{last}");
+        assert_eq!(other_lines(&mut node, &[&all[..4], &all[last..=last]].concat()), [""; 0], "{last}");
+    }
+    for count in [1, 8, 2, 7] {
+        assert_eq!(other_lines(&mut node, &all[..count]), [""; 0], "{count}");
+    }
+    // Another process leaves the Service where it is, though a new one would be in another chain.
+    other_lines(&mut node, &all[..4]);
+    assert!(node.v4().contains("10.96.0.7 . tcp . 80 : goto internal-8"));
+    let mut next = Node::on(node.kernel.clone(), options());
+    for number in 1..=9 {
+        next.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+        next.slice(&format!("s{number}"), &all[..4]);
+    }
+    let report = next.settles();
+    assert_eq!(report.writes(), 0, "{report:#?}");
+    assert_eq!(next.tables(), node.tables());
+    // Chains are those of a process whose Services have more endpoints: a draw among the most, then among one less, down to the fewest possible.
+    other_lines(&mut next, &all[..11]);
+    assert_eq!(moduli(&blocks(&next.v4())["chain internal-12"]), (5..=12).rev().collect::<Vec<_>>());
+    assert_eq!(moduli(&blocks(&next.v4())["chain internal-4"]), [4, 3, 2, 1]);
+    assert!(!next.v4().contains("internal-8"), "{}", next.v4());
+    assert_eq!(other_lines(&mut next, &all[..5]), [""; 0]);
+    let other = other_lines(&mut next, &all[..4]);
+    assert!(other.iter().any(|line| line == "map services: 10.96.0.7 . tcp . 80 : goto internal-4"), "{other:?}");
+}
+
+/// Each of the two lists of policy `Local` has a chain of its own, and keeps it.
+#[test]
+fn both_chains_of_policy_local_are_kept() {
+    let mut node = new();
+    node.service(
+        "s7",
+        json!({"type": "LoadBalancer", "clusterIP": "10.96.0.7", "externalTrafficPolicy": "Local",
+            "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}}}),
+    );
+    let here = |count: u32| (1..=count).map(|number| format!("10.244.0.{number}@node-a")).collect::<Vec<_>>();
+    let set = |node: &mut Node, local: u32, others: u32| {
+        let all = (1..=others).map(|number| format!("10.244.1.{number}")).chain(here(local));
+        let all: Vec<String> = all.collect();
+        node.slice("s7", &all.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(node.settles().is_done());
+        let services = blocks(&node.v4()).remove("map services").unwrap();
+        services.into_iter().find(|line| line.starts_with("198.18.0.1 ")).unwrap()
+    };
+    let split = |all: u32, local: u32| format!("198.18.0.1 . tcp . 80 : goto pick-{all}-or-pick-{local}-local");
+    assert_eq!(set(&mut node, 4, 0), split(4, 4));
+    assert_eq!(set(&mut node, 5, 4), split(12, 8));
+    assert_eq!(set(&mut node, 4, 1), split(12, 8));
+    assert_eq!(set(&mut node, 4, 0), split(4, 8));
+    let written = node.tables();
+    let mut next = Node::on(node.kernel.clone(), options());
+    next.service(
+        "s7",
+        json!({"type": "LoadBalancer", "clusterIP": "10.96.0.7", "externalTrafficPolicy": "Local",
+            "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}}}),
+    );
+    assert_eq!(set(&mut next, 4, 0), split(4, 8));
+    assert_eq!(next.tables(), written);
+}
+
+#[test]
+fn a_new_process_finds_its_tables_and_writes_nothing() {
+    let mut node = new();
+    node.service("web", json!({"clusterIP": "10.96.0.1", "sessionAffinity": "ClientIP", "type": "LoadBalancer",
+        "externalTrafficPolicy": "Local", "loadBalancerSourceRanges": ["198.51.100.0/24", "198.51.100.7/32", "203.0.113.5/32"],
+        "ports": [{"name": "p", "port": 80, "nodePort": 30080}],
+        "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}}}));
+    node.slice("web", &["10.244.0.1@node-a", "10.244.0.2"]);
+    node.settles();
+    let (table, before) = (node.v4(), node.transactions());
+    let mut next = Node::on(node.kernel.clone(), options());
+    next.service("web", json!({"clusterIP": "10.96.0.1", "sessionAffinity": "ClientIP", "type": "LoadBalancer",
+        "externalTrafficPolicy": "Local", "loadBalancerSourceRanges": ["198.51.100.0/24", "198.51.100.7/32", "203.0.113.5/32"],
+        "ports": [{"name": "p", "port": 80, "nodePort": 30080}],
+        "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}}}));
+    next.slice("web", &["10.244.0.1@node-a", "10.244.0.2"]);
+    let report = next.settles();
+    assert_eq!(report.writes(), 0, "{report:#?}");
+    assert_eq!((next.v4(), next.transactions()), (table, before));
+}
+
+#[test]
+fn a_full_pass_reads_nothing_when_nobody_changed_anything() {
+    let mut node = new();
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.settles();
+    node.kernel.fail(Fault::new(Call::TablesRead, PortErrorKind::Other).every());
+    assert!(node.full().is_done());
+    // A foreign table is a reason to look, and none to write.
+    node.kernel.clear_faults();
+    let before = node.transactions();
+    let mut stranger = Transaction::new();
+    stranger.add_table(Table::new(TableKey::new(Family::Ip, "stranger").unwrap()));
+    node.kernel.nftables().commit(&stranger).unwrap();
+    let report = node.full();
+    assert!(report.is_done() && report.drift.is_empty(), "{report:#?}");
+    assert_eq!(node.transactions(), before);
+    assert!(node.tables().contains_key("ip stranger"));
+}
+
+#[test]
+fn what_others_change_is_repaired_and_told() {
+    let mut node = new();
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.slice("web", &["10.244.0.1", "10.244.0.2"]);
+    node.service("dns", json!({"clusterIP": "10.96.0.2"}));
+    node.settles();
+    let whole = node.tables();
+    let table = TableKey::new(Family::Ip, "proxier").unwrap();
+    let mut client = node.kernel.nftables();
+
+    let services = client.get_set(&table.set("services").unwrap()).unwrap().set;
+    let mut change = Transaction::new();
+    change.delete_elements(&services, client.list_elements(&services).unwrap());
+    change.flush_chain(&table.chain("internal-4").unwrap());
+    change.add_chain(Chain::regular(table.chain("a-guest").unwrap()));
+    client.commit(&change).unwrap();
+    let report = node.full();
+    assert!(report.is_done(), "{report:#?}");
+    let drift: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
+    assert!(drift.iter().any(|line| line.contains("frontend TCP 10.96.0.1:80")), "{drift:?}");
+    assert!(drift.iter().any(|line| line.contains("internal-4") && line.contains("a-guest")), "{drift:?}");
+    assert_eq!(node.tables(), whole);
+
+    let mut dormant = Table::new(table.clone());
+    dormant.flags = TableFlags::DORMANT;
+    let mut changes = [Transaction::new(), Transaction::new()];
+    changes[0].add_table(dormant);
+    changes[1].delete_table(&table);
+    for change in changes {
+        client.commit(&change).unwrap();
+        assert_ne!(node.tables(), whole);
+        let report = node.full();
+        assert!(report.is_done() && !report.drift.is_empty(), "{report:#?}");
+        assert_eq!(node.tables(), whole);
+    }
+}
+
+/// A change that meets a deleted table makes it again at once, not at the next timer.
+#[test]
+fn a_change_to_a_table_that_is_gone_makes_it_again_at_once() {
+    let mut node = new();
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.settles();
+    let mut change = Transaction::new();
+    change.delete_table(&TableKey::new(Family::Ip, "proxier").unwrap());
+    node.kernel.nftables().commit(&change).unwrap();
+    node.service("dns", json!({"clusterIP": "10.96.0.2"}));
+    let report = node.pass();
+    assert!(report.has_failed(), "{report:#?}");
+    let then = node.now;
+    node.settles();
+    assert!(node.now <= then + Duration::from_secs(1), "{:?} after {then:?}", node.now);
+    assert!(node.v4().contains("10.96.0.2 . tcp . 80") && node.v4().contains("10.96.0.1 . tcp . 80"));
+}
+
+/// The map of endpoints is not used by a rule while there are no endpoints, so another program can delete it, or make one of its name.
+#[test]
+fn a_map_that_somebody_replaced_is_made_again() {
+    let settled = || {
+        let mut node = new();
+        node.settles();
+        (node.tables(), node)
+    };
+    let key = TableKey::new(Family::Ip, "proxier").unwrap().set("endpoints").unwrap();
+    let ours = settled().1.kernel.nftables().get_set(&key).unwrap().set;
+    let other = |change: fn(&mut Set)| {
+        let mut set = ours.clone();
+        change(&mut set);
+        Some(set)
+    };
+    let replacements = [
+        None,
+        other(|set| set.key_type = FieldTypes::of(&[DataType::MARK]).unwrap()),
+        other(|set| set.data = None),
+        other(|set| set.flags |= SetFlags::TIMEOUT),
+        other(|set| set.size = Some(7)),
+    ];
+    for replacement in replacements {
+        let (whole, mut node) = settled();
+        let mut change = Transaction::new();
+        change.delete_set(&key);
+        if let Some(set) = replacement.clone() {
+            change.create_set(set);
+        }
+        node.kernel.nftables().commit(&change).unwrap();
+        assert_ne!(node.tables(), whole);
+        let report = node.full();
+        assert!(report.is_done() && !report.drift.is_empty(), "{replacement:?}: {report:#?}");
+        assert_eq!(node.tables(), whole, "{replacement:?}");
+    }
+}
+
+/// A family with a foreign table of our name is not served, the other one is.
+#[test]
+fn a_table_of_our_name_that_somebody_else_made_is_never_touched() {
+    for (family, theirs, ours) in
+        [(Family::Ip, "ip proxier", "ip6 proxier"), (Family::Ip6, "ip6 proxier", "ip proxier")]
+    {
+        let kernel = kernel();
+        let table = TableKey::new(family, "proxier").unwrap();
+        let mut make = Transaction::new();
+        make.add_table(Table::new(table.clone())).add_chain(Chain::regular(table.chain("theirs").unwrap()));
+        kernel.nftables().commit(&make).unwrap();
+        let before = kernel.state().tables[theirs].clone();
+        let mut node = Node::on(kernel, options());
+        node.service(
+            "web",
+            json!({"clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1", "fd00::1"], "ipFamilies": ["IPv4", "IPv6"]}),
+        );
+        for number in 2..=4 {
+            let report = node.pass();
+            assert!(report.has_failed(), "{report:#?}");
+            let said = report.unread.iter().map(ToString::to_string).collect::<String>();
+            assert!(said.contains(theirs) && said.contains("choose another name"), "{said}");
+            assert_eq!(node.tables()[theirs], before);
+            // A changed Service is not served there, either.
+            let (v4, v6) = (format!("10.96.0.{number}"), format!("fd00::{number}"));
+            let (last, address) = if ours == "ip proxier" { (number - 1, "10.96.0.") } else { (number - 1, "fd00::") };
+            assert!(node.tables()[ours].contains(&format!("{address}{last} . tcp . 80")), "{:?}", node.tables());
+            node.service(
+                &format!("web-{number}"),
+                json!({"clusterIP": v4, "clusterIPs": [v4, v6], "ipFamilies": ["IPv4", "IPv6"]}),
+            );
+        }
+        // A cleanup does not touch the table, either.
+        let cleaned = mode::cleanup(&proxier_core::config::Config::default(), &mut node.kernel.ports());
+        assert!(cleaned.removed() == 1 && cleaned.is_done(), "{cleaned:?}");
+        assert_eq!(node.tables().into_iter().collect::<Vec<_>>(), [(theirs.to_owned(), before)]);
+        // The family is served once the table has gone, or with another name.
+        let mut options = options();
+        options.config.names.table = "kubernetes-services".parse().unwrap();
+        let mut other = Node::on(node.kernel.clone(), options);
+        other.service("web", json!({"clusterIP": "10.96.0.1"}));
+        other.settles();
+        assert!(other.tables()["ip kubernetes-services"].contains("10.96.0.1"));
+        let mut gone = Transaction::new();
+        gone.delete_table(&table);
+        node.kernel.nftables().commit(&gone).unwrap();
+        let report = node.full();
+        assert!(report.is_done(), "{report:#?}");
+        assert!(node.tables()["ip proxier"].contains("10.96.0.4") && node.tables()["ip6 proxier"].contains("fd00::4"));
+    }
+}
+
+/// A foreign table in a family that is not served does not matter.
+#[test]
+fn a_table_of_somebody_else_for_a_family_that_is_not_served() {
+    let kernel = kernel();
+    let mut make = Transaction::new();
+    make.add_table(Table::new(TableKey::new(Family::Ip6, "proxier").unwrap()));
+    kernel.nftables().commit(&make).unwrap();
+    let mut options = options();
+    options.config.families = proxier_core::config::Families::V4;
+    let mut node = Node::on(kernel, options);
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.settles();
+    assert_eq!(node.tables()["ip6 proxier"], "table ip6 proxier {\n}\n");
+}
+
+#[test]
+fn a_cleanup_removes_our_tables_and_nothing_else() {
+    let mut node = new();
+    let mut stranger = Transaction::new();
+    stranger.add_table(Table::new(TableKey::new(Family::Ip, "stranger").unwrap()));
+    node.kernel.nftables().commit(&stranger).unwrap();
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.settles();
+    for removed in [2, 0] {
+        let cleaned = mode::cleanup(&proxier_core::config::Config::default(), &mut node.kernel.ports());
+        assert_eq!(cleaned.removed(), removed);
+        assert!(cleaned.is_done(), "{cleaned:?}");
+    }
+    assert_eq!(node.tables().into_keys().collect::<Vec<_>>(), ["ip stranger"]);
+}
+
+#[test]
+fn a_refused_transaction_changes_nothing_and_is_tried_again() {
+    for kind in [PortErrorKind::Busy, PortErrorKind::Unknown, PortErrorKind::Permission, PortErrorKind::NotFound] {
+        for takes_effect in [false, true] {
+            let mut node = new();
+            node.service("web", json!({"clusterIP": "10.96.0.1"}));
+            node.slice("web", &["10.244.0.1"]);
+            node.settles();
+            node.service("dns", json!({"clusterIP": "10.96.0.2"}));
+            node.slice("web", &["10.244.0.2"]);
+            let fault = Fault::new(Call::TablesCommit, kind);
+            node.kernel.fail(if takes_effect { fault.takes_effect() } else { fault });
+            assert!(node.pass().has_failed(), "{kind:?}");
+            node.settles();
+            let table = node.v4();
+            assert!(table.contains("10.96.0.2 . tcp . 80"), "{kind:?} {takes_effect} {table}");
+            assert!(table.contains(": 10.244.0.2 . 8080") && !table.contains("10.244.0.1"), "{kind:?} {table}");
+        }
+    }
+}
+
+/// A plan is empty only when no part of it has anything to do.
+#[test]
+fn a_plan_says_whether_it_is_empty() {
+    let preview = |node: &mut Node| node.proxier.preview(node.now, &mut node.kernel.ports()).0.is_empty();
+    let mut node = new();
+    assert!(!preview(&mut node));
+    node.settles();
+    assert!(preview(&mut node));
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    assert!(!preview(&mut node), "tables alone");
+    node.settles();
+    node.kernel.set_sysctl("net/ipv4/ip_forward", Some("0"));
+    assert!(!preview(&mut node), "a setting alone");
+}
+
+#[test]
+fn passes_say_whether_health_checks_change() {
+    let checked = |port: u16| {
+        json!({"type": "LoadBalancer", "clusterIP": "10.96.0.1", "externalTrafficPolicy": "Local",
+        "healthCheckNodePort": port, "ports": [{"name": "p", "port": 80, "nodePort": 30080}]})
+    };
+    let mut node = new();
+    node.settles();
+    node.service("web", checked(32000));
+    assert!(node.settles().health_checks_changed);
+    node.slice("web", &["10.244.0.1", "10.244.0.2@node-a"]);
+    node.settles();
+    node.slice("web", &["10.244.0.3", "10.244.0.2@node-a"]);
+    assert!(!node.settles().health_checks_changed, "as many endpoints here as before");
+    node.service("web", checked(32001));
+    assert!(node.settles().health_checks_changed);
+}
+
+/// An agent may name endpoints for the policy `Local` that are not in the list for all clients.
+#[test]
+fn endpoints_of_this_node_alone_serve_where_the_policy_says_so() {
+    for (policy, refused, dropped) in [(TrafficPolicy::Cluster, true, false), (TrafficPolicy::Local, false, false)] {
+        let mut node = new();
+        let mut spec = FrontendSpec::new("TCP 203.0.113.7:80".parse().unwrap(), []);
+        spec.roles = Roles::EXTERNAL_IP;
+        spec.policy = policy;
+        spec.local = vec![EndpointKey::new([10, 244, 0, 2].into(), 8080)];
+        node.proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [spec], node.now);
+        node.settles();
+        let nowhere = blocks(&node.v4()).remove("map no-endpoints").unwrap();
+        let fate = |verdict: &str| nowhere.iter().any(|of| of.starts_with("203.0.113.7") && of.contains(verdict));
+        assert_eq!((fate("reject"), fate("drop")), (refused, dropped), "{policy:?}: {nowhere:?}");
+    }
+}
+
+/// A Service that the kernel refuses keeps no other from being served, even if the kernel does not say which element it refuses.
+#[test]
+fn a_refused_frontend_of_many_is_left_out() {
+    for is_silent in [false, true] {
+        for refused in [&[1][..], &[100], &[37], &[36, 37, 38, 90]] {
+            let mut node = new();
+            node.kernel.nf_tables().set_silent(is_silent);
+            for number in refused {
+                // The refused bytes are address and protocol: elements that Services share have other keys.
+                node.kernel.nf_tables().refuse_elements(Some((&[10, 96, 0, *number, 6, 0, 0, 0], Errno::EINVAL)));
+            }
+            for number in 1..=100 {
+                node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+                node.slice(&format!("s{number}"), &["10.244.0.1", "10.244.0.2"]);
+            }
+            let served = |node: &Node| -> BTreeSet<u8> {
+                let services = blocks(&node.v4()).remove("map services").unwrap_or_default().join(" ");
+                (1..=100).filter(|number| services.contains(&format!("10.96.0.{number} . tcp . 80 :"))).collect()
+            };
+            let report = node.pass();
+            let failed: BTreeSet<String> = report.applied.failures.iter().map(|of| of.step.to_string()).collect();
+            assert!(!report.has_failed() && failed.len() == refused.len(), "{is_silent} {refused:?}: {report:#?}");
+            for number in refused {
+                assert!(failed.iter().any(|step| step.contains(&format!("10.96.0.{number}:80"))), "{failed:?}");
+            }
+            let rest: BTreeSet<u8> = (1..=100).filter(|number| !refused.contains(number)).collect();
+            assert_eq!(served(&node), rest, "{is_silent} {refused:?}");
+            let added = steps(&report).get(&(Part::Frontend, Action::Add)).copied();
+            assert_eq!(added, Some(u64::try_from(rest.len()).unwrap()), "{is_silent} {refused:?}");
+            // The next try succeeds, since the kernel takes the elements.
+            node.kernel.nf_tables().refuse_elements(None);
+            node.full();
+            assert_eq!(served(&node).len(), 100);
+        }
+    }
+}
+
+/// The search ends, with nothing written, if all are refused.
+#[test]
+fn a_kernel_that_refuses_everything_is_not_asked_for_ever() {
+    let mut node = new();
+    node.kernel.nf_tables().set_silent(true);
+    node.kernel.nf_tables().refuse_elements(Some((&[10, 96], Errno::EINVAL)));
+    for number in 1..=200 {
+        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+    }
+    let report = node.pass();
+    assert!(report.has_failed() && !node.tables().contains_key("ip proxier"), "{report:#?}");
+    assert!(node.tables().contains_key("ip6 proxier"));
+}
+
+fn stranger(name: &str) -> Transaction {
+    let mut transaction = Transaction::new();
+    transaction.add_table(Table::new(TableKey::new(Family::Ip, name).unwrap()));
+    transaction
+}
+
+/// A foreign change elsewhere between reading and writing does not matter: the table is as it was read.
+#[test]
+fn other_changes_between_reading_and_writing() {
+    let mut node = new();
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    for number in 1..=3 {
+        node.kernel.commit_before(stranger(&format!("theirs-{number}")));
+    }
+    node.settles();
+    assert!(node.v4().contains("10.96.0.1 . tcp . 80") && node.tables().len() == 5, "{:?}", node.tables());
+    // The number of tries is limited.
+    let mut node = new();
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    for number in 1..=20 {
+        node.kernel.commit_before(stranger(&format!("theirs-{number}")));
+    }
+    let report = node.pass();
+    assert!(report.has_failed() && !node.tables().contains_key("ip proxier"), "{report:#?}");
+    for _ in 0..3 {
+        node.pass();
+    }
+    node.settles();
+    assert!(node.v4().contains("10.96.0.1 . tcp . 80"));
+}
+
+/// A change of our table between reading and writing: the table is not written from the old reading, and read again at once.
+#[test]
+fn a_change_of_our_table_between_reading_and_writing() {
+    let mut before = new();
+    before.service("web", json!({"clusterIP": "10.96.0.1"}));
+    before.settles();
+    let mut node = Node::on(before.kernel.clone(), options());
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.service("dns", json!({"clusterIP": "10.96.0.2"}));
+    let table = TableKey::new(Family::Ip, "proxier").unwrap();
+    let mut theirs = Transaction::new();
+    theirs.add_chain(Chain::regular(table.chain("theirs").unwrap()));
+    node.kernel.commit_before(theirs);
+    let report = node.pass();
+    assert!(report.has_failed() && !node.v4().contains("10.96.0.2"), "{report:#?}");
+    let then = node.now;
+    node.settles();
+    assert!(node.now <= then + Duration::from_secs(1), "{:?} after {then:?}", node.now);
+    assert!(node.v4().contains("10.96.0.2 . tcp . 80") && !node.v4().contains("theirs"), "{}", node.v4());
+}
+
+#[test]
+fn without_nf_tables_the_node_has_failed_and_says_why() {
+    let mut node = new();
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.kernel.fail(Fault::new(Call::TablesGeneration, PortErrorKind::Unavailable).every());
+    let report = node.pass();
+    assert!(report.has_failed() && report.unread[0].to_string().contains("nf_tables"), "{report:#?}");
+    node.kernel.clear_faults();
+    node.settles();
+    assert!(node.v4().contains("10.96.0.1"));
+}
+
+#[test]
+fn an_empty_list_takes_nothing_away_at_once() {
+    let mut node = new();
+    for number in 1..=20 {
+        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+        node.slice(&format!("s{number}"), &["10.244.0.1"]);
+    }
+    node.settles();
+    let whole = node.tables();
+    for number in 1..=20 {
+        node.proxier.lose_service(&ObjectKey::new("demo", &format!("s{number}")), node.now);
+        node.proxier.lose_slice(&ObjectKey::new("demo", &format!("s{number}-1")), node.now);
+    }
+    let report = node.pass();
+    assert!(report.stopped.is_some(), "{report:#?}");
+    assert_eq!(node.tables(), whole);
+    node.proxier.confirm_removal(node.now);
+    node.settles();
+    assert!(!node.v4().contains("10.96.0.1 "), "{}", node.v4());
+    assert!(!node.v4().contains("internal-4"), "{}", node.v4());
+}
+
+/// Services of an earlier process stay, with their chains, when the first lists are empty.
+#[test]
+fn an_empty_first_list_takes_nothing_away_at_once() {
+    let mut node = new();
+    for number in 1..=20 {
+        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+        node.slice(&format!("s{number}"), &["10.244.0.1"]);
+    }
+    node.service("kept", json!({"clusterIP": "10.96.0.99", "sessionAffinity": "ClientIP"}));
+    node.slice("kept", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
+    node.settles();
+    let served = |node: &Node| {
+        // The chains stay with the chains to which they lead.
+        let kept = blocks(&node.v4());
+        assert!(kept["chain internal-3-sticky-10800-of-4"].len() > 7, "{kept:?}");
+        assert!(
+            kept["chain slot-3-sticky-10800"].len() == 3 && kept.contains_key("set slot-3-sticky-10800"),
+            "{kept:?}"
+        );
+        (1..=20).all(|number| node.v4().contains(&format!("10.96.0.{number} . tcp . 80 : goto internal-4")))
+    };
+    let mut next = Node::on(node.kernel.clone(), options());
+    let report = next.pass();
+    assert!(report.stopped.is_some(), "{report:#?}");
+    assert!(served(&next), "{}", next.v4());
+    // A new Service is served meanwhile, and one that comes back follows its slices.
+    next.service("new", json!({"clusterIP": "10.96.1.1"}));
+    next.slice("new", &["10.244.0.7", "10.244.0.8"]);
+    next.service("s3", json!({"clusterIP": "10.96.0.3"}));
+    next.slice("s3", &["10.244.0.9"]);
+    next.pass();
+    assert!(next.v4().contains("10.96.1.1 . tcp . 80 : goto internal-4") && served(&next), "{}", next.v4());
+    assert!(next.v4().contains("10.96.0.3 . tcp . 80 . 0 : 10.244.0.9 . 8080"), "{}", next.v4());
+    next.proxier.confirm_removal(next.now);
+    next.settles();
+    assert!(!next.v4().contains("10.96.0.4") && next.v4().contains("10.96.0.3 . tcp . 80 : goto internal-4"));
+}
+
+#[test]
+fn a_family_that_is_not_served_any_more_has_no_table() {
+    let mut node = new();
+    node.service("web", json!({"clusterIP": "fd00::1", "clusterIPs": ["fd00::1"], "ipFamilies": ["IPv6"]}));
+    node.settles();
+    assert!(node.tables()["ip6 proxier"].contains("fd00::1 . tcp . 80"));
+    let mut options = options();
+    options.config.families = proxier_core::config::Families::V4;
+    let mut next = Node::on(node.kernel.clone(), options);
+    next.pass();
+    assert_eq!(next.tables().into_keys().collect::<Vec<_>>(), ["ip proxier"]);
+}
+
+#[test]
+fn flows_of_removed_udp_endpoints_are_forgotten() {
+    let mut node = new();
+    let spec = json!({"clusterIP": "10.96.0.1", "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]});
+    node.service("dns", spec);
+    node.slice("dns", &["10.244.0.1", "10.244.0.2"]);
+    node.settles();
+    let place = |text: &str| text.parse().unwrap();
+    let flow = |endpoint: &str| Flow::udp(place("10.244.5.5:999"), place("10.96.0.1:53"), place(endpoint));
+    node.kernel.add_flow(flow("10.244.0.1:53"));
+    node.kernel.add_flow(flow("10.244.0.2:53"));
+    node.slice("dns", &["10.244.0.2", "10.244.0.3"]);
+    let report = node.settles();
+    assert_eq!(report.applied.flows.total(), 1);
+    assert_eq!(node.kernel.state().flows.into_iter().collect::<Vec<_>>(), [flow("10.244.0.2:53")]);
+}
+
+/// The elements of a map or set of IPv4.
+fn elements(node: &Node, set: &str) -> Vec<String> {
+    let mut elements = blocks(&node.v4()).remove(set).unwrap();
+    elements.retain(|line| line.starts_with("10.96."));
+    elements.sort();
+    elements
+}
+
+fn sticky() -> Value {
+    json!({"clusterIP": "10.96.0.1", "sessionAffinity": "ClientIP"})
+}
+
+#[test]
+fn endpoints_keep_their_slots() {
+    for (spec, then) in [
+        (sticky(), ["0 : 10.244.0.1", "2 : 10.244.0.3", "3 : 10.244.0.4"]),
+        // Without affinity no number may be missing.
+        (json!({"clusterIP": "10.96.0.1"}), ["0 : 10.244.0.1", "1 : 10.244.0.4", "2 : 10.244.0.3"]),
+    ] {
+        let mut node = new();
+        node.service("web", spec.clone());
+        node.slice("web", &["10.244.0.1", "10.244.0.2", "10.244.0.3", "10.244.0.4"]);
+        node.settles();
+        node.slice("web", &["10.244.0.1", "10.244.0.3", "10.244.0.4"]);
+        node.settles();
+        let expected = then.map(|slot| format!("10.96.0.1 . tcp . 80 . {slot} . 8080"));
+        assert_eq!(elements(&node, "map endpoints"), expected);
+        // Another process goes on with them.
+        let mut next = Node::on(node.kernel.clone(), options());
+        next.service("web", spec);
+        next.slice("web", &["10.244.0.1", "10.244.0.3", "10.244.0.4"]);
+        let report = next.settles();
+        assert_eq!(report.writes(), 0, "{report:#?}");
+        next.slice("web", &["10.244.0.0", "10.244.0.1", "10.244.0.3", "10.244.0.4"]);
+        next.settles();
+        let found = elements(&next, "map endpoints");
+        assert_eq!(found.len(), 4);
+        assert!(expected.iter().all(|kept| found.contains(kept)), "{expected:?} are not in {found:?}");
+    }
+}
+
+/// An endpoint that is away only between two writes keeps its slot.
+#[test]
+fn what_was_not_written_takes_no_slot_away() {
+    let mut node = new();
+    node.service("web", sticky());
+    node.slice("web", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
+    node.settles();
+    let before = elements(&node, "map endpoints");
+    node.slice("web", &["10.244.0.3", "10.244.0.4"]);
+    node.slice("web", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
+    node.pass();
+    assert_eq!(elements(&node, "map endpoints"), before);
+}
+
+#[test]
+fn chains_of_slots_come_and_go_with_the_number_of_endpoints() {
+    let mut node = new();
+    for number in 1..=30 {
+        node.service(
+            &format!("s{number}"),
+            json!({"clusterIP": format!("10.96.0.{number}"), "sessionAffinity": "ClientIP"}),
+        );
+        node.slice(&format!("s{number}"), &["10.244.0.1", "10.244.0.2"]);
+    }
+    let slots = |node: &Node| -> Vec<String> {
+        let blocks = blocks(&node.v4());
+        blocks.into_keys().filter(|block| block.contains("-sticky-")).collect()
+    };
+    let two = [
+        "chain internal-2-sticky-10800-of-2",
+        "chain slot-0-sticky-10800",
+        "chain slot-1-sticky-10800",
+        "set slot-0-sticky-10800",
+        "set slot-1-sticky-10800",
+    ];
+    node.settles();
+    assert_eq!(slots(&node), two);
+    node.slice("s7", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
+    node.settles();
+    assert_eq!(slots(&node).len(), two.len() + 5, "{:?}", slots(&node));
+    node.slice("s7", &["10.244.0.1", "10.244.0.2"]);
+    node.settles();
+    assert_eq!(slots(&node), two);
+    // Foreign elements in them go, and removed ones come back.
+    let whole = node.tables();
+    let table = TableKey::new(Family::Ip, "proxier").unwrap();
+    let mut change = Transaction::new();
+    for chain in ["internal-2-sticky-10800-of-2", "slot-1-sticky-10800"] {
+        change.flush_chain(&table.chain(chain).unwrap());
+    }
+    change.delete_set(&table.set("slot-1-sticky-10800").unwrap());
+    node.kernel.nftables().commit(&change).unwrap();
+    let report = node.full();
+    assert!(report.is_done() && !report.drift.is_empty(), "{report:#?}");
+    assert_eq!(meaning(&node.tables()), meaning(&whole));
+    assert_eq!(slots(&node), two);
+}
+
+/// Only differences are written: elements of the same Frontend that stay are not sent again.
+#[test]
+fn a_change_writes_no_element_that_stays() {
+    let mut node = new();
+    node.service("web", json!({"clusterIP": "10.96.0.7"}));
+    node.slice("web", &["10.244.0.1", "10.244.0.2"]);
+    node.settles();
+    // 10.96.0.7 . tcp . 80 . 0, each field in whole words.
+    node.kernel
+        .nf_tables()
+        .refuse_elements(Some((&[10, 96, 0, 7, 6, 0, 0, 0, 0, 80, 0, 0, 0, 0, 0, 0], Errno::EINVAL)));
+    node.slice("web", &["10.244.0.1", "10.244.0.3"]);
+    node.settles();
+    assert_eq!(
+        elements(&node, "map endpoints"),
+        ["10.96.0.7 . tcp . 80 . 0 : 10.244.0.1 . 8080", "10.96.0.7 . tcp . 80 . 1 : 10.244.0.3 . 8080"]
+    );
+}
+
+#[test]
+fn what_only_loses_something_has_changed_too() {
+    let balancer = |ranges: &[&str]| {
+        json!({"type": "LoadBalancer", "clusterIP": "10.96.0.1", "loadBalancerSourceRanges": ranges,
+            "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}}})
+    };
+    let mut node = new();
+    node.service("web", balancer(&["198.51.100.0/24", "203.0.113.0/24"]));
+    node.slice("web", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
+    node.settles();
+    node.service("web", balancer(&["198.51.100.0/24"]));
+    let report = node.settles();
+    assert_eq!(steps(&report), BTreeMap::from([((Part::Frontend, Action::Change), 1)]), "the load balancer's address");
+    assert!(!node.v4().contains("203.0.113"), "{}", node.v4());
+    node.slice("web", &["10.244.0.1", "10.244.0.2"]);
+    let report = node.settles();
+    assert_eq!(steps(&report).get(&(Part::Frontend, Action::Change)), Some(&2), "each of its addresses");
+}
+
+/// A Frontend of SCTP from an earlier process goes with its Service, and is reported.
+#[test]
+fn sctp_is_known_after_a_restart() {
+    let mut node = new();
+    let ports = json!([{"name": "s", "port": 99, "protocol": "SCTP"}]);
+    node.service("signals", json!({"clusterIP": "10.96.0.1", "ports": ports}));
+    node.service("web", json!({"clusterIP": "10.96.0.2"}));
+    node.settles();
+    assert!(node.v4().contains("10.96.0.1 . sctp . 99"), "{}", node.v4());
+    let mut next = Node::on(node.kernel.clone(), options());
+    next.service("web", json!({"clusterIP": "10.96.0.2"}));
+    assert_eq!(steps(&next.settles()), BTreeMap::from([((Part::Frontend, Action::Delete), 1)]));
+    assert!(!next.v4().contains("10.96.0.1"), "{}", next.v4());
+}
+
+#[test]
+fn chains_that_come_or_go_are_a_change_of_the_table() {
+    let mut node = new();
+    for name in ["web", "other"] {
+        let number = name.len();
+        node.service(name, json!({"clusterIP": format!("10.96.0.{number}")}));
+        node.slice(name, &["10.244.0.1", "10.244.0.2"]);
+    }
+    node.settles();
+    let change = |part| ((part, Action::Change), 1);
+    let with_chain = BTreeMap::from([change(Part::Table), change(Part::Frontend)]);
+    let all: Vec<String> = (1..=9).map(|number| format!("10.244.0.{number}")).collect();
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    // A chain for up to eight endpoints comes, then one for up to twelve in its place, which goes again; that for up to four stays for the other
+    // Service.
+    for count in [5, 9, 2] {
+        node.slice("web", &all[..count]);
+        assert_eq!(steps(&node.settles()), with_chain, "{count}");
+    }
+    node.slice("web", &["10.244.0.1", "10.244.0.4"]);
+    assert_eq!(steps(&node.settles()), BTreeMap::from([change(Part::Frontend)]));
+}
+
+/// The table of one family shows no Frontend of the other.
+#[test]
+fn a_new_table_counts_the_frontends_of_its_family() {
+    let kernel = kernel();
+    let mut make = Transaction::new();
+    make.add_table(Table::new(TableKey::new(Family::Ip6, "proxier").unwrap()));
+    kernel.nftables().commit(&make).unwrap();
+    let mut node = Node::on(kernel, options());
+    for number in 1..=3 {
+        let address = format!("fd00::{number}");
+        node.service(
+            &format!("six-{number}"),
+            json!({"clusterIP": address, "clusterIPs": [address], "ipFamilies": ["IPv6"]}),
+        );
+    }
+    node.service("four", json!({"clusterIP": "10.96.0.1"}));
+    // The other table is foreign.
+    let report = node.pass();
+    assert_eq!(
+        steps(&report),
+        BTreeMap::from([((Part::Table, Action::Add), 1), ((Part::Frontend, Action::Add), 1)]),
+        "{report:#?}"
+    );
+}
+
+#[test]
+fn a_plan_is_told_step_by_step() {
+    let mut node = new();
+    node.settles();
+    let told = |node: &mut Node| -> Vec<String> {
+        let (plan, _) = node.proxier.preview(node.now, &mut node.kernel.ports());
+        let names = modes::shared::names::Names::new(node.proxier.store(), node.proxier.desired());
+        plan.steps(&names).map(|step| step.to_string()).collect()
+    };
+    assert_eq!(told(&mut node), [""; 0]);
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.slice("web", &["10.244.0.1"]);
+    let steps = told(&mut node);
+    assert!(steps.len() == 2 && steps[0].contains("table ip proxier chains internal-4"), "{steps:?}");
+    assert!(steps[1].contains("frontend TCP 10.96.0.1:80 1 endpoint") && steps[1].contains("demo/web"), "{steps:?}");
+    let spec = json!({"clusterIP": "10.96.0.2", "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]});
+    node.service("dns", spec);
+    node.slice("dns", &["10.244.0.3"]);
+    assert_eq!(told(&mut node).len(), 3, "nobody has sent to it");
+    // Clients that sent to the address before are to be led to the endpoint.
+    let [client, dns] = ["10.244.9.9:4000", "10.96.0.2:53"].map(|text| text.parse().unwrap());
+    node.kernel.add_flow(Flow::udp(client, dns, dns));
+    let steps = told(&mut node);
+    assert!(steps.len() == 4 && steps[3].contains("flows UDP to 1 addresses and ports"), "{steps:?}");
+    node.kernel.fail(Fault::new(Call::ConntrackFindUdp, PortErrorKind::Busy));
+    let (_, report) = node.proxier.preview(node.now, &mut node.kernel.ports());
+    assert!(
+        report.unread.len() == 1 && report.unread[0].to_string().contains("tracked UDP connections"),
+        "{report:#?}"
+    );
+    // Nothing can be forgotten on such a kernel, as in a pass.
+    node.kernel.fail(Fault::new(Call::ConntrackFindUdp, PortErrorKind::Unavailable));
+    assert_eq!(told(&mut node).len(), 3);
+}
+
+/// Endpoints that are all replaced at once are an ordinary change; all that go at once are doubted.
+#[test]
+fn endpoints_may_all_change_at_once_but_not_all_go() {
+    let mut node = new();
+    for number in 1..=20 {
+        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+        node.slice(&format!("s{number}"), &["10.244.0.1"]);
+    }
+    node.settles();
+    for number in 1..=20 {
+        node.slice(&format!("s{number}"), &["10.244.0.2"]);
+    }
+    let report = node.settles();
+    assert!(report.stopped.is_none(), "{report:#?}");
+    assert!(node.v4().contains("10.96.0.20 . tcp . 80 . 0 : 10.244.0.2 . 8080"), "{}", node.v4());
+    // Another process, whose list of slices is empty.
+    let whole = node.tables();
+    let mut next = Node::on(node.kernel.clone(), options());
+    for number in 1..=20 {
+        next.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+    }
+    let report = next.pass();
+    assert!(report.stopped.is_some(), "{report:#?}");
+    assert_eq!(next.tables(), whole);
+}
+
+/// Clients that are themselves the endpoint of a Service that is held back still reach themselves.
+#[test]
+fn what_is_held_back_keeps_its_hairpins() {
+    let mut node = new();
+    for number in 1..=20 {
+        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+        node.slice(&format!("s{number}"), &["10.244.0.1@node-a"]);
+    }
+    node.settles();
+    let hairpins = |node: &Node| blocks(&node.v4())["set hairpins"].contains(&"10.244.0.1 . 10.244.0.1".to_owned());
+    assert!(hairpins(&node), "{}", node.v4());
+    let mut next = Node::on(node.kernel.clone(), options());
+    next.service("new", json!({"clusterIP": "10.96.1.1"}));
+    let report = next.pass();
+    assert!(report.stopped.is_some(), "{report:#?}");
+    assert_eq!(steps(&report), BTreeMap::from([((Part::Frontend, Action::Add), 1)]), "the new one");
+    assert!(hairpins(&next), "{}", next.v4());
+    next.proxier.confirm_removal(next.now);
+    next.settles();
+    assert!(!hairpins(&next), "{}", next.v4());
+}
+
+/// No change of a chain moves it to another hook: only a table that is made again has it there.
+#[test]
+fn base_chains_that_somebody_hooked_elsewhere_are_made_again() {
+    for moved in [&["postrouting"][..], &["postrouting", "prerouting"]] {
+        let mut node = new();
+        node.service("web", json!({"clusterIP": "10.96.0.1"}));
+        node.settles();
+        let whole = node.tables();
+        let table = TableKey::new(Family::Ip, "proxier").unwrap();
+        let mut client = node.kernel.nftables();
+        let mut change = Transaction::new();
+        for chain in client.list_chains(&table).unwrap().into_iter().map(|found| found.chain) {
+            if let Some(mut base) = chain.base.filter(|_| moved.contains(&chain.key.name.as_str())) {
+                base.priority = Priority(7);
+                change.flush_chain(&chain.key).delete_chain(&chain.key).add_chain(Chain::base(chain.key, base));
+            }
+        }
+        client.commit(&change).unwrap();
+        assert_ne!(node.tables(), whole);
+        let report = node.full();
+        assert!(report.is_done(), "{report:#?}");
+        let drift: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
+        assert!(drift.iter().any(|line| line.contains("made again")), "{drift:?}");
+        assert_eq!(node.tables(), whole, "{moved:?}");
+    }
+}
+
+#[test]
+fn invalid_packets_are_not_forwarded_unless_connection_tracking_is_liberal() {
+    for is_liberal in [false, true] {
+        let mut options = options();
+        options.host.tcp_be_liberal = is_liberal;
+        let mut node = Node::on(kernel(), options);
+        node.settles();
+        let drops = |node: &Node| {
+            let rules = blocks(&node.v4()).remove("chain forward-filter").unwrap();
+            rules.iter().any(|rule| rule.contains("ct state") && rule.contains("invalid drop"))
+        };
+        assert_eq!(drops(&node), !is_liberal);
+        // The setting counts, no matter who made it; a configured value is set again.
+        for (value, drops_then) in [("1", false), ("0", !is_liberal), ("2", false)] {
+            node.kernel.set_sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", Some(value));
+            node.full();
+            node.settles();
+            assert_eq!(drops(&node), drops_then, "{value}, asked for: {is_liberal}");
+            assert_eq!(node.full().writes(), 0);
+        }
+    }
+}
+
+/// Clients whose connections to a cluster IP are marked to be masqueraded, and those that may use endpoints on other nodes.
+#[test]
+fn traffic_of_pods_is_told_as_configured() {
+    let interface = |name: &str| InterfaceName::new(name).unwrap();
+    let networks = |network: &str| LocalTraffic::ClusterCidrs(vec![network.parse().unwrap()]);
+    let marked = "meta mark set";
+    for (local, all, outside, inside) in [
+        (LocalTraffic::default(), false, None, None),
+        (
+            networks("10.244.0.0/16"),
+            false,
+            Some("ip saddr & 255.255.0.0 != 10.244.0.0"),
+            Some("ip saddr & 255.255.0.0 == 10.244.0.0"),
+        ),
+        (
+            LocalTraffic::BridgeInterface(interface("cni0")),
+            false,
+            Some("iifname != \"cni0\""),
+            Some("iifname \"cni0\""),
+        ),
+        (
+            LocalTraffic::InterfaceNamePrefix(interface("veth")),
+            false,
+            Some("iifname != \"veth*\""),
+            Some("iifname \"veth*\""),
+        ),
+        (LocalTraffic::BridgeInterface(interface("cni0")), true, Some(marked), Some("iifname \"cni0\"")),
+    ] {
+        let mut options = options();
+        (options.config.local_traffic, options.config.masquerade_all) = (local.clone(), all);
+        let mut node = Node::on(kernel(), options);
+        node.service(
+            "web",
+            json!({"type": "LoadBalancer", "clusterIP": "10.96.0.1", "externalTrafficPolicy": "Local",
+                "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}}}),
+        );
+        node.slice("web", &["10.244.0.1@node-a", "10.244.0.2"]);
+        node.settles();
+        let chains = blocks(&node.v4());
+        let internal = &chains["chain internal-4"];
+        assert_eq!(internal.len(), 4 + usize::from(outside.is_some()), "{local:?}: {internal:?}");
+        assert!(internal.last().unwrap().contains("dnat"), "{internal:?}");
+        if let Some(outside) = outside {
+            assert!(internal[0].starts_with(outside) && internal[0].contains(marked), "{local:?}: {internal:?}");
+        }
+        let split = &chains["chain pick-4-or-pick-4-local"];
+        assert_eq!(split.len(), 3 + usize::from(inside.is_some()), "{local:?}: {split:?}");
+        if let Some(inside) = inside {
+            assert!(split[0].starts_with(inside) && split[0].ends_with("goto pick-4"), "{local:?}: {split:?}");
+        }
+        // This node's own connections may go anywhere too, and their answers have to come back here; all other clients get local endpoints.
+        let rest: Vec<&String> = split.iter().rev().take(3).rev().collect();
+        assert!(rest[0].starts_with("fib saddr type local meta mark set"), "{split:?}");
+        assert_eq!((rest[1].as_str(), rest[2].as_str()), ("fib saddr type local goto pick-4", "goto pick-4-local"));
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Service(u8, Value),
+    NoService(u8),
+    Slice(u8, Vec<u8>),
+    NoSlice(u8),
+    Pass,
+    Full,
+    Restart,
+    Fault(bool),
+}
+
+fn a_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..4_u8, a_spec()).prop_map(|(name, spec)| Step::Service(name, spec)),
+        1 => (0..4_u8).prop_map(Step::NoService),
+        4 => (0..4_u8, proptest::collection::vec(0..8_u8, 0..5)).prop_map(|(name, of)| Step::Slice(name, of)),
+        1 => (0..4_u8).prop_map(Step::NoSlice),
+        4 => Just(Step::Pass),
+        1 => Just(Step::Full),
+        1 => Just(Step::Restart),
+        1 => any::<bool>().prop_map(Step::Fault),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// The tables come to be those of a fresh start, in any order of changes, passes, restarts and faults.
+    #[test]
+    fn the_way_does_not_matter(steps in proptest::collection::vec(a_step(), 1..40)) {
+        let mut options = options();
+        options.mass_removal.share = 1.0;
+        let mut node = Node::on(kernel(), options.clone());
+        let mut objects = Objects::default();
+        for step in steps {
+            match step {
+                Step::Service(name, spec) => {
+                    node.service(&format!("s{name}"), spec.clone());
+                    objects.services.insert(name, spec);
+                }
+                Step::NoService(name) => {
+                    node.no_service(&format!("s{name}"));
+                    objects.services.remove(&name);
+                }
+                Step::Slice(name, endpoints) => {
+                    node.slice(&format!("s{name}"), &texts(&endpoints));
+                    objects.slices.insert(name, endpoints);
+                }
+                Step::NoSlice(name) => {
+                    node.proxier.delete_slice(&ObjectKey::new("demo", &format!("s{name}-1")), node.now);
+                    objects.slices.remove(&name);
+                }
+                Step::Pass => drop(node.pass()),
+                Step::Full => drop(node.full()),
+                Step::Restart => {
+                    node = Node::on(node.kernel.clone(), options.clone());
+                    objects.give(&mut node);
+                }
+                Step::Fault(takes_effect) => {
+                    let fault = Fault::new(Call::TablesCommit, PortErrorKind::Unknown);
+                    node.kernel.fail(if takes_effect { fault.takes_effect() } else { fault });
+                }
+            }
+        }
+        node.kernel.clear_faults();
+        node.pass();
+        node.settles();
+        let mut fresh = Node::on(kernel(), options);
+        objects.give(&mut fresh);
+        fresh.settles();
+        prop_assert_eq!(meaning(&node.tables()), meaning(&fresh.tables()));
+        let report = node.full();
+        prop_assert!(report.is_done() && report.writes() == 0, "{:#?}", report);
+    }
+}
+
+/// Node ports at loopback addresses.
+fn asked() -> Options {
+    let mut options = options();
+    let networks = ["127.0.0.0/8", "::1/128"].map(|network| network.parse().unwrap());
+    options.config.node_port_addresses = NodePortAddresses::Within(networks.into());
+    options
+}
+
+/// A node with a Service that has a node port.
+fn at_localhost(kernel: FakeKernel, options: Options) -> Node {
+    let mut node = Node::on(kernel, options);
+    let ports = json!([{"name": "p", "port": 80, "nodePort": 30_080}]);
+    node.service("web", json!({"type": "NodePort", "clusterIP": "10.96.0.10", "ports": ports}));
+    node.slice("web", &["10.244.1.7"]);
+    node
+}
+
+const ROUTE_LOCALNET: &str = "net/ipv4/conf/all/route_localnet";
+
+fn localnet(node: &Node) -> String {
+    node.kernel.state().sysctls[ROUTE_LOCALNET].clone()
+}
+
+fn is_guarded(node: &Node) -> bool {
+    let guard = "ip daddr & 255.0.0.0 == 127.0.0.0 iifname != \"lo\" drop";
+    node.tables().get("ip proxier").is_some_and(|table| table.contains(guard))
+}
+
+/// The guard keeps neighbours from programs that listen on 127.0.0.1 only.
+#[test]
+fn loopback_addresses_are_routed_once_the_table_guards_them() {
+    let mut node = at_localhost(kernel(), asked());
+    node.kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Permission));
+    let report = node.pass();
+    assert!(report.has_failed(), "{report:#?}");
+    assert_eq!((localnet(&node).as_str(), is_guarded(&node)), ("0", false));
+    node.full();
+    assert_eq!((localnet(&node).as_str(), is_guarded(&node)), ("1", true), "{}", node.v4());
+    assert!(node.v4().contains("127.0.0.1 . tcp . 30080"), "{}", node.v4());
+    assert!(!node.tables()["ip6 proxier"].contains("::1 . tcp"));
+    node.kernel.set_sysctl("net/ipv4/conf/all/route_localnet", Some("0"));
+    let drift: Vec<String> = node.full().drift.iter().map(ToString::to_string).collect();
+    assert_eq!((drift.len(), localnet(&node).as_str()), (1, "1"), "{drift:?}");
+    // A foreign table guards nothing; and loopback addresses need not be routed in the other cases.
+    let foreign = kernel();
+    let mut transaction = Transaction::new();
+    transaction.create_table(Table::new(TableKey::new(Family::Ip, "proxier").unwrap()));
+    foreign.clone().ports().tables.commit(&transaction).unwrap();
+    let mut v6 = asked();
+    v6.config.families = Families::V6;
+    for (kernel, options) in [(foreign, asked()), (kernel(), v6), (kernel(), self::options())] {
+        let mut node = at_localhost(kernel, options);
+        node.pass();
+        assert_eq!((localnet(&node).as_str(), is_guarded(&node)), ("0", false));
+    }
+}
+
+/// `route_localnet` goes back to 0 before the last rule that guards it goes: where node ports are not served at loopback addresses any more, where
+/// the family is not, and in a cleanup.
+#[test]
+fn loopback_addresses_are_routed_no_longer_than_something_guards_them() {
+    let mut v6 = asked();
+    v6.config.families = Families::V6;
+    for other in [options(), v6] {
+        let mut node = at_localhost(kernel(), asked());
+        node.full();
+        assert_eq!((localnet(&node).as_str(), is_guarded(&node)), ("1", true));
+        let mut next = at_localhost(node.kernel.clone(), other);
+        let report = next.full();
+        assert!(report.is_done(), "{report:#?}");
+        assert_eq!((localnet(&next).as_str(), is_guarded(&next)), ("0", false));
+    }
+    let clean = |node: &mut Node| modes::cleanup::cleanup(&asked().config, None, &mut node.kernel.ports());
+    for (guard, expected) in [(None, "0"), (Some(Backend::NfTables), "1"), (Some(Backend::Legacy), "1")] {
+        let backend = guard.unwrap_or(Backend::NfTables);
+        let host = move || FakeHost::new().with_default(backend);
+        let mut node = at_localhost(prepared(FakeKernel::with_iptables(host)), asked());
+        if guard.is_some() {
+            let rule = "-m comment --comment \"block incoming localnet connections\" -d 127.0.0.0/8 -j DROP";
+            let mut change = iptables::Transaction::new();
+            let firewall = ChainName::new("KUBE-FIREWALL").unwrap();
+            change.table(TableName::FILTER).replace_chain(&firewall, [iptables::Rule::parse(rule).unwrap()]);
+            let restored = node
+                .kernel
+                .with_host(|host| Iptables::open(host, iptables::Family::Ipv4, backend).unwrap().restore(&change));
+            restored.unwrap();
+        }
+        node.full();
+        assert_eq!((localnet(&node).as_str(), is_guarded(&node)), ("1", true));
+        let cleaned = clean(&mut node);
+        assert!(cleaned.is_done() && cleaned.left.is_empty(), "{cleaned:#?}");
+        assert_eq!((localnet(&node).as_str(), is_guarded(&node)), (expected, false), "{guard:?}");
+    }
+    // What cannot be set back is told, and a cleanup that removes no guard leaves the setting.
+    let mut node = at_localhost(kernel(), asked());
+    node.full();
+    node.kernel.set_sysctl(ROUTE_LOCALNET, None);
+    let cleaned = clean(&mut node);
+    assert!(cleaned.is_done() && cleaned.left[0].starts_with(&format!("{ROUTE_LOCALNET} cannot be written")));
+    node.kernel.set_sysctl(ROUTE_LOCALNET, Some("1"));
+    assert_eq!((clean(&mut node).removed(), localnet(&node).as_str()), (0, "1"));
+}

@@ -1,0 +1,835 @@
+//! Policy by Service for endpoints: weights, forwarding methods, limits of connections and drain time by annotation; the output of `ipvsadm` and
+//! `ipset`, on a kernel in memory.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipvs::model::ForwardingMethod;
+use proptest::prelude::*;
+use proptest::sample::{select, subsequence};
+use proxier_core::config::{Config, MayAskFor};
+use proxier_core::fake::FakeKernel;
+use proxier_core::modes::look::{differences, look};
+use proxier_core::modes::trace::trace;
+use proxier_core::modes::{Kind, iptables};
+use proxier_core::net::EndpointKey;
+use proxier_core::plan::report::Report;
+use proxier_core::plan::step::{Action, Part};
+use proxier_core::reconciler::{Options, Reconciler};
+use proxier_core::service::{Packet, Trace, Verdict};
+use proxier_core::snapshot::{Balancing, FrontendSpec, ObjectKey, Roles};
+use serde_json::{Value, json};
+
+const CLUSTER_IP: &str = "10.96.0.1:80";
+const EXTERNAL_IP: &str = "203.0.113.80:80";
+const BALANCER: &str = "203.0.113.81:80";
+const NODE_PORT: &str = "192.0.2.10:30080";
+const ALL: [&str; 4] = [CLUSTER_IP, EXTERNAL_IP, BALANCER, NODE_PORT];
+
+/// A Service and its slice: the parts that differ from test to test.
+#[derive(Clone, Debug)]
+struct Input {
+    service: Value,
+    slice: Value,
+    spec: Value,
+    /// The port of the endpoints.
+    port: u16,
+    endpoints: Vec<Value>,
+}
+
+fn endpoint(address: &str, zone: &str, node: &str) -> Value {
+    json!({"addresses": [address], "zone": zone, "nodeName": node})
+}
+
+impl Input {
+    fn new() -> Self {
+        let endpoints = vec![
+            endpoint("10.244.0.1", "a", "node-a"),
+            endpoint("10.244.0.2", "b", "node-b"),
+            endpoint("10.244.0.3", "c", "node-c"),
+        ];
+        Input { service: json!({}), slice: json!({}), spec: json!({}), port: 80, endpoints }
+    }
+
+    fn annotated(service: Value) -> Self {
+        Input { service, ..Input::new() }
+    }
+
+    fn weighted(slice: &str) -> Self {
+        Input { slice: json!({"proxier/weights": slice}), ..Input::new() }
+    }
+}
+
+struct Node {
+    kernel: FakeKernel,
+    proxier: Reconciler,
+    now: Duration,
+}
+
+impl Node {
+    fn with(allowed: MayAskFor) -> Self {
+        let mut config = Config::default();
+        config.ipvs.may_ask_for = allowed;
+        Node::configured(config)
+    }
+
+    /// A node with these fields of `ipvs.defaults` in the configuration.
+    fn defaulting(allowed: MayAskFor, defaults: &Value) -> Self {
+        let (mut config, rejected) = defaults_of(defaults);
+        assert_eq!(rejected, [""; 0]);
+        config.ipvs.may_ask_for = allowed;
+        Node::configured(config)
+    }
+
+    fn configured(config: Config) -> Self {
+        let kernel = FakeKernel::new();
+        kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap()]);
+        let mut options = Options::default();
+        options.config = config;
+        let mut proxier = Reconciler::new("node-a", options, Duration::ZERO);
+        proxier.start(Duration::ZERO);
+        Node { kernel, proxier, now: Duration::ZERO }
+    }
+
+    fn new() -> Self {
+        Node::with(MayAskFor::all())
+    }
+
+    fn give(&mut self, input: &Input) {
+        let mut spec = json!({"type": "LoadBalancer", "clusterIP": "10.96.0.1", "externalIPs": ["203.0.113.80"],
+            "ports": [{"name": "p", "port": 80, "nodePort": 30080}]});
+        for (name, value) in input.spec.as_object().unwrap() {
+            spec[name] = value.clone();
+        }
+        let metadata = json!({"namespace": "demo", "name": "web", "annotations": input.service});
+        let status = json!({"loadBalancer": {"ingress": [{"ip": "203.0.113.81"}]}});
+        let service = json!({"metadata": metadata, "spec": spec, "status": status});
+        self.proxier.upsert_service(&serde_json::from_value(service).unwrap(), self.now);
+        let metadata = json!({"namespace": "demo", "name": "web-1", "annotations": input.slice,
+            "labels": {"kubernetes.io/service-name": "web"}});
+        let slice = json!({"metadata": metadata, "addressType": "IPv4", "ports": [{"name": "p", "port": input.port}],
+            "endpoints": input.endpoints});
+        self.proxier.upsert_slice(&serde_json::from_value(slice).unwrap(), self.now);
+    }
+
+    fn pass(&mut self) -> Report {
+        self.now = self.now.max(self.proxier.next_wake().unwrap());
+        let now = self.now;
+        let report = self.proxier.pass(&|| now, &mut self.kernel.ports()).unwrap();
+        assert!(report.is_done(), "{report:#?}");
+        report
+    }
+
+    fn serve(&mut self, input: &Input) -> Report {
+        self.give(input);
+        self.pass()
+    }
+
+    /// Passes until none is due before this much time has passed.
+    fn run(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.proxier.next_wake().is_some_and(|at| at <= end) {
+            self.pass();
+        }
+        self.now = end;
+    }
+
+    /// The real servers of a virtual server, as `ipvsadm --save` has them: address and options.
+    fn real_servers(&self, key: &str) -> Vec<String> {
+        let text = self.kernel.state().ipvs;
+        let start = format!("-a -t {key} -r ");
+        text.lines().filter_map(|line| line.strip_prefix(&start)).map(|line| line.trim_end().to_owned()).collect()
+    }
+
+    /// Whether a set of ipset has an address and port.
+    fn has(&self, set: &str, key: &str) -> bool {
+        let (address, port) = key.split_once(':').unwrap();
+        let entry = format!("{address},tcp:{port}");
+        self.kernel.state().sets[set].1.iter().any(|line| line.contains(&entry))
+    }
+
+    fn traced(&self, mode: Kind, packet: &Packet) -> Trace {
+        let known = (self.proxier.desired(), self.proxier.facts());
+        trace(mode, self.proxier.store(), known, packet, iptables::Options::default())
+    }
+
+    fn rejections(&self) -> Vec<String> {
+        self.proxier.rejections().map(ToString::to_string).collect()
+    }
+}
+
+/// A configuration, and its rejections.
+fn defaults_of(defaults: &Value) -> (Config, Vec<String>) {
+    let object = serde_json::from_value(json!({"ipvs": {"defaults": defaults}})).unwrap();
+    let mut rejections = Vec::new();
+    let config = Config::check(&object, &mut rejections);
+    (config, rejections.iter().map(ToString::to_string).collect())
+}
+
+/// The weights of the three endpoints.
+#[track_caller]
+fn weigh(node: &Node, key: &str, weights: [u32; 3]) {
+    let expected: Vec<String> =
+        (1..=3).zip(weights).map(|(last, weight)| format!("10.244.0.{last}:80 -m -w {weight}")).collect();
+    assert_eq!(node.real_servers(key), expected, "{key}");
+}
+
+/// The only writes to real servers are these many changes in place.
+#[track_caller]
+fn only_changes(report: &Report, changes: u64) {
+    let of = |action| report.applied.done.get(&(Part::RealServer, action)).copied().unwrap_or(0);
+    let done = [Action::Add, Action::Delete, Action::Drain, Action::Change].map(of);
+    assert_eq!(done, [0, 0, 0, changes], "{report:#?}");
+    for action in [Action::Add, Action::Delete] {
+        assert_eq!(report.applied.done.get(&(Part::VirtualServer, action)), None, "{report:#?}");
+    }
+}
+
+#[test]
+fn changed_weights_are_changes_in_place() {
+    let mut node = Node::new();
+    node.serve(&Input::new());
+    for key in &ALL {
+        weigh(&node, key, [1, 1, 1]);
+    }
+    for (input, weights, changed) in [
+        (Input::weighted("10.244.0.1=3"), [3, 1, 1], 1),
+        // A weight for an endpoint that is not there is no mistake: endpoints come and go.
+        (Input::weighted("10.244.0.1=3, 10.244.0.2 = 65535, 10.244.9.9=7"), [3, 65535, 1], 1),
+        (Input::weighted("10.244.0.1=0"), [0, 1, 1], 2),
+        (Input::annotated(json!({"proxier/zone-weights": "a=2,b=5"})), [2, 5, 1], 2),
+        (Input::annotated(json!({"proxier/zone-weights": "a=2, *=0"})), [2, 0, 0], 2),
+        (
+            Input {
+                slice: json!({"proxier/weights": "10.244.0.1=3,10.244.0.3=40000"}),
+                ..Input::annotated(json!({"proxier/zone-weights": "a=2,c=2"}))
+            },
+            [6, 1, 65535],
+            3,
+        ),
+        (Input::new(), [1, 1, 1], 2),
+    ] {
+        let report = node.serve(&input);
+        for key in &ALL {
+            weigh(&node, key, weights);
+        }
+        assert_eq!(node.rejections(), [""; 0], "{input:?}");
+        only_changes(&report, 4 * changed);
+    }
+    // A pass that reads the kernel has nothing left to do.
+    node.serve(&Input::weighted("10.244.0.1=3, 10.244.0.2=0"));
+    node.proxier.request_full(node.now);
+    let report = node.pass();
+    assert!(report.full && report.writes() == 0 && report.drift.is_empty(), "{report:#?}");
+}
+
+#[test]
+fn an_endpoint_with_weight_0_stays_and_drains_only_when_it_leaves() {
+    let mut node = Node::new();
+    node.serve(&Input::weighted("10.244.0.1=0,10.244.0.2=4"));
+    node.run(Duration::from_secs(3600));
+    weigh(&node, CLUSTER_IP, [0, 4, 1]);
+    assert!(node.proxier.drains().unwrap().is_empty());
+    // The real server is deleted by another program; it is added again, with its weight.
+    let (key, real) = ("TCP 10.96.0.1:80".parse().unwrap(), "10.244.0.1:80".parse().unwrap());
+    node.kernel.ipvs().apply(&ipvs::Operation::DeleteRealServer(key, real)).unwrap();
+    node.serve(&Input::weighted("10.244.0.1=2,10.244.0.2=4"));
+    node.kernel.ipvs().apply(&ipvs::Operation::DeleteRealServer(key, real)).unwrap();
+    node.serve(&Input::weighted("10.244.0.1=0,10.244.0.2=4"));
+    weigh(&node, CLUSTER_IP, [0, 4, 1]);
+
+    assert!(node.kernel.set_connections(&key, &real, 1, 0));
+    let mut fewer = Input::weighted("10.244.0.1=0,10.244.0.2=4");
+    fewer.endpoints.remove(0);
+    node.serve(&fewer);
+    weigh(&node, CLUSTER_IP, [0, 4, 1]);
+    assert!(node.proxier.drains().unwrap().is_draining(&key, &real));
+    node.run(Duration::from_secs(3600));
+    assert_eq!(node.real_servers(CLUSTER_IP), ["10.244.0.2:80 -m -w 4", "10.244.0.3:80 -m -w 1"]);
+}
+
+#[test]
+fn one_that_drains_comes_back_with_its_weight_in_place() {
+    let mut node = Node::new();
+    let asked = json!({"proxier/max-connections": "9"});
+    let all = Input { service: asked, ..Input::weighted("10.244.0.2=4") };
+    node.serve(&all);
+    let (key, real) = ("TCP 10.96.0.1:80".parse().unwrap(), "10.244.0.2:80".parse().unwrap());
+    assert!(node.kernel.set_connections(&key, &real, 1, 0));
+    let mut fewer = all.clone();
+    fewer.endpoints.remove(1);
+    let report = node.serve(&fewer);
+    assert_eq!(report.applied.done.get(&(Part::RealServer, Action::Drain)), Some(&4), "{report:#?}");
+    assert_eq!(node.real_servers(CLUSTER_IP)[1], "10.244.0.2:80 -m -w 0 -x 9");
+    let report = node.serve(&all);
+    only_changes(&report, 4);
+    assert_eq!(node.real_servers(CLUSTER_IP)[1], "10.244.0.2:80 -m -w 4 -x 9");
+    node.run(Duration::from_secs(3600));
+    assert_eq!(node.real_servers(CLUSTER_IP)[1], "10.244.0.2:80 -m -w 4 -x 9");
+}
+
+/// Tells the weights of nodes, by annotation or label.
+fn tell(node: &mut Node, name: &str, place: &str, weight: &str) {
+    let object = json!({"metadata": {"name": name, place: {"proxier/weight": weight}}});
+    node.proxier.upsert_cluster_node(&serde_json::from_value(object).unwrap(), node.now);
+}
+
+#[test]
+fn nodes_give_their_endpoints_weights() {
+    let mut node = Node::new();
+    node.serve(&Input::weighted("10.244.0.1=3"));
+    tell(&mut node, "node-a", "annotations", "2");
+    tell(&mut node, "node-b", "labels", "0");
+    tell(&mut node, "node-x", "labels", "9");
+    let report = node.pass();
+    weigh(&node, CLUSTER_IP, [6, 0, 1]);
+    only_changes(&report, 8);
+    node.proxier.delete_cluster_node("node-a", node.now);
+    tell(&mut node, "node-b", "annotations", "heavy");
+    node.pass();
+    weigh(&node, CLUSTER_IP, [3, 1, 1]);
+    assert_eq!(
+        node.rejections(),
+        ["Node node-b: metadata.annotations[proxier/weight] heavy: not a weight, 0 to 65535; 1 counts"]
+    );
+
+    let mut node = Node::with(MayAskFor::all() - MayAskFor::NODE_WEIGHTS);
+    tell(&mut node, "node-a", "labels", "2");
+    node.serve(&Input::new());
+    weigh(&node, CLUSTER_IP, [1, 1, 1]);
+    let mut node = Node::with(MayAskFor::NODE_WEIGHTS);
+    tell(&mut node, "node-a", "labels", "2");
+    node.serve(&Input { service: json!({"proxier/zone-weights": "*=7"}), ..Input::weighted("10.244.0.2=5") });
+    weigh(&node, CLUSTER_IP, [2, 1, 1]);
+}
+
+#[test]
+fn endpoints_have_limits() {
+    let mut node = Node::new();
+    node.serve(&Input::new());
+    for (annotations, options) in [
+        (json!({"proxier/max-connections": "100"}), "-w 1 -x 100"),
+        (json!({"proxier/max-connections": "100", "proxier/min-connections": "20"}), "-w 1 -x 100 -y 20"),
+        (json!({"proxier/max-connections": "4294967295", "proxier/min-connections": "20"}), "-w 1 -x 4294967295 -y 20"),
+        (json!({}), "-w 1"),
+    ] {
+        let report = node.serve(&Input::annotated(annotations.clone()));
+        for key in ALL {
+            let expected: Vec<String> = (1..=3).map(|last| format!("10.244.0.{last}:80 -m {options}")).collect();
+            assert_eq!(node.real_servers(key), expected, "{annotations}");
+        }
+        assert_eq!(node.rejections(), [""; 0], "{annotations}");
+        only_changes(&report, 12);
+    }
+}
+
+/// The option of the method, the same for all endpoints.
+#[track_caller]
+fn method(node: &Node, key: &str) -> String {
+    let all = node.real_servers(key);
+    let options = |line: &String| line.split_whitespace().skip(1).collect::<Vec<_>>().join(" ").replace(" -w 1", "");
+    assert!(all.len() == 3 && all.iter().all(|line| options(line) == options(&all[0])), "{all:?}");
+    options(&all[0])
+}
+
+#[test]
+fn external_addresses_are_forwarded_as_asked_and_not_masqueraded() {
+    let mut node = Node::new();
+    node.serve(&Input::new());
+    for (name, value, option) in [
+        ("proxier/forwarding", "direct-route", "-g"),
+        ("proxier/forwarding", "ipip", "-i --tun-type ipip"),
+        ("kube-router.io/service.dsr", "tunnel", "-i --tun-type ipip"),
+        ("proxier/forwarding", "gre", "-i --tun-type gre --tun-nocsum"),
+        ("proxier/forwarding", "gue:6080", "-i --tun-type gue --tun-port 6080 --tun-nocsum"),
+        ("proxier/forwarding", "masquerade", "-m"),
+    ] {
+        let before = method(&node, BALANCER);
+        let report = node.serve(&Input::annotated(json!({name: value})));
+        let direct = value != "masquerade";
+        for key in [EXTERNAL_IP, BALANCER] {
+            assert_eq!(method(&node, key), option, "{value}");
+        }
+        for key in [CLUSTER_IP, NODE_PORT] {
+            assert_eq!(method(&node, key), "-m", "{value}");
+        }
+        // Packets in the sets on the left are marked for masquerading, those on the right are not.
+        assert_eq!(
+            (node.has("KUBE-EXTERNAL-IP", EXTERNAL_IP), node.has("KUBE-EXTERNAL-IP-LOCAL", EXTERNAL_IP)),
+            (!direct, direct)
+        );
+        assert_eq!(node.has("KUBE-LOAD-BALANCER-LOCAL", BALANCER), direct, "{value}");
+        assert!(node.has("KUBE-LOAD-BALANCER", BALANCER), "{value}");
+        assert_eq!(node.rejections(), [""; 0], "{value}");
+        only_changes(&report, if before == method(&node, BALANCER) { 0 } else { 6 });
+    }
+    // An address that is a cluster IP too is masqueraded.
+    let same = Input {
+        spec: json!({"externalIPs": ["10.96.0.1"]}),
+        ..Input::annotated(json!({"proxier/forwarding": "direct-route"}))
+    };
+    node.serve(&same);
+    assert_eq!((method(&node, CLUSTER_IP), method(&node, BALANCER)), ("-m".to_owned(), "-g".to_owned()));
+}
+
+#[test]
+fn what_only_masquerading_can_do_is_told_and_masqueraded() {
+    for (annotation, value) in [("proxier/forwarding", "direct-route"), ("kube-router.io/service.dsr", "tunnel")] {
+        let mut node = Node::new();
+        let good = Input::annotated(json!({annotation: value}));
+        node.serve(&Input { port: 8080, ..good.clone() });
+        assert_eq!(node.real_servers(BALANCER)[0], "10.244.0.1:8080 -m -w 1");
+        assert!(node.has("KUBE-EXTERNAL-IP", EXTERNAL_IP) && !node.has("KUBE-LOAD-BALANCER-LOCAL", BALANCER));
+        let said = node.rejections();
+        let place = format!("Service demo/web: metadata.annotations[{annotation}] ");
+        let port = "TCP 80, endpoint 10.244.0.1:8080: an endpoint's port differs";
+        assert!(said.len() == 1 && said[0].starts_with(&place) && said[0].contains(port), "{said:?}");
+        node.serve(&good);
+        node.run(Duration::from_secs(5));
+        assert_eq!(node.rejections(), [""; 0]);
+        assert_ne!(method(&node, BALANCER), "-m");
+    }
+}
+
+#[test]
+fn what_cannot_be_is_told() {
+    for (name, value, reason) in [
+        ("proxier/zone-weights", "a", "not a zone (or *) and its weight, 0 to 65535"),
+        ("proxier/zone-weights", "a=65536", "not a zone (or *) and its weight, 0 to 65535"),
+        ("proxier/zone-weights", "=1", "not a zone (or *) and its weight, 0 to 65535"),
+        ("proxier/forwarding", "nat", "not masquerade, direct-route, ipip, gre or gue:PORT"),
+        ("proxier/forwarding", "gue", "gue needs the UDP port"),
+        ("proxier/forwarding", "gue:0", "gue needs the UDP port"),
+        ("kube-router.io/service.dsr", "yes", "not masquerade, direct-route, ipip, gre or gue:PORT"),
+        ("proxier/max-connections", "0", "not a number from 1"),
+        ("proxier/max-connections", "4294967296", "not a number from 1"),
+        ("proxier/min-connections", "5", "not a number from 1 to one less than max-connections"),
+        ("proxier/drain-seconds", "-1", "not 0 to 2678400 seconds"),
+        ("proxier/drain-seconds", "2678401", "not 0 to 2678400 seconds"),
+    ] {
+        let mut node = Node::new();
+        node.serve(&Input::annotated(json!({name: value})));
+        weigh(&node, BALANCER, [1, 1, 1]);
+        let said = node.rejections();
+        let start = format!("Service demo/web: metadata.annotations[{name}] ");
+        assert!(said.len() == 1 && said[0].starts_with(&start) && said[0].contains(reason), "{name} {value}: {said:?}");
+    }
+    let mut node = Node::new();
+    let both = json!({"proxier/max-connections": "5", "proxier/min-connections": "5"});
+    node.serve(&Input::annotated(both));
+    assert_eq!((method(&node, BALANCER).as_str(), node.rejections().len()), ("-m -x 5", 1));
+    // The readable items of an annotation count.
+    let mut node = Node::new();
+    node.serve(&Input::weighted("10.244.0.1=3, 10.244.0.2:80=2, fd00::1=4, 10.244.0.3=x"));
+    weigh(&node, BALANCER, [3, 1, 1]);
+    let said = node.rejections();
+    let slice = |item: &str| format!("EndpointSlice demo/web-1: metadata.annotations[proxier/weights] {item}: ");
+    assert!(said.len() == 2 && said[0].starts_with(&slice("10.244.0.2:80=2")), "{said:?}");
+    assert!(said[1].starts_with(&slice("10.244.0.3=x")), "{said:?}");
+}
+
+#[test]
+fn a_service_says_how_long_its_endpoints_drain() {
+    let (key, real) = ("TCP 10.96.0.1:80".parse().unwrap(), "10.244.0.1:80".parse().unwrap());
+    let left = |annotations: Value, allowed: MayAskFor, after: u64| {
+        let mut node = Node::with(allowed);
+        let mut input = Input::annotated(annotations);
+        node.serve(&input);
+        assert!(node.kernel.set_connections(&key, &real, 1, 0));
+        input.endpoints.remove(0);
+        node.serve(&input);
+        node.run(Duration::from_secs(after));
+        node.real_servers(CLUSTER_IP).len()
+    };
+    let everything = MayAskFor::all();
+    let drain = |secs: &str| json!({"proxier/drain-seconds": secs});
+    assert_eq!((left(json!({}), everything, 899), left(json!({}), everything, 901)), (3, 2));
+    assert_eq!((left(drain("20"), everything, 19), left(drain("20"), everything, 21)), (3, 2));
+    assert_eq!((left(drain("2000"), everything, 1999), left(drain("2000"), everything, 2001)), (3, 2));
+    assert_eq!(left(drain("0"), everything, 0), 2);
+    assert_eq!(left(drain("0"), everything - MayAskFor::DRAIN, 60), 3);
+}
+
+#[test]
+fn the_operator_decides_what_annotations_may_do() {
+    let input = Input {
+        slice: json!({"proxier/weights": "10.244.0.1=3"}),
+        ..Input::annotated(json!({"proxier/forwarding": "ipip", "proxier/max-connections": "7"}))
+    };
+    for (allowed, expected) in [
+        (MayAskFor::empty(), "10.244.0.1:80 -m -w 1"),
+        (MayAskFor::WEIGHTS, "10.244.0.1:80 -m -w 3"),
+        (MayAskFor::FORWARDING, "10.244.0.1:80 -i -w 1 --tun-type ipip"),
+        (MayAskFor::THRESHOLDS, "10.244.0.1:80 -m -w 1 -x 7"),
+    ] {
+        let mut node = Node::with(allowed);
+        node.serve(&input);
+        assert_eq!(node.real_servers(BALANCER)[0], expected);
+        let direct = allowed == MayAskFor::FORWARDING;
+        assert_eq!(node.has("KUBE-LOAD-BALANCER-LOCAL", BALANCER), direct);
+    }
+}
+
+#[test]
+fn each_has_a_name_in_the_configuration() {
+    let names =
+        ["scheduler", "persistence", "one-packet", "weights", "node-weights", "forwarding", "thresholds", "drain"];
+    let allowed = |names: &[&str]| {
+        let object = serde_json::from_value(json!({"ipvs": {"allowedAnnotations": names}})).unwrap();
+        let mut rejections = Vec::new();
+        let config = Config::check(&object, &mut rejections);
+        assert_eq!(rejections, []);
+        config.ipvs.may_ask_for
+    };
+    assert_eq!(allowed(&names), MayAskFor::all());
+    assert_eq!(names.map(|name| allowed(&[name]).iter().count()), [1; 8]);
+    assert_eq!(Config::default().ipvs.may_ask_for, MayAskFor::all() - MayAskFor::NODE_WEIGHTS);
+}
+
+#[test]
+fn agents_ask_for_the_same() {
+    let mut node = Node::new();
+    let endpoint = |text: &str| {
+        let at: SocketAddr = text.parse().unwrap();
+        EndpointKey::new(at.ip(), at.port())
+    };
+    let mut balancing = Balancing::default();
+    balancing.forwarding = Some(ForwardingMethod::DirectRoute);
+    let balancing = Arc::new(balancing);
+    let frontend = |key: &str, roles| {
+        let mut spec = FrontendSpec::new(key.parse().unwrap(), ["10.1.0.1:80", "10.1.0.2:80"].map(endpoint));
+        (spec.roles, spec.balancing) = (roles, Some(balancing.clone()));
+        spec.weights = vec![(endpoint("10.1.0.2:80"), 9)];
+        spec
+    };
+    let good = frontend("TCP 203.0.113.1:80", Roles::EXTERNAL_IP);
+    let other_port = frontend("TCP 203.0.113.2:8080", Roles::LOAD_BALANCER);
+    let cluster_ip = frontend("TCP 10.96.0.7:80", Roles::CLUSTER_IP);
+    node.proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [good, other_port, cluster_ip], node.now);
+    node.pass();
+    assert_eq!(node.real_servers("203.0.113.1:80"), ["10.1.0.1:80 -g -w 1", "10.1.0.2:80 -g -w 9"]);
+    assert!(node.has("KUBE-EXTERNAL-IP-LOCAL", "203.0.113.1:80"));
+    for masqueraded in ["203.0.113.2:8080", "10.96.0.7:80"] {
+        assert_eq!(node.real_servers(masqueraded), ["10.1.0.1:80 -m -w 1", "10.1.0.2:80 -m -w 9"]);
+    }
+    assert_eq!(node.rejections().len(), 2, "{:?}", node.rejections());
+}
+
+/// The line of `ipvsadm --save` for a virtual server.
+fn server(node: &Node, key: &str) -> String {
+    let text = node.kernel.state().ipvs;
+    let start = format!("-A -t {key} ");
+    text.lines().find_map(|line| line.strip_prefix(&start)).unwrap().trim_end().to_owned()
+}
+
+/// Flags replace those that a scheduler has otherwise. Maglev hashing keeps its fallback: without it, new connections are lost while
+/// a real server drains.
+#[test]
+fn a_scheduler_has_the_flags_that_are_asked_for() {
+    for (scheduler, flags, there) in [
+        ("mh", None, "-s mh -b mh-fallback,mh-port"),
+        ("mh", Some("mh-port"), "-s mh -b mh-fallback,mh-port"),
+        ("mh", Some("mh-fallback"), "-s mh -b mh-fallback"),
+        ("sh", None, "-s sh"),
+        ("sh", Some("sh-port"), "-s sh -b sh-port"),
+        ("rr", Some("flag-2"), "-s rr -b flag-2"),
+    ] {
+        let mut asked = json!({"proxier/scheduler": scheduler});
+        if let Some(flags) = flags {
+            asked["proxier/scheduler-flags"] = flags.into();
+        }
+        let mut node = Node::new();
+        node.serve(&Input::annotated(asked));
+        assert_eq!(server(&node, BALANCER), there, "{scheduler} {flags:?}: {:?}", node.rejections());
+    }
+}
+
+#[test]
+fn the_configuration_says_what_no_annotation_says() {
+    let defaults = json!({
+        "schedulerFlags": "flag-1", "persistenceSeconds": 300, "persistencePrefixIPv4": 24, "zoneWeights": "a=3, *=2",
+        "forwarding": "ipip", "maxConnections": 90, "minConnections": 10, "drainSeconds": 0,
+    });
+    let mut node = Node::defaulting(MayAskFor::all(), &defaults);
+    node.serve(&Input::new());
+    assert_eq!(server(&node, BALANCER), "-s rr -p 300 -M 255.255.255.0 -b flag-1");
+    assert_eq!(node.real_servers(BALANCER)[0], "10.244.0.1:80 -i -w 3 -x 90 -y 10 --tun-type ipip");
+    assert_eq!(node.real_servers(CLUSTER_IP)[1], "10.244.0.2:80 -m -w 2 -x 90 -y 10");
+    assert!(node.has("KUBE-LOAD-BALANCER-LOCAL", BALANCER));
+    assert_eq!(node.rejections(), [""; 0]);
+    // No time to drain: connections do not keep it.
+    let (key, real) = ("TCP 10.96.0.1:80".parse().unwrap(), "10.244.0.1:80".parse().unwrap());
+    assert!(node.kernel.set_connections(&key, &real, 1, 0));
+    let mut fewer = Input::new();
+    fewer.endpoints.remove(0);
+    node.serve(&fewer);
+    assert_eq!(node.real_servers(CLUSTER_IP).len(), 2);
+
+    // Annotations go first, each for itself; a scheduler goes with its own flags.
+    let asked = Input::annotated(json!({
+        "proxier/scheduler": "wlc", "proxier/persistence-seconds": "60", "proxier/forwarding": "masquerade",
+        "proxier/zone-weights": "*=7", "proxier/max-connections": "5",
+    }));
+    node.serve(&asked);
+    assert_eq!(server(&node, BALANCER), "-s wlc -p 60 -M 255.255.255.0");
+    assert_eq!(node.real_servers(BALANCER)[0], "10.244.0.1:80 -m -w 7 -x 5");
+    // Session affinity of the Service goes before a default time.
+    node.serve(&Input { spec: json!({"sessionAffinity": "ClientIP"}), ..Input::new() });
+    assert_eq!(server(&node, BALANCER), "-s rr -p 10800 -M 255.255.255.0 -b flag-1");
+    // The default is there again without the annotation; an annotation that is not allowed does not hide it.
+    node.serve(&Input::new());
+    assert_eq!(server(&node, BALANCER), "-s rr -p 300 -M 255.255.255.0 -b flag-1");
+    let mut strict = Node::defaulting(MayAskFor::empty(), &defaults);
+    strict.serve(&asked);
+    assert_eq!(server(&strict, BALANCER), "-s rr -p 300 -M 255.255.255.0 -b flag-1");
+    assert_eq!(strict.real_servers(BALANCER)[0], "10.244.0.1:80 -i -w 3 -x 90 -y 10 --tun-type ipip");
+
+    // Only a Service whose ports fit returns directly; the default is named where it cannot be.
+    node.serve(&Input { port: 8080, ..Input::new() });
+    node.run(Duration::from_secs(5));
+    assert_eq!(node.real_servers(BALANCER)[0], "10.244.0.1:8080 -m -w 3 -x 90 -y 10");
+    let said = node.rejections();
+    assert!(
+        said.len() == 1 && said[0].starts_with("Service demo/web: ipvs.defaults.forwarding ipip for TCP 80"),
+        "{said:?}"
+    );
+
+    // Datagrams.
+    for (annotations, option) in [(json!({}), "-s rr -o"), (json!({"proxier/one-packet": "false"}), "-s rr")] {
+        let mut node = Node::defaulting(MayAskFor::all(), &json!({"onePacket": true}));
+        let ports = json!({"ports": [{"name": "p", "port": 53, "protocol": "UDP"}, {"name": "q", "port": 53}], "type": "ClusterIP"});
+        node.serve(&Input { spec: ports, ..Input::annotated(annotations) });
+        let text = node.kernel.state().ipvs;
+        assert!(text.lines().any(|line| line.trim_end() == format!("-A -u 10.96.0.1:53 {option}")), "{text}");
+        assert!(text.lines().any(|line| line.trim_end() == "-A -t 10.96.0.1:53 -s rr"), "{text}");
+    }
+}
+
+#[test]
+fn wrong_defaults_are_named() {
+    for (field, value, reason) in [
+        ("schedulerFlags", json!("fast"), "not flags of a scheduler"),
+        ("persistenceSeconds", json!(0), "not 1 to 2678400 seconds"),
+        ("persistencePrefixIPv4", json!(33), "not 0 to 32"),
+        ("persistencePrefixIPv6", json!(0), "not 1 to 128"),
+        ("zoneWeights", json!("a"), "not a zone (or *) and its weight"),
+        ("forwarding", json!("gue"), "gue needs the UDP port"),
+        ("maxConnections", json!(-1), "not a number from 1"),
+        ("minConnections", json!(5), "not a number from 1 to one less than max-connections"),
+        ("drainSeconds", json!(2_678_401), "not 0 to 2678400 seconds"),
+    ] {
+        let (config, said) = defaults_of(&json!({field: value}));
+        assert!(said.len() == 1 && said[0].contains(&format!("ipvs.defaults.{field} ")), "{field}: {said:?}");
+        assert!(said[0].contains(reason), "{field}: {said:?}");
+        assert_eq!(config.ipvs.defaults, None);
+    }
+}
+
+/// An agent's own Frontends too.
+#[test]
+fn defaults_are_for_agents_as_well() {
+    let mut node = Node::defaulting(MayAskFor::all(), &json!({"forwarding": "direct-route", "maxConnections": 3}));
+    let frontend = |key: &str, roles| {
+        let mut spec = FrontendSpec::new(key.parse().unwrap(), [EndpointKey::new([10, 1, 0, 1].into(), 80)]);
+        spec.roles = roles;
+        spec
+    };
+    let all = [
+        frontend("TCP 203.0.113.1:80", Roles::EXTERNAL_IP),
+        frontend("TCP 203.0.113.2:8080", Roles::LOAD_BALANCER),
+        frontend("TCP 10.96.0.7:80", Roles::CLUSTER_IP),
+    ];
+    node.proxier.upsert_frontends(&ObjectKey::new("agent", "web"), all, node.now);
+    node.pass();
+    assert_eq!(node.real_servers("203.0.113.1:80"), ["10.1.0.1:80 -g -w 1 -x 3"]);
+    for masqueraded in ["203.0.113.2:8080", "10.96.0.7:80"] {
+        assert_eq!(node.real_servers(masqueraded), ["10.1.0.1:80 -m -w 1 -x 3"]);
+    }
+}
+
+#[test]
+fn a_trace_knows_the_policy() {
+    let mut node = Node::new();
+    let asked = json!({
+        "proxier/forwarding": "ipip", "proxier/persistence-seconds": "300", "proxier/persistence-prefix-ipv4": "24",
+        "proxier/max-connections": "9", "proxier/min-connections": "4",
+    });
+    let input = Input { slice: json!({"proxier/weights": "10.244.0.1=0, 10.244.0.2=3"}), ..Input::annotated(asked) };
+    node.serve(&input);
+    let outside: IpAddr = "198.51.100.7".parse().unwrap();
+    let packet = |key: &str| Packet::new(outside, format!("TCP {key}").parse().unwrap());
+    let to_balancer = node.traced(Kind::Ipvs, &packet(BALANCER));
+    assert_eq!(to_balancer.verdict.to_string(), "10.244.0.2:80 (source kept, weight 3) or 10.244.0.3:80 (source kept)");
+    assert_eq!((to_balancer.forwarding.as_deref(), to_balancer.affinity_secs), (Some("ipip"), Some(300)));
+    let said = to_balancer.steps.join("\n");
+    for step in [
+        "Weight 0, so no new connections: 10.244.0.1:80.",
+        "Forwarding ipip: the source stays, and the endpoint answers the client by itself.",
+        "for 300 s this client stays",
+        "Clients of one network of /24 count as one.",
+        "An endpoint with 9 connections gets no new ones until it has fewer than 4.",
+    ] {
+        assert!(said.contains(step), "{step}: {said}");
+    }
+    // A cluster IP is masqueraded in any case.
+    let to_cluster = node.traced(Kind::Ipvs, &packet(CLUSTER_IP));
+    assert_eq!(to_cluster.forwarding, None);
+    assert!(!to_cluster.steps.join("\n").contains("Forwarding"));
+    let of_node = Packet::from_node("203.0.113.81".parse().unwrap(), format!("TCP {BALANCER}").parse().unwrap());
+    let said = node.traced(Kind::Ipvs, &of_node).steps.join("\n");
+    assert!(said.contains("its programs use the cluster IP"), "{said}");
+    // Traces of other modes leave out policy that these modes ignore.
+    let elsewhere = node.traced(Kind::Nftables, &packet(BALANCER));
+    assert_eq!((elsewhere.forwarding, elsewhere.affinity_secs), (None, None));
+    let Verdict::Endpoints(all) = elsewhere.verdict else { panic!("{:?}", elsewhere.verdict) };
+    assert!(all.len() == 3 && all.iter().all(|one| one.masqueraded && one.weight == 1), "{all:?}");
+
+    // An endpoint that reaches itself is not masqueraded where it answers by itself.
+    let itself = Packet::new("10.244.0.2".parse().unwrap(), format!("TCP {BALANCER}").parse().unwrap());
+    let Verdict::Endpoints(all) = node.traced(Kind::Ipvs, &itself).verdict else { panic!() };
+    assert!(all.iter().all(|one| !one.masqueraded), "{all:?}");
+
+    // No endpoint takes connections.
+    node.serve(&Input::annotated(json!({"proxier/zone-weights": "*=0"})));
+    let nobody = node.traced(Kind::Ipvs, &packet(CLUSTER_IP));
+    assert_eq!((nobody.verdict, nobody.affinity_secs), (Verdict::Rejected, None));
+    // Annotations that are not allowed are not traced.
+    let mut strict = Node::with(MayAskFor::empty());
+    strict.serve(&input);
+    let strict = strict.traced(Kind::Ipvs, &packet(BALANCER));
+    assert_eq!((strict.forwarding, strict.affinity_secs), (None, None));
+}
+
+/// Datagrams scheduled one by one are answered only by endpoints that do so by themselves.
+#[test]
+fn a_trace_says_what_becomes_of_answers() {
+    for forwarding in [ForwardingMethod::Masquerade, ForwardingMethod::DirectRoute] {
+        let mut node = Node::new();
+        let mut balancing = Balancing::default();
+        (balancing.one_packet, balancing.forwarding) = (Some(true), Some(forwarding));
+        let places = [("UDP 203.0.113.82:80", Roles::EXTERNAL_IP), ("UDP 10.96.0.9:80", Roles::CLUSTER_IP)];
+        let frontends = places.map(|(key, roles)| {
+            let mut spec = FrontendSpec::new(key.parse().unwrap(), [EndpointKey::new([10, 1, 0, 1].into(), 80)]);
+            (spec.roles, spec.balancing) = (roles, Some(balancing.clone().into()));
+            spec
+        });
+        node.proxier.upsert_frontends(&ObjectKey::new("agent", "logs"), frontends, node.now);
+        node.pass();
+        for (key, roles) in places {
+            let packet = Packet::new([198, 51, 100, 7].into(), key.parse().unwrap());
+            let said = node.traced(Kind::Ipvs, &packet).steps.join("\n");
+            assert!(said.contains("Each datagram is scheduled for itself."), "{said}");
+            // A cluster IP is masqueraded in any case.
+            let loses = forwarding == ForwardingMethod::Masquerade || roles == Roles::CLUSTER_IP;
+            let is_told = said.contains("Answers do not get the Service's address");
+            assert_eq!(is_told, loses, "{forwarding:?} {key}: {said}");
+        }
+    }
+}
+
+/// Flags, one-packet scheduling, the network of persistence and limits are compared too.
+#[test]
+fn what_a_kernel_has_otherwise_is_named_by_its_policy() {
+    let key = "TCP 203.0.113.81:80".parse().unwrap();
+    let held = |annotations: Value| {
+        let mut node = Node::new();
+        node.serve(&Input::annotated(annotations));
+        look(Kind::Ipvs, &key, node.proxier.facts(), &mut node.kernel.ports()).unwrap()
+    };
+    let base = json!({"proxier/persistence-seconds": "300"});
+    for (name, value, expected) in [
+        (
+            "proxier/scheduler-flags",
+            "flag-1",
+            "differs: virtual server TCP 203.0.113.81:80: rr (flag-1) persistent 300 s",
+        ),
+        (
+            "proxier/persistence-prefix-ipv4",
+            "24",
+            "differs: virtual server TCP 203.0.113.81:80: rr persistent 300 s by /24",
+        ),
+        ("proxier/max-connections", "7", "differs: real server 10.244.0.1:80: weight 1, at most 7 connections"),
+        ("proxier/forwarding", "direct-route", "differs: real server 10.244.0.1:80: weight 1, route in the kernel"),
+    ] {
+        let mut other = base.clone();
+        other[name] = value.into();
+        let said: Vec<String> =
+            differences(&held(base.clone()), &held(other)).iter().map(ToString::to_string).collect();
+        assert!(said.iter().any(|line| line.starts_with(expected)), "{name}: {said:?}");
+    }
+}
+
+/// Annotations of a Service: some of these, good and bad.
+fn annotations() -> impl Strategy<Value = Value> {
+    let values: [(&str, &[&str]); 12] = [
+        ("proxier/scheduler", &["wrr", "mh", "sed", "none"]),
+        ("proxier/scheduler-flags", &["mh-port", "flag-1", "x"]),
+        ("proxier/persistence-seconds", &["60", "3600", "0"]),
+        ("proxier/persistence-prefix-ipv4", &["24", "40"]),
+        ("proxier/one-packet", &["true", "no"]),
+        ("proxier/zone-weights", &["a=3,b=0", "*=2", "c=65535,*=7", "a"]),
+        ("proxier/forwarding", &["direct-route", "ipip", "gre", "gue:6080", "masquerade", "gue"]),
+        ("kube-router.io/service.dsr", &["tunnel", "no"]),
+        ("proxier/max-connections", &["10", "7", "0"]),
+        ("proxier/min-connections", &["5", "9"]),
+        ("proxier/drain-seconds", &["0", "30", "x"]),
+        ("example.com/other", &["x"]),
+    ];
+    let one = move |(name, all): (&'static str, &'static [&'static str])| (Just(name), select(all));
+    subsequence(values.to_vec(), 0..=12)
+        .prop_flat_map(move |some| some.into_iter().map(one).collect::<Vec<_>>())
+        .prop_map(|some| json!(some.into_iter().collect::<BTreeMap<_, _>>()))
+}
+
+fn inputs() -> impl Strategy<Value = Input> {
+    let weights = select(vec!["", "10.244.0.1=3", "10.244.0.1=0,10.244.0.3=9", "10.244.0.2=65535,x"]);
+    let spec = select(vec![
+        json!({}),
+        json!({"externalTrafficPolicy": "Local", "healthCheckNodePort": 32000}),
+        json!({"sessionAffinity": "ClientIP"}),
+        json!({"externalIPs": ["10.96.0.1"]}),
+        json!({"externalIPs": [], "loadBalancerSourceRanges": ["198.51.100.0/24"]}),
+    ]);
+    (annotations(), weights, spec, select(vec![80, 80, 8080])).prop_map(|(service, weights, spec, port)| Input {
+        service,
+        slice: if weights.is_empty() { json!({}) } else { json!({"proxier/weights": weights}) },
+        spec,
+        port,
+        ..Input::new()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Earlier annotations and switches leave nothing behind.
+    #[test]
+    fn any_sequence_ends_where_a_fresh_start_with_its_last_input_ends(
+        inputs in proptest::collection::vec(inputs(), 1..6),
+        allowed in any::<u8>().prop_map(MayAskFor::from_bits_truncate),
+    ) {
+        let mut node = Node::with(allowed);
+        for input in &inputs {
+            node.give(input);
+            if node.proxier.next_wake().is_some() {
+                node.pass();
+            }
+            // Endpoints with another port replace these, which drain: none has connections.
+            node.run(Duration::from_secs(5));
+        }
+        let mut fresh = Node::with(allowed);
+        fresh.serve(inputs.last().unwrap());
+        let (end, expected) = (node.kernel.state(), fresh.kernel.state());
+        prop_assert_eq!(end.ipvs, expected.ipvs);
+        prop_assert_eq!(end.sets, expected.sets);
+        prop_assert_eq!(end.rules, expected.rules);
+        // Addresses are listed in the order in which they were added.
+        let sorted = |devices: BTreeMap<String, Vec<IpAddr>>| {
+            devices.into_iter().map(|(name, all)| (name, BTreeSet::from_iter(all))).collect::<BTreeMap<_, _>>()
+        };
+        prop_assert_eq!(sorted(end.devices), sorted(expected.devices));
+        prop_assert_eq!(node.rejections(), fresh.rejections());
+    }
+}

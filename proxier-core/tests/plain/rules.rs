@@ -1,0 +1,614 @@
+//! Rules in tables in memory: they are added, kept and removed, and nothing else changes.
+
+use std::sync::OnceLock;
+
+use iptables::fake::FakeHost;
+use iptables::{Backend, Dump, Iptables, Rule, TableName};
+use proptest::prelude::*;
+use proxier_core::config::{Config, InterfaceName, LocalTraffic, MarkBit, NamePrefix};
+use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, MasqueradeSources, RuleChanges, Rules, cleanup, compile};
+use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
+use proxier_core::net::Family;
+use proxier_core::objects::ConfigObject;
+use serde_json::{Value, json};
+
+use crate::rule_cases::{CHAINS, Case, FOREIGN, JUMPS, cases, dual, foreign_part, lines, older};
+use crate::world::{World, cluster_ip, endpoint};
+
+const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+
+fn everything() -> Case {
+    cases().into_iter().find(|case| case.name == "everything at once").unwrap()
+}
+
+/// The tables of a family, in memory.
+struct Host {
+    host: FakeHost,
+    family: iptables::Family,
+}
+
+impl Host {
+    fn new(family: Family, text: &str) -> Self {
+        let host = FakeHost::new();
+        SetKey::all(family).for_each(|set| host.add_set(&set.named(NamePrefix::KUBE).name()));
+        let family = iptables::Family::from(family);
+        let host = Host { host, family };
+        host.write(text);
+        host
+    }
+
+    /// Puts the chains and rules of a dump in.
+    fn write(&self, text: &str) {
+        let dump = Dump::parse(text).unwrap();
+        let mut change = iptables::Transaction::new();
+        for table in &dump.tables {
+            for chain in table.chains() {
+                let edits = change.table(table.name().clone());
+                match &chain.policy {
+                    Some(policy) => edits.edit(iptables::Edit::SetPolicy(chain.name.clone(), policy.clone())),
+                    None => edits.chain(chain.name.clone()),
+                };
+                for rule in &chain.rules {
+                    edits.edit(iptables::Edit::Append(chain.name.clone(), rule.clone()));
+                }
+            }
+        }
+        self.programs().restore(&change).unwrap();
+    }
+
+    fn programs(&self) -> Iptables<&FakeHost> {
+        Iptables::open(&self.host, self.family, Backend::NfTables).unwrap()
+    }
+
+    fn text(&self) -> String {
+        // Rules without their counters.
+        self.host.dump(self.family, Backend::NfTables).replace("[0:0] -A", "-A")
+    }
+
+    fn dump(&self) -> Dump {
+        Dump::parse(self.text()).unwrap()
+    }
+
+    fn restore(&self, changes: &RuleChanges) {
+        self.programs().restore(changes.transaction()).unwrap_or_else(|error| panic!("{error}: {changes}"));
+    }
+
+    fn apply(&self, rules: &Rules) -> RuleChanges {
+        let changes = rules.changes(&self.dump()).unwrap();
+        self.restore(&changes);
+        changes
+    }
+
+    #[track_caller]
+    fn assert_settled(&self, rules: &Rules, name: &str) {
+        let left = rules.changes(&self.dump()).unwrap();
+        assert!(left.is_empty() && left.lines().is_empty(), "{name}: {left}");
+        assert_eq!(left.into_transaction(), None);
+    }
+}
+
+#[test]
+fn rules_come_and_stay_and_go() {
+    for case in cases() {
+        for family in FAMILIES {
+            let host = Host::new(family, FOREIGN);
+            let before = host.text();
+            assert_eq!(foreign_part(&before), before);
+            let rules = case.rules(family);
+            host.apply(&rules);
+            host.assert_settled(&rules, case.name);
+            assert_eq!(foreign_part(&host.text()), before, "{}", case.name);
+            for (table, chains) in CHAINS {
+                let there = host.text();
+                let there = lines(&there, table);
+                for chain in *chains {
+                    assert!(there.iter().any(|line| line.starts_with(&format!(":{chain} "))), "{table} {chain}");
+                }
+            }
+            host.restore(&cleanup(&host.dump(), NamePrefix::KUBE).unwrap());
+            assert_eq!(host.text(), before, "{}", case.name);
+            assert!(cleanup(&host.dump(), NamePrefix::KUBE).unwrap().is_empty());
+        }
+    }
+}
+
+#[test]
+fn an_untouched_host_gets_all_jumps_in_order() {
+    for family in FAMILIES {
+        let host = Host::new(family, "");
+        host.apply(&cases()[0].rules(family));
+        let text = host.text();
+        for (table, chain) in [
+            ("nat", "PREROUTING"),
+            ("nat", "OUTPUT"),
+            ("nat", "POSTROUTING"),
+            ("filter", "INPUT"),
+            ("filter", "FORWARD"),
+        ] {
+            let of_chain = |line: &&str| line.starts_with(&format!("-A {chain} "));
+            let there: Vec<&str> = lines(&text, table).into_iter().filter(of_chain).collect();
+            let wanted: Vec<&str> =
+                JUMPS.iter().filter(|(of, _)| of == &table).map(|(_, line)| *line).filter(of_chain).collect();
+            assert_eq!(there, wanted);
+        }
+    }
+}
+
+#[test]
+fn only_chains_that_differ_are_written() {
+    let cases = cases();
+    for family in FAMILIES {
+        for from in &cases {
+            let host = Host::new(family, FOREIGN);
+            host.apply(&from.rules(family));
+            for to in &cases {
+                let (old, new) = (from.rules(family), to.rules(family));
+                let changes = host.apply(&new);
+                let text = changes.transaction().to_string();
+                let mut table = String::new();
+                for line in text.lines() {
+                    if let Some(name) = line.strip_prefix('*') {
+                        name.clone_into(&mut table);
+                    }
+                    let Some(chain) = line.strip_prefix(':').and_then(|line| line.split(' ').next()) else { continue };
+                    let name = TableName::new(table.clone()).unwrap();
+                    let of = |rules: &Rules| rules.chains(&name).iter().find(|it| it.name == *chain).unwrap().clone();
+                    assert_ne!(of(&old), of(&new), "{} to {}: {table} {chain}", from.name, to.name);
+                }
+                assert!(!text.contains("-I ") && !text.contains("-D "), "jumps stay: {text}");
+                host.assert_settled(&new, to.name);
+                host.apply(&old);
+            }
+        }
+    }
+}
+
+/// The printed lines are exactly the changes.
+#[test]
+fn the_lines_say_what_changes() {
+    let cases = cases();
+    for family in FAMILIES {
+        for from in &cases {
+            for to in &cases {
+                let host = Host::new(family, FOREIGN);
+                host.apply(&from.rules(family));
+                let mut before: Vec<String> = all_lines(&host.text());
+                let changes = host.apply(&to.rules(family));
+                for line in changes.to_string().lines() {
+                    let (sign, line) = line.split_once(' ').unwrap();
+                    if sign == "+" {
+                        before.push(line.to_owned());
+                    } else {
+                        let at = before.iter().position(|there| there == line);
+                        before.remove(at.unwrap_or_else(|| panic!("{line}: not there")));
+                    }
+                }
+                let mut after = all_lines(&host.text());
+                before.sort();
+                after.sort();
+                assert_eq!(before, after, "{} to {}", from.name, to.name);
+            }
+        }
+    }
+}
+
+/// `nat :KUBE-SERVICES`, `nat -A …`.
+fn all_lines(dump: &str) -> Vec<String> {
+    let mut table = "";
+    let mut out = Vec::new();
+    for line in dump.lines() {
+        match line.strip_prefix('*') {
+            Some(name) => table = name,
+            None if line == "COMMIT" => {}
+            None => {
+                let line = if line.starts_with(':') { line.split(' ').next().unwrap() } else { line };
+                out.push(format!("{table} {line}"));
+            }
+        }
+    }
+    out
+}
+
+#[test]
+fn what_older_versions_left_is_taken_over() {
+    for family in FAMILIES {
+        let host = Host::new(family, &older(family));
+        let rules = everything().rules(family);
+        let changes = host.apply(&rules);
+        let text = host.text();
+        assert!(!text.contains("KUBE-FIRE-WALL") && !text.contains("load balancer firewall"), "{text}");
+        assert!(text.contains(":KUBE-MARK-DROP - [0:0]") && text.contains("-A KUBE-MARK-DROP -j MARK"), "{text}");
+        assert!(changes.to_string().contains("- nat :KUBE-FIRE-WALL\n"), "{changes}");
+        for (table, jump) in JUMPS {
+            assert_eq!(lines(&text, table).iter().filter(|line| *line == jump).count(), 1, "{jump}: {text}");
+        }
+        let input: Vec<&str> = lines(&text, "filter").into_iter().filter(|line| line.starts_with("-A INPUT")).collect();
+        assert_eq!(input.last(), Some(&"-A INPUT -j ACCEPT"), "ours are in front");
+        host.assert_settled(&rules, "older");
+    }
+}
+
+#[test]
+fn jumps_in_order_stay_where_they_are() {
+    let rules = cases()[0].rules(Family::V4);
+    let host = Host::new(Family::V4, "");
+    host.apply(&rules);
+    let line = |text: &str, at: usize| {
+        let mut change = iptables::Transaction::new();
+        let input = "INPUT".parse().unwrap();
+        change.table(TableName::FILTER).edit(iptables::Edit::Insert(input, at, Rule::parse(text).unwrap()));
+        host.programs().restore(&change).unwrap();
+    };
+    // Another program insists on the first position, and one does not.
+    line("-m comment --comment first -j ACCEPT", 1);
+    line("-p tcp -j ACCEPT", 3);
+    host.assert_settled(&rules, "others between");
+
+    // One of our jumps is gone: all of them move to the front.
+    let mut change = iptables::Transaction::new();
+    let jump = &rules.jumps().iter().find(|jump| jump.from == "INPUT" && jump.position == 2).unwrap().rule;
+    change.table(TableName::FILTER).edit(iptables::Edit::Delete("INPUT".parse().unwrap(), jump.clone()));
+    host.programs().restore(&change).unwrap();
+    let changes = host.apply(&rules);
+    assert_eq!(changes.lines().len(), 5, "two go, three come: {changes}");
+    let text = host.text();
+    let input: Vec<&str> = lines(&text, "filter").into_iter().filter(|line| line.starts_with("-A INPUT")).collect();
+    assert_eq!(input[..3], [JUMPS[3].1, JUMPS[4].1, JUMPS[5].1]);
+    host.assert_settled(&rules, "in front");
+}
+
+/// Container runtimes mark host ports through `KUBE-MARK-MASQ`.
+#[test]
+fn a_chain_that_others_use_stays() {
+    let foreign = "\
+*nat
+:OUTPUT ACCEPT [0:0]
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-HP-1 - [0:0]
+:KUBE-LOAD-BALANCER - [0:0]
+:KUBE-SERVICES - [0:0]
+-A OUTPUT -m comment --comment \"mine\" -j KUBE-SERVICES
+-A KUBE-HP-1 -s 10.244.1.2/32 -j KUBE-MARK-MASQ
+-A KUBE-MARK-MASQ -j MARK --or-mark 0x00004000
+COMMIT
+";
+    let host = Host::new(Family::V4, foreign);
+    let rules = cases()[0].rules(Family::V4);
+    host.apply(&rules);
+    let changes = cleanup(&host.dump(), NamePrefix::KUBE).unwrap();
+    host.restore(&changes);
+    let text = host.text();
+    let mut nat: Vec<&str> = lines(&text, "nat").into_iter().filter(|line| !line.contains("ACCEPT")).collect();
+    nat.sort_unstable();
+    assert_eq!(
+        nat,
+        [
+            "*nat",
+            "-A KUBE-HP-1 -s 10.244.1.2/32 -j KUBE-MARK-MASQ",
+            "-A KUBE-MARK-MASQ -j MARK --or-mark 0x00004000",
+            "-A OUTPUT -m comment --comment mine -j KUBE-SERVICES",
+            ":KUBE-HP-1 - [0:0]",
+            ":KUBE-MARK-MASQ - [0:0]",
+            ":KUBE-SERVICES - [0:0]",
+        ]
+    );
+    assert!(cleanup(&host.dump(), NamePrefix::KUBE).unwrap().is_empty(), "nothing more can go");
+}
+
+#[test]
+fn a_table_that_cannot_be_shown_is_left_alone() {
+    let dump = Dump::parse("*filter\nCOMMIT\n# Table `nat' is incompatible, use 'nft' tool.\n").unwrap();
+    let rules = cases()[0].rules(Family::V4);
+    for error in [rules.changes(&dump).unwrap_err(), cleanup(&dump, NamePrefix::KUBE).unwrap_err()] {
+        assert_eq!(error.table(), &TableName::NAT);
+        assert!(error.to_string().contains("nft list ruleset"), "{error}");
+    }
+}
+
+#[test]
+fn counters_do_not_count() {
+    let rules = cases().pop().unwrap().rules(Family::V6);
+    let host = Host::new(Family::V6, "");
+    host.apply(&rules);
+    let counted: String = host
+        .text()
+        .lines()
+        .map(|line| match line.strip_prefix("-A") {
+            Some(rule) => format!("[17:1234] -A{rule}\n"),
+            None => format!("{line}\n"),
+        })
+        .collect();
+    assert!(rules.changes(&Dump::parse(counted).unwrap()).unwrap().is_empty());
+}
+
+#[test]
+fn capabilities_decide_on_options() {
+    let text = |case: &Case| {
+        let rules = case.rules(Family::V4);
+        let host = Host::new(Family::V4, "");
+        host.apply(&rules);
+        host.text()
+    };
+    let mut case = everything();
+    let full = text(&case);
+    assert!(full.contains("-j MASQUERADE --random-fully\n") && full.contains("! --physdev-is-in"), "{full}");
+    assert_eq!(full.matches("--random-fully").count(), 1, "the hairpin rule keeps the port");
+    assert_eq!(full.matches("-m ipvs --vaddr 203.0.113.5").count(), 3, "{full}");
+    assert!(case.inputs(Family::V4).not_enforced().is_empty());
+
+    case.capabilities.random_fully = false;
+    case.capabilities.physdev = false;
+    case.capabilities.ipvs = false;
+    let small = text(&case);
+    assert!(!["--random-fully", "physdev", "-m ipvs"].iter().any(|word| small.contains(word)), "{small}");
+    let open: Vec<String> = case.inputs(Family::V4).not_enforced().iter().map(ToString::to_string).collect();
+    assert_eq!(open, ["TCP 203.0.113.5:80", "UDP 203.0.113.5:53", "SCTP 203.0.113.5:90"]);
+}
+
+/// Rules need not be made again while these are equal.
+#[test]
+fn inputs_change_with_the_first_and_the_last_entry() {
+    let mut world = World::new();
+    let inputs = |world: &World, family| Inputs::new(family, &world.wanted(), &world.facts(), Capabilities::default());
+    let empty = inputs(&world, Family::V4);
+    world.service("web", cluster_ip("10.96.0.1"));
+    let one = inputs(&world, Family::V4);
+    assert_ne!(empty, one);
+    assert!(one.is_filled(SetKind::ClusterIp) && !one.is_filled(SetKind::LoopBack));
+    world.service("more", cluster_ip("10.96.0.2"));
+    world.slice("web-1", "web", json!([endpoint("10.244.1.7", "node-b")]));
+    assert_eq!(one, inputs(&world, Family::V4), "more of the same");
+    assert_eq!(
+        inputs(&world, Family::V6),
+        Inputs::new(Family::V6, &World::new().wanted(), &world.facts(), Capabilities::default())
+    );
+    world.slice("web-1", "web", json!([endpoint("10.244.1.8", "node-a")]));
+    assert_ne!(one, inputs(&world, Family::V4), "the first endpoint on this node");
+    world.slice("web-1", "web", json!([endpoint("10.244.1.8", "node-b")]));
+    world.delete_service("web");
+    assert_eq!(one, inputs(&world, Family::V4));
+    world.delete_service("more");
+    assert_eq!(empty, inputs(&world, Family::V4));
+}
+
+#[test]
+fn load_balancers_barred_from_the_node_come_and_go() {
+    let mut world = World::new();
+    let barred = |world: &World| -> Vec<String> {
+        let inputs = Inputs::new(Family::V4, &world.wanted(), &world.facts(), Capabilities::default());
+        inputs.barred_from_node().iter().map(ToString::to_string).collect()
+    };
+    let balanced = |ranges: &[&str]| {
+        json!({
+            "clusterIP": "10.96.0.1", "type": "LoadBalancer", "ports": [{"name": "http", "port": 80}],
+            "loadBalancerSourceRanges": ranges, "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.5"}]}},
+        })
+    };
+    assert_eq!(barred(&world), [""; 0]);
+    world.service("web", balanced(&["198.51.100.0/24"]));
+    assert_eq!(barred(&world), ["TCP 203.0.113.5:80"]);
+    world.service("web", balanced(&["198.51.100.0/24", "192.168.0.0/24"]));
+    assert_eq!(barred(&world), [""; 0], "the node is in a range");
+    world.service("web", balanced(&["198.51.100.0/25"]));
+    assert_eq!(barred(&world), ["TCP 203.0.113.5:80"]);
+    world.service("web", balanced(&[]));
+    assert_eq!(barred(&world), [""; 0], "no ranges");
+    world.service("web", balanced(&["198.51.100.0/24"]));
+    world.delete_service("web");
+    assert_eq!(barred(&world), [""; 0]);
+}
+
+/// This node's own packets have their destination as their source, with addresses on the dummy device.
+#[test]
+fn the_nodes_own_traffic_is_told_by_its_source() {
+    let mut world = World::new();
+    world.service(
+        "web",
+        json!({
+            "clusterIP": "10.96.0.1", "type": "LoadBalancer", "ports": [{"name": "http", "port": 80}],
+            "loadBalancerSourceRanges": ["198.51.100.0/24"],
+            "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.5"}]}},
+        }),
+    );
+    let inputs = Inputs::new(Family::V4, &world.wanted(), &world.facts(), Capabilities::default());
+    let host = Host::new(Family::V4, "");
+    host.apply(&compile(&inputs).unwrap());
+    let text = host.text();
+    let barred = "-A KUBE-IPVS-OUT-FILTER -s 203.0.113.5 -m ipvs --vaddr 203.0.113.5";
+    assert!(text.contains(barred), "{text}");
+    assert!(text.contains("--match-set KUBE-CLUSTER-IP src,dst -j KUBE-MARK-MASQ"), "{text}");
+}
+
+fn check(object: Value) -> (Config, Vec<String>) {
+    let object: ConfigObject = serde_json::from_value(object).unwrap();
+    let mut rejections = Vec::new();
+    let config = Config::check(&object, &mut rejections);
+    (config, rejections.into_iter().map(|rejection| rejection.field).collect())
+}
+
+#[test]
+fn settings_of_masquerading() {
+    let networks =
+        |texts: &[&str]| LocalTraffic::ClusterCidrs(texts.iter().map(|text| text.parse().unwrap()).collect());
+    let name = |name| InterfaceName::new(name).unwrap();
+    let good = [
+        (json!({}), LocalTraffic::default()),
+        (json!({"clusterCIDR": "10.244.0.0/16"}), networks(&["10.244.0.0/16"])),
+        (json!({"clusterCIDR": "10.244.0.0/16,fd00:244::/56"}), networks(&["10.244.0.0/16", "fd00:244::/56"])),
+        (json!({"clusterCIDR": "fd00:244::/56, 10.244.0.0/16"}), networks(&["fd00:244::/56", "10.244.0.0/16"])),
+        (json!({"detectLocalMode": "ClusterCIDR", "clusterCIDR": ""}), LocalTraffic::default()),
+        (json!({"detectLocalMode": "NodeCIDR", "clusterCIDR": "10.0.0.0/8"}), LocalTraffic::NodeCidr),
+        (
+            json!({"detectLocalMode": "BridgeInterface", "detectLocal": {"bridgeInterface": "cni0"}}),
+            LocalTraffic::BridgeInterface(name("cni0")),
+        ),
+        (
+            json!({"detectLocalMode": "InterfaceNamePrefix", "detectLocal": {"interfaceNamePrefix": "cali"}}),
+            LocalTraffic::InterfaceNamePrefix(name("cali")),
+        ),
+    ];
+    for (object, local) in good {
+        let (config, rejected) = check(object.clone());
+        assert_eq!((config.local_traffic, rejected), (local, vec![]), "{object}");
+    }
+    let bad = [
+        (json!({"clusterCIDR": "10.244.0.0"}), "clusterCIDR", LocalTraffic::default()),
+        (json!({"clusterCIDR": "10.1.0.0/16,10.2.0.0/16"}), "clusterCIDR", networks(&["10.1.0.0/16"])),
+        (json!({"clusterCIDR": "10.1.0.0/16,"}), "clusterCIDR", networks(&["10.1.0.0/16"])),
+        (json!({"detectLocalMode": "Cluster"}), "detectLocalMode", LocalTraffic::default()),
+        // The cluster's CIDR does not replace it: kube-proxy does not fall back either.
+        (
+            json!({"detectLocalMode": "BridgeInterface", "clusterCIDR": "10.1.0.0/16"}),
+            "detectLocal.bridgeInterface",
+            LocalTraffic::default(),
+        ),
+        (
+            json!({"detectLocalMode": "InterfaceNamePrefix", "detectLocal": {"interfaceNamePrefix": "cali+"}}),
+            "detectLocal.interfaceNamePrefix",
+            LocalTraffic::default(),
+        ),
+        (
+            json!({"detectLocalMode": "BridgeInterface", "detectLocal": {"bridgeInterface": "br0 -j ACCEPT"}}),
+            "detectLocal.bridgeInterface",
+            LocalTraffic::default(),
+        ),
+    ];
+    for (object, field, local) in bad {
+        let (config, rejected) = check(object.clone());
+        assert_eq!((config.local_traffic, rejected), (local, vec![field.to_owned()]), "{object}");
+    }
+    for (object, all, bit) in [
+        (json!({}), false, 14),
+        (json!({"iptables": {"masqueradeAll": true, "masqueradeBit": 0}}), true, 0),
+        (json!({"iptables": {"masqueradeBit": null}}), false, 14),
+        (
+            json!({"iptables": {"masqueradeAll": true, "masqueradeBit": 3}, "ipvs": {"masqueradeAll": false, "masqueradeBit": 31}}),
+            false,
+            31,
+        ),
+    ] {
+        let (config, rejected) = check(object.clone());
+        assert_eq!((config.masquerade_all, config.masquerade_bit.get(), rejected), (all, bit, vec![]), "{object}");
+    }
+    for (object, field) in [
+        (json!({"iptables": {"masqueradeBit": 32}}), "iptables.masqueradeBit"),
+        (json!({"ipvs": {"masqueradeBit": -1}}), "ipvs.masqueradeBit"),
+    ] {
+        let (config, rejected) = check(object);
+        assert_eq!((config.masquerade_bit, rejected), (MarkBit::default(), vec![field.to_owned()]));
+    }
+    assert_eq!(MarkBit::new(31).unwrap().to_string(), "0x80000000");
+    assert_eq!(MarkBit::new(0).unwrap().to_string(), "0x00000001");
+    assert_eq!(MarkBit::new(32), None);
+}
+
+#[test]
+fn a_family_without_its_network_cannot_tell_local_traffic() {
+    let mut world = World::new();
+    world.service("web", dual(cluster_ip("10.96.0.1")));
+    world.config.local_traffic = LocalTraffic::ClusterCidrs(vec!["10.244.0.0/16".parse().unwrap()]);
+    let sources = |world: &World, family| {
+        Inputs::new(family, &world.wanted(), &world.facts(), Capabilities::default()).sources().clone()
+    };
+    assert_eq!(sources(&world, Family::V4), MasqueradeSources::OutsideNetwork("10.244.0.0/16".parse().unwrap()));
+    assert_eq!(sources(&world, Family::V6), MasqueradeSources::ClusterIps);
+    world.config.local_traffic = LocalTraffic::NodeCidr;
+    assert_eq!(sources(&world, Family::V4), MasqueradeSources::ClusterIps, "a Node without podCIDRs");
+    world.node.pod_cidrs =
+        vec!["fd00::/64".parse().unwrap(), "10.1.0.0/24".parse().unwrap(), "10.2.0.0/24".parse().unwrap()];
+    assert_eq!(sources(&world, Family::V4), MasqueradeSources::OutsideNetwork("10.1.0.0/24".parse().unwrap()));
+    assert_eq!(sources(&world, Family::V6), MasqueradeSources::OutsideNetwork("fd00::/64".parse().unwrap()));
+    world.config.masquerade_all = true;
+    assert_eq!(sources(&world, Family::V6), MasqueradeSources::All);
+}
+
+const NAMES: [&str; 13] = [
+    "INPUT",
+    "OUTPUT",
+    "PREROUTING",
+    "FORWARD",
+    "POSTROUTING",
+    "KUBE-SERVICES",
+    "KUBE-NODE-PORT",
+    "KUBE-FIRE-WALL",
+    "KUBE-FIREWALL",
+    "KUBE-MARK-MASQ",
+    "OTHER",
+    "a\"b",
+    "a-name-that-is-longer-than-iptables-takes",
+];
+
+/// Own and foreign rules as in a dump.
+fn rule_line() -> impl Strategy<Value = String> {
+    let chain = prop::sample::select(NAMES.to_vec());
+    let comment = prop::sample::select(vec![
+        "kubernetes service portals",
+        "kube-proxy firewall rules",
+        "kubernetes health check rules",
+        "mine",
+        "-j KUBE-SERVICES",
+    ]);
+    prop_oneof![
+        4 => (chain.clone(), comment, chain.clone()).prop_map(|(from, comment, to)| {
+            format!("-A {from} -m comment --comment \"{comment}\" -j {to}\n")
+        }),
+        2 => (chain.clone(), chain.clone()).prop_map(|(from, to)| format!("-A {from} -j {to}\n")),
+        1 => (chain, "[ -~]{0,40}").prop_map(|(from, rest)| format!("-A {from} {rest}\n")),
+    ]
+}
+
+/// A table with some of the chains and rules in those.
+fn table(name: &'static str) -> impl Strategy<Value = String> {
+    let chains = prop::sample::subsequence(NAMES.to_vec(), 0..=NAMES.len());
+    (chains, prop::collection::vec(rule_line(), 0..20)).prop_map(move |(chains, rules)| {
+        let declared: String = chains.iter().flat_map(|chain| [":", chain, " - [0:0]\n"]).collect();
+        let is_declared = |rule: &&String| chains.iter().any(|chain| rule.starts_with(&format!("-A {chain} ")));
+        let rules: String = rules.iter().filter(is_declared).cloned().collect();
+        format!("*{name}\n{declared}{rules}COMMIT\n")
+    })
+}
+
+/// Whether a line of restore text is about own chains and jumps only.
+fn is_ours(table: &str, line: &str) -> bool {
+    let mut ours = CHAINS.iter().find(|(name, _)| *name == table).unwrap().1.to_vec();
+    if table == "nat" {
+        ours.push("KUBE-FIRE-WALL");
+    }
+    let mut words = line.split(' ');
+    let (first, chain) = (words.next().unwrap(), words.next().unwrap_or_default());
+    match first {
+        "-A" | "-F" | "-X" => ours.contains(&chain),
+        "-I" | "-D" => {
+            let rule = line.split_once(chain).unwrap().1;
+            let rule = Rule::parse(rule.trim_start_matches(|c: char| c == ' ' || c.is_ascii_digit())).unwrap();
+            let noted = rule.comment().is_some_and(|comment| comment.starts_with("kube"));
+            NAMES[..5].contains(&chain) && noted && rule.target().is_some_and(|to| ours.contains(&to))
+        }
+        chain => chain.strip_prefix(':').is_some_and(|chain| ours.contains(&chain)),
+    }
+}
+
+static RULES: OnceLock<Rules> = OnceLock::new();
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Written lines name own chains, and in built-in chains only jumps to them, for any state of the kernel.
+    #[test]
+    fn nothing_else_is_ever_written(nat in table("nat"), filter in table("filter"), mangle in table("mangle")) {
+        let dump = Dump::parse(format!("{nat}{filter}{mangle}"));
+        prop_assume!(dump.is_ok());
+        let dump = dump.unwrap();
+        let rules = RULES.get_or_init(|| everything().rules(Family::V4));
+        for changes in [rules.changes(&dump).unwrap(), cleanup(&dump, NamePrefix::KUBE).unwrap()] {
+            let text = changes.transaction().to_restore_text().unwrap();
+            let mut table = "";
+            for line in text.lines() {
+                match line.strip_prefix('*') {
+                    Some(name) => table = name,
+                    None => prop_assert!(line == "COMMIT" || is_ours(table, line), "{} in {}", line, table),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,520 @@
+//! Deletions that the safeguard holds back although the input asks for them, and those that it lets through.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipvs::VirtualServerKey;
+use proptest::prelude::*;
+use proxier_core::config::NamePrefix;
+use proxier_core::config::{Reserved, ReservedPort, User};
+use proxier_core::modes::ipvs::diff::{Changes, diff, diff_changed};
+use proxier_core::modes::ipvs::held::{hold, losing};
+use proxier_core::modes::ipvs::observed::Observed;
+use proxier_core::net::FrontendKey;
+use proxier_core::safeguard::{Kernel as _, MassRemoval, Safeguard, Stopped};
+use proxier_core::snapshot::ObjectKind;
+use proxier_core::time::Moment;
+use serde_json::{Value, json};
+
+use crate::world::{World, cluster_ip, endpoint};
+
+fn secs(secs: u64) -> Moment {
+    Duration::from_secs(secs)
+}
+
+/// A cluster with Services 1 to `count`, each with an endpoint on this node, and a kernel that has them.
+fn cluster(count: u8) -> (World, Observed) {
+    let mut world = World::new();
+    for number in 1..=count {
+        add(&mut world, number);
+    }
+    let mut observed = Observed::new();
+    observed.apply(&diff(&world.wanted(), &observed, &world.config));
+    (world, observed)
+}
+
+fn add(world: &mut World, number: u8) {
+    let name = format!("s{number}");
+    world.service(
+        &name,
+        json!({
+            "type": "LoadBalancer",
+            "clusterIP": format!("10.96.0.{number}"),
+            "externalTrafficPolicy": "Local",
+            "loadBalancerSourceRanges": ["203.0.113.0/24"],
+            "ports": [{"name": "http", "port": 80, "nodePort": 30_000 + u16::from(number)}],
+            "status": {"loadBalancer": {"ingress": [{"ip": format!("192.0.2.{number}")}]}},
+        }),
+    );
+    world.slice(&format!("{name}-1"), &name, json!([endpoint(&format!("10.244.0.{number}"), "node-a")]));
+}
+
+fn remove(world: &mut World, numbers: impl IntoIterator<Item = u8>) {
+    for number in numbers {
+        world.delete_service(&format!("s{number}"));
+    }
+}
+
+fn keys_of(number: u8) -> Vec<FrontendKey> {
+    let texts = [
+        format!("TCP 10.96.0.{number}:80"),
+        format!("TCP 192.0.2.{number}:80"),
+        format!("TCP 192.168.0.10:{}", 30_000 + u16::from(number)),
+    ];
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+/// Runs a full pass as the reconciler does: changes that the safeguard stops are held back, the rest is done.
+fn pass(safeguard: &mut Safeguard, world: &World, observed: &mut Observed, now: Moment) -> Option<Stopped> {
+    let mut changes = diff(&world.wanted(), observed, &world.config);
+    let stopped = safeguard.check(losing(&changes, observed), observed, &world.store, world.wanted().desired(), now);
+    if let Some(stopped) = &stopped {
+        hold(&stopped.inherited().collect(), &mut changes, observed);
+    }
+    observed.apply(&changes);
+    stopped
+}
+
+fn in_step(world: &World, observed: &Observed) -> bool {
+    diff(&world.wanted(), observed, &world.config).is_empty()
+}
+
+#[test]
+fn an_empty_list_stops_and_the_rest_goes_on() {
+    let (mut world, mut observed) = cluster(10);
+    let mut safeguard = Safeguard::new(MassRemoval::default());
+    let before = observed.clone();
+    remove(&mut world, 1..=10);
+    let stopped = pass(&mut safeguard, &world, &mut observed, secs(100)).unwrap();
+    assert_eq!((stopped.would_lose, stopped.of, stopped.until), (30, 30, Some(secs(400))));
+    assert!(
+        stopped.to_string().starts_with("30 of 30 virtual servers would go or lose their last endpoint"),
+        "{stopped}"
+    );
+    assert_eq!(stopped.held().count(), 30);
+    // The kernel is unchanged: real servers, addresses, entries with source ranges, hairpin; and all is recognised as own.
+    assert_eq!(observed, before);
+
+    // A new Service is served meanwhile.
+    add(&mut world, 50);
+    assert!(pass(&mut safeguard, &world, &mut observed, secs(110)).is_some());
+    assert!(keys_of(50).iter().all(|key| observed.serves(key).is_some()));
+    assert!(keys_of(1).iter().all(|key| observed.serves(key).is_some()));
+
+    // The input comes back.
+    for number in 1..=10 {
+        add(&mut world, number);
+    }
+    assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(120)), None);
+    assert!(in_step(&world, &observed));
+    assert_eq!(safeguard.held().count(), 0);
+}
+
+#[test]
+fn an_input_that_stays_is_believed() {
+    let (mut world, mut observed) = cluster(10);
+    let mut safeguard = Safeguard::new(MassRemoval::default());
+    remove(&mut world, 1..=9);
+    for at in [100, 200, 399] {
+        assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(at)).unwrap().until, Some(secs(400)));
+    }
+    // A Service that goes missing later waits its own time.
+    assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(400)), None);
+    assert!(in_step(&world, &observed));
+
+    let mut safeguard = Safeguard::new(MassRemoval { patience: None, ..MassRemoval::default() });
+    let (mut world, mut observed) = cluster(10);
+    remove(&mut world, 1..=9);
+    assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(0)).unwrap().until, None);
+    assert!(pass(&mut safeguard, &world, &mut observed, secs(1_000_000)).is_some());
+    assert_eq!(safeguard.confirm(), 27);
+    assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(1_000_000)), None);
+    assert!(in_step(&world, &observed));
+}
+
+#[test]
+fn a_confirmation_is_for_what_is_held_then() {
+    let (mut world, mut observed) = cluster(20);
+    let mut safeguard = Safeguard::new(MassRemoval::default());
+    assert_eq!(safeguard.confirm(), 0);
+    remove(&mut world, 1..=12);
+    assert!(pass(&mut safeguard, &world, &mut observed, secs(0)).is_some());
+    assert_eq!(safeguard.confirm(), 36);
+    assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(1)), None);
+    remove(&mut world, 13..=20);
+    assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(2)).unwrap().would_lose, 24);
+    // A Service that was wanted again since is not confirmed any more.
+    assert_eq!(safeguard.confirm(), 24);
+    for number in 13..=20 {
+        add(&mut world, number);
+    }
+    assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(3)), None);
+    remove(&mut world, 13..=20);
+    assert!(pass(&mut safeguard, &world, &mut observed, secs(4)).is_some());
+}
+
+/// Deleting a namespace: each Service has an event.
+#[test]
+fn announced_deletions_go_through() {
+    let (mut world, mut observed) = cluster(10);
+    let mut safeguard = Safeguard::new(MassRemoval::default());
+    safeguard.believe((1..=10).flat_map(keys_of));
+    remove(&mut world, 1..=10);
+    assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(0)), None);
+    assert!(in_step(&world, &observed));
+    // Believed only once: the same Services again, gone without an event.
+    let (mut world, mut observed) = cluster(10);
+    assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(1)), None);
+    remove(&mut world, 1..=10);
+    assert!(pass(&mut safeguard, &world, &mut observed, secs(2)).is_some());
+}
+
+/// A person deletes them one after the other.
+#[test]
+fn deletions_pass_by_pass_go_through() {
+    let (mut world, mut observed) = cluster(30);
+    let mut safeguard = Safeguard::new(MassRemoval::default());
+    for number in 1..=30 {
+        remove(&mut world, [number]);
+        assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(0)), None, "{number}");
+    }
+    assert!(observed.virtual_servers.is_empty());
+}
+
+#[test]
+fn the_share_and_the_number_both_count() {
+    for (total, gone, at_least, share, stops) in [
+        (3, 3, 10, 0.5, false), // 9 virtual servers are few
+        (4, 4, 10, 0.5, true),
+        (20, 10, 10, 0.5, false), // half is not more than half
+        (20, 11, 10, 0.5, true),
+        (20, 3, 0, 0.1, true),
+        (20, 1, 0, 0.0, true),
+        (20, 0, 0, 0.0, false),
+        (20, 20, 0, 1.0, false), // switched off
+        (20, 1, 0, f64::NAN, true),
+        (20, 20, usize::MAX, 0.0, false),
+    ] {
+        let (mut world, mut observed) = cluster(total);
+        let mut safeguard = Safeguard::new(MassRemoval { share, remains: 1.0, at_least, patience: None });
+        remove(&mut world, 1..=gone);
+        let stopped = pass(&mut safeguard, &world, &mut observed, secs(0));
+        assert_eq!(stopped.is_some(), stops, "{gone} of {total}, at least {at_least}, share {share}");
+        assert_eq!(in_step(&world, &observed), !stops);
+    }
+}
+
+/// Virtual servers that lose even all their endpoints are not held back: other pods may soon have the addresses.
+#[test]
+fn virtual_servers_without_endpoints_are_not_held() {
+    let (mut world, mut observed) = cluster(20);
+    let mut safeguard = Safeguard::new(MassRemoval::default());
+    for number in 1..=20 {
+        world.slice(&format!("s{number}-1"), &format!("s{number}"), json!([]));
+    }
+    assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(0)), None);
+    assert!(observed.virtual_servers.values().all(|server| server.real_servers.is_empty()));
+}
+
+/// A pass for changes neither ends a stop nor deletes a Service that goes missing later.
+#[test]
+fn small_passes_do_not_nibble() {
+    let (mut world, mut observed) = cluster(20);
+    let mut safeguard = Safeguard::new(MassRemoval::default());
+    remove(&mut world, 1..=12);
+    assert!(pass(&mut safeguard, &world, &mut observed, secs(0)).is_some());
+    let before = observed.clone();
+    let changed = world.delete_service("s13");
+    let mut changes = diff_changed(&world.wanted(), &observed, &changed, &world.config);
+    let stopped = safeguard
+        .check(losing(&changes, &observed), &observed, &world.store, world.wanted().desired(), secs(1))
+        .unwrap();
+    assert_eq!((stopped.would_lose, stopped.of), (39, 60));
+    hold(&stopped.inherited().collect(), &mut changes, &observed);
+    observed.apply(&changes);
+    assert_eq!(observed, before);
+    // An unrelated change is carried out; the rest is still held back.
+    let changed = world.slice("s20-1", "s20", json!([]));
+    let mut changes = diff_changed(&world.wanted(), &observed, &changed, &world.config);
+    let stopped = safeguard
+        .check(losing(&changes, &observed), &observed, &world.store, world.wanted().desired(), secs(2))
+        .unwrap();
+    assert_eq!(stopped.held().count(), 39);
+    hold(&stopped.inherited().collect(), &mut changes, &observed);
+    observed.apply(&changes);
+    let server = |number| &observed.virtual_servers[&keys_of(number)[0].into()];
+    assert_eq!((server(20).real_servers.len(), server(13).real_servers.len()), (0, 1));
+}
+
+/// The Services come back one after the other: those still missing are not deleted either.
+#[test]
+fn a_list_that_comes_back_in_parts_is_waited_for() {
+    let (mut world, mut observed) = cluster(20);
+    let mut safeguard = Safeguard::new(MassRemoval::default());
+    let before = observed.clone();
+    remove(&mut world, 1..=20);
+    assert!(pass(&mut safeguard, &world, &mut observed, secs(0)).is_some());
+    for number in 1..=19 {
+        add(&mut world, number);
+        let stopped = pass(&mut safeguard, &world, &mut observed, secs(u64::from(number))).unwrap();
+        assert_eq!(stopped.held().count(), 60 - 3 * usize::from(number));
+        assert_eq!(observed, before, "{number}");
+    }
+    // A single Service that is deleted meanwhile goes, since it is few.
+    remove(&mut world, [1]);
+    assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(30)).unwrap().held().count(), 3);
+    assert!(observed.serves(&keys_of(1)[0]).is_none());
+    // The last has been missing for long enough.
+    assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(300)), None);
+    assert!(in_step(&world, &observed));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Services come and go in bulk. Nothing wanted is held back; every held Service keeps all that it needs; everything wanted is served in every
+    /// pass; and after the patience the kernel is as wanted.
+    #[test]
+    fn what_is_held_is_whole_and_nothing_else_is_held(
+        steps in prop::collection::vec((prop::collection::btree_set(1..30_u8, 0..25), any::<bool>(), 0..200_u64), 1..8),
+        share in 0.0..1.0_f64,
+        at_least in 0..40_usize,
+    ) {
+        let (mut world, mut observed) = cluster(25);
+        let mut safeguard = Safeguard::new(MassRemoval { share, remains: 1.0, at_least, patience: Some(secs(300)) });
+        let mut now = secs(0);
+        for (numbers, goes, waits) in steps {
+            now += secs(waits);
+            for number in numbers {
+                if goes { remove(&mut world, [number]) } else { add(&mut world, number) }
+            }
+            let before = observed.clone();
+            let stopped = pass(&mut safeguard, &world, &mut observed, now);
+            let held: BTreeSet<VirtualServerKey> =
+                stopped.iter().flat_map(Stopped::held).map(VirtualServerKey::from).collect();
+            for key in &held {
+                prop_assert!(!world.wanted().has_server(key));
+                prop_assert_eq!(observed.virtual_servers.get(key), before.virtual_servers.get(key));
+                prop_assert!(observed.owns(key));
+            }
+            for frontend in world.wanted().servers() {
+                let server = &observed.virtual_servers[&frontend.key];
+                prop_assert_eq!(&server.real_servers, &frontend.real_servers);
+            }
+            prop_assert_eq!(observed.virtual_servers.len(), world.wanted().servers().count() + held.len());
+            // Only held deletions are left to do, and no wanted entry or address is missing.
+            let rest = diff(&world.wanted(), &observed, &world.config);
+            prop_assert_eq!(rest.virtual_servers.into_keys().collect::<BTreeSet<_>>(), held.clone());
+            prop_assert!(rest.add_entries.is_empty() && rest.add_addresses.is_empty());
+            if held.is_empty() {
+                prop_assert!(rest.delete_entries.is_empty() && rest.delete_addresses.is_empty());
+            }
+            prop_assert!(stopped.is_none_or(|stopped| stopped.until.is_some_and(|until| until <= now + secs(300))));
+        }
+        pass(&mut safeguard, &world, &mut observed, now + secs(300));
+        prop_assert!(in_step(&world, &observed));
+    }
+
+    /// Interfaces get and lose Services' addresses while Services come and go. An address that another interface has is served, never bound then, and
+    /// never unbound while a Service wants it; comparing only changes gives the same as comparing everything.
+    #[test]
+    fn an_address_of_another_interface_is_left_alone(
+        steps in prop::collection::vec((1..4_u8, 0..4_u8), 1..40),
+    ) {
+        let mut world = World::new();
+        let mut observed = Observed::new();
+        observed.apply(&diff(&world.wanted(), &observed, &world.config));
+        for (number, what) in steps {
+            let address = IpAddr::from([192, 0, 2, number]);
+            let eth0 = world.host.interfaces.get_mut("eth0").unwrap();
+            let changed = match what {
+                0 => { add(&mut world, number); world.refresh_all() }
+                1 => world.delete_service(&format!("s{number}")),
+                2 => { eth0.push(address); world.refresh_all() }
+                _ => { eth0.retain(|of| *of != address); world.refresh_all() }
+            };
+            let on_eth0: BTreeSet<IpAddr> = world.host.interfaces["eth0"].iter().copied().collect();
+            let changes = diff(&world.wanted(), &observed, &world.config);
+            if what != 0 {
+                let small = diff_changed(&world.wanted(), &observed, &changed, &world.config);
+                prop_assert_eq!(&small, &changes);
+            }
+            prop_assert!(changes.add_addresses.is_disjoint(&on_eth0));
+            let frontends = world.wanted().desired().frontends();
+            let wanted: BTreeSet<IpAddr> = frontends.map(|frontend| frontend.key.address).collect();
+            let unbound: Vec<_> = changes.delete_addresses.intersection(&wanted).collect();
+            // A node port is served on an address while the node has it, also after another interface had it.
+            prop_assert!(unbound.iter().all(|address| !world.wanted().has_address(**address)
+                && !world.wanted().is_elsewhere(**address)));
+            observed.apply(&changes);
+            for frontend in world.wanted().servers() {
+                prop_assert!(observed.virtual_servers.contains_key(&frontend.key));
+            }
+            prop_assert!(in_step(&world, &observed));
+        }
+    }
+}
+
+/// keepalived moves a load balancer's address to this node and away again, while it is bound to the dummy device.
+#[test]
+fn an_address_that_moves_in_and_out_stays_bound() {
+    let (mut world, mut observed) = cluster(1);
+    let vip: IpAddr = "192.0.2.1".parse().unwrap();
+    assert!(observed.addresses.contains(&vip));
+    world.host.interfaces.get_mut("eth0").unwrap().push(vip);
+    let changed = world.refresh_all();
+    let changes = diff_changed(&world.wanted(), &observed, &changed, &world.config);
+    assert_eq!((changes.add_addresses.len(), changes.delete_addresses.len()), (0, 0));
+    // The address's other ports are open again: programs on the node may use it.
+    let gone: Vec<_> = changes
+        .delete_entries
+        .iter()
+        .map(|(set, element)| format!("{} {element}", set.named(NamePrefix::KUBE)))
+        .collect();
+    assert_eq!(gone, ["KUBE-IPVS-IPS 192.0.2.1"]);
+    observed.apply(&changes);
+    world.host.interfaces.get_mut("eth0").unwrap().retain(|of| *of != vip);
+    let changed = world.refresh_all();
+    let changes = diff_changed(&world.wanted(), &observed, &changed, &world.config);
+    assert_eq!((changes.add_addresses.len(), changes.delete_addresses.len()), (0, 0));
+    observed.apply(&changes);
+    // The Service goes while another interface has the address: it is unbound from our device.
+    world.host.interfaces.get_mut("eth0").unwrap().push(vip);
+    world.refresh_all();
+    observed.apply(&diff(&world.wanted(), &observed, &world.config));
+    let changed = world.delete_service("s1");
+    let changes = diff_changed(&world.wanted(), &observed, &changed, &world.config);
+    assert!(changes.delete_addresses.contains(&vip));
+}
+
+/// The node's own address is never bound, even for a cluster IP: it would be in KUBE-IPVS-IPS, and its every other port closed.
+#[test]
+fn the_nodes_own_address_is_served_but_never_bound() {
+    let mut world = World::new();
+    world.service("odd", json!({"clusterIP": "192.168.0.10", "ports": [{"name": "http", "port": 80}]}));
+    let changes = diff(&world.wanted(), &Observed::new(), &world.config);
+    assert!(changes.virtual_servers.contains_key(&"TCP 192.168.0.10:80".parse().unwrap()));
+    assert!(changes.add_addresses.is_empty());
+}
+
+fn external(address: &str, port: u16) -> Value {
+    json!({"clusterIP": "10.96.0.9", "externalIPs": [address], "ports": [{"name": "http", "port": port}]})
+}
+
+fn rejected(world: &World) -> Vec<String> {
+    world.wanted().desired().rejected().map(|(service, refusal)| format!("{service}: {refusal}")).collect()
+}
+
+fn has(world: &World, key: &str) -> bool {
+    world.wanted().frontend(&key.parse().unwrap()).is_some()
+}
+
+#[test]
+fn reserved_places_are_refused() {
+    let mut world = World::new();
+    world.config.reserved.reserve(ReservedPort::tcp("192.168.0.1".parse().unwrap(), 6443), User::ApiServer);
+    for (address, port, user) in [
+        ("192.168.0.10", 10250, Some("the kubelet")),
+        ("2001:db8:1::10", 10250, None), // the Service has no IPv6
+        ("192.168.0.10", 10256, Some("this proxy's health checks")),
+        ("192.168.0.10", 10249, Some("this proxy's metrics")),
+        ("192.168.0.10", 443, None),
+        ("192.168.0.77", 10250, None), // another node's kubelet is not ours to guard
+        ("192.168.0.1", 6443, Some("the API server")),
+        ("192.168.0.1", 443, None),
+    ] {
+        world.service("web", external(address, port));
+        let key = format!("TCP {}", std::net::SocketAddr::new(address.parse().unwrap(), port));
+        let expected: Vec<_> = user
+            .iter()
+            .map(|user| format!("demo/web: {key}: {user} answers there; not served unless allowed"))
+            .collect();
+        assert_eq!(rejected(&world), expected);
+        assert!(has(&world, &format!("TCP 10.96.0.9:{port}")), "the rest of the Service is served");
+        let v4 = !address.contains(':');
+        assert_eq!(has(&world, &key), user.is_none() && v4, "{key}");
+        assert!(user.is_none() || !world.addresses().contains(&address.to_owned()));
+    }
+}
+
+#[test]
+fn reserved_node_ports_and_other_protocols() {
+    let mut world = World::new();
+    let node_port = |protocol: &str| {
+        json!({"type": "NodePort", "clusterIP": "10.96.0.9", "ports": [
+        {"name": "http", "port": 80, "nodePort": 10250, "protocol": protocol}]})
+    };
+    world.service("web", node_port("TCP"));
+    assert_eq!(rejected(&world).len(), 1);
+    assert!(!has(&world, "TCP 192.168.0.10:10250"));
+    assert!(world.set(proxier_core::modes::ipvs::sets::SetKind::NodePortTcp).is_empty());
+    world.service("web", node_port("UDP"));
+    assert!(rejected(&world).is_empty());
+    assert!(has(&world, "UDP 192.168.0.10:10250"));
+}
+
+#[test]
+fn what_is_allowed_is_served() {
+    let mut world = World::new();
+    world.service("web", external("192.168.0.10", 10250));
+    assert_eq!(rejected(&world).len(), 1);
+    assert_eq!(world.config.reserved.allow(&ReservedPort::tcp_here(Reserved::KUBELET)), Some(User::Kubelet));
+    world.refresh_all();
+    assert!(rejected(&world).is_empty());
+    assert!(has(&world, "TCP 192.168.0.10:10250"));
+    world.config.reserved = Reserved::none();
+    world.refresh_all();
+    assert!(has(&world, "TCP 192.168.0.10:10250"));
+}
+
+/// Pods reach the API server by its own Service, even if a caller reserves the address.
+#[test]
+fn the_cluster_ip_of_the_api_server_is_never_refused() {
+    let mut world = World::new();
+    world.config.reserved.reserve(ReservedPort::tcp("10.96.0.1".parse().unwrap(), 443), User::ApiServer);
+    let spec = json!({"clusterIP": "10.96.0.1", "ports": [{"name": "https", "port": 443}]});
+    world.service_object(json!({"metadata": {"namespace": "default", "name": "kubernetes"}, "spec": spec}));
+    assert!(has(&world, "TCP 10.96.0.1:443"));
+    world.service_object(
+        json!({"metadata": {"namespace": "default", "name": "kubernetes"}, "spec": external("10.96.0.1", 443)}),
+    );
+    assert_eq!(rejected(&world).len(), 1);
+}
+
+/// Addresses that no Service can have are rejected in every field, in every notation; the rest of the Service is served.
+#[test]
+fn impossible_addresses() {
+    let mut world = World::new();
+    for text in [
+        "0.0.0.0",
+        "::",
+        "::ffff:0.0.0.0",
+        "127.0.0.1",
+        "::1",
+        "::ffff:127.0.0.1",
+        "224.0.0.1",
+        "239.255.255.255",
+        "ff02::1",
+        "ff0e::1",
+        "::ffff:224.0.0.1",
+        "255.255.255.255",
+        "::ffff:255.255.255.255",
+        "169.254.1.1",
+        "169.254.169.254",
+        "fe80::1",
+        "febf::1",
+        "::ffff:169.254.1.1",
+    ] {
+        let mut spec = external(text, 80);
+        spec["status"] = json!({"loadBalancer": {"ingress": [{"ip": text}]}});
+        world.service("web", spec);
+        let fields = world.rejected(ObjectKind::Service, "web");
+        assert_eq!(fields, ["spec.externalIPs[0]", "status.loadBalancer.ingress[0].ip"], "{text}");
+        assert_eq!(world.frontends(), ["TCP 10.96.0.9:80"], "{text}");
+        world.service("odd", cluster_ip(text));
+        assert_eq!(world.rejected(ObjectKind::Service, "odd"), ["spec.clusterIP"], "{text}");
+    }
+    assert_eq!(diff(&world.wanted(), &Observed::new(), &world.config).add_addresses.len(), 1);
+    assert_ne!(diff(&world.wanted(), &Observed::new(), &world.config), Changes::default());
+}

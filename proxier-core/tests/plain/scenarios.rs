@@ -1,0 +1,76 @@
+//! Every scenario in `scenarios/`: the meaning of Services, in the output of the usual tools. See `scenarios/README.md`.
+
+use proxier_core::config::Config;
+use proxier_core::modes::ipvs::index::Index;
+use proxier_core::service::{Indexed, NodeFacts};
+use proxier_core::snapshot::{HostAddresses, Node, Store};
+use serde_json::{Value, json};
+
+use crate::runner;
+use crate::runner::fake::Fake;
+use crate::runner::pure::Pure;
+
+macro_rules! groups {
+    ($($test:ident = $group:literal,)*) => {
+        const GROUPS: &[&str] = &[$($group),*];
+
+        $(#[test]
+        fn $test() {
+            run($group);
+        })*
+    };
+}
+
+runner::for_each_group!(groups);
+
+/// Runs a group through the pure functions, and through the reconciler on a kernel in memory.
+fn run(group: &str) {
+    runner::run_group(group, |scenario| {
+        let values =
+            if scenario.is_for_values() { runner::run(scenario, "values", Pure::boxed) } else { String::new() };
+        values + &runner::run(scenario, "engine", Fake::boxed)
+    });
+}
+
+/// The results of kube-proxy 1.28, on the kernel in memory. `oracle.rs` compares values; here printed output is compared.
+#[test]
+fn corpus() {
+    let scenarios = runner::corpus::scenarios();
+    assert_eq!(scenarios.len(), 497);
+    runner::run_all("the corpus", &scenarios, |scenario| runner::run(scenario, "engine", Fake::boxed));
+}
+
+/// A Service with as many ports as an object can hold stops no Service, not even itself.
+#[test]
+fn tens_of_thousands_of_ports() {
+    let port = |number: u32| json!({"name": format!("p{number}"), "port": number, "nodePort": 0});
+    // Some are invalid, some are there twice.
+    let ports: Vec<Value> = (0..20_000).chain(65_500..66_000).chain(1..500).map(port).collect();
+    let mut store = Store::new("node-a");
+    let many = json!({"metadata": {"name": "many"}, "spec": {"clusterIP": "10.96.0.10", "ports": ports}});
+    let web = json!({"metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.11", "ports": [{"port": 80}]}});
+    for object in [many, web] {
+        store.upsert_service(&serde_json::from_value(object).unwrap());
+    }
+    let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
+    let all = Indexed::build(&store, &facts, Index::new(facts.config()));
+    assert_eq!(all.wanted().servers().count(), 19_999 + 36 + 1);
+    // Port 0, those above 65535, and the repeated ones.
+    assert_eq!(store.rejections().count(), 1 + 464 + 499);
+}
+
+/// Each folder has its test, and the table in the README has the right numbers of scenarios.
+#[test]
+fn no_scenario_is_left_out() {
+    assert_eq!(runner::groups(), GROUPS);
+    let readme = include_str!("../scenarios/README.md");
+    let mut total = 0;
+    for group in GROUPS {
+        let row = readme.lines().find(|line| line.starts_with(&format!("| `{group}` |"))).unwrap();
+        let said: usize = row.trim_end_matches(" |").rsplit("| ").next().unwrap().parse().unwrap();
+        let found = runner::scenarios(group).len();
+        assert!(found >= said, "{group}: README.md says {said} scenarios, and there are {found}");
+        total += found;
+    }
+    assert!(total >= 180, "{total}");
+}

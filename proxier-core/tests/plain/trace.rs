@@ -1,0 +1,621 @@
+//! Traces of every flow of the corpora (see `oracle/README.md`, `oracle36/README.md`), in every mode, compared with the reference. The modes' own
+//! tests send the same flows as packets: `kernel_flows`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use proxier_core::config::{Binding, Config, LocalTraffic, NodePortAddresses};
+use proxier_core::modes::{Kind, iptables, trace};
+use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
+use proxier_core::objects::ConfigObject;
+use proxier_core::service::{Desired, NodeFacts, Packet, Reached, Trace, Verdict};
+use proxier_core::snapshot::{Balancing, FrontendSpec, HostAddresses, Node, ObjectKey, Store};
+use serde_json::{Value, json};
+
+use crate::corpus::{Scenario, corpus, corpus_36, facts, store, unpack};
+
+/// A scenario, compiled.
+struct World {
+    scenario: Scenario,
+    store: Store,
+    facts: NodeFacts,
+    desired: Desired,
+}
+
+impl World {
+    fn new(mode: Kind, scenario: Scenario) -> Self {
+        let (store, mut facts) = (store(&scenario), facts(&scenario));
+        facts.serve_localhost(mode.localhost(&iptables::Options::default()));
+        let mut desired = Desired::new();
+        let all = desired.services_with(&store);
+        desired.refresh(&store, &facts, &all, &mut ());
+        World { scenario, store, facts, desired }
+    }
+
+    fn is_local(&self, address: IpAddr) -> bool {
+        let own: BTreeMap<String, Vec<IpAddr>> =
+            serde_json::from_value(self.scenario.value["node"]["interfaces"].clone()).unwrap();
+        address.is_loopback() || own.values().flatten().any(|own| *own == address)
+    }
+
+    fn trace(&self, mode: Kind, flow: &Flow) -> Trace {
+        let packet =
+            if flow.is_nodes() { Packet::from_node(flow.source, flow.to) } else { Packet::new(flow.source, flow.to) };
+        trace::trace(mode, &self.store, (&self.desired, &self.facts), &packet, iptables::Options::default())
+    }
+}
+
+struct Flow {
+    value: Value,
+    source: IpAddr,
+    to: FrontendKey,
+}
+
+impl Flow {
+    fn new(value: &Value) -> Self {
+        let text = |field: &str| value[field].as_str().unwrap();
+        let to: SocketAddr = text("to").parse().unwrap();
+        let protocol = match text("protocol") {
+            "TCP" => Protocol::Tcp,
+            "UDP" => Protocol::Udp,
+            "SCTP" => Protocol::Sctp,
+            other => panic!("{other}"),
+        };
+        let to = FrontendKey::new(protocol, to.ip(), to.port());
+        Flow { value: value.clone(), source: text("source").parse().unwrap(), to }
+    }
+
+    fn is(&self, field: &str, value: &str) -> bool {
+        self.value[field] == value
+    }
+
+    fn is_nodes(&self) -> bool {
+        self.is("from", "node")
+    }
+
+    fn has_endpoints(&self) -> bool {
+        self.value["dest"].is_array()
+    }
+}
+
+/// Answer in the corpus's form: destinations or a word, and which of them are masqueraded.
+#[derive(Debug, PartialEq)]
+struct Answer {
+    dest: Value,
+    masqueraded: Vec<String>,
+}
+
+impl Answer {
+    fn ours(verdict: &Verdict) -> Self {
+        let word = |word: &str| Answer { dest: word.into(), masqueraded: Vec::new() };
+        match verdict {
+            Verdict::LeftAlone => word("none"),
+            Verdict::Dropped => word("DROP"),
+            Verdict::Rejected => word("REJECT"),
+            Verdict::Endpoints(reached) => {
+                let sorted = |keep: &dyn Fn(&&Reached) -> bool| {
+                    let mut list: Vec<String> =
+                        reached.iter().filter(keep).map(|one| one.endpoint.to_string()).collect();
+                    list.sort();
+                    list
+                };
+                Answer { dest: sorted(&|_| true).into(), masqueraded: sorted(&|one| one.masqueraded) }
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn theirs(flow: &Value) -> Self {
+        let texts = |value: &Value| -> Vec<String> {
+            let mut list: Vec<String> = serde_json::from_value(value.clone()).unwrap();
+            list.sort();
+            list
+        };
+        let masqueraded = match (&flow["dest"], flow["masquerade"].as_bool().unwrap()) {
+            (Value::Array(_), true) => texts(&flow["dest"]),
+            (Value::Array(_), false) => flow.get("masqueradeTo").map(texts).unwrap_or_default(),
+            _ => Vec::new(),
+        };
+        let dest = if flow["dest"].is_array() { texts(&flow["dest"]).into() } else { flow["dest"].clone() };
+        Answer { dest, masqueraded }
+    }
+}
+
+/// A difference, with all that a mode needs to explain it.
+struct Difference<'a> {
+    world: &'a World,
+    flow: &'a Flow,
+    ours: &'a Answer,
+    theirs: &'a Answer,
+}
+
+impl Difference<'_> {
+    fn goes(&self, theirs: &str, ours: &str) -> bool {
+        self.theirs.dest == theirs && self.ours.dest == ours
+    }
+
+    fn is_about_the_source(&self) -> bool {
+        self.ours.dest == self.theirs.dest
+    }
+
+    fn is_external(&self) -> bool {
+        self.flow.is("via", "externalIP") || self.flow.is("via", "loadBalancerIP")
+    }
+
+    /// Whether the node sends to an address elsewhere that no Service serves; all modes but iptables mode refuse that.
+    fn refuses_the_node(&self) -> bool {
+        self.goes("none", "REJECT")
+            && self.is_external()
+            && self.flow.is_nodes()
+            && !self.world.is_local(self.flow.to.address)
+    }
+
+    fn is_unserved_node_port(&self) -> bool {
+        let is_limited = self.world.scenario.value["config"].get("nodePortAddresses").is_some();
+        let is_refused = self.theirs.dest == "DROP" || self.theirs.dest == "REJECT";
+        is_limited && self.flow.is("via", "nodePort") && is_refused && self.ours.dest == "none"
+    }
+
+    fn is_loopback(&self) -> bool {
+        self.flow.is("via", "nodePort") && self.flow.to.address.is_loopback() && self.ours.dest == "none"
+    }
+
+    /// Only an endpoint elsewhere, reached by itself, keeps its source.
+    fn is_remote_hairpin(&self) -> bool {
+        let itself = format!("{}", self.flow.source);
+        let kept = self.theirs.masqueraded.iter().filter(|endpoint| !self.ours.masqueraded.contains(endpoint));
+        self.is_about_the_source()
+            && self.flow.is("from", "hairpin-remote")
+            && kept.clone().next().is_some()
+            && kept.clone().all(|endpoint| endpoint.parse::<SocketAddr>().unwrap().ip().to_string() == itself)
+    }
+}
+
+fn of_nftables(of: &Difference<'_>) -> Option<&'static str> {
+    if of.is_loopback() {
+        Some("node ports are not served on loopback addresses unless nodePortAddresses names them")
+    } else if of.is_unserved_node_port() {
+        Some("node ports without endpoints are left alone on addresses that serve no node ports")
+    } else if of.refuses_the_node() {
+        Some("the node itself is told that there is no endpoint")
+    } else if of.is_remote_hairpin() {
+        Some("an endpoint on another node that reaches itself here is not masqueraded")
+    } else {
+        None
+    }
+}
+
+fn of_userspace(of: &Difference<'_>) -> Option<&'static str> {
+    if of.flow.to.protocol == Protocol::Sctp && of.ours.dest == "none" {
+        Some("SCTP is not served")
+    } else if of.is_loopback() {
+        Some("node ports are not served on loopback addresses unless nodePortAddresses names them")
+    } else if of.is_unserved_node_port() {
+        Some("node ports without endpoints are left alone on addresses that serve no node ports")
+    } else if of.is_about_the_source() && Value::from(of.ours.masqueraded.clone()) == of.ours.dest {
+        Some("endpoints see the node's address")
+    } else if of.refuses_the_node() {
+        Some("an address that is local here, and leads on in the reference")
+    } else if of.goes("DROP", "REJECT") && of.flow.to.protocol == Protocol::Tcp {
+        Some("reset where the reference drops")
+    } else {
+        None
+    }
+}
+
+fn of_ipvs(of: &Difference<'_>) -> Option<&'static str> {
+    let policy = |field: &str| {
+        let services = of.world.scenario.value["services"].as_array().unwrap().clone();
+        let is_it = |service: &&Value| {
+            let name = |part: &str| service["metadata"][part].as_str().unwrap().to_owned();
+            of.flow.is("service", &format!("{}/{}", name("namespace"), name("name")))
+        };
+        services.iter().find(is_it).unwrap()["spec"][field] == "Local"
+    };
+    let is_external_local = !of.flow.is("via", "clusterIP") && policy("externalTrafficPolicy");
+    if of.flow.is("via", "badPort") && of.goes("none", "REJECT") {
+        Some("a port of a cluster IP that no Service has is refused")
+    } else if of.is_loopback() {
+        Some("node ports are not served on loopback addresses unless nodePortAddresses names them")
+    } else if of.is_unserved_node_port() {
+        Some("node ports without endpoints are left alone on addresses that serve no node ports")
+    } else if of.refuses_the_node() {
+        Some("the node itself is told that there is no endpoint")
+    } else if is_external_local && of.theirs.dest == "DROP" && of.ours.dest.is_array() {
+        Some("external policy Local without local endpoints falls back to all")
+    } else if is_external_local && of.flow.has_endpoints() && of.ours.dest.is_array() {
+        Some("external policy Local gives pods and the node what others get, with their source")
+    } else if of.flow.is("via", "clusterIP") && policy("internalTrafficPolicy") && of.goes("DROP", "REJECT") {
+        Some("internal policy Local without local endpoints rejects")
+    } else if of.goes("REJECT", "DROP") && of.flow.is("via", "loadBalancerIP") {
+        Some("source ranges count before missing endpoints")
+    } else if of.theirs.dest == "DROP" && of.flow.is_nodes() && of.flow.is("via", "loadBalancerIP") {
+        Some("source ranges do not count for the node's own address")
+    } else if of.is_remote_hairpin() {
+        Some("an endpoint on another node that reaches itself here is not masqueraded")
+    } else {
+        None
+    }
+}
+
+/// The steps say how many endpoints there are, and tell of a client that may get itself.
+fn words_fit(traced: &Trace, flow: &Flow) {
+    let Verdict::Endpoints(reached) = &traced.verdict else { return };
+    let said = traced.steps.join("\n");
+    let count = match reached.len() {
+        1 => "the only endpoint".to_owned(),
+        count => format!("any of {count} endpoints"),
+    };
+    assert!(said.contains(&count), "{count}: {said}");
+    let not_all = reached.iter().any(|one| !one.masqueraded);
+    let itself = reached.iter().any(|one| one.endpoint.address == flow.source && one.masqueraded);
+    let told = said.contains("The client is itself one of the endpoints");
+    assert!(told == itself || !not_all, "{said}");
+    assert!(!told || itself, "{said}");
+}
+
+type Explain = fn(&Difference<'_>) -> Option<&'static str>;
+
+/// Traces all flows of 1.28 in a mode; returns how many differ, by name.
+fn differences(mode: Kind, explain: Explain) -> BTreeMap<&'static str, usize> {
+    differences_of(corpus(), include_bytes!("../oracle/iptables-corpus.jsonl.gz"), 22_748, mode, explain)
+}
+
+/// Traces all flows of the iptables mode of 1.36 in a mode; returns how many differ, by name.
+fn differences_to_36(mode: Kind, explain: Explain) -> BTreeMap<&'static str, usize> {
+    differences_of(corpus_36(), include_bytes!("../oracle36/K.ipt.flows.jsonl.gz"), 27_689, mode, explain)
+}
+
+fn differences_of(
+    scenarios: Vec<Scenario>,
+    compressed: &[u8],
+    count: usize,
+    mode: Kind,
+    explain: Explain,
+) -> BTreeMap<&'static str, usize> {
+    let worlds: BTreeMap<String, World> =
+        scenarios.into_iter().map(|scenario| (scenario.id.clone(), World::new(mode, scenario))).collect();
+    let text = unpack(compressed);
+    let (mut flows, mut unexplained, mut report) = (0, 0, String::new());
+    let mut explained: BTreeMap<&'static str, usize> = BTreeMap::new();
+    for line in text.lines() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        let world = &worlds[line["id"].as_str().unwrap()];
+        for value in line["flows"].as_array().unwrap() {
+            let flow = Flow::new(value);
+            let traced = world.trace(mode, &flow);
+            let (mut ours, theirs) = (Answer::ours(&traced.verdict), Answer::theirs(value));
+            // The node's own address became the node's address, which makes no difference.
+            if flow.is_nodes() && value["wire"] == json!([flow.source]) {
+                ours.masqueraded.clone_from(&theirs.masqueraded);
+            }
+            flows += 1;
+            assert!(!traced.steps.is_empty(), "{value}");
+            words_fit(&traced, &flow);
+            if ours.dest.is_array() && theirs.dest.is_array() {
+                let secs = value.get("affinity").and_then(Value::as_u64);
+                assert_eq!(traced.affinity_secs.map(u64::from), secs, "{value}");
+                assert_eq!(traced.service.unwrap().to_string(), value["service"].as_str().unwrap());
+            }
+            if ours == theirs {
+                continue;
+            }
+            let difference = Difference { world, flow: &flow, ours: &ours, theirs: &theirs };
+            if let Some(name) = explain(&difference) {
+                *explained.entry(name).or_default() += 1;
+                continue;
+            }
+            unexplained += 1;
+            if unexplained <= 20 {
+                writeln!(report, "{} {value}\n    ours {ours:?}\n    {:#?}", line["id"], traced.steps).unwrap();
+            }
+        }
+    }
+    assert!(report.is_empty(), "{unexplained} flows differ in {mode} mode:\n{report}");
+    assert_eq!(flows, count);
+    explained
+}
+
+#[test]
+fn in_iptables_mode_every_flow_goes_as_in_the_reference() {
+    assert_eq!(differences(Kind::Iptables, |_| None), BTreeMap::new());
+}
+
+#[test]
+fn in_nftables_mode_all_differences_have_names() {
+    let expected = [
+        ("an endpoint on another node that reaches itself here is not masqueraded", 1_031),
+        ("node ports are not served on loopback addresses unless nodePortAddresses names them", 599),
+        ("node ports without endpoints are left alone on addresses that serve no node ports", 172),
+        ("the node itself is told that there is no endpoint", 190),
+    ];
+    assert_eq!(differences(Kind::Nftables, of_nftables), BTreeMap::from(expected));
+}
+
+#[test]
+fn in_userspace_mode_all_differences_have_names() {
+    let expected = [
+        ("SCTP is not served", 2_290),
+        ("an address that is local here, and leads on in the reference", 179),
+        ("endpoints see the node's address", 5_878),
+        ("node ports are not served on loopback addresses unless nodePortAddresses names them", 541),
+        ("node ports without endpoints are left alone on addresses that serve no node ports", 156),
+        ("reset where the reference drops", 918),
+    ];
+    assert_eq!(differences(Kind::Userspace, of_userspace), BTreeMap::from(expected));
+}
+
+#[test]
+fn in_ipvs_mode_all_differences_have_names() {
+    let expected = [
+        ("an endpoint on another node that reaches itself here is not masqueraded", 901),
+        ("external policy Local gives pods and the node what others get, with their source", 825),
+        ("external policy Local without local endpoints falls back to all", 1_039),
+        ("internal policy Local without local endpoints rejects", 191),
+        ("node ports are not served on loopback addresses unless nodePortAddresses names them", 599),
+        ("node ports without endpoints are left alone on addresses that serve no node ports", 172),
+        ("source ranges count before missing endpoints", 94),
+        ("source ranges do not count for the node's own address", 32),
+        ("the node itself is told that there is no endpoint", 190),
+    ];
+    assert_eq!(differences(Kind::Ipvs, of_ipvs), BTreeMap::from(expected));
+}
+
+#[test]
+fn in_ipvs_mode_all_differences_to_1_36_have_names() {
+    let expected = [
+        ("a port of a cluster IP that no Service has is refused", 4_551),
+        ("an endpoint on another node that reaches itself here is not masqueraded", 574),
+        ("external policy Local gives pods and the node what others get, with their source", 1_091),
+        ("external policy Local without local endpoints falls back to all", 1_057),
+        ("internal policy Local without local endpoints rejects", 1_093),
+        ("node ports are not served on loopback addresses unless nodePortAddresses names them", 623),
+        ("node ports without endpoints are left alone on addresses that serve no node ports", 682),
+        ("source ranges count before missing endpoints", 90),
+        ("source ranges do not count for the node's own address", 56),
+        ("the node itself is told that there is no endpoint", 168),
+    ];
+    assert_eq!(differences_to_36(Kind::Ipvs, of_ipvs), BTreeMap::from(expected));
+}
+
+#[test]
+fn in_iptables_mode_every_flow_goes_as_in_1_36() {
+    assert_eq!(differences_to_36(Kind::Iptables, |_| None), BTreeMap::new());
+}
+
+/// A Frontend with an endpoint, on a node with this configuration.
+fn one_frontend(object: &ConfigObject) -> (FrontendKey, Store, NodeFacts, Desired) {
+    let facts = NodeFacts::new(&Config::check(object, &mut Vec::new()), &Node::new("n1"), &HostAddresses::default());
+    let mut store = Store::new("n1");
+    let web: FrontendKey = "TCP 10.96.0.10:80".parse().unwrap();
+    let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
+    store.upsert_frontends(&ObjectKey::new("agent", "web"), [FrontendSpec::new(web, [endpoint])]);
+    let mut desired = Desired::new();
+    let all = desired.services_with(&store);
+    desired.refresh(&store, &facts, &all, &mut ());
+    (web, store, facts, desired)
+}
+
+/// Cases that the corpus lacks: pods told by the device that their packets come in by, and ports that no Service has.
+#[test]
+fn devices_and_ports_of_nobody() {
+    let mode = Some("InterfaceNamePrefix".to_owned());
+    let mut object = ConfigObject { detect_local_mode: mode, ..ConfigObject::default() };
+    "veth".clone_into(&mut object.detect_local.interface_name_prefix);
+    let (web, store, facts, desired) = one_frontend(&object);
+    let traced = |mode, packet: &Packet| {
+        trace::trace(mode, &store, (&desired, &facts), packet, iptables::Options::default()).verdict.to_string()
+    };
+    let source = IpAddr::from([192, 0, 2, 9]);
+    let traced_to =
+        trace::trace(Kind::Ipvs, &store, (&desired, &facts), &Packet::new(source, web), iptables::Options::default());
+    let said = traced_to.steps.join(" ");
+    assert!(said.contains("TCP 10.96.0.10:80 is a Frontend of Service agent/web: cluster IP."), "{said}");
+    assert!(!said.contains("Weights"), "all are the same: {said}");
+    for mode in [Kind::Ipvs, Kind::Nftables, Kind::Iptables] {
+        for (packet, expected) in [
+            (Packet::new(source, web).by("veth12"), "10.244.1.7:8080 (source kept)"),
+            (Packet::new(source, web).by("eth0"), "10.244.1.7:8080 (masqueraded)"),
+            (Packet::from_node(source, web), "10.244.1.7:8080 (masqueraded)"),
+        ] {
+            assert_eq!(traced(mode, &packet), expected, "{mode} {packet:?}");
+        }
+    }
+    let nobodys = Packet::new(source, FrontendKey { port: 81, ..web });
+    let all = Kind::ALL.map(|mode| traced(mode, &nobodys));
+    assert_eq!(all, ["rejected", "rejected", "left alone", "left alone"]);
+    let elsewhere = Packet::new(source, "TCP 203.0.113.9:80".parse().unwrap());
+    assert!(Kind::ALL.into_iter().all(|mode| traced(mode, &elsewhere) == "left alone"));
+}
+
+/// A node port is one only at addresses of this node.
+#[test]
+fn node_ports_are_those_of_this_node() {
+    let mut config = Config::default();
+    config.node_port_addresses = NodePortAddresses::Within(vec!["192.0.2.1/32".parse().unwrap()]);
+    let interfaces = BTreeMap::from([("eth0".to_owned(), [1, 2].map(|last| IpAddr::from([192, 0, 2, last])).into())]);
+    let facts = NodeFacts::new(&config, &Node::new("n1"), &HostAddresses { interfaces });
+    let mut store = Store::new("n1");
+    let object = json!({"metadata": {"namespace": "demo", "name": "web"},
+        "spec": {"type": "NodePort", "clusterIP": "10.96.0.10", "ports": [{"name": "p", "port": 80, "nodePort": 30080}]}});
+    store.upsert_service(&serde_json::from_value(object).unwrap());
+    let mut desired = Desired::new();
+    let all = desired.services_with(&store);
+    desired.refresh(&store, &facts, &all, &mut ());
+    let traced = |to: &str| {
+        let packet = Packet::new([203, 0, 113, 9].into(), to.parse().unwrap());
+        let trace = trace::trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
+        (trace.verdict.to_string(), trace.steps.join(" "))
+    };
+    let (verdict, steps) = traced("TCP 192.0.2.1:30080");
+    assert!(
+        verdict == "rejected" && steps.contains("is a Frontend of Service demo/web: node port."),
+        "{verdict}: {steps}"
+    );
+    let unserved = "30080 is the node port of demo/web:p, which is not served on 192.0.2.2.";
+    let (verdict, steps) = traced("TCP 192.0.2.2:30080");
+    assert!(verdict == "left alone" && steps.contains(unserved), "{verdict}: {steps}");
+    // Another host's, another protocol's, another port.
+    for to in ["TCP 192.0.2.3:30080", "UDP 192.0.2.2:30080", "TCP 192.0.2.2:30081"] {
+        let (verdict, steps) = traced(to);
+        assert!(verdict == "left alone" && !steps.contains("the node port of"), "{to}: {verdict}: {steps}");
+    }
+}
+
+/// Pods may go anywhere under policy `Local`; an endpoint on a third node answers a pod of another node past this one.
+#[test]
+fn pods_of_other_nodes() {
+    let mut config = Config::default();
+    config.local_traffic = LocalTraffic::ClusterCidrs(vec!["10.244.0.0/16".parse().unwrap()]);
+    let interfaces = BTreeMap::from([("eth0".to_owned(), vec![IpAddr::from([192, 0, 2, 1])])]);
+    let host = HostAddresses { interfaces };
+    let mut node = Node::new("n1");
+    let mut store = Store::new("n1");
+    let service = json!({"metadata": {"namespace": "demo", "name": "web"}, "spec": {"type": "NodePort",
+        "externalTrafficPolicy": "Local", "clusterIP": "10.96.0.10", "ports": [{"name": "p", "port": 80, "nodePort": 30080}]}});
+    let slice = json!({"metadata": {"namespace": "demo", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+        "addressType": "IPv4", "ports": [{"name": "p", "port": 8080, "protocol": "TCP"}],
+        "endpoints": [{"addresses": ["10.244.3.7"], "nodeName": "n3"}]});
+    store.upsert_service(&serde_json::from_value(service).unwrap());
+    store.upsert_slice(&serde_json::from_value(slice).unwrap());
+    let directly = "answer it directly";
+    for (own, mode, source, masqueraded, says) in [
+        (true, Kind::Nftables, [10, 244, 2, 7], true, "it comes from a pod of another node"),
+        (true, Kind::Iptables, [10, 244, 2, 7], false, "and the connection fails."),
+        (true, Kind::Nftables, [10, 244, 1, 7], false, "traffic policy Local keeps it"),
+        (true, Kind::Iptables, [10, 244, 1, 7], false, "traffic policy Local keeps it"),
+        (true, Kind::Userspace, [10, 244, 2, 7], true, "This node connects to the endpoint itself"),
+        (false, Kind::Nftables, [10, 244, 2, 7], false, "If the pod is on another node, the source becomes"),
+        (false, Kind::Iptables, [10, 244, 2, 7], false, "If the pod is on another node, endpoints on a third one"),
+    ] {
+        node.pod_cidrs = own.then(|| "10.244.1.0/24".parse().unwrap()).into_iter().collect();
+        let facts = NodeFacts::new(&config, &node, &host);
+        let mut desired = Desired::new();
+        let all = desired.services_with(&store);
+        desired.refresh(&store, &facts, &all, &mut ());
+        let packet = Packet::new(source.into(), "TCP 192.0.2.1:30080".parse().unwrap());
+        let trace = trace::trace(mode, &store, (&desired, &facts), &packet, iptables::Options::default());
+        let Verdict::Endpoints(reached) = &trace.verdict else { panic!("{trace:?}") };
+        let said = trace.steps.join(" ");
+        assert!(reached[0].masqueraded == masqueraded && said.contains(says), "{mode} {source:?}: {said}");
+        let is_iptables_elsewhere = mode == Kind::Iptables && !(own && source[2] == 1);
+        assert_eq!(said.contains(directly), is_iptables_elsewhere, "{mode} {source:?}: {said}");
+    }
+}
+
+/// Pods on a bridge: exactly the packets that come in by it are theirs.
+#[test]
+fn pods_of_a_bridge() {
+    let mode = Some("BridgeInterface".to_owned());
+    let mut object = ConfigObject { detect_local_mode: mode, ..ConfigObject::default() };
+    "cni0".clone_into(&mut object.detect_local.bridge_interface);
+    let (web, store, facts, desired) = one_frontend(&object);
+    for (device, expected) in [("cni0", "(source kept)"), ("cni01", "(masqueraded)"), ("eth0", "(masqueraded)")] {
+        let packet = Packet::new([192, 0, 2, 9].into(), web).by(device);
+        let trace = trace::trace(Kind::Nftables, &store, (&desired, &facts), &packet, iptables::Options::default());
+        assert_eq!(trace.verdict.to_string(), format!("10.244.1.7:8080 {expected}"), "{device}");
+    }
+}
+
+/// Packets to addresses and ports without a Service in a network of Services are refused with `ipvs.binding: routes`, though no Service has the
+/// address.
+#[test]
+fn networks_of_services_are_closed() {
+    let mut config = Config::default();
+    config.ipvs.binding = Binding::by_name("routes").unwrap();
+    // The second one has the node's address, so it is not made local as a whole.
+    config.ipvs.service_cidrs = ["10.96.0.0/12", "192.0.2.0/24"].map(|text| text.parse().unwrap()).into();
+    let interfaces = BTreeMap::from([("eth0".to_owned(), vec![IpAddr::from([192, 0, 2, 1])])]);
+    let host = HostAddresses { interfaces };
+    let facts = NodeFacts::new(&config, &Node::new("n1"), &host);
+    let mut store = Store::new("n1");
+    let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
+    let keys = ["TCP 10.96.0.10:80", "TCP 198.51.100.7:80"].map(|text| text.parse::<FrontendKey>().unwrap());
+    let frontends = keys.map(|key| FrontendSpec::new(key, [endpoint]));
+    store.upsert_frontends(&ObjectKey::new("agent", "web"), frontends);
+    let mut desired = Desired::new();
+    let all = desired.services_with(&store);
+    desired.refresh(&store, &facts, &all, &mut ());
+    let traced = |to: &str| {
+        let packet = Packet::new([203, 0, 113, 9].into(), to.parse().unwrap());
+        let trace = trace::trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
+        (trace.verdict.to_string(), trace.steps.join(" "))
+    };
+    for (to, verdict, why) in [
+        ("TCP 10.96.0.10:80", "10.244.1.7:8080 (source kept)", "this node's own, by the route of 10.96.0.0/12."),
+        ("TCP 198.51.100.7:80", "10.244.1.7:8080 (source kept)", "this node's own, by a route of its own."),
+        ("TCP 10.96.0.10:81", "rejected", "10.96.0.10 is a Service's address, and no Service has TCP 81."),
+        ("UDP 10.96.7.7:53", "rejected", "10.96.7.7 is in 10.96.0.0/12, whose addresses are all this node's"),
+        ("TCP 192.0.2.9:80", "left alone", "No Service has TCP 192.0.2.9:80."),
+        ("TCP 10.112.0.1:80", "left alone", "No Service has TCP 10.112.0.1:80."),
+    ] {
+        let (found, steps) = traced(to);
+        assert!(found == verdict && steps.contains(why), "{to}: {found}: {steps}");
+    }
+    config.ipvs.binding = Binding::Addresses;
+    let facts = NodeFacts::new(&config, &Node::new("n1"), &host);
+    let packet = Packet::new([203, 0, 113, 9].into(), "TCP 10.96.7.7:80".parse().unwrap());
+    let trace = trace::trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
+    assert_eq!(trace.verdict, Verdict::LeftAlone);
+}
+
+#[test]
+fn datagrams_alone_are_scheduled_one_by_one() {
+    let facts = NodeFacts::new(&Config::default(), &Node::new("n1"), &HostAddresses::default());
+    let mut balancing = Balancing::default();
+    balancing.one_packet = Some(true);
+    let balancing = Arc::new(balancing);
+    let keys = ["UDP 10.96.0.10:53", "TCP 10.96.0.10:53"].map(|text| text.parse::<FrontendKey>().unwrap());
+    let frontends = keys.map(|key| {
+        let mut spec = FrontendSpec::new(key, [EndpointKey::new([10, 244, 1, 7].into(), 53)]);
+        spec.balancing = Some(balancing.clone());
+        spec
+    });
+    let mut store = Store::new("n1");
+    store.upsert_frontends(&ObjectKey::new("agent", "dns"), frontends);
+    let mut desired = Desired::new();
+    let all = desired.services_with(&store);
+    desired.refresh(&store, &facts, &all, &mut ());
+    let says = keys.map(|key| {
+        let packet = Packet::new([203, 0, 113, 9].into(), key);
+        let trace = trace::trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
+        trace.steps.join(" ").contains("Each datagram is scheduled for itself.")
+    });
+    assert_eq!(says, [true, false]);
+}
+
+/// Node ports at loopback addresses, if these are named and the mode can serve them.
+#[test]
+fn node_ports_on_localhost() {
+    let mut config = Config::default();
+    let networks = ["127.0.0.0/8", "::1/128"].map(|network| network.parse().unwrap());
+    config.node_port_addresses = NodePortAddresses::Within(networks.into());
+    let options = iptables::Options::default();
+    let mut store = Store::new("n1");
+    let ports = json!([{"name": "p", "port": 80, "nodePort": 30080}]);
+    let object = json!({"metadata": {"namespace": "demo", "name": "web"}, "spec": {"type": "NodePort", "clusterIP": "10.96.0.10",
+        "clusterIPs": ["10.96.0.10", "fd00:96::10"], "ipFamilies": ["IPv4", "IPv6"], "ports": ports}});
+    store.upsert_service(&serde_json::from_value(object).unwrap());
+    for (family, endpoint) in [(Family::V4, "10.244.1.7"), (Family::V6, "fd00:244::7")] {
+        let slice = json!({"metadata": {"namespace": "demo", "name": family.name(), "labels": {"kubernetes.io/service-name": "web"}},
+            "addressType": family.name(), "endpoints": [{"addresses": [endpoint]}], "ports": [{"name": "p", "port": 80}]});
+        store.upsert_slice(&serde_json::from_value(slice).unwrap());
+    }
+    let verdicts = Kind::ALL.map(|mode| {
+        let mut facts = NodeFacts::new(&config, &Node::new("n1"), &HostAddresses::default());
+        facts.serve_localhost(mode.localhost(&options));
+        let mut desired = Desired::new();
+        let all = desired.services_with(&store);
+        desired.refresh(&store, &facts, &all, &mut ());
+        Family::ALL.map(|family| {
+            let to = FrontendKey::new(Protocol::Tcp, family.localhost(), 30_080);
+            let packet = Packet::from_node(family.localhost(), to);
+            trace::trace(mode, &store, (&desired, &facts), &packet, options).verdict.to_string()
+        })
+    });
+    let v4 = "10.244.1.7:80 (masqueraded)";
+    let v6 = "[fd00:244::7]:80 (masqueraded)";
+    assert_eq!(verdicts, [["left alone"; 2], [v4, "left alone"], [v4, "left alone"], [v4, v6]]);
+}

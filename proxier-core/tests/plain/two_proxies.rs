@@ -1,0 +1,317 @@
+//! Two proxies in one network namespace, with different names, on a kernel in memory: each has the same objects as alone, and neither touches the
+//! other.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use proxier_core::config::{Config, InterfaceName, KernelNames, NamePrefix, TableName};
+use proxier_core::fake::{FakeKernel, KernelState};
+use proxier_core::modes::ipvs::cleanup::cleanup;
+use proxier_core::modes::shared::cleaned::Cleaned;
+use proxier_core::modes::{Kind, nftables};
+use proxier_core::plan::report::Report;
+use proxier_core::ports::PortErrorKind;
+use proxier_core::reconciler::{Options, Reconciler};
+use proxier_core::snapshot::ObjectKey;
+use serde_json::json;
+
+const NODE: &str = "192.0.2.10";
+
+fn device(name: &str) -> InterfaceName {
+    InterfaceName::new(name).unwrap()
+}
+
+/// kube-proxy's names, beside an agent.
+fn ours() -> KernelNames {
+    let mut names = KernelNames::default();
+    names.other_devices.insert(device("agent0"));
+    names
+}
+
+/// An agent's names.
+fn agents() -> KernelNames {
+    let mut names = KernelNames::default();
+    (names.device, names.prefix) = (device("agent0"), NamePrefix::new("AGENT-").unwrap());
+    names.table = TableName::new("agent").unwrap();
+    names
+}
+
+fn config(names: KernelNames) -> Config {
+    let mut config = Config::default();
+    config.names = names;
+    config
+}
+
+fn kernel() -> FakeKernel {
+    let kernel = FakeKernel::new();
+    kernel.set_interface("eth0", &[NODE.parse().unwrap(), "2001:db8::10".parse().unwrap()]);
+    kernel
+}
+
+struct Proxy {
+    kernel: FakeKernel,
+    config: Config,
+    mode: Kind,
+    proxier: Reconciler,
+    /// Number in the addresses and ports of its Services, different from the other proxy's.
+    number: u16,
+    now: Duration,
+}
+
+impl Proxy {
+    fn new(kernel: &FakeKernel, names: KernelNames, mode: Kind, number: u16) -> Self {
+        let mut options = Options::default();
+        (options.config, options.mode) = (config(names), mode);
+        let (config, now) = (options.config.clone(), Duration::ZERO);
+        let proxier = Reconciler::new("node-a", options, now);
+        let mut proxy = Proxy { kernel: kernel.clone(), config, mode, proxier, number, now };
+        proxy.serve(1, &["10.244.0.1", "10.244.0.2"]);
+        proxy.serve(2, &["10.244.0.3"]);
+        proxy.proxier.start(now);
+        proxy
+    }
+
+    /// A Service with every kind of address.
+    fn serve(&mut self, which: u16, endpoints: &[&str]) {
+        let (number, name) = (self.number, format!("web-{}-{which}", self.number));
+        let service = json!({
+            "metadata": {"namespace": "demo", "name": name},
+            "spec": {
+                "type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 32000 + number * 10 + which,
+                "clusterIP": format!("10.{number}.0.{which}"),
+                "externalIPs": [format!("203.0.{number}.{which}")],
+                "loadBalancerSourceRanges": ["192.0.2.0/24"],
+                "ports": [
+                    {"name": "p", "port": 80, "nodePort": 30000 + number * 10 + which},
+                    {"name": "u", "port": 53, "protocol": "UDP", "nodePort": 31000 + number * 10 + which},
+                ],
+            },
+            "status": {"loadBalancer": {"ingress": [{"ip": format!("198.51.{number}.{which}")}]}},
+        });
+        let slice = json!({
+            "metadata": {
+                "namespace": "demo", "name": format!("{name}-1"), "labels": {"kubernetes.io/service-name": name},
+            },
+            "addressType": "IPv4",
+            "ports": [{"name": "p", "port": 8080}, {"name": "u", "port": 5353, "protocol": "UDP"}],
+            "endpoints": endpoints.iter().map(|address| json!({"addresses": [address], "nodeName": "node-a"})).collect::<Vec<_>>(),
+        });
+        self.proxier.upsert_service(&serde_json::from_value(service).unwrap(), self.now);
+        self.proxier.upsert_slice(&serde_json::from_value(slice).unwrap(), self.now);
+    }
+
+    fn delete(&mut self, which: u16) {
+        self.proxier.delete_service(&ObjectKey::new("demo", &format!("web-{}-{which}", self.number)), self.now);
+    }
+
+    /// Does all that is due within a minute, which has a full pass in it; returns the last full one.
+    fn settle(&mut self) -> Report {
+        let end = self.now + Duration::from_secs(60);
+        let mut full = None;
+        while let Some(at) = self.proxier.next_wake().filter(|at| *at <= end) {
+            self.now = self.now.max(at);
+            let now = self.now;
+            let Some(report) = self.proxier.pass(&|| now, &mut self.kernel.ports()) else { continue };
+            assert!(report.is_done(), "{report:#?}");
+            assert!(report.drift.is_empty(), "{:#?}", report.drift);
+            full = Some(report).filter(|report| report.full).or(full);
+        }
+        self.now = end;
+        full.unwrap()
+    }
+
+    fn clean(&mut self) -> Cleaned {
+        if self.mode == Kind::Ipvs {
+            return cleanup(&self.config, &mut self.kernel.ports());
+        }
+        nftables::cleanup(&self.config, &mut self.kernel.ports())
+    }
+}
+
+/// Number of writes. Finding flows to forget would count as one, though there may be none, so it is left out.
+fn writes(kernel: &FakeKernel) -> u64 {
+    let writes = kernel.writes();
+    writes.total() - writes.conntrack
+}
+
+/// State of the kernel in lines; a line of rules with its table. Parts that a fresh kernel has are left out.
+fn held(state: &KernelState) -> BTreeSet<String> {
+    let mut lines = BTreeSet::new();
+    lines.extend(state.ipvs.lines().map(|line| line.trim_end().to_owned()));
+    for (name, (create, entries)) in &state.sets {
+        lines.insert(create.clone());
+        lines.extend(entries.iter().map(|entry| format!("add {name} {entry}")));
+    }
+    for (which, text) in &state.rules {
+        let mut table = "";
+        for line in text.lines() {
+            if line.starts_with('*') {
+                table = line;
+            } else if line.contains("KUBE-") || line.contains("AGENT-") {
+                lines.insert(format!("{which:?} {table} {line}"));
+            }
+        }
+    }
+    lines.extend(state.tables.iter().map(|(name, text)| format!("{name}: {text}")));
+    for (name, addresses) in state.devices.iter().filter(|(name, _)| *name != "lo" && *name != "eth0") {
+        lines.insert(format!("device {name}"));
+        lines.extend(addresses.iter().map(|address| format!("{address} dev {name}")));
+    }
+    lines
+}
+
+/// State of a kernel with one proxy alone.
+fn alone(names: KernelNames, mode: Kind, number: u16) -> BTreeSet<String> {
+    let kernel = kernel();
+    Proxy::new(&kernel, names, mode, number).settle();
+    let held = held(&kernel.state());
+    assert!(held.len() >= 2, "{held:#?}");
+    held
+}
+
+fn union(one: &BTreeSet<String>, two: &BTreeSet<String>) -> BTreeSet<String> {
+    assert_eq!(one.intersection(two).collect::<Vec<_>>(), Vec::<&String>::new(), "they share nothing");
+    one.union(two).cloned().collect()
+}
+
+#[track_caller]
+fn same(kernel: &FakeKernel, wanted: &BTreeSet<String>) {
+    let found = held(&kernel.state());
+    let missing: Vec<_> = wanted.difference(&found).collect();
+    let more: Vec<_> = found.difference(wanted).collect();
+    assert!(missing.is_empty() && more.is_empty(), "missing {missing:#?}\nmore {more:#?}");
+}
+
+fn each_has_what_it_would_have_alone(one_mode: Kind, other_mode: Kind) {
+    let (one_alone, other_alone) = (alone(ours(), one_mode, 1), alone(agents(), other_mode, 2));
+    for reversed in [false, true] {
+        let kernel = kernel();
+        let mut one = Proxy::new(&kernel, ours(), one_mode, 1);
+        let mut other = Proxy::new(&kernel, agents(), other_mode, 2);
+        if reversed {
+            other.settle();
+        }
+        for _ in 0..2 {
+            one.settle();
+            other.settle();
+        }
+        same(&kernel, &union(&one_alone, &other_alone));
+        // No work is left, and each proxy sees the other's virtual servers as foreign.
+        for _ in 0..2 {
+            let before = writes(&kernel);
+            let (first, second) = (one.settle(), other.settle());
+            assert_eq!(writes(&kernel), before);
+            if (one_mode, other_mode) == (Kind::Ipvs, Kind::Ipvs) {
+                assert_eq!((first.foreign.len(), second.foreign.len()), (16, 16), "{:?}", first.foreign);
+            }
+        }
+
+        // A change of one proxy's Services does not concern the other.
+        one.serve(3, &["10.244.0.4"]);
+        one.settle();
+        one.delete(3);
+        one.settle();
+        other.settle();
+        same(&kernel, &union(&one_alone, &other_alone));
+
+        // Another process of one proxy starts, while the other runs.
+        let mut one = Proxy::new(&kernel, ours(), one_mode, 1);
+        let before = writes(&kernel);
+        one.settle();
+        assert_eq!(writes(&kernel), before);
+
+        // A cleanup of either proxy leaves the other's objects.
+        let (first, second, left) =
+            if reversed { (&mut one, &mut other, &other_alone) } else { (&mut other, &mut one, &one_alone) };
+        let cleaned = first.clean();
+        assert!(cleaned.is_done(), "{cleaned:#?}");
+        same(&kernel, left);
+        let before = writes(&kernel);
+        second.settle();
+        assert_eq!(writes(&kernel), before);
+        let cleaned = second.clean();
+        assert!(cleaned.is_done(), "{cleaned:#?}");
+        same(&kernel, &BTreeSet::new());
+    }
+}
+
+#[test]
+fn of_ipvs_mode() {
+    each_has_what_it_would_have_alone(Kind::Ipvs, Kind::Ipvs);
+}
+
+#[test]
+fn of_nftables_mode() {
+    each_has_what_it_would_have_alone(Kind::Nftables, Kind::Nftables);
+}
+
+#[test]
+fn of_different_modes() {
+    each_has_what_it_would_have_alone(Kind::Ipvs, Kind::Nftables);
+    each_has_what_it_would_have_alone(Kind::Nftables, Kind::Ipvs);
+}
+
+/// A proxy with other names has the same objects but for the names.
+#[test]
+fn names_are_all_that_differs() {
+    let renamed: BTreeSet<String> = alone(agents(), Kind::Ipvs, 1)
+        .into_iter()
+        .map(|line| line.replace("AGENT-", "KUBE-").replace("agent0", "kube-ipvs0"))
+        .collect();
+    // No two names are one after the kernel's cut.
+    let cut = |line: &String| {
+        let long = ["KUBE-6-LOAD-BALANCER-SOURCE-CI", "KUBE-6-NODE-PORT-LOCAL-SCTP-HA"];
+        long.iter().any(|name| line.contains(name))
+    };
+    let usual = alone(ours(), Kind::Ipvs, 1);
+    let without = |of: &BTreeSet<String>| of.iter().filter(|line| !cut(line)).cloned().collect::<BTreeSet<_>>();
+    assert_eq!(without(&renamed), without(&usual));
+    assert_eq!(renamed.len(), usual.len());
+}
+
+/// A device that is no dummy device is never emptied, nor do its addresses make virtual servers own.
+#[test]
+fn a_device_of_another_kind_is_left_alone() {
+    let mut kernel = kernel();
+    let theirs = format!("-A -t {NODE}:7777 -s rr\n");
+    kernel.ipvs().load(&theirs).unwrap();
+    let mut names = KernelNames::default();
+    names.device = device("eth0");
+    let mut options = Options::default();
+    options.config = config(names);
+    let config = options.config.clone();
+    let mut proxier = Reconciler::new("node-a", options, Duration::ZERO);
+    proxier.start(Duration::ZERO);
+    let before = kernel.state();
+    let report = proxier.pass(&|| Duration::ZERO, &mut kernel.ports()).unwrap();
+    assert!(report.has_failed());
+    let [unread] = report.unread.as_slice() else { panic!("{report:#?}") };
+    assert_eq!(unread.error.kind(), PortErrorKind::Invalid);
+    assert!(unread.to_string().contains("eth0"), "{unread}");
+    let cleaned = cleanup(&config, &mut kernel.ports());
+    assert!(!cleaned.is_done() && cleaned.unread.len() == 1, "{cleaned:#?}");
+    assert_eq!(kernel.state(), before);
+    assert_eq!(writes(&kernel), 0);
+}
+
+/// Node ports are served on this host's addresses: not on those of the other proxy's Services.
+#[test]
+fn node_ports_are_not_served_on_the_other_proxys_addresses() {
+    let kernel = kernel();
+    let mut one = Proxy::new(&kernel, ours(), Kind::Ipvs, 1);
+    let mut other = Proxy::new(&kernel, agents(), Kind::Ipvs, 2);
+    one.settle();
+    other.settle();
+    let at: BTreeMap<IpAddr, usize> =
+        kernel.ipvs().snapshot().unwrap().entries.iter().fold(BTreeMap::new(), |mut at, entry| {
+            if let ipvs::VirtualServerKey::Address { addr, port, .. } = entry.virtual_server.server.key
+                && port >= 30_000
+            {
+                *at.entry(addr).or_default() += 1;
+            }
+            at
+        });
+    // Two Services of each proxy, with a node port of TCP and one of UDP.
+    assert_eq!(at, [(NODE.parse().unwrap(), 8)].into());
+}

@@ -1,0 +1,561 @@
+//! Userspace mode on a kernel in memory: its listeners, its local addresses, foreign objects, restarts.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use proxier_core::config::LocalTraffic;
+use proxier_core::config::{Neighbour, User};
+use proxier_core::fake::{Call, FakeKernel, Fault};
+use proxier_core::modes::trace::trace;
+use proxier_core::modes::{self, iptables, userspace};
+use proxier_core::net::{FrontendKey, Network};
+use proxier_core::plan::report::Report;
+use proxier_core::plan::step::{Action, Part};
+use proxier_core::ports::{PortErrorKind, RouteOwner, Settings};
+use proxier_core::reconciler::Options;
+use proxier_core::service::{Packet, Verdict};
+use serde_json::{Value, json};
+
+use crate::node::{self, Node, options_of, prepared};
+
+fn options() -> Options {
+    options_of(modes::Kind::Userspace)
+}
+
+fn new() -> Node {
+    Node::on(prepared(FakeKernel::new()), options())
+}
+
+fn key(text: &str) -> FrontendKey {
+    text.parse().unwrap()
+}
+
+fn networks(texts: &[&str]) -> BTreeSet<Network> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+impl Node {
+    /// Listeners, each with the number of endpoints for clients outside and for those inside.
+    fn listeners(&self) -> Vec<String> {
+        let listeners = self.kernel.listeners();
+        listeners.values().map(|of| format!("{} {} {}", of.key, of.outside.len(), of.inside.len())).collect()
+    }
+
+    fn routes(&self) -> BTreeSet<Network> {
+        let routes = self.kernel.state().routes.into_iter();
+        routes.filter(|(owner, _)| *owner == RouteOwner::Userspace).map(|(_, route)| route.network).collect()
+    }
+}
+
+fn done(report: &Report, part: Part, action: Action) -> u64 {
+    report.applied.done.get(&(part, action)).copied().unwrap_or_default()
+}
+
+#[test]
+fn a_service_is_listened_for_on_all_its_addresses() {
+    let mut node = new();
+    node.service(
+        "web",
+        json!({
+            "type": "LoadBalancer", "clusterIP": "10.96.0.10", "externalIPs": ["198.51.100.7", "192.0.2.10"],
+            "ports": [{"name": "p", "port": 80, "nodePort": 30080}, {"name": "u", "port": 53, "protocol": "UDP"}],
+            "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.9"}]}},
+        }),
+    );
+    node.slice("web", &["10.244.1.7", "10.244.0.8@node-a"]);
+    let report = node.settles();
+    let expected = [
+        "TCP 10.96.0.10:80 2 2",
+        "TCP 192.0.2.10:80 2 2",
+        "TCP 192.0.2.10:30080 2 2",
+        "TCP 198.51.100.7:80 2 2",
+        "TCP 203.0.113.9:80 2 2",
+        "UDP 10.96.0.10:53 2 2",
+        "UDP 192.0.2.10:53 2 2",
+        "UDP 198.51.100.7:53 2 2",
+        "UDP 203.0.113.9:53 2 2",
+    ];
+    assert_eq!(node.listeners(), expected);
+    assert_eq!(node.routes(), networks(&["10.96.0.10/32", "198.51.100.7/32", "203.0.113.9/32"]));
+    assert_eq!(done(&report, Part::Listener, Action::Add), 9);
+    assert_eq!(done(&report, Part::Route, Action::Add), 3);
+    let groups: BTreeSet<_> = node.kernel.listeners().into_values().map(|of| of.group).collect();
+    assert_eq!(groups.len(), 2, "the addresses of a port belong together: {groups:?}");
+    assert_eq!(node.full().writes(), 0, "nothing differs");
+    // One slice changes: its listeners, and nothing else.
+    node.slice("web", &["10.244.1.7"]);
+    let report = node.settles();
+    assert_eq!((report.full, done(&report, Part::Listener, Action::Change), report.writes()), (false, 9, 9));
+    assert_eq!(node.listeners()[0], "TCP 10.96.0.10:80 1 1");
+    node.no_service("web");
+    let report = node.settles();
+    assert_eq!((node.listeners(), node.routes()), (vec![], networks(&[])));
+    assert_eq!((done(&report, Part::Listener, Action::Delete), done(&report, Part::Route, Action::Delete)), (9, 3));
+}
+
+#[test]
+fn policies_decide_who_gets_which_endpoints() {
+    let mut node = new();
+    let external = json!({
+        "type": "NodePort", "clusterIP": "10.96.0.1", "externalTrafficPolicy": "Local",
+        "ports": [{"name": "p", "port": 80, "nodePort": 30001}],
+    });
+    node.service("external", external);
+    node.slice("external", &["10.244.1.1", "10.244.0.1@node-a"]);
+    node.service("internal", json!({"clusterIP": "10.96.0.2", "internalTrafficPolicy": "Local"}));
+    node.slice("internal", &["10.244.1.1", "10.244.1.2"]);
+    node.service("empty", json!({"clusterIP": "10.96.0.3"}));
+    node.settles();
+    let expected = ["TCP 10.96.0.1:80 2 2", "TCP 10.96.0.2:80 0 0", "TCP 10.96.0.3:80 0 0", "TCP 192.0.2.10:30001 1 2"];
+    assert_eq!(node.listeners(), expected);
+    let listeners = node.kernel.listeners();
+    assert!(listeners[&key("TCP 10.96.0.2:80")].has_endpoints, "on other nodes");
+    assert!(!listeners[&key("TCP 10.96.0.3:80")].has_endpoints);
+}
+
+/// Reports about endpoints that get nothing.
+fn left_out(report: &Report) -> Vec<String> {
+    report.refused.iter().filter(|of| of.endpoint.is_some()).map(ToString::to_string).collect()
+}
+
+#[test]
+fn endpoints_on_which_this_process_listens_are_reported() {
+    let mut node = new();
+    let at = |cluster_ip: &str| json!({"clusterIP": cluster_ip, "ports": [{"name": "p", "port": 8080}]});
+    let because = |owner: &str| {
+        format!("this process listens there itself, for demo/{owner}: connections would come back for ever")
+    };
+    // The endpoint is the Service's own address.
+    node.service("web", at("10.96.0.1"));
+    node.slice("web", &["10.244.1.7", "10.96.0.1"]);
+    let own = format!("TCP 10.96.0.1:8080 of demo/web is not served by endpoint 10.96.0.1:8080: {}", because("web"));
+    assert_eq!(left_out(&node.settles()), [&*own]);
+    let verdict = |node: &Node| {
+        let known = (node.proxier.desired(), node.proxier.facts());
+        let packet = Packet::new("198.51.100.9".parse().unwrap(), key("TCP 10.96.0.1:8080"));
+        trace(modes::Kind::Userspace, node.proxier.store(), known, &packet, iptables::Options::default()).verdict
+    };
+    assert!(verdict(&node).to_string().starts_with("10.244.1.7:8080 ("), "{}", verdict(&node));
+    node.slice("web", &["10.96.0.1"]);
+    node.settles();
+    assert_eq!(verdict(&node), Verdict::Rejected, "its connection is reset");
+    // The endpoint is the address of another Service, which is not there yet, and leads back by an external IP.
+    node.service("one", at("10.96.0.2"));
+    node.slice("one", &["10.96.0.3"]);
+    let report = node.settles();
+    assert_eq!((left_out(&report), report.full), (vec![], false), "nobody listens there");
+    let mut other = at("10.96.0.3");
+    other["externalIPs"] = json!(["198.51.100.7"]);
+    node.service("other", other);
+    node.slice("other", &["10.96.0.2"]);
+    let report = node.settles();
+    let of = |key: &str, owner: &str, endpoint: &str, of: &str| {
+        format!("TCP {key} of demo/{owner} is not served by endpoint {endpoint}: {}", because(of))
+    };
+    let back = [
+        of("10.96.0.3:8080", "other", "10.96.0.2:8080", "one"),
+        of("198.51.100.7:8080", "other", "10.96.0.2:8080", "one"),
+    ];
+    assert_eq!((left_out(&report), report.full), (back.to_vec(), false));
+    let there = of("10.96.0.2:8080", "one", "10.96.0.3:8080", "other");
+    assert_eq!(left_out(&node.full()), [&own, &there, &back[0], &back[1]].map(String::as_str));
+    let listed: Vec<String> = node.proxier.refused().map(|refused| refused.to_string()).collect();
+    assert_eq!(listed, left_out(&node.full()), "for `explain` too");
+    // The endpoint is a node port, on any address of the node.
+    let node_port = json!({
+        "type": "NodePort", "clusterIP": "10.96.0.4", "ports": [{"name": "p", "port": 80, "nodePort": 8080}],
+    });
+    node.service("port", node_port);
+    node.slice("port", &["192.0.2.10"]);
+    let by_port = ["10.96.0.4:80", "192.0.2.10:8080"].map(|key| of(key, "port", "192.0.2.10:8080", "port"));
+    assert_eq!(left_out(&node.settles()), by_port);
+    // The endpoint has the other protocol, or the other port.
+    node.service("u", json!({"clusterIP": "10.96.0.5", "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]}));
+    node.slice("u", &["10.96.0.2", "10.96.0.5"]);
+    let udp = of("10.96.0.5:53", "u", "10.96.0.5:53", "u").replace("TCP", "UDP");
+    assert_eq!(left_out(&node.settles()), [udp]);
+    for name in ["web", "other", "port", "u"] {
+        node.no_service(name);
+    }
+    node.settles();
+    assert_eq!(left_out(&node.full()), Vec::<String>::new());
+}
+
+#[test]
+fn a_listener_without_a_descriptor_fails_alone_and_comes_back() {
+    let mut node = new();
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.settles();
+    node.kernel.fail(Fault::new(Call::RelaysServe, PortErrorKind::Full));
+    node.service("other", json!({"clusterIP": "10.96.0.2"}));
+    let report = node.pass();
+    let refused: Vec<String> = report.refused_by_kernel().map(|failure| failure.step.name.clone()).collect();
+    assert_eq!((refused, report.has_failed()), (vec!["TCP 10.96.0.2:80".to_owned()], false));
+    node.settles();
+    assert_eq!(node.listeners(), ["TCP 10.96.0.1:80 0 0", "TCP 10.96.0.2:80 0 0"]);
+}
+
+/// Listeners that send their endpoints the client's address, and rejected fields of the Service.
+fn told(node: &Node) -> (Vec<String>, Vec<String>) {
+    let listeners = node.kernel.listeners();
+    let told = listeners.values().filter(|of| of.proxy_protocol).map(|of| of.key.to_string()).collect();
+    (told, node.proxier.rejections().map(ToString::to_string).collect())
+}
+
+#[test]
+fn a_service_asks_that_endpoints_are_told_the_client() {
+    let mut node = new();
+    let web = |annotations: Value| {
+        json!({
+            "type": "NodePort", "clusterIP": "10.96.0.1", "annotations": annotations, "ports": [
+                {"name": "p", "port": 80, "nodePort": 30080}, {"name": "https", "port": 443},
+                {"name": "u", "port": 53, "protocol": "UDP"}, {"name": "dns", "port": 53},
+            ],
+        })
+    };
+    node.service("web", web(json!({})));
+    node.settles();
+    assert_eq!(told(&node), (vec![], vec![]));
+    let (header, ports) = ("proxier/proxy-protocol", "proxier/proxy-protocol-ports");
+    let all = ["TCP 10.96.0.1:53", "TCP 10.96.0.1:80", "TCP 10.96.0.1:443", "TCP 192.0.2.10:30080"];
+    for (annotations, expected, reason) in [
+        (json!({header: "v2"}), &all[..], None),
+        (json!({header: " v2 ", ports: "https, 53,https"}), &[all[0], all[2]], None),
+        (json!({header: "v2", ports: "80"}), &[all[1], all[3]], None),
+        (json!({}), &[], None),
+        (json!({header: "v1"}), &[], Some("[proxier/proxy-protocol] v1: not v2")),
+        (json!({header: ""}), &[], Some("[proxier/proxy-protocol] \"\": not v2")),
+        (json!({header: "v2", ports: "https,8080"}), &[all[2]], Some("-ports] 8080: neither number nor name")),
+        (json!({header: "v2", ports: "u"}), &[], Some("-ports] u: not a port of TCP")),
+        (json!({header: "v2", ports: ""}), &[], Some("-ports] \"\": neither number nor name")),
+        (json!({ports: "80"}), &[], Some("-ports] 80: needs proxier/proxy-protocol")),
+    ] {
+        node.service("web", web(annotations.clone()));
+        let report = node.settles();
+        let (found, said) = told(&node);
+        assert_eq!(found, expected, "{annotations}");
+        assert_eq!(said.len(), usize::from(reason.is_some()), "{annotations}: {said:?}");
+        assert!(reason.is_none_or(|reason| said[0].contains(reason)), "{annotations}: {said:?}");
+        assert_eq!(done(&report, Part::Listener, Action::Add), 0, "in place: {report:#?}");
+    }
+    let of_udp = json!({"clusterIP": "10.96.0.1", "annotations": {header: "v2"}, "ports": [
+        {"name": "u", "port": 53, "protocol": "UDP"},
+    ]});
+    node.service("web", of_udp);
+    node.settles();
+    let (found, said) = told(&node);
+    assert!(found.is_empty() && said.len() == 1 && said[0].contains("needs a port of TCP"), "{found:?} {said:?}");
+}
+
+#[test]
+fn other_modes_say_that_they_cannot_tell_the_client() {
+    for mode in modes::Kind::ALL {
+        let mut options = Options::default();
+        options.mode = mode;
+        let mut node = Node::on(FakeKernel::new(), options);
+        let annotations = json!({"proxier/proxy-protocol": "v2"});
+        node.service("web", json!({"clusterIP": "10.96.0.1", "annotations": annotations}));
+        let (_, said) = told(&node);
+        let expected = usize::from(mode != modes::Kind::Userspace);
+        assert_eq!(said.len(), expected, "{mode}: {said:?}");
+        assert!(said.iter().all(|said| said.contains("without effect: only userspace mode")), "{said:?}");
+    }
+}
+
+#[test]
+fn networks_that_are_not_the_services_alone_cut_nobody_off() {
+    let mut options = options();
+    options.config.local_traffic = LocalTraffic::ClusterCidrs(vec!["10.244.0.0/16".parse().unwrap()]);
+    options.userspace.service_cidrs =
+        ["10.0.0.0/8", "192.0.2.0/24", "10.96.0.0/12"].map(|network| network.parse().unwrap()).to_vec();
+    let mut node = Node::on(prepared(FakeKernel::new()), options);
+    node.service("web", json!({"clusterIP": "10.1.0.10"}));
+    node.service("inside", json!({"clusterIP": "10.96.0.10"}));
+    let report = node.settles();
+    let reasons = ["10.0.0.0/8, a network of cluster IPs", "192.0.2.0/24, a network of cluster IPs"];
+    let holds = ["it has 10.244.0.0/16, a network of pods;", "it has 192.0.2.10, an address of this node;"];
+    assert_eq!(report.limited.len(), 2, "{report:#?}");
+    for (said, (reason, holds)) in report.limited.iter().zip(reasons.iter().zip(holds)) {
+        assert!(said.starts_with(reason) && said.contains(holds), "{said}");
+    }
+    assert_eq!(node.routes(), networks(&["10.1.0.10/32", "10.96.0.0/12"]));
+    let again = node.full();
+    assert_eq!((again.writes(), again.limited.len()), (0, 0), "told once");
+    // The node gets an address within. Clients that are connected do not keep the route.
+    node.kernel.set_connected("10.96.0.99".parse().unwrap(), true);
+    node.kernel.set_interface("eth1", &["10.100.0.1".parse().unwrap()]);
+    node.proxier.host_changed(node.now);
+    let report = node.settles();
+    assert_eq!(node.routes(), networks(&["10.1.0.10/32", "10.96.0.10/32"]));
+    assert_eq!((report.limited.len(), report.drift.len()), (3, 0), "{report:#?}");
+    node.service("other", json!({"clusterIP": "10.96.0.11"}));
+    assert_eq!(node.settles().limited.len(), 0);
+    assert!(node.routes().contains(&"10.96.0.11/32".parse().unwrap()));
+    // A host that the node needs, found while it runs: no full pass follows.
+    let gateway = Neighbour::new("10.1.0.1".parse().unwrap());
+    node.proxier.set_neighbours(User::NameServer, [gateway], node.now);
+    node.kernel.set_interface("eth1", &[]);
+    node.proxier.host_changed(node.now);
+    node.settles();
+    // An address that is gone stays the node's for ten seconds.
+    node.now += Duration::from_secs(30);
+    let report = node.full();
+    assert_eq!(node.routes(), networks(&["10.1.0.10/32", "10.96.0.0/12"]), "{report:#?}");
+    node.proxier.set_neighbours(User::NameServer, [Neighbour::new("10.96.7.7".parse().unwrap())], node.now);
+    let report = node.settles();
+    assert_eq!(node.routes(), networks(&["10.1.0.10/32", "10.96.0.10/32", "10.96.0.11/32"]), "{report:#?}");
+    assert!(!report.full && report.limited.len() == 3 && report.drift.is_empty(), "{report:#?}");
+}
+
+#[test]
+fn networks_of_services_take_one_route_each() {
+    let mut options = options();
+    options.userspace.service_cidrs = vec!["10.96.0.0/12".parse().unwrap(), "fd00:10::/112".parse().unwrap()];
+    let mut node = Node::on(FakeKernel::new(), options);
+    let families = json!(["IPv4", "IPv6"]);
+    let ips = json!(["10.96.0.10", "fd00:10::10"]);
+    node.service(
+        "web",
+        json!({"clusterIP": "10.96.0.10", "clusterIPs": ips, "ipFamilies": families, "externalIPs": ["198.51.100.7"]}),
+    );
+    node.slice("web", &["10.244.1.7"]);
+    node.settles();
+    let all = networks(&["10.96.0.0/12", "198.51.100.7/32", "fd00:10::/112"]);
+    assert_eq!(node.routes(), all);
+    node.service("other", json!({"clusterIP": "10.96.0.11"}));
+    assert_eq!(done(&node.settles(), Part::Route, Action::Add), 0);
+    node.no_service("web");
+    node.settles();
+    assert_eq!(node.routes(), networks(&["10.96.0.0/12", "fd00:10::/112"]));
+}
+
+#[test]
+fn networks_that_the_cluster_names_count_instead() {
+    let mut options = options();
+    options.userspace.service_cidrs = vec!["10.112.0.0/16".parse().unwrap()];
+    let mut node = Node::on(FakeKernel::new(), options);
+    node.service("web", json!({"clusterIP": "10.96.0.10"}));
+    node.slice("web", &["10.244.1.7"]);
+    node.settles();
+    assert_eq!(node.routes(), networks(&["10.96.0.10/32", "10.112.0.0/16"]));
+    let listeners = node.listeners();
+    node.proxier.set_service_cidrs(networks(&["10.96.0.0/12"]), node.now);
+    let report = node.settles();
+    assert!(report.drift.is_empty(), "{report:#?}");
+    assert_eq!(node.routes(), networks(&["10.96.0.0/12"]));
+    // The network goes, and an address in it is in use: the address has its own route, and nothing was closed.
+    node.kernel.set_connected("10.96.0.10".parse().unwrap(), true);
+    node.proxier.set_service_cidrs(networks(&["10.128.0.0/16"]), node.now);
+    node.settles();
+    assert!(networks(&["10.96.0.10/32", "10.128.0.0/16"]).iter().all(|of| node.routes().contains(of)));
+    node.kernel.set_connected("10.96.0.10".parse().unwrap(), false);
+    node.settles();
+    assert_eq!(node.routes(), networks(&["10.96.0.10/32", "10.128.0.0/16"]));
+    node.proxier.set_service_cidrs([], node.now);
+    node.settles();
+    assert_eq!((node.routes(), node.listeners()), (networks(&["10.96.0.10/32", "10.112.0.0/16"]), listeners));
+}
+
+#[test]
+fn sctp_is_refused_with_the_reason() {
+    let mut node = new();
+    let ports = json!([{"name": "s", "port": 132, "protocol": "SCTP"}]);
+    node.service("signals", json!({"clusterIP": "10.96.0.10", "ports": ports}));
+    let report = node.settles();
+    assert_eq!((node.listeners(), node.routes()), (vec![], networks(&[])));
+    assert_eq!(report.refused.len(), 1);
+    assert_eq!((&*report.refused[0].service, &*report.refused[0].reason), ("demo/signals", userspace::NO_SCTP));
+}
+
+#[test]
+fn a_route_stays_while_connections_need_it() {
+    let mut node = new();
+    node.service("web", json!({"clusterIP": "10.96.0.10"}));
+    node.slice("web", &["10.244.1.7"]);
+    node.settles();
+    let address: IpAddr = "10.96.0.10".parse().unwrap();
+    node.kernel.set_connected(address, true);
+    node.no_service("web");
+    node.settles();
+    assert_eq!((node.listeners(), node.routes()), (vec![], networks(&["10.96.0.10/32"])));
+    for _ in 0..3 {
+        assert_eq!(node.settles().writes(), 0);
+        assert_eq!(node.routes(), networks(&["10.96.0.10/32"]));
+    }
+    node.kernel.set_connected(address, false);
+    let report = node.settles();
+    assert_eq!((report.full, node.routes()), (false, networks(&[])));
+    // Another Service gets the address meanwhile.
+    node.service("web", json!({"clusterIP": "10.96.0.10"}));
+    node.settles();
+    node.kernel.set_connected(address, true);
+    node.no_service("web");
+    node.settles();
+    node.service("next", json!({"clusterIP": "10.96.0.10", "ports": [{"name": "p", "port": 81}]}));
+    node.settles();
+    node.kernel.set_connected(address, false);
+    node.full();
+    assert_eq!(node.routes(), networks(&["10.96.0.10/32"]));
+}
+
+#[test]
+fn a_port_of_another_program_is_told_and_tried_again() {
+    let mut node = new();
+    for (name, address) in [("web", "10.96.0.10"), ("other", "10.96.0.11")] {
+        node.service(name, json!({"clusterIP": address}));
+        node.slice(name, &["10.244.1.7"]);
+    }
+    node.kernel.set_port_taken(key("TCP 10.96.0.10:80"), true);
+    let report = node.pass();
+    assert_eq!(node.listeners(), ["TCP 10.96.0.11:80 1 1"], "all else goes on");
+    assert!(!report.has_failed(), "the node is not at fault");
+    let failures: Vec<String> = report.applied.failures.iter().map(ToString::to_string).collect();
+    assert_eq!(failures.len(), 1);
+    assert!(failures[0].contains("TCP 10.96.0.10:80") && failures[0].contains("demo/web:p"), "{failures:?}");
+    let before = node.now;
+    assert_eq!(node.pass().applied.failures.len(), 1, "it is tried again");
+    assert!(node.now > before, "after a pause");
+    node.kernel.set_port_taken(key("TCP 10.96.0.10:80"), false);
+    node.settles();
+    assert_eq!(node.listeners().len(), 2);
+}
+
+#[test]
+fn a_new_process_listens_anew_and_deletes_routes_nobody_wants() {
+    let mut node = new();
+    for (name, address) in [("web", "10.96.0.10"), ("old", "10.96.0.11")] {
+        node.service(name, json!({"clusterIP": address}));
+        node.slice(name, &["10.244.1.7"]);
+    }
+    node.settles();
+    let kernel = node.kernel.clone();
+    kernel.restart();
+    let mut node = Node::on(kernel, options());
+    node.service("web", json!({"clusterIP": "10.96.0.10"}));
+    node.slice("web", &["10.244.1.7"]);
+    let report = node.settles();
+    assert_eq!(
+        (node.listeners(), node.routes()),
+        (vec!["TCP 10.96.0.10:80 1 1".to_owned()], networks(&["10.96.0.10/32"]))
+    );
+    assert_eq!(done(&report, Part::Route, Action::Add), 0);
+    let cleaned = userspace::cleanup(&mut node.kernel.ports());
+    assert!(cleaned.is_done(), "{cleaned:#?}");
+    assert_eq!(node.routes(), networks(&[]));
+    // A route is deleted by another program: a full pass finds it.
+    let report = node.full();
+    assert_eq!(
+        report.drift.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        ["+ route local 10.96.0.10/32 dev lo"]
+    );
+    assert_eq!(node.routes(), networks(&["10.96.0.10/32"]));
+}
+
+#[test]
+fn failures_are_reported_and_mended() {
+    let mut node = new();
+    node.service("web", json!({"clusterIP": "10.96.0.10"}));
+    node.slice("web", &["10.244.1.7"]);
+    node.kernel.fail(Fault::new(Call::RelaysConfigure, PortErrorKind::Busy));
+    assert!(node.pass().has_failed());
+    node.kernel.fail(Fault::new(Call::RoutesNetworks, PortErrorKind::Busy));
+    assert!(node.pass().has_failed());
+    node.kernel.fail(Fault::new(Call::RoutesAdd, PortErrorKind::Permission).item(0));
+    let report = node.pass();
+    assert!(report.has_failed() && report.applied.failures.len() == 1, "{report:#?}");
+    node.settles();
+    assert_eq!((node.listeners().len(), node.routes().len()), (1, 1));
+}
+
+#[test]
+fn settings_follow_the_host() {
+    let mut node = new();
+    node.service("web", json!({"clusterIP": "10.96.0.10"}));
+    node.settles();
+    node.kernel.set_interface("eth1", &["192.0.2.77".parse().unwrap()]);
+    node.proxier.host_changed(node.now);
+    node.settles();
+    let own: Vec<String> = node.kernel.relay_settings().own.iter().map(ToString::to_string).collect();
+    assert!(own.contains(&"192.0.2.10".to_owned()) && own.contains(&"192.0.2.77".to_owned()), "{own:?}");
+    let listener = node.kernel.listeners().remove(&key("TCP 10.96.0.10:80")).unwrap();
+    assert_eq!(listener.affinity, None);
+    node.service("web", json!({"clusterIP": "10.96.0.10", "sessionAffinity": "ClientIP"}));
+    node.settles();
+    let listener = node.kernel.listeners().remove(&key("TCP 10.96.0.10:80")).unwrap();
+    assert_eq!(listener.affinity, Some(Duration::from_secs(10_800)));
+}
+
+#[test]
+fn an_address_stays_until_its_last_port_goes() {
+    let spec = |ports: &[u16]| {
+        let ports: Vec<Value> = ports.iter().map(|port| json!({"name": format!("p{port}"), "port": port})).collect();
+        json!({"clusterIP": "10.96.0.10", "ports": ports})
+    };
+    let mut node = new();
+    node.service("web", spec(&[80, 81, 82]));
+    node.settles();
+    for ports in [&[81, 82][..], &[82]] {
+        node.service("web", spec(ports));
+        let report = node.settles();
+        assert_eq!((report.full, report.writes(), node.listeners().len()), (false, 1, ports.len()), "{report:#?}");
+        assert_eq!(node.routes(), networks(&["10.96.0.10/32"]));
+    }
+    node.no_service("web");
+    node.settles();
+    assert_eq!((node.listeners(), node.routes()), (vec![], networks(&[])));
+}
+
+/// A plan is empty only when no part of it has anything to do.
+#[test]
+fn a_plan_says_whether_it_is_empty() {
+    type Change<'a> = (&'a str, &'a dyn Fn(&mut Node));
+
+    let preview = |node: &mut Node| node.proxier.preview(node.now, &mut node.kernel.ports()).0.is_empty();
+    let port = |port: u16| json!({"name": format!("p{port}"), "port": port});
+    let web = |ports: &[Value]| json!({"clusterIP": "10.96.0.10", "ports": ports});
+    let mut options = options();
+    options.host.strict_arp = true;
+    let mut node = Node::on(FakeKernel::new(), options);
+    node.service("web", web(&[port(80)]));
+    node.settles();
+    assert!(preview(&mut node));
+    let changes: [Change<'_>; 6] = [
+        ("a listener comes", &|node| node.service("web", web(&[port(80), port(81)]))),
+        ("a listener goes", &|node| node.service("web", web(&[port(81)]))),
+        ("a route comes", &|node| node.proxier.set_service_cidrs(networks(&["10.128.0.0/16"]), node.now)),
+        ("a route goes", &|node| node.proxier.set_service_cidrs([], node.now)),
+        ("another own address", &|node| {
+            node.kernel.set_interface("eth1", &["192.0.2.77".parse().unwrap()]);
+            node.proxier.host_changed(node.now);
+        }),
+        ("a setting", &|node| node.kernel.set_sysctl("net/ipv4/conf/all/arp_ignore", Some("0"))),
+    ];
+    for (what, change) in changes {
+        change(&mut node);
+        assert!(!preview(&mut node), "{what}");
+        node.full();
+        assert!(preview(&mut node), "{what}, done");
+    }
+}
+
+#[test]
+fn passes_say_whether_health_checks_change() {
+    node::passes_say_whether_health_checks_change(&mut new());
+}
+
+#[test]
+fn a_preview_leaves_the_relay_as_it_is() {
+    let mut node = new();
+    node.service("web", json!({"clusterIP": "10.96.0.10"}));
+    let (plan, report) = node.proxier.preview(node.now, &mut node.kernel.ports());
+    assert!(report.unread.is_empty() && !plan.is_empty(), "{report:#?}");
+    let names = modes::shared::names::Names::new(node.proxier.store(), node.proxier.desired());
+    let steps: Vec<String> = plan.steps(&names).map(|step| step.to_string()).collect();
+    let place = |needle: &str| steps.iter().position(|step| step.contains(needle));
+    let (listens, leads_here) = (place("TCP 10.96.0.10:80 0 endpoints"), place("local 10.96.0.10/32"));
+    assert!(listens.is_some() && listens < leads_here, "{steps:#?}");
+    assert_eq!(node.kernel.relay_settings(), Settings::default());
+    node.settles();
+    assert_ne!(node.kernel.relay_settings(), Settings::default(), "the addresses of this host");
+}
