@@ -765,6 +765,9 @@ async fn a_program_gets_new_credentials_when_the_old_ones_end() {
     watching.snapshot().await;
     watched(&server).await;
     folder.put("token", "second");
+    server.accept_token("second");
+    server.end_watches();
+    watched(&server).await;
     server.demand_token("second");
     server.end_watches();
     watched(&server).await;

@@ -107,7 +107,8 @@ struct State {
     forbidden: Vec<&'static str>,
     events_forbidden: bool,
     service_cidrs: ServiceCidrs,
-    token: Option<String>,
+    /// Tokens that are accepted; any where there are none.
+    tokens: Vec<String>,
     requests: Vec<Request>,
     events: Vec<Value>,
     away: bool,
@@ -390,7 +391,12 @@ impl ApiServer {
 
     /// Demands this token from now on.
     pub fn demand_token(&self, token: &str) {
-        lock(&self.state).token = Some(token.to_owned());
+        lock(&self.state).tokens = vec![token.to_owned()];
+    }
+
+    /// Accepts this token too: requests that are on their way have the earlier one.
+    pub fn accept_token(&self, token: &str) {
+        lock(&self.state).tokens.push(token.to_owned());
     }
 
     /// All requests so far.
@@ -542,7 +548,7 @@ fn respond(stream: &mut TcpStream, request: &Request, state: &Mutex<State>) -> i
             return Err(io::Error::other("stopped"));
         }
         state.requests.push(request.clone());
-        if state.token.is_some() && state.token != request.token {
+        if !state.tokens.is_empty() && !request.token.as_ref().is_some_and(|token| state.tokens.contains(token)) {
             drop(state);
             return fail(stream, 401, &status(401));
         }
