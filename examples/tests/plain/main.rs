@@ -11,7 +11,6 @@
 mod cluster;
 mod configuration;
 mod explain;
-mod health;
 mod linear;
 mod lists;
 mod manifests;

@@ -1,4 +1,8 @@
 //! The servers of health and metrics, and of Services' health checks, as their clients see them.
+//!
+//! A program of its own: ports are closed and opened again, and a program that another test starts holds them from its fork to its exec.
+#![cfg(feature = "proxier-demo")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
