@@ -72,6 +72,11 @@ pub(crate) const DIFFERENCES: &[Named] = &[
         &[(Ipvs, Iptables28), (Ipvs, Iptables36), (Nftables, Iptables28), (Userspace, Iptables28)],
     ),
     shown(
+        "node ports are served on 127.0.0.1 where nodePortAddresses names it",
+        "KEP-6032; kube-proxy's nftables mode of 1.36 serves none there",
+        &[(Nftables, Nftables36)],
+    ),
+    shown(
         "node ports without endpoints are left alone on addresses that serve no node ports",
         "nodePortAddresses says where node ports are this proxy's",
         &[(Ipvs, Iptables28), (Ipvs, Iptables36), (Nftables, Iptables28)],

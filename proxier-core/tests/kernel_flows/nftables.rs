@@ -38,6 +38,11 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
         (Destination::Verdict(Verdict::Drop), "loadBalancerIP") if is_36 && refused => {
             Some("a load balancer without endpoints rejects everybody, also outside of its source ranges")
         }
+        (Destination::Verdict(Verdict::LeftAlone), "nodePort")
+            if is_36 && flow.to.ip().is_loopback() && !left_alone =>
+        {
+            Some("node ports are served on 127.0.0.1 where nodePortAddresses names it")
+        }
         (_, "nodePort") if flow.to.ip().is_loopback() && *kind == Kind::Destination => {
             Some("node ports are not served on loopback addresses unless nodePortAddresses names them")
         }
