@@ -150,7 +150,7 @@
 //! [`Rejection`]: snapshot::Rejection
 //! [`Desired`]: service::Desired
 //! [`Wanted`]: modes::ipvs::wanted::Wanted
-//! [`Changed`]: modes::ipvs::wanted::Changed
+//! [`Changed`]: modes::ipvs::index::Changed
 //! [`rules`]: modes::ipvs::rules
 //! [`safeguard`]: safeguard
 #![forbid(unsafe_code)]
