@@ -64,7 +64,7 @@ impl Reconciler {
         self.safeguard = safeguard;
         let plan = plan.filter(|_| report.unread.is_empty() && !self.mode.takes_over())?;
         ports.rules.set_lock_wait(Self::SHORT_LOCK_WAIT);
-        self.carry_out(&plan, &mut report, clock, ports);
+        self.carry_out(plan, &mut report, clock, ports);
         self.mode.retry_at_once();
         report.applied.failures.is_empty().then_some(report)
     }

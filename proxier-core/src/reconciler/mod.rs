@@ -27,8 +27,8 @@ use crate::modes::shared::sysctls::{self, HostSettings};
 use crate::modes::{self, Mode, Pass, Plan, iptables, ipvs, nftables, userspace};
 use crate::net::{Family, Network};
 use crate::plan::report::{Applied, Report, Unread};
-use crate::plan::step::{Part, Step};
-use crate::ports::Ports;
+use crate::plan::step::{Action, Part, Step};
+use crate::ports::{Ports, UdpServices};
 use crate::reconciler::cluster_nodes::ClusterNodes;
 use crate::reconciler::committed::{Committed, Noting};
 use crate::reconciler::indexing::{Indexing, Refreshed};
@@ -361,7 +361,7 @@ impl Reconciler {
         if let Some(plan) = self.prepare(pass, now, &mut report, ports) {
             // A running process retries soon, and must not delay anything else meanwhile.
             ports.rules.set_lock_wait(if self.settled { Self::SHORT_LOCK_WAIT } else { Self::FIRST_LOCK_WAIT });
-            if self.carry_out(&plan, &mut report, clock, ports) {
+            if self.carry_out(plan, &mut report, clock, ports) {
                 self.schedule.request_full(now);
             }
         }
@@ -384,7 +384,7 @@ impl Reconciler {
     /// Carries out a plan, with the work that the mode keeps for it. Returns whether the kernel has to be read again at once.
     fn carry_out(
         &mut self,
-        plan: &Plan,
+        plan: Plan,
         report: &mut Report,
         clock: &dyn Fn() -> Moment,
         ports: &mut Ports<'_>,
@@ -399,11 +399,14 @@ impl Reconciler {
         applied.add(outcome.applied);
         sysctls::set_guarded(&plan.guarded, !outcome.unwritten.contains(&Family::V4), ports.sysctls, &mut applied);
         // What is not written yet is translated as before.
-        let mut forget = plan.forget.clone();
-        forget.retain(|place, _| !outcome.unwritten.contains(&Family::of(place.ip())));
+        let is_unwritten = |place: &SocketAddr| outcome.unwritten.contains(&Family::of(place.ip()));
+        let (wait, forget): (UdpServices, UdpServices) =
+            plan.forget.into_iter().partition(|(place, _)| is_unwritten(place));
         let lack = self.mode.kind().leaves_packets_to_kernel().then_some(flows::STAY);
         let forgotten = flows::forget(&forget, lack, ports.conntrack, &mut applied);
-        self.unforgotten = if forgotten { BTreeSet::new() } else { plan.forget.keys().copied().collect() };
+        applied.count(Part::Flows, Action::Delete, applied.flows.total());
+        let again = forget.into_keys().filter(|_| !forgotten);
+        self.unforgotten = wait.into_keys().chain(again).collect();
         if report.full {
             self.unfinished.clear();
         }

@@ -457,15 +457,19 @@ fn failures_are_reported_and_mended() {
     let mut node = new();
     node.service("web", json!({"clusterIP": "10.96.0.10"}));
     node.slice("web", &["10.244.1.7"]);
+    let dns = json!([{"name": "http", "port": 53, "protocol": "UDP"}]);
+    node.service("dns", json!({"clusterIP": "10.96.0.11", "ports": dns}));
     node.kernel.fail(Fault::new(Call::RelaysConfigure, PortErrorKind::Busy));
     assert!(node.pass().has_failed());
+    assert_eq!(node.kernel.writes().conntrack, 0, "UDP flows go on while this process relays nothing");
     node.kernel.fail(Fault::new(Call::RoutesNetworks, PortErrorKind::Busy));
     assert!(node.pass().has_failed());
     node.kernel.fail(Fault::new(Call::RoutesAdd, PortErrorKind::Permission).item(0));
     let report = node.pass();
     assert!(report.has_failed() && report.applied.failures.len() == 1, "{report:#?}");
     node.settles();
-    assert_eq!((node.listeners().len(), node.routes().len()), (1, 1));
+    assert_eq!((node.listeners().len(), node.routes().len()), (2, 2));
+    assert!(node.kernel.writes().conntrack > 0);
 }
 
 #[test]

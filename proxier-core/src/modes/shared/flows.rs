@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use crate::net::{Family, FrontendKey, Protocol};
 use crate::plan::report::{Applied, Lack};
-use crate::plan::step::{Action, Part, Step};
+use crate::plan::step::Step;
 use crate::ports::{Conntrack, PortErrorKind, UdpServices};
 use crate::service::{Desired, Frontend};
 
@@ -87,6 +87,5 @@ pub(crate) fn forget(
             }
         }
     }
-    applied.count(Part::Flows, Action::Delete, applied.flows.total());
     true
 }

@@ -363,7 +363,7 @@ impl modes::Mode for Mode {
             if let Err(error) = ports.relays.configure(&settings) {
                 report.unread.push(Unread::new("the relay of this process", error));
                 report.drift.clear();
-                return Outcome::default();
+                return Outcome { unwritten: Family::ALL.into(), ..Outcome::default() };
             }
             self.settings = Some(settings);
         }
