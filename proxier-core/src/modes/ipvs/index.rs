@@ -16,6 +16,7 @@ use super::sets::SetKey;
 use super::split::{self, Marks};
 use super::wanted::{Marking, Wanted};
 use crate::config::Config;
+use crate::modes::shared::counts::{count, uncount};
 use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
 use crate::pack::pack;
 use crate::service::{Compiled, Desired, Follower, Frontend, Indexed, Roles};
@@ -479,24 +480,6 @@ pub(super) fn usual_flags(scheduler: Scheduler) -> SchedulerFlags {
         Scheduler::MaglevHashing => SchedulerFlags::MH_PORT | SchedulerFlags::MH_FALLBACK,
         _ => SchedulerFlags::empty(),
     }
-}
-
-/// Increments a count, and returns whether it is the first.
-fn count<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) -> bool {
-    let count = counts.entry(key).or_default();
-    *count = count.saturating_add(1);
-    *count == 1
-}
-
-/// Decrements a count, and returns whether none is left.
-fn uncount<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) -> bool {
-    let Some(count) = counts.get_mut(key) else { return false };
-    *count = count.saturating_sub(1);
-    let gone = *count == 0;
-    if gone {
-        counts.remove(key);
-    }
-    gone
 }
 
 impl Indexed<Index> {

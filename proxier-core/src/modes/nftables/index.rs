@@ -1,12 +1,12 @@
 //! Chains and elements that Frontends share, slots of endpoints, and changes since the tables were written.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::lower::{Item, SetName, Treatment, concat, lower};
 use super::pick::SharedChain;
 use super::slots::{Held, Slots};
+use crate::modes::shared::counts::{count, uncount};
 use crate::net::{Family, FrontendKey};
 use crate::pack::pack;
 use crate::service::{Compiled, Desired, Frontend, Roles};
@@ -16,7 +16,8 @@ use crate::service::{Compiled, Desired, Frontend, Roles};
 /// Elements are not kept: those of a Frontend follow from it ([`lower`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Index {
-    shared: Shared,
+    /// Number of Frontends and Services that need each.
+    needs: BTreeMap<Need, usize>,
     /// Slots of endpoints, of Frontends where they are not simply their places in the list.
     slots: BTreeMap<FrontendKey, Slots>,
     /// Slots as they were written, of Frontends that changed since.
@@ -54,32 +55,6 @@ impl Need {
     }
 }
 
-/// Number of Frontends and Services that need each.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Shared {
-    needs: BTreeMap<Need, usize>,
-}
-
-impl Shared {
-    /// Whether it is new.
-    fn count(&mut self, need: Need) -> bool {
-        let count = self.needs.entry(need).or_default();
-        *count = count.saturating_add(1);
-        *count == 1
-    }
-
-    /// Takes one user away. Returns whether it was the last.
-    fn uncount(&mut self, need: Need) -> bool {
-        let Entry::Occupied(mut count) = self.needs.entry(need) else { return false };
-        *count.get_mut() = count.get().saturating_sub(1);
-        let is_last = *count.get() == 0;
-        if is_last {
-            count.remove();
-        }
-        is_last
-    }
-}
-
 fn needs(frontend: &Frontend, slots: &Slots) -> impl Iterator<Item = Need> + use<> {
     let family = frontend.key.family();
     let chains = Treatment::of(frontend, slots).chains();
@@ -89,13 +64,13 @@ fn needs(frontend: &Frontend, slots: &Slots) -> impl Iterator<Item = Need> + use
 
 impl Index {
     fn add(&mut self, need: Need) {
-        if self.shared.count(need.clone()) {
+        if count(&mut self.needs, need.clone()) {
             self.toggle(need);
         }
     }
 
     fn remove(&mut self, need: Need) {
-        if self.shared.uncount(need.clone()) {
+        if uncount(&mut self.needs, &need) {
             self.toggle(need);
         }
     }
@@ -155,10 +130,10 @@ impl Index {
                 continue;
             }
             for need in needs(frontend, &new) {
-                self.shared.count(need);
+                count(&mut self.needs, need);
             }
             for need in needs(frontend, old) {
-                self.shared.uncount(need);
+                uncount(&mut self.needs, &need);
             }
             if new == none {
                 self.slots.remove(&key);
@@ -171,7 +146,7 @@ impl Index {
     /// The chains of a family that Frontends share.
     pub(super) fn chains(&self, family: Family) -> impl Iterator<Item = SharedChain> {
         // They come first in the order of needs, and are few; cluster IPs are as many as Services.
-        let all = self.shared.needs.keys().map_while(|need| match need {
+        let all = self.needs.keys().map_while(|need| match need {
             Need::Chain(of, chain) => Some((of, chain)),
             Need::ClusterIp(_) | Need::Hairpin(_) => None,
         });
@@ -179,7 +154,7 @@ impl Index {
     }
 
     pub(super) fn is_needed(&self, need: &Need) -> bool {
-        self.shared.needs.contains_key(need)
+        self.needs.contains_key(need)
     }
 
     /// The elements of a Frontend.
@@ -195,13 +170,13 @@ impl Index {
     /// All elements of a family, but for clients, which rules write.
     pub(super) fn items(&self, desired: &Desired, family: Family) -> impl Iterator<Item = Item> {
         let frontends = desired.frontends().filter(move |frontend| frontend.key.family() == family);
-        let shared = self.shared.needs.keys().filter(move |need| need.family() == family).filter_map(Need::item);
+        let shared = self.needs.keys().filter(move |need| need.family() == family).filter_map(Need::item);
         frontends.flat_map(|frontend| self.lower(frontend)).chain(shared)
     }
 
     /// Reduces memory by rebuilding everything; call it after a large change.
     pub(super) fn compact(&mut self) {
-        pack(&mut self.shared.needs);
+        pack(&mut self.needs);
         pack(&mut self.slots);
     }
 }

@@ -3,6 +3,7 @@
 pub(crate) mod by_default;
 pub(crate) mod chains;
 pub mod cleaned;
+pub(crate) mod counts;
 pub(crate) mod flows;
 pub mod host;
 pub mod local_traffic;

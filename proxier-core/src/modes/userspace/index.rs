@@ -1,10 +1,10 @@
 //! Addresses that have to be local, and the listeners of Frontends.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::lower::lower;
+use crate::modes::shared::counts::{count, uncount};
 use crate::modes::shared::routes::network_of;
 use crate::net::{EndpointKey, FrontendKey, Network, Protocol};
 use crate::pack::pack;
@@ -29,16 +29,10 @@ impl Index {
     /// Follows a Frontend. What stays is added before it is removed, so that its count never reaches zero.
     pub(super) fn follow(&mut self, before: Option<&Frontend>, after: Option<&Frontend>) {
         if let Some(address) = after.and_then(virtual_address) {
-            let count = self.addresses.entry(address).or_default();
-            *count = count.saturating_add(1);
+            count(&mut self.addresses, address);
         }
-        if let Some(address) = before.and_then(virtual_address)
-            && let Entry::Occupied(mut count) = self.addresses.entry(address)
-        {
-            *count.get_mut() = count.get().saturating_sub(1);
-            if *count.get() == 0 {
-                count.remove();
-            }
+        if let Some(address) = before.and_then(virtual_address) {
+            uncount(&mut self.addresses, &address);
         }
     }
 
