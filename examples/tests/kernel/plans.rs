@@ -466,7 +466,7 @@ fn beside(mode: &str) {
     }
 }
 
-/// What is read of a cluster is what the mode needs that serves, whatever was asked for: other Nodes' addresses, and networks of Services.
+/// Reading a cluster goes by the mode that serves, whatever was asked for: other Nodes' addresses, and networks of Services.
 #[test]
 fn a_plan_and_a_run_read_for_the_mode_that_serves() {
     kernel_test(&[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft], || {

@@ -9,7 +9,7 @@ use proxier_core::kernel::Options as KernelOptions;
 use proxier_core::modes::{self, iptables, trace};
 use proxier_core::net::{FrontendKey, Protocol};
 use proxier_core::reconciler::Options;
-use proxier_core::service::{Desired, NodeFacts, Packet, Reached, Verdict as Traced};
+use proxier_core::service::{Indexed, NodeFacts, Packet, Reached, Verdict as Traced};
 use proxier_core::snapshot::{Node, Store};
 use testkit::witness::Transport;
 use testkit::{Need, Netns, PROXY, kernel_test};
@@ -44,9 +44,7 @@ fn traced(scenario: &Scenario, flow: &Flow) -> Flow {
         store.upsert_service(service);
     }
     let facts = NodeFacts::new(&config, &Node::check(&node, &mut Vec::new()), &host);
-    let mut desired = Desired::new();
-    let all = desired.services_with(&store);
-    desired.refresh(&store, &facts, &all, &mut ());
+    let desired = Indexed::build(&store, &facts, ()).desired;
     let protocol = match flow.protocol {
         Transport::Tcp => Protocol::Tcp,
         Transport::Udp => Protocol::Udp,

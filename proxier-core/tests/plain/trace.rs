@@ -10,7 +10,7 @@ use proxier_core::config::{Binding, Config, LocalTraffic, NodePortAddresses};
 use proxier_core::modes::{Kind, iptables, trace};
 use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::objects::ConfigObject;
-use proxier_core::service::{Desired, NodeFacts, Packet, Reached, Trace, Verdict};
+use proxier_core::service::{Desired, Indexed, NodeFacts, Packet, Reached, Trace, Verdict};
 use proxier_core::snapshot::{Balancing, FrontendSpec, HostAddresses, Node, ObjectKey, Store};
 use serde_json::{Value, json};
 
@@ -28,9 +28,7 @@ impl World {
     fn new(mode: Kind, scenario: Scenario) -> Self {
         let (store, mut facts) = (store(&scenario), facts(&scenario));
         facts.serve_localhost(mode.localhost(&iptables::Options::default()));
-        let mut desired = Desired::new();
-        let all = desired.services_with(&store);
-        desired.refresh(&store, &facts, &all, &mut ());
+        let desired = Indexed::build(&store, &facts, ()).desired;
         World { scenario, store, facts, desired }
     }
 
@@ -392,9 +390,7 @@ fn one_frontend(object: &ConfigObject) -> (FrontendKey, Store, NodeFacts, Desire
     let web: FrontendKey = "TCP 10.96.0.10:80".parse().unwrap();
     let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
     store.upsert_frontends(&ObjectKey::new("agent", "web"), [FrontendSpec::new(web, [endpoint])]);
-    let mut desired = Desired::new();
-    let all = desired.services_with(&store);
-    desired.refresh(&store, &facts, &all, &mut ());
+    let desired = Indexed::build(&store, &facts, ()).desired;
     (web, store, facts, desired)
 }
 
@@ -441,9 +437,7 @@ fn node_ports_are_those_of_this_node() {
     let object = json!({"metadata": {"namespace": "demo", "name": "web"},
         "spec": {"type": "NodePort", "clusterIP": "10.96.0.10", "ports": [{"name": "p", "port": 80, "nodePort": 30080}]}});
     store.upsert_service(&serde_json::from_value(object).unwrap());
-    let mut desired = Desired::new();
-    let all = desired.services_with(&store);
-    desired.refresh(&store, &facts, &all, &mut ());
+    let desired = Indexed::build(&store, &facts, ()).desired;
     let traced = |to: &str| {
         let packet = Packet::new([203, 0, 113, 9].into(), to.parse().unwrap());
         let trace = trace::trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
@@ -492,9 +486,7 @@ fn pods_of_other_nodes() {
     ] {
         node.pod_cidrs = own.then(|| "10.244.1.0/24".parse().unwrap()).into_iter().collect();
         let facts = NodeFacts::new(&config, &node, &host);
-        let mut desired = Desired::new();
-        let all = desired.services_with(&store);
-        desired.refresh(&store, &facts, &all, &mut ());
+        let desired = Indexed::build(&store, &facts, ()).desired;
         let packet = Packet::new(source.into(), "TCP 192.0.2.1:30080".parse().unwrap());
         let trace = trace::trace(mode, &store, (&desired, &facts), &packet, iptables::Options::default());
         let Verdict::Endpoints(reached) = &trace.verdict else { panic!("{trace:?}") };
@@ -535,9 +527,7 @@ fn networks_of_services_are_closed() {
     let keys = ["TCP 10.96.0.10:80", "TCP 198.51.100.7:80"].map(|text| text.parse::<FrontendKey>().unwrap());
     let frontends = keys.map(|key| FrontendSpec::new(key, [endpoint]));
     store.upsert_frontends(&ObjectKey::new("agent", "web"), frontends);
-    let mut desired = Desired::new();
-    let all = desired.services_with(&store);
-    desired.refresh(&store, &facts, &all, &mut ());
+    let desired = Indexed::build(&store, &facts, ()).desired;
     let traced = |to: &str| {
         let packet = Packet::new([203, 0, 113, 9].into(), to.parse().unwrap());
         let trace = trace::trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
@@ -575,9 +565,7 @@ fn datagrams_alone_are_scheduled_one_by_one() {
     });
     let mut store = Store::new("n1");
     store.upsert_frontends(&ObjectKey::new("agent", "dns"), frontends);
-    let mut desired = Desired::new();
-    let all = desired.services_with(&store);
-    desired.refresh(&store, &facts, &all, &mut ());
+    let desired = Indexed::build(&store, &facts, ()).desired;
     let says = keys.map(|key| {
         let packet = Packet::new([203, 0, 113, 9].into(), key);
         let trace = trace::trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
@@ -606,9 +594,7 @@ fn node_ports_on_localhost() {
     let verdicts = Kind::ALL.map(|mode| {
         let mut facts = NodeFacts::new(&config, &Node::new("n1"), &HostAddresses::default());
         facts.serve_localhost(mode.localhost(&options));
-        let mut desired = Desired::new();
-        let all = desired.services_with(&store);
-        desired.refresh(&store, &facts, &all, &mut ());
+        let desired = Indexed::build(&store, &facts, ()).desired;
         Family::ALL.map(|family| {
             let to = FrontendKey::new(Protocol::Tcp, family.localhost(), 30_080);
             let packet = Packet::from_node(family.localhost(), to);

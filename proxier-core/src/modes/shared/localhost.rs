@@ -31,12 +31,12 @@ pub(crate) const FIREWALL: &str = "KUBE-FIREWALL";
 /// Comment of the rule that guards.
 pub(crate) const FIREWALL_COMMENT: &str = "block incoming localnet connections";
 
-/// What to write once a rule guards it ([`set_guarded`](super::sysctls::set_guarded)); and the same, where it may not be written from here.
+/// Values to write once a rule guards loopback addresses ([`set_guarded`](super::sysctls::set_guarded)), and those that may not be written from here.
 pub(crate) fn open(sysctls: &mut dyn Sysctls) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
     changes(sysctls, vec![Wanted::optional(ROUTE_LOCALNET, 1)])
 }
 
-/// As [`open`], but what to write before a mode's own guard goes: nothing if the kubelet's chain guards it too. A chain that cannot be read is
+/// Values to write before a mode's own guard goes, as [`open`] has them: none if the kubelet's chain guards it too. A chain that cannot be read is
 /// none.
 pub(crate) fn close(ports: &mut Ports<'_>) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
     if in_nf_tables(ports).unwrap_or(false) || by_programs(ports).unwrap_or(false) {

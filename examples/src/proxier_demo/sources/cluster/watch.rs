@@ -45,7 +45,7 @@ impl From<Failure> for Stop {
     }
 }
 
-/// What is asked of the server next.
+/// Next question to the server.
 #[derive(Default)]
 enum State {
     /// All objects: at the start, when the server no longer has the version, and after several watches that broke.
