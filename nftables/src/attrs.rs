@@ -399,6 +399,23 @@ attrs! {
 }
 
 attrs! {
+    /// Converts byte order.
+    "NFTA_BYTEORDER_",
+    pub enum ByteorderAttr<'a> {
+        /// Registers with the numbers.
+        SREG = 1 => Sreg(Be32),
+        /// Registers for the numbers.
+        DREG = 2 => Dreg(Be32),
+        /// `NFT_BYTEORDER_*`.
+        OP = 3 => Op(Be32),
+        /// Number of bytes.
+        LEN = 4 => Len(Be32),
+        /// Bytes of one number.
+        SIZE = 5 => Size(Be32),
+    }
+}
+
+attrs! {
     /// Compares with two constants.
     "NFTA_RANGE_",
     pub enum RangeAttr<'a> {
@@ -627,5 +644,169 @@ attrs! {
         SET_NAME = 4 => SetName(NulStr<'a>),
         /// The map's number within the transaction.
         SET_ID = 5 => SetId(Be32),
+    }
+}
+
+attrs! {
+    /// Reads an option or extension header, writes or removes an option.
+    "NFTA_EXTHDR_",
+    pub enum ExthdrAttr<'a> {
+        /// Register to read into.
+        DREG = 1 => Dreg(Be32),
+        /// Type of the header, kind of the option.
+        TYPE = 2 => Type(u8),
+        /// First byte.
+        OFFSET = 3 => Offset(Be32),
+        /// Number of bytes.
+        LEN = 4 => Len(Be32),
+        /// `NFT_EXTHDR_F_*`.
+        FLAGS = 5 => Flags(Be32),
+        /// `NFT_EXTHDR_OP_*`.
+        OP = 6 => Op(Be32),
+        /// Register to write from.
+        SREG = 7 => Sreg(Be32),
+    }
+}
+
+attrs! {
+    /// Reads what the packet's route has.
+    "NFTA_RT_",
+    pub enum RtAttr<'a> {
+        /// Register to read into.
+        DREG = 1 => Dreg(Be32),
+        /// `NFT_RT_*`.
+        KEY = 2 => Key(Be32),
+    }
+}
+
+attrs! {
+    /// Reads what the socket has.
+    "NFTA_SOCKET_",
+    pub enum SocketAttr<'a> {
+        /// `NFT_SOCKET_*`.
+        KEY = 1 => Key(Be32),
+        /// Register to read into.
+        DREG = 2 => Dreg(Be32),
+        /// Level of a control group.
+        LEVEL = 3 => Level(Be32),
+    }
+}
+
+attrs! {
+    /// Guesses the operating system.
+    "NFTA_OSF_",
+    pub enum OsfAttr<'a> {
+        /// Register for its name.
+        DREG = 1 => Dreg(Be32),
+        /// How the time to live is compared.
+        TTL = 2 => Ttl(u8),
+        /// `NFT_OSF_F_*`.
+        FLAGS = 3 => Flags(Be32),
+    }
+}
+
+attrs! {
+    /// Reads a state of IPsec.
+    "NFTA_XFRM_",
+    pub enum XfrmAttr<'a> {
+        /// Register to read into.
+        DREG = 1 => Dreg(Be32),
+        /// `NFT_XFRM_KEY_*`.
+        KEY = 2 => Key(Be32),
+        /// Incoming or outgoing, `XFRM_POLICY_*`.
+        DIR = 3 => Dir(u8),
+        /// Number of the state among those of the packet.
+        SPNUM = 4 => Spnum(Be32),
+    }
+}
+
+attrs! {
+    /// Answers for a server until the connection stands.
+    "NFTA_SYNPROXY_",
+    pub enum SynproxyAttr<'a> {
+        /// Greatest segment size.
+        MSS = 1 => Mss(Be16),
+        /// Window scale.
+        WSCALE = 2 => Wscale(u8),
+        /// `NF_SYNPROXY_OPT_*`.
+        FLAGS = 3 => Flags(Be32),
+    }
+}
+
+attrs! {
+    /// Matches up to a number of bytes.
+    "NFTA_QUOTA_",
+    pub enum QuotaAttr<'a> {
+        /// Number of bytes.
+        BYTES = 1 => Bytes(Be64),
+        /// `NFT_QUOTA_F_*`.
+        FLAGS = 2 => Flags(Be32),
+        /// Padding.
+        PAD = 3 => Pad(&'a [u8]),
+        /// Bytes so far.
+        CONSUMED = 4 => Consumed(Be64),
+    }
+}
+
+attrs! {
+    /// Matches up to a number of connections.
+    "NFTA_CONNLIMIT_",
+    pub enum ConnlimitAttr<'a> {
+        /// Number of connections.
+        COUNT = 1 => Count(Be32),
+        /// `NFT_CONNLIMIT_F_*`.
+        FLAGS = 2 => Flags(Be32),
+    }
+}
+
+attrs! {
+    /// Hands packets to a program.
+    "NFTA_QUEUE_",
+    pub enum QueueAttr<'a> {
+        /// First queue.
+        NUM = 1 => Num(Be16),
+        /// Number of queues.
+        TOTAL = 2 => Total(Be16),
+        /// `NFT_QUEUE_FLAG_*`.
+        FLAGS = 3 => Flags(Be16),
+        /// Register with the queue.
+        SREG_QNUM = 4 => SregQnum(Be32),
+    }
+}
+
+attrs! {
+    /// Sends a copy of the packet.
+    "NFTA_DUP_",
+    pub enum DupAttr<'a> {
+        /// Register with the address.
+        SREG_ADDR = 1 => SregAddr(Be32),
+        /// Register with the device.
+        SREG_DEV = 2 => SregDev(Be32),
+    }
+}
+
+attrs! {
+    /// Sends the packet on by a device.
+    "NFTA_FWD_",
+    pub enum FwdAttr<'a> {
+        /// Register with the device.
+        SREG_DEV = 1 => SregDev(Be32),
+        /// Register with the address.
+        SREG_ADDR = 2 => SregAddr(Be32),
+        /// Family of the address, `NFPROTO_*`.
+        NFPROTO = 3 => Nfproto(Be32),
+    }
+}
+
+attrs! {
+    /// Hands packets to a socket of this host.
+    "NFTA_TPROXY_",
+    pub enum TproxyAttr<'a> {
+        /// Family of the address, `NFPROTO_*`.
+        FAMILY = 1 => Family(Be32),
+        /// Register with the address.
+        REG_ADDR = 2 => RegAddr(Be32),
+        /// Register with the port.
+        REG_PORT = 3 => RegPort(Be32),
     }
 }

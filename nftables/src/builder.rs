@@ -391,7 +391,7 @@ impl RuleBuilder {
 
     /// Matches when a set has the key. In sets of ranges the kernel compares byte by byte, so marks and other numbers
     /// in the machine's byte order must be turned around first, with an [`expression`](RuleBuilder::expression) of kind
-    /// `byteorder`: [`OtherExpression`](crate::expr::OtherExpression) shows how.
+    /// [`ByteOrder`](crate::Expression::ByteOrder).
     pub fn in_set(self, key: &[Operand], set: impl Into<SetReference>) -> Self {
         self.lookup(key, set.into(), None, false)
     }

@@ -558,7 +558,9 @@ impl Client {
             sets.push(SetContents { set, elements });
         }
         let objects = self.list_objects(key)?;
-        Ok(TableSnapshot { generation, table, chains, rules, sets, objects })
+        let parts = [chains.len(), sets.len(), objects.len()].into_iter().sum::<usize>();
+        let left_out = table.references.saturating_sub(u32::try_from(parts).unwrap_or(u32::MAX));
+        Ok(TableSnapshot { generation, table, chains, rules, sets, objects, left_out })
     }
 
     /// The elements of a set, each once. While the kernel enlarges its table a dump leaves some out and may have others twice

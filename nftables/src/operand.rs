@@ -1,7 +1,8 @@
 //! Operands: values that a rule can read, as the left side of a match or the key of a map.
 
 use crate::expr::{
-    CtKey, Direction, Expression, FibFlags, FibResult, HeaderBase, MetaKey, NumgenKind, Register, SetReference,
+    ByteOrderOp, CtKey, Direction, Expression, FibFlags, FibResult, HeaderBase, MetaKey, NumgenKind, Register, RtKey,
+    SetReference, XfrmKey,
 };
 use crate::model::{DataType, Field, FieldTypes, InvalidValue, Value, padded};
 
@@ -23,7 +24,7 @@ use crate::model::{DataType, Field, FieldTypes, InvalidValue, Value, padded};
 /// let field = Field { data_type: DataType::INTEGER, length: 1 };
 /// let ttl = Operand::Payload { base: HeaderBase::Network, offset: 8, field };
 /// let expiring = rule(Family::Ip).matches(&ttl, CmpOp::Lt, Value::byte(2)).drop_packet().build()?;
-/// assert_eq!(expiring.to_nft(Family::Ip).as_deref(), Some("@nh,64,8 < 2 drop"));
+/// assert_eq!(expiring.to_nft(Family::Ip).as_deref(), Some("ip ttl < 2 drop"));
 ///
 /// // What a set of these operands has as fields of its key.
 /// assert_eq!(Operand::IP6_DADDR.field(), Field { data_type: DataType::IPV6_ADDR, length: 16 });
@@ -152,7 +153,7 @@ impl Operand {
         match self {
             Operand::Payload { field, .. } => *field,
             Operand::Masked(operand, _) => operand.field(),
-            Operand::Meta(key) => meta_type(*key).into(),
+            Operand::Meta(key) => meta_field(*key),
             Operand::Ct(key, _) => ct_field(*key),
             Operand::Fib(result, flags) => fib_type(*result, *flags).into(),
             Operand::Numgen { .. } | Operand::Hash { .. } | Operand::Map { .. } => {
@@ -167,11 +168,18 @@ impl Operand {
             Operand::Payload { field, .. } => field.length,
             Operand::Masked(operand, _) => operand.length(),
             Operand::Map { data, .. } => data.length(),
-            Operand::Meta(key) => meta_type(*key).length(),
+            Operand::Meta(key) => meta_field(*key).length,
             Operand::Ct(key, _) => ct_field(*key).length,
             Operand::Fib(result, flags) => fib_type(*result, *flags).length(),
             Operand::Numgen { .. } | Operand::Hash { .. } => 4,
         }
+    }
+
+    /// Whether the value is an integer in the machine's byte order.
+    pub(crate) fn is_host_order(&self) -> bool {
+        let mut expressions = Vec::new();
+        let loaded = self.load(Register::FIRST, &mut expressions).is_ok();
+        loaded && expressions.last().is_some_and(is_host_order)
     }
 
     /// The IP version whose header it is in.
@@ -246,36 +254,75 @@ pub(crate) fn load_all(
     }
 }
 
-/// The type of what goes with a packet.
-pub(crate) fn meta_type(key: MetaKey) -> DataType {
+/// Type and length of metadata, as nft has them (`meta_templates` of nft's src/meta.c).
+pub(crate) fn meta_field(key: MetaKey) -> Field {
+    let integer = |length| Field { data_type: DataType::INTEGER, length };
     match key {
-        MetaKey::Protocol => DataType::ETHER_TYPE,
-        MetaKey::Iif | MetaKey::Oif => DataType::IFACE_INDEX,
-        MetaKey::IifName | MetaKey::OifName => DataType::IFNAME,
-        MetaKey::SkUid => DataType::UID,
-        MetaKey::SkGid => DataType::GID,
-        MetaKey::NfProto => DataType::NF_PROTO,
-        MetaKey::L4Proto => DataType::INET_PROTO,
-        MetaKey::PktType => DataType::PKT_TYPE,
-        _ => DataType::MARK,
+        MetaKey::Protocol | MetaKey::BridgeIifVlanProtocol => DataType::ETHER_TYPE.into(),
+        MetaKey::Priority => DataType::CLASS_ID.into(),
+        MetaKey::Iif | MetaKey::Oif | MetaKey::SdIf => DataType::IFACE_INDEX.into(),
+        MetaKey::IifName
+        | MetaKey::OifName
+        | MetaKey::BridgeIifName
+        | MetaKey::BridgeOifName
+        | MetaKey::IifKind
+        | MetaKey::OifKind
+        | MetaKey::SdIfName => DataType::IFNAME.into(),
+        MetaKey::IifType | MetaKey::OifType => DataType::IFACE_TYPE.into(),
+        MetaKey::SkUid => DataType::UID.into(),
+        MetaKey::SkGid => DataType::GID.into(),
+        MetaKey::RtClassId => DataType::REALM.into(),
+        MetaKey::NfProto => DataType::NF_PROTO.into(),
+        MetaKey::L4Proto => DataType::INET_PROTO.into(),
+        MetaKey::PktType => DataType::PKT_TYPE.into(),
+        MetaKey::IifGroup | MetaKey::OifGroup => DataType::DEVICE_GROUP.into(),
+        MetaKey::SecPath => DataType::BOOLEAN.into(),
+        MetaKey::TimeNs => DataType::TIME_DATE.into(),
+        MetaKey::TimeDay => DataType::DAY.into(),
+        MetaKey::TimeHour => DataType::HOUR.into(),
+        MetaKey::NfTrace => integer(1),
+        MetaKey::BridgeIifPvid => integer(2),
+        MetaKey::Mark => DataType::MARK.into(),
+        MetaKey::Length | MetaKey::SecMark | MetaKey::Cpu | MetaKey::Cgroup | MetaKey::Random | MetaKey::Other(_) => {
+            integer(4)
+        }
     }
 }
 
-/// The type of a part of the connection.
+/// Type and length of a part of the connection, as nft has them (`ct_templates` of nft's src/ct.c).
 pub(crate) fn ct_field(key: CtKey) -> Field {
-    let data_type = match key {
-        CtKey::State => DataType::CT_STATE,
-        CtKey::Direction => DataType::CT_DIR,
-        CtKey::Status => DataType::CT_STATUS,
-        CtKey::L3Protocol => DataType::NF_PROTO,
-        CtKey::Protocol => DataType::INET_PROTO,
-        CtKey::SourcePort | CtKey::DestinationPort => DataType::INET_SERVICE,
-        CtKey::SourceIp | CtKey::DestinationIp => DataType::IPV4_ADDR,
-        CtKey::SourceIp6 | CtKey::DestinationIp6 | CtKey::Source | CtKey::Destination => DataType::IPV6_ADDR,
-        CtKey::Zone => return Field { data_type: DataType::INTEGER, length: 2 },
-        _ => DataType::MARK,
-    };
-    data_type.into()
+    let integer = |length| Field { data_type: DataType::INTEGER, length };
+    match key {
+        CtKey::State => DataType::CT_STATE.into(),
+        CtKey::Direction => DataType::CT_DIR.into(),
+        CtKey::Status => DataType::CT_STATUS.into(),
+        CtKey::Mark => DataType::MARK.into(),
+        CtKey::Expiration => DataType::TIME.into(),
+        CtKey::Helper => Field { data_type: DataType::STRING, length: 16 },
+        CtKey::L3Protocol => DataType::NF_PROTO.into(),
+        CtKey::Protocol => DataType::INET_PROTO.into(),
+        CtKey::SourcePort | CtKey::DestinationPort => DataType::INET_SERVICE.into(),
+        CtKey::SourceIp | CtKey::DestinationIp => DataType::IPV4_ADDR.into(),
+        CtKey::SourceIp6 | CtKey::DestinationIp6 | CtKey::Source | CtKey::Destination => DataType::IPV6_ADDR.into(),
+        CtKey::Labels => DataType::CT_LABEL.into(),
+        CtKey::Packets | CtKey::Bytes | CtKey::AveragePacket => integer(8),
+        CtKey::Zone => integer(2),
+        CtKey::EventMask => DataType::CT_EVENT.into(),
+        CtKey::SecMark | CtKey::Id | CtKey::Other(_) => integer(4),
+    }
+}
+
+/// Whether an integer that the expression reads is in the machine's byte order.
+pub(crate) fn is_host_order(expression: &Expression) -> bool {
+    match expression {
+        Expression::Meta { key, .. } => *key != MetaKey::Random,
+        Expression::Ct { key, .. } => *key != CtKey::Id,
+        Expression::ByteOrder { op, .. } => *op == ByteOrderOp::NetworkToHost,
+        Expression::Rt { key, .. } => *key == RtKey::TcpMss,
+        Expression::Xfrm { key, .. } => *key == XfrmKey::RequestId,
+        Expression::Numgen { .. } | Expression::Hash { .. } | Expression::SymmetricHash { .. } => true,
+        _ => false,
+    }
 }
 
 /// The type of what the routing tables say.

@@ -1,7 +1,7 @@
 //! A table with everything in it.
 
 use crate::model::{
-    ChainKey, Element, ObservedChain, ObservedObject, ObservedRule, ObservedSet, ObservedTable, SetFlags,
+    ChainKey, Element, InvalidValue, ObservedChain, ObservedObject, ObservedRule, ObservedSet, ObservedTable, SetFlags,
 };
 use crate::transaction::Transaction;
 
@@ -52,7 +52,7 @@ pub struct SetContents {
 /// transaction.flush_table(&table).delete_chain(&dns);
 /// client.commit(&transaction)?;
 /// let mut transaction = Transaction::new();
-/// transaction.remove_table(&table).append(snapshot.to_transaction());
+/// transaction.remove_table(&table).append(snapshot.to_transaction()?);
 /// client.commit(&transaction)?;
 /// assert_eq!(client.snapshot(&table)?.to_string(), snapshot.to_string());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -77,6 +77,10 @@ pub struct TableSnapshot {
     /// Objects of the table.
     #[cfg_attr(feature = "serde", serde(default))]
     pub objects: Vec<ObservedObject>,
+    /// Number of parts of the table that this has not: flow tables. A transaction that another program is about to commit may count,
+    /// too.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub left_out: u32,
 }
 
 impl TableSnapshot {
@@ -86,7 +90,14 @@ impl TableSnapshot {
     }
 
     /// The changes that make an equal table where there is none. Counters start at what they were.
-    pub fn to_transaction(&self) -> Transaction {
+    ///
+    /// # Errors
+    /// Parts of the table were left out, so that it would not be equal.
+    pub fn to_transaction(&self) -> Result<Transaction, InvalidValue> {
+        if self.left_out > 0 {
+            let what = format!("table {} with {} flow tables", self.table.table.key, self.left_out);
+            return Err(InvalidValue::new(what, "they are not in the snapshot"));
+        }
         let mut transaction = Transaction::new();
         transaction.add_table(self.table.table.clone());
         for object in &self.objects {
@@ -126,6 +137,6 @@ impl TableSnapshot {
             }
             transaction.add_rule(&rule.chain, again);
         }
-        transaction
+        Ok(transaction)
     }
 }

@@ -53,6 +53,11 @@ constants! {
     NFT_DYNSET_F_INV: u32 = 1;
     NFT_DYNSET_F_EXPR: u32 = 2;
     NFT_LIMIT_F_INV: u32 = 1;
+    NFT_EXTHDR_F_PRESENT: u32 = 1;
+    NFT_OSF_F_VERSION: u32 = 1;
+    NFT_QUOTA_F_INV: u32 = 1;
+    NFT_QUOTA_F_DEPLETED: u32 = 2;
+    NFT_CONNLIMIT_F_INV: u32 = 1;
     NFT_CHAIN_BASE: u32 = 1;
     NFT_RETURN: i32 = -5;
     NFT_GOTO: i32 = -4;

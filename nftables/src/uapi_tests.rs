@@ -5,6 +5,11 @@ use std::collections::BTreeMap;
 use netlink_batch::{AttrTable, Attribute};
 
 use crate::attrs;
+use crate::expr::{
+    ByteOrderOp, CmpOp, CtKey, DynSetOp, ExthdrOp, FibFlags, FibResult, HeaderBase, LogFlags, MetaKey, NatFlags,
+    NatKind, NumgenKind, QueueFlags, RtKey, ShiftOp, SocketKey, SynproxyFlags, XfrmKey,
+};
+use crate::model::{ObjectType, SetFlags, TableFlags};
 use crate::uapi;
 
 fn known() -> BTreeMap<String, i64> {
@@ -13,6 +18,9 @@ fn known() -> BTreeMap<String, i64> {
         "netfilter.h",
         "netfilter/nfnetlink.h",
         "netfilter/nf_tables.h",
+        "netfilter/nf_nat.h",
+        "netfilter/nf_log.h",
+        "netfilter/nf_synproxy.h",
     ])
     .unwrap()
 }
@@ -34,7 +42,8 @@ fn numbers_are_those_of_the_header() {
         NFT_MSG_GETOBJ, NFT_MSG_DELOBJ, NFT_NAME_MAXLEN, NFT_USERDATA_MAXLEN, NFT_DATA_VALUE_MAXLEN, NFT_DATA_VERDICT,
         NFT_SET_ELEM_INTERVAL_END, NFT_SET_ELEM_CATCHALL, NFT_DYNSET_F_INV, NFT_DYNSET_F_EXPR,
         NFNL_SUBSYS_NFTABLES, NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END, NFNL_BATCH_GENID, NFNLGRP_NFTABLES, NFT_REG_SIZE,
-        NFT_REG32_SIZE, NFT_LOOKUP_F_INV, NFT_LIMIT_F_INV, NFT_CHAIN_BASE,
+        NFT_REG32_SIZE, NFT_LOOKUP_F_INV, NFT_LIMIT_F_INV, NFT_CHAIN_BASE, NFT_EXTHDR_F_PRESENT, NFT_OSF_F_VERSION, NFT_QUOTA_F_INV,
+        NFT_QUOTA_F_DEPLETED, NFT_CONNLIMIT_F_INV,
         NFT_RETURN, NFT_GOTO, NFT_JUMP, NFT_BREAK, NFT_CONTINUE, NFT_OBJECT_COUNTER,
     );
 }
@@ -69,6 +78,7 @@ fn attributes_are_those_of_the_header() {
         table_of::<attrs::FibAttr<'_>>(),
         table_of::<attrs::CmpAttr<'_>>(),
         table_of::<attrs::BitwiseAttr<'_>>(),
+        table_of::<attrs::ByteorderAttr<'_>>(),
         table_of::<attrs::RangeAttr<'_>>(),
         table_of::<attrs::LookupAttr<'_>>(),
         table_of::<attrs::ImmediateAttr<'_>>(),
@@ -83,6 +93,18 @@ fn attributes_are_those_of_the_header() {
         table_of::<attrs::LimitAttr<'_>>(),
         table_of::<attrs::LogAttr<'_>>(),
         table_of::<attrs::ObjrefAttr<'_>>(),
+        table_of::<attrs::ExthdrAttr<'_>>(),
+        table_of::<attrs::RtAttr<'_>>(),
+        table_of::<attrs::SocketAttr<'_>>(),
+        table_of::<attrs::OsfAttr<'_>>(),
+        table_of::<attrs::XfrmAttr<'_>>(),
+        table_of::<attrs::SynproxyAttr<'_>>(),
+        table_of::<attrs::QuotaAttr<'_>>(),
+        table_of::<attrs::ConnlimitAttr<'_>>(),
+        table_of::<attrs::QueueAttr<'_>>(),
+        table_of::<attrs::DupAttr<'_>>(),
+        table_of::<attrs::FwdAttr<'_>>(),
+        table_of::<attrs::TproxyAttr<'_>>(),
     ];
     for table in tables {
         for row in table.rows {
@@ -92,4 +114,63 @@ fn attributes_are_those_of_the_header() {
             assert!(younger || known.get(&name) == Some(&i64::from(row.kind)), "{name}: {:?}", known.get(&name));
         }
     }
+}
+
+#[test]
+fn keys_and_kinds_are_those_of_the_header() {
+    let known = known();
+    for (prefix, constants) in [
+        ("NFT_PAYLOAD_", HeaderBase::CONSTANTS),
+        ("NFT_META_", MetaKey::CONSTANTS),
+        ("NFT_CT_", CtKey::CONSTANTS),
+        ("NFT_FIB_RESULT_", FibResult::CONSTANTS),
+        ("NFT_CMP_", CmpOp::CONSTANTS),
+        ("NFT_BYTEORDER_", ByteOrderOp::CONSTANTS),
+        ("NFT_NAT_", NatKind::CONSTANTS),
+        ("NFT_NG_", NumgenKind::CONSTANTS),
+        ("NFT_DYNSET_OP_", DynSetOp::CONSTANTS),
+        ("NFT_BITWISE_", ShiftOp::CONSTANTS),
+        ("NFT_EXTHDR_OP_", ExthdrOp::CONSTANTS),
+        ("NFT_RT_", RtKey::CONSTANTS),
+        ("NFT_SOCKET_", SocketKey::CONSTANTS),
+        ("NFT_XFRM_KEY_", XfrmKey::CONSTANTS),
+    ] {
+        for (name, number) in constants {
+            // Younger than some distributions' headers.
+            let younger = *name == "NFT_PAYLOAD_INNER_HEADER" && !known.contains_key(*name);
+            assert!(younger || known.get(*name) == Some(&i64::from(*number)), "{name}: {:?}", known.get(*name));
+            assert!(name.starts_with(prefix), "{name}");
+        }
+    }
+    let flags: [(&str, Vec<(&str, u32)>); 7] = [
+        ("NFTA_FIB_F_", names::<FibFlags>()),
+        ("NF_NAT_RANGE_", names::<NatFlags>()),
+        ("NFT_TABLE_F_", names::<TableFlags>()),
+        ("NFT_SET_", names::<SetFlags>()),
+        ("NF_LOG_", names::<LogFlags>()),
+        ("NF_SYNPROXY_OPT_", names::<SynproxyFlags>()),
+        ("NFT_QUEUE_FLAG_", names::<QueueFlags>()),
+    ];
+    for (prefix, flags) in flags {
+        for (name, bit) in flags {
+            let name = match (prefix, name) {
+                ("NF_NAT_RANGE_", "RANDOM") => "PROTO_RANDOM",
+                ("NF_NAT_RANGE_", "FULLY_RANDOM") => "PROTO_RANDOM_FULLY",
+                ("NFT_SET_", "DYNAMIC") => "EVAL",
+                ("NFT_SET_", "CONCATENATION") => "CONCAT",
+                ("NFT_SET_", "EXPRESSION") => "EXPR",
+                (_, name) => name,
+            };
+            let name = format!("{prefix}{name}");
+            let younger = name == "NFT_TABLE_F_PERSIST" && !known.contains_key(&name);
+            assert!(younger || known.get(&name) == Some(&i64::from(bit)), "{name}: {:?}", known.get(&name));
+        }
+    }
+    for (name, kind) in [("COUNTER", ObjectType::Counter), ("QUOTA", ObjectType::Quota), ("LIMIT", ObjectType::Limit)] {
+        assert_eq!(known.get(&format!("NFT_OBJECT_{name}")), Some(&i64::from(kind.number())));
+    }
+}
+
+fn names<F: bitflags::Flags<Bits = u32>>() -> Vec<(&'static str, u32)> {
+    F::FLAGS.iter().filter(|flag| flag.is_named()).map(|flag| (flag.name(), flag.value().bits())).collect()
 }

@@ -133,7 +133,7 @@ fn what_we_write_is_what_nft_writes() {
             Reply::Ok
         }
     });
-    let transaction = snapshot(fake().transport()).to_transaction();
+    let transaction = snapshot(fake().transport()).to_transaction().unwrap();
     netlink_batch::Transport::reserve(&mut transport, 0).unwrap();
     Client::with_transport(transport).commit(&transaction).unwrap();
     let ours = seen.lock().unwrap();

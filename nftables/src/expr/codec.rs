@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use netlink_batch::{Be16, Be32, Be64, Encoder, NLA_F_NESTED, NulStr};
 
-use super::{Expression, Register, RegisterRange, Reject, SetReference};
+use super::{Expression, ExthdrOp, QueueFlags, Register, RegisterRange, Reject, SetReference};
 use crate::attrs::{
-    BitwiseAttr, CmpAttr, CounterAttr, CtAttr, DataAttr, DynsetAttr, ExprAttr, FibAttr, HashAttr, ImmediateAttr,
-    LimitAttr, ListAttr, LogAttr, LookupAttr, MasqAttr, MetaAttr, NatAttr, NgAttr, ObjrefAttr, PayloadAttr, RangeAttr,
-    RedirAttr, RejectAttr, VerdictAttr,
+    BitwiseAttr, ByteorderAttr, CmpAttr, ConnlimitAttr, CounterAttr, CtAttr, DataAttr, DupAttr, DynsetAttr, ExprAttr,
+    ExthdrAttr, FibAttr, FwdAttr, HashAttr, ImmediateAttr, LimitAttr, ListAttr, LogAttr, LookupAttr, MasqAttr,
+    MetaAttr, NatAttr, NgAttr, ObjrefAttr, OsfAttr, PayloadAttr, QueueAttr, QuotaAttr, RangeAttr, RedirAttr,
+    RejectAttr, RtAttr, SocketAttr, SynproxyAttr, TproxyAttr, VerdictAttr, XfrmAttr,
 };
 use crate::model::{Name, Value, Verdict};
 use crate::uapi;
@@ -19,6 +20,12 @@ fn put_u32(out: &mut Encoder, kind: u16, value: u32) {
 
 fn put_register(out: &mut Encoder, kind: u16, register: Register) {
     put_u32(out, kind, register.to_wire());
+}
+
+fn put_optional_register(out: &mut Encoder, kind: u16, register: Option<Register>) {
+    if let Some(register) = register {
+        put_register(out, kind, register);
+    }
 }
 
 fn put_name(out: &mut Encoder, kind: u16, name: &Name) {
@@ -115,8 +122,23 @@ fn put_range(out: &mut Encoder, first: u16, last: u16, range: Option<&RegisterRa
     }
 }
 
+/// An option or extension header, and the bytes of it.
+fn put_option(out: &mut Encoder, op: ExthdrOp, kind: u8, bytes: Option<(u32, u32)>) {
+    out.attr(ExthdrAttr::TYPE, &kind);
+    if let Some((offset, length)) = bytes {
+        put_u32(out, ExthdrAttr::OFFSET, offset);
+        put_u32(out, ExthdrAttr::LEN, length);
+    }
+    put_u32(out, ExthdrAttr::OP, op.number());
+}
+
+fn put_queue_flags(out: &mut Encoder, flags: QueueFlags) {
+    // Two of sixteen bits are known.
+    out.attr(QueueAttr::FLAGS, &Be16(u16::try_from(flags.bits()).unwrap_or(u16::MAX)));
+}
+
 #[expect(clippy::too_many_lines, reason = "one arm for each expression, none of them long")]
-fn put_fields(out: &mut Encoder, expression: &Expression) {
+pub(crate) fn put_fields(out: &mut Encoder, expression: &Expression) {
     match expression {
         Expression::Payload { base, offset, length, register } => {
             put_register(out, PayloadAttr::DREG, *register);
@@ -173,6 +195,56 @@ fn put_fields(out: &mut Encoder, expression: &Expression) {
             put_data(out, BitwiseAttr::MASK, mask);
             put_data(out, BitwiseAttr::XOR, xor);
         }
+        Expression::Shift { source, register, length, op, bits } => {
+            put_register(out, BitwiseAttr::SREG, *source);
+            put_register(out, BitwiseAttr::DREG, *register);
+            put_u32(out, BitwiseAttr::OP, op.number());
+            put_u32(out, BitwiseAttr::LEN, *length);
+            put_data(out, BitwiseAttr::DATA, &Value::mark(*bits));
+        }
+        Expression::Exthdr { op, kind, offset, length, present, register } => {
+            put_register(out, ExthdrAttr::DREG, *register);
+            put_option(out, *op, *kind, Some((*offset, *length)));
+            put_u32(out, ExthdrAttr::FLAGS, if *present { uapi::NFT_EXTHDR_F_PRESENT } else { 0 });
+        }
+        // The kernel prints flags of these, and does not take them.
+        Expression::ExthdrSet { op, kind, offset, length, source } => {
+            put_register(out, ExthdrAttr::SREG, *source);
+            put_option(out, *op, *kind, Some((*offset, *length)));
+        }
+        Expression::ExthdrReset { op, kind } => put_option(out, *op, *kind, None),
+        Expression::Rt { key, register } => {
+            put_u32(out, RtAttr::KEY, key.number());
+            put_register(out, RtAttr::DREG, *register);
+        }
+        Expression::Socket { key, level, register } => {
+            put_u32(out, SocketAttr::KEY, key.number());
+            put_register(out, SocketAttr::DREG, *register);
+            if let Some(level) = level {
+                put_u32(out, SocketAttr::LEVEL, *level);
+            }
+        }
+        Expression::Osf { ttl, version, register } => {
+            put_register(out, OsfAttr::DREG, *register);
+            out.attr(OsfAttr::TTL, ttl);
+            // The kernel prints 0, and does not take it.
+            if *version {
+                put_u32(out, OsfAttr::FLAGS, uapi::NFT_OSF_F_VERSION);
+            }
+        }
+        Expression::Xfrm { key, outgoing, index, register } => {
+            put_register(out, XfrmAttr::DREG, *register);
+            put_u32(out, XfrmAttr::KEY, key.number());
+            out.attr(XfrmAttr::DIR, &u8::from(*outgoing));
+            put_u32(out, XfrmAttr::SPNUM, *index);
+        }
+        Expression::ByteOrder { source, register, op, length, size } => {
+            put_register(out, ByteorderAttr::SREG, *source);
+            put_register(out, ByteorderAttr::DREG, *register);
+            put_u32(out, ByteorderAttr::OP, op.number());
+            put_u32(out, ByteorderAttr::LEN, *length);
+            put_u32(out, ByteorderAttr::SIZE, *size);
+        }
         Expression::Range { register, inverted, from, to } => {
             put_register(out, RangeAttr::SREG, *register);
             put_u32(out, RangeAttr::OP, u32::from(*inverted));
@@ -181,9 +253,7 @@ fn put_fields(out: &mut Encoder, expression: &Expression) {
         }
         Expression::Lookup { set, source, register, inverted } => {
             put_register(out, LookupAttr::SREG, *source);
-            if let Some(register) = register {
-                put_register(out, LookupAttr::DREG, *register);
-            }
+            put_optional_register(out, LookupAttr::DREG, *register);
             put_set(out, LookupAttr::SET, LookupAttr::SET_ID, set);
             if *inverted {
                 put_u32(out, LookupAttr::FLAGS, uapi::NFT_LOOKUP_F_INV);
@@ -288,6 +358,45 @@ fn put_fields(out: &mut Encoder, expression: &Expression) {
             put_u32(out, LimitAttr::TYPE, u32::from(*bytes));
             put_u32(out, LimitAttr::FLAGS, u32::from(*inverted));
         }
+        Expression::Quota { bytes, consumed, inverted } => {
+            out.attr(QuotaAttr::BYTES, &Be64(*bytes));
+            out.attr(QuotaAttr::CONSUMED, &Be64(*consumed));
+            put_u32(out, QuotaAttr::FLAGS, if *inverted { uapi::NFT_QUOTA_F_INV } else { 0 });
+        }
+        Expression::ConnectionLimit { count, inverted } => {
+            put_u32(out, ConnlimitAttr::COUNT, *count);
+            put_u32(out, ConnlimitAttr::FLAGS, if *inverted { uapi::NFT_CONNLIMIT_F_INV } else { 0 });
+        }
+        Expression::Queue { first, count, flags } => {
+            out.attr(QueueAttr::NUM, &Be16(*first));
+            out.attr(QueueAttr::TOTAL, &Be16(*count));
+            put_queue_flags(out, *flags);
+        }
+        Expression::QueueFrom { source, flags } => {
+            put_register(out, QueueAttr::SREG_QNUM, *source);
+            put_queue_flags(out, *flags);
+        }
+        Expression::Duplicate { address, device } => {
+            put_optional_register(out, DupAttr::SREG_ADDR, *address);
+            put_optional_register(out, DupAttr::SREG_DEV, *device);
+        }
+        Expression::Forward { device, address } => {
+            put_register(out, FwdAttr::SREG_DEV, *device);
+            if let Some((family, register)) = address {
+                put_register(out, FwdAttr::SREG_ADDR, *register);
+                put_u32(out, FwdAttr::NFPROTO, u32::from(family.number()));
+            }
+        }
+        Expression::Tproxy { family, address, port } => {
+            put_u32(out, TproxyAttr::FAMILY, u32::from(family.number()));
+            put_optional_register(out, TproxyAttr::REG_ADDR, *address);
+            put_optional_register(out, TproxyAttr::REG_PORT, *port);
+        }
+        Expression::Synproxy { mss, window_scale, flags } => {
+            out.attr(SynproxyAttr::MSS, &Be16(*mss));
+            out.attr(SynproxyAttr::WSCALE, window_scale);
+            put_u32(out, SynproxyAttr::FLAGS, flags.bits());
+        }
         Expression::Log { prefix, group, snaplen, threshold, level, flags } => {
             if let Some(prefix) = prefix {
                 out.attr(LogAttr::PREFIX, &NulStr::from(prefix.as_str()));
@@ -305,7 +414,7 @@ fn put_fields(out: &mut Encoder, expression: &Expression) {
                 put_u32(out, LogAttr::LEVEL, *level);
             }
             if let Some(flags) = flags {
-                put_u32(out, LogAttr::FLAGS, *flags);
+                put_u32(out, LogAttr::FLAGS, flags.bits());
             }
         }
         Expression::ObjectReference { kind, name } => {

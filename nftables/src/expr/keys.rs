@@ -3,7 +3,7 @@
 use bitflags::bitflags;
 
 macro_rules! numbered {
-    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $number:literal, $text:literal;)* }) => {
+    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $number:literal $constant:ident, $text:literal;)* }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -15,6 +15,10 @@ macro_rules! numbered {
         }
 
         impl $name {
+            /// The kernel's constants, as its header names them.
+            #[cfg(test)]
+            pub(crate) const CONSTANTS: &[(&str, u32)] = &[$( (stringify!($constant), $number) ),*];
+
             /// The kernel's number.
             pub fn number(self) -> u32 {
                 match self {
@@ -46,13 +50,13 @@ numbered! {
     /// Header of a packet (`NFT_PAYLOAD_*`).
     HeaderBase {
         /// Ethernet.
-        Link = 0, "ll";
+        Link = 0 NFT_PAYLOAD_LL_HEADER, "ll";
         /// IPv4 or IPv6.
-        Network = 1, "nh";
+        Network = 1 NFT_PAYLOAD_NETWORK_HEADER, "nh";
         /// TCP, UDP and the like.
-        Transport = 2, "th";
+        Transport = 2 NFT_PAYLOAD_TRANSPORT_HEADER, "th";
         /// Data behind the transport header. Since Linux 6.2.
-        Inner = 3, "ih";
+        Inner = 3 NFT_PAYLOAD_INNER_HEADER, "ih";
     }
 }
 
@@ -60,31 +64,75 @@ numbered! {
     /// Metadata of a packet (`NFT_META_*`).
     MetaKey {
         /// Length in bytes.
-        Length = 0, "length";
+        Length = 0 NFT_META_LEN, "length";
         /// Ethernet type.
-        Protocol = 1, "protocol";
-        /// Priority of traffic control.
-        Priority = 2, "priority";
+        Protocol = 1 NFT_META_PROTOCOL, "protocol";
+        /// Priority and class of traffic control.
+        Priority = 2 NFT_META_PRIORITY, "priority";
         /// Packet mark.
-        Mark = 3, "mark";
+        Mark = 3 NFT_META_MARK, "mark";
         /// Index of the device it came by.
-        Iif = 4, "iif";
+        Iif = 4 NFT_META_IIF, "iif";
         /// Index of the device it leaves by.
-        Oif = 5, "oif";
+        Oif = 5 NFT_META_OIF, "oif";
         /// Name of the device it came by.
-        IifName = 6, "iifname";
+        IifName = 6 NFT_META_IIFNAME, "iifname";
         /// Name of the device it leaves by.
-        OifName = 7, "oifname";
+        OifName = 7 NFT_META_OIFNAME, "oifname";
+        /// Hardware type of the device it came by (`ARPHRD_*`).
+        IifType = 8 NFT_META_IIFTYPE, "iiftype";
+        /// Hardware type of the device it leaves by (`ARPHRD_*`).
+        OifType = 9 NFT_META_OIFTYPE, "oiftype";
         /// User of the socket.
-        SkUid = 10, "skuid";
+        SkUid = 10 NFT_META_SKUID, "skuid";
         /// Group of the socket.
-        SkGid = 11, "skgid";
+        SkGid = 11 NFT_META_SKGID, "skgid";
+        /// Whether the packet is traced.
+        NfTrace = 12 NFT_META_NFTRACE, "nftrace";
+        /// Realm of the route.
+        RtClassId = 13 NFT_META_RTCLASSID, "rtclassid";
+        /// Security mark.
+        SecMark = 14 NFT_META_SECMARK, "secmark";
         /// IPv4 or IPv6.
-        NfProto = 15, "nfproto";
+        NfProto = 15 NFT_META_NFPROTO, "nfproto";
         /// Transport protocol.
-        L4Proto = 16, "l4proto";
+        L4Proto = 16 NFT_META_L4PROTO, "l4proto";
+        /// Name of the bridge that it came by a port of.
+        BridgeIifName = 17 NFT_META_BRI_IIFNAME, "ibrname";
+        /// Name of the bridge that it leaves by a port of.
+        BridgeOifName = 18 NFT_META_BRI_OIFNAME, "obrname";
         /// To this host, to all, to another.
-        PktType = 19, "pkttype";
+        PktType = 19 NFT_META_PKTTYPE, "pkttype";
+        /// Processor that handles it.
+        Cpu = 20 NFT_META_CPU, "cpu";
+        /// Group of the device it came by.
+        IifGroup = 21 NFT_META_IIFGROUP, "iifgroup";
+        /// Group of the device it leaves by.
+        OifGroup = 22 NFT_META_OIFGROUP, "oifgroup";
+        /// Class of the socket's control group (`net_cls`).
+        Cgroup = 23 NFT_META_CGROUP, "cgroup";
+        /// Random number.
+        Random = 24 NFT_META_PRANDOM, "random";
+        /// Whether it came by IPsec.
+        SecPath = 25 NFT_META_SECPATH, "ipsec";
+        /// Kind of the device it came by: `veth`, for example.
+        IifKind = 26 NFT_META_IIFKIND, "iifkind";
+        /// Kind of the device it leaves by.
+        OifKind = 27 NFT_META_OIFKIND, "oifkind";
+        /// VLAN of the bridge's port it came by.
+        BridgeIifPvid = 28 NFT_META_BRI_IIFPVID, "ibrpvid";
+        /// VLAN protocol of the bridge it came by.
+        BridgeIifVlanProtocol = 29 NFT_META_BRI_IIFVPROTO, "ibrvproto";
+        /// Time in nanoseconds since 1970. Since Linux 5.4.
+        TimeNs = 30 NFT_META_TIME_NS, "time";
+        /// Day of the week, Sunday is 0. Since Linux 5.4.
+        TimeDay = 31 NFT_META_TIME_DAY, "day";
+        /// Seconds since midnight, UTC. Since Linux 5.4.
+        TimeHour = 32 NFT_META_TIME_HOUR, "hour";
+        /// Index of the device within a VRF that it came by. Since Linux 5.8.
+        SdIf = 33 NFT_META_SDIF, "sdif";
+        /// Name of the device within a VRF that it came by. Since Linux 5.8.
+        SdIfName = 34 NFT_META_SDIFNAME, "sdifname";
     }
 }
 
@@ -92,39 +140,53 @@ numbered! {
     /// A part of a connection (`NFT_CT_*`).
     CtKey {
         /// New, established, related, invalid.
-        State = 0, "state";
+        State = 0 NFT_CT_STATE, "state";
         /// Original or reply.
-        Direction = 1, "direction";
+        Direction = 1 NFT_CT_DIRECTION, "direction";
         /// Status bits: translated, for example.
-        Status = 2, "status";
+        Status = 2 NFT_CT_STATUS, "status";
         /// Connection mark.
-        Mark = 3, "mark";
-        /// Time left.
-        Expiration = 5, "expiration";
+        Mark = 3 NFT_CT_MARK, "mark";
+        /// Security mark.
+        SecMark = 4 NFT_CT_SECMARK, "secmark";
+        /// Time left, in milliseconds.
+        Expiration = 5 NFT_CT_EXPIRATION, "expiration";
+        /// Name of the helper.
+        Helper = 6 NFT_CT_HELPER, "helper";
         /// Family.
-        L3Protocol = 7, "l3proto";
+        L3Protocol = 7 NFT_CT_L3PROTOCOL, "l3proto";
         /// Source, of any family.
-        Source = 8, "saddr";
+        Source = 8 NFT_CT_SRC, "saddr";
         /// Destination, of any family.
-        Destination = 9, "daddr";
+        Destination = 9 NFT_CT_DST, "daddr";
         /// Transport protocol.
-        Protocol = 10, "protocol";
+        Protocol = 10 NFT_CT_PROTOCOL, "protocol";
         /// Source port.
-        SourcePort = 11, "proto-src";
+        SourcePort = 11 NFT_CT_PROTO_SRC, "proto-src";
         /// Destination port.
-        DestinationPort = 12, "proto-dst";
+        DestinationPort = 12 NFT_CT_PROTO_DST, "proto-dst";
+        /// Labels, 128 bits.
+        Labels = 13 NFT_CT_LABELS, "label";
+        /// Number of packets, counted with `nf_conntrack_acct`.
+        Packets = 14 NFT_CT_PKTS, "packets";
+        /// Number of bytes, counted with `nf_conntrack_acct`.
+        Bytes = 15 NFT_CT_BYTES, "bytes";
+        /// Bytes for each packet.
+        AveragePacket = 16 NFT_CT_AVGPKT, "avgpkt";
         /// Zone.
-        Zone = 16, "zone";
+        Zone = 17 NFT_CT_ZONE, "zone";
+        /// Events that are reported (`IPCT_*`). Only to be set.
+        EventMask = 18 NFT_CT_EVENTMASK, "event";
         /// Source, IPv4.
-        SourceIp = 19, "ip saddr";
+        SourceIp = 19 NFT_CT_SRC_IP, "ip saddr";
         /// Destination, IPv4.
-        DestinationIp = 20, "ip daddr";
+        DestinationIp = 20 NFT_CT_DST_IP, "ip daddr";
         /// Source, IPv6.
-        SourceIp6 = 21, "ip6 saddr";
+        SourceIp6 = 21 NFT_CT_SRC_IP6, "ip6 saddr";
         /// Destination, IPv6.
-        DestinationIp6 = 22, "ip6 daddr";
+        DestinationIp6 = 22 NFT_CT_DST_IP6, "ip6 daddr";
         /// Number of the connection.
-        Id = 23, "id";
+        Id = 23 NFT_CT_ID, "id";
     }
 }
 
@@ -148,11 +210,11 @@ numbered! {
     /// Result of a routing lookup (`NFT_FIB_RESULT_*`).
     FibResult {
         /// Index of the device.
-        Oif = 1, "oif";
+        Oif = 1 NFT_FIB_RESULT_OIF, "oif";
         /// Name of the device.
-        OifName = 2, "oifname";
+        OifName = 2 NFT_FIB_RESULT_OIFNAME, "oifname";
         /// Type of the address: local, for example.
-        AddressType = 3, "type";
+        AddressType = 3 NFT_FIB_RESULT_ADDRTYPE, "type";
     }
 }
 
@@ -181,17 +243,27 @@ numbered! {
     /// Comparison (`NFT_CMP_*`).
     CmpOp {
         /// Equal.
-        Eq = 0, "==";
+        Eq = 0 NFT_CMP_EQ, "==";
         /// Not equal.
-        Ne = 1, "!=";
+        Ne = 1 NFT_CMP_NEQ, "!=";
         /// Less. Values are compared byte by byte, so numbers must be in network byte order.
-        Lt = 2, "<";
+        Lt = 2 NFT_CMP_LT, "<";
         /// Less or equal.
-        Le = 3, "<=";
+        Le = 3 NFT_CMP_LTE, "<=";
         /// Greater.
-        Gt = 4, ">";
+        Gt = 4 NFT_CMP_GT, ">";
         /// Greater or equal.
-        Ge = 5, ">=";
+        Ge = 5 NFT_CMP_GTE, ">=";
+    }
+}
+
+numbered! {
+    /// Conversion of numbers (`NFT_BYTEORDER_*`).
+    ByteOrderOp {
+        /// From network byte order to the machine's.
+        NetworkToHost = 0 NFT_BYTEORDER_NTOH, "ntoh";
+        /// From the machine's byte order to the network's.
+        HostToNetwork = 1 NFT_BYTEORDER_HTON, "hton";
     }
 }
 
@@ -199,9 +271,9 @@ numbered! {
     /// Address to translate (`NFT_NAT_*`).
     NatKind {
         /// The source.
-        Source = 0, "snat";
+        Source = 0 NFT_NAT_SNAT, "snat";
         /// The destination.
-        Destination = 1, "dnat";
+        Destination = 1 NFT_NAT_DNAT, "dnat";
     }
 }
 
@@ -232,9 +304,9 @@ numbered! {
     /// Generator of numbers (`NFT_NG_*`).
     NumgenKind {
         /// One after another.
-        Incremental = 0, "inc";
+        Incremental = 0 NFT_NG_INCREMENTAL, "inc";
         /// At random.
-        Random = 1, "random";
+        Random = 1 NFT_NG_RANDOM, "random";
     }
 }
 
@@ -242,11 +314,134 @@ numbered! {
     /// Operation on an element of a set (`NFT_DYNSET_OP_*`).
     DynSetOp {
         /// Added, unless it is there.
-        Add = 0, "add";
+        Add = 0 NFT_DYNSET_OP_ADD, "add";
         /// Added, or its time-out renewed. Data of an element that is there stay.
-        Update = 1, "update";
+        Update = 1 NFT_DYNSET_OP_UPDATE, "update";
         /// Deleted. Since Linux 5.4.
-        Delete = 2, "delete";
+        Delete = 2 NFT_DYNSET_OP_DELETE, "delete";
+    }
+}
+
+numbered! {
+    /// Direction of a shift of bits (`NFT_BITWISE_*`).
+    ShiftOp {
+        /// To the more significant bits.
+        Left = 1 NFT_BITWISE_LSHIFT, "<<";
+        /// To the less significant bits.
+        Right = 2 NFT_BITWISE_RSHIFT, ">>";
+    }
+}
+
+numbered! {
+    /// Place of an option or an extension header (`NFT_EXTHDR_OP_*`).
+    ExthdrOp {
+        /// Extension header of IPv6.
+        Ipv6 = 0 NFT_EXTHDR_OP_IPV6, "exthdr";
+        /// Option of TCP.
+        Tcp = 1 NFT_EXTHDR_OP_TCPOPT, "tcp option";
+        /// Option of IPv4.
+        Ipv4 = 2 NFT_EXTHDR_OP_IPV4, "ip option";
+        /// Chunk of SCTP.
+        Sctp = 3 NFT_EXTHDR_OP_SCTP, "sctp chunk";
+        /// Option of DCCP.
+        Dccp = 4 NFT_EXTHDR_OP_DCCP, "dccp option";
+    }
+}
+
+numbered! {
+    /// A part of the packet's route (`NFT_RT_*`).
+    RtKey {
+        /// Realm.
+        ClassId = 0 NFT_RT_CLASSID, "classid";
+        /// Next hop, IPv4.
+        NextHop4 = 1 NFT_RT_NEXTHOP4, "ip nexthop";
+        /// Next hop, IPv6.
+        NextHop6 = 2 NFT_RT_NEXTHOP6, "ip6 nexthop";
+        /// Greatest size of TCP's segments.
+        TcpMss = 3 NFT_RT_TCPMSS, "mtu";
+        /// Whether it goes by IPsec.
+        Xfrm = 4 NFT_RT_XFRM, "ipsec";
+    }
+}
+
+numbered! {
+    /// A part of the socket (`NFT_SOCKET_*`).
+    SocketKey {
+        /// Whether it is transparent.
+        Transparent = 0 NFT_SOCKET_TRANSPARENT, "transparent";
+        /// Its mark.
+        Mark = 1 NFT_SOCKET_MARK, "mark";
+        /// Whether it is bound to all addresses.
+        Wildcard = 2 NFT_SOCKET_WILDCARD, "wildcard";
+        /// Number of its control group. Since Linux 5.13.
+        CgroupV2 = 3 NFT_SOCKET_CGROUPV2, "cgroupv2";
+    }
+}
+
+numbered! {
+    /// A part of a state of IPsec (`NFT_XFRM_KEY_*`).
+    XfrmKey {
+        /// Destination, IPv4.
+        DestinationIp = 1 NFT_XFRM_KEY_DADDR_IP4, "ip daddr";
+        /// Destination, IPv6.
+        DestinationIp6 = 2 NFT_XFRM_KEY_DADDR_IP6, "ip6 daddr";
+        /// Source, IPv4.
+        SourceIp = 3 NFT_XFRM_KEY_SADDR_IP4, "ip saddr";
+        /// Source, IPv6.
+        SourceIp6 = 4 NFT_XFRM_KEY_SADDR_IP6, "ip6 saddr";
+        /// Number of the request.
+        RequestId = 5 NFT_XFRM_KEY_REQID, "reqid";
+        /// Security parameter index.
+        Spi = 6 NFT_XFRM_KEY_SPI, "spi";
+    }
+}
+
+bitflags! {
+    /// Parts of a packet that a line of the log shows (`NF_LOG_*`).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    pub struct LogFlags: u32 {
+        /// Sequence numbers of TCP.
+        const TCPSEQ = 1;
+        /// Options of TCP.
+        const TCPOPT = 2;
+        /// Options of IP.
+        const IPOPT = 4;
+        /// User of the socket.
+        const UID = 8;
+        /// Header of Ethernet.
+        const MACDECODE = 32;
+        const _ = !0;
+    }
+}
+
+bitflags! {
+    /// Options that a SYN proxy offers (`NF_SYNPROXY_OPT_*`).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    pub struct SynproxyFlags: u32 {
+        /// Greatest segment size.
+        const MSS = 1;
+        /// Window scale.
+        const WSCALE = 2;
+        /// Selective acknowledgement.
+        const SACK_PERM = 4;
+        /// Timestamps.
+        const TIMESTAMP = 8;
+        const _ = !0;
+    }
+}
+
+bitflags! {
+    /// Handling of packets for a queue (`NFT_QUEUE_FLAG_*`).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    pub struct QueueFlags: u32 {
+        /// They pass when no program listens.
+        const BYPASS = 1;
+        /// The processor chooses the queue.
+        const CPU_FANOUT = 2;
+        const _ = !0;
     }
 }
 

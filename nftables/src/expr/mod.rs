@@ -8,12 +8,13 @@ mod keys;
 mod read;
 mod register;
 
-pub(crate) use codec::{put_data, put_expression_list, put_one, put_verdict};
+pub(crate) use codec::{put_data, put_expression_list, put_fields, put_one, put_verdict};
 pub use keys::{
-    CmpOp, CtKey, Direction, DynSetOp, FibFlags, FibResult, HeaderBase, IcmpCode, LimitUnit, MetaKey, NatFlags,
-    NatKind, NumgenKind, Reject,
+    ByteOrderOp, CmpOp, CtKey, Direction, DynSetOp, ExthdrOp, FibFlags, FibResult, HeaderBase, IcmpCode, LimitUnit,
+    LogFlags, MetaKey, NatFlags, NatKind, NumgenKind, QueueFlags, Reject, RtKey, ShiftOp, SocketKey, SynproxyFlags,
+    XfrmKey,
 };
-pub(crate) use read::{get_data, get_expression, get_expressions};
+pub(crate) use read::{get_data, get_expression, get_expressions, get_known};
 pub use register::{Register, RegisterRange};
 
 use std::time::Duration;
@@ -181,6 +182,106 @@ pub enum Expression {
         /// Bits to flip.
         xor: Value,
     },
+    /// Shifts the bits of a number of the machine's byte order.
+    Shift {
+        /// Registers with the number.
+        source: Register,
+        /// Registers for the number.
+        register: Register,
+        /// Number of bytes.
+        length: u32,
+        /// Direction.
+        op: ShiftOp,
+        /// Number of bits to shift by.
+        bits: u32,
+    },
+    /// Reads an option or an extension header.
+    Exthdr {
+        /// Place of it.
+        op: ExthdrOp,
+        /// Type of the header, kind of the option.
+        kind: u8,
+        /// First byte in it.
+        offset: u32,
+        /// Number of bytes.
+        length: u32,
+        /// Reads whether there is one instead: a byte of 0 or 1.
+        #[cfg_attr(feature = "serde", serde(default))]
+        present: bool,
+        /// Register for the value.
+        register: Register,
+    },
+    /// Writes into an option of TCP.
+    ExthdrSet {
+        /// Place of it.
+        op: ExthdrOp,
+        /// Kind of the option.
+        kind: u8,
+        /// First byte in it.
+        offset: u32,
+        /// Number of bytes.
+        length: u32,
+        /// Register with the bytes.
+        source: Register,
+    },
+    /// Overwrites an option of TCP with padding. Since Linux 5.18.
+    ExthdrReset {
+        /// Place of it.
+        op: ExthdrOp,
+        /// Kind of the option.
+        kind: u8,
+    },
+    /// Reads a part of the packet's route.
+    Rt {
+        /// Part to read.
+        key: RtKey,
+        /// Register for the value.
+        register: Register,
+    },
+    /// Reads a part of the socket that the packet is for.
+    Socket {
+        /// Part to read.
+        key: SocketKey,
+        /// Level of the control group.
+        level: Option<u32>,
+        /// Register for the value.
+        register: Register,
+    },
+    /// Guesses the sender's operating system: 16 bytes of text.
+    Osf {
+        /// How the time to live is compared: 0 for strictly, 1 for at most, 2 for not at all.
+        ttl: u8,
+        /// With the version.
+        #[cfg_attr(feature = "serde", serde(default))]
+        version: bool,
+        /// Register for the name.
+        register: Register,
+    },
+    /// Reads a part of a state of IPsec.
+    Xfrm {
+        /// Part to read.
+        key: XfrmKey,
+        /// For packets that leave, instead of those that came.
+        #[cfg_attr(feature = "serde", serde(default))]
+        outgoing: bool,
+        /// Number of the state among those of the packet.
+        index: u32,
+        /// Register for the value.
+        register: Register,
+    },
+    /// Converts numbers between the machine's byte order and the network's.
+    ByteOrder {
+        /// Registers with the numbers.
+        source: Register,
+        /// Registers for the numbers.
+        register: Register,
+        /// Direction.
+        op: ByteOrderOp,
+        /// Number of bytes.
+        length: u32,
+        /// Bytes of one number: 2, 4 or 8.
+        size: u32,
+    },
     /// Goes on only when a register is in a range of constants.
     Range {
         /// The register.
@@ -323,6 +424,76 @@ pub enum Expression {
         #[cfg_attr(feature = "serde", serde(default))]
         inverted: bool,
     },
+    /// Goes on up to a number of bytes.
+    Quota {
+        /// Number of bytes.
+        bytes: u64,
+        /// Bytes so far.
+        #[cfg_attr(feature = "serde", serde(default))]
+        consumed: u64,
+        /// Goes on beyond them instead.
+        #[cfg_attr(feature = "serde", serde(default))]
+        inverted: bool,
+    },
+    /// Goes on up to a number of connections.
+    ConnectionLimit {
+        /// Number of connections.
+        count: u32,
+        /// Goes on beyond it instead.
+        #[cfg_attr(feature = "serde", serde(default))]
+        inverted: bool,
+    },
+    /// Hands the packet to a program.
+    Queue {
+        /// First queue.
+        first: u16,
+        /// Number of queues, among which connections are spread.
+        count: u16,
+        /// Handling of packets.
+        #[cfg_attr(feature = "serde", serde(default))]
+        flags: QueueFlags,
+    },
+    /// Hands the packet to a program by a queue whose number is computed.
+    QueueFrom {
+        /// Register with the number of the queue.
+        source: Register,
+        /// Handling of packets.
+        #[cfg_attr(feature = "serde", serde(default))]
+        flags: QueueFlags,
+    },
+    /// Sends a copy of the packet elsewhere.
+    Duplicate {
+        /// Register with the address.
+        address: Option<Register>,
+        /// Register with the index of the device.
+        device: Option<Register>,
+    },
+    /// Sends the packet on by a device, in family `netdev`.
+    Forward {
+        /// Register with the index of the device.
+        device: Register,
+        /// Family and register of the next hop.
+        address: Option<(Family, Register)>,
+    },
+    /// Hands the packet to a socket of this host, of another address or port than its own.
+    Tproxy {
+        /// Family of the address.
+        family: Family,
+        /// Register with the address.
+        address: Option<Register>,
+        /// Register with the port.
+        port: Option<Register>,
+    },
+    /// Answers for a server of TCP until a connection stands.
+    Synproxy {
+        /// Greatest segment size.
+        mss: u16,
+        /// Window scale.
+        window_scale: u8,
+        /// What is offered to clients.
+        #[cfg_attr(feature = "serde", serde(default))]
+        flags: SynproxyFlags,
+    },
     /// Writes into a log.
     Log {
         /// Text before each line, at most 127 bytes.
@@ -335,8 +506,8 @@ pub enum Expression {
         threshold: Option<u16>,
         /// Level of the kernel's log: 0 to 7, 8 for audit.
         level: Option<u32>,
-        /// `NF_LOG_*`.
-        flags: Option<u32>,
+        /// What its lines have.
+        flags: Option<LogFlags>,
     },
     /// Leaves the packet without connection tracking.
     NoTrack,
@@ -360,30 +531,18 @@ pub enum Expression {
 
 /// An expression as bytes.
 ///
-/// A mark in a set of ranges, where it must be in network byte order. `byteorder` turns it around:
+/// The time since a rule last matched (Linux 5.14), which this library has no words for:
 ///
 /// ```
-/// use nftables::expr::{MetaKey, OtherExpression};
-/// use nftables::{Expression, Family, Name, Register, Rule, SetReference, Verdict};
+/// use nftables::expr::OtherExpression;
+/// use nftables::{Expression, Family, Rule};
 ///
-/// let register = Register::FIRST;
-/// // NFTA_BYTEORDER_SREG and _DREG: NFT_REG_1; _OP: NFT_BYTEORDER_HTON; _LEN and _SIZE: four bytes.
-/// let mut attributes = Vec::new();
-/// for (kind, number) in [(1_u16, 1_u32), (2, 1), (3, 1), (4, 4), (5, 4)] {
-///     attributes.extend(8_u16.to_ne_bytes());
-///     attributes.extend(kind.to_ne_bytes());
-///     attributes.extend(number.to_be_bytes());
-/// }
-/// let set = SetReference::named(Name::new("marks")?);
-/// let rule = Rule::new(vec![
-///     Expression::Meta { key: MetaKey::Mark, register },
-///     Expression::Other(OtherExpression::new("byteorder", Some(attributes))),
-///     Expression::Lookup { set, source: register, register: None, inverted: false },
-///     Expression::Verdict(Verdict::Accept),
-/// ]);
-/// // There are no words for what is kept as bytes.
+/// // NFTA_LAST_SET: 0.
+/// let mut attributes = 8_u16.to_ne_bytes().to_vec();
+/// attributes.extend(1_u16.to_ne_bytes());
+/// attributes.extend(0_u32.to_be_bytes());
+/// let rule = Rule::new(vec![Expression::Other(OtherExpression::new("last", Some(attributes)))]);
 /// assert_eq!(rule.to_nft(Family::Inet), None);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -417,7 +576,7 @@ impl OtherExpression {
     /// attributes.extend(b"web\0");
     /// let comment = OtherExpression::new("match", Some(attributes));
     /// assert_eq!(comment.iptables_match(), Some(("comment", &b"web\0"[..])));
-    /// assert_eq!(OtherExpression::new("byteorder", None).iptables_match(), None);
+    /// assert_eq!(OtherExpression::new("exthdr", None).iptables_match(), None);
     /// ```
     pub fn iptables_match(&self) -> Option<(&str, &[u8])> {
         let data = self.data.as_deref().filter(|_| self.name == "match")?;
@@ -439,7 +598,20 @@ impl Expression {
             Expression::Ct { .. } | Expression::CtSet { .. } => "ct",
             Expression::Fib { .. } => "fib",
             Expression::Cmp { .. } => "cmp",
-            Expression::Bitwise { .. } => "bitwise",
+            Expression::Bitwise { .. } | Expression::Shift { .. } => "bitwise",
+            Expression::Exthdr { .. } | Expression::ExthdrSet { .. } | Expression::ExthdrReset { .. } => "exthdr",
+            Expression::Rt { .. } => "rt",
+            Expression::Socket { .. } => "socket",
+            Expression::Osf { .. } => "osf",
+            Expression::Xfrm { .. } => "xfrm",
+            Expression::Quota { .. } => "quota",
+            Expression::ConnectionLimit { .. } => "connlimit",
+            Expression::Queue { .. } | Expression::QueueFrom { .. } => "queue",
+            Expression::Duplicate { .. } => "dup",
+            Expression::Forward { .. } => "fwd",
+            Expression::Tproxy { .. } => "tproxy",
+            Expression::Synproxy { .. } => "synproxy",
+            Expression::ByteOrder { .. } => "byteorder",
             Expression::Range { .. } => "range",
             Expression::Lookup { .. } => "lookup",
             Expression::Immediate { .. } | Expression::Verdict(_) => "immediate",

@@ -5,13 +5,15 @@ use std::time::Duration;
 use netlink_batch::{Attrs, Be16, Be32, Be64, NulStr, WireError};
 
 use super::{
-    CmpOp, CtKey, Direction, DynSetOp, Expression, FibFlags, FibResult, HeaderBase, IcmpCode, LimitUnit, MetaKey,
-    NatFlags, NatKind, NumgenKind, OtherExpression, Register, RegisterRange, Reject, SetReference,
+    ByteOrderOp, CmpOp, CtKey, Direction, DynSetOp, Expression, ExthdrOp, FibFlags, FibResult, HeaderBase, IcmpCode,
+    LimitUnit, LogFlags, MetaKey, NatFlags, NatKind, NumgenKind, OtherExpression, QueueFlags, Register, RegisterRange,
+    Reject, RtKey, SetReference, ShiftOp, SocketKey, SynproxyFlags, XfrmKey,
 };
 use crate::attrs::{
-    BitwiseAttr, CmpAttr, CounterAttr, CtAttr, DataAttr, DynsetAttr, ExprAttr, FibAttr, HashAttr, ImmediateAttr,
-    LimitAttr, ListAttr, LogAttr, LookupAttr, MasqAttr, MetaAttr, NatAttr, NgAttr, ObjrefAttr, PayloadAttr, RangeAttr,
-    RedirAttr, RejectAttr, VerdictAttr,
+    BitwiseAttr, ByteorderAttr, CmpAttr, ConnlimitAttr, CounterAttr, CtAttr, DataAttr, DupAttr, DynsetAttr, ExprAttr,
+    ExthdrAttr, FibAttr, FwdAttr, HashAttr, ImmediateAttr, LimitAttr, ListAttr, LogAttr, LookupAttr, MasqAttr,
+    MetaAttr, NatAttr, NgAttr, ObjrefAttr, OsfAttr, PayloadAttr, QueueAttr, QuotaAttr, RangeAttr, RedirAttr,
+    RejectAttr, RtAttr, SocketAttr, SynproxyAttr, TproxyAttr, VerdictAttr, XfrmAttr,
 };
 use crate::model::{ElementData, Family, Name, ObjectType, Value, Verdict};
 use crate::uapi;
@@ -149,7 +151,7 @@ macro_rules! need {
 type Known = Result<Option<Expression>, WireError>;
 
 /// An expression that this library knows in all its parts.
-fn get_known(kind: &[u8], data: &[u8]) -> Known {
+pub(crate) fn get_known(kind: &[u8], data: &[u8]) -> Known {
     match kind {
         b"payload" => payload(data),
         b"meta" => meta(data),
@@ -157,6 +159,7 @@ fn get_known(kind: &[u8], data: &[u8]) -> Known {
         b"fib" => fib(data),
         b"cmp" => cmp(data),
         b"bitwise" => bitwise(data),
+        b"byteorder" => byte_order(data),
         b"range" => in_range(data),
         b"lookup" => lookup(data),
         b"immediate" => immediate(data),
@@ -171,6 +174,18 @@ fn get_known(kind: &[u8], data: &[u8]) -> Known {
         b"limit" => limit(data),
         b"log" => log(data),
         b"objref" => objref(data),
+        b"exthdr" => exthdr(data),
+        b"rt" => rt(data),
+        b"socket" => socket(data),
+        b"osf" => osf(data),
+        b"xfrm" => xfrm(data),
+        b"quota" => quota(data),
+        b"connlimit" => connection_limit(data),
+        b"queue" => queue(data),
+        b"dup" => duplicate(data),
+        b"fwd" => forward(data),
+        b"tproxy" => tproxy(data),
+        b"synproxy" => synproxy(data),
         b"notrack" if data.is_empty() => Ok(Some(Expression::NoTrack)),
         _ => Ok(None),
     }
@@ -242,8 +257,20 @@ fn cmp(data: &[u8]) -> Known {
 }
 
 fn bitwise(data: &[u8]) -> Known {
-    fields!(data, BitwiseAttr { Sreg => from, Dreg => to, Len => length, Mask => mask, Xor => xor, Op => op });
-    if op.is_some_and(|Be32(op)| op != 0) {
+    fields!(data, BitwiseAttr {
+        Sreg => from, Dreg => to, Len => length, Mask => mask, Xor => xor, Op => op, Data => shifted,
+    });
+    if let Some(op @ (ShiftOp::Left | ShiftOp::Right)) = op.map(|Be32(op)| ShiftOp::from_number(op)) {
+        let bits = need!(value(shifted)?);
+        return Ok(Some(Expression::Shift {
+            source: need!(register(from)),
+            register: need!(register(to)),
+            length: need!(length).0,
+            op,
+            bits: u32::from_ne_bytes(need!(bits.as_bytes().try_into().ok())),
+        }));
+    }
+    if op.is_some_and(|Be32(op)| op != 0) || shifted.is_some() {
         return Ok(None);
     }
     Ok(Some(Expression::Bitwise {
@@ -252,6 +279,17 @@ fn bitwise(data: &[u8]) -> Known {
         length: need!(length).0,
         mask: need!(value(mask)?),
         xor: need!(value(xor)?),
+    }))
+}
+
+fn byte_order(data: &[u8]) -> Known {
+    fields!(data, ByteorderAttr { Sreg => from, Dreg => to, Op => op, Len => length, Size => size });
+    Ok(Some(Expression::ByteOrder {
+        source: need!(register(from)),
+        register: need!(register(to)),
+        op: ByteOrderOp::from_number(need!(op).0),
+        length: need!(length).0,
+        size: need!(size).0,
     }))
 }
 
@@ -436,7 +474,7 @@ fn log(data: &[u8]) -> Known {
         snaplen: snaplen.map(|Be32(snaplen)| snaplen),
         threshold: threshold.map(|Be16(threshold)| threshold),
         level: level.map(|Be32(level)| level),
-        flags: flags.map(|Be32(flags)| flags),
+        flags: flags.map(|Be32(flags)| LogFlags::from_bits_retain(flags)),
     }))
 }
 
@@ -448,4 +486,138 @@ fn objref(data: &[u8]) -> Known {
         return Ok(Some(Expression::ObjectReference { kind: ObjectType::from_number(kind), name: object }));
     }
     Ok(Some(Expression::ObjectMap { set: need!(set(map, id)), source: need!(register(from)) }))
+}
+
+fn exthdr(data: &[u8]) -> Known {
+    fields!(data, ExthdrAttr {
+        Dreg => to, Type => kind, Offset => offset, Len => length, Flags => flags, Op => op, Sreg => from,
+    });
+    let (op, kind) = (ExthdrOp::from_number(op.map_or(0, |Be32(op)| op)), need!(kind));
+    let flags = flags.map_or(0, |Be32(flags)| flags);
+    if flags & !uapi::NFT_EXTHDR_F_PRESENT != 0 {
+        return Ok(None);
+    }
+    let number = |part: Option<Be32>| part.map_or(0, |Be32(number)| number);
+    let (offset, length) = (number(offset), number(length));
+    Ok(Some(match (to, from) {
+        (Some(to), None) => {
+            Expression::Exthdr { op, kind, offset, length, present: flags != 0, register: need!(register(Some(to))) }
+        }
+        (None, Some(from)) if flags == 0 => {
+            Expression::ExthdrSet { op, kind, offset, length, source: need!(register(Some(from))) }
+        }
+        (None, None) if (offset, length, flags) == (0, 0, 0) => Expression::ExthdrReset { op, kind },
+        _ => return Ok(None),
+    }))
+}
+
+fn rt(data: &[u8]) -> Known {
+    fields!(data, RtAttr { Dreg => to, Key => key });
+    Ok(Some(Expression::Rt { key: RtKey::from_number(need!(key).0), register: need!(register(to)) }))
+}
+
+fn socket(data: &[u8]) -> Known {
+    fields!(data, SocketAttr { Key => key, Dreg => to, Level => level });
+    Ok(Some(Expression::Socket {
+        key: SocketKey::from_number(need!(key).0),
+        level: level.map(|Be32(level)| level),
+        register: need!(register(to)),
+    }))
+}
+
+fn osf(data: &[u8]) -> Known {
+    fields!(data, OsfAttr { Dreg => to, Ttl => ttl, Flags => flags });
+    let flags = flags.map_or(0, |Be32(flags)| flags);
+    if flags & !uapi::NFT_OSF_F_VERSION != 0 {
+        return Ok(None);
+    }
+    Ok(Some(Expression::Osf { ttl: ttl.unwrap_or(0), version: flags != 0, register: need!(register(to)) }))
+}
+
+fn xfrm(data: &[u8]) -> Known {
+    fields!(data, XfrmAttr { Dreg => to, Key => key, Dir => direction, Spnum => index });
+    let outgoing = match need!(direction) {
+        0 => false,
+        1 => true,
+        _ => return Ok(None),
+    };
+    Ok(Some(Expression::Xfrm {
+        key: XfrmKey::from_number(need!(key).0),
+        outgoing,
+        index: index.map_or(0, |Be32(index)| index),
+        register: need!(register(to)),
+    }))
+}
+
+fn quota(data: &[u8]) -> Known {
+    fields!(data, QuotaAttr { Bytes => bytes, Flags => flags, Consumed => consumed; Pad });
+    // That it is used up follows from the numbers, and the kernel does not take it.
+    let flags = flags.map_or(0, |Be32(flags)| flags) & !uapi::NFT_QUOTA_F_DEPLETED;
+    if flags & !uapi::NFT_QUOTA_F_INV != 0 {
+        return Ok(None);
+    }
+    Ok(Some(Expression::Quota {
+        bytes: need!(bytes).0,
+        consumed: consumed.map_or(0, |Be64(consumed)| consumed),
+        inverted: flags != 0,
+    }))
+}
+
+fn connection_limit(data: &[u8]) -> Known {
+    fields!(data, ConnlimitAttr { Count => count, Flags => flags });
+    let flags = flags.map_or(0, |Be32(flags)| flags);
+    if flags & !uapi::NFT_CONNLIMIT_F_INV != 0 {
+        return Ok(None);
+    }
+    Ok(Some(Expression::ConnectionLimit { count: need!(count).0, inverted: flags != 0 }))
+}
+
+fn queue(data: &[u8]) -> Known {
+    fields!(data, QueueAttr { Num => first, Total => count, Flags => flags, SregQnum => from });
+    let flags = QueueFlags::from_bits_retain(flags.map_or(0, |Be16(flags)| u32::from(flags)));
+    Ok(Some(match from {
+        Some(from) => Expression::QueueFrom { source: need!(register(Some(from))), flags },
+        None => Expression::Queue { first: need!(first).0, count: count.map_or(1, |Be16(count)| count), flags },
+    }))
+}
+
+fn duplicate(data: &[u8]) -> Known {
+    fields!(data, DupAttr { SregAddr => address, SregDev => device });
+    let (found, device_found) = (register(address), register(device));
+    if found.is_some() != address.is_some() || device_found.is_some() != device.is_some() {
+        return Ok(None);
+    }
+    Ok(Some(Expression::Duplicate { address: found, device: device_found }))
+}
+
+fn forward(data: &[u8]) -> Known {
+    fields!(data, FwdAttr { SregDev => device, SregAddr => address, Nfproto => family });
+    let address = match (family, address) {
+        (None, None) => None,
+        (Some(Be32(family)), Some(address)) => {
+            Some((Family::from_number(need!(u8::try_from(family).ok())), need!(register(Some(address)))))
+        }
+        _ => return Ok(None),
+    };
+    Ok(Some(Expression::Forward { device: need!(register(device)), address }))
+}
+
+fn tproxy(data: &[u8]) -> Known {
+    fields!(data, TproxyAttr { Family => family, RegAddr => address, RegPort => port });
+    let (found, port_found) = (register(address), register(port));
+    if found.is_some() != address.is_some() || port_found.is_some() != port.is_some() {
+        return Ok(None);
+    }
+    let family = Family::from_number(need!(u8::try_from(need!(family).0).ok()));
+    Ok(Some(Expression::Tproxy { family, address: found, port: port_found }))
+}
+
+fn synproxy(data: &[u8]) -> Known {
+    fields!(data, SynproxyAttr { Mss => mss, Wscale => window_scale, Flags => flags });
+    let flags = SynproxyFlags::from_bits_retain(flags.map_or(0, |Be32(flags)| flags));
+    Ok(Some(Expression::Synproxy {
+        mss: mss.map_or(0, |Be16(mss)| mss),
+        window_scale: window_scale.unwrap_or(0),
+        flags,
+    }))
 }

@@ -69,20 +69,30 @@ types! {
     ETHER_TYPE = 10, "ether_type", 2, Network;
     /// IP protocol.
     INET_PROTO = 12, "inet_proto", 1, Network;
+    /// Operation of ARP.
+    ARP_OP = 11, "arp_op", 2, Network;
     /// Port.
     INET_SERVICE = 13, "inet_service", 2, Network;
     /// Type of an ICMP message.
     ICMP_TYPE = 14, "icmp_type", 1, Network;
     /// Flags of TCP.
     TCP_FLAG = 15, "tcp_flag", 1, Network;
-    /// Packet mark, and any other 32-bit number of the kernel.
+    /// Duration in milliseconds.
+    TIME = 18, "time", 4, Host;
+    /// Packet mark.
     MARK = 19, "mark", 4, Host;
     /// Index of an interface.
     IFACE_INDEX = 20, "iface_index", 4, Host;
+    /// Hardware type of an interface (`ARPHRD_*`).
+    IFACE_TYPE = 21, "iface_type", 2, Host;
+    /// Realm of a route.
+    REALM = 22, "realm", 4, Host;
+    /// Class of traffic control: major and minor number.
+    CLASS_ID = 23, "classid", 4, Host;
     /// User.
-    UID = 23, "uid", 4, Host;
+    UID = 24, "uid", 4, Host;
     /// Group.
-    GID = 24, "gid", 4, Host;
+    GID = 25, "gid", 4, Host;
     /// State of a connection.
     CT_STATE = 26, "ct_state", 4, Host;
     /// Direction of a connection.
@@ -91,16 +101,36 @@ types! {
     CT_STATUS = 28, "ct_status", 4, Host;
     /// Type of an ICMPv6 message.
     ICMPV6_TYPE = 29, "icmpv6_type", 1, Network;
+    /// Labels of a connection.
+    CT_LABEL = 30, "ct_label", 16, Host;
     /// Type of a packet.
     PKT_TYPE = 31, "pkt_type", 1, Host;
+    /// Code of an ICMP message.
+    ICMP_CODE = 32, "icmp_code", 1, Network;
+    /// Code of an ICMPv6 message.
+    ICMPV6_CODE = 33, "icmpv6_code", 1, Network;
+    /// Group of interfaces.
+    DEVICE_GROUP = 35, "devgroup", 4, Host;
     /// Differentiated services.
-    DSCP = 35, "dscp", 1, Network;
+    DSCP = 36, "dscp", 1, Network;
+    /// Explicit congestion notification.
+    ECN = 37, "ecn", 1, Network;
     /// Type of an address in the routing tables.
     FIB_ADDR_TYPE = 38, "fib_addrtype", 4, Host;
     /// Presence.
     BOOLEAN = 39, "boolean", 1, Host;
+    /// Events of a connection.
+    CT_EVENT = 40, "ct_event", 4, Host;
     /// Name of an interface.
     IFNAME = 41, "ifname", 16, Host;
+    /// Type of an IGMP message.
+    IGMP_TYPE = 42, "igmp_type", 1, Network;
+    /// Time in nanoseconds since 1970.
+    TIME_DATE = 43, "time", 8, Host;
+    /// Seconds since midnight, UTC.
+    HOUR = 44, "hour", 4, Host;
+    /// Day of the week, Sunday is 0.
+    DAY = 45, "day", 1, Host;
     /// `NFPROTO_*`.
     NF_PROTO = 2, "nf_proto", 1, Host;
 }
@@ -285,7 +315,16 @@ impl FieldTypes {
 
     /// Whether nft knows the types without being told what values are made of.
     pub(crate) fn has_names(&self) -> bool {
-        let unqualified = [DataType::INTEGER, DataType::STRING];
+        // The first two have no length by themselves; the others are known to expressions alone.
+        let unqualified = [
+            DataType::INTEGER,
+            DataType::STRING,
+            DataType::CT_LABEL,
+            DataType::CT_EVENT,
+            DataType::TIME_DATE,
+            DataType::HOUR,
+            DataType::DAY,
+        ];
         self.fields.iter().all(|field| field.data_type.name().is_some() && !unqualified.contains(&field.data_type))
     }
 }

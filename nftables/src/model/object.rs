@@ -1,6 +1,7 @@
 //! Named objects: counters and others.
 
 use super::ObjectKey;
+use crate::expr::{Expression, LimitUnit};
 
 /// The kind of an object (`NFT_OBJECT_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,8 +62,55 @@ pub enum ObjectData {
         /// Bytes so far.
         bytes: u64,
     },
+    /// A quota.
+    Quota {
+        /// Number of bytes.
+        bytes: u64,
+        /// Bytes so far.
+        consumed: u64,
+        /// Matches beyond them instead.
+        inverted: bool,
+    },
+    /// A rate.
+    Limit {
+        /// Number in a unit of time.
+        rate: u64,
+        /// The unit of time.
+        unit: LimitUnit,
+        /// Number at once beyond the rate.
+        burst: u32,
+        /// Counts bytes instead of packets.
+        bytes: bool,
+        /// Matches above the rate instead.
+        inverted: bool,
+    },
     /// Attributes of another kind, unchanged.
     Other(Vec<u8>),
+}
+
+impl ObjectData {
+    /// The expression that does the same within a rule.
+    pub(crate) fn to_expression(&self) -> Option<Expression> {
+        Some(match *self {
+            ObjectData::Counter { packets, bytes } => Expression::Counter { packets, bytes },
+            ObjectData::Quota { bytes, consumed, inverted } => Expression::Quota { bytes, consumed, inverted },
+            ObjectData::Limit { rate, unit, burst, bytes, inverted } => {
+                Expression::Limit { rate, unit, burst, bytes, inverted }
+            }
+            ObjectData::Other(_) => return None,
+        })
+    }
+
+    pub(crate) fn from_expression(expression: &Expression) -> Option<Self> {
+        Some(match *expression {
+            Expression::Counter { packets, bytes } => ObjectData::Counter { packets, bytes },
+            Expression::Quota { bytes, consumed, inverted } => ObjectData::Quota { bytes, consumed, inverted },
+            Expression::Limit { rate, unit, burst, bytes, inverted } => {
+                ObjectData::Limit { rate, unit, burst, bytes, inverted }
+            }
+            _ => return None,
+        })
+    }
 }
 
 /// A named object.

@@ -1,6 +1,10 @@
 //! nft's syntax: for people, and for `nft -f -`.
 
+mod fields;
+mod header;
+mod nat;
 mod rule;
+mod statement;
 mod value;
 
 use std::fmt::{self, Write as _};
@@ -8,13 +12,15 @@ use std::time::Duration;
 
 use crate::expr::{Expression, SetReference};
 use crate::model::{
-    Chain, Element, ElementData, ElementKey, Family, MapData, Name, Object, ObjectData, Rule, Set, SetFlags, SetPolicy,
-    TableFlags, Verdict,
+    Chain, DataType, Element, ElementData, ElementKey, Family, MapData, Name, Object, ObjectData, Rule, Set, SetFlags,
+    SetPolicy, TableFlags, Verdict,
 };
 use crate::snapshot::{SetContents, TableSnapshot};
 use crate::transaction::{Elements, Operation, RulePlace, Transaction};
-use rule::Writer;
-use value::{Form, value_text};
+use header::Protocol;
+use rule::{Sets, Writer};
+use statement::stateful_text;
+use value::{Form, names_text, value_text};
 
 /// Text in quotes. nft knows no escapes, so quotes inside become apostrophes, and control characters blanks: they could
 /// end the line.
@@ -49,14 +55,22 @@ fn duration(time: Duration) -> String {
     text
 }
 
-/// Elements as between braces.
-fn element_text(set: &Set, element: &Element) -> Option<String> {
-    let form = Form { interval: set.flags.contains(SetFlags::INTERVAL), numbers: !set.key_typeof.is_empty() };
+/// Form of the values of a named set's keys.
+fn form(set: &Set) -> Form {
+    Form { numbers: !set.key_typeof.is_empty(), ..Form::PLAIN }
+}
+
+/// An element as between braces.
+fn element_text(set: &Set, element: &Element, form: Form) -> Option<String> {
+    let form = Form { interval: set.flags.contains(SetFlags::INTERVAL), ..form };
     let types = &set.key_type;
     let mut text = match &element.key {
         ElementKey::CatchAll => "*".to_owned(),
         ElementKey::Value(value) => value_text(value, types, form)?,
         ElementKey::Range(first, last) if types.is_concatenation() => value::range_text(first, last, types, form)?,
+        ElementKey::Range(first, last) if types.fields().iter().any(|field| field.data_type == DataType::IFNAME) => {
+            names_text(first.as_bytes(), last.as_bytes())?
+        }
         ElementKey::Range(first, last) => {
             format!("{}-{}", value_text(first, types, form)?, value_text(last, types, form)?)
         }
@@ -66,7 +80,7 @@ fn element_text(set: &Set, element: &Element) -> Option<String> {
         let _infallible = write!(text, " timeout {}", duration(timeout));
     }
     for expression in &element.expressions {
-        let _infallible = write!(text, " {}", rule::stateful_text(expression)?);
+        let _infallible = write!(text, " {}", stateful_text(expression)?);
     }
     if let Some(comment) = &element.comment {
         let _infallible = write!(text, " comment {}", quoted(comment));
@@ -77,11 +91,8 @@ fn element_text(set: &Set, element: &Element) -> Option<String> {
             let _infallible = write!(text, " : {}", verdict_text(verdict)?);
         }
         (Some(ElementData::Value(value)), Some(MapData::Value(types))) => {
-            let _infallible = write!(
-                text,
-                " : {}",
-                value_text(value, types, Form { interval: false, numbers: !set.data_typeof.is_empty() })?
-            );
+            let numbers = form.data_numbers || !set.data_typeof.is_empty();
+            let _infallible = write!(text, " : {}", value_text(value, types, Form { numbers, ..Form::PLAIN })?);
         }
         (Some(ElementData::Object(name)), _) => {
             let _infallible = write!(text, " : {}", quoted(name.as_str()));
@@ -92,15 +103,15 @@ fn element_text(set: &Set, element: &Element) -> Option<String> {
 }
 
 /// Elements in braces, `None` when there are none, and how many of them nft has no words for.
-fn braces(set: &Set, elements: &[Element]) -> (Option<String>, usize) {
-    let texts: Vec<String> = elements.iter().filter_map(|element| element_text(set, element)).collect();
+fn braces(set: &Set, elements: &[Element], form: Form) -> (Option<String>, usize) {
+    let texts: Vec<String> = elements.iter().filter_map(|element| element_text(set, element, form)).collect();
     let wordless = elements.len().saturating_sub(texts.len());
     ((!texts.is_empty()).then(|| format!("{{ {} }}", texts.join(", "))), wordless)
 }
 
 /// The elements of an anonymous set; `None` when nft has no words for one of them.
-fn anonymous_braces(set: &Set, elements: &[Element]) -> Option<String> {
-    match braces(set, elements) {
+fn anonymous_braces(set: &Set, elements: &[Element], form: Form) -> Option<String> {
+    match braces(set, elements, form) {
         (text, 0) => text,
         _ => None,
     }
@@ -131,7 +142,7 @@ fn set_lines(set: &Set) -> Option<Vec<String>> {
     if let Some(interval) = set.gc_interval {
         lines.push(format!("gc-interval {}", duration(interval)));
     }
-    let each: Vec<String> = set.expressions.iter().map(rule::stateful_text).collect::<Option<_>>()?;
+    let each: Vec<String> = set.expressions.iter().map(stateful_text).collect::<Option<_>>()?;
     if !each.is_empty() {
         lines.push(each.join(" "));
     }
@@ -159,7 +170,7 @@ fn typeof_line(set: &Set) -> Option<String> {
         None => Some(format!("typeof {key}")),
         Some(MapData::Verdict) => Some(format!("typeof {key} : verdict")),
         Some(MapData::Value(_)) => {
-            Some(format!("typeof {key} : {}", rule::operands_text(&set.data_typeof, Some("tcp"))?))
+            Some(format!("typeof {key} : {}", rule::operands_text(&set.data_typeof, Some(Protocol::Tcp))?))
         }
         Some(MapData::Object(kind)) => Some(format!("typeof {key} : {}", kind.name()?)),
     }
@@ -189,23 +200,24 @@ fn base_line(chain: &Chain) -> Option<String> {
 fn object_line(object: &Object) -> Option<String> {
     match &object.data {
         ObjectData::Counter { packets, bytes } => Some(format!("packets {packets} bytes {bytes}")),
-        ObjectData::Other(_) => None,
+        other => Some(stateful_text(&other.to_expression()?)?.split_once(' ')?.1.to_owned()),
     }
 }
 
 impl Rule {
     /// The rule in nft's syntax, for a table of this family. `None` when nft has no words for it: registers that keep a
-    /// value from one statement to another, sets of this very transaction, or expressions that this library keeps as
-    /// bytes.
+    /// value from one statement to another, sets of this very transaction, maps of objects (the table's text has words for
+    /// both), times of a day or a date (nft reads them in the time zone of whoever runs it), or expressions that this library
+    /// keeps as bytes.
     pub fn to_nft(&self, family: Family) -> Option<String> {
         self.text(family, &|_| None)
     }
 
-    fn text(&self, family: Family, anonymous: &dyn Fn(&SetReference) -> Option<String>) -> Option<String> {
+    fn text(&self, family: Family, sets: Sets<'_>) -> Option<String> {
         if !self.compat.is_empty() {
             return None;
         }
-        let mut text = Writer::new(family, anonymous).write(&self.expressions)?;
+        let mut text = Writer::new(family, sets).write(&self.expressions)?;
         if let Some(comment) = &self.comment {
             let _infallible = write!(text, " comment {}", quoted(comment));
         }
@@ -228,6 +240,9 @@ impl fmt::Display for TableSnapshot {
         }
         if table.flags.contains(TableFlags::DORMANT) {
             writeln!(f, "\tflags dormant")?;
+        }
+        if self.left_out > 0 {
+            writeln!(f, "\t# {} flow tables that are not in the snapshot", self.left_out)?;
         }
         for observed in &self.objects {
             let object = &observed.object;
@@ -252,7 +267,7 @@ impl fmt::Display for TableSnapshot {
             };
             writeln!(f, "\t{} {} {{", set_word(set), set.key.name)?;
             lines.iter().try_for_each(|line| writeln!(f, "\t\t{line}"))?;
-            let (text, wordless) = braces(set, elements);
+            let (text, wordless) = braces(set, elements, form(set));
             if let Some(text) = text {
                 writeln!(f, "\t\telements = {text}")?;
             }
@@ -261,12 +276,9 @@ impl fmt::Display for TableSnapshot {
             }
             writeln!(f, "\t}}")?;
         }
-        let anonymous = |wanted: &SetReference| {
-            let is_it = |contents: &&SetContents| {
-                let set = &contents.set.set;
-                set.flags.contains(SetFlags::ANONYMOUS) && set.key.name == wanted.name
-            };
-            self.sets.iter().find(is_it).and_then(|contents| anonymous_braces(&contents.set.set, &contents.elements))
+        let sets = |wanted: &SetReference| {
+            let found = self.sets.iter().find(|contents| contents.set.set.key.name == wanted.name)?;
+            Some((&found.set.set, found.elements.as_slice()))
         };
         for observed in &self.chains {
             let chain = &observed.chain;
@@ -279,7 +291,7 @@ impl fmt::Display for TableSnapshot {
             }
             for observed in self.rules_of(&chain.key) {
                 let rule = &observed.rule;
-                let text = rule.text(table.key.family, &anonymous);
+                let text = rule.text(table.key.family, &sets);
                 writeln!(f, "\t\t{}", text.unwrap_or_else(|| wordless(&rule.expressions)))?;
             }
             writeln!(f, "\t}}")?;
@@ -292,13 +304,16 @@ fn block(lines: &[String]) -> String {
     lines.iter().fold(String::from("{ "), |text, line| text + line + "; ") + "}"
 }
 
-/// Anonymous sets of a transaction, by the numbers that rules name them by.
-fn anonymous_text(transaction: &Transaction, wanted: &SetReference) -> Option<String> {
+/// A set of a transaction, and its elements if it is anonymous: rules name those by numbers.
+fn set_of<'a>(transaction: &'a Transaction, wanted: &SetReference) -> Option<(&'a Set, &'a [Element])> {
     transaction.operations.iter().find_map(|operation| match operation {
         Operation::AddElements(Elements { set, id, elements }, _)
             if set.flags.contains(SetFlags::ANONYMOUS) && id.is_some() && *id == wanted.id =>
         {
-            anonymous_braces(set, elements)
+            Some((set, elements.as_slice()))
+        }
+        Operation::AddSet(set, _, _) if !set.flags.contains(SetFlags::ANONYMOUS) && set.key.name == wanted.name => {
+            Some((set, &[]))
         }
         _ => None,
     })
@@ -316,8 +331,7 @@ impl Transaction {
         use crate::transaction::Present;
         let verb = |present: &Present| if *present == Present::Keep { "add" } else { "create" };
         let rule_text = |family: Family, rule: &Rule| {
-            rule.text(family, &|wanted: &SetReference| anonymous_text(self, wanted))
-                .ok_or_else(|| wordless(&rule.expressions))
+            rule.text(family, &|wanted: &SetReference| set_of(self, wanted)).ok_or_else(|| wordless(&rule.expressions))
         };
         match operation {
             Operation::AddTable(table, present) => {
@@ -386,7 +400,7 @@ impl Transaction {
 
 impl Elements {
     fn command(&self, verb: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (text, wordless) = braces(&self.set, &self.elements);
+        let (text, wordless) = braces(&self.set, &self.elements, form(&self.set));
         if self.elements.is_empty() {
             writeln!(f, "# no elements for set {}", self.set.key)?;
         }

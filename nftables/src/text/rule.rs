@@ -2,79 +2,164 @@
 
 use std::fmt::Write as _;
 
-use super::value::{Form, field_text, hex};
-use super::{duration, quoted, set_name, verdict_text};
+use super::fields::whole;
+use super::header::{Place, Protocol, kept_bits, option_name};
+use super::statement::{log_text, nat_flags, queue_text, stateful_text, synproxy_text};
+use super::value::{Form, field_text, hex, number, prefix_text};
+use super::{anonymous_braces, duration, quoted, set_name, verdict_text};
 use crate::expr::{
-    CmpOp, CtKey, DynSetOp, Expression, FibFlags, HeaderBase, MetaKey, NatFlags, NatKind, Register, RegisterRange,
-    Reject, SetReference,
+    ByteOrderOp, CmpOp, CtKey, Direction, DynSetOp, Expression, FibFlags, MetaKey, Register, Reject, RtKey,
+    SetReference, SocketKey, XfrmKey,
 };
-use crate::model::{DataType, Family, Field, ObjectType, Value};
-use crate::operand::{Operand, ct_field, fib_type, load_all, meta_type};
+use crate::model::{ByteOrder, DataType, Element, Family, Field, MapData, Set, SetFlags, Value};
+use crate::operand::{Operand, ct_field, fib_type, is_host_order, load_all, meta_field};
 
 /// Content of a register.
 #[derive(Clone, Debug)]
-struct Symbol {
-    register: Register,
+pub(super) struct Symbol {
+    pub(super) register: Register,
     /// Length in bytes; `None` for what a map has.
-    length: Option<u32>,
-    text: String,
-    data_type: DataType,
+    pub(super) length: Option<u32>,
+    pub(super) text: String,
+    pub(super) data_type: DataType,
+    /// Form of values that it is compared with.
+    pub(super) form: Form,
     /// A constant, which is written by the type of what it is used for.
-    constant: Option<Value>,
-    /// Bits that were kept of it.
-    mask: Option<Value>,
+    pub(super) constant: Option<Value>,
+    /// Bits that were kept of it, and are not a field with a name.
+    pub(super) mask: Option<Value>,
+    /// Where it is from: place, first byte and number of bytes.
+    pub(super) place: Option<(Place, u32, u32)>,
+    /// Bits that were kept of it, and those that were flipped.
+    pub(super) changed: Option<(Value, Value)>,
+    /// Its key in metadata.
+    pub(super) key: Option<MetaKey>,
 }
+
+/// A set, and its elements if it is anonymous. `None` for one that is not known.
+pub(super) type Sets<'a> = &'a dyn Fn(&SetReference) -> Option<(&'a Set, &'a [Element])>;
 
 pub(super) struct Writer<'a> {
-    family: Family,
-    anonymous: &'a dyn Fn(&SetReference) -> Option<String>,
+    pub(super) family: Family,
+    sets: Sets<'a>,
     symbols: Vec<Symbol>,
-    /// The transport protocol that was matched: nft wants ports by its name then.
-    protocol: Option<&'static str>,
-    statements: Vec<String>,
+    /// The protocols that were matched: nft names header fields by them.
+    pub(super) link: Option<Protocol>,
+    pub(super) network: Option<Protocol>,
+    pub(super) transport: Option<Protocol>,
+    /// Whether integers of a map are set as something in the machine's byte order.
+    is_set_by_map: bool,
+    pub(super) statements: Vec<String>,
+    /// Whether integers that the current expression reads are in the machine's byte order.
+    is_host_order: bool,
 }
 
-const PLAIN: Form = Form { interval: false, numbers: false };
+/// An integer of four bytes.
+const NUMBER: Field = Field { data_type: DataType::INTEGER, length: 4 };
 
 /// Operands one after another, as a concatenation; ports by the name of a transport protocol, if there is one.
-pub(super) fn operands_text(operands: &[Operand], protocol: Option<&'static str>) -> Option<String> {
+pub(super) fn operands_text(operands: &[Operand], protocol: Option<Protocol>) -> Option<String> {
     let mut expressions = Vec::new();
     load_all(operands, Register::FIRST, &mut expressions).ok()?;
     let mut writer = Writer::new(Family::Inet, &|_| None);
-    writer.protocol = protocol;
+    writer.link = Some(Protocol::Ether);
+    writer.transport = protocol;
     expressions.iter().try_for_each(|expression| writer.step(expression))?;
-    writer.take_key(Register::FIRST, None)
+    Some(writer.take_key(Register::FIRST, None)?.0)
 }
 
 impl<'a> Writer<'a> {
-    pub(super) fn new(family: Family, anonymous: &'a dyn Fn(&SetReference) -> Option<String>) -> Self {
-        Writer { family, anonymous, symbols: Vec::new(), protocol: None, statements: Vec::new() }
+    pub(super) fn new(family: Family, sets: Sets<'a>) -> Self {
+        let (link, network) = match family {
+            Family::Ip => (None, Some(Protocol::Ip)),
+            Family::Ip6 => (None, Some(Protocol::Ip6)),
+            Family::Arp => (None, Some(Protocol::Arp)),
+            Family::Bridge => (Some(Protocol::Ether), None),
+            _ => (None, None),
+        };
+        Writer {
+            family,
+            sets,
+            symbols: Vec::new(),
+            link,
+            network,
+            transport: None,
+            is_set_by_map: false,
+            statements: Vec::new(),
+            is_host_order: false,
+        }
     }
 
     /// The rule; `None` when nft has no words for it.
     pub(super) fn write(mut self, expressions: &[Expression]) -> Option<String> {
-        for expression in expressions {
-            self.step(expression)?;
+        let mut rest = expressions;
+        loop {
+            rest = match rest {
+                // nft before 1.1 writes ranges so.
+                [
+                    Expression::Cmp { register, op: CmpOp::Ge, value: from },
+                    Expression::Cmp { register: same, op: CmpOp::Le, value: to },
+                    more @ ..,
+                ] if register == same => {
+                    self.range(*register, false, from, to)?;
+                    more
+                }
+                [expression, more @ ..] => {
+                    self.is_set_by_map = matches!(more, [Expression::MetaSet { .. } | Expression::CtSet { .. }, ..]);
+                    self.step(expression)?;
+                    more
+                }
+                [] => break,
+            };
         }
         // nft has no words for a value that is read and never used.
         self.symbols.is_empty().then(|| self.statements.join(" "))
     }
 
     #[expect(clippy::unnecessary_wraps, reason = "a step ends with it, and steps may fail")]
-    fn say(&mut self, statement: impl Into<String>) -> Option<()> {
+    pub(super) fn say(&mut self, statement: impl Into<String>) -> Option<()> {
         self.statements.push(statement.into());
         Some(())
     }
 
     fn hold(&mut self, register: Register, field: Field, text: impl Into<String>) -> Option<()> {
-        self.put(Symbol {
+        self.put(self.symbol(register, field, text))
+    }
+
+    fn symbol(&self, register: Register, field: Field, text: impl Into<String>) -> Symbol {
+        Symbol {
             register,
             length: Some(field.length),
             text: text.into(),
             data_type: field.data_type,
+            form: Form { numbers: self.is_host_order, ..Form::PLAIN },
             constant: None,
             mask: None,
-        })
+            place: None,
+            changed: None,
+            key: None,
+        }
+    }
+
+    pub(super) fn remove(&mut self, register: Register) -> Option<Symbol> {
+        let place = self.symbols.iter().position(|held| held.register == register)?;
+        Some(self.symbols.swap_remove(place))
+    }
+
+    /// A value that something is sent to: a constant of this type, or what a rule reads.
+    pub(super) fn target(&mut self, register: Register, data_type: DataType) -> Option<String> {
+        let symbol = self.remove(register)?;
+        match &symbol.constant {
+            Some(value) => field_text(value.as_bytes(), data_type, Form::PLAIN),
+            None => symbol.left(),
+        }
+    }
+
+    /// An address of this family, or of the length that a constant has.
+    pub(super) fn target_address(&mut self, register: Register) -> Option<String> {
+        let held = self.symbols.iter().find(|held| held.register == register)?;
+        let is_ip6 = held.constant.as_ref().is_some_and(|value| value.len() == 16);
+        self.target(register, if is_ip6 { DataType::IPV6_ADDR } else { DataType::IPV4_ADDR })
     }
 
     fn put(&mut self, symbol: Symbol) -> Option<()> {
@@ -87,64 +172,121 @@ impl<'a> Writer<'a> {
     }
 
     /// Takes the only value, which must be at this register.
-    fn take(&mut self, register: Register) -> Option<Symbol> {
+    pub(super) fn take(&mut self, register: Register) -> Option<Symbol> {
         match self.symbols.as_slice() {
             [one] if one.register == register => self.symbols.pop(),
             _ => None,
         }
     }
 
-    /// Takes values that follow one another from a register on, as many as there are up to another register.
-    fn take_key(&mut self, register: Register, up_to: Option<Register>) -> Option<String> {
+    /// Takes values that follow one another from a register on, as many as there are up to another register; and the form of
+    /// such a key's values.
+    fn take_key(&mut self, register: Register, up_to: Option<Register>) -> Option<(String, Form)> {
         let mut parts = Vec::new();
+        let mut form = Form::PLAIN;
         let mut next = Some(register);
         while let Some(at) = next.filter(|at| Some(*at) != up_to) {
-            let Some(place) = self.symbols.iter().position(|held| held.register == at) else { break };
-            let symbol = self.symbols.swap_remove(place);
+            let Some(symbol) = self.remove(at) else { break };
             next = symbol.length.and_then(|length| at.behind(length));
+            form.numbers |= symbol.form.numbers;
+            form.shift |= symbol.form.shift;
             parts.push(symbol.left()?);
         }
-        let done = if up_to.is_some() { next == up_to } else { self.symbols.is_empty() };
-        (done && !parts.is_empty()).then(|| parts.join(" . "))
+        let done = up_to.is_some() || self.symbols.is_empty();
+        // Bits within a byte are not put together.
+        let together = parts.len() == 1 || form.shift == 0;
+        (done && together && !parts.is_empty()).then(|| (parts.join(" . "), form))
     }
 
-    fn set_text(&self, set: &SetReference) -> Option<String> {
-        if let Some(elements) = (self.anonymous)(set) {
-            return Some(elements);
+    fn set_text(&self, set: &SetReference, form: Form) -> Option<String> {
+        if let Some((known, elements)) = (self.sets)(set)
+            && known.flags.contains(SetFlags::ANONYMOUS)
+        {
+            return anonymous_braces(known, elements, Form { data_numbers: self.is_set_by_map, ..form });
         }
         (!set.name.as_str().starts_with("__")).then(|| set_name(&set.name))
     }
 
     #[expect(clippy::too_many_lines, reason = "one arm for each expression")]
     fn step(&mut self, expression: &Expression) -> Option<()> {
+        self.is_host_order = is_host_order(expression);
         match expression {
             Expression::Payload { base, offset, length, register } => {
-                let (field, mut text) = payload_text(*base, *offset, *length)?;
-                if let (Some(protocol), Some(name)) = (self.protocol, text.strip_prefix("th ")) {
-                    text = format!("{protocol} {name}");
-                }
-                self.hold(*register, field, text)
+                let (field, text) = self.payload_text(*base, *offset, *length)?;
+                let place = Some((Place::Header(*base), *offset, *length));
+                self.put(Symbol { place, ..self.symbol(*register, field, text) })
+            }
+            Expression::PayloadSet { base, offset, length, source, .. } => {
+                self.set_place(Place::Header(*base), *offset, *length, *source)
+            }
+            Expression::Exthdr { op, kind, present: true, register, .. } => {
+                self.hold(*register, DataType::BOOLEAN.into(), option_name(*op, *kind)?)
+            }
+            Expression::Exthdr { op, kind, offset, length, register, .. } => {
+                let place = Place::Option(*op, *kind);
+                // Without a name, the bits within have one.
+                let (data_type, text) =
+                    self.field(place, whole(*offset, *length)?).unwrap_or((DataType::INTEGER, String::new()));
+                let field = Field { data_type, length: *length };
+                self.put(Symbol { place: Some((place, *offset, *length)), ..self.symbol(*register, field, text) })
+            }
+            Expression::ExthdrSet { op, kind, offset, length, source } => {
+                self.set_place(Place::Option(*op, *kind), *offset, *length, *source)
+            }
+            Expression::ExthdrReset { op, kind } => {
+                let name = option_name(*op, *kind)?;
+                self.say(format!("reset {name}"))
             }
             Expression::Meta { key, register } => {
-                let data_type = meta_type(*key);
                 let text = match key {
-                    MetaKey::Other(_) => return None,
                     MetaKey::Iif | MetaKey::Oif | MetaKey::IifName | MetaKey::OifName => key.name()?.to_owned(),
                     key => format!("meta {}", key.name()?),
                 };
-                self.hold(*register, data_type.into(), text)
+                self.put(Symbol { key: Some(*key), ..self.symbol(*register, meta_field(*key), text) })
             }
             Expression::Ct { key, direction, register } => {
-                let field = ct_field(*key);
-                let direction = match direction {
-                    None => "",
-                    Some(crate::expr::Direction::Original) => "original ",
-                    Some(crate::expr::Direction::Reply) => "reply ",
+                let field = match (key, self.network) {
+                    (CtKey::Source | CtKey::Destination, Some(Protocol::Ip)) => DataType::IPV4_ADDR.into(),
+                    (CtKey::Source | CtKey::Destination, Some(Protocol::Ip6)) => DataType::IPV6_ADDR.into(),
+                    (CtKey::Source | CtKey::Destination, _) => return None,
+                    (key, _) => ct_field(*key),
                 };
-                if matches!(key, CtKey::Source | CtKey::Destination) {
-                    return None;
-                }
-                self.hold(*register, field, format!("ct {direction}{}", key.name()?))
+                self.hold(*register, field, format!("ct {}{}", direction_text(*direction), key.name()?))
+            }
+            Expression::Rt { key, register } => {
+                let field = match key {
+                    RtKey::ClassId => DataType::REALM.into(),
+                    RtKey::NextHop4 => DataType::IPV4_ADDR.into(),
+                    RtKey::NextHop6 => DataType::IPV6_ADDR.into(),
+                    RtKey::TcpMss => Field { data_type: DataType::INTEGER, length: 2 },
+                    RtKey::Xfrm => DataType::BOOLEAN.into(),
+                    RtKey::Other(_) => return None,
+                };
+                self.hold(*register, field, format!("rt {}", key.name()?))
+            }
+            Expression::Socket { key, level: None, register } => {
+                let field = match key {
+                    SocketKey::Transparent | SocketKey::Wildcard => Field { data_type: DataType::INTEGER, length: 1 },
+                    SocketKey::Mark => DataType::MARK.into(),
+                    // nft wants the path of a control group.
+                    SocketKey::CgroupV2 | SocketKey::Other(_) => return None,
+                };
+                self.hold(*register, field, format!("socket {}", key.name()?))
+            }
+            Expression::Osf { ttl, version, register } => {
+                let ttl = ["", "ttl loose ", "ttl skip "].get(usize::from(*ttl))?;
+                let field = Field { data_type: DataType::STRING, length: 16 };
+                self.hold(*register, field, format!("osf {ttl}{}", if *version { "version" } else { "name" }))
+            }
+            Expression::Xfrm { key, outgoing, index, register } => {
+                let field = match key {
+                    XfrmKey::DestinationIp | XfrmKey::SourceIp => DataType::IPV4_ADDR.into(),
+                    XfrmKey::DestinationIp6 | XfrmKey::SourceIp6 => DataType::IPV6_ADDR.into(),
+                    _ => NUMBER,
+                };
+                let direction = if *outgoing { "out" } else { "in" };
+                let index = if *index == 0 { String::new() } else { format!(" spnum {index}") };
+                self.hold(*register, field, format!("ipsec {direction}{index} {}", key.name()?))
             }
             Expression::Fib { result, flags, register } => {
                 let result_text = if flags.contains(FibFlags::PRESENT) { "oif" } else { result.name()? };
@@ -161,69 +303,72 @@ impl<'a> Writer<'a> {
             }
             Expression::Numgen { kind, modulus, offset, register } => {
                 let offset = if *offset == 0 { String::new() } else { format!(" offset {offset}") };
-                let field = Field { data_type: DataType::INTEGER, length: 4 };
-                self.hold(*register, field, format!("numgen {} mod {modulus}{offset}", kind.name()?))
+                self.hold(*register, NUMBER, format!("numgen {} mod {modulus}{offset}", kind.name()?))
             }
             Expression::Hash { source, modulus, seed, offset, register, .. } => {
-                let key = self.take_key(*source, None)?;
+                let (key, _) = self.take_key(*source, None)?;
                 let seed = seed.map_or_else(String::new, |seed| format!(" seed {seed:#x}"));
                 let offset = if *offset == 0 { String::new() } else { format!(" offset {offset}") };
-                let field = Field { data_type: DataType::INTEGER, length: 4 };
-                self.hold(*register, field, format!("jhash {key} mod {modulus}{seed}{offset}"))
+                self.hold(*register, NUMBER, format!("jhash {key} mod {modulus}{seed}{offset}"))
             }
             Expression::SymmetricHash { modulus, offset, register } => {
                 let offset = if *offset == 0 { String::new() } else { format!(" offset {offset}") };
-                let field = Field { data_type: DataType::INTEGER, length: 4 };
-                self.hold(*register, field, format!("symhash mod {modulus}{offset}"))
+                self.hold(*register, NUMBER, format!("symhash mod {modulus}{offset}"))
             }
-            Expression::Immediate { register, value } => self.put(Symbol {
-                register: *register,
-                length: u32::try_from(value.len()).ok(),
-                text: String::new(),
-                data_type: DataType::INTEGER,
-                constant: Some(value.clone()),
-                mask: None,
-            }),
+            Expression::Immediate { register, value } => {
+                let field = Field { data_type: DataType::INTEGER, length: u32::try_from(value.len()).ok()? };
+                self.put(Symbol { constant: Some(value.clone()), ..self.symbol(*register, field, "") })
+            }
             Expression::Bitwise { source, register, mask, xor, .. } => {
-                let place = self.symbols.iter().position(|held| held.register == *source && held.mask.is_none())?;
-                let mut symbol = self.symbols.swap_remove(place);
+                let mut symbol = self.remove(*source).filter(|held| held.changed.is_none())?;
                 symbol.register = *register;
-                if xor.as_bytes().iter().all(|byte| *byte == 0) {
-                    symbol.mask = Some(mask.clone());
-                } else {
-                    let bits = |value: &Value| field_text(value.as_bytes(), symbol.data_type, PLAIN);
-                    symbol.text = format!("{} & {} ^ {}", symbol.text, bits(mask)?, bits(xor)?);
+                symbol.changed = Some((mask.clone(), xor.clone()));
+                let bits = |value: &Value| field_text(value.as_bytes(), symbol.data_type, symbol.form);
+                let named = symbol.place.and_then(|(place, offset, _)| {
+                    let (bits, shift) = kept_bits(offset, mask.as_bytes())?;
+                    Some((self.field(place, bits)?, shift))
+                });
+                match named {
+                    _ if xor.as_bytes().iter().any(|byte| *byte != 0) => {
+                        symbol.text = format!("{} & {} ^ {}", symbol.text, bits(mask)?, bits(xor)?);
+                    }
+                    Some(((data_type, text), shift)) => {
+                        (symbol.data_type, symbol.text, symbol.form.shift) = (data_type, text, shift);
+                    }
+                    None => symbol.mask = Some(mask.clone()),
                 }
+                self.put(symbol)
+            }
+            Expression::Shift { source, register, op, bits, .. } => {
+                let mut symbol = self.remove(*source)?;
+                symbol.register = *register;
+                symbol.text = format!("{} {} {bits}", symbol.left()?, op.name()?);
+                symbol.mask = None;
                 self.put(symbol)
             }
             Expression::Cmp { register, op, value } => {
                 let symbol = self.take(*register)?;
                 self.cmp(&symbol, *op, value)
             }
-            Expression::Range { register, inverted, from, to } => {
-                let symbol = self.take(*register)?;
-                let text = |value: &Value| {
-                    field_text(value.as_bytes(), symbol.data_type, Form { interval: true, numbers: false })
-                };
-                let not = if *inverted { "!= " } else { "" };
-                let statement = format!("{} {not}{}-{}", symbol.left()?, text(from)?, text(to)?);
-                self.say(statement)
+            Expression::Range { register, inverted, from, to } => self.range(*register, *inverted, from, to),
+            Expression::ByteOrder { source, register, op, .. } => {
+                let mut symbol = self.remove(*source).filter(|held| held.constant.is_none())?;
+                symbol.register = *register;
+                symbol.form.interval = *op == ByteOrderOp::HostToNetwork;
+                symbol.form.numbers = *op == ByteOrderOp::NetworkToHost;
+                self.put(symbol)
             }
             Expression::Lookup { set, source, register, inverted } => {
-                let key = self.take_key(*source, None)?;
-                let set = self.set_text(set)?;
+                let (key, form) = self.take_key(*source, None)?;
+                let set = self.set_text(set, form)?;
                 match register {
                     None if *inverted => self.say(format!("{key} != {set}")),
                     None => self.say(format!("{key} {set}")),
                     Some(Register::VERDICT) => self.say(format!("{key} vmap {set}")),
-                    Some(register) => self.put(Symbol {
-                        register: *register,
-                        length: None,
-                        text: format!("{key} map {set}"),
-                        data_type: DataType::INTEGER,
-                        constant: None,
-                        mask: None,
-                    }),
+                    Some(register) => {
+                        let symbol = self.symbol(*register, NUMBER, format!("{key} map {set}"));
+                        self.put(Symbol { length: None, form: Form::PLAIN, ..symbol })
+                    }
                 }
             }
             Expression::Verdict(verdict) => {
@@ -232,13 +377,13 @@ impl<'a> Writer<'a> {
             }
             Expression::MetaSet { key, source } => {
                 let symbol = self.take(*source)?;
-                let value = symbol.right(meta_type(*key))?;
+                let value = symbol.right(meta_field(*key).data_type)?;
                 self.say(format!("meta {} set {value}", key.name()?))
             }
-            Expression::CtSet { key, direction: None, source } => {
+            Expression::CtSet { key, direction, source } => {
                 let symbol = self.take(*source)?;
                 let value = symbol.right(ct_field(*key).data_type)?;
-                self.say(format!("ct {} set {value}", key.name()?))
+                self.say(format!("ct {}{} set {value}", direction_text(*direction), key.name()?))
             }
             Expression::Nat { kind, family, address, port, flags } => self.nat(*kind, *family, *address, *port, *flags),
             Expression::Masquerade { port, flags } => {
@@ -253,14 +398,21 @@ impl<'a> Writer<'a> {
                 Reject::TcpReset => self.say("reject with tcp reset"),
                 Reject::Unreachable(code) => self.say(format!("reject with icmpx {}", code.name())),
                 Reject::Icmp(code) => {
-                    let protocol = if self.family == Family::Ip6 { "icmpv6" } else { "icmp" };
+                    let protocol = if self.network == Some(Protocol::Ip6) { "icmpv6" } else { "icmp" };
                     self.say(format!("reject with {protocol} {code}"))
                 }
             },
             Expression::DynSet { set, op, key, data, timeout, inverted: false, expressions } => {
-                let key = self.take_key(*key, *data)?;
+                let (key, form) = self.take_key(*key, *data)?;
                 let data = match data {
-                    Some(register) => format!(" : {}", self.take_key(*register, None)?),
+                    Some(register) if self.symbols.iter().any(|held| held.constant.is_some()) => {
+                        let types = match (self.sets)(set)?.0.data.as_ref()? {
+                            MapData::Value(types) => types.fields().first().filter(|_| !types.is_concatenation())?,
+                            _ => return None,
+                        };
+                        format!(" : {}", self.take(*register)?.right(types.data_type)?)
+                    }
+                    Some(register) => format!(" : {}", self.take_key(*register, None)?.0),
                     None => String::new(),
                 };
                 if !self.symbols.is_empty() || matches!(op, DynSetOp::Other(_)) {
@@ -273,7 +425,7 @@ impl<'a> Writer<'a> {
                 for expression in expressions {
                     let _infallible = write!(inside, " {}", stateful_text(expression)?);
                 }
-                let set = self.set_text(set)?;
+                let set = self.set_text(set, form)?;
                 self.say(format!("{} {set} {{ {inside}{data} }}", op.name()?))
             }
             Expression::Log { prefix, group, snaplen, threshold, level, flags } => {
@@ -281,17 +433,51 @@ impl<'a> Writer<'a> {
                 self.say(text)
             }
             Expression::NoTrack => self.say("notrack"),
-            Expression::ObjectReference { kind: ObjectType::Counter, name } => {
-                self.say(format!("counter name {}", quoted(name.as_str())))
-            }
             Expression::ObjectReference { kind, name } => {
                 self.say(format!("{} name {}", kind.name()?, quoted(name.as_str())))
             }
             Expression::ObjectMap { set, source } => {
-                let key = self.take_key(*source, None)?;
-                let set = self.set_text(set)?;
-                self.say(format!("counter name {key} map {set}"))
+                let (key, form) = self.take_key(*source, None)?;
+                let word = match &(self.sets)(set)?.0.data {
+                    Some(MapData::Object(kind)) => kind.name()?,
+                    _ => return None,
+                };
+                let set = self.set_text(set, form)?;
+                self.say(format!("{word} name {key} map {set}"))
             }
+            Expression::Queue { first, count, flags } => {
+                let last = first.checked_add(count.checked_sub(1)?)?;
+                let to = if *count == 1 { first.to_string() } else { format!("{first}-{last}") };
+                self.say(queue_text(&to, *flags)?)
+            }
+            Expression::QueueFrom { source, flags } => {
+                let to = self.target(*source, DataType::INTEGER)?;
+                self.say(queue_text(&to, *flags)?)
+            }
+            Expression::Duplicate { address: Some(address), device } => {
+                let address = self.target_address(*address)?;
+                let device = match device {
+                    Some(device) => format!(" device {}", self.target(*device, DataType::IFACE_INDEX)?),
+                    None => String::new(),
+                };
+                self.say(format!("dup to {address}{device}"))
+            }
+            Expression::Duplicate { address: None, device: Some(device) } => {
+                let device = self.target(*device, DataType::IFACE_INDEX)?;
+                self.say(format!("dup to {device}"))
+            }
+            Expression::Forward { device, address } => {
+                let device = self.target(*device, DataType::IFACE_INDEX)?;
+                match address {
+                    None => self.say(format!("fwd to {device}")),
+                    Some((family, address)) => {
+                        let address = self.target_address(*address)?;
+                        self.say(format!("fwd {family} to {address} device {device}"))
+                    }
+                }
+            }
+            Expression::Tproxy { family, address, port } => self.tproxy(*family, *address, *port),
+            Expression::Synproxy { mss, window_scale, flags } => self.say(synproxy_text(*mss, *window_scale, *flags)?),
             other => {
                 let text = stateful_text(other)?;
                 self.say(text)
@@ -303,100 +489,65 @@ impl<'a> Writer<'a> {
         if symbol.constant.is_some() {
             return None;
         }
-        let right = field_text(value.as_bytes(), symbol.data_type, PLAIN)?;
         let zero = value.as_bytes().iter().all(|byte| *byte == 0);
-        if let (Some(mask), CmpOp::Ne, true, DataType::CT_STATE | DataType::CT_STATUS) =
-            (&symbol.mask, op, zero, symbol.data_type)
+        let data_type = symbol.data_type;
+        if let (Some(mask), CmpOp::Ne, true, DataType::CT_STATE | DataType::CT_STATUS | DataType::CT_LABEL) =
+            (&symbol.mask, op, zero, data_type)
         {
             // nft's way of saying that one of several bits is set.
-            let bits = field_text(mask.as_bytes(), symbol.data_type, PLAIN)?;
+            let bits = field_text(mask.as_bytes(), data_type, Form::PLAIN)?;
             return self.say(format!("{} {bits}", symbol.text));
         }
-        let left = symbol.left()?;
-        if op == CmpOp::Eq && left == "meta l4proto" {
-            self.protocol = ["tcp", "udp", "sctp", "dccp"].into_iter().find(|known| *known == right);
+        // Of a prefix of whole bytes only those are compared.
+        let right = prefix_text(value.as_bytes(), symbol.data_type)
+            .filter(|_| matches!(op, CmpOp::Eq | CmpOp::Ne))
+            .or_else(|| field_text(value.as_bytes(), symbol.data_type, symbol.form))?;
+        let left = match prefix_text(value.as_bytes(), data_type) {
+            Some(_) if symbol.mask.is_none() => symbol.text.clone(),
+            _ => symbol.left()?,
+        };
+        if op == CmpOp::Eq && symbol.mask.is_none() {
+            self.follow(symbol, value.as_bytes());
         }
+        // Without a word, some of the bits are enough.
+        let flags = [DataType::CT_STATE, DataType::CT_STATUS, DataType::CT_LABEL, DataType::TCP_FLAG];
         match op {
-            CmpOp::Eq if symbol.mask.is_none() => self.say(format!("{left} {right}")),
+            CmpOp::Eq if symbol.mask.is_none() && !flags.contains(&data_type) => self.say(format!("{left} {right}")),
             op => self.say(format!("{left} {} {right}", op.name()?)),
         }
     }
 
-    fn nat(
-        &mut self,
-        kind: NatKind,
-        family: Family,
-        address: Option<RegisterRange>,
-        port: Option<RegisterRange>,
-        flags: NatFlags,
-    ) -> Option<()> {
-        let verb = kind.name()?;
-        let family = if self.family == Family::Inet { format!(" {family}") } else { String::new() };
-        let Some(address) = address else {
-            let port = self.port(port)?;
-            return self.say(format!("{verb}{family}{port}{}", nat_flags(flags)?));
-        };
-        let length = if family.ends_with('6') || self.family == Family::Ip6 { 16 } else { 4 };
-        let place = self.symbols.iter().position(|held| held.register == address.first)?;
-        let target = self.symbols.swap_remove(place);
-        if address.first != address.last {
-            return None;
-        }
-        let text = match &target.constant {
-            Some(value) => {
-                let data_type = if value.len() == 16 { DataType::IPV6_ADDR } else { DataType::IPV4_ADDR };
-                let text = field_text(value.as_bytes(), data_type, PLAIN)?;
-                let port = self.port(port)?;
-                match port.strip_prefix(" to ") {
-                    Some(port) if value.len() == 16 => format!("[{text}]{port}"),
-                    _ => format!("{text}{}", port.trim_start_matches(" to ")),
-                }
-            }
-            // Data of a map: the port is in the registers behind the address, or there is none.
-            None if target.length.is_none() => {
-                let behind = address.first.behind(length).map(RegisterRange::from);
-                if port.is_some() && port != behind {
-                    return None;
-                }
-                target.text
-            }
-            None if port.is_none() => target.left()?,
-            None => return None,
-        };
-        self.say(format!("{verb}{family} to {text}{}", nat_flags(flags)?))
-    }
-
-    /// Constant ports: ` to :80`, or nothing.
-    fn port(&mut self, port: Option<RegisterRange>) -> Option<String> {
-        let Some(range) = port else { return Some(String::new()) };
-        let mut take = |register| {
-            let place = self.symbols.iter().position(|held| held.register == register)?;
-            let value = self.symbols.swap_remove(place).constant?;
-            field_text(value.as_bytes(), DataType::INET_SERVICE, PLAIN)
-        };
-        let first = take(range.first)?;
-        Some(if range.first == range.last {
-            format!(" to :{first}")
-        } else {
-            format!(" to :{first}-{}", take(range.last)?)
-        })
+    fn range(&mut self, register: Register, inverted: bool, from: &Value, to: &Value) -> Option<()> {
+        let symbol = self.take(register)?;
+        // The kernel compares byte by byte.
+        let form = Form { interval: true, numbers: false, ..symbol.form };
+        let text = |value: &Value| field_text(value.as_bytes(), symbol.data_type, form);
+        let not = if inverted { "!= " } else { "" };
+        let statement = format!("{} {not}{}-{}", symbol.left()?, text(from)?, text(to)?);
+        self.say(statement)
     }
 }
 
 impl Symbol {
     /// Text of a value that is compared, looked up or translated to.
-    fn left(&self) -> Option<String> {
+    pub(super) fn left(&self) -> Option<String> {
         match (&self.constant, &self.mask) {
             (Some(_), _) => None,
-            (None, None) => Some(self.text.clone()),
+            // Bytes without a name, or some bytes of an address.
+            (None, None) => {
+                let address = matches!(self.data_type, DataType::IPV4_ADDR | DataType::IPV6_ADDR);
+                let is_whole = !address || self.length == Some(self.data_type.length());
+                (is_whole && !self.text.is_empty()).then(|| self.text.clone())
+            }
             (None, Some(mask)) => {
-                let mask = if self.data_type == DataType::MARK
-                    || self.data_type == DataType::IPV4_ADDR
-                    || self.data_type == DataType::IPV6_ADDR
-                {
-                    field_text(mask.as_bytes(), self.data_type, PLAIN)?
-                } else {
-                    hex(mask.as_bytes())
+                let mask = match self.data_type {
+                    DataType::MARK | DataType::IPV4_ADDR | DataType::IPV6_ADDR => {
+                        field_text(mask.as_bytes(), self.data_type, Form::PLAIN)?
+                    }
+                    data_type if self.form.numbers || data_type.byte_order() == ByteOrder::Host => {
+                        format!("{:#x}", number(mask.as_bytes(), ByteOrder::Host)?)
+                    }
+                    _ => hex(mask.as_bytes()),
                 };
                 Some(format!("{} & {mask}", self.text))
             }
@@ -406,85 +557,17 @@ impl Symbol {
     /// Text of a value that something is set to.
     fn right(&self, data_type: DataType) -> Option<String> {
         match &self.constant {
-            Some(value) => field_text(value.as_bytes(), data_type, PLAIN),
+            // What is set is in the machine's byte order.
+            Some(value) => field_text(value.as_bytes(), data_type, Form { numbers: true, ..Form::PLAIN }),
             None => self.left(),
         }
     }
 }
 
-fn nat_flags(flags: NatFlags) -> Option<String> {
-    let words =
-        [(NatFlags::RANDOM, "random"), (NatFlags::FULLY_RANDOM, "fully-random"), (NatFlags::PERSISTENT, "persistent")];
-    let known = words.iter().fold(NatFlags::empty(), |known, (flag, _)| known | *flag);
-    if !flags.difference(known).is_empty() {
-        return None;
-    }
-    let said: Vec<&str> = words.iter().filter(|(flag, _)| flags.contains(*flag)).map(|(_, word)| *word).collect();
-    Some(if said.is_empty() { String::new() } else { format!(" {}", said.join(",")) })
-}
-
-/// Header fields by their names; others by their place.
-fn payload_text(base: HeaderBase, offset: u32, length: u32) -> Option<(Field, String)> {
-    let known: &[(HeaderBase, u32, u32, DataType, &str)] = &[
-        (HeaderBase::Network, 12, 4, DataType::IPV4_ADDR, "ip saddr"),
-        (HeaderBase::Network, 16, 4, DataType::IPV4_ADDR, "ip daddr"),
-        (HeaderBase::Network, 8, 16, DataType::IPV6_ADDR, "ip6 saddr"),
-        (HeaderBase::Network, 24, 16, DataType::IPV6_ADDR, "ip6 daddr"),
-        (HeaderBase::Network, 9, 1, DataType::INET_PROTO, "ip protocol"),
-        (HeaderBase::Network, 6, 1, DataType::INET_PROTO, "ip6 nexthdr"),
-        (HeaderBase::Transport, 0, 2, DataType::INET_SERVICE, "th sport"),
-        (HeaderBase::Transport, 2, 2, DataType::INET_SERVICE, "th dport"),
-        (HeaderBase::Link, 0, 6, DataType::ETHER_ADDR, "ether daddr"),
-        (HeaderBase::Link, 6, 6, DataType::ETHER_ADDR, "ether saddr"),
-        (HeaderBase::Link, 12, 2, DataType::ETHER_TYPE, "ether type"),
-    ];
-    let found = known.iter().find(|(b, o, l, _, _)| (*b, *o, *l) == (base, offset, length));
-    if let Some((_, _, _, data_type, name)) = found {
-        return Some((Field { data_type: *data_type, length }, (*name).to_owned()));
-    }
-    let (first, bits) = (offset.checked_mul(8)?, length.checked_mul(8)?);
-    Some((Field { data_type: DataType::INTEGER, length }, format!("@{},{first},{bits}", base.name()?)))
-}
-
-fn log_text(
-    prefix: Option<&str>,
-    group: Option<u16>,
-    snaplen: Option<u32>,
-    threshold: Option<u16>,
-    level: Option<u32>,
-    flags: Option<u32>,
-) -> Option<String> {
-    const LEVELS: [&str; 9] = ["emerg", "alert", "crit", "err", "warn", "notice", "info", "debug", "audit"];
-    let mut text = String::from("log");
-    if let Some(prefix) = prefix {
-        let _infallible = write!(text, " prefix {}", quoted(prefix));
-    }
-    let numbers =
-        [("group", group.map(u32::from)), ("snaplen", snaplen), ("queue-threshold", threshold.map(u32::from))];
-    for (word, number) in numbers {
-        if let Some(number) = number {
-            let _infallible = write!(text, " {word} {number}");
-        }
-    }
-    // Without a word the level is "warn".
-    if let Some(level) = level.filter(|level| *level != 4) {
-        let _infallible = write!(text, " level {}", LEVELS.get(usize::try_from(level).ok()?)?);
-    }
-    flags.is_none_or(|flags| flags == 0).then_some(text)
-}
-
-/// Counters and limits: what elements have, too.
-pub(super) fn stateful_text(expression: &Expression) -> Option<String> {
-    match expression {
-        Expression::Counter { packets: 0, bytes: 0 } => Some("counter".to_owned()),
-        Expression::Counter { packets, bytes } => Some(format!("counter packets {packets} bytes {bytes}")),
-        Expression::Limit { rate, unit, burst, bytes, inverted } => {
-            let over = if *inverted { "over " } else { "" };
-            let (what, burst_what) = if *bytes { (" bytes", " bytes") } else { ("", " packets") };
-            let unit = unit.name()?;
-            let burst = if *burst == 0 { String::new() } else { format!(" burst {burst}{burst_what}") };
-            Some(format!("limit rate {over}{rate}{what}/{unit}{burst}"))
-        }
-        _ => None,
+fn direction_text(direction: Option<Direction>) -> &'static str {
+    match direction {
+        None => "",
+        Some(Direction::Original) => "original ",
+        Some(Direction::Reply) => "reply ",
     }
 }

@@ -2,7 +2,10 @@
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
+use super::duration;
+use super::header::run_of_bits;
 use crate::model::{ByteOrder, DataType, Field, FieldTypes, Value};
 
 /// Context of a value.
@@ -10,8 +13,16 @@ use crate::model::{ByteOrder, DataType, Field, FieldTypes, Value};
 pub(super) struct Form {
     /// The value is in a set of intervals, where all numbers are in network byte order.
     pub(super) interval: bool,
-    /// The value is in a set with `typeof`: integers are those that expressions make, in the machine's byte order.
+    /// Integers are those that expressions make, in the machine's byte order.
     pub(super) numbers: bool,
+    /// The same of a map's data.
+    pub(super) data_numbers: bool,
+    /// Bits that follow those of the field.
+    pub(super) shift: u32,
+}
+
+impl Form {
+    pub(super) const PLAIN: Form = Form { interval: false, numbers: false, data_numbers: false, shift: 0 };
 }
 
 /// A value of one field or of several; `None` when it does not fit its type.
@@ -25,11 +36,11 @@ pub(super) fn value_text(value: &Value, types: &FieldTypes, form: Form) -> Optio
 pub(super) fn range_text(first: &Value, last: &Value, types: &FieldTypes, form: Form) -> Option<String> {
     let mut parts = Vec::new();
     for ((field, low), (_, high)) in split(first, types)?.into_iter().zip(split(last, types)?) {
-        let low_text = field_text(low, field.data_type, form)?;
-        parts.push(if low == high {
-            low_text
-        } else {
-            format!("{low_text}-{}", field_text(high, field.data_type, form)?)
+        let text = |bytes: &[u8]| field_text(bytes, field.data_type, form);
+        parts.push(match field.data_type {
+            _ if low == high => text(low)?,
+            DataType::IFNAME => names_text(low, high)?,
+            _ => format!("{}-{}", text(low)?, text(high)?),
         });
     }
     Some(parts.join(" . "))
@@ -66,14 +77,59 @@ pub(super) fn number(bytes: &[u8], order: ByteOrder) -> Option<u64> {
 const PROTOCOLS: [(u8, &str); 6] =
     [(1, "icmp"), (6, "tcp"), (17, "udp"), (58, "ipv6-icmp"), (132, "sctp"), (33, "dccp")];
 
+/// The first bytes of an address as a network; `None` for a whole one, or no address.
+pub(super) fn prefix_text(bytes: &[u8], data_type: DataType) -> Option<String> {
+    if !matches!(data_type, DataType::IPV4_ADDR | DataType::IPV6_ADDR) {
+        return None;
+    }
+    let missing = usize::try_from(data_type.length()).ok()?.checked_sub(bytes.len()).filter(|missing| *missing > 0)?;
+    let whole = [bytes, &vec![0; missing]].concat();
+    Some(format!("{}/{}", field_text(&whole, data_type, Form::PLAIN)?, bytes.len().checked_mul(8)?))
+}
+
+/// Addresses from one to another, as a network when they are one.
+pub(super) fn span_text(first: &[u8], last: &[u8], data_type: DataType) -> Option<String> {
+    let text = |bytes: &[u8]| field_text(bytes, data_type, Form::PLAIN);
+    let differ: Vec<u8> = first.iter().zip(last).map(|(first, last)| first ^ last).collect();
+    let bits: u32 = differ.iter().map(|byte| byte.count_ones()).sum();
+    let all = u32::try_from(first.len()).ok()?.checked_mul(8)?;
+    let prefix = all.checked_sub(bits)?;
+    let is_tail = run_of_bits(0, &differ).is_some_and(|(run, _)| run == (prefix, bits));
+    let is_first = first.iter().zip(&differ).all(|(first, differ)| first & differ == 0);
+    if is_tail && is_first {
+        Some(format!("{}/{prefix}", text(first)?))
+    } else {
+        Some(format!("{}-{}", text(first)?, text(last)?))
+    }
+}
+
+/// Names of interfaces from one to another, when they are those with a beginning.
+pub(super) fn names_text(first: &[u8], last: &[u8]) -> Option<String> {
+    let length = first.iter().position(|byte| *byte == 0)?;
+    let (beginning, rest) = last.split_at_checked(length)?;
+    (first.starts_with(beginning) && rest.iter().all(|byte| *byte == 0xff))
+        .then(|| field_text(beginning, DataType::IFNAME, Form::PLAIN))?
+}
+
 /// One field.
 pub(super) fn field_text(bytes: &[u8], data_type: DataType, form: Form) -> Option<String> {
+    if form.shift != 0 {
+        let number = number(bytes, ByteOrder::Network)?;
+        return (number.trailing_zeros() >= form.shift || number == 0).then(|| (number >> form.shift).to_string());
+    }
     let order = match data_type {
         _ if form.interval => ByteOrder::Network,
         DataType::INTEGER if form.numbers => ByteOrder::Host,
         other => other.byte_order(),
     };
     Some(match data_type {
+        // Data of a map may be a range.
+        DataType::IPV4_ADDR | DataType::IPV6_ADDR
+            if bytes.len().div_ceil(2) == usize::try_from(data_type.length()).ok()? =>
+        {
+            let (first, last) = bytes.split_at_checked(bytes.len().div_ceil(2))?;
+            span_text(first, last, data_type)?
+        }
         DataType::IPV4_ADDR => Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?).to_string(),
         DataType::IPV6_ADDR => Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).to_string(),
         DataType::ETHER_ADDR => {
@@ -86,8 +142,11 @@ pub(super) fn field_text(bytes: &[u8], data_type: DataType, form: Form) -> Optio
                 return None;
             }
             // Without the NUL it is the beginning of names.
-            let star = if data_type == DataType::IFNAME && !bytes.contains(&0) { "*" } else { "" };
-            format!("\"{text}{star}\"")
+            match (data_type == DataType::IFNAME, text.strip_suffix('*')) {
+                (true, _) if !bytes.contains(&0) => format!("\"{text}*\""),
+                (true, Some(text)) => format!("\"{text}\\*\""),
+                _ => format!("\"{text}\""),
+            }
         }
         DataType::INET_PROTO => {
             let byte = *bytes.first()?;
@@ -115,6 +174,25 @@ pub(super) fn field_text(bytes: &[u8], data_type: DataType, form: Form) -> Optio
             Some((_, name)) => (*name).to_owned(),
             None => number(bytes, order)?.to_string(),
         },
+        DataType::TIME => duration(Duration::from_millis(number(bytes, order)?)),
+        DataType::CLASS_ID => {
+            let class = number(bytes, order)?;
+            format!("{:x}:{:x}", class >> 16, class & 0xffff)
+        }
+        DataType::DAY => format!("\"{}\"", DAYS.get(usize::from(*bytes.first()?))?),
+        // The number of the only label.
+        DataType::CT_LABEL => {
+            let mut places = bytes.iter().zip((0_u32..).step_by(8)).filter(|(byte, _)| **byte != 0);
+            match (places.next()?, places.next()) {
+                ((byte, before), None) if byte.is_power_of_two() => {
+                    before.checked_add(byte.trailing_zeros())?.to_string()
+                }
+                _ => return None,
+            }
+        }
+        DataType::CT_EVENT => flags_text(number(bytes, order)?, &CT_EVENTS),
+        // Times of a day or a calendar are in the time zone of whoever runs nft.
+        DataType::TIME_DATE | DataType::HOUR => return None,
         DataType::BOOLEAN => String::from(if bytes.first()? == &0 { "missing" } else { "exists" }),
         _ => match number(bytes, order) {
             Some(number) => number.to_string(),
@@ -127,8 +205,23 @@ pub(super) const CT_STATES: [(u64, &str); 5] =
     [(1, "invalid"), (2, "established"), (4, "related"), (8, "new"), (64, "untracked")];
 const CT_STATUSES: [(u64, &str); 7] =
     [(1, "expected"), (2, "seen-reply"), (4, "assured"), (8, "confirmed"), (16, "snat"), (32, "dnat"), (512, "dying")];
+const CT_EVENTS: [(u64, &str); 11] = [
+    (1, "new"),
+    (2, "related"),
+    (4, "destroy"),
+    (8, "reply"),
+    (16, "assured"),
+    (32, "protoinfo"),
+    (64, "helper"),
+    (128, "mark"),
+    (256, "seqadj"),
+    (512, "secmark"),
+    (1024, "label"),
+];
 const FIB_TYPES: [(u64, &str); 7] =
     [(0, "unspec"), (1, "unicast"), (2, "local"), (3, "broadcast"), (4, "anycast"), (5, "multicast"), (6, "blackhole")];
+
+const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
 /// Bits by their names; as a number when one has none.
 fn flags_text(bits: u64, names: &[(u64, &str)]) -> String {

@@ -6,10 +6,9 @@ use netlink_batch::header::NfGenHeader;
 use netlink_batch::{Attrs, Be32, Be64, NulStr, RawAttrs, WireError};
 
 use crate::attrs::{
-    ChainAttr, CounterAttr, GenAttr, HookAttr, ListAttr, ObjAttr, RuleAttr, SetAttr, SetDescAttr, SetFieldAttr,
-    TableAttr,
+    ChainAttr, GenAttr, HookAttr, ListAttr, ObjAttr, RuleAttr, SetAttr, SetDescAttr, SetFieldAttr, TableAttr,
 };
-use crate::expr::{get_expression, get_expressions};
+use crate::expr::{get_expression, get_expressions, get_known};
 use crate::model::{
     BaseChain, Chain, ChainKey, ChainType, Family, FieldTypes, Hook, MapData, Name, Object, ObjectData, ObjectKey,
     ObjectType, ObservedChain, ObservedObject, ObservedRule, ObservedSet, ObservedTable, Policy, Priority, Rule, Set,
@@ -291,23 +290,13 @@ pub(crate) fn get_object(payload: &[u8]) -> Result<ObservedObject, WireError> {
         }
     }
     let kind = ObjectType::from_number(kind);
-    let data = if kind == ObjectType::Counter { get_counter(data)? } else { ObjectData::Other(data.to_vec()) };
+    let known = kind.name().map(|name| get_known(name.as_bytes(), data)).transpose()?.flatten();
+    let known = known.and_then(|known| ObjectData::from_expression(&known));
+    let data = known.unwrap_or_else(|| ObjectData::Other(data.to_vec()));
     let key = ObjectKey {
         table: key(family, table, "NFTA_OBJ_TABLE")?,
         kind,
         name: found.ok_or_else(|| missing("NFTA_OBJ_NAME"))?,
     };
     Ok(ObservedObject { object: Object { key, data, comment }, handle, references })
-}
-
-fn get_counter(data: &[u8]) -> Result<ObjectData, WireError> {
-    let (mut packets, mut bytes) = (0, 0);
-    for attr in Attrs::<CounterAttr<'_>>::new(data).iter() {
-        match attr? {
-            CounterAttr::Packets(Be64(number)) => packets = number,
-            CounterAttr::Bytes(Be64(number)) => bytes = number,
-            _ => {}
-        }
-    }
-    Ok(ObjectData::Counter { packets, bytes })
 }

@@ -3,13 +3,13 @@
 use netlink_batch::{Be32, Be64, Encoder, NulStr};
 
 use super::put_name;
-use crate::attrs::{
-    ChainAttr, CounterAttr, HookAttr, ListAttr, ObjAttr, RuleAttr, SetAttr, SetDescAttr, SetFieldAttr, TableAttr,
-};
-use crate::expr::{put_expression_list, put_one};
+use crate::attrs::{ChainAttr, HookAttr, ListAttr, ObjAttr, RuleAttr, SetAttr, SetDescAttr, SetFieldAttr, TableAttr};
+use crate::expr::{put_expression_list, put_fields, put_one};
 use crate::model::{
-    BaseChain, Chain, ChainKey, Family, MapData, Object, ObjectData, Policy, Rule, Set, SetPolicy, Table,
+    BaseChain, ByteOrder, Chain, ChainKey, Family, FieldTypes, MapData, Object, ObjectData, Policy, Rule, Set,
+    SetPolicy, Table,
 };
+use crate::operand::Operand;
 use crate::typing::{self, About};
 use crate::uapi;
 use crate::userdata;
@@ -126,10 +126,14 @@ pub(crate) fn put_set(out: &mut Encoder, set: &Set, id: u32) {
 pub(crate) fn set_userdata(set: &Set) -> Vec<u8> {
     let mut out = set.userdata.clone();
     if out.is_empty() {
-        let order = set.key_type.byte_order().number();
+        let of = |types: &FieldTypes, operands: &[Operand]| match operands {
+            [one] if one.is_host_order() => ByteOrder::Host.number(),
+            _ => types.byte_order().number(),
+        };
+        let order = of(&set.key_type, &set.key_typeof);
         userdata::put(&mut out, userdata::SET_KEY_BYTE_ORDER, &order.to_ne_bytes());
         if let Some(data) = &set.data {
-            let order = if let MapData::Value(types) = data { types.byte_order().number() } else { 0 };
+            let order = if let MapData::Value(types) = data { of(types, &set.data_typeof) } else { 0 };
             userdata::put(&mut out, userdata::SET_DATA_BYTE_ORDER, &order.to_ne_bytes());
         }
     }
@@ -152,12 +156,10 @@ pub(crate) fn put_object(out: &mut Encoder, object: &Object) {
     put_name(out, ObjAttr::TABLE, &object.key.table.name);
     put_name(out, ObjAttr::NAME, &object.key.name);
     out.attr(ObjAttr::TYPE, &Be32(object.key.kind.number()));
-    out.nest(ObjAttr::DATA, |out| match &object.data {
-        ObjectData::Counter { packets, bytes } => {
-            out.attr(CounterAttr::BYTES, &Be64(*bytes));
-            out.attr(CounterAttr::PACKETS, &Be64(*packets));
-        }
-        ObjectData::Other(attributes) => out.bytes(attributes),
+    out.nest(ObjAttr::DATA, |out| match (&object.data, object.data.to_expression()) {
+        (_, Some(expression)) => put_fields(out, &expression),
+        (ObjectData::Other(attributes), _) => out.bytes(attributes),
+        (_, None) => {}
     });
     let userdata = userdata::join_comment(object.comment.as_deref(), userdata::COMMENT, &[]);
     put_userdata(out, ObjAttr::USERDATA, &userdata);

@@ -95,7 +95,7 @@ pub(crate) fn requests(data: &[u8]) {
         match client.snapshot(&found.table.key) {
             Ok(snapshot) => {
                 let _text = snapshot.to_string();
-                let _again = snapshot.to_transaction().to_string();
+                let _again = snapshot.to_transaction().map(|transaction| transaction.to_string());
             }
             Err(error) => assert!(!error.to_string().is_empty()),
         }

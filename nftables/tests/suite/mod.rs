@@ -786,7 +786,7 @@ pub(crate) fn a_snapshot_makes_an_equal_table(client: &mut Client) {
     let first = client.snapshot(&table()).unwrap();
     done(client, |t| {
         t.delete_table(&table());
-        t.append(first.to_transaction());
+        t.append(first.to_transaction().unwrap());
     });
     let second = client.snapshot(&table()).unwrap();
     assert_eq!(first.to_string(), second.to_string());
