@@ -10,7 +10,7 @@ use proxier_core::modes::ipvs::diff::{diff, diff_changed};
 use proxier_core::modes::ipvs::drain::Drains;
 use proxier_core::modes::ipvs::index::{Index, Recorded};
 use proxier_core::modes::ipvs::observed::Observed;
-use proxier_core::modes::ipvs::plan::plan;
+use proxier_core::modes::ipvs::plan::{Plan, plan};
 use proxier_core::modes::ipvs::rules::{self, Capabilities, Inputs};
 use proxier_core::net::Family;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
@@ -118,7 +118,7 @@ fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<f64, Fail
                 let wanted = all.wanted();
                 let changes = diff(&wanted, &empty, world.facts.config());
                 let plan = black_box(plan(changes, &wanted, &empty, &drains));
-                operations = plan.serve.len();
+                operations = server_operations(&plan);
             });
             check(operations, usize::try_from(services * (endpoints + 1))?)?;
             Ok(micros)
@@ -131,7 +131,7 @@ fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<f64, Fail
                 "diff" => changes = all.as_ref().map(|all| diff(&all.wanted(), &empty, world.facts.config())),
                 _ => {
                     if let (Some(all), Some(changes)) = (&all, changes.take()) {
-                        planned = black_box(plan(changes, &all.wanted(), &empty, &drains)).serve.len();
+                        planned = server_operations(&black_box(plan(changes, &all.wanted(), &empty, &drains)));
                     }
                 }
             };
@@ -264,6 +264,11 @@ fn rules(size: Size) -> Result<f64, Failure> {
     Ok(micros)
 }
 
+/// Number of operations on virtual and real servers.
+fn server_operations(plan: &Plan) -> usize {
+    plan.stages.values().map(|stage| stage.servers.len()).sum()
+}
+
 /// A cluster and a kernel in memory.
 pub(crate) struct World {
     pub(crate) store: Store,
@@ -318,6 +323,6 @@ impl World {
         for family in self.facts.config().families.iter() {
             black_box(Inputs::new(family, &self.all.wanted(), &self.facts, Capabilities::default()));
         }
-        plan.serve.len() + plan.retire.len()
+        server_operations(&plan)
     }
 }

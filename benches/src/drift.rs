@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use proxier_core::config::NamePrefix;
-use proxier_core::modes::ipvs::sets::SetKey;
+use proxier_core::ports::SetKey;
 
 use crate::namespace::{collect, tell};
 use crate::node::Node;

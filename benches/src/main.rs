@@ -40,6 +40,7 @@ use std::process::ExitCode;
 type Failure = Box<dyn std::error::Error>;
 
 const USAGE: &str = "usage: benches BENCH [--rounds N] [--out STEM] [--quick] [--smoke] [--command TEXT]
+       benches end-to-end --kubeconfig FILE [--kube-proxy PROGRAM] [--mode MODE]... [--services N] [--endpoints N] [--changes N]
        benches counts FILE [--update]
 
 benches:
@@ -59,7 +60,10 @@ benches:
   userspace         userspace mode: one stream, connections; against a loop of splice(2) and HAProxy
   versus-iptables   Services by IPVS and by iptables, legacy and nft  (P9)
 
---out: results go to STEM.json, STEM.md and STEM-*.svg";
+--out: results go to STEM.json, STEM.md and STEM-*.svg
+--kubeconfig: a real cluster instead of the stand-in. It gets Services (1,000 unless told) and EndpointSlices (of 10) in a namespace of
+              their own, which goes at the end. --kube-proxy: the program that takes turns with proxier-demo. --mode: nftables (default),
+              iptables or ipvs, once for each";
 
 /// Options of a bench's run.
 struct Options {
@@ -72,6 +76,8 @@ struct Options {
     smoke: bool,
     /// Command line by which the bench was started, for the results.
     command: Option<String>,
+    /// A real cluster to measure on.
+    live: Option<end_to_end::Live>,
 }
 
 fn main() -> ExitCode {
@@ -110,7 +116,10 @@ fn main() -> ExitCode {
         "iptables-services" => end(iptables_services::run(&options)),
         "drift" => end(drift::run(&options)),
         "cold-start" => end(end_to_end::run_start(&options)),
-        "end-to-end" => end(end_to_end::run(&options)),
+        "end-to-end" => match &options.live {
+            Some(live) => end(end_to_end::run_live(&options, live)),
+            None => end(end_to_end::run(&options)),
+        },
         "policy" => end(end_to_end::run_policy(&options)),
         "reconcile" => end(reconcile::run(&options)),
         "memory" => end(memory::run(&options)),
@@ -127,7 +136,8 @@ fn usage(error: impl std::fmt::Display) -> ExitCode {
 }
 
 fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, Failure> {
-    let mut options = Options { rounds: 7, out: None, quick: false, smoke: false, command: None };
+    let mut options = Options { rounds: 7, out: None, quick: false, smoke: false, command: None, live: None };
+    let mut live = end_to_end::Live::default();
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or_else(|| format!("{argument} takes a value"));
         match argument.as_str() {
@@ -136,9 +146,16 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, Failure
             "--command" => options.command = Some(value()?),
             "--quick" => options.quick = true,
             "--smoke" => options.smoke = true,
+            "--kubeconfig" => live.kubeconfig = value()?.into(),
+            "--kube-proxy" => live.kube_proxy = Some(value()?.into()),
+            "--mode" => live.modes.push(value()?),
+            "--services" => live.services = value()?.parse()?,
+            "--endpoints" => live.endpoints = value()?.parse()?,
+            "--changes" => live.changes = value()?.parse()?,
             other => return Err(format!("unknown option {other:?}").into()),
         }
     }
+    options.live = live.checked()?;
     if options.rounds == 0 {
         return Err("--rounds takes at least 1".into());
     }

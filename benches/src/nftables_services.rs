@@ -23,6 +23,7 @@ const PROGRAM: &str = "All Services from nothing";
 const CHANGE: &str = "One changed endpoint";
 const GROWTH: &str = "One endpoint more or less";
 const OTHER_CHAIN: &str = "Another chain: from 3 to 9 endpoints and back";
+const LAST: &str = "The last endpoint of a Service, and its first";
 const OURS: &str = "nftables mode (Proxier)";
 const NFT: &str = "nft -f";
 const ENDPOINTS: u32 = 2;
@@ -82,6 +83,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     report.curve("change", CHANGE, "Services");
     report.curve("more", GROWTH, "Services");
     report.curve("chain", OTHER_CHAIN, "Services");
+    report.curve("last", LAST, "Services");
     let last_or_none = |side: &str| !side.ends_with("first") && !side.ends_with("middle");
     report.curve_of("connect", "Connecting through the last Service", LATENCY, "Services", last_or_none);
     report.finish()
@@ -156,7 +158,7 @@ fn table() -> Result<TableKey, Failure> {
 fn check(services: u32) -> Result<(), Failure> {
     let mut client = Client::open()?;
     let end = Instant::now() + PATIENCE;
-    for (set, wanted) in [("services", services), ("endpoints", services * ENDPOINTS), ("cluster-ips", services)] {
+    for (set, wanted) in [("internal-4", services), ("endpoints", services * ENDPOINTS), ("cluster-ips", services)] {
         loop {
             let mut found = BTreeSet::new();
             let mut all = 0_u32;
@@ -244,7 +246,7 @@ fn change(services: u32) -> Result<(), Failure> {
         timed(CHANGE, &endpoints(change))?;
     }
     let all: Vec<u32> = (0..9).collect();
-    for (what, more, fewer) in [(GROWTH, 3, 2), (OTHER_CHAIN, 9, 3)] {
+    for (what, more, fewer) in [(GROWTH, 3, 2), (OTHER_CHAIN, 9, 3), (LAST, 2, 0)] {
         for change in 1..=CHANGES {
             let number = if change.is_multiple_of(2) { fewer } else { more };
             timed(what, all.get(..number).unwrap_or_default())?;

@@ -11,8 +11,8 @@ use nix::fcntl::{OFlag, SpliceFFlags, splice};
 use nix::sys::socket::{Backlog, listen};
 use nix::unistd::pipe2;
 use proxier_core::kernel::Relay;
-use proxier_core::modes::userspace::{Listener, Settings};
 use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
+use proxier_core::ports::{Listener, Settings};
 
 use crate::compare::{Side, compare};
 use crate::report::{Goal, Report};

@@ -11,17 +11,17 @@ use std::time::{Duration, Instant, SystemTime};
 
 use examples::proxier_demo::settings::cli;
 use examples::proxier_demo::sources::cluster::Options;
-use examples::proxier_demo::sources::counted::Counted;
 use examples::proxier_demo::sources::initial_list;
+use examples::proxier_demo::sources::read_counts::ReadCounts;
 use examples::proxier_demo::status::health::Health;
 use examples::proxier_demo::status::serve::{listen, serve_health, serve_metrics};
-use examples::proxier_demo::status::service_health::{HealthCheck, Listening, ServiceHealth};
+use examples::proxier_demo::status::service_health::{HealthCheck, ListenAddresses, ServiceHealth};
 use proxier_core::config::{Config, Families, NodePortAddresses};
 use proxier_core::modes::Kind;
 use proxier_core::service::{NodeFacts, OpenOn};
 use proxier_core::snapshot::{HostAddresses, Node, ObjectKey};
 use serde_json::{Value, json};
-use testkit::apiserver::ApiServer;
+use testkit::apiserver::{ApiServer, Streams};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -57,13 +57,13 @@ async fn local() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// Listening on these addresses.
-fn on(addresses: &[IpAddr]) -> Listening {
+/// Listens on these addresses.
+fn on(addresses: &[IpAddr]) -> ListenAddresses {
     let of = |v4: bool| OpenOn::These(addresses.iter().copied().filter(|address| address.is_ipv4() == v4).collect());
-    Listening { v4: of(true), v6: of(false) }
+    ListenAddresses { v4: of(true), v6: of(false) }
 }
 
-const EVERYWHERE: Listening = Listening { v4: OpenOn::All, v6: OpenOn::All };
+const EVERYWHERE: ListenAddresses = ListenAddresses { v4: OpenOn::All, v6: OpenOn::All };
 
 fn has_ipv6() -> bool {
     std::net::TcpListener::bind("[::1]:0").is_ok()
@@ -186,12 +186,14 @@ async fn the_metrics_server() {
 #[tokio::test]
 async fn requests_to_the_api_server_are_metrics() {
     let server = ApiServer::start();
+    server.serve_streams(Streams::Refused);
     let url = server.url();
     let words = ["proxier-demo", "plan", "--hostname-override", "n1", "--master", &url].map(Into::into);
     let configured = cli::parse(words).and_then(|invocation| invocation.configure()).unwrap();
-    initial_list::read(&configured, Options::default(), &Counted::default()).await.unwrap();
-    let lists = server.requests().iter().filter(|request| !request.is_watch()).count();
-    assert!(lists > 1);
+    initial_list::read(&configured, Options::default(), &ReadCounts::default()).await.unwrap();
+    // Lists, and watches that were refused.
+    let answers = server.requests().iter().filter(|request| request.asks_for_all()).count();
+    assert!(answers > 2);
     let health = Health::new(Duration::from_secs(30), Families::Dual);
     health.set_api(Arc::default());
     let (listener, address) = local().await;
@@ -202,7 +204,7 @@ async fn requests_to_the_api_server_are_metrics() {
         let lines = page.lines().find_map(|line| line.strip_prefix(&format!("rest_client_{name}{labels} ")));
         lines.unwrap_or_else(|| panic!("{name}: {page}")).parse().unwrap()
     };
-    assert_eq!(value("response_size_bytes_count").to_string(), lists.to_string());
+    assert_eq!(value("response_size_bytes_count").to_string(), answers.to_string());
     assert!(value("response_size_bytes_sum") > 20.0 * value("response_size_bytes_count"));
     assert!(value("request_size_bytes_count") >= value("response_size_bytes_count"));
     assert!(value("request_size_bytes_sum") < 1.0, "a GET has no body");
@@ -297,7 +299,7 @@ async fn each_family_has_a_listener_of_its_own() {
     let at_v6: SocketAddr = format!("[::1]:{port}").parse().unwrap();
     if !has_ipv6() {
         eprintln!("SKIPPED the half of each_family_has_a_listener_of_its_own that needs IPv6");
-        assert_eq!(servers.update(&wanted, &Listening { v6: OpenOn::These(vec![]), ..EVERYWHERE }).await, []);
+        assert_eq!(servers.update(&wanted, &ListenAddresses { v6: OpenOn::These(vec![]), ..EVERYWHERE }).await, []);
         assert_eq!(get(at_v4, "/").await.status, 200);
         return;
     }
@@ -306,8 +308,8 @@ async fn each_family_has_a_listener_of_its_own() {
     assert_eq!((get(at_v4, "/").await.status, get(at_v6, "/").await.status), (200, 200));
     // One family has no addresses, the other one all.
     for (listening, v4, v6) in [
-        (Listening { v6: OpenOn::These(vec![]), ..EVERYWHERE }, true, false),
-        (Listening { v4: OpenOn::These(vec![]), ..EVERYWHERE }, false, true),
+        (ListenAddresses { v6: OpenOn::These(vec![]), ..EVERYWHERE }, true, false),
+        (ListenAddresses { v4: OpenOn::These(vec![]), ..EVERYWHERE }, false, true),
         (on(&[]), false, false),
         (EVERYWHERE, true, true),
         (on(&[at_v4.ip()]), true, false),
@@ -366,11 +368,11 @@ fn where_the_servers_listen() {
         (config.node_port_addresses, config.families) = (addresses, families);
         let mut node = Node::new("n1");
         node.addresses = parsed(&["192.0.2.1"]);
-        Listening::of(&NodeFacts::new(&config, &node, host))
+        ListenAddresses::from_facts(&NodeFacts::new(&config, &node, host))
     };
     let all = NodePortAddresses::All;
     assert_eq!(listening(all.clone(), &both, Families::Dual), EVERYWHERE);
-    let only_v4 = Listening { v6: OpenOn::These(vec![]), ..EVERYWHERE };
+    let only_v4 = ListenAddresses { v6: OpenOn::These(vec![]), ..EVERYWHERE };
     assert_eq!(listening(all.clone(), &both, Families::V4), only_v4);
     assert_eq!(listening(all, &host(&["192.0.2.1"]), Families::Dual), only_v4);
     assert_eq!(listening(NodePortAddresses::Primary, &both, Families::Dual), on(&parsed(&["192.0.2.1"])));
@@ -390,9 +392,9 @@ async fn a_port_passes_from_one_service_to_another() {
     let loopback = on(&[Ipv4Addr::LOCALHOST.into()]);
     let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
     let name = |got: Got| got.json()["service"]["name"].as_str().unwrap().to_owned();
-    let everywhere_v4 = Listening { v6: OpenOn::These(vec![]), ..EVERYWHERE };
+    let everywhere_v4 = ListenAddresses { v6: OpenOn::These(vec![]), ..EVERYWHERE };
     // Steps in both directions of the order of names; swapped; together with other addresses.
-    let steps: [(&[(&str, u16)], &Listening); 7] = [
+    let steps: [(&[(&str, u16)], &ListenAddresses); 7] = [
         (&[("b", one)], &loopback),
         (&[("a", one)], &loopback),
         (&[("b", one)], &loopback),

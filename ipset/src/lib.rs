@@ -56,8 +56,8 @@ mod cmd;
 mod error;
 #[cfg(feature = "testing")]
 pub mod fake;
-mod foresee;
 pub mod model;
+mod precheck;
 mod sync;
 mod text;
 pub mod uapi;

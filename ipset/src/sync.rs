@@ -7,10 +7,10 @@ use std::time::Duration;
 use crate::client::Client;
 use crate::cmd::entries::Operation;
 use crate::error::{Error, ErrorKind};
-use crate::foresee;
 use crate::model::{
     Element, Entry, EntryOptions, Identity, ObservedSet, SetFlags, SetName, SetSpec, SetType, SkbMark, SkbPriority,
 };
+use crate::precheck;
 use crate::write::{IfAbsent, IfPresent};
 
 /// Result of a sync.
@@ -109,7 +109,7 @@ impl Client {
             entry.borrow().expand_into(set, room, &mut entries).map_err(invalid)?;
         }
         for entry in &entries {
-            if let Some(kind) = foresee::refusal(set, entry) {
+            if let Some(kind) = precheck::refusal(set, entry) {
                 return Err(Error::new(kind, Operation::Add.action(&set.name, Some(entry))));
             }
         }

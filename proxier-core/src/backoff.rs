@@ -9,20 +9,8 @@ use std::time::Duration;
 ///
 /// kube-proxy (from 1.34) waits for a whole sync period after any failure. Most failures here end in a moment: another program
 /// held the lock of iptables, or memory was short.
-///
-/// ```
-/// use std::time::Duration;
-/// use proxier_core::backoff::Backoff;
-///
-/// let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30), 7);
-/// let first = backoff.next_pause();
-/// assert!(first >= Duration::from_millis(500) && first <= Duration::from_secs(1));
-/// assert!(backoff.next_pause() >= Duration::from_secs(1));
-/// backoff.reset();
-/// assert!(backoff.next_pause() <= Duration::from_secs(1));
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Backoff {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Backoff {
     first: Duration,
     most: Duration,
     failures: u32,
@@ -31,20 +19,20 @@ pub struct Backoff {
 
 impl Backoff {
     /// The first pause of a reconciler that failed: 1 s.
-    pub const FIRST: Duration = Duration::from_secs(1);
-    /// No pause is shorter than half of this, with any settings: 10 ms.
-    pub const SHORTEST: Duration = Duration::from_millis(10);
+    pub(crate) const FIRST: Duration = Duration::from_secs(1);
+    /// Shortest pause before jitter, with any settings: 10 ms. Jitter halves a pause at most.
+    pub(crate) const SHORTEST: Duration = Duration::from_millis(10);
 
     /// Pauses from `first` to `most`. The seed should differ from node to node.
     ///
     /// A `first` below [`SHORTEST`](Backoff::SHORTEST) counts as that, a `most` below `first` as `first`.
-    pub fn new(first: Duration, most: Duration, seed: u64) -> Self {
+    pub(crate) fn new(first: Duration, most: Duration, seed: u64) -> Self {
         let first = first.max(Self::SHORTEST);
         Backoff { first, most: most.max(first), failures: 0, random: seed }
     }
 
     /// The pause after one more failure.
-    pub fn next_pause(&mut self) -> Duration {
+    pub(crate) fn next_pause(&mut self) -> Duration {
         let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
         let longest = self.first.saturating_mul(factor).min(self.most);
         self.failures = self.failures.saturating_add(1);
@@ -55,25 +43,12 @@ impl Backoff {
     }
 
     /// Notes a success: the next pause is a first one again.
-    pub fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.failures = 0;
     }
 
     /// Failures since it last worked.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use proxier_core::backoff::Backoff;
-    ///
-    /// let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30), 7);
-    /// for _ in 0..8 {
-    ///     assert!(backoff.next_pause() <= Duration::from_secs(30));
-    /// }
-    /// assert_eq!(backoff.failures(), 8);
-    /// backoff.reset();
-    /// assert_eq!(backoff.failures(), 0);
-    /// ```
-    pub fn failures(&self) -> u32 {
+    pub(crate) fn failures(&self) -> u32 {
         self.failures
     }
 

@@ -15,18 +15,17 @@
 //! ```
 //!
 //! [`Store`] keeps the checked Services and EndpointSlices of a cluster as seen from one node. [`service`] says what they
-//! mean, without the words of any kernel: [`compile`](service::compile) turns one Service into Frontends, each with a
+//! mean, without the words of any kernel: compiling turns one Service into Frontends, each with a
 //! protocol, an address, a port and its endpoints, and [`Desired`] decides which Service owns which Frontend.
 //!
-//! [`modes::ipvs`] lowers that to IPVS: [`Wanted`] follows [`Desired`] with virtual servers, addresses on the dummy
-//! device, and entries of the eighteen ipset sets of each family; [`rules`] makes the iptables rules;
-//! [`diff`](mod@modes::ipvs::diff) compares with what the kernel holds, [`plan`](mod@modes::ipvs::plan) orders the
-//! difference make before break, and [`apply`](mod@modes::ipvs::apply) carries it out with an outcome for every
+//! [`modes::ipvs`] lowers that to IPVS: what it wants follows [`Desired`] with virtual servers, addresses on the dummy
+//! device, and entries of the eighteen ipset sets of each family, with the iptables rules or the table of nf_tables that go with them; it is
+//! compared with what the kernel holds, the difference is ordered make before break, and carried out with an outcome for every
 //! operation. [`modes::nftables`] lowers it to tables of nf_tables, one transaction a family and pass;
-//! [`modes::iptables`] to kube-proxy's own chains.
+//! [`modes::iptables`] to kube-proxy's own chains; [`modes::userspace`] to listeners of this process.
 //!
-//! One changed EndpointSlice costs one Service, with ten Services or fifty thousand: [`Changed`] names the virtual servers,
-//! addresses and entries that changed, and only these are compared. The kernel is read at the start, on a timer, and after
+//! One changed EndpointSlice costs one Service, with ten Services or fifty thousand: each mode notes which virtual servers,
+//! addresses, entries or rules changed, and only these are compared. The kernel is read at the start, on a timer, and after
 //! a surprise.
 //!
 //! An agent with a source of truth of its own needs no Kubernetes objects: it hands in Frontends with their endpoints
@@ -38,13 +37,11 @@
 //! # Example
 //!
 //! ```
-//! use proxier_core::config::Config;
-//! use proxier_core::modes::ipvs::diff::diff;
-//! use proxier_core::modes::ipvs::observed::Observed;
-//! use proxier_core::modes::ipvs::index::Recorded;
+//! use std::time::Duration;
+//! use proxier_core::fake::FakeKernel;
+//! use proxier_core::modes::Names;
 //! use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-//! use proxier_core::service::{Indexed, NodeFacts};
-//! use proxier_core::snapshot::{HostAddresses, Node, Store};
+//! use proxier_core::reconciler::{Options, Reconciler};
 //!
 //! let service: ServiceObject = serde_json::from_str(r#"{
 //!     "metadata": {"namespace": "demo", "name": "web"},
@@ -57,31 +54,24 @@
 //!     "endpoints": [{"addresses": ["10.244.1.7"]}]
 //! }"#)?;
 //!
-//! let mut store = Store::new("node-a");
-//! let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-//! let mut all = Indexed::new(Recorded::new(facts.config()));
+//! let (mut kernel, mut now) = (FakeKernel::new(), Duration::ZERO);
+//! let mut proxier = Reconciler::new("node-a", Options::default(), now);
+//! proxier.upsert_service(&service, now);
+//! proxier.start(now);
+//! let report = proxier.pass(&|| now, &mut kernel.ports()).ok_or("not due")?;
+//! assert!(report.full && report.is_done());
+//! assert!(kernel.state().ipvs.contains("-A -t 10.96.0.10:80 -s rr"));
 //!
-//! let changed = store.upsert_service(&service);
-//! all.refresh(&store, &facts, &changed);
-//! let web = "TCP 10.96.0.10:80".parse()?;
-//! assert!(all.wanted().server(&web).is_some_and(|server| server.real_servers.is_empty()));
-//! all.take_changed();
-//!
-//! let changed = store.upsert_slice(&slice);
-//! all.refresh(&store, &facts, &changed);
-//! let (changed, wanted) = (all.take_changed(), all.wanted());
-//! assert_eq!(Vec::from_iter(&changed.virtual_servers), [&web]);
-//! assert!(changed.addresses.is_empty());
-//! let servers = wanted.server(&web).ok_or("gone")?.real_servers;
-//! assert_eq!(servers.keys()[0].to_string(), "10.244.1.7:8080");
-//! // What that means, without the words of IPVS.
-//! let frontend = wanted.desired().frontend(&"TCP 10.96.0.10:80".parse()?).ok_or("gone")?;
+//! // What the Service means now, without the words of IPVS.
+//! now += Duration::from_secs(1);
+//! proxier.upsert_slice(&slice, now);
+//! let (plan, _) = proxier.preview(now, &mut kernel.ports());
+//! let frontend = proxier.desired().frontend(&"TCP 10.96.0.10:80".parse()?).ok_or("gone")?;
 //! assert_eq!((frontend.cluster.len(), frontend.local.len()), (1, 0));
-//!
-//! // What a kernel with nothing in it lacks.
-//! let changes = diff(&wanted, &Observed::new(), facts.config());
-//! assert!(changes.virtual_servers.contains_key(&web));
-//! assert_eq!(changes.create_sets.len(), 36);
+//! // Only that is planned.
+//! let names = Names::new(proxier.store(), proxier.desired());
+//! let steps: Vec<String> = plan.steps(&names).map(|step| step.to_string()).collect();
+//! assert_eq!(steps, ["+ real server TCP 10.96.0.10:80 -> 10.244.1.7:8080 weight 1  (demo/web:http)"]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -132,7 +122,7 @@
 //! * `externalTrafficPolicy: Local` without local endpoints falls back to the cluster's, as with kube-proxy, unless
 //!   [`LocalFallback::Refuse`](config::LocalFallback::Refuse) is set.
 //! * Rules for iptables mean for packets what kube-proxy's mean, are written only when something differs, and close two of
-//!   its gaps: see [`rules`], which lists every difference.
+//!   its gaps: `modes/ipvs/rules` lists every difference.
 //! * The order of a pass is sets, rules, virtual servers with their real servers, addresses; deletions go in reverse. An
 //!   address that is bound before its virtual server exists would for a moment lead to programs that listen on this host.
 //! * An endpoint that goes away drains (weight 0) for at most 15 minutes; one that comes back meanwhile gets its weight
@@ -149,14 +139,15 @@
 //! [`Store`]: snapshot::Store
 //! [`Rejection`]: snapshot::Rejection
 //! [`Desired`]: service::Desired
-//! [`Wanted`]: modes::ipvs::wanted::Wanted
-//! [`Changed`]: modes::ipvs::index::Changed
-//! [`rules`]: modes::ipvs::rules
 //! [`safeguard`]: safeguard
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    not(feature = "testing"),
+    expect(unreachable_pub, reason = "with the feature `testing`, tests reach the insides of modes")
+)]
 #![warn(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::as_conversions)]
 
-pub mod backoff;
+mod backoff;
 mod compat;
 pub mod config;
 #[cfg(feature = "testing")]

@@ -13,7 +13,7 @@ pub use ipnet::IpNet as Network;
 /// use proxier_core::net::Family;
 ///
 /// let family = Family::of("2001:db8::1".parse()?);
-/// assert_eq!((family.name(), family.bits(), family.unspecified().to_string()), ("IPv6", 128, "::".to_owned()));
+/// assert_eq!(family.name(), "IPv6");
 /// # Ok::<(), std::net::AddrParseError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,27 +33,11 @@ impl Family {
         if address.is_ipv4() { Family::V4 } else { Family::V6 }
     }
 
-    /// `0.0.0.0` or `::`.
-    pub fn unspecified(self) -> IpAddr {
-        match self {
-            Family::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-            Family::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-        }
-    }
-
     /// `127.0.0.1` or `::1`.
     pub fn localhost(self) -> IpAddr {
         match self {
             Family::V4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
             Family::V6 => IpAddr::V6(Ipv6Addr::LOCALHOST),
-        }
-    }
-
-    /// Bits in an address: 32 or 128.
-    pub fn bits(self) -> u8 {
-        match self {
-            Family::V4 => 32,
-            Family::V6 => 128,
         }
     }
 
@@ -180,6 +164,7 @@ impl FrontendKey {
     }
 
     /// The address and port, when the protocol is UDP.
+    #[doc(hidden)]
     pub fn udp(&self) -> Option<SocketAddr> {
         (self.protocol == Protocol::Udp).then(|| SocketAddr::new(self.address, self.port))
     }
@@ -201,7 +186,7 @@ impl FromStr for FrontendKey {
 }
 
 /// The text is no [`FrontendKey`].
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq)]
 pub struct InvalidFrontendKey(Box<str>);
 
 impl fmt::Display for InvalidFrontendKey {

@@ -1,7 +1,7 @@
 //! Kubernetes objects as an API server prints them: only the fields that this crate reads.
 //!
 //! Everything is optional and as wide as JSON allows (texts for addresses, 64-bit numbers for ports), so that an impossible
-//! value does not make an object unreadable. [`Service::check`](crate::snapshot::Service::check) and its siblings turn
+//! value does not make an object unreadable. [`Store`](crate::snapshot::Store) and [`Node::check`](crate::snapshot::Node::check) turn
 //! objects into checked values and report what they left out. `null` is the same as absent everywhere.
 
 use std::collections::BTreeMap;

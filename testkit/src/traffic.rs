@@ -1,27 +1,20 @@
 //! Small servers that answer with their own name, and clients that ask: who answers is what a load balancer decides.
 
-use std::io::{self, BufRead as _, BufReader, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::netns::Netns;
+use crate::witness::{Conversation, Transport, Witness, ask};
 
 /// A client waits this long for a connection and for each answer. Emulated machines are slow.
 pub const TIME_LIMIT: Duration = Duration::from_secs(10);
 
-/// Interval in which a server checks whether it is to stop.
-const TICK: Duration = Duration::from_millis(20);
-
-/// A server in a thread inside a namespace. It answers each line (TCP) or datagram (UDP) with its name and a line
-/// feed. Dropping it stops it and closes its connections.
+/// A [`Witness`] at one address: clients here want only its name.
 #[derive(Debug)]
 pub struct NameServer {
     address: SocketAddr,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    _witness: Witness,
 }
 
 impl NameServer {
@@ -30,10 +23,7 @@ impl NameServer {
     /// # Errors
     /// When the address is not there or the port is taken.
     pub fn tcp(namespace: &Netns, address: SocketAddr, name: &str) -> io::Result<Self> {
-        let listener = namespace.run_in(|| TcpListener::bind(address))??;
-        listener.set_nonblocking(true)?;
-        let (address, name) = (listener.local_addr()?, name.to_owned());
-        Self::start(address, move |stop| serve_tcp(&listener, &name, stop))
+        Self::start(namespace, (Transport::Tcp, address), name)
     }
 
     /// Listens on a UDP address; port 0 takes a free one.
@@ -41,77 +31,18 @@ impl NameServer {
     /// # Errors
     /// As [`Self::tcp`].
     pub fn udp(namespace: &Netns, address: SocketAddr, name: &str) -> io::Result<Self> {
-        let socket = namespace.run_in(|| UdpSocket::bind(address))??;
-        socket.set_read_timeout(Some(TICK))?;
-        let (address, name) = (socket.local_addr()?, name.to_owned());
-        Self::start(address, move |stop| {
-            let mut buffer = [0; 2048];
-            while !stop.load(Ordering::Relaxed) {
-                if let Ok((_, client)) = socket.recv_from(&mut buffer) {
-                    // A client that is gone asks no more: nothing to do about an error.
-                    socket.send_to(format!("{name}\n").as_bytes(), client).map_or_else(drop, drop);
-                }
-            }
-        })
+        Self::start(namespace, (Transport::Udp, address), name)
+    }
+
+    fn start(namespace: &Netns, place: (Transport, SocketAddr), name: &str) -> io::Result<Self> {
+        let witness = Witness::start(namespace, name, &[place])?;
+        Ok(Self { address: witness.addresses().first().copied().unwrap_or(place.1), _witness: witness })
     }
 
     /// The address it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
-
-    // The sockets belong to the namespace already: the thread may run anywhere.
-    fn start(address: SocketAddr, body: impl FnOnce(&Arc<AtomicBool>) + Send + 'static) -> io::Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let theirs = Arc::clone(&stop);
-        let thread = thread::Builder::new().spawn(move || body(&theirs))?;
-        Ok(Self { address, stop, thread: Some(thread) })
-    }
-}
-
-impl Drop for NameServer {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            thread.join().unwrap_or_default();
-        }
-    }
-}
-
-fn serve_tcp(listener: &TcpListener, name: &str, stop: &Arc<AtomicBool>) {
-    let mut connections = Vec::new();
-    while !stop.load(Ordering::Relaxed) {
-        if let Ok((stream, _)) = listener.accept() {
-            let (name, stop) = (name.to_owned(), Arc::clone(stop));
-            // An error here is a client that has gone away.
-            connections.push(thread::spawn(move || answer(&stream, &name, &stop).unwrap_or_default()));
-        } else {
-            thread::sleep(TICK / 4);
-        }
-    }
-    for connection in connections {
-        connection.join().unwrap_or_default();
-    }
-}
-
-fn answer(stream: &TcpStream, name: &str, stop: &AtomicBool) -> io::Result<()> {
-    stream.set_nonblocking(false)?;
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(TICK))?;
-    let mut reader = BufReader::new(stream);
-    let mut line = Vec::new();
-    while !stop.load(Ordering::Relaxed) {
-        match reader.read_until(b'\n', &mut line) {
-            Ok(0) => break,
-            Ok(_) => {
-                line.clear();
-                (&*stream).write_all(format!("{name}\n").as_bytes())?;
-            }
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 /// Connects by TCP from the current thread's namespace, asks once and disconnects: the name of who answered.
@@ -119,7 +50,7 @@ fn answer(stream: &TcpStream, name: &str, stop: &AtomicBool) -> io::Result<()> {
 /// # Errors
 /// No answer within [`TIME_LIMIT`].
 pub fn connect_and_ask(address: SocketAddr) -> io::Result<String> {
-    Connection::open(address)?.ask()
+    Ok(ask(Transport::Tcp, None, address, TIME_LIMIT)?.name)
 }
 
 /// Asks by UDP from a new port of the current thread's namespace: the name of who answered.
@@ -127,21 +58,12 @@ pub fn connect_and_ask(address: SocketAddr) -> io::Result<String> {
 /// # Errors
 /// No answer within [`TIME_LIMIT`].
 pub fn ask_udp(address: SocketAddr) -> io::Result<String> {
-    let any: SocketAddr = if address.is_ipv4() { ([0; 4], 0).into() } else { ([0_u16; 8], 0).into() };
-    let socket = UdpSocket::bind(any)?;
-    socket.set_read_timeout(Some(TIME_LIMIT))?;
-    socket.connect(address)?;
-    socket.send(b"who\n")?;
-    let mut buffer = [0; 2048];
-    let length = socket.recv(&mut buffer)?;
-    Ok(String::from_utf8_lossy(buffer.get(..length).unwrap_or_default()).trim_end().to_owned())
+    Ok(ask(Transport::Udp, None, address, TIME_LIMIT)?.name)
 }
 
 /// A TCP connection that stays open.
 #[derive(Debug)]
-pub struct Connection {
-    stream: BufReader<TcpStream>,
-}
+pub struct Connection(Conversation);
 
 impl Connection {
     /// Connects from the current thread's namespace; the connection stays there.
@@ -149,11 +71,7 @@ impl Connection {
     /// # Errors
     /// When the connection is not made within [`TIME_LIMIT`].
     pub fn open(address: SocketAddr) -> io::Result<Self> {
-        let stream = TcpStream::connect_timeout(&address, TIME_LIMIT)?;
-        stream.set_read_timeout(Some(TIME_LIMIT))?;
-        stream.set_write_timeout(Some(TIME_LIMIT))?;
-        stream.set_nodelay(true)?;
-        Ok(Self { stream: BufReader::new(stream) })
+        Conversation::open(Transport::Tcp, None, address, TIME_LIMIT).map(Self)
     }
 
     /// The name of who is at the other end.
@@ -161,13 +79,7 @@ impl Connection {
     /// # Errors
     /// When the connection is broken, or the answer does not come within [`TIME_LIMIT`].
     pub fn ask(&mut self) -> io::Result<String> {
-        self.stream.get_mut().write_all(b"who\n")?;
-        let mut line = String::new();
-        self.stream.read_line(&mut line)?;
-        match line.strip_suffix('\n') {
-            Some(name) => Ok(name.to_owned()),
-            None => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection")),
-        }
+        Ok(self.0.ask()?.name)
     }
 }
 

@@ -52,28 +52,36 @@ pub struct Answer {
 /// it stops it and closes its connections.
 #[derive(Debug)]
 pub struct Witness {
+    addresses: Vec<SocketAddr>,
     wake: UnixStream,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Witness {
-    /// Listens on these addresses of a namespace. An unspecified IPv6 address takes IPv4 too.
+    /// Listens on these addresses of a namespace; port 0 takes a free one. An unspecified IPv6 address takes IPv4 too.
     ///
     /// # Errors
     /// When an address is not there, a port is taken, or the kernel has no SCTP.
     pub fn start(namespace: &Netns, name: &str, places: &[(Transport, SocketAddr)]) -> io::Result<Self> {
         let (wake, woken) = UnixStream::pair()?;
-        let mut sources = vec![Source::Wake(woken)];
+        let (mut sources, mut addresses) = (vec![Source::Wake(woken)], Vec::new());
         namespace.run_in(|| {
             for (transport, address) in places {
-                sources.push(Source::open(*transport, *address)?);
+                let (source, address) = Source::open(*transport, *address)?;
+                sources.push(source);
+                addresses.push(address);
             }
             io::Result::Ok(())
         })??;
         let name = name.to_owned();
         // The sockets belong to the namespace already: the thread may run anywhere.
         let thread = thread::Builder::new().spawn(move || serve(sources, &name))?;
-        Ok(Self { wake, thread: Some(thread) })
+        Ok(Self { addresses, wake, thread: Some(thread) })
+    }
+
+    /// The addresses it listens on.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
     }
 }
 
@@ -106,17 +114,20 @@ impl AsFd for Source {
 }
 
 impl Source {
-    fn open(transport: Transport, address: SocketAddr) -> io::Result<Self> {
+    fn open(transport: Transport, address: SocketAddr) -> io::Result<(Self, SocketAddr)> {
         if transport == Transport::Udp {
             let socket = UdpSocket::bind(address)?;
             socket.set_nonblocking(true)?;
-            return Ok(Source::Datagrams(socket));
+            let address = socket.local_addr()?;
+            return Ok((Source::Datagrams(socket), address));
         }
         let fd = stream_socket(transport, address)?;
         setsockopt(&fd, ReuseAddr, &true)?;
         bind(fd.as_raw_fd(), &SockaddrStorage::from(address))?;
         listen(&fd, Backlog::new(1024)?)?;
-        Ok(Source::Listener(TcpListener::from(fd)))
+        let listener = TcpListener::from(fd);
+        let address = listener.local_addr()?;
+        Ok((Source::Listener(listener), address))
     }
 }
 

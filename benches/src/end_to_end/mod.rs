@@ -1,6 +1,7 @@
 //! P4, P5 and P6: `proxier-demo` as it is run, with an API server, on a kernel: how long until it serves, how long a
 //! change takes, what memory it takes.
 
+mod live;
 mod objects;
 mod policy;
 mod proxy;
@@ -8,6 +9,7 @@ mod server;
 mod side;
 mod start;
 
+pub(crate) use self::live::{Live, run as run_live};
 pub(crate) use self::policy::run as run_policy;
 pub(crate) use self::server::serve;
 pub(crate) use self::side::side;
@@ -84,8 +86,8 @@ fn sizes(options: &Options) -> Vec<Size> {
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let mut report = Report::new("end-to-end", options);
     report.note(
-        "proxier-demo run --kubeconfig, with its defaults, against testkit's API server in a process of its own: lists in pages \
-         of 500 and watches of objects that have what a cluster's controllers write. A network namespace of its own for each \
+        "proxier-demo run --kubeconfig, with its defaults, against testkit's API server in a process of its own: watches that \
+         begin with all objects, which have what a cluster's controllers write. A network namespace of its own for each \
          round, in which the proxy starts on an empty kernel, ends, starts again and gets the changes.",
     );
     report.note(

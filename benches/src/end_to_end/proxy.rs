@@ -22,6 +22,8 @@ const EVERY: Duration = Duration::from_millis(10);
 
 /// A proxy that runs. It is killed when it is dropped.
 pub(super) struct Proxy {
+    /// The program's file name.
+    name: String,
     child: Child,
     pub(super) started: Instant,
     /// Lines of its standard error, with the time of each.
@@ -42,7 +44,8 @@ pub(super) struct Memory {
     pub(super) anonymous: f64,
 }
 
-fn program() -> Result<PathBuf, Failure> {
+/// `proxier-demo`, which lies beside this program.
+pub(super) fn program() -> Result<PathBuf, Failure> {
     let path = std::env::current_exe()?.with_file_name("proxier-demo");
     if path.exists() {
         Ok(path)
@@ -57,9 +60,15 @@ impl Proxy {
         let mut command = Command::new(program()?);
         command.args(["run", "--proxy-mode", "ipvs", "--ipvs-rules", rules, "--hostname-override", NODE]);
         command.arg("--kubeconfig").arg(kubeconfig);
+        Proxy::spawn(command)
+    }
+
+    /// Any proxy.
+    pub(super) fn spawn(mut command: Command) -> Result<Self, Failure> {
+        let name = Path::new(command.get_program()).file_name().unwrap_or_default().display().to_string();
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let started = Instant::now();
-        let mut child = command.spawn()?;
+        let mut child = command.spawn().map_err(|error| format!("{name}: {error}"))?;
         let stderr = BufReader::new(child.stderr.take().ok_or("no standard error")?);
         let (sender, lines) = channel();
         std::thread::spawn(move || {
@@ -69,7 +78,7 @@ impl Proxy {
                 }
             }
         });
-        Ok(Proxy { child, started, lines, said: Vec::new() })
+        Ok(Proxy { name, child, started, lines, said: Vec::new() })
     }
 
     /// Waits until it says something with these words in it; when it did, and the line.
@@ -83,7 +92,7 @@ impl Proxy {
                         return Ok((at, line));
                     }
                 }
-                Err(_) => return Err(format!("proxier-demo never said {words:?}, but {:#?}", self.said).into()),
+                Err(_) => return Err(format!("{} never said {words:?}, but {:#?}", self.name, self.said).into()),
             }
         }
     }
@@ -102,12 +111,21 @@ impl Proxy {
             if full_passes().is_some_and(|count| count > 0) {
                 return Ok(Instant::now());
             }
-            if let Some(status) = self.child.try_wait()? {
-                return Err(format!("proxier-demo ended with {status}: {:#?}", self.heard()).into());
-            }
+            self.still_runs()?;
             std::thread::sleep(EVERY);
         }
         Err("proxier-demo made no full pass".into())
+    }
+
+    /// Fails when it has ended.
+    pub(super) fn still_runs(&mut self) -> Result<(), Failure> {
+        match self.child.try_wait()? {
+            None => Ok(()),
+            Some(status) => {
+                let heard = self.heard();
+                Err(format!("{} ended with {status}: {heard:#?}", self.name).into())
+            }
+        }
     }
 
     /// Waits until it has done nothing for 300 ms.
@@ -151,7 +169,7 @@ impl Proxy {
     pub(super) fn stop(mut self) -> Result<(), Failure> {
         kill(Pid::from_raw(i32::try_from(self.child.id())?), Signal::SIGTERM)?;
         let status = self.child.wait()?;
-        if status.success() { Ok(()) } else { Err(format!("proxier-demo ended with {status}").into()) }
+        if status.success() { Ok(()) } else { Err(format!("{} ended with {status}", self.name).into()) }
     }
 }
 

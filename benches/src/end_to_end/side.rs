@@ -1,6 +1,6 @@
 //! One cluster: a proxy starts on an empty kernel, follows changes, ends, and starts again.
 
-use std::io::{Read as _, Write as _};
+use std::io::{self, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -29,7 +29,7 @@ const LOOK: Duration = Duration::from_micros(200);
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// A file that goes away.
-struct Temporary(PathBuf);
+pub(super) struct Temporary(pub(super) PathBuf);
 
 impl Drop for Temporary {
     fn drop(&mut self) {
@@ -169,9 +169,9 @@ fn warm(start: &Start<'_>) -> Result<Proxy, Failure> {
     Ok(proxy)
 }
 
-fn complaints(proxy: &mut Proxy) -> Result<(), Failure> {
+pub(super) fn complaints(proxy: &mut Proxy) -> Result<(), Failure> {
     proxy.heard();
-    let complaint = proxy.said.iter().find(|line| line.contains(" ERROR ") || line.contains("somebody else"));
+    let complaint = proxy.said.iter().find(|line| line.contains(" ERROR ") || line.contains("another program"));
     complaint.map_or(Ok(()), |line| Err(line.clone().into()))
 }
 
@@ -198,19 +198,10 @@ fn lists(kubeconfig: &str) -> Result<Duration, Failure> {
     for _ in 0..2 {
         let start = Instant::now();
         for path in ["/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices"] {
-            let mut token = String::new();
-            loop {
-                let mut stream = TcpStream::connect(place)?;
-                write!(stream, "GET {path}?limit=500&continue={token} HTTP/1.1\r\nHost: x\r\n\r\n")?;
-                stream.shutdown(std::net::Shutdown::Write)?;
-                let mut text = String::new();
-                stream.read_to_string(&mut text)?;
-                let next = text.rsplit_once(r#""continue":""#).and_then(|(_, rest)| rest.split_once('"'));
-                match next {
-                    Some((next, _)) => next.clone_into(&mut token),
-                    None => break,
-                }
-            }
+            let mut stream = TcpStream::connect(place)?;
+            write!(stream, "GET {path}?resourceVersion=0 HTTP/1.1\r\nHost: x\r\n\r\n")?;
+            stream.shutdown(std::net::Shutdown::Write)?;
+            io::copy(&mut stream, &mut io::sink())?;
         }
         took = start.elapsed();
     }

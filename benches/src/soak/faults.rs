@@ -449,27 +449,20 @@ impl Faults {
 
     /// Lists without any object, with a version that is forgotten at once.
     fn empty_lists(&mut self) -> String {
-        let which: &[(&str, &str, &str)] =
-            &[("services", "ServiceList", "v1"), ("endpointslices", "EndpointSliceList", "discovery.k8s.io/v1")];
-        let which = match self.random.below(3) {
-            0 => which.get(..1),
-            1 => which.get(1..),
-            _ => Some(which),
+        let which: &[&str] = match self.random.below(3) {
+            0 => &["services"],
+            1 => &["endpointslices"],
+            _ => &["services", "endpointslices"],
         };
         self.server.compact();
-        let mut names = Vec::new();
-        for (resource, kind, version) in which.unwrap_or_default() {
-            let list = format!(
-                r#"{{"kind":"{kind}","apiVersion":"{version}","metadata":{{"resourceVersion":"1"}},"items":[]}}"#
-            );
+        for resource in which {
             self.server.fail_next(resource, Verb::Watch, ApiFault::Status(410, None));
-            self.server.fail_next(resource, Verb::List, ApiFault::Text(list));
+            self.server.fail_next(resource, Verb::List, ApiFault::Empty);
             // The next list after the empty one is delayed.
             self.server.fail_next(resource, Verb::List, ApiFault::Late(Duration::from_secs(1)));
-            names.push(*resource);
         }
         self.server.cut_watches();
-        names.join(" and ")
+        which.join(" and ")
     }
 
     fn place(&mut self) -> Result<Place, Failure> {
@@ -556,7 +549,7 @@ impl Faults {
         let chains =
             ["services-by-port", "prerouting", "output", "postrouting", "forward-filter", "new-connections", "guard"];
         let chain = *self.random.pick(&chains).ok_or("no chain")?;
-        let map = *self.random.pick(&["services", "endpoints", "allowed"]).ok_or("no map")?;
+        let map = *self.random.pick(&["internal-4", "services", "endpoints", "allowed"]).ok_or("no map")?;
         let line = format!("timeout 20 nft -s list chain {ip} proxier {chain}");
         let list = move || {
             let _alone = held::nobody_writes();
@@ -567,11 +560,15 @@ impl Faults {
             Kind::ElementGoes => {
                 let (at, protocol) = (place.at, place.service.protocol.lower());
                 let key = format!("{} . {protocol} . {}", at.ip(), at.port());
-                (Scope::Service(place.service.name), format!("nft delete element {ip} proxier services {{ {key} }}"))
+                let sets =
+                    ["internal-4", "internal-8", "internal-12", "external-4", "external-8", "external-12", "services"];
+                let has = |set: &&&str| tool(&format!("nft get element {ip} proxier {set} {{ {key} }}")).is_ok();
+                let set = sets.iter().find(has).ok_or("no element")?;
+                (Scope::Service(place.service.name), format!("nft delete element {ip} proxier {set} {{ {key} }}"))
             }
             Kind::MapFlushed => {
                 // nft finds a map only as a map, and a set only as a set.
-                let kind = if map == "allowed" { "set" } else { "map" };
+                let kind = if ["services", "endpoints"].contains(&map) { "map" } else { "set" };
                 (Scope::Everybody, format!("nft flush {kind} {ip} proxier {map}"))
             }
             Kind::TableGoes => (Scope::Everybody, format!("nft delete table {ip} proxier")),

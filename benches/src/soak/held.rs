@@ -168,7 +168,7 @@ fn of_table(text: &Value) -> BTreeSet<String> {
                 continue;
             };
             let Some(place) = place(address, port) else { continue };
-            let target = value["goto"]["target"].as_str().unwrap_or("drop");
+            let target = value["goto"]["target"].as_str().unwrap_or_default();
             let what = match set["name"].as_str().unwrap_or_default() {
                 "services" => {
                     let seconds = target.split_once("-sticky-").and_then(|(_, rest)| rest.split('-').next());
@@ -178,7 +178,8 @@ fn of_table(text: &Value) -> BTreeSet<String> {
                     let real = self::place(&value["concat"][0], &value["concat"][1]);
                     real.map(|real| format!("-> {real}"))
                 }
-                "no-endpoints" => Some(if target == "drop" { "drops" } else { "refuses" }.to_owned()),
+                "rejected" => Some("refuses".to_owned()),
+                "dropped" => Some("drops".to_owned()),
                 "allowed" => more.first().map(|source| {
                     let prefix = &source["prefix"];
                     match (prefix["addr"].as_str(), prefix["len"].as_u64()) {
@@ -303,10 +304,8 @@ COMMIT
             {"metainfo": {}},
             set("services", serde_json::json!([[{"concat": ["10.96.0.5", "tcp", 80]}, {"goto": {"target": "internal-2-sticky-600-of-2"}}]])),
             set("endpoints", serde_json::json!([[{"concat": ["10.96.0.5", "tcp", 80, 0]}, {"concat": ["10.244.1.12", 8080]}]])),
-            set("no-endpoints", serde_json::json!([
-                [{"concat": ["fd00:96::5", "udp", 53]}, {"drop": null}],
-                [{"concat": ["10.96.0.6", "tcp", 80]}, {"goto": {"target": "reject-connection"}}],
-            ])),
+            {"set": {"table": "proxier", "name": "dropped", "elem": [{"concat": ["fd00:96::5", "udp", 53]}]}},
+            {"set": {"table": "proxier", "name": "rejected", "elem": [{"concat": ["10.96.0.6", "tcp", 80]}]}},
             {"set": {"table": "proxier", "name": "allowed", "elem": [
                 {"concat": ["198.19.0.5", "tcp", 80, {"prefix": {"addr": "192.0.2.0", "len": 24}}]},
                 {"concat": ["198.19.0.5", "tcp", 80, "198.19.0.5"]},

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Something in the input that cannot be used. Prints on one line:
+/// Part of the input that cannot be used. Prints on one line:
 /// `web.yaml: document 2: Service demo/web: spec.ports[0].port: invalid type: string "http", expected i64`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Problem {
@@ -14,7 +14,7 @@ pub struct Problem {
     pub object: Option<String>,
     /// Path of the field; empty when no single field is at fault.
     pub field: String,
-    /// What is wrong, and what to do.
+    /// Description of the mistake, and what to do.
     pub reason: String,
 }
 
@@ -38,9 +38,9 @@ impl Problem {
         self
     }
 
-    /// The same, of this object.
+    /// Names the object of the problem.
     #[must_use]
-    pub fn of(mut self, object: impl Into<String>) -> Self {
+    pub fn about(mut self, object: impl Into<String>) -> Self {
         self.object = Some(object.into());
         self
     }
@@ -104,7 +104,8 @@ mod tests {
 
     #[test]
     fn one_line_whatever_the_text() {
-        let problem = Problem::new("a\nb.yaml", "x\u{1b}[2J\n\n  y").in_document(2).of("Service demo/web").at("spec");
+        let problem =
+            Problem::new("a\nb.yaml", "x\u{1b}[2J\n\n  y").in_document(2).about("Service demo/web").at("spec");
         assert_eq!(problem.to_string(), "a b.yaml: document 2: Service demo/web: spec: x\\u{1b}[2J y");
         assert!(Problem::new("", "é".repeat(10_000)).to_string().chars().count() <= 401);
     }

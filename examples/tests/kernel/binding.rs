@@ -9,7 +9,7 @@ use testkit::traffic::{Connection, NameServer, connect_and_ask};
 use testkit::{Need, PROXY, kernel_test};
 
 use crate::program::world::{Client, Lan, NODE_PORT, SERVICE};
-use crate::program::{Folder, Running, changed, demo, ipvsadm, ok, text, tool};
+use crate::program::{Folder, Running, changed, demo, ipvsadm, ok, pair, text, tool};
 
 const NODE: &str = "apiVersion: v1
 kind: Node
@@ -36,22 +36,7 @@ const TABLE: &[Need] = &[
 const DAEMON: u16 = 9999;
 
 fn service(name: &str, port: u16, spec: &str) -> String {
-    format!(
-        "apiVersion: v1
-kind: Service
-metadata: {{name: {name}, namespace: demo}}
-spec:
-  ipFamilies: [IPv4]
-  {spec}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {{name: {name}-1, namespace: demo, labels: {{kubernetes.io/service-name: {name}}}}}
-addressType: IPv4
-ports: [{{name: http, port: {port}, protocol: TCP}}]
-endpoints: [{{addresses: [10.244.0.5]}}]
-"
-    )
+    pair(name, spec, &format!("{{name: http, port: {port}, protocol: TCP}}"), "{addresses: [10.244.0.5]}")
 }
 
 /// Name of the server that answered, or why none did.
@@ -83,12 +68,8 @@ impl World {
             ("external", 8082, "10.96.0.12", "externalIPs: [198.51.100.7]"),
         ] {
             let node_port = if name == "node-port" { ", nodePort: 30080" } else { "" };
-            let spec = format!(
-                "{spec}
-  clusterIP: {address}
-  clusterIPs: [{address}]
-  ports: [{{name: http, port: 80, protocol: TCP{node_port}}}]"
-            );
+            let ports = format!("[{{name: http, port: 80, protocol: TCP{node_port}}}]");
+            let spec = format!("{spec}, clusterIP: {address}, clusterIPs: [{address}], ports: {ports}");
             manifests.put(&format!("{name}.yaml"), &service(name, port, &spec));
         }
         World { lan, _servers: servers, manifests, rules }
@@ -186,9 +167,7 @@ fn services_are_served_and_no_interface_has_their_addresses_beside_a_table() {
 
 fn serve_by_routes(rules: &'static str) {
     let world = World::new(rules);
-    let spec = "clusterIP: 10.96.0.20
-  clusterIPs: [10.96.0.20]
-  ports: [{name: http, port: 80, protocol: TCP}]";
+    let spec = "clusterIP: 10.96.0.20, clusterIPs: [10.96.0.20], ports: [{name: http, port: 80, protocol: TCP}]";
     world.manifests.put("old.yaml", &service("old", 8080, spec));
     let proxy = world.start("routes");
     proxy.until("it serves", || world.serves());

@@ -10,36 +10,11 @@ use std::time::{Duration, Instant};
 
 use testkit::{Need, PROXY, kernel_test};
 
-use crate::program::{Folder, Running, command, ipvsadm, ok, set_up, text, tool};
+use crate::program::{Folder, Running, command, ipvsadm, ok, set_up, text, tool, with_node_port};
 
 /// `--manifests` and their folder.
 fn from(manifests: &Folder) -> [String; 2] {
     ["--manifests".to_owned(), manifests.0.display().to_string()]
-}
-
-fn service(name: &str, cluster_ip: &str, node_port: u16, endpoints: &[&str]) -> String {
-    let endpoints: Vec<String> = endpoints.iter().map(|address| format!("- {{addresses: [{address}]}}")).collect();
-    format!(
-        "apiVersion: v1
-kind: Service
-metadata: {{name: {name}, namespace: demo}}
-spec:
-  type: NodePort
-  clusterIP: {cluster_ip}
-  clusterIPs: [{cluster_ip}]
-  ipFamilies: [IPv4]
-  ports: [{{name: http, port: 80, protocol: TCP, targetPort: 8080, nodePort: {node_port}}}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {{name: {name}-1, namespace: demo, labels: {{kubernetes.io/service-name: {name}}}}}
-addressType: IPv4
-ports: [{{name: http, port: 8080, protocol: TCP}}]
-endpoints:
-{}
-",
-        endpoints.join("\n")
-    )
 }
 
 fn demo(arguments: &[&str], manifests: &Folder) -> Output {
@@ -75,7 +50,7 @@ fn once_serves_plan_agrees_and_cleanup_removes_what_is_ours() {
         tool("ipset create MINE hash:ip");
         let foreign_rules = tool("iptables-save -t filter");
         let manifests = Folder::new("once");
-        manifests.put("web.yaml", &service("web", "10.96.0.10", 30080, &TWO));
+        manifests.put("web.yaml", &with_node_port("web", "10.96.0.10", 30080, &TWO));
         let plan = ok(&demo(&["plan"], &manifests));
         assert!(plan.contains("+ virtual server TCP 10.96.0.10:80 rr  (demo/web:http)\n"), "{plan}");
         assert_eq!(ipvsadm(), set(&["-A -t 198.51.100.1:443 -s rr"]), "a plan writes nothing");
@@ -89,7 +64,7 @@ fn once_serves_plan_agrees_and_cleanup_removes_what_is_ours() {
         assert!(tool("iptables-save -t nat").contains("-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000"));
         let again = ok(&demo(&["plan"], &manifests));
         assert!(again.starts_with("nothing to do: the kernel is as it has to be\n"), "{again}");
-        assert!(again.contains("198.51.100.1:443 is somebody else's"), "{again}");
+        assert!(again.contains("198.51.100.1:443 is foreign"), "{again}");
         let second = ok(&demo(&["run", "--once"], &manifests));
         assert!(second.contains(", 0 changes made"), "{second}");
         let json: serde_json::Value = serde_json::from_str(&ok(&demo(&["show", "-o", "json"], &manifests))).unwrap();
@@ -111,7 +86,7 @@ fn run_follows_files_survives_a_kill_and_leaves_the_data_path() {
     kernel_test(PROXY, || {
         set_up();
         let manifests = Folder::new("run");
-        manifests.put("web.yaml", &service("web", "10.96.0.10", 30080, &TWO));
+        manifests.put("web.yaml", &with_node_port("web", "10.96.0.10", 30080, &TWO));
         let running = start(&manifests);
         running.until("the Service is served", || ipvsadm() == served());
         running.until("its address is bound", || tool("ip -br addr show kube-ipvs0").contains("10.96.0.10/32"));
@@ -120,14 +95,14 @@ fn run_follows_files_survives_a_kill_and_leaves_the_data_path() {
         assert_eq!(second.status.code(), Some(1));
         assert!(text(&second.stderr).contains(&format!("process {} (", running.pid())), "{}", text(&second.stderr));
 
-        manifests.put("web.yaml", &service("web", "10.96.0.10", 30080, &["10.244.0.5", "10.244.0.7"]));
+        manifests.put("web.yaml", &with_node_port("web", "10.96.0.10", 30080, &["10.244.0.5", "10.244.0.7"]));
         let now = |address: &str| ipvsadm().contains(&format!("-a -t 10.96.0.10:80 -r {address}:8080 -m -w 1"));
         running.until("the new endpoint is served", || now("10.244.0.7"));
         running.until("the old one has gone", || !ipvsadm().iter().any(|line| line.contains("10.244.0.6")));
 
         // A half-written or invalid file changes nothing; a broken object keeps its last readable content.
         fs::write(manifests.0.join("web.yaml"), "apiVersion: v1\nkind: Serv").unwrap();
-        manifests.put("other.yaml", &service("other", "10.96.0.11", 30081, &["10.244.0.9"]));
+        manifests.put("other.yaml", &with_node_port("other", "10.96.0.11", 30081, &["10.244.0.9"]));
         running.until("another file is read", || ipvsadm().contains("-A -t 10.96.0.11:80 -s rr"));
         assert!(now("10.244.0.5") && now("10.244.0.7"));
 
@@ -142,7 +117,7 @@ fn run_follows_files_survives_a_kill_and_leaves_the_data_path() {
         running.until("node ports on a new address", || ipvsadm().contains("-A -t 192.0.2.77:30080 -s rr"));
 
         running.end_with("KILL");
-        manifests.put("web.yaml", &service("web", "10.96.0.10", 30080, &["10.244.0.5", "10.244.0.7"]));
+        manifests.put("web.yaml", &with_node_port("web", "10.96.0.10", 30080, &["10.244.0.5", "10.244.0.7"]));
         let before = ipvsadm();
         let once = ok(&demo(&["run", "--once"], &manifests));
         assert!(once.contains(", 0 changes made"), "{once}");
@@ -167,7 +142,7 @@ fn only_root_can_hold_the_lock() {
     kernel_test(&needs, || {
         set_up();
         let manifests = Folder::new("lock");
-        manifests.put("web.yaml", &service("web", "10.96.0.10", 30080, &TWO));
+        manifests.put("web.yaml", &with_node_port("web", "10.96.0.10", 30080, &TWO));
         let running = start(&manifests);
         running.until("the Service is served", || ipvsadm() == served());
         let second = demo(&["cleanup"], &manifests);
@@ -213,7 +188,7 @@ fn a_host_whose_name_no_node_has() {
     kernel_test(&needs, || {
         set_up();
         let manifests = Folder::new("name");
-        manifests.put("web.yaml", &service("web", "10.96.0.10", 30080, &TWO));
+        manifests.put("web.yaml", &with_node_port("web", "10.96.0.10", 30080, &TWO));
         ok(&demo(&["run", "--once"], &manifests));
         let on_host = |name: &str, words: &[&str]| {
             let mut unshare = Command::new("unshare");
@@ -239,7 +214,7 @@ fn bad_input_is_named_and_the_rest_is_served() {
     kernel_test(PROXY, || {
         set_up();
         let manifests = Folder::new("bad");
-        manifests.put("web.yaml", &service("web", "10.96.0.10", 30080, &TWO));
+        manifests.put("web.yaml", &with_node_port("web", "10.96.0.10", 30080, &TWO));
         manifests.put(
             "bad.yaml",
             "apiVersion: v1\nkind: Service\nmetadata: {name: bad, namespace: demo}\nspec:\n  clusterIP: 10.96.0.12\n  \
@@ -271,7 +246,7 @@ fn an_empty_directory_does_not_empty_the_node() {
         let manifests = Folder::new("empty");
         for number in 1..=12 {
             let name = format!("web-{number}");
-            let text = service(&name, &format!("10.96.1.{number}"), 30100 + number, &["10.244.0.5"]);
+            let text = with_node_port(&name, &format!("10.96.1.{number}"), 30100 + number, &["10.244.0.5"]);
             manifests.put(&format!("{name}.yaml"), &text);
         }
         ok(&demo(&["run", "--once"], &manifests));
@@ -288,7 +263,7 @@ fn an_empty_directory_does_not_empty_the_node() {
             text(&output.stderr)
         );
         assert_eq!(ipvsadm(), full);
-        manifests.put("web.yaml", &service("web", "10.96.0.10", 30080, &TWO));
+        manifests.put("web.yaml", &with_node_port("web", "10.96.0.10", 30080, &TWO));
         ok(&demo(&["run", "--once"], &manifests));
         assert_eq!(ipvsadm(), served());
     });

@@ -6,7 +6,7 @@ use proxier_core::kernel::PacketCounters;
 use testkit::{Need, PROXY, kernel_test};
 
 use crate::program::world::{NODE_PORT, SERVICE, WEB, World};
-use crate::program::{Folder, Running, command, metrics, ok, tool};
+use crate::program::{Folder, Running, command, metrics, ok, tool, with_node_port};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::IptablesNft];
 
@@ -19,28 +19,7 @@ fn set_up() {
 }
 
 fn web(endpoints: &[&str]) -> String {
-    let endpoints: Vec<String> = endpoints.iter().map(|address| format!("- {{addresses: [{address}]}}")).collect();
-    format!(
-        "apiVersion: v1
-kind: Service
-metadata: {{name: web, namespace: demo}}
-spec:
-  type: NodePort
-  clusterIP: 10.96.0.10
-  clusterIPs: [10.96.0.10]
-  ipFamilies: [IPv4]
-  ports: [{{name: http, port: 80, protocol: TCP, targetPort: 8080, nodePort: 30080}}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {{name: web-1, namespace: demo, labels: {{kubernetes.io/service-name: web}}}}
-addressType: IPv4
-ports: [{{name: http, port: 8080, protocol: TCP}}]
-endpoints:
-{}
-",
-        endpoints.join("\n")
-    )
+    with_node_port("web", "10.96.0.10", 30080, endpoints)
 }
 
 /// A folder of manifests, and the arguments for it.

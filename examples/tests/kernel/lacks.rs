@@ -328,9 +328,7 @@ fn one_way_to_write_rules_is_enough() {
 
 /// Checks that another mode serves without `--no-fallback`, and also if no mode is asked for.
 fn serves_in_another_mode(report: &Value, manifests: &str) {
-    for (asked, says) in
-        [("ipvs", " in place of ipvs, which this machine cannot do: not ipvs: "), ("auto", "not ipvs: ")]
-    {
+    for (asked, says) in [("ipvs", "falling back from ipvs to "), ("auto", "not ipvs: ")] {
         let words = ["--proxy-mode", asked, "--manifests", manifests];
         let once = demo(&[&["run", "--once"], &words[..]].concat());
         let said = text(&once.stderr);
@@ -382,7 +380,7 @@ fn without_ip_vs_the_back_end_of_iptables_decides() {
         for (program, mode) in [("iptables-legacy", "iptables"), ("iptables-nft", "nftables")] {
             tool(&format!("{program} -t mangle -N KUBE-IPTABLES-HINT"));
             let running = Running::start(&ipvs);
-            running.until_logged(&format!("mode {mode} in place of ipvs, which this machine cannot do: not ipvs: "));
+            running.until_logged(&format!("falling back from ipvs to {mode}: ipvs: "));
             running.until("it serves", || proxy_mode() == mode);
             running.until("the rules", || {
                 let (legacy, tables) = (tool("iptables-legacy-save -t nat"), tool("nft list tables"));
@@ -407,24 +405,6 @@ fn without_ip_vs_the_back_end_of_iptables_decides() {
         assert!(running.end().success());
     });
 }
-
-/// A Service of TCP and UDP.
-const BOTH: &str = "apiVersion: v1
-kind: Service
-metadata: {name: both, namespace: demo}
-spec:
-  clusterIP: 10.96.0.10
-  clusterIPs: [10.96.0.10]
-  ipFamilies: [IPv4]
-  ports: [{name: web, port: 80, protocol: TCP}, {name: dns, port: 53, protocol: UDP}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: both-1, namespace: demo, labels: {kubernetes.io/service-name: both}}
-addressType: IPv4
-ports: [{name: web, port: 8080, protocol: TCP}, {name: dns, port: 5353, protocol: UDP}]
-endpoints: [{addresses: [10.244.0.5]}]
-";
 
 /// Answer of a server through the Service.
 fn asked_by_tcp() -> Option<String> {
@@ -474,7 +454,10 @@ fn without_netfilter_sockets_serve() {
         assert_eq!(report["serves"], "userspace", "{report:#}");
 
         let folder = Folder::new("lacks");
-        folder.put("both.yaml", BOTH);
+        let spec = "clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{name: web, port: 80, protocol: TCP}, \
+                    {name: dns, port: 53, protocol: UDP}]";
+        let ports = "{name: web, port: 8080, protocol: TCP}, {name: dns, port: 5353, protocol: UDP}";
+        folder.put("both.yaml", &program::pair("both", spec, ports, "{addresses: [10.244.0.5]}"));
         let manifests = folder.0.display().to_string();
         let running = Running::start(&["--proxy-mode", "auto", "--manifests", &manifests]);
         running.until_logged("mode userspace: the best that this machine can do; not ipvs: ");

@@ -88,7 +88,7 @@ impl Play {
 
     fn lists(&self, resource: &str) -> usize {
         let requests = self.world.server.requests();
-        requests.iter().filter(|request| request.path.ends_with(resource) && !request.is_watch()).count()
+        requests.iter().filter(|request| request.path.ends_with(resource) && request.asks_for_all()).count()
     }
 
     /// Checks that both watches work: a new Service and its slice arrive. (A server notices late that watches are gone.)

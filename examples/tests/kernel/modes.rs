@@ -113,7 +113,7 @@ fn change(from: &str, to: &str) {
     new.until("nothing is left of the old mode", || held(from).is_empty());
     let gone = Instant::now();
     if from != "userspace" {
-        new.until_logged("things of other modes removed");
+        new.until_logged("objects left by other proxy modes");
     }
     std::thread::sleep(Duration::from_secs(1));
     let but = match (from, to) {
@@ -170,7 +170,8 @@ impl Sender {
                 // There may be no listener, and no route.
                 let _sent = socket.send(b"x\n");
                 if let Ok(length) = socket.recv(&mut answer) {
-                    let _nobody_asks_any_more = tell.send(text(answer[..length].trim_ascii_end()));
+                    let _nobody_asks_any_more =
+                        tell.send(text(answer[..length].split(|byte| *byte == b' ').next().unwrap()));
                     std::thread::sleep(Duration::from_millis(10));
                 }
             }
@@ -191,25 +192,10 @@ impl Sender {
 
 /// A Service of UDP, with a node port.
 fn of_udp(number: u16, endpoint: &str) -> String {
-    format!(
-        "apiVersion: v1
-kind: Service
-metadata: {{name: dns-{number}, namespace: demo}}
-spec:
-  type: NodePort
-  clusterIP: 10.96.0.{number}
-  ipFamilies: [IPv4]
-  ports: [{{name: dns, port: 53, protocol: UDP, targetPort: 5353, nodePort: 300{number}}}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {{name: dns-{number}-1, namespace: demo, labels: {{kubernetes.io/service-name: dns-{number}}}}}
-addressType: IPv4
-ports: [{{name: dns, port: 5353, protocol: UDP}}]
-endpoints: [{{addresses: [{endpoint}]}}]
----
-"
-    )
+    let port = format!("{{name: dns, port: 53, protocol: UDP, targetPort: 5353, nodePort: 300{number}}}");
+    let spec = format!("type: NodePort, clusterIP: 10.96.0.{number}, ports: [{port}]");
+    let ports = "{name: dns, port: 5353, protocol: UDP}";
+    program::pair(&format!("dns-{number}"), &spec, ports, &format!("{{addresses: [{endpoint}]}}"))
 }
 
 /// The endpoint of one Service is replaced and another Service is deleted while no process runs. Clients never stop sending, and
@@ -329,7 +315,7 @@ fn an_empty_input_in_another_mode() {
                 tool("curl -s http://127.0.0.1:10249/metrics").contains("kubeproxy_virtual_servers_held_back 12\n")
             );
             let health = tool("curl -s http://127.0.0.1:10256/healthz");
-            assert!(health.contains("other modes' things serve"), "{health}");
+            assert!(health.contains("objects of other proxy modes serve"), "{health}");
             if left.is_empty() {
                 // The input comes back.
                 world.manifests.put("web.yaml", &all);
@@ -481,7 +467,7 @@ fn no_value_leads_to_another_mode() {
                 let said = text(&output.stderr);
                 let code = if is_refused { 2 } else { 0 };
                 assert_eq!(output.status.code(), Some(code), "{mode} {local:?}: {said}");
-                assert!(!said.contains("in place of"), "{mode} {local:?}: {said}");
+                assert!(!said.contains("falling back"), "{mode} {local:?}: {said}");
             }
         }
         ok(&command(&["cleanup"]).output().unwrap());
@@ -523,7 +509,7 @@ fn nodes_reach_each_other(mode: &str) {
     let world = World::new();
     world.client.add_address(&format!("{OTHER}/24"), "eth0").unwrap();
     let _other_program =
-        NameServer::tcp(&world.client, SocketAddr::from(([192, 0, 2, 3], 6443)), "other node").unwrap();
+        NameServer::tcp(&world.client, SocketAddr::from(([192, 0, 2, 3], 6443)), "other-node").unwrap();
     let balanced =
         program::world::WEB.replace("name: web", "name: all").replace("/service-name: web", "/service-name: all");
     let balanced =
@@ -535,7 +521,7 @@ fn nodes_reach_each_other(mode: &str) {
     let running = world.start(mode);
     let route = || tool(&format!("ip route get {OTHER}"));
     let reaches_other =
-        || matches!(connect_and_ask(SocketAddr::from(([192, 0, 2, 3], 6443))), Ok(name) if name == "other node");
+        || matches!(connect_and_ask(SocketAddr::from(([192, 0, 2, 3], 6443))), Ok(name) if name == "other-node");
     running.until("it serves", || world.asks("192.0.2.1:80") && world.asks("10.96.0.11:80"));
     assert!(route().contains("dev eth9") && reaches_other(), "{mode}: {}\n{}", route(), running.log());
     let makes_local = matches!(mode, "ipvs" | "userspace");

@@ -12,7 +12,7 @@ use testkit::apiserver::{ApiServer, Request};
 use testkit::{Need, PROXY, Sample, kernel_test, oracle};
 
 use crate::program::world::{SERVICE, World};
-use crate::program::{Folder, changed, command, demo, ipvsadm, ok, set_up, text, tool};
+use crate::program::{Folder, changed, command, demo, ipvsadm, ok, pair, set_up, text, tool};
 
 /// Scenarios of proxier-core by name: Kubernetes objects, and the kernel's state before.
 fn scenarios() -> Vec<(String, Value)> {
@@ -360,39 +360,12 @@ fn tables_fit_a_terminal_and_json_is_as_documented() {
     });
 }
 
-const DNS: &str = "apiVersion: v1
-kind: Service
-metadata: {name: dns, namespace: demo}
-spec:
-  type: NodePort
-  clusterIP: 10.96.0.53
-  ports: [{name: dns, port: 53, protocol: UDP, targetPort: 8053, nodePort: 30053}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: dns-1, namespace: demo, labels: {kubernetes.io/service-name: dns}}
-addressType: IPv4
-ports: [{name: dns, port: 8053, protocol: UDP}]
-endpoints: [{addresses: [10.244.0.5]}]
-";
-
-const MORE: &str = "apiVersion: v1
-kind: Service
-metadata: {name: more, namespace: demo}
-spec: {clusterIP: 10.96.0.99, ports: [{name: http, port: 80, targetPort: 8080}]}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: more-1, namespace: demo, labels: {kubernetes.io/service-name: more}}
-addressType: IPv4
-ports: [{name: http, port: 8080}]
-endpoints: [{addresses: [10.244.0.5]}]
-";
-
 /// Checks a plan of another process while a proxy runs.
 fn beside(mode: &str) {
     let world = World::new();
-    world.manifests.put("dns.yaml", DNS);
+    let spec = "type: NodePort, clusterIP: 10.96.0.53, ports: [{name: dns, port: 53, protocol: UDP, targetPort: 8053, nodePort: 30053}]";
+    let ports = "{name: dns, port: 8053, protocol: UDP}";
+    world.manifests.put("dns.yaml", &pair("dns", spec, ports, "{addresses: [10.244.0.5]}"));
     let running = world.start(mode);
     running.until("it serves", || world.asks(SERVICE));
     let plan = |more: &[&str]| {
@@ -419,7 +392,8 @@ fn beside(mode: &str) {
 
     // A Service that only the plan knows: it alone is in the plan.
     let more = Folder::new("more");
-    more.put("more.yaml", MORE);
+    let spec = "clusterIP: 10.96.0.99, ports: [{name: http, port: 80, targetPort: 8080}]";
+    more.put("more.yaml", &pair("more", spec, "{name: http, port: 8080}", "{addresses: [10.244.0.5]}"));
     let more = more.0.display().to_string();
     let with_more = plan(&["--manifests", &more]);
     let steps = text(&with_more.stdout);
@@ -499,7 +473,7 @@ fn a_plan_and_a_run_read_for_the_mode_that_serves() {
                 };
                 let requests = server.requests().split_off(asked);
                 asked += requests.len();
-                let nodes = |request: &&Request| request.path.ends_with("/nodes") && !request.is_watch();
+                let nodes = |request: &&Request| request.path.ends_with("/nodes") && request.asks_for_all();
                 let are_all = requests.iter().filter(nodes).any(|request| request.parameter("fieldSelector").is_none());
                 let networks = requests.iter().any(|request| request.path.ends_with("/servicecidrs"));
                 let needed = (["ipvs", "userspace"].contains(&mode.as_str()), mode == "userspace");

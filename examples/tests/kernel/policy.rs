@@ -1,11 +1,10 @@
 //! Policy by Service on a real kernel: the output of `ipvsadm`, and which endpoint answers which client.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, socket};
-use testkit::traffic::{Connection, NameServer};
+use testkit::traffic::{Connection, NameServer, TIME_LIMIT};
 use testkit::witness::{Transport, Witness, ask};
 use testkit::{Need, Netns, PROXY, kernel_test, veth_pair};
 
@@ -89,18 +88,7 @@ fn connections() -> u64 {
 
 /// Name of the endpoint that answers a client of this address.
 fn answers(client: &str) -> String {
-    use std::io::{BufRead as _, BufReader, Write as _};
-    let at = |address: IpAddr, port| SockaddrStorage::from(SocketAddr::new(address, port));
-    let socket = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
-    let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
-    bind(fd, &at(client.parse().unwrap(), 0)).unwrap();
-    let to: SocketAddr = SERVICE.parse().unwrap();
-    connect(fd, &at(to.ip(), to.port())).unwrap();
-    let mut stream = std::net::TcpStream::from(socket);
-    stream.write_all(b"who\n").unwrap();
-    let mut name = String::new();
-    BufReader::new(stream).read_line(&mut name).unwrap();
-    name.trim_end().to_owned()
+    ask(Transport::Tcp, Some(client.parse().unwrap()), SERVICE.parse().unwrap(), TIME_LIMIT).unwrap().name
 }
 
 #[test]

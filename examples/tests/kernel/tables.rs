@@ -45,8 +45,9 @@ fn nftables_mode_mends_its_table_at_once() {
             "nftables",
             "proxier",
             &[
-                "delete element ip proxier services { 10.96.0.20 . tcp . 80 }",
-                "flush map ip proxier services",
+                "delete element ip proxier internal-4 { 10.96.0.20 . tcp . 80 }",
+                "flush set ip proxier internal-4",
+                "flush map ip proxier endpoints",
                 "flush chain ip proxier prerouting",
                 "add table ip proxier { flags dormant; }",
                 "add chain ip proxier forward-filter { policy drop; }",
@@ -113,7 +114,7 @@ nftables: {{syncPeriod: 1h}}
         tool(&format!("nft {change}"));
         proxy.until(&format!("it is as before `{change}`"), || listed(table) == before);
     }
-    proxy.until_logged("somebody else changed it, repaired");
+    proxy.until_logged("changed by another program, repaired");
     std::thread::sleep(Duration::from_secs(3));
     let mended = full_passes();
     // IPVS mode puts its table back without one, and compares everything once a second at most.

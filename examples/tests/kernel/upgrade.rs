@@ -449,7 +449,7 @@ fn takes_over(left: Left, mode: &str) {
     running.until("nothing is left of kube-proxy's", || left.but_for(mode).is_empty());
     let gone = Instant::now();
     // Nothing is to be removed for the same mode.
-    running.until_logged(if is_ipvs && mode == "ipvs" { "full pass" } else { "things of other modes removed" });
+    running.until_logged(if is_ipvs && mode == "ipvs" { "full pass" } else { "objects left by other proxy modes" });
     std::thread::sleep(Duration::from_secs(1));
     // Sockets get no packets before the old mode has gone, and a program of the node has a Service's address as its own until it goes.
     let but = (mode == "userspace").then_some((came, gone));

@@ -7,28 +7,21 @@ use std::time::{Duration, Instant};
 
 use testkit::{Need, kernel_test};
 
-use crate::program::{Folder, Running, command, demo, ok, text, tool};
+use crate::program::{Folder, Running, command, demo, ok, pair, text, tool};
 
-const WEB: &str = "apiVersion: v1
-kind: Service
-metadata: {name: web, namespace: demo}
-spec:
-  type: NodePort
-  clusterIP: 10.96.0.10
-  clusterIPs: [10.96.0.10]
-  ipFamilies: [IPv4]
-  ports:
-  - {name: http, port: 80, protocol: TCP, targetPort: 8080, nodePort: 30080}
-  - {name: signals, port: 132, protocol: SCTP, targetPort: 8132}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: web-1, namespace: demo, labels: {kubernetes.io/service-name: web}}
-addressType: IPv4
-ports: [{name: http, port: 8080, protocol: TCP}]
-endpoints:
-- {addresses: [10.244.0.5]}
-";
+const TCP: &str = "{name: http, port: 8080, protocol: TCP}";
+
+/// `demo/web` with this endpoint, and a port of SCTP.
+fn web_at(endpoint: &str) -> String {
+    let spec = "type: NodePort, clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [
+        {name: http, port: 80, protocol: TCP, targetPort: 8080, nodePort: 30080},
+        {name: signals, port: 132, protocol: SCTP, targetPort: 8132}]";
+    pair("web", spec, TCP, &format!("{{addresses: [{endpoint}]}}"))
+}
+
+fn web() -> String {
+    web_at("10.244.0.5")
+}
 
 /// Answers each connection with a greeting, then echoes.
 fn serve() {
@@ -87,7 +80,7 @@ fn run_serves_survives_a_kill_lets_connections_end_and_cleanup_leaves_nothing() 
         set_up();
         tool("ip route add local 198.51.100.0/24 dev lo");
         let manifests = Folder::new("userspace");
-        manifests.put("web.yaml", WEB);
+        manifests.put("web.yaml", &web());
         let running = start(&manifests);
         for place in ["10.96.0.10:80", "192.0.2.1:30080"] {
             running.until(place, || greeted(place).is_some());
@@ -124,7 +117,7 @@ fn operators_set_limits() {
     kernel_test(&[Need::Root], || {
         set_up();
         let manifests = Folder::new("userspace-limits");
-        manifests.put("web.yaml", WEB);
+        manifests.put("web.yaml", &web());
         let settings = Folder::new("userspace-limits-config");
         let config = settings.put(
             "config.yaml",
@@ -148,14 +141,14 @@ fn operators_set_limits() {
         running.until("the place of one that ended", || greeted("10.96.0.10:80").is_some());
 
         let start = Instant::now();
-        manifests.put("web.yaml", &WEB.replace("- {addresses: [10.244.0.5]}", "- {addresses: [10.244.0.6]}"));
+        manifests.put("web.yaml", &web_at("10.244.0.6"));
         let mut answer = [0; 5];
         let mut goes_on = || kept.write_all(b"still").is_ok() && kept.read_exact(&mut answer).is_ok();
         assert!(goes_on(), "an endpoint that is gone keeps its connections for a while");
         running.until("the connection to the endpoint that is gone ends", || !goes_on());
         assert!(start.elapsed() > Duration::from_secs(2), "after {:?}", start.elapsed());
 
-        manifests.put("web.yaml", WEB);
+        manifests.put("web.yaml", &web());
         let mut open = None;
         running.until("it is served again", || {
             open = greeted("10.96.0.10:80");
@@ -248,22 +241,10 @@ spec:
 
 /// A Service with one endpoint, as a manifest.
 fn service(name: &str, cluster_ip: &str, endpoint: &str, target: u16) -> String {
-    format!(
-        "---
-apiVersion: v1
-kind: Service
-metadata: {{name: {name}, namespace: demo}}
-spec: {{clusterIP: {cluster_ip}, clusterIPs: [{cluster_ip}], ipFamilies: [IPv4], ports: [{{name: p, port: 80, protocol: TCP}}]}}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {{name: {name}-1, namespace: demo, labels: {{kubernetes.io/service-name: {name}}}}}
-addressType: IPv4
-ports: [{{name: p, port: {target}, protocol: TCP}}]
-endpoints:
-- {{addresses: [{endpoint}]}}
-"
-    )
+    let spec =
+        format!("clusterIP: {cluster_ip}, clusterIPs: [{cluster_ip}], ports: [{{name: p, port: 80, protocol: TCP}}]");
+    let ports = format!("{{name: p, port: {target}, protocol: TCP}}");
+    pair(name, &spec, &ports, &format!("{{addresses: [{endpoint}]}}"))
 }
 
 /// This many Services with the endpoint that greets, and their addresses.
@@ -299,7 +280,7 @@ fn with_few_files_what_is_served_stays_so_and_all_comes_back() {
             }
         });
         let manifests = Folder::new("userspace-files");
-        manifests.put("web.yaml", WEB);
+        manifests.put("web.yaml", &web());
         manifests.put("flood.yaml", &service("flood", "10.96.0.20", "10.244.0.5", 9090));
         let mut limited = Command::new("prlimit");
         limited.args(["--nofile=512:512", env!("CARGO_BIN_EXE_proxier-demo"), "run"]).args(userspace(&manifests));
@@ -372,7 +353,7 @@ fn endpoints_on_which_the_proxy_listens_get_nothing() {
         let manifests = Folder::new("userspace-loop");
         let back = service("back", "10.96.0.30", "10.96.0.31", 80) + &service("forth", "10.96.0.31", "10.96.0.30", 80);
         manifests.put("loop.yaml", &back);
-        manifests.put("web.yaml", WEB);
+        manifests.put("web.yaml", &web());
         let running = start(&manifests);
         running.until_logged(
             "TCP 10.96.0.30:80 of demo/back is not served by endpoint 10.96.0.31:80: this process listens there",
@@ -399,7 +380,7 @@ fn without_the_capability_for_low_ports_it_does_not_start() {
     kernel_test(&[Need::Root, Need::Tool("setpriv")], || {
         set_up();
         let manifests = Folder::new("userspace-low-ports");
-        manifests.put("web.yaml", WEB);
+        manifests.put("web.yaml", &web());
         let without = |subcommand: &[&str]| {
             let mut setpriv = Command::new("setpriv");
             setpriv.args(["--bounding-set=-net_bind_service", "--inh-caps=-net_bind_service"]);
@@ -429,7 +410,7 @@ fn plan_and_probe_say_what_run_would_do() {
     kernel_test(&[Need::Root], || {
         set_up();
         let manifests = Folder::new("userspace-plan");
-        manifests.put("web.yaml", WEB);
+        manifests.put("web.yaml", &web());
         let with = |subcommand: &[&str]| {
             let more = userspace(&manifests);
             let all: Vec<&str> = subcommand.iter().copied().chain(more.iter().map(String::as_str)).collect();

@@ -8,12 +8,13 @@ use examples::proxier_demo::message::change::{Change, Snapshot};
 use examples::proxier_demo::message::{Event, channel};
 use examples::proxier_demo::settings::cli;
 use examples::proxier_demo::sources::cluster::{Cluster, Connection, Options};
-use examples::proxier_demo::sources::counted::Counted;
 use examples::proxier_demo::sources::initial_list::{self, Unread};
+use examples::proxier_demo::sources::read_counts::ReadCounts;
 use proxier_core::fake::FakeKernel;
+use proxier_core::snapshot::ObjectKind;
 use serde_json::{Value, json};
 use testkit::apiserver::tls::{Authority, Relay};
-use testkit::apiserver::{ApiServer, Fault, ServiceCidrs, Verb, recorded};
+use testkit::apiserver::{ApiServer, Fault, Request, ServiceCidrs, Streams, Verb, recorded};
 use tokio::sync::mpsc::Receiver;
 
 /// A source that watches a server, and its reports.
@@ -108,7 +109,7 @@ async fn complete(changes: &mut Receiver<Event>) -> Option<Snapshot> {
     loop {
         match changes.recv().await?.change {
             Change::Synced => return Some(snapshot),
-            change => snapshot.take(change),
+            change => snapshot.apply(change),
         }
     }
 }
@@ -126,10 +127,14 @@ fn shop() -> ApiServer {
     server
 }
 
+/// The requests for a resource, by the end of its path.
+fn asked(server: &ApiServer, path: &str) -> Vec<Request> {
+    server.requests().into_iter().filter(|request| request.path.ends_with(path)).collect()
+}
+
+/// Number of watches of changes, or else of requests for all objects.
 fn requests(server: &ApiServer, path: &str, watches: bool) -> usize {
-    let matches =
-        |request: &&testkit::apiserver::Request| request.path.ends_with(path) && request.is_watch() == watches;
-    server.requests().iter().filter(matches).count()
+    asked(server, path).iter().filter(|request| request.asks_for_all() != watches).count()
 }
 
 async fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
@@ -138,6 +143,18 @@ async fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
         assert!(started.elapsed() < Duration::from_secs(10), "{what}: not within 10 s");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+}
+
+/// A server at this version, with one Service, and a source that watches it.
+async fn watched_at(version: u64, streams: Streams) -> (ApiServer, Watching) {
+    let server = shop();
+    server.serve_streams(streams);
+    server.start_from(version);
+    server.put(&service("web", 80));
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    (server, watching)
 }
 
 async fn watched(server: &ApiServer) {
@@ -190,28 +207,76 @@ async fn what_is_asked_for() {
             "/api/v1/nodes" => assert_eq!(parameter("fieldSelector"), "metadata.name=n1"),
             other => panic!("{other}"),
         }
-        if request.is_watch() {
-            assert_eq!(parameter("allowWatchBookmarks"), "true");
-            assert_eq!(parameter("resourceVersion"), server.version().to_string());
-            let seconds: u64 = parameter("timeoutSeconds").parse().unwrap();
-            assert!((300..=450).contains(&seconds), "{seconds}");
-        } else {
-            assert_eq!(parameter("limit"), "500");
+        for (name, expected) in [
+            ("watch", "1"),
+            ("allowWatchBookmarks", "true"),
+            ("sendInitialEvents", "true"),
+            ("resourceVersionMatch", "NotOlderThan"),
+        ] {
+            assert_eq!(parameter(name), expected, "{name}");
         }
+        assert_eq!(request.parameter("resourceVersion"), None);
+        let seconds: u64 = parameter("timeoutSeconds").parse().unwrap();
+        assert!((300..=450).contains(&seconds), "{seconds}");
+    }
+    assert_eq!(server.requests().len(), 3, "one for each kind");
+}
+
+/// The parameters of a request that tell one question from another.
+fn question(request: &Request) -> String {
+    let names = ["sendInitialEvents", "resourceVersion", "limit", "continue"];
+    let values = names.iter().filter_map(|name| Some(format!(" {name}={}", request.parameter(name)?)));
+    (if request.is_watch() { "watch" } else { "list" }).to_owned() + &values.collect::<String>()
+}
+
+/// A server that sends no objects in a watch is asked for a list from its memory, in one answer.
+#[tokio::test]
+async fn what_an_older_server_is_asked_for() {
+    for (streams, patience) in [(Streams::Refused, 0), (Streams::Ignored, 500)] {
+        let server = shop();
+        server.serve_streams(streams);
+        let start = Instant::now();
+        let mut watching = watch(&server, quick()).await;
+        let snapshot = watching.snapshot().await;
+        assert!(start.elapsed() >= Duration::from_millis(patience));
+        assert!(!snapshot.services.is_empty() && !snapshot.slices.is_empty() && snapshot.node.is_some());
+        wait_for("a watch", || requests(&server, "/services", true) == 1).await;
+        let version = server.version();
+        let list = if streams == Streams::Refused { "list resourceVersion=0" } else { "list" };
+        let expected = ["watch sendInitialEvents=true", list, &format!("watch resourceVersion={version}")];
+        let questions: Vec<String> = asked(&server, "/services").iter().map(question).collect();
+        assert_eq!(questions, expected, "{streams:?}");
+        assert_eq!(watching.failures(), 0, "{streams:?}");
+        // Too old a version: not older than that one.
+        server.delete_silently("services", "shop", "dns");
+        server.compact();
+        server.cut_watches();
+        assert_eq!(watching.line().await, "-service shop/dns");
+        let questions: Vec<String> = asked(&server, "/services").iter().map(question).collect();
+        let since = format!("resourceVersion={version}");
+        let expected = [format!("watch {since}"), format!("watch sendInitialEvents=true {since}")];
+        assert_eq!(questions[3..5], expected, "{streams:?}");
+        let fails_again = streams == Streams::Ignored;
+        let list = if fails_again { "list".to_owned() } else { format!("list {since}") };
+        assert_eq!(questions[5 + usize::from(fails_again)], list, "{streams:?}: {questions:?}");
     }
 }
 
+/// Pages are for answers that are too large.
 #[tokio::test]
 async fn lists_come_in_pages() {
     let server = ApiServer::start();
+    server.serve_streams(Streams::Refused);
     for number in 0..7 {
         server.put(&service(&format!("svc-{number}"), 80));
     }
     let mut options = quick();
-    options.page = 3;
+    (options.page, options.page_bytes) = (3, 800);
     let mut watching = watch(&server, options).await;
     assert_eq!(watching.snapshot().await.services.len(), 7);
-    assert_eq!(requests(&server, "/services", false), 3);
+    let questions: Vec<String> = asked(&server, "/services").iter().map(question).take(5).collect();
+    assert_eq!(questions[..3], ["watch sendInitialEvents=true", "list resourceVersion=0", "list limit=3"]);
+    assert!(questions[3..].iter().all(|question| question.starts_with("list limit=3 continue=")), "{questions:?}");
 }
 
 #[tokio::test]
@@ -299,7 +364,14 @@ async fn bookmarks_move_the_place_to_go_on_from() {
 /// 410 Gone, as an event and as a status: everything is listed again, and only the differences are reported.
 #[tokio::test]
 async fn a_version_too_old_is_a_new_list_and_its_difference() {
+    for streams in [Streams::Served, Streams::Refused] {
+        a_version_is_too_old(streams).await;
+    }
+}
+
+async fn a_version_is_too_old(streams: Streams) {
     let server = shop();
+    server.serve_streams(streams);
     for name in ["a", "b", "c"] {
         server.put(&service(name, 80));
     }
@@ -325,35 +397,95 @@ async fn a_version_too_old_is_a_new_list_and_its_difference() {
 /// A server that calls every version too old, even that of the list just before, does not get list requests without a pause.
 #[tokio::test]
 async fn a_server_that_takes_every_version_for_too_old_is_given_time() {
-    let server = shop();
-    for _ in 0..200 {
-        server.fail_next("services", Verb::Watch, Fault::Status(410, None));
+    let all = added("web", 900) + &end_of_all(1000) + TOO_OLD;
+    let lists = |server: &ApiServer| asked(server, "/services").iter().filter(|request| !request.is_watch()).count();
+    let streams = |server: &ApiServer| requests(server, "/services", false);
+    for (served, verb, fault, count) in [
+        (Streams::Refused, Verb::Watch, Fault::Status(410, None), &lists as &dyn Fn(&ApiServer) -> usize),
+        (Streams::Served, Verb::List, Fault::Text(all), &streams),
+    ] {
+        let server = shop();
+        server.serve_streams(served);
+        for _ in 0..200 {
+            server.fail_next("services", verb, fault.clone());
+        }
+        let mut watching = watch(&server, quick()).await;
+        watching.snapshot().await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let count = count(&server);
+        assert!((4..=25).contains(&count), "{served:?}: {count} times all Services in two seconds");
     }
-    let mut watching = watch(&server, quick()).await;
-    watching.snapshot().await;
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    let lists = requests(&server, "/services", false);
-    assert!((4..=25).contains(&lists), "{lists} lists in two seconds");
+}
+
+/// The event of a Service at this version.
+fn added(name: &str, version: u64) -> String {
+    format!("{}\n", json!({"type": "ADDED", "object": with_version(service(name, 80), version)}))
+}
+
+/// The event after all objects.
+fn end_of_all(version: u64) -> String {
+    let metadata = json!({
+        "resourceVersion": version.to_string(), "annotations": {"k8s.io/initial-events-end": "true"},
+    });
+    format!(
+        "{}\n",
+        json!({"type": "BOOKMARK", "object": {"kind": "Service", "apiVersion": "v1", "metadata": metadata}})
+    )
 }
 
 /// A server restored from a backup counts its versions from further back: a watch from the earlier version would get nothing. The next bookmark shows
 /// the restoration.
 #[tokio::test]
 async fn a_bookmark_from_the_past_is_a_new_list() {
-    let server = shop();
-    server.start_from(2000);
-    server.put(&service("web", 80));
-    let mut watching = watch(&server, quick()).await;
-    watching.snapshot().await;
-    watched(&server).await;
-    server.start_from(500);
-    server.put(&service("web", 81));
-    server.bookmark();
-    let Change::UpsertService(web) = watching.next().await else { panic!("not a Service") };
-    assert_eq!(web.spec.ports[0].port, 81);
-    // The server notices late that the old watches are gone.
-    wait_for("watches from there on", || requests(&server, "/services", true) >= 2).await;
-    watching.ends_with(&server).await;
+    for streams in [Streams::Served, Streams::Refused] {
+        let (server, mut watching) = watched_at(2000, streams).await;
+        let before = asked(&server, "/services").len();
+        server.start_from(500);
+        server.put(&service("web", 81));
+        server.bookmark();
+        let Change::UpsertService(web) = watching.next().await else { panic!("not a Service") };
+        assert_eq!(web.spec.ports[0].port, 81);
+        // Of now, whatever was there before.
+        let question = question(&asked(&server, "/services")[before]);
+        assert_eq!(question, "watch sendInitialEvents=true", "{streams:?}");
+        if streams == Streams::Refused {
+            wait_for("a watch from there on", || requests(&server, "/services", true) == 2).await;
+        }
+        watching.ends_with(&server).await;
+    }
+}
+
+/// The server forgets the version, and then comes back as one restored from a backup: it does not have that version yet.
+#[tokio::test]
+async fn a_server_that_is_behind_is_asked_for_what_it_has() {
+    for streams in [Streams::Served, Streams::Refused] {
+        let (server, mut watching) = watched_at(2000, streams).await;
+        let since = format!("resourceVersion={}", server.version());
+        server.fail_next("services", Verb::Watch, Fault::Status(410, None));
+        server.start_from(500);
+        server.put(&service("web", 81));
+        let before = asked(&server, "/services").len();
+        server.cut_watches();
+        let Change::UpsertService(web) = watching.next().await else { panic!("not a Service") };
+        assert_eq!(web.spec.ports[0].port, 81);
+        let questions: Vec<String> = asked(&server, "/services")[before..].iter().map(question).collect();
+        let all = "watch sendInitialEvents=true";
+        let expected: &[String] = match streams {
+            Streams::Served => &[format!("watch {since}"), format!("{all} {since}"), all.to_owned()],
+            _ => &[
+                format!("watch {since}"),
+                format!("{all} {since}"),
+                format!("list {since}"),
+                all.to_owned(),
+                "list".to_owned(),
+            ],
+        };
+        assert_eq!(questions[..expected.len()], *expected);
+        if streams == Streams::Refused {
+            wait_for("a watch from there on", || requests(&server, "/services", true) == 3).await;
+        }
+        watching.ends_with(&server).await;
+    }
 }
 
 #[tokio::test]
@@ -362,15 +494,18 @@ async fn a_list_that_expires_between_two_pages_begins_anew() {
     for number in 0..5 {
         server.put(&service(&format!("svc-{number}"), 80));
     }
+    server.serve_streams(Streams::Refused);
     let mut options = quick();
-    options.page = 2;
-    // The second page fails once.
+    (options.page, options.page_bytes) = (2, 600);
+    // The second page fails once, after an answer that is too large.
+    server.fail_next("services", Verb::List, Fault::Late(Duration::from_millis(1)));
     server.fail_next("services", Verb::List, Fault::Late(Duration::from_millis(1)));
     server.fail_next("services", Verb::List, Fault::Status(410, None));
     let mut watching = watch(&server, options).await;
     let snapshot = watching.snapshot().await;
     assert_eq!(snapshot.services.len(), 5);
-    assert_eq!(requests(&server, "/services", false), 2 + 3);
+    let lists = asked(&server, "/services").iter().filter(|request| !request.is_watch()).count();
+    assert_eq!(lists, 1 + 2 + 3);
 }
 
 /// An empty answer in place of a later page would take away everything that the first pages do not have.
@@ -380,42 +515,46 @@ async fn a_page_of_another_version_is_not_believed() {
     for number in 0..5 {
         server.put(&service(&format!("svc-{number}"), 80));
     }
+    server.serve_streams(Streams::Refused);
     let mut options = quick();
-    options.page = 2;
+    (options.page, options.page_bytes) = (2, 600);
     let other = r#"{"kind":"ServiceList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}"#;
-    server.fail_next("services", Verb::List, Fault::Late(Duration::from_millis(1)));
+    for _ in 0..2 {
+        server.fail_next("services", Verb::List, Fault::Late(Duration::from_millis(1)));
+    }
     server.fail_next("services", Verb::List, Fault::Text(other.to_owned()));
     let mut watching = watch(&server, options).await;
     let snapshot = watching.snapshot().await;
     assert_eq!(snapshot.services.len(), 5);
-    assert_eq!(watching.failures(), 1);
-    assert_eq!(requests(&server, "/services", false), 2 + 3);
+    assert_eq!(watching.failures(), 2, "the size, and the version");
+    let lists = asked(&server, "/services").iter().filter(|request| !request.is_watch()).count();
+    assert_eq!(lists, 1 + 2 + 3);
 }
 
 /// A process that starts while the first answer is empty by mistake would compare the kernel with nothing, or with the part of the next list that has
 /// arrived.
 #[tokio::test]
 async fn an_empty_first_list_counts_only_when_its_version_can_be_watched() {
-    let server = shop();
-    server.compact();
-    for (resource, kind, version) in
-        [("services", "ServiceList", "v1"), ("endpointslices", "EndpointSliceList", "discovery.k8s.io/v1")]
-    {
-        let empty =
-            format!(r#"{{"kind":"{kind}","apiVersion":"{version}","metadata":{{"resourceVersion":"1"}},"items":[]}}"#);
-        server.fail_next(resource, Verb::List, Fault::Text(empty));
-        server.fail_next(resource, Verb::List, Fault::Late(Duration::from_millis(200)));
+    for streams in [Streams::Served, Streams::Refused] {
+        let server = shop();
+        server.serve_streams(streams);
+        server.compact();
+        for resource in ["services", "endpointslices"] {
+            server.fail_next(resource, Verb::List, Fault::Empty);
+            server.fail_next(resource, Verb::List, Fault::Late(Duration::from_millis(200)));
+        }
+        let mut watching = watch(&server, quick()).await;
+        let snapshot = watching.snapshot().await;
+        assert!(!snapshot.services.is_empty() && !snapshot.slices.is_empty());
+        // A cluster without any is believed all the same.
+        let server = ApiServer::start();
+        server.serve_streams(streams);
+        let mut watching = watch(&server, quick()).await;
+        let snapshot = watching.snapshot().await;
+        assert!(snapshot.services.is_empty() && snapshot.slices.is_empty());
+        watched(&server).await;
+        watching.ends_with(&server).await;
     }
-    let mut watching = watch(&server, quick()).await;
-    let snapshot = watching.snapshot().await;
-    assert!(!snapshot.services.is_empty() && !snapshot.slices.is_empty());
-    // A cluster without any is believed all the same.
-    let server = ApiServer::start();
-    let mut watching = watch(&server, quick()).await;
-    let snapshot = watching.snapshot().await;
-    assert!(snapshot.services.is_empty() && snapshot.slices.is_empty());
-    watched(&server).await;
-    watching.ends_with(&server).await;
 }
 
 #[tokio::test]
@@ -437,7 +576,14 @@ async fn a_busy_server_is_given_the_time_it_asks_for() {
 
 #[tokio::test]
 async fn failures_of_all_kinds_pass() {
+    for streams in [Streams::Served, Streams::Refused] {
+        all_failures_pass(streams).await;
+    }
+}
+
+async fn all_failures_pass(streams: Streams) {
     let server = shop();
+    server.serve_streams(streams);
     let text = |text: &str| Fault::Text(text.to_owned());
     for fault in [
         Fault::Status(500, None),
@@ -499,6 +645,10 @@ async fn huge_answers_are_asked_for_in_smaller_pages() {
     }
     let mut options = quick();
     options.page_bytes = 1000;
+    let mut watching = watch(&server, options.clone()).await;
+    assert_eq!(watching.snapshot().await.services.len(), 20);
+    assert_eq!(requests(&server, "/services", false), 1, "a watch has no size");
+    server.serve_streams(Streams::Refused);
     let mut watching = watch(&server, options).await;
     assert_eq!(watching.snapshot().await.services.len(), 20);
     let limits: BTreeSet<String> =
@@ -759,6 +909,7 @@ async fn a_program_gets_new_credentials_when_the_old_ones_end() {
     watched(&server).await;
     assert_eq!(asked(), 1);
     drop(watching);
+    server.end_watches();
     // The credentials have ended: each request asks for new ones, and none is refused.
     folder.put("end", "2026-01-01T00:00:00Z");
     let mut watching = connect(connection(), quick()).await;
@@ -857,7 +1008,7 @@ async fn a_limit_that_says_what_it_is() {
         options.patience = Duration::from_secs(30);
         options
     };
-    let unread = initial_list::read(&configured("1500ms"), options(), &Counted::default()).await.unwrap_err();
+    let unread = initial_list::read(&configured("1500ms"), options(), &ReadCounts::default()).await.unwrap_err();
     let Unread::NoAnswer(problem) = unread else { unreachable!("{unread:?}") };
     assert_eq!(
         problem.to_string(),
@@ -866,12 +1017,10 @@ async fn a_limit_that_says_what_it_is() {
     );
     for number in 0..20 {
         server.put(&service(&format!("more-{number}"), 1));
-        server.fail_next("services", Verb::List, Fault::Late(Duration::from_millis(200)));
     }
-    let mut pages = options();
-    pages.page = 1;
+    server.fail_next("services", Verb::List, Fault::Slow(Duration::from_millis(60)));
     let start = Instant::now();
-    let snapshot = initial_list::read(&configured("3s"), pages, &Counted::default()).await.unwrap();
+    let snapshot = initial_list::read(&configured("3s"), options(), &ReadCounts::default()).await.unwrap();
     assert_eq!(snapshot.services.len(), 21);
     assert!(start.elapsed() > Duration::from_secs(3), "longer than the limit, all in all");
 }
@@ -884,7 +1033,7 @@ async fn a_limit_that_ends_where_nothing_answers() {
     let words = ["proxier-demo", "plan", "--hostname-override", "n1", "--master", &master, "--input-timeout", "2s"];
     let configured = cli::parse(words.map(Into::into)).and_then(|invocation| invocation.configure()).unwrap();
     let start = Instant::now();
-    let unread = initial_list::read(&configured, Options::default(), &Counted::default()).await.unwrap_err();
+    let unread = initial_list::read(&configured, Options::default(), &ReadCounts::default()).await.unwrap_err();
     assert!(matches!(unread, Unread::NoAnswer(_)), "{unread:?}");
     assert!((2.0..3.5).contains(&start.elapsed().as_secs_f64()), "{:?}", start.elapsed());
 }
@@ -958,7 +1107,7 @@ fn all_nodes_are_watched_where_addresses_are_made_local() {
     {
         let line = ["proxier-demo", "run", "--hostname-override=n1", "--proxy-mode", mode].map(Into::into);
         let configured = cli::parse(line).unwrap().configure().unwrap();
-        let options = Options::of(&configured.settings);
+        let options = Options::from_settings(&configured.settings);
         assert_eq!((options.node_addresses, options.node_weights), (watched, false), "{mode}");
     }
 }
@@ -1002,7 +1151,7 @@ impl Serving {
                     --ipvs-service-cidrs 10.111.0.0/16";
         let invocation = cli::parse(line.split_whitespace().map(Into::into)).unwrap();
         let configured = invocation.configure().unwrap();
-        assert!(Options::of(&configured.settings).service_cidrs);
+        assert!(Options::from_settings(&configured.settings).service_cidrs);
         let kernel = FakeKernel::new();
         let engine = Engine::in_memory(&configured, kernel.clone());
         let mut serving = Serving { watching: watch(server, options).await, kernel, engine, ahead: Duration::ZERO };
@@ -1015,7 +1164,7 @@ impl Serving {
         loop {
             let change = self.watching.next().await;
             let done = is_last(&change);
-            self.engine.take(change, Instant::now());
+            self.engine.apply_change(change, Instant::now());
             if done {
                 break;
             }
@@ -1097,6 +1246,162 @@ async fn networks_of_services_are_not_asked_for_without_need() {
     for line in ["--proxy-mode ipvs", "--proxy-mode nftables --ipvs-binding routes"] {
         let line = format!("proxier-demo run --hostname-override n1 {line}");
         let configured = cli::parse(line.split_whitespace().map(Into::into)).unwrap().configure().unwrap();
-        assert!(!Options::of(&configured.settings).service_cidrs, "{line}");
+        assert!(!Options::from_settings(&configured.settings).service_cidrs, "{line}");
+    }
+}
+
+/// Reports about Services until their list is complete, with the beginnings of lists.
+async fn until_listed(watching: &mut Watching) -> String {
+    let mut lines = Vec::new();
+    loop {
+        let event = tokio::time::timeout(Duration::from_secs(10), watching.changes.recv()).await;
+        match event.expect("a change within 10 s").expect("a source that runs").change {
+            Change::Listed(ObjectKind::Service) => return lines.join(" ").replace("service default/", ""),
+            Change::Listing(ObjectKind::Service) => lines.push("list:".to_owned()),
+            change if line(&change).contains("service ") => lines.push(line(&change)),
+            _ => {}
+        }
+    }
+}
+
+/// Services a, b and c, in this order.
+fn three_services() -> ApiServer {
+    let server = ApiServer::start();
+    for name in ["a", "b", "c"] {
+        server.put(&service(name, 80));
+    }
+    server.put_list(recorded::ENDPOINT_SLICES);
+    server.put_list(recorded::NODE);
+    server
+}
+
+/// A bookmark as servers send it now and then.
+fn bookmark(version: u64) -> String {
+    let object = json!({"kind": "Service", "apiVersion": "v1", "metadata": {"resourceVersion": version.to_string()}});
+    format!("{}\n", json!({"type": "BOOKMARK", "object": object}))
+}
+
+/// A watch that breaks in the middle of all objects: those that came count, nothing is complete, and the same is asked again; then a list.
+#[tokio::test]
+async fn a_start_that_breaks_in_the_middle_goes_on() {
+    let all = "watch sendInitialEvents=true";
+    for (faults, reported, next) in [
+        (vec![Fault::Cut(300)], "list: +a list: +b +c", all),
+        (vec![Fault::Text(added("a", 1001))], "list: +a list: +b +c", all),
+        (vec![Fault::Cut(300), Fault::Cut(300)], "list: +a list: list: +b +c", "list"),
+        (vec![Fault::Text(added("a", 1001) + &bookmark(1003))], "list: +a list: +b +c", "list"),
+        (vec![Fault::Status(500, None)], "list: +a +b +c", "list resourceVersion=0"),
+        (vec![Fault::Status(429, Some(1))], "list: +a +b +c", all),
+    ] {
+        let server = three_services();
+        for fault in &faults {
+            server.fail_next("services", Verb::List, fault.clone());
+        }
+        let mut watching = watch(&server, quick()).await;
+        assert_eq!(until_listed(&mut watching).await, reported, "{faults:?}");
+        let questions: Vec<String> = asked(&server, "/services").iter().map(question).collect();
+        assert_eq!(questions[faults.len()], next, "{faults:?}");
+        assert!(questions[..faults.len()].iter().all(|question| question == all), "{questions:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_later_list_that_breaks_in_the_middle_takes_nothing_away() {
+    for (fault, of_now) in [
+        (Fault::Cut(300), false),
+        (Fault::Text(added("b", 1002)), false),
+        (Fault::Text(added("b", 1002) + TOO_OLD), true),
+    ] {
+        let server = three_services();
+        let mut watching = watch(&server, quick()).await;
+        watching.snapshot().await;
+        watched(&server).await;
+        let version = server.version();
+        server.outage(true);
+        server.delete("services", "default", "a");
+        server.put(&service("d", 80));
+        server.compact();
+        server.fail_next("services", Verb::List, fault.clone());
+        server.outage(false);
+        assert_eq!(until_listed(&mut watching).await, "list: list: +d -a", "{fault:?}");
+        let questions: Vec<String> = asked(&server, "/services").iter().map(question).collect();
+        let since = if of_now { String::new() } else { format!(" resourceVersion={version}") };
+        let last = format!("watch sendInitialEvents=true{since}");
+        assert_eq!(questions.last(), Some(&last), "{fault:?}: it goes on as a watch: {questions:#?}");
+        watching.ends_with(&server).await;
+    }
+}
+
+/// The event that ends a watch whose version the server has forgotten.
+const TOO_OLD: &str =
+    "{\"type\":\"ERROR\",\"object\":{\"code\":410,\"reason\":\"Expired\",\"message\":\"too old resource version\"}}\n";
+
+/// Lists that are older than what is known, as of a server that lags behind another one.
+#[tokio::test]
+async fn time_does_not_go_backwards() {
+    for streams in [Streams::Served, Streams::Refused] {
+        let server = ApiServer::start();
+        server.serve_streams(streams);
+        server.start_from(2000);
+        let version = server.put(&service("web", 80));
+        server.put(&service("more", 80));
+        let mut watching = watch(&server, quick()).await;
+        watching.snapshot().await;
+        wait_for("a watch", || server.watches("services") == 1).await;
+        let lists = |items: &[(&str, u64)], version: u64| {
+            if streams == Streams::Served {
+                items.iter().map(|(name, version)| added(name, *version)).collect::<String>() + &end_of_all(version)
+            } else {
+                let items = items.iter().map(|(name, version)| with_version(service(name, 81), *version));
+                let metadata = json!({"resourceVersion": version.to_string()});
+                json!({"metadata": metadata, "items": items.collect::<Vec<_>>()}).to_string()
+            }
+        };
+        // An older object in a list that claims to be new; then a whole list from the past, which the list of now follows.
+        let now = server.version();
+        server.compact();
+        server.fail_next("services", Verb::List, Fault::Text(lists(&[("web", version - 1), ("more", now)], now)));
+        server.fail_next("services", Verb::Watch, Fault::Status(410, None));
+        server.fail_next("services", Verb::Watch, Fault::Status(410, None));
+        server.fail_next("services", Verb::List, Fault::Text(lists(&[], now - 1)));
+        server.cut_watches();
+        wait_for("the list of now", || {
+            let questions: Vec<String> = asked(&server, "/services").iter().map(question).collect();
+            let all = if streams == Streams::Served { "watch sendInitialEvents=true" } else { "list" };
+            questions.iter().skip(1).any(|question| question == all)
+        })
+        .await;
+        if streams == Streams::Refused {
+            wait_for("a watch", || requests(&server, "/services", true) == 4).await;
+        }
+        watching.ends_with(&server).await;
+    }
+}
+
+/// Requests and bytes of a start, and of one where all objects come in pages.
+#[tokio::test]
+async fn a_start_is_one_request_for_each_kind() {
+    const SERVICES: usize = 1000;
+    let server = ApiServer::start();
+    for number in 0..SERVICES {
+        server.put(&service(&format!("svc-{number}"), 80));
+    }
+    server.put(&json!({"kind": "Node", "metadata": {"name": "n1"}}));
+    server.serve_service_cidrs(ServiceCidrs::V1);
+    let mut options = quick();
+    options.service_cidrs = true;
+    options.patience = Duration::from_secs(10);
+    let latency = Duration::from_millis(50);
+    server.set_latency(latency);
+    for (streams, requests, in_turn) in [(Streams::Served, 4, 1), (Streams::Refused, 12, 2)] {
+        server.serve_streams(streams);
+        let (asked, sent, start) = (server.requests().len(), server.sent(), Instant::now());
+        let mut watching = watch(&server, options.clone()).await;
+        assert_eq!(watching.snapshot().await.services.len(), SERVICES);
+        wait_for("all questions", || server.requests().len() - asked >= requests).await;
+        assert_eq!(server.requests().len() - asked, requests, "{streams:?}");
+        let took = start.elapsed();
+        assert!(took >= latency * in_turn, "{took:?}");
+        println!("{streams:?}: {requests} requests, {} bytes, {took:?}", server.sent() - sent);
     }
 }

@@ -1,10 +1,12 @@
 //! The configuration of `proxier-demo`, from a command line to checked values.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use examples::proxier_demo::settings::cli::{Configured, Ending, Source, parse};
+
+use crate::program::Folder;
 
 /// Configuration in the ConfigMap `kube-proxy` that kubeadm makes for a new cluster.
 const KUBEADM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/kubeadm-config.conf");
@@ -62,7 +64,7 @@ fn beside_a_file_flags_count_as_with_kube_proxy() {
 
 #[test]
 fn a_bad_file_is_bad_input_with_file_and_field() {
-    let dir = TempDir::new("bad");
+    let dir = Folder::new("bad");
     for (name, text, expected) in [
         ("kind", "kind: Secret\napiVersion: v1\n", "kind: \"Secret\"; should be KubeProxyConfiguration"),
         ("map", "kind: ConfigMap\napiVersion: v1\ndata: {other: x}\n", "data: has other; a ConfigMap should have a"),
@@ -93,7 +95,7 @@ fn a_bad_file_is_bad_input_with_file_and_field() {
     ] {
         let head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
         let whole = matches!(name, "kind" | "map" | "yaml");
-        let path = dir.write(name, &if whole { text.to_owned() } else { format!("{head}{text}") });
+        let path = dir.put(name, &if whole { text.to_owned() } else { format!("{head}{text}") });
         let ending = configured(&["run", "--config", path.to_str().unwrap()]).unwrap_err();
         assert_eq!(ending.code, 2);
         let expected = format!("proxier-demo: {}: {expected}", path.display());
@@ -104,14 +106,14 @@ fn a_bad_file_is_bad_input_with_file_and_field() {
 
 #[test]
 fn defaults_of_policy_are_read_and_written() {
-    let dir = TempDir::new("defaults");
+    let dir = Folder::new("defaults");
     let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 ipvs:
   defaults: {schedulerFlags: 'sh-port', persistenceSeconds: 60, persistencePrefixIPv4: 24, persistencePrefixIPv6: 64, onePacket: true,
     zoneWeights: 'a=3', forwarding: 'gue:6080', maxConnections: 9, minConnections: 3, drainSeconds: 5}
 ";
-    let path = dir.write("config", text);
+    let path = dir.put("config", text);
     let first = configured(&["run", "--config", path.to_str().unwrap(), "--hostname-override=node-a"]).unwrap();
     // One-packet scheduling takes answers from cluster DNS.
     let [warning] = first.warnings.as_slice() else { panic!("{:?}", first.warnings) };
@@ -126,7 +128,7 @@ ipvs:
     assert_eq!(second.settings.object, first.settings.object);
     assert_eq!(second.settings.core, first.settings.core);
     // A field that the format does not have is no default.
-    let path = dir.write(
+    let path = dir.put(
         "typo",
         "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nipvs: {defaults: {drain: 5}}\n",
     );
@@ -136,7 +138,7 @@ ipvs:
 
 #[test]
 fn the_effective_configuration_is_written_and_reads_back_the_same() {
-    let dir = TempDir::new("written");
+    let dir = Folder::new("written");
     let first = configured(&["run", "--config", KUBEADM, "--hostname-override=node-a"]).unwrap().settings;
     let path = dir.0.join("effective.yaml");
     first.write(&path).unwrap();
@@ -161,8 +163,8 @@ fn the_effective_configuration_is_written_and_reads_back_the_same() {
 /// Bad input has its own exit code, on any kernel and with any privileges.
 #[test]
 fn a_wrong_kubeconfig_is_bad_input_on_any_host() {
-    let folder = TempDir::new("kubeconfig");
-    let no_yaml = folder.write("no-yaml", "{");
+    let folder = Folder::new("kubeconfig");
+    let no_yaml = folder.put("no-yaml", "{");
     for path in [folder.0.join("absent"), no_yaml] {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_proxier-demo"));
         command.args(["run", "--hostname-override", "node-a", "--kubeconfig"]).arg(&path);
@@ -259,10 +261,10 @@ fn a_value_that_no_kernel_makes_right_is_bad_input_in_each_mode() {
 /// Sections of modes that may follow are checked too; those of the rest are not read.
 #[test]
 fn sections_of_modes_that_may_follow_are_checked() {
-    let dir = TempDir::new("sections");
+    let dir = Folder::new("sections");
     let head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
     let check = |text: &str, more: &[&str]| {
-        let path = dir.write("config", &format!("{head}{text}"));
+        let path = dir.put("config", &format!("{head}{text}"));
         let line = [&["run", "--hostname-override=node-a", "--config", path.to_str().unwrap()], more].concat();
         configured(&line).map_err(|ending| (ending.code, ending.text))
     };
@@ -280,26 +282,4 @@ fn sections_of_modes_that_may_follow_are_checked() {
     }
     // Firewall marks of IPVS mode are no matter of another mode's bit.
     check("mode: ipvs\niptables: {masqueradeBit: 3}\nipvs: {masqueradeBit: 14, markSplit: true}", &[]).unwrap();
-}
-
-struct TempDir(PathBuf);
-
-impl TempDir {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("proxier-demo-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        TempDir(path)
-    }
-
-    fn write(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.0.join(name);
-        std::fs::write(&path, text).unwrap();
-        path
-    }
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        drop(std::fs::remove_dir_all(&self.0));
-    }
 }

@@ -13,7 +13,7 @@ use examples::proxier_demo::sources::initial_list;
 use examples::proxier_demo::sources::manifests::Manifests;
 use nix::time::{ClockId, clock_gettime};
 use proxier_core::fake::FakeKernel;
-use proxier_core::modes::shared::names::Names;
+use proxier_core::modes::Names;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::reconciler::Options;
 
@@ -58,12 +58,12 @@ fn a_snapshot_takes_each_change_at_its_own_cost() {
         for number in 0..count {
             let metadata = service(number).metadata;
             let slice = EndpointSliceObject { metadata, ..EndpointSliceObject::default() };
-            snapshot.take(Change::UpsertService(Box::new(service(number))));
-            snapshot.take(Change::UpsertSlice(Box::new(slice)));
+            snapshot.apply(Change::UpsertService(Box::new(service(number))));
+            snapshot.apply(Change::UpsertSlice(Box::new(slice)));
         }
         assert_eq!((snapshot.services.len(), snapshot.slices.len()), (count, count));
         let keys = snapshot.services.keys().cloned().collect();
-        snapshot.take(Change::LostServices(keys));
+        snapshot.apply(Change::LostServices(keys));
         assert!(snapshot.services.is_empty());
     });
 }
@@ -110,11 +110,11 @@ fn a_plan_costs_what_its_manifests_are_long() {
         let (_, changes) = Manifests::open(vec![path.clone()], "n1").unwrap();
         let mut snapshot = Snapshot::default();
         for change in changes {
-            snapshot.take(change);
+            snapshot.apply(change);
         }
         let mut engine = Engine::new("n1", Options::default(), FakeKernel::new());
         for change in initial_list::changes(snapshot) {
-            engine.take(change, Instant::now());
+            engine.apply_change(change, Instant::now());
         }
         let (plan, report) = engine.preview();
         assert!(report.unread.is_empty());

@@ -14,10 +14,10 @@ use proxier_core::fake::FakeKernel;
 use proxier_core::ports::Ports;
 use proxier_core::reconciler;
 use serde_json::{Value, json};
-use testkit::apiserver::{ApiServer, Fault, Verb};
+use testkit::apiserver::{ApiServer, Fault, Streams, Verb};
 use tokio::sync::mpsc::Receiver;
 
-/// Number of Services that never change: their names sort last, so that they are on the last pages.
+/// Number of Services that never change: their names sort last, so that they come last.
 const STEADY: u32 = 40;
 /// Number of Services that change all the time.
 const CROWD: u32 = 60;
@@ -96,7 +96,7 @@ fn follow(mut changes: Receiver<Event>, kernel: &FakeKernel, ends: &AtomicBool, 
             {
                 said.push(format!("{} lost, first {}", keys.len(), keys[0]));
             }
-            engine.take(event.change, event.at);
+            engine.apply_change(event.change, event.at);
         }
         if let Some(report) = engine.pass() {
             let there = served(kernel);
@@ -115,29 +115,25 @@ fn follow(mut changes: Receiver<Event>, kernel: &FakeKernel, ends: &AtomicBool, 
     }
 }
 
-fn empty_list(kind: &str, version: &str) -> Fault {
-    Fault::Text(format!(
-        r#"{{"kind":"{kind}","apiVersion":"{version}","metadata":{{"resourceVersion":"1"}},"items":[]}}"#
-    ))
-}
-
 /// Causes one fault.
 fn fault(server: &ApiServer, random: &mut Random) {
-    let kinds = [("services", "ServiceList", "v1"), ("endpointslices", "EndpointSliceList", "discovery.k8s.io/v1")];
+    let kinds = ["services", "endpointslices"];
+    let streams = [Streams::Served, Streams::Served, Streams::Refused, Streams::Ignored];
+    server.serve_streams(streams[usize::try_from(random.below(4)).unwrap()]);
     let which = match random.below(3) {
         0 => &kinds[..1],
         1 => &kinds[1..],
         _ => &kinds[..],
     };
     let what = random.below(8);
-    for (resource, kind, version) in which {
+    for resource in which {
         let watch = |fault| server.fail_next(resource, Verb::Watch, fault);
         let list = |fault| server.fail_next(resource, Verb::List, fault);
         match what {
             0 => {
                 server.compact();
                 watch(Fault::Status(410, None));
-                list(empty_list(kind, version));
+                list(Fault::Empty);
                 list(Fault::Late(Duration::from_millis(100)));
             }
             1 => {
@@ -180,7 +176,7 @@ fn what_nobody_changes_stays_whatever_goes_wrong() {
     let mut options = Options::default();
     options.first_pause = Duration::from_millis(10);
     options.longest_pause = Duration::from_millis(300);
-    options.page = 15;
+    options.patience = Duration::from_millis(500);
     let connection = Connection { master: Some(server.url()), ..Connection::default() };
     let (sender, changes) = channel();
     let _cluster = runtime.block_on(Cluster::start(connection, "n1", options, sender)).unwrap();

@@ -2,45 +2,22 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use examples::proxier_demo::message::change::{Change, Snapshot};
 use examples::proxier_demo::message::{Event, channel};
-use examples::proxier_demo::sources::counted::Counted;
-use examples::proxier_demo::sources::files::Rewritten;
+use examples::proxier_demo::sources::files::RewriteWatch;
 use examples::proxier_demo::sources::manifests::Manifests;
+use examples::proxier_demo::sources::read_counts::ReadCounts;
 use testkit::apiserver::recorded;
 use tokio::sync::mpsc::Receiver;
 
-struct Dir(PathBuf);
+use crate::program::Folder;
 
-impl Dir {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("proxier-demo-manifests-{}-{name}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Dir(path)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-
-    fn write(&self, name: &str, text: &str) {
-        fs::write(self.path(name), text).unwrap();
-    }
-
-    /// Writes the whole file or nothing, as careful programs do.
-    fn replace(&self, name: &str, text: &str) {
-        fs::write(self.path(".new"), text).unwrap();
-        fs::rename(self.path(".new"), self.path(name)).unwrap();
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        drop(fs::remove_dir_all(&self.0));
-    }
+/// Writes a file piece by piece, as careless programs do.
+fn write(dir: &Folder, name: &str, text: &str) {
+    fs::write(dir.path(name), text).unwrap();
 }
 
 fn service(name: &str, port: u16) -> String {
@@ -98,11 +75,11 @@ async fn nothing(changes: &mut Receiver<Event>) {
 
 #[test]
 fn a_directory_is_read_in_the_order_of_names() {
-    let dir = Dir::new("order");
-    dir.write("b.yaml", &format!("{}---\n{}", service("web", 2), service("other", 3)));
-    dir.write("a.yml", &format!("{}---\n{}---\n{}", service("web", 1), node("n1"), node("n2")));
-    dir.write(".hidden.yaml", "not: [yaml");
-    dir.write("README.md", "not yaml either: [");
+    let dir = Folder::new("manifests-order");
+    write(&dir, "b.yaml", &format!("{}---\n{}", service("web", 2), service("other", 3)));
+    write(&dir, "a.yml", &format!("{}---\n{}---\n{}", service("web", 1), node("n1"), node("n2")));
+    write(&dir, ".hidden.yaml", "not: [yaml");
+    write(&dir, "README.md", "not yaml either: [");
     fs::create_dir(dir.path("sub.yaml")).unwrap();
     let (a, b) = (dir.path("a.yml"), dir.path("b.yaml"));
     assert_eq!(
@@ -116,7 +93,7 @@ fn a_directory_is_read_in_the_order_of_names() {
         ]
     );
     // Callers that do not follow the files get the same.
-    let once = Manifests::once(vec![dir.0.clone()], "n1", &Counted::default()).unwrap();
+    let once = Manifests::once(vec![dir.0.clone()], "n1", &ReadCounts::default()).unwrap();
     let sorted = |mut lines: Vec<String>| {
         lines.sort();
         lines
@@ -126,14 +103,14 @@ fn a_directory_is_read_in_the_order_of_names() {
 
 #[test]
 fn what_kubectl_and_the_api_server_print_is_read() {
-    let dir = Dir::new("recorded");
-    dir.write("services.json", recorded::SERVICES);
-    dir.write("slices.json", recorded::ENDPOINT_SLICES);
-    dir.write("node.json", recorded::NODE);
+    let dir = Folder::new("manifests-recorded");
+    write(&dir, "services.json", recorded::SERVICES);
+    write(&dir, "slices.json", recorded::ENDPOINT_SLICES);
+    write(&dir, "node.json", recorded::NODE);
     let (_, changes) = Manifests::open(vec![dir.0.clone()], "n1").unwrap();
     let mut snapshot = Snapshot::default();
     for change in changes {
-        snapshot.take(change);
+        snapshot.apply(change);
     }
     let count = |text: &str| {
         let list: serde_json::Value = serde_json::from_str(text).unwrap();
@@ -147,19 +124,19 @@ fn what_kubectl_and_the_api_server_print_is_read() {
 
 #[test]
 fn only_when_nothing_can_be_read_is_that_the_end() {
-    let dir = Dir::new("nothing");
+    let dir = Folder::new("manifests-nothing");
     assert_eq!(open(&dir.0).unwrap(), Vec::<String>::new(), "an empty directory is a cluster without Services");
     let missing = dir.path("missing.yaml");
     let problem =
         format!("{}: cannot be read (No such file or directory (os error 2)); see --manifests", missing.display());
     assert_eq!(open(&missing).unwrap_err(), [problem]);
-    dir.write("bad.yaml", "a: [");
+    write(&dir, "bad.yaml", "a: [");
     let problems = open(&dir.0).unwrap_err();
     assert_eq!(problems.len(), 1);
     assert!(problems[0].starts_with(&format!("{}: document 1: not YAML or JSON: ", dir.path("bad.yaml").display())));
     fs::write(dir.path("bad.yaml"), [0xff, 0xfe, 0x00]).unwrap();
     assert!(open(&dir.0).unwrap_err()[0].contains("cannot be read (stream did not contain valid UTF-8)"));
-    dir.write("good.yaml", &service("web", 80));
+    write(&dir, "good.yaml", &service("web", 80));
     let lines = open(&dir.0).unwrap();
     assert_eq!(lines.len(), 2);
     assert!(lines[0].starts_with("! ") && lines[1] == "+web 80", "{lines:?}");
@@ -167,18 +144,18 @@ fn only_when_nothing_can_be_read_is_that_the_end() {
 
 #[tokio::test]
 async fn changes_are_followed() {
-    let dir = Dir::new("follow");
-    dir.write("a.yaml", &format!("{}---\n{}", service("web", 80), service("other", 1)));
+    let dir = Folder::new("manifests-follow");
+    write(&dir, "a.yaml", &format!("{}---\n{}", service("web", 80), service("other", 1)));
     let mut changes = follow(&dir.0);
     assert_eq!([next(&mut changes).await, next(&mut changes).await], ["+other 1", "+web 80"]);
     assert_eq!(next(&mut changes).await, "synced");
-    dir.write("a.yaml", &format!("{}---\n{}", service("web", 81), service("other", 1)));
+    write(&dir, "a.yaml", &format!("{}---\n{}", service("web", 81), service("other", 1)));
     assert_eq!(next(&mut changes).await, "+web 81");
-    dir.replace("a.yaml", &service("web", 81));
+    dir.put("a.yaml", &service("web", 81));
     assert_eq!(next(&mut changes).await, "-demo/other");
-    dir.replace("b.yaml", &node("n1"));
+    dir.put("b.yaml", &node("n1"));
     assert_eq!(next(&mut changes).await, "+node n1");
-    dir.replace("b.yaml", &node("n2"));
+    dir.put("b.yaml", &node("n2"));
     assert_eq!([next(&mut changes).await, next(&mut changes).await], ["-node", "+other node n2"]);
     fs::remove_file(dir.path("b.yaml")).unwrap();
     assert_eq!(next(&mut changes).await, "-other node n2");
@@ -190,20 +167,20 @@ async fn changes_are_followed() {
 
 #[tokio::test]
 async fn one_file_is_followed_too() {
-    let dir = Dir::new("file");
-    dir.write("a.yaml", &service("web", 80));
-    dir.write("b.yaml", &service("other", 80));
+    let dir = Folder::new("manifests-file");
+    write(&dir, "a.yaml", &service("web", 80));
+    write(&dir, "b.yaml", &service("other", 80));
     let mut changes = follow(&dir.path("a.yaml"));
     assert_eq!([next(&mut changes).await, next(&mut changes).await], ["+web 80", "synced"]);
-    dir.replace("b.yaml", &service("other", 81));
-    dir.replace("a.yaml", &service("web", 81));
+    dir.put("b.yaml", &service("other", 81));
+    dir.put("a.yaml", &service("web", 81));
     assert_eq!(next(&mut changes).await, "+web 81");
 }
 
 /// kubelet's way to update a mounted ConfigMap: `..data` is a link to a directory, and is replaced.
 #[tokio::test]
 async fn config_maps_are_followed() {
-    let dir = Dir::new("configmap");
+    let dir = Folder::new("manifests-configmap");
     let version = |number: u16| {
         let directory = dir.path(&format!("..version-{number}"));
         fs::create_dir(&directory).unwrap();
@@ -222,16 +199,16 @@ async fn config_maps_are_followed() {
 /// The first half of a file is YAML too, and lacks half of the Services.
 #[tokio::test]
 async fn a_file_counts_when_it_is_complete() {
-    let dir = Dir::new("half");
+    let dir = Folder::new("manifests-half");
     let whole = format!("{}---\n{}", service("a", 1), service("b", 1));
-    dir.write("web.yaml", &whole);
+    write(&dir, "web.yaml", &whole);
     let mut changes = follow(&dir.0);
     for expected in ["+a 1", "+b 1", "synced"] {
         assert_eq!(next(&mut changes).await, expected);
     }
     let mut file = fs::File::create(dir.path("web.yaml")).unwrap();
     file.write_all(service("a", 2).as_bytes()).unwrap();
-    dir.replace("other.yaml", &service("c", 1));
+    dir.put("other.yaml", &service("c", 1));
     assert_eq!(next(&mut changes).await, "+c 1", "another file does not wait");
     file.write_all(format!("---\n{}", service("b", 1)).as_bytes()).unwrap();
     drop(file);
@@ -241,25 +218,25 @@ async fn a_file_counts_when_it_is_complete() {
 
 #[tokio::test]
 async fn what_cannot_be_read_keeps_what_it_said() {
-    let dir = Dir::new("keep");
-    dir.write("web.yaml", &format!("{}---\n{}", service("a", 1), service("b", 1)));
+    let dir = Folder::new("manifests-keep");
+    write(&dir, "web.yaml", &format!("{}---\n{}", service("a", 1), service("b", 1)));
     let mut changes = follow(&dir.0);
     for expected in ["+a 1", "+b 1", "synced"] {
         assert_eq!(next(&mut changes).await, expected);
     }
     let path = dir.path("web.yaml").display().to_string();
-    dir.write("web.yaml", "kind: Service\nmetadata: {name: a");
+    write(&dir, "web.yaml", "kind: Service\nmetadata: {name: a");
     let problem = next(&mut changes).await;
     assert!(problem.starts_with(&format!("! {path}: document 1: not YAML or JSON: ")), "{problem}");
     assert!(problem.ends_with("; what the file said before stays"), "{problem}");
-    dir.write("web.yaml", "");
+    write(&dir, "web.yaml", "");
     assert_eq!(next(&mut changes).await, format!("! {path}: empty; what the file said before stays"));
     let bad = service("a", 2).replace("port: 2", "port: two");
-    dir.write("web.yaml", &format!("{bad}---\n{}", service("b", 2)));
+    write(&dir, "web.yaml", &format!("{bad}---\n{}", service("b", 2)));
     let problem = next(&mut changes).await;
     assert!(problem.starts_with(&format!("! {path}: document 1: Service demo/a: spec.ports[0].port: ")), "{problem}");
     assert_eq!(next(&mut changes).await, "+b 2");
-    dir.write("web.yaml", &format!("{}---\n{}", service("a", 3), service("b", 2)));
+    write(&dir, "web.yaml", &format!("{}---\n{}", service("a", 3), service("b", 2)));
     assert_eq!(next(&mut changes).await, "+a 3");
     fs::rename(&dir.0, dir.0.with_extension("away")).unwrap();
     let problem = loop {
@@ -276,28 +253,28 @@ async fn what_cannot_be_read_keeps_what_it_said() {
 /// Files written line by line, closed after each; removed before the new one comes; and replaced at once.
 #[tokio::test]
 async fn a_file_that_is_rewritten_counts_once_it_is_still() {
-    let dir = Dir::new("still");
+    let dir = Folder::new("manifests-still");
     let path = dir.path("config.conf");
-    dir.write("config.conf", "a");
-    let mut rewritten = Rewritten::new(&path);
+    write(&dir, "config.conf", "a");
+    let mut rewritten = RewriteWatch::new(&path);
     rewritten.next().await;
     let started = Instant::now();
     let seen = tokio::spawn(async move {
         rewritten.next().await;
         rewritten
     });
-    dir.write("other.conf", "b");
+    write(&dir, "other.conf", "b");
     fs::remove_file(&path).unwrap();
     for line in 0..4 {
-        tokio::time::sleep(Rewritten::STILL / 2).await;
+        tokio::time::sleep(RewriteWatch::STILL / 2).await;
         let mut file = fs::File::options().append(true).create(true).open(&path).unwrap();
         writeln!(file, "{line}").unwrap();
     }
     assert!(!seen.is_finished(), "it is being written");
-    let mut rewritten = tokio::time::timeout(Rewritten::STILL * 3, seen).await.expect("when it is still").unwrap();
-    assert!(started.elapsed() >= Rewritten::STILL * 3, "{:?}", started.elapsed());
-    let nothing = tokio::time::timeout(Rewritten::STILL * 2, rewritten.next()).await;
+    let mut rewritten = tokio::time::timeout(RewriteWatch::STILL * 3, seen).await.expect("when it is still").unwrap();
+    assert!(started.elapsed() >= RewriteWatch::STILL * 3, "{:?}", started.elapsed());
+    let nothing = tokio::time::timeout(RewriteWatch::STILL * 2, rewritten.next()).await;
     assert!(nothing.is_err(), "each change counts once");
-    dir.replace("config.conf", "c");
-    tokio::time::timeout(Rewritten::STILL * 3, rewritten.next()).await.expect("a file that was replaced");
+    dir.put("config.conf", "c");
+    tokio::time::timeout(RewriteWatch::STILL * 3, rewritten.next()).await.expect("a file that was replaced");
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use examples::proxier_demo::status::metrics::Metrics;
 use proxier_core::modes::Kind;
-use proxier_core::modes::select::Asked;
+use proxier_core::modes::select::RequestedMode;
 use serde_json::Value;
 use testkit::{Need, kernel_test};
 
@@ -28,7 +28,7 @@ fn deploy(path: &str) -> PathBuf {
 fn served() -> BTreeSet<String> {
     let mut metrics = Metrics::default();
     metrics.sync_duration.observe(Duration::from_secs(1));
-    metrics.mode = Some((Asked::Auto, Kind::Ipvs));
+    metrics.mode = Some((RequestedMode::Auto, Kind::Ipvs));
     let page = metrics.render();
     let samples = page.lines().filter(|line| !line.starts_with('#'));
     samples.map(|line| line.split(['{', ' ']).next().unwrap().to_owned()).collect()

@@ -53,6 +53,33 @@ endpoints: [{endpoints}]
     )
 }
 
+/// A Service of namespace demo and its EndpointSlice, of IPv4, as YAML: its specification, and the slice's ports and endpoints.
+pub(crate) fn pair(name: &str, spec: &str, ports: &str, endpoints: &str) -> String {
+    format!(
+        "apiVersion: v1
+kind: Service
+metadata: {{name: {name}, namespace: demo}}
+spec: {{ipFamilies: [IPv4], {spec}}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: {name}-1, namespace: demo, labels: {{kubernetes.io/service-name: {name}}}}}
+addressType: IPv4
+ports: [{ports}]
+endpoints: [{endpoints}]
+---
+"
+    )
+}
+
+/// As [`pair`]: port 80 of TCP (`http`), a node port, and these addresses of endpoints, with port 8080.
+pub(crate) fn with_node_port(name: &str, cluster_ip: &str, node_port: u16, endpoints: &[&str]) -> String {
+    let port = format!("{{name: http, port: 80, protocol: TCP, targetPort: 8080, nodePort: {node_port}}}");
+    let spec = format!("type: NodePort, clusterIP: {cluster_ip}, clusterIPs: [{cluster_ip}], ports: [{port}]");
+    let endpoints: Vec<String> = endpoints.iter().map(|address| format!("{{addresses: [{address}]}}")).collect();
+    pair(name, &spec, "{name: http, port: 8080, protocol: TCP}", &endpoints.join(", "))
+}
+
 /// The lines of `ipvsadm -Sn`.
 pub(crate) fn ipvsadm() -> BTreeSet<String> {
     tool("ipvsadm -Sn").lines().map(str::to_owned).collect()
@@ -94,9 +121,13 @@ impl Folder {
         Folder(path)
     }
 
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
     /// Puts a file in place atomically, as editors do, and returns its path.
     pub(crate) fn put(&self, name: &str, text: &str) -> PathBuf {
-        let (next, path) = (self.0.join(".next"), self.0.join(name));
+        let (next, path) = (self.path(".next"), self.path(name));
         fs::write(&next, text).unwrap();
         fs::rename(next, &path).unwrap();
         path

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 use super::reply::Refusal;
-use crate::foresee::in_range;
 use crate::model::{Element, Entry, IpSpan, SetFlags, SetSpec, SetType};
+use crate::precheck::in_range;
 use crate::uapi;
 use crate::wire::get_entry;
 

@@ -1,9 +1,9 @@
 //! Configuration of IPVS mode.
 
+use bitflags::bitflags;
 use std::fmt;
 use std::sync::Arc;
 
-use bitflags::bitflags;
 use ipvs::model::Scheduler;
 
 use super::MarkRange;
@@ -22,12 +22,10 @@ bitflags! {
     /// config.ipvs.may_ask_for.remove(MayAskFor::FORWARDING | MayAskFor::DRAIN);
     /// assert!(!config.ipvs.may_ask_for.contains(MayAskFor::DRAIN));
     ///
-    /// // From a list in a configuration file; one name that is not known makes the list invalid.
-    /// let from_names = |names: &[&str]| -> Option<MayAskFor> { names.iter().map(|name| MayAskFor::by_name(name)).collect() };
-    /// assert_eq!(from_names(&["scheduler", "weights"]), Some(MayAskFor::SCHEDULER.union(MayAskFor::WEIGHTS)));
-    /// assert_eq!(from_names(&["scheduler", "weight"]), None);
+    /// // By a name in a configuration file.
+    /// assert_eq!(MayAskFor::by_name("weights"), Some(MayAskFor::WEIGHTS));
     /// ```
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
     pub struct MayAskFor: u8 {
         /// `scheduler`: the scheduler and its flags.
         const SCHEDULER = 1;
@@ -66,7 +64,7 @@ impl MayAskFor {
 }
 
 /// Method by which the addresses of Services become this host's, so that their packets come to IPVS.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Binding {
     /// Each is bound to the dummy device, as with kube-proxy. The kernel takes longer for each address the more there are.
@@ -104,10 +102,10 @@ impl Binding {
 /// assert_eq!((config.ipvs.rules.name(), config.ipvs.binding.name()), ("nftables", "routes"));
 /// # Ok::<(), &str>(())
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RulesBy {
     /// One table of nf_tables a family; rules of iptables with ipsets where the host, or objects on it, need them:
-    /// [`choose`](crate::modes::ipvs::guards::choose()) says which. Unchosen it counts as [`RulesBy::Iptables`]. Default.
+    /// [`choose`](crate::modes::ipvs::choose) says which. Unchosen it counts as [`RulesBy::Iptables`]. Default.
     #[default]
     Auto,
     /// One table of nf_tables a family; no program is started, no ipset is made.
@@ -167,7 +165,7 @@ pub struct IpvsConfig {
     pub exclude_cidrs: Vec<Network>,
     /// Method by which addresses become this host's. Default by binding them.
     pub binding: Binding,
-    /// With [`Binding::Routes`], the networks of cluster IPs: each is made local as a whole. They must be the Services' alone.
+    /// Networks of cluster IPs, each made local as a whole with [`Binding::Routes`]. They must be the Services' alone.
     /// Default none.
     pub service_cidrs: Vec<Network>,
     /// Back end of masquerading and source-range rules: iptables and ipset, or a table of nf_tables. Default [`RulesBy::Auto`].
@@ -191,7 +189,7 @@ pub struct IpvsConfig {
     ///   this proxy's own. No rule then keeps clients from other listeners on all addresses of this host. Use an address for such Frontends
     ///   alone: entries of other Frontends at the address would make virtual servers that an earlier process left there foreign.
     /// * `net/ipv4/ip_forward` and `net/ipv4/vs/conntrack` are set once a Frontend is masqueraded, the other values of IPVS once there is
-    ///   one. What [`HostSettings`](crate::modes::shared::sysctls::HostSettings) asks for is set in any case.
+    ///   one. What [`HostSettings`](crate::modes::HostSettings) asks for is set in any case.
     ///
     /// The rules are read all the same: an earlier process may have left some. With a table of nf_tables ([`RulesBy::Nftables`]) this has no
     /// effect on entries and the table.
@@ -240,7 +238,7 @@ impl IpvsConfig {
     }
 }
 
-/// Without what may not be asked for.
+/// Keeps the requests that annotations may make.
 fn only(asked: &Balancing, may: MayAskFor) -> Balancing {
     let mut allowed = asked.clone();
     let left = Balancing::default();

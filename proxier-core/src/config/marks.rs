@@ -10,20 +10,14 @@ use super::MarkBit;
 /// marks without the bits by which kube-proxy has packets masqueraded (`0x4000`) and the kubelet has them dropped (`0x8000`).
 ///
 /// ```
-/// use proxier_core::config::{MarkBit, MarkRange};
+/// use proxier_core::config::MarkRange;
 ///
 /// // Marks that another program of this node leaves alone: 0x16000000 to 0x160000ff.
 /// let range = MarkRange::new(0x1600_0000, 0xffff_ff00).ok_or("no such range")?;
-/// assert_eq!((range.value(), range.mask(), range.len()), (0x1600_0000, 0xffff_ff00, 256));
-/// assert_eq!(range.nth(7).get(), 0x1600_0007);
-/// assert!(range.contains(0x1600_00ff) && !range.contains(0x1600_0100));
-/// // None of them means "masquerade this" to kube-proxy; each would if that were bit 25.
-/// assert!(range.is_apart_from(MarkBit::default()));
-/// assert!(!range.is_apart_from(MarkBit::new(25).ok_or("no such bit")?));
 /// assert_eq!("0x16000000/0xffffff00".parse(), Ok(range));
 /// # Ok::<(), &str>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MarkRange {
     value: u32,
     mask: u32,
@@ -41,32 +35,27 @@ impl MarkRange {
     }
 
     /// The bits of [`MarkRange::mask`] that all of them have.
-    pub fn value(self) -> u32 {
+    pub(crate) fn value(self) -> u32 {
         self.value
     }
 
     /// The bits that are the same in all of them.
-    pub fn mask(self) -> u32 {
+    pub(crate) fn mask(self) -> u32 {
         self.mask
     }
 
     /// Whether a mark is one of them.
-    pub fn contains(self, mark: u32) -> bool {
+    pub(crate) fn contains(self, mark: u32) -> bool {
         mark & self.mask == self.value
     }
 
     /// Number of marks.
-    pub fn len(self) -> u32 {
+    pub(crate) fn len(self) -> u32 {
         1_u32.checked_shl(self.mask.count_zeros()).unwrap_or(u32::MAX)
     }
 
-    /// Always false: there are at least 256 marks.
-    pub fn is_empty(self) -> bool {
-        false
-    }
-
-    /// One of them: the bits of `index`, the lowest first, are put where the mask has none. Bits without room do not count.
-    pub fn nth(self, index: u32) -> NonZeroU32 {
+    /// The mark of this index: the bits of `index`, the lowest first, are put where the mask has none. Bits without room do not count.
+    pub(crate) fn nth(self, index: u32) -> NonZeroU32 {
         let (mut mark, mut left) = (self.value, index);
         for place in 0..u32::BITS {
             let bit = 1_u32.wrapping_shl(place);
@@ -80,7 +69,7 @@ impl MarkRange {
     }
 
     /// Whether no mark in the range means "masquerade this" or "drop this" to other programs.
-    pub fn is_apart_from(self, masquerade: MarkBit) -> bool {
+    pub(crate) fn is_apart_from(self, masquerade: MarkBit) -> bool {
         let meant = masquerade.mask() | Self::DROP;
         self.mask & meant == meant && self.value & meant == 0
     }

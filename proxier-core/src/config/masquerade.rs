@@ -13,12 +13,12 @@ use crate::snapshot::{Reporter, parse_network};
 /// use proxier_core::config::{Config, MarkBit};
 ///
 /// let mut config = Config::default();
-/// assert_eq!((config.masquerade_bit.get(), config.masquerade_bit.mask()), (14, 0x4000));
+/// assert_eq!(config.masquerade_bit.to_string(), "0x00004000");
 /// config.masquerade_bit = MarkBit::new(9).ok_or("not 0 to 31")?;
 /// assert_eq!(config.masquerade_bit.to_string(), "0x00000200");
 /// # Ok::<(), &str>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MarkBit(u8);
 
 impl MarkBit {
@@ -33,7 +33,7 @@ impl MarkBit {
     }
 
     /// The mark with only this bit set.
-    pub fn mask(self) -> u32 {
+    pub(crate) fn mask(self) -> u32 {
         1_u32.wrapping_shl(self.0.into())
     }
 }
@@ -57,13 +57,13 @@ impl fmt::Display for MarkBit {
 /// which the kernel chose such a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LocalTraffic {
-    /// By source: in the cluster's pod network of the family, the first one listed. Not detected without one.
+    /// Sources in the cluster's pod network of the family, the first one listed. Not detected without one.
     ClusterCidrs(Vec<Network>),
-    /// By source: in this node's pod network of the family. Not detected while the Node has none.
+    /// Sources in this node's pod network of the family. Not detected while the Node has none.
     NodeCidr,
-    /// By interface: local pod traffic comes in by this bridge.
+    /// Packets that come in by this bridge.
     BridgeInterface(InterfaceName),
-    /// By interface: local pod traffic comes in by devices whose names begin so.
+    /// Packets that come in by devices whose names begin so.
     InterfaceNamePrefix(InterfaceName),
 }
 

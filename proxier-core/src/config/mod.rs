@@ -21,7 +21,7 @@ pub use names::{InterfaceName, InvalidName, KernelNames, NamePrefix, TableName};
 pub use reserved::{Neighbour, Reserved, ReservedPort, User};
 
 /// Families to program.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Families {
     /// IPv4 only.
     V4,
@@ -88,7 +88,7 @@ impl NodePortAddresses {
 }
 
 /// Hints of endpoints that are used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Topology {
     /// All hints, for nodes before zones: kube-proxy from 1.35. The control plane writes hints for both
     /// `trafficDistribution` and topology annotations. Default.
@@ -99,13 +99,13 @@ pub enum Topology {
 }
 
 /// Endpoints of external traffic to a Service with `externalTrafficPolicy: Local` on a node without local endpoints.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LocalFallback {
     /// The cluster's endpoints, as with kube-proxy, so that pods on this node can use the address. A client outside then
     /// gets answers from an address that it did not connect to. Default.
     #[default]
     Cluster,
-    /// Nothing: the connection is refused.
+    /// No endpoint: the connection is refused.
     Refuse,
 }
 
@@ -272,7 +272,7 @@ fn check_service_cidrs(texts: &[String], report: &mut Reporter<'_>) -> Vec<Netwo
     networks
 }
 
-/// Without marks of its own the proxy splits and shares nothing.
+/// Switches splitting and sharing off for a proxy without marks of its own.
 fn check_marks(object: &ConfigObject, config: &mut Config, report: &mut Reporter<'_>) {
     config.ipvs.mark_split = object.ipvs.mark_split.unwrap_or_default();
     config.ipvs.mark_node_ports = object.ipvs.mark_node_ports.unwrap_or_default();

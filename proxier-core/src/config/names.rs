@@ -6,7 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// A name that cannot be used, and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct InvalidName {
     name: String,
     what: &'static str,
@@ -39,14 +39,14 @@ impl std::error::Error for InvalidName {}
 /// assert_eq!(InterfaceName::new("a-device-of-16-b"), None);
 /// # Ok::<(), &str>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct InterfaceName(Box<str>);
 
 impl InterfaceName {
     /// The longest name, in bytes (`IFNAMSIZ` less the NUL).
     pub const MAX_LEN: usize = 15;
 
-    /// This name; `None` if no device can have it, or iptables would read it as a pattern.
+    /// Checks a name; `None` if no device can have it, or iptables would read it as a pattern.
     pub fn new(name: &str) -> Option<Self> {
         let bad = |c: char| matches!(c, '/' | ':') || c.is_whitespace() || c.is_control();
         let good =
@@ -80,7 +80,7 @@ impl fmt::Display for InterfaceName {
 /// let error = NamePrefix::new("agent-").map_err(|error| error.to_string());
 /// assert!(error.is_err_and(|error| error.contains("upper-case letters")));
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NamePrefix {
     /// Padded with NUL.
     bytes: [u8; NamePrefix::MAX_LEN],
@@ -92,7 +92,7 @@ impl NamePrefix {
     /// kube-proxy's.
     pub const KUBE: NamePrefix = NamePrefix { bytes: *b"KUBE-\0" };
 
-    /// This prefix.
+    /// Checks a prefix.
     ///
     /// # Errors
     /// When it is none, with the reason.
@@ -156,11 +156,11 @@ impl fmt::Debug for NamePrefix {
 /// The name of the tables of nftables mode, one of family `ip` and one of family `ip6`. Default `proxier`.
 ///
 /// 1 to 255 bytes without control characters, and none of the names that iptables has for tables in nf_tables.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableName(Box<str>);
 
 impl TableName {
-    /// This name.
+    /// Checks a name.
     ///
     /// # Errors
     /// When the tables cannot have it, with the reason.
@@ -213,10 +213,6 @@ impl fmt::Display for TableName {
 /// config.names.device = InterfaceName::new("agent0").ok_or("not a device's name")?;
 /// config.names.prefix = NamePrefix::new("AGENT-")?;
 /// config.names.table = TableName::new("agent")?;
-/// assert_eq!(config.names.ipvs_table().as_str(), "agent-ipvs");
-/// // No node ports are served on addresses of these devices.
-/// assert!(config.names.is_of_a_proxy("agent0") && config.names.is_of_a_proxy("kube-ipvs0"));
-/// assert!(!config.names.is_of_a_proxy("eth0"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -230,7 +226,7 @@ pub struct KernelNames {
     pub other_devices: BTreeSet<InterfaceName>,
     /// Prefix of the names of sets and chains, in IPVS mode. Default `KUBE-`.
     pub prefix: NamePrefix,
-    /// Name of the tables of nftables mode; those of IPVS mode have `-ipvs` behind it ([`KernelNames::ipvs_table`]). Default `proxier`. A foreign
+    /// Name of the tables of nftables mode; those of IPVS mode have `-ipvs` behind it. Default `proxier`. A foreign
     /// table of this name is not touched; its family is then not served.
     pub table: TableName,
 }
@@ -241,7 +237,7 @@ impl KernelNames {
 
     /// The tables of IPVS mode where nf_tables guards its virtual servers ([`RulesBy::Nftables`](super::RulesBy)): the name of
     /// those of nftables mode with `-ipvs` behind, `proxier-ipvs` by default.
-    pub fn ipvs_table(&self) -> TableName {
+    pub(crate) fn ipvs_table(&self) -> TableName {
         const BEHIND: &str = "-ipvs";
         let longest = 255_usize.saturating_sub(BEHIND.len());
         let mut name = self.table.as_str().to_owned();
@@ -252,7 +248,7 @@ impl KernelNames {
     }
 
     /// Whether a device holds addresses of Services: this proxy's, or another one's.
-    pub fn is_of_a_proxy(&self, device: &str) -> bool {
+    pub(crate) fn is_of_a_proxy(&self, device: &str) -> bool {
         device == self.device.as_str()
             || device == Self::DEVICE
             || self.other_devices.iter().any(|other| other.as_str() == device)

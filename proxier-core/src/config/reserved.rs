@@ -9,7 +9,7 @@ use crate::net::Protocol;
 use crate::snapshot::is_usable_by_service;
 
 /// Program or host that answers at a reserved address and port.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub enum User {
@@ -29,7 +29,7 @@ pub enum User {
     Metrics,
     /// Another Node of the cluster, by name.
     Node(Box<str>),
-    /// Something else, by name.
+    /// Another user, by name.
     Other(Box<str>),
 }
 
@@ -49,7 +49,7 @@ impl fmt::Display for User {
 }
 
 /// An address and port that no virtual server may take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ReservedPort {
     /// The address; `None` for every address of this node: those of its interfaces but the dummy device, and those of
     /// its Node object.
@@ -73,7 +73,7 @@ impl ReservedPort {
 }
 
 /// A host that this node has to reach.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Neighbour {
     /// The address.
     pub address: IpAddr,
@@ -115,7 +115,7 @@ impl Neighbour {
 /// * A load-balancer address that is the API server's, while all endpoints are endpoints of `default/kubernetes`: it leads
 ///   there. Without endpoints it is rejected, and the network decides.
 ///
-/// **Other Nodes** ([`Reserved::set_nodes`]), such as all of a load balancer that runs on the nodes and writes the addresses of all of them: each
+/// **Other Nodes**, such as all of a load balancer that runs on the nodes and writes the addresses of all of them: each
 /// Node serves its own. External and load-balancer addresses are rejected on every port.
 ///
 /// [`Reserved::allow`] and [`Reserved::allow_address`] make exceptions.
@@ -177,33 +177,17 @@ impl Reserved {
     }
 
     /// Sets the addresses of other Nodes, with the Nodes' names, in place of the earlier ones, which it returns.
-    ///
-    /// ```
-    /// use std::collections::BTreeMap;
-    /// use std::sync::Arc;
-    /// use proxier_core::config::Config;
-    /// use proxier_core::config::{Reserved};
-    /// use proxier_core::service::{NodeFacts, Roles};
-    /// use proxier_core::snapshot::{HostAddresses, Node};
-    ///
-    /// let mut reserved = Reserved::none();
-    /// reserved.set_nodes(Arc::new(BTreeMap::from([("192.0.2.11".parse()?, "node-b".into())])));
-    /// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-    /// let web = "TCP 192.0.2.11:80".parse()?;
-    /// let refusal = reserved.refuses_address(&web, Roles::LOAD_BALANCER, &[], &facts).ok_or("served")?;
-    /// assert_eq!(refusal.reason(), "Node node-b has that address; packets go there, and it is not served here");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn set_nodes(&mut self, nodes: Arc<BTreeMap<IpAddr, Arc<str>>>) -> Arc<BTreeMap<IpAddr, Arc<str>>> {
+    pub(crate) fn set_nodes(&mut self, nodes: Arc<BTreeMap<IpAddr, Arc<str>>>) -> Arc<BTreeMap<IpAddr, Arc<str>>> {
         std::mem::replace(&mut self.nodes, nodes)
     }
 
     /// The addresses of other Nodes, with the Nodes' names.
-    pub fn nodes(&self) -> &BTreeMap<IpAddr, Arc<str>> {
+    pub(crate) fn nodes(&self) -> &BTreeMap<IpAddr, Arc<str>> {
         &self.nodes
     }
 
     /// Lets Services take this address, with any present or later user.
+    #[doc(hidden)]
     pub fn allow_address(&mut self, address: IpAddr) {
         self.allowed.insert(address.to_canonical());
     }

@@ -9,7 +9,7 @@ use crate::net::Family;
 use crate::ports::UdpServices;
 
 /// A tracked connection, seen from the client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Flow {
     /// Protocol of the flow.
     pub protocol: Protocol,

@@ -8,7 +8,7 @@ use crate::net::Family;
 use crate::ports::{PortError, PortErrorKind};
 
 /// A method of a port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Call {
     /// [`Ipvs::snapshot`](crate::ports::Ipvs::snapshot).
@@ -194,7 +194,7 @@ enum Nth {
 /// assert_eq!(kernel.writes().sysctls, 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[must_use = "it does nothing until it is given to FakeKernel::fail"]
 pub struct Fault {
     call: Call,
@@ -244,7 +244,7 @@ impl Fault {
 
 /// Writes asked for, by port, including those that change nothing or are refused. A call without items counts as one,
 /// except `restore`, which counts its tables, and `replace`, which counts at least one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Writes {
     /// Operations on virtual and real servers, and changes of timeouts.
@@ -275,7 +275,7 @@ impl Writes {
         counts.fold(0, u64::saturating_add)
     }
 
-    fn of(&mut self, call: Call) -> &mut u64 {
+    fn counter_mut(&mut self, call: Call) -> &mut u64 {
         match call {
             Call::IpvsSnapshot | Call::IpvsRealServers | Call::IpvsRun | Call::IpvsTimeouts | Call::IpvsSetTimeouts => {
                 &mut self.ipvs
@@ -312,7 +312,7 @@ impl Writes {
 }
 
 /// Fate of one call.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub(super) enum Verdict {
     /// The kernel decides.
     Plain,
@@ -404,7 +404,7 @@ impl Control {
             return Verdict::Fail(dead(), false);
         }
         if call.is_write() {
-            let count = self.writes.of(call);
+            let count = self.writes.counter_mut(call);
             *count = count.saturating_add(u64::try_from(items).unwrap_or(u64::MAX));
         }
         let spends = spends && call.is_write() && self.left.is_some();

@@ -55,13 +55,13 @@ use host::Host;
 use links::Interfaces;
 use ports::{FakePorts, FakeRelays};
 use shared::Shared;
-use transport::{Watched, Written};
+use transport::{RecordingSocket, WriteCounts};
 
 pub use conntrack::Flow;
 pub use control::{Call, Fault, Objection, Writes};
 
-/// Everything a fake kernel holds, for comparison. Two kernels that hold the same are equal, however they came to it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// State of a fake kernel, for comparison. Two kernels that hold the same are equal, however they came to it.
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct KernelState {
     /// Virtual and real servers in the format of `ipvsadm --save --numeric`, sorted by key; empty without IPVS.
@@ -87,9 +87,9 @@ pub struct KernelState {
 struct Parts {
     ipvs: FakeIpvs,
     /// Last possible change of the virtual servers.
-    changed: Shared<Changed>,
+    changed: Shared<LastChange>,
     sets: FakeIpset,
-    written: Shared<Written>,
+    written: Shared<WriteCounts>,
     host: Host,
     links: Shared<Interfaces>,
     sysctls: Shared<BTreeMap<String, String>>,
@@ -120,9 +120,9 @@ impl FakeTables {
     }
 }
 
-/// When virtual servers last changed, so that an earlier reading can be reused.
+/// Time of the last change of virtual servers, so that an earlier reading can be reused.
 #[derive(Debug, Default)]
-struct Changed {
+struct LastChange {
     /// Changes with every write of a port, and whenever a test accesses the table.
     generation: u64,
     /// Messages that the kernel must have handled before a reading is reused: a test may have arranged something for one of
@@ -212,7 +212,7 @@ impl Default for FakeKernel {
 
 impl Clone for FakeKernel {
     fn clone(&self) -> Self {
-        Self::of(self.parts.clone())
+        Self::from_parts(self.parts.clone())
     }
 }
 
@@ -228,7 +228,7 @@ impl FakeKernel {
         Self::with_iptables(FakeHost::new)
     }
 
-    /// One with other iptables programs. `make` may be called more than once and must return the same each time.
+    /// Makes a kernel with other iptables programs. `make` may be called more than once and must return the same each time.
     ///
     /// ```
     /// use iptables::Backend;
@@ -247,7 +247,7 @@ impl FakeKernel {
         let sets = FakeIpset::new();
         let control = Shared::<Control>::default();
         let sysctls = SYSCTLS.into_iter().map(|(path, value)| (path.to_owned(), value.to_owned())).collect();
-        Self::of(Parts {
+        Self::from_parts(Parts {
             ipvs: FakeIpvs::new(),
             changed: Shared::default(),
             host: Host::new(Arc::new(make), sets.clone(), control.clone()),
@@ -263,7 +263,7 @@ impl FakeKernel {
         })
     }
 
-    fn of(parts: Parts) -> Self {
+    fn from_parts(parts: Parts) -> Self {
         FakeKernel { ports: FakePorts::new(&parts), parts }
     }
 
@@ -272,7 +272,7 @@ impl FakeKernel {
         self.ports.lend()
     }
 
-    /// Everything it holds. Arranged failures do not affect this.
+    /// The whole state. Arranged failures do not affect it.
     pub fn state(&self) -> KernelState {
         let (devices, routes) = {
             let links = self.parts.links.lock();
@@ -362,7 +362,7 @@ impl FakeKernel {
     /// # Errors
     /// None: the fake always answers.
     pub fn ipset(&self) -> Result<ipset::Client, ipset::Error> {
-        ipset::Client::with_transport(Watched::new(self.parts.sets.transport(), self.parts.written.clone()))
+        ipset::Client::with_transport(RecordingSocket::new(self.parts.sets.transport(), self.parts.written.clone()))
     }
 
     /// A client of nf_tables, to change tables behind the ports' back.

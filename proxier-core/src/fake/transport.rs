@@ -12,12 +12,12 @@ use super::shared::Shared;
 
 /// Number of writes to each set, so that readings of unchanged sets can be reused.
 #[derive(Debug, Default)]
-pub(super) struct Written {
+pub(super) struct WriteCounts {
     all: u64,
     by_name: BTreeMap<String, u64>,
 }
 
-impl Written {
+impl WriteCounts {
     /// Changes whenever the set of this name may have changed.
     pub(super) fn generation(&self, name: &str) -> (u64, u64) {
         (self.all, self.by_name.get(name).copied().unwrap_or_default())
@@ -56,26 +56,31 @@ fn is_write(kind: u16) -> bool {
 }
 
 /// Records writes, and lets messages through until the process dies.
-pub(super) struct Watched<T> {
+pub(super) struct RecordingSocket<T> {
     inner: T,
-    written: Shared<Written>,
+    written: Shared<WriteCounts>,
     /// The process that may die, and whether messages count; if not, their effect was counted before.
     mortal: Option<(Shared<Control>, Shared<bool>)>,
 }
 
-impl<T> Watched<T> {
+impl<T> RecordingSocket<T> {
     /// A socket of a test.
-    pub(super) fn new(inner: T, written: Shared<Written>) -> Self {
-        Watched { inner, written, mortal: None }
+    pub(super) fn new(inner: T, written: Shared<WriteCounts>) -> Self {
+        RecordingSocket { inner, written, mortal: None }
     }
 
     /// A socket of the process under test.
-    pub(super) fn mortal(inner: T, written: Shared<Written>, control: Shared<Control>, counting: Shared<bool>) -> Self {
-        Watched { inner, written, mortal: Some((control, counting)) }
+    pub(super) fn mortal(
+        inner: T,
+        written: Shared<WriteCounts>,
+        control: Shared<Control>,
+        counting: Shared<bool>,
+    ) -> Self {
+        RecordingSocket { inner, written, mortal: Some((control, counting)) }
     }
 }
 
-impl<T: Transport> Transport for Watched<T> {
+impl<T: Transport> Transport for RecordingSocket<T> {
     fn send(&mut self, datagram: &[u8]) -> io::Result<()> {
         let counting = self.mortal.as_ref().filter(|(_, counting)| *counting.lock());
         let mut end = 0_usize;

@@ -2,13 +2,13 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use netlink_batch::header::NfGenHeader;
 use netlink_batch::{Attrs, Be64, Connection, Encoder, Errno, Error, NulStr, Protocol, attrs};
 
 use super::error::netlink;
 use super::lazy::Lazy;
+use super::release::until_released;
 use crate::ports::{PortError, PortErrorKind};
 
 /// `NFNL_SUBSYS_ACCT` in the upper byte, `NFNL_MSG_ACCT_*` in the lower.
@@ -106,22 +106,18 @@ impl PacketCounters {
     ///
     /// # Errors
     /// As [`PacketCounters::read`].
-    #[expect(clippy::disallowed_methods, reason = "the kernel says nothing when it has freed a rule")]
     pub fn delete(&mut self, name: &str) -> Result<bool, PortError> {
-        for _ in 0..20 {
-            let deleted = self.attempt("deleting counters of packets", |connection| {
+        let is_in_use = |outcome: &Result<Option<bool>, PortError>| matches!(outcome, Ok(None));
+        let deleted = until_released(20, is_in_use, || {
+            self.attempt("deleting counters of packets", |connection| {
                 let name = |out: &mut Encoder| out.attr(CounterAttr::NAME, &NulStr::from(name));
                 match connection.request(DELETE, 0, &header(), name) {
                     Err(error) if is_one_of(&error, &[Errno::EBUSY]) => Ok(None),
                     outcome => unless(&[Errno::ENOENT], outcome).map(Some),
                 }
-            })?;
-            if let Some(deleted) = deleted {
-                return Ok(deleted);
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        Ok(false)
+            })
+        })?;
+        Ok(deleted.unwrap_or_default())
     }
 
     fn attempt<T>(

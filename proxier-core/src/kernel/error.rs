@@ -77,7 +77,7 @@ pub(crate) fn unknown(doing: impl Display) -> PortError {
     PortError::new(PortErrorKind::Unknown, format!("{doing}: its answer was lost; read the state again"))
 }
 
-/// Not sent, because the work stopped before it.
+/// Error of a request that was not sent, because the work stopped before it.
 pub(crate) fn skipped(doing: impl Display, why: Option<&PortError>) -> PortError {
     let why = why.map(|why| format!(": {why}")).unwrap_or_default();
     PortError::new(PortErrorKind::Skipped, format!("{doing}: not tried{why}"))

@@ -82,6 +82,7 @@ mod ipvs;
 mod lazy;
 mod relay;
 mod relays;
+mod release;
 mod rtnetlink;
 mod rules;
 mod sets;
@@ -95,20 +96,26 @@ use iptables::{Backend, BackendChoice, Limits, System};
 
 use crate::ports::{PortError, Ports};
 
-pub use conntrack::ConntrackPort;
 pub use counters::PacketCounters;
 pub(crate) use error::errno_kind;
-pub use ipvs::IpvsPort;
 pub use relay::Relay;
 pub use relays::RelaysPort;
-pub use rtnetlink::{Change, Changes, LinksPort, LocalRoutes, Monitor, RoutesPort};
-pub use rules::RulesPort;
-pub use sets::SetsPort;
-pub use sysctl::SysctlsPort;
+pub use rtnetlink::{Change, Changes, Monitor};
 #[cfg(feature = "testing")]
 pub(crate) use sysctl::check as check_sysctl;
 pub use table_monitor::{TableChanges, TableMonitor};
-pub use tables::TablesPort;
+
+/// Each port by itself: for this crate and its tests.
+#[doc(hidden)]
+pub use {
+    conntrack::ConntrackPort,
+    ipvs::IpvsPort,
+    rtnetlink::{LinksPort, LocalRoutes, RoutesPort},
+    rules::RulesPort,
+    sets::SetsPort,
+    sysctl::SysctlsPort,
+    tables::TablesPort,
+};
 
 /// Settings of the access to the kernel.
 #[derive(Clone, Debug)]

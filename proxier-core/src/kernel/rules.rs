@@ -93,7 +93,7 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
         self.v4.as_ref().or(self.v6.as_ref()).map(Iptables::backend)
     }
 
-    /// The back end, if it is settled which one.
+    /// The back end, once it is settled.
     fn settled(&self) -> Option<Backend> {
         let forced = match self.choice {
             BackendChoice::Force(backend) => Some(backend),
@@ -138,7 +138,7 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
     }
 
     /// The programs of a family, looked for if need be.
-    fn take(&mut self, family: Family) -> Result<Iptables<R>, PortError> {
+    fn take_programs(&mut self, family: Family) -> Result<Iptables<R>, PortError> {
         self.known(family).take().map_or_else(|| self.open(family).map_err(|error| port_error(&error)), Ok)
     }
 
@@ -169,7 +169,7 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
     }
 
     fn call<T>(&mut self, family: Family, ask: impl FnOnce(&Iptables<R>) -> Result<T, Error>) -> Result<T, PortError> {
-        let iptables = self.take(family)?;
+        let iptables = self.take_programs(family)?;
         let answer = ask(&iptables);
         self.keep(family, iptables, answer)
     }
@@ -314,7 +314,7 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
 
     fn check(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
         // What is refused says nothing about the programs.
-        let iptables = self.take(family)?;
+        let iptables = self.take_programs(family)?;
         let answer = iptables.check(transaction).map_err(|error| port_error(&error));
         *self.known(family) = Some(iptables);
         answer
@@ -332,7 +332,7 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
         if let [(family, transaction)] = changes {
             return vec![self.restore(*family, transaction)];
         }
-        let opened: Vec<_> = changes.iter().map(|(family, _)| self.take(*family)).collect();
+        let opened: Vec<_> = changes.iter().map(|(family, _)| self.take_programs(*family)).collect();
         self.forget_listed();
         let jobs: Vec<_> = opened.into_iter().zip(changes).collect();
         let lock = std::sync::Mutex::new(());

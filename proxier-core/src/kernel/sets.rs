@@ -10,13 +10,19 @@ use ipset::{
 
 use super::error::{all, errno_kind, io_kind, skipped, unknown};
 use super::lazy::Lazy;
+use super::release::until_released;
 use crate::ports::{ItemFailure, ItemFailures, NamedSet, PortError, PortErrorKind, Sets};
 
 /// The port over a client.
 #[derive(Debug)]
 pub struct SetsPort {
     client: Lazy<Client, Error>,
+    /// Pauses for the next set that is in use.
+    pauses: u32,
 }
+
+/// Pauses for a set that rules of `iptables-nft` named: two seconds, where milliseconds do on a host that is not busy.
+const PAUSES: u32 = 200;
 
 /// Minimum capacity of a set, in entries; as kube-proxy.
 const LEAST_ROOM: u32 = 65_536;
@@ -107,7 +113,7 @@ fn unfit(wanted: &SetSpec, found: &SetSpec) -> Option<&'static str> {
 impl SetsPort {
     /// A port that opens its client this way, at first use and after each failure of the socket.
     pub fn new(open: impl FnMut() -> Result<Client, Error> + Send + 'static) -> Self {
-        SetsPort { client: Lazy::new(open) }
+        SetsPort { client: Lazy::new(open), pauses: PAUSES }
     }
 
     fn call<T>(&mut self, ask: impl FnOnce(&mut Client) -> Result<T, Error>) -> Result<T, PortError> {
@@ -118,6 +124,20 @@ impl SetsPort {
             }
             port_error(&error)
         })
+    }
+
+    /// Destroys a set, absent or not. Waits two seconds for one that is in use, but not again before another was destroyed.
+    fn destroy_named(&mut self, name: &SetName) -> Result<(), PortError> {
+        let is_in_use =
+            |outcome: &Result<(), PortError>| outcome.as_ref().is_err_and(|error| error.kind() == PortErrorKind::Busy);
+        let outcome = until_released(self.pauses, is_in_use, || self.call(|client| client.destroy_set(name)));
+        match outcome.as_ref().map_err(PortError::kind) {
+            Ok(()) => self.pauses = PAUSES,
+            Err(PortErrorKind::Busy) => self.pauses = 0,
+            Err(PortErrorKind::NotFound) => return Ok(()),
+            Err(_) => {}
+        }
+        outcome
     }
 
     /// Whether the set exists, with our type and family.
@@ -297,17 +317,11 @@ impl Sets for SetsPort {
     fn destroy(&mut self, set: NamedSet) -> Result<(), PortError> {
         let wanted = spec(set, 0)?;
         if self.exists(set, &wanted)? {
-            match self.call(|client| client.destroy_set(&wanted.name)) {
-                Err(error) if error.kind() == PortErrorKind::NotFound => {}
-                outcome => outcome?,
-            }
+            self.destroy_named(&wanted.name)?;
         }
         // A process that was killed while it replaced a large set left the new one beside it.
         for name in self.call(Client::list_names)?.iter().filter(|name| is_shadow(name, &wanted.name)) {
-            match self.call(|client| client.destroy_set(name)) {
-                Err(error) if error.kind() != PortErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            self.destroy_named(name)?;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Removes what modes have made: all of them, or those that do not serve any more.
+//! Removes the objects that modes have made: of all modes, or of those that do not serve any more.
 
 use super::{Kind, iptables, ipvs, nftables, userspace};
 use crate::config::{Config, KernelNames, RulesBy};

@@ -1,18 +1,23 @@
 //! Modes: each turns the meaning of Services into the state of one part of the kernel.
 //!
 //! A mode lowers the Frontends to its kernel's words, reads what the kernel holds, compares the two, and carries out
-//! the difference. Modes do not know each other; what several need is in [`shared`].
+//! the difference. Modes do not know each other; what several need is in `shared`.
 
 pub mod cleanup;
+pub mod inspect;
 pub mod iptables;
 pub mod ipvs;
-pub mod look;
 pub mod nftables;
 pub(crate) mod others;
 pub mod select;
-pub mod shared;
+pub(crate) mod shared;
 pub mod trace;
 pub mod userspace;
+
+pub use shared::cleaned::Cleaned;
+pub use shared::host::other_addresses;
+pub use shared::names::Names;
+pub use shared::sysctls::HostSettings;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,19 +26,20 @@ use std::sync::Arc;
 
 use crate::config::{Config, Families};
 use crate::modes::shared::localhost::Guard;
-use crate::modes::shared::names::Names;
-use crate::modes::shared::sysctls::{self, HostSettings};
+use crate::modes::shared::sysctls;
 use crate::net::{Family, FrontendKey};
 use crate::plan::report::{Applied, Refused, Report, Unread};
 use crate::plan::step::Step;
-use crate::ports::{Conntrack, LocalNetworks, PortError, PortErrorKind, Ports, SysctlChange, Tables, UdpServices};
+use crate::ports::{
+    Conntrack, LocalNetworks, PortError, PortErrorKind, Ports, SysctlChange, Sysctls, Tables, UdpServices,
+};
 use crate::safeguard::{Kernel, Loss};
 use crate::service::{Changes, Compiled, Desired, Frontend, NodeFacts};
 use crate::snapshot::{HostAddresses, Store};
 use crate::time::Moment;
 
 /// Part of the kernel that serves Services.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Kind {
     /// Virtual servers of IPVS. Default.
@@ -43,7 +49,7 @@ pub enum Kind {
     Nftables,
     /// Chains and rules of iptables.
     Iptables,
-    /// No part of the kernel: this process listens itself.
+    /// Sockets of this process; no part of the kernel.
     Userspace,
 }
 
@@ -81,6 +87,11 @@ impl Kind {
     pub fn makes_addresses_local(self) -> bool {
         matches!(self, Kind::Ipvs | Kind::Userspace)
     }
+
+    /// Whether routes make the addresses of Services this host's own; they name the source of its own packets to there.
+    pub fn makes_addresses_local_by_routes(self, config: &Config) -> bool {
+        self == Kind::Ipvs && config.binds_by_routes()
+    }
 }
 
 /// Prints the name, as [`Kind::name`].
@@ -90,24 +101,39 @@ impl fmt::Display for Kind {
     }
 }
 
-/// The values below `/proc/sys` that a mode needs on a kernel of this release, before any Service is there. What iptables and nftables
-/// mode set once their rules guard it (`route_localnet`) is not among them.
-///
-/// ```
-/// use proxier_core::modes::shared::sysctls::HostSettings;
-/// use proxier_core::modes::{Kind, wanted_sysctls};
-///
-/// let of = |mode| wanted_sysctls(mode, &HostSettings::default(), "6.1.0").into_iter().map(|one| one.path).collect::<Vec<_>>();
-/// assert!(of(Kind::Ipvs).contains(&"net/ipv4/vs/conntrack"));
-/// assert_eq!((of(Kind::Nftables), of(Kind::Iptables)), (vec!["net/ipv4/ip_forward"], vec!["net/ipv4/ip_forward"]));
-/// assert!(of(Kind::Userspace).is_empty()); // nothing is forwarded
-/// ```
-pub fn wanted_sysctls(mode: Kind, settings: &HostSettings, release: &str) -> Vec<sysctls::Wanted> {
+/// The values below `/proc/sys` that a mode needs on a kernel of this release, before any Service is there.
+fn wanted_sysctls(mode: Kind, settings: &HostSettings, release: &str) -> Vec<sysctls::WantedValue> {
     match mode {
         Kind::Ipvs => sysctls::wanted(settings, release),
         Kind::Nftables | Kind::Iptables => sysctls::of_every_mode(settings),
         Kind::Userspace => userspace::wanted_sysctls(settings),
     }
+}
+
+/// The values below `/proc/sys` that a mode needs before any Service is there, and that differ: those to write, and optional ones that may not
+/// be written from here. What iptables and nftables mode set once their rules guard it (`route_localnet`) is not among them.
+///
+/// ```
+/// use proxier_core::fake::FakeKernel;
+/// use proxier_core::modes::{HostSettings, Kind, sysctl_changes};
+///
+/// let mut kernel = FakeKernel::new();
+/// kernel.set_sysctl("net/ipv4/ip_forward", Some("0"));
+/// let mut of = |mode| {
+///     let (changes, _unmet) = sysctl_changes(mode, &HostSettings::default(), kernel.ports().sysctls);
+///     changes.into_iter().map(|change| change.path).collect::<Vec<_>>()
+/// };
+/// assert!(of(Kind::Ipvs).contains(&"net/ipv4/vs/conntrack".to_owned()));
+/// assert_eq!((of(Kind::Nftables), of(Kind::Iptables)), (vec!["net/ipv4/ip_forward".to_owned()], vec!["net/ipv4/ip_forward".to_owned()]));
+/// assert!(of(Kind::Userspace).is_empty()); // nothing is forwarded
+/// ```
+pub fn sysctl_changes(
+    mode: Kind,
+    settings: &HostSettings,
+    sysctls: &mut dyn Sysctls,
+) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
+    let release = sysctls.get(sysctls::OSRELEASE).unwrap_or_default();
+    sysctls::changes(sysctls, wanted_sysctls(mode, settings, &release))
 }
 
 /// The arguments that all parts of a pass share.
@@ -117,14 +143,14 @@ pub(crate) struct Pass<'a> {
     pub(crate) store: &'a Store,
     /// Frontends of all Services.
     pub(crate) desired: &'a Desired,
-    /// Differences from what was written last.
+    /// Differences from the last written state.
     pub(crate) changes: &'a Changes,
     pub(crate) facts: &'a NodeFacts,
     pub(crate) host: &'a HostAddresses,
     pub(crate) settings: &'a HostSettings,
     /// Packets outside a connection's window are valid to connection tracking, as the last full pass found.
     pub(crate) tcp_is_liberal: bool,
-    /// Compare everything, not only what changed.
+    /// Compare everything, not only changes.
     pub(crate) full: bool,
     /// A full pass has succeeded.
     pub(crate) settled: bool,
@@ -154,51 +180,35 @@ impl Pass<'_> {
 }
 
 /// Plan of a pass: values below `/proc/sys` first, then the work of the mode, then what that guards, then UDP flows.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Plan {
     pub(crate) sysctls: Vec<SysctlChange>,
-    pub(crate) work: Work,
+    pub(crate) work: Option<Box<dyn Work>>,
     /// Values to write once the rules of IPv4 are there, which guard them.
     pub(crate) guarded: Vec<SysctlChange>,
     pub(crate) forget: UdpServices,
 }
 
 /// Work of a mode in a plan.
-#[derive(Clone, Debug)]
-pub(crate) enum Work {
-    Ipvs(Box<ipvs::plan::Plan>),
-    Nftables(Box<nftables::Plan>),
-    Iptables(Box<iptables::Plan>),
-    Userspace(Box<userspace::Plan>),
-}
+pub(crate) trait Work: fmt::Debug + Send + Sync {
+    /// Whether there is none.
+    fn is_empty(&self) -> bool;
 
-impl Default for Work {
-    fn default() -> Self {
-        Work::Ipvs(Box::default())
-    }
+    /// The operations, in the order in which they are carried out.
+    fn steps<'a>(&'a self, names: &'a Names<'a>) -> Box<dyn Iterator<Item = Step> + 'a>;
 }
 
 impl Plan {
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        let works = match &self.work {
-            Work::Ipvs(plan) => !plan.is_empty(),
-            Work::Nftables(plan) => !plan.is_empty(),
-            Work::Iptables(plan) => !plan.is_empty(),
-            Work::Userspace(plan) => !plan.is_empty(),
-        };
+        let works = self.work.as_ref().is_some_and(|work| !work.is_empty());
         !works && self.sysctls.is_empty() && self.guarded.is_empty() && self.forget.is_empty()
     }
 
     /// The operations, in the order in which they are carried out.
     pub fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
-        let work: Box<dyn Iterator<Item = Step> + 'a> = match &self.work {
-            Work::Ipvs(plan) => Box::new(plan.steps(names)),
-            Work::Nftables(plan) => Box::new(plan.steps(names)),
-            Work::Iptables(plan) => Box::new(plan.steps(names)),
-            Work::Userspace(plan) => Box::new(plan.steps(names)),
-        };
+        let work = self.work.iter().flat_map(|work| work.steps(names));
         let flows = (!self.forget.is_empty()).then(|| Step::flows(&self.forget));
         self.sysctls.iter().map(Step::sysctl).chain(work).chain(self.guarded.iter().map(Step::sysctl)).chain(flows)
     }
@@ -218,7 +228,7 @@ impl Plan {
     }
 }
 
-/// Takes what a plan would take away from the kernel, and returns the Frontends that are held back: the plan leaves these as they are.
+/// Takes the losses that a plan would cause, and returns the Frontends that are held back: the plan leaves these as they are.
 pub(crate) type Hold<'a> = dyn FnMut(Vec<(FrontendKey, Loss)>, &dyn Kernel) -> BTreeSet<FrontendKey> + 'a;
 
 /// Needs of a plan besides its own work.
@@ -254,7 +264,7 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Follows a Service that is new, gone or compiled to something else ([`Follower::service`](crate::service::Follower::service)).
+    /// Follows a Service that is new, gone or compiled to something else ([`FrontendObserver::service`](crate::service::FrontendObserver::service)).
     fn index_service(&mut self, _before: Option<&Compiled>, _after: Option<&Compiled>) {}
 
     /// Follows a Frontend that is new, gone or different. `written`: as it was written last.
@@ -291,11 +301,11 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     fn kernel(&self) -> Option<&dyn Kernel>;
 
     /// The values below `/proc/sys` that a pass compares: by default all in a full pass, else none.
-    fn sysctls(&self, pass: &Pass<'_>, release: &str) -> Vec<sysctls::Wanted> {
+    fn sysctls(&self, pass: &Pass<'_>, release: &str) -> Vec<sysctls::WantedValue> {
         if pass.full { wanted_sysctls(self.kind(), pass.settings, release) } else { Vec::new() }
     }
 
-    /// Compares, reads what else has to be read, and makes the plan. `None` when the kernel is unknown.
+    /// Compares, reads the rest that the differences ask for, and makes the plan. `None` when the kernel is unknown.
     fn prepare(
         &mut self,
         pass: Pass<'_>,
@@ -304,7 +314,7 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
         ports: &mut Ports<'_>,
     ) -> Option<Needs>;
 
-    /// Carries out the plan that was made last, and takes from the changes what was written.
+    /// Applies the prepared plan, and removes from the changes what was written.
     fn carry_out(
         &mut self,
         objects: (&Store, &Desired),
@@ -318,7 +328,7 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     fn begin_preview(&mut self) {}
 
     /// Takes the plan that was made last, which is not carried out; empty if there is none. The next pass reads the kernel.
-    fn end_preview(&mut self) -> Work;
+    fn end_preview(&mut self) -> Box<dyn Work>;
 
     /// Time at which the mode has work even if no input changes.
     fn next_wake(&self) -> Option<Moment> {
@@ -363,12 +373,12 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Whether the plan that was made last replaces what serves by another mode's.
+    /// Whether the prepared plan replaces what another mode serves.
     fn takes_over(&self) -> bool {
         false
     }
 
-    /// The next pass tries again what waits for a pause to end.
+    /// Lets the next pass retry at once what waits for a pause to end.
     fn retry_at_once(&mut self) {}
 
     /// IPVS mode, for what only it has: virtual servers, real servers that drain.

@@ -1,6 +1,6 @@
 //! Frontends that other modes serve, read before their objects are removed ([`cleanup`](super::cleanup)).
 
-use super::shared::served::Served;
+use super::shared::served::ServedFrontends;
 use super::{Kind, iptables, ipvs, nftables};
 use crate::config::{KernelNames, RulesBy};
 use crate::ports::Ports;
@@ -9,8 +9,8 @@ use crate::service::NodeFacts;
 /// Reads the Frontends that other modes than this one serve, of this proxy or of a kube-proxy; costs little where these have no objects.
 /// Userspace mode leaves none once its process has ended. iptables mode and IPVS mode with rules of iptables have chains of the
 /// same names; virtual servers of either variant count, since it does not matter which one guarded them.
-pub(crate) fn served(facts: &NodeFacts, mode: Kind, ports: &mut Ports<'_>) -> Served {
-    let mut served = Served::default();
+pub(crate) fn served(facts: &NodeFacts, mode: Kind, ports: &mut Ports<'_>) -> ServedFrontends {
+    let mut served = ServedFrontends::default();
     // As in a cleanup: the remaining modes have no names of their own.
     let is_alone = facts.config().names == KernelNames::default();
     if mode != Kind::Ipvs {

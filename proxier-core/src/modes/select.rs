@@ -4,9 +4,9 @@ use std::fmt;
 
 use super::Kind;
 
-/// Mode that is asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Asked {
+/// Mode that the configuration asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RequestedMode {
     /// The best that this machine can do. Default.
     #[default]
     Auto,
@@ -15,19 +15,19 @@ pub enum Asked {
 }
 
 /// Prints as in configuration files: `auto`, or the mode's name.
-impl fmt::Display for Asked {
+impl fmt::Display for RequestedMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Asked::Auto => f.pad("auto"),
-            Asked::Mode(kind) => kind.fmt(f),
+            RequestedMode::Auto => f.pad("auto"),
+            RequestedMode::Mode(kind) => kind.fmt(f),
         }
     }
 }
 
 /// Back end that the iptables programs of this machine write to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RulePrograms {
-    /// No programs, or none that works.
+    /// There are no programs, or none works.
     Missing,
     /// nf_tables, translated by the programs: nftables mode needs no more of the kernel, and less work.
     NfTables,
@@ -37,35 +37,35 @@ pub enum RulePrograms {
 
 /// The modes to try, best first: the first that this machine can do serves.
 ///
-/// * [`Asked::Auto`]: IPVS, nftables, iptables, userspace.
+/// * [`RequestedMode::Auto`]: IPVS, nftables, iptables, userspace.
 /// * A mode that is asked for stands alone without `may_fall_back`. Otherwise those follow that kube-proxy fell back to, in the
 ///   order IPVS, iptables, userspace. nftables stands before iptables where iptables has no tables of its own, and nftables itself
 ///   falls back to iptables. Nothing follows userspace.
 ///
 /// ```
 /// use proxier_core::modes::Kind;
-/// use proxier_core::modes::select::{Asked, RulePrograms, candidates};
+/// use proxier_core::modes::select::{RequestedMode, RulePrograms, candidates};
 ///
 /// let can = |kind| kind != Kind::Ipvs; // as a probe of this machine says
-/// let asked = Asked::Mode(Kind::Ipvs);
+/// let asked = RequestedMode::Mode(Kind::Ipvs);
 /// let all = candidates(asked, true, RulePrograms::NfTables);
 /// assert_eq!(all, [Kind::Ipvs, Kind::Nftables, Kind::Iptables, Kind::Userspace]);
 /// assert_eq!(all.into_iter().find(|kind| can(*kind)), Some(Kind::Nftables));
 /// // Without fallback it is that mode or none.
 /// assert_eq!(candidates(asked, false, RulePrograms::NfTables), [Kind::Ipvs]);
 /// ```
-pub fn candidates(asked: Asked, may_fall_back: bool, programs: RulePrograms) -> Vec<Kind> {
+pub fn candidates(asked: RequestedMode, may_fall_back: bool, programs: RulePrograms) -> Vec<Kind> {
     let by_rules = match programs {
         RulePrograms::Legacy => [Kind::Iptables].as_slice(),
         RulePrograms::NfTables | RulePrograms::Missing => &[Kind::Nftables, Kind::Iptables],
     };
     let (first, rest) = match asked {
-        Asked::Auto => (Kind::Ipvs, [Kind::Nftables, Kind::Iptables].as_slice()),
-        Asked::Mode(kind) if !may_fall_back => return vec![kind],
-        Asked::Mode(Kind::Ipvs) => (Kind::Ipvs, by_rules),
-        Asked::Mode(Kind::Nftables) => (Kind::Nftables, [Kind::Iptables].as_slice()),
-        Asked::Mode(Kind::Iptables) => (Kind::Iptables, by_rules),
-        Asked::Mode(Kind::Userspace) => return vec![Kind::Userspace],
+        RequestedMode::Auto => (Kind::Ipvs, [Kind::Nftables, Kind::Iptables].as_slice()),
+        RequestedMode::Mode(kind) if !may_fall_back => return vec![kind],
+        RequestedMode::Mode(Kind::Ipvs) => (Kind::Ipvs, by_rules),
+        RequestedMode::Mode(Kind::Nftables) => (Kind::Nftables, [Kind::Iptables].as_slice()),
+        RequestedMode::Mode(Kind::Iptables) => (Kind::Iptables, by_rules),
+        RequestedMode::Mode(Kind::Userspace) => return vec![Kind::Userspace],
     };
     let mut all = vec![first];
     all.extend(rest.iter().chain(&[Kind::Userspace]).filter(|kind| **kind != first));
@@ -76,7 +76,7 @@ pub fn candidates(asked: Asked, may_fall_back: bool, programs: RulePrograms) -> 
 mod tests {
     use super::*;
 
-    fn names(asked: Asked, may_fall_back: bool, programs: RulePrograms) -> String {
+    fn names(asked: RequestedMode, may_fall_back: bool, programs: RulePrograms) -> String {
         let all = candidates(asked, may_fall_back, programs);
         all.into_iter().map(Kind::name).collect::<Vec<_>>().join(" ")
     }
@@ -85,14 +85,14 @@ mod tests {
     fn the_best_comes_first() {
         for programs in [RulePrograms::Missing, RulePrograms::NfTables, RulePrograms::Legacy] {
             for may_fall_back in [false, true] {
-                assert_eq!(names(Asked::Auto, may_fall_back, programs), "ipvs nftables iptables userspace");
+                assert_eq!(names(RequestedMode::Auto, may_fall_back, programs), "ipvs nftables iptables userspace");
             }
         }
     }
 
     #[test]
     fn a_mode_that_is_asked_for_falls_back_as_in_kube_proxy() {
-        let of = |kind| names(Asked::Mode(kind), true, RulePrograms::Legacy);
+        let of = |kind| names(RequestedMode::Mode(kind), true, RulePrograms::Legacy);
         assert_eq!(of(Kind::Ipvs), "ipvs iptables userspace");
         assert_eq!(of(Kind::Iptables), "iptables userspace");
         assert_eq!(of(Kind::Nftables), "nftables iptables userspace");
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn nftables_comes_before_iptables_without_tables_of_its_own() {
         for programs in [RulePrograms::Missing, RulePrograms::NfTables] {
-            let of = |kind| names(Asked::Mode(kind), true, programs);
+            let of = |kind| names(RequestedMode::Mode(kind), true, programs);
             assert_eq!(of(Kind::Ipvs), "ipvs nftables iptables userspace");
             assert_eq!(of(Kind::Iptables), "iptables nftables userspace");
         }
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn without_fallback_there_is_one() {
         for kind in Kind::ALL {
-            assert_eq!(names(Asked::Mode(kind), false, RulePrograms::Missing), kind.name());
+            assert_eq!(names(RequestedMode::Mode(kind), false, RulePrograms::Missing), kind.name());
         }
     }
 }

@@ -1,67 +1,58 @@
-//! Fate of packets in each mode: [`service::trace`](crate::service::trace()) with the mode's ways.
+//! Fate of packets in each mode.
 
 use crate::modes::ipvs::binding::Routes;
 use crate::modes::{Kind, iptables};
 use crate::net::Family;
-use crate::service::{Desired, NodeFacts, Packet, Trace, Treatment, Ways, trace as trace_by};
+use crate::service::{Desired, NodeFacts, Packet, PacketRules, Trace, Treatment, trace as trace_by};
 use crate::snapshot::Store;
 
 /// Treatment of a family's packets by a mode. `iptables`: the settings of that mode.
-pub fn ways(mode: Kind, family: Family, facts: &NodeFacts, iptables: iptables::Options) -> Ways {
+pub(crate) fn packet_rules(mode: Kind, family: Family, facts: &NodeFacts, iptables: iptables::Options) -> PacketRules {
     match mode {
         Kind::Ipvs => {
-            let split = if facts.config().splits_local() { Ways::SPLITS_LOCAL_BY_MARK } else { Ways::empty() };
+            let split =
+                if facts.config().splits_local() { PacketRules::SPLITS_LOCAL_BY_MARK } else { PacketRules::empty() };
             split
-                | Ways::OWNS_ADDRESSES
-                | Ways::REFUSES_NODE
-                | Ways::RANGES_FIRST
-                | Ways::TRUSTS_NODE
-                | Ways::NEVER_DROPS
-                | Ways::CLOSES_ADDRESSES
-                | Ways::BALANCES
+                | PacketRules::OWNS_ADDRESSES
+                | PacketRules::REFUSES_NODE
+                | PacketRules::RANGES_FIRST
+                | PacketRules::TRUSTS_NODE
+                | PacketRules::NEVER_DROPS
+                | PacketRules::CLOSES_ADDRESSES
+                | PacketRules::BALANCES
         }
         Kind::Nftables => {
-            Ways::SPLITS_LOCAL | Ways::REFUSES_NODE | Ways::CLOSES_CLUSTER_IPS | Ways::MASQUERADES_OTHER_PODS
+            PacketRules::SPLITS_LOCAL
+                | PacketRules::REFUSES_NODE
+                | PacketRules::CLOSES_CLUSTER_IPS
+                | PacketRules::MASQUERADES_OTHER_PODS
         }
         Kind::Iptables => {
             let settings = iptables::Settings::new(family, facts, iptables);
-            let localhost =
-                if settings.options.localhost_node_ports { Ways::LOCALHOST_NODE_PORTS } else { Ways::empty() };
-            localhost | Ways::SPLITS_LOCAL | Ways::REMOTE_HAIRPINS | Ways::REFUSES_ON_EVERY_ADDRESS
+            let localhost = if settings.options.localhost_node_ports {
+                PacketRules::LOCALHOST_NODE_PORTS
+            } else {
+                PacketRules::empty()
+            };
+            localhost | PacketRules::SPLITS_LOCAL | PacketRules::REMOTE_HAIRPINS | PacketRules::REFUSES_ON_EVERY_ADDRESS
         }
-        Kind::Userspace => Ways::SPLITS_LOCAL | Ways::OWNS_ADDRESSES | Ways::REFUSES_NODE | Ways::RELAYS,
+        Kind::Userspace => {
+            PacketRules::SPLITS_LOCAL | PacketRules::OWNS_ADDRESSES | PacketRules::REFUSES_NODE | PacketRules::RELAYS
+        }
     }
 }
 
 /// Treatment of a family's packets by a mode; `desired` says which addresses are Services'. `iptables`: the settings of that mode.
-///
-/// ```
-/// use proxier_core::config::Config;
-/// use proxier_core::modes::trace::{treatment, ways};
-/// use proxier_core::modes::{Kind, iptables};
-/// use proxier_core::net::Family;
-/// use proxier_core::service::{Desired, NodeFacts, Ways};
-/// use proxier_core::snapshot::{HostAddresses, Node};
-///
-/// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-/// let of = |mode| ways(mode, Family::V4, &facts, iptables::Options::default());
-/// // Only the rules of iptables mode serve node ports on 127.0.0.1.
-/// assert!(of(Kind::Iptables).contains(Ways::LOCALHOST_NODE_PORTS));
-/// assert!(!of(Kind::Nftables).intersects(Ways::LOCALHOST_NODE_PORTS | Ways::OWNS_ADDRESSES));
-///
-/// let by_ipvs = treatment(Kind::Ipvs, Family::V4, (&Desired::new(), &facts), iptables::Options::default());
-/// assert_eq!((by_ipvs.ways, by_ipvs.by_routes), (of(Kind::Ipvs), false));
-/// ```
-pub fn treatment(
+fn treatment(
     mode: Kind,
     family: Family,
     (desired, facts): (&Desired, &NodeFacts),
     iptables: iptables::Options,
 ) -> Treatment {
-    let mut treatment = Treatment::from(ways(mode, family, facts, iptables));
+    let mut treatment = Treatment::from(packet_rules(mode, family, facts, iptables));
     if mode == Kind::Ipvs {
         let has_address = |address| desired.frontends().any(|frontend| frontend.key.address == address);
-        let routes = Routes::of(&has_address, facts);
+        let routes = Routes::for_addresses(&has_address, facts);
         treatment.by_routes = routes.is_on;
         treatment.closed = routes.whole;
     }

@@ -1,4 +1,4 @@
-//! The operations of a plan, and what became of them.
+//! Operations of a plan, and their outcomes.
 
 pub mod report;
 pub mod step;

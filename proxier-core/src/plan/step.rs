@@ -9,16 +9,16 @@ use crate::ports::SysctlChange;
 use crate::ports::{LocalRoute, UdpServices};
 
 /// Verb of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Action {
-    /// Something new is made.
+    /// Makes an object.
     Add,
-    /// Something is changed in place.
+    /// Changes an object in place.
     Change,
     /// A real server gets weight 0: no new connections, existing ones go on.
     Drain,
-    /// Something is removed.
+    /// Removes an object.
     Delete,
 }
 
@@ -34,7 +34,7 @@ impl Action {
     }
 
     /// `+`, `~`, `>`, `-`.
-    pub fn sign(self) -> char {
+    pub(crate) fn sign(self) -> char {
         match self {
             Action::Add => '+',
             Action::Change => '~',
@@ -45,7 +45,7 @@ impl Action {
 }
 
 /// Kind of object that a step changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub enum Part {
@@ -109,7 +109,7 @@ impl Part {
     }
 }
 
-/// One operation.
+/// Operation of a plan as text and data.
 ///
 /// Prints on one line: `+ virtual server TCP 10.96.0.10:53 rr  (kube-system/kube-dns:dns-tcp)`.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -129,7 +129,7 @@ pub struct Step {
     /// parts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
-    /// For rules only: the added and removed ones, with `+` and `-` in front; in iptables mode the input of `iptables-restore`.
+    /// Added and removed rules, with `+` and `-` in front; in iptables mode the input of `iptables-restore`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lines: Vec<String>,
 }
@@ -168,7 +168,7 @@ impl Step {
     }
 
     /// Names the Service and port of the step.
-    pub(crate) fn of(mut self, service: Option<String>) -> Self {
+    pub(crate) fn of_service(mut self, service: Option<String>) -> Self {
         self.service = service;
         self
     }

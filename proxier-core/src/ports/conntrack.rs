@@ -42,7 +42,7 @@ impl Flows {
 /// for (client, endpoint) in [("192.0.2.7:4001", old), ("192.0.2.7:4002", new)] {
 ///     kernel.add_flow(Flow::udp(client.parse()?, dns, endpoint));
 /// }
-/// // Only the new endpoint answers from now on: the other client has to begin anew.
+/// // Only the new endpoint answers from now on: the other client has to connect again.
 /// let services = UdpServices::from([(dns, [new].into())]);
 /// assert_eq!(kernel.ports().conntrack.find_udp(&services)?, [dns].into());
 /// assert_eq!(kernel.ports().conntrack.forget_udp(Family::V4, &services)?, 1);

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Reason why the kernel, or the program that speaks to it, did not carry out a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub enum PortErrorKind {
@@ -13,9 +13,9 @@ pub enum PortErrorKind {
     AlreadyExists,
     /// The process may not do this: CAP_NET_ADMIN or CAP_NET_RAW is missing (EPERM, EACCES).
     Permission,
-    /// This kernel cannot do it now: a module, a family, a set type or a program is missing.
+    /// The kernel cannot do it now: a module, a family, a set type or a program is missing.
     Unavailable,
-    /// Something holds it at the moment; the same call may succeed soon (EBUSY, EAGAIN, EINTR, ENOBUFS, ENOMEM, the lock of
+    /// The object is in use at the moment; the same call may succeed soon (EBUSY, EAGAIN, EINTR, ENOBUFS, ENOMEM, the lock of
     /// iptables).
     Busy,
     /// A set or another container takes no more (ENOSPC, IPSET_ERR_HASH_FULL).
@@ -111,7 +111,7 @@ impl fmt::Debug for PortError {
 impl std::error::Error for PortError {}
 
 /// One item of a call with many that was not carried out.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ItemFailure {
     /// Index of the item among the items given.
     pub index: usize,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::net::{EndpointKey, FrontendKey, Network};
 
-/// One protocol, address and port on which this process listens, and where connections and datagrams go from there.
+/// Protocol, address and port on which this process listens, with the endpoints that connections and datagrams go to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Listener {
@@ -31,7 +31,7 @@ pub struct Listener {
     pub sources: Option<Arc<[Network]>>,
     /// Whether this node itself may connect where there are `sources`: its source is the listener's address then.
     pub node_may_use: bool,
-    /// Endpoints are told the client's address by a header of the PROXY protocol, version 2, in front of each connection's
+    /// Endpoints get the client's address in a header of the PROXY protocol, version 2, in front of each connection's
     /// data. TCP only. Default no.
     pub proxy_protocol: bool,
 }
@@ -83,6 +83,7 @@ impl Listener {
     }
 
     /// Whether connections and flows to an endpoint go on: it is used, or keeps those that it has.
+    #[doc(hidden)]
     pub fn keeps_flows_of(&self, endpoint: &EndpointKey) -> bool {
         self.has(endpoint) || self.unselected.as_ref().is_some_and(|list| list.binary_search(endpoint).is_ok())
     }
@@ -156,7 +157,7 @@ impl Settings {
 }
 
 /// Counters and gauges of a relay.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Counts {
     /// TCP connections that are open now, those to be connected included.

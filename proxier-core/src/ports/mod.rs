@@ -64,7 +64,7 @@ pub use error::{ItemFailure, ItemFailures, PortError, PortErrorKind};
 pub use ipvs::Ipvs;
 pub use links::Links;
 pub use listener::{Counts, Listener, Settings, Turned};
-pub use named_set::{NamedSet, SetKey, SetKind};
+pub use named_set::NamedSet;
 pub use relays::Relays;
 pub use routes::{LocalNetworks, LocalRoute, RouteOwner};
 pub use rules::Rules;
@@ -72,7 +72,11 @@ pub use sets::Sets;
 pub use sysctls::{SysctlChange, Sysctls};
 pub use tables::{NotCommitted, Tables};
 
-/// Everything a pass works on.
+/// Names of sets: for this crate, its tests and its benches.
+#[doc(hidden)]
+pub use named_set::{SetKey, SetKind};
+
+/// Ports of all parts that a pass works on.
 pub struct Ports<'a> {
     /// Virtual and real servers.
     pub ipvs: &'a mut dyn Ipvs,

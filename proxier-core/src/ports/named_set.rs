@@ -11,7 +11,7 @@ use crate::net::Family;
 macro_rules! sets {
     ($($(#[$doc:meta])* $kind:ident = $stem:literal, $set_type:ident, $comment:literal;)*) => {
         /// Kind of set.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum SetKind {
             $($(#[$doc])* $kind,)*
             /// Load balancers that this node itself may not use, with themselves as source. Only where sets are in a table of
@@ -33,7 +33,7 @@ macro_rules! sets {
             pub const ALL: [SetKind; 18] = [$(SetKind::$kind),*];
 
             /// Kinds that a table of nf_tables has, in the order of this type.
-            pub const ALL_OF_NFT: [SetKind; 22] = [
+            pub(crate) const ALL_OF_NFT: [SetKind; 22] = [
                 $(SetKind::$kind,)*
                 SetKind::LoadBalancerNotNode,
                 SetKind::LocalSplit,
@@ -127,7 +127,7 @@ sets! {
     LoadBalancerSourceCidr = "LOAD-BALANCER-SOURCE-CIDR", HashIpPortNet,
         "Kubernetes service load balancer ip + port + source cidr for packet filter purpose";
     /// TCP and UDP node ports with each address on which they are served. No rule refers to this set: it shows which virtual servers are
-    /// this proxy's own ([`Observed::owns`](crate::modes::ipvs::observed::Observed::owns)), which a port alone does not. Stands before
+    /// this proxy's own (`Observed::owns` of IPVS mode), which a port alone does not. Stands before
     /// the bitmaps in the order of this type, so that a port is written here first.
     NodePortServed = "NODE-PORT-SERVED", HashIpPort,
         "node ports with the addresses on which this proxy serves them";
@@ -156,23 +156,8 @@ sets! {
     IpvsIps = "IPVS-IPS", HashIp, "Addresses on the ipvs interface";
 }
 
-/// One set: which, and of which family. Whose it is, and so its name, says [`NamedSet`].
-///
-/// ```
-/// use proxier_core::config::NamePrefix;
-/// use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
-/// use proxier_core::net::Family;
-///
-/// let set = SetKey::new(Family::V6, SetKind::ClusterIp).named(NamePrefix::KUBE);
-/// assert_eq!(set.name(), "KUBE-6-CLUSTER-IP");
-/// assert_eq!(set.spec()?.to_string(), "create KUBE-6-CLUSTER-IP hash:ip,port family inet6 hashsize 1024 maxelem 65536");
-/// assert_eq!(SetKind::NodePortTcp.set_type().to_string(), "bitmap:port");
-/// // All but one are kube-proxy's too.
-/// let own: Vec<SetKey> = SetKey::all(Family::V4).filter(|set| !set.kind.is_of_kube_proxy()).collect();
-/// assert_eq!(own, [SetKey::new(Family::V4, SetKind::NodePortServed)]);
-/// # Ok::<(), ipset::InvalidValue>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// Kind and family of a set. [`NamedSet`] adds its owner, and so its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SetKey {
     /// Family of its addresses; the port bitmaps are kept for each family too.
     pub family: Family,
@@ -203,17 +188,31 @@ impl SetKey {
 }
 
 /// A set of one proxy, as the kernel knows it. Prints as its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+///
+/// ```
+/// use proxier_core::config::NamePrefix;
+/// use proxier_core::net::Family;
+/// use proxier_core::ports::NamedSet;
+///
+/// let set = NamedSet::all(Family::V6, NamePrefix::KUBE).find(|set| set.name() == "KUBE-6-CLUSTER-IP").ok_or("none")?;
+/// assert_eq!(set.spec()?.to_string(), "create KUBE-6-CLUSTER-IP hash:ip,port family inet6 hashsize 1024 maxelem 65536");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NamedSet {
-    /// Kind and family of the set.
+    #[doc(hidden)]
     pub key: SetKey,
-    /// Prefix of its name.
-    pub prefix: NamePrefix,
+    pub(crate) prefix: NamePrefix,
 }
 
 impl NamedSet {
     /// The longest name that the kernel keeps, in bytes (`IPSET_MAXNAMELEN` less the NUL).
     const MAX_LEN: usize = 31;
+
+    /// The ipsets of a family.
+    pub fn all(family: Family, prefix: NamePrefix) -> impl Iterator<Item = NamedSet> {
+        SetKey::all(family).map(move |key| key.named(prefix))
+    }
 
     /// The set's name in the kernel: prefix and kind, with `6-` between for IPv6, cut to 31 bytes.
     pub fn name(&self) -> String {

@@ -9,7 +9,7 @@ use crate::net::Network;
 
 /// Mode that made a local route. Each has a number of its own in the kernel (`proto` and `metric` of `ip route`), which stays
 /// when the process is killed: neither mode takes the other's routes for its own, and both may have one for the same network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RouteOwner {
     /// Userspace mode.
     Userspace,
@@ -34,7 +34,7 @@ impl RouteOwner {
 /// A route that makes a network, or a single address, local.
 ///
 /// Prints as `ip route` has it: `local 10.96.0.0/12 dev lo src 192.0.2.10`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LocalRoute {
     /// The network.
     pub network: Network,

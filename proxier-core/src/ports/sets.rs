@@ -13,12 +13,12 @@ use super::{ItemFailures, PortError};
 /// use ipset::{Element, IpSpan, Ports, Protocol};
 /// use proxier_core::config::NamePrefix;
 /// use proxier_core::fake::FakeKernel;
-/// use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
 /// use proxier_core::net::Family;
+/// use proxier_core::ports::NamedSet;
 ///
 /// let mut kernel = FakeKernel::new();
 /// let port = kernel.ports().sets;
-/// let set = SetKey::new(Family::V4, SetKind::ClusterIp).named(NamePrefix::KUBE);
+/// let set = NamedSet::all(Family::V4, NamePrefix::KUBE).find(|set| set.name() == "KUBE-CLUSTER-IP").ok_or("none")?;
 /// let at = |last, number| Element::IpPort(IpSpan::host([10, 96, 0, last].into()), Ports::port(Protocol::TCP, number));
 /// let (web, dns) = (at(10, 80), at(11, 53));
 ///
@@ -33,7 +33,7 @@ use super::{ItemFailures, PortError};
 /// assert!(!port.has_unfinished(set)?);
 /// port.destroy(set)?;
 /// assert_eq!(port.entries(set)?, None);
-/// # Ok::<(), proxier_core::ports::PortError>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Sets {
     /// The entries of a set; `None` if it does not exist.

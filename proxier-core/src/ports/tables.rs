@@ -5,7 +5,7 @@ use nftables::{ChainKey, ObservedChain, ObservedRule, Table, TableKey, TableSnap
 use super::PortError;
 
 /// A transaction of which the kernel made nothing.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct NotCommitted {
     /// Error of the kernel.
     pub error: PortError,

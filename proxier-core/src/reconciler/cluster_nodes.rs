@@ -15,12 +15,12 @@ pub(super) struct ClusterNodes {
     rejections: BTreeMap<Box<str>, Vec<Rejection>>,
     addresses: BTreeMap<Arc<str>, Box<[IpAddr]>>,
     /// Differences since [`ClusterNodes::take_changed`].
-    changed: Changed,
+    changed: NodeChanges,
 }
 
 /// Differences between two states of the cluster's Nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Changed {
+pub(super) struct NodeChanges {
     pub(super) weights: bool,
     pub(super) addresses: bool,
 }
@@ -89,7 +89,7 @@ impl ClusterNodes {
     }
 
     /// Differences since the last call.
-    pub(super) fn take_changed(&mut self) -> Changed {
+    pub(super) fn take_changed(&mut self) -> NodeChanges {
         std::mem::take(&mut self.changed)
     }
 

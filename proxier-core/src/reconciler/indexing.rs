@@ -4,25 +4,25 @@ use std::sync::Arc;
 
 use crate::modes::Mode;
 use crate::net::FrontendKey;
-use crate::service::{Changes, Compiled, Follower, Frontend};
+use crate::service::{Changes, Compiled, Frontend, FrontendObserver};
 
 /// Results of compiling, as far as the reconciler has to know them.
 #[derive(Debug, Default)]
-pub(super) struct Refreshed {
+pub(super) struct RefreshOutcome {
     /// Frontends that are new, gone or different.
     pub(super) frontends: Vec<FrontendKey>,
     /// Whether a health check is new, gone or different.
     pub(super) health_checks: bool,
 }
 
-/// Follower of a refresh.
-pub(super) struct Indexing<'a> {
+/// Passes the changes of a refresh to the mode, and records them.
+pub(super) struct IndexUpdate<'a> {
     pub(super) mode: &'a mut dyn Mode,
     pub(super) changes: &'a mut Changes,
-    pub(super) refreshed: Refreshed,
+    pub(super) refreshed: RefreshOutcome,
 }
 
-impl Follower for Indexing<'_> {
+impl FrontendObserver for IndexUpdate<'_> {
     fn needs_ports(&self) -> bool {
         self.mode.needs_ports()
     }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::Reconciler;
-use super::committed::Noting;
+use super::own_transactions::RecordingTables;
 use crate::config::{MayAskFor, RulesBy};
 use crate::config::{Neighbour, User};
 use crate::modes;
@@ -22,7 +22,7 @@ impl Reconciler {
     /// Takes a new or changed Service.
     pub fn upsert_service(&mut self, object: &ServiceObject, now: Moment) {
         self.totals.service_changes = self.totals.service_changes.saturating_add(1);
-        self.found(ObjectKind::Service, &ObjectKey::of(&object.metadata), now);
+        self.note_found(ObjectKind::Service, &ObjectKey::of(&object.metadata), now);
         let changed = self.store.upsert_service(object);
         self.enqueue(changed, now);
     }
@@ -30,13 +30,13 @@ impl Reconciler {
     /// Removes a Service after its deletion was reported. For one that is merely missing from a list, call [`Reconciler::lose_service`].
     pub fn delete_service(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.service_changes = self.totals.service_changes.saturating_add(1);
-        self.found(ObjectKind::Service, key, now);
+        self.note_found(ObjectKind::Service, key, now);
         // Its slices are deleted with it; do not wait for those that are missing.
         let slices = self.store.slices_of(key).map(|slice| &slice.key);
         let missing: Vec<ObjectKey> =
             slices.filter(|slice| self.safeguard.is_lost(ObjectKind::EndpointSlice, slice)).cloned().collect();
         for slice in missing {
-            self.safeguard.found(ObjectKind::EndpointSlice, &slice);
+            self.safeguard.note_found(ObjectKind::EndpointSlice, &slice);
             self.store.delete_slice(&slice);
         }
         let changed = self.store.delete_service(key);
@@ -44,7 +44,7 @@ impl Reconciler {
     }
 
     /// Notes that a list lacks a Service whose deletion was not reported: the next pass removes it, unless too many go at once
-    /// ([`Safeguard`](crate::safeguard::Safeguard)).
+    /// ([`safeguard`](crate::safeguard)).
     pub fn lose_service(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.service_changes = self.totals.service_changes.saturating_add(1);
         if self.store.service(key).is_some() {
@@ -134,7 +134,7 @@ impl Reconciler {
     /// Takes a new or changed EndpointSlice. Returns whether it differs in anything that counts.
     pub fn upsert_slice(&mut self, object: &EndpointSliceObject, now: Moment) -> bool {
         self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
-        self.found(ObjectKind::EndpointSlice, &ObjectKey::of(&object.metadata), now);
+        self.note_found(ObjectKind::EndpointSlice, &ObjectKey::of(&object.metadata), now);
         let changed = self.store.upsert_slice(object);
         let differs = !changed.is_empty();
         self.enqueue(changed, now);
@@ -145,13 +145,13 @@ impl Reconciler {
     /// [`Reconciler::lose_slice`].
     pub fn delete_slice(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
-        self.found(ObjectKind::EndpointSlice, key, now);
+        self.note_found(ObjectKind::EndpointSlice, key, now);
         let changed = self.store.delete_slice(key);
         self.enqueue(changed, now);
     }
 
     /// Notes that a list lacks an EndpointSlice whose deletion was not reported: the next pass removes its endpoints, unless too
-    /// many Services would lose their last endpoint at once ([`Safeguard`](crate::safeguard::Safeguard)).
+    /// many Services would lose their last endpoint at once ([`safeguard`](crate::safeguard)).
     ///
     /// ```
     /// use std::time::Duration;
@@ -183,13 +183,13 @@ impl Reconciler {
     }
 
     /// Notes that an object is not missing any more, even if unchanged: that may release deletions that are held back.
-    pub(super) fn found(&mut self, kind: ObjectKind, key: &ObjectKey, now: Moment) {
-        if self.safeguard.found(kind, key) {
+    pub(super) fn note_found(&mut self, kind: ObjectKind, key: &ObjectKey, now: Moment) {
+        if self.safeguard.note_found(kind, key) {
             self.schedule.request(now);
         }
     }
 
-    /// Confirms the deletions that are held back ([`Safeguard`](crate::safeguard::Safeguard)): the next pass makes them. Returns the number
+    /// Confirms the deletions that are held back ([`safeguard`](crate::safeguard)): the next pass makes them. Returns the number
     /// of virtual servers affected.
     ///
     /// ```
@@ -303,16 +303,14 @@ impl Reconciler {
     /// let node: NodeObject = serde_json::from_str(r#"{"metadata": {"name": "node-b", "labels": {"proxier/weight": "3"}}}"#)?;
     /// let (mut kernel, now) = (FakeKernel::new(), Duration::ZERO);
     /// let mut options = Options::default();
-    /// options.config.ipvs.may_ask_for |= MayAskFor::NODE_WEIGHTS;
+    /// options.config.ipvs.may_ask_for = MayAskFor::all();
     /// let mut proxier = Reconciler::new("node-a", options, now);
     /// proxier.upsert_cluster_node(&node, now);
     /// proxier.start(now);
     /// proxier.pass(&|| now, &mut kernel.ports());
-    /// assert_eq!(proxier.facts().node_weights().get("node-b"), Some(&3));
     ///
     /// proxier.delete_cluster_node("node-b", now);
     /// proxier.pass(&|| now, &mut kernel.ports());
-    /// assert_eq!(proxier.facts().node_weights().get("node-b"), None);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn upsert_cluster_node(&mut self, object: &NodeObject, now: Moment) {
@@ -419,7 +417,7 @@ impl Reconciler {
     /// kernel.set_interface("eth0", &[]);
     /// proxier.host_changed(now);
     /// proxier.pass(&|| now, &mut kernel.ports());
-    /// assert!(proxier.facts().is_here(node) && !proxier.facts().is_on_interface(node));
+    /// assert!(!proxier.facts().is_on_interface(node));
     /// assert_eq!(proxier.next_wake(), Some(Duration::from_secs(10)));
     ///
     /// // It was back for a moment, as a monitor of addresses saw: the time begins anew.
@@ -505,9 +503,9 @@ impl Reconciler {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn tables_changed(&mut self, generations: &[u32], lost: bool, tables: &mut dyn Tables, now: Moment) -> bool {
-        let differs = self.committed.differs(generations, lost, tables) && self.mode.has_read_tables();
+        let differs = self.own_transactions.differs(generations, lost, tables) && self.mode.has_read_tables();
         if differs {
-            let tables = &mut Noting::new(tables, &mut self.committed);
+            let tables = &mut RecordingTables::new(tables, &mut self.own_transactions);
             self.mode.restore_tables(tables);
             let last = self.compared_tables_at;
             let at =

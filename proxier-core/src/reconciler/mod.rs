@@ -1,19 +1,21 @@
 //! The reconciler: takes objects, and brings the kernel to serve them.
 
 mod cluster_nodes;
-mod committed;
-mod first;
+mod cold_start;
 mod indexing;
 mod input;
 mod others;
-pub mod schedule;
+mod own_transactions;
+mod schedule;
 mod surroundings;
-pub mod totals;
+mod totals;
 mod view;
 
 pub use others::Removal;
+pub use schedule::Limits;
+pub use totals::Totals;
+pub use view::ServerCounts;
 
-use crate::time::Moment;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -30,14 +32,14 @@ use crate::plan::report::{Applied, Report, Unread};
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{Ports, UdpServices};
 use crate::reconciler::cluster_nodes::ClusterNodes;
-use crate::reconciler::committed::{Committed, Noting};
-use crate::reconciler::indexing::{Indexing, Refreshed};
-use crate::reconciler::others::Judged;
-use crate::reconciler::schedule::{Limits, Schedule};
-use crate::reconciler::totals::Totals;
+use crate::reconciler::indexing::{IndexUpdate, RefreshOutcome};
+use crate::reconciler::others::Judgement;
+use crate::reconciler::own_transactions::{OwnTransactions, RecordingTables};
+use crate::reconciler::schedule::Schedule;
 use crate::safeguard::{Kernel, MassRemoval, Safeguard, Stopped};
 use crate::service::{Changes, Desired, NodeFacts};
 use crate::snapshot::{HostAddresses, Node, ObjectKey, ObjectKind, Rejection, Store};
+use crate::time::Moment;
 
 /// Settings of a [`Reconciler`].
 ///
@@ -190,7 +192,7 @@ pub struct Reconciler {
     facts: NodeFacts,
     /// Frontends of all Services.
     desired: Desired,
-    /// Differences from what was written last.
+    /// Differences from the last written state.
     changes: Changes,
     /// Services to compile again.
     pending: BTreeSet<ObjectKey>,
@@ -220,22 +222,22 @@ pub struct Reconciler {
     unforgotten: BTreeSet<SocketAddr>,
     /// Steps that failed in the last full pass and since. The next full pass finds them again; they are not drift.
     unfinished: BTreeSet<(Part, String, String)>,
-    /// Another mode's things have gone since UDP flows were looked at.
+    /// Whether objects of another mode have gone since UDP flows were checked.
     sweep: bool,
     /// Addresses and ports on which other modes served UDP.
     left: BTreeSet<SocketAddr>,
     totals: Totals,
     /// Own transactions of nf_tables.
-    committed: Committed,
+    own_transactions: OwnTransactions,
     /// Time of the last or next comparison of everything because another program had changed tables of nf_tables.
     compared_tables_at: Option<Moment>,
 }
 
 impl Reconciler {
     /// Time for which the first pass waits for the lock of iptables: 5 s, as kube-proxy does.
-    pub const FIRST_LOCK_WAIT: Duration = Duration::from_secs(5);
+    pub(crate) const FIRST_LOCK_WAIT: Duration = Duration::from_secs(5);
     /// Time for which later passes wait for it: 1 s, the least that the programs allow. They retry after a growing pause.
-    pub const SHORT_LOCK_WAIT: Duration = Duration::from_secs(1);
+    pub(crate) const SHORT_LOCK_WAIT: Duration = Duration::from_secs(1);
 
     /// The reconciler of the node of this name (`nodeName` of endpoints). `now` is the origin of its time.
     pub fn new(node_name: &str, options: Options, now: Moment) -> Self {
@@ -276,7 +278,7 @@ impl Reconciler {
             sweep: false,
             left: BTreeSet::new(),
             totals: Totals::default(),
-            committed: Committed::default(),
+            own_transactions: OwnTransactions::default(),
             compared_tables_at: None,
             options,
         }
@@ -310,7 +312,7 @@ impl Reconciler {
         self.pending.extend(self.store.frontend_keys().cloned());
     }
 
-    /// When [`Reconciler::pass`] has something to do; in the past: now. `None` before [`Reconciler::start`].
+    /// Time at which [`Reconciler::pass`] has something to do; in the past: now. `None` before [`Reconciler::start`].
     pub fn next_wake(&self) -> Option<Moment> {
         let next = self.schedule.next().filter(|_| self.started)?;
         let looks = [self.mode.next_wake(), self.next_loss()].into_iter().flatten();
@@ -336,8 +338,8 @@ impl Reconciler {
             self.schedule.request(now);
         }
         let pass = self.schedule.start(now)?;
-        let mut committed = std::mem::take(&mut self.committed);
-        let mut tables = Noting::new(ports.tables, &mut committed);
+        let mut own_transactions = std::mem::take(&mut self.own_transactions);
+        let mut tables = RecordingTables::new(ports.tables, &mut own_transactions);
         let mut ports = Ports {
             ipvs: ports.ipvs,
             sets: ports.sets,
@@ -349,13 +351,19 @@ impl Reconciler {
             routes: ports.routes,
             relays: ports.relays,
         };
-        let report = self.make(pass, now, clock, &mut ports);
-        self.committed = committed;
+        let report = self.run_pass(pass, now, clock, &mut ports);
+        self.own_transactions = own_transactions;
         Some(report)
     }
 
-    /// Makes a pass.
-    fn make(&mut self, pass: schedule::Pass, now: Moment, clock: &dyn Fn() -> Moment, ports: &mut Ports<'_>) -> Report {
+    /// Runs a pass.
+    fn run_pass(
+        &mut self,
+        pass: schedule::Pass,
+        now: Moment,
+        clock: &dyn Fn() -> Moment,
+        ports: &mut Ports<'_>,
+    ) -> Report {
         let mut report = Report::default();
         let first = self.serve_first(now, clock, ports);
         if let Some(plan) = self.prepare(pass, now, &mut report, ports) {
@@ -429,7 +437,7 @@ impl Reconciler {
     /// ```
     /// use std::time::Duration;
     /// use proxier_core::fake::FakeKernel;
-    /// use proxier_core::modes::shared::names::Names;
+    /// use proxier_core::modes::Names;
     /// use proxier_core::objects::ServiceObject;
     /// use proxier_core::reconciler::{Options, Reconciler};
     ///
@@ -455,7 +463,7 @@ impl Reconciler {
         let prepared = self.prepare(schedule::Pass::Full, now, &mut report, ports);
         let work = self.mode.end_preview();
         // Without a new plan the mode may still have an earlier one, which no pass carried out.
-        let mut plan = prepared.map(|plan| Plan { work, ..plan }).unwrap_or_default();
+        let mut plan = prepared.map(|plan| Plan { work: Some(work), ..plan }).unwrap_or_default();
         (self.safeguard, self.others) = (safeguard, others);
         self.schedule.request_full(now);
         let looked = plan.look_for_flows(ports.conntrack);
@@ -511,11 +519,12 @@ impl Reconciler {
         }
         if report.full && !self.settled {
             // Nothing of this mode may get in the way of what serves, unless it serves most of it itself and replaces none of the rest.
-            let Judged { stopped, would_replace, .. } = self.judge_others(now, ports);
+            let Judgement { stopped, would_replace, .. } = self.judge_others(now, ports);
             let waits = |stopped: &Stopped| would_replace || stopped.is_most(&self.options.mass_removal);
             if let Some(stopped) = stopped.filter(waits) {
                 report.waits = true;
-                report.stopped = Some(format!("other modes' things serve, and this mode waits: {stopped}").into());
+                report.stopped =
+                    Some(format!("objects of other proxy modes serve, and this mode waits: {stopped}").into());
                 self.mode.forget_kernel();
                 return None;
             }
@@ -583,7 +592,7 @@ impl Reconciler {
     }
 
     /// Compiles changed objects, and removes missing objects that the safeguard takes for gone.
-    fn refresh_desired(&mut self, now: Moment) -> Refreshed {
+    fn refresh_desired(&mut self, now: Moment) -> RefreshOutcome {
         let pending = std::mem::take(&mut self.pending);
         let mut refreshed = self.refresh(&pending);
         let mut services = BTreeSet::new();
@@ -602,9 +611,9 @@ impl Reconciler {
     }
 
     /// Compiles these Services again.
-    fn refresh(&mut self, services: &BTreeSet<ObjectKey>) -> Refreshed {
-        let refreshed = Refreshed::default();
-        let mut indexing = Indexing { mode: &mut *self.mode, changes: &mut self.changes, refreshed };
+    fn refresh(&mut self, services: &BTreeSet<ObjectKey>) -> RefreshOutcome {
+        let refreshed = RefreshOutcome::default();
+        let mut indexing = IndexUpdate { mode: &mut *self.mode, changes: &mut self.changes, refreshed };
         self.desired.refresh(&self.store, &self.facts, services, &mut indexing);
         indexing.refreshed
     }

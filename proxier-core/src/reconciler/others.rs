@@ -11,18 +11,18 @@ use crate::safeguard::{Loss, Stopped};
 use crate::time::Moment;
 
 /// Result of an attempt to remove the objects of other modes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Removal {
     /// Removal carried out, with an outcome for every part.
     Made(Cleaned),
     /// The safeguard holds back what would go.
     Held(Stopped),
-    /// No frontend is served, and it is not known what would go: these parts could not be read.
+    /// These parts could not be read, so what would go is unknown; no Frontend is served.
     Unknown(Cleaned),
 }
 
 /// Frontends that other modes serve, compared with those that this mode would serve in their place.
-pub(super) struct Judged {
+pub(super) struct Judgement {
     /// Part of the removal that the safeguard holds back.
     pub(super) stopped: Option<Stopped>,
     /// Whether some of that depends on chains that this mode's first pass replaces.
@@ -77,7 +77,7 @@ impl Reconciler {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn remove_others(&mut self, now: Moment, ports: &mut Ports<'_>) -> Removal {
-        let Judged { stopped, unread, .. } = self.judge_others(now, ports);
+        let Judgement { stopped, unread, .. } = self.judge_others(now, ports);
         if let Some(stopped) = stopped {
             return Removal::Held(stopped);
         }
@@ -94,8 +94,8 @@ impl Reconciler {
         Removal::Made(cleaned)
     }
 
-    /// Reads what other modes serve, and judges it.
-    pub(super) fn judge_others(&mut self, now: Moment, ports: &mut Ports<'_>) -> Judged {
+    /// Reads the Frontends that other modes serve, and has the safeguard judge their removal.
+    pub(super) fn judge_others(&mut self, now: Moment, ports: &mut Ports<'_>) -> Judgement {
         let served = others::served(&self.facts, self.mode.kind(), ports);
         self.left.extend(served.frontends.keys().filter_map(FrontendKey::udp));
         let desired = &self.desired;
@@ -106,6 +106,6 @@ impl Reconciler {
         });
         let stopped = self.others.check_anew(losing, &served, &self.store, desired, now);
         let is_replaced = |stopped: &Stopped| stopped.held().any(|key| served.replaced.contains(&key));
-        Judged { would_replace: stopped.as_ref().is_some_and(is_replaced), stopped, unread: served.unread }
+        Judgement { would_replace: stopped.as_ref().is_some_and(is_replaced), stopped, unread: served.unread }
     }
 }

@@ -31,8 +31,8 @@ impl Reconciler {
         self.mode.device_differs(&self.host)
     }
 
-    /// At the first reading of the kernel: an address on which an earlier process served node ports, and which this host
-    /// lacks now, gets the same time to come back as one lost later. Returns whether there is one.
+    /// Gives an address on which an earlier process served node ports, and which this host lacks at the first reading of the kernel, the
+    /// same time to come back as one lost later. Returns whether there is one.
     pub(super) fn take_served(&mut self, now: Moment) -> bool {
         if self.knows_served || !self.mode.knows_kernel() {
             return false;

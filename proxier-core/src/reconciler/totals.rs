@@ -9,7 +9,7 @@ use crate::ports::{Flows, PortErrorKind};
 use crate::time::Moment;
 
 /// Counters since the start of the process, as data; metrics are exported from them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Totals {
     /// Received changes of Services, including those that changed nothing

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
-use super::lost::Lost;
+use super::missing::MissingObjects;
 use crate::net::FrontendKey;
 use crate::service::Desired;
 use crate::service::NodeFacts;
 use crate::snapshot::{ObjectKey, ObjectKind, Store};
 use crate::time::Moment;
 
-/// When a pass would take away too much to be believed: Frontends, or their last endpoints.
+/// Limits above which a pass would take away too much to be believed: Frontends, or their last endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MassRemoval {
@@ -46,42 +46,14 @@ impl MassRemoval {
 /// Deletions that a pass does not do.
 ///
 /// Prints on one line.
-///
-/// ```
-/// use std::time::Duration;
-/// use proxier_core::net::FrontendKey;
-/// use proxier_core::safeguard::{Kernel, Loss, MassRemoval, Safeguard};
-/// use proxier_core::service::Desired;
-/// use proxier_core::snapshot::Store;
-///
-/// /// A kernel that serves these with endpoints.
-/// struct Serving(Vec<FrontendKey>);
-///
-/// impl Kernel for Serving {
-///     fn serves(&self, key: &FrontendKey) -> Option<bool> {
-///         self.0.contains(key).then_some(true)
-///     }
-/// }
-///
-/// let keys: Result<Vec<FrontendKey>, _> = (1..=12).map(|last| format!("TCP 10.96.0.{last}:80").parse()).collect();
-/// let kernel = Serving(keys?);
-/// let losing = kernel.0.iter().map(|key| (*key, Loss::Everything));
-/// let mut safeguard = Safeguard::new(MassRemoval::default());
-/// let (store, desired) = (Store::new("node-a"), Desired::new());
-/// let stopped = safeguard.check(losing, &kernel, &store, &desired, Duration::ZERO).ok_or("not stopped")?;
-/// assert_eq!(stopped.until, Some(Duration::from_secs(5 * 60)));
-/// // No object explains them: an earlier process has left them in the kernel.
-/// assert!(stopped.held().eq(kernel.0.iter().copied()) && stopped.inherited().count() == 12);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Stopped {
     /// Number of Frontends that would go or lose their last endpoint, but are kept.
     pub would_lose: usize,
     /// Number of own Frontends that are served.
     pub of: usize,
-    /// When the last of them follows the input, if nothing changes until then.
+    /// Time at which the last of them follows the input, if nothing changes until then.
     pub until: Option<Moment>,
     held: BTreeSet<FrontendKey>,
     /// Held Frontends that only the kernel has.
@@ -101,7 +73,7 @@ impl fmt::Display for Stopped {
 }
 
 impl Stopped {
-    /// Whether it is more than half, or what these settings take for too much.
+    /// Whether this is too much by these settings, by default more than half.
     pub(crate) fn is_most(&self, settings: &MassRemoval) -> bool {
         let left = self.of.saturating_sub(self.would_lose);
         self.would_lose > left || settings.is_too_much(self.would_lose, self.of, left)
@@ -113,6 +85,7 @@ impl Stopped {
     }
 
     /// Held Frontends that only the kernel has, sorted. The rest is still wanted, since the [`Store`] keeps their objects.
+    #[doc(hidden)]
     pub fn inherited(&self) -> impl Iterator<Item = FrontendKey> {
         self.inherited.iter().copied()
     }
@@ -158,7 +131,7 @@ impl Kernel for BTreeMap<FrontendKey, bool> {
 /// * Frontends that the kernel has from before this process started and the first lists do not explain ([`Safeguard::check`]):
 ///   those of no Service, and those with endpoints whose Service has no EndpointSlice at all.
 ///
-/// Objects and events are believed: an object that an event deletes ([`Safeguard::found`]), or one that says itself
+/// Objects and events are believed: an object that an event deletes ([`Safeguard::note_found`]), or one that says itself
 /// that it has no endpoints. When nodes fail, many Services rightly lose their endpoints at once: the addresses no longer
 /// answer, or soon belong to another pod.
 ///
@@ -171,47 +144,10 @@ impl Kernel for BTreeMap<FrontendKey, bool> {
 /// * An operator confirms: [`Safeguard::confirm`] releases the deletions held back then, and none later.
 /// * The input stays as it is for [`MassRemoval::patience`]: objects that were missing all the time are believed to be gone then. Not while
 ///   they are listed again ([`Safeguard::list_begins`]): a list that fails again and again says nothing about its last page.
-///
-/// ```
-/// use std::time::Duration;
-/// use ipvs::{Scheduler, VirtualServer};
-/// use proxier_core::config::Config;
-/// use proxier_core::modes::ipvs::diff::diff;
-/// use proxier_core::modes::ipvs::held::{hold, losing};
-/// use proxier_core::modes::ipvs::observed::Observed;
-/// use proxier_core::safeguard::{MassRemoval, Safeguard};
-/// use proxier_core::snapshot::Store;
-/// use proxier_core::modes::ipvs::index::Index;
-/// use proxier_core::service::Indexed;
-///
-/// // The kernel has twenty virtual servers, and the list of Services is empty.
-/// let mut observed = Observed::new();
-/// for number in 1..=20 {
-///     observed.addresses.insert([10, 96, 0, number].into());
-///     let key = format!("TCP 10.96.0.{number}:80").parse()?;
-///     observed.insert(&VirtualServer::new(key, Scheduler::RoundRobin), []);
-/// }
-/// let (store, config) = (Store::new("node-a"), Config::default());
-/// let nothing = Indexed::new(Index::new(&config));
-/// let wanted = nothing.wanted();
-/// let mut changes = diff(&wanted, &observed, &config);
-///
-/// let mut safeguard = Safeguard::new(MassRemoval::default());
-/// let now = Duration::from_secs(1);
-/// let stopped = safeguard.check(losing(&changes, &observed), &observed, &store, wanted.desired(), now).ok_or("not stopped")?;
-/// assert_eq!((stopped.would_lose, stopped.of), (20, 20));
-/// hold(&stopped.inherited().collect(), &mut changes, &observed);
-/// assert!(changes.virtual_servers.is_empty() && changes.delete_addresses.is_empty());
-///
-/// safeguard.confirm();
-/// let changes = diff(&wanted, &observed, &config);
-/// assert_eq!(safeguard.check(losing(&changes, &observed), &observed, &store, wanted.desired(), now), None);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Safeguard {
     settings: MassRemoval,
-    lost: Lost,
+    lost: MissingObjects,
     /// Frontends that lose something because objects say so, or because it has lasted, until they have lost it.
     believed: BTreeSet<FrontendKey>,
     /// Frontends held back because only the kernel has them, each with the time since when.
@@ -228,36 +164,13 @@ impl Safeguard {
 
     /// Notes that a list lacks this object, whose deletion was not reported. It stays in the store until [`Safeguard::judge`]
     /// returns it.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use proxier_core::config::Config;
-    /// use proxier_core::safeguard::{MassRemoval, Safeguard};
-    /// use proxier_core::service::{Desired, NodeFacts};
-    /// use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, ObjectKind, Store};
-    ///
-    /// let (store, desired) = (Store::new("node-a"), Desired::new());
-    /// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-    /// let mut safeguard = Safeguard::new(MassRemoval::default());
-    /// let web = ObjectKey::new("demo", "web");
-    /// safeguard.lose(ObjectKind::Service, web.clone());
-    /// assert!(safeguard.is_lost(ObjectKind::Service, &web));
-    /// // One is not many at once: it is believed to be gone.
-    /// let gone = safeguard.judge(&store, &desired, &facts, Duration::ZERO);
-    /// assert_eq!(gone, [(ObjectKind::Service, web.clone())].into());
-    ///
-    /// // One that comes back before that was never gone.
-    /// safeguard.lose(ObjectKind::Service, web.clone());
-    /// assert!(safeguard.found(ObjectKind::Service, &web));
-    /// assert!(safeguard.judge(&store, &desired, &facts, Duration::ZERO).is_empty());
-    /// ```
     pub fn lose(&mut self, kind: ObjectKind, key: ObjectKey) {
         self.lost.lose((kind, key));
     }
 
-    /// This object was reported as there, or as deleted. Returns whether it was missing before.
-    pub fn found(&mut self, kind: ObjectKind, key: &ObjectKey) -> bool {
-        self.lost.found(&(kind, key.clone()))
+    /// Notes that this object was reported as there, or as deleted. Returns whether it was missing before.
+    pub fn note_found(&mut self, kind: ObjectKind, key: &ObjectKey) -> bool {
+        self.lost.note_found(&(kind, key.clone()))
     }
 
     /// A new list of this kind begins: until it ends, what is doubted stays doubted, however long that takes. What is missing
@@ -300,7 +213,7 @@ impl Safeguard {
         self.has_compared
     }
 
-    /// Confirms what is held back now. Returns how many Frontends that is.
+    /// Confirms the deletions that are held back now. Returns the number of their Frontends.
     pub fn confirm(&mut self) -> usize {
         let count = self.held().count();
         self.lost.confirm();

@@ -1,7 +1,11 @@
 //! Safeguards against the input: losing much at once, and taking an address, or an address and port, that the node itself
 //! needs.
 
-mod lost;
 mod mass;
+mod missing;
 
-pub use mass::{Kernel, Loss, MassRemoval, Safeguard, Stopped};
+pub use mass::{MassRemoval, Stopped};
+
+/// How it works inside: for this crate and its tests.
+#[doc(hidden)]
+pub use mass::{Kernel, Loss, Safeguard};

@@ -1,9 +1,9 @@
-//! Services and Frontends that differ from what was written last.
+//! Services and Frontends that differ from the last written state.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Compiled, Follower, Frontend, Port};
+use super::{Compiled, Frontend, FrontendObserver, Port};
 use crate::net::{Family, FrontendKey};
 use crate::snapshot::ObjectKey;
 
@@ -27,7 +27,7 @@ pub(crate) struct ServiceBefore {
 
 impl ServiceBefore {
     /// The parts of a Service in a family; none if it does not exist.
-    pub(crate) fn of(compiled: Option<&Compiled>, family: Family) -> Self {
+    pub(crate) fn from_compiled(compiled: Option<&Compiled>, family: Family) -> Self {
         let Some(compiled) = compiled else { return ServiceBefore::default() };
         let ports: Vec<_> = compiled.ports.iter().filter(|port| port.family == family).cloned().collect();
         let check = compiled.health_check.map(|check| check.port);
@@ -35,11 +35,11 @@ impl ServiceBefore {
     }
 }
 
-impl Follower for Changes {
+impl FrontendObserver for Changes {
     fn service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
         let Some(service) = after.or(before).map(|compiled| &compiled.service) else { return };
         for family in Family::ALL {
-            let [before, after] = [before, after].map(|of| ServiceBefore::of(of, family));
+            let [before, after] = [before, after].map(|of| ServiceBefore::from_compiled(of, family));
             if before != after {
                 self.services.entry((family, service.clone())).or_insert(before);
             }
@@ -93,13 +93,13 @@ impl Changes {
         self.frontends.get(key).map_or(now, Option::as_ref)
     }
 
-    /// Everything of a family has been written.
+    /// Notes that all changes of a family were written.
     pub(crate) fn confirm(&mut self, family: Family) {
         self.frontends.retain(|key, _| key.family() != family);
         self.services.retain(|(of, _), _| *of != family);
     }
 
-    /// Everything has been written but for these Frontends, which are compared again.
+    /// Notes that all changes were written but for these Frontends, which are compared again.
     pub(crate) fn confirm_all_but(&mut self, left: impl Fn(&FrontendKey) -> bool) {
         self.frontends.retain(|key, _| left(key));
         self.services.clear();

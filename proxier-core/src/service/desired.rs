@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::{Compiled, Frontend, HealthCheck, NoLocalEndpoints, NodeFacts, Rejected, Roles, compile_from};
+use super::{Compiled, Frontend, HealthCheck, Indexed, NoLocalEndpoints, NodeFacts, Rejected, Roles, compile_from};
 use crate::net::{EndpointKey, FrontendKey, Protocol};
 use crate::pack::pack;
 use crate::parallel;
-use crate::snapshot::{Created, ObjectKey, Rejection, Store};
+use crate::snapshot::{CreationTime, ObjectKey, Rejection, Store};
 
 /// Every Frontend with its owner, kept up to date at O(changed Services).
 ///
@@ -17,75 +17,22 @@ use crate::snapshot::{Created, ObjectKey, Rejection, Store};
 /// IP, also another Service's address (CVE-2020-8554). Then node ports, load balancers' addresses and external IPs follow;
 /// of equals the older one, then the first by name. See [`Desired::conflicts`].
 ///
-/// `Desired` knows no kernel: a mode follows its changes ([`Follower`]).
+/// `Desired` knows no kernel: a mode follows its changes ([`FrontendObserver`]).
 ///
 /// Two values with the same Services compare equal, however they were built.
-///
-/// ```
-/// use std::sync::Arc;
-/// use proxier_core::config::Config;
-/// use proxier_core::net::FrontendKey;
-/// use proxier_core::objects::ServiceObject;
-/// use proxier_core::service::{Compiled, Desired, Follower, Frontend, NodeFacts};
-/// use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, Store};
-///
-/// /// Writes down which Frontends come, change and go.
-/// #[derive(Default)]
-/// struct Log(Vec<String>);
-///
-/// impl Follower for Log {
-///     fn service(&mut self, _: Option<&Compiled>, _: Option<&Compiled>) {}
-///
-///     fn frontend(&mut self, before: Option<&Arc<Frontend>>, after: Option<&Arc<Frontend>>) {
-///         let key = before.or(after).map_or_else(String::new, |frontend| frontend.key.to_string());
-///         self.0.push(format!("{} {key}", if after.is_none() { "-" } else { "+" }));
-///     }
-/// }
-///
-/// // Two Services with one external IP, of which the second is younger.
-/// let service = |name: &str, cluster_ip: &str, day: u8| -> serde_json::Result<ServiceObject> {
-///     serde_json::from_value(serde_json::json!({
-///         "metadata": {"namespace": "demo", "name": name, "creationTimestamp": format!("2026-01-{day:02}T00:00:00Z")},
-///         "spec": {"clusterIP": cluster_ip, "externalIPs": ["203.0.113.7"], "ports": [{"port": 80}]}
-///     }))
-/// };
-/// let mut store = Store::new("node-a");
-/// let mut changed = store.upsert_service(&service("web", "10.96.0.10", 1)?);
-/// changed.extend(store.upsert_service(&service("copy", "10.96.0.11", 2)?));
-///
-/// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-/// let (mut desired, mut log) = (Desired::new(), Log::default());
-/// desired.refresh(&store, &facts, &changed, &mut log);
-/// assert_eq!(log.0, ["+ TCP 10.96.0.10:80", "+ TCP 203.0.113.7:80", "+ TCP 10.96.0.11:80"]);
-/// assert_eq!(desired.frontends().count(), 3);
-///
-/// let (web, copy) = (ObjectKey::new("demo", "web"), ObjectKey::new("demo", "copy"));
-/// let external: FrontendKey = "TCP 203.0.113.7:80".parse()?;
-/// assert_eq!(desired.owner(&external), Some(&web));
-/// let conflict = desired.conflicts().next().ok_or("none")?;
-/// assert_eq!((conflict.key, conflict.owner, conflict.refused), (external, &web, &copy));
-///
-/// // Its owner goes, so the other Service gets it. The Frontend itself is the same as before.
-/// let changed = store.delete_service(&web);
-/// desired.refresh(&store, &facts, &changed, &mut log);
-/// assert_eq!(log.0.split_off(3), ["- TCP 10.96.0.10:80"]);
-/// assert_eq!(desired.owner(&external), Some(&copy));
-/// assert_eq!(desired.services_with(&store), [copy].into());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Desired {
     /// Boxed, since a map keeps room for more values than it has.
     services: BTreeMap<ObjectKey, Box<Compiled>>,
     claims: BTreeMap<FrontendKey, Claims>,
-    /// Services that ask for what cannot be.
+    /// Services with impossible requests.
     refusing: BTreeSet<ObjectKey>,
 }
 
-/// Keeps its own view of [`Desired`]: it is called for every change, in order, and for nothing else, even if the
+/// Observer of the changes of [`Desired`], with a view of its own: called for every change, in order, and for nothing else, even if the
 /// Service was compiled again.
-pub trait Follower {
-    /// Whether Services are compiled with their [`Port`](super::Port)s, which take time and memory. Default no. The answer
+pub trait FrontendObserver {
+    /// Whether Services are compiled with their ports, which take time and memory. Default no. The answer
     /// is always the same.
     fn needs_ports(&self) -> bool {
         false
@@ -98,15 +45,15 @@ pub trait Follower {
     fn frontend(&mut self, before: Option<&Arc<Frontend>>, after: Option<&Arc<Frontend>>);
 }
 
-/// Nobody follows.
-impl Follower for () {
+/// Ignores all changes.
+impl FrontendObserver for () {
     fn service(&mut self, _: Option<&Compiled>, _: Option<&Compiled>) {}
 
     fn frontend(&mut self, _: Option<&Arc<Frontend>>, _: Option<&Arc<Frontend>>) {}
 }
 
-/// Both follow, the first one first.
-impl<A: Follower, B: Follower> Follower for (A, B) {
+/// Passes each change to both, the first one first.
+impl<A: FrontendObserver, B: FrontendObserver> FrontendObserver for (A, B) {
     fn needs_ports(&self) -> bool {
         self.0.needs_ports() || self.1.needs_ports()
     }
@@ -125,14 +72,14 @@ impl<A: Follower, B: Follower> Follower for (A, B) {
 /// A Service's claim to a Frontend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Claim {
-    created: Created,
+    created: CreationTime,
     service: ObjectKey,
     frontend: Arc<Frontend>,
 }
 
 impl Claim {
     /// Sorts the owner first.
-    fn rank(&self) -> (u8, Created, &ObjectKey) {
+    fn rank(&self) -> (u8, CreationTime, &ObjectKey) {
         let strength = [Roles::CLUSTER_IP, Roles::NODE_PORT, Roles::LOAD_BALANCER];
         let weaker = strength.iter().take_while(|role| !self.frontend.roles.contains(**role)).count();
         (u8::try_from(weaker).unwrap_or(u8::MAX), self.created, &self.service)
@@ -143,7 +90,7 @@ impl Claim {
 type Claims = Vec<Claim>;
 
 /// A Frontend that a Service claims and does not get.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Conflict<'a> {
     /// Protocol, address and port.
@@ -166,15 +113,21 @@ impl Desired {
         Self::default()
     }
 
+    /// Compiles all Services of a store.
+    pub fn build(store: &Store, facts: &NodeFacts) -> Self {
+        Indexed::build(store, facts, ()).desired
+    }
+
     /// Compiles these Services again; those that are no longer in the store are removed.
+    #[doc(hidden)]
     pub fn refresh<'a>(
         &mut self,
         store: &Store,
         facts: &NodeFacts,
         services: impl IntoIterator<Item = &'a ObjectKey>,
-        follower: &mut dyn Follower,
+        observer: &mut dyn FrontendObserver,
     ) {
-        let needs_ports = follower.needs_ports();
+        let needs_ports = observer.needs_ports();
         let compile = |keys: &[&ObjectKey]| -> Vec<Option<Compiled>> {
             keys.iter().map(|key| compile_from(store, key, facts, needs_ports)).collect()
         };
@@ -182,19 +135,19 @@ impl Desired {
         for keys in keys.chunks(AT_ONCE) {
             let compiled = parallel::map_parts(keys, WORTH_A_THREAD, compile);
             for (key, compiled) in keys.iter().zip(compiled.into_iter().flatten()) {
-                self.update(key, compiled, follower);
+                self.update(key, compiled, observer);
             }
         }
     }
 
     /// The Services that are known here or in the store, and the names under which agents ask for Frontends.
-    pub fn services_with<'a>(&'a self, store: &'a Store) -> BTreeSet<ObjectKey> {
+    pub(crate) fn services_with<'a>(&'a self, store: &'a Store) -> BTreeSet<ObjectKey> {
         let stored = store.services().map(|service| &service.key);
         self.services.keys().chain(stored).chain(store.frontend_keys()).cloned().collect()
     }
 
     /// Replaces the compiled form of a Service; `None` removes it.
-    pub fn update(&mut self, key: &ObjectKey, compiled: Option<Compiled>, follower: &mut dyn Follower) {
+    pub(crate) fn update(&mut self, key: &ObjectKey, compiled: Option<Compiled>, observer: &mut dyn FrontendObserver) {
         let old = self.services.remove(key);
         let compiled = compiled.map(Box::new);
         if old == compiled {
@@ -206,7 +159,7 @@ impl Desired {
         } else {
             self.refusing.remove(key);
         }
-        follower.service(old.as_deref(), compiled.as_deref());
+        observer.service(old.as_deref(), compiled.as_deref());
         let claim_of = |of: &Option<Box<Compiled>>, frontend: &FrontendKey| {
             let compiled = of.as_ref()?;
             let frontend = compiled.frontend(frontend)?.clone();
@@ -215,19 +168,25 @@ impl Desired {
         for frontend in old.iter().flat_map(|old| &old.frontends) {
             let (before, after) = (claim_of(&old, &frontend.key), claim_of(&compiled, &frontend.key));
             if before != after {
-                self.claim(frontend.key, key, after, follower);
+                self.claim(frontend.key, key, after, observer);
             }
         }
         for frontend in compiled.iter().flat_map(|new| &new.frontends) {
             if old.as_ref().is_none_or(|old| old.frontend(&frontend.key).is_none()) {
-                self.claim(frontend.key, key, claim_of(&compiled, &frontend.key), follower);
+                self.claim(frontend.key, key, claim_of(&compiled, &frontend.key), observer);
             }
         }
         self.services.extend(compiled.map(|new| (key.clone(), new)));
     }
 
-    /// Changes one Service's claim to a Frontend, and tells the follower if the owner's Frontend changes.
-    fn claim(&mut self, key: FrontendKey, service: &ObjectKey, new: Option<Claim>, follower: &mut dyn Follower) {
+    /// Changes one Service's claim to a Frontend, and tells the observer if the owner's Frontend changes.
+    fn claim(
+        &mut self,
+        key: FrontendKey,
+        service: &ObjectKey,
+        new: Option<Claim>,
+        observer: &mut dyn FrontendObserver,
+    ) {
         let claims = self.claims.entry(key).or_default();
         let owned = |claims: &Claims| claims.first().map(|claim| claim.frontend.clone());
         let before = owned(claims);
@@ -242,11 +201,12 @@ impl Desired {
             self.claims.remove(&key);
         }
         if before != after {
-            follower.frontend(before.as_ref(), after.as_ref());
+            observer.frontend(before.as_ref(), after.as_ref());
         }
     }
 
     /// Reduces memory by rebuilding everything; call it after a large change.
+    #[doc(hidden)]
     pub fn compact(&mut self) {
         pack(&mut self.services);
         pack(&mut self.claims);
@@ -315,6 +275,7 @@ impl Desired {
     }
 
     /// The health check of a Service.
+    #[doc(hidden)]
     pub fn health_check(&self, service: &ObjectKey) -> Option<HealthCheck> {
         self.services.get(service)?.health_check
     }

@@ -14,7 +14,7 @@ use crate::snapshot::{HostAddresses, Node};
 pub enum OpenOn {
     /// All addresses of this host, including those that it gets later.
     All,
-    /// Only these addresses, sorted; none when empty.
+    /// The given addresses only, sorted; none when empty.
     These(Vec<IpAddr>),
 }
 
@@ -49,13 +49,6 @@ impl OpenOn {
 /// assert!(!facts.is_on_interface("10.96.0.10".parse()?)); // a Service's, not the host's
 /// assert_eq!(facts.health_checks_open_on(Family::V4), OpenOn::All);
 /// assert!(facts.health_checks_open_on(Family::V6).is_nowhere());
-///
-/// // An address that eth0 has just lost still gets node ports.
-/// let lost = "192.0.2.99".parse()?;
-/// host.interfaces.insert("eth0".into(), vec!["192.0.2.10".parse()?]);
-/// let facts = NodeFacts::with_absent(&Config::default(), &node, &host, [lost]);
-/// assert!(facts.is_here(lost) && facts.is_own_address(lost) && !facts.is_on_interface(lost));
-/// assert_eq!(facts.node_port_addresses(Family::V4).count(), 2);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,7 +72,7 @@ impl NodeFacts {
 
     /// As [`NodeFacts::new`], with addresses that an interface lost a moment ago and may get again: node ports stay on
     /// them, so that connections survive.
-    pub fn with_absent(
+    pub(crate) fn with_absent(
         config: &Config,
         node: &Node,
         host: &HostAddresses,
@@ -122,26 +115,7 @@ impl NodeFacts {
 
     /// Sets the weights of nodes by name: their endpoints have them, if the configuration lets annotations decide it
     /// ([`MayAskFor::NODE_WEIGHTS`]) and the store keeps nodes ([`Store::keep_nodes`](crate::snapshot::Store::keep_nodes)).
-    ///
-    /// ```
-    /// use std::collections::BTreeMap;
-    /// use std::sync::Arc;
-    /// use proxier_core::config::{Config, MayAskFor};
-    /// use proxier_core::service::NodeFacts;
-    /// use proxier_core::snapshot::{HostAddresses, Node};
-    ///
-    /// let weights = Arc::new(BTreeMap::from([("node-b".into(), 3)]));
-    /// let mut config = Config::default();
-    /// let mut facts = NodeFacts::new(&config, &Node::new("node-a"), &HostAddresses::default());
-    /// facts.set_node_weights(weights.clone());
-    /// assert_eq!(facts.node_weights().get("node-b"), None); // not allowed by default
-    ///
-    /// config.ipvs.may_ask_for |= MayAskFor::NODE_WEIGHTS;
-    /// let mut facts = NodeFacts::new(&config, &Node::new("node-a"), &HostAddresses::default());
-    /// facts.set_node_weights(weights);
-    /// assert_eq!(facts.node_weights().get("node-b"), Some(&3));
-    /// ```
-    pub fn set_node_weights(&mut self, weights: Arc<BTreeMap<Box<str>, u16>>) {
+    pub(crate) fn set_node_weights(&mut self, weights: Arc<BTreeMap<Box<str>, u16>>) {
         if self.config.lets(MayAskFor::NODE_WEIGHTS) {
             self.node_weights = weights;
         }
@@ -149,25 +123,7 @@ impl NodeFacts {
 
     /// Sets in which families the mode serves node ports on the loopback address ([`Kind::localhost`](crate::modes::Kind::localhost)): it is
     /// among [`NodeFacts::node_port_addresses`] then, where the configuration names it ([`NodePortAddresses::names_localhost`]).
-    ///
-    /// ```
-    /// use proxier_core::config::{Config, NodePortAddresses};
-    /// use proxier_core::modes::{Kind, iptables};
-    /// use proxier_core::net::Family;
-    /// use proxier_core::service::NodeFacts;
-    /// use proxier_core::snapshot::{HostAddresses, Node};
-    ///
-    /// let mut config = Config::default();
-    /// config.node_port_addresses = NodePortAddresses::Within(vec!["127.0.0.0/8".parse()?, "::1/128".parse()?]);
-    /// let of = |mode: Kind| {
-    ///     let mut facts = NodeFacts::new(&config, &Node::new("node-a"), &HostAddresses::default());
-    ///     facts.serve_localhost(mode.localhost(&iptables::Options::default()));
-    ///     Family::ALL.map(|family| facts.serves_localhost(family))
-    /// };
-    /// assert_eq!((of(Kind::Nftables), of(Kind::Iptables)), ([true, false], [true, false]));
-    /// assert_eq!((of(Kind::Userspace), of(Kind::Ipvs)), ([true, true], [false, false]));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    #[doc(hidden)]
     pub fn serve_localhost(&mut self, families: &[Family]) {
         let asked = &self.config.node_port_addresses;
         let named = families.iter().filter(|family| asked.names_localhost(**family));
@@ -175,7 +131,7 @@ impl NodeFacts {
     }
 
     /// Whether node ports are served on the loopback address of a family because the configuration names it.
-    pub fn serves_localhost(&self, family: Family) -> bool {
+    pub(crate) fn serves_localhost(&self, family: Family) -> bool {
         self.node_port_addresses.contains(&family.localhost())
     }
 
@@ -244,6 +200,7 @@ impl NodeFacts {
     }
 
     /// The node's primary address of a family: the configured one ([`Config::node_address`]), or else as the Node object has it.
+    #[doc(hidden)]
     pub fn node_address(&self, family: Family) -> Option<IpAddr> {
         self.node_addresses.iter().copied().find(|address| Family::of(*address) == family)
     }
@@ -269,13 +226,13 @@ impl NodeFacts {
     }
 
     /// Whether an interface other than proxies' devices has this address, or had it a moment ago.
-    pub fn is_here(&self, address: IpAddr) -> bool {
+    pub(crate) fn is_here(&self, address: IpAddr) -> bool {
         self.is_on_interface(address) || self.absent.contains(&address)
     }
 
     /// Whether an address is this node's own: an interface other than proxies' devices has it or had it a moment ago, or
     /// the Node object has it, or the configuration.
-    pub fn is_own_address(&self, address: IpAddr) -> bool {
+    pub(crate) fn is_own_address(&self, address: IpAddr) -> bool {
         self.is_here(address) || self.node_addresses.contains(&address)
     }
 }

@@ -9,13 +9,13 @@ use crate::net::Network;
 use crate::net::{EndpointKey, FrontendKey, Protocol};
 use crate::snapshot::{Balancing, Roles, TrafficPolicy};
 
-/// One protocol, address and port on which a Service answers, and who answers there.
+/// Protocol, address and port on which a Service answers, with the endpoints that answer there.
 ///
 /// ```
 /// use proxier_core::config::Config;
 /// use proxier_core::net::EndpointKey;
-/// use proxier_core::service::{NodeFacts, Roles, compile_frontends};
-/// use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, TrafficPolicy};
+/// use proxier_core::service::{Desired, NodeFacts, Roles};
+/// use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Store, TrafficPolicy};
 ///
 /// let (here, there) = (EndpointKey::new([10, 244, 1, 7].into(), 80), EndpointKey::new([10, 244, 2, 9].into(), 80));
 /// let mut spec = FrontendSpec::new("TCP 203.0.113.7:80".parse()?, [here, there]);
@@ -24,13 +24,12 @@ use crate::snapshot::{Balancing, Roles, TrafficPolicy};
 /// spec.source_ranges = Some(vec!["198.51.100.0/24".parse()?]);
 ///
 /// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-/// let compiled = compile_frontends(&ObjectKey::new("agent", "web"), &[spec], &facts, false);
-/// let web = compiled.frontend(&"TCP 203.0.113.7:80".parse()?).ok_or("not served")?;
+/// let mut store = Store::new("node-a");
+/// store.upsert_frontends(&ObjectKey::new("agent", "web"), [spec]);
+/// let desired = Desired::build(&store, &facts);
+/// let web = desired.frontend(&"TCP 203.0.113.7:80".parse()?).ok_or("not served")?;
 /// assert_eq!(**web.endpoints(), [here]);
-/// assert!(!web.has_endpoint(&there));
 /// assert!(web.can_split()); // this node and pods may get both
-/// assert!(web.is_virtual() && !web.is_elsewhere()); // no interface of this host has the address
-/// assert!(web.is_barred_from_node()); // nor is one in the source ranges
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[expect(clippy::struct_excessive_bools, reason = "each is a property of its own")]
@@ -49,6 +48,7 @@ pub struct Frontend {
     pub local: Arc<[EndpointKey]>,
     /// The endpoints that serve and are in neither list, since hints send this node elsewhere or they are being stopped: UDP flows that they
     /// have go on. Sorted; `None` for none, and for other protocols.
+    #[doc(hidden)]
     pub unselected: Option<Arc<[EndpointKey]>>,
     /// Whether `cluster` answers where the policy says `Local` and `local` is empty.
     pub falls_back: bool,
@@ -63,16 +63,17 @@ pub struct Frontend {
     /// IPVS mode.
     pub returns_directly: bool,
     /// Whether an interface of this host, other than the dummy device, has the address.
-    pub on_interface: bool,
+    pub(crate) on_interface: bool,
     /// The networks that may connect; `None` for all clients. Load-balancer addresses only.
     pub source_ranges: Option<Arc<[Network]>>,
     /// Whether this node itself is in the source ranges.
+    #[doc(hidden)]
     pub node_may_use: bool,
-    /// Whether endpoints are told the client's address ([`ServicePort::proxy_protocol`](crate::snapshot::ServicePort::proxy_protocol)).
+    /// Whether endpoints get the client's address ([`ServicePort::proxy_protocol`](crate::snapshot::ServicePort::proxy_protocol)).
     pub proxy_protocol: bool,
     /// The port of the Service that it belongs to, the first one that names it; if ports were asked for
-    /// ([`Follower::needs_ports`](super::Follower::needs_ports)).
-    pub port: Option<Arc<Port>>,
+    /// ([`FrontendObserver::needs_ports`](super::FrontendObserver::needs_ports)).
+    pub(crate) port: Option<Arc<Port>>,
 }
 
 impl Frontend {
@@ -82,12 +83,8 @@ impl Frontend {
         if local { &self.local } else { &self.cluster }
     }
 
-    /// Whether this is one of the endpoints that get its traffic.
-    pub fn has_endpoint(&self, key: &EndpointKey) -> bool {
-        self.endpoints().binary_search(key).is_ok()
-    }
-
     /// Whether an endpoint serves, also one that the policy does not select: its UDP flows go on.
+    #[doc(hidden)]
     pub fn keeps_flows_of(&self, key: &EndpointKey) -> bool {
         self.serving_lists().any(|list| list.binary_search(key).is_ok())
     }
@@ -118,7 +115,7 @@ impl Frontend {
         self.would_split() && !self.keeps_clients() && !self.returns_directly
     }
 
-    /// Whether its policy is what a split is for.
+    /// Whether its policy asks for a split.
     pub(crate) fn would_split(&self) -> bool {
         !self.roles.contains(Roles::CLUSTER_IP) && self.policy == TrafficPolicy::Local
     }
@@ -141,18 +138,20 @@ impl Frontend {
     }
 
     /// Whether the address is not this host's own: it is only a node port's when it has no other role.
-    pub fn is_virtual(&self) -> bool {
+    pub(crate) fn is_virtual(&self) -> bool {
         self.roles != Roles::NODE_PORT && !self.on_interface
     }
 
     /// Whether another interface has the address, so that it is not bound. Never true for an address that is only a
     /// node port's.
+    #[doc(hidden)]
     pub fn is_elsewhere(&self) -> bool {
         self.roles != Roles::NODE_PORT && self.on_interface
     }
 
     /// Whether this node's own traffic to it has to be dropped: the load balancer's address is local here, so such traffic
     /// would have that address as its source and pass every source range.
+    #[doc(hidden)]
     pub fn is_barred_from_node(&self) -> bool {
         self.source_ranges.is_some() && !self.node_may_use
     }

@@ -1,9 +1,9 @@
-//! Frontends of all Services, together with what one mode keeps about them.
+//! Frontends of all Services, with the index of one mode.
 
-use super::{Desired, Follower, NodeFacts};
+use super::{Desired, FrontendObserver, NodeFacts};
 use crate::snapshot::{ObjectKey, Store};
 
-/// [`Desired`] and a [`Follower`] of it, kept in step: for tools and tests that compile Services without a
+/// [`Desired`] and a [`FrontendObserver`] of it, kept in step: for tools and tests that compile Services without a
 /// [`Reconciler`](crate::reconciler::Reconciler).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Indexed<F> {
@@ -13,13 +13,13 @@ pub struct Indexed<F> {
     pub index: F,
 }
 
-impl<F: Follower> Indexed<F> {
-    /// Without Services.
+impl<F: FrontendObserver> Indexed<F> {
+    /// Makes the pair for no Services.
     pub fn new(index: F) -> Self {
         Indexed { desired: Desired::new(), index }
     }
 
-    /// Everything in the store.
+    /// Compiles and indexes all Services of a store.
     pub fn build(store: &Store, facts: &NodeFacts, index: F) -> Self {
         let mut indexed = Indexed::new(index);
         let services = store.services().map(|service| &service.key).chain(store.frontend_keys());

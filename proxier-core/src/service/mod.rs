@@ -1,8 +1,8 @@
 //! Services on this node, without the words of any kernel: Frontends with their endpoints, and who owns them.
 
 mod changes;
-mod consider;
 mod desired;
+mod endpoint_decision;
 mod endpoints;
 mod facts;
 mod frontend;
@@ -20,26 +20,29 @@ use std::sync::Arc;
 use crate::config::{LocalFallback, MayAskFor};
 use crate::net::{ByFamily, EndpointKey, Family, FrontendKey, Protocol};
 use crate::snapshot::{
-    Balancing, Created, EndpointSlice, FrontendSpec, OTHER_PORT, ObjectKey, ObjectKind, Rejection, Reporter, Service,
-    ServicePort, Spelled, Store, TrafficPolicy,
+    Balancing, CreationTime, EndpointSlice, FrontendSpec, MethodName, OTHER_PORT, ObjectKey, ObjectKind, Rejection,
+    Reporter, Service, ServicePort, Store, TrafficPolicy,
 };
 use endpoints::{Choice, choose, count_ready_local, gather};
 use weights::weigh;
 
 pub use crate::snapshot::Roles;
-pub use changes::Changes;
 pub(crate) use changes::ServiceBefore;
-pub use consider::{Considered, consider};
-pub use desired::{Conflict, Desired, Follower};
+pub use desired::{Conflict, Desired};
+pub use endpoint_decision::{EndpointDecision, endpoint_decisions};
 pub use facts::{NodeFacts, OpenOn};
 pub use frontend::Frontend;
-pub use indexed::Indexed;
-pub use port::Port;
-pub use reserved::{Extent, Rejected};
-pub use trace::{Packet, Reached, Trace, Treatment, Verdict, Ways, trace};
+pub(crate) use port::Port;
+pub use reserved::Rejected;
+pub use trace::{Packet, Reached, Trace, Verdict};
+pub(crate) use trace::{PacketRules, Treatment, trace};
+
+/// Types by which modes follow Services: for this crate, its tests and its benches.
+#[doc(hidden)]
+pub use {changes::Changes, desired::FrontendObserver, indexed::Indexed};
 
 /// The port on which a node tells load balancers whether a Service has endpoints here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HealthCheck {
     /// The port.
@@ -82,35 +85,35 @@ impl NoLocalEndpoints {
     }
 }
 
-/// One Service compiled for this node.
+/// Service compiled for this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Compiled {
     /// The Service.
     pub service: ObjectKey,
     /// Creation time of the Service; decides between Services that claim one Frontend.
-    pub created: Created,
+    pub(crate) created: CreationTime,
     /// Frontends of the Service, sorted by key.
     pub frontends: Vec<Arc<Frontend>>,
     /// Its ports, each once for each family, in the order of the object, if they were asked for
-    /// ([`Follower::needs_ports`]). Agents' Frontends are ports of their own.
-    pub ports: Vec<Arc<Port>>,
+    /// ([`FrontendObserver::needs_ports`]). Agents' Frontends are ports of their own.
+    pub(crate) ports: Vec<Arc<Port>>,
     /// Its endpoints on this node, in any state: a connection that one opens to its own Service may come back to it.
-    pub hairpins: BTreeSet<(Protocol, EndpointKey)>,
+    pub(crate) hairpins: BTreeSet<(Protocol, EndpointKey)>,
     /// Health check of the Service.
     pub health_check: Option<HealthCheck>,
     /// The families in which the port of its health check is open on an address of this node.
-    pub health_check_open_in: Vec<Family>,
+    pub(crate) health_check_open_in: Vec<Family>,
     /// Numbers of ports without local endpoints, for the metric.
     pub no_local_endpoints: NoLocalEndpoints,
     /// Frontends it does not get because the address or port is reserved ([`Config`](crate::config::Config)).
     pub rejected: BTreeSet<Rejected>,
     /// Annotations that its endpoints rule out, and external IPs that the configuration leaves out.
-    pub refused: Vec<Rejection>,
+    pub(crate) refused: Vec<Rejection>,
 }
 
 impl Compiled {
-    fn empty(service: ObjectKey, created: Created) -> Self {
+    fn empty(service: ObjectKey, created: CreationTime) -> Self {
         Compiled {
             service,
             created,
@@ -150,7 +153,7 @@ pub fn why_left_out(store: &Store, facts: &NodeFacts, key: &FrontendKey) -> Opti
 /// Compiles a Service with its slices, which may come in any order.
 ///
 /// A Service without endpoints still has its Frontends: clients are refused rather than left waiting.
-pub fn compile<'a>(
+pub(crate) fn compile<'a>(
     service: &Service,
     slices: impl IntoIterator<Item = &'a EndpointSlice>,
     facts: &NodeFacts,
@@ -195,7 +198,7 @@ fn compile_service<'a>(
             }
             compiled.no_local_endpoints.note(family, internal, external);
             let common = with_ports.then(|| Arc::new(Port::new(&context, &rows, family, &choice)));
-            let asked = Asked {
+            let asked = AnnotationRequests {
                 weights: weigh(&slices, balancing.map(|of| &**of), port, family, facts),
                 returns_directly: context.returns_directly(&rows, &choice, &mut compiled.refused),
             };
@@ -218,8 +221,13 @@ fn compile_service<'a>(
 }
 
 /// Compiles Frontends that an agent asks for by itself; each is a port of its own, if ports are asked for.
-pub fn compile_frontends(key: &ObjectKey, specs: &[FrontendSpec], facts: &NodeFacts, with_ports: bool) -> Compiled {
-    let mut compiled = Compiled::empty(key.clone(), Created::UNKNOWN);
+pub(crate) fn compile_frontends(
+    key: &ObjectKey,
+    specs: &[FrontendSpec],
+    facts: &NodeFacts,
+    with_ports: bool,
+) -> Compiled {
+    let mut compiled = Compiled::empty(key.clone(), CreationTime::UNKNOWN);
     let reserved = &facts.config.reserved;
     for spec in specs.iter().filter(|spec| facts.config.families.iter().any(|family| family == spec.key.family())) {
         let refusal = reserved
@@ -300,7 +308,7 @@ impl Context<'_> {
         let Some(other) = choice.cluster.iter().chain(&*choice.local).find(|endpoint| endpoint.port != port) else {
             return true;
         };
-        let value = format_args!("{} for {protocol} {port}, endpoint {other}", Spelled(method));
+        let value = format_args!("{} for {protocol} {port}, endpoint {other}", MethodName(method));
         Reporter::new(ObjectKind::Service, self.service.key.clone(), refused).reject(
             asked.forwarding_field(),
             value,
@@ -311,7 +319,7 @@ impl Context<'_> {
 }
 
 /// Requests of annotations for a Service port in one family.
-struct Asked {
+struct AnnotationRequests {
     weights: Option<Arc<[(EndpointKey, u16)]>>,
     returns_directly: bool,
 }
@@ -366,7 +374,7 @@ impl Row {
         &self,
         frontends: &mut BTreeMap<FrontendKey, Frontend>,
         choice: &Choice,
-        asked: &Asked,
+        asked: &AnnotationRequests,
         common: Option<&Arc<Port>>,
         context: &Context<'_>,
     ) {
@@ -386,7 +394,7 @@ impl Row {
         &self,
         address: IpAddr,
         choice: &Choice,
-        asked: &Asked,
+        asked: &AnnotationRequests,
         common: Option<&Arc<Port>>,
         context: &Context<'_>,
     ) -> Frontend {

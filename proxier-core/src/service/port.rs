@@ -14,25 +14,9 @@ use crate::snapshot::{FrontendSpec, ObjectKey, Roles, TrafficPolicy};
 ///
 /// Addresses and node ports that are reserved are left out, as with Frontends. Whether the Service owns an address is up to
 /// [`Desired`](super::Desired).
-///
-/// ```
-/// use proxier_core::config::Config;
-/// use proxier_core::net::EndpointKey;
-/// use proxier_core::service::{NodeFacts, compile_frontends};
-/// use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey};
-///
-/// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-/// let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
-/// let web = FrontendSpec::new("TCP 10.96.0.10:80".parse()?, [endpoint]);
-/// let compiled = compile_frontends(&ObjectKey::new("agent", "web"), &[web], &facts, true);
-/// let port = &compiled.ports[0];
-/// assert_eq!((&*port.name, port.cluster_ip), ("agent/web:10.96.0.10:80", Some("10.96.0.10".parse()?)));
-/// assert!(port.has_endpoints() && !port.is_external);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Port {
+#[expect(clippy::struct_field_names, reason = "a port has a port number")]
+pub(crate) struct Port {
     /// `namespace/name`, with `:port` if the port has a name.
     pub name: Box<str>,
     /// Protocol.
@@ -134,7 +118,7 @@ impl Port {
     }
 
     /// Whether any node has a usable endpoint.
-    pub fn has_endpoints(&self) -> bool {
+    pub(crate) fn has_endpoints(&self) -> bool {
         !self.cluster.is_empty() || !self.local.is_empty()
     }
 }

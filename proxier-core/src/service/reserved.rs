@@ -9,9 +9,8 @@ use crate::config::{Neighbour, Reserved, ReservedPort, User};
 use crate::net::{EndpointKey, FrontendKey, Protocol};
 
 /// Extent of a reservation: a port, or all of an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub enum Extent {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Extent {
     /// This address, protocol and port.
     Port,
     /// The address with all its ports: bound to the dummy device, it would be this node itself.
@@ -26,8 +25,7 @@ pub struct Rejected {
     pub key: FrontendKey,
     /// Program or host that answers there.
     pub user: User,
-    /// Extent of the reservation.
-    pub extent: Extent,
+    pub(super) extent: Extent,
 }
 
 impl Rejected {
@@ -56,36 +54,7 @@ impl fmt::Display for Rejected {
 
 impl Reserved {
     /// Whether a Frontend must not be served because its address and port are reserved, and for whom.
-    ///
-    /// ```
-    /// use proxier_core::config::Config;
-    /// use proxier_core::config::{Neighbour, Reserved, ReservedPort, User};
-    /// use proxier_core::service::{NodeFacts, Roles};
-    /// use proxier_core::snapshot::{HostAddresses, Node};
-    ///
-    /// let mut reserved = Reserved::none();
-    /// reserved.reserve(ReservedPort::tcp_here(Reserved::KUBELET), User::Kubelet);
-    /// reserved.set_neighbours(User::NameServer, [Neighbour::new("192.0.2.53".parse()?)]);
-    /// reserved.set_neighbours(User::ApiServer, [Neighbour::tcp("192.0.2.6".parse()?, 6443)]);
-    /// assert_eq!(reserved.neighbours().count(), 2);
-    ///
-    /// let mut host = HostAddresses::default();
-    /// host.interfaces.insert("eth0".into(), vec!["192.0.2.10".parse()?]);
-    /// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &host);
-    /// let kubelet = "TCP 192.0.2.10:10250".parse()?;
-    /// let refusal = reserved.refuses(&kubelet, &facts).ok_or("served")?;
-    /// assert_eq!(refusal.to_string(), "TCP 192.0.2.10:10250: the kubelet answers there; not served unless allowed");
-    ///
-    /// // An external IP that is a name server's, whatever the port.
-    /// let web = "TCP 192.0.2.53:80".parse()?;
-    /// assert_eq!(reserved.refuses(&web, &facts), None);
-    /// let refusal = reserved.refuses_address(&web, Roles::EXTERNAL_IP, &[], &facts).ok_or("served")?;
-    /// assert!(refusal.reason().starts_with("a name server of this node has that address"));
-    /// reserved.allow_address("192.0.2.53".parse()?);
-    /// assert_eq!(reserved.refuses_address(&web, Roles::EXTERNAL_IP, &[], &facts), None);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn refuses(&self, key: &FrontendKey, facts: &NodeFacts) -> Option<Rejected> {
+    pub(crate) fn refuses(&self, key: &FrontendKey, facts: &NodeFacts) -> Option<Rejected> {
         let FrontendKey { protocol, address, port } = *key;
         let at = |address| self.places.get(&ReservedPort { address, protocol, port });
         // Compare ports first: look for addresses of this node only when a port matches.
@@ -106,7 +75,7 @@ impl Reserved {
 
     /// Whether a Frontend must not be served because its address is reserved, and for whom. `endpoints` are those
     /// that traffic to it would get.
-    pub fn refuses_address(
+    pub(crate) fn refuses_address(
         &self,
         key: &FrontendKey,
         role: Roles,

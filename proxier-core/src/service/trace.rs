@@ -2,12 +2,11 @@
 //!
 //! Assumes a node that has programmed everything; does not look at this node's kernel.
 
+use bitflags::bitflags;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
-
-use bitflags::bitflags;
 
 use super::{Desired, Frontend, NodeFacts, Port, compile_from, why_left_out};
 use crate::config::LocalTraffic;
@@ -16,8 +15,8 @@ use crate::snapshot::{Balancing, ObjectKey, Roles, Store, TrafficPolicy};
 
 bitflags! {
     /// Differences between modes in how they treat packets; [`modes::trace`](crate::modes::trace) has those of each.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    pub struct Ways: u16 {
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+    pub(crate) struct PacketRules: u16 {
         /// Node ports are served on IPv4 loopback addresses.
         const LOCALHOST_NODE_PORTS = 1;
         /// Under an external policy `Local`, this node and its pods get the endpoints of all nodes.
@@ -54,9 +53,9 @@ bitflags! {
 /// Treatment of packets by a mode.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Treatment {
+pub(crate) struct Treatment {
     /// Differences from mode to mode.
-    pub ways: Ways,
+    pub rules: PacketRules,
     /// Networks of which all addresses are this node's own: what no Service serves there is refused.
     pub closed: BTreeSet<Network>,
     /// Addresses of Services are made this node's own by routes, which say from which address programs of this node connect. Otherwise
@@ -64,14 +63,14 @@ pub struct Treatment {
     pub by_routes: bool,
 }
 
-impl From<Ways> for Treatment {
-    fn from(ways: Ways) -> Self {
-        Treatment { ways, ..Treatment::default() }
+impl From<PacketRules> for Treatment {
+    fn from(rules: PacketRules) -> Self {
+        Treatment { rules, ..Treatment::default() }
     }
 }
 
 /// The first packet of a connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Packet {
     /// Source address.
@@ -102,16 +101,16 @@ impl Packet {
         self
     }
 
-    fn is_this_node(&self, facts: &NodeFacts, ways: Ways) -> bool {
-        is_here(facts, self.source) || (ways.contains(Ways::OWNS_ADDRESSES) && self.source == self.to.address)
+    fn is_this_node(&self, facts: &NodeFacts, rules: PacketRules) -> bool {
+        is_here(facts, self.source) || (rules.contains(PacketRules::OWNS_ADDRESSES) && self.source == self.to.address)
     }
 
     /// Whether it comes from this node or from a pod, which get the endpoints of all nodes where a policy `Local` is split.
-    pub(crate) fn is_inside(&self, facts: &NodeFacts, ways: Ways) -> bool {
-        self.is_this_node(facts, ways) || self.is_pods(facts) == Some(true)
+    pub(crate) fn is_inside(&self, facts: &NodeFacts, rules: PacketRules) -> bool {
+        self.is_this_node(facts, rules) || self.is_pods(facts) == Some(true)
     }
 
-    /// Whether it comes from a pod of another node; `None`: from a pod, and nothing tells of which node.
+    /// Whether it comes from a pod of another node; `None`: from a pod, and its node is unknown.
     fn is_other_pods(&self, facts: &NodeFacts) -> Option<bool> {
         match &facts.config().local_traffic {
             LocalTraffic::ClusterCidrs(_) if self.is_pods(facts) == Some(true) => {
@@ -145,7 +144,7 @@ fn is_here(facts: &NodeFacts, address: IpAddr) -> bool {
 }
 
 /// An endpoint that a packet may get to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Reached {
     /// The endpoint.
@@ -157,7 +156,7 @@ pub struct Reached {
 }
 
 /// Fate of a packet.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Verdict {
     /// No Service has the destination: the packet goes on to it.
@@ -195,7 +194,7 @@ impl fmt::Display for Verdict {
 }
 
 /// Fate of a packet, and the reasons.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Trace {
     /// The reasons, one sentence each, in the order in which they count.
@@ -214,31 +213,37 @@ pub struct Trace {
 /// Works out what becomes of a packet in a mode that treats packets so.
 ///
 /// Costs O(endpoints of the Frontend); O(Services) for an address and port that no Frontend has.
-pub fn trace(store: &Store, desired: &Desired, facts: &NodeFacts, packet: &Packet, treatment: &Treatment) -> Trace {
-    let Treatment { ways, closed, by_routes } = treatment;
+pub(crate) fn trace(
+    store: &Store,
+    desired: &Desired,
+    facts: &NodeFacts,
+    packet: &Packet,
+    treatment: &Treatment,
+) -> Trace {
+    let Treatment { rules, closed, by_routes } = treatment;
     let by_routes = *by_routes;
-    let mut tracing = Tracing { store, desired, facts, packet, ways: *ways, closed, by_routes, steps: Vec::new() };
-    let frontend = desired.frontend(&packet.to).filter(|_| !tracing.is_left_to_others());
+    let mut tracer = Tracer { store, desired, facts, packet, rules: *rules, closed, by_routes, steps: Vec::new() };
+    let frontend = desired.frontend(&packet.to).filter(|_| !tracer.is_left_to_others());
     let (verdict, service, affinity_secs) = match frontend {
         Some(frontend) => {
             let owner = desired.owner(&packet.to).cloned();
-            tracing.found(frontend, owner.as_ref());
-            let place = Place::of(frontend, *ways);
+            tracer.describe_frontend(frontend, owner.as_ref());
+            let place = Place::from_frontend(frontend, *rules);
             let secs = place.balancing.and_then(|balancing| balancing.persistence_secs).or(frontend.affinity_secs);
-            (tracing.at(&place), owner, secs)
+            (tracer.at(&place), owner, secs)
         }
-        None => tracing.elsewhere(),
+        None => tracer.elsewhere(),
     };
     let affinity_secs = affinity_secs.filter(|_| matches!(verdict, Verdict::Endpoints(_)));
     if let Some(secs) = affinity_secs {
-        tracing.step(format!("Session affinity: for {secs} s this client stays with the endpoint that it gets."));
+        tracer.step(format!("Session affinity: for {secs} s this client stays with the endpoint that it gets."));
     }
-    let place = frontend.map(|frontend| Place::of(frontend, *ways));
+    let place = frontend.map(|frontend| Place::from_frontend(frontend, *rules));
     if let Some(place) = place.filter(|_| matches!(verdict, Verdict::Endpoints(_))) {
-        tracing.details(&place, affinity_secs.is_some());
+        tracer.details(&place, affinity_secs.is_some());
     }
     let forwarding = place.and_then(|place| place.forwarding()).filter(|_| matches!(verdict, Verdict::Endpoints(_)));
-    Trace { steps: tracing.steps, verdict, service, affinity_secs, forwarding }
+    Trace { steps: tracer.steps, verdict, service, affinity_secs, forwarding }
 }
 
 /// Properties of one address and port that decide about packets to it.
@@ -260,8 +265,8 @@ struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    fn of(frontend: &'a Frontend, ways: Ways) -> Self {
-        let balances = ways.contains(Ways::BALANCES);
+    fn from_frontend(frontend: &'a Frontend, rules: PacketRules) -> Self {
+        let balances = rules.contains(PacketRules::BALANCES);
         Place {
             balancing: frontend.balancing.as_deref().filter(|_| balances),
             weights: frontend.weights.as_deref().filter(|_| balances).unwrap_or_default(),
@@ -309,18 +314,18 @@ impl<'a> Place<'a> {
     }
 }
 
-struct Tracing<'a> {
+struct Tracer<'a> {
     store: &'a Store,
     desired: &'a Desired,
     facts: &'a NodeFacts,
     packet: &'a Packet,
-    ways: Ways,
+    rules: PacketRules,
     closed: &'a BTreeSet<Network>,
     by_routes: bool,
     steps: Vec<String>,
 }
 
-impl Tracing<'_> {
+impl Tracer<'_> {
     fn step(&mut self, text: impl Into<String>) {
         self.steps.push(text.into());
     }
@@ -335,10 +340,10 @@ impl Tracing<'_> {
     }
 
     fn is_left_to_others(&self) -> bool {
-        self.ways.contains(Ways::RELAYS) && self.packet.to.protocol == Protocol::Sctp
+        self.rules.contains(PacketRules::RELAYS) && self.packet.to.protocol == Protocol::Sctp
     }
 
-    fn found(&mut self, frontend: &Frontend, owner: Option<&ObjectKey>) {
+    fn describe_frontend(&mut self, frontend: &Frontend, owner: Option<&ObjectKey>) {
         let names = [
             (Roles::CLUSTER_IP, "cluster IP"),
             (Roles::EXTERNAL_IP, "external IP"),
@@ -361,7 +366,10 @@ impl Tracing<'_> {
         if self.is_here(to.address)
             && let Some((service, port)) = self.node_port()
         {
-            if to.address.is_loopback() && to.address.is_ipv4() && self.ways.contains(Ways::LOCALHOST_NODE_PORTS) {
+            if to.address.is_loopback()
+                && to.address.is_ipv4()
+                && self.rules.contains(PacketRules::LOCALHOST_NODE_PORTS)
+            {
                 self.step(format!("{to} is the node port of {} on a loopback address.", port.name));
                 return (self.at(&Place::of_node_port(&port)), Some(service), port.affinity_secs);
             }
@@ -371,7 +379,7 @@ impl Tracing<'_> {
                 TrafficPolicy::Cluster => place.cluster.is_empty(),
                 TrafficPolicy::Local => place.local.is_empty(),
             };
-            if unserved && self.ways.contains(Ways::REFUSES_ON_EVERY_ADDRESS) {
+            if unserved && self.rules.contains(PacketRules::REFUSES_ON_EVERY_ADDRESS) {
                 self.step("This mode refuses node ports without endpoints on every address of this node.");
                 return (self.nowhere(&place), Some(service), None);
             }
@@ -401,8 +409,9 @@ impl Tracing<'_> {
         }
         let is_closed =
             self.desired.frontends().filter(|frontend| frontend.key.address == to.address).any(|frontend| {
-                self.ways.contains(Ways::CLOSES_ADDRESSES) && frontend.is_virtual()
-                    || self.ways.contains(Ways::CLOSES_CLUSTER_IPS) && frontend.roles.contains(Roles::CLUSTER_IP)
+                self.rules.contains(PacketRules::CLOSES_ADDRESSES) && frontend.is_virtual()
+                    || self.rules.contains(PacketRules::CLOSES_CLUSTER_IPS)
+                        && frontend.roles.contains(Roles::CLUSTER_IP)
             });
         if is_closed {
             self.step(format!(
@@ -426,7 +435,7 @@ impl Tracing<'_> {
     /// Decides about a packet to a place that is served.
     fn at(&mut self, place: &Place<'_>) -> Verdict {
         if let Some(ranges) = place.ranges
-            && (place.has_endpoints() || self.ways.contains(Ways::RANGES_FIRST))
+            && (place.has_endpoints() || self.rules.contains(PacketRules::RANGES_FIRST))
             && !self.is_admitted(place, ranges)
         {
             return self.turned_away();
@@ -482,7 +491,7 @@ impl Tracing<'_> {
 
     /// The endpoints without those on which the process that relays listens itself.
     fn without_loops(&mut self, list: Vec<(EndpointKey, u16)>) -> Vec<(EndpointKey, u16)> {
-        if !self.ways.contains(Ways::RELAYS) {
+        if !self.rules.contains(PacketRules::RELAYS) {
             return list;
         }
         let (protocol, desired) = (self.packet.to.protocol, self.desired);
@@ -520,7 +529,7 @@ impl Tracing<'_> {
         let is_itself = source == self.packet.to.address;
         // Rules tell by the sender, not by the address.
         let is_of_node = is_itself || (self.packet.from_node && self.by_routes);
-        if self.packet.from_node && !self.by_routes && self.ways.contains(Ways::TRUSTS_NODE) && !is_itself {
+        if self.packet.from_node && !self.by_routes && self.rules.contains(PacketRules::TRUSTS_NODE) && !is_itself {
             self.step("Source ranges do not count for this node's own address.");
             return true;
         }
@@ -533,7 +542,7 @@ impl Tracing<'_> {
 
     /// A client that may not connect.
     fn turned_away(&mut self) -> Verdict {
-        if self.ways.contains(Ways::RELAYS) && self.packet.to.protocol == Protocol::Tcp {
+        if self.rules.contains(PacketRules::RELAYS) && self.packet.to.protocol == Protocol::Tcp {
             self.step("Its connection is reset.");
             return Verdict::Rejected;
         }
@@ -542,7 +551,8 @@ impl Tracing<'_> {
 
     /// Whether clients outside get other endpoints than those inside where the policy is `Local`.
     fn splits(&self, place: &Place<'_>) -> bool {
-        self.ways.contains(Ways::SPLITS_LOCAL) || (self.ways.contains(Ways::SPLITS_LOCAL_BY_MARK) && place.can_split)
+        self.rules.contains(PacketRules::SPLITS_LOCAL)
+            || (self.rules.contains(PacketRules::SPLITS_LOCAL_BY_MARK) && place.can_split)
     }
 
     /// The endpoints by policy, and whether the client counts as inside of the cluster where the policy is split.
@@ -574,7 +584,7 @@ impl Tracing<'_> {
     fn nowhere(&mut self, place: &Place<'_>) -> Verdict {
         if !place.is_internal
             && self.packet.from_node
-            && !self.ways.contains(Ways::REFUSES_NODE)
+            && !self.rules.contains(PacketRules::REFUSES_NODE)
             && !self.is_here(self.packet.to.address)
         {
             self.step(
@@ -588,15 +598,15 @@ impl Tracing<'_> {
             return Verdict::Rejected;
         }
         self.step("There are endpoints on other nodes only.");
-        if self.ways.contains(Ways::NEVER_DROPS) { Verdict::Rejected } else { self.turned_away() }
+        if self.rules.contains(PacketRules::NEVER_DROPS) { Verdict::Rejected } else { self.turned_away() }
     }
 
     fn is_this_node(&self) -> bool {
-        self.packet.is_this_node(self.facts, self.ways)
+        self.packet.is_this_node(self.facts, self.rules)
     }
 
     fn is_inside(&self) -> bool {
-        self.packet.is_inside(self.facts, self.ways)
+        self.packet.is_inside(self.facts, self.rules)
     }
 
     /// Whether it comes from a pod, as far as that can be told.
@@ -606,7 +616,7 @@ impl Tracing<'_> {
 
     /// Whether every endpoint sees an address of this node.
     fn masquerades(&mut self, place: &Place<'_>, is_inside: bool) -> bool {
-        if self.ways.contains(Ways::RELAYS) {
+        if self.rules.contains(PacketRules::RELAYS) {
             self.step("This node connects to the endpoint itself, from its own address.");
             return true;
         }
@@ -632,12 +642,12 @@ impl Tracing<'_> {
                 (true, "its endpoint may be on another node, and answers have to come back here")
             }
             (false, TrafficPolicy::Local) if is_inside && self.is_this_node() => (true, "this node sends it"),
-            (false, TrafficPolicy::Local) if is_inside && self.ways.contains(Ways::SPLITS_LOCAL_BY_MARK) => {
+            (false, TrafficPolicy::Local) if is_inside && self.rules.contains(PacketRules::SPLITS_LOCAL_BY_MARK) => {
                 (true, "its endpoint may be on another node, and answers have to come back here")
             }
             (false, TrafficPolicy::Local)
                 if is_inside
-                    && self.ways.contains(Ways::MASQUERADES_OTHER_PODS)
+                    && self.rules.contains(PacketRules::MASQUERADES_OTHER_PODS)
                     && self.is_here(self.packet.to.address)
                     && self.packet.is_other_pods(self.facts) == Some(true) =>
             {
@@ -652,7 +662,8 @@ impl Tracing<'_> {
 
     /// Says what becomes of answers of endpoints on other nodes to a pod whose source they see.
     fn past_this_node(&mut self) {
-        let is_masqueraded = self.ways.contains(Ways::MASQUERADES_OTHER_PODS) && self.is_here(self.packet.to.address);
+        let is_masqueraded =
+            self.rules.contains(PacketRules::MASQUERADES_OTHER_PODS) && self.is_here(self.packet.to.address);
         match self.packet.is_other_pods(self.facts) {
             Some(false) => {}
             Some(true) => self.step(
@@ -670,14 +681,14 @@ impl Tracing<'_> {
     /// A program of this node to which the kernel has given a Service's address.
     fn has_cluster_ip_as_source(&self) -> bool {
         let as_source = FrontendKey { address: self.packet.source, ..self.packet.to };
-        let frontend = self.desired.frontend(&as_source).filter(|_| self.ways.contains(Ways::OWNS_ADDRESSES));
+        let frontend = self.desired.frontend(&as_source).filter(|_| self.rules.contains(PacketRules::OWNS_ADDRESSES));
         frontend.is_some_and(|frontend| frontend.roles.contains(Roles::CLUSTER_IP))
     }
 
     /// Whether an endpoint that gets its own packet is masqueraded.
     fn is_hairpin(&self, endpoint: &EndpointKey) -> bool {
         // IPVS mode knows hairpins by protocol, address and port, other modes by address: one may be here for one Service and not for another.
-        let is_whole = self.ways.contains(Ways::BALANCES);
+        let is_whole = self.rules.contains(PacketRules::BALANCES);
         let is_local = || {
             let mut hairpins = self.desired.all_compiled().flat_map(|compiled| &compiled.hairpins);
             hairpins.any(|(protocol, local)| {
@@ -685,7 +696,7 @@ impl Tracing<'_> {
                 local.address == endpoint.address && (is_same || !is_whole)
             })
         };
-        self.ways.contains(Ways::REMOTE_HAIRPINS) || is_local()
+        self.rules.contains(PacketRules::REMOTE_HAIRPINS) || is_local()
     }
 }
 

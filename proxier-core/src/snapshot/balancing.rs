@@ -60,7 +60,7 @@ use crate::objects::IpvsDefaultsObject;
 /// ```
 /// use ipvs::Scheduler;
 /// use proxier_core::objects::ServiceObject;
-/// use proxier_core::snapshot::{Balancing, Service};
+/// use proxier_core::snapshot::{Balancing, ObjectKey, Store};
 ///
 /// let object: ServiceObject = serde_json::from_str(r#"{
 ///     "metadata": {"name": "web", "annotations": {
@@ -69,11 +69,12 @@ use crate::objects::IpvsDefaultsObject;
 ///     }},
 ///     "spec": {"clusterIP": "10.96.0.10", "ports": [{"port": 80}]}
 /// }"#)?;
-/// let mut rejections = Vec::new();
-/// let web = Service::check(&object, false, &mut rejections).ok_or("nothing to program")?;
-/// let balancing = web.balancing.ok_or("nothing is asked for")?;
+/// let mut store = Store::new("node-a");
+/// store.upsert_service(&object);
+/// let web = store.service(&ObjectKey::of(&object.metadata)).ok_or("nothing to program")?;
+/// let balancing = web.balancing.as_ref().ok_or("nothing is asked for")?;
 /// assert_eq!((balancing.scheduler, balancing.drain_secs), (Some(Scheduler::WeightedLeastConnection), Some(30)));
-/// assert_eq!(rejections[0].field, "metadata.annotations[proxier/max-connections]");
+/// assert_eq!(store.rejections().next().ok_or("none")?.field, "metadata.annotations[proxier/max-connections]");
 /// let ours = object.metadata.annotations.keys().filter(|name| Balancing::is_annotation(name));
 /// assert_eq!(ours.count(), 3);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -314,7 +315,7 @@ impl Balancing {
 
     /// Name of the method of [`Balancing::forwarding`] in annotations: `direct-route`, `gue:6080`.
     pub fn forwarding_name(&self) -> Option<String> {
-        self.forwarding.map(|method| forwarding::Spelled(method).to_string())
+        self.forwarding.map(|method| forwarding::MethodName(method).to_string())
     }
 
     /// Field that asks for `forwarding`: an annotation or the configuration's default.

@@ -6,9 +6,9 @@ use std::num::NonZeroU16;
 use ipvs::model::{ForwardingMethod, Tunnel, TunnelFlags, TunnelKind};
 
 /// Name of a forwarding method in annotations: `direct-route`, `ipip`, `gre`, `gue:6080`.
-pub(crate) struct Spelled(pub(crate) ForwardingMethod);
+pub(crate) struct MethodName(pub(crate) ForwardingMethod);
 
-impl fmt::Display for Spelled {
+impl fmt::Display for MethodName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             ForwardingMethod::DirectRoute => f.write_str("direct-route"),

@@ -1,11 +1,10 @@
 //! Frontends that an agent asks for by itself, without Kubernetes objects.
 
+use bitflags::bitflags;
 use std::sync::Arc;
 
-use bitflags::bitflags;
-
 use super::{
-    Balancing, ObjectKey, ObjectKind, Rejection, Reporter, Spelled, TrafficPolicy, is_usable, is_usable_by_service,
+    Balancing, MethodName, ObjectKey, ObjectKind, Rejection, Reporter, TrafficPolicy, is_usable, is_usable_by_service,
 };
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 
@@ -22,7 +21,7 @@ bitflags! {
     /// let names: Vec<_> = roles.iter_names().map(|(name, _)| name).collect();
     /// assert_eq!(names, ["EXTERNAL_IP", "LOAD_BALANCER"]);
     /// ```
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
     pub struct Roles: u8 {
         /// Cluster IP: masqueraded only where the configuration says so.
         const CLUSTER_IP = 1;
@@ -56,7 +55,7 @@ pub(crate) const OTHER_PORT: &str =
 /// assert_eq!(dns.cluster.len(), 2);
 /// # Ok::<(), std::net::AddrParseError>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct FrontendSpec {
     /// Protocol, address and port.
@@ -166,7 +165,7 @@ impl FrontendSpec {
             if let Some(method) = spec.balancing.as_ref().and_then(|balancing| balancing.returning())
                 && let Some(reason) = spec.why_only_masqueraded()
             {
-                report.reject(format!("{field}.balancing.forwarding"), Spelled(method), reason);
+                report.reject(format!("{field}.balancing.forwarding"), MethodName(method), reason);
                 Arc::make_mut(spec.balancing.get_or_insert_default()).forwarding = None;
             }
             checked.push(spec);

@@ -19,16 +19,22 @@ use crate::objects::Metadata;
 
 pub(crate) use address::{is_usable, is_usable_by_service, parse_address, parse_network};
 pub use balancing::Balancing;
-pub(crate) use forwarding::Spelled;
+pub(crate) use forwarding::MethodName;
 pub(crate) use frontends::OTHER_PORT;
 pub use frontends::{FrontendSpec, Roles};
 pub use node::{HostAddresses, Node};
 pub(crate) use rejection::Reporter;
 pub use rejection::{ObjectKind, Rejection};
-pub use service::{Created, Service, ServicePort, ServiceType, SourceRanges, TrafficPolicy};
-pub use slice::{Endpoint, EndpointFlags, EndpointPort, EndpointSlice};
+pub(crate) use service::CreationTime;
+pub use service::{Service, ServicePort, TrafficPolicy};
+pub(crate) use slice::EndpointFlags;
+pub use slice::EndpointSlice;
 pub use store::Store;
 pub use weights::ZoneWeights;
+
+/// Content of a slice: for this crate and its benches.
+#[doc(hidden)]
+pub use slice::Endpoint;
 
 /// Namespace and name of an object. Prints as `namespace/name`; cheap to clone.
 ///
@@ -39,7 +45,6 @@ pub use weights::ZoneWeights;
 /// let web = Metadata { name: "web".into(), ..Metadata::default() };
 /// assert_eq!(ObjectKey::of(&web), ObjectKey::new("default", "web"));
 /// assert_eq!(ObjectKey::new("demo", "web").to_string(), "demo/web");
-/// assert!(ObjectKey::new("default", "kubernetes").is_kubernetes());
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey {
@@ -62,7 +67,7 @@ impl ObjectKey {
     }
 
     /// Whether this is `default/kubernetes`, the API server's own Service.
-    pub fn is_kubernetes(&self) -> bool {
+    pub(crate) fn is_kubernetes(&self) -> bool {
         *self.namespace == *"default" && *self.name == *"kubernetes"
     }
 }

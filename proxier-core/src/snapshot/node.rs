@@ -51,7 +51,7 @@ impl Node {
     pub const WEIGHT: &str = "proxier/weight";
 
     /// The weight that the endpoints of a node have, by annotation or label `proxier/weight`, 0 to 65535. `None` when it says none,
-    /// or what is not a weight, which is reported.
+    /// or a value that is no weight, which is reported.
     pub fn weight(object: &NodeObject, rejections: &mut Vec<Rejection>) -> Option<u16> {
         let Metadata { name, labels, annotations, .. } = &object.metadata;
         let annotated = annotations.get(Self::WEIGHT).map(|text| ("annotations", text));
@@ -105,7 +105,7 @@ impl Node {
 
     /// All addresses of a Node, internal and external ones, of which it may have several of a family. What is no address of a host is
     /// left out.
-    pub fn all_addresses(object: &NodeObject) -> Vec<IpAddr> {
+    pub(crate) fn all_addresses(object: &NodeObject) -> Vec<IpAddr> {
         let is_ip = |kind: &str| matches!(kind, "InternalIP" | "ExternalIP");
         let listed = object.status.addresses.iter().filter(|address| is_ip(&address.address_type));
         let addresses = listed.filter_map(|address| parse_address(&address.address));

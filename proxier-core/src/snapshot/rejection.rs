@@ -35,7 +35,7 @@ impl fmt::Display for ObjectKind {
 /// A field that was left out because its value is impossible. The rest of the object counts.
 ///
 /// Prints on one line: `Service demo/web: spec.ports[1].port 70000: not a port (1 to 65535); the port is left out`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Rejection {
     /// Kind of the object.

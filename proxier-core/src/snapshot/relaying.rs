@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Reporter, ServicePort};
 use crate::net::Protocol;
 
-/// `v2`: endpoints are told the client's address in front of each TCP connection's data.
+/// `v2`: endpoints get the client's address in front of each TCP connection's data.
 const HEADER: &str = "proxier/proxy-protocol";
 /// Numbers or names of ports, with commas: only these. Default: every port of TCP.
 const PORTS: &str = "proxier/proxy-protocol-ports";
@@ -13,7 +13,7 @@ const PORTS: &str = "proxier/proxy-protocol-ports";
 /// All annotations that are read here.
 pub(super) const ANNOTATIONS: [&str; 2] = [HEADER, PORTS];
 
-/// Marks the ports whose endpoints are told the client's address ([`ServicePort::proxy_protocol`]), and reports what cannot be:
+/// Marks the ports whose endpoints get the client's address ([`ServicePort::proxy_protocol`]), and reports what cannot be:
 /// an endpoint that expects no header would take it for data.
 pub(super) fn mark(
     annotations: &BTreeMap<String, String>,

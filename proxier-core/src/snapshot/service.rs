@@ -13,19 +13,19 @@ use crate::net::{Family, Protocol};
 use crate::objects::{ServiceObject, ServicePortObject, ServiceSpec};
 
 /// Extent to which a Service is published. Headless and ExternalName Services have nothing to program and no value here.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ServiceType {
-    /// On its cluster IPs. Default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ServiceType {
+    /// Served on its cluster IPs. Default.
     #[default]
     ClusterIp,
-    /// On a port of each node too.
+    /// Served on a port of each node too.
     NodePort,
-    /// On load balancers too.
+    /// Served on load balancers too.
     LoadBalancer,
 }
 
 /// Endpoints that traffic may reach.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TrafficPolicy {
     /// Endpoints of the whole cluster. Default.
     #[default]
@@ -35,7 +35,7 @@ pub enum TrafficPolicy {
 }
 
 /// A port of a Service. Its endpoints are those of slice ports with the same name and protocol; `targetPort` is ignored.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServicePort {
     /// Name; may be empty.
@@ -46,22 +46,22 @@ pub struct ServicePort {
     pub port: u16,
     /// Port on the nodes' addresses.
     pub node_port: Option<u16>,
-    /// Whether endpoints are told the client's address by a header of the PROXY protocol, version 2, in front of each connection's
+    /// Whether endpoints get the client's address by a header of the PROXY protocol, version 2, in front of each connection's
     /// data: annotations `proxier/proxy-protocol: v2` and, for some ports only, `proxier/proxy-protocol-ports` with numbers or names.
     /// TCP in userspace mode only; all else is reported.
     pub proxy_protocol: bool,
 }
 
-/// When an object was created; orders Services that claim one address and port. Two without a date are equal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Created(u64);
+/// Time of an object's creation; orders Services that claim one address and port. Two without a date are equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct CreationTime(u64);
 
-impl Created {
+impl CreationTime {
     /// Later than every date: objects without one.
-    pub const UNKNOWN: Created = Created(u64::MAX);
+    pub(crate) const UNKNOWN: CreationTime = CreationTime(u64::MAX);
 
     /// Parses `2026-01-31T23:59:59Z`, with or without a fraction of a second.
-    pub fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let text = text.strip_suffix('Z')?;
         let whole = text.split_once('.').map_or(text, |(whole, _fraction)| whole);
         let shape = whole.bytes().zip(*b"0000-00-00T00:00:00").all(|(byte, pattern)| match pattern {
@@ -69,13 +69,13 @@ impl Created {
             _ => byte == pattern,
         });
         let digits: String = whole.chars().filter(char::is_ascii_digit).collect();
-        (shape && digits.len() == 14 && whole.len() == 19).then(|| digits.parse().map(Created).ok()).flatten()
+        (shape && digits.len() == 14 && whole.len() == 19).then(|| digits.parse().map(CreationTime).ok()).flatten()
     }
 }
 
 /// The networks that may use a load balancer's addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SourceRanges {
+pub(crate) struct SourceRanges {
     v4: Restriction,
     v6: Restriction,
 }
@@ -88,7 +88,7 @@ impl SourceRanges {
     ///
     /// All may when no range is of this family, or one has prefix length 0. When no range could be read at all,
     /// no client may: a restriction that cannot be read must not open access.
-    pub fn restriction(&self, family: Family) -> Option<&Arc<[Network]>> {
+    pub(crate) fn restriction(&self, family: Family) -> Option<&Arc<[Network]>> {
         match family {
             Family::V4 => self.v4.0.as_ref(),
             Family::V6 => self.v6.0.as_ref(),
@@ -134,44 +134,13 @@ impl SourceRanges {
 }
 
 /// A Service that has something to program.
-///
-/// ```
-/// use proxier_core::net::Family;
-/// use proxier_core::objects::ServiceObject;
-/// use proxier_core::snapshot::{Created, Service, ServiceType};
-///
-/// let object: ServiceObject = serde_json::from_str(r#"{
-///     "metadata": {"namespace": "demo", "name": "web", "creationTimestamp": "2026-01-31T23:59:59Z"},
-///     "spec": {
-///         "type": "LoadBalancer", "clusterIP": "10.96.0.10", "ports": [{"port": 80, "nodePort": 30080}],
-///         "loadBalancerSourceRanges": ["192.0.2.0/24"]
-///     },
-///     "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.7"}, {"hostname": "lb.example.com"}]}}
-/// }"#)?;
-/// let mut rejections = Vec::new();
-/// let web = Service::check(&object, false, &mut rejections).ok_or("nothing to program")?;
-/// assert_eq!((web.service_type, web.cluster_ip(Family::V6)), (ServiceType::LoadBalancer, None));
-/// assert_eq!(web.load_balancer_ips, ["203.0.113.7".parse::<std::net::IpAddr>()?]);
-/// assert_eq!(web.source_ranges.restriction(Family::V4).ok_or("open")?.len(), 1);
-/// assert_eq!(web.source_ranges.restriction(Family::V6), None); // everybody
-/// // Of two Services that claim one address and port, the older gets it.
-/// assert!(web.created < Created::parse("2026-02-01T00:00:00Z").ok_or("no date")?);
-/// assert_eq!(rejections, []);
-///
-/// let mut headless = object.clone();
-/// headless.spec.cluster_ip = Some("None".into());
-/// assert_eq!(Service::check(&headless, false, &mut rejections), None);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Service {
     /// Namespace and name.
     pub key: ObjectKey,
     /// Creation time of the Service.
-    pub created: Created,
-    /// Extent to which it is published.
-    pub service_type: ServiceType,
+    pub(crate) created: CreationTime,
     /// Cluster IPs, at most one of each family. A family without one is not programmed at all.
     pub cluster_ips: Vec<IpAddr>,
     /// Addresses routed to the nodes by someone else, sorted.
@@ -182,13 +151,13 @@ pub struct Service {
     pub ports: Vec<ServicePort>,
     /// Seconds for which a client stays with its endpoint after its last connection: 1 to 86,400.
     pub affinity_secs: Option<u32>,
-    /// For external addresses and node ports. `Local` applies to types NodePort and LoadBalancer, and to ClusterIP with
+    /// Policy of external addresses and node ports. `Local` applies to types NodePort and LoadBalancer, and to ClusterIP with
     /// external IPs (Kubernetes 1.29).
     pub external_policy: TrafficPolicy,
     /// Policy of cluster IPs.
     pub internal_policy: TrafficPolicy,
     /// Networks that may use the load balancer's addresses.
-    pub source_ranges: SourceRanges,
+    pub(crate) source_ranges: SourceRanges,
     /// Port on which this node says whether it has local endpoints: type LoadBalancer with external policy `Local`.
     pub health_check_node_port: Option<u16>,
     /// Settings of load balancing that differ from the configuration.
@@ -211,7 +180,7 @@ impl Service {
     /// Leaves out impossible values and reports them; the rest counts.
     ///
     /// `is_relayed`: a process relays connections, so what annotations ask of it has an effect.
-    pub fn check(object: &ServiceObject, is_relayed: bool, rejections: &mut Vec<Rejection>) -> Option<Self> {
+    pub(crate) fn check(object: &ServiceObject, is_relayed: bool, rejections: &mut Vec<Rejection>) -> Option<Self> {
         let key = ObjectKey::of(&object.metadata);
         let report = &mut Reporter::new(ObjectKind::Service, key.clone(), rejections);
         let spec = &object.spec;
@@ -237,7 +206,6 @@ impl Service {
         Some(Service {
             key,
             created: check_created(object, report),
-            service_type,
             cluster_ips,
             external_ips,
             load_balancer_ips,
@@ -280,7 +248,7 @@ fn check_type(spec: &ServiceSpec, report: &mut Reporter<'_>) -> Option<ServiceTy
     }
 }
 
-/// With `ipFamilies`, `clusterIPs[i]` is of family `ipFamilies[i]`; without (objects older than dual stack), `clusterIP` is
+/// Checks the cluster IPs. With `ipFamilies`, `clusterIPs[i]` is of family `ipFamilies[i]`; without (objects older than dual stack), `clusterIP` is
 /// used.
 fn check_cluster_ips(spec: &ServiceSpec, report: &mut Reporter<'_>) -> Vec<IpAddr> {
     let legacy = spec.ip_families.is_empty() || spec.cluster_ips.is_empty();
@@ -436,11 +404,11 @@ fn check_health_port(
     port
 }
 
-fn check_created(object: &ServiceObject, report: &mut Reporter<'_>) -> Created {
-    let Some(text) = object.metadata.creation_timestamp.as_deref() else { return Created::UNKNOWN };
-    Created::parse(text).unwrap_or_else(|| {
+fn check_created(object: &ServiceObject, report: &mut Reporter<'_>) -> CreationTime {
+    let Some(text) = object.metadata.creation_timestamp.as_deref() else { return CreationTime::UNKNOWN };
+    CreationTime::parse(text).unwrap_or_else(|| {
         report.reject("metadata.creationTimestamp", text, "not a time (RFC 3339, UTC); taken as the newest");
-        Created::UNKNOWN
+        CreationTime::UNKNOWN
     })
 }
 
@@ -458,12 +426,12 @@ mod tests {
 
     #[test]
     fn times_order_and_hostile_texts_do_not_pass() {
-        let at = |text| Created::parse(text).unwrap();
+        let at = |text| CreationTime::parse(text).unwrap();
         assert!(at("2023-12-31T23:59:59Z") < at("2024-01-01T00:00:00Z"));
-        assert!(at("2024-01-01T00:00:00.5Z") < Created::UNKNOWN);
+        assert!(at("2024-01-01T00:00:00.5Z") < CreationTime::UNKNOWN);
         for text in ["", "Z", "2024-01-01", "2024-01-01T00:00:00", "2024-01-01T00:00:00+01:00", "٢024-01-01T00:00:00Z"]
         {
-            assert_eq!(Created::parse(text), None, "{text}");
+            assert_eq!(CreationTime::parse(text), None, "{text}");
         }
     }
 }

@@ -1,10 +1,9 @@
 //! An EndpointSlice with every value checked.
 
+use bitflags::bitflags;
 use std::net::IpAddr;
 use std::num::NonZeroU16;
 use std::sync::Arc;
-
-use bitflags::bitflags;
 
 use super::weights;
 use super::{ObjectKey, ObjectKind, Rejection, Reporter, check_port, is_usable, parse_address};
@@ -13,8 +12,8 @@ use crate::objects::{EndpointObject, EndpointPortObject, EndpointSliceObject};
 
 bitflags! {
     /// Properties of an endpoint, seen from this node.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-    pub struct EndpointFlags: u8 {
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+    pub(crate) struct EndpointFlags: u8 {
         /// Takes connections.
         const READY = 1;
         /// Would take connections were it not terminating.
@@ -25,21 +24,20 @@ bitflags! {
         const LOCAL = 8;
         /// The endpoint is meant for certain nodes.
         const NODE_HINTS = 16;
-        /// This node is one of them.
+        /// This node is one of the hinted nodes.
         const HINTED_HERE = 32;
     }
 }
 
 /// A port of a slice's endpoints.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub struct EndpointPort {
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct EndpointPort {
     /// Name of the Service's port; may be empty.
-    pub name: Box<str>,
+    pub(crate) name: Box<str>,
     /// Protocol.
-    pub protocol: Protocol,
+    pub(crate) protocol: Protocol,
     /// Number.
-    pub port: u16,
+    pub(crate) port: u16,
 }
 
 /// An endpoint. Kept small, since there are more of these than of anything else.
@@ -47,59 +45,31 @@ pub struct EndpointPort {
 #[non_exhaustive]
 pub struct Endpoint {
     /// Address of the endpoint.
-    pub address: IpAddr,
+    pub(crate) address: IpAddr,
     /// Properties of the endpoint.
-    pub flags: EndpointFlags,
-    /// Index of its place in those of the slice, from 1; see [`EndpointSlice::zones_of`].
-    place: Option<NonZeroU16>,
+    pub(crate) flags: EndpointFlags,
+    /// Index of its location in those of the slice, from 1; see [`EndpointSlice::zones_of`].
+    location: Option<NonZeroU16>,
 }
 
 /// An EndpointSlice: endpoints of one Service and one family.
-///
-/// ```
-/// use proxier_core::objects::EndpointSliceObject;
-/// use proxier_core::snapshot::{EndpointFlags, EndpointSlice};
-///
-/// let object: EndpointSliceObject = serde_json::from_str(r#"{
-///     "metadata": {
-///         "namespace": "demo", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"},
-///         "annotations": {"proxier/weights": "10.244.1.7=3"}
-///     },
-///     "addressType": "IPv4",
-///     "ports": [{"name": "http", "port": 8080}],
-///     "endpoints": [
-///         {"addresses": ["10.244.1.7"], "nodeName": "node-a", "zone": "zone-a", "hints": {"forZones": [{"name": "zone-a"}]}},
-///         {"addresses": ["10.244.2.9"], "nodeName": "node-b", "conditions": {"ready": false, "terminating": true}}
-///     ]
-/// }"#)?;
-/// let mut rejections = Vec::new();
-/// let slice = EndpointSlice::check(&object, "node-a", &mut rejections).ok_or("nothing to program")?;
-/// assert_eq!(slice.service.to_string(), "demo/web");
-/// let [here, there] = &slice.endpoints[..] else { return Err("not two".into()) };
-/// assert_eq!(here.flags, EndpointFlags::READY | EndpointFlags::SERVING | EndpointFlags::LOCAL);
-/// assert_eq!(there.flags, EndpointFlags::SERVING | EndpointFlags::TERMINATING);
-/// assert_eq!((slice.zone_of(here), slice.zones_of(here).ok_or("no hints")?), (Some("zone-a"), &["zone-a".into()][..]));
-/// assert_eq!((slice.zone_of(there), slice.zones_of(there)), (None, None));
-/// // A weight of its own; the other has 1.
-/// assert!(slice.has_weights());
-/// assert_eq!((slice.weight_of(here), slice.weight_of(there)), (Some(3), None));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EndpointSlice {
     /// Namespace and name of the slice.
     pub key: ObjectKey,
     /// The Service.
+    #[doc(hidden)]
     pub service: ObjectKey,
     /// Family of the addresses.
-    pub family: Family,
+    pub(crate) family: Family,
     /// Ports that all endpoints have.
-    pub ports: Vec<EndpointPort>,
+    pub(crate) ports: Vec<EndpointPort>,
     /// Endpoints, in the order of the object.
+    #[doc(hidden)]
     pub endpoints: Vec<Endpoint>,
     /// Nodes and zones of the endpoints, and the zones and nodes that they are meant for.
-    pub(super) places: Arc<Places>,
+    pub(super) locations: Arc<Locations>,
     /// Weights by address, sorted.
     weights: Box<[(IpAddr, u16)]>,
 }
@@ -111,13 +81,9 @@ impl EndpointSlice {
     /// Checks a slice as seen from the node of this name. `None` when there is nothing to program: it is of no Service, of
     /// a headless one, or has names instead of addresses. Whether another proxy serves it is its Service's to say.
     ///
-    /// Leaves out impossible values and reports them; the rest counts.
-    pub fn check(object: &EndpointSliceObject, node_name: &str, rejections: &mut Vec<Rejection>) -> Option<Self> {
-        EndpointSlice::check_with(object, node_name, false, rejections)
-    }
-
-    /// As [`EndpointSlice::check`]; `keeps_nodes`: remembers on which nodes endpoints are, which takes memory.
-    pub(super) fn check_with(
+    /// Leaves out impossible values and reports them; the rest counts. `keeps_nodes`:
+    /// remembers on which nodes endpoints are, which takes memory.
+    pub(super) fn check(
         object: &EndpointSliceObject,
         node_name: &str,
         keeps_nodes: bool,
@@ -142,7 +108,7 @@ impl EndpointSlice {
         };
         let ports = check_ports(&object.ports, report);
         let mut endpoints = Vec::with_capacity(object.endpoints.len());
-        let mut places = Places::default();
+        let mut locations = Locations::default();
         for (index, endpoint) in object.endpoints.iter().enumerate() {
             let field = || format!("endpoints[{index}].addresses[0]");
             let Some(text) = endpoint.addresses.first() else {
@@ -157,30 +123,30 @@ impl EndpointSlice {
                 report.reject(field(), text, "not of the slice's addressType; the endpoint is left out");
                 continue;
             }
-            let place = places.of(endpoint, keeps_nodes);
-            endpoints.push(Endpoint { address, flags: flags_of(endpoint, node_name), place });
+            let location = locations.index_of(endpoint, keeps_nodes);
+            endpoints.push(Endpoint { address, flags: flags_of(endpoint, node_name), location });
         }
         let asked = object.metadata.annotations.get(weights::OF_ADDRESSES);
         let weights = asked.map(|text| weights::of_addresses(text, report)).unwrap_or_default();
-        Some(EndpointSlice { key, service, family, ports, endpoints, places: Arc::new(places), weights })
+        Some(EndpointSlice { key, service, family, ports, endpoints, locations: Arc::new(locations), weights })
     }
 
     /// The annotation with the weights of its endpoints.
     pub const WEIGHTS: &str = weights::OF_ADDRESSES;
 
     /// The zones that an endpoint of this slice is meant for; `None` when it has no zone hints.
-    pub fn zones_of(&self, endpoint: &Endpoint) -> Option<&[Box<str>]> {
-        self.place_of(endpoint).map(|place| &*place.hints).filter(|zones| !zones.is_empty())
+    pub(crate) fn zones_of(&self, endpoint: &Endpoint) -> Option<&[Box<str>]> {
+        self.location_of(endpoint).map(|location| &*location.hints).filter(|zones| !zones.is_empty())
     }
 
     /// The zone that an endpoint of this slice is in.
-    pub fn zone_of(&self, endpoint: &Endpoint) -> Option<&str> {
-        self.place_of(endpoint)?.zone.as_deref()
+    pub(crate) fn zone_of(&self, endpoint: &Endpoint) -> Option<&str> {
+        self.location_of(endpoint)?.zone.as_deref()
     }
 
     /// The node that an endpoint of this slice is on, if that is kept ([`Store::keep_nodes`](super::Store::keep_nodes)).
-    pub fn node_of(&self, endpoint: &Endpoint) -> Option<&str> {
-        self.place_of(endpoint)?.node.as_deref()
+    pub(crate) fn node_of(&self, endpoint: &Endpoint) -> Option<&str> {
+        self.location_of(endpoint)?.node.as_deref()
     }
 
     /// Whether endpoints have weights of their own.
@@ -189,13 +155,13 @@ impl EndpointSlice {
     }
 
     /// The weight of its own that an endpoint of this slice has.
-    pub fn weight_of(&self, endpoint: &Endpoint) -> Option<u16> {
+    pub(crate) fn weight_of(&self, endpoint: &Endpoint) -> Option<u16> {
         let found = self.weights.binary_search_by_key(&endpoint.address, |(address, _)| *address).ok()?;
         self.weights.get(found).map(|(_, weight)| *weight)
     }
 
-    fn place_of(&self, endpoint: &Endpoint) -> Option<&Place> {
-        self.places.0.get(usize::from(endpoint.place?.get()).checked_sub(1)?)
+    fn location_of(&self, endpoint: &Endpoint) -> Option<&Location> {
+        self.locations.0.get(usize::from(endpoint.location?.get()).checked_sub(1)?)
     }
 }
 
@@ -235,36 +201,36 @@ fn flags_of(endpoint: &EndpointObject, node_name: &str) -> EndpointFlags {
 
 /// Node and zone of an endpoint, and the zones that it is meant for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct Location {
     hints: Box<[Box<str>]>,
     zone: Option<Box<str>>,
     node: Option<Box<str>>,
 }
 
-/// The places seen in a slice: most endpoints share one, and most slices have the same few.
+/// The locations seen in a slice: most endpoints share one, and most slices have the same few.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Places(Vec<Place>);
+pub(super) struct Locations(Vec<Location>);
 
-impl Places {
-    /// The index of an endpoint's place, from 1. Beyond 65,535 places an endpoint counts as having none.
-    fn of(&mut self, endpoint: &EndpointObject, keeps_nodes: bool) -> Option<NonZeroU16> {
+impl Locations {
+    /// The index of an endpoint's location, from 1. Beyond 65,535 locations an endpoint counts as having none.
+    fn index_of(&mut self, endpoint: &EndpointObject, keeps_nodes: bool) -> Option<NonZeroU16> {
         let hints = endpoint.hints.as_ref().map_or(&[][..], |hints| &hints.for_zones);
         let zone = endpoint.zone.as_deref().filter(|zone| !zone.is_empty());
         let node = endpoint.node_name.as_deref().filter(|node| keeps_nodes && !node.is_empty());
         if hints.is_empty() && zone.is_none() && node.is_none() {
             return None;
         }
-        let same = |place: &Place| {
-            let hinted = place.hints.iter().map(|zone| &**zone).eq(hints.iter().map(|zone| &*zone.name));
-            hinted && place.zone.as_deref() == zone && place.node.as_deref() == node
+        let same = |location: &Location| {
+            let hinted = location.hints.iter().map(|zone| &**zone).eq(hints.iter().map(|zone| &*zone.name));
+            hinted && location.zone.as_deref() == zone && location.node.as_deref() == node
         };
-        let number = |place: usize| u16::try_from(place.checked_add(1)?).ok().and_then(NonZeroU16::new);
+        let number = |location: usize| u16::try_from(location.checked_add(1)?).ok().and_then(NonZeroU16::new);
         // Search only the first few; a duplicate only costs memory.
         if let Some(known) = self.0.iter().take(16).position(same) {
             return number(known);
         }
         let number = number(self.0.len())?;
-        self.0.push(Place {
+        self.0.push(Location {
             hints: hints.iter().map(|zone| zone.name.as_str().into()).collect(),
             zone: zone.map(Box::from),
             node: node.map(Box::from),
@@ -279,10 +245,10 @@ mod tests {
 
     use crate::snapshot::{ObjectKey, Store};
 
-    /// Endpoints share a place only when zone, hints and node are all the same.
+    /// Endpoints share a location only when zone, hints and node are all the same.
     #[test]
     fn each_endpoint_has_its_own_zone_hints_and_node() {
-        let places = [
+        let locations = [
             ("zone-a", "zone-a", "node-1"),
             ("zone-b", "zone-a", "node-1"),
             ("zone-a", "zone-b", "node-1"),
@@ -290,7 +256,7 @@ mod tests {
             ("zone-a", "zone-a", "node-1"),
         ];
         let endpoints: Vec<_> = (1..)
-            .zip(places)
+            .zip(locations)
             .map(|(number, (zone, hint, node))| {
                 json!({"addresses": [format!("10.244.0.{number}")], "zone": zone, "nodeName": node,
                     "hints": {"forZones": [{"name": hint}]}})
@@ -314,7 +280,7 @@ mod tests {
                 )
             })
             .collect();
-        assert_eq!(found, places);
+        assert_eq!(found, locations);
     }
 
     /// Its name is the API's default; without a number it is no port.

@@ -3,8 +3,7 @@
 
 use iptables::{Backend, Dump, Iptables, System, Transaction};
 use proxier_core::kernel::PacketCounters;
-use proxier_core::modes::iptables::settings::COUNTERS;
-use proxier_core::modes::iptables::{Index, Options, Wanted, changes, cleanup, update};
+use proxier_core::modes::iptables::{COUNTERS, Index, Options, Wanted, changes, cleanup, update};
 use proxier_core::net::Family;
 use proxier_core::service::{Changes, Indexed};
 use proxier_core::snapshot::ObjectKey;

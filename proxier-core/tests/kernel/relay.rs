@@ -16,8 +16,8 @@ use nix::sys::socket::{
 };
 use proxier_core::kernel::Relay;
 use proxier_core::kernel::RoutesPort;
-use proxier_core::modes::userspace::{Listener, Settings};
 use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
+use proxier_core::ports::{Listener, Settings};
 use proxier_core::ports::{LocalNetworks, LocalRoute, PortErrorKind, RouteOwner};
 use testkit::{Need, Netns, kernel_test, oracle, veth_pair};
 

@@ -38,8 +38,8 @@ fn reaches_all_pods(surprises: &mut Surprises, net: &Net, transport: Transport, 
     }
 }
 
-/// The Service with this number has policy `Local`, with pod a on this node.
-fn reaches_this_nodes_pods(surprises: &mut Surprises, net: &Net, transport: Transport, family: Family, number: u16) {
+/// The Service 11 has policy `Local`, with pod a on this node.
+fn reaches_this_nodes_pods(surprises: &mut Surprises, net: &Net, transport: Transport, family: Family) {
     for vip in Vip::ALL {
         for from in From::ALL {
             // The policy of a cluster IP decides endpoints only.
@@ -47,55 +47,38 @@ fn reaches_this_nodes_pods(surprises: &mut Surprises, net: &Net, transport: Tran
                 (Vip::ClusterIp, From::Client | From::Node) => Peer::Masqueraded,
                 _ => Peer::Kept,
             };
-            surprises.served(net, from, transport, vip.of(number, family), &["a"], peer);
+            surprises.served(net, from, transport, vip.of(11, family), &["a"], peer);
         }
     }
 }
 
 #[test]
-fn policy_cluster_reaches_all_pods_with_the_nodes_address() {
-    with_service(&json!({}), &[A, R], |net, _| {
-        let mut surprises = Surprises::default();
-        for (family, transport) in every() {
-            reaches_all_pods(&mut surprises, net, transport, family);
-        }
-        surprises.none();
-    });
-}
-
-#[test]
-fn policy_local_reaches_this_nodes_pods_with_the_clients_address() {
-    with_service(&local(), &[A, R], |net, _| {
-        let mut surprises = Surprises::default();
-        for (family, transport) in every() {
-            reaches_this_nodes_pods(&mut surprises, net, transport, family, 10);
-        }
-        surprises.none();
-    });
-}
-
-#[test]
-fn rules_of_the_legacy_back_end_do_the_same() {
-    let needs = [&NEEDS[..], &[Need::IptablesLegacy]].concat();
-    kernel_test(&needs, || {
-        let net = Net::new();
-        let _pods = net.serve();
-        let mut cluster = Cluster::with(options(&json!({})), Backend::Legacy);
-        cluster.publish("web", 10, &json!({}), &[A, R]);
-        cluster.publish("local", 11, &local(), &[A, R]);
-        cluster.settle();
-        let mut surprises = Surprises::default();
-        for (family, transport) in every() {
-            reaches_all_pods(&mut surprises, &net, transport, family);
-            reaches_this_nodes_pods(&mut surprises, &net, transport, family, 11);
-        }
-        let _daemon = Witness::start(&net.node, "daemon", &daemon_at(9100)).unwrap();
-        for family in FAMILIES {
-            let elsewhere = SocketAddr::new(Vip::ClusterIp.of(10, family).ip(), 9100);
-            surprises.refused(&net, From::Client, Transport::Tcp, elsewhere);
-        }
-        surprises.none();
-    });
+fn pods_are_reached_as_policies_say_by_rules_of_both_back_ends() {
+    for (backend, more) in [(Backend::NfTables, &[][..]), (Backend::Legacy, &[Need::IptablesLegacy])] {
+        kernel_test(&[&NEEDS[..], more].concat(), || {
+            let net = Net::new();
+            let _pods = net.serve();
+            let mut cluster = Cluster::with(options(&json!({})), backend);
+            cluster.publish("web", 10, &json!({}), &[A, R]);
+            cluster.publish("local", 11, &local(), &[A, R]);
+            cluster.publish("self", 12, &json!({}), &[B]);
+            cluster.settle();
+            let mut surprises = Surprises::default();
+            for (family, transport) in every() {
+                reaches_all_pods(&mut surprises, &net, transport, family);
+                reaches_this_nodes_pods(&mut surprises, &net, transport, family);
+                for vip in Vip::ALL {
+                    surprises.served(&net, From::PodB, transport, vip.of(12, family), &["b"], Peer::Masqueraded);
+                }
+            }
+            let _daemon = Witness::start(&net.node, "daemon", &daemon_at(9100)).unwrap();
+            for family in FAMILIES {
+                let elsewhere = SocketAddr::new(Vip::ClusterIp.of(10, family).ip(), 9100);
+                surprises.refused(&net, From::Client, Transport::Tcp, elsewhere);
+            }
+            surprises.none();
+        });
+    }
 }
 
 #[test]
@@ -179,19 +162,6 @@ fn a_udp_client_on_one_port_gets_another_pod_when_its_own_goes() {
             }
         }
         println!("lost first questions: {lost:?}");
-    });
-}
-
-#[test]
-fn a_pod_reaches_itself_through_its_service() {
-    with_service(&json!({}), &[B], |net, _| {
-        let mut surprises = Surprises::default();
-        for (family, transport) in every() {
-            for vip in Vip::ALL {
-                surprises.served(net, From::PodB, transport, vip.of(10, family), &["b"], Peer::Masqueraded);
-            }
-        }
-        surprises.none();
     });
 }
 

@@ -16,7 +16,7 @@ use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::plan::report::{Failure, Report};
 use proxier_core::plan::step::{Action, Part, Step as Done};
 use proxier_core::ports::PortErrorKind;
-use proxier_core::reconciler::schedule::Limits;
+use proxier_core::reconciler::Limits;
 use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::service::{Frontend, Indexed};
 use proxier_core::snapshot::{Balancing, ObjectKey, ZoneWeights};

@@ -16,7 +16,7 @@ use proxier_core::modes::Kind;
 use proxier_core::modes::cleanup::cleanup;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::ports::RouteOwner;
-use proxier_core::reconciler::schedule::Limits;
+use proxier_core::reconciler::Limits;
 use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::ObjectKey;
 

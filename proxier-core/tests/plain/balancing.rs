@@ -1,62 +1,26 @@
 //! Policy by Service: annotations decide scheduler, flags and persistence; virtual servers as `ipvsadm` would print them, on a kernel in memory.
 
-use std::time::Duration;
-
 use proxier_core::config::MayAskFor;
-use proxier_core::fake::FakeKernel;
 use proxier_core::plan::report::Report;
 use proxier_core::plan::step::{Action, Part};
-use proxier_core::reconciler::{Options, Reconciler};
+use proxier_core::reconciler::Options;
 use serde_json::{Value, json};
 
-struct Node {
-    kernel: FakeKernel,
-    proxier: Reconciler,
-    now: Duration,
-}
+use crate::node::{Node, kernel};
 
 impl Node {
-    fn with(options: Options) -> Self {
-        let kernel = FakeKernel::new();
-        kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap()]);
-        let mut proxier = Reconciler::new("node-a", options, Duration::ZERO);
-        proxier.start(Duration::ZERO);
-        Node { kernel, proxier, now: Duration::ZERO }
-    }
-
-    fn new() -> Self {
-        Node::with(Options::default())
-    }
-
-    fn serve(&mut self, annotations: &Value, more: &Value) -> Report {
+    fn serve_annotated(&mut self, annotations: &Value, more: &Value) -> Report {
         let mut spec = json!({"clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1", "fd00::1"], "ipFamilies": ["IPv4", "IPv6"],
-            "ports": [{"name": "p", "port": 80}, {"name": "u", "port": 53, "protocol": "UDP"}]});
-        for (name, value) in more.as_object().unwrap() {
-            spec[name] = value.clone();
-        }
-        let metadata = json!({"namespace": "demo", "name": "web", "annotations": annotations});
-        let service = json!({"metadata": metadata, "spec": spec});
-        self.proxier.upsert_service(&serde_json::from_value(service).unwrap(), self.now);
-        let slice = json!({"metadata": {"namespace": "demo", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
-            "addressType": "IPv4", "ports": [{"name": "p", "port": 8080}, {"name": "u", "port": 53, "protocol": "UDP"}],
-            "endpoints": [{"addresses": ["10.244.0.1"]}]});
-        self.proxier.upsert_slice(&serde_json::from_value(slice).unwrap(), self.now);
-        self.now = self.now.max(self.proxier.next_wake().unwrap());
-        let now = self.now;
-        let report = self.proxier.pass(&|| now, &mut self.kernel.ports()).unwrap();
-        assert!(report.is_done(), "{report:#?}");
-        report
+            "ports": [{"name": "p", "port": 80}, {"name": "u", "port": 53, "protocol": "UDP"}], "annotations": annotations});
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        self.service("web", spec);
+        self.slice("web", &["10.244.0.1"]);
+        self.settles()
     }
+}
 
-    /// The configuration of each virtual server, as `ipvsadm --save` has it.
-    fn servers(&self) -> Vec<String> {
-        let text = self.kernel.state().ipvs;
-        text.lines().filter_map(|line| line.strip_prefix("-A ")).map(|line| line.trim_end().to_owned()).collect()
-    }
-
-    fn rejections(&self) -> Vec<String> {
-        self.proxier.rejections().map(ToString::to_string).collect()
-    }
+fn new() -> Node {
+    Node::on(kernel(), Options::default())
 }
 
 const TCP: &str = "-t 10.96.0.1:80";
@@ -72,17 +36,19 @@ fn all(tcp: &str, udp: &str, tcp6: &str, udp6: &str) -> Vec<String> {
     all
 }
 
+/// Each virtual server with its configuration, as `ipvsadm --save` has it.
 #[track_caller]
 fn has(node: &Node, expected: &[String]) {
-    let mut found = node.servers();
-    found.sort();
+    let text = node.kernel.state().ipvs;
+    let mut found: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("-A ")).map(str::trim_end).collect();
+    found.sort_unstable();
     assert_eq!(found, expected);
 }
 
 #[test]
 fn a_changed_policy_is_applied_in_place() {
-    let mut node = Node::new();
-    node.serve(&json!({}), &json!({}));
+    let mut node = new();
+    node.serve_annotated(&json!({}), &json!({}));
     has(&node, &all("-s rr", "-s rr", "-s rr", "-s rr"));
     for (annotations, options) in [
         (json!({"proxier/scheduler": "wlc"}), "-s wlc"),
@@ -102,7 +68,7 @@ fn a_changed_policy_is_applied_in_place() {
         (json!({"proxier/persistence-seconds": "120"}), "-s rr -p 120"),
         (json!({}), "-s rr"),
     ] {
-        let report = node.serve(&annotations, &json!({}));
+        let report = node.serve_annotated(&annotations, &json!({}));
         has(&node, &all(options, options, options, options));
         assert_eq!(node.rejections(), [""; 0], "{annotations}");
         for action in [Action::Add, Action::Delete] {
@@ -113,23 +79,23 @@ fn a_changed_policy_is_applied_in_place() {
 
 #[test]
 fn clients_of_one_network_count_as_one() {
-    let mut node = Node::new();
+    let mut node = new();
     let prefixes = json!({"proxier/persistence-prefix-ipv4": "24", "proxier/persistence-prefix-ipv6": "64"});
-    node.serve(&prefixes, &json!({"sessionAffinity": "ClientIP"}));
+    node.serve_annotated(&prefixes, &json!({"sessionAffinity": "ClientIP"}));
     let (v4, v6) = ("-s rr -p 10800 -M 255.255.255.0", "-s rr -p 10800 -M 64");
     has(&node, &all(v4, v4, v6, v6));
     assert_eq!(node.rejections(), [""; 0]);
-    node.serve(&prefixes, &json!({}));
+    node.serve_annotated(&prefixes, &json!({}));
     has(&node, &all("-s rr", "-s rr", "-s rr", "-s rr"));
     assert_eq!(node.rejections().len(), 2, "{:?}", node.rejections());
 }
 
 #[test]
 fn datagrams_by_themselves() {
-    let mut node = Node::new();
-    node.serve(&json!({"proxier/one-packet": "true"}), &json!({}));
+    let mut node = new();
+    node.serve_annotated(&json!({"proxier/one-packet": "true"}), &json!({}));
     has(&node, &all("-s rr", "-s rr -o", "-s rr", "-s rr -o"));
-    node.serve(&json!({"proxier/one-packet": "true"}), &json!({"ports": [{"name": "p", "port": 80}]}));
+    node.serve_annotated(&json!({"proxier/one-packet": "true"}), &json!({"ports": [{"name": "p", "port": 80}]}));
     let said = node.rejections();
     assert!(said.len() == 1 && said[0].contains("needs a port of UDP"), "{said:?}");
 }
@@ -152,8 +118,8 @@ fn what_cannot_be_is_told_and_the_configuration_counts() {
         ("proxier/weights", "10.244.0.1=3", "EndpointSlices have it"),
         ("proxier/weight", "3", "Nodes have it"),
     ] {
-        let mut node = Node::new();
-        node.serve(&json!({name: value}), &json!({}));
+        let mut node = new();
+        node.serve_annotated(&json!({name: value}), &json!({}));
         has(&node, &all("-s rr", "-s rr", "-s rr", "-s rr"));
         let said = node.rejections();
         let names = format!("Service demo/web: metadata.annotations[{name}] ");
@@ -172,8 +138,8 @@ fn the_operator_decides_what_annotations_may_do() {
     ] {
         let mut options = Options::default();
         options.config.ipvs.may_ask_for = allowed;
-        let mut node = Node::with(options);
-        node.serve(&asked, &json!({}));
+        let mut node = Node::on(kernel(), options);
+        node.serve_annotated(&asked, &json!({}));
         has(&node, &all(tcp, udp, tcp, udp));
     }
 }

@@ -12,18 +12,18 @@ use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::Kind;
 use proxier_core::modes::cleanup::cleanup;
 use proxier_core::net::Network;
-use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::plan::report::Report;
 use proxier_core::plan::step::{Action, Part};
 use proxier_core::ports::{PortErrorKind, RouteOwner};
-use proxier_core::reconciler::{Options, Reconciler};
-use proxier_core::snapshot::ObjectKey;
+use proxier_core::reconciler::Options;
 use serde_json::{Value, json};
+
+use crate::node::{Node, kernel};
 
 const NODE: [&str; 2] = ["192.0.2.10", "2001:db8::10"];
 const V4: &str = "local 10.96.0.0/12 dev lo src 192.0.2.10";
 const V6: &str = "local fd00:10::/112 dev lo src 2001:db8::10";
-/// Routes of a node with the Services of [`Node::with_services`].
+/// Routes of a node with the Services of [`with_services`].
 const ALL: [&str; 4] =
     [V4, "local 198.51.100.7/32 dev lo src 192.0.2.10", "local 203.0.113.9/32 dev lo src 192.0.2.10", V6];
 
@@ -42,110 +42,41 @@ fn options(binding: Binding) -> Options {
     options
 }
 
-fn kernel() -> FakeKernel {
-    let kernel = FakeKernel::new();
-    kernel.set_interface("eth0", &ips(&NODE));
-    kernel
+/// A new process.
+fn on(kernel: &FakeKernel, options: Options) -> Node {
+    let mut node = Node::begin(kernel, options);
+    node.addresses(&NODE);
+    node
 }
 
-struct Node {
-    kernel: FakeKernel,
-    proxier: Reconciler,
-    now: Duration,
+fn new(binding: Binding) -> Node {
+    with_services(&kernel(), options(binding))
+}
+
+fn with_services(kernel: &FakeKernel, options: Options) -> Node {
+    let mut node = on(kernel, options);
+    node.serve_both(
+        "web",
+        json!({
+            "type": "LoadBalancer", "clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10", "fd00:10::10"],
+            "ipFamilies": ["IPv4", "IPv6"], "externalIPs": ["198.51.100.7"],
+            "ports": [{"name": "p", "port": 80, "nodePort": 30080}],
+            "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.9"}]}},
+        }),
+    );
+    node.serve_both("dns", json!({"clusterIP": "10.96.0.11"}));
+    node.started()
 }
 
 impl Node {
-    /// A new process.
-    fn on(kernel: &FakeKernel, options: Options) -> Self {
-        kernel.restart();
-        let proxier = Reconciler::new("node-a", options, Duration::ZERO);
-        let mut node = Node { kernel: kernel.clone(), proxier, now: Duration::ZERO };
-        node.addresses(&NODE);
-        node
-    }
-
-    fn new(binding: Binding) -> Self {
-        Node::with_services(&kernel(), options(binding))
-    }
-
-    fn with_services(kernel: &FakeKernel, options: Options) -> Self {
-        let mut node = Node::on(kernel, options);
-        node.service(
-            "web",
-            json!({
-                "type": "LoadBalancer", "clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10", "fd00:10::10"],
-                "ipFamilies": ["IPv4", "IPv6"], "externalIPs": ["198.51.100.7"],
-                "ports": [{"name": "p", "port": 80, "nodePort": 30080}],
-                "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.9"}]}},
-            }),
-        );
-        node.service("dns", json!({"clusterIP": "10.96.0.11"}));
-        node.proxier.start(node.now);
-        node
-    }
-
-    /// The addresses of the Node object.
-    fn addresses(&mut self, addresses: &[&str]) {
-        let addresses: Vec<Value> = addresses.iter().map(|of| json!({"type": "InternalIP", "address": of})).collect();
-        let object = json!({"metadata": {"name": "node-a"}, "status": {"addresses": addresses}});
-        let object: NodeObject = serde_json::from_value(object).unwrap();
-        self.proxier.set_node(&object, self.now);
-    }
-
     /// A Service with an endpoint of each of its families.
-    fn service(&mut self, name: &str, mut spec: Value) {
-        if spec.get("ports").is_none() {
-            spec["ports"] = json!([{"name": "p", "port": 80}]);
-        }
-        let status = spec.as_object_mut().unwrap().remove("status").unwrap_or_default();
-        let object = json!({"metadata": {"namespace": "demo", "name": name}, "spec": spec, "status": status});
-        let object: ServiceObject = serde_json::from_value(object).unwrap();
-        self.proxier.upsert_service(&object, self.now);
-        for (kind, endpoint) in [("IPv4", "10.244.1.7"), ("IPv6", "fd01::7")] {
-            let slice: EndpointSliceObject = serde_json::from_value(json!({
-                "metadata": {
-                    "namespace": "demo", "name": format!("{name}-{kind}"), "labels": {"kubernetes.io/service-name": name},
-                },
-                "addressType": kind,
-                "ports": [{"name": "p", "port": 8080, "protocol": "TCP"}],
-                "endpoints": [{"addresses": [endpoint], "nodeName": "elsewhere"}],
-            }))
-            .unwrap();
-            self.proxier.upsert_slice(&slice, self.now);
-        }
+    fn serve_both(&mut self, name: &str, spec: Value) {
+        self.service(name, spec);
+        self.slice(name, &["10.244.1.7"]);
+        self.slice(name, &["fd01::7"]);
     }
 
-    fn delete(&mut self, name: &str) {
-        self.proxier.delete_service(&ObjectKey::new("demo", name), self.now);
-    }
-
-    /// Runs the next pass, which may fail.
-    fn pass(&mut self) -> Report {
-        self.now = self.now.max(self.proxier.next_wake().unwrap());
-        let now = self.now;
-        self.proxier.pass(&|| now, &mut self.kernel.ports()).unwrap()
-    }
-
-    fn full(&mut self) -> Report {
-        self.proxier.request_full(self.now);
-        self.pass()
-    }
-
-    /// Passes for a minute; all of them have to succeed.
-    #[track_caller]
-    fn settle(&mut self) -> Vec<Report> {
-        let end = self.now + Duration::from_secs(60);
-        let mut reports = Vec::new();
-        while self.proxier.next_wake().is_some_and(|at| at <= end) {
-            let report = self.pass();
-            assert!(report.is_done(), "{report:#?}");
-            reports.push(report);
-        }
-        self.now = end;
-        reports
-    }
-
-    fn routes(&self) -> Vec<String> {
+    fn local_routes(&self) -> Vec<String> {
         routes(&self.kernel)
     }
 
@@ -153,12 +84,12 @@ impl Node {
     #[track_caller]
     fn until(&mut self, expected: &[&str]) {
         for _ in 0..5 {
-            if self.routes() == expected {
+            if self.local_routes() == expected {
                 return;
             }
             self.pass();
         }
-        assert_eq!(self.routes(), expected);
+        assert_eq!(self.local_routes(), expected);
     }
 }
 
@@ -198,9 +129,9 @@ fn skipped(report: &Report) -> Vec<String> {
 
 #[test]
 fn networks_take_one_route_each_and_other_addresses_their_own() {
-    let mut node = Node::new(Binding::Routes);
+    let mut node = new(Binding::Routes);
     let reports = node.settle();
-    assert_eq!(node.routes(), ALL);
+    assert_eq!(node.local_routes(), ALL);
     assert_eq!(bound(&node.kernel), None, "no device, so no address");
     assert_eq!(guarded(&node.kernel), ["10.96.0.0/12", "fd00:10::/112"].map(str::to_owned).into());
     assert_eq!(done(&reports[0], Part::Route, Action::Add), 4);
@@ -214,17 +145,17 @@ fn networks_take_one_route_each_and_other_addresses_their_own() {
     assert_eq!(served.len(), 4, "{served:?}");
 
     // A Service within the networks is no matter of routes; one outside gets its own.
-    node.service("more", json!({"clusterIP": "10.96.0.12"}));
+    node.serve_both("more", json!({"clusterIP": "10.96.0.12"}));
     let report = node.pass();
     assert_eq!((report.is_done(), report.full, done(&report, Part::Route, Action::Add)), (true, false, 0));
-    node.service("more", json!({"clusterIP": "10.96.0.12", "externalIPs": ["198.51.100.8"]}));
+    node.serve_both("more", json!({"clusterIP": "10.96.0.12", "externalIPs": ["198.51.100.8"]}));
     let report = node.pass();
     assert_eq!((report.full, done(&report, Part::Route, Action::Add)), (false, 1));
-    assert!(node.routes().contains(&"local 198.51.100.8/32 dev lo src 192.0.2.10".to_owned()));
-    node.delete("more");
+    assert!(node.local_routes().contains(&"local 198.51.100.8/32 dev lo src 192.0.2.10".to_owned()));
+    node.no_service("more");
     let report = node.pass();
     assert_eq!((report.full, done(&report, Part::Route, Action::Delete)), (false, 1));
-    assert_eq!(node.routes(), ALL);
+    assert_eq!(node.local_routes(), ALL);
     let step = node.kernel.state();
     assert!(step.sysctls["net/ipv4/vs/conntrack"] == "1");
 }
@@ -233,12 +164,12 @@ fn networks_take_one_route_each_and_other_addresses_their_own() {
 fn without_networks_each_address_has_its_own() {
     let mut options = options(Binding::Routes);
     options.config.ipvs.service_cidrs.clear();
-    let mut node = Node::with_services(&kernel(), options);
+    let mut node = with_services(&kernel(), options);
     node.settle();
     let expected = ["10.96.0.10/32", "10.96.0.11/32", "198.51.100.7/32", "203.0.113.9/32"];
     let mut expected = expected.map(|of| format!("local {of} dev lo src 192.0.2.10")).to_vec();
     expected.push("local fd00:10::10/128 dev lo src 2001:db8::10".to_owned());
-    assert_eq!((node.routes(), guarded(&node.kernel)), (expected, [].into()));
+    assert_eq!((node.local_routes(), guarded(&node.kernel)), (expected, [].into()));
 }
 
 /// The cluster's own ServiceCIDRs count in place of the configuration.
@@ -250,13 +181,13 @@ fn networks_that_the_cluster_names_come_and_go() {
     let v4 = |text: &str| format!("local {text} dev lo src 192.0.2.10");
     let mut options = options(Binding::Routes);
     options.config.ipvs.service_cidrs = vec![network("10.112.0.0/16")];
-    let mut node = Node::with_services(&kernel(), options);
+    let mut node = with_services(&kernel(), options);
     node.settle();
     let v6 = "local fd00:10::10/128 dev lo src 2001:db8::10".to_owned();
     let external = ["198.51.100.7", "203.0.113.9"];
     let configured =
         [alone(&["10.96.0.10", "10.96.0.11"]), vec![v4("10.112.0.0/16")], alone(&external), vec![v6.clone()]].concat();
-    assert_eq!(node.routes(), configured);
+    assert_eq!(node.local_routes(), configured);
 
     // A running process gets a network, with its guard, in a pass that has no other cause; the configuration's network goes.
     let found = [network("10.96.0.0/12")];
@@ -265,40 +196,40 @@ fn networks_that_the_cluster_names_come_and_go() {
     assert!(!reports[0].full && reports.iter().all(|report| report.drift.is_empty()), "{reports:#?}");
     assert_eq!((done(&reports[0], Part::Route, Action::Add), done(&reports[0], Part::Route, Action::Delete)), (1, 3));
     let whole = [vec![V4.to_owned()], alone(&external), vec![v6.clone()]].concat();
-    assert_eq!((node.routes(), guarded(&node.kernel)), (whole.clone(), ["10.96.0.0/12".to_owned()].into()));
+    assert_eq!((node.local_routes(), guarded(&node.kernel)), (whole.clone(), ["10.96.0.0/12".to_owned()].into()));
     node.proxier.set_service_cidrs([network("10.111.255.255/12")], node.now);
     assert_eq!(node.settle().iter().map(Report::writes).sum::<u64>(), 0, "it is the same one");
     // A network of all addresses is no network of Services.
     node.proxier.set_service_cidrs([network("10.96.0.0/12"), network("::/0")], node.now);
     node.settle();
-    assert_eq!(node.routes(), whole);
+    assert_eq!(node.local_routes(), whole);
 
     // A second one comes, and a Service gets an address of it.
     node.proxier.set_service_cidrs([network("10.96.0.0/12"), network("10.120.0.0/24")], node.now);
-    node.service("more", json!({"clusterIP": "10.120.0.5"}));
+    node.serve_both("more", json!({"clusterIP": "10.120.0.5"}));
     node.settle();
-    assert!(node.routes().contains(&v4("10.120.0.0/24")) && !node.routes().contains(&v4("10.120.0.5/32")));
+    assert!(node.local_routes().contains(&v4("10.120.0.0/24")) && !node.local_routes().contains(&v4("10.120.0.5/32")));
     // The network goes although the Service still has its address: that stays local all the time, and nothing else is touched.
     let servers = node.kernel.state().ipvs;
     node.proxier.set_service_cidrs(found, node.now);
     let reports = node.settle();
-    assert!(node.routes().contains(&v4("10.120.0.5/32")) && !node.routes().contains(&v4("10.120.0.0/24")));
+    assert!(node.local_routes().contains(&v4("10.120.0.5/32")) && !node.local_routes().contains(&v4("10.120.0.0/24")));
     assert_eq!((node.kernel.state().ipvs, guarded(&node.kernel)), (servers, ["10.96.0.0/12".to_owned()].into()));
     let done = |part, action| reports.iter().map(|report| done(report, part, action)).sum::<u64>();
     assert_eq!((done(Part::Route, Action::Add), done(Part::Route, Action::Delete)), (1, 1));
-    node.delete("more");
+    node.no_service("more");
     node.settle();
 
     // All are gone: the configuration counts again.
     node.proxier.set_service_cidrs([], node.now);
     node.settle();
-    assert_eq!(node.routes(), configured);
+    assert_eq!(node.local_routes(), configured);
     // Networks do not matter where addresses are bound to the device.
-    let mut node = Node::new(Binding::Addresses);
+    let mut node = new(Binding::Addresses);
     node.settle();
     node.proxier.set_service_cidrs(found, node.now);
     assert!(node.settle().iter().all(|report| report.writes() == 0));
-    assert_eq!(node.routes(), Vec::<String>::new());
+    assert_eq!(node.local_routes(), Vec::<String>::new());
 }
 
 /// A process that dies while networks change leaves every Service's address local, and no network without its guard.
@@ -309,7 +240,7 @@ fn addresses_stay_local_while_networks_of_the_cluster_change() {
         for writes in 0.. {
             let mut options = options(Binding::Routes);
             options.config.ipvs.service_cidrs.clear();
-            let mut node = Node::with_services(&kernel(), options);
+            let mut node = with_services(&kernel(), options);
             node.proxier.set_service_cidrs(before.iter().copied(), node.now);
             node.settle();
             node.proxier.set_service_cidrs(after.iter().copied(), node.now);
@@ -334,16 +265,16 @@ fn a_network_waits_for_the_rules_that_guard_it() {
     for (by, call) in [(RulesBy::Iptables, Call::RulesRestore), (RulesBy::Nftables, Call::TablesCommit)] {
         let mut options = options(Binding::Routes);
         options.config.ipvs.rules = by;
-        let mut node = Node::with_services(&kernel(), options);
+        let mut node = with_services(&kernel(), options);
         node.kernel.fail(Fault::new(call, PortErrorKind::Busy).every());
         let report = node.pass();
         assert!(report.has_failed());
         let singles = ["local 198.51.100.7/32 dev lo src 192.0.2.10", "local 203.0.113.9/32 dev lo src 192.0.2.10"];
-        assert_eq!(node.routes(), singles, "a single address is served at once");
+        assert_eq!(node.local_routes(), singles, "a single address is served at once");
         assert_eq!(skipped(&report), ["local 10.96.0.0/12", "local fd00:10::/112"]);
         for _ in 0..3 {
             node.pass();
-            assert_eq!(node.routes(), singles);
+            assert_eq!(node.local_routes(), singles);
         }
         node.kernel.clear_faults();
         node.until(&ALL);
@@ -351,7 +282,7 @@ fn a_network_waits_for_the_rules_that_guard_it() {
         node.settle();
         node.kernel.set_route(RouteOwner::Ipvs, network("10.96.0.0/12"), false);
         node.kernel.fail(Fault::new(call, PortErrorKind::Busy).every());
-        node.service(
+        node.serve_both(
             "ranged",
             json!({
                 "type": "LoadBalancer", "clusterIP": "10.96.0.20", "loadBalancerSourceRanges": ["192.0.2.0/24"],
@@ -359,7 +290,7 @@ fn a_network_waits_for_the_rules_that_guard_it() {
             }),
         );
         let report = node.full();
-        assert!(report.has_failed() && node.routes().contains(&V4.to_owned()), "{report:#?}");
+        assert!(report.has_failed() && node.local_routes().contains(&V4.to_owned()), "{report:#?}");
         assert!(!node.kernel.state().ipvs.contains("203.0.113.20"), "{}", node.kernel.state().ipvs);
     }
 }
@@ -370,14 +301,14 @@ fn the_way_to_the_other_binding_is_safe_at_every_step() {
     let all = [Binding::Addresses, Binding::Routes];
     for (from, to) in [(None, all[1]), (Some(all[0]), all[1]), (Some(all[1]), all[0])] {
         let alone = kernel();
-        Node::with_services(&alone, options(to)).settle();
+        with_services(&alone, options(to)).settle();
         let alone = held(&alone);
         for writes in 0.. {
             let kernel = kernel();
             if let Some(from) = from {
-                assert!(Node::with_services(&kernel, options(from)).pass().is_done());
+                assert!(with_services(&kernel, options(from)).pass().is_done());
             }
-            let mut node = Node::with_services(&kernel, options(to));
+            let mut node = with_services(&kernel, options(to));
             kernel.crash_after(writes);
             for _ in 0..2 {
                 node.pass();
@@ -385,7 +316,7 @@ fn the_way_to_the_other_binding_is_safe_at_every_step() {
             }
             let is_over = !kernel.has_crashed();
             // The next process completes the change from any state.
-            let mut next = Node::with_services(&kernel, options(to));
+            let mut next = with_services(&kernel, options(to));
             for _ in 0..2 {
                 let report = next.pass();
                 assert!(report.is_done(), "{from:?} to {to:?}, after {writes} writes: {report:#?}");
@@ -433,10 +364,10 @@ fn is_safe(kernel: &FakeKernel, serves: bool, when: &str) {
 fn what_does_not_come_keeps_what_is_there() {
     // No route: the addresses stay.
     let kernel = kernel();
-    Node::with_services(&kernel, options(Binding::Addresses)).settle();
+    with_services(&kernel, options(Binding::Addresses)).settle();
     let before = bound(&kernel).unwrap();
     assert_eq!(before.len(), 5);
-    let mut node = Node::with_services(&kernel, options(Binding::Routes));
+    let mut node = with_services(&kernel, options(Binding::Routes));
     kernel.fail(Fault::new(Call::RoutesAdd, PortErrorKind::Permission).every());
     let report = node.pass();
     assert!(!report.is_done() && bound(&kernel) == Some(before), "{report:#?}");
@@ -445,7 +376,7 @@ fn what_does_not_come_keeps_what_is_there() {
     node.settle();
     assert_eq!(bound(&kernel), None);
     // No address: the routes stay, with their guard.
-    let mut node = Node::with_services(&kernel, options(Binding::Addresses));
+    let mut node = with_services(&kernel, options(Binding::Addresses));
     kernel.fail(Fault::new(Call::LinksBind, PortErrorKind::Permission).every());
     let report = node.pass();
     assert!(!report.is_done(), "{report:#?}");
@@ -458,29 +389,29 @@ fn what_does_not_come_keeps_what_is_there() {
 
 #[test]
 fn a_lost_route_is_put_back() {
-    let mut node = Node::new(Binding::Routes);
+    let mut node = new(Binding::Routes);
     node.settle();
     for lost in ["10.96.0.0/12", "203.0.113.9/32"] {
         node.kernel.set_route(RouteOwner::Ipvs, network(lost), false);
         let report = node.full();
-        assert_eq!(node.routes(), ALL);
+        assert_eq!(node.local_routes(), ALL);
         let told: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
         assert_eq!(told, [format!("+ route local {lost} dev lo src 192.0.2.10")]);
         // A notification is enough.
         node.kernel.set_route(RouteOwner::Ipvs, network(lost), false);
         node.proxier.host_changed(node.now);
-        assert!(node.pass().full && node.routes() == ALL);
+        assert!(node.pass().full && node.local_routes() == ALL);
     }
     node.proxier.host_changed(node.now);
     assert!(!node.pass().full, "nothing differs");
     // A route too many has our protocol number.
     node.kernel.set_route(RouteOwner::Ipvs, network("203.0.113.99/32"), true);
     let report = node.full();
-    assert_eq!((node.routes(), done(&report, Part::Route, Action::Delete)), (ALL.map(str::to_owned).to_vec(), 1));
+    assert_eq!((node.local_routes(), done(&report, Part::Route, Action::Delete)), (ALL.map(str::to_owned).to_vec(), 1));
     let told: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
     assert!(told.len() == 1 && told[0].contains("203.0.113.99"), "{told:?}");
     // A deleted Service's route is no drift.
-    node.delete("web");
+    node.no_service("web");
     let report = node.full();
     assert!(done(&report, Part::Route, Action::Delete) > 0 && report.drift.is_empty(), "{report:#?}");
 }
@@ -488,16 +419,16 @@ fn a_lost_route_is_put_back() {
 /// Addresses move between nodes: another interface gets a Service's, and loses it again.
 #[test]
 fn a_route_stays_while_another_interface_has_its_address() {
-    let mut node = Node::new(Binding::Routes);
+    let mut node = new(Binding::Routes);
     node.settle();
     node.kernel.set_interface("eth1", &ips(&["203.0.113.9"]));
     node.proxier.host_changed(node.now);
     node.settle();
-    assert_eq!(node.routes(), ALL);
+    assert_eq!(node.local_routes(), ALL);
     assert!(node.full().drift.is_empty());
-    node.delete("web");
+    node.no_service("web");
     node.settle();
-    assert_eq!(node.routes(), [V4, V6], "no Service has it any more");
+    assert_eq!(node.local_routes(), [V4, V6], "no Service has it any more");
 }
 
 /// An address that another interface had from the beginning never had a route.
@@ -505,46 +436,50 @@ fn a_route_stays_while_another_interface_has_its_address() {
 fn no_route_is_deleted_that_was_never_made() {
     let kernel = kernel();
     kernel.set_interface("eth1", &ips(&["203.0.113.9"]));
-    let mut node = Node::with_services(&kernel, options(Binding::Routes));
+    let mut node = with_services(&kernel, options(Binding::Routes));
     node.settle();
-    assert!(node.routes().iter().all(|of| !of.contains("203.0.113.9")), "{:?}", node.routes());
-    node.delete("web");
+    assert!(node.local_routes().iter().all(|of| !of.contains("203.0.113.9")), "{:?}", node.local_routes());
+    node.no_service("web");
     let deleted: u64 = node.settle().iter().map(|report| done(report, Part::Route, Action::Delete)).sum();
     assert_eq!(deleted, 1, "that of 198.51.100.7");
-    assert_eq!(node.routes(), [V4, V6]);
+    assert_eq!(node.local_routes(), [V4, V6]);
 }
 
 /// The kernel deletes routes whose source goes.
 #[test]
 fn the_source_follows_the_nodes_address() {
-    let mut node = Node::new(Binding::Routes);
+    let mut node = new(Binding::Routes);
     node.settle();
     node.kernel.set_interface("eth0", &ips(&["192.0.2.20", NODE[1]]));
-    assert_eq!(node.routes(), [V6]);
+    assert_eq!(node.local_routes(), [V6]);
     node.proxier.host_changed(node.now);
     let report = node.pass();
     assert!(report.is_done(), "{report:#?}");
     let without: Vec<String> = ALL.iter().map(|of| of.replace(" src 192.0.2.10", "")).collect();
-    assert_eq!(node.routes(), without, "the Node object has an address that the host has not");
+    assert_eq!(node.local_routes(), without, "the Node object has an address that the host has not");
     node.addresses(&["192.0.2.20", NODE[1]]);
     node.settle();
     let with: Vec<String> = ALL.iter().map(|of| of.replace("192.0.2.10", "192.0.2.20")).collect();
-    assert_eq!(node.routes(), with);
+    assert_eq!(node.local_routes(), with);
     assert!(node.full().drift.is_empty());
 }
 
 /// An address whose detection of duplicates goes on is there and cannot be a source yet.
 #[test]
 fn a_source_that_the_kernel_refuses_is_left_out() {
-    let mut node = Node::new(Binding::Routes);
+    let mut node = new(Binding::Routes);
     node.kernel.fail(Fault::new(Call::RoutesAdd, PortErrorKind::Invalid));
     let report = node.pass();
     assert!(!report.is_done() && report.applied.failures.iter().all(|of| of.step.part == Part::Route), "{report:#?}");
-    assert!(node.routes().len() == 4 && node.routes().iter().all(|of| !of.contains("src")), "{:?}", node.routes());
+    assert!(
+        node.local_routes().len() == 4 && node.local_routes().iter().all(|of| !of.contains("src")),
+        "{:?}",
+        node.local_routes()
+    );
     node.kernel.clear_faults();
     let report = node.full();
     assert!(report.is_done() && report.drift.is_empty(), "{report:#?}");
-    assert_eq!(node.routes(), ALL);
+    assert_eq!(node.local_routes(), ALL);
 }
 
 #[test]
@@ -552,7 +487,7 @@ fn a_network_that_is_not_the_services_alone_is_not_made_local() {
     let reject = |arrange: &dyn Fn(&mut Options, &FakeKernel), holds: &str| {
         let (kernel, mut options) = (kernel(), options(Binding::Routes));
         arrange(&mut options, &kernel);
-        let mut node = Node::with_services(&kernel, options);
+        let mut node = with_services(&kernel, options);
         let reports = node.settle();
         let expected = [
             "local 10.96.0.10/32 dev lo src 192.0.2.10",
@@ -561,7 +496,7 @@ fn a_network_that_is_not_the_services_alone_is_not_made_local() {
             ALL[2],
             V6,
         ];
-        assert_eq!(node.routes(), expected, "{holds}");
+        assert_eq!(node.local_routes(), expected, "{holds}");
         assert_eq!(guarded(&kernel), ["fd00:10::/112".to_owned()].into(), "{holds}");
         let told: Vec<&String> = reports.iter().flat_map(|report| &report.limited).collect();
         assert!(told.len() == 1 && told[0].contains("10.96.0.0/12") && told[0].contains(holds), "{told:?}");
@@ -590,15 +525,15 @@ fn a_neighbour_at_a_services_address_is_no_obstacle() {
     let mut options = options(Binding::Routes);
     let dns = Neighbour::new("10.96.0.11".parse().unwrap());
     options.config.reserved.set_neighbours(User::NameServer, [dns]);
-    let mut node = Node::with_services(&kernel(), options);
+    let mut node = with_services(&kernel(), options);
     node.settle();
-    assert_eq!(node.routes(), ALL);
+    assert_eq!(node.local_routes(), ALL);
 }
 
 /// The network becomes local as a whole, or stops being so, and no Service is away meanwhile.
 #[test]
 fn an_obstacle_comes_and_goes() {
-    let mut node = Node::new(Binding::Routes);
+    let mut node = new(Binding::Routes);
     node.settle();
     let wanted = ips(&["10.96.0.10", "10.96.0.11"]);
     for (addresses, whole) in [(&["10.100.1.2"][..], false), (&[], true)] {
@@ -609,18 +544,18 @@ fn an_obstacle_comes_and_goes() {
             let state = node.kernel.state();
             let local = |address: &IpAddr| state.routes.iter().any(|(_, route)| route.network.contains(address));
             assert!(wanted.iter().all(local), "{at}: {:#?}", state.routes);
-            node = Node::with_services(&node.kernel, options(Binding::Routes));
+            node = with_services(&node.kernel, options(Binding::Routes));
             node.kernel.crash_after(1);
             node.pass();
             if !node.kernel.has_crashed() {
                 break;
             }
         }
-        node = Node::with_services(&node.kernel, options(Binding::Routes));
+        node = with_services(&node.kernel, options(Binding::Routes));
         // An address that was lost a moment ago may come back.
         node.now += Duration::from_secs(20);
         node.settle();
-        assert_eq!(node.routes().contains(&V4.to_owned()), whole);
+        assert_eq!(node.local_routes().contains(&V4.to_owned()), whole);
         assert_eq!(guarded(&node.kernel).contains("10.96.0.0/12"), whole);
     }
 }
@@ -629,11 +564,11 @@ fn an_obstacle_comes_and_goes() {
 #[test]
 fn a_new_process_knows_what_is_ours() {
     let kernel = kernel();
-    Node::with_services(&kernel, options(Binding::Routes)).settle();
+    with_services(&kernel, options(Binding::Routes)).settle();
     kernel.ipvs().load("-A -t 10.96.0.99:80 -s rr\n-a -t 10.96.0.99:80 -r 10.9.9.9:80 -m -w 1\n").unwrap();
     // Killed; meanwhile a Service goes.
-    let mut node = Node::on(&kernel, options(Binding::Routes));
-    node.service("dns", json!({"clusterIP": "10.96.0.11"}));
+    let mut node = on(&kernel, options(Binding::Routes));
+    node.serve_both("dns", json!({"clusterIP": "10.96.0.11"}));
     node.proxier.start(node.now);
     let report = node.pass();
     assert_eq!(report.foreign, ["TCP 10.96.0.99:80"]);
@@ -641,12 +576,12 @@ fn a_new_process_knows_what_is_ours() {
     let ipvs = kernel.state().ipvs;
     assert!(!ipvs.contains("10.96.0.10:") && !ipvs.contains("203.0.113.9") && !ipvs.contains("fd00:10::10"), "{ipvs}");
     assert!(ipvs.contains("10.96.0.11:80") && ipvs.contains("10.96.0.99:80"), "{ipvs}");
-    assert_eq!(node.routes(), [V4, V6]);
+    assert_eq!(node.local_routes(), [V4, V6]);
 }
 
 #[test]
 fn a_cleanup_removes_routes_of_ours_only() {
-    let mut node = Node::new(Binding::Routes);
+    let mut node = new(Binding::Routes);
     node.kernel.set_route(RouteOwner::Userspace, network("10.96.0.0/12"), true);
     node.settle();
     let config = options(Binding::Addresses).config;
@@ -654,7 +589,7 @@ fn a_cleanup_removes_routes_of_ours_only() {
     assert!(cleaned.is_done(), "{cleaned:#?}");
     assert_eq!(cleaned.applied.done.get(&(Part::Route, Action::Delete)), Some(&4));
     let state = node.kernel.state();
-    assert_eq!((node.routes(), state.routes.len(), state.sets.len(), &*state.ipvs), (vec![], 1, 0, ""));
+    assert_eq!((node.local_routes(), state.routes.len(), state.sets.len(), &*state.ipvs), (vec![], 1, 0, ""));
     assert_eq!(guarded(&node.kernel), [].into());
     let again = cleanup(&config, Some(Kind::Userspace), &mut node.kernel.ports());
     assert!(again.is_done() && again.removed() == 0, "{again:#?}");
@@ -664,28 +599,28 @@ fn a_cleanup_removes_routes_of_ours_only() {
 #[test]
 fn a_proxy_with_other_names_binds_addresses() {
     let kernel = kernel();
-    Node::with_services(&kernel, options(Binding::Routes)).settle();
+    with_services(&kernel, options(Binding::Routes)).settle();
     let mut other = options(Binding::Routes);
     other.config.names.device = InterfaceName::new("agent0").unwrap();
     other.config.names.prefix = "AGENT-".parse().unwrap();
     let config = other.config.clone();
-    let mut node = Node::on(&kernel, other);
-    node.service("other", json!({"clusterIP": "10.97.0.1"}));
+    let mut node = on(&kernel, other);
+    node.serve_both("other", json!({"clusterIP": "10.97.0.1"}));
     node.proxier.start(node.now);
     let reports = node.settle();
     let told: Vec<&String> = reports.iter().flat_map(|report| &report.limited).collect();
     assert!(told.len() == 1 && told[0].contains("binds addresses to agent0"), "{told:?}");
     assert_eq!(kernel.state().devices["agent0"], ips(&["10.97.0.1"]));
-    assert_eq!(node.routes(), ALL, "the other proxy's");
+    assert_eq!(node.local_routes(), ALL, "the other proxy's");
     assert!(cleanup(&config, None, &mut node.kernel.ports()).is_done());
-    assert_eq!(node.routes(), ALL);
+    assert_eq!(node.local_routes(), ALL);
 }
 
 /// The node's own packets have its address, not the Service's.
 #[test]
 fn rules_about_the_nodes_own_traffic_know_its_source() {
-    let mut node = Node::new(Binding::Routes);
-    node.service(
+    let mut node = new(Binding::Routes);
+    node.serve_both(
         "ranged",
         json!({
             "type": "LoadBalancer", "clusterIP": "10.96.0.20", "loadBalancerSourceRanges": ["198.18.0.0/24"],
@@ -720,14 +655,14 @@ fn a_cleanup_and_a_new_process_know_what_is_ours_by_its_routes() {
             let kernel = kernel();
             let mut options = options(Binding::Routes);
             options.config.ipvs.rules = by;
-            let mut node = Node::on(&kernel, options.clone());
+            let mut node = on(&kernel, options.clone());
             let ips = json!({"clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10", "fd00:10::10"],
                 "ipFamilies": ["IPv4", "IPv6"], "externalIPs": ["198.51.100.7", "203.0.113.9"]});
-            node.service("web", ips);
-            node.service("dns", json!({"clusterIP": "10.96.0.11"}));
+            node.serve_both("web", ips);
+            node.serve_both("dns", json!({"clusterIP": "10.96.0.11"}));
             node.proxier.start(node.now);
             node.settle();
-            assert_eq!(node.routes(), ALL, "{by}");
+            assert_eq!(node.local_routes(), ALL, "{by}");
             kernel.ipvs().load("-A -t 192.0.2.77:80 -s rr\n-A -u 198.51.100.8:80 -s rr\n").unwrap();
             kernel.set_route(RouteOwner::Userspace, network("198.51.100.8/32"), true);
             assert!(node.full().is_done());
@@ -750,8 +685,8 @@ fn a_cleanup_and_a_new_process_know_what_is_ours_by_its_routes() {
 
         // A Service goes while no process runs.
         let (kernel, options) = lost();
-        let mut node = Node::on(&kernel, options);
-        node.service("dns", json!({"clusterIP": "10.96.0.11"}));
+        let mut node = on(&kernel, options);
+        node.serve_both("dns", json!({"clusterIP": "10.96.0.11"}));
         node.proxier.start(node.now);
         let report = node.pass();
         assert!(report.is_done() && report.foreign == THEIRS, "{by}: {report:#?}");
@@ -759,7 +694,7 @@ fn a_cleanup_and_a_new_process_know_what_is_ours_by_its_routes() {
         let ipvs = kernel.state().ipvs;
         let left: Vec<&str> = ipvs.lines().filter(|line| line.starts_with("-A")).collect();
         assert_eq!(left.len(), 3, "{by}: {ipvs}");
-        assert_eq!(node.routes(), [V4, V6], "{by}");
+        assert_eq!(node.local_routes(), [V4, V6], "{by}");
         // A running process knows which virtual servers are foreign.
         kernel.ipvs().load("-A -t 10.96.0.99:80 -s rr\n").unwrap();
         let theirs = ["TCP 10.96.0.99:80", THEIRS[0], THEIRS[1]];

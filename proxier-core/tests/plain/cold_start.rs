@@ -14,6 +14,8 @@ use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::ObjectKey;
 use serde_json::json;
 
+use crate::node::kernel;
+
 const OTHERS: u16 = 2000;
 const KUBERNETES: &str = "10.96.0.1";
 const DNS: &str = "10.96.0.10";
@@ -44,12 +46,6 @@ fn process(mode: Kind, others: u16) -> Reconciler {
     }
     proxier.start(Duration::ZERO);
     proxier
-}
-
-fn kernel() -> FakeKernel {
-    let kernel = FakeKernel::new();
-    kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap()]);
-    kernel
 }
 
 /// Runs the first pass; the states are those at each look on the clock, and at the end.

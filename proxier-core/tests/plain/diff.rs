@@ -9,7 +9,7 @@ use ipvs::{RealServer, Scheduler, VirtualServer, VirtualServerKey};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proxier_core::config::{Config, Families};
-use proxier_core::modes::ipvs::diff::{Changes, VirtualServerChange, diff, diff_changed, foreign};
+use proxier_core::modes::ipvs::diff::{Changes, diff, diff_changed, foreign};
 use proxier_core::modes::ipvs::index::{self, Recorded};
 use proxier_core::modes::ipvs::observed::Observed;
 use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
@@ -17,10 +17,8 @@ use proxier_core::modes::ipvs::wanted::Wanted;
 use proxier_core::net::Family;
 use proxier_core::service::{Indexed, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, Store};
-use serde_json::json;
 
 use crate::universe::{Event, events, facts, happen};
-use crate::world::{World, cluster_ip, endpoint};
 
 fn reach(events: &[Event]) -> Indexed<index::Index> {
     let mut store = Store::new("node-a");
@@ -227,44 +225,4 @@ proptest! {
         prop_assert_eq!(v4(&observed), v4(&kept));
         prop_assert!(diff(&wanted, &observed, &config).is_empty());
     }
-}
-
-/// An endpoint that drains (weight 0) and comes back gets its weight back; it is never deleted and added, which cuts
-/// connections.
-#[test]
-fn a_draining_endpoint_that_returns_is_set() {
-    let mut world = World::new();
-    world.service("web", cluster_ip("10.96.0.1"));
-    world.slice("web-1", "web", json!([endpoint("10.244.0.1", "node-a"), endpoint("10.244.0.2", "node-a")]));
-    let mut observed = programmed(&world.wanted());
-    let key = "TCP 10.96.0.1:80".parse().unwrap();
-    let server = observed.virtual_servers.get_mut(&key).unwrap();
-    let mut real_servers = server.real_servers.to_vec();
-    real_servers.first_mut().unwrap().config.weight = Weight::DRAIN;
-    server.real_servers = real_servers.into_iter().collect();
-    let changes = diff(&world.wanted(), &observed, &world.config);
-    let wanted = RealServer::new("10.244.0.1:8080".parse().unwrap());
-    let change = VirtualServerChange::Update { config: None, add: vec![], set: vec![wanted], remove: vec![] };
-    assert_eq!(Vec::from_iter(changes.virtual_servers.clone()), [(key, change)]);
-    let mut rest = changes;
-    rest.virtual_servers.clear();
-    assert!(rest.is_empty());
-}
-
-#[test]
-fn excluded_networks_and_odd_addresses_stay() {
-    let mut world = World::new();
-    world.service("web", cluster_ip("10.96.0.1"));
-    let mut observed = programmed(&world.wanted());
-    observed.addresses.extend(["fe80::1".parse::<IpAddr>().unwrap(), "10.96.0.2".parse().unwrap()]);
-    let stale: VirtualServerKey = "TCP 10.96.0.2:80".parse().unwrap();
-    observed.insert(&VirtualServer::new(stale, Scheduler::RoundRobin), []);
-    let changes = diff(&world.wanted(), &observed, &world.config);
-    assert_eq!(Vec::from_iter(changes.virtual_servers), [(stale, VirtualServerChange::Delete)]);
-    assert_eq!(Vec::from_iter(changes.delete_addresses), ["10.96.0.2".parse::<IpAddr>().unwrap()]);
-
-    world.config.ipvs.exclude_cidrs = vec!["10.96.0.2/32".parse().unwrap()];
-    let changes = diff(&world.wanted(), &observed, &world.config);
-    assert!(changes.virtual_servers.is_empty());
-    assert!(foreign(&world.wanted(), &observed, &world.config).eq([stale]));
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ipvs::model::{ObservedRealServer, Protocol, Stats, Weight};
 use ipvs::{RealServer, RealServerKey, VirtualServerKey};
 use proptest::prelude::*;
-use proxier_core::modes::ipvs::drain::{Drains, Finish, Policy, Verdicts};
+use proxier_core::modes::ipvs::drain::{Drains, Policy, Verdicts};
 use proxier_core::time::Moment;
 use serde_json::json;
 
@@ -41,6 +41,27 @@ fn reals(verdicts: &Verdicts) -> [Vec<RealServerKey>; 3] {
     [finished, waiting, verdicts.vanished.clone()]
 }
 
+/// Decision of `observe` in each case: connections of either kind count, templates of persistence do not.
+#[test]
+fn connections_decide() {
+    let cases = [
+        ((0, 0, 0), Some(0), true),
+        ((1, 0, 0), Some(1), false),
+        ((0, 1, 0), Some(1), false),
+        ((0, 0, 9), Some(0), true),
+        ((u32::MAX, u32::MAX, 0), Some(u64::from(u32::MAX) * 2), false),
+    ];
+    for ((active, inactive, persistent), connections, finished) in cases {
+        let mut drains = Drains::new(Policy::default());
+        drains.begin(key(1), real(1), secs(0));
+        let verdicts = drains.observe(&key(1), &[listed(real(1), 0, active, inactive, persistent)], secs(1));
+        let seen = verdicts.finished.iter().map(|finished| (finished.connections, true));
+        let seen: Vec<_> = seen.chain(verdicts.waiting.iter().map(|of| (of.connections, false))).collect();
+        assert_eq!(seen, [(connections, finished)], "{active} {inactive} {persistent}");
+        assert_eq!(drains.iter().next().unwrap().connections, connections);
+    }
+}
+
 #[test]
 fn it_is_looked_at_soon_then_less_often() {
     let mut drains = Drains::new(Policy::default());
@@ -73,51 +94,6 @@ fn pauses_of_no_length_are_no_loop() {
     }
 }
 
-/// Decision of `observe` in each case: connections of either kind count, templates of persistence do not.
-#[test]
-fn connections_decide() {
-    let cases = [
-        ((0, 0, 0), Some(0), true),
-        ((1, 0, 0), Some(1), false),
-        ((0, 1, 0), Some(1), false),
-        ((0, 0, 9), Some(0), true),
-        ((u32::MAX, u32::MAX, 0), Some(u64::from(u32::MAX) * 2), false),
-    ];
-    for ((active, inactive, persistent), connections, finished) in cases {
-        let mut drains = Drains::new(Policy::default());
-        drains.begin(key(1), real(1), secs(0));
-        let verdicts = drains.observe(&key(1), &[listed(real(1), 0, active, inactive, persistent)], secs(1));
-        let seen = verdicts.finished.iter().map(|finished| (finished.connections, true));
-        let seen: Vec<_> = seen.chain(verdicts.waiting.iter().map(|of| (of.connections, false))).collect();
-        assert_eq!(seen, [(connections, finished)], "{active} {inactive} {persistent}");
-        assert_eq!(drains.iter().next().unwrap().connections, connections);
-    }
-}
-
-#[test]
-fn one_that_is_gone_is_forgotten_and_others_are_not() {
-    let mut drains = Drains::new(Policy::default());
-    for number in 1..=3 {
-        drains.begin(key(1), real(number), secs(0));
-    }
-    drains.begin(key(2), real(1), secs(0));
-    let there = [listed(real(3), 0, 0, 0, 0), listed(real(9), 1, 0, 0, 0), listed(real(2), 0, 4, 0, 0)];
-    let verdicts = drains.observe(&key(1), &there, secs(1));
-    assert_eq!(reals(&verdicts), [vec![real(3)], vec![real(2)], vec![real(1)]]);
-    assert!(!drains.is_draining(&key(1), &real(1)));
-    assert!(drains.is_draining(&key(2), &real(1)));
-    // A finished one stays until its deletion is reported.
-    assert!(drains.is_draining(&key(1), &real(3)));
-    assert!(drains.deleted(&key(1), &real(3)));
-    assert!(!drains.deleted(&key(1), &real(3)));
-    assert_eq!(drains.of(&key(1)).collect::<Vec<_>>(), [real(2)]);
-    assert_eq!(drains.len(), 2);
-    drains.forget_virtual_server(&key(1));
-    drains.forget_virtual_server(&key(2));
-    assert_eq!((drains.next_check(), drains.is_empty()), (None, true));
-    assert_eq!(drains, Drains::new(Policy::default()));
-}
-
 #[test]
 fn a_weight_that_came_back_is_reported() {
     let mut drains = Drains::new(Policy::default());
@@ -146,46 +122,18 @@ fn a_second_one_brings_the_next_look_forward_and_none_pushes_it_back() {
     assert_eq!(drains.iter().map(|of| of.since.as_secs()).collect::<Vec<_>>(), [0, 40, 40]);
 }
 
-/// A deadline whose deletion fails is reported again at each check, not in a loop.
-#[test]
-fn a_deadline_comes_up_until_it_is_deleted() {
-    let mut drains = Drains::new(Policy::default());
-    drains.begin(key(1), real(1), secs(0));
-    let there = [listed(real(1), 0, 7, 0, 0)];
-    for at in [1, 3, 7, 15, 31, 63] {
-        drains.observe(&key(1), &there, secs(at));
-    }
-    for at in (123..900).step_by(60) {
-        assert_eq!(reals(&drains.observe(&key(1), &there, secs(at)))[1], [real(1)]);
-    }
-    assert_eq!(drains.next_check(), Some(secs(900)), "its time is over before the next look");
-    assert_eq!(drains.due(secs(900)), BTreeSet::from([key(1)]));
-    for at in [900, 960, 1020] {
-        assert_eq!(drains.next_check(), Some(secs(at)));
-        let finished = drains.observe(&key(1), &there, secs(at)).finished;
-        assert_eq!((finished[0].why, finished[0].connections), (Finish::Deadline, Some(7)));
-    }
-    assert!(drains.deleted(&key(1), &real(1)));
-    assert_eq!(drains, Drains::new(Policy::default()));
-}
-
 #[test]
 fn who_drains() {
     let policy = Policy::default();
-    for (text, drains) in [
-        ("TCP 10.0.0.1:80", true),
-        ("TCP [fd00::1]:80", true),
-        ("UDP 10.0.0.1:53", false),
-        ("SCTP 10.0.0.1:99", false),
-        ("FWM 7", false),
-    ] {
-        assert_eq!(policy.drains(&text.parse().unwrap()), drains, "{text}");
-    }
+    let of = |policy: &Policy| {
+        [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].map(|one| policy.drains_by(one, policy.deadline))
+    };
+    assert_eq!(of(&policy), [true, false, false]);
     let mut policy = Policy::default();
     policy.protocols.insert(Protocol::Udp);
-    assert!(policy.drains(&"UDP 10.0.0.1:53".parse().unwrap()));
+    assert_eq!(of(&policy), [true, true, false]);
     policy.deadline = Some(Duration::ZERO);
-    assert!(!policy.drains(&key(1)));
+    assert_eq!(of(&policy), [false; 3]);
 }
 
 #[derive(Clone, Debug)]

@@ -5,22 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use iptables::TableName;
-use ipvs::VirtualServer;
 use ipvs::model::ForwardingMethod;
 use proxier_core::config::{Families, MayAskFor};
-use proxier_core::fake::FakeKernel;
 use proxier_core::net::{EndpointKey, Family, FrontendKey};
-use proxier_core::objects::ServiceObject;
 use proxier_core::plan::report::Report;
 use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::{Balancing, FrontendSpec, ObjectKey, Roles, TrafficPolicy};
 use serde_json::json;
 
-struct Agent {
-    kernel: FakeKernel,
-    proxier: Reconciler,
-    now: Duration,
-}
+use crate::node::{Node, kernel};
 
 fn name(name: &str) -> ObjectKey {
     ObjectKey::new("agent", name)
@@ -35,73 +28,34 @@ fn spec(key: &str, endpoints: &[&str]) -> FrontendSpec {
     FrontendSpec::new(key.parse().unwrap(), endpoints.iter().map(|text| endpoint(text)))
 }
 
-impl Agent {
-    fn new(options: Options) -> Self {
-        let kernel = FakeKernel::new();
-        kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap()]);
-        let mut agent =
-            Agent { kernel, proxier: Reconciler::new("node-a", options, Duration::ZERO), now: Duration::ZERO };
-        agent.proxier.start(agent.now);
-        agent
-    }
+fn agent(options: Options) -> Node {
+    Node::on(kernel(), options)
+}
 
+impl Node {
     fn asks(&mut self, key: &str, frontends: &[FrontendSpec]) {
         self.proxier.upsert_frontends(&name(key), frontends.to_vec(), self.now);
-    }
-
-    /// Does all that is due within a second; returns the last report.
-    fn settles(&mut self) -> Report {
-        let end = self.now + Duration::from_secs(1);
-        let mut last = None;
-        while let Some(at) = self.proxier.next_wake().filter(|at| *at <= end) {
-            self.now = self.now.max(at);
-            let now = self.now;
-            last = self.proxier.pass(&|| now, &mut self.kernel.ports()).or(last);
-        }
-        self.now = end;
-        let report = last.unwrap();
-        assert!(report.is_done(), "{report:#?}");
-        report
-    }
-
-    /// Each virtual server with its real servers and their weights.
-    fn served(&mut self) -> Vec<String> {
-        let snapshot = self.kernel.ports().ipvs.snapshot().unwrap();
-        let mut lines: Vec<String> = snapshot
-            .entries
-            .iter()
-            .map(|entry| {
-                let VirtualServer { key, config } = entry.virtual_server.server;
-                let mut reals: Vec<_> = entry.real_servers.iter().map(|real| real.server).collect();
-                reals.sort_unstable();
-                let reals: Vec<String> =
-                    reals.iter().map(|real| format!(" {}*{}", real.key, real.config.weight)).collect();
-                let affinity = config.persistence.map_or(String::new(), |of| format!(" p{}", of.timeout_secs));
-                format!("{key}{affinity}{}", reals.concat())
-            })
-            .collect();
-        lines.sort();
-        lines
     }
 
     fn bound(&mut self) -> Vec<String> {
         let addresses = self.kernel.ports().links.addresses().unwrap().interfaces.remove("kube-ipvs0");
         addresses.into_iter().flatten().map(|address| address.to_string()).collect()
     }
+}
 
-    fn rejections(&self) -> Vec<String> {
-        self.proxier.rejections().map(ToString::to_string).collect()
-    }
+/// Does all that is due within a second; returns the last report.
+fn settles(agent: &mut Node) -> Report {
+    agent.settle_for(Duration::from_secs(1)).pop().unwrap()
 }
 
 #[test]
 fn frontends_are_served_changed_and_removed_without_any_object() {
-    let mut agent = Agent::new(Options::default());
+    let mut agent = agent(Options::default());
     let mut sticky = spec("UDP 203.0.113.7:53", &["10.0.0.2:5353"]);
     (sticky.roles, sticky.affinity_secs) = (Roles::EXTERNAL_IP, Some(60));
     agent.asks("web", &[spec("TCP 10.96.0.1:80", &["10.0.0.2:8080", "10.0.0.1:8080"]), sticky]);
     agent.asks("six", &[spec("TCP [fd00::1]:443", &["[fd00:1::1]:8443"])]);
-    agent.settles();
+    settles(&mut agent);
     assert_eq!(
         agent.served(),
         [
@@ -118,7 +72,7 @@ fn frontends_are_served_changed_and_removed_without_any_object() {
     assert_eq!(agent.kernel.writes().total(), writes);
 
     agent.asks("web", &[spec("TCP 10.96.0.1:80", &["10.0.0.2:8080", "10.0.0.3:8080"])]);
-    let report = agent.settles();
+    let report = settles(&mut agent);
     assert!(!report.full, "a change costs no reading");
     // The drained endpoint had no connections and is deleted already.
     assert_eq!(
@@ -128,94 +82,88 @@ fn frontends_are_served_changed_and_removed_without_any_object() {
     assert_eq!(agent.bound(), ["10.96.0.1", "fd00::1"]);
     agent.proxier.delete_frontends(&name("web"), agent.now);
     agent.proxier.delete_frontends(&name("six"), agent.now);
-    agent.settles();
+    settles(&mut agent);
     assert_eq!((agent.served(), agent.bound()), (Vec::new(), Vec::new()));
     agent.proxier.request_full(agent.now);
-    assert_eq!(agent.settles().writes(), 0);
+    assert_eq!(settles(&mut agent).writes(), 0);
 }
 
 #[test]
 fn a_local_policy_serves_local_endpoints_and_nothing_else() {
-    let mut agent = Agent::new(Options::default());
+    let mut agent = agent(Options::default());
     let mut local = spec("TCP 203.0.113.7:80", &["10.0.0.1:80", "10.0.0.2:80"]);
     (local.roles, local.policy) = (Roles::LOAD_BALANCER, TrafficPolicy::Local);
     local.local = vec![endpoint("10.0.0.2:80")];
     agent.asks("web", &[local.clone()]);
-    agent.settles();
+    settles(&mut agent);
     assert_eq!(agent.served(), ["TCP 203.0.113.7:80 10.0.0.2:80*1"]);
-    let missing = |agent: &Agent| {
+    let missing = |agent: &Node| {
         let mut all = agent.proxier.desired().no_local_endpoints();
         all.next().map(|(_, missing)| (missing.internal.v4 > 0, missing.external.v4 > 0))
     };
     assert_eq!(missing(&agent), None);
     local.local.clear();
     agent.asks("web", &[local.clone()]);
-    agent.settles();
+    settles(&mut agent);
     assert_eq!(agent.served(), ["TCP 203.0.113.7:80"]);
     assert_eq!(missing(&agent), Some((false, true)));
     local.roles = Roles::CLUSTER_IP;
     agent.asks("web", &[local.clone()]);
-    agent.settles();
+    settles(&mut agent);
     assert_eq!(missing(&agent), Some((true, false)));
     // Policy is not the cause here: there are no endpoints anywhere, or it lets in those of other nodes.
     let mut nobody = local.clone();
     nobody.cluster.clear();
     agent.asks("web", &[nobody]);
-    agent.settles();
+    settles(&mut agent);
     assert_eq!(missing(&agent), None);
     local.policy = TrafficPolicy::Cluster;
     agent.asks("web", &[local]);
-    agent.settles();
+    settles(&mut agent);
     assert_eq!(missing(&agent), None);
 }
 
 #[test]
 fn the_configuration_decides_families_and_weights() {
-    let both = |agent: &mut Agent| {
+    let both = |agent: &mut Node| {
         let mut web = spec("TCP 10.96.0.1:80", &["10.0.0.1:80", "10.0.0.2:80"]);
         web.weights = vec![(endpoint("10.0.0.2:80"), 7)];
         agent.asks("web", &[web, spec("TCP [fd00::1]:80", &["[fd00:1::1]:80"])]);
-        agent.settles();
+        settles(agent);
         agent.served()
     };
     let v6 = "TCP [fd00::1]:80 [fd00:1::1]:80*1";
-    assert_eq!(both(&mut Agent::new(Options::default())), ["TCP 10.96.0.1:80 10.0.0.1:80*1 10.0.0.2:80*7", v6]);
+    assert_eq!(both(&mut agent(Options::default())), ["TCP 10.96.0.1:80 10.0.0.1:80*1 10.0.0.2:80*7", v6]);
     let mut options = Options::default();
-    options.config.ipvs.may_ask_for.remove(MayAskFor::WEIGHTS);
-    assert_eq!(both(&mut Agent::new(options)), ["TCP 10.96.0.1:80 10.0.0.1:80*1 10.0.0.2:80*1", v6]);
+    options.config.ipvs.may_ask_for = options.config.ipvs.may_ask_for.difference(MayAskFor::WEIGHTS);
+    assert_eq!(both(&mut agent(options)), ["TCP 10.96.0.1:80 10.0.0.1:80*1 10.0.0.2:80*1", v6]);
     let mut options = Options::default();
     options.config.families = Families::V6;
-    assert_eq!(both(&mut Agent::new(options)), [v6]);
+    assert_eq!(both(&mut agent(options)), [v6]);
 }
 
 /// A cluster IP of a Service goes before an external IP, in any order of requests; a Service of the same name hides the Frontends.
 #[test]
 fn services_and_frontends_stand_side_by_side() {
-    let mut agent = Agent::new(Options::default());
+    let mut agent = agent(Options::default());
     let mut thief = spec("TCP 10.96.0.1:80", &["10.0.0.9:80"]);
     thief.roles = Roles::EXTERNAL_IP;
     agent.asks("thief", &[thief]);
     agent.asks("web", &[spec("TCP 10.96.0.2:80", &["10.0.0.1:80"])]);
-    agent.settles();
+    settles(&mut agent);
     assert_eq!(agent.served(), ["TCP 10.96.0.1:80 10.0.0.9:80*1", "TCP 10.96.0.2:80 10.0.0.1:80*1"]);
-    let service = |address: &str| -> ServiceObject {
-        serde_json::from_value(json!({
-            "metadata": {"namespace": "agent", "name": "web"},
-            "spec": {"clusterIP": address, "ports": [{"name": "http", "port": 80}]},
-        }))
-        .unwrap()
-    };
-    agent.proxier.upsert_service(&service("10.96.0.1"), agent.now);
-    agent.settles();
+    let spec = json!({"clusterIP": "10.96.0.1", "ports": [{"name": "http", "port": 80}]});
+    agent.take(json!({"metadata": {"namespace": "agent", "name": "web"}, "spec": spec}));
+    settles(&mut agent);
     assert_eq!(agent.served(), ["TCP 10.96.0.1:80"]);
     agent.proxier.delete_service(&name("web"), agent.now);
-    agent.settles();
+    settles(&mut agent);
     assert_eq!(agent.served(), ["TCP 10.96.0.1:80 10.0.0.9:80*1", "TCP 10.96.0.2:80 10.0.0.1:80*1"]);
 }
 
 #[test]
 fn what_cannot_be_served_is_left_out_and_named() {
-    let mut agent = Agent::new(Options::default());
+    let mut agent = agent(Options::default());
     let mut open = spec("TCP 10.96.0.3:80", &["10.0.0.1:80"]);
     open.source_ranges = Some(vec!["192.0.2.0/24".parse().unwrap()]);
     let mut odd = spec("TCP 10.96.0.4:80", &["10.0.0.1:80", "[fd00::1]:80", "127.0.0.1:80", "10.0.0.2:0"]);
@@ -231,7 +179,7 @@ fn what_cannot_be_served_is_left_out_and_named() {
     gateway.roles = Roles::EXTERNAL_IP;
     agent.kernel.set_gateways(["192.0.2.254".parse().unwrap()]);
     agent.asks("odd", &[spec("TCP 127.0.0.1:80", &[]), zero, open, odd, twice, gateway, datagrams, plain]);
-    let report = agent.settles();
+    let report = settles(&mut agent);
     let served = ["TCP 10.96.0.4:80 10.0.0.1:80*1", "UDP 10.96.0.5:53 10.0.0.9:53*1", "UDP 10.96.0.6:53 10.0.0.9:53*1"];
     assert_eq!(agent.served(), served);
     assert_eq!(
@@ -260,11 +208,11 @@ fn what_cannot_be_served_is_left_out_and_named() {
 /// An interface gets the address: it is served there and not bound; and a restart with fewer endpoints is no mass removal.
 #[test]
 fn frontends_follow_the_host_and_survive_a_restart() {
-    let mut agent = Agent::new(Options::default());
+    let mut agent = agent(Options::default());
     let all: Vec<FrontendSpec> =
         (1..=20).map(|number| spec(&format!("TCP 10.96.0.{number}:80"), &["10.0.0.1:80"])).collect();
     agent.asks("all", &all);
-    agent.settles();
+    settles(&mut agent);
     assert_eq!((agent.served().len(), agent.bound().len()), (20, 20));
     agent.proxier = Reconciler::new("node-a", Options::default(), Duration::ZERO);
     agent.proxier.start(agent.now);
@@ -273,18 +221,18 @@ fn frontends_follow_the_host_and_survive_a_restart() {
         (1..=20).map(|number| spec(&format!("TCP 10.96.0.{number}:80"), &[])).collect();
     without.push(spec("TCP 10.96.0.30:80", &[]));
     agent.asks("all", &without);
-    agent.settles();
+    settles(&mut agent);
     assert!(agent.served().iter().all(|line| !line.contains('*')), "{:#?}", agent.served());
     assert_eq!((agent.served().len(), agent.bound().len()), (21, 20));
     // The interface loses it again.
     agent.kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap()]);
     agent.proxier.host_changed(agent.now);
-    agent.settles();
+    settles(&mut agent);
     assert_eq!(agent.bound().len(), 21);
 }
 
 /// Existing sets, by name, and names of own chains in both families.
-fn sets_and_chains(agent: &mut Agent) -> (Vec<String>, Vec<String>) {
+fn sets_and_chains(agent: &mut Node) -> (Vec<String>, Vec<String>) {
     let sets = agent.kernel.ipset().unwrap().list_names().unwrap();
     let mut chains = BTreeSet::new();
     for family in Family::ALL {
@@ -300,13 +248,13 @@ fn sets_and_chains(agent: &mut Agent) -> (Vec<String>, Vec<String>) {
 fn only_what_is_needed_is_made() {
     let mut options = Options::default();
     options.config.ipvs.only_what_is_needed = true;
-    let mut agent = Agent::new(options.clone());
+    let mut agent = agent(options.clone());
     let forwarding = ["net/ipv4/ip_forward", "net/ipv4/vs/conntrack"];
     for path in forwarding {
         agent.kernel.set_sysctl(path, Some("0"));
     }
-    let forwards = |agent: &mut Agent| forwarding.map(|path| agent.kernel.ports().sysctls.get(path).unwrap());
-    agent.settles();
+    let forwards = |agent: &mut Node| forwarding.map(|path| agent.kernel.ports().sysctls.get(path).unwrap());
+    settles(&mut agent);
     assert_eq!(sets_and_chains(&mut agent), (vec![], vec![]), "nothing is served");
     // Endpoints answer by themselves.
     let mut direct = spec("TCP 203.0.113.7:80", &["192.0.2.77:80"]);
@@ -315,16 +263,16 @@ fn only_what_is_needed_is_made() {
     balancing.forwarding = Some(ForwardingMethod::DirectRoute);
     direct.balancing = Some(Arc::new(balancing));
     agent.asks("direct", &[direct.clone()]);
-    agent.settles();
+    settles(&mut agent);
     assert_eq!(agent.served(), ["TCP 203.0.113.7:80 192.0.2.77:80*1"]);
     assert_eq!(sets_and_chains(&mut agent), (vec![], vec![]));
     assert_eq!(forwards(&mut agent), ["0", "0"]);
     agent.proxier.request_full(agent.now);
-    assert!(agent.settles().drift.is_empty());
+    assert!(settles(&mut agent).drift.is_empty());
     assert_eq!((sets_and_chains(&mut agent), forwards(&mut agent)), ((vec![], vec![]), ["0".into(), "0".into()]));
     // A masqueraded one comes, without a full pass.
     agent.asks("web", &[spec("TCP 10.96.0.10:80", &["10.244.1.7:80"])]);
-    let report = agent.settles();
+    let report = settles(&mut agent);
     assert!(!report.full, "{report:#?}");
     let (sets, chains) = sets_and_chains(&mut agent);
     assert_eq!(sets, ["KUBE-CLUSTER-IP", "KUBE-IPVS-IPS"], "of IPv4 only");
@@ -332,7 +280,7 @@ fn only_what_is_needed_is_made() {
     assert_eq!(forwards(&mut agent), ["1", "1"]);
     // The masqueraded Frontend goes, and its chains go.
     agent.proxier.delete_frontends(&name("web"), agent.now);
-    agent.settles();
+    settles(&mut agent);
     assert_eq!(sets_and_chains(&mut agent).1, Vec::<String>::new());
     assert_eq!(agent.served(), ["TCP 203.0.113.7:80 192.0.2.77:80*1"]);
     // A process that finds an unwanted directly routed virtual server recognises it by its address.
@@ -340,7 +288,7 @@ fn only_what_is_needed_is_made() {
     agent.proxier.start(agent.now);
     direct.key = "TCP 203.0.113.8:80".parse().unwrap();
     agent.asks("other", &[direct]);
-    agent.settles();
+    settles(&mut agent);
     assert_eq!(agent.served(), ["TCP 203.0.113.8:80 192.0.2.77:80*1"]);
 }
 
@@ -350,7 +298,7 @@ fn what_answers_by_itself_has_entries_where_they_are_needed() {
     let sets = |change: fn(&mut FrontendSpec), elsewhere: bool| {
         let mut options = Options::default();
         options.config.ipvs.only_what_is_needed = true;
-        let mut agent = Agent::new(options);
+        let mut agent = agent(options);
         if elsewhere {
             agent.kernel.set_interface("eth9", &["203.0.113.7".parse().unwrap()]);
         }
@@ -361,7 +309,7 @@ fn what_answers_by_itself_has_entries_where_they_are_needed() {
         direct.balancing = Some(Arc::new(balancing));
         change(&mut direct);
         agent.asks("direct", &[direct]);
-        agent.settles();
+        settles(&mut agent);
         sets_and_chains(&mut agent).0
     };
     assert_eq!(sets(|_| (), false), [""; 0]);

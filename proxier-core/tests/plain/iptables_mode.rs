@@ -13,17 +13,13 @@ use proxier_core::net::Family;
 use proxier_core::plan::report::{Report, RuleCount};
 use proxier_core::plan::step::{Action, Part};
 use proxier_core::ports::PortErrorKind;
+use proxier_core::reconciler::Limits;
 use proxier_core::reconciler::Options;
-use proxier_core::reconciler::schedule::Limits;
 use proxier_core::service::{Indexed, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node as NodeOfCluster, ObjectKey, Store};
 use serde_json::{Value, json};
 
-use crate::node::{self, Node, Objects, a_spec, options_of, prepared, service, slice, texts};
-
-fn kernel() -> FakeKernel {
-    prepared(FakeKernel::new())
-}
+use crate::node::{self, Node, Objects, Step, a_step, kernel, options_of, prepared, service, slice};
 
 /// A kernel on which `iptables` is the legacy back end's.
 fn legacy_kernel() -> FakeKernel {
@@ -41,10 +37,7 @@ fn new() -> Node {
 impl Node {
     /// Adds this many Services with two endpoints each.
     fn services(&mut self, count: u8) {
-        for number in 1..=count {
-            self.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
-            self.slice(&format!("s{number}"), &["10.244.0.1", "10.244.0.2"]);
-        }
+        self.serve_many(count, &["10.244.0.1", "10.244.0.2"]);
     }
 
     fn v4_rules(&self) -> String {
@@ -65,6 +58,25 @@ impl Node {
     fn others(&self, side: Side, change: &Transaction) {
         let backend = self.backend;
         self.kernel.with_host(|host| Iptables::open(host, side, backend).unwrap().restore(change)).unwrap();
+    }
+
+    /// Tries again what failed, until it works.
+    #[track_caller]
+    fn until_done(&mut self) {
+        let then = self.now;
+        while !self.pass().is_done() {
+            assert!(self.now < then + Duration::from_secs(10), "never tried again");
+        }
+    }
+
+    /// As [`Node::until_done`], with full passes.
+    #[track_caller]
+    fn full_until_done(&mut self) {
+        let then = self.now;
+        while !self.full().is_done() {
+            self.now += Duration::from_secs(1);
+            assert!(self.now < then + Duration::from_secs(30), "never done");
+        }
     }
 
     #[track_caller]
@@ -461,10 +473,7 @@ fn a_family_that_fails_does_not_stop_the_other() {
         node.has("demo/s1:p cluster IP");
         assert_eq!(node.rules(Side::Ipv6), "");
         node.kernel.clear_faults();
-        let then = node.now;
-        while !node.pass().is_done() {
-            assert!(node.now < then + Duration::from_secs(10), "never tried again");
-        }
+        node.until_done();
         assert!(node.rules(Side::Ipv6).contains("KUBE-SERVICES"));
     }
 }
@@ -481,10 +490,7 @@ fn a_failed_restore_is_tried_again() {
             let fault = Fault::new(Call::RulesRestore, kind);
             node.kernel.fail(if takes_effect { fault.takes_effect() } else { fault });
             assert!(node.pass().has_failed(), "{kind:?}");
-            let then = node.now;
-            while !node.pass().is_done() {
-                assert!(node.now < then + Duration::from_secs(10), "{kind:?}: never tried again");
-            }
+            node.until_done();
             node.has("demo/dns:p has no endpoints");
             node.has("--to-destination 10.244.0.7:8080");
             assert_eq!(node.full().writes(), 0);
@@ -628,28 +634,10 @@ fn a_chain_that_others_use_is_emptied_and_stays() {
     node.no_service("s1");
     node.no_service("s2");
     node.pass();
-    let then = node.now;
-    while !node.pass().is_done() {
-        assert!(node.now < then + Duration::from_secs(10), "never done");
-    }
+    node.until_done();
     node.has(&format!(":KUBE-SVC-{name}"));
     node.has_not(&format!("-A KUBE-SVC-{name}"));
     node.has_not("KUBE-SEP-");
-}
-
-#[test]
-fn a_cleanup_after_ipvs_mode_and_this_one_leaves_nothing() {
-    let mut node = new();
-    node.services(2);
-    node.settles();
-    let cleaned = modes::ipvs::cleanup::cleanup(&options().config, &mut node.kernel.ports());
-    assert!(cleaned.is_done(), "{cleaned:?}");
-    let cleaned = mode::remove(&mut node.kernel.ports());
-    assert!(cleaned.is_done(), "{cleaned:?}");
-    let text = node.v4_rules();
-    let ours: Vec<&str> =
-        text.lines().filter(|line| line.contains("KUBE-") && !line.contains("KUBE-FIREWALL")).collect();
-    assert_eq!(ours, [""; 0]);
 }
 
 #[test]
@@ -810,18 +798,15 @@ fn flows_of_removed_udp_endpoints_are_forgotten() {
     node.settles();
     let place = |text: &str| text.parse().unwrap();
     let flow = |endpoint: &str| Flow::udp(place("10.244.5.5:999"), place("10.96.0.1:53"), place(endpoint));
-    node.kernel.add_flow(flow("10.244.0.1:53"));
-    node.kernel.add_flow(flow("10.244.0.2:53"));
+    node.kernel.add_flow(flow("10.244.0.1:5353"));
+    node.kernel.add_flow(flow("10.244.0.2:5353"));
     // Flows stay until the rules lead elsewhere.
     node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Permission));
     node.slice("dns", &["10.244.0.2", "10.244.0.3"]);
     node.pass();
     assert_eq!(node.kernel.state().flows.len(), 2);
-    let then = node.now;
-    while !node.pass().is_done() {
-        assert!(node.now < then + Duration::from_secs(10), "never tried again");
-    }
-    assert_eq!(node.kernel.state().flows.into_iter().collect::<Vec<_>>(), [flow("10.244.0.2:53")]);
+    node.until_done();
+    assert_eq!(node.kernel.state().flows.into_iter().collect::<Vec<_>>(), [flow("10.244.0.2:5353")]);
 }
 
 fn localnet(node: &Node) -> String {
@@ -837,10 +822,7 @@ fn loopback_addresses_are_routed_once_the_rules_guard_them() {
     let report = node.pass();
     assert!(report.has_failed(), "{report:#?}");
     assert_eq!(localnet(&node), "0");
-    while !node.full().is_done() {
-        node.now += Duration::from_secs(1);
-        assert!(node.now < Duration::from_secs(30), "never done");
-    }
+    node.full_until_done();
     node.has("block incoming localnet connections");
     assert_eq!(localnet(&node), "1");
     // The setting stays as it is unless it is asked for.
@@ -1012,7 +994,7 @@ fn a_plan_is_the_text_for_the_program() {
     node.services(1);
     let (plan, report) = node.proxier.preview(node.now, &mut node.kernel.ports());
     assert!(report.unread.is_empty() && !plan.is_empty());
-    let names = modes::shared::names::Names::new(node.proxier.store(), node.proxier.desired());
+    let names = modes::Names::new(node.proxier.store(), node.proxier.desired());
     let text: Vec<String> = plan.steps(&names).map(|step| step.to_string()).collect();
     let text = text.join("\n");
     assert!(text.contains("+ frontend TCP 10.96.0.1:80 2 endpoints  (demo/s1:p)"), "{text}");
@@ -1068,35 +1050,17 @@ fn sorted(node: &Node) -> Vec<String> {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
-    Service(u8, Value),
-    NoService(u8),
-    Slice(u8, Vec<u8>),
-    NoSlice(u8),
-    Pass,
-    Full,
-    Restart,
-    Fault(PortErrorKind, bool),
+enum Event {
+    Step(Step),
     /// All rules of a family are deleted.
     Flush(bool),
     /// The kernel lacks a match, or has it again.
     Match(bool),
 }
 
-fn a_step() -> impl Strategy<Value = Step> {
-    let kind = prop_oneof![Just(PortErrorKind::Unknown), Just(PortErrorKind::Busy), Just(PortErrorKind::NotFound)];
-    prop_oneof![
-        6 => (0..4_u8, a_spec()).prop_map(|(name, spec)| Step::Service(name, spec)),
-        1 => (0..4_u8).prop_map(Step::NoService),
-        6 => (0..4_u8, proptest::collection::vec(0..8_u8, 0..5)).prop_map(|(name, of)| Step::Slice(name, of)),
-        1 => (0..4_u8).prop_map(Step::NoSlice),
-        6 => Just(Step::Pass),
-        1 => Just(Step::Full),
-        1 => Just(Step::Restart),
-        2 => (kind, any::<bool>()).prop_map(|(kind, takes_effect)| Step::Fault(kind, takes_effect)),
-        1 => any::<bool>().prop_map(Step::Flush),
-        1 => any::<bool>().prop_map(Step::Match),
-    ]
+fn an_event() -> impl Strategy<Value = Event> {
+    let bools = any::<bool>;
+    prop_oneof![24 => a_step().prop_map(Event::Step), 1 => bools().prop_map(Event::Flush), 1 => bools().prop_map(Event::Match)]
 }
 
 proptest! {
@@ -1104,7 +1068,7 @@ proptest! {
 
     /// The rules come to be those of a fresh start, in any order of changes, passes, restarts and faults.
     #[test]
-    fn the_way_does_not_matter(steps in proptest::collection::vec(a_step(), 1..40), legacy in any::<bool>()) {
+    fn the_way_does_not_matter(events in proptest::collection::vec(an_event(), 1..40), legacy in any::<bool>()) {
         let mut options = options();
         options.mass_removal.share = 1.0;
         let make = || if legacy { legacy_kernel() } else { kernel() };
@@ -1113,45 +1077,21 @@ proptest! {
         let mut objects = Objects::default();
         // Whether rules were flushed, and no pass has read them since.
         let mut disturbed = false;
-        for step in steps {
-            match step {
-                Step::Service(name, spec) => {
-                    node.service(&format!("s{name}"), spec.clone());
-                    objects.services.insert(name, spec);
-                }
-                Step::NoService(name) => {
-                    node.no_service(&format!("s{name}"));
-                    objects.services.remove(&name);
-                }
-                Step::Slice(name, endpoints) => {
-                    node.slice(&format!("s{name}"), &texts(&endpoints));
-                    objects.slices.insert(name, endpoints);
-                }
-                Step::NoSlice(name) => {
-                    node.proxier.delete_slice(&ObjectKey::new("demo", &format!("s{name}-1")), node.now);
-                    objects.slices.remove(&name);
-                }
-                Step::Pass | Step::Full => {
-                    let report = if matches!(step, Step::Full) { node.full() } else { node.pass() };
+        for event in events {
+            match event {
+                Event::Step(step) => {
+                    let Some(report) = objects.take(step, &mut node, &options, Call::RulesRestore) else { continue };
                     disturbed &= !(report.full && report.is_done());
                     if report.is_done() && !disturbed {
                         node.counts_are_true(&report);
                     }
                 }
-                Step::Restart => {
-                    node = node.next(options.clone());
-                    objects.give(&mut node);
-                }
-                Step::Fault(kind, takes_effect) => {
-                    let fault = Fault::new(Call::RulesRestore, kind);
-                    node.kernel.fail(if takes_effect { fault.takes_effect() } else { fault });
-                }
-                Step::Flush(v4) => {
+                Event::Flush(v4) => {
                     disturbed = true;
                     let side = if v4 { Side::Ipv4 } else { Side::Ipv6 };
                     node.kernel.with_host(|host| host.flush(side, backend));
                 }
-                Step::Match(present) => node.kernel.with_host(|host| host.set_match("recent", present)),
+                Event::Match(present) => node.kernel.with_host(|host| host.set_match("recent", present)),
             }
         }
         node.kernel.clear_faults();
@@ -1268,10 +1208,7 @@ fn packets_are_counted_where_the_kernel_can() {
     node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Unavailable));
     node.slice("web", &["10.244.0.6"]);
     node.pass();
-    while !node.full().is_done() {
-        node.now += Duration::from_secs(1);
-        assert!(node.now < Duration::from_secs(60), "never done");
-    }
+    node.full_until_done();
     node.has(INVALID);
 }
 
@@ -1285,7 +1222,7 @@ fn deleted_counters_come_back_with_the_rules() {
             let backend = node.backend;
             node.kernel.with_host(|host| host.flush(side, backend));
         }
-        assert_eq!(node.kernel.ports().rules.delete_counters(&mode::settings::COUNTERS), Ok(2));
+        assert_eq!(node.kernel.ports().rules.delete_counters(&mode::COUNTERS), Ok(2));
         if !is_full {
             node.slice("web", &["10.244.0.6"]);
             assert!(node.pass().has_failed());
@@ -1353,9 +1290,6 @@ fn rules_without_counters_serve_where_the_kernel_refuses_the_others() {
     node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Unavailable).family(Family::V6).every());
     node.pass();
     node.kernel.clear_faults();
-    while !node.full().is_done() {
-        node.now += Duration::from_secs(1);
-        assert!(node.now < Duration::from_secs(60), "never done");
-    }
+    node.full_until_done();
     node.has(INVALID);
 }

@@ -6,8 +6,9 @@ use iptables::{Dump, TableName};
 use proxier_core::config::{Config, InterfaceName, LocalTraffic, MarkBit, NodePortAddresses};
 use proxier_core::config::{Reserved, ReservedPort, User};
 use proxier_core::modes::Kind;
-use proxier_core::modes::iptables::settings::NodePorts;
-use proxier_core::modes::iptables::{Incomparable, Index, Options, RandomFully, Wanted, changes, cleanup, update};
+use proxier_core::modes::iptables::{
+    Incomparable, Index, NodePorts, Options, RandomFully, Wanted, changes, cleanup, update,
+};
 use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::objects::ConfigObject;
 use proxier_core::service::{Changes, Indexed, NodeFacts};
@@ -238,32 +239,6 @@ fn a_restriction_holds_whatever_else_the_address_is() {
     assert_eq!(to_address(&nobody), ["DROP", "KUBE-FW"]);
     let entries: Vec<&String> = nobody.iter().filter(|line| line.starts_with("nat -A KUBE-FW-")).collect();
     assert_eq!(entries.len(), 1, "only the comment: {entries:?}");
-}
-
-#[test]
-fn an_address_has_one_owner() {
-    let ports = json!([{"port": 80}]);
-    let victim = service("victim", &ports, &json!({"clusterIP": "172.30.0.41"}), &[]);
-    let thief = service("thief", &ports, &json!({"clusterIP": "172.30.0.42", "externalIPs": ["172.30.0.41"]}), &[]);
-    let endpoints = ["victim", "thief"].map(|name| slice(name, ("", 80), &[("10.180.0.1", "node-a")]));
-    let mut store = store(&[victim, thief], &endpoints);
-    let facts = facts(&Config::default());
-    let mut all = recorded(&store, &facts);
-    let owners = |wanted: &Wanted<'_>| -> Vec<String> {
-        let all = lines(wanted).into_iter().filter(|line| line.starts_with("nat -A KUBE-SERVICES "));
-        let to = all.filter(|line| line.contains("-d 172.30.0.41 "));
-        to.map(|line| line.split('"').nth(1).unwrap().to_owned()).collect()
-    };
-    assert_eq!(owners(&all.wanted()), ["ns1/victim cluster IP"]);
-
-    // The owner goes: the other Service gets the address, though only the owner has changed.
-    let mut kernel = tables(&all.wanted(), Family::V4);
-    let services = store.delete_service(&ObjectKey::new("ns1", "victim"));
-    all.refresh(&store, &facts, &services);
-    let changed = all.take_changes();
-    assert_eq!(owners(&all.wanted()), ["ns1/thief external IP"]);
-    kernel.restore(&update(&all.wanted(), &changed, Family::V4).unwrap().to_restore_text().unwrap()).unwrap();
-    assert_eq!(kernel.sorted(), tables(&all.wanted(), Family::V4).sorted());
 }
 
 #[test]

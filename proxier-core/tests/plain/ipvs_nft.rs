@@ -16,25 +16,14 @@ use proxier_core::net::Family;
 use proxier_core::plan::report::Report;
 use proxier_core::plan::step::{Action, Part};
 use proxier_core::ports::PortErrorKind;
-use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{HostAddresses, Node as NodeOf, ObjectKey};
 use serde_json::{Value, json};
 
+use crate::node::{Node, kernel, options_of};
+
 const V4: &str = "ip proxier-ipvs";
 const V6: &str = "ip6 proxier-ipvs";
-
-fn kernel() -> FakeKernel {
-    let kernel = FakeKernel::new();
-    kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap(), "2001:db8::10".parse().unwrap()]);
-    kernel
-}
-
-struct Node {
-    kernel: FakeKernel,
-    proxier: Reconciler,
-    now: Duration,
-}
 
 fn config(by: RulesBy) -> Config {
     let mut config = Config::default();
@@ -42,78 +31,48 @@ fn config(by: RulesBy) -> Config {
     config
 }
 
+/// A new process.
+fn of(kernel: &FakeKernel, mode: Kind, config: Config) -> Node {
+    let mut options = options_of(mode);
+    options.config = config;
+    options.mass_removal.share = 1.0;
+    Node::begin(kernel, options)
+}
+
+fn new(kernel: &FakeKernel, by: RulesBy) -> Node {
+    of(kernel, Kind::Ipvs, config(by))
+}
+
+/// A node that serves three Services.
+fn serving(kernel: &FakeKernel, by: RulesBy) -> Node {
+    let mut node = new(kernel, by);
+    for number in 1..=3 {
+        node.serve_ranges(number, &["192.0.2.0/24", "192.0.0.0/16"]);
+    }
+    node.started()
+}
+
 impl Node {
-    /// A new process.
-    fn of(kernel: &FakeKernel, mode: Kind, by: RulesBy) -> Self {
-        kernel.restart();
-        let mut options = Options::default();
-        options.mode = mode;
-        options.config = config(by);
-        options.mass_removal.share = 1.0;
-        let now = Duration::ZERO;
-        Node { kernel: kernel.clone(), proxier: Reconciler::new("node-a", options, now), now }
-    }
-
-    fn new(kernel: &FakeKernel, by: RulesBy) -> Self {
-        Node::of(kernel, Kind::Ipvs, by)
-    }
-
-    /// A node that serves three Services.
-    fn serving(kernel: &FakeKernel, by: RulesBy) -> Self {
-        let mut node = Node::new(kernel, by);
-        for number in 1..=3 {
-            node.serve(number, &["192.0.2.0/24", "192.0.0.0/16"]);
-        }
-        node.proxier.start(node.now);
-        node
-    }
-
     /// A Service with every kind of address; the second has external traffic policy `Cluster`, the third no endpoints.
-    fn serve(&mut self, number: u16, ranges: &[&str]) {
+    fn serve_ranges(&mut self, number: u16, ranges: &[&str]) {
         let name = format!("web-{number}");
         let addresses = [format!("10.96.0.{number}"), format!("fd00::{number}")];
-        let service = json!({
-            "metadata": {"namespace": "demo", "name": name},
-            "spec": {
-                "type": "LoadBalancer", "externalTrafficPolicy": if number == 2 { "Cluster" } else { "Local" },
-                "healthCheckNodePort": 32000 + number,
-                "clusterIP": addresses[0], "clusterIPs": addresses, "ipFamilies": ["IPv4", "IPv6"],
-                "externalIPs": [format!("203.0.113.{number}")], "loadBalancerSourceRanges": ranges,
-                "ports": [
-                    {"name": "p", "port": 80, "nodePort": 30000 + number},
-                    {"name": "u", "port": 53, "protocol": "UDP", "nodePort": 31000 + number},
-                    {"name": "s", "port": 99, "protocol": "SCTP", "nodePort": 31500 + number},
-                ],
-            },
+        let spec = json!({
+            "type": "LoadBalancer", "externalTrafficPolicy": if number == 2 { "Cluster" } else { "Local" },
+            "healthCheckNodePort": 32000 + number,
+            "clusterIP": addresses[0], "clusterIPs": addresses, "ipFamilies": ["IPv4", "IPv6"],
+            "externalIPs": [format!("203.0.113.{number}")], "loadBalancerSourceRanges": ranges,
+            "ports": [
+                {"name": "p", "port": 80, "nodePort": 30000 + number},
+                {"name": "u", "port": 53, "protocol": "UDP", "nodePort": 31000 + number},
+                {"name": "s", "port": 99, "protocol": "SCTP", "nodePort": 31500 + number},
+            ],
             "status": {"loadBalancer": {"ingress": [{"ip": format!("198.51.100.{number}")}]}},
         });
-        self.proxier.upsert_service(&serde_json::from_value(service).unwrap(), self.now);
-        for (kind, prefix) in [("IPv4", "10.244.0."), ("IPv6", "fd01::")] {
-            if number == 3 {
-                continue;
-            }
-            let slice = json!({
-                "metadata": {"namespace": "demo", "name": format!("{name}-{kind}"),
-                    "labels": {"kubernetes.io/service-name": name}},
-                "addressType": kind,
-                "ports": [{"name": "p", "port": 8080}, {"name": "u", "port": 5353, "protocol": "UDP"},
-                    {"name": "s", "port": 99, "protocol": "SCTP"}],
-                "endpoints": [{"addresses": [format!("{prefix}{number}")], "nodeName": "node-a"}],
-            });
-            self.proxier.upsert_slice(&serde_json::from_value(slice).unwrap(), self.now);
+        self.service(&name, spec);
+        for prefix in ["10.244.0.", "fd01::"].into_iter().filter(|_| number != 3) {
+            self.slice(&name, &[&format!("{prefix}{number}@node-a")]);
         }
-    }
-
-    fn pass(&mut self) -> Report {
-        let at = self.proxier.next_wake().unwrap();
-        self.now = self.now.max(at);
-        let now = self.now;
-        self.proxier.pass(&|| now, &mut self.kernel.ports()).unwrap()
-    }
-
-    fn full_pass(&mut self) -> Report {
-        self.proxier.request_full(self.now);
-        self.pass()
     }
 
     fn table(&self, name: &str) -> String {
@@ -153,10 +112,10 @@ fn in_words_of_nft(entry: &str) -> String {
 #[test]
 fn it_has_what_sets_and_rules_have() {
     let programs = kernel();
-    let mut node = Node::serving(&programs, RulesBy::Iptables);
+    let mut node = serving(&programs, RulesBy::Iptables);
     assert!(node.pass().is_done());
     let kernel = kernel();
-    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    let mut node = serving(&kernel, RulesBy::Nftables);
     let report = node.pass();
     assert!(report.is_done(), "{report:#?}");
     let (wanted, state) = (programs.state(), kernel.state());
@@ -196,7 +155,7 @@ fn it_has_what_sets_and_rules_have() {
     // A second process changes nothing. Finding flows to forget counts as a write.
     let writes = || kernel.writes().total() - kernel.writes().conntrack;
     let before = writes();
-    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    let mut node = serving(&kernel, RulesBy::Nftables);
     assert!(node.pass().is_done());
     assert_eq!(writes(), before, "{:?}", kernel.writes());
 }
@@ -204,7 +163,7 @@ fn it_has_what_sets_and_rules_have() {
 #[test]
 fn rules_are_those_of_kube_proxy() {
     let kernel = kernel();
-    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    let mut node = serving(&kernel, RulesBy::Nftables);
     assert!(node.pass().is_done());
     let table = node.table(V4);
     let place = "ip daddr . meta l4proto . th dport";
@@ -250,7 +209,7 @@ fn rules_are_those_of_kube_proxy() {
 #[test]
 fn a_change_is_one_transaction_of_a_few_elements() {
     let kernel = kernel();
-    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    let mut node = serving(&kernel, RulesBy::Nftables);
     assert!(node.pass().is_done());
     let before = kernel.writes();
     let key = ObjectKey::new("demo", "extra");
@@ -274,7 +233,7 @@ fn a_change_is_one_transaction_of_a_few_elements() {
 #[test]
 fn nothing_is_served_that_cannot_be_guarded() {
     let kernel = kernel();
-    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    let mut node = serving(&kernel, RulesBy::Nftables);
     kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Busy).every());
     let report = node.pass();
     assert!(report.has_failed(), "{report:#?}");
@@ -294,7 +253,7 @@ fn nothing_is_served_that_cannot_be_guarded() {
 #[test]
 fn guards_come_before_and_go_after_what_they_guard() {
     let kernel = kernel();
-    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    let mut node = serving(&kernel, RulesBy::Nftables);
     assert!(node.pass().is_done());
     node.proxier.delete_service(&ObjectKey::new("demo", "web-1"), node.now);
     kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Busy).every());
@@ -320,7 +279,7 @@ fn guards_come_before_and_go_after_what_they_guard() {
 #[test]
 fn source_ranges_change_without_overlaps() {
     let kernel = kernel();
-    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    let mut node = serving(&kernel, RulesBy::Nftables);
     assert!(node.pass().is_done());
     let ranges = |node: &Node| {
         let all = elements(&node.table(V4), "load-balancer-source-cidr").into_iter();
@@ -332,7 +291,7 @@ fn source_ranges_change_without_overlaps() {
         (&["10.1.0.0/16", "172.16.0.1/32"], &["10.1.0.0-10.1.255.255", "172.16.0.1"]),
     ] {
         let before = kernel.writes().tables;
-        node.serve(1, ranges_of_service);
+        node.serve_ranges(1, ranges_of_service);
         let report = node.pass();
         assert!(report.is_done(), "{report:#?}");
         assert_eq!(ranges(&node), wanted);
@@ -346,7 +305,7 @@ fn source_ranges_change_without_overlaps() {
 #[test]
 fn what_others_change_is_repaired_and_told() {
     let kernel = kernel();
-    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    let mut node = serving(&kernel, RulesBy::Nftables);
     assert!(node.pass().is_done());
     let key: TableKey = V4.parse().unwrap();
     let whole = node.table(V4);
@@ -405,18 +364,18 @@ fn what_others_change_is_repaired_and_told() {
     for (step, change) in drifts {
         change();
         assert_ne!(node.table(V4), whole, "{step}");
-        let report = node.full_pass();
+        let report = node.full();
         assert!(report.is_done(), "{step}: {report:#?}");
         assert!(report.drift.iter().any(|of| of.to_string().starts_with(step)), "{step}: {:#?}", report.drift);
         assert_eq!(node.table(V4), whole, "{step}");
-        let again = node.full_pass();
+        let again = node.full();
         assert!(again.drift.is_empty() && again.writes() == 0, "{step}: {again:#?}");
     }
     // A change that finds its table gone makes it again at once.
     commit(&|transaction| {
         transaction.delete_table(&key);
     });
-    node.serve(1, &["10.0.0.0/8"]);
+    node.serve_ranges(1, &["10.0.0.0/8"]);
     node.pass();
     let report = node.pass();
     assert!(report.full && report.is_done(), "{report:#?}");
@@ -435,14 +394,14 @@ fn other_changes_between_reading_and_writing() {
         transaction
     };
     let kernel = kernel();
-    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    let mut node = serving(&kernel, RulesBy::Nftables);
     (1..=3).for_each(|number| kernel.commit_before(stranger(number)));
     let report = node.pass();
     assert!(report.is_done(), "{report:#?}");
     assert!(elements(&node.table(V4), "cluster-ip").contains("10.96.0.1 . tcp . 80"));
     // The number of tries is limited.
-    let kernel = self::kernel();
-    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    let kernel = crate::node::kernel();
+    let mut node = serving(&kernel, RulesBy::Nftables);
     (1..=20).for_each(|number| kernel.commit_before(stranger(number)));
     let report = node.pass();
     assert!(report.has_failed() && node.table(V4).is_empty(), "{report:#?}");
@@ -455,7 +414,7 @@ fn other_changes_between_reading_and_writing() {
 #[test]
 fn a_table_that_changes_between_reading_and_writing() {
     let kernel = kernel();
-    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    let mut node = serving(&kernel, RulesBy::Nftables);
     assert!(node.pass().is_done());
     let key: TableKey = V4.parse().unwrap();
     // The next full pass would remove the foreign chain by making the table again.
@@ -465,7 +424,7 @@ fn a_table_that_changes_between_reading_and_writing() {
     let mut theirs = Transaction::new();
     theirs.delete_table(&key).add_table(Table::new(key.clone()));
     kernel.commit_before(theirs);
-    let report = node.full_pass();
+    let report = node.full();
     assert!(report.has_failed(), "{report:#?}");
     assert!(!node.table(V4).contains("chain"), "{}", node.table(V4));
     // The foreign table stays.
@@ -485,12 +444,12 @@ fn a_table_that_changes_between_reading_and_writing() {
 fn a_new_process_knows_what_is_ours() {
     let kernel = kernel();
     kernel.ipvs().load("-A -t 192.0.2.10:7777 -s rr\n").unwrap();
-    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    let mut node = serving(&kernel, RulesBy::Nftables);
     assert!(node.pass().is_done());
     assert!(node.ipvs().contains("192.0.2.10:30001"));
     // The earlier process served web-1 and web-3 too.
-    let mut node = Node::new(&kernel, RulesBy::Nftables);
-    node.serve(2, &["192.0.2.0/24"]);
+    let mut node = new(&kernel, RulesBy::Nftables);
+    node.serve_ranges(2, &["192.0.2.0/24"]);
     node.proxier.start(node.now);
     let report = node.pass();
     assert!(report.is_done(), "{report:#?}");
@@ -511,14 +470,14 @@ fn without_tables_order(kernel: &FakeKernel) -> (BTreeMap<String, String>, BTree
 fn a_node_changes_from_one_to_the_other() {
     for (from, to) in [(RulesBy::Iptables, RulesBy::Nftables), (RulesBy::Nftables, RulesBy::Iptables)] {
         let alone = kernel();
-        Node::serving(&alone, to).pass();
+        serving(&alone, to).pass();
         let alone = without_tables_order(&alone);
 
         let kernel = kernel();
-        assert!(Node::serving(&kernel, from).pass().is_done());
+        assert!(serving(&kernel, from).pass().is_done());
         let old = without_tables_order(&kernel);
         let ipvs = kernel.writes().ipvs;
-        let mut node = Node::serving(&kernel, to);
+        let mut node = serving(&kernel, to);
         let report = node.pass();
         assert!(report.is_done(), "{to}: {report:#?}");
         // Both stand, and no virtual server was touched: no connection is lost.
@@ -528,7 +487,7 @@ fn a_node_changes_from_one_to_the_other() {
         let cleaned = cleanup(&config(to), Some(Kind::Ipvs), &mut node.kernel.ports());
         assert!(cleaned.is_done() && cleaned.removed() > 0, "{to}: {cleaned:#?}");
         assert_eq!(without_tables_order(&kernel), alone, "{to}");
-        let report = node.full_pass();
+        let report = node.full();
         assert!(report.is_done() && report.drift.is_empty() && report.writes() == 0, "{to}: {report:#?}");
         let again = cleanup(&config(to), Some(Kind::Ipvs), &mut node.kernel.ports());
         assert!(again.is_done() && again.removed() == 0, "{to}: {again:#?}");
@@ -539,10 +498,10 @@ fn a_node_changes_from_one_to_the_other() {
 fn what_the_other_variant_marked_is_ours_and_stays_guarded() {
     for (from, to) in [(RulesBy::Iptables, RulesBy::Nftables), (RulesBy::Nftables, RulesBy::Iptables)] {
         let kernel = kernel();
-        assert!(Node::serving(&kernel, from).pass().is_done());
+        assert!(serving(&kernel, from).pass().is_done());
         // Meanwhile web-1 and web-3 were deleted; their virtual servers cannot be.
-        let mut node = Node::new(&kernel, to);
-        node.serve(2, &["192.0.2.0/24"]);
+        let mut node = new(&kernel, to);
+        node.serve_ranges(2, &["192.0.2.0/24"]);
         node.proxier.start(node.now);
         kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Busy).every());
         assert!(!node.pass().is_done());
@@ -564,8 +523,8 @@ fn what_the_other_variant_marked_is_ours_and_stays_guarded() {
         assert!(has_guard(&kernel), "{to}");
         kernel.clear_faults();
         // A process that knows no Services but one can do it, too.
-        let mut node = Node::new(&kernel, to);
-        node.serve(2, &["192.0.2.0/24"]);
+        let mut node = new(&kernel, to);
+        node.serve_ranges(2, &["192.0.2.0/24"]);
         node.proxier.start(node.now);
         let report = node.pass();
         assert!(report.is_done(), "{to}: {report:#?}");
@@ -582,8 +541,8 @@ fn what_the_other_variant_marked_is_ours_and_stays_guarded() {
 fn a_cleanup_removes_both() {
     for by in [RulesBy::Iptables, RulesBy::Nftables] {
         let kernel = kernel();
-        assert!(Node::serving(&kernel, RulesBy::Iptables).pass().is_done());
-        assert!(Node::serving(&kernel, RulesBy::Nftables).pass().is_done());
+        assert!(serving(&kernel, RulesBy::Iptables).pass().is_done());
+        assert!(serving(&kernel, RulesBy::Nftables).pass().is_done());
         let mut ports = kernel.clone();
         let cleaned = cleanup(&config(by), None, &mut ports.ports());
         assert!(cleaned.is_done(), "{cleaned:#?}");
@@ -597,18 +556,18 @@ fn a_cleanup_removes_both() {
 #[test]
 fn nftables_mode_is_not_cut_off() {
     let kernel = kernel();
-    let mut before = Node::of(&kernel, Kind::Nftables, RulesBy::Auto);
-    before.serve(1, &[]);
+    let mut before = of(&kernel, Kind::Nftables, config(RulesBy::Auto));
+    before.serve_ranges(1, &[]);
     before.proxier.start(before.now);
     assert!(before.pass().is_done());
-    let mut node = Node::new(&kernel, RulesBy::Nftables);
-    node.serve(1, &[]);
+    let mut node = new(&kernel, RulesBy::Nftables);
+    node.serve_ranges(1, &[]);
     node.proxier.start(node.now);
     assert!(node.pass().is_done());
     assert_eq!(chain(&node.table(V4), "keep-destination"), [""; 0]);
     assert!(elements(&node.table(V4), "cluster-ip").contains("10.96.0.1 . tcp . 80"));
     assert!(cleanup(&config(RulesBy::Nftables), Some(Kind::Ipvs), &mut node.kernel.ports()).is_done());
-    let report = node.full_pass();
+    let report = node.full();
     assert!(report.is_done() && report.drift.is_empty(), "{report:#?}");
     assert_eq!(chain(&node.table(V4), "keep-destination"), ["fib daddr type local dnat to ip daddr"]);
 }
@@ -617,9 +576,9 @@ fn nftables_mode_is_not_cut_off() {
 #[test]
 fn destinations_are_kept_once_there_is_something_to_come_to() {
     let kernel = kernel();
-    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    let mut node = serving(&kernel, RulesBy::Nftables);
     let (plan, _) = node.proxier.preview(node.now, &mut node.kernel.ports());
-    let names = proxier_core::modes::shared::names::Names::new(node.proxier.store(), node.proxier.desired());
+    let names = proxier_core::modes::Names::new(node.proxier.store(), node.proxier.desired());
     let steps: Vec<String> = plan.steps(&names).map(|step| step.to_string()).collect();
     let place = |what: &str| steps.iter().position(|step| step.contains(what)).unwrap_or_else(|| panic!("{steps:#?}"));
     assert!(place("+ table ip proxier-ipvs") < place("+ entry ip proxier-ipvs load-balancer-fw"));
@@ -636,7 +595,7 @@ fn a_refused_entry_of_many_is_left_out() {
         let kernel = kernel();
         kernel.nf_tables().set_silent(is_silent);
         kernel.nf_tables().refuse_elements(Some((&[10, 96, 0, 2], Errno::EINVAL)));
-        let mut node = Node::serving(&kernel, RulesBy::Nftables);
+        let mut node = serving(&kernel, RulesBy::Nftables);
         let report = node.pass();
         let failed: Vec<String> = report.applied.failures.iter().map(|of| of.step.to_string()).collect();
         assert!(!report.has_failed() && !failed.is_empty(), "{report:#?}");
@@ -644,7 +603,7 @@ fn a_refused_entry_of_many_is_left_out() {
         let entries = elements(&node.table(V4), "cluster-ip");
         assert!(entries.contains("10.96.0.1 . tcp . 80") && !entries.contains("10.96.0.2 . tcp . 80"), "{entries:?}");
         kernel.nf_tables().refuse_elements(None);
-        node.full_pass();
+        node.full();
         assert!(elements(&node.table(V4), "cluster-ip").contains("10.96.0.2 . tcp . 80"));
     }
 }
@@ -656,7 +615,7 @@ fn a_table_of_somebody_else_is_not_touched() {
     transaction.add_table(Table::new(V4.parse().unwrap()));
     kernel.nftables().commit(&transaction).unwrap();
     let theirs = kernel.state().tables[V4].clone();
-    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    let mut node = serving(&kernel, RulesBy::Nftables);
     let report = node.pass();
     assert!(report.has_failed(), "{report:#?}");
     let said = report.applied.failures.iter().map(|failure| failure.error.to_string()).collect::<String>();
@@ -724,7 +683,7 @@ fn auto_is_iptables_where_a_filter_drops_by_default() {
         let (by, why) = chosen(&kernel);
         assert!(by == RulesBy::Iptables && why.contains(chain), "{program}: {why}");
         // Also where a table serves already.
-        assert!(Node::serving(&kernel, RulesBy::Nftables).pass().is_done());
+        assert!(serving(&kernel, RulesBy::Nftables).pass().is_done());
         assert_eq!(chosen(&kernel).0, RulesBy::Iptables);
     }
 }
@@ -747,7 +706,7 @@ fn auto_is_iptables_where_its_rules_cannot_be_listed() {
 #[test]
 fn auto_keeps_what_serves() {
     let kernel = kernel();
-    assert!(Node::serving(&kernel, RulesBy::Iptables).pass().is_done());
+    assert!(serving(&kernel, RulesBy::Iptables).pass().is_done());
     let (by, why) = chosen(&kernel);
     assert!(by == RulesBy::Iptables && why.contains("KUBE-SERVICES"), "{why}");
     // Rules are gone, sets are left.
@@ -758,7 +717,7 @@ fn auto_keeps_what_serves() {
     assert_eq!(chosen(&kernel).0, RulesBy::Nftables);
     kernel.clear_faults();
     // Both stand until the first pass has been cleaned up after.
-    assert!(Node::serving(&kernel, RulesBy::Nftables).pass().is_done());
+    assert!(serving(&kernel, RulesBy::Nftables).pass().is_done());
     assert_eq!(chosen(&kernel), (RulesBy::Nftables, "the table of an earlier process is there".to_owned()));
 }
 
@@ -777,16 +736,11 @@ fn the_configuration_names_it() {
 
 /// A node with a Service and another configuration.
 fn configured(kernel: &FakeKernel, change: impl FnOnce(&mut Config)) -> Node {
-    kernel.restart();
-    let mut options = Options::default();
-    options.mode = Kind::Ipvs;
-    options.config = config(RulesBy::Nftables);
-    change(&mut options.config);
-    let now = Duration::ZERO;
-    let mut node = Node { kernel: kernel.clone(), proxier: Reconciler::new("node-a", options, now), now };
-    node.serve(1, &[]);
-    node.proxier.start(node.now);
-    node
+    let mut config = config(RulesBy::Nftables);
+    change(&mut config);
+    let mut node = of(kernel, Kind::Ipvs, config);
+    node.serve_ranges(1, &[]);
+    node.started()
 }
 
 /// A name of 15 bytes, the longest that Linux has, cannot be the beginning of a longer one.
@@ -824,7 +778,7 @@ fn networks_that_are_local_as_a_whole_are_guarded_by_the_table() {
     assert_eq!(whole(), [""; 0], "whatever listens on all addresses of this node would answer in them");
     kernel.clear_faults();
     for _ in 0..3 {
-        node.full_pass();
+        node.full();
     }
     assert_eq!(whole().len(), 2, "{:?}", whole());
     for (table, network) in [(V4, "ip daddr & 255.240.0.0 == 10.96.0.0"), (V6, "ip6 daddr & ")] {
@@ -834,7 +788,7 @@ fn networks_that_are_local_as_a_whole_are_guarded_by_the_table() {
         assert!(refused[0].ends_with("ct state new meta l4proto tcp reject with tcp reset"), "{refused:?}");
         assert!(refused[1].contains("ct state new reject with icmp"), "{refused:?}");
     }
-    assert!(node.full_pass().drift.is_empty());
+    assert!(node.full().drift.is_empty());
 }
 
 /// One check does for both families; if the kernel refuses it, each family is checked by itself.

@@ -8,16 +8,13 @@ use ipvs::{Scheduler, VirtualServer, VirtualServerKey};
 use proptest::prelude::*;
 use proxier_core::config::{Config, LocalTraffic, RulesBy};
 use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
-use proxier_core::modes::Kind;
 use proxier_core::modes::cleanup::cleanup;
 use proxier_core::ports::PortErrorKind;
-use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
 
-use crate::marks::{
-    self, Node, V4, chain, elements, flush_ruleset, foreign, kernel, make_foreign, marks, reals, servers,
-};
+use crate::marks::{self, V4, chain, elements, flush_ruleset, foreign, make_foreign, marks, reals, servers};
+use crate::node::{Node, kernel};
 
 const HERE: &str = "10.244.0.1:8080";
 const THERE: &str = "10.244.7.1:8080";
@@ -34,7 +31,7 @@ fn config(shares: bool) -> Config {
 }
 
 fn process(kernel: &FakeKernel, shares: bool) -> Node {
-    Node::with(kernel, config(shares))
+    marks::with(kernel, config(shares))
 }
 
 fn cluster() -> Value {
@@ -132,7 +129,7 @@ fn what_others_serve_at_a_node_port_is_left_alone() {
     let client = &mut kernel.ipvs().client().unwrap();
     client.add_virtual_server(&VirtualServer::new(key, Scheduler::RoundRobin)).unwrap();
     for _ in 0..2 {
-        let report = node.full_pass();
+        let report = node.full();
         assert!(report.is_done(), "{report:#?}");
         assert_eq!(report.foreign, [key.to_string(), "FWM 7".to_owned()]);
         node = serving(&kernel, true);
@@ -165,7 +162,7 @@ fn a_process_may_die_between_any_two_writes() {
             is_served(&kernel, &format!("{after} writes towards {to}"));
             let mut node = serving(&kernel, to);
             for _ in 0..4 {
-                let report = node.full_pass();
+                let report = node.full();
                 assert!(report.is_done() && report.foreign.is_empty(), "{after} writes towards {to}: {report:#?}");
                 is_served(&kernel, "afterwards");
                 node.now += Duration::from_secs(10);
@@ -201,7 +198,7 @@ fn connections_end_before_their_virtual_server_does() {
     assert!(marked(&kernel).is_empty());
     kernel.set_connections(&foreign(mark), &HERE.parse().unwrap(), 0, 0);
     for _ in 0..8 {
-        assert!(node.full_pass().is_done());
+        assert!(node.full().is_done());
         node.now += Duration::from_secs(10);
     }
     assert!(servers(&kernel).keys().all(|key| key.starts_with("-t ")) && marks(&kernel).is_empty());
@@ -224,7 +221,7 @@ fn nothing_goes_before_the_other_is_there() {
     assert!(!node.pass().is_done());
     is_served(&kernel, "no table");
     kernel.clear_faults();
-    assert!(node.pass().is_done() && node.full_pass().is_done());
+    assert!(node.pass().is_done() && node.full().is_done());
     is_served(&kernel, "by the mark");
     // The virtual servers of the addresses cannot be made, in the other direction.
     let mut node = serving(&kernel, false);
@@ -232,126 +229,29 @@ fn nothing_goes_before_the_other_is_there() {
     assert!(!node.pass().is_done());
     is_served(&kernel, "no virtual server");
     kernel.clear_faults();
-    assert!(node.pass().is_done() && node.full_pass().is_done());
+    assert!(node.pass().is_done() && node.full().is_done());
     assert!(has(&kernel, AT));
     is_served(&kernel, "by the address");
 }
 
-/// Lists that are suddenly empty are doubted.
 #[test]
 fn what_is_held_back_stays_whole() {
-    let kernel = kernel();
-    let mut node = process(&kernel, true);
-    for number in 1..=20 {
-        node.publish(number, &cluster(), &["node-a", "node-b"]);
-    }
-    node.proxier.start(node.now);
-    assert!(node.pass().is_done());
-    let all = |kernel: &FakeKernel| (servers(kernel), marks(kernel), marked(kernel), elements(kernel, "node-port-tcp"));
-    let before = all(&kernel);
-    assert_eq!(before.2.len(), 20);
-    for has_services in [false, true] {
-        let mut options = Options::default();
-        options.mode = Kind::Ipvs;
-        options.config = config(true);
-        let proxier = Reconciler::new("node-a", options, Duration::ZERO);
-        let mut node = Node { proxier, ..process(&kernel, true) };
-        if has_services {
-            for number in 1..=20 {
-                node.publish_service(number, &cluster());
-            }
-        }
-        node.proxier.start(node.now);
-        let report = node.pass();
-        assert!(report.stopped.is_some(), "{report:#?}");
-        assert_eq!(all(&kernel), before, "has Services: {has_services}");
-    }
+    marks::what_is_held_back_stays_whole(process, &config(true), &cluster(), ("node-port-mark", 20));
 }
 
 #[test]
 fn what_others_change_is_repaired_and_told() {
     let kernel = kernel();
     let mut node = serving(&kernel, true);
-    assert!(node.pass().is_done() && node.full_pass().is_done());
+    assert!(node.pass().is_done() && node.full().is_done());
     let mark = foreign(marks(&kernel)[PLACE]);
     let client = &mut kernel.ipvs().client().unwrap();
     client.delete_real_server(&mark, &HERE.parse().unwrap()).unwrap();
-    let report = node.full_pass();
+    let report = node.full();
     let told: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
     let says = |what: &str| told.iter().any(|of| of.contains(what) && of.ends_with("(demo/web-1:p)"));
     assert!(report.is_done() && says(&format!("{mark} -> {HERE} weight 1")), "{told:#?}");
     is_served(&kernel, "repaired");
-}
-
-/// The kernel comes to the state of a new process, after any changes in any order, with processes that die in between.
-fn comes_to_what_is_wanted(steps: &[(u8, u8, u8)]) {
-    let kernel = kernel();
-    make_foreign(&kernel, 7);
-    let mut services: BTreeMap<u16, (Value, &[&str])> = BTreeMap::new();
-    let mut node = process(&kernel, true);
-    node.proxier.start(node.now);
-    for (kind, number, which) in steps {
-        let number = u16::from(number % 4) + 1;
-        match kind % 9 {
-            0..4 => {
-                let specs = [
-                    cluster(),
-                    json!({}),
-                    json!({"externalTrafficPolicy": "Cluster", "sessionAffinity": "ClientIP"}),
-                    json!({"externalTrafficPolicy": "Cluster", "externalIPs": ["192.0.2.10"]}),
-                ];
-                let nodes: [&[&str]; 4] = [&["node-a", "node-b"], &["node-b"], &["node-a"], &[]];
-                let of = (specs[usize::from(which % 4)].clone(), nodes[usize::from(which / 4 % 4)]);
-                node.publish(number, &of.0, of.1);
-                services.insert(number, of);
-            }
-            4 => {
-                node.proxier.delete_service(&ObjectKey::new("demo", &format!("web-{number}")), node.now);
-                services.remove(&number);
-            }
-            5 => drop(node.pass()),
-            6 => {
-                node.pass();
-                node.now += Duration::from_secs(31);
-            }
-            7 => {
-                let extra = if which % 2 == 0 { vec!["192.0.2.20".parse().unwrap()] } else { vec![] };
-                kernel.set_interface("eth1", &extra);
-                node.proxier.host_changed(node.now);
-            }
-            _ => {
-                kernel.crash_after(u64::from(*which));
-                node.pass();
-                node = process(&kernel, which % 2 == 0);
-                for (number, (spec, nodes)) in &services {
-                    node.publish(*number, spec, nodes);
-                }
-                node.proxier.start(node.now);
-            }
-        }
-    }
-    let settled = |kernel: &FakeKernel| {
-        kernel.set_interface("eth1", &[]);
-        let mut node = process(kernel, true);
-        for (number, (spec, nodes)) in &services {
-            node.publish(*number, spec, nodes);
-        }
-        node.proxier.start(node.now);
-        for _ in 0..4 {
-            let report = node.full_pass();
-            assert!(report.is_done(), "{report:#?}");
-            while node.proxier.drains().is_some_and(|drains| !drains.is_empty()) {
-                assert!(node.pass().is_done());
-            }
-            node.now += Duration::from_secs(31);
-        }
-        assert_eq!(node.full_pass().writes(), 0);
-        let tables = kernel.state().tables;
-        (servers(kernel), marks(kernel), marked(kernel), tables)
-    };
-    let fresh = marks::kernel();
-    make_foreign(&fresh, 7);
-    assert_eq!(settled(&kernel), settled(&fresh));
 }
 
 proptest! {
@@ -361,7 +261,13 @@ proptest! {
     fn whatever_happens_the_kernel_comes_to_what_is_wanted(
         steps in proptest::collection::vec(any::<(u8, u8, u8)>(), 1..12)
     ) {
-        comes_to_what_is_wanted(&steps);
+        let specs = [
+            cluster(),
+            json!({}),
+            json!({"externalTrafficPolicy": "Cluster", "sessionAffinity": "ClientIP"}),
+            json!({"externalTrafficPolicy": "Cluster", "externalIPs": ["192.0.2.10"]}),
+        ];
+        marks::comes_to_what_is_wanted(process, &specs, &steps);
     }
 }
 
@@ -405,7 +311,7 @@ fn a_record_goes_with_its_virtual_server() {
     assert_eq!(served(), BTreeSet::from(["192.0.2.10 . tcp . 30001".to_owned()]));
     let mut node = serving(&kernel, true);
     for _ in 0..8 {
-        assert!(node.full_pass().is_done());
+        assert!(node.full().is_done());
         node.now += Duration::from_secs(10);
     }
     assert!(!has(&kernel, AT) && served().is_empty(), "{:?}", served());
@@ -465,7 +371,7 @@ fn marks_are_known_without_their_table() {
         if again {
             node = serving(&kernel, true);
         }
-        let report = node.full_pass();
+        let report = node.full();
         assert!(report.is_done() && report.foreign == theirs, "{again}: {report:#?}");
         assert_eq!((servers(&kernel), marks(&kernel), marked(&kernel)), before, "{again}");
         assert_eq!(kernel.writes().ipvs, operations, "no virtual server is touched");
@@ -482,7 +388,7 @@ fn marks_are_counted_by_what_they_are_for() {
     let kernel = kernel();
     let mut config = config(true);
     config.ipvs.mark_split = true;
-    let mut node = Node::with(&kernel, config);
+    let mut node = marks::with(&kernel, config);
     node.publish(1, &cluster(), &["node-a", "node-b"]);
     node.publish(2, &cluster(), &["node-b"]);
     node.publish(3, &json!({}), &["node-a", "node-b"]);

@@ -8,19 +8,17 @@ use proptest::prelude::*;
 use proxier_core::config::{Config, LocalTraffic, RulesBy};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::cleanup::cleanup;
-use proxier_core::modes::look::{differences, look, look_for};
+use proxier_core::modes::inspect::{differences, inspect, inspect_packet};
 use proxier_core::modes::{self, Kind};
 use proxier_core::net::FrontendKey;
 use proxier_core::objects::ConfigObject;
 use proxier_core::ports::PortErrorKind;
-use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::service::{Packet, Verdict};
 use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
 
-use crate::marks::{
-    self, Node, V4, chain, elements, flush_ruleset, foreign, kernel, make_foreign, marks, reals, servers,
-};
+use crate::marks::{self, V4, chain, elements, flush_ruleset, foreign, make_foreign, marks, reals, servers};
+use crate::node::{self, Node, kernel};
 
 const BALANCER: &str = "198.51.100.1:80";
 const NODE_PORT: &str = "192.0.2.10:30001";
@@ -36,7 +34,7 @@ fn config(splits: bool, by: RulesBy) -> Config {
 }
 
 fn process(kernel: &FakeKernel, splits: bool) -> Node {
-    Node::with(kernel, config(splits, RulesBy::Nftables))
+    marks::with(kernel, config(splits, RulesBy::Nftables))
 }
 
 /// A node that serves a Service with an endpoint here and one elsewhere.
@@ -129,7 +127,7 @@ fn some_are_not_split() {
 fn it_is_off_by_default_and_with_iptables() {
     for (splits, by) in [(false, RulesBy::Nftables), (true, RulesBy::Iptables)] {
         let kernel = kernel();
-        let mut node = Node::with(&kernel, config(splits, by));
+        let mut node = marks::with(&kernel, config(splits, by));
         node.publish(1, &json!({}), &["node-a", "node-b"]);
         node.proxier.start(node.now);
         let report = node.pass();
@@ -223,7 +221,7 @@ fn a_process_may_die_between_any_two_writes() {
             while again.proxier.drains().is_some_and(|drains| !drains.is_empty()) {
                 assert!(again.pass().is_done() && again.now < Duration::from_secs(60), "{what}");
             }
-            assert!(again.full_pass().is_done());
+            assert!(again.full().is_done());
             let all = servers(&kernel);
             assert_eq!(
                 all.keys().filter(|key| key.starts_with("-f ")).count(),
@@ -232,7 +230,7 @@ fn a_process_may_die_between_any_two_writes() {
             );
             assert_eq!(all[&format!("-t {BALANCER}")].len(), if to { 2 } else { 1 }, "{what}: {all:#?}");
             assert_eq!(marks(&kernel).len(), if to { 2 } else { 0 }, "{what}");
-            assert!(again.full_pass().writes() == 0, "{what}");
+            assert!(again.full().writes() == 0, "{what}");
             let cleaned = cleanup(&config(to, RulesBy::Nftables), None, &mut kernel.clone().ports());
             assert!(cleaned.is_done(), "{what}: {cleaned:#?}");
             assert_eq!(servers(&kernel).keys().collect::<Vec<_>>(), ["-f 7"], "{what}");
@@ -271,77 +269,11 @@ fn connections_end_before_their_virtual_server_does() {
     assert_eq!(outside(&kernel), reals(&[(HERE, 0)]));
     kernel.set_connections(&foreign(mark), &HERE.parse().unwrap(), 0, 0);
     for _ in 0..8 {
-        assert!(node.full_pass().is_done());
+        assert!(node.full().is_done());
         node.now += Duration::from_secs(10);
     }
     let all = servers(&kernel);
     assert!(all.keys().all(|key| key.starts_with("-t ")) && marks(&kernel).is_empty(), "{all:#?}");
-}
-
-/// The kernel comes to the state of a new process, after any changes in any order, with processes that die in between.
-fn comes_to_what_is_wanted(steps: &[(u8, u8, u8)]) {
-    let kernel = kernel();
-    make_foreign(&kernel, 7);
-    let mut services: BTreeMap<u16, (Value, &[&str])> = BTreeMap::new();
-    let mut node = process(&kernel, true);
-    node.proxier.start(node.now);
-    for (kind, number, which) in steps {
-        let number = u16::from(number % 4) + 1;
-        match kind % 8 {
-            0..4 => {
-                let specs = [
-                    json!({}),
-                    json!({"externalTrafficPolicy": "Cluster"}),
-                    json!({"sessionAffinity": "ClientIP"}),
-                    json!({"loadBalancerSourceRanges": ["192.0.2.0/24"]}),
-                ];
-                let nodes: [&[&str]; 4] = [&["node-a", "node-b"], &["node-b"], &["node-a"], &[]];
-                let of = (specs[usize::from(which % 4)].clone(), nodes[usize::from(which / 4 % 4)]);
-                node.publish(number, &of.0, of.1);
-                services.insert(number, of);
-            }
-            4 => {
-                node.proxier.delete_service(&ObjectKey::new("demo", &format!("web-{number}")), node.now);
-                services.remove(&number);
-            }
-            5 => drop(node.pass()),
-            6 => {
-                node.pass();
-                node.now += Duration::from_secs(31);
-            }
-            _ => {
-                kernel.crash_after(u64::from(*which));
-                node.pass();
-                node = process(&kernel, which % 2 == 0);
-                for (number, (spec, nodes)) in &services {
-                    node.publish(*number, spec, nodes);
-                }
-                node.proxier.start(node.now);
-            }
-        }
-    }
-    let settled = |kernel: &FakeKernel| {
-        let mut node = process(kernel, true);
-        for (number, (spec, nodes)) in &services {
-            node.publish(*number, spec, nodes);
-        }
-        node.proxier.start(node.now);
-        for _ in 0..4 {
-            let report = node.full_pass();
-            assert!(report.is_done(), "{report:#?}");
-            while node.proxier.drains().is_some_and(|drains| !drains.is_empty()) {
-                assert!(node.pass().is_done());
-            }
-        }
-        assert_eq!(node.full_pass().writes(), 0);
-        let state = kernel.state();
-        let devices: BTreeMap<String, BTreeSet<_>> =
-            state.devices.into_iter().map(|(name, all)| (name, all.into_iter().collect())).collect();
-        (servers(kernel), marks(kernel), elements(kernel, "local-split"), state.tables, devices)
-    };
-    let fresh = marks::kernel();
-    make_foreign(&fresh, 7);
-    assert_eq!(settled(&kernel), settled(&fresh));
 }
 
 proptest! {
@@ -351,41 +283,20 @@ proptest! {
     fn whatever_happens_the_kernel_comes_to_what_is_wanted(
         steps in proptest::collection::vec(any::<(u8, u8, u8)>(), 1..12)
     ) {
-        comes_to_what_is_wanted(&steps);
+        let specs = [
+            json!({}),
+            json!({"externalTrafficPolicy": "Cluster"}),
+            json!({"sessionAffinity": "ClientIP"}),
+            json!({"loadBalancerSourceRanges": ["192.0.2.0/24"]}),
+        ];
+        marks::comes_to_what_is_wanted(process, &specs, &steps);
     }
 }
 
-/// Lists that are suddenly empty are doubted: both virtual servers stay, and so do marks.
 #[test]
 fn what_is_held_back_stays_whole() {
-    let kernel = kernel();
-    let mut node = process(&kernel, true);
-    for number in 1..=20 {
-        node.publish(number, &json!({}), &["node-a", "node-b"]);
-    }
-    node.proxier.start(node.now);
-    assert!(node.pass().is_done());
-    let all = |kernel: &FakeKernel| (servers(kernel), marks(kernel), elements(kernel, "local-split"));
-    let before = all(&kernel);
-    assert_eq!(before.2.len(), 40);
-    let again = |has_services: bool| {
-        let mut options = Options::default();
-        options.mode = Kind::Ipvs;
-        options.config = config(true, RulesBy::Nftables);
-        let proxier = Reconciler::new("node-a", options, Duration::ZERO);
-        let mut node = Node { proxier, ..process(&kernel, true) };
-        if has_services {
-            for number in 1..=20 {
-                node.publish_service(number, &json!({}));
-            }
-        }
-        node.proxier.start(node.now);
-        let report = node.pass();
-        assert!(report.stopped.is_some(), "{report:#?}");
-        assert_eq!(all(&kernel), before, "has Services: {has_services}");
-    };
-    again(false);
-    again(true);
+    let config = config(true, RulesBy::Nftables);
+    marks::what_is_held_back_stays_whole(process, &config, &json!({}), ("local-split", 40));
 }
 
 /// Rules of iptables know no marks: the table that set them goes, and its virtual servers with it.
@@ -394,14 +305,14 @@ fn a_change_to_iptables_leaves_no_mark() {
     let kernel = kernel();
     make_foreign(&kernel, 7);
     assert!(serving(&kernel, true).pass().is_done());
-    let mut node = Node::with(&kernel, config(true, RulesBy::Iptables));
+    let mut node = marks::with(&kernel, config(true, RulesBy::Iptables));
     node.publish(1, &json!({}), &["node-a", "node-b"]);
     node.proxier.start(node.now);
     let report = node.pass();
     assert!(report.is_done() && report.foreign == ["FWM 7"], "{report:#?}");
     let config = config(true, RulesBy::Iptables);
     assert!(cleanup(&config, Some(Kind::Ipvs), &mut kernel.clone().ports()).is_done());
-    assert!(node.full_pass().is_done());
+    assert!(node.full().is_done());
     assert!(!kernel.state().tables.contains_key(V4));
     let all = servers(&kernel);
     assert_eq!(all.keys().filter(|key| key.starts_with("-f ")).collect::<Vec<_>>(), ["-f 7"]);
@@ -424,7 +335,7 @@ fn no_virtual_server_without_its_record() {
     assert!(why.iter().any(|why| why.contains("its mark could not be recorded")), "{why:#?}");
     assert!(servers(&kernel).keys().all(|key| key.starts_with("-t ")));
     kernel.clear_faults();
-    assert!(node.pass().is_done() && node.full_pass().is_done());
+    assert!(node.pass().is_done() && node.full().is_done());
     assert_eq!(outside(&kernel), reals(&[(HERE, 1)]));
     nobody_is_led_astray(&kernel, "afterwards");
 }
@@ -460,16 +371,16 @@ fn marks_of_others_are_passed_over() {
 fn what_others_change_is_repaired_and_told() {
     let kernel = kernel();
     let mut node = serving(&kernel, true);
-    assert!(node.pass().is_done() && node.full_pass().is_done());
+    assert!(node.pass().is_done() && node.full().is_done());
     let mark = foreign(marks(&kernel)[PLACE]);
     let client = &mut kernel.ipvs().client().unwrap();
     client.delete_real_server(&mark, &HERE.parse().unwrap()).unwrap();
-    let report = node.full_pass();
+    let report = node.full();
     let told: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
     let says = |what: &str| told.iter().any(|of| of.contains(what) && of.ends_with("(demo/web-1:p)"));
     assert!(report.is_done() && says(&format!("{mark} -> {HERE} weight 1")), "{told:#?}");
     client.delete_virtual_server(&mark).unwrap();
-    let report = node.full_pass();
+    let report = node.full();
     assert!(report.is_done() && report.drift.len() == 2, "{:#?}", report.drift);
     assert_eq!(outside(&kernel), reals(&[(HERE, 1)]));
 }
@@ -531,7 +442,7 @@ fn what_a_kernel_holds_depends_on_the_sender() {
     let of_node = Packet::from_node([192, 0, 2, 10].into(), key);
     let facts = node.proxier.facts().clone();
     let held = |kernel: &FakeKernel, packet: &Packet| {
-        look_for(Kind::Ipvs, packet, &facts, &mut kernel.clone().ports()).unwrap()
+        inspect_packet(Kind::Ipvs, packet, &facts, &mut kernel.clone().ports()).unwrap()
     };
     let reals = |kernel: &FakeKernel, packet: &Packet| -> Vec<String> {
         let parts = held(kernel, packet).parts;
@@ -541,7 +452,7 @@ fn what_a_kernel_holds_depends_on_the_sender() {
     for inside in [&pod, &of_node] {
         assert_eq!(reals(&kernel, inside), [HERE, THERE]);
     }
-    let at_address = look(Kind::Ipvs, &key, &facts, &mut kernel.clone().ports()).unwrap();
+    let at_address = inspect(Kind::Ipvs, &key, &facts, &mut kernel.clone().ports()).unwrap();
     assert_eq!(at_address, held(&kernel, &pod));
     let expected = held(&kernel, &client);
     let name = "virtual server of clients outside of TCP 198.51.100.1:80";
@@ -633,7 +544,7 @@ fn marks_that_are_used_up_are_told() {
     let mut config = config(true, RulesBy::Nftables);
     // 256 marks, and two for each Service.
     config.ipvs.mark_range = "0x16000000/0xffffff00".parse().unwrap();
-    let mut node = Node::with(&kernel, config);
+    let mut node = marks::with(&kernel, config);
     for number in 1..=130 {
         node.publish(number, &json!({}), &["node-a"]);
     }
@@ -647,7 +558,7 @@ fn marks_that_are_used_up_are_told() {
         node.proxier.delete_service(&ObjectKey::new("demo", &format!("web-{number}")), node.now);
     }
     for _ in 0..3 {
-        node.full_pass();
+        node.full();
     }
     assert_eq!(unmarked(&node), [""; 0]);
 }
@@ -661,7 +572,7 @@ fn a_plan_tells_in_which_order_marks_go() {
     let mark = foreign(marks(&kernel)[PLACE]).to_string();
     node.proxier.delete_service(&ObjectKey::new("demo", "web-1"), node.now);
     let (plan, _) = node.proxier.preview(node.now, &mut node.kernel.ports());
-    let names = modes::shared::names::Names::new(node.proxier.store(), node.proxier.desired());
+    let names = modes::Names::new(node.proxier.store(), node.proxier.desired());
     let steps: Vec<String> = plan.steps(&names).map(|step| step.to_string()).collect();
     let place = |words: &[&str]| {
         let is_it = |step: &&String| words.iter().all(|word| step.contains(word));
@@ -684,18 +595,18 @@ fn marks_are_known_without_their_table() {
     assert!(node.pass().is_done());
     // A foreign virtual server has a mark of our range that no Service has.
     make_foreign(&kernel, 0x1600_0007);
-    assert!(node.full_pass().is_done());
+    assert!(node.full().is_done());
     let held = |kernel: &FakeKernel| (servers(kernel), marks(kernel), elements(kernel, "local-split"));
     let before = held(&kernel);
     for _ in 0..2 {
         flush_ruleset(&kernel);
         let operations = kernel.writes().ipvs;
-        let report = node.full_pass();
+        let report = node.full();
         assert!(report.is_done(), "{report:#?}");
         assert_eq!(report.foreign, ["FWM 7", "FWM 369098759"]);
         assert_eq!(held(&kernel), before);
         assert_eq!(kernel.writes().ipvs, operations, "no virtual server is touched");
-        assert_eq!(node.full_pass().writes(), 0);
+        assert_eq!(node.full().writes(), 0);
     }
     // A Service goes before the loss is noticed, and the table cannot be written for a while.
     flush_ruleset(&kernel);
@@ -706,7 +617,7 @@ fn marks_are_known_without_their_table() {
     }
     kernel.clear_faults();
     for _ in 0..2 {
-        let report = node.full_pass();
+        let report = node.full();
         assert!(report.is_done() && report.foreign == ["FWM 7", "FWM 369098759"], "{report:#?}");
     }
     let gone = |place: &str| place.starts_with("198.51.100.2 ") || place.ends_with(" 30002");
@@ -733,12 +644,12 @@ fn a_new_process_recognises_marks_without_their_table() {
         servers(kernel).into_keys().filter(|key| key.starts_with("-f ")).collect()
     };
     // One Service is the same, the other has gone meanwhile.
-    let kernel = marks::kernel();
+    let kernel = node::kernel();
     serves(&kernel);
     let before = servers(&kernel);
     let mut node = serving(&kernel, true);
     for _ in 0..2 {
-        let report = node.full_pass();
+        let report = node.full();
         assert!(report.is_done(), "{report:#?}");
         let of_marks: Vec<&String> = report.foreign.iter().filter(|key| key.starts_with("FWM")).collect();
         assert_eq!(of_marks, theirs.iter().collect::<Vec<_>>());
@@ -749,21 +660,21 @@ fn a_new_process_recognises_marks_without_their_table() {
         assert_eq!(servers(&kernel)[&format!("-f {mark}")], before[&format!("-f {mark}")]);
     }
     // Rules of iptables have no marks.
-    let kernel = marks::kernel();
+    let kernel = node::kernel();
     serves(&kernel);
-    let mut node = Node::with(&kernel, config(true, RulesBy::Iptables));
+    let mut node = marks::with(&kernel, config(true, RulesBy::Iptables));
     node.publish(1, &json!({}), &["node-a", "node-b"]);
     node.proxier.start(node.now);
-    assert!(node.pass().is_done() && node.full_pass().is_done());
+    assert!(node.pass().is_done() && node.full().is_done());
     assert_eq!(of_marks(&kernel), ["-f 369098759", "-f 7"]);
     // No Service is served any more.
-    let kernel = marks::kernel();
+    let kernel = node::kernel();
     serves(&kernel);
     let cleaned = cleanup(&config(true, RulesBy::Nftables), None, &mut kernel.clone().ports());
     assert!(cleaned.is_done(), "{cleaned:#?}");
     assert_eq!(of_marks(&kernel), ["-f 369098759", "-f 7"]);
     // A foreign virtual server has the mark that a Service would have got, and the Service gets the next one.
-    let kernel = marks::kernel();
+    let kernel = node::kernel();
     let mark = serves(&kernel);
     assert!(cleanup(&config(true, RulesBy::Nftables), None, &mut kernel.clone().ports()).is_done());
     make_foreign(&kernel, mark);

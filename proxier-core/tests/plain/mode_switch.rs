@@ -12,11 +12,12 @@ use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
 use proxier_core::modes::Kind;
 use proxier_core::modes::cleanup::cleanup;
 use proxier_core::net::Family;
-use proxier_core::plan::report::Report;
 use proxier_core::ports::PortErrorKind;
-use proxier_core::reconciler::{Options, Reconciler, Removal};
+use proxier_core::reconciler::{Options, Removal};
 use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
+
+use crate::node::{self, Node, held, kernel, options_of, same, writes};
 
 const NODE: &str = "192.0.2.10";
 
@@ -36,12 +37,6 @@ fn of(kind: Kind) -> Way {
     (kind, Binding::Addresses)
 }
 
-fn kernel() -> FakeKernel {
-    let kernel = FakeKernel::new();
-    kernel.set_interface("eth0", &[NODE.parse().unwrap(), "2001:db8::10".parse().unwrap()]);
-    kernel
-}
-
 /// Adds foreign objects to all parts of the kernel.
 fn with_strangers(kernel: &FakeKernel) {
     kernel.ipvs().load(&format!("-A -t {NODE}:7777 -s rr\n-a -t {NODE}:7777 -r 10.9.9.9:80 -m -w 1\n")).unwrap();
@@ -56,115 +51,72 @@ fn with_strangers(kernel: &FakeKernel) {
     kernel.nftables().commit(&tables).unwrap();
 }
 
-struct Proxy {
-    kernel: FakeKernel,
-    mode: Way,
-    proxier: Reconciler,
-    now: Duration,
-}
-
 fn config() -> Config {
     Options::default().config
 }
 
-impl Proxy {
-    /// A new process in this mode. Sockets of an earlier one have ended with it.
-    fn new(kernel: &FakeKernel, mode: Way) -> Self {
-        Proxy::serving(kernel, mode, 1..=3)
-    }
+/// A new process in this mode.
+fn new(kernel: &FakeKernel, mode: Way) -> Node {
+    serving(kernel, mode, 1..=3)
+}
 
-    fn serving(kernel: &FakeKernel, mode: Way, numbers: impl IntoIterator<Item = u16>) -> Self {
-        let mut proxy = Proxy::begin(kernel, mode);
-        numbers.into_iter().for_each(|number| proxy.serve(number));
-        proxy.proxier.start(proxy.now);
-        proxy
-    }
+fn serving(kernel: &FakeKernel, mode: Way, numbers: impl IntoIterator<Item = u16>) -> Node {
+    let mut node = begin(kernel, mode);
+    numbers.into_iter().for_each(|number| node.serve_all(number));
+    node.started()
+}
 
-    /// A new process whose lists are not complete yet.
-    fn begin(kernel: &FakeKernel, mode: Way) -> Self {
-        kernel.restart();
-        let mut options = Options::default();
-        (options.mode, options.config.ipvs.binding) = mode;
-        options.config.ipvs.service_cidrs = ["10.96.0.0/12", "fd00::/112"].map(|of| of.parse().unwrap()).into();
-        options.userspace.service_cidrs.clone_from(&options.config.ipvs.service_cidrs);
-        let now = Duration::ZERO;
-        Proxy { kernel: kernel.clone(), mode, proxier: Reconciler::new("node-a", options, now), now }
-    }
+fn begin(kernel: &FakeKernel, mode: Way) -> Node {
+    let mut options = options_of(mode.0);
+    options.config.ipvs.binding = mode.1;
+    options.config.ipvs.service_cidrs = ["10.96.0.0/12", "fd00::/112"].map(|of| of.parse().unwrap()).into();
+    options.userspace.service_cidrs.clone_from(&options.config.ipvs.service_cidrs);
+    Node::begin(kernel, options)
+}
 
-    /// The pass that is due next.
-    #[track_caller]
-    fn pass(&mut self) -> Report {
-        self.now = self.now.max(self.proxier.next_wake().unwrap());
-        let now = self.now;
-        self.proxier.pass(&|| now, &mut self.kernel.ports()).unwrap()
-    }
-
+impl Node {
     fn remove_others(&mut self) -> Removal {
         self.proxier.remove_others(self.now, &mut self.kernel.ports())
     }
 
     /// A Service with every kind of address; the third has no endpoints.
-    fn serve(&mut self, number: u16) {
+    fn serve_all(&mut self, number: u16) {
         let name = format!("web-{number}");
-        let service = json!({
-            "metadata": {"namespace": "demo", "name": name},
-            "spec": {
-                "type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 32000 + number,
-                "clusterIP": format!("10.96.0.{number}"), "clusterIPs": [format!("10.96.0.{number}"), format!("fd00::{number}")],
-                "ipFamilies": ["IPv4", "IPv6"],
-                "externalIPs": [format!("203.0.113.{number}")],
-                "loadBalancerSourceRanges": ["192.0.2.0/24"],
-                "sessionAffinity": if number == 2 { "ClientIP" } else { "None" },
-                "ports": [
-                    {"name": "p", "port": 80, "nodePort": 30000 + number},
-                    {"name": "u", "port": 53, "protocol": "UDP", "nodePort": 31000 + number},
-                ],
-            },
+        let spec = json!({
+            "type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 32000 + number,
+            "clusterIP": format!("10.96.0.{number}"), "clusterIPs": [format!("10.96.0.{number}"), format!("fd00::{number}")],
+            "ipFamilies": ["IPv4", "IPv6"],
+            "externalIPs": [format!("203.0.113.{number}")],
+            "loadBalancerSourceRanges": ["192.0.2.0/24"],
+            "sessionAffinity": if number == 2 { "ClientIP" } else { "None" },
+            "ports": [
+                {"name": "p", "port": 80, "nodePort": 30000 + number},
+                {"name": "u", "port": 53, "protocol": "UDP", "nodePort": 31000 + number},
+            ],
             "status": {"loadBalancer": {"ingress": [{"ip": format!("198.51.100.{number}")}]}},
         });
-        self.proxier.upsert_service(&serde_json::from_value(service).unwrap(), self.now);
-        if number != 3 {
-            self.serve_endpoints(number);
+        self.service(&name, spec);
+        for prefix in ["10.244.0.", "fd01::"].into_iter().filter(|_| number != 3) {
+            self.slice(&name, &[&format!("{prefix}{number}@node-a"), &format!("{prefix}1{number}@node-b")]);
         }
     }
 
     fn serve_without_slices(&mut self) {
         for number in 1..=4 {
-            self.serve(number);
-            for kind in ["IPv4", "IPv6"] {
-                self.proxier.delete_slice(&ObjectKey::new("demo", &format!("web-{number}-{kind}")), self.now);
+            self.serve_all(number);
+            for family in [1, 6] {
+                self.proxier.delete_slice(&ObjectKey::new("demo", &format!("web-{number}-{family}")), self.now);
             }
-        }
-    }
-
-    fn serve_endpoints(&mut self, number: u16) {
-        let name = format!("web-{number}");
-        for (kind, prefix) in [("IPv4", "10.244.0."), ("IPv6", "fd01::")] {
-            let slice = json!({
-                "metadata": {
-                    "namespace": "demo", "name": format!("{name}-{kind}"),
-                    "labels": {"kubernetes.io/service-name": name},
-                },
-                "addressType": kind,
-                "ports": [{"name": "p", "port": 8080}, {"name": "u", "port": 5353, "protocol": "UDP"}],
-                "endpoints": [
-                    {"addresses": [format!("{prefix}{number}")], "nodeName": "node-a"},
-                    {"addresses": [format!("{prefix}1{number}")], "nodeName": "node-b"},
-                ],
-            });
-            self.proxier.upsert_slice(&serde_json::from_value(slice).unwrap(), self.now);
         }
     }
 
     /// A Service of UDP with an endpoint here and perhaps one elsewhere, with these policies.
     fn serve_udp(&mut self, policy: &str, other: Option<&Value>) {
-        let service = json!({
-            "metadata": {"namespace": "demo", "name": "dns"},
-            "spec": {
-                "type": "NodePort", "clusterIP": "10.96.0.9", "internalTrafficPolicy": policy, "externalTrafficPolicy": policy,
-                "ports": [{"name": "u", "port": 53, "protocol": "UDP", "nodePort": 31009}],
-            },
+        let spec = json!({
+            "type": "NodePort", "clusterIP": "10.96.0.9", "internalTrafficPolicy": policy, "externalTrafficPolicy": policy,
+            "ports": [{"name": "u", "port": 53, "protocol": "UDP", "nodePort": 31009}],
         });
+        self.service("dns", spec);
         let here = json!({
             "addresses": ["10.244.0.9"], "nodeName": "node-a", "hints": {"forNodes": [{"name": "node-a"}]},
         });
@@ -175,80 +127,20 @@ impl Proxy {
             other
         });
         let endpoints: Vec<Value> = [here].into_iter().chain(other).collect();
-        let slice = json!({
+        self.take(json!({
             "metadata": {"namespace": "demo", "name": "dns-1", "labels": {"kubernetes.io/service-name": "dns"}},
             "addressType": "IPv4",
             "ports": [{"name": "u", "port": 5353, "protocol": "UDP"}],
             "endpoints": endpoints,
-        });
-        self.proxier.upsert_service(&serde_json::from_value(service).unwrap(), self.now);
-        self.proxier.upsert_slice(&serde_json::from_value(slice).unwrap(), self.now);
+        }));
     }
-
-    /// Does all that is due within a minute, which has full passes in it; returns the last one.
-    fn settle(&mut self) -> Report {
-        let end = self.now + Duration::from_secs(60);
-        let mut full = None;
-        while let Some(at) = self.proxier.next_wake().filter(|at| *at <= end) {
-            self.now = self.now.max(at);
-            let now = self.now;
-            let Some(report) = self.proxier.pass(&|| now, &mut self.kernel.ports()) else { continue };
-            assert!(report.is_done(), "{:?}: {report:#?}", self.mode);
-            full = Some(report).filter(|report| report.full).or(full);
-        }
-        self.now = end;
-        full.unwrap()
-    }
-}
-
-/// Number of writes. Finding flows to forget would count as one, though there may be none, so it is left out.
-fn writes(kernel: &FakeKernel) -> u64 {
-    let writes = kernel.writes();
-    writes.total() - writes.conntrack
-}
-
-/// State of the kernel in lines; a line of rules with its table. The kubelet's chain is not ours, though we may add to it.
-fn held(kernel: &FakeKernel) -> BTreeSet<String> {
-    let state = kernel.state();
-    let mut lines = BTreeSet::new();
-    lines.extend(state.ipvs.lines().map(|line| line.trim_end().to_owned()));
-    for (name, (create, entries)) in &state.sets {
-        lines.insert(create.clone());
-        lines.extend(entries.iter().map(|entry| format!("add {name} {entry}")));
-    }
-    for (which, text) in &state.rules {
-        let mut table = "";
-        for line in text.lines().filter(|line| !line.contains("KUBE-FIREWALL")) {
-            if line.starts_with('*') {
-                table = line;
-            } else if ["KUBE-", "THEIRS"].iter().any(|of| line.contains(of)) {
-                lines.insert(format!("{which:?} {table} {line}"));
-            }
-        }
-    }
-    lines.extend(state.tables.iter().map(|(name, text)| format!("{name}: {text}")));
-    for (name, addresses) in state.devices.iter().filter(|(name, _)| *name != "lo" && *name != "eth0") {
-        lines.insert(format!("device {name}"));
-        lines.extend(addresses.iter().map(|address| format!("{address} dev {name}")));
-    }
-    lines.extend(state.routes.iter().map(|(owner, route)| format!("{owner:?} {route}")));
-    lines.extend(kernel.listeners().keys().map(|key| format!("listens on {key}")));
-    lines
-}
-
-#[track_caller]
-fn same(of: (Way, Way), kernel: &FakeKernel, wanted: &BTreeSet<String>) {
-    let found = held(kernel);
-    let missing: Vec<_> = wanted.difference(&found).collect();
-    let more: Vec<_> = found.difference(wanted).collect();
-    assert!(missing.is_empty() && more.is_empty(), "{of:?}: missing {missing:#?}\nmore {more:#?}");
 }
 
 /// A node that has had only this mode.
 fn alone(mode: Way) -> BTreeSet<String> {
     let kernel = kernel();
     with_strangers(&kernel);
-    Proxy::new(&kernel, mode).settle();
+    new(&kernel, mode).settle();
     held(&kernel)
 }
 
@@ -266,8 +158,8 @@ fn in_every_direction() {
     for (from, to) in directions() {
         let kernel = kernel();
         with_strangers(&kernel);
-        Proxy::new(&kernel, from).settle();
-        let mut node = Proxy::new(&kernel, to);
+        new(&kernel, from).settle();
+        let mut node = new(&kernel, to);
         node.settle();
         let wanted = alone(to);
         // The new mode has everything while the old one still has its objects; between bindings, nothing else.
@@ -283,8 +175,8 @@ fn in_every_direction() {
         same((from, to), &kernel, &wanted);
         // The mode that serves has lost nothing.
         let before = writes(&kernel);
-        let report = node.settle();
-        assert!(report.drift.is_empty(), "{from:?} to {to:?}: {:#?}", report.drift);
+        let reports = node.settle();
+        assert!(reports.iter().all(|report| report.drift.is_empty()), "{from:?} to {to:?}: {reports:#?}");
         assert_eq!(writes(&kernel), before, "{from:?} to {to:?}");
         // No object is left to remove.
         let again = cleanup(&config(), Some(to.0), &mut node.kernel.ports());
@@ -318,7 +210,7 @@ fn tables_of_kube_proxy_go_whatever_the_mode() {
         with_strangers(&kernel);
         kube_proxys(&kernel, nftables::Family::Ip, COMMENT, "");
         kube_proxys(&kernel, nftables::Family::Ip6, COMMENT, "");
-        let mut node = Proxy::new(&kernel, of(mode));
+        let mut node = new(&kernel, of(mode));
         node.settle();
         // The table stays, and is reported, while it cannot be written.
         kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Busy).every());
@@ -353,8 +245,8 @@ fn what_cannot_be_removed_stays_and_is_told() {
         [(Kind::Ipvs, Call::RulesRestore), (Kind::Iptables, Call::RulesRestore), (Kind::Nftables, Call::TablesCommit)]
     {
         let kernel = kernel();
-        Proxy::new(&kernel, of(from)).settle();
-        let mut node = Proxy::new(&kernel, of(Kind::Userspace));
+        new(&kernel, of(from)).settle();
+        let mut node = new(&kernel, of(Kind::Userspace));
         node.settle();
         kernel.fail(Fault::new(call, PortErrorKind::Busy).every());
         let cleaned = cleanup(&config(), Some(Kind::Userspace), &mut node.kernel.ports());
@@ -369,12 +261,11 @@ fn what_cannot_be_removed_stays_and_is_told() {
 #[test]
 fn virtual_servers_are_there_before_rules_of_iptables_mode_go() {
     let kernel = kernel();
-    Proxy::new(&kernel, of(Kind::Iptables)).settle();
+    new(&kernel, of(Kind::Iptables)).settle();
     let before = kernel.state().rules;
-    let mut node = Proxy::new(&kernel, IPVS);
+    let mut node = new(&kernel, IPVS);
     kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Busy).every());
-    let now = node.proxier.next_wake().unwrap();
-    let report = node.proxier.pass(&|| now, &mut node.kernel.ports()).unwrap();
+    let report = node.pass();
     assert!(!report.is_done(), "{report:#?}");
     let state = kernel.state();
     assert_eq!(state.rules, before);
@@ -387,11 +278,10 @@ fn virtual_servers_are_there_before_rules_of_iptables_mode_go() {
         "{bound:?}"
     );
     // Without such rules, a load balancer with source ranges waits for its own.
-    let kernel = self::kernel();
-    let mut node = Proxy::new(&kernel, IPVS);
+    let kernel = node::kernel();
+    let mut node = new(&kernel, IPVS);
     kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Busy).every());
-    let now = node.proxier.next_wake().unwrap();
-    node.proxier.pass(&|| now, &mut node.kernel.ports()).unwrap();
+    node.pass();
     assert!(!kernel.state().ipvs.contains("198.51.100.1"), "{}", kernel.state().ipvs);
 }
 
@@ -417,7 +307,7 @@ fn udp_flows_stay_with_an_endpoint_that_serves() {
         let what = format!("{way:?}, policy {policy}, {turn}");
         let kernel = kernel();
         let start = |policy: &str, other: &Value| {
-            let mut node = Proxy::begin(&kernel, way);
+            let mut node = begin(&kernel, way);
             node.serve_udp(policy, Some(other));
             node.proxier.start(node.now);
             node.settle();
@@ -500,8 +390,8 @@ fn flows_that_an_earlier_process_led_elsewhere_go() {
         WAYS.into_iter().flat_map(|from| WAYS.map(|to| (from, to))).filter(|(from, _)| from.0 != Kind::Userspace)
     {
         let kernel = kernel();
-        Proxy::serving(&kernel, from, 1..=4).settle();
-        let mut node = Proxy::new(&kernel, to);
+        serving(&kernel, from, 1..=4).settle();
+        let mut node = new(&kernel, to);
         let mut expected = others_flows();
         // A virtual server that goes takes all flows to its address and port with it.
         let is_node_port = |flow: &Flow| flow.destination.port() == 31004;
@@ -555,11 +445,11 @@ enum Lacks {
 }
 
 /// Starts a process in this mode whose lists lack these objects.
-fn lacking(kernel: &FakeKernel, mode: Way, lacks: Lacks) -> Proxy {
-    let mut node = Proxy::begin(kernel, mode);
+fn lacking(kernel: &FakeKernel, mode: Way, lacks: Lacks) -> Node {
+    let mut node = begin(kernel, mode);
     match lacks {
         Lacks::Everything => {}
-        Lacks::MostServices => node.serve(1),
+        Lacks::MostServices => node.serve_all(1),
         Lacks::EndpointSlices => node.serve_without_slices(),
     }
     node.proxier.start(node.now);
@@ -575,14 +465,17 @@ fn what_the_old_mode_serves_stays_while_the_lists_are_doubted() {
             let what = format!("{from:?} to {to:?}, {lacks:?} is missing, end {end}");
             let kernel = kernel();
             with_strangers(&kernel);
-            Proxy::serving(&kernel, from, 1..=4).settle();
+            serving(&kernel, from, 1..=4).settle();
             let before = held(&kernel);
             let mut node = lacking(&kernel, to, lacks);
             for _ in 0..3 {
                 let report = node.pass();
                 assert!(report.waits && !report.has_failed() && report.writes() == 0, "{what}: {report:#?}");
                 let stopped = report.stopped.unwrap();
-                assert!(stopped.starts_with("other modes' things serve, and this mode waits: "), "{what}: {stopped}");
+                assert!(
+                    stopped.starts_with("objects of other proxy modes serve, and this mode waits: "),
+                    "{what}: {stopped}"
+                );
                 assert!(matches!(node.remove_others(), Removal::Held(_)), "{what}");
                 assert_eq!(held(&kernel), before, "{what}");
                 assert!(node.proxier.held().count() > 10, "{what}");
@@ -595,11 +488,11 @@ fn what_the_old_mode_serves_stays_while_the_lists_are_doubted() {
                 node.serve_without_slices();
                 assert!(node.pass().waits, "{what}");
                 for number in 1..=4 {
-                    node.serve(number);
+                    node.serve_all(number);
                 }
-                let kernel = self::kernel();
+                let kernel = node::kernel();
                 with_strangers(&kernel);
-                Proxy::serving(&kernel, to, 1..=4).settle();
+                serving(&kernel, to, 1..=4).settle();
                 held(&kernel)
             } else {
                 if end == 1 {
@@ -608,7 +501,7 @@ fn what_the_old_mode_serves_stays_while_the_lists_are_doubted() {
                     node.now += Duration::from_secs(5 * 60);
                     node.proxier.request_full(node.now);
                 }
-                let kernel = self::kernel();
+                let kernel = node::kernel();
                 with_strangers(&kernel);
                 lacking(&kernel, to, lacks).settle();
                 held(&kernel)
@@ -628,12 +521,12 @@ fn what_the_old_mode_serves_stays_while_the_lists_are_doubted() {
 fn a_rest_that_is_held_back_keeps_its_chains() {
     for (from, to) in directions().filter(|(from, to)| from.0 != to.0 && from.0 != Kind::Userspace) {
         let kernel = kernel();
-        Proxy::serving(&kernel, from, 1..=4).settle();
+        serving(&kernel, from, 1..=4).settle();
         let before = held(&kernel);
         let mut node = lacking(&kernel, to, Lacks::Everything);
         assert!(node.pass().waits, "{from:?} to {to:?}");
         // One in four is missing still.
-        (1..=3).for_each(|number| node.serve(number));
+        (1..=3).for_each(|number| node.serve_all(number));
         let report = node.pass();
         let share_chains = matches!((from.0, to.0), (Kind::Ipvs, Kind::Iptables) | (Kind::Iptables, Kind::Ipvs));
         assert!(report.waits == share_chains && !report.has_failed(), "{from:?} to {to:?}: {report:#?}");
@@ -641,11 +534,11 @@ fn a_rest_that_is_held_back_keeps_its_chains() {
         if share_chains {
             assert_eq!(held(&kernel), before, "{from:?} to {to:?}");
         }
-        node.serve(4);
+        node.serve_all(4);
         node.settle();
         assert!(matches!(node.remove_others(), Removal::Made(_)), "{from:?} to {to:?}");
-        let wanted = self::kernel();
-        Proxy::serving(&wanted, to, 1..=4).settle();
+        let wanted = node::kernel();
+        serving(&wanted, to, 1..=4).settle();
         same((from, to), &kernel, &held(&wanted));
     }
 }
@@ -654,7 +547,7 @@ fn a_rest_that_is_held_back_keeps_its_chains() {
 #[test]
 fn what_cannot_be_read_is_not_removed_for_an_empty_list() {
     let kernel = kernel();
-    Proxy::new(&kernel, of(Kind::Iptables)).settle();
+    new(&kernel, of(Kind::Iptables)).settle();
     let before = held(&kernel);
     let mut node = lacking(&kernel, of(Kind::Nftables), Lacks::Everything);
     kernel.fail(Fault::new(Call::RulesDump, PortErrorKind::Busy).every());
@@ -665,8 +558,8 @@ fn what_cannot_be_read_is_not_removed_for_an_empty_list() {
     assert!(matches!(node.remove_others(), Removal::Held(_)));
     assert!(held(&kernel).is_superset(&before));
     // A few Services are no reason to doubt.
-    let kernel = self::kernel();
-    Proxy::serving(&kernel, of(Kind::Userspace), 1..=1).settle();
+    let kernel = node::kernel();
+    serving(&kernel, of(Kind::Userspace), 1..=1).settle();
     assert!(!lacking(&kernel, of(Kind::Nftables), Lacks::Everything).pass().waits);
 }
 
@@ -704,7 +597,7 @@ fn what_kube_proxy_serves_stays_while_the_lists_are_doubted() {
         assert_eq!(held, expected.collect(), "{mode}");
         // This mode begins once half of the Services are back, and kube-proxy's tables serve the rest.
         for number in [1, 2, 5] {
-            node.serve(number);
+            node.serve_all(number);
         }
         node.settle();
         assert!(matches!(node.remove_others(), Removal::Held(_)), "{mode}");

@@ -13,48 +13,35 @@ use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::plan::report::Report;
 use proxier_core::ports::PortErrorKind;
 use proxier_core::reconciler::{Options, Reconciler};
-use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
+
+use crate::node::{Node, service};
 
 const NODE: &str = "192.0.2.10";
 /// The node's second address, which comes and goes.
 const SECOND: &str = "192.0.2.11";
 
-struct World {
-    kernel: FakeKernel,
-    proxier: Reconciler,
-    now: Duration,
-    services: Vec<ServiceObject>,
-}
-
 fn addresses(texts: &[&str]) -> Vec<IpAddr> {
     texts.iter().map(|text| text.parse().unwrap()).collect()
-}
-
-fn spec(name: &str, spec: Value) -> ServiceObject {
-    let mut spec = spec;
-    let status = spec.as_object_mut().unwrap().remove("status").unwrap_or_default();
-    let status = if status.is_null() { json!({}) } else { status };
-    serde_json::from_value(json!({
-        "metadata": {"namespace": "demo", "name": name}, "spec": spec, "status": status,
-    }))
-    .unwrap()
 }
 
 /// A Service with a node port of TCP and the same of UDP.
 fn with_node_port(name: &str, address: &str, port: u16) -> ServiceObject {
     let ports =
         ["TCP", "UDP"].map(|protocol| json!({"name": protocol, "protocol": protocol, "port": 80, "nodePort": port}));
-    spec(name, json!({"type": "NodePort", "clusterIP": address, "ports": ports}))
+    service(name, json!({"type": "NodePort", "clusterIP": address, "ports": ports}))
 }
 
 fn external(address: &str, port: u16) -> ServiceObject {
-    spec("odd", json!({"clusterIP": "10.96.0.99", "externalIPs": [address], "ports": [{"port": port}]}))
+    service("odd", json!({"clusterIP": "10.96.0.99", "externalIPs": [address], "ports": [{"port": port}]}))
 }
 
 fn balanced(address: &str, port: u16) -> ServiceObject {
     let status = json!({"loadBalancer": {"ingress": [{"ip": address}]}});
-    spec("odd", json!({"type": "LoadBalancer", "clusterIP": "10.96.0.99", "ports": [{"port": port}], "status": status}))
+    service(
+        "odd",
+        json!({"type": "LoadBalancer", "clusterIP": "10.96.0.99", "ports": [{"port": port}], "status": status}),
+    )
 }
 
 fn slice(namespace: &str, service: &str, port: u16, endpoints: &[&str]) -> EndpointSliceObject {
@@ -68,74 +55,36 @@ fn slice(namespace: &str, service: &str, port: u16, endpoints: &[&str]) -> Endpo
     .unwrap()
 }
 
-impl World {
-    fn new() -> Self {
-        Self::with(Options::default())
-    }
+fn with(options: Options) -> Node {
+    let kernel = FakeKernel::new();
+    kernel.set_interface("eth0", &addresses(&[NODE, SECOND]));
+    Node::on(kernel, options)
+}
 
-    fn with(options: Options) -> Self {
-        let kernel = FakeKernel::new();
-        kernel.set_interface("eth0", &addresses(&[NODE, SECOND]));
-        World {
-            kernel,
-            proxier: Reconciler::new("node-a", options, Duration::ZERO),
-            now: Duration::ZERO,
-            services: Vec::new(),
-        }
-    }
+fn new() -> Node {
+    with(Options::default())
+}
 
+impl Node {
     /// `default/kubernetes`, whose endpoints are API servers.
     fn api_servers(&mut self, endpoints: &[&str]) {
-        let service = json!({
-            "metadata": {"namespace": "default", "name": "kubernetes"},
-            "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 443}]},
-        });
-        self.proxier.upsert_service(&serde_json::from_value(service).unwrap(), self.now);
+        let spec = json!({"clusterIP": "10.96.0.1", "ports": [{"port": 443}]});
+        self.take(json!({"metadata": {"namespace": "default", "name": "kubernetes"}, "spec": spec}));
         self.proxier.upsert_slice(&slice("default", "kubernetes", 6443, endpoints), self.now);
     }
 
-    fn serve(&mut self, service: ServiceObject) {
-        self.proxier.upsert_service(&service, self.now);
-        self.services.retain(|known| known.metadata.name != service.metadata.name);
-        self.services.push(service);
+    fn serve(&mut self, service: &ServiceObject) {
+        self.proxier.upsert_service(service, self.now);
     }
 
-    fn delete(&mut self, name: &str) {
-        self.services.retain(|known| known.metadata.name != name);
-        self.proxier.delete_service(&ObjectKey::new("demo", name), self.now);
-    }
-
-    /// The process is gone, and another begins.
-    fn restart(&mut self) {
+    /// The process is gone, and another begins, with these Services.
+    fn restart(&mut self, options: Options, services: &[ServiceObject]) {
         self.kernel.restart();
-        self.proxier = Reconciler::new("node-a", Options::default(), self.now);
-        for service in &self.services {
-            self.proxier.upsert_service(service, self.now);
+        self.proxier = Reconciler::new("node-a", options, self.now);
+        for service in services {
+            self.serve(service);
         }
         self.proxier.start(self.now);
-    }
-
-    fn pass(&mut self) -> Option<Report> {
-        let now = self.now;
-        self.proxier.pass(&|| now, &mut self.kernel.ports())
-    }
-
-    fn full(&mut self) -> Report {
-        self.proxier.start(self.now);
-        self.proxier.request_full(self.now);
-        let report = self.pass().unwrap();
-        assert!(report.full);
-        report
-    }
-
-    fn run(&mut self, time: Duration) {
-        let end = self.now + time;
-        while let Some(at) = self.proxier.next_wake().filter(|at| *at <= end) {
-            self.now = self.now.max(at);
-            let report = self.pass().unwrap();
-            assert!(report.is_done(), "{report:#?}");
-        }
-        self.now = end;
     }
 
     fn servers(&self) -> BTreeSet<String> {
@@ -147,11 +96,11 @@ impl World {
         self.servers().into_iter().filter(|key| key.contains(&format!(" {address}:"))).collect()
     }
 
-    fn has(&self, key: &str) -> bool {
+    fn has_server(&self, key: &str) -> bool {
         self.servers().contains(key)
     }
 
-    fn bound(&self) -> Vec<String> {
+    fn bound_here(&self) -> Vec<String> {
         let state = self.kernel.state();
         let bound = state.devices.get("kube-ipvs0").into_iter().flatten().map(ToString::to_string);
         // The address of default/kubernetes is left out, if it is there.
@@ -174,7 +123,7 @@ impl World {
 const FOREIGN: [&str; 4] =
     ["TCP 10.96.0.10:7", "TCP 198.51.100.9:30080", "TCP [2001:db8::9]:30080", "UDP 198.51.100.9:30080"];
 
-fn invite(world: &World) {
+fn invite(world: &Node) {
     world
         .kernel
         .ipvs()
@@ -194,26 +143,27 @@ fn foreign_of(report: &Report) -> Vec<String> {
 /// Neither a port nor an address alone makes a virtual server own: not in the first pass, not in a later one, not after a kill, not in a cleanup.
 #[test]
 fn a_virtual_server_on_a_node_port_at_a_foreign_address_is_never_touched() {
-    let mut world = World::new();
+    let mut world = new();
     invite(&world);
-    world.serve(with_node_port("web", "10.96.0.10", 30080));
+    let web = with_node_port("web", "10.96.0.10", 30080);
+    world.serve(&web);
     for _ in 0..4 {
         let report = world.full();
         assert!(report.is_done() && report.drift.is_empty(), "{report:#?}");
         assert_eq!(foreign_of(&report), FOREIGN);
     }
     assert_eq!((world.at(NODE).len(), world.at(SECOND).len()), (2, 2));
-    world.restart();
+    world.restart(Options::default(), std::slice::from_ref(&web));
     for _ in 0..2 {
         assert_eq!(foreign_of(&world.full()), FOREIGN);
     }
     // The Service's deletion does not change that.
-    world.delete("web");
+    world.no_service("web");
     let report = world.full();
     assert!(report.is_done());
     assert_eq!(foreign_of(&report), FOREIGN);
     assert_eq!(world.servers(), FOREIGN.map(str::to_owned).into());
-    world.serve(with_node_port("web", "10.96.0.10", 30080));
+    world.serve(&web);
     world.full();
     let cleaned = cleanup(&Config::default(), &mut world.kernel.ports());
     assert!(cleaned.is_done());
@@ -229,20 +179,20 @@ fn a_virtual_server_on_a_node_port_at_a_foreign_address_is_never_touched() {
 /// The process dies, then the address goes, then the Service: its virtual servers are still found.
 #[test]
 fn what_was_served_at_an_address_that_is_gone_is_found_after_a_kill() {
-    let mut world = World::new();
+    let mut world = new();
     invite(&world);
-    world.serve(with_node_port("web", "10.96.0.10", 30080));
-    world.serve(with_node_port("shop", "10.96.0.11", 30081));
+    let web = with_node_port("web", "10.96.0.10", 30080);
+    world.serve(&web);
+    world.serve(&with_node_port("shop", "10.96.0.11", 30081));
     world.full();
     assert_eq!(world.at(SECOND).len(), 4);
     world.kernel.set_interface("eth0", &addresses(&[NODE]));
-    world.services.retain(|service| service.metadata.name != "shop");
-    world.restart();
+    world.restart(Options::default(), &[web]);
     let report = world.full();
     assert!(report.is_done());
     // The deleted Service goes at once, the address after its time.
     assert_eq!(world.at(SECOND), ["TCP 192.0.2.11:30080", "UDP 192.0.2.11:30080"]);
-    world.run(Options::default().address_grace);
+    world.settle_for(Options::default().address_grace);
     assert_eq!(world.at(SECOND), Vec::<String>::new());
     assert_eq!(world.at(NODE), ["TCP 192.0.2.10:30080", "UDP 192.0.2.10:30080"]);
     assert_eq!(foreign_of(&world.full()), FOREIGN);
@@ -253,9 +203,10 @@ fn what_was_served_at_an_address_that_is_gone_is_found_after_a_kill() {
 #[test]
 fn what_kube_proxy_left_is_recognised_at_the_addresses_of_the_host() {
     for writes in 0..200 {
-        let mut world = World::new();
-        world.serve(with_node_port("web", "10.96.0.10", 30080));
-        world.serve(with_node_port("shop", "10.96.0.11", 30081));
+        let mut world = new();
+        let web = [with_node_port("web", "10.96.0.10", 30080)];
+        world.serve(&web[0]);
+        world.serve(&with_node_port("shop", "10.96.0.11", 30081));
         world.full();
         world.without_notes();
         invite(&world);
@@ -265,20 +216,11 @@ fn what_kube_proxy_left_is_recognised_at_the_addresses_of_the_host() {
             addresses(&[NODE])[0],
         )]);
         options.config.node_port_addresses = within;
-        world.services.retain(|service| service.metadata.name != "shop");
-        let process = |world: &mut World| {
-            world.kernel.restart();
-            world.proxier = Reconciler::new("node-a", options.clone(), world.now);
-            for service in &world.services {
-                world.proxier.upsert_service(service, world.now);
-            }
-            world.proxier.start(world.now);
-        };
-        process(&mut world);
+        world.restart(options.clone(), &web);
         world.kernel.crash_after(writes);
         let _ = world.pass();
         let crashed = world.kernel.has_crashed();
-        process(&mut world);
+        world.restart(options, &web);
         for _ in 0..2 {
             let report = world.full();
             assert!(report.is_done(), "after {writes}: {report:#?}");
@@ -297,8 +239,9 @@ fn what_kube_proxy_left_is_recognised_at_the_addresses_of_the_host() {
 /// kube-proxy had the node between two runs of this proxy: its additions are in its set, and in ours without an address.
 #[test]
 fn what_kube_proxy_added_meanwhile_is_recognised() {
-    let mut world = World::new();
-    world.serve(with_node_port("web", "10.96.0.10", 30080));
+    let mut world = new();
+    let web = with_node_port("web", "10.96.0.10", 30080);
+    world.serve(&web);
     world.full();
     let mut ipset = world.kernel.ipset().unwrap();
     let entry = ipset::Entry::parse(ipset::SetType::BitmapPort, "30099").unwrap();
@@ -309,95 +252,95 @@ fn what_kube_proxy_added_meanwhile_is_recognised() {
         .ipvs()
         .load("-A -t 192.0.2.10:30099 -s rr\n-A -t 192.0.2.11:30099 -s rr\n-A -t 198.51.100.9:30099 -s rr\n")
         .unwrap();
-    world.restart();
+    world.restart(Options::default(), &[web]);
     let report = world.full();
     assert_eq!(foreign_of(&report), ["TCP 198.51.100.9:30099"]);
-    assert!(!world.has("TCP 192.0.2.10:30099") && !world.has("TCP 192.0.2.11:30099"));
+    assert!(!world.has_server("TCP 192.0.2.10:30099") && !world.has_server("TCP 192.0.2.11:30099"));
 }
 
 /// A Service names the address and port of a foreign virtual server, and is deleted before the kernel could be read.
 #[test]
 fn what_was_never_made_is_not_ours_because_a_service_passed_by() {
-    let mut world = World::new();
+    let mut world = new();
     world.kernel.ipvs().load("-A -t 10.96.0.50:80 -s wlc\n").unwrap();
-    world.serve(with_node_port("web", "10.96.0.10", 30080));
+    world.serve(&with_node_port("web", "10.96.0.10", 30080));
     world.full();
     world.kernel.fail(Fault::new(Call::SetsEntries, PortErrorKind::Busy).every());
-    world.serve(spec("passing", json!({"clusterIP": "10.96.0.50", "ports": [{"port": 80}]})));
+    world.serve(&service("passing", json!({"clusterIP": "10.96.0.50", "ports": [{"port": 80}]})));
     world.proxier.request_full(world.now);
-    assert!(!world.pass().unwrap().unread.is_empty());
-    world.delete("passing");
+    assert!(!world.pass_now().unread.is_empty());
+    world.no_service("passing");
     world.kernel.clear_faults();
     for _ in 0..3 {
         world.now += Duration::from_secs(60);
         let report = world.full();
         assert_eq!(foreign_of(&report), ["TCP 10.96.0.50:80"]);
     }
-    assert!(world.has("TCP 10.96.0.50:80"));
+    assert!(world.has_server("TCP 10.96.0.50:80"));
     // A virtual server that this proxy made is its own, even if its marks are lost.
-    world.serve(spec("passing", json!({"clusterIP": "10.96.0.51", "ports": [{"port": 80}]})));
+    world.serve(&service("passing", json!({"clusterIP": "10.96.0.51", "ports": [{"port": 80}]})));
     world.full();
     for set in ["KUBE-CLUSTER-IP", "KUBE-IPVS-IPS"] {
         world.kernel.ipset().unwrap().flush_set(&set.parse().unwrap()).unwrap();
     }
     let mut other = world.kernel.clone();
     drop(other.ports().links.unbind("kube-ipvs0", &addresses(&["10.96.0.51"])));
-    world.delete("passing");
+    world.no_service("passing");
     world.full();
-    assert!(!world.has("TCP 10.96.0.51:80"));
+    assert!(!world.has_server("TCP 10.96.0.51:80"));
 }
 
 /// The kernel makes a virtual server with source ranges, and the answer is a failure; then its Service goes at once.
 #[test]
 fn what_was_made_is_ours_whatever_the_answer() {
-    let mut world = World::new();
+    let mut world = new();
     world.full();
     for after in 0..4 {
         let ranges = json!({"type": "LoadBalancer", "clusterIP": "10.96.0.60", "ports": [{"port": 80}],
             "externalIPs": ["203.0.113.61"], "loadBalancerSourceRanges": ["198.51.100.0/24"],
             "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.60"}]}}});
         world.kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Other).after_calls(after).takes_effect());
-        world.serve(spec("guarded", ranges));
+        world.serve(&service("guarded", ranges));
         drop(world.pass());
-        world.delete("guarded");
+        world.no_service("guarded");
         world.kernel.clear_faults();
         drop(world.pass());
         for _ in 0..3 {
             world.now += Duration::from_secs(60);
             assert_eq!(foreign_of(&world.full()), [""; 0], "{after}");
         }
-        assert!(!world.has("TCP 203.0.113.60:80") && !world.has("TCP 203.0.113.61:80"), "{after}");
+        assert!(!world.has_server("TCP 203.0.113.60:80") && !world.has_server("TCP 203.0.113.61:80"), "{after}");
     }
 }
 
 /// A network manager takes an address away and gives it back: node ports on it stay.
 #[test]
 fn an_address_that_is_away_for_a_moment_keeps_its_node_ports() {
-    let mut world = World::new();
-    world.serve(with_node_port("web", "10.96.0.10", 30080));
+    let mut world = new();
+    world.serve(&with_node_port("web", "10.96.0.10", 30080));
     world.full();
     let writes = world.kernel.writes();
     for _ in 0..3 {
         world.kernel.set_interface("eth0", &addresses(&[NODE]));
         world.proxier.host_changed(world.now);
-        world.run(Duration::from_millis(500));
+        world.settle_for(Duration::from_millis(500));
         assert_eq!(world.at(SECOND).len(), 2);
         world.kernel.set_interface("eth0", &addresses(&[NODE, SECOND]));
         world.proxier.host_changed(world.now);
-        world.run(Duration::from_millis(500));
+        world.settle_for(Duration::from_millis(500));
     }
     // Short absences do not add up, and nothing was written.
-    world.run(Duration::from_secs(20));
+    world.settle_for(Duration::from_secs(20));
     assert_eq!((world.at(SECOND).len(), world.kernel.writes()), (2, writes));
 
     // Gone for good: the proxy acts once the time is over, without being asked.
     world.kernel.set_interface("eth0", &addresses(&[NODE]));
     world.proxier.host_changed(world.now);
     let grace = Options::default().address_grace;
-    world.run(grace.saturating_sub(Duration::from_millis(1)));
+    world.settle_for(grace.saturating_sub(Duration::from_millis(1)));
     assert_eq!(world.at(SECOND).len(), 2);
     assert!(world.proxier.next_wake().unwrap() <= world.now + Duration::from_millis(1));
-    world.run(Duration::from_millis(1));
+    world.settle_for(Duration::from_millis(1));
     assert_eq!(world.at(SECOND), Vec::<String>::new());
     assert_eq!(world.at(NODE).len(), 2);
     let sets = world.kernel.state().sets;
@@ -410,21 +353,21 @@ fn an_address_that_is_away_for_a_moment_keeps_its_node_ports() {
 fn an_address_that_was_seen_again_meanwhile_keeps_its_node_ports() {
     let grace = Options::default().address_grace;
     for seen in [true, false] {
-        let mut world = World::new();
-        world.serve(with_node_port("web", "10.96.0.10", 30080));
+        let mut world = new();
+        world.serve(&with_node_port("web", "10.96.0.10", 30080));
         world.full();
         world.kernel.set_interface("eth0", &addresses(&[NODE]));
         world.proxier.host_changed(world.now);
-        world.run(Duration::ZERO);
+        world.settle_for(Duration::ZERO);
         // The address came back and went again between two readings.
         world.now += grace;
         if seen {
             world.proxier.addresses_seen(addresses(&[SECOND]), world.now);
         }
         world.proxier.host_changed(world.now);
-        world.run(Duration::ZERO);
+        world.settle_for(Duration::ZERO);
         assert_eq!(!world.at(SECOND).is_empty(), seen);
-        world.run(grace);
+        world.settle_for(grace);
         assert_eq!(world.at(SECOND), Vec::<String>::new());
     }
 }
@@ -432,16 +375,17 @@ fn an_address_that_was_seen_again_meanwhile_keeps_its_node_ports() {
 /// An address that is away when the process starts keeps its node ports, if it comes back in time.
 #[test]
 fn an_address_that_is_away_at_the_start_keeps_its_node_ports() {
-    let mut world = World::new();
-    world.serve(with_node_port("web", "10.96.0.10", 30080));
+    let mut world = new();
+    let web = with_node_port("web", "10.96.0.10", 30080);
+    world.serve(&web);
     world.full();
     world.kernel.set_interface("eth0", &addresses(&[NODE]));
     let writes = world.kernel.writes();
-    world.restart();
+    world.restart(Options::default(), &[web]);
     world.full();
     let after = world.kernel.writes();
     assert_eq!((world.at(SECOND).len(), after.ipvs, after.sets), (2, writes.ipvs, writes.sets));
-    world.run(Options::default().address_grace);
+    world.settle_for(Options::default().address_grace);
     assert_eq!(world.at(SECOND), Vec::<String>::new());
     assert_eq!(world.at(NODE).len(), 2);
 }
@@ -450,19 +394,19 @@ fn an_address_that_is_away_at_the_start_keeps_its_node_ports() {
 fn without_grace_an_address_goes_at_once() {
     let mut options = Options::default();
     options.address_grace = Duration::ZERO;
-    let mut world = World::with(options);
-    world.serve(with_node_port("web", "10.96.0.10", 30080));
+    let mut world = with(options);
+    world.serve(&with_node_port("web", "10.96.0.10", 30080));
     world.full();
     world.kernel.set_interface("eth0", &addresses(&[NODE]));
     world.proxier.host_changed(world.now);
-    world.run(Duration::ZERO);
+    world.settle_for(Duration::ZERO);
     assert_eq!(world.at(SECOND), Vec::<String>::new());
 }
 
 /// Such an address is rejected on any port, unless it is the node's own; bound, it would lead to the node itself.
 #[test]
 fn nobody_gets_an_address_that_the_node_lives_by() {
-    let mut world = World::new();
+    let mut world = new();
     world.kernel.set_gateways(addresses(&["192.0.2.254", "2001:db8::fe"]));
     let tcp = |text: &str, port| Neighbour::tcp(text.parse().unwrap(), port);
     world.proxier.set_neighbours(User::ApiServer, [tcp("203.0.113.1", 6443), tcp("192.0.2.10", 6443)], world.now);
@@ -483,17 +427,17 @@ fn nobody_gets_an_address_that_the_node_lives_by() {
         (balanced("203.0.113.53", 80), "TCP 203.0.113.53:80", "a name server of this node"),
         (balanced("203.0.113.53", 853), "TCP 203.0.113.53:853", "a name server of this node"),
     ] {
-        world.serve(service);
+        world.serve(&service);
         let report = world.full();
         assert!(report.is_done());
         let reason = "has that address, and this node could not reach it any more; not served unless allowed";
         assert_eq!(world.rejected(), [format!("{key}: {user} {reason}")]);
         assert_eq!(report.refused.len(), 1);
-        assert!(!world.has(key), "{key}");
-        assert_eq!(world.bound(), ["10.96.0.99"], "the rest of the Service is served");
+        assert!(!world.has_server(key), "{key}");
+        assert_eq!(world.bound_here(), ["10.96.0.99"], "the rest of the Service is served");
     }
     // The node itself has an API server's address: not bound, so only its port is rejected.
-    world.serve(external("192.0.2.10", 6443));
+    world.serve(&external("192.0.2.10", 6443));
     world.full();
     assert_eq!(world.rejected(), ["TCP 192.0.2.10:6443: the API server answers there; not served unless allowed"]);
     for (service, key) in [
@@ -504,65 +448,65 @@ fn nobody_gets_an_address_that_the_node_lives_by() {
         // The name server's address is a cluster IP: cluster DNS itself.
         (external("203.0.113.4", 80), "TCP 10.96.0.99:80"),
     ] {
-        world.serve(service);
+        world.serve(&service);
         assert!(world.full().is_done());
         assert_eq!(world.rejected(), Vec::<String>::new(), "{key}");
-        assert!(world.has(key), "{key}");
+        assert!(world.has_server(key), "{key}");
     }
     // A load balancer for the API server leads there, as long as it has endpoints.
     world.proxier.upsert_slice(&slice("demo", "odd", 6443, &["203.0.113.2"]), world.now);
-    world.serve(balanced("203.0.113.1", 6443));
+    world.serve(&balanced("203.0.113.1", 6443));
     world.full();
-    assert!(world.has("TCP 203.0.113.1:6443") && world.rejected().is_empty());
+    assert!(world.has_server("TCP 203.0.113.1:6443") && world.rejected().is_empty());
     world.proxier.upsert_slice(&slice("demo", "odd", 6443, &[]), world.now);
     world.full();
-    assert!(!world.has("TCP 203.0.113.1:6443") && world.rejected().len() == 1);
+    assert!(!world.has_server("TCP 203.0.113.1:6443") && world.rejected().len() == 1);
 }
 
 /// Services lose reserved addresses, and get those that became free, when neighbours change.
 #[test]
 fn neighbours_are_followed() {
-    let mut world = World::new();
+    let mut world = new();
     world.kernel.set_gateways(addresses(&["192.0.2.254"]));
-    world.serve(external("192.0.2.1", 80));
+    world.serve(&external("192.0.2.1", 80));
     world.full();
-    assert_eq!(world.bound(), ["10.96.0.99", "192.0.2.1"]);
+    assert_eq!(world.bound_here(), ["10.96.0.99", "192.0.2.1"]);
     // The default route moves to an address that a Service has.
     world.kernel.set_gateways(addresses(&["192.0.2.1"]));
     world.proxier.host_changed(world.now);
-    world.run(Duration::ZERO);
-    assert_eq!(world.bound(), ["10.96.0.99"]);
+    world.settle_for(Duration::ZERO);
+    assert_eq!(world.bound_here(), ["10.96.0.99"]);
     assert_eq!(world.rejected().len(), 1);
     // Without a default route the earlier gateway stays reserved: bound, the route could not come back.
     world.kernel.set_gateways([]);
     world.proxier.host_changed(world.now);
-    world.run(Duration::ZERO);
-    assert_eq!(world.bound(), ["10.96.0.99"]);
+    world.settle_for(Duration::ZERO);
+    assert_eq!(world.bound_here(), ["10.96.0.99"]);
     world.kernel.set_gateways(addresses(&["192.0.2.254"]));
     world.proxier.host_changed(world.now);
-    world.run(Duration::ZERO);
-    assert_eq!(world.bound(), ["10.96.0.99", "192.0.2.1"]);
+    world.settle_for(Duration::ZERO);
+    assert_eq!(world.bound_here(), ["10.96.0.99", "192.0.2.1"]);
     // An endpoint of default/kubernetes comes and goes.
     world.api_servers(&["192.0.2.1"]);
-    world.run(Duration::ZERO);
-    assert_eq!(world.bound(), ["10.96.0.99"]);
+    world.settle_for(Duration::ZERO);
+    assert_eq!(world.bound_here(), ["10.96.0.99"]);
     world.api_servers(&[]);
-    world.run(Duration::ZERO);
-    assert_eq!(world.bound(), ["10.96.0.99"], "none is no news of where it is");
+    world.settle_for(Duration::ZERO);
+    assert_eq!(world.bound_here(), ["10.96.0.99"], "none is no news of where it is");
     world.api_servers(&["192.0.2.2"]);
-    world.run(Duration::ZERO);
-    assert_eq!(world.bound(), ["10.96.0.99", "192.0.2.1"]);
+    world.settle_for(Duration::ZERO);
+    assert_eq!(world.bound_here(), ["10.96.0.99", "192.0.2.1"]);
 }
 
 #[test]
 fn an_address_that_is_allowed_is_served() {
     let mut options = Options::default();
     options.config.reserved.allow_address("192.0.2.254".parse().unwrap());
-    let mut world = World::with(options);
+    let mut world = with(options);
     world.kernel.set_gateways(addresses(&["192.0.2.254"]));
-    world.serve(external("192.0.2.254", 80));
+    world.serve(&external("192.0.2.254", 80));
     world.full();
-    assert!(world.has("TCP 192.0.2.254:80"));
+    assert!(world.has_server("TCP 192.0.2.254:80"));
 }
 
 /// A Node of the cluster with these addresses.
@@ -574,9 +518,9 @@ fn node(name: &str, addresses: &[&str]) -> NodeObject {
 }
 
 /// Addresses that this mode makes local for Services: of the device, and of routes.
-fn local(world: &World) -> BTreeSet<String> {
+fn local(world: &Node) -> BTreeSet<String> {
     let routes = world.kernel.state().routes.into_iter().map(|(_, route)| route.network.addr().to_string());
-    world.bound().into_iter().chain(routes).filter(|address| !address.starts_with("10.96.")).collect()
+    world.bound_here().into_iter().chain(routes).filter(|address| !address.starts_with("10.96.")).collect()
 }
 
 const OTHERS: [&str; 3] = ["192.0.2.20", "198.51.100.20", "2001:db8::20"];
@@ -592,11 +536,11 @@ fn the_addresses_of_other_nodes_are_never_made_local() {
     for change in [unchanged as fn(&mut Options), by_nft, by_routes, in_userspace] {
         let mut options = Options::default();
         change(&mut options);
-        let mut world = World::with(options);
+        let mut world = with(options);
         let own = ["203.0.113.5", "2001:db8:113::5"];
         let ingress: Vec<Value> =
             OTHERS.iter().chain(&[NODE]).chain(&own).map(|address| json!({"ip": address})).collect();
-        world.serve(spec(
+        world.serve(&service(
             "web",
             json!({
                 "type": "LoadBalancer", "clusterIPs": ["10.96.0.10", "fd00:96::10"], "ipFamilies": ["IPv4", "IPv6"],
@@ -623,16 +567,16 @@ fn the_addresses_of_other_nodes_are_never_made_local() {
         // The Node goes: its addresses are the Service's alone.
         world.now += Duration::from_secs(5);
         world.proxier.delete_cluster_node("node-b", world.now);
-        let report = world.pass().unwrap();
+        let report = world.pass_now();
         assert!(!report.full && report.is_done() && report.refused.is_empty(), "{report:#?}");
         assert_eq!(local(&world), set(&[&free, &OTHERS]));
         // The Node comes back, with one address fewer.
         world.now += Duration::from_secs(5);
         world.proxier.upsert_cluster_node(&node("node-b", &OTHERS[..2]), world.now);
-        let report = world.pass().unwrap();
+        let report = world.pass_now();
         assert!(!report.full && report.is_done(), "{report:#?}");
         assert!(world.proxier.refused().any(|refused| refused.user == Some(User::Node("node-b".into()))));
-        world.run(Duration::from_secs(60));
+        world.settle_for(Duration::from_secs(60));
         assert_eq!(local(&world), set(&[&free, &OTHERS[2..]]));
         // The same Node again, and Nodes whose addresses no Service has, change nothing.
         world.full();
@@ -641,12 +585,12 @@ fn the_addresses_of_other_nodes_are_never_made_local() {
         world.proxier.upsert_cluster_node(&node("node-b", &OTHERS[..2]), world.now);
         assert_eq!(world.proxier.next_wake(), next);
         world.proxier.upsert_cluster_node(&node("node-c", &["192.0.2.99"]), world.now);
-        let report = world.pass().unwrap();
+        let report = world.pass_now();
         assert_eq!((report.full, report.writes()), (false, 0), "{report:#?}");
         // A Service that comes later.
         world.now += Duration::from_secs(5);
-        world.serve(external("192.0.2.99", 80));
-        world.pass().unwrap();
+        world.serve(&external("192.0.2.99", 80));
+        world.pass_now();
         assert!(!local(&world).contains("192.0.2.99"));
         assert_eq!(world.proxier.refused().filter(|refused| refused.service.contains("odd")).count(), 1);
     }
@@ -658,8 +602,8 @@ fn a_network_with_the_address_of_another_node_is_not_made_local() {
     let mut options = Options::default();
     (options.config.ipvs.binding, options.config.ipvs.rules) = (Binding::Routes, RulesBy::Nftables);
     options.config.ipvs.service_cidrs = vec!["10.96.0.0/16".parse().unwrap()];
-    let mut world = World::with(options);
-    world.serve(with_node_port("web", "10.96.0.10", 30080));
+    let mut world = with(options);
+    world.serve(&with_node_port("web", "10.96.0.10", 30080));
     world.proxier.upsert_cluster_node(&node("node-b", &["10.96.7.7"]), world.now);
     let report = world.full();
     let limited = report.limited.join("\n");
@@ -675,8 +619,8 @@ fn modes_of_rules_serve_the_addresses_of_other_nodes() {
     for mode in [Kind::Nftables, Kind::Iptables] {
         let mut options = Options::default();
         options.mode = mode;
-        let mut world = World::with(options);
-        world.serve(balanced("192.0.2.20", 80));
+        let mut world = with(options);
+        world.serve(&balanced("192.0.2.20", 80));
         world.proxier.upsert_slice(&slice("demo", "odd", 8080, &["10.244.1.7"]), world.now);
         world.proxier.upsert_cluster_node(&node("node-b", &["192.0.2.20"]), world.now);
         let report = world.full();

@@ -7,7 +7,8 @@ use iptables::fake::FakeHost;
 use iptables::{Backend, ChainName, Iptables, TableName};
 use netlink_batch::Errno;
 use nftables::{
-    Chain, DataType, Family, FieldTypes, Priority, Set, SetFlags, Table, TableFlags, TableKey, Transaction,
+    BaseChain, Chain, ChainType, DataType, Family, FieldTypes, Hook, Priority, Set, SetFlags, Table, TableFlags,
+    TableKey, Transaction,
 };
 use proptest::prelude::*;
 use proxier_core::config::{Families, InterfaceName, LocalTraffic, NodePortAddresses};
@@ -22,11 +23,7 @@ use proxier_core::service::Roles;
 use proxier_core::snapshot::{FrontendSpec, ObjectKey, TrafficPolicy};
 use serde_json::{Value, json};
 
-use crate::node::{Node, Objects, a_spec, options_of, prepared, texts};
-
-fn kernel() -> FakeKernel {
-    prepared(FakeKernel::new())
-}
+use crate::node::{self, Node, Objects, a_step, kernel, options_of, prepared};
 
 fn options() -> Options {
     options_of(modes::Kind::Nftables)
@@ -68,6 +65,29 @@ fn blocks(text: &str) -> BTreeMap<String, Vec<String>> {
     blocks
 }
 
+/// Whether a set or map has an element, or a chain a rule.
+fn has(text: &str, block: &str, line: &str) -> bool {
+    blocks(text).get(block).is_some_and(|lines| lines.iter().any(|of| of == line))
+}
+
+/// Takes out the elements that say which chain a Frontend's connections go to, as those of a map of verdicts.
+fn take_services(blocks: &mut BTreeMap<String, Vec<String>>) -> Vec<String> {
+    let mut all = blocks.remove("map services").unwrap_or_default();
+    let is_of_chain = |block: &&String| block.starts_with("set internal-") || block.starts_with("set external-");
+    for set in blocks.keys().filter(is_of_chain).cloned().collect::<Vec<_>>() {
+        let chain = set.trim_start_matches("set ");
+        let elements = blocks.remove(&set).unwrap_or_default().into_iter().filter(|line| !line.starts_with("type"));
+        let elements: Vec<String> = elements.map(|key| format!("{key} : goto {chain}")).collect();
+        assert!(!elements.is_empty(), "{set} is left over");
+        let rule = format!("@{chain} goto {chain}");
+        let rules = blocks.entry("chain services-by-port".to_owned()).or_default();
+        let at = rules.iter().position(|line| line.ends_with(&rule));
+        rules.remove(at.unwrap_or_else(|| panic!("no rule for {set}: {rules:?}")));
+        all.extend(elements);
+    }
+    all
+}
+
 /// Bit in the number of a slot of the map of endpoints for endpoints on this node.
 const LOCAL: u32 = 1 << 24;
 
@@ -104,7 +124,7 @@ fn meaning(tables: &BTreeMap<String, String>) -> Vec<String> {
             assert_eq!(of.insert(draw, slot), None, "{frontend} has draw {draw} twice: {text}");
         }
         let mut needed = BTreeSet::new();
-        for element in blocks.remove("map services").unwrap_or_default() {
+        for element in take_services(&mut blocks) {
             let Some((frontend, first)) = element.split_once(" : goto ") else { continue };
             needed.insert(format!("chain {first}"));
             assert!(blocks.contains_key(&format!("chain {first}")), "no chain {first} in {text}");
@@ -184,14 +204,14 @@ fn a_service_is_elements_and_shared_chains() {
     node.service("none", json!({"clusterIP": "10.96.0.3"}));
     node.settles();
     let table = node.v4();
-    for line in [
-        "10.96.0.1 . tcp . 80 : goto internal-4",
-        "10.96.0.2 . tcp . 80 : goto internal-4",
-        "10.96.0.3 . tcp . 80 : goto reject-connection",
-        "10.96.0.1 . tcp . 80 . 0 : 10.244.0.1 . 8080",
-        "10.96.0.2 . tcp . 80 . 1 : 10.244.0.4 . 8080",
+    for (block, element) in [
+        ("set internal-4", "10.96.0.1 . tcp . 80"),
+        ("set internal-4", "10.96.0.2 . tcp . 80"),
+        ("set rejected", "10.96.0.3 . tcp . 80"),
+        ("map endpoints", "10.96.0.1 . tcp . 80 . 0 : 10.244.0.1 . 8080"),
+        ("map endpoints", "10.96.0.2 . tcp . 80 . 1 : 10.244.0.4 . 8080"),
     ] {
-        assert!(table.contains(line), "{line} is missing in {table}");
+        assert!(has(&table, block, element), "{block} lacks {element} in {table}");
     }
     assert_eq!(table.matches("chain internal-").count(), 1, "{table}");
     // Both families, each in one transaction.
@@ -201,10 +221,7 @@ fn a_service_is_elements_and_shared_chains() {
 #[test]
 fn one_changed_endpoint_is_one_transaction_of_one_frontend() {
     let mut node = new();
-    for number in 1..=50 {
-        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
-        node.slice(&format!("s{number}"), &["10.244.0.1", "10.244.0.2"]);
-    }
+    node.serve_many(50, &["10.244.0.1", "10.244.0.2"]);
     node.settles();
     let before = node.transactions();
     node.slice("s7", &["10.244.0.1", "10.244.0.9"]);
@@ -230,14 +247,11 @@ fn other_lines(node: &mut Node, endpoints: &[&str]) -> Vec<String> {
     differing.filter(|line| !line.starts_with("map endpoints: 10.96.0.7 ")).collect()
 }
 
-/// A change of any other line is one of a verdict or a rule, for which the kernel checks the whole table.
+/// A change of a verdict or a rule has the kernel check the whole table.
 #[test]
 fn an_endpoint_more_or_less_changes_the_map_of_endpoints_alone() {
     let mut node = new();
-    for number in 1..=9 {
-        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
-        node.slice(&format!("s{number}"), &["10.244.0.1", "10.244.0.2", "10.244.0.3", "10.244.0.4"]);
-    }
+    node.serve_many(9, &["10.244.0.1", "10.244.0.2", "10.244.0.3", "10.244.0.4"]);
     node.settles();
     let all: Vec<String> = (1..=20).map(|number| format!("10.244.0.{number}")).collect();
     let all: Vec<&str> = all.iter().map(String::as_str).collect();
@@ -246,7 +260,7 @@ fn an_endpoint_more_or_less_changes_the_map_of_endpoints_alone() {
     }
     // A rolling update of four with one more changes to another chain, once.
     let other = other_lines(&mut node, &all[..5]);
-    assert!(other.iter().any(|line| line == "map services: 10.96.0.7 . tcp . 80 : goto internal-8"), "{other:?}");
+    assert!(other.iter().any(|line| line == "set internal-8: 10.96.0.7 . tcp . 80"), "{other:?}");
     for last in 6..=8 {
         assert_eq!(other_lines(&mut node, &[&all[..3], &all[last..=last]].concat()), [""; 0], "{last}");
         assert_eq!(other_lines(&mut node, &[&all[..4], &all[last..=last]].concat()), [""; 0], "{last}");
@@ -256,12 +270,9 @@ fn an_endpoint_more_or_less_changes_the_map_of_endpoints_alone() {
     }
     // Another process leaves the Service where it is, though a new one would be in another chain.
     other_lines(&mut node, &all[..4]);
-    assert!(node.v4().contains("10.96.0.7 . tcp . 80 : goto internal-8"));
+    assert_eq!(blocks(&node.v4())["set internal-8"].last().unwrap(), "10.96.0.7 . tcp . 80");
     let mut next = Node::on(node.kernel.clone(), options());
-    for number in 1..=9 {
-        next.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
-        next.slice(&format!("s{number}"), &all[..4]);
-    }
+    next.serve_many(9, &all[..4]);
     let report = next.settles();
     assert_eq!(report.writes(), 0, "{report:#?}");
     assert_eq!(next.tables(), node.tables());
@@ -272,7 +283,7 @@ fn an_endpoint_more_or_less_changes_the_map_of_endpoints_alone() {
     assert!(!next.v4().contains("internal-8"), "{}", next.v4());
     assert_eq!(other_lines(&mut next, &all[..5]), [""; 0]);
     let other = other_lines(&mut next, &all[..4]);
-    assert!(other.iter().any(|line| line == "map services: 10.96.0.7 . tcp . 80 : goto internal-4"), "{other:?}");
+    assert!(other.iter().any(|line| line == "set internal-4: 10.96.0.7 . tcp . 80"), "{other:?}");
 }
 
 /// Each of the two lists of policy `Local` has a chain of its own, and keeps it.
@@ -360,7 +371,7 @@ fn what_others_change_is_repaired_and_told() {
     let table = TableKey::new(Family::Ip, "proxier").unwrap();
     let mut client = node.kernel.nftables();
 
-    let services = client.get_set(&table.set("services").unwrap()).unwrap().set;
+    let services = client.get_set(&table.set("internal-4").unwrap()).unwrap().set;
     let mut change = Transaction::new();
     change.delete_elements(&services, client.list_elements(&services).unwrap());
     change.flush_chain(&table.chain("internal-4").unwrap());
@@ -510,22 +521,6 @@ fn a_table_of_somebody_else_for_a_family_that_is_not_served() {
 }
 
 #[test]
-fn a_cleanup_removes_our_tables_and_nothing_else() {
-    let mut node = new();
-    let mut stranger = Transaction::new();
-    stranger.add_table(Table::new(TableKey::new(Family::Ip, "stranger").unwrap()));
-    node.kernel.nftables().commit(&stranger).unwrap();
-    node.service("web", json!({"clusterIP": "10.96.0.1"}));
-    node.settles();
-    for removed in [2, 0] {
-        let cleaned = mode::cleanup(&proxier_core::config::Config::default(), &mut node.kernel.ports());
-        assert_eq!(cleaned.removed(), removed);
-        assert!(cleaned.is_done(), "{cleaned:?}");
-    }
-    assert_eq!(node.tables().into_keys().collect::<Vec<_>>(), ["ip stranger"]);
-}
-
-#[test]
 fn a_refused_transaction_changes_nothing_and_is_tried_again() {
     for kind in [PortErrorKind::Busy, PortErrorKind::Unknown, PortErrorKind::Permission, PortErrorKind::NotFound] {
         for takes_effect in [false, true] {
@@ -563,20 +558,7 @@ fn a_plan_says_whether_it_is_empty() {
 
 #[test]
 fn passes_say_whether_health_checks_change() {
-    let checked = |port: u16| {
-        json!({"type": "LoadBalancer", "clusterIP": "10.96.0.1", "externalTrafficPolicy": "Local",
-        "healthCheckNodePort": port, "ports": [{"name": "p", "port": 80, "nodePort": 30080}]})
-    };
-    let mut node = new();
-    node.settles();
-    node.service("web", checked(32000));
-    assert!(node.settles().health_checks_changed);
-    node.slice("web", &["10.244.0.1", "10.244.0.2@node-a"]);
-    node.settles();
-    node.slice("web", &["10.244.0.3", "10.244.0.2@node-a"]);
-    assert!(!node.settles().health_checks_changed, "as many endpoints here as before");
-    node.service("web", checked(32001));
-    assert!(node.settles().health_checks_changed);
+    node::passes_say_whether_health_checks_change(&mut new());
 }
 
 /// An agent may name endpoints for the policy `Local` that are not in the list for all clients.
@@ -590,9 +572,9 @@ fn endpoints_of_this_node_alone_serve_where_the_policy_says_so() {
         spec.local = vec![EndpointKey::new([10, 244, 0, 2].into(), 8080)];
         node.proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [spec], node.now);
         node.settles();
-        let nowhere = blocks(&node.v4()).remove("map no-endpoints").unwrap();
-        let fate = |verdict: &str| nowhere.iter().any(|of| of.starts_with("203.0.113.7") && of.contains(verdict));
-        assert_eq!((fate("reject"), fate("drop")), (refused, dropped), "{policy:?}: {nowhere:?}");
+        let blocks = blocks(&node.v4());
+        let has = |set: &str| blocks[set].iter().any(|of| of.starts_with("203.0.113.7"));
+        assert_eq!((has("set rejected"), has("set dropped")), (refused, dropped), "{policy:?}: {blocks:?}");
     }
 }
 
@@ -607,12 +589,9 @@ fn a_refused_frontend_of_many_is_left_out() {
                 // The refused bytes are address and protocol: elements that Services share have other keys.
                 node.kernel.nf_tables().refuse_elements(Some((&[10, 96, 0, *number, 6, 0, 0, 0], Errno::EINVAL)));
             }
-            for number in 1..=100 {
-                node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
-                node.slice(&format!("s{number}"), &["10.244.0.1", "10.244.0.2"]);
-            }
+            node.serve_many(100, &["10.244.0.1", "10.244.0.2"]);
             let served = |node: &Node| -> BTreeSet<u8> {
-                let services = blocks(&node.v4()).remove("map services").unwrap_or_default().join(" ");
+                let services = take_services(&mut blocks(&node.v4())).join(" ");
                 (1..=100).filter(|number| services.contains(&format!("10.96.0.{number} . tcp . 80 :"))).collect()
             };
             let report = node.pass();
@@ -714,10 +693,7 @@ fn without_nf_tables_the_node_has_failed_and_says_why() {
 #[test]
 fn an_empty_list_takes_nothing_away_at_once() {
     let mut node = new();
-    for number in 1..=20 {
-        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
-        node.slice(&format!("s{number}"), &["10.244.0.1"]);
-    }
+    node.serve_many(20, &["10.244.0.1"]);
     node.settles();
     let whole = node.tables();
     for number in 1..=20 {
@@ -737,14 +713,20 @@ fn an_empty_list_takes_nothing_away_at_once() {
 #[test]
 fn an_empty_first_list_takes_nothing_away_at_once() {
     let mut node = new();
-    for number in 1..=20 {
-        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
-        node.slice(&format!("s{number}"), &["10.244.0.1"]);
-    }
+    node.serve_many(20, &["10.244.0.1"]);
     node.service("kept", json!({"clusterIP": "10.96.0.99", "sessionAffinity": "ClientIP"}));
     node.slice("kept", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
+    node.service("many", json!({"clusterIP": "10.96.0.98"}));
+    node.slice("many", &["10.244.0.1", "10.244.0.2", "10.244.0.3", "10.244.0.4", "10.244.0.5"]);
     node.settles();
     let served = |node: &Node| {
+        // No wanted Service goes to this chain.
+        let kept = blocks(&node.v4());
+        assert!(
+            kept["chain services-by-port"].iter().any(|rule| rule.ends_with("@internal-8 goto internal-8")),
+            "{kept:?}"
+        );
+        assert!(kept.contains_key("chain internal-8") && has(&node.v4(), "set internal-8", "10.96.0.98 . tcp . 80"));
         // The chains stay with the chains to which they lead.
         let kept = blocks(&node.v4());
         assert!(kept["chain internal-3-sticky-10800-of-4"].len() > 7, "{kept:?}");
@@ -752,7 +734,7 @@ fn an_empty_first_list_takes_nothing_away_at_once() {
             kept["chain slot-3-sticky-10800"].len() == 3 && kept.contains_key("set slot-3-sticky-10800"),
             "{kept:?}"
         );
-        (1..=20).all(|number| node.v4().contains(&format!("10.96.0.{number} . tcp . 80 : goto internal-4")))
+        (1..=20).all(|number| has(&node.v4(), "set internal-4", &format!("10.96.0.{number} . tcp . 80")))
     };
     let mut next = Node::on(node.kernel.clone(), options());
     let report = next.pass();
@@ -764,11 +746,44 @@ fn an_empty_first_list_takes_nothing_away_at_once() {
     next.service("s3", json!({"clusterIP": "10.96.0.3"}));
     next.slice("s3", &["10.244.0.9"]);
     next.pass();
-    assert!(next.v4().contains("10.96.1.1 . tcp . 80 : goto internal-4") && served(&next), "{}", next.v4());
+    assert!(has(&next.v4(), "set internal-4", "10.96.1.1 . tcp . 80") && served(&next), "{}", next.v4());
     assert!(next.v4().contains("10.96.0.3 . tcp . 80 . 0 : 10.244.0.9 . 8080"), "{}", next.v4());
+    let report = next.full();
+    assert_eq!(report.writes(), 0, "{report:#?}");
     next.proxier.confirm_removal(next.now);
     next.settles();
-    assert!(!next.v4().contains("10.96.0.4") && next.v4().contains("10.96.0.3 . tcp . 80 : goto internal-4"));
+    assert!(!next.v4().contains("10.96.0.4") && has(&next.v4(), "set internal-4", "10.96.0.3 . tcp . 80"));
+    assert!(!next.v4().contains("internal-8"), "{}", next.v4());
+}
+
+/// As long as the safeguard holds anything back, a table that cannot be mended is not made again without it.
+#[test]
+fn a_table_that_has_to_be_made_again_waits_for_what_is_held_back() {
+    let mut node = new();
+    for number in 1..=20 {
+        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+        node.slice(&format!("s{number}"), &["10.244.0.1"]);
+    }
+    node.settles();
+    let chain = TableKey::new(Family::Ip, "proxier").unwrap().chain("output-guard").unwrap();
+    let mut client = node.kernel.nftables();
+    let mut change = Transaction::new();
+    change.flush_chain(&chain);
+    change.delete_chain(&chain);
+    change.add_chain(Chain::base(chain, BaseChain::new(ChainType::Filter, Hook::Output, Priority(-200))));
+    client.commit(&change).unwrap();
+    let other = node.v4();
+    let mut next = Node::on(node.kernel.clone(), options());
+    for _ in 0..2 {
+        let report = next.pass();
+        assert!(report.stopped.is_some() && report.applied.failures.is_empty(), "{report:#?}");
+        assert_eq!(next.v4(), other);
+    }
+    next.service("s3", json!({"clusterIP": "10.96.0.3"}));
+    next.proxier.confirm_removal(next.now);
+    next.settles();
+    assert!(next.v4().contains("10.96.0.3 ") && !next.v4().contains("10.96.0.4 "), "{}", next.v4());
+    assert!(!next.v4().contains("priority -200"), "{}", next.v4());
 }
 
 #[test]
@@ -793,12 +808,12 @@ fn flows_of_removed_udp_endpoints_are_forgotten() {
     node.settles();
     let place = |text: &str| text.parse().unwrap();
     let flow = |endpoint: &str| Flow::udp(place("10.244.5.5:999"), place("10.96.0.1:53"), place(endpoint));
-    node.kernel.add_flow(flow("10.244.0.1:53"));
-    node.kernel.add_flow(flow("10.244.0.2:53"));
+    node.kernel.add_flow(flow("10.244.0.1:5353"));
+    node.kernel.add_flow(flow("10.244.0.2:5353"));
     node.slice("dns", &["10.244.0.2", "10.244.0.3"]);
     let report = node.settles();
     assert_eq!(report.applied.flows.total(), 1);
-    assert_eq!(node.kernel.state().flows.into_iter().collect::<Vec<_>>(), [flow("10.244.0.2:53")]);
+    assert_eq!(node.kernel.state().flows.into_iter().collect::<Vec<_>>(), [flow("10.244.0.2:5353")]);
 }
 
 /// The elements of a map or set of IPv4.
@@ -1007,7 +1022,7 @@ fn a_plan_is_told_step_by_step() {
     node.settles();
     let told = |node: &mut Node| -> Vec<String> {
         let (plan, _) = node.proxier.preview(node.now, &mut node.kernel.ports());
-        let names = modes::shared::names::Names::new(node.proxier.store(), node.proxier.desired());
+        let names = modes::Names::new(node.proxier.store(), node.proxier.desired());
         plan.steps(&names).map(|step| step.to_string()).collect()
     };
     assert_eq!(told(&mut node), [""; 0]);
@@ -1040,10 +1055,7 @@ fn a_plan_is_told_step_by_step() {
 #[test]
 fn endpoints_may_all_change_at_once_but_not_all_go() {
     let mut node = new();
-    for number in 1..=20 {
-        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
-        node.slice(&format!("s{number}"), &["10.244.0.1"]);
-    }
+    node.serve_many(20, &["10.244.0.1"]);
     node.settles();
     for number in 1..=20 {
         node.slice(&format!("s{number}"), &["10.244.0.2"]);
@@ -1066,10 +1078,7 @@ fn endpoints_may_all_change_at_once_but_not_all_go() {
 #[test]
 fn what_is_held_back_keeps_its_hairpins() {
     let mut node = new();
-    for number in 1..=20 {
-        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
-        node.slice(&format!("s{number}"), &["10.244.0.1@node-a"]);
-    }
+    node.serve_many(20, &["10.244.0.1@node-a"]);
     node.settles();
     let hairpins = |node: &Node| blocks(&node.v4())["set hairpins"].contains(&"10.244.0.1 . 10.244.0.1".to_owned());
     assert!(hairpins(&node), "{}", node.v4());
@@ -1191,31 +1200,6 @@ fn traffic_of_pods_is_told_as_configured() {
     }
 }
 
-#[derive(Clone, Debug)]
-enum Step {
-    Service(u8, Value),
-    NoService(u8),
-    Slice(u8, Vec<u8>),
-    NoSlice(u8),
-    Pass,
-    Full,
-    Restart,
-    Fault(bool),
-}
-
-fn a_step() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        4 => (0..4_u8, a_spec()).prop_map(|(name, spec)| Step::Service(name, spec)),
-        1 => (0..4_u8).prop_map(Step::NoService),
-        4 => (0..4_u8, proptest::collection::vec(0..8_u8, 0..5)).prop_map(|(name, of)| Step::Slice(name, of)),
-        1 => (0..4_u8).prop_map(Step::NoSlice),
-        4 => Just(Step::Pass),
-        1 => Just(Step::Full),
-        1 => Just(Step::Restart),
-        1 => any::<bool>().prop_map(Step::Fault),
-    ]
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
@@ -1227,34 +1211,7 @@ proptest! {
         let mut node = Node::on(kernel(), options.clone());
         let mut objects = Objects::default();
         for step in steps {
-            match step {
-                Step::Service(name, spec) => {
-                    node.service(&format!("s{name}"), spec.clone());
-                    objects.services.insert(name, spec);
-                }
-                Step::NoService(name) => {
-                    node.no_service(&format!("s{name}"));
-                    objects.services.remove(&name);
-                }
-                Step::Slice(name, endpoints) => {
-                    node.slice(&format!("s{name}"), &texts(&endpoints));
-                    objects.slices.insert(name, endpoints);
-                }
-                Step::NoSlice(name) => {
-                    node.proxier.delete_slice(&ObjectKey::new("demo", &format!("s{name}-1")), node.now);
-                    objects.slices.remove(&name);
-                }
-                Step::Pass => drop(node.pass()),
-                Step::Full => drop(node.full()),
-                Step::Restart => {
-                    node = Node::on(node.kernel.clone(), options.clone());
-                    objects.give(&mut node);
-                }
-                Step::Fault(takes_effect) => {
-                    let fault = Fault::new(Call::TablesCommit, PortErrorKind::Unknown);
-                    node.kernel.fail(if takes_effect { fault.takes_effect() } else { fault });
-                }
-            }
+            objects.take(step, &mut node, &options, Call::TablesCommit);
         }
         node.kernel.clear_faults();
         node.pass();

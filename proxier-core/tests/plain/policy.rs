@@ -10,17 +10,18 @@ use ipvs::model::ForwardingMethod;
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use proxier_core::config::{Config, MayAskFor};
-use proxier_core::fake::FakeKernel;
-use proxier_core::modes::look::{differences, look};
+use proxier_core::modes::inspect::{differences, inspect};
 use proxier_core::modes::trace::trace;
 use proxier_core::modes::{Kind, iptables};
 use proxier_core::net::EndpointKey;
 use proxier_core::plan::report::Report;
 use proxier_core::plan::step::{Action, Part};
-use proxier_core::reconciler::{Options, Reconciler};
+use proxier_core::reconciler::Options;
 use proxier_core::service::{Packet, Trace, Verdict};
 use proxier_core::snapshot::{Balancing, FrontendSpec, ObjectKey, Roles};
 use serde_json::{Value, json};
+
+use crate::node::{Node, kernel};
 
 const CLUSTER_IP: &str = "10.96.0.1:80";
 const EXTERNAL_IP: &str = "203.0.113.80:80";
@@ -62,78 +63,47 @@ impl Input {
     }
 }
 
-struct Node {
-    kernel: FakeKernel,
-    proxier: Reconciler,
-    now: Duration,
+fn configured(config: Config) -> Node {
+    let mut options = Options::default();
+    options.config = config;
+    Node::on(kernel(), options)
+}
+
+fn with(allowed: MayAskFor) -> Node {
+    defaulting(allowed, &json!({}))
+}
+
+/// A node with these fields of `ipvs.defaults` in the configuration.
+fn defaulting(allowed: MayAskFor, defaults: &Value) -> Node {
+    let (mut config, rejected) = defaults_of(defaults);
+    assert_eq!(rejected, [""; 0]);
+    config.ipvs.may_ask_for = allowed;
+    configured(config)
+}
+
+fn new() -> Node {
+    with(MayAskFor::all())
 }
 
 impl Node {
-    fn with(allowed: MayAskFor) -> Self {
-        let mut config = Config::default();
-        config.ipvs.may_ask_for = allowed;
-        Node::configured(config)
-    }
-
-    /// A node with these fields of `ipvs.defaults` in the configuration.
-    fn defaulting(allowed: MayAskFor, defaults: &Value) -> Self {
-        let (mut config, rejected) = defaults_of(defaults);
-        assert_eq!(rejected, [""; 0]);
-        config.ipvs.may_ask_for = allowed;
-        Node::configured(config)
-    }
-
-    fn configured(config: Config) -> Self {
-        let kernel = FakeKernel::new();
-        kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap()]);
-        let mut options = Options::default();
-        options.config = config;
-        let mut proxier = Reconciler::new("node-a", options, Duration::ZERO);
-        proxier.start(Duration::ZERO);
-        Node { kernel, proxier, now: Duration::ZERO }
-    }
-
-    fn new() -> Self {
-        Node::with(MayAskFor::all())
-    }
-
-    fn give(&mut self, input: &Input) {
+    fn give_input(&mut self, input: &Input) {
         let mut spec = json!({"type": "LoadBalancer", "clusterIP": "10.96.0.1", "externalIPs": ["203.0.113.80"],
             "ports": [{"name": "p", "port": 80, "nodePort": 30080}]});
         for (name, value) in input.spec.as_object().unwrap() {
             spec[name] = value.clone();
         }
-        let metadata = json!({"namespace": "demo", "name": "web", "annotations": input.service});
-        let status = json!({"loadBalancer": {"ingress": [{"ip": "203.0.113.81"}]}});
-        let service = json!({"metadata": metadata, "spec": spec, "status": status});
-        self.proxier.upsert_service(&serde_json::from_value(service).unwrap(), self.now);
+        spec["annotations"] = input.service.clone();
+        spec["status"] = json!({"loadBalancer": {"ingress": [{"ip": "203.0.113.81"}]}});
+        self.service("web", spec);
         let metadata = json!({"namespace": "demo", "name": "web-1", "annotations": input.slice,
             "labels": {"kubernetes.io/service-name": "web"}});
-        let slice = json!({"metadata": metadata, "addressType": "IPv4", "ports": [{"name": "p", "port": input.port}],
-            "endpoints": input.endpoints});
-        self.proxier.upsert_slice(&serde_json::from_value(slice).unwrap(), self.now);
+        self.take(json!({"metadata": metadata, "addressType": "IPv4", "ports": [{"name": "p", "port": input.port}],
+            "endpoints": input.endpoints}));
     }
 
-    fn pass(&mut self) -> Report {
-        self.now = self.now.max(self.proxier.next_wake().unwrap());
-        let now = self.now;
-        let report = self.proxier.pass(&|| now, &mut self.kernel.ports()).unwrap();
-        assert!(report.is_done(), "{report:#?}");
-        report
-    }
-
-    fn serve(&mut self, input: &Input) -> Report {
-        self.give(input);
-        self.pass()
-    }
-
-    /// Passes until none is due before this much time has passed.
-    fn run(&mut self, time: Duration) {
-        let end = self.now + time;
-        while self.proxier.next_wake().is_some_and(|at| at <= end) {
-            self.pass();
-        }
-        self.now = end;
+    fn serve_input(&mut self, input: &Input) -> Report {
+        self.give_input(input);
+        self.settles()
     }
 
     /// The real servers of a virtual server, as `ipvsadm --save` has them: address and options.
@@ -144,7 +114,7 @@ impl Node {
     }
 
     /// Whether a set of ipset has an address and port.
-    fn has(&self, set: &str, key: &str) -> bool {
+    fn set_has(&self, set: &str, key: &str) -> bool {
         let (address, port) = key.split_once(':').unwrap();
         let entry = format!("{address},tcp:{port}");
         self.kernel.state().sets[set].1.iter().any(|line| line.contains(&entry))
@@ -153,10 +123,6 @@ impl Node {
     fn traced(&self, mode: Kind, packet: &Packet) -> Trace {
         let known = (self.proxier.desired(), self.proxier.facts());
         trace(mode, self.proxier.store(), known, packet, iptables::Options::default())
-    }
-
-    fn rejections(&self) -> Vec<String> {
-        self.proxier.rejections().map(ToString::to_string).collect()
     }
 }
 
@@ -189,8 +155,8 @@ fn only_changes(report: &Report, changes: u64) {
 
 #[test]
 fn changed_weights_are_changes_in_place() {
-    let mut node = Node::new();
-    node.serve(&Input::new());
+    let mut node = new();
+    node.serve_input(&Input::new());
     for key in &ALL {
         weigh(&node, key, [1, 1, 1]);
     }
@@ -211,7 +177,7 @@ fn changed_weights_are_changes_in_place() {
         ),
         (Input::new(), [1, 1, 1], 2),
     ] {
-        let report = node.serve(&input);
+        let report = node.serve_input(&input);
         for key in &ALL {
             weigh(&node, key, weights);
         }
@@ -219,54 +185,54 @@ fn changed_weights_are_changes_in_place() {
         only_changes(&report, 4 * changed);
     }
     // A pass that reads the kernel has nothing left to do.
-    node.serve(&Input::weighted("10.244.0.1=3, 10.244.0.2=0"));
+    node.serve_input(&Input::weighted("10.244.0.1=3, 10.244.0.2=0"));
     node.proxier.request_full(node.now);
-    let report = node.pass();
+    let report = node.settles();
     assert!(report.full && report.writes() == 0 && report.drift.is_empty(), "{report:#?}");
 }
 
 #[test]
 fn an_endpoint_with_weight_0_stays_and_drains_only_when_it_leaves() {
-    let mut node = Node::new();
-    node.serve(&Input::weighted("10.244.0.1=0,10.244.0.2=4"));
-    node.run(Duration::from_secs(3600));
+    let mut node = new();
+    node.serve_input(&Input::weighted("10.244.0.1=0,10.244.0.2=4"));
+    node.settle_for(Duration::from_secs(3600));
     weigh(&node, CLUSTER_IP, [0, 4, 1]);
     assert!(node.proxier.drains().unwrap().is_empty());
     // The real server is deleted by another program; it is added again, with its weight.
     let (key, real) = ("TCP 10.96.0.1:80".parse().unwrap(), "10.244.0.1:80".parse().unwrap());
     node.kernel.ipvs().apply(&ipvs::Operation::DeleteRealServer(key, real)).unwrap();
-    node.serve(&Input::weighted("10.244.0.1=2,10.244.0.2=4"));
+    node.serve_input(&Input::weighted("10.244.0.1=2,10.244.0.2=4"));
     node.kernel.ipvs().apply(&ipvs::Operation::DeleteRealServer(key, real)).unwrap();
-    node.serve(&Input::weighted("10.244.0.1=0,10.244.0.2=4"));
+    node.serve_input(&Input::weighted("10.244.0.1=0,10.244.0.2=4"));
     weigh(&node, CLUSTER_IP, [0, 4, 1]);
 
     assert!(node.kernel.set_connections(&key, &real, 1, 0));
     let mut fewer = Input::weighted("10.244.0.1=0,10.244.0.2=4");
     fewer.endpoints.remove(0);
-    node.serve(&fewer);
+    node.serve_input(&fewer);
     weigh(&node, CLUSTER_IP, [0, 4, 1]);
     assert!(node.proxier.drains().unwrap().is_draining(&key, &real));
-    node.run(Duration::from_secs(3600));
+    node.settle_for(Duration::from_secs(3600));
     assert_eq!(node.real_servers(CLUSTER_IP), ["10.244.0.2:80 -m -w 4", "10.244.0.3:80 -m -w 1"]);
 }
 
 #[test]
 fn one_that_drains_comes_back_with_its_weight_in_place() {
-    let mut node = Node::new();
+    let mut node = new();
     let asked = json!({"proxier/max-connections": "9"});
     let all = Input { service: asked, ..Input::weighted("10.244.0.2=4") };
-    node.serve(&all);
+    node.serve_input(&all);
     let (key, real) = ("TCP 10.96.0.1:80".parse().unwrap(), "10.244.0.2:80".parse().unwrap());
     assert!(node.kernel.set_connections(&key, &real, 1, 0));
     let mut fewer = all.clone();
     fewer.endpoints.remove(1);
-    let report = node.serve(&fewer);
+    let report = node.serve_input(&fewer);
     assert_eq!(report.applied.done.get(&(Part::RealServer, Action::Drain)), Some(&4), "{report:#?}");
     assert_eq!(node.real_servers(CLUSTER_IP)[1], "10.244.0.2:80 -m -w 0 -x 9");
-    let report = node.serve(&all);
+    let report = node.serve_input(&all);
     only_changes(&report, 4);
     assert_eq!(node.real_servers(CLUSTER_IP)[1], "10.244.0.2:80 -m -w 4 -x 9");
-    node.run(Duration::from_secs(3600));
+    node.settle_for(Duration::from_secs(3600));
     assert_eq!(node.real_servers(CLUSTER_IP)[1], "10.244.0.2:80 -m -w 4 -x 9");
 }
 
@@ -278,44 +244,44 @@ fn tell(node: &mut Node, name: &str, place: &str, weight: &str) {
 
 #[test]
 fn nodes_give_their_endpoints_weights() {
-    let mut node = Node::new();
-    node.serve(&Input::weighted("10.244.0.1=3"));
+    let mut node = new();
+    node.serve_input(&Input::weighted("10.244.0.1=3"));
     tell(&mut node, "node-a", "annotations", "2");
     tell(&mut node, "node-b", "labels", "0");
     tell(&mut node, "node-x", "labels", "9");
-    let report = node.pass();
+    let report = node.settles();
     weigh(&node, CLUSTER_IP, [6, 0, 1]);
     only_changes(&report, 8);
     node.proxier.delete_cluster_node("node-a", node.now);
     tell(&mut node, "node-b", "annotations", "heavy");
-    node.pass();
+    node.settles();
     weigh(&node, CLUSTER_IP, [3, 1, 1]);
     assert_eq!(
         node.rejections(),
         ["Node node-b: metadata.annotations[proxier/weight] heavy: not a weight, 0 to 65535; 1 counts"]
     );
 
-    let mut node = Node::with(MayAskFor::all() - MayAskFor::NODE_WEIGHTS);
+    let mut node = with(MayAskFor::all().difference(MayAskFor::NODE_WEIGHTS));
     tell(&mut node, "node-a", "labels", "2");
-    node.serve(&Input::new());
+    node.serve_input(&Input::new());
     weigh(&node, CLUSTER_IP, [1, 1, 1]);
-    let mut node = Node::with(MayAskFor::NODE_WEIGHTS);
+    let mut node = with(MayAskFor::NODE_WEIGHTS);
     tell(&mut node, "node-a", "labels", "2");
-    node.serve(&Input { service: json!({"proxier/zone-weights": "*=7"}), ..Input::weighted("10.244.0.2=5") });
+    node.serve_input(&Input { service: json!({"proxier/zone-weights": "*=7"}), ..Input::weighted("10.244.0.2=5") });
     weigh(&node, CLUSTER_IP, [2, 1, 1]);
 }
 
 #[test]
 fn endpoints_have_limits() {
-    let mut node = Node::new();
-    node.serve(&Input::new());
+    let mut node = new();
+    node.serve_input(&Input::new());
     for (annotations, options) in [
         (json!({"proxier/max-connections": "100"}), "-w 1 -x 100"),
         (json!({"proxier/max-connections": "100", "proxier/min-connections": "20"}), "-w 1 -x 100 -y 20"),
         (json!({"proxier/max-connections": "4294967295", "proxier/min-connections": "20"}), "-w 1 -x 4294967295 -y 20"),
         (json!({}), "-w 1"),
     ] {
-        let report = node.serve(&Input::annotated(annotations.clone()));
+        let report = node.serve_input(&Input::annotated(annotations.clone()));
         for key in ALL {
             let expected: Vec<String> = (1..=3).map(|last| format!("10.244.0.{last}:80 -m {options}")).collect();
             assert_eq!(node.real_servers(key), expected, "{annotations}");
@@ -336,8 +302,8 @@ fn method(node: &Node, key: &str) -> String {
 
 #[test]
 fn external_addresses_are_forwarded_as_asked_and_not_masqueraded() {
-    let mut node = Node::new();
-    node.serve(&Input::new());
+    let mut node = new();
+    node.serve_input(&Input::new());
     for (name, value, option) in [
         ("proxier/forwarding", "direct-route", "-g"),
         ("proxier/forwarding", "ipip", "-i --tun-type ipip"),
@@ -347,7 +313,7 @@ fn external_addresses_are_forwarded_as_asked_and_not_masqueraded() {
         ("proxier/forwarding", "masquerade", "-m"),
     ] {
         let before = method(&node, BALANCER);
-        let report = node.serve(&Input::annotated(json!({name: value})));
+        let report = node.serve_input(&Input::annotated(json!({name: value})));
         let direct = value != "masquerade";
         for key in [EXTERNAL_IP, BALANCER] {
             assert_eq!(method(&node, key), option, "{value}");
@@ -357,11 +323,11 @@ fn external_addresses_are_forwarded_as_asked_and_not_masqueraded() {
         }
         // Packets in the sets on the left are marked for masquerading, those on the right are not.
         assert_eq!(
-            (node.has("KUBE-EXTERNAL-IP", EXTERNAL_IP), node.has("KUBE-EXTERNAL-IP-LOCAL", EXTERNAL_IP)),
+            (node.set_has("KUBE-EXTERNAL-IP", EXTERNAL_IP), node.set_has("KUBE-EXTERNAL-IP-LOCAL", EXTERNAL_IP)),
             (!direct, direct)
         );
-        assert_eq!(node.has("KUBE-LOAD-BALANCER-LOCAL", BALANCER), direct, "{value}");
-        assert!(node.has("KUBE-LOAD-BALANCER", BALANCER), "{value}");
+        assert_eq!(node.set_has("KUBE-LOAD-BALANCER-LOCAL", BALANCER), direct, "{value}");
+        assert!(node.set_has("KUBE-LOAD-BALANCER", BALANCER), "{value}");
         assert_eq!(node.rejections(), [""; 0], "{value}");
         only_changes(&report, if before == method(&node, BALANCER) { 0 } else { 6 });
     }
@@ -370,24 +336,24 @@ fn external_addresses_are_forwarded_as_asked_and_not_masqueraded() {
         spec: json!({"externalIPs": ["10.96.0.1"]}),
         ..Input::annotated(json!({"proxier/forwarding": "direct-route"}))
     };
-    node.serve(&same);
+    node.serve_input(&same);
     assert_eq!((method(&node, CLUSTER_IP), method(&node, BALANCER)), ("-m".to_owned(), "-g".to_owned()));
 }
 
 #[test]
 fn what_only_masquerading_can_do_is_told_and_masqueraded() {
     for (annotation, value) in [("proxier/forwarding", "direct-route"), ("kube-router.io/service.dsr", "tunnel")] {
-        let mut node = Node::new();
+        let mut node = new();
         let good = Input::annotated(json!({annotation: value}));
-        node.serve(&Input { port: 8080, ..good.clone() });
+        node.serve_input(&Input { port: 8080, ..good.clone() });
         assert_eq!(node.real_servers(BALANCER)[0], "10.244.0.1:8080 -m -w 1");
-        assert!(node.has("KUBE-EXTERNAL-IP", EXTERNAL_IP) && !node.has("KUBE-LOAD-BALANCER-LOCAL", BALANCER));
+        assert!(node.set_has("KUBE-EXTERNAL-IP", EXTERNAL_IP) && !node.set_has("KUBE-LOAD-BALANCER-LOCAL", BALANCER));
         let said = node.rejections();
         let place = format!("Service demo/web: metadata.annotations[{annotation}] ");
         let port = "TCP 80, endpoint 10.244.0.1:8080: an endpoint's port differs";
         assert!(said.len() == 1 && said[0].starts_with(&place) && said[0].contains(port), "{said:?}");
-        node.serve(&good);
-        node.run(Duration::from_secs(5));
+        node.serve_input(&good);
+        node.settle_for(Duration::from_secs(5));
         assert_eq!(node.rejections(), [""; 0]);
         assert_ne!(method(&node, BALANCER), "-m");
     }
@@ -409,20 +375,20 @@ fn what_cannot_be_is_told() {
         ("proxier/drain-seconds", "-1", "not 0 to 2678400 seconds"),
         ("proxier/drain-seconds", "2678401", "not 0 to 2678400 seconds"),
     ] {
-        let mut node = Node::new();
-        node.serve(&Input::annotated(json!({name: value})));
+        let mut node = new();
+        node.serve_input(&Input::annotated(json!({name: value})));
         weigh(&node, BALANCER, [1, 1, 1]);
         let said = node.rejections();
         let start = format!("Service demo/web: metadata.annotations[{name}] ");
         assert!(said.len() == 1 && said[0].starts_with(&start) && said[0].contains(reason), "{name} {value}: {said:?}");
     }
-    let mut node = Node::new();
+    let mut node = new();
     let both = json!({"proxier/max-connections": "5", "proxier/min-connections": "5"});
-    node.serve(&Input::annotated(both));
+    node.serve_input(&Input::annotated(both));
     assert_eq!((method(&node, BALANCER).as_str(), node.rejections().len()), ("-m -x 5", 1));
     // The readable items of an annotation count.
-    let mut node = Node::new();
-    node.serve(&Input::weighted("10.244.0.1=3, 10.244.0.2:80=2, fd00::1=4, 10.244.0.3=x"));
+    let mut node = new();
+    node.serve_input(&Input::weighted("10.244.0.1=3, 10.244.0.2:80=2, fd00::1=4, 10.244.0.3=x"));
     weigh(&node, BALANCER, [3, 1, 1]);
     let said = node.rejections();
     let slice = |item: &str| format!("EndpointSlice demo/web-1: metadata.annotations[proxier/weights] {item}: ");
@@ -434,13 +400,13 @@ fn what_cannot_be_is_told() {
 fn a_service_says_how_long_its_endpoints_drain() {
     let (key, real) = ("TCP 10.96.0.1:80".parse().unwrap(), "10.244.0.1:80".parse().unwrap());
     let left = |annotations: Value, allowed: MayAskFor, after: u64| {
-        let mut node = Node::with(allowed);
+        let mut node = with(allowed);
         let mut input = Input::annotated(annotations);
-        node.serve(&input);
+        node.serve_input(&input);
         assert!(node.kernel.set_connections(&key, &real, 1, 0));
         input.endpoints.remove(0);
-        node.serve(&input);
-        node.run(Duration::from_secs(after));
+        node.serve_input(&input);
+        node.settle_for(Duration::from_secs(after));
         node.real_servers(CLUSTER_IP).len()
     };
     let everything = MayAskFor::all();
@@ -449,7 +415,7 @@ fn a_service_says_how_long_its_endpoints_drain() {
     assert_eq!((left(drain("20"), everything, 19), left(drain("20"), everything, 21)), (3, 2));
     assert_eq!((left(drain("2000"), everything, 1999), left(drain("2000"), everything, 2001)), (3, 2));
     assert_eq!(left(drain("0"), everything, 0), 2);
-    assert_eq!(left(drain("0"), everything - MayAskFor::DRAIN, 60), 3);
+    assert_eq!(left(drain("0"), everything.difference(MayAskFor::DRAIN), 60), 3);
 }
 
 #[test]
@@ -464,18 +430,19 @@ fn the_operator_decides_what_annotations_may_do() {
         (MayAskFor::FORWARDING, "10.244.0.1:80 -i -w 1 --tun-type ipip"),
         (MayAskFor::THRESHOLDS, "10.244.0.1:80 -m -w 1 -x 7"),
     ] {
-        let mut node = Node::with(allowed);
-        node.serve(&input);
+        let mut node = with(allowed);
+        node.serve_input(&input);
         assert_eq!(node.real_servers(BALANCER)[0], expected);
         let direct = allowed == MayAskFor::FORWARDING;
-        assert_eq!(node.has("KUBE-LOAD-BALANCER-LOCAL", BALANCER), direct);
+        assert_eq!(node.set_has("KUBE-LOAD-BALANCER-LOCAL", BALANCER), direct);
     }
 }
 
+const MAY_ASK_FOR: [&str; 8] =
+    ["scheduler", "persistence", "one-packet", "weights", "node-weights", "forwarding", "thresholds", "drain"];
+
 #[test]
 fn each_has_a_name_in_the_configuration() {
-    let names =
-        ["scheduler", "persistence", "one-packet", "weights", "node-weights", "forwarding", "thresholds", "drain"];
     let allowed = |names: &[&str]| {
         let object = serde_json::from_value(json!({"ipvs": {"allowedAnnotations": names}})).unwrap();
         let mut rejections = Vec::new();
@@ -483,14 +450,14 @@ fn each_has_a_name_in_the_configuration() {
         assert_eq!(rejections, []);
         config.ipvs.may_ask_for
     };
-    assert_eq!(allowed(&names), MayAskFor::all());
-    assert_eq!(names.map(|name| allowed(&[name]).iter().count()), [1; 8]);
-    assert_eq!(Config::default().ipvs.may_ask_for, MayAskFor::all() - MayAskFor::NODE_WEIGHTS);
+    assert_eq!(allowed(&MAY_ASK_FOR), MayAskFor::all());
+    assert_eq!(BTreeSet::from(MAY_ASK_FOR.map(|name| allowed(&[name]))).len(), MAY_ASK_FOR.len());
+    assert_eq!(Config::default().ipvs.may_ask_for, MayAskFor::all().difference(MayAskFor::NODE_WEIGHTS));
 }
 
 #[test]
 fn agents_ask_for_the_same() {
-    let mut node = Node::new();
+    let mut node = new();
     let endpoint = |text: &str| {
         let at: SocketAddr = text.parse().unwrap();
         EndpointKey::new(at.ip(), at.port())
@@ -508,9 +475,9 @@ fn agents_ask_for_the_same() {
     let other_port = frontend("TCP 203.0.113.2:8080", Roles::LOAD_BALANCER);
     let cluster_ip = frontend("TCP 10.96.0.7:80", Roles::CLUSTER_IP);
     node.proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [good, other_port, cluster_ip], node.now);
-    node.pass();
+    node.settles();
     assert_eq!(node.real_servers("203.0.113.1:80"), ["10.1.0.1:80 -g -w 1", "10.1.0.2:80 -g -w 9"]);
-    assert!(node.has("KUBE-EXTERNAL-IP-LOCAL", "203.0.113.1:80"));
+    assert!(node.set_has("KUBE-EXTERNAL-IP-LOCAL", "203.0.113.1:80"));
     for masqueraded in ["203.0.113.2:8080", "10.96.0.7:80"] {
         assert_eq!(node.real_servers(masqueraded), ["10.1.0.1:80 -m -w 1", "10.1.0.2:80 -m -w 9"]);
     }
@@ -540,8 +507,8 @@ fn a_scheduler_has_the_flags_that_are_asked_for() {
         if let Some(flags) = flags {
             asked["proxier/scheduler-flags"] = flags.into();
         }
-        let mut node = Node::new();
-        node.serve(&Input::annotated(asked));
+        let mut node = new();
+        node.serve_input(&Input::annotated(asked));
         assert_eq!(server(&node, BALANCER), there, "{scheduler} {flags:?}: {:?}", node.rejections());
     }
 }
@@ -552,19 +519,19 @@ fn the_configuration_says_what_no_annotation_says() {
         "schedulerFlags": "flag-1", "persistenceSeconds": 300, "persistencePrefixIPv4": 24, "zoneWeights": "a=3, *=2",
         "forwarding": "ipip", "maxConnections": 90, "minConnections": 10, "drainSeconds": 0,
     });
-    let mut node = Node::defaulting(MayAskFor::all(), &defaults);
-    node.serve(&Input::new());
+    let mut node = defaulting(MayAskFor::all(), &defaults);
+    node.serve_input(&Input::new());
     assert_eq!(server(&node, BALANCER), "-s rr -p 300 -M 255.255.255.0 -b flag-1");
     assert_eq!(node.real_servers(BALANCER)[0], "10.244.0.1:80 -i -w 3 -x 90 -y 10 --tun-type ipip");
     assert_eq!(node.real_servers(CLUSTER_IP)[1], "10.244.0.2:80 -m -w 2 -x 90 -y 10");
-    assert!(node.has("KUBE-LOAD-BALANCER-LOCAL", BALANCER));
+    assert!(node.set_has("KUBE-LOAD-BALANCER-LOCAL", BALANCER));
     assert_eq!(node.rejections(), [""; 0]);
     // No time to drain: connections do not keep it.
     let (key, real) = ("TCP 10.96.0.1:80".parse().unwrap(), "10.244.0.1:80".parse().unwrap());
     assert!(node.kernel.set_connections(&key, &real, 1, 0));
     let mut fewer = Input::new();
     fewer.endpoints.remove(0);
-    node.serve(&fewer);
+    node.serve_input(&fewer);
     assert_eq!(node.real_servers(CLUSTER_IP).len(), 2);
 
     // Annotations go first, each for itself; a scheduler goes with its own flags.
@@ -572,23 +539,23 @@ fn the_configuration_says_what_no_annotation_says() {
         "proxier/scheduler": "wlc", "proxier/persistence-seconds": "60", "proxier/forwarding": "masquerade",
         "proxier/zone-weights": "*=7", "proxier/max-connections": "5",
     }));
-    node.serve(&asked);
+    node.serve_input(&asked);
     assert_eq!(server(&node, BALANCER), "-s wlc -p 60 -M 255.255.255.0");
     assert_eq!(node.real_servers(BALANCER)[0], "10.244.0.1:80 -m -w 7 -x 5");
     // Session affinity of the Service goes before a default time.
-    node.serve(&Input { spec: json!({"sessionAffinity": "ClientIP"}), ..Input::new() });
+    node.serve_input(&Input { spec: json!({"sessionAffinity": "ClientIP"}), ..Input::new() });
     assert_eq!(server(&node, BALANCER), "-s rr -p 10800 -M 255.255.255.0 -b flag-1");
     // The default is there again without the annotation; an annotation that is not allowed does not hide it.
-    node.serve(&Input::new());
+    node.serve_input(&Input::new());
     assert_eq!(server(&node, BALANCER), "-s rr -p 300 -M 255.255.255.0 -b flag-1");
-    let mut strict = Node::defaulting(MayAskFor::empty(), &defaults);
-    strict.serve(&asked);
+    let mut strict = defaulting(MayAskFor::empty(), &defaults);
+    strict.serve_input(&asked);
     assert_eq!(server(&strict, BALANCER), "-s rr -p 300 -M 255.255.255.0 -b flag-1");
     assert_eq!(strict.real_servers(BALANCER)[0], "10.244.0.1:80 -i -w 3 -x 90 -y 10 --tun-type ipip");
 
     // Only a Service whose ports fit returns directly; the default is named where it cannot be.
-    node.serve(&Input { port: 8080, ..Input::new() });
-    node.run(Duration::from_secs(5));
+    node.serve_input(&Input { port: 8080, ..Input::new() });
+    node.settle_for(Duration::from_secs(5));
     assert_eq!(node.real_servers(BALANCER)[0], "10.244.0.1:8080 -m -w 3 -x 90 -y 10");
     let said = node.rejections();
     assert!(
@@ -598,9 +565,9 @@ fn the_configuration_says_what_no_annotation_says() {
 
     // Datagrams.
     for (annotations, option) in [(json!({}), "-s rr -o"), (json!({"proxier/one-packet": "false"}), "-s rr")] {
-        let mut node = Node::defaulting(MayAskFor::all(), &json!({"onePacket": true}));
+        let mut node = defaulting(MayAskFor::all(), &json!({"onePacket": true}));
         let ports = json!({"ports": [{"name": "p", "port": 53, "protocol": "UDP"}, {"name": "q", "port": 53}], "type": "ClusterIP"});
-        node.serve(&Input { spec: ports, ..Input::annotated(annotations) });
+        node.serve_input(&Input { spec: ports, ..Input::annotated(annotations) });
         let text = node.kernel.state().ipvs;
         assert!(text.lines().any(|line| line.trim_end() == format!("-A -u 10.96.0.1:53 {option}")), "{text}");
         assert!(text.lines().any(|line| line.trim_end() == "-A -t 10.96.0.1:53 -s rr"), "{text}");
@@ -630,7 +597,7 @@ fn wrong_defaults_are_named() {
 /// An agent's own Frontends too.
 #[test]
 fn defaults_are_for_agents_as_well() {
-    let mut node = Node::defaulting(MayAskFor::all(), &json!({"forwarding": "direct-route", "maxConnections": 3}));
+    let mut node = defaulting(MayAskFor::all(), &json!({"forwarding": "direct-route", "maxConnections": 3}));
     let frontend = |key: &str, roles| {
         let mut spec = FrontendSpec::new(key.parse().unwrap(), [EndpointKey::new([10, 1, 0, 1].into(), 80)]);
         spec.roles = roles;
@@ -642,7 +609,7 @@ fn defaults_are_for_agents_as_well() {
         frontend("TCP 10.96.0.7:80", Roles::CLUSTER_IP),
     ];
     node.proxier.upsert_frontends(&ObjectKey::new("agent", "web"), all, node.now);
-    node.pass();
+    node.settles();
     assert_eq!(node.real_servers("203.0.113.1:80"), ["10.1.0.1:80 -g -w 1 -x 3"]);
     for masqueraded in ["203.0.113.2:8080", "10.96.0.7:80"] {
         assert_eq!(node.real_servers(masqueraded), ["10.1.0.1:80 -m -w 1 -x 3"]);
@@ -651,13 +618,13 @@ fn defaults_are_for_agents_as_well() {
 
 #[test]
 fn a_trace_knows_the_policy() {
-    let mut node = Node::new();
+    let mut node = new();
     let asked = json!({
         "proxier/forwarding": "ipip", "proxier/persistence-seconds": "300", "proxier/persistence-prefix-ipv4": "24",
         "proxier/max-connections": "9", "proxier/min-connections": "4",
     });
     let input = Input { slice: json!({"proxier/weights": "10.244.0.1=0, 10.244.0.2=3"}), ..Input::annotated(asked) };
-    node.serve(&input);
+    node.serve_input(&input);
     let outside: IpAddr = "198.51.100.7".parse().unwrap();
     let packet = |key: &str| Packet::new(outside, format!("TCP {key}").parse().unwrap());
     let to_balancer = node.traced(Kind::Ipvs, &packet(BALANCER));
@@ -692,12 +659,12 @@ fn a_trace_knows_the_policy() {
     assert!(all.iter().all(|one| !one.masqueraded), "{all:?}");
 
     // No endpoint takes connections.
-    node.serve(&Input::annotated(json!({"proxier/zone-weights": "*=0"})));
+    node.serve_input(&Input::annotated(json!({"proxier/zone-weights": "*=0"})));
     let nobody = node.traced(Kind::Ipvs, &packet(CLUSTER_IP));
     assert_eq!((nobody.verdict, nobody.affinity_secs), (Verdict::Rejected, None));
     // Annotations that are not allowed are not traced.
-    let mut strict = Node::with(MayAskFor::empty());
-    strict.serve(&input);
+    let mut strict = with(MayAskFor::empty());
+    strict.serve_input(&input);
     let strict = strict.traced(Kind::Ipvs, &packet(BALANCER));
     assert_eq!((strict.forwarding, strict.affinity_secs), (None, None));
 }
@@ -706,7 +673,7 @@ fn a_trace_knows_the_policy() {
 #[test]
 fn a_trace_says_what_becomes_of_answers() {
     for forwarding in [ForwardingMethod::Masquerade, ForwardingMethod::DirectRoute] {
-        let mut node = Node::new();
+        let mut node = new();
         let mut balancing = Balancing::default();
         (balancing.one_packet, balancing.forwarding) = (Some(true), Some(forwarding));
         let places = [("UDP 203.0.113.82:80", Roles::EXTERNAL_IP), ("UDP 10.96.0.9:80", Roles::CLUSTER_IP)];
@@ -716,7 +683,7 @@ fn a_trace_says_what_becomes_of_answers() {
             spec
         });
         node.proxier.upsert_frontends(&ObjectKey::new("agent", "logs"), frontends, node.now);
-        node.pass();
+        node.settles();
         for (key, roles) in places {
             let packet = Packet::new([198, 51, 100, 7].into(), key.parse().unwrap());
             let said = node.traced(Kind::Ipvs, &packet).steps.join("\n");
@@ -734,9 +701,9 @@ fn a_trace_says_what_becomes_of_answers() {
 fn what_a_kernel_has_otherwise_is_named_by_its_policy() {
     let key = "TCP 203.0.113.81:80".parse().unwrap();
     let held = |annotations: Value| {
-        let mut node = Node::new();
-        node.serve(&Input::annotated(annotations));
-        look(Kind::Ipvs, &key, node.proxier.facts(), &mut node.kernel.ports()).unwrap()
+        let mut node = new();
+        node.serve_input(&Input::annotated(annotations));
+        inspect(Kind::Ipvs, &key, node.proxier.facts(), &mut node.kernel.ports()).unwrap()
     };
     let base = json!({"proxier/persistence-seconds": "300"});
     for (name, value, expected) in [
@@ -808,19 +775,20 @@ proptest! {
     #[test]
     fn any_sequence_ends_where_a_fresh_start_with_its_last_input_ends(
         inputs in proptest::collection::vec(inputs(), 1..6),
-        allowed in any::<u8>().prop_map(MayAskFor::from_bits_truncate),
+        names in proptest::sample::subsequence(MAY_ASK_FOR.to_vec(), 0..=MAY_ASK_FOR.len()),
     ) {
-        let mut node = Node::with(allowed);
+        let allowed = names.iter().filter_map(|name| MayAskFor::by_name(name)).fold(MayAskFor::empty(), |all, one| all | one);
+        let mut node = with(allowed);
         for input in &inputs {
-            node.give(input);
+            node.give_input(input);
             if node.proxier.next_wake().is_some() {
-                node.pass();
+                node.settles();
             }
             // Endpoints with another port replace these, which drain: none has connections.
-            node.run(Duration::from_secs(5));
+            node.settle_for(Duration::from_secs(5));
         }
-        let mut fresh = Node::with(allowed);
-        fresh.serve(inputs.last().unwrap());
+        let mut fresh = with(allowed);
+        fresh.serve_input(inputs.last().unwrap());
         let (end, expected) = (node.kernel.state(), fresh.kernel.state());
         prop_assert_eq!(end.ipvs, expected.ipvs);
         prop_assert_eq!(end.sets, expected.sets);

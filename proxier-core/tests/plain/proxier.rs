@@ -3,10 +3,11 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use iptables::Family as Side;
 use ipvs::{Operation, RealServer};
 use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
 use proxier_core::net::Family;
-use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
+use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::plan::report::Report;
 use proxier_core::plan::step::Part;
 use proxier_core::ports::PortErrorKind;
@@ -14,95 +15,39 @@ use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use serde_json::{Value, json};
 
-struct World {
-    kernel: FakeKernel,
-    proxier: Reconciler,
-    now: Duration,
-}
+use crate::node::{Node, kernel, service, slice};
 
-impl World {
-    fn new() -> Self {
-        let kernel = FakeKernel::new();
-        kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap()]);
-        World { kernel, proxier: new_proxier(), now: Duration::ZERO }
-    }
-
-    fn service(&mut self, value: Value) {
-        let object: ServiceObject = serde_json::from_value(value).unwrap();
-        self.proxier.upsert_service(&object, self.now);
-    }
-
-    fn slice(&mut self, service: &str, addresses: &[&str]) {
-        let endpoints: Vec<Value> = addresses.iter().map(|address| json!({ "addresses": [address] })).collect();
-        let protocol = if service == "dns" { "UDP" } else { "TCP" };
-        let object: EndpointSliceObject = serde_json::from_value(json!({
-            "metadata": {
-                "namespace": "demo", "name": format!("{service}-1"), "labels": {"kubernetes.io/service-name": service},
-            },
-            "addressType": "IPv4",
-            "ports": [{"name": "http", "protocol": protocol, "port": 8080}],
-            "endpoints": endpoints,
-        }))
-        .unwrap();
-        self.proxier.upsert_slice(&object, self.now);
-    }
-
-    /// Runs one pass, now. Panics when none is due.
-    fn pass(&mut self) -> Report {
-        let now = self.now;
-        let report = self.proxier.pass(&|| now, &mut self.kernel.ports());
-        // Changes only where things are kept.
-        self.proxier.compact();
-        report.unwrap_or_else(|| panic!("nothing is due at {now:?}, but at {:?}", self.proxier.next_wake()))
-    }
-
-    /// Passes until none is due before this much time has passed.
-    fn run(&mut self, time: Duration) -> Vec<Report> {
-        let end = self.now + time;
-        let mut reports = Vec::new();
-        while let Some(at) = self.proxier.next_wake().filter(|at| *at <= end) {
-            self.now = self.now.max(at);
-            reports.push(self.pass());
-        }
-        self.now = end;
-        reports
-    }
-
-    fn rules(&mut self, family: Family) -> String {
-        self.kernel.ports().rules.dump(family).unwrap().to_string()
-    }
-
-    fn servers(&mut self) -> String {
-        let ports = self.kernel.ports();
-        let snapshot = ports.ipvs.snapshot().unwrap();
-        let mut lines = Vec::new();
-        for entry in snapshot.entries {
-            let server = entry.virtual_server.server;
-            let mut reals: Vec<_> = entry.real_servers.iter().map(|real| real.server).collect();
-            reals.sort_unstable();
-            let reals: Vec<String> = reals.iter().map(|real| format!(" {}*{}", real.key, real.config.weight)).collect();
-            lines.push(format!("{}{}", server.key, reals.concat()));
-        }
-        lines.sort();
-        lines.join("\n")
-    }
-}
-
-fn new_proxier() -> Reconciler {
-    Reconciler::new("node-a", Options::default(), Duration::ZERO)
+fn new() -> Node {
+    Node::begin(&kernel(), Options::default())
 }
 
 fn web() -> Value {
-    json!({
-        "metadata": {"namespace": "demo", "name": "web"},
-        "spec": {"clusterIP": "10.96.0.10", "ports": [{"name": "http", "port": 80}]},
-    })
+    json!({"clusterIP": "10.96.0.10"})
+}
+
+/// A process with Service `web` and these endpoints, whose lists are complete.
+fn with_web(endpoints: &[&str]) -> Node {
+    let mut node = new();
+    node.service("web", web());
+    node.slice("web", endpoints);
+    node.started()
+}
+
+/// As [`with_web`], with two endpoints, served.
+fn serving_web() -> Node {
+    let mut node = with_web(&["10.244.0.1", "10.244.0.2"]);
+    assert!(node.pass_now().is_done());
+    node
+}
+
+fn servers(node: &Node) -> String {
+    node.served().join("\n")
 }
 
 #[test]
 fn nothing_is_touched_before_the_lists_are_complete() {
-    let mut world = World::new();
-    world.service(web());
+    let mut world = new();
+    world.service("web", web());
     assert_eq!(world.proxier.next_wake(), None);
     let now = world.now;
     assert!(world.proxier.pass(&|| now, &mut world.kernel.ports()).is_none());
@@ -110,89 +55,39 @@ fn nothing_is_touched_before_the_lists_are_complete() {
 }
 
 #[test]
-fn a_service_is_served_and_a_second_full_pass_writes_nothing() {
-    let mut world = World::new();
-    world.service(web());
-    world.slice("web", &["10.244.0.1", "10.244.0.2"]);
-    world.proxier.start(world.now);
-    let report = world.pass();
-    assert!(report.full && report.is_done(), "{report:#?}");
-    assert_eq!(world.servers(), "TCP 10.96.0.10:80 10.244.0.1:8080*1 10.244.0.2:8080*1");
-    let before = world.kernel.writes().total();
-    let reports = world.run(Duration::from_secs(31));
-    assert_eq!(reports.len(), 1);
-    assert!(reports[0].full && reports[0].is_done() && reports[0].drift.is_empty(), "{reports:#?}");
-    assert_eq!(world.kernel.writes().total(), before);
-
-    // Another process, same kernel.
-    world.proxier = new_proxier();
-    world.service(web());
-    world.slice("web", &["10.244.0.1", "10.244.0.2"]);
-    world.proxier.start(world.now);
-    assert!(world.pass().is_done());
-    assert_eq!(world.kernel.writes().total(), before);
-}
-
-#[test]
 fn an_endpoint_drains_comes_back_and_goes_in_the_end() {
-    let mut world = World::new();
-    world.service(web());
-    world.slice("web", &["10.244.0.1", "10.244.0.2"]);
-    world.proxier.start(world.now);
-    world.pass();
+    let mut world = serving_web();
     let before = world.kernel.writes().total();
     world.slice("web", &["10.244.0.1"]);
-    let report = world.pass();
+    let report = world.pass_now();
     assert!(!report.full && report.is_done() && report.draining == 1, "{report:#?}");
     assert_eq!(world.kernel.writes().total(), before + 1);
-    assert_eq!(world.servers(), "TCP 10.96.0.10:80 10.244.0.1:8080*1 10.244.0.2:8080*0");
+    assert_eq!(servers(&world), "TCP 10.96.0.10:80 10.244.0.1:8080*1 10.244.0.2:8080*0");
     world.slice("web", &["10.244.0.1", "10.244.0.2"]);
-    world.pass();
+    world.pass_now();
     assert_eq!(world.kernel.writes().total(), before + 2);
-    assert_eq!(world.servers(), "TCP 10.96.0.10:80 10.244.0.1:8080*1 10.244.0.2:8080*1");
+    assert_eq!(servers(&world), "TCP 10.96.0.10:80 10.244.0.1:8080*1 10.244.0.2:8080*1");
     world.slice("web", &["10.244.0.1"]);
-    world.pass();
+    world.pass_now();
     let reports = world.run(Duration::from_secs(2));
-    assert_eq!(world.servers(), "TCP 10.96.0.10:80 10.244.0.1:8080*1", "{reports:#?}");
+    assert_eq!(servers(&world), "TCP 10.96.0.10:80 10.244.0.1:8080*1", "{reports:#?}");
     assert!(world.proxier.drains().unwrap().is_empty());
 }
 
 #[test]
-fn a_deleted_service_leaves_nothing() {
-    let mut world = World::new();
-    world.proxier.start(world.now);
-    world.pass();
-    let empty = world.kernel.state();
-    world.service(web());
-    world.slice("web", &["10.244.0.1"]);
-    world.pass();
-    assert_ne!(world.kernel.state(), empty);
-    world.proxier.delete_service(&ObjectKey::new("demo", "web"), world.now);
-    assert!(world.pass().is_done());
-    assert_eq!(world.kernel.state(), empty);
-}
-
-#[test]
 fn what_vanishes_from_a_list_all_at_once_is_kept_and_what_is_deleted_goes() {
-    let mut world = World::new();
-    let services: Vec<ServiceObject> = (1..=20)
-        .map(|number| {
-            serde_json::from_value(json!({
-                "metadata": {"namespace": "demo", "name": format!("web-{number}")},
-                "spec": {"clusterIP": format!("10.96.0.{number}"), "ports": [{"port": 80}]},
-            }))
-            .unwrap()
-        })
-        .collect();
+    let mut world = new();
+    let web = |number: u8| service(&format!("web-{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+    let services: Vec<ServiceObject> = (1..=20).map(web).collect();
     world.proxier.replace_objects(&services, [], world.now);
     world.proxier.start(world.now);
-    assert!(world.pass().is_done());
-    let full = world.servers();
+    assert!(world.pass_now().is_done());
+    let full = servers(&world);
     world.proxier.replace_objects([], [], world.now);
-    let report = world.pass();
+    let report = world.pass_now();
     assert!(report.stopped.as_deref().is_some_and(|why| why.starts_with("20 of 20 ")), "{report:#?}");
     assert!(!report.is_done());
-    assert_eq!(world.servers(), full);
+    assert_eq!(servers(&world), full);
     // The input comes back.
     world.proxier.replace_objects(&services, [], world.now);
     assert!(world.run(Duration::from_secs(31)).last().is_some_and(|report| report.is_done() && report.writes() == 0));
@@ -202,46 +97,36 @@ fn what_vanishes_from_a_list_all_at_once_is_kept_and_what_is_deleted_goes() {
         other.spec.cluster_ip = other.spec.cluster_ip.take().map(|ip| ip.replace("10.96.0.", "10.96.7."));
     }
     world.proxier.replace_objects(&others, [], world.now);
-    assert!(world.pass().is_done());
-    assert!(!world.servers().contains("10.96.0."));
+    assert!(world.pass_now().is_done());
+    assert!(!servers(&world).contains("10.96.0."));
     // Deleted one by one, all may go.
     for service in &others {
         world.proxier.delete_service(&ObjectKey::of(&service.metadata), world.now);
     }
-    let report = world.pass();
+    let report = world.pass_now();
     assert!(report.is_done(), "{report:#?}");
-    assert_eq!(world.servers(), "");
+    assert_eq!(servers(&world), "");
 }
 
 /// The rules of load balancers stay as long as the virtual servers do, also when other Services change.
 #[test]
 fn what_is_kept_keeps_its_rules() {
-    let mut world = World::new();
-    let balancer = |number: u8| -> ServiceObject {
-        serde_json::from_value(json!({
-            "metadata": {"namespace": "demo", "name": format!("web-{number}")},
-            "spec": {
-                "type": "LoadBalancer", "clusterIP": format!("10.96.1.{number}"), "ports": [{"port": 80}],
-                "loadBalancerSourceRanges": ["192.0.2.0/24"],
-            },
-            "status": {"loadBalancer": {"ingress": [{"ip": format!("203.0.113.{number}")}]}},
-        }))
-        .unwrap()
-    };
-    let services: Vec<ServiceObject> = (1..=20).map(balancer).collect();
+    let mut world = new();
+    let services: Vec<ServiceObject> =
+        (1..=20).map(|number| balancer(number, "Cluster", Some("192.0.2.0/24"))).collect();
     world.proxier.replace_objects(&services, [], world.now);
     world.proxier.start(world.now);
-    assert!(world.pass().is_done());
+    assert!(world.pass_now().is_done());
     let full = world.kernel.state();
     world.proxier.replace_objects([], [], world.now);
-    assert!(world.pass().stopped.is_some());
+    assert!(world.pass_now().stopped.is_some());
     assert_eq!(world.kernel.state(), full);
     assert_eq!(world.proxier.safeguard().held().count(), 40);
     // The virtual servers that are kept serve: the node is healthy, and nothing is retried.
     assert_eq!((world.proxier.schedule().failures(), world.proxier.schedule().pending_since()), (0, None));
     assert_eq!((world.proxier.totals().failed_passes, world.proxier.totals().stopped_passes), (0, 1));
     // A new Service comes and goes.
-    world.service(web());
+    world.service("web", web());
     world.slice("web", &["10.244.0.1"]);
     assert!(world.run(Duration::from_secs(31)).iter().all(|report| report.stopped.is_some()));
     assert_eq!(world.kernel.state().rules, full.rules);
@@ -258,28 +143,21 @@ fn what_is_kept_keeps_its_rules() {
     assert_eq!(world.kernel.state(), full);
 }
 
-/// A proxier that knows its node's address.
-fn on_a_node() -> Reconciler {
-    let mut proxier = new_proxier();
-    let node = json!({
-        "metadata": {"name": "node-a"},
-        "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.10"}]},
-    });
-    proxier.set_node(&serde_json::from_value::<NodeObject>(node).unwrap(), Duration::ZERO);
-    proxier
+/// A process that knows its node's address.
+fn on_a_node(kernel: &FakeKernel) -> Node {
+    let mut node = Node::begin(kernel, Options::default());
+    node.addresses(&["192.0.2.10"]);
+    node
 }
 
 /// A load balancer on port 80; the range `192.0.2.0/24` includes this node.
 fn balancer(number: u8, policy: &str, range: Option<&str>) -> ServiceObject {
-    serde_json::from_value(json!({
-        "metadata": {"namespace": "demo", "name": format!("lb-{number}")},
-        "spec": {
-            "type": "LoadBalancer", "clusterIP": format!("10.96.1.{number}"), "ports": [{"port": 80}],
-            "externalTrafficPolicy": policy, "loadBalancerSourceRanges": range.map(|range| vec![range]),
-        },
+    let spec = json!({
+        "type": "LoadBalancer", "clusterIP": format!("10.96.1.{number}"), "externalTrafficPolicy": policy,
+        "loadBalancerSourceRanges": range.map(|range| vec![range]),
         "status": {"loadBalancer": {"ingress": [{"ip": format!("203.0.113.{number}")}]}},
-    }))
-    .unwrap()
+    });
+    service(&format!("lb-{number}"), spec)
 }
 
 /// New Services get their rules while older ones are held back, and those lose none: the rules are those of a cluster that has both. The same holds
@@ -288,13 +166,13 @@ fn balancer(number: u8, policy: &str, range: Option<&str>) -> ServiceObject {
 fn what_comes_while_something_is_kept_is_guarded_too() {
     let kinds =
         [("Cluster", None), ("Local", None), ("Cluster", Some("192.0.2.0/24")), ("Local", Some("198.51.100.0/24"))];
-    let node_world = || World { proxier: on_a_node(), ..World::new() };
+    let node_world = || on_a_node(&kernel());
     let pairs = kinds.iter().flat_map(|kept| kinds.iter().map(move |new| [*kept, *new]));
     for (both_kinds, restarts) in pairs.flat_map(|pair| [(pair, false), (pair, true)]) {
         let [kept, new] = both_kinds;
         let kept: Vec<ServiceObject> = (1..=20).map(|number| balancer(number, kept.0, kept.1)).collect();
         let new = balancer(30, new.0, new.1);
-        let both = |world: &mut World| {
+        let both = |world: &mut Node| {
             world.proxier.replace_objects(kept.iter().chain([&new]), [], world.now);
             world.proxier.start(world.now);
             assert!(world.run(Duration::from_secs(31)).last().is_some_and(Report::is_done));
@@ -304,14 +182,13 @@ fn what_comes_while_something_is_kept_is_guarded_too() {
         let mut world = node_world();
         world.proxier.replace_objects(&kept, [], world.now);
         world.proxier.start(world.now);
-        assert!(world.pass().is_done());
+        assert!(world.pass_now().is_done());
         if restarts {
-            world.proxier = on_a_node();
-            world.proxier.start(world.now);
+            world.proxier = on_a_node(&world.kernel).started().proxier;
         } else {
             world.proxier.replace_objects([], [], world.now);
         }
-        assert!(world.pass().stopped.is_some());
+        assert!(world.pass_now().stopped.is_some());
         world.proxier.upsert_service(&new, world.now);
         let report = world.run(Duration::from_secs(1)).pop().unwrap();
         assert!(report.stopped.is_some() && !report.has_failed(), "{report:#?}");
@@ -329,7 +206,7 @@ fn what_comes_while_something_is_kept_is_guarded_too() {
         let mut alone = node_world();
         alone.proxier.upsert_service(&new, alone.now);
         alone.proxier.start(alone.now);
-        assert!(alone.pass().is_done());
+        assert!(alone.pass_now().is_done());
         assert_eq!(world.kernel.state().rules, alone.kernel.state().rules);
         // The rules that matter here.
         let ranges: Vec<&str> = both_kinds.iter().filter_map(|kind| kind.1).collect();
@@ -340,20 +217,11 @@ fn what_comes_while_something_is_kept_is_guarded_too() {
 }
 
 fn node_port() -> Value {
-    json!({
-        "metadata": {"namespace": "demo", "name": "web"},
-        "spec": {
-            "type": "NodePort", "clusterIP": "10.96.0.10",
-            "ports": [{"name": "http", "port": 80, "nodePort": 30080}],
-        },
-    })
+    json!({"type": "NodePort", "clusterIP": "10.96.0.10", "ports": [{"name": "p", "port": 80, "nodePort": 30080}]})
 }
 
 fn dns() -> Value {
-    json!({
-        "metadata": {"namespace": "demo", "name": "dns"},
-        "spec": {"clusterIP": "10.96.0.53", "ports": [{"name": "http", "protocol": "UDP", "port": 53}]},
-    })
+    json!({"clusterIP": "10.96.0.53", "ports": [{"name": "u", "protocol": "UDP", "port": 53}]})
 }
 
 /// Parts whose steps were skipped, and number of failures of any other kind.
@@ -369,41 +237,39 @@ fn skipped(report: &Report) -> (Vec<Part>, usize) {
 /// A virtual server without its entries and its address would count as foreign, and stay.
 #[test]
 fn a_virtual_server_that_cannot_be_deleted_keeps_what_tells_that_it_is_ours() {
-    let mut world = World::new();
-    world.proxier.start(world.now);
-    world.pass();
+    let mut world = new().started();
+    world.pass_now();
     let empty = world.kernel.state();
-    world.service(node_port());
-    assert!(world.pass().is_done());
+    world.service("web", node_port());
+    assert!(world.pass_now().is_done());
     world.kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Busy).every());
     world.proxier.delete_service(&ObjectKey::new("demo", "web"), world.now);
-    let report = world.pass();
+    let report = world.pass_now();
     assert_eq!(skipped(&report), (vec![Part::Entry, Part::Address], 2), "{report:#?}");
-    assert_eq!(world.servers(), "TCP 10.96.0.10:80\nTCP 192.0.2.10:30080");
+    assert_eq!(servers(&world), "TCP 10.96.0.10:80\nTCP 192.0.2.10:30080");
 
     // Another process finds it.
     world.kernel.clear_faults();
-    world.proxier = new_proxier();
+    world.proxier = Reconciler::new("node-a", Options::default(), Duration::ZERO);
     world.proxier.start(world.now);
-    assert!(world.pass().is_done());
+    assert!(world.pass_now().is_done());
     assert_eq!(world.kernel.state(), empty);
 }
 
 #[test]
 fn what_could_not_be_marked_as_ours_goes_with_its_service() {
-    let mut world = World::new();
-    world.proxier.start(world.now);
-    world.pass();
+    let mut world = new().started();
+    world.pass_now();
     let empty = world.kernel.state();
     world.kernel.fail(Fault::new(Call::SetsAdd, PortErrorKind::Busy).every());
     world.kernel.fail(Fault::new(Call::LinksBind, PortErrorKind::Busy).every());
-    world.service(node_port());
-    assert!(!world.pass().is_done());
-    assert_eq!(world.servers(), "TCP 10.96.0.10:80\nTCP 192.0.2.10:30080");
+    world.service("web", node_port());
+    assert!(!world.pass_now().is_done());
+    assert_eq!(servers(&world), "TCP 10.96.0.10:80\nTCP 192.0.2.10:30080");
     // Only a full pass can run after this: the earlier knowledge of the kernel is forgotten.
     world.kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Unknown).item(0));
     world.proxier.delete_service(&ObjectKey::new("demo", "web"), world.now);
-    assert!(!world.pass().is_done());
+    assert!(!world.pass_now().is_done());
     world.kernel.clear_faults();
     world.run(Duration::from_secs(60));
     assert_eq!(world.kernel.state(), empty);
@@ -411,35 +277,31 @@ fn what_could_not_be_marked_as_ours_goes_with_its_service() {
 
 #[test]
 fn a_preview_is_no_pass_and_what_it_compiled_is_no_drift() {
-    let mut world = World::new();
-    world.service(web());
-    world.slice("web", &["10.244.0.1", "10.244.0.2"]);
-    world.proxier.start(world.now);
-    assert!(world.pass().is_done());
-    world.service(dns());
+    let mut world = serving_web();
+    world.service("dns", dns());
     world.slice("web", &["10.244.0.1", "10.244.0.3"]);
     let before = world.kernel.state();
     let (plan, report) = world.proxier.preview(world.now, &mut world.kernel.ports());
     assert!(!plan.is_empty() && report.drift.is_empty(), "{report:#?}");
     assert_eq!(world.kernel.state(), before);
-    let report = world.pass();
+    let report = world.pass_now();
     assert!(report.full && report.is_done() && report.drift.is_empty(), "{report:#?}");
     assert_eq!(report.draining, 1);
 }
 
 #[test]
 fn flows_that_could_not_be_forgotten_are_forgotten_later() {
-    let mut world = World::new();
-    world.service(dns());
+    let mut world = new();
+    world.service("dns", dns());
     world.slice("dns", &["10.244.0.1", "10.244.0.2"]);
     world.proxier.start(world.now);
-    assert!(world.pass().is_done());
+    assert!(world.pass_now().is_done());
     let at = |text: &str| text.parse().unwrap();
-    let flow = Flow::udp(at("10.244.9.9:4000"), at("10.96.0.53:53"), at("10.244.0.2:8080"));
+    let flow = Flow::udp(at("10.244.9.9:4000"), at("10.96.0.53:53"), at("10.244.0.2:5353"));
     world.kernel.add_flow(flow);
     world.kernel.fail(Fault::new(Call::ConntrackForgetUdp, PortErrorKind::Busy));
     world.slice("dns", &["10.244.0.1"]);
-    let report = world.pass();
+    let report = world.pass_now();
     assert!(!report.is_done());
     assert_eq!(world.kernel.state().flows.len(), 1);
     let reports = world.run(Duration::from_secs(5));
@@ -452,12 +314,12 @@ fn flows_that_could_not_be_forgotten_are_forgotten_later() {
 /// A kernel without `nf_conntrack_netlink`: serving works without it, so the pass has not failed.
 #[test]
 fn flows_that_cannot_be_forgotten_here_are_a_lack_and_no_failure() {
-    let mut world = World::new();
+    let mut world = new();
     world.kernel.fail(Fault::new(Call::ConntrackForgetUdp, PortErrorKind::Unavailable).every());
-    world.service(dns());
+    world.service("dns", dns());
     world.slice("dns", &["10.244.0.1", "10.244.0.2"]);
     world.proxier.start(world.now);
-    let report = world.pass();
+    let report = world.pass_now();
     assert!(report.is_done() && report.applied.failures.is_empty(), "{report:#?}");
     assert_eq!(report.applied.lacks.len(), 1, "{report:#?}");
     assert!(report.applied.lacks[0].to_string().starts_with("UDP flows to endpoints that are gone are not ended: "));
@@ -470,51 +332,43 @@ fn flows_that_cannot_be_forgotten_here_are_a_lack_and_no_failure() {
 /// A kernel that refuses rules may lack a match that is optional.
 #[test]
 fn rules_are_written_without_what_the_kernel_turns_out_to_lack() {
-    let mut world = World::new();
+    let mut world = new();
     world.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Unavailable).family(Family::V4));
-    let mut object = web();
-    object["spec"]["externalIPs"] = json!(["198.51.100.1"]);
-    world.service(object);
+    world.service("web", json!({"clusterIP": "10.96.0.10", "externalIPs": ["198.51.100.1"]}));
     world.slice("web", &["10.244.0.1"]);
     world.proxier.start(world.now);
-    let report = world.pass();
+    let report = world.pass_now();
     assert!(report.is_done(), "{report:#?}");
     assert!(report.applied.lacks[0].to_string().starts_with("rules are written without match physdev"), "{report:#?}");
-    let rules = world.rules(Family::V4);
+    let rules = world.rules(Side::Ipv4);
     assert!(rules.contains("-j KUBE-SERVICES") && !rules.contains("physdev"), "{rules}");
     // The match is left out for the other family too, from now on; it is reported once.
     let reports = world.run(Duration::from_secs(120));
     assert!(reports.iter().all(|report| report.is_done() && report.applied.lacks.is_empty()), "{reports:#?}");
-    assert!(!world.rules(Family::V6).contains("physdev"));
+    assert!(!world.rules(Side::Ipv6).contains("physdev"));
     assert_eq!(reports.last().unwrap().writes(), 0);
 
     // Refused with and without: a failure, and the match is still tried later.
-    let mut world = World::new();
+    let mut world = new();
     world.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Invalid).family(Family::V4).every());
-    let mut object = web();
-    object["spec"]["externalIPs"] = json!(["198.51.100.1"]);
-    world.service(object);
+    world.service("web", json!({"clusterIP": "10.96.0.10", "externalIPs": ["198.51.100.1"]}));
     world.proxier.start(world.now);
-    let report = world.pass();
+    let report = world.pass_now();
     assert!(report.has_failed() && report.applied.lacks.is_empty(), "{report:#?}");
     world.kernel.clear_faults();
     world.run(Duration::from_secs(60));
-    assert!(world.rules(Family::V4).contains("physdev"));
+    assert!(world.rules(Side::Ipv4).contains("physdev"));
 }
 
 #[test]
 fn a_virtual_server_that_somebody_deleted_is_made_again_when_an_endpoint_comes() {
-    let mut world = World::new();
-    world.service(web());
-    world.slice("web", &["10.244.0.1", "10.244.0.2"]);
-    world.proxier.start(world.now);
-    world.pass();
+    let mut world = serving_web();
     let key = "TCP 10.96.0.10:80".parse().unwrap();
     world.kernel.ipvs().apply(&Operation::DeleteVirtualServer(key)).unwrap();
     world.slice("web", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
-    let report = world.pass();
+    let report = world.pass_now();
     assert!(!report.full && report.is_done(), "{report:#?}");
-    assert_eq!(world.servers(), "TCP 10.96.0.10:80 10.244.0.1:8080*1 10.244.0.2:8080*1 10.244.0.3:8080*1");
+    assert_eq!(servers(&world), "TCP 10.96.0.10:80 10.244.0.1:8080*1 10.244.0.2:8080*1 10.244.0.3:8080*1");
     // Other foreign changes are looked for at once.
     let reports = world.run(Duration::ZERO);
     assert!(reports.len() == 1 && reports[0].full && reports[0].writes() == 0, "{reports:#?}");
@@ -523,82 +377,64 @@ fn a_virtual_server_that_somebody_deleted_is_made_again_when_an_endpoint_comes()
 /// A foreign virtual server at our address and port may have foreign real servers.
 #[test]
 fn a_virtual_server_that_is_there_already_is_brought_to_what_is_wanted() {
-    let mut world = World::new();
-    world.proxier.start(world.now);
-    world.pass();
+    let mut world = new().started();
+    world.pass_now();
     world.kernel.ipvs().load("-A -t 10.96.0.10:80 -s lc\n-a -t 10.96.0.10:80 -r 10.9.9.9:1 -m -w 3").unwrap();
-    world.service(web());
+    world.service("web", web());
     world.slice("web", &["10.244.0.1"]);
-    assert!(world.pass().is_done());
+    assert!(world.pass_now().is_done());
     let reports = world.run(Duration::from_secs(2));
     assert!(reports[0].full, "{reports:#?}");
-    assert_eq!(world.servers(), "TCP 10.96.0.10:80 10.244.0.1:8080*1");
+    assert_eq!(servers(&world), "TCP 10.96.0.10:80 10.244.0.1:8080*1");
     assert!(world.kernel.state().ipvs.contains("-s rr"));
 }
 
 #[test]
 fn what_depends_on_what_failed_is_not_tried_and_says_so() {
-    let mut world = World::new();
-    world.service(web());
-    world.slice("web", &["10.244.0.1", "10.244.0.2"]);
-    world.proxier.start(world.now);
+    let mut world = with_web(&["10.244.0.1", "10.244.0.2"]);
     world.kernel.set_dummy_present(false);
-    let report = world.pass();
+    let report = world.pass_now();
     assert_eq!(skipped(&report), (vec![Part::Address], 1), "{report:#?}");
     world.kernel.set_dummy_present(true);
     world.run(Duration::from_secs(3));
 
-    let mut world = World::new();
-    world.service(web());
-    world.slice("web", &["10.244.0.1", "10.244.0.2"]);
-    world.proxier.start(world.now);
+    let mut world = with_web(&["10.244.0.1", "10.244.0.2"]);
     world.kernel.fail(Fault::new(Call::SetsCreate, PortErrorKind::Unavailable).family(Family::V4).every());
-    let report = world.pass();
+    let report = world.pass_now();
     assert_eq!(skipped(&report), (vec![Part::Entry, Part::Rules], 18), "{report:#?}");
 
-    let mut world = World::new();
-    world.service(web());
-    world.slice("web", &["10.244.0.1", "10.244.0.2"]);
-    world.proxier.start(world.now);
+    let mut world = with_web(&["10.244.0.1", "10.244.0.2"]);
     world.kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Busy).item(0));
-    let report = world.pass();
+    let report = world.pass_now();
     assert_eq!(skipped(&report), (vec![Part::RealServer, Part::Address], 1), "{report:#?}");
     assert!(world.run(Duration::from_secs(3)).last().is_some_and(Report::is_done));
 }
 
 #[test]
 fn a_real_server_that_drains_and_gets_a_weight_from_somebody_loses_it_at_the_next_look() {
-    let mut world = World::new();
-    world.service(web());
-    world.slice("web", &["10.244.0.1", "10.244.0.2"]);
-    world.proxier.start(world.now);
-    world.pass();
+    let mut world = serving_web();
     world.slice("web", &["10.244.0.1"]);
-    world.pass();
+    world.pass_now();
     let key = "TCP 10.96.0.10:80".parse().unwrap();
     let server = RealServer::new("10.244.0.2:8080".parse().unwrap());
     world.kernel.ipvs().set_counters(&key, Some((&server.key, 2, 0)), 2, 2);
     world.kernel.ipvs().apply(&Operation::UpdateRealServer(key, server)).unwrap();
     world.run(Duration::from_secs(2));
-    assert_eq!(world.servers(), "TCP 10.96.0.10:80 10.244.0.1:8080*1 10.244.0.2:8080*0");
+    assert_eq!(servers(&world), "TCP 10.96.0.10:80 10.244.0.1:8080*1 10.244.0.2:8080*0");
     assert_eq!(world.proxier.drains().unwrap().len(), 1);
 }
 
 /// Draining real servers are forgotten even if their virtual server is neither wanted nor there to be deleted.
 #[test]
 fn nothing_drains_where_somebody_deleted_the_virtual_server_of_a_service_that_went() {
-    let mut world = World::new();
-    world.service(web());
-    world.slice("web", &["10.244.0.1", "10.244.0.2"]);
-    world.proxier.start(world.now);
-    world.pass();
+    let mut world = serving_web();
     world.slice("web", &["10.244.0.1"]);
-    assert_eq!(world.pass().draining, 1);
+    assert_eq!(world.pass_now().draining, 1);
     let key = "TCP 10.96.0.10:80".parse().unwrap();
     world.kernel.ipvs().apply(&Operation::DeleteVirtualServer(key)).unwrap();
     world.proxier.delete_service(&ObjectKey::new("demo", "web"), world.now);
     world.proxier.request_full(world.now);
-    assert!(world.pass().is_done());
+    assert!(world.pass_now().is_done());
     world.run(Duration::from_secs(60));
     assert!(world.proxier.drains().unwrap().is_empty(), "{:?}", world.proxier.drains());
 }
@@ -606,20 +442,17 @@ fn nothing_drains_where_somebody_deleted_the_virtual_server_of_a_service_that_we
 /// An address that another interface got stays bound; when its Service goes, it is unbound, which is no drift.
 #[test]
 fn an_address_that_another_interface_has_too_goes_with_its_service() {
-    let mut world = World::new();
-    world.service(json!({
-        "metadata": {"namespace": "demo", "name": "web"},
-        "spec": {"clusterIP": "10.96.0.10", "externalIPs": ["203.0.113.1"], "ports": [{"name": "http", "port": 80}]},
-    }));
+    let mut world = new();
+    world.service("web", json!({"clusterIP": "10.96.0.10", "externalIPs": ["203.0.113.1"]}));
     world.proxier.start(world.now);
-    assert!(world.pass().is_done());
+    assert!(world.pass_now().is_done());
     world.kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap(), "203.0.113.1".parse().unwrap()]);
     world.proxier.host_changed(world.now);
-    assert!(world.pass().is_done());
+    assert!(world.pass_now().is_done());
     assert_eq!(world.kernel.state().devices["kube-ipvs0"].len(), 2);
-    world.service(web());
+    world.service("web", web());
     world.proxier.request_full(world.now);
-    let report = world.pass();
+    let report = world.pass_now();
     assert!(report.is_done() && report.drift.is_empty(), "{report:#?}");
     assert_eq!(world.kernel.state().devices["kube-ipvs0"].len(), 1);
 }
@@ -630,75 +463,60 @@ fn a_set_grows_beyond_what_it_was_made_for() {
     let guarded = |ranges: u32| {
         let range = |number: u32| format!("{}/32", Ipv4Addr::from(0x0b00_0000 + number));
         json!({
-            "metadata": {"namespace": "demo", "name": "web"},
-            "spec": {
-                "type": "LoadBalancer", "clusterIP": "10.96.0.10", "ports": [{"name": "http", "port": 80}],
-                "loadBalancerSourceRanges": (0..ranges).map(range).collect::<Vec<_>>(),
-            },
+            "type": "LoadBalancer", "clusterIP": "10.96.0.10",
+            "loadBalancerSourceRanges": (0..ranges).map(range).collect::<Vec<_>>(),
             "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.1"}]}},
         })
     };
     let set = "KUBE-LOAD-BALANCER-SOURCE-CIDR";
-    let size = |world: &World| world.kernel.state().sets[set].1.len();
-    let mut world = World::new();
-    world.service(guarded(10));
+    let size = |world: &Node| world.kernel.state().sets[set].1.len();
+    let mut world = new();
+    world.service("web", guarded(10));
     world.proxier.start(world.now);
-    assert!(world.pass().is_done());
+    assert!(world.pass_now().is_done());
     assert_eq!(size(&world), 10);
-    world.service(guarded(70_000));
-    let report = world.pass();
+    world.service("web", guarded(70_000));
+    let report = world.pass_now();
     assert!(!report.full && report.is_done(), "{:#?}", report.applied.failures.first());
     assert_eq!(size(&world), 70_000);
     let reports = world.run(Duration::from_secs(31));
     assert!(reports.iter().all(|report| report.is_done() && report.writes() == 0));
 
     // The set is created large enough on an empty kernel.
-    let mut world = World::new();
-    world.service(guarded(70_000));
+    let mut world = new();
+    world.service("web", guarded(70_000));
     world.proxier.start(world.now);
-    let report = world.pass();
+    let report = world.pass_now();
     assert!(report.is_done(), "{:#?}", report.applied.failures.first());
     assert_eq!(size(&world), 70_000);
 }
 
 /// Twenty Services with two endpoints each, served.
-fn shop() -> (World, Vec<ServiceObject>, Vec<EndpointSliceObject>) {
-    let mut world = World::new();
-    let service = |number: u8| -> ServiceObject {
-        serde_json::from_value(json!({
-            "metadata": {"namespace": "demo", "name": format!("web-{number}")},
-            "spec": {"clusterIP": format!("10.96.2.{number}"), "ports": [{"name": "http", "port": 80}]},
-        }))
-        .unwrap()
-    };
-    let services: Vec<ServiceObject> = (1..=20).map(service).collect();
+fn shop() -> (Node, Vec<ServiceObject>, Vec<EndpointSliceObject>) {
+    let mut world = new();
+    let web = |number: u8| service(&format!("web-{number}"), json!({"clusterIP": format!("10.96.2.{number}")}));
+    let services: Vec<ServiceObject> = (1..=20).map(web).collect();
     let slices: Vec<EndpointSliceObject> = (1..=20).map(|number| shop_slice(number, "1", number)).collect();
     world.proxier.replace_objects(&services, &slices, world.now);
     world.proxier.start(world.now);
-    assert!(world.pass().is_done());
+    assert!(world.pass_now().is_done());
     (world, services, slices)
 }
 
 fn shop_slice(service: u8, name: &str, network: u8) -> EndpointSliceObject {
-    serde_json::from_value(json!({
-        "metadata": {
-            "namespace": "demo", "name": format!("web-{service}-{name}"),
-            "labels": {"kubernetes.io/service-name": format!("web-{service}")},
-        },
-        "addressType": "IPv4",
-        "ports": [{"name": "http", "port": 8080}],
-        "endpoints": [{"addresses": [format!("10.244.{network}.1")]}, {"addresses": [format!("10.244.{network}.2")]}],
-    }))
-    .unwrap()
+    let endpoints = [1, 2].map(|last| format!("10.244.{network}.{last}"));
+    let mut object = slice(&format!("web-{service}"), &endpoints.each_ref().map(String::as_str));
+    object.metadata.name = format!("web-{service}-{name}");
+    object
 }
 
-fn lose_slices(world: &mut World, slices: &[EndpointSliceObject]) {
+fn lose_slices(world: &mut Node, slices: &[EndpointSliceObject]) {
     for slice in slices {
         world.proxier.lose_slice(&ObjectKey::of(&slice.metadata), world.now);
     }
 }
 
-fn lose_services(world: &mut World, services: &[ServiceObject]) {
+fn lose_services(world: &mut Node, services: &[ServiceObject]) {
     for service in services {
         world.proxier.lose_service(&ObjectKey::of(&service.metadata), world.now);
     }
@@ -746,36 +564,36 @@ fn empty_lists_in_any_order_take_no_endpoint() {
 #[test]
 fn slices_alone_that_are_missing_are_waited_for() {
     let (mut world, _, slices) = shop();
-    let full = world.servers();
+    let full = servers(&world);
     lose_slices(&mut world, &slices);
-    let report = world.pass();
+    let report = world.pass_now();
     assert!(report.stopped.as_deref().is_some_and(|why| why.starts_with("20 of 20 virtual servers would go or lose")));
-    assert_eq!(world.servers(), full);
+    assert_eq!(servers(&world), full);
     for slice in &slices[..15] {
         world.proxier.upsert_slice(slice, world.now);
     }
     world.run(Duration::from_secs(31));
-    assert_eq!(world.servers(), full, "five are still missing, and five are few: but they went with the rest");
+    assert_eq!(servers(&world), full, "five are still missing, and five are few: but they went with the rest");
     // A new slice counts, beside the doubted ones.
     world.proxier.upsert_slice(&shop_slice(20, "new", 99), world.now);
     world.run(Duration::from_secs(1));
     let line = "TCP 10.96.2.20:80 10.244.20.1:8080*1 10.244.20.2:8080*1 10.244.99.1:8080*1 10.244.99.2:8080*1";
-    assert!(world.servers().contains(line), "{}", world.servers());
+    assert!(servers(&world).contains(line), "{}", servers(&world));
     // A slice that says it has no endpoints any more is believed at once.
     let mut empty = slices[18].clone();
     empty.endpoints.clear();
     world.proxier.upsert_slice(&empty, world.now);
     world.run(Duration::from_secs(3));
-    assert!(world.servers().contains("TCP 10.96.2.19:80\n"), "{}", world.servers());
+    assert!(servers(&world).contains("TCP 10.96.2.19:80\n"), "{}", servers(&world));
     // So is a deleted one.
     world.proxier.delete_slice(&ObjectKey::of(&slices[17].metadata), world.now);
     world.run(Duration::from_secs(3));
-    assert!(world.servers().contains("TCP 10.96.2.18:80\n"), "{}", world.servers());
-    assert!(world.servers().contains("TCP 10.96.2.17:80 10.244.17.1:8080*1"), "{}", world.servers());
+    assert!(servers(&world).contains("TCP 10.96.2.18:80\n"), "{}", servers(&world));
+    assert!(servers(&world).contains("TCP 10.96.2.17:80 10.244.17.1:8080*1"), "{}", servers(&world));
     // After five minutes the rest is believed.
     world.run(Duration::from_secs(400));
-    assert!(world.servers().contains("TCP 10.96.2.17:80\n"), "{}", world.servers());
-    assert!(world.servers().contains("TCP 10.96.2.20:80 10.244.99.1:8080*1 10.244.99.2:8080*1"), "{}", world.servers());
+    assert!(servers(&world).contains("TCP 10.96.2.17:80\n"), "{}", servers(&world));
+    assert!(servers(&world).contains("TCP 10.96.2.20:80 10.244.99.1:8080*1 10.244.99.2:8080*1"), "{}", servers(&world));
     assert_eq!(world.proxier.safeguard().held().count(), 0);
     assert!(world.proxier.next_wake().is_some());
 }
@@ -790,15 +608,15 @@ fn a_service_that_is_held_back_gets_new_endpoints() {
     world.proxier.upsert_slice(&shop_slice(7, "new", 77), world.now);
     world.run(Duration::from_secs(2));
     let line = "TCP 10.96.2.7:80 10.244.7.1:8080*1 10.244.7.2:8080*1 10.244.77.1:8080*1 10.244.77.2:8080*1";
-    assert!(world.servers().contains(line), "{}", world.servers());
+    assert!(servers(&world).contains(line), "{}", servers(&world));
     // A Service that is held back is deleted by an event: it goes at once, with the slices that are missing.
     world.proxier.delete_service(&ObjectKey::new("demo", "web-3"), world.now);
     world.run(Duration::from_secs(2));
-    assert!(!world.servers().contains("TCP 10.96.2.3:80"), "{}", world.servers());
+    assert!(!servers(&world).contains("TCP 10.96.2.3:80"), "{}", servers(&world));
     assert_eq!(world.proxier.safeguard().held().count(), 19);
     assert_eq!(world.proxier.confirm_removal(world.now), 19);
     world.run(Duration::from_secs(2));
-    assert_eq!(world.servers(), "");
+    assert_eq!(servers(&world), "");
     assert_eq!(world.proxier.store().slices_of(&ObjectKey::new("demo", "web-3")).count(), 0);
 }
 
@@ -808,10 +626,10 @@ fn few_that_are_missing_go() {
     let (mut world, services, slices) = shop();
     lose_services(&mut world, &services[..4]);
     lose_slices(&mut world, &slices[4..9]);
-    let report = world.pass();
+    let report = world.pass_now();
     assert_eq!(report.stopped, None);
     world.run(Duration::from_secs(3));
-    let servers = world.servers();
+    let servers = servers(&world);
     assert!(!servers.contains("TCP 10.96.2.4:80") && servers.contains("TCP 10.96.2.5:80\n"), "{servers}");
     assert!(servers.contains("TCP 10.96.2.10:80 10.244.10.1:8080*1"), "{servers}");
 }
@@ -821,56 +639,55 @@ fn few_that_are_missing_go() {
 fn a_restart_into_empty_lists_takes_nothing() {
     for services_are_there in [true, false] {
         let (mut world, services, slices) = shop();
-        let full = world.servers();
-        world.proxier = new_proxier();
+        let full = servers(&world);
+        world.proxier = Reconciler::new("node-a", Options::default(), Duration::ZERO);
         let (services_then, new) = (services.clone(), shop_slice(7, "new", 77));
         world.proxier.replace_objects(if services_are_there { &services_then[..] } else { &[] }, [], world.now);
         world.proxier.start(world.now);
         let reports = world.run(Duration::from_secs(65));
         assert!(reports.iter().all(|report| report.stopped.is_some()), "{reports:#?}");
-        assert_eq!(world.servers(), full, "Services there: {services_are_there}");
+        assert_eq!(servers(&world), full, "Services there: {services_are_there}");
         assert_eq!(world.proxier.safeguard().held().count(), 20);
         if services_are_there {
             world.proxier.upsert_slice(&new, world.now);
             world.run(Duration::from_secs(3));
             let line = "TCP 10.96.2.7:80 10.244.77.1:8080*1 10.244.77.2:8080*1";
-            assert!(world.servers().contains(line), "{}", world.servers());
+            assert!(servers(&world).contains(line), "{}", servers(&world));
         }
         world.proxier.replace_objects(&services, &slices, world.now);
         world.run(Duration::from_secs(40));
-        assert_eq!(world.servers(), full);
+        assert_eq!(servers(&world), full);
         assert_eq!(world.proxier.safeguard().held().count(), 0);
     }
     // A Service whose slices have no endpoints is not doubted, after a restart either.
     let (mut world, services, mut slices) = shop();
-    world.proxier = new_proxier();
+    world.proxier = Reconciler::new("node-a", Options::default(), Duration::ZERO);
     for slice in &mut slices {
         slice.endpoints.clear();
     }
     world.proxier.replace_objects(&services, &slices, world.now);
     world.proxier.start(world.now);
     world.run(Duration::from_secs(3));
-    assert!(!world.servers().contains("10.244."), "{}", world.servers());
+    assert!(!servers(&world).contains("10.244."), "{}", servers(&world));
 }
 
 /// The lock of iptables is held when the first load balancer with source ranges comes.
 #[test]
 fn what_cannot_be_guarded_is_not_served_and_nothing_else_waits() {
-    let mut world = World::new();
-    world.proxier = on_a_node();
-    world.service(web());
+    let mut world = on_a_node(&kernel());
+    world.service("web", web());
     world.slice("web", &["10.244.0.1"]);
     world.proxier.start(world.now);
-    assert!(world.pass().is_done());
+    assert!(world.pass_now().is_done());
     world.run(Duration::from_secs(1));
     world.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Busy).every());
     world.proxier.upsert_service(&balancer(1, "Cluster", Some("198.51.100.0/24")), world.now);
     world.slice("web", &["10.244.0.1", "10.244.0.2"]);
-    let report = world.pass();
-    let servers = world.servers();
-    assert!(!servers.contains("203.0.113.1:80"), "nobody is let in without the guard: {servers}");
-    assert!(servers.contains("TCP 10.96.1.1:80"), "the rest of the Service is served: {servers}");
-    assert!(servers.contains("10.244.0.2:8080*1"), "others are not concerned: {servers}");
+    let report = world.pass_now();
+    let served = servers(&world);
+    assert!(!served.contains("203.0.113.1:80"), "nobody is let in without the guard: {served}");
+    assert!(served.contains("TCP 10.96.1.1:80"), "the rest of the Service is served: {served}");
+    assert!(served.contains("10.244.0.2:8080*1"), "others are not concerned: {served}");
     assert!(!world.kernel.state().devices["kube-ipvs0"].contains(&"203.0.113.1".parse().unwrap()));
     assert!(report.has_failed() && !report.is_done());
     let why: Vec<String> = report.applied.failures.iter().map(ToString::to_string).collect();
@@ -883,19 +700,19 @@ fn what_cannot_be_guarded_is_not_served_and_nothing_else_waits() {
     for number in 3..=6_u8 {
         world.slice("web", &["10.244.0.1", &format!("10.244.0.{number}")]);
         world.now += Duration::from_millis(20);
-        let report = world.pass();
+        let report = world.pass_now();
         assert!(report.has_failed(), "what is put off is not done");
-        assert!(world.servers().contains(&format!("10.244.0.{number}:8080*1")));
+        assert!(servers(&world).contains(&format!("10.244.0.{number}:8080*1")));
     }
     assert_eq!(world.kernel.writes().rules, tried);
     // Rules are retried in the end, each time after a longer pause, never more than some seconds apart.
     world.run(Duration::from_secs(60));
     let more = world.kernel.writes().rules - tried;
     assert!((12..60).contains(&more), "{more}");
-    assert!(!world.servers().contains("203.0.113.1:80"));
+    assert!(!servers(&world).contains("203.0.113.1:80"));
     world.kernel.clear_faults();
     world.run(Duration::from_secs(6));
-    assert!(world.servers().contains("TCP 203.0.113.1:80"), "{}", world.servers());
+    assert!(servers(&world).contains("TCP 203.0.113.1:80"), "{}", servers(&world));
     let last = world.run(Duration::from_secs(40)).pop().unwrap();
     assert!(last.is_done() && !world.proxier.schedule().is_failing());
 }
@@ -903,26 +720,24 @@ fn what_cannot_be_guarded_is_not_served_and_nothing_else_waits() {
 /// A further load balancer with ranges needs no new rules: the lock does not matter.
 #[test]
 fn what_the_rules_guard_already_is_served() {
-    let mut world = World::new();
-    world.proxier = on_a_node();
+    let mut world = on_a_node(&kernel());
     world.proxier.upsert_service(&balancer(1, "Cluster", Some("192.0.2.0/24")), world.now);
     world.proxier.start(world.now);
-    assert!(world.pass().is_done());
+    assert!(world.pass_now().is_done());
     world.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Busy).every());
     world.proxier.upsert_service(&balancer(2, "Cluster", Some("192.0.2.0/24")), world.now);
-    assert!(world.pass().is_done());
-    assert!(world.servers().contains("TCP 203.0.113.2:80"), "{}", world.servers());
+    assert!(world.pass_now().is_done());
+    assert!(servers(&world).contains("TCP 203.0.113.2:80"), "{}", servers(&world));
 }
 
 /// The entries of a load balancer guard it as long as it exists.
 #[test]
 fn a_guarded_virtual_server_that_cannot_be_deleted_stays_guarded() {
-    let mut world = World::new();
-    world.proxier = on_a_node();
+    let mut world = on_a_node(&kernel());
     world.proxier.upsert_service(&balancer(1, "Cluster", Some("198.51.100.0/24")), world.now);
     world.proxier.start(world.now);
-    assert!(world.pass().is_done());
-    let guarded = |world: &World| {
+    assert!(world.pass_now().is_done());
+    let guarded = |world: &Node| {
         let state = world.kernel.state();
         state
             .sets
@@ -935,24 +750,21 @@ fn a_guarded_virtual_server_that_cannot_be_deleted_stays_guarded() {
     assert!(entries >= 2, "{entries}");
     world.kernel.refuse(|operation| matches!(operation, Operation::DeleteVirtualServer(_)), PortErrorKind::Busy);
     world.proxier.delete_service(&ObjectKey::new("demo", "lb-1"), world.now);
-    assert!(world.pass().has_failed());
-    assert!(world.servers().contains("TCP 203.0.113.1:80"), "{}", world.servers());
+    assert!(world.pass_now().has_failed());
+    assert!(servers(&world).contains("TCP 203.0.113.1:80"), "{}", servers(&world));
     assert_eq!(guarded(&world), entries);
     assert_eq!(world.kernel.state().rules, rules);
     world.kernel.clear_faults();
     world.run(Duration::from_secs(65));
-    assert_eq!((world.servers().as_str(), guarded(&world)), ("", 0));
+    assert_eq!((servers(&world).as_str(), guarded(&world)), ("", 0));
 }
 
 /// An endpoint that the kernel refuses: reported and retried, and the node stays healthy.
 #[test]
 fn one_object_that_the_kernel_refuses_does_not_make_the_node_unwell() {
-    let mut world = World::new();
-    world.service(web());
-    world.service(json!({
-        "metadata": {"namespace": "demo", "name": "odd"},
-        "spec": {"clusterIP": "10.96.0.11", "ports": [{"name": "http", "port": 80}]},
-    }));
+    let mut world = new();
+    world.service("web", web());
+    world.service("odd", json!({"clusterIP": "10.96.0.11"}));
     world.slice("web", &["10.244.0.1"]);
     world.slice("odd", &["10.244.0.255"]);
     let is_broadcast = |operation: &Operation| matches!(operation, Operation::AddRealServer(_, server) if server.key.to_string() == "10.244.0.255:8080");
@@ -962,10 +774,7 @@ fn one_object_that_the_kernel_refuses_does_not_make_the_node_unwell() {
     // A change elsewhere does not retry it.
     world.slice("web", &["10.244.0.1", "10.244.0.2"]);
     world.slice("web", &["10.244.0.1"]);
-    world.service(json!({
-        "metadata": {"namespace": "demo", "name": "new"},
-        "spec": {"clusterIP": "10.96.0.12", "ports": [{"name": "http", "port": 80}]},
-    }));
+    world.service("new", json!({"clusterIP": "10.96.0.12"}));
     reports.extend(world.run(Duration::from_secs(1)));
     world.proxier.delete_service(&ObjectKey::new("demo", "new"), world.now);
     reports.extend(world.run(Duration::from_secs(110)));
@@ -975,7 +784,7 @@ fn one_object_that_the_kernel_refuses_does_not_make_the_node_unwell() {
     assert!(full.iter().all(|report| !report.is_done() && report.refused_by_kernel().count() == 1));
     assert!(full.iter().all(|report| report.drift.is_empty()), "nobody else has changed it");
     assert_eq!(world.proxier.schedule().pending_since(), None);
-    assert_eq!(world.servers(), "TCP 10.96.0.10:80 10.244.0.1:8080*1\nTCP 10.96.0.11:80");
+    assert_eq!(servers(&world), "TCP 10.96.0.10:80 10.244.0.1:8080*1\nTCP 10.96.0.11:80");
     // Pauses grow.
     assert!(full.len() < 12, "{}", full.len());
     // Only the refused object is left: the node can still serve.
@@ -984,17 +793,17 @@ fn one_object_that_the_kernel_refuses_does_not_make_the_node_unwell() {
     world.kernel.clear_faults();
     let last = world.run(Duration::from_secs(60)).pop().unwrap();
     assert!(last.is_done());
-    assert!(world.servers().contains("10.244.0.255:8080*1"));
+    assert!(servers(&world).contains("10.244.0.255:8080*1"));
 }
 
 /// A kernel whose IPVS refuses everything: the node cannot serve, for any reason.
 #[test]
 fn a_node_that_cannot_program_anything_is_unwell() {
-    let mut world = World::new();
+    let mut world = new();
     world.kernel.refuse(|operation| matches!(operation, Operation::AddVirtualServer(_)), PortErrorKind::Unavailable);
-    world.service(web());
+    world.service("web", web());
     world.proxier.start(world.now);
-    let report = world.pass();
+    let report = world.pass_now();
     assert!(report.has_failed() && report.serves_nothing, "{report:#?}");
     assert!(world.proxier.schedule().pending_since().is_some());
 }
@@ -1002,8 +811,8 @@ fn a_node_that_cannot_program_anything_is_unwell() {
 /// One permanent failure of the node, while another Service changes each second, which works.
 #[test]
 fn passes_that_work_do_not_hide_one_that_fails() {
-    let mut world = World::new();
-    world.service(web());
+    let mut world = new();
+    world.service("web", web());
     world.kernel.fail(Fault::new(Call::SysctlsSet, PortErrorKind::Permission).every());
     world.proxier.start(world.now);
     world.run(Duration::from_secs(1));
@@ -1020,22 +829,17 @@ fn passes_that_work_do_not_hide_one_that_fails() {
 /// IPVS without IPv6: of a dual-stack Service, IPv4 is served.
 #[test]
 fn a_family_that_ipvs_lacks_is_no_illness_of_the_node() {
-    let mut world = World::new();
+    let mut world = new();
     let is_v6 = |operation: &Operation| matches!(operation, Operation::AddVirtualServer(server) if server.key.family() == ipvs::model::Family::V6);
     world.kernel.refuse(is_v6, PortErrorKind::Unavailable);
-    world.service(json!({
-        "metadata": {"namespace": "demo", "name": "web"},
-        "spec": {
-            "clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10", "fd00::10"], "ipFamilies": ["IPv4", "IPv6"],
-            "ports": [{"name": "http", "port": 80}],
-        },
-    }));
+    let ips = json!(["10.96.0.10", "fd00::10"]);
+    world.service("web", json!({"clusterIP": "10.96.0.10", "clusterIPs": ips, "ipFamilies": ["IPv4", "IPv6"]}));
     world.slice("web", &["10.244.0.1"]);
     world.proxier.start(world.now);
     let reports = world.run(Duration::from_secs(65));
     assert!(reports.iter().all(|report| !report.has_failed() && !report.is_done()), "{reports:#?}");
     assert_eq!(reports[0].refused_by_kernel().count(), 1, "{reports:#?}");
-    assert_eq!(world.servers(), "TCP 10.96.0.10:80 10.244.0.1:8080*1");
+    assert_eq!(servers(&world), "TCP 10.96.0.10:80 10.244.0.1:8080*1");
     let bound = world.kernel.state().devices["kube-ipvs0"].clone();
     assert_eq!(bound, ["10.96.0.10".parse::<std::net::IpAddr>().unwrap()]);
 }
@@ -1043,30 +847,23 @@ fn a_family_that_ipvs_lacks_is_no_illness_of_the_node() {
 /// A list that breaks off again and again has not said anything about its last page, however long that takes.
 #[test]
 fn what_is_missing_stays_while_the_next_list_is_incomplete() {
-    let mut world = World::new();
-    let service = |number: u8| {
-        json!({
-            "metadata": {"namespace": "demo", "name": format!("web-{number:02}")},
-            "spec": {"clusterIP": format!("10.96.1.{number}"), "ports": [{"name": "http", "port": 80}]},
-        })
+    let mut world = new();
+    let serve = |world: &mut Node, number: u8| {
+        world.service(&format!("web-{number:02}"), json!({"clusterIP": format!("10.96.1.{number}")}));
     };
-    for number in 1..=20 {
-        world.service(service(number));
-    }
+    (1..=20).for_each(|number| serve(&mut world, number));
     world.proxier.start(world.now);
-    world.pass();
+    world.pass_now();
     for number in 1..=20 {
         world.proxier.lose_service(&ObjectKey::new("demo", &format!("web-{number:02}")), world.now);
     }
     world.proxier.list_begins(ObjectKind::Service);
-    let lines = |world: &mut World| world.servers().lines().count();
+    let lines = |world: &Node| servers(world).lines().count();
     world.run(Duration::from_secs(200));
-    for number in 1..=8 {
-        world.service(service(number));
-    }
+    (1..=8).for_each(|number| serve(&mut world, number));
     world.run(Duration::from_secs(400));
-    assert_eq!(lines(&mut world), 20, "ten minutes, but no complete list");
+    assert_eq!(lines(&world), 20, "ten minutes, but no complete list");
     world.proxier.list_ends(ObjectKind::Service);
     world.run(Duration::from_secs(60));
-    assert_eq!(lines(&mut world), 8);
+    assert_eq!(lines(&world), 8);
 }

@@ -6,14 +6,13 @@ use iptables::fake::FakeHost;
 use iptables::{Backend, Dump, Iptables, Rule, TableName};
 use proptest::prelude::*;
 use proxier_core::config::{Config, InterfaceName, LocalTraffic, MarkBit, NamePrefix};
-use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, MasqueradeSources, RuleChanges, Rules, cleanup, compile};
-use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
+use proxier_core::modes::ipvs::rules::{RuleChanges, Rules, cleanup};
+use proxier_core::modes::ipvs::sets::SetKey;
 use proxier_core::net::Family;
 use proxier_core::objects::ConfigObject;
 use serde_json::{Value, json};
 
-use crate::rule_cases::{CHAINS, Case, FOREIGN, JUMPS, cases, dual, foreign_part, lines, older};
-use crate::world::{World, cluster_ip, endpoint};
+use crate::rule_cases::{CHAINS, Case, FOREIGN, JUMPS, cases, foreign_part, lines, older};
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
@@ -345,80 +344,6 @@ fn capabilities_decide_on_options() {
     assert_eq!(open, ["TCP 203.0.113.5:80", "UDP 203.0.113.5:53", "SCTP 203.0.113.5:90"]);
 }
 
-/// Rules need not be made again while these are equal.
-#[test]
-fn inputs_change_with_the_first_and_the_last_entry() {
-    let mut world = World::new();
-    let inputs = |world: &World, family| Inputs::new(family, &world.wanted(), &world.facts(), Capabilities::default());
-    let empty = inputs(&world, Family::V4);
-    world.service("web", cluster_ip("10.96.0.1"));
-    let one = inputs(&world, Family::V4);
-    assert_ne!(empty, one);
-    assert!(one.is_filled(SetKind::ClusterIp) && !one.is_filled(SetKind::LoopBack));
-    world.service("more", cluster_ip("10.96.0.2"));
-    world.slice("web-1", "web", json!([endpoint("10.244.1.7", "node-b")]));
-    assert_eq!(one, inputs(&world, Family::V4), "more of the same");
-    assert_eq!(
-        inputs(&world, Family::V6),
-        Inputs::new(Family::V6, &World::new().wanted(), &world.facts(), Capabilities::default())
-    );
-    world.slice("web-1", "web", json!([endpoint("10.244.1.8", "node-a")]));
-    assert_ne!(one, inputs(&world, Family::V4), "the first endpoint on this node");
-    world.slice("web-1", "web", json!([endpoint("10.244.1.8", "node-b")]));
-    world.delete_service("web");
-    assert_eq!(one, inputs(&world, Family::V4));
-    world.delete_service("more");
-    assert_eq!(empty, inputs(&world, Family::V4));
-}
-
-#[test]
-fn load_balancers_barred_from_the_node_come_and_go() {
-    let mut world = World::new();
-    let barred = |world: &World| -> Vec<String> {
-        let inputs = Inputs::new(Family::V4, &world.wanted(), &world.facts(), Capabilities::default());
-        inputs.barred_from_node().iter().map(ToString::to_string).collect()
-    };
-    let balanced = |ranges: &[&str]| {
-        json!({
-            "clusterIP": "10.96.0.1", "type": "LoadBalancer", "ports": [{"name": "http", "port": 80}],
-            "loadBalancerSourceRanges": ranges, "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.5"}]}},
-        })
-    };
-    assert_eq!(barred(&world), [""; 0]);
-    world.service("web", balanced(&["198.51.100.0/24"]));
-    assert_eq!(barred(&world), ["TCP 203.0.113.5:80"]);
-    world.service("web", balanced(&["198.51.100.0/24", "192.168.0.0/24"]));
-    assert_eq!(barred(&world), [""; 0], "the node is in a range");
-    world.service("web", balanced(&["198.51.100.0/25"]));
-    assert_eq!(barred(&world), ["TCP 203.0.113.5:80"]);
-    world.service("web", balanced(&[]));
-    assert_eq!(barred(&world), [""; 0], "no ranges");
-    world.service("web", balanced(&["198.51.100.0/24"]));
-    world.delete_service("web");
-    assert_eq!(barred(&world), [""; 0]);
-}
-
-/// This node's own packets have their destination as their source, with addresses on the dummy device.
-#[test]
-fn the_nodes_own_traffic_is_told_by_its_source() {
-    let mut world = World::new();
-    world.service(
-        "web",
-        json!({
-            "clusterIP": "10.96.0.1", "type": "LoadBalancer", "ports": [{"name": "http", "port": 80}],
-            "loadBalancerSourceRanges": ["198.51.100.0/24"],
-            "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.5"}]}},
-        }),
-    );
-    let inputs = Inputs::new(Family::V4, &world.wanted(), &world.facts(), Capabilities::default());
-    let host = Host::new(Family::V4, "");
-    host.apply(&compile(&inputs).unwrap());
-    let text = host.text();
-    let barred = "-A KUBE-IPVS-OUT-FILTER -s 203.0.113.5 -m ipvs --vaddr 203.0.113.5";
-    assert!(text.contains(barred), "{text}");
-    assert!(text.contains("--match-set KUBE-CLUSTER-IP src,dst -j KUBE-MARK-MASQ"), "{text}");
-}
-
 fn check(object: Value) -> (Config, Vec<String>) {
     let object: ConfigObject = serde_json::from_value(object).unwrap();
     let mut rejections = Vec::new();
@@ -500,26 +425,6 @@ fn settings_of_masquerading() {
     assert_eq!(MarkBit::new(31).unwrap().to_string(), "0x80000000");
     assert_eq!(MarkBit::new(0).unwrap().to_string(), "0x00000001");
     assert_eq!(MarkBit::new(32), None);
-}
-
-#[test]
-fn a_family_without_its_network_cannot_tell_local_traffic() {
-    let mut world = World::new();
-    world.service("web", dual(cluster_ip("10.96.0.1")));
-    world.config.local_traffic = LocalTraffic::ClusterCidrs(vec!["10.244.0.0/16".parse().unwrap()]);
-    let sources = |world: &World, family| {
-        Inputs::new(family, &world.wanted(), &world.facts(), Capabilities::default()).sources().clone()
-    };
-    assert_eq!(sources(&world, Family::V4), MasqueradeSources::OutsideNetwork("10.244.0.0/16".parse().unwrap()));
-    assert_eq!(sources(&world, Family::V6), MasqueradeSources::ClusterIps);
-    world.config.local_traffic = LocalTraffic::NodeCidr;
-    assert_eq!(sources(&world, Family::V4), MasqueradeSources::ClusterIps, "a Node without podCIDRs");
-    world.node.pod_cidrs =
-        vec!["fd00::/64".parse().unwrap(), "10.1.0.0/24".parse().unwrap(), "10.2.0.0/24".parse().unwrap()];
-    assert_eq!(sources(&world, Family::V4), MasqueradeSources::OutsideNetwork("10.1.0.0/24".parse().unwrap()));
-    assert_eq!(sources(&world, Family::V6), MasqueradeSources::OutsideNetwork("fd00::/64".parse().unwrap()));
-    world.config.masquerade_all = true;
-    assert_eq!(sources(&world, Family::V6), MasqueradeSources::All);
 }
 
 const NAMES: [&str; 13] = [

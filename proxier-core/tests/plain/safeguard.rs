@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use ipvs::VirtualServerKey;
 use proptest::prelude::*;
-use proxier_core::config::NamePrefix;
 use proxier_core::config::{Reserved, ReservedPort, User};
 use proxier_core::modes::ipvs::diff::{Changes, diff, diff_changed};
-use proxier_core::modes::ipvs::held::{hold, losing};
+use proxier_core::modes::ipvs::hold_back::{hold, losing};
 use proxier_core::modes::ipvs::observed::Observed;
 use proxier_core::net::FrontendKey;
 use proxier_core::safeguard::{Kernel as _, MassRemoval, Safeguard, Stopped};
@@ -356,38 +355,6 @@ proptest! {
     }
 }
 
-/// keepalived moves a load balancer's address to this node and away again, while it is bound to the dummy device.
-#[test]
-fn an_address_that_moves_in_and_out_stays_bound() {
-    let (mut world, mut observed) = cluster(1);
-    let vip: IpAddr = "192.0.2.1".parse().unwrap();
-    assert!(observed.addresses.contains(&vip));
-    world.host.interfaces.get_mut("eth0").unwrap().push(vip);
-    let changed = world.refresh_all();
-    let changes = diff_changed(&world.wanted(), &observed, &changed, &world.config);
-    assert_eq!((changes.add_addresses.len(), changes.delete_addresses.len()), (0, 0));
-    // The address's other ports are open again: programs on the node may use it.
-    let gone: Vec<_> = changes
-        .delete_entries
-        .iter()
-        .map(|(set, element)| format!("{} {element}", set.named(NamePrefix::KUBE)))
-        .collect();
-    assert_eq!(gone, ["KUBE-IPVS-IPS 192.0.2.1"]);
-    observed.apply(&changes);
-    world.host.interfaces.get_mut("eth0").unwrap().retain(|of| *of != vip);
-    let changed = world.refresh_all();
-    let changes = diff_changed(&world.wanted(), &observed, &changed, &world.config);
-    assert_eq!((changes.add_addresses.len(), changes.delete_addresses.len()), (0, 0));
-    observed.apply(&changes);
-    // The Service goes while another interface has the address: it is unbound from our device.
-    world.host.interfaces.get_mut("eth0").unwrap().push(vip);
-    world.refresh_all();
-    observed.apply(&diff(&world.wanted(), &observed, &world.config));
-    let changed = world.delete_service("s1");
-    let changes = diff_changed(&world.wanted(), &observed, &changed, &world.config);
-    assert!(changes.delete_addresses.contains(&vip));
-}
-
 /// The node's own address is never bound, even for a cluster IP: it would be in KUBE-IPVS-IPS, and its every other port closed.
 #[test]
 fn the_nodes_own_address_is_served_but_never_bound() {
@@ -436,22 +403,6 @@ fn reserved_places_are_refused() {
         assert_eq!(has(&world, &key), user.is_none() && v4, "{key}");
         assert!(user.is_none() || !world.addresses().contains(&address.to_owned()));
     }
-}
-
-#[test]
-fn reserved_node_ports_and_other_protocols() {
-    let mut world = World::new();
-    let node_port = |protocol: &str| {
-        json!({"type": "NodePort", "clusterIP": "10.96.0.9", "ports": [
-        {"name": "http", "port": 80, "nodePort": 10250, "protocol": protocol}]})
-    };
-    world.service("web", node_port("TCP"));
-    assert_eq!(rejected(&world).len(), 1);
-    assert!(!has(&world, "TCP 192.168.0.10:10250"));
-    assert!(world.set(proxier_core::modes::ipvs::sets::SetKind::NodePortTcp).is_empty());
-    world.service("web", node_port("UDP"));
-    assert!(rejected(&world).is_empty());
-    assert!(has(&world, "UDP 192.168.0.10:10250"));
 }
 
 #[test]

@@ -6,15 +6,15 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use proxier_core::config::{Config, InterfaceName, KernelNames, NamePrefix, TableName};
-use proxier_core::fake::{FakeKernel, KernelState};
+use proxier_core::fake::FakeKernel;
 use proxier_core::modes::ipvs::cleanup::cleanup;
-use proxier_core::modes::shared::cleaned::Cleaned;
-use proxier_core::modes::{Kind, nftables};
+use proxier_core::modes::{Cleaned, Kind, nftables};
 use proxier_core::plan::report::Report;
 use proxier_core::ports::PortErrorKind;
 use proxier_core::reconciler::{Options, Reconciler};
-use proxier_core::snapshot::ObjectKey;
 use serde_json::json;
+
+use crate::node::{Node, held, kernel, options_of, same, writes};
 
 const NODE: &str = "192.0.2.10";
 
@@ -43,129 +43,64 @@ fn config(names: KernelNames) -> Config {
     config
 }
 
-fn kernel() -> FakeKernel {
-    let kernel = FakeKernel::new();
-    kernel.set_interface("eth0", &[NODE.parse().unwrap(), "2001:db8::10".parse().unwrap()]);
-    kernel
-}
-
 struct Proxy {
-    kernel: FakeKernel,
-    config: Config,
-    mode: Kind,
-    proxier: Reconciler,
+    node: Node,
     /// Number in the addresses and ports of its Services, different from the other proxy's.
     number: u16,
-    now: Duration,
 }
 
 impl Proxy {
     fn new(kernel: &FakeKernel, names: KernelNames, mode: Kind, number: u16) -> Self {
-        let mut options = Options::default();
-        (options.config, options.mode) = (config(names), mode);
-        let (config, now) = (options.config.clone(), Duration::ZERO);
-        let proxier = Reconciler::new("node-a", options, now);
-        let mut proxy = Proxy { kernel: kernel.clone(), config, mode, proxier, number, now };
+        let mut options = options_of(mode);
+        options.config = config(names);
+        let mut proxy = Proxy { node: Node::on(kernel.clone(), options), number };
         proxy.serve(1, &["10.244.0.1", "10.244.0.2"]);
         proxy.serve(2, &["10.244.0.3"]);
-        proxy.proxier.start(now);
         proxy
     }
 
     /// A Service with every kind of address.
     fn serve(&mut self, which: u16, endpoints: &[&str]) {
         let (number, name) = (self.number, format!("web-{}-{which}", self.number));
-        let service = json!({
-            "metadata": {"namespace": "demo", "name": name},
-            "spec": {
-                "type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 32000 + number * 10 + which,
-                "clusterIP": format!("10.{number}.0.{which}"),
-                "externalIPs": [format!("203.0.{number}.{which}")],
-                "loadBalancerSourceRanges": ["192.0.2.0/24"],
-                "ports": [
-                    {"name": "p", "port": 80, "nodePort": 30000 + number * 10 + which},
-                    {"name": "u", "port": 53, "protocol": "UDP", "nodePort": 31000 + number * 10 + which},
-                ],
-            },
+        let spec = json!({
+            "type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 32000 + number * 10 + which,
+            "clusterIP": format!("10.{number}.0.{which}"),
+            "externalIPs": [format!("203.0.{number}.{which}")],
+            "loadBalancerSourceRanges": ["192.0.2.0/24"],
+            "ports": [
+                {"name": "p", "port": 80, "nodePort": 30000 + number * 10 + which},
+                {"name": "u", "port": 53, "protocol": "UDP", "nodePort": 31000 + number * 10 + which},
+            ],
             "status": {"loadBalancer": {"ingress": [{"ip": format!("198.51.{number}.{which}")}]}},
         });
-        let slice = json!({
-            "metadata": {
-                "namespace": "demo", "name": format!("{name}-1"), "labels": {"kubernetes.io/service-name": name},
-            },
-            "addressType": "IPv4",
-            "ports": [{"name": "p", "port": 8080}, {"name": "u", "port": 5353, "protocol": "UDP"}],
-            "endpoints": endpoints.iter().map(|address| json!({"addresses": [address], "nodeName": "node-a"})).collect::<Vec<_>>(),
-        });
-        self.proxier.upsert_service(&serde_json::from_value(service).unwrap(), self.now);
-        self.proxier.upsert_slice(&serde_json::from_value(slice).unwrap(), self.now);
+        let endpoints: Vec<String> = endpoints.iter().map(|address| format!("{address}@node-a")).collect();
+        self.node.service(&name, spec);
+        self.node.slice(&name, &endpoints.iter().map(String::as_str).collect::<Vec<_>>());
     }
 
     fn delete(&mut self, which: u16) {
-        self.proxier.delete_service(&ObjectKey::new("demo", &format!("web-{}-{which}", self.number)), self.now);
+        self.node.no_service(&format!("web-{}-{which}", self.number));
     }
 
     /// Does all that is due within a minute, which has a full pass in it; returns the last full one.
     fn settle(&mut self) -> Report {
-        let end = self.now + Duration::from_secs(60);
-        let mut full = None;
-        while let Some(at) = self.proxier.next_wake().filter(|at| *at <= end) {
-            self.now = self.now.max(at);
-            let now = self.now;
-            let Some(report) = self.proxier.pass(&|| now, &mut self.kernel.ports()) else { continue };
-            assert!(report.is_done(), "{report:#?}");
-            assert!(report.drift.is_empty(), "{:#?}", report.drift);
-            full = Some(report).filter(|report| report.full).or(full);
-        }
-        self.now = end;
-        full.unwrap()
+        let reports = self.node.settle();
+        assert!(reports.iter().all(|report| report.drift.is_empty()), "{reports:#?}");
+        reports.into_iter().rfind(|report| report.full).unwrap()
     }
 
     fn clean(&mut self) -> Cleaned {
-        if self.mode == Kind::Ipvs {
-            return cleanup(&self.config, &mut self.kernel.ports());
-        }
-        nftables::cleanup(&self.config, &mut self.kernel.ports())
+        let config = self.node.proxier.facts().config().clone();
+        let ports = &mut self.node.kernel.ports();
+        if self.node.proxier.mode() == Kind::Ipvs { cleanup(&config, ports) } else { nftables::cleanup(&config, ports) }
     }
-}
-
-/// Number of writes. Finding flows to forget would count as one, though there may be none, so it is left out.
-fn writes(kernel: &FakeKernel) -> u64 {
-    let writes = kernel.writes();
-    writes.total() - writes.conntrack
-}
-
-/// State of the kernel in lines; a line of rules with its table. Parts that a fresh kernel has are left out.
-fn held(state: &KernelState) -> BTreeSet<String> {
-    let mut lines = BTreeSet::new();
-    lines.extend(state.ipvs.lines().map(|line| line.trim_end().to_owned()));
-    for (name, (create, entries)) in &state.sets {
-        lines.insert(create.clone());
-        lines.extend(entries.iter().map(|entry| format!("add {name} {entry}")));
-    }
-    for (which, text) in &state.rules {
-        let mut table = "";
-        for line in text.lines() {
-            if line.starts_with('*') {
-                table = line;
-            } else if line.contains("KUBE-") || line.contains("AGENT-") {
-                lines.insert(format!("{which:?} {table} {line}"));
-            }
-        }
-    }
-    lines.extend(state.tables.iter().map(|(name, text)| format!("{name}: {text}")));
-    for (name, addresses) in state.devices.iter().filter(|(name, _)| *name != "lo" && *name != "eth0") {
-        lines.insert(format!("device {name}"));
-        lines.extend(addresses.iter().map(|address| format!("{address} dev {name}")));
-    }
-    lines
 }
 
 /// State of a kernel with one proxy alone.
 fn alone(names: KernelNames, mode: Kind, number: u16) -> BTreeSet<String> {
     let kernel = kernel();
     Proxy::new(&kernel, names, mode, number).settle();
-    let held = held(&kernel.state());
+    let held = held(&kernel);
     assert!(held.len() >= 2, "{held:#?}");
     held
 }
@@ -173,14 +108,6 @@ fn alone(names: KernelNames, mode: Kind, number: u16) -> BTreeSet<String> {
 fn union(one: &BTreeSet<String>, two: &BTreeSet<String>) -> BTreeSet<String> {
     assert_eq!(one.intersection(two).collect::<Vec<_>>(), Vec::<&String>::new(), "they share nothing");
     one.union(two).cloned().collect()
-}
-
-#[track_caller]
-fn same(kernel: &FakeKernel, wanted: &BTreeSet<String>) {
-    let found = held(&kernel.state());
-    let missing: Vec<_> = wanted.difference(&found).collect();
-    let more: Vec<_> = found.difference(wanted).collect();
-    assert!(missing.is_empty() && more.is_empty(), "missing {missing:#?}\nmore {more:#?}");
 }
 
 fn each_has_what_it_would_have_alone(one_mode: Kind, other_mode: Kind) {
@@ -196,7 +123,7 @@ fn each_has_what_it_would_have_alone(one_mode: Kind, other_mode: Kind) {
             one.settle();
             other.settle();
         }
-        same(&kernel, &union(&one_alone, &other_alone));
+        same("", &kernel, &union(&one_alone, &other_alone));
         // No work is left, and each proxy sees the other's virtual servers as foreign.
         for _ in 0..2 {
             let before = writes(&kernel);
@@ -213,7 +140,7 @@ fn each_has_what_it_would_have_alone(one_mode: Kind, other_mode: Kind) {
         one.delete(3);
         one.settle();
         other.settle();
-        same(&kernel, &union(&one_alone, &other_alone));
+        same("", &kernel, &union(&one_alone, &other_alone));
 
         // Another process of one proxy starts, while the other runs.
         let mut one = Proxy::new(&kernel, ours(), one_mode, 1);
@@ -226,13 +153,13 @@ fn each_has_what_it_would_have_alone(one_mode: Kind, other_mode: Kind) {
             if reversed { (&mut one, &mut other, &other_alone) } else { (&mut other, &mut one, &one_alone) };
         let cleaned = first.clean();
         assert!(cleaned.is_done(), "{cleaned:#?}");
-        same(&kernel, left);
+        same("", &kernel, left);
         let before = writes(&kernel);
         second.settle();
         assert_eq!(writes(&kernel), before);
         let cleaned = second.clean();
         assert!(cleaned.is_done(), "{cleaned:#?}");
-        same(&kernel, &BTreeSet::new());
+        same("", &kernel, &BTreeSet::new());
     }
 }
 

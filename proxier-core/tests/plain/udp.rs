@@ -53,33 +53,6 @@ fn place(address: &str, endpoints: &[u8]) -> UdpServices {
     UdpServices::from([(address.parse().unwrap(), endpoints.collect())])
 }
 
-#[test]
-fn changes_of_a_udp_service() {
-    let (mut world, mut observed, drains) = (World::new(), Observed::new(), Drains::default());
-    let nothing = UdpServices::new();
-    dns(&mut world, "10.96.0.10");
-    assert_eq!(step(&world, &mut observed, &drains), place("10.96.0.10:53", &[]), "it is new");
-    assert_eq!(step(&world, &mut observed, &drains), nothing);
-    endpoints(&mut world, &[1, 2]);
-    assert_eq!(step(&world, &mut observed, &drains), place("10.96.0.10:53", &[1, 2]), "the first endpoints");
-    endpoints(&mut world, &[1, 2, 3]);
-    assert_eq!(step(&world, &mut observed, &drains), nothing, "one more");
-    endpoints(&mut world, &[2, 3]);
-    assert_eq!(step(&world, &mut observed, &drains), place("10.96.0.10:53", &[2, 3]), "one goes");
-    endpoints(&mut world, &[3, 4]);
-    assert_eq!(step(&world, &mut observed, &drains), place("10.96.0.10:53", &[3, 4]), "one goes, one comes");
-    endpoints(&mut world, &[]);
-    assert_eq!(step(&world, &mut observed, &drains), place("10.96.0.10:53", &[]), "all go");
-    endpoints(&mut world, &[5]);
-    step(&world, &mut observed, &drains);
-    dns(&mut world, "10.96.0.11");
-    let mut both = place("10.96.0.10:53", &[]);
-    both.extend(place("10.96.0.11:53", &[5]));
-    assert_eq!(step(&world, &mut observed, &drains), both, "the address is another one");
-    world.delete_service("dns");
-    assert_eq!(step(&world, &mut observed, &drains), place("10.96.0.11:53", &[]), "it is deleted");
-}
-
 /// A change of configuration alone makes no flow stale.
 #[test]
 fn another_scheduler() {
@@ -123,7 +96,7 @@ fn draining_endpoints_answer() {
 
     drains.deleted(&key, &one.into());
     let answering = udp::answering(&key, &world.wanted(), &drains);
-    assert_eq!(udp::udp_place(&key).map(|at| (at, answering)), place("10.96.0.10:53", &[3]).into_iter().next());
+    assert_eq!(udp::udp_address(&key).map(|at| (at, answering)), place("10.96.0.10:53", &[3]).into_iter().next());
     world.delete_service("dns");
     drains.begin(key, one.into(), std::time::Duration::ZERO);
     assert_eq!(step(&world, &mut observed, &drains), place("10.96.0.10:53", &[]), "nobody answers for what is deleted");
@@ -166,6 +139,6 @@ proptest! {
             prop_assert!(old.get(place) != new.get(place));
         }
         let keys = after.servers().map(|server| server.key);
-        prop_assert_eq!(new.len(), keys.filter(|key| udp::udp_place(key).is_some()).count());
+        prop_assert_eq!(new.len(), keys.filter(|key| udp::udp_address(key).is_some()).count());
     }
 }

@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use proxier_core::config::LocalTraffic;
-use proxier_core::config::{Neighbour, User};
+use proxier_core::config::{LocalTraffic, Neighbour, User};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::trace::trace;
 use proxier_core::modes::{self, iptables, userspace};
@@ -17,14 +16,14 @@ use proxier_core::reconciler::Options;
 use proxier_core::service::{Packet, Verdict};
 use serde_json::{Value, json};
 
-use crate::node::{self, Node, options_of, prepared};
+use crate::node::{self, Node, kernel, options_of};
 
 fn options() -> Options {
     options_of(modes::Kind::Userspace)
 }
 
 fn new() -> Node {
-    Node::on(prepared(FakeKernel::new()), options())
+    Node::on(kernel(), options())
 }
 
 fn key(text: &str) -> FrontendKey {
@@ -171,9 +170,9 @@ fn endpoints_on_which_this_process_listens_are_reported() {
     let by_port = ["10.96.0.4:80", "192.0.2.10:8080"].map(|key| of(key, "port", "192.0.2.10:8080", "port"));
     assert_eq!(left_out(&node.settles()), by_port);
     // The endpoint has the other protocol, or the other port.
-    node.service("u", json!({"clusterIP": "10.96.0.5", "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]}));
+    node.service("u", json!({"clusterIP": "10.96.0.5", "ports": [{"name": "u", "port": 5353, "protocol": "UDP"}]}));
     node.slice("u", &["10.96.0.2", "10.96.0.5"]);
-    let udp = of("10.96.0.5:53", "u", "10.96.0.5:53", "u").replace("TCP", "UDP");
+    let udp = of("10.96.0.5:5353", "u", "10.96.0.5:5353", "u").replace("TCP", "UDP");
     assert_eq!(left_out(&node.settles()), [udp]);
     for name in ["web", "other", "port", "u"] {
         node.no_service(name);
@@ -269,7 +268,7 @@ fn networks_that_are_not_the_services_alone_cut_nobody_off() {
     options.config.local_traffic = LocalTraffic::ClusterCidrs(vec!["10.244.0.0/16".parse().unwrap()]);
     options.userspace.service_cidrs =
         ["10.0.0.0/8", "192.0.2.0/24", "10.96.0.0/12"].map(|network| network.parse().unwrap()).to_vec();
-    let mut node = Node::on(prepared(FakeKernel::new()), options);
+    let mut node = Node::on(kernel(), options);
     node.service("web", json!({"clusterIP": "10.1.0.10"}));
     node.service("inside", json!({"clusterIP": "10.96.0.10"}));
     let report = node.settles();
@@ -554,7 +553,7 @@ fn a_preview_leaves_the_relay_as_it_is() {
     node.service("web", json!({"clusterIP": "10.96.0.10"}));
     let (plan, report) = node.proxier.preview(node.now, &mut node.kernel.ports());
     assert!(report.unread.is_empty() && !plan.is_empty(), "{report:#?}");
-    let names = modes::shared::names::Names::new(node.proxier.store(), node.proxier.desired());
+    let names = modes::Names::new(node.proxier.store(), node.proxier.desired());
     let steps: Vec<String> = plan.steps(&names).map(|step| step.to_string()).collect();
     let place = |needle: &str| steps.iter().position(|step| step.contains(needle));
     let (listens, leads_here) = (place("TCP 10.96.0.10:80 0 endpoints"), place("local 10.96.0.10/32"));

@@ -107,7 +107,10 @@ fn the_reconciler_knows_modes_by_their_trait() {
     only(
         &with(&files, names_one),
         &[
-            ("reconciler/committed.rs", "remembers what was committed to tables of nf_tables, whatever the mode"),
+            (
+                "reconciler/own_transactions.rs",
+                "remembers what was committed to tables of nf_tables, whatever the mode",
+            ),
             ("reconciler/mod.rs", "makes the modes from their options"),
             ("reconciler/view.rs", "lends what IPVS mode has to agents"),
         ],

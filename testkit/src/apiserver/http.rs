@@ -30,6 +30,16 @@ impl Request {
         matches!(self.parameter("watch"), Some("1" | "true"))
     }
 
+    /// Whether it asks for all objects: a list, or a watch that begins with them.
+    pub fn asks_for_all(&self) -> bool {
+        !self.is_watch() || self.asks_for_stream()
+    }
+
+    /// Whether it asks for a watch that begins with all objects.
+    pub(super) fn asks_for_stream(&self) -> bool {
+        self.is_watch() && self.parameter("sendInitialEvents") == Some("true")
+    }
+
     /// The next request on a connection; `None` when the client has closed it.
     pub(super) fn read(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Self>> {
         let mut line = String::new();
@@ -125,8 +135,9 @@ pub(super) fn start_chunks(stream: &mut TcpStream) -> io::Result<()> {
 }
 
 /// One chunk.
-pub(super) fn chunk(stream: &mut TcpStream, text: &str) -> io::Result<()> {
-    stream.write_all(format!("{:x}\r\n{text}\r\n", text.len()).as_bytes())
+pub(super) fn chunk(stream: &mut TcpStream, text: &[u8]) -> io::Result<()> {
+    let head = format!("{:x}\r\n", text.len());
+    stream.write_all(&[head.as_bytes(), text, b"\r\n"].concat())
 }
 
 /// The start of a chunk, and then nothing: what a broken connection leaves.

@@ -1,4 +1,4 @@
-//! A stand-in for an API server: lists in pages, watches, and every way they go wrong.
+//! A stand-in for an API server: lists, watches, watches that begin with all objects, and every way they go wrong.
 //!
 //! The server speaks plain HTTP on a loopback address, knows Services, EndpointSlices and Nodes, ServiceCIDRs if told so, and takes Events. It answers
 //! as a real one does; the recorded answers it is compared with are in [`recorded`]. What goes wrong is asked for by
@@ -16,7 +16,7 @@
 //!
 //! With the feature `tls`, [`tls`] puts TLS in front of it, with authorities, client certificates and all.
 //!
-//! Limits: objects are not checked, paths have no namespaces (but for Events), and nothing but Events can be written.
+//! Limits: objects and parameters are not checked, paths have no namespaces (but for Events), and nothing but Events can be written.
 
 #![expect(clippy::panic, clippy::expect_used, reason = "a test's own mistake ends the test")]
 
@@ -36,7 +36,10 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 pub use self::http::Request;
-use self::resource::{Change, KINDS, Kind, Object, Resource, Selector, bookmark, forbidden, status, with_version};
+use self::resource::{
+    Change, KINDS, Kind, Object, Resource, Selector, bookmark, forbidden, initial_events, list_of, no_streams, status,
+    too_large, with_version,
+};
 
 /// Answers recorded from a kube-apiserver v1.23, with the selector
 /// `!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless`.
@@ -75,6 +78,8 @@ pub enum Fault {
     Cut(usize),
     /// This text in place of the answer, with status 200.
     Text(String),
+    /// No objects, as of version 1.
+    Empty,
     /// So many blanks before the answer.
     Padded(usize),
     /// No answer at all; the connection stays.
@@ -107,9 +112,12 @@ struct State {
     forbidden: Vec<&'static str>,
     events_forbidden: bool,
     service_cidrs: ServiceCidrs,
+    streams: Streams,
+    latency: Duration,
     /// Tokens that are accepted; any where there are none.
     tokens: Vec<String>,
     requests: Vec<Request>,
+    sent: usize,
     events: Vec<Value>,
     away: bool,
     stopped: bool,
@@ -134,12 +142,24 @@ pub enum ServiceCidrs {
     V1,
 }
 
+/// Whether a server has watches that begin with all objects (`sendInitialEvents`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Streams {
+    /// Served, as by default since Kubernetes 1.34.
+    #[default]
+    Served,
+    /// It refuses them, as without the feature gate `WatchList`: 422.
+    Refused,
+    /// It does not know the parameter: such a watch is one like any other.
+    Ignored,
+}
+
 /// Kind of request that a fault applies to: lists or watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// Lists.
+    /// Lists, and watches that begin with all objects unless the server refuses these.
     List,
-    /// Watches.
+    /// Watches of changes.
     Watch,
 }
 
@@ -384,6 +404,16 @@ impl ApiServer {
         lock(&self.state).service_cidrs = service_cidrs;
     }
 
+    /// Sets what becomes of watches that shall begin with all objects.
+    pub fn serve_streams(&self, streams: Streams) {
+        lock(&self.state).streams = streams;
+    }
+
+    /// Delays every answer by this time.
+    pub fn set_latency(&self, latency: Duration) {
+        lock(&self.state).latency = latency;
+    }
+
     /// Forbids to send Events, or allows it again.
     pub fn forbid_events(&self, forbidden: bool) {
         lock(&self.state).events_forbidden = forbidden;
@@ -402,6 +432,11 @@ impl ApiServer {
     /// All requests so far.
     pub fn requests(&self) -> Vec<Request> {
         lock(&self.state).requests.clone()
+    }
+
+    /// Bytes of all lists so far, and of what watches begin with.
+    pub fn sent(&self) -> usize {
+        lock(&self.state).sent
     }
 
     /// Number of watches of a resource.
@@ -455,14 +490,23 @@ impl State {
         Some(self.faults.remove(at).2)
     }
 
+    /// The failure of a request for objects not older than a version that is not there yet.
+    fn too_large(&self, request: &Request) -> Option<Value> {
+        let wanted = request.parameter("resourceVersion")?.parse().ok().filter(|wanted| *wanted > self.version)?;
+        (request.asks_for_all()).then(|| too_large(wanted, self.version))
+    }
+
     /// A list or a page of one. Version 0 means "the version at hand", and then a limit does not count.
-    fn list(&mut self, kind: Kind, request: &Request) -> Result<String, u16> {
+    fn list(&mut self, kind: Kind, request: &Request) -> Result<String, Value> {
+        if let Some(failure) = self.too_large(request) {
+            return Err(failure);
+        }
         let selector = selector(request);
         let limit = request.parameter("limit").and_then(|text| text.parse::<usize>().ok()).filter(|limit| *limit > 0);
         let limit = limit.filter(|_| request.parameter("resourceVersion") != Some("0"));
         let token = request.parameter("continue").filter(|token| !token.is_empty());
         let (version, mut items) = if let Some(token) = token {
-            self.pages.remove(token).ok_or(410_u16)?
+            self.pages.remove(token).ok_or_else(|| status(410))?
         } else {
             let objects = self.resources.entry(kind.plural).or_default().objects.values();
             let chosen = objects.filter(|object| selector.matches(&object.value));
@@ -479,27 +523,36 @@ impl State {
             self.pages.insert(token, (version, rest));
         }
         let items: Vec<&str> = items.iter().map(|item| &**item).collect();
-        Ok(format!(
-            r#"{{"kind":"{}List","apiVersion":"{}","metadata":{metadata},"items":[{}]}}"#,
-            kind.name,
-            kind.api_version,
-            items.join(",")
-        ))
+        Ok(list_of(kind, &metadata, &items.join(",")))
+    }
+
+    /// The answer where there are no objects, as of version 1.
+    fn nothing(&self, kind: Kind, request: &Request) -> String {
+        if request.asks_for_stream() && self.streams == Streams::Served {
+            initial_events(kind, [].iter(), 1)
+        } else {
+            list_of(kind, &json!({"resourceVersion": "1"}), "")
+        }
     }
 
     /// A watch, and the events since the version it asks for.
-    fn watch(&mut self, kind: Kind, request: &Request) -> (Receiver<ToWatch>, Vec<String>) {
+    fn watch(&mut self, kind: Kind, request: &Request) -> (Receiver<ToWatch>, String) {
         let (to, from) = channel();
         let selector = selector(request);
         let version: u64 = request.parameter("resourceVersion").and_then(|text| text.parse().ok()).unwrap_or(0);
-        let mut missed = Vec::new();
-        if version != 0 && version < self.compacted {
-            missed.push(line(&json!({"type": "ERROR", "object": status(410)})));
+        let brings_all = request.asks_for_stream() && self.streams == Streams::Served;
+        let is_compacted = version != 0 && version < self.compacted && !brings_all;
+        let too_large = self.too_large(request).filter(|_| brings_all);
+        if let Some(failure) = is_compacted.then(|| status(410)).or(too_large) {
             drop(to.send(ToWatch::End));
-            return (from, missed);
+            return (from, line(&json!({"type": "ERROR", "object": failure})));
         }
+        let mut missed = String::new();
         let resource = self.resources.entry(kind.plural).or_default();
-        if version == 0 {
+        if brings_all {
+            let chosen = resource.objects.values().filter(|object| selector.matches(&object.value));
+            missed = initial_events(kind, chosen, self.version);
+        } else if version == 0 {
             let all = resource.objects.values().map(|object| Change {
                 version: 0,
                 before: None,
@@ -537,13 +590,13 @@ fn serve(stream: TcpStream, state: &Mutex<State>) -> io::Result<()> {
     Ok(())
 }
 
-fn respond(stream: &mut TcpStream, request: &Request, state: &Mutex<State>) -> io::Result<()> {
+fn respond(stream: &mut TcpStream, request: &Request, shared: &Mutex<State>) -> io::Result<()> {
     let json = [(JSON.0, JSON.1.to_owned())];
     let fail = |stream: &mut TcpStream, code: u16, body: &Value| {
         http::answer(stream, code, &json, body.to_string().as_bytes(), None, None)
     };
     let (kind, fault) = {
-        let mut state = lock(state);
+        let mut state = lock(shared);
         if state.stopped || state.away {
             return Err(io::Error::other("stopped"));
         }
@@ -561,6 +614,12 @@ fn respond(stream: &mut TcpStream, request: &Request, state: &Mutex<State>) -> i
             drop(state);
             return fail(stream, 201, &json!({}));
         }
+        let latency = state.latency;
+        if !latency.is_zero() {
+            drop(state);
+            thread::sleep(latency);
+            state = lock(shared);
+        }
         let path = match (state.service_cidrs, request.path.as_str()) {
             (ServiceCidrs::V1beta1, "/apis/networking.k8s.io/v1beta1/servicecidrs") => {
                 "/apis/networking.k8s.io/v1/servicecidrs"
@@ -577,7 +636,11 @@ fn respond(stream: &mut TcpStream, request: &Request, state: &Mutex<State>) -> i
             let verb = if request.is_watch() { "watch" } else { "list" };
             return fail(stream, 403, &forbidden(kind.plural, verb));
         }
-        (kind, state.fault(kind, request.is_watch()))
+        if request.asks_for_stream() && state.streams == Streams::Refused {
+            drop(state);
+            return fail(stream, 422, &no_streams());
+        }
+        (kind, state.fault(kind, !request.asks_for_all()))
     };
     let (mut cut, mut pause, mut padding) = (None, None, 0);
     match fault {
@@ -587,9 +650,13 @@ fn respond(stream: &mut TcpStream, request: &Request, state: &Mutex<State>) -> i
             return http::answer(stream, code, &headers, status(code).to_string().as_bytes(), None, None);
         }
         Some(Fault::Text(text)) => return http::answer(stream, 200, &json, text.as_bytes(), None, None),
+        Some(Fault::Empty) => {
+            let text = lock(shared).nothing(kind, request);
+            return http::answer(stream, 200, &json, text.as_bytes(), None, None);
+        }
         Some(Fault::Silence) => {
             let started = Instant::now();
-            while !lock(state).stopped && started.elapsed() < Duration::from_secs(60) {
+            while !lock(shared).stopped && started.elapsed() < Duration::from_secs(60) {
                 thread::sleep(Duration::from_millis(20));
             }
             return Err(io::Error::other("silent"));
@@ -600,40 +667,54 @@ fn respond(stream: &mut TcpStream, request: &Request, state: &Mutex<State>) -> i
         Some(Fault::Padded(blanks)) => padding = blanks,
         None => {}
     }
+    let padding = " ".repeat(padding);
     if request.is_watch() {
-        let (from, missed) = lock(state).watch(kind, request);
-        return serve_watch(stream, request, &from, missed, cut);
+        let (from, missed) = {
+            let mut state = lock(shared);
+            let (from, missed) = state.watch(kind, request);
+            state.sent += missed.len();
+            (from, missed)
+        };
+        return serve_watch(stream, request, &from, &(padding + &missed), cut, pause);
     }
-    let list = lock(state).list(kind, request);
+    let list = lock(shared).list(kind, request);
     match list {
         Ok(list) => {
-            let body = format!("{}{list}", " ".repeat(padding));
-            http::answer(stream, 200, &json, body.as_bytes(), cut, pause)
+            lock(shared).sent += list.len();
+            http::answer(stream, 200, &json, (padding + &list).as_bytes(), cut, pause)
         }
-        Err(code) => fail(stream, code, &status(code)),
+        Err(failure) => {
+            fail(stream, failure["code"].as_u64().and_then(|code| code.try_into().ok()).unwrap_or(500), &failure)
+        }
     }
 }
 
+/// Serves a watch that begins with this text.
 fn serve_watch(
     stream: &mut TcpStream,
     request: &Request,
     from: &Receiver<ToWatch>,
-    missed: Vec<String>,
+    first: &str,
     cut: Option<usize>,
+    pause: Option<Duration>,
 ) -> io::Result<()> {
     http::start_chunks(stream)?;
+    if let Some(bytes) = cut.filter(|bytes| *bytes < first.len()) {
+        http::chunk(stream, first.as_bytes().get(..bytes).unwrap_or_default())?;
+    }
     if cut.is_some() {
         http::half_a_chunk(stream, "{\"type\":\"ADDED\",\"object\":{}}\n")?;
         return Err(io::Error::other("cut"));
     }
-    for line in missed {
-        http::chunk(stream, &line)?;
+    for piece in first.as_bytes().chunks(if pause.is_some() { 64 } else { 1 << 16 }) {
+        thread::sleep(pause.unwrap_or_default());
+        http::chunk(stream, piece)?;
     }
     let seconds = request.parameter("timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(1800);
     let end = Instant::now() + Duration::from_secs(seconds);
     loop {
         match from.recv_timeout(end.saturating_duration_since(Instant::now())) {
-            Ok(ToWatch::Line(line)) => http::chunk(stream, &line)?,
+            Ok(ToWatch::Line(line)) => http::chunk(stream, line.as_bytes())?,
             Ok(ToWatch::HalfALine(line)) => {
                 http::half_a_chunk(stream, &line)?;
                 return Err(io::Error::other("cut"));

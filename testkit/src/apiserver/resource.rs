@@ -151,6 +151,26 @@ fn with_kind(mut object: Value, kind: Kind) -> Value {
     object
 }
 
+/// A list, or a page of one, with the text of its items.
+pub(super) fn list_of(kind: Kind, metadata: &Value, items: &str) -> String {
+    let Kind { name, api_version, .. } = kind;
+    format!(r#"{{"kind":"{name}List","apiVersion":"{api_version}","metadata":{metadata},"items":[{items}]}}"#)
+}
+
+/// The events of a watch that begins with these objects: each, and the bookmark after them.
+pub(super) fn initial_events<'a>(kind: Kind, objects: impl Iterator<Item = &'a Object>, version: u64) -> String {
+    let Kind { name, api_version, .. } = kind;
+    let mut text = String::new();
+    for object in objects {
+        let fields = object.text.trim_start_matches('{');
+        text.extend([r#"{"type":"ADDED","object":{"kind":""#, name, r#"","apiVersion":""#, api_version, r#"","#]);
+        text.extend([fields, "}\n"]);
+    }
+    let mut end = bookmark(kind, version);
+    end["object"]["metadata"]["annotations"] = json!({"k8s.io/initial-events-end": "true"});
+    text + &format!("{end}\n")
+}
+
 pub(super) fn bookmark(kind: Kind, version: u64) -> Value {
     let metadata = json!({"resourceVersion": version.to_string(), "creationTimestamp": null});
     let mut object = match kind.name {
@@ -199,5 +219,32 @@ pub(super) fn forbidden(plural: &str, verb: &str) -> Value {
              \"{plural}\" in API group \"{group}\" at the cluster scope"
         ),
         "reason": "Forbidden", "details": {"group": group, "kind": plural}, "code": 403,
+    })
+}
+
+/// The answer of a server without the feature gate `WatchList` to a watch that shall begin with all objects.
+pub(super) fn no_streams() -> Value {
+    let (field, detail) = (
+        "sendInitialEvents",
+        "Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled",
+    );
+    json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": format!("ListOptions.meta.k8s.io \"\" is invalid: {field}: {detail}"),
+        "reason": "Invalid", "code": 422,
+        "details": {
+            "group": "meta.k8s.io", "kind": "ListOptions",
+            "causes": [{"reason": "FieldValueForbidden", "message": detail, "field": field}],
+        },
+    })
+}
+
+/// The answer to a question for objects not older than a version that the server does not have yet.
+pub(super) fn too_large(wanted: u64, version: u64) -> Value {
+    let cause = "Too large resource version";
+    json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": format!("Timeout: {cause}: {wanted}, current: {version}"), "reason": "Timeout", "code": 504,
+        "details": {"causes": [{"reason": "ResourceVersionTooLarge", "message": cause}], "retryAfterSeconds": 1},
     })
 }

@@ -153,3 +153,61 @@ fn a_server_that_is_away_answers_nobody_until_it_is_back() {
     server.outage(false);
     assert_eq!(get(&server, "/api/v1/services").0, 200);
 }
+
+/// The text of a watch up to its end, which the server is asked for after the first line with this text.
+fn watch(server: &ApiServer, query: &str, until: &str) -> Vec<Value> {
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    write!(stream, "GET /api/v1/services?watch=1&allowWatchBookmarks=true{query} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    let (mut text, mut piece) = (Vec::new(), [0; 4096]);
+    loop {
+        let length = stream.read(&mut piece).unwrap();
+        text.extend_from_slice(&piece[..length]);
+        if String::from_utf8_lossy(&text).contains(until) {
+            server.end_watches();
+        }
+        if length == 0 {
+            break;
+        }
+    }
+    let text = String::from_utf8(text).unwrap();
+    text.lines().filter(|line| line.starts_with('{')).map(parse).collect()
+}
+
+/// Names, forms and words are those of kube-apiserver (`cacher.go`, `validation.go`, `storage/errors.go`).
+#[test]
+fn watches_begin_with_all_objects_or_are_refused() {
+    let server = ApiServer::start();
+    server.put_list(recorded::SERVICES);
+    let ask = "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
+    let (_, list) = get(&server, "/api/v1/services");
+    let list = list["items"].as_array().unwrap().clone();
+    let events = watch(&server, ask, "initial-events-end");
+    let (end, added) = events.split_last().unwrap();
+    assert_eq!(added.len(), list.len());
+    for (event, item) in added.iter().zip(&list) {
+        let mut object = item.clone();
+        (object["kind"], object["apiVersion"]) = ("Service".into(), "v1".into());
+        assert_eq!(*event, json!({"type": "ADDED", "object": object}));
+    }
+    let annotations = json!({"k8s.io/initial-events-end": "true"});
+    let metadata = &end["object"]["metadata"];
+    assert_eq!((&end["type"], &metadata["annotations"]), (&json!("BOOKMARK"), &annotations));
+    assert_eq!(metadata["resourceVersion"], server.version().to_string());
+
+    let later = server.version() + 7;
+    let failure = json!({"type": "ERROR", "object": too_large(later, server.version())});
+    assert_eq!(watch(&server, &format!("{ask}&resourceVersion={later}"), "ERROR"), [failure]);
+    let (status, body) = get(&server, &format!("/api/v1/services?resourceVersion={later}"));
+    assert_eq!((status, body), (504, too_large(later, server.version())));
+
+    server.serve_streams(Streams::Refused);
+    server.fail_next("services", Verb::List, Fault::Status(500, None));
+    let (status, body) = get(&server, &format!("/api/v1/services?watch=1{ask}"));
+    assert_eq!((status, body), (422, no_streams()));
+    assert_eq!(get(&server, "/api/v1/services").0, 500, "the fault was of a list");
+    server.serve_streams(Streams::Ignored);
+    let last = list.last().unwrap()["metadata"]["name"].as_str().unwrap();
+    let events = watch(&server, ask, &format!("\"name\":\"{last}\""));
+    assert!(events.len() == list.len() && events.iter().all(|event| event["type"] == "ADDED"), "{events:#?}");
+}

@@ -12,8 +12,8 @@ use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::plan::report::Refused;
 use proxier_core::reconciler::Reconciler;
-use proxier_core::service::{Considered, Frontend, Roles, consider, why_left_out};
-use proxier_core::snapshot::{EndpointFlags, ObjectKey, ServicePort, TrafficPolicy};
+use proxier_core::service::{EndpointDecision, Frontend, Roles, endpoint_decisions, why_left_out};
+use proxier_core::snapshot::{ObjectKey, ServicePort, TrafficPolicy};
 use serde_json::{Value, json};
 
 use crate::proxier_demo::commands::mentions::{self, Mention};
@@ -61,7 +61,7 @@ pub async fn explain(configured: &Configured, output: Output, asked: &str, node_
         }
     };
     let object = objects.get(&found.service).map(Box::as_ref);
-    let explained = Explained::new(engine.proxier(), &kernel, &found, object);
+    let explained = Explanation::new(engine.proxier(), &kernel, &found, object);
     let mut out = Out::open();
     match output {
         Output::Text => out.text(&lines(explained.lines())),
@@ -76,11 +76,11 @@ pub async fn explain(configured: &Configured, output: Output, asked: &str, node_
 
 /// Result of the search: the Service to explain, and the part of it that was asked for.
 #[derive(Debug)]
-struct Found {
+struct SearchResult {
     service: ObjectKey,
-    /// Only the port of this name.
+    /// Name of the only port to explain; `None`: all ports.
     port: Option<String>,
-    /// Only this Frontend.
+    /// The only Frontend to explain; `None`: all of them.
     frontend: Option<FrontendKey>,
 }
 
@@ -141,7 +141,7 @@ fn keep_what_matters(snapshot: &mut Snapshot, asked: &Subject) {
     snapshot.slices.retain(|key, slice| is_of(key, slice, &kept));
 }
 
-/// The Services that have one of these addresses or node ports.
+/// Services that have one of these addresses or node ports.
 fn sharing(snapshot: &Snapshot, addresses: &BTreeSet<IpAddr>, ports: &BTreeSet<i64>) -> BTreeSet<ObjectKey> {
     let shares = |service: &ServiceObject| {
         self::addresses(service).any(|address| addresses.contains(&address))
@@ -177,12 +177,12 @@ fn find(
     proxier: &Reconciler,
     asked: &Subject,
     objects: &BTreeMap<ObjectKey, Box<ServiceObject>>,
-) -> Result<Found, Vec<String>> {
+) -> Result<SearchResult, Vec<String>> {
     let (key, port) = match asked {
         Subject::Service(key, port) => (key, port.clone()),
         Subject::Frontend(key) => {
             return match proxier.desired().owner(key) {
-                Some(service) => Ok(Found { service: service.clone(), port: None, frontend: Some(*key) }),
+                Some(service) => Ok(SearchResult { service: service.clone(), port: None, frontend: Some(*key) }),
                 None => Err(nobody_has(proxier, *key)),
             };
         }
@@ -201,10 +201,10 @@ fn find(
         let names: Vec<&str> = service.ports.iter().map(|of| &*of.name).collect();
         return Err(vec![format!("Service {key} has no port {port:?}; it has {}", names.join(", "))]);
     }
-    Ok(Found { service: key.clone(), port, frontend: None })
+    Ok(SearchResult { service: key.clone(), port, frontend: None })
 }
 
-/// Why no node programs a Service that is there, if that is on purpose.
+/// Reason why no node programs an existing Service, if that is on purpose.
 fn not_programmed(object: &ServiceObject) -> Option<&'static str> {
     if object.spec.service_type.as_deref() == Some("ExternalName") {
         return Some(
@@ -215,7 +215,7 @@ fn not_programmed(object: &ServiceObject) -> Option<&'static str> {
     is_headless.then_some("is headless (clusterIP None): cluster DNS gives its clients the addresses of its endpoints, so nothing is programmed for it")
 }
 
-/// Why nobody has an address and port, and who is near.
+/// Reason why no Service has an address and port, with the Services that are near it.
 fn nobody_has(proxier: &Reconciler, key: FrontendKey) -> Vec<String> {
     let mut lines = vec![format!("no Service has {key}")];
     let refused = proxier.refused().filter(|refused| refused.key == key);
@@ -285,7 +285,7 @@ fn distance(a: &str, b: &str) -> usize {
 /// An endpoint and why it gets traffic or not.
 #[derive(Debug)]
 struct Endpoint {
-    considered: Considered,
+    decision: EndpointDecision,
     reason: String,
     /// Weight, where the mode has weights.
     weight: Option<u16>,
@@ -300,7 +300,7 @@ struct PortPart {
 }
 
 #[derive(Debug)]
-struct Explained {
+struct Explanation {
     service: ObjectKey,
     mode: Kind,
     node: String,
@@ -312,10 +312,10 @@ struct Explained {
     left_out: Vec<String>,
 }
 
-impl Explained {
-    fn new(proxier: &Reconciler, kernel: &FakeKernel, found: &Found, object: Option<&ServiceObject>) -> Self {
+impl Explanation {
+    fn new(proxier: &Reconciler, kernel: &FakeKernel, found: &SearchResult, object: Option<&ServiceObject>) -> Self {
         let (store, desired, facts) = (proxier.store(), proxier.desired(), proxier.facts());
-        let mut explained = Explained {
+        let mut explained = Explanation {
             service: found.service.clone(),
             mode: proxier.mode(),
             node: proxier.node_name().to_owned(),
@@ -358,16 +358,16 @@ impl Explained {
                 }
                 let families = Family::ALL.into_iter().filter(|family| service.cluster_ip(*family).is_some());
                 let endpoints = families
-                    .flat_map(|family| consider(service, store.slices_of(&service.key), port, family, facts))
-                    .map(|mut considered| {
-                        let mut reason = considered.reason(service, facts);
-                        if left_out.contains(&(port.protocol, considered.endpoint)) {
-                            (considered.cluster, considered.local) = (false, false);
+                    .flat_map(|family| endpoint_decisions(service, store.slices_of(&service.key), port, family, facts))
+                    .map(|mut decision| {
+                        let mut reason = decision.reason(service, facts);
+                        if left_out.contains(&(port.protocol, decision.endpoint)) {
+                            (decision.cluster, decision.local) = (false, false);
                             "this process listens there itself".clone_into(&mut reason);
                         }
                         let weighs = proxier.mode() == Kind::Ipvs;
-                        let weight = weighs.then(|| weight(&frontends, &considered.endpoint));
-                        Endpoint { considered, reason, weight }
+                        let weight = weighs.then(|| weight(&frontends, &decision.endpoint));
+                        Endpoint { decision, reason, weight }
                     })
                     .collect();
                 explained.ports.push(PortPart { port: port.clone(), frontends, endpoints });
@@ -417,18 +417,18 @@ impl Explained {
                 lines.push("  served nowhere on this node".to_owned());
             }
             lines.push(if part.endpoints.is_empty() { "  no endpoints".to_owned() } else { "  endpoints:".to_owned() });
-            for Endpoint { considered, reason, weight } in &part.endpoints {
-                let here = if considered.flags.contains(EndpointFlags::LOCAL) { ", on this node" } else { "" };
-                let gets = if considered.cluster { "gets traffic" } else { "gets none" };
+            for Endpoint { decision, reason, weight } in &part.endpoints {
+                let here = if decision.is_here() { ", on this node" } else { "" };
+                let gets = if decision.cluster { "gets traffic" } else { "gets none" };
                 let local =
-                    if considered.local && !considered.cluster { "; gets what has to stay on this node" } else { "" };
-                let state = considered.condition();
+                    if decision.local && !decision.cluster { "; gets what has to stay on this node" } else { "" };
+                let state = decision.condition();
                 let weight = match weight {
                     None | Some(1) => String::new(),
                     Some(0) => "; weight 0, so no new connections".to_owned(),
                     Some(weight) => format!("; weight {weight}"),
                 };
-                lines.push(format!("    {} {state}{here}: {gets}, {reason}{local}{weight}", considered.endpoint));
+                lines.push(format!("    {} {state}{here}: {gets}, {reason}{local}{weight}", decision.endpoint));
             }
         }
         let mut listed = |title: &str, list: &[String]| {
@@ -462,16 +462,16 @@ impl Explained {
                     "endpoints": frontend.endpoints().iter().map(ToString::to_string).collect::<Vec<_>>(),
                     "says": answers,
                 })).collect::<Vec<_>>(),
-                "endpoints": part.endpoints.iter().map(|Endpoint { considered, reason, weight }| json!({
-                    "address": considered.endpoint.to_string(),
-                    "condition": considered.condition(),
-                    "ready": considered.flags.contains(EndpointFlags::READY),
-                    "serving": considered.flags.contains(EndpointFlags::SERVING),
-                    "terminating": considered.flags.contains(EndpointFlags::TERMINATING),
-                    "local": considered.flags.contains(EndpointFlags::LOCAL),
-                    "zones": considered.zones,
-                    "getsTraffic": considered.cluster,
-                    "getsLocalTraffic": considered.local,
+                "endpoints": part.endpoints.iter().map(|Endpoint { decision, reason, weight }| json!({
+                    "address": decision.endpoint.to_string(),
+                    "condition": decision.condition(),
+                    "ready": decision.is_ready(),
+                    "serving": decision.is_serving(),
+                    "terminating": decision.is_terminating(),
+                    "local": decision.is_here(),
+                    "zones": decision.zones,
+                    "getsTraffic": decision.cluster,
+                    "getsLocalTraffic": decision.local,
                     "reason": reason,
                     "weight": weight,
                 })).collect::<Vec<_>>(),
@@ -508,7 +508,7 @@ fn kinds(frontend: &Frontend) -> Vec<&'static str> {
     names.into_iter().filter(|(role, _)| frontend.roles.contains(*role)).map(|(_, name)| name).collect()
 }
 
-/// Who answers at a Frontend. `is_split`: clients outside have a virtual server of their own in IPVS mode.
+/// Endpoints, or the refusal, that answer at a Frontend. `is_split`: clients outside have a virtual server of their own in IPVS mode.
 fn what_answers(frontend: &Frontend, mode: Kind, is_split: bool) -> String {
     let count = |number: usize| match number {
         0 => "no endpoint".to_owned(),

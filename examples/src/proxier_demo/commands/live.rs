@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use iptables::{BackendChoice, Iptables, System};
 use proxier_core::kernel::KernelPorts;
-use proxier_core::modes::look::{Counted, Difference, Held, differences, look_for};
-use proxier_core::modes::shared::host;
-use proxier_core::modes::{Kind, iptables as iptables_mode};
+use proxier_core::modes::inspect::{Difference, Inspection, TrafficCounters, differences, inspect_packet};
+use proxier_core::modes::{Kind, iptables as iptables_mode, other_addresses};
 use proxier_core::ports::{PortError, Ports};
 use proxier_core::service::{NodeFacts, Packet};
 use serde_json::{Value, json};
@@ -34,7 +33,7 @@ impl Live {
         let mut kernel = kernel::open()?;
         let host = kernel.ports().links.addresses().map_err(|error| unread(&error))?;
         let names = &configured.settings.core.names;
-        let addresses = host::other_addresses(&host, names).filter(|address| !address.is_loopback()).collect();
+        let addresses = other_addresses(&host, names).filter(|address| !address.is_loopback()).collect();
         Ok(Live { kernel, addresses, during })
     }
 
@@ -48,34 +47,40 @@ impl Live {
     /// # Errors
     ///
     /// A part of the kernel could not be read; or the mode has no entries in the kernel.
-    pub(super) async fn look(
+    pub(super) async fn inspect(
         &mut self,
         mode: Kind,
         packet: &Packet,
         facts: &NodeFacts,
         complete: &mut Ports<'_>,
-    ) -> Result<Found, Problem> {
-        let expected = look_for(mode, packet, facts, complete).map_err(|error| unread(&error))?;
-        let mut held = self.held(mode, packet, facts)?;
+    ) -> Result<LiveState, Problem> {
+        let expected = inspect_packet(mode, packet, facts, complete).map_err(|error| unread(&error))?;
+        let mut inspection = self.inspection(mode, packet, facts)?;
         let mut counted = None;
         if !self.during.is_zero() {
-            let before = held.counted;
+            let before = inspection.counters;
             tokio::time::sleep(self.during).await;
-            held = self.held(mode, packet, facts)?;
-            counted = held.counted.map(|now| since(before.as_ref(), &now));
+            inspection = self.inspection(mode, packet, facts)?;
+            counted = inspection.counters.map(|now| since(before.as_ref(), &now));
         }
-        Ok(Found { mode, during: self.during, differences: differences(&expected, &held), held, counted })
+        Ok(LiveState {
+            mode,
+            during: self.during,
+            differences: differences(&expected, &inspection),
+            inspection,
+            counted,
+        })
     }
 
-    fn held(&mut self, mode: Kind, packet: &Packet, facts: &NodeFacts) -> Result<Held, Problem> {
+    fn inspection(&mut self, mode: Kind, packet: &Packet, facts: &NodeFacts) -> Result<Inspection, Problem> {
         if mode != Kind::Iptables {
-            return look_for(mode, packet, facts, &mut self.kernel.ports()).map_err(|error| unread(&error));
+            return inspect_packet(mode, packet, facts, &mut self.kernel.ports()).map_err(|error| unread(&error));
         }
         let key = &packet.to;
         let refused = |error: iptables::Error| Problem::new("trace --live", error.to_string());
         let programs = Iptables::detect(System::new(), key.family().into(), BackendChoice::Detect).map_err(refused)?;
         let dump = programs.dump_with_counters().map_err(refused)?;
-        Ok(iptables_mode::look(&dump, key, facts.is_on_interface(key.address)))
+        Ok(iptables_mode::inspect(&dump, key, facts.is_on_interface(key.address)))
     }
 }
 
@@ -84,7 +89,7 @@ fn unread(error: &PortError) -> Problem {
 }
 
 /// Difference between two counts. A counter that went down was reset: its new value counts.
-fn since(before: Option<&Counted>, now: &Counted) -> Counted {
+fn since(before: Option<&TrafficCounters>, now: &TrafficCounters) -> TrafficCounters {
     let before = before.copied().unwrap_or_default();
     let difference = |before: u64, now: u64| now.checked_sub(before).unwrap_or(now);
     let mut since = *now;
@@ -95,16 +100,16 @@ fn since(before: Option<&Counted>, now: &Counted) -> Counted {
 }
 
 /// The kernel's entries, and how they differ from the right ones.
-pub(super) struct Found {
+pub(super) struct LiveState {
     mode: Kind,
     during: Duration,
-    held: Held,
+    inspection: Inspection,
     differences: Vec<Difference>,
     /// Counts within the time to count.
-    counted: Option<Counted>,
+    counted: Option<TrafficCounters>,
 }
 
-impl Found {
+impl LiveState {
     /// Whether the kernel holds the right entries.
     pub(super) fn agrees(&self) -> bool {
         self.differences.is_empty()
@@ -118,7 +123,7 @@ impl Found {
                 _ => false,
             })
         };
-        self.held.parts.iter().filter(move |(what, _)| !is_wrong(what))
+        self.inspection.parts.iter().filter(move |(what, _)| !is_wrong(what))
     }
 
     /// Text for people.
@@ -129,7 +134,7 @@ impl Found {
             format!("  there: {what}{value}")
         }));
         lines.extend(self.differences.iter().map(|difference| format!("  {difference}")));
-        match (&self.held.counted, &self.counted) {
+        match (&self.inspection.counters, &self.counted) {
             (Some(total), Some(counted)) => {
                 let seconds = self.during.as_secs_f64();
                 lines.push(format!("  counted: {} in {seconds} s, {} in all", words(counted), words(total)));
@@ -141,7 +146,7 @@ impl Found {
             (None, _) => lines.push("  counted: nothing, no such part is there".to_owned()),
         }
         lines.push(match self.differences.len() {
-            0 if self.held.parts.is_empty() => "it has nothing for that, as it should".to_owned(),
+            0 if self.inspection.parts.is_empty() => "it has nothing for that, as it should".to_owned(),
             0 => "it has all that it should".to_owned(),
             1 => "1 difference".to_owned(),
             count => format!("{count} differences"),
@@ -160,7 +165,7 @@ impl Found {
             }
             _ => Value::Null,
         };
-        let counted = |of: &Counted| {
+        let counted = |of: &TrafficCounters| {
             json!({
                 "connections": of.connections,
                 "packetsIn": of.packets.map(|(from, _)| from),
@@ -171,14 +176,14 @@ impl Found {
             "agrees": self.agrees(),
             "there": self.right().map(part).collect::<Vec<_>>(),
             "differences": self.differences.iter().map(difference).collect::<Vec<_>>(),
-            "counted": self.held.counted.as_ref().map(counted),
+            "counted": self.inspection.counters.as_ref().map(counted),
             "seconds": self.during.as_secs_f64(),
             "countedInTime": self.counted.as_ref().map(counted),
         })
     }
 }
 
-fn words(counted: &Counted) -> String {
+fn words(counted: &TrafficCounters) -> String {
     match counted.packets {
         Some((from, to)) => {
             format!("{} connections, {from} packets from clients, {to} packets to them", counted.connections)
@@ -191,8 +196,8 @@ fn words(counted: &Counted) -> String {
 mod tests {
     use super::*;
 
-    fn counted(connections: u64, packets: Option<(u64, u64)>) -> Counted {
-        let mut counted = Counted::default();
+    fn counted(connections: u64, packets: Option<(u64, u64)>) -> TrafficCounters {
+        let mut counted = TrafficCounters::default();
         (counted.connections, counted.packets) = (connections, packets);
         counted
     }
@@ -207,22 +212,22 @@ mod tests {
 
     #[test]
     fn differences_are_named() {
-        let held = |parts: &[(&str, &str)], leaving: &[&str]| {
-            let mut held = Held::default();
-            held.parts = parts.iter().map(|(what, value)| ((*what).to_owned(), (*value).to_owned())).collect();
-            held.leaving = leaving.iter().map(|of| (*of).to_owned()).collect();
-            held
+        let inspection = |parts: &[(&str, &str)], leaving: &[&str]| {
+            let mut inspection = Inspection::default();
+            inspection.parts = parts.iter().map(|(what, value)| ((*what).to_owned(), (*value).to_owned())).collect();
+            inspection.leaving = leaving.iter().map(|of| (*of).to_owned()).collect();
+            inspection
         };
-        let expected = held(&[("virtual server v", "rr"), ("real server a", "weight 1")], &[]);
-        let kernel = held(
+        let expected = inspection(&[("virtual server v", "rr"), ("real server a", "weight 1")], &[]);
+        let kernel = inspection(
             &[("virtual server v", "wrr"), ("real server b", "weight 0"), ("real server c", "weight 1")],
             &["real server b"],
         );
-        let found = Found {
+        let found = LiveState {
             mode: Kind::Ipvs,
             during: Duration::ZERO,
             differences: differences(&expected, &kernel),
-            held: kernel,
+            inspection: kernel,
             counted: None,
         };
         assert_eq!(

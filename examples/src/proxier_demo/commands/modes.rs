@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use kmod_probe::Answer;
 use proxier_core::config::RulesBy;
 use proxier_core::kernel::KernelPorts;
-use proxier_core::modes::select::{Asked, candidates};
+use proxier_core::modes::select::{RequestedMode, candidates};
 use proxier_core::modes::{Kind, iptables, nftables};
 use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{HostAddresses, Node};
@@ -20,12 +20,12 @@ struct Requirement {
     what: String,
     /// Whether it is met; `None`: not known.
     is_met: Option<bool>,
-    /// Why it is not met, and what to do.
+    /// Reason why it is not met, and what to do.
     fix: String,
 }
 
 impl Requirement {
-    fn of(what: String, outcome: Result<(), String>) -> Self {
+    fn from_outcome(what: String, outcome: Result<(), String>) -> Self {
         let fix = outcome.err();
         Requirement { what, is_met: Some(fix.is_none()), fix: fix.unwrap_or_default() }
     }
@@ -40,7 +40,7 @@ impl Requirement {
 }
 
 /// A mode, and whether it serves here.
-struct Looked {
+struct ModeResult {
     mode: Kind,
     /// Whether it can serve at least one address family here.
     serves: bool,
@@ -49,19 +49,19 @@ struct Looked {
 
 /// All modes, best first.
 pub(crate) struct Modes {
-    all: Vec<Looked>,
+    all: Vec<ModeResult>,
     /// The mode in which `run` would serve.
     chosen: Option<Kind>,
-    asked: Asked,
+    asked: RequestedMode,
 }
 
 impl Modes {
     /// Tries all modes. Changes nothing, but the kernel may load the modules it is asked about.
-    pub(crate) fn look(configured: &Configured, kernel: &mut KernelPorts) -> Self {
-        let all: Vec<Looked> = Kind::ALL.into_iter().map(|mode| look(mode, configured, kernel)).collect();
+    pub(crate) fn try_all(configured: &Configured, kernel: &mut KernelPorts) -> Self {
+        let all: Vec<ModeResult> = Kind::ALL.into_iter().map(|mode| try_mode(mode, configured, kernel)).collect();
         let asked = configured.settings.asked;
         let candidates = candidates(asked, !configured.no_fallback, choose::programs());
-        let serves = |mode: &Kind| all.iter().any(|looked| looked.mode == *mode && looked.serves);
+        let serves = |mode: &Kind| all.iter().any(|result| result.mode == *mode && result.serves);
         Modes { chosen: candidates.into_iter().find(serves), asked, all }
     }
 
@@ -73,10 +73,10 @@ impl Modes {
     /// Table of the modes as text.
     pub(crate) fn text(&self) -> String {
         let mut text = format!("\n{:<10} {:<36} {:<8} {}\n", "MODE", "REQUIREMENT", "VERDICT", "FIX");
-        for looked in &self.all {
-            for requirement in &looked.requirements {
+        for result in &self.all {
+            for requirement in &result.requirements {
                 let Requirement { what, fix, .. } = requirement;
-                let line = format!("{:<10} {what:<36} {:<8} {fix}", looked.mode, requirement.verdict());
+                let line = format!("{:<10} {what:<36} {:<8} {fix}", result.mode, requirement.verdict());
                 text.extend([line.trim_end(), "\n"]);
             }
         }
@@ -91,9 +91,9 @@ impl Modes {
     /// Table of the modes as JSON.
     pub(crate) fn json(&self) -> Value {
         let requirement = |of: &Requirement| json!({"what": of.what, "verdict": of.verdict(), "fix": of.fix});
-        let mode = |looked: &Looked| {
-            let requirements: Vec<_> = looked.requirements.iter().map(requirement).collect();
-            json!({"mode": looked.mode.name(), "serves": looked.serves, "requirements": requirements})
+        let mode = |result: &ModeResult| {
+            let requirements: Vec<_> = result.requirements.iter().map(requirement).collect();
+            json!({"mode": result.mode.name(), "serves": result.serves, "requirements": requirements})
         };
         json!(self.all.iter().map(mode).collect::<Vec<_>>())
     }
@@ -104,12 +104,12 @@ impl Modes {
     }
 }
 
-fn look(mode: Kind, configured: &Configured, kernel: &mut KernelPorts) -> Looked {
+fn try_mode(mode: Kind, configured: &Configured, kernel: &mut KernelPorts) -> ModeResult {
     let configured = match configured.in_mode(mode) {
         Ok(configured) => configured,
         Err(problems) => {
-            let of = |problem| Requirement::of("its configuration".to_owned(), Err(format!("{problem}")));
-            return Looked { mode, serves: false, requirements: problems.into_iter().map(of).collect() };
+            let of = |problem| Requirement::from_outcome("its configuration".to_owned(), Err(format!("{problem}")));
+            return ModeResult { mode, serves: false, requirements: problems.into_iter().map(of).collect() };
         }
     };
     let settings = &engine::with_rules(&configured.settings, &mut kernel.ports(), choose::Preparing::Nothing).0;
@@ -120,7 +120,7 @@ fn look(mode: Kind, configured: &Configured, kernel: &mut KernelPorts) -> Looked
             let ports = kernel.ports();
             let tried = nftables::trials(families, &facts, ports.tables).into_iter().map(|(family, outcome)| {
                 let outcome = outcome.map_err(|error| error.to_string());
-                Requirement::of(format!("{family}: chains, sets and rules"), outcome)
+                Requirement::from_outcome(format!("{family}: chains, sets and rules"), outcome)
             });
             any(mode, tried.collect())
         }
@@ -133,10 +133,10 @@ fn look(mode: Kind, configured: &Configured, kernel: &mut KernelPorts) -> Looked
                 serves |= tried.iter().all(|tried| !tried.is_needed_by_all || tried.outcome.is_ok());
                 requirements.extend(tried.into_iter().map(|tried| {
                     let what = format!("{family}: rules of {}", tried.what);
-                    Requirement::of(what, tried.outcome.map_err(|error| error.to_string()))
+                    Requirement::from_outcome(what, tried.outcome.map_err(|error| error.to_string()))
                 }));
             }
-            Looked { mode, serves, requirements }
+            ModeResult { mode, serves, requirements }
         }
         Kind::Userspace => any(
             mode,
@@ -145,13 +145,13 @@ fn look(mode: Kind, configured: &Configured, kernel: &mut KernelPorts) -> Looked
                     .into_iter()
                     .map(|(family, outcome)| {
                         let outcome = outcome.map_err(|error| error.to_string());
-                        Requirement::of(format!("{family}: sockets and routes"), outcome)
+                        Requirement::from_outcome(format!("{family}: sockets and routes"), outcome)
                     })
                     .collect(),
-                Err(error) => vec![Requirement::of("sockets and routes".to_owned(), Err(error.to_string()))],
+                Err(error) => vec![Requirement::from_outcome("sockets and routes".to_owned(), Err(error.to_string()))],
             },
         ),
-        _ => match needs::look(settings, kernel) {
+        _ => match needs::check(settings, kernel) {
             Ok(report) => {
                 let is_met = match report.verdict.answer {
                     Answer::Yes => Some(true),
@@ -171,16 +171,18 @@ fn look(mode: Kind, configured: &Configured, kernel: &mut KernelPorts) -> Looked
                     serves &= tried.iter().any(|(_, outcome)| outcome.is_ok());
                     requirements.extend(tried.into_iter().map(|(family, outcome)| {
                         let outcome = outcome.map_err(|error| error.to_string());
-                        Requirement::of(format!("{family}: table of IPVS mode"), outcome)
+                        Requirement::from_outcome(format!("{family}: table of IPVS mode"), outcome)
                     }));
                 }
-                Looked { mode, serves, requirements }
+                ModeResult { mode, serves, requirements }
             }
-            Err(problem) => any(mode, vec![Requirement::of("its scheduler".to_owned(), Err(problem.to_string()))]),
+            Err(problem) => {
+                any(mode, vec![Requirement::from_outcome("its scheduler".to_owned(), Err(problem.to_string()))])
+            }
         },
     }
 }
 
-fn any(mode: Kind, requirements: Vec<Requirement>) -> Looked {
-    Looked { mode, serves: requirements.iter().any(|requirement| requirement.is_met == Some(true)), requirements }
+fn any(mode: Kind, requirements: Vec<Requirement>) -> ModeResult {
+    ModeResult { mode, serves: requirements.iter().any(|requirement| requirement.is_met == Some(true)), requirements }
 }

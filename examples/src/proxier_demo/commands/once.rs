@@ -6,17 +6,15 @@ use std::time::{Duration, Instant};
 
 use proxier_core::fake::FakeKernel;
 use proxier_core::modes::cleanup::cleanup;
-use proxier_core::modes::select::Asked;
-use proxier_core::modes::shared::cleaned::Cleaned;
-use proxier_core::modes::shared::names::Names;
-use proxier_core::modes::shared::sysctls;
-use proxier_core::modes::{Kind, Plan, wanted_sysctls};
+use proxier_core::modes::select::RequestedMode;
+use proxier_core::modes::{Cleaned, Kind, Names, Plan, sysctl_changes};
 use proxier_core::plan::report::Report;
 use proxier_core::plan::step::{Action, Part};
+use proxier_core::ports::SysctlChange;
 use proxier_core::reconciler::{Reconciler, Removal};
 use serde_json::{Value, json};
 
-use crate::proxier_demo::engine::choose::{Chosen, Preparing, choose};
+use crate::proxier_demo::engine::choose::{ChosenMode, Preparing, choose};
 use crate::proxier_demo::engine::kernel;
 use crate::proxier_demo::engine::lock::Lock;
 use crate::proxier_demo::engine::privileges;
@@ -29,7 +27,7 @@ use crate::proxier_demo::sources::cluster;
 use crate::proxier_demo::sources::initial_list::{self, Unread};
 use crate::proxier_demo::status::progress::{self, Progress};
 
-/// Something failed.
+/// Exit code after a failure.
 pub(crate) const FAILED: u8 = 1;
 /// Bad usage or bad input.
 pub(crate) const BAD_INPUT: u8 = 2;
@@ -49,7 +47,7 @@ fn complain(problems: &[Problem], code: u8) -> ExitCode {
 
 /// Reads the initial list; or the exit code.
 pub(crate) async fn input(configured: &Configured, progress: &Progress) -> Result<(Snapshot, Vec<Problem>), ExitCode> {
-    let options = cluster::Options::of(&configured.settings);
+    let options = cluster::Options::from_settings(&configured.settings);
     let mut snapshot = initial_list::read(configured, options, progress.counted()).await.map_err(|unread| {
         let code = if matches!(unread, Unread::BadInput(_)) { BAD_INPUT } else { FAILED };
         complain(unread.problems(), code)
@@ -62,7 +60,7 @@ pub(crate) async fn input(configured: &Configured, progress: &Progress) -> Resul
 pub(crate) fn feed<K: Kernel>(engine: &mut Engine<K>, snapshot: Snapshot) {
     engine.take_host_as_it_is();
     for change in initial_list::changes(snapshot) {
-        engine.take(change, Instant::now());
+        engine.apply_change(change, Instant::now());
     }
 }
 
@@ -76,17 +74,17 @@ async fn ready(configured: &Configured, progress: &Progress) -> Result<(Engine, 
     if let Some(reason) = chosen.reason() {
         say(reason);
     }
-    let Chosen { mut engine, notes, rules, .. } = chosen;
+    let ChosenMode { mut engine, notes, rules, .. } = chosen;
     rules.iter().for_each(say);
     notes.iter().for_each(say);
     feed(&mut engine, snapshot);
     Ok((engine, unreadable))
 }
 
-/// One full sync. Exit code 0: the kernel is as the Services require. 1: something failed. 2: some input could not be read; the kernel is as the rest
+/// Runs one full sync. Exit code 0: the kernel is as the Services require. 1: something failed. 2: some input could not be read; the kernel is as the rest
 /// requires.
 pub async fn run_once(configured: &Configured) -> ExitCode {
-    if configured.settings.asked == Asked::Mode(Kind::Userspace) {
+    if configured.settings.asked == RequestedMode::Mode(Kind::Userspace) {
         let reason = "userspace mode serves only while the program runs: leave --once out";
         return complain(&[Problem::new("", reason)], BAD_INPUT);
     }
@@ -116,7 +114,7 @@ pub async fn run_once(configured: &Configured) -> ExitCode {
     progress.end();
     engine.proxier().rejections().for_each(say);
     engine.proxier().unmarked().for_each(say);
-    tell(&report);
+    print_report(&report);
     let mut is_done = report.is_done();
     if is_done {
         is_done = remove_others(&mut engine);
@@ -136,7 +134,9 @@ fn remove_others<K: Kernel>(engine: &mut Engine<K>) -> bool {
     let cleaned = match engine.clean_up_after_others() {
         Removal::Made(cleaned) | Removal::Unknown(cleaned) => cleaned,
         Removal::Held(stopped) => {
-            say(format_args!("other modes' things stay: {stopped}; add --allow-mass-removal if this is intended"));
+            say(format_args!(
+                "objects of other proxy modes stay: {stopped}; add --allow-mass-removal if this is intended"
+            ));
             return false;
         }
     };
@@ -144,9 +144,9 @@ fn remove_others<K: Kernel>(engine: &mut Engine<K>) -> bool {
     if cleaned.removed() == 0 {
         return cleaned.is_done();
     }
-    say(format_args!("{} things of other modes removed", cleaned.removed()));
+    say(format_args!("removed {} objects left by other proxy modes", cleaned.removed()));
     let after = engine.pass_ahead(engine.idle().unwrap_or_default());
-    after.iter().for_each(tell);
+    after.iter().for_each(print_report);
     cleaned.is_done() && after.is_none_or(|report| report.is_done())
 }
 
@@ -158,13 +158,13 @@ pub fn init(configured: &Configured) -> ExitCode {
     };
     let settings = &configured.settings;
     let ports = kernel.ports();
-    let release = ports.sysctls.get(sysctls::OSRELEASE).unwrap_or_default();
-    let mut wanted = wanted_sysctls(settings.mode, &settings.host(), &release);
-    if settings.asked == Asked::Auto {
+    let (mut changes, mut unmet) = sysctl_changes(settings.mode, &settings.host(), ports.sysctls);
+    if settings.asked == RequestedMode::Auto {
         // Another mode serves if the kernel has no IPVS.
-        wanted.retain(|one| !one.path.starts_with("net/ipv4/vs/") || ports.sysctls.get(one.path).is_ok());
+        let is_there = |change: &SysctlChange| change.from.is_some() || !change.path.starts_with("net/ipv4/vs/");
+        changes.retain(is_there);
+        unmet.retain(is_there);
     }
-    let (changes, unmet) = sysctls::changes(ports.sysctls, wanted);
     let (mut failed, mut done) = (0_u8, Vec::new());
     for change in changes {
         match ports.sysctls.set(&change.path, &change.to) {
@@ -193,7 +193,7 @@ fn print(lines: impl IntoIterator<Item = String>) -> bool {
 }
 
 /// Prints the results of a pass that a person has to know.
-pub(crate) fn tell(report: &Report) {
+pub(crate) fn print_report(report: &Report) {
     report.unread.iter().for_each(say);
     report.applied.failures.iter().for_each(say);
     for lack in &report.applied.lacks {
@@ -221,7 +221,7 @@ pub async fn plan(configured: &Configured, output: Output, detailed: bool) -> Ex
     if let Err(problem) = privileges::require() {
         return complain(&[problem], FAILED);
     }
-    let chosen = if configured.settings.asked == Asked::Auto {
+    let chosen = if configured.settings.asked == RequestedMode::Auto {
         choose(configured, Preparing::Nothing, |_mode| true).await
     } else {
         choose(&configured.without_fallback(), Preparing::Nothing, |_mode| true).await
@@ -237,11 +237,11 @@ pub async fn plan(configured: &Configured, output: Output, detailed: bool) -> Ex
             if let Some(reason) = chosen.reason() {
                 say(reason);
             }
-            let Chosen { mut engine, notes, rules, .. } = chosen;
+            let ChosenMode { mut engine, notes, rules, .. } = chosen;
             rules.iter().for_each(say);
             notes.iter().for_each(say);
             feed(&mut engine, snapshot);
-            engine.look_at_running().into_iter().for_each(say);
+            engine.read_running_sockets().into_iter().for_each(say);
             return preview(&mut engine, &unreadable, (output, detailed), &progress);
         }
         Err(problems) => problems,
@@ -286,7 +286,7 @@ fn preview<K: Kernel>(
     proxier.rejections().for_each(say);
     proxier.unmarked().for_each(say);
     if output == Output::Text {
-        tell(&report);
+        print_report(&report);
     }
     match (is_printed && report.unread.is_empty(), unreadable.is_empty()) {
         (false, _) => ExitCode::from(FAILED),
@@ -309,9 +309,7 @@ fn print_plan(out: &mut Out, plan: &Plan, report: &Report, proxier: &Reconciler)
             _ => format!("{steps} changes\n"),
         });
     }
-    out.text(&output::lines(
-        report.foreign.iter().map(|key| format!("  virtual server {key} is somebody else's and stays")),
-    ));
+    out.text(&output::lines(report.foreign.iter().map(|key| format!("  virtual server {key} is foreign and stays"))));
 }
 
 fn plan_json(plan: &Plan, report: &Report, proxier: &Reconciler, unreadable: &[Problem]) -> Value {
@@ -350,7 +348,7 @@ pub fn clean(configured: &Configured) -> ExitCode {
     };
     let cleaned = cleanup(&configured.settings.core, None, &mut kernel.ports());
     complain_of(&cleaned);
-    let others = cleaned.foreign.iter().map(|key| format!("virtual server {key} is somebody else's and stays"));
+    let others = cleaned.foreign.iter().map(|key| format!("virtual server {key} is foreign and stays"));
     let is_printed = print([format!("{} things removed", cleaned.removed())].into_iter().chain(others));
     ExitCode::from(if is_printed && cleaned.is_done() { 0 } else { FAILED })
 }

@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 use ipvs::model::Granularity;
 use proxier_core::config::{Binding, MayAskFor, Topology};
 use proxier_core::modes::Kind;
-use proxier_core::modes::ipvs::drain;
-use proxier_core::modes::ipvs::wanted::Marking;
+use proxier_core::modes::ipvs::{self as ipvs_mode, MarkUse};
 use proxier_core::net::{Family, Protocol};
 use proxier_core::objects::ServiceObject;
 use proxier_core::reconciler::Reconciler;
@@ -60,7 +59,7 @@ pub(super) fn policies(
         ),
     };
     if proxier.mode() == Kind::Ipvs {
-        policies.extend(of_ipvs(&Asked::new(service, object, owned, proxier), of_service));
+        policies.extend(of_ipvs(&PolicyQuestion::new(service, object, owned, proxier), of_service));
     } else {
         policies.push(of_service);
     }
@@ -78,7 +77,7 @@ pub(super) fn policy_name(policy: TrafficPolicy) -> &'static str {
 }
 
 /// The Service in question, and the objects that decide about it.
-struct Asked<'a> {
+struct PolicyQuestion<'a> {
     service: &'a Service,
     object: Option<&'a ServiceObject>,
     owned: &'a [&'a Frontend],
@@ -91,7 +90,7 @@ struct Asked<'a> {
     counts: Balancing,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> PolicyQuestion<'a> {
     fn new(
         service: &'a Service,
         object: Option<&'a ServiceObject>,
@@ -100,7 +99,7 @@ impl<'a> Asked<'a> {
     ) -> Self {
         let ipvs = &proxier.facts().config().ipvs;
         let counts = ipvs.balancing(service.balancing.as_ref(), service.affinity_secs.is_some());
-        Asked {
+        PolicyQuestion {
             service,
             object,
             owned,
@@ -128,8 +127,8 @@ impl<'a> Asked<'a> {
     }
 }
 
-fn of_ipvs(asked: &Asked<'_>, affinity: Policy) -> Vec<Policy> {
-    let Asked { service, owned, proxier, counts, .. } = asked;
+fn of_ipvs(asked: &PolicyQuestion<'_>, affinity: Policy) -> Vec<Policy> {
+    let PolicyQuestion { service, owned, proxier, counts, .. } = asked;
     let config = proxier.facts().config();
     let mut all = Vec::new();
 
@@ -178,9 +177,8 @@ fn of_ipvs(asked: &Asked<'_>, affinity: Policy) -> Vec<Policy> {
     let scheduler = counts.scheduler.unwrap_or(config.ipvs.scheduler);
     let from = asked.from(MayAskFor::SCHEDULER, "proxier/scheduler", "ipvs.scheduler", |of| of.scheduler.is_some());
     all.push(Policy::new("scheduler", scheduler.to_string(), from));
-    let wanted = proxier.wanted();
-    let server = owned.iter().find_map(|frontend| wanted?.server(&frontend.key.into()));
-    let flags = server.map(|server| server.config.scheduler_flags.names(scheduler).join(",")).unwrap_or_default();
+    let server = owned.iter().find_map(|frontend| proxier.virtual_server(&frontend.key));
+    let flags = server.map(|server| server.scheduler_flags.names(scheduler).join(",")).unwrap_or_default();
     let from = asked.from(MayAskFor::SCHEDULER, "proxier/scheduler-flags", "ipvs.defaults.schedulerFlags", |of| {
         of.scheduler_flags.is_some()
     });
@@ -215,7 +213,7 @@ fn of_ipvs(asked: &Asked<'_>, affinity: Policy) -> Vec<Policy> {
     all.push(Policy::new("connections of an endpoint", value, from));
     let from = asked
         .from(MayAskFor::DRAIN, "proxier/drain-seconds", "ipvs.defaults.drainSeconds", |of| of.drain_secs.is_some());
-    let usual = drain::Policy::default().deadline.map(|time| time.as_secs());
+    let usual = ipvs_mode::Policy::default().deadline.map(|time| time.as_secs());
     let value = match counts.drain_secs.map(u64::from).or(usual) {
         Some(secs) => format!("{secs} s"),
         None => "until no connection is left".to_owned(),
@@ -226,8 +224,8 @@ fn of_ipvs(asked: &Asked<'_>, affinity: Policy) -> Vec<Policy> {
     all
 }
 
-fn weights(asked: &Asked<'_>) -> Policy {
-    let Asked { service, proxier, counts, .. } = asked;
+fn weights(asked: &PolicyQuestion<'_>) -> Policy {
+    let PolicyQuestion { service, proxier, counts, .. } = asked;
     let (store, facts) = (proxier.store(), proxier.facts());
     let (mut values, mut from) = (Vec::new(), Vec::new());
     let slices: BTreeSet<String> =
@@ -257,7 +255,7 @@ fn weights(asked: &Asked<'_>) -> Policy {
     Policy::new("weights", or(values, "all the same"), or(from, "default"))
 }
 
-fn forwarding(asked: &Asked<'_>) -> Policy {
+fn forwarding(asked: &PolicyQuestion<'_>) -> Policy {
     let from = asked
         .from(MayAskFor::FORWARDING, "proxier/forwarding", "ipvs.defaults.forwarding", |of| of.forwarding.is_some());
     let is_external = |frontend: &&&Frontend| frontend.roles.intersects(Roles::EXTERNAL_IP | Roles::LOAD_BALANCER);
@@ -285,20 +283,20 @@ fn binding(proxier: &Reconciler) -> Policy {
 }
 
 /// Settings of firewall marks.
-fn marks(asked: &Asked<'_>) -> Vec<Policy> {
-    let Asked { service, owned, proxier, .. } = asked;
+fn marks(asked: &PolicyQuestion<'_>) -> Vec<Policy> {
+    let PolicyQuestion { service, owned, proxier, .. } = asked;
     let config = proxier.facts().config();
     let all = [
-        (Marking::Split, "mark split", "ipvs.markSplit", config.ipvs.mark_split, config.splits_local()),
+        (MarkUse::ExternalClients, "mark split", "ipvs.markSplit", config.ipvs.mark_split, config.splits_local()),
         (
-            Marking::Shared,
+            MarkUse::NodePort,
             "shared node ports",
             "ipvs.markNodePorts",
             config.ipvs.mark_node_ports,
             config.shares_node_ports(),
         ),
     ];
-    let of = |(marking, what, field, is_asked, is_done): (Marking, &'static str, &str, bool, bool)| {
+    let of = |(mark_use, what, field, is_asked, is_done): (MarkUse, &'static str, &str, bool, bool)| {
         if !is_asked {
             return Policy::new(what, "no", "default");
         }
@@ -306,8 +304,8 @@ fn marks(asked: &Asked<'_>) -> Vec<Policy> {
         if !is_done {
             return Policy::new(what, "no: needs ipvs.rules: nftables", from);
         }
-        let has_mark = |frontend: &&&Frontend| match marking {
-            Marking::Split => proxier.split(&frontend.key).is_some(),
+        let has_mark = |frontend: &&&Frontend| match mark_use {
+            MarkUse::ExternalClients => proxier.split(&frontend.key).is_some(),
             _ => proxier.shared(&frontend.key).is_some(),
         };
         let mut parts = Vec::new();
@@ -315,10 +313,10 @@ fn marks(asked: &Asked<'_>) -> Vec<Policy> {
             0 => {}
             count => parts.push(format!("yes, at {count} addresses and ports")),
         }
-        let unmarked = proxier.unmarked().filter(|of| of.service == service.key && of.marking == marking);
+        let unmarked = proxier.unmarked().filter(|of| of.service == service.key && of.mark_use == mark_use);
         parts.extend(unmarked.map(|of| format!("not at {} addresses and ports: {}", of.frontends.len(), of.reason)));
-        let nothing = match marking {
-            Marking::Split => "nothing to split: no external address or node port with policy Local",
+        let nothing = match mark_use {
+            MarkUse::ExternalClients => "nothing to split: no external address or node port with policy Local",
             _ => "nothing to share: no node port with policy Cluster",
         };
         Policy::new(what, if parts.is_empty() { nothing.to_owned() } else { parts.join("; ") }, from)

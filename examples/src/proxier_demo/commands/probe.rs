@@ -6,8 +6,7 @@ use kmod_probe::Answer;
 use proxier_core::config::RulesBy;
 use proxier_core::kernel::KernelPorts;
 use proxier_core::modes::cleanup::leftovers;
-use proxier_core::modes::ipvs::guards;
-use proxier_core::modes::{Kind, iptables};
+use proxier_core::modes::{Kind, iptables, ipvs};
 use proxier_core::net::Family;
 use proxier_core::ports::PortError;
 use serde_json::{Value, json};
@@ -22,20 +21,20 @@ use crate::proxier_demo::settings::Settings;
 use crate::proxier_demo::settings::cli::{Configured, Output};
 
 /// Whether a mode can serve here, in words and for programs.
-struct Found {
+struct ModeFindings {
     works: bool,
     text: String,
     json: Value,
 }
 
-impl Found {
+impl ModeFindings {
     fn new(works: bool, lines: &[String], json: Value) -> Self {
-        Found { works, text: lines.join("\n") + "\n", json }
+        ModeFindings { works, text: lines.join("\n") + "\n", json }
     }
 }
 
 /// Whether nftables mode can serve each family.
-fn probe_nftables(settings: &Settings, kernel: &mut KernelPorts) -> Found {
+fn probe_nftables(settings: &Settings, kernel: &mut KernelPorts) -> ModeFindings {
     let tried = needs::try_nftables(settings, kernel);
     let works = tried.iter().any(|(_, outcome)| outcome.is_ok());
     let mut lines = vec![format!("nftables mode: {}", if works { "yes" } else { "no" })];
@@ -50,11 +49,11 @@ fn probe_nftables(settings: &Settings, kernel: &mut KernelPorts) -> Found {
         json!({"family": family.name(), "works": outcome.is_ok(), "reason": reason})
     };
     let families: Vec<_> = tried.iter().map(family).collect();
-    Found::new(works, &lines, json!({"mode": "nftables", "works": works, "families": families}))
+    ModeFindings::new(works, &lines, json!({"mode": "nftables", "works": works, "families": families}))
 }
 
 /// Whether iptables mode can serve each family, and which features it lacks here.
-fn probe_iptables(settings: &Settings, kernel: &mut KernelPorts) -> Found {
+fn probe_iptables(settings: &Settings, kernel: &mut KernelPorts) -> ModeFindings {
     let tried = needs::try_iptables(settings, kernel);
     let serves = |all: &[iptables::Tried]| all.iter().all(|tried| !tried.is_needed_by_all || tried.outcome.is_ok());
     let works = tried.iter().any(|(_, all)| serves(all));
@@ -76,11 +75,11 @@ fn probe_iptables(settings: &Settings, kernel: &mut KernelPorts) -> Found {
         json!({"family": family.name(), "works": serves(all), "rules": rules})
     };
     let families: Vec<_> = tried.iter().map(family).collect();
-    Found::new(works, &lines, json!({"mode": "iptables", "works": works, "families": families}))
+    ModeFindings::new(works, &lines, json!({"mode": "iptables", "works": works, "families": families}))
 }
 
 /// Whether userspace mode can serve each family.
-fn probe_userspace(settings: &Settings, kernel: &mut KernelPorts) -> Result<Found, PortError> {
+fn probe_userspace(settings: &Settings, kernel: &mut KernelPorts) -> Result<ModeFindings, PortError> {
     let tried = userspace::attempt(settings, kernel)?;
     let works = tried.iter().any(|(_, outcome)| outcome.is_ok());
     let open_files = userspace::raise_open_files();
@@ -100,13 +99,13 @@ fn probe_userspace(settings: &Settings, kernel: &mut KernelPorts) -> Result<Foun
     };
     let families: Vec<_> = tried.iter().map(family).collect();
     let json = json!({"mode": "userspace", "works": works, "families": families, "openFiles": open_files});
-    Ok(Found::new(works, &lines, json))
+    Ok(ModeFindings::new(works, &lines, json))
 }
 
 /// Whether IPVS mode can serve, with each requirement, and the features that are missing on this node.
-async fn probe_ipvs(configured: &Configured, kernel: &mut KernelPorts) -> Result<Found, Problem> {
+async fn probe_ipvs(configured: &Configured, kernel: &mut KernelPorts) -> Result<ModeFindings, Problem> {
     let (settings, choice) = &engine::with_rules(&configured.settings, &mut kernel.ports(), Preparing::Nothing);
-    let report = needs::look(settings, kernel)?;
+    let report = needs::check(settings, kernel)?;
     let reserved = neighbours::reserved(configured, kernel).await;
     let by = settings.core.ipvs.rules;
     let choice = choice.as_ref();
@@ -124,9 +123,9 @@ async fn probe_ipvs(configured: &Configured, kernel: &mut KernelPorts) -> Result
         }
     }
     text += &neighbours::text(&reserved);
-    let hints = Hints::look(&settings.core);
+    let hints = Hints::read(&settings.core);
     text += &hints.text();
-    let dropping = guards::dropping_input(&settings.core, &mut kernel.ports());
+    let dropping = ipvs::dropping_input(&settings.core, &mut kernel.ports());
     text += &lines(&dropping);
     let mut json = json!(report);
     json["input"] = json!(dropping);
@@ -134,7 +133,7 @@ async fn probe_ipvs(configured: &Configured, kernel: &mut KernelPorts) -> Result
     json["rules_reason"] = json!(choice.and_then(|choice| choice.reason.as_deref()));
     json["reserved"] = neighbours::json(&reserved);
     json["forwarding"] = hints.json();
-    Ok(Found { works: report.verdict.answer == Answer::Yes && takes_table, text, json })
+    Ok(ModeFindings { works: report.verdict.answer == Answer::Yes && takes_table, text, json })
 }
 
 /// Prints the requirements of the configured mode (for `auto`: of IPVS mode) and a table of all modes; or JSON. Exit code 0: that mode can serve
@@ -151,10 +150,10 @@ pub async fn probe(configured: &Configured, output: Output) -> ExitCode {
             }
             _ => probe_ipvs(configured, &mut kernel).await?,
         };
-        let modes = Modes::look(configured, &mut kernel);
+        let modes = Modes::try_all(configured, &mut kernel);
         Ok((found, modes, leftovers(&mut kernel.ports())))
     };
-    let (Found { works, text, mut json }, modes, leftovers) = match looked.await {
+    let (ModeFindings { works, text, mut json }, modes, leftovers) = match looked.await {
         Ok(looked) => looked,
         Err::<_, Problem>(problem) => {
             say(problem);

@@ -10,12 +10,12 @@ use std::process::ExitCode;
 use iptables::Family;
 use proxier_core::fake::{FakeKernel, KernelState};
 use proxier_core::modes::Kind;
-use proxier_core::modes::userspace::Listener;
 use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
+use proxier_core::ports::Listener;
 use serde_json::{Value, json};
 
 use crate::proxier_demo::commands::mentions;
-use crate::proxier_demo::commands::once::{BAD_INPUT, FAILED, feed, input, tell};
+use crate::proxier_demo::commands::once::{BAD_INPUT, FAILED, feed, input, print_report};
 use crate::proxier_demo::engine::{Engine, rules_in_memory};
 use crate::proxier_demo::message::change::Snapshot;
 use crate::proxier_demo::output::{Out, say};
@@ -43,10 +43,10 @@ pub async fn render(configured: &Configured, output: Output, node_addresses: &[I
 
     unreadable.iter().for_each(say);
     engine.proxier().rejections().for_each(say);
-    tell(&report);
+    print_report(&report);
     rules_in_memory(&configured.settings).iter().for_each(say);
     warn_of_no_address(configured, &addresses);
-    let mut rendered = Rendered::new(&before, kernel.state(), configured.settings.mode);
+    let mut rendered = Rendering::new(&before, kernel.state(), configured.settings.mode);
     rendered.listeners = kernel.listeners();
     // The relay opens no other sockets, so the node's own stack refuses.
     rendered.listeners.retain(|key, listener| match key.protocol {
@@ -92,7 +92,7 @@ fn of_the_node(snapshot: &Snapshot) -> Vec<IpAddr> {
 
 /// Objects that a node holds, in the formats of the tools.
 #[derive(Debug, Default)]
-struct Rendered {
+struct Rendering {
     mode: Kind,
     /// `ipvsadm --save --numeric`.
     ipvsadm: String,
@@ -112,9 +112,9 @@ struct Rendered {
     sysctls: BTreeMap<String, String>,
 }
 
-impl Rendered {
+impl Rendering {
     fn new(before: &KernelState, after: KernelState, mode: Kind) -> Self {
-        let mut rendered = Rendered { mode, ipvsadm: after.ipvs, ..Rendered::default() };
+        let mut rendered = Rendering { mode, ipvsadm: after.ipvs, ..Rendering::default() };
         for (create, _) in after.sets.values() {
             rendered.ipset += create;
             rendered.ipset.push('\n');

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use proxier_core::modes::Kind;
-use proxier_core::modes::ipvs::guards::Choice;
+use proxier_core::modes::ipvs::Choice;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use crate::proxier_demo::engine::choose::{Chosen, Preparing, choose};
+use crate::proxier_demo::engine::choose::{ChosenMode, Preparing, choose};
 use crate::proxier_demo::engine::host;
 use crate::proxier_demo::engine::lock::Lock;
 use crate::proxier_demo::engine::needs;
@@ -18,15 +18,15 @@ use crate::proxier_demo::engine::privileges;
 use crate::proxier_demo::engine::signals::Signals;
 use crate::proxier_demo::engine::tables;
 use crate::proxier_demo::engine::userspace;
-use crate::proxier_demo::engine::worker::{Passed, Worker};
+use crate::proxier_demo::engine::worker::{PassSummary, Worker};
 use crate::proxier_demo::message::{Control, Message, to_kernel};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::cli::{Configured, Ending, Invocation, Source};
 use crate::proxier_demo::settings::kubeproxyconfig::KubeProxyConfiguration;
 use crate::proxier_demo::settings::{Exposure, Settings};
 use crate::proxier_demo::sources::cluster::{Connection, Options};
-use crate::proxier_demo::sources::files::Rewritten;
-use crate::proxier_demo::sources::source::{Api, Running, Starting};
+use crate::proxier_demo::sources::files::RewriteWatch;
+use crate::proxier_demo::sources::source::{Api, RunningSource, StartingSource};
 use crate::proxier_demo::status::events::{Reason, Recorder, Regarding};
 use crate::proxier_demo::status::health::Health;
 use crate::proxier_demo::status::logging::Limiter;
@@ -42,22 +42,22 @@ fn fail(problems: &[Problem]) -> ExitCode {
 }
 
 /// A source that starts, and both ends of the channel through which its changes go.
-type Begun = (Starting, mpsc::Sender<Message>, mpsc::Receiver<Message>);
+type Begun = (StartingSource, mpsc::Sender<Message>, mpsc::Receiver<Message>);
 
 /// Starts the source; or the exit code.
 fn begin(configured: &Configured, api: &Api) -> Result<Begun, ExitCode> {
     let (changes, messages, inbox) = to_kernel();
-    let source = Starting::begin(configured, changes, api).map_err(|problems| {
+    let source = StartingSource::begin(configured, changes, api).map_err(|problems| {
         fail(&problems);
         ExitCode::from(2)
     })?;
     Ok((source, messages, inbox))
 }
 
-/// The source; started again if the chosen mode needs more of the cluster than the configured one.
-fn enough(asked_for: &Configured, chosen: &Chosen, begun: Begun, api: &Api) -> Result<Begun, ExitCode> {
+/// Returns the source, started again if the chosen mode needs more of the cluster than the configured one.
+fn enough(asked_for: &Configured, chosen: &ChosenMode, begun: Begun, api: &Api) -> Result<Begun, ExitCode> {
     let chosen = &chosen.configured;
-    let covers = || Options::of(&asked_for.settings).cover(&Options::of(&chosen.settings));
+    let covers = || Options::from_settings(&asked_for.settings).cover(&Options::from_settings(&chosen.settings));
     if matches!(chosen.source, Source::Manifests(_)) || covers() { Ok(begun) } else { begin(chosen, api) }
 }
 
@@ -106,7 +106,7 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
         Ok(begun) => begun,
         Err(code) => return code,
     };
-    let Chosen { configured, engine, notes, passed_over, rules } = chosen;
+    let ChosenMode { configured, engine, notes, passed_over, rules } = chosen;
     let (configured, settings) = (&configured, &configured.settings);
     for note in notes {
         tracing::warn!("{note}");
@@ -118,10 +118,10 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
     health.set_node_eligible(matches!(configured.source, Source::Manifests(_)));
     let mut tasks = JoinSet::new();
     let recorder = recorder(configured, &api);
-    recorder.tell(Regarding::Node, Reason::Starting, "");
+    recorder.record(Regarding::Node, Reason::Starting, "");
     if fell_back {
         for passed_over in &passed_over {
-            recorder.tell(Regarding::Node, Reason::ModeUnavailable, passed_over.to_string());
+            recorder.record(Regarding::Node, Reason::ModeUnavailable, passed_over.to_string());
         }
     }
     health.metrics(|metrics| metrics.mode = Some((settings.asked, settings.mode)));
@@ -142,7 +142,7 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
     };
     // Bad input is reported alone.
     log_choice(reason, fell_back, rules);
-    if let Running::Cluster(cluster) = &source {
+    if let RunningSource::Cluster(cluster) = &source {
         health.set_api(cluster.counters().clone());
     }
     host::watch(messages.clone());
@@ -157,7 +157,7 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
     };
     tracing::info!("node {}: serving in {} mode, {}", settings.node_name, settings.mode, source.describe());
     let service_health = ServiceHealth::new(health);
-    Attending {
+    Attendant {
         messages,
         outcomes,
         recorder,
@@ -173,7 +173,7 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
 /// Waits until the configuration file says something else than `before`. An unusable file does not count: a supervisor could not start with it.
 async fn changed(invocation: &Invocation, before: KubeProxyConfiguration) {
     let Some(path) = &invocation.config else { return std::future::pending().await };
-    let mut rewritten = Rewritten::new(path);
+    let mut rewritten = RewriteWatch::new(path);
     loop {
         rewritten.next().await;
         let now = invocation.configure().and_then(|now| match needs::check_scheduler(&now) {
@@ -214,9 +214,9 @@ fn log_choice(mode: Option<String>, fell_back: bool, rules: Option<Choice>) {
 }
 
 /// Work beside the kernel's thread: signals, Events, servers of Services.
-struct Attending {
+struct Attendant {
     messages: mpsc::Sender<Message>,
-    outcomes: mpsc::UnboundedReceiver<Passed>,
+    outcomes: mpsc::UnboundedReceiver<PassSummary>,
     recorder: Recorder,
     service_health: ServiceHealth,
     tasks: JoinSet<Result<(), Problem>>,
@@ -224,14 +224,14 @@ struct Attending {
     end_timeout: Duration,
 }
 
-impl Attending {
+impl Attendant {
     /// Runs until a signal, or until something ends that should not.
     async fn attend(mut self, config_changed: impl Future<Output = ()>, signals: Signals) -> ExitCode {
         let Signals { mut terminate, mut interrupt, mut hangup, mut confirm } = signals;
         tokio::pin!(config_changed);
         let mut limiter = Limiter::default();
         // The last request, if some of its servers could not be opened.
-        let mut again: Option<Passed> = None;
+        let mut again: Option<PassSummary> = None;
         loop {
             tokio::select! {
                 _ = terminate.recv() => break,
@@ -284,7 +284,7 @@ impl Attending {
     }
 
     /// Opens and closes the health-check servers of Services. Returns the pass to try again, if some could not be opened.
-    async fn serve_health_checks(&mut self, passed: Passed, limiter: &mut Limiter) -> Option<Passed> {
+    async fn serve_health_checks(&mut self, passed: PassSummary, limiter: &mut Limiter) -> Option<PassSummary> {
         let failures = self.service_health.update(&passed.health_checks, &passed.listening).await;
         let all_open = failures.is_empty();
         for failed in failures {
@@ -292,7 +292,7 @@ impl Attending {
                 let note = format!("cannot listen on {}: {}", failed.address, failed.reason);
                 tracing::error!("Service {}: {note}", failed.service);
                 let service = Regarding::Service(failed.service);
-                self.recorder.tell(service, Reason::FailedToStartServiceHealthcheck, note);
+                self.recorder.record(service, Reason::FailedToStartServiceHealthcheck, note);
             }
         }
         (!all_open).then_some(passed)
@@ -332,7 +332,7 @@ async fn serve(
         let (health, recorder) = (health.clone(), recorder.clone());
         tasks.spawn(async move {
             let failed = |problem: &Problem| {
-                recorder.tell(Regarding::Node, Reason::FailedToStartProxierHealthcheck, problem.to_string());
+                recorder.record(Regarding::Node, Reason::FailedToStartProxierHealthcheck, problem.to_string());
             };
             let listener = match bound {
                 Some(listener) => listener,
@@ -350,7 +350,7 @@ async fn serve(
         let page = is_on.then(|| StatusPage::new(settings.status_page, mode, messages.clone()));
         tasks.spawn(async move {
             let failed = |problem: &Problem| {
-                recorder.tell(Regarding::Node, Reason::FailedToStartMetricServer, problem.to_string());
+                recorder.record(Regarding::Node, Reason::FailedToStartMetricServer, problem.to_string());
             };
             let listener = match bound {
                 Some(listener) => listener,

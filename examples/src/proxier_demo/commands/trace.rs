@@ -5,15 +5,15 @@ use std::process::ExitCode;
 
 use proxier_core::modes::trace;
 use proxier_core::net::Family;
-use proxier_core::service::{Packet, Reached, Trace, Treatment, Verdict, Ways};
+use proxier_core::service::{Packet, Reached, Trace, Verdict};
 use serde_json::{Value, json};
 
-use crate::proxier_demo::commands::live::{Found, Live};
+use crate::proxier_demo::commands::live::{Live, LiveState};
 use crate::proxier_demo::commands::once::{BAD_INPUT, FAILED, feed, input};
 use crate::proxier_demo::commands::render::{empty_kernel, warn_of_no_address};
 use crate::proxier_demo::engine::Engine;
 use crate::proxier_demo::output::{Out, lines, say};
-use crate::proxier_demo::settings::cli::packet::{Asked, Sender};
+use crate::proxier_demo::settings::cli::packet::{Sender, TraceRequest};
 use crate::proxier_demo::settings::cli::{Configured, Output};
 use crate::proxier_demo::status::progress::Progress;
 
@@ -22,7 +22,7 @@ use crate::proxier_demo::status::progress::Progress;
 pub async fn trace_packet(
     configured: &Configured,
     output: Output,
-    asked: &Asked,
+    asked: &TraceRequest,
     node_addresses: &[IpAddr],
 ) -> ExitCode {
     let progress = Progress::of_command();
@@ -51,8 +51,12 @@ pub async fn trace_packet(
     let proxier = engine.proxier();
     let options = configured.settings.iptables();
     let (mode, to) = (proxier.mode(), asked.to.0);
-    let treatment = trace::treatment(mode, to.family(), (proxier.desired(), proxier.facts()), options);
-    let packet = match packet(asked, &addresses, &treatment, proxier.desired().frontend(&to).is_some()) {
+    let owns = Owns {
+        addresses: mode.makes_addresses_local(),
+        by_routes: mode.makes_addresses_local_by_routes(proxier.facts().config()),
+        is_served: proxier.desired().frontend(&to).is_some(),
+    };
+    let packet = match packet(asked, &addresses, &owns) {
         Ok(packet) => packet,
         Err(reason) => {
             say(reason);
@@ -61,7 +65,7 @@ pub async fn trace_packet(
     };
     let traced = trace::trace(mode, proxier.store(), (proxier.desired(), proxier.facts()), &packet, options);
     let found = match &mut live {
-        Some(live) => match live.look(mode, &packet, proxier.facts(), &mut kernel.ports()).await {
+        Some(live) => match live.inspect(mode, &packet, proxier.facts(), &mut kernel.ports()).await {
             Ok(found) => Some(found),
             Err(problem) => {
                 say(problem);
@@ -74,11 +78,11 @@ pub async fn trace_packet(
     match output {
         Output::Text => {
             out.text(&text(&packet, &traced, mode.name()));
-            out.text(&found.as_ref().map(Found::text).unwrap_or_default());
+            out.text(&found.as_ref().map(LiveState::text).unwrap_or_default());
         }
         Output::Json => {
             let mut value = value(&packet, &traced, mode.name());
-            value["live"] = found.as_ref().map(Found::json).into();
+            value["live"] = found.as_ref().map(LiveState::json).into();
             out.json(&value);
         }
     }
@@ -90,8 +94,18 @@ pub async fn trace_packet(
     })
 }
 
+/// Addresses that a mode makes this host's own.
+struct Owns {
+    /// Whether those of Services are.
+    addresses: bool,
+    /// Whether routes make them so, which name the source.
+    by_routes: bool,
+    /// Whether a Service has the address.
+    is_served: bool,
+}
+
 /// The packet with its source.
-fn packet(asked: &Asked, node: &[IpAddr], treatment: &Treatment, is_served: bool) -> Result<Packet, String> {
+fn packet(asked: &TraceRequest, node: &[IpAddr], owns: &Owns) -> Result<Packet, String> {
     let to = asked.to.0;
     let of_family = |address: &&IpAddr| Family::of(**address) == to.family();
     let own = node.iter().find(of_family).copied();
@@ -113,10 +127,10 @@ fn packet(asked: &Asked, node: &[IpAddr], treatment: &Treatment, is_served: bool
         ),
         Sender::Node => {
             let is_own = to.address.is_loopback() || node.contains(&to.address);
-            let is_services = is_served && treatment.ways.contains(Ways::OWNS_ADDRESSES);
+            let is_services = owns.is_served && owns.addresses;
             // Packets to an address of this host have that address as their source too, unless its route names another.
             let source = match own {
-                Some(own) if !is_own && (treatment.by_routes || !is_services) => Some(own),
+                Some(own) if !is_own && (owns.by_routes || !is_services) => Some(own),
                 own => {
                     if is_own || is_services {
                         Some(to.address)

@@ -5,16 +5,15 @@ use std::fmt;
 
 use iptables::Backend;
 use proxier_core::config::RulesBy;
-use proxier_core::modes::Kind;
-use proxier_core::modes::ipvs::guards;
-use proxier_core::modes::select::{Asked, RulePrograms, candidates};
+use proxier_core::modes::select::{RequestedMode, RulePrograms, candidates};
+use proxier_core::modes::{Kind, ipvs};
 use proxier_core::net::Family;
 
 use crate::proxier_demo::engine::kernel;
 use crate::proxier_demo::engine::modules;
 use crate::proxier_demo::engine::needs;
 use crate::proxier_demo::engine::privileges;
-use crate::proxier_demo::engine::{self, Engine, Opened};
+use crate::proxier_demo::engine::{self, Engine, OpenedEngine};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::cli::Configured;
 
@@ -47,7 +46,7 @@ pub(crate) enum Preparing {
 
 /// The mode that serves.
 #[derive(Debug)]
-pub(crate) struct Chosen {
+pub(crate) struct ChosenMode {
     /// The configuration for this mode.
     pub(crate) configured: Configured,
     pub(crate) engine: Engine,
@@ -56,30 +55,29 @@ pub(crate) struct Chosen {
     /// Better modes, or the configured one, that this machine cannot do.
     pub(crate) passed_over: Vec<PassedOver>,
     /// Rule back end of IPVS mode, and why; `None` if it was configured.
-    pub(crate) rules: Option<guards::Choice>,
+    pub(crate) rules: Option<ipvs::Choice>,
 }
 
-impl Chosen {
-    /// Why this mode serves, if it is not simply the one that was asked for.
+impl ChosenMode {
+    /// Reason why this mode serves, if it is not simply the one that was asked for.
     pub(crate) fn reason(&self) -> Option<String> {
         let mode = self.configured.settings.mode;
         let others: Vec<String> = self.passed_over.iter().map(ToString::to_string).collect();
         match (self.configured.settings.asked, others.is_empty()) {
-            (Asked::Mode(_), true) => None,
-            (Asked::Auto, true) => Some(format!("mode {mode}: the best that this machine can do")),
-            (Asked::Auto, false) => {
+            (RequestedMode::Mode(_), true) => None,
+            (RequestedMode::Auto, true) => Some(format!("mode {mode}: the best that this machine can do")),
+            (RequestedMode::Auto, false) => {
                 Some(format!("mode {mode}: the best that this machine can do; not {}", others.join("; not ")))
             }
-            (Asked::Mode(asked), false) => {
-                let others = others.join("; not ");
-                Some(format!("mode {mode} in place of {asked}, which this machine cannot do: not {others}"))
+            (RequestedMode::Mode(asked), false) => {
+                Some(format!("falling back from {asked} to {mode}: {}", others.join("; ")))
             }
         }
     }
 
     /// Whether another mode was asked for.
     pub(crate) fn fell_back(&self) -> bool {
-        matches!(self.configured.settings.asked, Asked::Mode(asked) if asked != self.configured.settings.mode)
+        matches!(self.configured.settings.asked, RequestedMode::Mode(asked) if asked != self.configured.settings.mode)
     }
 }
 
@@ -92,16 +90,16 @@ pub(crate) async fn choose(
     configured: &Configured,
     preparing: Preparing,
     serves: impl Fn(Kind) -> bool,
-) -> Result<Chosen, Vec<Problem>> {
+) -> Result<ChosenMode, Vec<Problem>> {
     privileges::require().map_err(|problem| vec![problem])?;
     let asked = configured.settings.asked;
-    let is_asked = asked == Asked::Mode(Kind::Ipvs);
+    let is_asked = asked == RequestedMode::Mode(Kind::Ipvs);
     let is_configured = configured.settings.core.ipvs.rules != RulesBy::Auto;
     // The rule back end is chosen once, for all modes: whether programs are needed depends on it.
     let (configured, rules) = &with_rules(configured, preparing).map_err(|problem| vec![problem])?;
     // A capability that is missing is no reason to serve in another way.
     let by_nft = is_asked && configured.settings.core.ipvs.rules == RulesBy::Nftables;
-    let needs_no_rules = by_nft || matches!(asked, Asked::Mode(Kind::Nftables | Kind::Userspace));
+    let needs_no_rules = by_nft || matches!(asked, RequestedMode::Mode(Kind::Nftables | Kind::Userspace));
     if !needs_no_rules {
         privileges::require_rules().map_err(|problem| vec![problem])?;
     }
@@ -111,7 +109,7 @@ pub(crate) async fn choose(
     for place in 0.. {
         // The first candidate does not depend on the iptables programs: they are started only when it cannot serve, and never if the configuration
         // does not use them.
-        if place == 1 && asked != Asked::Auto && !(by_nft && is_configured) {
+        if place == 1 && asked != RequestedMode::Auto && !(by_nft && is_configured) {
             modes = candidates(asked, may_fall_back, programs());
         }
         let Some(mode) = modes.get(place).copied() else { break };
@@ -123,7 +121,7 @@ pub(crate) async fn choose(
         match open(&configured, preparing).await {
             Ok((engine, notes)) => {
                 let rules = rules.clone().filter(|choice| mode == Kind::Ipvs && choice.reason.is_some());
-                return Ok(Chosen { configured, engine, notes, passed_over, rules });
+                return Ok(ChosenMode { configured, engine, notes, passed_over, rules });
             }
             Err(problems) => passed_over.push(PassedOver { mode, problems }),
         }
@@ -135,7 +133,7 @@ pub(crate) async fn choose(
 }
 
 /// The configuration, with the rule back end of IPVS mode chosen if it is left open.
-fn with_rules(configured: &Configured, preparing: Preparing) -> Result<(Configured, Option<guards::Choice>), Problem> {
+fn with_rules(configured: &Configured, preparing: Preparing) -> Result<(Configured, Option<ipvs::Choice>), Problem> {
     let mut configured = configured.clone();
     let (settings, choice) = engine::with_rules(&configured.settings, &mut kernel::open()?.ports(), preparing);
     configured.settings = settings;
@@ -150,7 +148,7 @@ async fn open(configured: &Configured, preparing: Preparing) -> Result<(Engine, 
         }
         needs::require(&configured.settings, &mut kernel)?;
     }
-    let Opened { engine, notes, obstacles } = Engine::open(configured).await.map_err(|problem| vec![problem])?;
+    let OpenedEngine { engine, notes, obstacles } = Engine::open(configured).await.map_err(|problem| vec![problem])?;
     if obstacles.is_empty() { Ok((engine, notes)) } else { Err(obstacles) }
 }
 

@@ -28,22 +28,20 @@ use proxier_core::config::{Families, RulesBy};
 use proxier_core::fake::FakeKernel;
 use proxier_core::kernel::{KernelPorts, TableChanges};
 use proxier_core::modes::iptables::RandomFully;
-use proxier_core::modes::ipvs::guards;
-use proxier_core::modes::shared::cleaned::Cleaned;
-use proxier_core::modes::{Kind, Plan, userspace as userspace_mode};
+use proxier_core::modes::{Cleaned, Kind, Plan, ipvs, userspace as userspace_mode};
 use proxier_core::net::{Family, Network};
 use proxier_core::plan::report::Report;
 use proxier_core::ports::Ports;
-use proxier_core::reconciler::schedule::Limits;
+use proxier_core::reconciler::Limits;
 use proxier_core::reconciler::{Options, Reconciler, Removal};
 use proxier_core::safeguard::MassRemoval;
 
 use crate::proxier_demo::engine::choose::Preparing;
 use crate::proxier_demo::engine::lock::Lock;
-use crate::proxier_demo::engine::needs::{Looked, Wanted};
+use crate::proxier_demo::engine::needs::{Findings, Requirements};
 use crate::proxier_demo::engine::neighbours::Neighbours;
-use crate::proxier_demo::engine::timed::Timed;
-use crate::proxier_demo::message::Found;
+use crate::proxier_demo::engine::timed::TimedPorts;
+use crate::proxier_demo::message::NeighboursByUser;
 use crate::proxier_demo::message::change::Change;
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::Settings;
@@ -73,7 +71,7 @@ impl Kernel for KernelPorts {
 
 /// An engine, and facts about the kernel that opening it showed.
 #[derive(Debug)]
-pub struct Opened {
+pub struct OpenedEngine {
     /// Ready for its first pass.
     pub engine: Engine,
     /// Notes to log.
@@ -94,9 +92,9 @@ pub struct Engine<K = KernelPorts> {
 }
 
 impl Engine {
-    /// Before a preview in userspace mode, tells the kernel which sockets the running proxy listens on: they need not be opened again. Returns why
+    /// Tells the kernel ports, before a preview in userspace mode, on which sockets the running proxy listens: they need not be opened again. Returns why
     /// they are not known, if so.
-    pub(crate) fn look_at_running(&mut self) -> Option<Problem> {
+    pub(crate) fn read_running_sockets(&mut self) -> Option<Problem> {
         let process = Lock::holder().filter(|_| self.proxier.mode() == Kind::Userspace)?;
         match sockets::listened_on(process) {
             Ok(listening) => self.kernel.relays().set_elsewhere(listening),
@@ -116,14 +114,14 @@ impl Engine {
     /// # Errors
     ///
     /// Neither family can be served, or a capability is missing; the problem says what to do.
-    pub async fn open(configured: &Configured) -> Result<Opened, Problem> {
+    pub async fn open(configured: &Configured) -> Result<OpenedEngine, Problem> {
         let mut kernel = kernel::open()?;
         let settings = &with_rules(&configured.settings, &mut kernel.ports(), Preparing::Nothing).0;
         let by_nft = settings.mode == Kind::Ipvs && settings.core.ipvs.rules == RulesBy::Nftables;
         if !matches!(settings.mode, Kind::Nftables | Kind::Userspace) && !by_nft {
             privileges::require_rules()?;
         }
-        let modules = if settings.mode == Kind::Ipvs { look_at_modules(settings) } else { None };
+        let modules = if settings.mode == Kind::Ipvs { check_modules(settings) } else { None };
         let (families, mut notes) = match settings.mode {
             Kind::Nftables => needs::nftables_families(settings, &mut kernel)?,
             Kind::Ipvs if by_nft => needs::ipvs_table_families(settings, &mut kernel)?,
@@ -131,22 +129,22 @@ impl Engine {
             _ => needs::rule_families(&mut kernel, settings.core.families)?,
         };
         if settings.mode == Kind::Ipvs {
-            notes.extend(guards::dropping_input(&settings.core, &mut kernel.ports()));
+            notes.extend(ipvs::dropping_input(&settings.core, &mut kernel.ports()));
         }
         let mut options = options(settings, &configured.source, families);
         if configured.allow_mass_removal {
             options.mass_removal.share = 1.0;
         }
-        for (user, neighbours) in Neighbours::new(&configured.source).look().await {
+        for (user, neighbours) in Neighbours::new(&configured.source).find().await {
             options.config.reserved.set_neighbours(user, neighbours);
         }
-        let looked = modules.and_then(|looking| looking.join().ok());
+        let findings = modules.and_then(|check| check.join().ok());
         let mut obstacles = Vec::new();
-        if let Some(looked) = looked {
-            obstacles = looked.obstacles();
-            notes.extend(reduce(&mut options, &looked));
+        if let Some(findings) = findings {
+            obstacles = findings.obstacles();
+            notes.extend(reduce(&mut options, &findings));
         }
-        Ok(Opened { engine: Engine::new(&settings.node_name, options, kernel), notes, obstacles })
+        Ok(OpenedEngine { engine: Engine::new(&settings.node_name, options, kernel), notes, obstacles })
     }
 }
 
@@ -179,7 +177,7 @@ impl<K: Kernel> Engine<K> {
 
     /// Takes a change that arrived at this moment. Returns whether it may matter: an unchanged EndpointSlice does not. The caller reports objects
     /// that cannot be read.
-    pub fn take(&mut self, change: Change, at: Instant) -> bool {
+    pub fn apply_change(&mut self, change: Change, at: Instant) -> bool {
         let now = at.saturating_duration_since(self.origin);
         match change {
             Change::UpsertService(object) => self.proxier.upsert_service(&object, now),
@@ -235,7 +233,7 @@ impl<K: Kernel> Engine<K> {
     pub fn pass_ahead(&mut self, ahead: Duration) -> Option<Report> {
         let origin = self.origin;
         let mut ports = self.kernel.ports();
-        let mut timed = Timed { conntrack: ports.conntrack, took: &mut self.took_for_flows };
+        let mut timed = TimedPorts { conntrack: ports.conntrack, took: &mut self.took_for_flows };
         ports.conntrack = &mut timed;
         self.proxier.pass(&|| origin.elapsed() + ahead, &mut ports)
     }
@@ -297,7 +295,7 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// Sets the neighbours that this node has to reach: no Service gets their addresses.
-    pub(crate) fn set_neighbours(&mut self, found: Found) {
+    pub(crate) fn set_neighbours(&mut self, found: NeighboursByUser) {
         let now = self.now();
         for (user, neighbours) in found {
             self.proxier.set_neighbours(user, neighbours, now);
@@ -337,7 +335,7 @@ pub(crate) fn with_rules(
     settings: &Settings,
     ports: &mut Ports<'_>,
     preparing: Preparing,
-) -> (Settings, Option<guards::Choice>) {
+) -> (Settings, Option<ipvs::Choice>) {
     let mut settings = settings.clone();
     if settings.mode != Kind::Ipvs {
         return (settings, None);
@@ -349,7 +347,7 @@ pub(crate) fn with_rules(
             modules::preload(&by_nft);
         }
     };
-    let choice = guards::choose(&settings.core, ports, prepare);
+    let choice = ipvs::choose(&settings.core, ports, prepare);
     settings.core.ipvs.rules = choice.by;
     (settings, Some(choice))
 }
@@ -363,24 +361,24 @@ pub(crate) fn rules_in_memory(settings: &Settings) -> Option<String> {
 }
 
 /// Probes modules in parallel with the iptables programs, which take as long. Not needed if all modules are loaded.
-fn look_at_modules(settings: &Settings) -> Option<JoinHandle<Looked>> {
+fn check_modules(settings: &Settings) -> Option<JoinHandle<Findings>> {
     if modules::has_ipvs(settings) {
         return None;
     }
-    let wanted = Wanted::of(settings).ok()?;
-    let look = move || wanted.look(&mut NoActiveProbe);
-    std::thread::Builder::new().name("modules".to_owned()).spawn(look).ok()
+    let wanted = Requirements::from_settings(settings).ok()?;
+    let check = move || wanted.check(&mut NoActiveProbe);
+    std::thread::Builder::new().name("modules".to_owned()).spawn(check).ok()
 }
 
 /// Drops the matches and the family that this kernel is known to lack. Returns notes on what does not work then.
-fn reduce(options: &mut Options, looked: &Looked) -> Vec<String> {
-    let lacks = |name: &str| looked.report.finding(name).is_some_and(|finding| finding.state == State::Missing);
+fn reduce(options: &mut Options, findings: &Findings) -> Vec<String> {
+    let lacks = |name: &str| findings.report.finding(name).is_some_and(|finding| finding.state == State::Missing);
     let mut notes = Vec::new();
     // `rule_families` has already checked for the iptables programs.
-    if looked.families != Families::Dual && options.config.families == Families::Dual {
-        options.config.families = looked.families;
+    if findings.families != Families::Dual && options.config.families == Families::Dual {
+        options.config.families = findings.families;
         let says = |caveat: &&String| caveat.contains(" is not served: ");
-        notes.extend(looked.report.verdict.caveats.iter().filter(says).cloned());
+        notes.extend(findings.report.verdict.caveats.iter().filter(says).cloned());
     }
     if options.config.ipvs.rules == RulesBy::Nftables {
         return notes;

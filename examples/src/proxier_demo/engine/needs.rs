@@ -3,11 +3,9 @@
 use kmod_probe::{ActiveAnswer, ActiveProbe, Answer, Capability, Families, Loader, Probe, Profile, Report, Scheduler};
 use proxier_core::config::{Families as Served, NamePrefix, RulesBy};
 use proxier_core::kernel::KernelPorts;
-use proxier_core::modes::ipvs::guards;
-use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
-use proxier_core::modes::{Kind, iptables, nftables};
+use proxier_core::modes::{Kind, iptables, ipvs, nftables};
 use proxier_core::net::Family;
-use proxier_core::ports::{PortError, PortErrorKind};
+use proxier_core::ports::{NamedSet, PortError, PortErrorKind};
 use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{HostAddresses, Node};
 
@@ -23,9 +21,9 @@ use crate::proxier_demo::settings::cli::Configured;
 /// # Errors
 ///
 /// No kernel module can have the configured scheduler's name.
-pub(crate) fn look(settings: &Settings, kernel: &mut KernelPorts) -> Result<Report, Problem> {
+pub(crate) fn check(settings: &Settings, kernel: &mut KernelPorts) -> Result<Report, Problem> {
     let mut ask = |capability: &Capability| ask(kernel, capability);
-    Ok(Wanted::of(settings)?.look(&mut ask).report)
+    Ok(Requirements::from_settings(settings)?.check(&mut ask).report)
 }
 
 /// Whether IPVS mode, if it may serve, has a scheduler that exists: one of the kernel's own tree, or one of whose module this machine
@@ -56,30 +54,30 @@ pub fn check_scheduler(configured: &Configured) -> Result<(), Problem> {
 }
 
 /// Requirements to check.
-pub(crate) struct Wanted {
+pub(crate) struct Requirements {
     profile: Profile,
     families: Served,
 }
 
 /// Result of the checks, and the wanted families that this kernel can serve.
-pub(crate) struct Looked {
+pub(crate) struct Findings {
     pub(crate) report: Report,
     pub(crate) families: Served,
 }
 
-impl Wanted {
-    pub(crate) fn of(settings: &Settings) -> Result<Self, Problem> {
+impl Requirements {
+    pub(crate) fn from_settings(settings: &Settings) -> Result<Self, Problem> {
         let profile = Profile::default()
             .scheduler(&settings.core.ipvs.scheduler.to_string())
             .map_err(|error| Problem::new("ipvs.scheduler", error.to_string()))?;
         let by_nft = settings.core.ipvs.rules == RulesBy::Nftables;
         let profile = profile.strict_arp(settings.strict_arp).without_iptables(by_nft);
-        Ok(Wanted { profile, families: settings.core.families })
+        Ok(Requirements { profile, families: settings.core.families })
     }
 
     /// Checks files, and asks the kernel.
-    pub(crate) fn look(self, active: &mut dyn ActiveProbe) -> Looked {
-        let Wanted { profile, families } = self;
+    pub(crate) fn check(self, active: &mut dyn ActiveProbe) -> Findings {
+        let Requirements { profile, families } = self;
         let mut probe = |families| Probe::new().profile(profile.clone().families(families)).run_with(active);
         let of_kernel = |families| match families {
             Served::V4 => Families::Ipv4,
@@ -88,21 +86,21 @@ impl Wanted {
         };
         let report = probe(of_kernel(families));
         if families != Served::Dual || report.verdict.answer != Answer::No {
-            return Looked { report, families };
+            return Findings { report, families };
         }
         for (family, other) in [(Served::V4, "IPv6"), (Served::V6, "IPv4")] {
             let mut alone = probe(of_kernel(family));
             if alone.verdict.answer == Answer::Yes {
                 let reasons = report.verdict.reasons.iter().map(|reason| format!("{other} is not served: {reason}"));
                 alone.verdict.caveats.extend(reasons);
-                return Looked { report: alone, families: family };
+                return Findings { report: alone, families: family };
             }
         }
-        Looked { report, families }
+        Findings { report, families }
     }
 }
 
-impl Looked {
+impl Findings {
     /// Required parts known to be missing for good, each with its fix; empty when `run` can serve. Settings below
     /// `/proc/sys` are not included: writing them shows whether that works.
     pub(crate) fn obstacles(&self) -> Vec<Problem> {
@@ -128,14 +126,15 @@ fn ask(kernel: &mut KernelPorts, capability: &Capability) -> ActiveAnswer {
             answer(ports.ipvs.timeouts().map(|timeouts| format!("it answers (timeout of TCP {} s)", timeouts.tcp_secs)))
         }
         Capability::Ipset => {
-            let set = SetKey::new(Family::V4, SetKind::ClusterIp).named(NamePrefix::KUBE);
-            answer(ports.sets.entries(set).map(|_entries| "it answers".to_owned()))
+            let first = NamedSet::all(Family::V4, NamePrefix::KUBE).next();
+            let read = first.map(|set| ports.sets.entries(set)).transpose();
+            answer(read.map(|_entries| "it answers".to_owned()))
         }
         _ => ActiveAnswer::Unknown("not asked".to_owned()),
     }
 }
 
-/// Makes the mode available, or says what is missing. Loads modules if the kernel does not answer without them.
+/// Makes the mode available, or reports what is missing. Loads modules if the kernel does not answer without them.
 ///
 /// # Errors
 ///
@@ -151,7 +150,7 @@ pub(crate) fn require(settings: &Settings, kernel: &mut KernelPorts) -> Result<(
     if error.kind() == PortErrorKind::Permission {
         return Err(vec![Problem::new("", format!("{error}; run as root, or with CAP_NET_ADMIN and CAP_NET_RAW"))]);
     }
-    let report = look(settings, kernel).map_err(|problem| vec![problem])?;
+    let report = check(settings, kernel).map_err(|problem| vec![problem])?;
     for outcome in Loader::new().load_all(&report.to_load()) {
         tracing::debug!("module {}: {:?}", outcome.module, outcome.result);
     }
@@ -176,7 +175,7 @@ fn require_iptables(settings: &Settings, kernel: &mut KernelPorts) -> Result<(),
     Err(problems)
 }
 
-/// Wanted families that this machine can serve: rules need iptables for each.
+/// Requirements families that this machine can serve: rules need iptables for each.
 pub(crate) fn rule_families(kernel: &mut KernelPorts, wanted: Served) -> Result<(Served, Vec<String>), Problem> {
     let ports = kernel.ports();
     let mut notes = Vec::new();
@@ -249,7 +248,7 @@ pub(crate) fn ipvs_table_families(
 pub(crate) fn try_ipvs_table(settings: &Settings, kernel: &mut KernelPorts) -> Vec<(Family, Result<(), PortError>)> {
     let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &HostAddresses::default());
     let ports = kernel.ports();
-    guards::trials(settings.core.families.iter(), &facts, ports.tables)
+    ipvs::trials(settings.core.families.iter(), &facts, ports.tables)
 }
 
 /// The kernel's answer to a trial table of nftables mode, by family.

@@ -12,7 +12,7 @@ use proxier_core::kernel::KernelPorts;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use crate::proxier_demo::message::{Control, Found, Message};
+use crate::proxier_demo::message::{Control, Message, NeighboursByUser};
 use crate::proxier_demo::settings::cli::{Configured, Source};
 use crate::proxier_demo::sources::cluster::Connection;
 
@@ -43,7 +43,7 @@ impl Neighbours {
     }
 
     /// The API server as configured, with its name looked up, and as connected; and the name servers.
-    pub(crate) async fn look(&mut self) -> Found {
+    pub(crate) async fn find(&mut self) -> NeighboursByUser {
         let mut found: Vec<(User, Neighbour)> = Vec::new();
         if let Some(connection) = &self.connection {
             let mut servers = connection.server_addresses().await;
@@ -57,7 +57,7 @@ impl Neighbours {
         self.remember(found, Instant::now())
     }
 
-    fn remember(&mut self, found: Vec<(User, Neighbour)>, now: Instant) -> Found {
+    fn remember(&mut self, found: Vec<(User, Neighbour)>, now: Instant) -> NeighboursByUser {
         self.seen.extend(found.into_iter().map(|found| (found, now)));
         // Age counts from the newest neighbour of a kind: if none of that kind is found any more, all of them stay.
         let newest = |user: &User| self.seen.iter().filter(|((of, _), _)| of == user).map(|(_, at)| *at).max();
@@ -67,7 +67,7 @@ impl Neighbours {
         self.seen.retain(|(user, _), at| {
             newest.get(user).is_some_and(|newest| newest.saturating_duration_since(*at) < KEPT)
         });
-        let mut all = Found::new();
+        let mut all = NeighboursByUser::new();
         for (user, neighbour) in self.seen.keys() {
             all.entry(user.clone()).or_default().insert(*neighbour);
         }
@@ -100,12 +100,12 @@ fn peers(port: Option<u16>) -> Vec<SocketAddr> {
 /// Looks repeatedly, and sends changes to the kernel's thread.
 pub(crate) async fn watch(source: Source, messages: mpsc::Sender<Message>) {
     let mut neighbours = Neighbours::new(&source);
-    let mut last = Found::new();
+    let mut last = NeighboursByUser::new();
     let mut pause = FIRST;
     loop {
         tokio::time::sleep(pause).await;
         pause = INTERVAL;
-        let found = neighbours.look().await;
+        let found = neighbours.find().await;
         if found != last {
             last.clone_from(&found);
             if messages.send(Message::Control(Control::Neighbours(found))).await.is_err() {
@@ -118,7 +118,7 @@ pub(crate) async fn watch(source: Source, messages: mpsc::Sender<Message>) {
 /// Addresses and ports that no Service gets on this node, as far as known without asking the API server.
 pub(crate) async fn reserved(configured: &Configured, kernel: &mut KernelPorts) -> Reserved {
     let mut reserved = configured.settings.reserved();
-    for (user, neighbours) in Neighbours::new(&configured.source).look().await {
+    for (user, neighbours) in Neighbours::new(&configured.source).find().await {
         reserved.set_neighbours(user, neighbours);
     }
     if let Ok(gateways) = kernel.ports().links.gateways() {

@@ -8,12 +8,12 @@ use proxier_core::net::Family;
 use proxier_core::ports::{Conntrack, PortError, UdpServices};
 
 /// Connection tracking, with the duration of each call that forgets flows, failed ones too.
-pub(super) struct Timed<'a> {
+pub(super) struct TimedPorts<'a> {
     pub(super) conntrack: &'a mut dyn Conntrack,
     pub(super) took: &'a mut Vec<(Family, Duration)>,
 }
 
-impl Conntrack for Timed<'_> {
+impl Conntrack for TimedPorts<'_> {
     fn forget_udp(&mut self, family: Family, services: &UdpServices) -> Result<usize, PortError> {
         let start = Instant::now();
         let outcome = self.conntrack.forget_udp(family, services);

@@ -7,9 +7,8 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use proxier_core::config::Families;
 use proxier_core::kernel::KernelPorts;
 use proxier_core::kernel::Relay;
-use proxier_core::modes::userspace::{Listener, Settings as RelaySettings};
 use proxier_core::net::{Family, FrontendKey, Protocol};
-use proxier_core::ports::{PortError, PortErrorKind, RouteOwner};
+use proxier_core::ports::{Listener, PortError, PortErrorKind, RouteOwner, Settings as RelaySettings};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::proxier_demo::message::{Control, Message};

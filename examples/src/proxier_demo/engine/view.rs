@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ipvs::VirtualServerKey;
-use proxier_core::modes::ipvs::drain::{Draining, Drains};
-use proxier_core::modes::shared::names::Names;
+use proxier_core::modes::Names;
+use proxier_core::modes::ipvs::Draining;
 use proxier_core::net::FrontendKey;
 use proxier_core::service::Frontend;
 
@@ -49,7 +49,7 @@ impl<K: Kernel> Engine<K> {
             node: proxier.node_name().to_owned(),
             mode: proxier.mode(),
             services: services.collect(),
-            drains: proxier.drains().into_iter().flat_map(Drains::iter).map(drain).collect(),
+            drains: proxier.draining().map(drain).collect(),
             rejected: proxier.rejections().map(ToString::to_string).collect(),
             refused: proxier.refused().collect(),
             held: held

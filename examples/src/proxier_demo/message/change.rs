@@ -33,9 +33,9 @@ pub enum Change {
     Listing(ObjectKind),
     /// The list of this kind is complete.
     Listed(ObjectKind),
-    /// This node's Node, new or changed.
+    /// The Node object of this node is new or changed.
     Node(Box<NodeState>),
-    /// This node's Node was deleted.
+    /// The Node object of this node was deleted.
     NodeGone,
     /// A Node of the cluster, new or changed, for its weight and addresses: only the fields for these are filled.
     ClusterNode(Box<NodeObject>),
@@ -77,14 +77,14 @@ pub struct NodeState {
     pub leaving: bool,
 }
 
-/// The input as of one moment: for `plan` and `--once`.
+/// State of the input at one moment, for `plan` and `--once`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// Services by name.
     pub services: BTreeMap<ObjectKey, Box<ServiceObject>>,
     /// EndpointSlices by name.
     pub slices: BTreeMap<ObjectKey, Box<EndpointSliceObject>>,
-    /// This node's Node, if there is one.
+    /// The Node object of this node, if there is one.
     pub node: Option<NodeState>,
     /// Nodes of the cluster by name, for their weights and addresses.
     pub cluster_nodes: BTreeMap<String, NodeObject>,
@@ -95,8 +95,8 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Takes one change, at the cost of that change, however many objects there are.
-    pub fn take(&mut self, change: Change) {
+    /// Applies one change, at the cost of that change, however many objects there are.
+    pub fn apply(&mut self, change: Change) {
         match change {
             Change::UpsertService(object) => {
                 self.services.insert(ObjectKey::of(&object.metadata), object);

@@ -24,7 +24,7 @@ pub struct Event {
 }
 
 /// All neighbours of each kind.
-pub(crate) type Found = BTreeMap<User, BTreeSet<Neighbour>>;
+pub(crate) type NeighboursByUser = BTreeMap<User, BTreeSet<Neighbour>>;
 
 /// Messages to the kernel's thread besides changes of the input.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub(crate) enum Control {
     /// Delete objects whose deletion is held back (SIGUSR1).
     ConfirmRemoval,
     /// The neighbours, which this node has to reach, have changed.
-    Neighbours(Found),
+    Neighbours(NeighboursByUser),
     /// Stop serving in this process; connections get this much time. The answer: number of connections left.
     Finish(Duration, oneshot::Sender<usize>),
     /// Report the state, for the status page.

@@ -100,7 +100,7 @@ objects! {
         port_range: String,
         /// Unused.
         show_hidden_metrics_for_version: String,
-        /// Who may see `/status` of the metrics server: `off`, `localhost`, `on`. Default `off`. Not in kube-proxy.
+        /// Clients that may see `/status` of the metrics server: `off`, `localhost`, `on`. Default `off`. Not in kube-proxy.
         #[serde(skip_serializing_if = "Option::is_none")]
         status_page: Option<Value>,
         /// Settings of userspace mode. Not in kube-proxy.

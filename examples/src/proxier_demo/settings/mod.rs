@@ -8,12 +8,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use proxier_core::config::{Config, EXTERNAL_IPS_GATE, parse_service_cidr};
-use proxier_core::config::{Reserved, ReservedPort, User};
+use proxier_core::config::{Config, EXTERNAL_IPS_GATE, Reserved, ReservedPort, User, parse_service_cidr};
 use proxier_core::modes::iptables::{self, RandomFully};
-use proxier_core::modes::select::Asked;
-use proxier_core::modes::shared::sysctls::HostSettings;
-use proxier_core::modes::{Kind, userspace};
+use proxier_core::modes::select::RequestedMode;
+use proxier_core::modes::{HostSettings, Kind, userspace};
 use proxier_core::net::Network;
 use proxier_core::objects::ConfigObject;
 use serde_json::Value;
@@ -29,7 +27,7 @@ pub struct Settings {
     /// Settings for compiling Services.
     pub core: Config,
     /// The mode that is asked for.
-    pub asked: Asked,
+    pub asked: RequestedMode,
     /// Mode that serves: the configured one, or the one that was chosen.
     pub mode: Kind,
     /// Primary address of the node; its family is the primary one.
@@ -40,9 +38,9 @@ pub struct Settings {
     pub healthz: Option<SocketAddr>,
     /// Address that serves `/metrics`; `None`: no server.
     pub metrics: Option<SocketAddr>,
-    /// Who may see the status page, which the metrics server has.
+    /// Clients that may see the status page, which the metrics server has.
     pub status_page: Exposure,
-    /// The node's name: trimmed, in lower case. Checked where it is needed ([`Given::nameless`]).
+    /// The node's name: trimmed, in lower case. Checked where it is needed ([`Origin::nameless`]).
     pub node_name: String,
     /// The kubeconfig that the file names.
     pub kubeconfig: Option<PathBuf>,
@@ -102,10 +100,10 @@ pub struct Conntrack {
     pub udp_stream_secs: Option<u32>,
 }
 
-/// Who may see the status page.
+/// Clients that may see the status page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Exposure {
-    /// Nobody: there is no such page. Default.
+    /// No clients: there is no such page. Default.
     #[default]
     Off,
     /// Clients of this host, by an address or the name `localhost`: not a web page under another name, which a name server could lead here.
@@ -126,9 +124,9 @@ impl Exposure {
     }
 }
 
-/// Origin of a configuration, and the parts that only flags can set.
+/// Origin of a configuration, with the parts that only flags can set.
 #[derive(Clone, Debug, Default)]
-pub struct Given {
+pub struct Origin {
     /// The file's name, or empty for flags.
     pub origin: String,
     /// Whether there is to be no health server.
@@ -143,7 +141,7 @@ pub struct Given {
     pub flag_of: Option<fn(&str) -> Option<&'static str>>,
 }
 
-impl Given {
+impl Origin {
     /// A problem of this field, by the name under which it was given: the flag's, or the file's and the field's.
     pub(crate) fn problem(&self, field: &str, reason: impl Into<String>) -> Problem {
         match self.flag_of.and_then(|flag_of| flag_of(field)) {
@@ -194,7 +192,7 @@ impl Settings {
     /// # Errors
     ///
     /// All problems at once.
-    pub fn check(mut object: KubeProxyConfiguration, given: &Given) -> Result<Self, Vec<Problem>> {
+    pub fn check(mut object: KubeProxyConfiguration, given: &Origin) -> Result<Self, Vec<Problem>> {
         object.set_defaults();
         let mut check = Check { given, errors: Vec::new() };
         let settings = check.all(object);
@@ -213,7 +211,7 @@ impl Settings {
 }
 
 struct Check<'a> {
-    given: &'a Given,
+    given: &'a Origin,
     errors: Vec<Problem>,
 }
 
@@ -233,8 +231,8 @@ impl Check<'_> {
         let asked = self.asked(&object.mode);
         let mode = match (self.given.mode, asked) {
             (Some(chosen), _) => chosen,
-            (None, Asked::Mode(mode)) => mode,
-            (None, Asked::Auto) => Kind::Ipvs,
+            (None, RequestedMode::Mode(mode)) => mode,
+            (None, RequestedMode::Auto) => Kind::Ipvs,
         };
         let (section, least, most) = match &object.nftables {
             Some(nftables) if mode == Kind::Nftables => ("nftables", nftables.min_sync_period, nftables.sync_period),
@@ -276,16 +274,16 @@ impl Check<'_> {
         }
     }
 
-    fn asked(&mut self, mode: &str) -> Asked {
+    fn asked(&mut self, mode: &str) -> RequestedMode {
         if matches!(mode, "" | "auto") {
-            return Asked::Auto;
+            return RequestedMode::Auto;
         }
         if let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.name() == mode) {
-            return Asked::Mode(kind);
+            return RequestedMode::Mode(kind);
         }
         let reason = if mode == "kernelspace" { "is for Windows only" } else { "is not a mode" };
         self.error("mode", format!("{mode:?} {reason}; write auto, ipvs, nftables, iptables or userspace"));
-        Asked::Auto
+        RequestedMode::Auto
     }
 
     /// Reads the part of proxier-core, which uses the same object and reports what is wrong.
@@ -481,7 +479,7 @@ mod tests {
     fn check(body: &str) -> Result<Settings, Vec<String>> {
         let text = format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{body}");
         let (object, _) = KubeProxyConfiguration::parse(&text, "c").map_err(|problem| vec![problem.to_string()])?;
-        Settings::check(object, &Given { origin: "c".into(), ..Given::default() })
+        Settings::check(object, &Origin { origin: "c".into(), ..Origin::default() })
             .map_err(|problems| problems.iter().map(ToString::to_string).collect())
     }
 
@@ -569,7 +567,7 @@ mod tests {
             assert_eq!(check(body).unwrap().status_page, expected, "{body}");
         }
         let object = KubeProxyConfiguration { status_page: Some("on".into()), ..Default::default() };
-        let given = Given { no_metrics: true, ..Given::default() };
+        let given = Origin { no_metrics: true, ..Origin::default() };
         let problems = Settings::check(object, &given).unwrap_err();
         assert!(problems[0].to_string().contains("needs the metrics server"), "{problems:?}");
     }
@@ -585,8 +583,8 @@ mod tests {
     fn whatever_the_name_is_where_none_is_needed() {
         for name in ["My_Host", "a b", &"x".repeat(300)] {
             let object = KubeProxyConfiguration { hostname_override: name.to_owned(), ..Default::default() };
-            Settings::check(object.clone(), &Given::default()).unwrap_err();
-            Settings::check(object, &Given { nameless: true, ..Given::default() }).unwrap();
+            Settings::check(object.clone(), &Origin::default()).unwrap_err();
+            Settings::check(object, &Origin { nameless: true, ..Origin::default() }).unwrap();
         }
     }
 
@@ -594,10 +592,10 @@ mod tests {
     fn a_mode_that_is_not_named_is_chosen() {
         for body in ["", "mode: ''", "mode: auto"] {
             let settings = check(body).unwrap();
-            assert_eq!((settings.asked, settings.mode), (Asked::Auto, Kind::Ipvs), "{body}");
+            assert_eq!((settings.asked, settings.mode), (RequestedMode::Auto, Kind::Ipvs), "{body}");
         }
         let settings = check("mode: iptables").unwrap();
-        assert_eq!((settings.asked, settings.mode), (Asked::Mode(Kind::Iptables), Kind::Iptables));
+        assert_eq!((settings.asked, settings.mode), (RequestedMode::Mode(Kind::Iptables), Kind::Iptables));
     }
 
     /// Settings that several modes have in their sections are read from the section of the mode that serves.
@@ -606,9 +604,9 @@ mod tests {
         let text = "kind: KubeProxyConfiguration\napiVersion: kubeproxy.config.k8s.io/v1alpha1\nhostnameOverride: n\n\
                     mode: ipvs\nipvs: {syncPeriod: 9s}\niptables: {masqueradeAll: true, syncPeriod: 1m}";
         let (object, _) = KubeProxyConfiguration::parse(text, "c").unwrap();
-        let given = Given { mode: Some(Kind::Iptables), ..Given::default() };
+        let given = Origin { mode: Some(Kind::Iptables), ..Origin::default() };
         let settings = Settings::check(object, &given).unwrap();
-        assert_eq!((settings.asked, settings.mode), (Asked::Mode(Kind::Ipvs), Kind::Iptables));
+        assert_eq!((settings.asked, settings.mode), (RequestedMode::Mode(Kind::Ipvs), Kind::Iptables));
         assert_eq!((settings.sync_period, settings.core.masquerade_all), (Duration::from_secs(60), true));
         assert_eq!(settings.object.mode, "ipvs");
     }

@@ -47,9 +47,9 @@ impl Fingerprint {
 
 /// Files as they were when they were noted, before they were read.
 #[derive(Debug, Default)]
-pub(crate) struct Noted(Vec<(PathBuf, Option<Fingerprint>)>);
+pub(crate) struct NotedFiles(Vec<(PathBuf, Option<Fingerprint>)>);
 
-impl Noted {
+impl NotedFiles {
     /// Notes a file, even one that is not there.
     pub(crate) fn note(&mut self, path: impl AsRef<Path>) {
         let path = path.as_ref();
@@ -190,19 +190,19 @@ fn directory_of(path: &Path) -> PathBuf {
 /// Waits for changes of a file, and then until it has been still for a moment: a program may rewrite it slowly, or remove it before the new one
 /// comes.
 #[derive(Debug)]
-pub struct Rewritten {
+pub struct RewriteWatch {
     path: PathBuf,
     watch: FileWatch,
     seen: Option<Fingerprint>,
 }
 
-impl Rewritten {
+impl RewriteWatch {
     /// Time for which a file that is being rewritten has to be still.
     pub const STILL: Duration = Duration::from_secs(3);
 
     /// Must be called within a tokio runtime.
     pub fn new(path: &Path) -> Self {
-        Rewritten { path: path.to_owned(), watch: FileWatch::new(&[path.to_owned()]), seen: None }
+        RewriteWatch { path: path.to_owned(), watch: FileWatch::new(&[path.to_owned()]), seen: None }
     }
 
     /// Returns when the file appears, is replaced, has other times, or is gone; and is still then.

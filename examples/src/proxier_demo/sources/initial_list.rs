@@ -10,10 +10,10 @@ use crate::proxier_demo::message::{Event, channel};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::cli::{Configured, Source};
 use crate::proxier_demo::sources::cluster::{Cluster, Connection, Options};
-use crate::proxier_demo::sources::counted::Counted;
 use crate::proxier_demo::sources::manifests::Manifests;
+use crate::proxier_demo::sources::read_counts::ReadCounts;
 
-/// Why there is no initial list.
+/// Reason why there is no initial list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unread {
     /// The given source is wrong.
@@ -39,14 +39,14 @@ impl Unread {
 /// # Errors
 ///
 /// Nothing could be read.
-pub async fn read(configured: &Configured, options: Options, counted: &Counted) -> Result<Snapshot, Unread> {
+pub async fn read(configured: &Configured, options: Options, counted: &ReadCounts) -> Result<Snapshot, Unread> {
     let node_name = &configured.settings.node_name;
     match &configured.source {
         Source::Manifests(paths) => {
             let changes = Manifests::once(paths.clone(), node_name, counted).map_err(Unread::BadInput)?;
             let mut snapshot = Snapshot::default();
             for change in changes {
-                snapshot.take(change);
+                snapshot.apply(change);
             }
             Ok(snapshot)
         }
@@ -62,9 +62,9 @@ pub async fn read(configured: &Configured, options: Options, counted: &Counted) 
     }
 }
 
-/// Why the changes ended before the initial list was complete.
-enum Stopped {
-    /// Nothing new came for this time.
+/// Reason why the changes ended before the initial list was complete.
+enum EndReason {
+    /// No change came for this time.
     Silent(Duration),
     /// The source has ended.
     Ended,
@@ -74,40 +74,40 @@ enum Stopped {
 async fn collect(
     changes: &mut mpsc::Receiver<Event>,
     patience: Option<Duration>,
-    counted: &Counted,
-) -> Result<Snapshot, Stopped> {
+    counted: &ReadCounts,
+) -> Result<Snapshot, EndReason> {
     let mut snapshot = Snapshot::default();
     let mut since = Instant::now();
     loop {
         let next = match patience {
             Some(patience) => timeout(patience.saturating_sub(since.elapsed()), changes.recv())
                 .await
-                .map_err(|_elapsed| Stopped::Silent(patience))?,
+                .map_err(|_elapsed| EndReason::Silent(patience))?,
             None => changes.recv().await,
         };
-        match next.ok_or(Stopped::Ended)?.change {
+        match next.ok_or(EndReason::Ended)?.change {
             Change::Synced => return Ok(snapshot),
             // Each try says so, whether the server answers or not.
             Change::Listing(_) => {}
             change => {
                 since = Instant::now();
                 counted.saw(&change);
-                snapshot.take(change);
+                snapshot.apply(change);
             }
         }
     }
 }
 
-fn no_answer(stopped: &Stopped, outstanding: &[&str], counted: &Counted) -> Problem {
+fn no_answer(stopped: &EndReason, outstanding: &[&str], counted: &ReadCounts) -> Problem {
     let came = counted.words();
     let missing = outstanding.join(", ");
     let reason = match stopped {
-        Stopped::Silent(patience) => format!(
+        EndReason::Silent(patience) => format!(
             "no complete answer: {came} came, then nothing for {} s, while waiting for {missing}; the log says why; \
              --input-timeout says how long to wait",
             patience.as_secs_f64()
         ),
-        Stopped::Ended => format!("no complete answer: {came} came, and the client has ended; the log says why"),
+        EndReason::Ended => format!("no complete answer: {came} came, and the client has ended; the log says why"),
     };
     Problem::new("the API server", reason)
 }

@@ -1,9 +1,9 @@
 //! Sources of Services: an API server or files, as changes.
 
 pub mod cluster;
-pub mod counted;
 pub mod files;
 pub mod initial_list;
 pub mod manifests;
+pub mod read_counts;
 pub(crate) mod source;
 pub(crate) mod triggers;

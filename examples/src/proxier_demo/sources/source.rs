@@ -38,38 +38,38 @@ impl Drop for Api {
 }
 
 /// A source that starts, while other work goes on. Dropping it ends it.
-pub(crate) enum Starting {
+pub(crate) enum StartingSource {
     Files { manifests: Manifests, first: Vec<Change>, changes: Changes },
     Cluster(JoinHandle<Result<Cluster, Problem>>),
 }
 
 /// A running source. Dropping it ends it.
-pub(crate) enum Running {
+pub(crate) enum RunningSource {
     Files,
     Cluster(Cluster),
 }
 
-impl Starting {
+impl StartingSource {
     /// Reads the files, or begins to ask the API server.
     pub(crate) fn begin(configured: &Configured, changes: Changes, api: &Api) -> Result<Self, Vec<Problem>> {
         let node_name = configured.settings.node_name.clone();
         match &configured.source {
             Source::Manifests(paths) => {
                 let (manifests, first) = Manifests::open(paths.clone(), &node_name)?;
-                Ok(Starting::Files { manifests, first, changes })
+                Ok(StartingSource::Files { manifests, first, changes })
             }
             Source::Cluster { kubeconfig, master } => {
                 let connection = Connection { kubeconfig: kubeconfig.clone(), master: master.clone() };
-                let options = Options::of(&configured.settings);
+                let options = Options::from_settings(&configured.settings);
                 let start = async move { Cluster::start(connection, &node_name, options, changes).await };
-                Ok(Starting::Cluster(api.handle().spawn(start)))
+                Ok(StartingSource::Cluster(api.handle().spawn(start)))
             }
         }
     }
 
     /// The reason why it cannot run at all, if that shows within a second: reading a kubeconfig takes no longer.
     pub(crate) async fn refused(self) -> Option<Problem> {
-        let Starting::Cluster(started) = self else { return None };
+        let StartingSource::Cluster(started) = self else { return None };
         match tokio::time::timeout(Duration::from_secs(1), started).await {
             Ok(Ok(Err(problem))) => Some(problem),
             _ => None,
@@ -78,16 +78,16 @@ impl Starting {
 
     /// Waits until it is known whether it can run at all. The server need not answer for that, but a program that gets
     /// credentials has to.
-    pub(crate) async fn finish(self, tasks: &mut JoinSet<Result<(), Problem>>) -> Result<Running, Problem> {
+    pub(crate) async fn finish(self, tasks: &mut JoinSet<Result<(), Problem>>) -> Result<RunningSource, Problem> {
         let mut started = match self {
-            Starting::Files { manifests, first, changes } => {
+            StartingSource::Files { manifests, first, changes } => {
                 tasks.spawn(async move {
                     let closed = manifests.follow(first, &changes).await;
                     closed.map_err(|_closed| Problem::new("", "the kernel's thread has ended"))
                 });
-                return Ok(Running::Files);
+                return Ok(RunningSource::Files);
             }
-            Starting::Cluster(started) => started,
+            StartingSource::Cluster(started) => started,
         };
         let started = match tokio::time::timeout(Duration::from_secs(10), &mut started).await {
             Ok(started) => started,
@@ -99,15 +99,15 @@ impl Starting {
         let ended = |error| Problem::new("", format!("the client of the API server has ended ({error})"));
         let mut cluster = started.map_err(ended)??;
         tasks.spawn(cluster.giving_up());
-        Ok(Running::Cluster(cluster))
+        Ok(RunningSource::Cluster(cluster))
     }
 }
 
-impl Running {
+impl RunningSource {
     pub(crate) fn describe(&self) -> &'static str {
         match self {
-            Running::Files => "Services from files",
-            Running::Cluster(_) => "Services from the API server",
+            RunningSource::Files => "Services from files",
+            RunningSource::Cluster(_) => "Services from the API server",
         }
     }
 }

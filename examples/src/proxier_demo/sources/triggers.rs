@@ -39,7 +39,7 @@ impl Triggers {
     }
 
     /// The cause that a slice names, if it is to be measured.
-    pub(crate) fn of(&self, slice: &EndpointSliceObject) -> Option<Trigger> {
+    pub(crate) fn trigger_of(&self, slice: &EndpointSliceObject) -> Option<Trigger> {
         let text = slice.metadata.annotations.get(ANNOTATION)?;
         let time = SystemTime::from(text.parse::<Timestamp>().ok()?);
         let family = Family::ALL.into_iter().find(|family| family.name() == slice.address_type)?;
@@ -104,7 +104,7 @@ mod tests {
         /// The slice changes, with a cause this many seconds after the start.
         fn change(&mut self, name: &str, at: u32) {
             let text = Timestamp::try_from(self.started + SECOND * at).unwrap().to_string();
-            if let Some(trigger) = self.triggers.of(&slice(name, Some(&text))) {
+            if let Some(trigger) = self.triggers.trigger_of(&slice(name, Some(&text))) {
                 self.triggers.changed(trigger);
             }
         }
@@ -130,9 +130,9 @@ mod tests {
         let mut clock = Clock::new();
         clock.change("a", 0);
         for annotation in [None, Some("yesterday"), Some("2001-01-01T00:00:00Z")] {
-            assert_eq!(clock.triggers.of(&slice("b", annotation)), None, "{annotation:?}");
+            assert_eq!(clock.triggers.trigger_of(&slice("b", annotation)), None, "{annotation:?}");
         }
-        assert!(clock.triggers.of(&slice("b", Some("2100-02-03T04:05:06.123456789+01:00"))).is_some());
+        assert!(clock.triggers.trigger_of(&slice("b", Some("2100-02-03T04:05:06.123456789+01:00"))).is_some());
         assert!(clock.pass(true, false, 4).is_empty());
     }
 

@@ -15,10 +15,10 @@ const FAILURES: usize = 50;
 
 /// The last passes. Shared; the kernel's thread writes, the status page reads.
 #[derive(Debug, Default)]
-pub(crate) struct Board(Mutex<Kept>);
+pub(crate) struct Board(Mutex<History>);
 
 #[derive(Debug, Default)]
-struct Kept {
+struct History {
     /// Passes, the newest first.
     passes: VecDeque<Pass>,
     failures: Vec<String>,
@@ -37,7 +37,7 @@ struct Pass {
 }
 
 impl Board {
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn kept(&self) -> MutexGuard<'_, History> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -61,7 +61,7 @@ impl Board {
         kept.stopped = report.stopped.as_deref().map(str::to_owned);
     }
 
-    /// Why deletions are held back, as the last pass says.
+    /// Reason why deletions are held back, as the last pass says.
     pub(super) fn stopped(&self) -> Option<String> {
         self.kept().stopped.clone()
     }

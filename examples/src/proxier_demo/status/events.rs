@@ -25,7 +25,7 @@ pub enum Regarding {
     Service(ObjectKey),
 }
 
-/// Why an Event is sent; kube-proxy's own reasons first.
+/// Reason of an Event; kube-proxy's own reasons first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
@@ -49,7 +49,7 @@ pub enum Reason {
     FailedToProgram,
     /// The node cannot do the mode that it was asked for, and serves in another. Not in kube-proxy.
     ModeUnavailable,
-    /// Something that another proxy or mode left is still there and may decide about packets. Not in kube-proxy.
+    /// Objects left by another proxy or mode are still there and may decide about packets. Not in kube-proxy.
     Leftovers,
     /// The node does something else than the configuration asks for. Not in kube-proxy.
     NotAsConfigured,
@@ -121,7 +121,7 @@ impl Recorder {
     }
 
     /// Records an Event. Returns at once.
-    pub fn tell(&self, regarding: Regarding, reason: Reason, note: impl Into<String>) {
+    pub fn record(&self, regarding: Regarding, reason: Reason, note: impl Into<String>) {
         let Some(queue) = &self.queue else { return };
         if queue.try_send((Report { regarding, reason, note: note.into() }, SystemTime::now())).is_err() {
             tracing::debug!("too many Events at once; one is dropped");
@@ -270,11 +270,11 @@ mod tests {
         let connection = Connection { master: Some(server.url()), ..Connection::default() };
         let recorder = Recorder::start(&Handle::current(), connection, "n1");
         let web = || Regarding::Service(ObjectKey::new("demo", "web"));
-        recorder.tell(Regarding::Node, Reason::Starting, "");
+        recorder.record(Regarding::Node, Reason::Starting, "");
         for _ in 0..3 {
-            recorder.tell(web(), Reason::FailedToStartServiceHealthcheck, "port 30000 is in use");
+            recorder.record(web(), Reason::FailedToStartServiceHealthcheck, "port 30000 is in use");
         }
-        recorder.tell(web(), Reason::InvalidField, "spec.ports[0].port 70000: not a port");
+        recorder.record(web(), Reason::InvalidField, "spec.ports[0].port 70000: not a port");
         for _ in 0..500 {
             if server.events().len() == 3 {
                 break;
@@ -299,8 +299,8 @@ mod tests {
         let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let connection = Connection { master: Some(format!("http://{address}")), ..Connection::default() };
         let recorder = Recorder::start(&Handle::current(), connection, "n1");
-        recorder.tell(Regarding::Node, Reason::Starting, "");
-        recorder.tell(Regarding::Node, Reason::FailedToStartMetricServer, "");
+        recorder.record(Regarding::Node, Reason::Starting, "");
+        recorder.record(Regarding::Node, Reason::FailedToStartMetricServer, "");
         tokio::time::sleep(Duration::from_millis(300)).await;
         let before = Timestamp::try_from(SystemTime::now()).unwrap().to_string();
         let server = ApiServer::start_on(address);
@@ -325,7 +325,7 @@ mod tests {
         let connection = Connection { master: Some(server.url()), ..Connection::default() };
         let recorder = Recorder::start(&Handle::current(), connection, "n1");
         for number in 0..100 {
-            recorder.tell(Regarding::Node, Reason::FailedToProgram, number.to_string());
+            recorder.record(Regarding::Node, Reason::FailedToProgram, number.to_string());
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -334,6 +334,6 @@ mod tests {
 
     #[test]
     fn without_a_cluster_nothing_happens() {
-        Recorder::default().tell(Regarding::Node, Reason::Starting, "");
+        Recorder::default().record(Regarding::Node, Reason::Starting, "");
     }
 }

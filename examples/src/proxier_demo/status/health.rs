@@ -30,7 +30,7 @@ pub struct Health {
 #[derive(Debug)]
 struct State {
     families: Vec<Family>,
-    /// Since when something is wanted that the kernel does not have.
+    /// Time since which the kernel lacks a wanted object.
     pending: Option<Instant>,
     /// A full pass has succeeded.
     ready: bool,

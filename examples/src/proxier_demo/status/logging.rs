@@ -40,11 +40,11 @@ fn stderr() -> std::io::Stderr {
 /// Lets one message about an object through each minute, and counts those in between.
 #[derive(Debug, Default)]
 pub struct Limiter {
-    objects: HashMap<String, Spoken>,
+    objects: HashMap<String, LastMessage>,
 }
 
 #[derive(Debug)]
-struct Spoken {
+struct LastMessage {
     at: Instant,
     suppressed: u32,
 }
@@ -80,7 +80,7 @@ impl Limiter {
         if self.objects.len() >= Self::OBJECTS {
             return None;
         }
-        self.objects.insert(object.to_owned(), Spoken { at: now, suppressed: 0 });
+        self.objects.insert(object.to_owned(), LastMessage { at: now, suppressed: 0 });
         Some(0)
     }
 }

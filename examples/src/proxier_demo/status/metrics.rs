@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 
 use proxier_core::config::Families;
 use proxier_core::modes::Kind;
-use proxier_core::modes::select::Asked;
+use proxier_core::modes::select::RequestedMode;
 use proxier_core::net::{ByFamily, Family};
 use proxier_core::plan::report::RuleCount;
 use proxier_core::ports::Flows;
@@ -113,8 +113,8 @@ pub struct Metrics {
     /// Real servers that drain. Not in kube-proxy.
     pub draining: u64,
     /// The mode that was asked for, and the one that serves. Not in kube-proxy.
-    pub mode: Option<(Asked, Kind)>,
-    /// Wanted things that are not available here: settings that may not be written, features that the kernel lacks. Serving works without them. Not
+    pub mode: Option<(RequestedMode, Kind)>,
+    /// Wanted features that are not available here: settings that may not be written, features that the kernel lacks. Serving works without them. Not
     /// in kube-proxy.
     pub unmet: u64,
     /// Virtual servers by firewall marks for clients outside. Not in kube-proxy.
@@ -196,7 +196,7 @@ impl Metrics {
         page.into()
     }
 
-    /// One value for each family that is served.
+    /// Values with labels, one for each served family.
     fn each<T>(&self, value: impl Fn(Family) -> T) -> impl Iterator<Item = (Labels, T)> {
         self.families.iter().map(move |family| (of_family(family), value(family)))
     }
@@ -465,7 +465,7 @@ mod tests {
     fn page(mode: Kind) -> String {
         let rule = RuleCount { family: Family::V4, table: "nat", total: 3, written: 1 };
         let iptables_packets = COUNTED.map(|(counter, ..)| (counter.to_owned(), 7)).into();
-        let mode = Some((Asked::Auto, mode));
+        let mode = Some((RequestedMode::Auto, mode));
         Metrics { mode, iptables_rules: vec![rule], iptables_packets, ..Metrics::default() }.render()
     }
 

@@ -1,4 +1,4 @@
-//! This process and its build, under the names that all programs use (client_golang's process collector; component-base's version).
+//! Metrics of this process and its build, under the names that all programs use (client_golang's process collector; component-base's version).
 
 use std::fs::{read_dir, read_to_string};
 

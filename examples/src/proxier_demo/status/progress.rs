@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::proxier_demo::sources::counted::Counted;
+use crate::proxier_demo::sources::read_counts::ReadCounts;
 
 /// Whether this process wrote the terminal's last line.
 static SHOWN: Mutex<bool> = Mutex::new(false);
@@ -22,15 +22,15 @@ enum Stage {
 }
 
 #[derive(Debug)]
-struct Shared {
-    counted: Counted,
+struct ProgressState {
+    counted: ReadCounts,
     stage: Mutex<Stage>,
     ended: AtomicBool,
 }
 
 /// Shows the progress, from its own thread, until [`Progress::end`].
 #[derive(Debug)]
-pub struct Progress(Arc<Shared>);
+pub struct Progress(Arc<ProgressState>);
 
 impl Progress {
     /// Delay before a line on a terminal.
@@ -55,7 +55,7 @@ impl Progress {
 
     fn start(interval: Option<Duration>, is_terminal: bool) -> Self {
         let stage = Mutex::new(Stage::Reading);
-        let shared = Arc::new(Shared { counted: Counted::default(), stage, ended: AtomicBool::new(false) });
+        let shared = Arc::new(ProgressState { counted: ReadCounts::default(), stage, ended: AtomicBool::new(false) });
         if let Some(interval) = interval {
             let of_thread = Arc::clone(&shared);
             let shown = thread::Builder::new().name("progress".to_owned());
@@ -66,7 +66,7 @@ impl Progress {
     }
 
     /// Counters of objects that are read.
-    pub fn counted(&self) -> &Counted {
+    pub fn counted(&self) -> &ReadCounts {
         &self.0.counted
     }
 
@@ -88,7 +88,7 @@ impl Drop for Progress {
     }
 }
 
-fn line(shared: &Shared) -> String {
+fn line(shared: &ProgressState) -> String {
     let what = match *shared.stage.lock().unwrap_or_else(PoisonError::into_inner) {
         Stage::Reading => "",
         Stage::Kernel => "; now at the kernel",
@@ -96,7 +96,7 @@ fn line(shared: &Shared) -> String {
     format!("{} read{what} ...", shared.counted.words())
 }
 
-fn show(shared: &Shared, interval: Duration, is_terminal: bool) {
+fn show(shared: &ProgressState, interval: Duration, is_terminal: bool) {
     const LOOK: Duration = Duration::from_millis(100);
     let patience = if is_terminal { Progress::PATIENCE } else { Progress::PATIENCE_OF_LINES };
     let mut due = Instant::now() + patience;

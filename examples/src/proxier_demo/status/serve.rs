@@ -15,7 +15,9 @@ use tokio::net::TcpListener;
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::status::health::Health;
 use crate::proxier_demo::status::page::StatusPage;
-use crate::proxier_demo::status::server::{self, Answer, Answers, Asked, CONNECTIONS, Places, bind, by_path, serve};
+use crate::proxier_demo::status::server::{
+    self, Answer, Answers, CONNECTIONS, HttpRequest, Places, bind, by_path, serve,
+};
 use crate::proxier_demo::status::zpages;
 
 /// Listens on an address. If it cannot, reports that and retries every five seconds, as kube-proxy does; with `hard_fail`
@@ -103,7 +105,7 @@ fn metrics(body: String) -> Answer {
 }
 
 impl Answers for MetricsServer {
-    async fn answer(&self, asked: Asked) -> Answer {
+    async fn answer(&self, asked: HttpRequest) -> Answer {
         match asked.path.as_str() {
             "/metrics" => metrics(self.health.page(self.packets())),
             "/metrics/slis" => metrics(self.health.slis(Instant::now())),

@@ -40,17 +40,17 @@ impl From<proxier_core::service::HealthCheck> for HealthCheck {
 
 /// Addresses of the servers, by family.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listening {
+pub struct ListenAddresses {
     /// IPv4 addresses.
     pub v4: OpenOn,
     /// IPv6 addresses.
     pub v6: OpenOn,
 }
 
-impl Listening {
+impl ListenAddresses {
     /// Addresses that serve node ports.
-    pub fn of(facts: &NodeFacts) -> Self {
-        Listening { v4: facts.health_checks_open_on(Family::V4), v6: facts.health_checks_open_on(Family::V6) }
+    pub fn from_facts(facts: &NodeFacts) -> Self {
+        ListenAddresses { v4: facts.health_checks_open_on(Family::V4), v6: facts.health_checks_open_on(Family::V6) }
     }
 
     /// The addresses to bind; an unspecified one stands for all of its family.
@@ -69,12 +69,12 @@ impl Listening {
 
 /// A server that could not be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failed {
+pub struct FailedServer {
     /// The Service.
     pub service: ObjectKey,
     /// The address it should have had.
     pub address: SocketAddr,
-    /// Why not.
+    /// Reason of the failure.
     pub reason: String,
 }
 
@@ -94,7 +94,7 @@ struct Servers {
 }
 
 impl ServiceHealth {
-    /// No servers yet.
+    /// Makes the set of servers, empty.
     pub fn new(health: Arc<Health>) -> Self {
         ServiceHealth { health, places: Places::new(CONNECTIONS), services: BTreeMap::new() }
     }
@@ -104,7 +104,11 @@ impl ServiceHealth {
     ///
     /// Unwanted servers are closed, listener and connections, before any is opened: a port can move between Services, or
     /// from single addresses to all of them, within one call.
-    pub async fn update(&mut self, wanted: &BTreeMap<ObjectKey, HealthCheck>, listening: &Listening) -> Vec<Failed> {
+    pub async fn update(
+        &mut self,
+        wanted: &BTreeMap<ObjectKey, HealthCheck>,
+        listening: &ListenAddresses,
+    ) -> Vec<FailedServer> {
         let addresses = listening.addresses();
         self.close_others(wanted, &addresses).await;
         let mut failed = Vec::new();
@@ -126,7 +130,7 @@ impl ServiceHealth {
                         let server = Server::start(listener, self.places.clone(), answers);
                         servers.listening.insert(*address, (server, count));
                     }
-                    Err(error) => failed.push(Failed {
+                    Err(error) => failed.push(FailedServer {
                         service: key.clone(),
                         address: address_and_port,
                         reason: error.to_string(),

@@ -11,14 +11,14 @@ use serde_json::Value;
 
 use crate::proxier_demo::settings::cli::flags_of;
 use crate::proxier_demo::status::metrics::Metrics;
-use crate::proxier_demo::status::server::{Answer, Asked};
+use crate::proxier_demo::status::server::{Answer, HttpRequest};
 use crate::proxier_demo::status::text::Page;
 
 const WARNING: &str = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees \
                        and is for debugging purposes only.";
 
 /// A page for people: to whom asks for text, or does not say.
-fn page(name: &str, lines: &str, asked: &Asked) -> Answer {
+fn page(name: &str, lines: &str, asked: &HttpRequest) -> Answer {
     let is_text = |media: &str| {
         let kind = media.split(';').next().unwrap_or_default().trim();
         matches!(kind, "" | "*/*" | "text/*" | "text/plain")
@@ -31,14 +31,14 @@ fn page(name: &str, lines: &str, asked: &Asked) -> Answer {
 }
 
 /// `/flagz`: each flag with the value in effect, also if it was set in a file.
-pub(super) fn flags(configuration: &Value, asked: &Asked) -> Answer {
+pub(super) fn flags(configuration: &Value, asked: &HttpRequest) -> Answer {
     let flags: BTreeMap<&str, String> = flags_of(configuration).collect();
     let lines: Vec<String> = flags.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
     page("flagz", &lines.concat(), asked)
 }
 
 /// `/statusz`: start, age and build of this process. `paths`: the paths that the server answers.
-pub(super) fn status(started: SystemTime, paths: &[&str], asked: &Asked) -> Answer {
+pub(super) fn status(started: SystemTime, paths: &[&str], asked: &HttpRequest) -> Answer {
     let up = started.elapsed().unwrap_or_default().as_secs();
     let (hours, minutes, seconds) = (up / 3600, up / 60 % 60, up % 60);
     let since = Timestamp::try_from(started).unwrap_or(Timestamp::UNIX_EPOCH);

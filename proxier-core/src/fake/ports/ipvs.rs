@@ -5,7 +5,7 @@ use ipvs::model::{ObservedRealServer, Snapshot, Timeouts, TimeoutsUpdate};
 use ipvs::{Operation, VirtualServerKey};
 
 use super::gate::Gate;
-use crate::fake::Changed;
+use crate::fake::LastChange;
 use crate::fake::control::Call;
 use crate::fake::shared::Shared;
 use crate::kernel::IpvsPort;
@@ -15,7 +15,7 @@ pub(super) struct FakeIpvsPort {
     pub(super) gate: Gate,
     pub(super) port: IpvsPort,
     pub(super) kernel: FakeIpvs,
-    pub(super) changed: Shared<Changed>,
+    pub(super) changed: Shared<LastChange>,
     /// The last reading, and its generation.
     pub(super) seen: Option<(u64, Snapshot)>,
 }

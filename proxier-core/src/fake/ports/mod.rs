@@ -18,7 +18,7 @@ use iptables::{BackendChoice, Limits};
 
 use super::Parts;
 use super::shared::Shared;
-use super::transport::Watched;
+use super::transport::RecordingSocket;
 use crate::kernel::{IpvsPort, RulesPort, SetsPort, TablesPort};
 use crate::ports::Ports;
 use conntrack::FakeConntrackPort;
@@ -55,7 +55,12 @@ impl FakePorts {
         let (control, noticing) = (parts.control.clone(), counting.clone());
         let open_sets = move || {
             let socket = sets.transport();
-            ipset::Client::with_transport(Watched::mortal(socket, written.clone(), control.clone(), noticing.clone()))
+            ipset::Client::with_transport(RecordingSocket::mortal(
+                socket,
+                written.clone(),
+                control.clone(),
+                noticing.clone(),
+            ))
         };
         FakePorts {
             ipvs: FakeIpvsPort {

@@ -7,7 +7,7 @@ use ipset::Element;
 use super::gate::Gate;
 use crate::fake::control::Call;
 use crate::fake::shared::Shared;
-use crate::fake::transport::Written;
+use crate::fake::transport::WriteCounts;
 use crate::kernel::SetsPort;
 use crate::ports::{ItemFailures, NamedSet, PortError, Sets};
 
@@ -16,13 +16,13 @@ pub(super) struct FakeSetsPort {
     pub(super) port: SetsPort,
     /// Whether the messages of a replacement are counted, one by one.
     pub(super) counting: Shared<bool>,
-    pub(super) written: Shared<Written>,
+    pub(super) written: Shared<WriteCounts>,
     /// The last reading of each set, and its generation.
-    pub(super) seen: BTreeMap<NamedSet, Seen>,
+    pub(super) seen: BTreeMap<NamedSet, CachedEntries>,
 }
 
 /// The generation of a set, and its entries.
-pub(super) type Seen = ((u64, u64), Option<BTreeSet<Element>>);
+pub(super) type CachedEntries = ((u64, u64), Option<BTreeSet<Element>>);
 
 impl Sets for FakeSetsPort {
     fn entries(&mut self, set: NamedSet) -> Result<Option<BTreeSet<Element>>, PortError> {

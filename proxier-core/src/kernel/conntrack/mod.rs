@@ -142,7 +142,7 @@ impl Tuple {
 
 /// A flow to delete: the attributes that a deletion needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Doomed {
+struct Deletion {
     /// Destination of the client's packets.
     destination: SocketAddr,
     /// `CTA_TUPLE_ORIG` as the kernel wrote it, with a zone of this direction only.
@@ -152,7 +152,7 @@ struct Doomed {
 }
 
 /// The flow, if the endpoint that answers it is gone.
-fn doomed(payload: &[u8], services: &UdpServices) -> Result<Option<Doomed>, WireError> {
+fn doomed(payload: &[u8], services: &UdpServices) -> Result<Option<Deletion>, WireError> {
     let available = payload.len();
     let (_, attributes) = NfGenHeader::split(payload).ok_or(WireError::Message { offset: 0, available })?;
     let (mut original, mut reply, mut id, mut zone) = (None, None, None, None);
@@ -176,7 +176,7 @@ fn doomed(payload: &[u8], services: &UdpServices) -> Result<Option<Doomed>, Wire
         return Ok(None);
     };
     let gone = !endpoints.contains(&answers);
-    Ok(gone.then(|| Doomed { destination, original: original.as_bytes().into(), id, zone }))
+    Ok(gone.then(|| Deletion { destination, original: original.as_bytes().into(), id, zone }))
 }
 
 fn header(family: u8) -> [u8; NfGenHeader::LENGTH] {
@@ -184,7 +184,12 @@ fn header(family: u8) -> [u8; NfGenHeader::LENGTH] {
 }
 
 /// Lists the UDP flows of a family and keeps those to delete.
-fn list(connection: &mut Connection, family: u8, services: &UdpServices, filtered: bool) -> Result<Vec<Doomed>, Error> {
+fn list(
+    connection: &mut Connection,
+    family: u8,
+    services: &UdpServices,
+    filtered: bool,
+) -> Result<Vec<Deletion>, Error> {
     let found = RefCell::new(Vec::new());
     connection.dump(
         CT_GET,
@@ -208,7 +213,7 @@ fn list(connection: &mut Connection, family: u8, services: &UdpServices, filtere
     Ok(found.into_inner())
 }
 
-fn put(out: &mut Encoder, flow: &Doomed) {
+fn put(out: &mut Encoder, flow: &Deletion) {
     out.nest(FlowAttr::TUPLE_ORIG, |out| out.bytes(&flow.original));
     if let Some(id) = flow.id {
         out.attr(FlowAttr::ID, &Be32(id));
@@ -245,7 +250,7 @@ impl ConntrackPort {
     }
 
     /// The flows of a family to delete; lists nothing if `services` has no address of the family.
-    fn find(&mut self, family: u8, services: &UdpServices) -> Result<Vec<Doomed>, PortError> {
+    fn find(&mut self, family: u8, services: &UdpServices) -> Result<Vec<Deletion>, PortError> {
         const DOING: &str = "listing tracked UDP connections";
         if services.keys().all(|destination| destination.is_ipv4() != (family == AF_INET)) {
             return Ok(Vec::new());
@@ -273,7 +278,7 @@ impl ConntrackPort {
     }
 
     /// Deletes flows; those that ended by themselves count as deleted.
-    fn delete(&mut self, family: u8, flows: &[Doomed]) -> Result<(), PortError> {
+    fn delete(&mut self, family: u8, flows: &[Deletion]) -> Result<(), PortError> {
         const DOING: &str = "deleting tracked UDP connections";
         let connection = match self.connection.get() {
             Ok(connection) => connection,

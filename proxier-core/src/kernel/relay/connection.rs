@@ -11,7 +11,7 @@ use nix::sys::epoll::EpollFlags;
 use super::header::header;
 use super::server::{Refusal, Shared, Ticket};
 use super::socket::{dial, is_exhausted, reset};
-use super::stream::{End, Progress, Relayed, Tools};
+use super::stream::{End, Progress, StreamPair, Tools};
 use crate::net::{EndpointKey, FrontendKey, Protocol};
 use crate::time::Moment;
 
@@ -33,7 +33,7 @@ pub(super) struct Connection {
 #[derive(Debug)]
 enum Stage {
     Dialling(Dialling),
-    Relaying { endpoint: EndpointKey, end: End, relayed: Relayed },
+    Relaying { endpoint: EndpointKey, end: End, relayed: StreamPair },
 }
 
 /// Attempts to reach an endpoint.
@@ -48,7 +48,7 @@ struct Dialling {
 }
 
 /// Result of an attempt to connect to an endpoint.
-pub(super) enum Dialled {
+pub(super) enum DialResult {
     /// The attempt has begun, with the time that it has.
     Begun(Duration),
     Refused(Refusal),
@@ -89,13 +89,13 @@ impl Connection {
     }
 
     /// Begins to connect to the endpoint whose turn it is.
-    pub(super) fn dial(&mut self, shared: &Shared, now: Moment) -> Dialled {
-        let Stage::Dialling(dialling) = &mut self.stage else { return Dialled::Refused(Refusal::NobodyLeft) };
+    pub(super) fn dial(&mut self, shared: &Shared, now: Moment) -> DialResult {
+        let Stage::Dialling(dialling) = &mut self.stage else { return DialResult::Refused(Refusal::NobodyLeft) };
         let settings = shared.settings();
         let client = self.client_address.ip().to_canonical();
         loop {
             let Some(patience) = PATIENCE.get(dialling.timeouts) else {
-                return Dialled::Refused(Refusal::NobodyLeft);
+                return DialResult::Refused(Refusal::NobodyLeft);
             };
             let choose = |avoid: &[EndpointKey]| self.ticket.server.choose(client, avoid, &settings, now);
             let fresh = choose(&[dialling.refused.as_slice(), dialling.slow.as_slice()].concat());
@@ -105,7 +105,7 @@ impl Connection {
             };
             let endpoint = match chosen {
                 Ok(endpoint) => endpoint,
-                Err(refusal) => return Dialled::Refused(refusal),
+                Err(refusal) => return DialResult::Refused(refusal),
             };
             if shared.is_own(Protocol::Tcp, endpoint) {
                 dialling.refused.push(endpoint);
@@ -114,9 +114,9 @@ impl Connection {
             match dial(endpoint.into()) {
                 Ok(stream) => {
                     dialling.current = Some((endpoint, stream));
-                    return Dialled::Begun(*patience);
+                    return DialResult::Begun(*patience);
                 }
-                Err(error) if is_exhausted(&error) => return Dialled::Exhausted,
+                Err(error) if is_exhausted(&error) => return DialResult::Exhausted,
                 Err(_) => {
                     shared.failed_dials.fetch_add(1, Relaxed);
                     dialling.refused.push(endpoint);
@@ -166,17 +166,17 @@ impl Connection {
             dialling.current = Some((endpoint, stream));
             return Step::Wait;
         }
-        if has_failed || !tell(&self.ticket, self.client_address, &mut stream) {
+        if has_failed || !send_proxy_header(&self.ticket, self.client_address, &mut stream) {
             dialling.refused.push(endpoint);
             return Step::Failed;
         }
         let mut end = End::new(stream);
         end.note(events);
-        self.stage = Stage::Relaying { endpoint, end, relayed: Relayed::default() };
+        self.stage = Stage::Relaying { endpoint, end, relayed: StreamPair::default() };
         Step::Connected
     }
 
-    /// Moves what can be moved.
+    /// Moves data as far as both ends allow.
     pub(super) fn go_on(&mut self, tools: &mut Tools) -> Progress {
         match &mut self.stage {
             Stage::Dialling(_) => Progress::Waiting,
@@ -213,7 +213,7 @@ impl Connection {
 }
 
 /// Tells an endpoint who connects, where it wants to know. Returns whether that was possible.
-fn tell(ticket: &Ticket, client: SocketAddr, stream: &mut TcpStream) -> bool {
+fn send_proxy_header(ticket: &Ticket, client: SocketAddr, stream: &mut TcpStream) -> bool {
     if !ticket.server.listener().proxy_protocol {
         return true;
     }

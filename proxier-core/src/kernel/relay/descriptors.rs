@@ -1,4 +1,4 @@
-//! File descriptors: how many the relay may have open, and what for.
+//! Limits on the file descriptors that the relay has open, by use.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -59,7 +59,7 @@ pub(super) struct Descriptors {
 
 impl Descriptors {
     /// `None`: there are no more for this.
-    pub(super) fn take(shared: &Arc<Shared>, of: Use) -> Option<Self> {
+    pub(super) fn reserve(shared: &Arc<Shared>, of: Use) -> Option<Self> {
         let (in_use, most) = (&shared.in_use, shared.most_descriptors());
         let half = most.wrapping_div(2);
         if of == Use::Listener && !add(&in_use.listeners, of.number(), half) {
@@ -99,13 +99,13 @@ mod tests {
     #[test]
     fn each_use_has_its_limit_and_what_is_given_back_can_be_taken_again() {
         let shared = Arc::new(Shared::new(Settings::default(), 16));
-        let take = |of| Descriptors::take(&shared, of);
-        let all = |of| std::iter::from_fn(|| take(of)).collect::<Vec<_>>();
+        let reserve = |of| Descriptors::reserve(&shared, of);
+        let all = |of| std::iter::from_fn(|| reserve(of)).collect::<Vec<_>>();
         let listeners = all(Use::Listener);
         assert_eq!((listeners.len(), all(Use::Pipe).len()), (8, 0));
         let mut clients = all(Use::Connection);
         assert_eq!(clients.len(), 4);
-        assert!(take(Use::Flow).is_none());
+        assert!(reserve(Use::Flow).is_none());
         clients.pop();
         let flows = all(Use::Flow);
         assert_eq!(flows.len(), 2);
@@ -114,7 +114,7 @@ mod tests {
             assert_eq!(all(of).len(), most, "{of:?}");
         }
         let clients = all(Use::Connection);
-        assert!(take(Use::Listener).is_none(), "clients have everything");
+        assert!(reserve(Use::Listener).is_none(), "clients have everything");
         drop(clients);
         assert_eq!(all(Use::Listener).len(), 8, "a refusal takes nothing");
     }

@@ -52,7 +52,7 @@ const LEAVING: Duration = Duration::from_secs(5);
 /// use std::io::{Read, Write};
 /// use std::net::{TcpListener, TcpStream};
 /// use proxier_core::kernel::Relay;
-/// use proxier_core::modes::userspace::{Listener, Settings};
+/// use proxier_core::ports::{Listener, Settings};
 /// use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
 ///
 /// let server = TcpListener::bind("127.0.0.1:0")?;
@@ -78,7 +78,7 @@ const LEAVING: Duration = Duration::from_secs(5);
 /// use std::net::TcpListener;
 /// use std::time::Duration;
 /// use proxier_core::kernel::Relay;
-/// use proxier_core::modes::userspace::{Listener, Settings};
+/// use proxier_core::ports::{Listener, Settings};
 /// use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
 ///
 /// let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
@@ -102,7 +102,7 @@ const LEAVING: Duration = Duration::from_secs(5);
 pub struct Relay {
     shared: Arc<Shared>,
     threads: Vec<(Handle, JoinHandle<()>)>,
-    held: BTreeMap<FrontendKey, Held>,
+    held: BTreeMap<FrontendKey, BoundListener>,
     groups: BTreeMap<Arc<str>, Weak<Group>>,
     /// Number of groups at which those without listeners are forgotten.
     sweep_at: usize,
@@ -112,7 +112,7 @@ pub struct Relay {
 }
 
 /// A listener, and its socket.
-struct Held {
+struct BoundListener {
     listener: Listener,
     server: Arc<Server>,
     socket: Socket,
@@ -196,7 +196,7 @@ impl Relay {
         self.held.values().map(|held| &held.listener)
     }
 
-    /// Changes what holds for all listeners. Connections that exist stay, and flows.
+    /// Changes the settings of all listeners. Existing connections and flows stay.
     pub fn configure(&mut self, settings: Settings) {
         self.shared.set_settings(settings);
     }
@@ -236,7 +236,7 @@ impl Relay {
         group
     }
 
-    fn open(&mut self, listener: &Listener) -> io::Result<Held> {
+    fn open(&mut self, listener: &Listener) -> io::Result<BoundListener> {
         let address = SocketAddr::new(listener.key.address, listener.key.port);
         let socket = match listener.key.protocol {
             Protocol::Tcp => {
@@ -250,7 +250,7 @@ impl Relay {
         let id = self.next_id;
         self.next_id = self.next_id.wrapping_add(1);
         let server = Arc::new(Server::new(id, listener.clone(), group));
-        let mut held = Held { listener: listener.clone(), server, socket };
+        let mut held = BoundListener { listener: listener.clone(), server, socket };
         self.adapt(&mut held)?;
         Ok(held)
     }
@@ -258,10 +258,10 @@ impl Relay {
     /// The descriptor of a listener.
     fn descriptor(&self) -> io::Result<Descriptors> {
         let none = || io::Error::new(io::ErrorKind::QuotaExceeded, "no file descriptor is left for it");
-        Descriptors::take(&self.shared, Use::Listener).ok_or_else(none)
+        Descriptors::reserve(&self.shared, Use::Listener).ok_or_else(none)
     }
 
-    fn change(&mut self, mut held: Held, listener: &Listener) -> io::Result<Held> {
+    fn change(&mut self, mut held: BoundListener, listener: &Listener) -> io::Result<BoundListener> {
         let group = self.group(listener);
         self.update(&held.server, listener.clone(), group);
         held.listener = listener.clone();
@@ -286,8 +286,8 @@ impl Relay {
     }
 
     /// Opens, closes or changes the socket as the listener asks.
-    fn adapt(&self, held: &mut Held) -> io::Result<()> {
-        let Held { listener, server, socket } = held;
+    fn adapt(&self, held: &mut BoundListener) -> io::Result<()> {
+        let BoundListener { listener, server, socket } = held;
         match socket {
             Socket::Tcp { socket, listens, .. } => match (*listens, listener.serves_anybody()) {
                 (false, true) => {
@@ -321,14 +321,14 @@ impl Relay {
 
     fn tell_all(&self, command: impl Fn() -> Command) {
         for (handle, _) in &self.threads {
-            handle.tell(command());
+            handle.send(command());
         }
     }
 
     fn tell_one(&self, id: u64, command: Command) {
         let number = usize::try_from(id).unwrap_or_default().checked_rem(self.threads.len()).unwrap_or_default();
         if let Some((handle, _)) = self.threads.get(number) {
-            handle.tell(command);
+            handle.send(command);
         }
     }
 

@@ -14,7 +14,7 @@ use crate::net::{EndpointKey, FrontendKey, Protocol};
 use crate::ports::{Counts, Listener, Settings, Turned};
 use crate::time::Moment;
 
-/// A message of one kind about one listener is told again after this long at the earliest.
+/// Shortest pause between two messages of one kind about one listener.
 const PERIOD: Duration = Duration::from_secs(60);
 /// Messages that are kept at most.
 const MOST_NOTICES: usize = 1024;
@@ -292,7 +292,7 @@ impl Ticket {
         if !add(&group.open, 1, shared.settings().max_of_service.unwrap_or(usize::MAX)) {
             return Err(Kind::ServiceLimit);
         }
-        let Some(descriptors) = Descriptors::take(shared, if is_flow { Use::Flow } else { Use::Connection }) else {
+        let Some(descriptors) = Descriptors::reserve(shared, if is_flow { Use::Flow } else { Use::Connection }) else {
             group.open.fetch_sub(1, Relaxed);
             return Err(Kind::Descriptors);
         };

@@ -131,7 +131,7 @@ const AT_ONCE: usize = 1 << 20;
 impl Pipe {
     /// `None`: there are no descriptors for it.
     pub(super) fn new(shared: &Arc<Shared>) -> Option<Self> {
-        let descriptors = Descriptors::take(shared, Use::Pipe)?;
+        let descriptors = Descriptors::reserve(shared, Use::Pipe)?;
         let (read, write) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).ok()?;
         Some(Pipe { read, write, _descriptors: descriptors })
     }

@@ -80,7 +80,7 @@ impl End {
 
 /// Data that was read and not written yet.
 #[derive(Debug, Default)]
-enum Held {
+enum Buffered {
     #[default]
     Nothing,
     /// Bytes in a pipe, and their number.
@@ -106,7 +106,7 @@ enum State {
 
 #[derive(Debug, Default)]
 struct Direction {
-    held: Held,
+    held: Buffered,
     state: State,
     /// Whether the direction has carried more than fits into one small read.
     is_bulk: bool,
@@ -127,14 +127,14 @@ pub(super) enum Progress {
 
 /// Both directions of a connection.
 #[derive(Debug, Default)]
-pub(super) struct Relayed {
+pub(super) struct StreamPair {
     up: Direction,
     down: Direction,
     was_reset: bool,
 }
 
-impl Relayed {
-    /// Moves what can be moved.
+impl StreamPair {
+    /// Moves data as far as both ends allow.
     pub(super) fn go_on(&mut self, client: &mut End, endpoint: &mut End, tools: &mut Tools) -> Progress {
         let mut up = self.up.go_on(client, endpoint, tools);
         let down = self.down.go_on(endpoint, client, tools);
@@ -164,13 +164,13 @@ impl Direction {
 
     /// Whether the source was reset and everything before that has gone on.
     fn is_reset(&self) -> bool {
-        self.state == State::Resetting && matches!(self.held, Held::Nothing)
+        self.state == State::Resetting && matches!(self.held, Buffered::Nothing)
     }
 
-    /// Moves what can be moved. Returns whether there is more to move at once.
+    /// Moves data as far as both ends allow. Returns whether there is more to move at once.
     fn go_on(&mut self, from: &mut End, to: &mut End, tools: &mut Tools) -> bool {
         for _ in 0..ROUNDS {
-            if !matches!(self.held, Held::Nothing) {
+            if !matches!(self.held, Buffered::Nothing) {
                 if !to.writable {
                     return false;
                 }
@@ -209,7 +209,7 @@ impl Direction {
 
     /// The destination has failed: discards what arrives, but still reads what it sent before.
     fn die(&mut self, to: &mut End) {
-        self.held = Held::Nothing;
+        self.held = Buffered::Nothing;
         self.state = State::Dead;
         to.readable = true;
         to.ends = true;
@@ -225,7 +225,7 @@ impl Direction {
                 // The end, or the mark of urgent data with the end behind it: reading tells.
                 Ok(0) => tools.give_back(pipe),
                 Ok(length) => {
-                    self.held = Held::Piped(pipe, length);
+                    self.held = Buffered::Piped(pipe, length);
                     return Ok(length);
                 }
                 Err(error) => {
@@ -262,7 +262,7 @@ impl Direction {
             }
         };
         if let Some(rest) = bytes.get(written..).filter(|rest| !rest.is_empty()) {
-            self.held = Held::Copied(rest.to_vec(), 0);
+            self.held = Buffered::Copied(rest.to_vec(), 0);
         }
         Ok(length)
     }
@@ -271,24 +271,24 @@ impl Direction {
     fn write(&mut self, to: &End, tools: &mut Tools) -> io::Result<()> {
         let nothing = || io::Error::from(io::ErrorKind::WriteZero);
         match &mut self.held {
-            Held::Nothing => {}
-            Held::Piped(pipe, length) => {
+            Buffered::Nothing => {}
+            Buffered::Piped(pipe, length) => {
                 let written = pipe.empty(&to.stream, *length)?;
                 *length = length.checked_sub(written).filter(|_| written > 0).ok_or_else(nothing)?;
                 if *length == 0
-                    && let Held::Piped(pipe, _) = std::mem::take(&mut self.held)
+                    && let Buffered::Piped(pipe, _) = std::mem::take(&mut self.held)
                 {
                     tools.give_back(pipe);
                 }
             }
-            Held::Copied(bytes, from) => {
+            Buffered::Copied(bytes, from) => {
                 let written = (&to.stream).write(bytes.get(*from..).unwrap_or_default())?;
                 if written == 0 {
                     return Err(nothing());
                 }
                 *from = from.saturating_add(written);
                 if *from >= bytes.len() {
-                    self.held = Held::Nothing;
+                    self.held = Buffered::Nothing;
                 }
             }
         }

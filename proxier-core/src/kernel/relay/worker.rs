@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::EventFd;
 
-use super::connection::{Connection, Dialled, Step};
+use super::connection::{Connection, DialResult, Step};
 use super::flow::{Flow, UdpServer};
 use super::server::{Kind, Refusal, Server, Shared, Ticket};
 use super::socket::{is_exhausted, reset};
@@ -53,7 +53,7 @@ pub(super) struct Handle {
 
 impl Handle {
     /// Sends a command. A thread that has ended takes none, and serves nothing either.
-    pub(super) fn tell(&self, command: Command) {
+    pub(super) fn send(&self, command: Command) {
         if self.commands.send(command).is_ok() {
             // It fails only when the thread has not taken 2⁶⁴ of them.
             let _is_awake = self.wake.write(1);
@@ -121,7 +121,7 @@ pub(super) struct Worker {
     resting: Vec<u64>,
     rests_until: Option<Moment>,
     tools: Tools,
-    /// Kept open, so that a connection can be accepted and reset when there is no descriptor left: otherwise it would stay in the queue,
+    /// Descriptor that is kept open, so that a connection can be accepted and reset when there is no descriptor left: otherwise it would stay in the queue,
     /// and be reported again and again.
     spare: Option<File>,
 }
@@ -158,7 +158,7 @@ impl Worker {
         })
     }
 
-    /// Serves until it is told to end.
+    /// Serves until the command to end comes.
     pub(super) fn run(mut self) {
         let mut events = [EpollEvent::empty(); EVENTS];
         loop {
@@ -184,7 +184,7 @@ impl Worker {
                     self.go_on(id);
                 }
             }
-            self.look(now);
+            self.run_due(now);
         }
     }
 
@@ -345,7 +345,7 @@ impl Worker {
     fn dial(&mut self, id: u64, now: Moment) {
         let Some(Slot::Tcp(connection)) = self.slots.get_mut(&id) else { return };
         match connection.dial(&self.shared, now) {
-            Dialled::Begun(timeout) => {
+            DialResult::Begun(timeout) => {
                 let event = EpollEvent::new(whenever_it_changes(), token(id, About::Endpoint));
                 let added = connection.endpoint_fd().is_some_and(|fd| self.epoll.add(fd, event).is_ok());
                 if added {
@@ -355,7 +355,7 @@ impl Worker {
                     self.reset(id);
                 }
             }
-            Dialled::Refused(refusal) => {
+            DialResult::Refused(refusal) => {
                 let (counter, key) = match refusal {
                     Refusal::Turned(_) => (&self.shared.turned_away, None),
                     Refusal::NobodyLeft => (&self.shared.unanswered, Some(connection.key())),
@@ -366,7 +366,7 @@ impl Worker {
                 }
                 self.reset(id);
             }
-            Dialled::Exhausted => {
+            DialResult::Exhausted => {
                 self.shared.limited.fetch_add(1, Relaxed);
                 self.shared.notice(connection.key(), Kind::Exhausted);
                 self.reset(id);
@@ -438,7 +438,7 @@ impl Worker {
     }
 
     /// Carries out the work that is due.
-    fn look(&mut self, now: Moment) {
+    fn run_due(&mut self, now: Moment) {
         while let Some((at, id)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
             self.timers.remove(&(at, id));
             match self.slots.get_mut(&id) {

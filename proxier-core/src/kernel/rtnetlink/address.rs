@@ -33,7 +33,7 @@ attrs! {
 
 /// An address of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Assigned {
+pub(super) struct AssignedAddress {
     pub(super) device: u32,
     pub(super) address: IpAddr,
     pub(super) prefix: u8,
@@ -46,7 +46,7 @@ fn header(family: u8, prefix: u8, device: u32) -> [u8; 8] {
 }
 
 /// Reads an address from what follows the message header; `None` for families that are not IP.
-pub(super) fn read(payload: &[u8]) -> Result<Option<Assigned>, WireError> {
+pub(super) fn read(payload: &[u8]) -> Result<Option<AssignedAddress>, WireError> {
     let (header, attributes) = split::<8>(payload)?;
     let &[family, prefix, ..] = header;
     if family != AF_INET && family != AF_INET6 {
@@ -62,11 +62,11 @@ pub(super) fn read(payload: &[u8]) -> Result<Option<Assigned>, WireError> {
     }
     let missing = || WireError::Missing { attribute: "IFA_LOCAL".to_owned() };
     let address = local.or(address).ok_or_else(missing)?;
-    Ok(Some(Assigned { device: number(header, 4), address, prefix }))
+    Ok(Some(AssignedAddress { device: number(header, 4), address, prefix }))
 }
 
 /// All addresses of all devices.
-pub(super) fn list(connection: &mut Connection) -> Result<Vec<Assigned>, Error> {
+pub(super) fn list(connection: &mut Connection) -> Result<Vec<AssignedAddress>, Error> {
     let dump = connection.dump(RTM_GETADDR, 0, &header(AF_UNSPEC, 0, 0), |_| {}, read)?;
     Ok(dump.items.into_iter().flatten().collect())
 }

@@ -28,7 +28,7 @@ const DATAGRAM: usize = 64 << 10;
 const AT_ONCE: usize = 100_000;
 
 /// Change of a device or an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// The device or address is there: new, or, for a device, changed.
     Present,
@@ -137,7 +137,7 @@ impl Monitor {
         for _ in 0..AT_ONCE {
             match recvfrom::<NetlinkAddr>(self.socket.as_raw_fd(), &mut self.buffer) {
                 // Accept messages only from the kernel.
-                Ok((length, Some(sender))) if sender.pid() == 0 => self.take(length, &mut changes),
+                Ok((length, Some(sender))) if sender.pid() == 0 => self.read_datagram(length, &mut changes),
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(Errno::EAGAIN) => break,
                 Err(Errno::ENOBUFS) => {
@@ -150,7 +150,7 @@ impl Monitor {
         Ok(changes)
     }
 
-    fn take(&mut self, length: usize, changes: &mut Changes) {
+    fn read_datagram(&mut self, length: usize, changes: &mut Changes) {
         let buffer = std::mem::take(&mut self.buffer);
         // A datagram that fills the buffer may have been cut off.
         changes.overflowed |= length >= buffer.len();

@@ -10,7 +10,7 @@ use super::LocalRoutes;
 use crate::net::Network;
 use crate::ports::{ItemFailure, ItemFailures, LocalNetworks, LocalRoute, PortError, PortErrorKind, RouteOwner};
 
-/// The device of such routes.
+/// The device of local routes.
 const LOOPBACK: &str = "lo";
 
 /// Local routes of the calling thread's network namespace.
@@ -38,7 +38,7 @@ impl RoutesPort {
         RoutesPort { userspace: of(RouteOwner::Userspace), ipvs: of(RouteOwner::Ipvs) }
     }
 
-    fn of(&mut self, owner: RouteOwner) -> &mut LocalRoutes {
+    fn of_owner(&mut self, owner: RouteOwner) -> &mut LocalRoutes {
         match owner {
             RouteOwner::Userspace => &mut self.userspace,
             RouteOwner::Ipvs => &mut self.ipvs,
@@ -71,7 +71,7 @@ fn placed(places: &[usize], failures: ItemFailures) -> impl Iterator<Item = Item
 
 impl LocalNetworks for RoutesPort {
     fn networks(&mut self, owner: RouteOwner) -> Result<BTreeMap<Network, Option<IpAddr>>, PortError> {
-        let spans = self.of(owner).list_with_source(LOOPBACK)?;
+        let spans = self.of_owner(owner).list_with_source(LOOPBACK)?;
         let network = |span: IpSpan| Network::new(span.first(), span.prefix()?).ok();
         Ok(spans.into_iter().filter_map(|(span, source)| Some((network(span)?, source))).collect())
     }
@@ -81,7 +81,7 @@ impl LocalNetworks for RoutesPort {
         let source = |place: &usize| routes.get(*place).and_then(|route| route.source);
         let routes: Vec<_> = spans.into_iter().zip(places.iter().map(source)).collect();
         if !routes.is_empty() {
-            failures.extend(placed(&places, self.of(owner).add_with_source(LOOPBACK, &routes)));
+            failures.extend(placed(&places, self.of_owner(owner).add_with_source(LOOPBACK, &routes)));
         }
         failures
     }
@@ -89,7 +89,7 @@ impl LocalNetworks for RoutesPort {
     fn delete(&mut self, owner: RouteOwner, networks: &[Network]) -> ItemFailures {
         let (places, spans, mut failures) = spans(networks.iter().copied());
         if !spans.is_empty() {
-            failures.extend(placed(&places, self.of(owner).delete(LOOPBACK, &spans)));
+            failures.extend(placed(&places, self.of_owner(owner).delete(LOOPBACK, &spans)));
         }
         failures
     }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use netlink_batch::{Connection, Errno, Error};
 
-use super::address::Assigned;
+use super::address::AssignedAddress;
 use super::link::Link;
 use super::{address, link, open, route};
 use crate::kernel::error::{all, batch, errno_kind, netlink};
@@ -68,7 +68,7 @@ impl LinksPort {
     /// Deletes IPv6 addresses that were added with another prefix length than this port's.
     fn unbind_by_prefix(&mut self, device: u32, addresses: &[IpAddr]) -> Result<(), PortError> {
         self.call("deleting addresses", |connection| {
-            let ours = |there: &Assigned| there.device == device && addresses.contains(&there.address);
+            let ours = |there: &AssignedAddress| there.device == device && addresses.contains(&there.address);
             let there = address::list(connection)?.into_iter().filter(ours);
             let there: Vec<_> = there.map(|there| (there.address, there.prefix)).collect();
             address::delete(connection, device, &there).stopped.map_or(Ok(()), Err)

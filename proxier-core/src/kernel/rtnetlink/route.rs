@@ -86,7 +86,7 @@ struct Maker {
 }
 
 /// A local route as the kernel has it.
-struct Found {
+struct FoundRoute {
     device: u32,
     network: IpSpan,
     source: Option<IpAddr>,
@@ -117,7 +117,7 @@ pub(super) fn is_local_of(payload: &[u8], protocol: u8) -> bool {
 }
 
 /// A route of the local table, if it was made by `maker`.
-fn read(payload: &[u8], maker: u8) -> Result<Option<Found>, WireError> {
+fn read(payload: &[u8], maker: u8) -> Result<Option<FoundRoute>, WireError> {
     let (header, attributes) = split::<12>(payload)?;
     let &[family, length, _, _, table, protocol, _, kind, ..] = header;
     if (table, protocol, kind) != (TABLE_LOCAL, maker, LOCAL) {
@@ -135,7 +135,7 @@ fn read(payload: &[u8], maker: u8) -> Result<Option<Found>, WireError> {
     let everything = if family == super::AF_INET { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
     let network = IpSpan::network(destination.unwrap_or(everything), length);
     let value = |_| WireError::Value { attribute: "RTA_DST".to_owned(), value: format!("{destination:?}/{length}") };
-    Ok(Some(Found { device, network: network.map_err(value)?, source }))
+    Ok(Some(FoundRoute { device, network: network.map_err(value)?, source }))
 }
 
 /// Whether a message is about a default route that leads somewhere.
@@ -183,7 +183,7 @@ pub(super) fn gateways(connection: &mut Connection) -> Result<BTreeSet<IpAddr>, 
     Ok(dump.items.into_iter().flatten().collect())
 }
 
-fn list(connection: &mut Connection, protocol: u8) -> Result<Vec<Found>, Error> {
+fn list(connection: &mut Connection, protocol: u8) -> Result<Vec<FoundRoute>, Error> {
     let asked = header(AF_UNSPEC, 0, protocol);
     let dump = connection.dump(RTM_GETROUTE, 0, &asked, |_| {}, |payload| read(payload, protocol))?;
     Ok(dump.items.into_iter().flatten().collect())
@@ -239,7 +239,7 @@ impl LocalRoutes {
             match network.prefix() {
                 Some(length) => {
                     places.push(place);
-                    possible.push(Written { network: network.first(), length, source: *source });
+                    possible.push(NewRoute { network: network.first(), length, source: *source });
                 }
                 None => impossible.push(ItemFailure {
                     index: place,
@@ -311,13 +311,13 @@ impl LocalRoutes {
 }
 
 /// A route to write.
-struct Written {
+struct NewRoute {
     network: IpAddr,
     length: u8,
     source: Option<IpAddr>,
 }
 
-fn send(connection: &mut Connection, what: (u16, Maker), device: u32, routes: &[Written]) -> BatchReport {
+fn send(connection: &mut Connection, what: (u16, Maker), device: u32, routes: &[NewRoute]) -> BatchReport {
     let (kind, maker) = what;
     let flags = match maker.metric {
         _ if kind != RTM_NEWROUTE => 0,

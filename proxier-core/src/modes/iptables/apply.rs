@@ -23,7 +23,7 @@ const ATTEMPTS: usize = 64;
 
 /// Result of writing a family.
 #[derive(Debug)]
-pub(super) struct Written {
+pub(super) struct WriteOutcome {
     pub(super) family: Family,
     /// The kernel has the wanted rules, but for the Services that were refused.
     pub(super) is_done: bool,
@@ -45,7 +45,7 @@ pub(super) fn apply(
     wanted: &Wanted<'_>,
     names: &Names<'_>,
     rules: &mut dyn Rules,
-) -> (Applied, Vec<Written>) {
+) -> (Applied, Vec<WriteOutcome>) {
     let mut applied = Applied::default();
     // Without them the kernel refuses the rules that name them, which says why.
     if !plan.counters.is_empty()
@@ -85,8 +85,8 @@ fn finish(
     (wanted, names): (&Wanted<'_>, &Names<'_>),
     rules: &mut dyn Rules,
     applied: &mut Applied,
-) -> Written {
-    let mut written = Written {
+) -> WriteOutcome {
+    let mut written = WriteOutcome {
         family: plan.family,
         is_done: outcome.is_ok(),
         refused: None,
@@ -144,10 +144,7 @@ fn finish(
         Ok(()) => {
             applied.restored.push(plan.family);
             applied.count(Part::Rules, Action::Change, 1);
-            for action in [Action::Add, Action::Change, Action::Delete] {
-                let of_action = plan.frontends.iter().filter(|(key, (of, _))| *of == action && !is_refused(key));
-                applied.count(Part::Frontend, action, of_action.count());
-            }
+            plan.frontends.count(|key| !is_refused(key), applied);
             let accepted = written.accepted.iter().map(|service| frontends_of(service, plan, wanted).len());
             applied.count(Part::Frontend, Action::Change, accepted.sum());
         }
@@ -174,9 +171,9 @@ fn frontends_of(service: &ObjectKey, plan: &FamilyPlan, wanted: &Wanted<'_>) -> 
 /// The steps that a refused Service's Frontends would have been.
 fn steps_of(service: &ObjectKey, plan: &FamilyPlan, wanted: &Wanted<'_>, names: &Names<'_>) -> Vec<Step> {
     let owned = frontends_of(service, plan, wanted);
-    let steps: Vec<Step> = owned.iter().map(|key| plan.frontend_step(key, names)).collect();
+    let steps: Vec<Step> = owned.iter().map(|key| plan.frontends.step(key, names)).collect();
     if steps.is_empty() {
-        return vec![Step::new(Action::Change, Part::Frontend, service).of(Some(service.to_string()))];
+        return vec![Step::new(Action::Change, Part::Frontend, service).of_service(Some(service.to_string()))];
     }
     steps
 }
@@ -203,22 +200,22 @@ struct Search<'a, 'p> {
 }
 
 /// Reason why an attempt failed.
-enum Failed {
+enum RestoreError {
     /// Perhaps because of one object.
-    Refused(PortError),
-    /// For any Service: the reason lies elsewhere.
+    OfObject(PortError),
+    /// The failure has nothing to do with a Service.
     Always(PortError),
 }
 
 impl Search<'_, '_> {
-    /// Writes first what belongs to no Service that differs, then groups of them.
+    /// Writes lines of no differing Service first, then Services in groups.
     ///
     /// # Errors
     /// If the first is refused already, none of the Services is the reason. Else as [`Search::run`].
     fn all(&mut self, groups: Vec<Vec<ObjectKey>>) -> Result<(), PortError> {
         match self.attempt(&groups) {
             Ok(()) => self.run(groups),
-            Err(Failed::Refused(error) | Failed::Always(error)) => Err(error),
+            Err(RestoreError::OfObject(error) | RestoreError::Always(error)) => Err(error),
         }
     }
 
@@ -234,8 +231,8 @@ impl Search<'_, '_> {
             }
             let error = match self.attempt(&groups) {
                 Ok(()) => continue,
-                Err(Failed::Always(error)) => return Err(error),
-                Err(Failed::Refused(error)) => error,
+                Err(RestoreError::Always(error)) => return Err(error),
+                Err(RestoreError::OfObject(error)) => error,
             };
             self.attempts = self.attempts.saturating_add(1);
             match group.as_slice() {
@@ -257,13 +254,14 @@ impl Search<'_, '_> {
     }
 
     /// Writes everything but what the Services have that wait, were refused, or are not tried.
-    fn attempt(&mut self, waiting: &[Vec<ObjectKey>]) -> Result<(), Failed> {
+    fn attempt(&mut self, waiting: &[Vec<ObjectKey>]) -> Result<(), RestoreError> {
         let family = self.plan.family;
-        let dump = self.rules.dump(family).map_err(Failed::Always)?;
+        let dump = self.rules.dump(family).map_err(RestoreError::Always)?;
         let out = waiting.iter().flatten().chain(self.refused.keys()).chain(self.left);
         let compared = without(self.wanted, &dump, family, self.held, out, None);
-        let compared = compared.map_err(|error| Failed::Always(incomparable(&error)))?;
-        let refused = |error| if is_of_an_object(&error) { Failed::Refused(error) } else { Failed::Always(error) };
+        let compared = compared.map_err(|error| RestoreError::Always(incomparable(&error)))?;
+        let refused =
+            |error| if is_of_an_object(&error) { RestoreError::OfObject(error) } else { RestoreError::Always(error) };
         if !compared.transaction.is_empty() {
             self.rules.restore(family, &compared.transaction).map_err(refused)?;
         }
@@ -274,7 +272,7 @@ impl Search<'_, '_> {
     }
 }
 
-/// Why rules could not be compared, as an error of the port that read them.
+/// Turns the reason why rules could not be compared into an error of the port that read them.
 pub(super) fn incomparable(error: &Incomparable) -> PortError {
     PortError::from_error(PortErrorKind::Invalid, error)
 }

@@ -22,7 +22,7 @@ pub(super) enum Outcome {
     Difference { gone: Tally, new: Tally },
 }
 
-fn place(table: &TableName) -> Option<usize> {
+fn table_index(table: &TableName) -> Option<usize> {
     names::TABLES.iter().position(|known| known == table)
 }
 
@@ -37,21 +37,21 @@ fn added(edit: &Edit) -> Option<(&ChainName, usize)> {
 
 impl Tally {
     fn add(&mut self, table: &TableName, number: usize) {
-        if let Some(count) = place(table).and_then(|place| self.0.get_mut(place)) {
+        if let Some(count) = table_index(table).and_then(|place| self.0.get_mut(place)) {
             *count = count.saturating_add(number);
         }
     }
 
     /// The number of a table.
-    fn of(&self, table: &TableName) -> usize {
-        place(table).and_then(|place| self.0.get(place)).copied().unwrap_or_default()
+    fn of_table(&self, table: &TableName) -> usize {
+        table_index(table).and_then(|place| self.0.get(place)).copied().unwrap_or_default()
     }
 
     /// Both together.
     pub(super) fn and(self, other: Tally) -> Tally {
         let mut sum = self;
         for table in names::TABLES {
-            sum.add(&table, other.of(&table));
+            sum.add(&table, other.of_table(&table));
         }
         sum
     }
@@ -124,8 +124,8 @@ impl Tally {
         [("filter", TableName::FILTER), ("nat", TableName::NAT)].into_iter().map(move |(name, table)| RuleCount {
             family,
             table: name,
-            total: self.of(&table),
-            written: written.of(&table),
+            total: self.of_table(&table),
+            written: written.of_table(&table),
         })
     }
 }

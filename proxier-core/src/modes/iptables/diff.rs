@@ -5,7 +5,7 @@ use std::fmt;
 
 use iptables::{Chain, ChainName, Dump, Edit, Error, Rule, Table, TableName, Transaction};
 
-use super::lines::Shared;
+use super::lines::SharedChain;
 use super::names::{self, Jump};
 use super::observed::{self, Keep};
 use super::spelling;
@@ -20,7 +20,7 @@ use crate::snapshot::ObjectKey;
 /// Fewer ports are compared as fast without a thread of their own.
 const WORTH_A_THREAD: usize = 256;
 
-/// Why rules could not be compared; nothing is written then.
+/// Reason why rules could not be compared; nothing is written then.
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum Incomparable {
@@ -80,7 +80,7 @@ pub fn changes(wanted: &Wanted<'_>, observed: &Dump, family: Family) -> Result<T
 
 /// Result of a comparison.
 #[derive(Debug)]
-pub(super) struct Compared {
+pub(super) struct RuleChanges {
     /// Transaction to write.
     pub(super) transaction: Transaction,
     /// The Services whose chains differ, with name and protocol of the port.
@@ -89,13 +89,13 @@ pub(super) struct Compared {
 
 /// Rules to write where no chain of a Service exists.
 #[derive(Debug)]
-pub(super) struct FromNothing {
+pub(super) struct NewRules {
     shared: Vec<TableChain>,
-    parts: Vec<Compared>,
+    parts: Vec<RuleChanges>,
 }
 
-impl FromNothing {
-    /// For a family of which nothing is to stay.
+impl NewRules {
+    /// Makes the rules of a family of which nothing is to stay.
     ///
     /// # Errors
     /// As [`changes`].
@@ -108,7 +108,7 @@ impl FromNothing {
             || compare_ports(wanted, &nothing, family, &keep),
         );
         let shared = shared.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
-        Ok(FromNothing { shared, parts: parts?.into_iter().map(|(part, _)| part).collect() })
+        Ok(NewRules { shared, parts: parts?.into_iter().map(|(part, _)| part).collect() })
     }
 
     fn is_of(observed: &Dump, keep: &Keep) -> bool {
@@ -127,21 +127,19 @@ pub(super) fn compare(
     observed: &Dump,
     family: Family,
     keep: &Keep,
-    from_nothing: Option<FromNothing>,
-) -> Result<Compared, Incomparable> {
+    from_nothing: Option<NewRules>,
+) -> Result<RuleChanges, Incomparable> {
     check_readable(observed)?;
     let mut comparison = Comparison::new(observed, &|_table, _chain| false);
     let mut kept = keep.lines(observed, family);
     let reached = observed::reached(observed, &kept);
-    let (shared, parts) = match from_nothing.filter(|_| FromNothing::is_of(observed, keep)) {
-        Some(FromNothing { shared, parts }) => {
-            (shared, parts.into_iter().map(|part| (part, BTreeSet::new())).collect())
-        }
+    let (shared, parts) = match from_nothing.filter(|_| NewRules::is_of(observed, keep)) {
+        Some(NewRules { shared, parts }) => (shared, parts.into_iter().map(|part| (part, BTreeSet::new())).collect()),
         None => (wanted.shared_chains(family, keep)?, compare_ports(wanted, observed, family, keep)?),
     };
     for (table, mut chain) in shared {
         // In front: the lines that lead to node ports come last.
-        let lines = Shared::of(&table, chain.name.as_str()).and_then(|shared| kept.remove(&shared));
+        let lines = SharedChain::by_name(&table, chain.name.as_str()).and_then(|shared| kept.remove(&shared));
         chain.rules.splice(0..0, lines.into_iter().flatten());
         comparison.chain(&table, chain);
     }
@@ -158,7 +156,7 @@ pub(super) fn compare(
         comparison.jumps(names::JUMPS)?;
     }
     comparison.remove_others();
-    Ok(Compared { transaction: comparison.transaction, ports })
+    Ok(RuleChanges { transaction: comparison.transaction, ports })
 }
 
 type Stay<'a> = BTreeSet<(TableName, &'a str)>;
@@ -170,7 +168,7 @@ fn compare_ports<'a>(
     observed: &'a Dump,
     family: Family,
     keep: &Keep,
-) -> Result<Vec<(Compared, Stay<'a>)>, Error> {
+) -> Result<Vec<(RuleChanges, Stay<'a>)>, Error> {
     let ports = wanted.ports(family).filter(|(service, _)| !keep.has_service(&service.service));
     let ports: Vec<(&Compiled, &Port)> = ports.collect();
     let compare = |ports: &[(&Compiled, &Port)]| {
@@ -185,7 +183,7 @@ fn compare_ports<'a>(
                 differing.insert((service.service.clone(), port.name.clone(), port.protocol));
             }
         }
-        Ok((Compared { transaction: comparison.transaction, ports: differing }, comparison.stay))
+        Ok((RuleChanges { transaction: comparison.transaction, ports: differing }, comparison.stay))
     };
     parallel::map_parts(&ports, WORTH_A_THREAD, compare).into_iter().collect()
 }
@@ -197,6 +195,7 @@ fn compare_ports<'a>(
 ///
 /// # Errors
 /// [`Incomparable::Unreadable`] when a table could not be shown.
+#[cfg(feature = "testing")]
 pub fn cleanup(observed: &Dump) -> Result<Transaction, Incomparable> {
     cleanup_but(observed, &|_table, _chain| false)
 }
@@ -245,7 +244,7 @@ impl<'a> Comparison<'a> {
         let there = self.observed(table, chain.name.as_str());
         let name = chain.name.as_str();
         let is_same = |there: &Chain| {
-            if Shared::of(table, name).is_some() || names::is_firewall(table, name) {
+            if SharedChain::by_name(table, name).is_some() || names::is_firewall(table, name) {
                 same_lines(&there.rules, &chain.rules)
             } else {
                 // Comments of rules about endpoints come and go with the number of endpoints; that is no reason to write them.

@@ -11,7 +11,7 @@ use crate::snapshot::{Roles, TrafficPolicy};
 
 /// A chain in which every Service may have lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Shared {
+pub(super) enum SharedChain {
     /// Filter: cluster IPs without endpoints.
     NoEndpoints,
     /// Filter: other addresses and node ports without endpoints.
@@ -26,29 +26,29 @@ pub(super) enum Shared {
     NodePorts,
 }
 
-impl Shared {
-    pub(super) const ALL: [Shared; 6] = [
-        Shared::NoEndpoints,
-        Shared::NoExternalEndpoints,
-        Shared::HealthChecks,
-        Shared::Firewall,
-        Shared::Services,
-        Shared::NodePorts,
+impl SharedChain {
+    pub(super) const ALL: [SharedChain; 6] = [
+        SharedChain::NoEndpoints,
+        SharedChain::NoExternalEndpoints,
+        SharedChain::HealthChecks,
+        SharedChain::Firewall,
+        SharedChain::Services,
+        SharedChain::NodePorts,
     ];
 
     pub(super) fn table(self) -> TableName {
         match self {
-            Shared::Services | Shared::NodePorts => TableName::NAT,
+            SharedChain::Services | SharedChain::NodePorts => TableName::NAT,
             _ => TableName::FILTER,
         }
     }
 
     fn text(self) -> &'static str {
         match self {
-            Shared::NoEndpoints | Shared::Services => names::SERVICES,
-            Shared::NoExternalEndpoints => names::EXTERNAL_SERVICES,
-            Shared::HealthChecks | Shared::NodePorts => names::NODE_PORTS,
-            Shared::Firewall => names::PROXY_FIREWALL,
+            SharedChain::NoEndpoints | SharedChain::Services => names::SERVICES,
+            SharedChain::NoExternalEndpoints => names::EXTERNAL_SERVICES,
+            SharedChain::HealthChecks | SharedChain::NodePorts => names::NODE_PORTS,
+            SharedChain::Firewall => names::PROXY_FIREWALL,
         }
     }
 
@@ -57,8 +57,8 @@ impl Shared {
     }
 
     /// The shared chain of this name.
-    pub(super) fn of(table: &TableName, name: &str) -> Option<Self> {
-        Shared::ALL.into_iter().find(|chain| chain.table() == *table && chain.text() == name)
+    pub(super) fn by_name(table: &TableName, name: &str) -> Option<Self> {
+        SharedChain::ALL.into_iter().find(|chain| chain.table() == *table && chain.text() == name)
     }
 }
 
@@ -66,12 +66,12 @@ impl Shared {
 /// Services that want one node port, which the API server never gives to both, either may get it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Line {
-    pub(super) chain: Shared,
+    pub(super) chain: SharedChain,
     pub(super) rule: Rule,
 }
 
 impl Line {
-    fn new(chain: Shared, rule: RuleBuilder) -> Result<Self, Error> {
+    fn new(chain: SharedChain, rule: RuleBuilder) -> Result<Self, Error> {
         Ok(Line { chain, rule: rule.build()? })
     }
 }
@@ -133,7 +133,7 @@ pub(super) fn has_endpoints(frontend: &Frontend) -> bool {
     internal_policy(frontend, port).map_or_else(|| port.has_endpoints(), |policy| is_served(port, policy))
 }
 
-/// Adds what matches the packets to a Frontend.
+/// Adds the matches for packets to a Frontend.
 fn to_frontend(rule: RuleBuilder, frontend: &Frontend) -> RuleBuilder {
     let protocol = names::protocol(frontend.key.protocol);
     let (address, port) = (frontend.key.address.to_string(), frontend.key.port.to_string());
@@ -143,11 +143,11 @@ fn to_frontend(rule: RuleBuilder, frontend: &Frontend) -> RuleBuilder {
 fn cluster_ip(frontend: &Frontend, port: &Port, options: Options) -> Result<Line, Error> {
     let address = frontend.key.address.to_string();
     if let Some((rule, target)) = refusal(port, port.internal_policy, options) {
-        return Line::new(Shared::NoEndpoints, to(rule, port, &address).args(target));
+        return Line::new(SharedChain::NoEndpoints, to(rule, port, &address).args(target));
     }
     let rule = to(noted(&format!("{} cluster IP", port.name)), port, &address);
     let chain = policy_chain(&PortNames::new(port), port.internal_policy)?;
-    Line::new(Shared::Services, rule.jump(&chain))
+    Line::new(SharedChain::Services, rule.jump(&chain))
 }
 
 fn external(
@@ -161,14 +161,14 @@ fn external(
         let restricted = restricted && has_firewall(port);
         let chain = if restricted { names.firewall()? } else { names.external()? };
         let rule = to_frontend(noted(&format!("{} {what}", port.name)), frontend);
-        lines.push(Line::new(Shared::Services, rule.jump(&chain))?);
+        lines.push(Line::new(SharedChain::Services, rule.jump(&chain))?);
         if restricted {
             let comment = format!("{} traffic not accepted by {}", port.name, names.firewall()?);
-            lines.push(Line::new(Shared::Firewall, to_frontend(noted(&comment), frontend).target("DROP"))?);
+            lines.push(Line::new(SharedChain::Firewall, to_frontend(noted(&comment), frontend).target("DROP"))?);
         }
     }
     if let Some((rule, target)) = refusal(port, port.external_policy, options) {
-        lines.push(Line::new(Shared::NoExternalEndpoints, to_frontend(rule, frontend).args(target))?);
+        lines.push(Line::new(SharedChain::NoExternalEndpoints, to_frontend(rule, frontend).args(target))?);
     }
     Ok(())
 }
@@ -192,19 +192,19 @@ pub(super) fn of_port(port: &Port, health_check: Option<u16>, options: Options) 
             if is_counted(port, options) {
                 let counting = options.counting(LOCALHOST_COUNTER);
                 let rule = noted(&port.name).args(arriving).args(["-d", "127.0.0.0/8"]).args(counting);
-                lines.push(Line::new(Shared::NodePorts, rule.jump(&external))?);
+                lines.push(Line::new(SharedChain::NodePorts, rule.jump(&external))?);
             }
-            lines.push(Line::new(Shared::NodePorts, noted(&port.name).args(arriving).jump(&external))?);
+            lines.push(Line::new(SharedChain::NodePorts, noted(&port.name).args(arriving).jump(&external))?);
         }
         if let Some((rule, target)) = refusal(port, port.external_policy, options) {
             let rule = rule.args(["-m", "addrtype", "--dst-type", "LOCAL"]).args(arriving).args(target);
-            lines.push(Line::new(Shared::NoExternalEndpoints, rule)?);
+            lines.push(Line::new(SharedChain::NoExternalEndpoints, rule)?);
         }
     }
     if let Some(number) = health_check {
         let rule = noted(&format!("{} health check node port", port.name));
         let rule = rule.args(["-m", "tcp", "-p", "tcp", "--dport", &number.to_string()]).target("ACCEPT");
-        lines.push(Line::new(Shared::HealthChecks, rule)?);
+        lines.push(Line::new(SharedChain::HealthChecks, rule)?);
     }
     Ok(lines)
 }

@@ -6,34 +6,6 @@
 //!  kernel ──▶ Dump ┴──────────changes────▶ Transaction      everything, compared with what the kernel has
 //! ```
 //!
-//! [`Wanted`], [`update`] and [`changes`] only compute, and can be used alone:
-//!
-//! ```
-//! use proxier_core::config::Config;
-//! use proxier_core::modes::iptables::{Index, Options, changes, update};
-//! use proxier_core::net::Family;
-//! use proxier_core::service::{Changes, Indexed, NodeFacts};
-//! use proxier_core::snapshot::{HostAddresses, Node, Store};
-//!
-//! let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-//! let mut store = Store::new("node-a");
-//! let mut all = Indexed::new((Index::new(&facts, Options::default()), Changes::default()));
-//! let first = changes(&all.wanted(), &iptables::Dump::default(), Family::V4)?;
-//! assert!(first.to_restore_text()?.contains("-I POSTROUTING 1 -m comment --comment \"kubernetes postrouting rules\" -j KUBE-POSTROUTING\n"));
-//!
-//! let service = serde_json::from_str(r#"{"metadata": {"namespace": "demo", "name": "web"},
-//!     "spec": {"clusterIP": "10.96.0.10", "ports": [{"port": 80}]}}"#)?;
-//! let services = store.upsert_service(&service);
-//! all.refresh(&store, &facts, &services);
-//! let changes = all.take_changes();
-//! assert_eq!(update(&all.wanted(), &changes, Family::V4)?.to_restore_text()?, "\
-//! *filter
-//! -A KUBE-SERVICES -m comment --comment \"demo/web has no endpoints\" -m tcp -p tcp -d 10.96.0.10 --dport 80 -j REJECT
-//! COMMIT
-//! ");
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
-//!
 //! # Own chains and rules
 //!
 //! The chains of kube-proxy's iptables mode by name, in nat and filter, and in built-in chains the jumps to them that carry
@@ -79,29 +51,36 @@
 
 mod apply;
 mod count;
-pub mod diff;
+mod diff;
+mod inspect;
 mod lines;
-mod look;
 mod mode;
-pub mod names;
+pub(crate) mod names;
 mod observed;
 mod plan;
 mod remove;
-pub mod render;
+mod render;
 mod service;
-pub mod settings;
+mod settings;
 mod spelling;
 mod tables;
 mod trial;
-pub mod wanted;
+mod wanted;
 
-pub use diff::{Incomparable, changes, cleanup};
-pub use look::look;
+pub use inspect::inspect;
 pub(crate) use mode::Mode;
-pub use plan::Plan;
-pub use remove::remove;
 pub(crate) use remove::{remove_but, remove_portals, served};
-pub use render::update;
-pub use settings::{Options, RandomFully, Settings};
+pub(crate) use settings::Settings;
+pub use settings::{Options, RandomFully};
 pub use trial::{Tried, trial};
-pub use wanted::{Index, Wanted};
+
+/// How it works inside: for this crate's tests and benches.
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub use {
+    diff::{Incomparable, changes, cleanup},
+    remove::remove,
+    render::update,
+    settings::{COUNTERS, NodePorts},
+    wanted::{Index, Wanted},
+};

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use iptables::Dump;
 
-use super::apply::{Written, apply, incomparable};
+use super::apply::{WriteOutcome, apply, incomparable};
 use super::count::Tally;
-use super::diff::FromNothing;
+use super::diff::NewRules;
 use super::lines;
 use super::observed::served;
-use super::plan::{Basis, FamilyPlan, Plan, Refused};
+use super::plan::{Basis, FamilyPlan, Plan, RefusedServices};
 use super::settings::{COUNTERS, Options};
 use super::trial;
 use super::wanted::{Index, Wanted};
@@ -24,7 +24,7 @@ use crate::plan::report::{Applied, Failure, Lack, Report, RuleCount, Unread};
 use crate::plan::step::{Part, Step};
 use crate::ports::{PortError, PortErrorKind, Ports, Rules, UdpServices};
 use crate::safeguard::Kernel;
-use crate::service::{Changes, Compiled, Desired, Follower, NodeFacts};
+use crate::service::{Changes, Compiled, Desired, FrontendObserver, NodeFacts};
 use crate::snapshot::{HostAddresses, ObjectKey, Store};
 use crate::time::Moment;
 
@@ -43,7 +43,7 @@ pub(crate) struct Mode {
     /// Whether the programs masquerade with random ports.
     random_fully: bool,
     counters: Counters,
-    /// Why rules do without counters, until a pass reports it.
+    /// Reason why rules do without counters, until a pass reports it.
     lack: Option<Lack>,
     /// [`Pass::tcp_is_liberal`] of the last full pass.
     tcp_is_liberal: bool,
@@ -58,8 +58,8 @@ pub(crate) struct Mode {
     families: BTreeMap<Family, State>,
     /// Frontends that the safeguard keeps in the kernel. Only a reading shows their changes.
     held: BTreeSet<FrontendKey>,
-    /// The plan that was made last, until it is carried out.
-    prepared: Prepared,
+    /// The prepared plan, until it is applied.
+    pending: PendingPlan,
 }
 
 /// The rules of a family from pass to pass.
@@ -80,7 +80,7 @@ struct State {
 /// Whether rules name counters of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Counters {
-    /// Not in the kernel.
+    /// The kernel lacks them.
     Missing,
     /// Present in the kernel, and the programs were not asked whether rules can name them.
     Found,
@@ -94,9 +94,9 @@ enum Counters {
     Gone,
 }
 
-/// A plan, and what follows from carrying it out.
+/// Plan that was prepared and is not applied yet, with its consequences.
 #[derive(Debug, Default)]
-pub(crate) struct Prepared {
+pub(crate) struct PendingPlan {
     pub(crate) plan: Plan,
     held: BTreeSet<FrontendKey>,
 }
@@ -118,7 +118,7 @@ impl Mode {
             known: BTreeMap::new(),
             families: BTreeMap::new(),
             held: BTreeSet::new(),
-            prepared: Prepared::default(),
+            pending: PendingPlan::default(),
         }
     }
 
@@ -178,24 +178,24 @@ impl Mode {
     fn note_counters(
         &mut self,
         desired: &Desired,
-        written: &[Written],
+        written: &[WriteOutcome],
         applied: &Applied,
         rules: &mut dyn Rules,
     ) -> bool {
         match self.counters {
             Counters::Found | Counters::Wanted => {
-                let options = |of: &Written| self.index.settings(of.family).map(|settings| settings.options);
+                let options = |of: &WriteOutcome| self.index.settings(of.family).map(|settings| settings.options);
                 // Every family has the rule for invalid packets, unless there is none at all.
                 if written.iter().any(|of| of.is_done && options(of).is_some_and(|options| options.drop_invalid)) {
                     self.counters = Counters::Named;
                     return false;
                 }
-                let names = |of: &Written, service: &ObjectKey| {
+                let names = |of: &WriteOutcome, service: &ObjectKey| {
                     let ports = desired.compiled(service).into_iter().flat_map(|compiled| &compiled.ports);
                     let mut ports = ports.filter(|port| port.family == of.family);
                     ports.any(|port| options(of).is_some_and(|options| lines::is_counted(port, options)))
                 };
-                let is_refused = |of: &Written| {
+                let is_refused = |of: &WriteOutcome| {
                     let mut services = of.refused.iter().flatten();
                     !of.is_done && !of.is_surprise || services.any(|service| names(of, service))
                 };
@@ -241,7 +241,7 @@ impl Mode {
     }
 
     /// Has the programs list families. Meanwhile makes the rules to write, if none seem to be there yet.
-    fn list(&self, wanted: &Wanted<'_>, families: &[Family], rules: &mut dyn Rules) -> BTreeMap<Family, FromNothing> {
+    fn list(&self, wanted: &Wanted<'_>, families: &[Family], rules: &mut dyn Rules) -> BTreeMap<Family, NewRules> {
         let is_there = |family: &Family| rules.has_tables(*family) == Some(true);
         let is_first = !self.compared && !families.iter().any(is_there);
         let mut made = BTreeMap::new();
@@ -249,7 +249,7 @@ impl Mode {
             rules.list_meanwhile(families, &mut || {
                 let families = families.iter().filter(|_| is_first);
                 // What cannot be made is told when it is compared.
-                made.extend(families.filter_map(|family| Some((*family, FromNothing::new(wanted, *family).ok()?))));
+                made.extend(families.filter_map(|family| Some((*family, NewRules::new(wanted, *family).ok()?))));
             });
         }
         made
@@ -315,7 +315,7 @@ impl Mode {
         pass: &Pass<'_>,
         dump: Option<&Dump>,
         held: &BTreeSet<FrontendKey>,
-        from_nothing: Option<FromNothing>,
+        from_nothing: Option<NewRules>,
     ) -> Result<FamilyPlan, PortError> {
         let wanted = self.index.wanted(pass.desired);
         let unknown = State::default();
@@ -324,7 +324,7 @@ impl Mode {
             Some(dump) => {
                 // All are tried again at a full pass; before that only those that changed.
                 let touched: BTreeSet<&ObjectKey> = touched(state, family, pass).collect();
-                let mut refused = Refused { left: state.refused.clone(), ..Refused::default() };
+                let mut refused = RefusedServices { left: state.refused.clone(), ..RefusedServices::default() };
                 let again = refused.left.iter().filter(|service| pass.full || touched.contains(*service));
                 refused.tried = again.cloned().collect();
                 refused.left.retain(|service| !refused.tried.contains(service));
@@ -359,7 +359,7 @@ impl Mode {
                 continue;
             }
             let is_others = |key: &&FrontendKey| !pass.changes.has(key) && !self.held.contains(*key);
-            drift.extend(plan.frontends.keys().filter(is_others).map(|key| plan.frontend_step(key, &names)));
+            drift.extend(plan.frontends.keys().filter(is_others).map(|key| plan.frontends.step(key, &names)));
             if !pass.changes.is_of(plan.family) {
                 let mut step = plan.rules_step();
                 step.lines.clear();
@@ -370,7 +370,7 @@ impl Mode {
     }
 
     /// Numbers of rules that exist, and that were written.
-    fn rule_counts(&self, written: &[Written]) -> Vec<RuleCount> {
+    fn rule_counts(&self, written: &[WriteOutcome]) -> Vec<RuleCount> {
         let of = |family: Family| {
             let total = self.state(family)?.rules?;
             let written = written.iter().find(|written| written.family == family).map(|written| written.lines);
@@ -385,7 +385,7 @@ impl Mode {
         desired: &Desired,
         changes: &mut Changes,
         plan: &FamilyPlan,
-        written: &Written,
+        written: &WriteOutcome,
         now: Moment,
     ) {
         let family = plan.family;
@@ -527,7 +527,7 @@ impl modes::Mode for Mode {
         if pass.tells_drift() {
             report.drift = self.drift(&pass, &plan);
         }
-        self.prepared = Prepared { plan, held };
+        self.pending = PendingPlan { plan, held };
         Some(Needs { localhost, forget })
     }
 
@@ -539,7 +539,7 @@ impl modes::Mode for Mode {
         clock: &dyn Fn() -> Moment,
         ports: &mut Ports<'_>,
     ) -> Outcome {
-        let Prepared { plan, held } = std::mem::take(&mut self.prepared);
+        let PendingPlan { plan, held } = std::mem::take(&mut self.pending);
         let names = Names::new(store, desired);
         let (mut applied, written) = apply(&plan, &self.index.wanted(desired), &names, ports.rules);
         self.held = held;
@@ -571,9 +571,9 @@ impl modes::Mode for Mode {
         self.new_facts = true;
     }
 
-    fn end_preview(&mut self) -> Work {
+    fn end_preview(&mut self) -> Box<dyn Work> {
         self.forget_kernel();
-        Work::Iptables(Box::new(std::mem::take(&mut self.prepared).plan))
+        Box::new(std::mem::take(&mut self.pending).plan)
     }
 
     /// Each family is read when a plan is made for it.

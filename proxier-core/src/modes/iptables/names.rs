@@ -18,7 +18,7 @@ pub(super) const PROXY_FIREWALL: &str = "KUBE-PROXY-FIREWALL";
 pub(super) use crate::modes::shared::localhost::FIREWALL as KUBELET_FIREWALL;
 
 /// The chain whose absence shows that another program flushed the tables, in mangle, nat and filter; see [`iptables::Canary`].
-pub const CANARY: &str = "KUBE-PROXY-CANARY";
+pub(crate) const CANARY: &str = "KUBE-PROXY-CANARY";
 
 const NAT: &[&str] = &[SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ];
 const FILTER: &[&str] = &[SERVICES, EXTERNAL_SERVICES, FORWARD, NODE_PORTS, PROXY_FIREWALL];

@@ -5,14 +5,14 @@ use std::net::IpAddr;
 
 use iptables::{Chain, Dump, Rule, TableName, Token};
 
-use super::lines::Shared;
+use super::lines::SharedChain;
 use super::names;
 use crate::net::{Family, FrontendKey, Protocol};
 use crate::snapshot::ObjectKey;
 
 /// Subject of a line of a shared chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Place {
+pub(super) enum LineSubject {
     /// An address and port.
     Address(FrontendKey),
     /// A node port, on all addresses that serve node ports.
@@ -21,9 +21,9 @@ pub(super) enum Place {
     HealthCheck(u16),
 }
 
-impl Place {
+impl LineSubject {
     /// Subject of a line; `None` for a line that is for no Service.
-    pub(super) fn of(chain: Shared, rule: &Rule, family: Family) -> Option<Self> {
+    pub(super) fn from_rule(chain: SharedChain, rule: &Rule, family: Family) -> Option<Self> {
         let (mut address, mut protocol, mut port) = (None, None, None);
         let mut words = rule.tokens().iter().map(Token::as_str);
         while let Some(word) = words.next() {
@@ -40,10 +40,10 @@ impl Place {
         let (protocol, port) = (protocol?, port?);
         match address {
             Some(address) => {
-                (Family::of(address) == family).then(|| Place::Address(FrontendKey::new(protocol, address, port)))
+                (Family::of(address) == family).then(|| LineSubject::Address(FrontendKey::new(protocol, address, port)))
             }
-            None if chain == Shared::HealthChecks => Some(Place::HealthCheck(port)),
-            None => Some(Place::NodePort(protocol, port)),
+            None if chain == SharedChain::HealthChecks => Some(LineSubject::HealthCheck(port)),
+            None => Some(LineSubject::NodePort(protocol, port)),
         }
     }
 }
@@ -61,15 +61,16 @@ fn protocol_of(text: &str) -> Option<Protocol> {
 }
 
 /// The shared chains that a dump has.
-fn shared_chains(dump: &Dump) -> impl Iterator<Item = (Shared, &Chain)> {
-    let chain = move |shared: Shared| Some((shared, dump.table(&shared.table())?.chain(shared.name().ok()?.as_str())?));
-    Shared::ALL.into_iter().filter_map(chain)
+fn shared_chains(dump: &Dump) -> impl Iterator<Item = (SharedChain, &Chain)> {
+    let chain =
+        move |shared: SharedChain| Some((shared, dump.table(&shared.table())?.chain(shared.name().ok()?.as_str())?));
+    SharedChain::ALL.into_iter().filter_map(chain)
 }
 
 /// The lines of Services in shared chains.
-pub(super) fn lines(dump: &Dump, family: Family) -> impl Iterator<Item = (Shared, &Rule, Place)> {
+pub(super) fn lines(dump: &Dump, family: Family) -> impl Iterator<Item = (SharedChain, &Rule, LineSubject)> {
     let rules = shared_chains(dump).flat_map(|(shared, chain)| chain.rules.iter().map(move |rule| (shared, rule)));
-    rules.filter_map(move |(shared, rule)| Some((shared, rule, Place::of(shared, rule, family)?)))
+    rules.filter_map(move |(shared, rule)| Some((shared, rule, LineSubject::from_rule(shared, rule, family)?)))
 }
 
 /// The Frontends that a family's rules serve, with whether there are endpoints. A node port is served at each of these
@@ -79,19 +80,19 @@ pub(super) fn served(dump: &Dump, family: Family, node_addresses: &[IpAddr]) -> 
     for (shared, rule, place) in lines(dump, family) {
         let Some(target) = rule.target() else { continue };
         let has_endpoints = match shared {
-            Shared::Services | Shared::NodePorts if names::is_of_service(&TableName::NAT, target) => true,
-            Shared::NoEndpoints | Shared::NoExternalEndpoints if matches!(target, "REJECT" | "DROP") => false,
+            SharedChain::Services | SharedChain::NodePorts if names::is_of_service(&TableName::NAT, target) => true,
+            SharedChain::NoEndpoints | SharedChain::NoExternalEndpoints if matches!(target, "REJECT" | "DROP") => false,
             _ => continue,
         };
         let mut serve = |key: FrontendKey| *served.entry(key).or_default() |= has_endpoints;
         match place {
-            Place::Address(key) => serve(key),
-            Place::NodePort(protocol, port) => {
+            LineSubject::Address(key) => serve(key),
+            LineSubject::NodePort(protocol, port) => {
                 for address in node_addresses {
                     serve(FrontendKey::new(protocol, *address, port));
                 }
             }
-            Place::HealthCheck(_) => {}
+            LineSubject::HealthCheck(_) => {}
         }
     }
     served
@@ -101,9 +102,9 @@ pub(super) fn served(dump: &Dump, family: Family, node_addresses: &[IpAddr]) -> 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Keep {
     /// Lines for these stay, own and foreign ones, and none are written.
-    held: BTreeSet<Place>,
+    held: BTreeSet<LineSubject>,
     /// The lines of these Services for these stay, and no further lines of these Services are written. Two Services may want the same node port.
-    left: BTreeMap<Place, BTreeSet<ObjectKey>>,
+    left: BTreeMap<LineSubject, BTreeSet<ObjectKey>>,
     /// The chains of these Services are not written.
     services: BTreeSet<ObjectKey>,
 }
@@ -111,25 +112,25 @@ pub(super) struct Keep {
 impl Keep {
     /// Keeps the lines and chains that serve these Frontends, own and foreign ones.
     pub(super) fn hold(&mut self, held: &BTreeSet<FrontendKey>, dump: &Dump, family: Family) {
-        let lines: BTreeSet<Place> = lines(dump, family).map(|(_, _, place)| place).collect();
+        let lines: BTreeSet<LineSubject> = lines(dump, family).map(|(_, _, place)| place).collect();
         for key in held.iter().filter(|key| key.family() == family) {
-            let address = Place::Address(*key);
-            let node_port = Place::NodePort(key.protocol, key.port);
+            let address = LineSubject::Address(*key);
+            let node_port = LineSubject::NodePort(key.protocol, key.port);
             let place = if !lines.contains(&address) && lines.contains(&node_port) { node_port } else { address };
             self.held.insert(place);
         }
     }
 
-    /// Keeps what a Service has, of which these are the places now.
-    pub(super) fn leave(&mut self, service: &ObjectKey, places: impl IntoIterator<Item = Place>) {
+    /// Keeps the lines and chains of a Service whose lines are about these subjects now.
+    pub(super) fn leave(&mut self, service: &ObjectKey, places: impl IntoIterator<Item = LineSubject>) {
         for place in places {
             self.left.entry(place).or_default().insert(service.clone());
         }
         self.services.insert(service.clone());
     }
 
-    /// Whether no line of this Service is written for this place.
-    pub(super) fn has_place(&self, place: &Place, service: &ObjectKey) -> bool {
+    /// Whether the lines of this Service about a subject are kept as they are: none is written.
+    pub(super) fn keeps_line(&self, place: &LineSubject, service: &ObjectKey) -> bool {
         self.held.contains(place) || self.left.get(place).is_some_and(|services| services.contains(service))
     }
 
@@ -139,8 +140,8 @@ impl Keep {
     }
 
     /// The lines that stay, by chain.
-    pub(super) fn lines(&self, dump: &Dump, family: Family) -> BTreeMap<Shared, Vec<Rule>> {
-        let mut kept: BTreeMap<Shared, Vec<Rule>> = BTreeMap::new();
+    pub(super) fn lines(&self, dump: &Dump, family: Family) -> BTreeMap<SharedChain, Vec<Rule>> {
+        let mut kept: BTreeMap<SharedChain, Vec<Rule>> = BTreeMap::new();
         if self.held.is_empty() && self.left.is_empty() {
             return kept;
         }
@@ -161,7 +162,7 @@ fn is_line_of(rule: &Rule, service: &ObjectKey) -> bool {
 }
 
 /// The chains of Services that these lines lead to, in nat.
-pub(super) fn reached<'d>(dump: &'d Dump, lines: &BTreeMap<Shared, Vec<Rule>>) -> BTreeSet<&'d str> {
+pub(super) fn reached<'d>(dump: &'d Dump, lines: &BTreeMap<SharedChain, Vec<Rule>>) -> BTreeSet<&'d str> {
     let mut reached = BTreeSet::new();
     let Some(nat) = dump.table(&TableName::NAT) else { return reached };
     let of_service = |rule: &Rule| rule.target().and_then(|target| nat.chain(target));
@@ -182,18 +183,18 @@ mod tests {
 
     #[test]
     fn lines_say_what_they_are_for() {
-        let place = |chain, text: &str| Place::of(chain, &Rule::parse(text).unwrap(), Family::V4);
-        let web = Place::Address("TCP 10.96.0.10:80".parse().unwrap());
+        let place = |chain, text: &str| LineSubject::from_rule(chain, &Rule::parse(text).unwrap(), Family::V4);
+        let web = LineSubject::Address("TCP 10.96.0.10:80".parse().unwrap());
         for text in [
             "-d 10.96.0.10/32 -p tcp -m comment --comment \"demo/web cluster IP\" -m tcp --dport 80 -j KUBE-SVC-X",
             "-m comment --comment \"demo/web -d 1.2.3.4 --dport 9\" -m tcp -p tcp -d 10.96.0.10 --dport 80 -j KUBE-SVC-X",
         ] {
-            assert_eq!(place(Shared::Services, text), Some(web), "{text}");
+            assert_eq!(place(SharedChain::Services, text), Some(web), "{text}");
         }
         let node_port = "-m comment --comment demo/web -m udp -p udp --dport 30053 -j KUBE-EXT-X";
-        assert_eq!(place(Shared::NodePorts, node_port), Some(Place::NodePort(Protocol::Udp, 30_053)));
+        assert_eq!(place(SharedChain::NodePorts, node_port), Some(LineSubject::NodePort(Protocol::Udp, 30_053)));
         let check = "-p tcp -m tcp --dport 30100 -j ACCEPT";
-        assert_eq!(place(Shared::HealthChecks, check), Some(Place::HealthCheck(30_100)));
+        assert_eq!(place(SharedChain::HealthChecks, check), Some(LineSubject::HealthCheck(30_100)));
         for nobodys in [
             "-m addrtype --dst-type LOCAL -j KUBE-NODEPORTS",
             "! -d 10.96.0.10 -p tcp --dport 80 -j KUBE-SVC-X",
@@ -201,7 +202,7 @@ mod tests {
             "-d fd00::1 -p tcp --dport 80 -j KUBE-SVC-X",
             "-p icmp -j ACCEPT",
         ] {
-            assert_eq!(place(Shared::Services, nobodys), None, "{nobodys}");
+            assert_eq!(place(SharedChain::Services, nobodys), None, "{nobodys}");
         }
     }
 

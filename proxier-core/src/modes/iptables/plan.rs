@@ -1,16 +1,18 @@
-//! A plan: for each family what `iptables-restore` gets.
+//! Plan of iptables mode: the input of `iptables-restore` for each family.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use iptables::{ChainName, Dump, Transaction};
 
 use super::count::{Outcome, Tally};
-use super::diff::{Compared, FromNothing, Incomparable, compare};
+use super::diff::{Incomparable, NewRules, RuleChanges, compare};
 use super::lines;
 use super::names;
 use super::observed::Keep;
 use super::render::watchful_update;
 use super::wanted::Wanted;
+use crate::modes::Work;
+use crate::modes::shared::frontends::FrontendChanges;
 use crate::modes::shared::names::Names;
 use crate::net::{Family, FrontendKey};
 use crate::plan::step::{Action, Part, Step};
@@ -21,7 +23,7 @@ use crate::snapshot::ObjectKey;
 /// Plan of a pass.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
-pub struct Plan {
+pub(crate) struct Plan {
     /// Counters of packets that the rules name and that are missing.
     pub(super) counters: Vec<&'static str>,
     /// Changes to each family's rules.
@@ -33,8 +35,7 @@ pub struct Plan {
 pub(super) struct FamilyPlan {
     pub(super) family: Family,
     pub(super) transaction: Transaction,
-    /// Action for each Frontend that changes, with the number of its endpoints.
-    pub(super) frontends: BTreeMap<FrontendKey, (Action, usize)>,
+    pub(super) frontends: FrontendChanges,
     pub(super) basis: Basis,
     /// Change of the number of rules.
     pub(super) rules: Outcome,
@@ -52,7 +53,7 @@ pub(super) enum Basis {
         /// The Services that differ.
         services: BTreeSet<ObjectKey>,
         /// Services that were refused before.
-        refused: Refused,
+        refused: RefusedServices,
         /// Frontends that the safeguard holds back.
         held: BTreeSet<FrontendKey>,
     },
@@ -60,14 +61,14 @@ pub(super) enum Basis {
 
 /// Services that the kernel has refused.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Refused {
-    /// Left as they are: their input did not change, and they are tried at full passes only.
+pub(super) struct RefusedServices {
+    /// Services that are left as they are: their input did not change, and they are tried at full passes only.
     pub(super) left: BTreeSet<ObjectKey>,
     /// Tried again by themselves, after the rest.
     pub(super) tried: BTreeSet<ObjectKey>,
 }
 
-impl Refused {
+impl RefusedServices {
     fn contains(&self, service: &ObjectKey) -> bool {
         self.left.contains(service) || self.tried.contains(service)
     }
@@ -88,7 +89,7 @@ fn keep<'a>(
     let mut keep = Keep::default();
     keep.hold(held, dump, family);
     for service in services {
-        keep.leave(service, wanted.places_of(service, family));
+        keep.leave(service, wanted.lines_of(service, family));
     }
     keep
 }
@@ -104,8 +105,8 @@ pub(super) fn without<'a>(
     family: Family,
     held: &BTreeSet<FrontendKey>,
     services: impl IntoIterator<Item = &'a ObjectKey>,
-    from_nothing: Option<FromNothing>,
-) -> Result<Compared, Incomparable> {
+    from_nothing: Option<NewRules>,
+) -> Result<RuleChanges, Incomparable> {
     let mut compared = compare(wanted, dump, family, &keep(wanted, dump, family, held, services), from_nothing)?;
     for table in names::TABLES {
         if !dump.has_chain(&table, names::CANARY) {
@@ -126,11 +127,11 @@ impl FamilyPlan {
         dump: &Dump,
         served: &BTreeMap<FrontendKey, bool>,
         held: &BTreeSet<FrontendKey>,
-        refused: Refused,
-        from_nothing: Option<FromNothing>,
+        refused: RefusedServices,
+        from_nothing: Option<NewRules>,
     ) -> Result<Self, Incomparable> {
-        let Compared { transaction, ports } = without(wanted, dump, family, held, refused.all(), from_nothing)?;
-        let mut frontends = BTreeMap::new();
+        let RuleChanges { transaction, ports } = without(wanted, dump, family, held, refused.all(), from_nothing)?;
+        let mut frontends = FrontendChanges::default();
         let mut services: BTreeSet<ObjectKey> = ports.iter().map(|(service, ..)| service.clone()).collect();
         let desired = wanted.desired();
         let is_tried = |key: &FrontendKey| {
@@ -164,16 +165,12 @@ impl FamilyPlan {
     /// None in practice: every name and argument fits into what iptables reads.
     pub(super) fn changed(family: Family, wanted: &Wanted<'_>, changes: &Changes) -> Result<Self, iptables::Error> {
         let (transaction, rules) = watchful_update(wanted, changes, family)?;
-        let mut frontends = BTreeMap::new();
+        let mut frontends = FrontendChanges::default();
         for (key, before) in changes.frontends().filter(|(key, _)| key.family() == family) {
-            let (action, endpoints) = match (before, wanted.desired().frontend(key)) {
-                (None, None) => continue,
-                (Some(_), None) => (Action::Delete, 0),
-                (None, Some(now)) => (Action::Add, now.endpoints().len()),
-                (Some(before), Some(now)) if before == now => continue,
-                (Some(_), Some(now)) => (Action::Change, now.endpoints().len()),
-            };
-            frontends.insert(*key, (action, endpoints));
+            let after = wanted.desired().frontend(key);
+            if before != after {
+                frontends.note(*key, before.is_some(), after);
+            }
         }
         let written = Tally::written(&transaction);
         Ok(FamilyPlan { family, transaction, frontends, basis: Basis::Known, rules, written })
@@ -215,32 +212,20 @@ impl FamilyPlan {
         step
     }
 
-    pub(super) fn frontend_step(&self, key: &FrontendKey, names: &Names<'_>) -> Step {
-        let (action, endpoints) = self.frontends.get(key).copied().unwrap_or((Action::Change, 0));
-        let step = Step::new(action, Part::Frontend, key).of(names.service_of(key));
-        match (action, endpoints) {
-            (Action::Delete, _) => step,
-            (_, 1) => step.with("1 endpoint"),
-            (_, count) => step.with(format_args!("{count} endpoints")),
-        }
-    }
-
     fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
         let rules = (!self.transaction.is_empty()).then(|| self.rules_step());
-        let frontends = self.frontends.keys().map(|key| self.frontend_step(key, names));
-        frontends.chain(rules)
+        self.frontends.steps(names).chain(rules)
     }
 }
 
-impl Plan {
-    /// Whether the plan is empty.
-    pub fn is_empty(&self) -> bool {
+impl Work for Plan {
+    fn is_empty(&self) -> bool {
         self.families.iter().all(FamilyPlan::is_empty)
     }
 
-    /// The operations. Those of a family are one run of `iptables-restore`: the Frontends that change, then what the program
+    /// Operations of a family are one run of `iptables-restore`: the Frontends that change, then what the program
     /// gets.
-    pub fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
-        self.families.iter().flat_map(move |family| family.steps(names))
+    fn steps<'a>(&'a self, names: &'a Names<'a>) -> Box<dyn Iterator<Item = Step> + 'a> {
+        Box::new(self.families.iter().flat_map(move |family| family.steps(names)))
     }
 }

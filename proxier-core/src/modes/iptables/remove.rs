@@ -10,7 +10,7 @@ use super::{names, observed};
 use crate::modes::shared::chains::Removal;
 use crate::modes::shared::cleaned::{Cleaned, IsKept};
 use crate::modes::shared::nft::name;
-use crate::modes::shared::served::Served;
+use crate::modes::shared::served::ServedFrontends;
 use crate::net::Family;
 use crate::plan::report::Unread;
 use crate::plan::step::{Action, Part};
@@ -21,13 +21,14 @@ use crate::service::NodeFacts;
 /// nothing else ([`cleanup`](super::cleanup)). A family without programs or tables has none of them.
 ///
 /// `net.ipv4.conf.all.route_localnet` stays, and so does the rule in the kubelet's chain that guards loopback addresses.
+#[cfg(feature = "testing")]
 pub fn remove(ports: &mut Ports<'_>) -> Cleaned {
     remove_but(&|_table, _chain| false, ports)
 }
 
 /// Frontends that the rules of both families serve.
-pub(crate) fn served(facts: &NodeFacts, ports: &mut Ports<'_>) -> Served {
-    let mut served = Served::default();
+pub(crate) fn served(facts: &NodeFacts, ports: &mut Ports<'_>) -> ServedFrontends {
+    let mut served = ServedFrontends::default();
     for family in Family::ALL {
         // IPVS mode has no such chain.
         let nat = TableKey { family: family.into(), name: name(TableName::NAT.as_str()) };
@@ -64,7 +65,7 @@ pub(crate) fn remove_but(is_kept: IsKept<'_>, ports: &mut Ports<'_>) -> Cleaned 
     cleaned
 }
 
-/// Removes only what a kube-proxy in userspace mode has made.
+/// Removes the chains of a kube-proxy in userspace mode, and nothing else.
 pub(crate) fn remove_portals(ports: &mut Ports<'_>) -> Cleaned {
     let portals_of = |dump: &Dump| {
         let mut transaction = Transaction::new();

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use iptables::{ChainName, Edit, Error, Rule, TableName, Transaction};
 
 use super::count::{Outcome, Tally};
-use super::lines::{Line, Shared};
+use super::lines::{Line, SharedChain};
 use super::wanted::Wanted;
 use crate::net::Family;
 use crate::service::Changes;
@@ -21,6 +21,7 @@ use crate::service::Changes;
 ///
 /// # Errors
 /// None in practice: every name and argument fits into what iptables reads.
+#[cfg(feature = "testing")]
 pub fn update(wanted: &Wanted<'_>, changes: &Changes, family: Family) -> Result<Transaction, Error> {
     written(wanted, changes, family).map(|(transaction, ..)| transaction)
 }
@@ -43,7 +44,7 @@ pub(super) fn watchful_update(
     Ok((transaction, rules))
 }
 
-/// The transaction of [`update`], the tables that it changes, and what becomes of the number of rules.
+/// Transaction of [`update`], with the tables that it changes and the new number of rules.
 fn written(
     wanted: &Wanted<'_>,
     changes: &Changes,
@@ -88,8 +89,8 @@ fn written(
 }
 
 /// Deletes lines that are not wanted any more and inserts new ones. Lines that are equal count one by one.
-fn line_edits(before: Vec<Line>, now: Vec<Line>) -> Result<Vec<(Shared, Edit)>, Error> {
-    let mut counts: BTreeMap<(Shared, String), (Rule, isize)> = BTreeMap::new();
+fn line_edits(before: Vec<Line>, now: Vec<Line>) -> Result<Vec<(SharedChain, Edit)>, Error> {
+    let mut counts: BTreeMap<(SharedChain, String), (Rule, isize)> = BTreeMap::new();
     for (lines, by) in [(before, -1), (now, 1)] {
         for Line { chain, rule } in lines {
             let (_, count) = counts.entry((chain, rule.to_string())).or_insert((rule, 0));
@@ -104,7 +105,7 @@ fn line_edits(before: Vec<Line>, now: Vec<Line>) -> Result<Vec<(Shared, Edit)>, 
             match chain {
                 _ if count.is_negative() => gone.push((chain, Edit::Delete(name, rule))),
                 // Before the last lines, which lead to node ports.
-                Shared::Services => new.push((chain, Edit::Insert(name, 1, rule))),
+                SharedChain::Services => new.push((chain, Edit::Insert(name, 1, rule))),
                 _ => new.push((chain, Edit::Append(name, rule))),
             }
         }

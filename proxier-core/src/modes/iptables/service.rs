@@ -28,7 +28,7 @@ pub(super) fn noted(text: &str) -> RuleBuilder {
     Rule::builder().comment(&text)
 }
 
-/// Adds what matches the packets to a Service port.
+/// Adds the matches for packets to a Service port.
 pub(super) fn to(rule: RuleBuilder, port: &Port, address: &str) -> RuleBuilder {
     let protocol = names::protocol(port.protocol);
     rule.args(["-m", protocol, "-p", protocol, "-d", address, "--dport", &port.port.to_string()])
@@ -61,7 +61,7 @@ pub(super) fn has_firewall(port: &Port) -> bool {
 /// None in practice: every name and argument fits into what iptables reads.
 pub(super) fn chains(port: &Port, settings: &Settings, comments: bool) -> Result<Vec<Chain>, Error> {
     let mark = ChainName::new(names::MARK_MASQ)?;
-    let lowering = Lowering { port, settings, comments, names: PortNames::new(port), mark };
+    let lowering = ServiceLowering { port, settings, comments, names: PortNames::new(port), mark };
     let mut chains = Vec::new();
     if port.is_external && port.has_endpoints() {
         chains.push(chain(lowering.names.external()?, lowering.external()?));
@@ -141,7 +141,7 @@ fn as_kube_proxy_sorts<'a>(
     sorted
 }
 
-struct Lowering<'a> {
+struct ServiceLowering<'a> {
     port: &'a Port,
     settings: &'a Settings,
     comments: bool,
@@ -150,7 +150,7 @@ struct Lowering<'a> {
     mark: ChainName,
 }
 
-impl Lowering<'_> {
+impl ServiceLowering<'_> {
     /// Begins a rule about an endpoint.
     fn about_endpoint(&self, comment: impl FnOnce() -> String) -> RuleBuilder {
         if self.comments { noted(&comment()) } else { Rule::builder() }

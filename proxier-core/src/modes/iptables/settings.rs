@@ -6,7 +6,7 @@ use crate::config::{InterfaceName, MarkBit};
 use crate::net::Family;
 use crate::service::NodeFacts;
 
-pub use crate::modes::shared::local_traffic::PodTraffic;
+pub(crate) use crate::modes::shared::local_traffic::PodTraffic;
 
 /// Options by which the administrator, iptables and the kernel decide on rules. Default: as in kube-proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl Default for Options {
 ///
 /// Without them the kernel keeps the client's port where it is free: two connections that are masqueraded at the same moment may
 /// get the same one, and then one is lost (`insert_failed` of `conntrack -S`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum RandomFully {
     /// If the programs know how: iptables from 1.6.2 (`iptables::ProgramVersion::has_random_fully`), as kube-proxy does. Default.
@@ -149,7 +149,7 @@ impl Settings {
             family,
             masquerade_bit: config.masquerade_bit,
             masquerade_all: config.masquerade_all,
-            pod_traffic: PodTraffic::of(facts, family),
+            pod_traffic: PodTraffic::from_facts(facts, family),
             node_ports,
             options: Options { localhost_node_ports, ..options },
         }

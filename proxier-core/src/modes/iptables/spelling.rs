@@ -6,7 +6,7 @@ use iptables::{Rule, Token};
 
 /// Whether both rules mean the same. `comments`: whether they must have the same comments too.
 pub(super) fn same(a: &Rule, b: &Rule, comments: bool) -> bool {
-    let quick = || Words::of(a, comments).zip(Words::of(b, comments)).is_some_and(|(a, b)| a == b);
+    let quick = || Words::from_rule(a, comments).zip(Words::from_rule(b, comments)).is_some_and(|(a, b)| a == b);
     let slow = || plain(a, comments).zip(plain(b, comments)).is_some_and(|(a, b)| a.same_as(&b));
     quick() || slow()
 }
@@ -25,7 +25,11 @@ pub(super) fn same_in_any_order(a: &[Rule], b: &[Rule]) -> bool {
     }
     let words = |rules| -> Option<Vec<Words<'_>>> {
         let rules: &[Rule] = rules;
-        rules.iter().map(|rule| Words::of(rule, true)).collect::<Option<Vec<_>>>().map(|all| sorted(all.into_iter()))
+        rules
+            .iter()
+            .map(|rule| Words::from_rule(rule, true))
+            .collect::<Option<Vec<_>>>()
+            .map(|all| sorted(all.into_iter()))
     };
     let meanings =
         |rules: &[Rule]| sorted(rules.iter().map(|rule| plain(rule, true).unwrap_or_else(|| rule.clone()).canonical()));
@@ -52,7 +56,7 @@ struct Word<'r> {
 
 impl<'r> Words<'r> {
     /// Words of a rule; `None` for arguments that no own rule has.
-    fn of(rule: &'r Rule, comments: bool) -> Option<Self> {
+    fn from_rule(rule: &'r Rule, comments: bool) -> Option<Self> {
         let mut tokens = rule.tokens().iter().map(Token::as_str).peekable();
         let mut words = Vec::with_capacity(8);
         let mut negated = false;
@@ -147,7 +151,11 @@ mod tests {
     fn compare(a: &str, b: &str, expected: bool) {
         let (a, b) = (Rule::parse(a).unwrap(), Rule::parse(b).unwrap());
         let is_slow = a.target() == Some("MARK");
-        assert_eq!(Words::of(&a, true).unwrap() == Words::of(&b, true).unwrap(), expected && !is_slow, "{a} / {b}");
+        assert_eq!(
+            Words::from_rule(&a, true).unwrap() == Words::from_rule(&b, true).unwrap(),
+            expected && !is_slow,
+            "{a} / {b}"
+        );
         for comments in [true, false] {
             assert_eq!(same(&a, &b, comments), expected, "{a} / {b}");
         }

@@ -15,7 +15,7 @@ use crate::service::{Indexed, NodeFacts};
 use crate::snapshot::{FrontendSpec, ObjectKey, Roles, Store, TrafficPolicy};
 
 /// A kind of rules, and the answer to them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Tried {
     /// Users of these rules, in words: `every Service`, `session affinity`, `SCTP`.
@@ -62,7 +62,7 @@ pub fn trial(family: Family, facts: &NodeFacts, rules: &mut dyn Rules) -> Vec<Tr
     ]
 }
 
-/// Why the programs or the kernel know no rules that name counters of packets; `None` if they do, or know no other rules either.
+/// Reason why the programs or the kernel know no rules that name counters of packets; `None` if they do, or know no other rules either.
 pub(super) fn refusal_of_counters(family: Family, rules: &mut dyn Rules) -> Option<PortError> {
     let mut check = |counters| {
         let mut transaction = Transaction::new();

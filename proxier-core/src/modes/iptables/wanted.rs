@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use iptables::{Chain, Error, Rule};
 
-use super::lines::{self, Line, Shared};
-use super::observed::{Keep, Place};
+use super::lines::{self, Line, SharedChain};
+use super::observed::{Keep, LineSubject};
 use super::service;
 use super::settings::{Options, Settings};
 use super::tables::{self, TableChain};
 use crate::net::{Family, FrontendKey};
-use crate::service::{Changes, Compiled, Desired, Follower, Frontend, Indexed, NodeFacts, Port, ServiceBefore};
+use crate::service::{Changes, Compiled, Desired, Frontend, FrontendObserver, Indexed, NodeFacts, Port, ServiceBefore};
 use crate::snapshot::ObjectKey;
 
 /// Inputs of rules besides [`Desired`], kept up to date at O(changed Services).
@@ -25,37 +25,6 @@ pub struct Index {
 /// State that iptables has to have.
 ///
 /// No rules are kept: those of a Service are made from its compiled form, when they are asked for.
-///
-/// ```
-/// use iptables::Dump;
-/// use proxier_core::config::{Config, NodePortAddresses};
-/// use proxier_core::modes::iptables::{Index, Options, changes};
-/// use proxier_core::net::{EndpointKey, Family};
-/// use proxier_core::service::{Changes, Indexed, NodeFacts};
-/// use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Store};
-///
-/// let mut store = Store::new("node-a");
-/// let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
-/// let web = ObjectKey::new("agent", "web");
-/// store.upsert_frontends(&web, [FrontendSpec::new("TCP 10.96.0.10:80".parse()?, [endpoint])]);
-/// let mut config = Config::default();
-/// let facts = NodeFacts::new(&config, &Node::new("node-a"), &HostAddresses::default());
-/// let mut all = Indexed::build(&store, &facts, Index::new(&facts, Options::default()));
-/// let wanted = all.wanted();
-/// assert_eq!(Vec::from_iter(wanted.families()), [Family::V4, Family::V6]);
-/// assert!(wanted.has_comments(Family::V4)); // not in a large cluster
-/// assert!(wanted.settings(Family::V4).is_some_and(|settings| settings.options.localhost_node_ports));
-///
-/// // All rules, as the program reads them.
-/// let text = changes(&wanted, &Dump::default(), Family::V4)?.to_restore_text()?;
-/// assert!(text.contains("-j DNAT --to-destination 10.244.1.7:8080\n"), "{text}");
-///
-/// // A setting on which all rules depend.
-/// config.node_port_addresses = NodePortAddresses::Primary;
-/// let facts = NodeFacts::new(&config, &Node::new("node-a"), &HostAddresses::default());
-/// assert!(all.index.set_settings(&facts, Options::default()));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted<'a> {
     desired: &'a Desired,
@@ -67,7 +36,7 @@ fn health_check(compiled: &Compiled) -> Option<u16> {
 }
 
 impl Index {
-    /// Without Services.
+    /// Makes the index of no Services.
     pub fn new(facts: &NodeFacts, options: Options) -> Self {
         Index { settings: settings(facts, options), endpoints: BTreeMap::new() }
     }
@@ -97,7 +66,7 @@ impl Index {
     }
 }
 
-impl Follower for Index {
+impl FrontendObserver for Index {
     fn needs_ports(&self) -> bool {
         true
     }
@@ -150,7 +119,7 @@ pub(super) struct Steps {
 }
 
 impl<'a> Wanted<'a> {
-    /// With more endpoints than this in a family, rules about endpoints have no comments: they are most of the text.
+    /// Number of endpoints in a family above which rules about endpoints have no comments: they are most of the text.
     /// kube-proxy calls it large-cluster mode.
     pub const MAX_COMMENTED_ENDPOINTS: usize = 1000;
 
@@ -188,13 +157,13 @@ impl<'a> Wanted<'a> {
     }
 
     /// Subjects of a Service's lines in a family.
-    pub(super) fn places_of(self, service: &ObjectKey, family: Family) -> Vec<Place> {
+    pub(super) fn lines_of(self, service: &ObjectKey, family: Family) -> Vec<LineSubject> {
         let Some(compiled) = self.desired.compiled(service) else { return Vec::new() };
         let keys = compiled.frontends.iter().map(|frontend| frontend.key).filter(|key| key.family() == family);
-        let owned = keys.filter(|key| self.desired.owner(key) == Some(service)).map(Place::Address);
+        let owned = keys.filter(|key| self.desired.owner(key) == Some(service)).map(LineSubject::Address);
         let ports = compiled.ports.iter().filter(|port| port.family == family);
-        let node_ports = ports.filter_map(|port| Some(Place::NodePort(port.protocol, port.node_port?)));
-        let check = health_check(compiled).map(Place::HealthCheck);
+        let node_ports = ports.filter_map(|port| Some(LineSubject::NodePort(port.protocol, port.node_port?)));
+        let check = health_check(compiled).map(LineSubject::HealthCheck);
         owned.chain(node_ports).chain(check).collect()
     }
 
@@ -203,9 +172,9 @@ impl<'a> Wanted<'a> {
     pub(super) fn shared_chains(self, family: Family, keep: &Keep) -> Result<Vec<TableChain>, Error> {
         let Some(settings) = self.settings(family) else { return Ok(Vec::new()) };
         let mut rules = self.shared_rules(family, keep)?;
-        rules.entry(Shared::Services).or_default().extend(tables::last_lines(settings)?);
+        rules.entry(SharedChain::Services).or_default().extend(tables::last_lines(settings)?);
         let mut chains = Vec::new();
-        for shared in Shared::ALL {
+        for shared in SharedChain::ALL {
             let mut chain = Chain::new(shared.name()?);
             chain.rules = rules.remove(&shared).unwrap_or_default();
             chains.push((shared.table(), chain));
@@ -216,11 +185,12 @@ impl<'a> Wanted<'a> {
 
     /// The lines of all Services by chain, sorted by Service and port, then as kube-proxy has them: cluster IP, external IPs,
     /// load balancers, node port.
-    fn shared_rules(self, family: Family, keep: &Keep) -> Result<BTreeMap<Shared, Vec<Rule>>, Error> {
+    fn shared_rules(self, family: Family, keep: &Keep) -> Result<BTreeMap<SharedChain, Vec<Rule>>, Error> {
         let mut sorted = Vec::new();
         let Some(Settings { options, .. }) = self.settings(family) else { return Ok(BTreeMap::new()) };
-        let is_left =
-            |key: &FrontendKey| self.desired.owner(key).is_some_and(|of| keep.has_place(&Place::Address(*key), of));
+        let is_left = |key: &FrontendKey| {
+            self.desired.owner(key).is_some_and(|of| keep.keeps_line(&LineSubject::Address(*key), of))
+        };
         let is_written = |key: &FrontendKey| key.family() == family && !is_left(key);
         for frontend in self.desired.frontends().filter(|frontend| is_written(&frontend.key)) {
             let Some(port) = frontend.port.as_deref() else { continue };
@@ -229,15 +199,16 @@ impl<'a> Wanted<'a> {
         }
         for (compiled, port) in self.ports(family) {
             let place = (&port.name, port.protocol, crate::service::Roles::NODE_PORT, None);
-            let is_left = |place| keep.has_place(&place, &compiled.service);
-            let check = health_check(compiled).filter(|check| !is_left(Place::HealthCheck(*check)));
-            let is_kept = |number| is_left(Place::NodePort(port.protocol, number));
+            let is_left = |place| keep.keeps_line(&place, &compiled.service);
+            let check = health_check(compiled).filter(|check| !is_left(LineSubject::HealthCheck(*check)));
+            let is_kept = |number| is_left(LineSubject::NodePort(port.protocol, number));
             let lines = lines::of_port(port, check, *options)?.into_iter();
-            let lines = lines.filter(|line| line.chain == Shared::HealthChecks || !port.node_port.is_some_and(is_kept));
+            let lines =
+                lines.filter(|line| line.chain == SharedChain::HealthChecks || !port.node_port.is_some_and(is_kept));
             sorted.extend(lines.map(|line| (place, line)));
         }
         sorted.sort_by_key(|(place, _)| *place);
-        let mut rules: BTreeMap<Shared, Vec<Rule>> = BTreeMap::new();
+        let mut rules: BTreeMap<SharedChain, Vec<Rule>> = BTreeMap::new();
         for (_, line) in sorted {
             rules.entry(line.chain).or_default().push(line.rule);
         }
@@ -258,7 +229,7 @@ impl<'a> Wanted<'a> {
         };
         for (key, before) in changes.services_before(family) {
             add(before, &mut steps.chains_before, &mut steps.lines_before)?;
-            let now = ServiceBefore::of(self.desired.compiled(key), family);
+            let now = ServiceBefore::from_compiled(self.desired.compiled(key), family);
             add(&now, &mut steps.chains, &mut steps.lines)?;
         }
         for (key, before) in changes.frontends().filter(|(key, _)| key.family() == family) {

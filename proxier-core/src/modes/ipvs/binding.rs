@@ -39,17 +39,6 @@ fn is_single(network: &Network) -> bool {
 }
 
 /// The local routes that the kernel has, with their sources.
-///
-/// ```
-/// use proxier_core::modes::ipvs::binding::BoundRoutes;
-/// use proxier_core::net::Network;
-///
-/// let (whole, single): (Network, Network) = ("10.96.0.0/12".parse()?, "203.0.113.7/32".parse()?);
-/// let routes: BoundRoutes = [(whole, None), (single, None)].into_iter().collect();
-/// assert!(routes.has(&single) && !routes.has(&"203.0.113.0/24".parse()?));
-/// assert_eq!((routes.iter().count(), Vec::from_iter(routes.whole())), (2, vec![&whole]));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BoundRoutes {
     /// Networks of more than one address: few.
@@ -69,7 +58,7 @@ impl BoundRoutes {
     }
 
     /// Networks of more than one address.
-    pub fn whole(&self) -> impl Iterator<Item = &Network> {
+    pub fn whole_networks(&self) -> impl Iterator<Item = &Network> {
         self.whole.keys()
     }
 
@@ -130,36 +119,6 @@ impl FromIterator<(Network, Option<IpAddr>)> for BoundRoutes {
 }
 
 /// Networks that have to be local without any address being bound.
-///
-/// ```
-/// use proxier_core::config::{Binding, Config};
-/// use proxier_core::modes::ipvs::binding::Routes;
-/// use proxier_core::modes::ipvs::index::Index;
-/// use proxier_core::net::EndpointKey;
-/// use proxier_core::service::{Indexed, NodeFacts, Roles};
-/// use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Store};
-///
-/// let mut config = Config::default();
-/// config.ipvs.binding = Binding::Routes;
-/// config.ipvs.service_cidrs = vec!["10.96.0.0/12".parse()?, "192.0.2.0/24".parse()?];
-/// let mut host = HostAddresses::default();
-/// host.interfaces.insert("eth0".into(), vec!["192.0.2.10".parse()?]);
-/// let facts = NodeFacts::new(&config, &Node::new("node-a"), &host);
-/// let mut store = Store::new("node-a");
-/// let mut web = FrontendSpec::new("TCP 203.0.113.7:80".parse()?, [EndpointKey::new([10, 244, 1, 7].into(), 80)]);
-/// web.roles = Roles::EXTERNAL_IP;
-/// store.upsert_frontends(&ObjectKey::new("agent", "web"), [web]);
-/// let all = Indexed::build(&store, &facts, Index::new(&config));
-/// let wanted = all.wanted();
-///
-/// // One network as a whole, one address by itself; a network with the node's own address is left out.
-/// let routes = Routes::new(&wanted, &facts);
-/// let networks: Vec<String> = routes.all(&wanted, &config).keys().map(ToString::to_string).collect();
-/// assert_eq!(networks, ["10.96.0.0/12", "203.0.113.7/32"]);
-/// assert_eq!(routes.whole, ["10.96.0.0/12".parse()?].into());
-/// assert!(routes.unusable[0].to_string().starts_with("192.0.2.0/24, a network of cluster IPs"));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Routes {
@@ -177,11 +136,11 @@ impl Routes {
     /// Networks for this node. A network that has an address of the node, of a gateway, of the API server or of another host that
     /// the node has to reach, or a network of pods, cannot be local as a whole.
     pub fn new(wanted: &Wanted<'_>, facts: &NodeFacts) -> Self {
-        Self::of(&|address| wanted.has_address(address), facts)
+        Self::for_addresses(&|address| wanted.has_address(address), facts)
     }
 
     /// As [`Routes::new`]; `is_wanted` says whether an address is a Service's.
-    pub fn of(is_wanted: &dyn Fn(IpAddr) -> bool, facts: &NodeFacts) -> Self {
+    pub fn for_addresses(is_wanted: &dyn Fn(IpAddr) -> bool, facts: &NodeFacts) -> Self {
         let config = facts.config();
         if !config.binds_by_routes() {
             return Self::default();

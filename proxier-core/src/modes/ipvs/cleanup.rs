@@ -9,9 +9,9 @@ use crate::config::{Config, KernelNames, NamePrefix};
 use crate::modes::ipvs::diff::foreign;
 use crate::modes::ipvs::guards;
 use crate::modes::ipvs::index::Index;
-use crate::modes::ipvs::lost::recall_marks;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::reading;
+use crate::modes::ipvs::recover_ownership::recall_marks;
 use crate::modes::ipvs::rules;
 use crate::modes::ipvs::sets::{NamedSet, SetKey};
 use crate::modes::ipvs::wanted::Wanted;
@@ -20,7 +20,7 @@ use crate::modes::shared::cleaned::{Cleaned, IsKept};
 use crate::modes::shared::host::read_host;
 use crate::modes::shared::names::Names;
 use crate::modes::shared::routes;
-use crate::modes::shared::served::Served;
+use crate::modes::shared::served::ServedFrontends;
 use crate::net::{Family, FrontendKey, Network};
 use crate::plan::report::Unread;
 use crate::plan::step::{Action, Part, Step};
@@ -38,6 +38,7 @@ use crate::snapshot::Store;
 ///
 /// The order is that of deletion: virtual servers, routes before the rules that guard them, sets, tables, addresses. When a part fails, the
 /// records that show that it is this proxy's stay, and the other parts go on.
+#[cfg(feature = "testing")]
 pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
     cleanup_but(config, &|_table, _chain| false, ports)
 }
@@ -80,7 +81,7 @@ fn clean_routes(ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
     }
 }
 
-/// Removes what the variant of [`guards`] has made that does not serve, where IPVS mode does.
+/// Removes the objects of the variant of [`guards`] that does not serve, while IPVS mode serves.
 pub(crate) fn cleanup_other_guards(config: &Config, is_kept: IsKept<'_>, ports: &mut Ports<'_>) -> Cleaned {
     let mut cleaned = Cleaned::default();
     match guards::Kind::from(config.ipvs.rules) {
@@ -116,10 +117,10 @@ fn destroy(set: NamedSet, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
 }
 
 /// Frontends that this proxy's virtual servers serve: none without the device or routes that lead to them.
-pub(crate) fn served(config: &Config, ports: &mut Ports<'_>) -> Served {
+pub(crate) fn served(config: &Config, ports: &mut Ports<'_>) -> ServedFrontends {
     let mut config = config.clone();
     config.families = crate::config::Families::Dual;
-    let mut served = Served::default();
+    let mut served = ServedFrontends::default();
     let may_have = match (read_host(ports.links), ports.routes.networks(RouteOwner::Ipvs)) {
         (Ok(host), Ok(routes)) => reading::has_device(&host, &config.names) || !routes.is_empty(),
         // Reading what there is tells it.
@@ -153,7 +154,7 @@ fn read_all(config: &Config, wanted: &Wanted<'_>, ports: &mut Ports<'_>) -> Resu
     }
     let host = read_host(ports.links).map_err(|unread| vec![unread])?;
     let read = reading::read_what_there_is(ports.ipvs, ports.sets, &host, config, wanted);
-    let before = guards::carried::read(guards::Kind::Programs, config, ports.sets, ports.tables);
+    let before = guards::migrate_backend::read(guards::Kind::Programs, config, ports.sets, ports.tables);
     let mut observed = match (read, before) {
         (Ok(mut observed), Ok(before)) => {
             observed.before = before;
@@ -196,9 +197,10 @@ fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut C
         let Some(operation) = operations.get(failure.index) else { continue };
         if failure.error.kind() != PortErrorKind::NotFound {
             left = left.saturating_add(1);
-            cleaned
-                .applied
-                .fail(Step::operation(operation, wanted.place_of(&operation.virtual_server()), &names), failure.error);
+            cleaned.applied.fail(
+                Step::server(operation, wanted.concrete_frontend_key(&operation.virtual_server()), &names),
+                failure.error,
+            );
         }
     }
     cleaned.applied.count(Part::VirtualServer, Action::Delete, operations.len().saturating_sub(left));

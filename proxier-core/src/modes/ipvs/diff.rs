@@ -1,4 +1,4 @@
-//! Compares what is wanted with what the kernel holds. Pure; the result has no order. A plan decides when and how each
+//! Compares the wanted state with the observed one. Pure; the result has no order. A plan decides when and how each
 //! change is made.
 
 use std::cmp::Ordering;
@@ -119,7 +119,7 @@ pub fn diff(wanted: &Wanted<'_>, observed: &Observed, config: &Config) -> Change
     diff.changes
 }
 
-/// Compares only what was changed: O(changed). Assumes that sets exist, or creates them when an entry is added.
+/// Compares only changed objects: O(changed). Assumes that sets exist, or creates them when an entry is added.
 pub fn diff_changed(wanted: &Wanted<'_>, observed: &Observed, changed: &Changed, config: &Config) -> Changes {
     let mut diff = Diff { wanted, observed, config, changes: Changes::default() };
     for (set, element) in &changed.entries {
@@ -284,7 +284,7 @@ fn update(server: &WantedServer, observed: &ObservedServer) -> Option<VirtualSer
     while let ([key, later @ ..], [there, others @ ..]) = (wanted, found) {
         match key.cmp(there) {
             Ordering::Less => {
-                add.push(ours.of(*key));
+                add.push(ours.real_server(*key));
                 wanted = later;
             }
             Ordering::Greater => {
@@ -292,14 +292,14 @@ fn update(server: &WantedServer, observed: &ObservedServer) -> Option<VirtualSer
                 found = others;
             }
             Ordering::Equal => {
-                if !all_usual && ours.of(*key) != theirs.of(*key) {
-                    set.push(ours.of(*key));
+                if !all_usual && ours.real_server(*key) != theirs.real_server(*key) {
+                    set.push(ours.real_server(*key));
                 }
                 (wanted, found) = (later, others);
             }
         }
     }
-    add.extend(wanted.iter().map(|key| ours.of(*key)));
+    add.extend(wanted.iter().map(|key| ours.real_server(*key)));
     remove.extend(found.iter().map(|there| RealServerKey::from(*there)));
     Some(VirtualServerChange::Update { config, add, set, remove })
 }

@@ -12,7 +12,7 @@ use crate::time::Moment;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Policy {
-    /// After this long a real server is deleted with the connections it has; `None` to wait without limit, as kube-proxy does.
+    /// Time after which a real server is deleted with the connections it has; `None` to wait without limit, as kube-proxy does.
     /// Default 15 min: as long as IPVS by default keeps an idle TCP connection.
     ///
     /// A new process does not know how long a real server has drained, and waits the full time again.
@@ -45,21 +45,13 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// No pause is shorter: 10 ms.
+    /// Shortest pause: 10 ms.
+    #[doc(hidden)]
     pub const SHORTEST_POLL: Duration = Duration::from_millis(10);
 
-    /// Whether real servers of this virtual server drain. A firewall mark alone does not say its protocol, so its do not.
-    pub fn drains(&self, key: &VirtualServerKey) -> bool {
-        self.drains_for(key, self.deadline)
-    }
-
-    /// As [`Policy::drains`], with a deadline of the virtual server's own.
-    pub fn drains_for(&self, key: &VirtualServerKey, deadline: Option<Duration>) -> bool {
-        key.protocol().is_some_and(|protocol| self.drains_by(protocol, deadline))
-    }
-
     /// Whether real servers that get packets of this protocol drain.
-    pub(crate) fn drains_by(&self, protocol: Protocol, deadline: Option<Duration>) -> bool {
+    #[doc(hidden)]
+    pub fn drains_by(&self, protocol: Protocol, deadline: Option<Duration>) -> bool {
         self.protocols.contains(&protocol) && deadline != Some(Duration::ZERO)
     }
 
@@ -73,11 +65,11 @@ impl Policy {
 }
 
 /// Reason why a real server may be deleted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub enum Finish {
-    /// No connection is left.
+    /// The last connection has ended.
     Idle,
     /// The deadline is over; connections that the real server still has are cut.
     Deadline,
@@ -120,7 +112,7 @@ pub struct Verdicts {
 }
 
 /// A real server that drains.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Draining {
     /// The virtual server.
@@ -183,65 +175,6 @@ struct Watch {
 /// O(log n) for each method that names a virtual or real server. [`observe`](Drains::observe) takes that for each real
 /// server listed or watched there, [`due`](Drains::due) for each virtual server that is due.
 ///
-/// # Examples
-///
-/// ```
-/// use std::time::Duration;
-/// use proxier_core::modes::ipvs::drain::{Drains, Finish, Policy};
-///
-/// let at = Duration::from_secs;
-/// let key = "TCP 10.96.0.1:80".parse()?;
-/// let real = "10.244.0.7:8080".parse()?;
-/// let mut drains = Drains::new(Policy::default());
-/// assert!(drains.begin(key, real, at(100)));
-/// assert_eq!(drains.next_check(), Some(at(101)));
-///
-/// assert!(drains.due(at(101)).contains(&key));
-/// // The listing failed: the next look comes later.
-/// assert_eq!(drains.observe_failed(&key, at(101)).waiting.len(), 1);
-/// assert_eq!(drains.next_check(), Some(at(103)));
-///
-/// // Its time is over, whatever can be listed.
-/// let verdicts = drains.observe_failed(&key, at(100 + 15 * 60));
-/// assert_eq!(verdicts.finished[0].why, Finish::Deadline);
-/// drains.deleted(&key, &real);
-/// assert_eq!(drains.next_check(), None);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// One of two comes back, the other loses its last connection:
-///
-/// ```
-/// use std::time::Duration;
-/// use proxier_core::fake::FakeKernel;
-/// use proxier_core::modes::ipvs::drain::{Drains, Finish, Policy};
-///
-/// let at = Duration::from_secs;
-/// let (key, one, two) = ("TCP 10.96.0.1:80".parse()?, "10.244.0.7:8080".parse()?, "10.244.0.8:8080".parse()?);
-/// let mut kernel = FakeKernel::new();
-/// kernel.ipvs().load("-A -t 10.96.0.1:80 -s rr\n-a -t 10.96.0.1:80 -r 10.244.0.7:8080 -m -w 0\n")?;
-/// kernel.ipvs().load("-a -t 10.96.0.1:80 -r 10.244.0.8:8080 -m -w 0\n")?;
-/// kernel.set_connections(&key, &one, 2, 0);
-///
-/// let mut drains = Drains::new(Policy::default());
-/// assert!(drains.policy().drains(&key) && !drains.policy().drains(&"UDP 10.96.0.1:53".parse()?));
-/// drains.begin(key, one, at(100));
-/// drains.begin_within(key, two, Some(at(30)), at(100)); // its Service asks for less time
-///
-/// let listed = kernel.ports().ipvs.real_servers(&key)?;
-/// let verdicts = drains.observe(&key, &listed, at(101));
-/// assert_eq!((verdicts.waiting[0].real, verdicts.waiting[0].connections), (one, Some(2)));
-/// assert_eq!((verdicts.finished[0].real, verdicts.finished[0].why), (two, Finish::Idle));
-/// assert!(drains.is_draining(&key, &two)); // until it is deleted
-/// assert!(drains.deleted(&key, &two) && drains.cancel(&key, &one));
-/// assert!(drains.is_empty());
-///
-/// // The virtual server goes, and its real servers with it.
-/// drains.begin(key, one, at(200));
-/// drains.forget_virtual_server(&key);
-/// assert_eq!(drains.next_check(), None);
-/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Drains {
     policy: Policy,
@@ -265,7 +198,7 @@ impl Drains {
 
     /// A real server has weight 0 now. Returns whether this is new; one that drains already keeps its deadline.
     ///
-    /// The caller decides whether real servers of this virtual server drain at all ([`Policy::drains`]).
+    /// The caller decides whether real servers of this virtual server drain at all ([`Policy::protocols`]).
     pub fn begin(&mut self, key: VirtualServerKey, real: RealServerKey, now: Moment) -> bool {
         self.begin_within(key, real, self.policy.deadline, now)
     }
@@ -339,7 +272,7 @@ impl Drains {
     }
 
     /// The real servers of a virtual server that drain, sorted.
-    pub fn of(&self, key: &VirtualServerKey) -> impl Iterator<Item = RealServerKey> {
+    pub fn draining(&self, key: &VirtualServerKey) -> impl Iterator<Item = RealServerKey> {
         self.watches.get(key).into_iter().flat_map(|watch| watch.servers.keys().copied())
     }
 

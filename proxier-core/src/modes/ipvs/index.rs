@@ -14,12 +14,12 @@ use super::guards;
 use super::observed::Observed;
 use super::sets::SetKey;
 use super::split::{self, Marks};
-use super::wanted::{Marking, Wanted};
+use super::wanted::{MarkUse, Wanted};
 use crate::config::Config;
 use crate::modes::shared::counts::{count, uncount};
 use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
 use crate::pack::pack;
-use crate::service::{Compiled, Desired, Follower, Frontend, Indexed, Roles};
+use crate::service::{Compiled, Desired, Frontend, FrontendObserver, Indexed, Roles};
 use crate::snapshot::Balancing;
 
 /// Objects that Frontends and Services have in common, kept up to date at O(changed Services).
@@ -130,13 +130,13 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// Without Services.
+    /// Makes the index of no Services.
     pub fn new(config: &Config) -> Self {
         Recorded { index: Index::new(config), changed: Changed::default() }
     }
 }
 
-impl Follower for Recorded {
+impl FrontendObserver for Recorded {
     fn service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
         self.index.follow_service(&mut Notes(Some(&mut self.changed)), before, after);
     }
@@ -148,7 +148,7 @@ impl Follower for Recorded {
 }
 
 /// Records nothing.
-impl Follower for Index {
+impl FrontendObserver for Index {
     fn service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
         self.follow_service(&mut Notes(None), before, after);
     }
@@ -161,7 +161,7 @@ impl Follower for Index {
 
 /// Inputs of a virtual server and its real servers.
 #[derive(PartialEq, Eq)]
-struct Programmed<'a> {
+struct ServerInputs<'a> {
     affinity_secs: Option<u32>,
     balancing: Option<&'a Balancing>,
     returns_directly: bool,
@@ -175,10 +175,10 @@ struct Programmed<'a> {
     unselected: Option<&'a [EndpointKey]>,
 }
 
-impl<'a> Programmed<'a> {
-    fn of(frontend: &'a Frontend, mark: Option<VirtualServerKey>) -> Self {
+impl<'a> ServerInputs<'a> {
+    fn from_frontend(frontend: &'a Frontend, mark: Option<VirtualServerKey>) -> Self {
         let is_split = mark.is_some() && frontend.can_split();
-        Programmed {
+        ServerInputs {
             mark,
             affinity_secs: frontend.affinity_secs,
             balancing: frontend.balancing.as_deref(),
@@ -192,7 +192,7 @@ impl<'a> Programmed<'a> {
 }
 
 impl Index {
-    /// Without Services.
+    /// Makes the index of no Services.
     pub fn new(config: &Config) -> Self {
         Index {
             defaults: Defaults::new(config),
@@ -232,7 +232,7 @@ impl Index {
         let ours: BTreeSet<_> = observed.records().filter_map(split::server_of).collect();
         let of_marks = observed.virtual_servers.keys().filter(|key| key.addr().is_none());
         let others = of_marks.filter(|key| !ours.contains(key)).copied().collect();
-        let marked = desired.frontends().filter_map(|of| Some((of, self.marked_place(of)?)));
+        let marked = desired.frontends().filter_map(|of| Some((of, self.marked_frontend_key(of)?)));
         let marked: Vec<(&Frontend, FrontendKey)> = marked.collect();
         let places: BTreeSet<FrontendKey> = marked.iter().map(|(_, place)| *place).collect();
         let before: Vec<_> = marked.iter().map(|(_, place)| self.marks.server(place)).collect();
@@ -278,7 +278,7 @@ impl Index {
         let key = VirtualServerKey::from(frontend);
         let index = self;
         let mark_before = before.and_then(|before| index.mark_of(before));
-        if let Some(place) = after.and_then(|after| index.marked_place(after)) {
+        if let Some(place) = after.and_then(|after| index.marked_frontend_key(after)) {
             index.marks.give(place);
         }
         let mark_after = after.and_then(|after| index.mark_of(after));
@@ -297,8 +297,8 @@ impl Index {
             }
             _ => {}
         }
-        let before_it = before.map(|before| Programmed::of(before, mark_before));
-        if before_it != after.map(|after| Programmed::of(after, mark_after)) {
+        let before_it = before.map(|before| ServerInputs::from_frontend(before, mark_before));
+        if before_it != after.map(|after| ServerInputs::from_frontend(after, mark_after)) {
             notes.virtual_server(key);
             // Also one that drains.
             let marks = [index.marks.server(&frontend), index.marks.server(&node_port)];
@@ -389,7 +389,7 @@ impl Index {
     }
 
     /// Address and port whose packets get the Frontend's mark, if it has one.
-    pub(super) fn marked_place(&self, frontend: &Frontend) -> Option<FrontendKey> {
+    pub(super) fn marked_frontend_key(&self, frontend: &Frontend) -> Option<FrontendKey> {
         let splits = self.splits && frontend.can_split();
         let shares = self.shares && frontend.can_share();
         shares.then(|| split::node_port_of(&frontend.key)).or(splits.then_some(frontend.key))
@@ -408,31 +408,31 @@ impl Index {
     }
 
     /// Reason why a Frontend that the configuration would have split or shared is not.
-    pub(super) fn why_unmarked(&self, frontend: &Frontend) -> Option<(Marking, &'static str)> {
-        let marking = if self.splits && frontend.would_split() {
-            Marking::Split
+    pub(super) fn why_unmarked(&self, frontend: &Frontend) -> Option<(MarkUse, &'static str)> {
+        let mark_use = if self.splits && frontend.would_split() {
+            MarkUse::ExternalClients
         } else if self.shares && frontend.would_share() {
-            Marking::Shared
+            MarkUse::NodePort
         } else {
             return None;
         };
         if self.mark_of(frontend).is_some() {
             return None;
         }
-        let reason = match marking {
+        let reason = match mark_use {
             _ if frontend.keeps_clients() => {
                 "clients stay with their endpoints, and such a virtual server of a firewall mark does not translate ports"
             }
             _ if frontend.returns_directly => "endpoints answer clients by themselves",
-            Marking::Shared if frontend.key.protocol == Protocol::Sctp => "it is of SCTP",
+            MarkUse::NodePort if frontend.key.protocol == Protocol::Sctp => "it is of SCTP",
             _ => "ipvs.markRange has no mark left",
         };
-        Some((marking, reason))
+        Some((mark_use, reason))
     }
 
     /// The virtual server of a Frontend's mark, if it is split or shared.
     pub(super) fn mark_of(&self, frontend: &Frontend) -> Option<VirtualServerKey> {
-        self.marks.server(&self.marked_place(frontend)?)
+        self.marks.server(&self.marked_frontend_key(frontend)?)
     }
 
     pub(super) fn is_shared(&self, frontend: &Frontend) -> bool {

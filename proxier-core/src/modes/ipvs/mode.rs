@@ -13,13 +13,13 @@ use super::diff::{Changes, diff, diff_changed, foreign};
 use super::drain::{self, Drains, Verdicts};
 use super::guards::nft::Tables;
 use super::guards::programs::Programs;
-use super::guards::{self, Guards, Layout, carried};
-use super::held;
+use super::guards::{self, Guards, Layout, migrate_backend};
+use super::hold_back;
 use super::index::{Changed, Recorded};
-use super::lost::{Remembered, recall_marks};
 use super::observed::Observed;
-use super::plan::{Plan, Planned, whole};
-use super::reading::{self, Readings};
+use super::plan::{PassPlan, Phase, Plan, build_plan};
+use super::reading::{self, PassInputs};
+use super::recover_ownership::{RememberedSets, recall_marks};
 use super::rules;
 use super::wanted::Wanted;
 use crate::config::{Binding, Config, Families, KernelNames};
@@ -31,7 +31,7 @@ use crate::plan::report::{Report, Unread};
 use crate::plan::step::{Part, Step};
 use crate::ports::{LocalNetworks, PortErrorKind, Ports, RouteOwner, Tables as TablesPort};
 use crate::safeguard::Kernel;
-use crate::service::{Changes as FrontendChanges, Compiled, Desired, Follower, Frontend, NodeFacts};
+use crate::service::{Changes as FrontendChanges, Compiled, Desired, Frontend, FrontendObserver, NodeFacts};
 use crate::snapshot::{HostAddresses, Store};
 use crate::time::Moment;
 
@@ -55,7 +55,7 @@ pub(crate) struct Mode {
     pub(super) names: KernelNames,
     /// Method by which addresses are bound.
     binding: Binding,
-    /// This proxy has no local routes, and will have none.
+    /// Whether this proxy has no local routes, and will have none.
     knows_no_routes: bool,
     /// The last reported list of networks that are not made local as a whole.
     told: Vec<String>,
@@ -65,21 +65,21 @@ pub(crate) struct Mode {
     pub(super) guards: Guards,
     /// Keeps nodes from retrying together.
     pub(super) seed: u64,
-    /// Objects that Frontends have in common, with changes since the last plan that was carried out.
+    /// Objects that Frontends have in common, with changes since the last plan that was migrate_backend out.
     pub(super) recorded: Recorded,
     /// Own virtual servers that are not wanted any more, until they are gone: this process wanted them, or found them
     /// marked as this proxy's. Another program may remove the marks before they are deleted.
     pub(super) leaving: BTreeSet<VirtualServerKey>,
     /// Wanted virtual servers that no pass has made yet: a foreign one may have their address and port.
     pub(super) unmade: BTreeSet<VirtualServerKey>,
-    /// The node facts differ from those of the last plan that was carried out.
+    /// The node facts differ from those of the last plan that was migrate_backend out.
     pub(super) new_facts: bool,
     /// The last pass found something unexpected in the kernel.
     pub(super) surprised: bool,
     /// State of the kernel, as far as known; `None` before it was read.
     pub(super) observed: Option<Observed>,
     /// The sets as they were known before the kernel was read again.
-    remembered: Remembered,
+    remembered: RememberedSets,
     /// Tables put back without a pass, for the report of the next full one.
     restored: Vec<Step>,
     /// A full pass has taken over the objects of the other variant of `guards`.
@@ -88,13 +88,13 @@ pub(crate) struct Mode {
     pub(super) drains: Drains,
     /// `drains` before a plan that is only shown.
     drains_before: Option<Drains>,
-    /// The plan that was made last, until it is carried out.
-    prepared: Prepared,
+    /// The plan that was made last, until it is migrate_backend out.
+    pending: PendingPlan,
 }
 
-/// A plan, and what follows from carrying it out.
+/// Plan that was prepared and is not applied yet, with its consequences.
 #[derive(Debug, Default)]
-pub(crate) struct Prepared {
+pub(crate) struct PendingPlan {
     pub(crate) plan: Plan,
     /// Inputs of the rules that the kernel has after this plan.
     inputs: BTreeMap<Family, rules::Inputs>,
@@ -102,8 +102,8 @@ pub(crate) struct Prepared {
     layouts: BTreeMap<Family, Layout>,
 }
 
-/// The differences to the kernel.
-pub(super) struct Compared {
+/// Differences between the wanted and the observed state.
+pub(super) struct Differences {
     pub(super) changes: Changes,
     /// Objects that stay although they are not wanted.
     pub(super) kept: rules::Kept,
@@ -129,12 +129,12 @@ impl Mode {
             new_facts: true,
             surprised: false,
             observed: None,
-            remembered: Remembered::default(),
+            remembered: RememberedSets::default(),
             restored: Vec::new(),
             has_taken_over: false,
             drains: Drains::new(options.drain.clone()),
             drains_before: None,
-            prepared: Prepared::default(),
+            pending: PendingPlan::default(),
         }
     }
 
@@ -143,7 +143,7 @@ impl Mode {
         self.recorded.index.wanted(desired)
     }
 
-    /// Objects that changed since the last plan that was carried out.
+    /// Objects that changed since the last plan that was migrate_backend out.
     pub(super) fn changed(&self) -> &Changed {
         &self.recorded.changed
     }
@@ -211,7 +211,13 @@ impl Mode {
         limited
     }
 
-    fn compare(&self, pass: Pass<'_>, routes: &Routes, hold: &mut Hold<'_>, report: &mut Report) -> Option<Compared> {
+    fn compare(
+        &self,
+        pass: Pass<'_>,
+        routes: &Routes,
+        hold: &mut Hold<'_>,
+        report: &mut Report,
+    ) -> Option<Differences> {
         let observed = self.observed.as_ref()?;
         let wanted = &self.wanted(pass.desired);
         let config = pass.config();
@@ -226,23 +232,23 @@ impl Mode {
         } else {
             routes.diff_changed(wanted, observed, (self.changed(), config), &mut changes);
         }
-        let held = hold(held::losing(&changes, observed).collect(), observed);
+        let held = hold(hold_back::losing(&changes, observed).collect(), observed);
         if !held.is_empty() {
-            held::hold(&held, &mut changes, observed);
+            hold_back::hold(&held, &mut changes, observed);
         }
-        carried::carry_over(self.guards.kind(), wanted, observed, &mut changes);
+        migrate_backend::carry_over(self.guards.kind(), wanted, observed, &mut changes);
         let kept = match &self.guards {
             Guards::Programs(_) => rules::Kept::new(&self.leaving, &changes, observed),
             Guards::Nft(_) => rules::Kept::default(),
         };
-        Some(Compared { changes, kept })
+        Some(Differences { changes, kept })
     }
 
     /// Judges the draining real servers that were listed.
     fn judge_drains(
         &mut self,
         desired: &Desired,
-        readings: &Readings,
+        readings: &PassInputs,
         now: Moment,
     ) -> Vec<(VirtualServerKey, Verdicts)> {
         let mut all = Vec::new();
@@ -270,7 +276,8 @@ impl Mode {
     /// Whether routes went that rules still allow for: a guard goes after the routes that it guards.
     fn lost_guarded(&self, plan: &Plan) -> bool {
         let Some(observed) = &self.observed else { return false };
-        let mut went = plan.delete_routes.iter().filter(|network| !observed.routes.has(network));
+        let deleted = plan.stages.get(&Phase::Clean).into_iter().flat_map(|clean| &clean.routes);
+        let mut went = deleted.map(|route| &route.network).filter(|network| !observed.routes.has(network));
         went.any(|network| {
             let guarded = self.guards.guarded_networks(Family::of(network.addr()));
             guarded.is_some_and(|guarded| !self.by_routes() || guarded.contains(network))
@@ -316,7 +323,7 @@ impl modes::Mode for Mode {
     }
 
     fn forget_kernel(&mut self) {
-        self.remembered.take(self.observed.take());
+        self.remembered.remember(self.observed.take());
     }
 
     fn read(
@@ -341,7 +348,7 @@ impl modes::Mode for Mode {
             }
         }
         if !self.has_taken_over {
-            match (carried::read(self.guards.kind(), config, *sets, *tables), &mut read) {
+            match (migrate_backend::read(self.guards.kind(), config, *sets, *tables), &mut read) {
                 (Ok(before), Ok(observed)) => observed.before = before,
                 (Err(unread), Err(errors)) => errors.extend(unread),
                 (Err(unread), read) => *read = Err(unread),
@@ -369,9 +376,9 @@ impl modes::Mode for Mode {
                 }
             }
         }
-        self.remembered.take(self.observed.take());
+        self.remembered.remember(self.observed.take());
         let mut observed = read?;
-        self.remembered.give(&mut observed);
+        self.remembered.restore_into(&mut observed);
         observed.is_first = !self.has_taken_over;
         if observed.is_first {
             recall_marks(&mut observed, config);
@@ -381,7 +388,7 @@ impl modes::Mode for Mode {
         Ok(())
     }
 
-    fn sysctls(&self, pass: &Pass<'_>, release: &str) -> Vec<sysctls::Wanted> {
+    fn sysctls(&self, pass: &Pass<'_>, release: &str) -> Vec<sysctls::WantedValue> {
         if !pass.config().ipvs.only_what_is_needed {
             return if pass.full { sysctls::wanted(pass.settings, release) } else { Vec::new() };
         }
@@ -400,21 +407,21 @@ impl modes::Mode for Mode {
     ) -> Option<Needs> {
         self.note_leaving(&pass);
         let routes = Routes::new(&self.wanted(pass.desired), pass.facts);
-        let compared = self.compare(pass, &routes, hold, report)?;
+        let differences = self.compare(pass, &routes, hold, report)?;
         report.limited = self.limited(&routes, pass);
-        let readings = reading::read_rest(self, pass, &compared, report, ports);
+        let readings = reading::read_rest(self, pass, &differences, report, ports);
         if let Guards::Programs(programs) = &mut self.guards {
             programs.retry.retain(|family, _| !readings.rules_stay.contains(family));
         }
         let verdicts = self.judge_drains(pass.desired, &readings, pass.now);
-        let Planned { plan, forget, inputs, layouts, unread, drift } =
-            whole(self, pass, compared, &readings, &verdicts)?;
+        let PassPlan { plan, forget, inputs, layouts, unread, drift } =
+            build_plan(self, pass, differences, &readings, &verdicts)?;
         report.unread.extend(unread);
         report.drift = drift;
         if pass.full {
             report.drift.append(&mut self.restored);
         }
-        self.prepared = Prepared { plan, inputs, layouts };
+        self.pending = PendingPlan { plan, inputs, layouts };
         Some(Needs { forget, ..Needs::default() })
     }
 
@@ -426,7 +433,7 @@ impl modes::Mode for Mode {
         clock: &dyn Fn() -> Moment,
         ports: &mut Ports<'_>,
     ) -> Outcome {
-        let Prepared { plan, inputs, layouts } = std::mem::take(&mut self.prepared);
+        let PendingPlan { plan, inputs, layouts } = std::mem::take(&mut self.pending);
         let now = clock();
         let Some(observed) = &mut self.observed else { return Outcome::default() };
         let names = Names::new(store, desired);
@@ -511,13 +518,13 @@ impl modes::Mode for Mode {
         self.drains_before = Some(self.drains.clone());
     }
 
-    fn end_preview(&mut self) -> Work {
+    fn end_preview(&mut self) -> Box<dyn Work> {
         if let Some(before) = self.drains_before.take() {
             self.drains = before;
         }
         self.forget_rules();
         self.forget_kernel();
-        Work::Ipvs(Box::new(std::mem::take(&mut self.prepared).plan))
+        Box::new(std::mem::take(&mut self.pending).plan)
     }
 
     /// Addresses of the device and entries of sets are an earlier process's.
@@ -528,7 +535,11 @@ impl modes::Mode for Mode {
 
     /// Rules of iptables mode serve all Services.
     fn takes_over(&self) -> bool {
-        self.prepared.plan.rules.iter().any(|change| change.changes.replace_iptables_mode())
+        self.pending
+            .plan
+            .stages
+            .get(&Phase::Serve)
+            .is_some_and(|serve| serve.rules.iter().any(|change| change.changes.replace_iptables_mode()))
     }
 
     fn ipvs(&self) -> Option<&Mode> {

@@ -38,33 +38,6 @@ impl ObservedServer {
 ///
 /// The caller fills it from the kernel. An empty part means that the kernel was read and has nothing: a failed listing must
 /// not end up here.
-///
-/// ```
-/// use ipvs::{RealServer, Scheduler, VirtualServer};
-/// use proxier_core::config::Config;
-/// use proxier_core::modes::ipvs::diff::diff;
-/// use proxier_core::modes::ipvs::index::Index;
-/// use proxier_core::modes::ipvs::observed::Observed;
-/// use proxier_core::service::Indexed;
-///
-/// let mut observed = Observed::new();
-/// let real = RealServer::new("10.244.1.7:8080".parse()?);
-/// let web = VirtualServer::new("TCP 10.96.0.10:80".parse()?, Scheduler::RoundRobin);
-/// observed.insert(&web, [real]);
-/// // Its address on the dummy device shows that it is ours to delete.
-/// assert!(!observed.owns(&web.key));
-/// observed.addresses.insert("10.96.0.10".parse()?);
-/// assert!(observed.owns(&web.key));
-/// assert_eq!(observed.virtual_servers[&web.key].real_server(&real.key), Some(real));
-///
-/// // Nothing is wanted. As if the changes had been made:
-/// let config = Config::default();
-/// let nothing = Indexed::new(Index::new(&config));
-/// let changes = diff(&nothing.wanted(), &observed, &config);
-/// observed.apply(&changes);
-/// assert!(observed.virtual_servers.is_empty() && observed.addresses.is_empty());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Observed {
@@ -84,7 +57,7 @@ pub struct Observed {
     /// The sets of the variant of [`guards`](crate::modes::ipvs::guards) that served before, until they were taken over: they too show which
     /// virtual servers are this proxy's.
     pub before: BTreeMap<SetKey, BTreeSet<Element>>,
-    /// No state is known from before: a process begins, or this is a cleanup. Not read from the kernel.
+    /// Whether no earlier state is known: a process begins, or this is a cleanup. Not read from the kernel.
     pub(in crate::modes::ipvs) is_first: bool,
     /// The tables that the next writes follow from.
     pub(in crate::modes::ipvs) basis: Basis,
@@ -92,7 +65,7 @@ pub struct Observed {
 
 /// The entries that show that a virtual server is this proxy's; any one suffices. Each has its address, protocol and port.
 fn marks(key: &VirtualServerKey) -> impl Iterator<Item = (SetKey, Element)> + use<> {
-    place(key).into_iter().flat_map(move |(addr, ports)| {
+    address_and_ports(key).into_iter().flat_map(move |(addr, ports)| {
         MARKING.map(|kind| (SetKey::new(Family::of(addr), kind), Element::IpPort(IpSpan::host(addr), ports)))
     })
 }
@@ -119,7 +92,7 @@ fn node_port(key: &VirtualServerKey) -> Option<(SetKey, Element)> {
 }
 
 /// Address, and protocol with port, in the form of entries.
-fn place(key: &VirtualServerKey) -> Option<(IpAddr, Ports)> {
+fn address_and_ports(key: &VirtualServerKey) -> Option<(IpAddr, Ports)> {
     let VirtualServerKey::Address { protocol, addr, port } = *key else { return None };
     let protocol = ipset::Protocol::from_number(protocol.number()).ok()?;
     Some((addr, Ports::port(protocol, port)))
@@ -216,7 +189,7 @@ impl Observed {
         self.is_first
             && !self.sets.contains_key(&set)
             && !self.before.contains_key(&set)
-            && self.routes.whole().any(|network| network.contains(&addr))
+            && self.routes.whole_networks().any(|network| network.contains(&addr))
     }
 
     /// Whether a set has this address, with any port.
@@ -234,7 +207,9 @@ impl Observed {
 
     /// Whether a virtual server is for a node port, from a process that did not record its address.
     pub(crate) fn is_left_behind(&self, key: &VirtualServerKey) -> bool {
-        let (Some((bitmap, port)), Some((addr, ports))) = (node_port(key), place(key)) else { return false };
+        let (Some((bitmap, port)), Some((addr, ports))) = (node_port(key), address_and_ports(key)) else {
+            return false;
+        };
         if !self.host_addresses.contains(&addr) || !self.has_or_had_entry(bitmap, &port) {
             return false;
         }
@@ -248,7 +223,7 @@ impl Observed {
 
     /// The entry that records the virtual server of a node port: its address, protocol and port.
     pub(crate) fn served_entry(key: &VirtualServerKey) -> Option<(SetKey, Element)> {
-        let (addr, ports) = place(key)?;
+        let (addr, ports) = address_and_ports(key)?;
         let set = SetKey::new(Family::of(addr), SetKind::NodePortServed);
         Some((set, Element::IpPort(IpSpan::host(addr), ports)))
     }
@@ -266,7 +241,7 @@ impl Observed {
 
     /// The entry that makes rules check source ranges for this load balancer, if it is there.
     pub(crate) fn firewall_entry(&self, key: &VirtualServerKey) -> Option<(SetKey, Element)> {
-        let (addr, ports) = place(key)?;
+        let (addr, ports) = address_and_ports(key)?;
         let set = SetKey::new(Family::of(addr), SetKind::LoadBalancerFirewall);
         let element = Element::IpPort(IpSpan::host(addr), ports);
         self.has_entry(set, &element).then_some((set, element))
@@ -274,7 +249,7 @@ impl Observed {
 
     /// Whether this node itself may use a load balancer with source ranges.
     pub(crate) fn may_be_used_by_node(&self, key: &VirtualServerKey) -> bool {
-        place(key).is_some_and(|(addr, ports)| {
+        address_and_ports(key).is_some_and(|(addr, ports)| {
             let host = IpSpan::host(addr);
             let set = SetKey::new(Family::of(addr), SetKind::LoadBalancerSourceIp);
             self.has_entry(set, &Element::IpPortIp(host, ports, host))
@@ -283,7 +258,7 @@ impl Observed {
 
     /// Whether the table of nf_tables keeps this node from using a load balancer.
     pub(crate) fn is_barred_from_node(&self, key: &VirtualServerKey) -> bool {
-        place(key).is_some_and(|(addr, ports)| {
+        address_and_ports(key).is_some_and(|(addr, ports)| {
             let host = IpSpan::host(addr);
             let set = SetKey::new(Family::of(addr), SetKind::LoadBalancerNotNode);
             self.has_entry(set, &Element::IpPortIp(host, ports, host))

@@ -11,27 +11,6 @@ use crate::net::EndpointKey;
 ///
 /// Nearly all have the usual configuration: masquerading with weight 1, without limits. A list of such takes the room of its
 /// addresses and ports, and no room at all when it is shared with the endpoints that are wanted.
-///
-/// ```
-/// use std::sync::Arc;
-/// use ipvs::model::{RealServerConfig, Weight};
-/// use ipvs::{RealServer, RealServerKey};
-/// use proxier_core::modes::ipvs::servers::RealServers;
-/// use proxier_core::net::EndpointKey;
-///
-/// let wanted: Arc<[EndpointKey]> = [7, 8].map(|last| EndpointKey::new([10, 244, 1, last].into(), 8080)).into();
-/// let list = RealServers::weighted(Arc::clone(&wanted), RealServerConfig::default(), &[(wanted[1], 3)]);
-/// let second: RealServerKey = "10.244.1.8:8080".parse()?;
-/// assert_eq!(list.get(&second).map(|real| real.config.weight), Weight::new(3).ok());
-/// assert_eq!(list.to_vec().len(), 2);
-///
-/// // The kernel lists them in any order: the list of endpoints is kept once.
-/// let both = [second, "10.244.1.7:8080".parse()?].map(|key: RealServerKey| RealServer::new(key.into()));
-/// let listed = RealServers::new(both.to_vec(), Some(&wanted));
-/// assert!(Arc::ptr_eq(listed.keys(), &wanted));
-/// assert_eq!(listed, RealServers::usual(wanted));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RealServers {
     keys: Arc<[EndpointKey]>,
@@ -89,7 +68,7 @@ impl RealServers {
 
     /// All real servers, sorted.
     pub fn iter(&self) -> impl Iterator<Item = RealServer> {
-        self.keys.iter().map(|key| self.of(*key))
+        self.keys.iter().map(|key| self.real_server(*key))
     }
 
     /// All real servers, sorted.
@@ -102,10 +81,10 @@ impl RealServers {
         &self.keys
     }
 
-    /// The one with this key.
+    /// The real server with this key.
     pub fn get(&self, key: &RealServerKey) -> Option<RealServer> {
         let place = self.keys.binary_search(&(*key).into()).ok()?;
-        self.keys.get(place).map(|key| self.of(*key))
+        self.keys.get(place).map(|key| self.real_server(*key))
     }
 
     /// Whether all have the usual configuration.
@@ -113,8 +92,8 @@ impl RealServers {
         self.unusual.is_empty()
     }
 
-    /// The one with this key, which has to be one of them.
-    pub(crate) fn of(&self, key: EndpointKey) -> RealServer {
+    /// The real server with this key, which has to be in the list.
+    pub(crate) fn real_server(&self, key: EndpointKey) -> RealServer {
         if self.unusual.is_empty() {
             return RealServer { key: key.into(), config: RealServerConfig::default() };
         }

@@ -17,7 +17,7 @@
 //!   servers, and goes before these drain.
 //! * A mark is a number that follows from the address, protocol and port. One that another Frontend or a foreign virtual
 //!   server has is passed over; marks recorded in the kernel count ([`Marks::settle`]).
-//! * Another program may delete the table (`nft flush ruleset`). A process that runs knows its records ([`Remembered`](super::lost::Remembered)). One that
+//! * Another program may delete the table (`nft flush ruleset`). A process that runs knows its records ([`RememberedSets`](super::recover_ownership::RememberedSets)). One that
 //!   begins, and a cleanup, recognise marks by their numbers ([`recall`]): of Frontends whose virtual servers of addresses are there, and of
 //!   node ports, where this proxy's addresses or routes are bound. Any other mark stays foreign.
 //! * A *persistent* virtual server of a mark does not translate the port (`ip_vs_sched_persist` has no port to compare with), so a
@@ -73,7 +73,7 @@ impl Marks {
     }
 
     /// The Frontend that a virtual server of a mark is for.
-    pub(super) fn place(&self, server: &VirtualServerKey) -> Option<FrontendKey> {
+    pub(super) fn frontend_key(&self, server: &VirtualServerKey) -> Option<FrontendKey> {
         self.places.get(server).copied()
     }
 
@@ -221,7 +221,7 @@ fn hash(frontend: &FrontendKey) -> u32 {
     all.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
-/// A node port at any address: what its shared virtual server is for.
+/// Key of a node port at any address, which its shared virtual server serves.
 pub(super) fn node_port_of(frontend: &FrontendKey) -> FrontendKey {
     let address = match frontend.family() {
         Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
@@ -246,10 +246,10 @@ pub(super) fn active_entry(frontend: &FrontendKey) -> (SetKey, Element) {
 /// The Frontend whose packets an entry puts under its mark.
 pub(super) fn frontend_of(element: &Element) -> Option<FrontendKey> {
     let Element::IpPort(host, ports) = element else { return None };
-    place(host, *ports)
+    frontend_key_from(host, *ports)
 }
 
-fn place(host: &IpSpan, ports: Ports) -> Option<FrontendKey> {
+fn frontend_key_from(host: &IpSpan, ports: Ports) -> Option<FrontendKey> {
     let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
     let protocol = all.into_iter().find(|known| ipset::Protocol::from(*known) == ports.protocol())?;
     Some(FrontendKey::new(protocol, host.first(), ports.ports().first()))
@@ -268,10 +268,10 @@ pub(super) fn record(frontend: &FrontendKey, mark: NonZeroU32) -> (SetKey, Eleme
 pub(super) fn recorded(element: &Element) -> Option<(FrontendKey, NonZeroU32)> {
     let Element::IpPortIp(host, ports, mark) = element else { return None };
     let IpAddr::V4(mark) = mark.first() else { return None };
-    Some((place(host, *ports)?, NonZeroU32::new(mark.to_bits())?))
+    Some((frontend_key_from(host, *ports)?, NonZeroU32::new(mark.to_bits())?))
 }
 
-/// The virtual server of the mark of such an entry.
+/// The virtual server of the mark that an entry records.
 pub(super) fn server_of(element: &Element) -> Option<VirtualServerKey> {
     recorded(element).map(|(frontend, mark)| key(frontend.family(), mark))
 }
@@ -296,7 +296,7 @@ mod tests {
         }
         let all: BTreeSet<VirtualServerKey> = (0..300).filter_map(|number| marks.server(&frontend(number))).collect();
         assert_eq!(all.len(), 256);
-        assert!(all.iter().all(|server| marks.server(&marks.place(server).unwrap()) == Some(*server)));
+        assert!(all.iter().all(|server| marks.server(&marks.frontend_key(server).unwrap()) == Some(*server)));
         // The other family has marks of its own.
         let v6 = FrontendKey::new(Protocol::Udp, "2001:db8::1".parse().unwrap(), 53);
         marks.give(v6);

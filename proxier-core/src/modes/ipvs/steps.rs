@@ -1,24 +1,22 @@
 //! The steps of a plan of IPVS mode, one for each operation.
 
 use std::fmt;
-use std::net::IpAddr;
 
 use ipset::Element;
 use ipvs::model::{
     ForwardingMethod, Granularity, Persistence, RealServerConfig, TimeoutsUpdate, VirtualServer, Weight,
 };
-use ipvs::{Operation, RealServer, VirtualServerKey};
+use ipvs::{Operation as ServerOperation, RealServer, VirtualServerKey};
 
-use super::guards::TableChange;
 use super::index::usual_flags;
-use super::plan::{Plan, RulesChange};
+use super::plan::{Operation, Plan, RulesChange};
 use super::sets::{NamedSet, SetKey};
 use super::split;
 use crate::config::KernelNames;
+use crate::modes::Work;
 use crate::modes::shared::names::Names;
 use crate::net::FrontendKey;
 use crate::plan::step::{Action, Part, Step};
-use crate::ports::LocalRoute;
 
 impl Step {
     pub(crate) fn timeouts(update: &TimeoutsUpdate) -> Self {
@@ -63,32 +61,34 @@ impl Step {
         step
     }
 
-    /// `frontend`: what its virtual server is for.
-    pub(crate) fn operation(operation: &Operation, frontend: Option<FrontendKey>, names: &Names<'_>) -> Self {
+    /// `frontend`: the Frontend of its virtual server.
+    pub(crate) fn server(operation: &ServerOperation, frontend: Option<FrontendKey>, names: &Names<'_>) -> Self {
         let service = || names.service_of(&frontend?);
         let real = |action, key: &VirtualServerKey, server: &RealServer| {
             let step = Step::new(action, Part::RealServer, format_args!("{key} -> {}", server.key));
-            step.with(ShownReal(server)).of(service())
+            step.with(ShownReal(server)).of_service(service())
         };
         let virtual_server = |action, server: &VirtualServer| {
-            Step::new(action, Part::VirtualServer, server.key).with(Shown(server)).of(service())
+            Step::new(action, Part::VirtualServer, server.key).with(Shown(server)).of_service(service())
         };
         let is_asked_to_rest =
             |server: &RealServer| frontend.is_some_and(|frontend| names.rests(&frontend, &server.key.into()));
         match operation {
-            Operation::AddVirtualServer(server) => virtual_server(Action::Add, server),
-            Operation::UpdateVirtualServer(server) => virtual_server(Action::Change, server),
-            Operation::DeleteVirtualServer(key) => Step::new(Action::Delete, Part::VirtualServer, key).of(service()),
-            Operation::AddRealServer(key, server) => real(Action::Add, key, server),
+            ServerOperation::AddVirtualServer(server) => virtual_server(Action::Add, server),
+            ServerOperation::UpdateVirtualServer(server) => virtual_server(Action::Change, server),
+            ServerOperation::DeleteVirtualServer(key) => {
+                Step::new(Action::Delete, Part::VirtualServer, key).of_service(service())
+            }
+            ServerOperation::AddRealServer(key, server) => real(Action::Add, key, server),
             // A wanted one may have weight 0 on purpose.
-            Operation::UpdateRealServer(key, server)
+            ServerOperation::UpdateRealServer(key, server)
                 if server.config.weight == Weight::DRAIN && !is_asked_to_rest(server) =>
             {
                 real(Action::Drain, key, server)
             }
-            Operation::UpdateRealServer(key, server) => real(Action::Change, key, server),
-            Operation::DeleteRealServer(key, real) => {
-                Step::new(Action::Delete, Part::RealServer, format_args!("{key} -> {real}")).of(service())
+            ServerOperation::UpdateRealServer(key, server) => real(Action::Change, key, server),
+            ServerOperation::DeleteRealServer(key, real) => {
+                Step::new(Action::Delete, Part::RealServer, format_args!("{key} -> {real}")).of_service(service())
             }
             // Other operations are never planned.
             other => Step::new(Action::Change, Part::VirtualServer, other.subject()),
@@ -139,58 +139,42 @@ impl fmt::Display for ShownReal<'_> {
     }
 }
 
+impl Work for Plan {
+    fn is_empty(&self) -> bool {
+        Plan::is_empty(self)
+    }
+
+    fn steps<'a>(&'a self, names: &'a Names<'a>) -> Box<dyn Iterator<Item = Step> + 'a> {
+        Box::new(Plan::steps(self, names))
+    }
+}
+
 impl Plan {
-    /// The operations, in the order in which they are carried out.
+    /// The operations as steps, in the order in which they are carried out.
     pub fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
+        self.operations().map(|operation| self.step(operation, names))
+    }
+
+    pub(crate) fn step(&self, operation: Operation<'_>, names: &Names<'_>) -> Step {
         let KernelNames { device, prefix, .. } = &self.names;
-        let named = |set: &SetKey| set.named(*prefix);
-        let entries = move |action, (set, elements): (&'a SetKey, &'a Vec<Element>)| {
-            let name = self.guards.name_of(*set, &self.names);
-            elements.iter().map(move |of| Step::entry_of(*set, action, &name, of))
-        };
-        let is_active = |of: &(&'a SetKey, &'a Vec<Element>)| of.0.kind.gives_marks();
-        let addresses =
-            move |action, of: &'a [IpAddr]| of.iter().map(move |address| Step::address(action, *address, device));
-        let operations = |of: &'a [Operation]| {
-            of.iter().map(move |operation| {
+        match operation {
+            Operation::Device(Action::Delete) => Step::delete_device(device),
+            Operation::Device(_) => Step::device(device),
+            Operation::Timeouts(update) => Step::timeouts(update),
+            Operation::Set(set) => Step::create_set(set.named(*prefix)),
+            Operation::Table(change) => change.step(),
+            Operation::Entry(action, set, element) => {
+                Step::entry_of(set, action, self.guards.name_of(set, &self.names), element)
+            }
+            Operation::Rules(change) => Step::rules(change),
+            Operation::Server(operation) => {
                 let key = operation.virtual_server();
                 let frontend = FrontendKey::try_from(key).ok().or_else(|| self.split.get(&key).copied());
-                Step::operation(operation, frontend, names)
-            })
-        };
-        self.create_device
-            .then(|| Step::device(device))
-            .into_iter()
-            .chain(self.timeouts.iter().map(Step::timeouts))
-            .chain(self.create_sets.iter().map(move |set| Step::create_set(named(set))))
-            .chain(self.tables.iter().map(TableChange::step))
-            .chain(
-                self.add_entries.iter().filter(move |of| !is_active(of)).flat_map(move |of| entries(Action::Add, of)),
-            )
-            .chain(operations(&self.serve_split))
-            .chain(self.add_entries.iter().filter(is_active).flat_map(move |of| entries(Action::Add, of)))
-            .chain(operations(&self.serve_first))
-            .chain(addresses(Action::Add, &self.bind_first))
-            .chain(operations(&self.retire_first))
-            .chain(self.rules.iter().map(Step::rules))
-            .chain(operations(&self.serve))
-            .chain(addresses(Action::Add, &self.bind))
-            .chain(self.add_routes.iter().map(|route| Step::route(Action::Add, route)))
-            .chain(self.last_tables.iter().map(TableChange::step))
-            .chain(operations(&self.retire))
-            .chain(self.delete_entries.iter().filter(is_active).flat_map(move |of| entries(Action::Delete, of)))
-            .chain(operations(&self.retire_split))
-            .chain(
-                self.delete_entries
-                    .iter()
-                    .rev()
-                    .filter(move |of| !is_active(of))
-                    .flat_map(move |of| entries(Action::Delete, of)),
-            )
-            .chain(self.relax.iter().map(Step::rules))
-            .chain(addresses(Action::Delete, &self.unbind))
-            .chain(self.delete_routes.iter().map(|of| Step::route(Action::Delete, &LocalRoute::new(*of))))
-            .chain(self.delete_device.then(|| Step::delete_device(device)))
+                Step::server(operation, frontend, names)
+            }
+            Operation::Address(action, address) => Step::address(action, address, device),
+            Operation::Route(action, route) => Step::route(action, route),
+        }
     }
 }
 

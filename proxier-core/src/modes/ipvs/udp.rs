@@ -54,29 +54,6 @@ use crate::service::Frontend;
 /// notice.
 ///
 /// `wanted` and `drains` are those the changes were made from. Costs O(changes).
-///
-/// ```
-/// use ipvs::{Scheduler, VirtualServer};
-/// use proxier_core::config::Config;
-/// use proxier_core::modes::ipvs::diff::diff;
-/// use proxier_core::modes::ipvs::drain::Drains;
-/// use proxier_core::modes::ipvs::index::Index;
-/// use proxier_core::modes::ipvs::observed::Observed;
-/// use proxier_core::modes::ipvs::udp::{all, stale, udp_place};
-/// use proxier_core::service::Indexed;
-///
-/// // Only the kernel has this one: it is deleted, and nobody answers its clients any more.
-/// let (config, mut observed, drains) = (Config::default(), Observed::new(), Drains::default());
-/// let dns = VirtualServer::new("UDP 10.96.0.10:53".parse()?, Scheduler::RoundRobin);
-/// observed.insert(&dns, []);
-/// observed.addresses.insert("10.96.0.10".parse()?);
-/// let nothing = Indexed::new(Index::new(&config));
-/// let wanted = nothing.wanted();
-/// let services = stale(&diff(&wanted, &observed, &config), &wanted, &drains);
-/// assert_eq!(services, [(udp_place(&dns.key).ok_or("not UDP")?, [].into())].into());
-/// assert!(all(&wanted, &drains).is_empty());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn stale(changes: &Changes, wanted: &Wanted<'_>, drains: &Drains) -> UdpServices {
     let mut services = UdpServices::new();
     for (key, change) in &changes.virtual_servers {
@@ -96,12 +73,15 @@ pub fn stale(changes: &Changes, wanted: &Wanted<'_>, drains: &Drains) -> UdpServ
                 }
                 for real in remove {
                     // One that goes may have drained until now.
-                    let _changed =
-                        if stays(real) { answering.insert(place_of(real)) } else { answering.remove(&place_of(real)) };
+                    let _changed = if stays(real) {
+                        answering.insert(socket_address(real))
+                    } else {
+                        answering.remove(&socket_address(real))
+                    };
                 }
             }
         }
-        for place in wanted.places(&frontend).filter_map(|place| place.udp()) {
+        for place in wanted.frontend_keys(&frontend).filter_map(|place| place.udp()) {
             services.entry(place).or_default().extend(answering.iter().copied());
         }
     }
@@ -112,24 +92,24 @@ pub fn stale(changes: &Changes, wanted: &Wanted<'_>, drains: &Drains) -> UdpServ
 /// Join it with [`stale`], which names those that are not wanted any more.
 pub fn all(wanted: &Wanted<'_>, drains: &Drains) -> UdpServices {
     let keys = wanted.desired().frontends().map(|frontend| VirtualServerKey::from(frontend.key));
-    keys.filter_map(|key| Some((udp_place(&key)?, answering(&key, wanted, drains)))).collect()
+    keys.filter_map(|key| Some((udp_address(&key)?, answering(&key, wanted, drains)))).collect()
 }
 
 /// The endpoints that may answer at the address of a virtual server: those that serve, selected or not, and real servers that drain.
 pub fn answering(key: &VirtualServerKey, wanted: &Wanted<'_>, drains: &Drains) -> BTreeSet<SocketAddr> {
     let frontend = wanted.frontend_key(key);
-    let places: Vec<_> = frontend.iter().flat_map(|frontend| wanted.places(frontend)).collect();
+    let places: Vec<_> = frontend.iter().flat_map(|frontend| wanted.frontend_keys(frontend)).collect();
     let frontends = places.iter().filter_map(|place| wanted.desired().frontend(place));
     let marks = frontend.iter().flat_map(|frontend| wanted.marks_of(frontend));
     let addresses = places.iter().map(|place| VirtualServerKey::from(*place)).chain([*key]);
     let servers: BTreeSet<VirtualServerKey> = addresses.chain(marks).collect();
-    let draining = servers.iter().flat_map(|key| drains.of(key));
+    let draining = servers.iter().flat_map(|key| drains.draining(key));
     let serving = frontends.flat_map(Frontend::serving).map(|endpoint| SocketAddr::from(*endpoint));
-    serving.chain(draining.map(|real| place_of(&real))).collect()
+    serving.chain(draining.map(|real| socket_address(&real))).collect()
 }
 
 /// The address and port on which a virtual server takes UDP packets.
-pub fn udp_place(key: &VirtualServerKey) -> Option<SocketAddr> {
+pub fn udp_address(key: &VirtualServerKey) -> Option<SocketAddr> {
     match *key {
         VirtualServerKey::Address { protocol: Protocol::Udp, addr, port } => Some(SocketAddr::new(addr, port)),
         _ => None,
@@ -141,6 +121,6 @@ pub(crate) fn virtual_server(place: SocketAddr) -> VirtualServerKey {
     VirtualServerKey::Address { protocol: Protocol::Udp, addr: place.ip(), port: place.port() }
 }
 
-fn place_of(real: &RealServerKey) -> SocketAddr {
+fn socket_address(real: &RealServerKey) -> SocketAddr {
     SocketAddr::new(real.addr, real.port)
 }

@@ -12,7 +12,7 @@ use ipvs::{Operation, RealServerKey, VirtualServer, VirtualServerKey};
 
 use super::drain::Policy;
 use super::index::Index;
-use super::plan::Plan;
+use super::plan::{Phase, Plan};
 use super::servers::RealServers;
 use super::sets::SetKey;
 use super::split;
@@ -23,88 +23,46 @@ use crate::snapshot::ObjectKey;
 /// Use of a firewall mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
-pub enum Marking {
+pub enum MarkUse {
     /// A list of endpoints of its own for clients outside ([`Config::splits_local`](crate::config::Config::splits_local)).
-    Split,
+    ExternalClients,
     /// One list for all addresses of a node port ([`Config::shares_node_ports`](crate::config::Config::shares_node_ports)).
-    Shared,
+    NodePort,
 }
 
 /// Firewall mark that the configuration asks for, and a Service does not get. The Service is served without.
 ///
 /// Prints on one line.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct Unmarked {
+pub struct MarkUnavailable {
     /// The Service.
     pub service: ObjectKey,
-    /// The mark that it does not get.
-    pub marking: Marking,
+    /// The use of the mark that it does not get.
+    pub mark_use: MarkUse,
     /// Frontends without it; never empty.
     pub frontends: Vec<FrontendKey>,
     /// Reason.
     pub reason: &'static str,
 }
 
-impl fmt::Display for Unmarked {
+impl fmt::Display for MarkUnavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Unmarked { service, marking, frontends, reason } = self;
+        let MarkUnavailable { service, mark_use, frontends, reason } = self;
         let first = frontends.first().map(ToString::to_string).unwrap_or_default();
         let more = match frontends.len() {
             0 | 1 => String::new(),
             count => format!(" and {} more", count.saturating_sub(1)),
         };
-        let (what, instead) = match marking {
-            Marking::Split => ("ipvs.markSplit", "pods and this node get local endpoints too"),
-            Marking::Shared => ("ipvs.markNodePorts", "each address of the node has a virtual server"),
+        let (what, instead) = match mark_use {
+            MarkUse::ExternalClients => ("ipvs.markSplit", "pods and this node get local endpoints too"),
+            MarkUse::NodePort => ("ipvs.markNodePorts", "each address of the node has a virtual server"),
         };
         write!(f, "Service {service}: {what} not for {first}{more}: {reason}; {instead}")
     }
 }
 
 /// State that IPVS has to hold: [`Desired`] with its [`Index`].
-///
-/// ```
-/// use std::time::Duration;
-/// use ipvs::{Scheduler, VirtualServer, VirtualServerKey};
-/// use proxier_core::config::Config;
-/// use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
-/// use proxier_core::modes::ipvs::index::Index;
-/// use proxier_core::net::{EndpointKey, Family};
-/// use proxier_core::service::{Indexed, NodeFacts};
-/// use proxier_core::snapshot::{Balancing, FrontendSpec, HostAddresses, Node, ObjectKey, Roles, Store};
-///
-/// let endpoints = [7, 8].map(|last| EndpointKey::new([10, 244, 1, last].into(), 80));
-/// let mut web = FrontendSpec::new("TCP 203.0.113.7:80".parse()?, endpoints);
-/// web.roles = Roles::LOAD_BALANCER;
-/// web.source_ranges = Some(vec!["198.51.100.0/24".parse()?]);
-/// let mut balancing = Balancing::default();
-/// (balancing.scheduler, balancing.drain_secs) = (Some(Scheduler::LeastConnection), Some(30));
-/// web.balancing = Some(balancing.into());
-/// let mut store = Store::new("node-a");
-/// store.upsert_frontends(&ObjectKey::new("agent", "web"), [web]);
-///
-/// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-/// let mut all = Indexed::build(&store, &facts, Index::new(&Config::default()));
-/// let wanted = all.wanted();
-/// let key: VirtualServerKey = "TCP 203.0.113.7:80".parse()?;
-/// let server = wanted.server(&key).ok_or("not wanted")?;
-/// assert_eq!(server.virtual_server(), VirtualServer::new(key, Scheduler::LeastConnection));
-/// assert_eq!(wanted.servers().count(), 1);
-/// assert!(wanted.has_real_server(&key, &"10.244.1.8:80".parse()?));
-/// assert_eq!(wanted.owner(&key), Some(&ObjectKey::new("agent", "web")));
-/// assert_eq!(wanted.drain_time(&key), Some(Duration::from_secs(30)));
-/// // On the dummy device or by a route, unless another interface has it.
-/// assert!(wanted.has_address("203.0.113.7".parse()?) && !wanted.is_elsewhere("203.0.113.7".parse()?));
-///
-/// // What rules match: the source ranges, and that this node is in none of them.
-/// let ranges = SetKey::new(Family::V4, SetKind::LoadBalancerSourceCidr);
-/// let entries: Vec<String> = wanted.entries(ranges).map(ToString::to_string).collect();
-/// assert_eq!(entries, ["203.0.113.7,tcp:80,198.51.100.0/24"]);
-/// assert!(wanted.sets().any(|set| set == ranges));
-/// assert!(wanted.barred_from_node().eq([key]));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted<'a> {
     pub(super) desired: &'a Desired,
@@ -170,17 +128,17 @@ impl<'a> Wanted<'a> {
         if let Some(frontend) = self.desired.frontend(&place) {
             return Some(frontend);
         }
-        let frontends = || self.places(&place).filter_map(|place| self.desired.frontend(&place));
+        let frontends = || self.frontend_keys(&place).filter_map(|place| self.desired.frontend(&place));
         frontends().find(|frontend| self.index.is_shared(frontend)).or_else(|| frontends().next())
     }
 
-    /// A Frontend that a virtual server is for, wanted or not; of a shared node port one of those that share it, while there are any.
-    pub(crate) fn place_of(self, key: &VirtualServerKey) -> Option<FrontendKey> {
+    /// Key of a Frontend of a virtual server, wanted or not; of a shared node port one of the Frontends that share it, while there are any.
+    pub(crate) fn concrete_frontend_key(self, key: &VirtualServerKey) -> Option<FrontendKey> {
         self.frontend(key).map(|frontend| frontend.key).or_else(|| self.frontend_key(key))
     }
 
     /// The Frontends of a node port at address 0, at the addresses of the node; of any other place, that Frontend.
-    pub(crate) fn places(self, place: &FrontendKey) -> impl Iterator<Item = FrontendKey> {
+    pub(crate) fn frontend_keys(self, place: &FrontendKey) -> impl Iterator<Item = FrontendKey> {
         let of_node_port = self.index.node_ports.get(place).filter(|_| place.address.is_unspecified());
         let addresses = of_node_port.into_iter().flatten();
         let itself = of_node_port.is_none().then_some(*place);
@@ -195,7 +153,7 @@ impl<'a> Wanted<'a> {
 
     /// Frontend of a virtual server, wanted or not; a node port at address 0 if it is shared.
     pub fn frontend_key(self, key: &VirtualServerKey) -> Option<FrontendKey> {
-        FrontendKey::try_from(*key).ok().or_else(|| self.index.marks.place(key))
+        FrontendKey::try_from(*key).ok().or_else(|| self.index.marks.frontend_key(key))
     }
 
     /// The endpoints that are a virtual server's real servers, sorted; `None` when it is not wanted.
@@ -203,28 +161,33 @@ impl<'a> Wanted<'a> {
         self.index.endpoints(key, self.frontend(key)?)
     }
 
-    /// The virtual server that clients outside get, if it is another one than that of the address.
+    /// The virtual server of clients outside, if they have one of their own.
     pub fn split(self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
         let frontend = self.desired.frontend(frontend).filter(|frontend| frontend.can_split())?;
         self.index.mark_of(frontend)
     }
 
-    /// The virtual server that a node port has in common with the other addresses of the node, in place of one of its address.
+    /// The virtual server that a node port shares with the other addresses of the node, instead of one for its address.
     pub fn shared(self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
         let frontend = self.desired.frontend(frontend).filter(|frontend| frontend.can_share())?;
         self.index.mark_of(frontend)
     }
 
     /// Services that the configuration would have split or shared, and the reasons why they are not. Costs O(such Frontends).
-    pub fn unmarked(self) -> impl Iterator<Item = Unmarked> {
-        let mut all: BTreeMap<(ObjectKey, Marking, &'static str), Vec<FrontendKey>> = BTreeMap::new();
+    pub fn unmarked(self) -> impl Iterator<Item = MarkUnavailable> {
+        let mut all: BTreeMap<(ObjectKey, MarkUse, &'static str), Vec<FrontendKey>> = BTreeMap::new();
         for key in &self.index.unmarked {
             let why = self.desired.frontend(key).and_then(|frontend| self.index.why_unmarked(frontend));
-            if let (Some((marking, reason)), Some(owner)) = (why, self.desired.owner(key)) {
-                all.entry((owner.clone(), marking, reason)).or_default().push(*key);
+            if let (Some((mark_use, reason)), Some(owner)) = (why, self.desired.owner(key)) {
+                all.entry((owner.clone(), mark_use, reason)).or_default().push(*key);
             }
         }
-        all.into_iter().map(|((service, marking, reason), frontends)| Unmarked { service, marking, frontends, reason })
+        all.into_iter().map(|((service, mark_use, reason), frontends)| MarkUnavailable {
+            service,
+            mark_use,
+            frontends,
+            reason,
+        })
     }
 
     /// Number of Frontends that are split, and number of node ports that are shared.
@@ -241,8 +204,9 @@ impl<'a> Wanted<'a> {
 
     /// The Frontends of the marks in a plan.
     pub(crate) fn split_servers(self, plan: &Plan) -> BTreeMap<VirtualServerKey, FrontendKey> {
-        let operations = plan.serve_split.iter().chain(&plan.retire_split).map(Operation::virtual_server);
-        operations.filter_map(|key| Some((key, self.place_of(&key)?))).collect()
+        let stages = [Phase::Prepare, Phase::RetireMarks].into_iter().filter_map(|phase| plan.stages.get(&phase));
+        let keys = stages.flat_map(|stage| &stage.servers).map(Operation::virtual_server);
+        keys.filter_map(|key| Some((key, self.concrete_frontend_key(&key)?))).collect()
     }
 
     /// Whether a virtual server is wanted.
@@ -278,7 +242,7 @@ impl<'a> Wanted<'a> {
 
     /// The Service a virtual server belongs to.
     pub fn owner(self, key: &VirtualServerKey) -> Option<&'a ObjectKey> {
-        self.desired.owner(&self.place_of(key)?)
+        self.desired.owner(&self.concrete_frontend_key(key)?)
     }
 
     /// Addresses to be bound to the dummy device, or by routes ([`Routes`](super::binding::Routes)); sorted.

@@ -15,7 +15,7 @@ use crate::ports::Tables;
 
 /// Result of writing a table.
 #[derive(Debug)]
-pub(super) struct Written {
+pub(super) struct WriteOutcome {
     pub(super) family: Family,
     /// The kernel took it, but for the Frontends that it refused.
     pub(super) is_done: bool,
@@ -31,7 +31,7 @@ pub(super) fn apply(
     basis: &mut Basis<Observed>,
     names: &Names<'_>,
     tables: &mut dyn Tables,
-) -> (Applied, Vec<Written>) {
+) -> (Applied, Vec<WriteOutcome>) {
     let mut applied = Applied::default();
     let changed = plan.tables.iter().filter(|table| !table.is_empty());
     let written = changed.map(|table| write_table(table, basis, names, tables, &mut applied)).collect();
@@ -45,13 +45,13 @@ fn write_table(
     names: &Names<'_>,
     tables: &mut dyn Tables,
     applied: &mut Applied,
-) -> Written {
+) -> WriteOutcome {
     let (family, layout): (Family, &Layout) = (plan.layout.family(), &plan.layout);
     let again = |tables: &mut dyn Tables| read(tables, layout).ok();
     let (left, written) = write(Cow::Borrowed(plan), family, (basis, &again), tables);
     let refused = written.refused.iter().map(|(key, ..)| *key).collect();
     for (key, _, error) in written.refused {
-        applied.fail(plan.frontend_step(&key, names), error);
+        applied.fail(plan.frontends.step(&key, names), error);
     }
     let is_done = written.failed.is_none();
     let table_step = left.table_step();
@@ -62,10 +62,7 @@ fn write_table(
         if let Some(step) = table_step {
             applied.count(step.part, step.action, 1);
         }
-        for action in [Action::Add, Action::Change, Action::Delete].into_iter().filter(|_| left.fate != Fate::Delete) {
-            let count = left.frontends.values().filter(|(of, _)| *of == action).count();
-            applied.count(Part::Frontend, action, count);
-        }
+        left.frontends.count(|_| left.fate != Fate::Delete, applied);
     }
-    Written { family, is_done, refused, is_surprise: written.is_surprise }
+    WriteOutcome { family, is_done, refused, is_surprise: written.is_surprise }
 }

@@ -8,15 +8,15 @@ use crate::config::Config;
 use crate::modes::shared::cleaned::Cleaned;
 use crate::modes::shared::localhost;
 use crate::modes::shared::nft::{name, remove_table};
-use crate::modes::shared::served::Served;
+use crate::modes::shared::served::ServedFrontends;
 use crate::net::Family;
 use crate::plan::step::Step;
 use crate::ports::{PortErrorKind, Ports, Tables};
 use crate::service::NodeFacts;
 
 /// Frontends that the tables of both families serve.
-pub(crate) fn served(facts: &NodeFacts, ports: &mut Ports<'_>) -> Served {
-    let mut served = Served::default();
+pub(crate) fn served(facts: &NodeFacts, ports: &mut Ports<'_>) -> ServedFrontends {
+    let mut served = ServedFrontends::default();
     for family in Family::ALL {
         let layout = Layout::new(family, &layout::table_name(&facts.config().names), facts, false);
         match read(ports.tables, &layout) {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::lower::{Item, SetName, Treatment, concat, lower};
 use super::pick::SharedChain;
-use super::slots::{Held, Slots};
+use super::slots::{HeldSlots, Slots};
 use crate::modes::shared::counts::{count, uncount};
 use crate::net::{Family, FrontendKey};
 use crate::pack::pack;
@@ -57,7 +57,7 @@ impl Need {
 
 fn needs(frontend: &Frontend, slots: &Slots) -> impl Iterator<Item = Need> + use<> {
     let family = frontend.key.family();
-    let chains = Treatment::of(frontend, slots).chains();
+    let chains = Treatment::from_frontend(frontend, slots).chains();
     let cluster_ip = frontend.roles.contains(Roles::CLUSTER_IP).then_some(Need::ClusterIp(frontend.key.address));
     chains.into_iter().map(move |chain| Need::Chain(family, chain)).chain(cluster_ip)
 }
@@ -100,7 +100,7 @@ impl Index {
         let old = self.slots.remove(&key).unwrap_or_default();
         // By what was written: an endpoint that was away in the meantime only has its slot as before.
         let slots = self.written.entry(key).or_insert_with(|| old.clone());
-        let held = written.map(|written| Held::of(written, slots)).unwrap_or_default();
+        let held = written.map(|written| HeldSlots::from_frontend(written, slots)).unwrap_or_default();
         let new = after.map(|after| Slots::keeping(&held, after)).unwrap_or_default();
         for need in after.into_iter().flat_map(|after| needs(after, &new)) {
             self.add(need);
@@ -120,7 +120,7 @@ impl Index {
     }
 
     /// Gives endpoints the slots that they have in the kernel, where these can be kept.
-    pub(super) fn adopt(&mut self, desired: &Desired, family: Family, mut held: BTreeMap<FrontendKey, Held>) {
+    pub(super) fn adopt(&mut self, desired: &Desired, family: Family, mut held: BTreeMap<FrontendKey, HeldSlots>) {
         for frontend in desired.frontends().filter(|frontend| frontend.key.family() == family) {
             let key = frontend.key;
             let none = Slots::default();

@@ -5,7 +5,7 @@ use nftables::{ElementKey, TableKey, TableSnapshot};
 use super::observed::{protocol_and_port, split};
 use crate::modes::shared::cleaned::Cleaned;
 use crate::modes::shared::nft::{name, remove_table};
-use crate::modes::shared::served::Served;
+use crate::modes::shared::served::ServedFrontends;
 use crate::net::{Family, FrontendKey};
 use crate::ports::{PortError, PortErrorKind, Ports, Tables};
 use crate::service::NodeFacts;
@@ -48,8 +48,8 @@ fn tables() -> impl Iterator<Item = TableKey> {
 }
 
 /// Frontends that the tables of both families serve.
-pub(crate) fn served_by_kube_proxy(facts: &NodeFacts, ports: &mut Ports<'_>) -> Served {
-    let mut served = Served::default();
+pub(crate) fn served_by_kube_proxy(facts: &NodeFacts, ports: &mut Ports<'_>) -> ServedFrontends {
+    let mut served = ServedFrontends::default();
     for (family, table) in Family::ALL.into_iter().zip(tables()) {
         let found = match lack_of(&table, ports.tables) {
             Ok(None) => ports.tables.read(&table),
@@ -66,7 +66,7 @@ pub(crate) fn served_by_kube_proxy(facts: &NodeFacts, ports: &mut Ports<'_>) -> 
 }
 
 /// Elements have an address, a protocol and a port; those of node ports no address.
-fn note_served(table: &TableSnapshot, family: Family, facts: &NodeFacts, served: &mut Served) {
+fn note_served(table: &TableSnapshot, family: Family, facts: &NodeFacts, served: &mut ServedFrontends) {
     for contents in &table.sets {
         let (is_node_port, has_endpoints) = match contents.set.set.key.name.as_str() {
             "service-ips" => (false, true),
@@ -90,7 +90,7 @@ fn note_served(table: &TableSnapshot, family: Family, facts: &NodeFacts, served:
     }
 }
 
-/// The first thing that a table lacks of those that all of kube-proxy's have.
+/// The first object that all of kube-proxy's tables have and this one lacks.
 ///
 /// # Errors
 /// [`NotFound`](PortErrorKind::NotFound) without the table.

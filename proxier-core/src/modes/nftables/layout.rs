@@ -10,18 +10,19 @@ use nftables::{
 };
 
 use super::lower::SetName;
-use super::pick::Slot;
+use super::pick::{Pick, SharedChain, Slot};
 use crate::config::{Config, KernelNames, LocalTraffic};
 use crate::modes::shared::local_traffic::PodTraffic;
 pub(super) use crate::modes::shared::nft::{OWNED, built, name as chain};
 use crate::modes::shared::nft::{RTN_LOCAL, interface, rejections};
+use crate::modes::shared::table::{self, ChainRules};
 use crate::net::{Family, Network};
 use crate::service::NodeFacts;
 
 /// Chain: clients are refused.
 pub(super) const REJECT: &str = "reject-connection";
 /// Chain: connections to Frontends.
-const SERVICES: &str = "services-by-port";
+pub(super) const SERVICES: &str = "services-by-port";
 /// Chain: first packets of connections that no Frontend took.
 const NEW: &str = "new-connections";
 /// Chain: connections to Frontends with source ranges.
@@ -32,19 +33,14 @@ const GUARD: &str = "guard";
 /// new clients are served without affinity.
 const CLIENTS: [u32; 3] = [0x30000, 0x18000, 0x18000];
 
-/// The kernel's limit for sets that rules write, where none is given.
-pub(super) const CLIENTS_BY_DEFAULT: u32 = 0xffff;
-
 /// Interval at which the kernel frees clients that have timed out: it walks the whole set for that. The kernel's own default is 1 s.
 const COLLECTED_EVERY: Duration = Duration::from_secs(30);
 
 /// Connections to cluster IPs that are masqueraded, by source.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MasqueradeRule {
-    /// No connections.
+pub(crate) enum MasqueradeRule {
+    /// Masquerades no connections.
     Nobody,
-    /// All connections.
-    Everybody,
     /// Connections from sources that are not in this network.
     Outside(Network),
     /// Connections that do not come in by the interface of this name.
@@ -55,14 +51,14 @@ pub enum MasqueradeRule {
 
 /// Layout of a family's table: everything but its elements and the chains that choose endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub(crate) struct Layout {
     table: TableKey,
     family: Family,
     mark: u32,
     /// Detection of local traffic, even if everything is masqueraded.
     local: MasqueradeRule,
     masquerade_all: bool,
-    /// The network of all pods, where pods are told by that, and that of this node's own, if the Node object has one.
+    /// The network of all pods, where that shows which traffic is pods', and the network of this node's own, if the Node object has one.
     pods: Option<(Network, Option<Network>)>,
     /// Connection tracking takes packets outside a window as valid.
     is_liberal: bool,
@@ -92,9 +88,9 @@ pub(super) fn table(family: Family, name: &Name) -> TableKey {
 
 impl Layout {
     /// The layout of a family's table of this name.
-    pub fn new(family: Family, table: &Name, facts: &NodeFacts, is_liberal: bool) -> Self {
+    pub(crate) fn new(family: Family, table: &Name, facts: &NodeFacts, is_liberal: bool) -> Self {
         let config: &Config = facts.config();
-        let local = match PodTraffic::of(facts, family) {
+        let local = match PodTraffic::from_facts(facts, family) {
             PodTraffic::Unknown => MasqueradeRule::Nobody,
             PodTraffic::Network(network) => MasqueradeRule::Outside(network),
             PodTraffic::Interface(name) => MasqueradeRule::OutsideInterface(name.as_str().to_owned()),
@@ -122,7 +118,7 @@ impl Layout {
     }
 
     /// The family.
-    pub fn family(&self) -> Family {
+    pub(crate) fn family(&self) -> Family {
         self.family
     }
 
@@ -132,16 +128,16 @@ impl Layout {
     }
 
     /// The table.
-    pub fn table(&self) -> &TableKey {
+    pub(crate) fn table(&self) -> &TableKey {
         &self.table
     }
 
     pub(super) fn reference(set: SetName) -> SetReference {
-        SetReference::named(chain(set.as_str()))
+        SetReference::named(chain(&set.name()))
     }
 
     fn set_key(&self, set: SetName) -> SetKey {
-        self.set_key_of(set.as_str())
+        self.set_key_of(&set.name())
     }
 
     /// The key of a set by its name.
@@ -151,11 +147,6 @@ impl Layout {
 
     pub(super) fn chain_key(&self, name: &str) -> ChainKey {
         ChainKey { table: self.table.clone(), name: chain(name) }
-    }
-
-    /// The table itself.
-    pub(super) fn to_table(&self) -> Table {
-        Table::new(self.table.clone()).comment("Kubernetes Services")
     }
 
     pub(super) fn source(&self) -> Operand {
@@ -212,10 +203,12 @@ impl Layout {
         // Numbers of slots have no meaning to people beyond their order.
         let slot = Operand::random(u32::from(u16::MAX));
         let set = match name {
-            SetName::Services | SetName::NoEndpoints => Set::typeof_verdict_map(key.clone(), &frontend),
+            SetName::Services => Set::typeof_verdict_map(key.clone(), &frontend),
             SetName::Endpoints => Set::typeof_map(key.clone(), &with(&[slot]), &endpoint),
             SetName::Draws => Set::typeof_set(key.clone(), &with(&[slot])),
-            SetName::Guarded => Set::typeof_set(key.clone(), &frontend),
+            SetName::Picked(_) | SetName::Rejected | SetName::Dropped | SetName::Guarded => {
+                Set::typeof_set(key.clone(), &frontend)
+            }
             SetName::Allowed => {
                 Set::typeof_set(key.clone(), &with(&[self.source()])).map(|set| set.flags(SetFlags::INTERVAL))
             }
@@ -224,11 +217,6 @@ impl Layout {
         };
         // Only operands that nft does not know could fail; a test makes all sets.
         set.unwrap_or_else(|_| Set::new(key, no_fields()))
-    }
-
-    /// All sets.
-    pub(super) fn sets(&self) -> impl Iterator<Item = Set> {
-        SetName::ALL.into_iter().map(|name| self.set(name))
     }
 
     pub(super) fn rule(&self) -> RuleBuilder {
@@ -247,7 +235,6 @@ impl Layout {
         } else {
             match &self.local {
                 MasqueradeRule::Nobody => None,
-                MasqueradeRule::Everybody => Some(self.rule()),
                 MasqueradeRule::Outside(network) => Some(self.from(network, CmpOp::Ne)),
                 MasqueradeRule::OutsideInterface(name) => Some(interface(self.rule(), name, false, CmpOp::Ne)),
                 MasqueradeRule::OutsidePrefix(name) => Some(interface(self.rule(), name, true, CmpOp::Ne)),
@@ -267,7 +254,7 @@ impl Layout {
     /// Matches traffic of the node's pods; `None` when that is not detected.
     fn of_pods(&self) -> Option<RuleBuilder> {
         match &self.local {
-            MasqueradeRule::Nobody | MasqueradeRule::Everybody => None,
+            MasqueradeRule::Nobody => None,
             MasqueradeRule::Outside(network) => Some(self.from(network, CmpOp::Eq)),
             MasqueradeRule::OutsideInterface(name) => Some(interface(self.rule(), name, false, CmpOp::Eq)),
             MasqueradeRule::OutsidePrefix(name) => Some(interface(self.rule(), name, true, CmpOp::Eq)),
@@ -299,8 +286,68 @@ impl Layout {
         Chain::base(self.chain_key(name), BaseChain::new(kind, hook, priority))
     }
 
-    /// The chains with their rules. A chain comes before those that go to it.
-    pub(super) fn chains(&self) -> Vec<(Chain, Vec<Rule>)> {
+    /// Sends pods and this node, which may use all endpoints, to one chain: their answers come back here by themselves. To the other
+    /// for all other clients, and for all where there is no first one.
+    pub(super) fn split(&self, anywhere: Option<&Name>, only_here: Option<&Name>) -> Vec<Rule> {
+        let from_here = || {
+            let register = Register::FIRST;
+            self.rule()
+                .expression(Expression::Fib { result: FibResult::AddressType, flags: FibFlags::SADDR, register })
+                .expression(Expression::Cmp { register, op: CmpOp::Eq, value: Value::mark(RTN_LOCAL) })
+        };
+        let goes_to = |rule: RuleBuilder, to: Option<&Name>| Some(built(rule.goto(to?.clone())));
+        let mut rules: Vec<Rule> = self.of_pods().and_then(|rule| goes_to(rule, anywhere)).into_iter().collect();
+        rules.push(built(from_here().set_mark_bits(self.mark, self.mark)));
+        rules.extend(goes_to(from_here(), anywhere));
+        rules.extend(goes_to(self.rule(), only_here));
+        rules
+    }
+
+    /// Matches connections to the Frontends of a set.
+    fn to_one_of(&self, set: SetName) -> RuleBuilder {
+        self.rule().in_set(&self.frontend(), Layout::reference(set))
+    }
+
+    /// The chain of connections to Frontends: by the sets of these chains, then by the map of verdicts.
+    pub(super) fn services(&self, chains: impl IntoIterator<Item = Pick>) -> ChainRules {
+        let by_set = |pick| built(self.to_one_of(SetName::Picked(pick)).goto(SharedChain::Pick(pick).name()));
+        let mut rules: Vec<Rule> = chains.into_iter().map(by_set).collect();
+        rules.push(built(self.rule().verdict_map(&self.frontend(), Layout::reference(SetName::Services))));
+        (Chain::regular(self.chain_key(SERVICES)), rules)
+    }
+
+    fn new_connections(&self) -> Vec<Rule> {
+        let refused = self.to_one_of(SetName::Rejected).goto(chain(REJECT));
+        let others = self.rule().in_set(&[self.destination()], Layout::reference(SetName::ClusterIps));
+        vec![built(refused), built(self.to_one_of(SetName::Dropped).drop_packet()), built(others.goto(chain(REJECT)))]
+    }
+
+    fn guard(&self) -> Vec<Rule> {
+        let key = [self.frontend().as_slice(), &[self.source()]].concat();
+        let allowed = self.rule().in_set(&key, Layout::reference(SetName::Allowed));
+        vec![built(allowed.verdict(Verdict::Return)), built(self.rule().drop_packet())]
+    }
+
+    fn masquerade(&self) -> Vec<Rule> {
+        let marked = || self.rule().mark(self.mark, self.mark);
+        let hairpin = self.rule().in_set(&[self.source(), self.destination()], Layout::reference(SetName::Hairpins));
+        vec![
+            built(hairpin.set_mark_bits(0, self.mark).masquerade(NatFlags::FULLY_RANDOM)),
+            built(marked().set_mark_bits(0, self.mark).masquerade(NatFlags::FULLY_RANDOM)),
+        ]
+    }
+}
+
+impl table::Layout for Layout {
+    fn to_table(&self) -> Table {
+        Table::new(self.table.clone()).comment("Kubernetes Services")
+    }
+
+    fn sets(&self) -> impl Iterator<Item = Set> {
+        SetName::FIXED.into_iter().map(|set| self.set(set))
+    }
+
+    fn chains(&self) -> Vec<ChainRules> {
         let before_dnat = Priority(Priority::DSTNAT.0.saturating_sub(10));
         let new = || vec![built(self.rule().ct_state(CtState::NEW).goto(chain(NEW)))];
         let guarded = || {
@@ -319,10 +366,7 @@ impl Layout {
         vec![
             regular(OWNED, Vec::new()),
             regular(REJECT, rejections(self.family, || self.rule()).into()),
-            regular(
-                SERVICES,
-                vec![built(self.rule().verdict_map(&self.frontend(), Layout::reference(SetName::Services)))],
-            ),
+            self.services([]),
             regular(NEW, self.new_connections()),
             regular(GUARD, self.guard()),
             (self.base(ARRIVING_GUARD, ChainType::Filter, Hook::Prerouting, before_dnat), arriving_guard),
@@ -336,44 +380,6 @@ impl Layout {
             (self.base("input-filter", ChainType::Filter, Hook::Input, Priority::FILTER), new()),
             (self.base("forward-filter", ChainType::Filter, Hook::Forward, Priority::FILTER), forward),
             (self.base("output-filter", ChainType::Filter, Hook::Output, Priority::FILTER), new()),
-        ]
-    }
-
-    /// To one chain for pods and this node, which may use all endpoints: their answers come back here by themselves. To the other
-    /// for all other clients, and for all where there is no first one.
-    pub(super) fn split(&self, anywhere: Option<&Name>, only_here: Option<&Name>) -> Vec<Rule> {
-        let from_here = || {
-            let register = Register::FIRST;
-            self.rule()
-                .expression(Expression::Fib { result: FibResult::AddressType, flags: FibFlags::SADDR, register })
-                .expression(Expression::Cmp { register, op: CmpOp::Eq, value: Value::mark(RTN_LOCAL) })
-        };
-        let goes_to = |rule: RuleBuilder, to: Option<&Name>| Some(built(rule.goto(to?.clone())));
-        let mut rules: Vec<Rule> = self.of_pods().and_then(|rule| goes_to(rule, anywhere)).into_iter().collect();
-        rules.push(built(from_here().set_mark_bits(self.mark, self.mark)));
-        rules.extend(goes_to(from_here(), anywhere));
-        rules.extend(goes_to(self.rule(), only_here));
-        rules
-    }
-
-    fn new_connections(&self) -> Vec<Rule> {
-        let nobody = self.rule().verdict_map(&self.frontend(), Layout::reference(SetName::NoEndpoints));
-        let others = self.rule().in_set(&[self.destination()], Layout::reference(SetName::ClusterIps));
-        vec![built(nobody), built(others.goto(chain(REJECT)))]
-    }
-
-    fn guard(&self) -> Vec<Rule> {
-        let key = [self.frontend().as_slice(), &[self.source()]].concat();
-        let allowed = self.rule().in_set(&key, Layout::reference(SetName::Allowed));
-        vec![built(allowed.verdict(Verdict::Return)), built(self.rule().drop_packet())]
-    }
-
-    fn masquerade(&self) -> Vec<Rule> {
-        let marked = || self.rule().mark(self.mark, self.mark);
-        let hairpin = self.rule().in_set(&[self.source(), self.destination()], Layout::reference(SetName::Hairpins));
-        vec![
-            built(hairpin.set_mark_bits(0, self.mark).masquerade(NatFlags::FULLY_RANDOM)),
-            built(marked().set_mark_bits(0, self.mark).masquerade(NatFlags::FULLY_RANDOM)),
         ]
     }
 }

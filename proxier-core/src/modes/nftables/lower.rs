@@ -1,28 +1,32 @@
 //! A Frontend as elements of the table's sets and maps.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use nftables::{Element, ElementData, ElementKey, Name, Value, Verdict};
+use nftables::{Element, ElementData, ElementKey, Value, Verdict};
 
-use super::layout::chain;
-use super::pick::{Affinity, Marks, Pick, SharedChain, Split, place, ticket};
+use super::pick::{Affinity, Marks, Pick, SharedChain, Split, slot_number, ticket};
 use super::slots::{Slots, draws, is_sticky};
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::service::{Frontend, Roles};
 use crate::snapshot::TrafficPolicy;
 
 /// A set or map of the table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum SetName {
-    /// Frontend → the chain that chooses an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum SetName {
+    /// Frontends whose connections go to the chain of the set's name ([`Pick::has_set`]).
+    Picked(Pick),
+    /// Frontend → the chain that chooses an endpoint, for chains without such a set.
     Services,
     /// Frontend, slot → endpoint.
     Endpoints,
     /// Frontend with affinity, slot and draw: which draw of a new client means which slot.
     Draws,
-    /// Frontend without endpoints → what becomes of its packets.
-    NoEndpoints,
+    /// Frontends without endpoints: clients are refused.
+    Rejected,
+    /// Frontends with endpoints on other nodes only: a load balancer shall try those.
+    Dropped,
     /// Frontends with source ranges.
     Guarded,
     /// Frontend with source ranges, source.
@@ -34,12 +38,13 @@ pub enum SetName {
 }
 
 impl SetName {
-    /// All sets and maps.
-    pub const ALL: [SetName; 8] = [
+    /// The sets and maps that every table has.
+    pub(crate) const FIXED: [SetName; 9] = [
         SetName::Services,
         SetName::Endpoints,
         SetName::Draws,
-        SetName::NoEndpoints,
+        SetName::Rejected,
+        SetName::Dropped,
         SetName::Guarded,
         SetName::Allowed,
         SetName::ClusterIps,
@@ -47,24 +52,35 @@ impl SetName {
     ];
 
     /// The name in the kernel.
-    pub fn as_str(self) -> &'static str {
-        match self {
+    pub(crate) fn name(self) -> Cow<'static, str> {
+        Cow::Borrowed(match self {
+            SetName::Picked(pick) => return Cow::Owned(pick.to_string()),
             SetName::Services => "services",
             SetName::Endpoints => "endpoints",
             SetName::Draws => "draws",
-            SetName::NoEndpoints => "no-endpoints",
+            SetName::Rejected => "rejected",
+            SetName::Dropped => "dropped",
             SetName::Guarded => "guarded",
             SetName::Allowed => "allowed",
             SetName::ClusterIps => "cluster-ips",
             SetName::Hairpins => "hairpins",
-        }
+        })
+    }
+
+    /// The set of this name.
+    pub(crate) fn by_name(name: &str) -> Option<Self> {
+        let is_it = |set: &SetName| set.name() == name;
+        SetName::FIXED
+            .into_iter()
+            .find(is_it)
+            .or_else(|| Pick::by_name(name).filter(Pick::has_set).map(SetName::Picked))
     }
 }
 
 /// An element of a set or map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Item {
+pub(crate) struct Item {
     /// Set or map of the element.
     pub set: SetName,
     /// Key of the element.
@@ -76,10 +92,6 @@ pub struct Item {
 impl Item {
     pub(super) fn new(set: SetName, key: Value) -> Self {
         Item { set, key: ElementKey::Value(key), data: None }
-    }
-
-    fn goes_to(self, chain: Name) -> Self {
-        Item { data: Some(ElementData::Verdict(Verdict::Goto(chain))), ..self }
     }
 
     /// The element in the kernel's form.
@@ -124,7 +136,7 @@ fn endpoint(key: &EndpointKey) -> [Value; 2] {
 /// Fate of connections to a Frontend without an endpoint to choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Nowhere {
-    /// No endpoint at all: clients are refused.
+    /// There is no endpoint at all: clients are refused.
     Reject,
     /// Endpoints on other nodes only: a load balancer shall try those.
     Drop,
@@ -143,7 +155,7 @@ pub(super) struct Treatment {
 }
 
 impl Treatment {
-    pub(super) fn of(frontend: &Frontend, slots: &Slots) -> Self {
+    pub(super) fn from_frontend(frontend: &Frontend, slots: &Slots) -> Self {
         let pick = |marks, is_local: bool| {
             let endpoints = if is_local { &frontend.local } else { &frontend.cluster };
             let count = u32::try_from(endpoints.len()).unwrap_or(u32::MAX);
@@ -196,53 +208,36 @@ impl Treatment {
 }
 
 /// The elements of a Frontend whose endpoints have these slots, each once.
-///
-/// ```
-/// use proxier_core::config::Config;
-/// use proxier_core::modes::nftables::{Slots, lower};
-/// use proxier_core::net::EndpointKey;
-/// use proxier_core::service::{NodeFacts, compile_frontends};
-/// use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey};
-///
-/// let endpoints = [7, 8].map(|last| EndpointKey::new([10, 244, 1, last].into(), 8080));
-/// let web = FrontendSpec::new("TCP 10.96.0.10:80".parse()?, endpoints);
-/// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-/// let compiled = compile_frontends(&ObjectKey::new("agent", "web"), &[web], &facts, false);
-/// // One element that chooses, and one for each endpoint.
-/// let sets: Vec<&str> = lower(&compiled.frontends[0], &Slots::default()).iter().map(|item| item.set.as_str()).collect();
-/// assert_eq!(sets, ["services", "endpoints", "endpoints"]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub fn lower(frontend: &Frontend, slots: &Slots) -> Vec<Item> {
+pub(crate) fn lower(frontend: &Frontend, slots: &Slots) -> Vec<Item> {
     let key = &frontend.key;
-    let treatment = Treatment::of(frontend, slots);
+    let treatment = Treatment::from_frontend(frontend, slots);
     let mut items = Vec::new();
-    let first = treatment.first();
-    items.extend(first.map(|first| Item::new(SetName::Services, with(key, &[])).goes_to(first.name())));
+    let at = |set| Item::new(set, with(key, &[]));
+    items.extend(treatment.first().map(|first| match first {
+        SharedChain::Pick(pick) if pick.has_set() => at(SetName::Picked(pick)),
+        first => Item { data: Some(ElementData::Verdict(Verdict::Goto(first.name()))), ..at(SetName::Services) },
+    }));
     for pick in treatment.picks() {
         let is_local = pick.is_local;
-        for (slot, to) in slots.of(frontend, is_local) {
-            let mut item = Item::new(SetName::Endpoints, with(key, &[Value::mark(place(is_local, slot))]));
+        for (slot, to) in slots.with_endpoints(frontend, is_local) {
+            let mut item = Item::new(SetName::Endpoints, with(key, &[Value::mark(slot_number(is_local, slot))]));
             item.data = Some(ElementData::Value(concat(&endpoint(to))));
             items.push(item);
         }
         if pick.affinity.is_some() {
-            let taken = slots.of(frontend, is_local).map(|(slot, _)| slot).collect();
+            let taken = slots.with_endpoints(frontend, is_local).map(|(slot, _)| slot).collect();
             items.extend(draws(&taken).map(|(draw, slot)| {
                 Item::new(SetName::Draws, with(key, &[Value::mark(ticket(is_local, slot, draw))]))
             }));
         }
     }
-    if let Some(nowhere) = treatment.nowhere {
-        let item = Item::new(SetName::NoEndpoints, with(key, &[]));
-        items.push(match nowhere {
-            Nowhere::Reject => item.goes_to(chain(super::layout::REJECT)),
-            Nowhere::Drop => Item { data: Some(ElementData::Verdict(Verdict::Drop)), ..item },
-        });
-    }
+    items.extend(treatment.nowhere.map(|nowhere| match nowhere {
+        Nowhere::Reject => at(SetName::Rejected),
+        Nowhere::Drop => at(SetName::Dropped),
+    }));
     // Without any endpoint all clients are rejected, from any source.
     if let Some(ranges) = frontend.source_ranges.as_deref().filter(|_| treatment.nowhere != Some(Nowhere::Reject)) {
-        items.push(Item::new(SetName::Guarded, with(key, &[])));
+        items.push(at(SetName::Guarded));
         items.extend(allowed(frontend, ranges));
     }
     items

@@ -4,9 +4,10 @@
 //! the kernel check all of them again. Here what differs from Service to Service lies in maps, and rules are shared:
 //!
 //! ```text
-//!  map services   { address . protocol . port         : goto pick-4, goto external-8, … }   one element a Frontend
-//!  map endpoints  { address . protocol . port . slot  : endpoint address . port }           one element an endpoint
-//!  chain pick-4   { dnat to … numgen random mod 4 map @endpoints … }                        one chain for 1 to 4 endpoints
+//!  set internal-4 { address . protocol . port }                                     one element a Frontend with 1 to 4 endpoints
+//!  map services   { address . protocol . port         : goto pick-4-or-none, … }    one for each Frontend without such a set
+//!  map endpoints  { address . protocol . port . slot  : endpoint address . port }   one element an endpoint
+//!  chain internal-4 { dnat to … numgen random mod 4 map @endpoints … }              one chain for 1 to 4 endpoints
 //! ```
 //!
 //! With session affinity, clients are remembered by slot: a set of clients and a chain for each *number* of a slot, shared by all
@@ -20,8 +21,9 @@
 //!
 //! A changed endpoint is a transaction of a few elements, with ten Services or fifty thousand, and so is an endpoint more or less as
 //! long as the chain does for their number. It is kept for up to seven fewer: a rolling update that goes up and down by less
-//! than four changes it once at most. Where the chain changes, for a Frontend's first endpoint, with affinity for each, and for a
-//! new Service, the kernel checks the table, at a cost that grows with Services. Each pass is one transaction
+//! than four changes it once at most. A new Service, its first endpoint, or another chain is an element of another set. Only a Frontend in the
+//! map of verdicts (session affinity, policy `Local` for clients outside, more than 16 endpoints) has the kernel check the table when its
+//! chain changes, at a cost that grows with the number of such Frontends. Each pass is one transaction
 //! a family: packets see the table before it or after it, never in between.
 //!
 //! ```text
@@ -41,9 +43,9 @@
 mod apply;
 mod cleanup;
 mod index;
+mod inspect;
 mod kube_proxy;
 mod layout;
-mod look;
 mod lower;
 mod mode;
 mod observed;
@@ -52,14 +54,10 @@ mod plan;
 mod slots;
 mod trial;
 
+#[doc(hidden)]
 pub use cleanup::cleanup;
 pub(crate) use cleanup::served;
+pub(super) use inspect::inspect;
 pub(crate) use kube_proxy::{cleanup_kube_proxy, served_by_kube_proxy, unrecognised_tables};
-pub use layout::{Layout, MasqueradeRule};
-pub(super) use look::look;
-pub use lower::{Item, SetName, lower};
 pub(crate) use mode::Mode;
-pub use pick::{Affinity, Marks, Pick, SharedChain, Slot, Split};
-pub use plan::Plan;
-pub use slots::Slots;
-pub use trial::{trial, trials};
+pub use trial::trials;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use nftables::Name;
 
-use super::apply::{Written, apply};
+use super::apply::{WriteOutcome, apply};
 use super::index::Index;
 use super::layout::{Layout, table_name};
 use super::lower::Treatment;
@@ -34,7 +34,7 @@ pub(crate) struct Mode {
     table: Name,
     index: Index,
     /// State of the kernel, as far as known; `None` before it was read.
-    known: Option<Known>,
+    known: Option<KernelState>,
     /// The tables as they were just read, until the plan is made.
     read: BTreeMap<Family, Option<Observed>>,
     /// Families whose table is foreign, as it was last read: they are not served.
@@ -49,28 +49,30 @@ pub(crate) struct Mode {
     unfinished: BTreeSet<Family>,
     /// The last pass found something unexpected in the kernel.
     surprised: bool,
-    /// The plan that was made last, until it is carried out.
-    prepared: Prepared,
+    /// The prepared plan, until it is applied.
+    pending: PendingPlan,
 }
 
 /// State of the kernel.
 #[derive(Debug, Default)]
-struct Known {
+struct KernelState {
     /// The generation after our last change; `None` when another program changed something at the same time.
     generation: Option<u32>,
     /// The Frontends that it serves, with whether there are endpoints.
     frontends: BTreeMap<FrontendKey, bool>,
 }
 
-/// A plan, and what follows from carrying it out.
+/// Plan that was prepared and is not applied yet, with its consequences.
 #[derive(Debug, Default)]
-pub(crate) struct Prepared {
+pub(crate) struct PendingPlan {
     pub(crate) plan: Plan,
     /// The generation before it.
     generation: Option<u32>,
     /// State of the tables that was read for it.
     basis: Basis<Observed>,
     held: BTreeSet<FrontendKey>,
+    /// Families whose table should be made again, but stays because deletions are held back.
+    left: BTreeSet<Family>,
 }
 
 impl Mode {
@@ -86,7 +88,7 @@ impl Mode {
             refused: BTreeSet::new(),
             unfinished: BTreeSet::new(),
             surprised: false,
-            prepared: Prepared::default(),
+            pending: PendingPlan::default(),
         }
     }
 
@@ -106,13 +108,13 @@ impl Mode {
         match (is_served, read) {
             (true, Some(observed)) => Some(match observed {
                 Some(observed) => TablePlan::compared(layout, wanted, observed),
-                None => TablePlan::whole(layout, wanted, Fate::Make),
+                None => TablePlan::full(layout, wanted, Fate::Make),
             }),
             (true, None) if self.layouts.get(&layout.family()).is_some_and(|written| *written != layout) => {
-                Some(TablePlan::whole(layout, wanted, Fate::Remake))
+                Some(TablePlan::full(layout, wanted, Fate::Remake))
             }
             (true, None) => Some(TablePlan::changed(layout, wanted, pass.changes)),
-            (false, Some(Some(_))) => Some(TablePlan::whole(layout, wanted, Fate::Delete)),
+            (false, Some(Some(_))) => Some(TablePlan::full(layout, wanted, Fate::Delete)),
             (false, _) => None,
         }
     }
@@ -144,7 +146,7 @@ impl Mode {
                 .frontends
                 .keys()
                 .filter(|key| !pass.changes.has(key) && !self.refused.contains(key) && !self.held.contains(key));
-            drift.extend(others.map(|key| table.frontend_step(key, &names)));
+            drift.extend(others.map(|key| table.frontends.step(key, &names)));
         }
         drift
     }
@@ -154,7 +156,7 @@ impl Mode {
         &mut self,
         desired: &Desired,
         plan: &Plan,
-        written: &[Written],
+        written: &[WriteOutcome],
         before: Option<u32>,
         tables: &mut dyn Tables,
     ) {
@@ -240,7 +242,7 @@ impl modes::Mode for Mode {
             return Ok(());
         }
         self.foreign.clear();
-        let mut known = Known { generation: Some(generation), frontends: BTreeMap::new() };
+        let mut known = KernelState { generation: Some(generation), frontends: BTreeMap::new() };
         let mut failed = Vec::new();
         for family in Family::ALL {
             let layout = Layout::new(family, &self.table, facts, false);
@@ -297,23 +299,28 @@ impl modes::Mode for Mode {
         let known = self.known.as_ref()?;
         let losing: Vec<_> = plan.tables.iter().flat_map(|table| table.losing(pass.desired)).collect();
         let held = hold(losing, &known.frontends);
+        // A table that is made again would lose them: it stays as it is.
+        let keeps = |family: &Family| held.iter().any(|key| key.family() == *family);
+        let remade = plan.tables.iter().filter(|table| table.fate == Fate::Remake).map(|table| table.layout.family());
+        let left: BTreeSet<Family> = remade.filter(keeps).collect();
+        plan.tables.retain(|table| !left.contains(&table.layout.family()));
         for table in plan.tables.iter_mut().filter(|_| !held.is_empty()) {
             if let Some(Some(observed)) = read.get(&table.layout.family()) {
-                table.hold(&held, observed);
+                table.hold(&held, &self.index, observed);
             }
         }
         let forget = Self::flows_to_forget(&pass, &plan, &held);
         let guarded = read.get(&Family::V4).is_some_and(|read| read.as_ref().is_some_and(Observed::guards_localhost));
         let localhost = match plan.tables.iter().any(TablePlan::guards_localhost) {
             true => Guard::There,
-            false if guarded => Guard::Going,
+            false if guarded && !left.contains(&Family::V4) => Guard::Going,
             false => Guard::Unchanged,
         };
         if pass.tells_drift() {
             report.drift = self.drift(&pass, &plan);
         }
         let basis = Basis::new(known.generation.filter(|_| !read.is_empty()), read);
-        self.prepared = Prepared { plan, generation, basis, held };
+        self.pending = PendingPlan { plan, generation, basis, held, left };
         Some(Needs { localhost, forget })
     }
 
@@ -325,10 +332,11 @@ impl modes::Mode for Mode {
         _clock: &dyn Fn() -> Moment,
         ports: &mut Ports<'_>,
     ) -> Outcome {
-        let Prepared { plan, generation, mut basis, held } = std::mem::take(&mut self.prepared);
+        let PendingPlan { plan, generation, mut basis, held, left } = std::mem::take(&mut self.pending);
         let names = Names::new(store, desired);
         let (applied, written) = apply(&plan, &mut basis, &names, ports.tables);
-        let is_done = |family: Family| written.iter().all(|of| of.family != family || of.is_done);
+        let is_done =
+            |family: Family| !left.contains(&family) && written.iter().all(|of| of.family != family || of.is_done);
         self.unfinished = Family::ALL.into_iter().filter(|family| !is_done(*family)).collect();
         self.refused = written.iter().flat_map(|of| of.refused.iter().copied()).collect();
         self.held = held;
@@ -343,9 +351,9 @@ impl modes::Mode for Mode {
         Outcome { applied, read_again, unwritten: self.unfinished.clone() }
     }
 
-    fn end_preview(&mut self) -> Work {
+    fn end_preview(&mut self) -> Box<dyn Work> {
         self.forget_kernel();
-        Work::Nftables(Box::new(std::mem::take(&mut self.prepared).plan))
+        Box::new(std::mem::take(&mut self.pending).plan)
     }
 
     fn has_read_tables(&self) -> bool {
@@ -370,5 +378,5 @@ pub(super) fn read(tables: &mut dyn Tables, layout: &Layout) -> Result<Option<Ob
 
 /// Whether connections to a Frontend are refused or dropped.
 fn is_without_endpoints(frontend: &Frontend) -> bool {
-    Treatment::of(frontend, &Slots::default()).picks().next().is_none()
+    Treatment::from_frontend(frontend, &Slots::default()).picks().next().is_none()
 }

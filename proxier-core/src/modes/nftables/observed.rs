@@ -1,14 +1,15 @@
 //! State of a table in the kernel, in the words of this mode.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use nftables::{ElementData, ElementKey, Rule, Set, SetFlags, TableSnapshot, Verdict};
+use nftables::{ElementData, ElementKey, Set, TableSnapshot, Verdict};
 
-use super::layout::{ARRIVING_GUARD, CLIENTS_BY_DEFAULT, Layout, OWNED, localhost_guard};
+use super::layout::{ARRIVING_GUARD, Layout, localhost_guard};
 use super::lower::SetName;
-use super::pick::{most_of, slot_at};
-use super::slots::Held;
+use super::pick::{Pick, most_of, slot_at};
+use super::slots::HeldSlots;
+use crate::modes::shared::table::Shape;
 use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
 
 /// A family's table as it was read.
@@ -16,63 +17,37 @@ use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
 pub(super) struct Observed {
     /// Elements by set, without sets of slots: rules write those, and they never count as drift.
     pub(super) elements: BTreeMap<SetName, BTreeMap<ElementKey, Option<ElementData>>>,
-    /// Rules by chain.
-    pub(super) chains: BTreeMap<String, Vec<Rule>>,
-    /// Sets that are none of [`SetName`], but for anonymous ones, which go with their rules.
-    pub(super) other_sets: BTreeMap<String, Set>,
-    /// The table has flags (`dormant`: no chain sees packets), or other base chains or another set than the layout: it can only be made again.
+    pub(super) shape: Shape,
+    /// The table can only be made again.
     pub(super) is_other: bool,
 }
 
 impl Observed {
     /// Reads a snapshot; `None` when the table is foreign.
     pub(super) fn read(snapshot: TableSnapshot, layout: &Layout) -> Option<Self> {
-        let mut observed = Observed::default();
-        for chain in &snapshot.chains {
-            observed.chains.insert(chain.chain.key.name.as_str().to_owned(), Vec::new());
-        }
-        if !observed.chains.contains_key(OWNED) {
-            return None;
-        }
-        observed.is_other = snapshot.table.table.flags != layout.to_table().flags;
-        for (chain, _) in layout.chains() {
-            let found = snapshot.chains.iter().find(|found| found.chain.key == chain.key);
-            // A missing chain can be added to the table, one of another kind not be changed.
-            observed.is_other |= found.is_some_and(|found| found.chain.base != chain.base);
-        }
-        for rule in snapshot.rules {
-            if let Some(rules) = observed.chains.get_mut(rule.chain.name.as_str()) {
-                rules.push(rule.rule);
-            }
-        }
-        let mut there = BTreeSet::new();
-        for contents in snapshot.sets {
-            let name = contents.set.set.key.name.as_str();
-            let Some(set) = SetName::ALL.into_iter().find(|set| set.as_str() == name) else {
-                if !contents.set.set.flags.contains(SetFlags::ANONYMOUS) {
-                    observed.other_sets.insert(name.to_owned(), contents.set.set);
-                }
-                continue;
-            };
-            let wanted = layout.set(set);
-            observed.is_other |= !is_kind_of(&contents.set.set, &wanted);
-            there.insert(set);
-            let elements = contents.elements.into_iter().map(|element| (element.key, element.data));
-            observed.elements.insert(set, elements.collect());
-        }
-        // Rules name sets: a table without one of them has other rules too.
-        observed.is_other |= there.len() != SetName::ALL.len();
-        Some(observed)
+        let (shape, elements) = Shape::read(snapshot)?;
+        let is_other = shape.is_other(layout);
+        let elements = elements.into_iter().filter_map(|(name, elements)| {
+            let elements = elements.into_iter().map(|element| (element.key, element.data));
+            Some((SetName::by_name(&name)?, elements.collect()))
+        });
+        Some(Observed { elements: elements.collect(), shape, is_other })
+    }
+
+    /// The sets that not every table has, by name.
+    pub(super) fn other_sets(&self) -> impl Iterator<Item = (&str, &Set)> {
+        let sets = self.shape.sets.iter().map(|(name, set)| (name.as_str(), set));
+        sets.filter(|(name, _)| !SetName::FIXED.into_iter().any(|set| set.name() == *name))
     }
 
     /// Whether the table keeps other hosts off programs that listen at loopback addresses.
     pub(super) fn guards_localhost(&self) -> bool {
-        self.chains.get(ARRIVING_GUARD).is_some_and(|rules| rules.contains(&localhost_guard()))
+        self.shape.rules(ARRIVING_GUARD).is_some_and(|rules| rules.contains(&localhost_guard()))
     }
 
     /// The slots of endpoints, and for how many the chain is that chooses among them, by Frontend.
-    pub(super) fn slots(&self, family: Family) -> BTreeMap<FrontendKey, Held> {
-        let mut all: BTreeMap<FrontendKey, Held> = BTreeMap::new();
+    pub(super) fn slots(&self, family: Family) -> BTreeMap<FrontendKey, HeldSlots> {
+        let mut all: BTreeMap<FrontendKey, HeldSlots> = BTreeMap::new();
         for (key, data) in self.elements.get(&SetName::Endpoints).into_iter().flatten() {
             let (Some((frontend, rest)), Some(ElementData::Value(data))) = (split(key, family), data) else { continue };
             let place = rest.first_chunk::<4>().map(|bytes| u32::from_ne_bytes(*bytes));
@@ -96,7 +71,21 @@ impl Observed {
                 }
             }
         }
+        for (pick, key) in self.picked() {
+            if let Some(held) = split(key, family).and_then(|(frontend, _)| all.get_mut(&frontend)) {
+                held.of_mut(pick.is_local).most = Some(pick.most);
+            }
+        }
         all
+    }
+
+    /// The Frontends in sets of chains.
+    pub(super) fn picked(&self) -> impl Iterator<Item = (Pick, &ElementKey)> {
+        let sets = self.elements.iter().filter_map(|(set, elements)| match set {
+            SetName::Picked(pick) => Some((*pick, elements)),
+            _ => None,
+        });
+        sets.flat_map(|(pick, elements)| elements.keys().map(move |key| (pick, key)))
     }
 
     /// The Frontends that it serves, with whether there is an endpoint behind them.
@@ -105,8 +94,10 @@ impl Observed {
             let elements = self.elements.get(&set).into_iter().flat_map(BTreeMap::keys);
             elements.filter_map(move |key| frontend_of(set, key, family))
         };
-        let mut served: BTreeMap<FrontendKey, bool> = keys(SetName::NoEndpoints).map(|key| (key, false)).collect();
-        served.extend(keys(SetName::Services).map(|key| (key, true)));
+        let without = keys(SetName::Rejected).chain(keys(SetName::Dropped)).map(|key| (key, false));
+        let mut served: BTreeMap<FrontendKey, bool> = without.collect();
+        let picked = self.picked().filter_map(|(_, key)| split(key, family)).map(|(key, _)| key);
+        served.extend(keys(SetName::Services).chain(picked).map(|key| (key, true)));
         served
     }
 }
@@ -117,14 +108,6 @@ pub(super) fn frontend_of(set: SetName, key: &ElementKey, family: Family) -> Opt
         return None;
     }
     split(key, family).map(|(key, _)| key)
-}
-
-/// Whether a set is of this kind.
-pub(super) fn is_kind_of(found: &Set, wanted: &Set) -> bool {
-    found.key_type == wanted.key_type
-        && found.data == wanted.data
-        && found.all_flags() == wanted.all_flags()
-        && (found.size == wanted.size || wanted.size.is_none() && found.size == Some(CLIENTS_BY_DEFAULT))
 }
 
 pub(super) fn address(bytes: &[u8], family: Family) -> Option<(IpAddr, &[u8])> {

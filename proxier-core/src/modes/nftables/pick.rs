@@ -11,8 +11,11 @@
 //!
 //! A draw that meets an endpoint meets each with the same probability, and the draw among as many as there are always does. So one
 //! chain is exactly fair to several numbers of endpoints. For that reason an endpoint more or less changes an element of the map
-//! of endpoints alone. A changed verdict, an element of `services`, would have the kernel check the whole table again, every
-//! Frontend of it (`nft_table_validate`).
+//! of endpoints alone.
+//!
+//! A new verdict in a map has the kernel check the whole table again, every verdict of it (`nft_table_validate`). So Frontends of the chains
+//! that nearly all have are elements of a set without verdicts, of the chain's name, and one rule leads from the set to the chain
+//! ([`Pick::has_set`]). Only the rest are elements of the map of verdicts.
 //!
 //! ```text
 //!  chain internal-2-sticky-10800-of-2 {
@@ -40,15 +43,15 @@ use std::fmt;
 use std::time::Duration;
 
 use nftables::expr::{DynSetOp, NumgenKind};
-use nftables::{Name, Operand, Rule, SetReference};
+use nftables::{Name, Operand, Rule, Set, SetReference};
 
 use super::layout::{Layout, built, chain};
 use super::lower::SetName;
 
 /// Connections that a chain marks to be masqueraded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Marks {
-    /// No connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Marks {
+    /// Marks no connections.
     Nothing,
     /// Connections to a cluster IP that need it, by configuration.
     Internal,
@@ -56,9 +59,19 @@ pub enum Marks {
     Everything,
 }
 
+impl Marks {
+    fn name(self) -> &'static str {
+        match self {
+            Marks::Nothing => "pick",
+            Marks::Internal => "internal",
+            Marks::Everything => "external",
+        }
+    }
+}
+
 /// Session affinity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Affinity {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Affinity {
     /// Seconds for which a client stays with its endpoint after its last connection.
     pub secs: u32,
     /// Number of slots in which they are looked for.
@@ -66,8 +79,8 @@ pub struct Affinity {
 }
 
 /// A chain that chooses an endpoint. Its name says what it does: `pick-2`, `internal-3-local`, `external-2-sticky-10800-of-4`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Pick {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Pick {
     /// Connections that are marked to be masqueraded.
     pub marks: Marks,
     /// Among the endpoints on this node only.
@@ -80,8 +93,8 @@ pub struct Pick {
 }
 
 /// A slot that clients stay with: a chain and a set of clients of the same name, `slot-3-sticky-10800`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Slot {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Slot {
     /// Number of the slot.
     pub number: u32,
     /// Whether the slot is of the endpoints on this node.
@@ -91,8 +104,8 @@ pub struct Slot {
 }
 
 /// A chain for policy `Local`: sends a connection to one of two chains, by its source. `pick-3-or-pick-1-local`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Split {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Split {
     /// Chain for the node and its pods, which may go anywhere.
     pub anywhere: Option<Pick>,
     /// Chain for all other clients.
@@ -100,11 +113,11 @@ pub struct Split {
 }
 
 /// A chain that Frontends share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum SharedChain {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum SharedChain {
     /// A chain that chooses an endpoint.
     Pick(Pick),
-    /// A chain that leads to one of two that choose.
+    /// A chain that leads to one of two selection chains.
     Split(Split),
     /// A chain that leads to the endpoint in a slot.
     Slot(Slot),
@@ -124,7 +137,7 @@ fn fewest(most: u32) -> u32 {
     most.saturating_sub(SHARING).saturating_add(1)
 }
 
-/// The most endpoints of the chain for so many: of the one that is in use, where that does, and otherwise of the smallest.
+/// Capacity of the chain for this number of endpoints: of the chain in use, if that is large enough, else of the smallest one that is.
 pub(super) fn most_for(count: u32, in_use: Option<u32>) -> u32 {
     let does = |most: &u32| most.is_multiple_of(Pick::STEP) && (fewest(*most)..=*most).contains(&count);
     in_use.filter(does).or_else(|| count.checked_next_multiple_of(Pick::STEP)).unwrap_or(u32::MAX)
@@ -152,7 +165,7 @@ pub(super) fn ticket(is_local: bool, slot: u32, draw: u32) -> u32 {
 }
 
 /// The slot's number in the map of endpoints.
-pub(super) fn place(is_local: bool, slot: u32) -> u32 {
+pub(super) fn slot_number(is_local: bool, slot: u32) -> u32 {
     slot.saturating_add(first(is_local))
 }
 
@@ -163,12 +176,7 @@ pub(super) fn slot_at(place: u32) -> (bool, u32) {
 
 impl fmt::Display for Pick {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.marks {
-            Marks::Nothing => "pick",
-            Marks::Internal => "internal",
-            Marks::Everything => "external",
-        };
-        write!(f, "{kind}-{}", self.most)?;
+        write!(f, "{}-{}", self.marks.name(), self.most)?;
         f.write_str(if self.is_local { "-local" } else { "" })?;
         self.affinity.map_or(Ok(()), |affinity| write!(f, "-sticky-{}-of-{}", affinity.secs, affinity.width))
     }
@@ -216,21 +224,47 @@ impl SharedChain {
         }
     }
 
-    /// The slot whose chain it is.
-    pub(super) fn slot(&self) -> Option<&Slot> {
+    /// The set of the chain's name: of clients that a slot remembers, or of Frontends.
+    pub(super) fn set(&self, layout: &Layout) -> Option<Set> {
         match self {
-            SharedChain::Pick(_) | SharedChain::Split(_) => None,
-            SharedChain::Slot(slot) => Some(slot),
+            SharedChain::Slot(slot) => Some(layout.slot_set(slot)),
+            SharedChain::Pick(_) | SharedChain::Split(_) => {
+                self.entered_by_set().map(|pick| layout.set(SetName::Picked(pick)))
+            }
+        }
+    }
+
+    /// The chain, if a rule leads to it from a set of Frontends.
+    pub(super) fn entered_by_set(&self) -> Option<Pick> {
+        match self {
+            SharedChain::Pick(pick) => Some(*pick).filter(Pick::has_set),
+            SharedChain::Split(_) | SharedChain::Slot(_) => None,
         }
     }
 }
 
 impl Pick {
     /// The numbers of endpoints of chains without affinity are multiples of this.
-    pub const STEP: u32 = 4;
+    pub(crate) const STEP: u32 = 4;
+
+    /// Most endpoints of chains with a set: each set costs a new connection a lookup.
+    const MOST_IN_SET: u32 = 4 * Pick::STEP;
+
+    /// Whether the Frontends whose connections go to this chain are in a set of its name.
+    pub(crate) fn has_set(&self) -> bool {
+        self.affinity.is_none() && self.marks != Marks::Nothing && self.most <= Pick::MOST_IN_SET
+    }
+
+    /// Chain of this name, if it has no affinity.
+    pub(super) fn by_name(name: &str) -> Option<Self> {
+        let (name, is_local) = name.strip_suffix("-local").map_or((name, false), |name| (name, true));
+        let (marks, most) = name.split_once('-')?;
+        let marks = [Marks::Nothing, Marks::Internal, Marks::Everything].into_iter().find(|of| of.name() == marks)?;
+        Some(Pick { marks, is_local, most: most.parse().ok()?, affinity: None })
+    }
 
     /// Fewest endpoints among which it chooses fairly.
-    pub fn fewest(&self) -> u32 {
+    pub(crate) fn fewest(&self) -> u32 {
         if self.affinity.is_some() { self.most } else { fewest(self.most) }
     }
 
@@ -291,8 +325,11 @@ impl Slot {
     fn rules(&self, layout: &Layout) -> Vec<Rule> {
         let timeout = Duration::from_secs(self.secs.into());
         // A constant that nft takes among the fields of a key: one number to choose from.
-        let this =
-            || Operand::Numgen { kind: NumgenKind::Random, modulus: 1, offset: place(self.is_local, self.number) };
+        let this = || Operand::Numgen {
+            kind: NumgenKind::Random,
+            modulus: 1,
+            offset: slot_number(self.is_local, self.number),
+        };
         let change = |op, timeout| layout.rule().change_set(op, self.set(), &layout.client(), &[], timeout);
         vec![
             built(layout.to_endpoint_after(change(DynSetOp::Update, Some(timeout)), this())),
@@ -317,6 +354,21 @@ mod tests {
         assert_eq!(split.to_string(), "none-or-external-17-local");
         assert_eq!(pick.slots().count(), 32);
         assert_eq!(pick.slots().last().unwrap().to_string(), "slot-31-local-sticky-10800");
+    }
+
+    #[test]
+    fn a_set_is_known_by_its_name() {
+        for (name, has_set) in
+            [("internal-4", true), ("external-16-local", true), ("internal-20", false), ("pick-4", false)]
+        {
+            let pick = Pick::by_name(name).unwrap();
+            assert_eq!((pick.to_string().as_str(), pick.has_set()), (name, has_set));
+        }
+        for other in
+            ["internal-2-sticky-600-of-2", "slot-3-sticky-10800", "pick-4-or-none", "none-or-pick-4-local", "services"]
+        {
+            assert_eq!(Pick::by_name(other), None, "{other}");
+        }
     }
 
     #[test]
@@ -367,7 +419,7 @@ mod tests {
         assert_ne!(ticket(false, 0, last), ticket(false, 1, 0));
         assert_ne!(ticket(false, last, last), ticket(true, 0, 0));
         assert_eq!(ticket(true, last, 7), tickets(true, last) + 7);
-        assert_eq!(slot_at(place(true, last)), (true, last));
-        assert_eq!(slot_at(place(false, last)), (false, last));
+        assert_eq!(slot_at(slot_number(true, last)), (true, last));
+        assert_eq!(slot_at(slot_number(false, last)), (false, last));
     }
 }

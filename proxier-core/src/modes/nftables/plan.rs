@@ -1,25 +1,27 @@
-//! A plan: for each family one transaction, made from elements and chains.
+//! Plan of nftables mode: one transaction for each family, made from elements and chains.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use nftables::{Chain, Element, ElementData, ElementKey, Expression, Rule, Set, TableKey, Verdict};
 
 use super::index::{Index, Need};
-use super::layout::Layout;
+use super::layout::{Layout, SERVICES};
 use super::lower::{Item, SetName};
-use super::observed::{Observed, frontend_of, is_kind_of};
-use super::pick::SharedChain;
+use super::observed::{Observed, frontend_of};
+use super::pick::{Pick, SharedChain};
+use crate::modes::Work;
+use crate::modes::shared::frontends::FrontendChanges;
 use crate::modes::shared::names::Names;
-use crate::modes::shared::table::{self, ChainRules, Fate, Outgoing};
-use crate::net::FrontendKey;
-use crate::plan::step::{Action, Part, Step};
+use crate::modes::shared::table::{self, ChainRules, Fate, LabelledTransaction, Layout as _, is_kind_of};
+use crate::net::{Family, FrontendKey};
+use crate::plan::step::{Action, Step};
 use crate::safeguard::Loss;
 use crate::service::{Changes, Desired};
 
 /// Plan of a pass.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
-pub struct Plan {
+pub(crate) struct Plan {
     /// Changes to each family's table.
     pub(super) tables: Vec<TablePlan>,
 }
@@ -29,7 +31,7 @@ pub struct Plan {
 pub(super) struct TablePlan {
     pub(super) layout: Layout,
     pub(super) fate: Fate,
-    /// Sets of slots that are made.
+    /// Sets of chains that are made.
     sets: Vec<Set>,
     delete_sets: Vec<String>,
     /// Chains that are made, or get other rules.
@@ -37,8 +39,7 @@ pub(super) struct TablePlan {
     delete_chains: Vec<String>,
     delete: BTreeMap<SetName, Vec<ElementKey>>,
     add: BTreeMap<SetName, Vec<Element>>,
-    /// Action for each Frontend that changes, with the number of its endpoints.
-    pub(super) frontends: BTreeMap<FrontendKey, (Action, usize)>,
+    pub(super) frontends: FrontendChanges,
 }
 
 impl TablePlan {
@@ -52,7 +53,7 @@ impl TablePlan {
             delete_chains: Vec::new(),
             delete: BTreeMap::new(),
             add: BTreeMap::new(),
-            frontends: BTreeMap::new(),
+            frontends: FrontendChanges::default(),
         }
     }
 
@@ -61,35 +62,43 @@ impl TablePlan {
         self.fate != Fate::Delete && self.layout.guards_localhost()
     }
 
-    /// The whole table, where there is none or one that cannot be mended.
-    pub(super) fn whole(layout: Layout, (desired, index): (&Desired, &Index), fate: Fate) -> Self {
+    /// Plans the whole table, where there is none or one that cannot be repaired.
+    pub(super) fn full(layout: Layout, (desired, index): (&Desired, &Index), fate: Fate) -> Self {
         let family = layout.family();
         let mut plan = TablePlan::new(layout, fate);
         if fate == Fate::Delete {
             return plan;
         }
-        plan.sets = slot_sets(&plan.layout, index);
+        plan.sets = shared_sets(&plan.layout, index);
         plan.chains = all_chains(&plan.layout, index);
         for item in index.items(desired, family) {
             plan.add(item);
         }
         let frontends = desired.frontends().filter(|frontend| frontend.key.family() == family);
-        plan.frontends = frontends.map(|of| (of.key, (Action::Add, of.endpoints().len()))).collect();
+        for frontend in frontends {
+            plan.frontends.note(frontend.key, false, Some(frontend));
+        }
         plan
     }
 
     /// Differences to the table that was read.
     pub(super) fn compared(layout: Layout, (desired, index): (&Desired, &Index), observed: &Observed) -> Self {
         let family = layout.family();
-        let mut sets: BTreeMap<&str, &Set> =
-            observed.other_sets.iter().map(|(name, set)| (name.as_str(), set)).collect();
-        let mut new_sets = slot_sets(&layout, index);
+        let mut sets: BTreeMap<&str, &Set> = observed.other_sets().collect();
+        let mut new_sets = shared_sets(&layout, index);
         let is_other =
             new_sets.iter().any(|set| sets.get(set.key.name.as_str()).is_some_and(|found| !is_kind_of(found, set)));
-        if observed.is_other || is_other {
-            return TablePlan::whole(layout, (desired, index), Fate::Remake);
-        }
         let served = observed.frontends(family);
+        if observed.is_other || is_other {
+            let mut plan = TablePlan::full(layout, (desired, index), Fate::Remake);
+            for (key, had_endpoints) in served {
+                let after = desired.frontend(&key);
+                if after.is_none_or(|after| had_endpoints && after.endpoints().is_empty()) {
+                    plan.frontends.note(key, true, after);
+                }
+            }
+            return plan;
+        }
         let mut plan = TablePlan::new(layout, Fate::Keep);
         new_sets.retain(|set| sets.remove(set.key.name.as_str()).is_none());
         plan.sets = new_sets;
@@ -112,8 +121,8 @@ impl TablePlan {
                 plan.delete(set, key.clone());
             }
         }
-        let mut chains: BTreeMap<&str, &Vec<Rule>> =
-            observed.chains.iter().map(|(name, rules)| (name.as_str(), rules)).collect();
+        let chains = observed.shape.chains.iter();
+        let mut chains: BTreeMap<&str, &Vec<Rule>> = chains.map(|(name, (_, rules))| (name.as_str(), rules)).collect();
         for (chain, rules) in all_chains(&plan.layout, index) {
             if chains.remove(chain.key.name.as_str()) != Some(&rules) {
                 plan.chains.push((chain, rules));
@@ -121,7 +130,7 @@ impl TablePlan {
         }
         plan.delete_chains = chains.into_keys().map(str::to_owned).collect();
         for key in differing {
-            plan.note(key, served.contains_key(&key), desired);
+            plan.frontends.note(key, served.contains_key(&key), desired.frontend(&key));
         }
         plan
     }
@@ -153,22 +162,29 @@ impl TablePlan {
                 plan.delete(set, key);
             }
             if differs {
-                plan.note(*key, before.is_some(), desired);
+                plan.frontends.note(*key, before.is_some(), after);
             }
         }
+        let mut enters = false;
         for need in index.changed.iter().filter(|need| need.family() == family) {
             match (need, index.is_needed(need)) {
-                (Need::Chain(_, chain), true) => {
-                    plan.sets.extend(chain.slot().map(|slot| plan.layout.slot_set(slot)));
-                    plan.chains.push(shared_chain(&plan.layout, chain));
-                }
-                (Need::Chain(_, chain), false) => {
-                    plan.delete_sets.extend(chain.slot().map(ToString::to_string));
-                    plan.delete_chains.push(chain.to_string());
+                (Need::Chain(_, chain), is_needed) => {
+                    let set = chain.set(&plan.layout);
+                    enters |= chain.entered_by_set().is_some();
+                    if is_needed {
+                        plan.sets.extend(set);
+                        plan.chains.push(shared_chain(&plan.layout, chain));
+                    } else {
+                        plan.delete_sets.extend(set.map(|_| chain.to_string()));
+                        plan.delete_chains.push(chain.to_string());
+                    }
                 }
                 (need, true) => need.item().into_iter().for_each(|item| plan.add(item)),
                 (need, false) => need.item().into_iter().for_each(|item| plan.delete(item.set, item.key)),
             }
+        }
+        if enters {
+            plan.chains.push(plan.layout.services(entered_by_set(index, family)));
         }
         plan
     }
@@ -179,16 +195,6 @@ impl TablePlan {
 
     fn delete(&mut self, set: SetName, key: ElementKey) {
         self.delete.entry(set).or_default().push(key);
-    }
-
-    fn note(&mut self, key: FrontendKey, was_there: bool, desired: &Desired) {
-        let after = desired.frontend(&key);
-        let action = match (was_there, after) {
-            (_, None) => Action::Delete,
-            (false, Some(_)) => Action::Add,
-            (true, Some(_)) => Action::Change,
-        };
-        self.frontends.insert(key, (action, after.map_or(0, |frontend| frontend.endpoints().len())));
     }
 
     /// Frontends that the plan would delete, or leave without endpoints.
@@ -204,7 +210,7 @@ impl TablePlan {
     }
 
     /// Leaves held Frontends alone, with the chains that they need.
-    pub(super) fn hold(&mut self, held: &BTreeSet<FrontendKey>, observed: &Observed) {
+    pub(super) fn hold(&mut self, held: &BTreeSet<FrontendKey>, index: &Index, observed: &Observed) {
         let family = self.layout.family();
         let is_held = |set, key: &ElementKey| frontend_of(set, key, family).is_some_and(|key| held.contains(&key));
         for (set, keys) in &mut self.delete {
@@ -215,20 +221,24 @@ impl TablePlan {
         }
         self.frontends.retain(|key, _| !held.contains(key));
         let mut needed = BTreeSet::new();
-        let mut found = Vec::new();
+        let (mut found, mut entered): (Vec<&str>, BTreeSet<Pick>) = (Vec::new(), BTreeSet::new());
         for (set, elements) in &observed.elements {
             for (key, data) in elements {
-                if let Some(ElementData::Verdict(Verdict::Goto(chain))) = data
-                    && is_held(*set, key)
-                {
-                    found.push(chain.as_str());
+                match (set, data) {
+                    (SetName::Picked(pick), _) if is_held(*set, key) => drop(entered.insert(*pick)),
+                    (_, Some(ElementData::Verdict(Verdict::Goto(chain)))) if is_held(*set, key) => {
+                        found.push(chain.as_str());
+                    }
+                    _ => {}
                 }
             }
         }
+        let kept: Vec<String> = entered.iter().map(Pick::to_string).collect();
+        found.extend(kept.iter().map(String::as_str));
         // Chains lead to chains; a slot's set has its chain's name.
         while let Some(chain) = found.pop() {
             if needed.insert(chain) {
-                let rules = observed.chains.get(chain).into_iter().flatten();
+                let rules = observed.shape.rules(chain).into_iter().flatten();
                 found.extend(rules.flat_map(|rule| &rule.expressions).filter_map(|expression| match expression {
                     Expression::Verdict(Verdict::Goto(to) | Verdict::Jump(to)) => Some(to.as_str()),
                     _ => None,
@@ -237,6 +247,15 @@ impl TablePlan {
         }
         self.delete_chains.retain(|chain| !needed.contains(chain.as_str()));
         self.delete_sets.retain(|set| !needed.contains(set.as_str()));
+        // The chain that leads to those that stay.
+        entered.extend(entered_by_set(index, family));
+        let services = self.layout.services(entered);
+        if self.chains.iter().any(|(chain, _)| *chain == services.0) {
+            self.chains.retain(|(chain, _)| *chain != services.0);
+            if observed.shape.rules(SERVICES) != Some(&services.1) {
+                self.chains.push(services);
+            }
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -259,12 +278,10 @@ impl TablePlan {
     }
 
     /// The transaction, with the set of each operation that adds elements.
-    pub(super) fn transaction(&self) -> Outgoing<SetName> {
+    pub(super) fn transaction(&self) -> LabelledTransaction<SetName> {
         let layout = &self.layout;
-        let mut out = Outgoing::default();
-        let fixed = layout.sets().filter(|_| self.fate != Fate::Keep);
-        let sets = fixed.chain(self.sets.iter().cloned());
-        table::write_layout(&mut out.transaction, self.fate, layout.to_table(), sets, &self.chains);
+        let mut out = LabelledTransaction::default();
+        table::write_layout(&mut out.transaction, self.fate, layout, self.sets.iter().cloned(), &self.chains);
         if self.fate == Fate::Delete {
             return out;
         }
@@ -300,7 +317,7 @@ impl table::Changes for TablePlan {
         self.fate == Fate::Make
     }
 
-    fn outgoing(&self) -> Outgoing<SetName> {
+    fn outgoing(&self) -> LabelledTransaction<SetName> {
         self.transaction()
     }
 
@@ -330,60 +347,46 @@ fn shared_chain(layout: &Layout, chain: &SharedChain) -> ChainRules {
     (Chain::regular(layout.chain_key(&chain.to_string())), chain.rules(layout))
 }
 
-fn slot_sets(layout: &Layout, index: &Index) -> Vec<Set> {
-    let chains = index.chains(layout.family());
-    chains.filter_map(|chain| chain.slot().map(|slot| layout.slot_set(slot))).collect()
+fn shared_sets(layout: &Layout, index: &Index) -> Vec<Set> {
+    index.chains(layout.family()).filter_map(|chain| chain.set(layout)).collect()
+}
+
+/// The chains that Frontends enter by the sets of these, of a family.
+fn entered_by_set(index: &Index, family: Family) -> impl Iterator<Item = Pick> {
+    index.chains(family).filter_map(|chain| chain.entered_by_set())
 }
 
 fn all_chains(layout: &Layout, index: &Index) -> Vec<ChainRules> {
-    let shared = index.chains(layout.family()).map(|chain| shared_chain(layout, &chain));
-    layout.chains().into_iter().chain(shared).collect()
+    let mut chains = layout.chains();
+    let services = layout.services(entered_by_set(index, layout.family()));
+    for chain in chains.iter_mut().filter(|(chain, _)| *chain == services.0) {
+        chain.1.clone_from(&services.1);
+    }
+    chains.extend(index.chains(layout.family()).map(|chain| shared_chain(layout, &chain)));
+    chains
 }
 
-impl Plan {
-    /// Whether the plan is empty.
-    pub fn is_empty(&self) -> bool {
+impl Work for Plan {
+    fn is_empty(&self) -> bool {
         self.tables.iter().all(TablePlan::is_empty)
     }
 
     /// The operations, in the order in which they are carried out; those of a table are one transaction.
-    pub fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
-        self.tables.iter().flat_map(move |table| table.steps(names))
+    fn steps<'a>(&'a self, names: &'a Names<'a>) -> Box<dyn Iterator<Item = Step> + 'a> {
+        Box::new(self.tables.iter().flat_map(move |table| table.steps(names)))
     }
 }
 
 impl TablePlan {
     pub(super) fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
-        let frontends = self.frontends.keys().map(|key| self.frontend_step(key, names));
-        self.table_step().into_iter().chain(frontends)
+        self.table_step().into_iter().chain(self.frontends.steps(names))
     }
 
     /// The step of the table as a whole, if it or a chain of it changes.
     pub(super) fn table_step(&self) -> Option<Step> {
-        let action = match self.fate {
-            Fate::Make => Action::Add,
-            Fate::Keep | Fate::Remake => Action::Change,
-            Fate::Delete => Action::Delete,
-        };
-        let step = Step::new(action, Part::Table, self.layout.table());
-        match self.fate {
-            Fate::Keep if self.changes_rules() => {
-                let names: Vec<&str> = self.chain_names().into_iter().collect();
-                Some(step.with(format_args!("chains {}", names.join(", "))))
-            }
-            Fate::Keep => None,
-            Fate::Remake => Some(step.with("made again: it has other flags, sets or hooks")),
-            Fate::Make | Fate::Delete => Some(step),
-        }
-    }
-
-    pub(super) fn frontend_step(&self, key: &FrontendKey, names: &Names<'_>) -> Step {
-        let (action, endpoints) = self.frontends.get(key).copied().unwrap_or((Action::Change, 0));
-        let step = Step::new(action, Part::Frontend, key).of(names.service_of(key));
-        match (action, endpoints) {
-            (Action::Delete, _) => step,
-            (_, 1) => step.with("1 endpoint"),
-            (_, count) => step.with(format_args!("{count} endpoints")),
-        }
+        self.changes_rules().then(|| {
+            let names: Vec<&str> = self.chain_names().into_iter().collect();
+            table::step(self.layout.table(), self.fate, &names)
+        })
     }
 }

@@ -19,7 +19,7 @@ pub(super) const MOST_STICKY: u32 = 1 << 12;
 
 /// The slots of a Frontend's endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Slots {
+pub(crate) struct Slots {
     cluster: Numbers,
     local: Numbers,
 }
@@ -29,7 +29,7 @@ pub struct Slots {
 struct Numbers {
     /// `None` where each has its place in the list, as nearly all do.
     slots: Option<Box<[u32]>>,
-    /// Capacity of the chain that chooses, in endpoints, where it is not the smallest that does.
+    /// Capacity of the selection chain, in endpoints, if it is larger than the smallest one that fits.
     most: Option<NonZeroU32>,
     /// Slot of the next new endpoint, where that is not the slot above the highest.
     next: Option<NonZeroU32>,
@@ -37,7 +37,7 @@ struct Numbers {
 
 /// Slots as they were, by endpoint.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Held {
+pub(super) struct HeldSlots {
     pub(super) cluster: HeldNumbers,
     pub(super) local: HeldNumbers,
 }
@@ -60,16 +60,16 @@ impl HeldNumbers {
     }
 }
 
-impl Held {
+impl HeldSlots {
     /// Slots of a Frontend as it was.
-    pub(super) fn of(frontend: &Frontend, slots: &Slots) -> Self {
+    pub(super) fn from_frontend(frontend: &Frontend, slots: &Slots) -> Self {
         let numbers = |is_local| HeldNumbers {
             // Of an endpoint that is listed twice the first one counts.
-            slots: slots.of(frontend, is_local).map(|(slot, endpoint)| (*endpoint, slot)).rev().collect(),
+            slots: slots.with_endpoints(frontend, is_local).map(|(slot, endpoint)| (*endpoint, slot)).rev().collect(),
             most: Some(slots.most(frontend, is_local)),
             next: slots.numbers(frontend, is_local).0.next,
         };
-        Held { cluster: numbers(false), local: numbers(true) }
+        HeldSlots { cluster: numbers(false), local: numbers(true) }
     }
 
     /// The same, where new endpoints get slots in the turn of these: the kernel does not know it.
@@ -88,7 +88,7 @@ impl Slots {
     /// The slots of a Frontend's endpoints: held ones for those that have them, free ones for the rest. Without affinity these are the lowest, and
     /// there are no gaps, so that any number below the number of endpoints is a slot. With affinity they come in turn, of about twice
     /// as many as there are endpoints.
-    pub(super) fn keeping(held: &Held, frontend: &Frontend) -> Self {
+    pub(super) fn keeping(held: &HeldSlots, frontend: &Frontend) -> Self {
         let keep = |held: &HeldNumbers, endpoints: &[EndpointKey]| {
             let count = number_of(endpoints);
             let is_sticky = is_sticky(frontend, count);
@@ -101,7 +101,7 @@ impl Slots {
     }
 
     /// The endpoints with their slots, in the order of the list: those on this node, or all.
-    pub(super) fn of<'a>(
+    pub(super) fn with_endpoints<'a>(
         &'a self,
         frontend: &'a Frontend,
         is_local: bool,
@@ -122,7 +122,7 @@ impl Slots {
 
     /// Number of slots that a client is looked for in: the next power of two, so that few numbers are in use.
     pub(super) fn width(&self, frontend: &Frontend, is_local: bool) -> u32 {
-        let highest = self.of(frontend, is_local).map(|(slot, _)| slot).max().unwrap_or(0);
+        let highest = self.with_endpoints(frontend, is_local).map(|(slot, _)| slot).max().unwrap_or(0);
         highest.saturating_add(1).checked_next_power_of_two().unwrap_or(u32::MAX)
     }
 }

@@ -5,35 +5,30 @@ use nftables::{Set, Transaction};
 use super::layout::Layout;
 use super::pick::{Affinity, Marks, Pick, SharedChain, Split};
 use crate::modes::shared::nft::{check_trial, each_or_all};
-use crate::modes::shared::table::{Fate, write_layout};
+use crate::modes::shared::table::{Fate, Layout as _, write_layout};
 use crate::net::Family;
 use crate::ports::{PortError, Tables};
 use crate::service::NodeFacts;
 
-/// Has the kernel check a family's table with every kind of set, chain and rule that this mode may write, and make none of it.
-/// The kernel loads the modules that it needs for that.
+/// Has the kernel check each family's table with every kind of set, chain and rule that this mode may write, and make none of it: in one check
+/// if all pass. The kernel loads the modules that it needs for that.
 ///
 /// ```
 /// use proxier_core::config::Config;
 /// use proxier_core::fake::FakeKernel;
-/// use proxier_core::modes::nftables::trial;
+/// use proxier_core::modes::nftables::trials;
 /// use proxier_core::net::Family;
 /// use proxier_core::service::NodeFacts;
 /// use proxier_core::snapshot::{HostAddresses, Node};
 ///
 /// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
 /// let kernel = FakeKernel::new();
-/// assert_eq!(trial(Family::V4, &facts, kernel.clone().ports().tables), Ok(()));
+/// assert_eq!(trials([Family::V4], &facts, kernel.clone().ports().tables), [(Family::V4, Ok(()))]);
 /// assert!(kernel.state().tables.is_empty());
 /// ```
 ///
 /// # Errors
 /// The kernel lacks nf_tables, the family, or a kind of chain, set or expression, which the message names.
-pub fn trial(family: Family, facts: &NodeFacts, tables: &mut dyn Tables) -> Result<(), PortError> {
-    check(&[family], facts, tables)
-}
-
-/// [`trial`] of several families, in one check if they all pass.
 pub fn trials(
     families: impl IntoIterator<Item = Family>,
     facts: &NodeFacts,
@@ -50,15 +45,18 @@ fn check(families: &[Family], facts: &NodeFacts, tables: &mut dyn Tables) -> Res
 
 /// Adds a family's table with everything that it may have.
 fn add(transaction: &mut Transaction, layout: &Layout) {
-    let mut sets: Vec<Set> = layout.sets().collect();
+    let mut sets: Vec<Set> = Vec::new();
     let mut chains = layout.chains();
     for affinity in [None, Some(Affinity { secs: 10, width: 1 })] {
         let pick = Pick { marks: Marks::Everything, is_local: false, most: 1, affinity };
+        if pick.has_set() {
+            chains.push(layout.services([pick]));
+        }
         let split = Split { anywhere: Some(pick), only_here: Some(pick) };
         for chain in pick.slots().map(SharedChain::Slot).chain([SharedChain::Pick(pick), SharedChain::Split(split)]) {
-            sets.extend(chain.slot().map(|slot| layout.slot_set(slot)));
+            sets.extend(chain.set(layout));
             chains.push((nftables::Chain::regular(layout.chain_key(&chain.to_string())), chain.rules(layout)));
         }
     }
-    write_layout(transaction, Fate::Make, layout.to_table(), sets, &chains);
+    write_layout(transaction, Fate::Make, layout, sets, &chains);
 }

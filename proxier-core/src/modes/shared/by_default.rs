@@ -10,7 +10,7 @@ use nftables::{ChainKey, CtState, Expression, Family as NftFamily, Policy, Regis
 use crate::net::Family;
 use crate::ports::Tables;
 
-/// More chains than the kernel lets jump to one another.
+/// Depth at which following jumps ends: more than the kernel lets chains jump to one another.
 const DEPTH: usize = 16;
 
 /// Protocol of the connection: name and number.

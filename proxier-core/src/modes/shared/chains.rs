@@ -65,7 +65,7 @@ impl Removal<'_> {
     }
 }
 
-/// Carries out edits, if there are any, and notes what came of it.
+/// Applies edits, if there are any, and records the outcome.
 fn note(
     family: Family,
     edits: Result<Transaction, PortError>,

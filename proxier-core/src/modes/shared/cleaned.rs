@@ -7,7 +7,7 @@ use crate::plan::report::{Applied, Unread};
 use crate::ports::{PortError, PortErrorKind};
 
 /// Result of a cleanup.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Cleaned {
     /// Operations that were carried out, and those that failed.
@@ -16,7 +16,7 @@ pub struct Cleaned {
     pub unread: Vec<Unread>,
     /// Foreign virtual servers, which stay.
     pub foreign: Vec<VirtualServerKey>,
-    /// Things that look like a kube-proxy's and that this cleanup cannot recognise or read, each with what to do. They stay, and may
+    /// Objects that look like a kube-proxy's and that this cleanup cannot recognise or read, each with what to do. They stay, and may
     /// still decide about packets.
     pub left: Vec<String>,
 }
@@ -32,7 +32,7 @@ impl Cleaned {
         self.applied.done.values().sum()
     }
 
-    /// Everything that is still there and may decide about packets, in sentences: what could not be read or removed, and what is
+    /// Leftovers that may still decide about packets, in sentences: what could not be read or removed, and what is
     /// [left](Cleaned::left).
     pub fn leftovers(&self) -> impl Iterator<Item = String> {
         let unread = self.unread.iter().map(|unread| format!("what another mode left cannot be removed yet: {unread}"));

@@ -19,7 +19,7 @@ pub(crate) struct Changes<'a, C, D> {
     pub(crate) changed: C,
     /// Frontends that a reading found to differ: earlier processes and other programs may have sent flows elsewhere.
     pub(crate) differing: D,
-    /// Everything may have changed; these were served by another mode.
+    /// Addresses and ports that another mode served; everything may have changed then.
     pub(crate) sweep: Option<&'a BTreeSet<SocketAddr>>,
     /// Addresses and ports whose flows could not be forgotten yet.
     pub(crate) again: &'a BTreeSet<SocketAddr>,

@@ -11,7 +11,7 @@ use crate::snapshot::HostAddresses;
 ///
 /// # Errors
 /// When the kernel could not list them.
-pub fn read_host(links: &mut dyn Links) -> Result<HostAddresses, Unread> {
+pub(crate) fn read_host(links: &mut dyn Links) -> Result<HostAddresses, Unread> {
     links.addresses().map_err(|error| Unread::new("addresses", error))
 }
 
@@ -20,13 +20,13 @@ pub fn read_host(links: &mut dyn Links) -> Result<HostAddresses, Unread> {
 /// ```
 /// use proxier_core::config::KernelNames;
 /// use proxier_core::fake::FakeKernel;
-/// use proxier_core::modes::shared::host::{other_addresses, read_host};
+/// use proxier_core::modes::other_addresses;
 ///
 /// let mut kernel = FakeKernel::new();
 /// kernel.set_interface("eth0", &["192.0.2.10".parse()?]);
 /// kernel.ports().links.create_device("kube-ipvs0")?;
 /// kernel.ports().links.bind("kube-ipvs0", &["10.96.0.10".parse()?]);
-/// let host = read_host(kernel.ports().links).map_err(|unread| unread.to_string())?;
+/// let host = kernel.ports().links.addresses()?;
 /// let names = KernelNames::default();
 /// let addresses: Vec<String> = other_addresses(&host, &names).map(|address| address.to_string()).collect();
 /// assert!(addresses.contains(&"192.0.2.10".to_owned()) && !addresses.contains(&"10.96.0.10".to_owned()));

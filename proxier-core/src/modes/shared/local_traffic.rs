@@ -7,19 +7,19 @@ use crate::service::NodeFacts;
 /// Detection of a family's traffic of this node's pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodTraffic {
-    /// Not detected.
+    /// Local pod traffic is not detected.
     Unknown,
-    /// By source: in this network.
+    /// Sources in this network.
     Network(Network),
-    /// By device: packets come in by this one.
+    /// Packets that come in by this device.
     Interface(InterfaceName),
-    /// By device: packets come in by one whose name begins so.
+    /// Packets that come in by a device whose name begins so.
     Prefix(InterfaceName),
 }
 
 impl PodTraffic {
     /// Detection as configured ([`LocalTraffic`]), for a family.
-    pub(crate) fn of(facts: &NodeFacts, family: Family) -> Self {
+    pub(crate) fn from_facts(facts: &NodeFacts, family: Family) -> Self {
         let network = match &facts.config().local_traffic {
             LocalTraffic::ClusterCidrs(networks) => {
                 networks.iter().copied().find(|network| Family::of(network.addr()) == family)
@@ -44,7 +44,7 @@ mod tests {
         let mut of = |local: LocalTraffic| {
             config.local_traffic = local;
             let facts = NodeFacts::new(&config, &Node::new("node-a"), &HostAddresses::default());
-            Family::ALL.map(|family| PodTraffic::of(&facts, family))
+            Family::ALL.map(|family| PodTraffic::from_facts(&facts, family))
         };
         let network: Network = "fd00:10:244::/56".parse().unwrap();
         let only_v6 = [PodTraffic::Unknown, PodTraffic::Network(network)];

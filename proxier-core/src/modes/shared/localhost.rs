@@ -7,17 +7,17 @@
 use iptables::{Rule, TableName};
 
 use crate::compat;
-use crate::modes::shared::sysctls::{Wanted, changes};
+use crate::modes::shared::sysctls::{WantedValue, changes};
 use crate::net::Family;
 use crate::ports::{PortError, Ports, SysctlChange, Sysctls};
 
 /// Own guard of programs that listen on loopback addresses, after a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Guard {
-    /// As before, or none.
+    /// The guard is as before, or there is none.
     #[default]
     Unchanged,
-    /// It is there.
+    /// The guard is there.
     There,
     /// The plan removes it.
     Going,
@@ -33,7 +33,7 @@ pub(crate) const FIREWALL_COMMENT: &str = "block incoming localnet connections";
 
 /// Values to write once a rule guards loopback addresses ([`set_guarded`](super::sysctls::set_guarded)), and those that may not be written from here.
 pub(crate) fn open(sysctls: &mut dyn Sysctls) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
-    changes(sysctls, vec![Wanted::optional(ROUTE_LOCALNET, 1)])
+    changes(sysctls, vec![WantedValue::optional(ROUTE_LOCALNET, 1)])
 }
 
 /// Values to write before a mode's own guard goes, as [`open`] has them: none if the kubelet's chain guards it too. A chain that cannot be read is
@@ -42,7 +42,7 @@ pub(crate) fn close(ports: &mut Ports<'_>) -> (Vec<SysctlChange>, Vec<SysctlChan
     if in_nf_tables(ports).unwrap_or(false) || by_programs(ports).unwrap_or(false) {
         return Default::default();
     }
-    changes(ports.sysctls, vec![Wanted::optional(ROUTE_LOCALNET, 0)])
+    changes(ports.sysctls, vec![WantedValue::optional(ROUTE_LOCALNET, 0)])
 }
 
 fn is_guard(rule: &Rule) -> bool {

@@ -2,17 +2,18 @@
 
 pub(crate) mod by_default;
 pub(crate) mod chains;
-pub mod cleaned;
+pub(crate) mod cleaned;
 pub(crate) mod counts;
 pub(crate) mod flows;
-pub mod host;
-pub mod local_traffic;
+pub(crate) mod frontends;
+pub(crate) mod host;
+pub(crate) mod local_traffic;
 pub(crate) mod localhost;
-pub mod names;
+pub(crate) mod names;
 pub(crate) mod nft;
 pub(crate) mod retry;
 pub(crate) mod routes;
 pub(crate) mod served;
 pub(crate) mod service_networks;
-pub mod sysctls;
+pub(crate) mod sysctls;
 pub(crate) mod table;

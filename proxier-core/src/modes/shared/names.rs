@@ -9,7 +9,7 @@ use crate::snapshot::Store;
 /// ```
 /// use std::time::Duration;
 /// use proxier_core::fake::FakeKernel;
-/// use proxier_core::modes::shared::names::Names;
+/// use proxier_core::modes::Names;
 /// use proxier_core::net::EndpointKey;
 /// use proxier_core::reconciler::{Options, Reconciler};
 /// use proxier_core::snapshot::{FrontendSpec, ObjectKey};
@@ -17,8 +17,7 @@ use crate::snapshot::Store;
 /// let now = Duration::ZERO;
 /// let mut proxier = Reconciler::new("node-a", Options::default(), now);
 /// let endpoints = [7, 8].map(|last| EndpointKey::new([10, 244, 1, last].into(), 8080));
-/// let mut web = FrontendSpec::new("TCP 10.96.0.10:80".parse()?, endpoints);
-/// web.weights = vec![(endpoints[1], 0)];
+/// let web = FrontendSpec::new("TCP 10.96.0.10:80".parse()?, endpoints);
 /// proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [web], now);
 /// proxier.start(now);
 /// proxier.pass(&|| now, &mut FakeKernel::new().ports());
@@ -26,8 +25,6 @@ use crate::snapshot::Store;
 /// let names = Names::new(proxier.store(), proxier.desired());
 /// let key = "TCP 10.96.0.10:80".parse()?;
 /// assert_eq!(names.service_of(&key).as_deref(), Some("agent/web"));
-/// // Weight 0 by wish, not because it drains.
-/// assert_eq!(endpoints.map(|endpoint| names.rests(&key, &endpoint)), [false, true]);
 /// # Ok::<(), proxier_core::net::InvalidFrontendKey>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +66,7 @@ impl<'a> Names<'a> {
     }
 
     /// Whether a wanted endpoint has weight 0 on purpose, so that it takes no new connections.
-    pub fn rests(&self, key: &FrontendKey, endpoint: &EndpointKey) -> bool {
+    pub(crate) fn rests(&self, key: &FrontendKey, endpoint: &EndpointKey) -> bool {
         let weights = self.desired.frontend(key).and_then(|frontend| frontend.weights.as_deref());
         let of = |weights: &[(EndpointKey, u16)]| {
             let place = weights.binary_search_by_key(endpoint, |(of, _)| *of).ok()?;

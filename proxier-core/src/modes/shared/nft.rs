@@ -161,7 +161,7 @@ pub(crate) fn search<T>(
 
 /// Advice about a table of this program's name without its mark.
 pub(crate) fn made_by_others(table: &TableKey) -> String {
-    format!("somebody else made it; choose another name, or delete it with 'nft delete table {table}'")
+    format!("another program made it; choose another name, or delete it with 'nft delete table {table}'")
 }
 
 /// Removes a table if it is this program's, and notes the outcome. A missing table counts as done, and so does a kernel without nf_tables.

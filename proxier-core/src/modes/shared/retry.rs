@@ -1,4 +1,4 @@
-//! When to retry rules that could not be restored.
+//! Time at which to retry rules that could not be restored.
 
 use std::time::Duration;
 

@@ -9,8 +9,8 @@ use crate::ports::{PortError, PortErrorKind};
 use crate::safeguard::Kernel;
 
 /// Frontends that the kernel serves, as far as it could be read.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Served {
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct ServedFrontends {
     /// The Frontends, with whether there are endpoints.
     pub(crate) frontends: BTreeMap<FrontendKey, bool>,
     /// Frontends that depend on chains whose names the new mode has too: its first pass replaces them.
@@ -19,7 +19,7 @@ pub(crate) struct Served {
     pub(crate) unread: Vec<Unread>,
 }
 
-impl Served {
+impl ServedFrontends {
     pub(crate) fn add(&mut self, key: FrontendKey, has_endpoints: bool) {
         *self.frontends.entry(key).or_default() |= has_endpoints;
     }
@@ -30,7 +30,7 @@ impl Served {
         self
     }
 
-    pub(crate) fn extend(&mut self, other: Served) {
+    pub(crate) fn extend(&mut self, other: ServedFrontends) {
         self.replaced.extend(other.replaced);
         other.frontends.into_iter().for_each(|(key, has_endpoints)| self.add(key, has_endpoints));
         self.unread.extend(other.unread);
@@ -44,7 +44,7 @@ impl Served {
     }
 }
 
-impl Kernel for Served {
+impl Kernel for ServedFrontends {
     fn serves(&self, key: &FrontendKey) -> Option<bool> {
         self.frontends.get(key).copied()
     }

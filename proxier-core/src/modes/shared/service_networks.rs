@@ -49,7 +49,7 @@ pub(crate) fn usable(
     (usable, unusable)
 }
 
-/// The first thing in this network that does not belong to Services.
+/// The first use of this network by anything but Services.
 fn obstacle(network: &Network, is_wanted: &dyn Fn(IpAddr) -> bool, facts: &NodeFacts) -> Option<String> {
     let config = facts.config();
     if let Some(own) = facts.own_addresses().find(|address| network.contains(address)) {

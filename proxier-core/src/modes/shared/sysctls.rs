@@ -7,7 +7,7 @@ use crate::plan::step::Step;
 use crate::ports::{PortError, PortErrorKind, SysctlChange, Sysctls};
 
 /// Settings of the host that the operator may change.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct HostSettings {
     /// Answer ARP only on the interface that has the address, and announce only its own (`ipvs.strictARP`): for load
@@ -30,7 +30,7 @@ pub struct HostSettings {
 
 /// A value that serving needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub(crate) struct WantedValue {
     /// Path below `/proc/sys`.
     pub path: &'static str,
     /// The value.
@@ -41,25 +41,17 @@ pub struct Wanted {
     pub optional: bool,
 }
 
-impl Wanted {
+impl WantedValue {
     fn exactly(path: &'static str, value: u32) -> Self {
-        Wanted { path, value, at_least: false, optional: false }
+        WantedValue { path, value, at_least: false, optional: false }
     }
 
     pub(crate) fn optional(path: &'static str, value: u32) -> Self {
-        Wanted { path, value, at_least: false, optional: true }
+        WantedValue { path, value, at_least: false, optional: true }
     }
 
     /// Change to write, given the present value; `None` if that fits.
-    ///
-    /// ```
-    /// use proxier_core::modes::shared::sysctls::Wanted;
-    ///
-    /// let limit = Wanted { path: "net/netfilter/nf_conntrack_max", value: 131_072, at_least: true, optional: true };
-    /// assert_eq!(limit.change(Some("262144\n")), None); // higher is fine
-    /// assert_eq!(limit.change(Some("65536")).map(|change| change.to), Some("131072".to_owned()));
-    /// ```
-    pub fn change(&self, there: Option<&str>) -> Option<SysctlChange> {
+    pub(crate) fn change(&self, there: Option<&str>) -> Option<SysctlChange> {
         let number = there.and_then(|text| text.trim().parse::<u64>().ok());
         let fits = number.is_some_and(|number| {
             let value = u64::from(self.value);
@@ -73,7 +65,7 @@ impl Wanted {
     }
 }
 
-impl fmt::Display for Wanted {
+impl fmt::Display for WantedValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} = {}", self.path, self.value)
     }
@@ -88,14 +80,14 @@ impl fmt::Display for Wanted {
 /// * `net/ipv4/vs/expire_quiescent_template`: a client with affinity leaves a real server that drains.
 /// * `net/ipv4/ip_forward`: packets to real servers on other hosts. The network plugin sets IPv6 forwarding, as with
 ///   kube-proxy.
-pub fn wanted(settings: &HostSettings, release: &str) -> Vec<Wanted> {
+pub(crate) fn wanted(settings: &HostSettings, release: &str) -> Vec<WantedValue> {
     let mut all = of_ipvs(release);
     all.extend(of_every_mode(settings));
     all
 }
 
 /// The values that are needed where Frontends of IPVS are: all if any `is_masqueraded`. What the operator asks for is always needed.
-pub(crate) fn needed(settings: &HostSettings, release: &str, serves: bool, is_masqueraded: bool) -> Vec<Wanted> {
+pub(crate) fn needed(settings: &HostSettings, release: &str, serves: bool, is_masqueraded: bool) -> Vec<WantedValue> {
     let mut all = wanted(settings, release);
     all.retain(|wanted| match wanted.path {
         IP_FORWARD | VS_CONNTRACK | VS_CONN_REUSE_MODE => is_masqueraded,
@@ -119,25 +111,25 @@ const VS_CONNTRACK: &str = "net/ipv4/vs/conntrack";
 const VS_CONN_REUSE_MODE: &str = "net/ipv4/vs/conn_reuse_mode";
 
 /// The values that only IPVS needs.
-fn of_ipvs(release: &str) -> Vec<Wanted> {
-    let mut all = vec![Wanted::exactly(VS_CONNTRACK, 1)];
+fn of_ipvs(release: &str) -> Vec<WantedValue> {
+    let mut all = vec![WantedValue::exactly(VS_CONNTRACK, 1)];
     if release_number(release).is_some_and(|release| ((4, 1)..(5, 9)).contains(&release)) {
-        all.push(Wanted::exactly(VS_CONN_REUSE_MODE, 0));
+        all.push(WantedValue::exactly(VS_CONN_REUSE_MODE, 0));
     }
-    all.push(Wanted::exactly("net/ipv4/vs/expire_nodest_conn", 1));
-    all.push(Wanted::exactly("net/ipv4/vs/expire_quiescent_template", 1));
+    all.push(WantedValue::exactly("net/ipv4/vs/expire_nodest_conn", 1));
+    all.push(WantedValue::exactly("net/ipv4/vs/expire_quiescent_template", 1));
     all
 }
 
 /// The values that every mode needs.
-pub fn of_every_mode(settings: &HostSettings) -> Vec<Wanted> {
-    let mut all = vec![Wanted::exactly(IP_FORWARD, 1)];
+pub(crate) fn of_every_mode(settings: &HostSettings) -> Vec<WantedValue> {
+    let mut all = vec![WantedValue::exactly(IP_FORWARD, 1)];
     if settings.strict_arp {
-        all.push(Wanted::exactly("net/ipv4/conf/all/arp_ignore", 1));
-        all.push(Wanted::exactly("net/ipv4/conf/all/arp_announce", 2));
+        all.push(WantedValue::exactly("net/ipv4/conf/all/arp_ignore", 1));
+        all.push(WantedValue::exactly("net/ipv4/conf/all/arp_announce", 2));
     }
     if let Some(value) = settings.conntrack_max {
-        all.push(Wanted { path: "net/netfilter/nf_conntrack_max", value, at_least: true, optional: true });
+        all.push(WantedValue { path: "net/netfilter/nf_conntrack_max", value, at_least: true, optional: true });
     }
     let secs = [
         ("net/netfilter/nf_conntrack_tcp_timeout_established", settings.tcp_established_secs),
@@ -146,30 +138,13 @@ pub fn of_every_mode(settings: &HostSettings) -> Vec<Wanted> {
         ("net/netfilter/nf_conntrack_udp_timeout", settings.udp_secs),
         ("net/netfilter/nf_conntrack_udp_timeout_stream", settings.udp_stream_secs),
     ];
-    all.extend(secs.into_iter().filter_map(|(path, value)| value.map(|value| Wanted::optional(path, value))));
+    all.extend(secs.into_iter().filter_map(|(path, value)| value.map(|value| WantedValue::optional(path, value))));
     all
 }
 
 /// The values that differ: those to write, and optional ones that may not be written from here. One that cannot be read is
 /// written all the same: a failed write says more than a failed reading.
-///
-/// ```
-/// use proxier_core::fake::FakeKernel;
-/// use proxier_core::modes::shared::sysctls::{HostSettings, changes, of_every_mode, wanted};
-///
-/// let mut settings = HostSettings::default();
-/// settings.conntrack_max = Some(131_072);
-/// let mut kernel = FakeKernel::new();
-/// kernel.set_sysctl("net/ipv4/ip_forward", Some("1"));
-/// let (write, unmet) = changes(kernel.ports().sysctls, of_every_mode(&settings));
-/// assert_eq!((write[0].path.as_str(), write[0].from.as_deref()), ("net/netfilter/nf_conntrack_max", Some("65536")));
-/// assert_eq!((write.len(), unmet.len()), (1, 0));
-/// // IPVS needs more than that, depending on the kernel's release.
-/// let of_ipvs = |release| wanted(&settings, release).into_iter().map(|one| one.to_string()).collect::<Vec<_>>();
-/// assert!(of_ipvs("5.8.18").contains(&"net/ipv4/vs/conn_reuse_mode = 0".to_owned()));
-/// assert!(!of_ipvs("6.1.0-50-amd64").contains(&"net/ipv4/vs/conn_reuse_mode = 0".to_owned()));
-/// ```
-pub fn changes(sysctls: &mut dyn Sysctls, wanted: Vec<Wanted>) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
+pub(crate) fn changes(sysctls: &mut dyn Sysctls, wanted: Vec<WantedValue>) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
     let (mut changes, mut unmet) = (Vec::new(), Vec::new());
     for wanted in wanted {
         let there = sysctls.get(wanted.path).ok();
@@ -200,7 +175,7 @@ pub(crate) fn set_guarded(
 }
 
 /// Path at which the kernel gives its release.
-pub const OSRELEASE: &str = "kernel/osrelease";
+pub(crate) const OSRELEASE: &str = "kernel/osrelease";
 
 /// The first two numbers of a release: `6.1.0-50-amd64` is (6, 1).
 fn release_number(release: &str) -> Option<(u32, u32)> {
@@ -243,10 +218,11 @@ mod tests {
 
     #[test]
     fn a_limit_is_only_raised_and_a_switch_is_exact() {
-        let limit = Wanted { path: "net/netfilter/nf_conntrack_max", value: 131_072, at_least: true, optional: true };
+        let limit =
+            WantedValue { path: "net/netfilter/nf_conntrack_max", value: 131_072, at_least: true, optional: true };
         assert_eq!(limit.change(Some("262144\n")), None);
         assert_eq!(limit.change(Some("65536")).unwrap().to, "131072");
-        let switch = Wanted::exactly("net/ipv4/ip_forward", 1);
+        let switch = WantedValue::exactly("net/ipv4/ip_forward", 1);
         assert_eq!(switch.change(Some("1")), None);
         assert_eq!(switch.change(Some("2")).unwrap().from.as_deref(), Some("2"));
         assert_eq!(switch.change(None).unwrap().from, None);

@@ -1,14 +1,14 @@
-//! Writes a table of nf_tables that this program owns: one transaction, of the state that was read, repeated without the parts that the kernel
-//! refuses.
+//! Tables of nf_tables that this program owns: read, compared with their layout, and written in one transaction, of the state that was read,
+//! repeated without the parts that the kernel refuses.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use nftables::{Chain, Rule, Set, Table, TableKey, Transaction};
+use nftables::{Chain, Element, Rule, Set, SetFlags, Table, TableFlags, TableKey, TableSnapshot, Transaction};
 
-use super::nft::{is_of_an_element, is_of_the_state, made_by_others, search};
+use super::nft::{OWNED, is_of_an_element, is_of_the_state, made_by_others, search};
 use crate::net::Family;
-use crate::plan::step::Action;
+use crate::plan::step::{Action, Part, Step};
 use crate::ports::{NotCommitted, PortError, PortErrorKind, Tables};
 
 /// Change to a table as a whole.
@@ -24,17 +24,105 @@ pub enum Fate {
     Delete,
 }
 
+/// The step of a change to a table as a whole, or to these chains.
+pub(crate) fn step(table: &TableKey, fate: Fate, chains: &[&str]) -> Step {
+    let (action, detail) = match fate {
+        Fate::Make => (Action::Add, String::new()),
+        Fate::Delete => (Action::Delete, String::new()),
+        Fate::Remake => (Action::Change, "made again: it has other flags, sets or hooks".to_owned()),
+        Fate::Keep => (Action::Change, format!("chains {}", chains.join(", "))),
+    };
+    Step::new(action, Part::Table, table).with(detail)
+}
+
 /// A chain with its rules.
 pub(crate) type ChainRules = (Chain, Vec<Rule>);
 
-/// Makes or deletes a table, makes sets, and writes chains.
+/// Layout of a table: everything but its elements.
+pub(crate) trait Layout {
+    fn to_table(&self) -> Table;
+
+    /// The sets that it always has.
+    fn sets(&self) -> impl Iterator<Item = Set>;
+
+    /// The chains that it always has, with their rules. A chain comes before those that go to it.
+    fn chains(&self) -> Vec<ChainRules>;
+}
+
+/// A table in the kernel, without the elements of its sets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Shape {
+    flags: TableFlags,
+    /// Chains by name.
+    pub(crate) chains: BTreeMap<String, ChainRules>,
+    /// Sets by name. Anonymous ones go with their rules, and are not here.
+    pub(crate) sets: BTreeMap<String, Set>,
+}
+
+impl Shape {
+    /// Takes a snapshot apart: its shape, and the elements by name of their set. `None` when the table is foreign.
+    pub(crate) fn read(snapshot: TableSnapshot) -> Option<(Self, BTreeMap<String, Vec<Element>>)> {
+        let mut shape = Shape { flags: snapshot.table.table.flags, ..Shape::default() };
+        for chain in snapshot.chains {
+            shape.chains.insert(chain.chain.key.name.as_str().to_owned(), (chain.chain, Vec::new()));
+        }
+        if !shape.chains.contains_key(OWNED) {
+            return None;
+        }
+        for rule in snapshot.rules {
+            if let Some((_, rules)) = shape.chains.get_mut(rule.chain.name.as_str()) {
+                rules.push(rule.rule);
+            }
+        }
+        let mut elements = BTreeMap::new();
+        for contents in snapshot.sets {
+            let set = contents.set.set;
+            if !set.flags.contains(SetFlags::ANONYMOUS) {
+                let name = set.key.name.as_str().to_owned();
+                elements.insert(name.clone(), contents.elements);
+                shape.sets.insert(name, set);
+            }
+        }
+        Some((shape, elements))
+    }
+
+    /// Whether the table cannot be mended, only made again: it has flags (`dormant`: no chain sees packets), or other base chains or sets than
+    /// the layout.
+    pub(crate) fn is_other(&self, layout: &impl Layout) -> bool {
+        let has = |set: Set| self.sets.get(set.key.name.as_str()).is_some_and(|found| is_kind_of(found, &set));
+        // A missing chain can be added to the table, one of another kind not be changed.
+        let is_other = |(chain, _): &ChainRules| {
+            self.chains.get(chain.key.name.as_str()).is_some_and(|(found, _)| found.base != chain.base)
+        };
+        self.flags != layout.to_table().flags || !layout.sets().all(has) || layout.chains().iter().any(is_other)
+    }
+
+    /// The rules of a chain.
+    pub(crate) fn rules(&self, chain: &str) -> Option<&Vec<Rule>> {
+        self.chains.get(chain).map(|(_, rules)| rules)
+    }
+}
+
+/// The kernel's limit for sets that rules write, where none is given (`nft_dynset_init`).
+const SIZE_BY_DEFAULT: u32 = 0xffff;
+
+/// Whether a set is of this kind.
+pub(crate) fn is_kind_of(found: &Set, wanted: &Set) -> bool {
+    found.key_type == wanted.key_type
+        && found.data == wanted.data
+        && found.all_flags() == wanted.all_flags()
+        && (found.size == wanted.size || wanted.size.is_none() && found.size == Some(SIZE_BY_DEFAULT))
+}
+
+/// Makes or deletes a table with its sets, makes other sets, and writes chains.
 pub(crate) fn write_layout(
     transaction: &mut Transaction,
     fate: Fate,
-    table: Table,
+    layout: &impl Layout,
     sets: impl IntoIterator<Item = Set>,
     chains: &[ChainRules],
 ) {
+    let table = layout.to_table();
     if matches!(fate, Fate::Remake | Fate::Delete) {
         transaction.delete_table(&table.key);
     }
@@ -45,7 +133,7 @@ pub(crate) fn write_layout(
     if is_new {
         transaction.create_table(table);
     }
-    for set in sets {
+    for set in layout.sets().filter(|_| is_new).chain(sets) {
         transaction.create_set(set);
     }
     // Chains go to each other: all of them first, then their rules.
@@ -88,7 +176,7 @@ impl<F> Default for Basis<F> {
 }
 
 /// Reads a table again; `None` when that fails or the table is foreign.
-pub(crate) type Reading<'a, F> = dyn Fn(&mut dyn Tables) -> Option<Option<F>> + 'a;
+pub(crate) type ReadAgain<'a, F> = dyn Fn(&mut dyn Tables) -> Option<Option<F>> + 'a;
 
 impl<F: PartialEq> Basis<F> {
     pub(crate) fn new(generation: Option<u32>, read: BTreeMap<Family, Option<F>>) -> Self {
@@ -103,7 +191,7 @@ impl<F: PartialEq> Basis<F> {
         &mut self,
         family: Family,
         transaction: &mut Transaction,
-        again: &Reading<'_, F>,
+        again: &ReadAgain<'_, F>,
         tables: &mut dyn Tables,
     ) -> Result<(), (NotCommitted, bool)> {
         let mut attempts = ATTEMPTS;
@@ -132,18 +220,18 @@ impl<F: PartialEq> Basis<F> {
 
 /// A transaction, with the operations that change elements of sets: the set, and whether they add or delete.
 #[derive(Debug)]
-pub(crate) struct Outgoing<S> {
+pub(crate) struct LabelledTransaction<S> {
     pub(crate) transaction: Transaction,
     pub(crate) elements: BTreeMap<usize, (S, Action)>,
 }
 
-impl<S> Default for Outgoing<S> {
+impl<S> Default for LabelledTransaction<S> {
     fn default() -> Self {
-        Outgoing { transaction: Transaction::new(), elements: BTreeMap::new() }
+        LabelledTransaction { transaction: Transaction::new(), elements: BTreeMap::new() }
     }
 }
 
-impl<S> Outgoing<S> {
+impl<S> LabelledTransaction<S> {
     /// The next operation changes elements of a set.
     pub(crate) fn note(&mut self, set: S, action: Action) {
         self.elements.insert(self.transaction.len(), (set, action));
@@ -162,7 +250,7 @@ pub(crate) trait Changes: Clone {
     /// Whether the table is made, and must not be there before.
     fn makes_table(&self) -> bool;
 
-    fn outgoing(&self) -> Outgoing<Self::Set>;
+    fn outgoing(&self) -> LabelledTransaction<Self::Set>;
 
     /// The part of an element, by its place in the operation; `None` where it belongs to none.
     fn part(&self, operation: (Self::Set, Action), element: usize) -> Option<Self::Part>;
@@ -176,7 +264,7 @@ pub(crate) trait Changes: Clone {
 
 /// Result of a transaction.
 #[derive(Debug)]
-pub(crate) struct Written<P> {
+pub(crate) struct WriteOutcome<P> {
     /// Failure of the whole, if so.
     pub(crate) failed: Option<PortError>,
     /// Parts that were left out of it.
@@ -190,10 +278,10 @@ pub(crate) struct Written<P> {
 pub(crate) fn write<'a, C: Changes, F: PartialEq>(
     mut changes: Cow<'a, C>,
     family: Family,
-    (basis, again): (&mut Basis<F>, &Reading<'_, F>),
+    (basis, again): (&mut Basis<F>, &ReadAgain<'_, F>),
     tables: &mut dyn Tables,
-) -> (Cow<'a, C>, Written<C::Part>) {
-    let mut written = Written { failed: None, refused: Vec::new(), is_surprise: false };
+) -> (Cow<'a, C>, WriteOutcome<C::Part>) {
+    let mut written = WriteOutcome { failed: None, refused: Vec::new(), is_surprise: false };
     let mut checks = CHECKS;
     loop {
         let mut outgoing = changes.outgoing();

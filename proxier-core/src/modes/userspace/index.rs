@@ -58,7 +58,7 @@ pub(super) fn listener(desired: &Desired, key: &FrontendKey) -> Option<Listener>
     desired.frontend(key).and_then(lower)
 }
 
-/// Everything that is to be listened on, sorted by key.
+/// Wanted listeners, sorted by key.
 pub(super) fn listeners(desired: &Desired) -> impl Iterator<Item = Listener> {
     desired.frontends().filter_map(lower)
 }

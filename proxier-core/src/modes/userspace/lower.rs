@@ -9,37 +9,14 @@ use crate::ports::Listener;
 use crate::service::{Frontend, Roles};
 use crate::snapshot::TrafficPolicy;
 
-/// Why SCTP is not served.
+/// Reason why SCTP is not served.
 pub const NO_SCTP: &str = "userspace mode serves TCP and UDP; SCTP needs a mode of the kernel (ipvs, nftables)";
 
 /// Listener of a Frontend, with the endpoints to which it leads. `None` for SCTP, see [`NO_SCTP`].
 ///
 /// A policy `Local` is that of the iptables mode of kube-proxy: for cluster IPs, only endpoints on this node; for
 /// all else, endpoints on this node for clients outside, and any for this node and its pods.
-///
-/// ```
-/// use proxier_core::config::Config;
-/// use proxier_core::modes::userspace::{Settings, Turned, lower};
-/// use proxier_core::net::EndpointKey;
-/// use proxier_core::service::{NodeFacts, Roles, compile_frontends};
-/// use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, TrafficPolicy};
-///
-/// let endpoint = EndpointKey::new([10, 244, 2, 9].into(), 80);
-/// let mut web = FrontendSpec::new("TCP 203.0.113.7:80".parse()?, [endpoint]);
-/// (web.roles, web.policy) = (Roles::EXTERNAL_IP, TrafficPolicy::Local);
-/// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-/// let compiled = compile_frontends(&ObjectKey::new("agent", "web"), &[web], &facts, false);
-/// let listener = lower(&compiled.frontends[0]).ok_or("SCTP")?;
-/// assert!(listener.serves_anybody() && listener.has(&endpoint));
-///
-/// // The only endpoint is on another node: pods get it, clients outside do not.
-/// let mut settings = Settings::default();
-/// settings.pods = ["10.244.1.0/24".parse()?].into();
-/// assert_eq!(listener.endpoints_for("10.244.1.7".parse()?, &settings).map(|list| list.len()), Ok(1));
-/// assert_eq!(listener.endpoints_for("198.51.100.7".parse()?, &settings), Err(Turned::Away));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub fn lower(frontend: &Frontend) -> Option<Listener> {
+pub(crate) fn lower(frontend: &Frontend) -> Option<Listener> {
     if frontend.key.protocol == Protocol::Sctp {
         return None;
     }

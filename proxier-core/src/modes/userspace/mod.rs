@@ -13,8 +13,8 @@
 //!
 //! Behaviour towards clients and endpoints:
 //!
-//! * Endpoints see this node's address as the client's. Where a Service asks for it, TCP endpoints are told the client's by a header
-//!   ([`Listener::proxy_protocol`]): the addresses and ports of the client and of the Service, as the client saw them. It is written
+//! * Endpoints see this node's address as the client's. Where a Service asks for it, TCP endpoints get the client's in a header
+//!   ([`Listener::proxy_protocol`](crate::ports::Listener::proxy_protocol)): the addresses and ports of the client and of the Service, as the client saw them. It is written
 //!   once the endpoint has answered, before anything of the client. A change counts for connections that are made afterwards.
 //!   UDP has no such header.
 //! * Endpoints take turns; a client with affinity stays with its own. An endpoint that refuses, or does not answer within 250 ms, is
@@ -46,9 +46,10 @@ mod lower;
 mod mode;
 mod plan;
 
-pub use crate::ports::{Counts, Listener, Settings, Turned};
+#[doc(hidden)]
 pub use cleanup::cleanup;
-pub use lower::{NO_SCTP, lower};
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub use lower::NO_SCTP;
 pub use mode::Options;
 pub(crate) use mode::{Mode, wanted_sysctls};
-pub use plan::Plan;

@@ -58,7 +58,7 @@ pub(crate) struct Mode {
     /// Addresses whose routes could not be added or deleted.
     unrouted: BTreeSet<IpAddr>,
     /// Present listeners and routes; `None` before they were read.
-    known: Option<Known>,
+    known: Option<KernelState>,
     /// Listeners of this process, from a reading until the plan that follows it.
     there: BTreeMap<FrontendKey, Listener>,
     /// The settings that hold.
@@ -72,22 +72,22 @@ pub(crate) struct Mode {
     /// Unwanted routes that connections still need, and the time to look again.
     kept: BTreeSet<Network>,
     look_at: Option<Moment>,
-    /// The plan that was made last, until it is carried out.
-    prepared: Prepared,
+    /// The prepared plan, until it is applied.
+    pending: PendingPlan,
 }
 
 /// Present listeners and routes.
 #[derive(Debug, Default)]
-struct Known {
+struct KernelState {
     /// The listeners, with whether there are endpoints.
     listeners: BTreeMap<FrontendKey, bool>,
     /// Our routes.
     routes: BTreeSet<Network>,
 }
 
-/// A plan, and what follows from carrying it out.
+/// Plan that was prepared and is not applied yet, with its consequences.
 #[derive(Debug, Default)]
-pub(crate) struct Prepared {
+pub(crate) struct PendingPlan {
     pub(crate) plan: Plan,
     whole: BTreeSet<Network>,
     unusable: Vec<Unusable>,
@@ -95,8 +95,8 @@ pub(crate) struct Prepared {
     now: Moment,
 }
 
-/// Values that were read besides [`Known`], before anything is planned.
-struct Readings {
+/// Values that were read besides [`KernelState`], before anything is planned.
+struct PassInputs {
     /// Listeners of this process; in a full pass only.
     there: BTreeMap<FrontendKey, Listener>,
     notices: Vec<String>,
@@ -104,9 +104,9 @@ struct Readings {
     leaving: usize,
 }
 
-impl Readings {
+impl PassInputs {
     fn read(there: BTreeMap<FrontendKey, Listener>, ports: &mut Ports<'_>) -> Self {
-        Readings { there, notices: ports.relays.notices(), leaving: ports.relays.leaving() }
+        PassInputs { there, notices: ports.relays.notices(), leaving: ports.relays.leaving() }
     }
 }
 
@@ -124,13 +124,19 @@ impl Mode {
             told: Vec::new(),
             kept: BTreeSet::new(),
             look_at: None,
-            prepared: Prepared::default(),
+            pending: PendingPlan::default(),
         }
     }
 
     /// Compares and makes the plan.
-    fn plan(&self, pass: Pass<'_>, readings: Readings, hold: &mut Hold<'_>, report: &mut Report) -> Option<Prepared> {
-        let Readings { there, notices, leaving } = readings;
+    fn plan(
+        &self,
+        pass: Pass<'_>,
+        readings: PassInputs,
+        hold: &mut Hold<'_>,
+        report: &mut Report,
+    ) -> Option<PendingPlan> {
+        let PassInputs { there, notices, leaving } = readings;
         let known = self.known.as_ref()?;
         let is_wanted = |address| self.index.needs(address);
         let (whole, unusable) =
@@ -174,13 +180,13 @@ impl Mode {
         if pass.tells_drift() {
             report.drift = self.drift(&pass, &plan, &whole);
         }
-        Some(Prepared { plan, whole, unusable, held, now: pass.now })
+        Some(PendingPlan { plan, whole, unusable, held, now: pass.now })
     }
 
     fn settings(&self, pass: &Pass<'_>) -> Settings {
         let mut own: BTreeSet<IpAddr> = host::other_addresses(pass.host, &pass.config().names).collect();
         own.extend(Family::ALL.into_iter().filter_map(|family| pass.facts.node_address(family)));
-        let pods = Family::ALL.into_iter().filter_map(|family| match PodTraffic::of(pass.facts, family) {
+        let pods = Family::ALL.into_iter().filter_map(|family| match PodTraffic::from_facts(pass.facts, family) {
             PodTraffic::Network(network) => Some(network),
             // A socket does not tell the device.
             PodTraffic::Unknown | PodTraffic::Interface(_) | PodTraffic::Prefix(_) => None,
@@ -196,7 +202,7 @@ impl Mode {
     }
 
     /// Looks at addresses that changed only.
-    fn follow_routes(&self, pass: &Pass<'_>, plan: &mut Plan, known: &Known, whole: &BTreeSet<Network>) {
+    fn follow_routes(&self, pass: &Pass<'_>, plan: &mut Plan, known: &KernelState, whole: &BTreeSet<Network>) {
         let changed: BTreeSet<IpAddr> = pass.changes.frontends().map(|(key, _)| key.address).collect();
         for address in changed.union(&self.unrouted) {
             let Some(network) = network_of(*address, whole) else { continue };
@@ -259,7 +265,7 @@ fn compare(desired: &Desired, plan: &mut Plan, mut there: BTreeMap<FrontendKey, 
 }
 
 /// Looks at listeners that changed only.
-fn follow(pass: &Pass<'_>, plan: &mut Plan, known: &Known) {
+fn follow(pass: &Pass<'_>, plan: &mut Plan, known: &KernelState) {
     for (key, _) in pass.changes.frontends() {
         match listener(pass.desired, key) {
             Some(listener) => {
@@ -329,7 +335,7 @@ impl modes::Mode for Mode {
             }
         }
         let listeners = self.there.iter().map(|(key, listener)| (*key, listener.has_endpoints)).collect();
-        self.known = Some(Known { listeners, routes });
+        self.known = Some(KernelState { listeners, routes });
         Ok(())
     }
 
@@ -340,8 +346,8 @@ impl modes::Mode for Mode {
         report: &mut Report,
         ports: &mut Ports<'_>,
     ) -> Option<Needs> {
-        let readings = Readings::read(std::mem::take(&mut self.there), ports);
-        self.prepared = self.plan(pass, readings, hold, report)?;
+        let readings = PassInputs::read(std::mem::take(&mut self.there), ports);
+        self.pending = self.plan(pass, readings, hold, report)?;
         // UDP flows that are translated belong to another mode.
         let of_udp = pass.desired.frontends().filter_map(|frontend| frontend.key.udp());
         let sweep = pass.sweep.map(|left| of_udp.chain(left.iter().copied())).into_iter().flatten();
@@ -358,7 +364,7 @@ impl modes::Mode for Mode {
         _clock: &dyn Fn() -> Moment,
         ports: &mut Ports<'_>,
     ) -> Outcome {
-        let Prepared { mut plan, whole, unusable, held, now } = std::mem::take(&mut self.prepared);
+        let PendingPlan { mut plan, whole, unusable, held, now } = std::mem::take(&mut self.pending);
         if let Some(settings) = plan.configure.take() {
             if let Err(error) = ports.relays.configure(&settings) {
                 report.unread.push(Unread::new("the relay of this process", error));
@@ -413,9 +419,9 @@ impl modes::Mode for Mode {
         desired.frontends().flat_map(|frontend| refused_of(desired, frontend)).collect()
     }
 
-    fn end_preview(&mut self) -> Work {
+    fn end_preview(&mut self) -> Box<dyn Work> {
         self.forget_kernel();
-        Work::Userspace(Box::new(std::mem::take(&mut self.prepared).plan))
+        Box::new(std::mem::take(&mut self.pending).plan)
     }
 
     fn kind(&self) -> Kind {
@@ -424,7 +430,7 @@ impl modes::Mode for Mode {
 }
 
 /// The settings of the host that listening needs: packets are not forwarded, and not tracked.
-pub(crate) fn wanted_sysctls(settings: &HostSettings) -> Vec<sysctls::Wanted> {
+pub(crate) fn wanted_sysctls(settings: &HostSettings) -> Vec<sysctls::WantedValue> {
     let of_arp = HostSettings { strict_arp: settings.strict_arp, ..HostSettings::default() };
     let mut wanted = sysctls::of_every_mode(&of_arp);
     wanted.retain(|wanted| wanted.path.starts_with("net/ipv4/conf/"));

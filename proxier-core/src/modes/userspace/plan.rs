@@ -1,7 +1,8 @@
-//! A plan: what to listen on, and what to make local.
+//! Plan of userspace mode: listeners, and routes that make addresses local.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::modes::Work;
 use crate::modes::shared::names::Names;
 use crate::net::{FrontendKey, Network};
 use crate::plan::step::{Action, Part, Step};
@@ -10,7 +11,7 @@ use crate::ports::{Listener, LocalRoute, Settings};
 /// Plan of a pass.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
-pub struct Plan {
+pub(crate) struct Plan {
     /// Settings of all listeners, where they differ from the present ones.
     pub(super) configure: Option<Settings>,
     /// Listeners that are opened or changed.
@@ -23,9 +24,8 @@ pub struct Plan {
     pub(super) delete_routes: Vec<Network>,
 }
 
-impl Plan {
-    /// Whether the plan is empty.
-    pub fn is_empty(&self) -> bool {
+impl Work for Plan {
+    fn is_empty(&self) -> bool {
         self.configure.is_none()
             && self.serve.is_empty()
             && self.close.is_empty()
@@ -33,13 +33,13 @@ impl Plan {
             && self.delete_routes.is_empty()
     }
 
-    /// The operations, in the order in which they are carried out: a port is listened on before its address leads here.
-    pub fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
+    /// A port is listened on before its address leads here.
+    fn steps<'a>(&'a self, names: &'a Names<'a>) -> Box<dyn Iterator<Item = Step> + 'a> {
         let serve = self.serve.values().map(move |(action, listener)| serve_step(*action, listener, names));
         let add = self.add_routes.iter().map(|network| route_step(Action::Add, network));
         let close = self.close.iter().map(|key| Step::new(Action::Delete, Part::Listener, key));
         let delete = self.delete_routes.iter().map(|network| route_step(Action::Delete, network));
-        serve.chain(add).chain(close).chain(delete)
+        Box::new(serve.chain(add).chain(close).chain(delete))
     }
 }
 
@@ -48,7 +48,7 @@ pub(super) fn serve_step(action: Action, listener: &Listener, names: &Names<'_>)
     let endpoints = everybody.collect::<BTreeSet<_>>().len();
     Step::new(action, Part::Listener, listener.key)
         .with(format_args!("{endpoints} endpoints"))
-        .of(names.service_of(&listener.key))
+        .of_service(names.service_of(&listener.key))
 }
 
 pub(super) fn route_step(action: Action, network: &Network) -> Step {

@@ -1,4 +1,4 @@
-//! When passes run.
+//! Times at which passes run.
 
 use std::time::Duration;
 
@@ -25,8 +25,7 @@ impl Default for Limits {
 }
 
 /// Scope of a pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pass {
     /// Objects changed since the last pass.
     Changes,
@@ -35,7 +34,7 @@ pub enum Pass {
 }
 
 /// Next pass: time and scope.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Wake {
     /// Moment from which the pass may start; in the past: now.
@@ -53,59 +52,11 @@ pub struct Wake {
 /// After a failure a full pass is due after a pause ([`Backoff`], at most the longest interval), again and again until a
 /// full pass succeeds. Meanwhile requests are served as always: one object that cannot be programmed does not delay the
 /// rest. Only a successful full pass ends the failure.
-///
-/// ```
-/// use std::time::Duration;
-/// use proxier_core::reconciler::schedule::{Limits, Pass, Schedule};
-///
-/// let at = Duration::from_secs;
-/// let mut schedule = Schedule::new(Limits { min_interval: at(1), max_interval: at(30) }, 7, at(0));
-/// assert_eq!(schedule.start(at(0)), Some(Pass::Full));
-/// schedule.request(at(1)); // while it runs
-/// schedule.done(at(2), true);
-/// assert_eq!(schedule.start(at(2)), None); // too early
-/// let wake = schedule.next().ok_or("it runs")?;
-/// assert_eq!((wake.at, wake.pass), (at(3), Pass::Changes));
-/// assert_eq!(schedule.start(at(3)), Some(Pass::Changes));
-/// schedule.done(at(3), true);
-/// assert_eq!(schedule.next().ok_or("it runs")?.at, at(32)); // full, 30 s after the first
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// After a failure:
-///
-/// ```
-/// use std::time::Duration;
-/// use proxier_core::reconciler::schedule::{Limits, Pass, Schedule};
-///
-/// let at = Duration::from_secs;
-/// let mut schedule = Schedule::new(Limits::default(), 7, at(0));
-/// assert_eq!(schedule.limits().max_interval, at(30));
-/// schedule.start(at(0));
-/// schedule.done(at(1), false);
-/// assert!(schedule.is_failing());
-/// assert_eq!((schedule.failures(), schedule.pending_since()), (1, Some(at(0))));
-/// let wake = schedule.next().ok_or("it runs")?;
-/// assert!(wake.pass == Pass::Full && wake.at <= at(2)); // a pause of 0.5 to 1 s
-/// // Other changes need not wait for that.
-/// schedule.request(at(1));
-/// assert_eq!(schedule.start(at(1)), Some(Pass::Changes));
-/// schedule.done(at(1), true);
-/// assert!(schedule.is_failing());
-///
-/// schedule.request_full(at(1));
-/// assert_eq!(schedule.start(at(1)), Some(Pass::Full));
-/// // The kernel refused one object: that is retried, and is no failure of the node.
-/// schedule.done_but_for_objects(at(1));
-/// assert!(!schedule.is_failing());
-/// assert_eq!(schedule.earliest(), at(1));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
     limits: Limits,
     backoff: Backoff,
-    /// No pass starts before this.
+    /// Time before which no pass starts.
     earliest: Moment,
     /// A full pass is due then.
     full_at: Moment,
@@ -115,11 +66,11 @@ pub struct Schedule {
     failing: Option<Moment>,
     /// A full pass is due soon to retry single objects.
     retrying: bool,
-    running: Option<Running>,
+    running: Option<RunningPass>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-struct Running {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct RunningPass {
     pass: Pass,
     /// Time at which the work of the pass was first requested.
     since: Moment,
@@ -143,7 +94,7 @@ impl Schedule {
         }
     }
 
-    /// Something was changed: a pass is due as soon as the shortest interval is over.
+    /// Requests a pass after a change; it is due as soon as the shortest interval is over.
     pub fn request(&mut self, now: Moment) {
         self.asked.get_or_insert(now);
     }
@@ -184,7 +135,7 @@ impl Schedule {
             self.full_at = Moment::MAX;
         }
         let since = self.asked.take().unwrap_or(now);
-        self.running = Some(Running { pass, since });
+        self.running = Some(RunningPass { pass, since });
         Some(pass)
     }
 
@@ -232,7 +183,7 @@ impl Schedule {
         self.failing.is_some()
     }
 
-    /// No pass starts before this moment: the end of the last one plus the shortest interval.
+    /// Moment before which no pass starts: the end of the last one plus the shortest interval.
     pub fn earliest(&self) -> Moment {
         self.earliest
     }

@@ -2,9 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, UdpSocket};
+use std::time::{Duration, Instant};
 
 use ipset::IpSpan;
+use proxier_core::config::NamePrefix;
 use proxier_core::kernel::{Change, Changes, LocalRoutes, Monitor};
+use proxier_core::modes::ipvs::sets::{NamedSet, SetKey, SetKind};
+use proxier_core::net::Family;
 use proxier_core::ports::{LocalRoute, PortErrorKind, RouteOwner};
 use testkit::{Need, kernel_test};
 
@@ -291,12 +295,43 @@ fn one_missing_part_stops_no_other() {
             assert_eq!(ports.links.create_device(DEVICE).unwrap_err().kind(), PortErrorKind::Unavailable);
         }
         assert!(ports.links.addresses().unwrap().interfaces.contains_key("lo"));
-        let set = proxier_core::modes::ipvs::sets::SetKey::new(
-            proxier_core::net::Family::V4,
-            proxier_core::modes::ipvs::sets::SetKind::ClusterIp,
-        )
-        .named(proxier_core::config::NamePrefix::KUBE);
+        let set = SetKey::new(Family::V4, SetKind::ClusterIp).named(NamePrefix::KUBE);
         ports.sets.create(set, 1).unwrap();
         assert_eq!(ports.sysctls.get("net/ipv4/ip_forward").unwrap().len(), 1);
+    });
+}
+
+/// The kernel lets go of the sets of a deleted rule a moment later.
+#[test]
+fn a_set_in_use_is_waited_for_once() {
+    kernel_test(&[Need::Root, Need::Ipset("hash:ip,port"), Need::Ipset("list:set")], || {
+        let mut world = Kernel::new();
+        let sets = world.ports().sets;
+        let names =
+            [SetKind::ClusterIp, SetKind::ExternalIp].map(|kind| SetKey::new(Family::V4, kind).named(NamePrefix::KUBE));
+        for set in &names {
+            sets.create(*set, 0).unwrap();
+        }
+        let keep = |list: &str, set: &NamedSet| {
+            run("ipset", &format!("create {list} list:set"));
+            run("ipset", &format!("add {list} {}", set.name()));
+        };
+        keep("short", &names[0]);
+        keep("long", &names[1]);
+        let rule = std::thread::spawn(|| {
+            std::thread::sleep(Duration::from_millis(300));
+            run("ipset", "destroy short");
+        });
+        sets.destroy(names[0]).unwrap();
+        rule.join().unwrap();
+        let times = [0; 2].map(|_| {
+            let start = Instant::now();
+            assert_eq!(sets.destroy(names[1]).map_err(|error| error.kind()), Err(PortErrorKind::Busy));
+            start.elapsed()
+        });
+        assert!(times[0] >= Duration::from_secs(2) && times[1] < times[0] / 2, "{times:?}");
+        run("ipset", "destroy long");
+        sets.destroy(names[1]).unwrap();
+        assert_eq!(run("ipset", "list -name"), "");
     });
 }

@@ -6,85 +6,43 @@ use std::time::Duration;
 use ipvs::{RealServer, Scheduler, VirtualServer, VirtualServerKey};
 use proxier_core::config::Config;
 use proxier_core::fake::FakeKernel;
-use proxier_core::modes::Kind;
-use proxier_core::objects::NodeObject;
-use proxier_core::plan::report::Report;
-use proxier_core::reconciler::{Options, Reconciler};
+use proxier_core::reconciler::Options;
 use serde_json::{Value, json};
+
+use crate::node::{Node, kernel};
 
 pub(crate) const V4: &str = "ip proxier-ipvs";
 
-pub(crate) fn kernel() -> FakeKernel {
-    let kernel = FakeKernel::new();
-    kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap(), "2001:db8::10".parse().unwrap()]);
-    kernel
-}
-
-pub(crate) struct Node {
-    pub(crate) kernel: FakeKernel,
-    pub(crate) proxier: Reconciler,
-    pub(crate) now: Duration,
+/// A new process.
+pub(crate) fn with(kernel: &FakeKernel, config: Config) -> Node {
+    let mut options = Options::default();
+    options.config = config;
+    options.mass_removal.share = 1.0;
+    let mut node = Node::begin(kernel, options);
+    node.addresses(&["192.0.2.10"]);
+    node
 }
 
 impl Node {
-    /// A new process.
-    pub(crate) fn with(kernel: &FakeKernel, config: Config) -> Self {
-        kernel.restart();
-        let mut options = Options::default();
-        options.mode = Kind::Ipvs;
-        options.config = config;
-        options.mass_removal.share = 1.0;
-        let now = Duration::ZERO;
-        let mut proxier = Reconciler::new("node-a", options, now);
-        let object = json!({"metadata": {"name": "node-a"},
-            "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.10"}]}});
-        proxier.set_node(&serde_json::from_value::<NodeObject>(object).unwrap(), now);
-        Node { kernel: kernel.clone(), proxier, now }
-    }
-
     /// A Service with policy `Local`; `more` is added to its spec.
     pub(crate) fn publish(&mut self, number: u16, more: &Value, nodes: &[&str]) {
         self.publish_service(number, more);
-        let endpoints: Vec<Value> = nodes
-            .iter()
-            .map(|node| {
-                let network = if *node == "node-a" { "10.244.0" } else { "10.244.7" };
-                json!({"addresses": [format!("{network}.{number}")], "nodeName": node})
-            })
-            .collect();
-        let slice = json!({
-            "metadata": {"namespace": "demo", "name": format!("web-{number}-x"),
-                "labels": {"kubernetes.io/service-name": format!("web-{number}")}},
-            "addressType": "IPv4", "ports": [{"name": "p", "port": 8080}], "endpoints": endpoints,
-        });
-        self.proxier.upsert_slice(&serde_json::from_value(slice).unwrap(), self.now);
+        let endpoint = |node: &&str| {
+            let network = if *node == "node-a" { "10.244.0" } else { "10.244.7" };
+            format!("{network}.{number}@{node}")
+        };
+        let endpoints: Vec<String> = nodes.iter().map(endpoint).collect();
+        self.slice(&format!("web-{number}"), &endpoints.iter().map(String::as_str).collect::<Vec<_>>());
     }
 
     pub(crate) fn publish_service(&mut self, number: u16, more: &Value) {
-        let mut service = json!({
-            "metadata": {"namespace": "demo", "name": format!("web-{number}")},
-            "spec": {
-                "type": "LoadBalancer", "externalTrafficPolicy": "Local", "clusterIP": format!("10.96.0.{number}"),
-                "ports": [{"name": "p", "port": 80, "nodePort": 30000 + number}],
-            },
+        let mut spec = json!({
+            "type": "LoadBalancer", "externalTrafficPolicy": "Local", "clusterIP": format!("10.96.0.{number}"),
+            "ports": [{"name": "p", "port": 80, "nodePort": 30000 + number}],
             "status": {"loadBalancer": {"ingress": [{"ip": format!("198.51.100.{number}")}]}},
         });
-        for (field, value) in more.as_object().unwrap() {
-            service["spec"][field] = value.clone();
-        }
-        self.proxier.upsert_service(&serde_json::from_value(service).unwrap(), self.now);
-    }
-
-    pub(crate) fn pass(&mut self) -> Report {
-        let at = self.proxier.next_wake().unwrap();
-        self.now = self.now.max(at);
-        let now = self.now;
-        self.proxier.pass(&|| now, &mut self.kernel.ports()).unwrap()
-    }
-
-    pub(crate) fn full_pass(&mut self) -> Report {
-        self.proxier.request_full(self.now);
-        self.pass()
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        self.service(&format!("web-{number}"), spec);
     }
 }
 
@@ -156,5 +114,95 @@ pub(crate) fn flush_ruleset(kernel: &FakeKernel) {
         let mut transaction = nftables::Transaction::new();
         transaction.delete_table(&nftables::TableKey { family, name: name.parse().unwrap() });
         client.commit(&transaction).unwrap();
+    }
+}
+
+/// Starts a process in this way, with the setting that needs marks or without.
+pub(crate) type Process = fn(&FakeKernel, bool) -> Node;
+
+/// The kernel comes to the state of a new process, after any changes in any order, with processes that die in between. Services have one of these
+/// fields more.
+pub(crate) fn comes_to_what_is_wanted(process: Process, specs: &[Value; 4], steps: &[(u8, u8, u8)]) {
+    let here = kernel();
+    make_foreign(&here, 7);
+    let mut services: BTreeMap<u16, (Value, &[&str])> = BTreeMap::new();
+    let mut node = process(&here, true).started();
+    let serving = |kernel: &FakeKernel, is_on: bool, services: &BTreeMap<u16, (Value, &[&str])>| {
+        let mut node = process(kernel, is_on);
+        for (number, (spec, nodes)) in services {
+            node.publish(*number, spec, nodes);
+        }
+        node.started()
+    };
+    for (kind, number, which) in steps {
+        let number = u16::from(number % 4) + 1;
+        match kind % 9 {
+            0..4 => {
+                let nodes: [&[&str]; 4] = [&["node-a", "node-b"], &["node-b"], &["node-a"], &[]];
+                let of = (specs[usize::from(which % 4)].clone(), nodes[usize::from(which / 4 % 4)]);
+                node.publish(number, &of.0, of.1);
+                services.insert(number, of);
+            }
+            4 => {
+                node.no_service(&format!("web-{number}"));
+                services.remove(&number);
+            }
+            5 => drop(node.pass()),
+            6 => {
+                node.pass();
+                node.now += Duration::from_secs(31);
+            }
+            7 => {
+                let extra = if which % 2 == 0 { vec!["192.0.2.20".parse().unwrap()] } else { vec![] };
+                here.set_interface("eth1", &extra);
+                node.proxier.host_changed(node.now);
+            }
+            _ => {
+                here.crash_after(u64::from(*which));
+                node.pass();
+                node = serving(&here, which % 2 == 0, &services);
+            }
+        }
+    }
+    let settled = |kernel: &FakeKernel| {
+        kernel.set_interface("eth1", &[]);
+        let mut node = serving(kernel, true, &services);
+        for _ in 0..4 {
+            let report = node.full();
+            assert!(report.is_done(), "{report:#?}");
+            while node.proxier.drains().is_some_and(|drains| !drains.is_empty()) {
+                assert!(node.pass().is_done());
+            }
+            node.now += Duration::from_secs(31);
+        }
+        assert_eq!(node.full().writes(), 0);
+        let state = kernel.state();
+        let devices: BTreeMap<String, BTreeSet<_>> =
+            state.devices.into_iter().map(|(name, all)| (name, all.into_iter().collect())).collect();
+        let places = ["local-split", "node-port-mark"].map(|name| elements(kernel, name));
+        (servers(kernel), marks(kernel), places, state.tables, devices)
+    };
+    let fresh = kernel();
+    make_foreign(&fresh, 7);
+    assert_eq!(settled(&here), settled(&fresh));
+}
+
+/// Lists that are suddenly empty are doubted: virtual servers stay, and so do marks and their places, this many.
+pub(crate) fn what_is_held_back_stays_whole(process: Process, config: &Config, spec: &Value, places: (&str, usize)) {
+    let kernel = kernel();
+    let mut node = process(&kernel, true);
+    (1..=20).for_each(|number| node.publish(number, spec, &["node-a", "node-b"]));
+    assert!(node.started().pass().is_done());
+    let all = || (servers(&kernel), marks(&kernel), elements(&kernel, places.0), elements(&kernel, "node-port-tcp"));
+    let before = all();
+    assert_eq!(before.2.len(), places.1);
+    for has_services in [false, true] {
+        let mut options = Options::default();
+        options.config = config.clone();
+        let mut node = Node::begin(&kernel, options);
+        (1..=20).filter(|_| has_services).for_each(|number| node.publish_service(number, spec));
+        let report = node.started().pass();
+        assert!(report.stopped.is_some(), "{report:#?}");
+        assert_eq!(all(), before, "has Services: {has_services}");
     }
 }

@@ -1,15 +1,17 @@
 //! A node whose kernel is in memory, with Services of namespace `demo`, for tests of the modes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
 use std::time::Duration;
 
 use iptables::{Backend, Family as Side};
 use proptest::prelude::*;
-use proxier_core::fake::FakeKernel;
+use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::Kind;
 use proxier_core::net::Family;
-use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::plan::report::Report;
+use proxier_core::ports::PortErrorKind;
 use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
@@ -20,6 +22,10 @@ pub(crate) struct Node {
     pub(crate) now: Duration,
     /// Back end whose rules are looked at.
     pub(crate) backend: Backend,
+}
+
+pub(crate) fn kernel() -> FakeKernel {
+    prepared(FakeKernel::new())
 }
 
 /// A kernel with an address of each family.
@@ -45,7 +51,7 @@ pub(crate) fn service(name: &str, mut spec: Value) -> ServiceObject {
     serde_json::from_value(json!({"metadata": metadata, "spec": spec, "status": status})).unwrap()
 }
 
-/// Endpoints of a Service, each `address@node`.
+/// Endpoints of a Service in one family, each `address@node`.
 pub(crate) fn slice(service: &str, endpoints: &[&str]) -> EndpointSliceObject {
     let one = |text: &&str| {
         let (address, node) = text.split_once('@').unwrap_or((text, "elsewhere"));
@@ -53,20 +59,31 @@ pub(crate) fn slice(service: &str, endpoints: &[&str]) -> EndpointSliceObject {
     };
     let v6 = endpoints.first().is_some_and(|text| text.contains(':'));
     serde_json::from_value(json!({
-        "metadata": {"namespace": "demo", "name": format!("{service}-1"), "labels": {"kubernetes.io/service-name": service}},
+        "metadata": {"namespace": "demo", "name": format!("{service}-{}", if v6 { 6 } else { 1 }), "labels": {"kubernetes.io/service-name": service}},
         "addressType": if v6 { "IPv6" } else { "IPv4" },
-        "ports": [{"name": "p", "port": 8080, "protocol": "TCP"}, {"name": "u", "port": 53, "protocol": "UDP"}],
+        "ports": [{"name": "p", "port": 8080, "protocol": "TCP"}, {"name": "u", "port": 5353, "protocol": "UDP"},
+            {"name": "s", "port": 99, "protocol": "SCTP"}],
         "endpoints": endpoints.iter().map(one).collect::<Vec<_>>(),
     }))
     .unwrap()
 }
 
 impl Node {
-    pub(crate) fn on(kernel: FakeKernel, options: Options) -> Self {
+    /// A new process, whose lists are not complete yet. Sockets of an earlier one have ended with it.
+    pub(crate) fn begin(kernel: &FakeKernel, options: Options) -> Self {
+        kernel.restart();
         let proxier = Reconciler::new("node-a", options, Duration::ZERO);
-        let mut node = Node { kernel, proxier, now: Duration::ZERO, backend: Backend::NfTables };
-        node.proxier.start(node.now);
-        node
+        Node { kernel: kernel.clone(), proxier, now: Duration::ZERO, backend: Backend::NfTables }
+    }
+
+    pub(crate) fn on(kernel: FakeKernel, options: Options) -> Self {
+        Node::begin(&kernel, options).started()
+    }
+
+    /// The lists are complete.
+    pub(crate) fn started(mut self) -> Self {
+        self.proxier.start(self.now);
+        self
     }
 
     /// Another process on the same kernel, which knows nothing yet.
@@ -82,6 +99,30 @@ impl Node {
         self.proxier.upsert_slice(&slice(service, endpoints), self.now);
     }
 
+    /// Services `s1` and so on, this many, with these endpoints each.
+    pub(crate) fn serve_many(&mut self, count: u8, endpoints: &[&str]) {
+        for number in 1..=count {
+            self.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+            self.slice(&format!("s{number}"), endpoints);
+        }
+    }
+
+    /// Takes a Service or an EndpointSlice.
+    pub(crate) fn take(&mut self, object: Value) {
+        if object.get("addressType").is_some() {
+            self.proxier.upsert_slice(&serde_json::from_value(object).unwrap(), self.now);
+        } else {
+            self.proxier.upsert_service(&serde_json::from_value(object).unwrap(), self.now);
+        }
+    }
+
+    /// The addresses of the Node object.
+    pub(crate) fn addresses(&mut self, addresses: &[&str]) {
+        let addresses: Vec<Value> = addresses.iter().map(|of| json!({"type": "InternalIP", "address": of})).collect();
+        let object = json!({"metadata": {"name": "node-a"}, "status": {"addresses": addresses}});
+        self.proxier.set_node(&serde_json::from_value::<NodeObject>(object).unwrap(), self.now);
+    }
+
     pub(crate) fn no_service(&mut self, name: &str) {
         self.proxier.delete_service(&ObjectKey::new("demo", name), self.now);
     }
@@ -90,7 +131,10 @@ impl Node {
     pub(crate) fn pass(&mut self) -> Report {
         self.now = self.now.max(self.proxier.next_wake().unwrap());
         let now = self.now;
-        self.proxier.pass(&|| now, &mut self.kernel.ports()).unwrap()
+        let report = self.proxier.pass(&|| now, &mut self.kernel.ports()).unwrap();
+        // Changes only where things are kept.
+        self.proxier.compact();
+        report
     }
 
     /// Runs the next pass, which has to do all that is wanted.
@@ -102,6 +146,60 @@ impl Node {
             self.counts_are_true(&report);
         }
         report
+    }
+
+    /// Runs the pass that is due now.
+    #[track_caller]
+    pub(crate) fn pass_now(&mut self) -> Report {
+        assert!(self.proxier.next_wake().is_some_and(|at| at <= self.now), "{:?}", self.proxier.next_wake());
+        self.pass()
+    }
+
+    /// Runs all passes that are due before this much time has passed.
+    pub(crate) fn run(&mut self, time: Duration) -> Vec<Report> {
+        let end = self.now + time;
+        let mut reports = Vec::new();
+        while self.proxier.next_wake().is_some_and(|at| at <= end) {
+            reports.push(self.pass());
+        }
+        self.now = end;
+        reports
+    }
+
+    /// Runs all passes of this time, which have to do all that is wanted.
+    #[track_caller]
+    pub(crate) fn settle_for(&mut self, time: Duration) -> Vec<Report> {
+        let reports = self.run(time);
+        let undone = reports.iter().find(|report| !report.is_done());
+        assert!(undone.is_none(), "{undone:#?}");
+        reports
+    }
+
+    /// As [`Node::settle_for`] a minute, which has full passes in it.
+    #[track_caller]
+    pub(crate) fn settle(&mut self) -> Vec<Report> {
+        self.settle_for(Duration::from_secs(60))
+    }
+
+    /// Each virtual server with the time of its persistence, its real servers and their weights.
+    pub(crate) fn served(&self) -> Vec<String> {
+        let snapshot = self.kernel.clone().ports().ipvs.snapshot().unwrap();
+        let lines = snapshot.entries.iter().map(|entry| {
+            let ipvs::VirtualServer { key, config } = entry.virtual_server.server;
+            let mut reals: Vec<_> = entry.real_servers.iter().map(|real| real.server).collect();
+            reals.sort_unstable();
+            let reals: Vec<String> = reals.iter().map(|real| format!(" {}*{}", real.key, real.config.weight)).collect();
+            let affinity = config.persistence.map_or(String::new(), |of| format!(" p{}", of.timeout_secs));
+            format!("{key}{affinity}{}", reals.concat())
+        });
+        let mut lines: Vec<String> = lines.collect();
+        lines.sort();
+        lines
+    }
+
+    /// Rejected fields of objects.
+    pub(crate) fn rejections(&self) -> Vec<String> {
+        self.proxier.rejections().map(ToString::to_string).collect()
     }
 
     pub(crate) fn full(&mut self) -> Report {
@@ -142,6 +240,8 @@ pub(crate) fn passes_say_whether_health_checks_change(node: &mut Node) {
     assert!(node.settles().health_checks_changed);
     node.slice("web", &["10.244.0.3", "10.244.0.2@node-a"]);
     assert!(!node.settles().health_checks_changed, "as many endpoints here as before");
+    node.service("web", checked(32002));
+    assert!(node.settles().health_checks_changed);
     // Two changes in one pass.
     node.no_service("web");
     node.service("web2", checked(32001));
@@ -149,7 +249,7 @@ pub(crate) fn passes_say_whether_health_checks_change(node: &mut Node) {
 }
 
 /// A Service among few, so that they meet.
-pub(crate) fn a_spec() -> impl Strategy<Value = Value> {
+fn a_spec() -> impl Strategy<Value = Value> {
     let optional = |text: &'static str| prop_oneof![Just(None), Just(Some(text))];
     (1..5_u8, any::<bool>(), any::<bool>(), optional("203.0.113.1"), optional("198.18.0.1"), 0..4_u8, any::<bool>())
         .prop_map(|(ip, sticky, local, external, balancer, ranges, node_port)| {
@@ -176,14 +276,74 @@ pub(crate) fn a_spec() -> impl Strategy<Value = Value> {
         })
 }
 
+/// A step of a model.
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    Service(u8, Value),
+    NoService(u8),
+    Slice(u8, Vec<u8>),
+    NoSlice(u8),
+    Pass,
+    Full,
+    Restart,
+    Fault(PortErrorKind, bool),
+}
+
+pub(crate) fn a_step() -> impl Strategy<Value = Step> {
+    let kind = prop_oneof![Just(PortErrorKind::Unknown), Just(PortErrorKind::Busy), Just(PortErrorKind::NotFound)];
+    prop_oneof![
+        6 => (0..4_u8, a_spec()).prop_map(|(name, spec)| Step::Service(name, spec)),
+        1 => (0..4_u8).prop_map(Step::NoService),
+        6 => (0..4_u8, proptest::collection::vec(0..8_u8, 0..5)).prop_map(|(name, of)| Step::Slice(name, of)),
+        1 => (0..4_u8).prop_map(Step::NoSlice),
+        6 => Just(Step::Pass),
+        1 => Just(Step::Full),
+        1 => Just(Step::Restart),
+        2 => (kind, any::<bool>()).prop_map(|(kind, takes_effect)| Step::Fault(kind, takes_effect)),
+    ]
+}
+
 /// Objects after the steps of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Objects {
-    pub(crate) services: BTreeMap<u8, Value>,
-    pub(crate) slices: BTreeMap<u8, Vec<u8>>,
+    services: BTreeMap<u8, Value>,
+    slices: BTreeMap<u8, Vec<u8>>,
 }
 
 impl Objects {
+    /// Takes a step on a node with these options, where a fault meets this call; returns the report of a pass.
+    pub(crate) fn take(&mut self, step: Step, node: &mut Node, options: &Options, call: Call) -> Option<Report> {
+        match step {
+            Step::Service(name, spec) => {
+                node.service(&format!("s{name}"), spec.clone());
+                self.services.insert(name, spec);
+            }
+            Step::NoService(name) => {
+                node.no_service(&format!("s{name}"));
+                self.services.remove(&name);
+            }
+            Step::Slice(name, endpoints) => {
+                node.slice(&format!("s{name}"), &texts(&endpoints));
+                self.slices.insert(name, endpoints);
+            }
+            Step::NoSlice(name) => {
+                node.proxier.delete_slice(&ObjectKey::new("demo", &format!("s{name}-1")), node.now);
+                self.slices.remove(&name);
+            }
+            Step::Pass => return Some(node.pass()),
+            Step::Full => return Some(node.full()),
+            Step::Restart => {
+                *node = node.next(options.clone());
+                self.give(node);
+            }
+            Step::Fault(kind, takes_effect) => {
+                let fault = Fault::new(call, kind);
+                node.kernel.fail(if takes_effect { fault.takes_effect() } else { fault });
+            }
+        }
+        None
+    }
+
     pub(crate) fn give(&self, node: &mut Node) {
         for (name, spec) in &self.services {
             node.service(&format!("s{name}"), spec.clone());
@@ -195,7 +355,7 @@ impl Objects {
 }
 
 /// Texts of endpoints, the first of which are on this node.
-pub(crate) fn texts(endpoints: &[u8]) -> Vec<&'static str> {
+fn texts(endpoints: &[u8]) -> Vec<&'static str> {
     const ALL: [&str; 8] = [
         "10.244.0.1@node-a",
         "10.244.0.2@node-a",
@@ -207,4 +367,47 @@ pub(crate) fn texts(endpoints: &[u8]) -> Vec<&'static str> {
         "10.244.1.5",
     ];
     endpoints.iter().map(|of| ALL[usize::from(*of)]).collect()
+}
+
+/// Number of writes. Finding flows to forget would count as one, though there may be none, so it is left out.
+pub(crate) fn writes(kernel: &FakeKernel) -> u64 {
+    let writes = kernel.writes();
+    writes.total() - writes.conntrack
+}
+
+/// State of the kernel in lines; a line of rules with its table. The kubelet's chain is not ours, though we may add to it.
+pub(crate) fn held(kernel: &FakeKernel) -> BTreeSet<String> {
+    let state = kernel.state();
+    let mut lines = BTreeSet::new();
+    lines.extend(state.ipvs.lines().map(|line| line.trim_end().to_owned()));
+    for (name, (create, entries)) in &state.sets {
+        lines.insert(create.clone());
+        lines.extend(entries.iter().map(|entry| format!("add {name} {entry}")));
+    }
+    for (which, text) in &state.rules {
+        let mut table = "";
+        for line in text.lines().filter(|line| !line.contains("KUBE-FIREWALL")) {
+            if line.starts_with('*') {
+                table = line;
+            } else if ["KUBE-", "AGENT-", "THEIRS"].iter().any(|of| line.contains(of)) {
+                lines.insert(format!("{which:?} {table} {line}"));
+            }
+        }
+    }
+    lines.extend(state.tables.iter().map(|(name, text)| format!("{name}: {text}")));
+    for (name, addresses) in state.devices.iter().filter(|(name, _)| *name != "lo" && *name != "eth0") {
+        lines.insert(format!("device {name}"));
+        lines.extend(addresses.iter().map(|address| format!("{address} dev {name}")));
+    }
+    lines.extend(state.routes.iter().map(|(owner, route)| format!("{owner:?} {route}")));
+    lines.extend(kernel.listeners().keys().map(|key| format!("listens on {key}")));
+    lines
+}
+
+#[track_caller]
+pub(crate) fn same(of: impl Debug, kernel: &FakeKernel, wanted: &BTreeSet<String>) {
+    let found = held(kernel);
+    let missing: Vec<_> = wanted.difference(&found).collect();
+    let more: Vec<_> = found.difference(wanted).collect();
+    assert!(missing.is_empty() && more.is_empty(), "{of:?}: missing {missing:#?}\nmore {more:#?}");
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use iptables::Rule;
 use proxier_core::config::NamePrefix;
-use proxier_core::modes::ipvs::rules::Rules;
+use proxier_core::modes::ipvs::rules::{Inputs, compile};
 use proxier_core::modes::ipvs::wanted::Wanted;
 use proxier_core::net::{ByFamily, Family};
 use proxier_core::snapshot::Rejection;
@@ -160,14 +160,14 @@ pub(crate) fn without_comments(rules: &[String]) -> Vec<String> {
 }
 
 /// The wanted rules, as `iptables-save` prints them.
-pub(crate) fn wanted_rules(rules: &Rules) -> Vec<String> {
+pub(crate) fn wanted_rules(inputs: &Inputs) -> Vec<String> {
     let host = iptables::fake::FakeHost::new();
-    let family = iptables::Family::from(rules.family());
-    for set in proxier_core::modes::ipvs::sets::SetKey::all(rules.family()) {
+    let family = iptables::Family::from(inputs.family());
+    for set in proxier_core::modes::ipvs::sets::SetKey::all(inputs.family()) {
         host.add_set(&set.named(NamePrefix::KUBE).name());
     }
     let iptables = iptables::Iptables::open(host, family, iptables::Backend::Legacy).unwrap();
-    let changes = rules.changes(&iptables.dump().unwrap()).unwrap();
+    let changes = compile(inputs).unwrap().changes(&iptables.dump().unwrap()).unwrap();
     iptables.restore(changes.transaction()).unwrap();
     self::rules(&iptables.runner().dump(family, iptables::Backend::Legacy))
 }

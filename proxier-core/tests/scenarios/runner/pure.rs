@@ -7,7 +7,7 @@ use proxier_core::config::NamePrefix;
 use proxier_core::modes::ipvs::diff::{diff, diff_changed};
 use proxier_core::modes::ipvs::index::{Index, Recorded};
 use proxier_core::modes::ipvs::observed::Observed;
-use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, compile};
+use proxier_core::modes::ipvs::rules::{Capabilities, Inputs};
 use proxier_core::modes::ipvs::servers::RealServers;
 use proxier_core::modes::ipvs::sets::SetKey;
 use proxier_core::net::Family;
@@ -87,8 +87,7 @@ impl Subject for Pure {
         }
         self.rejections = rejections;
         self.observed.host_addresses =
-            proxier_core::modes::shared::host::other_addresses(&change.world.host(), &self.facts.config().names)
-                .collect();
+            proxier_core::modes::other_addresses(&change.world.host(), &self.facts.config().names).collect();
         let config = self.facts.config();
         let everything = diff(&self.all.wanted(), &self.observed, config);
         let small = diff_changed(&self.all.wanted(), &self.observed, &noted, config);
@@ -124,7 +123,7 @@ impl Subject for Pure {
                 return Vec::new();
             }
             let inputs = Inputs::new(family, &self.all.wanted(), &self.facts, Capabilities::default());
-            printed::wanted_rules(&compile(&inputs).unwrap())
+            printed::wanted_rules(&inputs)
         };
         let mut printed = Printed {
             ipvsadm: printed::virtual_servers(&servers.to_string()),

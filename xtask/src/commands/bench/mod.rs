@@ -19,6 +19,7 @@ use crate::vm::{Vm, quote};
 
 pub(crate) const HELP: &str = "\
 Usage: cargo xtask bench [NAME...] [OPTIONS]
+       cargo xtask bench end-to-end --kubeconfig FILE [--kube-proxy PROGRAM] [--mode MODE]... [--services N] [--endpoints N] [--changes N]
        cargo xtask bench --check | --update
        cargo xtask bench table [--check]
 
@@ -44,6 +45,7 @@ Builds the benches and runs them, each comparison interleaved. Without NAME: all
   --rounds N      how often each side runs, 7 unless told
   --quick         3 rounds, fewer sizes: less than five minutes on a quiet machine
   --smoke         small numbers, 1 round, not optimised: shows only that the benches work, and keeps no results
+  --kubeconfig F  end-to-end on a real cluster (benches/README.md), on this machine; with --kube-proxy, which takes turns with proxier-demo
   --by-turns      one bench in three, others for each PROPTEST_RNG_SEED in the environment
   --check         counts instructions and allocations of the pure parts, and fails when one is more than 5 % above
                   benches/counts.json; takes less than a minute once built
@@ -101,7 +103,15 @@ struct Options {
     mode: Mode,
     counts: Option<Counts>,
     turns: Turns,
+    /// What `end-to-end` is told of a real cluster: options with their values.
+    live: Vec<(String, String)>,
 }
+
+/// Options of a run on a real cluster.
+const LIVE: [&str; 6] = ["--kubeconfig", "--kube-proxy", "--mode", "--services", "--endpoints", "--changes"];
+
+/// Those of which the name of a result tells.
+const NAMED: [&str; 3] = ["--mode", "--services", "--endpoints"];
 
 /// Number of runs of `--by-turns` that take every bench once.
 const TURNS: u64 = 3;
@@ -119,7 +129,22 @@ impl Options {
     fn command(&self, name: &str, place: Place) -> String {
         let kernel = if place == Place::Host { String::new() } else { format!(" --kernel {}", self.kernel) };
         let quick = if self.mode == Mode::Quick { " --quick" } else { "" };
-        format!("cargo xtask bench {name}{kernel}{quick} --rounds {}", self.rounds())
+        let mut live = String::new();
+        for (option, value) in &self.live {
+            // Where somebody keeps files says nothing.
+            let value = Path::new(value).file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            live.extend([" ", option, " ", value]);
+        }
+        format!("cargo xtask bench {name}{kernel}{quick}{live} --rounds {}", self.rounds())
+    }
+
+    /// End of the names of a real cluster's results.
+    fn live_name(&self) -> String {
+        let mut name = "-live".to_owned();
+        for (_, value) in self.live.iter().filter(|(option, _)| NAMED.contains(&option.as_str())) {
+            name.extend(["-", value]);
+        }
+        name
     }
 
     /// Command line of the benches' program.
@@ -127,6 +152,7 @@ impl Options {
         let mut arguments: Vec<OsString> = vec![program.into(), name.into()];
         arguments.extend(["--rounds".into(), self.rounds().to_string().into()]);
         arguments.extend(["--command".into(), self.command(name, place).into()]);
+        arguments.extend(self.live.iter().flat_map(|(option, value)| [option.into(), value.into()]));
         match self.mode {
             Mode::Full => {}
             Mode::Quick => arguments.push("--quick".into()),
@@ -134,6 +160,7 @@ impl Options {
         }
         if self.mode != Mode::Smoke {
             let stem = match place {
+                Place::Host if !self.live.is_empty() => format!("{name}{}", self.live_name()),
                 Place::Host => format!("{name}-host"),
                 _ => format!("{name}-linux-{}", self.kernel),
             };
@@ -182,6 +209,7 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
         if !options.turns.takes(number, TURNS) {
             continue;
         }
+        let place = if options.live.is_empty() { place } else { Place::Host };
         if place != Place::Machine {
             if !run_here(&options.arguments(&program, name, Place::Host, &results))? {
                 failed.push(name);
@@ -268,6 +296,7 @@ fn parse(arguments: &[OsString]) -> Result<Options> {
         mode: Mode::Full,
         counts: None,
         turns: Turns::ALL,
+        live: Vec::new(),
     };
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
@@ -286,12 +315,16 @@ fn parse(arguments: &[OsString]) -> Result<Options> {
             Some("--by-turns") => options.turns = Turns::of(&seed()),
             Some("--check") => options.counts = Some(Counts::Check),
             Some("--update") => options.counts = Some(Counts::Update),
+            Some(option) if LIVE.contains(&option) => options.live.push((option.to_owned(), value()?)),
             Some(name) if BENCHES.iter().any(|(known, _)| *known == name) => options.names.push(name.to_owned()),
             _ => return Err(Error::usage(format!("bench: unknown bench or option {}", argument.display()))),
         }
     }
     if options.counts.is_some() && arguments.len() > 1 {
         return Err(Error::usage("bench: --check and --update stand alone"));
+    }
+    if !options.live.is_empty() && options.names != ["end-to-end"] {
+        return Err(Error::usage("bench: only end-to-end runs on a real cluster"));
     }
     Ok(options)
 }
@@ -313,7 +346,15 @@ mod tests {
         assert_eq!((options.rounds(), options.mode), (9, Mode::Full));
         assert_eq!(options.names, ["ipset-fill"]);
         assert_eq!(parse(&words("--check")).unwrap().counts, Some(Counts::Check));
-        for line in ["nonsense", "--rounds 0", "--rounds", "--kernel 2.6", "--check drift", "--check --update"] {
+        for line in [
+            "nonsense",
+            "--rounds 0",
+            "--rounds",
+            "--kernel 2.6",
+            "--check drift",
+            "--check --update",
+            "drift --services 5",
+        ] {
             assert!(parse(&words(line)).is_err(), "{line}");
         }
     }
@@ -338,6 +379,12 @@ mod tests {
                 "--out",
                 "/r/quick/drift-linux-6.12"
             ]
+        );
+        let live = line("end-to-end --kubeconfig /k/c --mode ipvs --services 5", Place::Host);
+        assert_eq!(live[5], "cargo xtask bench drift --kubeconfig c --mode ipvs --services 5 --rounds 7");
+        assert_eq!(
+            live[6..],
+            ["--kubeconfig", "/k/c", "--mode", "ipvs", "--services", "5", "--out", "/r/drift-live-ipvs-5"]
         );
         assert!(!line("--smoke", Place::Host).contains(&"--out".to_owned()), "small numbers are not kept");
     }

@@ -28,9 +28,9 @@ pub(super) struct Device {
 /// Whether the kernel has a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Module {
-    /// In memory, or built into the kernel.
+    /// Loaded, or built into the kernel.
     There,
-    /// On disk, not loaded.
+    /// Module on disk that is not loaded.
     Loadable,
     Missing,
     /// The lists of modules cannot be read.

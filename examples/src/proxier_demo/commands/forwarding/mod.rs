@@ -60,7 +60,7 @@ impl Method {
     }
 }
 
-/// Something that methods need.
+/// Requirement of forwarding methods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Hint {
     methods: Vec<Method>,
@@ -78,7 +78,7 @@ struct Hint {
 pub(crate) struct Hints(Vec<Hint>);
 
 impl Hints {
-    pub(crate) fn look(config: &Config) -> Self {
+    pub(crate) fn read(config: &Config) -> Self {
         if !config.ipvs.may_ask_for.contains(MayAskFor::FORWARDING) {
             return Hints(Vec::new());
         }
@@ -416,6 +416,6 @@ mod tests {
         assert_eq!(json.as_array().unwrap().len(), hints.0.len());
         let mut config = Config::default();
         config.ipvs.may_ask_for = MayAskFor::empty();
-        assert!(Hints::look(&config).text().is_empty());
+        assert!(Hints::read(&config).text().is_empty());
     }
 }

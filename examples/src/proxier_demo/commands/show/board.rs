@@ -6,7 +6,7 @@ use ipvs::VirtualServerKey;
 use ipvs::model::{ForwardingMethod, ObservedRealServer};
 use serde_json::{Value, json};
 
-use super::rates::{PerSecond, Rated, View};
+use super::rates::{PerSecond, ServerRates, View};
 use super::terminal::Size;
 use super::{details, forwarding};
 
@@ -28,7 +28,7 @@ pub(super) fn lines(
     let mut lines = vec![summary(view), cells("VIRTUAL SERVER", &HEADS.map(str::to_owned), "SERVICE")];
     // The last line counts the rest that does not fit.
     let rows = size.map(|size| size.rows.saturating_sub(lines.len() + 1));
-    let (mut left, mut hidden) = (rows.unwrap_or(usize::MAX), Hidden::default());
+    let (mut left, mut hidden) = (rows.unwrap_or(usize::MAX), HiddenCounts::default());
     for server in &view.servers {
         if left == 0 {
             hidden.servers += 1;
@@ -55,13 +55,13 @@ pub(super) fn lines(
 
 /// Counts of servers for which there is no room.
 #[derive(Default)]
-struct Hidden {
+struct HiddenCounts {
     servers: usize,
     real: usize,
     draining: usize,
 }
 
-impl Hidden {
+impl HiddenCounts {
     fn add<'a>(&mut self, real: impl Iterator<Item = &'a (ObservedRealServer, Option<PerSecond>)>) {
         for (real, _) in real {
             self.real += 1;
@@ -70,7 +70,7 @@ impl Hidden {
     }
 
     fn line(&self) -> Option<String> {
-        let Hidden { servers, real, draining } = self;
+        let HiddenCounts { servers, real, draining } = self;
         let draining = if *draining > 0 { format!(", {draining} of them drain") } else { String::new() };
         (*servers + *real > 0)
             .then(|| format!("not shown: {servers} virtual servers with less traffic, {real} real servers{draining}"))
@@ -107,7 +107,7 @@ fn cells(first: &str, others: &[String; 6], last: &str) -> String {
     line
 }
 
-fn of_server(server: &Rated, service: Option<String>) -> String {
+fn of_server(server: &ServerRates, service: Option<String>) -> String {
     let (active, inactive) = server.connections();
     let [connections, packets, bytes] = of_rates(server.rates.as_ref());
     let weight = if server.real_servers.is_empty() { "none".to_owned() } else { String::new() };
@@ -221,7 +221,7 @@ mod tests {
     use super::*;
     use crate::proxier_demo::commands::show::rates::{History, Reading};
 
-    /// This many virtual servers with two real servers each, the second of which drains; the last is the busiest.
+    /// Reading of this many virtual servers with two real servers each, the second of which drains; the last is the busiest.
     fn reading(servers: u8, connections: u64) -> Vec<Reading> {
         let one = |last: u8| {
             let key = format!("TCP 10.96.0.{last}:80").parse().unwrap();
@@ -241,8 +241,8 @@ mod tests {
 
     fn view(servers: u8) -> View {
         let mut history = History::default();
-        history.take(reading(servers, 0), Duration::from_secs(1));
-        history.take(reading(servers, 10), Duration::from_secs(3))
+        history.compare(reading(servers, 0), Duration::from_secs(1));
+        history.compare(reading(servers, 10), Duration::from_secs(3))
     }
 
     fn service(key: &VirtualServerKey) -> Option<String> {
@@ -302,7 +302,7 @@ mod tests {
         assert_eq!((&first["perSecond"]["connections"], &first["activeConnections"]), (&json!(10.0), &json!(6)));
         assert_eq!(first["realServers"][1]["draining"], true);
         let mut history = History::default();
-        let view = history.take(reading(1, 1), Duration::ZERO);
+        let view = history.compare(reading(1, 1), Duration::ZERO);
         assert_eq!(json(&view, &service, 0.0)["virtualServers"][0]["perSecond"], Value::Null);
     }
 }

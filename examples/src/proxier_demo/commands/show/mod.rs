@@ -12,11 +12,9 @@ use ipvs::VirtualServerKey;
 use ipvs::model::{ForwardingMethod, SnapshotEntry, VirtualServer};
 use proxier_core::config::Config;
 use proxier_core::kernel::KernelPorts;
-use proxier_core::modes::ipvs::guards;
-use proxier_core::modes::ipvs::reading;
-use proxier_core::modes::shared::names::Names;
+use proxier_core::modes::{Names, ipvs as ipvs_mode};
 use proxier_core::net::FrontendKey;
-use proxier_core::service::{Desired, Indexed, NodeFacts};
+use proxier_core::service::{Desired, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node, Store};
 use serde_json::{Value, json};
 
@@ -48,10 +46,10 @@ pub async fn show(configured: &Configured, output: Output) -> ExitCode {
         entry.real_servers.sort_by_key(|real| real.server);
     }
     let (store, desired) = services(configured, &host, true).await;
-    let names = Known { names: Names::new(&store, &desired), marks };
+    let names = ServiceIndex { names: Names::new(&store, &desired), marks };
     let names_in_kernel = &configured.settings.core.names;
     let bound: Vec<String> =
-        reading::device_addresses(&host, names_in_kernel).map(|address| address.to_string()).collect();
+        ipvs_mode::device_addresses(&host, names_in_kernel).map(|address| address.to_string()).collect();
     let mut out = Out::open();
     match output {
         Output::Text => out.text(&text(&entries, &names, &configured.settings.core, &host, bound.len())),
@@ -103,12 +101,12 @@ async fn services(configured: &Configured, host: &HostAddresses, aloud: bool) ->
         None => Node::new(&configured.settings.node_name),
     };
     let facts = NodeFacts::new(&configured.settings.core, &node, host);
-    let desired = Indexed::build(&store, &facts, ()).desired;
+    let desired = Desired::build(&store, &facts);
     (store, desired)
 }
 
 /// Names and Frontends of virtual servers: the kernel does not hold these.
-struct Known<'a> {
+struct ServiceIndex<'a> {
     names: Names<'a>,
     /// Frontends of this program's firewall marks.
     marks: BTreeMap<VirtualServerKey, FrontendKey>,
@@ -116,7 +114,7 @@ struct Known<'a> {
 
 /// Frontends of this program's firewall marks. If they cannot be read, their virtual servers are shown as foreign.
 fn marks(configured: &Configured, kernel: &mut KernelPorts) -> BTreeMap<VirtualServerKey, FrontendKey> {
-    guards::marks(&configured.settings.core, kernel.ports().tables).unwrap_or_default()
+    ipvs_mode::marks(&configured.settings.core, kernel.ports().tables).unwrap_or_default()
 }
 
 /// The details of a virtual server, without its address and port.
@@ -128,7 +126,7 @@ fn details(server: &VirtualServer) -> String {
 }
 
 /// Details of a virtual server; for one of a firewall mark, with its Frontend.
-fn details_of_mark(server: &VirtualServer, names: &Known<'_>) -> String {
+fn details_of_mark(server: &VirtualServer, names: &ServiceIndex<'_>) -> String {
     match names.marks.get(&server.key) {
         Some(frontend) if frontend.address.is_unspecified() => {
             format!("{} for {frontend}, every address of the node", details(server))
@@ -138,17 +136,23 @@ fn details_of_mark(server: &VirtualServer, names: &Known<'_>) -> String {
     }
 }
 
-fn text(entries: &[SnapshotEntry], names: &Known<'_>, config: &Config, host: &HostAddresses, bound: usize) -> String {
+fn text(
+    entries: &[SnapshotEntry],
+    names: &ServiceIndex<'_>,
+    config: &Config,
+    host: &HostAddresses,
+    bound: usize,
+) -> String {
     let real: usize = entries.iter().map(|entry| entry.real_servers.len()).sum();
     // Routes that bind addresses need no such device.
-    let has_device = reading::has_device(host, &config.names) || !config.binds_by_routes();
+    let has_device = ipvs_mode::has_device(host, &config.names) || !config.binds_by_routes();
     let bound = if has_device { format!(", {bound} addresses on {}", config.names.device) } else { String::new() };
     let sum = format!("{} virtual servers, {real} real servers{bound}", entries.len());
     lines(table(entries, names).into_iter().chain([sum]))
 }
 
 /// Real servers have columns; a virtual server's details span them, with the Service behind, or below if both are long.
-fn table(entries: &[SnapshotEntry], names: &Known<'_>) -> Vec<String> {
+fn table(entries: &[SnapshotEntry], names: &ServiceIndex<'_>) -> Vec<String> {
     const HEADS: [&str; 4] = ["VIRTUAL SERVER", "WEIGHT", "ACTIVE", "INACTIVE"];
     let cells = |entry: &SnapshotEntry| -> Vec<[String; 4]> {
         let cells = |real: &ipvs::model::ObservedRealServer| {
@@ -199,7 +203,7 @@ fn table(entries: &[SnapshotEntry], names: &Known<'_>) -> Vec<String> {
 }
 
 /// The Service and port that a virtual server is for.
-fn service_of(names: &Known<'_>, key: &VirtualServerKey) -> Option<String> {
+fn service_of(names: &ServiceIndex<'_>, key: &VirtualServerKey) -> Option<String> {
     let frontend = FrontendKey::try_from(*key).ok().or_else(|| names.marks.get(key).copied());
     names.names.service_of(&frontend?)
 }
@@ -215,7 +219,7 @@ fn forwarding(method: ForwardingMethod) -> &'static str {
     }
 }
 
-fn entry_json(entry: &SnapshotEntry, names: &Known<'_>) -> Value {
+fn entry_json(entry: &SnapshotEntry, names: &ServiceIndex<'_>) -> Value {
     let server = &entry.virtual_server.server;
     json!({
         "key": server.key.to_string(),

@@ -42,7 +42,7 @@ impl PerSecond {
 
 /// A virtual server and its real servers, each with its rates.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Rated {
+pub(super) struct ServerRates {
     pub(super) server: ObservedVirtualServer,
     /// Rates since the reading before. `None`: this is the first reading.
     pub(super) rates: Option<PerSecond>,
@@ -50,7 +50,7 @@ pub(super) struct Rated {
     pub(super) real_servers: Vec<(ObservedRealServer, Option<PerSecond>)>,
 }
 
-impl Rated {
+impl ServerRates {
     pub(super) fn key(&self) -> VirtualServerKey {
         self.server.server.key
     }
@@ -70,7 +70,7 @@ pub(super) type Reading = (ObservedVirtualServer, Vec<ObservedRealServer>);
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct View {
     /// Busiest first: by connections a second, then bytes a second, then active connections, then keys.
-    pub(super) servers: Vec<Rated>,
+    pub(super) servers: Vec<ServerRates>,
     /// Sum over all virtual servers. `None`: this is the first reading.
     pub(super) total: Option<PerSecond>,
     /// Number of virtual servers added since the reading before; `went`: number of those deleted.
@@ -80,10 +80,10 @@ pub(super) struct View {
 
 /// The counters of the last reading.
 #[derive(Clone, Debug, Default)]
-pub(super) struct History(Option<Read>);
+pub(super) struct History(Option<LastReading>);
 
 #[derive(Clone, Debug)]
-struct Read {
+struct LastReading {
     at: Duration,
     servers: HashMap<VirtualServerKey, Stats>,
     real_servers: HashMap<(VirtualServerKey, RealServerKey), Stats>,
@@ -92,8 +92,8 @@ struct Read {
 impl History {
     /// Compares a complete reading with the one before, and keeps its counters for the next. `at`: time of the reading, by a clock that never goes
     /// back.
-    pub(super) fn take(&mut self, reading: Vec<Reading>, at: Duration) -> View {
-        let mut read = Read { at, servers: HashMap::new(), real_servers: HashMap::new() };
+    pub(super) fn compare(&mut self, reading: Vec<Reading>, at: Duration) -> View {
+        let mut read = LastReading { at, servers: HashMap::new(), real_servers: HashMap::new() };
         for (server, real_servers) in &reading {
             let key = server.server.key;
             read.servers.insert(key, server.stats);
@@ -117,7 +117,7 @@ impl History {
     }
 }
 
-fn rated((server, real_servers): Reading, before: Option<&Read>, at: Duration) -> Rated {
+fn rated((server, real_servers): Reading, before: Option<&LastReading>, at: Duration) -> ServerRates {
     let key = server.server.key;
     let elapsed = before.map(|before| at.saturating_sub(before.at)).unwrap_or_default();
     let known = before.and_then(|before| before.servers.get(&key));
@@ -135,10 +135,10 @@ fn rated((server, real_servers): Reading, before: Option<&Read>, at: Duration) -
         let active = b.active_connections.cmp(&a.active_connections);
         faster(of_b.as_ref(), of_a.as_ref()).then(active).then_with(|| a.server.cmp(&b.server))
     });
-    Rated { server, rates, real_servers }
+    ServerRates { server, rates, real_servers }
 }
 
-fn busiest_first(a: &Rated, b: &Rated) -> Ordering {
+fn busiest_first(a: &ServerRates, b: &ServerRates) -> Ordering {
     let active = b.connections().cmp(&a.connections());
     faster(b.rates.as_ref(), a.rates.as_ref()).then(active).then_with(|| a.key().cmp(&b.key()))
 }
@@ -217,7 +217,7 @@ mod tests {
 
     /// The last part of each address, in order.
     fn order(view: &View) -> Vec<u8> {
-        let last = |server: &Rated| server.key().to_string().split(['.', ':']).nth(3).unwrap().parse().unwrap();
+        let last = |server: &ServerRates| server.key().to_string().split(['.', ':']).nth(3).unwrap().parse().unwrap();
         view.servers.iter().map(last).collect()
     }
 
@@ -229,14 +229,14 @@ mod tests {
     fn rates_are_differences_over_time_and_the_busiest_comes_first() {
         let mut history = History::default();
         let first = vec![one(1, stats(10, 100, 1000), &[(5, stats(10, 100, 1000))]), one(2, stats(7, 7, 7), &[])];
-        let view = history.take(first, SECOND);
+        let view = history.compare(first, SECOND);
         assert_eq!((connections(&view), view.total), (vec![None, None], None));
         assert_eq!(view.servers[0].real_servers[0].1, None);
         let second = vec![
             one(1, stats(12, 110, 1500), &[(5, stats(11, 104, 1004)), (6, stats(1, 6, 496))]),
             one(2, stats(27, 7, 7), &[]),
         ];
-        let view = history.take(second, 3 * SECOND);
+        let view = history.compare(second, 3 * SECOND);
         assert_eq!((order(&view), connections(&view)), (vec![2, 1], vec![Some(10.0), Some(1.0)]));
         let rates = view.servers[1].rates.unwrap();
         let expected =
@@ -253,17 +253,17 @@ mod tests {
     #[test]
     fn servers_come_and_go() {
         let mut history = History::default();
-        history.take(vec![one(1, stats(5, 0, 0), &[]), one(2, stats(9, 0, 0), &[])], SECOND);
+        history.compare(vec![one(1, stats(5, 0, 0), &[]), one(2, stats(9, 0, 0), &[])], SECOND);
         let now = vec![one(2, stats(9, 0, 0), &[]), one(3, stats(4, 0, 0), &[(5, stats(4, 0, 0))])];
-        let view = history.take(now, 3 * SECOND);
+        let view = history.compare(now, 3 * SECOND);
         // Virtual server 3 is younger than the reading before, and so is its real server.
         assert_eq!((order(&view), connections(&view)), (vec![3, 2], vec![Some(2.0), Some(0.0)]));
         assert_eq!(view.servers[0].real_servers[0].1.unwrap().connections, 2.0);
         assert_eq!((view.came, view.went), (1, 1));
-        let view = history.take(Vec::new(), 4 * SECOND);
+        let view = history.compare(Vec::new(), 4 * SECOND);
         assert_eq!((view.came, view.went, view.total), (0, 2, Some(PerSecond::default())));
         // The server comes back and counts from zero: its rate is not below zero, and counts nothing from before it went.
-        let view = history.take(vec![one(2, stats(3, 0, 0), &[])], 5 * SECOND);
+        let view = history.compare(vec![one(2, stats(3, 0, 0), &[])], 5 * SECOND);
         assert_eq!(connections(&view), [Some(3.0)]);
     }
 

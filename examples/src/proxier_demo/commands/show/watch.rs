@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use ipvs::VirtualServerKey;
 use proxier_core::kernel::KernelPorts;
-use proxier_core::modes::Kind;
-use proxier_core::modes::select::Asked;
-use proxier_core::modes::shared::names::Names;
+use proxier_core::modes::select::RequestedMode;
+use proxier_core::modes::{Kind, Names};
 use proxier_core::net::FrontendKey;
 use proxier_core::ports::PortErrorKind;
 use proxier_core::service::Desired;
@@ -16,9 +15,9 @@ use proxier_core::snapshot::{HostAddresses, Store};
 use tokio::time::Instant;
 
 use super::board;
-use super::rates::{History, Rated, Reading, View};
+use super::rates::{History, Reading, ServerRates, View};
 use super::terminal::Screen;
-use super::{Known, failed, marks, service_of, services};
+use super::{ServiceIndex, failed, marks, service_of, services};
 use crate::proxier_demo::engine::kernel;
 use crate::proxier_demo::engine::signals::Signals;
 use crate::proxier_demo::problem::Problem;
@@ -30,7 +29,7 @@ const NAMES_AGAIN: Duration = Duration::from_secs(30);
 /// Prints all virtual servers with their rates, busiest first, at each interval, until SIGINT or SIGTERM, or until nobody reads. A terminal shows as
 /// many as fit; anything else gets a block, or a JSON object, for each reading.
 pub async fn watch(configured: &Configured, output: Output, every: Duration) -> ExitCode {
-    if let Asked::Mode(mode) = configured.settings.asked
+    if let RequestedMode::Mode(mode) = configured.settings.asked
         && let Some(reason) = lacks_rates(mode)
     {
         return failed(&Problem::new("show --watch", reason));
@@ -48,24 +47,24 @@ pub async fn watch(configured: &Configured, output: Output, every: Duration) -> 
         biased;
         () = signals.end() => ExitCode::SUCCESS,
         ended = refresh(configured, output, every, (&mut kernel, &host)) => match ended {
-            Ended::Unread => ExitCode::SUCCESS,
-            Ended::Failed(problem) => failed(&problem),
+            WatchEnd::Unread => ExitCode::SUCCESS,
+            WatchEnd::Failed(problem) => failed(&problem),
         },
     }
 }
 
-/// Why the watch ends by itself.
-enum Ended {
-    /// Nobody reads standard output any more.
+/// Reason why the watch ends by itself.
+enum WatchEnd {
+    /// Standard output has no reader any more.
     Unread,
     Failed(Problem),
 }
 
-impl From<std::io::Error> for Ended {
+impl From<std::io::Error> for WatchEnd {
     fn from(error: std::io::Error) -> Self {
         match error.kind() {
-            std::io::ErrorKind::BrokenPipe => Ended::Unread,
-            _ => Ended::Failed(Problem::new("standard output", error.to_string())),
+            std::io::ErrorKind::BrokenPipe => WatchEnd::Unread,
+            _ => WatchEnd::Failed(Problem::new("standard output", error.to_string())),
         }
     }
 }
@@ -75,7 +74,7 @@ async fn refresh(
     output: Output,
     every: Duration,
     kernel: (&mut KernelPorts, &HostAddresses),
-) -> Ended {
+) -> WatchEnd {
     match refreshes(configured, output, every, kernel).await {
         Ok(never) => match never {},
         Err(ended) => ended,
@@ -87,8 +86,8 @@ async fn refreshes(
     output: Output,
     every: Duration,
     (kernel, host): (&mut KernelPorts, &HostAddresses),
-) -> Result<std::convert::Infallible, Ended> {
-    let mut named = Named::new(services(configured, host, true).await, marks(configured, kernel));
+) -> Result<std::convert::Infallible, WatchEnd> {
+    let mut named = ServiceNames::new(services(configured, host, true).await, marks(configured, kernel));
     let mut ticks = tokio::time::interval(every);
     // A slow reading does not make the next ones come faster.
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -101,10 +100,10 @@ async fn refreshes(
         ticks.tick().await;
         let Some(reading) = read(kernel)? else { continue };
         let elapsed = begun.elapsed();
-        let view = history.take(reading, elapsed);
+        let view = history.compare(reading, elapsed);
         if named.lack(&view) {
             // The screen shows something else by now, so a source that cannot be read is no longer mentioned.
-            named = Named::new(services(configured, host, false).await, marks(configured, kernel));
+            named = ServiceNames::new(services(configured, host, false).await, marks(configured, kernel));
             named.accept(&view);
         }
         let names = named.names();
@@ -117,14 +116,14 @@ async fn refreshes(
 }
 
 /// Counters of all virtual servers. `None`: other programs kept changing the table; the next reading shows it.
-fn read(kernel: &mut KernelPorts) -> Result<Option<Vec<Reading>>, Ended> {
+fn read(kernel: &mut KernelPorts) -> Result<Option<Vec<Reading>>, WatchEnd> {
     match kernel.ports().ipvs.snapshot() {
         Ok(snapshot) => {
             let reading = snapshot.entries.into_iter().map(|entry| (entry.virtual_server, entry.real_servers));
             Ok(Some(reading.collect()))
         }
         Err(error) if error.kind() == PortErrorKind::Busy => Ok(None),
-        Err(error) => Err(Ended::Failed(Problem::new("show --watch", error.to_string()))),
+        Err(error) => Err(WatchEnd::Failed(Problem::new("show --watch", error.to_string()))),
     }
 }
 
@@ -137,7 +136,7 @@ fn line(value: &serde_json::Value) -> std::io::Result<()> {
 }
 
 /// The Services as they were read last.
-struct Named {
+struct ServiceNames {
     store: Store,
     desired: Desired,
     marks: BTreeMap<VirtualServerKey, FrontendKey>,
@@ -146,13 +145,13 @@ struct Named {
     nameless: HashSet<VirtualServerKey>,
 }
 
-impl Named {
+impl ServiceNames {
     fn new((store, desired): (Store, Desired), marks: BTreeMap<VirtualServerKey, FrontendKey>) -> Self {
-        Named { store, desired, marks, since: Instant::now(), nameless: HashSet::new() }
+        ServiceNames { store, desired, marks, since: Instant::now(), nameless: HashSet::new() }
     }
 
-    fn names(&self) -> Known<'_> {
-        Known { names: Names::new(&self.store, &self.desired), marks: self.marks.clone() }
+    fn names(&self) -> ServiceIndex<'_> {
+        ServiceIndex { names: Names::new(&self.store, &self.desired), marks: self.marks.clone() }
     }
 
     /// Whether Services should be read again: a virtual server has come that none of them names.
@@ -166,7 +165,7 @@ impl Named {
     }
 
     fn unnamed<'a>(&'a self, view: &'a View) -> impl Iterator<Item = VirtualServerKey> + 'a {
-        let keys = view.servers.iter().map(Rated::key);
+        let keys = view.servers.iter().map(ServerRates::key);
         let names = self.names();
         keys.filter(move |key| service_of(&names, key).is_none())
     }

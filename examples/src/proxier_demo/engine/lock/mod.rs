@@ -1,4 +1,4 @@
-//! One proxy on a node: a second one refuses to start and names the first.
+//! Lock that allows one proxy on a node: a second one refuses to start and names the first.
 //!
 //! The lock is a file below `/run/proxier-demo` that only root, or the user for whom root made that folder, may open, and a
 //! lock on it ([flock(2)](https://man7.org/linux/man-pages/man2/flock.2.html)) that the kernel releases when the process
@@ -140,7 +140,7 @@ fn open_folder(base: &Path) -> Result<File, Problem> {
     Ok(folder)
 }
 
-/// Whether only a trusted user can put things into this folder.
+/// Whether only a trusted user can make files in this folder.
 fn owned(folder: &File, path: &Path) -> Result<(), Problem> {
     let metadata = folder.metadata().map_err(|error| refused(path, "looked for here", &error))?;
     if !is_trusted(metadata.uid()) {
@@ -209,7 +209,7 @@ impl fmt::Display for Namespace {
     }
 }
 
-/// Who holds the lock, as the holder wrote it: process id, namespace of process ids, command.
+/// Holder of the lock, as it wrote itself down: process id, namespace of process ids, command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Holder {
     pid: u32,

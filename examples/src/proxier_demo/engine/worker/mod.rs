@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use proxier_core::config::User;
-use proxier_core::modes::ipvs::diff;
-use proxier_core::modes::ipvs::drain::Drains;
-use proxier_core::modes::shared::cleaned::Cleaned;
+use proxier_core::modes::Cleaned;
 use proxier_core::net::{ByFamily, Family};
 use proxier_core::plan::report::{Refused, Report};
 use proxier_core::reconciler::Removal;
@@ -27,12 +25,12 @@ use crate::proxier_demo::status::health::Health;
 use crate::proxier_demo::status::logging::Limiter;
 use crate::proxier_demo::status::metrics::Metrics;
 use crate::proxier_demo::status::progress::Progress;
-use crate::proxier_demo::status::service_health::{HealthCheck, Listening};
+use crate::proxier_demo::status::service_health::{HealthCheck, ListenAddresses};
 
 /// The kernel's thread's report on a pass.
-pub(crate) struct Passed {
+pub(crate) struct PassSummary {
     pub(crate) health_checks: BTreeMap<ObjectKey, HealthCheck>,
-    pub(crate) listening: Listening,
+    pub(crate) listening: ListenAddresses,
 }
 
 /// The kernel's thread.
@@ -40,10 +38,10 @@ pub(crate) struct Worker {
     health: Arc<Health>,
     recorder: Recorder,
     limiter: Limiter,
-    passed: mpsc::UnboundedSender<Passed>,
+    passed: mpsc::UnboundedSender<PassSummary>,
     triggers: Triggers,
     /// Addresses last given to the servers of Services.
-    listening: Option<Listening>,
+    listening: Option<ListenAddresses>,
     /// Progress on standard error, until the first pass has ended.
     progress: Option<Progress>,
     /// Features that the kernel turned out to lack.
@@ -74,7 +72,7 @@ impl Worker {
         inbox: mpsc::Receiver<Message>,
         health: Arc<Health>,
         recorder: Recorder,
-    ) -> Result<mpsc::UnboundedReceiver<Passed>, Problem> {
+    ) -> Result<mpsc::UnboundedReceiver<PassSummary>, Problem> {
         let problem = |error| Problem::new("", format!("no thread for the kernel ({error})"));
         // Its own runtime: the process's may end while this thread still waits.
         let clock = Builder::new_current_thread().enable_time().build().map_err(problem)?;
@@ -120,10 +118,10 @@ impl Worker {
             };
             match message {
                 Ok(message) => {
-                    self.take(engine, message);
+                    self.handle_message(engine, message);
                     // Take everything that has arrived meanwhile.
                     while let Ok(message) = inbox.try_recv() {
-                        self.take(engine, message);
+                        self.handle_message(engine, message);
                     }
                 }
                 Err(true) => return,
@@ -142,14 +140,14 @@ impl Worker {
             self.health.set_pending(pending);
             if let Some(report) = engine.pass() {
                 let is_first = self.progress.take().is_some();
-                self.tell(engine, &report, start);
+                self.report_pass(engine, &report, start);
                 let serves = report.full && !report.has_failed() && !report.waits;
                 if serves {
                     self.health.set_ready();
                 }
                 if serves && self.clean_at.is_none() {
                     let cleaned = engine.clean_up_after_processes();
-                    self.tell_cleaned(&cleaned);
+                    self.report_cleaned(&cleaned);
                     self.clean_at = Some(Instant::now() + OVERLAP);
                 }
                 if is_first {
@@ -171,11 +169,11 @@ impl Worker {
             Removal::Made(cleaned) => (cleaned, true),
             Removal::Unknown(cleaned) => (cleaned, false),
             Removal::Held(stopped) => {
-                self.tell_held(&format!("other modes' things stay: {stopped}"));
+                self.report_held(&format!("objects of other proxy modes stay: {stopped}"));
                 (Cleaned::default(), false)
             }
         };
-        self.tell_cleaned(&cleaned);
+        self.report_cleaned(&cleaned);
         let leftovers = cleaned.leftovers().count();
         self.health.metrics(|metrics| metrics.leftovers = u64::try_from(leftovers).unwrap_or(u64::MAX));
         self.is_alone = is_made && leftovers == 0;
@@ -183,25 +181,25 @@ impl Worker {
         self.clean_at = Some(Instant::now() + pause);
     }
 
-    fn tell_cleaned(&mut self, cleaned: &Cleaned) {
+    fn report_cleaned(&mut self, cleaned: &Cleaned) {
         for leftover in cleaned.leftovers() {
             if self.limiter.pass(&leftover, Instant::now()).is_some() {
                 tracing::error!("{leftover}");
-                self.recorder.tell(Regarding::Node, Reason::Leftovers, leftover);
+                self.recorder.record(Regarding::Node, Reason::Leftovers, leftover);
             }
         }
         if cleaned.removed() > 0 {
-            tracing::info!("{} things of other modes removed", cleaned.removed());
+            tracing::info!("removed {} objects left by other proxy modes", cleaned.removed());
         }
     }
 
-    fn take(&mut self, engine: &mut Engine<impl Kernel>, message: Message) {
+    fn handle_message(&mut self, engine: &mut Engine<impl Kernel>, message: Message) {
         match message {
             Message::Control(Control::Resync) => engine.request_full(),
             Message::Control(Control::HostChanged(came)) => engine.host_changed(came),
             Message::Control(Control::TablesChanged(changes)) => {
                 if engine.tables_changed(&changes) {
-                    tracing::debug!("somebody else changed nf_tables: everything is compared");
+                    tracing::debug!("another program changed nf_tables: everything is compared");
                 }
             }
             Message::Control(Control::Neighbours(found)) => engine.set_neighbours(found),
@@ -250,14 +248,14 @@ impl Worker {
                     }
                 }
                 let trigger = match &change {
-                    Change::UpsertSlice(object) => self.triggers.of(object),
+                    Change::UpsertSlice(object) => self.triggers.trigger_of(object),
                     Change::DeleteSlice(key) => {
                         self.triggers.gone(key);
                         None
                     }
                     _ => None,
                 };
-                let counts = engine.take(change, at);
+                let counts = engine.apply_change(change, at);
                 if let Some(trigger) = trigger.filter(|_| counts) {
                     self.triggers.changed(trigger);
                 }
@@ -266,7 +264,7 @@ impl Worker {
     }
 
     /// Logs a pass, and updates health and metrics.
-    fn tell(&mut self, engine: &mut Engine<impl Kernel>, report: &Report, start: Instant) {
+    fn report_pass(&mut self, engine: &mut Engine<impl Kernel>, report: &Report, start: Instant) {
         let end = Instant::now();
         let took = end.saturating_duration_since(start);
         let kind = if report.full { "full pass" } else { "pass" };
@@ -278,7 +276,7 @@ impl Worker {
             tracing::info!("{kind}: {} changes in {:.1} ms", report.writes(), took.as_secs_f64() * 1e3);
         }
         self.health.board().passed(report, took, SystemTime::now());
-        self.tell_failures(report, end);
+        self.report_failures(report, end);
         for rejection in engine.proxier().rejections() {
             let object = format!("{} {} {}", rejection.kind, rejection.key, rejection.field);
             if self.limiter.pass(&object, end).is_some() {
@@ -290,15 +288,15 @@ impl Worker {
                 };
                 if let Some(service) = service {
                     let service = Regarding::Service(service.clone());
-                    self.recorder.tell(service, Reason::InvalidField, rejection.to_string());
+                    self.recorder.record(service, Reason::InvalidField, rejection.to_string());
                 }
             }
         }
         for unmarked in engine.proxier().unmarked() {
-            if self.limiter.pass(&format!("{:?} {}", unmarked.marking, unmarked.service), end).is_some() {
+            if self.limiter.pass(&format!("{:?} {}", unmarked.mark_use, unmarked.service), end).is_some() {
                 tracing::warn!("{unmarked}");
                 let service = Regarding::Service(unmarked.service.clone());
-                self.recorder.tell(service, Reason::NotAsConfigured, unmarked.to_string());
+                self.recorder.record(service, Reason::NotAsConfigured, unmarked.to_string());
             }
         }
         // Requests from before the pass began are done.
@@ -338,7 +336,7 @@ impl Worker {
             metrics.rejected = u64::try_from(rejected).unwrap_or(u64::MAX);
             metrics.unmarked = u64::try_from(unmarked).unwrap_or(u64::MAX);
             metrics.held_back = u64::try_from(engine.proxier().held().count()).unwrap_or(u64::MAX);
-            metrics.draining = u64::try_from(engine.proxier().drains().map_or(0, Drains::len)).unwrap_or(u64::MAX);
+            metrics.draining = u64::try_from(engine.proxier().draining().count()).unwrap_or(u64::MAX);
             // Not after each change: counting walks everything.
             if report.full {
                 let of_nodes = report.refused.iter().filter(|refused| other_node(refused).is_some()).count();
@@ -352,13 +350,13 @@ impl Worker {
                 count_servers(engine, metrics);
             }
         });
-        self.tell_health_checks(engine, report);
+        self.report_health_checks(engine, report);
     }
 
-    /// Tells the servers of Services what to answer and where, if that may have changed.
-    fn tell_health_checks(&mut self, engine: &Engine<impl Kernel>, report: &Report) {
+    /// Gives the servers of Services their answers and addresses, if these may have changed.
+    fn report_health_checks(&mut self, engine: &Engine<impl Kernel>, report: &Report) {
         let facts = engine.proxier().facts();
-        let listening = Listening::of(facts);
+        let listening = ListenAddresses::from_facts(facts);
         if !report.full && !report.health_checks_changed && self.listening.as_ref() == Some(&listening) {
             return;
         }
@@ -371,7 +369,7 @@ impl Worker {
             );
             if self.limiter.once(&note) {
                 tracing::warn!("{note}");
-                self.recorder.tell(Regarding::Node, Reason::NotAsConfigured, note);
+                self.recorder.record(Regarding::Node, Reason::NotAsConfigured, note);
             }
         }
         let health_checks = engine
@@ -380,11 +378,11 @@ impl Worker {
             .health_checks()
             .map(|(key, check)| (key.clone(), HealthCheck::from(check)))
             .collect();
-        let _main_has_ended = self.passed.send(Passed { health_checks, listening });
+        let _main_has_ended = self.passed.send(PassSummary { health_checks, listening });
     }
 
     /// Sends an Event for each Service that has addresses of other Nodes, once.
-    fn tell_of_other_nodes(&mut self, report: &Report) {
+    fn report_of_other_nodes(&mut self, report: &Report) {
         let mut services: BTreeMap<&str, BTreeMap<IpAddr, &str>> = BTreeMap::new();
         for refused in &report.refused {
             if let Some(name) = other_node(refused) {
@@ -399,13 +397,13 @@ impl Worker {
             if self.limiter.once(&format!("{service}: {note}")) {
                 tracing::info!("Service {service}: {note}");
                 if let Some(service) = service_key(service) {
-                    self.recorder.tell(Regarding::Service(service), Reason::AddressOfNode, note);
+                    self.recorder.record(Regarding::Service(service), Reason::AddressOfNode, note);
                 }
             }
         }
     }
 
-    fn tell_failures(&mut self, report: &Report, now: Instant) {
+    fn report_failures(&mut self, report: &Report, now: Instant) {
         for unread in &report.unread {
             if self.limiter.pass(&unread.what, now).is_some() {
                 tracing::error!("{unread}");
@@ -415,17 +413,17 @@ impl Worker {
             if self.limiter.pass(&format!("{} {}", failure.step.name, failure.step.detail), now).is_some() {
                 tracing::error!("{failure}");
                 if let Some(service) = failure.step.service.as_deref().and_then(service_key) {
-                    self.recorder.tell(Regarding::Service(service), Reason::FailedToProgram, failure.to_string());
+                    self.recorder.record(Regarding::Service(service), Reason::FailedToProgram, failure.to_string());
                 }
             }
         }
-        self.tell_of_other_nodes(report);
+        self.report_of_other_nodes(report);
         for refused in report.refused.iter().filter(|refused| other_node(refused).is_none()) {
             let note = refused.to_string();
             if self.limiter.pass(&note, now).is_some() {
                 tracing::warn!("{note}");
                 if let Some(service) = service_key(&refused.service) {
-                    self.recorder.tell(Regarding::Service(service), Reason::AddressConflict, note);
+                    self.recorder.record(Regarding::Service(service), Reason::AddressConflict, note);
                 }
             }
         }
@@ -448,17 +446,17 @@ impl Worker {
         }
         for limit in &report.limited {
             tracing::warn!("{limit}");
-            self.recorder.tell(Regarding::Node, Reason::NotAsConfigured, limit.clone());
+            self.recorder.record(Regarding::Node, Reason::NotAsConfigured, limit.clone());
         }
         for step in &report.drift {
-            tracing::warn!("somebody else changed it, repaired: {step}");
+            tracing::warn!("changed by another program, repaired: {step}");
         }
         if let Some(stopped) = &report.stopped {
-            self.tell_held(stopped);
+            self.report_held(stopped);
         }
     }
 
-    fn tell_held(&mut self, stopped: &str) {
+    fn report_held(&mut self, stopped: &str) {
         if self.limiter.pass("held back", Instant::now()).is_some() {
             let how = "kill -USR1, or start with --allow-mass-removal, if this is intended";
             tracing::error!("{stopped}; {how} (this is process {})", std::process::id());
@@ -494,16 +492,11 @@ fn no_local_endpoints(engine: &Engine<impl Kernel>) -> [ByFamily<u64>; 2] {
 
 /// Counts own and foreign virtual servers in the kernel. Numbers that could not be read stay.
 fn count_servers(engine: &Engine<impl Kernel>, metrics: &mut Metrics) {
-    let proxier = engine.proxier();
-    let (Some(wanted), Some(observed)) = (proxier.wanted(), proxier.observed()) else { return };
-    let foreign: Vec<_> = diff::foreign(&wanted, observed, proxier.facts().config()).collect();
+    let Some(servers) = engine.proxier().servers() else { return };
     let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
-    let ours = || observed.virtual_servers.iter().filter(|(key, _)| foreign.binary_search(key).is_err());
-    metrics.virtual_servers = number(ours().count());
-    metrics.real_servers = number(ours().map(|(_, server)| server.real_servers.len()).sum());
-    metrics.foreign_virtual_servers = number(foreign.len());
-    let (split, shared) = wanted.marked();
-    (metrics.split, metrics.shared) = (number(split), number(shared));
+    (metrics.virtual_servers, metrics.real_servers) = (number(servers.virtual_servers), number(servers.real_servers));
+    metrics.foreign_virtual_servers = number(servers.foreign);
+    (metrics.split, metrics.shared) = (number(servers.split), number(servers.shared));
 }
 
 #[cfg(test)]

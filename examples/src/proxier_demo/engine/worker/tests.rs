@@ -19,7 +19,7 @@ struct Play {
     kernel: FakeKernel,
     health: Arc<Health>,
     messages: mpsc::Sender<Message>,
-    passed: mpsc::UnboundedReceiver<Passed>,
+    passed: mpsc::UnboundedReceiver<PassSummary>,
     sync_period: Duration,
 }
 

@@ -13,16 +13,16 @@ use std::time::Duration;
 use clap::{Arg, ArgAction, ArgMatches, Command as Clap};
 use proxier_core::config::EXTERNAL_IPS_GATE;
 use proxier_core::modes::Kind;
-use proxier_core::modes::select::{Asked as AskedMode, RulePrograms, candidates};
+use proxier_core::modes::select::{RequestedMode, RulePrograms, candidates};
 use proxier_core::net::Family;
 
 pub(crate) use self::flags::flags_of;
 use crate::proxier_demo::output::{self, Out};
 use crate::proxier_demo::problem::{OneLine, Problem};
-use crate::proxier_demo::settings::cli::packet::{Asked, Sender, To};
+use crate::proxier_demo::settings::cli::packet::{Sender, To, TraceRequest};
 use crate::proxier_demo::settings::duration::GoDuration;
 use crate::proxier_demo::settings::kubeproxyconfig::KubeProxyConfiguration;
-use crate::proxier_demo::settings::{Given, Settings};
+use crate::proxier_demo::settings::{Origin, Settings};
 
 /// End of the program before it starts: a text and an exit code.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,9 +78,9 @@ pub enum Output {
 pub enum Command {
     /// Keep the kernel as the Services require.
     Run {
-        /// One full sync, then exit.
+        /// Run one full sync, then exit.
         once: bool,
-        /// Only write settings that need the host's root (sysctls), then exit.
+        /// Write only the settings that need the host's root (sysctls), then exit.
         init_only: bool,
     },
     /// Print the changes that a pass would make.
@@ -95,7 +95,7 @@ pub enum Command {
     /// Print why a Service, or an address and port, is served as it is, on a node with these addresses.
     Explain(Output, String, Vec<IpAddr>),
     /// Print the way of a packet, on a node with these addresses.
-    Trace(Output, Asked, Vec<IpAddr>),
+    Trace(Output, TraceRequest, Vec<IpAddr>),
     /// Print the virtual servers in the kernel: once, or at this interval with rates.
     Show(Output, Option<Duration>),
     /// Print the requirements that this machine lacks.
@@ -150,7 +150,7 @@ pub struct Configured {
     pub allow_mass_removal: bool,
     /// `--no-fallback`: serve in the configured mode only.
     pub no_fallback: bool,
-    given: Given,
+    given: Origin,
     /// `--input-timeout`: time for which `plan`, `render`, `explain`, `trace`, `show` and `run --once` wait for an API server that sends nothing new;
     /// `None`: without limit.
     pub input_timeout: Option<Duration>,
@@ -173,7 +173,7 @@ impl Configured {
         if mode == self.settings.mode {
             return Ok(self.clone());
         }
-        let given = Given { mode: Some(mode), ..self.given.clone() };
+        let given = Origin { mode: Some(mode), ..self.given.clone() };
         let settings = Settings::check(self.settings.object.clone(), &given)?;
         Ok(Configured { settings, ..self.clone() })
     }
@@ -239,7 +239,7 @@ fn parse_dashed(mut args: Vec<OsString>) -> Result<Invocation, Ending> {
             (Some(from), Some(to)) => {
                 let device = matches.get_one::<String>("device").cloned();
                 let live = matches.get_one::<Duration>("live").copied();
-                Command::Trace(output, Asked { from: *from, to: *to, device, live }, node_addresses(&matches))
+                Command::Trace(output, TraceRequest { from: *from, to: *to, device, live }, node_addresses(&matches))
             }
             _ => return Err(Ending::bad_input(&[Problem::new("", "trace takes FROM and TO")])),
         },
@@ -282,7 +282,7 @@ impl Invocation {
                     KubeProxyConfiguration::read(path).map_err(|problem| Ending::bad_input(&[problem]))?;
                 warnings.extend(unknown.iter().map(ToString::to_string));
                 flags::set_logging(matches, &mut object);
-                (object, Given { origin: path.display().to_string(), ..Given::default() })
+                (object, Origin { origin: path.display().to_string(), ..Origin::default() })
             }
             None => self.by_flags().map_err(|problem| Ending::bad_input(&[problem]))?,
         };
@@ -323,9 +323,9 @@ impl Invocation {
         Ok(configured)
     }
 
-    fn by_flags(&self) -> Result<(KubeProxyConfiguration, Given), Problem> {
+    fn by_flags(&self) -> Result<(KubeProxyConfiguration, Origin), Problem> {
         let mut object = flags::configuration(&self.matches)?;
-        let mut given = Given { flag_of: Some(flags::flag_of), ..Given::default() };
+        let mut given = Origin { flag_of: Some(flags::flag_of), ..Origin::default() };
         for (name, host, field, off) in [
             ("healthz", "0.0.0.0", &mut object.healthz_bind_address, &mut given.no_healthz),
             ("metrics", "127.0.0.1", &mut object.metrics_bind_address, &mut given.no_metrics),
@@ -366,7 +366,7 @@ fn with_dashes(arg: OsString) -> OsString {
 
 fn clap() -> Clap {
     // Options are added only to the command that is asked for: a start needs no help texts of the other seven.
-    let command = |name: &'static str, about: &'static str| Clap::new(name).about(about).defer(furnished);
+    let command = |name: &'static str, about: &'static str| Clap::new(name).about(about).defer(add_arguments);
     Clap::new("proxier-demo")
         .about("A Kubernetes service proxy, in place of kube-proxy")
         .version(env!("CARGO_PKG_VERSION"))
@@ -394,7 +394,7 @@ fn clap() -> Clap {
 }
 
 /// A command with its options.
-fn furnished(command: Clap) -> Clap {
+fn add_arguments(command: Clap) -> Clap {
     let name = command.get_name().to_owned();
     let is_one_of = |names: &[&str]| names.contains(&name.as_str());
     let mass_removal = Arg::new("allow-mass-removal").long("allow-mass-removal").action(ArgAction::SetTrue).help(
@@ -569,7 +569,7 @@ fn localhost_not_served(settings: &Settings) -> Option<String> {
     let asked = &settings.core.node_port_addresses;
     let named: Vec<Family> = settings.core.families.iter().filter(|family| asked.names_localhost(*family)).collect();
     let options = settings.iptables();
-    let AskedMode::Mode(mode) = settings.asked else {
+    let RequestedMode::Mode(mode) = settings.asked else {
         let by_mode = "on 127.0.0.1 in nftables, iptables and userspace mode, on ::1 in userspace mode";
         return (!named.is_empty()).then(|| format!("nodePortAddresses localhost: node ports are served {by_mode}"));
     };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proxier_core::net::{FrontendKey, Protocol};
 
-/// Who sends the packet.
+/// Sender of the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sender {
     /// This node: from the address that the kernel chooses.
@@ -56,14 +56,14 @@ impl FromStr for To {
 
 /// Packet to trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
-    /// Who sends it.
+pub struct TraceRequest {
+    /// Sender.
     pub from: Sender,
     /// Destination.
     pub to: To,
     /// The device by which it comes in.
     pub device: Option<String>,
-    /// Whether the running kernel is looked at too, and how long it counts: zero for one look.
+    /// Time for which the counters of the running kernel are watched; zero: read once. `None`: the kernel is not read.
     pub live: Option<Duration>,
 }
 

@@ -17,7 +17,7 @@ use tokio::time::error::Elapsed;
 use super::objects::Status;
 use super::{credentials, kubeconfig, requests};
 use crate::proxier_demo::problem::{OneLine, Problem, causes};
-use crate::proxier_demo::sources::files::Noted;
+use crate::proxier_demo::sources::files::NotedFiles;
 
 /// Source of the server's address and of the credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl Connection {
     }
 
     /// A client by the present content of files and output of programs. `files`: those that it was made of; they stay there after a failure.
-    async fn make(&self, files: &mut Noted) -> Result<Made, Problem> {
+    async fn build(&self, files: &mut NotedFiles) -> Result<Made, Problem> {
         let mut config = match (&self.kubeconfig, &self.master) {
             (Some(path), _) => kubeconfig::config(path, files).await?,
             (None, Some(_)) => Config::new(http::Uri::from_static("http://localhost")),
@@ -91,7 +91,7 @@ impl Connection {
 }
 
 /// The account of a pod.
-fn in_pod(files: &mut Noted) -> Result<Config, InClusterError> {
+fn in_pod(files: &mut NotedFiles) -> Result<Config, InClusterError> {
     // The first reading learns where the account's files are.
     Config::incluster()?.root_cert_file.iter().for_each(|path| files.note(path));
     let mut config = Config::incluster()?;
@@ -102,7 +102,7 @@ fn in_pod(files: &mut Noted) -> Result<Config, InClusterError> {
 
 struct Made {
     current: Current,
-    files: Noted,
+    files: NotedFiles,
     /// Time when its credentials end.
     until: Option<Instant>,
     /// Whether the server does not accept this client, or this client the server.
@@ -174,8 +174,8 @@ impl Session {
     pub(crate) async fn current(&self) -> Result<Current, Problem> {
         let mut made = self.made.lock().await;
         if !made.as_ref().is_some_and(Made::is_as_new) {
-            let mut files = Noted::default();
-            match (self.connection.make(&mut files).await, &mut *made) {
+            let mut files = NotedFiles::default();
+            match (self.connection.build(&mut files).await, &mut *made) {
                 (Ok(mut new), old) => {
                     new.current.number = old.as_ref().map_or(0, |old| old.current.number.saturating_add(1));
                     *old = Some(new);
@@ -223,6 +223,10 @@ impl Session {
 pub(super) enum FailureKind {
     /// The version or the continue token is too old: list from the start.
     Expired,
+    /// The version is later than the server's: list what there is now.
+    TooNew,
+    /// The server does not know such a request: ask in another way.
+    Invalid,
     /// Credentials are wrong or too old: read them again.
     Unauthorized,
     /// The server has no such resource.
@@ -251,6 +255,11 @@ impl Failure {
         Failure { kind: FailureKind::Other, message: message.into(), retry_after: None }
     }
 
+    /// Nothing came for this time.
+    pub(super) fn silent(time: Duration) -> Self {
+        Failure::other(format!("silent for {} s", time.as_secs_f32()))
+    }
+
     fn unreachable(error: &kube::Error) -> Self {
         let causes = causes(error);
         let message = causes.trim_start_matches("ServiceError: ").trim_start_matches("client error (Connect): ");
@@ -262,11 +271,14 @@ impl Failure {
 
     /// The failure for a status, in a body or in an event.
     pub(super) fn of_status(code: u16, status: &Status) -> Self {
+        let mut causes = status.details.iter().flat_map(|details| &details.causes);
         let kind = match code {
+            400 | 422 => FailureKind::Invalid,
             401 => FailureKind::Unauthorized,
             403 => FailureKind::Forbidden,
             404 => FailureKind::Missing,
             410 => FailureKind::Expired,
+            504 if causes.any(|cause| cause.reason == "ResourceVersionTooLarge") => FailureKind::TooNew,
             // The server's reason for a version it has not seen yet, or no longer keeps.
             _ if matches!(status.reason.as_str(), "Expired" | "Gone") => FailureKind::Expired,
             _ => FailureKind::Other,
@@ -306,7 +318,7 @@ pub(super) async fn get(current: &Current, target: &str, accepts: &str, patience
     if code == StatusCode::OK {
         return Ok(answer);
     }
-    let body = answer.whole(FAILURE_BYTES).await.unwrap_or_default();
+    let body = answer.read_body(FAILURE_BYTES).await.unwrap_or_default();
     let status: Status = serde_json::from_slice(&body).unwrap_or_else(|_not_a_status| Status {
         message: String::from_utf8_lossy(&body).into_owned(),
         ..Status::default()
@@ -321,7 +333,7 @@ impl Answer {
     pub(super) async fn piece(&mut self, patience: Duration) -> Result<Option<impl AsRef<[u8]> + use<>>, Failure> {
         loop {
             let frame = tokio::time::timeout(patience, self.body.frame()).await;
-            let frame = frame.map_err(|_elapsed| Failure::other(format!("silent for {} s", patience.as_secs_f32())))?;
+            let frame = frame.map_err(|_elapsed| Failure::silent(patience))?;
             match frame {
                 None => return Ok(None),
                 Some(Err(error)) => return Err(Failure::other(causes(&error))),
@@ -335,7 +347,7 @@ impl Answer {
     }
 
     /// The whole body, of at most `room` bytes.
-    pub(super) async fn whole(&mut self, room: usize) -> Result<Vec<u8>, Failure> {
+    pub(super) async fn read_body(&mut self, room: usize) -> Result<Vec<u8>, Failure> {
         let mut whole = Vec::new();
         while let Some(piece) = self.piece(self.patience).await? {
             let piece = piece.as_ref();

@@ -103,7 +103,7 @@ fn base64(bytes: String) -> Option<String> {
 
 /// Credentials that a program printed.
 #[derive(Debug, PartialEq, Eq)]
-struct Given {
+struct ExecCredentials {
     token: Option<String>,
     /// Certificate and key of a client.
     identity: Option<(String, String)>,
@@ -111,7 +111,7 @@ struct Given {
 }
 
 /// Starts the program of a kubeconfig, and reads its output.
-fn started(exec: &ExecConfig) -> Result<Given, String> {
+fn started(exec: &ExecConfig) -> Result<ExecCredentials, String> {
     use std::io::IsTerminal as _;
     let mut command = Command::new(exec.command.as_ref().ok_or("has no command")?);
     command.args(exec.args.iter().flatten());
@@ -221,7 +221,7 @@ fn more(from: &mut Option<impl Read>, into: &mut Vec<u8>) -> bool {
 }
 
 /// Reads an `ExecCredential`.
-fn given(printed: &[u8], now: Timestamp) -> Result<Given, String> {
+fn given(printed: &[u8], now: Timestamp) -> Result<ExecCredentials, String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Status {
@@ -254,7 +254,7 @@ fn given(printed: &[u8], now: Timestamp) -> Result<Given, String> {
         Some(text) => until(&text, now).map_err(no_credentials)?,
         None => None,
     };
-    Ok(Given { token, identity, until })
+    Ok(ExecCredentials { token, identity, until })
 }
 
 /// Time at which credentials that end at this time have to be replaced; `None`: never.
@@ -304,7 +304,7 @@ mod tests {
         let of = |status: &str| given(format!("{{\"kind\":\"ExecCredential\",\"status\":{status}}}").as_bytes(), now);
         assert_eq!(
             of("{\"token\":\"a\"}").unwrap(),
-            Given { token: Some("a".to_owned()), identity: None, until: None }
+            ExecCredentials { token: Some("a".to_owned()), identity: None, until: None }
         );
         for (status, expected) in [
             ("null", "status is missing"),

@@ -7,14 +7,14 @@ use kube::Config;
 use kube::config::{KubeConfigOptions, Kubeconfig, NamedCluster};
 
 use crate::proxier_demo::problem::{Problem, causes};
-use crate::proxier_demo::sources::files::Noted;
+use crate::proxier_demo::sources::files::NotedFiles;
 
 /// The current context of this file. Notes the files that it consists of. Sends no request, starts no program.
 ///
 /// # Errors
 ///
 /// The file cannot be read, or lacks something that it refers to.
-pub(super) async fn config(path: &Path, files: &mut Noted) -> Result<Config, Problem> {
+pub(super) async fn config(path: &Path, files: &mut NotedFiles) -> Result<Config, Problem> {
     let problem = |reason: String| Problem::new(path.display().to_string(), reason);
     let unusable = |error: &dyn std::error::Error| {
         let text = causes(error);
@@ -130,7 +130,7 @@ users: [{name: u, user: {}}]
     async fn reason(text: &str) -> String {
         let path = std::env::temp_dir().join(format!("kubeconfig-{}", std::process::id()));
         std::fs::write(&path, text).unwrap();
-        let outcome = config(&path, &mut Noted::default()).await;
+        let outcome = config(&path, &mut NotedFiles::default()).await;
         std::fs::remove_file(&path).unwrap();
         let origin = format!("{}: ", path.display());
         outcome.err().map(|problem| problem.to_string().replacen(&origin, "", 1)).unwrap_or_default()
@@ -162,7 +162,8 @@ users: [{name: u, user: {}}]
         let malformed = reason("a: [b").await;
         assert!(malformed.starts_with("not a usable kubeconfig: ") && malformed.contains("line 1"), "{malformed}");
         assert_eq!(reason("").await, "not a kubeconfig: it has no contexts");
-        let missing = config(Path::new("/nonexistent/config"), &mut Noted::default()).await.err().unwrap().to_string();
+        let missing =
+            config(Path::new("/nonexistent/config"), &mut NotedFiles::default()).await.err().unwrap().to_string();
         assert!(missing.starts_with("/nonexistent/config: the kubeconfig cannot be read (No such file"), "{missing}");
     }
 }

@@ -1,19 +1,19 @@
 //! A live cluster as a source: lists and watches Services, EndpointSlices and this node's Node.
 //!
-//! Each kind is listed in pages and then watched from the list's version on. Objects are read one at a time and reported at
-//! once; memory keeps a key and a version for each. After a break the watch goes on where it was; when its version is too
-//! old, everything is listed again, only differences are reported, and objects that the list lacks are reported as missing.
+//! Each kind is one watch that begins with all objects and goes on with changes; a server that has no such watches gets a list, and a watch from its
+//! version on. Objects are read one at a time and reported at once; memory keeps a key and a version for each. After a break the watch goes on where it
+//! was; when its version is too old, all objects are asked for again, only differences are reported, and what is not among them is reported as missing.
 //! No failure ends the source: it retries after growing pauses, up to half a minute, or when the server says.
 //!
-//! kube's `watcher` is not used: it hides `Retry-After`, reads a page's objects before it hands out the first, and reports all objects again after a
+//! kube's `watcher` is not used: it hides `Retry-After`, and reports all objects again after a
 //! break; this source compares versions instead.
 
 mod client;
 mod credentials;
-mod known;
 mod kubeconfig;
 mod objects;
 pub mod requests;
+mod versions;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -42,11 +42,11 @@ use crate::proxier_demo::settings::Settings;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
-    /// Objects in a page. Default 500. Fewer when the server's pages are too large.
+    /// Objects in a page of a list that is too large as a whole. Default 500. Fewer when such pages are too large.
     pub page: usize,
-    /// Most bytes of a page. Default 64 MiB.
+    /// Most bytes of a list or page. Default 64 MiB.
     pub page_bytes: usize,
-    /// Longest wait for an answer's head, and then for each piece of it. Default 30 s.
+    /// Longest wait for an answer's head, and then for each piece of it, or for the next of all objects in a watch. Default 30 s.
     pub patience: Duration,
     /// Longest silence of a watch before it counts as broken. Servers send a bookmark each minute; default 150 s.
     pub silence: Duration,
@@ -98,11 +98,11 @@ impl Default for Options {
 
 impl Options {
     /// Options for the needs of these settings.
-    pub fn of(settings: &Settings) -> Self {
+    pub fn from_settings(settings: &Settings) -> Self {
         let needs_pod_cidr = settings.core.local_traffic == LocalTraffic::NodeCidr;
         let node_weights = settings.core.ipvs.may_ask_for.contains(MayAskFor::NODE_WEIGHTS);
         let node_addresses = settings.mode.makes_addresses_local();
-        let by_routes = settings.mode == Kind::Ipvs && settings.core.binds_by_routes();
+        let by_routes = settings.mode.makes_addresses_local_by_routes(&settings.core);
         let service_cidrs = by_routes || settings.mode == Kind::Userspace;
         Options { needs_pod_cidr, node_weights, node_addresses, service_cidrs, ..Options::default() }
     }
@@ -125,7 +125,7 @@ impl Options {
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Counters {
-    /// Lists that were completed.
+    /// Lists that were completed, also at the beginning of a watch.
     pub lists: AtomicU64,
     /// Watches that were begun.
     pub watches: AtomicU64,

@@ -1,4 +1,4 @@
-//! Reads answers of an API server: pages of lists and lines of watches, one object at a time and only the fields needed.
+//! Reads answers of an API server: lists and lines of watches, one object at a time and only the fields needed.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -290,8 +290,23 @@ impl Identity {
     }
 
     pub(super) fn is_named(&self) -> bool {
-        !self.key.ends_with('/')
+        !self.key.is_empty() && !self.key.ends_with('/')
     }
+}
+
+/// Whether this bookmark says that a watch has sent all objects.
+pub(super) fn is_end_of_list(bookmark: &str) -> bool {
+    #[derive(Deserialize)]
+    struct Bookmark {
+        metadata: Metadata,
+    }
+    #[derive(Deserialize)]
+    struct Metadata {
+        #[serde(default)]
+        annotations: BTreeMap<String, String>,
+    }
+    let annotations = serde_json::from_str(bookmark).map(|Bookmark { metadata }| metadata.annotations);
+    annotations.is_ok_and(|all| all.get("k8s.io/initial-events-end").is_some_and(|value| value == "true"))
 }
 
 /// A failure in the server's words.
@@ -308,4 +323,11 @@ pub(super) struct Status {
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct StatusDetails {
     pub(super) retry_after_seconds: Option<u32>,
+    pub(super) causes: Vec<StatusCause>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct StatusCause {
+    pub(super) reason: String,
 }

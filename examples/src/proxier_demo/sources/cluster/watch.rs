@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime};
 use tokio::time::{Instant, sleep};
 
 use super::client::{Answer, Failure, FailureKind, Session, get};
-use super::known::{Known, number};
-use super::objects::{CidrVersion, Identity, Line, Page, Resource, Status};
+use super::objects::{CidrVersion, Identity, Line, Page, Resource, Status, is_end_of_list};
+use super::versions::{Versions, number};
 use super::{Counters, Gate, Options};
 use crate::proxier_demo::message::change::{Change, unannounced};
 use crate::proxier_demo::message::{Changes, Closed};
@@ -45,26 +45,52 @@ impl From<Failure> for Stop {
     }
 }
 
-/// Next question to the server.
-#[derive(Default)]
+/// Next question to the server, and the version that it names.
 enum State {
-    /// All objects: at the start, when the server no longer has the version, and after several watches that broke.
-    #[default]
-    List,
+    /// All objects, and then changes, in one watch: at the start, when the server no longer has the version, and after several watches that broke.
+    /// They are not older than the version; without one, they are those of now, whatever was known before.
+    Stream(String),
+    /// All objects in a list, likewise not older than the version, where the server does not send them in a watch, or not to the end.
+    List(String),
     /// Changes from the version of a list that was empty, which counts once the server accepts this watch.
     Unconfirmed(String),
     /// Changes from a version on.
     Watch(String),
 }
 
+impl Default for State {
+    fn default() -> Self {
+        State::Stream(String::new())
+    }
+}
+
+impl State {
+    fn asks_for_all(&self) -> bool {
+        matches!(self, State::Stream(_) | State::List(_))
+    }
+
+    /// The question after a list that failed.
+    fn after_list(since: &str, failure: &Failure) -> Self {
+        match failure.kind {
+            // Smaller pages.
+            FailureKind::TooLarge => State::List(since.to_owned()),
+            FailureKind::Expired | FailureKind::TooNew => State::Stream(String::new()),
+            _ => State::Stream(if since == ANY { "" } else { since }.to_owned()),
+        }
+    }
+}
+
+/// The version of a list that may be as old as what the server has in memory.
+const ANY: &str = "0";
+
 /// Progress of the list or watch of a kind.
 #[derive(Default)]
 struct Place {
     state: State,
-    known: Known,
+    known: Versions,
     /// Objects in a page, if pages were too large.
     page: Option<usize>,
-    /// Consecutive watches that broke without bringing anything.
+    /// Consecutive watches that broke without bringing anything, or in the middle of all objects.
     broken: u32,
     /// Consecutive failures because the version was too old.
     expired: u32,
@@ -72,8 +98,49 @@ struct Place {
     said_absent: bool,
 }
 
+impl Place {
+    /// The question after a watch.
+    fn go_on(&mut self, stream: Stream, failure: Option<&Failure>) {
+        let Stream { version, brought, brings_all, .. } = stream;
+        let kind = failure.map(|failure| failure.kind);
+        let is_expired = matches!(kind, Some(FailureKind::Expired | FailureKind::TooNew));
+        if matches!(self.state, State::Stream(_)) {
+            self.broken += u32::from(brought);
+            // Who says when to ask again is asked the same again.
+            let has_failed = failure.is_some_and(|of| of.kind == FailureKind::Other && of.retry_after.is_none());
+            self.state = if is_expired {
+                State::Stream(String::new())
+            } else if kind == Some(FailureKind::Invalid)
+                || (has_failed && (!brought || self.broken >= BROKEN_IN_THE_MIDDLE))
+            {
+                let may_be_any = version.is_empty() && self.known.is_empty();
+                State::List(if may_be_any { ANY.to_owned() } else { version })
+            } else {
+                State::Stream(version)
+            };
+            return;
+        }
+        self.broken = if brought { 0 } else { self.broken + u32::from(failure.is_some()) };
+        // A version that came in this watch may still be too old for the next.
+        if !is_expired && !brings_all {
+            self.expired = 0;
+        }
+        self.state = match self.state {
+            _ if kind == Some(FailureKind::TooNew) => State::default(),
+            _ if is_expired || self.broken >= BROKEN_BEFORE_LIST => State::Stream(version),
+            State::Unconfirmed(_) => State::Unconfirmed(version),
+            State::Stream(_) | State::List(_) | State::Watch(_) => State::Watch(version),
+        };
+        if self.state.asks_for_all() {
+            self.broken = 0;
+        }
+    }
+}
+
 /// Number of watches in a row that broke without bringing anything, after which all objects are listed again.
 const BROKEN_BEFORE_LIST: u32 = 5;
+/// Number of watches that broke in the middle of all objects, after which these are listed.
+const BROKEN_IN_THE_MIDDLE: u32 = 2;
 /// Time after which a watch without a refusal is accepted.
 const CONFIRMED_AFTER: Duration = Duration::from_secs(1);
 /// Longest line of a watch, in bytes: an object of an API server has at most 3 MiB.
@@ -85,17 +152,13 @@ impl Watcher {
         let mut pause = Pauses::new(&self.options);
         loop {
             let started = Instant::now();
-            let (outcome, is_list) = match &place.state {
-                State::List => (self.list(&mut place).await, true),
-                State::Unconfirmed(version) | State::Watch(version) => {
-                    let version = version.clone();
-                    (self.watch(&mut place, version).await, false)
-                }
-            };
+            let asks_for_all = place.state.asks_for_all();
+            let is_list = matches!(place.state, State::List(_));
+            let outcome = if is_list { self.list(&mut place).await } else { self.watch(&mut place).await };
             match outcome {
                 Err(Stop::Closed) => return,
                 // A list was too old at once: keep the growing pause, or the server would get list requests without end.
-                Ok(_) if is_list && place.expired > 1 => {}
+                Ok(_) if asks_for_all && place.expired > 1 => {}
                 Ok(brought) => {
                     // A pause keeps servers that end watches at once from getting watches without end.
                     if brought || started.elapsed() > Duration::from_secs(1) {
@@ -106,14 +169,19 @@ impl Watcher {
                 }
                 Err(Stop::Failed(failure)) => {
                     // After a watch that brought something, or lasted, a break counts as the first failure again.
-                    let was_of_use = !is_list && !matches!(place.state, State::List) && place.broken == 0;
-                    if was_of_use || (!is_list && started.elapsed() > pause.next) {
+                    let was_of_use = !place.state.asks_for_all() && place.broken == 0;
+                    if was_of_use || (!asks_for_all && started.elapsed() > pause.next) {
                         pause.reset();
                     }
                     if self.is_absent(&failure) {
                         if self.do_without(&failure, &mut place).await == Err(Closed) {
                             return;
                         }
+                        continue;
+                    }
+                    // A server without such watches is no failure.
+                    if failure.kind == FailureKind::Invalid && matches!(place.state, State::List(_)) {
+                        tracing::debug!(resource = self.resource.plural(), "{}; asking for a list", failure.message);
                         continue;
                     }
                     self.counters.failed(self.resource.awaited(), SystemTime::now());
@@ -132,7 +200,7 @@ impl Watcher {
     /// Goes on without this kind, says so once, and waits before the next try: a person may upgrade the server or grant the right. Objects that were
     /// read before stay.
     async fn do_without(&mut self, failure: &Failure, place: &mut Place) -> Result<(), Closed> {
-        place.state = State::List;
+        place.state = State::default();
         let (what, otherwise) = if let Resource::ServiceCidrs(version) = &mut self.resource {
             if failure.kind == FailureKind::Missing && *version == CidrVersion::V1 {
                 *version = CidrVersion::V1beta1;
@@ -165,26 +233,27 @@ impl Watcher {
     async fn recover(&mut self, failure: &Failure, place: &mut Place, pauses: &mut Pauses) {
         let plural = self.resource.plural();
         if failure.kind == FailureKind::TooLarge {
-            let page = place.page.unwrap_or(self.options.page);
-            place.page = Some((page / 4).max(1));
-            tracing::warn!(resource = plural, "{}; asking for {} objects a page", failure.message, page / 4);
+            let page = place.page.map_or(self.options.page, |page| page / 4).max(1);
+            tracing::warn!(resource = plural, "{}; asking for {page} objects a page", failure.message);
             // Smaller pages need no pause; a single object that is too large is a failure like any other.
-            if page > 1 {
+            if place.page.replace(page) != Some(1) {
                 return;
             }
         }
         // An expired version is normal; only one straight after a list is a failure.
-        if failure.kind == FailureKind::Expired {
+        if matches!(failure.kind, FailureKind::Expired | FailureKind::TooNew) {
             place.expired = place.expired.saturating_add(1);
             if place.expired == 1 {
                 tracing::info!(resource = plural, "{}; listing again", failure.message);
                 return;
             }
         }
-        let pause = pauses.next(failure.retry_after);
+        // Something else is asked next.
+        let asked = failure.retry_after.filter(|_| failure.kind != FailureKind::TooNew);
+        let pause = pauses.next(asked);
         let again = pause.as_secs_f32();
         match failure.kind {
-            FailureKind::Expired => {
+            FailureKind::Expired | FailureKind::TooNew => {
                 tracing::info!(resource = plural, "{}; listing again in {again:.1} s", failure.message);
             }
             FailureKind::Forbidden => tracing::error!(
@@ -205,7 +274,7 @@ impl Watcher {
             }
             _ => tracing::warn!(resource = plural, "{}; trying again in {again:.1} s", failure.message),
         }
-        match failure.retry_after {
+        match asked {
             Some(_) => sleep(pause).await,
             None => self.session.pause(pause, self.used.load(Ordering::Relaxed)).await,
         }
@@ -222,47 +291,74 @@ impl Watcher {
         answer
     }
 
-    /// Lists all objects, and reports those that are new, changed or missing.
+    /// Lists all objects, and reports those that are new, changed or missing. Page by page only if the whole was too large: the server reads pages from
+    /// its database.
     async fn list(&self, place: &mut Place) -> Result<bool, Stop> {
+        let State::List(since) = &place.state else { return Ok(false) };
+        let since = since.clone();
+        let outcome = self.list_since(place, if place.page.is_some() { "" } else { &since }).await;
+        if let Err(Stop::Failed(failure)) = &outcome {
+            place.state = State::after_list(&since, failure);
+        }
+        outcome.map(|()| true)
+    }
+
+    async fn list_since(&self, place: &mut Place, since: &str) -> Result<(), Stop> {
+        let plural = self.resource.plural();
         let mut version: Option<String> = None;
         let mut next: Option<String> = None;
         let mut is_empty = true;
-        place.known.begin_list();
-        if let Some(kind) = self.resource.object_kind() {
-            self.changes.send(Change::Listing(kind)).await?;
-        }
+        self.begin_list(place, since).await?;
         loop {
-            let limit = place.page.unwrap_or(self.options.page);
-            let mut target = format!("{}&limit={limit}", self.resource.target());
+            let mut target = self.resource.target();
+            if let Some(limit) = place.page {
+                target.extend(["&limit=", &limit.to_string()]);
+            }
             if let Some(token) = &next {
                 target.push_str("&continue=");
                 target.extend(token.bytes().map(encoded));
+            } else if !since.is_empty() {
+                target.extend(["&resourceVersion=", since]);
             }
-            let body = self.get(&target).await?.whole(self.options.page_bytes).await?;
-            let page: Page<'_> = serde_json::from_slice(&body).map_err(|error| {
-                Failure::other(format!("the list of {} is not one: {error}", self.resource.plural()))
-            })?;
-            if page.metadata.resource_version.is_empty() {
-                return Err(Failure::other(format!("the list of {} has no version", self.resource.plural())).into());
+            let body = self.get(&target).await?.read_body(self.options.page_bytes).await?;
+            let page: Page<'_> = serde_json::from_slice(&body)
+                .map_err(|error| Failure::other(format!("the list of {plural} is not one: {error}")))?;
+            let found = page.metadata.resource_version;
+            if found.is_empty() {
+                return Err(Failure::other(format!("the list of {plural} has no version")).into());
             }
+            check_not_before(&found, since)?;
             // All pages of a list show one moment. A page of another moment may lack objects that the first pages did not have yet, or is an empty
             // answer that came from somewhere else.
-            let found = page.metadata.resource_version;
             let first = version.get_or_insert_with(|| found.clone());
             if *first != found {
-                let plural = self.resource.plural();
                 let message = format!("the list of {plural} began at version {first} and went on at version {found}");
                 return Err(Failure::other(message).into());
             }
             for item in page.items {
                 is_empty = false;
-                self.take_item(&mut place.known, item.get()).await?;
+                let identity = Identity::of(item.get()).unwrap_or_default();
+                self.apply_event(&mut place.known, &identity, item.get()).await?;
             }
             next = page.metadata.next.filter(|token| !token.is_empty());
             if next.is_none() {
                 break;
             }
         }
+        Ok(self.end_list(place, version.unwrap_or_default(), is_empty).await?)
+    }
+
+    /// All objects will come, not older than this version.
+    async fn begin_list(&self, place: &mut Place, since: &str) -> Result<(), Closed> {
+        place.known.begin_list(since.is_empty());
+        match self.resource.object_kind() {
+            Some(kind) => self.changes.send(Change::Listing(kind)).await,
+            None => Ok(()),
+        }
+    }
+
+    /// All objects have come, as of this version: others are gone.
+    async fn end_list(&self, place: &mut Place, version: String, is_empty: bool) -> Result<(), Closed> {
         let gone: Vec<Change> = place.known.end_list().iter().map(|key| self.resource.gone(key)).collect();
         for change in unannounced(gone) {
             self.changes.send(change).await?;
@@ -273,14 +369,12 @@ impl Watcher {
         // The API server itself has a Service and an EndpointSlice. A list without any may come from a server that is just starting, or from
         // something else at its address: a process that believes its first list would then compare the kernel with the part of the next list that has
         // arrived. So an empty list counts once its version can be watched.
-        let version = version.unwrap_or_default();
         if is_empty && !matches!(self.resource, Resource::Node(_) | Resource::AllNodes { .. }) {
             place.state = State::Unconfirmed(version);
-        } else {
-            place.state = State::Watch(version);
-            self.listed().await?;
+            return Ok(());
         }
-        Ok(true)
+        place.state = State::Watch(version);
+        self.listed().await
     }
 
     /// The list counts.
@@ -298,11 +392,12 @@ impl Watcher {
         self.listed().await
     }
 
-    async fn take_item(&self, known: &mut Known, text: &str) -> Result<(), Closed> {
-        let Some(identity) = Identity::of(text).filter(Identity::is_named) else {
+    /// Takes an object of a list or of an event, and reports it if it is new or changed.
+    async fn apply_event(&self, known: &mut Versions, identity: &Identity, text: &str) -> Result<(), Closed> {
+        if !identity.is_named() {
             return self.unreadable("", String::new(), "an object without a name".to_owned()).await;
-        };
-        if known.list_item(&identity.key, number(&identity.version)) {
+        }
+        if known.record(&identity.key, number(&identity.version)) {
             self.report(&identity.key, text).await
         } else {
             Ok(())
@@ -324,54 +419,62 @@ impl Watcher {
 
     async fn unreadable(&self, key: &str, field: String, reason: String) -> Result<(), Closed> {
         Counters::count(&self.counters.unreadable);
-        let problem = Problem::new("API server", reason).of(format!("{} {key}", self.resource.kind())).at(field);
+        let problem = Problem::new("API server", reason).about(format!("{} {key}", self.resource.kind())).at(field);
         self.changes.send(Change::Unreadable(problem)).await
     }
 
-    /// Watches from a version on until the server ends it; returns whether it brought anything.
-    async fn watch(&self, place: &mut Place, version: String) -> Result<bool, Stop> {
-        let target = format!(
-            "{}&watch=1&allowWatchBookmarks=true&resourceVersion={version}&timeoutSeconds={}",
+    /// Watches, with all objects first if these are asked for, until the server ends it; returns whether it brought anything.
+    async fn watch(&self, place: &mut Place) -> Result<bool, Stop> {
+        let (all, since) = match &place.state {
+            State::Stream(since) => ("&sendInitialEvents=true&resourceVersionMatch=NotOlderThan", since.clone()),
+            State::List(since) | State::Unconfirmed(since) | State::Watch(since) => ("", since.clone()),
+        };
+        let mut target = format!(
+            "{}&watch=1&allowWatchBookmarks=true{all}&timeoutSeconds={}",
             self.resource.target(),
             // So that the nodes do not all reconnect at once.
             jittered(self.options.watch).as_secs().max(1),
         );
-        let mut stream = Stream { buffer: Vec::new(), version, brought: false };
-        let outcome = self.follow(&target, place, &mut stream).await;
-        place.broken = if stream.brought { 0 } else { place.broken + u32::from(outcome.is_err()) };
-        let is_expired = matches!(&outcome, Err(Stop::Failed(Failure { kind: FailureKind::Expired, .. })));
-        if !is_expired {
-            place.expired = 0;
+        if !since.is_empty() {
+            target.extend(["&resourceVersion=", &since]);
         }
-        let resume = outcome.is_ok() || (!is_expired && place.broken < BROKEN_BEFORE_LIST);
-        place.state = match place.state {
-            _ if !resume => State::List,
-            State::Unconfirmed(_) => State::Unconfirmed(stream.version),
-            State::List | State::Watch(_) => State::Watch(stream.version),
-        };
-        outcome.map(|()| stream.brought)
+        let brings_all = place.state.asks_for_all();
+        let mut stream = Stream { buffer: Vec::new(), version: since, brought: false, brings_all };
+        let outcome = self.follow(&target, place, &mut stream).await;
+        let brought = stream.brought;
+        place.go_on(stream, if let Err(Stop::Failed(failure)) = &outcome { Some(failure) } else { None });
+        outcome.map(|()| brought)
     }
 
     async fn follow(&self, target: &str, place: &mut Place, stream: &mut Stream) -> Result<(), Stop> {
         let mut answer = self.get(target).await?;
         Counters::count(&self.counters.watches);
-        self.counters.worked(self.resource.awaited());
+        if stream.brings_all {
+            self.begin_list(place, &stream.version).await?;
+        } else {
+            self.counters.worked(self.resource.awaited());
+        }
+        let mut heard = Instant::now();
         loop {
-            let piece = answer.piece(self.options.silence);
-            let piece = if matches!(place.state, State::Unconfirmed(_)) {
+            let silence = self.options.silence;
+            let wait = match &place.state {
+                State::Stream(_) => self.options.patience.saturating_sub(heard.elapsed()),
                 // A refusal comes at once.
-                match tokio::time::timeout(CONFIRMED_AFTER.min(self.options.silence / 2), piece).await {
-                    Ok(piece) => piece?,
-                    Err(_elapsed) => {
-                        self.confirm(place).await?;
-                        continue;
-                    }
+                State::Unconfirmed(_) => CONFIRMED_AFTER.min(silence / 2),
+                State::List(_) | State::Watch(_) => silence,
+            };
+            let piece = match (tokio::time::timeout(wait, answer.piece(silence)).await, &place.state) {
+                (Ok(piece), _) => piece?,
+                (Err(_elapsed), State::Stream(_)) => return Err(self.without_end("nothing new")),
+                (Err(_elapsed), State::Unconfirmed(_)) => {
+                    self.confirm(place).await?;
+                    continue;
                 }
-            } else {
-                piece.await?
+                (Err(_elapsed), _) => return Err(Failure::silent(silence).into()),
             };
             let Some(piece) = piece else { break };
             let mut rest = piece.as_ref();
+            let (before, is_part) = (place.known.listed(), !rest.contains(&b'\n'));
             while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
                 let (line, after) = rest.split_at(end);
                 rest = after.get(1..).unwrap_or_default();
@@ -387,16 +490,31 @@ impl Watcher {
                 return Err(Failure::other(format!("a line of the watch is longer than {LINE_BYTES} bytes")).into());
             }
             stream.buffer.extend_from_slice(rest);
+            // Changes are no progress: a server that never sends the end may send them for ever.
+            if is_part || place.known.listed() > before {
+                heard = Instant::now();
+            }
             if stream.brought {
                 self.confirm(place).await?;
             }
         }
-        self.confirm(place).await?;
-        if stream.buffer.iter().all(u8::is_ascii_whitespace) {
-            Ok(())
-        } else {
-            Err(Failure::other("the watch broke off in the middle of a line").into())
+        if !stream.buffer.iter().all(u8::is_ascii_whitespace) {
+            return Err(Failure::other("the watch broke off in the middle of a line").into());
         }
+        if matches!(place.state, State::Stream(_)) {
+            let plural = self.resource.plural();
+            return Err(Failure::other(format!("the watch ended before all {plural} had come")).into());
+        }
+        // The version of an empty list that came in this watch is still to be asked for.
+        if stream.brings_all { Ok(()) } else { Ok(self.confirm(place).await?) }
+    }
+
+    /// The failure of a watch that does not say that all objects have come: the server does not know the question.
+    fn without_end(&self, what_came: &str) -> Stop {
+        let plural = self.resource.plural();
+        let message = format!("{what_came} came where the watch should say that it has sent all {plural}");
+        tracing::warn!(resource = plural, "{message}; asking for a list");
+        Stop::Failed(Failure { kind: FailureKind::Invalid, message, retry_after: None })
     }
 
     async fn take_line(&self, line: &[u8], place: &mut Place, stream: &mut Stream) -> Result<(), Stop> {
@@ -416,24 +534,19 @@ impl Watcher {
         stream.brought = true;
         let version = number(&identity.version);
         match &*event.what {
-            // Events may come late, bookmarks do not: the server went back in time, and this watch would miss later events,
-            // perhaps for hours.
-            "BOOKMARK" if version != 0 && version < number(&stream.version) => {
-                let message = format!(
-                    "the server is at version {version}, and was at {} before: restored from a backup",
-                    stream.version
-                );
-                return Err(Failure { kind: FailureKind::Expired, message, retry_after: None }.into());
-            }
-            "BOOKMARK" => {}
-            _ if !identity.is_named() => {
-                self.unreadable("", String::new(), "an event about an object without a name".to_owned()).await?;
-            }
-            "ADDED" | "MODIFIED" => {
-                if place.known.upsert(&identity.key, version) {
-                    self.report(&identity.key, text).await?;
+            // Events may come late, bookmarks do not.
+            "BOOKMARK" => {
+                check_not_before(&identity.version, &stream.version)?;
+                if matches!(place.state, State::Stream(_)) {
+                    if identity.version.is_empty() || !is_end_of_list(text) {
+                        return Err(self.without_end("another bookmark"));
+                    }
+                    self.end_list(place, identity.version.clone(), place.known.listed() == 0).await?;
+                    // What comes after it confirms an empty list.
+                    stream.brought &= !matches!(place.state, State::Unconfirmed(_));
                 }
             }
+            "ADDED" | "MODIFIED" => self.apply_event(&mut place.known, &identity, text).await?,
             "DELETED" => {
                 if place.known.delete(&identity.key, version) {
                     self.changes.send(self.resource.gone(&identity.key)).await?;
@@ -444,19 +557,34 @@ impl Watcher {
                 self.unreadable(&identity.key, String::new(), reason).await?;
             }
         }
-        // Late events must not move the watch back.
-        if !identity.version.is_empty() && (version == 0 || version > number(&stream.version)) {
+        // Late events must not move the watch back; while all objects come, their versions have no order.
+        let counts = !matches!(place.state, State::Stream(_));
+        if counts && !identity.version.is_empty() && (version == 0 || version > number(&stream.version)) {
             stream.version = identity.version;
         }
         Ok(())
     }
 }
 
+/// Checks that a version of the server's is not before this one, which it had: else it was restored from a backup, or is another one that lags
+/// behind, and a watch would miss changes, perhaps for hours.
+fn check_not_before(version: &str, since: &str) -> Result<(), Failure> {
+    if (1..number(since)).contains(&number(version)) {
+        let message =
+            format!("the server is at version {version}, and was at {since} before: restored from a backup, or behind");
+        return Err(Failure { kind: FailureKind::TooNew, message, retry_after: None });
+    }
+    Ok(())
+}
+
 struct Stream {
     /// The beginning of a line that is not complete yet.
     buffer: Vec<u8>,
     version: String,
+    /// Whether it has brought anything.
     brought: bool,
+    /// Whether it begins with all objects.
+    brings_all: bool,
 }
 
 /// A byte of a query's value.

@@ -20,8 +20,8 @@ use self::read::{Contents, Id};
 use crate::proxier_demo::message::change::{Change, unannounced};
 use crate::proxier_demo::message::{Changes, Closed};
 use crate::proxier_demo::problem::Problem;
-use crate::proxier_demo::sources::counted::Counted;
 use crate::proxier_demo::sources::files::{FileWatch, Fingerprint};
+use crate::proxier_demo::sources::read_counts::ReadCounts;
 
 /// Files and directories that hold manifests.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub struct Manifests {
     told: BTreeSet<Problem>,
     /// Last log message about all files.
     summary: String,
-    counted: Counted,
+    counted: ReadCounts,
 }
 
 #[derive(Debug, Default)]
@@ -75,8 +75,8 @@ impl Manifests {
     ///
     /// Nothing at all could be read. If something could, the problems are among the changes, as [`Change::Unreadable`].
     pub fn open(paths: Vec<PathBuf>, node_name: &str) -> Result<(Self, Vec<Change>), Vec<Problem>> {
-        let mut manifests = Self::new(paths, node_name, &Counted::default());
-        let look = manifests.look(&[]);
+        let mut manifests = Self::new(paths, node_name, &ReadCounts::default());
+        let look = manifests.poll(&[]);
         if manifests.has_nothing() && !manifests.told.is_empty() {
             return Err(manifests.told.into_iter().collect());
         }
@@ -88,7 +88,7 @@ impl Manifests {
     /// # Errors
     ///
     /// Fails as [`open`](Self::open) does.
-    pub fn once(paths: Vec<PathBuf>, node_name: &str, counted: &Counted) -> Result<Vec<Change>, Vec<Problem>> {
+    pub fn once(paths: Vec<PathBuf>, node_name: &str, counted: &ReadCounts) -> Result<Vec<Change>, Vec<Problem>> {
         let mut manifests = Self::new(paths, node_name, counted);
         let (mut problems, _) = manifests.read(&[]);
         if manifests.has_nothing() && !problems.is_empty() {
@@ -110,7 +110,7 @@ impl Manifests {
         Ok(changes)
     }
 
-    fn new(paths: Vec<PathBuf>, node_name: &str, counted: &Counted) -> Self {
+    fn new(paths: Vec<PathBuf>, node_name: &str, counted: &ReadCounts) -> Self {
         Manifests {
             paths,
             node_name: node_name.to_owned(),
@@ -140,7 +140,7 @@ impl Manifests {
             let completed = watch.next(wait).await;
             // A thread of its own reads: a large cluster's files would block other tasks.
             let (manifests, look) = tokio::task::spawn_blocking(move || {
-                let look = self.look(&completed);
+                let look = self.poll(&completed);
                 (self, look)
             })
             .await
@@ -152,7 +152,7 @@ impl Manifests {
     }
 
     /// Looks at all files. `completed` are known to be complete; the rest are read when two looks see the same.
-    pub fn look(&mut self, completed: &[PathBuf]) -> Look {
+    pub fn poll(&mut self, completed: &[PathBuf]) -> Look {
         let (problems, again_soon) = self.read(completed);
         // The problems say all if nothing can be read.
         if problems.is_empty() || !self.has_nothing() {
@@ -180,7 +180,7 @@ impl Manifests {
         }
         for path in &present {
             let file = self.files.entry(path.clone()).or_default();
-            again_soon |= file.look(path, completed.contains(path), &self.counted);
+            again_soon |= file.poll(path, completed.contains(path), &self.counted);
         }
         self.files.retain(|path, file| {
             if present.contains(path)
@@ -240,7 +240,7 @@ impl Manifests {
                 if first != path && !renamed {
                     let reason = format!("is in {} too, which counts", first.display());
                     let problem = Problem::new(path.display().to_string(), reason);
-                    repeated.push(problem.of(format!("{} {}", id.0, id.1)));
+                    repeated.push(problem.about(format!("{} {}", id.0, id.1)));
                 }
             }
         }
@@ -302,7 +302,7 @@ impl Manifests {
 
 impl File {
     /// Reads the file if its content changed; returns whether to look again soon.
-    fn look(&mut self, path: &Path, complete: bool, counted: &Counted) -> bool {
+    fn poll(&mut self, path: &Path, complete: bool, counted: &ReadCounts) -> bool {
         self.missing = false;
         let origin = path.display().to_string();
         let fingerprint = match Fingerprint::of(path) {
@@ -337,11 +337,11 @@ impl File {
             return true;
         }
         self.read = Some(fingerprint);
-        self.take(contents, &origin);
+        self.apply_contents(contents, &origin);
         false
     }
 
-    fn take(&mut self, contents: Contents, origin: &str) {
+    fn apply_contents(&mut self, contents: Contents, origin: &str) {
         let emptied = contents.blank && !self.objects.is_empty();
         self.problems = contents.problems;
         if emptied {
@@ -360,7 +360,7 @@ impl File {
                 Entry::Occupied(first) => {
                     let (kind, key) = first.key();
                     let reason = "is there twice; the first counts";
-                    self.problems.push(Problem::new(origin, reason).of(format!("{kind} {key}")));
+                    self.problems.push(Problem::new(origin, reason).about(format!("{kind} {key}")));
                 }
             }
         }

@@ -16,7 +16,7 @@ use serde_saphyr::options::DuplicateKeyPolicy;
 use crate::proxier_demo::message::change::{Change, NodeState};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::sources::cluster::{is_leaving, without_notes_of_service, without_notes_of_slice};
-use crate::proxier_demo::sources::counted::Counted;
+use crate::proxier_demo::sources::read_counts::ReadCounts;
 use crate::proxier_demo::yaml;
 
 /// Kind and name of an object.
@@ -35,7 +35,7 @@ pub(super) struct Contents {
     pub(super) broken: bool,
     /// Whether there are only blanks.
     pub(super) blank: bool,
-    counted: Counted,
+    counted: ReadCounts,
 }
 
 /// State of contents at one time, to go back to.
@@ -82,9 +82,9 @@ impl Contents {
 /// # Errors
 ///
 /// The file cannot be read, or is no text.
-pub(super) fn read<R: Read + Seek>(file: &mut R, origin: &str, counted: &Counted) -> io::Result<Contents> {
+pub(super) fn read<R: Read + Seek>(file: &mut R, origin: &str, counted: &ReadCounts) -> io::Result<Contents> {
     let mut contents = Contents { counted: counted.clone(), ..Contents::default() };
-    let (start, looks_like_json) = look(file)?;
+    let (start, looks_like_json) = sniff(file)?;
     if looks_like_json {
         file.seek(SeekFrom::Start(start))?;
         if read_json(file, origin, &mut contents) {
@@ -100,7 +100,7 @@ pub(super) fn read<R: Read + Seek>(file: &mut R, origin: &str, counted: &Counted
 const BUFFER: usize = 64 << 10;
 
 /// Offset of the text's beginning, and whether it looks like JSON.
-fn look(file: &mut impl Read) -> io::Result<(u64, bool)> {
+fn sniff(file: &mut impl Read) -> io::Result<(u64, bool)> {
     const MARK: &[u8] = b"\xef\xbb\xbf";
     let mut head = Vec::new();
     file.take(BUFFER as u64).read_to_end(&mut head)?;
@@ -495,10 +495,12 @@ fn take_object(
         (_, "") => ObjectKey::new("default", &name),
         (_, namespace) => ObjectKey::new(namespace, &name),
     };
+    // Lists that were read have room for four, and all objects are held at once.
     let (id, change) = match kind {
         "Service" => {
             let read = object.read::<Box<ServiceObject>>().map(|mut object| {
                 without_notes_of_service(&mut object);
+                object.spec.ports.shrink_to_fit();
                 Change::UpsertService(object)
             });
             ((ObjectKind::Service, key), read)
@@ -506,6 +508,8 @@ fn take_object(
         "EndpointSlice" => {
             let read = object.read::<Box<EndpointSliceObject>>().map(|mut object| {
                 without_notes_of_slice(&mut object);
+                object.ports.shrink_to_fit();
+                object.endpoints.shrink_to_fit();
                 Change::UpsertSlice(object)
             });
             ((ObjectKind::EndpointSlice, key), read)
@@ -532,7 +536,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str, origin: &str) -> Contents {
-        super::read(&mut io::Cursor::new(text), origin, &Counted::default()).unwrap()
+        super::read(&mut io::Cursor::new(text), origin, &ReadCounts::default()).unwrap()
     }
 
     fn problems(text: &str) -> Vec<String> {

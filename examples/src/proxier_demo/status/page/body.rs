@@ -13,8 +13,8 @@ use proxier_core::service::{Frontend, Roles};
 use proxier_core::snapshot::{ServicePort, TrafficPolicy};
 use serde_json::{Map, Value, json};
 
-use super::asked::Wanted;
-use super::counters::{Counted, Counters};
+use super::counters::{Counters, ServerCounters};
+use super::query::PageQuery;
 use crate::proxier_demo::message::view::{DrainView, HeldView, Lines, ServiceView, View};
 use crate::proxier_demo::status::board::Board;
 
@@ -51,7 +51,7 @@ pub(super) fn of_board(board: &Board) -> Map<String, Value> {
 }
 
 /// Adds the state of the kernel's thread.
-pub(super) fn add_view(body: &mut Map<String, Value>, view: &View, wanted: &Wanted, counters: &mut Counters) {
+pub(super) fn add_view(body: &mut Map<String, Value>, view: &View, wanted: &PageQuery, counters: &mut Counters) {
     counters.begin(Instant::now());
     let matching: Vec<&ServiceView> = view.services.iter().filter(|service| matches(service, &wanted.filter)).collect();
     let mut room = Room { frontends: FRONTENDS, endpoints: ENDPOINTS };
@@ -123,9 +123,9 @@ fn frontend_json(
     counters: &mut Counters,
 ) -> Value {
     let key = VirtualServerKey::from(frontend.key);
-    let of_address = if view.mode == Kind::Ipvs { counters.of(&key).cloned() } else { None };
+    let of_address = if view.mode == Kind::Ipvs { counters.get(&key).cloned() } else { None };
     let mark = view.marks.get(&frontend.key);
-    let of_mark = mark.and_then(|mark| counters.of(mark));
+    let of_mark = mark.and_then(|mark| counters.get(mark));
     let counted = match (of_address, of_mark) {
         (Some(address), Some(mark)) => Some(address.with(mark)),
         (address, mark) => address.or_else(|| mark.cloned()),
@@ -159,7 +159,12 @@ fn stats_json(stats: &Stats) -> Value {
 /// Endpoints that answer, with the kernel's counters; then real servers that drain.
 ///
 /// `is_split`: this node and its pods are sent to all endpoints when a policy is `Local`. A real server of IPVS that only they get is shown, too.
-fn endpoints(is_split: bool, frontend: &Frontend, counted: Option<&Counted>, room: &mut Room) -> (Vec<Value>, usize) {
+fn endpoints(
+    is_split: bool,
+    frontend: &Frontend,
+    counted: Option<&ServerCounters>,
+    room: &mut Room,
+) -> (Vec<Value>, usize) {
     let is_split = is_split && frontend.policy == TrafficPolicy::Local && !frontend.roles.contains(Roles::CLUSTER_IP);
     let all = is_split && (frontend.local.is_empty() || counted.is_some());
     let mut serving = if all { frontend.cluster.to_vec() } else { frontend.endpoints().to_vec() };
@@ -218,8 +223,8 @@ mod tests {
     use ipvs::model::ObservedRealServer;
     use proxier_core::config::Config;
     use proxier_core::net::{FrontendKey, Protocol};
-    use proxier_core::service::{NodeFacts, compile_frontends};
-    use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey};
+    use proxier_core::service::{Desired, NodeFacts};
+    use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Store};
 
     use super::super::counters::Reader;
     use super::*;
@@ -227,9 +232,16 @@ mod tests {
     struct Nothing;
 
     impl Reader for Nothing {
-        fn read(&mut self, _key: &VirtualServerKey) -> Option<Counted> {
+        fn read(&mut self, _key: &VirtualServerKey) -> Option<ServerCounters> {
             None
         }
+    }
+
+    fn compiled(service: &ObjectKey, specs: impl IntoIterator<Item = FrontendSpec>) -> Vec<Arc<Frontend>> {
+        let facts = NodeFacts::new(&Config::default(), &Node::new("n1"), &HostAddresses::default());
+        let mut store = Store::new("n1");
+        store.upsert_frontends(service, specs);
+        Desired::build(&store, &facts).compiled(service).unwrap().frontends.clone()
     }
 
     fn service(name: &str, number: u8, frontends: u16, endpoints: u16) -> ServiceView {
@@ -239,9 +251,8 @@ mod tests {
             .map(|port| FrontendKey::new(Protocol::Tcp, [10, 96, 0, number].into(), port))
             .map(|key| FrontendSpec::new(key, (1..=endpoints).map(endpoint)))
             .collect();
-        let facts = NodeFacts::new(&Config::default(), &Node::new("n1"), &HostAddresses::default());
-        let compiled = compile_frontends(&key, &specs, &facts, false);
-        ServiceView { key, ports: Vec::new(), frontends: compiled.frontends }
+        let frontends = compiled(&key, specs);
+        ServiceView { key, ports: Vec::new(), frontends }
     }
 
     fn view(services: Vec<ServiceView>) -> View {
@@ -259,7 +270,7 @@ mod tests {
 
     fn body(view: &View, query: &str) -> Value {
         let mut body = of_board(&Board::default());
-        add_view(&mut body, view, &Wanted::read(query), &mut Counters::new(Nothing));
+        add_view(&mut body, view, &PageQuery::read(query), &mut Counters::new(Nothing));
         Value::Object(body)
     }
 
@@ -290,7 +301,7 @@ mod tests {
     struct Split;
 
     impl Reader for Split {
-        fn read(&mut self, key: &VirtualServerKey) -> Option<Counted> {
+        fn read(&mut self, key: &VirtualServerKey) -> Option<ServerCounters> {
             let real = |port: u16| {
                 let place = std::net::SocketAddr::from(([10, 244, 0, 7], port)).to_string();
                 let mut real = ObservedRealServer::from(RealServer::new(place.parse().unwrap()));
@@ -300,7 +311,7 @@ mod tests {
             let mut stats = Stats::default();
             stats.connections = 10;
             let ports = if key.addr().is_some() { 1..=2 } else { 1..=1 };
-            Some(Counted { stats, real_servers: ports.map(real).collect() })
+            Some(ServerCounters { stats, real_servers: ports.map(real).collect() })
         }
     }
 
@@ -313,13 +324,12 @@ mod tests {
         spec.policy = TrafficPolicy::Local;
         spec.local = vec![endpoint(1)];
         let name = ObjectKey::new("shop", "web");
-        let facts = NodeFacts::new(&Config::default(), &Node::new("n1"), &HostAddresses::default());
-        let frontends = compile_frontends(&name, &[spec], &facts, false).frontends;
+        let frontends = compiled(&name, [spec]);
         let service = ServiceView { key: name, ports: Vec::new(), frontends };
         let mark = VirtualServerKey::fwmark(ipvs::model::Family::V4, 0x1600_0001).unwrap();
         let view = View { mode: Kind::Ipvs, marks: BTreeMap::from([(key, mark)]), ..view(vec![service]) };
         let mut body = of_board(&Board::default());
-        add_view(&mut body, &view, &Wanted::read(""), &mut Counters::new(Split));
+        add_view(&mut body, &view, &PageQuery::read(""), &mut Counters::new(Split));
         let frontend = &body["services"]["list"][0]["frontends"][0];
         assert_eq!(frontend["counters"]["connections"], 20);
         let endpoints = frontend["endpoints"].as_array().unwrap();

@@ -13,14 +13,14 @@ const MOST: usize = 400;
 
 /// A virtual server and its real servers, with their counters.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Counted {
+pub(crate) struct ServerCounters {
     pub(crate) stats: Stats,
     pub(crate) real_servers: Vec<ObservedRealServer>,
 }
 
-impl Counted {
+impl ServerCounters {
     /// The sums of two virtual servers for one Frontend. A real server of both has the weight of the first.
-    pub(super) fn with(&self, other: &Counted) -> Counted {
+    pub(super) fn with(&self, other: &ServerCounters) -> ServerCounters {
         let (mut stats, more) = (self.stats, other.stats);
         stats.connections = stats.connections.saturating_add(more.connections);
         stats.rates.connections = stats.rates.connections.saturating_add(more.rates.connections);
@@ -38,14 +38,14 @@ impl Counted {
                 None => real_servers.push(*real),
             }
         }
-        Counted { stats, real_servers }
+        ServerCounters { stats, real_servers }
     }
 }
 
 /// Source of counters.
 pub(crate) trait Reader: Send {
     /// Counters of a virtual server; `None` if the kernel has none, or cannot be asked.
-    fn read(&mut self, key: &VirtualServerKey) -> Option<Counted>;
+    fn read(&mut self, key: &VirtualServerKey) -> Option<ServerCounters>;
 }
 
 /// The running kernel, through a socket of its own: passes do not wait for it.
@@ -53,7 +53,7 @@ pub(crate) trait Reader: Send {
 pub(crate) struct Kernel(Option<Client>);
 
 impl Reader for Kernel {
-    fn read(&mut self, key: &VirtualServerKey) -> Option<Counted> {
+    fn read(&mut self, key: &VirtualServerKey) -> Option<ServerCounters> {
         if self.0.is_none() {
             self.0 = Client::open().ok();
         }
@@ -61,7 +61,7 @@ impl Reader for Kernel {
         let stats = client.get_virtual_server(key).ok()?.stats;
         let mut real_servers = client.list_real_servers(key).ok()?;
         real_servers.sort_by_key(|real| real.server);
-        Some(Counted { stats, real_servers })
+        Some(ServerCounters { stats, real_servers })
     }
 }
 
@@ -69,7 +69,7 @@ impl Reader for Kernel {
 pub(crate) struct Counters {
     reader: Box<dyn Reader>,
     since: Option<Instant>,
-    read: HashMap<VirtualServerKey, Option<Counted>>,
+    read: HashMap<VirtualServerKey, Option<ServerCounters>>,
 }
 
 impl std::fmt::Debug for Counters {
@@ -92,7 +92,7 @@ impl Counters {
     }
 
     /// Counters of a virtual server; `None` if the kernel lacks it, or if enough was read in this second.
-    pub(super) fn of(&mut self, key: &VirtualServerKey) -> Option<&Counted> {
+    pub(super) fn get(&mut self, key: &VirtualServerKey) -> Option<&ServerCounters> {
         if !self.read.contains_key(key) {
             if self.read.len() >= MOST {
                 return None;
@@ -115,9 +115,9 @@ mod tests {
     struct Counting(Arc<AtomicUsize>);
 
     impl Reader for Counting {
-        fn read(&mut self, _key: &VirtualServerKey) -> Option<Counted> {
+        fn read(&mut self, _key: &VirtualServerKey) -> Option<ServerCounters> {
             self.0.fetch_add(1, Ordering::Relaxed);
-            Some(Counted::default())
+            Some(ServerCounters::default())
         }
     }
 
@@ -129,13 +129,13 @@ mod tests {
         let now = Instant::now();
         for _ in 0..3 {
             counters.begin(now);
-            let known = (1..=1000).filter(|port| counters.of(&key(*port)).is_some()).count();
+            let known = (1..=1000).filter(|port| counters.get(&key(*port)).is_some()).count();
             assert_eq!((known, reads.load(Ordering::Relaxed)), (MOST, MOST));
         }
         counters.begin(now + Duration::from_millis(999));
-        assert!(counters.of(&key(2000)).is_none());
+        assert!(counters.get(&key(2000)).is_none());
         counters.begin(now + FRESH);
-        assert!(counters.of(&key(2000)).is_some());
+        assert!(counters.get(&key(2000)).is_some());
         assert_eq!(reads.load(Ordering::Relaxed), MOST + 1);
     }
 }

@@ -3,9 +3,9 @@
 //!
 //! The kernel's thread is asked once a second, and IPVS for a limited number of counters, for any number of clients.
 
-mod asked;
 mod body;
 mod counters;
+mod query;
 
 use std::fs::File;
 use std::io::Read as _;
@@ -24,10 +24,10 @@ use crate::proxier_demo::message::view::View;
 use crate::proxier_demo::message::{Control, Message};
 use crate::proxier_demo::settings::Exposure;
 use crate::proxier_demo::status::health::Health;
-use crate::proxier_demo::status::server::{Answer, Asked};
+use crate::proxier_demo::status::server::{Answer, HttpRequest};
 
 /// Whether this client may see it.
-fn admits(exposure: Exposure, asked: &Asked) -> bool {
+fn admits(exposure: Exposure, asked: &HttpRequest) -> bool {
     match exposure {
         Exposure::Off => false,
         Exposure::Localhost => asked.peer.is_some_and(|peer| peer.is_loopback()) && is_of_this_host(&asked.host),
@@ -53,7 +53,7 @@ const FORGOTTEN: Duration = Duration::from_secs(10);
 
 /// State as last known.
 #[derive(Debug, Default)]
-struct Known {
+struct LastView {
     view: Option<(Instant, Arc<View>)>,
     /// An answer of the kernel's thread that has not come yet.
     awaited: Option<oneshot::Receiver<View>>,
@@ -68,7 +68,7 @@ pub struct StatusPage {
     mode: Kind,
     messages: mpsc::Sender<Message>,
     /// State, locked while the kernel's thread is asked: clients that come meanwhile get the same answer.
-    known: Arc<AsyncMutex<Known>>,
+    known: Arc<AsyncMutex<LastView>>,
     counters: Arc<Mutex<Counters>>,
 }
 
@@ -81,7 +81,7 @@ impl StatusPage {
 
     /// The answer to a request for `/status` or `/status.json`; `None` for other paths, and for clients that may not see it: to
     /// them there is no such page.
-    pub(crate) async fn answer(&self, asked: &Asked, health: &Health) -> Option<Answer> {
+    pub(crate) async fn answer(&self, asked: &HttpRequest, health: &Health) -> Option<Answer> {
         if !admits(self.exposure, asked) {
             return None;
         }
@@ -101,7 +101,7 @@ impl StatusPage {
         let view = self.view().await;
         body.insert("age".to_owned(), json!(view.as_ref().map(|(at, _)| at.elapsed().as_secs_f64())));
         if let Some((_, view)) = view {
-            let (wanted, counters) = (asked::Wanted::read(query), self.counters.clone());
+            let (wanted, counters) = (query::PageQuery::read(query), self.counters.clone());
             let added = tokio::task::spawn_blocking(move || {
                 let mut counters = counters.lock().unwrap_or_else(PoisonError::into_inner);
                 body::add_view(&mut body, &view, &wanted, &mut counters);
@@ -148,7 +148,7 @@ impl StatusPage {
         known.view.clone()
     }
 
-    /// Forgets the state later, unless somebody asks for it again.
+    /// Forgets the state later, unless a client asks for it again.
     fn forget_later(&self) {
         let known = self.known.clone();
         tokio::spawn(async move {
@@ -198,8 +198,8 @@ mod tests {
 
     use super::*;
 
-    fn asked(peer: &str, host: &str) -> Asked {
-        Asked { path: "/status".into(), host: host.into(), peer: peer.parse().ok(), ..Asked::default() }
+    fn asked(peer: &str, host: &str) -> HttpRequest {
+        HttpRequest { path: "/status".into(), host: host.into(), peer: peer.parse().ok(), ..HttpRequest::default() }
     }
 
     #[test]

@@ -25,7 +25,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 pub(crate) use self::places::Places;
-use self::places::{Connection, Place, Watched};
+use self::places::{Connection, Place, RecordedStream};
 
 /// Most connections of a server, or of several that share [`Places`].
 pub(crate) const CONNECTIONS: usize = 64;
@@ -56,9 +56,9 @@ impl Answer {
         Answer { status: StatusCode::NOT_FOUND, ..Answer::text("404 page not found\n") }
     }
 
-    fn response(self, connection: Arc<Connection>) -> Response<Told> {
+    fn response(self, connection: Arc<Connection>) -> Response<NotifyingBody> {
         let text = (!self.body.is_empty()).then(|| Bytes::from(self.body));
-        let mut response = Response::new(Told { text, connection });
+        let mut response = Response::new(NotifyingBody { text, connection });
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.kind));
@@ -70,7 +70,7 @@ impl Answer {
 
 /// A request, as far as answers depend on it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Asked {
+pub(crate) struct HttpRequest {
     pub(crate) path: String,
     /// Query: the text behind the question mark, still encoded; empty without one.
     pub(crate) query: String,
@@ -82,11 +82,11 @@ pub(crate) struct Asked {
     pub(crate) peer: Option<IpAddr>,
 }
 
-impl Asked {
+impl HttpRequest {
     fn new<T>(request: &http::Request<T>, peer: Option<IpAddr>) -> Self {
         let header =
             |name| request.headers().get(name).and_then(|text| text.to_str().ok()).unwrap_or_default().to_owned();
-        Asked {
+        HttpRequest {
             path: request.uri().path().to_owned(),
             query: request.uri().query().unwrap_or_default().to_owned(),
             host: header(header::HOST),
@@ -99,14 +99,14 @@ impl Asked {
 /// Answers of a server.
 pub(crate) trait Answers: Send + Sync + 'static {
     /// Answer to a request of any method.
-    fn answer(&self, asked: Asked) -> impl Future<Output = Answer> + Send;
+    fn answer(&self, asked: HttpRequest) -> impl Future<Output = Answer> + Send;
 }
 
 /// Answers that depend on the path alone.
 struct ByPath<F>(F);
 
 impl<F: Fn(&str) -> Answer + Send + Sync + 'static> Answers for ByPath<F> {
-    fn answer(&self, asked: Asked) -> impl Future<Output = Answer> + Send {
+    fn answer(&self, asked: HttpRequest) -> impl Future<Output = Answer> + Send {
         ready((self.0)(&asked.path))
     }
 }
@@ -140,12 +140,12 @@ pub(crate) fn bind(address: SocketAddr, families: Families) -> io::Result<TcpLis
 }
 
 /// The body of an answer, which notifies its connection when it has been taken as a whole.
-struct Told {
+struct NotifyingBody {
     text: Option<Bytes>,
     connection: Arc<Connection>,
 }
 
-impl Body for Told {
+impl Body for NotifyingBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -166,7 +166,7 @@ impl Body for Told {
     }
 }
 
-impl Drop for Told {
+impl Drop for NotifyingBody {
     fn drop(&mut self) {
         self.connection.taken();
     }
@@ -226,13 +226,13 @@ async fn converse(place: Place, answers: Arc<impl Answers>) {
     let connection = &place.connection;
     let service = service_fn(|request: http::Request<hyper::body::Incoming>| {
         connection.asked();
-        let asked = Asked::new(&request, connection.peer());
+        let asked = HttpRequest::new(&request, connection.peer());
         let (answers, connection) = (answers.clone(), connection.clone());
         async move { Ok::<_, Infallible>(answers.answer(asked).await.response(connection)) }
     });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(16 * 1024);
-    let conversation = http.serve_connection(TokioIo::new(Watched(connection.clone())), service);
+    let conversation = http.serve_connection(TokioIo::new(RecordedStream(connection.clone())), service);
     tokio::select! {
         biased;
         () = connection.ended() => tracing::trace!("a connection gave its place to another"),

@@ -34,7 +34,7 @@ struct Inner {
 enum Worth {
     /// Idle between two requests.
     Idle,
-    /// No complete request head for a while.
+    /// The request head has been incomplete for a while.
     Silent,
     /// Answered once, and more bytes have come since.
     Answered,
@@ -119,7 +119,7 @@ impl Connection {
         }
     }
 
-    /// Since when its answer is being written.
+    /// Time since which its answer is being written.
     pub(super) fn answering_since(&self) -> Option<Instant> {
         let (phase, since) = *self.phase();
         matches!(phase, Phase::Answer { .. }).then_some(since)
@@ -225,9 +225,9 @@ fn end_one(taken: &[Arc<Connection>], any: bool) -> bool {
 
 /// Records reads and writes of a connection.
 #[derive(Debug)]
-pub(super) struct Watched(pub(super) Arc<Connection>);
+pub(super) struct RecordedStream(pub(super) Arc<Connection>);
 
-impl AsyncRead for Watched {
+impl AsyncRead for RecordedStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             ready!(self.0.stream.poll_read_ready(cx))?;
@@ -246,7 +246,7 @@ impl AsyncRead for Watched {
     }
 }
 
-impl AsyncWrite for Watched {
+impl AsyncWrite for RecordedStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_write_vectored(cx, &[io::IoSlice::new(bytes)])
     }

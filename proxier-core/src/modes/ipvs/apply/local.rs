@@ -1,11 +1,8 @@
 //! Makes addresses this host's, and takes them away: on the dummy device, or by routes.
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::{Run, skipped, split};
-use crate::modes::ipvs::held::Needs;
-use crate::modes::ipvs::plan::Plan;
 use crate::modes::shared::routes;
 use crate::net::{Family, Network};
 use crate::plan::report::Applied;
@@ -13,37 +10,33 @@ use crate::plan::step::{Action, Part, Step};
 use crate::ports::{LocalRoute, Ports, RouteOwner};
 
 impl Run<'_, '_> {
-    pub(super) fn bind(
-        &mut self,
-        addresses: &[IpAddr],
-        device: bool,
-        unserved: &BTreeSet<IpAddr>,
-        ports: &mut Ports<'_>,
-    ) {
+    pub(super) fn bind(&mut self, addresses: &[IpAddr], ports: &mut Ports<'_>) {
+        let device = &self.plan.names.device;
         let (skipped, wanted): (Vec<IpAddr>, Vec<IpAddr>) =
-            addresses.iter().partition(|address| !device || unserved.contains(address));
+            addresses.iter().partition(|address| !self.has_device || self.unserved.contains(address));
         if !wanted.is_empty() {
-            let (done, failed) = split(&wanted, ports.links.bind(self.kernel.device.as_str(), &wanted));
+            let (done, failed) = split(&wanted, ports.links.bind(device.as_str(), &wanted));
             self.applied.count(Part::Address, Action::Add, done.len());
             self.observed.addresses.extend(done);
             for (address, error) in failed {
-                self.applied.fail(Step::address(Action::Add, *address, &self.kernel.device), error);
+                self.applied.fail(Step::address(Action::Add, *address, device), error);
             }
         }
         for address in skipped {
-            let why = if device {
+            let why = if self.has_device {
                 skipped::bound_too_early(address)
             } else {
-                skipped::not_without_device(address, &self.kernel.device)
+                skipped::not_without_device(address, device)
             };
-            self.applied.fail(Step::address(Action::Add, address, &self.kernel.device), why);
+            self.applied.fail(Step::address(Action::Add, address, device), why);
         }
     }
 
-    pub(super) fn unbind(&mut self, addresses: &[IpAddr], needs: &Needs, ports: &mut Ports<'_>) {
+    pub(super) fn unbind(&mut self, addresses: &[IpAddr], ports: &mut Ports<'_>) {
+        let device = &self.plan.names.device;
         let mut going: Vec<IpAddr> = Vec::with_capacity(addresses.len());
         for address in addresses {
-            let why = if needs.address(address) {
+            let why = if self.needs.address(address) {
                 skipped::needed()
             } else if self.wanted.has_address(*address) && !self.observed.routes.cover(*address, None) {
                 skipped::not_without_route(*address)
@@ -51,31 +44,31 @@ impl Run<'_, '_> {
                 going.push(*address);
                 continue;
             };
-            self.applied.fail(Step::address(Action::Delete, *address, &self.kernel.device), why);
+            self.applied.fail(Step::address(Action::Delete, *address, device), why);
         }
         if going.is_empty() {
             return;
         }
-        let (done, failed) = split(&going, ports.links.unbind(self.kernel.device.as_str(), &going));
+        let (done, failed) = split(&going, ports.links.unbind(device.as_str(), &going));
         self.applied.count(Part::Address, Action::Delete, done.len());
         for address in done {
             self.observed.addresses.remove(address);
         }
         for (address, error) in failed {
-            self.applied.fail(Step::address(Action::Delete, *address, &self.kernel.device), error);
+            self.applied.fail(Step::address(Action::Delete, *address, device), error);
         }
     }
 
     /// Adds routes. A source that the kernel refuses is left out: another source is better than no Service.
-    pub(super) fn add_routes(&mut self, plan: &Plan, unserved: &BTreeSet<IpAddr>, ports: &mut Ports<'_>) {
-        let mut possible = Vec::with_capacity(plan.add_routes.len());
-        for route in &plan.add_routes {
+    pub(super) fn add_routes(&mut self, routes: &[LocalRoute], ports: &mut Ports<'_>) {
+        let mut possible = Vec::with_capacity(routes.len());
+        for route in routes {
             let network = &route.network;
             let unguarded = self.unguarded.contains(&Family::of(network.addr()));
             let is_new = !self.observed.routes.has(network);
-            if plan.guarded_networks.contains(network) && unguarded {
+            if self.plan.guarded_networks.contains(network) && unguarded {
                 self.applied.fail(Step::route(Action::Add, route), skipped::not_without_guard(network));
-            } else if is_new && *network == Network::from(network.addr()) && unserved.contains(&network.addr()) {
+            } else if is_new && *network == Network::from(network.addr()) && self.unserved.contains(&network.addr()) {
                 self.applied.fail(Step::route(Action::Add, route), skipped::bound_too_early(network.addr()));
             } else {
                 possible.push(*route);
@@ -99,13 +92,14 @@ impl Run<'_, '_> {
         }
     }
 
-    pub(super) fn delete_routes(&mut self, networks: &[Network], needs: &Needs, ports: &mut Ports<'_>) {
-        let mut going: Vec<Network> = Vec::with_capacity(networks.len());
-        for network in networks {
+    pub(super) fn delete_routes(&mut self, routes: &[LocalRoute], ports: &mut Ports<'_>) {
+        let mut going: Vec<Network> = Vec::with_capacity(routes.len());
+        for route in routes {
+            let network = &route.network;
             let bound = |address: &IpAddr| {
                 self.observed.addresses.contains(address) || self.observed.routes.cover(*address, Some(network))
             };
-            let why = if needs.any_in(network) {
+            let why = if self.needs.any_in(network) {
                 skipped::needed()
             } else if let Some(address) = self.wanted.addresses_in(network).find(|address| !bound(address)) {
                 skipped::not_unbound(address)
@@ -113,7 +107,7 @@ impl Run<'_, '_> {
                 going.push(*network);
                 continue;
             };
-            self.applied.fail(Step::route(Action::Delete, &LocalRoute::new(*network)), why);
+            self.applied.fail(Step::route(Action::Delete, route), why);
         }
         let failed = routes::delete(RouteOwner::Ipvs, &going, ports, &mut self.applied);
         for network in going.iter().filter(|network| !failed.contains(*network)) {

@@ -6,15 +6,15 @@ mod skipped;
 mod tables;
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use ipset::Element;
 use ipvs::{RealServerKey, VirtualServerKey};
 
-use crate::config::KernelNames;
 use crate::modes::ipvs::guards;
-use crate::modes::ipvs::held::Needs;
+use crate::modes::ipvs::hold_back::Needs;
 use crate::modes::ipvs::observed::Observed;
-use crate::modes::ipvs::plan::{Plan, RulesChange};
+use crate::modes::ipvs::plan::{Phase, Plan, RulesChange, Stage};
 use crate::modes::ipvs::rules::Capabilities;
 use crate::modes::ipvs::sets::{NamedSet, SetKey, SetKind};
 use crate::modes::ipvs::split as marks;
@@ -48,7 +48,7 @@ pub struct Effects {
     pub surprises: usize,
 }
 
-/// Carries out a plan, stage by stage, and notes in `observed` what the kernel confirmed.
+/// Applies a plan, stage by stage, and records in `observed` what the kernel confirmed.
 ///
 /// Every operation has an outcome. After a failure, operations that do not depend on it go on; those that do are skipped
 /// and say why ([`PortErrorKind::Skipped`]). An addition that finds the object there updates it; a change that finds it gone
@@ -75,107 +75,50 @@ pub fn apply(
     ports: &mut Ports<'_>,
 ) -> (Applied, Effects) {
     let mut run = Run {
+        plan,
         wanted,
         observed,
         names,
-        kernel: &plan.names,
         applied: Applied::default(),
         effects: Effects::default(),
+        has_device: true,
         missing: BTreeSet::new(),
         unguarded: plan.rules_put_off.clone(),
-        guarded: &plan.guarded,
-        by: plan.guards,
+        unserved: BTreeSet::new(),
+        left: Vec::new(),
+        needs: Needs::default(),
     };
-    let mut device = true;
-    if plan.create_device {
-        let outcome = ports.links.create_device(plan.names.device.as_str());
-        device = run.applied.note(|| Step::device(&plan.names.device), outcome);
-    }
-    if let Some(timeouts) = &plan.timeouts {
-        let outcome = ports.ipvs.set_timeouts(timeouts);
-        run.applied.note(|| Step::timeouts(timeouts), outcome);
-    }
-    let mut filled = BTreeSet::new();
-    for set in &plan.create_sets {
-        match plan.add_entries.get(set).filter(|_| set.kind == SetKind::NodePortServed) {
-            Some(elements) => {
-                filled.insert(*set);
-                run.create_filled(*set, elements, ports.sets);
-            }
-            None => run.create_set(*set, ports.sets),
-        }
-    }
-    match plan.guards {
-        guards::Kind::Programs => {
-            for (set, elements) in plan.add_entries.iter().filter(|(set, _)| !filled.contains(set)) {
-                run.add_entries(*set, elements, ports.sets);
-            }
-        }
-        guards::Kind::Nft => run.add_to_tables(plan, ports.tables),
-    }
-    run.operations(&plan.serve_split, ports.ipvs);
-    if plan.guards == guards::Kind::Nft {
-        run.start_splitting(plan, ports.tables);
-    }
-    let unserved_first = run.operations(&plan.serve_first, ports.ipvs).unserved;
-    run.bind(&plan.bind_first, device, &unserved_first, ports);
-    run.operations(&plan.retire_first, ports.ipvs);
-    let refused = run.restore(&plan.rules, ports);
-    run.unguarded.extend(refused);
-    let mut unserved = run.operations(&plan.serve, ports.ipvs).unserved;
-    run.bind(&plan.bind, device, &unserved, ports);
-    unserved.extend(unserved_first.into_iter().filter(|address| !run.serves(*address)));
-    run.add_routes(plan, &unserved, ports);
-    run.write_last(&plan.last_tables, ports.tables);
-    let mut left = run.operations(&plan.retire, ports.ipvs).left;
-    let mut needs = Needs::default();
-    for key in &left {
-        needs.add(key, run.observed);
-    }
-    if plan.guards == guards::Kind::Nft {
-        run.stop_splitting(plan, &needs, ports.tables);
-    }
-    left.extend(run.operations(&plan.retire_split, ports.ipvs).left);
-    for key in &left {
-        needs.add(key, run.observed);
-    }
-    match plan.guards {
-        guards::Kind::Programs => {
-            for (set, elements) in plan.delete_entries.iter().rev() {
-                run.delete_entries(*set, elements, &needs, ports.sets);
-            }
-        }
-        guards::Kind::Nft => run.delete_from_tables(plan, &needs, ports.tables),
-    }
-    run.relax(&plan.relax, &left, ports);
-    run.unbind(&plan.unbind, &needs, ports);
-    run.delete_routes(&plan.delete_routes, &needs, ports);
-    if plan.delete_device && run.observed.addresses.iter().all(|address| !is_usable_by_service(*address)) {
-        let outcome = ports.links.delete_device(plan.names.device.as_str());
-        if run.applied.note(|| Step::delete_device(&plan.names.device), outcome) {
-            run.observed.addresses.clear();
-        }
+    for (phase, stage) in &plan.stages {
+        run.carry_out(*phase, stage, ports);
     }
     run.observed.basis = guards::nft::Basis::default();
     (run.applied, run.effects)
 }
 
 struct Run<'a, 'n> {
+    plan: &'a Plan,
     wanted: &'a Wanted<'a>,
     observed: &'a mut Observed,
     names: &'a Names<'n>,
-    /// Names of the device and the sets.
-    kernel: &'a KernelNames,
     applied: Applied,
     effects: Effects,
+    /// The device could be created, if it had to be.
+    has_device: bool,
     /// Sets that could not be created.
     missing: BTreeSet<SetKey>,
-    /// Families whose rules were put off, or could not be restored.
+    /// Families whose rules or tables were put off, or could not be written.
     unguarded: BTreeSet<Family>,
-    /// Virtual servers that need those rules ([`Plan::guarded`]).
-    guarded: &'a BTreeSet<VirtualServerKey>,
-    /// Variant that has the sets.
-    by: guards::Kind,
+    /// Addresses without any virtual server, although one was to be made.
+    unserved: BTreeSet<IpAddr>,
+    /// Virtual servers that could not be deleted.
+    left: Vec<VirtualServerKey>,
+    /// Addresses and entries that these need.
+    needs: Needs,
+}
+
+/// Whether a set is created with its entries.
+fn is_filled(stage: &Stage, set: SetKey) -> bool {
+    set.kind == SetKind::NodePortServed && stage.sets.contains(&set) && stage.entries.contains_key(&set)
 }
 
 /// Splits items into done and failed; sorts the failures by index.
@@ -192,60 +135,92 @@ fn split<T>(items: &[T], mut failures: ItemFailures) -> (Vec<&T>, Vec<(&T, PortE
     (done, failed)
 }
 
-impl Run<'_, '_> {
-    fn named(&self, set: SetKey) -> NamedSet {
-        set.named(self.kernel.prefix)
+impl<'a> Run<'a, '_> {
+    /// Carries out a stage.
+    fn carry_out(&mut self, phase: Phase, stage: &'a Stage, ports: &mut Ports<'_>) {
+        let device = &self.plan.names.device;
+        if stage.device && phase.adds() {
+            let outcome = ports.links.create_device(device.as_str());
+            self.has_device = self.applied.note(|| Step::device(device), outcome);
+        }
+        if let Some(timeouts) = &stage.timeouts {
+            let outcome = ports.ipvs.set_timeouts(timeouts);
+            self.applied.note(|| Step::timeouts(timeouts), outcome);
+        }
+        self.create_sets(stage, ports.sets);
+        match self.plan.guards {
+            guards::Kind::Nft => self.write_tables(phase, stage, ports.tables),
+            guards::Kind::Programs => {
+                for (set, elements) in stage.ordered_entries(phase) {
+                    if !phase.adds() {
+                        self.delete_entries(*set, elements, ports.sets);
+                    } else if !is_filled(stage, *set) {
+                        self.add_entries(*set, elements, ports.sets);
+                    }
+                }
+            }
+        }
+        self.restore(&stage.rules, ports);
+        self.operations(&stage.servers, ports.ipvs);
+        if phase.adds() {
+            self.bind(&stage.addresses, ports);
+            self.add_routes(&stage.routes, ports);
+        } else {
+            self.unbind(&stage.addresses, ports);
+            self.delete_routes(&stage.routes, ports);
+        }
+        let is_in_use = || self.observed.addresses.iter().any(|address| is_usable_by_service(*address));
+        if stage.device && !phase.adds() && !is_in_use() {
+            let outcome = ports.links.delete_device(device.as_str());
+            if self.applied.note(|| Step::delete_device(device), outcome) {
+                self.observed.addresses.clear();
+            }
+        }
     }
 
-    /// Restores rules; returns the families whose rules could not be restored.
-    fn restore(&mut self, rules: &[RulesChange], ports: &mut Ports<'_>) -> BTreeSet<Family> {
+    fn named(&self, set: SetKey) -> NamedSet {
+        set.named(self.plan.names.prefix)
+    }
+
+    /// Restores rules, except those that still guard a virtual server that could not be deleted.
+    fn restore(&mut self, rules: &'a [RulesChange], ports: &mut Ports<'_>) {
+        if rules.is_empty() {
+            return;
+        }
         let mut possible = Vec::with_capacity(rules.len());
         for change in rules {
             // No rule refers to this proxy's own set.
-            let referred = |set: &&SetKey| set.family == change.family && set.kind.is_of_kube_proxy();
-            match self.missing.iter().find(referred) {
-                Some(set) => self.applied.fail(Step::rules(change), skipped::not_without_set(self.named(*set))),
-                None => possible.push(change),
-            }
+            let is_referred = |set: &&SetKey| set.family == change.family && set.kind.is_of_kube_proxy();
+            let is_guarded = |key: &&VirtualServerKey| {
+                Family::from(key.family()) == change.family && self.observed.firewall_entry(key).is_some()
+            };
+            let why = if let Some(set) = self.missing.iter().find(is_referred) {
+                skipped::not_without_set(self.named(*set))
+            } else if let Some(key) = self.left.iter().find(is_guarded) {
+                skipped::guards(key)
+            } else {
+                possible.push(change);
+                continue;
+            };
+            self.applied.fail(Step::rules(change), why);
         }
         let transactions: Vec<_> =
             possible.iter().map(|change| (change.family, change.changes.transaction())).collect();
-        let mut failed: BTreeSet<Family> = rules.iter().map(|change| change.family).collect();
+        self.unguarded.extend(rules.iter().map(|change| change.family));
         for (change, outcome) in possible.into_iter().zip(ports.rules.restore_families(&transactions)) {
             let outcome = outcome.or_else(|error| self.restore_without(change, error, ports.rules));
             if self.applied.note(|| Step::rules(change), outcome) {
                 self.applied.restored.push(change.family);
-                failed.remove(&change.family);
+                self.unguarded.remove(&change.family);
             }
         }
-        failed
-    }
-
-    /// Restores rules that only lose something, except those that still guard one of the virtual servers `left`.
-    fn relax(&mut self, rules: &[RulesChange], left: &[VirtualServerKey], ports: &mut Ports<'_>) {
-        let guarded = |change: &RulesChange| {
-            left.iter()
-                .find(|key| Family::from(key.family()) == change.family && self.observed.firewall_entry(key).is_some())
-                .copied()
-        };
-        let (mut possible, mut stay) = (Vec::new(), Vec::new());
-        for change in rules {
-            match guarded(change) {
-                Some(key) => stay.push((change, key)),
-                None => possible.push(change.clone()),
-            }
-        }
-        for (change, key) in stay {
-            self.applied.fail(Step::rules(change), skipped::guards(&key));
-        }
-        self.restore(&possible, ports);
     }
 
     /// Reason why a virtual server must not be made: its source ranges would not hold.
     fn not_guarded(&self, key: &VirtualServerKey) -> Option<PortError> {
         let frontend = self.wanted.frontend(key);
         let has_ranges = frontend.is_some_and(|frontend| frontend.source_ranges.is_some());
-        if self.guarded.contains(key) && self.unguarded.contains(&key.family().into()) {
+        if self.plan.guarded.contains(key) && self.unguarded.contains(&key.family().into()) {
             return Some(skipped::not_without_rules(key));
         }
         // Guards know addresses, not marks.
@@ -258,17 +233,17 @@ impl Run<'_, '_> {
             at = frontend?.key.into();
         }
         let key = &at;
-        let is_barred = self.by == guards::Kind::Nft && frontend.is_some_and(Frontend::is_barred_from_node);
+        let is_barred = self.plan.guards == guards::Kind::Nft && frontend.is_some_and(Frontend::is_barred_from_node);
         let lacks = if self.observed.firewall_entry(key).is_none() {
             has_ranges.then_some(SetKind::LoadBalancerFirewall)
         } else {
             (is_barred && !self.observed.is_barred_from_node(key)).then_some(SetKind::LoadBalancerNotNode)
         };
         let set = SetKey::new(key.family().into(), lacks?);
-        Some(skipped::not_without_entry(key, &self.by.name_of(set, self.kernel)))
+        Some(skipped::not_without_entry(key, &self.plan.guards.name_of(set, &self.plan.names)))
     }
 
-    /// After the kernel refused rules, tries them without optional matches that it may lack.
+    /// Tries rules that the kernel refused without optional matches that it may lack.
     fn restore_without(
         &mut self,
         change: &RulesChange,
@@ -287,6 +262,15 @@ impl Run<'_, '_> {
             }
         }
         Err(refused)
+    }
+
+    fn create_sets(&mut self, stage: &Stage, sets: &mut dyn Sets) {
+        for set in &stage.sets {
+            match stage.entries.get(set).filter(|_| is_filled(stage, *set)) {
+                Some(elements) => self.create_filled(*set, elements, sets),
+                None => self.create_set(*set, sets),
+            }
+        }
     }
 
     fn create_set(&mut self, set: SetKey, sets: &mut dyn Sets) {
@@ -349,11 +333,11 @@ impl Run<'_, '_> {
         }
     }
 
-    fn delete_entries(&mut self, set: SetKey, elements: &[Element], needs: &Needs, sets: &mut dyn Sets) {
+    fn delete_entries(&mut self, set: SetKey, elements: &[Element], sets: &mut dyn Sets) {
         let named = self.named(set);
         let mut refs: Vec<&Element> = Vec::with_capacity(elements.len());
         for element in elements {
-            if needs.entry(set, element) {
+            if self.needs.entry(set, element) {
                 self.applied.fail(Step::entry(Action::Delete, named, element), skipped::needed());
             } else {
                 refs.push(element);

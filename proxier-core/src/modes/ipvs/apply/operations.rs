@@ -16,15 +16,6 @@ use crate::net::FrontendKey;
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{Ipvs, ItemFailure, PortError, PortErrorKind};
 
-/// Results of a stage that later stages depend on.
-#[derive(Default)]
-pub(super) struct Outcome {
-    /// Addresses without any virtual server, although one was to be made.
-    pub(super) unserved: BTreeSet<IpAddr>,
-    /// Virtual servers that could not be deleted.
-    pub(super) left: Vec<VirtualServerKey>,
-}
-
 /// Retries after the first attempt. Changing a real server may need three: add it; add its virtual server first; find that
 /// one there by then.
 const MORE_WAYS: usize = 3;
@@ -143,29 +134,29 @@ fn is_drained(key: &VirtualServerKey, server: &RealServer, wanted: &Wanted<'_>) 
 }
 
 impl Run<'_, '_> {
-    pub(super) fn operations(&mut self, operations: &[Operation], ipvs: &mut dyn Ipvs) -> Outcome {
+    pub(super) fn operations(&mut self, operations: &[Operation], ipvs: &mut dyn Ipvs) {
         if operations.is_empty() {
-            return Outcome::default();
+            return;
         }
-        let (allowed, unguarded) = self.allowed(operations);
+        let allowed = self.allowed(operations);
         let made = allowed.iter().filter(|operation| matches!(operation, Operation::AddVirtualServer(_)));
         self.effects.tried.extend(made.map(Operation::virtual_server));
         let trial = Trial::run(&allowed, self.wanted, ipvs);
         self.effects.surprises = self.effects.surprises.saturating_add(trial.surprises);
-        let mut outcome = self.note_operations(&allowed, trial);
-        outcome.unserved.extend(unguarded.into_iter().filter(|address| !self.serves(*address)));
-        outcome
+        self.note_operations(&allowed, trial);
+        if !self.unserved.is_empty() {
+            // An address with another virtual server is served.
+            let served = self.observed.virtual_servers.keys().filter_map(VirtualServerKey::addr);
+            let served: BTreeSet<IpAddr> = served.collect();
+            self.unserved.retain(|address| !served.contains(address));
+        }
+        for key in &self.left {
+            self.needs.add(key, self.observed);
+        }
     }
 
-    /// Whether an address has a virtual server.
-    pub(super) fn serves(&self, address: IpAddr) -> bool {
-        let served = &self.observed.virtual_servers;
-        served.keys().any(|key| matches!(key, VirtualServerKey::Address { addr, .. } if *addr == address))
-    }
-
-    /// Leaves out virtual servers that may not be made yet, and those that may not go yet, with their real servers; returns the addresses
-    /// of the former.
-    fn allowed<'o>(&mut self, operations: &'o [Operation]) -> (Cow<'o, [Operation]>, BTreeSet<IpAddr>) {
+    /// Leaves out virtual servers that may not be made yet, and those that may not go yet, with their real servers.
+    fn allowed<'o>(&mut self, operations: &'o [Operation]) -> Cow<'o, [Operation]> {
         let mut reasons: BTreeMap<VirtualServerKey, PortError> = BTreeMap::new();
         for operation in operations {
             if let Operation::AddVirtualServer(VirtualServer { key, .. }) = operation {
@@ -174,7 +165,7 @@ impl Run<'_, '_> {
         }
         self.keep_what_serves(operations, &mut reasons);
         if reasons.is_empty() {
-            return (Cow::Borrowed(operations), BTreeSet::new());
+            return Cow::Borrowed(operations);
         }
         let mut allowed = Vec::with_capacity(operations.len());
         for operation in operations {
@@ -186,13 +177,8 @@ impl Run<'_, '_> {
                 None => allowed.push(*operation),
             }
         }
-        let address = |key: VirtualServerKey| match key {
-            VirtualServerKey::Address { addr, .. } => Some(addr),
-            VirtualServerKey::Fwmark { .. } => None,
-        };
-        let kept = |key: &VirtualServerKey| self.observed.virtual_servers.contains_key(key);
-        let unmade = reasons.into_keys().filter(|key| !kept(key));
-        (Cow::Owned(allowed), unmade.filter_map(address).collect())
+        self.unserved.extend(reasons.keys().filter_map(VirtualServerKey::addr));
+        Cow::Owned(allowed)
     }
 
     /// Adds the virtual servers that clients still get in place of failed ones: those of a node port's addresses until packets get its mark, and
@@ -217,9 +203,8 @@ impl Run<'_, '_> {
     }
 
     /// Counts outcomes and notes what the kernel holds now, one virtual server at a time.
-    fn note_operations(&mut self, operations: &[Operation], mut trial: Trial) -> Outcome {
-        let (mut served, mut outcome) = (BTreeSet::new(), Outcome::default());
-        let mut current: Option<Edited> = None;
+    fn note_operations(&mut self, operations: &[Operation], mut trial: Trial) {
+        let mut current: Option<ServerEdit> = None;
         for (place, operation) in operations.iter().enumerate() {
             let key = operation.virtual_server();
             if current.as_ref().is_none_or(|edited| edited.key != key) {
@@ -227,20 +212,14 @@ impl Run<'_, '_> {
                     edited.close(self.observed, self.wanted);
                 }
                 let remade = trial.remade.contains(&key) && !trial.dead.contains(&key);
-                current = Some(Edited::open(key, self.observed, remade.then_some(self.wanted)));
+                current = Some(ServerEdit::open(key, self.observed, remade.then_some(self.wanted)));
             }
             let error = trial.failed.remove(&place);
-            let adds = matches!(operation, Operation::AddVirtualServer(_));
-            if let (true, VirtualServerKey::Address { addr, .. }) = (adds, key) {
-                if error.is_none() {
-                    served.insert(addr)
-                } else {
-                    outcome.unserved.insert(addr)
-                };
-            }
             if let Some(error) = error {
-                if matches!(operation, Operation::DeleteVirtualServer(_)) {
-                    outcome.left.push(key);
+                match operation {
+                    Operation::AddVirtualServer(_) => self.unserved.extend(key.addr()),
+                    Operation::DeleteVirtualServer(_) => self.left.push(key),
+                    _ => {}
                 }
                 let step = self.step(operation);
                 self.applied.fail(step, error);
@@ -248,29 +227,17 @@ impl Run<'_, '_> {
             }
             let gone = trial.gone.contains(&place);
             if let Some(edited) = &mut current {
-                edited.take(operation, gone);
+                edited.apply(operation, gone);
             }
             self.done(operation, gone);
         }
         if let Some(edited) = current.take() {
             edited.close(self.observed, self.wanted);
         }
-        // An address with another virtual server, made now or earlier, is served.
-        let before: BTreeSet<IpAddr> = if outcome.unserved.is_empty() {
-            BTreeSet::new()
-        } else {
-            let address = |key: &VirtualServerKey| match key {
-                VirtualServerKey::Address { addr, .. } => Some(*addr),
-                VirtualServerKey::Fwmark { .. } => None,
-            };
-            self.observed.virtual_servers.keys().filter_map(address).collect()
-        };
-        outcome.unserved.retain(|address| !served.contains(address) && !before.contains(address));
-        outcome
     }
 
     fn step(&self, operation: &Operation) -> Step {
-        Step::operation(operation, self.wanted.place_of(&operation.virtual_server()), self.names)
+        Step::server(operation, self.wanted.concrete_frontend_key(&operation.virtual_server()), self.names)
     }
 
     fn done(&mut self, operation: &Operation, gone: bool) {
@@ -301,13 +268,13 @@ impl Run<'_, '_> {
 }
 
 /// A virtual server while operations on it are noted.
-struct Edited {
+struct ServerEdit {
     key: VirtualServerKey,
     server: Option<ObservedServer>,
     real_servers: Vec<RealServer>,
 }
 
-impl Edited {
+impl ServerEdit {
     /// `remade`: everything wanted, if the virtual server was made again with all of it.
     fn open(key: VirtualServerKey, observed: &mut Observed, remade: Option<&Wanted<'_>>) -> Self {
         let there = observed.virtual_servers.remove(&key);
@@ -316,11 +283,11 @@ impl Edited {
             .map(|server| ObservedServer { config: server.config, real_servers: server.real_servers });
         let server = new.or(there);
         let real_servers = server.as_ref().map_or_else(Vec::new, |server| server.real_servers.to_vec());
-        Edited { key, server, real_servers }
+        ServerEdit { key, server, real_servers }
     }
 
     /// Notes an operation; `gone` when the real server that should drain is not there.
-    fn take(&mut self, operation: &Operation, gone: bool) {
+    fn apply(&mut self, operation: &Operation, gone: bool) {
         let place = |servers: &[RealServer], key| servers.binary_search_by(|server| server.key.cmp(key));
         match operation {
             Operation::AddVirtualServer(new) | Operation::UpdateVirtualServer(new) => match &mut self.server {

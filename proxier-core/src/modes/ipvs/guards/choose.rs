@@ -15,7 +15,7 @@ use crate::service::NodeFacts;
 use crate::snapshot::{HostAddresses, Node};
 
 /// The variant that serves, and the reason.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Choice {
     /// The variant; never [`RulesBy::Auto`].
@@ -44,7 +44,7 @@ impl fmt::Display for Choice {
 /// ```
 /// use proxier_core::config::{Config, RulesBy};
 /// use proxier_core::fake::FakeKernel;
-/// use proxier_core::modes::ipvs::guards::{choose, trial};
+/// use proxier_core::modes::ipvs::{choose, trials};
 /// use proxier_core::net::Family;
 /// use proxier_core::service::NodeFacts;
 /// use proxier_core::snapshot::{HostAddresses, Node};
@@ -56,7 +56,7 @@ impl fmt::Display for Choice {
 /// config.ipvs.rules = RulesBy::Nftables;
 /// assert_eq!(choose(&config, &mut FakeKernel::new().ports(), || {}).reason, None);
 /// let facts = NodeFacts::new(&config, &Node::new("node-a"), &HostAddresses::default());
-/// assert_eq!(trial(Family::V4, &facts, FakeKernel::new().ports().tables), Ok(()));
+/// assert_eq!(trials([Family::V4], &facts, FakeKernel::new().ports().tables), [(Family::V4, Ok(()))]);
 /// ```
 pub fn choose(config: &Config, ports: &mut Ports<'_>, prepare: impl FnOnce()) -> Choice {
     if config.ipvs.rules != RulesBy::Auto {
@@ -129,16 +129,15 @@ fn dropping(dump: &Dump) -> Option<&'static str> {
     ["FORWARD", "INPUT"].into_iter().find(|chain| by_default::drops(filter, chain))
 }
 
-/// Has the kernel check a family's table with every set, chain and rule that IPVS mode writes there, and make none of it. The
-/// kernel loads the modules that it needs for that.
-///
-/// # Errors
-/// The kernel lacks nf_tables, the family, or a kind of chain, set or expression, which the message names.
-pub fn trial(family: Family, facts: &NodeFacts, tables: &mut dyn Tables) -> Result<(), PortError> {
+fn trial(family: Family, facts: &NodeFacts, tables: &mut dyn Tables) -> Result<(), PortError> {
     nft::trial(&[family], facts, tables)
 }
 
-/// [`trial`] of several families, in one check if they all pass.
+/// Has the kernel check each family's table with every set, chain and rule that IPVS mode writes there, and make none of it: in one check if all
+/// pass. The kernel loads the modules that it needs for that.
+///
+/// # Errors
+/// The kernel lacks nf_tables, the family, or a kind of chain, set or expression, which the message names.
 pub fn trials(
     families: impl IntoIterator<Item = Family>,
     facts: &NodeFacts,

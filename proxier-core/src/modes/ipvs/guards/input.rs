@@ -17,7 +17,7 @@ use crate::ports::Ports;
 /// use nftables::{BaseChain, Chain, ChainType, Family, Hook, Policy, Priority, Table, TableKey, Transaction};
 /// use proxier_core::config::Config;
 /// use proxier_core::fake::FakeKernel;
-/// use proxier_core::modes::ipvs::guards::dropping_input;
+/// use proxier_core::modes::ipvs::dropping_input;
 ///
 /// let mut kernel = FakeKernel::new();
 /// let table = TableKey::new(Family::Inet, "firewall")?;

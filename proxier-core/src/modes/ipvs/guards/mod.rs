@@ -17,14 +17,13 @@
 //! A node that changes from one to the other has both until a [cleanup](crate::modes::cleanup::cleanup): records of own
 //! virtual servers are read from both, and guards of those that stay are carried over.
 
-pub(in crate::modes::ipvs) mod carried;
 mod choose;
 mod input;
+pub(in crate::modes::ipvs) mod migrate_backend;
 pub(in crate::modes::ipvs) mod nft;
 pub(in crate::modes::ipvs) mod programs;
 
-pub use crate::modes::shared::table::Fate;
-pub use choose::{Choice, choose, trial, trials};
+pub use choose::{Choice, choose, trials};
 pub use input::dropping_input;
 pub use nft::{Layout, TableChange, marks};
 
@@ -34,7 +33,7 @@ use crate::modes::ipvs::sets::SetKey;
 use crate::net::{Family, Network};
 
 /// Variant.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// Rules by the iptables programs, and ipsets. Default.
     #[default]

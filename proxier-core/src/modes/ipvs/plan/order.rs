@@ -1,16 +1,19 @@
 //! Puts differences in order.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use ipset::Element;
 use ipvs::model::{Protocol, VirtualServer, Weight};
 use ipvs::{Operation, RealServer, RealServerKey, VirtualServerKey};
 
-use super::Plan;
+use super::{Phase, Plan};
 use crate::modes::ipvs::binding::in_order;
 use crate::modes::ipvs::diff::{Changes, VirtualServerChange};
 use crate::modes::ipvs::drain::Drains;
 use crate::modes::ipvs::observed::Observed;
+use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::wanted::Wanted;
+use crate::ports::LocalRoute;
 use crate::snapshot::ObjectKey;
 
 /// Puts changes in order.
@@ -21,12 +24,15 @@ use crate::snapshot::ObjectKey;
 ///
 /// The parts that do not come from [`Changes`] (names, device, sysctls, timeouts, rules, flows) are left as by default.
 pub fn plan(changes: Changes, wanted: &Wanted<'_>, observed: &Observed, drains: &Drains) -> Plan {
-    let mut plan = Plan { create_sets: changes.create_sets.into_iter().collect(), ..Plan::default() };
-    for (set, element) in changes.add_entries {
-        plan.add_entries.entry(set).or_default().push(element);
+    let mut plan = Plan::default();
+    plan.stage(Phase::Prepare).sets = changes.create_sets.into_iter().collect();
+    for (set, elements) in by_set(changes.add_entries) {
+        let phase = if set.kind.gives_marks() { Phase::ServeUnguarded } else { Phase::Prepare };
+        plan.stage(phase).entries.insert(set, elements);
     }
-    for (set, element) in changes.delete_entries {
-        plan.delete_entries.entry(set).or_default().push(element);
+    for (set, elements) in by_set(changes.delete_entries) {
+        let phase = if set.kind.gives_marks() { Phase::RetireMarks } else { Phase::Clean };
+        plan.stage(phase).entries.insert(set, elements);
     }
     let mut ranks: [Vec<Operation>; 3] = Default::default();
     let mut first_addresses = BTreeSet::new();
@@ -37,7 +43,7 @@ pub fn plan(changes: Changes, wanted: &Wanted<'_>, observed: &Observed, drains: 
         }
         let [kubernetes, dns, others] = &mut ranks;
         let serve = match (key, rank) {
-            (VirtualServerKey::Fwmark { .. }, _) => &mut plan.serve_split,
+            (VirtualServerKey::Fwmark { .. }, _) => &mut plan.stage(Phase::Prepare).servers,
             (_, Rank::Kubernetes) => kubernetes,
             (_, Rank::Dns) => dns,
             (_, Rank::Other) => others,
@@ -60,7 +66,8 @@ pub fn plan(changes: Changes, wanted: &Wanted<'_>, observed: &Observed, drains: 
             VirtualServerChange::Delete => plan.retire_from(&key).push(Operation::DeleteVirtualServer(key)),
         }
     }
-    plan.serve = ranks
+    let serve = plan.stage(Phase::Serve);
+    serve.servers = ranks
         .into_iter()
         .reduce(|mut all, mut next| {
             all.append(&mut next);
@@ -69,12 +76,21 @@ pub fn plan(changes: Changes, wanted: &Wanted<'_>, observed: &Observed, drains: 
         .unwrap_or_default();
     let (first, rest): (Vec<_>, Vec<_>) =
         changes.add_addresses.into_iter().partition(|address| first_addresses.contains(address));
-    plan.bind = first;
-    plan.bind.extend(rest);
-    plan.unbind = changes.delete_addresses.into_iter().collect();
-    plan.add_routes = in_order(changes.add_routes);
-    plan.delete_routes = changes.delete_routes.into_iter().collect();
+    serve.addresses = first;
+    serve.addresses.extend(rest);
+    serve.routes = in_order(changes.add_routes);
+    let clean = plan.stage(Phase::Clean);
+    clean.addresses = changes.delete_addresses.into_iter().collect();
+    clean.routes = changes.delete_routes.into_iter().map(LocalRoute::new).collect();
     plan
+}
+
+fn by_set(entries: BTreeSet<(SetKey, Element)>) -> BTreeMap<SetKey, Vec<Element>> {
+    let mut all: BTreeMap<SetKey, Vec<Element>> = BTreeMap::new();
+    for (set, element) in entries {
+        all.entry(set).or_default().push(element);
+    }
+    all
 }
 
 /// A real server that is not wanted any more. `drains`: those that drain, if this one may.

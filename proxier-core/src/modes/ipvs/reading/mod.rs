@@ -20,7 +20,7 @@ use crate::plan::report::Unread;
 use crate::ports::{Ipvs, PortError, PortErrorKind, Sets, Tables as TablesPort};
 use crate::snapshot::HostAddresses;
 
-pub(super) use rest::{Readings, needs_sysctls, read_rest};
+pub(super) use rest::{PassInputs, needs_sysctls, read_rest};
 
 /// Reads virtual servers, sets and the dummy device's addresses: the proxy's objects, and the records that show which are its own.
 ///
@@ -71,7 +71,7 @@ pub(super) fn read_beside(
 ) -> Result<Observed, Vec<Unread>> {
     let mut observed = read_device(host, config);
     let mut unread = known.read(config, tables).err().unwrap_or_default();
-    for (family, found) in known.found() {
+    for (family, found) in known.found_tables() {
         let entries = found.entries.iter().map(|(kind, entries)| (SetKey::new(family, *kind), entries.clone()));
         observed.sets.extend(entries);
     }
@@ -126,15 +126,15 @@ fn read_virtual_servers(
     observed: &mut Observed,
 ) -> Result<(), PortError> {
     let snapshot = ipvs.snapshot_once()?;
-    observed.virtual_servers = take(&snapshot, wanted);
+    observed.virtual_servers = observed_servers(&snapshot, wanted);
     let is_as_wanted = is_settled && diff(wanted, observed, config).is_empty();
     if !is_as_wanted && !ipvs.is_still(&snapshot)? {
-        observed.virtual_servers = take(&ipvs.snapshot()?, wanted);
+        observed.virtual_servers = observed_servers(&ipvs.snapshot()?, wanted);
     }
     Ok(())
 }
 
-fn take(snapshot: &Snapshot, wanted: &Wanted<'_>) -> BTreeMap<VirtualServerKey, ObservedServer> {
+fn observed_servers(snapshot: &Snapshot, wanted: &Wanted<'_>) -> BTreeMap<VirtualServerKey, ObservedServer> {
     let mut servers = Vec::with_capacity(snapshot.entries.len());
     let mut scratch: Vec<RealServer> = Vec::new();
     for entry in &snapshot.entries {
@@ -163,18 +163,6 @@ pub fn has_device(host: &HostAddresses, names: &KernelNames) -> bool {
 ///
 /// # Errors
 /// When they could not be read.
-///
-/// ```
-/// use ipvs::model::TimeoutsUpdate;
-/// use proxier_core::fake::FakeKernel;
-/// use proxier_core::modes::ipvs::reading::timeout_changes;
-///
-/// let mut kernel = FakeKernel::new();
-/// let asked = TimeoutsUpdate::new().with_tcp_secs(900).with_udp_secs(30);
-/// let update = timeout_changes(kernel.ports().ipvs, &asked).map_err(|unread| unread.to_string())?;
-/// assert_eq!(update, Some(TimeoutsUpdate::new().with_udp_secs(30)));
-/// # Ok::<(), String>(())
-/// ```
 pub fn timeout_changes(ipvs: &mut dyn Ipvs, wanted: &TimeoutsUpdate) -> Result<Option<TimeoutsUpdate>, Unread> {
     let asked = |secs: Option<u32>| secs.filter(|secs| *secs != 0);
     if [wanted.tcp_secs, wanted.tcp_fin_secs, wanted.udp_secs].into_iter().all(|secs| asked(secs).is_none()) {

@@ -8,15 +8,15 @@ use ipvs::model::{ObservedRealServer, TimeoutsUpdate};
 use crate::modes::Pass;
 use crate::modes::ipvs::guards::Guards;
 use crate::modes::ipvs::guards::programs::Programs;
-use crate::modes::ipvs::mode::{Compared, Mode};
+use crate::modes::ipvs::mode::{Differences, Mode};
 use crate::modes::ipvs::rules;
 use crate::net::Family;
 use crate::plan::report::{Report, Unread};
 use crate::ports::{PortError, Ports, Rules};
 
-/// Parts of the kernel that were read besides the tables, once the differences were known.
+/// State that was read besides the tables, once the differences were known.
 #[derive(Default)]
-pub(crate) struct Readings {
+pub(crate) struct PassInputs {
     pub(crate) timeouts: Option<TimeoutsUpdate>,
     /// Draining real servers that were due.
     pub(crate) draining: Vec<(VirtualServerKey, Result<Vec<ObservedRealServer>, PortError>)>,
@@ -32,13 +32,13 @@ pub(crate) struct Readings {
 pub(crate) fn read_rest(
     mode: &Mode,
     pass: Pass<'_>,
-    compared: &Compared,
+    differences: &Differences,
     report: &mut Report,
     ports: &mut Ports<'_>,
-) -> Readings {
+) -> PassInputs {
     let due = mode.drains.due(pass.now).into_iter();
     let draining = due.map(|key| (key, ports.ipvs.real_servers(&key))).collect();
-    let mut readings = Readings { draining, ..Readings::default() };
+    let mut readings = PassInputs { draining, ..PassInputs::default() };
     if pass.full {
         match super::timeout_changes(ports.ipvs, &mode.timeouts) {
             Ok(timeouts) => readings.timeouts = timeouts,
@@ -55,7 +55,7 @@ pub(crate) fn read_rest(
             report.rules_put_off.insert(family);
             continue;
         }
-        match read_rules(mode, programs, pass, family, &compared.kept, ports.rules) {
+        match read_rules(mode, programs, pass, family, &differences.kept, ports.rules) {
             Ok(None) => readings.rules_stay.push(family),
             Ok(Some((inputs, dump))) => readings.rules.push((family, inputs, dump)),
             Err(error) => {

@@ -16,6 +16,7 @@ pub struct UnreadableTable {
     table: TableName,
 }
 
+#[cfg(feature = "testing")]
 impl UnreadableTable {
     /// The table.
     pub fn table(&self) -> &TableName {
@@ -37,7 +38,7 @@ impl fmt::Display for UnreadableTable {
 impl std::error::Error for UnreadableTable {}
 
 /// Whether a line comes or goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum LineChange {
     /// The line is added.
@@ -47,7 +48,7 @@ pub enum LineChange {
 }
 
 /// A line of `iptables-save` that comes or goes. Prints as `+ nat -A KUBE-SERVICES …`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[non_exhaustive]
 pub struct RuleLine {
     /// Comes or goes.
@@ -66,21 +67,6 @@ impl fmt::Display for RuleLine {
 }
 
 /// Changes to the tables of a family. Prints as lines that come and go.
-///
-/// ```
-/// use proxier_core::config::NamePrefix;
-/// use proxier_core::modes::ipvs::rules::{LineChange, cleanup};
-///
-/// let observed = iptables::Dump::parse(
-///     "*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n-A PREROUTING -m comment --comment \"kubernetes service portals\" \
-///      -j KUBE-SERVICES\nCOMMIT\n",
-/// )?;
-/// let changes = cleanup(&observed, NamePrefix::KUBE)?;
-/// assert!(changes.lines().iter().all(|line| line.change == LineChange::Removed && line.table == "nat"));
-/// let transaction = changes.into_transaction().ok_or("nothing to remove")?;
-/// assert!(transaction.to_restore_text()?.contains("-X KUBE-SERVICES\n"));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleChanges {
     transaction: Transaction,

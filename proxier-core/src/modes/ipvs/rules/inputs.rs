@@ -30,7 +30,7 @@ pub struct Capabilities {
     /// bridge port, so rules mean the same without the match.
     pub physdev: bool,
     /// The match `ipvs` (`CONFIG_NETFILTER_XT_MATCH_IPVS`). Without it this node's own traffic cannot be kept from load
-    /// balancers whose source ranges exclude it: see [`Inputs::not_enforced`].
+    /// balancers whose source ranges exclude it.
     pub ipvs: bool,
 }
 
@@ -91,11 +91,11 @@ pub enum MasqueradeSources {
 }
 
 impl MasqueradeSources {
-    pub(in crate::modes::ipvs) fn of(facts: &NodeFacts, family: Family) -> Self {
+    pub(in crate::modes::ipvs) fn from_facts(facts: &NodeFacts, family: Family) -> Self {
         if facts.config().masquerade_all {
             return MasqueradeSources::All;
         }
-        match PodTraffic::of(facts, family) {
+        match PodTraffic::from_facts(facts, family) {
             PodTraffic::Unknown => MasqueradeSources::ClusterIps,
             PodTraffic::Network(network) if network.prefix_len() == 0 => MasqueradeSources::Nobody,
             PodTraffic::Network(network) => MasqueradeSources::OutsideNetwork(network),
@@ -105,52 +105,10 @@ impl MasqueradeSources {
     }
 }
 
-/// Everything that the rules of a family depend on. Equal inputs have equal rules.
+/// Inputs of a family's rules. Equal inputs have equal rules.
 ///
 /// Costs O(sets + load balancers that this node may not use), however many Services there are: compare it with the last one
 /// after each update, and compile rules only when it differs.
-///
-/// ```
-/// use iptables::TableName;
-/// use proxier_core::config::{Config, LocalTraffic};
-/// use proxier_core::modes::ipvs::index::Index;
-/// use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, MasqueradeSources, compile};
-/// use proxier_core::modes::ipvs::sets::SetKind;
-/// use proxier_core::net::{EndpointKey, Family};
-/// use proxier_core::service::{Indexed, NodeFacts, Roles};
-/// use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Store};
-///
-/// let mut config = Config::default();
-/// config.local_traffic = LocalTraffic::ClusterCidrs(vec!["10.244.0.0/16".parse()?]);
-/// let facts = NodeFacts::new(&config, &Node::new("node-a"), &HostAddresses::default());
-/// let mut all = Indexed::new(Index::new(&config));
-/// let before = Inputs::new(Family::V4, &all.wanted(), &facts, Capabilities::default());
-/// assert_eq!(before.sources(), &MasqueradeSources::OutsideNetwork("10.244.0.0/16".parse()?));
-///
-/// let mut web = FrontendSpec::new("TCP 203.0.113.7:80".parse()?, [EndpointKey::new([10, 244, 1, 7].into(), 80)]);
-/// web.roles = Roles::LOAD_BALANCER;
-/// web.source_ranges = Some(vec!["198.51.100.0/24".parse()?]);
-/// let mut store = Store::new("node-a");
-/// let changed = store.upsert_frontends(&ObjectKey::new("agent", "web"), [web]);
-/// all.refresh(&store, &facts, &changed);
-///
-/// // The first load balancer with source ranges: there are new rules, and they restrict.
-/// let inputs = Inputs::new(Family::V4, &all.wanted(), &facts, Capabilities::default());
-/// assert!(inputs.is_filled(SetKind::LoadBalancerFirewall));
-/// assert_eq!(inputs.barred_from_node().len(), 1);
-/// assert!(before.only_relaxes(&inputs) && !inputs.only_relaxes(&before));
-/// let rules = compile(&inputs)?;
-/// assert_eq!((rules.family(), rules.jumps()[0].from.as_str()), (Family::V4, "PREROUTING"));
-/// assert!(rules.chains(&TableName::FILTER).iter().any(|chain| chain.name.as_str() == "KUBE-SOURCE-RANGES-FIREWALL"));
-///
-/// // A kernel without the match `ipvs` cannot keep this node out.
-/// let mut capabilities = inputs.capabilities();
-/// capabilities.ipvs = false;
-/// assert!(capabilities.lost().contains("without match ipvs"));
-/// let without = inputs.with_capabilities(capabilities);
-/// assert_eq!(without.not_enforced(), ["TCP 203.0.113.7:80".parse()?]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inputs {
     family: Family,
@@ -182,7 +140,7 @@ impl Inputs {
             prefix: facts.config().names.prefix,
             filled: of_family.filter(|kind| decides(*kind, only_needed)).collect(),
             barred: wanted.barred_from_node().filter(|key| Family::from(key.family()) == family).collect(),
-            sources: MasqueradeSources::of(facts, family),
+            sources: MasqueradeSources::from_facts(facts, family),
             bit: facts.config().masquerade_bit,
             capabilities,
             by_routes: routes.is_on,
@@ -212,7 +170,7 @@ impl Inputs {
         self.input_drops
     }
 
-    /// Adds what stays in the kernel although it is not wanted.
+    /// Adds objects that stay in the kernel although they are not wanted.
     #[must_use]
     pub fn with_kept(mut self, kept: &Kept) -> Self {
         let family = self.family;
@@ -330,6 +288,7 @@ impl Inputs {
 
     /// Load balancers that this node's own traffic can reach, though it is in none of their source ranges, because the
     /// kernel lacks the match `ipvs`. Report them to the administrator.
+    #[cfg(feature = "testing")]
     pub fn not_enforced(&self) -> &[VirtualServerKey] {
         if self.capabilities.ipvs { &[] } else { &self.barred }
     }
@@ -374,7 +333,7 @@ impl Kept {
             filled: sets.map(|(set, _)| *set).collect(),
             barred: barred.copied().collect(),
             by_routes: Family::ALL.into_iter().filter(|family| observed.routes.has_family(*family)).collect(),
-            whole: observed.routes.whole().copied().collect(),
+            whole: observed.routes.whole_networks().copied().collect(),
         }
     }
 }

@@ -4,27 +4,6 @@
 //! cheaply whether rules can have changed; [`compile`] makes them; [`Rules::changes`] compares them with the output of
 //! `iptables-save` and returns one transaction for `iptables-restore --noflush`, or nothing to do.
 //!
-//! ```
-//! use proxier_core::service::{Indexed, NodeFacts};
-//! use proxier_core::config::{Config, NamePrefix};
-//! use proxier_core::net::Family;
-//! use proxier_core::modes::ipvs::index::Index;
-//! use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, cleanup, compile};
-//! use proxier_core::snapshot::{HostAddresses, Node};
-//!
-//! let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-//! let nothing = Indexed::new(Index::new(&Config::default()));
-//! let inputs = Inputs::new(Family::V4, &nothing.wanted(), &facts, Capabilities::default());
-//! let rules = compile(&inputs)?;
-//! let observed = iptables::Dump::parse("*nat\n:OUTPUT ACCEPT [0:0]\n-A OUTPUT -j SOMEBODY-ELSES\nCOMMIT\n")?;
-//! let changes = rules.changes(&observed)?;
-//! let text = changes.transaction().to_restore_text()?;
-//! assert!(text.contains("-I OUTPUT 1 -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n"));
-//! assert!(changes.to_string().starts_with("+ nat :KUBE-SERVICES\n"));
-//! assert!(cleanup(&observed, NamePrefix::KUBE)?.is_empty(), "nothing of ours is there");
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
-//!
 //! # Own chains and rules
 //!
 //! The chains of kube-proxy's IPVS mode by name, in nat and filter, and in built-in chains the jumps to them that carry its
@@ -61,10 +40,9 @@ use iptables::{Chain, ChainName, Dump, Error, Rule, TableName};
 
 use crate::config::NamePrefix;
 use crate::modes::shared::cleaned::IsKept;
-use crate::net::Family;
 use changes::Ours;
 
-pub use changes::{LineChange, RuleChanges, RuleLine, UnreadableTable};
+pub use changes::{RuleChanges, UnreadableTable};
 pub use inputs::{Capabilities, Inputs, Kept, MasqueradeSources};
 
 /// A rule in a built-in chain that jumps to a chain of this proxy.
@@ -84,7 +62,6 @@ pub struct Jump {
 /// The rules of a family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
-    family: Family,
     prefix: NamePrefix,
     nat: Vec<Chain>,
     filter: Vec<Chain>,
@@ -115,7 +92,6 @@ pub fn compile(inputs: &Inputs) -> Result<Rules, Error> {
         });
     }
     Ok(Rules {
-        family: inputs.family(),
         prefix: inputs.prefix(),
         nat: chains(tables::nat(inputs))?,
         filter: chains(tables::filter(inputs))?,
@@ -124,11 +100,6 @@ pub fn compile(inputs: &Inputs) -> Result<Rules, Error> {
 }
 
 impl Rules {
-    /// The family.
-    pub fn family(&self) -> Family {
-        self.family
-    }
-
     /// The chains of a table with their rules, in the order in which they are written; none for other tables than nat and
     /// filter.
     pub fn chains(&self, table: &TableName) -> &[Chain] {
@@ -162,6 +133,7 @@ impl Rules {
 ///
 /// # Errors
 /// [`UnreadableTable`] when a table could not be shown.
+#[cfg(feature = "testing")]
 pub fn cleanup(observed: &Dump, prefix: NamePrefix) -> Result<RuleChanges, UnreadableTable> {
     cleanup_but(observed, prefix, &|_table, _chain| false)
 }

@@ -92,7 +92,7 @@ fn when<const N: usize>(inputs: &Inputs, kind: SetKind, rows: [RuleBuilder; N]) 
     if inputs.is_filled(kind) { rows.into() } else { Vec::new() }
 }
 
-/// This rule, unless the set may be missing.
+/// The given rule, unless the set may be missing.
 fn always(inputs: &Inputs, kind: SetKind, row: RuleBuilder) -> Vec<RuleBuilder> {
     if inputs.has_set(kind) { vec![row] } else { Vec::new() }
 }

@@ -6,12 +6,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipset::{Element, IpSpan};
 use nftables::{Chain, Element as NftElement, Rule, TableKey, Transaction};
 
+use super::contents::TableContents;
 use super::element::encode;
-use super::found::Found;
 use super::layout::{KEEP, Layout};
 use crate::modes::ipvs::sets::SetKind;
-use crate::modes::shared::table::{ChainRules, Changes, Fate, Outgoing, write_layout};
-use crate::plan::step::{Action, Part, Step};
+use crate::modes::shared::table::{self, ChainRules, Changes, Fate, LabelledTransaction, Layout as _, write_layout};
+use crate::plan::step::{Action, Step};
 
 /// Changes to a family's table besides its elements.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,8 +55,8 @@ impl Changes for EntryChanges<'_> {
         self.change.is_some_and(|change| change.fate == Fate::Make)
     }
 
-    fn outgoing(&self) -> Outgoing<SetKind> {
-        let mut out = Outgoing::default();
+    fn outgoing(&self) -> LabelledTransaction<SetKind> {
+        let mut out = LabelledTransaction::default();
         if let Some(change) = self.change {
             change.write(&mut out.transaction);
         }
@@ -94,13 +94,13 @@ impl TableChange {
     /// The differences between `found` and `layout`: those to write before virtual servers, and those after addresses are bound.
     ///
     /// A new table protects destinations last: until then the earlier proxy's rules still translate them.
-    pub(in crate::modes::ipvs) fn compared(layout: &Layout, found: Option<&Found>) -> [Option<Self>; 2] {
+    pub(in crate::modes::ipvs) fn compared(layout: &Layout, found: Option<&TableContents>) -> [Option<Self>; 2] {
         let fate = match found {
             None => Fate::Make,
             Some(found) if found.is_other(layout) => Fate::Remake,
             Some(_) => Fate::Keep,
         };
-        let there = |chain: &Chain| found.filter(|_| fate == Fate::Keep)?.chain(chain).map(|(_, rules)| rules);
+        let there = |chain: &Chain| found.filter(|_| fate == Fate::Keep)?.shape.rules(chain.key.name.as_str());
         Self::differing(layout, fate, there)
     }
 
@@ -115,7 +115,7 @@ impl TableChange {
     }
 
     /// The table with all its chains, to be made or made again.
-    pub(super) fn whole(layout: &Layout, fate: Fate) -> Self {
+    pub(super) fn full(layout: &Layout, fate: Fate) -> Self {
         TableChange { layout: layout.clone(), fate, chains: layout.chains() }
     }
 
@@ -147,23 +147,13 @@ impl TableChange {
     }
 
     fn write(&self, transaction: &mut Transaction) {
-        let kinds = SetKind::ALL_OF_NFT.into_iter().filter(|_| self.fate != Fate::Keep);
-        let sets = kinds.map(|kind| self.layout.set(kind));
-        write_layout(transaction, self.fate, self.layout.to_table(), sets, &self.chains);
+        write_layout(transaction, self.fate, &self.layout, [], &self.chains);
     }
 
     /// The step.
     pub(in crate::modes::ipvs) fn step(&self) -> Step {
-        let action = if self.fate == Fate::Make { Action::Add } else { Action::Change };
-        let step = Step::new(action, Part::Table, self.layout.table());
-        match self.fate {
-            Fate::Make | Fate::Delete => step,
-            Fate::Remake => step.with("made again: it has other flags, sets or hooks"),
-            Fate::Keep => {
-                let names: Vec<&str> = self.chains.iter().map(|(chain, _)| chain.key.name.as_str()).collect();
-                step.with(format_args!("chains {}", names.join(", ")))
-            }
-        }
+        let names: Vec<&str> = self.chains.iter().map(|(chain, _)| chain.key.name.as_str()).collect();
+        table::step(self.layout.table(), self.fate, &names)
     }
 }
 

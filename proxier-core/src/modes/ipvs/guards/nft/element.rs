@@ -61,18 +61,18 @@ pub(super) fn decode(kind: SetKind, family: Family, found: &NftElement) -> Optio
         | SetKind::LoadBalancerSourceIp
         | SetKind::LoadBalancerSourceCidr
         | SetKind::LoadBalancerNotNode => {
-            let (span, ports, sources) = place(first, family)?;
-            let (_, _, end) = place(last, family)?;
+            let (span, ports, sources) = parse_address_and_ports(first, family)?;
+            let (_, _, end) = parse_address_and_ports(last, family)?;
             Element::IpPortIp(span, ports, network(address(sources, family)?.0, address(end, family)?.0)?)
         }
         SetKind::SplitMark | SetKind::NodePortMark => {
-            let (span, ports, _) = place(first, family)?;
+            let (span, ports, _) = parse_address_and_ports(first, family)?;
             let Some(ElementData::Value(mark)) = &found.data else { return None };
             let mark = u32::from_ne_bytes(*mark.as_bytes().first_chunk()?);
             Element::IpPortIp(span, ports, IpSpan::host(Ipv4Addr::from_bits(mark).into()))
         }
         _ => {
-            let (span, ports, _) = place(first, family)?;
+            let (span, ports, _) = parse_address_and_ports(first, family)?;
             Element::IpPort(span, ports)
         }
     };
@@ -95,7 +95,7 @@ fn address(bytes: &[u8], family: Family) -> Option<(IpAddr, &[u8])> {
 }
 
 /// An address, a protocol and a port at the beginning, and what is behind: each field fills whole words.
-fn place(bytes: &[u8], family: Family) -> Option<(IpSpan, Ports, &[u8])> {
+fn parse_address_and_ports(bytes: &[u8], family: Family) -> Option<(IpSpan, Ports, &[u8])> {
     let (address, rest) = address(bytes, family)?;
     let ([protocol, ..], rest) = rest.split_first_chunk::<4>()?;
     let ([high, low, ..], rest) = rest.split_first_chunk::<4>()?;

@@ -35,6 +35,7 @@ use crate::modes::ipvs::rules::MasqueradeSources;
 use crate::modes::ipvs::sets::SetKind;
 use crate::modes::shared::local_traffic::PodTraffic;
 use crate::modes::shared::nft::{OWNED, RTN_LOCAL, built, interface, name, rejections};
+use crate::modes::shared::table::{self, ChainRules};
 use crate::net::{Family, Network};
 use crate::service::NodeFacts;
 
@@ -83,10 +84,10 @@ impl Layout {
             table: table(family, &facts.config().names),
             family,
             mark: facts.config().masquerade_bit.mask(),
-            sources: MasqueradeSources::of(facts, family),
+            sources: MasqueradeSources::from_facts(facts, family),
             keeps,
             split: facts.config().uses_marks().then_some(facts.config().ipvs.mark_range),
-            pods: PodTraffic::of(facts, family),
+            pods: PodTraffic::from_facts(facts, family),
             by_routes: false,
             whole: Vec::new(),
         }
@@ -120,15 +121,11 @@ impl Layout {
         &self.table
     }
 
-    pub(super) fn to_table(&self) -> Table {
-        Table::new(self.table.clone()).comment("Kubernetes Services by IPVS")
-    }
-
     pub(super) fn chain_key(&self, chain: &str) -> ChainKey {
         ChainKey { table: self.table.clone(), name: name(chain) }
     }
 
-    fn of(kind: SetKind) -> SetReference {
+    fn set_reference(kind: SetKind) -> SetReference {
         SetReference::named(name(&kind.nft_name()))
     }
 
@@ -198,7 +195,7 @@ impl Layout {
     }
 
     fn matching(&self, kind: SetKind) -> RuleBuilder {
-        self.rule().in_set(&self.key(kind), Layout::of(kind))
+        self.rule().in_set(&self.key(kind), Layout::set_reference(kind))
     }
 
     /// Compares whether a source or destination is an address of this host.
@@ -214,8 +211,185 @@ impl Layout {
         Chain::base(self.chain_key(chain), BaseChain::new(kind, hook, priority))
     }
 
-    /// The chains with their rules. A chain comes before those that go to it.
-    pub(super) fn chains(&self) -> Vec<(Chain, Vec<Rule>)> {
+    /// Rules, if any Frontend has a mark.
+    fn split<const N: usize>(&self, rules: impl Fn(MarkRange) -> [Rule; N]) -> Vec<Rule> {
+        self.split.map(rules).into_iter().flatten().collect()
+    }
+
+    /// Gives packets the marks of this map.
+    fn mark_by(&self, kind: SetKind) -> Rule {
+        let to = FieldTypes::of(&[DataType::MARK])
+            .map(|mark| Operand::map(self.key(kind), Layout::set_reference(kind), mark));
+        // A constant type, as that of the map.
+        built(to.map_or_else(|_| self.rule(), |mark| self.rule().set_mark_to(&mark)))
+    }
+
+    /// Packets of this node, and of pods where these are detected.
+    fn inside(&self) -> impl Iterator<Item = RuleBuilder> {
+        let of_node = Layout::is_local(self.rule(), FibFlags::SADDR, CmpOp::Eq);
+        let of_pods = match &self.pods {
+            PodTraffic::Unknown => None,
+            PodTraffic::Network(network) if network.prefix_len() == 0 => Some(self.rule()),
+            PodTraffic::Network(network) => Some(self.rule().saddr_in(network.network(), network.prefix_len())),
+            PodTraffic::Interface(name) => Some(interface(self.rule(), name.as_str(), false, CmpOp::Eq)),
+            PodTraffic::Prefix(name) => {
+                Some(interface(self.rule(), name.as_str(), name.as_str().len() < InterfaceName::MAX_LEN, CmpOp::Eq))
+            }
+        };
+        [of_node].into_iter().chain(of_pods)
+    }
+
+    /// To a Frontend that is split, from inside: the endpoint may be on another node, and answers have to come back here.
+    fn masquerade_inside(&self) -> Vec<Rule> {
+        self.inside().map(|rule| self.marks(rule)).collect()
+    }
+
+    /// To a Frontend that is split: from outside, the packet gets the mark by which IPVS takes local endpoints.
+    fn mark_outside(&self) -> Vec<Rule> {
+        let mut rules: Vec<Rule> = self.inside().map(|rule| built(rule.verdict(Verdict::Return))).collect();
+        rules.push(self.mark_by(SetKind::SplitMark));
+        rules
+    }
+
+    /// Keeps this node's own packets from load balancers whose source ranges the node is not in. They have the load balancer's address as
+    /// their source, as its entries, unless it is bound by a route.
+    fn barred_from_node(&self) -> Rule {
+        let kind = SetKind::LoadBalancerNotNode;
+        if !self.by_routes {
+            return built(self.matching(kind).drop_packet());
+        }
+        let of_node = Layout::is_local(self.rule(), FibFlags::SADDR, CmpOp::Eq);
+        let place = [self.key(kind).split_last().map_or(&[][..], |(_, place)| place), &[self.destination()]].concat();
+        built(of_node.in_set(&place, Layout::set_reference(kind)).drop_packet())
+    }
+
+    /// Translates the destination to itself, if it is of this host: otherwise IPVS does not get the packet, and a program that serves the address
+    /// after this mode may translate it.
+    fn keep(&self) -> Rule {
+        let of_host = Layout::is_local(self.rule(), FibFlags::DADDR, CmpOp::Eq);
+        built(of_host.dnat_to_operand(self.table.family, &self.destination()))
+    }
+
+    /// `KUBE-SERVICES`. It knows no match `physdev`, which only tells packets that come over a bridge, and which matters for
+    /// external IPs that are not bound here.
+    fn services(&self) -> Vec<Rule> {
+        let (loopback, prefix) = match self.family {
+            Family::V4 => ([127, 0, 0, 0].into(), 8),
+            Family::V6 => (std::net::Ipv6Addr::LOCALHOST.into(), 128),
+        };
+        let keeps = |rule: RuleBuilder| built(rule.goto(name(KEEP)));
+        let mut rules = vec![built(self.rule().saddr_in(loopback, prefix).verdict(Verdict::Return))];
+        rules.extend(self.split(|_| [built(self.matching(SetKind::LocalSplit).jump(name(FROM_INSIDE)))]));
+        rules.push(built(self.matching(SetKind::LoadBalancer).jump(name(LOAD_BALANCER))));
+        rules.extend(self.cluster_ip_masquerade());
+        rules.push(self.marks(self.matching(SetKind::ExternalIp)));
+        // From elsewhere, or to an address of this host. Other local traffic goes to the host that has the address.
+        for kind in [SetKind::ExternalIp, SetKind::ExternalIpLocal] {
+            rules.push(keeps(Layout::is_local(self.matching(kind), FibFlags::SADDR, CmpOp::Ne)));
+            rules.push(keeps(Layout::is_local(self.matching(kind), FibFlags::DADDR, CmpOp::Eq)));
+        }
+        rules.push(built(Layout::is_local(self.rule(), FibFlags::DADDR, CmpOp::Eq).jump(name(NODE_PORT))));
+        rules.push(keeps(self.matching(SetKind::ClusterIp)));
+        rules.push(keeps(self.matching(SetKind::LoadBalancer)));
+        rules
+    }
+
+    fn cluster_ip_masquerade(&self) -> Option<Rule> {
+        let outside = |name: &InterfaceName, is_prefix| {
+            let rule = interface(self.rule(), name.as_str(), is_prefix, CmpOp::Ne);
+            rule.in_set(&self.key(SetKind::ClusterIp), Layout::set_reference(SetKind::ClusterIp))
+        };
+        let rule = match &self.sources {
+            MasqueradeSources::Nobody => return None,
+            MasqueradeSources::All => self.matching(SetKind::ClusterIp),
+            MasqueradeSources::OutsideNetwork(network) => {
+                let rule = self.rule().saddr_not_in(network.network(), network.prefix_len());
+                rule.in_set(&self.key(SetKind::ClusterIp), Layout::set_reference(SetKind::ClusterIp))
+            }
+            MasqueradeSources::OutsideInterface(name) => outside(name, false),
+            // A prefix of maximum length matches only the name itself.
+            MasqueradeSources::OutsidePrefix(name) => outside(name, name.as_str().len() < InterfaceName::MAX_LEN),
+            // This node's own packets.
+            MasqueradeSources::ClusterIps if self.by_routes => {
+                Layout::is_local(self.matching(SetKind::ClusterIp), FibFlags::SADDR, CmpOp::Eq)
+            }
+            MasqueradeSources::ClusterIps => {
+                let from = [self.source(), Operand::L4PROTO, Operand::DPORT];
+                self.rule().in_set(&from, Layout::set_reference(SetKind::ClusterIp))
+            }
+        };
+        Some(self.marks(rule))
+    }
+
+    /// `KUBE-NODE-PORT` in nat.
+    fn node_port(&self) -> Vec<Rule> {
+        let ports = [
+            (L4Protocol::TCP, SetKind::NodePortLocalTcp, SetKind::NodePortTcp),
+            (L4Protocol::UDP, SetKind::NodePortLocalUdp, SetKind::NodePortUdp),
+        ];
+        let mut rules = Vec::new();
+        for (protocol, local, all) in ports {
+            let of = |kind| self.rule().meta_l4proto(protocol).in_set(&self.key(kind), Layout::set_reference(kind));
+            rules.push(built(of(local).verdict(Verdict::Return)));
+            rules.push(self.marks(of(all)));
+        }
+        rules.push(built(self.matching(SetKind::NodePortLocalSctp).verdict(Verdict::Return)));
+        rules.push(self.marks(self.matching(SetKind::NodePortSctp)));
+        rules
+    }
+
+    /// `KUBE-LOAD-BALANCER`.
+    fn load_balancer(&self) -> Vec<Rule> {
+        vec![built(self.matching(SetKind::LoadBalancerLocal).verdict(Verdict::Return)), self.marks(self.rule())]
+    }
+
+    /// `KUBE-POSTROUTING`. The mark goes, so that it has no effect when the packet passes here again inside a tunnel.
+    fn masquerade(&self) -> Vec<Rule> {
+        let hairpin = self.matching(SetKind::LoopBack).set_mark_bits(0, self.mark);
+        let marked = self.rule().mark(self.mark, self.mark).set_mark_bits(0, self.mark);
+        vec![built(hairpin.masquerade(NatFlags::FULLY_RANDOM)), built(marked.masquerade(NatFlags::FULLY_RANDOM))]
+    }
+
+    /// `KUBE-SOURCE-RANGES-FIREWALL`.
+    fn source_ranges(&self) -> Vec<Rule> {
+        let inside = |kind| built(self.matching(kind).verdict(Verdict::Return));
+        vec![
+            inside(SetKind::LoadBalancerSourceCidr),
+            inside(SetKind::LoadBalancerSourceIp),
+            built(self.rule().drop_packet()),
+        ]
+    }
+
+    /// `KUBE-IPVS-FILTER`. Addresses of Services are addresses of this host: nothing else that listens here may answer there.
+    fn ipvs_filter(&self) -> Vec<Rule> {
+        let kinds = [SetKind::LoadBalancer, SetKind::ClusterIp, SetKind::ExternalIp, SetKind::ExternalIpLocal];
+        let returns = |rule: RuleBuilder| built(rule.verdict(Verdict::Return));
+        let mut rules: Vec<Rule> = kinds.into_iter().map(|kind| returns(self.matching(kind))).collect();
+        let check = SetKind::HealthCheckNodePort;
+        let checks = self.rule().meta_l4proto(L4Protocol::TCP).in_set(&self.key(check), Layout::set_reference(check));
+        rules.push(returns(checks));
+        let others = || {
+            self.rule().ct_state(CtState::NEW).in_set(&[self.destination()], Layout::set_reference(SetKind::IpvsIps))
+        };
+        rules.extend(rejections(self.family, others));
+        rules.extend(self.whole.iter().flat_map(|network| {
+            let new = || self.rule().daddr_in(network.network(), network.prefix_len()).ct_state(CtState::NEW);
+            rejections(self.family, new)
+        }));
+        rules
+    }
+}
+
+impl table::Layout for Layout {
+    fn to_table(&self) -> Table {
+        Table::new(self.table.clone()).comment("Kubernetes Services by IPVS")
+    }
+
+    fn sets(&self) -> impl Iterator<Item = Set> {
+        SetKind::ALL_OF_NFT.into_iter().map(|kind| self.set(kind))
+    }
+
+    fn chains(&self) -> Vec<ChainRules> {
         let jumps = |chain: &str| built(self.rule().jump(name(chain)));
         let regular = |chain: &str, rules| (Chain::regular(self.chain_key(chain)), rules);
         let before = |priority: Priority| Priority(priority.0.saturating_sub(1));
@@ -261,171 +435,6 @@ impl Layout {
                 }),
             ),
         ]
-    }
-
-    /// Rules, if any Frontend has a mark.
-    fn split<const N: usize>(&self, rules: impl Fn(MarkRange) -> [Rule; N]) -> Vec<Rule> {
-        self.split.map(rules).into_iter().flatten().collect()
-    }
-
-    /// Gives packets the marks of this map.
-    fn mark_by(&self, kind: SetKind) -> Rule {
-        let to = FieldTypes::of(&[DataType::MARK]).map(|mark| Operand::map(self.key(kind), Layout::of(kind), mark));
-        // A constant type, as that of the map.
-        built(to.map_or_else(|_| self.rule(), |mark| self.rule().set_mark_to(&mark)))
-    }
-
-    /// Packets of this node, and of pods where these are detected.
-    fn inside(&self) -> impl Iterator<Item = RuleBuilder> {
-        let of_node = Layout::is_local(self.rule(), FibFlags::SADDR, CmpOp::Eq);
-        let of_pods = match &self.pods {
-            PodTraffic::Unknown => None,
-            PodTraffic::Network(network) if network.prefix_len() == 0 => Some(self.rule()),
-            PodTraffic::Network(network) => Some(self.rule().saddr_in(network.network(), network.prefix_len())),
-            PodTraffic::Interface(name) => Some(interface(self.rule(), name.as_str(), false, CmpOp::Eq)),
-            PodTraffic::Prefix(name) => {
-                Some(interface(self.rule(), name.as_str(), name.as_str().len() < InterfaceName::MAX_LEN, CmpOp::Eq))
-            }
-        };
-        [of_node].into_iter().chain(of_pods)
-    }
-
-    /// To a Frontend that is split, from inside: the endpoint may be on another node, and answers have to come back here.
-    fn masquerade_inside(&self) -> Vec<Rule> {
-        self.inside().map(|rule| self.marks(rule)).collect()
-    }
-
-    /// To a Frontend that is split: from outside, the packet gets the mark by which IPVS takes local endpoints.
-    fn mark_outside(&self) -> Vec<Rule> {
-        let mut rules: Vec<Rule> = self.inside().map(|rule| built(rule.verdict(Verdict::Return))).collect();
-        rules.push(self.mark_by(SetKind::SplitMark));
-        rules
-    }
-
-    /// Keeps this node's own packets from load balancers whose source ranges the node is not in. They have the load balancer's address as
-    /// their source, as its entries, unless it is bound by a route.
-    fn barred_from_node(&self) -> Rule {
-        let kind = SetKind::LoadBalancerNotNode;
-        if !self.by_routes {
-            return built(self.matching(kind).drop_packet());
-        }
-        let of_node = Layout::is_local(self.rule(), FibFlags::SADDR, CmpOp::Eq);
-        let place = [self.key(kind).split_last().map_or(&[][..], |(_, place)| place), &[self.destination()]].concat();
-        built(of_node.in_set(&place, Layout::of(kind)).drop_packet())
-    }
-
-    /// Translates the destination to itself, if it is of this host: otherwise IPVS does not get the packet, and a program that serves the address
-    /// after this mode may translate it.
-    fn keep(&self) -> Rule {
-        let of_host = Layout::is_local(self.rule(), FibFlags::DADDR, CmpOp::Eq);
-        built(of_host.dnat_to_operand(self.table.family, &self.destination()))
-    }
-
-    /// `KUBE-SERVICES`. It knows no match `physdev`, which only tells packets that come over a bridge, and which matters for
-    /// external IPs that are not bound here.
-    fn services(&self) -> Vec<Rule> {
-        let (loopback, prefix) = match self.family {
-            Family::V4 => ([127, 0, 0, 0].into(), 8),
-            Family::V6 => (std::net::Ipv6Addr::LOCALHOST.into(), 128),
-        };
-        let keeps = |rule: RuleBuilder| built(rule.goto(name(KEEP)));
-        let mut rules = vec![built(self.rule().saddr_in(loopback, prefix).verdict(Verdict::Return))];
-        rules.extend(self.split(|_| [built(self.matching(SetKind::LocalSplit).jump(name(FROM_INSIDE)))]));
-        rules.push(built(self.matching(SetKind::LoadBalancer).jump(name(LOAD_BALANCER))));
-        rules.extend(self.cluster_ip_masquerade());
-        rules.push(self.marks(self.matching(SetKind::ExternalIp)));
-        // From elsewhere, or to an address of this host. Other local traffic goes to the host that has the address.
-        for kind in [SetKind::ExternalIp, SetKind::ExternalIpLocal] {
-            rules.push(keeps(Layout::is_local(self.matching(kind), FibFlags::SADDR, CmpOp::Ne)));
-            rules.push(keeps(Layout::is_local(self.matching(kind), FibFlags::DADDR, CmpOp::Eq)));
-        }
-        rules.push(built(Layout::is_local(self.rule(), FibFlags::DADDR, CmpOp::Eq).jump(name(NODE_PORT))));
-        rules.push(keeps(self.matching(SetKind::ClusterIp)));
-        rules.push(keeps(self.matching(SetKind::LoadBalancer)));
-        rules
-    }
-
-    fn cluster_ip_masquerade(&self) -> Option<Rule> {
-        let outside = |name: &InterfaceName, is_prefix| {
-            let rule = interface(self.rule(), name.as_str(), is_prefix, CmpOp::Ne);
-            rule.in_set(&self.key(SetKind::ClusterIp), Layout::of(SetKind::ClusterIp))
-        };
-        let rule = match &self.sources {
-            MasqueradeSources::Nobody => return None,
-            MasqueradeSources::All => self.matching(SetKind::ClusterIp),
-            MasqueradeSources::OutsideNetwork(network) => {
-                let rule = self.rule().saddr_not_in(network.network(), network.prefix_len());
-                rule.in_set(&self.key(SetKind::ClusterIp), Layout::of(SetKind::ClusterIp))
-            }
-            MasqueradeSources::OutsideInterface(name) => outside(name, false),
-            // A prefix of maximum length matches only the name itself.
-            MasqueradeSources::OutsidePrefix(name) => outside(name, name.as_str().len() < InterfaceName::MAX_LEN),
-            // This node's own packets.
-            MasqueradeSources::ClusterIps if self.by_routes => {
-                Layout::is_local(self.matching(SetKind::ClusterIp), FibFlags::SADDR, CmpOp::Eq)
-            }
-            MasqueradeSources::ClusterIps => {
-                let from = [self.source(), Operand::L4PROTO, Operand::DPORT];
-                self.rule().in_set(&from, Layout::of(SetKind::ClusterIp))
-            }
-        };
-        Some(self.marks(rule))
-    }
-
-    /// `KUBE-NODE-PORT` in nat.
-    fn node_port(&self) -> Vec<Rule> {
-        let ports = [
-            (L4Protocol::TCP, SetKind::NodePortLocalTcp, SetKind::NodePortTcp),
-            (L4Protocol::UDP, SetKind::NodePortLocalUdp, SetKind::NodePortUdp),
-        ];
-        let mut rules = Vec::new();
-        for (protocol, local, all) in ports {
-            let of = |kind| self.rule().meta_l4proto(protocol).in_set(&self.key(kind), Layout::of(kind));
-            rules.push(built(of(local).verdict(Verdict::Return)));
-            rules.push(self.marks(of(all)));
-        }
-        rules.push(built(self.matching(SetKind::NodePortLocalSctp).verdict(Verdict::Return)));
-        rules.push(self.marks(self.matching(SetKind::NodePortSctp)));
-        rules
-    }
-
-    /// `KUBE-LOAD-BALANCER`.
-    fn load_balancer(&self) -> Vec<Rule> {
-        vec![built(self.matching(SetKind::LoadBalancerLocal).verdict(Verdict::Return)), self.marks(self.rule())]
-    }
-
-    /// `KUBE-POSTROUTING`. The mark goes, so that it has no effect when the packet passes here again inside a tunnel.
-    fn masquerade(&self) -> Vec<Rule> {
-        let hairpin = self.matching(SetKind::LoopBack).set_mark_bits(0, self.mark);
-        let marked = self.rule().mark(self.mark, self.mark).set_mark_bits(0, self.mark);
-        vec![built(hairpin.masquerade(NatFlags::FULLY_RANDOM)), built(marked.masquerade(NatFlags::FULLY_RANDOM))]
-    }
-
-    /// `KUBE-SOURCE-RANGES-FIREWALL`.
-    fn source_ranges(&self) -> Vec<Rule> {
-        let inside = |kind| built(self.matching(kind).verdict(Verdict::Return));
-        vec![
-            inside(SetKind::LoadBalancerSourceCidr),
-            inside(SetKind::LoadBalancerSourceIp),
-            built(self.rule().drop_packet()),
-        ]
-    }
-
-    /// `KUBE-IPVS-FILTER`. Addresses of Services are addresses of this host: nothing else that listens here may answer there.
-    fn ipvs_filter(&self) -> Vec<Rule> {
-        let kinds = [SetKind::LoadBalancer, SetKind::ClusterIp, SetKind::ExternalIp, SetKind::ExternalIpLocal];
-        let returns = |rule: RuleBuilder| built(rule.verdict(Verdict::Return));
-        let mut rules: Vec<Rule> = kinds.into_iter().map(|kind| returns(self.matching(kind))).collect();
-        let check = SetKind::HealthCheckNodePort;
-        let checks = self.rule().meta_l4proto(L4Protocol::TCP).in_set(&self.key(check), Layout::of(check));
-        rules.push(returns(checks));
-        let others = || self.rule().ct_state(CtState::NEW).in_set(&[self.destination()], Layout::of(SetKind::IpvsIps));
-        rules.extend(rejections(self.family, others));
-        rules.extend(self.whole.iter().flat_map(|network| {
-            let new = || self.rule().daddr_in(network.network(), network.prefix_len()).ct_state(CtState::NEW);
-            rejections(self.family, new)
-        }));
-        rules
     }
 }
 

@@ -2,8 +2,8 @@
 
 mod change;
 mod cleanup;
+mod contents;
 mod element;
-mod found;
 mod layout;
 mod write;
 
@@ -18,7 +18,7 @@ use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::sets::SetKind;
 use crate::modes::ipvs::split;
 use crate::modes::shared::nft::check_trial;
-use crate::modes::shared::table::{self as shared_table, Fate, write_layout};
+use crate::modes::shared::table::{self as shared_table, Fate, Layout as _, write_layout};
 use crate::net::{Family, FrontendKey, Network};
 use crate::plan::report::Unread;
 use crate::plan::step::Step;
@@ -28,13 +28,13 @@ use crate::service::NodeFacts;
 pub(in crate::modes::ipvs) use change::Entries;
 pub use change::TableChange;
 pub(in crate::modes::ipvs) use cleanup::cleanup;
-pub(in crate::modes::ipvs) use found::{Found, has_nftables_mode, read};
+pub(in crate::modes::ipvs) use contents::{TableContents, has_nftables_mode, read};
 pub use layout::Layout;
 pub(in crate::modes::ipvs) use layout::table;
-pub(in crate::modes::ipvs) use write::{Refused, Written, write};
+pub(in crate::modes::ipvs) use write::{Refused, WriteOutcome, write};
 
 /// State that tables are written from.
-pub(in crate::modes::ipvs) type Basis = shared_table::Basis<Arc<Found>>;
+pub(in crate::modes::ipvs) type Basis = shared_table::Basis<Arc<TableContents>>;
 
 /// Known state of the tables.
 #[derive(Debug, Default)]
@@ -42,7 +42,7 @@ pub(in crate::modes::ipvs) struct Tables {
     /// The layouts that the kernel holds.
     pub(in crate::modes::ipvs) written: BTreeMap<Family, Layout>,
     /// The tables as they were just read, until the plan is made.
-    found: BTreeMap<Family, Option<Arc<Found>>>,
+    found: BTreeMap<Family, Option<Arc<TableContents>>>,
     /// The generation before they were read.
     generation: Option<u32>,
     /// Families that nftables mode still serves.
@@ -80,7 +80,7 @@ impl Tables {
     }
 
     /// The tables that were just read, where there are any.
-    pub(in crate::modes::ipvs) fn found(&self) -> impl Iterator<Item = (Family, &Found)> {
+    pub(in crate::modes::ipvs) fn found_tables(&self) -> impl Iterator<Item = (Family, &TableContents)> {
         self.found.iter().filter_map(|(family, found)| Some((*family, found.as_deref()?)))
     }
 
@@ -109,7 +109,7 @@ impl Tables {
             if is_whole {
                 continue;
             }
-            let change = TableChange::whole(layout, if found.is_some() { Fate::Remake } else { Fate::Make });
+            let change = TableChange::full(layout, if found.is_some() { Fate::Remake } else { Fate::Make });
             observed.basis = Basis::new(generation, [(*family, found.map(Arc::new))].into());
             let nothing = Entries::new();
             let written = write(layout, Some(&change), (&nothing, &nothing), observed, tables);
@@ -227,7 +227,6 @@ pub(in crate::modes::ipvs) fn trial(
     check_trial(families, tables, |transaction, family, name| {
         let layout = Layout::new(family, facts, true).called(name.clone());
         let layout = layout.still_splitting(Some(MarkRange::default())).bound_by_routes(true);
-        let sets = SetKind::ALL_OF_NFT.into_iter().map(|kind| layout.set(kind));
-        write_layout(transaction, Fate::Make, layout.to_table(), sets, &layout.chains());
+        write_layout(transaction, Fate::Make, &layout, [], &layout.chains());
     })
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ipset::Element;
 
 use super::change::{Entries, EntryChanges, TableChange, in_the_way};
-use super::found::read;
+use super::contents::read;
 use super::layout::Layout;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
@@ -26,7 +26,7 @@ pub(in crate::modes::ipvs) struct Refused {
 
 /// Result of a transaction.
 #[derive(Debug, Default)]
-pub(in crate::modes::ipvs) struct Written {
+pub(in crate::modes::ipvs) struct WriteOutcome {
     /// Failure of the whole, if so; the numbers are meaningless then.
     pub(in crate::modes::ipvs) failed: Option<PortError>,
     /// Entries that were left out of it.
@@ -50,13 +50,13 @@ pub(in crate::modes::ipvs) fn write(
     (delete, add): (&Entries, &Entries),
     observed: &mut Observed,
     tables: &mut dyn Tables,
-) -> Written {
+) -> WriteOutcome {
     let family = layout.family();
     let of = |kind| SetKey::new(family, kind);
-    let mut written = Written {
+    let mut written = WriteOutcome {
         added: add.values().map(Vec::len).sum(),
         deleted: delete.values().map(Vec::len).sum(),
-        ..Written::default()
+        ..WriteOutcome::default()
     };
     let (mut delete, mut add) = (delete.clone(), add.clone());
     let exclusive = [SetKind::LoadBalancerSourceCidr, SetKind::SplitMark, SetKind::NodePortMark];

@@ -1,39 +1,38 @@
-//! State of a kernel for one address and port, and differences in that between two kernels: one in memory, which has everything, and the
-//! running one. Reads only.
+//! State of one address and port in a kernel, and its differences from the expected state, which a kernel in memory gives. Reads only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::modes::trace::ways;
+use crate::modes::trace::packet_rules;
 use crate::modes::{Kind, iptables, ipvs, nftables};
 use crate::net::FrontendKey;
 use crate::ports::{PortError, PortErrorKind, Ports};
 use crate::service::{NodeFacts, Packet};
 
-/// State of a kernel for an address and port.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// State of one address and port in a kernel.
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
-pub struct Held {
+pub struct Inspection {
     /// The parts by name, with values: `real server 10.244.0.5:8080`, `weight 1`.
     pub parts: BTreeMap<String, String>,
     /// Parts that may be there although they are not wanted: real servers that drain.
     pub leaving: BTreeSet<String>,
     /// Counters of the kernel; `None` where it does not count.
-    pub counted: Option<Counted>,
+    pub counters: Option<TrafficCounters>,
 }
 
 /// Counters of a kernel, since it has the parts that count.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
-pub struct Counted {
+pub struct TrafficCounters {
     /// Connections; in iptables mode, their first packets.
     pub connections: u64,
-    /// Packets from clients and to them, where these are counted.
+    /// Packets from clients and to them, where these are counters.
     pub packets: Option<(u64, u64)>,
 }
 
 /// Difference between the found and the expected state. Prints as one line.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Difference {
     /// The kernel lacks this.
@@ -81,7 +80,7 @@ impl fmt::Display for Difference {
 /// ```
 /// use std::time::Duration;
 /// use proxier_core::fake::FakeKernel;
-/// use proxier_core::modes::look::{differences, look};
+/// use proxier_core::modes::inspect::{differences, inspect};
 /// use proxier_core::net::{EndpointKey, FrontendKey};
 /// use proxier_core::reconciler::{Options, Reconciler};
 /// use proxier_core::snapshot::{FrontendSpec, ObjectKey};
@@ -94,13 +93,13 @@ impl fmt::Display for Difference {
 /// proxier.start(now);
 /// let mut kernel = FakeKernel::new();
 /// proxier.pass(&|| now, &mut kernel.ports());
-/// let expected = look(proxier.mode(), &key, proxier.facts(), &mut kernel.ports())?;
+/// let expected = inspect(proxier.mode(), &key, proxier.facts(), &mut kernel.ports())?;
 /// assert_eq!(expected.parts["real server 10.244.1.7:8080"], "weight 1");
 ///
 /// // Somebody takes the real server out by hand.
 /// let mut changed = FakeKernel::new();
 /// changed.ipvs().load("-A -t 10.96.0.10:80 -s rr\n")?;
-/// let found = look(proxier.mode(), &key, proxier.facts(), &mut changed.ports())?;
+/// let found = inspect(proxier.mode(), &key, proxier.facts(), &mut changed.ports())?;
 /// let said: Vec<String> = differences(&expected, &found).iter().map(ToString::to_string).collect();
 /// assert!(said.contains(&"missing: real server 10.244.1.7:8080 (weight 1)".to_owned()), "{said:?}");
 /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
@@ -109,33 +108,43 @@ impl fmt::Display for Difference {
 /// # Errors
 /// The state could not be read as a whole. [`Unavailable`](PortErrorKind::Unavailable) in userspace mode: the sockets are another
 /// process's.
-pub fn look(mode: Kind, key: &FrontendKey, facts: &NodeFacts, ports: &mut Ports<'_>) -> Result<Held, PortError> {
-    look_at(mode, (key, false), facts, ports)
+pub fn inspect(
+    mode: Kind,
+    key: &FrontendKey,
+    facts: &NodeFacts,
+    ports: &mut Ports<'_>,
+) -> Result<Inspection, PortError> {
+    inspect_at(mode, (key, false), facts, ports)
 }
 
-/// As [`look`], for one packet: where clients outside get other endpoints than this node and pods
+/// As [`inspect`], for one packet: where clients outside get other endpoints than this node and pods
 /// ([`Config::splits_local`](crate::config::Config::splits_local)), what its sender gets.
 ///
 /// # Errors
-/// As [`look`].
-pub fn look_for(mode: Kind, packet: &Packet, facts: &NodeFacts, ports: &mut Ports<'_>) -> Result<Held, PortError> {
-    let ways = ways(mode, packet.to.family(), facts, iptables::Options::default());
-    look_at(mode, (&packet.to, !packet.is_inside(facts, ways)), facts, ports)
+/// As [`inspect`].
+pub fn inspect_packet(
+    mode: Kind,
+    packet: &Packet,
+    facts: &NodeFacts,
+    ports: &mut Ports<'_>,
+) -> Result<Inspection, PortError> {
+    let rules = packet_rules(mode, packet.to.family(), facts, iptables::Options::default());
+    inspect_at(mode, (&packet.to, !packet.is_inside(facts, rules)), facts, ports)
 }
 
-fn look_at(
+fn inspect_at(
     mode: Kind,
     (key, is_outside): (&FrontendKey, bool),
     facts: &NodeFacts,
     ports: &mut Ports<'_>,
-) -> Result<Held, PortError> {
+) -> Result<Inspection, PortError> {
     let names = &facts.config().names;
     match mode {
-        Kind::Ipvs => ipvs::look(key, is_outside, facts.config(), ports),
-        Kind::Nftables => nftables::look(key, names, ports.tables),
+        Kind::Ipvs => ipvs::inspect(key, is_outside, facts.config(), ports),
+        Kind::Nftables => nftables::inspect(key, names, ports.tables),
         Kind::Iptables => {
             let dump = ports.rules.dump(key.family())?;
-            Ok(iptables::look(&dump, key, facts.is_on_interface(key.address)))
+            Ok(iptables::inspect(&dump, key, facts.is_on_interface(key.address)))
         }
         Kind::Userspace => Err(PortError::new(
             PortErrorKind::Unavailable,
@@ -145,7 +154,7 @@ fn look_at(
 }
 
 /// Differences between the found and the expected state, in the order of names.
-pub fn differences(expected: &Held, found: &Held) -> Vec<Difference> {
+pub fn differences(expected: &Inspection, found: &Inspection) -> Vec<Difference> {
     let mut all = Vec::new();
     for (what, value) in &expected.parts {
         match found.parts.get(what) {

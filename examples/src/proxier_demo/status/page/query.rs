@@ -2,22 +2,22 @@
 
 /// The query of `/status.json`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct PageQuery {
     /// Text in lower case that a Service's name, or a Frontend's address and port, contains; empty: all Services.
     pub(super) filter: String,
     /// Number of matching Services that are passed over.
     pub(super) offset: usize,
-    /// Number of Services that are shown, 1 to [`Wanted::MOST`].
+    /// Number of Services that are shown, 1 to [`PageQuery::MOST`].
     pub(super) limit: usize,
 }
 
-impl Default for Wanted {
+impl Default for PageQuery {
     fn default() -> Self {
-        Wanted { filter: String::new(), offset: 0, limit: 50 }
+        PageQuery { filter: String::new(), offset: 0, limit: 50 }
     }
 }
 
-impl Wanted {
+impl PageQuery {
     /// Most Services in one answer.
     const MOST: usize = 200;
     /// Longest filter, in characters: names of Services and addresses are shorter.
@@ -25,13 +25,13 @@ impl Wanted {
 
     /// Reads `filter=web&offset=50&limit=50`. Impossible values and unknown names are passed over.
     pub(super) fn read(query: &str) -> Self {
-        let mut wanted = Wanted::default();
+        let mut wanted = PageQuery::default();
         for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
             match name {
                 "filter" => wanted.filter = decoded(value).trim().to_lowercase().chars().take(Self::FILTER).collect(),
                 "offset" => wanted.offset = value.parse().unwrap_or(0),
                 "limit" => {
-                    wanted.limit = value.parse().unwrap_or(Wanted::default().limit).clamp(1, Self::MOST);
+                    wanted.limit = value.parse().unwrap_or(PageQuery::default().limit).clamp(1, Self::MOST);
                 }
                 _ => {}
             }
@@ -68,9 +68,9 @@ mod tests {
 
     #[test]
     fn queries_of_any_kind_are_read() {
-        let wanted = |filter: &str, offset, limit| Wanted { filter: filter.to_owned(), offset, limit };
+        let wanted = |filter: &str, offset, limit| PageQuery { filter: filter.to_owned(), offset, limit };
         for (query, expected) in [
-            ("", Wanted::default()),
+            ("", PageQuery::default()),
             ("filter=Shop%2FWeb&offset=50&limit=10", wanted("shop/web", 50, 10)),
             ("filter=a+b%20c", wanted("a b c", 0, 50)),
             ("limit=0", wanted("", 0, 1)),
@@ -78,8 +78,8 @@ mod tests {
             ("filter=%zz%4&limit=x&other=1&nothing", wanted("%zz%4", 0, 50)),
             ("filter=%ff%c3%a4", wanted("\u{fffd}ä", 0, 50)),
         ] {
-            assert_eq!(Wanted::read(query), expected, "{query}");
+            assert_eq!(PageQuery::read(query), expected, "{query}");
         }
-        assert_eq!(Wanted::read(&format!("filter={}", "x".repeat(1000))).filter.len(), Wanted::FILTER);
+        assert_eq!(PageQuery::read(&format!("filter={}", "x".repeat(1000))).filter.len(), PageQuery::FILTER);
     }
 }

@@ -1,13 +1,13 @@
 //! Contents of a table for one address and port.
 
-use nftables::{ElementData, ElementKey, TableSnapshot, Verdict};
+use nftables::{ElementData, ElementKey, TableSnapshot};
 
 use super::layout::{table, table_name};
 use super::lower::SetName;
 use super::observed::{address, endpoint, frontend_of, split};
 use super::pick::slot_at;
 use crate::config::KernelNames;
-use crate::modes::look::Held;
+use crate::modes::inspect::Inspection;
 use crate::net::FrontendKey;
 use crate::ports::{PortError, Tables};
 
@@ -16,21 +16,21 @@ use crate::ports::{PortError, Tables};
 ///
 /// # Errors
 /// The table could not be read.
-pub(in crate::modes) fn look(
+pub(in crate::modes) fn inspect(
     key: &FrontendKey,
     names: &KernelNames,
     tables: &mut dyn Tables,
-) -> Result<Held, PortError> {
+) -> Result<Inspection, PortError> {
     let snapshot = tables.read(&table(key.family(), &table_name(names)))?;
-    Ok(snapshot.map(|snapshot| of(&snapshot, key)).unwrap_or_default())
+    Ok(snapshot.map(|snapshot| inspect_table(&snapshot, key)).unwrap_or_default())
 }
 
-fn of(snapshot: &TableSnapshot, key: &FrontendKey) -> Held {
-    let mut held = Held::default();
+fn inspect_table(snapshot: &TableSnapshot, key: &FrontendKey) -> Inspection {
+    let mut inspection = Inspection::default();
     let mut sources = 0_usize;
     for contents in &snapshot.sets {
         let name = contents.set.set.key.name.as_str();
-        let Some(set) = SetName::ALL.into_iter().find(|set| set.as_str() == name) else { continue };
+        let Some(set) = SetName::by_name(name) else { continue };
         for element in &contents.elements {
             if set == SetName::ClusterIps {
                 let value = match &element.key {
@@ -38,7 +38,7 @@ fn of(snapshot: &TableSnapshot, key: &FrontendKey) -> Held {
                     _ => None,
                 };
                 if value.is_some_and(|(address, _)| address == key.address) {
-                    held.parts.insert(format!("set {name}: {}", key.address), String::new());
+                    inspection.parts.insert(format!("set {name}: {}", key.address), String::new());
                 }
                 continue;
             }
@@ -52,28 +52,19 @@ fn of(snapshot: &TableSnapshot, key: &FrontendKey) -> Held {
                     let Some(ElementData::Value(value)) = &element.data else { continue };
                     let Some(endpoint) = endpoint(value.as_bytes(), key.family()) else { continue };
                     let whose = if is_local { "local endpoint" } else { "endpoint" };
-                    held.parts.insert(format!("map {name}: {whose} {endpoint}"), String::new());
+                    inspection.parts.insert(format!("map {name}: {whose} {endpoint}"), String::new());
                 }
-                SetName::NoEndpoints => {
-                    let verdict = match &element.data {
-                        Some(ElementData::Verdict(Verdict::Goto(chain) | Verdict::Jump(chain))) => {
-                            chain.as_str().to_owned()
-                        }
-                        Some(ElementData::Verdict(Verdict::Drop)) => "drop".to_owned(),
-                        _ => String::new(),
-                    };
-                    held.parts.insert(format!("map {name}: {key}"), verdict);
-                }
+                SetName::Picked(_) => drop(inspection.parts.insert(format!("services: {key}"), String::new())),
                 SetName::Allowed => sources = sources.saturating_add(1),
-                SetName::Services | SetName::Guarded => {
-                    held.parts.insert(format!("{name}: {key}"), String::new());
+                SetName::Services | SetName::Guarded | SetName::Rejected | SetName::Dropped => {
+                    inspection.parts.insert(format!("{name}: {key}"), String::new());
                 }
                 SetName::Draws | SetName::ClusterIps | SetName::Hairpins => {}
             }
         }
     }
     if sources > 0 {
-        held.parts.insert(format!("set allowed: sources of {key}"), sources.to_string());
+        inspection.parts.insert(format!("set allowed: sources of {key}"), sources.to_string());
     }
-    held
+    inspection
 }

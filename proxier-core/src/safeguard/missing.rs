@@ -16,7 +16,7 @@ pub(super) type Object = (ObjectKind, ObjectKey);
 /// Services and EndpointSlices that a list lacks. The [`Store`] keeps them until they are judged, and longer while they are
 /// doubted: so they are served as if they were there, and follow other changes.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Lost {
+pub(super) struct MissingObjects {
     /// Objects that are not judged yet.
     new: BTreeSet<Object>,
     /// Doubted, and since when.
@@ -40,7 +40,7 @@ struct Loss {
     unserved: usize,
 }
 
-impl Lost {
+impl MissingObjects {
     /// A list lacks this object.
     pub(super) fn lose(&mut self, object: Object) {
         if !self.doubted.contains_key(&object) && !self.meant.contains(&object) {
@@ -49,7 +49,7 @@ impl Lost {
     }
 
     /// An event reported this object as there or as deleted. Returns whether it was missing before.
-    pub(super) fn found(&mut self, object: &Object) -> bool {
+    pub(super) fn note_found(&mut self, object: &Object) -> bool {
         let known = [self.new.remove(object), self.meant.remove(object), self.doubted.remove(object).is_some()];
         known.contains(&true)
     }

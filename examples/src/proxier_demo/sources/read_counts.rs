@@ -7,7 +7,7 @@ use crate::proxier_demo::message::change::Change;
 
 /// Counts of Services and EndpointSlices that were read. Shared between reader and display.
 #[derive(Clone, Debug, Default)]
-pub struct Counted(Arc<Counters>);
+pub struct ReadCounts(Arc<Counters>);
 
 #[derive(Debug, Default)]
 struct Counters {
@@ -15,7 +15,7 @@ struct Counters {
     slices: AtomicUsize,
 }
 
-impl Counted {
+impl ReadCounts {
     /// Counts the object of a change.
     pub fn saw(&self, change: &Change) {
         match change {

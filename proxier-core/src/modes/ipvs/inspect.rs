@@ -7,7 +7,7 @@ use super::reading::device_addresses;
 use super::split;
 use super::steps::{Shown, ShownReal};
 use crate::config::Config;
-use crate::modes::look::{Counted, Held};
+use crate::modes::inspect::{Inspection, TrafficCounters};
 use crate::net::FrontendKey;
 use crate::ports::{PortError, Ports, RouteOwner};
 
@@ -16,13 +16,13 @@ use crate::ports::{PortError, Ports, RouteOwner};
 ///
 /// # Errors
 /// Something could not be read.
-pub(in crate::modes) fn look(
+pub(in crate::modes) fn inspect(
     key: &FrontendKey,
     is_outside: bool,
     config: &Config,
     ports: &mut Ports<'_>,
-) -> Result<Held, PortError> {
-    let mut held = Held::default();
+) -> Result<Inspection, PortError> {
+    let mut inspection = Inspection::default();
     let names = &config.names;
     let marked = if config.uses_marks() { nft::marked(key, config, ports.tables)? } else { nft::Marked::default() };
     // Which mark it is differs from node to node.
@@ -39,15 +39,17 @@ pub(in crate::modes) fn look(
     let mut entries = snapshot.entries.into_iter();
     if let Some(entry) = entries.find(|entry| entry.virtual_server.server.key == virtual_key) {
         let stats = entry.virtual_server.stats;
-        held.counted =
-            Some(Counted { connections: stats.connections, packets: Some((stats.packets_in, stats.packets_out)) });
-        held.parts.insert(name, Shown(&entry.virtual_server.server).to_string());
+        inspection.counters = Some(TrafficCounters {
+            connections: stats.connections,
+            packets: Some((stats.packets_in, stats.packets_out)),
+        });
+        inspection.parts.insert(name, Shown(&entry.virtual_server.server).to_string());
         for real in &entry.real_servers {
             let name = format!("real server {}", real.server.key);
             if real.server.config.weight.get() == 0 {
-                held.leaving.insert(name.clone());
+                inspection.leaving.insert(name.clone());
             }
-            held.parts.insert(name, ShownReal(&real.server).to_string());
+            inspection.parts.insert(name, ShownReal(&real.server).to_string());
         }
     }
     let host = ports.links.addresses()?;
@@ -58,7 +60,7 @@ pub(in crate::modes) fn look(
     let routes = ports.routes.networks(RouteOwner::Ipvs)?;
     ways.extend(routes.keys().filter(|network| network.contains(&key.address)).map(|of| format!("route of {of}")));
     if !ways.is_empty() {
-        held.parts.insert(format!("local address {}", key.address), ways.join(" and "));
+        inspection.parts.insert(format!("local address {}", key.address), ways.join(" and "));
     }
-    Ok(held)
+    Ok(inspection)
 }

@@ -15,7 +15,7 @@ const MOST: usize = 1000;
 
 /// Own transactions that were not reported yet.
 #[derive(Debug, Default)]
-pub(super) struct Committed {
+pub(super) struct OwnTransactions {
     spans: VecDeque<Span>,
     /// The generation up to which everything was read, or is of own transactions. `None`: another program wrote since.
     seen: Option<u32>,
@@ -32,7 +32,7 @@ struct Span {
     own: u32,
 }
 
-impl Committed {
+impl OwnTransactions {
     /// Records `count` own transactions, committed between the generations `before` and `after`; other programs may have committed too.
     fn note(&mut self, before: u32, after: u32, count: u32) {
         self.seen = self.seen.filter(|seen| *seen == before && before.wrapping_add(count) == after).map(|_| after);
@@ -63,17 +63,17 @@ impl Committed {
 }
 
 /// Tables that note which transactions are this process's own.
-pub(super) struct Noting<'a> {
+pub(super) struct RecordingTables<'a> {
     tables: &'a mut dyn Tables,
-    committed: &'a mut Committed,
+    own_transactions: &'a mut OwnTransactions,
     has_read: bool,
     /// The generation that the kernel told last, as far as this process has written nothing since.
     told: Option<u32>,
 }
 
-impl<'a> Noting<'a> {
-    pub(super) fn new(tables: &'a mut dyn Tables, committed: &'a mut Committed) -> Self {
-        Noting { tables, committed, has_read: false, told: None }
+impl<'a> RecordingTables<'a> {
+    pub(super) fn new(tables: &'a mut dyn Tables, own_transactions: &'a mut OwnTransactions) -> Self {
+        RecordingTables { tables, own_transactions, has_read: false, told: None }
     }
 
     /// The generation, read only if this pass does not know it. Foreign transactions since then count among those that come after it.
@@ -82,7 +82,7 @@ impl<'a> Noting<'a> {
     }
 }
 
-impl Tables for Noting<'_> {
+impl Tables for RecordingTables<'_> {
     fn generation(&mut self) -> Result<u32, PortError> {
         self.told = None;
         let generation = self.tables.generation()?;
@@ -93,7 +93,7 @@ impl Tables for Noting<'_> {
     fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>, PortError> {
         // Everything read after this contains earlier foreign changes.
         if !std::mem::replace(&mut self.has_read, true) {
-            self.committed.seen = self.before();
+            self.own_transactions.seen = self.before();
         }
         self.tables.read(table)
     }
@@ -126,9 +126,9 @@ impl Tables for Noting<'_> {
         let before = self.before();
         self.tables.commit(transaction)?;
         match (before, self.generation()) {
-            (Some(before), Ok(after)) => self.committed.note(before, after, 1),
+            (Some(before), Ok(after)) => self.own_transactions.note(before, after, 1),
             // Its report will be taken for a foreign one, and everything compared.
-            _ => self.committed.seen = None,
+            _ => self.own_transactions.seen = None,
         }
         Ok(())
     }
@@ -140,29 +140,29 @@ mod tests {
 
     #[test]
     fn own_transactions_are_told_from_others() {
-        let mut committed = Committed::default();
-        committed.note(7, 9, 2);
-        committed.note(9, 10, 1);
-        assert!(committed.forget(8) && committed.forget(9) && committed.forget(10));
-        assert!([8, 9, 10, 11, 7].into_iter().all(|generation| !committed.forget(generation)));
+        let mut own_transactions = OwnTransactions::default();
+        own_transactions.note(7, 9, 2);
+        own_transactions.note(9, 10, 1);
+        assert!(own_transactions.forget(8) && own_transactions.forget(9) && own_transactions.forget(10));
+        assert!([8, 9, 10, 11, 7].into_iter().all(|generation| !own_transactions.forget(generation)));
     }
 
     #[test]
     fn among_others_there_are_no_more_than_its_own() {
-        let mut committed = Committed::default();
+        let mut own_transactions = OwnTransactions::default();
         // Two of three are its own.
-        committed.note(u32::MAX - 1, 1, 2);
-        assert!(committed.forget(u32::MAX) && committed.forget(1));
-        assert!(!committed.forget(0), "a third one wrote to the tables");
+        own_transactions.note(u32::MAX - 1, 1, 2);
+        assert!(own_transactions.forget(u32::MAX) && own_transactions.forget(1));
+        assert!(!own_transactions.forget(0), "a third one wrote to the tables");
     }
 
     #[test]
     fn what_nobody_asks_for_is_forgotten() {
-        let mut committed = Committed::default();
+        let mut own_transactions = OwnTransactions::default();
         for pass in 0..5000 {
-            committed.note(pass, pass + 1, 1);
+            own_transactions.note(pass, pass + 1, 1);
         }
-        assert_eq!(committed.spans.len(), MOST);
-        assert!(!committed.forget(1) && committed.forget(5000));
+        assert_eq!(own_transactions.spans.len(), MOST);
+        assert!(!own_transactions.forget(1) && own_transactions.forget(5000));
     }
 }

@@ -6,14 +6,13 @@ use crate::config::Topology;
 use crate::net::EndpointKey;
 use crate::snapshot::EndpointFlags;
 
-/// An endpoint of a Service port, and what becomes of it on this node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Endpoint of a Service port, with the decision whether it gets traffic on this node.
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct Considered {
+pub struct EndpointDecision {
     /// Address and port of the endpoint.
     pub endpoint: EndpointKey,
-    /// Properties of the endpoint, seen from this node.
-    pub flags: EndpointFlags,
+    pub(super) flags: EndpointFlags,
     /// The zones that it is meant for, if it has such hints.
     pub zones: Option<Vec<Box<str>>>,
     /// Whether the endpoint gets traffic that may go to any node.
@@ -22,7 +21,27 @@ pub struct Considered {
     pub local: bool,
 }
 
-impl Considered {
+impl EndpointDecision {
+    /// Whether new connections may go to it.
+    pub fn is_ready(&self) -> bool {
+        self.flags.contains(EndpointFlags::READY)
+    }
+
+    /// Whether it answers, ready or being stopped.
+    pub fn is_serving(&self) -> bool {
+        self.flags.contains(EndpointFlags::SERVING)
+    }
+
+    /// Whether it is being stopped.
+    pub fn is_terminating(&self) -> bool {
+        self.flags.contains(EndpointFlags::TERMINATING)
+    }
+
+    /// Whether it is on this node.
+    pub fn is_here(&self) -> bool {
+        self.flags.contains(EndpointFlags::LOCAL)
+    }
+
     /// Condition of the endpoint, in a word or two.
     pub fn condition(&self) -> &'static str {
         let is = |flags| self.flags.contains(flags);
@@ -35,7 +54,7 @@ impl Considered {
         }
     }
 
-    /// Reason why it gets traffic that may go to any node, or does not; `facts` and `service` as for [`consider`].
+    /// Reason why it gets traffic that may go to any node, or does not; `facts` and `service` as for [`endpoint_decisions`].
     pub fn reason(&self, service: &Service, facts: &NodeFacts) -> String {
         let is = |flags| self.flags.contains(flags);
         let is_last_resort = is(EndpointFlags::SERVING | EndpointFlags::TERMINATING) && !is(EndpointFlags::READY);
@@ -70,7 +89,7 @@ fn shown(zones: &str) -> String {
 /// use proxier_core::config::Config;
 /// use proxier_core::net::Family;
 /// use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-/// use proxier_core::service::{NodeFacts, consider};
+/// use proxier_core::service::{NodeFacts, endpoint_decisions};
 /// use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, Store};
 ///
 /// let service: ServiceObject = serde_json::from_str(r#"{
@@ -91,7 +110,7 @@ fn shown(zones: &str) -> String {
 /// store.upsert_slice(&slice);
 /// let web = store.service(&ObjectKey::new("demo", "web")).ok_or("gone")?;
 /// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-/// let said: Vec<String> = consider(web, store.slices_of(&web.key), &web.ports[0], Family::V4, &facts)
+/// let said: Vec<String> = endpoint_decisions(web, store.slices_of(&web.key), &web.ports[0], Family::V4, &facts)
 ///     .iter()
 ///     .map(|one| format!("{} is {}: {}", one.endpoint, one.condition(), one.reason(web, &facts)))
 ///     .collect();
@@ -104,19 +123,19 @@ fn shown(zones: &str) -> String {
 /// );
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn consider<'a>(
+pub fn endpoint_decisions<'a>(
     service: &Service,
     slices: impl IntoIterator<Item = &'a EndpointSlice>,
     port: &ServicePort,
     family: Family,
     facts: &NodeFacts,
-) -> Vec<Considered> {
+) -> Vec<EndpointDecision> {
     let slices: Vec<&EndpointSlice> = slices.into_iter().collect();
     let candidates = gather(&slices, port, family);
     let choice = choose(&candidates, service, port.protocol, facts);
-    let considered = candidates.iter().map(|candidate| {
+    let decisions = candidates.iter().map(|candidate| {
         let endpoint = EndpointKey::new(candidate.address, candidate.port);
-        Considered {
+        EndpointDecision {
             endpoint,
             flags: candidate.flags,
             zones: candidate.zones.map(<[_]>::to_vec),
@@ -124,5 +143,5 @@ pub fn consider<'a>(
             local: choice.local.binary_search(&endpoint).is_ok(),
         }
     });
-    considered.collect()
+    decisions.collect()
 }

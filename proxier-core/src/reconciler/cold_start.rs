@@ -10,11 +10,11 @@ use crate::ports::Ports;
 use crate::snapshot::{ObjectKey, Store};
 use crate::time::Moment;
 
-/// With fewer Services the first pass takes about as long as reading the rules twice.
+/// Number of Services from which on a first stage pays: with fewer, the first pass takes about as long as reading the rules twice.
 const WORTHWHILE: usize = 2000;
 
 impl Reconciler {
-    /// At a cold start in IPVS mode serves `default/kubernetes` and cluster DNS alone, with all rules that guard them. `None`
+    /// Serves `default/kubernetes` and cluster DNS alone, at a cold start in IPVS mode, with all rules that guard them. `None`
     /// when there is nothing to gain, or anything to lose: earlier passes, virtual servers or addresses of an earlier process,
     /// or rules of another mode that serve until everything is there.
     ///

@@ -1,4 +1,4 @@
-//! The whole plan of a pass.
+//! Plan of a pass: all operations, with the findings of planning. Functions on values.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use ipvs::model::Weight;
 use ipvs::{Operation, VirtualServerKey};
 
 use super::drift::drift;
-use super::{Plan, RulesChange, plan};
+use super::{Phase, Plan, RulesChange, plan};
 use crate::modes::Pass;
 use crate::modes::ipvs::binding::Routes;
 use crate::modes::ipvs::diff::Changes;
@@ -14,8 +14,8 @@ use crate::modes::ipvs::drain::{Finish, Finished, Verdicts};
 use crate::modes::ipvs::guards::nft::Tables;
 use crate::modes::ipvs::guards::programs::Programs;
 use crate::modes::ipvs::guards::{self, Guards, Layout};
-use crate::modes::ipvs::mode::{Compared, Mode};
-use crate::modes::ipvs::reading::{self, Readings};
+use crate::modes::ipvs::mode::{Differences, Mode};
+use crate::modes::ipvs::reading::{self, PassInputs};
 use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::ipvs::{rules, udp};
@@ -26,9 +26,9 @@ use crate::plan::step::Step;
 use crate::ports::{PortError, PortErrorKind, UdpServices};
 use crate::snapshot::is_usable_by_service;
 
-/// A plan, and findings that came with it.
+/// Plan of a pass, with the findings of planning.
 #[derive(Debug, Default)]
-pub(crate) struct Planned {
+pub(crate) struct PassPlan {
     pub(crate) plan: Plan,
     /// UDP flows to forget.
     pub(crate) forget: UdpServices,
@@ -42,31 +42,33 @@ pub(crate) struct Planned {
     pub(crate) drift: Vec<Step>,
 }
 
-/// Makes the whole plan, from known values: nothing is read and nothing is changed. `None` when the kernel is unknown.
-pub(crate) fn whole(
+/// Builds the plan of a pass from known values; reads and changes nothing. `None` when the kernel is unknown.
+pub(crate) fn build_plan(
     mode: &Mode,
     pass: Pass<'_>,
-    compared: Compared,
-    readings: &Readings,
+    differences: Differences,
+    readings: &PassInputs,
     verdicts: &[(VirtualServerKey, Verdicts)],
-) -> Option<Planned> {
+) -> Option<PassPlan> {
     let observed = mode.observed.as_ref()?;
     let wanted = &mode.wanted(pass.desired);
-    let Compared { changes, kept } = compared;
+    let Differences { changes, kept } = differences;
     let forget = flows_to_forget(mode, pass, &changes);
     let mut plan = plan(changes, wanted, observed, &mode.drains);
     plan.split = wanted.split_servers(&plan);
     plan.names.clone_from(&mode.names);
     let has_device = reading::has_device(pass.host, &mode.names);
-    plan.create_device = pass.full && !has_device && !mode.by_routes();
-    plan.delete_device = pass.full && has_device && mode.by_routes() && {
-        let going: BTreeSet<_> = plan.unbind.iter().collect();
+    let prepare = plan.stage(Phase::Prepare);
+    prepare.device = pass.full && !has_device && !mode.by_routes();
+    prepare.timeouts = readings.timeouts;
+    let clean = plan.stage(Phase::Clean);
+    clean.device = pass.full && has_device && mode.by_routes() && {
+        let going: BTreeSet<_> = clean.addresses.iter().collect();
         observed.addresses.iter().all(|address| going.contains(address) || !is_usable_by_service(*address))
     };
-    plan.timeouts = readings.timeouts;
     plan.rules_put_off.clone_from(&readings.rules_put_off);
     plan_drains(wanted, pass.full, &mut plan, readings, verdicts);
-    let mut planned = Planned { forget, ..Planned::default() };
+    let mut planned = PassPlan { forget, ..PassPlan::default() };
     match &mode.guards {
         Guards::Programs(programs) => {
             for (family, new, dump) in &readings.rules {
@@ -85,7 +87,7 @@ pub(crate) fn whole(
             let by_routes = |family: &Family| routes.is_on || observed.routes.has_family(*family);
             let by_routes = pass.families().filter(by_routes).collect();
             let mut networks: Vec<Network> = routes.whole.into_iter().collect();
-            networks.extend(observed.routes.whole());
+            networks.extend(observed.routes.whole_networks());
             let has_split = |family: &Family| {
                 let of_family = |set: &SetKey| set.family == *family && set.kind.gives_marks();
                 observed.sets.iter().any(|(set, entries)| of_family(set) && !entries.is_empty())
@@ -118,12 +120,12 @@ fn flows_to_forget(mode: &Mode, pass: Pass<'_>, changes: &Changes) -> UdpService
     flows
 }
 
-/// Adds what draining real servers need.
+/// Adds the operations of draining real servers.
 fn plan_drains(
     wanted: &Wanted<'_>,
     full: bool,
     plan: &mut Plan,
-    readings: &Readings,
+    readings: &PassInputs,
     verdicts: &[(VirtualServerKey, Verdicts)],
 ) {
     let listed: BTreeMap<_, _> = readings.draining.iter().map(|(key, listed)| (*key, listed)).collect();
@@ -148,13 +150,16 @@ fn plan_drains(
     }
 }
 
-/// Adds what changes in the tables, which are written with their entries: sets are no operations of their own.
+/// Adds the changes of tables, which are written with their entries: sets are no operations of their own.
 fn plan_tables(wanted: &Wanted<'_>, tables: &Tables, layouts: &BTreeMap<Family, Layout>, full: bool, plan: &mut Plan) {
     plan.guards = guards::Kind::Nft;
     plan.layouts.clone_from(layouts);
-    plan.create_sets.clear();
-    [plan.tables, plan.last_tables] = tables.changes(layouts, full);
-    let changing: BTreeSet<Family> = plan.tables.iter().map(|change| change.layout.family()).collect();
+    let [first, last] = tables.changes(layouts, full);
+    let changing: BTreeSet<Family> = first.iter().map(|change| change.layout.family()).collect();
+    let prepare = plan.stage(Phase::Prepare);
+    prepare.sets.clear();
+    prepare.tables = first;
+    plan.stage(Phase::Retire).tables = last;
     plan.guarded = added_with_ranges(wanted, plan, |family| changing.contains(family));
     let guards = |layout: Option<&Layout>, network: &Network| {
         layout.is_some_and(|layout| layout.guarded_networks().contains(network))
@@ -163,13 +168,18 @@ fn plan_tables(wanted: &Wanted<'_>, tables: &Tables, layouts: &BTreeMap<Family, 
         let family = Family::of(network.addr());
         guards(layouts.get(&family), network) && !guards(tables.written.get(&family), network)
     };
-    plan.guarded_networks =
-        plan.add_routes.iter().map(|route| route.network).filter(|network| lacks_guard(network)).collect();
+    plan.guarded_networks = new_networks(plan).filter(lacks_guard).collect();
+}
+
+/// Networks that become local.
+fn new_networks(plan: &Plan) -> impl Iterator<Item = Network> {
+    plan.stages.get(&Phase::Serve).into_iter().flat_map(|serve| &serve.routes).map(|route| route.network)
 }
 
 /// Virtual servers with source ranges that are to be added, of these families.
 fn added_with_ranges(wanted: &Wanted<'_>, plan: &Plan, of: impl Fn(&Family) -> bool) -> BTreeSet<VirtualServerKey> {
-    let added = plan.serve_split.iter().chain(&plan.serve).filter_map(|operation| match operation {
+    let operations = [Phase::Prepare, Phase::Serve].iter().filter_map(|phase| plan.stages.get(phase));
+    let added = operations.flat_map(|stage| &stage.servers).filter_map(|operation| match operation {
         Operation::AddVirtualServer(server) => Some(server.key),
         _ => None,
     });
@@ -205,7 +215,7 @@ fn plan_rules(
         }
     }
     let late = programs.rules.get(&family).is_some_and(|written| inputs.only_relaxes(written));
-    if late { &mut plan.relax } else { &mut plan.rules }.push(change);
+    plan.stage(if late { Phase::Clean } else { Phase::Serve }).rules.push(change);
     Ok(())
 }
 
@@ -219,7 +229,8 @@ fn order_by_rules(
     inputs: &BTreeMap<Family, rules::Inputs>,
 ) {
     let wanted = &mode.wanted(pass.desired);
-    let changing = |family: &Family| plan.rules.iter().any(|change| change.family == *family);
+    let rules = plan.stages.get(&Phase::Serve).map_or(&[][..], |serve| &serve.rules);
+    let changing = |family: &Family| rules.iter().any(|change| change.family == *family);
     let waiting: BTreeMap<Family, rules::Inputs> = pass
         .families()
         .filter(|family| plan.rules_put_off.contains(family) || changing(family))
@@ -249,7 +260,7 @@ fn order_by_rules(
         .collect();
     // Taken over from iptables mode: these rules stand in until they are replaced, so everything has to be there before.
     let taken_over: BTreeSet<Family> =
-        plan.rules.iter().filter(|change| change.changes.replace_iptables_mode()).map(|change| change.family).collect();
+        rules.iter().filter(|change| change.changes.replace_iptables_mode()).map(|change| change.family).collect();
     let needs = |key: &VirtualServerKey| {
         if taken_over.contains(&key.family().into()) {
             return false;
@@ -262,7 +273,7 @@ fn order_by_rules(
     let is_there = |key: &VirtualServerKey| {
         mode.observed.as_ref().is_some_and(|observed| observed.virtual_servers.contains_key(key))
     };
-    plan.put_rules_last(needs, is_there);
+    plan.move_unguarded_operations_first(needs, is_there);
     if compared.is_empty() {
         return;
     }
@@ -272,7 +283,6 @@ fn order_by_rules(
         let before = inputs.and_then(|(_, before)| *before);
         new && before.is_none_or(|before| !before.guarded_networks().contains(network))
     };
-    plan.guarded_networks =
-        plan.add_routes.iter().map(|route| route.network).filter(|network| lacks_guard(network)).collect();
+    plan.guarded_networks = new_networks(plan).filter(lacks_guard).collect();
     plan.guarded = added_with_ranges(wanted, plan, |family| compared.contains_key(family));
 }

@@ -11,13 +11,13 @@ use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
 
-/// The sets as this process knew them last.
+/// Contents of the sets as this process last knew them.
 #[derive(Debug, Default)]
-pub(super) struct Remembered(BTreeMap<SetKey, BTreeSet<Element>>);
+pub(super) struct RememberedSets(BTreeMap<SetKey, BTreeSet<Element>>);
 
-impl Remembered {
+impl RememberedSets {
     /// Remembers the known records, before they are forgotten or read again.
-    pub(super) fn take(&mut self, known: Option<Observed>) {
+    pub(super) fn remember(&mut self, known: Option<Observed>) {
         let Some(Observed { sets, before, .. }) = known else { return };
         self.0 = before;
         for (set, elements) in sets {
@@ -27,7 +27,7 @@ impl Remembered {
 
     /// Adds the deleted sets to those that were read: they show which virtual servers are this proxy's, like those of another variant of
     /// [`guards`](super::guards).
-    pub(super) fn give(&mut self, observed: &mut Observed) {
+    pub(super) fn restore_into(&mut self, observed: &mut Observed) {
         for (set, elements) in std::mem::take(&mut self.0) {
             if !observed.sets.contains_key(&set) && !elements.is_empty() {
                 observed.before.entry(set).or_default().extend(elements);
@@ -36,7 +36,7 @@ impl Remembered {
     }
 }
 
-/// For a process that has just begun, or a cleanup: recognises virtual servers of marks whose records are gone with their table.
+/// Recognises virtual servers of marks whose records are gone with their table, for a process that has just begun or a cleanup.
 pub(super) fn recall_marks(observed: &mut Observed, config: &Config) {
     if observed.addresses.is_empty() && observed.routes.is_empty() {
         return;

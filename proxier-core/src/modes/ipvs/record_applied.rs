@@ -1,4 +1,4 @@
-//! Updates the mode's state after a plan was carried out.
+//! Updates the mode's state after a plan was applied.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,0 +1,162 @@
+//! Services and endpoints that the kernel holds, whichever program has written them.
+
+use std::collections::{BTreeMap, HashSet};
+use std::net::{IpAddr, Ipv4Addr};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use ipvs::VirtualServerKey;
+use nftables::{ElementData, Family};
+
+use super::super::proxy::Proxy;
+use super::cluster::not_interrupted;
+use crate::Failure;
+
+/// Between looks.
+const LOOK: Duration = Duration::from_micros(200);
+
+/// The kernel of the calling thread's network namespace.
+pub(super) enum Kernel {
+    Nftables(nftables::Client),
+    /// The client tells when rules change that iptables has written by nf_tables.
+    Iptables(nftables::Client),
+    Ipvs(Box<ipvs::Client>),
+}
+
+/// Addresses that the kernel knows.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    /// Addresses to which clients connect.
+    pub(super) services: HashSet<Ipv4Addr>,
+    pub(super) endpoints: HashSet<Ipv4Addr>,
+}
+
+impl Kernel {
+    pub(super) fn open(mode: &str) -> Result<Self, Failure> {
+        Ok(match mode {
+            "nftables" => Kernel::Nftables(nftables::Client::open()?),
+            "iptables" => Kernel::Iptables(nftables::Client::open()?),
+            "ipvs" => Kernel::Ipvs(Box::new(ipvs::Client::open()?)),
+            other => return Err(format!("--mode {other}: nftables, iptables or ipvs").into()),
+        })
+    }
+
+    /// A number that changes with the rules, where there is one.
+    pub(super) fn generation(&mut self) -> Result<Option<u32>, Failure> {
+        Ok(match self {
+            Kernel::Nftables(client) => Some(client.generation()?),
+            Kernel::Iptables(client) if !has_legacy_tables() => Some(client.generation()?),
+            Kernel::Iptables(_) | Kernel::Ipvs(_) => None,
+        })
+    }
+
+    pub(super) fn held(&mut self) -> Result<Held, Failure> {
+        match self {
+            Kernel::Nftables(client) => by_nftables(client),
+            Kernel::Iptables(_) => by_iptables(),
+            Kernel::Ipvs(client) => by_ipvs(client),
+        }
+    }
+
+    /// Looks at the kernel over and over while the proxy runs, until it holds this; not before the rules have another generation than the one
+    /// given, since a change that comes during a look is seen only after it. Gives the time from which it did: where the rules have a
+    /// generation, that of its change, so the look itself is not in it.
+    pub(super) fn wait(
+        &mut self,
+        proxy: &mut Proxy,
+        patience: Duration,
+        mut seen: Option<u32>,
+        holds: impl Fn(&Held) -> bool,
+    ) -> Result<Instant, Failure> {
+        let end = Instant::now() + patience;
+        loop {
+            not_interrupted()?;
+            let now = Instant::now();
+            let generation = self.generation()?;
+            if generation.is_none() || generation != seen {
+                // A list that changes while it is read fails; then the next look reads it again.
+                match self.held() {
+                    Ok(held) if holds(&held) => {
+                        return Ok(if self.generation()? == generation { now } else { Instant::now() });
+                    }
+                    Ok(_) => seen = generation,
+                    Err(error) if now > end => return Err(error),
+                    Err(_) => {}
+                }
+            }
+            proxy.still_runs()?;
+            if now > end {
+                return Err(format!("not in the kernel after {} s: {:#?}", patience.as_secs(), proxy.heard()).into());
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+/// Maps' keys are Services. An endpoint is what a map leads to, or a chain of kube-proxy's named after it.
+fn by_nftables(client: &mut nftables::Client) -> Result<Held, Failure> {
+    let first = |bytes: &[u8]| bytes.first_chunk::<4>().map(|octets| Ipv4Addr::from(*octets));
+    let mut held = Held::default();
+    for table in client.list_tables(Some(Family::Ip))? {
+        let table = table.table.key;
+        for chain in client.list_chains(&table)? {
+            let name = chain.chain.key.name;
+            let place = name.as_str().rsplit_once("__").and_then(|(_, place)| place.split_once('/'));
+            held.endpoints.extend(place.and_then(|(address, _)| address.parse::<Ipv4Addr>().ok()));
+        }
+        for set in client.list_sets(&table)? {
+            for element in client.list_elements(&set.set)? {
+                let (nftables::ElementKey::Value(key), Some(data)) = (&element.key, &element.data) else { continue };
+                held.services.extend(first(key.as_bytes()));
+                if let ElementData::Value(value) = data {
+                    held.endpoints.extend(first(value.as_bytes()));
+                }
+            }
+        }
+    }
+    Ok(held)
+}
+
+fn has_legacy_tables() -> bool {
+    std::fs::read_to_string("/proc/thread-self/net/ip_tables_names").is_ok_and(|names| names.contains("nat"))
+}
+
+/// Rules' destinations are Services. Endpoints are where chains that some rule jumps to translate to.
+fn by_iptables() -> Result<Held, Failure> {
+    let program = if has_legacy_tables() { "iptables-legacy-save" } else { "iptables-nft-save" };
+    let output = Command::new(program).args(["-t", "nat"]).output().map_err(|error| format!("{program}: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("{program}: {}", String::from_utf8_lossy(&output.stderr)).into());
+    }
+    let (mut held, mut leads, mut used) = (Held::default(), BTreeMap::new(), HashSet::new());
+    let text = String::from_utf8(output.stdout)?;
+    for line in text.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let after =
+            |option: &str| words.iter().position(|word| *word == option).and_then(|at| words.get(at + 1).copied());
+        let Some(chain) = after("-A") else { continue };
+        used.extend(after("-j").or_else(|| after("-g")));
+        let address = |text: &str, end| text.split(end).next().and_then(|text| text.parse::<Ipv4Addr>().ok());
+        held.services.extend(after("-d").and_then(|text| address(text, '/')));
+        if let Some(address) = after("--to-destination").and_then(|text| address(text, ':')) {
+            leads.insert(chain, address);
+        }
+    }
+    held.endpoints.extend(leads.into_iter().filter(|(chain, _)| used.contains(chain)).map(|(_, address)| address));
+    Ok(held)
+}
+
+fn by_ipvs(client: &mut ipvs::Client) -> Result<Held, Failure> {
+    let mut held = Held::default();
+    for entry in client.snapshot()?.entries {
+        if let VirtualServerKey::Address { addr: IpAddr::V4(address), .. } = entry.virtual_server.server.key {
+            held.services.insert(address);
+        }
+        for known in entry.real_servers {
+            if let (IpAddr::V4(address), true) = (known.server.key.addr, known.server.config.weight.get() > 0) {
+                held.endpoints.insert(address);
+            }
+        }
+    }
+    Ok(held)
+}

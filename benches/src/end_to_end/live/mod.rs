@@ -1,0 +1,253 @@
+//! The same on a real cluster: `proxier-demo`, and kube-proxy by turns, in a network namespace of their own each.
+
+mod cluster;
+mod kernel;
+
+use std::net::TcpListener;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use self::cluster::{Cluster, not_interrupted};
+use self::kernel::{Held, Kernel};
+use super::proxy::{Proxy, program};
+use super::side::Temporary;
+use crate::namespace::enter_fresh;
+use crate::report::{Report, ms};
+use crate::{Failure, Options};
+
+const WHOLE: &str = "From the process's start until the kernel has everything";
+const PROCESSOR: &str = "Processor time of the same, programs that it starts included";
+const CHANGE: &str = "From the API request until the kernel has the other endpoint";
+const LATE: &str = "The same: 99 of 100 changes of a run are faster";
+const NEW: &str = "From the request that makes a Service until the kernel has it and its endpoints";
+const MEMORY: &str = "Memory of the process";
+const REQUESTS: &str = "Requests that the API server has counted from the start until the end, watches included";
+
+const OURS: &str = "proxier-demo";
+/// Arguments of both programs besides their mode, kubeconfig and node. A network namespace cannot change the limit of connections.
+const SAME: [&str; 3] =
+    ["--cluster-cidr=10.128.0.0/9", "--conntrack-max-per-core=0", "--healthz-bind-address=127.0.0.1:10256"];
+const START_PATIENCE: Duration = Duration::from_secs(900);
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between changes: beyond kube-proxy's least time between two syncs, which would be in the figure.
+const PAUSE: Duration = Duration::from_millis(1_200);
+/// Services made and deleted in a run.
+const NEW_SERVICES: u32 = 5;
+/// Up to so many endpoints `nft` lists everything within seconds.
+const LISTED: u32 = 20_000;
+
+/// A run on a real cluster.
+#[derive(Debug)]
+pub(crate) struct Live {
+    pub(crate) kubeconfig: PathBuf,
+    pub(crate) kube_proxy: Option<PathBuf>,
+    pub(crate) modes: Vec<String>,
+    pub(crate) services: u32,
+    pub(crate) endpoints: u32,
+    /// In each run.
+    pub(crate) changes: u32,
+}
+
+impl Default for Live {
+    fn default() -> Self {
+        let (kubeconfig, kube_proxy, modes) = (PathBuf::new(), None, Vec::new());
+        Live { kubeconfig, kube_proxy, modes, services: 1_000, endpoints: 10, changes: 100 }
+    }
+}
+
+impl Live {
+    /// This, if there is a kubeconfig.
+    pub(crate) fn checked(mut self) -> Result<Option<Self>, Failure> {
+        if self.kubeconfig.as_os_str().is_empty() {
+            return Ok(None);
+        }
+        if self.services == 0 || !(1..=50).contains(&self.endpoints) || self.changes > self.services {
+            return Err("--services takes at least 1 and --changes, --endpoints 1 to 50".into());
+        }
+        if self.modes.is_empty() {
+            self.modes.push("nftables".to_owned());
+        }
+        Ok(Some(self))
+    }
+}
+
+/// The first line that a program prints of its version.
+fn version(program: &Path) -> Result<String, Failure> {
+    let output =
+        Command::new(program).arg("--version").output().map_err(|error| format!("{}: {error}", program.display()))?;
+    Ok(String::from_utf8(output.stdout)?.lines().next().unwrap_or_default().trim().to_owned())
+}
+
+pub(crate) fn run(options: &Options, live: &Live) -> Result<(), Failure> {
+    let mut report = Report::new("end-to-end", options);
+    let mut programs: Vec<Program> = vec![(OURS.to_owned(), program()?, vec!["run"])];
+    if let Some(path) = &live.kube_proxy {
+        programs.push((format!("kube-proxy, {}", version(path)?), path.clone(), Vec::new()));
+    }
+    let mut cluster = Cluster::fill(&live.kubeconfig, live.services, live.endpoints)?;
+    report.note(format!(
+        "A real API server, {}, with {} Services x {} endpoints besides what it had. By turns each proxy runs in a fresh network namespace, with \
+         --proxy-mode, --kubeconfig, --hostname-override and {}; a relay takes its connections out to the server.",
+        cluster.version()?,
+        live.services,
+        live.endpoints,
+        SAME.join(" "),
+    ));
+    report.note(format!(
+        "What the kernel has is read from it, every 0.2 ms: all of `ip` nf_tables by netlink when their generation has changed, whose time \
+         counts; iptables-save; or IPVS by netlink. Changes are {} ms apart; a new Service is two requests, its own and its EndpointSlice's.",
+        PAUSE.as_millis()
+    ));
+    report.note(
+        "Requests are LIST, WATCH and GET of what proxies read, and events; those of the server itself, which watches most of it and \
+         lists Services every three minutes, are among them.",
+    );
+    let outcome = take_turns(&mut report, &mut cluster, options, live, &programs);
+    // What was measured before a failure is worth having; and deleting a large cluster takes minutes.
+    let finished = report.finish();
+    drop(cluster);
+    outcome.and(finished)
+}
+
+/// A program's name, path and first arguments.
+type Program = (String, PathBuf, Vec<&'static str>);
+
+fn take_turns(
+    report: &mut Report,
+    cluster: &mut Cluster,
+    options: &Options,
+    live: &Live,
+    programs: &[Program],
+) -> Result<(), Failure> {
+    for round in 0..options.rounds {
+        for mode in &live.modes {
+            for (name, program, first) in programs {
+                let mut command = Command::new(program);
+                command.args(first).args(["--proxy-mode", mode.as_str()]);
+                let side = Side { name: format!("{mode}, {name}"), mode, is_ours: name == OURS, live };
+                // The thread takes its network namespace with it.
+                std::thread::scope(|scope| {
+                    scope.spawn(|| side.run(report, cluster, command).map_err(|error| error.to_string())).join()
+                })
+                .map_err(|_panic| "a side panicked")?
+                .map_err(|error| format!("{}: {error}", side.name))?;
+                eprintln!("round {round}, {}: done", side.name);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One proxy in one mode.
+struct Side<'a> {
+    name: String,
+    mode: &'a str,
+    is_ours: bool,
+    live: &'a Live,
+}
+
+impl Side<'_> {
+    fn run(&self, report: &mut Report, cluster: &mut Cluster, mut command: Command) -> Result<(), Failure> {
+        let Live { services, changes, .. } = *self.live;
+        let size = Some(services);
+        enter_fresh()?;
+        let (_relay, kubeconfig) = cluster.relay(TcpListener::bind("127.0.0.1:0")?)?;
+        let file = Temporary(std::env::temp_dir().join(format!("end-to-end-{}.kubeconfig", std::process::id())));
+        write_private(&file.0, &kubeconfig)?;
+        command.arg("--kubeconfig").arg(&file.0).args(["--hostname-override", &cluster.node]).args(SAME);
+        let mut kernel = Kernel::open(self.mode)?;
+        let before = cluster.counts()?;
+
+        let mut proxy = Proxy::spawn(command)?;
+        let has_all = |held: &Held| {
+            cluster.services.iter().all(|(address, _)| held.services.contains(address))
+                && cluster.addresses().all(|address| held.endpoints.contains(&address))
+        };
+        let end = kernel.wait(&mut proxy, START_PATIENCE, None, has_all)?;
+        report.record(WHOLE, size, "ms", &self.name, ms(end - proxy.started));
+        proxy.wait_until_idle()?;
+        report.record(PROCESSOR, size, "ms", &self.name, proxy.processor_ms()?);
+        self.memory(report, &proxy, "after the start")?;
+        self.check(cluster)?;
+
+        let mut took = Vec::new();
+        for change in 0..changes {
+            std::thread::sleep(PAUSE);
+            // Each of another Service, in no order.
+            let number = (change * 7919 + services / 2) % services;
+            let seen = kernel.generation()?;
+            let asked = Instant::now();
+            let address = cluster.change(number)?;
+            let end = kernel.wait(&mut proxy, PATIENCE, seen, |held| held.endpoints.contains(&address))?;
+            took.push(ms(end - asked));
+        }
+        for took in &took {
+            report.record(CHANGE, size, "ms", &self.name, *took);
+        }
+        took.sort_by(f64::total_cmp);
+        if let Some(late) = took.get(took.len() * 99 / 100) {
+            report.record(LATE, size, "ms", &self.name, *late);
+        }
+        for number in services..services + NEW_SERVICES {
+            std::thread::sleep(PAUSE);
+            let seen = kernel.generation()?;
+            let asked = Instant::now();
+            let (service, endpoint) = cluster.add(number)?;
+            let has_it = |held: &Held| held.services.contains(&service) && held.endpoints.contains(&endpoint);
+            let end = kernel.wait(&mut proxy, PATIENCE, seen, has_it)?;
+            report.record(NEW, size, "ms", &self.name, ms(end - asked));
+            std::thread::sleep(PAUSE);
+            cluster.delete(number)?;
+            kernel.wait(&mut proxy, PATIENCE, None, |held| !held.services.contains(&service))?;
+        }
+        proxy.wait_until_idle()?;
+        self.memory(report, &proxy, "after the changes")?;
+        if self.is_ours {
+            super::side::complaints(&mut proxy)?;
+            proxy.stop()?;
+        } else {
+            drop(proxy);
+        }
+        // The server counts a watch when it has seen its end.
+        std::thread::sleep(Duration::from_secs(1));
+        let mut all = 0.0;
+        for ((verb, resource), after) in cluster.counts()? {
+            let more = after - before.get(&(verb.clone(), resource.clone())).copied().unwrap_or_default();
+            if more > 0.0 {
+                report.record(REQUESTS, size, "requests", &format!("{}, {verb} {resource}", self.name), more);
+                all += more;
+            }
+        }
+        report.record(REQUESTS, size, "requests", &format!("{}, all", self.name), all);
+        not_interrupted()
+    }
+
+    fn memory(&self, report: &mut Report, proxy: &Proxy, when: &str) -> Result<(), Failure> {
+        let memory = proxy.memory()?;
+        for (kind, kib) in [("resident", memory.resident), ("at most", memory.peak)] {
+            report.record(MEMORY, Some(self.live.services), "KiB", &format!("{}, {when}, {kind}", self.name), kib);
+        }
+        Ok(())
+    }
+
+    /// Whether the usual program shows every endpoint, too.
+    fn check(&self, cluster: &Cluster) -> Result<(), Failure> {
+        if self.mode != "nftables" || self.live.services * self.live.endpoints > LISTED {
+            return Ok(());
+        }
+        let output = Command::new("nft").args(["list", "ruleset", "ip"]).output()?;
+        let text = String::from_utf8(output.stdout)?;
+        let words: std::collections::HashSet<&str> = text.split([' ', ':', ',', '\n', '\t']).collect();
+        let missing = cluster.addresses().filter(|address| !words.contains(address.to_string().as_str())).count();
+        if missing == 0 { Ok(()) } else { Err(format!("nft does not show {missing} endpoints").into()) }
+    }
+}
+
+/// Writes a file that only its owner can read.
+fn write_private(path: &Path, text: &str) -> Result<(), Failure> {
+    use std::io::Write as _;
+    let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    Ok(file.write_all(text.as_bytes())?)
+}

@@ -1,0 +1,169 @@
+//! Objects that were reported, with their versions: finds objects that a new list lacks, and late events of a watch.
+
+use std::collections::{HashMap, VecDeque};
+
+/// Keys and versions of one kind's objects.
+#[derive(Debug, Default)]
+pub(super) struct Versions {
+    objects: HashMap<Box<str>, SeenVersion>,
+    /// The last deletions: a late change must not bring one of these back.
+    deleted: VecDeque<(Box<str>, u64)>,
+    list: u32,
+    /// Number of objects that the present list has had so far.
+    listed: usize,
+    /// Whether that list counts whatever was known before.
+    is_of_now: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct SeenVersion {
+    /// Version of the object. 0: not a number, so not comparable.
+    version: u64,
+    /// Number of the list in which it was last.
+    list: u32,
+}
+
+const DELETIONS_KEPT: usize = 64;
+
+/// A version as a number, as all API servers have it (KEP-5504 makes it a promise). 0 when it is no number.
+pub(super) fn number(version: &str) -> u64 {
+    version.parse().unwrap_or(0)
+}
+
+impl Versions {
+    /// Begins a list. `is_of_now`: it counts whatever was known before, also where its versions are smaller, as of a server restored from a backup.
+    pub(super) fn begin_list(&mut self, is_of_now: bool) {
+        self.list = self.list.wrapping_add(1);
+        self.listed = 0;
+        self.is_of_now = is_of_now;
+        if is_of_now {
+            self.deleted.clear();
+        }
+    }
+
+    /// Number of objects in the list so far.
+    pub(super) fn listed(&self) -> usize {
+        self.listed
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.objects.is_empty()
+    }
+
+    /// Takes an object of a list or of a watch; returns whether it is new or changed. An older one never replaces a newer one, unless the list is of
+    /// now.
+    pub(super) fn record(&mut self, key: &str, version: u64) -> bool {
+        let list = self.list;
+        let Some(seen) = self.objects.get_mut(key) else {
+            let deleted = self.deleted.iter().filter(|(gone, _)| &**gone == key).map(|(_, version)| *version).max();
+            let new = version == 0 || version > deleted.unwrap_or(0);
+            if new {
+                self.objects.insert(key.into(), SeenVersion { version, list });
+                self.listed += 1;
+            }
+            return new;
+        };
+        let is_first = std::mem::replace(&mut seen.list, list) != list;
+        self.listed += usize::from(is_first);
+        let may_be_older = is_first && self.is_of_now;
+        let new = version == 0 || version > seen.version || (may_be_older && version != seen.version);
+        if new {
+            seen.version = version;
+        }
+        new
+    }
+
+    /// Ends the list; returns the objects that it lacks.
+    pub(super) fn end_list(&mut self) -> Vec<Box<str>> {
+        let gone: Vec<Box<str>> =
+            self.objects.iter().filter(|(_, seen)| seen.list != self.list).map(|(key, _)| key.clone()).collect();
+        for key in &gone {
+            self.objects.remove(key);
+        }
+        self.deleted.clear();
+        self.objects.shrink_to_fit();
+        gone
+    }
+
+    /// Takes a deletion; returns whether the object was known.
+    pub(super) fn delete(&mut self, key: &str, version: u64) -> bool {
+        let Some(seen) = self.objects.get(key) else { return false };
+        if version != 0 && version < seen.version {
+            return false;
+        }
+        self.objects.remove(key);
+        if version != 0 {
+            if self.deleted.len() == DELETIONS_KEPT {
+                self.deleted.pop_front();
+            }
+            self.deleted.push_back((key.into(), version));
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_tells_what_is_new_and_what_is_gone() {
+        let mut known = Versions::default();
+        known.begin_list(false);
+        assert!(known.record("a/x", 5) && known.record("a/y", 6));
+        assert!(known.end_list().is_empty());
+        known.begin_list(false);
+        assert!(!known.record("a/x", 5), "the same version says the same");
+        assert!(known.record("a/z", 7));
+        assert_eq!(known.end_list(), [Box::from("a/y")]);
+    }
+
+    #[test]
+    fn a_list_that_breaks_off_takes_nothing_away() {
+        let mut known = Versions::default();
+        known.begin_list(false);
+        known.record("a/x", 5);
+        known.record("a/y", 6);
+        known.end_list();
+        known.begin_list(false);
+        known.begin_list(false);
+        known.record("a/x", 5);
+        known.record("a/y", 6);
+        assert!(known.end_list().is_empty());
+    }
+
+    #[test]
+    fn late_and_repeated_events_change_nothing() {
+        let mut known = Versions::default();
+        assert!(known.record("a/x", 10));
+        assert!(!known.record("a/x", 10) && !known.record("a/x", 9));
+        assert!(known.record("a/x", 12));
+        assert!(!known.delete("a/x", 11), "of the one before");
+        assert!(known.delete("a/x", 13));
+        assert!(!known.record("a/x", 12), "a late change brings nothing back");
+        assert!(known.record("a/x", 14), "made anew");
+        assert!(!known.delete("a/y", 20), "never known");
+    }
+
+    #[test]
+    fn versions_that_are_no_numbers_are_believed() {
+        let mut known = Versions::default();
+        assert!(known.record("a/x", number("abc")) && known.record("a/x", number("abb")));
+        assert!(known.delete("a/x", number("")));
+    }
+
+    #[test]
+    fn only_a_list_of_now_goes_back_in_time() {
+        let mut known = Versions::default();
+        assert!(known.record("a/x", 20) && known.record("a/y", 21) && known.delete("a/y", 22));
+        known.begin_list(false);
+        assert!(!known.record("a/x", 10) && !known.record("a/y", 21), "older than known");
+        assert_eq!((known.listed(), known.end_list()), (1, vec![]));
+        known.begin_list(true);
+        assert!(known.record("a/x", 10) && known.record("a/y", 11), "restored from a backup");
+        assert!(!known.record("a/x", 9), "late");
+        assert!(known.record("a/x", 12), "changed while the list came");
+        assert_eq!((known.listed(), known.end_list()), (2, vec![]));
+        assert!(!known.record("a/x", 11));
+    }
+}

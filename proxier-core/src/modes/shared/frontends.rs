@@ -1,0 +1,64 @@
+//! Frontends that change, where one operation writes many of them: a table's elements, a family's rules.
+
+use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+
+use super::names::Names;
+use crate::net::FrontendKey;
+use crate::plan::report::Applied;
+use crate::plan::step::{Action, Part, Step};
+use crate::service::Frontend;
+
+/// Action for each Frontend that changes, with the number of its endpoints.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FrontendChanges(BTreeMap<FrontendKey, (Action, usize)>);
+
+impl Deref for FrontendChanges {
+    type Target = BTreeMap<FrontendKey, (Action, usize)>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl DerefMut for FrontendChanges {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
+    }
+}
+
+impl FrontendChanges {
+    /// Notes a change of a Frontend that was there or not, and is to be as in `after`.
+    pub(crate) fn note(&mut self, key: FrontendKey, was_there: bool, after: Option<&Frontend>) {
+        let action = match (was_there, after) {
+            (_, None) => Action::Delete,
+            (false, Some(_)) => Action::Add,
+            (true, Some(_)) => Action::Change,
+        };
+        self.0.insert(key, (action, after.map_or(0, |frontend| frontend.endpoints().len())));
+    }
+
+    /// The step of a changed Frontend.
+    pub(crate) fn step(&self, key: &FrontendKey, names: &Names<'_>) -> Step {
+        let (action, endpoints) = self.0.get(key).copied().unwrap_or((Action::Change, 0));
+        let step = Step::new(action, Part::Frontend, key).of_service(names.service_of(key));
+        match (action, endpoints) {
+            (Action::Delete, _) => step,
+            (_, 1) => step.with("1 endpoint"),
+            (_, count) => step.with(format_args!("{count} endpoints")),
+        }
+    }
+
+    /// The steps.
+    pub(crate) fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
+        self.0.keys().map(|key| self.step(key, names))
+    }
+
+    /// Counts those that were written.
+    pub(crate) fn count(&self, is_written: impl Fn(&FrontendKey) -> bool, applied: &mut Applied) {
+        for action in [Action::Add, Action::Change, Action::Delete] {
+            let of_action = self.0.iter().filter(|(key, (of, _))| *of == action && is_written(key));
+            applied.count(Part::Frontend, action, of_action.count());
+        }
+    }
+}
