@@ -308,8 +308,10 @@ fn with_few_files_what_is_served_stays_so_and_all_comes_back() {
         let (manifest, places) = many("more", "97", 500);
         manifests.put("more.yaml", &manifest);
         running.until_logged("no file descriptor is left for it: listeners have as many as they may");
+        // Their endpoints may come a pass later.
+        running.until("some are served", || served(&places) >= 100);
         let some = served(&places);
-        assert!((100..200).contains(&some), "{some} are served");
+        assert!(some < 200, "{some} are served");
         assert!(goes_on() && greeted("10.96.0.10:80").is_some());
         both_answer();
 
