@@ -181,11 +181,11 @@ async fn a_recorded_cluster_is_read_whole() {
     assert_eq!(snapshot.slices.len(), slices["items"].as_array().unwrap().len());
     let node = snapshot.node.unwrap();
     assert_eq!(node.object.spec.pod_cidrs, ["10.244.1.0/24"]);
-    assert_eq!(node.object.metadata.labels["topology.kubernetes.io/zone"], "zone-a");
+    assert_eq!(node.object.metadata.labels.get("topology.kubernetes.io/zone"), Some("zone-a"));
     assert!(!node.leaving);
     assert_eq!(snapshot.unreadable, []);
-    let kept = snapshot.services.values().flat_map(|service| service.metadata.annotations.keys());
-    assert_eq!(kept.filter(|name| name.starts_with("kubectl")).count(), 0, "kubectl's notes are not kept");
+    let kept = snapshot.services.values().flat_map(|service| service.metadata.annotations.iter());
+    assert_eq!(kept.filter(|(name, _)| name.starts_with("kubectl")).count(), 0, "kubectl's notes are not kept");
     assert_eq!(watching.failures(), 0);
 }
 
@@ -1080,7 +1080,7 @@ async fn what_annotations_may_decide_arrives_and_all_nodes_are_watched_only_for_
     assert_eq!(snapshot.cluster_nodes["n7"].metadata.labels, kept(&json!({"proxier/weight": "3"})));
     server.put(&node("4"));
     let weight = |change: &Change| match change {
-        Change::ClusterNode(object) => object.metadata.labels.get("proxier/weight").cloned(),
+        Change::ClusterNode(object) => object.metadata.labels.get("proxier/weight").map(str::to_owned),
         Change::ClusterNodeGone(name) => Some(format!("-{name}")),
         _ => None,
     };

@@ -161,7 +161,11 @@ fn memory_is_that_of_the_objects_not_of_the_text() {
             "{comma}{{\"apiVersion\":\"v1\",\"kind\":\"Service\",\"metadata\":{{\"name\":\"s-{number}\",\"namespace\":\"demo\",\
              \"annotations\":{{\"kubectl.kubernetes.io/last-applied-configuration\":\"{note}\"}},\
              \"labels\":{{\"app\":\"s-{number}\"}}}},\"spec\":{{\"type\":\"ClusterIP\",\"clusterIP\":\"10.96.{high}.{low}\",\
-             \"clusterIPs\":[\"10.96.{high}.{low}\"],\"ports\":[{{\"name\":\"p\",\"port\":80,\"protocol\":\"TCP\"}}]}}}}"
+             \"clusterIPs\":[\"10.96.{high}.{low}\"],\"ports\":[{{\"name\":\"p\",\"port\":80,\"protocol\":\"TCP\"}}]}}}},\
+             {{\"apiVersion\":\"discovery.k8s.io/v1\",\"kind\":\"EndpointSlice\",\"metadata\":{{\"name\":\"s-{number}-1\",\
+             \"namespace\":\"demo\",\"labels\":{{\"kubernetes.io/service-name\":\"s-{number}\"}}}},\"addressType\":\"IPv4\",\
+             \"ports\":[{{\"name\":\"p\",\"port\":8080,\"protocol\":\"TCP\"}}],\"endpoints\":[{{\"addresses\":\
+             [\"10.244.{high}.{low}\"],\"conditions\":{{\"ready\":true}},\"nodeName\":\"n1\",\"zone\":\"a\"}}]}}"
         )
         .unwrap();
     }
@@ -169,5 +173,6 @@ fn memory_is_that_of_the_objects_not_of_the_text() {
     drop(file);
     let explained = explained_in(64, &list, "demo/s-777");
     assert!(explained.starts_with("Service demo/s-777;"), "{explained}");
+    assert!(explained.contains("10.244.3.28:8080"), "{explained}");
     fs::remove_dir_all(&folder).unwrap();
 }

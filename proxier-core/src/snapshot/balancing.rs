@@ -1,13 +1,12 @@
 //! Annotations of a Service about load balancing.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ipvs::model::{Family as KernelFamily, ForwardingMethod, Granularity, Scheduler, SchedulerFlags, Thresholds};
 
 use super::{Node, Reporter, ZoneWeights, forwarding, relaying, weights};
 use crate::net::{Family, Protocol};
-use crate::objects::IpvsDefaultsObject;
+use crate::objects::{IpvsDefaultsObject, StringMap};
 
 /// Load balancing among a Service's endpoints, where it differs from the configuration. Used by IPVS mode; other modes ignore it. The same
 /// values in the configuration count for Services without annotations ([`IpvsConfig::defaults`](crate::config::IpvsConfig::defaults)).
@@ -75,7 +74,7 @@ use crate::objects::IpvsDefaultsObject;
 /// let balancing = web.balancing.as_ref().ok_or("nothing is asked for")?;
 /// assert_eq!((balancing.scheduler, balancing.drain_secs), (Some(Scheduler::WeightedLeastConnection), Some(30)));
 /// assert_eq!(store.rejections().next().ok_or("none")?.field, "metadata.annotations[proxier/max-connections]");
-/// let ours = object.metadata.annotations.keys().filter(|name| Balancing::is_annotation(name));
+/// let ours = object.metadata.annotations.iter().filter(|(name, _)| Balancing::is_annotation(name));
 /// assert_eq!(ours.count(), 3);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -168,9 +167,9 @@ fn path(name: &str, is_configuration: bool) -> String {
 }
 
 /// Reports annotations with this project's prefix that nothing reads: a misspelt name, or one of another kind of object.
-fn report_unknown(annotations: &BTreeMap<String, String>, report: &mut Reporter<'_>) {
+fn report_unknown(annotations: &StringMap, report: &mut Reporter<'_>) {
     for (name, value) in annotations.iter().filter(|(name, _)| name.starts_with(PREFIX)) {
-        let reason = match name.as_str() {
+        let reason = match name {
             weights::OF_ADDRESSES => "EndpointSlices have it, not Services; ignored",
             Node::WEIGHT => "Nodes have it, not Services; ignored",
             name if OF_SERVICES.contains(&name) || relaying::ANNOTATIONS.contains(&name) => continue,
@@ -182,7 +181,7 @@ fn report_unknown(annotations: &BTreeMap<String, String>, report: &mut Reporter<
 
 /// The annotations of one Service, or what a configuration says in their place.
 struct Annotations<'a, 'r> {
-    all: &'a BTreeMap<String, String>,
+    all: &'a StringMap,
     is_configuration: bool,
     report: &'a mut Reporter<'r>,
 }
@@ -259,21 +258,21 @@ impl Balancing {
     }
 
     /// The name under which annotations have what this one says: its own, else kube-router's.
-    pub fn asked_by<'a>(name: &str, annotations: &'a BTreeMap<String, String>) -> Option<&'a str> {
+    pub fn asked_by<'a>(name: &'a str, annotations: &StringMap) -> Option<&'a str> {
         let alias = ALIASES.iter().filter(|(ours, _)| *ours == name).map(|(_, theirs)| *theirs);
         let mut names = std::iter::once(name).chain(alias);
-        names.find_map(|name| annotations.get_key_value(name)).map(|(name, _)| name.as_str())
+        names.find(|name| annotations.get(name).is_some())
     }
 
     /// Reads the annotations of a Service with ports of these protocols. `None`: nothing differs from the configuration.
     pub(super) fn check(
-        annotations: &BTreeMap<String, String>,
+        annotations: &StringMap,
         protocols: impl IntoIterator<Item = Protocol>,
         has_affinity: bool,
         report: &mut Reporter<'_>,
     ) -> Option<Arc<Self>> {
         // Most Services have none.
-        if !annotations.keys().any(|name| Balancing::is_annotation(name)) {
+        if !annotations.iter().any(|(name, _)| Balancing::is_annotation(name)) {
             return None;
         }
         report_unknown(annotations, report);
@@ -285,7 +284,7 @@ impl Balancing {
     /// Reads what a configuration says of Services without such annotations. `None`: nothing.
     pub(crate) fn check_defaults(object: &IpvsDefaultsObject, report: &mut Reporter<'_>) -> Option<Arc<Self>> {
         let number = |number: Option<i64>| number.map(|number| number.to_string());
-        let all: BTreeMap<String, String> = [
+        let all: StringMap = [
             (FLAGS, object.scheduler_flags.clone()),
             (PERSISTENCE, number(object.persistence_seconds)),
             (PREFIX_V4, number(object.persistence_prefix_ipv4)),

@@ -75,7 +75,7 @@ impl Node {
         let report = &mut Reporter::new(ObjectKind::Node, key, rejections);
         let mut node = Node::new(&object.metadata.name);
         let zone = object.metadata.labels.get("topology.kubernetes.io/zone");
-        node.zone = zone.filter(|zone| !zone.is_empty()).cloned();
+        node.zone = zone.filter(|zone| !zone.is_empty()).map(str::to_owned);
         for wanted in ["InternalIP", "ExternalIP"] {
             for (index, address) in object.status.addresses.iter().enumerate() {
                 if address.address_type != wanted {

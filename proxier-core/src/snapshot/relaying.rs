@@ -1,9 +1,10 @@
 //! Annotations of a Service about relaying, for a process that relays its connections.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use super::{Reporter, ServicePort};
 use crate::net::Protocol;
+use crate::objects::StringMap;
 
 /// `v2`: endpoints get the client's address in front of each TCP connection's data.
 const HEADER: &str = "proxier/proxy-protocol";
@@ -15,14 +16,9 @@ pub(super) const ANNOTATIONS: [&str; 2] = [HEADER, PORTS];
 
 /// Marks the ports whose endpoints get the client's address ([`ServicePort::proxy_protocol`]), and reports what cannot be:
 /// an endpoint that expects no header would take it for data.
-pub(super) fn mark(
-    annotations: &BTreeMap<String, String>,
-    ports: &mut [ServicePort],
-    is_relayed: bool,
-    report: &mut Reporter<'_>,
-) {
-    let header = annotations.get(HEADER).map(|value| value.trim());
-    let asked = annotations.get(PORTS).map(|value| value.trim());
+pub(super) fn mark(annotations: &StringMap, ports: &mut [ServicePort], is_relayed: bool, report: &mut Reporter<'_>) {
+    let header = annotations.get(HEADER).map(str::trim);
+    let asked = annotations.get(PORTS).map(str::trim);
     let mut reject = |name: &str, value: &str, reason| {
         report.reject(format!("metadata.annotations[{name}]"), value, reason);
     };

@@ -184,7 +184,7 @@ impl Service {
         let key = ObjectKey::of(&object.metadata);
         let report = &mut Reporter::new(ObjectKind::Service, key.clone(), rejections);
         let spec = &object.spec;
-        if object.metadata.labels.contains_key(PROXY_NAME_LABEL) || is_headless(spec) {
+        if object.metadata.labels.get(PROXY_NAME_LABEL).is_some() || is_headless(spec) {
             return None;
         }
         let service_type = check_type(spec, report)?;
@@ -417,7 +417,7 @@ fn has_topology_annotation(object: &ServiceObject) -> bool {
     let annotations = &object.metadata.annotations;
     let hints = annotations.get("service.kubernetes.io/topology-aware-hints");
     let mode = hints.or_else(|| annotations.get("service.kubernetes.io/topology-mode"));
-    mode.is_some_and(|mode| !matches!(mode.as_str(), "" | "disabled" | "Disabled"))
+    mode.is_some_and(|mode| !matches!(mode, "" | "disabled" | "Disabled"))
 }
 
 #[cfg(test)]

@@ -92,11 +92,11 @@ impl EndpointSlice {
         let key = ObjectKey::of(&object.metadata);
         let report = &mut Reporter::new(ObjectKind::EndpointSlice, key.clone(), rejections);
         let labels = &object.metadata.labels;
-        if labels.contains_key(HEADLESS_LABEL) {
+        if labels.get(HEADLESS_LABEL).is_some() {
             return None;
         }
         let service = labels.get(SERVICE_NAME_LABEL).filter(|name| !name.is_empty())?;
-        let service = ObjectKey { namespace: key.namespace.clone(), name: service.as_str().into() };
+        let service = ObjectKey { namespace: key.namespace.clone(), name: service.into() };
         let family = match object.address_type.as_str() {
             "IPv4" => Family::V4,
             "IPv6" => Family::V6,

@@ -48,7 +48,7 @@ pub enum Change {
     /// The initial list is complete. Comes once.
     Synced,
     /// An object, or a file, cannot be read: its last readable content stays. To be logged and counted.
-    Unreadable(Problem),
+    Unreadable(Box<Problem>),
 }
 
 /// Merges the deletions of each kind into one change: they were inferred, not reported.
@@ -116,7 +116,7 @@ impl Snapshot {
             Change::ClusterNodeGone(name) => drop(self.cluster_nodes.remove(&name)),
             Change::ServiceCidr(name, networks) => drop(self.service_cidrs.insert(name, networks)),
             Change::ServiceCidrGone(name) => drop(self.service_cidrs.remove(&name)),
-            Change::Unreadable(problem) => self.unreadable.push(problem),
+            Change::Unreadable(problem) => self.unreadable.push(*problem),
             Change::Listing(_) | Change::Listed(_) | Change::Synced => {}
         }
     }

@@ -86,7 +86,8 @@ mod tests {
         let mut slice = EndpointSliceObject::default();
         "IPv4".clone_into(&mut slice.address_type);
         (slice.metadata.namespace, slice.metadata.name) = ("demo".to_owned(), name.to_owned());
-        slice.metadata.annotations.extend(annotation.map(|text| (ANNOTATION.to_owned(), text.to_owned())));
+        slice.metadata.annotations =
+            annotation.into_iter().map(|text| (ANNOTATION.to_owned(), text.to_owned())).collect();
         slice
     }
 

@@ -1,10 +1,9 @@
 //! Reads answers of an API server: lists and lines of watches, one object at a time and only the fields needed.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 
 use proxier_core::config::parse_service_cidr;
-use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
+use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject, StringMap};
 use proxier_core::snapshot::{Balancing, EndpointSlice, Node, ObjectKey, ObjectKind};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
@@ -121,7 +120,7 @@ impl Resource {
             }
             Resource::Node(_) => {
                 let mut object: NodeObject = yaml::read_json(text)?;
-                object.metadata.annotations.clear();
+                object.metadata.annotations = StringMap::default();
                 Change::Node(Box::new(NodeState { object, leaving: is_leaving(text) }))
             }
             Resource::AllNodes { .. } => {
@@ -151,23 +150,15 @@ impl Resource {
 /// Drops annotations and labels that decide nothing: kubectl's notes may be larger than the rest.
 pub(crate) fn without_notes_of_service(object: &mut ServiceObject) {
     let is_of_services = |name: &str| name.starts_with("service.kubernetes.io/");
-    keep(&mut object.metadata.annotations, |name| is_of_services(name) || Balancing::is_annotation(name));
-    keep(&mut object.metadata.labels, is_of_services);
+    object.metadata.annotations.retain(|name, _| is_of_services(name) || Balancing::is_annotation(name));
+    object.metadata.labels.retain(|name, _| is_of_services(name));
 }
 
 /// Drops annotations and labels of an EndpointSlice that decide nothing.
 pub(crate) fn without_notes_of_slice(object: &mut EndpointSliceObject) {
-    keep(&mut object.metadata.annotations, |name| name == triggers::ANNOTATION || name == EndpointSlice::WEIGHTS);
+    object.metadata.annotations.retain(|name, _| name == triggers::ANNOTATION || name == EndpointSlice::WEIGHTS);
     let counts = |name: &str| name == "kubernetes.io/service-name" || name.starts_with("service.kubernetes.io/");
-    keep(&mut object.metadata.labels, counts);
-}
-
-fn keep(notes: &mut BTreeMap<String, String>, counts: impl Fn(&str) -> bool) {
-    notes.retain(|name, _| counts(name));
-    if notes.is_empty() {
-        // An emptied map still has room for eleven.
-        *notes = BTreeMap::new();
-    }
+    object.metadata.labels.retain(|name, _| counts(name));
 }
 
 /// The networks of a ServiceCIDR. One that is being deleted has its networks until it is gone: the server keeps it as long as a
@@ -303,7 +294,7 @@ pub(super) fn is_end_of_list(bookmark: &str) -> bool {
     #[derive(Deserialize)]
     struct Metadata {
         #[serde(default)]
-        annotations: BTreeMap<String, String>,
+        annotations: StringMap,
     }
     let annotations = serde_json::from_str(bookmark).map(|Bookmark { metadata }| metadata.annotations);
     annotations.is_ok_and(|all| all.get("k8s.io/initial-events-end").is_some_and(|value| value == "true"))

@@ -420,7 +420,7 @@ impl Watcher {
     async fn unreadable(&self, key: &str, field: String, reason: String) -> Result<(), Closed> {
         Counters::count(&self.counters.unreadable);
         let problem = Problem::new("API server", reason).about(format!("{} {key}", self.resource.kind())).at(field);
-        self.changes.send(Change::Unreadable(problem)).await
+        self.changes.send(Change::Unreadable(Box::new(problem))).await
     }
 
     /// Watches, with all objects first if these are asked for, until the server ends it; returns whether it brought anything.

@@ -6,8 +6,7 @@
 
 mod read;
 
-use std::collections::BTreeSet;
-use std::collections::btree_map::{BTreeMap, Entry};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -45,7 +44,8 @@ struct File {
     /// Fingerprint of a content that may not be complete. It is read when seen twice.
     seen: Option<Fingerprint>,
     missing: bool,
-    objects: BTreeMap<Id, Change>,
+    /// Sorted by kind and name. Not a map: half of its room would be empty.
+    objects: Vec<(Id, Change)>,
     problems: Vec<Problem>,
     /// Number of objects of each kind that is not read.
     ignored: BTreeMap<String, usize>,
@@ -106,7 +106,7 @@ impl Manifests {
                 }
             }
         }
-        changes.extend(problems.into_iter().map(Change::Unreadable));
+        changes.extend(problems.into_iter().map(unreadable));
         Ok(changes)
     }
 
@@ -204,7 +204,7 @@ impl Manifests {
     /// input for serving is of a kind that is not read.
     fn summarize(&mut self) {
         let all = || self.files.values();
-        let count = |kind| all().flat_map(|file| file.objects.keys()).filter(|(of, _)| *of == kind).count();
+        let count = |kind| all().flat_map(|file| &file.objects).filter(|((of, _), _)| *of == kind).count();
         let (services, slices) = (count(ObjectKind::Service), count(ObjectKind::EndpointSlice));
         let mut ignored = BTreeMap::new();
         for (kind, count) in all().flat_map(|file| &file.ignored) {
@@ -233,7 +233,7 @@ impl Manifests {
         let mut wanted: BTreeMap<&Id, &Path> = BTreeMap::new();
         let mut repeated = Vec::new();
         for path in self.order() {
-            for id in self.files.get(path).into_iter().flat_map(|file| file.objects.keys()) {
+            for id in self.files.get(path).into_iter().flat_map(File::ids) {
                 let first = *wanted.entry(id).or_insert(path);
                 // A renamed file is there twice for a moment.
                 let renamed = self.files.get(first).is_some_and(|file| file.missing);
@@ -269,7 +269,7 @@ impl Manifests {
             }
         }
         let gone = self.reported.keys().filter(|id| !wanted.contains_key(id));
-        let mut changes: Vec<Change> = problems.difference(&self.told).cloned().map(Change::Unreadable).collect();
+        let mut changes: Vec<Change> = problems.difference(&self.told).cloned().map(unreadable).collect();
         // A directory may not be mounted if no Service is left: do not report that as deletions.
         let all = !wanted.keys().any(|(kind, _)| *kind == ObjectKind::Service);
         let gone = gone.map(|id| gone_change(id, &self.node_name));
@@ -301,6 +301,10 @@ impl Manifests {
 }
 
 impl File {
+    fn ids(&self) -> impl Iterator<Item = &Id> {
+        self.objects.iter().map(|(id, _)| id)
+    }
+
     /// Reads the file if its content changed; returns whether to look again soon.
     fn poll(&mut self, path: &Path, complete: bool, counted: &ReadCounts) -> bool {
         self.missing = false;
@@ -353,25 +357,30 @@ impl File {
             }
             return;
         }
-        let mut objects = BTreeMap::new();
-        for (id, change) in contents.objects {
-            match objects.entry(id) {
-                Entry::Vacant(place) => drop(place.insert(change)),
-                Entry::Occupied(first) => {
-                    let (kind, key) = first.key();
-                    let reason = "is there twice; the first counts";
-                    self.problems.push(Problem::new(origin, reason).about(format!("{kind} {key}")));
-                }
+        let mut objects = contents.objects;
+        // Equal objects keep their order.
+        objects.sort_by(|(one, _), (other, _)| one.cmp(other));
+        objects.dedup_by(|(id, _), (first, _)| {
+            let is_same = id == first;
+            if is_same {
+                let (kind, key) = id;
+                let reason = "is there twice; the first counts";
+                self.problems.push(Problem::new(origin, reason).about(format!("{kind} {key}")));
             }
-        }
-        for id in contents.unreadable {
-            if let Some(before) = self.objects.remove(&id) {
-                objects.entry(id).or_insert(before);
-            }
-        }
+            is_same
+        });
+        let unreadable: BTreeSet<Id> = contents.unreadable.into_iter().collect();
+        let is_kept = |id: &Id| unreadable.contains(id) && objects.binary_search_by(|(of, _)| of.cmp(id)).is_err();
+        let kept: Vec<_> = self.objects.drain(..).filter(|(id, _)| is_kept(id)).collect();
+        objects.extend(kept);
+        objects.sort_by(|(one, _), (other, _)| one.cmp(other));
         self.objects = objects;
         self.ignored = contents.ignored;
     }
+}
+
+fn unreadable(problem: Problem) -> Change {
+    Change::Unreadable(Box::new(problem))
 }
 
 fn files_of(path: &Path) -> std::io::Result<Vec<PathBuf>> {

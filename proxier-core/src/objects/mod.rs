@@ -4,9 +4,13 @@
 //! value does not make an object unreadable. [`Store`](crate::snapshot::Store) and [`Node::check`](crate::snapshot::Node::check) turn
 //! objects into checked values and report what they left out. `null` is the same as absent everywhere.
 
+mod string_map;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
+
+pub use self::string_map::StringMap;
 
 /// Reads `null` as the default: Go prints empty lists and maps so.
 fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
@@ -46,9 +50,9 @@ objects! {
         /// `creationTimestamp` (RFC 3339, UTC): the older of two Services that claim one address and port gets it.
         creation_timestamp: Option<String>,
         /// Labels.
-        labels: BTreeMap<String, String>,
+        labels: StringMap,
         /// Annotations.
-        annotations: BTreeMap<String, String>,
+        annotations: StringMap,
     }
 
     /// A Service (`v1`).

@@ -1,0 +1,105 @@
+//! Labels and annotations.
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde::ser::{Serialize, Serializer};
+
+/// Labels or annotations of an object, sorted by name. Takes the room of its entries: the standard library's map has room for
+/// eleven, and most objects have one.
+///
+/// ```
+/// # use proxier_core::objects::StringMap;
+/// let mut labels: StringMap = [("app".to_owned(), "web".to_owned())].into_iter().collect();
+/// labels.insert("tier".to_owned(), "front".to_owned());
+/// labels.insert("app".to_owned(), "shop".to_owned()); // in place of the first
+/// assert_eq!(labels.get("app"), Some("shop"));
+/// labels.retain(|name, _| name != "tier");
+/// assert_eq!(labels.iter().collect::<Vec<_>>(), [("app", "shop")]);
+/// ```
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct StringMap(Vec<(String, String)>);
+
+impl StringMap {
+    /// The value of this name; `None` if there is none.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        let found = self.place_of(name).ok()?;
+        self.0.get(found).map(|(_, value)| value.as_str())
+    }
+
+    /// Sets a value, in place of the present one if the name has one.
+    pub fn insert(&mut self, name: String, value: String) {
+        match self.place_of(&name) {
+            Ok(found) => {
+                if let Some((_, present)) = self.0.get_mut(found) {
+                    *present = value;
+                }
+            }
+            Err(place) => {
+                self.0.reserve_exact(1);
+                self.0.insert(place, (name, value));
+            }
+        }
+    }
+
+    /// Drops all entries but those for which `is_kept` returns `true`, and their room.
+    pub fn retain(&mut self, mut is_kept: impl FnMut(&str, &str) -> bool) {
+        self.0.retain(|(name, value)| is_kept(name, value));
+        self.0.shrink_to_fit();
+    }
+
+    /// Names and values, by name.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
+    fn place_of(&self, name: &str) -> Result<usize, usize> {
+        self.0.binary_search_by(|(of, _)| of.as_str().cmp(name))
+    }
+}
+
+impl fmt::Debug for StringMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter()).finish()
+    }
+}
+
+impl FromIterator<(String, String)> for StringMap {
+    fn from_iter<I: IntoIterator<Item = (String, String)>>(entries: I) -> Self {
+        let mut map = StringMap::default();
+        for (name, value) in entries {
+            map.insert(name, value);
+        }
+        map
+    }
+}
+
+impl Serialize for StringMap {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.iter())
+    }
+}
+
+impl<'de> Deserialize<'de> for StringMap {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries;
+
+        impl<'de> Visitor<'de> for Entries {
+            type Value = StringMap;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map of texts")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<StringMap, A::Error> {
+                let mut map = StringMap::default();
+                while let Some((name, value)) = entries.next_entry()? {
+                    map.insert(name, value);
+                }
+                Ok(map)
+            }
+        }
+
+        deserializer.deserialize_map(Entries)
+    }
+}
