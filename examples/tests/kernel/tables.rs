@@ -1,5 +1,6 @@
 //! `proxier-demo` with a table of nf_tables on real kernels, as a user starts it: foreign changes to the table are mended at once.
 
+use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::time::Duration;
 
@@ -132,6 +133,102 @@ nftables: {{syncPeriod: 1h}}
     assert!(after < 0.5, "{after} full passes for nothing");
     assert!(proxy.end().success());
     ok(&demo(&["cleanup"]));
+}
+
+/// No transaction of another program reaches a table that belongs to the process: not even `nft flush ruleset` stops a Service or opens source
+/// ranges.
+fn keeps_its_table(mode: &str, table: &str) {
+    tool("ip link set lo up");
+    tool("ip link add eth9 type veth peer name eth8");
+    for address in ["192.0.2.1/24 dev eth9", "10.244.0.5/32 dev lo"] {
+        tool(&format!("ip addr add {address}"));
+    }
+    tool("ip link set eth9 up");
+    tool("ip link set eth8 up");
+    for network in ["10.96.0.0/16", "203.0.113.0/24"] {
+        tool(&format!("ip route add {network} dev eth9"));
+    }
+    let server = TcpListener::bind("10.244.0.5:8080").unwrap();
+    std::thread::spawn(move || server.incoming().for_each(drop));
+    let folder = Folder::new("tables-own");
+    let spec = "type: LoadBalancer, clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], loadBalancerSourceRanges: [198.51.100.0/24], \
+                ports: [{name: http, port: 80, protocol: TCP}]}\nstatus: {loadBalancer: {ingress: [{ip: 203.0.113.5}]}";
+    let ports = "{name: http, port: 8080, protocol: TCP}";
+    folder.put("web.yaml", &program::pair("web", spec, ports, "{addresses: [10.244.0.5]}"));
+    let of_settings = Folder::new("tables-own-settings");
+    let start = |own_tables: bool| {
+        let settings = of_settings.put(
+            "config.yaml",
+            &format!(
+                "apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: {mode}
+ipvs: {{rules: nftables}}
+nftables: {{ownTables: {own_tables}}}
+"
+            ),
+        );
+        Running::start(&["--manifests", &folder.0.display().to_string(), "--config", &settings.display().to_string()])
+    };
+    let connects =
+        |to: &str| TcpStream::connect_timeout(&format!("{to}:80").parse().unwrap(), Duration::from_millis(200)).is_ok();
+    let nft = |words: &str| Command::new("nft").args(words.split(' ')).output().unwrap();
+    let is_owned = || has(table, "flags owner");
+
+    let proxy = start(true);
+    proxy.until("it is served", || connects("10.96.0.10"));
+    if proxy.log().contains("nftables.ownTables is left out: this kernel has no tables that outlive their owner") {
+        let before = listed(table);
+        tool("nft flush ruleset");
+        proxy.until("it is as before", || listed(table) == before);
+        assert!(!is_owned());
+        return;
+    }
+    let refused = program::text(&nft(&format!("add chain ip {table} other")).stderr);
+    assert!(refused.contains("Operation not permitted"), "{refused}");
+    let flush = |times: usize| {
+        for round in 0..times {
+            tool("nft flush ruleset");
+            assert!(is_owned() && connects("10.96.0.10") && !connects("203.0.113.5"), "{round}: {}", proxy.log());
+        }
+    };
+    flush(20);
+    assert_eq!(proxy.log().matches("changed by another program").count(), 0, "{}", proxy.log());
+
+    // Its own changes go on.
+    folder.put("more.yaml", &program::service("demo", "more", "10.96.0.20", "{addresses: [10.244.0.5]}"));
+    proxy.until("another Service", || connects("10.96.0.20"));
+
+    // A process that is killed leaves it, and the next one takes it over.
+    let before = listed(table);
+    assert!(!proxy.end_with("KILL").success());
+    assert!(connects("10.96.0.10") && !connects("203.0.113.5") && !is_owned());
+    let proxy = start(true);
+    proxy.until("it has an owner again", is_owned);
+    assert_eq!(listed(table), before);
+    tool("nft flush ruleset");
+    assert!(connects("10.96.0.10") && !connects("203.0.113.5"));
+
+    // Without the setting it is everybody's again, and a cleanup finds nothing in its way.
+    assert!(proxy.end().success());
+    let proxy = start(false);
+    proxy.until("it has no owner", || !is_owned() && nft(&format!("add chain ip {table} other")).status.success());
+    assert!(proxy.end().success());
+    let proxy = start(true);
+    proxy.until("it has an owner again", is_owned);
+    assert!(proxy.end().success());
+    ok(&demo(&["cleanup"]));
+    assert_eq!(tool("nft list tables"), "");
+}
+
+#[test]
+fn nftables_mode_keeps_its_table_where_it_may_own_it() {
+    kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || keeps_its_table("nftables", "proxier"));
+}
+
+#[test]
+fn ipvs_mode_keeps_its_table_where_it_may_own_it() {
+    kernel_test(&[PROXY, &[Need::Veth, Need::Nftables]].concat(), || keeps_its_table("ipvs", "proxier-ipvs"));
 }
 
 /// Only the file's final content counts, and only if a process could start with it.

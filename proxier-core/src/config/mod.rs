@@ -171,6 +171,10 @@ pub struct Config {
     pub local_traffic: LocalTraffic,
     /// Names of objects in the kernel. Default: kube-proxy's.
     pub names: KernelNames,
+    /// Whether tables of nf_tables belong to this process: while it runs no other one changes or deletes them, and `nft flush ruleset` leaves
+    /// them out. They stay when it ends; its successor takes them over. Needs Linux 6.9 ([`modes::can_own_tables`](crate::modes::can_own_tables)).
+    /// Default no.
+    pub own_tables: bool,
 }
 
 impl Config {
@@ -218,6 +222,7 @@ impl Config {
         config.masquerade_all = object.ipvs.masquerade_all.unwrap_or(object.iptables.masquerade_all);
         config.masquerade_bit = masquerade::check_masquerade_bit(object, report);
         config.local_traffic = LocalTraffic::check(object, report);
+        config.own_tables = object.nftables.own_tables;
         check_marks(object, &mut config, report);
         config
     }

@@ -18,6 +18,7 @@ pub use shared::cleaned::Cleaned;
 pub use shared::host::other_addresses;
 pub use shared::names::Names;
 pub use shared::sysctls::HostSettings;
+pub use shared::table::can_own_tables;
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -259,6 +259,8 @@ objects! {
         iptables: IptablesConfigObject,
         /// Settings of IPVS mode.
         ipvs: IpvsConfigObject,
+        /// Settings of tables of nf_tables, in every mode that has them.
+        nftables: NftablesConfigObject,
     }
 
     /// `detectLocal` of `KubeProxyConfiguration`.
@@ -275,6 +277,12 @@ objects! {
         masquerade_bit: Option<i64>,
         /// Whether all traffic to cluster IPs is masqueraded.
         masquerade_all: bool,
+    }
+
+    /// `nftables` of `KubeProxyConfiguration`.
+    NftablesConfigObject {
+        /// Whether tables belong to this process: see [`Config::own_tables`](crate::config::Config::own_tables). Not in kube-proxy.
+        own_tables: bool,
     }
 
     /// `ipvs` of `KubeProxyConfiguration`.

@@ -28,7 +28,7 @@ use proxier_core::config::{Families, RulesBy};
 use proxier_core::fake::FakeKernel;
 use proxier_core::kernel::{KernelPorts, TableChanges};
 use proxier_core::modes::iptables::RandomFully;
-use proxier_core::modes::{Cleaned, Kind, Plan, ipvs, userspace as userspace_mode};
+use proxier_core::modes::{Cleaned, Kind, Plan, can_own_tables, ipvs, userspace as userspace_mode};
 use proxier_core::net::{Family, Network};
 use proxier_core::plan::report::Report;
 use proxier_core::ports::Ports;
@@ -132,6 +132,15 @@ impl Engine {
             notes.extend(ipvs::dropping_input(&settings.core, &mut kernel.ports()));
         }
         let mut options = options(settings, &configured.source, families);
+        if options.config.own_tables {
+            let reason = match can_own_tables(kernel.ports().tables) {
+                Ok(true) => None,
+                Ok(false) => Some("this kernel has no tables that outlive their owner; they need Linux 6.9".to_owned()),
+                Err(error) => Some(error.to_string()),
+            };
+            options.config.own_tables = reason.is_none();
+            notes.extend(reason.map(|reason| format!("nftables.ownTables is left out: {reason}")));
+        }
         if configured.allow_mass_removal {
             options.mass_removal.share = 1.0;
         }

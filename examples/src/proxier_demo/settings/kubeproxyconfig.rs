@@ -179,6 +179,10 @@ objects! {
 
     /// `nftables`.
     Nftables {
+        /// Whether tables belong to this process: `nft flush ruleset` and other programs leave them alone while it runs. In IPVS mode by
+        /// nf_tables too. Needs Linux 6.9. Default no. Not in kube-proxy.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        own_tables: bool,
         /// Masquerade all traffic to cluster IPs. Default no.
         masquerade_all: bool,
         /// Bit of the packet mark for masquerading, 0 to 31. Default 14.

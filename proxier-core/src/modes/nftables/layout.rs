@@ -5,8 +5,8 @@ use std::time::Duration;
 use nftables::expr::{CmpOp, FibFlags, FibResult, NatFlags};
 use nftables::{
     BaseChain, Chain, ChainKey, ChainType, CtState, DataType, Expression, Family as NftFamily, FieldTypes, Hook, Name,
-    Operand, Priority, Register, Rule, RuleBuilder, Set, SetFlags, SetKey, SetReference, Table, TableKey, Value,
-    Verdict, rule,
+    Operand, Priority, Register, Rule, RuleBuilder, Set, SetFlags, SetKey, SetReference, Table, TableFlags, TableKey,
+    Value, Verdict, rule,
 };
 
 use super::lower::SetName;
@@ -53,6 +53,7 @@ pub(crate) enum MasqueradeRule {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     table: TableKey,
+    flags: TableFlags,
     family: Family,
     mark: u32,
     /// Detection of local traffic, even if everything is masqueraded.
@@ -102,6 +103,7 @@ impl Layout {
         };
         Layout {
             table: self::table(family, table),
+            flags: table::flags(config),
             family,
             mark: config.masquerade_bit.mask(),
             local,
@@ -340,7 +342,9 @@ impl Layout {
 
 impl table::Layout for Layout {
     fn to_table(&self) -> Table {
-        Table::new(self.table.clone()).comment("Kubernetes Services")
+        let mut table = Table::new(self.table.clone()).comment("Kubernetes Services");
+        table.flags = self.flags;
+        table
     }
 
     fn sets(&self) -> impl Iterator<Item = Set> {

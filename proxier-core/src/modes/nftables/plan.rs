@@ -31,6 +31,8 @@ pub(crate) struct Plan {
 pub(super) struct TablePlan {
     pub(super) layout: Layout,
     pub(super) fate: Fate,
+    /// This process becomes the table's owner.
+    claims: bool,
     /// Sets of chains that are made.
     sets: Vec<Set>,
     delete_sets: Vec<String>,
@@ -47,6 +49,7 @@ impl TablePlan {
         TablePlan {
             layout,
             fate,
+            claims: false,
             sets: Vec::new(),
             delete_sets: Vec::new(),
             chains: Vec::new(),
@@ -100,6 +103,7 @@ impl TablePlan {
             return plan;
         }
         let mut plan = TablePlan::new(layout, Fate::Keep);
+        plan.claims = observed.shape.is_orphan(&plan.layout);
         new_sets.retain(|set| sets.remove(set.key.name.as_str()).is_none());
         plan.sets = new_sets;
         plan.delete_sets = sets.into_keys().map(str::to_owned).collect();
@@ -266,7 +270,7 @@ impl TablePlan {
     /// Whether more changes than elements: the table as a whole, or chains and sets.
     pub(super) fn changes_rules(&self) -> bool {
         let has_sets = !self.sets.is_empty() || !self.delete_sets.is_empty();
-        self.fate != Fate::Keep || has_sets || !self.chains.is_empty() || !self.delete_chains.is_empty()
+        self.fate != Fate::Keep || self.claims || has_sets || !self.chains.is_empty() || !self.delete_chains.is_empty()
     }
 
     /// The names of chains that are made, get other rules, or go; and of sets where only they do.
@@ -281,7 +285,13 @@ impl TablePlan {
     pub(super) fn transaction(&self) -> LabelledTransaction<SetName> {
         let layout = &self.layout;
         let mut out = LabelledTransaction::default();
-        table::write_layout(&mut out.transaction, self.fate, layout, self.sets.iter().cloned(), &self.chains);
+        table::write_layout(
+            &mut out.transaction,
+            (self.fate, self.claims),
+            layout,
+            self.sets.iter().cloned(),
+            &self.chains,
+        );
         if self.fate == Fate::Delete {
             return out;
         }

@@ -58,5 +58,5 @@ fn add(transaction: &mut Transaction, layout: &Layout) {
             chains.push((nftables::Chain::regular(layout.chain_key(&chain.to_string())), chain.rules(layout)));
         }
     }
-    write_layout(transaction, Fate::Make, layout, sets, &chains);
+    write_layout(transaction, (Fate::Make, false), layout, sets, &chains);
 }

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 
 use nftables::{Chain, Element, Rule, Set, SetFlags, Table, TableFlags, TableKey, TableSnapshot, Transaction};
 
-use super::nft::{OWNED, is_of_an_element, is_of_the_state, made_by_others, search};
+use super::nft::{OWNED, is_of_an_element, is_of_the_state, made_by_others, name, search};
+use crate::config::Config;
 use crate::net::Family;
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{NotCommitted, PortError, PortErrorKind, Tables};
@@ -30,6 +31,7 @@ pub(crate) fn step(table: &TableKey, fate: Fate, chains: &[&str]) -> Step {
         Fate::Make => (Action::Add, String::new()),
         Fate::Delete => (Action::Delete, String::new()),
         Fate::Remake => (Action::Change, "made again: it has other flags, sets or hooks".to_owned()),
+        Fate::Keep if chains.is_empty() => (Action::Change, "this process becomes its owner".to_owned()),
         Fate::Keep => (Action::Change, format!("chains {}", chains.join(", "))),
     };
     Step::new(action, Part::Table, table).with(detail)
@@ -53,6 +55,8 @@ pub(crate) trait Layout {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Shape {
     flags: TableFlags,
+    /// Whether a process has the table as its own.
+    is_owned: bool,
     /// Chains by name.
     pub(crate) chains: BTreeMap<String, ChainRules>,
     /// Sets by name. Anonymous ones go with their rules, and are not here.
@@ -62,7 +66,8 @@ pub(crate) struct Shape {
 impl Shape {
     /// Takes a snapshot apart: its shape, and the elements by name of their set. `None` when the table is foreign.
     pub(crate) fn read(snapshot: TableSnapshot) -> Option<(Self, BTreeMap<String, Vec<Element>>)> {
-        let mut shape = Shape { flags: snapshot.table.table.flags, ..Shape::default() };
+        let table = &snapshot.table;
+        let mut shape = Shape { flags: table.table.flags, is_owned: table.owner.is_some(), ..Shape::default() };
         for chain in snapshot.chains {
             shape.chains.insert(chain.chain.key.name.as_str().to_owned(), (chain.chain, Vec::new()));
         }
@@ -97,6 +102,11 @@ impl Shape {
         self.flags != layout.to_table().flags || !layout.sets().all(has) || layout.chains().iter().any(is_other)
     }
 
+    /// Whether the table is to belong to this process, and belongs to none: its owner has ended, or lost its socket.
+    pub(crate) fn is_orphan(&self, layout: &impl Layout) -> bool {
+        layout.to_table().flags.contains(TableFlags::OWNER) && !self.is_owned
+    }
+
     /// The rules of a chain.
     pub(crate) fn rules(&self, chain: &str) -> Option<&Vec<Rule>> {
         self.chains.get(chain).map(|(_, rules)| rules)
@@ -114,10 +124,36 @@ pub(crate) fn is_kind_of(found: &Set, wanted: &Set) -> bool {
         && (found.size == wanted.size || wanted.size.is_none() && found.size == Some(SIZE_BY_DEFAULT))
 }
 
-/// Makes or deletes a table with its sets, makes other sets, and writes chains.
+/// With an owner that it outlives. `OWNER` alone would let the table go with its process.
+const OWNED_FLAGS: TableFlags = TableFlags::OWNER.union(TableFlags::PERSIST);
+
+/// The flags of tables with this configuration.
+pub(crate) fn flags(config: &Config) -> TableFlags {
+    if config.own_tables { OWNED_FLAGS } else { TableFlags::empty() }
+}
+
+/// Whether the kernel lets a process own tables that outlive it ([`Config::own_tables`](crate::config::Config::own_tables)): since Linux 6.9
+/// (`nf_tables_newtable` in the kernel's nf_tables_api.c). Nothing is changed.
+///
+/// # Errors
+/// The kernel could not be asked.
+pub fn can_own_tables(tables: &mut dyn Tables) -> Result<bool, PortError> {
+    let key = TableKey { family: nftables::Family::Ip, name: name("proxier-owner-trial") };
+    let mut transaction = Transaction::new();
+    let mut table = Table::new(key);
+    table.flags = OWNED_FLAGS;
+    transaction.create_table(table);
+    match tables.check(&transaction) {
+        Ok(()) => Ok(true),
+        Err(refused) if refused.refused.is_some() => Ok(false),
+        Err(refused) => Err(refused.error),
+    }
+}
+
+/// Makes, claims or deletes a table with its sets, makes other sets, and writes chains.
 pub(crate) fn write_layout(
     transaction: &mut Transaction,
-    fate: Fate,
+    (fate, claims): (Fate, bool),
     layout: &impl Layout,
     sets: impl IntoIterator<Item = Set>,
     chains: &[ChainRules],
@@ -132,6 +168,8 @@ pub(crate) fn write_layout(
     let is_new = fate != Fate::Keep;
     if is_new {
         transaction.create_table(table);
+    } else if claims {
+        transaction.add_table(table);
     }
     for set in layout.sets().filter(|_| is_new).chain(sets) {
         transaction.create_set(set);

@@ -21,6 +21,8 @@ pub struct TableChange {
     pub layout: Layout,
     /// Change to the table as a whole.
     pub fate: Fate,
+    /// This process becomes the table's owner.
+    claims: bool,
     /// Chains that are made, or get other rules.
     chains: Vec<ChainRules>,
 }
@@ -101,7 +103,8 @@ impl TableChange {
             Some(_) => Fate::Keep,
         };
         let there = |chain: &Chain| found.filter(|_| fate == Fate::Keep)?.shape.rules(chain.key.name.as_str());
-        Self::differing(layout, fate, there)
+        let claims = fate == Fate::Keep && found.is_some_and(|found| found.shape.is_orphan(layout));
+        Self::differing(layout, (fate, claims), there)
     }
 
     /// The same where the table is as `written` says. Chains follow from the layout: equal layouts have equal chains.
@@ -111,17 +114,17 @@ impl TableChange {
         }
         let written = written.chains();
         let there = |wanted: &Chain| written.iter().find(|(chain, _)| chain == wanted).map(|(_, rules)| rules);
-        Self::differing(layout, Fate::Keep, there)
+        Self::differing(layout, (Fate::Keep, false), there)
     }
 
     /// The table with all its chains, to be made or made again.
     pub(super) fn full(layout: &Layout, fate: Fate) -> Self {
-        TableChange { layout: layout.clone(), fate, chains: layout.chains() }
+        TableChange { layout: layout.clone(), fate, claims: false, chains: layout.chains() }
     }
 
     fn differing<'a>(
         layout: &Layout,
-        fate: Fate,
+        (fate, claims): (Fate, bool),
         there: impl Fn(&Chain) -> Option<&'a Vec<Rule>>,
     ) -> [Option<Self>; 2] {
         let (mut first, mut last) = (Vec::new(), Vec::new());
@@ -140,14 +143,15 @@ impl TableChange {
                 first.push((chain, rules));
             }
         }
-        let of = |fate, chains: Vec<_>| {
-            (fate != Fate::Keep || !chains.is_empty()).then(|| TableChange { layout: layout.clone(), fate, chains })
+        let of = |fate, claims, chains: Vec<_>| {
+            let is_change = fate != Fate::Keep || claims || !chains.is_empty();
+            is_change.then(|| TableChange { layout: layout.clone(), fate, claims, chains })
         };
-        [of(fate, first), of(Fate::Keep, last)]
+        [of(fate, claims, first), of(Fate::Keep, false, last)]
     }
 
     fn write(&self, transaction: &mut Transaction) {
-        write_layout(transaction, self.fate, &self.layout, [], &self.chains);
+        write_layout(transaction, (self.fate, self.claims), &self.layout, [], &self.chains);
     }
 
     /// The step.

@@ -27,7 +27,8 @@
 use nftables::expr::{CmpOp, FibFlags, FibResult, NatFlags};
 use nftables::{
     BaseChain, Chain, ChainKey, ChainType, CtState, DataType, FieldTypes, Hook, L4Protocol, Name, Operand, Priority,
-    Rule, RuleBuilder, Set, SetFlags, SetKey as NftSetKey, SetReference, Table, TableKey, Value, Verdict, rule,
+    Rule, RuleBuilder, Set, SetFlags, SetKey as NftSetKey, SetReference, Table, TableFlags, TableKey, Value, Verdict,
+    rule,
 };
 
 use crate::config::{InterfaceName, KernelNames, MarkRange};
@@ -57,6 +58,7 @@ const BEFORE_IPVS: Priority = Priority(97);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     table: TableKey,
+    flags: TableFlags,
     family: Family,
     mark: u32,
     sources: MasqueradeSources,
@@ -82,6 +84,7 @@ impl Layout {
     pub(crate) fn new(family: Family, facts: &NodeFacts, keeps: bool) -> Self {
         Layout {
             table: table(family, &facts.config().names),
+            flags: table::flags(facts.config()),
             family,
             mark: facts.config().masquerade_bit.mask(),
             sources: MasqueradeSources::from_facts(facts, family),
@@ -382,7 +385,9 @@ impl Layout {
 
 impl table::Layout for Layout {
     fn to_table(&self) -> Table {
-        Table::new(self.table.clone()).comment("Kubernetes Services by IPVS")
+        let mut table = Table::new(self.table.clone()).comment("Kubernetes Services by IPVS");
+        table.flags = self.flags;
+        table
     }
 
     fn sets(&self) -> impl Iterator<Item = Set> {

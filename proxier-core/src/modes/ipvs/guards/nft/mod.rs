@@ -227,6 +227,6 @@ pub(in crate::modes::ipvs) fn trial(
     check_trial(families, tables, |transaction, family, name| {
         let layout = Layout::new(family, facts, true).called(name.clone());
         let layout = layout.still_splitting(Some(MarkRange::default())).bound_by_routes(true);
-        write_layout(transaction, Fate::Make, &layout, [], &layout.chains());
+        write_layout(transaction, (Fate::Make, false), &layout, [], &layout.chains());
     })
 }
