@@ -41,6 +41,14 @@ impl Family {
         }
     }
 
+    /// `0.0.0.0` or `::`.
+    pub(crate) fn unspecified(self) -> IpAddr {
+        match self {
+            Family::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            Family::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        }
+    }
+
     /// `IPv4` or `IPv6`, as the API writes it.
     pub fn name(self) -> &'static str {
         match self {

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use testkit::apiserver::{ApiServer, Request};
 use testkit::{Need, PROXY, Sample, kernel_test, oracle};
 
-use crate::program::world::{SERVICE, World};
+use crate::program::world::{NODE_PORT, SERVICE, World};
 use crate::program::{Folder, changed, command, demo, ipvsadm, ok, pair, set_up, text, tool};
 
 /// Scenarios of proxier-core by name: Kubernetes objects, and the kernel's state before.
@@ -282,6 +282,56 @@ fn is_as_documented(heading: &str, outputs: &[Value]) {
     let missing: Vec<&String> =
         rows.iter().filter(|(path, always)| **always && !found.contains(*path)).map(|(path, _)| path).collect();
     assert!(missing.is_empty(), "{heading}: documented, and not there: {missing:?}: {outputs:#?}");
+}
+
+/// `show` without a mode finds the one that serves. Clients' connections say whether it is true.
+#[test]
+fn show_lists_what_each_mode_serves() {
+    kernel_test(&[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft], || {
+        let world = World::new();
+        let none = "clusterIP: 10.96.0.11, clusterIPs: [10.96.0.11], ports: [{name: http, port: 80, protocol: TCP}]";
+        let none = pair("none", none, "{name: http, port: 8080}", "");
+        world.manifests.put("none.yaml", &none);
+        let manifests = world.manifests.0.display().to_string();
+        let show =
+            |words: &[&str]| ok(&command(&[&["show", "--manifests", &manifests], words].concat()).output().unwrap());
+        let mut outputs = Vec::new();
+        for mode in ["nftables", "iptables", "userspace"] {
+            let running = world.start(mode);
+            running.until("it serves", || world.asks(SERVICE) && world.asks(NODE_PORT));
+            let read = || -> Value { serde_json::from_str(&show(&["-o", "json"])).unwrap() };
+            let at = |shown: &Value, key: &str| {
+                let mut all = shown["frontends"].as_array().unwrap().iter();
+                all.find(|of| of["key"] == key).cloned().unwrap_or_default()
+            };
+            let before = read();
+            for _ in 0..3 {
+                assert!(world.asks(SERVICE));
+            }
+            let after = read();
+            assert_eq!(after["mode"], mode);
+            let node_port = if mode == "iptables" { "TCP 0.0.0.0:30080" } else { "TCP 192.0.2.1:30080" };
+            for key in ["TCP 10.96.0.10:80", node_port] {
+                let found = at(&after, key);
+                assert_eq!(found["service"], "demo/web:http", "{mode}: {after:#}");
+                let known = if mode == "userspace" { Value::Null } else { json!(["10.244.0.5:8080"]) };
+                assert_eq!(found["endpoints"], known, "{mode} {key}");
+            }
+            if mode != "userspace" {
+                assert_eq!(at(&after, "TCP 10.96.0.11:80")["endpoints"], json!([]), "{mode}: {after:#}");
+            }
+            let count = |shown: &Value| at(shown, "TCP 10.96.0.10:80")["connections"].as_u64();
+            let counted = count(&after).zip(count(&before)).map(|(after, before)| after - before);
+            assert_eq!(counted, (mode == "iptables").then_some(3), "{mode}");
+            let text = show(&[]);
+            assert!(text.contains(&format!("\n{mode} mode: ")) && text.contains("demo/web:http"), "{text}");
+            outputs.extend([before, after]);
+            assert!(running.end().success());
+            ok(&demo(&["cleanup"]));
+        }
+        is_as_documented("`show -o json` in the other modes", &outputs);
+        assert_eq!(show(&["--proxy-mode", "nftables"]), "FRONTEND  SERVICE\nnftables mode: 0 Frontends, 0 endpoints\n");
+    });
 }
 
 const LONG: &str = "a-name-of-sixty-three-characters-which-is-as-long-as-they-can-be";

@@ -7,6 +7,7 @@ pub mod cleanup;
 pub mod inspect;
 pub mod iptables;
 pub mod ipvs;
+mod list;
 pub mod nftables;
 pub(crate) mod others;
 pub mod select;
@@ -14,6 +15,7 @@ pub(crate) mod shared;
 pub mod trace;
 pub mod userspace;
 
+pub use list::{ServedFrontend, list_frontends};
 pub use shared::cleaned::Cleaned;
 pub use shared::host::other_addresses;
 pub use shared::names::Names;

@@ -18,7 +18,6 @@ mod view;
 pub(crate) mod worker;
 
 use std::collections::BTreeMap;
-use std::io;
 use std::net::IpAddr;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -37,7 +36,6 @@ use proxier_core::reconciler::{Options, Reconciler, Removal};
 use proxier_core::safeguard::MassRemoval;
 
 use crate::proxier_demo::engine::choose::Preparing;
-use crate::proxier_demo::engine::lock::Lock;
 use crate::proxier_demo::engine::needs::{Findings, Requirements};
 use crate::proxier_demo::engine::neighbours::Neighbours;
 use crate::proxier_demo::engine::timed::TimedPorts;
@@ -95,18 +93,12 @@ impl Engine {
     /// Tells the kernel ports, before a preview in userspace mode, on which sockets the running proxy listens: they need not be opened again. Returns why
     /// they are not known, if so.
     pub(crate) fn read_running_sockets(&mut self) -> Option<Problem> {
-        let process = Lock::holder().filter(|_| self.proxier.mode() == Kind::Userspace)?;
-        match sockets::listened_on(process) {
-            Ok(listening) => self.kernel.relays().set_elsewhere(listening),
-            // The process has ended.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => {
-                let reason =
-                    format!("its sockets cannot be read ({error}): its listeners are among the new ones; ask as root");
-                return Some(Problem::new(format!("process {process}"), reason));
-            }
+        if self.proxier.mode() != Kind::Userspace {
+            return None;
         }
-        None
+        let mut problem = userspace::read_running_sockets(&mut self.kernel).err()?;
+        problem.reason.push_str(": its listeners are among the new ones");
+        Some(problem)
     }
 
     /// Opens the kernel and detects which families it can serve.

@@ -1,5 +1,6 @@
 //! Userspace mode: its requirements on this process, and its end.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
@@ -11,6 +12,8 @@ use proxier_core::net::{Family, FrontendKey, Protocol};
 use proxier_core::ports::{Listener, PortError, PortErrorKind, RouteOwner, Settings as RelaySettings};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::proxier_demo::engine::lock::Lock;
+use crate::proxier_demo::engine::sockets;
 use crate::proxier_demo::message::{Control, Message};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::Settings;
@@ -22,6 +25,25 @@ pub(crate) fn raise_open_files() -> u64 {
         Ok(()) => most,
         Err(_) => now,
     }
+}
+
+/// Tells the kernel ports on which sockets the running proxy listens, if one runs.
+///
+/// # Errors
+///
+/// Its sockets cannot be read.
+pub(crate) fn read_running_sockets(kernel: &mut KernelPorts) -> Result<(), Problem> {
+    let Some(process) = Lock::holder() else { return Ok(()) };
+    match sockets::listened_on(process) {
+        Ok(listening) => kernel.relays().set_elsewhere(listening),
+        // The process has ended.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => {
+            let reason = format!("its sockets cannot be read ({error}); ask as root");
+            return Err(Problem::new(format!("process {process}"), reason));
+        }
+    }
+    Ok(())
 }
 
 /// Outcomes of trying the mode's needs, by family.

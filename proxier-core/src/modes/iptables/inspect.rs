@@ -1,15 +1,18 @@
-//! Rules for one address and port.
+//! Rules for one address and port, and what all rules serve.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use iptables::{Dump, Rule, TableName, Token};
 
 use super::lines::SharedChain;
+use super::names;
 use super::observed::{LineSubject, lines, reached};
 use super::settings::LOCALHOST_COUNTER;
 use super::spelling;
+use crate::modes::ServedFrontend;
 use crate::modes::inspect::{Inspection, TrafficCounters};
-use crate::net::FrontendKey;
+use crate::net::{EndpointKey, Family, FrontendKey};
 
 /// The lines of shared chains about an address and port, the chains that they lead to, and the endpoints there.
 /// `is_of_node`: node ports are served at the address. With a dump that has counters, counts first packets in table nat.
@@ -45,6 +48,44 @@ pub fn inspect(dump: &Dump, key: &FrontendKey, is_of_node: bool) -> Inspection {
         }
     }
     inspection
+}
+
+/// All Frontends that the rules of a family serve, with the endpoints to which their chains lead; with a dump that has counters, the first
+/// packets of their connections. A node port is at address 0.0.0.0 or `::`.
+pub fn list_frontends(dump: &Dump, family: Family) -> BTreeMap<FrontendKey, ServedFrontend> {
+    let mut all: BTreeMap<FrontendKey, ServedFrontend> = BTreeMap::new();
+    for (shared, rule, place) in lines(dump, family) {
+        let key = match place {
+            LineSubject::Address(key) => key,
+            LineSubject::NodePort(protocol, port) => FrontendKey::new(protocol, family.unspecified(), port),
+            LineSubject::HealthCheck(_) => continue,
+        };
+        let Some(target) = rule.target() else { continue };
+        let (leads, refuses) = (names::is_of_service(&TableName::NAT, target), matches!(target, "REJECT" | "DROP"));
+        match shared {
+            SharedChain::Services | SharedChain::NodePorts if leads => {
+                let served = all.entry(key).or_default();
+                let of_rule = BTreeMap::from([(shared, vec![rule.clone()])]);
+                served.add(reached(dump, &of_rule).into_iter().flat_map(|chain| endpoints(dump, chain)));
+                if let Some(counters) = rule.counters {
+                    served.connections = Some(served.connections.unwrap_or_default().saturating_add(counters.packets));
+                }
+            }
+            SharedChain::NoEndpoints | SharedChain::NoExternalEndpoints if refuses => {
+                all.entry(key).or_default().add(None);
+            }
+            _ => {}
+        }
+    }
+    all
+}
+
+/// The endpoints to which the rules of a chain of nat send connections.
+fn endpoints<'a>(dump: &'a Dump, chain: &str) -> impl Iterator<Item = EndpointKey> + use<'a> {
+    let chain = dump.table(&TableName::NAT).and_then(|nat| nat.chain(chain));
+    let rules = chain.into_iter().flat_map(|chain| &chain.rules);
+    let places = rules.filter_map(destination).filter_map(|to| to.parse::<SocketAddr>().ok());
+    places.map(|to| EndpointKey::new(to.ip(), to.port()))
 }
 
 /// Address and port to which a rule sends connections.

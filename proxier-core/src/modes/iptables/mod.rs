@@ -67,7 +67,7 @@ mod tables;
 mod trial;
 mod wanted;
 
-pub use inspect::inspect;
+pub use inspect::{inspect, list_frontends};
 pub(crate) use mode::Mode;
 pub(crate) use remove::{remove_but, remove_portals, served};
 pub(crate) use settings::Settings;

@@ -30,7 +30,7 @@
 //! bit for masquerading, which is all that the table leaves behind IPVS.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr};
 use std::num::NonZeroU32;
 
 use ipset::{Element, IpSpan, Ports};
@@ -173,8 +173,7 @@ pub(super) fn recall(
         places.extend(servers.keys().filter_map(|key| FrontendKey::try_from(*key).ok()));
     }
     if some(true) {
-        let everywhere = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
-        for address in everywhere {
+        for address in Family::ALL.map(Family::unspecified) {
             let of = move |protocol| (1..=u16::MAX).map(move |port| FrontendKey::new(protocol, address, port));
             places.extend([Protocol::Tcp, Protocol::Udp].into_iter().flat_map(of));
         }
@@ -223,11 +222,7 @@ fn hash(frontend: &FrontendKey) -> u32 {
 
 /// Key of a node port at any address, which its shared virtual server serves.
 pub(super) fn node_port_of(frontend: &FrontendKey) -> FrontendKey {
-    let address = match frontend.family() {
-        Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
-        Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    FrontendKey { address, ..*frontend }
+    FrontendKey { address: frontend.family().unspecified(), ..*frontend }
 }
 
 /// The entry that gives packets to a node port at one address its mark.

@@ -1,15 +1,20 @@
-//! Contents of a table for one address and port.
+//! Contents of a table for one address and port, and what it serves.
+
+use std::collections::BTreeMap;
 
 use nftables::{ElementData, ElementKey, TableSnapshot};
 
-use super::layout::{table, table_name};
+use super::layout::{Layout, table, table_name};
 use super::lower::SetName;
+use super::mode::read;
 use super::observed::{address, endpoint, frontend_of, split};
 use super::pick::slot_at;
 use crate::config::KernelNames;
+use crate::modes::ServedFrontend;
 use crate::modes::inspect::Inspection;
-use crate::net::FrontendKey;
+use crate::net::{Family, FrontendKey};
 use crate::ports::{PortError, Tables};
+use crate::service::NodeFacts;
 
 /// The elements about an address and port. Which slots endpoints have does not matter, nor which chain picks one: both depend on
 /// what was there before. The maps count nothing.
@@ -23,6 +28,30 @@ pub(in crate::modes) fn inspect(
 ) -> Result<Inspection, PortError> {
     let snapshot = tables.read(&table(key.family(), &table_name(names)))?;
     Ok(snapshot.map(|snapshot| inspect_table(&snapshot, key)).unwrap_or_default())
+}
+
+/// All Frontends of both families' tables, with the endpoints that their chains choose among.
+///
+/// # Errors
+/// A table could not be read, or is foreign.
+pub(in crate::modes) fn list_frontends(
+    facts: &NodeFacts,
+    tables: &mut dyn Tables,
+) -> Result<BTreeMap<FrontendKey, ServedFrontend>, PortError> {
+    let mut all: BTreeMap<FrontendKey, ServedFrontend> = BTreeMap::new();
+    for family in Family::ALL {
+        let layout = Layout::new(family, &table_name(&facts.config().names), facts, false);
+        let Some(observed) = read(tables, &layout)? else { continue };
+        for key in observed.frontends(family).into_keys() {
+            all.entry(key).or_default().add(None);
+        }
+        for (key, data) in observed.elements.get(&SetName::Endpoints).into_iter().flatten() {
+            if let (Some((key, _)), Some(ElementData::Value(value))) = (split(key, family), data) {
+                all.entry(key).or_default().add(endpoint(value.as_bytes(), family));
+            }
+        }
+    }
+    Ok(all)
 }
 
 fn inspect_table(snapshot: &TableSnapshot, key: &FrontendKey) -> Inspection {

@@ -1,6 +1,7 @@
-//! `show`: virtual servers in the kernel, with the Services they serve; once, or repeatedly with rates.
+//! `show`: virtual servers in the kernel, or what the other modes serve, with the Services; virtual servers repeatedly with rates, too.
 
 mod board;
+mod frontends;
 mod rates;
 mod terminal;
 mod watch;
@@ -12,12 +13,15 @@ use ipvs::VirtualServerKey;
 use ipvs::model::{ForwardingMethod, SnapshotEntry, VirtualServer};
 use proxier_core::config::Config;
 use proxier_core::kernel::KernelPorts;
-use proxier_core::modes::{Names, ipvs as ipvs_mode};
+use proxier_core::modes::select::RequestedMode;
+use proxier_core::modes::{Kind, Names, ipvs as ipvs_mode};
 use proxier_core::net::FrontendKey;
+use proxier_core::ports::PortErrorKind;
 use proxier_core::service::{Desired, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node, Store};
 use serde_json::{Value, json};
 
+use self::frontends::Frontends;
 pub use self::watch::watch;
 use crate::proxier_demo::engine::kernel;
 use crate::proxier_demo::message::change::Snapshot;
@@ -29,31 +33,57 @@ use crate::proxier_demo::sources::initial_list;
 use crate::proxier_demo::status::progress::Progress;
 
 /// Prints every virtual server in the kernel, foreign ones too, with real servers and connections, and the Service it serves if the source of
-/// Services can be read.
+/// Services can be read. In the other modes, their Frontends with endpoints.
 pub async fn show(configured: &Configured, output: Output) -> ExitCode {
     let mut kernel = match kernel::open() {
         Ok(kernel) => kernel,
         Err(problem) => return failed(&problem),
     };
-    let ports = kernel.ports();
-    let (mut entries, host) = match (ports.ipvs.snapshot(), ports.links.addresses()) {
-        (Ok(snapshot), Ok(host)) => (snapshot.entries, host),
-        (Err(error), _) | (_, Err(error)) => return failed(&Problem::new("", error.to_string())),
+    let host = match kernel.ports().links.addresses() {
+        Ok(host) => host,
+        Err(error) => return failed(&Problem::new("", error.to_string())),
+    };
+    let (store, desired) = services(configured, &host, true).await;
+    let mut out = Out::open();
+    match Frontends::read(configured, &mut kernel, (&desired, &host)) {
+        Err(problem) => return failed(&problem),
+        Ok(Some(frontends)) => {
+            let names = Names::new(&store, &desired);
+            match output {
+                Output::Text => out.text(&frontends.text(&names)),
+                Output::Json => out.json(&frontends.json(&names)),
+            }
+            return ExitCode::from(u8::from(!out.end()));
+        }
+        Ok(None) => {}
+    }
+    let mut entries = match kernel.ports().ipvs.snapshot() {
+        Ok(snapshot) => snapshot.entries,
+        // Nor does any other mode.
+        Err(error)
+            if error.kind() == PortErrorKind::Unavailable && configured.settings.asked == RequestedMode::Auto =>
+        {
+            match output {
+                Output::Text => out.text("no mode serves anything\n"),
+                Output::Json => out.json(&json!({"mode": null, "frontends": []})),
+            }
+            return ExitCode::from(u8::from(!out.end()));
+        }
+        Err(error) => return failed(&Problem::new("", error.to_string())),
     };
     let marks = marks(configured, &mut kernel);
     entries.sort_by_key(|entry| entry.virtual_server.server.key);
     for entry in &mut entries {
         entry.real_servers.sort_by_key(|real| real.server);
     }
-    let (store, desired) = services(configured, &host, true).await;
     let names = ServiceIndex { names: Names::new(&store, &desired), marks };
     let names_in_kernel = &configured.settings.core.names;
     let bound: Vec<String> =
         ipvs_mode::device_addresses(&host, names_in_kernel).map(|address| address.to_string()).collect();
-    let mut out = Out::open();
     match output {
         Output::Text => out.text(&text(&entries, &names, &configured.settings.core, &host, bound.len())),
         Output::Json => out.json(&json!({
+            "mode": Kind::Ipvs.name(),
             "virtualServers": entries.iter().map(|entry| entry_json(entry, &names)).collect::<Vec<_>>(),
             "addresses": bound,
         })),

@@ -1,0 +1,93 @@
+//! All Frontends that a kernel serves, with their endpoints. Reads only.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::modes::{Kind, iptables, nftables};
+use crate::net::{EndpointKey, Family, FrontendKey};
+use crate::ports::{Listener, PortError, PortErrorKind, Ports, RouteOwner};
+use crate::service::{Desired, NodeFacts};
+
+/// A Frontend as a kernel, or a process in userspace mode, serves it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ServedFrontend {
+    /// The endpoints of any client; clients that a policy `Local` keeps on this node may get fewer. `None` where only the process that serves
+    /// knows them.
+    pub endpoints: Option<BTreeSet<EndpointKey>>,
+    /// Connections since the kernel has the rules, where it counts them.
+    pub connections: Option<u64>,
+}
+
+impl ServedFrontend {
+    pub(in crate::modes) fn add(&mut self, endpoints: impl IntoIterator<Item = EndpointKey>) {
+        self.endpoints.get_or_insert_default().extend(endpoints);
+    }
+}
+
+/// Reads the Frontends that a mode serves. In iptables mode a node port is at address 0.0.0.0 or `::`: its rules are for every address of the
+/// node.
+///
+/// ```
+/// use std::time::Duration;
+/// use proxier_core::fake::FakeKernel;
+/// use proxier_core::modes::{Kind, list_frontends};
+/// use proxier_core::net::{EndpointKey, FrontendKey};
+/// use proxier_core::reconciler::{ModeOptions, Options, Reconciler};
+/// use proxier_core::snapshot::{FrontendSpec, ObjectKey};
+///
+/// let now = Duration::ZERO;
+/// let key: FrontendKey = "TCP 10.96.0.10:80".parse()?;
+/// let options = Options { mode: Kind::Nftables, ..Options::default() };
+/// let mut proxier = Reconciler::new("node-a", options, now);
+/// let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
+/// proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [FrontendSpec::new(key, [endpoint])], now);
+/// proxier.start(now);
+/// let mut kernel = FakeKernel::new();
+/// proxier.pass(&|| now, &mut kernel.ports());
+/// let served = list_frontends(Kind::Nftables, proxier.facts(), proxier.desired(), &mut kernel.ports())?;
+/// assert_eq!(served[&key].endpoints, Some([endpoint].into()));
+/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+/// ```
+///
+/// # Errors
+/// The state could not be read as a whole. [`Unavailable`](PortErrorKind::Unavailable) in IPVS mode, whose virtual servers
+/// [`Ipvs::snapshot`](crate::ports::Ipvs::snapshot) has.
+pub fn list_frontends(
+    mode: Kind,
+    facts: &NodeFacts,
+    desired: &Desired,
+    ports: &mut Ports<'_>,
+) -> Result<BTreeMap<FrontendKey, ServedFrontend>, PortError> {
+    let mut all = BTreeMap::new();
+    match mode {
+        Kind::Nftables => all = nftables::list_frontends(facts, ports.tables)?,
+        Kind::Iptables => {
+            for family in Family::ALL {
+                all.extend(iptables::list_frontends(&ports.rules.dump(family)?, family));
+            }
+        }
+        Kind::Userspace => all = sockets(desired, ports)?,
+        Kind::Ipvs => {
+            return Err(PortError::new(PortErrorKind::Unavailable, "in IPVS mode virtual servers are what is served"));
+        }
+    }
+    Ok(all)
+}
+
+/// The listeners of this process; of another one, the sockets that lead to Services.
+fn sockets(desired: &Desired, ports: &mut Ports<'_>) -> Result<BTreeMap<FrontendKey, ServedFrontend>, PortError> {
+    let Some(elsewhere) = ports.relays.elsewhere() else {
+        let listeners = ports.relays.listeners().into_values();
+        let endpoints = |listener: &Listener| {
+            let lists = [Some(&listener.inside), Some(&listener.outside), listener.unselected.as_ref()];
+            Some(lists.into_iter().flatten().flat_map(|list| list.iter().copied()).collect())
+        };
+        let served = |listener: &Listener| ServedFrontend { endpoints: endpoints(listener), connections: None };
+        return Ok(listeners.map(|listener| (listener.key, served(&listener))).collect());
+    };
+    let networks = ports.routes.networks(RouteOwner::Userspace)?;
+    let is_service = |key: &FrontendKey| {
+        desired.frontend(key).is_some() || networks.keys().any(|network| network.contains(&key.address))
+    };
+    Ok(elsewhere.into_iter().filter(is_service).map(|key| (key, ServedFrontend::default())).collect())
+}
