@@ -3,6 +3,7 @@
 
 use std::fmt::{self, Display, Write as _};
 use std::io::{self, BufWriter, ErrorKind, IsTerminal as _, StdoutLock, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
 
@@ -11,8 +12,22 @@ pub fn say(what: impl Display) {
     complain(&format!("proxier-demo: {what}"));
 }
 
-/// Prints lines on standard error as they are.
+/// Whether lines on standard error are JSON: those of the log.
+static IS_JSON: AtomicBool = AtomicBool::new(false);
+
+/// From now on lines on standard error are entries of the log, which is JSON.
+pub fn say_in_json() {
+    IS_JSON.store(true, Ordering::Relaxed);
+}
+
+/// Prints lines on standard error as they are, or as entries of the log.
 pub fn complain(lines: &str) {
+    if IS_JSON.load(Ordering::Relaxed) {
+        for line in lines.lines() {
+            tracing::warn!("{}", line.strip_prefix("proxier-demo: ").unwrap_or(line));
+        }
+        return;
+    }
     let _nobody_reads = io::stderr().lock().write_all(format!("{}\n", Visible(lines)).as_bytes());
 }
 

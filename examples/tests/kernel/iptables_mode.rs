@@ -79,7 +79,8 @@ fn once_serves_plan_agrees_and_cleanup_removes_what_is_ours() {
         let second = ok(&demo(&["run", "--once"], &arguments));
         assert!(second.contains(", 0 changes made"), "{second}");
 
-        ok(&command(&["cleanup"]).output().unwrap());
+        let cleaned = ok(&command(&["cleanup"]).output().unwrap());
+        assert!(cleaned.contains("\nchain KUBE-FIREWALL of table filter stays"), "{cleaned}");
         let left = tool("iptables-save") + &tool("ip6tables-save");
         // The kubelet's chain stays.
         let ours = left.lines().filter(|line| line.contains("KUBE-") && !line.contains("KUBE-FIREWALL"));

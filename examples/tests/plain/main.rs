@@ -9,6 +9,7 @@
 )]
 
 mod cluster;
+mod command_line;
 mod configuration;
 mod explain;
 mod linear;

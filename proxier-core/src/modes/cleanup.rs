@@ -4,6 +4,7 @@ use super::{Kind, iptables, ipvs, nftables, userspace};
 use crate::config::{Config, KernelNames, RulesBy};
 use crate::modes::shared::chains::unreadable;
 use crate::modes::shared::cleaned::Cleaned;
+use crate::modes::shared::localhost;
 use crate::ports::Ports;
 
 /// Removes everything that this proxy, or a kube-proxy in any of its modes, has made, and nothing else: both families, with any
@@ -89,6 +90,12 @@ pub fn cleanup(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cl
         cleaned.extend(userspace::cleanup(ports));
     }
     cleaned
+}
+
+/// The chain of the kubelet that [`cleanup`] leaves, in words, if it is there: iptables mode makes it where it is missing, as kube-proxy does. Only
+/// reads.
+pub fn kept_for_the_kubelet(ports: &mut Ports<'_>) -> Option<String> {
+    localhost::kept(ports)
 }
 
 /// Objects that [`cleanup`] would leave since they may be foreign, or no program here can read them, each with advice. Only reads.

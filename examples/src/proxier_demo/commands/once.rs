@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use proxier_core::fake::FakeKernel;
-use proxier_core::modes::cleanup::cleanup;
+use proxier_core::modes::cleanup::{cleanup, kept_for_the_kubelet};
 use proxier_core::modes::select::RequestedMode;
 use proxier_core::modes::{Cleaned, Kind, Names, Plan, sysctl_changes};
 use proxier_core::plan::report::Report;
@@ -349,6 +349,7 @@ pub fn clean(configured: &Configured) -> ExitCode {
     let cleaned = cleanup(&configured.settings.core, None, &mut kernel.ports());
     complain_of(&cleaned);
     let others = cleaned.foreign.iter().map(|key| format!("virtual server {key} is foreign and stays"));
-    let is_printed = print([format!("{} things removed", cleaned.removed())].into_iter().chain(others));
+    let kept = kept_for_the_kubelet(&mut kernel.ports());
+    let is_printed = print([format!("{} things removed", cleaned.removed())].into_iter().chain(others).chain(kept));
     ExitCode::from(if is_printed && cleaned.is_done() { 0 } else { FAILED })
 }

@@ -8,6 +8,8 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::proxier_demo::output;
+
 /// Starts logging for the process. Has no effect if logging is already started.
 ///
 /// `verbosity` is kube-proxy's: up to 3 what happened, 4 and 5 why too, from 6 on everything.
@@ -22,6 +24,7 @@ pub fn start(verbosity: u8, json: bool) {
     let targets = Targets::new().with_default(level).with_target("kube_client", client);
     let text = tracing_subscriber::fmt::layer().with_writer(stderr).with_target(false).with_ansi(false);
     let started = if json {
+        output::say_in_json();
         tracing_subscriber::registry().with(text.json().flatten_event(true).with_filter(targets)).try_init()
     } else {
         tracing_subscriber::registry().with(text.with_filter(targets)).try_init()

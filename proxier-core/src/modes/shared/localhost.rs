@@ -36,10 +36,21 @@ pub(crate) fn open(sysctls: &mut dyn Sysctls) -> (Vec<SysctlChange>, Vec<SysctlC
     changes(sysctls, vec![WantedValue::optional(ROUTE_LOCALNET, 1)])
 }
 
+/// The kubelet's chain, in words, if it guards loopback addresses here. A chain that cannot be read is none.
+pub(crate) fn kept(ports: &mut Ports<'_>) -> Option<String> {
+    let is_there = in_nf_tables(ports).unwrap_or(false) || by_programs(ports).unwrap_or(false);
+    is_there.then(|| {
+        format!(
+            "chain {FIREWALL} of table filter stays, and route_localnet with it: the kubelet has it too, and it keeps other hosts off \
+             loopback addresses"
+        )
+    })
+}
+
 /// Values to write before a mode's own guard goes, as [`open`] has them: none if the kubelet's chain guards it too. A chain that cannot be read is
 /// none.
 pub(crate) fn close(ports: &mut Ports<'_>) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
-    if in_nf_tables(ports).unwrap_or(false) || by_programs(ports).unwrap_or(false) {
+    if kept(ports).is_some() {
         return Default::default();
     }
     changes(ports.sysctls, vec![WantedValue::optional(ROUTE_LOCALNET, 0)])

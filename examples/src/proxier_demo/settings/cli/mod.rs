@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Arg, ArgAction, ArgMatches, Command as Clap};
+use clap_complete::Shell;
 use proxier_core::config::EXTERNAL_IPS_GATE;
 use proxier_core::modes::Kind;
 use proxier_core::modes::select::{RequestedMode, RulePrograms, candidates};
@@ -218,6 +219,11 @@ fn parse_dashed(mut args: Vec<OsString>) -> Result<Invocation, Ending> {
             "say what to do: run, plan, render, explain, trace, show, probe or cleanup",
         )]));
     };
+    match name.as_str() {
+        "completion" => return Err(completion(matches.get_one("shell").copied())),
+        "man" => return Err(man_pages(matches.get_one::<PathBuf>("folder"))),
+        _ => {}
+    }
     if matches.get_flag("version") {
         return Err(Ending { code: 0, text: version() });
     }
@@ -351,8 +357,11 @@ impl Invocation {
     }
 }
 
+/// The program's name.
+const NAME: &str = "proxier-demo";
+
 fn version() -> String {
-    format!("proxier-demo {}", env!("CARGO_PKG_VERSION"))
+    format!("{NAME} {}", env!("CARGO_PKG_VERSION"))
 }
 
 /// `--cluster_cidr=x` as `--cluster-cidr=x`.
@@ -367,12 +376,11 @@ fn with_dashes(arg: OsString) -> OsString {
 fn clap() -> Clap {
     // Options are added only to the command that is asked for: a start needs no help texts of the other seven.
     let command = |name: &'static str, about: &'static str| Clap::new(name).about(about).defer(add_arguments);
-    Clap::new("proxier-demo")
+    Clap::new(NAME)
         .about("A Kubernetes service proxy, in place of kube-proxy")
         .version(env!("CARGO_PKG_VERSION"))
         .subcommand_required(true)
         .arg_required_else_help(false)
-        .disable_help_subcommand(true)
         .after_help("Exit codes: 0 done, 1 failed, 2 bad usage or bad input.")
         .subcommand(command("run", "Run the proxy until SIGTERM or SIGINT"))
         .subcommand(command("plan", "Print what would change; write nothing"))
@@ -391,6 +399,80 @@ fn clap() -> Clap {
         .subcommand(command("show", "Print what the kernel holds, with the Services it serves"))
         .subcommand(command("probe", "Print what the mode needs and whether this machine has it"))
         .subcommand(command("cleanup", "Remove everything it has created, of both families, and nothing else"))
+        .subcommand(
+            Clap::new("completion")
+                .about("Print a script that completes commands and options in a shell")
+                .arg(Arg::new("shell").value_name("SHELL").required(true).value_parser(clap::value_parser!(Shell))),
+        )
+        .subcommand(
+            Clap::new("man")
+                .about("Write the manual pages into a folder")
+                .hide(true)
+                .arg(Arg::new("folder").value_name("DIR").required(true).value_parser(clap::value_parser!(PathBuf))),
+        )
+}
+
+/// The completions of a shell.
+fn completion(shell: Option<Shell>) -> Ending {
+    let mut script = Vec::new();
+    if let Some(shell) = shell {
+        clap_complete::generate(shell, &mut clap(), NAME, &mut script);
+    }
+    Ending { code: 0, text: String::from_utf8_lossy(&script).into_owned() }
+}
+
+/// Writes a manual page for the program and for each command.
+fn man_pages(folder: Option<&PathBuf>) -> Ending {
+    let Some(folder) = folder else { return Ending::bad_input(&[Problem::new("", "man takes DIR")]) };
+    match clap_mangen::generate_to(clap(), folder) {
+        Ok(()) => Ending { code: 0, text: format!("manual pages written to {}", folder.display()) },
+        Err(error) => {
+            let problem = Problem::new(folder.display().to_string(), format!("cannot be written to ({error})"));
+            Ending { code: 1, ..Ending::bad_input(&[problem]) }
+        }
+    }
+}
+
+/// Examples below the options of a command.
+fn examples(command: &str) -> &'static str {
+    match command {
+        "run" => {
+            "Examples:
+  proxier-demo run --kubeconfig /etc/kubernetes/proxy.conf --proxy-mode nftables
+  proxier-demo run --config /var/lib/kube-proxy/config.conf
+  proxier-demo run --once --manifests services.yaml      one pass, then exit"
+        }
+        "plan" => {
+            "Examples:
+  proxier-demo plan --config /var/lib/kube-proxy/config.conf
+  kubectl get svc,endpointslices -A -o yaml | proxier-demo plan --manifests - --proxy-mode nftables --detailed-exitcode"
+        }
+        "render" => {
+            "Examples:
+  proxier-demo render --manifests services.yaml --proxy-mode nftables --node-address 192.0.2.1"
+        }
+        "explain" => {
+            "Examples:
+  proxier-demo explain shop/web --kubeconfig /etc/kubernetes/proxy.conf
+  proxier-demo explain 192.0.2.1:30080 --manifests services.yaml"
+        }
+        "trace" => {
+            "Examples:
+  proxier-demo trace outside 203.0.113.5:443 --kubeconfig /etc/kubernetes/proxy.conf
+  proxier-demo trace 10.244.1.7 10.96.0.10:53/udp --live=5      counts for five seconds in this kernel"
+        }
+        "show" => {
+            "Examples:
+  proxier-demo show --kubeconfig /etc/kubernetes/proxy.conf
+  proxier-demo show --watch 1 --proxy-mode ipvs"
+        }
+        "probe" => {
+            "Examples:
+  proxier-demo probe --proxy-mode nftables
+  proxier-demo probe -o json"
+        }
+        _ => "",
+    }
 }
 
 /// A command with its options.
@@ -413,6 +495,7 @@ fn add_arguments(command: Clap) -> Clap {
     let command = command
         .args(sources().into_iter().chain(files()).chain(flags::args()))
         .args_override_self(true)
+        .after_help(examples(&name))
         .disable_version_flag(true)
         .arg(mass_removal.hide(!is_one_of(&["run", "plan"])))
         .arg(no_fallback.hide(!is_one_of(&["run", "plan"])))
@@ -517,7 +600,7 @@ fn sources() -> [Arg; 4] {
             .value_parser(path.clone())
             .action(ArgAction::Append)
             .conflicts_with_all(["kubeconfig", "master"])
-            .help("No cluster: read Services, EndpointSlices and Nodes from YAML or JSON files, and follow them"),
+            .help("No cluster: read Services, EndpointSlices and Nodes from YAML or JSON files, and follow them; -: standard input"),
         Arg::new("kubeconfig")
             .long("kubeconfig")
             .value_name("FILE")

@@ -9,6 +9,7 @@ mod read;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -44,6 +45,7 @@ struct File {
     /// Fingerprint of a content that may not be complete. It is read when seen twice.
     seen: Option<Fingerprint>,
     missing: bool,
+    is_stdin_read: bool,
     /// Sorted by kind and name. Not a map: half of its room would be empty.
     objects: Vec<(Id, Change)>,
     problems: Vec<Problem>,
@@ -60,6 +62,8 @@ pub struct Look {
     pub again_soon: bool,
 }
 
+/// Stands for standard input.
+const STDIN: &str = "-";
 /// Larger files are not manifests.
 const FILE_BYTES: u64 = 256 << 20;
 /// Pause before looking again at something incomplete.
@@ -67,7 +71,7 @@ const SOON: Duration = Duration::from_millis(200);
 
 impl Manifests {
     /// Reads files, and the files of directories (names that end in `.yaml`, `.yml` or `.json`, not in subdirectories), as seen from the node of this
-    /// name: only addresses of other Nodes are reported.
+    /// name: only addresses of other Nodes are reported. `-` is standard input, which is read once, to its end.
     ///
     /// The first file counts if two have objects of one kind and name, in the order given and then by name.
     ///
@@ -129,7 +133,8 @@ impl Manifests {
     /// The receiver of changes is gone.
     pub async fn follow(mut self, first: Vec<Change>, changes: &Changes) -> Result<(), Closed> {
         // `open` read the files before this watch began, so look once more at once.
-        let mut watch = FileWatch::new(&self.paths);
+        let files: Vec<PathBuf> = self.paths.iter().filter(|path| *path != Path::new(STDIN)).cloned().collect();
+        let mut watch = FileWatch::new(&files);
         let mut pending = first;
         pending.push(Change::Synced);
         let mut wait = Duration::ZERO;
@@ -308,6 +313,10 @@ impl File {
     /// Reads the file if its content changed; returns whether to look again soon.
     fn poll(&mut self, path: &Path, complete: bool, counted: &ReadCounts) -> bool {
         self.missing = false;
+        if path == Path::new(STDIN) {
+            self.read_stdin(counted);
+            return false;
+        }
         let origin = path.display().to_string();
         let fingerprint = match Fingerprint::of(path) {
             Ok(fingerprint) => fingerprint,
@@ -343,6 +352,25 @@ impl File {
         self.read = Some(fingerprint);
         self.apply_contents(contents, &origin);
         false
+    }
+
+    /// Reads standard input, once.
+    fn read_stdin(&mut self, counted: &ReadCounts) {
+        if std::mem::replace(&mut self.is_stdin_read, true) {
+            return;
+        }
+        let mut text = Vec::new();
+        let read = io::stdin().lock().take(FILE_BYTES.saturating_add(1)).read_to_end(&mut text);
+        let origin = "standard input";
+        let read = match read {
+            Ok(_) if text.len() as u64 > FILE_BYTES => Err(io::Error::other(format!("larger than {FILE_BYTES} bytes"))),
+            Ok(_) => read::read(&mut io::Cursor::new(text), origin, counted),
+            Err(error) => Err(error),
+        };
+        match read {
+            Ok(contents) => self.apply_contents(contents, origin),
+            Err(error) => self.problems = vec![Problem::new(origin, format!("cannot be read ({error})"))],
+        }
     }
 
     fn apply_contents(&mut self, contents: Contents, origin: &str) {
@@ -383,8 +411,8 @@ fn unreadable(problem: Problem) -> Change {
     Change::Unreadable(Box::new(problem))
 }
 
-fn files_of(path: &Path) -> std::io::Result<Vec<PathBuf>> {
-    if !fs::metadata(path)?.is_dir() {
+fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
+    if path == Path::new(STDIN) || !fs::metadata(path)?.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
     let mut files = Vec::new();
