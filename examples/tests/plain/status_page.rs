@@ -203,7 +203,9 @@ fn a_browser_shows_it_in_light_and_dark_at_any_width() {
         let page = browse(&profile, &["--dump-dom", url]);
         for shown in [
             "<title>n1 – proxier-demo</title>",
-            "✓ healthy",
+            "⚠ healthy, but parts of objects are left out",
+            "<button id=\"last\" type=\"button\">",
+            concat!("proxier-demo ", env!("CARGO_PKG_VERSION"), "."),
             "<dt>Services</dt><dd>63</dd>",
             "<dt>Mode</dt><dd>nftables</dd>",
             "1 to 50 of 63 Services",
@@ -219,6 +221,23 @@ fn a_browser_shows_it_in_light_and_dark_at_any_width() {
         assert_eq!(page.matches("<details").count(), 50);
         assert!(page.contains("<th scope=\"col\"") && page.contains("<th scope=\"row\""), "tables have heads");
         assert!(page.contains("role=\"img\" aria-label=\"Milliseconds of the last passes"), "curves have words");
+
+        // All Services are gone at once.
+        folder.put("all.yaml", "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\n");
+        running.until("it waits", || data("")["heldBack"]["count"].as_u64() > Some(50));
+        let held = data("");
+        let left = held["heldBack"]["list"][0]["secondsLeft"].as_u64().unwrap();
+        assert!((200..=300).contains(&left), "{held}");
+        let page = browse(&profile, &["--dump-dom", url]);
+        let confirm = format!("kill -USR1 {}", held["process"]);
+        for shown in
+            ["⚠ healthy, but deletions are held back", ": goes in 5 min</li>", &format!("<code>{confirm}</code>")]
+        {
+            assert!(page.contains(shown), "{shown}\n{page}\n{}", running.log());
+        }
+        tool(&confirm);
+        running.until("they go", || data("")["totals"]["services"] == 0 && data("")["heldBack"]["count"] == 0);
+        assert!(browse(&profile, &["--dump-dom", url]).contains("✓ healthy"));
 
         let light = pictures.0.join("light.png");
         let kept = std::env::var_os("STATUS_PAGE_PICTURES");

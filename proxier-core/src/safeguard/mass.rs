@@ -162,6 +162,11 @@ impl Safeguard {
         Safeguard { settings, ..Safeguard::default() }
     }
 
+    /// Time for which the input has to stay as it is to be believed ([`MassRemoval::patience`]).
+    pub fn patience(&self) -> Option<Duration> {
+        self.settings.patience
+    }
+
     /// Notes that a list lacks this object, whose deletion was not reported. It stays in the store until [`Safeguard::judge`]
     /// returns it.
     pub fn lose(&mut self, kind: ObjectKind, key: ObjectKey) {

@@ -53,7 +53,11 @@ impl<K: Kernel> Engine<K> {
             rejected: proxier.rejections().map(ToString::to_string).collect(),
             refused: proxier.refused().collect(),
             held: held
-                .map(|(key, since)| HeldView { key, service: names.service_of(&key), since: now.saturating_sub(since) })
+                .map(|(key, since)| {
+                    let since = now.saturating_sub(since);
+                    let left = proxier.safeguard().patience().map(|patience| patience.saturating_sub(since));
+                    HeldView { key, service: names.service_of(&key), since, left }
+                })
                 .collect(),
         }
     }

@@ -60,6 +60,8 @@ pub(crate) struct HeldView {
     pub(crate) key: FrontendKey,
     pub(crate) service: Option<String>,
     pub(crate) since: Duration,
+    /// Time until it goes, if the input stays as it is; `None`: only when confirmed.
+    pub(crate) left: Option<Duration>,
 }
 
 /// Everything that the status page shows of the reconciler.

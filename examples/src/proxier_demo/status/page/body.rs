@@ -101,7 +101,8 @@ fn refused_json(refused: &Refused) -> Value {
 }
 
 fn held_json(held: &HeldView) -> Value {
-    json!({"frontend": held.key.to_string(), "service": held.service, "seconds": held.since.as_secs()})
+    let left = held.left.map(|left| left.as_secs());
+    json!({"frontend": held.key.to_string(), "service": held.service, "seconds": held.since.as_secs(), "secondsLeft": left})
 }
 
 fn service_json(view: &View, service: &ServiceView, room: &mut Room, counters: &mut Counters) -> Value {

@@ -95,6 +95,8 @@ impl StatusPage {
     async fn json(&self, query: &str, health: &Health) -> Answer {
         let mut body = body::of_board(health.board());
         body.insert("mode".to_owned(), json!(self.mode.name()));
+        body.insert("version".to_owned(), json!(env!("CARGO_PKG_VERSION")));
+        body.insert("process".to_owned(), json!(std::process::id()));
         body.insert("time".to_owned(), json!(Timestamp::try_from(SystemTime::now()).unwrap_or_default().to_string()));
         body.insert("health".to_owned(), health.summary(Instant::now()));
         body.insert("heldBackBecause".to_owned(), json!(health.board().stopped()));

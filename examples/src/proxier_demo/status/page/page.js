@@ -2,7 +2,7 @@
 (() => {
   const PERIOD = 2000, SAMPLES = 60, LIMIT = 50;
   const $ = (id) => document.getElementById(id);
-  let offset = 0, timer = 0, running = null, since = null;
+  let offset = 0, end = 0, timer = 0, running = null, since = null;
   // The last two minutes of what is shown, by name; what is not shown any more is forgotten.
   let history = new Map();
 
@@ -120,8 +120,9 @@
     const of = matching === data.totals.services ? plural(matching, "Service", "Services") : `${number(matching)} of ${plural(data.totals.services, "Service", "Services")}`;
     $("found").textContent = matching > data.services.list.length ? range + of : of;
     $("pages").hidden = matching <= LIMIT && offset === 0;
-    $("previous").disabled = offset === 0;
-    $("next").disabled = last >= matching;
+    for (const id of ["first", "previous"]) $(id).disabled = offset === 0;
+    for (const id of ["next", "last"]) $(id).disabled = last >= matching;
+    end = Math.max(0, Math.ceil(matching / LIMIT) - 1) * LIMIT;
   }
 
   function card(title, lines, count) {
@@ -137,9 +138,16 @@
     $("node").textContent = known ? data.node : "";
     document.title = known ? `${data.node} – proxier-demo` : "proxier-demo";
     const state = $("health");
-    state.className = health.healthy ? "good" : "bad";
+    // It serves, but not all that is asked for.
+    const lacks = !known ? [] : [
+      data.heldBack.count || data.heldBackBecause ? "deletions are held back" : null,
+      data.refused.count ? "some Services are refused" : null,
+      data.rejected.count ? "parts of objects are left out" : null].filter((one) => one !== null);
+    state.className = !health.healthy ? "bad" : lacks.length ? "warn" : "good";
     const late = health.pendingSeconds === null ? "" : `, work pending for ${duration(health.pendingSeconds)}`;
-    state.textContent = `${health.healthy ? "✓ healthy" : "✗ not healthy"}${late}${health.nodeEligible ? "" : ", node is leaving"}`;
+    const word = !health.healthy ? "✗ not healthy" : lacks.length ? `⚠ healthy, but ${lacks.join(", ")}` : "✓ healthy";
+    state.textContent = `${word}${late}${health.nodeEligible ? "" : ", node is leaving"}`;
+    $("version").textContent = `proxier-demo ${data.version}.`;
     const busy = !known ? "A long pass is running: nothing is known yet." :
       data.age > 5 ? `A pass is running: what is below is ${duration(data.age)} old.` : "";
     $("stale").textContent = busy;
@@ -154,9 +162,12 @@
     $("tiles").replaceChildren(...tiles.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
     const cards = [card("The last pass could not", data.failures.list, data.failures.count)];
     if (known) {
-      const held = data.heldBack.list.map((one) => `${one.frontend}${one.service ? ` (${one.service})` : ""}, for ${duration(one.seconds)}`);
+      const until = (one) => one.secondsLeft === null ? "until it is confirmed" : `goes in ${duration(one.secondsLeft)}`;
+      const held = data.heldBack.list.map((one) =>
+        `${one.frontend}${one.service ? ` (${one.service})` : ""}, for ${duration(one.seconds)}: ${until(one)}`);
       cards.push(
-        data.heldBackBecause ? make("div", {class: "card"}, make("h3", {}, "Deletions are held back"), make("p", {}, data.heldBackBecause)) : null,
+        data.heldBackBecause ? make("div", {class: "card"}, make("h3", {}, "Deletions are held back"), make("p", {}, data.heldBackBecause),
+          make("p", {}, "To delete them now: ", make("code", {}, `kill -USR1 ${data.process}`))) : null,
         card("Kept although they should go", held, data.heldBack.count),
         card("Not served", data.refused.list.map((one) => `${one.frontend} of ${one.service}${one.endpoint ? ` by endpoint ${one.endpoint}` : ""}: ${one.reason}`), data.refused.count),
         card("Left out of objects", data.rejected.list, data.rejected.count));
@@ -209,6 +220,8 @@
   let typing = 0;
   $("filter").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => turn(0), 200); });
   $("search").addEventListener("submit", (event) => { event.preventDefault(); turn(0); });
+  $("first").addEventListener("click", () => turn(0));
+  $("last").addEventListener("click", () => turn(end));
   $("previous").addEventListener("click", () => turn(offset - LIMIT));
   $("next").addEventListener("click", () => turn(offset + LIMIT));
   document.addEventListener("visibilitychange", () => { if (!document.hidden) poll(); });
