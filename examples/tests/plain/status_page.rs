@@ -222,23 +222,6 @@ fn a_browser_shows_it_in_light_and_dark_at_any_width() {
         assert!(page.contains("<th scope=\"col\"") && page.contains("<th scope=\"row\""), "tables have heads");
         assert!(page.contains("role=\"img\" aria-label=\"Milliseconds of the last passes"), "curves have words");
 
-        // All Services are gone at once.
-        folder.put("all.yaml", "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\n");
-        running.until("it waits", || data("")["heldBack"]["count"].as_u64() > Some(50));
-        let held = data("");
-        let left = held["heldBack"]["list"][0]["secondsLeft"].as_u64().unwrap();
-        assert!((200..=300).contains(&left), "{held}");
-        let page = browse(&profile, &["--dump-dom", url]);
-        let confirm = format!("kill -USR1 {}", held["process"]);
-        for shown in
-            ["⚠ healthy, but deletions are held back", ": goes in 5 min</li>", &format!("<code>{confirm}</code>")]
-        {
-            assert!(page.contains(shown), "{shown}\n{page}\n{}", running.log());
-        }
-        tool(&confirm);
-        running.until("they go", || data("")["totals"]["services"] == 0 && data("")["heldBack"]["count"] == 0);
-        assert!(browse(&profile, &["--dump-dom", url]).contains("✓ healthy"));
-
         let light = pictures.0.join("light.png");
         let kept = std::env::var_os("STATUS_PAGE_PICTURES");
         for (name, width, scheme, ground) in [
@@ -255,6 +238,23 @@ fn a_browser_shows_it_in_light_and_dark_at_any_width() {
                 fs::copy(&file, Path::new(folder).join(format!("{name}.png"))).unwrap();
             }
         }
+
+        // All Services are gone at once.
+        folder.put("all.yaml", "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\n");
+        running.until("it waits", || data("")["heldBack"]["count"].as_u64() > Some(50));
+        let held = data("");
+        let left = held["heldBack"]["list"][0]["secondsLeft"].as_u64().unwrap();
+        assert!((200..=300).contains(&left), "{held}");
+        let page = browse(&profile, &["--dump-dom", url]);
+        let confirm = format!("kill -USR1 {}", held["process"]);
+        for shown in
+            ["⚠ healthy, but deletions are held back", ": goes in 5 min</li>", &format!("<code>{confirm}</code>")]
+        {
+            assert!(page.contains(shown), "{shown}\n{page}\n{}", running.log());
+        }
+        tool(&confirm);
+        running.until("they go", || data("")["totals"]["services"] == 0 && data("")["heldBack"]["count"] == 0);
+        assert!(browse(&profile, &["--dump-dom", url]).contains("✓ healthy"));
         assert!(running.end().success());
     });
 }
