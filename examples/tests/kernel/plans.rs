@@ -12,7 +12,7 @@ use testkit::apiserver::{ApiServer, Request};
 use testkit::{Need, PROXY, Sample, kernel_test, oracle};
 
 use crate::program::world::{NODE_PORT, SERVICE, World};
-use crate::program::{Folder, changed, command, demo, ipvsadm, ok, pair, set_up, text, tool};
+use crate::program::{Folder, Running, changed, command, demo, ipvsadm, ok, pair, set_up, text, tool};
 
 /// Scenarios of proxier-core by name: Kubernetes objects, and the kernel's state before.
 fn scenarios() -> Vec<(String, Value)> {
@@ -330,6 +330,42 @@ fn show_lists_what_each_mode_serves() {
             ok(&demo(&["cleanup"]));
         }
         is_as_documented("`show -o json` in the other modes", &outputs);
+
+        // nftables mode counts where it is told to, also behind the map of verdicts, and a new process goes on counting.
+        let sticky = "clusterIP: 10.96.0.12, clusterIPs: [10.96.0.12], sessionAffinity: ClientIP, ports: [{name: http, port: 80}]";
+        let sticky = pair("sticky", sticky, "{name: http, port: 8080, protocol: TCP}", "{addresses: [10.244.0.5]}");
+        world.manifests.put("sticky.yaml", &sticky);
+        let settings = Folder::new("show-settings");
+        let config = settings.put(
+            "config.yaml",
+            "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n\
+             nftables: {countConnections: true}\n",
+        );
+        let config = config.display().to_string();
+        let served = ["10.96.0.12:80", SERVICE];
+        for total in [3, 6] {
+            let running = Running::start(&["--manifests", &manifests, "--config", &config]);
+            running.until("it serves", || !tool("nft list tables").is_empty());
+            running.until("it is as planned", || show(&[]).contains("10.96.0.12:80"));
+            for address in served {
+                (0..3).for_each(|_| assert!(world.asks(address)));
+            }
+            let shown: Value = serde_json::from_str(&show(&["-o", "json"])).unwrap();
+            for address in served {
+                let mut all = shown["frontends"].as_array().unwrap().iter();
+                let found = all.find(|of| of["key"] == format!("TCP {address}")).unwrap();
+                assert_eq!(found["connections"], total, "{shown:#}");
+            }
+            let traced =
+                command(&["trace", "outside", SERVICE, "--live=0.1", "--manifests", &manifests, "--config", &config]);
+            let traced = ok(&{ traced }.output().unwrap());
+            assert!(traced.contains(&format!("{total} connections (first packets) in all")), "{traced}");
+            assert!(running.end().success());
+        }
+        let running = world.start("nftables");
+        running.until("nothing counts", || !tool("nft list table ip proxier").contains("counter packets"));
+        assert!(running.end().success());
+        ok(&demo(&["cleanup"]));
         assert_eq!(show(&["--proxy-mode", "nftables"]), "FRONTEND  SERVICE\nnftables mode: 0 Frontends, 0 endpoints\n");
     });
 }

@@ -171,6 +171,17 @@ pub struct Config {
     pub local_traffic: LocalTraffic,
     /// Names of objects in the kernel. Default: kube-proxy's.
     pub names: KernelNames,
+    /// Settings of tables of nf_tables.
+    pub nftables: NftablesConfig,
+}
+
+/// Configuration of tables of nf_tables, in every mode that has them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NftablesConfig {
+    /// Whether nftables mode counts the connections of each Frontend: an element's counter, by its first packet. A Frontend that comes to
+    /// another chain begins anew. Default no.
+    pub count_connections: bool,
     /// Whether tables of nf_tables belong to this process: while it runs no other one changes or deletes them, and `nft flush ruleset` leaves
     /// them out. They stay when it ends; its successor takes them over. Needs Linux 6.9 ([`modes::can_own_tables`](crate::modes::can_own_tables)).
     /// Default no.
@@ -222,7 +233,8 @@ impl Config {
         config.masquerade_all = object.ipvs.masquerade_all.unwrap_or(object.iptables.masquerade_all);
         config.masquerade_bit = masquerade::check_masquerade_bit(object, report);
         config.local_traffic = LocalTraffic::check(object, report);
-        config.own_tables = object.nftables.own_tables;
+        config.nftables.own_tables = object.nftables.own_tables;
+        config.nftables.count_connections = object.nftables.count_connections;
         check_marks(object, &mut config, report);
         config
     }

@@ -281,7 +281,9 @@ objects! {
 
     /// `nftables` of `KubeProxyConfiguration`.
     NftablesConfigObject {
-        /// Whether tables belong to this process: see [`Config::own_tables`](crate::config::Config::own_tables). Not in kube-proxy.
+        /// Whether connections are counted: see [`NftablesConfig`](crate::config::NftablesConfig). Not in kube-proxy.
+        count_connections: bool,
+        /// Whether tables belong to this process: see [`NftablesConfig`](crate::config::NftablesConfig). Not in kube-proxy.
         own_tables: bool,
     }
 

@@ -124,13 +124,13 @@ impl Engine {
             notes.extend(ipvs::dropping_input(&settings.core, &mut kernel.ports()));
         }
         let mut options = options(settings, &configured.source, families);
-        if options.config.own_tables {
+        if options.config.nftables.own_tables {
             let reason = match can_own_tables(kernel.ports().tables) {
                 Ok(true) => None,
                 Ok(false) => Some("this kernel has no tables that outlive their owner; they need Linux 6.9".to_owned()),
                 Err(error) => Some(error.to_string()),
             };
-            options.config.own_tables = reason.is_none();
+            options.config.nftables.own_tables = reason.is_none();
             notes.extend(reason.map(|reason| format!("nftables.ownTables is left out: {reason}")));
         }
         if configured.allow_mass_removal {

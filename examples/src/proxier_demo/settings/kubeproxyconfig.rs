@@ -179,6 +179,9 @@ objects! {
 
     /// `nftables`.
     Nftables {
+        /// Whether connections are counted by Frontend, for `show` and `trace --live`. Default no. Not in kube-proxy.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        count_connections: bool,
         /// Whether tables belong to this process: `nft flush ruleset` and other programs leave them alone while it runs. In IPVS mode by
         /// nf_tables too. Needs Linux 6.9. Default no. Not in kube-proxy.
         #[serde(skip_serializing_if = "std::ops::Not::not")]

@@ -2,22 +2,21 @@
 
 use std::collections::BTreeMap;
 
-use nftables::{ElementData, ElementKey, TableSnapshot};
+use nftables::{ElementData, ElementKey, Expression, TableSnapshot};
 
 use super::layout::{Layout, table, table_name};
 use super::lower::SetName;
-use super::mode::read;
-use super::observed::{address, endpoint, frontend_of, split};
+use super::observed::{Observed, address, endpoint, frontend_of, split};
 use super::pick::slot_at;
 use crate::config::KernelNames;
 use crate::modes::ServedFrontend;
-use crate::modes::inspect::Inspection;
+use crate::modes::inspect::{Inspection, TrafficCounters};
 use crate::net::{Family, FrontendKey};
 use crate::ports::{PortError, Tables};
 use crate::service::NodeFacts;
 
 /// The elements about an address and port. Which slots endpoints have does not matter, nor which chain picks one: both depend on
-/// what was there before. The maps count nothing.
+/// what was there before. Connections are counted where the configuration says so.
 ///
 /// # Errors
 /// The table could not be read.
@@ -33,7 +32,7 @@ pub(in crate::modes) fn inspect(
 /// All Frontends of both families' tables, with the endpoints that their chains choose among.
 ///
 /// # Errors
-/// A table could not be read, or is foreign.
+/// A table could not be read. One that is foreign serves nothing.
 pub(in crate::modes) fn list_frontends(
     facts: &NodeFacts,
     tables: &mut dyn Tables,
@@ -41,7 +40,10 @@ pub(in crate::modes) fn list_frontends(
     let mut all: BTreeMap<FrontendKey, ServedFrontend> = BTreeMap::new();
     for family in Family::ALL {
         let layout = Layout::new(family, &table_name(&facts.config().names), facts, false);
-        let Some(observed) = read(tables, &layout)? else { continue };
+        let snapshot = tables.read(layout.table())?;
+        let counts = snapshot.iter().flat_map(|snapshot| counts(snapshot, family));
+        let counts: Vec<(FrontendKey, u64)> = counts.collect();
+        let Some(observed) = snapshot.and_then(|snapshot| Observed::read(snapshot, &layout)) else { continue };
         for key in observed.frontends(family).into_keys() {
             all.entry(key).or_default().add(None);
         }
@@ -50,12 +52,36 @@ pub(in crate::modes) fn list_frontends(
                 all.entry(key).or_default().add(endpoint(value.as_bytes(), family));
             }
         }
+        for (key, packets) in counts {
+            let connections = &mut all.entry(key).or_default().connections;
+            *connections = Some(connections.unwrap_or_default().saturating_add(packets));
+        }
     }
     Ok(all)
 }
 
+/// Packets that elements of Frontends have counted: the first ones of connections.
+fn counts(snapshot: &TableSnapshot, family: Family) -> impl Iterator<Item = (FrontendKey, u64)> {
+    let of_frontends = snapshot.sets.iter().filter_map(|contents| {
+        let set = SetName::by_name(contents.set.set.key.name.as_str()).filter(|set| set.leads_on())?;
+        Some((set, &contents.elements))
+    });
+    of_frontends.flat_map(move |(set, elements)| {
+        elements.iter().filter_map(move |element| {
+            let packets = element.expressions.iter().find_map(|expression| match expression {
+                Expression::Counter { packets, .. } => Some(*packets),
+                _ => None,
+            });
+            Some((frontend_of(set, &element.key, family)?, packets?))
+        })
+    })
+}
+
 fn inspect_table(snapshot: &TableSnapshot, key: &FrontendKey) -> Inspection {
     let mut inspection = Inspection::default();
+    let counted = counts(snapshot, key.family()).filter(|(of, _)| of == key).map(|(_, packets)| packets);
+    let connections = counted.reduce(u64::saturating_add);
+    inspection.counters = connections.map(|connections| TrafficCounters { connections, packets: None });
     let mut sources = 0_usize;
     for contents in &snapshot.sets {
         let name = contents.set.set.key.name.as_str();

@@ -65,6 +65,8 @@ pub(crate) struct Layout {
     is_liberal: bool,
     /// Node ports are served on 127.0.0.1.
     has_localhost: bool,
+    /// Counter that elements of Frontends have.
+    counter: Option<Expression>,
 }
 
 /// The chain that has [`localhost_guard`], where node ports are served on 127.0.0.1.
@@ -111,6 +113,7 @@ impl Layout {
             pods: all_pods.map(|network| (network, facts.pod_cidr(family))),
             is_liberal,
             has_localhost: family == Family::V4 && facts.serves_localhost(family),
+            counter: config.nftables.count_connections.then_some(Expression::COUNTER),
         }
     }
 
@@ -218,7 +221,9 @@ impl Layout {
             SetName::Hairpins => Set::typeof_set(key.clone(), &[self.source(), self.destination()]),
         };
         // Only operands that nft does not know could fail; a test makes all sets.
-        set.unwrap_or_else(|_| Set::new(key, no_fields()))
+        let mut set = set.unwrap_or_else(|_| Set::new(key, no_fields()));
+        set.expressions.extend(self.counter.clone().filter(|_| name.leads_on()));
+        set
     }
 
     pub(super) fn rule(&self) -> RuleBuilder {

@@ -51,6 +51,11 @@ impl SetName {
         SetName::Hairpins,
     ];
 
+    /// Whether each element leads the connections of a Frontend to an endpoint.
+    pub(crate) fn leads_on(self) -> bool {
+        matches!(self, SetName::Picked(_) | SetName::Services)
+    }
+
     /// The name in the kernel.
     pub(crate) fn name(self) -> Cow<'static, str> {
         Cow::Borrowed(match self {

@@ -4,7 +4,9 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use nftables::{Chain, Element, Rule, Set, SetFlags, Table, TableFlags, TableKey, TableSnapshot, Transaction};
+use nftables::{
+    Chain, Element, Expression, Rule, Set, SetFlags, Table, TableFlags, TableKey, TableSnapshot, Transaction,
+};
 
 use super::nft::{OWNED, is_of_an_element, is_of_the_state, made_by_others, name, search};
 use crate::config::Config;
@@ -121,6 +123,7 @@ pub(crate) fn is_kind_of(found: &Set, wanted: &Set) -> bool {
     found.key_type == wanted.key_type
         && found.data == wanted.data
         && found.all_flags() == wanted.all_flags()
+        && found.expressions.iter().map(Expression::name).eq(wanted.expressions.iter().map(Expression::name))
         && (found.size == wanted.size || wanted.size.is_none() && found.size == Some(SIZE_BY_DEFAULT))
 }
 
@@ -129,10 +132,10 @@ const OWNED_FLAGS: TableFlags = TableFlags::OWNER.union(TableFlags::PERSIST);
 
 /// The flags of tables with this configuration.
 pub(crate) fn flags(config: &Config) -> TableFlags {
-    if config.own_tables { OWNED_FLAGS } else { TableFlags::empty() }
+    if config.nftables.own_tables { OWNED_FLAGS } else { TableFlags::empty() }
 }
 
-/// Whether the kernel lets a process own tables that outlive it ([`Config::own_tables`](crate::config::Config::own_tables)): since Linux 6.9
+/// Whether the kernel lets a process own tables that outlive it ([`NftablesConfig::own_tables`](crate::config::NftablesConfig::own_tables)): since Linux 6.9
 /// (`nf_tables_newtable` in the kernel's nf_tables_api.c). Nothing is changed.
 ///
 /// # Errors

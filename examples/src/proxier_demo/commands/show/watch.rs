@@ -175,7 +175,9 @@ impl ServiceNames {
 fn lacks_rates(mode: Kind) -> Option<String> {
     let instead = match mode {
         Kind::Ipvs => return None,
-        Kind::Nftables => "its maps count nothing; conntrack -L lists connections, nft list table ip proxier the maps",
+        Kind::Nftables => {
+            "nftables.countConnections counts connections for show and trace --live; conntrack -L lists them"
+        }
         Kind::Iptables => "its rules count the first packets of connections: iptables-save -c -t nat",
         Kind::Userspace => "connections are sockets of the process: ss -tnp lists them",
         _ => "nothing else counts",
