@@ -535,8 +535,10 @@ impl<R: Runner> Iptables<R> {
         if found.kind() == ErrorKind::LockTimeout {
             return lock::timeout(self.runner.lock_path(), self.limits.lock_wait);
         }
-        // Some programs name a line but give no reason; the table's present state may show it.
-        if let (ErrorKind::Rejected, Some(table)) = (found.kind(), found.table()) {
+        // Some programs name a line but give no reason (for arguments that they cannot read, exit code 2, all do); the table's present
+        // state may show it.
+        let unsaid = output.code != Some(2);
+        if let (true, ErrorKind::Rejected, Some(table)) = (unsaid, found.kind(), found.table()) {
             match self.dump_table(table) {
                 Ok(now) => found.find_reason(|chain| now.chain(chain).is_some()),
                 Err(e) if matches!(e.kind(), ErrorKind::Permission | ErrorKind::NoKernelSupport) => {
@@ -607,11 +609,46 @@ impl<R: Runner> Iptables<R> {
         self.restore(&change).map(|()| true)
     }
 
-    /// Adds a rule to a chain unless the chain has one of the same meaning. One that is there keeps its place;
+    /// Whether the program itself takes a rule of the chain for this one. It compares what the arguments make of the rule, so it also knows
+    /// spellings that this crate does not: defaults of extensions, abbreviated options, names for numbers.
+    fn finds(&self, table: &TableName, chain: &ChainName, rule: &Rule) -> Result<bool, Error> {
+        let mut check = Transaction::new();
+        check.table(table.clone()).edit(Edit::Check(chain.clone(), rule.clone()));
+        check.check_writable()?;
+        let output = self.write(vec!["--noflush".to_owned()], &check, &mut check.pieces())?;
+        if matches!(output.code, Some(0 | 1)) {
+            return Ok(output.code == Some(0));
+        }
+        let error = self.explain(&check.to_string(), &output);
+        match error.kind() {
+            // No rule of the kernel's can name what does not exist.
+            ErrorKind::ChainMissing | ErrorKind::SetMissing | ErrorKind::ExtensionMissing => Ok(false),
+            _ => Err(error),
+        }
+    }
+
+    /// Deletes rules that a dump shows. Some programs do not find a rule by what they print of it (`recent` of iptables 1.8.9 with the mask
+    /// that it has by default), but without its defaults.
+    fn restore_deleting(&self, mut change: Transaction, table: &TableName) -> Result<(), Error> {
+        match self.restore(&change) {
+            Err(error) if error.kind() == ErrorKind::RuleMissing => {
+                for edit in change.table(table.clone()).edits_mut() {
+                    if let Edit::Delete(_, rule) = edit {
+                        *rule = Rule::parse(&rule.canonical().to_string())?;
+                    }
+                }
+                self.restore(&change)
+            }
+            done => done,
+        }
+    }
+
+    /// Adds a rule to a chain unless the chain has one of the same meaning, in whatever words: as [`Rule::canonical`] compares them, or as
+    /// the program does (`-C`), which is asked where the chain has rules and none is the same. One that is there keeps its place;
     /// [`Iptables::ensure_leading`] moves it.
     ///
     /// # Errors
-    /// [`ErrorKind::ChainMissing`] if there is no such chain, or none that the rule jumps to.
+    /// [`ErrorKind::ChainMissing`] if there is no such chain, or none that the rule jumps to; others as [`Iptables::restore`].
     pub fn ensure_rule(
         &self,
         table: &TableName,
@@ -621,7 +658,8 @@ impl<R: Runner> Iptables<R> {
     ) -> Result<Ensured, Error> {
         let observed = self.dump_table(table)?;
         let wanted = rule.canonical();
-        if observed.chain(chain.as_str()).is_some_and(|c| c.rules.iter().any(|r| r.canonical() == wanted)) {
+        let rules = observed.chain(chain.as_str()).map_or(&[][..], |c| &c.rules);
+        if rules.iter().any(|r| r.canonical() == wanted) || (!rules.is_empty() && self.finds(table, chain, rule)?) {
             return Ok(Ensured::AlreadyThere);
         }
         let mut change = Transaction::new();
@@ -632,20 +670,36 @@ impl<R: Runner> Iptables<R> {
         self.restore(&change).map(|()| Ensured::Added)
     }
 
-    /// Makes these rules the first of a chain, in this order, each just once; moves those that stand elsewhere.
+    /// Makes these rules the first of a chain, in this order, each just once; moves those that stand elsewhere. One in words that only
+    /// the program understands (see [`CanonicalRule`](crate::CanonicalRule)) is replaced by itself each time, and [`Ensured::Added`]
+    /// is the answer: its place cannot be told.
     ///
     /// # Errors
     /// [`ErrorKind::ChainMissing`] if there is no such chain, or none that a rule jumps to.
     pub fn ensure_leading(&self, table: &TableName, chain: &ChainName, rules: &[Rule]) -> Result<Ensured, Error> {
         let observed = self.dump_table(table)?;
+        let found = observed.chain(chain.as_str());
         let mut change = Transaction::new();
-        if !change.table(table.clone()).lead_with(chain, observed.chain(chain.as_str()), rules) {
+        let edits = change.table(table.clone());
+        if !edits.lead_with(chain, found, rules) {
             return Ok(Ensured::AlreadyThere);
         }
-        self.restore(&change).map(|()| Ensured::Added)
+        for rule in rules.iter().filter(|_| found.is_some_and(|chain| !chain.rules.is_empty())) {
+            let known = found.is_some_and(|chain| chain.rules.iter().any(|present| present.same_as(rule)));
+            if !known && self.finds(table, chain, rule)? {
+                edits.edits_mut().insert(0, Edit::Delete(chain.clone(), rule.clone()));
+            }
+        }
+        self.restore_deleting(change, table).map(|()| Ensured::Added)
     }
 
-    /// Deletes every rule of this meaning from a chain and says how many there were. A chain that does not exist has none.
+    /// Deletes every rule of this meaning from a chain and says how many there were: those that [`Rule::canonical`] compares as the same,
+    /// and those that the program takes for the same (`-C`), which is asked while other rules are left. A chain that does not exist has
+    /// none; a rule that names a chain, a set or an extension that does not exist is in none.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rejected`] if the program refuses the rule's arguments; others as
+    /// [`Iptables::restore`].
     pub fn delete_rule(&self, table: &TableName, chain: &ChainName, rule: &Rule) -> Result<usize, Error> {
         let observed = self.dump_table(table)?;
         let wanted = rule.canonical();
@@ -657,6 +711,16 @@ impl<R: Runner> Iptables<R> {
             change.table(table.clone()).edit(Edit::Delete(chain.clone(), found));
             count = count.saturating_add(1);
         }
-        self.restore(&change).map(|()| count)
+        self.restore_deleting(change, table)?;
+        let mut one = Transaction::new();
+        one.table(table.clone()).edit(Edit::Delete(chain.clone(), rule.clone()));
+        while count < rules.len() {
+            if !self.finds(table, chain, rule)? {
+                break;
+            }
+            self.restore(&one)?;
+            count = count.saturating_add(1);
+        }
+        Ok(count)
     }
 }

@@ -165,7 +165,7 @@ fn advice(kind: ErrorKind) -> &'static str {
 }
 
 /// Commands that name a chain which must be there.
-const NAMING: [&str; 5] = ["-A", "-I", "-D", "-F", "-X"];
+const NAMING: [&str; 6] = ["-A", "-I", "-D", "-C", "-F", "-X"];
 
 /// The command of a line of restore text, and the chain it is for.
 fn command_of(line: &str) -> (&str, &str) {
@@ -237,7 +237,7 @@ impl<'t> Diagnosis<'t> {
         };
         self.kind = match command {
             _ if NAMING.contains(&command) && !exists(chain) => ErrorKind::ChainMissing,
-            "-D" => ErrorKind::RuleMissing,
+            "-D" | "-C" => ErrorKind::RuleMissing,
             "-X" => ErrorKind::ChainInUse,
             "COMMIT" if self.blame(names_missing) => ErrorKind::ChainMissing,
             _ => self.kind,

@@ -21,6 +21,8 @@ pub enum Edit {
     Insert(ChainName, usize, Rule),
     /// `-D`: delete the first rule that the program considers equal. Fails if there is none.
     Delete(ChainName, Rule),
+    /// `-C`: fail, and with it the whole table, unless the chain has a rule that the program considers equal.
+    Check(ChainName, Rule),
     /// `-N`: create a user-defined chain. Fails if it exists.
     NewChain(ChainName),
     /// `-F CHAIN`: delete all rules of one chain. Fails if there is no such chain. (All chains of a table at once cannot be
@@ -122,6 +124,10 @@ impl TableEdit {
         self.edits.extend(ours.into_iter().map(|(_, rule)| Edit::Delete(chain.clone(), rule.clone())));
         self.edits.extend(rules.iter().zip(1..).map(|(rule, at)| Edit::Insert(chain.clone(), at, rule.clone())));
         true
+    }
+
+    pub(crate) fn edits_mut(&mut self) -> &mut Vec<Edit> {
+        &mut self.edits
     }
 
     /// Adds an edit; edits are done in the order they are added.
@@ -441,6 +447,7 @@ impl Edit {
             | Self::Append(chain, _)
             | Self::Insert(chain, _, _)
             | Self::Delete(chain, _)
+            | Self::Check(chain, _)
             | Self::NewChain(chain)
             | Self::Flush(chain)
             | Self::DeleteChain(chain)
@@ -451,7 +458,9 @@ impl Edit {
     fn rules(&self) -> &[Rule] {
         match self {
             Self::Replace(_, rules) => rules,
-            Self::Append(_, rule) | Self::Insert(_, _, rule) | Self::Delete(_, rule) => slice::from_ref(rule),
+            Self::Append(_, rule) | Self::Insert(_, _, rule) | Self::Delete(_, rule) | Self::Check(_, rule) => {
+                slice::from_ref(rule)
+            }
             Self::NewChain(_) | Self::Flush(_) | Self::DeleteChain(_) | Self::SetPolicy(_, _) => &[],
         }
     }
@@ -487,8 +496,9 @@ impl Edit {
                 out.extend(["-I ", chain.as_str(), " ", &at.to_string()]);
                 write_rule(rule, out);
             }
-            Self::Delete(chain, rule) => {
-                out.extend(["-D ", chain.as_str()]);
+            Self::Delete(chain, rule) | Self::Check(chain, rule) => {
+                let command = if matches!(self, Self::Check(..)) { "-C " } else { "-D " };
+                out.extend([command, chain.as_str()]);
                 write_rule(rule, out);
             }
             Self::NewChain(chain) => out.extend(["-N ", chain.as_str()]),

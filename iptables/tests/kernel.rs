@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use ground::{Real, in_namespace, run};
 use iptables::{
-    Backend, BackendChoice, Dump, Ensured, ErrorKind, Family, Invocation, Iptables, Limits, Output, Runner, Survey,
-    System, TableName, Transaction,
+    Backend, BackendChoice, Dump, Ensured, ErrorKind, Family, Invocation, Iptables, Limits, Output, Position, Runner,
+    Survey, System, TableName, Transaction,
 };
 use suite::{World, chain, kube, rule};
 use testkit::Need;
@@ -204,6 +204,81 @@ fn an_interface_with_a_quotation_mark_is_read() {
         let copy = world.iptables().dump_table(&TableName::FILTER).unwrap();
         assert!(copy.chain("COPY").unwrap().same_rules(&rules), "{copy}");
     });
+}
+
+/// Every match and target of `iptables-extensions(8)`, in words of people: abbreviated, with names for numbers, without defaults.
+#[test]
+fn rules_of_every_extension_are_found_again() {
+    let test = |world: &Real| {
+        world.create_sets(&[("SOME".to_owned(), "hash:ip,port")]);
+        let family = if world.family() == Family::Ipv4 { '4' } else { '6' };
+        let name = chain("EXTENSION");
+        let (mut refused, mut unknown) = (Vec::new(), Vec::new());
+        let lines: Vec<&str> = include_str!("fixtures/extensions.txt").lines().collect();
+        for line in &lines {
+            let [families, table, text] = line.splitn(3, ' ').collect::<Vec<_>>().try_into().unwrap();
+            if !families.contains(family) {
+                continue;
+            }
+            let (table, rule) = (TableName::new(table).unwrap(), rule(text));
+            let iptables = world.iptables();
+            assert_eq!(iptables.ensure_chain_rules(&table, &name, &[]).unwrap(), Ensured::Added);
+            let listed = || {
+                let lines = world.command(&["-t", table.as_str(), "-S", name.as_str()]);
+                lines.lines().filter(|line| line.starts_with("-A")).map(str::to_owned).collect::<Vec<_>>()
+            };
+            match iptables.ensure_rule(&table, &name, &rule, Position::Last) {
+                Ok(done) => assert_eq!((done, listed().len()), (Ensured::Added, 1), "{line}"),
+                Err(e) => {
+                    refused.push(format!("{line}: {e}"));
+                    assert!(iptables.delete_chain(&table, &name).unwrap());
+                    continue;
+                }
+            }
+            let printed = listed();
+            assert_eq!(
+                iptables.ensure_rule(&table, &name, &rule, Position::First).unwrap(),
+                Ensured::AlreadyThere,
+                "{line}"
+            );
+            let leads = iptables.ensure_leading(&table, &name, std::slice::from_ref(&rule)).unwrap();
+            assert_eq!(listed(), printed, "{line}");
+            let read = printed[0].strip_prefix("-A EXTENSION ").unwrap();
+            if leads != Ensured::AlreadyThere {
+                unknown.push(format!("{line} => {read}"));
+            }
+            assert_eq!(iptables.delete_rule(&table, &name, &rule).unwrap(), 1, "{line}");
+            assert_eq!(listed(), [""; 0], "{line}");
+            assert_eq!(iptables.delete_rule(&table, &name, &rule).unwrap(), 0, "{line}");
+            assert!(iptables.delete_chain(&table, &name).unwrap());
+        }
+        // SELinux is rare, and some kernels have fewer extensions. The rest is names, abbreviations and values that only the program reads.
+        assert!(refused.len() < 12, "{refused:#?}");
+        assert!(unknown.len() < 30, "{unknown:#?}");
+        // What the program prints is found and deleted as well, also where the program itself does not know it again.
+        let iptables = world.iptables();
+        let filter = TableName::FILTER;
+        assert_eq!(iptables.ensure_chain(&filter, &name).unwrap(), Ensured::Added);
+        world.command(&["-A", name.as_str(), "-m", "recent", "--set", "-j", "DROP"]);
+        let printed = world.command(&["-S", name.as_str()]);
+        let printed = suite::rule(printed.lines().last().unwrap().strip_prefix("-A EXTENSION ").unwrap());
+        assert_eq!(iptables.ensure_rule(&filter, &name, &printed, Position::Last).unwrap(), Ensured::AlreadyThere);
+        let other = suite::rule("-m recent --set -j RETURN");
+        let leading = [other.clone(), printed.clone()];
+        assert_eq!(iptables.ensure_leading(&filter, &name, &leading).unwrap(), Ensured::Added);
+        assert_eq!(iptables.ensure_leading(&filter, &name, &leading).unwrap(), Ensured::AlreadyThere);
+        assert_eq!(world.command(&["-S", name.as_str()]).lines().count(), 3);
+        assert_eq!(iptables.delete_rule(&filter, &name, &printed).unwrap(), 1);
+        // In no chain is what names things that do not exist; what the program cannot read is an error.
+        for absent in ["-m set --match-set NONE dst", "-j NO-SUCH-CHAIN"] {
+            assert_eq!(iptables.delete_rule(&filter, &name, &suite::rule(absent)).unwrap(), 0, "{absent}");
+        }
+        let error = iptables.delete_rule(&filter, &name, &suite::rule("-p tcp --dport no-such-service")).unwrap_err();
+        assert!(error.kind() == ErrorKind::Rejected && error.to_string().contains("no-such-service"), "{error}");
+        assert_eq!(iptables.delete_rule(&filter, &name, &other).unwrap(), 1);
+    };
+    on(Family::Ipv4, Backend::Legacy, test);
+    on(Family::Ipv6, Backend::NfTables, test);
 }
 
 /// The `ipvs` match comes with IPVS, which not every kernel has.

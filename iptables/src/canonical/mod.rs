@@ -37,7 +37,9 @@ pub(crate) struct Extension {
 /// * protocol names and numbers; port ranges (`:1024`, `80:80`), `--syn`;
 /// * marks: hexadecimal, decimal, default masks; `MARK` and `CONNMARK` set, or, and, xor forms (all are `--set-xmark` to the kernel);
 /// * order within state, address-type and TCP flag lists; rates (`120/minute` is `2/second`); ICMP type names;
-/// * defaults that programs print or omit: `REJECT` answers, `LOG` level, `limit` rate and burst.
+/// * defaults that programs print or omit: `REJECT` answers, `LOG` level, `limit` and `hashlimit` burst, `recent` name and mask, `connlimit` mask,
+///   `TPROXY` address and mark;
+/// * values of `statistic`, `hashlimit`, `tos`, `dscp`, `realm`, `mac`, `pkttype`, `u32`, `CLASSIFY`, `DSCP` and `TOS`: case, base, mask, rounding.
 ///
 /// The order of matches counts, comments and the protocol's own match apart: some matches have side effects. Options of
 /// extensions not known here are compared as they are written. Names from `/etc/services`, host names, several addresses in
@@ -337,6 +339,11 @@ mod tests {
         same("-p icmp --icmp-type echo-request", "-p icmp -m icmp --icmp-type 8");
         same("--match=set --match-set A dst -j X", "-m set --match-set A dst --jump X");
         same("-m ipvs --vaddr 1.2.3.4 --vproto TCP --vport 80", "-m ipvs --vaddr 1.2.3.4/32 --vproto 6 --vport 80");
+        same("-m recent --set", "-m recent --set --name DEFAULT --mask 255.255.255.255 --rsource");
+        same("-m statistic --mode random --probability 0.1", "-m statistic --mode random --probability 0.10000000009");
+        same("-m u32 --u32 \"6 & 0xFF = 010:1\"", "-m u32 --u32 0x6&0xff=0x8:0x1");
+        same("-m hashlimit --hashlimit-upto 120/min", "-m hashlimit --hashlimit-upto 2/sec --hashlimit-burst 5");
+        same("-j CLASSIFY --set-class 1:f", "-j CLASSIFY --set-class 0001:000F");
         same("-j CONNMARK --restore-mark", "-j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff");
     }
 
@@ -360,6 +367,9 @@ mod tests {
         different("-p tcp --dport 80", "-p tcp --sport 80");
         different("-j MASQUERADE", "-j MASQUERADE --random-fully");
         different("-i eth0", "-i eth+");
+        different("-m hashlimit --hashlimit-upto 7000/sec", "-m hashlimit --hashlimit-upto 7001/sec");
+        different("-m tos --tos 0x10", "-m tos --tos 0x10/0x3f");
+        different("-m statistic --mode random --probability 1.5", "-m statistic --mode random --probability 1");
     }
 
     #[test]

@@ -140,7 +140,7 @@ pub(super) fn normal(extension: &str, mut opt: Opt) -> Opt {
         (_, "--sport" | "--dport" | "--ctorigsrcport" | "--ctorigdstport" | "--ctreplsrcport" | "--ctrepldstport") => {
             ports
         }
-        (_, "--mark") => mark,
+        (_, "--mark") | ("realm", "--realm") => mark,
         (_, "--tcp-flags") => tcp_flags,
         (_, "--ctstate" | "--state" | "--ctstatus" | "--src-type" | "--dst-type") => word_set,
         ("limit", "--limit") => rate,
@@ -148,7 +148,16 @@ pub(super) fn normal(extension: &str, mut opt: Opt) -> Opt {
         (_, "--icmpv6-type") => |w| renamed(ICMPV6, w),
         ("LOG", "--log-level") => |w| renamed(LOG_LEVELS, w),
         ("REJECT", "--reject-with") => |w| renamed(REJECTS, w),
-        ("MARK" | "CONNMARK", "--nfmask" | "--ctmask" | "--mask") => |w| number(w).map_or_else(|| w.to_owned(), hex),
+        ("MARK" | "CONNMARK", "--nfmask" | "--ctmask" | "--mask") | ("dscp", "--dscp") | ("DSCP", "--set-dscp") => {
+            |w| number(w).map_or_else(|| w.to_owned(), hex)
+        }
+        ("tos", "--tos") | ("TOS", "--set-tos") => type_of_service,
+        ("CLASSIFY", "--set-class") => class,
+        ("mac", "--mac-source") => str::to_ascii_lowercase,
+        ("pkttype", "--pkt-type") => |w| renamed(&[("host", "unicast")], w),
+        ("statistic", "--probability") => probability,
+        ("hashlimit", "--hashlimit-above" | "--hashlimit-upto") => daily,
+        ("u32", "--u32") => u32_test,
         ("set", "--match-set") => str::to_owned,
         _ => return opt,
     };
@@ -197,6 +206,14 @@ pub(super) fn drop_defaults(extension: &mut Extension) {
             ("REJECT", "--reject-with", "icmp-port-unreachable" | "icmp6-port-unreachable")
                 | ("LOG", "--log-level", "4")
                 | ("limit", "--limit-burst", "5")
+                | ("hashlimit", "--hashlimit-burst", "5")
+                | ("connlimit", "--connlimit-mask", "32" | "128")
+                | ("connlimit", "--connlimit-saddr", _)
+                | ("recent", "--name", "DEFAULT")
+                | ("recent", "--mask", "255.255.255.255" | "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")
+                | ("recent", "--rsource", _)
+                | ("TPROXY", "--on-ip", "0.0.0.0" | "::")
+                | ("TPROXY", "--tproxy-mark", "0x0/0x0")
                 | ("limit", "--limit", "every 12000000")
         )
     });
@@ -265,6 +282,54 @@ fn mark(word: &str) -> String {
     }
 }
 
+/// Value and mask of the type of service; all bits if there is no mask.
+fn type_of_service(word: &str) -> String {
+    match value_and_mask(word) {
+        Some((value, mask)) => format!("{}/{}", hex(value), hex(mask.unwrap_or(0xff))),
+        None => word.to_owned(),
+    }
+}
+
+/// `MAJOR:MINOR`, hexadecimal without `0x`.
+fn class(word: &str) -> String {
+    let part = |digits: &str| u16::from_str_radix(digits, 16).ok();
+    let parts = word.split_once(':').and_then(|(major, minor)| Some((part(major)?, part(minor)?)));
+    parts.map_or_else(|| word.to_owned(), |(major, minor)| format!("{major:04x}:{minor:04x}"))
+}
+
+/// A probability as the kernel keeps it, in units of 2^-31 (`xt_statistic_info`).
+fn probability(word: &str) -> String {
+    const ONE: f64 = 2_147_483_648.0;
+    match word.parse::<f64>() {
+        Ok(p) if (0.0..=1.0).contains(&p) => format!("{:.11}", (p * ONE).round() / ONE),
+        _ => word.to_owned(),
+    }
+}
+
+/// A rate in packets a day, which all rates are whole numbers of; rates in bytes as they are.
+fn daily(word: &str) -> String {
+    let rate = word.split_once('/').and_then(|(count, unit)| Some((count.parse::<u64>().ok()?, seconds(unit)?)));
+    let daily = rate.and_then(|(count, seconds)| count.checked_mul(86_400)?.checked_div(seconds.into()));
+    daily.map_or_else(|| word.to_owned(), |count| format!("{count}/day"))
+}
+
+/// A test of the match `u32` with its numbers in hexadecimal, without blanks.
+fn u32_test(word: &str) -> String {
+    let mut out = String::new();
+    let mut digits = String::new();
+    for next in word.chars().map(Some).chain([None]) {
+        match next {
+            Some(c) if c.is_ascii_alphanumeric() => digits.push(c),
+            _ => {
+                out.push_str(&number(&digits).map_or_else(|| digits.clone(), hex));
+                digits.clear();
+                out.extend(next.filter(|c| !c.is_whitespace()));
+            }
+        }
+    }
+    out
+}
+
 fn protocol(word: &str) -> String {
     let lower = word.to_ascii_lowercase();
     let wanted = number(&lower).and_then(|n| u8::try_from(n).ok());
@@ -311,16 +376,21 @@ fn tcp_flags(word: &str) -> String {
     TCP_FLAGS.into_iter().filter(|f| words.contains(f)).collect::<Vec<_>>().join(",")
 }
 
-/// A rate as the kernel keeps it: the time between two packets in units of 0.1 ms (`XT_LIMIT_SCALE`).
-fn rate(word: &str) -> String {
-    let (count, unit) = word.split_once('/').unwrap_or((word, "second"));
-    let seconds: u32 = match unit.chars().next() {
+/// Seconds of a unit of time, as the programs abbreviate it.
+fn seconds(unit: &str) -> Option<u32> {
+    Some(match unit.chars().next() {
         Some('s') if "second".starts_with(unit) || unit == "sec" => 1,
         Some('m') if "minute".starts_with(unit) => 60,
         Some('h') if "hour".starts_with(unit) => 3600,
         Some('d') if "day".starts_with(unit) => 86_400,
-        _ => return word.to_owned(),
-    };
+        _ => return None,
+    })
+}
+
+/// A rate as the kernel keeps it: the time between two packets in units of 0.1 ms (`XT_LIMIT_SCALE`).
+fn rate(word: &str) -> String {
+    let (count, unit) = word.split_once('/').unwrap_or((word, "second"));
+    let Some(seconds) = seconds(unit) else { return word.to_owned() };
     let interval = count.parse::<u32>().ok().and_then(|count| seconds.checked_mul(10_000)?.checked_div(count));
     interval.map_or_else(|| word.to_owned(), |interval| format!("every {interval}"))
 }

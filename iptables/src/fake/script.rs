@@ -221,7 +221,7 @@ impl Script<'_> {
             }
             return self.create(number, name, &mut open.table);
         }
-        if !matches!(command, "-A" | "-I" | "-D" | "-F" | "-X" | "-P") {
+        if !matches!(command, "-A" | "-I" | "-D" | "-C" | "-F" | "-X" | "-P") {
             return Err(self.wrong(number, &format!("Bad argument `{command}'")));
         }
         let Some(chain) = open.table.chain(name) else { return Err(missing()) };
@@ -246,12 +246,14 @@ impl Script<'_> {
                 open.added.push((number, chain_name, rule.clone()));
                 open.table.chain_mut(name).into_iter().for_each(|c| c.rules.insert(at, rule.clone()));
             }
-            "-D" => {
+            "-D" | "-C" => {
                 let wanted = given(&rest)?.canonical();
                 let Some(at) = chain.rules.iter().position(|r| r.canonical() == wanted) else {
                     return Err(self.refused(number, "Bad rule (does a matching rule exist in that chain?)"));
                 };
-                open.table.chain_mut(name).into_iter().for_each(|c| drop(c.rules.remove(at)));
+                if command == "-D" {
+                    open.table.chain_mut(name).into_iter().for_each(|c| drop(c.rules.remove(at)));
+                }
             }
             "-F" => open.table.chain_mut(name).into_iter().for_each(|c| c.rules.clear()),
             "-X" => {
