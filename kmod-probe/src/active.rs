@@ -13,6 +13,8 @@ pub enum Capability {
     Ipset,
     /// Has the kernel this set type? (`IPSET_CMD_TYPE` answers with its revisions)
     SetType(String),
+    /// Has the kernel this expression of nf_tables? (`flow_offload`, as the kernel names it)
+    NftExpression(String),
     /// Can a link of this kind be made? (`dummy`)
     LinkKind(String),
     /// Has the kernel this iptables match? (`set`)

@@ -15,6 +15,8 @@ pub enum ErrorKind {
     InvalidModuleName,
     /// A scheduler name is empty, longer than the kernel takes, or has a character no module has.
     InvalidScheduler,
+    /// A requirement of a caller's own names an option, a file or a sysctl that cannot be.
+    InvalidRequirement,
     /// The text has no `v<digits>.<digits>` token, so it is not what `ipset --version` prints.
     InvalidIpsetVersion,
     /// The bytes are not the kind of list they were taken for (`/proc/modules`, `modules.dep`, a kernel configuration, …).
@@ -27,6 +29,7 @@ impl fmt::Display for ErrorKind {
             Self::InvalidRelease => "invalid kernel release",
             Self::InvalidModuleName => "invalid module name",
             Self::InvalidScheduler => "invalid scheduler name",
+            Self::InvalidRequirement => "invalid requirement",
             Self::InvalidIpsetVersion => "invalid ipset version",
             Self::InvalidList => "invalid list",
         })

@@ -20,6 +20,9 @@
 //! # Ok::<(), kmod_probe::Error>(())
 //! ```
 //!
+//! Requirements of a caller's own are judged and reported in the same way, with those of IPVS mode or without: see [`Profile::own`] and
+//! [`Requirement`].
+//!
 //! # What it does not do
 //!
 //! * No netlink. What the kernel itself can be asked is put to an [`ActiveProbe`] that the caller brings.
@@ -57,6 +60,7 @@ mod error;
 mod kconfig;
 mod load;
 mod modules;
+mod own;
 mod policy;
 mod probe;
 mod profile;
@@ -80,7 +84,7 @@ pub use profile::{Families, Family, Profile, Scheduler};
 pub use report::{Answer, Evidence, EvidenceKind, Finding, Fix, ModuleSupport, Report, SourceStatus, State, Verdict};
 pub use requirement::{Backend, Need, Provider, Requirement};
 pub use root::Failure;
-pub use sysctl::{Access, SysctlFinding, SysctlState};
+pub use sysctl::{Access, Sysctl, SysctlFinding, SysctlState};
 pub use version::{IpsetVersion, KernelRelease};
 
 /// The example of the README is compiled and run with the tests.

@@ -132,12 +132,17 @@ impl Probe {
         let verdict = Judge { profile: &self.profile, findings: &findings, backends: &backends, sysctls: &sysctls }
             .verdict(ipset_version.as_ref(), notes);
         Report {
+            subject: self.profile.subject().to_owned(),
             root: sources.root.path().display().to_string(),
             release: release.cloned(),
             running: sources.running,
             module_support: sources.support.clone(),
             findings,
-            backends: if self.profile.goes_without_iptables() { Vec::new() } else { backends.to_vec() },
+            backends: if self.profile.is_own() || self.profile.goes_without_iptables() {
+                Vec::new()
+            } else {
+                backends.to_vec()
+            },
             ipset_version,
             sysctls,
             sources: sources.statuses(),
@@ -180,7 +185,7 @@ fn merged_early(sources: &Sources, requirement: &Requirement) -> bool {
     };
     sources.release.get().is_some_and(|release| release.suffix().contains(".el8"))
         && lists("nf_conntrack") == Some(true)
-        && lists(provider.module.as_str()) == Some(false)
+        && provider.module.as_ref().is_some_and(|module| lists(module.as_str()) == Some(false))
 }
 
 /// Inputs of the verdict.
@@ -301,6 +306,10 @@ fn obstacle(verdict: &mut Verdict, answer: Answer, reason: String) {
 }
 
 fn judge_sysctl(sysctl: &SysctlFinding, verdict: &mut Verdict) {
+    // Those of IPVS appear with its module.
+    if sysctl.state == SysctlState::Absent && !sysctl.name.starts_with("net/ipv4/vs/") {
+        verdict.caveats.push(format!("sysctl {} does not exist ({})", sysctl.name, sysctl.why));
+    }
     if sysctl.state != SysctlState::Wrong || sysctl.access == Access::Writable {
         return;
     }

@@ -3,6 +3,7 @@
 use crate::error::{Error, ErrorKind, shown};
 use crate::modules::ModuleName;
 use crate::requirement::{Backend, Requirement};
+use crate::sysctl::Sysctl;
 use crate::table::{self, SCHEDULERS, SET_TYPES};
 use crate::version::{IpsetVersion, KernelRelease};
 
@@ -144,7 +145,14 @@ pub struct Profile {
     ipset_version: Option<IpsetVersion>,
     strict_arp: bool,
     without_iptables: bool,
+    /// Subject of a profile that has none of IPVS mode's requirements.
+    subject: Option<String>,
+    requirements: Vec<Requirement>,
+    sysctls: Vec<Sysctl>,
 }
+
+/// Subject of a profile with IPVS mode's requirements.
+pub(crate) const IPVS_MODE: &str = "IPVS mode";
 
 impl Default for Profile {
     fn default() -> Self {
@@ -159,11 +167,74 @@ impl Default for Profile {
             ipset_version: None,
             strict_arp: false,
             without_iptables: false,
+            subject: None,
+            requirements: Vec::new(),
+            sysctls: Vec::new(),
         }
     }
 }
 
 impl Profile {
+    /// A profile of the caller's own, without the requirements of IPVS mode: only what [`Profile::require`] and [`Profile::sysctl`] add is
+    /// looked for. `subject` is the verdict's, in reports: `flow offload: yes`.
+    ///
+    /// ```
+    /// use kmod_probe::{Answer, Capability, ActiveAnswer, Probe, Profile, Requirement, State, Sysctl};
+    ///
+    /// # let host = std::env::temp_dir().join(format!("kmod-probe-doc-own-{}", std::process::id()));
+    /// # let files = [
+    /// #     ("proc/sys/kernel/osrelease", "6.1.0-56-amd64\n"),
+    /// #     ("proc/sys/net/ipv4/ip_forward", "1\n"),
+    /// #     ("proc/modules", "wireguard 1 0 - Live 0x0\n"),
+    /// #     ("dev/net/tun", ""),
+    /// #     ("boot/config-6.1.0-56-amd64", "CONFIG_MODULES=y\nCONFIG_BPF_SYSCALL=y\n# CONFIG_NFT_FLOW_OFFLOAD is not set\nCONFIG_END=y\n"),
+    /// # ];
+    /// # for (path, text) in files {
+    /// #     let path = host.join(path);
+    /// #     std::fs::create_dir_all(path.parent().ok_or("no parent")?)?;
+    /// #     std::fs::write(path, text)?;
+    /// # }
+    /// // An agent that encrypts between nodes, and offloads flows where it can.
+    /// let profile = Profile::own("overlay")
+    ///     .require(Requirement::link_kind("wireguard", "tunnels between nodes")?)
+    ///     .require(Requirement::nft_expression("flow_offload", "flows that skip the rules")?.wanted())
+    ///     .require(Requirement::option("CONFIG_BPF_SYSCALL", "programs at the devices")?)
+    ///     .require(Requirement::file("/dev/net/tun", "tunnels in user space")?)
+    ///     .require(Requirement::kernel(5, 10, "fixes of the tunnels")) // in no module, option or file
+    ///     .require(Requirement::module("hypothetical", "a driver of ours")?.symbol("HYPOTHETICAL")?.since(7, 0).wanted())
+    ///     .sysctl(Sysctl::new("net/ipv4/ip_forward", "1", "traffic of pods")?);
+    /// let report = Probe::new().root(&host).profile(profile).run();
+    /// assert_eq!(report.verdict.answer, Answer::Yes, "{report}");
+    /// assert!(report.to_string().contains("\noverlay: yes\n"));
+    /// let state = |name: &str| report.finding(name).map(|finding| finding.state);
+    /// assert_eq!(state("link wireguard"), Some(State::Loaded));
+    /// assert_eq!(state("CONFIG_BPF_SYSCALL"), Some(State::BuiltIn));
+    /// assert_eq!(state("Linux 5.10"), Some(State::Working));
+    /// assert_eq!(state("expression flow_offload"), Some(State::Missing));
+    /// # std::fs::remove_dir_all(&host)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn own(subject: &str) -> Self {
+        Self { subject: Some(subject.to_owned()), ..Self::default() }
+    }
+
+    /// Adds a requirement, judged and reported as those of IPVS mode are. It takes the place of one of the same name.
+    #[must_use]
+    pub fn require(mut self, requirement: Requirement) -> Self {
+        self.requirements.retain(|known| known.name != requirement.name);
+        self.requirements.push(requirement);
+        self
+    }
+
+    /// Wants a sysctl, judged and reported as those of IPVS mode are. It takes the place of one of the same name.
+    #[must_use]
+    pub fn sysctl(mut self, sysctl: Sysctl) -> Self {
+        self.sysctls.retain(|known| known.name() != sysctl.name());
+        self.sysctls.push(sysctl);
+        self
+    }
+
     /// Requires a scheduler. The first call replaces the default `rr`, further calls add. Empty means `rr`, as it does
     /// in kube-proxy's configuration.
     ///
@@ -250,6 +321,24 @@ impl Profile {
     #[must_use]
     pub fn requirements(&self, release: Option<&KernelRelease>) -> Vec<Requirement> {
         table::requirements(self, release)
+    }
+
+    /// Subject of the verdict.
+    pub(crate) fn subject(&self) -> &str {
+        self.subject.as_deref().unwrap_or(IPVS_MODE)
+    }
+
+    /// Whether the requirements of IPVS mode are left out.
+    pub(crate) fn is_own(&self) -> bool {
+        self.subject.is_some()
+    }
+
+    pub(crate) fn own_requirements(&self) -> &[Requirement] {
+        &self.requirements
+    }
+
+    pub(crate) fn own_sysctls(&self) -> &[Sysctl] {
+        &self.sysctls
     }
 
     pub(crate) fn wanted_schedulers(&self) -> &[Scheduler] {

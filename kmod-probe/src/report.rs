@@ -81,8 +81,10 @@ pub enum EvidenceKind {
     Loaded,
     /// `/sys/module`.
     Sysfs,
-    /// A file below `/proc` that only this part of the kernel makes.
+    /// A file that only this part of the kernel makes, or that was asked for.
     Marker,
+    /// The kernel's version.
+    Release,
     /// `modules.builtin` or `modules.builtin.modinfo`.
     Builtin,
     /// The kernel's configuration.
@@ -159,6 +161,10 @@ pub enum Fix {
         /// First kernel version that has it.
         since: (u64, u64),
     },
+    /// The kernel is older than this version.
+    NewerRelease((u64, u64)),
+    /// There is no such file.
+    ProvideFile(String),
     /// Loading modules was switched off until the next boot.
     ModulesDisabled(ModuleName),
     /// `modprobe.d` forbids to load the module.
@@ -206,6 +212,8 @@ impl fmt::Display for Fix {
             Self::NewerKernel { symbol, since: (major, minor) } => {
                 write!(f, "use a kernel with CONFIG_{symbol}; upstream has it since {major}.{minor}")
             }
+            Self::NewerRelease((major, minor)) => write!(f, "use Linux {major}.{minor} or later"),
+            Self::ProvideFile(path) => write!(f, "make {path} available, or use a kernel that has it"),
             Self::ModulesDisabled(module) => {
                 write!(f, "kernel.modules_disabled is 1: restart, and load {module} before it is set")
             }
@@ -265,7 +273,7 @@ pub struct SourceStatus {
     pub complete: bool,
 }
 
-/// Can IPVS mode be used with what the profile asks for?
+/// Can IPVS mode, or the [subject of the profile](crate::Profile::own), be used with what the profile asks for?
 #[doc(alias = "CanUseIPVSProxier")]
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -322,6 +330,9 @@ pub struct Verdict {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Report {
+    /// Subject of the verdict: `IPVS mode`, or the profile's own.
+    #[cfg_attr(feature = "serde", serde(default = "ipvs_mode"))]
+    pub subject: String,
     /// The directory that all paths are below.
     pub root: String,
     /// The kernel release, when it could be read.
@@ -336,12 +347,18 @@ pub struct Report {
     pub backends: Vec<(Backend, Answer)>,
     /// The version of the `ipset` program, when the profile gave one.
     pub ipset_version: Option<IpsetVersion>,
-    /// Sysctls that IPVS mode wants.
+    /// Sysctls that IPVS mode, or the profile, wants.
     pub sysctls: Vec<SysctlFinding>,
     /// Outcome of reading each list.
     pub sources: Vec<SourceStatus>,
     /// The answer.
     pub verdict: Verdict,
+}
+
+/// Subject of reports that have none: earlier versions wrote none.
+#[cfg(feature = "serde")]
+fn ipvs_mode() -> String {
+    crate::profile::IPVS_MODE.to_owned()
 }
 
 impl Report {

@@ -1,5 +1,7 @@
 //! Requirements as data, and the ways to meet them. Their list is in `table.rs`.
 
+use std::borrow::Cow;
+
 use crate::active::Capability;
 use crate::modules::ModuleName;
 use crate::profile::Families;
@@ -9,7 +11,7 @@ use crate::version::KernelRelease;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Need {
-    /// Without it IPVS mode does not work.
+    /// Without it the [subject of the profile](crate::Profile::own), or IPVS mode, does not work.
     Required,
     /// One of two ways to write iptables rules: all rows of at least one [`Backend`] are required.
     Either,
@@ -50,8 +52,8 @@ pub(crate) enum Marker {
 /// One way to meet a requirement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Provider {
-    /// The module, or the module that a feature is part of.
-    pub module: ModuleName,
+    /// The module, or the module that a feature is part of. `None`: an option of the kernel itself, a file, or the kernel's version.
+    pub module: Option<ModuleName>,
     /// Symbol of the kernel configuration without `CONFIG_`. `None` for a module this crate has never heard of.
     pub symbol: Option<String>,
     /// For a symbol that switches code inside `module` on and off (`CONFIG_IP_VS_IPV6`) instead of building a module: the
@@ -62,9 +64,15 @@ pub struct Provider {
     /// First upstream kernel that no longer has it.
     pub until: Option<(u64, u64)>,
     pub(crate) markers: &'static [Marker],
+    /// Files that a caller named as such.
+    pub(crate) files: Vec<String>,
 }
 
 impl Provider {
+    /// Nothing that could be looked for.
+    pub(crate) const NONE: Self =
+        Self { module: None, symbol: None, part_of: None, since: None, until: None, markers: &[], files: Vec::new() };
+
     /// Whether it is a part of `module` that the configuration switches, not a module.
     #[must_use]
     pub fn is_feature(&self) -> bool {
@@ -86,10 +94,11 @@ impl Provider {
     }
 }
 
-/// Something the kernel has to have, and why.
+/// Something the kernel has to have, and why. Those of IPVS mode come from [`Profile::requirements`](crate::Profile::requirements); a caller
+/// makes others, for [`Profile::require`](crate::Profile::require).
 ///
 /// ```
-/// use kmod_probe::{KernelRelease, Profile};
+/// use kmod_probe::{KernelRelease, ModuleName, Profile};
 ///
 /// // The module that IPv4 masquerading takes, by the kernel's age.
 /// let module = |release: KernelRelease| {
@@ -97,7 +106,7 @@ impl Provider {
 ///     let row = rows.into_iter().find(|row| row.name == "MASQUERADE, IPv4")?;
 ///     row.providers.into_iter().find(|provider| provider.is_expected_in(Some(&release)) && !provider.is_feature())
 /// };
-/// assert_eq!(module("4.18.0-80.el8".parse()?).ok_or("none")?.module.as_str(), "ipt_MASQUERADE");
+/// assert_eq!(module("4.18.0-80.el8".parse()?).ok_or("none")?.module, Some(ModuleName::new("ipt_MASQUERADE")?));
 /// assert_eq!(module("6.1.0-56-amd64".parse()?).ok_or("none")?.symbol.as_deref(), Some("NETFILTER_XT_TARGET_MASQUERADE"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -107,7 +116,7 @@ pub struct Requirement {
     /// Name in reports: a module (`xt_set`), `scheduler rr`, `set hash:ip`, or a feature such as `ip_vs: UDP`.
     pub name: String,
     /// Purpose of the requirement.
-    pub why: &'static str,
+    pub why: Cow<'static, str>,
     /// Importance of the requirement.
     pub need: Need,
     /// For [`Need::Either`]: the backend it belongs to, and the families that need it.

@@ -1,5 +1,7 @@
 //! From lists to an answer: the state of one requirement in the kernel, with its evidence.
 
+use std::path::Path;
+
 use crate::Answer;
 use crate::active::{ActiveAnswer, ActiveProbe};
 use crate::kconfig::Setting;
@@ -53,7 +55,7 @@ pub(crate) fn finding(sources: &Sources, requirement: &Requirement, active: &mut
         }
     }
     let (module, is_feature, case) = if let Some((_, provider, case)) = best {
-        (Some(provider.module.clone()), provider.is_feature(), case)
+        (provider.module.clone(), provider.is_feature(), case)
     } else {
         // A set type that the table does not have: only the kernel itself can know it.
         let mut case = Case::default();
@@ -62,7 +64,7 @@ pub(crate) fn finding(sources: &Sources, requirement: &Requirement, active: &mut
     };
     Finding {
         name: requirement.name.clone(),
-        why: requirement.why.to_owned(),
+        why: requirement.why.to_string(),
         need: requirement.need,
         backend: requirement.backend,
         state: case.state.unwrap_or(State::Unknown),
@@ -74,7 +76,11 @@ pub(crate) fn finding(sources: &Sources, requirement: &Requirement, active: &mut
 }
 
 fn provide(sources: &Sources, provider: &Provider, asked: &ActiveAnswer) -> Case {
-    let mut case = if provider.is_feature() { feature(sources, provider) } else { module(sources, provider) };
+    let mut case = match &provider.module {
+        Some(_) if provider.is_feature() => feature(sources, provider),
+        Some(name) => module(sources, provider, name),
+        None => option(sources, provider),
+    };
     markers(sources, provider, &mut case);
     heard(&mut case, asked);
     if case.state.is_none() {
@@ -115,16 +121,18 @@ fn heard(case: &mut Case, asked: &ActiveAnswer) {
 
 /// Files that only this part of the kernel makes.
 fn markers(sources: &Sources, provider: &Provider, case: &mut Case) {
-    if !sources.running {
-        return;
-    }
-    for marker in provider.markers {
-        const LARGEST: u64 = 64 << 10;
-        let (path, says) = match marker {
-            Marker::Path(path) => (*path, sources.root.exists(path).unwrap_or(false).then(|| "exists".to_owned())),
-            Marker::Word(path, word) => {
+    const LARGEST: u64 = 64 << 10;
+    let files = provider.files.iter().map(|path| (path.as_str(), None));
+    let markers = provider.markers.iter().map(|marker| match marker {
+        Marker::Path(path) => (*path, None),
+        Marker::Word(path, word) => (*path, Some(*word)),
+    });
+    for (path, word) in markers.chain(files).filter(|(path, _)| is_visible(sources, path)) {
+        let says = match word {
+            None => sources.root.exists(path).unwrap_or(false).then(|| "exists".to_owned()),
+            Some(word) => {
                 let text = sources.running_text(path, LARGEST).unwrap_or_default();
-                (*path, text.lines().any(|line| line == *word).then(|| format!("lists \"{word}\"")))
+                text.lines().any(|line| line == word).then(|| format!("lists \"{word}\""))
             }
         };
         if let Some(says) = says {
@@ -138,9 +146,35 @@ fn markers(sources: &Sources, provider: &Provider, case: &mut Case) {
     }
 }
 
+/// Whether a file can be seen: what the running kernel makes says nothing about another one.
+fn is_visible(sources: &Sources, path: &str) -> bool {
+    sources.running || !["/proc", "/sys", "/dev"].iter().any(|top| Path::new(path).starts_with(top))
+}
+
+/// An option of the kernel itself, or its version.
+fn option(sources: &Sources, provider: &Provider) -> Case {
+    let mut case = Case::default();
+    configured(sources, provider, &mut case);
+    let symbol = provider.symbol.as_ref().and_then(|symbol| sources.config.get()?.get(symbol));
+    if matches!(symbol, Some((_, Setting::Module))) {
+        case.decide(State::Loadable, None);
+    }
+    let only_version = provider.symbol.is_none() && provider.files.is_empty();
+    if let (true, Some(release)) = (only_version, sources.release.get()) {
+        case.see(EvidenceKind::Release, &sources.release.path, None, release.as_str());
+        match provider.since {
+            _ if provider.is_expected_in(Some(release)) => case.decide(State::Working, None),
+            Some(since) if !release.at_least(since.0, since.1) => {
+                case.decide(State::Missing, Some(Fix::NewerRelease(since)));
+            }
+            _ => case.decide(State::Missing, None),
+        }
+    }
+    case
+}
+
 /// A module: in memory, then built in, then installed. What is left without a decision goes on to [`absent`].
-fn module(sources: &Sources, provider: &Provider) -> Case {
-    let name = &provider.module;
+fn module(sources: &Sources, provider: &Provider, name: &ModuleName) -> Case {
     let mut case = Case::default();
     if let Some((line, state)) = sources.loaded.get().and_then(|loaded| loaded.get(name)) {
         let path = &sources.loaded.path;
@@ -276,8 +310,9 @@ fn feature(sources: &Sources, provider: &Provider) -> Case {
     if switch.state != Some(State::BuiltIn) {
         return switch;
     }
-    let host = Provider { symbol: provider.part_of.clone(), part_of: None, markers: &[], ..provider.clone() };
-    let mut case = module(sources, &host);
+    let symbol = provider.part_of.clone().filter(|symbol| !symbol.is_empty());
+    let host = Provider { symbol, part_of: None, markers: &[], files: Vec::new(), ..provider.clone() };
+    let mut case = host.module.as_ref().map(|name| module(sources, &host, name)).unwrap_or_default();
     if case.state.is_none() {
         // =y for a part says that the whole is at least a module.
         absent(sources, &host, &mut case);
@@ -291,6 +326,9 @@ fn absent(sources: &Sources, provider: &Provider, case: &mut Case) {
     let release = sources.release.get();
     let name = release.map(ToString::to_string).unwrap_or_default();
     let config = sources.config.get();
+    if provider.symbol.is_none() && provider.module.is_none() && !provider.files.is_empty() {
+        return without_file(sources, provider, case);
+    }
     let setting = provider.symbol.as_ref().and_then(|symbol| Some((symbol, config?.get(symbol))));
     let without = |symbol: &String| match provider.since {
         Some(since) if !provider.is_expected_in(release) => Fix::NewerKernel { symbol: symbol.clone(), since },
@@ -316,13 +354,13 @@ fn absent(sources: &Sources, provider: &Provider, case: &mut Case) {
         };
         return case.decide(State::Unknown, Some(fix));
     };
-    if provider.is_feature() {
+    let Some(module) = provider.module.as_ref().filter(|_| !provider.is_feature()) else {
         let fix = match &sources.config.content {
             Err(Failure::Denied) => Fix::GrantRead(sources.config.path.clone()),
             _ => Fix::ShowConfig(name),
         };
         return case.decide(State::Unknown, Some(fix));
-    }
+    };
     let is_module = matches!(setting, Some((_, Some((_, Setting::Module)))));
     match (&sources.directory.content, &sources.loadable.content) {
         // Without module support only a list of what is built in can tell.
@@ -332,15 +370,10 @@ fn absent(sources: &Sources, provider: &Provider, case: &mut Case) {
             _ => case.decide(State::Unknown, Some(Fix::ShowConfig(name))),
         },
         (_, Ok(loadable)) if loadable.complete() && (is_module || listed_builtin(sources)) => {
-            case.see(
-                EvidenceKind::Installed,
-                &sources.loadable.path,
-                None,
-                format!("does not list {}", provider.module),
-            );
+            case.see(EvidenceKind::Installed, &sources.loadable.path, None, format!("does not list {module}"));
             let fix = match &provider.symbol {
                 Some(symbol) if !is_module && !provider.is_expected_in(Some(release)) => without(symbol),
-                _ => Fix::InstallModule { module: provider.module.clone(), release: name },
+                _ => Fix::InstallModule { module: module.clone(), release: name },
             };
             case.decide(State::Missing, Some(fix));
         }
@@ -355,6 +388,20 @@ fn absent(sources: &Sources, provider: &Provider, case: &mut Case) {
         (Err(_), _) => {
             let others = sources.other_releases.clone();
             case.decide(State::Unknown, Some(Fix::MountModules { release: name, others }));
+        }
+    }
+}
+
+/// None of the files that were asked for was seen.
+fn without_file(sources: &Sources, provider: &Provider, case: &mut Case) {
+    for path in &provider.files {
+        match sources.root.exists(path).map(|_| is_visible(sources, path)) {
+            Ok(true) => {
+                case.see(EvidenceKind::Marker, path, None, "is not there");
+                case.decide(State::Missing, Some(Fix::ProvideFile(path.clone())));
+            }
+            Err(Failure::Denied) => case.decide(State::Unknown, Some(Fix::GrantRead(path.clone()))),
+            _ => case.decide(State::Unknown, None),
         }
     }
 }

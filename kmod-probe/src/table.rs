@@ -4,6 +4,8 @@
 //! against the sources of 4.18, 5.10, 6.1, 6.12 and 7.2. Version limits are those of the upstream kernel. Vendors
 //! backport, so a limit never decides by itself: it picks the module to ask for and explains what is missing.
 
+use std::borrow::Cow;
+
 use crate::active::Capability;
 use crate::modules::ModuleName;
 use crate::profile::{Families, Family, Profile};
@@ -12,6 +14,15 @@ use crate::version::KernelRelease;
 
 /// All rows for a profile on a kernel. Rows for kernels of another age are left out (`nf_conntrack_ipv4` from 4.19 on).
 pub(crate) fn requirements(profile: &Profile, release: Option<&KernelRelease>) -> Vec<Requirement> {
+    let mut rows = if profile.is_own() { Vec::new() } else { of_ipvs_mode(profile, release) };
+    for own in profile.own_requirements() {
+        rows.retain(|row| row.name != own.name);
+        rows.push(own.clone());
+    }
+    rows
+}
+
+fn of_ipvs_mode(profile: &Profile, release: Option<&KernelRelease>) -> Vec<Requirement> {
     let mut rows: Vec<Requirement> = ROWS
         .iter()
         .filter(|row| row.only_before.is_none_or(|(major, minor)| release.is_some_and(|r| !r.at_least(major, minor))))
@@ -37,7 +48,7 @@ pub(crate) fn requirements(profile: &Profile, release: Option<&KernelRelease>) -
 }
 
 /// First upstream kernel that has something; `None`: older than 3.10.
-type Since = Option<(u64, u64)>;
+pub(crate) type Since = Option<(u64, u64)>;
 
 /// All schedulers of the kernel (name, symbol), with the first upstream version of those younger than 3.10.
 pub(crate) const SCHEDULERS: &[(&str, &str, Since)] = &[
@@ -77,19 +88,78 @@ pub(crate) const SET_TYPES: &[(&str, &str, &str, Since)] = &[
     ("list:set", "ip_set_list_set", "IP_SET_LIST_SET", None),
 ];
 
+/// Expressions of nf_tables: name, module, symbol. Those of `nf_tables` itself have no module of their own.
+pub(crate) const EXPRESSIONS: &[(&str, &str, &str, Since)] = &[
+    ("bitwise", "nf_tables", "NF_TABLES", Some((3, 13))),
+    ("byteorder", "nf_tables", "NF_TABLES", Some((3, 13))),
+    ("cmp", "nf_tables", "NF_TABLES", Some((3, 13))),
+    ("dynset", "nf_tables", "NF_TABLES", Some((4, 1))),
+    ("immediate", "nf_tables", "NF_TABLES", Some((3, 13))),
+    ("lookup", "nf_tables", "NF_TABLES", Some((3, 13))),
+    ("payload", "nf_tables", "NF_TABLES", Some((3, 13))),
+    ("range", "nf_tables", "NF_TABLES", Some((4, 9))),
+    ("connlimit", "nft_connlimit", "NFT_CONNLIMIT", Some((4, 18))),
+    ("ct", "nft_ct", "NFT_CT", Some((3, 13))),
+    ("fib", "nft_fib_inet", "NFT_FIB_INET", Some((4, 10))),
+    ("flow_offload", "nft_flow_offload", "NFT_FLOW_OFFLOAD", Some((4, 16))),
+    ("hash", "nft_hash", "NFT_HASH", Some((4, 9))),
+    ("limit", "nft_limit", "NFT_LIMIT", Some((3, 13))),
+    ("log", "nft_log", "NFT_LOG", Some((3, 13))),
+    ("masq", "nft_masq", "NFT_MASQ", Some((3, 18))),
+    ("nat", "nft_nat", "NFT_NAT", Some((3, 13))),
+    ("numgen", "nft_numgen", "NFT_NUMGEN", Some((4, 9))),
+    ("osf", "nft_osf", "NFT_OSF", Some((4, 19))),
+    ("queue", "nft_queue", "NFT_QUEUE", Some((3, 14))),
+    ("quota", "nft_quota", "NFT_QUOTA", Some((4, 9))),
+    ("redir", "nft_redir", "NFT_REDIR", Some((3, 19))),
+    ("reject", "nft_reject_inet", "NFT_REJECT_INET", Some((3, 14))),
+    ("socket", "nft_socket", "NFT_SOCKET", Some((4, 18))),
+    ("synproxy", "nft_synproxy", "NFT_SYNPROXY", Some((5, 3))),
+    ("tproxy", "nft_tproxy", "NFT_TPROXY", Some((4, 19))),
+    ("tunnel", "nft_tunnel", "NFT_TUNNEL", Some((4, 19))),
+    ("xfrm", "nft_xfrm", "NFT_XFRM", Some((4, 20))),
+];
+
+/// Kinds of links: name, module, symbol.
+pub(crate) const LINK_KINDS: &[(&str, &str, &str, Since)] = &[
+    ("bareudp", "bareudp", "BAREUDP", Some((5, 7))),
+    ("bond", "bonding", "BONDING", None),
+    ("bridge", "bridge", "BRIDGE", None),
+    ("dummy", "dummy", "DUMMY", None),
+    ("geneve", "geneve", "GENEVE", Some((4, 2))),
+    ("gre", "ip_gre", "NET_IPGRE", None),
+    ("gretap", "ip_gre", "NET_IPGRE", None),
+    ("ifb", "ifb", "IFB", None),
+    ("ip6gre", "ip6_gre", "IPV6_GRE", None),
+    ("ip6tnl", "ip6_tunnel", "IPV6_TUNNEL", None),
+    ("ipip", "ipip", "NET_IPIP", None),
+    ("ipvlan", "ipvlan", "IPVLAN", Some((3, 19))),
+    ("macvlan", "macvlan", "MACVLAN", None),
+    ("sit", "sit", "IPV6_SIT", None),
+    ("team", "team", "NET_TEAM", None),
+    ("veth", "veth", "VETH", None),
+    ("vlan", "8021q", "VLAN_8021Q", None),
+    ("vrf", "vrf", "NET_VRF", Some((4, 3))),
+    ("vti", "ip_vti", "NET_IPVTI", None),
+    ("vxlan", "vxlan", "VXLAN", None),
+    ("wireguard", "wireguard", "WIREGUARD", Some((5, 6))),
+    ("xfrm", "xfrm_interface", "XFRM_INTERFACE", Some((4, 19))),
+];
+
 fn scheduler(name: &str, need: Need, why: &'static str) -> Requirement {
     let known = SCHEDULERS.iter().find(|(known, ..)| *known == name);
     let provider = ModuleName::new(&format!("ip_vs_{name}")).ok().map(|module| Provider {
-        module,
+        module: Some(module),
         symbol: known.map(|(_, symbol, _)| (*symbol).to_owned()),
         part_of: None,
         since: known.and_then(|(.., since)| *since),
         until: None,
         markers: &[],
+        files: Vec::new(),
     });
     Requirement {
         name: format!("scheduler {name}"),
-        why,
+        why: Cow::Borrowed(why),
         need,
         backend: None,
         providers: provider.into_iter().collect(),
@@ -100,17 +170,18 @@ fn scheduler(name: &str, need: Need, why: &'static str) -> Requirement {
 fn set_type_row(name: &str) -> Requirement {
     let provider = SET_TYPES.iter().find(|(known, ..)| *known == name).and_then(|(_, module, symbol, since)| {
         Some(Provider {
-            module: ModuleName::new(module).ok()?,
+            module: Some(ModuleName::new(module).ok()?),
             symbol: Some((*symbol).to_owned()),
             part_of: None,
             since: *since,
             until: None,
             markers: &[],
+            files: Vec::new(),
         })
     });
     Requirement {
         name: format!("set {name}"),
-        why: "sets of this type",
+        why: Cow::Borrowed("sets of this type"),
         need: Need::Required,
         backend: None,
         providers: provider.into_iter().collect(),
@@ -195,17 +266,18 @@ impl Row {
         };
         let provider = |p: &P| {
             Some(Provider {
-                module: ModuleName::new(p.module).ok()?,
+                module: Some(ModuleName::new(p.module).ok()?),
                 symbol: Some(p.symbol.to_owned()),
                 part_of: p.part_of.map(str::to_owned),
                 since: p.since,
                 until: p.until,
                 markers: p.markers,
+                files: Vec::new(),
             })
         };
         Requirement {
             name: self.name.to_owned(),
-            why: self.why,
+            why: Cow::Borrowed(self.why),
             need,
             backend,
             providers: self.providers.iter().filter_map(provider).collect(),

@@ -38,7 +38,7 @@ impl Report {
         if let Some(version) = &self.ipset_version {
             writeln!(out, "ipset {version}")?;
         }
-        writeln!(out, "IPVS mode: {}", self.verdict.answer)?;
+        writeln!(out, "{}: {}", self.subject, self.verdict.answer)?;
         for reason in &self.verdict.reasons {
             wrapped(out, "  - ", reason)?;
         }

@@ -7,7 +7,10 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use common::{Tree, find};
-use kmod_probe::{ActiveAnswer, Answer, Capability, EvidenceKind, Failure, Fix, Profile, State};
+use kmod_probe::{
+    ActiveAnswer, Answer, Capability, ErrorKind, EvidenceKind, Failure, Fix, Profile, Requirement, State, Sysctl,
+    SysctlState,
+};
 
 const RELEASE: &str = "6.1.0-56-cloud-amd64";
 const CONFIG: &str = "boot/config-6.1.0-56-cloud-amd64";
@@ -329,4 +332,129 @@ fn unreadable_is_not_absent() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let ran = String::from_utf8_lossy(&output.stdout).contains("1 passed");
     assert!(ran, "the inner run did not happen: {}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// An own requirement of each kind, on Debian's kernel: the tree's lists say what is there.
+#[test]
+fn own_requirements_are_judged_by_the_same_evidence() {
+    let tree = fresh();
+    let judged = |requirement: Requirement| {
+        let report = tree.report_for(Profile::own("agent").require(requirement));
+        assert_eq!((report.findings.len(), report.sysctls.len(), report.backends.len()), (1, 0, 0), "{report}");
+        let finding = report.findings[0].clone();
+        let expected = match finding.state {
+            State::Missing => Answer::No,
+            State::Unknown => Answer::Unknown,
+            _ => Answer::Yes,
+        };
+        assert_eq!(report.verdict.answer, expected, "{report}");
+        assert!(report.to_string().contains(&format!("agent: {expected}\n")), "{report}");
+        (finding.state, finding.fix)
+    };
+    let own = |made: Result<Requirement, kmod_probe::Error>| made.unwrap();
+    let kernel_with = |symbol: &str| Some(Fix::KernelWith(symbol.to_owned()));
+    // A module: by the row of the table, or by one's own.
+    let table = find(&tree.report(), "xt_set").clone();
+    assert_eq!(judged(own(Requirement::module("xt_set", "sets"))), (table.state, table.fix));
+    assert_eq!(judged(own(Requirement::module("no_such", "it"))).0, State::Missing);
+    tree.write("proc/modules", "wireguard 1 0 - Live 0x0\n");
+    assert_eq!(judged(own(Requirement::link_kind("wireguard", "tunnels"))), (State::Loaded, None));
+    // Options.
+    assert_eq!(judged(own(Requirement::option("CONFIG_IP_VS_IPV6", "IPv6"))), (State::BuiltIn, None));
+    assert_eq!(judged(own(Requirement::option("IP_VS", "IPVS"))).0, State::Loadable);
+    tree.edit(CONFIG, "CONFIG_IP_VS_IPV6=y", Some("# CONFIG_IP_VS_IPV6 is not set"));
+    assert_eq!(judged(own(Requirement::option("IP_VS_IPV6", "IPv6"))), (State::Missing, kernel_with("IP_VS_IPV6")));
+    let switch = own(own(Requirement::module("ip_vs", "IPv6")).symbol("IP_VS")).switch("CONFIG_IP_VS_IPV6");
+    assert_eq!(judged(own(switch)), (State::Missing, kernel_with("IP_VS_IPV6")));
+    // The kernel's version, and one of several ways.
+    assert_eq!(judged(Requirement::kernel(6, 1, "news")), (State::Working, None));
+    let newer = Requirement::kernel(6, 2, "news");
+    assert_eq!(judged(newer.clone()), (State::Missing, Some(Fix::NewerRelease((6, 2)))));
+    assert_eq!(judged(newer.clone().or(own(Requirement::file("/boot", "it")))).0, State::Working);
+    assert_eq!(judged(Requirement::kernel(3, 10, "what 6.1 has no more").until(6, 0)), (State::Missing, None));
+    // Files.
+    let tun = || own(Requirement::file("/dev/net/tun", "tunnels"));
+    assert_eq!(judged(tun()), (State::Missing, Some(Fix::ProvideFile("/dev/net/tun".to_owned()))));
+    tree.write("dev/net/tun", "");
+    assert_eq!(judged(tun()), (State::Working, None));
+    let installed =
+        tree.probe().profile(Profile::own("agent").require(tun())).installed_kernel(RELEASE.parse().unwrap());
+    assert_eq!(installed.run().verdict.answer, Answer::Unknown, "/dev is the running kernel's");
+    // Not required; and with a file that shows it.
+    let report = tree.report_for(Profile::own("agent").require(newer.wanted()));
+    assert_eq!((report.verdict.answer, report.findings[0].state), (Answer::Yes, State::Missing));
+    assert_eq!(judged(own(own(Requirement::module("no_such", "it")).shown_by("/dev/net/tun"))), (State::Working, None));
+    // Without configuration an option is not known, and neither is anything without a release.
+    tree.remove(CONFIG);
+    let (state, fix) = judged(own(Requirement::option("IP_VS_IPV6", "IPv6")));
+    assert_eq!((state, fix), (State::Unknown, Some(Fix::ShowConfig(RELEASE.to_owned()))));
+    tree.remove("proc/sys/kernel/osrelease");
+    assert_eq!(judged(Requirement::kernel(6, 1, "news")), (State::Unknown, Some(Fix::ShowRelease)));
+}
+
+#[test]
+fn own_requirements_beside_those_of_ipvs_mode() {
+    let tree = fresh();
+    assert_eq!(tree.report().verdict.answer, Answer::Yes);
+    let netlink = Requirement::module("nf_conntrack_netlink", "flows of ours").unwrap();
+    let profile = Profile::default().require(netlink).require(Requirement::kernel(99, 0, "the future"));
+    let report = tree.report_for(profile);
+    assert_eq!(find(&report, "nf_conntrack_netlink").why, "flows of ours", "it takes the place of the table's");
+    assert_eq!(report.findings.iter().filter(|finding| finding.name == "nf_conntrack_netlink").count(), 1);
+    assert_eq!(report.verdict.reasons, ["Linux 99.0 is missing (the future): use Linux 99.0 or later"]);
+    // The kernel's own word on expressions and links.
+    let expression = Requirement::nft_expression("no_such", "ours").unwrap();
+    let profile = Profile::own("agent").require(expression);
+    assert_eq!(tree.report_for(profile.clone()).verdict.answer, Answer::No);
+    let report = tree.probe().profile(profile).run_with(&mut |capability: &Capability| match capability {
+        Capability::NftExpression(name) if name == "no_such" => ActiveAnswer::Works("a rule with it was taken".into()),
+        _ => ActiveAnswer::Unknown(String::new()),
+    });
+    assert_eq!(find(&report, "expression no_such").state, State::Working);
+}
+
+#[test]
+fn own_sysctls_are_compared_by_words() {
+    let tree = fresh();
+    tree.write("proc/sys/net/ipv4/tcp_rmem", "4096\t131072\t6291456\n").write("proc/sys/net/ipv4/ip_forward", "0\n");
+    let sysctl = |name: &str, value: &str| {
+        let own = Sysctl::new(name, value, "ours").unwrap();
+        let report = tree.report_for(Profile::own("agent").sysctl(own));
+        assert_eq!(report.sysctls.len(), 1);
+        (report.sysctls[0].state.clone(), report.verdict.caveats.concat())
+    };
+    assert_eq!(sysctl("net/ipv4/tcp_rmem", " 4096  131072 6291456").0, SysctlState::Right);
+    assert_eq!(sysctl("net/ipv4/tcp_rmem", "4096 131072 1").0, SysctlState::Wrong);
+    let (state, caveats) = sysctl("net/core/no_such", "1");
+    assert_eq!((state, caveats.as_str()), (SysctlState::Absent, "sysctl net/core/no_such does not exist (ours)"));
+    // One of IPVS mode's, with another value.
+    let profile = Profile::default().sysctl(Sysctl::new("net/ipv4/ip_forward", "0", "no router").unwrap());
+    let report = tree.report_for(profile);
+    let forward: Vec<_> = report.sysctls.iter().filter(|sysctl| sysctl.name == "net/ipv4/ip_forward").collect();
+    assert_eq!((forward.len(), &forward[0].state), (1, &SysctlState::Right));
+}
+
+#[test]
+fn bad_own_requirements_are_refused() {
+    for (made, kind, names) in [
+        (Requirement::module("a b", "x").err(), ErrorKind::InvalidModuleName, "a b"),
+        (Requirement::module(&"x".repeat(56), "x").err(), ErrorKind::InvalidModuleName, "xxx"),
+        (Requirement::link_kind("", "x").err(), ErrorKind::InvalidModuleName, "empty"),
+        (Requirement::nft_expression("../x", "x").err(), ErrorKind::InvalidModuleName, "../x"),
+        (Requirement::option("", "x").err(), ErrorKind::InvalidRequirement, "letters"),
+        (Requirement::option("CONFIG_", "x").err(), ErrorKind::InvalidRequirement, "CONFIG_"),
+        (Requirement::option("IP VS=y", "x").err(), ErrorKind::InvalidRequirement, "IP VS=y"),
+        (Requirement::file("dev/net/tun", "x").err(), ErrorKind::InvalidRequirement, "absolute"),
+        (Requirement::file("/", "x").err(), ErrorKind::InvalidRequirement, "absolute"),
+        (Requirement::file("/proc/../etc/shadow", "x").err(), ErrorKind::InvalidRequirement, ".."),
+        (Requirement::file("/a\nb", "x").err(), ErrorKind::InvalidRequirement, "\\n"),
+        (Sysctl::new("/net/ipv4/ip_forward", "1", "x").err(), ErrorKind::InvalidRequirement, "below /proc/sys"),
+        (Sysctl::new("net.ipv4.ip_forward", "1", "x").err(), ErrorKind::InvalidRequirement, "net/ipv4/ip_forward"),
+        (Sysctl::new("net/../kernel/core_pattern", "1", "x").err(), ErrorKind::InvalidRequirement, "below /proc/sys"),
+        (Sysctl::new("net/ipv4/ip_forward", " ", "x").err(), ErrorKind::InvalidRequirement, "empty"),
+    ] {
+        let error = made.unwrap_or_else(|| panic!("{names} was taken"));
+        assert_eq!(error.kind(), kind, "{error}");
+        assert!(error.to_string().contains(names), "{error}");
+    }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use kmod_probe::{
     Access, Answer, Backend, EvidenceKind, Families, Finding, Fix, LoadResult, Loader, ModuleName, Probe, Profile,
-    Report, State, SysctlState,
+    Report, Requirement, State, SysctlState,
 };
 use testkit::{Need, kernel_test};
 
@@ -113,6 +113,9 @@ fn kernel_lists_agree_with_the_probe() {
     agrees_with_module_lists(&report, &before, &after, &mut tally);
     agrees_with_proc_net(&report, &before, &after, &mut tally);
     agrees_with_modprobe(&report, &mut tally);
+    let report = Probe::new().profile(own()).run();
+    agrees_with_modprobe(&report, &mut tally);
+    agrees_with_aliases(&report, &mut tally);
     tally.finish("kernel_lists_agree_with_the_probe");
 }
 
@@ -127,6 +130,104 @@ fn kernel_tools_agree_with_the_probe() {
         agrees_with_ipvs_and_sets(&report, &mut tally);
         agrees_with_iptables(&report, &mut tally);
         tally.finish("kernel_tools_agree_with_the_probe");
+    });
+}
+
+/// Kinds of links that can be added without naming another device.
+const LINKS: [&str; 9] = ["bond", "bridge", "dummy", "geneve", "ifb", "team", "veth", "vrf", "wireguard"];
+const OTHER_LINKS: [&str; 13] = [
+    "bareudp", "gre", "gretap", "ip6gre", "ip6tnl", "ipip", "ipvlan", "macvlan", "sit", "vlan", "vti", "vxlan", "xfrm",
+];
+/// Expressions, with a rule of a chain of type filter at hook prerouting, family ip, that needs no more of nf_tables.
+const EXPRESSIONS: [(&str, &str); 13] = [
+    ("bitwise", "meta mark and 1 == 1"),
+    ("connlimit", "ct count over 3 drop"),
+    ("ct", "ct state new"),
+    ("fib", "fib saddr type local"),
+    ("hash", "meta mark set jhash ip saddr mod 2"),
+    ("limit", "limit rate 1/second"),
+    ("log", "log"),
+    ("numgen", "meta mark set numgen inc mod 2"),
+    ("osf", "osf name \"Linux\""),
+    ("quota", "quota 1 mbytes"),
+    ("socket", "socket transparent 1"),
+    ("tproxy", "meta l4proto tcp tproxy to :1"),
+    ("xfrm", "ipsec in reqid 1"),
+];
+const OTHER_EXPRESSIONS: [&str; 13] = [
+    "byteorder",
+    "cmp",
+    "dynset",
+    "flow_offload",
+    "immediate",
+    "lookup",
+    "masq",
+    "nat",
+    "payload",
+    "queue",
+    "range",
+    "redir",
+    "synproxy",
+];
+
+/// All links and expressions that the crate knows, required.
+fn own() -> Profile {
+    let expressions = EXPRESSIONS.iter().map(|(name, _)| name).chain(&OTHER_EXPRESSIONS);
+    let expressions = expressions.map(|name| Requirement::nft_expression(name, "rules").unwrap());
+    let links = LINKS.iter().chain(&OTHER_LINKS).map(|kind| Requirement::link_kind(kind, "devices").unwrap());
+    links.chain(expressions).fold(Profile::own("an agent"), Profile::require)
+}
+
+/// The module that the kernel itself asks `modprobe` for when it meets a link or an expression is the one that the crate names.
+fn agrees_with_aliases(report: &Report, tally: &mut Tally) {
+    if !std::path::Path::new("/sbin/modprobe").exists() {
+        return;
+    }
+    for finding in report.findings.iter().filter(|finding| finding.state == State::Loadable) {
+        let aliases = match finding.name.split_once(' ').unwrap() {
+            ("link", kind) => vec![format!("rtnl-link-{kind}")],
+            (_, name) => ["", "1-", "2-"].map(|family| format!("nft-expr-{family}{name}")).to_vec(),
+        };
+        let resolves = |alias: &String| Command::new("/sbin/modprobe").args(["-R", alias]).output().unwrap();
+        let found = aliases.iter().map(resolves).find(|output| output.status.success());
+        let Some(found) = found else { continue }; // in nf_tables, which has no alias for it
+        let modules = String::from_utf8_lossy(&found.stdout);
+        let module = finding.module.as_ref().unwrap().as_str();
+        assert!(modules.lines().any(|line| line == module), "{}: {module}, but modprobe says {modules}", finding.name);
+        tally.compared += 1;
+    }
+}
+
+/// `ip` and `nft` can do what an agent's own requirements say.
+#[test]
+fn kernel_tools_agree_with_own_requirements() {
+    kernel_test(&[Need::Root, Need::Tool("ip"), Need::Tool("nft"), Need::Nftables], || {
+        let mut tally = Tally::default();
+        let report = Probe::new().profile(own()).run();
+        for kind in LINKS {
+            let mut command = vec!["ip", "link", "add", "probe0", "type", kind];
+            match kind {
+                "geneve" => command.extend(["id", "1", "remote", "192.0.2.1"]),
+                "vrf" => command.extend(["table", "10"]),
+                _ => {}
+            }
+            let output = run(&command);
+            tally.compare(&report, &command.join(" "), &[state(&report, &format!("link {kind}"))], &output);
+            if output.status.success() {
+                run(&["ip", "link", "del", "probe0"]);
+            }
+        }
+        assert!(
+            run(&["nft", "add table ip t; add chain ip t c { type filter hook prerouting priority 0; }"])
+                .status
+                .success()
+        );
+        for (name, rule) in EXPRESSIONS {
+            let command = ["nft", &format!("add rule ip t c {rule}")];
+            let output = run(&command);
+            tally.compare(&report, &command.join(" "), &[state(&report, &format!("expression {name}"))], &output);
+        }
+        tally.finish("kernel_tools_agree_with_own_requirements");
     });
 }
 
