@@ -1,6 +1,6 @@
 //! The attribute tables: number, name and type of each attribute, as in linux/netfilter/nf_tables.h.
 //!
-//! Numbers are in network byte order.
+//! Numbers are in network byte order but where they say otherwise.
 
 use netlink_batch::{Attrs, Be16, Be32, Be64, NulStr, attrs};
 
@@ -90,6 +90,17 @@ attrs! {
         DEV = 3 => Dev(NulStr<'a>),
         /// Devices.
         DEVS = 4 => Devs(&'a [u8]),
+    }
+}
+
+attrs! {
+    /// A device of a hook.
+    "NFTA_DEVICE_",
+    pub enum DeviceAttr<'a> {
+        /// Name.
+        NAME = 1 => Name(NulStr<'a>),
+        /// Beginning of the names of several. Since Linux 6.16.
+        PREFIX = 2 => Prefix(&'a [u8]),
     }
 }
 
@@ -808,5 +819,100 @@ attrs! {
         REG_ADDR = 2 => RegAddr(Be32),
         /// Register with the port.
         REG_PORT = 3 => RegPort(Be32),
+    }
+}
+
+attrs! {
+    /// Adds the connection to a flow table.
+    "NFTA_FLOW_",
+    pub enum FlowAttr<'a> {
+        /// Name of the flow table.
+        TABLE_NAME = 1 => TableName(NulStr<'a>),
+    }
+}
+
+attrs! {
+    /// A flow table.
+    "NFTA_FLOWTABLE_",
+    pub enum FlowtableAttr<'a> {
+        /// Name of the table.
+        TABLE = 1 => Table(NulStr<'a>),
+        /// Name.
+        NAME = 2 => Name(NulStr<'a>),
+        /// Hook and devices.
+        HOOK = 3 => Hook(Attrs<'a, FlowtableHookAttr<'a>>),
+        /// Number of references.
+        USE = 4 => Use(Be32),
+        /// The kernel's number of the flow table.
+        HANDLE = 5 => Handle(Be64),
+        /// Padding.
+        PAD = 6 => Pad(&'a [u8]),
+        /// `NFT_FLOWTABLE_*`. Since Linux 5.5.
+        FLAGS = 7 => Flags(Be32),
+    }
+}
+
+attrs! {
+    /// Hook of a flow table.
+    "NFTA_FLOWTABLE_HOOK_",
+    pub enum FlowtableHookAttr<'a> {
+        /// `NF_NETDEV_INGRESS`.
+        NUM = 1 => Num(Be32),
+        /// Order at the hook; signed.
+        PRIORITY = 2 => Priority(Be32),
+        /// Devices.
+        DEVS = 3 => Devs(&'a [u8]),
+    }
+}
+
+attrs! {
+    /// Object: a helper of connection tracking.
+    "NFTA_CT_HELPER_",
+    pub enum CtHelperAttr<'a> {
+        /// Name of the helper.
+        NAME = 1 => Name(NulStr<'a>),
+        /// `NFPROTO_*`.
+        L3PROTO = 2 => L3proto(Be16),
+        /// `IPPROTO_*`.
+        L4PROTO = 3 => L4proto(u8),
+    }
+}
+
+attrs! {
+    /// Object: time-outs of connections.
+    "NFTA_CT_TIMEOUT_",
+    pub enum CtTimeoutAttr<'a> {
+        /// `NFPROTO_*`.
+        L3PROTO = 1 => L3proto(Be16),
+        /// `IPPROTO_*`.
+        L4PROTO = 2 => L4proto(u8),
+        /// Seconds by state, `CTA_TIMEOUT_*`.
+        DATA = 3 => Data(&'a [u8]),
+    }
+}
+
+attrs! {
+    /// Object: an expected connection.
+    "NFTA_CT_EXPECT_",
+    pub enum CtExpectAttr<'a> {
+        /// `NFPROTO_*`.
+        L3PROTO = 1 => L3proto(Be16),
+        /// `IPPROTO_*`.
+        L4PROTO = 2 => L4proto(u8),
+        /// Destination port.
+        DPORT = 3 => Dport(Be16),
+        /// Seconds, in the machine's byte order.
+        TIMEOUT = 4 => Timeout(u32),
+        /// Number of expected connections at once.
+        SIZE = 5 => Size(u8),
+    }
+}
+
+attrs! {
+    /// Object: a label of packets for security modules.
+    "NFTA_SECMARK_",
+    pub enum SecmarkAttr<'a> {
+        /// Security context.
+        CTX = 1 => Ctx(NulStr<'a>),
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::expr::{
     CmpOp, DynSetOp, Expression, LimitUnit, MetaKey, NatFlags, NatKind, Register, RegisterRange, Reject, SetReference,
 };
-use crate::model::{Family, InvalidValue, Name, ObjectType, Rule, Value, Verdict, padded};
+use crate::model::{Family, InvalidValue, Name, ObjectKey, ObjectType, Rule, Value, Verdict, padded};
 use crate::operand::{IpVersion, Operand, load_all};
 
 /// A transport protocol by its number.
@@ -419,6 +419,17 @@ impl RuleBuilder {
     /// Counts with a named counter.
     pub fn named_counter(self, name: Name) -> Self {
         self.expression(Expression::ObjectReference { kind: ObjectType::Counter, name })
+    }
+
+    /// Uses a named object as its kind is used: `quota name`, `ct helper set`, `meta secmark set`.
+    pub fn object(self, object: &ObjectKey) -> Self {
+        self.expression(Expression::ObjectReference { kind: object.kind, name: object.name.clone() })
+    }
+
+    /// Adds the connection to a flow table of the same table, for chains at hook `forward`.
+    #[doc(alias = "flow_offload")]
+    pub fn flow_add(self, flowtable: Name) -> Self {
+        self.expression(Expression::FlowAdd { flowtable })
     }
 
     /// Matches up to so many packets in a unit of time.

@@ -7,18 +7,18 @@ use std::time::Duration;
 use netlink_batch::header::NfGenHeader;
 use netlink_batch::{Be32, Connection, Encoder, KernelError, Protocol, Socket, Transport, WireError};
 
-use crate::attrs::{ChainAttr, ElemListAttr, ObjAttr, RuleAttr, SetAttr, TableAttr};
+use crate::attrs::{ChainAttr, ElemListAttr, FlowtableAttr, ObjAttr, RuleAttr, SetAttr, TableAttr};
 use crate::error::{self, Error, ErrorKind, Part, Refusal, classify};
 use crate::model::{
-    ChainKey, Element, ElementKey, Family, ObjectKey, ObservedChain, ObservedObject, ObservedRule, ObservedSet,
-    ObservedTable, Set, SetFlags, SetKey, TableKey,
+    ChainKey, Element, ElementKey, Family, FlowtableKey, ObjectKey, ObservedChain, ObservedFlowtable, ObservedObject,
+    ObservedRule, ObservedSet, ObservedTable, Set, SetFlags, SetKey, TableKey,
 };
 use crate::snapshot::{SetContents, TableSnapshot};
-use crate::transaction::{SentMessage, Transaction, put_begin};
+use crate::transaction::{SentMessage, Transaction, put_begin, put_flowtable_key};
 use crate::uapi;
 use crate::wire::{
-    ElementForm, get_chain, get_elements, get_generation, get_object, get_rule, get_set, get_table, is_of_table,
-    pair_intervals, put_element, put_name,
+    ElementForm, get_chain, get_elements, get_flowtable, get_generation, get_object, get_rule, get_set, get_table,
+    is_of_table, pair_intervals, put_element, put_name,
 };
 
 /// A conversation with the kernel's nf_tables in one network namespace. Blocking; one request at a time; [`Send`].
@@ -521,6 +521,27 @@ impl Client {
         self.ask(uapi::NFT_MSG_GETOBJ, Some(object.table.family), put, get_object, &action)
     }
 
+    /// The flow tables of a table. Empty also when there is no such table.
+    ///
+    /// # Errors
+    /// As [`Client::list_tables`].
+    #[doc(alias = "NFT_MSG_GETFLOWTABLE")]
+    pub fn list_flowtables(&mut self, table: &TableKey) -> Result<Vec<ObservedFlowtable>, Error> {
+        let put = |out: &mut Encoder| put_name(out, FlowtableAttr::TABLE, &table.name);
+        let action = format!("listing the flow tables of table {table}");
+        self.dump(uapi::NFT_MSG_GETFLOWTABLE, Some(table.family), put, get_flowtable, &action)
+    }
+
+    /// One flow table.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub fn get_flowtable(&mut self, flowtable: &FlowtableKey) -> Result<ObservedFlowtable, Error> {
+        let put = |out: &mut Encoder| put_flowtable_key(out, flowtable);
+        let action = format!("reading flow table {flowtable}");
+        self.ask(uapi::NFT_MSG_GETFLOWTABLE, Some(flowtable.table.family), put, get_flowtable, &action)
+    }
+
     /// A table with everything in it, of one generation. Other tables are not read.
     ///
     /// # Errors
@@ -558,9 +579,10 @@ impl Client {
             sets.push(SetContents { set, elements });
         }
         let objects = self.list_objects(key)?;
-        let parts = [chains.len(), sets.len(), objects.len()].into_iter().sum::<usize>();
+        let flowtables = self.list_flowtables(key)?;
+        let parts = [chains.len(), sets.len(), objects.len(), flowtables.len()].into_iter().sum::<usize>();
         let left_out = table.references.saturating_sub(u32::try_from(parts).unwrap_or(u32::MAX));
-        Ok(TableSnapshot { generation, table, chains, rules, sets, objects, left_out })
+        Ok(TableSnapshot { generation, table, chains, rules, sets, objects, flowtables, left_out })
     }
 
     /// The elements of a set, each once. While the kernel enlarges its table a dump leaves some out and may have others twice

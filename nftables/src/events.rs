@@ -8,10 +8,13 @@ use netlink_batch::{Attrs, Listener, NulStr, Protocol, Socket, Transport, WireEr
 use crate::attrs::ElemListAttr;
 use crate::error::{self, Error};
 use crate::model::{
-    Element, Name, ObservedChain, ObservedObject, ObservedRule, ObservedSet, ObservedTable, SetKey, TableKey,
+    Element, Name, ObservedChain, ObservedFlowtable, ObservedObject, ObservedRule, ObservedSet, ObservedTable, SetKey,
+    TableKey,
 };
 use crate::uapi;
-use crate::wire::{get_chain, get_elements, get_generation, get_object, get_rule, get_set, get_table, split};
+use crate::wire::{
+    get_chain, get_elements, get_flowtable, get_generation, get_object, get_rule, get_set, get_table, split,
+};
 
 /// Whether something came or went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +43,8 @@ pub enum Event {
     Elements(Change, SetKey, Vec<Element>),
     /// An object.
     Object(Change, ObservedObject),
+    /// A flow table. Of devices that were taken from it only those are listed.
+    Flowtable(Change, ObservedFlowtable),
     /// A transaction ended; the rule set has this generation now.
     Generation(u32),
     /// A message of another type.
@@ -56,6 +61,7 @@ impl Event {
             Event::Set(_, of) => &of.set.key.table,
             Event::Elements(_, set, _) => &set.table,
             Event::Object(_, of) => &of.object.key.table,
+            Event::Flowtable(_, of) => &of.flowtable.key.table,
             Event::Generation(_) | Event::Other(_) => return None,
         })
     }
@@ -178,6 +184,8 @@ fn read(kind: u16, payload: &[u8]) -> Result<Event, WireError> {
         uapi::NFT_MSG_DELSETELEM => elements(Change::Deleted, payload)?,
         uapi::NFT_MSG_NEWOBJ => Event::Object(Change::Added, get_object(payload)?),
         uapi::NFT_MSG_DELOBJ => Event::Object(Change::Deleted, get_object(payload)?),
+        uapi::NFT_MSG_NEWFLOWTABLE => Event::Flowtable(Change::Added, get_flowtable(payload)?),
+        uapi::NFT_MSG_DELFLOWTABLE => Event::Flowtable(Change::Deleted, get_flowtable(payload)?),
         uapi::NFT_MSG_NEWGEN => Event::Generation(get_generation(payload)?),
         _ => Event::Other(kind),
     })

@@ -2,8 +2,8 @@
 //!
 //! nf_tables decides in the kernel what becomes of packets: rules in chains read a packet, look into sets and maps, and
 //! translate, count or drop. This crate speaks the kernel's own protocol (nfnetlink, subsystem 10):
-//! * tables, chains, rules, sets, maps, elements and counters as values ([`Table`], [`Chain`], [`Rule`], [`Set`],
-//!   [`Element`], [`Object`]);
+//! * tables, chains, rules, sets, maps, elements, flow tables and objects as values ([`Table`], [`Chain`], [`Rule`], [`Set`],
+//!   [`Element`], [`Flowtable`], [`Object`]);
 //! * a builder whose calls read like nft's syntax ([`rule`]), over typed [`Expression`]s; expressions that this crate
 //!   does not know are kept as bytes and written again unchanged;
 //! * [`Transaction`]s of any size and mixture, which the kernel makes at one instant or not at all, or only checks
@@ -18,7 +18,7 @@
 //! The crate needs `CAP_NET_ADMIN` in the network namespace, and only that.
 //!
 //! The crate does not read nft's syntax, look up host, service or interface names, log, start threads, keep state of its own,
-//! or load modules (the kernel loads what an expression needs by itself). Flow tables are not supported.
+//! or load modules (the kernel loads what an expression needs by itself).
 //!
 //! Feature `serde` serialises keys, what tables are made of, snapshots and events: words as nft has them, values as hexadecimal
 //! digits, flags by their names. A [`Transaction`] is left out, since it numbers the sets that it makes, and so is [`Error`].
@@ -119,10 +119,10 @@ pub use error::{Error, ErrorKind, Part, Refusal};
 pub use events::{Change, Event, Events};
 pub use expr::{Expression, Register, SetReference};
 pub use model::{
-    BaseChain, Chain, ChainKey, ChainType, DataType, Element, ElementData, ElementKey, Family, Field, FieldTypes, Hook,
-    InvalidValue, MapData, Name, Object, ObjectData, ObjectKey, ObjectType, ObservedChain, ObservedObject,
-    ObservedRule, ObservedSet, ObservedTable, Policy, Priority, Rule, Set, SetFlags, SetKey, SetPolicy, Table,
-    TableFlags, TableKey, Value, Verdict,
+    BaseChain, Chain, ChainKey, ChainType, DataType, Element, ElementData, ElementKey, Family, Field, FieldTypes,
+    Flowtable, FlowtableFlags, FlowtableKey, Hook, InvalidValue, MapData, Name, Object, ObjectData, ObjectKey,
+    ObjectType, ObservedChain, ObservedFlowtable, ObservedObject, ObservedRule, ObservedSet, ObservedTable, Policy,
+    Priority, Rule, Set, SetFlags, SetKey, SetPolicy, Table, TableFlags, TableKey, Value, Verdict,
 };
 pub use operand::Operand;
 pub use snapshot::{SetContents, TableSnapshot};

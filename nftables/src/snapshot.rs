@@ -1,7 +1,8 @@
 //! A table with everything in it.
 
 use crate::model::{
-    ChainKey, Element, InvalidValue, ObservedChain, ObservedObject, ObservedRule, ObservedSet, ObservedTable, SetFlags,
+    ChainKey, Element, InvalidValue, ObservedChain, ObservedFlowtable, ObservedObject, ObservedRule, ObservedSet,
+    ObservedTable, SetFlags,
 };
 use crate::transaction::Transaction;
 
@@ -77,8 +78,10 @@ pub struct TableSnapshot {
     /// Objects of the table.
     #[cfg_attr(feature = "serde", serde(default))]
     pub objects: Vec<ObservedObject>,
-    /// Number of parts of the table that this has not: flow tables. A transaction that another program is about to commit may count,
-    /// too.
+    /// Flow tables of the table.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub flowtables: Vec<ObservedFlowtable>,
+    /// Number of parts of the table that this has not. A transaction that another program is about to commit may count, too.
     #[cfg_attr(feature = "serde", serde(default))]
     pub left_out: u32,
 }
@@ -95,13 +98,16 @@ impl TableSnapshot {
     /// Parts of the table were left out, so that it would not be equal.
     pub fn to_transaction(&self) -> Result<Transaction, InvalidValue> {
         if self.left_out > 0 {
-            let what = format!("table {} with {} flow tables", self.table.table.key, self.left_out);
+            let what = format!("table {} with {} more parts", self.table.table.key, self.left_out);
             return Err(InvalidValue::new(what, "they are not in the snapshot"));
         }
         let mut transaction = Transaction::new();
         transaction.add_table(self.table.table.clone());
         for object in &self.objects {
             transaction.add_object(object.object.clone());
+        }
+        for flowtable in &self.flowtables {
+            transaction.add_flowtable(flowtable.flowtable.clone());
         }
         for chain in &self.chains {
             transaction.add_chain(chain.chain.clone());

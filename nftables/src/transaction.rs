@@ -5,17 +5,18 @@ use std::ops::Range;
 use netlink_batch::header::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NfGenHeader};
 use netlink_batch::{AttrTable, Attribute, Be32, Be64, Encoder, RawAttrs};
 
-use crate::attrs::{ChainAttr, ElemListAttr, ObjAttr, RuleAttr, SetAttr, TableAttr};
+use crate::attrs::{ChainAttr, ElemListAttr, FlowtableAttr, ObjAttr, RuleAttr, SetAttr, TableAttr};
 use crate::error::Part;
 use crate::expr::{Expression, SetReference};
 use crate::model::{
-    Chain, ChainKey, Element, ElementKey, Family, InvalidValue, Name, Object, ObjectKey, Rule, Set, SetFlags, SetKey,
-    Table, TableKey,
+    Chain, ChainKey, Element, ElementKey, Family, Flowtable, FlowtableKey, InvalidValue, Name, Object, ObjectKey, Rule,
+    Set, SetFlags, SetKey, Table, TableKey,
 };
 use crate::uapi;
 use crate::userdata;
 use crate::wire::{
-    ElementForm, put_chain, put_element, put_name, put_object, put_rule, put_set, put_table, set_userdata,
+    ElementForm, put_chain, put_element, put_flowtable, put_flowtable_hook, put_name, put_object, put_rule, put_set,
+    put_table, set_userdata,
 };
 
 /// `NLM_F_APPEND` (linux/netlink.h): behind what is there.
@@ -90,6 +91,10 @@ pub(crate) enum Operation {
     FlushSet(SetKey, &'static str),
     AddObject(Object, Present),
     DeleteObject(ObjectKey),
+    AddFlowtable(Flowtable, Present),
+    DeleteFlowtable(FlowtableKey),
+    /// The flow table stays, without these devices.
+    DeleteFlowtableDevices(Flowtable),
 }
 
 /// Elements of one set.
@@ -454,6 +459,30 @@ impl Transaction {
         self.push(Operation::DeleteObject(object.clone()))
     }
 
+    /// Makes a flow table; one that exists gets the devices that it does not have. Its priority and [`FlowtableFlags::HW_OFFLOAD`](crate::FlowtableFlags::HW_OFFLOAD) cannot be
+    /// changed.
+    #[doc(alias = "NFT_MSG_NEWFLOWTABLE")]
+    pub fn add_flowtable(&mut self, flowtable: Flowtable) -> &mut Self {
+        self.push(Operation::AddFlowtable(flowtable, Present::Keep))
+    }
+
+    /// Makes a flow table that must not exist.
+    pub fn create_flowtable(&mut self, flowtable: Flowtable) -> &mut Self {
+        self.push(Operation::AddFlowtable(flowtable, Present::Refuse))
+    }
+
+    /// Deletes a flow table that no rule adds to.
+    #[doc(alias = "NFT_MSG_DELFLOWTABLE")]
+    pub fn delete_flowtable(&mut self, flowtable: &FlowtableKey) -> &mut Self {
+        self.push(Operation::DeleteFlowtable(flowtable.clone()))
+    }
+
+    /// Takes devices from a flow table, which stays. Since Linux 5.8. Its flags do not matter. A device that it does not have is an error, and
+    /// so is no device at all.
+    pub fn delete_flowtable_devices(&mut self, flowtable: Flowtable) -> &mut Self {
+        self.push(Operation::DeleteFlowtableDevices(flowtable))
+    }
+
     /// Appends the operations of another transaction.
     ///
     /// Parts that were planned apart are made at one instant:
@@ -520,6 +549,9 @@ impl Operation {
             | Operation::AddElements(Elements { set: Set { key, .. }, .. }, _)
             | Operation::DeleteElements(Elements { set: Set { key, .. }, .. }) => key.table.family,
             Operation::AddObject(Object { key, .. }, _) | Operation::DeleteObject(key) => key.table.family,
+            Operation::AddFlowtable(Flowtable { key, .. }, _)
+            | Operation::DeleteFlowtable(key)
+            | Operation::DeleteFlowtableDevices(Flowtable { key, .. }) => key.table.family,
         }
     }
 
@@ -553,6 +585,8 @@ impl Operation {
             Operation::DeleteElements(_) | Operation::FlushSet(..) => (uapi::NFT_MSG_DELSETELEM, 0),
             Operation::AddObject(_, present) => (uapi::NFT_MSG_NEWOBJ, create(present)),
             Operation::DeleteObject(_) => (uapi::NFT_MSG_DELOBJ, 0),
+            Operation::AddFlowtable(_, present) => (uapi::NFT_MSG_NEWFLOWTABLE, create(present)),
+            Operation::DeleteFlowtable(_) | Operation::DeleteFlowtableDevices(_) => (uapi::NFT_MSG_DELFLOWTABLE, 0),
         }
     }
 
@@ -581,7 +615,18 @@ impl Operation {
             Operation::AddElements(elements, _) | Operation::DeleteElements(elements) => {
                 elements.elements.iter().try_for_each(|element| elements.check(element))
             }
-            Operation::AddObject(object, _) => userdata::check(object.comment.as_deref(), 0),
+            Operation::AddObject(object, _) => {
+                object.data.check()?;
+                userdata::check(object.comment.as_deref(), 0)
+            }
+            Operation::DeleteFlowtableDevices(flowtable) if flowtable.devices.is_empty() => {
+                // The kernel would delete the whole.
+                let what = format!("no devices to delete from flow table {}", flowtable.key);
+                Err(InvalidValue::new(what, "name some, or delete the flow table"))
+            }
+            Operation::AddFlowtable(flowtable, _) | Operation::DeleteFlowtableDevices(flowtable) => {
+                Flowtable::check_devices(&flowtable.devices)
+            }
             _ => Ok(()),
         }
     }
@@ -650,6 +695,12 @@ impl Operation {
                 put_name(out, ObjAttr::NAME, &key.name);
                 out.attr(ObjAttr::TYPE, &Be32(key.kind.number()));
             }
+            Operation::AddFlowtable(flowtable, _) => put_flowtable(out, flowtable),
+            Operation::DeleteFlowtable(key) => put_flowtable_key(out, key),
+            Operation::DeleteFlowtableDevices(flowtable) => {
+                put_flowtable_key(out, &flowtable.key);
+                put_flowtable_hook(out, flowtable.priority, &flowtable.devices);
+            }
         }
         from.saturating_add(1)
     }
@@ -673,6 +724,9 @@ impl Operation {
             Operation::DeleteElements(elements) => format!("deleting elements of set {}", elements.set.key),
             Operation::AddObject(object, _) => format!("adding object {}", object.key),
             Operation::DeleteObject(key) => format!("deleting object {key}"),
+            Operation::AddFlowtable(flowtable, _) => format!("adding flow table {}", flowtable.key),
+            Operation::DeleteFlowtable(key) => format!("deleting flow table {key}"),
+            Operation::DeleteFlowtableDevices(flowtable) => format!("deleting devices of flow table {}", flowtable.key),
         }
     }
 
@@ -734,8 +788,17 @@ impl Operation {
                 table_of::<ElemListAttr<'_>>()
             }
             Operation::AddObject(..) | Operation::DeleteObject(_) => table_of::<ObjAttr<'_>>(),
+            Operation::AddFlowtable(..) | Operation::DeleteFlowtable(_) | Operation::DeleteFlowtableDevices(_) => {
+                table_of::<FlowtableAttr<'_>>()
+            }
         }
     }
+}
+
+/// Table and name, as [`Operation::DeleteFlowtable`] and requests give them.
+pub(crate) fn put_flowtable_key(out: &mut Encoder, key: &FlowtableKey) {
+    put_name(out, FlowtableAttr::TABLE, &key.table.name);
+    put_name(out, FlowtableAttr::NAME, &key.name);
 }
 
 /// The names of a list of attributes, one of which may itself be called `TABLE`.

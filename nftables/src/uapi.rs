@@ -38,6 +38,9 @@ constants! {
     NFT_MSG_NEWOBJ: u8 = 18;
     NFT_MSG_GETOBJ: u8 = 19;
     NFT_MSG_DELOBJ: u8 = 20;
+    NFT_MSG_NEWFLOWTABLE: u8 = 22;
+    NFT_MSG_GETFLOWTABLE: u8 = 23;
+    NFT_MSG_DELFLOWTABLE: u8 = 24;
 }
 
 constants! {

@@ -9,7 +9,7 @@ use crate::expr::{
     ByteOrderOp, CmpOp, CtKey, DynSetOp, ExthdrOp, FibFlags, FibResult, HeaderBase, LogFlags, MetaKey, NatFlags,
     NatKind, NumgenKind, QueueFlags, RtKey, ShiftOp, SocketKey, SynproxyFlags, XfrmKey,
 };
-use crate::model::{ObjectType, SetFlags, TableFlags};
+use crate::model::{FlowtableFlags, ObjectType, SetFlags, TableFlags};
 use crate::uapi;
 
 fn known() -> BTreeMap<String, i64> {
@@ -39,7 +39,7 @@ fn numbers_are_those_of_the_header() {
         NFT_MSG_NEWTABLE, NFT_MSG_GETTABLE, NFT_MSG_DELTABLE, NFT_MSG_NEWCHAIN, NFT_MSG_GETCHAIN, NFT_MSG_DELCHAIN,
         NFT_MSG_NEWRULE, NFT_MSG_GETRULE, NFT_MSG_DELRULE, NFT_MSG_NEWSET, NFT_MSG_GETSET, NFT_MSG_DELSET,
         NFT_MSG_NEWSETELEM, NFT_MSG_GETSETELEM, NFT_MSG_DELSETELEM, NFT_MSG_NEWGEN, NFT_MSG_GETGEN, NFT_MSG_NEWOBJ,
-        NFT_MSG_GETOBJ, NFT_MSG_DELOBJ, NFT_NAME_MAXLEN, NFT_USERDATA_MAXLEN, NFT_DATA_VALUE_MAXLEN, NFT_DATA_VERDICT,
+        NFT_MSG_GETOBJ, NFT_MSG_DELOBJ, NFT_MSG_NEWFLOWTABLE, NFT_MSG_GETFLOWTABLE, NFT_MSG_DELFLOWTABLE, NFT_NAME_MAXLEN, NFT_USERDATA_MAXLEN, NFT_DATA_VALUE_MAXLEN, NFT_DATA_VERDICT,
         NFT_SET_ELEM_INTERVAL_END, NFT_SET_ELEM_CATCHALL, NFT_DYNSET_F_INV, NFT_DYNSET_F_EXPR,
         NFNL_SUBSYS_NFTABLES, NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END, NFNL_BATCH_GENID, NFNLGRP_NFTABLES, NFT_REG_SIZE,
         NFT_REG32_SIZE, NFT_LOOKUP_F_INV, NFT_LIMIT_F_INV, NFT_CHAIN_BASE, NFT_EXTHDR_F_PRESENT, NFT_OSF_F_VERSION, NFT_QUOTA_F_INV,
@@ -105,12 +105,21 @@ fn attributes_are_those_of_the_header() {
         table_of::<attrs::DupAttr<'_>>(),
         table_of::<attrs::FwdAttr<'_>>(),
         table_of::<attrs::TproxyAttr<'_>>(),
+        table_of::<attrs::DeviceAttr<'_>>(),
+        table_of::<attrs::FlowAttr<'_>>(),
+        table_of::<attrs::FlowtableAttr<'_>>(),
+        table_of::<attrs::FlowtableHookAttr<'_>>(),
+        table_of::<attrs::CtHelperAttr<'_>>(),
+        table_of::<attrs::CtTimeoutAttr<'_>>(),
+        table_of::<attrs::CtExpectAttr<'_>>(),
+        table_of::<attrs::SecmarkAttr<'_>>(),
     ];
     for table in tables {
         for row in table.rows {
             let name = format!("{}{}", table.prefix, row.name);
             // Attributes that some distributions' headers do not have yet.
-            let younger = ["NFTA_SET_TYPE", "NFTA_SET_COUNT"].contains(&name.as_str()) && !known.contains_key(&name);
+            let younger = ["NFTA_SET_TYPE", "NFTA_SET_COUNT", "NFTA_DEVICE_PREFIX"].contains(&name.as_str())
+                && !known.contains_key(&name);
             assert!(younger || known.get(&name) == Some(&i64::from(row.kind)), "{name}: {:?}", known.get(&name));
         }
     }
@@ -142,7 +151,8 @@ fn keys_and_kinds_are_those_of_the_header() {
             assert!(name.starts_with(prefix), "{name}");
         }
     }
-    let flags: [(&str, Vec<(&str, u32)>); 7] = [
+    let flags: [(&str, Vec<(&str, u32)>); 8] = [
+        ("NFT_FLOWTABLE_", names::<FlowtableFlags>()),
         ("NFTA_FIB_F_", names::<FibFlags>()),
         ("NF_NAT_RANGE_", names::<NatFlags>()),
         ("NFT_TABLE_F_", names::<TableFlags>()),
@@ -166,7 +176,17 @@ fn keys_and_kinds_are_those_of_the_header() {
             assert!(younger || known.get(&name) == Some(&i64::from(bit)), "{name}: {:?}", known.get(&name));
         }
     }
-    for (name, kind) in [("COUNTER", ObjectType::Counter), ("QUOTA", ObjectType::Quota), ("LIMIT", ObjectType::Limit)] {
+    for (name, kind) in [
+        ("COUNTER", ObjectType::Counter),
+        ("QUOTA", ObjectType::Quota),
+        ("LIMIT", ObjectType::Limit),
+        ("CT_HELPER", ObjectType::CtHelper),
+        ("CT_TIMEOUT", ObjectType::CtTimeout),
+        ("CT_EXPECT", ObjectType::CtExpectation),
+        ("SYNPROXY", ObjectType::Synproxy),
+        ("SECMARK", ObjectType::Secmark),
+    ] {
+        assert_eq!(ObjectType::from_number(kind.number()), kind);
         assert_eq!(known.get(&format!("NFT_OBJECT_{name}")), Some(&i64::from(kind.number())));
     }
 }

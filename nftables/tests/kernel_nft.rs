@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use nftables::expr::CtKey;
 use nftables::{
-    BaseChain, Chain, ChainType, Change, Client, DataType, Element, Event, Events, Family, Hook, Operand, Priority,
-    Set, SetFlags, Table, TableFlags, TableKey, Transaction, Value, rule,
+    BaseChain, Chain, ChainType, Change, Client, DataType, Element, Event, Events, Family, Flowtable, FlowtableFlags,
+    Hook, Operand, Priority, Set, SetFlags, Table, TableFlags, TableKey, Transaction, Value, rule,
 };
 use serde_json::Value as Json;
 use testkit::{Need, kernel_test, oracle};
@@ -301,20 +301,116 @@ fn come_back(table: &str, hook: &str, list: &str) {
     });
 }
 
+const OBJECTS: &str = r#"table inet t {
+        quota q { over 10 mbytes used 5 bytes; comment "c" }
+        limit l { rate over 400 bytes/minute burst 7 bytes }
+        ct helper ftp-standard { type "ftp" protocol tcp; l3proto inet; comment "h" }
+        ct helper ftp4 { type "ftp" protocol tcp; l3proto ip; }
+        ct timeout agg { protocol tcp; l3proto ip; policy = { established : 100, close_wait : 4, close : 4 }; }
+        ct timeout dns { protocol udp; l3proto ip6; policy = { unreplied : 10, replied : 2 }; }
+        ct timeout usual { protocol udp; l3proto ip; }
+        ct expectation e { protocol udp; dport 9876; timeout 2m; size 12; l3proto ip; }
+        synproxy sp { mss 1460; wscale 7; timestamp sack-perm; comment "x" }
+        synproxy bare { mss 1400; wscale 0; }
+        map sm { type ipv4_addr : synproxy; elements = { 10.0.0.1 : "sp" } }
+        map qm { type ipv4_addr : quota; elements = { 10.0.0.1 : "q" } }
+        chain pre { type filter hook prerouting priority 0;
+            tcp dport 21 ct helper set "ftp-standard"
+            ct helper set tcp dport map { 21 : "ftp-standard", 2121 : "ftp4" }
+            ct timeout set "agg"
+            ct expectation set "e"
+        }
+        chain in { type filter hook input priority 0;
+            synproxy name "sp"
+            synproxy name ip saddr map @sm
+            limit name "l"
+            quota name "q"
+        }
+    }"#;
+
 #[test]
-fn a_table_with_a_flow_table_is_not_put_back_without() {
+fn objects_of_nft_survive() {
+    survives(OBJECTS);
+}
+
+/// nft lists the same when it gets the text of what it wrote; its own words for objects are ours.
+#[test]
+fn text_of_objects_is_that_of_nft() {
     kernel_test(NEEDS, || {
-        let flow_table = "table inet t { flowtable f { hook ingress priority 0; devices = { lo }; }; chain c { }; }";
-        match nft(&["-f", "-"], Some(flow_table)) {
+        load(OBJECTS);
+        let wanted = listed();
+        let text = snapshots(&mut Client::open().unwrap());
+        assert!(!text.contains('#'), "{text}");
+        let words = |text: &str| {
+            text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let (ours, theirs) = (words(&text), words(&nft(&["list", "ruleset"], None).unwrap()));
+        for name in
+            ["ct helper ftp-standard {", "ct helper ftp4 {", "ct expectation e {", "synproxy sp {", "synproxy bare {"]
+        {
+            let block = |lines: &[String]| {
+                let lines = lines.iter().skip_while(|line| *line != name).take_while(|line| *line != "}");
+                lines.cloned().collect::<Vec<_>>()
+            };
+            assert!(block(&ours).len() > 2, "{text}");
+            assert_eq!(block(&ours), block(&theirs));
+        }
+        for rule in ["ct timeout set \"agg\"", "ct expectation set \"e\"", "synproxy name \"sp\""] {
+            assert!(
+                ours.iter().any(|line| line == rule) && theirs.iter().any(|line| line == rule),
+                "{rule} in\n{text}"
+            );
+        }
+        flush();
+        load(&text);
+        assert_eq!(listed(), wanted, "{text}");
+    });
+}
+
+#[test]
+fn text_of_new_objects_says_the_same() {
+    text_says_the_same(|t| {
+        t.add_table(Table::new(suite::table()));
+        for object in suite::every_kind_of_object() {
+            t.add_object(object);
+        }
+    });
+}
+
+#[test]
+fn flow_tables_of_nft_survive() {
+    kernel_test(NEEDS, || {
+        let text = "table inet t {
+            flowtable f { hook ingress priority -10; devices = { lo }; counter; }
+            chain forward { type filter hook forward priority 0; meta l4proto { tcp, udp } flow add @f; }
+        }
+        table ip other {
+            flowtable empty { hook ingress priority 7; }
+        }\n";
+        match nft(&["-f", "-"], Some(text)) {
             Err(error) if error.contains("No such file") => return eprintln!("no flow tables on this kernel"),
             other => drop(other.unwrap()),
         }
+        let before = listed();
+        let mut client = Client::open().unwrap();
+        let text = snapshots(&mut client);
+        assert!(!text.contains('#'), "{text}");
+        write_again(&mut client);
+        assert_eq!(listed(), before, "{text}");
+        flush();
+        load(&text);
+        assert_eq!(listed(), before, "{text}");
+        let plain = nft(&["list", "ruleset"], None).unwrap();
+        assert!(plain.contains("flow add @f") && text.contains("flow add @f"), "{plain}{text}");
+        // No device of a network namespace's own has hardware for it.
         let table = TableKey::new(Family::Inet, "t").unwrap();
-        let snapshot = Client::open().unwrap().snapshot(&table).unwrap();
-        assert_eq!(snapshot.left_out, 1);
-        let error = snapshot.to_transaction().unwrap_err().to_string();
-        assert_eq!(error, "table inet t with 1 flow tables: they are not in the snapshot");
-        assert!(snapshot.to_string().contains("# 1 flow tables"), "{snapshot}");
+        let offloaded = Flowtable::new(table.flowtable("hard").unwrap(), ["lo"]).flags(FlowtableFlags::HW_OFFLOAD);
+        let mut transaction = Transaction::new();
+        transaction.delete_table(&table).add_table(Table::new(table)).add_flowtable(offloaded);
+        assert!(transaction.to_string().contains("devices = { \"lo\" }; flags offload; }"), "{transaction}");
+        let error = client.commit(&transaction).unwrap_err();
+        assert_eq!(error.kind(), nftables::ErrorKind::Unsupported, "{error}");
+        assert_eq!(listed(), before);
     });
 }
 

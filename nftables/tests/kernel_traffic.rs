@@ -208,3 +208,31 @@ fn a_client_stays_with_its_endpoint_while_that_lives() {
         assert_eq!(known[0].data, Some(nftables::ElementData::Value(Value::mark(left))));
     });
 }
+
+/// A chain at the devices whose names begin so gets their packets. (nft 1.0.6 never ends listing it.)
+#[test]
+fn devices_are_named_by_how_they_begin() {
+    kernel_test(&[Need::Root, Need::Nftables, Need::Kernel(6, 16)], || {
+        let to = SocketAddr::from((Ipv4Addr::LOCALHOST, servers(1)[0]));
+        let connects = || TcpStream::connect_timeout(&to, Duration::from_millis(500)).is_ok();
+        assert!(connects());
+        let table = TableKey::new(Family::Netdev, "early").unwrap();
+        let mut base = BaseChain::new(ChainType::Filter, Hook::Ingress, Priority::FILTER);
+        base.devices = vec!["l*".to_owned()];
+        let drops = table.chain("drops").unwrap();
+        let mut transaction = Transaction::new();
+        transaction.add_table(Table::new(table.clone())).add_chain(Chain::base(drops.clone(), base.clone()));
+        transaction.add_rule(&drops, rule(Family::Netdev).drop_packet().build().unwrap());
+        let mut client = Client::open().unwrap();
+        client.commit(&transaction).unwrap();
+        assert_eq!(client.get_chain(&drops).unwrap().chain.base, Some(base.clone()));
+        assert!(!connects());
+        // A snapshot puts it back.
+        let again = client.snapshot(&table).unwrap().to_transaction().unwrap();
+        client.commit(Transaction::new().delete_table(&table)).unwrap();
+        assert!(connects());
+        client.commit(&again).unwrap();
+        assert_eq!(client.get_chain(&drops).unwrap().chain.base, Some(base));
+        assert!(!connects());
+    });
+}

@@ -9,7 +9,7 @@ use proptest::sample::select;
 mod fuzzed;
 
 /// Names that the library knows and that the fuzz targets ask for.
-const WORDS: [&str; 34] = [
+const WORDS: [&str; 36] = [
     "t",
     "eps",
     "pick",
@@ -41,6 +41,8 @@ const WORDS: [&str; 34] = [
     "objref",
     "quota",
     "byteorder",
+    "flow_offload",
+    "synproxy",
     "\u{7f}\n",
     "",
     "\"",
@@ -91,12 +93,12 @@ fn messages(commands: &'static [u8]) -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn any_answers_are_read(data in messages(&[0, 3, 6, 9, 12, 15, 18])) {
+    fn any_answers_are_read(data in messages(&[0, 3, 6, 9, 12, 15, 18, 22])) {
         fuzzed::replies(&data);
     }
 
     #[test]
-    fn any_events_are_read(data in messages(&[0, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 18, 20])) {
+    fn any_events_are_read(data in messages(&[0, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 18, 20, 22, 24])) {
         fuzzed::events(&data);
     }
 
@@ -106,7 +108,7 @@ proptest! {
     }
 
     #[test]
-    fn any_requests_are_taken(data in messages(&[0, 2, 3, 5, 6, 8, 9, 11, 12, 14, 18, 20])) {
+    fn any_requests_are_taken(data in messages(&[0, 2, 3, 5, 6, 8, 9, 11, 12, 14, 18, 20, 22, 24])) {
         // Most need a table.
         fuzzed::requests(&[[vec![0, 1, 0, 0, 0], attribute(1, false, b"t\0"), vec![0xf5]].concat(), data].concat());
     }

@@ -9,7 +9,9 @@ mod suite;
 
 /// Tables with everything that the fake kernel can hold.
 fn tables() -> Vec<nftables::TableSnapshot> {
-    let cases: [fn(&mut Client); 6] = [
+    let cases: [fn(&mut Client); 8] = [
+        suite::objects_of_every_kind_come_back,
+        suite::flow_tables_come_back_as_they_were_written,
         suite::chains_come_back_as_they_were_written,
         suite::expressions_come_back_as_they_were_written,
         suite::sets_come_back_as_they_were_written,

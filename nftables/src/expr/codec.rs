@@ -7,8 +7,8 @@ use netlink_batch::{Be16, Be32, Be64, Encoder, NLA_F_NESTED, NulStr};
 use super::{Expression, ExthdrOp, QueueFlags, Register, RegisterRange, Reject, SetReference};
 use crate::attrs::{
     BitwiseAttr, ByteorderAttr, CmpAttr, ConnlimitAttr, CounterAttr, CtAttr, DataAttr, DupAttr, DynsetAttr, ExprAttr,
-    ExthdrAttr, FibAttr, FwdAttr, HashAttr, ImmediateAttr, LimitAttr, ListAttr, LogAttr, LookupAttr, MasqAttr,
-    MetaAttr, NatAttr, NgAttr, ObjrefAttr, OsfAttr, PayloadAttr, QueueAttr, QuotaAttr, RangeAttr, RedirAttr,
+    ExthdrAttr, FibAttr, FlowAttr, FwdAttr, HashAttr, ImmediateAttr, LimitAttr, ListAttr, LogAttr, LookupAttr,
+    MasqAttr, MetaAttr, NatAttr, NgAttr, ObjrefAttr, OsfAttr, PayloadAttr, QueueAttr, QuotaAttr, RangeAttr, RedirAttr,
     RejectAttr, RtAttr, SocketAttr, SynproxyAttr, TproxyAttr, VerdictAttr, XfrmAttr,
 };
 use crate::model::{Name, Value, Verdict};
@@ -417,6 +417,7 @@ pub(crate) fn put_fields(out: &mut Encoder, expression: &Expression) {
                 put_u32(out, LogAttr::FLAGS, flags.bits());
             }
         }
+        Expression::FlowAdd { flowtable } => put_name(out, FlowAttr::TABLE_NAME, flowtable),
         Expression::ObjectReference { kind, name } => {
             put_u32(out, ObjrefAttr::IMM_TYPE, kind.number());
             put_name(out, ObjrefAttr::IMM_NAME, name);

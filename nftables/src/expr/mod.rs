@@ -511,6 +511,12 @@ pub enum Expression {
     },
     /// Leaves the packet without connection tracking.
     NoTrack,
+    /// Adds the connection to a flow table, if both its directions can take the short way. At hook `forward`, since Linux 4.16.
+    #[doc(alias = "flow_offload")]
+    FlowAdd {
+        /// Name of the flow table.
+        flowtable: Name,
+    },
     /// Uses an object: counts with a counter, for example.
     ObjectReference {
         /// The object's kind.
@@ -626,6 +632,7 @@ impl Expression {
             Expression::Limit { .. } => "limit",
             Expression::Log { .. } => "log",
             Expression::NoTrack => "notrack",
+            Expression::FlowAdd { .. } => "flow_offload",
             Expression::ObjectReference { .. } | Expression::ObjectMap { .. } => "objref",
             Expression::Other(other) => &other.name,
         }

@@ -11,8 +11,8 @@ use super::{
 };
 use crate::attrs::{
     BitwiseAttr, ByteorderAttr, CmpAttr, ConnlimitAttr, CounterAttr, CtAttr, DataAttr, DupAttr, DynsetAttr, ExprAttr,
-    ExthdrAttr, FibAttr, FwdAttr, HashAttr, ImmediateAttr, LimitAttr, ListAttr, LogAttr, LookupAttr, MasqAttr,
-    MetaAttr, NatAttr, NgAttr, ObjrefAttr, OsfAttr, PayloadAttr, QueueAttr, QuotaAttr, RangeAttr, RedirAttr,
+    ExthdrAttr, FibAttr, FlowAttr, FwdAttr, HashAttr, ImmediateAttr, LimitAttr, ListAttr, LogAttr, LookupAttr,
+    MasqAttr, MetaAttr, NatAttr, NgAttr, ObjrefAttr, OsfAttr, PayloadAttr, QueueAttr, QuotaAttr, RangeAttr, RedirAttr,
     RejectAttr, RtAttr, SocketAttr, SynproxyAttr, TproxyAttr, VerdictAttr, XfrmAttr,
 };
 use crate::model::{ElementData, Family, Name, ObjectType, Value, Verdict};
@@ -186,6 +186,7 @@ pub(crate) fn get_known(kind: &[u8], data: &[u8]) -> Known {
         b"fwd" => forward(data),
         b"tproxy" => tproxy(data),
         b"synproxy" => synproxy(data),
+        b"flow_offload" => flow_add(data),
         b"notrack" if data.is_empty() => Ok(Some(Expression::NoTrack)),
         _ => Ok(None),
     }
@@ -610,6 +611,11 @@ fn tproxy(data: &[u8]) -> Known {
     }
     let family = Family::from_number(need!(u8::try_from(need!(family).0).ok()));
     Ok(Some(Expression::Tproxy { family, address: found, port: port_found }))
+}
+
+fn flow_add(data: &[u8]) -> Known {
+    fields!(data, FlowAttr { TableName => flowtable });
+    Ok(Some(Expression::FlowAdd { flowtable: need!(name(flowtable)) }))
 }
 
 fn synproxy(data: &[u8]) -> Known {

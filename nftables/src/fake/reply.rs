@@ -5,14 +5,14 @@ use netlink_batch::testing::Reply;
 use netlink_batch::{Attrs, Be32, Be64, Encoder, Errno, Message, NulStr, RawAttrs, WireError};
 
 use super::state::{FakeChain, FakeSet, FakeTable, Refusal, RuleRequest, State, whole};
-use crate::attrs::{BatchAttr, ChainAttr, ElemListAttr, GenAttr, ObjAttr, RuleAttr, SetAttr, TableAttr};
+use crate::attrs::{BatchAttr, ChainAttr, ElemListAttr, FlowtableAttr, GenAttr, ObjAttr, RuleAttr, SetAttr, TableAttr};
 use crate::client::message_type;
 use crate::expr::SetReference;
-use crate::model::{Element, ElementKey, Family, Name, Object, ObjectType, Rule, TableKey};
+use crate::model::{Element, ElementKey, Family, Flowtable, Name, Object, ObjectType, Rule, TableKey};
 use crate::uapi;
 use crate::wire::{
-    ElementForm, get_chain, get_elements, get_object, get_rule, get_set, get_table, put_chain, put_element, put_object,
-    put_rule, put_set, put_table, split,
+    ElementForm, get_chain, get_elements, get_flowtable, get_object, get_rule, get_set, get_table, put_chain,
+    put_element, put_flowtable, put_object, put_rule, put_set, put_table, split,
 };
 
 /// `NLM_F_APPEND`.
@@ -138,6 +138,16 @@ fn try_change(state: &mut State, message: &Message<'_>) -> Result<(), Refusal> {
             let kind = ObjectType::from_number(request.u32(ObjAttr::TYPE).unwrap_or_default());
             state.delete_object(&request.table()?, kind, &request.need(ObjAttr::NAME)?)
         }
+        uapi::NFT_MSG_NEWFLOWTABLE => {
+            if request.attr(FlowtableAttr::HOOK).is_none() {
+                return Err(whole(Errno::EINVAL));
+            }
+            state.add_flowtable(readable(get_flowtable(payload))?.flowtable, exclusive)
+        }
+        uapi::NFT_MSG_DELFLOWTABLE => {
+            let devices = readable(get_flowtable(payload))?.flowtable.devices;
+            state.delete_flowtable(&request.table()?, &request.need(FlowtableAttr::NAME)?, &devices)
+        }
         _ => Err(whole(Errno::EINVAL)),
     }
 }
@@ -228,12 +238,20 @@ fn answer(
             let bodies = objects.map(|(table, (object, handle))| object_body(table, object, *handle));
             (uapi::NFT_MSG_NEWOBJ, bodies.collect())
         }
+        uapi::NFT_MSG_GETFLOWTABLE => {
+            let found = tables().filter(|table| wanted(&table.table.key.name, FlowtableAttr::TABLE));
+            let all = found.flat_map(|table| table.flowtables.iter().map(move |flowtable| (table, flowtable)));
+            let all = all.filter(|(_, (flowtable, _))| dump || wanted(&flowtable.key.name, FlowtableAttr::NAME));
+            let bodies = all.map(|(table, (flowtable, handle))| flowtable_body(table, flowtable, *handle));
+            (uapi::NFT_MSG_NEWFLOWTABLE, bodies.collect())
+        }
         _ => return Err(whole(Errno::EINVAL)),
     })
 }
 
 fn table_body(table: &FakeTable) -> Vec<u8> {
-    let references = table.chains.len().saturating_add(table.sets.len()).saturating_add(table.objects.len());
+    let parts = [table.chains.len(), table.sets.len(), table.objects.len(), table.flowtables.len()];
+    let references = parts.into_iter().fold(0, usize::saturating_add);
     body(table.family(), |out| {
         put_table(out, &table.table);
         out.attr(TableAttr::USE, &Be32(u32::try_from(references).unwrap_or(u32::MAX)));
@@ -329,6 +347,15 @@ impl ElementKey {
             _ => None,
         }
     }
+}
+
+fn flowtable_body(table: &FakeTable, flowtable: &Flowtable, handle: u64) -> Vec<u8> {
+    let uses = table.uses_of_flowtable(&flowtable.key.name);
+    body(table.family(), |out| {
+        put_flowtable(out, flowtable);
+        out.attr(FlowtableAttr::USE, &Be32(u32::try_from(uses).unwrap_or(u32::MAX)));
+        out.attr(FlowtableAttr::HANDLE, &Be64(handle));
+    })
 }
 
 fn object_body(table: &FakeTable, object: &Object, handle: u64) -> Vec<u8> {

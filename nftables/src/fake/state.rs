@@ -1,13 +1,14 @@
 //! State of the fake kernel, and its rules for changing it.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use netlink_batch::Errno;
 
 use crate::expr::{Expression, SetReference};
 use crate::model::{
-    Chain, ChainType, Element, ElementData, ElementKey, Family, Hook, MapData, Name, Object, ObjectType, Rule, Set,
-    SetFlags, Table, TableKey, Value, Verdict,
+    Chain, ChainType, Element, ElementData, ElementKey, Family, Flowtable, FlowtableFlags, Hook, MapData, Name, Object,
+    ObjectData, ObjectType, Rule, Set, SetFlags, Table, TableKey, Value, Verdict, timeout_states,
 };
 
 /// A refusal, and the part it concerns: the place in a list of expressions or elements.
@@ -27,6 +28,7 @@ pub(super) struct FakeTable {
     pub(super) chains: Vec<FakeChain>,
     pub(super) sets: Vec<FakeSet>,
     pub(super) objects: Vec<(Object, u64)>,
+    pub(super) flowtables: Vec<(Flowtable, u64)>,
 }
 
 #[derive(Clone, Debug)]
@@ -101,7 +103,8 @@ impl State {
         }
         let handle = self.handle();
         let key = table.key.clone();
-        self.tables.insert(key, FakeTable { table, handle, chains: Vec::new(), sets: Vec::new(), objects: Vec::new() });
+        let (chains, sets, objects, flowtables) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        self.tables.insert(key, FakeTable { table, handle, chains, sets, objects, flowtables });
         Ok(())
     }
 
@@ -286,8 +289,14 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn add_object(&mut self, object: Object, exclusive: bool) -> Result<(), Refusal> {
+    pub(super) fn add_object(&mut self, mut object: Object, exclusive: bool) -> Result<(), Refusal> {
         let handle = self.handle();
+        // The defaults of the namespace (`nft_ct_timeout_obj_init`).
+        if let ObjectData::CtTimeout { protocol, policy, .. } = &mut object.data {
+            for (_, state, seconds) in timeout_states(*protocol) {
+                policy.entry((*state).to_owned()).or_insert(Duration::from_secs(*seconds));
+            }
+        }
         let table = self.table_mut(&object.key.table)?;
         if table.object_place(object.key.kind, &object.key.name).is_some() {
             return if exclusive { Err(whole(Errno::EEXIST)) } else { Ok(()) };
@@ -303,6 +312,58 @@ impl State {
             return Err(whole(Errno::EBUSY));
         }
         table.objects.remove(place);
+        Ok(())
+    }
+
+    /// Adds a flow table, or devices to one (`nft_flowtable_update`). This kernel has every device.
+    pub(super) fn add_flowtable(&mut self, flowtable: Flowtable, exclusive: bool) -> Result<(), Refusal> {
+        let handle = self.handle();
+        if !flowtable.flags.difference(FlowtableFlags::HW_OFFLOAD | FlowtableFlags::COUNTER).is_empty() {
+            return Err(whole(Errno::EOPNOTSUPP));
+        }
+        let key = &flowtable.key;
+        let others = self.tables.values().flat_map(|table| &table.flowtables).filter(|(other, _)| other.key != *key);
+        let taken = others.flat_map(|(other, _)| &other.devices).any(|device| flowtable.devices.contains(device));
+        let table = self.table_mut(&key.table)?;
+        let Some(place) = table.flowtable_place(&key.name) else {
+            if taken {
+                return Err(whole(Errno::EEXIST));
+            }
+            table.flowtables.push((flowtable, handle));
+            return Ok(());
+        };
+        let Some((found, _)) = table.flowtables.get_mut(place) else { return Ok(()) };
+        if exclusive || taken {
+            return Err(whole(Errno::EEXIST));
+        }
+        let hardware = (found.flags ^ flowtable.flags).contains(FlowtableFlags::HW_OFFLOAD);
+        if hardware || found.priority != flowtable.priority {
+            return Err(whole(Errno::EOPNOTSUPP));
+        }
+        for device in flowtable.devices {
+            if !found.devices.contains(&device) {
+                found.devices.push(device);
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes a flow table; only these devices of it, if there are any.
+    pub(super) fn delete_flowtable(&mut self, key: &TableKey, name: &Name, devices: &[String]) -> Result<(), Refusal> {
+        let table = self.table_mut(key)?;
+        let place = table.flowtable_place(name).ok_or(whole(Errno::ENOENT))?;
+        if devices.is_empty() {
+            if table.uses_of_flowtable(name) > 0 {
+                return Err(whole(Errno::EBUSY));
+            }
+            table.flowtables.remove(place);
+            return Ok(());
+        }
+        let Some((found, _)) = table.flowtables.get_mut(place) else { return Ok(()) };
+        if devices.iter().any(|device| !found.devices.contains(device)) {
+            return Err(whole(Errno::ENOENT));
+        }
+        found.devices.retain(|device| !devices.contains(device));
         Ok(())
     }
 
@@ -400,6 +461,16 @@ impl FakeTable {
         self.objects.iter().position(|(object, _)| object.key.kind == kind && object.key.name == *name)
     }
 
+    pub(super) fn flowtable_place(&self, name: &Name) -> Option<usize> {
+        self.flowtables.iter().position(|(flowtable, _)| flowtable.key.name == *name)
+    }
+
+    pub(super) fn uses_of_flowtable(&self, name: &Name) -> usize {
+        let adds =
+            |expression: &&Expression| matches!(expression, Expression::FlowAdd { flowtable } if flowtable == name);
+        self.expressions().filter(adds).count()
+    }
+
     /// By name, else by the number within the transaction (`nft_set_lookup_global`).
     fn find_set(&self, wanted: &SetReference) -> Option<usize> {
         self.set_place(&wanted.name)
@@ -476,6 +547,9 @@ impl FakeTable {
                     }
                 }
                 Expression::ObjectReference { kind, name } if self.object_place(*kind, name).is_none() => {
+                    return refuse(Errno::ENOENT);
+                }
+                Expression::FlowAdd { flowtable } if self.flowtable_place(flowtable).is_none() => {
                     return refuse(Errno::ENOENT);
                 }
                 Expression::Log { level, group: None, .. } => {

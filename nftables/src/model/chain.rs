@@ -220,7 +220,7 @@ pub struct BaseChain {
     /// Verdict for packets that reach the chain's end.
     #[cfg_attr(feature = "serde", serde(default))]
     pub policy: Policy,
-    /// Devices, for hooks `ingress` and `egress`.
+    /// Devices, for hooks `ingress` and `egress`. `eth*`: all whose names begin so, also later ones (Linux 6.16).
     #[cfg_attr(feature = "serde", serde(default))]
     pub devices: Vec<String>,
 }

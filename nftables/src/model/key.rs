@@ -164,6 +164,7 @@ impl From<IpAddr> for Family {
 /// assert_eq!(table, "inet proxy".parse()?);
 /// assert_eq!(table.chain("services")?.to_string(), "inet proxy services");
 /// assert_eq!(table.set("endpoints")?.to_string(), "inet proxy endpoints");
+/// assert_eq!(table.flowtable("fast")?, "inet proxy fast".parse()?);
 /// assert_eq!(table.object(ObjectType::Counter, "drops")?.to_string(), "inet proxy drops");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -199,6 +200,14 @@ impl TableKey {
     /// The name is invalid.
     pub fn set(&self, name: &str) -> Result<SetKey, InvalidValue> {
         Ok(SetKey { table: self.clone(), name: Name::new(name)? })
+    }
+
+    /// A flow table of the table.
+    ///
+    /// # Errors
+    /// The name is invalid.
+    pub fn flowtable(&self, name: &str) -> Result<FlowtableKey, InvalidValue> {
+        Ok(FlowtableKey { table: self.clone(), name: Name::new(name)? })
     }
 
     /// An object of the table.
@@ -286,6 +295,31 @@ impl FromStr for SetKey {
     fn from_str(text: &str) -> Result<Self, InvalidValue> {
         let (table, name) = in_table("set", text)?;
         table.set(name)
+    }
+}
+
+/// Identity of a flow table.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct FlowtableKey {
+    /// Table of the flow table.
+    pub table: TableKey,
+    /// Name of the flow table.
+    pub name: Name,
+}
+
+impl fmt::Display for FlowtableKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.table, self.name)
+    }
+}
+
+/// Family, table and name: `inet router fast`.
+impl FromStr for FlowtableKey {
+    type Err = InvalidValue;
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        let (table, name) = in_table("flow table", text)?;
+        table.flowtable(name)
     }
 }
 

@@ -1,7 +1,11 @@
 //! Named objects: counters and others.
 
-use super::ObjectKey;
-use crate::expr::{Expression, LimitUnit};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::{Family, InvalidValue, ObjectKey};
+use crate::builder::L4Protocol;
+use crate::expr::{Expression, LimitUnit, SynproxyFlags};
 
 /// The kind of an object (`NFT_OBJECT_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -14,6 +18,19 @@ pub enum ObjectType {
     Quota,
     /// A rate.
     Limit,
+    /// A helper of connection tracking.
+    #[cfg_attr(feature = "serde", serde(rename = "ct helper"))]
+    CtHelper,
+    /// Time-outs of connections. Since Linux 4.19.
+    #[cfg_attr(feature = "serde", serde(rename = "ct timeout"))]
+    CtTimeout,
+    /// An expected connection. Since Linux 5.3.
+    #[cfg_attr(feature = "serde", serde(rename = "ct expectation"))]
+    CtExpectation,
+    /// Answers for servers of TCP. Since Linux 5.4.
+    Synproxy,
+    /// A label of packets for security modules. Since Linux 4.20.
+    Secmark,
     /// A kind that this library keeps as bytes.
     Other(u32),
 }
@@ -24,7 +41,12 @@ impl ObjectType {
         match self {
             ObjectType::Counter => 1,
             ObjectType::Quota => 2,
+            ObjectType::CtHelper => 3,
             ObjectType::Limit => 4,
+            ObjectType::CtTimeout => 7,
+            ObjectType::Secmark => 8,
+            ObjectType::CtExpectation => 9,
+            ObjectType::Synproxy => 10,
             ObjectType::Other(number) => number,
         }
     }
@@ -34,7 +56,12 @@ impl ObjectType {
         match number {
             1 => ObjectType::Counter,
             2 => ObjectType::Quota,
+            3 => ObjectType::CtHelper,
             4 => ObjectType::Limit,
+            7 => ObjectType::CtTimeout,
+            8 => ObjectType::Secmark,
+            9 => ObjectType::CtExpectation,
+            10 => ObjectType::Synproxy,
             other => ObjectType::Other(other),
         }
     }
@@ -45,9 +72,62 @@ impl ObjectType {
             ObjectType::Counter => Some("counter"),
             ObjectType::Quota => Some("quota"),
             ObjectType::Limit => Some("limit"),
+            ObjectType::CtHelper => Some("ct helper"),
+            ObjectType::CtTimeout => Some("ct timeout"),
+            ObjectType::CtExpectation => Some("ct expectation"),
+            ObjectType::Synproxy => Some("synproxy"),
+            ObjectType::Secmark => Some("secmark"),
             ObjectType::Other(_) => None,
         }
     }
+
+    /// Words by which a rule uses an object of the kind, in front of its name: `counter name`, `ct helper set`.
+    pub(crate) fn statement(self) -> Option<&'static str> {
+        Some(match self {
+            ObjectType::Counter => "counter name",
+            ObjectType::Quota => "quota name",
+            ObjectType::Limit => "limit name",
+            ObjectType::CtHelper => "ct helper set",
+            ObjectType::CtTimeout => "ct timeout set",
+            ObjectType::CtExpectation => "ct expectation set",
+            ObjectType::Synproxy => "synproxy name",
+            ObjectType::Secmark => "meta secmark set",
+            ObjectType::Other(_) => return None,
+        })
+    }
+}
+
+/// States of a protocol that have time-outs of their own: number (`CTA_TIMEOUT_*`, linux/netfilter/nfnetlink_cttimeout.h), nft's word, and
+/// the kernel's default in seconds.
+pub(crate) fn timeout_states(protocol: L4Protocol) -> &'static [(u16, &'static str, u64)] {
+    match protocol {
+        L4Protocol::TCP => &[
+            (1, "syn_sent", 120),
+            (2, "syn_recv", 60),
+            (3, "established", 432_000),
+            (4, "fin_wait", 120),
+            (5, "close_wait", 60),
+            (6, "last_ack", 30),
+            (7, "time_wait", 120),
+            (8, "close", 10),
+            (9, "syn_sent2", 120),
+            (10, "retrans", 300),
+            (11, "unack", 300),
+        ],
+        L4Protocol::UDP => &[(1, "unreplied", 30), (2, "replied", 120)],
+        _ => &[],
+    }
+}
+
+/// Word of a state, else its number.
+pub(crate) fn timeout_state(protocol: L4Protocol, number: u16) -> String {
+    let known = timeout_states(protocol).iter().find(|(known, ..)| *known == number);
+    known.map_or_else(|| number.to_string(), |(_, word, _)| (*word).to_owned())
+}
+
+pub(crate) fn timeout_state_number(protocol: L4Protocol, state: &str) -> Option<u16> {
+    let known = timeout_states(protocol).iter().find(|(_, word, _)| *word == state);
+    known.map(|(number, ..)| *number).or_else(|| state.parse().ok())
 }
 
 /// Data of an object.
@@ -84,6 +164,56 @@ pub enum ObjectData {
         /// Matches above the rate instead.
         inverted: bool,
     },
+    /// A helper of connection tracking, which follows a protocol to the connections that it agrees on.
+    #[cfg_attr(feature = "serde", serde(rename = "ct helper"))]
+    CtHelper {
+        /// The kernel's name of the helper: `ftp`, `sip`, `tftp`.
+        helper: String,
+        /// Family of its connections: `inet`, `ip` or `ip6`.
+        family: Family,
+        /// Protocol of its connections.
+        protocol: L4Protocol,
+    },
+    /// Time-outs of connections by their state.
+    #[cfg_attr(feature = "serde", serde(rename = "ct timeout"))]
+    CtTimeout {
+        /// Family of the connections: `inet` (Linux 5.8), `ip` or `ip6`.
+        family: Family,
+        /// Protocol of the connections.
+        protocol: L4Protocol,
+        /// Whole seconds by state, in nft's words (`established`, `unreplied`); for protocols other than TCP and UDP by number
+        /// (`CTA_TIMEOUT_*`). States that are left out have the default of the network namespace, and are read with it.
+        policy: BTreeMap<String, Duration>,
+    },
+    /// A connection that is expected beside the one that a rule sees.
+    #[cfg_attr(feature = "serde", serde(rename = "ct expectation"))]
+    CtExpectation {
+        /// Family of the expected connection.
+        family: Family,
+        /// Protocol of the expected connection.
+        protocol: L4Protocol,
+        /// Destination port of the expected connection.
+        port: u16,
+        /// Time for which it is expected, in seconds (net/netfilter/nft_ct.c, `nft_ct_expect_obj_eval`). nft writes and reads this number as
+        /// milliseconds, and text does as nft.
+        timeout: u32,
+        /// Number of connections that may be expected at once.
+        size: u8,
+    },
+    /// Answers for a server of TCP until a connection stands.
+    Synproxy {
+        /// Greatest segment size.
+        mss: u16,
+        /// Window scale.
+        window_scale: u8,
+        /// What is offered to clients.
+        flags: SynproxyFlags,
+    },
+    /// A label of packets for security modules. The kernel refuses a context that its module does not know.
+    Secmark {
+        /// Security context: `system_u:object_r:ssh_server_packet_t:s0`.
+        context: String,
+    },
     /// Attributes of another kind, unchanged.
     Other(Vec<u8>),
 }
@@ -97,8 +227,42 @@ impl ObjectData {
             ObjectData::Limit { rate, unit, burst, bytes, inverted } => {
                 Expression::Limit { rate, unit, burst, bytes, inverted }
             }
-            ObjectData::Other(_) => return None,
+            ObjectData::Synproxy { mss, window_scale, flags } => Expression::Synproxy { mss, window_scale, flags },
+            _ => return None,
         })
+    }
+
+    /// Refuses what could not be written in full.
+    pub(crate) fn check(&self) -> Result<(), InvalidValue> {
+        let text = |what: &str, text: &str, most: usize| {
+            if text.is_empty() || text.len() > most || text.contains('\0') {
+                let why = "it is empty, has a NUL, or is longer than the kernel takes";
+                return Err(InvalidValue::new(format!("{what} {text:?}"), why));
+            }
+            Ok(())
+        };
+        match self {
+            // NF_CT_HELPER_NAME_LEN and NFT_SECMARK_CTX_MAXLEN, with the NUL.
+            ObjectData::CtHelper { helper, .. } => text("helper", helper, 15),
+            ObjectData::Secmark { context } => text("security context", context, 4095),
+            ObjectData::CtTimeout { protocol, policy, .. } => {
+                for (state, time) in policy {
+                    if timeout_state_number(*protocol, state).is_none() {
+                        let what = format!("state {state:?} of protocol {}", protocol.0);
+                        return Err(InvalidValue::new(
+                            what,
+                            "it is neither a word of nft's for the protocol nor a number",
+                        ));
+                    }
+                    if time.subsec_nanos() != 0 || u32::try_from(time.as_secs()).is_err() {
+                        let what = format!("time-out {time:?} of state {state}");
+                        return Err(InvalidValue::new(what, "the kernel takes whole seconds, at most 4,294,967,295"));
+                    }
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn from_expression(expression: &Expression) -> Option<Self> {
@@ -108,6 +272,7 @@ impl ObjectData {
             Expression::Limit { rate, unit, burst, bytes, inverted } => {
                 ObjectData::Limit { rate, unit, burst, bytes, inverted }
             }
+            Expression::Synproxy { mss, window_scale, flags } => ObjectData::Synproxy { mss, window_scale, flags },
             _ => return None,
         })
     }
@@ -145,6 +310,31 @@ impl ObjectData {
 /// let mut transaction = Transaction::new();
 /// transaction.delete_object(&all);
 /// assert_eq!(client.commit(&transaction).unwrap_err().kind(), ErrorKind::InUse);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// A helper of FTP for the connections that a rule gives it, and shorter time-outs for name servers:
+///
+/// ```
+/// # use nftables::fake::FakeNftables;
+/// use nftables::{Chain, Client, Family, L4Protocol, Object, ObjectData, ObjectType, Table, TableKey, Transaction, rule};
+/// use std::time::Duration;
+///
+/// let table = TableKey::new(Family::Ip, "helpers")?;
+/// let chain = table.chain("pre")?;
+/// let (ftp, dns) = (table.object(ObjectType::CtHelper, "ftp-standard")?, table.object(ObjectType::CtTimeout, "dns")?);
+/// let helper = ObjectData::CtHelper { helper: "ftp".to_owned(), family: Family::Ip, protocol: L4Protocol::TCP };
+/// let policy = [("unreplied".to_owned(), Duration::from_secs(5))].into();
+/// let timeout = ObjectData::CtTimeout { family: Family::Ip, protocol: L4Protocol::UDP, policy };
+/// let mut transaction = Transaction::new();
+/// transaction.add_table(Table::new(table.clone())).add_chain(Chain::regular(chain.clone()));
+/// transaction.add_object(Object::new(ftp.clone(), helper)).add_object(Object::new(dns.clone(), timeout));
+/// for (protocol, port, object) in [(L4Protocol::TCP, 21, ftp), (L4Protocol::UDP, 53, dns)] {
+///     transaction.add_rule(&chain, rule(Family::Ip).meta_l4proto(protocol).dport(port).object(&object).build()?);
+/// }
+/// assert!(transaction.to_string().ends_with("pre meta l4proto udp udp dport 53 ct timeout set \"dns\"\n"));
+/// # let mut client = Client::with_transport(FakeNftables::new().transport());
+/// client.commit(&transaction)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,17 +10,18 @@ mod value;
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
-use crate::expr::{Expression, SetReference};
+use crate::builder::L4Protocol;
+use crate::expr::{Expression, SetReference, SynproxyFlags};
 use crate::model::{
-    Chain, DataType, Element, ElementData, ElementKey, Family, MapData, Name, Object, ObjectData, Rule, Set, SetFlags,
-    SetPolicy, TableFlags, Verdict,
+    Chain, DataType, Element, ElementData, ElementKey, Family, Flowtable, FlowtableFlags, MapData, Name, Object,
+    ObjectData, Rule, Set, SetFlags, SetPolicy, TableFlags, Verdict, timeout_states,
 };
 use crate::snapshot::{SetContents, TableSnapshot};
 use crate::transaction::{Elements, Operation, RulePlace, Transaction};
 use header::Protocol;
 use rule::{Sets, Writer};
-use statement::stateful_text;
-use value::{Form, names_text, value_text};
+use statement::{stateful_text, synproxy_text};
+use value::{Form, field_text, names_text, value_text};
 
 /// Text in quotes. nft knows no escapes, so quotes inside become apostrophes, and control characters blanks: they could
 /// end the line.
@@ -197,11 +198,60 @@ fn base_line(chain: &Chain) -> Option<String> {
     Some(format!("type {kind} hook {hook}{devices} priority {priority}; policy {};", base.policy))
 }
 
-fn object_line(object: &Object) -> Option<String> {
-    match &object.data {
-        ObjectData::Counter { packets, bytes } => Some(format!("packets {packets} bytes {bytes}")),
-        other => Some(stateful_text(&other.to_expression()?)?.split_once(' ')?.1.to_owned()),
+/// Text between an object's braces.
+fn object_lines(object: &Object) -> Option<Vec<String>> {
+    let protocol = |protocol: &L4Protocol| field_text(&[protocol.0], DataType::INET_PROTO, Form::PLAIN);
+    Some(match &object.data {
+        ObjectData::Counter { packets, bytes } => vec![format!("packets {packets} bytes {bytes}")],
+        ObjectData::CtHelper { helper, family, protocol: of } => {
+            vec![format!("type {} protocol {}", quoted(helper), protocol(of)?), format!("l3proto {family}")]
+        }
+        ObjectData::CtTimeout { family, protocol: of, policy } => {
+            // Of others nft has no words.
+            let states = Some(timeout_states(*of)).filter(|states| !states.is_empty())?;
+            let given = states.iter().filter_map(|(_, state, default)| Some((state, default, policy.get(*state)?)));
+            // Those left out have nft's default, not the kernel's, once nft has read the text.
+            let said = given.filter(|(_, default, time)| time.as_secs() != **default);
+            let said: Vec<String> = said.map(|(state, _, time)| format!("{state} : {}", time.as_secs())).collect();
+            // nft lists one without states, and does not read it.
+            let policy = (!said.is_empty()).then(|| format!("policy = {{ {} }}", said.join(", ")));
+            let protocols = [format!("protocol {}", protocol(of)?), format!("l3proto {family}")];
+            protocols.into_iter().chain(policy).collect()
+        }
+        ObjectData::CtExpectation { family, protocol: of, port, timeout, size } => vec![
+            format!("protocol {}", protocol(of)?),
+            format!("dport {port}"),
+            format!("timeout {}", duration(Duration::from_millis((*timeout).into()))),
+            format!("size {size}"),
+            format!("l3proto {family}"),
+        ],
+        ObjectData::Synproxy { mss, window_scale, flags } => {
+            let rest = flags.difference(SynproxyFlags::MSS | SynproxyFlags::WSCALE);
+            let words = synproxy_text(0, 0, rest)?.split_off("synproxy".len());
+            // nft always writes both.
+            let both = flags.contains(SynproxyFlags::MSS | SynproxyFlags::WSCALE);
+            let lines = both.then(|| vec![format!("mss {mss}"), format!("wscale {window_scale}")])?;
+            lines.into_iter().chain(Some(words.trim().to_owned()).filter(|words| !words.is_empty())).collect()
+        }
+        ObjectData::Secmark { context } => vec![quoted(context)],
+        other => vec![stateful_text(&other.to_expression()?)?.split_once(' ')?.1.to_owned()],
+    })
+}
+
+/// Text between a flow table's braces.
+fn flowtable_lines(flowtable: &Flowtable) -> Option<Vec<String>> {
+    let known = FlowtableFlags::HW_OFFLOAD | FlowtableFlags::COUNTER;
+    if !flowtable.flags.difference(known).is_empty() {
+        return None;
     }
+    let devices: Vec<String> = flowtable.devices.iter().map(|device| quoted(device)).collect();
+    let lines = [
+        Some(format!("hook ingress priority {}", flowtable.priority.0)),
+        (!devices.is_empty()).then(|| format!("devices = {{ {} }}", devices.join(", "))),
+        flowtable.flags.contains(FlowtableFlags::HW_OFFLOAD).then(|| "flags offload".to_owned()),
+        flowtable.flags.contains(FlowtableFlags::COUNTER).then(|| "counter".to_owned()),
+    ];
+    Some(lines.into_iter().flatten().collect())
 }
 
 impl Rule {
@@ -242,19 +292,20 @@ impl fmt::Display for TableSnapshot {
             writeln!(f, "\tflags dormant")?;
         }
         if self.left_out > 0 {
-            writeln!(f, "\t# {} flow tables that are not in the snapshot", self.left_out)?;
+            writeln!(f, "\t# {} parts that are not in the snapshot", self.left_out)?;
         }
         for observed in &self.objects {
             let object = &observed.object;
-            let (Some(word), Some(line)) = (object.key.kind.name(), object_line(object)) else {
-                writeln!(f, "\t# object {} of a kind that is kept as bytes", object.key.name)?;
+            let (Some(word), Some(lines)) = (object.key.kind.name(), object_lines(object)) else {
+                writeln!(f, "\t# object {} of a kind that nft has no words for", object.key.name)?;
                 continue;
             };
             writeln!(f, "\t{word} {} {{", object.key.name)?;
             if let Some(comment) = &object.comment {
                 writeln!(f, "\t\tcomment {}", quoted(comment))?;
             }
-            writeln!(f, "\t\t{line}\n\t}}")?;
+            lines.iter().try_for_each(|line| writeln!(f, "\t\t{line}"))?;
+            writeln!(f, "\t}}")?;
         }
         for SetContents { set, elements } in &self.sets {
             let set = &set.set;
@@ -274,6 +325,16 @@ impl fmt::Display for TableSnapshot {
             if wordless > 0 {
                 writeln!(f, "\t\t# {wordless} elements that nft has no words for")?;
             }
+            writeln!(f, "\t}}")?;
+        }
+        for observed in &self.flowtables {
+            let flowtable = &observed.flowtable;
+            let Some(lines) = flowtable_lines(flowtable) else {
+                writeln!(f, "\t# flow table {} with flags that nft has no words for", flowtable.key.name)?;
+                continue;
+            };
+            writeln!(f, "\tflowtable {} {{", flowtable.key.name)?;
+            lines.iter().try_for_each(|line| writeln!(f, "\t\t{line}"))?;
             writeln!(f, "\t}}")?;
         }
         let sets = |wanted: &SetReference| {
@@ -382,14 +443,23 @@ impl Transaction {
             Operation::DeleteElements(elements) => elements.command("delete", f),
             Operation::AddObject(object, present) => {
                 let (verb, key) = (verb(present), &object.key);
-                match (key.kind.name(), object_line(object)) {
-                    (Some(word), Some(line)) => {
+                match (key.kind.name(), object_lines(object)) {
+                    (Some(word), Some(lines)) => {
                         let comment = object.comment.as_ref().map(|comment| format!("comment {}", quoted(comment)));
-                        let lines: Vec<String> = comment.into_iter().chain([line]).collect();
+                        let lines: Vec<String> = comment.into_iter().chain(lines).collect();
                         writeln!(f, "{verb} {word} {key} {}", block(&lines))
                     }
-                    _ => writeln!(f, "# object {key} of a kind that is kept as bytes"),
+                    _ => writeln!(f, "# object {key} of a kind that nft has no words for"),
                 }
+            }
+            Operation::AddFlowtable(flowtable, present) => match flowtable_lines(flowtable) {
+                Some(lines) => writeln!(f, "{} flowtable {} {}", verb(present), flowtable.key, block(&lines)),
+                None => writeln!(f, "# flow table {} with flags that nft has no words for", flowtable.key),
+            },
+            Operation::DeleteFlowtable(key) => writeln!(f, "delete flowtable {key}"),
+            Operation::DeleteFlowtableDevices(flowtable) => {
+                let lines = flowtable_lines(&Flowtable { flags: FlowtableFlags::empty(), ..flowtable.clone() });
+                writeln!(f, "delete flowtable {} {}", flowtable.key, block(&lines.unwrap_or_default()))
             }
             Operation::DeleteObject(key) => {
                 writeln!(f, "delete {} {key}", key.kind.name().unwrap_or("object"))

@@ -433,17 +433,18 @@ impl<'a> Writer<'a> {
                 self.say(text)
             }
             Expression::NoTrack => self.say("notrack"),
+            Expression::FlowAdd { flowtable } => self.say(format!("flow add {}", set_name(flowtable))),
             Expression::ObjectReference { kind, name } => {
-                self.say(format!("{} name {}", kind.name()?, quoted(name.as_str())))
+                self.say(format!("{} {}", kind.statement()?, quoted(name.as_str())))
             }
             Expression::ObjectMap { set, source } => {
                 let (key, form) = self.take_key(*source, None)?;
                 let word = match &(self.sets)(set)?.0.data {
-                    Some(MapData::Object(kind)) => kind.name()?,
+                    Some(MapData::Object(kind)) => kind.statement()?,
                     _ => return None,
                 };
                 let set = self.set_text(set, form)?;
-                self.say(format!("{word} name {key} map {set}"))
+                self.say(format!("{word} {key} map {set}"))
             }
             Expression::Queue { first, count, flags } => {
                 let last = first.checked_add(count.checked_sub(1)?)?;

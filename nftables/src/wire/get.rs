@@ -6,17 +6,19 @@ use netlink_batch::header::NfGenHeader;
 use netlink_batch::{Attrs, Be32, Be64, NulStr, RawAttrs, WireError};
 
 use crate::attrs::{
-    ChainAttr, GenAttr, HookAttr, ListAttr, ObjAttr, RuleAttr, SetAttr, SetDescAttr, SetFieldAttr, TableAttr,
+    ChainAttr, DeviceAttr, FlowtableAttr, FlowtableHookAttr, GenAttr, HookAttr, ListAttr, ObjAttr, RuleAttr, SetAttr,
+    SetDescAttr, SetFieldAttr, TableAttr,
 };
-use crate::expr::{get_expression, get_expressions, get_known};
+use crate::expr::{get_expression, get_expressions};
 use crate::model::{
-    BaseChain, Chain, ChainKey, ChainType, Family, FieldTypes, Hook, MapData, Name, Object, ObjectData, ObjectKey,
-    ObjectType, ObservedChain, ObservedObject, ObservedRule, ObservedSet, ObservedTable, Policy, Priority, Rule, Set,
-    SetFlags, SetKey, SetPolicy, Table, TableFlags, TableKey,
+    BaseChain, Chain, ChainKey, ChainType, Family, FieldTypes, Flowtable, FlowtableFlags, FlowtableKey, Hook, MapData,
+    Name, Object, ObjectKey, ObjectType, ObservedChain, ObservedFlowtable, ObservedObject, ObservedRule, ObservedSet,
+    ObservedTable, Policy, Priority, Rule, Set, SetFlags, SetKey, SetPolicy, Table, TableFlags, TableKey,
 };
 use crate::typing::{self, About};
 use crate::uapi;
 use crate::userdata;
+use crate::wire::object::get_object_data;
 use crate::wire::set_userdata;
 
 pub(crate) fn split(payload: &[u8]) -> Result<(Family, &[u8]), WireError> {
@@ -110,19 +112,61 @@ fn get_base<'a>(
     family: Family,
 ) -> Result<BaseChain, WireError> {
     let (mut hook, mut priority, mut devices) = (0, 0, Vec::new());
-    let text = |bytes: &[u8]| String::from_utf8_lossy(NulStr::new(bytes).as_bytes()).into_owned();
     for attr in attrs.iter() {
         match attr? {
             HookAttr::Hooknum(Be32(number)) => hook = number,
             HookAttr::Priority(Be32(number)) => priority = number.cast_signed(),
-            HookAttr::Dev(device) => devices = vec![text(device.as_bytes())],
-            HookAttr::Devs(list) => {
-                devices = RawAttrs::new(list).map(|raw| raw.map(|raw| text(raw.payload))).collect::<Result<_, _>>()?;
-            }
+            HookAttr::Dev(device) => devices = vec![device_name(device.as_bytes())],
+            HookAttr::Devs(list) => devices = get_devices(list)?,
             HookAttr::Unknown(_) => {}
         }
     }
     Ok(BaseChain { kind, hook: Hook::from_number(family, hook), priority: Priority(priority), policy, devices })
+}
+
+fn device_name(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(NulStr::new(bytes).as_bytes()).into_owned()
+}
+
+fn get_devices(list: &[u8]) -> Result<Vec<String>, WireError> {
+    let name = |attr| match attr {
+        DeviceAttr::Name(text) => Some(device_name(text.as_bytes())),
+        DeviceAttr::Prefix(bytes) => Some(device_name(bytes) + "*"),
+        DeviceAttr::Unknown(_) => None,
+    };
+    let names = Attrs::<DeviceAttr<'_>>::new(list).iter().map(|attr| attr.map(name));
+    names.filter_map(Result::transpose).collect()
+}
+
+pub(crate) fn get_flowtable(payload: &[u8]) -> Result<ObservedFlowtable, WireError> {
+    let (family, attributes) = split(payload)?;
+    let (mut table, mut found, mut handle, mut references, mut flags) = (None, None, 0, 0, 0);
+    let (mut priority, mut devices) = (Priority::default(), Vec::new());
+    for attr in Attrs::<FlowtableAttr<'_>>::new(attributes).iter() {
+        match attr? {
+            FlowtableAttr::Table(text) => table = Some(name(text)),
+            FlowtableAttr::Name(text) => found = Some(name(text)),
+            FlowtableAttr::Use(Be32(count)) => references = count,
+            FlowtableAttr::Handle(Be64(number)) => handle = number,
+            FlowtableAttr::Flags(Be32(bits)) => flags = bits,
+            FlowtableAttr::Hook(hook) => {
+                for attr in hook.iter() {
+                    match attr? {
+                        FlowtableHookAttr::Priority(Be32(number)) => priority = Priority(number.cast_signed()),
+                        FlowtableHookAttr::Devs(list) => devices = get_devices(list)?,
+                        FlowtableHookAttr::Num(_) | FlowtableHookAttr::Unknown(_) => {}
+                    }
+                }
+            }
+            FlowtableAttr::Pad(_) | FlowtableAttr::Unknown(_) => {}
+        }
+    }
+    let key = FlowtableKey {
+        table: key(family, table, "NFTA_FLOWTABLE_TABLE")?,
+        name: found.ok_or_else(|| missing("NFTA_FLOWTABLE_NAME"))?,
+    };
+    let flowtable = Flowtable { key, priority, devices, flags: FlowtableFlags::from_bits_retain(flags) };
+    Ok(ObservedFlowtable { flowtable, handle, references })
 }
 
 pub(crate) fn get_rule(payload: &[u8]) -> Result<ObservedRule, WireError> {
@@ -290,9 +334,7 @@ pub(crate) fn get_object(payload: &[u8]) -> Result<ObservedObject, WireError> {
         }
     }
     let kind = ObjectType::from_number(kind);
-    let known = kind.name().map(|name| get_known(name.as_bytes(), data)).transpose()?.flatten();
-    let known = known.and_then(|known| ObjectData::from_expression(&known));
-    let data = known.unwrap_or_else(|| ObjectData::Other(data.to_vec()));
+    let data = get_object_data(kind, data)?;
     let key = ObjectKey {
         table: key(family, table, "NFTA_OBJ_TABLE")?,
         kind,

@@ -2,11 +2,16 @@
 
 mod element;
 mod get;
+mod object;
 mod put;
 
 pub(crate) use element::{ElementForm, get_elements, pair_intervals, put_element};
-pub(crate) use get::{get_chain, get_generation, get_object, get_rule, get_set, get_table, is_of_table, split};
-pub(crate) use put::{put_chain, put_object, put_rule, put_set, put_table, set_userdata};
+pub(crate) use get::{
+    get_chain, get_flowtable, get_generation, get_object, get_rule, get_set, get_table, is_of_table, split,
+};
+pub(crate) use put::{
+    put_chain, put_flowtable, put_flowtable_hook, put_object, put_rule, put_set, put_table, set_userdata,
+};
 
 use netlink_batch::{Encoder, NulStr};
 

@@ -2,11 +2,15 @@
 
 use netlink_batch::{Be32, Be64, Encoder, NulStr};
 
+use super::object::put_object_data;
 use super::put_name;
-use crate::attrs::{ChainAttr, HookAttr, ListAttr, ObjAttr, RuleAttr, SetAttr, SetDescAttr, SetFieldAttr, TableAttr};
-use crate::expr::{put_expression_list, put_fields, put_one};
+use crate::attrs::{
+    ChainAttr, DeviceAttr, FlowtableAttr, FlowtableHookAttr, HookAttr, ListAttr, ObjAttr, RuleAttr, SetAttr,
+    SetDescAttr, SetFieldAttr, TableAttr,
+};
+use crate::expr::{put_expression_list, put_one};
 use crate::model::{
-    BaseChain, ByteOrder, Chain, ChainKey, Family, FieldTypes, MapData, Object, ObjectData, Policy, Rule, Set,
+    BaseChain, ByteOrder, Chain, ChainKey, Family, FieldTypes, Flowtable, MapData, Object, Policy, Priority, Rule, Set,
     SetPolicy, Table,
 };
 use crate::operand::Operand;
@@ -45,15 +49,39 @@ fn put_base(out: &mut Encoder, base: &BaseChain, family: Family) {
         out.attr(HookAttr::PRIORITY, &Be32(base.priority.0.cast_unsigned()));
         match base.devices.as_slice() {
             [] => {}
-            [one] => out.attr(HookAttr::DEV, &NulStr::from(one.as_str())),
-            many => out.nest(HookAttr::DEVS, |out| {
-                for device in many {
-                    out.attr(1, &NulStr::from(device.as_str()));
-                }
-            }),
+            [one] if !one.ends_with('*') => out.attr(HookAttr::DEV, &NulStr::from(one.as_str())),
+            many => put_devices(out, HookAttr::DEVS, many),
         }
     });
     out.attr(ChainAttr::POLICY, &Be32(u32::from(base.policy == Policy::Accept)));
+}
+
+/// Devices by name, or by what their names begin with.
+fn put_devices(out: &mut Encoder, kind: u16, devices: &[String]) {
+    out.nest(kind, |out| {
+        for device in devices {
+            match device.strip_suffix('*') {
+                Some(prefix) => out.attr(DeviceAttr::PREFIX, &prefix.as_bytes()),
+                None => out.attr(DeviceAttr::NAME, &NulStr::from(device.as_str())),
+            }
+        }
+    });
+}
+
+pub(crate) fn put_flowtable(out: &mut Encoder, flowtable: &Flowtable) {
+    put_name(out, FlowtableAttr::TABLE, &flowtable.key.table.name);
+    put_name(out, FlowtableAttr::NAME, &flowtable.key.name);
+    put_flowtable_hook(out, flowtable.priority, &flowtable.devices);
+    out.attr(FlowtableAttr::FLAGS, &Be32(flowtable.flags.bits()));
+}
+
+/// The hook of a flow table: ingress, always.
+pub(crate) fn put_flowtable_hook(out: &mut Encoder, priority: Priority, devices: &[String]) {
+    out.nest(FlowtableAttr::HOOK, |out| {
+        out.attr(FlowtableHookAttr::NUM, &Be32(0));
+        out.attr(FlowtableHookAttr::PRIORITY, &Be32(priority.0.cast_unsigned()));
+        put_devices(out, FlowtableHookAttr::DEVS, devices);
+    });
 }
 
 pub(crate) fn put_rule(out: &mut Encoder, chain: &ChainKey, rule: &Rule) {
@@ -156,11 +184,7 @@ pub(crate) fn put_object(out: &mut Encoder, object: &Object) {
     put_name(out, ObjAttr::TABLE, &object.key.table.name);
     put_name(out, ObjAttr::NAME, &object.key.name);
     out.attr(ObjAttr::TYPE, &Be32(object.key.kind.number()));
-    out.nest(ObjAttr::DATA, |out| match (&object.data, object.data.to_expression()) {
-        (_, Some(expression)) => put_fields(out, &expression),
-        (ObjectData::Other(attributes), _) => out.bytes(attributes),
-        (_, None) => {}
-    });
+    out.nest(ObjAttr::DATA, |out| put_object_data(out, &object.data));
     let userdata = userdata::join_comment(object.comment.as_deref(), userdata::COMMENT, &[]);
     put_userdata(out, ObjAttr::USERDATA, &userdata);
 }

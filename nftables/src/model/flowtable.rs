@@ -1,0 +1,124 @@
+//! Flow tables.
+
+use bitflags::bitflags;
+
+use super::{FlowtableKey, InvalidValue, Priority};
+
+bitflags! {
+    /// `NFT_FLOWTABLE_*`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    pub struct FlowtableFlags: u32 {
+        /// Flows are handed to the devices, which must be able to take them (nft's `flags offload`).
+        const HW_OFFLOAD = 1;
+        /// Packets of flows are counted in connection tracking. Since Linux 5.7.
+        const COUNTER = 2;
+        const _ = !0;
+    }
+}
+
+/// A flow table: packets of connections that a rule has added to it go from device to device at ingress, past all chains.
+///
+/// ```
+/// # use nftables::fake::FakeNftables;
+/// use nftables::{
+///     BaseChain, Chain, ChainType, Client, Family, Flowtable, FlowtableFlags, Hook, L4Protocol, Name, Priority, Table, TableKey,
+///     Transaction, rule,
+/// };
+///
+/// let table = TableKey::new(Family::Inet, "router")?;
+/// let fast = Flowtable::new(table.flowtable("fast")?, ["eth0", "eth1"]).flags(FlowtableFlags::COUNTER);
+/// let forward = table.chain("forward")?;
+/// let mut transaction = Transaction::new();
+/// transaction.add_table(Table::new(table.clone())).add_flowtable(fast.clone());
+/// let base = BaseChain::new(ChainType::Filter, Hook::Forward, Priority::FILTER);
+/// transaction.add_chain(Chain::base(forward.clone(), base));
+/// transaction.add_rule(&forward, rule(Family::Inet).meta_l4proto(L4Protocol::TCP).flow_add(Name::new("fast")?).build()?);
+/// # let mut client = Client::with_transport(FakeNftables::new().transport());
+/// client.commit(&transaction)?;
+///
+/// assert_eq!(client.list_flowtables(&table)?[0].flowtable, fast);
+/// assert_eq!(
+///     client.snapshot(&table)?.to_string(),
+///     "\
+/// table inet router {
+/// \tflowtable fast {
+/// \t\thook ingress priority 0
+/// \t\tdevices = { \"eth0\", \"eth1\" }
+/// \t\tcounter
+/// \t}
+/// \tchain forward {
+/// \t\ttype filter hook forward priority 0; policy accept;
+/// \t\tmeta l4proto tcp flow add @fast
+/// \t}
+/// }
+/// "
+/// );
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Flowtable {
+    /// Identity of the flow table.
+    pub key: FlowtableKey,
+    /// Order at hook `ingress` of its devices: smaller is earlier.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub priority: Priority,
+    /// Devices whose packets it takes; each may have one flow table. `eth*`: all whose names begin so, also later ones (Linux 6.16).
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub devices: Vec<String>,
+    /// Flags.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub flags: FlowtableFlags,
+}
+
+impl Flowtable {
+    /// A flow table for these devices, with priority 0 (`filter`).
+    pub fn new<D: Into<String>>(key: FlowtableKey, devices: impl IntoIterator<Item = D>) -> Self {
+        let devices = devices.into_iter().map(Into::into).collect();
+        Flowtable { key, priority: Priority::FILTER, devices, flags: FlowtableFlags::empty() }
+    }
+
+    /// The same with another priority.
+    #[must_use]
+    pub fn priority(mut self, priority: Priority) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// The same with these flags as well.
+    #[must_use]
+    pub fn flags(mut self, flags: FlowtableFlags) -> Self {
+        self.flags |= flags;
+        self
+    }
+
+    /// Refuses names that no device can have (`dev_valid_name`, net/core/dev.c).
+    pub(crate) fn check_devices(devices: &[String]) -> Result<(), InvalidValue> {
+        let odd = |name: &&String| {
+            let known = matches!(name.as_str(), "" | "." | "..") || name.len() > 15;
+            known || name.chars().any(|c| c.is_whitespace() || c.is_control() || matches!(c, '/' | ':'))
+        };
+        match devices.iter().find(odd) {
+            Some(name) => Err(InvalidValue::new(
+                format!("device {name:?}"),
+                "no device has such a name: 1 to 15 bytes without blanks, slash, colon and control characters",
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A flow table as the kernel holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct ObservedFlowtable {
+    /// The flow table.
+    pub flowtable: Flowtable,
+    /// The kernel's number of it.
+    pub handle: u64,
+    /// Number of rules that add to it.
+    pub references: u32,
+}
