@@ -8,6 +8,7 @@ use crate::expr::{
 };
 use crate::model::{Family, InvalidValue, Name, ObjectKey, ObjectType, Rule, Value, Verdict, padded};
 use crate::operand::{IpVersion, Operand, load_all};
+use crate::userdata;
 
 /// A transport protocol by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -192,6 +193,7 @@ impl RuleBuilder {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn build(self) -> Result<Rule, InvalidValue> {
+        userdata::check(self.rule.comment.as_deref(), self.rule.userdata.len())?;
         self.error.map_or(Ok(self.rule), Err)
     }
 
@@ -217,7 +219,7 @@ impl RuleBuilder {
         self
     }
 
-    /// Sets the comment.
+    /// Sets the comment: at most 253 bytes without NUL; nft takes at most 128.
     pub fn comment(mut self, comment: impl Into<String>) -> Self {
         self.rule.comment = Some(comment.into());
         self

@@ -95,6 +95,12 @@ impl Operand {
         Operand::Payload { base, offset, field: Field { data_type, length } }
     }
 
+    /// Ethernet source, for packets that have such a header: in family `bridge`, or behind a match on the device.
+    pub const ETHER_SADDR: Operand = Operand::payload(HeaderBase::Link, 6, DataType::ETHER_ADDR, 6);
+    /// Ethernet destination.
+    pub const ETHER_DADDR: Operand = Operand::payload(HeaderBase::Link, 0, DataType::ETHER_ADDR, 6);
+    /// Ethernet type: the network protocol.
+    pub const ETHER_TYPE: Operand = Operand::payload(HeaderBase::Link, 12, DataType::ETHER_TYPE, 2);
     /// IPv4 source.
     pub const IP_SADDR: Operand = Operand::payload(HeaderBase::Network, 12, DataType::IPV4_ADDR, 4);
     /// IPv4 destination.

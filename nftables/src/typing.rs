@@ -31,7 +31,10 @@ pub(crate) enum About {
 }
 
 /// Header fields by nft's numbers of protocol and field.
-const FIELDS: [(u32, u32, HeaderBase, u32, DataType, u32); 10] = [
+const FIELDS: [(u32, u32, HeaderBase, u32, DataType, u32); 13] = [
+    (17, 1, HeaderBase::Link, 0, DataType::ETHER_ADDR, 6),
+    (17, 2, HeaderBase::Link, 6, DataType::ETHER_ADDR, 6),
+    (17, 3, HeaderBase::Link, 12, DataType::ETHER_TYPE, 2),
     (12, 11, HeaderBase::Network, 12, DataType::IPV4_ADDR, 4),
     (12, 12, HeaderBase::Network, 16, DataType::IPV4_ADDR, 4),
     (12, 9, HeaderBase::Network, 9, DataType::INET_PROTO, 1),

@@ -329,6 +329,32 @@ const OBJECTS: &str = r#"table inet t {
     }"#;
 
 #[test]
+fn sets_of_link_layer_fields_are_those_of_nft() {
+    survives(
+        r"table bridge b {
+            set macs { typeof ether saddr; elements = { 02:00:00:00:00:01, 02:03:04:05:06:07 } }
+            set kinds { typeof ether daddr . ether type; elements = { 02:00:00:00:00:01 . arp } }
+            chain c { type filter hook forward priority 0; ether saddr @macs accept; ether daddr . ether type @kinds drop; }
+        }",
+    );
+    text_says_the_same(|t| {
+        let table = TableKey::new(Family::Bridge, "b").unwrap();
+        let kinds = [Operand::ETHER_DADDR, Operand::ETHER_TYPE];
+        let macs = Set::typeof_set(table.set("macs").unwrap(), &[Operand::ETHER_SADDR]).unwrap();
+        let kinds = Set::typeof_set(table.set("kinds").unwrap(), &kinds).unwrap();
+        let chain = table.chain("c").unwrap();
+        t.add_table(Table::new(table)).add_chain(Chain::regular(chain.clone()));
+        t.add_set(macs.clone());
+        t.add_set(kinds.clone());
+        t.add_elements(&macs, [Element::value(Value::new(&[2, 3, 4, 5, 6, 7]).unwrap())]);
+        let rule = rule(Family::Bridge).in_set(&[Operand::ETHER_SADDR], &macs.key).drop_packet();
+        t.add_rule(&chain, rule.build().unwrap());
+        assert!(t.to_string().contains("add set bridge b macs { typeof ether saddr; }"), "{t}");
+        assert!(t.to_string().contains("{ typeof ether daddr . ether type; }"), "{t}");
+    });
+}
+
+#[test]
 fn objects_of_nft_survive() {
     survives(OBJECTS);
 }

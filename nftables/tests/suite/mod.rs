@@ -1070,7 +1070,11 @@ pub(crate) fn what_cannot_be_is_not_sent(client: &mut Client) {
     invalid(&|t| t.add_elements(&ranges, [backwards.clone()]), "it ends before it starts");
     invalid(&|t| t.add_elements(&set("plain"), [Element::range(ip(1), ip(2))]), "the set is not one of ranges");
     let long = "x".repeat(254);
-    let commented = |length: usize| rule(Family::Inet).accept().comment(&long[..length]).build().unwrap();
+    let commented = |length: usize| Rule::new(vec![Expression::COUNTER]).comment(&long[..length]);
+    let error = rule(Family::Inet).accept().comment(&long[..254]).build().unwrap_err().to_string();
+    assert!(error.contains("256 bytes"), "{error}");
+    let error = rule(Family::Inet).saddr_in(IpAddr::V4(ip(0)), 33).accept().build().unwrap_err().to_string();
+    assert!(error.contains("10.0.0.0/33: the prefix is longer than the address"), "{error}");
     invalid(&|t| t.add_rule(&chain, commented(254)), "256 bytes");
     invalid(&|t| t.add_elements(&ranges, [Element::value(ip(1)).comment("a\0b")]), "NUL");
     let ip4 = TableKey::new(Family::Ip, "four").unwrap();
