@@ -83,3 +83,8 @@ pub use netlink_batch::{Limits, Transport};
 pub use sync::SyncReport;
 pub use text::{SavedSet, parse_save, save};
 pub use write::{EntryFailure, EntryReport, IfAbsent, IfPresent};
+
+/// The example of the README is compiled with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -98,3 +98,8 @@ pub use system::System;
 pub use token::Token;
 pub use transaction::{Edit, TableEdit, Transaction};
 pub use version::{ProgramVersion, RestoreWait};
+
+/// The example of the README is compiled with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

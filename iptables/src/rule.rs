@@ -212,7 +212,7 @@ impl Rule {
         self.checked.or_else(|| most(&self.tokens)).map_or(0, NonZeroU32::get)
     }
 
-    /// The arguments.
+    /// The arguments one by one, as the program receives them: without quotes. [`Rule::arguments`] is their text.
     pub fn tokens(&self) -> &[Token] {
         &self.tokens
     }
@@ -258,7 +258,7 @@ impl Rule {
         self.tokens.get(at.checked_add(1)?).map(Token::as_str)
     }
 
-    /// The arguments quoted for the restore format.
+    /// The arguments as one text, quoted for the restore format; [`Rule::tokens`] are the arguments one by one.
     pub fn arguments(&self) -> String {
         let mut out = String::new();
         self.write_arguments(&mut out);

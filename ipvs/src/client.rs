@@ -399,7 +399,7 @@ impl Client {
     #[doc(alias = "IPVS_CMD_GET_DAEMON")]
     pub fn list_daemons(&mut self) -> Result<Vec<SyncDaemon>, Error> {
         Ok(self
-            .dump(Expect::Short, &GetDaemon, Subject::Daemon, |attributes| {
+            .dump(Expect::Short, &GetDaemon, Subject::Daemons, |attributes| {
                 convert::read_daemon(GetDaemon::decode(attributes)?)
             })?
             .items)
@@ -412,7 +412,7 @@ impl Client {
     /// address, or a virtual server has real servers of another family.
     #[doc(alias = "IPVS_CMD_NEW_DAEMON")]
     pub fn start_daemon(&mut self, daemon: &SyncDaemon) -> Result<(), Error> {
-        self.execute(&NewDaemon { daemon }, "starting", Subject::Daemon)
+        self.execute(&NewDaemon { daemon }, "starting", Subject::Daemon(daemon.state, Some(daemon.interface)))
     }
 
     /// Stops the synchronisation daemon of one state.
@@ -422,6 +422,7 @@ impl Client {
     #[doc(alias = "IPVS_CMD_DEL_DAEMON")]
     pub fn stop_daemon(&mut self, state: DaemonState) -> Result<(), Error> {
         const DOING: &str = "stopping";
+        let subject = Subject::Daemon(state, None);
         // The kernel stops a daemon whose thread has not run yet with EINTR, and sends no answer at all to a request
         // that ends with EINTR (net/netfilter/ipvs/ip_vs_sync.c, `stop_sync_thread`; net/netlink/af_netlink.c,
         // `netlink_rcv_skb`). So a second request, which sets no timeout, asks for the acknowledgement; a refusal of
@@ -447,10 +448,10 @@ impl Client {
         match (failed, sent) {
             (Some(Outcome::Refused(kernel)), _) => {
                 let meaning = DelDaemon::<&DaemonState>::classify(kernel.errno);
-                Err(Error::refused(*kernel, meaning, MissingModule::Ipvs, DOING, Subject::Daemon))
+                Err(Error::refused(*kernel, meaning, MissingModule::Ipvs, DOING, subject))
             }
-            (_, Err(error)) => Err(below(error, DOING, Subject::Daemon)),
-            (Some(_), Ok(())) => Err(Error::new(ErrorKind::StateUnknown, DOING, Subject::Daemon)),
+            (_, Err(error)) => Err(below(error, DOING, subject)),
+            (Some(_), Ok(())) => Err(Error::new(ErrorKind::StateUnknown, DOING, subject)),
             (None, Ok(())) => Ok(()),
         }
     }

@@ -6,7 +6,7 @@ use std::fmt;
 use ipvs_sys::Failure;
 use netlink_batch::{Attribute, Errno, KernelError};
 
-use crate::model::{Name, OutOfRange, RealServerKey, Scheduler, VirtualServerKey};
+use crate::model::{DaemonState, Name, OutOfRange, RealServerKey, Scheduler, VirtualServerKey};
 
 /// Kind of operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -19,8 +19,10 @@ pub enum Subject {
     VirtualServer(VirtualServerKey),
     /// One real server of a virtual server.
     RealServer(VirtualServerKey, RealServerKey),
-    /// The synchronisation daemon.
-    Daemon,
+    /// The synchronisation daemons.
+    Daemons,
+    /// The synchronisation daemon in one state, and its interface where that is known.
+    Daemon(DaemonState, Option<Name>),
 }
 
 impl fmt::Display for Subject {
@@ -29,7 +31,9 @@ impl fmt::Display for Subject {
             Subject::Ipvs => f.write_str("IPVS"),
             Subject::VirtualServer(key) => write!(f, "virtual server {key}"),
             Subject::RealServer(key, real) => write!(f, "real server {real} of virtual server {key}"),
-            Subject::Daemon => f.write_str("synchronisation daemon"),
+            Subject::Daemons => f.write_str("synchronisation daemons"),
+            Subject::Daemon(state, None) => write!(f, "synchronisation daemon {state}"),
+            Subject::Daemon(state, Some(interface)) => write!(f, "synchronisation daemon {state} on {interface}"),
         }
     }
 }
@@ -293,8 +297,8 @@ impl fmt::Display for ErrorKind {
             ErrorKind::FamilyUnsupported => {
                 f.write_str("this kernel's IPVS lacks the address family (CONFIG_IP_VS_IPV6)")
             }
-            ErrorKind::DaemonRunning => f.write_str("it runs in this state already"),
-            ErrorKind::DaemonNotRunning => f.write_str("it does not run in this state"),
+            ErrorKind::DaemonRunning => f.write_str("one runs in this state already; stop that one first"),
+            ErrorKind::DaemonNotRunning => f.write_str("none runs in this state"),
             ErrorKind::InterfaceNotFound => f.write_str("there is no such network interface"),
             ErrorKind::OutOfMemory => f.write_str("the kernel has no memory for it"),
             ErrorKind::Timeout => {
@@ -322,6 +326,13 @@ impl fmt::Display for Error {
                 "the kernel refuses the values; a real server's address must be unicast and routable in this network \
                  namespace (is `lo` up?), GUE needs a port, and another address family needs a tunnel",
             )?,
+            (ErrorKind::Invalid, Subject::Daemon(..)) => f.write_str(
+                "the kernel refuses the values; the group must be a multicast address, and no virtual server may have a real \
+                 server of another address family",
+            )?,
+            (ErrorKind::InterfaceNotFound, Subject::Daemon(_, Some(interface))) => {
+                write!(f, "there is no network interface {interface} in this network namespace")?;
+            }
             (kind, _) => kind.fmt(f)?,
         }
         if let Some(kernel) = kernel {

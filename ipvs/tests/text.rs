@@ -263,6 +263,6 @@ fn what_is_left_out_has_its_default() {
          -A -f 7 -s wlc -p 300\n"
     );
     assert_eq!(serde_json::from_str::<Ruleset>("{}").unwrap(), Ruleset::new());
-    let daemon: SyncDaemon = serde_json::from_str(r#"{"state": "Master", "interface": "lo"}"#).unwrap();
+    let daemon: SyncDaemon = serde_json::from_str(r#"{"state": "master", "interface": "lo"}"#).unwrap();
     assert_eq!(daemon, SyncDaemon::new(DaemonState::Master, "lo".parse().unwrap(), 0));
 }

@@ -2,7 +2,10 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 use ipvs::fake::FakeIpvs;
-use ipvs::model::{DaemonState, Family, Protocol, RealServerConfig, Thresholds, VirtualServerConfig};
+use ipvs::model::{
+    DaemonState, Family, Protocol, RealServerConfig, SyncDaemon, Thresholds, Tunnel, TunnelFlags, TunnelKind,
+    VirtualServerConfig,
+};
 use ipvs::text::Statement;
 use ipvs::{
     Batch, Client, ErrorKind, ForwardingMethod, Limits, MissingModule, Operation, RealServer, Ruleset, Scheduler,
@@ -236,6 +239,50 @@ fn batches_are_read_in_the_words_they_print() {
     let batch: Batch = text.parse().unwrap();
     assert_eq!((batch.len(), batch.to_string().as_str()), (3, text));
     assert!("-C".parse::<Batch>().is_err());
+}
+
+/// Words are those that people read elsewhere.
+#[test]
+fn values_are_serialised_as_they_are_printed() {
+    use serde_json::json;
+    let real = RealServer::new("10.1.0.1:80".parse().unwrap());
+    for method in
+        ["masquerade", "local", "route", "bypass", "7", "tunnel", "tunnel gue:6080 csum remcsum", "tunnel 9:80 flags:4"]
+    {
+        let of = real.with_forwarding_method(method.parse().unwrap());
+        let value = serde_json::to_value(of).unwrap();
+        assert_eq!(value["config"]["forwarding_method"], json!(method));
+        assert_eq!(serde_json::from_value::<RealServer>(value).unwrap(), of);
+    }
+    let tunnel = Tunnel::new(TunnelKind::Gre, TunnelFlags::CHECKSUM);
+    assert_eq!(serde_json::to_value(tunnel).unwrap(), json!("tunnel gre csum"));
+    assert_eq!(serde_json::from_value::<Tunnel>(json!("tunnel gre csum")).unwrap(), tunnel);
+    let backup = SyncDaemon::new(DaemonState::Backup, "eth0".parse().unwrap(), 7);
+    let value = serde_json::to_value(backup).unwrap();
+    assert_eq!((&value["state"], &value["interface"]), (&json!("backup"), &json!("eth0")));
+    assert_eq!(serde_json::from_value::<SyncDaemon>(value).unwrap(), backup);
+    assert_eq!(serde_json::to_value([Family::V4, Family::V6]).unwrap(), json!(["IPv4", "IPv6"]));
+    for wrong in ["Masquerade", "tunnel gue", "tunnel gue:0", "8", ""] {
+        assert!(serde_json::from_value::<ForwardingMethod>(json!(wrong)).is_err(), "{wrong}");
+    }
+    for wrong in ["Master", "MASTER", ""] {
+        assert!(serde_json::from_value::<DaemonState>(json!(wrong)).is_err(), "{wrong}");
+    }
+    assert!("masquerade".parse::<Tunnel>().is_err() && "tunnelgre".parse::<Tunnel>().is_err());
+}
+
+#[test]
+fn a_snapshot_is_looked_into_by_key() {
+    let mut client = FakeIpvs::new().client().unwrap();
+    let wanted: Ruleset =
+        "-A -t 10.0.0.1:80 -s rr\n-a -t 10.0.0.1:80 -r 10.1.0.1:80 -m\n-A -u 10.0.0.1:80 -s wrr".parse().unwrap();
+    client.sync(&wanted, &SyncPolicy::owning_all()).unwrap().into_result().unwrap();
+    let snapshot = client.snapshot().unwrap();
+    let at = "10.0.0.1:80".parse().unwrap();
+    assert_eq!(snapshot.get(&VirtualServerKey::tcp(at)).unwrap().real_servers.len(), 1);
+    let udp = snapshot.get(&VirtualServerKey::udp(at)).unwrap();
+    assert_eq!(udp.virtual_server.server.config.scheduler, Scheduler::WeightedRoundRobin);
+    assert_eq!(snapshot.get(&VirtualServerKey::sctp(at)), None);
 }
 
 #[test]

@@ -127,3 +127,8 @@ pub use model::{
 pub use operand::Operand;
 pub use snapshot::{SetContents, TableSnapshot};
 pub use transaction::{RulePlace, Transaction};
+
+/// The example of the README is compiled with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,14 +1,13 @@
 //! The synchronisation daemon, which tells other directors of connections.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
 use crate::model::{Name, OutOfRange};
 
 /// Role of a synchronisation daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum DaemonState {
     /// Sends connections.
     Master,
@@ -37,6 +36,9 @@ impl FromStr for DaemonState {
         }
     }
 }
+
+#[cfg(feature = "serde")]
+crate::model::serde_as_text!(DaemonState, "master or backup");
 
 /// A synchronisation daemon of this network namespace; there is at most one in each state.
 ///
@@ -85,6 +87,46 @@ impl SyncDaemon {
     /// A daemon with the kernel's defaults.
     pub fn new(state: DaemonState, interface: Name, sync_id: u8) -> Self {
         SyncDaemon { state, interface, sync_id, max_length: None, group: None, port: None, ttl: None }
+    }
+
+    /// Whether a running daemon, as [`Client::list_daemons`](crate::Client::list_daemons) has it, does what this one asks for. Settings left out
+    /// are the kernel's defaults, and the largest payload is what the kernel makes of the wanted one (net/netfilter/ipvs/ip_vs_sync.c,
+    /// `start_sync_thread`); without one, any will do: it follows from an interface's MTU at the start.
+    ///
+    /// ```
+    /// # #[cfg(feature = "testing")] {
+    /// use ipvs::model::{DaemonState, SyncDaemon};
+    ///
+    /// let mut ipvs = ipvs::fake::FakeIpvs::new().client()?;
+    /// let wanted = SyncDaemon::new(DaemonState::Backup, "eth0".parse()?, 7).with_max_length(100);
+    /// for _ in 0..2 {
+    ///     let running = ipvs.list_daemons()?.into_iter().find(|daemon| daemon.state == wanted.state);
+    ///     if running.is_none_or(|running| !wanted.is_met_by(&running)) {
+    ///         if running.is_some() {
+    ///             ipvs.stop_daemon(wanted.state)?; // a daemon cannot be changed
+    ///         }
+    ///         ipvs.start_daemon(&wanted)?;
+    ///     }
+    /// }
+    /// let running = ipvs.list_daemons()?[0];
+    /// assert_ne!(running, wanted); // group, port and time to live are filled in, and a backup takes 1024 bytes at least
+    /// assert!(wanted.is_met_by(&running) && !wanted.with_port(8850).is_met_by(&running));
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn is_met_by(&self, running: &SyncDaemon) -> bool {
+        let group = self.group.unwrap_or(IpAddr::V4(Ipv4Addr::new(224, 0, 0, 81)));
+        // Headers of IP and UDP.
+        let most = if group.is_ipv4() { u16::MAX.saturating_sub(28) } else { u16::MAX.saturating_sub(48) };
+        let least = if self.state == DaemonState::Backup { 1024 } else { 1 };
+        let max_length = self.max_length.filter(|length| *length != 0).map(|length| length.clamp(least, most));
+        let or_default = |value: Option<u16>, default| value.filter(|value| *value != 0).unwrap_or(default);
+        let ttl = |daemon: &SyncDaemon| or_default(daemon.ttl.map(u16::from), 1);
+        (self.state, self.interface, self.sync_id) == (running.state, running.interface, running.sync_id)
+            && running.group.is_none_or(|running| running == group)
+            && or_default(self.port, 8848) == or_default(running.port, 8848)
+            && ttl(self) == ttl(running)
+            && max_length.is_none_or(|length| running.max_length == Some(length))
     }
 
     /// The same with this largest payload.

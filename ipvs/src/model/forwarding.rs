@@ -17,7 +17,6 @@ use ipvs_sys::uapi;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum ForwardingMethod {
     /// The destination address and port are rewritten; answers come back through this host (NAT, `ipvsadm -m`). Default.
@@ -77,7 +76,6 @@ impl ForwardingMethod {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct Tunnel {
     /// Header that packets are wrapped in.
@@ -98,7 +96,7 @@ impl Tunnel {
 
 /// Header that a tunnel wraps packets in (`IP_VS_CONN_F_TUNNEL_TYPE_*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum TunnelKind {
     /// IP in IP. Default.

@@ -66,6 +66,22 @@ impl FromStr for ForwardingMethod {
     }
 }
 
+/// Reads the text that `Display` writes: `tunnel gue:6080 csum`.
+impl FromStr for Tunnel {
+    type Err = OutOfRange;
+
+    fn from_str(text: &str) -> Result<Self, OutOfRange> {
+        let found = text.strip_prefix("tunnel").and_then(tunnel);
+        found.ok_or_else(|| OutOfRange::new("tunnel", text, "tunnel [gre|gue:PORT] [csum] [remcsum]"))
+    }
+}
+
+#[cfg(feature = "serde")]
+crate::model::serde_as_text!(ForwardingMethod, "a forwarding method");
+
+#[cfg(feature = "serde")]
+crate::model::serde_as_text!(Tunnel, "a tunnel");
+
 /// Reads what stands behind the word `tunnel`.
 fn tunnel(text: &str) -> Option<Tunnel> {
     if !(text.is_empty() || text.starts_with(' ')) {

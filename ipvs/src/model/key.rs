@@ -18,7 +18,6 @@ use crate::model::OutOfRange;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Family {
     /// IPv4 (`AF_INET`).
     V4,
@@ -71,6 +70,9 @@ impl FromStr for Family {
         }
     }
 }
+
+#[cfg(feature = "serde")]
+crate::model::serde_as_text!(Family, "IPv4 or IPv6");
 
 /// IP protocol of a virtual server.
 ///

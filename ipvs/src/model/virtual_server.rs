@@ -318,3 +318,10 @@ pub struct Snapshot {
     #[cfg_attr(feature = "serde", serde(default))]
     pub entries: Vec<SnapshotEntry>,
 }
+
+impl Snapshot {
+    /// A virtual server with its real servers; `None` if the kernel has none with this key. Looks through all.
+    pub fn get(&self, key: &VirtualServerKey) -> Option<&SnapshotEntry> {
+        self.entries.iter().find(|entry| entry.virtual_server.server.key == *key)
+    }
+}

@@ -1,5 +1,5 @@
 use ipvs::model::{DaemonState, Family, Name, SyncDaemon, Timeouts, TimeoutsUpdate};
-use ipvs::{ErrorKind, ForwardingMethod, VirtualServerKey};
+use ipvs::{ErrorKind, ForwardingMethod, Subject, VirtualServerKey};
 
 use super::{World, real, round_robin, tcp, with_server};
 
@@ -54,11 +54,15 @@ pub(crate) fn daemons(world: &dyn World) {
     let absent = SyncDaemon::new(DaemonState::Master, Name::new("nosuch0").unwrap(), 1);
     let error = client.start_daemon(&absent).unwrap_err();
     assert_eq!(*error.kind(), ErrorKind::InterfaceNotFound, "{error}");
+    assert_eq!(error.subject(), Subject::Daemon(DaemonState::Master, Some(absent.interface)));
+    let words = "starting synchronisation daemon master on nosuch0: there is no network interface nosuch0";
+    assert!(error.to_string().starts_with(words), "{error}");
 
     client.start_daemon(&SyncDaemon::new(DaemonState::Backup, lo, 42)).unwrap();
     let error = client.start_daemon(&SyncDaemon::new(DaemonState::Backup, lo, 43)).unwrap_err();
     assert_eq!(*error.kind(), ErrorKind::DaemonRunning, "{error}");
     assert!(error.is_already_exists());
+    assert!(error.to_string().contains("backup on lo: one runs in this state already"), "{error}");
     client.start_daemon(&SyncDaemon::new(DaemonState::Master, lo, 41)).unwrap();
 
     // Omitted values come back as the kernel's defaults; the master first.
@@ -68,6 +72,21 @@ pub(crate) fn daemons(world: &dyn World) {
         SyncDaemon::new(state, lo, sync_id).with_max_length(max_length).with_group(group).with_port(8848).with_ttl(1)
     };
     assert_eq!(listed, [filled(DaemonState::Master, 41, 1472), filled(DaemonState::Backup, 42, 65_507)]);
+    let wanted = |state, sync_id| SyncDaemon::new(state, lo, sync_id);
+    assert!(
+        wanted(DaemonState::Master, 41).is_met_by(&listed[0]) && wanted(DaemonState::Backup, 42).is_met_by(&listed[1])
+    );
+    for other in [
+        wanted(DaemonState::Backup, 41),
+        wanted(DaemonState::Master, 42),
+        SyncDaemon::new(DaemonState::Master, Name::new("eth0").unwrap(), 41),
+        wanted(DaemonState::Master, 41).with_group("224.0.0.82".parse().unwrap()),
+        wanted(DaemonState::Master, 41).with_port(8849),
+        wanted(DaemonState::Master, 41).with_ttl(2),
+        wanted(DaemonState::Master, 41).with_max_length(1471),
+    ] {
+        assert!(!other.is_met_by(&listed[0]), "{other:?}");
+    }
     client.stop_daemon(DaemonState::Master).unwrap();
     assert_eq!(client.list_daemons().unwrap(), listed[1..]);
     client.stop_daemon(DaemonState::Backup).unwrap();
@@ -89,13 +108,26 @@ pub(crate) fn daemons_with_everything_said(world: &dyn World) {
     client.start_daemon(&backup).unwrap();
     assert_eq!(client.list_daemons().unwrap(), [backup]);
     client.stop_daemon(DaemonState::Backup).unwrap();
-    // A backup takes at least 1024 bytes.
-    client.start_daemon(&said(DaemonState::Backup, "224.1.2.3", 100)).unwrap();
-    assert_eq!(client.list_daemons().unwrap(), [said(DaemonState::Backup, "224.1.2.3", 1024)]);
-    client.stop_daemon(DaemonState::Backup).unwrap();
+    // A backup takes at least 1024 bytes, and no daemon more than fit into a packet.
+    for (state, group, wanted, taken) in [
+        (DaemonState::Backup, "224.1.2.3", 100, 1024),
+        (DaemonState::Master, "224.1.2.3", 65_535, 65_507),
+        (DaemonState::Backup, "ff02::1234", 65_535, 65_487),
+    ] {
+        let wanted = said(state, group, wanted);
+        client.start_daemon(&wanted).unwrap();
+        let running = client.list_daemons().unwrap();
+        assert_eq!(running, [said(state, group, taken)]);
+        assert!(wanted.is_met_by(&running[0]) && !said(state, group, 1500).is_met_by(&running[0]));
+        client.stop_daemon(state).unwrap();
+    }
     for group in ["10.0.0.1", "fd00::1"] {
         let error = client.start_daemon(&said(DaemonState::Master, group, 512)).unwrap_err();
         assert_eq!(*error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(
+            error.to_string().contains("master on lo: the kernel refuses the values; the group must be"),
+            "{error}"
+        );
     }
 }
 
