@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use nftables::expr::{DynSetOp, HeaderBase, NatFlags, NatKind, NumgenKind};
 use nftables::{
-    BaseChain, Chain, ChainType, Client, DataType, Element, Expression, Family, FieldTypes, Hook, L4Protocol, Operand,
-    Priority, Register, Rule, Set, SetFlags, Table, TableKey, Transaction, Value, Verdict, rule,
+    BaseChain, Chain, ChainType, Client, DataType, Element, Expression, Family, FieldTypes, Flowtable, Hook,
+    L4Protocol, Operand, Priority, Register, Rule, Set, SetFlags, Table, TableKey, Transaction, Value, Verdict, rule,
 };
-use testkit::{Need, kernel_test, oracle};
+use testkit::traffic::{Connection, NameServer};
+use testkit::{Need, Netns, kernel_test, oracle, veth_pair};
 
 const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 const PORT: u16 = 0x1234;
@@ -234,5 +235,45 @@ fn devices_are_named_by_how_they_begin() {
         client.commit(&again).unwrap();
         assert_eq!(client.get_chain(&drops).unwrap().chain.base, Some(base));
         assert!(!connects());
+    });
+}
+
+/// A router adds connections to a flow table: connection tracking says so, and their packets no longer meet the chain.
+#[test]
+fn flows_take_the_short_way() {
+    const NEEDS: [Need; 4] = [Need::Root, Need::Nftables, Need::Veth, Need::Conntrack];
+    kernel_test(&NEEDS, || {
+        let (router, client, server) = (Netns::current().unwrap(), Netns::new().unwrap(), Netns::new().unwrap());
+        for (number, host) in [&client, &server].into_iter().enumerate() {
+            let (device, at) = (format!("host{number}"), |last: u8| format!("10.7.{number}.{last}"));
+            veth_pair((&router, &device), (host, "eth0")).unwrap();
+            router.add_address(&(at(1) + "/24"), &device).unwrap();
+            host.add_address(&(at(2) + "/24"), "eth0").unwrap();
+            host.add_route("default", &at(1)).unwrap();
+        }
+        router.write_sysctl("net/ipv4/ip_forward", "1").unwrap();
+        let table = TableKey::new(Family::Inet, "router").unwrap();
+        let fast = Flowtable::new(table.flowtable("fast").unwrap(), ["host0", "host1"]);
+        let forward = table.chain("forward").unwrap();
+        let base = BaseChain::new(ChainType::Filter, Hook::Forward, Priority::FILTER);
+        let add = rule(Family::Inet).meta_l4proto(L4Protocol::TCP).flow_add(fast.key.name.clone());
+        let mut transaction = Transaction::new();
+        transaction.add_table(Table::new(table)).add_flowtable(fast).add_chain(Chain::base(forward.clone(), base));
+        transaction.add_rule(&forward, add.build().unwrap());
+        transaction.add_rule(&forward, rule(Family::Inet).meta_l4proto(L4Protocol::TCP).counter().build().unwrap());
+        match Client::open().unwrap().commit(&transaction) {
+            Err(error) if error.is_not_found() => return eprintln!("no flow tables on this kernel"),
+            outcome => outcome.unwrap(),
+        }
+        let named = NameServer::tcp(&server, "10.7.1.2:80".parse().unwrap(), "server").unwrap();
+        let mut connection = client.run_in(|| Connection::open(named.address()).unwrap()).unwrap();
+        for _ in 0..50 {
+            assert_eq!(connection.ask().unwrap(), "server");
+        }
+        let tracked = oracle::run("conntrack", &["-L", "-p", "tcp"], None).unwrap().stdout;
+        assert!(tracked.contains("[OFFLOAD]"), "{tracked}");
+        let chain = oracle::run("nft", &["list", "chain", "inet", "router", "forward"], None).unwrap().stdout;
+        let packets = chain.split("counter packets ").nth(1).unwrap().split(' ').next().unwrap();
+        assert!((1..40).contains(&packets.parse::<u32>().unwrap()), "more than 100 packets went through: {chain}");
     });
 }
