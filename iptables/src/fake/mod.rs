@@ -253,7 +253,9 @@ impl State {
 
     fn restore(&mut self, program: &Program, args: &[&str], version: &str, text: &str) -> Output {
         let (name, backend) = (&program.name, program.backend);
-        self.writes = self.writes.saturating_add(usize::from(!args.contains(&"--test")));
+        let changes = |line: &str| !(line == "COMMIT" || line.starts_with(['*', '#']) || line.starts_with("-C "));
+        let writes = !args.contains(&"--test") && text.lines().any(changes);
+        self.writes = self.writes.saturating_add(usize::from(writes));
         let legacy = backend == Backend::Legacy;
         if legacy && self.lock_held && args.contains(&"-w") {
             let words = "Another app is currently holding the xtables lock. Stopped waiting after 5s.\n";

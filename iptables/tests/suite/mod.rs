@@ -226,6 +226,11 @@ pub(crate) fn failures_name_the_line_and_change_nothing(world: &impl World) {
     fails(world, ErrorKind::ExtensionMissing, 4, &edits(&[append("ONE", "-m nosuchmatch -j ACCEPT")]));
     fails(world, ErrorKind::SetMissing, 4, &edits(&[append("ONE", "-m set --match-set nosuchset dst -j ACCEPT")]));
     fails(world, ErrorKind::RuleMissing, 4, &edits(&[Edit::Delete(chain("ONE"), rule("-j ACCEPT"))]));
+    // A table is changed only if a rule is there.
+    let checked = |text: &str| edits(&[append("ONE", "-p 6 -j ACCEPT"), Edit::Check(chain("ONE"), rule(text))]);
+    fails(world, ErrorKind::RuleMissing, 5, &checked("-j ACCEPT"));
+    world.iptables().restore(&checked("-p tcp -j ACCEPT")).unwrap();
+    assert!(world.rules().contains("-A ONE -p "), "{}", world.rules());
     fails(world, ErrorKind::ChainInUse, 5, &edits(&[append("ONE", "-j TWO"), Edit::DeleteChain(chain("TWO"))]));
     fails(world, ErrorKind::ChainInUse, 5, &edits(&[append("ONE", "-j ACCEPT"), Edit::DeleteChain(chain("ONE"))]));
     fails(world, ErrorKind::ChainMissing, 4, &edits(&[Edit::DeleteChain(chain("THREE"))]));
