@@ -206,6 +206,32 @@ fn an_interface_with_a_quotation_mark_is_read() {
     });
 }
 
+/// Names of the extensions that the programs have on this machine, by the files that they load.
+fn installed_extensions() -> Vec<String> {
+    let folders = std::fs::read_dir("/usr/lib").unwrap().map(|entry| entry.unwrap().path().join("xtables"));
+    let files = folders.filter_map(|folder| std::fs::read_dir(folder).ok()).flatten();
+    let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+    let name = |file: String| {
+        let stem = file.strip_suffix(".so")?;
+        ["libxt_", "libipt_", "libip6t_"].iter().find_map(|of| stem.strip_prefix(of)).map(str::to_owned)
+    };
+    // One holds verdicts, the other the targets of NAT under their own names.
+    names.filter_map(name).filter(|name| !matches!(name.as_str(), "standard" | "NAT")).collect()
+}
+
+#[test]
+fn every_installed_extension_has_a_rule() {
+    in_namespace(&Backend::ALL, &[], || {
+        let rules = include_str!("fixtures/extensions.txt").replace("-p icmpv6", "-p icmp6");
+        let missing: Vec<String> = installed_extensions()
+            .into_iter()
+            .filter(|name| !["-m", "-j", "-p"].iter().any(|of| rules.contains(&format!(" {of} {name}"))))
+            .collect();
+        assert_eq!(missing, [""; 0]);
+        assert!(installed_extensions().len() > 90);
+    });
+}
+
 /// Every match and target of `iptables-extensions(8)`, in words of people: abbreviated, with names for numbers, without defaults.
 #[test]
 fn rules_of_every_extension_are_found_again() {
