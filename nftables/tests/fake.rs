@@ -13,3 +13,8 @@ fn run(case: fn(&mut Client)) {
 }
 
 suite_tests!(run);
+
+#[test]
+fn flow_tables_come_back_as_they_were_written() {
+    run(suite::flow_tables_come_back_as_they_were_written);
+}

@@ -12,3 +12,10 @@ fn run(case: fn(&mut Client)) {
 }
 
 suite_tests!(run);
+
+#[test]
+fn flow_tables_come_back_as_they_were_written() {
+    kernel_test(&[Need::Root, Need::Nftables, Need::FlowTables], || {
+        suite::flow_tables_come_back_as_they_were_written(&mut Client::open().unwrap());
+    });
+}

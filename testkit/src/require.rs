@@ -44,6 +44,8 @@ pub enum Need {
     /// A program `nft` that this kernel takes a lookup of ranges in a concatenation from: Linux 7.2 refuses what 1.0.6 sends, also what
     /// it has listed itself. Its absence is a skip everywhere.
     NftRanges,
+    /// Flow tables of nf_tables (`nf_flow_table`).
+    FlowTables,
     /// Connection tracking, and the program `conntrack`.
     Conntrack,
     /// A program.
@@ -82,6 +84,7 @@ impl fmt::Display for Need {
             Self::IptablesNft => f.write_str("iptables-nft"),
             Self::Nftables => f.write_str("nf_tables"),
             Self::NftRanges => f.write_str("nft that this kernel takes ranges in concatenations from"),
+            Self::FlowTables => f.write_str("flow tables of nf_tables"),
             Self::Conntrack => f.write_str("connection tracking"),
             Self::Tool(name) => write!(f, "program {name}"),
             Self::OpenFiles(count) => write!(f, "{count} open files"),
@@ -180,6 +183,10 @@ fn try_out(need: Need) -> Result<(), String> {
             "add table ip testkit; add chain ip testkit c; \
              add set ip testkit s { type ipv4_addr . inet_proto . ipv4_addr; flags interval; }; \
              add rule ip testkit c ip daddr . meta l4proto . ip saddr @s return",
+        ),
+        Need::FlowTables => attempt(
+            "nft",
+            "add table inet testkit; add flowtable inet testkit f { hook ingress priority 0; devices = { lo }; }",
         ),
         Need::Conntrack => attempt("conntrack", "-L"),
     }

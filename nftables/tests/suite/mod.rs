@@ -123,7 +123,7 @@ suite! {
     a_generation_that_is_gone_is_refused, a_snapshot_makes_an_equal_table, anonymous_sets_go_with_their_rule,
     fifty_thousand_elements_are_one_transaction, other_tables_are_not_read, what_cannot_be_is_not_sent,
     a_table_is_changed_as_it_was_read, ranges_that_overlap_are_refused, a_circle_is_refused_as_a_whole,
-    objects_of_every_kind_come_back, flow_tables_come_back_as_they_were_written,
+    objects_of_every_kind_come_back,
 }
 
 pub(crate) fn an_empty_namespace_has_no_tables(client: &mut Client) {
@@ -629,25 +629,7 @@ pub(crate) fn objects_of_every_kind_come_back(client: &mut Client) {
     }
 }
 
-/// Whether the kernel has flow tables. Some are built without, and one without the module of the family says so only when one is made.
-fn has_flow_tables(client: &mut Client) -> bool {
-    let mut transaction = Transaction::new();
-    let none: [&str; 0] = [];
-    transaction.add_table(Table::new(table()));
-    transaction.add_flowtable(Flowtable::new(table().flowtable("probe").unwrap(), none).priority(Priority(7)));
-    match client.check(&transaction) {
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            eprintln!("no flow tables on this kernel");
-            false
-        }
-        _ => true,
-    }
-}
-
 pub(crate) fn flow_tables_come_back_as_they_were_written(client: &mut Client) {
-    if !has_flow_tables(client) {
-        return;
-    }
     let key = |name: &str| table().flowtable(name).unwrap();
     let fast = Flowtable::new(key("fast"), ["lo"]).priority(Priority(-0x0102)).flags(FlowtableFlags::COUNTER);
     let forward = table().chain("forward").unwrap();
