@@ -5,6 +5,7 @@ use std::collections::btree_map::Entry;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::canonical::CanonicalRule;
 use crate::error::{Error, ErrorKind};
 use crate::failure::{self, Diagnosis};
 use crate::lock;
@@ -627,14 +628,19 @@ impl<R: Runner> Iptables<R> {
         }
     }
 
-    /// Deletes rules that a dump shows. Some programs do not find a rule by what they print of it (`recent` of iptables 1.8.9 with the mask
-    /// that it has by default), but without its defaults.
+    /// The canonical form of a rule of this family.
+    fn meaning(&self, rule: &Rule) -> CanonicalRule {
+        rule.canonical().in_family(self.family)
+    }
+
+    /// Deletes rules that a dump shows. Some programs do not find a rule by what they print of it (`recent` and `connlimit` of iptables 1.8.9 with the
+    /// mask that they have by default), but without its defaults.
     fn restore_deleting(&self, mut change: Transaction, table: &TableName) -> Result<(), Error> {
         match self.restore(&change) {
             Err(error) if error.kind() == ErrorKind::RuleMissing => {
                 for edit in change.table(table.clone()).edits_mut() {
                     if let Edit::Delete(_, rule) = edit {
-                        *rule = Rule::parse(&rule.canonical().to_string())?;
+                        *rule = Rule::parse(&self.meaning(rule).to_string())?;
                     }
                 }
                 self.restore(&change)
@@ -657,9 +663,9 @@ impl<R: Runner> Iptables<R> {
         at: Position,
     ) -> Result<Ensured, Error> {
         let observed = self.dump_table(table)?;
-        let wanted = rule.canonical();
+        let wanted = self.meaning(rule);
         let rules = observed.chain(chain.as_str()).map_or(&[][..], |c| &c.rules);
-        if rules.iter().any(|r| r.canonical() == wanted) || (!rules.is_empty() && self.finds(table, chain, rule)?) {
+        if rules.iter().any(|r| self.meaning(r) == wanted) || (!rules.is_empty() && self.finds(table, chain, rule)?) {
             return Ok(Ensured::AlreadyThere);
         }
         let mut change = Transaction::new();
@@ -702,11 +708,11 @@ impl<R: Runner> Iptables<R> {
     /// [`Iptables::restore`].
     pub fn delete_rule(&self, table: &TableName, chain: &ChainName, rule: &Rule) -> Result<usize, Error> {
         let observed = self.dump_table(table)?;
-        let wanted = rule.canonical();
+        let wanted = self.meaning(rule);
         let rules = observed.chain(chain.as_str()).map_or(&[][..], |c: &Chain| &c.rules);
         let mut change = Transaction::new();
         let mut count = 0_usize;
-        for found in rules.iter().filter(|r| r.canonical() == wanted) {
+        for found in rules.iter().filter(|r| self.meaning(r) == wanted) {
             let found = Rule::from_args(found.tokens().iter().map(Token::as_str))?;
             change.table(table.clone()).edit(Edit::Delete(chain.clone(), found));
             count = count.saturating_add(1);

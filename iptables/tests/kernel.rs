@@ -285,9 +285,15 @@ fn rules_of_every_extension_are_found_again() {
         let iptables = world.iptables();
         let filter = TableName::FILTER;
         assert_eq!(iptables.ensure_chain(&filter, &name).unwrap(), Ensured::Added);
-        world.command(&["-A", name.as_str(), "-m", "recent", "--set", "-j", "DROP"]);
-        let printed = world.command(&["-S", name.as_str()]);
-        let printed = suite::rule(printed.lines().last().unwrap().strip_prefix("-A EXTENSION ").unwrap());
+        let printed = |rule: &str| {
+            world.command(&[&["-A", name.as_str()][..], &rule.split(' ').collect::<Vec<_>>()].concat());
+            let printed = world.command(&["-S", name.as_str()]);
+            suite::rule(printed.lines().last().unwrap().strip_prefix("-A EXTENSION ").unwrap())
+        };
+        let limit = printed("-m connlimit --connlimit-above 2 -j DROP");
+        assert_eq!(iptables.ensure_rule(&filter, &name, &limit, Position::Last).unwrap(), Ensured::AlreadyThere);
+        assert_eq!(iptables.delete_rule(&filter, &name, &limit).unwrap(), 1);
+        let printed = printed("-m recent --set -j DROP");
         assert_eq!(iptables.ensure_rule(&filter, &name, &printed, Position::Last).unwrap(), Ensured::AlreadyThere);
         let other = suite::rule("-m recent --set -j RETURN");
         let leading = [other.clone(), printed.clone()];

@@ -8,6 +8,7 @@ use std::fmt;
 
 use options::{Known, Place};
 
+use crate::name::Family;
 use crate::rule::Rule;
 use crate::token::Token;
 
@@ -37,7 +38,7 @@ pub(crate) struct Extension {
 /// * protocol names and numbers; port ranges (`:1024`, `80:80`), `--syn`;
 /// * marks: hexadecimal, decimal, default masks; `MARK` and `CONNMARK` set, or, and, xor forms (all are `--set-xmark` to the kernel);
 /// * order within state, address-type and TCP flag lists; rates (`120/minute` is `2/second`); ICMP type names;
-/// * defaults that programs print or omit: `REJECT` answers, `LOG` level, `limit` and `hashlimit` burst, `recent` name and mask, `connlimit` mask,
+/// * defaults that programs print or omit: `REJECT` answers, `LOG` level, `limit` and `hashlimit` burst, `recent` name and mask, `connlimit` mask of IPv6,
 ///   `TPROXY` address and mark;
 /// * values of `statistic`, `hashlimit`, `tos`, `dscp`, `realm`, `mac`, `pkttype`, `u32`, `CLASSIFY`, `DSCP` and `TOS`: case, base, mask, rounding.
 ///
@@ -75,6 +76,15 @@ impl CanonicalRule {
             let literal = rule.tokens().iter().map(|token| token.as_str().to_owned()).collect();
             Self { literal, ..Self::default() }
         })
+    }
+
+    /// The same without what only this family has by default.
+    pub(crate) fn in_family(mut self, family: Family) -> Self {
+        let connlimits = self.matches.iter_mut().filter(|m| family == Family::Ipv4 && m.name == "connlimit");
+        for one in connlimits {
+            one.options.retain(|o| o.name != "--connlimit-mask" || o.args != ["32"]);
+        }
+        self
     }
 
     /// `None` for a rule that no program would take.
@@ -369,6 +379,7 @@ mod tests {
         different("-i eth0", "-i eth+");
         different("-m hashlimit --hashlimit-upto 7000/sec", "-m hashlimit --hashlimit-upto 7001/sec");
         different("-m tos --tos 0x10", "-m tos --tos 0x10/0x3f");
+        different("-m connlimit --connlimit-above 1", "-m connlimit --connlimit-above 1 --connlimit-mask 32");
         different("-m statistic --mode random --probability 1.5", "-m statistic --mode random --probability 1");
     }
 

@@ -207,7 +207,7 @@ pub(super) fn drop_defaults(extension: &mut Extension) {
                 | ("LOG", "--log-level", "4")
                 | ("limit", "--limit-burst", "5")
                 | ("hashlimit", "--hashlimit-burst", "5")
-                | ("connlimit", "--connlimit-mask", "32" | "128")
+                | ("connlimit", "--connlimit-mask", "128")
                 | ("connlimit", "--connlimit-saddr", _)
                 | ("recent", "--name", "DEFAULT")
                 | ("recent", "--mask", "255.255.255.255" | "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")
