@@ -152,6 +152,8 @@ async fn the_metrics_server() {
     assert!(got.body.contains("\nkubeproxy_sync_proxy_rules_service_changes_total 5\n"), "{}", got.body);
     let resident = got.body.lines().find_map(|line| line.strip_prefix("process_resident_memory_bytes ")).unwrap();
     assert!(resident.parse::<u64>().unwrap() > 100_000);
+    let build = format!("\nproxier_build_info{{version=\"{}\",revision=\"", env!("CARGO_PKG_VERSION"));
+    assert!(got.body.contains(&build), "{}", got.body);
     let got = get(address, "/proxyMode").await;
     assert_eq!((got.status, got.body.as_str()), (200, "ipvs"));
     assert!(got.headers.contains("content-type: text/plain") && got.headers.contains("nosniff"), "{}", got.headers);

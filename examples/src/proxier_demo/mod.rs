@@ -1,5 +1,6 @@
 //! The parts of `proxier-demo`, a Kubernetes service proxy.
 
+pub mod build;
 pub mod commands;
 pub mod engine;
 pub mod histogram;

@@ -205,7 +205,7 @@ fn a_browser_shows_it_in_light_and_dark_at_any_width() {
             "<title>n1 – proxier-demo</title>",
             "⚠ healthy, but parts of objects are left out",
             "<button id=\"last\" type=\"button\">",
-            concat!("proxier-demo ", env!("CARGO_PKG_VERSION"), "."),
+            concat!("proxier-demo ", env!("CARGO_PKG_VERSION"), " (commit "),
             "<dt>Services</dt><dd>63</dd>",
             "<dt>Mode</dt><dd>nftables</dd>",
             "1 to 50 of 63 Services",

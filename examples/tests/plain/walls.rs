@@ -5,8 +5,19 @@ use std::fs;
 use std::path::Path;
 
 /// The parts, the lowest first: each names only those before it.
-const ORDER: [&str; 10] =
-    ["output", "problem", "histogram", "yaml", "settings", "message", "sources", "status", "engine", "commands"];
+const ORDER: [&str; 11] = [
+    "build",
+    "output",
+    "problem",
+    "histogram",
+    "yaml",
+    "settings",
+    "message",
+    "sources",
+    "status",
+    "engine",
+    "commands",
+];
 
 /// A module by the names in its path; the parts' common root has none.
 type Module = Vec<String>;

@@ -9,6 +9,7 @@ use proxier_core::modes::ipvs::Choice;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
+use crate::proxier_demo::build;
 use crate::proxier_demo::engine::choose::{ChosenMode, Preparing, choose};
 use crate::proxier_demo::engine::host;
 use crate::proxier_demo::engine::lock::Lock;
@@ -65,10 +66,9 @@ fn enough(asked_for: &Configured, chosen: &ChosenMode, begun: Begun, api: &Api) 
 /// start, or when the configuration has changed and a supervisor should restart it.
 pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
     let started = SystemTime::now();
+    tracing::info!("proxier-demo {}", build::LINE);
     let config_changed = changed(invocation, configured.settings.object.clone());
-    for warning in &configured.warnings {
-        tracing::warn!("{warning}");
-    }
+    configured.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     // First of all, so that a signal during the start gets the right exit code.
     let mut signals = match Signals::listen() {
         Ok(signals) => signals,

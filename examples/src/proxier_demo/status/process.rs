@@ -5,6 +5,7 @@ use std::fs::{read_dir, read_to_string};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::{SysconfVar, sysconf};
 
+use crate::proxier_demo::build::{DATE, REVISION, VERSION};
 use crate::proxier_demo::status::text::Page;
 
 /// Adds the metrics of the process. Those that `/proc` does not show are left out.
@@ -42,25 +43,27 @@ pub(super) fn add(page: &mut Page) {
         }
     }
     page.prefix = "kubernetes_";
-    let version = env!("CARGO_PKG_VERSION");
-    let mut numbers = version.split('.').map(str::to_owned);
+    let mut numbers = VERSION.split('.').map(str::to_owned);
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
         other => other,
     };
     let labels = vec![
-        ("build_date", String::new()),
+        ("build_date", DATE.to_owned()),
         ("compiler", "rustc".to_owned()),
-        ("git_commit", String::new()),
+        ("git_commit", REVISION.to_owned()),
         ("git_tree_state", String::new()),
-        ("git_version", format!("v{version}")),
+        ("git_version", format!("v{VERSION}")),
         ("go_version", String::new()),
         ("major", numbers.next().unwrap_or_default()),
         ("minor", numbers.next().unwrap_or_default()),
         ("platform", format!("linux/{architecture}")),
     ];
     page.family("build_info", "gauge", "The version of this program, which is not that of Kubernetes", [(labels, 1)]);
+    page.prefix = "proxier_";
+    let labels = vec![("version", VERSION.to_owned()), ("revision", REVISION.to_owned())];
+    page.family("build_info", "gauge", "The version and the commit of this program", [(labels, 1)]);
 }
 
 /// Time when this machine was started, in seconds since 1970.

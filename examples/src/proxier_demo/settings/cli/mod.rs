@@ -18,6 +18,7 @@ use proxier_core::modes::select::{RequestedMode, RulePrograms, candidates};
 use proxier_core::net::Family;
 
 pub(crate) use self::flags::flags_of;
+use crate::proxier_demo::build;
 use crate::proxier_demo::output::{self, Out};
 use crate::proxier_demo::problem::{OneLine, Problem};
 use crate::proxier_demo::settings::cli::packet::{Sender, To, TraceRequest};
@@ -361,7 +362,7 @@ impl Invocation {
 const NAME: &str = "proxier-demo";
 
 fn version() -> String {
-    format!("{NAME} {}", env!("CARGO_PKG_VERSION"))
+    format!("{NAME} {}", build::LINE)
 }
 
 /// `--cluster_cidr=x` as `--cluster-cidr=x`.
@@ -378,7 +379,7 @@ fn clap() -> Clap {
     let command = |name: &'static str, about: &'static str| Clap::new(name).about(about).defer(add_arguments);
     Clap::new(NAME)
         .about("A Kubernetes service proxy, in place of kube-proxy")
-        .version(env!("CARGO_PKG_VERSION"))
+        .version(build::LINE)
         .subcommand_required(true)
         .arg_required_else_help(false)
         .after_help("Exit codes: 0 done, 1 failed, 2 bad usage or bad input.")

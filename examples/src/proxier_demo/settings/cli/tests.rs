@@ -78,7 +78,7 @@ fn help_and_version_are_no_failures() {
     for line in ["--help", "run --help", "-h", "--version", "-V", "run --version"] {
         assert_eq!(read(line).unwrap_err().code, 0, "{line}");
     }
-    assert_eq!(read("run --version").unwrap_err().text, format!("proxier-demo {}", env!("CARGO_PKG_VERSION")));
+    assert_eq!(read("run --version").unwrap_err().text, format!("proxier-demo {}", build::LINE));
     let help = read("run --help").unwrap_err().text;
     for flag in ["--manifests", "--once", "--config", "--nodeport-addresses", "--ipvs-scheduler", "--masquerade-all"] {
         assert!(help.contains(flag), "{flag} is not in the help");

@@ -20,6 +20,7 @@ use serde_json::json;
 use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 
 use self::counters::{Counters, Kernel};
+use crate::proxier_demo::build;
 use crate::proxier_demo::message::view::View;
 use crate::proxier_demo::message::{Control, Message};
 use crate::proxier_demo::settings::Exposure;
@@ -95,7 +96,7 @@ impl StatusPage {
     async fn json(&self, query: &str, health: &Health) -> Answer {
         let mut body = body::of_board(health.board());
         body.insert("mode".to_owned(), json!(self.mode.name()));
-        body.insert("version".to_owned(), json!(env!("CARGO_PKG_VERSION")));
+        body.insert("version".to_owned(), json!(build::LINE));
         body.insert("process".to_owned(), json!(std::process::id()));
         body.insert("time".to_owned(), json!(Timestamp::try_from(SystemTime::now()).unwrap_or_default().to_string()));
         body.insert("health".to_owned(), health.summary(Instant::now()));
@@ -177,7 +178,8 @@ fn page() -> Answer {
         "default-src 'none'; script-src 'nonce-{number}'; style-src 'nonce-{number}'; connect-src 'self'; base-uri 'none'; \
          form-action 'none'; frame-ancestors 'none'"
     );
-    let body = HTML.replace("NUMBER", &number).replace("/*STYLE*/", STYLE).replace("/*SCRIPT*/", SCRIPT);
+    let body = HTML.replace("NUMBER", &number).replace("BUILD", build::LINE);
+    let body = body.replace("/*STYLE*/", STYLE).replace("/*SCRIPT*/", SCRIPT);
     let mut headers = vec![
         (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
         (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
