@@ -18,7 +18,7 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const MIRROR_VARIABLE: &str = "XTASK_DEBIAN_MIRROR";
 
 /// The Debian mirror in the machine's own apt configuration.
-fn mirror() -> Result<String> {
+pub(crate) fn mirror() -> Result<String> {
     if let Ok(mirror) = std::env::var(MIRROR_VARIABLE)
         && !mirror.is_empty()
     {
@@ -41,15 +41,16 @@ fn debian_main(line: &str) -> Option<&str> {
     (is_debian && !suite.ends_with("-security") && !suite.contains("/updates")).then_some(address)
 }
 
-/// A private apt tree for one suite: its own lists and cache, nothing of the machine's.
+/// A private apt tree for one suite and architecture: its own lists and cache, nothing of the machine's.
 #[derive(Debug)]
 pub(crate) struct Tree {
     folder: PathBuf,
+    architecture: String,
 }
 
 impl Tree {
-    /// Sets the tree up below `folder` and fetches the suite's index.
-    pub(crate) fn open(folder: &Path, suite: &str) -> Result<Self> {
+    /// Sets the tree up below `folder` and fetches the suite's index for an architecture of Debian's (`amd64`).
+    pub(crate) fn open(folder: &Path, suite: &str, architecture: &str) -> Result<Self> {
         if !Path::new(KEYRING).exists() {
             return Err(Error::new(format!("{KEYRING} is missing: install the package debian-archive-keyring")));
         }
@@ -59,9 +60,9 @@ impl Tree {
             fs::create_dir_all(&path).context(|| format!("cannot create {}", path.display()))?;
         }
         let list = folder.join("sources.list");
-        fs::write(&list, format!("deb [arch=amd64 signed-by={KEYRING}] {mirror} {suite} main\n"))
+        fs::write(&list, format!("deb [arch={architecture} signed-by={KEYRING}] {mirror} {suite} main\n"))
             .context(|| format!("cannot write {}", list.display()))?;
-        let tree = Self { folder: folder.to_owned() };
+        let tree = Self { folder: folder.to_owned(), architecture: architecture.to_owned() };
         tree.run("apt-get", &["--quiet", "--quiet", "update"], folder)?;
         Ok(tree)
     }
@@ -98,6 +99,8 @@ impl Tree {
         };
         let mut command = Command::new(program);
         command
+            .args(["-o".to_owned(), format!("APT::Architecture={}", self.architecture)])
+            .args(["-o".to_owned(), format!("APT::Architectures={}", self.architecture)])
             .args(option("Dir::Etc::sourcelist", &self.folder.join("sources.list")))
             .args(option("Dir::Etc::sourceparts", Path::new("-")))
             .args(option("Dir::State::lists", &self.folder.join("lists")))

@@ -29,7 +29,11 @@ pub(crate) fn in_shell(line: &str) -> Command {
 
 /// Builds a program; gives its path.
 pub(crate) fn build(root: &Path, arguments: &[&str], name: &str) -> Result<PathBuf> {
-    let mut command = command();
+    build_by(command(), root, arguments, name)
+}
+
+/// Builds a program by a run of cargo that has its environment; gives the program's path.
+pub(crate) fn build_by(mut command: Command, root: &Path, arguments: &[&str], name: &str) -> Result<PathBuf> {
     command.current_dir(root).env("BENCHES_RUSTC", rustc_version()?.trim());
     command.arg("build").args(arguments).args(["--bin", name, "--message-format=json-render-diagnostics"]);
     let messages = tools::run_aloud(&mut command)?;

@@ -123,7 +123,7 @@ fn fetch(series: Series, folder: &Path) -> Result<()> {
 fn fetch_from(series: Series, suite: &str, folder: &Path) -> Result<()> {
     let cache = cache::folder()?;
     eprintln!("xtask: kernel {series}: reading the package index of {suite}");
-    let tree = Tree::open(&cache.join("apt").join(suite), suite)?;
+    let tree = Tree::open(&cache.join("apt").join(suite), suite, "amd64")?;
     let releases = releases(series, &tree.package_names("linux-")?);
     let mut last = Error::new(format!("no kernel package of series {series}"));
     // An index can be older than the archive and name a package that is gone: try the next one then.

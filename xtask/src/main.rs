@@ -29,6 +29,10 @@ Usage: cargo xtask COMMAND [OPTIONS]
   setup    install what the tests need and fetch kernels
   test     run every test, those on real kernels too
   demo     see what IPVS mode does, on a real kernel
+  image    pack container images of proxier-demo
+  deb      pack a Debian package of proxier-demo
+  dist     pack both, with install.yaml, the chart and checksums
+  install-yaml  write examples/deploy/install.yaml and the chart's template from the manifests
   api      compare the public API of each library with its list
   examples which functions of the libraries no example in the docs shows
   bench    measure side by side, on real kernels
@@ -73,6 +77,10 @@ fn dispatch(arguments: &[OsString]) -> Result<ExitCode> {
         Some("examples") => (commands::examples::HELP, commands::examples::main),
         Some("bench") => (commands::bench::HELP, commands::bench::main),
         Some("conformance") => (commands::conformance::HELP, commands::conformance::main),
+        Some("deb") => (commands::dist::HELP, |rest| commands::dist::main("deb", rest)),
+        Some("dist") => (commands::dist::HELP, |rest| commands::dist::main("dist", rest)),
+        Some("image") => (commands::dist::HELP, |rest| commands::dist::main("image", rest)),
+        Some("install-yaml") => (commands::dist::manifests::HELP, commands::dist::manifests::main),
         Some("demo") => (commands::demo::HELP, commands::demo::main),
         Some("package") => (commands::package::HELP, commands::package::main),
         Some("soak") => (commands::soak::HELP, commands::soak::main),

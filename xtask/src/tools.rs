@@ -50,6 +50,23 @@ pub(crate) const DEMO: &[Tool] = &[
     ("/usr/bin/python3", "python3-minimal"),
 ];
 
+/// Tools that pack images and packages.
+pub(crate) const PACKERS: &[Tool] = &[
+    ("apt-get", "apt"),
+    ("dpkg-deb", "dpkg"),
+    ("tar", "tar"),
+    ("gzip", "gzip"),
+    ("strip", "binutils"),
+    ("git", "git"),
+];
+
+/// Tools that read what was packed, none of them this project's.
+pub(crate) const READERS: &[Tool] =
+    &[("skopeo", "skopeo"), ("umoci", "umoci"), ("dpkg", "dpkg"), ("ip", "iproute2"), ("kubectl", "kubernetes-client")];
+
+/// Tools that make a Debian root with a cross compiler.
+pub(crate) const CROSS: &[Tool] = &[("mmdebstrap", "mmdebstrap"), ("unshare", "util-linux")];
+
 /// Tools that count instructions.
 pub(crate) const COUNTERS: &[Tool] = &[("valgrind", "valgrind")];
 
@@ -81,7 +98,7 @@ pub(crate) fn static_busybox() -> Result<PathBuf> {
 }
 
 /// A program with an interpreter (the dynamic loader) names it in its first page.
-fn is_static(path: &Path) -> Result<bool> {
+pub(crate) fn is_static(path: &Path) -> Result<bool> {
     let bytes = fs::read(path).context(|| format!("cannot read {}", path.display()))?;
     let head = bytes.get(..4096).unwrap_or(&bytes);
     Ok(!head.windows(8).any(|window| window == b"/ld-linu" || window == b"/ld-musl"))

@@ -2,7 +2,7 @@
 //! that another mode has left, which go or are reported.
 //!
 //! `PROXIER_STATIC` names a static program to take, as images `FROM scratch` have it; the default is the program of this build, with the libraries
-//! that it is linked to.
+//! that it is linked to. `PROXIER_ROOT` names the unpacked root directory of an image, to take instead.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,19 +16,29 @@ use crate::program::{self, Folder, Running, changed, ok, tool};
 /// A root directory with the program, manifests, and the empty directories that a container has.
 struct Scratch(Folder);
 
+/// The program in there.
+const PROGRAM: &str = "usr/local/bin/proxier-demo";
+
 impl Scratch {
     fn new() -> Self {
         let root = Folder::new("scratch");
-        let program = std::env::var_os("PROXIER_STATIC")
-            .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_proxier-demo")), PathBuf::from);
-        fs::copy(&program, root.0.join("proxier-demo")).unwrap();
-        for library in libraries(&program) {
-            let inside = root.0.join(library.strip_prefix("/").unwrap());
-            fs::create_dir_all(inside.parent().unwrap()).unwrap();
-            fs::copy(&library, inside).unwrap();
+        if let Some(image) = std::env::var_os("PROXIER_ROOT") {
+            ok(&Command::new("cp").arg("-a").arg(PathBuf::from(image).join(".")).arg(&root.0).output().unwrap());
+        } else {
+            let program = std::env::var_os("PROXIER_STATIC")
+                .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_proxier-demo")), PathBuf::from);
+            for (file, inside) in libraries(&program)
+                .iter()
+                .map(|library| (library, library.strip_prefix("/").unwrap()))
+                .chain([(&program, Path::new(PROGRAM))])
+            {
+                let inside = root.0.join(inside);
+                fs::create_dir_all(inside.parent().unwrap()).unwrap();
+                fs::copy(file, inside).unwrap();
+            }
         }
         for empty in ["proc", "sys", "run", "manifests"] {
-            fs::create_dir(root.0.join(empty)).unwrap();
+            fs::create_dir_all(root.0.join(empty)).unwrap();
         }
         fs::write(root.0.join("manifests/web.yaml"), WEB).unwrap();
         Scratch(root)
@@ -36,7 +46,7 @@ impl Scratch {
 
     /// The program in there, with `/proc` and `/sys` as containers have them. It keeps the process' number.
     fn command(&self, arguments: &[&str]) -> Command {
-        let inside = "mount -t proc proc \"$0/proc\" && mount -t sysfs -o ro sysfs \"$0/sys\" && exec chroot \"$0\" /proxier-demo \"$@\"";
+        let inside = "mount -t proc proc \"$0/proc\" && mount -t sysfs -o ro sysfs \"$0/sys\" && exec chroot \"$0\" /usr/local/bin/proxier-demo \"$@\"";
         let mut command = Command::new("unshare");
         command
             .args(["--mount", "sh", "-c", inside])
@@ -73,8 +83,10 @@ fn libraries(program: &Path) -> Vec<PathBuf> {
 
 fn serves(mode: &str, more: &[&str], holds: fn() -> bool) {
     let (world, scratch) = (World::new(), Scratch::new());
-    let programs = scratch.files().into_iter().filter(|file| !file.to_string_lossy().contains(".so"));
-    assert_eq!(programs.count(), 2, "the program and the manifest: {:#?}", scratch.files());
+    if std::env::var_os("PROXIER_ROOT").is_none() {
+        let programs = scratch.files().into_iter().filter(|file| !file.to_string_lossy().contains(".so"));
+        assert_eq!(programs.count(), 2, "the program and the manifest: {:#?}", scratch.files());
+    }
 
     let common =
         ["--manifests", "/manifests", "--proxy-mode", mode, "--no-fallback", "--cluster-cidr", "10.244.0.0/16"];

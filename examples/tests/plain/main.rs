@@ -12,6 +12,7 @@ mod cluster;
 mod command_line;
 mod configuration;
 mod explain;
+mod install;
 mod linear;
 mod lists;
 mod manifests;

@@ -264,7 +264,7 @@ fn the_check_before_a_takeover_is_of_what_will_run() {
     let mut everywhere = proxy["nodeSelector"].clone();
     assert_eq!(everywhere.as_object_mut().unwrap().remove("service-proxy"), Some("proxier-demo".into()));
     assert_eq!(check["nodeSelector"], everywhere);
-    for field in ["hostNetwork", "tolerations"] {
+    for field in ["hostNetwork", "tolerations", "affinity", "priorityClassName", "securityContext"] {
         assert_eq!(check[field], proxy[field], "{field}");
     }
     let resources = &manifest("kustomization.yaml")["resources"];

@@ -1,0 +1,136 @@
+//! Files by which `proxier-demo` is installed: one manifest, the chart, the monitor of pods, the manual page, and what `--version` says.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::program::text;
+
+fn deploy(path: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(path)).unwrap()
+}
+
+fn documents(yaml: &str) -> Vec<Value> {
+    yaml.split("\n---\n").map(|document| serde_saphyr::from_str(document).unwrap()).collect()
+}
+
+/// A template rendered as Helm does, for the only action that ours has: `{{ .Values.NAME | toJson }}`.
+fn render(template: &str, values: &Value) -> String {
+    let mut parts = template.split("{{ ");
+    let mut rendered = parts.next().unwrap().to_owned();
+    for part in parts {
+        let (action, rest) = part.split_once(" }}").unwrap();
+        let name = action.strip_prefix(".Values.").and_then(|action| action.strip_suffix(" | toJson")).unwrap();
+        rendered += &values.get(name).unwrap_or_else(|| panic!("no value {name}")).to_string();
+        rendered += rest;
+    }
+    rendered
+}
+
+#[test]
+fn the_chart_with_its_own_values_is_install_yaml() {
+    let (template, text) = (deploy("chart/templates/proxier-demo.yaml"), deploy("chart/values.yaml"));
+    let mut values: Value = serde_saphyr::from_str(&text).unwrap();
+    let install = documents(&deploy("install.yaml"));
+    assert_eq!(documents(&render(&template, &values)), install);
+    let kinds: Vec<&str> = install.iter().map(|document| document["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["ServiceAccount", "ClusterRole", "ClusterRoleBinding", "DaemonSet", "DaemonSet"]);
+    // Each value is used, and reaches the proxy wherever a manifest has it.
+    values["image"] = "registry.example/proxier-demo@sha256:00".into();
+    values["nodeSelector"] = serde_json::json!({"kubernetes.io/os": "linux"});
+    let changed = render(&template, &values);
+    assert!(!changed.contains("image: proxier-demo") && !changed.contains("service-proxy: "), "{changed}");
+    for (name, _) in values.as_object().unwrap() {
+        assert!(template.contains(&format!("{{{{ .Values.{name} | toJson }}}}")), "{name}");
+    }
+}
+
+/// The object as Kubernetes' own types have it: a field that they do not know is lost.
+fn by_type<T: DeserializeOwned + Serialize>(document: &Value) -> Value {
+    serde_json::to_value(serde_json::from_value::<T>(document.clone()).unwrap()).unwrap()
+}
+
+#[test]
+fn every_field_of_install_yaml_is_one_of_kubernetes() {
+    for document in documents(&deploy("install.yaml")) {
+        let typed = match document["kind"].as_str().unwrap() {
+            "ServiceAccount" => by_type::<ServiceAccount>(&document),
+            "ClusterRole" => by_type::<ClusterRole>(&document),
+            "ClusterRoleBinding" => by_type::<ClusterRoleBinding>(&document),
+            _ => by_type::<DaemonSet>(&document),
+        };
+        assert_eq!(typed, document);
+    }
+}
+
+#[test]
+fn pods_have_what_the_monitor_and_admission_ask_for() {
+    let install = documents(&deploy("install.yaml"));
+    let monitor: Value = serde_saphyr::from_str(&deploy("monitoring/podmonitor.yaml")).unwrap();
+    let proxy =
+        install.iter().find(|of| of["kind"] == "DaemonSet" && of["metadata"]["name"] == "proxier-demo").unwrap();
+    let (metadata, spec) = (&proxy["spec"]["template"]["metadata"], &proxy["spec"]["template"]["spec"]);
+    assert_eq!(monitor["spec"]["selector"]["matchLabels"], metadata["labels"]);
+    assert_eq!(monitor["metadata"]["namespace"], proxy["metadata"]["namespace"]);
+    let container = &spec["containers"][0];
+    let port = |name: &Value| {
+        let ports = container["ports"].as_array().unwrap();
+        ports.iter().find(|port| port["name"] == *name).map(|port| port["containerPort"].clone())
+    };
+    assert_eq!(port(&monitor["spec"]["podMetricsEndpoints"][0]["port"]), Some(10249.into()));
+    for probe in ["readinessProbe", "livenessProbe"] {
+        assert_eq!(port(&container[probe]["httpGet"]["port"]), Some(10256.into()), "{probe}");
+    }
+    for daemonset in install.iter().filter(|of| of["kind"] == "DaemonSet") {
+        let spec = &daemonset["spec"]["template"]["spec"];
+        assert_eq!(spec["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+        assert_eq!(spec["priorityClassName"], "system-node-critical");
+        for list in ["initContainers", "containers"] {
+            for container in spec[list].as_array().unwrap() {
+                assert!(container["resources"]["requests"]["memory"].is_string(), "{container}");
+            }
+        }
+    }
+}
+
+fn printed(arguments: &[&str]) -> String {
+    text(&Command::new(env!("CARGO_BIN_EXE_proxier-demo")).args(arguments).output().unwrap().stdout)
+}
+
+#[test]
+fn the_manual_page_has_the_commands_of_the_program() {
+    let help = printed(&["--help"]);
+    let commands = help.split("\nCommands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
+    let commands: BTreeSet<&str> = commands.lines().map(|line| line.split_whitespace().next().unwrap()).collect();
+    let manual = deploy("debian/proxier-demo.8");
+    let described: BTreeSet<&str> = manual.lines().filter_map(|line| line.strip_prefix(".It Cm ")).collect();
+    assert_eq!(described, commands);
+    let all: Vec<String> = commands.iter().map(|command| printed(&[command, "--help"])).collect();
+    for option in manual.lines().filter_map(|line| line.strip_prefix(".It Fl Fl ")) {
+        let flag = format!("--{} ", option.split(' ').next().unwrap());
+        assert!(all.iter().all(|help| help.contains(&flag)), "{flag}");
+    }
+}
+
+/// The commit and its date are those of the build's environment, or those of git.
+#[test]
+fn the_version_names_the_commit() {
+    let line = printed(&["--version"]);
+    let rest = line.strip_prefix(&format!("proxier-demo {} (commit ", env!("CARGO_PKG_VERSION"))).unwrap();
+    let (commit, date) = rest.strip_suffix(")\n").unwrap().split_once(", ").unwrap();
+    let is_commit = commit.split('-').next().unwrap().chars().all(|c| c.is_ascii_hexdigit()) && commit.len() >= 12;
+    assert!(commit == "unknown" || is_commit, "{line}");
+    let epoch = Command::new("date").args(["-d", date, "+%s"]).output().unwrap();
+    assert!(date == "unknown" || epoch.status.success() && date.ends_with('Z'), "{line}");
+    if let Some(given) = option_env!("PROXIER_REVISION").filter(|given| !given.is_empty()) {
+        assert_eq!(commit, given);
+    }
+}

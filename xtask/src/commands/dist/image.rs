@@ -1,0 +1,206 @@
+//! Container images as OCI image layouts (image-spec 1.1), made of folders by tar, gzip and sha256sum.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use super::{DEPLOY, Release, put, sbom};
+use crate::apt::Tree;
+use crate::error::{Context as _, Result};
+use crate::scratch::Scratch;
+use crate::{cache, tools};
+
+/// Debian release of the programs, the same as the Dockerfile's.
+const SUITE: &str = "bookworm";
+
+/// Packages of the image `debian`: programs, their libraries, and files that these read. Nothing is installed by their scripts.
+const PACKAGES: &str = "base-files busybox-static dash ipset iptables kmod libc6 libgcc-s1 libip4tc2 libip6tc2 libipset13 \
+    libkmod2 liblzma5 libmnl0 libnetfilter-conntrack3 libnfnetlink0 libnftnl11 libssl3 libxtables12 libzstd1 netbase";
+
+/// Programs of busybox: those of prepare-node and check.yaml, and a few for a person who looks around. Not its shell, which
+/// takes busybox's modprobe before that of kmod, and so reads no compressed modules.
+const APPLETS: &str = "cat cut grep id ip ls mkdir ps rm sed sleep";
+
+/// Parts of packages below /usr/share that programs do not read. Copyright files stay.
+const LEFT_OUT: &str = "doc/*/*.gz man locale lintian bug bash-completion";
+
+/// Packs both images and their lists of parts.
+pub(super) fn pack(release: &Release, out: &Path) -> Result<()> {
+    let scratch = Scratch::new()?;
+    let (alone, debian, program) =
+        (scratch.path().join("scratch"), scratch.path().join("debian"), scratch.path().join("program"));
+    let parts = sbom::crates(release)?;
+    put_program(release, &alone, out, "scratch", &parts)?;
+    if !release.is_static {
+        copy_libraries(&release.program, &alone)?;
+    }
+    write(release, "scratch", &[&alone], out)?;
+    let packages = extract(release, &debian, scratch.path())?;
+    put_program(release, &program, out, "debian", &[parts, packages].concat())?;
+    put(&program, "usr/local/sbin/prepare-node", release.source(&format!("{DEPLOY}/prepare-node"))?, 0o755)?;
+    write(release, "debian", &[&debian, &program], out)
+}
+
+/// The program, its licences and its list of parts (in `out` too), and the folders that a container mounts over.
+fn put_program(release: &Release, folder: &Path, out: &Path, variant: &str, parts: &[sbom::Part]) -> Result<()> {
+    for empty in ["dev", "etc", "proc", "run", "sys", "tmp"] {
+        fs::create_dir_all(folder.join(empty)).context(|| format!("cannot create {empty}"))?;
+    }
+    let program = fs::read(&release.program).context(|| "cannot read the program".to_owned())?;
+    put(folder, "usr/local/bin/proxier-demo", program, 0o755)?;
+    for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
+        put(folder, &format!("usr/share/doc/proxier-demo/{licence}"), release.source(licence)?, 0o644)?;
+    }
+    let parts = sbom::document(release, parts)?;
+    put(out, &file(release, variant).replace("oci.tar", "spdx.json"), &parts, 0o644)?;
+    put(folder, "usr/share/doc/proxier-demo/sbom.spdx.json", parts, 0o644)
+}
+
+/// The libraries of a program that is not static, at their places.
+fn copy_libraries(program: &Path, folder: &Path) -> Result<()> {
+    let printed = tools::run(Command::new("ldd").arg(program))?;
+    for library in printed.split_whitespace().filter(|word| word.starts_with('/')) {
+        let content = fs::read(library).context(|| format!("cannot read {library}"))?;
+        put(folder, library.trim_start_matches('/'), content, 0o755)?;
+    }
+    Ok(())
+}
+
+/// The files of Debian's packages in `folder`, and the packages as parts.
+fn extract(release: &Release, folder: &Path, scratch: &Path) -> Result<Vec<sbom::Part>> {
+    let make = |path: &str| fs::create_dir_all(folder.join(path)).context(|| format!("cannot create {path}"));
+    let link = |to: &str, path: &str| symlink(to, folder.join(path)).context(|| format!("cannot link {path}"));
+    for name in ["bin", "sbin", "lib", "lib64"] {
+        make(&format!("usr/{name}"))?;
+        link(&format!("usr/{name}"), name)?;
+    }
+    make("var/lib/dpkg/status.d")?;
+    let tree =
+        Tree::open(&cache::folder()?.join(format!("apt/{SUITE}-{}", release.arch.debian)), SUITE, release.arch.debian)?;
+    let archives = scratch.join("archives");
+    fs::create_dir(&archives).context(|| "cannot create a folder".to_owned())?;
+    let packages: Vec<String> = PACKAGES.split(' ').map(str::to_owned).collect();
+    let mut files = tree.download(&packages, &archives)?;
+    files.sort();
+    let mut parts = Vec::new();
+    for file in files {
+        let line = "deb=$0 root=$1; shift; dpkg-deb --fsys-tarfile \"$deb\" |
+            tar --extract --keep-directory-symlink --directory \"$root\" \"$@\"";
+        let mut unpack = Command::new("sh");
+        unpack
+            .args(["-ec", line])
+            .arg(&file)
+            .arg(folder)
+            .arg("--exclude=./usr/lib/*/gconv")
+            .args(LEFT_OUT.split(' ').map(|path| format!("--exclude=./usr/share/{path}")));
+        tools::run(&mut unpack)?;
+        let fields = tools::run(Command::new("dpkg-deb").arg("--field").arg(&file))?;
+        let part = sbom::debian(&fields);
+        // Where scanners look for packages that no dpkg has installed.
+        put(folder, &format!("var/lib/dpkg/status.d/{}", part.name), &fields, 0o644)?;
+        parts.push(part);
+    }
+    for name in APPLETS.split(' ') {
+        link("busybox", &format!("usr/bin/{name}"))?;
+    }
+    // As update-alternatives leaves them on a Debian; proxier-demo asks for the back end by name.
+    for name in ["iptables", "ip6tables"] {
+        for kind in ["", "-save", "-restore"] {
+            link("xtables-nft-multi", &format!("usr/sbin/{name}{kind}"))?;
+        }
+    }
+    Ok(parts)
+}
+
+/// Name of the file of an image.
+pub(super) fn file(release: &Release, variant: &str) -> String {
+    format!("proxier-demo-{}-{variant}-{}.oci.tar", release.version, release.arch.debian)
+}
+
+/// Name and tag of an image.
+pub(super) fn reference(release: &Release, variant: &str) -> String {
+    let suffix = if variant == "debian" { String::new() } else { format!("-{variant}") };
+    format!("proxier-demo:{}{suffix}", release.version)
+}
+
+/// Image layout of these layers, in a tar file, with the manifest that `docker load` reads besides.
+fn write(release: &Release, variant: &str, layers: &[&Path], out: &Path) -> Result<()> {
+    const OCI: &str = "application/vnd.oci.image";
+    let scratch = Scratch::new()?;
+    let layout = scratch.path().join("layout");
+    let (mut diffs, mut blobs) = (Vec::new(), Vec::new());
+    for folder in layers {
+        let archive = scratch.path().join("layer");
+        release.tar(folder, &archive)?;
+        diffs.push(digest(&archive)?);
+        tools::run(Command::new("gzip").args(["--no-name", "--force"]).arg(&archive))?;
+        let bytes = fs::read(archive.with_extension("gz")).context(|| "cannot read a layer".to_owned())?;
+        blobs.push(blob(&layout, &format!("{OCI}.layer.v1.tar+gzip"), &bytes)?);
+    }
+    let created = release.date("+%FT%TZ")?;
+    let about = json!({
+        "org.opencontainers.image.created": created,
+        "org.opencontainers.image.licenses": "MIT OR Apache-2.0",
+        "org.opencontainers.image.revision": release.revision,
+        "org.opencontainers.image.title": "proxier-demo",
+        "org.opencontainers.image.version": release.version,
+    });
+    let config = json!({
+        "architecture": release.arch.debian,
+        "os": "linux",
+        "created": created,
+        "config": {
+            "Cmd": ["run"],
+            "Entrypoint": ["/usr/local/bin/proxier-demo"],
+            "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+            "Labels": about,
+        },
+        "rootfs": {"type": "layers", "diff_ids": diffs},
+        "history": diffs.iter().map(|_| json!({"created": created, "created_by": "cargo xtask image"})).collect::<Vec<_>>(),
+    });
+    let config = blob(&layout, &format!("{OCI}.config.v1+json"), config.to_string().as_bytes())?;
+    let manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": format!("{OCI}.manifest.v1+json"),
+        "config": config,
+        "layers": blobs,
+        "annotations": about,
+    });
+    let mut manifest = blob(&layout, &format!("{OCI}.manifest.v1+json"), manifest.to_string().as_bytes())?;
+    manifest["platform"] = json!({"architecture": release.arch.debian, "os": "linux"});
+    manifest["annotations"] = json!({"org.opencontainers.image.ref.name": reference(release, variant)});
+    let path = |blob: &Value| {
+        format!("blobs/sha256/{}", blob["digest"].as_str().unwrap_or_default().trim_start_matches("sha256:"))
+    };
+    let docker = json!([{
+        "Config": path(&config),
+        "Layers": blobs.iter().map(path).collect::<Vec<_>>(),
+        "RepoTags": [reference(release, variant)],
+    }]);
+    put(&layout, "manifest.json", docker.to_string(), 0o644)?;
+    let index = json!({"schemaVersion": 2, "mediaType": format!("{OCI}.index.v1+json"), "manifests": [manifest]});
+    put(&layout, "index.json", index.to_string(), 0o644)?;
+    put(&layout, "oci-layout", json!({"imageLayoutVersion": "1.0.0"}).to_string(), 0o644)?;
+    release.tar(&layout, &out.join(file(release, variant)))
+}
+
+/// Writes a blob; gives its descriptor.
+fn blob(layout: &Path, kind: &str, bytes: &[u8]) -> Result<Value> {
+    put(layout, "blob", bytes, 0o644)?;
+    let (from, digest) = (layout.join("blob"), digest(&layout.join("blob"))?);
+    let to: PathBuf = layout.join("blobs").join(digest.replace(':', "/"));
+    let folder = layout.join("blobs/sha256");
+    fs::create_dir_all(&folder)
+        .and_then(|()| fs::rename(from, &to))
+        .context(|| format!("cannot write {}", to.display()))?;
+    Ok(json!({"mediaType": kind, "digest": digest, "size": bytes.len()}))
+}
+
+/// Digest of a file, as OCI writes it.
+fn digest(file: &Path) -> Result<String> {
+    let printed = tools::run(Command::new("sha256sum").arg(file))?;
+    Ok(format!("sha256:{}", printed.split_whitespace().next().unwrap_or_default()))
+}
