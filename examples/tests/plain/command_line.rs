@@ -1,4 +1,4 @@
-//! Help, completion, manual pages, standard input and JSON lines of `proxier-demo`, as a shell sees them.
+//! Help, completion, standard input and JSON lines of `proxier-demo`, as a shell sees them.
 
 use std::io::Write as _;
 use std::process::{Command, Output, Stdio};
@@ -65,19 +65,6 @@ fn a_shell_completes_commands_and_options() {
         assert!(ok(&program(&["completion", shell])).contains("explain"), "{shell}");
     }
     assert_eq!(program(&["completion", "tcsh"]).status.code(), Some(2));
-}
-
-#[test]
-fn each_command_has_a_manual_page() {
-    let folder = Folder::new("man");
-    ok(&program(&["man", &folder.0.display().to_string()]));
-    for command in commands().iter().filter(|command| *command != "help") {
-        let page = std::fs::read_to_string(folder.0.join(format!("proxier-demo-{command}.1"))).unwrap();
-        assert!(page.contains(".SH NAME") && page.contains(".SH SYNOPSIS"), "{page}");
-    }
-    let refused = program(&["man", "/nonexistent/folder"]);
-    assert_eq!(refused.status.code(), Some(1));
-    assert!(text(&refused.stderr).starts_with("proxier-demo: /nonexistent/folder: cannot be written to"));
 }
 
 #[test]

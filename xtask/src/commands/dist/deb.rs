@@ -22,6 +22,13 @@ const FILES: [(&str, &str, u32); 9] = [
     ("debian/postrm", "DEBIAN/postrm", 0o755),
 ];
 
+/// Scripts that complete commands and options, by shell: to.
+const COMPLETIONS: [(&str, &str); 3] = [
+    ("bash", "usr/share/bash-completion/completions/proxier-demo"),
+    ("zsh", "usr/share/zsh/vendor-completions/_proxier-demo"),
+    ("fish", "usr/share/fish/vendor_completions.d/proxier-demo.fish"),
+];
+
 /// Name of the package's file.
 pub(super) fn file(release: &Release) -> String {
     format!("proxier-demo_{}_{}.deb", release.version, release.arch.debian)
@@ -43,6 +50,11 @@ pub(super) fn pack(release: &Release, out: &Path) -> Result<()> {
     }
     let program = fs::read(&release.program).context(|| "cannot read the program".to_owned())?;
     put(&folder, "usr/bin/proxier-demo", program, 0o755)?;
+    // Only a program of this machine can be asked.
+    for (shell, to) in COMPLETIONS.iter().filter(|_| release.arch.is_native()) {
+        let script = tools::run(Command::new(&release.program).args(["completion", shell]))?;
+        put(&folder, to, script, 0o644)?;
+    }
     let manifests = folder.join("etc/proxier-demo/manifests");
     fs::create_dir_all(&manifests).context(|| format!("cannot create {}", manifests.display()))?;
     let parts = sbom::document(release, &sbom::crates(release)?)?;

@@ -22,8 +22,8 @@ pub(crate) const HELP: &str = "\
 Usage: cargo xtask image | deb | dist [OPTIONS]
 
 image: OCI image layouts in tar files, which podman, docker, ctr and skopeo read. `scratch` has the static program and nothing else;
-`debian` has iptables, ipset, kmod, busybox and prepare-node too. deb: a Debian package with the unit, the manual page and the
-configuration. dist: both, install.yaml, the chart, and SHA256SUMS of all. Each has the program's parts as SPDX (*.spdx.json).
+`debian` has iptables, ipset, kmod, busybox and prepare-node too. deb: a Debian package with the unit, the manual page, the
+configuration and, for this machine's architecture, completions. dist: both, install.yaml, the chart, and SHA256SUMS of all. Each has the program's parts as SPDX (*.spdx.json).
 
   --arch ARCH     amd64 or arm64; more than once for more. Default: this machine's. Another one is built in a Debian sid root, which
                   is made in the cache (1.5 GB; root)

@@ -220,10 +220,8 @@ fn parse_dashed(mut args: Vec<OsString>) -> Result<Invocation, Ending> {
             "say what to do: run, plan, render, explain, trace, show, probe or cleanup",
         )]));
     };
-    match name.as_str() {
-        "completion" => return Err(completion(matches.get_one("shell").copied())),
-        "man" => return Err(man_pages(matches.get_one::<PathBuf>("folder"))),
-        _ => {}
+    if name == "completion" {
+        return Err(completion(matches.get_one("shell").copied()));
     }
     if matches.get_flag("version") {
         return Err(Ending { code: 0, text: version() });
@@ -405,12 +403,6 @@ fn clap() -> Clap {
                 .about("Print a script that completes commands and options in a shell")
                 .arg(Arg::new("shell").value_name("SHELL").required(true).value_parser(clap::value_parser!(Shell))),
         )
-        .subcommand(
-            Clap::new("man")
-                .about("Write the manual pages into a folder")
-                .hide(true)
-                .arg(Arg::new("folder").value_name("DIR").required(true).value_parser(clap::value_parser!(PathBuf))),
-        )
 }
 
 /// The completions of a shell.
@@ -420,18 +412,6 @@ fn completion(shell: Option<Shell>) -> Ending {
         clap_complete::generate(shell, &mut clap(), NAME, &mut script);
     }
     Ending { code: 0, text: String::from_utf8_lossy(&script).into_owned() }
-}
-
-/// Writes a manual page for the program and for each command.
-fn man_pages(folder: Option<&PathBuf>) -> Ending {
-    let Some(folder) = folder else { return Ending::bad_input(&[Problem::new("", "man takes DIR")]) };
-    match clap_mangen::generate_to(clap(), folder) {
-        Ok(()) => Ending { code: 0, text: format!("manual pages written to {}", folder.display()) },
-        Err(error) => {
-            let problem = Problem::new(folder.display().to_string(), format!("cannot be written to ({error})"));
-            Ending { code: 1, ..Ending::bad_input(&[problem]) }
-        }
-    }
 }
 
 /// Examples below the options of a command.
