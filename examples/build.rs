@@ -1,5 +1,5 @@
-//! Commit and date for `proxier-demo --version`: `PROXIER_REVISION` and `SOURCE_DATE_EPOCH` (seconds since 1970), else git's in release builds,
-//! else `unknown`. Debug builds do not ask git: each commit would build every test again.
+//! Commit and date for `proxier-demo --version`: `PROXIER_REVISION` and `SOURCE_DATE_EPOCH` (seconds since 1970), else git's in
+//! release builds, else `unknown`. Debug builds do not ask git: each commit would build every test again.
 
 use std::env::var;
 use std::process::Command;
