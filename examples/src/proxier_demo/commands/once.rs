@@ -120,7 +120,8 @@ pub async fn run_once(configured: &Configured) -> ExitCode {
         is_done = remove_others(&mut engine);
     }
     let desired = engine.proxier().desired();
-    let made = format!("{} virtual servers, {} changes made", desired.frontends().count(), report.writes());
+    let what = if engine.proxier().mode() == Kind::Ipvs { "virtual servers" } else { "Frontends" };
+    let made = format!("{} {what}, {} changes made", desired.frontends().count(), report.writes());
     is_done &= print([made]);
     match (is_done, unreadable.is_empty()) {
         (false, _) => ExitCode::from(FAILED),
