@@ -633,8 +633,8 @@ impl<R: Runner> Iptables<R> {
         rule.canonical().in_family(self.family)
     }
 
-    /// Deletes rules that a dump shows. Some programs do not find a rule by what they print of it (`recent` and `connlimit` of iptables 1.8.9 with the
-    /// mask that they have by default), but without its defaults.
+    /// Deletes rules that a dump shows. Some programs do not find a rule by what they print of it (`recent` and `connlimit` of iptables
+    /// 1.8.9 with the mask that they have by default), but without its defaults.
     fn restore_deleting(&self, mut change: Transaction, table: &TableName) -> Result<(), Error> {
         match self.restore(&change) {
             Err(error) if error.kind() == ErrorKind::RuleMissing => {

@@ -54,8 +54,8 @@ impl Requirement {
         Ok(own.named(&format!("expression {name}")).asks(Capability::NftExpression(name.to_owned())))
     }
 
-    /// A kind of link (`wireguard`, `vxlan`, `veth`), named `link <kind>`. Its capability is [`Capability::LinkKind`]. One that this crate does
-    /// not know is taken to be in the module of that name.
+    /// A kind of link (`wireguard`, `vxlan`, `veth`), named `link <kind>`. Its capability is [`Capability::LinkKind`]. One that this crate
+    /// does not know is taken to be in the module of that name.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModuleName`] for a name that no module can have.

@@ -102,7 +102,8 @@ impl Sysctl {
     /// read-only), the verdict is no. Blanks between several values do not count.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidRequirement`] for a name with dots in place of slashes, `..`, blanks or control characters, and for an empty value.
+    /// [`ErrorKind::InvalidRequirement`] for a name with dots in place of slashes, `..`, blanks or control characters, and for an empty
+    /// value.
     pub fn new(name: &str, value: &str, why: impl Into<Cow<'static, str>>) -> Result<Self, Error> {
         let refused =
             |says: &str| Error::new(ErrorKind::InvalidRequirement, format!("sysctl \"{}\"; {says}", shown(name)));

@@ -459,8 +459,8 @@ impl Transaction {
         self.push(Operation::DeleteObject(object.clone()))
     }
 
-    /// Makes a flow table; one that exists gets the devices that it does not have. Its priority and [`FlowtableFlags::HW_OFFLOAD`](crate::FlowtableFlags::HW_OFFLOAD) cannot be
-    /// changed.
+    /// Makes a flow table; one that exists gets the devices that it does not have. Its priority and
+    /// [`FlowtableFlags::HW_OFFLOAD`](crate::FlowtableFlags::HW_OFFLOAD) cannot be changed.
     #[doc(alias = "NFT_MSG_NEWFLOWTABLE")]
     pub fn add_flowtable(&mut self, flowtable: Flowtable) -> &mut Self {
         self.push(Operation::AddFlowtable(flowtable, Present::Keep))
@@ -477,8 +477,8 @@ impl Transaction {
         self.push(Operation::DeleteFlowtable(flowtable.clone()))
     }
 
-    /// Takes devices from a flow table, which stays. Since Linux 5.8. Its flags do not matter. A device that it does not have is an error, and
-    /// so is no device at all.
+    /// Takes devices from a flow table, which stays. Since Linux 5.8. Its flags do not matter. A device that it does not have is an error,
+    /// and so is no device at all.
     pub fn delete_flowtable_devices(&mut self, flowtable: Flowtable) -> &mut Self {
         self.push(Operation::DeleteFlowtableDevices(flowtable))
     }

@@ -38,9 +38,10 @@ pub(crate) struct Extension {
 /// * protocol names and numbers; port ranges (`:1024`, `80:80`), `--syn`;
 /// * marks: hexadecimal, decimal, default masks; `MARK` and `CONNMARK` set, or, and, xor forms (all are `--set-xmark` to the kernel);
 /// * order within state, address-type and TCP flag lists; rates (`120/minute` is `2/second`); ICMP type names;
-/// * defaults that programs print or omit: `REJECT` answers, `LOG` level, `limit` and `hashlimit` burst, `recent` name and mask, `connlimit` mask of IPv6,
-///   `TPROXY` address and mark;
-/// * values of `statistic`, `hashlimit`, `tos`, `dscp`, `realm`, `mac`, `pkttype`, `u32`, `CLASSIFY`, `DSCP` and `TOS`: case, base, mask, rounding.
+/// * defaults that programs print or omit: `REJECT` answers, `LOG` level, `limit` and `hashlimit` burst, `recent` name and mask,
+///   `connlimit` mask of IPv6, `TPROXY` address and mark;
+/// * values of `statistic`, `hashlimit`, `tos`, `dscp`, `realm`, `mac`, `pkttype`, `u32`, `CLASSIFY`, `DSCP` and `TOS`: case, base, mask,
+///   rounding.
 ///
 /// The order of matches counts, comments and the protocol's own match apart: some matches have side effects. Options of
 /// extensions not known here are compared as they are written. Names from `/etc/services`, host names, several addresses in

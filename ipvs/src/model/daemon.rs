@@ -89,9 +89,9 @@ impl SyncDaemon {
         SyncDaemon { state, interface, sync_id, max_length: None, group: None, port: None, ttl: None }
     }
 
-    /// Whether a running daemon, as [`Client::list_daemons`](crate::Client::list_daemons) has it, does what this one asks for. Settings left out
-    /// are the kernel's defaults, and the largest payload is what the kernel makes of the wanted one (net/netfilter/ipvs/ip_vs_sync.c,
-    /// `start_sync_thread`); without one, any will do: it follows from an interface's MTU at the start.
+    /// Whether a running daemon, as [`Client::list_daemons`](crate::Client::list_daemons) has it, does what this one asks for. Settings
+    /// left out are the kernel's defaults, and the largest payload is what the kernel makes of the wanted one
+    /// (net/netfilter/ipvs/ip_vs_sync.c, `start_sync_thread`); without one, any will do: it follows from an interface's MTU at the start.
     ///
     /// ```
     /// # #[cfg(feature = "testing")] {

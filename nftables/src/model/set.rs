@@ -175,9 +175,9 @@ impl Set {
     /// A set of keys that are made of these operands.
     ///
     /// # Errors
-    /// When they are too long, or this library has no notes of nft's for one of them: it has those for the fields of headers that are constants of
-    /// [`Operand`] (addresses and types of Ethernet, addresses of IPv4 and IPv6, ports), the protocol in both IP headers, [`Operand::Meta`],
-    /// [`Operand::Ct`] and [`Operand::Numgen`].
+    /// When they are too long, or this library has no notes of nft's for one of them: it has those for the fields of headers that are
+    /// constants of [`Operand`] (addresses and types of Ethernet, addresses of IPv4 and IPv6, ports), the protocol in both IP headers,
+    /// [`Operand::Meta`], [`Operand::Ct`] and [`Operand::Numgen`].
     pub fn typeof_set(key: SetKey, operands: &[Operand]) -> Result<Self, InvalidValue> {
         Ok(Set { key_typeof: operands.to_vec(), ..Set::new(key, types_of(operands, About::Key)?) })
     }
