@@ -48,7 +48,7 @@ fn names_path(line: &str, module: &str) -> bool {
 #[test]
 fn what_services_mean_is_said_without_the_kernels_words() {
     let mut files = code("service");
-    for below in ["snapshot", "net.rs", "objects.rs"] {
+    for below in ["snapshot", "net.rs", "objects"] {
         files.extend(code(below));
     }
     let crates = ["ipvs", "ipset", "iptables", "nftables"];
