@@ -84,13 +84,19 @@ impl Relay {
             listener.set_nonblocking(true)?;
             let port = listener.local_addr()?.port();
             self.threads.push(std::thread::spawn(move || {
+                // A connection that is slow to speak holds up no other.
                 let mut open = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
                     match listener.accept() {
-                        Ok((client, _)) => open.extend(relay(client, next())),
+                        Ok((client, _)) => {
+                            let endpoint = next();
+                            open.push(std::thread::spawn(move || relay(client, endpoint)));
+                        }
                         Err(_) => std::thread::sleep(TICK),
                     }
                 }
+                // Both connections of each stay open until all have ended.
+                drop(open.into_iter().map(JoinHandle::join).collect::<Vec<_>>());
             }));
             return Ok(port);
         }
