@@ -32,12 +32,13 @@ impl ServedFrontend {
 /// use proxier_core::fake::FakeKernel;
 /// use proxier_core::modes::{Kind, list_frontends};
 /// use proxier_core::net::{EndpointKey, FrontendKey};
-/// use proxier_core::reconciler::{ModeOptions, Options, Reconciler};
+/// use proxier_core::reconciler::{Options, Reconciler};
 /// use proxier_core::snapshot::{FrontendSpec, ObjectKey};
 ///
 /// let now = Duration::ZERO;
 /// let key: FrontendKey = "TCP 10.96.0.10:80".parse()?;
-/// let options = Options { mode: Kind::Nftables, ..Options::default() };
+/// let mut options = Options::default();
+/// options.mode = Kind::Nftables;
 /// let mut proxier = Reconciler::new("node-a", options, now);
 /// let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
 /// proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [FrontendSpec::new(key, [endpoint])], now);
