@@ -325,9 +325,12 @@ fn read_line(stream: &mut TcpStream) -> io::Result<String> {
     let mut line = Vec::new();
     let mut buffer = [0; 256];
     while !line.ends_with(b"\n") {
-        match stream.read(&mut buffer)? {
-            0 => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection")),
-            length => line.extend_from_slice(buffer.get(..length).unwrap_or_default()),
+        match stream.read(&mut buffer) {
+            Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection")),
+            Ok(length) => line.extend_from_slice(buffer.get(..length).unwrap_or_default()),
+            // A read with a time limit is not begun again after a signal (signal(7)).
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
     }
     Ok(String::from_utf8_lossy(&line).into_owned())

@@ -170,6 +170,10 @@ struct Asking {
 
 impl Asking {
     fn new(annotations: &str, spec: &str, ipvs: &str) -> Self {
+        Asking::in_mode("ipvs", annotations, spec, ipvs)
+    }
+
+    fn in_mode(mode: &str, annotations: &str, spec: &str, ipvs: &str) -> Self {
         let folder = Folder::new("policy");
         let text = format!(
             "apiVersion: v1
@@ -193,8 +197,8 @@ status: {{addresses: [{{type: InternalIP, address: 192.0.2.1}}]}}
 "
         );
         folder.put("all.yaml", &text);
-        let head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\n";
-        folder.put("config", &format!("{head}clusterCIDR: 10.244.0.0/16\nipvs: {{{ipvs}}}\n"));
+        let head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+        folder.put("config", &format!("{head}mode: {mode}\nclusterCIDR: 10.244.0.0/16\nipvs: {{{ipvs}}}\n"));
         Asking { folder }
     }
 
@@ -305,6 +309,30 @@ fn policies_come_from_annotations_the_configuration_or_nowhere() {
 }
 
 #[test]
+fn policies_of_other_modes_are_told_as_far_as_they_count() {
+    let annotations =
+        "proxier/scheduler: sh, proxier/zone-weights: 'a=3', proxier/forwarding: ipip, proxier/drain-seconds: '30'";
+    let of_client = "sh: by the client's address (annotation proxier/scheduler)";
+    for (mode, choice, usual) in [
+        ("nftables", of_client, "at random"),
+        ("iptables", "at random (default)", "at random"),
+        ("userspace", of_client, "in turn"),
+    ] {
+        // The configuration's defaults are for IPVS mode.
+        let defaults = "scheduler: wlc, defaults: {persistenceSeconds: 300, zoneWeights: 'a=2'}";
+        let asked = Asking::in_mode(mode, annotations, "", defaults);
+        let weights = "by endpoint; by zone: a=3, *=1 (annotation proxier/weights of shop/web-1; annotation proxier/zone-weights)";
+        says(&asked, &[("choice of endpoints", choice), ("weights", weights), ("session affinity", "none (default)")]);
+        let (policies, endpoints) = asked.explained();
+        assert!(!policies.contains_key("forwarding") && !policies.contains_key("drain time of TCP"), "{policies:?}");
+        assert_eq!(endpoints, ["10.244.1.5:80 0", "10.244.2.7:80 3"], "{mode}");
+        let asked = Asking::in_mode(mode, "proxier/persistence-seconds: '60'", "", "");
+        let sixty = "60 s (annotation proxier/persistence-seconds)";
+        says(&asked, &[("session affinity", sixty), ("choice of endpoints", &format!("{usual} (default)"))]);
+    }
+}
+
+#[test]
 fn what_has_firewall_marks_is_told_and_what_has_none() {
     let marks = "markSplit: true, markNodePorts: true, rules: nftables";
     let local = "externalTrafficPolicy: Local, healthCheckNodePort: 31000,";
@@ -358,7 +386,7 @@ fn data_and_a_single_port_or_address() {
         json!({
             "address": "10.244.3.10:8080", "condition": "stopping, still serving", "ready": false, "serving": true,
             "terminating": true, "local": false, "zones": null, "getsTraffic": false, "getsLocalTraffic": false,
-            "reason": "it is stopping, and others are ready", "weight": null,
+            "reason": "it is stopping, and others are ready", "weight": 1,
         })
     );
     let keys = |value: &Value| -> Vec<String> {

@@ -38,7 +38,7 @@ use crate::ports::{
 };
 use crate::safeguard::{Kernel, Loss};
 use crate::service::{Changes, Compiled, Desired, Frontend, NodeFacts};
-use crate::snapshot::{HostAddresses, Store};
+use crate::snapshot::{Abilities, HostAddresses, Store};
 use crate::time::Moment;
 
 /// Part of the kernel that serves Services.
@@ -78,6 +78,16 @@ impl Kind {
             Kind::Iptables if !iptables.localhost_node_ports => &[],
             Kind::Nftables | Kind::Iptables => &[Family::V4],
             Kind::Userspace => &Family::ALL,
+        }
+    }
+
+    /// Wishes of Services that it can fulfil.
+    pub(crate) fn abilities(self) -> Abilities {
+        match self {
+            Kind::Ipvs => Abilities::IPVS,
+            Kind::Nftables => Abilities::BY_CLIENT,
+            Kind::Iptables => Abilities::empty(),
+            Kind::Userspace => Abilities::RELAYS | Abilities::BY_CLIENT | Abilities::LEAST_CONNECTIONS,
         }
     }
 

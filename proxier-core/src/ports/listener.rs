@@ -7,6 +7,21 @@ use std::time::Duration;
 
 use crate::net::{EndpointKey, FrontendKey, Network};
 
+/// How the endpoints of a listener share clients that do not stay with one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Turn {
+    /// One slot after the other. Default.
+    #[default]
+    Next,
+    /// By a hash of the client's address, of its port too with `port`: one client, one slot.
+    Client {
+        /// Ports are part of the hash.
+        port: bool,
+    },
+    /// The endpoint with the fewest connections of the group, for each of its slots.
+    Fewest,
+}
+
 /// Protocol, address and port on which this process listens, with the endpoints that connections and datagrams go to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -20,7 +35,13 @@ pub struct Listener {
     pub inside: Arc<[EndpointKey]>,
     /// The endpoints for all other clients, sorted.
     pub outside: Arc<[EndpointKey]>,
-    /// Endpoints that get nothing new, and keep the UDP flows that they have; sorted.
+    /// How endpoints share clients.
+    pub turn: Turn,
+    /// The endpoint of each slot, by its place in `inside`: an endpoint has as many as its weight says. `None`: one each, in order.
+    pub inside_slots: Option<Arc<[u32]>>,
+    /// The same for `outside`.
+    pub outside_slots: Option<Arc<[u32]>>,
+    /// Endpoints that get nothing new, and keep the connections and UDP flows that they have; sorted.
     pub unselected: Option<Arc<[EndpointKey]>>,
     /// Whether there are endpoints, though a policy may keep them from some or all clients. UDP datagrams that have nowhere to go are
     /// dropped then; without it they are refused.
@@ -36,9 +57,39 @@ pub struct Listener {
     pub proxy_protocol: bool,
 }
 
+/// The endpoints for a client, and their slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slots<'a> {
+    /// Sorted; not empty.
+    pub(crate) endpoints: &'a [EndpointKey],
+    slots: Option<&'a [u32]>,
+}
+
+impl Slots<'_> {
+    /// One slot for each of these endpoints.
+    #[cfg(test)]
+    pub(crate) fn each(endpoints: &[EndpointKey]) -> Slots<'_> {
+        Slots { endpoints, slots: None }
+    }
+
+    /// Number of slots.
+    pub(crate) fn count(&self) -> usize {
+        self.slots.map_or(self.endpoints.len(), <[u32]>::len)
+    }
+
+    /// The endpoint of a slot below [`Slots::count`].
+    pub(crate) fn get(&self, slot: usize) -> Option<EndpointKey> {
+        let place = match self.slots {
+            Some(slots) => usize::try_from(*slots.get(slot)?).ok()?,
+            None => slot,
+        };
+        self.endpoints.get(place).copied()
+    }
+}
+
 /// Reason why a client gets no endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turned {
+pub(crate) enum Turned {
     /// Its address is not in the networks that may connect, or a policy keeps the endpoints from it.
     Away,
     /// There is no endpoint.
@@ -53,6 +104,9 @@ impl Listener {
             group: group.into(),
             inside: Arc::new([]),
             outside: Arc::new([]),
+            turn: Turn::Next,
+            inside_slots: None,
+            outside_slots: None,
             unselected: None,
             has_endpoints: false,
             affinity: None,
@@ -68,6 +122,7 @@ impl Listener {
         let sorted: BTreeSet<EndpointKey> = endpoints.into_iter().collect();
         self.inside = sorted.into_iter().collect();
         self.outside = Arc::clone(&self.inside);
+        (self.inside_slots, self.outside_slots) = (None, None);
         self.has_endpoints = !self.inside.is_empty();
         self
     }
@@ -92,15 +147,19 @@ impl Listener {
     ///
     /// # Errors
     /// Why there are none.
-    pub fn endpoints_for(&self, client: IpAddr, settings: &Settings) -> Result<&Arc<[EndpointKey]>, Turned> {
-        let list = if settings.is_inside(client, self.key.address) { &self.inside } else { &self.outside };
+    pub(crate) fn endpoints_for(&self, client: IpAddr, settings: &Settings) -> Result<Slots<'_>, Turned> {
+        let (list, slots) = if settings.is_inside(client, self.key.address) {
+            (&self.inside, &self.inside_slots)
+        } else {
+            (&self.outside, &self.outside_slots)
+        };
         if !self.has_endpoints {
             return Err(Turned::Empty);
         }
         if list.is_empty() || !self.admits(client) {
             return Err(Turned::Away);
         }
-        Ok(list)
+        Ok(Slots { endpoints: list, slots: slots.as_deref() })
     }
 
     fn admits(&self, client: IpAddr) -> bool {

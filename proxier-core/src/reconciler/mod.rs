@@ -240,12 +240,15 @@ impl Reconciler {
     pub(crate) const SHORT_LOCK_WAIT: Duration = Duration::from_secs(1);
 
     /// The reconciler of the node of this name (`nodeName` of endpoints). `now` is the origin of its time.
-    pub fn new(node_name: &str, options: Options, now: Moment) -> Self {
+    pub fn new(node_name: &str, mut options: Options, now: Moment) -> Self {
+        if options.mode != modes::Kind::Ipvs {
+            options.config.ipvs.defaults = None;
+        }
         let node = Node::new(node_name);
         let host = HostAddresses::default();
         let mut facts = NodeFacts::new(&options.config, &node, &host);
         facts.serve_localhost(options.mode.localhost(&options.iptables));
-        let mut store = Store::new(node_name).with_relays(options.mode == modes::Kind::Userspace);
+        let mut store = Store::new(node_name).with_abilities(options.mode.abilities());
         if options.config.lets(MayAskFor::NODE_WEIGHTS) {
             store = store.keep_nodes();
         }

@@ -55,9 +55,9 @@ pub struct Frontend {
     /// Session affinity: seconds for which a client stays with its endpoint; `None` without affinity.
     pub affinity_secs: Option<u32>,
     /// Settings of load balancing, where there are any: the Service's annotations, as far as the configuration lets them decide, else
-    /// the configuration ([`IpvsConfig::defaults`](crate::config::IpvsConfig::defaults)). Used by IPVS mode.
+    /// the configuration ([`IpvsConfig::defaults`](crate::config::IpvsConfig::defaults)), and the mode can do it.
     pub balancing: Option<Arc<Balancing>>,
-    /// The weights of endpoints where any are asked for, sorted by endpoint; 1 for those that are not here. Used by IPVS mode.
+    /// The weights of endpoints where any are asked for, sorted by endpoint; 1 for those that are not here.
     pub weights: Option<Arc<[(EndpointKey, u16)]>>,
     /// Whether endpoints answer clients by themselves, as [`Balancing::forwarding`] asks: their packets are not masqueraded. Used by
     /// IPVS mode.

@@ -9,6 +9,7 @@ mod frontend;
 mod indexed;
 mod port;
 mod reserved;
+mod sharing;
 mod trace;
 mod weights;
 
@@ -34,6 +35,7 @@ pub use facts::{NodeFacts, OpenOn};
 pub use frontend::Frontend;
 pub(crate) use port::Port;
 pub use reserved::Rejected;
+pub(crate) use sharing::mix;
 pub use trace::{Packet, Reached, Trace, Verdict};
 pub(crate) use trace::{PacketRules, Treatment, trace};
 
@@ -197,9 +199,10 @@ fn compile_service<'a>(
                 *lacks_local |= row.lacks_local();
             }
             compiled.no_local_endpoints.note(family, internal, external);
-            let common = with_ports.then(|| Arc::new(Port::new(&context, &rows, family, &choice)));
+            let weights = weigh(&slices, balancing.map(|of| &**of), port, family, facts);
+            let common = with_ports.then(|| Arc::new(Port::new(&context, &rows, family, &choice, weights.as_ref())));
             let asked = AnnotationRequests {
-                weights: weigh(&slices, balancing.map(|of| &**of), port, family, facts),
+                weights,
                 returns_directly: context.returns_directly(&rows, &choice, &mut compiled.refused),
             };
             for row in &rows {
@@ -245,9 +248,11 @@ pub(crate) fn compile_frontends(
         let ranges = spec.source_ranges.as_deref();
         let node = facts.node_address(spec.key.family());
         let in_ranges = |node: IpAddr| ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&node)));
-        let port = with_ports.then(|| Arc::new(Port::of_agent(key, spec, node)));
-        compiled.ports.extend(port.clone());
         let balancing = facts.config.ipvs.balancing(spec.balancing.as_ref(), spec.affinity_secs.is_some());
+        let weights: Option<Arc<[(EndpointKey, u16)]>> =
+            (!spec.weights.is_empty() && facts.config.lets(MayAskFor::WEIGHTS)).then(|| spec.weights.as_slice().into());
+        let port = with_ports.then(|| Arc::new(Port::of_agent(key, spec, node, weights.as_ref(), balancing.as_ref())));
+        compiled.ports.extend(port.clone());
         compiled.frontends.push(Arc::new(Frontend {
             key: spec.key,
             roles: spec.roles,
@@ -256,12 +261,11 @@ pub(crate) fn compile_frontends(
             local: spec.local.as_slice().into(),
             unselected: None,
             falls_back: false,
-            affinity_secs: spec.affinity_secs,
+            affinity_secs: affinity_of(balancing.as_ref(), spec.affinity_secs),
             returns_directly: balancing.as_ref().is_some_and(|of| of.returning().is_some())
                 && spec.why_only_masqueraded().is_none(),
             balancing,
-            weights: (!spec.weights.is_empty() && facts.config.lets(MayAskFor::WEIGHTS))
-                .then(|| spec.weights.as_slice().into()),
+            weights,
             on_interface: facts.is_on_interface(spec.key.address),
             source_ranges: ranges.map(Into::into),
             node_may_use: node.is_some_and(in_ranges),
@@ -411,7 +415,7 @@ impl Row {
             local: choice.local.clone(),
             unselected: choice.unselected.clone(),
             falls_back: self.role != Roles::CLUSTER_IP && facts.config.local_fallback == LocalFallback::Cluster,
-            affinity_secs: service.affinity_secs,
+            affinity_secs: affinity_of(context.balancing, service.affinity_secs),
             balancing: context.balancing.cloned(),
             weights: asked.weights.clone(),
             returns_directly: asked.returns_directly && self.is_external(),
@@ -422,6 +426,11 @@ impl Row {
             port: common.cloned(),
         }
     }
+}
+
+/// Seconds for which a client stays with its endpoint: of the policy, else of the Service's own field.
+fn affinity_of(balancing: Option<&Arc<Balancing>>, own: Option<u32>) -> Option<u32> {
+    balancing.and_then(|balancing| balancing.persistence_secs).or(own)
 }
 
 /// Adds what the later row says of the address. The earlier row decides the policy; source ranges, which restrict,

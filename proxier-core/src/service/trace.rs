@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::{Desired, Frontend, NodeFacts, Port, compile_from, why_left_out};
 use crate::config::LocalTraffic;
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
-use crate::snapshot::{Balancing, ObjectKey, Roles, Store, TrafficPolicy};
+use crate::snapshot::{Balancing, ObjectKey, Roles, Sharing, Store, TrafficPolicy};
 
 bitflags! {
     /// Differences between modes in how they treat packets; [`modes::trace`](crate::modes::trace) has those of each.
@@ -43,7 +43,7 @@ bitflags! {
         const CLOSES_ADDRESSES = 1 << 11;
         /// As `SPLITS_LOCAL`, where no session affinity is asked for ([`Frontend::can_split`]); those inside are masqueraded.
         const SPLITS_LOCAL_BY_MARK = 1 << 12;
-        /// [`Balancing`] counts: weights, forwarding, persistence, limits.
+        /// A scheduler of IPVS chooses, and hairpins are known by protocol, address and port.
         const BALANCES = 1 << 13;
         /// At an address of an interface, pods of other nodes are masqueraded where a policy `Local` lets pods go anywhere.
         const MASQUERADES_OTHER_PODS = 1 << 14;
@@ -261,16 +261,19 @@ struct Place<'a> {
     /// Settings of load balancing that count in this mode.
     balancing: Option<&'a Balancing>,
     weights: &'a [(EndpointKey, u16)],
+    /// How endpoints share connections; `None`: by a scheduler of IPVS.
+    sharing: Option<Sharing>,
     returns_directly: bool,
 }
 
 impl<'a> Place<'a> {
     fn from_frontend(frontend: &'a Frontend, rules: PacketRules) -> Self {
-        let balances = rules.contains(PacketRules::BALANCES);
+        let is_ipvs = rules.contains(PacketRules::BALANCES);
         Place {
-            balancing: frontend.balancing.as_deref().filter(|_| balances),
-            weights: frontend.weights.as_deref().filter(|_| balances).unwrap_or_default(),
-            returns_directly: balances && frontend.returns_directly,
+            balancing: frontend.balancing.as_deref(),
+            weights: frontend.weights.as_deref().unwrap_or_default(),
+            sharing: (!is_ipvs).then(|| frontend.sharing()),
+            returns_directly: is_ipvs && frontend.returns_directly,
             is_internal: frontend.roles.contains(Roles::CLUSTER_IP) && frontend.source_ranges.is_none(),
             policy: frontend.policy,
             cluster: &frontend.cluster,
@@ -295,13 +298,16 @@ impl<'a> Place<'a> {
             node_may_use: false,
             balancing: None,
             weights: &[],
+            sharing: None,
             returns_directly: false,
         }
     }
 
     fn weight(&self, endpoint: &EndpointKey) -> u16 {
         let place = self.weights.binary_search_by(|(known, _)| known.cmp(endpoint)).ok();
-        place.and_then(|place| self.weights.get(place)).map_or(1, |(_, weight)| *weight)
+        let weight = place.and_then(|place| self.weights.get(place)).map_or(1, |(_, weight)| *weight);
+        let counts = self.sharing.is_none() || self.balancing.is_none_or(Balancing::knows_weights);
+        if counts { weight } else { weight.min(1) }
     }
 
     /// Method by which packets reach endpoints that answer by themselves.
@@ -484,7 +490,9 @@ impl Tracer<'_> {
         }
         if taking.iter().any(|(_, weight)| *weight != 1) {
             let shown: Vec<String> = taking.iter().map(|(endpoint, weight)| format!("{endpoint} {weight}")).collect();
-            self.step(format!("Weights, for schedulers that share out by weight: {}.", shown.join(", ")));
+            let count =
+                if place.sharing.is_some() { "Weights" } else { "Weights, for schedulers that share out by weight" };
+            self.step(format!("{count}: {}.", shown.join(", ")));
         }
         taking
     }
@@ -505,6 +513,16 @@ impl Tracer<'_> {
 
     /// Adds steps for other settings of connections to a place.
     fn details(&mut self, place: &Place<'_>, is_kept: bool) {
+        match place.sharing {
+            Some(Sharing::ByClient { port }) => {
+                let of = if port { "address and port" } else { "address" };
+                self.step(format!(
+                    "The client's {of} decides which: the same one on every node with the same endpoints."
+                ));
+            }
+            Some(Sharing::LeastConnections) => self.step("The one with the fewest connections, for its weight."),
+            Some(Sharing::Evenly) | None => {}
+        }
         let Some(asked) = place.balancing else { return };
         if let (true, Some(prefix)) = (is_kept, asked.persistence_prefix(self.family())) {
             self.step(format!("Clients of one network of /{prefix} count as one."));

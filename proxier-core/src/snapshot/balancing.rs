@@ -4,21 +4,21 @@ use std::sync::Arc;
 
 use ipvs::model::{Family as KernelFamily, ForwardingMethod, Granularity, Scheduler, SchedulerFlags, Thresholds};
 
-use super::{Node, Reporter, ZoneWeights, forwarding, relaying, weights};
+use super::{Abilities, Node, Reporter, ZoneWeights, forwarding, relaying, weights};
 use crate::net::{Family, Protocol};
 use crate::objects::{IpvsDefaultsObject, StringMap};
 
-/// Load balancing among a Service's endpoints, where it differs from the configuration. Used by IPVS mode; other modes ignore it. The same
-/// values in the configuration count for Services without annotations ([`IpvsConfig::defaults`](crate::config::IpvsConfig::defaults)).
+/// Load balancing among a Service's endpoints, where it differs from the configuration. In IPVS mode the same values in the configuration
+/// count for Services without annotations ([`IpvsConfig::defaults`](crate::config::IpvsConfig::defaults)).
 ///
 /// | annotation | value | also read |
 /// | --- | --- | --- |
-/// | `proxier/scheduler` | a scheduler of IPVS: `rr`, `wlc`, `mh`, … | `kube-router.io/service.scheduler` |
-/// | `proxier/scheduler-flags` | `sh-port`, `sh-fallback`, `mh-port`, `mh-fallback`, `flag-1` to `flag-3`, with commas | `kube-router.io/service.schedflags` |
-/// | `proxier/persistence-seconds` | 1 to 2678400: a client stays with its endpoint, with any `sessionAffinity` | |
+/// | `proxier/scheduler` * | a scheduler of IPVS: `rr`, `wlc`, `mh`, … | `kube-router.io/service.scheduler` |
+/// | `proxier/scheduler-flags` * | `sh-port`, `sh-fallback`, `mh-port`, `mh-fallback`, `flag-1` to `flag-3`, with commas | `kube-router.io/service.schedflags` |
+/// | `proxier/persistence-seconds` * | 1 to 2678400: a client stays with its endpoint, with any `sessionAffinity` | |
 /// | `proxier/persistence-prefix-ipv4`, `-ipv6` | 0 to 32, 1 to 128: clients of one network count as one | |
 /// | `proxier/one-packet` | `true`: each datagram for itself, for ports of UDP | |
-/// | `proxier/zone-weights` | `zone-a=3, zone-b=1, *=0`: weights of endpoints by zone, 0 to 65535; 1 for zones that are not named | |
+/// | `proxier/zone-weights` * | `zone-a=3, zone-b=1, *=0`: weights of endpoints by zone, 0 to 65535; 1 for zones that are not named | |
 /// | `proxier/forwarding` | `masquerade`, `direct-route`, `ipip`, `gre`, `gue:PORT`: how packets for external addresses reach endpoints | `kube-router.io/service.dsr` |
 /// | `proxier/max-connections` | connections above which an endpoint gets no new ones, at each address of the Service | |
 /// | `proxier/min-connections` | connections below which it gets new ones again, less than the above; three quarters of it by default | |
@@ -26,6 +26,14 @@ use crate::objects::{IpvsDefaultsObject, StringMap};
 ///
 /// The first column counts when both are there. What cannot be is reported, and the configuration counts; so is an annotation that
 /// begins with `proxier/` and is none of these, nor one of userspace mode.
+///
+/// # Other modes
+///
+/// Those with a star count in nftables, iptables and userspace mode, too; there the rest is reported, and ignored. `rr` and `wrr` are the
+/// usual choice of these modes: at random, or in turn in userspace mode. `sh` and `mh` choose by the client's address (with `sh-port` or
+/// `mh-port`, or `mh` without flags, by its port too) from Maglev's table, which is the same on all nodes that have the same endpoints: nftables and
+/// userspace mode. `lc` and `wlc` choose the endpoint with the fewest connections through this node: userspace mode. Session affinity decides
+/// before `sh` and `mh`.
 ///
 /// # One-packet scheduling
 ///
@@ -42,8 +50,10 @@ use crate::objects::{IpvsDefaultsObject, StringMap};
 /// The annotation `proxier/weights` of an EndpointSlice gives weights by address: `10.0.0.1=3, 10.0.0.2=0`. An endpoint's weight is
 /// the product of this, of its zone's and of its node's
 /// ([`Node::weight`](super::Node::weight)), each 1 where nothing is said; at most
-/// 65535. With 0 it takes no new connections and keeps those that it has, for as long as it is an endpoint. Scheduler `rr` knows only
-/// 0; `wrr` and `wlc` share out by weight.
+/// 65535. With 0 it takes no new connections and keeps those that it has, for as long as it is an endpoint. Schedulers `rr` and `lc` know only
+/// 0; `wrr` and `wlc` share out by weight, and so do other modes where no scheduler is asked for. Those choose among slots, of which an endpoint has as
+/// many as its weight says: exactly for weights that add up to 256 (or eight for each endpoint) once divided by what they have in common, else
+/// rounded to so many slots, with one at least for a weight above 0.
 ///
 /// # Forwarding
 ///
@@ -108,17 +118,17 @@ pub struct Balancing {
 /// Prefix of all annotations of this project.
 const PREFIX: &str = "proxier/";
 
-const SCHEDULER: &str = "proxier/scheduler";
-const FLAGS: &str = "proxier/scheduler-flags";
+pub(super) const SCHEDULER: &str = "proxier/scheduler";
+pub(super) const FLAGS: &str = "proxier/scheduler-flags";
 const PERSISTENCE: &str = "proxier/persistence-seconds";
-const PREFIX_V4: &str = "proxier/persistence-prefix-ipv4";
-const PREFIX_V6: &str = "proxier/persistence-prefix-ipv6";
-const ONE_PACKET: &str = "proxier/one-packet";
+pub(super) const PREFIX_V4: &str = "proxier/persistence-prefix-ipv4";
+pub(super) const PREFIX_V6: &str = "proxier/persistence-prefix-ipv6";
+pub(super) const ONE_PACKET: &str = "proxier/one-packet";
 const ZONE_WEIGHTS: &str = "proxier/zone-weights";
-const FORWARDING: &str = "proxier/forwarding";
-const MAX_CONNECTIONS: &str = "proxier/max-connections";
+pub(super) const FORWARDING: &str = "proxier/forwarding";
+pub(super) const MAX_CONNECTIONS: &str = "proxier/max-connections";
 const MIN_CONNECTIONS: &str = "proxier/min-connections";
-const DRAIN: &str = "proxier/drain-seconds";
+pub(super) const DRAIN: &str = "proxier/drain-seconds";
 
 const FORWARDING_DEFAULT: &str = "ipvs.defaults.forwarding";
 
@@ -142,6 +152,18 @@ const ALIASES: [(&str, &str); 3] = [
     (FLAGS, "kube-router.io/service.schedflags"),
     (FORWARDING, "kube-router.io/service.dsr"),
 ];
+
+/// How endpoints share connections, where the mode is not IPVS' own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// At random or in turn.
+    #[default]
+    Evenly,
+    /// By a hash of the client's address, of its port too with `port`.
+    ByClient { port: bool },
+    /// By their numbers of connections.
+    LeastConnections,
+}
 
 /// The longest persistence that ipvsadm accepts: 31 days. An endpoint drains no longer either.
 const MAX_PERSISTENCE_SECS: u32 = 31 * 86_400;
@@ -240,6 +262,40 @@ fn flags(text: &str) -> Option<SchedulerFlags> {
 }
 
 impl Balancing {
+    /// How endpoints share connections by this scheduler, as far as other modes than IPVS' know it.
+    pub(crate) fn sharing(&self) -> Sharing {
+        match self.scheduler {
+            Some(scheduler @ (Scheduler::SourceHashing | Scheduler::MaglevHashing)) => {
+                let usual = (scheduler == Scheduler::MaglevHashing).then_some(SchedulerFlags::MH_PORT);
+                let flags = self.scheduler_flags.or(usual).unwrap_or_default();
+                // The same bit for both.
+                Sharing::ByClient { port: flags.contains(SchedulerFlags::MH_PORT) }
+            }
+            Some(Scheduler::LeastConnection | Scheduler::WeightedLeastConnection) => Sharing::LeastConnections,
+            _ => Sharing::Evenly,
+        }
+    }
+
+    /// What decides about the endpoint of a new client in other modes than IPVS', in words, where that is not chance or turn.
+    pub fn choice(&self) -> Option<&'static str> {
+        match self.sharing() {
+            Sharing::Evenly => None,
+            Sharing::ByClient { port: false } => Some("by the client's address"),
+            Sharing::ByClient { port: true } => Some("by the client's address and port"),
+            Sharing::LeastConnections => Some("the fewest connections"),
+        }
+    }
+
+    /// Whether no scheduler is asked for, or one that takes endpoints in turn.
+    pub(crate) fn asks_for_turns(&self) -> bool {
+        matches!(self.scheduler, None | Some(Scheduler::RoundRobin | Scheduler::WeightedRoundRobin))
+    }
+
+    /// Whether the scheduler knows weights, not only 0.
+    pub(crate) fn knows_weights(&self) -> bool {
+        !matches!(self.scheduler, Some(Scheduler::RoundRobin | Scheduler::LeastConnection))
+    }
+
     /// The length of the prefix by which clients of a family count as one, if they do.
     pub(crate) fn persistence_prefix(&self, family: Family) -> Option<u8> {
         let granularity = match family {
@@ -269,6 +325,7 @@ impl Balancing {
         annotations: &StringMap,
         protocols: impl IntoIterator<Item = Protocol>,
         has_affinity: bool,
+        abilities: Abilities,
         report: &mut Reporter<'_>,
     ) -> Option<Arc<Self>> {
         // Most Services have none.
@@ -276,8 +333,13 @@ impl Balancing {
             return None;
         }
         report_unknown(annotations, report);
-        let given = Annotations { all: annotations, is_configuration: false, report };
-        let balancing = Balancing::read(given, protocols, has_affinity);
+        let mut given = Annotations { all: annotations, is_configuration: false, report };
+        let mut balancing = Balancing::read(&mut given, protocols, has_affinity);
+        for (annotation, reason) in abilities.limit(&mut balancing, has_affinity) {
+            if let Some((name, value)) = given.get(annotation) {
+                given.reject(name, value, reason);
+            }
+        }
         (balancing != Balancing::default()).then(|| Arc::new(balancing))
     }
 
@@ -299,8 +361,8 @@ impl Balancing {
         .into_iter()
         .filter_map(|(name, value)| Some((name.to_owned(), value?)))
         .collect();
-        let given = Annotations { all: &all, is_configuration: true, report };
-        let mut balancing = Balancing::read(given, [Protocol::Udp], true);
+        let mut given = Annotations { all: &all, is_configuration: true, report };
+        let mut balancing = Balancing::read(&mut given, [Protocol::Udp], true);
         if balancing.forwarding.is_some() {
             balancing.forwarding_asked_by = FORWARDING_DEFAULT;
         }
@@ -325,7 +387,11 @@ impl Balancing {
         }
     }
 
-    fn read(mut given: Annotations<'_, '_>, protocols: impl IntoIterator<Item = Protocol>, has_affinity: bool) -> Self {
+    fn read(
+        given: &mut Annotations<'_, '_>,
+        protocols: impl IntoIterator<Item = Protocol>,
+        has_affinity: bool,
+    ) -> Self {
         let scheduler = given.read(SCHEDULER, "not a scheduler of IPVS; the configured one counts", |text| {
             text.parse().ok().filter(|scheduler| Scheduler::KNOWN.contains(scheduler) && *scheduler != Scheduler::None)
         });

@@ -4,7 +4,8 @@ use bitflags::bitflags;
 use std::sync::Arc;
 
 use super::{
-    Balancing, MethodName, ObjectKey, ObjectKind, Rejection, Reporter, TrafficPolicy, is_usable, is_usable_by_service,
+    Abilities, Balancing, MethodName, ObjectKey, ObjectKind, Rejection, Reporter, TrafficPolicy, is_usable,
+    is_usable_by_service,
 };
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 
@@ -113,6 +114,7 @@ impl FrontendSpec {
     pub(super) fn check(
         key: &ObjectKey,
         specs: impl IntoIterator<Item = FrontendSpec>,
+        abilities: Abilities,
         rejections: &mut Vec<Rejection>,
     ) -> Vec<FrontendSpec> {
         let mut report = Reporter::new(ObjectKind::Frontends, key.clone(), rejections);
@@ -161,6 +163,15 @@ impl FrontendSpec {
                 });
                 list.sort_unstable();
                 list.dedup();
+            }
+            if let Some(balancing) = &mut spec.balancing {
+                let mut limited = (**balancing).clone();
+                for (annotation, reason) in abilities.limit(&mut limited, spec.affinity_secs.is_some()) {
+                    report.reject(format!("{field}.balancing"), annotation, reason);
+                }
+                if limited != **balancing {
+                    *balancing = Arc::new(limited);
+                }
             }
             if let Some(method) = spec.balancing.as_ref().and_then(|balancing| balancing.returning())
                 && let Some(reason) = spec.why_only_masqueraded()

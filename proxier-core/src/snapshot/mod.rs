@@ -1,5 +1,6 @@
 //! The checked input: Services and EndpointSlices, the [`Store`] that keeps them, and the node.
 
+mod abilities;
 mod address;
 mod balancing;
 mod forwarding;
@@ -17,8 +18,10 @@ use std::sync::Arc;
 
 use crate::objects::Metadata;
 
+pub(crate) use abilities::Abilities;
 pub(crate) use address::{is_usable, is_usable_by_service, parse_address, parse_network};
 pub use balancing::Balancing;
+pub(crate) use balancing::Sharing;
 pub(crate) use forwarding::MethodName;
 pub(crate) use frontends::OTHER_PORT;
 pub use frontends::{FrontendSpec, Roles};

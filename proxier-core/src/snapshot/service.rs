@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::{
-    Balancing, ObjectKey, ObjectKind, Rejection, Reporter, check_port, is_usable_by_service, parse_address,
+    Abilities, Balancing, ObjectKey, ObjectKind, Rejection, Reporter, check_port, is_usable_by_service, parse_address,
     parse_network, relaying,
 };
 use crate::net::Network;
@@ -179,8 +179,8 @@ impl Service {
     ///
     /// Leaves out impossible values and reports them; the rest counts.
     ///
-    /// `is_relayed`: a process relays connections, so what annotations ask of it has an effect.
-    pub(crate) fn check(object: &ServiceObject, is_relayed: bool, rejections: &mut Vec<Rejection>) -> Option<Self> {
+    /// `abilities`: wishes of annotations that have an effect; others are reported.
+    pub(crate) fn check(object: &ServiceObject, abilities: Abilities, rejections: &mut Vec<Rejection>) -> Option<Self> {
         let key = ObjectKey::of(&object.metadata);
         let report = &mut Reporter::new(ObjectKind::Service, key.clone(), rejections);
         let spec = &object.spec;
@@ -197,10 +197,11 @@ impl Service {
         let asked = check_policy(spec.external_traffic_policy.as_deref(), "spec.externalTrafficPolicy", report);
         let external_policy = if publishes { asked } else { TrafficPolicy::Cluster };
         let mut ports = check_ports(&spec.ports, report);
-        relaying::mark(&object.metadata.annotations, &mut ports, is_relayed, report);
+        relaying::mark(&object.metadata.annotations, &mut ports, abilities.contains(Abilities::RELAYS), report);
         let affinity_secs = check_affinity(spec, report);
         let protocols = ports.iter().map(|port| port.protocol);
-        let balancing = Balancing::check(&object.metadata.annotations, protocols, affinity_secs.is_some(), report);
+        let has_affinity = affinity_secs.is_some();
+        let balancing = Balancing::check(&object.metadata.annotations, protocols, has_affinity, abilities, report);
         let load_balancer_ips = check_ingress(object, report);
         let source_ranges = SourceRanges::check(&spec.load_balancer_source_ranges, &load_balancer_ips, report);
         Some(Service {

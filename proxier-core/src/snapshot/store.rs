@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::slice::Locations;
-use super::{EndpointSlice, FrontendSpec, ObjectKey, ObjectKind, Rejection, Service};
+use super::{Abilities, EndpointSlice, FrontendSpec, ObjectKey, ObjectKind, Rejection, Service};
 use crate::objects::{EndpointSliceObject, ServiceObject};
 use crate::pack::pack;
 
@@ -72,8 +72,8 @@ pub struct Store {
     keeps_nodes: bool,
     /// The locations of slices, each kept once: most slices have the same few.
     locations: BTreeSet<Arc<Locations>>,
-    /// A process relays connections.
-    relays: bool,
+    /// Wishes of Services that the mode can fulfil.
+    abilities: Abilities,
     /// Boxed, since a map keeps room for more values than it has.
     services: BTreeMap<ObjectKey, Box<Service>>,
     /// Slices by Service, each list sorted by the slice's key. Most Services have one.
@@ -99,10 +99,10 @@ impl Store {
         self
     }
 
-    /// Makes the store for a process that relays connections (userspace mode), or not (default): without, requests of annotations for relays are reported.
+    /// The same, for a mode that can fulfil these wishes of Services; those of IPVS mode by default. Others are reported.
     #[must_use]
-    pub(crate) fn with_relays(mut self, relays: bool) -> Self {
-        self.relays = relays;
+    pub(crate) fn with_abilities(mut self, abilities: Abilities) -> Self {
+        self.abilities = abilities;
         self
     }
 
@@ -118,7 +118,7 @@ impl Store {
     pub fn upsert_service(&mut self, object: &ServiceObject) -> Vec<ObjectKey> {
         let mut rejections = Vec::new();
         let key = self.shared(ObjectKey::of(&object.metadata));
-        let checked = Service::check(object, self.relays, &mut rejections);
+        let checked = Service::check(object, self.abilities, &mut rejections);
         self.note(ObjectKind::Service, &key, rejections);
         let changed = match checked {
             Some(service) if self.service(&key) == Some(&service) => false,
@@ -160,7 +160,7 @@ impl Store {
         frontends: impl IntoIterator<Item = FrontendSpec>,
     ) -> Vec<ObjectKey> {
         let mut rejections = Vec::new();
-        let checked = FrontendSpec::check(key, frontends, &mut rejections);
+        let checked = FrontendSpec::check(key, frontends, self.abilities, &mut rejections);
         self.note(ObjectKind::Frontends, key, rejections);
         if self.frontends.get(key).is_some_and(|known| **known == *checked) {
             return Vec::new();

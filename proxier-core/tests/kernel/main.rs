@@ -12,6 +12,7 @@
 mod affinity_nftables;
 mod iptables;
 mod model;
+mod policy;
 mod ports_kernel;
 mod relay;
 mod rules;

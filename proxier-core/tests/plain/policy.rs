@@ -647,11 +647,17 @@ fn a_trace_knows_the_policy() {
     let of_node = Packet::from_node("203.0.113.81".parse().unwrap(), format!("TCP {BALANCER}").parse().unwrap());
     let said = node.traced(Kind::Ipvs, &of_node).steps.join("\n");
     assert!(said.contains("its programs use the cluster IP"), "{said}");
-    // Traces of other modes leave out policy that these modes ignore.
-    let elsewhere = node.traced(Kind::Nftables, &packet(BALANCER));
-    assert_eq!((elsewhere.forwarding, elsewhere.affinity_secs), (None, None));
-    let Verdict::Endpoints(all) = elsewhere.verdict else { panic!("{:?}", elsewhere.verdict) };
-    assert!(all.len() == 3 && all.iter().all(|one| one.masqueraded && one.weight == 1), "{all:?}");
+    // Other modes have weights and affinity; what they cannot do is left out.
+    let mut options = Options::default();
+    options.mode = Kind::Nftables;
+    let mut elsewhere = Node::on(kernel(), options);
+    elsewhere.serve_input(&input);
+    let elsewhere = elsewhere.traced(Kind::Nftables, &packet(BALANCER));
+    assert_eq!((elsewhere.forwarding, elsewhere.affinity_secs), (None, Some(300)));
+    let weighed = "10.244.0.2:80 (masqueraded, weight 3) or 10.244.0.3:80 (masqueraded)";
+    assert_eq!(elsewhere.verdict.to_string(), weighed);
+    let said = elsewhere.steps.join("\n");
+    assert!(!said.contains("/24") && !said.contains("fewer than 4"), "{said}");
 
     // An endpoint that reaches itself is not masqueraded where it answers by itself.
     let itself = Packet::new("10.244.0.2".parse().unwrap(), format!("TCP {BALANCER}").parse().unwrap());

@@ -287,8 +287,7 @@ fn distance(a: &str, b: &str) -> usize {
 struct Endpoint {
     decision: EndpointDecision,
     reason: String,
-    /// Weight, where the mode has weights.
-    weight: Option<u16>,
+    weight: u16,
 }
 
 /// A port of the Service.
@@ -365,8 +364,7 @@ impl Explanation {
                             (decision.cluster, decision.local) = (false, false);
                             "this process listens there itself".clone_into(&mut reason);
                         }
-                        let weighs = proxier.mode() == Kind::Ipvs;
-                        let weight = weighs.then(|| weight(&frontends, &decision.endpoint));
+                        let weight = weight(&frontends, &decision.endpoint);
                         Endpoint { decision, reason, weight }
                     })
                     .collect();
@@ -424,9 +422,9 @@ impl Explanation {
                     if decision.local && !decision.cluster { "; gets what has to stay on this node" } else { "" };
                 let state = decision.condition();
                 let weight = match weight {
-                    None | Some(1) => String::new(),
-                    Some(0) => "; weight 0, so no new connections".to_owned(),
-                    Some(weight) => format!("; weight {weight}"),
+                    1 => String::new(),
+                    0 => "; weight 0, so no new connections".to_owned(),
+                    weight => format!("; weight {weight}"),
                 };
                 lines.push(format!("    {} {state}{here}: {gets}, {reason}{local}{weight}", decision.endpoint));
             }

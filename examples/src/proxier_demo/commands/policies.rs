@@ -58,10 +58,12 @@ pub(super) fn policies(
             given("sessionAffinity", has(spec.map(|spec| &spec.session_affinity))),
         ),
     };
+    let question = PolicyQuestion::new(service, object, owned, proxier);
+    policies.push(affinity(&question, of_service));
     if proxier.mode() == Kind::Ipvs {
-        policies.extend(of_ipvs(&PolicyQuestion::new(service, object, owned, proxier), of_service));
+        policies.extend(of_ipvs(&question));
     } else {
-        policies.push(of_service);
+        policies.extend([choice(&question), weights(&question)]);
     }
     let (value, from) = match (config.topology, service.topology_annotation) {
         (Topology::Hints, _) => ("used where every ready endpoint has them", "default"),
@@ -127,24 +129,38 @@ impl<'a> PolicyQuestion<'a> {
     }
 }
 
-fn of_ipvs(asked: &PolicyQuestion<'_>, affinity: Policy) -> Vec<Policy> {
-    let PolicyQuestion { service, owned, proxier, counts, .. } = asked;
-    let config = proxier.facts().config();
-    let mut all = Vec::new();
-
-    let keeps = counts.persistence_secs.or(service.affinity_secs).is_some();
+/// How long clients stay with their endpoints. `of_service`: by the Service's own field.
+fn affinity(asked: &PolicyQuestion<'_>, of_service: Policy) -> Policy {
     let from =
         asked.from(MayAskFor::PERSISTENCE, "proxier/persistence-seconds", "ipvs.defaults.persistenceSeconds", |of| {
             of.persistence_secs.is_some()
         });
-    all.push(match counts.persistence_secs {
+    match asked.counts.persistence_secs {
         Some(secs) => Policy::new("session affinity", format!("{secs} s"), from),
         None if from.contains("not allowed") => {
             let reason = from.split_once("; ").map_or("", |(_, reason)| reason).to_owned();
-            Policy { from: format!("{}; {reason}", affinity.from), ..affinity }
+            Policy { from: format!("{}; {reason}", of_service.from), ..of_service }
         }
-        None => affinity,
-    });
+        None => of_service,
+    }
+}
+
+/// How a new client gets its endpoint, outside of IPVS mode.
+fn choice(asked: &PolicyQuestion<'_>) -> Policy {
+    let usual = if asked.proxier.mode() == Kind::Userspace { "in turn" } else { "at random" };
+    let from = asked.from(MayAskFor::SCHEDULER, "proxier/scheduler", "", |of| of.scheduler.is_some());
+    let value = match asked.counts.scheduler {
+        Some(scheduler) => format!("{scheduler}: {}", asked.counts.choice().unwrap_or(usual)),
+        None => usual.to_owned(),
+    };
+    Policy::new("choice of endpoints", value, from)
+}
+
+fn of_ipvs(asked: &PolicyQuestion<'_>) -> Vec<Policy> {
+    let PolicyQuestion { service, owned, proxier, counts, .. } = asked;
+    let config = proxier.facts().config();
+    let mut all = Vec::new();
+    let keeps = counts.persistence_secs.or(service.affinity_secs).is_some();
     let prefixes = [
         (
             Family::V4,

@@ -92,12 +92,13 @@ impl Connection {
     pub(super) fn dial(&mut self, shared: &Shared, now: Moment) -> DialResult {
         let Stage::Dialling(dialling) = &mut self.stage else { return DialResult::Refused(Refusal::NobodyLeft) };
         let settings = shared.settings();
-        let client = self.client_address.ip().to_canonical();
+        let client = self.client_address;
+        let ticket = &mut self.ticket;
         loop {
             let Some(patience) = PATIENCE.get(dialling.timeouts) else {
                 return DialResult::Refused(Refusal::NobodyLeft);
             };
-            let choose = |avoid: &[EndpointKey]| self.ticket.server.choose(client, avoid, &settings, now);
+            let mut choose = |avoid: &[EndpointKey]| ticket.choose(client, avoid, &settings, now);
             let fresh = choose(&[dialling.refused.as_slice(), dialling.slow.as_slice()].concat());
             let chosen = match fresh {
                 Err(Refusal::NobodyLeft) if !dialling.slow.is_empty() => choose(&dialling.refused),

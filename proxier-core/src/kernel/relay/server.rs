@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::balance::Balance;
 use super::descriptors::{Descriptors, InUse, Use, add};
 use crate::net::{EndpointKey, FrontendKey, Protocol};
-use crate::ports::{Counts, Listener, Settings, Turned};
+use crate::ports::{Counts, Listener, Settings, Turn, Turned};
 use crate::time::Moment;
 
 /// Shortest pause between two messages of one kind about one listener.
@@ -257,22 +257,6 @@ impl Server {
         let group = Arc::clone(&lock(&self.state).group);
         lock(&group.balance).leave(client, endpoint);
     }
-
-    pub(super) fn choose(
-        &self,
-        client: IpAddr,
-        avoid: &[EndpointKey],
-        settings: &Settings,
-        now: Moment,
-    ) -> Result<EndpointKey, Refusal> {
-        let (listener, group) = {
-            let state = lock(&self.state);
-            (Arc::clone(&state.listener), Arc::clone(&state.group))
-        };
-        let endpoints = listener.endpoints_for(client, settings).map_err(Refusal::Turned)?;
-        let chosen = lock(&group.balance).choose(client, endpoints, listener.affinity, avoid, now);
-        chosen.ok_or(Refusal::NobodyLeft)
-    }
 }
 
 /// The right to one connection or flow. Given back when dropped.
@@ -282,6 +266,8 @@ pub(super) struct Ticket {
     pub(super) server: Arc<Server>,
     group: Arc<Group>,
     is_flow: bool,
+    /// The endpoint that it is counted for, where numbers of connections decide.
+    counted: Option<EndpointKey>,
     _descriptors: Descriptors,
 }
 
@@ -301,12 +287,39 @@ impl Ticket {
         now_open.fetch_add(1, Relaxed);
         shared.begun.fetch_add(1, Relaxed);
         let (shared, server) = (Arc::clone(shared), Arc::clone(server));
-        Ok(Ticket { shared, server, group, is_flow, _descriptors: descriptors })
+        Ok(Ticket { shared, server, group, is_flow, counted: None, _descriptors: descriptors })
+    }
+
+    /// The endpoint for a client, which has not been tried in vain.
+    pub(super) fn choose(
+        &mut self,
+        client: SocketAddr,
+        avoid: &[EndpointKey],
+        settings: &Settings,
+        now: Moment,
+    ) -> Result<EndpointKey, Refusal> {
+        let listener = self.server.listener();
+        let client = SocketAddr::new(client.ip().to_canonical(), client.port());
+        let slots = listener.endpoints_for(client.ip(), settings).map_err(Refusal::Turned)?;
+        let mut balance = lock(&self.group.balance);
+        if let Some(before) = self.counted.take() {
+            balance.end(before);
+        }
+        let how = (listener.turn, listener.affinity);
+        let endpoint = balance.choose(client, slots, how, avoid, now).ok_or(Refusal::NobodyLeft)?;
+        if listener.turn == Turn::Fewest {
+            balance.begin(endpoint);
+            self.counted = Some(endpoint);
+        }
+        Ok(endpoint)
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
+        if let Some(endpoint) = self.counted {
+            lock(&self.group.balance).end(endpoint);
+        }
         self.group.open.fetch_sub(1, Relaxed);
         self.server.open.fetch_sub(1, Relaxed);
         let open = if self.is_flow { &self.shared.flows } else { &self.shared.connections };

@@ -76,7 +76,7 @@ pub(super) fn chains(port: &Port, settings: &Settings, comments: bool) -> Result
         [(TrafficPolicy::Cluster, serves_cluster, &port.cluster), (TrafficPolicy::Local, serves_local, &port.local)]
     {
         if serves {
-            let endpoints = as_kube_proxy_sorts(endpoints, &reached);
+            let endpoints = as_kube_proxy_sorts(port, endpoints, &reached);
             chains.push(chain(policy_chain(&lowering.names, policy)?, lowering.policy(policy, &endpoints)?));
         }
     }
@@ -131,13 +131,18 @@ fn uses_local(port: &Port) -> bool {
         || port.is_external && port.external_policy == TrafficPolicy::Local
 }
 
-/// Sorted as text. The order has no meaning, but rules in another order would be written again when taking over.
+/// The endpoints with their weights, sorted as text. The order has no meaning, but rules in another order would be written again when taking over.
 fn as_kube_proxy_sorts<'a>(
+    port: &Port,
     endpoints: &[EndpointKey],
     reached: &'a BTreeMap<EndpointKey, Endpoint>,
-) -> Vec<&'a Endpoint> {
-    let mut sorted: Vec<&Endpoint> = endpoints.iter().filter_map(|key| reached.get(key)).collect();
-    sorted.sort_by_key(|endpoint| &*endpoint.text);
+) -> Vec<(&'a Endpoint, u32)> {
+    let weights = port.weights_of(endpoints);
+    let weight = |place: usize| weights.as_ref().and_then(|all| all.get(place)).copied().unwrap_or(1);
+    let endpoints = endpoints.iter().enumerate();
+    let mut sorted: Vec<(&Endpoint, u32)> =
+        endpoints.filter_map(|(place, key)| Some((reached.get(key)?, weight(place)))).collect();
+    sorted.sort_by_key(|(endpoint, _)| &*endpoint.text);
     sorted
 }
 
@@ -201,26 +206,29 @@ impl ServiceLowering<'_> {
         Ok(rules)
     }
 
-    /// Chooses an endpoint: that of the client's earlier connections, else any with equal probability.
-    fn policy(&self, policy: TrafficPolicy, endpoints: &[&Endpoint]) -> Result<Vec<Rule>, Error> {
+    /// Chooses an endpoint: that of the client's earlier connections, else any with a probability as its weight says.
+    fn policy(&self, policy: TrafficPolicy, endpoints: &[(&Endpoint, u32)]) -> Result<Vec<Rule>, Error> {
         let mut rules = Vec::new();
         rules.extend(self.masquerade_outside(policy)?);
         let about = |endpoint: &Endpoint| self.about_endpoint(|| format!("{} -> {}", self.port.name, endpoint.text));
         if let Some(secs) = self.port.affinity_secs {
-            for endpoint in endpoints {
+            for (endpoint, _) in endpoints {
                 let to = &endpoint.chain;
                 let known =
                     ["-m", "recent", "--name", to.as_str(), "--rcheck", "--seconds", &secs.to_string(), "--reap"];
                 rules.push(about(endpoint).args(known).jump(to).build()?);
             }
         }
-        for (left, endpoint) in (1..=endpoints.len()).rev().zip(endpoints) {
+        let mut left: u32 = endpoints.iter().map(|(_, weight)| *weight).fold(0, u32::saturating_add);
+        for (place, (endpoint, weight)) in (1..).zip(endpoints) {
             let rule = about(endpoint);
-            let rule = match left {
-                1 => rule,
-                _ => rule.args(["-m", "statistic", "--mode", "random", "--probability", &probability(left)]),
+            let rule = if place == endpoints.len() {
+                rule
+            } else {
+                rule.args(["-m", "statistic", "--mode", "random", "--probability", &probability(*weight, left)])
             };
             rules.push(rule.jump(&endpoint.chain).build()?);
+            left = left.saturating_sub(*weight);
         }
         Ok(rules)
     }
@@ -251,13 +259,13 @@ impl ServiceLowering<'_> {
     }
 }
 
-/// Probability of one of `left`, as kube-proxy prints it.
-fn probability(left: usize) -> Cow<'static, str> {
-    fn print(left: usize) -> String {
-        let left = u32::try_from(left).unwrap_or(u32::MAX);
-        format!("{:.10}", f64::from(left).recip())
+/// Probability of `weight` in `left`, as kube-proxy prints it.
+fn probability(weight: u32, left: u32) -> Cow<'static, str> {
+    fn print(weight: u32, left: u32) -> String {
+        format!("{:.10}", f64::from(weight) / f64::from(left))
     }
     /// Texts for as many endpoints as most Services have: each rule would print its own otherwise.
-    static FEW: LazyLock<Vec<String>> = LazyLock::new(|| (0..64).map(print).collect());
-    FEW.get(left).map_or_else(|| Cow::Owned(print(left)), |text| Cow::Borrowed(text.as_str()))
+    static FEW: LazyLock<Vec<String>> = LazyLock::new(|| (0..64).map(|left| print(1, left)).collect());
+    let few = usize::try_from(left).ok().and_then(|left| FEW.get(left)).filter(|_| weight == 1);
+    few.map_or_else(|| Cow::Owned(print(weight, left)), |text| Cow::Borrowed(text.as_str()))
 }

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 
 use nftables::{Element, ElementData, ElementKey, Value, Verdict};
 
-use super::pick::{Affinity, Marks, Pick, SharedChain, Split, slot_number, ticket};
-use super::slots::{Slots, draws, is_sticky};
+use super::pick::{Affinity, Draw, Marks, Pick, SharedChain, Split, slot_number, ticket};
+use super::slots::{Slots, by_client, draws, is_sticky};
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::service::{Frontend, Roles};
 use crate::snapshot::TrafficPolicy;
@@ -162,12 +162,12 @@ pub(super) struct Treatment {
 impl Treatment {
     pub(super) fn from_frontend(frontend: &Frontend, slots: &Slots) -> Self {
         let pick = |marks, is_local: bool| {
-            let endpoints = if is_local { &frontend.local } else { &frontend.cluster };
-            let count = u32::try_from(endpoints.len()).unwrap_or(u32::MAX);
+            let count = slots.count(frontend, is_local);
             let secs = frontend.affinity_secs.filter(|_| is_sticky(frontend, count));
-            let affinity = secs.map(|secs| Affinity { secs, width: slots.width(frontend, is_local) });
-            let most = if affinity.is_some() { count } else { slots.most(frontend, is_local) };
-            (count > 0).then_some(Pick { marks, is_local, most, affinity })
+            let sticky = secs.map(|secs| Draw::Sticky(Affinity { secs, width: slots.width(frontend, is_local) }));
+            let draw = by_client(frontend).map(|port| Draw::Client { port }).or(sticky).unwrap_or(Draw::Random);
+            let most = if draw == Draw::Random { slots.most(frontend, is_local) } else { count };
+            (count > 0).then_some(Pick { marks, is_local, most, draw })
         };
         let is_internal = frontend.roles.contains(Roles::CLUSTER_IP);
         let mut treatment = Treatment::default();
@@ -179,7 +179,8 @@ impl Treatment {
                 treatment.only_here = pick(Marks::Nothing, true);
             }
         }
-        let is_empty = frontend.cluster.is_empty() && (frontend.local.is_empty() || !treatment.uses_local());
+        let has = |is_local| slots.count(frontend, is_local) > 0;
+        let is_empty = !has(false) && (!has(true) || !treatment.uses_local());
         if is_empty {
             treatment.nowhere = Some(Nowhere::Reject);
         } else if treatment.everybody.is_none() && treatment.only_here.is_none() {
@@ -229,7 +230,7 @@ pub(crate) fn lower(frontend: &Frontend, slots: &Slots) -> Vec<Item> {
             item.data = Some(ElementData::Value(concat(&endpoint(to))));
             items.push(item);
         }
-        if pick.affinity.is_some() {
+        if let Draw::Sticky(_) = pick.draw {
             let taken = slots.with_endpoints(frontend, is_local).map(|(slot, _)| slot).collect();
             items.extend(draws(&taken).map(|(draw, slot)| {
                 Item::new(SetName::Draws, with(key, &[Value::mark(ticket(is_local, slot, draw))]))

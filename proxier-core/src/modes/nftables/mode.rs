@@ -11,7 +11,7 @@ use super::layout::{Layout, table_name};
 use super::lower::Treatment;
 use super::observed::Observed;
 use super::plan::{Plan, TablePlan};
-use super::slots::Slots;
+use super::slots::{HeldSlots, Slots};
 use crate::config::Config;
 use crate::modes::shared::flows;
 use crate::modes::shared::localhost::Guard;
@@ -378,5 +378,5 @@ pub(super) fn read(tables: &mut dyn Tables, layout: &Layout) -> Result<Option<Ob
 
 /// Whether connections to a Frontend are refused or dropped.
 fn is_without_endpoints(frontend: &Frontend) -> bool {
-    Treatment::from_frontend(frontend, &Slots::default()).picks().next().is_none()
+    Treatment::from_frontend(frontend, &Slots::keeping(&HeldSlots::default(), frontend)).picks().next().is_none()
 }

@@ -56,9 +56,7 @@ impl Observed {
                 continue;
             };
             let held = all.entry(frontend).or_default();
-            // Of an endpoint in two slots the lower one counts.
-            let lowest = held.of_mut(is_local).slots.entry(endpoint).or_insert(slot);
-            *lowest = slot.min(*lowest);
+            held.of_mut(is_local).slots.entry(endpoint).or_default().insert(slot);
         }
         for (key, data) in self.elements.get(&SetName::Services).into_iter().flatten() {
             let (Some((frontend, _)), Some(ElementData::Verdict(Verdict::Goto(chain)))) = (split(key, family), data)

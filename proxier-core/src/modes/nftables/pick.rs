@@ -78,18 +78,30 @@ pub(crate) struct Affinity {
     pub width: u32,
 }
 
-/// A chain that chooses an endpoint. Its name says what it does: `pick-2`, `internal-3-local`, `external-2-sticky-10800-of-4`.
+/// How a chain chooses a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Draw {
+    /// At random, for each connection.
+    Random,
+    /// The slot that the client had before, else at random.
+    Sticky(Affinity),
+    /// By a hash of the client's address, of its port too with `port`.
+    Client { port: bool },
+}
+
+/// A chain that chooses an endpoint. Its name says what it does: `pick-2`, `internal-3-local`, `external-2-sticky-10800-of-4`,
+/// `internal-251-by-client`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Pick {
     /// Connections that are marked to be masqueraded.
     pub marks: Marks,
     /// Among the endpoints on this node only.
     pub is_local: bool,
-    /// Most endpoints among which it chooses, never 0: with affinity exactly as many, otherwise a multiple of [`Pick::STEP`] and down
-    /// to [`Pick::fewest`].
+    /// Most slots among which it chooses, never 0: at random a multiple of [`Pick::STEP`] and down to [`Pick::fewest`], otherwise exactly
+    /// as many.
     pub most: u32,
-    /// Whether clients stay with their endpoint.
-    pub affinity: Option<Affinity>,
+    /// How it chooses.
+    pub draw: Draw,
 }
 
 /// A slot that clients stay with: a chain and a set of clients of the same name, `slot-3-sticky-10800`.
@@ -129,6 +141,10 @@ pub(super) const FIRST_LOCAL_SLOT: u32 = 1 << 24;
 /// Seed of the number that chooses for a new client. Always the same, or each start would write all rules again.
 const SEED: u32 = 0x70_72_6f_78;
 
+/// Ends of the names of chains that choose by client.
+const BY_CLIENT: &str = "-by-client";
+const BY_CLIENT_PORT: &str = "-by-client-port";
+
 /// Largest number of endpoint counts that share a chain: two steps, so that a count that goes up and down by less stays there.
 const SHARING: u32 = 2 * Pick::STEP;
 
@@ -145,7 +161,7 @@ pub(super) fn most_for(count: u32, in_use: Option<u32>) -> u32 {
 
 /// Capacity of a chain of this name, in endpoints, of those on this node or of all; `None` when it does not say so.
 pub(super) fn most_of(name: &str, is_local: bool) -> Option<u32> {
-    let picks = name.split("-or-").filter(|pick| !pick.contains("-sticky-"));
+    let picks = name.split("-or-").filter(|pick| !pick.contains("-sticky-") && !pick.contains("-by-"));
     let (_, number) = picks.map(|pick| (pick.ends_with("-local"), pick)).find(|(local, _)| *local == is_local)?;
     number.trim_end_matches("-local").rsplit_once('-')?.1.parse().ok()
 }
@@ -178,7 +194,11 @@ impl fmt::Display for Pick {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}", self.marks.name(), self.most)?;
         f.write_str(if self.is_local { "-local" } else { "" })?;
-        self.affinity.map_or(Ok(()), |affinity| write!(f, "-sticky-{}-of-{}", affinity.secs, affinity.width))
+        match self.draw {
+            Draw::Random => Ok(()),
+            Draw::Sticky(affinity) => write!(f, "-sticky-{}-of-{}", affinity.secs, affinity.width),
+            Draw::Client { port } => f.write_str(if port { BY_CLIENT_PORT } else { BY_CLIENT }),
+        }
     }
 }
 
@@ -252,26 +272,39 @@ impl Pick {
 
     /// Whether the Frontends whose connections go to this chain are in a set of its name.
     pub(crate) fn has_set(&self) -> bool {
-        self.affinity.is_none() && self.marks != Marks::Nothing && self.most <= Pick::MOST_IN_SET
+        let is_usual = match self.draw {
+            Draw::Random => self.most <= Pick::MOST_IN_SET,
+            Draw::Sticky(_) => false,
+            // Tables have few sizes.
+            Draw::Client { .. } => true,
+        };
+        is_usual && self.marks != Marks::Nothing
     }
 
     /// Chain of this name, if it has no affinity.
     pub(super) fn by_name(name: &str) -> Option<Self> {
+        let mut by_client = [(BY_CLIENT_PORT, true), (BY_CLIENT, false)].into_iter();
+        let by_client = by_client.find_map(|(suffix, port)| Some((name.strip_suffix(suffix)?, Draw::Client { port })));
+        let (name, draw) = by_client.unwrap_or((name, Draw::Random));
         let (name, is_local) = name.strip_suffix("-local").map_or((name, false), |name| (name, true));
         let (marks, most) = name.split_once('-')?;
         let marks = [Marks::Nothing, Marks::Internal, Marks::Everything].into_iter().find(|of| of.name() == marks)?;
-        Some(Pick { marks, is_local, most: most.parse().ok()?, affinity: None })
+        Some(Pick { marks, is_local, most: most.parse().ok()?, draw })
     }
 
     /// Fewest endpoints among which it chooses fairly.
     pub(crate) fn fewest(&self) -> u32 {
-        if self.affinity.is_some() { self.most } else { fewest(self.most) }
+        if self.draw == Draw::Random { fewest(self.most) } else { self.most }
     }
 
     /// The slots whose chains it goes to.
     pub(super) fn slots(&self) -> impl Iterator<Item = Slot> + use<> {
         let is_local = self.is_local;
-        self.affinity
+        let affinity = match self.draw {
+            Draw::Sticky(affinity) => Some(affinity),
+            Draw::Random | Draw::Client { .. } => None,
+        };
+        affinity
             .into_iter()
             .flat_map(move |Affinity { secs, width }| (0..width).map(move |number| Slot { number, is_local, secs }))
     }
@@ -282,18 +315,24 @@ impl Pick {
             Marks::Internal => layout.internal_mark().into_iter().collect(),
             Marks::Everything => vec![layout.mark()],
         };
-        if self.affinity.is_some() {
-            rules.extend(self.slots().map(|slot| {
-                let known = layout.rule().in_set(&layout.client(), slot.set());
-                built(known.jump(slot.name()))
-            }));
-            rules.extend(self.slots().map(|slot| self.draw(layout, &slot)));
-        } else {
-            // Any of the endpoints, all with the same probability.
-            rules.extend((self.fewest()..=self.most).rev().map(|modulus| {
-                let offset = first(self.is_local);
+        let offset = first(self.is_local);
+        match self.draw {
+            // Any of the slots, all with the same probability.
+            Draw::Random => rules.extend((self.fewest()..=self.most).rev().map(|modulus| {
                 built(layout.to_endpoint(Operand::Numgen { kind: NumgenKind::Random, modulus, offset }))
-            }));
+            })),
+            Draw::Sticky(_) => {
+                rules.extend(self.slots().map(|slot| {
+                    let known = layout.rule().in_set(&layout.client(), slot.set());
+                    built(known.jump(slot.name()))
+                }));
+                rules.extend(self.slots().map(|slot| self.draw(layout, &slot)));
+            }
+            Draw::Client { port } => {
+                let of = [layout.source()].into_iter().chain(port.then_some(Operand::SPORT)).collect();
+                let hash = Operand::Hash { of, modulus: self.most, seed: Some(SEED), offset };
+                rules.push(built(layout.to_endpoint(hash)));
+            }
         }
         rules
     }
@@ -345,12 +384,12 @@ mod tests {
 
     #[test]
     fn a_name_says_what_a_chain_does() {
-        let pick = Pick { marks: Marks::Nothing, is_local: false, most: 4, affinity: None };
+        let pick = Pick { marks: Marks::Nothing, is_local: false, most: 4, draw: Draw::Random };
         assert_eq!(pick.to_string(), "pick-4");
-        let affinity = Some(Affinity { secs: 10_800, width: 32 });
-        let pick = Pick { marks: Marks::Everything, is_local: true, most: 17, affinity };
+        let draw = Draw::Sticky(Affinity { secs: 10_800, width: 32 });
+        let pick = Pick { marks: Marks::Everything, is_local: true, most: 17, draw };
         assert_eq!(pick.to_string(), "external-17-local-sticky-10800-of-32");
-        let split = Split { anywhere: None, only_here: Some(Pick { affinity: None, ..pick }) };
+        let split = Split { anywhere: None, only_here: Some(Pick { draw: Draw::Random, ..pick }) };
         assert_eq!(split.to_string(), "none-or-external-17-local");
         assert_eq!(pick.slots().count(), 32);
         assert_eq!(pick.slots().last().unwrap().to_string(), "slot-31-local-sticky-10800");
@@ -358,9 +397,15 @@ mod tests {
 
     #[test]
     fn a_set_is_known_by_its_name() {
-        for (name, has_set) in
-            [("internal-4", true), ("external-16-local", true), ("internal-20", false), ("pick-4", false)]
-        {
+        for (name, has_set) in [
+            ("internal-4", true),
+            ("external-16-local", true),
+            ("internal-20", false),
+            ("pick-4", false),
+            ("internal-251-by-client", true),
+            ("external-1021-local-by-client-port", true),
+            ("pick-251-by-client", false),
+        ] {
             let pick = Pick::by_name(name).unwrap();
             assert_eq!((pick.to_string().as_str(), pick.has_set()), (name, has_set));
         }
@@ -380,6 +425,7 @@ mod tests {
         assert_eq!(most("none-or-pick-4-local"), (None, Some(4)));
         assert_eq!(most("pick-8-or-none"), (Some(8), None));
         assert_eq!(most("internal-3-sticky-10800-of-4"), (None, None));
+        assert_eq!(most("pick-251-by-client-or-pick-251-local-by-client"), (None, None));
         assert_eq!(most("services-by-port"), (None, None));
     }
 

@@ -12,6 +12,7 @@ use std::num::NonZeroU32;
 use super::pick::most_for;
 use crate::net::EndpointKey;
 use crate::service::Frontend;
+use crate::snapshot::Sharing;
 
 /// Largest number of endpoints with session affinity. Frontends with more are served without it: each slot is a chain
 /// and a set, and a new client is looked for in all of them.
@@ -24,10 +25,12 @@ pub(crate) struct Slots {
     local: Numbers,
 }
 
-/// A slot for each endpoint of a list.
+/// Slots for the endpoints of a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Numbers {
-    /// `None` where each has its place in the list, as nearly all do.
+    /// The endpoint of each share, by its place in the list; `None` where each has one, in order, as nearly all do.
+    shares: Option<Box<[u32]>>,
+    /// The slot of each share; `None` where that is its place.
     slots: Option<Box<[u32]>>,
     /// Capacity of the selection chain, in endpoints, if it is larger than the smallest one that fits.
     most: Option<NonZeroU32>,
@@ -45,7 +48,7 @@ pub(super) struct HeldSlots {
 /// Slots of the endpoints on this node, or of all.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HeldNumbers {
-    pub(super) slots: BTreeMap<EndpointKey, u32>,
+    pub(super) slots: BTreeMap<EndpointKey, BTreeSet<u32>>,
     /// Capacity of the chain that chose, in endpoints.
     pub(super) most: Option<u32>,
     /// Slot of the next new endpoint, where that is not the slot above the highest.
@@ -55,7 +58,7 @@ pub(super) struct HeldNumbers {
 impl HeldNumbers {
     /// The slot of the next new endpoint.
     fn next(&self) -> u32 {
-        let above = || self.slots.values().max().map_or(0, |highest| highest.saturating_add(1));
+        let above = || self.slots.values().flatten().max().map_or(0, |highest| highest.saturating_add(1));
         self.next.map_or_else(above, NonZeroU32::get)
     }
 }
@@ -63,11 +66,16 @@ impl HeldNumbers {
 impl HeldSlots {
     /// Slots of a Frontend as it was.
     pub(super) fn from_frontend(frontend: &Frontend, slots: &Slots) -> Self {
-        let numbers = |is_local| HeldNumbers {
-            // Of an endpoint that is listed twice the first one counts.
-            slots: slots.with_endpoints(frontend, is_local).map(|(slot, endpoint)| (*endpoint, slot)).rev().collect(),
-            most: Some(slots.most(frontend, is_local)),
-            next: slots.numbers(frontend, is_local).0.next,
+        let numbers = |is_local| {
+            let mut held = HeldNumbers {
+                most: Some(slots.most(frontend, is_local)),
+                next: slots.numbers(frontend, is_local).0.next,
+                ..HeldNumbers::default()
+            };
+            for (slot, endpoint) in slots.with_endpoints(frontend, is_local) {
+                held.slots.entry(*endpoint).or_default().insert(slot);
+            }
+            held
         };
         HeldSlots { cluster: numbers(false), local: numbers(true) }
     }
@@ -90,24 +98,42 @@ impl Slots {
     /// as many as there are endpoints.
     pub(super) fn keeping(held: &HeldSlots, frontend: &Frontend) -> Self {
         let keep = |held: &HeldNumbers, endpoints: &[EndpointKey]| {
-            let count = number_of(endpoints);
+            let shares = frontend.slots_of(endpoints);
+            if by_client(frontend).is_some() {
+                // All nodes have the same table.
+                return Numbers { shares, ..Numbers::default() };
+            }
+            let shared = shares.iter().flatten().filter_map(|place| endpoints.get(usize::try_from(*place).ok()?));
+            let shared: Vec<EndpointKey> = shared.copied().collect();
+            let list = if shares.is_some() { &shared } else { endpoints };
+            let count = number_of(list);
             let is_sticky = is_sticky(frontend, count);
-            let (slots, next) = Numbers::keeping(held, endpoints, is_sticky);
+            let (slots, next) = Numbers::keeping(held, list, is_sticky);
             let most = most_for(count, held.most);
             let is_smallest = is_sticky || most == most_for(count, None);
-            Numbers { slots, most: NonZeroU32::new(most).filter(|_| !is_smallest), next }
+            Numbers { shares, slots, most: NonZeroU32::new(most).filter(|_| !is_smallest), next }
         };
         Slots { cluster: keep(&held.cluster, &frontend.cluster), local: keep(&held.local, &frontend.local) }
     }
 
-    /// The endpoints with their slots, in the order of the list: those on this node, or all.
+    /// The endpoints with their slots, in the order of the list: those on this node, or all. An endpoint has as many slots as shares.
     pub(super) fn with_endpoints<'a>(
         &'a self,
         frontend: &'a Frontend,
         is_local: bool,
-    ) -> impl DoubleEndedIterator<Item = (u32, &'a EndpointKey)> {
+    ) -> impl Iterator<Item = (u32, &'a EndpointKey)> {
         let (numbers, endpoints) = self.numbers(frontend, is_local);
-        endpoints.iter().enumerate().map(move |(place, endpoint)| (numbers.at(place), endpoint))
+        let endpoint = move |share: usize| match &numbers.shares {
+            None => endpoints.get(share),
+            Some(shares) => endpoints.get(usize::try_from(*shares.get(share)?).ok()?),
+        };
+        (0..numbers.count(endpoints)).filter_map(move |share| Some((numbers.at(share), endpoint(share)?)))
+    }
+
+    /// Number of slots: of the endpoints on this node, or of all.
+    pub(super) fn count(&self, frontend: &Frontend, is_local: bool) -> u32 {
+        let (numbers, endpoints) = self.numbers(frontend, is_local);
+        u32::try_from(numbers.count(endpoints)).unwrap_or(u32::MAX)
     }
 
     fn numbers<'a>(&'a self, frontend: &'a Frontend, is_local: bool) -> (&'a Numbers, &'a [EndpointKey]) {
@@ -116,8 +142,8 @@ impl Slots {
 
     /// Capacity of the chain that chooses without session affinity, in endpoints.
     pub(super) fn most(&self, frontend: &Frontend, is_local: bool) -> u32 {
-        let (numbers, endpoints) = self.numbers(frontend, is_local);
-        numbers.most.map_or_else(|| most_for(number_of(endpoints), None), NonZeroU32::get)
+        let most = self.numbers(frontend, is_local).0.most;
+        most.map_or_else(|| most_for(self.count(frontend, is_local), None), NonZeroU32::get)
     }
 
     /// Number of slots that a client is looked for in: the next power of two, so that few numbers are in use.
@@ -146,7 +172,11 @@ impl Numbers {
         let mut taken = BTreeSet::new();
         let kept: Vec<Option<u32>> = endpoints
             .iter()
-            .map(|endpoint| held.slots.get(endpoint).copied().filter(|slot| *slot < bound && taken.insert(*slot)))
+            .map(|endpoint| {
+                // The lowest that no earlier share of it has.
+                let slots = held.slots.get(endpoint)?;
+                slots.iter().copied().find(|slot| *slot < bound && taken.insert(*slot))
+            })
             .collect();
         let in_turn = (0..all).filter_map(|turn| first.wrapping_add(turn).checked_rem(all));
         let mut free = in_turn.filter(|slot| !taken.contains(slot));
@@ -163,9 +193,15 @@ impl Numbers {
         ((!are_places).then_some(numbers), next)
     }
 
-    fn at(&self, place: usize) -> u32 {
-        let number = self.slots.as_ref().and_then(|numbers| numbers.get(place)).copied();
-        number.unwrap_or_else(|| u32::try_from(place).unwrap_or(u32::MAX))
+    /// The slot of a share.
+    fn at(&self, share: usize) -> u32 {
+        let number = self.slots.as_ref().and_then(|numbers| numbers.get(share)).copied();
+        number.unwrap_or_else(|| u32::try_from(share).unwrap_or(u32::MAX))
+    }
+
+    /// Number of shares, of these endpoints.
+    fn count(&self, endpoints: &[EndpointKey]) -> usize {
+        self.shares.as_ref().map_or(endpoints.len(), |shares| shares.len())
     }
 }
 
@@ -173,9 +209,17 @@ fn number_of(endpoints: &[EndpointKey]) -> u32 {
     u32::try_from(endpoints.len()).unwrap_or(u32::MAX)
 }
 
-/// Whether clients stay with their endpoint, if there are so many.
-pub(super) fn is_sticky(frontend: &Frontend, endpoints: u32) -> bool {
-    frontend.affinity_secs.is_some() && endpoints <= MOST_STICKY
+/// Whether an endpoint follows from the client, and then whether from its port too.
+pub(super) fn by_client(frontend: &Frontend) -> Option<bool> {
+    match frontend.sharing() {
+        Sharing::ByClient { port } => Some(port),
+        _ => None,
+    }
+}
+
+/// Whether clients stay with their endpoint, if there are so many slots.
+pub(super) fn is_sticky(frontend: &Frontend, slots: u32) -> bool {
+    frontend.affinity_secs.is_some() && slots <= MOST_STICKY
 }
 
 /// Slot of each draw, a number below the number of slots: the slot of that number, where there is one; where there is a
@@ -199,16 +243,17 @@ mod tests {
     }
 
     fn held(slots: &[(u8, u32)]) -> HeldNumbers {
-        let slots = slots.iter().map(|(last, slot)| (key(*last), *slot)).collect();
+        let slots = slots.iter().map(|(last, slot)| (key(*last), [*slot].into())).collect();
         HeldNumbers { slots, ..HeldNumbers::default() }
     }
 
     /// The slots of these endpoints, and the slot and capacity from which the next change starts.
     fn follow(held: &HeldNumbers, endpoints: &[u8], is_sticky: bool) -> (Vec<u32>, HeldNumbers) {
         let (slots, next) = Numbers::keeping(held, &keys(endpoints), is_sticky);
-        let numbers = Numbers { slots, most: None, next };
+        let numbers = Numbers { slots, next, ..Numbers::default() };
         let slots: Vec<u32> = (0..endpoints.len()).map(|place| numbers.at(place)).collect();
-        let held = HeldNumbers { slots: keys(endpoints).into_iter().zip(slots.clone()).collect(), most: None, next };
+        let held = keys(endpoints).into_iter().zip(slots.iter().map(|slot| [*slot].into()));
+        let held = HeldNumbers { slots: held.collect(), most: None, next };
         (slots, held)
     }
 

@@ -3,7 +3,7 @@
 use nftables::{Set, Transaction};
 
 use super::layout::Layout;
-use super::pick::{Affinity, Marks, Pick, SharedChain, Split};
+use super::pick::{Affinity, Draw, Marks, Pick, SharedChain, Split};
 use crate::modes::shared::nft::{check_trial, each_or_all};
 use crate::modes::shared::table::{Fate, Layout as _, write_layout};
 use crate::net::Family;
@@ -47,8 +47,8 @@ fn check(families: &[Family], facts: &NodeFacts, tables: &mut dyn Tables) -> Res
 fn add(transaction: &mut Transaction, layout: &Layout) {
     let mut sets: Vec<Set> = Vec::new();
     let mut chains = layout.chains();
-    for affinity in [None, Some(Affinity { secs: 10, width: 1 })] {
-        let pick = Pick { marks: Marks::Everything, is_local: false, most: 1, affinity };
+    for draw in [Draw::Random, Draw::Sticky(Affinity { secs: 10, width: 1 })] {
+        let pick = Pick { marks: Marks::Everything, is_local: false, most: 1, draw };
         if pick.has_set() {
             chains.push(layout.services([pick]));
         }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::net::{EndpointKey, Protocol};
-use crate::ports::Listener;
+use crate::ports::{Listener, Turn};
 use crate::service::{Frontend, Roles};
-use crate::snapshot::TrafficPolicy;
+use crate::snapshot::{Sharing, TrafficPolicy};
 
 /// Reason why SCTP is not served.
 pub const NO_SCTP: &str = "userspace mode serves TCP and UDP; SCTP needs a mode of the kernel (ipvs, nftables)";
@@ -22,8 +22,9 @@ pub(crate) fn lower(frontend: &Frontend) -> Option<Listener> {
     }
     let is_local = frontend.policy == TrafficPolicy::Local;
     let is_internal = frontend.roles.contains(Roles::CLUSTER_IP);
-    let outside = if is_local { &frontend.local } else { &frontend.cluster };
-    let inside = if is_internal { outside } else { &frontend.cluster };
+    let (cluster, local) = (frontend.taking(&frontend.cluster), frontend.taking(&frontend.local));
+    let outside = if is_local { &local } else { &cluster };
+    let inside = if is_internal { outside } else { &cluster };
     let port = frontend.port.as_ref();
     let group = port.map_or_else(|| Arc::from(frontend.key.to_string()), |port| group_of(&port.name, frontend));
     Some(Listener {
@@ -31,8 +32,15 @@ pub(crate) fn lower(frontend: &Frontend) -> Option<Listener> {
         group,
         inside: Arc::clone(inside),
         outside: Arc::clone(outside),
+        turn: match frontend.sharing() {
+            Sharing::Evenly => Turn::Next,
+            Sharing::ByClient { port } => Turn::Client { port },
+            Sharing::LeastConnections => Turn::Fewest,
+        },
+        inside_slots: frontend.slots_of(inside).map(Into::into),
+        outside_slots: frontend.slots_of(outside).map(Into::into),
         unselected: unselected(frontend, [inside, outside]),
-        has_endpoints: !frontend.cluster.is_empty() || !outside.is_empty(),
+        has_endpoints: !cluster.is_empty() || !outside.is_empty(),
         affinity: frontend.affinity_secs.map(|secs| Duration::from_secs(secs.into())),
         sources: frontend.source_ranges.clone(),
         node_may_use: frontend.node_may_use,
@@ -40,9 +48,11 @@ pub(crate) fn lower(frontend: &Frontend) -> Option<Listener> {
     })
 }
 
-/// The endpoints of UDP that serve and are in none of these lists.
+/// The endpoints that serve and are in none of these lists, of UDP; of TCP those with weight 0.
 fn unselected(frontend: &Frontend, selected: [&Arc<[EndpointKey]>; 2]) -> Option<Arc<[EndpointKey]>> {
-    frontend.key.udp()?;
+    if frontend.key.protocol == Protocol::Tcp && frontend.weights.is_none() {
+        return None;
+    }
     let is_selected = |key: &&EndpointKey| selected.iter().any(|list| list.binary_search(key).is_ok());
     let rest: BTreeSet<EndpointKey> = frontend.serving().filter(|key| !is_selected(key)).copied().collect();
     (!rest.is_empty()).then(|| rest.into_iter().collect())

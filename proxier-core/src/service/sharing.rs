@@ -1,0 +1,265 @@
+//! Shares of a Frontend's endpoints in its connections, for modes that choose by a table of slots.
+//!
+//! ```text
+//!  weights 3, 1        ─▶ slots 0 0 0 1                    a draw meets each slot with the same probability
+//!  by client           ─▶ slots 1 0 0 1 0 1 1 0 … (251)    a client's hash is a slot: Maglev's table
+//! ```
+//!
+//! Maglev (Eisenbud et al., NSDI 2016, section 3.4): each endpoint has a permutation of the slots that follows from its address and port
+//! alone, and the endpoints take their next free slot in turn. So all nodes have the same table for the same endpoints, and an endpoint more or
+//! less moves few of the others' slots.
+
+use std::sync::Arc;
+
+use super::Frontend;
+use crate::net::EndpointKey;
+use crate::snapshot::{Balancing, Sharing};
+
+/// Slots of a weighted choice at most, for up to 32 endpoints; beyond, eight for each endpoint.
+const MOST_SLOTS: u32 = 256;
+
+/// Sizes of Maglev's tables: primes, as permutations need. The first that has sixteen slots for each endpoint.
+const SIZES: [u32; 5] = [251, 1021, 4093, 16_381, 65_521];
+
+impl Frontend {
+    /// How endpoints share its connections, outside of IPVS.
+    pub(crate) fn sharing(&self) -> Sharing {
+        self.balancing.as_ref().map(|asked| asked.sharing()).unwrap_or_default()
+    }
+
+    /// The endpoints of a list that take connections: with a weight above 0.
+    pub(crate) fn taking(&self, endpoints: &Arc<[EndpointKey]>) -> Arc<[EndpointKey]> {
+        taking(endpoints, self.weights.as_deref())
+    }
+
+    /// The weight of each endpoint of a list, in its order; `None` where all have the same, above 0.
+    fn weights_of(&self, endpoints: &[EndpointKey]) -> Option<Vec<u32>> {
+        weights_of(endpoints, self.weights.as_deref()?, self.balancing.as_deref())
+    }
+
+    /// The endpoint of each slot, by its place in the list, for a choice among slots; `None` where each endpoint has one slot, in order. Empty
+    /// where none takes connections.
+    pub(crate) fn slots_of(&self, endpoints: &[EndpointKey]) -> Option<Box<[u32]>> {
+        let weights = self.weights_of(endpoints);
+        if matches!(self.sharing(), Sharing::ByClient { .. }) && !endpoints.is_empty() {
+            let weights = weights.unwrap_or_else(|| vec![1; endpoints.len()]);
+            return Some(maglev(endpoints, &weights));
+        }
+        let shares = shares(&weights?, MOST_SLOTS);
+        let slots = (0_u32..).zip(shares).flat_map(|(place, share)| (0..share).map(move |_| place));
+        Some(slots.collect())
+    }
+}
+
+/// The weight of each endpoint of a list, in its order; `None` where all have the same, above 0. Schedulers that know no weights know 0. `known`:
+/// sorted by endpoint; 1 for those that are not there.
+pub(super) fn weights_of(
+    endpoints: &[EndpointKey],
+    known: &[(EndpointKey, u16)],
+    balancing: Option<&Balancing>,
+) -> Option<Vec<u32>> {
+    let knows_weights = balancing.is_none_or(Balancing::knows_weights);
+    let weight = |endpoint: &EndpointKey| {
+        let place = known.binary_search_by(|(of, _)| of.cmp(endpoint)).ok();
+        let weight = place.and_then(|place| known.get(place)).map_or(1, |(_, weight)| u32::from(*weight));
+        if knows_weights { weight } else { weight.min(1) }
+    };
+    let weights: Vec<u32> = endpoints.iter().map(weight).collect();
+    let first = weights.first()?;
+    (*first == 0 || weights.iter().any(|weight| weight != first)).then_some(weights)
+}
+
+/// The endpoints of a list with a weight above 0.
+pub(super) fn taking(endpoints: &Arc<[EndpointKey]>, weights: Option<&[(EndpointKey, u16)]>) -> Arc<[EndpointKey]> {
+    let rests = |endpoint: &EndpointKey| weights.is_some_and(|all| all.binary_search(&(*endpoint, 0)).is_ok());
+    if !endpoints.iter().any(rests) {
+        return endpoints.clone();
+    }
+    endpoints.iter().copied().filter(|endpoint| !rests(endpoint)).collect()
+}
+
+/// Slots for each weight: as the weights say, divided by what they have in common, and rounded where there would be more than `most` (or
+/// eight for each endpoint, if that is more). A weight above 0 has one at least.
+fn shares(weights: &[u32], most: u32) -> Vec<u32> {
+    let divisor = weights.iter().copied().fold(0, gcd).max(1);
+    let reduced: Vec<u32> = weights.iter().filter_map(|weight| weight.checked_div(divisor)).collect();
+    let count = u32::try_from(weights.len()).unwrap_or(u32::MAX);
+    let most = most.max(count.saturating_mul(8));
+    let sum: u64 = reduced.iter().copied().map(u64::from).sum();
+    if sum <= u64::from(most) { reduced } else { quotas(&reduced, most) }
+}
+
+fn gcd(a: u32, b: u32) -> u32 {
+    let (mut a, mut b) = (a, b);
+    while b != 0 {
+        (a, b) = (b, a.checked_rem(b).unwrap_or(0));
+    }
+    a
+}
+
+/// Divides slots by weights: to each what it is due, rounded down; the rest to those with the largest remainders. A weight above 0 gets one
+/// at least, at the cost of the largest.
+fn quotas(weights: &[u32], slots: u32) -> Vec<u32> {
+    let sum = weights.iter().copied().map(u64::from).sum::<u64>().max(1);
+    let due = |weight: u32| u64::from(weight).saturating_mul(slots.into());
+    let quota = |weight: u32| u32::try_from(due(weight).checked_div(sum).unwrap_or(0)).unwrap_or(u32::MAX);
+    let mut all: Vec<u32> = weights.iter().map(|weight| quota(*weight).max(u32::from(*weight > 0))).collect();
+    let mut given = all.iter().copied().fold(0_u32, u32::saturating_add);
+    let remainder = |weight: u32| due(weight).checked_rem(sum).unwrap_or(0);
+    let mut by_remainder: Vec<usize> = (0..weights.len()).collect();
+    by_remainder.sort_by_key(|place| std::cmp::Reverse(weights.get(*place).map(|weight| remainder(*weight))));
+    // One that was due less than one slot has more already.
+    for place in by_remainder.into_iter().filter(|place| weights.get(*place).is_some_and(|weight| quota(*weight) > 0)) {
+        if given >= slots {
+            break;
+        }
+        all.get_mut(place).into_iter().for_each(|quota| *quota = quota.saturating_add(1));
+        given = given.saturating_add(1);
+    }
+    while given > slots {
+        let Some(largest) = all.iter_mut().max().filter(|largest| **largest > 1) else { break };
+        *largest = largest.saturating_sub(1);
+        given = given.saturating_sub(1);
+    }
+    all
+}
+
+/// Maglev's table: the endpoint of each slot, by its place in the list; empty where all weights are 0.
+fn maglev(endpoints: &[EndpointKey], weights: &[u32]) -> Box<[u32]> {
+    let taking = weights.iter().filter(|weight| **weight > 0).count();
+    if taking == 0 {
+        return Box::default();
+    }
+    let wanted = u32::try_from(taking).unwrap_or(u32::MAX).saturating_mul(16);
+    let [.., largest] = SIZES;
+    let size = SIZES.into_iter().find(|size| *size >= wanted).unwrap_or(largest);
+    let quotas = quotas(weights, size);
+    let rounds = quotas.iter().copied().max().unwrap_or(0);
+    let mut takers: Vec<Taker> = endpoints.iter().map(|endpoint| Taker::new(endpoint, size)).collect();
+    let mut table = vec![None; usize::try_from(size).unwrap_or(0)];
+    for round in 1..=rounds {
+        for ((place, taker), quota) in (0_u32..).zip(&mut takers).zip(&quotas) {
+            // After each round all have the same part of what they are due.
+            while u64::from(taker.taken).saturating_mul(rounds.into()) < u64::from(*quota).saturating_mul(round.into())
+            {
+                let free = (0..size).map(|_| taker.next(size)).find(|slot| table.get(*slot) == Some(&None));
+                let Some(entry) = free.and_then(|slot| table.get_mut(slot)) else { break };
+                *entry = Some(place);
+                taker.taken = taker.taken.saturating_add(1);
+            }
+        }
+    }
+    table.into_iter().flatten().collect()
+}
+
+/// An endpoint on its way through its permutation of the slots.
+struct Taker {
+    at: u64,
+    skip: u64,
+    taken: u32,
+}
+
+impl Taker {
+    fn new(endpoint: &EndpointKey, size: u32) -> Self {
+        // FNV-1a of the text, mixed as SplitMix64 does. Other numbers would move the clients of nodes that are updated one by one.
+        let text = endpoint.to_string();
+        let name = text
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        let below = |hash: u64, bound: u32| hash.checked_rem(bound.into()).unwrap_or(0);
+        let skip = below(mix(name.wrapping_add(0x9e37_79b9_7f4a_7c15)), size.saturating_sub(1)).saturating_add(1);
+        Taker { at: below(mix(name), size), skip, taken: 0 }
+    }
+
+    /// The next slot of the permutation.
+    fn next(&mut self, size: u32) -> usize {
+        let slot = self.at;
+        self.at = slot.wrapping_add(self.skip).checked_rem(size.into()).unwrap_or(0);
+        usize::try_from(slot).unwrap_or(usize::MAX)
+    }
+}
+
+/// The last steps of SplitMix64 (Steele et al., OOPSLA 2014).
+pub(crate) fn mix(mut hash: u64) -> u64 {
+    hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    hash ^ (hash >> 31)
+}
+
+#[cfg(test)]
+#[allow(
+    clippy::as_conversions,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    reason = "numbers are small, and tests stop at the first surprise"
+)]
+mod tests {
+    use super::*;
+
+    fn endpoints(count: u16) -> Vec<EndpointKey> {
+        (0..count).map(|n| EndpointKey::new([10, 244, (n / 250) as u8, (n % 250) as u8 + 1].into(), 8080)).collect()
+    }
+
+    fn counts(table: &[u32], endpoints: usize) -> Vec<u32> {
+        let mut counts = vec![0; endpoints];
+        for place in table {
+            counts[*place as usize] += 1;
+        }
+        counts
+    }
+
+    #[test]
+    fn shares_are_weights_reduced_or_rounded() {
+        assert_eq!(shares(&[30, 10], 256), [3, 1]);
+        assert_eq!(shares(&[0, 10], 256), [0, 1]);
+        assert_eq!(shares(&[0, 0], 256), [0, 0]);
+        assert_eq!(shares(&[65_535, 1], 256), [255, 1]);
+        assert_eq!(shares(&[1000, 999, 0], 256), [128, 128, 0]);
+        for weights in [vec![7, 65_521, 30_011], (1..=100).map(|n| n * 613 + 7).collect()] {
+            let most = 256.max(8 * weights.len() as u32);
+            let (shares, sum) = (shares(&weights, 256), weights.iter().sum::<u32>());
+            assert_eq!(shares.iter().sum::<u32>(), most);
+            for (share, weight) in shares.iter().zip(&weights) {
+                let due = f64::from(*weight) * f64::from(most) / f64::from(sum);
+                assert!((f64::from(*share) - due).abs() <= 1.0, "{weight}: {share} for {due}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_endpoint_has_its_part_of_the_table() {
+        for count in [1, 2, 3, 16, 17, 100, 700] {
+            let list = endpoints(count);
+            let table = maglev(&list, &vec![1; list.len()]);
+            assert!(table.len() >= 16 * list.len(), "{count}");
+            let counts = counts(&table, list.len());
+            assert!(counts.iter().max().unwrap() - counts.iter().min().unwrap() <= 1, "{count}: {counts:?}");
+        }
+        let table = maglev(&endpoints(3), &[3, 1, 0]);
+        assert_eq!(counts(&table, 3), [188, 63, 0]);
+        assert!(maglev(&endpoints(2), &[0, 0]).is_empty());
+    }
+
+    /// Clients move from an endpoint that goes, and few others.
+    #[test]
+    fn an_endpoint_less_moves_few_others() {
+        for count in [3_u16, 10, 60, 200] {
+            let all = endpoints(count);
+            let before = maglev(&all, &vec![1; all.len()]);
+            let (mut others, mut kept) = (0, 0);
+            for gone in 0..all.len() {
+                let rest: Vec<EndpointKey> = all.iter().copied().filter(|one| *one != all[gone]).collect();
+                let after = maglev(&rest, &vec![1; rest.len()]);
+                if after.len() != before.len() {
+                    continue;
+                }
+                for (old, new) in before.iter().zip(&after).filter(|(old, _)| **old as usize != gone) {
+                    kept += 1;
+                    others += u32::from(all[*old as usize] != rest[*new as usize]);
+                }
+            }
+            assert!(kept > 0 && f64::from(others) / f64::from(kept) < 0.1, "{count}: {others} of {kept} moved");
+        }
+    }
+}

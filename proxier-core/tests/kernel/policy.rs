@@ -1,0 +1,329 @@
+//! Policy by Service outside of IPVS mode: weights, choice by client, fewest connections, affinity by annotation; real connections.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
+use proxier_core::modes::Kind;
+use proxier_core::net::Family;
+use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
+use proxier_core::plan::report::Report;
+use proxier_core::reconciler::{Options, Reconciler};
+use serde_json::{Value, json};
+use testkit::witness::{Conversation, Transport, Witness, ask};
+use testkit::{Need, Netns, kernel_test, oracle};
+
+const MODES: [Kind; 3] = [Kind::Nftables, Kind::Iptables, Kind::Userspace];
+
+const NEEDS: &[Need] = &[Need::Root, Need::Nftables, Need::IptablesNft, Need::OpenFiles(16_384)];
+
+/// Longest time for a connection: machines are slow.
+const LIMIT: Duration = Duration::from_secs(10);
+
+const ENDPOINTS: u8 = 8;
+const CLIENTS: u8 = 40;
+
+fn endpoint(family: Family, number: u8) -> IpAddr {
+    address(family, "10.244.0.", "fd00:244::", number)
+}
+
+fn client(family: Family, number: u8) -> IpAddr {
+    address(family, "198.51.100.", "2001:db8:1::", number)
+}
+
+fn service(family: Family) -> SocketAddr {
+    SocketAddr::new(address(family, "10.96.0.", "fd00:96::", 1), 80)
+}
+
+fn address(family: Family, v4: &str, v6: &str, last: u8) -> IpAddr {
+    let text = if family == Family::V4 { format!("{v4}{last}") } else { format!("{v6}{last:x}") };
+    text.parse().unwrap()
+}
+
+/// A node that is its own client: clients and endpoints are addresses of its loopback device.
+struct Node {
+    mode: Kind,
+    process: Reconciler,
+    kernel: KernelPorts,
+    now: Duration,
+    _servers: Vec<Witness>,
+}
+
+fn ip(arguments: &str) {
+    let arguments: Vec<&str> = arguments.split(' ').collect();
+    oracle::run("ip", &arguments, None).unwrap();
+}
+
+fn process(mode: Kind) -> Reconciler {
+    let mut options = Options::default();
+    options.mode = mode;
+    let mut process = Reconciler::new("node-a", options, Duration::ZERO);
+    let node: NodeObject = serde_json::from_value(json!({
+        "metadata": {"name": "node-a"},
+        "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.10"}, {"type": "InternalIP", "address": "2001:db8::a"}]},
+    }))
+    .unwrap();
+    process.set_node(&node, Duration::ZERO);
+    process
+}
+
+impl Node {
+    fn new(mode: Kind) -> Self {
+        ip("link add eth0 type veth peer name eth1");
+        for device in ["eth0", "eth1"] {
+            ip(&format!("link set {device} up"));
+        }
+        ip("addr add 192.0.2.10/24 dev eth0");
+        ip("addr add 2001:db8::a/64 dev eth0 nodad");
+        for family in Family::ALL {
+            let host = if family == Family::V4 { "32" } else { "128 nodad" };
+            for number in 1..=CLIENTS {
+                ip(&format!("addr add {}/{host} dev lo", client(family, number)));
+            }
+            for number in 1..=ENDPOINTS {
+                ip(&format!("addr add {}/{host} dev lo", endpoint(family, number)));
+            }
+        }
+        if mode != Kind::Userspace {
+            ip("route add 10.96.0.0/16 dev eth0");
+            ip("-6 route add fd00:96::/64 dev eth0");
+        }
+        let namespace = Netns::current().unwrap();
+        let server = |number: u8| {
+            let at = Family::ALL.map(|family| (Transport::Tcp, SocketAddr::new(endpoint(family, number), 8080)));
+            Witness::start(&namespace, &number.to_string(), &at).unwrap()
+        };
+        Node {
+            mode,
+            process: process(mode),
+            kernel: KernelPorts::open(&KernelOptions::default()).unwrap(),
+            now: Duration::ZERO,
+            _servers: (1..=ENDPOINTS).map(server).collect(),
+        }
+    }
+
+    /// Serves one Service with these annotations and endpoints, with weights. A restarted process finds nothing to write.
+    fn serve(&mut self, annotations: Value, endpoints: &[(u8, u16)]) -> Report {
+        let report = self.settle(&annotations, endpoints);
+        if self.mode != Kind::Userspace {
+            self.process = process(self.mode);
+            let again = self.settle(&annotations, endpoints);
+            assert_eq!(again.writes(), 0, "{again:#?}");
+        }
+        report
+    }
+
+    fn settle(&mut self, annotations: &Value, endpoints: &[(u8, u16)]) -> Report {
+        let addresses = Family::ALL.map(|family| service(family).ip());
+        let web: ServiceObject = serde_json::from_value(json!({
+            "metadata": {"namespace": "demo", "name": "web", "annotations": annotations},
+            "spec": {"clusterIP": addresses[0], "clusterIPs": addresses, "ipFamilies": ["IPv4", "IPv6"],
+                "ports": [{"name": "p", "port": 80}]},
+        }))
+        .unwrap();
+        let slices = Family::ALL.map(|family| -> EndpointSliceObject {
+            let weights: Vec<String> = endpoints
+                .iter()
+                .filter(|(_, weight)| *weight != 1)
+                .map(|(number, weight)| format!("{}={weight}", endpoint(family, *number)))
+                .collect();
+            let annotations = if weights.is_empty() { json!({}) } else { json!({"proxier/weights": weights.join(", ")}) };
+            let all: Vec<Value> =
+                endpoints.iter().map(|(number, _)| json!({"addresses": [endpoint(family, *number)]})).collect();
+            serde_json::from_value(json!({
+                "metadata": {"namespace": "demo", "name": format!("web-{family}").to_lowercase(), "annotations": annotations,
+                    "labels": {"kubernetes.io/service-name": "web"}},
+                "addressType": family.name(), "endpoints": all,
+                "ports": [{"name": "p", "port": 8080, "protocol": "TCP"}],
+            }))
+            .unwrap()
+        });
+        self.now += Duration::from_secs(60);
+        let now = self.now;
+        self.process.replace_objects(&[web], &slices, now);
+        self.process.start(now);
+        let report = self.process.pass(&|| now, &mut self.kernel.ports()).unwrap();
+        assert!(report.is_done(), "{report:#?}");
+        report
+    }
+
+    /// Annotations that were refused.
+    fn refused(&self) -> BTreeSet<String> {
+        let name =
+            |field: &str| field.trim_start_matches("metadata.annotations[proxier/").trim_end_matches(']').to_owned();
+        self.process.rejections().map(|rejection| name(&rejection.field)).collect()
+    }
+}
+
+/// The number of the endpoint that answers a client.
+fn answer(family: Family, number: u8) -> u8 {
+    let answer = ask(Transport::Tcp, Some(client(family, number)), service(family), LIMIT);
+    answer.unwrap_or_else(|error| panic!("client {number}: {error}")).name.parse().unwrap()
+}
+
+/// How many of so many connections each endpoint gets.
+fn spread(family: Family, connections: usize) -> BTreeMap<u8, u32> {
+    let mut counts = BTreeMap::new();
+    for client in (1..=CLIENTS).cycle().take(connections) {
+        *counts.entry(answer(family, client)).or_default() += 1;
+    }
+    counts
+}
+
+/// Six standard deviations: more happens by chance once in 10^9.
+#[track_caller]
+fn is_shared(counts: &BTreeMap<u8, u32>, weights: &[(u8, u16)]) {
+    let all = f64::from(counts.values().sum::<u32>());
+    let sum = f64::from(weights.iter().map(|(_, weight)| u32::from(*weight)).sum::<u32>());
+    for (number, weight) in weights {
+        let part = f64::from(*weight) / sum;
+        let count = f64::from(counts.get(number).copied().unwrap_or(0));
+        let bound = 6.0 * (all * part * (1.0 - part)).sqrt();
+        assert!((count - all * part).abs() <= bound, "{number}: {count} for {part} of {all}: {counts:?}");
+    }
+    assert!(counts.keys().all(|number| weights.iter().any(|(of, _)| of == number)), "{counts:?}");
+}
+
+fn in_mode(mode: Kind, test: impl FnOnce(&mut Node) + Send) {
+    kernel_test(NEEDS, || test(&mut Node::new(mode)));
+}
+
+/// Weights change in place, 0 takes nothing, and where all are 0 clients are refused.
+fn weights(mode: Kind) {
+    in_mode(mode, |node| {
+        for weights in [&[(1, 3), (2, 1)][..], &[(1, 3), (2, 1), (3, 0), (4, 2)], &[(1, 1), (2, 7), (3, 0)]] {
+            node.serve(json!({}), weights);
+            for family in Family::ALL {
+                is_shared(&spread(family, 1_200), weights);
+            }
+        }
+        assert_eq!(node.refused(), BTreeSet::new());
+        // A scheduler that knows no weights knows 0.
+        let weights = [(1, 5), (2, 1), (3, 0)];
+        node.serve(json!({"proxier/scheduler": "rr"}), &weights);
+        is_shared(&spread(Family::V4, 1_200), &[(1, 1), (2, 1)]);
+        node.serve(json!({}), &[(1, 0), (2, 0)]);
+        for family in Family::ALL {
+            let refused = ask(Transport::Tcp, Some(client(family, 1)), service(family), LIMIT).unwrap_err();
+            assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+        }
+    });
+}
+
+#[test]
+fn weights_in_nftables_mode() {
+    weights(Kind::Nftables);
+}
+
+#[test]
+fn weights_in_iptables_mode() {
+    weights(Kind::Iptables);
+}
+
+#[test]
+fn weights_in_userspace_mode() {
+    weights(Kind::Userspace);
+}
+
+/// One client has one endpoint, which another process finds too; few clients move when an endpoint goes.
+fn by_client(mode: Kind) {
+    in_mode(mode, |node| {
+        for family in Family::ALL {
+            let all = |node: &mut Node, endpoints: &[(u8, u16)]| -> BTreeMap<u8, u8> {
+                node.serve(json!({"proxier/scheduler": "sh"}), endpoints);
+                let first = (1..=CLIENTS).map(|client| (client, answer(family, client))).collect();
+                let second: BTreeMap<u8, u8> = (1..=CLIENTS).map(|client| (client, answer(family, client))).collect();
+                assert_eq!(first, second);
+                first
+            };
+            let eight: Vec<(u8, u16)> = (1..=8).map(|number| (number, 1)).collect();
+            let before = all(node, &eight);
+            // Forty clients all get one of at most three of eight less than once in 10^14.
+            assert!(before.values().collect::<BTreeSet<_>>().len() > 3, "{before:?}");
+            let seven: Vec<(u8, u16)> = eight.iter().copied().filter(|(number, _)| *number != 3).collect();
+            let after = all(node, &seven);
+            let stayed = before.iter().filter(|(client, at)| **at != 3 && after[client] == **at).count();
+            let were = before.values().filter(|at| **at != 3).count();
+            assert!(stayed * 10 >= were * 8, "{stayed} of {were} stayed: {before:?} {after:?}");
+            // In any order of events: another node has come to it otherwise.
+            assert_eq!(all(node, &eight), before);
+            let most = all(node, &[(1, 15), (2, 1), (3, 0)]);
+            let count = |number: u8| most.values().filter(|at| **at == number).count();
+            assert!(count(1) > 25 && count(3) == 0, "{most:?}");
+        }
+        assert_eq!(node.refused(), BTreeSet::new());
+        // With the client's port, connections of one client are spread.
+        node.serve(json!({"proxier/scheduler": "mh"}), &[(1, 1), (2, 1)]);
+        let found: BTreeSet<u8> = (0..60).map(|_| answer(Family::V4, 1)).collect();
+        assert_eq!(found.len(), 2);
+    });
+}
+
+#[test]
+fn by_client_in_nftables_mode() {
+    by_client(Kind::Nftables);
+}
+
+#[test]
+fn by_client_in_userspace_mode() {
+    by_client(Kind::Userspace);
+}
+
+#[test]
+fn fewest_connections_in_userspace_mode() {
+    in_mode(Kind::Userspace, |node| {
+        node.serve(json!({"proxier/scheduler": "wlc"}), &[(1, 1), (2, 2), (3, 1)]);
+        let open = || {
+            let mut one = Conversation::open(Transport::Tcp, None, service(Family::V4), LIMIT).unwrap();
+            let name: u8 = one.ask().unwrap().name.parse().unwrap();
+            (name, one)
+        };
+        let mut held: Vec<(u8, Conversation)> = (0..40).map(|_| open()).collect();
+        let count = |held: &[(u8, Conversation)], number| held.iter().filter(|(at, _)| *at == number).count();
+        assert_eq!([1, 2, 3].map(|number| count(&held, number)), [10, 20, 10]);
+        // All that come now go where connections have ended.
+        held.retain(|(at, _)| *at != 2);
+        std::thread::sleep(Duration::from_millis(300));
+        held.extend((0..20).map(|_| open()));
+        assert_eq!([1, 2, 3].map(|number| count(&held, number)), [10, 20, 10]);
+    });
+}
+
+#[test]
+fn affinity_by_annotation() {
+    for mode in MODES {
+        in_mode(mode, |node| {
+            let all: Vec<(u8, u16)> = (1..=8).map(|number| (number, 1)).collect();
+            node.serve(json!({"proxier/persistence-seconds": "600"}), &all);
+            let each = || (1..=12).map(|client| answer(Family::V4, client)).collect::<Vec<u8>>();
+            let first = each();
+            assert_eq!((each(), each()), (first.clone(), first), "{mode}");
+        });
+    }
+}
+
+/// Wishes that a mode cannot fulfil are reported, and the others hold.
+#[test]
+fn what_a_mode_cannot_do_is_reported() {
+    for mode in MODES {
+        in_mode(mode, |node| {
+            let ask = |scheduler: &str| {
+                json!({"proxier/scheduler": scheduler, "proxier/forwarding": "direct-route", "proxier/max-connections": "9",
+                    "proxier/drain-seconds": "30", "proxier/one-packet": "false", "proxier/persistence-seconds": "60"})
+            };
+            node.serve(ask("sed"), &[(1, 1), (2, 0)]);
+            let always = ["drain-seconds", "forwarding", "max-connections", "scheduler"].map(str::to_owned);
+            assert_eq!(node.refused(), always.clone().into(), "{mode}");
+            assert_eq!(spread(Family::V4, 20), BTreeMap::from([(1, 20)]), "{mode}");
+            node.serve(ask("wrr"), &[(1, 1)]);
+            assert!(!node.refused().contains("scheduler"), "{mode}");
+            node.serve(json!({"proxier/scheduler": "lc"}), &[(1, 1)]);
+            assert_eq!(node.refused().contains("scheduler"), mode != Kind::Userspace);
+            node.serve(json!({"proxier/scheduler": "sh"}), &[(1, 1)]);
+            assert_eq!(node.refused().contains("scheduler"), mode == Kind::Iptables);
+            node.serve(json!({"proxier/scheduler": "sh", "proxier/persistence-seconds": "60"}), &[(1, 1)]);
+            assert!(node.refused().contains("scheduler"), "{mode}: affinity decides");
+        });
+    }
+}
