@@ -48,7 +48,7 @@ use crate::wire::{
 /// assert_eq!(sets, ["inet proxy clients"]);
 /// for found in client.list_chains(&table)? {
 ///     let rules = client.list_rules(&found.chain.key)?;
-///     assert_eq!(rules[0].rule.to_nft(table.family).as_deref(), Some("meta l4proto tcp tcp dport 80 accept"));
+///     assert_eq!(rules[0].rule.to_nft(table.family).as_deref(), Some("tcp dport 80 accept"));
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

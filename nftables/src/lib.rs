@@ -113,7 +113,7 @@ mod uapi_tests;
 mod userdata;
 mod wire;
 
-pub use builder::{CtState, L4Protocol, RuleBuilder, rule};
+pub use builder::{CtState, L4Protocol, RuleBuilder, TcpFlags, rule};
 pub use client::Client;
 pub use error::{Error, ErrorKind, Part, Refusal};
 pub use events::{Change, Event, Events};

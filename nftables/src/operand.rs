@@ -1,8 +1,8 @@
 //! Operands: values that a rule can read, as the left side of a match or the key of a map.
 
 use crate::expr::{
-    ByteOrderOp, CtKey, Direction, Expression, FibFlags, FibResult, HeaderBase, MetaKey, NumgenKind, Register, RtKey,
-    SetReference, XfrmKey,
+    ByteOrderOp, CtKey, Direction, Expression, ExthdrOp, FibFlags, FibResult, HeaderBase, MetaKey, NumgenKind,
+    Register, RtKey, SetReference, SocketKey, XfrmKey,
 };
 use crate::model::{DataType, Field, FieldTypes, InvalidValue, Value, padded};
 
@@ -50,6 +50,32 @@ pub enum Operand {
     Ct(CtKey, Option<Direction>),
     /// Result of a routing lookup.
     Fib(FibResult, FibFlags),
+    /// A part of the packet's route.
+    Rt(RtKey),
+    /// A part of the socket that the packet is for.
+    Socket(SocketKey),
+    /// The sender's operating system, guessed by the fingerprints that are loaded: 16 bytes of text.
+    Osf {
+        /// How the time to live is compared: 0 for strictly, 1 for at most, 2 for not at all.
+        ttl: u8,
+        /// With the version.
+        version: bool,
+    },
+    /// Bytes of an option or an extension header.
+    Exthdr {
+        /// Place of it.
+        op: ExthdrOp,
+        /// Type of the header, kind of the option.
+        kind: u8,
+        /// First byte in it.
+        offset: u32,
+        /// Type and number of bytes.
+        field: Field,
+    },
+    /// Whether there is an option or an extension header: a byte of 0 or 1.
+    HasExthdr(ExthdrOp, u8),
+    /// A constant, for statements that set something.
+    Constant(Value),
     /// A number.
     Numgen {
         /// Random, or one after another.
@@ -67,6 +93,13 @@ pub enum Operand {
         modulus: u32,
         /// Start value; without one the kernel chooses it.
         seed: Option<u32>,
+        /// Added to the number.
+        offset: u32,
+    },
+    /// A number that is the same for both directions of a connection.
+    SymmetricHash {
+        /// Numbers are below this.
+        modulus: u32,
         /// Added to the number.
         offset: u32,
     },
@@ -113,6 +146,8 @@ impl Operand {
     pub const SPORT: Operand = Operand::payload(HeaderBase::Transport, 0, DataType::INET_SERVICE, 2);
     /// Destination port of TCP, UDP and the like.
     pub const DPORT: Operand = Operand::payload(HeaderBase::Transport, 2, DataType::INET_SERVICE, 2);
+    /// Flags of TCP.
+    pub const TCP_FLAGS: Operand = Operand::payload(HeaderBase::Transport, 13, DataType::TCP_FLAG, 1);
     /// Transport protocol.
     pub const L4PROTO: Operand = Operand::Meta(MetaKey::L4Proto);
     /// IPv4 or IPv6.
@@ -157,27 +192,31 @@ impl Operand {
     /// Type and length.
     pub fn field(&self) -> Field {
         match self {
-            Operand::Payload { field, .. } => *field,
+            Operand::Payload { field, .. } | Operand::Exthdr { field, .. } => *field,
             Operand::Masked(operand, _) => operand.field(),
             Operand::Meta(key) => meta_field(*key),
             Operand::Ct(key, _) => ct_field(*key),
             Operand::Fib(result, flags) => fib_type(*result, *flags).into(),
-            Operand::Numgen { .. } | Operand::Hash { .. } | Operand::Map { .. } => {
-                Field { data_type: DataType::INTEGER, length: self.length() }
-            }
+            Operand::Rt(key) => rt_field(*key),
+            Operand::Socket(key) => socket_field(*key),
+            Operand::Osf { .. } => Field { data_type: DataType::STRING, length: 16 },
+            Operand::HasExthdr(..) => DataType::BOOLEAN.into(),
+            Operand::Numgen { .. }
+            | Operand::Hash { .. }
+            | Operand::SymmetricHash { .. }
+            | Operand::Constant(_)
+            | Operand::Map { .. } => Field { data_type: DataType::INTEGER, length: self.length() },
         }
     }
 
     /// Length in bytes.
     pub fn length(&self) -> u32 {
         match self {
-            Operand::Payload { field, .. } => field.length,
             Operand::Masked(operand, _) => operand.length(),
             Operand::Map { data, .. } => data.length(),
-            Operand::Meta(key) => meta_field(*key).length,
-            Operand::Ct(key, _) => ct_field(*key).length,
-            Operand::Fib(result, flags) => fib_type(*result, *flags).length(),
-            Operand::Numgen { .. } | Operand::Hash { .. } => 4,
+            Operand::Constant(value) => u32::try_from(value.len()).unwrap_or(u32::MAX),
+            Operand::Numgen { .. } | Operand::Hash { .. } | Operand::SymmetricHash { .. } => 4,
+            other => other.field().length,
         }
     }
 
@@ -217,6 +256,20 @@ impl Operand {
             Operand::Meta(key) => Expression::Meta { key: *key, register },
             Operand::Ct(key, direction) => Expression::Ct { key: *key, direction: *direction, register },
             Operand::Fib(result, flags) => Expression::Fib { result: *result, flags: *flags, register },
+            Operand::Rt(key) => Expression::Rt { key: *key, register },
+            Operand::Socket(key) => Expression::Socket { key: *key, level: None, register },
+            Operand::Osf { ttl, version } => Expression::Osf { ttl: *ttl, version: *version, register },
+            Operand::Exthdr { op, kind, offset, field } => {
+                let (op, kind, offset, length) = (*op, *kind, *offset, field.length);
+                Expression::Exthdr { op, kind, offset, length, present: false, register }
+            }
+            Operand::HasExthdr(op, kind) => {
+                Expression::Exthdr { op: *op, kind: *kind, offset: 0, length: 1, present: true, register }
+            }
+            Operand::Constant(value) => Expression::Immediate { register, value: value.clone() },
+            Operand::SymmetricHash { modulus, offset } => {
+                Expression::SymmetricHash { modulus: *modulus, offset: *offset, register }
+            }
             Operand::Numgen { kind, modulus, offset } => {
                 Expression::Numgen { kind: *kind, modulus: *modulus, offset: *offset, register }
             }
@@ -238,6 +291,19 @@ impl Operand {
         };
         out.push(expression);
         Ok(())
+    }
+}
+
+impl From<Value> for Operand {
+    /// A constant.
+    fn from(value: Value) -> Self {
+        Operand::Constant(value)
+    }
+}
+
+impl From<&Operand> for Operand {
+    fn from(operand: &Operand) -> Self {
+        operand.clone()
     }
 }
 
@@ -315,6 +381,29 @@ pub(crate) fn ct_field(key: CtKey) -> Field {
         CtKey::Zone => integer(2),
         CtKey::EventMask => DataType::CT_EVENT.into(),
         CtKey::SecMark | CtKey::Id | CtKey::Other(_) => integer(4),
+    }
+}
+
+/// Type and length of a part of the route, as nft has them (`rt_templates` of nft's src/rt.c).
+pub(crate) fn rt_field(key: RtKey) -> Field {
+    match key {
+        RtKey::ClassId => DataType::REALM.into(),
+        RtKey::NextHop4 => DataType::IPV4_ADDR.into(),
+        RtKey::NextHop6 => DataType::IPV6_ADDR.into(),
+        RtKey::TcpMss => Field { data_type: DataType::INTEGER, length: 2 },
+        RtKey::Xfrm => DataType::BOOLEAN.into(),
+        RtKey::Other(_) => Field { data_type: DataType::INTEGER, length: 4 },
+    }
+}
+
+/// Type and length of a part of the socket, as nft has them (`socket_templates` of nft's src/socket.c).
+pub(crate) fn socket_field(key: SocketKey) -> Field {
+    let integer = |length| Field { data_type: DataType::INTEGER, length };
+    match key {
+        SocketKey::Transparent | SocketKey::Wildcard => integer(1),
+        SocketKey::Mark => DataType::MARK.into(),
+        SocketKey::CgroupV2 => integer(8),
+        SocketKey::Other(_) => integer(4),
     }
 }
 

@@ -363,7 +363,7 @@ impl Transaction {
     /// let ports = transaction.add_anonymous_set(ports, elements.to_vec())?;
     /// let web = rule(Family::Inet).meta_l4proto(L4Protocol::TCP).in_set(&[Operand::DPORT], ports).accept().build()?;
     /// transaction.add_rule(&chain, web);
-    /// assert!(transaction.to_string().ends_with("add rule inet filter web meta l4proto tcp tcp dport { 80, 443 } accept\n"));
+    /// assert!(transaction.to_string().ends_with("add rule inet filter web tcp dport { 80, 443 } accept\n"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

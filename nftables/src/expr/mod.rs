@@ -35,7 +35,7 @@ use crate::model::{Family, Name, ObjectType, Value, Verdict};
 /// let in_transaction = Transaction::new().add_set(banned);
 /// for reference in [by_name, in_transaction] {
 ///     let rule = rule(Family::Inet).in_set(&[Operand::IP_SADDR], reference).drop_packet().build()?;
-///     assert_eq!(rule.to_nft(Family::Inet).as_deref(), Some("meta nfproto ipv4 ip saddr @banned drop"));
+///     assert_eq!(rule.to_nft(Family::Inet).as_deref(), Some("ip saddr @banned drop"));
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

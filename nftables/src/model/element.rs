@@ -1,9 +1,10 @@
 //! Elements of sets and maps.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::time::Duration;
 
-use super::{Name, Value};
+use super::{InvalidValue, Name, Value, network};
 use crate::expr::Expression;
 
 /// Verdict on a packet.
@@ -107,7 +108,7 @@ pub enum ElementData {
 /// assert_eq!(
 ///     transaction.to_string(),
 ///     "\
-/// add element inet filter office { 192.0.2.0-192.0.2.127 comment \"first floor\" }
+/// add element inet filter office { 192.0.2.0/25 comment \"first floor\" }
 /// add element inet filter banned { 198.51.100.7 timeout 1h }
 /// add element inet filter ports { 443 : accept, * : drop }
 /// add element inet filter marks { 198.51.100.7 : 0x00000007 }
@@ -159,11 +160,33 @@ impl Element {
     /// let last = Value::concat(&[Ipv4Addr::new(192, 0, 2, 127).into(), Value::port(8999)])?;
     /// let mut transaction = Transaction::new();
     /// transaction.add_elements(&open, [Element::range(first, last)]);
-    /// assert_eq!(transaction.to_string(), "add element inet policy open { 192.0.2.0-192.0.2.127 . 8000-8999 }\n");
+    /// assert_eq!(transaction.to_string(), "add element inet policy open { 192.0.2.0/25 . 8000-8999 }\n");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn range(first: impl Into<Value>, last: impl Into<Value>) -> Self {
         Element::new(ElementKey::Range(first.into(), last.into()))
+    }
+
+    /// An element of all addresses of a network; of the only one where the prefix is the whole address. Bits behind the prefix do
+    /// not matter. nft prints it as a prefix.
+    ///
+    /// ```
+    /// # use nftables::Element;
+    /// use std::net::Ipv4Addr;
+    ///
+    /// let range = Element::range(Ipv4Addr::new(10, 96, 0, 0), Ipv4Addr::new(10, 111, 255, 255));
+    /// assert_eq!(Element::network("10.96.0.0".parse()?, 12)?, range);
+    /// assert_eq!(Element::network("192.0.2.1".parse()?, 32)?, Element::value(Ipv4Addr::new(192, 0, 2, 1)));
+    /// let error = Element::network("192.0.2.1".parse()?, 33).unwrap_err();
+    /// assert_eq!(error.to_string(), "192.0.2.1/33: the prefix is longer than the address");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The prefix is longer than the address.
+    pub fn network(address: IpAddr, prefix: u8) -> Result<Self, InvalidValue> {
+        let (first, last) = network(address, prefix)?;
+        Ok(if first == last { Element::value(first) } else { Element::range(first, last) })
     }
 
     /// The same in a map to values.

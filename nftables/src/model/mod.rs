@@ -25,6 +25,7 @@ pub use rule::{ObservedRule, Rule};
 pub use set::{MapData, ObservedSet, Set, SetFlags, SetPolicy};
 pub use table::{ObservedTable, Table, TableFlags};
 pub use value::Value;
+pub(crate) use value::network;
 
 /// A value that cannot be part of a request. `Debug` prints the message, as a `main` that returns the error does.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]

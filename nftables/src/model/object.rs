@@ -332,7 +332,7 @@ impl ObjectData {
 /// for (protocol, port, object) in [(L4Protocol::TCP, 21, ftp), (L4Protocol::UDP, 53, dns)] {
 ///     transaction.add_rule(&chain, rule(Family::Ip).meta_l4proto(protocol).dport(port).object(&object).build()?);
 /// }
-/// assert!(transaction.to_string().ends_with("pre meta l4proto udp udp dport 53 ct timeout set \"dns\"\n"));
+/// assert!(transaction.to_string().ends_with("pre udp dport 53 ct timeout set \"dns\"\n"));
 /// # let mut client = Client::with_transport(FakeNftables::new().transport());
 /// client.commit(&transaction)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -163,6 +163,24 @@ impl Value {
     }
 }
 
+/// The first and the last address of a network. Bits behind the prefix do not matter.
+pub(crate) fn network(address: IpAddr, prefix: u8) -> Result<(IpAddr, IpAddr), InvalidValue> {
+    let invalid = || InvalidValue::new(format!("{address}/{prefix}"), "the prefix is longer than the address");
+    let width: u8 = if address.is_ipv4() { 32 } else { 128 };
+    let host = width.checked_sub(prefix).ok_or_else(invalid)?;
+    let behind = u128::MAX.checked_shr(128_u32.saturating_sub(u32::from(host))).unwrap_or(0);
+    Ok(match address {
+        IpAddr::V4(address) => {
+            let (bits, behind) = (u32::from(address), u32::try_from(behind).unwrap_or(u32::MAX));
+            (Ipv4Addr::from(bits & !behind).into(), Ipv4Addr::from(bits | behind).into())
+        }
+        IpAddr::V6(address) => {
+            let bits = u128::from(address);
+            (Ipv6Addr::from(bits & !behind).into(), Ipv6Addr::from(bits | behind).into())
+        }
+    })
+}
+
 /// Writes fields one behind the other; the length of all, or `None` without room.
 fn fill(bytes: &mut [u8], fields: &[Value]) -> Option<usize> {
     let mut length = 0_usize;

@@ -3,18 +3,34 @@
 use super::header::{Bits, Place, Protocol, option_field, run_of_bits};
 use super::rule::{Symbol, Writer};
 use super::value::{Form, field_text};
-use crate::expr::{HeaderBase, MetaKey, Register};
-use crate::model::{DataType, Field};
+use crate::expr::{ExthdrOp, HeaderBase, MetaKey, Register};
+use crate::model::{DataType, Family, Field};
+
+/// Type of a message, place of a field that it has, name of the field.
+type TypeField = (&'static str, Bits, &'static str);
 
 impl Writer<'_> {
-    /// Remembers the protocol that a match asks for.
-    pub(super) fn follow(&mut self, symbol: &Symbol, value: &[u8]) {
+    /// Remembers the protocol that the match at a place among the statements asks for.
+    pub(super) fn follow(&mut self, symbol: &Symbol, value: &[u8], place: usize) {
+        let place = Some(place);
         match (symbol.key, symbol.place, value) {
-            (Some(MetaKey::NfProto), _, [2]) => self.network = Some(Protocol::Ip),
-            (Some(MetaKey::NfProto), _, [10]) => self.network = Some(Protocol::Ip6),
-            (Some(MetaKey::IifType), _, _) if value == 1_u16.to_ne_bytes() => self.link = Some(Protocol::Ether),
-            (Some(MetaKey::L4Proto), _, [number]) => self.transport = Protocol::transport(*number),
-            (Some(MetaKey::Protocol), _, _) => self.network = Protocol::network(value),
+            (Some(MetaKey::NfProto), _, [2 | 10]) => {
+                self.network = Some(if value == [2] { Protocol::Ip } else { Protocol::Ip6 });
+                self.dependencies.network = place.filter(|_| self.family == Family::Inet);
+            }
+            (Some(MetaKey::IifType), _, _) if value == 1_u16.to_ne_bytes() => {
+                self.link = Some(Protocol::Ether);
+                self.dependencies.link = place;
+            }
+            (Some(MetaKey::L4Proto), _, [number]) => {
+                self.transport = Protocol::transport(*number);
+                self.dependencies.transport = place.filter(|_| self.transport.is_some());
+            }
+            (Some(MetaKey::Protocol), _, _) => {
+                self.network = Protocol::network(value);
+                let is_added = self.network.is_some() && matches!(self.family, Family::Bridge | Family::Netdev);
+                self.dependencies.network = place.filter(|_| is_added);
+            }
             (None, Some((Place::Header(HeaderBase::Network), 9, 1)), [number])
                 if self.network == Some(Protocol::Ip) =>
             {
@@ -27,11 +43,54 @@ impl Writer<'_> {
             }
             (None, Some((Place::Header(HeaderBase::Link), 12 | 16, 2)), _) if self.link.is_some() => {
                 match Protocol::network(value) {
-                    Some(Protocol::Vlan) => self.link = Some(Protocol::Vlan),
-                    other => self.network = other,
+                    Some(Protocol::Vlan) => {
+                        self.link = Some(Protocol::Vlan);
+                        self.dependencies.vlan = place;
+                    }
+                    other => {
+                        self.network = other;
+                        self.dependencies.network = place.filter(|_| self.network.is_some());
+                    }
                 }
             }
             _ => {}
+        }
+    }
+
+    /// Leaves out the matches on protocols that reading this field implies (`payload_dependency_kill` of nft's src/payload.c).
+    pub(super) fn settle(&mut self, place: Place, text: &str) {
+        let known = self.dependencies;
+        // ICMP implies the IP version, too.
+        let is_of_address =
+            known.transport.is_some() && (known.network.is_some() || matches!(self.family, Family::Ip | Family::Ip6));
+        match (place, self.transport) {
+            (Place::Option(ExthdrOp::Ipv6 | ExthdrOp::Ipv4, _), _) => self.leave_out(known.network),
+            _ if text.starts_with('@') || text.is_empty() => {}
+            (Place::Header(HeaderBase::Link), _) => {
+                self.leave_out(known.link);
+                if text.starts_with("vlan") && text != "vlan type" {
+                    self.leave_out(known.vlan);
+                }
+            }
+            (Place::Header(HeaderBase::Network), _) => self.leave_out(known.network),
+            (Place::Header(HeaderBase::Transport), Some(Protocol::Icmp | Protocol::Icmp6)) if is_of_address => {
+                self.leave_out(known.network);
+                self.leave_out(known.transport);
+            }
+            (Place::Header(HeaderBase::Transport), Some(Protocol::Icmp | Protocol::Icmp6)) => {}
+            (Place::Header(HeaderBase::Transport), Some(_)) => {
+                let said = known.transport.and_then(|place| Some((place, self.statements.get(place)?.clone())));
+                self.pending = said.filter(|(_, text)| !text.is_empty()).or(self.pending.take());
+                self.leave_out(known.transport);
+            }
+            _ => {}
+        }
+    }
+
+    /// Makes a statement empty; its place stays.
+    pub(super) fn leave_out(&mut self, statement: Option<usize>) {
+        if let Some(statement) = statement.and_then(|place| self.statements.get_mut(place)) {
+            statement.clear();
         }
     }
 
@@ -63,21 +122,14 @@ impl Writer<'_> {
         let (first, bits) = whole(offset, length)?;
         if let Some(protocol @ (Protocol::Icmp | Protocol::Icmp6)) = self.transport
             && base == HeaderBase::Transport
-            && let Some(name) = match (first, bits) {
-                (32, 16) => Some("id"),
-                (48, 16) => Some("sequence"),
-                _ => None,
-            }
+            && let Some((name, type_goes)) = self.field_of_type(protocol, (first, bits))
         {
-            // nft asks for an echo by itself where it reads these.
-            let (word, echoes) = match protocol {
-                Protocol::Icmp => ("icmp", ["icmp type { 8, 0 }", "icmp type { 0, 8 }"]),
-                _ => ("icmpv6", ["icmpv6 type { 128, 129 }", "icmpv6 type { 129, 128 }"]),
-            };
-            if self.statements.last().is_some_and(|last| echoes.contains(&last.as_str())) {
+            // nft asks for the type by itself where it reads these.
+            if type_goes {
                 self.statements.pop();
-                return Some((Field { data_type: DataType::INTEGER, length }, format!("{word} {name}")));
             }
+            let word = if protocol == Protocol::Icmp { "icmp" } else { "icmpv6" };
+            return Some((Field { data_type: DataType::INTEGER, length }, format!("{word} {name}")));
         }
         let place = Place::Header(base);
         // The first bytes of an address are for a prefix.
@@ -90,7 +142,61 @@ impl Writer<'_> {
             Some(named) => named,
             None => (DataType::INTEGER, format!("@{},{first},{bits}", base.name()?)),
         };
+        self.settle(place, &text);
         Some((Field { data_type, length }, text))
+    }
+
+    /// Name of a field that only messages of some types have, where the last match asks for such a type; and whether nft adds that
+    /// match (`icmp_templates` of nft's src/proto.c).
+    fn field_of_type(&self, protocol: Protocol, bits: Bits) -> Option<(&'static str, bool)> {
+        const ICMP: &[TypeField] = &[("destination-unreachable", (48, 16), "mtu"), ("redirect", (32, 32), "gateway")];
+        const ICMP6: &[TypeField] = &[
+            ("packet-too-big", (32, 32), "mtu"),
+            ("parameter-problem", (32, 32), "parameter-problem"),
+            ("mld-listener-query", (32, 16), "max-delay"),
+        ];
+        let last = self.statements.last()?;
+        let (types, fields) = match protocol {
+            Protocol::Icmp => (last.strip_prefix("icmp type ")?, ICMP),
+            _ => (last.strip_prefix("icmpv6 type ")?, ICMP6),
+        };
+        let echo = match bits {
+            (32, 16) => Some("id"),
+            (48, 16) => Some("sequence"),
+            _ => None,
+        };
+        match types {
+            "{ echo-reply, echo-request }" | "{ echo-request, echo-reply }" => Some((echo?, true)),
+            "echo-reply" | "echo-request" => Some((echo?, false)),
+            of => fields.iter().find(|(known, at, _)| *known == of && *at == bits).map(|(_, _, name)| (*name, true)),
+        }
+    }
+
+    /// A comparison of bytes that are several fields one behind the other, which nft makes one of.
+    pub(super) fn fields_text(&mut self, place: (Place, u32, u32), value: &[u8]) -> Option<Vec<String>> {
+        let (at, offset, length) = place;
+        let is_known = match at {
+            Place::Header(HeaderBase::Network) => self.network.is_some(),
+            Place::Header(HeaderBase::Transport) => self.transport.is_some(),
+            _ => false,
+        };
+        if !is_known {
+            return None;
+        }
+        let (mut first, mut rest) = (offset, value.get(..usize::try_from(length).ok()?)?);
+        let mut texts = Vec::new();
+        while !rest.is_empty() {
+            let lengths = (1..=u32::try_from(rest.len()).ok()?.min(16)).rev();
+            let mut named = lengths.filter_map(|bytes| Some((bytes, self.field(at, whole(first, bytes)?)?)));
+            let (bytes, (data_type, text)) = named.next()?;
+            let (of_field, behind) = rest.split_at_checked(usize::try_from(bytes).ok()?)?;
+            texts.push((text.clone(), format!("{text} {}", field_text(of_field, data_type, Form::PLAIN)?)));
+            (first, rest) = (first.checked_add(bytes)?, behind);
+        }
+        for (name, _) in &texts {
+            self.settle(at, name);
+        }
+        Some(texts.into_iter().map(|(_, text)| text).collect())
     }
 
     /// Sets bytes somewhere in a packet.
@@ -115,10 +221,14 @@ impl Writer<'_> {
             (None, Place::Header(base)) => (DataType::INTEGER, format!("@{},{},{}", base.name()?, bits.0, bits.1)),
             (None, Place::Option(..)) => return None,
         };
+        self.settle(place, &text);
         let value = match (constant, symbol.constant.is_some()) {
             // The names of protocols are words of nft's here.
             (Some(value), true) if data_type != DataType::INET_PROTO => {
-                field_text(value.as_bytes(), data_type, Form::PLAIN)?
+                field_text(value.as_bytes(), data_type, Form { raw: text.starts_with('@'), ..Form::PLAIN })?
+            }
+            (Some(value), false) if matches!(data_type, DataType::DSCP | DataType::ECN | DataType::TCP_FLAG) => {
+                field_text(value.as_bytes(), data_type, Form { shift, ..Form::PLAIN })?
             }
             // Bytes around a field are not of its type.
             (Some(value), _) => field_text(value.as_bytes(), DataType::INTEGER, Form { shift, ..Form::PLAIN })?,

@@ -13,15 +13,15 @@ use std::time::Duration;
 use crate::builder::L4Protocol;
 use crate::expr::{Expression, SetReference, SynproxyFlags};
 use crate::model::{
-    Chain, DataType, Element, ElementData, ElementKey, Family, Flowtable, FlowtableFlags, MapData, Name, Object,
-    ObjectData, Rule, Set, SetFlags, SetPolicy, TableFlags, Verdict, timeout_states,
+    ByteOrder, Chain, DataType, Element, ElementData, ElementKey, Family, Flowtable, FlowtableFlags, MapData, Name,
+    Object, ObjectData, Rule, Set, SetFlags, SetPolicy, TableFlags, Verdict, timeout_states,
 };
 use crate::snapshot::{SetContents, TableSnapshot};
 use crate::transaction::{Elements, Operation, RulePlace, Transaction};
 use header::Protocol;
 use rule::{Sets, Writer};
 use statement::{stateful_text, synproxy_text};
-use value::{Form, field_text, names_text, value_text};
+use value::{Form, field_text, names_text, span_text, value_text};
 
 /// Text in quotes. nft knows no escapes, so quotes inside become apostrophes, and control characters blanks: they could
 /// end the line.
@@ -63,7 +63,7 @@ fn form(set: &Set) -> Form {
 
 /// An element as between braces.
 fn element_text(set: &Set, element: &Element, form: Form) -> Option<String> {
-    let form = Form { interval: set.flags.contains(SetFlags::INTERVAL), ..form };
+    let form = Form { interval: set.flags.contains(SetFlags::INTERVAL), element: true, ..form };
     let types = &set.key_type;
     let mut text = match &element.key {
         ElementKey::CatchAll => "*".to_owned(),
@@ -72,9 +72,10 @@ fn element_text(set: &Set, element: &Element, form: Form) -> Option<String> {
         ElementKey::Range(first, last) if types.fields().iter().any(|field| field.data_type == DataType::IFNAME) => {
             names_text(first.as_bytes(), last.as_bytes())?
         }
-        ElementKey::Range(first, last) => {
-            format!("{}-{}", value_text(first, types, form)?, value_text(last, types, form)?)
-        }
+        ElementKey::Range(first, last) => match types.fields() {
+            [field] => span_text(first.as_bytes(), last.as_bytes(), field.data_type, form)?,
+            _ => return None,
+        },
         ElementKey::End(_) => return None,
     };
     if let Some(timeout) = element.timeout {
@@ -104,15 +105,44 @@ fn element_text(set: &Set, element: &Element, form: Form) -> Option<String> {
 }
 
 /// Elements in braces, `None` when there are none, and how many of them nft has no words for.
-fn braces(set: &Set, elements: &[Element], form: Form) -> (Option<String>, usize) {
-    let texts: Vec<String> = elements.iter().filter_map(|element| element_text(set, element, form)).collect();
-    let wordless = elements.len().saturating_sub(texts.len());
+fn braces<'a>(set: &Set, elements: impl IntoIterator<Item = &'a Element>, form: Form) -> (Option<String>, usize) {
+    let mut wordless = 0_usize;
+    let texts: Vec<String> = elements
+        .into_iter()
+        .filter_map(|element| {
+            let text = element_text(set, element, form);
+            wordless = wordless.saturating_add(usize::from(text.is_none()));
+            text
+        })
+        .collect();
     ((!texts.is_empty()).then(|| format!("{{ {} }}", texts.join(", "))), wordless)
+}
+
+/// Elements in nft's order: by their numbers, names and concatenations as numbers of the machine (`expr_msort_cmp`).
+fn in_order<'a>(set: &Set, elements: &'a [Element], form: Form) -> Vec<&'a Element> {
+    let mut sorted: Vec<&Element> = elements.iter().collect();
+    if set.flags.contains(SetFlags::INTERVAL) {
+        return sorted;
+    }
+    let is_network = match set.key_type.fields() {
+        [field] if field.data_type == DataType::INTEGER => !form.numbers,
+        [field] => field.data_type.byte_order() == ByteOrder::Network,
+        _ => false,
+    };
+    let reverse = !is_network && cfg!(target_endian = "little");
+    sorted.sort_by_cached_key(|element| {
+        let mut bytes = element.key.start().map_or_else(Vec::new, |value| value.as_bytes().to_vec());
+        if reverse {
+            bytes.reverse();
+        }
+        (element.key == ElementKey::CatchAll, bytes)
+    });
+    sorted
 }
 
 /// The elements of an anonymous set; `None` when nft has no words for one of them.
 fn anonymous_braces(set: &Set, elements: &[Element], form: Form) -> Option<String> {
-    match braces(set, elements, form) {
+    match braces(set, in_order(set, elements, form), form) {
         (text, 0) => text,
         _ => None,
     }
@@ -318,7 +348,7 @@ impl fmt::Display for TableSnapshot {
             };
             writeln!(f, "\t{} {} {{", set_word(set), set.key.name)?;
             lines.iter().try_for_each(|line| writeln!(f, "\t\t{line}"))?;
-            let (text, wordless) = braces(set, elements, form(set));
+            let (text, wordless) = braces(set, in_order(set, elements, form(set)), form(set));
             if let Some(text) = text {
                 writeln!(f, "\t\telements = {text}")?;
             }

@@ -31,7 +31,7 @@ impl Writer<'_> {
                 let mut text = field_text(first.as_bytes(), data_type, Form::PLAIN)?;
                 if address.last != address.first {
                     let last = self.remove(address.last)?.constant?;
-                    text = span_text(first.as_bytes(), last.as_bytes(), data_type)?;
+                    text = span_text(first.as_bytes(), last.as_bytes(), data_type, Form::PLAIN)?;
                 }
                 let port = self.port(port)?;
                 match port.strip_prefix(" to ") {

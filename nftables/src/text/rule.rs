@@ -5,14 +5,14 @@ use std::fmt::Write as _;
 use super::fields::whole;
 use super::header::{Place, Protocol, kept_bits, option_name};
 use super::statement::{log_text, nat_flags, queue_text, stateful_text, synproxy_text};
-use super::value::{Form, field_text, hex, number, prefix_text};
+use super::value::{Form, field_text, hex, masked_prefix, number, prefix_text};
 use super::{anonymous_braces, duration, quoted, set_name, verdict_text};
 use crate::expr::{
-    ByteOrderOp, CmpOp, CtKey, Direction, DynSetOp, Expression, FibFlags, MetaKey, Register, Reject, RtKey,
+    ByteOrderOp, CmpOp, CtKey, Direction, DynSetOp, Expression, FibFlags, IcmpCode, MetaKey, Register, Reject,
     SetReference, SocketKey, XfrmKey,
 };
 use crate::model::{ByteOrder, DataType, Element, Family, Field, MapData, Set, SetFlags, Value};
-use crate::operand::{Operand, ct_field, fib_type, is_host_order, load_all, meta_field};
+use crate::operand::{Operand, ct_field, fib_type, is_host_order, load_all, meta_field, rt_field, socket_field};
 
 /// Content of a register.
 #[derive(Clone, Debug)]
@@ -47,12 +47,27 @@ pub(super) struct Writer<'a> {
     pub(super) link: Option<Protocol>,
     pub(super) network: Option<Protocol>,
     pub(super) transport: Option<Protocol>,
+    /// Places of matches on these protocols among the statements: nft leaves them out where a field behind them says as much.
+    pub(super) dependencies: Dependencies,
+    pub(super) pending: Pending,
     /// Whether integers of a map are set as something in the machine's byte order.
     is_set_by_map: bool,
     pub(super) statements: Vec<String>,
     /// Whether integers that the current expression reads are in the machine's byte order.
     is_host_order: bool,
 }
+
+/// Matches on a protocol behind which there was no statement yet that is no match.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Dependencies {
+    pub(super) link: Option<usize>,
+    pub(super) vlan: Option<usize>,
+    pub(super) network: Option<usize>,
+    pub(super) transport: Option<usize>,
+}
+
+/// A match that was left out for a field that no statement has used yet.
+type Pending = Option<(usize, String)>;
 
 /// An integer of four bytes.
 const NUMBER: Field = Field { data_type: DataType::INTEGER, length: 4 };
@@ -84,6 +99,8 @@ impl<'a> Writer<'a> {
             link,
             network,
             transport: None,
+            dependencies: Dependencies::default(),
+            pending: None,
             is_set_by_map: false,
             statements: Vec::new(),
             is_host_order: false,
@@ -113,11 +130,19 @@ impl<'a> Writer<'a> {
             };
         }
         // nft has no words for a value that is read and never used.
+        self.statements.retain(|statement| !statement.is_empty());
         self.symbols.is_empty().then(|| self.statements.join(" "))
     }
 
-    #[expect(clippy::unnecessary_wraps, reason = "a step ends with it, and steps may fail")]
+    /// Adds a statement that does something: matches before it stay there.
     pub(super) fn say(&mut self, statement: impl Into<String>) -> Option<()> {
+        self.dependencies = Dependencies::default();
+        self.say_match(statement)
+    }
+
+    #[expect(clippy::unnecessary_wraps, reason = "a step ends with it, and steps may fail")]
+    fn say_match(&mut self, statement: impl Into<String>) -> Option<()> {
+        self.pending = None;
         self.statements.push(statement.into());
         Some(())
     }
@@ -190,6 +215,7 @@ impl<'a> Writer<'a> {
             next = symbol.length.and_then(|length| at.behind(length));
             form.numbers |= symbol.form.numbers;
             form.shift |= symbol.form.shift;
+            form.raw |= symbol.form.raw;
             parts.push(symbol.left()?);
         }
         let done = up_to.is_some() || self.symbols.is_empty();
@@ -210,16 +236,25 @@ impl<'a> Writer<'a> {
     #[expect(clippy::too_many_lines, reason = "one arm for each expression")]
     fn step(&mut self, expression: &Expression) -> Option<()> {
         self.is_host_order = is_host_order(expression);
+        if let Expression::Nat { .. } | Expression::Masquerade { .. } | Expression::Redirect { .. } = expression
+            && let Some((place, text)) = self.pending.take()
+            && let Some(statement) = self.statements.get_mut(place)
+        {
+            // nft takes ports of a map only behind a match on the transport protocol.
+            *statement = text;
+        }
         match expression {
             Expression::Payload { base, offset, length, register } => {
                 let (field, text) = self.payload_text(*base, *offset, *length)?;
                 let place = Some((Place::Header(*base), *offset, *length));
-                self.put(Symbol { place, ..self.symbol(*register, field, text) })
+                let form = Form { raw: text.starts_with('@'), ..Form::PLAIN };
+                self.put(Symbol { form, place, ..self.symbol(*register, field, text) })
             }
             Expression::PayloadSet { base, offset, length, source, .. } => {
                 self.set_place(Place::Header(*base), *offset, *length, *source)
             }
             Expression::Exthdr { op, kind, present: true, register, .. } => {
+                self.settle(Place::Option(*op, *kind), "");
                 self.hold(*register, DataType::BOOLEAN.into(), option_name(*op, *kind)?)
             }
             Expression::Exthdr { op, kind, offset, length, register, .. } => {
@@ -227,6 +262,7 @@ impl<'a> Writer<'a> {
                 // Without a name, the bits within have one.
                 let (data_type, text) =
                     self.field(place, whole(*offset, *length)?).unwrap_or((DataType::INTEGER, String::new()));
+                self.settle(place, &text);
                 let field = Field { data_type, length: *length };
                 self.put(Symbol { place: Some((place, *offset, *length)), ..self.symbol(*register, field, text) })
             }
@@ -239,7 +275,12 @@ impl<'a> Writer<'a> {
             }
             Expression::Meta { key, register } => {
                 let text = match key {
-                    MetaKey::Iif | MetaKey::Oif | MetaKey::IifName | MetaKey::OifName => key.name()?.to_owned(),
+                    MetaKey::Iif
+                    | MetaKey::Oif
+                    | MetaKey::IifName
+                    | MetaKey::OifName
+                    | MetaKey::IifGroup
+                    | MetaKey::OifGroup => key.name()?.to_owned(),
                     key => format!("meta {}", key.name()?),
                 };
                 self.put(Symbol { key: Some(*key), ..self.symbol(*register, meta_field(*key), text) })
@@ -253,25 +294,11 @@ impl<'a> Writer<'a> {
                 };
                 self.hold(*register, field, format!("ct {}{}", direction_text(*direction), key.name()?))
             }
-            Expression::Rt { key, register } => {
-                let field = match key {
-                    RtKey::ClassId => DataType::REALM.into(),
-                    RtKey::NextHop4 => DataType::IPV4_ADDR.into(),
-                    RtKey::NextHop6 => DataType::IPV6_ADDR.into(),
-                    RtKey::TcpMss => Field { data_type: DataType::INTEGER, length: 2 },
-                    RtKey::Xfrm => DataType::BOOLEAN.into(),
-                    RtKey::Other(_) => return None,
-                };
-                self.hold(*register, field, format!("rt {}", key.name()?))
-            }
+            Expression::Rt { key, register } => self.hold(*register, rt_field(*key), format!("rt {}", key.name()?)),
+            // nft wants the path of a control group.
+            Expression::Socket { key: SocketKey::CgroupV2, .. } => None,
             Expression::Socket { key, level: None, register } => {
-                let field = match key {
-                    SocketKey::Transparent | SocketKey::Wildcard => Field { data_type: DataType::INTEGER, length: 1 },
-                    SocketKey::Mark => DataType::MARK.into(),
-                    // nft wants the path of a control group.
-                    SocketKey::CgroupV2 | SocketKey::Other(_) => return None,
-                };
-                self.hold(*register, field, format!("socket {}", key.name()?))
+                self.hold(*register, socket_field(*key), format!("socket {}", key.name()?))
             }
             Expression::Osf { ttl, version, register } => {
                 let ttl = ["", "ttl loose ", "ttl skip "].get(usize::from(*ttl))?;
@@ -330,10 +357,28 @@ impl<'a> Writer<'a> {
                 });
                 match named {
                     _ if xor.as_bytes().iter().any(|byte| *byte != 0) => {
-                        symbol.text = format!("{} & {} ^ {}", symbol.text, bits(mask)?, bits(xor)?);
+                        // Bits that are not kept but flipped are set.
+                        let zip = |one: &Value, other: &Value, of: fn(u8, u8) -> u8| {
+                            let bytes = one.as_bytes().iter().zip(other.as_bytes());
+                            Value::of(&bytes.map(|(one, other)| of(*one, *other)).collect::<Vec<u8>>())
+                        };
+                        let set = zip(mask, xor, |mask, xor| !mask & xor);
+                        let (kept, flipped) =
+                            (zip(mask, &set, |mask, set| mask | set), zip(mask, xor, |mask, xor| mask & xor));
+                        let none = |value: &Value| value.as_bytes().iter().all(|byte| *byte == 0);
+                        let all = kept.as_bytes().iter().all(|byte| *byte == u8::MAX);
+                        for (sign, value) in [('&', &kept), ('^', &flipped), ('|', &set)] {
+                            if !(sign == '&' && all || sign != '&' && none(value)) {
+                                symbol.text = format!("{} {sign} {}", symbol.text, bits(value)?);
+                            }
+                        }
                     }
                     Some(((data_type, text), shift)) => {
+                        if let Some((place, _, _)) = symbol.place {
+                            self.settle(place, &text);
+                        }
                         (symbol.data_type, symbol.text, symbol.form.shift) = (data_type, text, shift);
+                        symbol.form.raw = false;
                     }
                     None => symbol.mask = Some(mask.clone()),
                 }
@@ -359,11 +404,13 @@ impl<'a> Writer<'a> {
                 self.put(symbol)
             }
             Expression::Lookup { set, source, register, inverted } => {
+                let is_masked = self.symbols.iter().any(|held| held.register == *source && held.mask.is_some());
                 let (key, form) = self.take_key(*source, None)?;
                 let set = self.set_text(set, form)?;
                 match register {
-                    None if *inverted => self.say(format!("{key} != {set}")),
-                    None => self.say(format!("{key} {set}")),
+                    None if *inverted => self.say_match(format!("{key} != {set}")),
+                    None if is_masked => self.say_match(format!("{key} == {set}")),
+                    None => self.say_match(format!("{key} {set}")),
                     Some(Register::VERDICT) => self.say(format!("{key} vmap {set}")),
                     Some(register) => {
                         let symbol = self.symbol(*register, NUMBER, format!("{key} map {set}"));
@@ -394,14 +441,7 @@ impl<'a> Writer<'a> {
                 let port = self.port(*port)?;
                 self.say(format!("redirect{port}{}", nat_flags(*flags)?))
             }
-            Expression::Reject(reject) => match reject {
-                Reject::TcpReset => self.say("reject with tcp reset"),
-                Reject::Unreachable(code) => self.say(format!("reject with icmpx {}", code.name())),
-                Reject::Icmp(code) => {
-                    let protocol = if self.network == Some(Protocol::Ip6) { "icmpv6" } else { "icmp" };
-                    self.say(format!("reject with {protocol} {code}"))
-                }
-            },
+            Expression::Reject(reject) => self.reject(*reject),
             Expression::DynSet { set, op, key, data, timeout, inverted: false, expressions } => {
                 let (key, form) = self.take_key(*key, *data)?;
                 let data = match data {
@@ -492,29 +532,84 @@ impl<'a> Writer<'a> {
         }
         let zero = value.as_bytes().iter().all(|byte| *byte == 0);
         let data_type = symbol.data_type;
-        if let (Some(mask), CmpOp::Ne, true, DataType::CT_STATE | DataType::CT_STATUS | DataType::CT_LABEL) =
-            (&symbol.mask, op, zero, data_type)
-        {
-            // nft's way of saying that one of several bits is set.
+        let flags = [DataType::CT_STATE, DataType::CT_STATUS, DataType::CT_LABEL, DataType::TCP_FLAG];
+        let is_flags = flags.contains(&data_type);
+        if let (true, Some(mask)) = (is_flags, &symbol.mask) {
+            // nft's way of saying that one of several bits is set, that none is, or which of several are.
             let bits = field_text(mask.as_bytes(), data_type, Form::PLAIN)?;
-            return self.say(format!("{} {bits}", symbol.text));
+            let text = match (op, zero) {
+                (CmpOp::Ne, true) => format!("{} {bits}", symbol.text),
+                (CmpOp::Eq, true) if data_type != DataType::CT_LABEL => format!("{} ! {bits}", symbol.text),
+                (CmpOp::Eq | CmpOp::Ne, false) => {
+                    let value = field_text(value.as_bytes(), data_type, Form::PLAIN)?;
+                    let not = if op == CmpOp::Ne { "!= " } else { "" };
+                    match mask.as_bytes().iter().map(|byte| byte.count_ones()).sum::<u32>() {
+                        1 => format!("{} & {bits} {} {value}", symbol.text, op.name()?),
+                        _ => format!("{} {not}{value} / {bits}", symbol.text),
+                    }
+                }
+                _ => return None,
+            };
+            return self.say_match(text);
+        }
+        if let (CmpOp::Eq | CmpOp::Ne, Some(mask)) = (op, &symbol.mask)
+            && let Some(prefix) = masked_prefix(value.as_bytes(), mask.as_bytes(), data_type)
+        {
+            let not = if op == CmpOp::Ne { "!= " } else { "" };
+            return self.say_match(format!("{} {not}{prefix}", symbol.text));
         }
         // Of a prefix of whole bytes only those are compared.
         let right = prefix_text(value.as_bytes(), symbol.data_type)
             .filter(|_| matches!(op, CmpOp::Eq | CmpOp::Ne))
             .or_else(|| field_text(value.as_bytes(), symbol.data_type, symbol.form))?;
+        // nft names a single flag only where all are compared.
+        let bits = value.as_bytes().iter().map(|byte| byte.count_ones()).sum::<u32>();
+        let right = match number(value.as_bytes(), data_type.byte_order()) {
+            Some(number) if is_flags && bits > 1 => format!("{number:#x}"),
+            _ => right,
+        };
         let left = match prefix_text(value.as_bytes(), data_type) {
             Some(_) if symbol.mask.is_none() => symbol.text.clone(),
             _ => symbol.left()?,
         };
-        if op == CmpOp::Eq && symbol.mask.is_none() {
-            self.follow(symbol, value.as_bytes());
+        if let (CmpOp::Eq, true, None, Some(place)) = (op, symbol.form.raw, &symbol.mask, symbol.place)
+            && let Some(texts) = self.fields_text(place, value.as_bytes())
+        {
+            return texts.into_iter().try_for_each(|text| self.say_match(text));
         }
+        let place = self.statements.len();
         // Without a word, some of the bits are enough.
-        let flags = [DataType::CT_STATE, DataType::CT_STATUS, DataType::CT_LABEL, DataType::TCP_FLAG];
         match op {
-            CmpOp::Eq if symbol.mask.is_none() && !flags.contains(&data_type) => self.say(format!("{left} {right}")),
-            op => self.say(format!("{left} {} {right}", op.name()?)),
+            CmpOp::Eq if symbol.mask.is_none() && !is_flags => self.say_match(format!("{left} {right}"))?,
+            op => self.say_match(format!("{left} {} {right}", op.name()?))?,
+        }
+        if op == CmpOp::Eq && symbol.mask.is_none() {
+            self.follow(symbol, value.as_bytes(), place);
+        }
+        Some(())
+    }
+
+    fn reject(&mut self, reject: Reject) -> Option<()> {
+        let is_ip6 = self.network == Some(Protocol::Ip6);
+        match reject {
+            Reject::TcpReset => {
+                if matches!(self.family, Family::Ip | Family::Ip6) {
+                    self.leave_out(self.dependencies.transport);
+                }
+                self.say("reject with tcp reset")
+            }
+            // Without words it is this one.
+            Reject::Unreachable(IcmpCode::PortUnreachable) => self.say("reject"),
+            Reject::Unreachable(code) => self.say(format!("reject with icmpx {}", code.name())),
+            Reject::Icmp(code) => {
+                let (protocol, codes, port) =
+                    if is_ip6 { ("icmpv6", DataType::ICMPV6_CODE, 4) } else { ("icmp", DataType::ICMP_CODE, 3) };
+                if code == port && matches!(self.family, Family::Ip | Family::Ip6) {
+                    return self.say("reject");
+                }
+                self.leave_out(self.dependencies.network);
+                self.say(format!("reject with {protocol} {}", field_text(&[code], codes, Form::PLAIN)?))
+            }
         }
     }
 
@@ -522,10 +617,17 @@ impl<'a> Writer<'a> {
         let symbol = self.take(register)?;
         // The kernel compares byte by byte.
         let form = Form { interval: true, numbers: false, ..symbol.form };
-        let text = |value: &Value| field_text(value.as_bytes(), symbol.data_type, form);
+        // nft names no numbers in ranges.
+        let text = |value: &Value| match symbol.data_type {
+            DataType::DSCP => {
+                let bits = number(value.as_bytes(), ByteOrder::Network)?.checked_shr(symbol.form.shift)?;
+                Some(format!("{bits:#04x}"))
+            }
+            data_type => field_text(value.as_bytes(), data_type, form),
+        };
         let not = if inverted { "!= " } else { "" };
         let statement = format!("{} {not}{}-{}", symbol.left()?, text(from)?, text(to)?);
-        self.say(statement)
+        self.say_match(statement)
     }
 }
 
@@ -541,14 +643,20 @@ impl Symbol {
                 (is_whole && !self.text.is_empty()).then(|| self.text.clone())
             }
             (None, Some(mask)) => {
+                let bytes = mask.as_bytes();
                 let mask = match self.data_type {
                     DataType::MARK | DataType::IPV4_ADDR | DataType::IPV6_ADDR => {
-                        field_text(mask.as_bytes(), self.data_type, Form::PLAIN)?
+                        field_text(bytes, self.data_type, Form::PLAIN)?
+                    }
+                    DataType::TCP_FLAG | DataType::CT_STATE | DataType::CT_STATUS => {
+                        let words = field_text(bytes, self.data_type, Form { element: true, ..Form::PLAIN })?;
+                        if words.contains('|') { format!("({words})") } else { words }
                     }
                     data_type if self.form.numbers || data_type.byte_order() == ByteOrder::Host => {
-                        format!("{:#x}", number(mask.as_bytes(), ByteOrder::Host)?)
+                        format!("{:#x}", number(bytes, ByteOrder::Host)?)
                     }
-                    _ => hex(mask.as_bytes()),
+                    DataType::INTEGER if self.form.raw => format!("{:#x}", number(bytes, ByteOrder::Network)?),
+                    _ => number(bytes, ByteOrder::Network).map_or_else(|| hex(bytes), |number| number.to_string()),
                 };
                 Some(format!("{} & {mask}", self.text))
             }

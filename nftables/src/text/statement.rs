@@ -97,19 +97,32 @@ pub(super) fn stateful_text(expression: &Expression) -> Option<String> {
         Expression::Counter { packets, bytes } => Some(format!("counter packets {packets} bytes {bytes}")),
         Expression::Limit { rate, unit, burst, bytes, inverted } => {
             let over = if *inverted { "over " } else { "" };
-            let (what, burst_what) = if *bytes { (" bytes", " bytes") } else { ("", " packets") };
-            let unit = unit.name()?;
-            let burst = if *burst == 0 { String::new() } else { format!(" burst {burst}{burst_what}") };
-            Some(format!("limit rate {over}{rate}{what}/{unit}{burst}"))
+            let rate = if *bytes { bytes_text(*rate) } else { rate.to_string() };
+            // Without a word the burst is five packets, or no bytes.
+            let burst = match (*bytes, *burst) {
+                (false, 5) | (_, 0) => String::new(),
+                (false, burst) => format!(" burst {burst} packets"),
+                (true, burst) => format!(" burst {}", bytes_text(burst.into())),
+            };
+            Some(format!("limit rate {over}{rate}/{}{burst}", unit.name()?))
         }
         Expression::Quota { bytes, consumed, inverted } => {
             let over = if *inverted { "over " } else { "" };
-            let used = if *consumed == 0 { String::new() } else { format!(" used {consumed} bytes") };
-            Some(format!("quota {over}{bytes} bytes{used}"))
+            let used = if *consumed == 0 { String::new() } else { format!(" used {}", bytes_text(*consumed)) };
+            Some(format!("quota {over}{}{used}", bytes_text(*bytes)))
         }
         Expression::ConnectionLimit { count, inverted } => {
             Some(format!("ct count {}{count}", if *inverted { "over " } else { "" }))
         }
         _ => None,
+    }
+}
+
+/// A number of bytes in the greatest unit that it is a whole number of.
+fn bytes_text(bytes: u64) -> String {
+    match bytes {
+        bytes if bytes > 0 && bytes.is_multiple_of(1 << 20) => format!("{} mbytes", bytes >> 20),
+        bytes if bytes > 0 && bytes.is_multiple_of(1 << 10) => format!("{} kbytes", bytes >> 10),
+        bytes => format!("{bytes} bytes"),
     }
 }

@@ -9,6 +9,7 @@ use super::header::run_of_bits;
 use crate::model::{ByteOrder, DataType, Field, FieldTypes, Value};
 
 /// Context of a value.
+#[expect(clippy::struct_excessive_bools, reason = "they are independent of one another")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Form {
     /// The value is in a set of intervals, where all numbers are in network byte order.
@@ -19,10 +20,15 @@ pub(super) struct Form {
     pub(super) data_numbers: bool,
     /// Bits that follow those of the field.
     pub(super) shift: u32,
+    /// The value is an element, where a comma is between elements.
+    pub(super) element: bool,
+    /// Bytes without a name, which nft writes in base 16.
+    pub(super) raw: bool,
 }
 
 impl Form {
-    pub(super) const PLAIN: Form = Form { interval: false, numbers: false, data_numbers: false, shift: 0 };
+    pub(super) const PLAIN: Form =
+        Form { interval: false, numbers: false, data_numbers: false, shift: 0, element: false, raw: false };
 }
 
 /// A value of one field or of several; `None` when it does not fit its type.
@@ -40,7 +46,7 @@ pub(super) fn range_text(first: &Value, last: &Value, types: &FieldTypes, form: 
         parts.push(match field.data_type {
             _ if low == high => text(low)?,
             DataType::IFNAME => names_text(low, high)?,
-            _ => format!("{}-{}", text(low)?, text(high)?),
+            data_type => span_text(low, high, data_type, form)?,
         });
     }
     Some(parts.join(" . "))
@@ -87,19 +93,36 @@ pub(super) fn prefix_text(bytes: &[u8], data_type: DataType) -> Option<String> {
     Some(format!("{}/{}", field_text(&whole, data_type, Form::PLAIN)?, bytes.len().checked_mul(8)?))
 }
 
-/// Addresses from one to another, as a network when they are one.
-pub(super) fn span_text(first: &[u8], last: &[u8], data_type: DataType) -> Option<String> {
-    let text = |bytes: &[u8]| field_text(bytes, data_type, Form::PLAIN);
-    let differ: Vec<u8> = first.iter().zip(last).map(|(first, last)| first ^ last).collect();
-    let bits: u32 = differ.iter().map(|byte| byte.count_ones()).sum();
-    let all = u32::try_from(first.len()).ok()?.checked_mul(8)?;
-    let prefix = all.checked_sub(bits)?;
-    let is_tail = run_of_bits(0, &differ).is_some_and(|(run, _)| run == (prefix, bits));
-    let is_first = first.iter().zip(&differ).all(|(first, differ)| first & differ == 0);
-    if is_tail && is_first {
-        Some(format!("{}/{prefix}", text(first)?))
-    } else {
-        Some(format!("{}-{}", text(first)?, text(last)?))
+/// Types that nft writes with prefixes (`DTYPE_F_PREFIX`).
+fn has_prefixes(data_type: DataType) -> bool {
+    matches!(data_type, DataType::IPV4_ADDR | DataType::IPV6_ADDR | DataType::MARK)
+}
+
+/// Length of the prefix that a mask in network byte order is; `None` for another one, or all of it.
+fn prefix_length(mask: &[u8]) -> Option<u32> {
+    let ((first, bits), rest) = run_of_bits(0, mask)?;
+    (first == 0 && rest > 0).then_some(bits)
+}
+
+/// Bits that are kept of an operand, and a value that they are compared with, as a prefix.
+pub(super) fn masked_prefix(value: &[u8], mask: &[u8], data_type: DataType) -> Option<String> {
+    let mut order = mask.to_vec();
+    if data_type.byte_order() == ByteOrder::Host && cfg!(target_endian = "little") {
+        order.reverse();
+    }
+    let bits = prefix_length(&order).filter(|_| has_prefixes(data_type))?;
+    let fits = value.len() == mask.len() && value.iter().zip(mask).all(|(value, mask)| value & !mask == 0);
+    fits.then(|| Some(format!("{}/{bits}", field_text(value, data_type, Form::PLAIN)?)))?
+}
+
+/// Values from one to another, as a prefix when they are one.
+pub(super) fn span_text(first: &[u8], last: &[u8], data_type: DataType, form: Form) -> Option<String> {
+    let text = |bytes: &[u8]| field_text(bytes, data_type, form);
+    let mask: Vec<u8> = first.iter().zip(last).map(|(first, last)| !(first ^ last)).collect();
+    let is_first = first.iter().zip(&mask).all(|(first, mask)| first & !mask == 0);
+    match prefix_length(&mask).filter(|_| is_first && has_prefixes(data_type)) {
+        Some(prefix) => Some(format!("{}/{prefix}", text(first)?)),
+        None => Some(format!("{}-{}", text(first)?, text(last)?)),
     }
 }
 
@@ -115,7 +138,9 @@ pub(super) fn names_text(first: &[u8], last: &[u8]) -> Option<String> {
 pub(super) fn field_text(bytes: &[u8], data_type: DataType, form: Form) -> Option<String> {
     if form.shift != 0 {
         let number = number(bytes, ByteOrder::Network)?;
-        return (number.trailing_zeros() >= form.shift || number == 0).then(|| (number >> form.shift).to_string());
+        let fits = number.trailing_zeros() >= form.shift || number == 0;
+        let field = (number >> form.shift).to_be_bytes();
+        return fits.then(|| field_text(&field, data_type, Form { shift: 0, ..form }))?;
     }
     let order = match data_type {
         _ if form.interval => ByteOrder::Network,
@@ -128,7 +153,7 @@ pub(super) fn field_text(bytes: &[u8], data_type: DataType, form: Form) -> Optio
             if bytes.len().div_ceil(2) == usize::try_from(data_type.length()).ok()? =>
         {
             let (first, last) = bytes.split_at_checked(bytes.len().div_ceil(2))?;
-            span_text(first, last, data_type)?
+            span_text(first, last, data_type, Form::PLAIN)?
         }
         DataType::IPV4_ADDR => Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?).to_string(),
         DataType::IPV6_ADDR => Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).to_string(),
@@ -164,20 +189,23 @@ pub(super) fn field_text(bytes: &[u8], data_type: DataType, form: Form) -> Optio
             0x0800 => "ip".to_owned(),
             0x86dd => "ip6".to_owned(),
             0x0806 => "arp".to_owned(),
+            0x8100 => "8021q".to_owned(),
+            0x88a8 => "8021ad".to_owned(),
             other => format!("{other:#06x}"),
         },
         DataType::MARK => format!("{:#010x}", number(bytes, order)?),
-        DataType::CT_STATE => flags_text(number(bytes, order)?, &CT_STATES),
-        DataType::CT_STATUS => flags_text(number(bytes, order)?, &CT_STATUSES),
+        DataType::CT_STATE => flags_text(number(bytes, order)?, &CT_STATES, form),
+        DataType::CT_STATUS => flags_text(number(bytes, order)?, &CT_STATUSES, form),
+        DataType::TCP_FLAG => flags_text(number(bytes, order)?, &TCP_FLAGS, form),
         DataType::CT_DIR => String::from(if bytes.first()? == &0 { "original" } else { "reply" }),
-        DataType::FIB_ADDR_TYPE => match FIB_TYPES.iter().find(|(known, _)| Some(*known) == number(bytes, order)) {
-            Some((_, name)) => (*name).to_owned(),
-            None => number(bytes, order)?.to_string(),
-        },
         DataType::TIME => duration(Duration::from_millis(number(bytes, order)?)),
         DataType::CLASS_ID => {
             let class = number(bytes, order)?;
-            format!("{:x}:{:x}", class >> 16, class & 0xffff)
+            match class {
+                0 => "none".to_owned(),
+                0xffff_ffff => "root".to_owned(),
+                class => format!("{:x}:{:x}", class >> 16, class & 0xffff),
+            }
         }
         DataType::DAY => format!("\"{}\"", DAYS.get(usize::from(*bytes.first()?))?),
         // The number of the only label.
@@ -190,12 +218,17 @@ pub(super) fn field_text(bytes: &[u8], data_type: DataType, form: Form) -> Optio
                 _ => return None,
             }
         }
-        DataType::CT_EVENT => flags_text(number(bytes, order)?, &CT_EVENTS),
+        DataType::CT_EVENT => flags_text(number(bytes, order)?, &CT_EVENTS, form),
         // Times of a day or a calendar are in the time zone of whoever runs nft.
         DataType::TIME_DATE | DataType::HOUR => return None,
         DataType::BOOLEAN => String::from(if bytes.first()? == &0 { "missing" } else { "exists" }),
         _ => match number(bytes, order) {
-            Some(number) => number.to_string(),
+            Some(number) => match names(data_type).iter().find(|(known, _)| u64::from(*known) == number) {
+                Some((_, name)) => (*name).to_owned(),
+                None if form.raw => format!("{number:#x}"),
+                None if data_type == DataType::DSCP => format!("{number:#04x}"),
+                None => number.to_string(),
+            },
             None => hex(bytes),
         },
     })
@@ -218,19 +251,144 @@ const CT_EVENTS: [(u64, &str); 11] = [
     (512, "secmark"),
     (1024, "label"),
 ];
-const FIB_TYPES: [(u64, &str); 7] =
-    [(0, "unspec"), (1, "unicast"), (2, "local"), (3, "broadcast"), (4, "anycast"), (5, "multicast"), (6, "blackhole")];
+pub(super) const TCP_FLAGS: [(u64, &str); 8] =
+    [(1, "fin"), (2, "syn"), (4, "rst"), (8, "psh"), (16, "ack"), (32, "urg"), (64, "ecn"), (128, "cwr")];
+
+/// The names that nft has for numbers of a type, on every machine.
+#[expect(clippy::too_many_lines, reason = "a table")]
+fn names(data_type: DataType) -> &'static [(u32, &'static str)] {
+    match data_type {
+        DataType::FIB_ADDR_TYPE => &[
+            (0, "unspec"),
+            (1, "unicast"),
+            (2, "local"),
+            (3, "broadcast"),
+            (4, "anycast"),
+            (5, "multicast"),
+            (6, "blackhole"),
+            (7, "unreachable"),
+            (8, "prohibit"),
+        ],
+        DataType::ICMP_TYPE => &[
+            (0, "echo-reply"),
+            (3, "destination-unreachable"),
+            (4, "source-quench"),
+            (5, "redirect"),
+            (8, "echo-request"),
+            (9, "router-advertisement"),
+            (10, "router-solicitation"),
+            (11, "time-exceeded"),
+            (12, "parameter-problem"),
+            (13, "timestamp-request"),
+            (14, "timestamp-reply"),
+            (15, "info-request"),
+            (16, "info-reply"),
+            (17, "address-mask-request"),
+            (18, "address-mask-reply"),
+        ],
+        DataType::ICMPV6_TYPE => &[
+            (1, "destination-unreachable"),
+            (2, "packet-too-big"),
+            (3, "time-exceeded"),
+            (4, "parameter-problem"),
+            (128, "echo-request"),
+            (129, "echo-reply"),
+            (130, "mld-listener-query"),
+            (131, "mld-listener-report"),
+            (132, "mld-listener-done"),
+            (133, "nd-router-solicit"),
+            (134, "nd-router-advert"),
+            (135, "nd-neighbor-solicit"),
+            (136, "nd-neighbor-advert"),
+            (137, "nd-redirect"),
+            (138, "router-renumbering"),
+            (141, "ind-neighbor-solicit"),
+            (142, "ind-neighbor-advert"),
+            (143, "mld2-listener-report"),
+        ],
+        DataType::ICMP_CODE => &[
+            (0, "net-unreachable"),
+            (1, "host-unreachable"),
+            (2, "prot-unreachable"),
+            (3, "port-unreachable"),
+            (4, "frag-needed"),
+            (9, "net-prohibited"),
+            (10, "host-prohibited"),
+            (13, "admin-prohibited"),
+        ],
+        DataType::ICMPV6_CODE => &[
+            (0, "no-route"),
+            (1, "admin-prohibited"),
+            (3, "addr-unreachable"),
+            (4, "port-unreachable"),
+            (5, "policy-fail"),
+            (6, "reject-route"),
+        ],
+        DataType::IGMP_TYPE => &[
+            (17, "membership-query"),
+            (18, "membership-report-v1"),
+            (22, "membership-report-v2"),
+            (23, "leave-group"),
+            (34, "membership-report-v3"),
+        ],
+        DataType::PKT_TYPE => &[(0, "host"), (1, "broadcast"), (2, "multicast"), (3, "other")],
+        DataType::IFACE_TYPE => &[
+            (1, "ether"),
+            (512, "ppp"),
+            (768, "ipip"),
+            (769, "ipip6"),
+            (772, "loopback"),
+            (776, "sit"),
+            (778, "ipgre"),
+        ],
+        DataType::ARP_OP => &[
+            (1, "request"),
+            (2, "reply"),
+            (3, "rrequest"),
+            (4, "rreply"),
+            (8, "inrequest"),
+            (9, "inreply"),
+            (10, "nak"),
+        ],
+        DataType::DSCP => &[
+            (0, "cs0"),
+            (8, "cs1"),
+            (16, "cs2"),
+            (24, "cs3"),
+            (32, "cs4"),
+            (40, "cs5"),
+            (48, "cs6"),
+            (56, "cs7"),
+            (1, "lephb"),
+            (10, "af11"),
+            (12, "af12"),
+            (14, "af13"),
+            (18, "af21"),
+            (20, "af22"),
+            (22, "af23"),
+            (26, "af31"),
+            (28, "af32"),
+            (30, "af33"),
+            (34, "af41"),
+            (36, "af42"),
+            (38, "af43"),
+            (46, "ef"),
+        ],
+        DataType::ECN => &[(0, "not-ect"), (1, "ect1"), (2, "ect0"), (3, "ce")],
+        _ => &[],
+    }
+}
 
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
 /// Bits by their names; as a number when one has none.
-fn flags_text(bits: u64, names: &[(u64, &str)]) -> String {
+fn flags_text(bits: u64, names: &[(u64, &str)], form: Form) -> String {
     let known: u64 = names.iter().map(|(bit, _)| bit).fold(0, |all, bit| all | bit);
     if bits == 0 || bits & !known != 0 {
         return format!("{bits:#x}");
     }
     let found: Vec<&str> = names.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect();
-    found.join(",")
+    found.join(if form.element { " | " } else { "," })
 }
 
 /// Bytes as one number in base 16.

@@ -81,7 +81,7 @@ fn clients_outside_have_a_list_of_their_own() {
         chain(&kernel, "from-outside"),
         [
             "fib saddr type local return".to_owned(),
-            "ip saddr & 255.255.0.0 == 10.244.0.0 return".to_owned(),
+            "ip saddr 10.244.0.0/16 return".to_owned(),
             format!("meta mark set {place} map @split-mark"),
         ]
     );

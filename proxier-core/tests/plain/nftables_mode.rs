@@ -1151,12 +1151,7 @@ fn traffic_of_pods_is_told_as_configured() {
     let marked = "meta mark set";
     for (local, all, outside, inside) in [
         (LocalTraffic::default(), false, None, None),
-        (
-            networks("10.244.0.0/16"),
-            false,
-            Some("ip saddr & 255.255.0.0 != 10.244.0.0"),
-            Some("ip saddr & 255.255.0.0 == 10.244.0.0"),
-        ),
+        (networks("10.244.0.0/16"), false, Some("ip saddr != 10.244.0.0/16"), Some("ip saddr 10.244.0.0/16")),
         (
             LocalTraffic::BridgeInterface(interface("cni0")),
             false,
@@ -1249,7 +1244,7 @@ fn localnet(node: &Node) -> String {
 }
 
 fn is_guarded(node: &Node) -> bool {
-    let guard = "ip daddr & 255.0.0.0 == 127.0.0.0 iifname != \"lo\" drop";
+    let guard = "ip daddr 127.0.0.0/8 iifname != \"lo\" drop";
     node.tables().get("ip proxier").is_some_and(|table| table.contains(guard))
 }
 

@@ -1,0 +1,481 @@
+//! Matches and statements that most rules do without: ranges, flags, options, what goes on with a connection, and where packets go.
+
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use super::RuleBuilder;
+use crate::expr::{
+    ByteOrderOp, CmpOp, CtKey, DynSetOp, Expression, ExthdrOp, MetaKey, NatFlags, NatKind, QueueFlags, Register,
+    RegisterRange, RtKey, SetReference,
+};
+use crate::model::{ByteOrder, DataType, Family, InvalidValue, Value};
+use crate::operand::{IpVersion, Operand};
+
+bitflags::bitflags! {
+    /// Flags of TCP.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    pub struct TcpFlags: u8 {
+        /// The last segment.
+        const FIN = 0x01;
+        /// The first segment.
+        const SYN = 0x02;
+        /// A reset.
+        const RST = 0x04;
+        /// Data to be handed on at once.
+        const PSH = 0x08;
+        /// An acknowledgement.
+        const ACK = 0x10;
+        /// Urgent data.
+        const URG = 0x20;
+        /// Congestion was noticed.
+        const ECN = 0x40;
+        /// Congestion was answered.
+        const CWR = 0x80;
+    }
+}
+
+/// Kind of TCP's option for the greatest segment size (RFC 9293).
+const MAXSEG: u8 = 2;
+
+/// The first register behind an address.
+fn behind(address: IpAddr) -> Option<Register> {
+    Register::FIRST.behind(if address.is_ipv4() { 4 } else { 16 })
+}
+
+fn version(address: IpAddr) -> (IpVersion, Family) {
+    if address.is_ipv4() { (IpVersion::V4, Family::Ip) } else { (IpVersion::V6, Family::Ip6) }
+}
+
+/// # Ranges, negation and options
+///
+/// ```
+/// use nftables::expr::{CmpOp, RtKey, SocketKey};
+/// use nftables::{CtState, Family, L4Protocol, Operand, RuleBuilder, TcpFlags, Value, rule};
+///
+/// let inet = || rule(Family::Inet);
+/// let nft = |rule: RuleBuilder| rule.build().map(|rule| rule.to_nft(Family::Inet).unwrap_or_default());
+///
+/// let node_ports = inet().meta_l4proto(L4Protocol::TCP).dport_in(30_000..=32_767).accept();
+/// assert_eq!(nft(node_ports)?, "tcp dport 30000-32767 accept");
+///
+/// let clients = inet().meta_l4proto(L4Protocol::TCP).sport_in(0..=1023).negated().accept();
+/// assert_eq!(nft(clients)?, "tcp sport != 0-1023 accept");
+///
+/// // The ends of a range are in network byte order, those of marks too.
+/// let marked = inet().in_range(&Operand::MARK, Value::be32(5), Value::be32(9)).counter();
+/// assert_eq!(nft(marked)?, "meta mark 0x00000005-0x00000009 counter");
+///
+/// let outside = inet().iifname("veth*").negated().ct_state(CtState::NEW).drop_packet();
+/// assert_eq!(nft(outside)?, "iifname != \"veth*\" ct state new drop");
+///
+/// // Connections of a tunnel whose packets are shorter: the option says what the route's MTU has room for.
+/// let syn = || inet().oifname("wg0").tcp_flags(TcpFlags::SYN, TcpFlags::SYN | TcpFlags::RST);
+/// assert_eq!(nft(syn().clamp_mss())?, "oifname \"wg0\" tcp flags syn / syn,rst tcp option maxseg size set rt mtu");
+/// assert_eq!(nft(syn().set_mss(1360))?, "oifname \"wg0\" tcp flags syn / syn,rst tcp option maxseg size set 1360");
+///
+/// let ipsec = inet().matches(&Operand::Rt(RtKey::Xfrm), CmpOp::Eq, Value::byte(0)).drop_packet();
+/// assert_eq!(nft(ipsec)?, "rt ipsec missing drop");
+/// let taken = inet().matches(&Operand::Socket(SocketKey::Transparent), CmpOp::Eq, Value::byte(1)).set_mark(1).accept();
+/// assert_eq!(nft(taken)?, "socket transparent 1 meta mark set 0x00000001 accept");
+/// assert_eq!(nft(inet().osf_name("Linux").counter())?, "osf name \"Linux\" counter");
+///
+/// let empty = inet().dport_in(RangeOf::new(2, 1)).build();
+/// assert_eq!(empty.unwrap_err().to_string(), "a range from 0x0002 to 0x0001: its first value is the greater one");
+/// # use std::ops::RangeInclusive as RangeOf;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+impl RuleBuilder {
+    /// Turns the last match around: `!=` for `==`, outside of a range, not in a set, above a rate, a quota or a number of connections (`over`).
+    ///
+    /// # Errors
+    /// By [`build`](RuleBuilder::build), where the last call was no match.
+    #[doc(alias = "over")]
+    #[doc(alias = "not")]
+    pub fn negated(mut self) -> Self {
+        match self.rule.expressions.last_mut() {
+            Some(Expression::Cmp { op, .. }) => {
+                *op = match *op {
+                    CmpOp::Eq => CmpOp::Ne,
+                    CmpOp::Ne => CmpOp::Eq,
+                    CmpOp::Lt => CmpOp::Ge,
+                    CmpOp::Ge => CmpOp::Lt,
+                    CmpOp::Gt => CmpOp::Le,
+                    CmpOp::Le => CmpOp::Gt,
+                    CmpOp::Other(other) => CmpOp::Other(other),
+                }
+            }
+            Some(
+                Expression::Range { inverted, .. }
+                | Expression::Lookup { inverted, register: None, .. }
+                | Expression::Limit { inverted, .. }
+                | Expression::Quota { inverted, .. }
+                | Expression::ConnectionLimit { inverted, .. },
+            ) => *inverted = !*inverted,
+            _ => {
+                self.note::<()>(Err(InvalidValue::new("a negation", "there is no match before it")));
+            }
+        }
+        self
+    }
+
+    /// Matches when an operand is in a range, both ends included. Both are in network byte order ([`Value::be32`]): the kernel compares
+    /// byte by byte, and the rule turns around an operand of the machine's byte order.
+    pub fn in_range(mut self, operand: &Operand, from: impl Into<Value>, to: impl Into<Value>) -> Self {
+        let (from, to, length) = (from.into(), to.into(), operand.length());
+        let invalid = |why| Err(InvalidValue::new(format!("a range from {from:?} to {to:?}"), why));
+        if [&from, &to].iter().any(|end| u32::try_from(end.len()) != Ok(length)) {
+            self.note::<()>(invalid("its ends are not as long as what is compared with them"));
+        } else if from > to {
+            self.note::<()>(invalid("its first value is the greater one"));
+        }
+        let register = Register::FIRST;
+        self.load(std::slice::from_ref(operand), register);
+        let is_host_order = match operand.field().data_type {
+            DataType::INTEGER => operand.is_host_order(),
+            DataType::IFNAME | DataType::STRING => false,
+            other => other.byte_order() == ByteOrder::Host,
+        };
+        if is_host_order && matches!(length, 2 | 4 | 8) {
+            let op = ByteOrderOp::HostToNetwork;
+            self = self.expression(Expression::ByteOrder { source: register, register, op, length, size: length });
+        }
+        self.expression(Expression::Range { register, inverted: false, from, to })
+    }
+
+    /// Matches destination ports in a range. Match the protocol first.
+    pub fn dport_in(self, ports: RangeInclusive<u16>) -> Self {
+        self.in_range(&Operand::DPORT, Value::port(*ports.start()), Value::port(*ports.end()))
+    }
+
+    /// Matches source ports in a range. Match the protocol first.
+    pub fn sport_in(self, ports: RangeInclusive<u16>) -> Self {
+        self.in_range(&Operand::SPORT, Value::port(*ports.start()), Value::port(*ports.end()))
+    }
+
+    /// Matches packets of TCP of whose flags those of `mask` are `value`. Adds the match on the protocol.
+    pub fn tcp_flags(self, value: TcpFlags, mask: TcpFlags) -> Self {
+        let flags = Operand::TCP_FLAGS;
+        let flags = if mask.is_all() { flags } else { flags.masked(Value::byte(mask.bits())) };
+        self.meta_l4proto(super::L4Protocol::TCP).matches(&flags, CmpOp::Eq, Value::byte(value.bits()))
+    }
+
+    /// Sets TCP's option for the greatest segment size to what the packet's route has room for (`set rt mtu`); larger stays no larger,
+    /// smaller stays (`nft_exthdr_tcp_set_eval`). Match packets with the flag SYN first.
+    #[doc(alias = "maxseg")]
+    pub fn clamp_mss(mut self) -> Self {
+        let register = Register::FIRST;
+        self.load(&[Operand::Rt(RtKey::TcpMss)], register);
+        let op = ByteOrderOp::HostToNetwork;
+        self.expression(Expression::ByteOrder { source: register, register, op, length: 2, size: 2 }).write_mss()
+    }
+
+    /// Sets TCP's option for the greatest segment size to at most this; a smaller one stays. Match packets with the flag SYN first.
+    #[doc(alias = "maxseg")]
+    pub fn set_mss(self, bytes: u16) -> Self {
+        self.expression(Expression::Immediate { register: Register::FIRST, value: Value::port(bytes) }).write_mss()
+    }
+
+    fn write_mss(self) -> Self {
+        let source = Register::FIRST;
+        self.expression(Expression::ExthdrSet { op: ExthdrOp::Tcp, kind: MAXSEG, offset: 2, length: 2, source })
+    }
+
+    /// Matches a sender's operating system by its name in the fingerprints that `nfnl_osf` has loaded, at most 15 bytes.
+    pub fn osf_name(mut self, name: &str) -> Self {
+        match self.note(Value::interface(name)) {
+            Some(value) => self.matches(&Operand::Osf { ttl: 0, version: false }, CmpOp::Eq, value),
+            None => self,
+        }
+    }
+}
+
+/// # Connections
+///
+/// ```
+/// use nftables::expr::{CtKey, DynSetOp, LimitUnit, MetaKey};
+/// use nftables::{Expression, Family, L4Protocol, Operand, RuleBuilder, TableKey, Value, rule};
+///
+/// let inet = || rule(Family::Inet);
+/// let nft = |rule: RuleBuilder| rule.build().map(|rule| rule.to_nft(Family::Inet).unwrap_or_default());
+///
+/// // The mark of the first packet goes with all later ones.
+/// assert_eq!(nft(inet().save_mark())?, "ct mark set meta mark");
+/// assert_eq!(nft(inet().ct_mark(0, u32::MAX).negated().restore_mark())?, "ct mark != 0x00000000 meta mark set ct mark");
+/// assert_eq!(nft(inet().ct_mark(0x100, 0x100).accept())?, "ct mark & 0x00000100 == 0x00000100 accept");
+/// assert_eq!(nft(inet().iifname("red*").set_ct_zone(7))?, "iifname \"red*\" ct zone set 7");
+/// assert_eq!(nft(inet().ct_label(5).set_ct_label(6))?, "ct label 5 ct label set 6");
+/// assert_eq!(nft(inet().set_meta(MetaKey::Priority, Value::mark(0x1_0002)))?, "meta priority set 1:2");
+/// assert_eq!(nft(inet().set_ct(CtKey::Mark, &Operand::random(4)))?, "ct mark set numgen random mod 4");
+///
+/// // At most 20 connections of each client; new ones beyond are dropped. The set is `dynamic`.
+/// let clients = TableKey::new(Family::Inet, "filter")?.set("clients")?;
+/// let over = Expression::ConnectionLimit { count: 20, inverted: true };
+/// let each = inet().meter(DynSetOp::Add, &clients, &[Operand::IP_SADDR], None, [over]).drop_packet();
+/// assert_eq!(nft(each)?, "add @clients { ip saddr ct count over 20 } drop");
+/// let all = inet().meta_l4proto(L4Protocol::TCP).dport(22).ct_count(100).negated().drop_packet();
+/// assert_eq!(nft(all)?, "tcp dport 22 ct count over 100 drop");
+///
+/// assert_eq!(nft(inet().limit_bytes(10 << 20, LimitUnit::Second, 0).negated().drop_packet())?, "limit rate over 10 mbytes/second drop");
+/// assert_eq!(nft(inet().quota(25 << 20).negated().drop_packet())?, "quota over 25 mbytes drop");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+impl RuleBuilder {
+    /// Sets metadata of the packet to a constant or to what is read from it.
+    pub fn set_meta(mut self, key: MetaKey, value: impl Into<Operand>) -> Self {
+        self.load(&[value.into()], Register::FIRST);
+        self.expression(Expression::MetaSet { key, source: Register::FIRST })
+    }
+
+    /// Sets a part of the connection to a constant or to what is read from the packet.
+    pub fn set_ct(mut self, key: CtKey, value: impl Into<Operand>) -> Self {
+        self.load(&[value.into()], Register::FIRST);
+        self.expression(Expression::CtSet { key, direction: None, source: Register::FIRST })
+    }
+
+    /// Matches connections of which `mark & mask` is `value`.
+    pub fn ct_mark(self, value: u32, mask: u32) -> Self {
+        let operand = if mask == u32::MAX { Operand::CT_MARK } else { Operand::CT_MARK.masked(Value::mark(mask)) };
+        self.matches(&operand, CmpOp::Eq, Value::mark(value))
+    }
+
+    /// Sets the connection mark.
+    pub fn set_ct_mark(self, mark: u32) -> Self {
+        self.set_ct(CtKey::Mark, Value::mark(mark))
+    }
+
+    /// Sets the connection mark to the packet's.
+    pub fn save_mark(self) -> Self {
+        self.set_ct(CtKey::Mark, Operand::MARK)
+    }
+
+    /// Sets the packet mark to the connection's.
+    pub fn restore_mark(self) -> Self {
+        self.set_meta(MetaKey::Mark, Operand::CT_MARK)
+    }
+
+    /// Puts the packet into a zone of connection tracking: equal addresses of different zones are different connections. In a
+    /// chain at [`Priority::RAW`](crate::Priority::RAW), which is before connection tracking.
+    pub fn set_ct_zone(self, zone: u16) -> Self {
+        self.set_ct(CtKey::Zone, Value::of(&zone.to_ne_bytes()))
+    }
+
+    /// Matches connections with a label, 0 to 127.
+    pub fn ct_label(mut self, label: u8) -> Self {
+        let Some(bits) = self.label_bits(label) else { return self };
+        let labels = Operand::Ct(CtKey::Labels, None).masked(bits);
+        self.matches(&labels, CmpOp::Ne, Value::of(&[0; 16]))
+    }
+
+    /// Gives the connection a label, 0 to 127, beside those that it has.
+    pub fn set_ct_label(mut self, label: u8) -> Self {
+        let Some(bits) = self.label_bits(label) else { return self };
+        self.set_ct(CtKey::Labels, bits)
+    }
+
+    fn label_bits(&mut self, label: u8) -> Option<Value> {
+        let bits = 1_u128.checked_shl(u32::from(label)).map(|bits| Value::of(&bits.to_ne_bytes()));
+        self.note(bits.ok_or_else(|| InvalidValue::new(format!("label {label}"), "labels are 0 to 127")))
+    }
+
+    /// Matches up to so many connections at once. With [`negated`](RuleBuilder::negated) those beyond: `ct count over`.
+    /// In an element of a set ([`meter`](RuleBuilder::meter)) connections are counted for each key.
+    pub fn ct_count(self, connections: u32) -> Self {
+        self.expression(Expression::ConnectionLimit { count: connections, inverted: false })
+    }
+
+    /// Matches up to so many bytes in all. With [`negated`](RuleBuilder::negated) what is beyond: `quota over`.
+    pub fn quota(self, bytes: u64) -> Self {
+        self.expression(Expression::Quota { bytes, consumed: 0, inverted: false })
+    }
+
+    /// Matches up to so many bytes in a unit of time, and `burst` bytes at once. With [`negated`](RuleBuilder::negated) what is
+    /// beyond: `limit rate over`.
+    pub fn limit_bytes(self, rate: u64, unit: crate::expr::LimitUnit, burst: u32) -> Self {
+        self.expression(Expression::Limit { rate, unit, burst, bytes: true, inverted: false })
+    }
+
+    /// Adds or updates an element that has expressions of its own: counts, limits or quotas for each key. Goes on if these do. The set
+    /// has [`SetFlags::DYNAMIC`](crate::SetFlags::DYNAMIC) and, for numbers of connections, no time-out.
+    pub fn meter(
+        self,
+        op: DynSetOp,
+        set: impl Into<SetReference>,
+        key: &[Operand],
+        timeout: Option<Duration>,
+        each: impl IntoIterator<Item = Expression>,
+    ) -> Self {
+        let mut rule = self.change_set(op, set, key, &[], timeout);
+        if let Some(Expression::DynSet { expressions, .. }) = rule.rule.expressions.last_mut() {
+            expressions.extend(each);
+        }
+        rule
+    }
+
+    /// Has `nft monitor trace` and [`Events`](crate::Events) follow the packet from here on.
+    #[doc(alias = "nftrace")]
+    pub fn trace(self) -> Self {
+        self.set_meta(MetaKey::NfTrace, Value::byte(1))
+    }
+}
+
+/// # Places that packets go to
+///
+/// Devices are numbers: the crate does not look up names.
+///
+/// ```
+/// use nftables::expr::{NatFlags, NatKind, QueueFlags};
+/// use nftables::{Family, L4Protocol, RuleBuilder, rule};
+///
+/// let inet = || rule(Family::Inet);
+/// let tcp = || inet().meta_l4proto(L4Protocol::TCP);
+/// let nft = |rule: RuleBuilder| rule.build().map(|rule| rule.to_nft(Family::Inet).unwrap_or_default());
+///
+/// assert_eq!(nft(tcp().dport(80).tproxy_to_port(50_080))?, "tcp dport 80 tproxy to :50080");
+/// let proxied = tcp().tproxy_to("[::1]:50080".parse()?);
+/// assert_eq!(nft(proxied)?, "meta l4proto tcp meta nfproto ipv6 tproxy ip6 to [::1]:50080");
+/// assert_eq!(nft(inet().queue(1..=4, QueueFlags::BYPASS))?, "queue flags bypass to 1-4");
+///
+/// let pool = inet().nat_to(NatKind::Source, "192.0.2.1".parse()?..="192.0.2.9".parse()?, None, NatFlags::PERSISTENT);
+/// assert_eq!(nft(pool)?, "meta nfproto ipv4 snat ip to 192.0.2.1-192.0.2.9 persistent");
+/// let ports = "192.0.2.1".parse()?..="192.0.2.1".parse()?;
+/// let ports = tcp().nat_to(NatKind::Source, ports, Some(1024..=2047), NatFlags::RANDOM);
+/// assert_eq!(nft(ports)?, "meta l4proto tcp meta nfproto ipv4 snat ip to 192.0.2.1:1024-2047 random");
+/// // Address by address: 10.0.0.7 becomes 192.0.2.7.
+/// let network = inet().saddr_in("10.0.0.0".parse()?, 24).nat_to_network(NatKind::Source, "192.0.2.0".parse()?, 24);
+/// assert_eq!(nft(network)?, "ip saddr 10.0.0.0/24 snat ip prefix to 192.0.2.0/24");
+///
+/// let netdev = |rule: RuleBuilder| rule.build().map(|rule| rule.to_nft(Family::Netdev).unwrap_or_default());
+/// assert_eq!(netdev(rule(Family::Netdev).fwd_to(7))?, "fwd to 7");
+/// assert_eq!(netdev(rule(Family::Netdev).fwd_to_neighbour("192.0.2.1".parse()?, 7))?, "meta protocol ip fwd ip to 192.0.2.1 device 7");
+/// assert_eq!(netdev(rule(Family::Netdev).dup_to_device(7))?, "dup to 7");
+/// let ip = rule(Family::Ip).dup_to("192.0.2.1".parse()?, Some(7)).build()?;
+/// assert_eq!(ip.to_nft(Family::Ip).as_deref(), Some("dup to 192.0.2.1 device 7"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+impl RuleBuilder {
+    fn immediate(self, register: Register, value: Value) -> Self {
+        self.expression(Expression::Immediate { register, value })
+    }
+
+    /// Hands the packet to the socket of this host at this address and port, without changing it. At hook `prerouting`.
+    pub fn tproxy_to(mut self, target: SocketAddr) -> Self {
+        let (version, family) = version(target.ip());
+        self.need_version(version);
+        let (address, port) = (Some(Register::FIRST), behind(target.ip()));
+        self = self.immediate(Register::FIRST, target.ip().into());
+        match port {
+            Some(register) => self.immediate(register, Value::port(target.port())),
+            None => self,
+        }
+        .expression(Expression::Tproxy { family, address, port })
+    }
+
+    /// Hands the packet to a socket of this host at this port, of the address that it came to.
+    pub fn tproxy_to_port(self, port: u16) -> Self {
+        // NFPROTO_UNSPEC: of both IP versions.
+        let family = if self.family == Family::Inet { Family::Other(0) } else { self.family };
+        let register = Register::FIRST;
+        let tproxy = Expression::Tproxy { family, address: None, port: Some(register) };
+        self.immediate(register, Value::port(port)).expression(tproxy)
+    }
+
+    /// Hands the packet to a program; connections are spread over the queues.
+    pub fn queue(mut self, queues: RangeInclusive<u16>, flags: QueueFlags) -> Self {
+        let (first, last) = (*queues.start(), *queues.end());
+        let count = last.checked_sub(first).and_then(|more| more.checked_add(1));
+        let invalid =
+            || InvalidValue::new(format!("queues {first} to {last}"), "they are 1 to 65535 queues, the lowest first");
+        match self.note(count.ok_or_else(invalid)) {
+            Some(count) => self.expression(Expression::Queue { first, count, flags }),
+            None => self,
+        }
+    }
+
+    /// Sends the packet on by a device, by its index. Family `netdev`.
+    pub fn fwd_to(self, device: u32) -> Self {
+        let register = Register::FIRST;
+        self.immediate(register, Value::mark(device))
+            .expression(Expression::Forward { device: register, address: None })
+    }
+
+    /// Sends the packet to a neighbour at a device, by its index. Family `netdev`.
+    pub fn fwd_to_neighbour(mut self, address: IpAddr, device: u32) -> Self {
+        let (version, family) = version(address);
+        self.need_version(version);
+        let Some(register) = behind(address) else { return self };
+        self.immediate(Register::FIRST, address.into())
+            .immediate(register, Value::mark(device))
+            .expression(Expression::Forward { device: register, address: Some((family, Register::FIRST)) })
+    }
+
+    /// Sends a copy of the packet to an address, by the device of this index or of the route. Families `ip` and `ip6`.
+    pub fn dup_to(mut self, address: IpAddr, device: Option<u32>) -> Self {
+        self.need_version(version(address).0);
+        self = self.immediate(Register::FIRST, address.into());
+        let register = behind(address).filter(|_| device.is_some());
+        if let (Some(device), Some(register)) = (device, register) {
+            self = self.immediate(register, Value::mark(device));
+        }
+        self.expression(Expression::Duplicate { address: Some(Register::FIRST), device: register })
+    }
+
+    /// Sends a copy of the packet by a device, by its index. Family `netdev`.
+    pub fn dup_to_device(self, device: u32) -> Self {
+        let register = Register::FIRST;
+        let dup = Expression::Duplicate { address: None, device: Some(register) };
+        self.immediate(register, Value::mark(device)).expression(dup)
+    }
+
+    /// Translates to one of several addresses, and ports if they are given.
+    pub fn nat_to(
+        mut self,
+        kind: NatKind,
+        addresses: RangeInclusive<IpAddr>,
+        ports: Option<RangeInclusive<u16>>,
+        flags: NatFlags,
+    ) -> Self {
+        let (first, last) = (*addresses.start(), *addresses.end());
+        let is_right = first <= last && first.is_ipv4() == last.is_ipv4();
+        if !is_right || ports.as_ref().is_some_and(RangeInclusive::is_empty) {
+            let why = "the first address or port is the greater one, or of another IP version";
+            self.note::<()>(Err(InvalidValue::new(format!("a translation to {first}-{last}"), why)));
+        }
+        let (version, family) = version(first);
+        self.need_version(version);
+        let mut values = vec![Value::from(first)];
+        values.extend((first != last).then(|| Value::from(last)));
+        let address = self.constants(&mut Some(Register::FIRST), values);
+        let mut next = address.and_then(|range| range.last.behind(if first.is_ipv4() { 4 } else { 16 }));
+        let port = ports.and_then(|ports| {
+            let (first, last) = (*ports.start(), *ports.end());
+            let mut values = vec![Value::port(first)];
+            values.extend((first != last).then(|| Value::port(last)));
+            self.constants(&mut next, values)
+        });
+        self.expression(Expression::Nat { kind, family, address, port, flags })
+    }
+
+    /// Puts one or two constants into registers from one on.
+    fn constants(&mut self, next: &mut Option<Register>, values: Vec<Value>) -> Option<RegisterRange> {
+        let mut range: Option<RegisterRange> = None;
+        for value in values {
+            let register = (*next)?;
+            *next = register.behind(u32::try_from(value.len()).ok()?);
+            self.rule.expressions.push(Expression::Immediate { register, value });
+            range = Some(RegisterRange { first: range.map_or(register, |range| range.first), last: register });
+        }
+        range
+    }
+
+    /// Translates a network to this one, address by address (`prefix to`, netmap): the bits behind the prefix stay. Match the
+    /// network that is translated first. Since Linux 5.8.
+    #[doc(alias = "netmap")]
+    pub fn nat_to_network(mut self, kind: NatKind, network: IpAddr, prefix: u8) -> Self {
+        match self.note(crate::model::network(network, prefix)) {
+            Some((first, last)) => self.nat_to(kind, first..=last, None, NatFlags::NETMAP),
+            None => self,
+        }
+    }
+}
