@@ -358,6 +358,13 @@ impl Client {
 
     /// The elements of a set, complete; ranges as [`ElementKey::Range`].
     ///
+    /// The time grows with the square of the number of ranges of one field: the kernel walks the tree from its beginning for each
+    /// part of the answer (`nft_rbtree_walk`). On Linux 6.18, 20,000 ranges take 48 ms and 40,000 take 142 ms; as many addresses of a set
+    /// without ranges take 12 and 24 ms, ranges of two fields (`ipv4_addr . inet_service`) 10 and 20 ms. Where that matters, ask for
+    /// single keys with [`Client::get_element`] (about 13 µs each, in a set of any size), for the number of elements with
+    /// [`Client::get_set`] ([`ObservedSet::count`], Linux 6.16), or keep what was read and follow the changes with
+    /// [`Events`](crate::Events).
+    ///
     /// # Errors
     /// As [`Client::list_tables`], and [`ErrorKind::NotFound`].
     #[doc(alias = "NFT_MSG_GETSETELEM")]

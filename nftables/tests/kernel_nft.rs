@@ -866,3 +866,52 @@ fn rules_have_the_words_of_nft() {
         assert!(missing.len() < 8, "{missing:?}");
     });
 }
+
+#[test]
+fn sets_have_the_words_of_nft() {
+    kernel_test(&[Need::Root, Need::Nftables, Need::Kernel(5, 13)], || {
+        let table = TableKey::new(Family::Ip, "t").unwrap();
+        let types = suite::types(&[DataType::IPV4_ADDR]);
+        let network = |address: &str, prefix| Element::network(address.parse().unwrap(), prefix).unwrap();
+        let blocked = Set::new(table.set("blocked").unwrap(), types.clone()).auto_merge();
+        let zones = Set::map(table.set("zones").unwrap(), types.clone(), suite::types(&[DataType::MARK]));
+        let zones = zones.flags(SetFlags::INTERVAL);
+        let plain = Set::verdict_map(table.set("plain").unwrap(), types);
+        let mut transaction = Transaction::new();
+        transaction.add_table(Table::new(table.clone()));
+        for set in [&blocked, &zones, &plain] {
+            transaction.add_set(set.clone());
+        }
+        let elements = [network("10.0.0.0", 9), network("10.128.0.0", 9), network("192.0.2.4", 30)];
+        transaction.add_elements(&blocked, blocked.merge(elements));
+        let rest = || Element::new(nftables::ElementKey::CatchAll);
+        let marked = [network("10.0.0.0", 12).maps_to(Value::mark(1)), rest().maps_to(Value::mark(2))];
+        transaction.add_elements(&zones, marked.clone());
+        let verdicts = [network("192.0.2.1", 32), rest()].map(|element| element.verdict(nftables::Verdict::Drop));
+        transaction.add_elements(&plain, verdicts.clone());
+        let mut client = Client::open().unwrap();
+        client.commit(&transaction).unwrap();
+        let words =
+            |name: &str| nft(&["list", "set", "ip", "t", name], None).or(nft(&["list", "map", "ip", "t", name], None));
+        assert!(words("blocked").unwrap().contains("\t\tauto-merge\n\t\telements = { 10.0.0.0/8, 192.0.2.4/30 }"));
+        let zoned = words("zones").unwrap();
+        assert!(zoned.contains("10.0.0.0/12 : 0x00000001") && zoned.contains("* : 0x00000002"), "{zoned}");
+        let verdict = words("plain").unwrap();
+        assert!(verdict.contains("192.0.2.1 : drop") && verdict.contains("* : drop"), "{verdict}");
+        // nft's own addition joins what was written here, and is read here.
+        load("add element ip t blocked { 192.0.2.0/30 }\n");
+        assert_eq!(client.list_elements(&blocked).unwrap(), [network("10.0.0.0", 8), network("192.0.2.0", 29)]);
+        assert!(client.get_set(&blocked.key).unwrap().set.auto_merge);
+        assert_eq!(client.list_elements(&zones).unwrap(), marked);
+        let text = client.snapshot(&table).unwrap().to_string();
+        flush();
+        load(&text);
+        assert_eq!(client.list_elements(&plain).unwrap().len(), 2);
+        assert_eq!(client.snapshot(&table).unwrap().to_string(), text);
+        // The catch-all element goes as it came.
+        let mut transaction = Transaction::new();
+        transaction.delete_elements(&zones, [rest()]).delete_elements(&plain, [rest()]);
+        client.commit(&transaction).unwrap();
+        assert!(!words("zones").unwrap().contains('*') && !words("plain").unwrap().contains('*'));
+    });
+}

@@ -68,6 +68,17 @@ impl ElementKey {
     }
 }
 
+impl ElementKey {
+    /// The first and the last value.
+    pub(crate) fn ends(&self) -> Option<(&Value, &Value)> {
+        match self {
+            ElementKey::Value(value) => Some((value, value)),
+            ElementKey::Range(first, last) => Some((first, last)),
+            ElementKey::End(_) | ElementKey::CatchAll => None,
+        }
+    }
+}
+
 /// Data of a map's element.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
@@ -187,6 +198,20 @@ impl Element {
     pub fn network(address: IpAddr, prefix: u8) -> Result<Self, InvalidValue> {
         let (first, last) = network(address, prefix)?;
         Ok(if first == last { Element::value(first) } else { Element::range(first, last) })
+    }
+
+    /// Takes up another element whose keys overlap these or follow them, if it is otherwise equal and starts no earlier.
+    pub(crate) fn join(&mut self, other: &Element) -> bool {
+        let (Some((first, last)), Some((from, to))) = (self.key.ends(), other.key.ends()) else { return false };
+        let touches = from <= last || last.successor().as_ref() == Some(from);
+        let is_equal = (&self.data, &self.timeout, &self.expressions, &self.comment)
+            == (&other.data, &other.timeout, &other.expressions, &other.comment);
+        let joined = touches && is_equal;
+        if joined {
+            let (first, last) = (first.clone(), last.max(to).clone());
+            self.key = if first == last { ElementKey::Value(first) } else { ElementKey::Range(first, last) };
+        }
+        joined
     }
 
     /// The same in a map to values.

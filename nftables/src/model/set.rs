@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bitflags::bitflags;
 
-use super::{FieldTypes, InvalidValue, ObjectType, SetKey};
+use super::{Element, FieldTypes, InvalidValue, ObjectType, SetKey};
 use crate::expr::Expression;
 use crate::operand::Operand;
 use crate::typing::{self, About};
@@ -140,6 +140,10 @@ pub struct Set {
     pub expressions: Vec<Expression>,
     /// Text for people. nft takes at most 128 bytes, the kernel has room for 253.
     pub comment: Option<String>,
+    /// Note for nft (`auto-merge`) that it may join ranges which overlap or follow one another when it adds elements. The kernel does not
+    /// know it, and this crate joins nothing by itself: [`Set::merge`].
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub auto_merge: bool,
     /// Operands that make up the keys, field by field; empty when only their types are known. nft prints such a set with
     /// `typeof`; without it, it takes no numbers of `numgen`.
     #[cfg_attr(feature = "serde", serde(default))]
@@ -166,6 +170,7 @@ impl Set {
             policy: SetPolicy::Performance,
             expressions: Vec::new(),
             comment: None,
+            auto_merge: false,
             key_typeof: Vec::new(),
             data_typeof: Vec::new(),
             userdata: Vec::new(),
@@ -242,6 +247,45 @@ impl Set {
     pub fn comment(mut self, comment: impl Into<String>) -> Self {
         self.comment = Some(comment.into());
         self
+    }
+
+    /// The same of ranges that nft may join (`auto-merge`).
+    #[must_use]
+    pub fn auto_merge(mut self) -> Self {
+        self.flags |= SetFlags::INTERVAL;
+        self.auto_merge = true;
+        self
+    }
+
+    /// The fewest ranges that hold the same keys, in their order: values and ranges that overlap or follow one another are joined where
+    /// they are otherwise equal. The kernel refuses overlapping ranges. Elements of other sets than those of intervals of one field
+    /// come back as they are.
+    ///
+    /// ```
+    /// # use nftables::{DataType, Element, Family, FieldTypes, Set, TableKey};
+    /// let table = TableKey::new(Family::Inet, "filter")?;
+    /// let blocked = Set::new(table.set("blocked")?, FieldTypes::of(&[DataType::IPV4_ADDR])?).auto_merge();
+    /// let networks = [("10.128.0.0", 9), ("192.0.2.7", 32), ("10.0.0.0", 9), ("10.1.0.0", 16)];
+    /// let elements = networks.map(|(address, prefix)| Element::network(address.parse().unwrap(), prefix).unwrap());
+    /// let merged = [Element::network("10.0.0.0".parse()?, 8)?, Element::network("192.0.2.7".parse()?, 32)?];
+    /// assert_eq!(blocked.merge(elements), merged);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn merge(&self, elements: impl IntoIterator<Item = Element>) -> Vec<Element> {
+        let mut elements: Vec<Element> = elements.into_iter().collect();
+        if !self.flags.contains(SetFlags::INTERVAL) || self.is_concatenated_interval() {
+            return elements;
+        }
+        elements.sort_by(|one, other| one.key.ends().cmp(&other.key.ends()));
+        let mut merged: Vec<Element> = Vec::new();
+        for element in elements {
+            if let Some(last) = merged.last_mut().and_then(|last| last.join(&element).then_some(last)) {
+                last.expiration = None;
+            } else {
+                merged.push(element);
+            }
+        }
+        merged
     }
 
     /// All flags that are sent to the kernel.

@@ -161,6 +161,9 @@ fn set_lines(set: &Set) -> Option<Vec<String>> {
     if !flags.is_empty() {
         lines.push(format!("flags {}", flags.join(",")));
     }
+    if set.auto_merge {
+        lines.push("auto-merge".to_owned());
+    }
     if let Some(size) = set.size {
         lines.push(format!("size {size}"));
     }

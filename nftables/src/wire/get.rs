@@ -259,6 +259,7 @@ pub(crate) fn get_set(payload: &[u8]) -> Result<ObservedSet, WireError> {
         policy,
         expressions,
         comment,
+        auto_merge: false,
         key_typeof: Vec::new(),
         data_typeof: Vec::new(),
         userdata: Vec::new(),
@@ -287,6 +288,7 @@ fn take_notes(set: &mut Set, userdata: &[u8]) {
             (userdata::SET_DATA_TYPEOF, Some(operands)) => set.data_typeof = operands,
             (userdata::SET_DATA_TYPEOF, None)
                 if set.data == Some(MapData::Verdict) && value == typing::put_verdict() => {}
+            _ if kind == userdata::SET_MERGE_ELEMENTS && value == 1_u32.to_ne_bytes() => set.auto_merge = true,
             _ => userdata::put(&mut set.userdata, kind, value),
         }
     }

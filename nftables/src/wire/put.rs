@@ -165,6 +165,9 @@ pub(crate) fn set_userdata(set: &Set) -> Vec<u8> {
             userdata::put(&mut out, userdata::SET_DATA_BYTE_ORDER, &order.to_ne_bytes());
         }
     }
+    if set.auto_merge {
+        userdata::put(&mut out, userdata::SET_MERGE_ELEMENTS, &1_u32.to_ne_bytes());
+    }
     if let Some(notes) = typing::put_operands(&set.key_typeof, About::Key) {
         userdata::put(&mut out, userdata::SET_KEY_TYPEOF, &notes);
         if set.data == Some(MapData::Verdict) {
