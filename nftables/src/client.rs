@@ -14,6 +14,7 @@ use crate::model::{
     ObservedRule, ObservedSet, ObservedTable, Set, SetFlags, SetKey, TableKey,
 };
 use crate::snapshot::{SetContents, TableSnapshot};
+use crate::sync::TableSpec;
 use crate::transaction::{SentMessage, Transaction, put_begin, put_flowtable_key};
 use crate::uapi;
 use crate::wire::{
@@ -226,6 +227,20 @@ impl Client {
                 outcome => return outcome,
             }
         }
+    }
+
+    /// Makes a table as it should be: reads it, compares, and commits the difference in one transaction, for the generation that was read.
+    /// Starts over if another program changed the rule set meanwhile. Returns what was committed; nothing is written when it is empty.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`], as [`TableSpec::diff`]; else as [`Client::change_table`].
+    pub fn sync(&mut self, wanted: &TableSpec) -> Result<Transaction, Error> {
+        let mut plan = Ok(Transaction::new());
+        self.change_table(&wanted.table.key, |found| {
+            plan = wanted.diff(found);
+            plan.as_ref().cloned().unwrap_or_default()
+        })?;
+        plan.map_err(|error| Error::invalid(error, format!("comparing table {}", wanted.table.key)))
     }
 
     /// Sends a batch. Without its end the kernel checks it and throws it away (net/netfilter/nfnetlink.c,

@@ -12,6 +12,7 @@
 //!   ([`Error::refusals`]);
 //! * reading of one table, chain or set, complete or an error; a whole table of one generation ([`Client::snapshot`]);
 //!   elements while they arrive ([`Client::for_each_element`]); changes as they happen ([`Events`]);
+//! * a table made what is wanted, by the difference to what it is ([`TableSpec`], [`Client::sync`]);
 //! * nft's syntax for people ([`Transaction`], [`TableSnapshot`] and [`Rule::to_nft`]), and sets that `nft` prints
 //!   correctly.
 //!
@@ -98,6 +99,7 @@ pub mod fake;
 pub mod model;
 mod operand;
 mod snapshot;
+mod sync;
 mod text;
 mod transaction;
 mod typing;
@@ -126,6 +128,7 @@ pub use model::{
 };
 pub use operand::Operand;
 pub use snapshot::{SetContents, TableSnapshot};
+pub use sync::TableSpec;
 pub use transaction::{RulePlace, Transaction};
 
 /// The example of the README is compiled with the tests.

@@ -1,7 +1,7 @@
 //! Against the program `nft`, both ways: what it writes we read and write again, what we write it prints.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
-#[allow(dead_code, unused_macros, reason = "the cases run in another test program")]
+#[allow(dead_code, unused_imports, unused_macros, reason = "the cases run in another test program")]
 mod suite;
 
 use std::collections::BTreeMap;

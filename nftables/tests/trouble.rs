@@ -1,7 +1,7 @@
 //! Faults between a client and the kernel: no partial result is given out, and nothing unknown passes for success.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
-#[allow(dead_code, unused_macros, reason = "the cases run in another test program")]
+#[allow(dead_code, unused_imports, unused_macros, reason = "the cases run in another test program")]
 mod suite;
 
 use std::io;

@@ -4,7 +4,7 @@
 use nftables::fake::FakeNftables;
 use nftables::{Client, Family, Name, Policy, SetPolicy, TableKey, Value};
 
-#[allow(dead_code, unused_macros, reason = "only some of its tables are needed here")]
+#[allow(dead_code, unused_imports, unused_macros, reason = "only some of its tables are needed here")]
 mod suite;
 
 /// Tables with everything that the fake kernel can hold.

@@ -1,5 +1,12 @@
 //! Cases that hold for the kernel and for the fake one. Each starts in an empty namespace.
 
+mod sync;
+
+pub(crate) use sync::{
+    a_table_becomes_what_is_wanted, parts_of_others_stay, rules_and_elements_that_stay_are_not_written,
+    what_cannot_be_wanted_is_said,
+};
+
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
@@ -123,7 +130,8 @@ suite! {
     a_generation_that_is_gone_is_refused, a_snapshot_makes_an_equal_table, anonymous_sets_go_with_their_rule,
     fifty_thousand_elements_are_one_transaction, other_tables_are_not_read, what_cannot_be_is_not_sent,
     a_table_is_changed_as_it_was_read, ranges_that_overlap_are_refused, a_circle_is_refused_as_a_whole,
-    objects_of_every_kind_come_back,
+    objects_of_every_kind_come_back, a_table_becomes_what_is_wanted, rules_and_elements_that_stay_are_not_written,
+    parts_of_others_stay, what_cannot_be_wanted_is_said,
 }
 
 pub(crate) fn an_empty_namespace_has_no_tables(client: &mut Client) {

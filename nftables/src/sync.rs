@@ -1,0 +1,529 @@
+//! Difference of a table as it should be and as it is: the transaction that turns one into the other. Reads and writes nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::expr::{Expression, NatFlags};
+use crate::model::{
+    Chain, Element, ElementData, ElementKey, Flowtable, InvalidValue, Name, Object, ObjectData, ObjectKey,
+    ObservedRule, Rule, Set, SetFlags, Table, Verdict,
+};
+use crate::snapshot::TableSnapshot;
+use crate::transaction::{RulePlace, Transaction};
+
+/// A table as it should be.
+///
+/// Counters, consumed quotas and what time is left to elements are the kernel's: they make no difference, and rules, objects and elements
+/// that stay keep theirs. Comments of anything but rules and elements make none either: the kernel does not change them.
+///
+/// * Rules stay where they are in the wanted order; others are deleted, and missing ones are added between them.
+/// * Elements of a set that rules write to ([`SetFlags::DYNAMIC`]) are added, and never deleted. In a set with
+///   [`auto_merge`](Set::auto_merge), ranges are joined first.
+/// * A chain of another hook, a set of another type, or an object of other values is deleted and made again, with the rules and elements
+///   that refer to it, all at one instant.
+/// * What the table has beyond this is deleted, or stays with [`keep_others`](TableSpec::keep_others).
+///
+/// Rules name sets, not [anonymous ones](Transaction::add_anonymous_set): those are made with each rule.
+///
+/// ```
+/// use nftables::fake::FakeNftables;
+/// use nftables::{
+///     BaseChain, Chain, ChainType, Client, Element, Family, Hook, Operand, Policy, Priority, Set, Table, TableKey, TableSpec, Value,
+///     rule,
+/// };
+///
+/// let key = TableKey::new(Family::Inet, "firewall")?;
+/// let input = key.chain("input")?;
+/// let open = Set::typeof_set(key.set("open")?, &[Operand::DPORT])?;
+/// let spec = |ports: &[u16]| -> Result<TableSpec, Box<dyn std::error::Error>> {
+///     let base = BaseChain::new(ChainType::Filter, Hook::Input, Priority::FILTER);
+///     let rules = [
+///         rule(Family::Inet).iifname("lo").accept().build()?,
+///         rule(Family::Inet).in_set(&[Operand::DPORT], &open.key).counter().accept().build()?,
+///     ];
+///     let chain = Chain::base(input.clone(), base).policy(Policy::Drop);
+///     let elements = ports.iter().map(|port| Element::value(Value::port(*port)));
+///     Ok(TableSpec::new(Table::new(key.clone())).chain(chain, rules).set(open.clone(), elements))
+/// };
+/// let mut client = Client::with_transport(FakeNftables::new().transport());
+/// client.sync(&spec(&[22, 80])?)?;
+/// // Only the difference is written, in one transaction; nothing where there is none.
+/// let plan = spec(&[22, 443])?.diff(Some(&client.snapshot(&key)?))?;
+/// assert_eq!(
+///     plan.to_string(),
+///     "delete element inet firewall open { 80 }\nadd element inet firewall open { 443 }\n"
+/// );
+/// assert_eq!(client.sync(&spec(&[22, 443])?)?.to_string(), plan.to_string());
+/// assert!(client.sync(&spec(&[22, 443])?)?.is_empty());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct TableSpec {
+    /// The table.
+    pub table: Table,
+    /// Chains with their rules, in order.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub chains: Vec<(Chain, Vec<Rule>)>,
+    /// Sets and maps with their elements.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub sets: Vec<(Set, Vec<Element>)>,
+    /// Objects.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub objects: Vec<Object>,
+    /// Flow tables.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub flowtables: Vec<Flowtable>,
+    /// Whether chains, sets, objects and flow tables that are not here stay. Default: they are deleted.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub keep_others: bool,
+}
+
+impl TableSpec {
+    /// An empty table.
+    pub fn new(table: Table) -> Self {
+        let (chains, sets, objects, flowtables) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        TableSpec { table, chains, sets, objects, flowtables, keep_others: false }
+    }
+
+    /// The same with a chain of these rules.
+    #[must_use]
+    pub fn chain(mut self, chain: Chain, rules: impl IntoIterator<Item = Rule>) -> Self {
+        self.chains.push((chain, rules.into_iter().collect()));
+        self
+    }
+
+    /// The same with a set or map of these elements.
+    #[must_use]
+    pub fn set(mut self, set: Set, elements: impl IntoIterator<Item = Element>) -> Self {
+        self.sets.push((set, elements.into_iter().collect()));
+        self
+    }
+
+    /// The same with an object.
+    #[must_use]
+    pub fn object(mut self, object: Object) -> Self {
+        self.objects.push(object);
+        self
+    }
+
+    /// The same with a flow table.
+    #[must_use]
+    pub fn flowtable(mut self, flowtable: Flowtable) -> Self {
+        self.flowtables.push(flowtable);
+        self
+    }
+
+    /// The same beside chains, sets, objects and flow tables of others in the table, which stay as they are.
+    #[must_use]
+    pub fn keep_others(mut self) -> Self {
+        self.keep_others = true;
+        self
+    }
+
+    /// The changes that make the table so; `None` where there is no table. Empty when nothing differs.
+    /// [`Client::sync`](crate::Client::sync) reads, compares and commits.
+    ///
+    /// # Errors
+    /// Something is of another table or here twice, or a rule names a set of a transaction.
+    pub fn diff(&self, observed: Option<&TableSnapshot>) -> Result<Transaction, InvalidValue> {
+        self.check()?;
+        let mut difference = Difference::new(self, observed);
+        difference.delete();
+        difference.add();
+        Ok(difference.transaction)
+    }
+
+    fn check(&self) -> Result<(), InvalidValue> {
+        let table = &self.table.key;
+        let chains = self.chains.iter().map(|(chain, _)| (chain.key.to_string(), &chain.key.table));
+        let sets = self.sets.iter().map(|(set, _)| (set.key.to_string(), &set.key.table));
+        let objects = self.objects.iter().map(|object| (object.key.to_string(), &object.key.table));
+        let flowtables = self.flowtables.iter().map(|of| (of.key.to_string(), &of.key.table));
+        let kinds: [(&str, Vec<_>); 4] = [
+            ("chain", chains.collect()),
+            ("set", sets.collect()),
+            ("object", objects.collect()),
+            ("flow table", flowtables.collect()),
+        ];
+        for (kind, all) in kinds {
+            let mut seen = BTreeSet::new();
+            for (name, of) in all {
+                if of != table {
+                    return Err(InvalidValue::new(
+                        format!("{kind} {name}"),
+                        "it is of another table than the wanted one",
+                    ));
+                }
+                if !seen.insert(name.clone()) {
+                    return Err(InvalidValue::new(format!("{kind} {name}"), "it is wanted twice"));
+                }
+            }
+        }
+        let anonymous = self.sets.iter().find(|(set, _)| set.flags.contains(SetFlags::ANONYMOUS));
+        if let Some((set, _)) = anonymous {
+            return Err(InvalidValue::new(format!("set {}", set.key), "it is anonymous; give it a name"));
+        }
+        for (chain, rules) in &self.chains {
+            let mut of_transaction = false;
+            for expression in rules.iter().flat_map(|rule| &rule.expressions) {
+                expression.clone().for_each_set(&mut |set| of_transaction |= set.id.is_some());
+            }
+            if of_transaction {
+                let why = "a rule names a set of a transaction; name it by its key";
+                return Err(InvalidValue::new(format!("chain {}", chain.key), why));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Names of what is deleted or made again, by kind.
+#[derive(Default)]
+struct Gone {
+    chains: BTreeSet<Name>,
+    sets: BTreeSet<Name>,
+    objects: BTreeSet<ObjectKey>,
+    flowtables: BTreeSet<Name>,
+}
+
+impl Gone {
+    fn has_verdict(&self, verdict: &Verdict) -> bool {
+        matches!(verdict, Verdict::Jump(chain) | Verdict::Goto(chain) if self.chains.contains(chain))
+    }
+
+    /// Whether a rule refers to any of it.
+    fn has(&self, rule: &Rule) -> bool {
+        rule.expressions.iter().any(|expression| {
+            let mut has = match expression {
+                Expression::Verdict(verdict) => self.has_verdict(verdict),
+                Expression::FlowAdd { flowtable } => self.flowtables.contains(flowtable),
+                Expression::ObjectReference { kind, name } => {
+                    self.objects.iter().any(|key| key.kind == *kind && key.name == *name)
+                }
+                _ => false,
+            };
+            expression.clone().for_each_set(&mut |set| has |= self.sets.contains(&set.name));
+            has
+        })
+    }
+
+    fn has_data(&self, element: &Element) -> bool {
+        match &element.data {
+            Some(ElementData::Verdict(verdict)) => self.has_verdict(verdict),
+            Some(ElementData::Object(name)) => self.objects.iter().any(|key| key.name == *name),
+            _ => false,
+        }
+    }
+}
+
+/// A wanted table beside the kernel's.
+struct Difference<'a> {
+    wanted: &'a TableSpec,
+    observed: Option<&'a TableSnapshot>,
+    gone: Gone,
+    transaction: Transaction,
+    /// Additions of rules, which come last.
+    rules: Transaction,
+    /// Additions of elements.
+    elements: Transaction,
+}
+
+impl<'a> Difference<'a> {
+    fn new(wanted: &'a TableSpec, observed: Option<&'a TableSnapshot>) -> Self {
+        let mut gone = Gone::default();
+        if let Some(observed) = observed {
+            // Kept are those that are wanted as they are, and foreign ones that may stay.
+            let stays = |found: Option<bool>| found.unwrap_or(wanted.keep_others);
+            for found in observed.chains.iter().map(|found| &found.chain) {
+                let is_same = wanted.chains.iter().find(|(chain, _)| chain.key == found.key);
+                if !stays(is_same.map(|(chain, _)| is_kind_of_chain(chain, found))) {
+                    gone.chains.insert(found.key.name.clone());
+                }
+            }
+            for found in observed.sets.iter().map(|found| &found.set.set) {
+                let is_same = wanted.sets.iter().find(|(set, _)| set.key == found.key);
+                let is_anonymous = found.flags.contains(SetFlags::ANONYMOUS);
+                if !is_anonymous && !stays(is_same.map(|(set, _)| is_kind_of_set(set, found))) {
+                    gone.sets.insert(found.key.name.clone());
+                }
+            }
+            for found in observed.objects.iter().map(|found| &found.object) {
+                let is_same = wanted.objects.iter().find(|object| object.key == found.key);
+                if !stays(is_same.map(|object| fixed_data(&object.data) == fixed_data(&found.data))) {
+                    gone.objects.insert(found.key.clone());
+                }
+            }
+            for found in observed.flowtables.iter().map(|found| &found.flowtable) {
+                let is_same = wanted.flowtables.iter().find(|of| of.key == found.key);
+                if !stays(is_same.map(|of| is_kind_of_flowtable(of, found))) {
+                    gone.flowtables.insert(found.key.name.clone());
+                }
+            }
+        }
+        let (transaction, rules, elements) = (Transaction::new(), Transaction::new(), Transaction::new());
+        Difference { wanted, observed, gone, transaction, rules, elements }
+    }
+
+    /// Deletes what is not wanted so, referring parts first; notes additions to what stays.
+    fn delete(&mut self) {
+        let (wanted, Some(observed)) = (self.wanted, self.observed) else { return };
+        for found in observed.chains.iter().map(|found| &found.chain.key) {
+            if self.gone.chains.contains(&found.name) {
+                self.transaction.flush_chain(found);
+            } else if let Some((chain, rules)) = wanted.chains.iter().find(|(chain, _)| chain.key == *found) {
+                self.change_rules(chain, rules, &observed.rules_of(found).collect::<Vec<_>>());
+            }
+        }
+        for contents in &observed.sets {
+            let found = &contents.set.set;
+            if self.gone.sets.contains(&found.key.name) {
+                self.transaction.delete_set(&found.key);
+            } else if let Some((set, elements)) = wanted.sets.iter().find(|(set, _)| set.key == found.key) {
+                self.change_elements(set, elements, &contents.elements);
+            }
+        }
+        for found in &observed.chains {
+            if self.gone.chains.contains(&found.chain.key.name) {
+                self.transaction.delete_chain(&found.chain.key);
+            }
+        }
+        for found in &observed.objects {
+            if self.gone.objects.contains(&found.object.key) {
+                self.transaction.delete_object(&found.object.key);
+            }
+        }
+        for found in observed.flowtables.iter().map(|found| &found.flowtable.key) {
+            if self.gone.flowtables.contains(&found.name) {
+                self.transaction.delete_flowtable(found);
+            }
+        }
+    }
+
+    /// Makes what is missing, referring parts last.
+    fn add(&mut self) {
+        let (wanted, observed) = (self.wanted, self.observed);
+        match observed.map(|observed| &observed.table.table) {
+            Some(found) if found.flags == wanted.table.flags => {}
+            Some(_) => {
+                self.transaction.add_table(wanted.table.clone());
+            }
+            None => {
+                self.transaction.create_table(wanted.table.clone());
+            }
+        }
+        for object in &wanted.objects {
+            let is_there = observed.is_some_and(|of| of.objects.iter().any(|found| found.object.key == object.key));
+            if !is_there || self.gone.objects.contains(&object.key) {
+                self.transaction.create_object(object.clone());
+            }
+        }
+        for flowtable in &wanted.flowtables {
+            let is_there = |of: &TableSnapshot| of.flowtables.iter().any(|found| found.flowtable.key == flowtable.key);
+            if !observed.is_some_and(is_there) || self.gone.flowtables.contains(&flowtable.key.name) {
+                self.transaction.create_flowtable(flowtable.clone());
+            }
+        }
+        for (chain, rules) in &wanted.chains {
+            let found = observed.and_then(|of| of.chains.iter().find(|found| found.chain.key == chain.key));
+            match found.filter(|_| !self.gone.chains.contains(&chain.key.name)) {
+                Some(found) if policy(&found.chain) == policy(chain) => {}
+                Some(_) => {
+                    self.transaction.add_chain(chain.clone());
+                }
+                None => {
+                    self.transaction.create_chain(chain.clone());
+                    for rule in rules {
+                        self.rules.add_rule(&chain.key, rule.clone());
+                    }
+                }
+            }
+        }
+        for (set, elements) in &wanted.sets {
+            let is_there = observed.is_some_and(|of| of.sets.iter().any(|found| found.set.set.key == set.key));
+            if !is_there || self.gone.sets.contains(&set.key.name) {
+                self.transaction.create_set(set.clone());
+                let elements = set.merge(elements.iter().cloned());
+                if !elements.is_empty() {
+                    self.elements.add_elements(set, elements);
+                }
+            }
+        }
+        let (elements, rules) = (std::mem::take(&mut self.elements), std::mem::take(&mut self.rules));
+        self.transaction.append(elements).append(rules);
+    }
+
+    /// Keeps the longest run of rules that are in order, deletes the others, and adds what is missing before the next one that stays.
+    fn change_rules(&mut self, chain: &Chain, wanted: &[Rule], observed: &[&ObservedRule]) {
+        let wanted_fixed: Vec<Rule> = wanted.iter().map(fixed_rule).collect();
+        // One that refers to what goes is written again.
+        let found: Vec<Option<Rule>> =
+            observed.iter().map(|found| (!self.gone.has(&found.rule)).then(|| fixed_rule(&found.rule))).collect();
+        let kept = common(&wanted_fixed, &found, |wanted, found| found.as_ref() == Some(wanted));
+        let stays: BTreeSet<usize> = kept.iter().map(|(_, found)| *found).collect();
+        for (place, found) in observed.iter().enumerate() {
+            if !stays.contains(&place) {
+                self.transaction.delete_rule(&chain.key, found.handle);
+            }
+        }
+        let mut next = kept.iter().peekable();
+        for (place, rule) in wanted.iter().enumerate() {
+            if next.next_if(|(of, _)| *of == place).is_some() {
+                continue;
+            }
+            let before = next.peek().and_then(|(_, found)| observed.get(*found));
+            let at = before.map_or(RulePlace::Last, |found| RulePlace::Before(found.handle));
+            self.rules.add_rule_at(&chain.key, rule.clone(), at);
+        }
+    }
+
+    /// Adds and deletes elements; one with other data, time-out or comment is replaced.
+    fn change_elements(&mut self, set: &Set, wanted: &[Element], observed: &[Element]) {
+        let timeout = |element: &Element| element.timeout.or(set.timeout);
+        let wanted: BTreeMap<ElementKey, Element> =
+            set.merge(wanted.iter().cloned()).into_iter().map(|element| (plain_key(&element.key), element)).collect();
+        let (mut stays, mut deleted) = (BTreeSet::new(), Vec::new());
+        for found in observed {
+            let key = plain_key(&found.key);
+            let is_same = wanted.get(&key).map(|wanted| {
+                let of = |element: &Element| (element.data.clone(), timeout(element), element.comment.clone());
+                of(wanted) == of(found) && !self.gone.has_data(found)
+            });
+            match is_same {
+                Some(true) => {
+                    stays.insert(key);
+                }
+                None if set.flags.contains(SetFlags::DYNAMIC) => {}
+                _ => deleted.push(Element::new(found.key.clone())),
+            }
+        }
+        if !deleted.is_empty() {
+            self.transaction.delete_elements(set, deleted);
+        }
+        let added: Vec<Element> =
+            wanted.into_iter().filter(|(key, _)| !stays.contains(key)).map(|(_, element)| element).collect();
+        if !added.is_empty() {
+            self.elements.add_elements(set, added);
+        }
+    }
+}
+
+/// A range of one value as that value.
+fn plain_key(key: &ElementKey) -> ElementKey {
+    match key {
+        ElementKey::Range(first, last) if first == last => ElementKey::Value(first.clone()),
+        key => key.clone(),
+    }
+}
+
+/// Places of the longest sequence that two lists have in common, in order: in the wanted one and in the found one. Beyond a size that
+/// is worth its square, only what both begin and end with.
+fn common<W, F>(wanted: &[W], found: &[F], is_same: impl Fn(&W, &F) -> bool) -> Vec<(usize, usize)> {
+    const LARGEST: usize = 1 << 20;
+    let head = wanted.iter().zip(found).take_while(|(wanted, found)| is_same(wanted, found)).count();
+    let (rest, others) = (wanted.get(head..).unwrap_or_default(), found.get(head..).unwrap_or_default());
+    let pairs = rest.iter().rev().zip(others.iter().rev());
+    let tail = pairs.take_while(|(wanted, found)| is_same(wanted, found)).count();
+    let middle = (rest.len().saturating_sub(tail), others.len().saturating_sub(tail));
+    let mut places: Vec<(usize, usize)> = (0..head).map(|place| (place, place)).collect();
+    if middle.0.saturating_mul(middle.1) <= LARGEST {
+        let same = |of: usize, at: usize| rest.get(of).zip(others.get(at)).is_some_and(|(of, at)| is_same(of, at));
+        // Lengths of the longest sequences from these places on.
+        let width = middle.1.saturating_add(1);
+        let index = |of: usize, at: usize| of.saturating_mul(width).saturating_add(at);
+        let mut lengths = vec![0_u32; middle.0.saturating_add(1).saturating_mul(width)];
+        let length = |lengths: &[u32], of: usize, at: usize| lengths.get(index(of, at)).copied().unwrap_or(0);
+        for of in (0..middle.0).rev() {
+            for at in (0..middle.1).rev() {
+                let (down, right) = (of.saturating_add(1), at.saturating_add(1));
+                let longest = if same(of, at) {
+                    length(&lengths, down, right).saturating_add(1)
+                } else {
+                    length(&lengths, down, at).max(length(&lengths, of, right))
+                };
+                if let Some(place) = lengths.get_mut(index(of, at)) {
+                    *place = longest;
+                }
+            }
+        }
+        let (mut of, mut at) = (0_usize, 0_usize);
+        while of < middle.0 && at < middle.1 {
+            let (down, right) = (of.saturating_add(1), at.saturating_add(1));
+            if same(of, at) {
+                places.push((head.saturating_add(of), head.saturating_add(at)));
+                (of, at) = (down, right);
+            } else if length(&lengths, down, at) >= length(&lengths, of, right) {
+                of = down;
+            } else {
+                at = right;
+            }
+        }
+    }
+    let behind = |length: usize, place: usize| length.saturating_sub(tail).saturating_add(place);
+    places.extend((0..tail).map(|place| (behind(wanted.len(), place), behind(found.len(), place))));
+    places
+}
+
+/// A rule without what changes by itself, and with what the kernel fills in.
+fn fixed_rule(rule: &Rule) -> Rule {
+    let mut rule = rule.clone();
+    rule.expressions.iter_mut().for_each(fix);
+    rule
+}
+
+fn fix(expression: &mut Expression) {
+    match expression {
+        Expression::Counter { packets, bytes } => (*packets, *bytes) = (0, 0),
+        Expression::Quota { consumed, .. } => *consumed = 0,
+        // NFT_LIMIT_PKT_BURST_DEFAULT
+        Expression::Limit { burst: burst @ 0, bytes: false, .. } => *burst = 5,
+        Expression::Log { level, group: None, .. } => {
+            level.get_or_insert(4);
+        }
+        Expression::Nat { flags, .. } | Expression::Masquerade { flags, .. } | Expression::Redirect { flags, .. } => {
+            flags.remove(NatFlags::MAP_IPS | NatFlags::PROTO_SPECIFIED);
+        }
+        Expression::DynSet { expressions, .. } => expressions.iter_mut().for_each(fix),
+        _ => {}
+    }
+}
+
+/// An object's data without what changes by itself.
+fn fixed_data(data: &ObjectData) -> ObjectData {
+    match data {
+        ObjectData::Counter { .. } => ObjectData::Counter { packets: 0, bytes: 0 },
+        ObjectData::Quota { bytes, inverted, .. } => {
+            ObjectData::Quota { bytes: *bytes, consumed: 0, inverted: *inverted }
+        }
+        data => data.clone(),
+    }
+}
+
+fn policy(chain: &Chain) -> Option<crate::model::Policy> {
+    chain.base.as_ref().map(|base| base.policy)
+}
+
+/// Whether a chain can become another one by its policy.
+fn is_kind_of_chain(wanted: &Chain, found: &Chain) -> bool {
+    let hook = |chain: &Chain| {
+        let base = chain.base.as_ref()?;
+        let devices: BTreeSet<&String> = base.devices.iter().collect();
+        Some((base.kind.name().to_owned(), base.hook, base.priority, devices.into_iter().cloned().collect::<Vec<_>>()))
+    };
+    hook(wanted) == hook(found)
+}
+
+fn is_kind_of_set(wanted: &Set, found: &Set) -> bool {
+    /// The kernel's limit for sets that rules write, where none is given (`nft_dynset_init`).
+    const SIZE_BY_DEFAULT: u32 = 0xffff;
+    let kind =
+        |set: &Set| (set.key_type.clone(), set.data.clone(), set.all_flags(), set.policy, set.timeout, set.auto_merge);
+    let names = |set: &Set| set.expressions.iter().map(|of| of.name().to_owned()).collect::<Vec<_>>();
+    let size = wanted.size == found.size || wanted.size.is_none() && found.size == Some(SIZE_BY_DEFAULT);
+    kind(wanted) == kind(found) && names(wanted) == names(found) && size
+}
+
+fn is_kind_of_flowtable(wanted: &Flowtable, found: &Flowtable) -> bool {
+    let devices = |of: &Flowtable| of.devices.iter().cloned().collect::<BTreeSet<_>>();
+    (wanted.priority, wanted.flags, devices(wanted)) == (found.priority, found.flags, devices(found))
+}
