@@ -27,6 +27,47 @@ attrs! {
 }
 
 attrs! {
+    /// A step of a packet that is traced.
+    "NFTA_TRACE_",
+    pub enum TraceAttr<'a> {
+        /// Name of the table.
+        TABLE = 1 => Table(NulStr<'a>),
+        /// Name of the chain.
+        CHAIN = 2 => Chain(NulStr<'a>),
+        /// The kernel's number of the rule.
+        RULE_HANDLE = 3 => RuleHandle(Be64),
+        /// `NFT_TRACETYPE_*`.
+        TYPE = 4 => Type(Be32),
+        /// Verdict.
+        VERDICT = 5 => Verdict(Attrs<'a, VerdictAttr<'a>>),
+        /// Number of the packet.
+        ID = 6 => Id(Be32),
+        /// First bytes of the link header.
+        LL_HEADER = 7 => LlHeader(&'a [u8]),
+        /// First bytes of the network header.
+        NETWORK_HEADER = 8 => NetworkHeader(&'a [u8]),
+        /// First bytes of the transport header.
+        TRANSPORT_HEADER = 9 => TransportHeader(&'a [u8]),
+        /// Index of the device it came by.
+        IIF = 10 => Iif(Be32),
+        /// Hardware type of that device.
+        IIFTYPE = 11 => Iiftype(Be16),
+        /// Index of the device it leaves by.
+        OIF = 12 => Oif(Be32),
+        /// Hardware type of that device.
+        OIFTYPE = 13 => Oiftype(Be16),
+        /// Packet mark.
+        MARK = 14 => Mark(Be32),
+        /// `NFPROTO_*`.
+        NFPROTO = 15 => Nfproto(Be32),
+        /// Policy of the base chain.
+        POLICY = 16 => Policy(Be32),
+        /// Padding.
+        PAD = 17 => Pad(&'a [u8]),
+    }
+}
+
+attrs! {
     /// A table.
     "NFTA_TABLE_",
     pub enum TableAttr<'a> {

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use netlink_batch::header::NfGenHeader;
-use netlink_batch::{Be32, Connection, Encoder, KernelError, Protocol, Socket, Transport, WireError};
+use netlink_batch::{Be32, Be64, Connection, Encoder, KernelError, Protocol, Socket, Transport, WireError};
 
 use crate::attrs::{ChainAttr, ElemListAttr, FlowtableAttr, ObjAttr, RuleAttr, SetAttr, TableAttr};
 use crate::error::{self, Error, ErrorKind, Part, Refusal, classify};
@@ -348,6 +348,21 @@ impl Client {
         self.dump(uapi::NFT_MSG_GETRULE, Some(chain.table.family), put, get_rule, &action)
     }
 
+    /// Sets the counters and consumed quotas of a rule to zero; returns the rule as it was before. No packet is lost between.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::Rejected`] before Linux 6.2, which cannot do so.
+    #[doc(alias = "NFT_MSG_GETRULE_RESET")]
+    pub fn reset_rule(&mut self, chain: &ChainKey, handle: u64) -> Result<ObservedRule, Error> {
+        let put = |out: &mut Encoder| {
+            put_name(out, RuleAttr::TABLE, &chain.table.name);
+            put_name(out, RuleAttr::CHAIN, &chain.name);
+            out.attr(RuleAttr::HANDLE, &Be64(handle));
+        };
+        let action = format!("resetting rule {handle} of chain {chain}");
+        self.ask(uapi::NFT_MSG_GETRULE_RESET, Some(chain.table.family), put, get_rule, &action)
+    }
+
     /// The sets and maps of a table, without their elements.
     ///
     /// # Errors
@@ -491,10 +506,24 @@ impl Client {
     /// # Errors
     /// [`ErrorKind::NotFound`] without the set.
     pub fn get_element(&mut self, set: &Set, key: &ElementKey) -> Result<Option<Element>, Error> {
+        self.read_element(uapi::NFT_MSG_GETSETELEM, set, key, "reading")
+    }
+
+    /// Sets the counters and consumed quotas of the element that a key finds to zero; returns the element as it was before, as
+    /// [`Client::get_element`] does.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] without the set; [`ErrorKind::Rejected`] before Linux 6.5, which cannot do so.
+    #[doc(alias = "NFT_MSG_GETSETELEM_RESET")]
+    pub fn reset_element(&mut self, set: &Set, key: &ElementKey) -> Result<Option<Element>, Error> {
+        self.read_element(uapi::NFT_MSG_GETSETELEM_RESET, set, key, "resetting")
+    }
+
+    fn read_element(&mut self, command: u8, set: &Set, key: &ElementKey, verb: &str) -> Result<Option<Element>, Error> {
         // The kernel answers alike for a missing element and a missing set.
         let observed = self.get_set(&set.key)?;
         let form = ElementForm::of(&observed.set);
-        let action = format!("reading an element of set {}", set.key);
+        let action = format!("{verb} an element of set {}", set.key);
         // A single value finds its range; a second attribute would ask for the end.
         let (form, wanted) = match (form, key) {
             (ElementForm::Pairs, ElementKey::Range(first, _)) => {
@@ -511,7 +540,7 @@ impl Client {
         };
         let mut found = Vec::new();
         let read = |payload: &[u8]| get_elements(payload, |element| found.push(element));
-        match self.ask(uapi::NFT_MSG_GETSETELEM, Some(set.key.table.family), put, read, &action) {
+        match self.ask(command, Some(set.key.table.family), put, read, &action) {
             Ok(()) => Ok(found.into_iter().next()),
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(error),
@@ -534,13 +563,27 @@ impl Client {
     /// # Errors
     /// [`ErrorKind::NotFound`].
     pub fn get_object(&mut self, object: &ObjectKey) -> Result<ObservedObject, Error> {
+        self.read_object(uapi::NFT_MSG_GETOBJ, object, "reading")
+    }
+
+    /// Sets a counter or a consumed quota to zero; returns the object as it was before. No packet is lost between. Of other objects
+    /// nothing changes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    #[doc(alias = "NFT_MSG_GETOBJ_RESET")]
+    pub fn reset_object(&mut self, object: &ObjectKey) -> Result<ObservedObject, Error> {
+        self.read_object(uapi::NFT_MSG_GETOBJ_RESET, object, "resetting")
+    }
+
+    fn read_object(&mut self, command: u8, object: &ObjectKey, verb: &str) -> Result<ObservedObject, Error> {
         let put = |out: &mut Encoder| {
             put_name(out, ObjAttr::TABLE, &object.table.name);
             put_name(out, ObjAttr::NAME, &object.name);
             out.attr(ObjAttr::TYPE, &Be32(object.kind.number()));
         };
-        let action = format!("reading object {object}");
-        self.ask(uapi::NFT_MSG_GETOBJ, Some(object.table.family), put, get_object, &action)
+        let action = format!("{verb} object {object}");
+        self.ask(command, Some(object.table.family), put, get_object, &action)
     }
 
     /// The flow tables of a table. Empty also when there is no such table.

@@ -11,6 +11,7 @@ use crate::model::{
     Element, Name, ObservedChain, ObservedFlowtable, ObservedObject, ObservedRule, ObservedSet, ObservedTable, SetKey,
     TableKey,
 };
+use crate::trace::{Trace, get_trace};
 use crate::uapi;
 use crate::wire::{
     get_chain, get_elements, get_flowtable, get_generation, get_object, get_rule, get_set, get_table, split,
@@ -47,12 +48,14 @@ pub enum Event {
     Flowtable(Change, ObservedFlowtable),
     /// A transaction ended; the rule set has this generation now.
     Generation(u32),
+    /// A step of a traced packet; only from [`Events::open_traces`].
+    Trace(Box<Trace>),
     /// A message of another type.
     Other(u16),
 }
 
 impl Event {
-    /// The table that changed, or in which something did; `None` for [`Event::Generation`] and [`Event::Other`].
+    /// The table that changed, or in which something did, or that a packet is in; `None` for [`Event::Generation`] and [`Event::Other`].
     pub fn table(&self) -> Option<&TableKey> {
         Some(match self {
             Event::Table(_, of) => &of.table.key,
@@ -62,6 +65,7 @@ impl Event {
             Event::Elements(_, set, _) => &set.table,
             Event::Object(_, of) => &of.object.key.table,
             Event::Flowtable(_, of) => &of.flowtable.key.table,
+            Event::Trace(step) => &step.chain.table,
             Event::Generation(_) | Event::Other(_) => return None,
         })
     }
@@ -115,6 +119,33 @@ impl Events {
     /// As [`Client::open`](crate::Client::open).
     pub fn open() -> Result<Self, Error> {
         let listener = Listener::open(Protocol::Netfilter, &[uapi::NFNLGRP_NFTABLES]).map_err(opening)?;
+        Ok(Events { listener })
+    }
+
+    /// Starts listening for steps of packets for which a rule has set `meta nftrace`, and for nothing else. nft's `monitor trace` is such a
+    /// listener.
+    ///
+    /// ```no_run
+    /// use nftables::{Event, Events};
+    /// use std::time::Duration;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut traces = Events::open_traces()?;
+    /// while let Some(events) = traces.wait(Duration::from_secs(60))? {
+    ///     for event in events {
+    ///         if let Event::Trace(step) = event {
+    ///             println!("{step} {:?} {:?}", step.addresses(), step.ports());
+    ///         }
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Client::open`](crate::Client::open).
+    pub fn open_traces() -> Result<Self, Error> {
+        let listener = Listener::open(Protocol::Netfilter, &[uapi::NFNLGRP_NFTRACE]).map_err(opening)?;
         Ok(Events { listener })
     }
 
@@ -186,6 +217,7 @@ fn read(kind: u16, payload: &[u8]) -> Result<Event, WireError> {
         uapi::NFT_MSG_DELOBJ => Event::Object(Change::Deleted, get_object(payload)?),
         uapi::NFT_MSG_NEWFLOWTABLE => Event::Flowtable(Change::Added, get_flowtable(payload)?),
         uapi::NFT_MSG_DELFLOWTABLE => Event::Flowtable(Change::Deleted, get_flowtable(payload)?),
+        uapi::NFT_MSG_TRACE => Event::Trace(Box::new(get_trace(payload)?)),
         uapi::NFT_MSG_NEWGEN => Event::Generation(get_generation(payload)?),
         _ => Event::Other(kind),
     })

@@ -11,7 +11,8 @@
 //!   ([`Client::change_table`]); an error names the operation, the expression or the element that was refused
 //!   ([`Error::refusals`]);
 //! * reading of one table, chain or set, complete or an error; a whole table of one generation ([`Client::snapshot`]);
-//!   elements while they arrive ([`Client::for_each_element`]); changes as they happen ([`Events`]);
+//!   elements while they arrive ([`Client::for_each_element`]); changes as they happen, and the way of traced packets ([`Events`]);
+//!   counters and quotas read and set to zero at one instant ([`Client::reset_object`]);
 //! * a table made what is wanted, by the difference to what it is ([`TableSpec`], [`Client::sync`]);
 //! * nft's syntax for people ([`Transaction`], [`TableSnapshot`] and [`Rule::to_nft`]), and sets that `nft` prints
 //!   correctly.
@@ -20,6 +21,10 @@
 //!
 //! The crate does not read nft's syntax, look up host, service or interface names, log, start threads, keep state of its own,
 //! or load modules (the kernel loads what an expression needs by itself).
+//!
+//! JSON as `nft -j` has it is neither written nor read: it is nft's own form (libnftables-json(5)), which changes with nft and has no
+//! words for what this crate keeps as bytes. Programs that need it give the text of a [`Transaction`] to `nft -j`, or read
+//! `nft -j list ruleset`; feature `serde` has the values of this crate, whose form follows the kernel.
 //!
 //! Feature `serde` serialises keys, what tables are made of, snapshots and events: words as nft has them, values as hexadecimal
 //! digits, flags by their names. A [`Transaction`] is left out, since it numbers the sets that it makes, and so is [`Error`].
@@ -101,6 +106,7 @@ mod operand;
 mod snapshot;
 mod sync;
 mod text;
+mod trace;
 mod transaction;
 mod typing;
 pub mod uapi;
@@ -129,6 +135,7 @@ pub use model::{
 pub use operand::Operand;
 pub use snapshot::{SetContents, TableSnapshot};
 pub use sync::TableSpec;
+pub use trace::{Trace, TraceStep};
 pub use transaction::{RulePlace, Transaction};
 
 /// The example of the README is compiled with the tests.

@@ -471,10 +471,18 @@ fn fixed_rule(rule: &Rule) -> Rule {
     rule
 }
 
-fn fix(expression: &mut Expression) {
+/// Takes back what an expression has counted.
+pub(crate) fn reset(expression: &mut Expression) {
     match expression {
         Expression::Counter { packets, bytes } => (*packets, *bytes) = (0, 0),
         Expression::Quota { consumed, .. } => *consumed = 0,
+        _ => {}
+    }
+}
+
+fn fix(expression: &mut Expression) {
+    reset(expression);
+    match expression {
         // NFT_LIMIT_PKT_BURST_DEFAULT
         Expression::Limit { burst: burst @ 0, bytes: false, .. } => *burst = 5,
         Expression::Log { level, group: None, .. } => {
@@ -489,7 +497,7 @@ fn fix(expression: &mut Expression) {
 }
 
 /// An object's data without what changes by itself.
-fn fixed_data(data: &ObjectData) -> ObjectData {
+pub(crate) fn fixed_data(data: &ObjectData) -> ObjectData {
     match data {
         ObjectData::Counter { .. } => ObjectData::Counter { packets: 0, bytes: 0 },
         ObjectData::Quota { bytes, inverted, .. } => {

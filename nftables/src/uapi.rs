@@ -14,6 +14,7 @@ constants! {
     NFNL_MSG_BATCH_END: u16 = 17;
     NFNL_BATCH_GENID: u16 = 1;
     NFNLGRP_NFTABLES: u32 = 7;
+    NFNLGRP_NFTRACE: u32 = 9;
 }
 
 // enum nf_tables_msg_types
@@ -35,12 +36,16 @@ constants! {
     NFT_MSG_DELSETELEM: u8 = 14;
     NFT_MSG_NEWGEN: u8 = 15;
     NFT_MSG_GETGEN: u8 = 16;
+    NFT_MSG_TRACE: u8 = 17;
     NFT_MSG_NEWOBJ: u8 = 18;
     NFT_MSG_GETOBJ: u8 = 19;
     NFT_MSG_DELOBJ: u8 = 20;
+    NFT_MSG_GETOBJ_RESET: u8 = 21;
     NFT_MSG_NEWFLOWTABLE: u8 = 22;
     NFT_MSG_GETFLOWTABLE: u8 = 23;
     NFT_MSG_DELFLOWTABLE: u8 = 24;
+    NFT_MSG_GETRULE_RESET: u8 = 25;
+    NFT_MSG_GETSETELEM_RESET: u8 = 33;
 }
 
 constants! {

@@ -915,3 +915,132 @@ fn sets_have_the_words_of_nft() {
         assert!(!words("zones").unwrap().contains('*') && !words("plain").unwrap().contains('*'));
     });
 }
+
+/// `nft monitor trace` says the same of the same packets.
+#[test]
+fn traced_packets_are_told_as_nft_tells_them() {
+    kernel_test(&[Need::Root, Need::Nftables], || {
+        use nftables::{Trace, TraceStep, Verdict};
+        load(
+            "table ip t {
+                chain other { udp dport 4660 return; }
+                chain in { type filter hook input priority 0; policy drop;
+                    ip daddr 127.0.0.9 udp dport 4660 meta nftrace set 1
+                    ip saddr 127.0.0.1 meta mark set 7
+                    jump other
+                    udp sport 22136 accept
+                }
+            }\n",
+        );
+        let mut traces = Events::open_traces().unwrap();
+        let monitor = std::process::Command::new("timeout")
+            .args(["3", "stdbuf", "-oL", "nft", "monitor", "trace"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_secs(1));
+        for port in [22136_u16, 22137] {
+            let socket = std::net::UdpSocket::bind(("127.0.0.1", port)).unwrap();
+            for to in [4660, 4661] {
+                socket.send_to(b"x", ("127.0.0.9", to)).unwrap();
+            }
+        }
+        let mut steps: Vec<Trace> = Vec::new();
+        while let Some(heard) =
+            traces
+                .wait(Duration::from_secs(
+                    if steps.last().is_none_or(|step| !matches!(step.step, TraceStep::Policy(_))) { 20 } else { 0 },
+                ))
+                .unwrap()
+        {
+            steps.extend(heard.into_iter().map(|event| match event {
+                Event::Trace(step) => *step,
+                other => panic!("{other:?}"),
+            }));
+        }
+        steps.retain(|step| step.step != TraceStep::Return(Verdict::Continue));
+        let output = monitor.wait_with_output().unwrap();
+        let told = String::from_utf8(output.stdout).unwrap();
+        let told: Vec<&str> = told.lines().filter(|line| !line.contains(" packet: ")).map(str::trim).collect();
+        let said: Vec<String> = steps.iter().map(ToString::to_string).collect();
+        assert_eq!(told.len(), steps.len(), "{told:#?}\n{said:#?}");
+        // Each rule by its handle, as `nft -a` lists them.
+        let listed = nft(&["-a", "list", "table", "ip", "t"], None).unwrap();
+        for (step, line) in steps.iter().zip(&told) {
+            assert!(line.starts_with(&format!("trace id {:08x} ip t {} ", step.id, step.chain.name)), "{line}: {step}");
+            match &step.step {
+                TraceStep::Rule { handle, verdict } => {
+                    let rule = line.split_once(" rule ").unwrap().1.split_once(" (verdict ").unwrap();
+                    assert!(listed.contains(&format!("{} # handle {handle}\n", rule.0)), "{line}: {step}");
+                    assert_eq!(rule.1, format!("{verdict})"));
+                    assert_eq!(step.to_string(), line.replacen(rule.0, &format!("handle {handle}"), 1));
+                }
+                _ => assert_eq!(step.to_string(), line.split(" meta mark ").next().unwrap()),
+            }
+        }
+        let first = &steps[0];
+        assert_eq!(first.addresses(), Some(("127.0.0.1".parse().unwrap(), "127.0.0.9".parse().unwrap())));
+        assert_eq!((first.protocol().map(|of| of.0), first.ports()), (Some(17), Some((22136, 4660))));
+        assert_eq!((first.iif, first.iif_type, first.oif, first.mark), (Some(1), Some(772), None, None));
+        assert_eq!(steps[2].mark, Some(7));
+        let ids: std::collections::BTreeSet<u32> = steps.iter().map(|step| step.id).collect();
+        assert_eq!(ids.len(), 2);
+        let ends: Vec<&TraceStep> = steps.iter().map(|step| &step.step).collect();
+        assert!(ends.contains(&&TraceStep::Policy(Verdict::Drop)), "{ends:?}");
+        assert_eq!(
+            ends.iter().filter(|end| matches!(end, TraceStep::Rule { verdict: Verdict::Accept, .. })).count(),
+            1
+        );
+    });
+}
+
+#[test]
+fn nft_lists_what_was_reset_as_zero() {
+    kernel_test(&[Need::Root, Need::Nftables, Need::Kernel(6, 5)], || {
+        load(
+            "table ip t {
+                counter hits { packets 5 bytes 60 }
+                counter misses { packets 7 bytes 80 }
+                quota much { 10 mbytes used 5 bytes }
+                set s { type ipv4_addr; counter; elements = { 10.0.0.1 counter packets 3 bytes 4, 10.0.0.2 counter packets 5 bytes 6 } }
+                chain c {
+                    counter packets 11 bytes 12 comment \"one\"
+                    counter packets 13 bytes 14 comment \"two\"
+                }
+            }\n",
+        );
+        let mut client = Client::open().unwrap();
+        let table = TableKey::new(Family::Ip, "t").unwrap();
+        let chain = table.chain("c").unwrap();
+        let object = |kind, name: &str| table.object(kind, name).unwrap();
+        let hits = client.reset_object(&object(nftables::ObjectType::Counter, "hits")).unwrap();
+        assert_eq!(hits.object.data, nftables::ObjectData::Counter { packets: 5, bytes: 60 });
+        client.reset_object(&object(nftables::ObjectType::Quota, "much")).unwrap();
+        let rules = client.list_rules(&chain).unwrap();
+        assert_eq!(client.reset_rule(&chain, rules[0].handle).unwrap(), rules[0]);
+        let set = client.get_set(&table.set("s").unwrap()).unwrap().set;
+        let key = nftables::ElementKey::Value(std::net::Ipv4Addr::new(10, 0, 0, 1).into());
+        let element = client.reset_element(&set, &key).unwrap().unwrap();
+        assert_eq!(element.expressions, [nftables::Expression::Counter { packets: 3, bytes: 4 }]);
+        let text = nft(&["list", "ruleset"], None).unwrap();
+        for words in [
+            "counter hits {\n\t\tpackets 0 bytes 0",
+            "counter misses {\n\t\tpackets 7 bytes 80",
+            "quota much {\n\t\t10 mbytes\n",
+            "10.0.0.1 counter packets 0 bytes 0",
+            "10.0.0.2 counter packets 5 bytes 6",
+            "counter packets 0 bytes 0 comment \"one\"",
+            "counter packets 13 bytes 14 comment \"two\"",
+        ] {
+            assert!(text.contains(words), "{words} in\n{text}");
+        }
+        let missing = object(nftables::ObjectType::Counter, "none");
+        let error = client.reset_object(&missing).unwrap_err();
+        assert!(error.is_not_found() && error.to_string().contains("resetting object"), "{error}");
+        assert!(client.reset_rule(&chain, 9999).unwrap_err().is_not_found());
+        assert_eq!(
+            client.reset_element(&set, &nftables::ElementKey::Value(std::net::Ipv4Addr::LOCALHOST.into())).unwrap(),
+            None
+        );
+    });
+}

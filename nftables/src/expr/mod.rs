@@ -14,7 +14,7 @@ pub use keys::{
     LogFlags, MetaKey, NatFlags, NatKind, NumgenKind, QueueFlags, Reject, RtKey, ShiftOp, SocketKey, SynproxyFlags,
     XfrmKey,
 };
-pub(crate) use read::{get_data, get_expression, get_expressions, get_known};
+pub(crate) use read::{get_data, get_expression, get_expressions, get_known, get_verdict};
 pub use register::{Register, RegisterRange};
 
 use std::time::Duration;

@@ -78,7 +78,7 @@ pub(crate) fn get_data<'a>(attrs: Attrs<'a, DataAttr<'a>>) -> Result<Option<Elem
     Ok(None)
 }
 
-fn get_verdict<'a>(attrs: Attrs<'a, VerdictAttr<'a>>) -> Result<Option<Verdict>, WireError> {
+pub(crate) fn get_verdict<'a>(attrs: Attrs<'a, VerdictAttr<'a>>) -> Result<Option<Verdict>, WireError> {
     let mut code = None;
     let mut chain = None;
     for attr in attrs.iter() {

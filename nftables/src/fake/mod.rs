@@ -147,7 +147,7 @@ impl FakeNftables {
 
 impl Responder for FakeNftables {
     fn respond(&mut self, message: &Message<'_>) -> Reply {
-        reply::read(&self.lock(), message)
+        reply::read(&mut self.lock(), message)
     }
 
     fn respond_together(&mut self, messages: &[Message<'_>]) -> Option<Vec<Reply>> {

@@ -9,6 +9,7 @@ use crate::attrs::{BatchAttr, ChainAttr, ElemListAttr, FlowtableAttr, GenAttr, O
 use crate::client::message_type;
 use crate::expr::SetReference;
 use crate::model::{Element, ElementKey, Family, Flowtable, Name, Object, ObjectType, Rule, TableKey};
+use crate::sync::{fixed_data, reset as reset_expression};
 use crate::uapi;
 use crate::wire::{
     ElementForm, get_chain, get_elements, get_flowtable, get_object, get_rule, get_set, get_table, put_chain,
@@ -162,13 +163,27 @@ fn elements(payload: &[u8]) -> Result<Option<Vec<Element>>, Refusal> {
 }
 
 /// A request for data.
-pub(super) fn read(state: &State, message: &Message<'_>) -> Reply {
+pub(super) fn read(state: &mut State, message: &Message<'_>) -> Reply {
     let [subsystem, command] = message.header.kind.to_be_bytes();
     if subsystem != uapi::NFNL_SUBSYS_NFTABLES {
         return Reply::Error(Errno::EINVAL);
     }
     let dump = message.header.flags & NLM_F_DUMP == NLM_F_DUMP;
-    match Request::read(message).and_then(|request| answer(state, command, &request, message, dump)) {
+    let get = match command {
+        uapi::NFT_MSG_GETOBJ_RESET => uapi::NFT_MSG_GETOBJ,
+        uapi::NFT_MSG_GETRULE_RESET => uapi::NFT_MSG_GETRULE,
+        uapi::NFT_MSG_GETSETELEM_RESET => uapi::NFT_MSG_GETSETELEM,
+        other => other,
+    };
+    let found = Request::read(message).and_then(|request| {
+        let found = answer(state, get, &request, message, dump)?;
+        if get != command {
+            // It was found.
+            let _of_all = reset(state, get, &request, message);
+        }
+        Ok(found)
+    });
+    match found {
         Ok((_, bodies)) if bodies.is_empty() && !dump => Reply::Error(Errno::ENOENT),
         Ok((kind, bodies)) => {
             let bodies = bodies.into_iter().map(|body| (message_type(kind), body)).collect();
@@ -215,7 +230,8 @@ fn answer(
             let found = tables().filter(|table| wanted(&table.table.key.name, RuleAttr::TABLE));
             let chains = found.flat_map(|table| &table.chains);
             let chains = chains.filter(|chain| wanted(&chain.chain.key.name, RuleAttr::CHAIN));
-            (uapi::NFT_MSG_NEWRULE, chains.flat_map(rule_bodies).collect())
+            let handle = request.u64(RuleAttr::HANDLE);
+            (uapi::NFT_MSG_NEWRULE, chains.flat_map(|chain| rule_bodies(chain, handle)).collect())
         }
         uapi::NFT_MSG_GETSET => {
             let sets = one()?.sets.iter().filter(|set| dump || wanted(&set.set.key.name, SetAttr::NAME));
@@ -268,7 +284,7 @@ fn chain_body(table: &FakeTable, chain: &FakeChain) -> Vec<u8> {
     })
 }
 
-fn rule_bodies(chain: &FakeChain) -> Vec<Vec<u8>> {
+fn rule_bodies(chain: &FakeChain, handle: Option<u64>) -> Vec<Vec<u8>> {
     let key = &chain.chain.key;
     let one = |(handle, rule): &(u64, Rule)| {
         body(key.table.family, |out| {
@@ -276,7 +292,36 @@ fn rule_bodies(chain: &FakeChain) -> Vec<Vec<u8>> {
             out.attr(RuleAttr::HANDLE, &Be64(*handle));
         })
     };
-    chain.rules.iter().map(one).collect()
+    chain.rules.iter().filter(|(of, _)| handle.is_none_or(|handle| handle == *of)).map(one).collect()
+}
+
+/// Sets what was counted by one object, rule or element to zero.
+fn reset(state: &mut State, get: u8, request: &Request<'_>, message: &Message<'_>) -> Result<(), Refusal> {
+    let table = state.tables.get_mut(&request.table()?).ok_or(whole(Errno::ENOENT))?;
+    match get {
+        uapi::NFT_MSG_GETOBJ => {
+            let (name, kind) = (request.need(ObjAttr::NAME)?, request.u32(ObjAttr::TYPE).map(ObjectType::from_number));
+            let of = |object: &&mut (Object, u64)| object.0.key.name == name && Some(object.0.key.kind) == kind;
+            table.objects.iter_mut().filter(of).for_each(|(object, _)| object.data = fixed_data(&object.data));
+        }
+        uapi::NFT_MSG_GETRULE => {
+            let handle = request.u64(RuleAttr::HANDLE);
+            let rules =
+                table.chains.iter_mut().flat_map(|chain| &mut chain.rules).filter(|(of, _)| Some(*of) == handle);
+            rules.flat_map(|(_, rule)| &mut rule.expressions).for_each(reset_expression);
+        }
+        _ => {
+            let set = request.need(ElemListAttr::SET)?;
+            let place = table.set_place(&set).ok_or(whole(Errno::ENOENT))?;
+            let set = table.sets.get_mut(place).ok_or(whole(Errno::ENOENT))?;
+            for wanted in elements(message.payload)?.unwrap_or_default() {
+                let key = find(set, &wanted).map(|found| found.key.clone());
+                let found = set.elements.values_mut().filter(|element| Some(&element.key) == key.as_ref());
+                found.flat_map(|element| &mut element.expressions).for_each(reset_expression);
+            }
+        }
+    }
+    Ok(())
 }
 
 fn set_body(set: &FakeSet) -> Vec<u8> {

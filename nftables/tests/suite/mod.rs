@@ -131,7 +131,7 @@ suite! {
     fifty_thousand_elements_are_one_transaction, other_tables_are_not_read, what_cannot_be_is_not_sent,
     a_table_is_changed_as_it_was_read, ranges_that_overlap_are_refused, a_circle_is_refused_as_a_whole,
     objects_of_every_kind_come_back, a_table_becomes_what_is_wanted, rules_and_elements_that_stay_are_not_written,
-    parts_of_others_stay, what_cannot_be_wanted_is_said,
+    parts_of_others_stay, what_cannot_be_wanted_is_said, counters_start_again,
 }
 
 pub(crate) fn an_empty_namespace_has_no_tables(client: &mut Client) {
@@ -1189,4 +1189,31 @@ pub(crate) fn a_circle_is_refused_as_a_whole(client: &mut Client) {
     let error = client.commit(&transaction).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Loop, "{error}");
     assert_eq!(client.list_tables(None).unwrap(), []);
+}
+
+pub(crate) fn counters_start_again(client: &mut Client) {
+    let chain = with_chain(client);
+    let hits = table().object(ObjectType::Counter, "hits").unwrap();
+    let counted = |packets| Expression::Counter { packets, bytes: 60 };
+    done(client, |t| {
+        let data = ObjectData::Counter { packets: 5, bytes: 60 };
+        t.add_object(Object::new(hits.clone(), data));
+        t.add_rule(&chain, Rule::new(vec![counted(7)])).add_rule(&chain, Rule::new(vec![counted(9)]));
+    });
+    let before = client.get_object(&hits).unwrap();
+    assert_eq!(client.reset_object(&hits).unwrap(), before);
+    assert_eq!(client.get_object(&hits).unwrap().object.data, ObjectData::Counter { packets: 0, bytes: 0 });
+    let rules = client.list_rules(&chain).unwrap();
+    match client.reset_rule(&chain, rules[0].handle) {
+        Ok(before) => {
+            assert_eq!(before, rules[0]);
+            let after = client.list_rules(&chain).unwrap();
+            assert_eq!(after[0].rule.expressions, [Expression::COUNTER]);
+            assert_eq!(after[1], rules[1]);
+        }
+        // Before Linux 6.2.
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Rejected, "{error}"),
+    }
+    let none = table().object(ObjectType::Counter, "none").unwrap();
+    assert!(client.reset_object(&none).unwrap_err().is_not_found());
 }

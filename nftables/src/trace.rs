@@ -1,0 +1,170 @@
+//! Steps of packets that are traced.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use netlink_batch::{Attrs, Be16, Be32, Be64, NulStr, WireError};
+
+use crate::attrs::TraceAttr;
+use crate::builder::L4Protocol;
+use crate::expr::get_verdict;
+use crate::model::{ChainKey, Family, Name, TableKey, Verdict};
+use crate::wire::split;
+
+/// End of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
+#[non_exhaustive]
+pub enum TraceStep {
+    /// A rule matched.
+    Rule {
+        /// The kernel's number of it, as in [`ObservedRule::handle`](crate::ObservedRule::handle).
+        handle: u64,
+        /// Its verdict; [`Verdict::Continue`] for a rule without one.
+        verdict: Verdict,
+    },
+    /// The end of a chain's rules, which goes on with the caller or the policy. nft does not print those with [`Verdict::Continue`].
+    Return(Verdict),
+    /// The end of a base chain.
+    Policy(Verdict),
+    /// One that this library does not know (`NFT_TRACETYPE_*`).
+    Other(u32),
+}
+
+/// A step of a traced packet through the rules: of one for which a rule has set `meta nftrace` ([`RuleBuilder::trace`](crate::RuleBuilder::trace)).
+///
+/// Headers are the first bytes, at most 20 of the link, 40 of the network and 20 of the transport header, and come with the first step of a
+/// packet in each base chain only (`nft_trace_notify` in the kernel's nf_tables_trace.c).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Trace {
+    /// Number of the packet: its steps have the same.
+    pub id: u32,
+    /// Chain that it is in.
+    pub chain: ChainKey,
+    /// End of the step.
+    pub step: TraceStep,
+    /// Family of the packet, in tables that see several.
+    pub family: Option<Family>,
+    /// Index of the device that it came by.
+    pub iif: Option<u32>,
+    /// Index of the device that it leaves by.
+    pub oif: Option<u32>,
+    /// Hardware type of the device that it came by (`ARPHRD_*`).
+    pub iif_type: Option<u16>,
+    /// Hardware type of the device that it leaves by (`ARPHRD_*`).
+    pub oif_type: Option<u16>,
+    /// Packet mark, unless it is 0.
+    pub mark: Option<u32>,
+    /// Link header.
+    pub link_header: Vec<u8>,
+    /// Network header.
+    pub network_header: Vec<u8>,
+    /// Transport header.
+    pub transport_header: Vec<u8>,
+}
+
+impl Trace {
+    /// Source and destination, where the network header came along.
+    pub fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
+        let bytes = &self.network_header;
+        match bytes.first()? >> 4 {
+            4 => {
+                let of = |at| Some(Ipv4Addr::from(*bytes.get(at..)?.first_chunk::<4>()?).into());
+                Some((of(12)?, of(16)?))
+            }
+            6 => {
+                let of = |at| Some(Ipv6Addr::from(*bytes.get(at..)?.first_chunk::<16>()?).into());
+                Some((of(8)?, of(24)?))
+            }
+            _ => None,
+        }
+    }
+
+    /// Transport protocol, where the network header came along; of IPv6 the first extension header, if there is one.
+    pub fn protocol(&self) -> Option<L4Protocol> {
+        let place = match self.network_header.first()? >> 4 {
+            4 => 9,
+            6 => 6,
+            _ => return None,
+        };
+        self.network_header.get(place).map(|number| L4Protocol(*number))
+    }
+
+    /// Source and destination port of TCP, UDP, SCTP and the like, where the headers came along.
+    pub fn ports(&self) -> Option<(u16, u16)> {
+        let has_ports = matches!(self.protocol()?.0, 6 | 17 | 33 | 132 | 136);
+        let of = |at| Some(u16::from_be_bytes(*self.transport_header.get(at..)?.first_chunk::<2>()?));
+        has_ports.then(|| Some((of(0)?, of(2)?)))?
+    }
+}
+
+/// The step as `nft monitor trace` has it, with the rule's handle in the place of its text.
+impl fmt::Display for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "trace id {:08x} {} ", self.id, self.chain)?;
+        match &self.step {
+            TraceStep::Rule { handle, verdict } => write!(f, "rule handle {handle} (verdict {verdict})"),
+            TraceStep::Return(verdict) => write!(f, "verdict {verdict}"),
+            TraceStep::Policy(verdict) => write!(f, "policy {verdict}"),
+            TraceStep::Other(number) => write!(f, "step {number}"),
+        }
+    }
+}
+
+pub(crate) fn get_trace(payload: &[u8]) -> Result<Trace, WireError> {
+    let (family, attributes) = split(payload)?;
+    let name = |text: NulStr<'_>| Some(Name::from_kernel(text.as_bytes()));
+    let missing = |attribute: &str| WireError::Missing { attribute: attribute.to_owned() };
+    let (mut table, mut chain, mut kind, mut handle, mut verdict, mut policy) = (None, None, 0, None, None, None);
+    let (mut id, mut of_packet, mut iif, mut oif, mut mark) = (0, None, None, None, None);
+    let (mut iif_type, mut oif_type) = (None, None);
+    let (mut link_header, mut network_header, mut transport_header) = (Vec::new(), Vec::new(), Vec::new());
+    for attr in Attrs::<TraceAttr<'_>>::new(attributes).iter() {
+        match attr? {
+            TraceAttr::Table(text) => table = name(text),
+            TraceAttr::Chain(text) => chain = name(text),
+            TraceAttr::RuleHandle(Be64(number)) => handle = Some(number),
+            TraceAttr::Type(Be32(number)) => kind = number,
+            TraceAttr::Verdict(attrs) => verdict = get_verdict(attrs)?,
+            TraceAttr::Id(Be32(number)) => id = number,
+            TraceAttr::LlHeader(bytes) => link_header = bytes.to_vec(),
+            TraceAttr::NetworkHeader(bytes) => network_header = bytes.to_vec(),
+            TraceAttr::TransportHeader(bytes) => transport_header = bytes.to_vec(),
+            TraceAttr::Iif(Be32(index)) => iif = Some(index),
+            TraceAttr::Iiftype(Be16(number)) => iif_type = Some(number),
+            TraceAttr::Oif(Be32(index)) => oif = Some(index),
+            TraceAttr::Oiftype(Be16(number)) => oif_type = Some(number),
+            TraceAttr::Mark(Be32(number)) => mark = Some(number),
+            TraceAttr::Nfproto(Be32(number)) => of_packet = u8::try_from(number).ok().map(Family::from_number),
+            TraceAttr::Policy(Be32(number)) => policy = Some(if number == 0 { Verdict::Drop } else { Verdict::Accept }),
+            TraceAttr::Pad(_) | TraceAttr::Unknown(_) => {}
+        }
+    }
+    let verdict = || verdict.clone().unwrap_or(Verdict::Continue);
+    // NFT_TRACETYPE_*
+    let step = match (kind, handle) {
+        (1, _) => TraceStep::Policy(policy.unwrap_or_else(verdict)),
+        // Behind the last rule the kernel says that there was one, which has no number (`nf_trace_fill_rule_info`).
+        (2, _) | (3, None) => TraceStep::Return(verdict()),
+        (3, Some(handle)) => TraceStep::Rule { handle, verdict: verdict() },
+        (other, _) => TraceStep::Other(other),
+    };
+    let table = TableKey { family, name: table.ok_or_else(|| missing("NFTA_TRACE_TABLE"))? };
+    let chain = ChainKey { table, name: chain.ok_or_else(|| missing("NFTA_TRACE_CHAIN"))? };
+    Ok(Trace {
+        id,
+        chain,
+        step,
+        family: of_packet,
+        iif,
+        oif,
+        iif_type,
+        oif_type,
+        mark,
+        link_header,
+        network_header,
+        transport_header,
+    })
+}
