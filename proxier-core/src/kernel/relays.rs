@@ -92,6 +92,10 @@ impl Relays for RelaysPort {
         self.relay.as_mut().map_or(0, Relay::leaving)
     }
 
+    fn begun(&mut self) -> BTreeMap<FrontendKey, u64> {
+        self.relay.iter().flat_map(Relay::begun).collect()
+    }
+
     fn notices(&mut self) -> Vec<String> {
         self.relay.as_ref().map(Relay::notices).unwrap_or_default()
     }

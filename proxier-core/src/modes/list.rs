@@ -14,7 +14,7 @@ pub struct ServedFrontend {
     /// The endpoints of any client; clients that a policy `Local` keeps on this node may get fewer. `None` where only the process that serves
     /// knows them.
     pub endpoints: Option<BTreeSet<EndpointKey>>,
-    /// Connections since the kernel has the rules, where it counts them.
+    /// Connections since the kernel has the rules, or this process the listener, where they are counted.
     pub connections: Option<u64>,
 }
 
@@ -83,7 +83,11 @@ fn sockets(desired: &Desired, ports: &mut Ports<'_>) -> Result<BTreeMap<Frontend
             let lists = [Some(&listener.inside), Some(&listener.outside), listener.unselected.as_ref()];
             Some(lists.into_iter().flatten().flat_map(|list| list.iter().copied()).collect())
         };
-        let served = |listener: &Listener| ServedFrontend { endpoints: endpoints(listener), connections: None };
+        let begun = ports.relays.begun();
+        let served = |listener: &Listener| ServedFrontend {
+            endpoints: endpoints(listener),
+            connections: begun.get(&listener.key).copied(),
+        };
         return Ok(listeners.map(|listener| (listener.key, served(&listener))).collect());
     };
     let networks = ports.routes.networks(RouteOwner::Userspace)?;

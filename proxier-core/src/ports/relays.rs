@@ -63,6 +63,11 @@ pub trait Relays {
     /// Number of endpoints that are gone and may still have connections.
     fn leaving(&mut self) -> usize;
 
+    /// Connections and UDP flows that were begun, by listener: since it was opened. None where nothing counts.
+    fn begun(&mut self) -> BTreeMap<FrontendKey, u64> {
+        BTreeMap::new()
+    }
+
     /// Notices for people since the last call: limits that were reached, endpoints that do not answer.
     fn notices(&mut self) -> Vec<String>;
 }

@@ -69,6 +69,7 @@ const LEAVING: Duration = Duration::from_secs(5);
 /// let mut greeting = [0; 5];
 /// served.read_exact(&mut greeting)?;
 /// assert_eq!((&greeting, relay.counts().connections), (b"hello", 1));
+/// assert_eq!(relay.begun().collect::<Vec<_>>(), [(key, 1)]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
@@ -382,6 +383,11 @@ impl Relay {
     /// Counters of connections and datagrams.
     pub fn counts(&self) -> Counts {
         self.shared.counts()
+    }
+
+    /// Connections and flows that were begun, by listener: since it was opened. A listener that is closed and opened again begins at zero.
+    pub fn begun(&self) -> impl Iterator<Item = (FrontendKey, u64)> {
+        self.held.iter().map(|(key, held)| (*key, held.server.begun()))
     }
 
     /// Notices for people: limits that were reached, Services whose endpoints do not answer. One line for each listener and

@@ -179,6 +179,8 @@ pub(super) struct Server {
     pub(super) key: FrontendKey,
     /// Connections and flows.
     open: AtomicUsize,
+    /// Connections and flows that were begun.
+    begun: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -201,7 +203,7 @@ impl Server {
     pub(super) fn new(id: u64, listener: Listener, group: Arc<Group>) -> Self {
         let key = listener.key;
         let state = State { listener: Arc::new(listener), group, leaving: BTreeMap::new() };
-        Server { id, state: Mutex::new(state), key, open: AtomicUsize::new(0) }
+        Server { id, state: Mutex::new(state), key, open: AtomicUsize::new(0), begun: AtomicU64::new(0) }
     }
 
     pub(super) fn listener(&self) -> Arc<Listener> {
@@ -215,6 +217,11 @@ impl Server {
     /// Connections and flows that are open.
     pub(super) fn open(&self) -> usize {
         self.open.load(Relaxed)
+    }
+
+    /// Connections and flows that were begun.
+    pub(super) fn begun(&self) -> u64 {
+        self.begun.load(Relaxed)
     }
 
     /// Takes other endpoints. Those that are gone may be used until `until`. Returns whether one is gone.
@@ -283,6 +290,7 @@ impl Ticket {
             return Err(Kind::Descriptors);
         };
         server.open.fetch_add(1, Relaxed);
+        server.begun.fetch_add(1, Relaxed);
         let now_open = if is_flow { &shared.flows } else { &shared.connections };
         now_open.fetch_add(1, Relaxed);
         shared.begun.fetch_add(1, Relaxed);
