@@ -45,8 +45,12 @@ fn main() -> ExitCode {
         Command::Trace(output, asked, addresses) => {
             runtime.block_on(trace::trace_packet(&warned(configured), *output, asked, addresses))
         }
-        Command::Show(output, None) => runtime.block_on(show::show(&warned(configured), *output)),
-        Command::Show(output, Some(every)) => runtime.block_on(show::watch(&warned(configured), *output, *every)),
+        Command::Show { output, by_service, watch: None } => {
+            runtime.block_on(show::show(&warned(configured), *output, *by_service))
+        }
+        Command::Show { output, by_service, watch: Some(every) } => {
+            runtime.block_on(show::watch(&warned(configured), *output, *by_service, *every))
+        }
         Command::Probe(output) => runtime.block_on(probe::probe(&warned(configured), *output)),
         Command::Cleanup => once::clean(&warned(configured)),
     };

@@ -91,7 +91,7 @@ fn the_data_says_what_is_served_and_what_is_not() {
         let all = data("");
         assert_eq!((&all["mode"], &all["node"]), (&json!("nftables"), &json!("n1")));
         assert_eq!(all["health"]["healthy"], true);
-        assert_eq!(all["totals"], json!({"services": 63, "frontends": 63}));
+        assert_eq!(all["totals"], json!({"services": 63, "frontends": 63, "endpoints": 63}));
         assert_eq!(all["services"]["list"].as_array().unwrap().len(), 50);
         assert_eq!((&all["passes"][0]["failed"], &all["failures"]["count"]), (&json!(false), &json!(0)));
         assert!(all["passes"].as_array().unwrap().iter().any(|pass| pass["changes"].as_u64() > Some(0)), "{all}");
@@ -222,20 +222,17 @@ fn a_browser_shows_it_in_light_and_dark_at_any_width() {
         assert!(page.contains("<th scope=\"col\"") && page.contains("<th scope=\"row\""), "tables have heads");
         assert!(page.contains("role=\"img\" aria-label=\"Milliseconds of the last passes"), "curves have words");
 
-        let light = pictures.0.join("light.png");
         let kept = std::env::var_os("STATUS_PAGE_PICTURES");
-        for (name, width, scheme, ground) in [
-            ("light", 1280, "1", [0xf6, 0xf7, 0xf9]),
-            ("dark", 1280, "0", [0x11, 0x14, 0x18]),
-            ("phone", 375, "0", [0x11, 0x14, 0x18]),
-        ] {
-            let file = light.with_file_name(format!("{name}.png"));
-            let (size, shot) = (format!("--window-size={width},1600"), format!("--screenshot={}", file.display()));
+        let schemes = [("light", "1", [0xf6, 0xf7, 0xf9]), ("dark", "0", [0x11, 0x14, 0x18])];
+        let widths = [1280, 390].into_iter().flat_map(|width| schemes.map(|scheme| (width, scheme)));
+        for (width, (name, scheme, ground)) in widths {
+            let file = pictures.0.join(format!("status-{name}-{width}.png"));
+            let (size, shot) = (format!("--window-size={width},800"), format!("--screenshot={}", file.display()));
             let scheme = format!("--blink-settings=preferredColorScheme={scheme}");
             browse(&profile, &[&size, &shot, &scheme, url]);
-            assert_eq!(look(&file), (width, ground), "{name}");
+            assert_eq!(look(&file), (width, ground), "{name} {width}");
             if let Some(folder) = &kept {
-                fs::copy(&file, Path::new(folder).join(format!("{name}.png"))).unwrap();
+                fs::copy(&file, Path::new(folder).join(file.file_name().unwrap())).unwrap();
             }
         }
 

@@ -346,8 +346,9 @@ async fn serve(
         let bound = if hard { Some(listen(METRICS_SERVER, address, true, |_problem| {}).await?) } else { None };
         let (health, recorder) = (health.clone(), recorder.clone());
         let (mode, object) = (settings.mode, serde_json::to_value(&settings.object).unwrap_or_default());
-        let is_on = settings.status_page != Exposure::Off;
-        let page = is_on.then(|| StatusPage::new(settings.status_page, mode, messages.clone()));
+        // In userspace mode metrics ask it for connections.
+        let is_needed = settings.status_page != Exposure::Off || mode == Kind::Userspace;
+        let page = is_needed.then(|| StatusPage::new(settings.status_page, mode, messages.clone()));
         tasks.spawn(async move {
             let failed = |problem: &Problem| {
                 recorder.record(Regarding::Node, Reason::FailedToStartMetricServer, problem.to_string());

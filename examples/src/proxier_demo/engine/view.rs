@@ -10,11 +10,20 @@ use proxier_core::net::FrontendKey;
 use proxier_core::service::Frontend;
 
 use crate::proxier_demo::engine::{Engine, Kernel};
+use crate::proxier_demo::message::Begun;
 use crate::proxier_demo::message::view::{DrainView, HeldView, ServiceView, View};
 
 impl<K: Kernel> Engine<K> {
+    /// Connections and UDP flows that userspace mode has begun; nothing in the other modes.
+    pub(crate) fn begun(&mut self) -> Vec<Begun> {
+        let begun = self.kernel().ports().relays.begun();
+        let names = Names::new(self.proxier().store(), self.proxier().desired());
+        begun.into_iter().map(|(key, count)| (key, names.service_of(&key), count)).collect()
+    }
+
     /// State at this moment. Costs O(Frontends), a few milliseconds for ten thousand Services.
-    pub(crate) fn view(&self) -> View {
+    pub(crate) fn view(&mut self) -> View {
+        let begun = self.kernel().ports().relays.begun();
         let (proxier, now) = (self.proxier(), self.now());
         let (store, desired) = (proxier.store(), proxier.desired());
         let names = Names::new(store, desired);
@@ -46,6 +55,7 @@ impl<K: Kernel> Engine<K> {
         let marks = may_have.filter_map(|frontend| Some((frontend.key, mark(&frontend.key)?))).collect();
         View {
             marks,
+            begun,
             node: proxier.node_name().to_owned(),
             mode: proxier.mode(),
             services: services.collect(),

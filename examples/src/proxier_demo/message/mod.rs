@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use proxier_core::config::{Neighbour, User};
 use proxier_core::kernel::TableChanges;
+use proxier_core::net::FrontendKey;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::proxier_demo::message::change::Change;
@@ -43,7 +44,12 @@ pub(crate) enum Control {
     Finish(Duration, oneshot::Sender<usize>),
     /// Report the state, for the status page.
     View(oneshot::Sender<View>),
+    /// Report the connections that userspace mode has begun, for metrics.
+    Begun(oneshot::Sender<Vec<Begun>>),
 }
+
+/// A listener of userspace mode, with its Service and port, and the connections and UDP flows that it has begun.
+pub(crate) type Begun = (FrontendKey, Option<String>, u64);
 
 /// A message to the kernel's thread.
 #[derive(Debug)]

@@ -77,4 +77,6 @@ pub(crate) struct View {
     pub(crate) held: Lines<HeldView>,
     /// Virtual servers of firewall marks, by their Frontends: for clients outside only, and for shared node ports.
     pub(crate) marks: BTreeMap<FrontendKey, VirtualServerKey>,
+    /// Userspace mode: connections and UDP flows that each listener has begun.
+    pub(crate) begun: BTreeMap<FrontendKey, u64>,
 }

@@ -10,6 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use proxier_core::config::Families;
 use serde_json::{Map, Value, json};
 
+use crate::proxier_demo::message::Begun;
 use crate::proxier_demo::sources::cluster::{Counters, requests};
 use crate::proxier_demo::status::board::Board;
 use crate::proxier_demo::status::metrics::Metrics;
@@ -126,8 +127,8 @@ impl Health {
         })
     }
 
-    /// The page of metrics, with the packets that rules have counted.
-    pub(super) fn page(&self, packets: BTreeMap<String, u64>) -> String {
+    /// The page of metrics, with the packets that rules have counted, and the connections that userspace mode has begun.
+    pub(super) fn page(&self, packets: BTreeMap<String, u64>, begun: Vec<Begun>) -> String {
         let state = self.state();
         let (mut metrics, api) = (state.metrics.clone(), state.api.clone());
         drop(state);
@@ -136,6 +137,7 @@ impl Health {
             metrics.requests = requests::counted();
         }
         metrics.iptables_packets = packets;
+        metrics.begun = begun;
         metrics.render()
     }
 

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use proxier_core::config::Families;
 use proxier_core::modes::Kind;
 use proxier_core::modes::select::RequestedMode;
-use proxier_core::net::{ByFamily, Family};
+use proxier_core::net::{ByFamily, Family, FrontendKey};
 use proxier_core::plan::report::RuleCount;
 use proxier_core::ports::Flows;
 
@@ -41,6 +41,9 @@ const COUNTED: [(&str, &str, &str); 2] = [
         "Number of packets accepted on nodeports of loopback interface",
     ),
 ];
+
+/// Metric of userspace mode from which `show` reads connections, without the prefix.
+pub(crate) const USERSPACE_CONNECTIONS: &str = "userspace_connections_total";
 
 /// Values of all metrics. Each part of the program writes those it knows; [`render`](Metrics::render) prints them.
 ///
@@ -100,6 +103,12 @@ pub struct Metrics {
     pub api_failures: u64,
     /// All requests to the API server.
     pub requests: Requests,
+    /// Frontends that Services have on this node, in every mode, as of the last full pass. Not in kube-proxy.
+    pub frontends: ByFamily<u64>,
+    /// Their endpoints, each counted for every Frontend that leads to it. Not in kube-proxy.
+    pub endpoints: ByFamily<u64>,
+    /// Userspace mode: connections and UDP flows that each listener has begun, with its Service and port. Not in kube-proxy.
+    pub begun: Vec<(FrontendKey, Option<String>, u64)>,
     /// Own virtual servers in the kernel. Not in kube-proxy.
     pub virtual_servers: u64,
     /// Own real servers in the kernel. Not in kube-proxy.
@@ -158,6 +167,9 @@ impl Default for Metrics {
             unreadable: 0,
             api_failures: 0,
             requests: Requests::default(),
+            frontends: ByFamily::default(),
+            endpoints: ByFamily::default(),
+            begun: Vec::new(),
             virtual_servers: 0,
             real_servers: 0,
             foreign_virtual_servers: 0,
@@ -268,6 +280,15 @@ impl Metrics {
                 let cleanup = "Always 0: what nobody needs goes in the transaction of its pass";
                 p.family("sync_proxy_rules_nftables_cleanup_failures_total", "counter", cleanup, self.each(|_| 0));
             }
+            // A family without samples is no family.
+            Some(Kind::Userspace) if !self.begun.is_empty() => {
+                let help = "Connections and UDP flows that each listener has begun since it was opened";
+                let rows = self.begun.iter().map(|(key, service, begun)| {
+                    let service = service.clone().unwrap_or_default();
+                    (vec![("frontend", key.to_string()), ("service", service)], begun)
+                });
+                p.family(USERSPACE_CONNECTIONS, "counter", help, rows);
+            }
             _ => {}
         }
     }
@@ -305,6 +326,10 @@ impl Metrics {
         p.gauge("rejected_fields", "Fields and objects of the input that are left out", self.rejected);
         p.counter("unreadable_objects_total", "Objects and files that could not be read", self.unreadable);
         p.counter("api_request_failures_total", "Requests to the API server that failed", self.api_failures);
+        let frontends = "Addresses and ports of Services on this node, in every mode";
+        p.family("frontends", "gauge", frontends, self.each(|family| *self.frontends.of(family)));
+        let endpoints = "Endpoints of these addresses and ports, each counted for every one that leads to it";
+        p.family("frontend_endpoints", "gauge", endpoints, self.each(|family| *self.endpoints.of(family)));
         p.gauge("virtual_servers", "Virtual servers of ours in the kernel", self.virtual_servers);
         let held_back =
             "Virtual servers that are kept although they, or their last endpoints, should go: too many at once";

@@ -107,7 +107,13 @@ fn metrics(body: String) -> Answer {
 impl Answers for MetricsServer {
     async fn answer(&self, asked: HttpRequest) -> Answer {
         match asked.path.as_str() {
-            "/metrics" => metrics(self.health.page(self.packets())),
+            "/metrics" => {
+                let begun = match &self.status {
+                    Some(status) if self.mode == Kind::Userspace => status.begun().await,
+                    _ => Vec::new(),
+                };
+                metrics(self.health.page(self.packets(), begun))
+            }
             "/metrics/slis" => metrics(self.health.slis(Instant::now())),
             "/healthz" => Answer::text("ok"),
             "/proxyMode" => Answer::text(self.mode.name()),

@@ -1,4 +1,4 @@
-//! Output of `show --watch` for a [`View`]: lines for people, an object for programs. Pure.
+//! Output of `show --watch`: lines for people, an object for programs. Pure. For a [`View`] of IPVS; tables of the other modes are [`fitted`].
 
 use std::fmt::Write as _;
 
@@ -137,7 +137,7 @@ fn of_rates(rates: Option<&PerSecond>) -> [String; 3] {
 }
 
 /// A number in at most six characters: `0`, `2.5`, `1234`, `98.7k`, `12.3M`.
-fn short(number: f64) -> String {
+pub(super) fn short(number: f64) -> String {
     const UNITS: [&str; 5] = ["k", "M", "G", "T", "P"];
     if number == 0.0 {
         return "0".to_owned();
@@ -158,14 +158,54 @@ fn short(number: f64) -> String {
     format!("{number:.1}{unit}")
 }
 
+/// A summary and a table, the first column to the left and all others to the right: as many rows as fit, none longer than the terminal is wide; the last line
+/// then counts the rest, `left_out`. Without a size: all rows.
+pub(super) fn fitted<const N: usize>(
+    summary: &str,
+    heads: &[&str; N],
+    rows: Vec<[String; N]>,
+    size: Option<Size>,
+    left_out: &str,
+) -> Vec<String> {
+    let all: Vec<[String; N]> = std::iter::once(heads.map(str::to_owned)).chain(rows).collect();
+    let rows = all.len().saturating_sub(1);
+    let fits = size.map_or(rows, |size| size.rows.saturating_sub(2));
+    let shown = if rows > fits { fits.saturating_sub(1) } else { rows };
+    let mut widths = [0; N];
+    for row in &all {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let line = |row: &[String; N]| {
+        let cells = row.iter().zip(widths).enumerate().map(|(at, (cell, width))| match at {
+            0 => format!("{cell:<width$}"),
+            _ => format!("{cell:>width$}"),
+        });
+        cells.collect::<Vec<_>>().join("  ")
+    };
+    let mut lines = vec![summary.to_owned()];
+    lines.extend(all.iter().take(shown + 1).map(line));
+    if shown < rows {
+        lines.push(format!("not shown: {} {left_out}", rows - shown));
+    }
+    if let Some(size) = size {
+        lines.truncate(size.rows);
+        for line in &mut lines {
+            cut(line, size.columns);
+        }
+    }
+    lines
+}
+
 fn cut(line: &mut String, columns: usize) {
     if line.chars().count() > columns {
         *line = line.chars().take(columns.saturating_sub(1)).chain(['…']).collect();
     }
 }
 
-/// One refresh as JSON. `elapsed`: seconds since the watch began.
-pub(super) fn json(view: &View, service: &dyn Fn(&VirtualServerKey) -> Option<String>, elapsed: f64) -> Value {
+/// One refresh as JSON.
+pub(super) fn json(view: &View, service: &dyn Fn(&VirtualServerKey) -> Option<String>) -> Value {
     let servers = view.servers.iter().map(|server| {
         let (active, inactive) = server.connections();
         let own = &server.server.server;
@@ -189,7 +229,6 @@ pub(super) fn json(view: &View, service: &dyn Fn(&VirtualServerKey) -> Option<St
         })
     });
     json!({
-        "elapsedSeconds": elapsed,
         "perSecond": rates_json(view.total.as_ref()),
         "added": view.came,
         "deleted": view.went,
@@ -295,7 +334,7 @@ mod tests {
 
     #[test]
     fn programs_get_the_same() {
-        let value = json(&view(2), &service, 3.5);
+        let value = json(&view(2), &service);
         assert_eq!(value["perSecond"]["connections"], 15.0);
         let first = &value["virtualServers"][0];
         assert_eq!((&first["key"], &first["service"]), (&json!("TCP 10.96.0.2:80"), &json!("shop/web:http")));
@@ -303,6 +342,6 @@ mod tests {
         assert_eq!(first["realServers"][1]["draining"], true);
         let mut history = History::default();
         let view = history.compare(reading(1, 1), Duration::ZERO);
-        assert_eq!(json(&view, &service, 0.0)["virtualServers"][0]["perSecond"], Value::Null);
+        assert_eq!(json(&view, &service)["virtualServers"][0]["perSecond"], Value::Null);
     }
 }

@@ -1,8 +1,9 @@
-//! `show`: virtual servers in the kernel, or what the other modes serve, with the Services; virtual servers repeatedly with rates, too.
+//! `show`: virtual servers in the kernel, or what the other modes serve, with the Services, or by Service; repeatedly with rates, too.
 
 mod board;
 mod frontends;
 mod rates;
+mod sums;
 mod terminal;
 mod watch;
 
@@ -22,6 +23,8 @@ use proxier_core::snapshot::{HostAddresses, Node, Store};
 use serde_json::{Value, json};
 
 use self::frontends::Frontends;
+use self::rates::History;
+use self::sums::Sums;
 pub use self::watch::watch;
 use crate::proxier_demo::engine::kernel;
 use crate::proxier_demo::message::change::Snapshot;
@@ -33,8 +36,8 @@ use crate::proxier_demo::sources::initial_list;
 use crate::proxier_demo::status::progress::Progress;
 
 /// Prints every virtual server in the kernel, foreign ones too, with real servers and connections, and the Service it serves if the source of
-/// Services can be read. In the other modes, their Frontends with endpoints.
-pub async fn show(configured: &Configured, output: Output) -> ExitCode {
+/// Services can be read. In the other modes, their Frontends with endpoints. `by_service`: one line a Service.
+pub async fn show(configured: &Configured, output: Output, by_service: bool) -> ExitCode {
     let mut kernel = match kernel::open() {
         Ok(kernel) => kernel,
         Err(problem) => return failed(&problem),
@@ -49,9 +52,13 @@ pub async fn show(configured: &Configured, output: Output) -> ExitCode {
         Err(problem) => return failed(&problem),
         Ok(Some(frontends)) => {
             let names = Names::new(&store, &desired);
-            match output {
-                Output::Text => out.text(&frontends.text(&names)),
-                Output::Json => out.json(&frontends.json(&names)),
+            match (output, by_service) {
+                (Output::Text, false) => out.text(&frontends.text(&names)),
+                (Output::Json, false) => out.json(&frontends.json(&names)),
+                (_, true) => {
+                    let view = frontends::History::default().compare(frontends, std::time::Duration::ZERO);
+                    print_sums(&mut out, output, &view.sums(&|key| names.service_of(key)));
+                }
             }
             return ExitCode::from(u8::from(!out.end()));
         }
@@ -80,6 +87,12 @@ pub async fn show(configured: &Configured, output: Output) -> ExitCode {
     let names_in_kernel = &configured.settings.core.names;
     let bound: Vec<String> =
         ipvs_mode::device_addresses(&host, names_in_kernel).map(|address| address.to_string()).collect();
+    if by_service {
+        let reading = entries.into_iter().map(|entry| (entry.virtual_server, entry.real_servers)).collect();
+        let view = History::default().compare(reading, std::time::Duration::ZERO);
+        print_sums(&mut out, output, &view.sums(&|key| service_of(&names, key)));
+        return ExitCode::from(u8::from(!out.end()));
+    }
     match output {
         Output::Text => out.text(&text(&entries, &names, &configured.settings.core, &host, bound.len())),
         Output::Json => out.json(&json!({
@@ -89,6 +102,13 @@ pub async fn show(configured: &Configured, output: Output) -> ExitCode {
         })),
     }
     ExitCode::from(u8::from(!out.end()))
+}
+
+fn print_sums(out: &mut Out, output: Output, sums: &Sums) {
+    match output {
+        Output::Text => out.text(&lines(sums.lines(None))),
+        Output::Json => out.json(&sums.json()),
+    }
 }
 
 fn failed(problem: &Problem) -> ExitCode {

@@ -31,7 +31,7 @@ impl PerSecond {
         self.bytes_in + self.bytes_out
     }
 
-    fn add(&mut self, other: &PerSecond) {
+    pub(super) fn add(&mut self, other: &PerSecond) {
         self.connections += other.connections;
         self.packets_in += other.packets_in;
         self.packets_out += other.packets_out;

@@ -1,4 +1,4 @@
-//! `show --watch`: virtual servers in the kernel and how busy they are, repeatedly.
+//! `show --watch`: virtual servers in the kernel, or the Frontends of the other modes, and how busy they are, repeatedly.
 
 use std::collections::{BTreeMap, HashSet};
 use std::process::ExitCode;
@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use ipvs::VirtualServerKey;
 use proxier_core::kernel::KernelPorts;
-use proxier_core::modes::select::RequestedMode;
 use proxier_core::modes::{Kind, Names};
 use proxier_core::net::FrontendKey;
 use proxier_core::ports::PortErrorKind;
@@ -15,8 +14,10 @@ use proxier_core::snapshot::{HostAddresses, Store};
 use tokio::time::Instant;
 
 use super::board;
-use super::rates::{History, Reading, ServerRates, View};
-use super::terminal::Screen;
+use super::frontends::{self, FrontendView, Frontends};
+use super::rates::{History, ServerRates, View};
+use super::sums::Sums;
+use super::terminal::{Screen, Size};
 use super::{ServiceIndex, failed, marks, service_of, services};
 use crate::proxier_demo::engine::kernel;
 use crate::proxier_demo::engine::signals::Signals;
@@ -26,14 +27,9 @@ use crate::proxier_demo::settings::cli::{Configured, Output};
 /// Shortest time before Services are read again, after virtual servers without a name have appeared.
 const NAMES_AGAIN: Duration = Duration::from_secs(30);
 
-/// Prints all virtual servers with their rates, busiest first, at each interval, until SIGINT or SIGTERM, or until nobody reads. A terminal shows as
-/// many as fit; anything else gets a block, or a JSON object, for each reading.
-pub async fn watch(configured: &Configured, output: Output, every: Duration) -> ExitCode {
-    if let RequestedMode::Mode(mode) = configured.settings.asked
-        && let Some(reason) = lacks_rates(mode)
-    {
-        return failed(&Problem::new("show --watch", reason));
-    }
+/// Prints all virtual servers or Frontends with their rates, or the sums of each Service, busiest first, at each interval, until SIGINT or SIGTERM, or until
+/// nobody reads. A terminal shows as many as fit; anything else gets a block, or a JSON object, for each reading.
+pub async fn watch(configured: &Configured, output: Output, by_service: bool, every: Duration) -> ExitCode {
     let (mut kernel, mut signals) = match (kernel::open(), Signals::listen()) {
         (Ok(kernel), Ok(signals)) => (kernel, signals),
         (Err(problem), _) => return failed(&problem),
@@ -46,7 +42,7 @@ pub async fn watch(configured: &Configured, output: Output, every: Duration) -> 
     tokio::select! {
         biased;
         () = signals.end() => ExitCode::SUCCESS,
-        ended = refresh(configured, output, every, (&mut kernel, &host)) => match ended {
+        ended = refresh(configured, (output, by_service), every, (&mut kernel, &host)) => match ended {
             WatchEnd::Unread => ExitCode::SUCCESS,
             WatchEnd::Failed(problem) => failed(&problem),
         },
@@ -71,11 +67,11 @@ impl From<std::io::Error> for WatchEnd {
 
 async fn refresh(
     configured: &Configured,
-    output: Output,
+    printed: (Output, bool),
     every: Duration,
     kernel: (&mut KernelPorts, &HostAddresses),
 ) -> WatchEnd {
-    match refreshes(configured, output, every, kernel).await {
+    match refreshes(configured, printed, every, kernel).await {
         Ok(never) => match never {},
         Err(ended) => ended,
     }
@@ -83,7 +79,7 @@ async fn refresh(
 
 async fn refreshes(
     configured: &Configured,
-    output: Output,
+    (output, by_service): (Output, bool),
     every: Duration,
     (kernel, host): (&mut KernelPorts, &HostAddresses),
 ) -> Result<std::convert::Infallible, WatchEnd> {
@@ -91,39 +87,109 @@ async fn refreshes(
     let mut ticks = tokio::time::interval(every);
     // A slow reading does not make the next ones come faster.
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let (begun, mut history) = (Instant::now(), History::default());
+    let begun = Instant::now();
+    // The mode that serves now; a change of it is a restart of `run`, and of this.
+    let other = Frontends::read(configured, kernel, (&named.desired, host)).map_err(WatchEnd::Failed)?;
+    let mut history = match other {
+        Some(Frontends { mode, .. }) => Histories::Frontends(mode, frontends::History::default()),
+        None => Histories::Ipvs(History::default()),
+    };
     let screen = match output {
         Output::Text => Some(Screen::enter()?),
         Output::Json => None,
     };
     loop {
         ticks.tick().await;
-        let Some(reading) = read(kernel)? else { continue };
-        let elapsed = begun.elapsed();
-        let view = history.compare(reading, elapsed);
-        if named.lack(&view) {
+        let Some((picture, elapsed)) = history.read(configured, kernel, (&named.desired, host), begun)? else {
+            continue;
+        };
+        if named.lack(&picture) {
             // The screen shows something else by now, so a source that cannot be read is no longer mentioned.
             named = ServiceNames::new(services(configured, host, false).await, marks(configured, kernel));
-            named.accept(&view);
+            named.accept(&picture);
         }
         let names = named.names();
-        let service = |key: &VirtualServerKey| service_of(&names, key);
         match &screen {
-            Some(screen) => screen.draw(&board::lines(&view, &service, screen.size()))?,
-            None => line(&board::json(&view, &service, elapsed.as_secs_f64()))?,
+            Some(screen) if by_service => screen.draw(&picture.sums(&names).lines(screen.size()))?,
+            Some(screen) => screen.draw(&picture.lines(&names, screen.size()))?,
+            None => {
+                let mut value = if by_service { picture.sums(&names).json() } else { picture.json(&names) };
+                value["elapsedSeconds"] = elapsed.as_secs_f64().into();
+                line(&value)?;
+            }
         }
     }
 }
 
-/// Counters of all virtual servers. `None`: other programs kept changing the table; the next reading shows it.
-fn read(kernel: &mut KernelPorts) -> Result<Option<Vec<Reading>>, WatchEnd> {
-    match kernel.ports().ipvs.snapshot() {
-        Ok(snapshot) => {
-            let reading = snapshot.entries.into_iter().map(|entry| (entry.virtual_server, entry.real_servers));
-            Ok(Some(reading.collect()))
+/// Counters of the last reading.
+enum Histories {
+    Ipvs(History),
+    Frontends(Kind, frontends::History),
+}
+
+/// A reading compared with the one before.
+enum Picture {
+    Ipvs(View),
+    Frontends(FrontendView),
+}
+
+impl Histories {
+    /// Reads everything and compares, with the time of the reading. `None`: other programs kept changing the table; the next reading shows it.
+    fn read(
+        &mut self,
+        configured: &Configured,
+        kernel: &mut KernelPorts,
+        input: (&Desired, &HostAddresses),
+        begun: Instant,
+    ) -> Result<Option<(Picture, Duration)>, WatchEnd> {
+        let picture = match self {
+            Histories::Ipvs(history) => match kernel.ports().ipvs.snapshot() {
+                Ok(snapshot) => {
+                    let at = begun.elapsed();
+                    let entries = snapshot.entries.into_iter();
+                    let reading = entries.map(|entry| (entry.virtual_server, entry.real_servers)).collect();
+                    (Picture::Ipvs(history.compare(reading, at)), at)
+                }
+                Err(error) if error.kind() == PortErrorKind::Busy => return Ok(None),
+                Err(error) => return Err(WatchEnd::Failed(Problem::new("show --watch", error.to_string()))),
+            },
+            Histories::Frontends(mode, history) => {
+                let read = Frontends::of_mode(*mode, configured, kernel, input).map_err(WatchEnd::Failed)?;
+                let at = begun.elapsed();
+                (Picture::Frontends(history.compare(read, at)), at)
+            }
+        };
+        Ok(Some(picture))
+    }
+}
+
+impl Picture {
+    fn keys(&self) -> Vec<VirtualServerKey> {
+        match self {
+            Picture::Ipvs(view) => view.servers.iter().map(ServerRates::key).collect(),
+            Picture::Frontends(view) => view.keys().map(VirtualServerKey::from).collect(),
         }
-        Err(error) if error.kind() == PortErrorKind::Busy => Ok(None),
-        Err(error) => Err(WatchEnd::Failed(Problem::new("show --watch", error.to_string()))),
+    }
+
+    fn lines(&self, names: &ServiceIndex<'_>, size: Option<Size>) -> Vec<String> {
+        match self {
+            Picture::Ipvs(view) => board::lines(view, &|key| service_of(names, key), size),
+            Picture::Frontends(view) => view.lines(&|key| names.names.service_of(key), size),
+        }
+    }
+
+    fn json(&self, names: &ServiceIndex<'_>) -> serde_json::Value {
+        match self {
+            Picture::Ipvs(view) => board::json(view, &|key| service_of(names, key)),
+            Picture::Frontends(view) => view.json(&|key| names.names.service_of(key)),
+        }
+    }
+
+    fn sums(&self, names: &ServiceIndex<'_>) -> Sums {
+        match self {
+            Picture::Ipvs(view) => view.sums(&|key| service_of(names, key)),
+            Picture::Frontends(view) => view.sums(&|key| names.names.service_of(key)),
+        }
     }
 }
 
@@ -155,45 +221,17 @@ impl ServiceNames {
     }
 
     /// Whether Services should be read again: a virtual server has come that none of them names.
-    fn lack(&self, view: &View) -> bool {
-        self.since.elapsed() >= NAMES_AGAIN && self.unnamed(view).any(|key| !self.nameless.contains(&key))
+    fn lack(&self, picture: &Picture) -> bool {
+        self.since.elapsed() >= NAMES_AGAIN && self.unnamed(picture).any(|key| !self.nameless.contains(&key))
     }
 
     /// Accepts that virtual servers without a name have none.
-    fn accept(&mut self, view: &View) {
-        self.nameless = self.unnamed(view).collect();
+    fn accept(&mut self, picture: &Picture) {
+        self.nameless = self.unnamed(picture).collect();
     }
 
-    fn unnamed<'a>(&'a self, view: &'a View) -> impl Iterator<Item = VirtualServerKey> + 'a {
-        let keys = view.servers.iter().map(ServerRates::key);
+    fn unnamed(&self, picture: &Picture) -> impl Iterator<Item = VirtualServerKey> + '_ {
         let names = self.names();
-        keys.filter(move |key| service_of(&names, key).is_none())
-    }
-}
-
-/// Reason why a mode has nothing to watch, and the command that shows its connections instead. `None`: the mode has rates.
-fn lacks_rates(mode: Kind) -> Option<String> {
-    let instead = match mode {
-        Kind::Ipvs => return None,
-        Kind::Nftables => {
-            "nftables.countConnections counts connections for show and trace --live; conntrack -L lists them"
-        }
-        Kind::Iptables => "its rules count the first packets of connections: iptables-save -c -t nat",
-        Kind::Userspace => "connections are sockets of the process: ss -tnp lists them",
-        _ => "nothing else counts",
-    };
-    Some(format!("rates are counters of IPVS, and mode {mode} has no virtual servers: {instead}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn other_modes_say_what_they_lack() {
-        assert_eq!(lacks_rates(Kind::Ipvs), None);
-        for mode in Kind::ALL.into_iter().filter(|mode| *mode != Kind::Ipvs) {
-            assert!(lacks_rates(mode).unwrap().contains(mode.name()), "{mode}");
-        }
+        picture.keys().into_iter().filter(move |key| service_of(&names, key).is_none())
     }
 }

@@ -210,6 +210,9 @@ impl Worker {
             Message::Control(Control::View(asked)) => {
                 let _nobody_waits_any_more = asked.send(engine.view());
             }
+            Message::Control(Control::Begun(asked)) => {
+                let _nobody_waits_any_more = asked.send(engine.begun());
+            }
             Message::Control(Control::ConfirmRemoval) => match engine.confirm_removal() {
                 0 => tracing::info!("SIGUSR1: nothing is held back"),
                 count => {
@@ -347,6 +350,7 @@ impl Worker {
                     metrics.unmet = u64::try_from(report.unmet.len().saturating_add(lacks)).unwrap_or(u64::MAX);
                 }
                 metrics.no_local_endpoints = no_local_endpoints(engine);
+                (metrics.frontends, metrics.endpoints) = count_frontends(engine);
                 count_servers(engine, metrics);
             }
         });
@@ -488,6 +492,17 @@ fn no_local_endpoints(engine: &Engine<impl Kernel>) -> [ByFamily<u64>; 2] {
         }
     }
     counts
+}
+
+/// Frontends by family, and their endpoints, each counted for every Frontend that leads to it.
+fn count_frontends(engine: &Engine<impl Kernel>) -> (ByFamily<u64>, ByFamily<u64>) {
+    let (mut frontends, mut endpoints) = (ByFamily::<u64>::default(), ByFamily::<u64>::default());
+    for frontend in engine.proxier().desired().frontends() {
+        let family = frontend.key.family();
+        *frontends.of_mut(family) += 1;
+        *endpoints.of_mut(family) += u64::try_from(frontend.endpoints().len()).unwrap_or(u64::MAX);
+    }
+    (frontends, endpoints)
 }
 
 /// Counts own and foreign virtual servers in the kernel. Numbers that could not be read stay.

@@ -98,8 +98,15 @@ pub enum Command {
     Explain(Output, String, Vec<IpAddr>),
     /// Print the way of a packet, on a node with these addresses.
     Trace(Output, TraceRequest, Vec<IpAddr>),
-    /// Print the virtual servers in the kernel: once, or at this interval with rates.
-    Show(Output, Option<Duration>),
+    /// Print what the kernel holds, or its sums by Service: once, or at this interval with rates.
+    Show {
+        /// Format.
+        output: Output,
+        /// One line a Service.
+        by_service: bool,
+        /// Time between two readings; `None`: one reading.
+        watch: Option<Duration>,
+    },
     /// Print the requirements that this machine lacks.
     Probe(Output),
     /// Remove everything that the proxy created.
@@ -248,7 +255,10 @@ fn parse_dashed(mut args: Vec<OsString>) -> Result<Invocation, Ending> {
             }
             _ => return Err(Ending::bad_input(&[Problem::new("", "trace takes FROM and TO")])),
         },
-        ("show", _) => Command::Show(output, matches.get_one::<Duration>("watch").copied()),
+        ("show", _) => {
+            let watch = matches.get_one::<Duration>("watch").copied();
+            Command::Show { output, by_service: matches.get_flag("services"), watch }
+        }
         ("probe", _) => Command::Probe(output),
         ("cleanup", _) => Command::Cleanup,
         _ => Command::Run { once: matches.get_flag("once"), init_only: matches.get_flag("init-only") },
@@ -445,7 +455,8 @@ fn examples(command: &str) -> &'static str {
         "show" => {
             "Examples:
   proxier-demo show --kubeconfig /etc/kubernetes/proxy.conf
-  proxier-demo show --watch 1 --proxy-mode ipvs"
+  proxier-demo show --watch 1 --proxy-mode ipvs
+  proxier-demo show --watch --services --kubeconfig /etc/kubernetes/proxy.conf"
         }
         "probe" => {
             "Examples:
@@ -506,18 +517,27 @@ fn add_arguments(command: Clap) -> Clap {
                 .help("NAMESPACE/NAME or NAMESPACE/NAME:PORT of a Service, or an address and port, tcp unless told"),
         ),
         "trace" => command.args(of_trace()),
-        "show" => command.arg(
-            Arg::new("watch")
-                .long("watch")
-                .value_name("SECONDS")
-                .num_args(0..=1)
-                .default_missing_value("2")
-                .value_parser(interval)
-                .display_order(0)
-                .help("IPVS mode: print it with rates every so often, busiest first, until SIGINT [2]"),
-        ),
+        "show" => command.args(of_show()),
         _ => command,
     }
+}
+
+fn of_show() -> [Arg; 2] {
+    [
+        Arg::new("services")
+            .long("services")
+            .action(ArgAction::SetTrue)
+            .display_order(0)
+            .help("One line a Service: the sums of its addresses and ports"),
+        Arg::new("watch")
+            .long("watch")
+            .value_name("SECONDS")
+            .num_args(0..=1)
+            .default_missing_value("2")
+            .value_parser(interval)
+            .display_order(0)
+            .help("Print it with rates every so often, busiest first, until SIGINT [2]"),
+    ]
 }
 
 /// The option of `plan` that gives exit code 2 another meaning.

@@ -28,9 +28,14 @@ fn every_command() {
     assert_eq!(command("run --once --manifests x"), Command::Run { once: true, init_only: false });
     assert_eq!(command("plan"), Command::Plan { output: Output::Text, detailed: false });
     assert_eq!(command("plan --detailed-exitcode"), Command::Plan { output: Output::Text, detailed: true });
-    assert_eq!(command("show -o json"), Command::Show(Output::Json, None));
-    assert_eq!(command("show --watch"), Command::Show(Output::Text, Some(Duration::from_secs(2))));
-    assert_eq!(command("show --watch 0.5 -o json"), Command::Show(Output::Json, Some(Duration::from_millis(500))));
+    let show = |output, by_service, millis: Option<u64>| {
+        let watch = millis.map(Duration::from_millis);
+        Command::Show { output, by_service, watch }
+    };
+    assert_eq!(command("show -o json"), show(Output::Json, false, None));
+    assert_eq!(command("show --watch"), show(Output::Text, false, Some(2000)));
+    assert_eq!(command("show --watch 0.5 -o json"), show(Output::Json, false, Some(500)));
+    assert_eq!(command("show --services --watch"), show(Output::Text, true, Some(2000)));
     for wrong in ["0", "-1", "x", "1e9", "NaN"] {
         assert!(refused(&format!("show --watch={wrong}")).contains("--watch"), "{wrong}");
     }

@@ -57,11 +57,12 @@ pub(super) fn add_view(body: &mut Map<String, Value>, view: &View, wanted: &Page
     let mut room = Room { frontends: FRONTENDS, endpoints: ENDPOINTS };
     let shown = matching.iter().skip(wanted.offset).take(wanted.limit);
     let list: Vec<Value> = shown.map(|service| service_json(view, service, &mut room, counters)).collect();
-    let frontends: usize = view.services.iter().map(|service| service.frontends.len()).sum();
+    let all = || view.services.iter().flat_map(|service| &service.frontends);
+    let endpoints: usize = all().map(|frontend| frontend.endpoints().len()).sum();
     for (name, value) in [
         ("node", json!(view.node)),
         ("mode", json!(view.mode.name())),
-        ("totals", json!({"services": view.services.len(), "frontends": frontends})),
+        ("totals", json!({"services": view.services.len(), "frontends": all().count(), "endpoints": endpoints})),
         ("draining", listed(&view.drains, drain_json)),
         ("rejected", listed(&view.rejected, |text| json!(text))),
         ("refused", listed(&view.refused, refused_json)),
@@ -144,7 +145,11 @@ fn frontend_json(
         "endpoints": endpoints,
         "leftOut": left_out,
     });
-    value["counters"] = counted.map_or(Value::Null, |counted| stats_json(&counted.stats));
+    value["counters"] = match (counted, view.begun.get(&frontend.key)) {
+        (Some(counted), _) => stats_json(&counted.stats),
+        (None, Some(begun)) => json!({"connections": begun}),
+        (None, None) => Value::Null,
+    };
     value
 }
 
@@ -265,6 +270,7 @@ mod tests {
             rejected: (0..1000).map(|number| format!("rejected {number}")).collect(),
             refused: Lines::from_iter([]),
             held: Lines::from_iter([]),
+            begun: BTreeMap::new(),
             marks: BTreeMap::new(),
         }
     }
@@ -280,7 +286,7 @@ mod tests {
         let services = (0..120_u8).map(|number| service(&format!("web-{number:03}"), number, 1, 2)).collect();
         let view = view(services);
         let all = body(&view, "");
-        assert_eq!(all["totals"], json!({"services": 120, "frontends": 120}));
+        assert_eq!(all["totals"], json!({"services": 120, "frontends": 120, "endpoints": 240}));
         assert_eq!(all["services"]["list"].as_array().unwrap().len(), 50);
         let last = body(&view, "offset=100&limit=50");
         assert_eq!((&last["services"]["matching"], &last["services"]["offset"]), (&json!(120), &json!(100)));

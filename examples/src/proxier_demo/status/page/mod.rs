@@ -22,7 +22,7 @@ use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 use self::counters::{Counters, Kernel};
 use crate::proxier_demo::build;
 use crate::proxier_demo::message::view::View;
-use crate::proxier_demo::message::{Control, Message};
+use crate::proxier_demo::message::{Begun, Control, Message};
 use crate::proxier_demo::settings::Exposure;
 use crate::proxier_demo::status::health::Health;
 use crate::proxier_demo::status::server::{Answer, HttpRequest};
@@ -91,6 +91,15 @@ impl StatusPage {
             "/status.json" => Some(self.json(&asked.query, health).await),
             _ => None,
         }
+    }
+
+    /// Connections and UDP flows that userspace mode has begun; none while the kernel's thread is busy for long.
+    pub(crate) async fn begun(&self) -> Vec<Begun> {
+        let (answer, awaited) = oneshot::channel();
+        if self.messages.try_send(Message::Control(Control::Begun(answer))).is_err() {
+            return Vec::new();
+        }
+        tokio::time::timeout(PATIENCE, awaited).await.ok().and_then(Result::ok).unwrap_or_default()
     }
 
     async fn json(&self, query: &str, health: &Health) -> Answer {

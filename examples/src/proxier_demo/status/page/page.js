@@ -67,7 +67,9 @@
     if (of.policy !== "Cluster") says.push(make("span", {}, `policy ${of.policy}`));
     if (of.affinitySeconds) says.push(make("span", {}, `affinity ${duration(of.affinitySeconds)}`));
     if (of.sourceRanges !== null) says.push(make("span", {}, plural(of.sourceRanges, "source range", "source ranges")));
-    if (counts) {
+    if (counts && counts.connectionsPerSecond === undefined) {
+      says.push(make("span", {}, plural(counts.connections, "connection", "connections")));
+    } else if (counts) {
       const rates = sampled(next, key, counts.connectionsPerSecond);
       says.push(make("span", {}, `${number(counts.connectionsPerSecond)} conn/s`), curve(rates, `Connections a second to ${key}`),
         make("span", {class: "wide"}, ` in ${bytes(counts.bytesInPerSecond)}, out ${bytes(counts.bytesOutPerSecond)}`));
@@ -98,8 +100,8 @@
       const endpoints = new Set(service.frontends.flatMap((one) => one.endpoints.map((endpoint) => endpoint.address)));
       const more = service.leftOut + service.frontends.reduce((sum, one) => sum + one.leftOut, 0);
       const none = service.frontends.some((one) => one.endpoints.length === 0);
-      const rate = service.frontends.reduce((sum, one) => sum + (one.counters ? one.counters.connectionsPerSecond : 0), 0);
-      const counted = service.frontends.some((one) => one.counters);
+      const rate = service.frontends.reduce((sum, one) => sum + (one.counters && one.counters.connectionsPerSecond || 0), 0);
+      const counted = service.frontends.some((one) => one.counters && one.counters.connectionsPerSecond !== undefined);
       const node = make("details", {class: "card", "data-name": service.name},
         make("summary", {}, make("h3", {}, service.name),
           make("span", {class: "quiet"}, plural(service.frontends.length + service.leftOut, "frontend", "frontends")),
@@ -154,6 +156,7 @@
     const tiles = [["Mode", data.mode]];
     if (known) {
       tiles.push(["Services", number(data.totals.services)], ["Frontends", number(data.totals.frontends)],
+        ["Endpoints", number(data.totals.endpoints)],
         ["Draining", number(data.draining.count)], ["Refused", number(data.refused.count + data.rejected.count)],
         ["Held back", number(data.heldBack.count)]);
     }
