@@ -1,7 +1,6 @@
-//! Shows the progress of long commands on standard error, not in the first seconds.
+//! Shows the progress of long work on standard error, not in the first seconds.
 //!
-//! On a terminal: one line, rewritten, removed when the work is done. Elsewhere: a line now and then, for commands that
-//! end; `run` has its log.
+//! On a terminal: one line, rewritten, removed when the work is done. Elsewhere: a line every ten seconds, which `run` writes to its log.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +12,29 @@ use crate::proxier_demo::sources::read_counts::ReadCounts;
 
 /// Whether this process wrote the terminal's last line.
 static SHOWN: Mutex<bool> = Mutex::new(false);
+
+/// Place where progress is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// One line of a terminal.
+    Terminal,
+    /// Lines of standard error.
+    Lines,
+    /// The log.
+    Log,
+}
+
+impl Place {
+    /// Time before the first line: those that stay come later.
+    fn patience(self) -> Duration {
+        if self == Place::Terminal { Duration::from_secs(2) } else { Duration::from_secs(5) }
+    }
+
+    /// Time between two lines.
+    fn interval(self) -> Duration {
+        if self == Place::Terminal { Duration::from_millis(200) } else { Duration::from_secs(10) }
+    }
+}
 
 /// The present stage of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,34 +55,25 @@ struct ProgressState {
 pub struct Progress(Arc<ProgressState>);
 
 impl Progress {
-    /// Delay before a line on a terminal.
-    const PATIENCE: Duration = Duration::from_secs(2);
-    /// Delay before a line elsewhere, since it stays.
-    const PATIENCE_OF_LINES: Duration = Duration::from_secs(5);
-    /// Between updates on a terminal.
-    const INTERVAL: Duration = Duration::from_millis(200);
-    /// Between lines elsewhere.
-    const LINES: Duration = Duration::from_secs(10);
-
-    /// Progress of `run`: on standard error if that is a terminal.
+    /// Progress of `run` until its first pass has ended: on a terminal, else in the log.
     pub fn of_run() -> Self {
-        Self::start(io::stderr().is_terminal().then_some(Self::INTERVAL), true)
+        Self::start(Some(if io::stderr().is_terminal() { Place::Terminal } else { Place::Log }))
     }
 
     /// Progress of a command that ends.
     pub fn of_command() -> Self {
-        let is_terminal = io::stderr().is_terminal();
-        Self::start(Some(if is_terminal { Self::INTERVAL } else { Self::LINES }), is_terminal)
+        Self::start(Some(if io::stderr().is_terminal() { Place::Terminal } else { Place::Lines }))
     }
 
-    fn start(interval: Option<Duration>, is_terminal: bool) -> Self {
+    /// `place`: `None` shows nothing.
+    fn start(place: Option<Place>) -> Self {
         let stage = Mutex::new(Stage::Reading);
         let shared = Arc::new(ProgressState { counted: ReadCounts::default(), stage, ended: AtomicBool::new(false) });
-        if let Some(interval) = interval {
+        if let Some(place) = place {
             let of_thread = Arc::clone(&shared);
             let shown = thread::Builder::new().name("progress".to_owned());
             // Nothing is shown without a thread; everything else works.
-            let _not_shown = shown.spawn(move || show(&of_thread, interval, is_terminal));
+            let _not_shown = shown.spawn(move || show(&of_thread, place));
         }
         Progress(shared)
     }
@@ -96,25 +109,33 @@ fn line(shared: &ProgressState) -> String {
     format!("{} read{what} ...", shared.counted.words())
 }
 
-fn show(shared: &ProgressState, interval: Duration, is_terminal: bool) {
+fn show(shared: &ProgressState, place: Place) {
     const LOOK: Duration = Duration::from_millis(100);
-    let patience = if is_terminal { Progress::PATIENCE } else { Progress::PATIENCE_OF_LINES };
-    let mut due = Instant::now() + patience;
+    let mut due = Instant::now() + place.patience();
+    let mut logged = String::new();
     while !shared.ended.load(Ordering::Relaxed) {
         thread::sleep(LOOK);
         let now = Instant::now();
         if now < due {
             continue;
         }
-        due = now + interval;
+        due = now + place.interval();
         let line = line(shared);
+        if place == Place::Log {
+            // Nothing new is no news: an API server that does not answer has lines of its own.
+            if line != logged {
+                tracing::info!("{line}");
+                logged = line;
+            }
+            continue;
+        }
         let mut is_shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner);
         // `end` removes the line after this.
         if shared.ended.load(Ordering::Relaxed) {
             return;
         }
         let mut out = io::stderr();
-        let _a_reader_that_is_gone = if is_terminal {
+        let _a_reader_that_is_gone = if place == Place::Terminal {
             *is_shown = true;
             write!(out, "\r{line}\x1b[K")
         } else {
@@ -138,7 +159,7 @@ mod tests {
 
     #[test]
     fn it_counts() {
-        let progress = Progress::start(None, false);
+        let progress = Progress::start(None);
         progress.counted().saw(&Change::UpsertService(Box::default()));
         progress.counted().saw(&Change::UpsertSlice(Box::default()));
         progress.counted().saw(&Change::Synced);
