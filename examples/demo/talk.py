@@ -5,6 +5,8 @@ talk.py serve NAME=tcp:ADDRESS:PORT ...   answer at each address, over tcp or ud
 talk.py ask tcp|udp ADDRESS PORT COUNT    ask so many times, each over a connection of its own; print who answered
 talk.py hold ADDRESS PORT NAME FILE       keep one connection to the pod NAME; while FILE exists, ask over it again and
                                           again and write to FILE.answers how often NAME has answered; then close it
+talk.py count FILE ADDRESS:PORT ...       while FILE exists, connect to each place in turn, a hundred times a second at most; FILE.made has the number of
+                                          connections, FILE.failed what failed, FILE.slowest the milliseconds of the slowest. Exit code 1: some failed
 """
 
 import os
@@ -116,6 +118,27 @@ def hold(address, port, name, file):
     connection.close()
 
 
+def keep_asking(file, places):
+    made, slowest, failed = 0, 0, False
+    places = [place.rsplit(":", 1) for place in places]
+    while os.path.exists(file):
+        address, port = places[made % len(places)]
+        begun = time.monotonic()
+        answer = ask_once("tcp", address, int(port))
+        slowest = max(slowest, (time.monotonic() - begun) * 1000)
+        made += 1
+        if not answer.startswith("web"):
+            failed = True
+            with open(file + ".failed", "a") as failures:
+                print("connection %d, to %s port %s: %s" % (made, address, port, answer), file=failures)
+        for name, number in ("made", made), ("slowest", round(slowest, 1)):
+            with open(file + ".new", "w") as counted:
+                print(number, file=counted)
+            os.rename(file + ".new", "%s.%s" % (file, name))
+        time.sleep(0.01)
+    sys.exit(failed)
+
+
 def main(arguments):
     try:
         if arguments[0] == "serve":
@@ -126,6 +149,8 @@ def main(arguments):
         elif arguments[0] == "hold":
             address, port, name, file = arguments[1:]
             hold(address, int(port), name, file)
+        elif arguments[0] == "count":
+            keep_asking(arguments[1], arguments[2:])
         else:
             sys.exit(__doc__)
     except (IndexError, ValueError) as error:

@@ -52,7 +52,7 @@ fn main() -> ExitCode {
             runtime.block_on(show::watch(&warned(configured), *output, *by_service, *every))
         }
         Command::Probe(output) => runtime.block_on(probe::probe(&warned(configured), *output)),
-        Command::Cleanup => once::clean(&warned(configured)),
+        Command::Cleanup(kept) => once::clean(&warned(configured), *kept),
     };
     // The kernel's thread may still be busy; do not wait for it.
     runtime.shutdown_background();

@@ -19,9 +19,10 @@ pod more, one that drains under load, one that fails, the proxy's end and clean-
 and no root needed; programs that are missing are installed with apt when this is root, else named.
 
 With --mode nftables, iptables, userspace or auto, the same on this machine's own kernel, in network namespaces: no
-machine is booted, and root is needed.
+machine is booted, and root is needed. With --mode takeover, a node changes from kube-proxy's rules (iptables mode) to
+nftables mode, and back, while a client connects without a pause: it prints how many connections were made, and fails if one did.
 
-  --mode MODE      ipvs (default; in QEMU), nftables, iptables, userspace, auto
+  --mode MODE      ipvs (default; in QEMU), nftables, iptables, userspace, auto, takeover
   --shell          leaves you in a shell on the node, with the proxy running (exit leaves, Ctrl-A X switches off)
   --check          prints one line, or what is not as it should be
   --kernel KERNEL  5.10, 6.1 (default), 6.12 or 7.x; fetched when it is not in the cache yet
@@ -51,7 +52,10 @@ struct Options {
 }
 
 /// The modes that the demo shows on this machine's own kernel.
-const HERE: [&str; 4] = ["nftables", "iptables", "userspace", "auto"];
+const HERE: [&str; 5] = ["nftables", "iptables", "userspace", "auto", TAKEOVER];
+
+/// The story of a node that changes from kube-proxy and back.
+const TAKEOVER: &str = "takeover";
 
 pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     let options = parse(arguments)?;
@@ -97,7 +101,11 @@ fn here(root: &Path, proxy: &Path, shown: &str, mode: Mode) -> Result<ExitCode> 
         return Err(Error::new(format!("demo --mode {shown} needs root: it makes network namespaces (try sudo)")));
     }
     let mut command = Command::new("sh");
-    command.arg(root.join("examples/demo/demo.sh")).arg(proxy).args(["--mode", shown]);
+    if shown == TAKEOVER {
+        command.arg(root.join("examples/demo/takeover.sh")).arg(proxy);
+    } else {
+        command.arg(root.join("examples/demo/demo.sh")).arg(proxy).args(["--mode", shown]);
+    }
     match mode {
         Mode::Told => {}
         Mode::Check => _ = command.arg("--check"),
@@ -144,6 +152,9 @@ fn parse(arguments: &[OsString]) -> Result<Options> {
         }
         options.mode = mode;
     }
+    if options.mode == Mode::Shell && options.here.as_deref() == Some(TAKEOVER) {
+        return Err(Error::usage("demo: --mode takeover has no shell"));
+    }
     Ok(options)
 }
 
@@ -167,9 +178,17 @@ mod tests {
         assert_eq!(parse(&[]).unwrap().mode, Mode::Told);
         let of = |line: &str| parse(&words(line)).unwrap().here;
         assert_eq!((of("--mode ipvs"), of("--mode auto --check").as_deref()), (None, Some("auto")));
-        for line in
-            ["--mode", "--mode kernelspace", "--shell --check", "--proxy", "--kernel", "--kernel 2.6", "--quiet", "web"]
-        {
+        for line in [
+            "--mode",
+            "--mode kernelspace",
+            "--shell --check",
+            "--proxy",
+            "--kernel",
+            "--kernel 2.6",
+            "--quiet",
+            "web",
+            "--mode takeover --shell",
+        ] {
             let error = parse(&words(line)).unwrap_err();
             assert_eq!(format!("{:?}", error.exit_code()), format!("{:?}", std::process::ExitCode::from(2)), "{line}");
         }

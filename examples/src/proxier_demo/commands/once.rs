@@ -337,8 +337,8 @@ fn complain_of(cleaned: &Cleaned) {
     cleaned.leftovers().for_each(say);
 }
 
-/// Removes all objects of this program, of all modes.
-pub fn clean(configured: &Configured) -> ExitCode {
+/// Removes all objects of this program, of all modes but `kept`.
+pub fn clean(configured: &Configured, kept: Option<Kind>) -> ExitCode {
     let opened = privileges::require()
         .and_then(|()| privileges::require_rules())
         .and_then(|()| Lock::take())
@@ -347,7 +347,7 @@ pub fn clean(configured: &Configured) -> ExitCode {
         Ok(opened) => opened,
         Err(problem) => return complain(&[problem], FAILED),
     };
-    let cleaned = cleanup(&configured.settings.core, None, &mut kernel.ports());
+    let cleaned = cleanup(&configured.settings.core, kept, &mut kernel.ports());
     complain_of(&cleaned);
     let others = cleaned.foreign.iter().map(|key| format!("virtual server {key} is foreign and stays"));
     let kept = kept_for_the_kubelet(&mut kernel.ports());

@@ -109,8 +109,8 @@ pub enum Command {
     },
     /// Print the requirements that this machine lacks.
     Probe(Output),
-    /// Remove everything that the proxy created.
-    Cleanup,
+    /// Remove everything that the proxy created, but for what this mode serves.
+    Cleanup(Option<Kind>),
     /// Write the effective configuration to a file.
     WriteConfig(PathBuf),
 }
@@ -240,7 +240,7 @@ fn parse_dashed(mut args: Vec<OsString>) -> Result<Invocation, Ending> {
     };
     let command = match (name.as_str(), matches.get_one::<PathBuf>("write-config-to")) {
         (_, Some(file)) => Command::WriteConfig(file.clone()),
-        _ if matches.get_flag("cleanup") => Command::Cleanup,
+        _ if matches.get_flag("cleanup") => Command::Cleanup(None),
         ("plan", _) => Command::Plan { output, detailed: matches.get_flag(DETAILED) },
         ("render", _) => Command::Render(output, node_addresses(&matches)),
         ("explain", _) => {
@@ -260,7 +260,7 @@ fn parse_dashed(mut args: Vec<OsString>) -> Result<Invocation, Ending> {
             Command::Show { output, by_service: matches.get_flag("services"), watch }
         }
         ("probe", _) => Command::Probe(output),
-        ("cleanup", _) => Command::Cleanup,
+        ("cleanup", _) => Command::Cleanup(matches.get_one::<String>("keep").map(|_iptables| Kind::Iptables)),
         _ => Command::Run { once: matches.get_flag("once"), init_only: matches.get_flag("init-only") },
     };
     Ok(Invocation { command, config: matches.get_one("config").cloned(), matches })
@@ -458,6 +458,11 @@ fn examples(command: &str) -> &'static str {
   proxier-demo show --watch 1 --proxy-mode ipvs
   proxier-demo show --watch --services --kubeconfig /etc/kubernetes/proxy.conf"
         }
+        "cleanup" => {
+            "Examples:
+  proxier-demo cleanup
+  proxier-demo cleanup --keep iptables      back to a kube-proxy in iptables mode that serves again"
+        }
         "probe" => {
             "Examples:
   proxier-demo probe --proxy-mode nftables
@@ -517,6 +522,14 @@ fn add_arguments(command: Clap) -> Clap {
                 .help("NAMESPACE/NAME or NAMESPACE/NAME:PORT of a Service, or an address and port, tcp unless told"),
         ),
         "trace" => command.args(of_trace()),
+        "cleanup" => command.arg(
+            Arg::new("keep")
+                .long("keep")
+                .value_name("MODE")
+                .value_parser(["iptables"])
+                .display_order(0)
+                .help("Leave the chains of this mode: kube-proxy serves in it again, and has written its rules"),
+        ),
         "show" => command.args(of_show()),
         _ => command,
     }

@@ -40,7 +40,9 @@ fn every_command() {
         assert!(refused(&format!("show --watch={wrong}")).contains("--watch"), "{wrong}");
     }
     assert_eq!(command("probe --output=json"), Command::Probe(Output::Json));
-    assert_eq!(command("cleanup"), Command::Cleanup);
+    assert_eq!(command("cleanup"), Command::Cleanup(None));
+    assert_eq!(command("cleanup --keep iptables"), Command::Cleanup(Some(Kind::Iptables)));
+    assert!(read("cleanup --keep nftables").is_err());
     assert_eq!(command("run --write-config-to out.yaml"), Command::WriteConfig("out.yaml".into()));
 }
 
@@ -72,7 +74,7 @@ fn kube_proxys_own_way_to_start() {
     assert_eq!(configured.settings.node_name, "node-a");
     assert_eq!(configured.settings.verbosity, 4);
     assert_eq!(configured.warnings, Vec::<String>::new());
-    assert_eq!(read("--cleanup").unwrap().command, Command::Cleanup);
+    assert_eq!(read("--cleanup").unwrap().command, Command::Cleanup(None));
     assert_eq!(read("--cleanup=").unwrap_err().code, 2);
     assert_eq!(read("--write-config-to=c").unwrap().command, Command::WriteConfig("c".into()));
     assert_eq!(read("--init-only").unwrap().command, Command::Run { once: false, init_only: true });
