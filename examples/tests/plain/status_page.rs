@@ -224,10 +224,10 @@ fn a_browser_shows_it_in_light_and_dark_at_any_width() {
 
         let kept = std::env::var_os("STATUS_PAGE_PICTURES");
         let schemes = [("light", "1", [0xf6, 0xf7, 0xf9]), ("dark", "0", [0x11, 0x14, 0x18])];
-        let widths = [1280, 390].into_iter().flat_map(|width| schemes.map(|scheme| (width, scheme)));
-        for (width, (name, scheme, ground)) in widths {
+        let sizes = [(1280, 480), (390, 800)].into_iter().flat_map(|size| schemes.map(|scheme| (size, scheme)));
+        for ((width, height), (name, scheme, ground)) in sizes {
             let file = pictures.0.join(format!("status-{name}-{width}.png"));
-            let (size, shot) = (format!("--window-size={width},800"), format!("--screenshot={}", file.display()));
+            let (size, shot) = (format!("--window-size={width},{height}"), format!("--screenshot={}", file.display()));
             let scheme = format!("--blink-settings=preferredColorScheme={scheme}");
             browse(&profile, &[&size, &shot, &scheme, url]);
             assert_eq!(look(&file), (width, ground), "{name} {width}");
