@@ -16,6 +16,7 @@ mod live_api;
 mod modes;
 mod plans;
 mod policy;
+mod refusals;
 mod render;
 mod scratch;
 mod start;

@@ -17,6 +17,9 @@ macro_rules! sets {
             /// Load balancers that this node itself may not use, with themselves as source. Only where sets are in a table of
             /// nf_tables ([`RulesBy::Nftables`](crate::config::RulesBy)): rules of iptables name them one by one.
             LoadBalancerNotNode,
+            /// Frontends without endpoints that take connections: new clients are refused at once, before IPVS would by ICMP, of which each client gets
+            /// few (`icmp_ratelimit`). Only in a table of nf_tables.
+            NoEndpoint,
             /// Frontends whose outside clients get local endpoints, and all other clients those of all nodes. Only in a table of nf_tables, as all
             /// kinds that follow ([`Config::splits_local`](crate::config::Config::splits_local)).
             LocalSplit,
@@ -33,9 +36,10 @@ macro_rules! sets {
             pub const ALL: [SetKind; 18] = [$(SetKind::$kind),*];
 
             /// Kinds that a table of nf_tables has, in the order of this type.
-            pub(crate) const ALL_OF_NFT: [SetKind; 22] = [
+            pub(crate) const ALL_OF_NFT: [SetKind; 23] = [
                 $(SetKind::$kind,)*
                 SetKind::LoadBalancerNotNode,
+                SetKind::NoEndpoint,
                 SetKind::LocalSplit,
                 SetKind::SplitMark,
                 SetKind::NodePortMark,
@@ -64,7 +68,7 @@ macro_rules! sets {
                     SetKind::LoadBalancerNotNode | SetKind::SplitMark | SetKind::NodePortMark => {
                         SetType::HashIpPortIp
                     }
-                    SetKind::LocalSplit => SetType::HashIpPort,
+                    SetKind::LocalSplit | SetKind::NoEndpoint => SetType::HashIpPort,
                 }
             }
 
@@ -73,6 +77,7 @@ macro_rules! sets {
                 match self {
                     $(SetKind::$kind => $comment,)*
                     SetKind::LoadBalancerNotNode => "load balancers that this node may not use",
+                    SetKind::NoEndpoint => "Services without endpoints",
                     SetKind::LocalSplit => "externalTrafficPolicy=local, for clients outside only",
                     SetKind::SplitMark => "firewall marks of virtual servers",
                     SetKind::NodePortMark => "node ports with the firewall marks of their virtual servers",
@@ -84,6 +89,7 @@ macro_rules! sets {
                 match self {
                     $(SetKind::$kind => $stem,)*
                     SetKind::LoadBalancerNotNode => "LOAD-BALANCER-NOT-NODE",
+                    SetKind::NoEndpoint => "NO-ENDPOINT",
                     SetKind::LocalSplit => "LOCAL-SPLIT",
                     SetKind::SplitMark => "SPLIT-MARK",
                     SetKind::NodePortMark => "NODE-PORT-MARK",

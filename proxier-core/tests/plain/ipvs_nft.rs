@@ -217,8 +217,11 @@ fn a_change_is_one_transaction_of_a_few_elements() {
     let report = node.pass();
     assert!(report.is_done() && !report.full, "{report:#?}");
     assert_eq!(kernel.writes().tables - before.tables, 1);
-    assert_eq!(report.applied.done[&(Part::Entry, Action::Add)], 2, "{report:#?}");
-    assert!(elements(&node.table(V4), "cluster-ip").contains("10.96.9.9 . tcp . 80"));
+    assert_eq!(report.applied.done[&(Part::Entry, Action::Add)], 3, "{report:#?}");
+    // It has no endpoint.
+    for set in ["cluster-ip", "no-endpoint"] {
+        assert!(elements(&node.table(V4), set).contains("10.96.9.9 . tcp . 80"), "{set}");
+    }
     let before = kernel.writes();
     node.proxier.delete_service(&key, node.now);
     let report = node.pass();

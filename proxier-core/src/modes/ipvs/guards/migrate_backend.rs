@@ -98,7 +98,11 @@ fn lowered(serves: Kind, before: &Contents) -> Vec<(SetKey, Element)> {
             match (serves, set.kind, element) {
                 (
                     Kind::Programs,
-                    SetKind::LoadBalancerNotNode | SetKind::LocalSplit | SetKind::SplitMark | SetKind::NodePortMark,
+                    SetKind::LoadBalancerNotNode
+                    | SetKind::NoEndpoint
+                    | SetKind::LocalSplit
+                    | SetKind::SplitMark
+                    | SetKind::NodePortMark,
                     _,
                 ) => {
                     continue;

@@ -363,6 +363,14 @@ impl Layout {
         ]
     }
 
+    /// New connections to Services without endpoints, from where source ranges let them in.
+    fn without_endpoints(&self) -> [Rule; 2] {
+        rejections(self.family, || {
+            let kind = SetKind::NoEndpoint;
+            self.rule().ct_state(CtState::NEW).in_set(&self.key(kind), Layout::set_reference(kind))
+        })
+    }
+
     /// `KUBE-IPVS-FILTER`. Addresses of Services are addresses of this host: nothing else that listens here may answer there.
     fn ipvs_filter(&self) -> Vec<Rule> {
         let kinds = [SetKind::LoadBalancer, SetKind::ClusterIp, SetKind::ExternalIp, SetKind::ExternalIpLocal];
@@ -415,7 +423,7 @@ impl table::Layout for Layout {
             (self.base("postrouting", nat, Hook::Postrouting, before(Priority::SRCNAT)), self.masquerade()),
             (
                 self.base("input-filter", filter.clone(), Hook::Input, Priority::FILTER),
-                vec![jumps(FILTER), jumps(FIREWALL)],
+                [vec![jumps(FILTER), jumps(FIREWALL)], self.without_endpoints().into()].concat(),
             ),
             (self.base("forward-filter", filter.clone(), Hook::Forward, Priority::FILTER), vec![jumps(FIREWALL)]),
             (self.base("output-filter", filter.clone(), Hook::Output, Priority::MANGLE), vec![self.barred_from_node()]),
