@@ -8,7 +8,8 @@
 //! On any kernel with the module `ip_vs`, as root. A real server's address has to be routable, which one of this host always is:
 //!
 //! ```no_run
-//! use ipvs::{Client, RealServer, Scheduler, VirtualServer, VirtualServerKey, Weight};
+//! use ipvs::{Client, RealServer, Scheduler, VirtualServer, VirtualServerKey};
+//! use std::time::Duration;
 //!
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     let mut ipvs = Client::open()?;
@@ -21,11 +22,8 @@
 //!         println!("{}: {} real servers", entry.virtual_server.server.key, entry.real_servers.len());
 //!     }
 //!
-//!     // Drain: no new connections; delete it when the old ones have ended. With persistence this takes a setting more: see `Weight::DRAIN`.
-//!     ipvs.update_real_server(&key, &real.with_weight(Weight::DRAIN))?;
-//!     if ipvs.get_real_server(&key, &real.key)?.active_connections == 0 {
-//!         ipvs.delete_real_server(&key, &real.key)?;
-//!     }
+//!     // No new connections; deleted when the old ones have ended, or after a minute.
+//!     ipvs.drain_real_server(&key, &real.key, Duration::from_secs(60))?;
 //!     Ok(())
 //! }
 //! ```
@@ -50,6 +48,21 @@
 //! # }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # What there is
+//!
+//! | task | here |
+//! | --- | --- |
+//! | read and change virtual and real servers, one by one | [`Client`], [`VirtualServer`], [`RealServer`] |
+//! | many changes in few system calls, with an outcome each | [`Batch`], [`Client::run`], [`Report`] |
+//! | the whole table at one instant | [`Client::snapshot`], [`model::Snapshot`] |
+//! | a wanted state: plan, and make it so | [`Ruleset::diff`], [`Client::sync`], [`SyncPolicy`], [`Weights`] |
+//! | take a real server out without cutting its connections | [`Client::drain_real_server`], [`Client::drain_step`] |
+//! | ipvsadm's save format, both ways | [`text`] |
+//! | connections and counters that netlink does not give | [`proc`] |
+//! | `/proc/sys/net/ipv4/vs` | [`sysctl`] |
+//! | synchronisation daemons, time-outs | [`Client::start_daemon`], [`Client::set_timeouts`] |
+//! | tests without a kernel (feature `testing`) | `fake` |
 //!
 //! # Many changes at once
 //!
@@ -91,6 +104,7 @@ mod batch;
 mod client;
 mod convert;
 mod diff;
+mod drain;
 mod error;
 #[cfg(feature = "testing")]
 pub mod fake;

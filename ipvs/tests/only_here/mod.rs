@@ -179,6 +179,36 @@ fn counters_stay_while_the_kernel_remembers() {
 }
 
 #[test]
+fn a_drain_waits_no_longer_than_it_may() {
+    let kernel = FakeIpvs::new();
+    let mut client = kernel.client().unwrap();
+    let key = with_server(&mut client);
+    let server = real("10.1.0.1:80").with_weight(ipvs::Weight::new(5).unwrap());
+    client.add_real_server(&key, &server).unwrap();
+    kernel.set_counters(&key, Some((&server.key, 2, 1)), 3, 0);
+    let start = std::time::Instant::now();
+    let patience = std::time::Duration::from_millis(1500);
+    assert_eq!(client.drain_real_server(&key, &server.key, patience).unwrap(), 3);
+    assert!(start.elapsed() >= patience);
+    assert_eq!(client.list_real_servers(&key).unwrap(), []);
+    // Connections that have ended meanwhile.
+    client.add_real_server(&key, &server).unwrap();
+    kernel.set_counters(&key, Some((&server.key, 0, 4)), 3, 0);
+    let other = kernel.clone();
+    let (of, real) = (key, server.key);
+    let ends = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        other.set_counters(&of, Some((&real, 0, 0)), 3, 0)
+    });
+    assert_eq!(client.drain_real_server(&key, &server.key, std::time::Duration::from_secs(600)).unwrap(), 0);
+    assert!(ends.join().unwrap());
+    // A refusal is one.
+    client.add_real_server(&key, &server).unwrap();
+    kernel.set_permitted(false);
+    assert!(client.drain_step(&key, &server.key, true).is_err());
+}
+
+#[test]
 fn a_socket_that_misbehaves() {
     let kernel = FakeIpvs::new();
     let (mut client, faults) = kernel.client_with_faults().unwrap();

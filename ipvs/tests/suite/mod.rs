@@ -75,6 +75,7 @@ macro_rules! for_each_case {
                 flush_empties_the_table,
             }
             real_servers {
+                a_drain_ends_with_the_deletion,
                 every_forwarding_method,
                 tunnels,
                 another_family_needs_a_tunnel,

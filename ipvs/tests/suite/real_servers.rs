@@ -291,3 +291,22 @@ pub(crate) fn a_snapshot_is_still_so_or_not(world: &dyn World) {
     twice.entries.extend(snapshot.entries.iter().cloned().chain(snapshot.entries.clone()));
     assert!(!client.is_still(&twice).unwrap());
 }
+
+pub(crate) fn a_drain_ends_with_the_deletion(world: &dyn World) {
+    use std::time::Duration;
+    let mut client = world.client();
+    let key = with_server(&mut client);
+    let (idle, other) = (real("10.1.0.1:8080").with_weight(Weight::new(7).unwrap()), real("10.1.0.2:8080"));
+    client.add_real_server(&key, &idle).unwrap();
+    client.add_real_server(&key, &other).unwrap();
+    // Without connections nothing is waited for.
+    let start = std::time::Instant::now();
+    assert_eq!(client.drain_real_server(&key, &idle.key, Duration::from_secs(600)).unwrap(), 0);
+    assert!(start.elapsed() < Duration::from_secs(60));
+    world.expect(&["-A -t 10.0.0.1:80 -s rr", "-a -t 10.0.0.1:80 -r 10.1.0.2:8080 -m -w 1"]);
+    // What is gone is drained.
+    assert_eq!(client.drain_real_server(&key, &idle.key, Duration::ZERO).unwrap(), 0);
+    assert_eq!(client.drain_step(&tcp("10.0.0.9:80"), &idle.key, true).unwrap(), None);
+    assert_eq!(client.drain_step(&key, &other.key, true).unwrap(), None);
+    world.expect(&["-A -t 10.0.0.1:80 -s rr"]);
+}
