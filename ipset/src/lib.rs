@@ -15,6 +15,17 @@
 //! The crate does not look up host, service or interface names, log, start threads, keep state of its own, or load modules (the
 //! kernel loads a type's module by itself). Rules that use sets are written by iptables or nftables.
 //!
+//! # What there is
+//!
+//! | task | here |
+//! | --- | --- |
+//! | make, list, rename, swap and delete sets | [`Client::create_set`], [`Client::list_sets`], [`SetSpec`], [`SetType`] |
+//! | add, test and delete entries, any number | [`Client::add_entries`], [`Client::test_entry`], [`Entry`], [`EntryReport`] |
+//! | a wanted state, with the least writes | [`Client::sync`], [`SyncReport`] |
+//! | what happens to entries that exist, or do not | [`IfPresent`], [`IfAbsent`] |
+//! | `ipset save` text, both ways | [`save`], [`parse_save`] |
+//! | tests without a kernel (feature `testing`) | `fake` |
+//!
 //! # Example
 //!
 //! ```no_run

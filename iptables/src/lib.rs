@@ -37,6 +37,17 @@
 //!
 //! # What there is
 //!
+//! | task | here |
+//! | --- | --- |
+//! | read and write `iptables-save` text | [`Dump::parse`], [`Table`], [`Rule::parse`], [`Rule::builder`] |
+//! | find a rule again in other words | [`CanonicalRule`] |
+//! | plan changes, and apply them | [`Transaction`], [`Iptables::restore`], [`Iptables::check`] |
+//! | make single chains and rules so | [`Iptables::ensure_chain_rules`], [`Iptables::ensure_rule`], [`Iptables::ensure_leading`] |
+//! | which programs and back end the host has | [`Survey`], [`BackendChoice`], [`Iptables::detect`] |
+//! | notice that somebody flushed the tables | [`Canary`] |
+//! | who holds the lock | [`holders`] |
+//! | tests without a kernel (feature `testing`) | `fake` |
+//!
 //! * [`Dump`], [`Table`], [`Chain`], [`Rule`]: what `iptables-save` prints, kept so exactly that it prints back byte for byte.
 //! * [`CanonicalRule`]: one form for the many spellings of a rule, so that what was written can be found again in what the
 //!   kernel says, and nothing is written that is there already.

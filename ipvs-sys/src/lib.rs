@@ -6,6 +6,18 @@
 //!
 //! There is no I/O here, no policy and no `unsafe`. For programming virtual servers use the `ipvs` crate on top.
 //!
+//! # What there is
+//!
+//! | of the family | here |
+//! | --- | --- |
+//! | virtual servers | [`SvcAttr`], [`NewService`], [`SetService`], [`DelService`], [`GetService`] |
+//! | real servers | [`DestAttr`], [`NewDest`], [`SetDest`], [`DelDest`], [`GetDest`] |
+//! | counters and rates | [`StatsAttr`], [`Counter`], [`Zero`] |
+//! | synchronisation daemons | [`DaemonAttr`], [`NewDaemon`], [`DelDaemon`], [`GetDaemon`] |
+//! | time-outs, version, everything at once | [`SetConfig`], [`GetConfig`], [`GetInfo`], [`InfoAttr`], [`Flush`] |
+//! | command and error numbers | [`Command`], [`CmdAttr`] |
+//! | constants of the header | [`uapi`] |
+//!
 //! # Example
 //!
 //! The bytes that delete the virtual server 10.0.0.1:80, from the generic-netlink header on:

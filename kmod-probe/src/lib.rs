@@ -23,6 +23,18 @@
 //! Requirements of a caller's own are judged and reported in the same way, with those of IPVS mode or without: see [`Profile::own`] and
 //! [`Requirement`].
 //!
+//! # What there is
+//!
+//! | task | here |
+//! | --- | --- |
+//! | look at this machine, or at another root | [`Probe`], [`Profile`] |
+//! | what was found, why, and what to do | [`Report`], [`Finding`], [`Evidence`], [`Fix`], [`Verdict`] |
+//! | requirements of a caller's own | [`Profile::own`], [`Requirement`] |
+//! | questions to the kernel itself, by the caller | [`ActiveProbe`], [`Capability`] |
+//! | load modules | [`Loader`] |
+//! | settings below `/proc/sys` | [`Sysctl`], [`SysctlFinding`] |
+//! | the sources, one by one | [`Kconfig`], [`LoadedModules`], [`LoadableModules`], [`BuiltinModules`], [`KernelRelease`] |
+//!
 //! # What it does not do
 //!
 //! * No netlink. What the kernel itself can be asked is put to an [`ActiveProbe`] that the caller brings.

@@ -14,6 +14,20 @@
 //! The crate does not know any family (those are in the crates above), start threads, log, load modules or use an async runtime: the
 //! kernel handles a request inside `send`, so its answer is queued when `send` returns.
 //!
+//! # What there is
+//!
+//! | task | here |
+//! | --- | --- |
+//! | a family's attributes | [`attrs!`], [`Attrs`], [`RawAttrs`], [`Wire`], [`Be16`], [`Be32`], [`Be64`], [`NulStr`] |
+//! | messages, written and read | [`Encoder`], [`Messages`], [`header`] |
+//! | a socket of any protocol | [`Connection`], [`Socket`], [`Protocol`], [`Transport`], [`Limits`] |
+//! | a generic family by its name | [`Genl`] |
+//! | many requests in one send | [`Connection::batch`], [`BatchReport`]; as one transaction: [`Connection::together`] |
+//! | complete dumps | [`Connection::dump`], [`Dump`] |
+//! | refusals, with the attribute | [`KernelError`], [`ExtendedAck`], [`Errno`] |
+//! | multicast events | [`Listener`] |
+//! | kernels in memory | [`testing`] |
+//!
 //! # What it is made of
 //!
 //! The socket below is [neli](https://docs.rs/neli)'s; none of its types appear here, because its router costs ten times the

@@ -29,6 +29,22 @@
 //! Feature `serde` serialises keys, what tables are made of, snapshots and events: words as nft has them, values as hexadecimal
 //! digits, flags by their names. A [`Transaction`] is left out, since it numbers the sets that it makes, and so is [`Error`].
 //!
+//! # What there is
+//!
+//! | task | here |
+//! | --- | --- |
+//! | tables and what they have, as values | [`Table`], [`Chain`], [`Rule`], [`Set`], [`Element`], [`Object`], [`Flowtable`] |
+//! | a rule, as it reads in nft's syntax | [`rule`], [`RuleBuilder`], [`Operand`]; its steps one by one: [`Expression`] |
+//! | changes that are made at one instant, or only checked | [`Transaction`], [`Client::commit`], [`Client::check`] |
+//! | a wanted state: plan, and make it so | [`TableSpec::diff`], [`Client::sync`] |
+//! | a change of what was read, tried again when others were faster | [`Client::change_table`] |
+//! | read a table, chain, set or element | [`Client::snapshot`], [`Client::list_rules`], [`Client::get_element`] |
+//! | read counters and quotas, and set them to zero | [`Client::reset_object`], [`Client::reset_rule`], [`Client::reset_element`] |
+//! | follow changes, and packets through the rules | [`Events::open`], [`Events::open_traces`] |
+//! | ranges and networks in sets | [`Element::range`], [`Element::network`], [`Set::merge`] |
+//! | nft's syntax | `Display` of [`Transaction`] and [`TableSnapshot`], [`Rule::to_nft`] |
+//! | tests without a kernel (feature `testing`) | `fake` |
+//!
 //! # Example
 //!
 //! A service with two endpoints, and a chain that sends new connections to one of them. The map has the endpoints, the
