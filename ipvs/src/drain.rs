@@ -14,7 +14,8 @@ impl Client {
     /// connections, active or inactive, or `is_over`. Returns it as long as it drains; `None` when it is gone, or was not there.
     ///
     /// Its other settings stay. Connections that are left when it is deleted are cut: the kernel drops their packets, or ends them with
-    /// `expire_nodest_conn` ([`Sysctl`](crate::sysctl::Sysctl)). Persistent clients may come back to a real server of weight 0: see [`Weight::DRAIN`].
+    /// `expire_nodest_conn` ([`Sysctl`](crate::sysctl::Sysctl)). Persistent clients may come back to a real server of weight 0: see
+    /// [`Weight::DRAIN`].
     ///
     /// ```
     /// # #[cfg(feature = "testing")] {

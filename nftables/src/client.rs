@@ -420,10 +420,11 @@ impl Client {
     ///
     /// The elements given before an error are incomplete: start over.
     ///
-    /// A hash table that grows is moved by the kernel in the background, for up to some seconds after tens of thousands of additions. A dump
-    /// meanwhile may leave out elements or have them twice, and nothing in it says so (net/netfilter/nft_set_hash.c, `nft_rhash_walk`, skips
-    /// by a count what earlier messages had). Seen on 6.18: 80,341 of 88,250. [`Client::snapshot`] reads again until it has as many as the
-    /// kernel counts (6.16), or without a count until a dump has nothing twice; read twice before you delete or add by difference.
+    /// A hash table that grows is moved by the kernel in the background, for up to some seconds after tens of thousands of additions. A
+    /// dump meanwhile may leave out elements or have them twice, and nothing in it says so (net/netfilter/nft_set_hash.c,
+    /// `nft_rhash_walk`, skips by a count what earlier messages had). Seen on 6.18: 80,341 of 88,250. [`Client::snapshot`] reads again
+    /// until it has as many as the kernel counts (6.16), or without a count until a dump has nothing twice; read twice before you delete
+    /// or add by difference.
     ///
     /// A range as the kernel keeps it: its start, and the first value behind it.
     ///
@@ -611,7 +612,8 @@ impl Client {
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::Interrupted`] when the rule set changed during each of
-    /// [`Limits::dump_attempts`](netlink_batch::Limits::dump_attempts) readings, or when the kernel was enlarging a set for more than a second.
+    /// [`Limits::dump_attempts`](netlink_batch::Limits::dump_attempts) readings, or when the kernel was enlarging a set for more than a
+    /// second.
     pub fn snapshot(&mut self, table: &TableKey) -> Result<TableSnapshot, Error> {
         let mut attempts = self.connection.limits().dump_attempts.max(1);
         loop {

@@ -31,7 +31,8 @@ pub enum TraceStep {
     Other(u32),
 }
 
-/// A step of a traced packet through the rules: of one for which a rule has set `meta nftrace` ([`RuleBuilder::trace`](crate::RuleBuilder::trace)).
+/// A step of a traced packet through the rules: of one for which a rule has set `meta nftrace`
+/// ([`RuleBuilder::trace`](crate::RuleBuilder::trace)).
 ///
 /// Headers are the first bytes, at most 20 of the link, 40 of the network and 20 of the transport header, and come with the first step of a
 /// packet in each base chain only (`nft_trace_notify` in the kernel's nf_tables_trace.c).

@@ -87,7 +87,8 @@ fn version(address: IpAddr) -> (IpVersion, Family) {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 impl RuleBuilder {
-    /// Turns the last match around: `!=` for `==`, outside of a range, not in a set, above a rate, a quota or a number of connections (`over`).
+    /// Turns the last match around: `!=` for `==`, outside of a range, not in a set, above a rate, a quota or a number of connections
+    /// (`over`).
     ///
     /// # Errors
     /// By [`build`](RuleBuilder::build), where the last call was no match.
