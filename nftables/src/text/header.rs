@@ -256,7 +256,7 @@ pub(super) fn option_field(op: ExthdrOp, kind: u8, bits: Bits) -> Option<(DataTy
             (43, 32, 8, "srh last-entry"),
             (43, 40, 8, "srh flags"),
             (43, 48, 16, "srh tag"),
-            (43, 64, 128, "rt0 addr[1]"),
+            (43, 64, 128, "srh sid[1]"),
             (44, 8, 8, "frag reserved"),
             (44, 16, 13, "frag frag-off"),
             (44, 29, 2, "frag reserved2"),
@@ -315,7 +315,7 @@ pub(super) fn option_field(op: ExthdrOp, kind: u8, bits: Bits) -> Option<(DataTy
         ExthdrOp::Dccp | ExthdrOp::Other(_) => return None,
     };
     let data_type = |name: &str| match name {
-        "rt0 addr[1]" => DataType::IPV6_ADDR,
+        "srh sid[1]" => DataType::IPV6_ADDR,
         "addr" => DataType::IPV4_ADDR,
         _ => DataType::INTEGER,
     };

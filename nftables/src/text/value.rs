@@ -219,6 +219,8 @@ pub(super) fn field_text(bytes: &[u8], data_type: DataType, form: Form) -> Optio
             }
         }
         DataType::CT_EVENT => flags_text(number(bytes, order)?, &CT_EVENTS, form),
+        // The index of `lo` in every network namespace (LOOPBACK_IFINDEX); names of others are not looked up.
+        DataType::IFACE_INDEX if number(bytes, order)? == 1 => "\"lo\"".to_owned(),
         // Times of a day or a calendar are in the time zone of whoever runs nft.
         DataType::TIME_DATE | DataType::HOUR => return None,
         DataType::BOOLEAN => String::from(if bytes.first()? == &0 { "missing" } else { "exists" }),
