@@ -817,23 +817,47 @@ fn statements() -> Vec<Written> {
     ]
 }
 
+/// Rules of other families.
+fn elsewhere() -> Vec<(Family, nftables::RuleBuilder, &'static str)> {
+    let (ip, netdev) = (|| rule(Family::Ip), || rule(Family::Netdev));
+    let address = "10.0.0.1".parse().unwrap();
+    vec![
+        (Family::Ip, ip().dup_to(address, Some(1)), "dup to 10.0.0.1 device \"lo\""),
+        (Family::Ip, ip().dup_to(address, None), "dup to 10.0.0.1"),
+        (Family::Ip, ip().meta_l4proto(nftables::L4Protocol::TCP).dport(22), "tcp dport 22"),
+        (Family::Netdev, netdev().dup_to_device(1), "dup to \"lo\""),
+        (Family::Netdev, netdev().fwd_to(1), "fwd to \"lo\""),
+        (Family::Netdev, netdev().saddr(address).drop_packet(), "ip saddr 10.0.0.1 drop"),
+        (
+            Family::Netdev,
+            netdev().saddr(address).fwd_to_neighbour("10.0.0.2".parse().unwrap(), 1),
+            "ip saddr 10.0.0.1 fwd ip to 10.0.0.2 device \"lo\"",
+        ),
+    ]
+}
+
 /// Each rule of the builder is listed by nft with the words of its manual, is written with the same words here, and is the same rule
 /// when nft reads those words.
 #[test]
 fn rules_have_the_words_of_nft() {
     kernel_test(NEEDS, || {
         let mut client = Client::open().unwrap();
-        let table = suite::table();
-        let mut transaction = Transaction::new();
-        transaction.add_table(Table::new(table.clone())).add_chain(Chain::regular(table.chain("other").unwrap()));
-        let clients = Set::new(table.set("clients").unwrap(), suite::types(&[DataType::IPV4_ADDR]));
-        transaction.add_set(clients.flags(SetFlags::DYNAMIC).size(100));
-        client.commit(&transaction).unwrap();
+        for family in [Family::Inet, Family::Ip, Family::Netdev] {
+            let table = TableKey::new(family, "t").unwrap();
+            let mut transaction = Transaction::new();
+            transaction.add_table(Table::new(table.clone())).add_chain(Chain::regular(table.chain("other").unwrap()));
+            let clients = Set::new(table.set("clients").unwrap(), suite::types(&[DataType::IPV4_ADDR]));
+            transaction.add_set(clients.flags(SetFlags::DYNAMIC).size(100));
+            client.commit(&transaction).unwrap();
+        }
         let mut missing = Vec::new();
-        for (number, (builder, hook, words)) in statements().into_iter().enumerate() {
+        let of_inet = statements().into_iter().map(|(builder, hook, words)| (Family::Inet, builder, hook, words));
+        let others = elsewhere().into_iter().map(|(family, builder, words)| (family, builder, None, words));
+        for (number, (family, builder, hook, words)) in of_inet.chain(others).enumerate() {
+            let table = TableKey::new(family, "t").unwrap();
             let chain = table.chain(&format!("c{number}")).unwrap();
             let rule = builder.build().unwrap_or_else(|error| panic!("{words}: {error}"));
-            assert_eq!(rule.to_nft(Family::Inet).as_deref(), Some(words));
+            assert_eq!(rule.to_nft(family).as_deref(), Some(words));
             let is_base = hook.is_some();
             let added = match hook {
                 None => Chain::regular(chain.clone()),
@@ -851,16 +875,16 @@ fn rules_have_the_words_of_nft() {
                 Err(error) => panic!("{words}: {error}"),
             }
             let listed = || {
-                let text = nft(&["list", "chain", "inet", "t", &format!("c{number}")], None).unwrap();
+                let text = nft(&["list", "chain", &family.to_string(), "t", &format!("c{number}")], None).unwrap();
                 text.lines().nth(if is_base { 3 } else { 2 }).unwrap_or_default().trim().to_owned()
             };
             assert_eq!(listed(), words);
             let written = client.list_rules(&chain).unwrap().remove(0).rule;
-            nft(&["flush", "chain", "inet", "t", &format!("c{number}")], None).unwrap();
-            load(&format!("add rule inet t c{number} {words}\n"));
+            nft(&["flush", "chain", &family.to_string(), "t", &format!("c{number}")], None).unwrap();
+            load(&format!("add rule {family} t c{number} {words}\n"));
             assert_eq!(listed(), words);
             let read = client.list_rules(&chain).unwrap().remove(0).rule;
-            assert_eq!(read.to_nft(Family::Inet), written.to_nft(Family::Inet));
+            assert_eq!(read.to_nft(family), written.to_nft(family));
         }
         eprintln!("not on this kernel: {missing:?}");
         assert!(missing.len() < 8, "{missing:?}");

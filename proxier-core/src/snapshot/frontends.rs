@@ -73,7 +73,9 @@ pub struct FrontendSpec {
     pub affinity_secs: Option<u32>,
     /// Settings of load balancing that differ from the configuration. Default `None`.
     pub balancing: Option<Arc<Balancing>>,
-    /// Weights of endpoints, 0 to 65535, by address and port; 1 for those that are not here. Default none.
+    /// Weights of endpoints, 0 to 65535, by address and port; 1 for those that are not here. Default none. A configured scheduler `rr` or
+    /// `lc`, which knows only 0, becomes `wrr` or `wlc` where one is above 1; a scheduler of [`balancing`](FrontendSpec::balancing) stays,
+    /// or one that it has flags for.
     pub weights: Vec<(EndpointKey, u16)>,
     /// The networks that may connect; default `None` for all clients. For addresses of load balancers only.
     pub source_ranges: Option<Vec<Network>>,

@@ -292,6 +292,33 @@ fn only_what_is_needed_is_made() {
     assert_eq!(agent.served(), ["TCP 203.0.113.8:80 192.0.2.77:80*1"]);
 }
 
+/// The scheduler `rr` divides among all alike, whatever their weights.
+#[test]
+fn weights_have_a_scheduler_that_knows_them() {
+    let mut agent = agent(Options::default());
+    let mut web = spec("TCP 10.96.0.1:80", &["10.0.0.1:8080", "10.0.0.2:8080"]);
+    let mut serve = |web: &FrontendSpec, wanted: &[&str]| {
+        agent.asks("web", std::slice::from_ref(web));
+        settles(&mut agent);
+        let state = agent.kernel.state().ipvs;
+        for line in wanted {
+            assert!(state.lines().any(|found| found == *line), "{line} in\n{state}");
+        }
+    };
+    let (first, second) = (endpoint("10.0.0.1:8080"), endpoint("10.0.0.2:8080"));
+    web.weights = vec![(first, 0)];
+    serve(&web, &["-A -t 10.96.0.1:80 -s rr", "-a -t 10.96.0.1:80 -r 10.0.0.1:8080 -m -w 0"]);
+    web.weights = vec![(second, 3)];
+    serve(&web, &["-A -t 10.96.0.1:80 -s wrr", "-a -t 10.96.0.1:80 -r 10.0.0.2:8080 -m -w 3"]);
+    // One that the agent names stays.
+    let mut balancing = Balancing::default();
+    balancing.scheduler = Some(ipvs::Scheduler::RoundRobin);
+    web.balancing = Some(Arc::new(balancing));
+    serve(&web, &["-A -t 10.96.0.1:80 -s rr"]);
+    (web.balancing, web.weights) = (None, Vec::new());
+    serve(&web, &["-A -t 10.96.0.1:80 -s rr", "-a -t 10.96.0.1:80 -r 10.0.0.2:8080 -m -w 1"]);
+}
+
 /// Frontends whose endpoints answer clients by themselves have entries only for rules that need them.
 #[test]
 fn what_answers_by_itself_has_entries_where_they_are_needed() {

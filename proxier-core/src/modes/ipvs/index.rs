@@ -366,7 +366,13 @@ impl Index {
     pub(super) fn config(&self, frontend: &Frontend) -> VirtualServerConfig {
         let mut config = self.defaults.server;
         config.persistence = frontend.affinity_secs.map(Persistence::new);
-        let Some(asked) = &frontend.balancing else { return config };
+        let asked = frontend.balancing.as_ref();
+        let weights = frontend.weights.as_deref().unwrap_or_default();
+        let is_free = asked.is_none_or(|asked| asked.scheduler.is_none() && asked.scheduler_flags.is_none());
+        if is_free && weights.iter().any(|(_, weight)| *weight > 1) {
+            config.scheduler = weighted(config.scheduler);
+        }
+        let Some(asked) = asked else { return config };
         if let Some(scheduler) = asked.scheduler {
             config.scheduler = scheduler;
             config.scheduler_flags = usual_flags(scheduler);
@@ -471,6 +477,15 @@ impl Defaults {
     fn new(config: &Config) -> Self {
         let server = VirtualServerConfig::new(config.ipvs.scheduler);
         Defaults { server: server.with_scheduler_flags(usual_flags(config.ipvs.scheduler)) }
+    }
+}
+
+/// The same scheduler with weights, where it knows only 0.
+fn weighted(scheduler: Scheduler) -> Scheduler {
+    match scheduler {
+        Scheduler::RoundRobin => Scheduler::WeightedRoundRobin,
+        Scheduler::LeastConnection => Scheduler::WeightedLeastConnection,
+        other => other,
     }
 }
 

@@ -347,7 +347,7 @@ impl Layout {
 
 impl table::Layout for Layout {
     fn to_table(&self) -> Table {
-        let mut table = Table::new(self.table.clone()).comment("Kubernetes Services");
+        let mut table = Table::new(self.table.clone()).comment("Services");
         table.flags = self.flags;
         table
     }

@@ -393,7 +393,7 @@ impl Layout {
 
 impl table::Layout for Layout {
     fn to_table(&self) -> Table {
-        let mut table = Table::new(self.table.clone()).comment("Kubernetes Services by IPVS");
+        let mut table = Table::new(self.table.clone()).comment("Services by IPVS");
         table.flags = self.flags;
         table
     }
