@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use examples::proxier_demo::commands::{explain, once, probe, render, run, show, trace};
+use examples::proxier_demo::commands::{diff, explain, once, probe, render, run, show, trace};
 use examples::proxier_demo::engine::{memory, needs};
 use examples::proxier_demo::output::say;
 use examples::proxier_demo::settings::cli::{self, Command, Configured, Ending};
@@ -44,6 +44,9 @@ fn main() -> ExitCode {
         }
         Command::Trace(output, asked, addresses) => {
             runtime.block_on(trace::trace_packet(&warned(configured), *output, asked, addresses))
+        }
+        Command::Diff(output, modes, addresses) => {
+            runtime.block_on(diff::diff(&warned(configured), *output, *modes, addresses))
         }
         Command::Show { output, by_service, watch: None } => {
             runtime.block_on(show::show(&warned(configured), *output, *by_service))

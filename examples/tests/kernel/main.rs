@@ -6,6 +6,7 @@
 mod auto_rules;
 mod binding;
 mod demo;
+mod diff;
 mod faults;
 mod health;
 mod iptables_mode;

@@ -1,5 +1,6 @@
 //! The commands: `run`, `run --once`, `plan`, `render`, `cleanup`, `probe`, `show`, `explain`, `trace`.
 
+pub mod diff;
 pub mod explain;
 pub(crate) mod forwarding;
 mod live;

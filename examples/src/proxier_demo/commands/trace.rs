@@ -4,7 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::ExitCode;
 
 use proxier_core::modes::trace;
-use proxier_core::net::Family;
+use proxier_core::net::{Family, FrontendKey};
+use proxier_core::reconciler::Reconciler;
 use proxier_core::service::{Packet, Reached, Trace, Verdict};
 use serde_json::{Value, json};
 
@@ -51,11 +52,7 @@ pub async fn trace_packet(
     let proxier = engine.proxier();
     let options = configured.settings.iptables();
     let (mode, to) = (proxier.mode(), asked.to.0);
-    let owns = Owns {
-        addresses: mode.makes_addresses_local(),
-        by_routes: mode.makes_addresses_local_by_routes(proxier.facts().config()),
-        is_served: proxier.desired().frontend(&to).is_some(),
-    };
+    let owns = Owns::new(proxier, &to);
     let packet = match packet(asked, &addresses, &owns) {
         Ok(packet) => packet,
         Err(reason) => {
@@ -95,7 +92,7 @@ pub async fn trace_packet(
 }
 
 /// Addresses that a mode makes this host's own.
-struct Owns {
+pub(super) struct Owns {
     /// Whether those of Services are.
     addresses: bool,
     /// Whether routes make them so, which name the source.
@@ -104,8 +101,19 @@ struct Owns {
     is_served: bool,
 }
 
+impl Owns {
+    pub(super) fn new(proxier: &Reconciler, to: &FrontendKey) -> Self {
+        let mode = proxier.mode();
+        Owns {
+            addresses: mode.makes_addresses_local(),
+            by_routes: mode.makes_addresses_local_by_routes(proxier.facts().config()),
+            is_served: proxier.desired().frontend(to).is_some(),
+        }
+    }
+}
+
 /// The packet with its source.
-fn packet(asked: &TraceRequest, node: &[IpAddr], owns: &Owns) -> Result<Packet, String> {
+pub(super) fn packet(asked: &TraceRequest, node: &[IpAddr], owns: &Owns) -> Result<Packet, String> {
     let to = asked.to.0;
     let of_family = |address: &&IpAddr| Family::of(**address) == to.family();
     let own = node.iter().find(of_family).copied();

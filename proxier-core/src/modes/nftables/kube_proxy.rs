@@ -47,6 +47,11 @@ fn tables() -> impl Iterator<Item = TableKey> {
     Family::ALL.into_iter().map(|family| TableKey { family: family.into(), name: name(TABLE) })
 }
 
+/// Whether a kube-proxy in nftables mode has left a table of either family, known by its comment and chains. False where that cannot be read.
+pub fn is_kube_proxy_there(of_kernel: &mut dyn Tables) -> bool {
+    tables().any(|table| matches!(lack_of(&table, of_kernel), Ok(None)))
+}
+
 /// Frontends that the tables of both families serve.
 pub(crate) fn served_by_kube_proxy(facts: &NodeFacts, ports: &mut Ports<'_>) -> ServedFrontends {
     let mut served = ServedFrontends::default();

@@ -98,6 +98,8 @@ pub enum Command {
     Explain(Output, String, Vec<IpAddr>),
     /// Print the way of a packet, on a node with these addresses.
     Trace(Output, TraceRequest, Vec<IpAddr>),
+    /// Print what clients see differently from what serves to a mode (`None`: the configured one), on a node with these addresses.
+    Diff(Output, (From, Option<Kind>), Vec<IpAddr>),
     /// Print what the kernel holds, or its sums by Service: once, or at this interval with rates.
     Show {
         /// Format.
@@ -120,8 +122,17 @@ impl Command {
     /// it.
     fn needs_node(&self) -> bool {
         matches!(self, Command::Run { init_only: false, .. } | Command::Plan { .. })
-            || matches!(self, Command::Render(..) | Command::Explain(..) | Command::Trace(..))
+            || matches!(self, Command::Render(..) | Command::Explain(..) | Command::Trace(..) | Command::Diff(..))
     }
+}
+
+/// What serves before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum From {
+    /// A kube-proxy, in the mode whose objects this kernel has.
+    KubeProxy,
+    /// This program, in a mode.
+    Mode(Kind),
 }
 
 /// Source of Services.
@@ -224,7 +235,7 @@ fn parse_dashed(mut args: Vec<OsString>) -> Result<Invocation, Ending> {
     let Some((name, matches)) = matches.remove_subcommand() else {
         return Err(Ending::bad_input(&[Problem::new(
             "",
-            "say what to do: run, plan, render, explain, trace, show, probe or cleanup",
+            "say what to do: run, plan, render, explain, trace, diff, show, probe or cleanup",
         )]));
     };
     if name == "completion" {
@@ -255,6 +266,14 @@ fn parse_dashed(mut args: Vec<OsString>) -> Result<Invocation, Ending> {
             }
             _ => return Err(Ending::bad_input(&[Problem::new("", "trace takes FROM and TO")])),
         },
+        ("diff", _) => {
+            let mode = |name: &str| matches.get_one::<String>(name).and_then(|name| mode_of(name));
+            Command::Diff(
+                output,
+                (mode("from").map_or(From::KubeProxy, From::Mode), mode("to")),
+                node_addresses(&matches),
+            )
+        }
         ("show", _) => {
             let watch = matches.get_one::<Duration>("watch").copied();
             Command::Show { output, by_service: matches.get_flag("services"), watch }
@@ -264,6 +283,10 @@ fn parse_dashed(mut args: Vec<OsString>) -> Result<Invocation, Ending> {
         _ => Command::Run { once: matches.get_flag("once"), init_only: matches.get_flag("init-only") },
     };
     Ok(Invocation { command, config: matches.get_one("config").cloned(), matches })
+}
+
+fn mode_of(name: &str) -> Option<Kind> {
+    Kind::ALL.into_iter().find(|mode| mode.name() == name)
 }
 
 fn node_addresses(matches: &ArgMatches) -> Vec<IpAddr> {
@@ -405,6 +428,10 @@ fn clap() -> Clap {
             "trace",
             "Print what becomes of the first packet of a connection; needs no kernel without --live",
         ))
+        .subcommand(command(
+            "diff",
+            "Print what clients will see differently in another mode; needs no kernel, but for --from kube-proxy",
+        ))
         .subcommand(command("show", "Print what the kernel holds, with the Services it serves"))
         .subcommand(command("probe", "Print what the mode needs and whether this machine has it"))
         .subcommand(command("cleanup", "Remove everything it has created, of both families, and nothing else"))
@@ -452,6 +479,11 @@ fn examples(command: &str) -> &'static str {
   proxier-demo trace outside 203.0.113.5:443 --kubeconfig /etc/kubernetes/proxy.conf
   proxier-demo trace 10.244.1.7 10.96.0.10:53/udp --live=5      counts for five seconds in this kernel"
         }
+        "diff" => {
+            "Examples:
+  proxier-demo diff --config /var/lib/kube-proxy/config.conf --to nftables      from what kube-proxy has left here
+  proxier-demo diff --from ipvs --to nftables --manifests services.yaml --node-address 192.0.2.1"
+        }
         "show" => {
             "Examples:
   proxier-demo show --kubeconfig /etc/kubernetes/proxy.conf
@@ -488,7 +520,7 @@ fn add_arguments(command: Clap) -> Clap {
         .long("input-timeout")
         .value_name("DURATION")
         .value_parser(|text: &str| text.parse::<GoDuration>())
-        .help("How long run --once, plan, render, explain, trace and show wait while the API server sends nothing new, 0s: for ever [60s]");
+        .help("How long run --once, plan, render, explain, trace, diff and show wait while the API server sends nothing new, 0s: for ever [60s]");
     let command = command
         .args(sources().into_iter().chain(files()).chain(flags::args()))
         .args_override_self(true)
@@ -496,8 +528,8 @@ fn add_arguments(command: Clap) -> Clap {
         .disable_version_flag(true)
         .arg(mass_removal.hide(!is_one_of(&["run", "plan"])))
         .arg(no_fallback.hide(!is_one_of(&["run", "plan"])))
-        .arg(input_timeout.hide(!is_one_of(&["run", "plan", "render", "explain", "trace", "show"])));
-    let command = if is_one_of(&["plan", "render", "explain", "trace", "show", "probe"]) {
+        .arg(input_timeout.hide(!is_one_of(&["run", "plan", "render", "explain", "trace", "diff", "show"])));
+    let command = if is_one_of(&["plan", "render", "explain", "trace", "diff", "show", "probe"]) {
         let output = Arg::new("output").short('o').long("output").value_parser(["text", "json"]).default_value("text");
         command.arg(output.help("How to print").display_order(0))
     } else {
@@ -522,6 +554,7 @@ fn add_arguments(command: Clap) -> Clap {
                 .help("NAMESPACE/NAME or NAMESPACE/NAME:PORT of a Service, or an address and port, tcp unless told"),
         ),
         "trace" => command.args(of_trace()),
+        "diff" => command.args(of_diff()).arg(node_address()),
         "cleanup" => command.arg(
             Arg::new("keep")
                 .long("keep")
@@ -533,6 +566,26 @@ fn add_arguments(command: Clap) -> Clap {
         "show" => command.args(of_show()),
         _ => command,
     }
+}
+
+fn of_diff() -> [Arg; 2] {
+    let modes = || Kind::ALL.map(Kind::name);
+    let from = modes().into_iter().chain(["kube-proxy"]).collect::<Vec<_>>();
+    [
+        Arg::new("from")
+            .long("from")
+            .value_name("MODE|kube-proxy")
+            .value_parser(clap::builder::PossibleValuesParser::new(from))
+            .default_value("kube-proxy")
+            .display_order(0)
+            .help("What serves before: a mode, or what a kube-proxy has left in this kernel"),
+        Arg::new("to")
+            .long("to")
+            .value_name("MODE")
+            .value_parser(clap::builder::PossibleValuesParser::new(modes()))
+            .display_order(0)
+            .help("The mode that serves then [the configured one]"),
+    ]
 }
 
 fn of_show() -> [Arg; 2] {

@@ -1,0 +1,94 @@
+//! `diff` between two modes: exit codes, words and data. That modes differ so is held to what packets do elsewhere.
+
+use serde_json::Value;
+
+use crate::program::{Folder, demo, text};
+
+const SERVICES: &str = "apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop, annotations: {proxier/max-connections: '9'}}
+spec:
+  type: LoadBalancer
+  clusterIP: 10.96.0.10
+  clusterIPs: [10.96.0.10]
+  ipFamilies: [IPv4]
+  externalTrafficPolicy: Local
+  loadBalancerSourceRanges: [198.51.100.0/24]
+  ports: [{name: http, port: 80, protocol: TCP, targetPort: 8080, nodePort: 30080}]
+status: {loadBalancer: {ingress: [{ip: 203.0.113.5}]}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: plain, namespace: shop}
+spec: {clusterIP: 10.96.0.11, clusterIPs: [10.96.0.11], ipFamilies: [IPv4], ports: [{name: http, port: 80, protocol: TCP}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints: [{addresses: [10.244.2.5], nodeName: n2}, {addresses: [10.244.1.6], nodeName: n1}]
+---
+apiVersion: v1
+kind: Node
+metadata: {name: n1}
+spec: {podCIDR: 10.244.1.0/24}
+status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
+";
+
+fn run(more: &[&str]) -> (i32, String, String) {
+    let folder = Folder::new("diff");
+    let path = folder.put("all.yaml", SERVICES).display().to_string();
+    let common = ["diff", "--manifests", &path, "--hostname-override", "n1", "--cluster-cidr", "10.244.0.0/16"];
+    let output = demo(&[&common, more].concat());
+    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn the_way_out_of_ipvs_can_be_read_before_it_is_walked() {
+    let (code, said, _) = run(&["--from", "ipvs", "--to", "nftables"]);
+    assert_eq!(code, 3, "{said}");
+    // Pods and the node get all endpoints of a policy Local; clients outside fare as before.
+    let node_port = "shop/web TCP 192.0.2.1:30080
+  this node: gets 10.244.1.6:8080, which sees the client's address → gets 10.244.1.6:8080 or 10.244.2.5:8080, which sees this node's address
+  a pod of this node: gets 10.244.1.6:8080, which sees the client's address → gets 10.244.1.6:8080 or 10.244.2.5:8080, which sees the client's address
+";
+    assert!(said.contains(node_port), "{said}");
+    assert!(said.contains("proxier/max-connections] 9: only IPVS mode does this; ignored"), "{said}");
+    assert!(said.contains("1 of 2 Services differ, from ipvs to nftables"), "{said}");
+    assert!(said.contains("all: connections that are open end") && !said.contains("shop/plain"), "{said}");
+    // The mode of the configuration, without --to.
+    assert_eq!(run(&["--from", "ipvs", "--proxy-mode", "nftables"]).1, said);
+
+    let (code, data, _) = run(&["--from", "ipvs", "--to", "nftables", "-o", "json"]);
+    let data: Value = serde_json::from_str(&data).unwrap();
+    assert_eq!(
+        (code, &data["from"], &data["to"], &data["ofServices"]),
+        (3, &"ipvs".into(), &"nftables".into(), &2.into())
+    );
+    let groups = data["services"][0]["groups"].as_array().unwrap();
+    assert!(groups.iter().any(|group| group["frontends"][0] == "TCP 192.0.2.1:30080"), "{data}");
+}
+
+#[test]
+fn modes_that_differ_for_no_service() {
+    for (from, to) in [("nftables", "iptables"), ("iptables", "nftables"), ("ipvs", "ipvs"), ("userspace", "userspace")]
+    {
+        let (code, said, _) = run(&["--from", from, "--to", to]);
+        assert_eq!(code, 0, "{said}");
+        assert!(said.contains("0 of 2 Services differ"), "{said}");
+    }
+}
+
+#[test]
+fn bad_input() {
+    for (arguments, code, words) in [
+        (&["--from", "eBPF"][..], 2, "invalid value 'eBPF' for '--from"),
+        (&["--from", "ipvs", "--to", "kube-proxy"], 2, "invalid value 'kube-proxy' for '--to"),
+        (&["--from", "ipvs", "--manifests", "/nonexistent"], 2, "/nonexistent: "),
+    ] {
+        let (found, _, said) = run(arguments);
+        assert_eq!(found, code, "{said}");
+        assert!(said.contains(words) && said.lines().count() == 1, "{said}");
+    }
+}
