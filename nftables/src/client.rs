@@ -351,7 +351,7 @@ impl Client {
     /// Sets the counters and consumed quotas of a rule to zero; returns the rule as it was before. No packet is lost between.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]; [`ErrorKind::Rejected`] before Linux 6.2, which cannot do so.
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::Unsupported`] before Linux 6.2.
     #[doc(alias = "NFT_MSG_GETRULE_RESET")]
     pub fn reset_rule(&mut self, chain: &ChainKey, handle: u64) -> Result<ObservedRule, Error> {
         let put = |out: &mut Encoder| {
@@ -514,7 +514,7 @@ impl Client {
     /// [`Client::get_element`] does.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] without the set; [`ErrorKind::Rejected`] before Linux 6.5, which cannot do so.
+    /// [`ErrorKind::NotFound`] without the set; [`ErrorKind::Unsupported`] before Linux 6.5.
     #[doc(alias = "NFT_MSG_GETSETELEM_RESET")]
     pub fn reset_element(&mut self, set: &Set, key: &ElementKey) -> Result<Option<Element>, Error> {
         self.read_element(uapi::NFT_MSG_GETSETELEM_RESET, set, key, "resetting")

@@ -23,7 +23,8 @@ pub enum TraceStep {
         /// Its verdict; [`Verdict::Continue`] for a rule without one.
         verdict: Verdict,
     },
-    /// The end of a chain's rules, which goes on with the caller or the policy. nft does not print those with [`Verdict::Continue`].
+    /// The end of a chain's rules, which goes on with the caller or the policy. Of newer kernels nft does not print those with
+    /// [`Verdict::Continue`].
     Return(Verdict),
     /// The end of a base chain.
     Policy(Verdict),

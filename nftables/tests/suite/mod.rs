@@ -1212,7 +1212,7 @@ pub(crate) fn counters_start_again(client: &mut Client) {
             assert_eq!(after[1], rules[1]);
         }
         // Before Linux 6.2.
-        Err(error) => assert_eq!(error.kind(), ErrorKind::Rejected, "{error}"),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}"),
     }
     let none = table().object(ObjectType::Counter, "none").unwrap();
     assert!(client.reset_object(&none).unwrap_err().is_not_found());
