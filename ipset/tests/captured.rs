@@ -1,5 +1,7 @@
 //! Bytes captured between the tool `ipset` and Linux 6.18: we write what it writes, we read what the kernel answers,
 //! and the fake kernel answers what the kernel answered. Each file in `fixtures` says how it was captured.
+//! They were captured on a little-endian machine.
+#![cfg(target_endian = "little")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
 use std::sync::{Arc, Mutex};

@@ -25,7 +25,8 @@ fn meddled(
 /// An answer to PROTOCOL.
 fn versions(newest: u8, oldest: u8) -> Reply {
     let kind = u16::from_be_bytes([ipset::uapi::NFNL_SUBSYS_IPSET, ipset::uapi::IPSET_CMD_PROTOCOL]);
-    Reply::Data(vec![(kind, vec![2, 0, 0, 0, 5, 0, 1, 0, newest, 0, 0, 0, 5, 0, 10, 0, oldest, 0, 0, 0])])
+    let attribute = |number: u16, version| [5_u16.to_ne_bytes(), number.to_ne_bytes(), [version, 0], [0, 0]].concat();
+    Reply::Data(vec![(kind, [vec![2, 0, 0, 0], attribute(1, newest), attribute(10, oldest)].concat())])
 }
 
 /// The protocol version of each request.

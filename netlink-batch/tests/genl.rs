@@ -96,7 +96,8 @@ fn a_family_is_found_by_name_and_its_version_goes_into_each_command() {
     assert_eq!(genl.family(), Family { id: 30, version: 7 });
     genl.request(SET, |_| {}).unwrap();
     let answers = genl.query(GET, |out| out.attr(1, &5_u8), |header, rest| Ok((header, rest.to_vec()))).unwrap();
-    assert_eq!(answers, [(GenlHeader { command: GET, version: 7 }, vec![5, 0, 1, 0, 5, 0, 0, 0])]);
+    let attribute = [5_u16.to_ne_bytes(), 1_u16.to_ne_bytes(), [5, 0], [0, 0]].concat();
+    assert_eq!(answers, [(GenlHeader { command: GET, version: 7 }, attribute)]);
     let list = genl.dump(LIST, |_| {}, |header, rest| Ok((header.command, rest[0]))).unwrap();
     assert_eq!(list.items, [(LIST, 0), (LIST, 1), (LIST, 2)]);
     assert_eq!(kernel.lock().unwrap().commands, [(SET, 7), (GET, 7), (LIST, 7)]);

@@ -1,5 +1,7 @@
 //! Bytes captured between the program `nft` and Linux 6.18: we read what it writes and what the kernel answers, the fake kernel takes
 //! what nft writes, and we write what it writes. Each file in `fixtures` says how it was captured.
+//! They were captured on a little-endian machine.
+#![cfg(target_endian = "little")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 use std::collections::BTreeMap;

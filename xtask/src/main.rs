@@ -37,6 +37,7 @@ Usage: cargo xtask COMMAND [OPTIONS]
   examples which functions of the libraries no example in the docs shows
   bench    measure side by side, on real kernels
   conformance  Kubernetes' own end-to-end tests, against a cluster that proxier-demo serves
+  emulate  the low crates' tests on another processor, s390x or arm64, by QEMU's user emulation
   package  pack the libraries, and use them from outside
   soak     load, changes and faults for a long time, on a real kernel
   vm       run a command, or a shell, on a real kernel in a virtual machine
@@ -81,6 +82,7 @@ fn dispatch(arguments: &[OsString]) -> Result<ExitCode> {
         Some("dist") => (commands::dist::HELP, |rest| commands::dist::main("dist", rest)),
         Some("image") => (commands::dist::HELP, |rest| commands::dist::main("image", rest)),
         Some("install-yaml") => (commands::dist::manifests::HELP, commands::dist::manifests::main),
+        Some("emulate") => (commands::emulate::HELP, commands::emulate::main),
         Some("demo") => (commands::demo::HELP, commands::demo::main),
         Some("package") => (commands::package::HELP, commands::package::main),
         Some("soak") => (commands::soak::HELP, commands::soak::main),

@@ -5,6 +5,7 @@ pub(crate) mod bench;
 pub(crate) mod conformance;
 pub(crate) mod demo;
 pub(crate) mod dist;
+pub(crate) mod emulate;
 pub(crate) mod examples;
 pub(crate) mod package;
 pub(crate) mod setup;

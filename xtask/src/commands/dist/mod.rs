@@ -40,9 +40,9 @@ const DEPLOY: &str = "examples/deploy";
 
 /// Architecture by its names: Debian's, which is also OCI's, and Rust's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Arch {
-    debian: &'static str,
-    rust: &'static str,
+pub(super) struct Arch {
+    pub(super) debian: &'static str,
+    pub(super) rust: &'static str,
 }
 
 const ARCHS: [Arch; 2] = [Arch { debian: "amd64", rust: "x86_64" }, Arch { debian: "arm64", rust: "aarch64" }];
@@ -173,9 +173,7 @@ impl Release {
 
 /// Builds a static program.
 fn build(root: &Path, arch: Arch, revision: &str, epoch: &str) -> Result<PathBuf> {
-    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
-    let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
-    let home = home.ok_or_else(|| Error::new("no folder of cargo's: set CARGO_HOME or HOME"))?;
+    let home = cargo_home()?;
     let target = format!("{}-unknown-linux-gnu", arch.rust);
     let arguments = ["--release", "--locked", "--package", "examples", "--target", &target];
     let flags = format!(
@@ -189,19 +187,33 @@ fn build(root: &Path, arch: Arch, revision: &str, epoch: &str) -> Result<PathBuf
         cargo.envs(settings);
         return cargo::build_by(cargo, root, &arguments, "proxier-demo");
     }
+    let mut cross = cross_cargo(root, arch)?;
+    cross.envs(settings).env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
+    cargo::build_by(cross, root, &arguments, "proxier-demo")
+}
+
+fn cargo_home() -> Result<PathBuf> {
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
+    home.ok_or_else(|| Error::new("no folder of cargo's: set CARGO_HOME or HOME"))
+}
+
+/// Cargo of a Debian sid root that compiles for another architecture, in an environment of its own; what it builds is in `target/cross`.
+pub(super) fn cross_cargo(root: &Path, arch: Arch) -> Result<Command> {
+    let home = cargo_home()?;
+    let target = format!("{}-unknown-linux-gnu", arch.rust);
     // What the other cargo needs is fetched by this machine's, which knows its registry.
     tools::run(cargo::command().current_dir(root).args(["fetch", "--quiet", "--locked", "--target", &target]))?;
     let script = root.join("xtask/src/commands/dist/cross.sh");
     let mut cross = Command::new("unshare");
     cross.args(["--mount", "sh"]).arg(script).arg(cross_root(arch)?).arg(root).arg(&home).arg("cargo");
-    cross.env_clear().envs(settings).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("CARGO_HOME", &home);
+    cross.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("CARGO_HOME", &home);
     cross.env("CARGO_NET_OFFLINE", "true").env("CARGO_TARGET_DIR", root.join("target/cross"));
     cross.env(
         format!("CARGO_TARGET_{}_LINKER", target.to_uppercase().replace('-', "_")),
         format!("{}-linux-gnu-gcc", arch.rust),
     );
-    cross.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
-    cargo::build_by(cross, root, &arguments, "proxier-demo")
+    Ok(cross)
 }
 
 /// Debian sid with Rust, its standard library for the architecture, and a cross linker: no earlier Debian has a Rust that is new enough.
