@@ -70,7 +70,8 @@ answers_from() { answer $service 80 20 | grep -q "^$1 "; }
 goes_on() {
     before=$(cat "$work/many.made" 2>/dev/null || echo 0)
     sleep 1
-    [ "$(cat "$work/many.made" 2>/dev/null || echo 0)" -gt $((before + 10)) ] || fail "the client has come to a halt: $before connections, then $(cat "$work/many.made" 2>&1)"
+    now=$(cat "$work/many.made" 2>/dev/null || echo 0)
+    [ "$now" -gt $((before + 10)) ] || fail "the client has come to a halt: $before connections, then $now"
     [ ! -s "$work/many.failed" ] || fail "connections of the client failed: $(tail -n 1 "$work/many.failed")"
     kill -0 "$holder" 2>/dev/null || fail "the open connection broke: $(cat "$work/held.error")"
     ok "the client: $(cat "$work/many.made") connections so far, failures 0, and the open one answers"
@@ -122,9 +123,14 @@ goes_on
 
 step "It serves: a second endpoint comes and goes"
 endpoint="- {addresses: [10.244.0.6]}"
-{ cat "$here/takeover/web.yaml" && echo "$endpoint"; } >"$work/manifests/.new" && mv "$work/manifests/.new" "$work/manifests/web.yaml" || fail "mv"
+# web LINE...: the Service with these lines more, whole or not at all.
+web() {
+    { cat "$here/takeover/web.yaml" && printf '%s\n' "$@"; } >"$work/manifests/.new" &&
+        mv "$work/manifests/.new" "$work/manifests/web.yaml" || fail "mv"
+}
+web "$endpoint"
 until_so 30 "the new pod answers" answers_from web-2
-cp "$here/takeover/web.yaml" "$work/manifests/.new" && mv "$work/manifests/.new" "$work/manifests/web.yaml" || fail "mv"
+web
 no_second() { ! answers_from web-2; }
 until_so 30 "it does not answer any more" no_second
 goes_on

@@ -293,8 +293,8 @@ fn first_lines(words: &[&str], count: usize) -> Vec<String> {
     lines
 }
 
-/// Watches while a client connects five times after the first reading: the rates of `demo/web:http` at `10.96.0.10:80` add up to these, by virtual server and
-/// by Service.
+/// Watches while a client connects five times after the first reading: the rates of `demo/web:http` at `10.96.0.10:80` add up to these, by
+/// virtual server and by Service.
 fn watched_rates(words: &[&str], connects: &mut dyn FnMut() -> bool) -> Vec<Value> {
     let watch = |more: &[&str]| {
         let words = [&["show", "--watch", "0.2", "-o", "json"], more, words].concat();

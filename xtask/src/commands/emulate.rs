@@ -1,5 +1,5 @@
-//! `cargo xtask emulate`: tests of the low crates, compiled for another processor, under QEMU's user emulation. The kernel below is this machine's, and the
-//! emulator translates few netlink families, so tests that need a kernel are left out.
+//! `cargo xtask emulate`: tests of the low crates, compiled for another processor, under QEMU's user emulation. The kernel below is this
+//! machine's, and the emulator translates few netlink families, so tests that need a kernel are left out.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,8 +12,9 @@ use crate::tools;
 pub(crate) const HELP: &str = "\
 Usage: cargo xtask emulate [s390x|arm64]
 
-Compiles the tests of the crates that speak to the kernel for s390x (default), whose byte order is the other one, or for arm64, in a Debian sid
-root, which is made in the cache (1.5 GB; root), and runs those that need no kernel under QEMU's user emulation.
+Compiles the tests of the crates that speak to the kernel for s390x (default), whose byte order is the other one, or for
+arm64, in a Debian sid root, which is made in the cache (1.5 GB; root), and runs those that need no kernel under QEMU's
+user emulation.
 
 Exit codes: 0 all passed, 1 one failed, 2 bad usage, 125 else.
 ";

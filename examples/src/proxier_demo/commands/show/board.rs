@@ -1,4 +1,5 @@
-//! Output of `show --watch`: lines for people, an object for programs. Pure. For a [`View`] of IPVS; tables of the other modes are [`fitted`].
+//! Output of `show --watch`: lines for people, an object for programs. Pure. For a [`View`] of IPVS; tables of the other modes are
+//! [`fitted`].
 
 use std::fmt::Write as _;
 
@@ -158,8 +159,8 @@ pub(super) fn short(number: f64) -> String {
     format!("{number:.1}{unit}")
 }
 
-/// A summary and a table, the first column to the left and all others to the right: as many rows as fit, none longer than the terminal is wide; the last line
-/// then counts the rest, `left_out`. Without a size: all rows.
+/// A summary and a table, the first column to the left and all others to the right: as many rows as fit, none longer than the terminal is
+/// wide; the last line then counts the rest, `left_out`. Without a size: all rows.
 pub(super) fn fitted<const N: usize>(
     summary: &str,
     heads: &[&str; N],

@@ -150,8 +150,8 @@ fn counted() -> Result<BTreeMap<FrontendKey, ServedFrontend>, Problem> {
     Ok(all)
 }
 
-/// Connections that the running proxy of this configuration has begun in userspace mode, by its metrics: the kernel does not count them. None where the metrics
-/// server does not answer within a second.
+/// Connections that the running proxy of this configuration has begun in userspace mode, by its metrics: the kernel does not count them.
+/// None where the metrics server does not answer within a second.
 fn begun(metrics: SocketAddr) -> Vec<(FrontendKey, u64)> {
     const PATIENCE: Duration = Duration::from_secs(1);
     const MOST: u64 = 64 << 20;

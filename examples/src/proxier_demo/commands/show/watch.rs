@@ -27,8 +27,8 @@ use crate::proxier_demo::settings::cli::{Configured, Output};
 /// Shortest time before Services are read again, after virtual servers without a name have appeared.
 const NAMES_AGAIN: Duration = Duration::from_secs(30);
 
-/// Prints all virtual servers or Frontends with their rates, or the sums of each Service, busiest first, at each interval, until SIGINT or SIGTERM, or until
-/// nobody reads. A terminal shows as many as fit; anything else gets a block, or a JSON object, for each reading.
+/// Prints all virtual servers or Frontends with their rates, or the sums of each Service, busiest first, at each interval, until SIGINT or
+/// SIGTERM, or until nobody reads. A terminal shows as many as fit; anything else gets a block, or a JSON object, for each reading.
 pub async fn watch(configured: &Configured, output: Output, by_service: bool, every: Duration) -> ExitCode {
     let (mut kernel, mut signals) = match (kernel::open(), Signals::listen()) {
         (Ok(kernel), Ok(signals)) => (kernel, signals),
@@ -134,7 +134,8 @@ enum Picture {
 }
 
 impl Histories {
-    /// Reads everything and compares, with the time of the reading. `None`: other programs kept changing the table; the next reading shows it.
+    /// Reads everything and compares, with the time of the reading. `None`: other programs kept changing the table; the next reading shows
+    /// it.
     fn read(
         &mut self,
         configured: &Configured,
