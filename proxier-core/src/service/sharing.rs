@@ -32,6 +32,12 @@ impl Frontend {
         taking(endpoints, self.weights.as_deref())
     }
 
+    /// Whether an endpoint of a list takes connections.
+    pub(crate) fn takes(&self, endpoints: &[EndpointKey]) -> bool {
+        let weights = self.weights.as_deref().unwrap_or_default();
+        endpoints.iter().any(|endpoint| weights.binary_search(&(*endpoint, 0)).is_err())
+    }
+
     /// The weight of each endpoint of a list, in its order; `None` where all have the same, above 0.
     fn weights_of(&self, endpoints: &[EndpointKey]) -> Option<Vec<u32>> {
         weights_of(endpoints, self.weights.as_deref()?, self.balancing.as_deref())

@@ -162,6 +162,14 @@ fn answer(family: Family, number: u8) -> u8 {
     answer.unwrap_or_else(|error| panic!("client {number}: {error}")).name.parse().unwrap()
 }
 
+/// Connections by which shares are measured.
+const CONNECTIONS: usize = 1_200;
+
+/// Connections by which the first shares are measured: `PROXIER_CONNECTIONS` of the environment. With much more, clients have no ports left.
+fn first_connections() -> usize {
+    std::env::var("PROXIER_CONNECTIONS").ok().and_then(|number| number.parse().ok()).unwrap_or(CONNECTIONS)
+}
+
 /// How many of so many connections each endpoint gets.
 fn spread(family: Family, connections: usize) -> BTreeMap<u8, u32> {
     let mut counts = BTreeMap::new();
@@ -180,6 +188,7 @@ fn is_shared(counts: &BTreeMap<u8, u32>, weights: &[(u8, u16)]) {
         let part = f64::from(*weight) / sum;
         let count = f64::from(counts.get(number).copied().unwrap_or(0));
         let bound = 6.0 * (all * part * (1.0 - part)).sqrt();
+        println!("{number}: {:.2} % of {all} connections, for {:.2} %", 100.0 * count / all, 100.0 * part);
         assert!((count - all * part).abs() <= bound, "{number}: {count} for {part} of {all}: {counts:?}");
     }
     assert!(counts.keys().all(|number| weights.iter().any(|(of, _)| of == number)), "{counts:?}");
@@ -192,17 +201,19 @@ fn in_mode(mode: Kind, test: impl FnOnce(&mut Node) + Send) {
 /// Weights change in place, 0 takes nothing, and where all are 0 clients are refused.
 fn weights(mode: Kind) {
     in_mode(mode, |node| {
+        let mut connections = first_connections();
         for weights in [&[(1, 3), (2, 1)][..], &[(1, 3), (2, 1), (3, 0), (4, 2)], &[(1, 1), (2, 7), (3, 0)]] {
             node.serve(json!({}), weights);
             for family in Family::ALL {
-                is_shared(&spread(family, 1_200), weights);
+                is_shared(&spread(family, connections), weights);
+                connections = CONNECTIONS;
             }
         }
         assert_eq!(node.refused(), BTreeSet::new());
         // A scheduler that knows no weights knows 0.
         let weights = [(1, 5), (2, 1), (3, 0)];
         node.serve(json!({"proxier/scheduler": "rr"}), &weights);
-        is_shared(&spread(Family::V4, 1_200), &[(1, 1), (2, 1)]);
+        is_shared(&spread(Family::V4, CONNECTIONS), &[(1, 1), (2, 1)]);
         node.serve(json!({}), &[(1, 0), (2, 0)]);
         for family in Family::ALL {
             let refused = ask(Transport::Tcp, Some(client(family, 1)), service(family), LIMIT).unwrap_err();

@@ -95,11 +95,12 @@ pub(crate) fn frontend_entries(
     if frontend.is_virtual() {
         add(SetKind::IpvsIps, Element::Ip(host));
     }
-    let is_split = mark.is_some() && frontend.can_split();
-    let serves = |endpoints| !frontend.taking(endpoints).is_empty();
-    let nobody = if is_split { !frontend.has_endpoints() } else { !serves(frontend.endpoints()) };
-    if nobody && by == guards::Kind::Nft {
-        add(SetKind::NoEndpoint, Element::IpPort(host, ports));
+    if by == guards::Kind::Nft {
+        let is_split = mark.is_some() && frontend.can_split();
+        let serves = if is_split { frontend.has_endpoints() } else { frontend.takes(frontend.endpoints()) };
+        if !serves {
+            add(SetKind::NoEndpoint, Element::IpPort(host, ports));
+        }
     }
     if let Some(VirtualServerKey::Fwmark { mark, .. }) = mark {
         list.extend(entries_of_mark(frontend, mark));
