@@ -41,8 +41,14 @@ fn chains_and_tables_of_kube_proxy_are_found() {
         world.manifests.put("tables.nft", TABLES);
         tool(&format!("nft -f {}", world.manifests.path("tables.nft").display()));
         std::fs::remove_file(world.manifests.path("tables.nft")).unwrap();
+        // The tables have two Services more.
         let (code, said) = diff(&world, "iptables");
-        assert!(code == 0 && said.contains("from nftables to iptables"), "{said}");
+        assert!(code == 3 && said.contains("0 of 1 Services differ, from nftables to iptables"), "{said}");
+        let gone = "no Service: TCP 10.96.0.40:80, TCP 198.51.100.5:80\n  everybody: gets 10.244.0.5:8080 → not served";
+        assert!(said.contains(gone) && said.contains("no Service: TCP 0.0.0.0:30081, TCP 10.96.0.20:80"), "{said}");
+        world.manifests.put("web.yaml", &WEB.replace("10.244.0.5", "10.244.0.6"));
+        let (_, said) = diff(&world, "iptables");
+        assert!(said.contains("as the Services say: 10.244.0.5:8080 → 10.244.0.6:8080"), "{said}");
     });
 }
 

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 
 use ipvs::model::SnapshotEntry;
-use proxier_core::modes::nftables::is_kube_proxy_there;
+use proxier_core::modes::nftables::list_kube_proxy;
 use proxier_core::modes::{Kind, list_frontends, other_addresses, trace};
 use proxier_core::net::{EndpointKey, Family, FrontendKey};
 use proxier_core::reconciler::Reconciler;
@@ -26,6 +26,9 @@ use crate::proxier_demo::status::progress::Progress;
 
 /// Exit code: something differs.
 const DIFFERS: u8 = 3;
+
+/// In place of a Service, for what the kernel serves without one.
+const NO_SERVICE: &str = "no Service:";
 
 /// Frontends of a Service that are listed at most in one line.
 const FEW: usize = 3;
@@ -84,7 +87,7 @@ pub async fn diff(
 /// What a kube-proxy has left in the kernel, or a mode of this program.
 struct Found {
     mode: Kind,
-    /// Endpoints by Frontend, as the kernel has them, where that can be read; of a node port in iptables mode at address 0.
+    /// Endpoints by Frontend, as the kernel has them, where that can be read; of a node port at address 0, but in IPVS mode.
     endpoints: Option<BTreeMap<FrontendKey, BTreeSet<EndpointKey>>>,
     /// The addresses of this host, without Services'; none where it was not asked.
     addresses: Vec<IpAddr>,
@@ -119,8 +122,8 @@ impl Found {
                 served.into_iter().map(|(key, served)| (key, served.endpoints.unwrap_or_default())).collect();
             return Ok(Found { mode: Kind::Iptables, endpoints: Some(endpoints), addresses });
         }
-        if is_kube_proxy_there(ports.tables) {
-            return Ok(Found { mode: Kind::Nftables, endpoints: None, addresses });
+        if let Some(endpoints) = list_kube_proxy(ports.tables).map_err(|error| failed(&error))? {
+            return Ok(Found { mode: Kind::Nftables, endpoints: Some(endpoints), addresses });
         }
         Err(Problem::new(
             "",
@@ -311,6 +314,20 @@ impl Differences {
                 services.entry(owner(&key)).or_default().entry(differs).or_default().push(key);
             }
         }
+        for (key, endpoints) in found.endpoints.iter().flatten().filter(|_| from != Kind::Ipvs) {
+            let frontends = || after.proxier().desired().frontends().map(|frontend| frontend.key);
+            let is_it = |of: FrontendKey| {
+                of == *key || (key.address.is_unspecified() && (of.protocol, of.port) == (key.protocol, key.port))
+            };
+            if !frontends().any(is_it) {
+                let gone = Difference {
+                    who: "everybody".to_owned(),
+                    before: format!("gets {}", list(endpoints)),
+                    after: "not served".to_owned(),
+                };
+                services.entry(NO_SERVICE.to_owned()).or_default().entry(vec![gone]).or_default().push(*key);
+            }
+        }
         let known = before.refused();
         for (object, reason) in after.refused().difference(&known) {
             let difference =
@@ -337,7 +354,8 @@ impl Differences {
             }
         }
         let (from, to) = (self.from, self.to);
-        said.push(format!("{} of {} Services differ, from {from} to {to}", self.services.len(), self.total));
+        let differ = self.services.keys().filter(|service| *service != NO_SERVICE).count();
+        said.push(format!("{differ} of {} Services differ, from {from} to {to}", self.total));
         said.extend(self.all.iter().map(|line| format!("all: {line}")));
         said
     }
@@ -362,19 +380,22 @@ fn stale(found: &Found, before: &Side, key: &FrontendKey) -> Option<Difference> 
     let held = found.endpoints(key)?;
     let frontend = before.proxier().desired().frontend(key)?;
     let wanted: BTreeSet<EndpointKey> = frontend.endpoints().iter().copied().collect();
-    // In iptables mode one list says for whom: the other clients' is among them.
+    // Where there are chains, they lead to the lists of all clients.
     let all: BTreeSet<EndpointKey> = frontend.cluster.iter().chain(frontend.local.iter()).copied().collect();
     let is_same =
-        if found.mode == Kind::Iptables { held.is_subset(&all) && wanted.is_subset(&held) } else { held == wanted };
-    let list = |of: &BTreeSet<EndpointKey>| match of.len() {
-        0 => "none".to_owned(),
-        _ => of.iter().map(|of| SocketAddr::from(*of).to_string()).collect::<Vec<_>>().join(", "),
-    };
+        if found.mode == Kind::Ipvs { held == wanted } else { held.is_subset(&all) && wanted.is_subset(&held) };
     (!is_same).then(|| Difference {
         who: "endpoints in the kernel, and as the Services say".to_owned(),
         before: list(&held),
         after: list(&wanted),
     })
+}
+
+fn list(endpoints: &BTreeSet<EndpointKey>) -> String {
+    match endpoints.len() {
+        0 => "none".to_owned(),
+        _ => endpoints.iter().map(|of| SocketAddr::from(*of).to_string()).collect::<Vec<_>>().join(", "),
+    }
 }
 
 /// What differs for all Services.

@@ -1,12 +1,15 @@
 //! Tables that a kube-proxy in nftables mode has left.
 
-use nftables::{ElementKey, TableKey, TableSnapshot};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{Ipv4Addr, Ipv6Addr};
 
-use super::observed::{protocol_and_port, split};
+use nftables::{Element, ElementData, ElementKey, Expression, TableKey, TableSnapshot, Verdict};
+
+use super::observed::{endpoint, protocol_and_port, split};
 use crate::modes::shared::cleaned::Cleaned;
 use crate::modes::shared::nft::{name, remove_table};
 use crate::modes::shared::served::ServedFrontends;
-use crate::net::{Family, FrontendKey};
+use crate::net::{EndpointKey, Family, FrontendKey};
 use crate::ports::{PortError, PortErrorKind, Ports, Tables};
 use crate::service::NodeFacts;
 
@@ -47,9 +50,91 @@ fn tables() -> impl Iterator<Item = TableKey> {
     Family::ALL.into_iter().map(|family| TableKey { family: family.into(), name: name(TABLE) })
 }
 
-/// Whether a kube-proxy in nftables mode has left a table of either family, known by its comment and chains. False where that cannot be read.
-pub fn is_kube_proxy_there(of_kernel: &mut dyn Tables) -> bool {
-    tables().any(|table| matches!(lack_of(&table, of_kernel), Ok(None)))
+/// Endpoints by Frontend of the tables that a kube-proxy in nftables mode has left, known by their comment and chains; `None` if there are none. A node
+/// port is at address 0.0.0.0 or `::`.
+///
+/// # Errors
+/// A table could not be read.
+pub fn list_kube_proxy(
+    of_kernel: &mut dyn Tables,
+) -> Result<Option<BTreeMap<FrontendKey, BTreeSet<EndpointKey>>>, PortError> {
+    let mut all = None;
+    for (family, table) in Family::ALL.into_iter().zip(tables()) {
+        match lack_of(&table, of_kernel) {
+            Ok(None) => {}
+            Ok(Some(_)) => continue,
+            Err(error) if error.kind() == PortErrorKind::NotFound => continue,
+            Err(error) => return Err(error),
+        }
+        let all = all.get_or_insert_with(BTreeMap::new);
+        if let Some(found) = of_kernel.read(&table)? {
+            note_endpoints(&found, family, all);
+        }
+    }
+    Ok(all)
+}
+
+/// Adds the Frontends of a table with the endpoints to which the chains of each lead.
+fn note_endpoints(table: &TableSnapshot, family: Family, all: &mut BTreeMap<FrontendKey, BTreeSet<EndpointKey>>) {
+    let sets: BTreeMap<&str, &[Element]> =
+        table.sets.iter().map(|contents| (contents.set.set.key.name.as_str(), contents.elements.as_slice())).collect();
+    let mut rules: BTreeMap<&str, Vec<&Expression>> = BTreeMap::new();
+    for rule in &table.rules {
+        rules.entry(rule.chain.name.as_str()).or_default().extend(&rule.rule.expressions);
+    }
+    for (name, is_node_port) in [
+        ("service-ips", false),
+        ("no-endpoint-services", false),
+        ("service-nodeports", true),
+        ("no-endpoint-nodeports", true),
+    ] {
+        for element in sets.get(name).into_iter().flat_map(|elements| elements.iter()) {
+            let ElementKey::Value(value) = &element.key else { continue };
+            let key = if is_node_port {
+                let any =
+                    if family == Family::V4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+                protocol_and_port(value.as_bytes()).map(|(protocol, port, _)| FrontendKey::new(protocol, any, port))
+            } else {
+                split(&element.key, family).map(|(key, _)| key)
+            };
+            let Some(key) = key else { continue };
+            let endpoints = all.entry(key).or_default();
+            let mut open: Vec<&str> = element.data.as_ref().and_then(chain_of).into_iter().collect();
+            let mut seen: BTreeSet<&str> = BTreeSet::new();
+            while let Some(chain) = open.pop().filter(|chain| seen.insert(chain)) {
+                // A client that stays goes to a chain of its endpoint, whose name says which.
+                endpoints.extend(chain.rsplit_once("__").and_then(|(_, place)| endpoint_of(place)));
+                for expression in rules.get(chain).into_iter().flatten() {
+                    match expression {
+                        Expression::Verdict(Verdict::Goto(to) | Verdict::Jump(to)) => open.push(to.as_str()),
+                        Expression::Lookup { set, .. } => {
+                            let data = sets.get(set.name.as_str()).into_iter().flat_map(|elements| elements.iter());
+                            for data in data.filter_map(|element| element.data.as_ref()) {
+                                open.extend(chain_of(data));
+                                if let ElementData::Value(value) = data {
+                                    endpoints.extend(endpoint(value.as_bytes(), family));
+                                }
+                            }
+                        }
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn chain_of(data: &ElementData) -> Option<&str> {
+    match data {
+        ElementData::Verdict(Verdict::Goto(chain) | Verdict::Jump(chain)) => Some(chain.as_str()),
+        _ => None,
+    }
+}
+
+/// The endpoint at the end of a chain's name: `10.244.1.7/8080`, `fd00:244::7/8080`.
+fn endpoint_of(place: &str) -> Option<EndpointKey> {
+    let (address, port) = place.rsplit_once('/')?;
+    Some(EndpointKey::new(address.parse().ok()?, port.parse().ok()?))
 }
 
 /// Frontends that the tables of both families serve.

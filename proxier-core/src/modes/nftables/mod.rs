@@ -59,7 +59,7 @@ pub use cleanup::cleanup;
 pub(crate) use cleanup::served;
 pub(super) use inspect::inspect;
 pub(in crate::modes) use inspect::list_frontends;
-pub use kube_proxy::is_kube_proxy_there;
+pub use kube_proxy::list_kube_proxy;
 pub(crate) use kube_proxy::{cleanup_kube_proxy, served_by_kube_proxy, unrecognised_tables};
 pub(crate) use mode::Mode;
 pub use trial::trials;
