@@ -366,13 +366,14 @@ impl Index {
     pub(super) fn config(&self, frontend: &Frontend) -> VirtualServerConfig {
         let mut config = self.defaults.server;
         config.persistence = frontend.affinity_secs.map(Persistence::new);
-        let asked = frontend.balancing.as_ref();
-        let weights = frontend.weights.as_deref().unwrap_or_default();
-        let is_free = asked.is_none_or(|asked| asked.scheduler.is_none() && asked.scheduler_flags.is_none());
-        if is_free && weights.iter().any(|(_, weight)| *weight > 1) {
-            config.scheduler = weighted(config.scheduler);
+        if let Some(weights) = &frontend.weights {
+            let asked = frontend.balancing.as_ref();
+            let is_free = asked.is_none_or(|asked| asked.scheduler.is_none() && asked.scheduler_flags.is_none());
+            if is_free && weights.iter().any(|(_, weight)| *weight > 1) {
+                config.scheduler = weighted(config.scheduler);
+            }
         }
-        let Some(asked) = asked else { return config };
+        let Some(asked) = &frontend.balancing else { return config };
         if let Some(scheduler) = asked.scheduler {
             config.scheduler = scheduler;
             config.scheduler_flags = usual_flags(scheduler);
