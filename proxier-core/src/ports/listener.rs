@@ -57,6 +57,7 @@ pub struct Listener {
     pub proxy_protocol: bool,
 }
 
+#[cfg(feature = "kernel")]
 /// The endpoints for a client, and their slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slots<'a> {
@@ -65,6 +66,7 @@ pub(crate) struct Slots<'a> {
     slots: Option<&'a [u32]>,
 }
 
+#[cfg(feature = "kernel")]
 impl Slots<'_> {
     /// One slot for each of these endpoints.
     #[cfg(test)]
@@ -87,6 +89,7 @@ impl Slots<'_> {
     }
 }
 
+#[cfg(feature = "kernel")]
 /// Reason why a client gets no endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turned {
@@ -143,6 +146,7 @@ impl Listener {
         self.has(endpoint) || self.unselected.as_ref().is_some_and(|list| list.binary_search(endpoint).is_ok())
     }
 
+    #[cfg(feature = "kernel")]
     /// The endpoints for a client; not empty.
     ///
     /// # Errors
@@ -162,6 +166,7 @@ impl Listener {
         Ok(Slots { endpoints: list, slots: slots.as_deref() })
     }
 
+    #[cfg(feature = "kernel")]
     fn admits(&self, client: IpAddr) -> bool {
         let Some(sources) = &self.sources else { return true };
         if client == self.key.address {
@@ -204,6 +209,7 @@ impl Default for Settings {
     }
 }
 
+#[cfg(feature = "kernel")]
 impl Settings {
     /// Whether a client of a listener at `address` is this node or one of its pods.
     fn is_inside(&self, client: IpAddr, address: IpAddr) -> bool {

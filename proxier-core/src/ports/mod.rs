@@ -64,6 +64,7 @@ pub use error::{ItemFailure, ItemFailures, PortError, PortErrorKind};
 pub use ipvs::Ipvs;
 pub use links::Links;
 pub use listener::{Counts, Listener, Settings, Turn};
+#[cfg(feature = "kernel")]
 pub(crate) use listener::{Slots, Turned};
 pub use named_set::NamedSet;
 pub use relays::Relays;

@@ -35,6 +35,7 @@ pub use facts::{NodeFacts, OpenOn};
 pub use frontend::Frontend;
 pub(crate) use port::Port;
 pub use reserved::Rejected;
+#[cfg(feature = "kernel")]
 pub(crate) use sharing::mix;
 pub use trace::{Packet, Reached, Trace, Verdict};
 pub(crate) use trace::{PacketRules, Treatment, trace};
