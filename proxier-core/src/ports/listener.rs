@@ -57,8 +57,8 @@ pub struct Listener {
     pub proxy_protocol: bool,
 }
 
-#[cfg(feature = "kernel")]
 /// The endpoints for a client, and their slots.
+#[cfg(feature = "kernel")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slots<'a> {
     /// Sorted; not empty.
@@ -89,8 +89,8 @@ impl Slots<'_> {
     }
 }
 
-#[cfg(feature = "kernel")]
 /// Reason why a client gets no endpoint.
+#[cfg(feature = "kernel")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turned {
     /// Its address is not in the networks that may connect, or a policy keeps the endpoints from it.

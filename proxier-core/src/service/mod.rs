@@ -36,7 +36,7 @@ pub use frontend::Frontend;
 pub(crate) use port::Port;
 pub use reserved::Rejected;
 #[cfg(feature = "kernel")]
-pub(crate) use sharing::mix;
+pub(crate) use sharing::{fnv, mix};
 pub use trace::{Packet, Reached, Trace, Verdict};
 pub(crate) use trace::{PacketRules, Treatment, trace};
 

@@ -34,8 +34,7 @@ impl Frontend {
 
     /// Whether an endpoint of a list takes connections.
     pub(crate) fn takes(&self, endpoints: &[EndpointKey]) -> bool {
-        let weights = self.weights.as_deref().unwrap_or_default();
-        endpoints.iter().any(|endpoint| weights.binary_search(&(*endpoint, 0)).is_err())
+        endpoints.iter().any(|endpoint| !rests(self.weights.as_deref(), endpoint))
     }
 
     /// The weight of each endpoint of a list, in its order; `None` where all have the same, above 0.
@@ -66,8 +65,7 @@ pub(super) fn weights_of(
 ) -> Option<Vec<u32>> {
     let knows_weights = balancing.is_none_or(Balancing::knows_weights);
     let weight = |endpoint: &EndpointKey| {
-        let place = known.binary_search_by(|(of, _)| of.cmp(endpoint)).ok();
-        let weight = place.and_then(|place| known.get(place)).map_or(1, |(_, weight)| u32::from(*weight));
+        let weight = u32::from(weight_of(known, endpoint));
         if knows_weights { weight } else { weight.min(1) }
     };
     let weights: Vec<u32> = endpoints.iter().map(weight).collect();
@@ -77,11 +75,21 @@ pub(super) fn weights_of(
 
 /// The endpoints of a list with a weight above 0.
 pub(super) fn taking(endpoints: &Arc<[EndpointKey]>, weights: Option<&[(EndpointKey, u16)]>) -> Arc<[EndpointKey]> {
-    let rests = |endpoint: &EndpointKey| weights.is_some_and(|all| all.binary_search(&(*endpoint, 0)).is_ok());
-    if !endpoints.iter().any(rests) {
+    if !endpoints.iter().any(|endpoint| rests(weights, endpoint)) {
         return endpoints.clone();
     }
-    endpoints.iter().copied().filter(|endpoint| !rests(endpoint)).collect()
+    endpoints.iter().copied().filter(|endpoint| !rests(weights, endpoint)).collect()
+}
+
+/// Whether an endpoint takes no new connections: its weight is 0.
+fn rests(weights: Option<&[(EndpointKey, u16)]>, endpoint: &EndpointKey) -> bool {
+    weights.is_some_and(|all| all.binary_search(&(*endpoint, 0)).is_ok())
+}
+
+/// The weight of an endpoint; 1 where none is known.
+pub(super) fn weight_of(known: &[(EndpointKey, u16)], endpoint: &EndpointKey) -> u16 {
+    let place = known.binary_search_by(|(of, _)| of.cmp(endpoint)).ok();
+    place.and_then(|place| known.get(place)).map_or(1, |(_, weight)| *weight)
 }
 
 /// Slots for each weight: as the weights say, divided by what they have in common, and rounded where there would be more than `most` (or
@@ -167,11 +175,8 @@ struct Taker {
 
 impl Taker {
     fn new(endpoint: &EndpointKey, size: u32) -> Self {
-        // FNV-1a of the text, mixed as SplitMix64 does. Other numbers would move the clients of nodes that are updated one by one.
-        let text = endpoint.to_string();
-        let name = text
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        // Other numbers would move the clients of nodes that are updated one by one.
+        let name = fnv(endpoint.to_string().bytes());
         let below = |hash: u64, bound: u32| hash.checked_rem(bound.into()).unwrap_or(0);
         let skip = below(mix(name.wrapping_add(0x9e37_79b9_7f4a_7c15)), size.saturating_sub(1)).saturating_add(1);
         Taker { at: below(mix(name), size), skip, taken: 0 }
@@ -183,6 +188,12 @@ impl Taker {
         self.at = slot.wrapping_add(self.skip).checked_rem(size.into()).unwrap_or(0);
         usize::try_from(slot).unwrap_or(usize::MAX)
     }
+}
+
+/// FNV-1a.
+pub(crate) fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.fold(0xcbf2_9ce4_8422_2325, step)
 }
 
 /// The last steps of SplitMix64 (Steele et al., OOPSLA 2014).

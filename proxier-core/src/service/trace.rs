@@ -8,6 +8,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::sharing::weight_of;
 use super::{Desired, Frontend, NodeFacts, Port, compile_from, why_left_out};
 use crate::config::LocalTraffic;
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
@@ -304,8 +305,7 @@ impl<'a> Place<'a> {
     }
 
     fn weight(&self, endpoint: &EndpointKey) -> u16 {
-        let place = self.weights.binary_search_by(|(known, _)| known.cmp(endpoint)).ok();
-        let weight = place.and_then(|place| self.weights.get(place)).map_or(1, |(_, weight)| *weight);
+        let weight = weight_of(self.weights, endpoint);
         let counts = self.sharing.is_none() || self.balancing.is_none_or(Balancing::knows_weights);
         if counts { weight } else { weight.min(1) }
     }

@@ -20,7 +20,7 @@ bitflags! {
     }
 }
 
-/// Those of IPVS mode.
+/// Abilities of IPVS mode.
 impl Default for Abilities {
     fn default() -> Self {
         Abilities::IPVS

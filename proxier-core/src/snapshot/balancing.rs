@@ -29,7 +29,7 @@ use crate::objects::{IpvsDefaultsObject, StringMap};
 ///
 /// # Other modes
 ///
-/// Those with a star count in nftables, iptables and userspace mode, too; there the rest is reported, and ignored. `rr` and `wrr` are the
+/// Annotations with a star count in nftables, iptables and userspace mode, too; there the rest is reported, and ignored. `rr` and `wrr` are the
 /// usual choice of these modes: at random, or in turn in userspace mode. `sh` and `mh` choose by the client's address (with `sh-port` or
 /// `mh-port`, or `mh` without flags, by its port too) from Maglev's table, which is the same on all nodes that have the same endpoints: nftables and
 /// userspace mode. `lc` and `wlc` choose the endpoint with the fewest connections through this node: userspace mode. Session affinity decides
@@ -276,7 +276,7 @@ impl Balancing {
         }
     }
 
-    /// What decides about the endpoint of a new client in other modes than IPVS', in words, where that is not chance or turn.
+    /// The way to the endpoint of a new client in other modes than IPVS', in words, where that is not chance or turn.
     pub fn choice(&self) -> Option<&'static str> {
         match self.sharing() {
             Sharing::Evenly => None,

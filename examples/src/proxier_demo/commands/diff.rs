@@ -10,7 +10,7 @@ use proxier_core::modes::nftables::list_kube_proxy;
 use proxier_core::modes::{Kind, list_frontends, other_addresses, trace};
 use proxier_core::net::{EndpointKey, Family, FrontendKey};
 use proxier_core::reconciler::Reconciler;
-use proxier_core::service::{Packet, Trace, Verdict};
+use proxier_core::service::{Packet, Reached, Trace, Verdict};
 use serde_json::{Value, json};
 
 use crate::proxier_demo::commands::once::{BAD_INPUT, FAILED, feed, input};
@@ -60,8 +60,6 @@ pub async fn diff(
     progress.end();
     unreadable.iter().for_each(say);
     let node_addresses = if node_addresses.is_empty() { &found.addresses } else { node_addresses };
-    let (_, addresses) = empty_kernel(&snapshot, node_addresses);
-    warn_of_no_address(configured, &addresses);
     let serve = |mode| Side::new(configured, mode, snapshot.clone(), node_addresses);
     let (before, after) = match (serve(found.mode), serve(to)) {
         (Ok(before), Ok(after)) => (before, after),
@@ -70,6 +68,7 @@ pub async fn diff(
             return ExitCode::from(BAD_INPUT);
         }
     };
+    warn_of_no_address(configured, &before.addresses);
     let differences = Differences::new(&before, &after, &found);
     let mut out = Out::open();
     match output {
@@ -84,7 +83,7 @@ pub async fn diff(
     })
 }
 
-/// What a kube-proxy has left in the kernel, or a mode of this program.
+/// The mode that serves before, and the kernel's part of it where a kube-proxy has left one.
 struct Found {
     mode: Kind,
     /// Endpoints by Frontend, as the kernel has them, where that can be read; of a node port at address 0, but in IPVS mode.
@@ -243,18 +242,11 @@ fn fate(trace: &Trace) -> String {
         Verdict::Dropped => "dropped: the client waits".to_owned(),
         Verdict::Rejected => "refused at once".to_owned(),
         Verdict::Endpoints(reached) => {
-            let shown: Vec<String> = reached
-                .iter()
-                .take(FEW)
-                .map(|one| match one.weight {
-                    1 => one.endpoint.to_string(),
-                    weight => format!("{} (weight {weight})", one.endpoint),
-                })
-                .collect();
-            let more = match reached.len().saturating_sub(FEW) {
-                0 => String::new(),
-                more => format!(" and {more} more"),
+            let endpoint = |one: &Reached| match one.weight {
+                1 => one.endpoint.to_string(),
+                weight => format!("{} (weight {weight})", one.endpoint),
             };
+            let shown = few(reached.iter().map(endpoint), " or ");
             let masqueraded = reached.iter().filter(|one| one.masqueraded).count();
             let source = match (masqueraded, &trace.forwarding) {
                 (_, Some(method)) => format!("answers directly ({method})"),
@@ -262,10 +254,19 @@ fn fate(trace: &Trace) -> String {
                 (all, None) if all == reached.len() => "sees this node's address".to_owned(),
                 (some, None) => format!("sees this node's address at {some} of {}", reached.len()),
             };
-            format!("gets {}{more}, which {source}{stays}", shown.join(" or "))
+            format!("gets {shown}, which {source}{stays}")
         }
         _ => "unknown".to_owned(),
     }
+}
+
+/// The first few of these, and the number of the rest.
+fn few(all: impl ExactSizeIterator<Item = String>, between: &str) -> String {
+    let more = match all.len().saturating_sub(FEW) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    all.take(FEW).collect::<Vec<_>>().join(between) + &more
 }
 
 /// One thing that differs for a Service.
@@ -314,12 +315,13 @@ impl Differences {
                 services.entry(owner(&key)).or_default().entry(differs).or_default().push(key);
             }
         }
+        let ports: BTreeSet<_> = keys(after).into_iter().map(|key| (key.protocol, key.port)).collect();
+        let is_wanted = |key: &FrontendKey| {
+            let is_port = key.address.is_unspecified() && ports.contains(&(key.protocol, key.port));
+            is_port || after.proxier().desired().frontend(key).is_some()
+        };
         for (key, endpoints) in found.endpoints.iter().flatten().filter(|_| from != Kind::Ipvs) {
-            let frontends = || after.proxier().desired().frontends().map(|frontend| frontend.key);
-            let is_it = |of: FrontendKey| {
-                of == *key || (key.address.is_unspecified() && (of.protocol, of.port) == (key.protocol, key.port))
-            };
-            if !frontends().any(is_it) {
+            if !is_wanted(key) {
                 let gone = Difference {
                     who: "everybody".to_owned(),
                     before: format!("gets {}", list(endpoints)),
@@ -341,15 +343,11 @@ impl Differences {
         let mut said = Vec::new();
         for (service, groups) in &self.services {
             for (differs, keys) in groups {
-                let shown: Vec<String> = keys.iter().take(FEW).map(ToString::to_string).collect();
-                let more = match keys.len().saturating_sub(FEW) {
-                    0 => String::new(),
-                    more => format!(" and {more} more"),
-                };
-                said.push(format!("{service} {}{more}", shown.join(", ")).trim_end().to_owned());
-                said.extend(differs.iter().map(|of| match (of.before.as_str(), of.after.as_str()) {
-                    ("done", "not done") => format!("  {}", of.who),
-                    (before, after) => format!("  {}: {before} → {after}", of.who),
+                let shown = few(keys.iter().map(ToString::to_string), ", ");
+                said.push(format!("{service} {shown}").trim_end().to_owned());
+                // A wish that is refused has no Frontends.
+                said.extend(differs.iter().map(|Difference { who, before, after }| {
+                    if keys.is_empty() { format!("  {who}") } else { format!("  {who}: {before} → {after}") }
                 }));
             }
         }
@@ -398,7 +396,7 @@ fn list(endpoints: &BTreeSet<EndpointKey>) -> String {
     }
 }
 
-/// What differs for all Services.
+/// Differences for all Services.
 fn of_all(from: Kind, to: Kind) -> Vec<String> {
     let mut said = Vec::new();
     if from == to {

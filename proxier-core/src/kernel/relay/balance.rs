@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::net::EndpointKey;
 use crate::ports::{Slots, Turn};
-use crate::service::mix;
+use crate::service::{fnv, mix};
 use crate::time::Moment;
 
 /// Clients that are remembered at most; further ones are served without affinity.
@@ -130,13 +130,11 @@ impl Balance {
 
 /// A number that is the same for one client on every node: FNV-1a, mixed as SplitMix64 does.
 fn hash(client: SocketAddr, port: bool) -> usize {
-    let fold = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-    let begin = 0xcbf2_9ce4_8422_2325;
-    let address = match client.ip() {
-        IpAddr::V4(address) => address.octets().iter().fold(begin, fold),
-        IpAddr::V6(address) => address.octets().iter().fold(begin, fold),
+    let port = port.then(|| client.port().to_be_bytes()).into_iter().flatten();
+    let number = match client.ip() {
+        IpAddr::V4(address) => fnv(address.octets().into_iter().chain(port)),
+        IpAddr::V6(address) => fnv(address.octets().into_iter().chain(port)),
     };
-    let number = if port { client.port().to_be_bytes().iter().fold(address, fold) } else { address };
     usize::try_from(mix(number) >> 32).unwrap_or(0)
 }
 

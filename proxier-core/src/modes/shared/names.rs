@@ -67,11 +67,6 @@ impl<'a> Names<'a> {
 
     /// Whether a wanted endpoint has weight 0 on purpose, so that it takes no new connections.
     pub(crate) fn rests(&self, key: &FrontendKey, endpoint: &EndpointKey) -> bool {
-        let weights = self.desired.frontend(key).and_then(|frontend| frontend.weights.as_deref());
-        let of = |weights: &[(EndpointKey, u16)]| {
-            let place = weights.binary_search_by_key(endpoint, |(of, _)| *of).ok()?;
-            weights.get(place).map(|(_, weight)| *weight)
-        };
-        weights.and_then(of) == Some(0)
+        self.desired.frontend(key).is_some_and(|frontend| !frontend.takes(&[*endpoint]))
     }
 }

@@ -126,7 +126,7 @@ impl Command {
     }
 }
 
-/// What serves before.
+/// Proxy that serves before a change of mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum From {
     /// A kube-proxy, in the mode whose objects this kernel has.
