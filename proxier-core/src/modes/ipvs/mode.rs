@@ -65,14 +65,14 @@ pub(crate) struct Mode {
     pub(super) guards: Guards,
     /// Keeps nodes from retrying together.
     pub(super) seed: u64,
-    /// Objects that Frontends have in common, with changes since the last plan that was migrate_backend out.
+    /// Objects that Frontends have in common, with changes since the last plan that was carried out.
     pub(super) recorded: Recorded,
     /// Own virtual servers that are not wanted any more, until they are gone: this process wanted them, or found them
     /// marked as this proxy's. Another program may remove the marks before they are deleted.
     pub(super) leaving: BTreeSet<VirtualServerKey>,
     /// Wanted virtual servers that no pass has made yet: a foreign one may have their address and port.
     pub(super) unmade: BTreeSet<VirtualServerKey>,
-    /// The node facts differ from those of the last plan that was migrate_backend out.
+    /// The node facts differ from those of the last plan that was carried out.
     pub(super) new_facts: bool,
     /// The last pass found something unexpected in the kernel.
     pub(super) surprised: bool,
@@ -88,7 +88,7 @@ pub(crate) struct Mode {
     pub(super) drains: Drains,
     /// `drains` before a plan that is only shown.
     drains_before: Option<Drains>,
-    /// The plan that was made last, until it is migrate_backend out.
+    /// The plan that was made last, until it is carried out.
     pending: PendingPlan,
 }
 
@@ -143,7 +143,7 @@ impl Mode {
         self.recorded.index.wanted(desired)
     }
 
-    /// Objects that changed since the last plan that was migrate_backend out.
+    /// Objects that changed since the last plan that was carried out.
     pub(super) fn changed(&self) -> &Changed {
         &self.recorded.changed
     }
