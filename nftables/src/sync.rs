@@ -293,10 +293,27 @@ impl<'a> Difference<'a> {
                 self.transaction.delete_object(&found.object.key);
             }
         }
-        for found in observed.flowtables.iter().map(|found| &found.flowtable.key) {
-            if self.gone.flowtables.contains(&found.name) {
-                self.transaction.delete_flowtable(found);
+        for found in observed.flowtables.iter().map(|found| &found.flowtable) {
+            if self.gone.flowtables.contains(&found.key.name) {
+                self.transaction.delete_flowtable(&found.key);
+            } else if let Some(flowtable) = wanted.flowtables.iter().find(|of| of.key == found.key) {
+                self.change_devices(flowtable, found);
             }
+        }
+    }
+
+    /// Flows of the devices that stay go on.
+    fn change_devices(&mut self, wanted: &Flowtable, found: &Flowtable) {
+        let lacks = |of: &Flowtable, in_it: &Flowtable| Flowtable {
+            devices: in_it.devices.iter().filter(|device| !of.devices.contains(device)).cloned().collect(),
+            ..wanted.clone()
+        };
+        let (missing, gone) = (lacks(found, wanted), lacks(wanted, found));
+        if !gone.devices.is_empty() {
+            self.transaction.delete_flowtable_devices(gone);
+        }
+        if !missing.devices.is_empty() {
+            self.transaction.add_flowtable(missing);
         }
     }
 
@@ -532,6 +549,5 @@ fn is_kind_of_set(wanted: &Set, found: &Set) -> bool {
 }
 
 fn is_kind_of_flowtable(wanted: &Flowtable, found: &Flowtable) -> bool {
-    let devices = |of: &Flowtable| of.devices.iter().cloned().collect::<BTreeSet<_>>();
-    (wanted.priority, wanted.flags, devices(wanted)) == (found.priority, found.flags, devices(found))
+    (wanted.priority, wanted.flags) == (found.priority, found.flags)
 }

@@ -322,9 +322,9 @@ impl State {
             return Err(whole(Errno::EOPNOTSUPP));
         }
         let key = &flowtable.key;
-        let others = self.tables.values().flat_map(|table| &table.flowtables).filter(|(other, _)| other.key != *key);
-        let taken = others.flat_map(|(other, _)| &other.devices).any(|device| flowtable.devices.contains(device));
         let table = self.table_mut(&key.table)?;
+        let others = table.flowtables.iter().filter(|(other, _)| other.key != *key);
+        let taken = others.flat_map(|(other, _)| &other.devices).any(|device| flowtable.devices.contains(device));
         let Some(place) = table.flowtable_place(&key.name) else {
             if taken {
                 return Err(whole(Errno::EEXIST));

@@ -65,7 +65,8 @@ pub struct Flowtable {
     /// Order at hook `ingress` of its devices: smaller is earlier.
     #[cfg_attr(feature = "serde", serde(default))]
     pub priority: Priority,
-    /// Devices whose packets it takes; each may have one flow table. `eth*`: all whose names begin so, also later ones (Linux 6.16).
+    /// Devices whose packets it takes; each may have one flow table of a table
+    /// (`nft_register_flowtable_net_hooks`). `eth*`: all whose names begin so, also later ones (Linux 6.16).
     #[cfg_attr(feature = "serde", serde(default))]
     pub devices: Vec<String>,
     /// Flags.

@@ -14,8 +14,8 @@ use nftables::expr::{CmpOp, DynSetOp, LimitUnit, NatFlags, Reject, SynproxyFlags
 use nftables::{
     BaseChain, Chain, ChainKey, ChainType, Client, CtState, DataType, Element, ElementData, ElementKey, ErrorKind,
     Expression, Family, FieldTypes, Flowtable, FlowtableFlags, Hook, L4Protocol, Name, Object, ObjectData, ObjectType,
-    Operand, Part, Policy, Priority, Register, Rule, RulePlace, Set, SetFlags, Table, TableKey, Transaction, Value,
-    Verdict, rule,
+    Operand, Part, Policy, Priority, Register, Rule, RulePlace, Set, SetFlags, Table, TableKey, TableSpec, Transaction,
+    Value, Verdict, rule,
 };
 use testkit::Need;
 
@@ -666,6 +666,14 @@ pub(crate) fn flow_tables_come_back_as_they_were_written(client: &mut Client) {
         t.add_flowtable(Flowtable::new(key("other"), ["lo"]).priority(Priority(-0x0102)));
     });
     assert_eq!(taken.kind(), ErrorKind::AlreadyExists, "a device has one flow table: {taken}");
+    let elsewhere = TableKey::new(Family::Inet, "elsewhere").unwrap();
+    done(client, |t| {
+        t.add_table(Table::new(elsewhere.clone()));
+        t.add_flowtable(Flowtable::new(elsewhere.flowtable("other").unwrap(), ["lo"]));
+    });
+    done(client, |t| {
+        t.delete_table(&elsewhere);
+    });
     // Without it the rule cannot be, nor can it go while the rule is there.
     let used = refused(client, |t| {
         t.delete_flowtable(&fast.key);
@@ -690,6 +698,16 @@ pub(crate) fn flow_tables_come_back_as_they_were_written(client: &mut Client) {
     done(client, |t| {
         t.delete_flowtable_devices(fast.clone());
     });
+    assert_eq!(client.get_flowtable(&fast.key).unwrap().flowtable.devices, [""; 0]);
+    // They come back without the rule having to go.
+    let spec = TableSpec::new(Table::new(table())).flowtable(fast.clone()).keep_others();
+    let handle = client.list_rules(&forward).unwrap()[0].handle;
+    client.sync(&spec).unwrap();
+    assert_eq!(client.get_flowtable(&fast.key).unwrap().flowtable, fast);
+    assert_eq!(client.list_rules(&forward).unwrap()[0].handle, handle);
+    assert!(client.sync(&spec).unwrap().is_empty());
+    let without = Flowtable::new(fast.key.clone(), [""; 0]).priority(fast.priority).flags(fast.flags);
+    client.sync(&TableSpec::new(Table::new(table())).flowtable(without).keep_others()).unwrap();
     assert_eq!(client.get_flowtable(&fast.key).unwrap().flowtable.devices, [""; 0]);
     done(client, |t| {
         t.flush_chain(&forward).delete_flowtable(&fast.key);
