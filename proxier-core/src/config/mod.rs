@@ -1,5 +1,6 @@
 //! Configuration of compilation and of the modes.
 
+mod fast_path;
 mod ipvs;
 mod marks;
 mod masquerade;
@@ -15,6 +16,7 @@ use crate::objects::ConfigObject;
 use crate::snapshot::{Balancing, ObjectKey, ObjectKind, Rejection, Reporter, parse_address, parse_network};
 
 pub use self::ipvs::{Binding, IpvsConfig, MayAskFor, RulesBy};
+pub use fast_path::FastPath;
 pub use marks::MarkRange;
 pub use masquerade::{LocalTraffic, MarkBit};
 pub use names::{InterfaceName, InvalidName, KernelNames, NamePrefix, TableName};
@@ -173,6 +175,8 @@ pub struct Config {
     pub names: KernelNames,
     /// Settings of tables of nf_tables.
     pub nftables: NftablesConfig,
+    /// Fast path of established connections. Default: none.
+    pub fast_path: Option<FastPath>,
 }
 
 /// Configuration of tables of nf_tables, in every mode that has them.
@@ -235,6 +239,7 @@ impl Config {
         config.local_traffic = LocalTraffic::check(object, report);
         config.nftables.own_tables = object.nftables.own_tables;
         config.nftables.count_connections = object.nftables.count_connections;
+        config.fast_path = object.fast_path.as_ref().and_then(|object| FastPath::check(object, report));
         check_marks(object, &mut config, report);
         config
     }

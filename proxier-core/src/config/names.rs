@@ -238,13 +238,21 @@ impl KernelNames {
     /// The tables of IPVS mode where nf_tables guards its virtual servers ([`RulesBy::Nftables`](super::RulesBy)): the name of
     /// those of nftables mode with `-ipvs` behind, `proxier-ipvs` by default.
     pub(crate) fn ipvs_table(&self) -> TableName {
-        const BEHIND: &str = "-ipvs";
-        let longest = 255_usize.saturating_sub(BEHIND.len());
+        self.table_with("-ipvs")
+    }
+
+    /// The table of the fast path, `proxier-fast-path` by default.
+    pub(crate) fn fast_path_table(&self) -> TableName {
+        self.table_with("-fast-path")
+    }
+
+    fn table_with(&self, behind: &str) -> TableName {
+        let longest = 255_usize.saturating_sub(behind.len());
         let mut name = self.table.as_str().to_owned();
         while name.len() > longest {
             name.pop();
         }
-        TableName((name + BEHIND).into())
+        TableName((name + behind).into())
     }
 
     /// Whether a device holds addresses of Services: this proxy's, or another one's.

@@ -1,6 +1,6 @@
 //! Removes the objects that modes have made: of all modes, or of those that do not serve any more.
 
-use super::{Kind, iptables, ipvs, nftables, userspace};
+use super::{Kind, fast_path, iptables, ipvs, nftables, userspace};
 use crate::config::{Config, KernelNames, RulesBy};
 use crate::modes::shared::chains::unreadable;
 use crate::modes::shared::cleaned::Cleaned;
@@ -74,6 +74,9 @@ pub fn cleanup(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cl
         cleaned.extend(nftables::cleanup(config, ports));
     }
     let is_alone = config.names == KernelNames::default();
+    if !kept.is_some_and(Kind::translates_packets) {
+        cleaned.extend(fast_path::cleanup(config, ports.tables));
+    }
     if is_alone {
         cleaned.extend(nftables::cleanup_kube_proxy(ports));
     }

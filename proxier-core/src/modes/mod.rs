@@ -4,6 +4,7 @@
 //! the difference. Modes do not know each other; what several need is in `shared`.
 
 pub mod cleanup;
+pub mod fast_path;
 pub mod inspect;
 pub mod iptables;
 pub mod ipvs;
@@ -94,6 +95,11 @@ impl Kind {
     /// Whether the kernel translates or forwards the packets of connections, and tracks them for that.
     pub(crate) fn leaves_packets_to_kernel(self) -> bool {
         self != Kind::Userspace
+    }
+
+    /// Whether connection tracking translates the packets of connections, so that flow tables can.
+    pub(crate) fn translates_packets(self) -> bool {
+        matches!(self, Kind::Nftables | Kind::Iptables)
     }
 
     /// Whether it makes the addresses of Services this host's own. The other modes only translate them.
@@ -200,6 +206,7 @@ pub struct Plan {
     pub(crate) work: Option<Box<dyn Work>>,
     /// Values to write once the rules of IPv4 are there, which guard them.
     pub(crate) guarded: Vec<SysctlChange>,
+    pub(crate) fast_path: Option<Box<fast_path::Change>>,
     pub(crate) forget: UdpServices,
 }
 
@@ -216,14 +223,20 @@ impl Plan {
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         let works = self.work.as_ref().is_some_and(|work| !work.is_empty());
-        !works && self.sysctls.is_empty() && self.guarded.is_empty() && self.forget.is_empty()
+        !works
+            && self.sysctls.is_empty()
+            && self.guarded.is_empty()
+            && self.fast_path.is_none()
+            && self.forget.is_empty()
     }
 
     /// The operations, in the order in which they are carried out.
     pub fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
         let work = self.work.iter().flat_map(|work| work.steps(names));
         let flows = (!self.forget.is_empty()).then(|| Step::flows(&self.forget));
-        self.sysctls.iter().map(Step::sysctl).chain(work).chain(self.guarded.iter().map(Step::sysctl)).chain(flows)
+        let fast_path = self.fast_path.iter().map(|change| change.step.clone());
+        let guarded = self.guarded.iter().map(Step::sysctl);
+        self.sysctls.iter().map(Step::sysctl).chain(work).chain(guarded).chain(fast_path).chain(flows)
     }
 
     /// Leaves out addresses and ports to which there are no UDP flows to forget. A pass looks for them only when it forgets them.

@@ -36,6 +36,34 @@ macro_rules! objects {
     )*};
 }
 
+/// Text, or a list of texts, in YAML and JSON.
+///
+/// ```
+/// use proxier_core::objects::OneOrMore;
+///
+/// assert_eq!(serde_json::from_str::<OneOrMore>(r#""all""#)?, serde_json::from_str(r#"["all"]"#)?);
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Listed")]
+pub struct OneOrMore(pub Vec<String>);
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Listed {
+    One(String),
+    More(Vec<String>),
+}
+
+impl From<Listed> for OneOrMore {
+    fn from(listed: Listed) -> Self {
+        OneOrMore(match listed {
+            Listed::One(text) => vec![text],
+            Listed::More(texts) => texts,
+        })
+    }
+}
+
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
@@ -261,6 +289,18 @@ objects! {
         ipvs: IpvsConfigObject,
         /// Settings of tables of nf_tables, in every mode that has them.
         nftables: NftablesConfigObject,
+        /// Fast path of established connections. Not in kube-proxy.
+        fast_path: Option<FastPathObject>,
+    }
+
+    /// `fastPath` of `KubeProxyConfiguration`: see [`FastPath`](crate::config::FastPath). Not in kube-proxy.
+    FastPathObject {
+        /// Names of devices, prefixes with `*` behind, or `all`.
+        interfaces: OneOrMore,
+        /// Packets of a connection before it takes the fast path.
+        min_packets: i64,
+        /// Whether flows are handed to the devices.
+        hardware: bool,
     }
 
     /// `detectLocal` of `KubeProxyConfiguration`.

@@ -26,7 +26,7 @@ use crate::modes::shared::flows;
 use crate::modes::shared::host;
 use crate::modes::shared::localhost::{self, Guard};
 use crate::modes::shared::sysctls::{self, HostSettings};
-use crate::modes::{self, Mode, Pass, Plan, iptables, ipvs, nftables, userspace};
+use crate::modes::{self, Mode, Pass, Plan, fast_path, iptables, ipvs, nftables, userspace};
 use crate::net::{Family, Network};
 use crate::plan::report::{Applied, Report, Unread};
 use crate::plan::step::{Action, Part, Step};
@@ -209,6 +209,7 @@ pub struct Reconciler {
     /// The addresses on which an earlier process served node ports have been checked.
     knows_served: bool,
     mode: Box<dyn Mode>,
+    fast_path: fast_path::Tracker,
     safeguard: Safeguard,
     /// Safeguard of the Frontends that other modes have left in the kernel.
     others: Safeguard,
@@ -269,6 +270,7 @@ impl Reconciler {
             knows_gateways: false,
             knows_served: false,
             mode: options.new_mode(&facts),
+            fast_path: fast_path::Tracker::default(),
             facts,
             safeguard: Safeguard::new(options.mass_removal),
             others: Safeguard::new(options.mass_removal),
@@ -400,7 +402,7 @@ impl Reconciler {
         clock: &dyn Fn() -> Moment,
         ports: &mut Ports<'_>,
     ) -> bool {
-        let mut applied = Applied::default();
+        let mut applied = Applied { lacks: std::mem::take(&mut report.applied.lacks), ..Applied::default() };
         for change in &plan.sysctls {
             let outcome = ports.sysctls.set(&change.path, &change.to);
             applied.note(|| Step::sysctl(change), outcome);
@@ -409,6 +411,9 @@ impl Reconciler {
         let outcome = self.mode.carry_out(objects, &mut self.changes, report, clock, ports);
         applied.add(outcome.applied);
         sysctls::set_guarded(&plan.guarded, !outcome.unwritten.contains(&Family::V4), ports.sysctls, &mut applied);
+        if let Some(change) = plan.fast_path {
+            self.fast_path.apply(&self.options.config, *change, &mut applied, ports.tables);
+        }
         // What is not written yet is translated as before.
         let is_unwritten = |place: &SocketAddr| outcome.unwritten.contains(&Family::of(place.ip()));
         let (wait, forget): (UdpServices, UdpServices) =
@@ -584,6 +589,8 @@ impl Reconciler {
         };
         report.unmet.extend(unmet);
         plan.forget = needs.forget;
+        let of = (self.options.mode, &self.options.config, &self.host);
+        plan.fast_path = self.fast_path.plan(of, report, ports.tables).map(Box::new);
         if pass.tells_drift() {
             let of_host = plan.sysctls.iter().chain(&plan.guarded).map(Step::sysctl);
             report.drift.splice(0..0, of_host);

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use proxier_core::modes::Kind;
+use proxier_core::modes::{Kind, fast_path};
 use proxier_core::net::Family;
+use proxier_core::plan::report::Report;
 use serde_json::{Value, json};
 use testkit::witness::{Conversation, Transport, Witness, ask, ping};
 use testkit::{Need, Netns, kernel_test, oracle, veth_pair};
@@ -399,4 +400,127 @@ fn node_ports_on_localhost_in_iptables_mode() {
 #[test]
 fn node_ports_on_localhost_in_userspace_mode() {
     node_ports_on_localhost(Kind::Userspace, &[Need::Root, Need::Veth], &[]);
+}
+
+/// Packets that a chain of somebody else has seen, after everything that drops.
+fn seen_by_chains() -> u64 {
+    let listed = oracle::run("nft", &["list", "chain", "inet", "somebody", "watch"], None).unwrap().stdout;
+    listed.split_once("packets ").and_then(|(_, rest)| rest.split(' ').next()).unwrap().parse().unwrap()
+}
+
+/// The devices of the flow table, as nft lists them.
+fn fast_devices() -> String {
+    let listed = oracle::run("nft", &["list", "flowtables"], None).unwrap().stdout;
+    listed.lines().find(|line| line.contains("devices = ")).unwrap_or_default().trim().to_owned()
+}
+
+/// Established connections go past all chains, in both families, and come back to them when they end; devices come and go.
+fn connections_take_the_fast_path(mode: Kind) {
+    let needs = [NEEDS, &[Need::FlowTables, Need::IptablesNft]].concat();
+    let config = json!({ "fastPath": { "interfaces": "all", "minPackets": 6 } });
+    with_service_by((mode, &config), &needs, &[A], |net, cluster| {
+        let chain = "add table inet somebody; add chain inet somebody watch { type filter hook forward priority 50; }; \
+                     add rule inet somebody watch meta l4proto { tcp, udp } counter";
+        oracle::run("nft", &[chain], None).unwrap();
+        for transport in [Transport::Udp, Transport::Tcp] {
+            let mut connections = open(net, transport);
+            let mut talk = |rounds: u32| {
+                let before = seen_by_chains();
+                for (to, connection, held) in &mut connections {
+                    for _ in 0..rounds {
+                        let answer = connection.ask().unwrap_or_else(|error| panic!("{transport:?} {to}: {error}"));
+                        assert_eq!(answer.name, *held, "{to}");
+                    }
+                }
+                seen_by_chains() - before
+            };
+            talk(8);
+            let conntrack = |family| oracle::run("conntrack", &["-L", "-f", family], None).unwrap().stdout;
+            for family in ["ipv4", "ipv6"] {
+                assert!(conntrack(family).contains("[OFFLOAD]"), "{}", conntrack(family));
+            }
+            let late = talk(10);
+            assert!(late < 30, "{transport:?}: chains saw {late} packets of some thousand");
+            // Those that end do so for both ends, and new ones begin.
+            drop(connections);
+            open(net, transport);
+        }
+        let config_of = cluster.proxier.facts().config().clone();
+        let counted = fast_path::connections(&config_of, cluster.ports().tables);
+        assert!(counted.clone().is_ok_and(|all| all.is_some_and(|all| all >= 96)), "{counted:?}");
+
+        // Another process finds nothing to write.
+        let mut successor = new_cluster(mode, &config);
+        successor.publish("web", 10, &json!({}), &[A]);
+        let reports = successor.settle();
+        assert_eq!(reports.iter().map(Report::writes).sum::<u64>(), 0, "{reports:#?}");
+
+        // A pod comes, and goes.
+        oracle::run("ip", &["link", "add", "pod-c", "type", "veth", "peer", "name", "c-side"], None).unwrap();
+        let settle_host = |cluster: &mut Cluster| {
+            cluster.proxier.host_changed(cluster.now());
+            cluster.settle();
+        };
+        settle_host(cluster);
+        assert!(fast_devices().contains("pod-c") && fast_devices().contains("eth0"), "{}", fast_devices());
+        oracle::run("ip", &["link", "del", "pod-c"], None).unwrap();
+        settle_host(cluster);
+        assert!(!fast_devices().contains("pod-c") && fast_devices().contains("pod-a"), "{}", fast_devices());
+
+        // Somebody flushes everything: the next full pass puts it back.
+        oracle::run("nft", &["delete", "table", "inet", "proxier-fast-path"], None).unwrap();
+        cluster.pass_in(Duration::from_secs(3_600)).unwrap();
+        assert!(fast_devices().contains("eth0"));
+
+        // A proxy without the setting takes it away, and serves.
+        let mut plain = new_cluster(mode, &json!({}));
+        plain.publish("web", 10, &json!({}), &[A]);
+        plain.settle();
+        assert_eq!(fast_devices(), "");
+        open(net, Transport::Tcp);
+    });
+}
+
+#[test]
+fn connections_take_the_fast_path_in_nftables_mode() {
+    connections_take_the_fast_path(Kind::Nftables);
+}
+
+#[test]
+fn connections_take_the_fast_path_in_iptables_mode() {
+    connections_take_the_fast_path(Kind::Iptables);
+}
+
+/// Devices that take no flows in hardware leave them to this host, beside another program's flow table. An endpoint that goes takes its flows of
+/// UDP along.
+#[test]
+fn the_fast_path_without_hardware_and_without_an_endpoint() {
+    let needs = [NEEDS, &[Need::FlowTables]].concat();
+    with_service_by((Kind::Nftables, &json!({})), &needs, &[A], |net, cluster| {
+        let theirs =
+            "add table inet theirs; add flowtable inet theirs f { hook ingress priority 0; devices = { eth0 }; }";
+        oracle::run("nft", &[theirs], None).unwrap();
+        let fast = json!({ "fastPath": { "interfaces": ["eth*", "pod-a"], "hardware": true } });
+        *cluster = new_cluster(Kind::Nftables, &fast);
+        cluster.publish("web", 10, &json!({}), &[A]);
+        let reports = cluster.settle();
+        let lacks: Vec<String> = reports.iter().flat_map(|of| &of.applied.lacks).map(ToString::to_string).collect();
+        assert!(lacks.len() == 1 && lacks[0].starts_with("fastPath.hardware: not all devices take flows"), "{lacks:?}");
+        let listed = oracle::run("nft", &["list", "table", "inet", "proxier-fast-path"], None).unwrap().stdout;
+        assert!(["eth0", "eth1", "pod-a"].iter().all(|device| listed.contains(device)), "{listed}");
+        assert!(!listed.contains("pod-b") && !listed.contains("offload"), "{listed}");
+        let mut flows = open(net, Transport::Udp);
+        for (_, flow, _) in &mut flows {
+            (0..4).for_each(|_| drop(flow.ask().unwrap()));
+        }
+        cluster.endpoints("web", &[R]);
+        cluster.settle();
+        // Flow tables look for deleted connections about once a second (nf_flow_offload_work_gc).
+        std::thread::sleep(Duration::from_secs(4));
+        for (to, flow, _) in &mut flows {
+            assert_eq!(flow.ask().unwrap_or_else(|error| panic!("{to}: {error}")).name, "r", "{to}");
+        }
+        let again = cluster.pass_in(Duration::from_secs(3_600)).unwrap();
+        assert!(again.writes() == 0 && again.applied.lacks.is_empty(), "{again:#?}");
+    });
 }

@@ -13,6 +13,7 @@ mod binding;
 mod cold_start;
 mod diff;
 mod drain;
+mod fast_path;
 mod frontends;
 mod incremental;
 mod incremental_iptables;

@@ -145,7 +145,7 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
     if let RunningSource::Cluster(cluster) = &source {
         health.set_api(cluster.counters().clone());
     }
-    host::watch(messages.clone());
+    host::watch(messages.clone(), engine.proxier().facts().config().fast_path.is_some());
     if let Some(table) = engine.proxier().table_name() {
         tables::watch(table, messages.clone());
     }

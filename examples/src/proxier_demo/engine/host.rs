@@ -11,7 +11,8 @@ use tokio::sync::mpsc;
 use crate::proxier_demo::message::{Control, Message};
 
 /// Reports changed addresses, devices and default routes, and own local routes that are gone. If it fails, full passes still find them.
-pub(crate) fn watch(messages: mpsc::Sender<Message>) {
+/// `new_devices`: new and changed devices too, of which a fast path has to know.
+pub(crate) fn watch(messages: mpsc::Sender<Message>, new_devices: bool) {
     let mut monitor = match Monitor::open() {
         Ok(monitor) => monitor,
         Err(error) => {
@@ -33,6 +34,7 @@ pub(crate) fn watch(messages: mpsc::Sender<Message>) {
             Ok(changes) => {
                 let of_routes = changes.default_routes || changes.bound_routes;
                 let relevant = changes.overflowed || of_routes || !changes.addresses.is_empty() || gone(&changes);
+                let relevant = relevant || new_devices && !changes.devices.is_empty();
                 came.extend(changes.came);
                 relevant
             }

@@ -27,7 +27,7 @@ use proxier_core::config::{Families, RulesBy};
 use proxier_core::fake::FakeKernel;
 use proxier_core::kernel::{KernelPorts, TableChanges};
 use proxier_core::modes::iptables::RandomFully;
-use proxier_core::modes::{Cleaned, Kind, Plan, can_own_tables, ipvs, userspace as userspace_mode};
+use proxier_core::modes::{Cleaned, Kind, Plan, can_own_tables, fast_path, ipvs, userspace as userspace_mode};
 use proxier_core::net::{Family, Network};
 use proxier_core::plan::report::Report;
 use proxier_core::ports::Ports;
@@ -285,6 +285,13 @@ impl<K: Kernel> Engine<K> {
         let now = self.now();
         self.proxier.addresses_seen(came, now);
         self.proxier.host_changed(now);
+    }
+
+    /// Number of connections that have taken the fast path; `None` without one.
+    pub(crate) fn fast_path_connections(&mut self) -> Option<u64> {
+        let config = self.proxier.facts().config();
+        config.fast_path.as_ref()?;
+        fast_path::connections(config, self.kernel.ports().tables).ok().flatten()
     }
 
     /// Handles a write to this proxy's tables of nf_tables. Returns whether the next pass compares everything: not after this process's own

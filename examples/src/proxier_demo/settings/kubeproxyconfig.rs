@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use proxier_core::objects::OneOrMore;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use serde_saphyr::options::DuplicateKeyPolicy;
@@ -71,6 +72,9 @@ objects! {
         detect_local_mode: String,
         /// `/debug` on the metrics server; unused.
         enable_profiling: bool,
+        /// Fast path of established connections, in nftables and iptables mode. Default: none. Not in kube-proxy.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        fast_path: Option<FastPath>,
         /// Feature gates: `AllowServiceExternalIPs: false` leaves external IPs of Services out; a warning names each of the rest that is set, since
         /// it has no effect here. Names are not checked against a release of kube-proxy.
         feature_gates: BTreeMap<String, bool>,
@@ -194,6 +198,16 @@ objects! {
         min_sync_period: GoDuration,
         /// Interval between full comparisons with the kernel. Default 30 seconds.
         sync_period: GoDuration,
+    }
+
+    /// `fastPath`. Not in kube-proxy.
+    FastPath {
+        /// Whether flows are handed to the devices, which all have to take them. Default no.
+        hardware: bool,
+        /// Devices that packets come in by, pods' too: names, prefixes with `*` behind, or `all`.
+        interfaces: OneOrMore,
+        /// Packets of a connection before it takes the fast path. Default 0: from the first answer on.
+        min_packets: i64,
     }
 
     /// `userspace`. Not in kube-proxy.

@@ -81,6 +81,8 @@ pub struct Metrics {
     pub iptables_rules: Vec<RuleCount>,
     /// Packets by the counters that rules of iptables mode name; without those that the kernel does not have.
     pub iptables_packets: BTreeMap<String, u64>,
+    /// Connections that took the fast path since its table was made; `None` without one.
+    pub fast_path: Option<u64>,
     /// Transactions of nf_tables that failed.
     pub nftables_sync_failures: ByFamily<u64>,
     /// Ports of Services without the local endpoints that their policy requires: internal, external.
@@ -156,6 +158,7 @@ impl Default for Metrics {
             iptables_partial_restore_failures: ByFamily::default(),
             iptables_rules: Vec::new(),
             iptables_packets: BTreeMap::new(),
+            fast_path: None,
             nftables_sync_failures: ByFamily::default(),
             no_local_endpoints: [ByFamily::default(); 2],
             healthz: [0; 2],
@@ -330,6 +333,9 @@ impl Metrics {
         p.family("frontends", "gauge", frontends, self.each(|family| *self.frontends.of(family)));
         let endpoints = "Endpoints of these addresses and ports, each counted for every one that leads to it";
         p.family("frontend_endpoints", "gauge", endpoints, self.each(|family| *self.endpoints.of(family)));
+        if let Some(connections) = self.fast_path {
+            p.counter("fast_path_connections_total", "Connections that took the fast path (fastPath)", connections);
+        }
         p.gauge("virtual_servers", "Virtual servers of ours in the kernel", self.virtual_servers);
         let held_back =
             "Virtual servers that are kept although they, or their last endpoints, should go: too many at once";

@@ -74,6 +74,10 @@ impl Cluster {
         Cluster { proxier, kernel, origin: Instant::now() }
     }
 
+    pub(crate) fn ports(&mut self) -> proxier_core::ports::Ports<'_> {
+        self.kernel.ports()
+    }
+
     pub(crate) fn now(&self) -> Moment {
         self.origin.elapsed()
     }

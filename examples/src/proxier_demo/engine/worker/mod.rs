@@ -309,6 +309,7 @@ impl Worker {
         // A node that keeps more than is wanted still serves: load balancers must not leave it.
         let programmed = self.triggers.passed(report.full, report.has_failed(), SystemTime::now());
         let took_for_flows = engine.took_for_flows();
+        let fast_path = if report.full { engine.fast_path_connections() } else { None };
         let totals = engine.proxier().totals();
         let rejected = engine.proxier().rejections().count();
         let unmarked = engine.proxier().unmarked().count();
@@ -352,6 +353,7 @@ impl Worker {
                 metrics.no_local_endpoints = no_local_endpoints(engine);
                 (metrics.frontends, metrics.endpoints) = count_frontends(engine);
                 count_servers(engine, metrics);
+                metrics.fast_path = fast_path;
             }
         });
         self.report_health_checks(engine, report);

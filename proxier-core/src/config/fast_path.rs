@@ -1,0 +1,65 @@
+//! Settings of the fast path.
+
+use crate::objects::FastPathObject;
+use crate::snapshot::Reporter;
+
+/// Fast path of established connections to Services, in nftables and iptables mode: their packets go from device to device at ingress, past all
+/// chains, by a flow table of nf_tables (`CONFIG_NF_FLOW_TABLE`). The first packets, and those that end a connection, pass the chains.
+///
+/// ```
+/// use proxier_core::config::FastPath;
+///
+/// let mut fast = FastPath::new(["eth0", "cali*"]);
+/// assert!(fast.takes("cali1a2b3c") && !fast.takes("eth1"));
+/// fast.min_packets = 20;
+/// assert!(FastPath::new(["*"]).takes("eth1") && !FastPath::new(["*"]).takes("lo"));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FastPath {
+    /// Names of the devices that packets come in by: those of the pods too, or only packets of one direction take the fast path. `name*`: all
+    /// that begin so. `*`: all. `lo` is never among them.
+    pub interfaces: Vec<String>,
+    /// Packets of a connection, those of both directions together, before it takes the fast path. Default 0: from the first answer on. Others make
+    /// the kernel count packets (`nf_conntrack_acct`).
+    pub min_packets: u32,
+    /// Whether flows are handed to the devices (`flags offload`), which all have to take them; where one does not, this host forwards them.
+    /// Default no.
+    pub hardware: bool,
+}
+
+impl FastPath {
+    /// The fast path for these devices.
+    pub fn new<I: Into<String>>(interfaces: impl IntoIterator<Item = I>) -> Self {
+        FastPath { interfaces: interfaces.into_iter().map(Into::into).collect(), ..FastPath::default() }
+    }
+
+    /// Whether a device is one of them.
+    pub fn takes(&self, device: &str) -> bool {
+        let is_named = |name: &String| match name.strip_suffix('*') {
+            Some(prefix) => device.starts_with(prefix),
+            None => device == name,
+        };
+        device != "lo" && self.interfaces.iter().any(is_named)
+    }
+
+    pub(super) fn check(object: &FastPathObject, report: &mut Reporter<'_>) -> Option<Self> {
+        let mut fast = FastPath { hardware: object.hardware, ..FastPath::default() };
+        for (number, name) in object.interfaces.0.iter().enumerate() {
+            let plain = name.strip_suffix('*').unwrap_or(name);
+            if name == "all" {
+                fast.interfaces.push("*".to_owned());
+            } else if plain.len() > 15 || name.is_empty() || plain.contains(['*', '/', ' ']) {
+                let reason = "not a device's name, a prefix with * behind, or all; left out";
+                report.reject(format!("fastPath.interfaces[{number}]"), name, reason);
+            } else {
+                fast.interfaces.push(name.clone());
+            }
+        }
+        match u32::try_from(object.min_packets) {
+            Ok(packets) => fast.min_packets = packets,
+            Err(_) => report.reject("fastPath.minPackets", object.min_packets, "not 0 to 4294967295; taken as 0"),
+        }
+        (!fast.interfaces.is_empty()).then_some(fast)
+    }
+}

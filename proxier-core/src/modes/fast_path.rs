@@ -1,0 +1,237 @@
+//! Fast path of established connections to Services: a table of nf_tables with a flow table, which connections enter once the chains of every
+//! other program have let a packet of theirs through ([`FastPath`](crate::config::FastPath)).
+//!
+//! Connections are known by their translated destination (`ct status dnat`), so the modes whose kernel part translates them have a fast path:
+//! nftables and iptables mode. IPVS forwards packets itself, and its connections would time out without them.
+
+use nftables::expr::{ByteOrderOp, CmpOp, CtKey};
+use nftables::{
+    BaseChain, Chain, ChainType, CtState, Expression, Family, Flowtable, FlowtableFlags, FlowtableKey, Hook,
+    L4Protocol, Operand, Priority, Register, Rule, Table, TableKey, TableSnapshot, TableSpec, Transaction, Value, rule,
+};
+
+use super::Kind;
+use crate::config::{Config, FastPath};
+use crate::modes::shared::cleaned::Cleaned;
+use crate::modes::shared::nft::{OWNED, built, made_by_others, name, remove_table};
+use crate::plan::report::{Applied, Lack, Report};
+use crate::plan::step::{Action, Part, Step};
+use crate::ports::{PortError, PortErrorKind, Tables};
+use crate::snapshot::HostAddresses;
+
+/// Name of the flow table.
+const FLOWS: &str = "services";
+/// Name of the chain that adds connections to it.
+const FORWARD: &str = "forward";
+/// After every other chain: `security`, the last that has a name, is at 50.
+const LAST: Priority = Priority(200);
+/// `IPS_DST_NAT` (linux/netfilter/nf_conntrack_common.h).
+const DST_NAT: u32 = 1 << 5;
+
+/// Change of the table.
+#[derive(Clone, Debug)]
+pub(crate) struct Change {
+    pub(crate) step: Step,
+    transaction: Transaction,
+    /// The table after it; `None`: there is none.
+    table: Option<TableSpec>,
+}
+
+/// Table of the fast path, from pass to pass.
+#[derive(Debug, Default)]
+pub(crate) struct Tracker {
+    /// The kernel's table is as below.
+    is_known: bool,
+    written: Option<TableSpec>,
+    /// Devices of the host may have changed.
+    is_stale: bool,
+    /// A device has refused flows.
+    is_software: bool,
+}
+
+impl Tracker {
+    /// The host's devices were read.
+    pub(crate) fn host_changed(&mut self) {
+        self.is_stale = true;
+    }
+
+    /// The change that makes the table as wanted, if any. Reads the table in a full pass, and where devices differ.
+    pub(crate) fn plan(
+        &mut self,
+        (mode, config, host): (Kind, &Config, &HostAddresses),
+        report: &mut Report,
+        tables: &mut dyn Tables,
+    ) -> Option<Change> {
+        let asked = config.fast_path.as_ref().filter(|_| mode.translates_packets());
+        if self.is_known && (!(self.is_stale || report.full) || asked.is_none()) {
+            return None;
+        }
+        if asked.is_none() && config.fast_path.is_some() {
+            report.limited.push(format!(
+                "fastPath: not in {mode} mode, which needs to see each packet; all packets to Services take the usual way"
+            ));
+        }
+        self.is_stale = false;
+        let in_hardware = asked.is_some_and(|fast| fast.hardware) && !self.is_software;
+        let wanted = asked.and_then(|fast| spec(config, fast, in_hardware, devices(config, fast, host)));
+        if self.is_known && !report.full && wanted == self.written {
+            return None;
+        }
+        match compare(config, wanted.clone(), tables) {
+            Ok(Some(change)) => Some(change),
+            Ok(None) => {
+                (self.is_known, self.written) = (true, wanted);
+                None
+            }
+            // Without nf_tables there is no table to remove.
+            Err(_) if asked.is_none() => {
+                self.is_known = true;
+                None
+            }
+            Err(error) => {
+                report.applied.lacks.push(Lack::new(NONE, error));
+                None
+            }
+        }
+    }
+
+    /// Commits a change. Where devices do not take flows, this host forwards them; anything else is tried again in the next pass.
+    pub(crate) fn apply(&mut self, config: &Config, change: Change, applied: &mut Applied, tables: &mut dyn Tables) {
+        let Change { step, transaction, table: mut wanted } = change;
+        let mut outcome = tables.commit(&transaction).map_err(|refused| refused.error);
+        let flows = wanted.iter_mut().flat_map(|wanted| &mut wanted.flowtables);
+        let in_hardware = flows.filter(|flows| flows.flags.contains(FlowtableFlags::HW_OFFLOAD)).last();
+        if let (Err(error), Some(flows)) = (&outcome, in_hardware) {
+            flows.flags.remove(FlowtableFlags::HW_OFFLOAD);
+            applied
+                .lacks
+                .push(Lack::new("fastPath.hardware: not all devices take flows, so this host forwards", error.clone()));
+            self.is_software = true;
+            outcome = compare(config, wanted.clone(), tables).and_then(|change| {
+                let change = change.map(|change| tables.commit(&change.transaction));
+                change.unwrap_or(Ok(())).map_err(|refused| refused.error)
+            });
+        }
+        self.is_known = outcome.is_ok();
+        match outcome {
+            Ok(()) => {
+                self.written = wanted;
+                applied.count(step.part, step.action, 1);
+            }
+            Err(error) => applied.lacks.push(Lack::new(NONE, error)),
+        }
+    }
+}
+
+/// Lack of the whole.
+const NONE: &str = "no fast path: all packets to Services take the usual way";
+
+pub(crate) fn table(config: &Config) -> TableKey {
+    TableKey { family: Family::Inet, name: name(config.names.fast_path_table().as_str()) }
+}
+
+/// Devices of the host that take part. Services' addresses are on those of proxies, and no packet comes in there.
+fn devices(config: &Config, fast: &FastPath, host: &HostAddresses) -> Vec<String> {
+    let all = host.interfaces.keys().filter(|device| !config.names.is_of_a_proxy(device));
+    all.filter(|device| fast.takes(device)).cloned().collect()
+}
+
+/// The table; none without devices.
+fn spec(config: &Config, fast: &FastPath, in_hardware: bool, devices: Vec<String>) -> Option<TableSpec> {
+    if devices.is_empty() {
+        return None;
+    }
+    let table = table(config);
+    let mut flags = FlowtableFlags::COUNTER;
+    flags.set(FlowtableFlags::HW_OFFLOAD, in_hardware);
+    let flows = Flowtable::new(FlowtableKey { table: table.clone(), name: name(FLOWS) }, devices).flags(flags);
+    let chain = |of: &str| nftables::ChainKey { table: table.clone(), name: name(of) };
+    let hook = BaseChain::new(ChainType::Filter, Hook::Forward, LAST);
+    let rules = [L4Protocol::TCP, L4Protocol::UDP].map(|protocol| enter(protocol, fast));
+    let spec = TableSpec::new(Table::new(table.clone())).chain(Chain::regular(chain(OWNED)), []).flowtable(flows);
+    Some(spec.chain(Chain::base(chain(FORWARD), hook), rules))
+}
+
+/// The rule by which connections of a protocol enter the flow table. The counter after it counts those that did (`nft_flow_offload_eval`).
+fn enter(protocol: L4Protocol, fast: &FastPath) -> Rule {
+    let translated = Operand::CT_STATUS.masked(Value::mark(DST_NAT));
+    let mut enter = rule(Family::Inet).meta_l4proto(protocol).matches(&translated, CmpOp::Ne, Value::mark(0));
+    enter = enter.ct_state(CtState::ESTABLISHED);
+    if fast.min_packets > 0 {
+        let register = Register::FIRST;
+        let op = ByteOrderOp::HostToNetwork;
+        enter = enter.expression(Expression::Ct { key: CtKey::Packets, direction: None, register });
+        enter = enter.expression(Expression::ByteOrder { source: register, register, op, length: 8, size: 8 });
+        let fewest = Value::new(&u64::from(fast.min_packets).to_be_bytes());
+        let compared = fewest.map(|value| Expression::Cmp { register, op: CmpOp::Ge, value });
+        enter = compared.into_iter().fold(enter, nftables::RuleBuilder::expression);
+    }
+    built(enter.flow_add(name(FLOWS)).counter())
+}
+
+/// Reads the table and compares. `None`: it is as wanted.
+///
+/// # Errors
+/// The table cannot be read, or another program made it.
+fn compare(config: &Config, wanted: Option<TableSpec>, tables: &mut dyn Tables) -> Result<Option<Change>, PortError> {
+    let key = table(config);
+    // Most often there is none and will be none: one small request.
+    if tables.table(&key)?.is_none() && wanted.is_none() {
+        return Ok(None);
+    }
+    let observed = tables.read(&key)?;
+    let is_ours = |of: &TableSnapshot| of.chains.iter().any(|chain| chain.chain.key.name.as_str() == OWNED);
+    if observed.as_ref().is_some_and(|observed| !is_ours(observed)) {
+        if wanted.is_none() {
+            return Ok(None);
+        }
+        return Err(PortError::new(PortErrorKind::AlreadyExists, made_by_others(&key)));
+    }
+    let (action, transaction) = match &wanted {
+        Some(wanted) => {
+            let difference = wanted.diff(observed.as_ref());
+            let difference = difference.map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
+            (if observed.is_some() { Action::Change } else { Action::Add }, difference)
+        }
+        None => {
+            let mut transaction = Transaction::new();
+            if observed.is_some() {
+                transaction.delete_table(&key);
+            }
+            (Action::Delete, transaction)
+        }
+    };
+    if transaction.is_empty() {
+        return Ok(None);
+    }
+    let devices = wanted.iter().flat_map(|wanted| &wanted.flowtables).flat_map(|flows| &flows.devices);
+    let devices = devices.map(String::as_str).collect::<Vec<_>>().join(", ");
+    let step = Step::new(action, Part::Table, &key);
+    let step = if devices.is_empty() { step } else { step.with(format_args!("fast path by {devices}")) };
+    Ok(Some(Change { step, transaction, table: wanted }))
+}
+
+/// Removes the table.
+pub(super) fn cleanup(config: &Config, tables: &mut dyn Tables) -> Cleaned {
+    let mut cleaned = Cleaned::default();
+    remove_table(&table(config), |table, tables| tables.has_chain(table, OWNED), tables, &mut cleaned);
+    cleaned
+}
+
+/// Number of connections that have taken the fast path since its table was made; `None` without the table.
+///
+/// # Errors
+/// The kernel could not be asked.
+pub fn connections(config: &Config, tables: &mut dyn Tables) -> Result<Option<u64>, PortError> {
+    let table = table(config);
+    if !tables.has_chain(&table, OWNED)? {
+        return Ok(None);
+    }
+    let rules = tables.rules(&nftables::ChainKey { table, name: name(FORWARD) })?;
+    let counted =
+        rules.iter().flat_map(|observed| &observed.rule.expressions).filter_map(|expression| match expression {
+            Expression::Counter { packets, .. } => Some(*packets),
+            _ => None,
+        });
+    Ok(Some(counted.fold(0, u64::saturating_add)))
+}
