@@ -187,19 +187,16 @@ fn compare(config: &Config, wanted: Option<TableSpec>, tables: &mut dyn Tables) 
         }
         return Err(PortError::new(PortErrorKind::AlreadyExists, made_by_others(&key)));
     }
-    let (action, transaction) = match &wanted {
-        Some(wanted) => {
-            let difference = wanted.diff(observed.as_ref());
-            let difference = difference.map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
-            (if observed.is_some() { Action::Change } else { Action::Add }, difference)
+    let (action, transaction) = if let Some(wanted) = &wanted {
+        let difference = wanted.diff(observed.as_ref());
+        let difference = difference.map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
+        (if observed.is_some() { Action::Change } else { Action::Add }, difference)
+    } else {
+        let mut transaction = Transaction::new();
+        if observed.is_some() {
+            transaction.delete_table(&key);
         }
-        None => {
-            let mut transaction = Transaction::new();
-            if observed.is_some() {
-                transaction.delete_table(&key);
-            }
-            (Action::Delete, transaction)
-        }
+        (Action::Delete, transaction)
     };
     if transaction.is_empty() {
         return Ok(None);
