@@ -42,7 +42,7 @@
 //! | read counters and quotas, and set them to zero | [`Client::reset_object`], [`Client::reset_rule`], [`Client::reset_element`] |
 //! | follow changes, and packets through the rules | [`Events::open`], [`Events::open_traces`] |
 //! | ranges and networks in sets | [`Element::range`], [`Element::network`], [`Set::merge`] |
-//! | nft's syntax | `Display` of [`Transaction`] and [`TableSnapshot`], [`Rule::to_nft`] |
+//! | nft's syntax | `Display` of [`Transaction`] and [`TableSnapshot`], [`Rule::to_nft`]; with a host's names: [`Rule::to_nft_named`] |
 //! | tests without a kernel (feature `testing`) | `fake` |
 //!
 //! # Example

@@ -77,6 +77,10 @@ types! {
     ICMP_TYPE = 14, "icmp_type", 1, Network;
     /// Flags of TCP.
     TCP_FLAG = 15, "tcp_flag", 1, Network;
+    /// Type of a DCCP packet.
+    DCCP_TYPE = 16, "dccp_pkttype", 1, Network;
+    /// Type of a mobility header.
+    MH_TYPE = 17, "mh_type", 1, Network;
     /// Duration in milliseconds.
     TIME = 18, "time", 4, Host;
     /// Packet mark.

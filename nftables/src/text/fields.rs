@@ -11,7 +11,7 @@ type TypeField = (&'static str, Bits, &'static str);
 
 impl Writer<'_> {
     /// Remembers the protocol that the match at a place among the statements asks for.
-    pub(super) fn follow(&mut self, symbol: &Symbol, value: &[u8], place: usize) {
+    pub(super) fn follow(&mut self, symbol: &Symbol<'_>, value: &[u8], place: usize) {
         let place = Some(place);
         match (symbol.key, symbol.place, value) {
             (Some(MetaKey::NfProto), _, [2 | 10]) => {
@@ -166,8 +166,9 @@ impl Writer<'_> {
             _ => None,
         };
         match types {
-            "{ echo-reply, echo-request }" | "{ echo-request, echo-reply }" => Some((echo?, true)),
-            "echo-reply" | "echo-request" => Some((echo?, false)),
+            "{ echo-reply, echo-request }" | "{ echo-request, echo-reply }" | "echo-reply" | "echo-request" => {
+                Some((echo?, false))
+            }
             of => fields.iter().find(|(known, at, _)| *known == of && *at == bits).map(|(_, _, name)| (*name, true)),
         }
     }

@@ -160,7 +160,7 @@ const TCP: &[Row] = &[
 ];
 const UDP: &[Row] = &[SPORT, DPORT, number(32, 16, "length"), number(48, 16, "checksum")];
 const UDPLITE: &[Row] = &[SPORT, DPORT, number(32, 16, "csumcov"), number(48, 16, "checksum")];
-const DCCP: &[Row] = &[SPORT, DPORT, number(67, 4, "type")];
+const DCCP: &[Row] = &[SPORT, DPORT, (67, 4, DataType::DCCP_TYPE, "type")];
 const SCTP: &[Row] = &[SPORT, DPORT, number(32, 32, "vtag"), number(64, 32, "checksum")];
 const ESP: &[Row] = &[number(0, 32, "spi"), number(32, 32, "sequence")];
 const AH: &[Row] = &[
@@ -317,6 +317,7 @@ pub(super) fn option_field(op: ExthdrOp, kind: u8, bits: Bits) -> Option<(DataTy
     let data_type = |name: &str| match name {
         "srh sid[1]" => DataType::IPV6_ADDR,
         "addr" => DataType::IPV4_ADDR,
+        "mh type" => DataType::MH_TYPE,
         _ => DataType::INTEGER,
     };
     if let Some((_, _, _, name)) = rows.iter().find(|(of, offset, length, _)| (*of, (*offset, *length)) == (kind, bits))

@@ -21,7 +21,7 @@ use crate::transaction::{Elements, Operation, RulePlace, Transaction};
 use header::Protocol;
 use rule::{Sets, Writer};
 use statement::{stateful_text, synproxy_text};
-use value::{Form, field_text, names_text, span_text, value_text};
+use value::{Form, Names, field_text, names_text, span_text, value_text};
 
 /// Text in quotes. nft knows no escapes, so quotes inside become apostrophes, and control characters blanks: they could
 /// end the line.
@@ -57,12 +57,12 @@ fn duration(time: Duration) -> String {
 }
 
 /// Form of the values of a named set's keys.
-fn form(set: &Set) -> Form {
-    Form { numbers: !set.key_typeof.is_empty(), ..Form::PLAIN }
+fn form<'a>(set: &Set, names: Option<Names<'a>>) -> Form<'a> {
+    Form { numbers: !set.key_typeof.is_empty(), names, ..Form::PLAIN }
 }
 
 /// An element as between braces.
-fn element_text(set: &Set, element: &Element, form: Form) -> Option<String> {
+fn element_text(set: &Set, element: &Element, form: Form<'_>) -> Option<String> {
     let form = Form { interval: set.flags.contains(SetFlags::INTERVAL), element: true, ..form };
     let types = &set.key_type;
     let mut text = match &element.key {
@@ -94,7 +94,7 @@ fn element_text(set: &Set, element: &Element, form: Form) -> Option<String> {
         }
         (Some(ElementData::Value(value)), Some(MapData::Value(types))) => {
             let numbers = form.data_numbers || !set.data_typeof.is_empty();
-            let _infallible = write!(text, " : {}", value_text(value, types, Form { numbers, ..Form::PLAIN })?);
+            let _infallible = write!(text, " : {}", value_text(value, types, Form { numbers, ..form.plain() })?);
         }
         (Some(ElementData::Object(name)), _) => {
             let _infallible = write!(text, " : {}", quoted(name.as_str()));
@@ -105,7 +105,7 @@ fn element_text(set: &Set, element: &Element, form: Form) -> Option<String> {
 }
 
 /// Elements in braces, `None` when there are none, and how many of them nft has no words for.
-fn braces<'a>(set: &Set, elements: impl IntoIterator<Item = &'a Element>, form: Form) -> (Option<String>, usize) {
+fn braces<'a>(set: &Set, elements: impl IntoIterator<Item = &'a Element>, form: Form<'_>) -> (Option<String>, usize) {
     let mut wordless = 0_usize;
     let texts: Vec<String> = elements
         .into_iter()
@@ -119,7 +119,7 @@ fn braces<'a>(set: &Set, elements: impl IntoIterator<Item = &'a Element>, form: 
 }
 
 /// Elements in nft's order: by their numbers, names and concatenations as numbers of the machine (`expr_msort_cmp`).
-fn in_order<'a>(set: &Set, elements: &'a [Element], form: Form) -> Vec<&'a Element> {
+fn in_order<'a>(set: &Set, elements: &'a [Element], form: Form<'_>) -> Vec<&'a Element> {
     let mut sorted: Vec<&Element> = elements.iter().collect();
     if set.flags.contains(SetFlags::INTERVAL) {
         return sorted;
@@ -141,7 +141,7 @@ fn in_order<'a>(set: &Set, elements: &'a [Element], form: Form) -> Vec<&'a Eleme
 }
 
 /// The elements of an anonymous set; `None` when nft has no words for one of them.
-fn anonymous_braces(set: &Set, elements: &[Element], form: Form) -> Option<String> {
+fn anonymous_braces(set: &Set, elements: &[Element], form: Form<'_>) -> Option<String> {
     match braces(set, in_order(set, elements, form), form) {
         (text, 0) => text,
         _ => None,
@@ -290,17 +290,51 @@ fn flowtable_lines(flowtable: &Flowtable) -> Option<Vec<String>> {
 impl Rule {
     /// The rule in nft's syntax, for a table of this family. `None` when nft has no words for it: registers that keep a
     /// value from one statement to another, sets of this very transaction, maps of objects (the table's text has words for
-    /// both), times of a day or a date (nft reads them in the time zone of whoever runs it), or expressions that this library
-    /// keeps as bytes.
+    /// both), dates with parts of a second, or expressions that this library keeps as bytes.
+    ///
+    /// Indexes of devices (but `lo`), groups of devices, realms, marks, hours and dates are numbers, which mean the same to nft on
+    /// every host: [`Rule::to_nft_named`] has names for them.
     pub fn to_nft(&self, family: Family) -> Option<String> {
-        self.text(family, &|_| None)
+        self.text(family, &|_| None, None)
     }
 
-    fn text(&self, family: Family, sets: Sets<'_>) -> Option<String> {
+    /// The rule as [`Rule::to_nft`], with the names that a host has for numbers, as `nft list` on that host. nft there reads
+    /// the same again; elsewhere a name may be another number, or none.
+    ///
+    /// The function gets a number and its type, and returns the name without quotes, or `None` to leave the number:
+    ///
+    /// | type | number | nft looks in |
+    /// | --- | --- | --- |
+    /// | [`DataType::IFACE_INDEX`] | index of a device | the network namespace |
+    /// | [`DataType::DEVICE_GROUP`] | group of devices | `/etc/iproute2/group` |
+    /// | [`DataType::REALM`] | realm of a route | `/etc/iproute2/rt_realms` |
+    /// | [`DataType::MARK`] | mark | `/etc/iproute2/rt_marks` |
+    /// | [`DataType::HOUR`] | seconds since midnight, UTC | its time zone: `10:00`, `10:00:01` |
+    /// | [`DataType::TIME_DATE`] | nanoseconds since 1970, UTC | its time zone: `2030-01-01 10:00:00` |
+    ///
+    /// A name with quotes or control characters, which nft could not read, counts as none.
+    ///
+    /// ```
+    /// use nftables::expr::{CmpOp, Expression, MetaKey, Register};
+    /// use nftables::{DataType, Family, Rule, Value};
+    ///
+    /// let register = Register::FIRST;
+    /// let compared = Expression::Cmp { register, op: CmpOp::Eq, value: Value::new(&7_u32.to_ne_bytes())? };
+    /// let rule = Rule::new(vec![Expression::Meta { key: MetaKey::Iif, register }, compared]);
+    /// assert_eq!(rule.to_nft(Family::Inet).as_deref(), Some("iif 7"));
+    /// let names = |of, number| (of == DataType::IFACE_INDEX && number == 7).then(|| "eth0".to_owned());
+    /// assert_eq!(rule.to_nft_named(Family::Inet, &names).as_deref(), Some("iif \"eth0\""));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn to_nft_named(&self, family: Family, names: &dyn Fn(DataType, u64) -> Option<String>) -> Option<String> {
+        self.text(family, &|_| None, Some(Names(names)))
+    }
+
+    fn text<'a>(&self, family: Family, sets: Sets<'a>, names: Option<Names<'a>>) -> Option<String> {
         if !self.compat.is_empty() {
             return None;
         }
-        let mut text = Writer::new(family, sets).write(&self.expressions)?;
+        let mut text = Writer::new(family, sets, names).write(&self.expressions)?;
         if let Some(comment) = &self.comment {
             let _infallible = write!(text, " comment {}", quoted(comment));
         }
@@ -316,6 +350,19 @@ fn wordless(expressions: &[Expression]) -> String {
 
 impl fmt::Display for TableSnapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(None, f)
+    }
+}
+
+impl TableSnapshot {
+    /// The table as it prints, with the names that a host has for numbers ([`Rule::to_nft_named`]).
+    pub fn to_nft_named(&self, names: &dyn Fn(DataType, u64) -> Option<String>) -> String {
+        let mut text = String::new();
+        let _infallible = self.write(Some(Names(names)), &mut text);
+        text
+    }
+
+    fn write(&self, names: Option<Names<'_>>, f: &mut dyn fmt::Write) -> fmt::Result {
         let table = &self.table.table;
         writeln!(f, "table {} {{", table.key)?;
         if let Some(comment) = &table.comment {
@@ -351,7 +398,8 @@ impl fmt::Display for TableSnapshot {
             };
             writeln!(f, "\t{} {} {{", set_word(set), set.key.name)?;
             lines.iter().try_for_each(|line| writeln!(f, "\t\t{line}"))?;
-            let (text, wordless) = braces(set, in_order(set, elements, form(set)), form(set));
+            let form = form(set, names);
+            let (text, wordless) = braces(set, in_order(set, elements, form), form);
             if let Some(text) = text {
                 writeln!(f, "\t\telements = {text}")?;
             }
@@ -385,7 +433,7 @@ impl fmt::Display for TableSnapshot {
             }
             for observed in self.rules_of(&chain.key) {
                 let rule = &observed.rule;
-                let text = rule.text(table.key.family, &sets);
+                let text = rule.text(table.key.family, &sets, names);
                 writeln!(f, "\t\t{}", text.unwrap_or_else(|| wordless(&rule.expressions)))?;
             }
             writeln!(f, "\t}}")?;
@@ -425,7 +473,8 @@ impl Transaction {
         use crate::transaction::Present;
         let verb = |present: &Present| if *present == Present::Keep { "add" } else { "create" };
         let rule_text = |family: Family, rule: &Rule| {
-            rule.text(family, &|wanted: &SetReference| set_of(self, wanted)).ok_or_else(|| wordless(&rule.expressions))
+            let sets = |wanted: &SetReference| set_of(self, wanted);
+            rule.text(family, &sets, None).ok_or_else(|| wordless(&rule.expressions))
         };
         match operation {
             Operation::AddTable(table, present) => {
@@ -503,7 +552,7 @@ impl Transaction {
 
 impl Elements {
     fn command(&self, verb: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (text, wordless) = braces(&self.set, &self.elements, form(&self.set));
+        let (text, wordless) = braces(&self.set, &self.elements, form(&self.set, None));
         if self.elements.is_empty() {
             writeln!(f, "# no elements for set {}", self.set.key)?;
         }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::fields::whole;
 use super::header::{Place, Protocol, kept_bits, option_name};
 use super::statement::{log_text, nat_flags, queue_text, stateful_text, synproxy_text};
-use super::value::{Form, field_text, hex, masked_prefix, number, prefix_text};
+use super::value::{Form, Names, field_text, hex, masked_prefix, number, prefix_text};
 use super::{anonymous_braces, duration, quoted, set_name, verdict_text};
 use crate::expr::{
     ByteOrderOp, CmpOp, CtKey, Direction, DynSetOp, Expression, FibFlags, IcmpCode, MetaKey, Register, Reject,
@@ -16,14 +16,14 @@ use crate::operand::{Operand, ct_field, fib_type, is_host_order, load_all, meta_
 
 /// Content of a register.
 #[derive(Clone, Debug)]
-pub(super) struct Symbol {
+pub(super) struct Symbol<'a> {
     pub(super) register: Register,
     /// Length in bytes; `None` for what a map has.
     pub(super) length: Option<u32>,
     pub(super) text: String,
     pub(super) data_type: DataType,
     /// Form of values that it is compared with.
-    pub(super) form: Form,
+    pub(super) form: Form<'a>,
     /// A constant, which is written by the type of what it is used for.
     pub(super) constant: Option<Value>,
     /// Bits that were kept of it, and are not a field with a name.
@@ -42,7 +42,8 @@ pub(super) type Sets<'a> = &'a dyn Fn(&SetReference) -> Option<(&'a Set, &'a [El
 pub(super) struct Writer<'a> {
     pub(super) family: Family,
     sets: Sets<'a>,
-    symbols: Vec<Symbol>,
+    symbols: Vec<Symbol<'a>>,
+    names: Option<Names<'a>>,
     /// The protocols that were matched: nft names header fields by them.
     pub(super) link: Option<Protocol>,
     pub(super) network: Option<Protocol>,
@@ -76,7 +77,7 @@ const NUMBER: Field = Field { data_type: DataType::INTEGER, length: 4 };
 pub(super) fn operands_text(operands: &[Operand], protocol: Option<Protocol>) -> Option<String> {
     let mut expressions = Vec::new();
     load_all(operands, Register::FIRST, &mut expressions).ok()?;
-    let mut writer = Writer::new(Family::Inet, &|_| None);
+    let mut writer = Writer::new(Family::Inet, &|_| None, None);
     writer.link = Some(Protocol::Ether);
     writer.transport = protocol;
     expressions.iter().try_for_each(|expression| writer.step(expression))?;
@@ -84,7 +85,7 @@ pub(super) fn operands_text(operands: &[Operand], protocol: Option<Protocol>) ->
 }
 
 impl<'a> Writer<'a> {
-    pub(super) fn new(family: Family, sets: Sets<'a>) -> Self {
+    pub(super) fn new(family: Family, sets: Sets<'a>, names: Option<Names<'a>>) -> Self {
         let (link, network) = match family {
             Family::Ip => (None, Some(Protocol::Ip)),
             Family::Ip6 => (None, Some(Protocol::Ip6)),
@@ -96,6 +97,7 @@ impl<'a> Writer<'a> {
             family,
             sets,
             symbols: Vec::new(),
+            names,
             link,
             network,
             transport: None,
@@ -151,13 +153,13 @@ impl<'a> Writer<'a> {
         self.put(self.symbol(register, field, text))
     }
 
-    fn symbol(&self, register: Register, field: Field, text: impl Into<String>) -> Symbol {
+    fn symbol(&self, register: Register, field: Field, text: impl Into<String>) -> Symbol<'a> {
         Symbol {
             register,
             length: Some(field.length),
             text: text.into(),
             data_type: field.data_type,
-            form: Form { numbers: self.is_host_order, ..Form::PLAIN },
+            form: Form { numbers: self.is_host_order, ..self.form() },
             constant: None,
             mask: None,
             place: None,
@@ -166,7 +168,11 @@ impl<'a> Writer<'a> {
         }
     }
 
-    pub(super) fn remove(&mut self, register: Register) -> Option<Symbol> {
+    fn form(&self) -> Form<'a> {
+        Form { names: self.names, ..Form::PLAIN }
+    }
+
+    pub(super) fn remove(&mut self, register: Register) -> Option<Symbol<'a>> {
         let place = self.symbols.iter().position(|held| held.register == register)?;
         Some(self.symbols.swap_remove(place))
     }
@@ -175,7 +181,7 @@ impl<'a> Writer<'a> {
     pub(super) fn target(&mut self, register: Register, data_type: DataType) -> Option<String> {
         let symbol = self.remove(register)?;
         match &symbol.constant {
-            Some(value) => field_text(value.as_bytes(), data_type, Form::PLAIN),
+            Some(value) => field_text(value.as_bytes(), data_type, self.form()),
             None => symbol.left(),
         }
     }
@@ -187,7 +193,7 @@ impl<'a> Writer<'a> {
         self.target(register, if is_ip6 { DataType::IPV6_ADDR } else { DataType::IPV4_ADDR })
     }
 
-    fn put(&mut self, symbol: Symbol) -> Option<()> {
+    fn put(&mut self, symbol: Symbol<'a>) -> Option<()> {
         // A value that is overwritten before it was used would be lost.
         if self.symbols.iter().any(|held| held.register == symbol.register) {
             return None;
@@ -197,7 +203,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Takes the only value, which must be at this register.
-    pub(super) fn take(&mut self, register: Register) -> Option<Symbol> {
+    pub(super) fn take(&mut self, register: Register) -> Option<Symbol<'a>> {
         match self.symbols.as_slice() {
             [one] if one.register == register => self.symbols.pop(),
             _ => None,
@@ -206,9 +212,9 @@ impl<'a> Writer<'a> {
 
     /// Takes values that follow one another from a register on, as many as there are up to another register; and the form of
     /// such a key's values.
-    fn take_key(&mut self, register: Register, up_to: Option<Register>) -> Option<(String, Form)> {
+    fn take_key(&mut self, register: Register, up_to: Option<Register>) -> Option<(String, Form<'a>)> {
         let mut parts = Vec::new();
-        let mut form = Form::PLAIN;
+        let mut form = self.form();
         let mut next = Some(register);
         while let Some(at) = next.filter(|at| Some(*at) != up_to) {
             let Some(symbol) = self.remove(at) else { break };
@@ -224,7 +230,7 @@ impl<'a> Writer<'a> {
         (done && together && !parts.is_empty()).then(|| (parts.join(" . "), form))
     }
 
-    fn set_text(&self, set: &SetReference, form: Form) -> Option<String> {
+    fn set_text(&self, set: &SetReference, form: Form<'_>) -> Option<String> {
         if let Some((known, elements)) = (self.sets)(set)
             && known.flags.contains(SetFlags::ANONYMOUS)
         {
@@ -247,7 +253,8 @@ impl<'a> Writer<'a> {
             Expression::Payload { base, offset, length, register } => {
                 let (field, text) = self.payload_text(*base, *offset, *length)?;
                 let place = Some((Place::Header(*base), *offset, *length));
-                let form = Form { raw: text.starts_with('@'), ..Form::PLAIN };
+                // Flags of compressed payload have no names, either.
+                let form = Form { raw: text.starts_with('@') || text == "comp flags", ..self.form() };
                 self.put(Symbol { form, place, ..self.symbol(*register, field, text) })
             }
             Expression::PayloadSet { base, offset, length, source, .. } => {
@@ -414,7 +421,7 @@ impl<'a> Writer<'a> {
                     Some(Register::VERDICT) => self.say(format!("{key} vmap {set}")),
                     Some(register) => {
                         let symbol = self.symbol(*register, NUMBER, format!("{key} map {set}"));
-                        self.put(Symbol { length: None, form: Form::PLAIN, ..symbol })
+                        self.put(Symbol { length: None, form: self.form(), ..symbol })
                     }
                 }
             }
@@ -526,7 +533,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    fn cmp(&mut self, symbol: &Symbol, op: CmpOp, value: &Value) -> Option<()> {
+    fn cmp(&mut self, symbol: &Symbol<'_>, op: CmpOp, value: &Value) -> Option<()> {
         if symbol.constant.is_some() {
             return None;
         }
@@ -572,7 +579,7 @@ impl<'a> Writer<'a> {
             Some(_) if symbol.mask.is_none() => symbol.text.clone(),
             _ => symbol.left()?,
         };
-        if let (CmpOp::Eq, true, None, Some(place)) = (op, symbol.form.raw, &symbol.mask, symbol.place)
+        if let (CmpOp::Eq, true, None, Some(place)) = (op, symbol.text.starts_with('@'), &symbol.mask, symbol.place)
             && let Some(texts) = self.fields_text(place, value.as_bytes())
         {
             return texts.into_iter().try_for_each(|text| self.say_match(text));
@@ -616,22 +623,15 @@ impl<'a> Writer<'a> {
     fn range(&mut self, register: Register, inverted: bool, from: &Value, to: &Value) -> Option<()> {
         let symbol = self.take(register)?;
         // The kernel compares byte by byte.
-        let form = Form { interval: true, numbers: false, ..symbol.form };
-        // nft names no numbers in ranges.
-        let text = |value: &Value| match symbol.data_type {
-            DataType::DSCP => {
-                let bits = number(value.as_bytes(), ByteOrder::Network)?.checked_shr(symbol.form.shift)?;
-                Some(format!("{bits:#04x}"))
-            }
-            data_type => field_text(value.as_bytes(), data_type, form),
-        };
+        let form = Form { interval: true, numbers: false, end: true, ..symbol.form };
+        let text = |value: &Value| field_text(value.as_bytes(), symbol.data_type, form);
         let not = if inverted { "!= " } else { "" };
         let statement = format!("{} {not}{}-{}", symbol.left()?, text(from)?, text(to)?);
         self.say_match(statement)
     }
 }
 
-impl Symbol {
+impl Symbol<'_> {
     /// Text of a value that is compared, looked up or translated to.
     pub(super) fn left(&self) -> Option<String> {
         match (&self.constant, &self.mask) {
@@ -667,7 +667,7 @@ impl Symbol {
     fn right(&self, data_type: DataType) -> Option<String> {
         match &self.constant {
             // What is set is in the machine's byte order.
-            Some(value) => field_text(value.as_bytes(), data_type, Form { numbers: true, ..Form::PLAIN }),
+            Some(value) => field_text(value.as_bytes(), data_type, Form { numbers: true, ..self.form.plain() }),
             None => self.left(),
         }
     }

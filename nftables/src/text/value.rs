@@ -1,6 +1,6 @@
 //! Bytes as nft writes them, by their types.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
@@ -8,10 +8,20 @@ use super::duration;
 use super::header::run_of_bits;
 use crate::model::{ByteOrder, DataType, Field, FieldTypes, Value};
 
+/// Names that only a host has for numbers ([`Rule::to_nft_named`](crate::Rule::to_nft_named)).
+#[derive(Clone, Copy)]
+pub(super) struct Names<'a>(pub(super) &'a dyn Fn(DataType, u64) -> Option<String>);
+
+impl fmt::Debug for Names<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Names")
+    }
+}
+
 /// Context of a value.
 #[expect(clippy::struct_excessive_bools, reason = "they are independent of one another")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Form {
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Form<'a> {
     /// The value is in a set of intervals, where all numbers are in network byte order.
     pub(super) interval: bool,
     /// Integers are those that expressions make, in the machine's byte order.
@@ -24,22 +34,50 @@ pub(super) struct Form {
     pub(super) element: bool,
     /// Bytes without a name, which nft writes in base 16.
     pub(super) raw: bool,
+    /// The value is an end of a range, where nft has numbers for names (`range_expr_print`).
+    pub(super) end: bool,
+    pub(super) names: Option<Names<'a>>,
 }
 
-impl Form {
-    pub(super) const PLAIN: Form =
-        Form { interval: false, numbers: false, data_numbers: false, shift: 0, element: false, raw: false };
+impl Form<'_> {
+    pub(super) const PLAIN: Form<'static> = Form {
+        interval: false,
+        numbers: false,
+        data_numbers: false,
+        shift: 0,
+        element: false,
+        raw: false,
+        end: false,
+        names: None,
+    };
+
+    /// A value of anywhere, with the same names.
+    pub(super) fn plain(self) -> Self {
+        Form { names: self.names, ..Form::PLAIN }
+    }
+
+    /// The host's name of a number.
+    fn name(self, data_type: DataType, number: u64) -> Option<String> {
+        let is_host_name = match data_type {
+            DataType::IFACE_INDEX | DataType::HOUR | DataType::TIME_DATE => true,
+            DataType::DEVICE_GROUP | DataType::REALM | DataType::MARK => !self.end,
+            _ => false,
+        };
+        let name = self.names.filter(|_| is_host_name)?.0(data_type, number)?;
+        let is_word = !name.is_empty() && !name.contains(|c: char| c == '"' || c.is_control());
+        is_word.then(|| format!("\"{name}\""))
+    }
 }
 
 /// A value of one field or of several; `None` when it does not fit its type.
-pub(super) fn value_text(value: &Value, types: &FieldTypes, form: Form) -> Option<String> {
+pub(super) fn value_text(value: &Value, types: &FieldTypes, form: Form<'_>) -> Option<String> {
     let parts: Option<Vec<String>> =
         split(value, types)?.into_iter().map(|(field, bytes)| field_text(bytes, field.data_type, form)).collect();
     Some(parts?.join(" . "))
 }
 
 /// Both ends of a concatenation's range, field by field.
-pub(super) fn range_text(first: &Value, last: &Value, types: &FieldTypes, form: Form) -> Option<String> {
+pub(super) fn range_text(first: &Value, last: &Value, types: &FieldTypes, form: Form<'_>) -> Option<String> {
     let mut parts = Vec::new();
     for ((field, low), (_, high)) in split(first, types)?.into_iter().zip(split(last, types)?) {
         let text = |bytes: &[u8]| field_text(bytes, field.data_type, form);
@@ -79,10 +117,6 @@ pub(super) fn number(bytes: &[u8], order: ByteOrder) -> Option<u64> {
     Some(if little { big.swap_bytes().checked_shr(unused).unwrap_or(0) } else { big })
 }
 
-/// The names of protocols that nft takes on every machine.
-const PROTOCOLS: [(u8, &str); 6] =
-    [(1, "icmp"), (6, "tcp"), (17, "udp"), (58, "ipv6-icmp"), (132, "sctp"), (33, "dccp")];
-
 /// The first bytes of an address as a network; `None` for a whole one, or no address.
 pub(super) fn prefix_text(bytes: &[u8], data_type: DataType) -> Option<String> {
     if !matches!(data_type, DataType::IPV4_ADDR | DataType::IPV6_ADDR) {
@@ -116,13 +150,13 @@ pub(super) fn masked_prefix(value: &[u8], mask: &[u8], data_type: DataType) -> O
 }
 
 /// Values from one to another, as a prefix when they are one.
-pub(super) fn span_text(first: &[u8], last: &[u8], data_type: DataType, form: Form) -> Option<String> {
-    let text = |bytes: &[u8]| field_text(bytes, data_type, form);
+pub(super) fn span_text(first: &[u8], last: &[u8], data_type: DataType, form: Form<'_>) -> Option<String> {
+    let text = |bytes: &[u8], end| field_text(bytes, data_type, Form { end, ..form });
     let mask: Vec<u8> = first.iter().zip(last).map(|(first, last)| !(first ^ last)).collect();
     let is_first = first.iter().zip(&mask).all(|(first, mask)| first & !mask == 0);
     match prefix_length(&mask).filter(|_| is_first && has_prefixes(data_type)) {
-        Some(prefix) => Some(format!("{}/{prefix}", text(first)?)),
-        None => Some(format!("{}-{}", text(first)?, text(last)?)),
+        Some(prefix) => Some(format!("{}/{prefix}", text(first, false)?)),
+        None => Some(format!("{}-{}", text(first, true)?, text(last, true)?)),
     }
 }
 
@@ -135,7 +169,7 @@ pub(super) fn names_text(first: &[u8], last: &[u8]) -> Option<String> {
 }
 
 /// One field.
-pub(super) fn field_text(bytes: &[u8], data_type: DataType, form: Form) -> Option<String> {
+pub(super) fn field_text(bytes: &[u8], data_type: DataType, form: Form<'_>) -> Option<String> {
     if form.shift != 0 {
         let number = number(bytes, ByteOrder::Network)?;
         let fits = number.trailing_zeros() >= form.shift || number == 0;
@@ -147,6 +181,9 @@ pub(super) fn field_text(bytes: &[u8], data_type: DataType, form: Form) -> Optio
         DataType::INTEGER if form.numbers => ByteOrder::Host,
         other => other.byte_order(),
     };
+    if let Some(name) = number(bytes, order).and_then(|number| form.name(data_type, number)) {
+        return Some(name);
+    }
     Some(match data_type {
         // Data of a map may be a range.
         DataType::IPV4_ADDR | DataType::IPV6_ADDR
@@ -173,32 +210,14 @@ pub(super) fn field_text(bytes: &[u8], data_type: DataType, form: Form) -> Optio
                 _ => format!("\"{text}\""),
             }
         }
-        DataType::INET_PROTO => {
-            let byte = *bytes.first()?;
-            PROTOCOLS
-                .iter()
-                .find(|(known, _)| *known == byte)
-                .map_or_else(|| byte.to_string(), |(_, name)| (*name).to_owned())
-        }
-        DataType::NF_PROTO => match bytes.first()? {
-            2 => "ipv4".to_owned(),
-            10 => "ipv6".to_owned(),
-            other => other.to_string(),
-        },
-        DataType::ETHER_TYPE => match number(bytes, ByteOrder::Network)? {
-            0x0800 => "ip".to_owned(),
-            0x86dd => "ip6".to_owned(),
-            0x0806 => "arp".to_owned(),
-            0x8100 => "8021q".to_owned(),
-            0x88a8 => "8021ad".to_owned(),
-            other => format!("{other:#06x}"),
-        },
         DataType::MARK => format!("{:#010x}", number(bytes, order)?),
         DataType::CT_STATE => flags_text(number(bytes, order)?, &CT_STATES, form),
         DataType::CT_STATUS => flags_text(number(bytes, order)?, &CT_STATUSES, form),
         DataType::TCP_FLAG => flags_text(number(bytes, order)?, &TCP_FLAGS, form),
-        DataType::CT_DIR => String::from(if bytes.first()? == &0 { "original" } else { "reply" }),
-        DataType::TIME => duration(Duration::from_millis(number(bytes, order)?)),
+        DataType::TIME => match number(bytes, order)? {
+            millis if form.end && millis.is_multiple_of(1000) => format!("{}s", millis / 1000),
+            millis => duration(Duration::from_millis(millis)),
+        },
         DataType::CLASS_ID => {
             let class = number(bytes, order)?;
             match class {
@@ -207,7 +226,7 @@ pub(super) fn field_text(bytes: &[u8], data_type: DataType, form: Form) -> Optio
                 class => format!("{:x}:{:x}", class >> 16, class & 0xffff),
             }
         }
-        DataType::DAY => format!("\"{}\"", DAYS.get(usize::from(*bytes.first()?))?),
+        DataType::DAY if !form.end => format!("\"{}\"", DAYS.get(usize::from(*bytes.first()?))?),
         // The number of the only label.
         DataType::CT_LABEL => {
             let mut places = bytes.iter().zip((0_u32..).step_by(8)).filter(|(byte, _)| **byte != 0);
@@ -219,17 +238,21 @@ pub(super) fn field_text(bytes: &[u8], data_type: DataType, form: Form) -> Optio
             }
         }
         DataType::CT_EVENT => flags_text(number(bytes, order)?, &CT_EVENTS, form),
-        // The index of `lo` in every network namespace (LOOPBACK_IFINDEX); names of others are not looked up.
+        // The index of `lo` in every network namespace (LOOPBACK_IFINDEX).
         DataType::IFACE_INDEX if number(bytes, order)? == 1 => "\"lo\"".to_owned(),
-        // Times of a day or a calendar are in the time zone of whoever runs nft.
-        DataType::TIME_DATE | DataType::HOUR => return None,
-        DataType::BOOLEAN => String::from(if bytes.first()? == &0 { "missing" } else { "exists" }),
+        // nft takes seconds since 1970 without a time zone, and no parts of them.
+        DataType::TIME_DATE => match number(bytes, order)? {
+            nanos if nanos.is_multiple_of(1_000_000_000) => (nanos / 1_000_000_000).to_string(),
+            _ => return None,
+        },
+        DataType::BOOLEAN if !form.end => String::from(if bytes.first()? == &0 { "missing" } else { "exists" }),
         _ => match number(bytes, order) {
             Some(number) => match names(data_type).iter().find(|(known, _)| u64::from(*known) == number) {
-                Some((_, name)) => (*name).to_owned(),
-                None if form.raw => format!("{number:#x}"),
-                None if data_type == DataType::DSCP => format!("{number:#04x}"),
-                None => number.to_string(),
+                Some((_, name)) if !form.end => (*name).to_owned(),
+                _ if form.raw || data_type == DataType::ECN => format!("{number:#x}"),
+                _ if data_type == DataType::DSCP => format!("{number:#04x}"),
+                _ if data_type == DataType::ETHER_TYPE => format!("{number:#06x}"),
+                _ => number.to_string(),
             },
             None => hex(bytes),
         },
@@ -260,6 +283,12 @@ pub(super) const TCP_FLAGS: [(u64, &str); 8] =
 #[expect(clippy::too_many_lines, reason = "a table")]
 fn names(data_type: DataType) -> &'static [(u32, &'static str)] {
     match data_type {
+        DataType::INET_PROTO => &[(1, "icmp"), (6, "tcp"), (17, "udp"), (58, "ipv6-icmp"), (132, "sctp"), (33, "dccp")],
+        DataType::NF_PROTO => &[(2, "ipv4"), (10, "ipv6")],
+        DataType::ETHER_TYPE => {
+            &[(0x0800, "ip"), (0x86dd, "ip6"), (0x0806, "arp"), (0x8100, "8021q"), (0x88a8, "8021ad")]
+        }
+        DataType::CT_DIR => &[(0, "original"), (1, "reply")],
         DataType::FIB_ADDR_TYPE => &[
             (0, "unspec"),
             (1, "unicast"),
@@ -376,6 +405,33 @@ fn names(data_type: DataType) -> &'static [(u32, &'static str)] {
             (38, "af43"),
             (46, "ef"),
         ],
+        DataType::DCCP_TYPE => &[
+            (0, "request"),
+            (1, "response"),
+            (2, "data"),
+            (3, "ack"),
+            (4, "dataack"),
+            (5, "closereq"),
+            (6, "close"),
+            (7, "reset"),
+            (8, "sync"),
+            (9, "syncack"),
+        ],
+        DataType::MH_TYPE => &[
+            (0, "binding-refresh-request"),
+            (1, "home-test-init"),
+            (2, "careof-test-init"),
+            (3, "home-test"),
+            (4, "careof-test"),
+            (5, "binding-update"),
+            (6, "binding-acknowledgement"),
+            (7, "binding-error"),
+            (8, "fast-binding-update"),
+            (9, "fast-binding-acknowledgement"),
+            (10, "fast-binding-advertisement"),
+            (11, "experimental-mobility-header"),
+            (12, "home-agent-switch-message"),
+        ],
         DataType::ECN => &[(0, "not-ect"), (1, "ect1"), (2, "ect0"), (3, "ce")],
         _ => &[],
     }
@@ -384,9 +440,9 @@ fn names(data_type: DataType) -> &'static [(u32, &'static str)] {
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
 /// Bits by their names; as a number when one has none.
-fn flags_text(bits: u64, names: &[(u64, &str)], form: Form) -> String {
+fn flags_text(bits: u64, names: &[(u64, &str)], form: Form<'_>) -> String {
     let known: u64 = names.iter().map(|(bit, _)| bit).fold(0, |all, bit| all | bit);
-    if bits == 0 || bits & !known != 0 {
+    if bits == 0 || bits & !known != 0 || form.end {
         return format!("{bits:#x}");
     }
     let found: Vec<&str> = names.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect();

@@ -49,6 +49,7 @@ pub(crate) fn replies(data: &[u8]) {
     if let Ok(rules) = client.list_rules(&chain) {
         for found in rules {
             let _text = found.rule.to_nft(Family::Inet);
+            let _text = found.rule.to_nft_named(Family::Inet, &|_, number| Some(number.to_string()));
             let mut transaction = nftables::Transaction::new();
             transaction.add_rule(&found.chain, found.rule);
             assert!(!transaction.to_string().is_empty());
