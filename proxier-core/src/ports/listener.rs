@@ -48,6 +48,8 @@ pub struct Listener {
     pub has_endpoints: bool,
     /// Session affinity: time for which a client stays with its endpoint after its last connection or flow began; `None` without affinity.
     pub affinity: Option<Duration>,
+    /// Length of the prefix by which clients with affinity count as one; `None` for each by itself.
+    pub affinity_prefix: Option<u8>,
     /// The networks that may connect; `None` for all clients.
     pub sources: Option<Arc<[Network]>>,
     /// Whether this node itself may connect where there are `sources`: its source is the listener's address then.
@@ -113,6 +115,7 @@ impl Listener {
             unselected: None,
             has_endpoints: false,
             affinity: None,
+            affinity_prefix: None,
             sources: None,
             node_may_use: false,
             proxy_protocol: false,
@@ -133,6 +136,13 @@ impl Listener {
     /// Whether any client gets an endpoint.
     pub fn serves_anybody(&self) -> bool {
         !self.inside.is_empty() || !self.outside.is_empty()
+    }
+
+    /// The address by which a client with affinity is remembered.
+    #[cfg(feature = "kernel")]
+    pub(crate) fn counted_as(&self, client: IpAddr) -> IpAddr {
+        let network = self.affinity_prefix.and_then(|prefix| Network::new(client, prefix).ok());
+        network.map_or(client, |network| network.network())
     }
 
     /// Whether an endpoint may still be used by some client.

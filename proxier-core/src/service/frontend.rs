@@ -137,6 +137,11 @@ impl Frontend {
             || self.balancing.as_ref().is_some_and(|balancing| balancing.persistence_secs.is_some())
     }
 
+    /// Length of the prefix by which clients with affinity count as one; `None` for each by itself.
+    pub(crate) fn affinity_prefix(&self) -> Option<u8> {
+        self.balancing.as_ref()?.persistence_prefix(self.key.family())
+    }
+
     /// Whether the address is not this host's own: it is only a node port's when it has no other role.
     pub(crate) fn is_virtual(&self) -> bool {
         self.roles != Roles::NODE_PORT && !self.on_interface

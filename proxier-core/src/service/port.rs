@@ -144,6 +144,11 @@ impl Port {
         weights_of(endpoints, self.weights.as_deref()?, self.balancing.as_deref())
     }
 
+    /// Length of the prefix by which clients with affinity count as one; `None` for each by itself.
+    pub(crate) fn affinity_prefix(&self) -> Option<u8> {
+        self.balancing.as_ref()?.persistence_prefix(self.family)
+    }
+
     /// Whether any node has a usable endpoint.
     pub(crate) fn has_endpoints(&self) -> bool {
         !self.cluster.is_empty() || !self.local.is_empty()

@@ -1,8 +1,8 @@
-//! Wishes of Services that a mode can fulfil, beyond what every mode does (weights, how long clients stay).
+//! Wishes of Services that a mode can fulfil, beyond what every mode does (weights, affinity).
 
 use bitflags::bitflags;
 
-use super::balancing::{DRAIN, FLAGS, FORWARDING, MAX_CONNECTIONS, ONE_PACKET, PREFIX_V4, PREFIX_V6, SCHEDULER};
+use super::balancing::{DRAIN, FLAGS, FORWARDING, MAX_CONNECTIONS, ONE_PACKET, SCHEDULER};
 use super::{Balancing, Sharing};
 
 bitflags! {
@@ -11,7 +11,7 @@ bitflags! {
     pub(crate) struct Abilities: u8 {
         /// Connections are relayed by a process: endpoints can be told the client.
         const RELAYS = 1;
-        /// IPVS: every scheduler with its flags, networks that count as one client, one-packet scheduling, forwarding, limits, drains.
+        /// IPVS: every scheduler with its flags, one-packet scheduling, forwarding, limits, drains.
         const IPVS = 1 << 1;
         /// Endpoints by a hash of the client (`sh`, `mh`).
         const BY_CLIENT = 1 << 2;
@@ -65,8 +65,6 @@ impl Abilities {
                 refused.push((annotation, "only IPVS mode does this; ignored"));
             }
         };
-        only_ipvs(asked, PREFIX_V4, &|asked| asked.granularity_v4 = None);
-        only_ipvs(asked, PREFIX_V6, &|asked| asked.granularity_v6 = None);
         only_ipvs(asked, ONE_PACKET, &|asked| asked.one_packet = asked.one_packet.filter(|on| !on));
         only_ipvs(asked, FORWARDING, &|asked| {
             asked.forwarding = asked.forwarding.filter(|_| asked.returning().is_none());

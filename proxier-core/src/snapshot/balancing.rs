@@ -16,7 +16,7 @@ use crate::objects::{IpvsDefaultsObject, StringMap};
 /// | `proxier/scheduler` * | a scheduler of IPVS: `rr`, `wlc`, `mh`, … | `kube-router.io/service.scheduler` |
 /// | `proxier/scheduler-flags` * | `sh-port`, `sh-fallback`, `mh-port`, `mh-fallback`, `flag-1` to `flag-3`, with commas | `kube-router.io/service.schedflags` |
 /// | `proxier/persistence-seconds` * | 1 to 2678400: a client stays with its endpoint, with any `sessionAffinity` | |
-/// | `proxier/persistence-prefix-ipv4`, `-ipv6` | 0 to 32, 1 to 128: clients of one network count as one | |
+/// | `proxier/persistence-prefix-ipv4`, `-ipv6` * | 0 to 32, 1 to 128: clients of one network count as one | |
 /// | `proxier/one-packet` | `true`: each datagram for itself, for ports of UDP | |
 /// | `proxier/zone-weights` * | `zone-a=3, zone-b=1, *=0`: weights of endpoints by zone, 0 to 65535; 1 for zones that are not named | |
 /// | `proxier/forwarding` | `masquerade`, `direct-route`, `ipip`, `gre`, `gue:PORT`: how packets for external addresses reach endpoints | `kube-router.io/service.dsr` |
@@ -121,8 +121,8 @@ const PREFIX: &str = "proxier/";
 pub(super) const SCHEDULER: &str = "proxier/scheduler";
 pub(super) const FLAGS: &str = "proxier/scheduler-flags";
 const PERSISTENCE: &str = "proxier/persistence-seconds";
-pub(super) const PREFIX_V4: &str = "proxier/persistence-prefix-ipv4";
-pub(super) const PREFIX_V6: &str = "proxier/persistence-prefix-ipv6";
+const PREFIX_V4: &str = "proxier/persistence-prefix-ipv4";
+const PREFIX_V6: &str = "proxier/persistence-prefix-ipv6";
 pub(super) const ONE_PACKET: &str = "proxier/one-packet";
 const ZONE_WEIGHTS: &str = "proxier/zone-weights";
 pub(super) const FORWARDING: &str = "proxier/forwarding";

@@ -314,6 +314,51 @@ fn affinity_by_annotation() {
     }
 }
 
+/// Clients of one network stay with one endpoint, those of others with theirs; the mask changes in place.
+#[test]
+fn affinity_of_networks() {
+    for mode in MODES {
+        in_mode(mode, |node| {
+            let all: Vec<(u8, u16)> = (1..=8).map(|number| (number, 1)).collect();
+            for (v4, v6) in [("29", "125"), ("32", "128"), ("27", "123"), ("0", "1")] {
+                node.serve(
+                    json!({"proxier/persistence-seconds": "600", "proxier/persistence-prefix-ipv4": v4,
+                        "proxier/persistence-prefix-ipv6": v6}),
+                    &all,
+                );
+                assert_eq!(node.refused(), BTreeSet::new(), "{mode}");
+                if mode == Kind::Nftables {
+                    // nft reads what it lists of it.
+                    let listed = oracle::run("nft", &["list", "ruleset"], None).unwrap().stdout;
+                    assert_eq!(listed.contains("ip saddr & 255.255.255.248 . ip daddr"), v4 == "29", "{listed}");
+                    oracle::run("nft", &["-c", "-f", "-"], Some(&listed)).unwrap();
+                }
+                for family in Family::ALL {
+                    let prefix = if family == Family::V4 { v4 } else { v6 };
+                    let network = |number| match v4 {
+                        "29" => number / 8,
+                        "27" => number / 32,
+                        "0" => 0,
+                        _ => number,
+                    };
+                    let mut of: BTreeMap<u8, BTreeSet<u8>> = BTreeMap::new();
+                    for number in (1..=CLIENTS).chain(1..=CLIENTS) {
+                        of.entry(network(number)).or_default().insert(answer(family, number));
+                    }
+                    assert!(of.values().all(|endpoints| endpoints.len() == 1), "{mode} {family} /{prefix}: {of:?}");
+                    // Forty clients that each choose for themselves meet one of eight endpoints less than once in 10^35.
+                    let met = of.values().flatten().collect::<BTreeSet<_>>().len();
+                    assert!(of.len() < CLIENTS.into() || met > 1, "{mode} {family} /{prefix}: {of:?}");
+                }
+            }
+            // A network without affinity is reported, and clients go anywhere.
+            node.serve(json!({"proxier/persistence-prefix-ipv4": "24"}), &all);
+            assert_eq!(node.refused(), ["persistence-prefix-ipv4".to_owned()].into(), "{mode}");
+            assert!(spread(Family::V4, 100).len() > 1);
+        });
+    }
+}
+
 /// Wishes that a mode cannot fulfil are reported, and the others hold.
 #[test]
 fn what_a_mode_cannot_do_is_reported() {

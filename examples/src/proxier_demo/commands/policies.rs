@@ -60,6 +60,7 @@ pub(super) fn policies(
     };
     let question = PolicyQuestion::new(service, object, owned, proxier);
     policies.push(affinity(&question, of_service));
+    policies.extend(networks(&question));
     if proxier.mode() == Kind::Ipvs {
         policies.extend(of_ipvs(&question));
     } else {
@@ -156,9 +157,9 @@ fn choice(asked: &PolicyQuestion<'_>) -> Policy {
     Policy::new("choice of endpoints", value, from)
 }
 
-fn of_ipvs(asked: &PolicyQuestion<'_>) -> Vec<Policy> {
-    let PolicyQuestion { service, owned, proxier, counts, .. } = asked;
-    let config = proxier.facts().config();
+/// Networks whose clients count as one, where clients stay with their endpoints.
+fn networks(asked: &PolicyQuestion<'_>) -> Vec<Policy> {
+    let PolicyQuestion { service, counts, .. } = asked;
     let mut all = Vec::new();
     let keeps = counts.persistence_secs.or(service.affinity_secs).is_some();
     let prefixes = [
@@ -189,7 +190,13 @@ fn of_ipvs(asked: &PolicyQuestion<'_>) -> Vec<Policy> {
             all.push(Policy::new(what, value, from));
         }
     }
+    all
+}
 
+fn of_ipvs(asked: &PolicyQuestion<'_>) -> Vec<Policy> {
+    let PolicyQuestion { service, owned, proxier, counts, .. } = asked;
+    let config = proxier.facts().config();
+    let mut all = Vec::new();
     let scheduler = counts.scheduler.unwrap_or(config.ipvs.scheduler);
     let from = asked.from(MayAskFor::SCHEDULER, "proxier/scheduler", "ipvs.scheduler", |of| of.scheduler.is_some());
     all.push(Policy::new("scheduler", scheduler.to_string(), from));

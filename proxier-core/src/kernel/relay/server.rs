@@ -262,6 +262,7 @@ impl Server {
     /// A client does not stay with an endpoint that failed.
     pub(super) fn leave(&self, client: IpAddr, endpoint: EndpointKey) {
         let group = Arc::clone(&lock(&self.state).group);
+        let client = self.listener().counted_as(client);
         lock(&group.balance).leave(client, endpoint);
     }
 }
@@ -307,8 +308,9 @@ impl Ticket {
         now: Moment,
     ) -> Result<EndpointKey, Refusal> {
         let listener = self.server.listener();
-        let client = SocketAddr::new(client.ip().to_canonical(), client.port());
-        let slots = listener.endpoints_for(client.ip(), settings).map_err(Refusal::Turned)?;
+        let address = client.ip().to_canonical();
+        let slots = listener.endpoints_for(address, settings).map_err(Refusal::Turned)?;
+        let client = SocketAddr::new(listener.counted_as(address), client.port());
         let mut balance = lock(&self.group.balance);
         if let Some(before) = self.counted.take() {
             balance.end(before);

@@ -15,7 +15,7 @@ use iptables::{Chain, ChainName, Error, Rule, RuleBuilder};
 
 use super::names::{self, PortNames};
 use super::settings::Settings;
-use crate::net::EndpointKey;
+use crate::net::{EndpointKey, Network};
 use crate::service::Port;
 use crate::snapshot::TrafficPolicy;
 
@@ -214,9 +214,9 @@ impl ServiceLowering<'_> {
         if let Some(secs) = self.port.affinity_secs {
             for (endpoint, _) in endpoints {
                 let to = &endpoint.chain;
-                let known =
-                    ["-m", "recent", "--name", to.as_str(), "--rcheck", "--seconds", &secs.to_string(), "--reap"];
-                rules.push(about(endpoint).args(known).jump(to).build()?);
+                let (list, mask) = self.clients(to);
+                let known = ["-m", "recent", "--name", &list, "--rcheck", "--seconds", &secs.to_string(), "--reap"];
+                rules.push(about(endpoint).args(known).args(mask).jump(to).build()?);
             }
         }
         let mut left: u32 = endpoints.iter().map(|(_, weight)| *weight).fold(0, u32::saturating_add);
@@ -231,6 +231,19 @@ impl ServiceLowering<'_> {
             left = left.saturating_sub(*weight);
         }
         Ok(rules)
+    }
+
+    /// The list of clients that stay with the endpoint of a chain, and its mask where networks count as one. A list keeps the mask with which
+    /// it was made (`recent_mt_check`), so each mask has lists of its own.
+    fn clients<'c>(&self, chain: &'c ChainName) -> (Cow<'c, str>, Vec<String>) {
+        let prefix = self.port.affinity_prefix();
+        match prefix.and_then(|prefix| Network::new(self.port.family.unspecified(), prefix).ok()) {
+            Some(network) => {
+                let mask = vec!["--mask".to_owned(), network.netmask().to_string()];
+                (format!("{chain}-{}", network.prefix_len()).into(), mask)
+            }
+            None => (chain.as_str().into(), Vec::new()),
+        }
     }
 
     /// Traffic to the cluster IP that is masqueraded, with any endpoint.
@@ -250,7 +263,10 @@ impl ServiceLowering<'_> {
         let rule = || self.about_endpoint(|| self.port.name.to_string());
         let hairpin = rule().args(["-s", endpoint.address()]).jump(&self.mark).build()?;
         let chosen = match self.port.affinity_secs {
-            Some(_) => rule().args(["-m", "recent", "--name", endpoint.chain.as_str(), "--set"]),
+            Some(_) => {
+                let (list, mask) = self.clients(&endpoint.chain);
+                rule().args(["-m", "recent", "--name", &list, "--set"]).args(mask)
+            }
             None => rule(),
         };
         let protocol = names::protocol(self.port.protocol);
