@@ -171,6 +171,11 @@ impl FrontendKey {
         Family::of(self.address)
     }
 
+    /// The address and port, when the protocol is TCP.
+    pub(crate) fn tcp(&self) -> Option<SocketAddr> {
+        (self.protocol == Protocol::Tcp).then(|| SocketAddr::new(self.address, self.port))
+    }
+
     /// The address and port, when the protocol is UDP.
     #[doc(hidden)]
     pub fn udp(&self) -> Option<SocketAddr> {

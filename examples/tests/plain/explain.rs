@@ -324,11 +324,22 @@ fn policies_of_other_modes_are_told_as_far_as_they_count() {
         let weights = "by endpoint; by zone: a=3, *=1 (annotation proxier/weights of shop/web-1; annotation proxier/zone-weights)";
         says(&asked, &[("choice of endpoints", choice), ("weights", weights), ("session affinity", "none (default)")]);
         let (policies, endpoints) = asked.explained();
-        assert!(!policies.contains_key("forwarding") && !policies.contains_key("drain time of TCP"), "{policies:?}");
+        assert!(!policies.contains_key("forwarding"), "{policies:?}");
+        assert_eq!(policies["drain time of TCP"], "30 s (annotation proxier/drain-seconds)");
         assert_eq!(endpoints, ["10.244.1.5:80 0", "10.244.2.7:80 3"], "{mode}");
         let asked = Asking::in_mode(mode, "proxier/persistence-seconds: '60'", "", "");
         let sixty = "60 s (annotation proxier/persistence-seconds)";
         says(&asked, &[("session affinity", sixty), ("choice of endpoints", &format!("{usual} (default)"))]);
+        let asked =
+            "proxier/drain-seconds: '7', proxier/persistence-seconds: '60', proxier/persistence-prefix-ipv4: '24'";
+        let networks = "networks of /24 (annotation proxier/persistence-prefix-ipv4)";
+        says(
+            &Asking::in_mode(mode, asked, "", ""),
+            &[
+                ("drain time of TCP", "7 s (annotation proxier/drain-seconds)"),
+                ("clients of IPv4 that count as one", networks),
+            ],
+        );
     }
 }
 

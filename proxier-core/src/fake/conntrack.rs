@@ -26,20 +26,25 @@ impl Flow {
     pub fn udp(client: SocketAddr, destination: SocketAddr, endpoint: SocketAddr) -> Self {
         Flow { protocol: Protocol::Udp, client, destination, endpoint }
     }
+
+    /// A connection of TCP.
+    pub fn tcp(client: SocketAddr, destination: SocketAddr, endpoint: SocketAddr) -> Self {
+        Flow { protocol: Protocol::Tcp, client, destination, endpoint }
+    }
 }
 
-/// Whether none of the endpoints listed there answers it.
-fn is_stale(flow: &Flow, services: &UdpServices) -> bool {
-    flow.protocol == Protocol::Udp
+/// Whether it is of this protocol, and none of the endpoints listed there answers it.
+fn is_stale(flow: &Flow, protocol: Protocol, services: &UdpServices) -> bool {
+    flow.protocol == protocol
         && services.get(&flow.destination).is_some_and(|endpoints| !endpoints.contains(&flow.endpoint))
 }
 
 pub(super) fn find_udp(flows: &BTreeSet<Flow>, services: &UdpServices) -> BTreeSet<SocketAddr> {
-    flows.iter().filter(|flow| is_stale(flow, services)).map(|flow| flow.destination).collect()
+    flows.iter().filter(|flow| is_stale(flow, Protocol::Udp, services)).map(|flow| flow.destination).collect()
 }
 
-pub(super) fn forget_udp(flows: &mut BTreeSet<Flow>, family: Family, services: &UdpServices) -> usize {
+pub(super) fn forget(flows: &mut BTreeSet<Flow>, protocol: Protocol, family: Family, services: &UdpServices) -> usize {
     let before = flows.len();
-    flows.retain(|flow| Family::of(flow.destination.ip()) != family || !is_stale(flow, services));
+    flows.retain(|flow| Family::of(flow.destination.ip()) != family || !is_stale(flow, protocol, services));
     before.saturating_sub(flows.len())
 }

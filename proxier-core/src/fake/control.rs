@@ -61,6 +61,8 @@ pub enum Call {
     SysctlsSet,
     /// [`Conntrack::forget_udp`](crate::ports::Conntrack::forget_udp).
     ConntrackForgetUdp,
+    /// [`Conntrack::forget_tcp`](crate::ports::Conntrack::forget_tcp).
+    ConntrackForgetTcp,
     /// [`Conntrack::find_udp`](crate::ports::Conntrack::find_udp).
     ConntrackFindUdp,
     /// [`Tables::generation`](crate::ports::Tables::generation).
@@ -89,7 +91,7 @@ pub enum Call {
 
 impl Call {
     /// All calls.
-    pub const ALL: [Call; 37] = [
+    pub const ALL: [Call; 38] = [
         Call::IpvsSnapshot,
         Call::IpvsRealServers,
         Call::IpvsRun,
@@ -115,6 +117,7 @@ impl Call {
         Call::SysctlsGet,
         Call::SysctlsSet,
         Call::ConntrackForgetUdp,
+        Call::ConntrackForgetTcp,
         Call::ConntrackFindUdp,
         Call::TablesGeneration,
         Call::TablesRead,
@@ -298,7 +301,7 @@ impl Writes {
             | Call::LinksBind
             | Call::LinksUnbind => &mut self.links,
             Call::SysctlsGet | Call::SysctlsSet => &mut self.sysctls,
-            Call::ConntrackForgetUdp | Call::ConntrackFindUdp => &mut self.conntrack,
+            Call::ConntrackForgetUdp | Call::ConntrackForgetTcp | Call::ConntrackFindUdp => &mut self.conntrack,
             Call::TablesGeneration
             | Call::TablesRead
             | Call::TablesTable

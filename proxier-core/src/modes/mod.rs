@@ -31,7 +31,7 @@ use std::sync::Arc;
 use crate::config::{Config, Families};
 use crate::modes::shared::localhost::Guard;
 use crate::modes::shared::sysctls;
-use crate::net::{Family, FrontendKey};
+use crate::net::{Family, FrontendKey, Protocol};
 use crate::plan::report::{Applied, Refused, Report, Unread};
 use crate::plan::step::Step;
 use crate::ports::{
@@ -97,7 +97,8 @@ impl Kind {
         self != Kind::Userspace
     }
 
-    /// Whether connection tracking translates the packets of connections, so that flow tables can.
+    /// Whether connection tracking translates the packets of connections, so that flow tables can, and it alone knows
+    /// their endpoints.
     pub(crate) fn translates_packets(self) -> bool {
         matches!(self, Kind::Nftables | Kind::Iptables)
     }
@@ -233,7 +234,7 @@ impl Plan {
     /// The operations, in the order in which they are carried out.
     pub fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
         let work = self.work.iter().flat_map(|work| work.steps(names));
-        let flows = (!self.forget.is_empty()).then(|| Step::flows(&self.forget));
+        let flows = (!self.forget.is_empty()).then(|| Step::flows(Protocol::Udp, &self.forget));
         let fast_path = self.fast_path.iter().map(|change| change.step.clone());
         let guarded = self.guarded.iter().map(Step::sysctl);
         self.sysctls.iter().map(Step::sysctl).chain(work).chain(guarded).chain(fast_path).chain(flows)

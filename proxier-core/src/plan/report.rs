@@ -124,7 +124,7 @@ pub struct Applied {
     pub failures: Vec<Failure>,
     /// Features that this kernel turned out to lack; serving works without.
     pub lacks: Vec<Lack>,
-    /// UDP flows that were forgotten.
+    /// UDP flows that were forgotten, and connections of TCP that were cut.
     pub flows: Flows,
     /// Families whose rules were restored.
     pub restored: Vec<Family>,

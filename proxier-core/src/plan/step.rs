@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use crate::config::InterfaceName;
-use crate::net::Family;
+use crate::net::{Family, Protocol};
 use crate::ports::SysctlChange;
 use crate::ports::{LocalRoute, UdpServices};
 
@@ -195,8 +195,8 @@ impl Step {
         Step::new(action, Part::Route, format_args!("local {}", route.network)).with(format_args!("dev lo{source}"))
     }
 
-    pub(crate) fn flows(services: &UdpServices) -> Self {
-        Step::new(Action::Delete, Part::Flows, "UDP")
+    pub(crate) fn flows(protocol: Protocol, services: &UdpServices) -> Self {
+        Step::new(Action::Delete, Part::Flows, protocol)
             .with(format_args!("to {} addresses and ports, if none of their endpoints answers", services.len()))
     }
 }

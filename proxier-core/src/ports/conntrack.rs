@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use super::PortError;
 use crate::net::{ByFamily, Family};
 
-/// UDP flows to forget, by destination of the client's packets.
+/// Flows to forget, by destination of the client's packets.
 ///
-/// A flow is forgotten when its original destination is one of the keys, with protocol UDP, and the endpoint that answers
-/// it is not among the value's addresses.
+/// A flow is forgotten when its original destination is one of the keys, with protocol UDP (or TCP, see [`Conntrack::forget_tcp`]), and the
+/// endpoint that answers it is not among the value's addresses.
 pub type UdpServices = BTreeMap<SocketAddr, BTreeSet<SocketAddr>>;
 
 /// A number of flows, by family.
@@ -46,6 +46,7 @@ impl Flows {
 /// let services = UdpServices::from([(dns, [new].into())]);
 /// assert_eq!(kernel.ports().conntrack.find_udp(&services)?, [dns].into());
 /// assert_eq!(kernel.ports().conntrack.forget_udp(Family::V4, &services)?, 1);
+/// assert_eq!(kernel.ports().conntrack.forget_tcp(Family::V4, &services)?, 0); // there is none
 /// assert_eq!(kernel.state().flows.len(), 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -56,6 +57,12 @@ pub trait Conntrack {
     /// # Errors
     /// [`Unavailable`](super::PortErrorKind::Unavailable) without the module; when the table could not be listed.
     fn forget_udp(&mut self, family: Family, services: &UdpServices) -> Result<usize, PortError>;
+
+    /// The same for connections of TCP. The client's next packet is one of a new connection to the kernel.
+    ///
+    /// # Errors
+    /// As there.
+    fn forget_tcp(&mut self, family: Family, services: &UdpServices) -> Result<usize, PortError>;
 
     /// The addresses and ports of those that have flows which [`forget_udp`](Conntrack::forget_udp) would delete. Only reads.
     ///

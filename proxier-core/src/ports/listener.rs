@@ -50,6 +50,8 @@ pub struct Listener {
     pub affinity: Option<Duration>,
     /// Length of the prefix by which clients with affinity count as one; `None` for each by itself.
     pub affinity_prefix: Option<u8>,
+    /// Time for which connections to endpoints that are gone may go on. `None`: [`Settings::drain`].
+    pub drain: Option<Duration>,
     /// The networks that may connect; `None` for all clients.
     pub sources: Option<Arc<[Network]>>,
     /// Whether this node itself may connect where there are `sources`: its source is the listener's address then.
@@ -116,6 +118,7 @@ impl Listener {
             has_endpoints: false,
             affinity: None,
             affinity_prefix: None,
+            drain: None,
             sources: None,
             node_may_use: false,
             proxy_protocol: false,

@@ -2,6 +2,7 @@
 
 mod cluster_nodes;
 mod cold_start;
+mod drains;
 mod indexing;
 mod input;
 mod others;
@@ -27,11 +28,12 @@ use crate::modes::shared::host;
 use crate::modes::shared::localhost::{self, Guard};
 use crate::modes::shared::sysctls::{self, HostSettings};
 use crate::modes::{self, Mode, Pass, Plan, fast_path, iptables, ipvs, nftables, userspace};
-use crate::net::{Family, Network};
+use crate::net::{Family, Network, Protocol};
 use crate::plan::report::{Applied, Report, Unread};
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{Ports, UdpServices};
 use crate::reconciler::cluster_nodes::ClusterNodes;
+use crate::reconciler::drains::Drains;
 use crate::reconciler::indexing::{IndexUpdate, RefreshOutcome};
 use crate::reconciler::others::Judgement;
 use crate::reconciler::own_transactions::{OwnTransactions, RecordingTables};
@@ -219,6 +221,8 @@ pub struct Reconciler {
     tried_first: bool,
     /// A full pass has succeeded.
     settled: bool,
+    /// Endpoints that have left and may keep connections.
+    drains: Drains,
     /// Addresses and ports whose UDP flows could not be forgotten yet.
     unforgotten: BTreeSet<SocketAddr>,
     /// Steps that failed in the last full pass and since. The next full pass finds them again; they are not drift.
@@ -278,6 +282,7 @@ impl Reconciler {
             started: false,
             tried_first: false,
             settled: false,
+            drains: Drains::default(),
             unforgotten: BTreeSet::new(),
             unfinished: BTreeSet::new(),
             sweep: false,
@@ -320,7 +325,7 @@ impl Reconciler {
     /// Time at which [`Reconciler::pass`] has something to do; in the past: now. `None` before [`Reconciler::start`].
     pub fn next_wake(&self) -> Option<Moment> {
         let next = self.schedule.next().filter(|_| self.started)?;
-        let looks = [self.mode.next_wake(), self.next_loss()].into_iter().flatten();
+        let looks = [self.mode.next_wake(), self.next_loss(), self.drains.next()].into_iter().flatten();
         Some(looks.map(|look| look.max(self.schedule.earliest())).fold(next.at, Moment::min))
     }
 
@@ -339,7 +344,7 @@ impl Reconciler {
         }
         let now = clock();
         let is_due = |at: Option<Moment>| at.is_some_and(|at| at <= now);
-        if is_due(self.mode.next_wake()) || is_due(self.next_loss()) {
+        if is_due(self.mode.next_wake()) || is_due(self.next_loss()) || is_due(self.drains.next()) {
             self.schedule.request(now);
         }
         let pass = self.schedule.start(now)?;
@@ -407,6 +412,10 @@ impl Reconciler {
             let outcome = ports.sysctls.set(&change.path, &change.to);
             applied.note(|| Step::sysctl(change), outcome);
         }
+        let now = clock();
+        if self.mode.kind().translates_packets() && self.store.has_drains() {
+            self.drains.follow(self.changes.frontends(), &self.desired, !self.settled, now);
+        }
         let objects = (&self.store, &self.desired);
         let outcome = self.mode.carry_out(objects, &mut self.changes, report, clock, ports);
         applied.add(outcome.applied);
@@ -419,7 +428,12 @@ impl Reconciler {
         let (wait, forget): (UdpServices, UdpServices) =
             plan.forget.into_iter().partition(|(place, _)| is_unwritten(place));
         let lack = self.mode.kind().leaves_packets_to_kernel().then_some(flows::STAY);
-        let forgotten = flows::forget(&forget, lack, ports.conntrack, &mut applied);
+        let forgotten = flows::forget(Protocol::Udp, &forget, lack, ports.conntrack, &mut applied);
+        let mut cut = self.drains.due(&self.desired, now);
+        cut.retain(|place, _| !is_unwritten(place));
+        if flows::forget(Protocol::Tcp, &cut, Some(flows::STAY_TCP), ports.conntrack, &mut applied) {
+            self.drains.done(cut.into_keys(), now);
+        }
         applied.count(Part::Flows, Action::Delete, applied.flows.total());
         let again = forget.into_keys().filter(|_| !forgotten);
         self.unforgotten = wait.into_keys().chain(again).collect();

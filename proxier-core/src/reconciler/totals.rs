@@ -39,7 +39,7 @@ pub struct Totals {
     pub partial_restore_failures: ByFamily<u64>,
     /// Transactions of tables of nf_tables that failed (`kubeproxy_sync_proxy_rules_nftables_sync_failures_total`).
     pub table_failures: ByFamily<u64>,
-    /// UDP flows that were forgotten (`kubeproxy_conntrack_reconciler_deleted_entries_total`).
+    /// Flows that were forgotten (`kubeproxy_conntrack_reconciler_deleted_entries_total`).
     pub flows: Flows,
     /// End of the last pass that did not fail ([`Report::has_failed`])
     /// (`kubeproxy_sync_proxy_rules_last_timestamp_seconds`).

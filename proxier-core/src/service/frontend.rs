@@ -137,6 +137,11 @@ impl Frontend {
             || self.balancing.as_ref().is_some_and(|balancing| balancing.persistence_secs.is_some())
     }
 
+    /// Seconds for which an endpoint that leaves keeps its connections, where that is asked for.
+    pub(crate) fn drain_secs(&self) -> Option<u32> {
+        self.balancing.as_ref()?.drain_secs
+    }
+
     /// Length of the prefix by which clients with affinity count as one; `None` for each by itself.
     pub(crate) fn affinity_prefix(&self) -> Option<u8> {
         self.balancing.as_ref()?.persistence_prefix(self.key.family())

@@ -1,8 +1,8 @@
-//! Wishes of Services that a mode can fulfil, beyond what every mode does (weights, affinity).
+//! Wishes of Services that a mode can fulfil, beyond what every mode does (weights, affinity, drain times).
 
 use bitflags::bitflags;
 
-use super::balancing::{DRAIN, FLAGS, FORWARDING, MAX_CONNECTIONS, ONE_PACKET, SCHEDULER};
+use super::balancing::{FLAGS, FORWARDING, MAX_CONNECTIONS, ONE_PACKET, SCHEDULER};
 use super::{Balancing, Sharing};
 
 bitflags! {
@@ -11,7 +11,7 @@ bitflags! {
     pub(crate) struct Abilities: u8 {
         /// Connections are relayed by a process: endpoints can be told the client.
         const RELAYS = 1;
-        /// IPVS: every scheduler with its flags, one-packet scheduling, forwarding, limits, drains.
+        /// IPVS: every scheduler with its flags, one-packet scheduling, forwarding, limits.
         const IPVS = 1 << 1;
         /// Endpoints by a hash of the client (`sh`, `mh`).
         const BY_CLIENT = 1 << 2;
@@ -70,7 +70,6 @@ impl Abilities {
             asked.forwarding = asked.forwarding.filter(|_| asked.returning().is_none());
         });
         only_ipvs(asked, MAX_CONNECTIONS, &|asked| asked.thresholds = none.thresholds);
-        only_ipvs(asked, DRAIN, &|asked| asked.drain_secs = None);
         refused
     }
 }

@@ -22,7 +22,7 @@ use crate::objects::{IpvsDefaultsObject, StringMap};
 /// | `proxier/forwarding` | `masquerade`, `direct-route`, `ipip`, `gre`, `gue:PORT`: how packets for external addresses reach endpoints | `kube-router.io/service.dsr` |
 /// | `proxier/max-connections` | connections above which an endpoint gets no new ones, at each address of the Service | |
 /// | `proxier/min-connections` | connections below which it gets new ones again, less than the above; three quarters of it by default | |
-/// | `proxier/drain-seconds` | 0 to 2678400: how long an endpoint that leaves keeps its connections of TCP | |
+/// | `proxier/drain-seconds` * | 0 to 2678400: how long an endpoint that leaves keeps its connections of TCP | |
 ///
 /// The first column counts when both are there. What cannot be is reported, and the configuration counts; so is an annotation that
 /// begins with `proxier/` and is none of these, nor one of userspace mode.
@@ -128,7 +128,7 @@ const ZONE_WEIGHTS: &str = "proxier/zone-weights";
 pub(super) const FORWARDING: &str = "proxier/forwarding";
 pub(super) const MAX_CONNECTIONS: &str = "proxier/max-connections";
 const MIN_CONNECTIONS: &str = "proxier/min-connections";
-pub(super) const DRAIN: &str = "proxier/drain-seconds";
+const DRAIN: &str = "proxier/drain-seconds";
 
 const FORWARDING_DEFAULT: &str = "ipvs.defaults.forwarding";
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::slice::Locations;
-use super::{Abilities, EndpointSlice, FrontendSpec, ObjectKey, ObjectKind, Rejection, Service};
+use super::{Abilities, Balancing, EndpointSlice, FrontendSpec, ObjectKey, ObjectKind, Rejection, Service};
 use crate::objects::{EndpointSliceObject, ServiceObject};
 use crate::pack::pack;
 
@@ -74,6 +74,8 @@ pub struct Store {
     locations: BTreeSet<Arc<Locations>>,
     /// Wishes of Services that the mode can fulfil.
     abilities: Abilities,
+    /// A Service has asked for a drain time.
+    has_drains: bool,
     /// Boxed, since a map keeps room for more values than it has.
     services: BTreeMap<ObjectKey, Box<Service>>,
     /// Slices by Service, each list sorted by the slice's key. Most Services have one.
@@ -114,6 +116,11 @@ impl Store {
         self.locations.retain(|locations| Arc::strong_count(locations) > 1);
     }
 
+    /// Whether a Service has asked for a drain time since the store is there.
+    pub(crate) fn has_drains(&self) -> bool {
+        self.has_drains
+    }
+
     /// Takes a new or changed Service. One that has nothing to program any more is removed.
     pub fn upsert_service(&mut self, object: &ServiceObject) -> Vec<ObjectKey> {
         let mut rejections = Vec::new();
@@ -124,6 +131,7 @@ impl Store {
             Some(service) if self.service(&key) == Some(&service) => false,
             Some(mut service) => {
                 service.key = key.clone();
+                self.has_drains |= drains(service.balancing.as_deref());
                 self.services.insert(key.clone(), Box::new(service));
                 true
             }
@@ -165,6 +173,7 @@ impl Store {
         if self.frontends.get(key).is_some_and(|known| **known == *checked) {
             return Vec::new();
         }
+        self.has_drains |= checked.iter().any(|spec| drains(spec.balancing.as_deref()));
         self.frontends.insert(key.clone(), checked.into());
         vec![key.clone()]
     }
@@ -318,4 +327,9 @@ impl Store {
     pub fn rejections_of(&self, kind: ObjectKind, key: &ObjectKey) -> &[Rejection] {
         self.rejections.get(&(kind, key.clone())).map_or(&[], Vec::as_slice)
     }
+}
+
+/// Whether a drain time is asked for.
+fn drains(asked: Option<&Balancing>) -> bool {
+    asked.is_some_and(|asked| asked.drain_secs.is_some())
 }

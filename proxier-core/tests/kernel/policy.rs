@@ -359,6 +359,74 @@ fn affinity_of_networks() {
     }
 }
 
+/// Connections to an endpoint that leaves go on for the drain time, and are cut then; others go on.
+#[test]
+fn connections_are_cut_when_the_drain_time_is_over() {
+    for mode in MODES {
+        in_mode(mode, |node| {
+            let annotations = json!({"proxier/drain-seconds": if mode == Kind::Userspace { "2" } else { "90" }});
+            let hold = || -> BTreeMap<(Family, u8), Conversation> {
+                let mut held = BTreeMap::new();
+                for family in Family::ALL {
+                    while [1, 2].iter().any(|number| !held.contains_key(&(family, *number))) {
+                        let mut one = Conversation::open(Transport::Tcp, None, service(family), LIMIT).unwrap();
+                        let name: u8 = one.ask().unwrap().name.parse().unwrap();
+                        held.insert((family, name), one);
+                    }
+                }
+                held
+            };
+            node.settle(&annotations, &[(1, 1), (2, 1)]);
+            let mut held = hold();
+            assert_eq!(node.refused(), BTreeSet::new(), "{mode}");
+            let before = node.settle(&annotations, &[(1, 1)]);
+            assert_eq!(before.applied.flows.total(), 0, "{mode}");
+            for one in held.values_mut() {
+                one.ask().unwrap();
+            }
+            // The endpoint comes back and leaves again: its time begins anew.
+            node.settle(&annotations, &[(1, 1), (2, 1)]);
+            node.settle(&annotations, &[(1, 1)]);
+            if mode == Kind::Userspace {
+                std::thread::sleep(Duration::from_secs(4));
+            } else {
+                assert!(node.process.next_wake().unwrap() <= node.now + Duration::from_secs(90), "{mode}");
+                let early = node.settle(&annotations, &[(1, 1)]);
+                assert_eq!(early.applied.flows.total(), 0, "{mode}");
+                for one in held.values_mut() {
+                    one.ask().unwrap();
+                }
+                let late = node.settle(&annotations, &[(1, 1)]);
+                assert!(late.applied.flows.v4 > 0 && late.applied.flows.v6 > 0, "{mode}: {:?}", late.applied.flows);
+            }
+            for ((family, number), one) in &mut held {
+                assert_eq!(one.ask().is_ok(), *number == 1, "{mode} {family} {number}");
+            }
+            if mode != Kind::Userspace {
+                // A new process does not know who left before it, and waits the full time. Then the whole Service goes.
+                node.settle(&annotations, &[(1, 1), (2, 1)]);
+                let mut held = hold();
+                node.settle(&annotations, &[(1, 1)]);
+                node.process = process(mode);
+                for _ in 0..2 {
+                    node.settle(&annotations, &[(1, 1)]);
+                    for one in held.values_mut() {
+                        one.ask().unwrap();
+                    }
+                }
+                node.settle(&annotations, &[(1, 1)]);
+                for ((family, number), one) in &mut held {
+                    assert_eq!(one.ask().is_ok(), *number == 1, "{mode} {family} {number}");
+                }
+                let none = json!({"proxier/drain-seconds": "0"});
+                node.settle(&none, &[(1, 1)]);
+                node.settle(&none, &[]);
+                assert!(held.values_mut().all(|one| one.ask().is_err()), "{mode}");
+            }
+        });
+    }
+}
+
 /// Wishes that a mode cannot fulfil are reported, and the others hold.
 #[test]
 fn what_a_mode_cannot_do_is_reported() {
@@ -369,7 +437,7 @@ fn what_a_mode_cannot_do_is_reported() {
                     "proxier/drain-seconds": "30", "proxier/one-packet": "false", "proxier/persistence-seconds": "60"})
             };
             node.serve(ask("sed"), &[(1, 1), (2, 0)]);
-            let always = ["drain-seconds", "forwarding", "max-connections", "scheduler"].map(str::to_owned);
+            let always = ["forwarding", "max-connections", "scheduler"].map(str::to_owned);
             assert_eq!(node.refused(), always.clone().into(), "{mode}");
             assert_eq!(spread(Family::V4, 20), BTreeMap::from([(1, 20)]), "{mode}");
             node.serve(ask("wrr"), &[(1, 1)]);

@@ -65,6 +65,7 @@ pub(super) fn policies(
         policies.extend(of_ipvs(&question));
     } else {
         policies.extend([choice(&question), weights(&question)]);
+        policies.extend(question.said.drain_secs.map(|_| drain(&question)));
     }
     let (value, from) = match (config.topology, service.topology_annotation) {
         (Topology::Hints, _) => ("used where every ready endpoint has them", "default"),
@@ -234,17 +235,22 @@ fn of_ipvs(asked: &PolicyQuestion<'_>) -> Vec<Policy> {
         (upper, lower) => format!("at most {upper}, again below {lower}"),
     };
     all.push(Policy::new("connections of an endpoint", value, from));
-    let from = asked
-        .from(MayAskFor::DRAIN, "proxier/drain-seconds", "ipvs.defaults.drainSeconds", |of| of.drain_secs.is_some());
-    let usual = ipvs_mode::Policy::default().deadline.map(|time| time.as_secs());
-    let value = match counts.drain_secs.map(u64::from).or(usual) {
-        Some(secs) => format!("{secs} s"),
-        None => "until no connection is left".to_owned(),
-    };
-    all.push(Policy::new("drain time of TCP", value, from));
+    all.push(drain(asked));
     all.push(binding(proxier));
     all.extend(marks(asked));
     all
+}
+
+/// How long endpoints that leave keep their connections.
+fn drain(asked: &PolicyQuestion<'_>) -> Policy {
+    let from = asked
+        .from(MayAskFor::DRAIN, "proxier/drain-seconds", "ipvs.defaults.drainSeconds", |of| of.drain_secs.is_some());
+    let usual = ipvs_mode::Policy::default().deadline.filter(|_| asked.proxier.mode() == Kind::Ipvs);
+    let value = match asked.counts.drain_secs.map(u64::from).or(usual.map(|time| time.as_secs())) {
+        Some(secs) => format!("{secs} s"),
+        None => "as ever in this mode".to_owned(),
+    };
+    Policy::new("drain time of TCP", value, from)
 }
 
 fn weights(asked: &PolicyQuestion<'_>) -> Policy {

@@ -21,6 +21,13 @@ impl Conntrack for TimedPorts<'_> {
         outcome
     }
 
+    fn forget_tcp(&mut self, family: Family, services: &UdpServices) -> Result<usize, PortError> {
+        let start = Instant::now();
+        let outcome = self.conntrack.forget_tcp(family, services);
+        self.took.push((family, start.elapsed()));
+        outcome
+    }
+
     fn find_udp(&mut self, services: &UdpServices) -> Result<BTreeSet<SocketAddr>, PortError> {
         self.conntrack.find_udp(services)
     }

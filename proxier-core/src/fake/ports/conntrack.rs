@@ -3,8 +3,10 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
+use ipvs::model::Protocol;
+
 use super::gate::Gate;
-use crate::fake::conntrack::{Flow, find_udp, forget_udp};
+use crate::fake::conntrack::{Flow, find_udp, forget};
 use crate::fake::control::Call;
 use crate::fake::shared::Shared;
 use crate::net::Family;
@@ -17,7 +19,13 @@ pub(super) struct FakeConntrackPort {
 
 impl Conntrack for FakeConntrackPort {
     fn forget_udp(&mut self, family: Family, services: &UdpServices) -> Result<usize, PortError> {
-        self.gate.call(Call::ConntrackForgetUdp, None, || Ok(forget_udp(&mut self.flows.lock(), family, services)))
+        let of_udp = || Ok(forget(&mut self.flows.lock(), Protocol::Udp, family, services));
+        self.gate.call(Call::ConntrackForgetUdp, None, of_udp)
+    }
+
+    fn forget_tcp(&mut self, family: Family, services: &UdpServices) -> Result<usize, PortError> {
+        let of_tcp = || Ok(forget(&mut self.flows.lock(), Protocol::Tcp, family, services));
+        self.gate.call(Call::ConntrackForgetTcp, None, of_tcp)
     }
 
     fn find_udp(&mut self, services: &UdpServices) -> Result<BTreeSet<SocketAddr>, PortError> {

@@ -18,6 +18,7 @@ const CT_DELETE: u16 = 0x0102;
 
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
+const IPPROTO_TCP: u8 = 6;
 const IPPROTO_UDP: u8 = 17;
 
 /// `CTA_FILTER_F_CTA_PROTO_NUM` (net/netfilter/nf_internals.h; libnetfilter_conntrack uses it too): of the tuple, only the
@@ -151,8 +152,8 @@ struct Deletion {
     zone: Option<u16>,
 }
 
-/// The flow, if the endpoint that answers it is gone.
-fn doomed(payload: &[u8], services: &UdpServices) -> Result<Option<Deletion>, WireError> {
+/// The flow, if it is of this protocol and the endpoint that answers it is gone.
+fn doomed(payload: &[u8], protocol: u8, services: &UdpServices) -> Result<Option<Deletion>, WireError> {
     let available = payload.len();
     let (_, attributes) = NfGenHeader::split(payload).ok_or(WireError::Message { offset: 0, available })?;
     let (mut original, mut reply, mut id, mut zone) = (None, None, None, None);
@@ -168,7 +169,7 @@ fn doomed(payload: &[u8], services: &UdpServices) -> Result<Option<Deletion>, Wi
     let (Some(original), Some(reply)) = (original, reply) else { return Ok(None) };
     let sent = Tuple::read(original)?;
     // Kernels before 5.8 list every protocol.
-    if sent.protocol != Some(IPPROTO_UDP) {
+    if sent.protocol != Some(protocol) {
         return Ok(None);
     }
     let endpoints = sent.destination().and_then(|destination| Some((destination, services.get(&destination)?)));
@@ -183,10 +184,10 @@ fn header(family: u8) -> [u8; NfGenHeader::LENGTH] {
     NfGenHeader { family, version: 0, resource: 0 }.to_bytes()
 }
 
-/// Lists the UDP flows of a family and keeps those to delete.
+/// Lists the flows of a family and a protocol, and keeps those to delete.
 fn list(
     connection: &mut Connection,
-    family: u8,
+    (family, protocol): (u8, u8),
     services: &UdpServices,
     filtered: bool,
 ) -> Result<Vec<Deletion>, Error> {
@@ -200,13 +201,13 @@ fn list(
             found.borrow_mut().clear();
             if filtered {
                 out.nest(FlowAttr::TUPLE_ORIG, |out| {
-                    out.nest(TupleAttr::PROTO, |out| out.attr(ProtoAttr::NUM, &IPPROTO_UDP));
+                    out.nest(TupleAttr::PROTO, |out| out.attr(ProtoAttr::NUM, &protocol));
                 });
                 out.nest(FlowAttr::FILTER, |out| out.attr(FilterAttr::ORIG_FLAGS, &BY_PROTOCOL));
             }
         },
         |payload| {
-            found.borrow_mut().extend(doomed(payload, services)?);
+            found.borrow_mut().extend(doomed(payload, protocol, services)?);
             Ok(())
         },
     )?;
@@ -250,16 +251,16 @@ impl ConntrackPort {
     }
 
     /// The flows of a family to delete; lists nothing if `services` has no address of the family.
-    fn find(&mut self, family: u8, services: &UdpServices) -> Result<Vec<Deletion>, PortError> {
-        const DOING: &str = "listing tracked UDP connections";
+    fn find(&mut self, family: u8, protocol: u8, services: &UdpServices) -> Result<Vec<Deletion>, PortError> {
+        const DOING: &str = "listing tracked connections";
         if services.keys().all(|destination| destination.is_ipv4() != (family == AF_INET)) {
             return Ok(Vec::new());
         }
         let refused = |error: &Error| error.kernel().map(|refusal| refusal.errno);
-        let attempt = |connection: &mut Connection| match list(connection, family, services, true) {
+        let attempt = |connection: &mut Connection| match list(connection, (family, protocol), services, true) {
             // The kernel knows filters, but not this one.
             Err(error) if matches!(refused(&error), Some(Errno::EINVAL | Errno::EOPNOTSUPP)) => {
-                list(connection, family, services, false)
+                list(connection, (family, protocol), services, false)
             }
             listed => listed,
         };
@@ -277,9 +278,18 @@ impl ConntrackPort {
         })
     }
 
+    fn forget(&mut self, family: Family, protocol: u8, services: &UdpServices) -> Result<usize, PortError> {
+        let family = if family == Family::V4 { AF_INET } else { AF_INET6 };
+        let flows = self.find(family, protocol, services)?;
+        if !flows.is_empty() {
+            self.delete(family, &flows)?;
+        }
+        Ok(flows.len())
+    }
+
     /// Deletes flows; those that ended by themselves count as deleted.
     fn delete(&mut self, family: u8, flows: &[Deletion]) -> Result<(), PortError> {
-        const DOING: &str = "deleting tracked UDP connections";
+        const DOING: &str = "deleting tracked connections";
         let connection = match self.connection.get() {
             Ok(connection) => connection,
             Err(error) => return Err(netlink(&error, DOING).0),
@@ -309,18 +319,17 @@ impl ConntrackPort {
 
 impl Conntrack for ConntrackPort {
     fn forget_udp(&mut self, family: Family, services: &UdpServices) -> Result<usize, PortError> {
-        let family = if family == Family::V4 { AF_INET } else { AF_INET6 };
-        let flows = self.find(family, services)?;
-        if !flows.is_empty() {
-            self.delete(family, &flows)?;
-        }
-        Ok(flows.len())
+        self.forget(family, IPPROTO_UDP, services)
+    }
+
+    fn forget_tcp(&mut self, family: Family, services: &UdpServices) -> Result<usize, PortError> {
+        self.forget(family, IPPROTO_TCP, services)
     }
 
     fn find_udp(&mut self, services: &UdpServices) -> Result<BTreeSet<SocketAddr>, PortError> {
         let mut found = BTreeSet::new();
         for family in [AF_INET, AF_INET6] {
-            found.extend(self.find(family, services)?.iter().map(|flow| flow.destination));
+            found.extend(self.find(family, IPPROTO_UDP, services)?.iter().map(|flow| flow.destination));
         }
         Ok(found)
     }

@@ -106,6 +106,8 @@ fn only_stale_udp_flows_are_deleted() {
     let (mut port, deleted) = port(table(), |_| None, netlink_batch::testing::Faults::default());
     assert_eq!(forget(&mut port, &services()), Ok(Flows { v4: 2, v6: 1 }));
     assert_eq!(ids(&deleted), [2, 5, 6]);
+    assert_eq!(port.forget_tcp(Family::V4, &services()), Ok(1));
+    assert_eq!(ids(&deleted), [4]);
 }
 
 #[test]
@@ -169,8 +171,11 @@ fn nothing_to_look_for_asks_nothing() {
 fn a_cut_off_flow_is_harmless() {
     for whole in table() {
         for end in 0..whole.len() {
-            if let Ok(Some(found)) = doomed(&whole[..end], &services()) {
-                assert_eq!(Ok(Some(found.original)), doomed(&whole, &services()).map(|d| d.map(|d| d.original)));
+            if let Ok(Some(found)) = doomed(&whole[..end], IPPROTO_UDP, &services()) {
+                assert_eq!(
+                    Ok(Some(found.original)),
+                    doomed(&whole, IPPROTO_UDP, &services()).map(|d| d.map(|d| d.original))
+                );
             }
         }
     }

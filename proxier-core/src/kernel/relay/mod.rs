@@ -276,7 +276,7 @@ impl Relay {
 
     /// Gives a server other endpoints, and says so to the threads.
     fn update(&self, server: &Arc<Server>, listener: Listener, group: Arc<Group>) {
-        let drain = self.shared.settings().drain;
+        let drain = listener.drain.or(self.shared.settings().drain);
         let until = drain.map(|drain| self.shared.now().saturating_add(drain));
         let is_gone = server.update(listener, group, until);
         match (server.key.protocol, until) {
@@ -352,7 +352,9 @@ impl Relay {
         self.shared.set_own(*key, false);
         self.leave(held.server.id);
         let group = self.group(&held.listener);
-        self.update(&held.server, Listener::new(*key, Arc::clone(&held.listener.group)), group);
+        let mut closed = Listener::new(*key, Arc::clone(&held.listener.group));
+        closed.drain = held.listener.drain;
+        self.update(&held.server, closed, group);
         if let Socket::Tcp { socket, listens: true, .. } = &held.socket {
             // The socket goes with `held`; who waits to be accepted is reset either way.
             drop(socket::stop_listening(socket));

@@ -1,4 +1,4 @@
-//! UDP flows that go to endpoints which do not answer any more.
+//! Flows that go to endpoints which do not answer any more: of UDP, and of TCP once their time is over.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -67,22 +67,33 @@ pub(crate) fn answering_at(place: SocketAddr, served: Option<BTreeSet<SocketAddr
     served.unwrap_or_else(|| [place].into())
 }
 
-/// Forgets flows. `lack`: the consequence where this kernel cannot. Returns whether that is done, as far as it can be.
+/// The consequence for connections of TCP.
+pub(crate) const STAY_TCP: &str = "connections to endpoints that have left are not cut";
+
+/// Forgets flows of UDP or TCP. `lack`: the consequence where this kernel cannot. Returns whether that is done, as far as it can be.
 pub(crate) fn forget(
+    protocol: Protocol,
     flows: &UdpServices,
     lack: Option<&str>,
     conntrack: &mut dyn Conntrack,
     applied: &mut Applied,
 ) -> bool {
     for family in Family::ALL.into_iter().filter(|family| flows.keys().any(|place| Family::of(place.ip()) == *family)) {
-        match conntrack.forget_udp(family, flows) {
-            Ok(forgotten) => *applied.flows.of_mut(family) = forgotten,
+        let forgotten = match protocol {
+            Protocol::Tcp => conntrack.forget_tcp(family, flows),
+            _ => conntrack.forget_udp(family, flows),
+        };
+        match forgotten {
+            Ok(forgotten) => {
+                let all = applied.flows.of_mut(family);
+                *all = all.saturating_add(forgotten);
+            }
             Err(error) if error.kind() == PortErrorKind::Unavailable => {
                 applied.lacks.extend(lack.map(|what| Lack::new(what, error)));
                 return true;
             }
             Err(error) => {
-                applied.fail(Step::flows(flows), error);
+                applied.fail(Step::flows(protocol, flows), error);
                 return false;
             }
         }

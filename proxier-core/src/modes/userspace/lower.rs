@@ -43,6 +43,7 @@ pub(crate) fn lower(frontend: &Frontend) -> Option<Listener> {
         has_endpoints: !cluster.is_empty() || !outside.is_empty(),
         affinity: frontend.affinity_secs.map(|secs| Duration::from_secs(secs.into())),
         affinity_prefix: frontend.affinity_prefix().filter(|_| frontend.affinity_secs.is_some()),
+        drain: frontend.drain_secs().map(|secs| Duration::from_secs(secs.into())),
         sources: frontend.source_ranges.clone(),
         node_may_use: frontend.node_may_use,
         proxy_protocol: frontend.proxy_protocol,

@@ -1,0 +1,91 @@
+//! Connections of TCP to endpoints that have left, in modes that translate connections: they are cut when the time is over that the Service
+//! gives them ([`Balancing::drain_secs`](crate::snapshot::Balancing::drain_secs)).
+//!
+//! The kernel forgets the connection. The client's next packet goes where a new connection would, which resets it.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::modes::shared::flows::answering_at;
+use crate::net::{FrontendKey, Protocol};
+use crate::ports::UdpServices;
+use crate::service::{Desired, Frontend};
+use crate::time::Moment;
+
+/// The Frontends of TCP with endpoints that have left, by address and port.
+#[derive(Debug, Default)]
+pub(super) struct Drains(BTreeMap<SocketAddr, Drain>);
+
+#[derive(Debug, Default)]
+struct Drain {
+    /// The endpoints that have left, with the end of their time.
+    left: BTreeMap<SocketAddr, Moment>,
+    /// End of the time of endpoints that left under an earlier process: nobody knows them any more, nor when that was.
+    earlier: Option<Moment>,
+}
+
+impl Drain {
+    fn next(&self) -> Option<Moment> {
+        self.left.values().copied().chain(self.earlier).min()
+    }
+}
+
+impl Drains {
+    /// Follows Frontends that may have changed, each with its state before. `is_first`: an earlier process may have served them.
+    pub(super) fn follow<'a>(
+        &mut self,
+        changed: impl Iterator<Item = (&'a FrontendKey, Option<&'a Frontend>)>,
+        desired: &Desired,
+        is_first: bool,
+        now: Moment,
+    ) {
+        for (key, before) in changed {
+            let (Some(place), after) = (key.tcp(), desired.frontend(key)) else { continue };
+            let Some(secs) = after.or(before).and_then(Frontend::drain_secs) else {
+                self.0.remove(&place);
+                continue;
+            };
+            let until = now.saturating_add(Duration::from_secs(secs.into()));
+            let serving = after.map(Frontend::answering).unwrap_or_default();
+            let drain = self.0.entry(place).or_default();
+            drain.left.retain(|endpoint, _| !serving.contains(endpoint));
+            for endpoint in before.map(Frontend::answering).unwrap_or_default().difference(&serving) {
+                drain.left.entry(*endpoint).or_insert(until);
+            }
+            drain.earlier = drain.earlier.or(is_first.then_some(until));
+            if drain.next().is_none() {
+                self.0.remove(&place);
+            }
+        }
+    }
+
+    /// Time at which connections are cut next.
+    pub(super) fn next(&self) -> Option<Moment> {
+        self.0.values().filter_map(Drain::next).min()
+    }
+
+    /// The Frontends with connections to cut now, with the addresses that may still answer there.
+    pub(super) fn due(&self, desired: &Desired, now: Moment) -> UdpServices {
+        let due = self.0.iter().filter(|(_, drain)| drain.next().is_some_and(|next| next <= now));
+        let stays = |(place, drain): (&SocketAddr, &Drain)| {
+            let key = FrontendKey::new(Protocol::Tcp, place.ip(), place.port());
+            let mut stay = answering_at(*place, desired.frontend(&key).map(Frontend::answering));
+            stay.extend(drain.left.iter().filter(|(_, until)| **until > now).map(|(endpoint, _)| *endpoint));
+            (*place, stay)
+        };
+        due.map(stays).collect()
+    }
+
+    /// Forgets the endpoints of these Frontends whose time was over.
+    pub(super) fn done(&mut self, places: impl IntoIterator<Item = SocketAddr>, now: Moment) {
+        for place in places {
+            let Some(drain) = self.0.get_mut(&place) else { continue };
+            drain.left.retain(|_, until| *until > now);
+            drain.earlier = drain.earlier.filter(|until| *until > now);
+            if drain.next().is_none() {
+                self.0.remove(&place);
+            }
+        }
+    }
+}
