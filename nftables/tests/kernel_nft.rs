@@ -5,6 +5,7 @@
 mod suite;
 
 use std::collections::BTreeMap;
+use std::io::BufRead as _;
 use std::time::{Duration, Instant};
 
 use nftables::expr::CtKey;
@@ -1005,12 +1006,25 @@ fn traced_packets_are_told_as_nft_tells_them() {
             }\n",
         );
         let mut traces = Events::open_traces().unwrap();
-        let monitor = std::process::Command::new("timeout")
-            .args(["3", "stdbuf", "-oL", "nft", "monitor", "trace"])
+        let mut monitor = std::process::Command::new("stdbuf")
+            .args(["-oL", "nft", "monitor", "trace"])
             .stdout(std::process::Stdio::piped())
             .spawn()
             .unwrap();
-        std::thread::sleep(Duration::from_secs(1));
+        let (tell, heard) = std::sync::mpsc::channel();
+        let output = std::io::BufReader::new(monitor.stdout.take().unwrap());
+        std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
+        // nft listens once its socket is in the group of traces (NFNLGRP_NFTRACE), too.
+        let listens = || {
+            let all = std::fs::read_to_string("/proc/thread-self/net/netlink").unwrap();
+            let groups = all.lines().filter_map(|line| u32::from_str_radix(line.split_whitespace().nth(3)?, 16).ok());
+            groups.filter(|groups| groups & 1 << 8 != 0).count()
+        };
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while listens() < 2 {
+            assert!(Instant::now() < deadline, "nft monitor does not listen");
+            std::thread::sleep(Duration::from_millis(50));
+        }
         for port in [22136_u16, 22137] {
             let socket = std::net::UdpSocket::bind(("127.0.0.1", port)).unwrap();
             for to in [4660, 4661] {
@@ -1031,13 +1045,15 @@ fn traced_packets_are_told_as_nft_tells_them() {
             }));
         }
         steps.retain(|step| step.step != TraceStep::Return(Verdict::Continue));
-        let output = monitor.wait_with_output().unwrap();
-        let told = String::from_utf8(output.stdout).unwrap();
-        let told: Vec<&str> = told
-            .lines()
-            .filter(|line| !line.contains(" packet: ") && !line.contains(" in verdict continue"))
-            .map(str::trim)
-            .collect();
+        let mut told: Vec<String> = Vec::new();
+        // After the last that is expected, there may be more for a moment.
+        while let Ok(line) = heard.recv_timeout(Duration::from_secs(if told.len() < steps.len() { 20 } else { 1 })) {
+            if !line.contains(" packet: ") && !line.contains(" in verdict continue") {
+                told.push(line.trim().to_owned());
+            }
+        }
+        monitor.kill().unwrap();
+        monitor.wait().unwrap();
         let said: Vec<String> = steps.iter().map(ToString::to_string).collect();
         assert_eq!(told.len(), steps.len(), "{told:#?}\n{said:#?}");
         // Each rule by its handle, as `nft -a` lists them.
