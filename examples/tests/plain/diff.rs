@@ -54,7 +54,7 @@ fn the_way_out_of_ipvs_can_be_read_before_it_is_walked() {
   a pod of this node: gets 10.244.1.6:8080, which sees the client's address → gets 10.244.1.6:8080 or 10.244.2.5:8080, which sees the client's address
 ";
     assert!(said.contains(node_port), "{said}");
-    assert!(said.contains("proxier/max-connections] 9: only IPVS mode does this; ignored"), "{said}");
+    assert!(said.contains("proxier/max-connections] 9: this mode does not know numbers of connections"), "{said}");
     assert!(said.contains("1 of 2 Services differ, from ipvs to nftables"), "{said}");
     assert!(said.contains("all: connections that are open end") && !said.contains("shop/plain"), "{said}");
     // The mode of the configuration, without --to.

@@ -22,6 +22,16 @@ pub enum Turn {
     Fewest,
 }
 
+/// Limit of an endpoint's connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "a limit is these two numbers")]
+pub struct Limit {
+    /// The number with which it gets no new ones.
+    pub most: u32,
+    /// The number below which it gets new ones again.
+    pub again_below: u32,
+}
+
 /// Protocol, address and port on which this process listens, with the endpoints that connections and datagrams go to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -50,6 +60,8 @@ pub struct Listener {
     pub affinity: Option<Duration>,
     /// Length of the prefix by which clients with affinity count as one; `None` for each by itself.
     pub affinity_prefix: Option<u8>,
+    /// Numbers of connections of each endpoint, over all listeners of the group. `None`: no limit.
+    pub limit: Option<Limit>,
     /// Time for which connections to endpoints that are gone may go on. `None`: [`Settings::drain`].
     pub drain: Option<Duration>,
     /// The networks that may connect; `None` for all clients.
@@ -118,6 +130,7 @@ impl Listener {
             has_endpoints: false,
             affinity: None,
             affinity_prefix: None,
+            limit: None,
             drain: None,
             sources: None,
             node_may_use: false,

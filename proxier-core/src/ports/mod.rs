@@ -63,7 +63,7 @@ pub use conntrack::{Conntrack, Flows, UdpServices};
 pub use error::{ItemFailure, ItemFailures, PortError, PortErrorKind};
 pub use ipvs::Ipvs;
 pub use links::Links;
-pub use listener::{Counts, Listener, Settings, Turn};
+pub use listener::{Counts, Limit, Listener, Settings, Turn};
 #[cfg(feature = "kernel")]
 pub(crate) use listener::{Slots, Turned};
 pub use named_set::NamedSet;

@@ -11,11 +11,11 @@ bitflags! {
     pub(crate) struct Abilities: u8 {
         /// Connections are relayed by a process: endpoints can be told the client.
         const RELAYS = 1;
-        /// IPVS: every scheduler with its flags, one-packet scheduling, forwarding, limits.
+        /// IPVS: every scheduler with its flags, one-packet scheduling, forwarding.
         const IPVS = 1 << 1;
         /// Endpoints by a hash of the client (`sh`, `mh`).
         const BY_CLIENT = 1 << 2;
-        /// Endpoints by their numbers of connections (`lc`, `wlc`).
+        /// Endpoints by their numbers of connections: `lc`, `wlc`, limits.
         const LEAST_CONNECTIONS = 1 << 3;
     }
 }
@@ -57,7 +57,14 @@ impl Abilities {
             asked.scheduler_flags = None;
             refused.push((FLAGS, "only for the schedulers sh and mh in this mode; ignored"));
         }
-        let none = Balancing::default();
+        let none = Balancing::default().thresholds;
+        if asked.thresholds != none && !self.contains(Abilities::LEAST_CONNECTIONS) {
+            asked.thresholds = none;
+            refused.push((
+                MAX_CONNECTIONS,
+                "this mode does not know numbers of connections (userspace and IPVS mode do); ignored",
+            ));
+        }
         let mut only_ipvs = |asked: &mut Balancing, annotation, take: &dyn Fn(&mut Balancing)| {
             let before = asked.clone();
             take(asked);
@@ -69,7 +76,6 @@ impl Abilities {
         only_ipvs(asked, FORWARDING, &|asked| {
             asked.forwarding = asked.forwarding.filter(|_| asked.returning().is_none());
         });
-        only_ipvs(asked, MAX_CONNECTIONS, &|asked| asked.thresholds = none.thresholds);
         refused
     }
 }

@@ -32,8 +32,8 @@ use crate::objects::{IpvsDefaultsObject, StringMap};
 /// Annotations with a star count in nftables, iptables and userspace mode, too; there the rest is reported, and ignored. `rr` and `wrr` are the
 /// usual choice of these modes: at random, or in turn in userspace mode. `sh` and `mh` choose by the client's address (with `sh-port` or
 /// `mh-port`, or `mh` without flags, by its port too) from Maglev's table, which is the same on all nodes that have the same endpoints: nftables and
-/// userspace mode. `lc` and `wlc` choose the endpoint with the fewest connections through this node: userspace mode. Session affinity decides
-/// before `sh` and `mh`.
+/// userspace mode. `lc` and `wlc` choose the endpoint with the fewest connections through this node, and limits of connections count: userspace
+/// mode. Session affinity decides before `sh` and `mh`.
 ///
 /// # One-packet scheduling
 ///

@@ -359,6 +359,49 @@ fn affinity_of_networks() {
     }
 }
 
+/// An endpoint gets no more connections than its limit, and new ones again only when it has fewer than the lower one; where all are full,
+/// clients are reset.
+#[test]
+fn limits_in_userspace_mode() {
+    in_mode(Kind::Userspace, |node| {
+        for (annotations, again) in [
+            (json!({"proxier/max-connections": "4"}), 2),
+            (json!({"proxier/max-connections": "4", "proxier/min-connections": "2"}), 3),
+            (json!({"proxier/max-connections": "4", "proxier/min-connections": "2", "proxier/scheduler": "lc"}), 3),
+        ] {
+            node.serve(annotations, &[(1, 1), (2, 1)]);
+            assert_eq!(node.refused(), BTreeSet::new());
+            let open = || -> std::io::Result<(u8, Conversation)> {
+                let mut one = Conversation::open(Transport::Tcp, None, service(Family::V4), LIMIT)?;
+                let name = one.ask()?.name.parse().unwrap();
+                Ok((name, one))
+            };
+            let mut held: Vec<(u8, Conversation)> = (0..8).map(|_| open().unwrap()).collect();
+            let count = |held: &[(u8, Conversation)], number| held.iter().filter(|(at, _)| *at == number).count();
+            assert_eq!([1, 2].map(|number| count(&held, number)), [4, 4]);
+            assert!(open().is_err());
+            // Fewer, but not few enough.
+            for left in (0..4).rev() {
+                let place = held.iter().position(|(at, _)| *at == 1).unwrap();
+                drop(held.swap_remove(place));
+                std::thread::sleep(Duration::from_millis(300));
+                assert_eq!(4 - left >= again, open().is_ok(), "{left} left, {again} to go");
+                std::thread::sleep(Duration::from_millis(300));
+                if 4 - left >= again {
+                    break;
+                }
+            }
+            held.extend((0..again).map(|_| open().unwrap()));
+            assert_eq!([1, 2].map(|number| count(&held, number)), [4, 4]);
+            drop(held);
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        node.serve(json!({}), &[(1, 1)]);
+        let _held: Vec<Conversation> =
+            (0..9).map(|_| Conversation::open(Transport::Tcp, None, service(Family::V4), LIMIT).unwrap()).collect();
+    });
+}
+
 /// Connections to an endpoint that leaves go on for the drain time, and are cut then; others go on.
 #[test]
 fn connections_are_cut_when_the_drain_time_is_over() {
@@ -438,7 +481,9 @@ fn what_a_mode_cannot_do_is_reported() {
             };
             node.serve(ask("sed"), &[(1, 1), (2, 0)]);
             let always = ["forwarding", "max-connections", "scheduler"].map(str::to_owned);
-            assert_eq!(node.refused(), always.clone().into(), "{mode}");
+            let knows_numbers = mode == Kind::Userspace;
+            let refused = always.into_iter().filter(|name| !knows_numbers || name != "max-connections");
+            assert_eq!(node.refused(), refused.collect(), "{mode}");
             assert_eq!(spread(Family::V4, 20), BTreeMap::from([(1, 20)]), "{mode}");
             node.serve(ask("wrr"), &[(1, 1)]);
             assert!(!node.refused().contains("scheduler"), "{mode}");

@@ -65,6 +65,7 @@ pub(super) fn policies(
         policies.extend(of_ipvs(&question));
     } else {
         policies.extend([choice(&question), weights(&question)]);
+        policies.extend((question.said.thresholds.upper() > 0).then(|| limits(&question)));
         policies.extend(question.said.drain_secs.map(|_| drain(&question)));
     }
     let (value, from) = match (config.topology, service.topology_annotation) {
@@ -226,19 +227,24 @@ fn of_ipvs(asked: &PolicyQuestion<'_>) -> Vec<Policy> {
     all.push(weights(asked));
     all.push(forwarding(asked));
 
-    let from = asked.from(MayAskFor::THRESHOLDS, "proxier/max-connections", "ipvs.defaults.maxConnections", |of| {
-        of.thresholds.upper() > 0
-    });
-    let value = match (counts.thresholds.upper(), counts.thresholds.lower()) {
-        (0, _) => "none".to_owned(),
-        (upper, 0) => format!("at most {upper}"),
-        (upper, lower) => format!("at most {upper}, again below {lower}"),
-    };
-    all.push(Policy::new("connections of an endpoint", value, from));
+    all.push(limits(asked));
     all.push(drain(asked));
     all.push(binding(proxier));
     all.extend(marks(asked));
     all
+}
+
+/// How many connections an endpoint gets.
+fn limits(asked: &PolicyQuestion<'_>) -> Policy {
+    let from = asked.from(MayAskFor::THRESHOLDS, "proxier/max-connections", "ipvs.defaults.maxConnections", |of| {
+        of.thresholds.upper() > 0
+    });
+    let value = match (asked.counts.thresholds.upper(), asked.counts.thresholds.lower()) {
+        (0, _) => "none".to_owned(),
+        (upper, 0) => format!("at most {upper}"),
+        (upper, lower) => format!("at most {upper}, again below {lower}"),
+    };
+    Policy::new("connections of an endpoint", value, from)
 }
 
 /// How long endpoints that leave keep their connections.

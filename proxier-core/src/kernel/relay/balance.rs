@@ -1,12 +1,12 @@
 //! Choice of the endpoint of the next connection: endpoints in turn, and for clients with affinity the one they had.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use crate::net::EndpointKey;
-use crate::ports::{Slots, Turn};
+use crate::ports::{Limit, Slots, Turn};
 use crate::service::{fnv, mix};
 use crate::time::Moment;
 
@@ -20,6 +20,8 @@ pub(super) struct Balance {
     stays: BTreeMap<IpAddr, Stay>,
     /// Open connections of each endpoint, where they count.
     open: BTreeMap<EndpointKey, u64>,
+    /// Endpoints that have reached their limit, and get nothing until they are below it far enough.
+    full: BTreeSet<EndpointKey>,
     /// Time at which clients that stayed away are forgotten next.
     sweep_at: Moment,
 }
@@ -57,6 +59,23 @@ impl Balance {
         Some(endpoint)
     }
 
+    /// Notes which endpoints have as many connections as they may, as IPVS does (`ip_vs_bind_dest`, `ip_vs_unbind_dest`): a client that stays
+    /// with one of them keeps it.
+    pub(super) fn limit(&mut self, limit: Option<Limit>, endpoints: &[EndpointKey]) {
+        let Some(Limit { most, again_below }) = limit else {
+            self.full.clear();
+            return;
+        };
+        for endpoint in endpoints {
+            let open = self.open.get(endpoint).copied().unwrap_or(0);
+            if open >= most.into() {
+                self.full.insert(*endpoint);
+            } else if open < again_below.into() {
+                self.full.remove(endpoint);
+            }
+        }
+    }
+
     /// Counts a connection to an endpoint.
     pub(super) fn begin(&mut self, endpoint: EndpointKey) {
         let open = self.open.entry(endpoint).or_default();
@@ -92,7 +111,7 @@ impl Balance {
             if turn == Turn::Next {
                 self.turn = self.turn.wrapping_add(1);
             }
-            if !avoid.contains(&endpoint) {
+            if !avoid.contains(&endpoint) && !self.full.contains(&endpoint) {
                 return Some(endpoint);
             }
         }
@@ -103,7 +122,7 @@ impl Balance {
     fn fewest(&mut self, slots: Slots<'_>, avoid: &[EndpointKey]) -> Option<EndpointKey> {
         let mut shares: BTreeMap<EndpointKey, u64> = BTreeMap::new();
         let all = (0..slots.count()).filter_map(|slot| slots.get(slot));
-        for endpoint in all.filter(|endpoint| !avoid.contains(endpoint)) {
+        for endpoint in all.filter(|endpoint| !avoid.contains(endpoint) && !self.full.contains(endpoint)) {
             let share = shares.entry(endpoint).or_default();
             *share = share.saturating_add(1);
         }

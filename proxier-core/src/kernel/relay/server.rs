@@ -315,9 +315,10 @@ impl Ticket {
         if let Some(before) = self.counted.take() {
             balance.end(before);
         }
+        balance.limit(listener.limit, slots.endpoints);
         let how = (listener.turn, listener.affinity);
         let endpoint = balance.choose(client, slots, how, avoid, now).ok_or(Refusal::NobodyLeft)?;
-        if listener.turn == Turn::Fewest {
+        if listener.turn == Turn::Fewest || listener.limit.is_some() {
             balance.begin(endpoint);
             self.counted = Some(endpoint);
         }

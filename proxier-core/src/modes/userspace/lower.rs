@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::net::{EndpointKey, Protocol};
-use crate::ports::{Listener, Turn};
+use crate::ports::{Limit, Listener, Turn};
 use crate::service::{Frontend, Roles};
 use crate::snapshot::{Sharing, TrafficPolicy};
 
@@ -43,11 +43,20 @@ pub(crate) fn lower(frontend: &Frontend) -> Option<Listener> {
         has_endpoints: !cluster.is_empty() || !outside.is_empty(),
         affinity: frontend.affinity_secs.map(|secs| Duration::from_secs(secs.into())),
         affinity_prefix: frontend.affinity_prefix().filter(|_| frontend.affinity_secs.is_some()),
+        limit: limit(frontend),
         drain: frontend.drain_secs().map(|secs| Duration::from_secs(secs.into())),
         sources: frontend.source_ranges.clone(),
         node_may_use: frontend.node_may_use,
         proxy_protocol: frontend.proxy_protocol,
     })
+}
+
+/// The limit of an endpoint's connections; three quarters of it where nothing says when it gets new ones again, as in IPVS.
+fn limit(frontend: &Frontend) -> Option<Limit> {
+    let thresholds = frontend.balancing.as_ref()?.thresholds;
+    let (most, lower) = (thresholds.upper(), thresholds.lower());
+    let quarters = most.saturating_sub(most.checked_div(4)?);
+    (most > 0).then_some(Limit { most, again_below: if lower > 0 { lower } else { quarters } })
 }
 
 /// The endpoints that serve and are in none of these lists, of UDP; of TCP those with weight 0.
