@@ -209,8 +209,10 @@ impl fmt::Display for Error {
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ErrorKind::SetMissing => f.write_str("there is no such set; create it first"),
-            ErrorKind::SecondSetMissing => f.write_str("the second set does not exist; create it first"),
+            ErrorKind::SetMissing => f.write_str("there is no such set; create it first, or check the name"),
+            ErrorKind::SecondSetMissing => {
+                f.write_str("the second set does not exist; create it first, or check the name")
+            }
             ErrorKind::SetExists => {
                 f.write_str("a set of this name exists, perhaps with other options; destroy it or choose another name")
             }

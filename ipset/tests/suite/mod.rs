@@ -168,7 +168,10 @@ pub(crate) fn a_missing_set_is_reported_by_every_command(client: &mut Client) {
     }
     assert_eq!(kind(client.swap_sets(&other.name, &absent)), ErrorKind::SecondSetMissing);
     let error = client.add_entry(&absent, &one).unwrap_err();
-    assert_eq!(error.to_string(), "adding entries to set absent: there is no such set; create it first");
+    assert_eq!(
+        error.to_string(),
+        "adding entries to set absent: there is no such set; create it first, or check the name"
+    );
     let report = client.add_entries(&absent, &[&one, &one, &one], IfPresent::Update);
     assert_eq!((report.applied, report.failures.len()), (0, 1));
     assert_eq!(report.not_attempted.first(), Some(&(1..3)));

@@ -183,7 +183,8 @@ pub enum VirtualServerKey {
         protocol: Protocol,
         /// The virtual address (VIP).
         addr: IpAddr,
-        /// Port; 0 means every port, and only makes sense with persistence.
+        /// Port; 0 means every port, and needs persistence: without it the kernel takes the virtual server, and gives none of its
+        /// connections to a real server (`ip_vs_schedule`).
         port: u16,
     },
     /// Packets that the firewall has given this mark (`iptables -j MARK`).
@@ -320,7 +321,7 @@ impl FromStr for VirtualServerKey {
 pub struct RealServerKey {
     /// Address of the real server. May be of another family than the virtual server's when it is reached by a tunnel.
     pub addr: IpAddr,
-    /// Port of the real server. Only masquerading can change ports; the other methods deliver to the virtual server's port.
+    /// Port of the real server; 0 means the one that the client connects to. Only masquerading can change ports; the other methods deliver to the virtual server's port.
     pub port: u16,
 }
 
