@@ -1051,6 +1051,59 @@ fn a_plan_is_told_step_by_step() {
     assert_eq!(told(&mut node).len(), 3);
 }
 
+/// Connections to an endpoint that has left are cut when its time is over: later where the kernel is busy, never where it cannot, nor when the
+/// endpoint came back or the wish was taken back.
+#[test]
+fn connections_are_cut_once_the_time_is_over() {
+    let [client, web, one, two] =
+        ["10.244.9.9:4000", "10.96.0.1:80", "10.244.0.1:8080", "10.244.0.2:8080"].map(|text| text.parse().unwrap());
+    for fault in [None, Some(PortErrorKind::Busy), Some(PortErrorKind::Unavailable)] {
+        let mut node = new();
+        let wish = |node: &mut Node, annotations: Value| {
+            node.service("web", json!({"clusterIP": "10.96.0.1", "annotations": annotations}));
+        };
+        wish(&mut node, json!({"proxier/drain-seconds": "20"}));
+        let both = ["10.244.0.1", "10.244.0.2"];
+        node.slice("web", &both);
+        node.settles();
+        node.run(Duration::from_secs(60));
+        node.kernel.add_flow(Flow::tcp(client, web, one));
+        node.kernel.add_flow(Flow::tcp(client, web, two));
+        let flows = |node: &Node| node.kernel.state().flows.len();
+        // The endpoint comes back in time, and the wish is taken back in time.
+        for (annotations, endpoints) in
+            [(json!({"proxier/drain-seconds": "20"}), &both[..]), (json!({"proxier/scheduler": "rr"}), &both[..1])]
+        {
+            node.slice("web", &both[..1]);
+            node.run(Duration::from_secs(10));
+            wish(&mut node, annotations);
+            node.slice("web", endpoints);
+            node.run(Duration::from_secs(60));
+            assert_eq!(flows(&node), 2);
+        }
+        wish(&mut node, json!({"proxier/drain-seconds": "20"}));
+        node.slice("web", &both);
+        node.run(Duration::from_secs(60));
+        node.slice("web", &both[..1]);
+        node.run(Duration::from_secs(15));
+        assert_eq!(flows(&node), 2);
+        let is_lasting = fault == Some(PortErrorKind::Unavailable);
+        if let Some(kind) = fault {
+            let fault = Fault::new(Call::ConntrackForgetTcp, kind);
+            node.kernel.fail(if is_lasting { fault.every() } else { fault });
+        }
+        let reports = node.run(Duration::from_secs(30));
+        assert_eq!(flows(&node), if is_lasting { 2 } else { 1 }, "{fault:?}: {reports:#?}");
+        let lacks: Vec<String> =
+            reports.iter().flat_map(|report| &report.applied.lacks).map(ToString::to_string).collect();
+        assert_eq!(lacks.len(), usize::from(is_lasting), "{lacks:?}");
+        assert_eq!(node.proxier.totals().failed_passes, u64::from(fault == Some(PortErrorKind::Busy)), "{reports:#?}");
+        let asked = node.kernel.writes().conntrack;
+        node.run(Duration::from_secs(60));
+        assert_eq!(node.kernel.writes().conntrack, asked, "not again and again");
+    }
+}
+
 /// Endpoints that are all replaced at once are an ordinary change; all that go at once are doubted.
 #[test]
 fn endpoints_may_all_change_at_once_but_not_all_go() {
