@@ -97,8 +97,9 @@ impl Runner for SystemRunner {
 
 /// Waits for a child and collects its error output, never longer than `limit`.
 fn watch(mut child: Child, limit: Duration) -> RunOutcome {
+    /// The longest pause between two looks; the first is a hundredth of it, since `modprobe` often ends within a few milliseconds.
     const PAUSE: Duration = Duration::from_millis(5);
-    let started = Instant::now();
+    let (started, mut pause) = (Instant::now(), PAUSE / 100);
     let mut output = child.stderr.take().and_then(|pipe| Tail::new(pipe.into()).ok());
     loop {
         if let Some(output) = &mut output {
@@ -109,7 +110,10 @@ fn watch(mut child: Child, limit: Duration) -> RunOutcome {
                 let stderr = output.map(Tail::finish).unwrap_or_default();
                 return RunOutcome::Ended { code: status.code(), stderr };
             }
-            Ok(None) if started.elapsed() < limit => std::thread::sleep(PAUSE),
+            Ok(None) if started.elapsed() < limit => {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(PAUSE);
+            }
             Ok(None) | Err(_) => {
                 if let Ok(pid) = i32::try_from(child.id()) {
                     // The process may just have ended; then there is no group any more.
