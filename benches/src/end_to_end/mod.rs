@@ -5,6 +5,7 @@ mod live;
 mod objects;
 mod policy;
 mod proxy;
+mod relay;
 mod server;
 mod side;
 mod start;

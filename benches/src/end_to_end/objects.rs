@@ -75,16 +75,45 @@ pub(super) fn with_annotation(number: u32, name: &str, value: &str) -> Value {
 
 /// Its EndpointSlice: so many endpoints on other nodes, port 8080. Changed, the last endpoint is another one.
 pub(super) fn slice(number: u32, endpoints: u32, changed: bool) -> Value {
+    let place = |place| (number, if changed && place + 1 == endpoints { OTHER } else { place });
+    endpoint_slice(number, "x7k2p", (0..endpoints).map(place))
+}
+
+/// Endpoints of one Service that is rolled, in slices of 100, as the cluster's controller makes them.
+pub(super) const BIG: u32 = 1_000;
+/// Endpoints of a slice.
+pub(super) const FULL: u32 = 100;
+/// Endpoints that one step of a rolling update replaces.
+pub(super) const STEP: u32 = 10;
+
+/// Service number and place there of an endpoint of the big one.
+fn big_place(place: u32, is_other: bool) -> (u32, u32) {
+    (120_000 + place / 32, place % 32 + if is_other { 32 } else { 0 })
+}
+
+/// The address of an endpoint of the big Service, in one of two generations.
+pub(super) fn big_address(place: u32, is_other: bool) -> [u8; 4] {
+    let (number, place) = big_place(place, is_other);
+    address(number, place)
+}
+
+/// One of the slices of the big Service, which has this number, when so many of its endpoints are of the other generation.
+pub(super) fn big_slice(number: u32, part: u32, moved: u32, is_other: bool) -> Value {
+    let places = (part * FULL..(part + 1) * FULL).map(|place| big_place(place, (place < moved) != is_other));
+    endpoint_slice(number, &format!("big{part:02}"), places)
+}
+
+/// A slice of a Service, with endpoints by Service number and place there.
+fn endpoint_slice(number: u32, suffix: &str, places: impl Iterator<Item = (u32, u32)>) -> Value {
     let name = service_name(number);
-    let endpoint = |place: u32| {
-        let place = if changed && place + 1 == endpoints { OTHER } else { place };
-        let [a, b, c, d] = address(number, place);
+    let endpoint = |(of, place): (u32, u32)| {
+        let [a, b, c, d] = address(of, place);
         json!({
             "addresses": [format!("{a}.{b}.{c}.{d}")],
             "conditions": {"ready": true, "serving": true, "terminating": false},
             "targetRef": {
                 "kind": "Pod", "namespace": "demo", "name": format!("{name}-6d4cf56db6-{place:05}"),
-                "uid": uid(2, number * STRIDE + place),
+                "uid": uid(2, of * STRIDE + place),
             },
             "nodeName": format!("node-{}", place % 10 + 10),
             "zone": "zone-a",
@@ -102,7 +131,7 @@ pub(super) fn slice(number: u32, endpoints: u32, changed: bool) -> Value {
     json!({
         "kind": "EndpointSlice",
         "metadata": {
-            "name": format!("{name}-x7k2p"), "generateName": format!("{name}-"), "namespace": "demo",
+            "name": format!("{name}-{suffix}"), "generateName": format!("{name}-"), "namespace": "demo",
             "uid": uid(4, number), "generation": 2, "creationTimestamp": "2026-01-21T04:55:24Z",
             "labels": {
                 "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
@@ -116,7 +145,7 @@ pub(super) fn slice(number: u32, endpoints: u32, changed: bool) -> Value {
             "managedFields": managed("kube-controller-manager", &fields),
         },
         "addressType": "IPv4",
-        "endpoints": (0..endpoints).map(endpoint).collect::<Vec<_>>(),
+        "endpoints": places.map(endpoint).collect::<Vec<_>>(),
         "ports": [{"name": "http", "protocol": "TCP", "port": 8080}],
     })
 }

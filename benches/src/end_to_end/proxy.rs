@@ -81,6 +81,11 @@ impl Proxy {
         Ok(Proxy { name, child, started, lines, said: Vec::new() })
     }
 
+    /// Number of the process.
+    pub(super) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Waits until it says something with these words in it; when it did, and the line.
     pub(super) fn wait_for(&mut self, words: &str) -> Result<(Instant, String), Failure> {
         let end = Instant::now() + PATIENCE;
@@ -142,7 +147,7 @@ impl Proxy {
     }
 
     fn read(&self, file: &str) -> Result<String, Failure> {
-        let path = format!("/proc/{}/{file}", self.child.id());
+        let path = format!("/proc/{}/{file}", self.id());
         std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}").into())
     }
 
@@ -190,6 +195,11 @@ fn full_passes() -> Option<u64> {
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
     let mut text = String::new();
     stream.read_to_string(&mut text).ok()?;
-    let name = "kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"} ";
-    text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
+    // kube-proxy's IPVS mode knows no partial ones.
+    let names = ["full_proxy_rules", "proxy_rules"];
+    let mut counts = names.iter().filter_map(|name| {
+        let name = format!("kubeproxy_sync_{name}_duration_seconds_count{{ip_family=\"IPv4\"}} ");
+        text.lines().find_map(|line| line.strip_prefix(&name))?.trim().parse().ok()
+    });
+    counts.next()
 }

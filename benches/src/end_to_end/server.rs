@@ -12,7 +12,7 @@ use super::objects::{node, service, slice, with_annotation};
 use crate::Failure;
 
 /// Interval in which a real server sends bookmarks to its watches.
-const BOOKMARKS: Duration = Duration::from_secs(60);
+pub(super) const BOOKMARKS: Duration = Duration::from_secs(60);
 
 /// The clock that every process of the machine reads alike.
 pub(super) fn monotonic() -> Result<Duration, Failure> {

@@ -10,15 +10,19 @@ use http::Request;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use serde_json::{Value, json};
-use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinSet;
 
-use super::super::objects::{self, OTHER, address};
+use super::super::objects::{self, BIG, FULL, OTHER, STEP, address, big_address, big_slice};
+use super::super::relay::Relay;
 use crate::Failure;
 
 /// Requests that make objects at a time.
 const AT_A_TIME: u32 = 16;
+/// Number of the Service that is rolled.
+const ROLLED: u32 = 99_999;
+/// Between two steps of a rolling update.
+const PACE: Duration = Duration::from_millis(50);
 /// Resources whose requests are counted.
 const RESOURCES: [&str; 5] = ["services", "endpointslices", "nodes", "servicecidrs", "events"];
 
@@ -48,6 +52,8 @@ pub(super) struct Cluster {
     endpoints: u32,
     /// Cluster IPs of the Services, and whether the last endpoint of each is another one.
     pub(super) services: Vec<(Ipv4Addr, bool)>,
+    /// Whether the Service that is rolled has its other endpoints.
+    rolled: bool,
 }
 
 /// A request; fails with what the server says.
@@ -83,6 +89,10 @@ fn asked(mut object: Value, namespace: &str) -> Value {
     object
 }
 
+fn name_of(object: &Value) -> &str {
+    object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default()
+}
+
 fn cluster_ip(service: &str) -> Result<Ipv4Addr, Failure> {
     let service: Value = serde_json::from_str(service)?;
     Ok(service.pointer("/spec/clusterIP").and_then(Value::as_str).unwrap_or_default().parse()?)
@@ -99,7 +109,12 @@ async fn make(client: Client, namespace: String, number: u32, endpoints: u32) ->
 
 /// The EndpointSlice of a Service, as [`objects::slice`] has it.
 fn slice(number: u32, endpoints: u32, changed: bool, namespace: &str) -> Value {
-    let mut slice = asked(objects::slice(number, endpoints, changed), namespace);
+    versioned(objects::slice(number, endpoints, changed), namespace)
+}
+
+/// An EndpointSlice of the stand-in as a client sends it.
+fn versioned(slice: Value, namespace: &str) -> Value {
+    let mut slice = asked(slice, namespace);
     if let Some(fields) = slice.as_object_mut() {
         fields.insert("apiVersion".to_owned(), "discovery.k8s.io/v1".into());
     }
@@ -141,9 +156,19 @@ impl Cluster {
             made_node: false,
             endpoints,
             services: Vec::new(),
+            rolled: false,
         };
         cluster.choose_node()?;
-        cluster.make_services(services)?;
+        let (namespace, endpoints) = (cluster.namespace.clone(), endpoints);
+        let made = cluster.each(services, move |client, number| make(client, namespace.clone(), number, endpoints))?;
+        for service in &made {
+            cluster.services.push((cluster_ip(service)?, false));
+        }
+        let rolled = asked(objects::service(ROLLED), &cluster.namespace);
+        cluster.call("POST", format!("/api/v1/namespaces/{}/services", cluster.namespace), Some(rolled))?;
+        for part in 0..BIG / FULL {
+            cluster.call("POST", cluster.slices(), Some(cluster.part(part, 0)))?;
+        }
         Ok(cluster)
     }
 
@@ -169,38 +194,86 @@ impl Cluster {
         self.call("PUT", format!("/api/v1/nodes/{}/status", self.node), Some(node)).map(drop)
     }
 
-    fn make_services(&mut self, services: u32) -> Result<(), Failure> {
+    /// Does something for each number, several at a time; gives what comes of it, in order.
+    fn each<T, F>(&self, numbers: u32, work: impl Fn(Client, u32) -> F) -> Result<Vec<T>, Failure>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, String>> + Send + 'static,
+    {
         let mut tasks = JoinSet::new();
         for first in 0..AT_A_TIME {
-            let (client, namespace, endpoints) = (self.client.clone(), self.namespace.clone(), self.endpoints);
+            let mine = (first..numbers).step_by(AT_A_TIME as usize);
+            let mine: Vec<_> = mine.map(|number| (number, work(self.client.clone(), number))).collect();
             let task = async move {
-                let mut made = Vec::new();
-                for number in (first..services).step_by(AT_A_TIME as usize) {
+                let mut done = Vec::new();
+                for (number, work) in mine {
                     not_interrupted().map_err(|error| error.to_string())?;
-                    made.push((number, make(client.clone(), namespace.clone(), number, endpoints).await?));
+                    done.push((number, work.await?));
                 }
-                Ok::<_, String>(made)
+                Ok::<_, String>(done)
             };
             tasks.spawn_on(task, self.runtime.handle());
         }
-        let mut made = BTreeMap::new();
+        let mut done = BTreeMap::new();
         for answer in self.runtime.block_on(tasks.join_all()) {
-            made.extend(answer?);
+            done.extend(answer?);
         }
-        for service in made.values() {
-            self.services.push((cluster_ip(service)?, false));
-        }
-        Ok(())
+        Ok(done.into_values().collect())
     }
 
     /// All endpoints' addresses.
     pub(super) fn addresses(&self) -> impl Iterator<Item = Ipv4Addr> {
         let last = self.endpoints - 1;
-        (0..).zip(&self.services).flat_map(move |(number, (_, changed))| {
+        let of_services = (0..).zip(&self.services).flat_map(move |(number, (_, changed))| {
             (0..=last)
                 .map(move |place| if *changed && place == last { OTHER } else { place })
                 .map(move |place| address(number, place).into())
-        })
+        });
+        of_services.chain((0..BIG).map(|place| big_address(place, self.rolled).into()))
+    }
+
+    /// Path of the EndpointSlices.
+    fn slices(&self) -> String {
+        format!("/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices", self.namespace)
+    }
+
+    /// A slice of the Service that is rolled, with so many endpoints that are not those of now.
+    fn part(&self, part: u32, moved: u32) -> Value {
+        versioned(big_slice(ROLLED, part, moved, self.rolled), &self.namespace)
+    }
+
+    /// Replaces all endpoints of one Service, some at a time, each after a while.
+    pub(super) fn roll(&mut self) -> Result<(), Failure> {
+        for moved in (STEP..=BIG).step_by(STEP as usize) {
+            std::thread::sleep(PACE);
+            let slice = self.part((moved - 1) / FULL, moved);
+            self.call("PUT", format!("{}/{}", self.slices(), name_of(&slice)), Some(slice))?;
+        }
+        self.rolled = !self.rolled;
+        Ok(())
+    }
+
+    /// Replaces the last endpoints of Services, and puts them back, so many times altogether, as fast as the server takes it.
+    pub(super) fn burst(&mut self, changes: u32) -> Result<(), Failure> {
+        let all = u32::try_from(self.services.len())?.min(changes);
+        let (times, slices, endpoints) = (changes.div_ceil(all), self.slices(), self.endpoints);
+        let (namespace, before) = (self.namespace.clone(), self.services.clone());
+        self.each(all, |client, number| {
+            let (slices, namespace) = (slices.clone(), namespace.clone());
+            let mut changed = before.get(number as usize).is_some_and(|(_, changed)| *changed);
+            async move {
+                for _ in 0..times {
+                    changed = !changed;
+                    let slice = slice(number, endpoints, changed, &namespace);
+                    request(client.clone(), "PUT", format!("{slices}/{}", name_of(&slice)), Some(slice)).await?;
+                }
+                Ok(())
+            }
+        })?;
+        if times % 2 == 1 {
+            self.services.iter_mut().take(all as usize).for_each(|(_, changed)| *changed = !*changed);
+        }
+        Ok(())
     }
 
     /// Replaces the last endpoint of a Service, or puts it back; gives the address that comes.
@@ -209,9 +282,7 @@ impl Cluster {
         *changed = !*changed;
         let changed = *changed;
         let slice = slice(number, self.endpoints, changed, &self.namespace);
-        let name = slice.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default().to_owned();
-        let path = format!("/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices/{name}", self.namespace);
-        self.call("PUT", path, Some(slice))?;
+        self.call("PUT", format!("{}/{}", self.slices(), name_of(&slice)), Some(slice))?;
         Ok(address(number, if changed { OTHER } else { self.endpoints - 1 }).into())
     }
 
@@ -227,8 +298,8 @@ impl Cluster {
             ("/apis/discovery.k8s.io/v1", "endpointslices", objects::slice(number, self.endpoints, false)),
             ("/api/v1", "services", objects::service(number)),
         ] {
-            let name = object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
-            self.call("DELETE", format!("{group}/namespaces/{}/{kind}/{name}", self.namespace), None)?;
+            let path = format!("{group}/namespaces/{}/{kind}/{}", self.namespace, name_of(&object));
+            self.call("DELETE", path, None)?;
         }
         Ok(())
     }
@@ -262,26 +333,10 @@ impl Cluster {
         Ok(counts)
     }
 
-    /// Passes connections to this listener, which may be in another network namespace, on to the API server; gives a kubeconfig for them.
+    /// A relay for connections to this listener, which may be in another network namespace; and a kubeconfig for it.
     pub(super) fn relay(&self, listener: TcpListener) -> Result<(Relay, String), Failure> {
         let local = listener.local_addr()?;
-        listener.set_nonblocking(true)?;
-        let server = self.server.clone();
-        let listener = {
-            let _in_runtime = self.runtime.enter();
-            tokio::net::TcpListener::from_std(listener)?
-        };
-        let task = self.runtime.spawn(async move {
-            while let Ok((mut here, _)) = listener.accept().await {
-                let server = server.clone();
-                tokio::spawn(async move {
-                    let mut there = TcpStream::connect((server.0.as_str(), server.1)).await?;
-                    here.set_nodelay(true)?;
-                    there.set_nodelay(true)?;
-                    tokio::io::copy_bidirectional_with_sizes(&mut here, &mut there, 1 << 16, 1 << 16).await
-                });
-            }
-        });
+        let relay = Relay::start(&self.runtime, listener, self.server.clone())?;
         let mut kubeconfig = self.kubeconfig.clone();
         for cluster in kubeconfig.clusters.iter_mut().filter_map(|named| named.cluster.as_mut()) {
             let scheme =
@@ -289,7 +344,7 @@ impl Cluster {
             cluster.server = Some(format!("{scheme}://{local}"));
             cluster.tls_server_name.get_or_insert_with(|| self.server.0.clone());
         }
-        Ok((Relay(task.abort_handle()), serde_json::to_string(&kubeconfig)?))
+        Ok((relay, serde_json::to_string(&kubeconfig)?))
     }
 
     /// Takes away what the bench has made.
@@ -324,14 +379,5 @@ impl Drop for Cluster {
         if let Err(error) = self.clear() {
             eprintln!("the namespace {} and what is in it could not be deleted: {error}", self.namespace);
         }
-    }
-}
-
-/// A relay that runs. It takes no more connections when it is dropped.
-pub(super) struct Relay(AbortHandle);
-
-impl Drop for Relay {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }

@@ -12,16 +12,22 @@ use std::time::{Duration, Instant};
 use self::cluster::{Cluster, not_interrupted};
 use self::kernel::{Held, Kernel};
 use super::proxy::{Proxy, program};
+use super::relay::Relay;
 use super::side::Temporary;
 use crate::namespace::enter_fresh;
-use crate::report::{Report, ms};
+use crate::report::{Report, float, ms};
 use crate::{Failure, Options};
 
 const WHOLE: &str = "From the process's start until the kernel has everything";
-const PROCESSOR: &str = "Processor time of the same, programs that it starts included";
+const AGAIN: &str = "From the process's start, with everything there, until its metrics show a full sync";
+const TRANSACTIONS: &str = "Changes of nf_tables' generation in that time, and two seconds more";
+const PROCESSOR: &str = "Processor time, programs that it starts included";
 const CHANGE: &str = "From the API request until the kernel has the other endpoint";
 const LATE: &str = "The same: 99 of 100 changes of a run are faster";
 const NEW: &str = "From the request that makes a Service until the kernel has it and its endpoints";
+const BURST: &str = "Changes as fast as the server takes them";
+const ROLL: &str = "Rolling update of 1,000 endpoints, from the last answer until the kernel has it";
+const BYTES: &str = "Bytes that the server sends, TLS included";
 const MEMORY: &str = "Memory of the process";
 const REQUESTS: &str = "Requests that the API server has counted from the start until the end, watches included";
 
@@ -35,6 +41,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(1_200);
 /// Services made and deleted in a run.
 const NEW_SERVICES: u32 = 5;
+/// Changes of a burst.
+const MANY: u32 = 5_000;
 /// Up to so many endpoints `nft` lists everything within seconds.
 const LISTED: u32 = 20_000;
 
@@ -88,7 +96,7 @@ pub(crate) fn run(options: &Options, live: &Live) -> Result<(), Failure> {
     }
     let mut cluster = Cluster::fill(&live.kubeconfig, live.services, live.endpoints)?;
     report.note(format!(
-        "A real API server, {}, with {} Services x {} endpoints besides what it had. By turns each proxy runs in a fresh network namespace, with \
+        "A real API server, {}, with {} Services x {} endpoints and one x 1,000 besides what it had. By turns each proxy runs in a fresh network namespace, with \
          --proxy-mode, --kubeconfig, --hostname-override and {}; a relay takes its connections out to the server.",
         cluster.version()?,
         live.services,
@@ -104,6 +112,10 @@ pub(crate) fn run(options: &Options, live: &Live) -> Result<(), Failure> {
         "Requests are LIST, WATCH and GET of what proxies read, and events; those of the server itself, which watches most of it and \
          lists Services every three minutes, are among them.",
     );
+    report.note(format!(
+        "After the changes: a burst, {MANY} requests that replace one endpoint each, 16 at a time; a rolling update of the Service with 1,000 \
+         endpoints, in 100 requests of 10 endpoints, 20 a second; the process ends (kube-proxy by SIGKILL), and starts again.",
+    ));
     let outcome = take_turns(&mut report, &mut cluster, options, live, &programs);
     // What was measured before a failure is worth having; and deleting a large cluster takes minutes.
     let finished = report.finish();
@@ -123,13 +135,11 @@ fn take_turns(
 ) -> Result<(), Failure> {
     for round in 0..options.rounds {
         for mode in &live.modes {
-            for (name, program, first) in programs {
-                let mut command = Command::new(program);
-                command.args(first).args(["--proxy-mode", mode.as_str()]);
-                let side = Side { name: format!("{mode}, {name}"), mode, is_ours: name == OURS, live };
+            for program in programs {
+                let side = Side { name: format!("{mode}, {}", program.0), mode, program, live };
                 // The thread takes its network namespace with it.
                 std::thread::scope(|scope| {
-                    scope.spawn(|| side.run(report, cluster, command).map_err(|error| error.to_string())).join()
+                    scope.spawn(|| side.run(report, cluster).map_err(|error| error.to_string())).join()
                 })
                 .map_err(|_panic| "a side panicked")?
                 .map_err(|error| format!("{}: {error}", side.name))?;
@@ -144,31 +154,38 @@ fn take_turns(
 struct Side<'a> {
     name: String,
     mode: &'a str,
-    is_ours: bool,
+    program: &'a Program,
     live: &'a Live,
 }
 
+fn has_all(cluster: &Cluster, held: &Held) -> bool {
+    cluster.services.iter().all(|(address, _)| held.services.contains(address))
+        && cluster.addresses().all(|address| held.endpoints.contains(&address))
+}
+
 impl Side<'_> {
-    fn run(&self, report: &mut Report, cluster: &mut Cluster, mut command: Command) -> Result<(), Failure> {
+    fn run(&self, report: &mut Report, cluster: &mut Cluster) -> Result<(), Failure> {
         let Live { services, changes, .. } = *self.live;
         let size = Some(services);
         enter_fresh()?;
-        let (_relay, kubeconfig) = cluster.relay(TcpListener::bind("127.0.0.1:0")?)?;
+        let (relay, kubeconfig) = cluster.relay(TcpListener::bind("127.0.0.1:0")?)?;
         let file = Temporary(std::env::temp_dir().join(format!("end-to-end-{}.kubeconfig", std::process::id())));
         write_private(&file.0, &kubeconfig)?;
-        command.arg("--kubeconfig").arg(&file.0).args(["--hostname-override", &cluster.node]).args(SAME);
+        let node = cluster.node.clone();
+        let start = || {
+            let (_, program, first) = self.program;
+            let mut command = Command::new(program);
+            command.args(first).args(["--proxy-mode", self.mode, "--kubeconfig"]).arg(&file.0).args(SAME);
+            command.args(["--hostname-override", &node]);
+            Proxy::spawn(command)
+        };
         let mut kernel = Kernel::open(self.mode)?;
         let before = cluster.counts()?;
 
-        let mut proxy = Proxy::spawn(command)?;
-        let has_all = |held: &Held| {
-            cluster.services.iter().all(|(address, _)| held.services.contains(address))
-                && cluster.addresses().all(|address| held.endpoints.contains(&address))
-        };
-        let end = kernel.wait(&mut proxy, START_PATIENCE, None, has_all)?;
+        let mut proxy = start()?;
+        let end = kernel.wait(&mut proxy, START_PATIENCE, None, |held| has_all(cluster, held))?;
         report.record(WHOLE, size, "ms", &self.name, ms(end - proxy.started));
-        proxy.wait_until_idle()?;
-        report.record(PROCESSOR, size, "ms", &self.name, proxy.processor_ms()?);
+        self.stage(report, &proxy, &relay, "start", (0.0, 0))?;
         self.memory(report, &proxy, "after the start")?;
         self.check(cluster)?;
 
@@ -203,13 +220,43 @@ impl Side<'_> {
             kernel.wait(&mut proxy, PATIENCE, None, |held| !held.services.contains(&service))?;
         }
         proxy.wait_until_idle()?;
-        self.memory(report, &proxy, "after the changes")?;
-        if self.is_ours {
-            super::side::complaints(&mut proxy)?;
-            proxy.stop()?;
-        } else {
-            drop(proxy);
+        let used = (proxy.processor_ms()?, relay.sent());
+        let asked = Instant::now();
+        cluster.burst(MANY)?;
+        let answered = Instant::now();
+        let end = kernel.wait(&mut proxy, START_PATIENCE, None, |held| has_all(cluster, held))?;
+        for (from, since) in [("the first request", asked), ("the last answer", answered)] {
+            report.record(
+                BURST,
+                size,
+                "ms",
+                &format!("{}, from {from} until the kernel has all", self.name),
+                ms(end - since),
+            );
         }
+        self.stage(report, &proxy, &relay, "burst", used)?;
+        let used = (proxy.processor_ms()?, relay.sent());
+        cluster.roll()?;
+        let answered = Instant::now();
+        let end = kernel.wait(&mut proxy, START_PATIENCE, None, |held| has_all(cluster, held))?;
+        report.record(ROLL, size, "ms", &self.name, ms(end - answered));
+        self.stage(report, &proxy, &relay, "rolling update", used)?;
+        self.memory(report, &proxy, "after the changes")?;
+        self.end(proxy)?;
+
+        let (seen, sent) = (kernel.generation()?, relay.sent());
+        let mut proxy = start()?;
+        let end = proxy.wait_for_full_pass()?;
+        report.record(AGAIN, size, "ms", &self.name, ms(end - proxy.started));
+        self.stage(report, &proxy, &relay, "start with everything there", (0.0, sent))?;
+        std::thread::sleep(Duration::from_secs(2));
+        if let (Some(before), Some(after)) = (seen, kernel.generation()?) {
+            report.record(TRANSACTIONS, size, "changes", &self.name, f64::from(after.wrapping_sub(before)));
+        }
+        if !has_all(cluster, &kernel.held()?) {
+            return Err("a start with everything there took something away".into());
+        }
+        self.end(proxy)?;
         // The server counts a watch when it has seen its end.
         std::thread::sleep(Duration::from_secs(1));
         let mut all = 0.0;
@@ -222,6 +269,31 @@ impl Side<'_> {
         }
         report.record(REQUESTS, size, "requests", &format!("{}, all", self.name), all);
         not_interrupted()
+    }
+
+    /// Ends the process; what it says may not be a complaint.
+    fn end(&self, mut proxy: Proxy) -> Result<(), Failure> {
+        if self.program.0 == OURS {
+            super::side::complaints(&mut proxy)?;
+            proxy.stop()?;
+        }
+        Ok(())
+    }
+
+    /// What it has taken since then, by the time that it is idle: processor time and bytes.
+    fn stage(
+        &self,
+        report: &mut Report,
+        proxy: &Proxy,
+        relay: &Relay,
+        stage: &str,
+        since: (f64, u64),
+    ) -> Result<(), Failure> {
+        proxy.wait_until_idle()?;
+        let (size, side) = (Some(self.live.services), format!("{}, {stage}", self.name));
+        report.record(PROCESSOR, size, "ms", &side, proxy.processor_ms()? - since.0);
+        report.record(BYTES, size, "bytes", &side, float(relay.sent() - since.1));
+        Ok(())
     }
 
     fn memory(&self, report: &mut Report, proxy: &Proxy, when: &str) -> Result<(), Failure> {

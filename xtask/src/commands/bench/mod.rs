@@ -45,7 +45,8 @@ Builds the benches and runs them, each comparison interleaved. Without NAME: all
   --rounds N      how often each side runs, 7 unless told
   --quick         3 rounds, fewer sizes: less than five minutes on a quiet machine
   --smoke         small numbers, 1 round, not optimised: shows only that the benches work, and keeps no results
-  --kubeconfig F  end-to-end on a real cluster (benches/README.md), on this machine; with --kube-proxy, which takes turns with proxier-demo
+  --kubeconfig F  end-to-end on a real cluster (benches/README.md), with --kube-proxy, which takes turns with proxier-demo;
+                  on this machine, or with --kernel in a virtual one, where this one is 10.0.2.2
   --by-turns      one bench in three, others for each PROPTEST_RNG_SEED in the environment
   --check         counts instructions and allocations of the pure parts, and fails when one is more than 5 % above
                   benches/counts.json; takes less than a minute once built
@@ -98,7 +99,8 @@ enum Counts {
 #[derive(Debug)]
 struct Options {
     names: Vec<String>,
-    kernel: Series,
+    /// 6.1 unless told.
+    kernel: Option<Series>,
     rounds: Option<u32>,
     mode: Mode,
     counts: Option<Counts>,
@@ -125,9 +127,13 @@ impl Options {
         })
     }
 
+    fn kernel(&self) -> Series {
+        self.kernel.unwrap_or(Series::V6_1)
+    }
+
     /// The command line that repeats this bench.
     fn command(&self, name: &str, place: Place) -> String {
-        let kernel = if place == Place::Host { String::new() } else { format!(" --kernel {}", self.kernel) };
+        let kernel = if place == Place::Host { String::new() } else { format!(" --kernel {}", self.kernel()) };
         let quick = if self.mode == Mode::Quick { " --quick" } else { "" };
         let mut live = String::new();
         for (option, value) in &self.live {
@@ -138,9 +144,9 @@ impl Options {
         format!("cargo xtask bench {name}{kernel}{quick}{live} --rounds {}", self.rounds())
     }
 
-    /// End of the names of a real cluster's results.
+    /// What names of a real cluster's results have besides the bench's.
     fn live_name(&self) -> String {
-        let mut name = "-live".to_owned();
+        let mut name = if self.live.is_empty() { String::new() } else { "-live".to_owned() };
         for (_, value) in self.live.iter().filter(|(option, _)| NAMED.contains(&option.as_str())) {
             name.extend(["-", value]);
         }
@@ -162,7 +168,7 @@ impl Options {
             let stem = match place {
                 Place::Host if !self.live.is_empty() => format!("{name}{}", self.live_name()),
                 Place::Host => format!("{name}-host"),
-                _ => format!("{name}-linux-{}", self.kernel),
+                _ => format!("{name}{}-linux-{}", self.live_name(), self.kernel()),
             };
             // Results of fewer sizes do not replace full ones.
             let folder = if self.mode == Mode::Quick { results.join("quick") } else { results.to_owned() };
@@ -209,7 +215,10 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
         if !options.turns.takes(number, TURNS) {
             continue;
         }
-        let place = if options.live.is_empty() { place } else { Place::Host };
+        let place = match options.kernel {
+            None if !options.live.is_empty() => Place::Host,
+            _ => place,
+        };
         if place != Place::Machine {
             if !run_here(&options.arguments(&program, name, Place::Host, &results))? {
                 failed.push(name);
@@ -250,10 +259,11 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
 
 /// Runs a command in a machine that has room for a bench; whether it succeeded.
 fn run_in_machine(options: &Options, results: &Path, name: &str, line: &[OsString]) -> Result<bool> {
-    let mut vm = Vm::new(Kernel::get(options.kernel)?)?;
+    let mut vm = Vm::new(Kernel::get(options.kernel())?)?;
     vm.timeout = Duration::from_secs(3600);
     // The API server of `end-to-end` holds 50,000 Services.
     vm.memory = if name == "end-to-end" { 6144 } else { 3072 };
+    vm.network = !options.live.is_empty();
     vm.shares.push(results.to_owned());
     let _load = HostLoad::tell(&mut vm)?;
     let outcome = vm.run(line)?;
@@ -291,7 +301,7 @@ fn build(root: &Path, mode: Mode) -> Result<PathBuf> {
 fn parse(arguments: &[OsString]) -> Result<Options> {
     let mut options = Options {
         names: Vec::new(),
-        kernel: Series::V6_1,
+        kernel: None,
         rounds: None,
         mode: Mode::Full,
         counts: None,
@@ -305,7 +315,7 @@ fn parse(arguments: &[OsString]) -> Result<Options> {
             value.map(str::to_owned).ok_or_else(|| Error::usage(format!("{}: a value is missing", argument.display())))
         };
         match argument.to_str() {
-            Some("--kernel") => options.kernel = Series::parse(&value()?)?,
+            Some("--kernel") => options.kernel = Some(Series::parse(&value()?)?),
             Some("--rounds") => {
                 let rounds = value()?.parse().ok().filter(|rounds| *rounds > 0);
                 options.rounds = Some(rounds.ok_or_else(|| Error::usage("--rounds takes a positive number"))?);

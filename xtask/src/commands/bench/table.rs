@@ -141,7 +141,10 @@ fn written(unit: &str, value: f64) -> Option<String> {
         "ms" if value >= 1_000.0 => format!("{} s", digits(value / 1_000.0)),
         "µs" if value >= 1_000.0 => format!("{} ms", digits(value / 1_000.0)),
         "×" | "ms" | "µs" | "MB" => format!("{} {unit}", digits(value)),
+        "KiB" => format!("{} MB", digits(value * 1024.0 / 1e6)),
+        "bytes" if value >= 1e6 => format!("{} MB", digits(value / 1e6)),
         "bytes" => format!("{value:.0} bytes"),
+        "number" => format!("{value:.0}"),
         "instructions" if value >= 1e6 => format!("{} M", digits(value / 1e6)),
         "instructions" => format!("{} k", digits(value / 1e3)),
         _ => return None,
@@ -197,8 +200,17 @@ mod tests {
 
     #[test]
     fn units_are_those_that_read_well() {
-        let figures = [("ms", 11.93), ("ms", 4_422.0), ("instructions", 335_340_632.0), ("instructions", 47_937.0)];
-        let texts = figures.map(|(unit, value)| written(unit, value).unwrap());
-        assert_eq!(texts, ["11.9 ms", "4.42 s", "335 M", "47.9 k"]);
+        for (unit, value, text) in [
+            ("ms", 11.93, "11.9 ms"),
+            ("ms", 4_422.0, "4.42 s"),
+            ("instructions", 335_340_632.0, "335 M"),
+            ("instructions", 47_937.0, "47.9 k"),
+            ("KiB", 17_500.0, "17.9 MB"),
+            ("bytes", 2_734_814.0, "2.73 MB"),
+            ("bytes", 283.2, "283 bytes"),
+            ("number", 4.0, "4"),
+        ] {
+            assert_eq!(written(unit, value).unwrap(), text);
+        }
     }
 }
