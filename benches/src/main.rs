@@ -26,7 +26,6 @@ mod node;
 mod program;
 mod reconcile;
 mod report;
-mod snapshot;
 mod soak;
 mod tape;
 mod userspace;
@@ -45,7 +44,6 @@ const USAGE: &str = "usage: benches BENCH [--rounds N] [--out STEM] [--quick] [-
 
 benches:
   ipvs-program      1,000 virtual servers x 10 real servers: a C program, the ipvs crate, ipvsadm --restore  (P1, P2)
-  ipvs-snapshot     reading 2,000 virtual servers x 10 real servers: ways compared
   ipset-fill        20,000 entries into a set: the ipset crate, ipset restore  (P3)
   nftables-fill     100,000 elements into a map: a C program, the nftables crate, nft -f
   nftables-services Services in nftables mode: all from nothing, one change, connecting; nft -f, iptables  (P10, P11, P12)
@@ -54,6 +52,7 @@ benches:
   cold-start        proxier-demo in IPVS mode: start with rules by programs and by nf_tables, also with no module loaded  (P4 nft)
   drift             a full check of 10,000 Services x 10 endpoints, nothing changed  (P7)
   end-to-end        proxier-demo with an API server: start, one change, memory  (P4, P5, P6)
+  fleet             a hundred of proxier-demo on one API server: requests, bytes, processor time
   policy            proxier-demo with an API server: a Service gets another scheduler, against another endpoint  (P15)
   reconcile         compile, diff and plan, in instructions; up to 50,000 Services  (P8)
   memory            what IPVS mode and iptables mode keep  (P6, P16)
@@ -109,7 +108,6 @@ fn main() -> ExitCode {
     };
     match bench.as_str() {
         "ipvs-program" => end(ipvs_program::run(&options)),
-        "ipvs-snapshot" => end(snapshot::run(&options)),
         "ipset-fill" => end(ipset_fill::run(&options)),
         "nftables-fill" => end(nftables_fill::run(&options)),
         "nftables-services" => end(nftables_services::run(&options)),
@@ -120,6 +118,7 @@ fn main() -> ExitCode {
             Some(live) => end(end_to_end::run_live(&options, live)),
             None => end(end_to_end::run(&options)),
         },
+        "fleet" => end(end_to_end::run_fleet(&options)),
         "policy" => end(end_to_end::run_policy(&options)),
         "reconcile" => end(reconcile::run(&options)),
         "memory" => end(memory::run(&options)),

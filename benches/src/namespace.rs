@@ -11,7 +11,7 @@ use nix::sched::{CloneFlags, unshare};
 use crate::report::Report;
 use crate::{
     Failure, drift, end_to_end, ipset_fill, iptables_services, ipvs_program, machine, modes, network, nftables_fill,
-    nftables_services, snapshot, userspace, versus,
+    nftables_services, userspace, versus,
 };
 
 /// Pause in which the kernel takes apart the namespace of the side before, which nothing uses any more; also the pause
@@ -93,7 +93,6 @@ pub(crate) fn side(arguments: &[String]) -> Result<(), Failure> {
         ["ipvs-program", rest @ ..] => ipvs_program::side(rest)?,
         ["ipset-fill", rest @ ..] => ipset_fill::side(rest)?,
         ["nftables-fill", rest @ ..] => nftables_fill::side(rest)?,
-        ["ipvs-snapshot", rest @ ..] => snapshot::side(rest)?,
         ["userspace", rest @ ..] => userspace::side(rest)?,
         // Sides that report several figures each.
         ["drift", rest @ ..] => return drift::side(rest),

@@ -461,8 +461,8 @@ impl Client {
     /// The kernel has no command for this, so it is one dump of the virtual servers and one of each one's real servers. The
     /// list of virtual servers is read again at the end, and everything is read again when it has changed.
     ///
-    /// Ways compared on 2,000 virtual servers with 10 real servers each, Linux 6.1 in an emulated machine (`cargo xtask bench
-    /// ipvs-snapshot`): this one 404 ms; with two more sockets in two threads 340 ms, since the kernel serves one request of the
+    /// Ways compared on 2,000 virtual servers with 10 real servers each, Linux 6.1 in an emulated
+    /// machine: this one 404 ms; with two more sockets in two threads 340 ms, since the kernel serves one request of the
     /// family at a time; `ipvsadm --save` 1,470 ms. Reading `/proc/net/ip_vs` takes 82 ms but lacks statistics, thresholds,
     /// tunnels and scheduler flags: a fingerprint, not a snapshot.
     ///

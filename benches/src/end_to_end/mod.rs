@@ -1,6 +1,7 @@
 //! P4, P5 and P6: `proxier-demo` as it is run, with an API server, on a kernel: how long until it serves, how long a
 //! change takes, what memory it takes.
 
+mod fleet;
 mod live;
 mod objects;
 mod policy;
@@ -10,6 +11,7 @@ mod server;
 mod side;
 mod start;
 
+pub(crate) use self::fleet::run as run_fleet;
 pub(crate) use self::live::{Live, run as run_live};
 pub(crate) use self::policy::run as run_policy;
 pub(crate) use self::server::serve;

@@ -32,9 +32,9 @@ Builds the benches and runs them, each comparison interleaved. Without NAME: all
   nftables-services Services in nftables mode: all from nothing, one change, connecting; on this machine
   userspace         userspace mode: one stream, connections; on this machine
   modes             all modes that the kernel has, 10 to 10,000 Services; on this machine and in the virtual machine
+  fleet             a hundred of proxier-demo on one API server; on this machine
   ipset-fill        20,000 entries into a set; on this machine
   ipvs-program      programming 1,000 virtual servers with 10 real servers each; in the virtual machine
-  ipvs-snapshot     reading such a table; in the virtual machine
   drift             a full check of 10,000 Services, nothing changed; in the virtual machine
   policy            proxier-demo in IPVS mode: another scheduler for a Service; in the virtual machine
   cold-start        proxier-demo in IPVS mode: start with and without programs; in the virtual machine
@@ -74,7 +74,7 @@ const BENCHES: [(&str, Place); 15] = [
     ("userspace", Place::Host),
     ("modes", Place::Both),
     ("ipvs-program", Place::Machine),
-    ("ipvs-snapshot", Place::Machine),
+    ("fleet", Place::Host),
     ("drift", Place::Machine),
     ("cold-start", Place::Machine),
     ("policy", Place::Machine),
