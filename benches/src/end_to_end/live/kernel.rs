@@ -121,14 +121,15 @@ fn has_legacy_tables() -> bool {
     std::fs::read_to_string("/proc/thread-self/net/ip_tables_names").is_ok_and(|names| names.contains("nat"))
 }
 
-/// Rules' destinations are Services. Endpoints are where chains that some rule jumps to translate to.
+/// Rules' destinations are Services, and where rules translate to are endpoints, in chains that some rule jumps to: kube-proxy leaves those of
+/// deleted Services behind until its next full sync.
 fn by_iptables() -> Result<Held, Failure> {
     let program = if has_legacy_tables() { "iptables-legacy-save" } else { "iptables-nft-save" };
     let output = Command::new(program).args(["-t", "nat"]).output().map_err(|error| format!("{program}: {error}"))?;
     if !output.status.success() {
         return Err(format!("{program}: {}", String::from_utf8_lossy(&output.stderr)).into());
     }
-    let (mut held, mut leads, mut used) = (Held::default(), BTreeMap::new(), HashSet::new());
+    let (mut served, mut leads, mut used) = (Vec::new(), BTreeMap::new(), HashSet::new());
     let text = String::from_utf8(output.stdout)?;
     for line in text.lines() {
         let words: Vec<&str> = line.split(' ').collect();
@@ -137,13 +138,16 @@ fn by_iptables() -> Result<Held, Failure> {
         let Some(chain) = after("-A") else { continue };
         used.extend(after("-j").or_else(|| after("-g")));
         let address = |text: &str, end| text.split(end).next().and_then(|text| text.parse::<Ipv4Addr>().ok());
-        held.services.extend(after("-d").and_then(|text| address(text, '/')));
+        served.extend(after("-d").and_then(|text| address(text, '/')).map(|address| (chain, address)));
         if let Some(address) = after("--to-destination").and_then(|text| address(text, ':')) {
             leads.insert(chain, address);
         }
     }
-    held.endpoints.extend(leads.into_iter().filter(|(chain, _)| used.contains(chain)).map(|(_, address)| address));
-    Ok(held)
+    let is_used = |(chain, address)| used.contains(chain).then_some(address);
+    Ok(Held {
+        services: served.into_iter().filter_map(is_used).collect(),
+        endpoints: leads.into_iter().filter_map(is_used).collect(),
+    })
 }
 
 fn by_ipvs(client: &mut ipvs::Client) -> Result<Held, Failure> {
