@@ -90,17 +90,6 @@ const NAT_HEAD: &str = "*nat
 
 /// Input of iptables-restore for a full sync.
 pub(crate) fn full(services: u32, endpoints: u32) -> String {
-    restore(services, |_| endpoints, 0..services)
-}
-
-/// Input of iptables-restore for a partial sync, after one Service has other endpoints: `KUBE-SERVICES` as a whole, and the
-/// chains of that Service.
-pub(crate) fn change(services: u32, of: u32, endpoints: u32) -> String {
-    restore(services, |_| endpoints, of..of + 1)
-}
-
-/// `with_chains`: the Services whose own chains are written too.
-fn restore(services: u32, endpoints: impl Fn(u32) -> u32, with_chains: std::ops::Range<u32>) -> String {
     let mut chains = String::new();
     let mut rules = String::new();
     for number in 0..services {
@@ -109,9 +98,7 @@ fn restore(services: u32, endpoints: impl Fn(u32) -> u32, with_chains: std::ops:
             rules,
             "-A KUBE-SERVICES -m comment --comment \"demo/{name}:http cluster IP\" -m tcp -p tcp -d {address} --dport 80 -j {service}"
         );
-        if with_chains.contains(&number) {
-            write_chains(number, endpoints(number), &mut chains, &mut rules);
-        }
+        write_chains(number, endpoints, &mut chains, &mut rules);
     }
     let tail = "-A KUBE-SERVICES -m comment --comment \"kubernetes service nodeports; NOTE: this must be the last rule in this chain\" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS\n";
     let (head, first_rules) = NAT_HEAD.split_at(NAT_HEAD.find("-A").unwrap_or(NAT_HEAD.len()));
@@ -145,18 +132,15 @@ fn write_chains(number: u32, endpoints: u32, chains: &mut String, rules: &mut St
 
 #[cfg(test)]
 mod tests {
-    use super::{change, full};
+    use super::full;
 
     #[test]
-    fn a_full_restore_has_every_chain_and_a_partial_one_those_of_one_service() {
+    fn a_full_restore_has_every_chain() {
         let full = full(20, 3);
         assert_eq!(full.matches("\n:KUBE-SVC-").count(), 20);
         assert_eq!(full.matches("\n:KUBE-SEP-").count(), 60);
         assert_eq!(full.matches("-j DNAT").count(), 60);
         assert_eq!(full.matches("--probability 0.3333333333").count(), 20);
-        let change = change(20, 7, 2);
-        assert_eq!(change.matches("-A KUBE-SERVICES").count(), 21);
-        assert_eq!(change.matches("\n:KUBE-SEP-").count(), 2);
         let dump = iptables::Dump::parse(&full).unwrap();
         assert_eq!(dump.rule_count(), 4 + 4 + 1 + 20 * 2 + 60 * 3);
     }

@@ -29,7 +29,6 @@ mod report;
 mod soak;
 mod tape;
 mod userspace;
-mod versus;
 mod world;
 
 use std::path::PathBuf;
@@ -57,7 +56,6 @@ benches:
   reconcile         compile, diff and plan, in instructions; up to 50,000 Services  (P8)
   memory            what IPVS mode and iptables mode keep  (P6, P16)
   userspace         userspace mode: one stream, connections; against a loop of splice(2) and HAProxy
-  versus-iptables   Services by IPVS and by iptables, legacy and nft  (P9)
 
 --out: results go to STEM.json, STEM.md and STEM-*.svg
 --kubeconfig: a real cluster instead of the stand-in. It gets Services (1,000 unless told) and EndpointSlices (of 10) in a namespace of
@@ -124,7 +122,6 @@ fn main() -> ExitCode {
         "memory" => end(memory::run(&options)),
         "modes" => end(modes::run(&options)),
         "userspace" => end(userspace::run(&options)),
-        "versus-iptables" => end(versus::run(&options)),
         other => usage(format!("there is no bench {other:?}")),
     }
 }

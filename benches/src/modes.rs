@@ -1,19 +1,38 @@
 //! The modes on the same axes: all Services from nothing, one change, connecting, memory. IPVS mode where the kernel has IPVS, as
 //! that of the virtual machine.
 
+use std::net::SocketAddr;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use proxier_core::modes::Kind;
 use proxier_core::reconciler::Options as ReconcilerOptions;
 use testkit::{Need, missing};
 
-use crate::machine::{is_emulated, resident_kib};
-use crate::namespace::tell;
+use crate::machine::{is_emulated, resident_kib, ticks};
+use crate::namespace::{collect, tell, warm_up};
 use crate::network::Network;
 use crate::node::Node;
-use crate::report::Report;
-use crate::versus::{ENDPOINTS, NFT_LIMIT, PATIENCE, by_size, connect, curves, kernel_memory, memory_since, passes};
+use crate::program::feed;
+use crate::report::{Report, float, ms};
+use crate::world::cluster_ip;
 use crate::{Failure, Options};
+
+const PROGRAM: &str = "All Services from nothing";
+const CHANGE: &str = "One changed Service";
+pub(crate) const LATENCY: &str = "Connecting";
+const RATE: &str = "Connections one after the other";
+const CPU: &str = "Processor time of a connection, client and backend included";
+const SOFT: &str = "Of it in soft interrupts";
+const MEMORY: &str = "Kernel memory (Slab, VmallocUsed, Percpu)";
+const ENDPOINTS: u32 = 2;
+/// Changes in a run. The first one of a process is the slowest, since an emulator translates what runs for the first time, so every
+/// size gets as many.
+const CHANGES: u32 = 3;
+/// Time for all of a measurement at one size, above which it is not repeated.
+const PATIENCE: Duration = Duration::from_secs(100);
+/// With more Services, restoring rules takes iptables-nft minutes.
+const NFT_LIMIT: u32 = 5_000;
 
 const RESIDENT: &str = "Resident memory of the process beyond an empty one";
 /// The networks of cluster IPs.
@@ -88,4 +107,134 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     memory_since(kernel, services, name)?;
     tell(RESIDENT, services, "KiB", name, resident_kib()? - resident);
     connect(&network, services, connections, name)
+}
+
+/// Measures ways, by name in arguments and in figures, as the number of Services grows; gives the sizes.
+fn by_size(
+    report: &mut Report,
+    options: &Options,
+    (bench, ways, rounds): (&str, &[(&str, &str)], usize),
+    is_too_large: impl Fn(&str, u32) -> bool,
+) -> Result<&'static [u32], Failure> {
+    let sizes: &[u32] = match (options.smoke, options.quick) {
+        (true, _) => &[10, 30],
+        (_, true) => &[10, 1_000],
+        _ => &[10, 100, 1_000, 5_000, 10_000],
+    };
+    let connections = if options.smoke { "20" } else { "150" };
+    for (way, _) in ways {
+        warm_up(&[bench, way, "3", "5"])?;
+    }
+    for services in sizes.iter().copied() {
+        let mut spent = vec![Duration::ZERO; ways.len()];
+        for round in 0..rounds {
+            for ((way, name), spent) in ways.iter().zip(&mut spent) {
+                if *spent > PATIENCE || is_too_large(way, services) {
+                    continue;
+                }
+                let start = Instant::now();
+                collect(report, &[bench, way, &services.to_string(), connections])?;
+                *spent += start.elapsed();
+                eprintln!("{name}, {services} Services, round {round}: {:.1} s", start.elapsed().as_secs_f64());
+            }
+        }
+    }
+    Ok(sizes)
+}
+
+/// Draws what [`by_size`] has measured.
+fn curves(report: &mut Report) {
+    report.curve("program", PROGRAM, "Services");
+    report.curve("change", CHANGE, "Services");
+    let last_or_none = |side: &str| !side.ends_with("first") && !side.ends_with("middle");
+    report.curve_of("connect", "Connecting through the last Service", LATENCY, "Services", last_or_none);
+    report.curve("rate", RATE, "Services");
+    report.curve("memory", MEMORY, "Services");
+}
+
+/// A pass for all Services from nothing, and passes for changes of one.
+fn passes(node: &mut Node, services: u32, name: &str) -> Result<(), Failure> {
+    let start = Instant::now();
+    node.pass()?;
+    tell(PROGRAM, services, "ms", name, ms(start.elapsed()));
+    for change in 0..CHANGES {
+        let start = Instant::now();
+        node.change(services / 2, endpoints_then(change));
+        let report = node.pass()?;
+        tell(CHANGE, services, "ms", name, ms(start.elapsed()));
+        if report.full || report.writes() == 0 {
+            return Err("a change was not taken as one".into());
+        }
+    }
+    Ok(())
+}
+
+/// The endpoints of a Service after so many changes.
+fn endpoints_then(change: u32) -> u32 {
+    if change.is_multiple_of(2) { ENDPOINTS - 1 } else { ENDPOINTS }
+}
+
+/// Tells how much kernel memory has grown.
+fn memory_since(before: f64, services: u32, name: &str) -> Result<(), Failure> {
+    // Memory that was in use until the last moment is given back after a grace period.
+    std::thread::sleep(Duration::from_millis(300));
+    tell(MEMORY, services, "KiB", name, kernel_memory()? - before);
+    Ok(())
+}
+
+/// KiB of kernel memory that grow with tables.
+fn kernel_memory() -> Result<f64, Failure> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let mut sum = 0.0;
+    for line in text.lines() {
+        let Some((name, rest)) = line.split_once(':') else { continue };
+        if ["Slab", "VmallocUsed", "Percpu"].contains(&name) {
+            sum += rest.split_whitespace().next().unwrap_or_default().parse::<f64>()?;
+        }
+    }
+    Ok(sum)
+}
+
+pub(crate) fn restore(way: &str, text: &str) -> Result<Duration, Failure> {
+    let program = if way == "legacy" { "iptables-legacy-restore" } else { "iptables-nft-restore" };
+    feed(program, &["--noflush", "--counters"], text)
+}
+
+pub(crate) fn connect(network: &Network, services: u32, connections: usize, name: &str) -> Result<(), Failure> {
+    let place = |number: u32| -> Result<SocketAddr, Failure> { Ok(SocketAddr::new(cluster_ip(number).parse()?, 80)) };
+    // An address that is no Service's endpoint: IPVS takes an answer of a real server to a client's port for one of the
+    // connection it knows, so a connection straight to an endpoint from a port used before would get none.
+    let direct: SocketAddr = "10.250.0.1:8080".parse()?;
+    let places = [
+        ("directly, no Service".to_owned(), direct),
+        (format!("{name}, first"), place(0)?),
+        (format!("{name}, middle"), place(services / 2)?),
+        (format!("{name}, last"), place(services - 1)?),
+    ];
+    for (_, place) in &places {
+        network.connect(*place, connections / 5 + 1)?;
+    }
+    // In turns, so that what else the machine does meets all of them.
+    let mut micros: Vec<Vec<f64>> = places.iter().map(|_| Vec::new()).collect();
+    for _ in 0..5 {
+        for ((_, place), micros) in places.iter().zip(&mut micros) {
+            micros.extend(network.connect(*place, connections / 5 + 1)?.micros);
+        }
+    }
+    for ((what, _), mut micros) in places.into_iter().zip(micros) {
+        micros.sort_by(f64::total_cmp);
+        tell(LATENCY, services, "µs", &what, micros.get(micros.len() / 2).copied().unwrap_or(f64::NAN));
+    }
+    let number = connections * 5;
+    for (what, place) in [("directly, no Service".to_owned(), direct), (format!("{name}, last"), place(services - 1)?)]
+    {
+        let before = ticks().ok_or("/proc/stat cannot be read")?;
+        let took = network.connect(place, number)?.took;
+        let after = ticks().ok_or("/proc/stat cannot be read")?;
+        let number = float(u64::try_from(number)?);
+        tell(RATE, services, "connections a second", &what, number / took.as_secs_f64());
+        tell(CPU, services, "µs", &what, (after.busy - before.busy) * 1e3 / number);
+        tell(SOFT, services, "µs", &what, (after.soft_interrupts - before.soft_interrupts) * 1e3 / number);
+    }
+    Ok(())
 }

@@ -11,7 +11,7 @@ use nix::sched::{CloneFlags, unshare};
 use crate::report::Report;
 use crate::{
     Failure, drift, end_to_end, ipset_fill, iptables_services, ipvs_program, machine, modes, network, nftables_fill,
-    nftables_services, userspace, versus,
+    nftables_services, userspace,
 };
 
 /// Pause in which the kernel takes apart the namespace of the side before, which nothing uses any more; also the pause
@@ -100,7 +100,6 @@ pub(crate) fn side(arguments: &[String]) -> Result<(), Failure> {
         ["modes", rest @ ..] => return modes::side(rest),
         ["iptables-services", rest @ ..] => return iptables_services::side(rest),
         ["nftables-services", rest @ ..] => return nftables_services::side(rest),
-        ["versus", rest @ ..] => return versus::side(rest),
         other => return Err(format!("no such side: {other:?}").into()),
     };
     println!("{}", took.as_nanos());

@@ -10,12 +10,12 @@ use nftables::{Client, ElementData, Family, TableKey};
 use proxier_core::modes;
 
 use crate::machine::unreclaimable;
+use crate::modes::{LATENCY, connect, restore};
 use crate::namespace::{collect, tell, warm_up};
 use crate::network::Network;
 use crate::node::Node;
 use crate::program::feed;
 use crate::report::{Goal, Report, ms};
-use crate::versus::{LATENCY, connect, restore};
 use crate::world::{cluster_ip, endpoint_address};
 use crate::{Failure, Options, kube_rules};
 

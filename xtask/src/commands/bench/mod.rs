@@ -39,7 +39,6 @@ Builds the benches and runs them, each comparison interleaved. Without NAME: all
   policy            proxier-demo in IPVS mode: another scheduler for a Service; in the virtual machine
   cold-start        proxier-demo in IPVS mode: start with and without programs; in the virtual machine
   end-to-end        proxier-demo with an API server: start, changes, memory; in the virtual machine
-  versus-iptables   Services by IPVS and by iptables, 10 to 10,000; in the virtual machine
 
   --kernel K      5.10, 6.1 (default), 6.12 or 7.x
   --rounds N      how often each side runs, 7 unless told
@@ -64,7 +63,7 @@ enum Place {
     Both,
 }
 
-const BENCHES: [(&str, Place); 15] = [
+const BENCHES: [(&str, Place); 14] = [
     ("reconcile", Place::Host),
     ("memory", Place::Host),
     ("ipset-fill", Place::Host),
@@ -79,7 +78,6 @@ const BENCHES: [(&str, Place); 15] = [
     ("cold-start", Place::Machine),
     ("policy", Place::Machine),
     ("end-to-end", Place::Machine),
-    ("versus-iptables", Place::Machine),
 ];
 
 /// Length of the benches' runs.
