@@ -9,7 +9,6 @@ use proxier_core::ports::{NamedSet, PortError, PortErrorKind};
 use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{HostAddresses, Node};
 
-use crate::proxier_demo::engine::userspace;
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::Settings;
 use crate::proxier_demo::settings::cli::Configured;
@@ -141,9 +140,9 @@ fn ask(kernel: &mut KernelPorts, capability: &Capability) -> ActiveAnswer {
 /// The mode cannot be used: each obstacle with its fix.
 pub(crate) fn require(settings: &Settings, kernel: &mut KernelPorts) -> Result<(), Vec<Problem>> {
     match settings.mode {
-        Kind::Nftables => return nftables_families(settings, kernel).map(drop).map_err(|problem| vec![problem]),
+        // Opening the engine tries what they need, and says the same; a trial of a table costs the kernel a grace period.
+        Kind::Nftables | Kind::Userspace => return Ok(()),
         Kind::Iptables => return require_iptables(settings, kernel),
-        Kind::Userspace => return userspace::families(settings, kernel).map(drop).map_err(|problem| vec![problem]),
         _ => {}
     }
     let Err(error) = kernel.ports().ipvs.timeouts() else { return Ok(()) };
