@@ -54,7 +54,7 @@ fn probe_nftables(settings: &Settings, kernel: &mut KernelPorts) -> ModeFindings
 
 /// Whether iptables mode can serve each family, and which features it lacks here.
 fn probe_iptables(settings: &Settings, kernel: &mut KernelPorts) -> ModeFindings {
-    let tried = needs::try_iptables(settings, kernel);
+    let tried: Vec<_> = needs::try_iptables(settings, kernel).collect();
     let serves = |all: &[iptables::Tried]| all.iter().all(|tried| !tried.is_needed_by_all || tried.outcome.is_ok());
     let works = tried.iter().any(|(_, all)| serves(all));
     let mut lines = vec![format!("iptables mode: {}", if works { "yes" } else { "no" })];

@@ -257,11 +257,11 @@ pub(crate) fn try_nftables(settings: &Settings, kernel: &mut KernelPorts) -> Vec
     nftables::trials(settings.core.families.iter(), &facts, ports.tables)
 }
 
-pub(crate) type TriedRules = Vec<(Family, Vec<iptables::Tried>)>;
-
-/// Answers of the programs and the kernel to trial rules of iptables mode, by family.
-pub(crate) fn try_iptables(settings: &Settings, kernel: &mut KernelPorts) -> TriedRules {
+/// Answers of the programs and the kernel to trial rules of iptables mode, by family; each family is tried when its turn comes.
+pub(crate) fn try_iptables(
+    settings: &Settings,
+    kernel: &mut KernelPorts,
+) -> impl Iterator<Item = (Family, Vec<iptables::Tried>)> {
     let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &HostAddresses::default());
-    let ports = kernel.ports();
-    settings.core.families.iter().map(|family| (family, iptables::trial(family, &facts, ports.rules))).collect()
+    settings.core.families.iter().map(move |family| (family, iptables::trial(family, &facts, kernel.ports().rules)))
 }
