@@ -1,5 +1,5 @@
 //! Fast path of established connections to Services: a table of nf_tables with a flow table, which connections enter once the chains of every
-//! other program have let a packet of theirs through ([`FastPath`](crate::config::FastPath)).
+//! other program have let a packet of theirs through ([`FastPath`]).
 //!
 //! Connections are known by their translated destination (`ct status dnat`), so the modes whose kernel part translates them have a fast path:
 //! nftables and iptables mode. IPVS forwards packets itself, and its connections would time out without them.
