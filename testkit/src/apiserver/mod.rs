@@ -14,7 +14,7 @@
 //! assert!(server.url().starts_with("http://127.0.0.1:"));
 //! ```
 //!
-//! With the feature `tls`, [`tls`] puts TLS in front of it, with authorities, client certificates and all.
+//! With the feature `tls`, `tls::Relay` puts TLS in front of it, with authorities, client certificates and all.
 //!
 //! Limits: objects and parameters are not checked, paths have no namespaces (but for Events), and nothing but Events can be written.
 
