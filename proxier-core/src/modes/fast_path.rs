@@ -40,8 +40,9 @@ pub(crate) struct Change {
 /// Table of the fast path, from pass to pass.
 #[derive(Debug, Default)]
 pub(crate) struct Tracker {
-    /// The kernel's table is as below.
+    /// The kernel was asked, and is not asked again before a full pass or another device.
     is_known: bool,
+    /// The kernel's table, if it is as wanted.
     written: Option<TableSpec>,
     /// Devices of the host may have changed.
     is_stale: bool,
@@ -89,13 +90,15 @@ impl Tracker {
                 None
             }
             Err(error) => {
+                (self.is_known, self.written) = (true, None);
                 report.applied.lacks.push(Lack::new(NONE, error));
                 None
             }
         }
     }
 
-    /// Commits a change. Where devices do not take flows, this host forwards them; anything else is tried again in the next pass.
+    /// Commits a change. Where devices do not take flows, this host forwards them; anything else is tried again in the next full pass, and
+    /// when devices change.
     pub(crate) fn apply(&mut self, config: &Config, change: Change, applied: &mut Applied, tables: &mut dyn Tables) {
         let Change { step, transaction, table: mut wanted } = change;
         let mut outcome = tables.commit(&transaction).map_err(|refused| refused.error);
@@ -112,12 +115,11 @@ impl Tracker {
                 change.unwrap_or(Ok(())).map_err(|refused| refused.error)
             });
         }
-        self.is_known = outcome.is_ok();
+        // A table that could not be deleted is looked for again.
+        self.is_known = outcome.is_ok() || wanted.is_some();
+        self.written = wanted.filter(|_| outcome.is_ok());
         match outcome {
-            Ok(()) => {
-                self.written = wanted;
-                applied.count(step.part, step.action, 1);
-            }
+            Ok(()) => applied.count(step.part, step.action, 1),
             Err(error) => applied.lacks.push(Lack::new(NONE, error)),
         }
     }
@@ -176,7 +178,7 @@ fn enter(protocol: L4Protocol, fast: &FastPath) -> Rule {
 fn compare(config: &Config, wanted: Option<TableSpec>, tables: &mut dyn Tables) -> Result<Option<Change>, PortError> {
     let key = table(config);
     // Most often there is none and will be none: one small request.
-    if tables.table(&key)?.is_none() && wanted.is_none() {
+    if wanted.is_none() && tables.table(&key)?.is_none() {
         return Ok(None);
     }
     let observed = tables.read(&key)?;

@@ -7,7 +7,7 @@ use proxier_core::config::{Config, FastPath};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::cleanup::cleanup;
 use proxier_core::modes::{Kind, Names, fast_path};
-use proxier_core::objects::ConfigObject;
+use proxier_core::objects::{ConfigObject, ServiceObject};
 use proxier_core::plan::report::Report;
 use proxier_core::ports::PortErrorKind;
 use proxier_core::reconciler::{Options, Reconciler};
@@ -35,6 +35,11 @@ fn process(mode: Kind, interfaces: &[&str]) -> Reconciler {
 fn pass(process: &mut Reconciler, kernel: &mut FakeKernel, at: u64) -> Report {
     process.request_full(Duration::from_secs(at));
     process.pass(&|| Duration::from_secs(at), &mut kernel.ports()).unwrap()
+}
+
+fn service() -> ServiceObject {
+    let spec = json!({ "clusterIP": "10.96.0.10", "ports": [{ "name": "http", "port": 80 }] });
+    serde_json::from_value(json!({ "metadata": { "namespace": "demo", "name": "web" }, "spec": spec })).unwrap()
 }
 
 fn written(kernel: &FakeKernel) -> Option<String> {
@@ -68,6 +73,13 @@ fn where_it_fails_the_node_serves_and_tries_again() {
     let report = process.pass(&|| Duration::from_secs(5), &mut kernel.ports()).unwrap();
     assert!(!report.has_failed() && report.applied.lacks.len() == 1, "{report:#?}");
     assert!(report.applied.lacks[0].to_string().starts_with("no fast path: "), "{report:#?}");
+    // A pass for changes does not ask again.
+    let asked = kernel.ports().tables.generation().unwrap();
+    process.upsert_service(&service(), Duration::from_secs(10));
+    let report = process.pass(&|| Duration::from_secs(10), &mut kernel.ports()).unwrap();
+    assert!(!report.full && report.applied.lacks.is_empty() && report.writes() > 0, "{report:#?}");
+    assert!(kernel.ports().tables.generation().unwrap() > asked);
+    assert!(written(&kernel).is_some_and(|table| !table.contains("eth2")));
     let report = pass(&mut process, &mut kernel, 60);
     assert!(report.applied.lacks.is_empty() && written(&kernel).is_some_and(|table| table.contains("eth2")));
     assert!(!written(&kernel).unwrap().contains("cali1"));
