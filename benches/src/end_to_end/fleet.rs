@@ -1,4 +1,4 @@
-//! What proxies cost an API server: one of them, and a hundred, on one stand-in.
+//! Cost of proxies for an API server: one proxy, and a hundred, on one stand-in.
 
 use std::net::TcpListener;
 use std::process::Command;
@@ -160,7 +160,7 @@ impl Fleet<'_> {
         self.members.iter().map(|member| member.proxy.processor_ms()).collect()
     }
 
-    /// What a stage has cost, by the time that all proxies are idle.
+    /// Cost of a stage, by the time that all proxies are idle.
     fn stage(&mut self, stage: &str, used: &[f64]) -> Result<(), Failure> {
         for member in &self.members {
             member.proxy.wait_until_idle()?;

@@ -280,7 +280,7 @@ impl Side<'_> {
         Ok(())
     }
 
-    /// What it has taken since then, by the time that it is idle: processor time and bytes.
+    /// Processor time and bytes since then, by the time that the proxy is idle.
     fn stage(
         &self,
         report: &mut Report,

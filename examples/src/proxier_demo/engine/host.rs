@@ -33,8 +33,8 @@ pub(crate) fn watch(messages: mpsc::Sender<Message>, new_devices: bool) {
         let relevant = match monitor.drain() {
             Ok(changes) => {
                 let of_routes = changes.default_routes || changes.bound_routes;
-                let relevant = changes.overflowed || of_routes || !changes.addresses.is_empty() || gone(&changes);
-                let relevant = relevant || new_devices && !changes.devices.is_empty();
+                let of_devices = gone(&changes) || new_devices && !changes.devices.is_empty();
+                let relevant = changes.overflowed || of_routes || !changes.addresses.is_empty() || of_devices;
                 came.extend(changes.came);
                 relevant
             }

@@ -103,14 +103,14 @@ struct Options {
     mode: Mode,
     counts: Option<Counts>,
     turns: Turns,
-    /// What `end-to-end` is told of a real cluster: options with their values.
+    /// Options of `end-to-end` about a real cluster, with their values.
     live: Vec<(String, String)>,
 }
 
 /// Options of a run on a real cluster.
 const LIVE: [&str; 6] = ["--kubeconfig", "--kube-proxy", "--mode", "--services", "--endpoints", "--changes"];
 
-/// Those of which the name of a result tells.
+/// Options that are part of a result's name.
 const NAMED: [&str; 3] = ["--mode", "--services", "--endpoints"];
 
 /// Number of runs of `--by-turns` that take every bench once.
@@ -142,7 +142,7 @@ impl Options {
         format!("cargo xtask bench {name}{kernel}{quick}{live} --rounds {}", self.rounds())
     }
 
-    /// What names of a real cluster's results have besides the bench's.
+    /// End of the name of a real cluster's result, behind the bench's name.
     fn live_name(&self) -> String {
         let mut name = if self.live.is_empty() { String::new() } else { "-live".to_owned() };
         for (_, value) in self.live.iter().filter(|(option, _)| NAMED.contains(&option.as_str())) {
