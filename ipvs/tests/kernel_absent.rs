@@ -1,33 +1,11 @@
 //! A kernel without IPVS, and one whose IPVS is unloaded and loaded again while a client is open.
 #![allow(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
-use std::time::Duration;
-
 use ipvs::{Batch, Client, MissingModule, Scheduler, VirtualServer, VirtualServerKey};
 use testkit::{Need, kernel_test, missing, oracle};
 
-/// Everything that `ip_vs` is held by.
-const MODULES: [&str; 4] = ["xt_ipvs", "ip_vs_rr", "ip_vs_ftp", "ip_vs"];
-
 /// The program with which the kernel loads modules.
 const LOADER: &str = "/proc/sys/kernel/modprobe";
-
-fn unload() {
-    // Namespaces of tests that have ended are torn down a little later.
-    for _ in 0..100 {
-        if !std::path::Path::new("/sys/module/ip_vs").exists() {
-            return;
-        }
-        let loaded = std::fs::read_to_string("/proc/modules").unwrap();
-        let schedulers =
-            loaded.lines().filter_map(|line| line.split(' ').next()).filter(|name| name.starts_with("ip_vs_"));
-        for module in schedulers.chain(MODULES) {
-            oracle::run("rmmod", &[module], None).map_or_else(drop, drop);
-        }
-        std::thread::sleep(Duration::from_millis(200));
-    }
-    assert!(!std::path::Path::new("/sys/module/ip_vs").exists(), "ip_vs cannot be unloaded");
-}
 
 #[test]
 fn the_missing_module_is_named_and_a_client_survives_its_coming_back() {
@@ -50,7 +28,7 @@ fn the_missing_module_is_named_and_a_client_survives_its_coming_back() {
         // The kernel loads IPVS when it is looked up: not while it has no program to do so.
         let loader = std::fs::read_to_string(LOADER).unwrap();
         std::fs::write(LOADER, "/bin/false\n").unwrap();
-        unload();
+        testkit::modules::unload("ip_vs");
         absent(&Client::open().unwrap_err());
         absent(&client.info().unwrap_err());
         absent(&client.list_virtual_servers().unwrap_err());

@@ -27,6 +27,7 @@ mod capture;
 mod corpus;
 mod executable;
 mod hexdiff;
+pub mod modules;
 mod netns;
 pub mod oracle;
 mod require;

@@ -4,54 +4,17 @@
 //! `TESTKIT_REQUIRE=all` says that the machine is for tests. A part takes some 20 s: parts with messages of their own in the code are always removed;
 //! a sample of the rest, which depends on the seed (all with `PROXIER_SCENARIOS=all`). `PROXIER_LACKS=nf_nat,ip_set` removes these only.
 
-use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream, UdpSocket};
-use std::path::Path;
 use std::process::{Command, Output};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
+use testkit::modules::{Forbidden, is_loaded, unload};
 use testkit::{Need, PROXY, Sample, kernel_test};
 
 use crate::live;
 use crate::program::{self, Folder, Running, command, demo, ipvsadm, ok, text, tool};
-
-const POLICY: &str = "/etc/modprobe.d/proxier-demo-test.conf";
-
-/// Every module that IPVS mode loads, users before the modules that they use.
-const MODULES: &[&str] = &[
-    "xt_set",
-    "xt_comment",
-    "xt_mark",
-    "xt_addrtype",
-    "xt_conntrack",
-    "xt_MASQUERADE",
-    "xt_ipvs",
-    "xt_physdev",
-    "br_netfilter",
-    "nft_compat",
-    "nft_chain_nat",
-    "nf_tables",
-    "iptable_nat",
-    "iptable_filter",
-    "ip6table_nat",
-    "ip6table_filter",
-    "ip_vs_rr",
-    "ip_vs_wrr",
-    "ip_vs_sh",
-    "ip_vs",
-    "nf_nat",
-    "nf_conntrack_netlink",
-    "nf_conntrack",
-    "dummy",
-    "ip_set_hash_ip",
-    "ip_set_hash_ipport",
-    "ip_set_hash_ipportip",
-    "ip_set_hash_ipportnet",
-    "ip_set_bitmap_port",
-    "ip_set",
-];
 
 /// A Service of both families with UDP, source ranges and an external IP: every rule and every call there is.
 const OBJECTS: &str = "apiVersion: v1
@@ -82,41 +45,6 @@ addressType: IPv6
 ports: [{name: dns, port: 53, protocol: UDP}]
 endpoints: [{addresses: ['fd00:244::5']}]
 ";
-
-/// A line of `modprobe.d` that is removed on drop.
-struct Forbidden;
-
-impl Forbidden {
-    fn new(modules: &[&str]) -> Self {
-        fs::create_dir_all("/etc/modprobe.d").unwrap();
-        let lines: Vec<String> = modules.iter().map(|module| format!("install {module} /bin/false\n")).collect();
-        fs::write(POLICY, lines.concat()).unwrap();
-        Forbidden
-    }
-}
-
-impl Drop for Forbidden {
-    fn drop(&mut self) {
-        fs::remove_file(POLICY).unwrap();
-    }
-}
-
-fn is_loaded(module: &str) -> bool {
-    Path::new("/sys/module").join(module).exists()
-}
-
-/// Unloads a module, and all that use it. The last users are namespaces that end a little later.
-fn unload(module: &str) {
-    let start = Instant::now();
-    while is_loaded(module) {
-        assert!(start.elapsed() < Duration::from_secs(120), "{module} stays:\n{}", tool("lsmod"));
-        let _some_are_in_use = Command::new("modprobe").args(["-r", "-q", "-a"]).args(MODULES).output().unwrap();
-        let users = fs::read_dir(format!("/sys/module/{module}/holders"));
-        let users: Vec<_> = users.into_iter().flatten().map(|entry| entry.unwrap().file_name()).collect();
-        let _in_use = Command::new("modprobe").args(["-r", "-q"]).args(users).arg(module).output().unwrap();
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
 
 fn probe() -> (Output, Value) {
     let output = demo(&["probe", "-o", "json"]);
@@ -375,7 +303,7 @@ fn without_ip_vs_the_back_end_of_iptables_decides() {
         assert!(planned.contains("UDP 10.96.0.10:53") && planned.contains("10.244.0.5:53"), "{planned}");
         assert!(planned.contains("+ virtual server UDP 198.51.100.9:53"), "{planned}");
         let empty = "this kernel cannot do ipvs mode: this is what an empty kernel would get that can";
-        assert!(said.contains(empty) && said.contains(POLICY), "{said}");
+        assert!(said.contains(empty) && said.contains(Forbidden::FILE), "{said}");
 
         for (program, mode) in [("iptables-legacy", "iptables"), ("iptables-nft", "nftables")] {
             tool(&format!("{program} -t mangle -N KUBE-IPTABLES-HINT"));
@@ -506,7 +434,7 @@ fn what_is_required_is_an_obstacle() {
             assert_eq!((&report["modes"][0]["mode"], &report["modes"][0]["serves"]), (&"ipvs".into(), &false.into()));
             assert_eq!((output.status.code(), &report["verdict"]["answer"]), (Some(1), &Value::from("no")));
             let reason = report["verdict"]["reasons"][0].as_str().unwrap().to_owned();
-            assert!(reason.contains(POLICY) && reason.contains(module), "{reason}");
+            assert!(reason.contains(Forbidden::FILE) && reason.contains(module), "{reason}");
             let only_ipvs = ["--proxy-mode", "ipvs", "--no-fallback", "--manifests", manifests];
             let once = demo(&[&["run", "--once"], &only_ipvs[..]].concat());
             let mut ends = vec![(once.status.code(), text(&once.stderr))];

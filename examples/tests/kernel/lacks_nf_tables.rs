@@ -3,65 +3,11 @@
 //! Removes each part by a line in `/etc/modprobe.d`, as `lacks` does, and only where `TESTKIT_REQUIRE=all` says that the machine is
 //! for tests.
 
-use std::fs;
-use std::path::Path;
-use std::process::Command;
-use std::time::{Duration, Instant};
-
 use serde_json::Value;
+use testkit::modules::{Forbidden, unload};
 use testkit::{Need, kernel_test};
 
 use crate::program::{demo, text, tool};
-
-const POLICY: &str = "/etc/modprobe.d/proxier-demo-nf-tables-test.conf";
-
-/// Modules of nf_tables, users before the modules that they use.
-const MODULES: &[&str] = &[
-    "nft_compat",
-    "nft_fib_inet",
-    "nft_fib_ipv4",
-    "nft_fib_ipv6",
-    "nft_fib",
-    "nft_masq",
-    "nft_numgen",
-    "nft_nat",
-    "nft_redir",
-    "nft_reject_inet",
-    "nft_reject_ipv4",
-    "nft_reject_ipv6",
-    "nft_reject",
-    "nft_hash",
-    "nft_ct",
-    "nft_chain_nat",
-    "nf_tables",
-];
-
-/// A line of `modprobe.d` that is removed on drop.
-struct Forbidden;
-
-impl Forbidden {
-    fn new(module: &str) -> Self {
-        fs::create_dir_all("/etc/modprobe.d").unwrap();
-        fs::write(POLICY, format!("install {module} /bin/false\n")).unwrap();
-        Forbidden
-    }
-}
-
-impl Drop for Forbidden {
-    fn drop(&mut self) {
-        fs::remove_file(POLICY).unwrap();
-    }
-}
-
-/// Unloads a module, and all that use it. The last users are namespaces that end a little later.
-fn unload(module: &str) {
-    let start = Instant::now();
-    while Path::new("/sys/module").join(module).exists() {
-        assert!(start.elapsed() < Duration::from_secs(120), "{module} stays:\n{}", tool("lsmod"));
-        let _some_are_in_use = Command::new("modprobe").args(["-r", "-q", "-a"]).args(MODULES).output().unwrap();
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
 
 /// Exit code, the report, and the words of `probe --proxy-mode nftables`.
 fn probe() -> (Option<i32>, Value, String) {
@@ -78,8 +24,10 @@ fn probe_names_the_part_that_is_missing() {
             [("nft_fib", "fib"), ("nft_masq", "masq"), ("nft_numgen", "numgen"), ("nf_tables", "nf_tables")]
         {
             kernel_test(&[Need::Root, Need::Nftables, Need::Tool("modprobe")], || {
+                // A user that no list of ours names.
+                tool("modprobe nft_flow_offload");
                 unload(module);
-                let forbidden = Forbidden::new(module);
+                let forbidden = Forbidden::new(&[module]);
                 let (code, report, words) = probe();
                 println!("without {module}: {words}");
                 assert_eq!((code, &report["works"]), (Some(1), &Value::from(false)), "{module}: {report:#}");
