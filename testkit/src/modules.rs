@@ -45,8 +45,8 @@ impl Forbidden {
     /// # Panics
     /// When the file cannot be written.
     pub fn new(modules: &[&str]) -> Self {
-        let lines: String = modules.iter().map(|module| format!("install {module} /bin/false\n")).collect();
-        let written = fs::create_dir_all("/etc/modprobe.d").and_then(|()| fs::write(Self::FILE, lines));
+        let lines: Vec<String> = modules.iter().map(|module| format!("install {module} /bin/false\n")).collect();
+        let written = fs::create_dir_all("/etc/modprobe.d").and_then(|()| fs::write(Self::FILE, lines.concat()));
         assert!(written.is_ok(), "{}: {written:?}", Self::FILE);
         Forbidden
     }
