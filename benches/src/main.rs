@@ -38,7 +38,7 @@ use std::process::ExitCode;
 type Failure = Box<dyn std::error::Error>;
 
 const USAGE: &str = "usage: benches BENCH [--rounds N] [--out STEM] [--quick] [--smoke] [--command TEXT]
-       benches end-to-end --kubeconfig FILE [--kube-proxy PROGRAM] [--mode MODE]... [--services N] [--endpoints N] [--changes N]
+       benches end-to-end --kubeconfig FILE [--kube-proxy PROGRAM] [--etcd URL] [--mode MODE]... [--services N] [--endpoints N] [--changes N]
        benches counts FILE [--update]
 
 benches:
@@ -60,7 +60,8 @@ benches:
 --out: results go to STEM.json, STEM.md and STEM-*.svg
 --kubeconfig: a real cluster instead of the stand-in. It gets Services (1,000 unless told) and EndpointSlices (of 10) in a namespace of
               their own, which goes at the end. --kube-proxy: the program that takes turns with proxier-demo. --mode: nftables (default),
-              iptables or ipvs, once for each";
+              iptables or ipvs, once for each. --etcd: the server's etcd (http), into which the Services are written: tens of thousands
+              take the server hours";
 
 /// Options of a bench's run.
 struct Options {
@@ -143,6 +144,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, Failure
             "--quick" => options.quick = true,
             "--smoke" => options.smoke = true,
             "--kubeconfig" => live.kubeconfig = value()?.into(),
+            "--etcd" => live.etcd = Some(value()?),
             "--kube-proxy" => live.kube_proxy = Some(value()?.into()),
             "--mode" => live.modes.push(value()?),
             "--services" => live.services = value()?.parse()?,

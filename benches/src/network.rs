@@ -1,6 +1,7 @@
 //! A client, a node and backends in network namespaces of their own, with veth pairs between them.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io::Read as _;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -108,11 +109,47 @@ impl Network {
         backends
             .run(|| {
                 let listener = TcpListener::bind("0.0.0.0:8080")?;
-                std::thread::spawn(move || listener.incoming().for_each(drop));
+                std::thread::spawn(move || {
+                    // Reads what comes, one connection after the other; the kernel takes the others meanwhile.
+                    for mut stream in listener.incoming().flatten() {
+                        let _client_gone = std::io::copy(&mut stream, &mut std::io::sink());
+                    }
+                });
                 Ok::<(), std::io::Error>(())
             })?
             .map_err(|error| format!("listening: {error}"))?;
         Ok(Network { client, _backends: backends })
+    }
+
+    /// Opens and closes connections, by several clients at a time; gives the time until the last one has done its part.
+    pub(crate) fn connect_by(&self, clients: usize, to: SocketAddr, number: usize) -> Result<Duration, Failure> {
+        let connections = move || {
+            let all = Instant::now();
+            let client = || (0..number / clients).try_for_each(|_| TcpStream::connect_timeout(&to, PATIENCE).map(drop));
+            let done = std::thread::scope(|scope| {
+                let clients: Vec<_> = (0..clients).map(|_| scope.spawn(client)).collect();
+                clients.into_iter().all(|client| client.join().is_ok_and(|result| result.is_ok()))
+            });
+            done.then(|| all.elapsed()).ok_or_else(|| format!("connecting to {to} failed"))
+        };
+        self.client.run(connections)?.map_err(Failure::from)
+    }
+
+    /// Sends so many bytes in one connection; gives the time until the other side has read them.
+    pub(crate) fn send(&self, to: SocketAddr, bytes: u64) -> Result<Duration, Failure> {
+        let sending = move || {
+            let start = Instant::now();
+            let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+            std::io::copy(
+                &mut std::io::repeat(0).take(bytes),
+                &mut std::io::BufWriter::with_capacity(1 << 20, &stream),
+            )?;
+            stream.shutdown(Shutdown::Write)?;
+            // Its end comes when it has read ours.
+            stream.read_to_end(&mut Vec::new())?;
+            Ok(start.elapsed())
+        };
+        self.client.run(sending)?.map_err(|error: std::io::Error| format!("sending to {to}: {error}").into())
     }
 
     /// Opens and closes connections, one after the other.

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, TcpListener};
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -15,6 +14,8 @@ use tokio::task::JoinSet;
 
 use super::super::objects::{self, BIG, FULL, OTHER, STEP, address, big_address, big_slice};
 use super::super::relay::Relay;
+use super::Live;
+use super::etcd::Etcd;
 use crate::Failure;
 
 /// Requests that make objects at a time.
@@ -41,6 +42,8 @@ pub(super) type Counts = BTreeMap<(String, String), f64>;
 pub(super) struct Cluster {
     runtime: Runtime,
     client: Client,
+    /// The server's store, if the Services are written there.
+    etcd: Option<Etcd>,
     kubeconfig: Kubeconfig,
     /// Host and port of the API server.
     server: (String, u16),
@@ -57,7 +60,12 @@ pub(super) struct Cluster {
 }
 
 /// A request; fails with what the server says.
-async fn request(client: Client, method: &'static str, path: String, body: Option<Value>) -> Result<String, String> {
+pub(super) async fn request(
+    client: Client,
+    method: &'static str,
+    path: String,
+    body: Option<Value>,
+) -> Result<String, String> {
     let what = format!("{method} {path}");
     let body = body.map_or_else(Vec::new, |body| body.to_string().into_bytes());
     let request = Request::builder().method(method).uri(path).header("content-type", "application/json").body(body);
@@ -69,7 +77,7 @@ async fn request(client: Client, method: &'static str, path: String, body: Optio
 }
 
 /// The fields that a client may set of an object of the stand-in, in this namespace.
-fn asked(mut object: Value, namespace: &str) -> Value {
+pub(super) fn asked(mut object: Value, namespace: &str) -> Value {
     if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.retain(|name, _| ["name", "labels", "annotations"].contains(&name.as_str()));
         metadata.insert("namespace".to_owned(), namespace.into());
@@ -108,7 +116,7 @@ async fn make(client: Client, namespace: String, number: u32, endpoints: u32) ->
 }
 
 /// The EndpointSlice of a Service, as [`objects::slice`] has it.
-fn slice(number: u32, endpoints: u32, changed: bool, namespace: &str) -> Value {
+pub(super) fn slice(number: u32, endpoints: u32, changed: bool, namespace: &str) -> Value {
     versioned(objects::slice(number, endpoints, changed), namespace)
 }
 
@@ -123,17 +131,18 @@ fn versioned(slice: Value, namespace: &str) -> Value {
 
 impl Cluster {
     /// Makes the namespace, a node if there is none, and the Services.
-    pub(super) fn fill(kubeconfig: &Path, services: u32, endpoints: u32) -> Result<Self, Failure> {
+    pub(super) fn fill(live: &Live) -> Result<Self, Failure> {
+        let Live { services, endpoints, .. } = *live;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
+        let kubeconfig = Kubeconfig::read_from(&live.kubeconfig)?;
         let options = KubeConfigOptions::default();
         let config = runtime.block_on(Config::from_custom_kubeconfig(kubeconfig.clone(), &options))?;
         let url = &config.cluster_url;
         let port = url.port_u16().unwrap_or(if url.scheme_str() == Some("http") { 80 } else { 443 });
         let server = (url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned(), port);
-        let client = {
+        let (client, etcd) = {
             let _in_runtime = runtime.enter();
-            Client::try_from(config)?
+            (Client::try_from(config)?, live.etcd.as_deref().map(Etcd::new).transpose()?)
         };
         runtime.spawn(async {
             let terminate = tokio::signal::unix::SignalKind::terminate();
@@ -149,6 +158,7 @@ impl Cluster {
         let mut cluster = Cluster {
             runtime,
             client,
+            etcd,
             kubeconfig,
             server,
             node: namespace.clone(),
@@ -159,11 +169,15 @@ impl Cluster {
             rolled: false,
         };
         cluster.choose_node()?;
-        let (namespace, endpoints) = (cluster.namespace.clone(), endpoints);
-        let made = cluster.each(services, move |client, number| make(client, namespace.clone(), number, endpoints))?;
-        for service in &made {
-            cluster.services.push((cluster_ip(service)?, false));
-        }
+        let namespace = cluster.namespace.clone();
+        let addresses = if let Some(etcd) = &cluster.etcd {
+            cluster.runtime.block_on(etcd.fill(services, endpoints, &namespace))?
+        } else {
+            let made =
+                cluster.each(services, move |client, number| make(client, namespace.clone(), number, endpoints))?;
+            made.iter().map(|service| cluster_ip(service)).collect::<Result<_, _>>()?
+        };
+        cluster.services = addresses.into_iter().map(|address| (address, false)).collect();
         let rolled = asked(objects::service(ROLLED), &cluster.namespace);
         cluster.call("POST", format!("/api/v1/namespaces/{}/services", cluster.namespace), Some(rolled))?;
         for part in 0..BIG / FULL {
@@ -349,6 +363,10 @@ impl Cluster {
 
     /// Takes away what the bench has made.
     fn clear(&self) -> Result<(), Failure> {
+        if let Some(etcd) = &self.etcd {
+            let addresses: Vec<Ipv4Addr> = self.services.iter().map(|(address, _)| *address).collect();
+            self.runtime.block_on(etcd.clear(&addresses, &self.namespace))?;
+        }
         for list in [
             format!("/api/v1/namespaces/{}/services", self.namespace),
             format!("/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices", self.namespace),

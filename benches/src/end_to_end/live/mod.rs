@@ -1,7 +1,9 @@
 //! The same on a real cluster: `proxier-demo`, and kube-proxy by turns, in a network namespace of their own each.
 
 mod cluster;
+mod etcd;
 mod kernel;
+mod packets;
 
 use std::net::TcpListener;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -15,6 +17,7 @@ use super::proxy::{Proxy, program};
 use super::relay::Relay;
 use super::side::Temporary;
 use crate::namespace::enter_fresh;
+use crate::network::Network;
 use crate::report::{Report, float, ms};
 use crate::{Failure, Options};
 
@@ -51,6 +54,8 @@ const LISTED: u32 = 20_000;
 pub(crate) struct Live {
     pub(crate) kubeconfig: PathBuf,
     pub(crate) kube_proxy: Option<PathBuf>,
+    /// URL of the API server's etcd, without TLS, into which the Services are written past the server.
+    pub(crate) etcd: Option<String>,
     pub(crate) modes: Vec<String>,
     pub(crate) services: u32,
     pub(crate) endpoints: u32,
@@ -61,7 +66,7 @@ pub(crate) struct Live {
 impl Default for Live {
     fn default() -> Self {
         let (kubeconfig, kube_proxy, modes) = (PathBuf::new(), None, Vec::new());
-        Live { kubeconfig, kube_proxy, modes, services: 1_000, endpoints: 10, changes: 100 }
+        Live { kubeconfig, kube_proxy, etcd: None, modes, services: 1_000, endpoints: 10, changes: 100 }
     }
 }
 
@@ -94,7 +99,7 @@ pub(crate) fn run(options: &Options, live: &Live) -> Result<(), Failure> {
     if let Some(path) = &live.kube_proxy {
         programs.push((format!("kube-proxy, {}", version(path)?), path.clone(), Vec::new()));
     }
-    let mut cluster = Cluster::fill(&live.kubeconfig, live.services, live.endpoints)?;
+    let mut cluster = Cluster::fill(live)?;
     report.note(format!(
         "A real API server, {}, with {} Services x {} endpoints and one x 1,000 besides what it had. By turns each proxy runs in a fresh network namespace, with \
          --proxy-mode, --kubeconfig, --hostname-override and {}; a relay takes its connections out to the server.",
@@ -111,6 +116,10 @@ pub(crate) fn run(options: &Options, live: &Live) -> Result<(), Failure> {
     report.note(
         "Requests are LIST, WATCH and GET of what proxies read, and events; those of the server itself, which watches most of it and \
          lists Services every three minutes, are among them.",
+    );
+    report.note(
+        "Packets: from a client's network namespace over veth to the node and on to the backends', which read what comes; a connection is \
+         opened and closed before the client's next.",
     );
     report.note(format!(
         "After the changes: a burst, {MANY} requests that replace one endpoint each, 16 at a time; a rolling update of the Service with 1,000 \
@@ -168,6 +177,7 @@ impl Side<'_> {
         let Live { services, changes, .. } = *self.live;
         let size = Some(services);
         enter_fresh()?;
+        let network = Network::new()?;
         let (relay, kubeconfig) = cluster.relay(TcpListener::bind("127.0.0.1:0")?)?;
         let file = Temporary(std::env::temp_dir().join(format!("end-to-end-{}.kubeconfig", std::process::id())));
         write_private(&file.0, &kubeconfig)?;
@@ -179,8 +189,7 @@ impl Side<'_> {
             command.args(["--hostname-override", &node]);
             Proxy::spawn(command)
         };
-        let mut kernel = Kernel::open(self.mode)?;
-        let before = cluster.counts()?;
+        let (mut kernel, before) = (Kernel::open(self.mode)?, cluster.counts()?);
 
         let mut proxy = start()?;
         let end = kernel.wait(&mut proxy, START_PATIENCE, None, |held| has_all(cluster, held))?;
@@ -188,6 +197,7 @@ impl Side<'_> {
         self.stage(report, &proxy, &relay, "start", (0.0, 0))?;
         self.memory(report, &proxy, "after the start")?;
         self.check(cluster)?;
+        packets::measure(report, &network, cluster, (services, &self.name))?;
 
         let mut took = Vec::new();
         for change in 0..changes {

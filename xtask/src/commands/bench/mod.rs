@@ -19,7 +19,7 @@ use crate::vm::{Vm, quote};
 
 pub(crate) const HELP: &str = "\
 Usage: cargo xtask bench [NAME...] [OPTIONS]
-       cargo xtask bench end-to-end --kubeconfig FILE [--kube-proxy PROGRAM] [--mode MODE]... [--services N] [--endpoints N] [--changes N]
+       cargo xtask bench end-to-end --kubeconfig FILE [--kube-proxy PROGRAM] [--etcd URL] [--mode MODE]... [--services N] [--endpoints N] [--changes N]
        cargo xtask bench --check | --update
        cargo xtask bench table [--check]
 
@@ -45,7 +45,8 @@ Builds the benches and runs them, each comparison interleaved. Without NAME: all
   --quick         3 rounds, fewer sizes: less than five minutes on a quiet machine
   --smoke         small numbers, 1 round, not optimised: shows only that the benches work, and keeps no results
   --kubeconfig F  end-to-end on a real cluster (benches/README.md), with --kube-proxy, which takes turns with proxier-demo;
-                  on this machine, or with --kernel in a virtual one, where this one is 10.0.2.2
+                  on this machine, or with --kernel in a virtual one, where this one is 10.0.2.2; with --etcd the
+                  Services are written into the server's etcd, past the server
   --by-turns      one bench in three, others for each PROPTEST_RNG_SEED in the environment
   --check         counts instructions and allocations of the pure parts, and fails when one is more than 5 % above
                   benches/counts.json; takes less than a minute once built
@@ -108,7 +109,7 @@ struct Options {
 }
 
 /// Options of a run on a real cluster.
-const LIVE: [&str; 6] = ["--kubeconfig", "--kube-proxy", "--mode", "--services", "--endpoints", "--changes"];
+const LIVE: [&str; 7] = ["--kubeconfig", "--kube-proxy", "--etcd", "--mode", "--services", "--endpoints", "--changes"];
 
 /// Options that are part of a result's name.
 const NAMED: [&str; 3] = ["--mode", "--services", "--endpoints"];
