@@ -95,7 +95,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     if let Some(why) = files.flatten() {
         return Err(why.into());
     }
-    let network = Network::new()?;
+    let network = Network::new(drop)?;
     let (kernel, resident) = (kernel_memory()?, resident_kib()?);
     let mut options = ReconcilerOptions::default();
     options.mode = mode;

@@ -1,6 +1,6 @@
 //! A client, a node and backends in network namespaces of their own, with veth pairs between them.
 
-use std::io::Read as _;
+use std::io::{BufWriter, Read as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -12,6 +12,9 @@ use crate::Failure;
 
 /// A packet that is lost is sent again after 1, 3, 7 and 15 seconds.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Bytes that a client writes at a time.
+const BUFFER: usize = 1 << 20;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -80,8 +83,14 @@ pub(crate) struct Connected {
     pub(crate) took: Duration,
 }
 
+/// Reads all that a client sends.
+pub(crate) fn read(mut stream: TcpStream) {
+    let _client_gone = std::io::copy(&mut stream, &mut std::io::sink());
+}
+
 impl Network {
-    pub(crate) fn new() -> Result<Self, Failure> {
+    /// With backends that do this with each connection, one after the other.
+    pub(crate) fn new(serve: fn(TcpStream)) -> Result<Self, Failure> {
         let (client, backends) = (Room::new()?, Room::new()?);
         ip(&format!("link add to-client type veth peer name eth0 netns {}", client.path))?;
         ip(&format!("link add to-backends type veth peer name eth0 netns {}", backends.path))?;
@@ -107,49 +116,47 @@ impl Network {
         }
         std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")?;
         backends
-            .run(|| {
+            .run(move || {
                 let listener = TcpListener::bind("0.0.0.0:8080")?;
-                std::thread::spawn(move || {
-                    // Reads what comes, one connection after the other; the kernel takes the others meanwhile.
-                    for mut stream in listener.incoming().flatten() {
-                        let _client_gone = std::io::copy(&mut stream, &mut std::io::sink());
-                    }
-                });
+                std::thread::spawn(move || listener.incoming().flatten().for_each(serve));
                 Ok::<(), std::io::Error>(())
             })?
             .map_err(|error| format!("listening: {error}"))?;
         Ok(Network { client, _backends: backends })
     }
 
-    /// Opens and closes connections, by several clients at a time; gives the time until the last one has done its part.
-    pub(crate) fn connect_by(&self, clients: usize, to: SocketAddr, number: usize) -> Result<Duration, Failure> {
-        let connections = move || {
+    /// Connections by several clients at a time, each of which sends so many bytes and waits until the backend has read them before its next
+    /// one; for [`read`] as backends.
+    pub(crate) fn exchange(
+        &self,
+        clients: usize,
+        to: SocketAddr,
+        number: usize,
+        bytes: u64,
+    ) -> Result<Connected, Failure> {
+        let exchanges = move || {
             let all = Instant::now();
-            let client = || (0..number / clients).try_for_each(|_| TcpStream::connect_timeout(&to, PATIENCE).map(drop));
-            let done = std::thread::scope(|scope| {
+            let client = || {
+                let one = || {
+                    let start = Instant::now();
+                    let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+                    let micros = start.elapsed().as_secs_f64() * 1e6;
+                    std::io::copy(&mut std::io::repeat(0).take(bytes), &mut BufWriter::with_capacity(BUFFER, &stream))?;
+                    stream.shutdown(Shutdown::Write)?;
+                    stream.read_to_end(&mut Vec::new())?;
+                    Ok(micros)
+                };
+                (0..number / clients).map(|_| one()).collect::<std::io::Result<Vec<f64>>>()
+            };
+            let done: std::io::Result<Vec<Vec<f64>>> = std::thread::scope(|scope| {
                 let clients: Vec<_> = (0..clients).map(|_| scope.spawn(client)).collect();
-                clients.into_iter().all(|client| client.join().is_ok_and(|result| result.is_ok()))
+                let panicked = |_| Err(std::io::Error::other("a client panicked"));
+                clients.into_iter().map(|client| client.join().unwrap_or_else(panicked)).collect()
             });
-            done.then(|| all.elapsed()).ok_or_else(|| format!("connecting to {to} failed"))
+            let micros = done.map_err(|error| format!("connecting to {to}: {error}"))?.concat();
+            Ok(Connected { micros, took: all.elapsed() })
         };
-        self.client.run(connections)?.map_err(Failure::from)
-    }
-
-    /// Sends so many bytes in one connection; gives the time until the other side has read them.
-    pub(crate) fn send(&self, to: SocketAddr, bytes: u64) -> Result<Duration, Failure> {
-        let sending = move || {
-            let start = Instant::now();
-            let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
-            std::io::copy(
-                &mut std::io::repeat(0).take(bytes),
-                &mut std::io::BufWriter::with_capacity(1 << 20, &stream),
-            )?;
-            stream.shutdown(Shutdown::Write)?;
-            // Its end comes when it has read ours.
-            stream.read_to_end(&mut Vec::new())?;
-            Ok(start.elapsed())
-        };
-        self.client.run(sending)?.map_err(|error: std::io::Error| format!("sending to {to}: {error}").into())
+        self.client.run(exchanges)?.map_err(|error: String| error.into())
     }
 
     /// Opens and closes connections, one after the other.

@@ -205,12 +205,12 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
         "change" => change(services)?,
         "change-nft" => change_nft(services)?,
         "connect" => {
-            let network = Network::new()?;
+            let network = Network::new(drop)?;
             node(services)?.pass()?;
             connect(&network, services, rest.parse()?, OURS)?;
         }
         "connect-legacy" | "connect-nft" => {
-            let network = Network::new()?;
+            let network = Network::new(drop)?;
             let (back_end, name) =
                 if *way == "connect-legacy" { ("legacy", "iptables-legacy") } else { ("nft", "iptables-nft") };
             restore(back_end, kube_rules::JUMPS)?;

@@ -97,7 +97,7 @@ pub(super) fn asked(mut object: Value, namespace: &str) -> Value {
     object
 }
 
-fn name_of(object: &Value) -> &str {
+pub(super) fn name_of(object: &Value) -> &str {
     object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default()
 }
 
@@ -116,7 +116,7 @@ async fn make(client: Client, namespace: String, number: u32, endpoints: u32) ->
 }
 
 /// The EndpointSlice of a Service, as [`objects::slice`] has it.
-pub(super) fn slice(number: u32, endpoints: u32, changed: bool, namespace: &str) -> Value {
+fn slice(number: u32, endpoints: u32, changed: bool, namespace: &str) -> Value {
     versioned(objects::slice(number, endpoints, changed), namespace)
 }
 
@@ -140,10 +140,11 @@ impl Cluster {
         let url = &config.cluster_url;
         let port = url.port_u16().unwrap_or(if url.scheme_str() == Some("http") { 80 } else { 443 });
         let server = (url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned(), port);
-        let (client, etcd) = {
+        let client = {
             let _in_runtime = runtime.enter();
-            (Client::try_from(config)?, live.etcd.as_deref().map(Etcd::new).transpose()?)
+            Client::try_from(config)?
         };
+        let etcd = live.etcd.as_deref().map(|url| runtime.block_on(Etcd::new(url))).transpose()?;
         runtime.spawn(async {
             let terminate = tokio::signal::unix::SignalKind::terminate();
             if let Ok(mut terminate) = tokio::signal::unix::signal(terminate) {
@@ -364,8 +365,7 @@ impl Cluster {
     /// Takes away what the bench has made.
     fn clear(&self) -> Result<(), Failure> {
         if let Some(etcd) = &self.etcd {
-            let addresses: Vec<Ipv4Addr> = self.services.iter().map(|(address, _)| *address).collect();
-            self.runtime.block_on(etcd.clear(&addresses, &self.namespace))?;
+            self.runtime.block_on(etcd.objects.revoke())?;
         }
         for list in [
             format!("/api/v1/namespaces/{}/services", self.namespace),
@@ -383,6 +383,9 @@ impl Cluster {
                     std::thread::sleep(Duration::from_secs(1));
                 }
             }
+        }
+        if let Some(etcd) = &self.etcd {
+            self.runtime.block_on(etcd.allocations.revoke())?;
         }
         self.call("DELETE", format!("/api/v1/namespaces/{}", self.namespace), None)?;
         if self.made_node {

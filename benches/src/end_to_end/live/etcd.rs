@@ -1,52 +1,85 @@
 //! Objects written into the API server's etcd, past the server: kube-apiserver 1.36 lists all cluster IPs for each that it allocates
-//! (`ipallocator`, `Used`), so 50,000 Services would take it hours. The server reads them like any other, and its repair loop finds nothing to do.
+//! (`ipallocator`, `Used`), so 50,000 Services would take it hours. The server reads them like any other; its repair loop finds next to
+//! nothing to do.
 
 use std::net::Ipv4Addr;
+use std::time::Duration;
 
 use data_encoding::BASE64;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
 use kube::{Client, Config};
 use serde_json::{Value, json};
 
 use super::super::objects;
-use super::cluster::{asked, request, slice};
+use super::cluster::{asked, name_of, request};
 use crate::Failure;
 use crate::world;
 
-/// Services of a transaction: three objects each, of the 128 operations that etcd takes by default (`--max-txn-ops`).
-const AT_ONCE: u32 = 42;
+/// Objects of a transaction, of the 128 operations that etcd takes by default (`--max-txn-ops`).
+const AT_ONCE: usize = 128;
 /// Addresses of the service network that are left to the server: its own Service has the first one.
 const LEFT_OUT: u32 = 256;
 
-/// etcd's JSON gateway.
-pub(super) struct Etcd(Client);
+/// The server gets to know the allocations in this time: it makes those that a Service lacks (`repairip.go`, `syncService`), ten a second, and writes
+/// an Event for each.
+const PAUSE: Duration = Duration::from_secs(5);
+/// After this etcd deletes the objects, if nobody else does.
+const PATIENCE: Duration = Duration::from_secs(6 * 3_600);
 
-/// Keys and values of a Service's objects, as the server stores them below `/registry`.
-fn stored(number: u32, endpoints: u32, namespace: &str) -> Result<[(String, Value); 3], Failure> {
-    let address = cluster_ip(number)?;
-    let service = objects::service(number);
-    let name = service.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default().to_owned();
-    let created = |mut object: Value, version: &str, from: &Value| {
-        object["apiVersion"] = version.into();
-        for field in ["uid", "creationTimestamp"] {
-            object["metadata"][field] = from["metadata"][field].clone();
-        }
-        object
-    };
-    let mut given = created(asked(service.clone(), namespace), "v1", &service);
-    given["spec"]["clusterIP"] = address.to_string().into();
-    given["spec"]["clusterIPs"] = json!([address]);
-    let full = objects::slice(number, endpoints, false);
-    let slice = created(slice(number, endpoints, false, namespace), "discovery.k8s.io/v1", &full);
+/// The server's etcd, by its JSON gateway. Allocations come first and go last.
+pub(super) struct Etcd {
+    pub(super) allocations: Lease,
+    pub(super) objects: Lease,
+}
+
+/// Keys that go together.
+pub(super) struct Lease {
+    client: Client,
+    id: String,
+}
+
+/// Key below `/registry`, and object.
+type Stored = (String, Value);
+
+/// An object of the stand-in as the server stores it.
+fn created(object: Value, version: &str, namespace: &str) -> Value {
+    let metadata = object["metadata"].clone();
+    let mut object = asked(object, namespace);
+    object["apiVersion"] = version.into();
+    for field in ["uid", "creationTimestamp"] {
+        object["metadata"][field] = metadata[field].clone();
+    }
+    object
+}
+
+/// The allocation of a Service's cluster IP.
+fn allocation(number: u32, namespace: &str) -> Result<Stored, Failure> {
+    let (address, service) = (cluster_ip(number)?, objects::service(number));
     let labels = json!({"ipaddress.kubernetes.io/ip-family": "IPv4", "ipaddress.kubernetes.io/managed-by": "ipallocator.k8s.io"});
-    let parent = json!({"resource": "services", "namespace": namespace, "name": name});
-    let ip =
-        json!({"kind": "IPAddress", "metadata": {"name": address, "labels": labels}, "spec": {"parentRef": parent}});
-    let slice_name = slice["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-    Ok([
-        (format!("services/specs/{namespace}/{name}"), given),
-        (format!("endpointslices/{namespace}/{slice_name}"), slice),
-        (format!("ipaddresses/{address}"), created(ip, "networking.k8s.io/v1", &service)),
-    ])
+    let object = json!({
+        "kind": "IPAddress", "apiVersion": "networking.k8s.io/v1",
+        "metadata": {
+            "name": address, "labels": labels, "uid": service["metadata"]["uid"],
+            // For a minute the server lets an allocation be whose Service it has not seen (`syncIPAddress`).
+            "creationTimestamp": Time(Timestamp::now()),
+        },
+        "spec": {"parentRef": {"resource": "services", "namespace": namespace, "name": name_of(&service)}},
+    });
+    Ok((format!("ipaddresses/{address}"), object))
+}
+
+fn service(number: u32, namespace: &str) -> Result<Stored, Failure> {
+    let address = cluster_ip(number)?;
+    let mut object = created(objects::service(number), "v1", namespace);
+    object["spec"]["clusterIP"] = json!(address);
+    object["spec"]["clusterIPs"] = json!([address]);
+    Ok((format!("services/specs/{namespace}/{}", name_of(&object)), object))
+}
+
+fn slice(number: u32, endpoints: u32, namespace: &str) -> Stored {
+    let object = created(objects::slice(number, endpoints, false), "discovery.k8s.io/v1", namespace);
+    (format!("endpointslices/{namespace}/{}", name_of(&object)), object)
 }
 
 /// Cluster IP of a Service.
@@ -54,48 +87,62 @@ fn cluster_ip(number: u32) -> Result<Ipv4Addr, Failure> {
     Ok(world::cluster_ip(number + LEFT_OUT).parse()?)
 }
 
-fn key(path: &str) -> String {
-    BASE64.encode(format!("/registry/{path}").as_bytes())
+fn encoded(text: &str) -> String {
+    BASE64.encode(text.as_bytes())
 }
 
 impl Etcd {
-    /// Of the runtime that is entered.
-    pub(super) fn new(url: &str) -> Result<Self, Failure> {
-        Ok(Etcd(Client::try_from(Config::new(url.parse()?))?))
+    /// Asks etcd for leases.
+    pub(super) async fn new(url: &str) -> Result<Self, Failure> {
+        let client = Client::try_from(Config::new(url.parse()?))?;
+        let (allocations, objects) = (Lease::grant(&client).await?, Lease::grant(&client).await?);
+        Ok(Etcd { allocations, objects })
     }
 
-    async fn transaction(&self, operations: Vec<Value>) -> Result<(), String> {
-        let body = json!({ "success": operations });
-        request(self.0.clone(), "POST", "/v3/kv/txn".to_owned(), Some(body)).await.map(drop)
-    }
-
-    /// Writes so many Services with their EndpointSlices and addresses; gives the cluster IPs.
+    /// Writes so many Services with their EndpointSlices and allocations; gives the cluster IPs. Fails where one of them is there already.
     pub(super) async fn fill(&self, services: u32, endpoints: u32, namespace: &str) -> Result<Vec<Ipv4Addr>, Failure> {
-        for first in (0..services).step_by(AT_ONCE as usize) {
-            let mut operations = Vec::new();
-            for number in first..services.min(first + AT_ONCE) {
-                for (path, object) in stored(number, endpoints, namespace)? {
-                    let value = BASE64.encode(object.to_string().as_bytes());
-                    operations.push(json!({"requestPut": {"key": key(&path), "value": value}}));
-                }
-            }
-            self.transaction(operations).await?;
-        }
+        self.allocations.put((0..services).map(|number| allocation(number, namespace))).await?;
+        std::thread::sleep(PAUSE);
+        let objects = |number| [service(number, namespace), Ok(slice(number, endpoints, namespace))];
+        self.objects.put((0..services).flat_map(objects)).await?;
         (0..services).map(cluster_ip).collect()
     }
+}
 
-    /// Deletes all that [`fill`](Self::fill) has written.
-    pub(super) async fn clear(&self, services: &[Ipv4Addr], namespace: &str) -> Result<(), Failure> {
-        for addresses in services.chunks(AT_ONCE as usize) {
-            let one =
-                |address: &Ipv4Addr| json!({"requestDeleteRange": {"key": key(&format!("ipaddresses/{address}"))}});
-            self.transaction(addresses.iter().map(one).collect()).await?;
+impl Lease {
+    async fn grant(client: &Client) -> Result<Self, Failure> {
+        let asked = json!({ "TTL": PATIENCE.as_secs() });
+        let granted = request(client.clone(), "POST", "/v3/lease/grant".to_owned(), Some(asked)).await?;
+        let granted: Value = serde_json::from_str(&granted)?;
+        let id = granted["ID"].as_str().ok_or_else(|| format!("etcd grants no lease: {granted}"))?.to_owned();
+        Ok(Lease { client: client.clone(), id })
+    }
+
+    /// Writes objects that are not there yet.
+    async fn put(&self, mut objects: impl Iterator<Item = Result<Stored, Failure>>) -> Result<(), Failure> {
+        loop {
+            let objects = objects.by_ref().take(AT_ONCE).collect::<Result<Vec<_>, _>>()?;
+            if objects.is_empty() {
+                return Ok(());
+            }
+            let (mut absent, mut puts) = (Vec::new(), Vec::new());
+            for (path, object) in &objects {
+                let (key, value) = (encoded(&format!("/registry/{path}")), encoded(&object.to_string()));
+                absent.push(json!({"key": key, "target": "CREATE", "createRevision": 0}));
+                puts.push(json!({"requestPut": {"key": key, "value": value, "lease": self.id}}));
+            }
+            let body = json!({"compare": absent, "success": puts});
+            let answer = request(self.client.clone(), "POST", "/v3/kv/txn".to_owned(), Some(body)).await?;
+            if serde_json::from_str::<Value>(&answer)?["succeeded"] != true {
+                let paths: Vec<&String> = objects.iter().map(|(path, _)| path).collect();
+                return Err(format!("etcd has one of these already, and keeps it: {paths:?}").into());
+            }
         }
-        let below = |kind: &str| {
-            // `0` follows `/`.
-            let (first, end) = (key(&format!("{kind}/{namespace}/")), key(&format!("{kind}/{namespace}0")));
-            json!({"requestDeleteRange": {"key": first, "range_end": end}})
-        };
-        self.transaction(["services/specs", "endpointslices"].map(below).to_vec()).await.map_err(Into::into)
+    }
+
+    /// Deletes what was written and nobody has written since.
+    pub(super) async fn revoke(&self) -> Result<(), String> {
+        let lease = json!({ "ID": self.id });
+        request(self.client.clone(), "POST", "/v3/lease/revoke".to_owned(), Some(lease)).await.map(drop)
     }
 }

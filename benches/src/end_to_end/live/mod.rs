@@ -17,7 +17,7 @@ use super::proxy::{Proxy, program};
 use super::relay::Relay;
 use super::side::Temporary;
 use crate::namespace::enter_fresh;
-use crate::network::Network;
+use crate::network::{Network, read};
 use crate::report::{Report, float, ms};
 use crate::{Failure, Options};
 
@@ -118,8 +118,8 @@ pub(crate) fn run(options: &Options, live: &Live) -> Result<(), Failure> {
          lists Services every three minutes, are among them.",
     );
     report.note(
-        "Packets: from a client's network namespace over veth to the node and on to the backends', which read what comes; a connection is \
-         opened and closed before the client's next.",
+        "Packets: from a client's network namespace over veth to the node and on to the backends', one after the other: these read what \
+         comes, and a client opens its next connection when its last one has ended.",
     );
     report.note(format!(
         "After the changes: a burst, {MANY} requests that replace one endpoint each, 16 at a time; a rolling update of the Service with 1,000 \
@@ -177,7 +177,7 @@ impl Side<'_> {
         let Live { services, changes, .. } = *self.live;
         let size = Some(services);
         enter_fresh()?;
-        let network = Network::new()?;
+        let network = Network::new(read)?;
         let (relay, kubeconfig) = cluster.relay(TcpListener::bind("127.0.0.1:0")?)?;
         let file = Temporary(std::env::temp_dir().join(format!("end-to-end-{}.kubeconfig", std::process::id())));
         write_private(&file.0, &kubeconfig)?;
