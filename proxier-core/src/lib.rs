@@ -152,6 +152,7 @@ mod compat;
 pub mod config;
 #[cfg(feature = "testing")]
 pub mod fake;
+mod flags;
 #[cfg(feature = "kernel")]
 pub mod kernel;
 pub mod modes;

@@ -1,16 +1,16 @@
 //! Configuration of IPVS mode.
 
-use bitflags::bitflags;
 use std::fmt;
 use std::sync::Arc;
 
 use ipvs::model::Scheduler;
 
 use super::MarkRange;
+use crate::flags::flags;
 use crate::net::Network;
 use crate::snapshot::Balancing;
 
-bitflags! {
+flags! {
     /// Settings that annotations of Services, EndpointSlices and Nodes may decide.
     ///
     /// ```
@@ -19,14 +19,13 @@ bitflags! {
     /// let mut config = Config::default();
     /// assert_eq!(config.ipvs.may_ask_for, MayAskFor::all().difference(MayAskFor::NODE_WEIGHTS));
     /// // Services may ask neither for direct routing nor for a drain time.
-    /// config.ipvs.may_ask_for.remove(MayAskFor::FORWARDING | MayAskFor::DRAIN);
+    /// config.ipvs.may_ask_for = MayAskFor::all().difference(MayAskFor::FORWARDING | MayAskFor::DRAIN);
     /// assert!(!config.ipvs.may_ask_for.contains(MayAskFor::DRAIN));
     ///
     /// // By a name in a configuration file.
     /// assert_eq!(MayAskFor::by_name("weights"), Some(MayAskFor::WEIGHTS));
     /// ```
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-    pub struct MayAskFor: u8 {
+    pub struct MayAskFor {
         /// `scheduler`: the scheduler and its flags.
         const SCHEDULER = 1;
         /// `persistence`: how long clients stay with their endpoints, and which count as one.
@@ -222,7 +221,7 @@ impl IpvsConfig {
         let merged = match (asked, &self.defaults) {
             (None, None) => return None,
             // Nearly everywhere nothing is left out, and nothing added.
-            (Some(asked), None) if may.union(MayAskFor::NODE_WEIGHTS).is_all() => return Some(asked.clone()),
+            (Some(asked), None) if (may | MayAskFor::NODE_WEIGHTS) == MayAskFor::all() => return Some(asked.clone()),
             (None, Some(defaults)) if !has_affinity || defaults.persistence_secs.is_none() => {
                 return Some(defaults.clone());
             }

@@ -328,7 +328,7 @@ fn check_allowed(names: &[String], report: &mut Reporter<'_>) -> MayAskFor {
             let reason = "not scheduler, persistence, one-packet, weights, node-weights, forwarding, thresholds or drain; left out";
             report.reject(field, name, reason);
         }
-        allowed |= what.unwrap_or(MayAskFor::empty());
+        allowed = allowed | what.unwrap_or_default();
     }
     allowed
 }

@@ -8,18 +8,7 @@ use super::lazy::Lazy;
 use crate::ports::{Ipvs, ItemFailure, ItemFailures, PortError, PortErrorKind};
 
 /// The port over a client.
-///
-/// The client may be any: here one of a kernel in memory, elsewhere one with a socket of another network namespace.
-///
-/// ```
-/// use proxier_core::kernel::IpvsPort;
-/// use proxier_core::ports::Ipvs;
-///
-/// let kernel = ipvs::fake::FakeIpvs::new();
-/// let mut port = IpvsPort::new(move || ipvs::Client::with_transport(kernel.transport()));
-/// assert_eq!(port.snapshot()?.entries, []);
-/// # Ok::<(), proxier_core::ports::PortError>(())
-/// ```
+#[doc(hidden)]
 #[derive(Debug)]
 pub struct IpvsPort {
     client: Lazy<Client, Error>,

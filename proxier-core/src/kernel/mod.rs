@@ -15,8 +15,7 @@
 //! Sockets are opened at first use, in the network namespace of the calling thread, and again after a failure that leaves a
 //! connection in doubt. So a missing part of the kernel fails its own calls alone.
 //!
-//! Beside the ports, [`Monitor`] reports changed addresses and devices, [`TableMonitor`] reports writes to a table, and [`LocalRoutes`] makes whole
-//! networks local.
+//! Beside the ports, [`Monitor`] reports changed addresses and devices, and [`TableMonitor`] reports writes to a table.
 //!
 //! ```no_run
 //! use proxier_core::kernel::{KernelPorts, Options};
@@ -90,16 +89,17 @@ mod sysctl;
 mod table_monitor;
 mod tables;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use iptables::{Backend, BackendChoice, Limits, System};
 
+use crate::net::FrontendKey;
 use crate::ports::{PortError, Ports};
 
 pub use counters::PacketCounters;
 pub(crate) use error::errno_kind;
-pub use relay::Relay;
-pub use relays::RelaysPort;
 pub use rtnetlink::{Change, Changes, Monitor};
 #[cfg(feature = "testing")]
 pub(crate) use sysctl::check as check_sysctl;
@@ -110,7 +110,9 @@ pub use table_monitor::{TableChanges, TableMonitor};
 pub use {
     conntrack::ConntrackPort,
     ipvs::IpvsPort,
-    rtnetlink::{LinksPort, LocalRoutes, RoutesPort},
+    relay::Relay,
+    relays::RelaysPort,
+    rtnetlink::{LinksPort, RoutesPort},
     rules::RulesPort,
     sets::SetsPort,
     sysctl::SysctlsPort,
@@ -161,7 +163,7 @@ impl Default for Options {
 /// println!("{} rules, by {:?}", rules.rule_count(), kernel.iptables_backend());
 ///
 /// // Before the process ends: connections that it relays (userspace mode) get time.
-/// let left = kernel.relays().finish(Duration::from_secs(30));
+/// let left = kernel.finish(Duration::from_secs(30));
 /// println!("{left} connections are cut");
 /// # Ok::<(), proxier_core::ports::PortError>(())
 /// ```
@@ -218,9 +220,14 @@ impl KernelPorts {
         }
     }
 
-    /// Listeners of this process, to let connections end before it does.
-    pub fn relays(&mut self) -> &mut RelaysPort {
-        &mut self.relays
+    /// Stops listening in this process, and waits until all connections have ended, but no longer than `patience`. Returns how many are left.
+    pub fn finish(&mut self, patience: Duration) -> usize {
+        self.relays.finish(patience)
+    }
+
+    /// Sets the listeners of another process, the node's proxy: plans here leave them out.
+    pub fn set_elsewhere(&mut self, listening: BTreeSet<FrontendKey>) {
+        self.relays.set_elsewhere(listening);
     }
 
     /// The back end of iptables in use, once rules were read or written.

@@ -6,21 +6,11 @@ use std::time::Duration;
 
 use super::relay::Relay;
 use crate::net::FrontendKey;
-use crate::ports::{Counts, Listener, PortError, Relays, Settings};
+use crate::ports::{Listener, PortError, Relays, Settings};
 
 /// A [`Relay`] that starts when it is first needed. Connections end when this is dropped; [`RelaysPort::finish`] lets them
 /// come to their own end.
-///
-/// ```
-/// use std::time::Duration;
-/// use proxier_core::kernel::RelaysPort;
-/// use proxier_core::ports::Relays;
-///
-/// let mut port = RelaysPort::new(); // no thread yet
-/// assert!(port.listeners().is_empty() && port.notices().is_empty());
-/// assert_eq!((port.counts().connections, port.leaving()), (0, 0));
-/// assert_eq!(port.finish(Duration::from_secs(30)), 0); // nothing to wait for
-/// ```
+#[doc(hidden)]
 #[derive(Debug, Default)]
 pub struct RelaysPort {
     settings: Settings,
@@ -45,11 +35,6 @@ impl RelaysPort {
     /// Sets the listeners of another process, the node's proxy: plans here leave them out.
     pub fn set_elsewhere(&mut self, listening: BTreeSet<FrontendKey>) {
         self.elsewhere = Some(listening);
-    }
-
-    /// Counters of connections and datagrams.
-    pub fn counts(&self) -> Counts {
-        self.relay.as_ref().map(Relay::counts).unwrap_or_default()
     }
 
     /// Stops listening, and waits until all connections have ended, but no longer than `patience`. Returns how many are left.

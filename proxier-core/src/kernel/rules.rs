@@ -20,21 +20,7 @@ use crate::ports::{PortError, PortErrorKind, Rules, Tables as _};
 ///
 /// Looks for them at first use: when those of one family are missing, calls for the other still work. Both use the same
 /// back end: the one that the host uses.
-///
-/// ```
-/// use std::sync::Arc;
-/// use iptables::{Backend, BackendChoice, Limits, fake::FakeHost};
-/// use proxier_core::kernel::RulesPort;
-/// use proxier_core::net::Family;
-/// use proxier_core::ports::Rules;
-///
-/// // Any `Runner`: `iptables::System` starts the programs of this host.
-/// let mut port = RulesPort::new(Arc::new(FakeHost::new()), BackendChoice::Expect(Backend::Legacy), Limits::default());
-/// assert_eq!(port.backend(), None); // none is looked for yet
-/// assert_eq!(port.dump(Family::V4)?.rule_count(), 0);
-/// assert_eq!(port.backend(), Some(Backend::Legacy));
-/// # Ok::<(), proxier_core::ports::PortError>(())
-/// ```
+#[doc(hidden)]
 pub struct RulesPort<R> {
     runner: R,
     choice: BackendChoice,

@@ -14,6 +14,7 @@ use super::release::until_released;
 use crate::ports::{ItemFailure, ItemFailures, NamedSet, PortError, PortErrorKind, Sets};
 
 /// The port over a client.
+#[doc(hidden)]
 #[derive(Debug)]
 pub struct SetsPort {
     client: Lazy<Client, Error>,

@@ -10,18 +10,7 @@ use crate::ports::{PortError, PortErrorKind, Sysctls};
 /// The port over a folder of files: `/proc/sys`, or another where it is mounted elsewhere.
 ///
 /// `net/` below it is that of the calling thread's network namespace.
-///
-/// ```
-/// use proxier_core::kernel::SysctlsPort;
-/// use proxier_core::ports::{PortErrorKind, Sysctls};
-///
-/// let mut port = SysctlsPort::new("/proc/sys");
-/// assert_eq!(port.get("kernel/ostype")?, "Linux");
-/// assert!(!port.can_set("kernel/ostype"));
-/// let outside = port.get("../meminfo").map_err(|error| error.kind());
-/// assert_eq!(outside, Err(PortErrorKind::Invalid));
-/// # Ok::<(), proxier_core::ports::PortError>(())
-/// ```
+#[doc(hidden)]
 #[derive(Clone, Debug)]
 pub struct SysctlsPort {
     root: PathBuf,

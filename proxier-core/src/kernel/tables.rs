@@ -10,6 +10,7 @@ use super::lazy::Lazy;
 use crate::ports::{NotCommitted, PortError, PortErrorKind, Tables};
 
 /// The port over a client.
+#[doc(hidden)]
 #[derive(Debug)]
 pub struct TablesPort {
     client: Lazy<Client, Error>,

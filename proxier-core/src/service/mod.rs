@@ -437,7 +437,7 @@ fn affinity_of(balancing: Option<&Arc<Balancing>>, own: Option<u32>) -> Option<u
 /// Adds what the later row says of the address. The earlier row decides the policy; source ranges, which restrict,
 /// come from either.
 fn merge(known: &mut Frontend, new: &Frontend) {
-    known.roles |= new.roles;
+    known.roles = known.roles | new.roles;
     known.returns_directly &= new.returns_directly;
     if known.source_ranges.is_none() {
         known.source_ranges.clone_from(&new.source_ranges);

@@ -1,15 +1,15 @@
 //! Frontends that an agent asks for by itself, without Kubernetes objects.
 
-use bitflags::bitflags;
 use std::sync::Arc;
 
 use super::{
     Abilities, Balancing, MethodName, ObjectKey, ObjectKind, Rejection, Reporter, TrafficPolicy, is_usable,
     is_usable_by_service,
 };
+use crate::flags::flags;
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 
-bitflags! {
+flags! {
     /// Kinds of address that a Frontend has in its Service.
     ///
     /// ```
@@ -19,11 +19,8 @@ bitflags! {
     /// let roles = Roles::EXTERNAL_IP | Roles::LOAD_BALANCER;
     /// assert!(roles.contains(Roles::LOAD_BALANCER) && !roles.contains(Roles::CLUSTER_IP));
     /// assert!(roles.intersects(Roles::LOAD_BALANCER | Roles::NODE_PORT));
-    /// let names: Vec<_> = roles.iter_names().map(|(name, _)| name).collect();
-    /// assert_eq!(names, ["EXTERNAL_IP", "LOAD_BALANCER"]);
     /// ```
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-    pub struct Roles: u8 {
+    pub struct Roles {
         /// Cluster IP: masqueraded only where the configuration says so.
         const CLUSTER_IP = 1;
         /// External IP: masqueraded, unless the policy is `Local`.
@@ -138,7 +135,7 @@ impl FrontendSpec {
                 report.reject(field, spec.key, wrong);
                 continue;
             }
-            if spec.roles.is_empty() {
+            if spec.roles == Roles::empty() {
                 spec.roles = Roles::CLUSTER_IP;
             }
             if let Some(secs) = spec.affinity_secs.filter(|secs| !(1..=86_400).contains(secs)) {

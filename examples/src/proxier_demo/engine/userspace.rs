@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use proxier_core::config::Families;
-use proxier_core::kernel::KernelPorts;
-use proxier_core::kernel::Relay;
+use proxier_core::kernel::{KernelPorts, Options};
 use proxier_core::net::{Family, FrontendKey, Protocol};
-use proxier_core::ports::{Listener, PortError, PortErrorKind, RouteOwner, Settings as RelaySettings};
+use proxier_core::ports::{Listener, PortError, PortErrorKind, RouteOwner};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::proxier_demo::engine::lock::Lock;
@@ -35,7 +34,7 @@ pub(crate) fn raise_open_files() -> u64 {
 pub(crate) fn read_running_sockets(kernel: &mut KernelPorts) -> Result<(), Problem> {
     let Some(process) = Lock::holder() else { return Ok(()) };
     match sockets::listened_on(process) {
-        Ok(listening) => kernel.relays().set_elsewhere(listening),
+        Ok(listening) => kernel.set_elsewhere(listening),
         // The process has ended.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => {
@@ -55,15 +54,16 @@ const LOWEST_PORT: u16 = 1;
 /// Whether this process can listen, on ports below 1024 too, and make addresses local, by family.
 pub(crate) fn attempt(settings: &Settings, kernel: &mut KernelPorts) -> Result<Attempts, PortError> {
     kernel.ports().routes.networks(RouteOwner::Userspace)?;
-    let mut relay = Relay::start(RelaySettings::default())?;
+    let mut trial = KernelPorts::open(&Options::default())?;
+    let relays = trial.ports().relays;
     let try_family = |family: Family| {
         let loopback = match family {
             Family::V4 => IpAddr::from(Ipv4Addr::LOCALHOST),
             Family::V6 => IpAddr::from(Ipv6Addr::LOCALHOST),
         };
         let key = FrontendKey::new(Protocol::Tcp, loopback, LOWEST_PORT);
-        let outcome = relay.serve(&Listener::new(key, "trial"));
-        relay.close(&key);
+        let outcome = relays.serve(&Listener::new(key, "trial"));
+        relays.close(&key);
         match outcome {
             // Another program has the port, so its family is there; the kernel looks at capabilities first.
             Err(error) if error.kind() == PortErrorKind::AlreadyExists => (family, Ok(())),

@@ -227,6 +227,7 @@ fn put(out: &mut Encoder, flow: &Deletion) {
 /// The port over nfnetlink.
 ///
 /// Its memory grows with the flows to delete, not with the kernel's table.
+#[doc(hidden)]
 #[derive(Debug)]
 pub struct ConntrackPort {
     connection: Lazy<Connection, Error>,

@@ -47,59 +47,7 @@ const LEAVING: Duration = Duration::from_secs(5);
 ///
 /// Sockets are opened in the network namespace of the thread that calls [`Relay::start`] and [`Relay::serve`]; it has to be the
 /// same.
-///
-/// ```
-/// use std::io::{Read, Write};
-/// use std::net::{TcpListener, TcpStream};
-/// use proxier_core::kernel::Relay;
-/// use proxier_core::ports::{Listener, Settings};
-/// use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
-///
-/// let server = TcpListener::bind("127.0.0.1:0")?;
-/// let endpoint = EndpointKey::new(server.local_addr()?.ip(), server.local_addr()?.port());
-/// let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-///
-/// let mut relay = Relay::start(Settings::default())?;
-/// let key = FrontendKey::new(Protocol::Tcp, [127, 0, 0, 1].into(), port);
-/// relay.serve(&Listener::new(key, "shop/web").with_endpoints([endpoint]))?;
-///
-/// let mut client = TcpStream::connect(("127.0.0.1", port))?;
-/// client.write_all(b"hello")?;
-/// let (mut served, _) = server.accept()?;
-/// let mut greeting = [0; 5];
-/// served.read_exact(&mut greeting)?;
-/// assert_eq!((&greeting, relay.counts().connections), (b"hello", 1));
-/// assert_eq!(relay.begun().collect::<Vec<_>>(), [(key, 1)]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// Endpoints of a listener can be changed, and it can be closed, while connections go on:
-///
-/// ```
-/// use std::net::TcpListener;
-/// use std::time::Duration;
-/// use proxier_core::kernel::Relay;
-/// use proxier_core::ports::{Listener, Settings};
-/// use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
-///
-/// let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-/// let key = FrontendKey::new(Protocol::Tcp, [127, 0, 0, 1].into(), port);
-/// let endpoint = |last| EndpointKey::new([10, 244, 1, last].into(), 8080);
-/// let mut relay = Relay::start(Settings::default())?;
-/// relay.serve(&Listener::new(key, "shop/web").with_endpoints([endpoint(7)]))?;
-/// relay.serve(&Listener::new(key, "shop/web").with_endpoints([endpoint(8)]))?;
-/// let leads_to: Vec<_> = relay.listeners().map(|listener| listener.has(&endpoint(7))).collect();
-/// assert_eq!(leads_to, [false]);
-///
-/// let mut settings = Settings::default();
-/// settings.max_of_service = Some(1000);
-/// relay.configure(settings); // for all listeners
-///
-/// relay.close(&key);
-/// assert_eq!((relay.listeners().count(), relay.busy().len()), (0, 0));
-/// assert_eq!(relay.finish(Duration::from_secs(30)), 0); // no connection is left
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+#[doc(hidden)]
 pub struct Relay {
     shared: Arc<Shared>,
     threads: Vec<(Handle, JoinHandle<()>)>,

@@ -5,7 +5,6 @@
 mod address;
 mod link;
 mod monitor;
-mod networks;
 mod port;
 mod route;
 
@@ -14,9 +13,8 @@ use std::net::IpAddr;
 use netlink_batch::{Connection, Encoder, Error, Protocol, WireError};
 
 pub use monitor::{Change, Changes, Monitor};
-pub use networks::RoutesPort;
 pub use port::LinksPort;
-pub use route::LocalRoutes;
+pub use route::RoutesPort;
 
 const AF_UNSPEC: u8 = 0;
 const AF_INET: u8 = 2;

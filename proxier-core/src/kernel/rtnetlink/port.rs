@@ -22,6 +22,7 @@ use crate::snapshot::HostAddresses;
 ///
 /// IPv6 addresses get no route of their own beside the local one (`noprefixroute`), since nothing needs it: deleting 5,000
 /// of them takes the kernel 5 to 9 s without those routes, 15 to 20 s with them.
+#[doc(hidden)]
 #[derive(Debug)]
 pub struct LinksPort {
     connection: Lazy<Connection, Error>,

@@ -1,17 +1,16 @@
 //! Local routes: make every address of a network this host's, without binding any.
 
-use std::collections::BTreeSet;
-use std::fmt;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use ipset::IpSpan;
-use netlink_batch::header::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
+use netlink_batch::header::{NLM_F_CREATE, NLM_F_REPLACE};
 use netlink_batch::{Attrs, BatchReport, Connection, Errno, Error, WireError, attrs};
 
-use super::{AF_UNSPEC, family_of, get_address, link, open, put_address, split};
+use super::{AF_UNSPEC, family_of, get_address, open, put_address, split};
 use crate::kernel::error::{all, batch, errno_kind, netlink};
 use crate::kernel::lazy::Lazy;
-use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind};
+use crate::net::Network;
+use crate::ports::{ItemFailures, LocalNetworks, LocalRoute, PortError, PortErrorKind, RouteOwner};
 
 pub(super) const RTM_NEWROUTE: u16 = 24;
 pub(super) const RTM_DELROUTE: u16 = 25;
@@ -19,8 +18,8 @@ const RTM_GETROUTE: u16 = 26;
 
 /// `RT_TABLE_LOCAL`: searched before every other table.
 const TABLE_LOCAL: u8 = 255;
-/// `RTPROT_STATIC`: made by an administrator, as against those that the kernel makes for each bound address.
-const STATIC: u8 = 4;
+/// `LOOPBACK_IFINDEX`: the kernel gives `lo` this number in every network namespace (`loopback_net_init`).
+const LOOPBACK: u32 = 1;
 /// `RT_SCOPE_HOST`.
 const SCOPE_HOST: u8 = 254;
 /// `RTN_UNICAST`.
@@ -52,53 +51,24 @@ attrs! {
     }
 }
 
-/// Networks that are local as a whole ("AnyIP"): `ip route add local 10.96.0.0/12 dev lo`.
+/// Networks that are local as a whole ("AnyIP"), by routes that only this project makes: `ip route add local 10.96.0.0/12 dev lo`.
 ///
-/// Not part of a pass: a second way to receive packets for Services, which costs the same for any number of addresses. The
-/// route also takes packets to other hosts' addresses in its network, so the network must be the Services' alone.
-///
-/// ```no_run
-/// use proxier_core::kernel::LocalRoutes;
-///
-/// let network: ipset::IpSpan = "10.96.0.0/12".parse()?;
-/// let mut routes = LocalRoutes::of_protocol(200); // others' routes are neither listed nor deleted
-/// let failures = routes.add_with_source("lo", &[(network, Some("192.0.2.10".parse()?))]);
-/// for failure in failures {
-///     eprintln!("{}", failure.error);
-/// }
-/// assert_eq!(routes.list_with_source("lo")?, [(network, Some("192.0.2.10".parse()?))]);
-/// routes.delete("lo", &[network]);
-/// assert_eq!(routes.list("lo")?, []);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub struct LocalRoutes {
+/// The number of a route's owner is its metric too, so that it can stand beside another program's, and beside the one that the kernel
+/// makes for a bound address. Foreign routes are neither listed nor deleted.
+#[derive(Debug)]
+#[doc(hidden)]
+pub struct RoutesPort {
     connection: Lazy<Connection, Error>,
-    maker: Maker,
-}
-
-/// Identity of a program that makes routes.
-#[derive(Clone, Copy, Debug)]
-struct Maker {
-    /// `RTPROT_*`.
-    protocol: u8,
-    /// The metric; `None` for the kernel's default, which foreign routes have too.
-    metric: Option<u32>,
 }
 
 /// A local route as the kernel has it.
 struct FoundRoute {
     device: u32,
-    network: IpSpan,
+    network: Network,
     source: Option<IpAddr>,
 }
 
-impl fmt::Debug for LocalRoutes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LocalRoutes").field("connection", &self.connection).finish_non_exhaustive()
-    }
-}
-
-impl Default for LocalRoutes {
+impl Default for RoutesPort {
     fn default() -> Self {
         Self::new()
     }
@@ -133,7 +103,7 @@ fn read(payload: &[u8], maker: u8) -> Result<Option<FoundRoute>, WireError> {
         }
     }
     let everything = if family == super::AF_INET { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
-    let network = IpSpan::network(destination.unwrap_or(everything), length);
+    let network = Network::new(destination.unwrap_or(everything), length);
     let value = |_| WireError::Value { attribute: "RTA_DST".to_owned(), value: format!("{destination:?}/{length}") };
     Ok(Some(FoundRoute { device, network: network.map_err(value)?, source }))
 }
@@ -189,150 +159,76 @@ fn list(connection: &mut Connection, protocol: u8) -> Result<Vec<FoundRoute>, Er
     Ok(dump.items.into_iter().flatten().collect())
 }
 
-impl LocalRoutes {
+impl RoutesPort {
     /// Opens a socket when it is first needed, in the network namespace of the calling thread.
     pub fn new() -> Self {
-        LocalRoutes { connection: Lazy::new(open), maker: Maker { protocol: STATIC, metric: None } }
-    }
-
-    /// As [`LocalRoutes::new`], for routes with a number of their own (`proto` of `ip route`; `RTPROT_*` above 4): foreign
-    /// routes are neither listed nor deleted. The number is their metric too, so that such a route can stand beside another program's, and
-    /// beside the one that the kernel makes for a bound address.
-    pub fn of_protocol(protocol: u8) -> Self {
-        LocalRoutes { connection: Lazy::new(open), maker: Maker { protocol, metric: Some(protocol.into()) } }
-    }
-
-    fn call<T>(&mut self, doing: &str, ask: impl FnOnce(&mut Connection) -> Result<T, Error>) -> Result<T, PortError> {
-        let answer = self.connection.get().and_then(ask);
-        answer.map_err(|error| {
-            let (error, fatal) = netlink(&error, doing);
-            if fatal {
-                self.connection.close();
-            }
-            error
-        })
-    }
-
-    fn index(&mut self, device: &str) -> Result<u32, PortError> {
-        let doing = format!("looking device {device} up");
-        let found = self.call(&doing, |connection| link::get(connection, device))?;
-        let missing = || PortError::new(PortErrorKind::NotFound, format!("{doing}: there is no such device"));
-        Ok(found.ok_or_else(missing)?.index)
+        RoutesPort { connection: Lazy::new(open) }
     }
 
     fn write(
         &mut self,
-        device: &str,
-        networks: &[(IpSpan, Option<IpAddr>)],
-        kind: u16,
+        (owner, kind): (RouteOwner, u16),
+        routes: &[LocalRoute],
         doing: &str,
         classify: impl Fn(Errno) -> Option<PortErrorKind>,
     ) -> ItemFailures {
-        let index = match self.index(device) {
-            Ok(index) => index,
-            Err(error) => return all(networks.len(), &error),
-        };
-        let mut impossible = Vec::new();
-        let mut places = Vec::new();
-        let mut possible = Vec::new();
-        for (place, (network, source)) in networks.iter().enumerate() {
-            match network.prefix() {
-                Some(length) => {
-                    places.push(place);
-                    possible.push(NewRoute { network: network.first(), length, source: *source });
-                }
-                None => impossible.push(ItemFailure {
-                    index: place,
-                    error: PortError::new(PortErrorKind::Invalid, format!("{doing} {network}: it is not one network")),
-                }),
-            }
-        }
         let report = match self.connection.get() {
-            Ok(connection) => send(connection, (kind, self.maker), index, &possible),
-            Err(error) => return all(networks.len(), &netlink(&error, doing).0),
+            Ok(connection) => send(connection, kind, owner.number(), routes),
+            Err(error) => return all(routes.len(), &netlink(&error, doing).0),
         };
         if report.stopped.is_some() {
             self.connection.close();
         }
         let name = |place: usize| {
-            possible.get(place).map_or_else(String::new, |of| {
+            routes.get(place).map_or_else(String::new, |of| {
                 let source = of.source.map_or_else(String::new, |source| format!(" src {source}"));
-                format!("{doing} {}/{}{source}", of.network, of.length)
+                format!("{doing} {}{source}", of.network)
             })
         };
-        let refused = batch(report, name, classify).into_iter();
-        let refused = refused
-            .filter_map(|failure| Some(ItemFailure { index: *places.get(failure.index)?, error: failure.error }));
-        let mut failures: ItemFailures = impossible.into_iter().chain(refused).collect();
-        failures.sort_by_key(|failure| failure.index);
-        failures
+        batch(report, name, classify)
+    }
+}
+
+impl LocalNetworks for RoutesPort {
+    fn networks(&mut self, owner: RouteOwner) -> Result<BTreeMap<Network, Option<IpAddr>>, PortError> {
+        let answer = self.connection.get().and_then(|connection| list(connection, owner.number()));
+        let routes = answer.map_err(|error| {
+            let (error, fatal) = netlink(&error, "listing local routes");
+            if fatal {
+                self.connection.close();
+            }
+            error
+        })?;
+        Ok(routes.into_iter().filter(|of| of.device == LOOPBACK).map(|of| (of.network, of.source)).collect())
     }
 
-    /// Makes networks local; one that is already counts as done.
-    pub fn add(&mut self, device: &str, networks: &[IpSpan]) -> ItemFailures {
-        let networks: Vec<_> = networks.iter().map(|network| (*network, None)).collect();
-        self.add_with_source(device, &networks)
-    }
-
-    /// As [`LocalRoutes::add`], with the source that this host's own packets get. A route that this maker has already gets the
-    /// new source in one step, if it has a [number of its own](LocalRoutes::of_protocol); otherwise it stays as it is.
-    pub fn add_with_source(&mut self, device: &str, networks: &[(IpSpan, Option<IpAddr>)]) -> ItemFailures {
-        self.write(device, networks, RTM_NEWROUTE, "adding local route", |errno| {
+    fn add(&mut self, owner: RouteOwner, routes: &[LocalRoute]) -> ItemFailures {
+        self.write((owner, RTM_NEWROUTE), routes, "adding local route", |errno| {
             (errno != Errno::EEXIST).then(|| errno_kind(errno.0))
         })
     }
 
-    /// Deletes such routes; one that is not there counts as done.
-    pub fn delete(&mut self, device: &str, networks: &[IpSpan]) -> ItemFailures {
-        let networks: Vec<_> = networks.iter().map(|network| (*network, None)).collect();
-        self.write(device, &networks, RTM_DELROUTE, "deleting local route", |errno| {
+    fn delete(&mut self, owner: RouteOwner, networks: &[Network]) -> ItemFailures {
+        let routes: Vec<_> = networks.iter().copied().map(LocalRoute::new).collect();
+        self.write((owner, RTM_DELROUTE), &routes, "deleting local route", |errno| {
             (errno != Errno::ESRCH).then(|| errno_kind(errno.0))
         })
     }
-
-    /// The networks that were made local on a device by routes of this kind; not the addresses bound to it.
-    ///
-    /// # Errors
-    /// [`PortErrorKind::NotFound`] without the device; when the routes could not be read as a whole.
-    pub fn list(&mut self, device: &str) -> Result<Vec<IpSpan>, PortError> {
-        Ok(self.list_with_source(device)?.into_iter().map(|(network, _)| network).collect())
-    }
-
-    /// As [`LocalRoutes::list`], with the source of each.
-    ///
-    /// # Errors
-    /// As [`LocalRoutes::list`].
-    pub fn list_with_source(&mut self, device: &str) -> Result<Vec<(IpSpan, Option<IpAddr>)>, PortError> {
-        let index = self.index(device)?;
-        let protocol = self.maker.protocol;
-        let routes = self.call("listing local routes", |connection| list(connection, protocol))?;
-        Ok(routes.into_iter().filter(|of| of.device == index).map(|of| (of.network, of.source)).collect())
-    }
 }
 
-/// A route to write.
-struct NewRoute {
-    network: IpAddr,
-    length: u8,
-    source: Option<IpAddr>,
-}
-
-fn send(connection: &mut Connection, what: (u16, Maker), device: u32, routes: &[NewRoute]) -> BatchReport {
-    let (kind, maker) = what;
-    let flags = match maker.metric {
-        _ if kind != RTM_NEWROUTE => 0,
-        // Replaces the one with the same network and metric: the maker's own.
-        Some(_) => NLM_F_CREATE | NLM_F_REPLACE,
-        None => NLM_F_CREATE | NLM_F_EXCL,
-    };
+fn send(connection: &mut Connection, kind: u16, maker: u8, routes: &[LocalRoute]) -> BatchReport {
+    let is_new = kind == RTM_NEWROUTE;
+    // Replaces the one with the same network and metric: the maker's own.
+    let flags = if is_new { NLM_F_CREATE | NLM_F_REPLACE } else { 0 };
     let mut batch = connection.batch();
     for of in routes {
-        batch.push(kind, flags, &header(family_of(of.network), of.length, maker.protocol), |out| {
-            put_address(out, RouteAttr::DST, of.network);
-            out.attr(RouteAttr::OIF, &device);
+        let network = of.network.network();
+        batch.push(kind, flags, &header(family_of(network), of.network.prefix_len(), maker), |out| {
+            put_address(out, RouteAttr::DST, network);
+            out.attr(RouteAttr::OIF, &LOOPBACK);
             // To delete, network and maker are enough.
-            if let Some(metric) = maker.metric.filter(|_| kind == RTM_NEWROUTE) {
-                out.attr(RouteAttr::PRIORITY, &metric);
+            if is_new {
+                out.attr(RouteAttr::PRIORITY, &u32::from(maker));
             }
             if let Some(source) = of.source {
                 put_address(out, RouteAttr::PREFSRC, source);

@@ -1,0 +1,58 @@
+//! Sets of a few named values, in one byte.
+
+/// Defines a set of named values with the operations that it needs. For public types: `bitflags` gives one sixty items.
+macro_rules! flags {
+    ($(#[$meta:meta])* pub struct $name:ident { $($(#[$doc:meta])* const $flag:ident = $value:expr;)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+        pub struct $name(u8);
+
+        impl $name {
+            $($(#[$doc])* pub const $flag: Self = Self($value);)*
+
+            /// The set of nothing.
+            pub const fn empty() -> Self {
+                Self(0)
+            }
+
+            /// The set of all named values.
+            pub const fn all() -> Self {
+                Self($($value)|*)
+            }
+
+            /// True if all of `other` is in this set.
+            pub const fn contains(self, other: Self) -> bool {
+                self.0 & other.0 == other.0
+            }
+
+            /// True if anything of `other` is in this set.
+            pub const fn intersects(self, other: Self) -> bool {
+                self.0 & other.0 != 0
+            }
+
+            /// This set without all of `other`.
+            #[must_use]
+            pub const fn difference(self, other: Self) -> Self {
+                Self(self.0 & !other.0)
+            }
+        }
+
+        impl std::ops::BitOr for $name {
+            type Output = Self;
+
+            fn bitor(self, other: Self) -> Self {
+                Self(self.0 | other.0)
+            }
+        }
+
+        impl std::ops::BitAnd for $name {
+            type Output = Self;
+
+            fn bitand(self, other: Self) -> Self {
+                Self(self.0 & other.0)
+            }
+        }
+    };
+}
+
+pub(crate) use flags;
