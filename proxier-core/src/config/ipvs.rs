@@ -63,7 +63,7 @@ impl MayAskFor {
 }
 
 /// Method by which the addresses of Services become this host's, so that their packets come to IPVS.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum Binding {
     /// Each is bound to the dummy device, as with kube-proxy. The kernel takes longer for each address the more there are.
@@ -101,7 +101,7 @@ impl Binding {
 /// assert_eq!((config.ipvs.rules.name(), config.ipvs.binding.name()), ("nftables", "routes"));
 /// # Ok::<(), &str>(())
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum RulesBy {
     /// One table of nf_tables a family; rules of iptables with ipsets where the host, or objects on it, need them:
     /// [`choose`](crate::modes::ipvs::choose) says which. Unchosen it counts as [`RulesBy::Iptables`]. Default.
@@ -137,7 +137,7 @@ impl fmt::Display for RulesBy {
 }
 
 /// Configuration of IPVS mode alone.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct IpvsConfig {
     /// Scheduler of every virtual server. Default `rr`. For `mh` the flags `mh-port` and `mh-fallback` are set; without

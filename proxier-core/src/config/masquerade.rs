@@ -55,7 +55,7 @@ impl fmt::Display for MarkBit {
 ///
 /// Without detection, only traffic whose source is a cluster IP is masqueraded: that of programs on this node for
 /// which the kernel chose such a source.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum LocalTraffic {
     /// Sources in the cluster's pod network of the family, the first one listed. Not detected without one.
     ClusterCidrs(Vec<Network>),

@@ -23,7 +23,7 @@ pub use names::{InterfaceName, InvalidName, KernelNames, NamePrefix, TableName};
 pub use reserved::{Neighbour, Reserved, ReservedPort, User};
 
 /// Families to program.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Families {
     /// IPv4 only.
     V4,
@@ -46,7 +46,7 @@ impl Families {
 }
 
 /// Addresses of this host on which node ports are served.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub enum NodePortAddresses {
     /// All but loopback, IPv6 link-local and those on devices of proxies ([`KernelNames`]). Default. Iptables mode serves 127.0.0.1
     /// besides.
@@ -64,7 +64,7 @@ pub enum NodePortAddresses {
 
 impl NodePortAddresses {
     /// The networks of a family in which node ports are served, besides primary addresses; `None` if that is all addresses.
-    pub fn networks(&self, family: Family) -> Option<Vec<Network>> {
+    pub(crate) fn networks(&self, family: Family) -> Option<Vec<Network>> {
         let (networks, opens_unnamed) = match self {
             NodePortAddresses::All => return None,
             NodePortAddresses::Primary => (&[][..], false),
@@ -90,7 +90,7 @@ impl NodePortAddresses {
 }
 
 /// Hints of endpoints that are used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Topology {
     /// All hints, for nodes before zones: kube-proxy from 1.35. The control plane writes hints for both
     /// `trafficDistribution` and topology annotations. Default.
@@ -101,7 +101,7 @@ pub enum Topology {
 }
 
 /// Endpoints of external traffic to a Service with `externalTrafficPolicy: Local` on a node without local endpoints.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum LocalFallback {
     /// The cluster's endpoints, as with kube-proxy, so that pods on this node can use the address. A client outside then
     /// gets answers from an address that it did not connect to. Default.
@@ -145,7 +145,7 @@ pub enum LocalFallback {
 /// assert!(!config.binds_by_routes());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Config {
     /// Families to program. Default both.
@@ -180,7 +180,7 @@ pub struct Config {
 }
 
 /// Configuration of tables of nf_tables, in every mode that has them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct NftablesConfig {
     /// Whether nftables mode counts the connections of each Frontend: an element's counter, by its first packet. A Frontend that comes to

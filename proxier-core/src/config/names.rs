@@ -76,7 +76,7 @@ impl fmt::Display for InterfaceName {
 /// ```
 /// use proxier_core::config::NamePrefix;
 ///
-/// assert_eq!(NamePrefix::default().as_str(), "KUBE-");
+/// assert_eq!(NamePrefix::default().to_string(), "KUBE-");
 /// let error = NamePrefix::new("agent-").map_err(|error| error.to_string());
 /// assert!(error.is_err_and(|error| error.contains("upper-case letters")));
 /// ```
@@ -121,7 +121,7 @@ impl NamePrefix {
     }
 
     /// The prefix.
-    pub fn as_str(&self) -> &str {
+    pub(crate) fn as_str(&self) -> &str {
         let text = self.bytes.split(|byte| *byte == 0).next().unwrap_or_default();
         std::str::from_utf8(text).unwrap_or_default()
     }
@@ -156,7 +156,7 @@ impl fmt::Debug for NamePrefix {
 /// The name of the tables of nftables mode, one of family `ip` and one of family `ip6`. Default `proxier`.
 ///
 /// 1 to 255 bytes without control characters, and none of the names that iptables has for tables in nf_tables.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TableName(Box<str>);
 
 impl TableName {
@@ -176,7 +176,7 @@ impl TableName {
     }
 
     /// The name.
-    pub fn as_str(&self) -> &str {
+    pub(crate) fn as_str(&self) -> &str {
         &self.0
     }
 }
@@ -215,7 +215,7 @@ impl fmt::Display for TableName {
 /// config.names.table = TableName::new("agent")?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct KernelNames {
     /// The dummy device that addresses are bound to, in IPVS mode. Default `kube-ipvs0`. A device of this name that is no

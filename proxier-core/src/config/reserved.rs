@@ -129,7 +129,7 @@ impl Neighbour {
 /// assert_eq!(reserved.allow(&ReservedPort::tcp_here(Reserved::METRICS)), Some(User::Metrics));
 /// assert_eq!(reserved.iter().count(), 3);
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Reserved {
     pub(crate) places: BTreeMap<ReservedPort, User>,
     pub(crate) neighbours: BTreeMap<User, BTreeSet<Neighbour>>,

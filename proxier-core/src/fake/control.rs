@@ -133,7 +133,7 @@ impl Call {
     ];
 
     /// Whether it changes something.
-    pub fn is_write(self) -> bool {
+    pub(crate) fn is_write(self) -> bool {
         !matches!(
             self,
             Call::IpvsSnapshot

@@ -12,7 +12,7 @@ use crate::ports::{PortError, PortErrorKind};
 const RECEIVE_BUFFER: usize = 8 << 20;
 
 /// Writes to tables since the last call.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct TableChanges {
     /// The generations of the rule set that transactions made which wrote to the tables, in order.

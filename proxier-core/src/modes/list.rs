@@ -8,7 +8,7 @@ use crate::ports::{Listener, PortError, PortErrorKind, Ports, RouteOwner};
 use crate::service::{Desired, NodeFacts};
 
 /// A Frontend as a kernel, or a process in userspace mode, serves it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct ServedFrontend {
     /// The endpoints of any client; clients that a policy `Local` keeps on this node may get fewer. `None` where only the process that serves

@@ -5,7 +5,7 @@ use std::fmt;
 use super::Kind;
 
 /// Mode that the configuration asks for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum RequestedMode {
     /// The best that this machine can do. Default.
     #[default]
@@ -25,7 +25,7 @@ impl fmt::Display for RequestedMode {
 }
 
 /// Back end that the iptables programs of this machine write to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RulePrograms {
     /// There are no programs, or none works.
     Missing,

@@ -24,7 +24,7 @@ where
 macro_rules! objects {
     ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })*) => {$(
         $(#[$doc])*
-        #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
         #[serde(rename_all = "camelCase", default)]
         pub struct $name {
             $(
@@ -44,7 +44,7 @@ macro_rules! objects {
 /// assert_eq!(serde_json::from_str::<OneOrMore>(r#""all""#)?, serde_json::from_str(r#"["all"]"#)?);
 /// # Ok::<(), serde_json::Error>(())
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Listed")]
 pub struct OneOrMore(pub Vec<String>);
 

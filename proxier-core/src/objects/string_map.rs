@@ -17,7 +17,7 @@ use serde::ser::{Serialize, Serializer};
 /// labels.retain(|name, _| name != "tier");
 /// assert_eq!(labels.iter().collect::<Vec<_>>(), [("app", "shop")]);
 /// ```
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq)]
 pub struct StringMap(Vec<(String, String)>);
 
 impl StringMap {

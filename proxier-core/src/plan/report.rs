@@ -79,7 +79,7 @@ pub struct Unread {
 
 impl Unread {
     /// A part that could not be read.
-    pub fn new(what: impl fmt::Display, error: PortError) -> Self {
+    pub(crate) fn new(what: impl fmt::Display, error: PortError) -> Self {
         Unread { what: what.to_string(), error }
     }
 }

@@ -23,16 +23,6 @@ pub enum Action {
 }
 
 impl Action {
-    /// The name in metrics and JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            Action::Add => "add",
-            Action::Change => "change",
-            Action::Drain => "drain",
-            Action::Delete => "delete",
-        }
-    }
-
     /// `+`, `~`, `>`, `-`.
     pub(crate) fn sign(self) -> char {
         match self {
@@ -112,7 +102,7 @@ impl Part {
 /// Operation of a plan as text and data.
 ///
 /// Prints on one line: `+ virtual server TCP 10.96.0.10:53 rr  (kube-system/kube-dns:dns-tcp)`.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct Step {
@@ -136,20 +126,7 @@ pub struct Step {
 
 impl Step {
     /// The family whose rules of iptables, or whose table of nf_tables, the operation is for; `None` for other parts.
-    ///
-    /// ```
-    /// use proxier_core::net::Family;
-    /// use proxier_core::plan::step::Step;
-    ///
-    /// let step = |part: &str, name: &str| {
-    ///     serde_json::from_value::<Step>(serde_json::json!({"action": "change", "part": part, "name": name}))
-    /// };
-    /// assert_eq!(step("rules", "IPv6")?.family(), Some(Family::V6));
-    /// assert_eq!(step("table", "ip proxier")?.family(), Some(Family::V4));
-    /// assert_eq!(step("address", "10.96.0.10")?.family(), None);
-    /// # Ok::<(), serde_json::Error>(())
-    /// ```
-    pub fn family(&self) -> Option<Family> {
+    pub(crate) fn family(&self) -> Option<Family> {
         let is_of = |family: &Family| match self.part {
             Part::Rules => self.name == family.name(),
             Part::Table => self.name.starts_with(if *family == Family::V4 { "ip " } else { "ip6 " }),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::net::{EndpointKey, FrontendKey, Network};
 
 /// How the endpoints of a listener share clients that do not stay with one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Turn {
     /// One slot after the other. Default.
     #[default]
@@ -23,7 +23,7 @@ pub enum Turn {
 }
 
 /// Limit of an endpoint's connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(clippy::exhaustive_structs, reason = "a limit is these two numbers")]
 pub struct Limit {
     /// The number with which it gets no new ones.
@@ -33,7 +33,7 @@ pub struct Limit {
 }
 
 /// Protocol, address and port on which this process listens, with the endpoints that connections and datagrams go to.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Listener {
     /// Protocol, address and port. TCP or UDP.
@@ -162,7 +162,7 @@ impl Listener {
     }
 
     /// Whether an endpoint may still be used by some client.
-    pub fn has(&self, endpoint: &EndpointKey) -> bool {
+    pub(crate) fn has(&self, endpoint: &EndpointKey) -> bool {
         [&self.inside, &self.outside].into_iter().any(|list| list.binary_search(endpoint).is_ok())
     }
 

@@ -3,7 +3,7 @@
 use super::PortError;
 
 /// A value to write.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SysctlChange {
     /// Path below `/proc/sys`, as in `net/ipv4/ip_forward`.

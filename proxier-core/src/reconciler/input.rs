@@ -290,7 +290,7 @@ impl Reconciler {
     ///
     /// * In modes that make addresses local (IPVS, userspace), no external IP or load-balancer address that is another Node's is served
     ///   here: it stays that Node's ([`Reserved`](crate::config::Reserved)).
-    /// * The weight that its endpoints have by it ([`Node::weight`]), if the configuration lets annotations decide it
+    /// * The weight that its endpoints have by it ([`Node::WEIGHT`]), if the configuration lets annotations decide it
     ///   ([`MayAskFor::NODE_WEIGHTS`](crate::config::MayAskFor::NODE_WEIGHTS)).
     ///
     /// ```

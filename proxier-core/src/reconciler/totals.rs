@@ -52,7 +52,7 @@ fn add(count: &mut u64, more: usize) {
 
 impl Totals {
     /// Counts a pass that ended at `now`.
-    pub fn add(&mut self, report: &Report, now: Moment) {
+    pub(crate) fn add(&mut self, report: &Report, now: Moment) {
         add(if report.full { &mut self.full_passes } else { &mut self.passes_for_changes }, 1);
         add(&mut self.failed_passes, usize::from(report.has_failed()));
         add(&mut self.stopped_passes, usize::from(report.stopped.is_some()));

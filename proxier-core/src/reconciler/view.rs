@@ -20,7 +20,7 @@ use crate::snapshot::{Rejection, Store};
 use crate::time::Moment;
 
 /// Numbers of virtual servers and real servers in IPVS ([`Reconciler::servers`]).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ServerCounts {
     /// Own virtual servers.

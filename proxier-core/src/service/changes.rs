@@ -11,7 +11,7 @@ use crate::snapshot::ObjectKey;
 ///
 /// A failed write and later changes merge into one step from the kernel's state to the wanted one. What changed back is in here too: it
 /// makes no operation.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Changes {
     frontends: BTreeMap<FrontendKey, Option<Arc<Frontend>>>,
     services: BTreeMap<(Family, ObjectKey), ServiceBefore>,

@@ -51,7 +51,7 @@ impl OpenOn {
 /// assert!(facts.health_checks_open_on(Family::V6).is_nowhere());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct NodeFacts {
     pub(crate) config: Config,
     pub(crate) zone: Option<Box<str>>,

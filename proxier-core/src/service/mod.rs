@@ -132,7 +132,7 @@ impl Compiled {
     }
 
     /// The Service's Frontend with this key.
-    pub fn frontend(&self, key: &FrontendKey) -> Option<&Arc<Frontend>> {
+    pub(crate) fn frontend(&self, key: &FrontendKey) -> Option<&Arc<Frontend>> {
         let place = self.frontends.binary_search_by(|frontend| frontend.key.cmp(key)).ok()?;
         self.frontends.get(place)
     }

@@ -30,7 +30,7 @@ pub struct Rejected {
 
 impl Rejected {
     /// Reason, without the address and port.
-    pub fn reason(&self) -> String {
+    pub(crate) fn reason(&self) -> String {
         match self.extent {
             Extent::Port => format!("{} answers there; not served unless allowed", self.user),
             Extent::Address if matches!(self.user, User::Node(_)) => {

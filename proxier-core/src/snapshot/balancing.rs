@@ -49,7 +49,7 @@ use crate::objects::{IpvsDefaultsObject, StringMap};
 ///
 /// The annotation `proxier/weights` of an EndpointSlice gives weights by address: `10.0.0.1=3, 10.0.0.2=0`. An endpoint's weight is
 /// the product of this, of its zone's and of its node's
-/// ([`Node::weight`](super::Node::weight)), each 1 where nothing is said; at most
+/// ([`Node::WEIGHT`](super::Node::WEIGHT)), each 1 where nothing is said; at most
 /// 65535. With 0 it takes no new connections and keeps those that it has, for as long as it is an endpoint. Schedulers `rr` and `lc` know only
 /// 0; `wrr` and `wlc` share out by weight, and so do other modes where no scheduler is asked for. Those choose among slots, of which an endpoint has as
 /// many as its weight says: exactly for weights that add up to 256 (or eight for each endpoint) once divided by what they have in common, else

@@ -10,7 +10,6 @@ use crate::objects::{Metadata, NodeObject};
 /// Checked Node object.
 ///
 /// ```
-/// use proxier_core::net::Family;
 /// use proxier_core::objects::NodeObject;
 /// use proxier_core::snapshot::Node;
 ///
@@ -26,14 +25,10 @@ use crate::objects::{Metadata, NodeObject};
 /// let mut rejections = Vec::new();
 /// let node = Node::check(&object, &mut rejections);
 /// assert_eq!(node.zone.as_deref(), Some("zone-a"));
-/// // The internal one, wherever it stands.
-/// assert_eq!(node.address(Family::V4), Some("192.0.2.10".parse()?));
-/// assert_eq!(node.address(Family::V6), None);
-/// assert_eq!(Node::weight(&object, &mut rejections), Some(3));
 /// assert_eq!(rejections, []);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Node {
     /// Name of the Node; endpoints with this `nodeName` are local.
@@ -52,7 +47,7 @@ impl Node {
 
     /// The weight that the endpoints of a node have, by annotation or label `proxier/weight`, 0 to 65535. `None` when it says none,
     /// or a value that is no weight, which is reported.
-    pub fn weight(object: &NodeObject, rejections: &mut Vec<Rejection>) -> Option<u16> {
+    pub(crate) fn weight(object: &NodeObject, rejections: &mut Vec<Rejection>) -> Option<u16> {
         let Metadata { name, labels, annotations, .. } = &object.metadata;
         let annotated = annotations.get(Self::WEIGHT).map(|text| ("annotations", text));
         let (place, text) = annotated.or_else(|| Some(("labels", labels.get(Self::WEIGHT)?)))?;
@@ -113,14 +108,14 @@ impl Node {
     }
 
     /// Address of the Node in a family.
-    pub fn address(&self, family: Family) -> Option<IpAddr> {
+    pub(crate) fn address(&self, family: Family) -> Option<IpAddr> {
         self.addresses.iter().copied().find(|address| Family::of(*address) == family)
     }
 }
 
 /// The addresses of this host by interface, as the kernel has them. They decide where node ports are served and which
 /// external addresses are bound to the dummy device.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct HostAddresses {
     /// Addresses by interface name. The dummy device's own may be included; they are ignored.
     pub interfaces: BTreeMap<String, Vec<IpAddr>>,

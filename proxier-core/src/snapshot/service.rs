@@ -35,7 +35,7 @@ pub enum TrafficPolicy {
 }
 
 /// A port of a Service. Its endpoints are those of slice ports with the same name and protocol; `targetPort` is ignored.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ServicePort {
     /// Name; may be empty.
@@ -134,7 +134,7 @@ impl SourceRanges {
 }
 
 /// A Service that has something to program.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Service {
     /// Namespace and name.

@@ -53,7 +53,7 @@ pub struct Endpoint {
 }
 
 /// An EndpointSlice: endpoints of one Service and one family.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct EndpointSlice {
     /// Namespace and name of the slice.

@@ -13,7 +13,7 @@ use crate::proxier_demo::problem::Problem;
 /// Objects come one at a time, so that no buffer holds a cluster's objects at once: the receiver puts each into a
 /// [`Store`](proxier_core::snapshot::Store), and compiles when [`Synced`](Change::Synced) comes. Before that the initial
 /// list is incomplete, and nothing may be deleted from the kernel.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Change {
     /// A new or changed Service. It may be unchanged.
@@ -68,7 +68,7 @@ pub(crate) fn unannounced(changes: impl IntoIterator<Item = Change>) -> Vec<Chan
 }
 
 /// A Node, and its state beyond its [`NodeObject`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeState {
     /// Labels, addresses, networks.
     pub object: NodeObject,
@@ -78,7 +78,7 @@ pub struct NodeState {
 }
 
 /// State of the input at one moment, for `plan` and `--once`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
     /// Services by name.
     pub services: BTreeMap<ObjectKey, Box<ServiceObject>>,

@@ -28,7 +28,7 @@ const DATAGRAM: usize = 64 << 10;
 const AT_ONCE: usize = 100_000;
 
 /// Change of a device or an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Change {
     /// The device or address is there: new, or, for a device, changed.
     Present,
@@ -39,7 +39,7 @@ pub enum Change {
 /// Changes since the last call. Of several changes of one object only the last is kept.
 ///
 /// Includes the changes that this process makes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Changes {
     /// The kernel dropped some changes: assume that everything changed.

@@ -48,7 +48,7 @@ pub enum VirtualServerChange {
 }
 
 /// Changes that the kernel needs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Changes {
     /// Sets that do not exist.

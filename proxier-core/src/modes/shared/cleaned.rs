@@ -42,7 +42,7 @@ impl Cleaned {
     }
 
     /// Adds what another cleanup did.
-    pub fn extend(&mut self, other: Cleaned) {
+    pub(crate) fn extend(&mut self, other: Cleaned) {
         self.applied.failures.extend(other.applied.failures);
         for (what, count) in other.applied.done {
             let sum = self.applied.done.entry(what).or_default();
