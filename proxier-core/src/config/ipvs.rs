@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ipvs::model::Scheduler;
 
-use super::MarkRange;
+use super::{ConnectionSync, MarkRange};
 use crate::flags::flags;
 use crate::net::Network;
 use crate::snapshot::Balancing;
@@ -178,6 +178,8 @@ pub struct IpvsConfig {
     pub mark_node_ports: bool,
     /// The firewall marks for both.
     pub mark_range: MarkRange,
+    /// Synchronisation of connections with other nodes. Default none: the kernel is not asked for its daemons.
+    pub connection_sync: Option<ConnectionSync>,
     /// Whether a Frontend gets only what it needs in the kernel: for agents that hand in Frontends. Default no: all sets and chains are
     /// there from the first pass, as with kube-proxy. If so, with rules of iptables:
     ///
@@ -208,6 +210,7 @@ impl Default for IpvsConfig {
             mark_split: false,
             mark_node_ports: false,
             mark_range: MarkRange::default(),
+            connection_sync: None,
             only_what_is_needed: false,
         }
     }

@@ -21,6 +21,12 @@ pub enum Call {
     IpvsTimeouts,
     /// [`Ipvs::set_timeouts`](crate::ports::Ipvs::set_timeouts).
     IpvsSetTimeouts,
+    /// [`Ipvs::sync_daemons`](crate::ports::Ipvs::sync_daemons).
+    IpvsSyncDaemons,
+    /// [`Ipvs::start_sync_daemon`](crate::ports::Ipvs::start_sync_daemon).
+    IpvsStartSyncDaemon,
+    /// [`Ipvs::stop_sync_daemon`](crate::ports::Ipvs::stop_sync_daemon).
+    IpvsStopSyncDaemon,
     /// [`Sets::entries`](crate::ports::Sets::entries).
     SetsEntries,
     /// [`Sets::create`](crate::ports::Sets::create).
@@ -91,12 +97,15 @@ pub enum Call {
 
 impl Call {
     /// All calls.
-    pub const ALL: [Call; 38] = [
+    pub const ALL: [Call; 41] = [
         Call::IpvsSnapshot,
         Call::IpvsRealServers,
         Call::IpvsRun,
         Call::IpvsTimeouts,
         Call::IpvsSetTimeouts,
+        Call::IpvsSyncDaemons,
+        Call::IpvsStartSyncDaemon,
+        Call::IpvsStopSyncDaemon,
         Call::SetsEntries,
         Call::SetsCreate,
         Call::SetsAdd,
@@ -139,6 +148,7 @@ impl Call {
             Call::IpvsSnapshot
                 | Call::IpvsRealServers
                 | Call::IpvsTimeouts
+                | Call::IpvsSyncDaemons
                 | Call::SetsEntries
                 | Call::RulesHasRandomFully
                 | Call::RulesDump
@@ -280,9 +290,14 @@ impl Writes {
 
     fn counter_mut(&mut self, call: Call) -> &mut u64 {
         match call {
-            Call::IpvsSnapshot | Call::IpvsRealServers | Call::IpvsRun | Call::IpvsTimeouts | Call::IpvsSetTimeouts => {
-                &mut self.ipvs
-            }
+            Call::IpvsSnapshot
+            | Call::IpvsRealServers
+            | Call::IpvsRun
+            | Call::IpvsTimeouts
+            | Call::IpvsSetTimeouts
+            | Call::IpvsSyncDaemons
+            | Call::IpvsStartSyncDaemon
+            | Call::IpvsStopSyncDaemon => &mut self.ipvs,
             Call::SetsEntries
             | Call::SetsCreate
             | Call::SetsAdd

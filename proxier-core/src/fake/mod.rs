@@ -406,6 +406,7 @@ impl FakeKernel {
 
     /// Gives an interface that is no dummy device exactly these addresses; creates it if need be.
     pub fn set_interface(&self, name: &str, addresses: &[IpAddr]) {
+        self.parts.ipvs.add_interface(name);
         self.parts.links.lock().set(name, addresses);
     }
 

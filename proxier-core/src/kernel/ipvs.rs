@@ -1,6 +1,6 @@
 //! Virtual and real servers over [`ipvs::Client`].
 
-use ipvs::model::{ObservedRealServer, Snapshot, Timeouts, TimeoutsUpdate};
+use ipvs::model::{DaemonState, ObservedRealServer, Snapshot, SyncDaemon, Timeouts, TimeoutsUpdate};
 use ipvs::{Client, Error, ErrorKind, Operation, Outcome, VirtualServerKey};
 
 use super::error::{all, io_kind, skipped, unknown};
@@ -123,5 +123,17 @@ impl Ipvs for IpvsPort {
 
     fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<(), PortError> {
         self.call(|client| client.set_timeouts(timeouts))
+    }
+
+    fn sync_daemons(&mut self) -> Result<Vec<SyncDaemon>, PortError> {
+        self.call(Client::list_daemons)
+    }
+
+    fn start_sync_daemon(&mut self, daemon: &SyncDaemon) -> Result<(), PortError> {
+        self.call(|client| client.start_daemon(daemon))
+    }
+
+    fn stop_sync_daemon(&mut self, state: DaemonState) -> Result<(), PortError> {
+        self.call(|client| client.stop_daemon(state))
     }
 }

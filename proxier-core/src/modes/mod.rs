@@ -4,6 +4,7 @@
 //! the difference. Modes do not know each other; what several need is in `shared`.
 
 pub mod cleanup;
+pub(crate) mod connection_sync;
 pub mod fast_path;
 pub mod inspect;
 pub mod iptables;
@@ -199,7 +200,7 @@ impl Pass<'_> {
     }
 }
 
-/// Plan of a pass: values below `/proc/sys` first, then the work of the mode, then what that guards, then UDP flows.
+/// Plan of a pass: values below `/proc/sys` first, then the work of the mode, then what that guards, then daemons and UDP flows.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Plan {
@@ -207,6 +208,8 @@ pub struct Plan {
     pub(crate) work: Option<Box<dyn Work>>,
     /// Values to write once the rules of IPv4 are there, which guard them.
     pub(crate) guarded: Vec<SysctlChange>,
+    /// Changes of synchronisation daemons, which learn of connections to real servers that are there.
+    pub(crate) connection_sync: Vec<connection_sync::Change>,
     pub(crate) fast_path: Option<Box<fast_path::Change>>,
     pub(crate) forget: UdpServices,
 }
@@ -227,6 +230,7 @@ impl Plan {
         !works
             && self.sysctls.is_empty()
             && self.guarded.is_empty()
+            && self.connection_sync.is_empty()
             && self.fast_path.is_none()
             && self.forget.is_empty()
     }
@@ -237,7 +241,8 @@ impl Plan {
         let flows = (!self.forget.is_empty()).then(|| Step::flows(Protocol::Udp, &self.forget));
         let fast_path = self.fast_path.iter().map(|change| change.step.clone());
         let guarded = self.guarded.iter().map(Step::sysctl);
-        self.sysctls.iter().map(Step::sysctl).chain(work).chain(guarded).chain(fast_path).chain(flows)
+        let sync = self.connection_sync.iter().map(connection_sync::Change::step);
+        self.sysctls.iter().map(Step::sysctl).chain(work).chain(guarded).chain(sync).chain(fast_path).chain(flows)
     }
 
     /// Leaves out addresses and ports to which there are no UDP flows to forget. A pass looks for them only when it forgets them.

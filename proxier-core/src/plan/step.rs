@@ -65,6 +65,8 @@ pub enum Part {
     Listener,
     /// A local route.
     Route,
+    /// A synchronisation daemon of IPVS.
+    SyncDaemon,
     /// Tracked UDP flows.
     Flows,
 }
@@ -86,6 +88,7 @@ impl Part {
             Part::Frontend => "frontend",
             Part::Listener => "listener",
             Part::Route => "route",
+            Part::SyncDaemon => "syncDaemon",
             Part::Flows => "flows",
         }
     }
@@ -94,6 +97,7 @@ impl Part {
         match self {
             Part::VirtualServer => "virtual server",
             Part::RealServer => "real server",
+            Part::SyncDaemon => "sync daemon",
             other => other.name(),
         }
     }

@@ -27,7 +27,7 @@ use crate::modes::shared::flows;
 use crate::modes::shared::host;
 use crate::modes::shared::localhost::{self, Guard};
 use crate::modes::shared::sysctls::{self, HostSettings};
-use crate::modes::{self, Mode, Pass, Plan, fast_path, iptables, ipvs, nftables, userspace};
+use crate::modes::{self, Mode, Pass, Plan, connection_sync, fast_path, iptables, ipvs, nftables, userspace};
 use crate::net::{Family, Network, Protocol};
 use crate::plan::report::{Applied, Report, Unread};
 use crate::plan::step::{Action, Part, Step};
@@ -211,6 +211,7 @@ pub struct Reconciler {
     /// The addresses on which an earlier process served node ports have been checked.
     knows_served: bool,
     mode: Box<dyn Mode>,
+    connection_sync: connection_sync::Tracker,
     fast_path: fast_path::Tracker,
     safeguard: Safeguard,
     /// Safeguard of the Frontends that other modes have left in the kernel.
@@ -274,6 +275,7 @@ impl Reconciler {
             knows_gateways: false,
             knows_served: false,
             mode: options.new_mode(&facts),
+            connection_sync: connection_sync::Tracker::default(),
             fast_path: fast_path::Tracker::default(),
             facts,
             safeguard: Safeguard::new(options.mass_removal),
@@ -420,6 +422,7 @@ impl Reconciler {
         let outcome = self.mode.carry_out(objects, &mut self.changes, report, clock, ports);
         applied.add(outcome.applied);
         sysctls::set_guarded(&plan.guarded, !outcome.unwritten.contains(&Family::V4), ports.sysctls, &mut applied);
+        self.connection_sync.apply(&plan.connection_sync, &mut applied, report, ports.ipvs);
         if let Some(change) = plan.fast_path {
             self.fast_path.apply(&self.options.config, *change, &mut applied, ports.tables);
         }
@@ -604,10 +607,13 @@ impl Reconciler {
         report.unmet.extend(unmet);
         plan.forget = needs.forget;
         let of = (self.options.mode, &self.options.config, &self.host);
+        plan.connection_sync = self.connection_sync.plan(of, report, ports.ipvs);
         plan.fast_path = self.fast_path.plan(of, report, ports.tables).map(Box::new);
         if pass.tells_drift() {
             let of_host = plan.sysctls.iter().chain(&plan.guarded).map(Step::sysctl);
             report.drift.splice(0..0, of_host);
+            let of_daemons = plan.connection_sync.iter().filter(|change| change.is_drift);
+            report.drift.extend(of_daemons.map(connection_sync::Change::step));
             let is_unfinished =
                 |step: &Step| self.unfinished.contains(&(step.part, step.name.clone(), step.detail.clone()));
             report.drift.retain(|step| !is_unfinished(step));

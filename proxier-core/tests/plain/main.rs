@@ -11,6 +11,7 @@
 mod balancing;
 mod binding;
 mod cold_start;
+mod connection_sync;
 mod diff;
 mod drain;
 mod fast_path;

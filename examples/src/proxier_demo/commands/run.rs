@@ -145,7 +145,8 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
     if let RunningSource::Cluster(cluster) = &source {
         health.set_api(cluster.counters().clone());
     }
-    host::watch(messages.clone(), engine.proxier().facts().config().fast_path.is_some());
+    let config = engine.proxier().facts().config();
+    host::watch(messages.clone(), config.fast_path.is_some() || config.ipvs.connection_sync.is_some());
     if let Some(table) = engine.proxier().table_name() {
         tables::watch(table, messages.clone());
     }

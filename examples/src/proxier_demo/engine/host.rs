@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use crate::proxier_demo::message::{Control, Message};
 
 /// Reports changed addresses, devices and default routes, and own local routes that are gone. If it fails, full passes still find them.
-/// `new_devices`: new and changed devices too, of which a fast path has to know.
+/// `new_devices`: new and changed devices too, of which a fast path and connection synchronisation have to know.
 pub(crate) fn watch(messages: mpsc::Sender<Message>, new_devices: bool) {
     let mut monitor = match Monitor::open() {
         Ok(monitor) => monitor,

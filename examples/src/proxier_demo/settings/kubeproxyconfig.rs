@@ -236,6 +236,9 @@ objects! {
         /// Way to make Services' addresses local: `addresses` on the dummy device, or `routes`. Default `addresses`. Not in kube-proxy.
         #[serde(skip_serializing_if = "Option::is_none")]
         binding: Option<String>,
+        /// Synchronisation of connections with other nodes, so that an address can move between them. Default: none. Not in kube-proxy.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        connection_sync: Option<ConnectionSync>,
         /// Values for Services without an annotation of their own. Not in kube-proxy.
         #[serde(skip_serializing_if = "Option::is_none")]
         defaults: Option<IpvsDefaults>,
@@ -282,6 +285,30 @@ objects! {
         tcp_timeout: GoDuration,
         /// Timeout of UDP. 0: the kernel's.
         udp_timeout: GoDuration,
+    }
+
+    /// `ipvs.connectionSync`. Not in kube-proxy.
+    ConnectionSync {
+        /// Multicast group. Default 224.0.0.81.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        group: Option<String>,
+        /// Device over which connections are multicast.
+        interface: String,
+        /// Largest UDP payload in bytes, 1024 to 65507. Default: as the device's MTU allows.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        max_length: Option<i64>,
+        /// UDP port. Default 8848.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        port: Option<i64>,
+        /// `both`, `master` (this node sends its connections), `backup` (it learns those of others). Default `both`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        role: Option<String>,
+        /// Number of the group of nodes, 0 to 255. Default 0.
+        #[serde(rename = "syncID")]
+        sync_id: i64,
+        /// Time to live of the multicasts. Default 1.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        ttl: Option<i64>,
     }
 
     /// `ipvs.defaults`: the values of annotations of Services. Not in kube-proxy.

@@ -1,0 +1,159 @@
+//! Settings of connection synchronisation.
+
+use std::net::IpAddr;
+
+use ipvs::model::{DaemonState, Name, SyncDaemon};
+
+use crate::objects::ConnectionSyncObject;
+use crate::snapshot::Reporter;
+
+/// Role of a node in connection synchronisation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SyncRole {
+    /// Sends its connections and learns those of others. An address may come to this node and leave it without an election. Default.
+    #[default]
+    Both,
+    /// Sends its connections.
+    Master,
+    /// Learns the connections of others.
+    Backup,
+}
+
+impl SyncRole {
+    const ALL: [SyncRole; 3] = [SyncRole::Both, SyncRole::Master, SyncRole::Backup];
+
+    /// The name in configuration files: `both`, `master`, `backup`.
+    pub fn name(self) -> &'static str {
+        match self {
+            SyncRole::Both => "both",
+            SyncRole::Master => "master",
+            SyncRole::Backup => "backup",
+        }
+    }
+
+    /// Role of this name; `None` for an unknown name.
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|role| role.name() == name)
+    }
+}
+
+/// Synchronisation of the connections of IPVS between nodes, in IPVS mode: the kernel's daemons multicast them (net/netfilter/ipvs/ip_vs_sync.c), so
+/// that a node to which an address moves knows the connections to it. Connections that are masqueraded end all the same: the next node has
+/// another source address.
+///
+/// Interface and sync id name the daemons of this proxy. One that runs with these is adopted as it is, or started again with the other settings
+/// where they differ; one with another interface or sync id is foreign and stays.
+///
+/// ```
+/// use ipvs::model::DaemonState;
+/// use proxier_core::config::{ConnectionSync, SyncRole};
+///
+/// let mut sync = ConnectionSync::new("eth0".parse()?);
+/// sync.sync_id = 7;
+/// let states = |sync: &ConnectionSync| sync.daemons().map(|daemon| daemon.state).collect::<Vec<_>>();
+/// assert_eq!(states(&sync), [DaemonState::Master, DaemonState::Backup]);
+/// sync.role = SyncRole::by_name("backup").ok_or("not a role")?;
+/// assert_eq!(states(&sync), [DaemonState::Backup]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ConnectionSync {
+    /// Interface over which connections are multicast. Daemons start once it is there.
+    pub interface: Name,
+    /// Number of the group of nodes: daemons talk to those with the same one; a backup with 0 learns from all. Default 0.
+    pub sync_id: u8,
+    /// Role of this node. Default [`SyncRole::Both`].
+    pub role: SyncRole,
+    /// Multicast group. Default the kernel's, 224.0.0.81.
+    pub group: Option<IpAddr>,
+    /// UDP port, not 0. Default the kernel's, 8848.
+    pub port: Option<u16>,
+    /// Time to live of the multicasts, not 0. Default the kernel's, 1: they pass no router.
+    pub ttl: Option<u8>,
+    /// Largest UDP payload in bytes, 1024 to 65507 (65487 over IPv6). Default the kernel's, from the interface's MTU.
+    pub max_length: Option<u16>,
+}
+
+impl ConnectionSync {
+    /// Bytes of the largest payload: a backup takes no fewer than the first number (`start_sync_thread`), a datagram no more than the second.
+    const LENGTHS: std::ops::RangeInclusive<u16> = 1024..=65507;
+
+    /// Both roles over this interface, with sync id 0 and the kernel's defaults.
+    pub fn new(interface: Name) -> Self {
+        let role = SyncRole::Both;
+        ConnectionSync { interface, sync_id: 0, role, group: None, port: None, ttl: None, max_length: None }
+    }
+
+    /// Daemons of this node's role.
+    pub fn daemons(&self) -> impl Iterator<Item = SyncDaemon> + use<> {
+        let sync = *self;
+        let states: &[DaemonState] = match sync.role {
+            SyncRole::Both => &[DaemonState::Master, DaemonState::Backup],
+            SyncRole::Master => &[DaemonState::Master],
+            SyncRole::Backup => &[DaemonState::Backup],
+        };
+        states.iter().map(move |state| {
+            let mut daemon = SyncDaemon::new(*state, sync.interface, sync.sync_id);
+            (daemon.group, daemon.port, daemon.ttl, daemon.max_length) =
+                (sync.group, sync.port, sync.ttl, sync.max_length);
+            daemon
+        })
+    }
+
+    /// Whether a daemon has the interface and the sync id, which make it this proxy's.
+    pub(crate) fn owns(&self, daemon: &SyncDaemon) -> bool {
+        (self.interface, self.sync_id) == (daemon.interface, daemon.sync_id)
+    }
+
+    /// Checks the settings; `None` if any is impossible, since nodes with different settings would not hear each other.
+    pub(super) fn check(object: &ConnectionSyncObject, report: &mut Reporter<'_>) -> Option<Self> {
+        let before = report.rejections.len();
+        let mut reject = |key: &str, value: &dyn std::fmt::Display, reason| {
+            report.reject(format!("ipvs.connectionSync.{key}"), value, reason);
+        };
+        let interface = Name::new(&object.interface);
+        if interface.is_err() {
+            let reason = "not a device's name of 1 to 15 characters; no connection is synchronised";
+            reject("interface", &object.interface, reason);
+        }
+        let mut sync = ConnectionSync::new(interface.ok()?);
+        match u8::try_from(object.sync_id) {
+            Ok(id) => sync.sync_id = id,
+            Err(_) => reject("syncID", &object.sync_id, "not 0 to 255; no connection is synchronised"),
+        }
+        if let Some(name) = object.role.as_deref().filter(|name| !name.is_empty()) {
+            match SyncRole::by_name(name) {
+                Some(role) => sync.role = role,
+                None => reject("role", &name, "not both, master or backup; no connection is synchronised"),
+            }
+        }
+        if let Some(text) = object.group.as_deref().filter(|text| !text.is_empty()) {
+            sync.group = text.parse().ok().filter(IpAddr::is_multicast);
+            if sync.group.is_none() {
+                let reason = "not a multicast address (224.0.0.0/4, ff00::/8); no connection is synchronised";
+                reject("group", &text, reason);
+            }
+        }
+        if let Some(port) = object.port {
+            sync.port = u16::try_from(port).ok().filter(|port| *port != 0);
+            if sync.port.is_none() {
+                reject("port", &port, "not 1 to 65535; no connection is synchronised");
+            }
+        }
+        if let Some(ttl) = object.ttl {
+            sync.ttl = u8::try_from(ttl).ok().filter(|ttl| *ttl != 0);
+            if sync.ttl.is_none() {
+                reject("ttl", &ttl, "not 1 to 255; no connection is synchronised");
+            }
+        }
+        if let Some(length) = object.max_length {
+            sync.max_length = u16::try_from(length).ok().filter(|length| Self::LENGTHS.contains(length));
+            if sync.max_length.is_none() {
+                reject("maxLength", &length, "not 1024 to 65507; no connection is synchronised");
+            }
+        }
+        (report.rejections.len() == before).then_some(sync)
+    }
+}
