@@ -7,6 +7,7 @@
     reason = "time, threads, files and sockets are real, and a run says what it has seen"
 )]
 
+mod failover;
 mod guards;
 mod invalid;
 mod ipvs;

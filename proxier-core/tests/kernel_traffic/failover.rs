@@ -1,0 +1,305 @@
+//! An address that moves from one node to another: connections to it that survive, with and without synchronisation. And the daemons of
+//! `ipvs.connectionSync` on a real kernel, as ipvsadm lists them.
+//!
+//! ```text
+//!  client .10 ──┐          ┌── node a .1
+//!  server .21 ──┤  bridge  │
+//!  server .22 ──┘          └── node b .2
+//! ```
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use proxier_core::modes::Kind;
+use serde_json::{Value, json};
+use testkit::witness::{Conversation, Transport, Witness};
+use testkit::{Need, Netns, kernel_test, oracle, veth_pair};
+
+use crate::traffic::cluster::{Cluster, options};
+
+const NEEDS: &[Need] = &[
+    Need::Root,
+    Need::IpVs,
+    Need::Scheduler("rr"),
+    Need::Scheduler("mh"),
+    Need::Dummy,
+    Need::Veth,
+    Need::Conntrack,
+    Need::Nftables,
+    Need::Tool("ipvsadm"),
+];
+/// Longest wait for an answer, and for what the other node learns.
+const LIMIT: Duration = Duration::from_secs(5);
+const VIRTUAL: &str = "192.0.2.100";
+
+/// A host on the bridge.
+fn host(bridge: &Netns, last: u8) -> Netns {
+    let host = Netns::new().unwrap();
+    let device = format!("host{last}");
+    veth_pair((bridge, &device), (&host, "eth0")).unwrap();
+    bridge.ip(&["link", "set", &device, "master", "lan"]).unwrap();
+    host.add_address(&format!("192.0.2.{last}/24"), "eth0").unwrap();
+    host
+}
+
+struct Lan {
+    client: Netns,
+    nodes: [Netns; 2],
+    servers: [Netns; 2],
+}
+
+impl Lan {
+    fn new() -> Self {
+        let bridge = Netns::current().unwrap();
+        bridge.ip(&["link", "add", "lan", "type", "bridge"]).unwrap();
+        // No querier is there, so nobody would get multicasts after a while.
+        bridge.ip(&["link", "set", "lan", "up", "type", "bridge", "mcast_snooping", "0"]).unwrap();
+        let servers = [21, 22].map(|last| host(&bridge, last));
+        for server in &servers {
+            server.add_address(&format!("{VIRTUAL}/32"), "lo").unwrap();
+        }
+        Lan { client: host(&bridge, 10), nodes: [1, 2].map(|last| host(&bridge, last)), servers }
+    }
+
+    /// Leads the virtual address to a node, as its gratuitous ARP does.
+    fn lead_to(&self, node: &Netns) {
+        let link = node.ip(&["-j", "link", "show", "eth0"]).unwrap();
+        let link: Value = serde_json::from_str(&link).unwrap();
+        let address = link[0]["address"].as_str().unwrap();
+        self.client.ip(&["neigh", "replace", VIRTUAL, "lladdr", address, "dev", "eth0", "nud", "permanent"]).unwrap();
+    }
+}
+
+/// A node with the Service.
+fn serving(node: &Netns, mode: Kind, config: &Value, annotations: &Value) -> Cluster {
+    let service = json!({
+        "metadata": { "namespace": "demo", "name": "web", "annotations": annotations },
+        "spec": {
+            "type": "LoadBalancer", "clusterIP": "10.96.0.50", "externalIPs": [VIRTUAL],
+            "ports": [{ "name": "http", "protocol": "TCP", "port": 80 }],
+        },
+    });
+    let slice = json!({
+        "metadata": { "namespace": "demo", "name": "web-1", "labels": { "kubernetes.io/service-name": "web" } },
+        "addressType": "IPv4",
+        "ports": [{ "name": "http", "protocol": "TCP", "port": 80 }],
+        "endpoints": [{ "addresses": ["192.0.2.21"] }, { "addresses": ["192.0.2.22"] }],
+    });
+    node.run_in(|| {
+        let mut options = options(config);
+        options.mode = mode;
+        let mut cluster = Cluster::without_programs(options);
+        cluster.service(&serde_json::from_value(service).unwrap());
+        cluster.slice(&serde_json::from_value(slice).unwrap());
+        cluster.settle();
+        cluster
+    })
+    .unwrap()
+}
+
+fn ipvsadm(node: &Netns, arguments: &[&str]) -> String {
+    node.run_in(|| oracle::run("ipvsadm", arguments, None)).unwrap().unwrap().stdout
+}
+
+/// Connections that a node's IPVS knows.
+fn known(node: &Netns) -> usize {
+    ipvsadm(node, &["-Lnc"]).lines().filter(|line| line.contains("ESTABLISHED")).count()
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let end = Instant::now() + 6 * LIMIT;
+    while !is_so() {
+        assert!(Instant::now() < end, "{what}");
+        sleep(Duration::from_millis(50));
+    }
+}
+
+/// Connections of a client before and after the address moved.
+#[derive(Debug, Default)]
+struct Moved {
+    opened: usize,
+    /// Those that the same server goes on answering.
+    survived: usize,
+    /// Errors of the rest, by kind.
+    ended: BTreeMap<String, usize>,
+}
+
+/// Opens connections through node a and goes on with them through node b.
+fn connections_that_move(mode: Kind, more: &Value, annotations: &Value, sysctl: Option<(&str, &str)>) -> Moved {
+    let count = std::env::var("FAILOVER_CONNECTIONS").map_or(50, |text| text.parse().unwrap());
+    let lan = Lan::new();
+    let _servers = [("one", &lan.servers[0]), ("two", &lan.servers[1])].map(|(name, server)| {
+        Witness::start(server, name, &[(Transport::Tcp, SocketAddr::from(([0, 0, 0, 0], 80)))]).unwrap()
+    });
+    let mut config = more.clone();
+    config["ipvs"]["rules"] = json!("nftables");
+    let _clusters = lan.nodes.each_ref().map(|node| serving(node, mode, &config, annotations));
+    if let Some((name, value)) = sysctl {
+        lan.nodes[1].write_sysctl(name, value).unwrap();
+    }
+    let [a, b] = &lan.nodes;
+    lan.lead_to(a);
+    let to: SocketAddr = (VIRTUAL.parse::<std::net::IpAddr>().unwrap(), 80).into();
+    let open = || {
+        let mut conversation = Conversation::open(Transport::Tcp, None, to, LIMIT).unwrap();
+        // Enough packets for the kernel to tell the other node (`sync_threshold`).
+        let names = [(); 3].map(|()| conversation.ask().unwrap().name);
+        assert!(names.iter().all(|name| *name == names[0]));
+        (conversation, names[0].clone())
+    };
+    let mut open: Vec<_> = lan.client.run_in(|| (0..count).map(|_| open()).collect()).unwrap();
+    if more["ipvs"]["connectionSync"].is_object() {
+        wait_until("node b learns all connections", || known(b) == count);
+    } else if mode == Kind::Ipvs {
+        assert_eq!((known(a), known(b)), (count, 0));
+    }
+    lan.lead_to(b);
+    let mut moved = Moved { opened: count, ..Moved::default() };
+    for (conversation, name) in &mut open {
+        match conversation.ask() {
+            Ok(answer) if answer.name == *name => moved.survived += 1,
+            Ok(answer) => panic!("{} answers for {name}", answer.name),
+            Err(error) => *moved.ended.entry(error.kind().to_string()).or_default() += 1,
+        }
+    }
+    println!("{mode} {more} {annotations} {sysctl:?}: {moved:?}");
+    moved
+}
+
+fn sync() -> Value {
+    json!({ "ipvs": { "connectionSync": { "interface": "eth0", "syncID": 7 } } })
+}
+
+#[test]
+fn synchronised_connections_survive_where_servers_answer_by_themselves() {
+    kernel_test(NEEDS, || {
+        let moved = connections_that_move(Kind::Ipvs, &sync(), &json!({ "proxier/forwarding": "direct-route" }), None);
+        assert_eq!((moved.survived, moved.ended), (moved.opened, BTreeMap::new()));
+    });
+}
+
+#[test]
+fn without_synchronisation_no_connection_survives() {
+    kernel_test(NEEDS, || {
+        let direct = json!({ "proxier/forwarding": "direct-route" });
+        assert_eq!(connections_that_move(Kind::Ipvs, &json!({}), &direct, None).survived, 0);
+    });
+}
+
+/// The next node has another source address, which the servers do not know.
+#[test]
+fn masqueraded_connections_end_though_they_are_synchronised() {
+    kernel_test(NEEDS, || {
+        assert_eq!(connections_that_move(Kind::Ipvs, &sync(), &json!({}), None).survived, 0);
+    });
+}
+
+#[test]
+fn consistent_hashing_alone_keeps_connections_where_ipvs_takes_them_up() {
+    kernel_test(NEEDS, || {
+        let direct = json!({ "proxier/forwarding": "direct-route", "proxier/scheduler": "mh" });
+        let sloppy = Some(("net/ipv4/vs/sloppy_tcp", "1"));
+        let moved = connections_that_move(Kind::Ipvs, &json!({}), &direct, sloppy);
+        assert_eq!((moved.survived, moved.ended), (moved.opened, BTreeMap::new()));
+    });
+}
+
+#[test]
+fn masqueraded_connections_of_nftables_mode_end() {
+    kernel_test(NEEDS, || {
+        let by_client = json!({ "proxier/scheduler": "mh" });
+        assert_eq!(connections_that_move(Kind::Nftables, &json!({}), &by_client, None).survived, 0);
+    });
+}
+
+/// The kernel's threads of synchronisation daemons, by process id. They are of all namespaces.
+fn threads() -> BTreeMap<u32, String> {
+    let processes =
+        std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().into_string().ok());
+    let threads = processes.filter_map(|process| {
+        let name = std::fs::read_to_string(format!("/proc/{process}/comm")).ok()?;
+        (name.starts_with("ipvs-m:") || name.starts_with("ipvs-b:")).then(|| (process.parse().unwrap(), name))
+    });
+    threads.collect()
+}
+
+fn daemons(node: &Netns) -> Vec<String> {
+    ipvsadm(node, &["-L", "--daemon"]).lines().map(str::to_owned).collect()
+}
+
+fn line(state: &str, values: &str) -> String {
+    format!("{state} sync daemon (mcast={values})")
+}
+
+const DEFAULTS: &str = "maxlen=1472, group=224.0.0.81, port=8848, ttl=1";
+
+#[test]
+fn ipvsadm_lists_the_daemons_of_the_configuration() {
+    kernel_test(NEEDS, || {
+        let node = Netns::current().unwrap();
+        let other = Netns::new().unwrap();
+        let start = |sync: Value| {
+            let mut cluster =
+                Cluster::without_programs(options(&json!({ "ipvs": { "rules": "nftables", "connectionSync": sync } })));
+            let reports = cluster.settle();
+            (cluster, reports)
+        };
+        let full = |cluster: &mut Cluster| {
+            cluster.proxier.request_full(cluster.now());
+            cluster.settle().remove(0)
+        };
+        let both = |values: &str| ["master", "backup"].map(|state| line(state, values));
+
+        // The device is not there at first.
+        let (mut cluster, reports) = start(json!({ "interface": "eth0", "syncID": 7 }));
+        assert_eq!(
+            reports[0].limited,
+            ["ipvs.connectionSync: no connection is synchronised until there is a device eth0"]
+        );
+        assert_eq!(daemons(&node), [""; 0]);
+        veth_pair((&node, "eth0"), (&other, "eth0")).unwrap();
+        node.add_address("192.0.2.1/24", "eth0").unwrap();
+        let report = full(&mut cluster);
+        assert!(report.limited.is_empty() && report.drift.is_empty(), "{report:#?}");
+        assert_eq!(daemons(&node), both(&format!("eth0, syncid=7, {DEFAULTS}")));
+
+        // Somebody stops one.
+        ipvsadm(&node, &["--stop-daemon", "backup"]);
+        let report = full(&mut cluster);
+        assert_eq!(
+            report.drift.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            ["+ sync daemon backup on eth0, sync id 7"]
+        );
+        assert_eq!(daemons(&node).len(), 2);
+
+        // The next process adopts both: their threads go on.
+        let before = threads();
+        assert!(before.len() >= 2, "{before:?}");
+        drop(cluster);
+        let (_cluster, reports) = start(json!({ "interface": "eth0", "syncID": 7 }));
+        assert!(reports[0].limited.is_empty() && threads() == before, "{before:?}");
+        // Another one follows its settings.
+        let settings = json!({
+            "interface": "eth0", "syncID": 7, "role": "backup", "group": "239.1.2.3", "port": 9000, "ttl": 4, "maxLength": 1200,
+        });
+        let (mut cluster, _) = start(settings);
+        let changed = line("backup", "eth0, syncid=7, maxlen=1200, group=239.1.2.3, port=9000, ttl=4");
+        assert_eq!(daemons(&node), std::slice::from_ref(&changed));
+        // A program that is not this proxy, as keepalived starts it.
+        ipvsadm(&node, &["--start-daemon", "master", "--mcast-interface", "eth0", "--syncid", "51"]);
+        let (_other, reports) = start(json!({ "interface": "eth0", "syncID": 7, "role": "master" }));
+        assert!(
+            reports[0].limited[0]
+                .starts_with("ipvs.connectionSync: the master of another program stays, on eth0, sync id 51")
+        );
+        assert_eq!(daemons(&node), [line("master", &format!("eth0, syncid=51, {DEFAULTS}"))]);
+        // A cleanup leaves it.
+        full(&mut cluster);
+        assert_eq!(daemons(&node)[1], changed);
+        cluster.clean_up();
+        assert_eq!(daemons(&node), [line("master", &format!("eth0, syncid=51, {DEFAULTS}"))]);
+        ipvsadm(&node, &["--stop-daemon", "master"]);
+    });
+}
