@@ -15,6 +15,7 @@ mod ipset_fill;
 mod iptables_services;
 mod ipvs_program;
 mod kube_rules;
+mod kube_table;
 mod machine;
 mod memory;
 mod modes;
@@ -23,6 +24,7 @@ mod network;
 mod nftables_fill;
 mod nftables_services;
 mod node;
+mod packets;
 mod program;
 mod reconcile;
 mod report;
@@ -48,6 +50,7 @@ benches:
   nftables-services Services in nftables mode: all from nothing, one change, connecting; nft -f, iptables  (P10, P11, P12)
   iptables-services Services in iptables mode: all from nothing, one change, reading; the programs alone  (P13)
   modes             the modes of this kernel on the same axes: all from nothing, one change, connecting, memory
+  packets           packets through the rules of each mode and of kube-proxy, with the fast path, and directly
   cold-start        proxier-demo in IPVS mode: start with rules by programs and by nf_tables, also with no module loaded  (P4 nft)
   drift             a full check of 10,000 Services x 10 endpoints, nothing changed  (P7)
   end-to-end        proxier-demo with an API server: start, one change, memory  (P4, P5, P6)
@@ -122,6 +125,7 @@ fn main() -> ExitCode {
         "reconcile" => end(reconcile::run(&options)),
         "memory" => end(memory::run(&options)),
         "modes" => end(modes::run(&options)),
+        "packets" => end(packets::run(&options)),
         "userspace" => end(userspace::run(&options)),
         other => usage(format!("there is no bench {other:?}")),
     }

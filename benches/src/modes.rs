@@ -46,7 +46,7 @@ const WAYS: [(Kind, &str); 4] = [
 ];
 
 /// IPVS mode needs a module, which a machine that is none of ours may lack.
-fn has_ipvs() -> bool {
+pub(crate) fn has_ipvs() -> bool {
     is_emulated() || Path::new("/proc/net/ip_vs").exists()
 }
 

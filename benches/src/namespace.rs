@@ -11,7 +11,7 @@ use nix::sched::{CloneFlags, unshare};
 use crate::report::Report;
 use crate::{
     Failure, drift, end_to_end, ipset_fill, iptables_services, ipvs_program, machine, modes, network, nftables_fill,
-    nftables_services, userspace,
+    nftables_services, packets, userspace,
 };
 
 /// Pause in which the kernel takes apart the namespace of the side before, which nothing uses any more; also the pause
@@ -71,7 +71,7 @@ pub(crate) fn collect(report: &mut Report, side: &[&str]) -> Result<(), Failure>
     for line in run(side)?.lines() {
         let fields: Vec<&str> = line.split('\t').collect();
         let [what, size, unit, name, value] = fields.as_slice() else { continue };
-        let units = ["ms", "µs", "KiB", "connections a second"];
+        let units = ["ms", "µs", "KiB", "connections a second", "segments a second", "Gbit/s"];
         let unit = units.into_iter().find(|known| known == unit).ok_or_else(|| format!("unit {unit}"))?;
         report.record(what, Some(size.parse()?), unit, name, value.parse()?);
     }
@@ -100,6 +100,7 @@ pub(crate) fn side(arguments: &[String]) -> Result<(), Failure> {
         ["modes", rest @ ..] => return modes::side(rest),
         ["iptables-services", rest @ ..] => return iptables_services::side(rest),
         ["nftables-services", rest @ ..] => return nftables_services::side(rest),
+        ["packets", rest @ ..] => return packets::side(rest),
         other => return Err(format!("no such side: {other:?}").into()),
     };
     println!("{}", took.as_nanos());

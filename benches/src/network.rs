@@ -1,6 +1,6 @@
 //! A client, a node and backends in network namespaces of their own, with veth pairs between them.
 
-use std::io::{BufWriter, Read as _};
+use std::io::{BufWriter, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -83,9 +83,25 @@ pub(crate) struct Connected {
     pub(crate) took: Duration,
 }
 
-/// Reads all that a client sends.
-pub(crate) fn read(mut stream: TcpStream) {
-    let _client_gone = std::io::copy(&mut stream, &mut std::io::sink());
+/// Reads all that a client sends. Where its first byte is not zero, each so many bytes are answered by one.
+pub(crate) fn answer(mut stream: TcpStream) {
+    let mut window = [0];
+    let is_asked = stream.read_exact(&mut window).is_ok() && window != [0];
+    let [window] = window;
+    let _client_gone = if is_asked { answer_each(stream, window) } else { sink(stream) };
+}
+
+fn sink(mut stream: TcpStream) -> std::io::Result<()> {
+    std::io::copy(&mut stream, &mut std::io::sink()).map(drop)
+}
+
+fn answer_each(mut stream: TcpStream, window: u8) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut asked = vec![0; usize::from(window)];
+    loop {
+        stream.read_exact(&mut asked)?;
+        stream.write_all(&[0])?;
+    }
 }
 
 impl Network {
@@ -126,7 +142,7 @@ impl Network {
     }
 
     /// Connections by several clients at a time, each of which sends so many bytes and waits until the backend has read them before its next
-    /// one; for [`read`] as backends.
+    /// one; for [`answer`] as backends.
     pub(crate) fn exchange(
         &self,
         clients: usize,
@@ -157,6 +173,29 @@ impl Network {
             Ok(Connected { micros, took: all.elapsed() })
         };
         self.client.run(exchanges)?.map_err(|error: String| error.into())
+    }
+
+    /// Segments of one byte in one connection, so many under way at a time, each time until the backend has answered to them; for [`answer`] as
+    /// backends. Gives each time's microseconds.
+    pub(crate) fn ask(&self, to: SocketAddr, window: u8, times: usize) -> Result<Connected, Failure> {
+        let asks = move || {
+            let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+            stream.set_nodelay(true)?;
+            stream.write_all(&[window])?;
+            let mut micros = Vec::with_capacity(times);
+            let all = Instant::now();
+            for _ in 0..times {
+                let start = Instant::now();
+                for _ in 0..window {
+                    stream.write_all(&[1])?;
+                }
+                stream.read_exact(&mut [0])?;
+                micros.push(start.elapsed().as_secs_f64() * 1e6);
+            }
+            Ok(Connected { micros, took: all.elapsed() })
+        };
+        let asked: std::io::Result<Connected> = self.client.run(asks)?;
+        asked.map_err(|error| format!("asking {to}: {error}").into())
     }
 
     /// Opens and closes connections, one after the other.

@@ -10,14 +10,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::{Client, Config};
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 
 use super::super::objects;
 use super::cluster::{asked, name_of, request};
 use crate::Failure;
 use crate::world;
 
-/// Objects of a transaction, of the 128 operations that etcd takes by default (`--max-txn-ops`).
-const AT_ONCE: usize = 128;
+/// Transactions at a time.
+const AT_A_TIME: usize = 16;
 /// Addresses of the service network that are left to the server: its own Service has the first one.
 const LEFT_OUT: u32 = 256;
 
@@ -101,10 +102,10 @@ impl Etcd {
 
     /// Writes so many Services with their EndpointSlices and allocations; gives the cluster IPs. Fails where one of them is there already.
     pub(super) async fn fill(&self, services: u32, endpoints: u32, namespace: &str) -> Result<Vec<Ipv4Addr>, Failure> {
-        self.allocations.put((0..services).map(|number| allocation(number, namespace))).await?;
+        self.allocations.put((0..services).map(|number| Ok(vec![allocation(number, namespace)?]))).await?;
         std::thread::sleep(PAUSE);
-        let objects = |number| [service(number, namespace), Ok(slice(number, endpoints, namespace))];
-        self.objects.put((0..services).flat_map(objects)).await?;
+        let objects = |number| Ok(vec![service(number, namespace)?, slice(number, endpoints, namespace)]);
+        self.objects.put((0..services).map(objects)).await?;
         (0..services).map(cluster_ip).collect()
     }
 }
@@ -118,26 +119,17 @@ impl Lease {
         Ok(Lease { client: client.clone(), id })
     }
 
-    /// Writes objects that are not there yet.
-    async fn put(&self, mut objects: impl Iterator<Item = Result<Stored, Failure>>) -> Result<(), Failure> {
-        loop {
-            let objects = objects.by_ref().take(AT_ONCE).collect::<Result<Vec<_>, _>>()?;
-            if objects.is_empty() {
-                return Ok(());
+    /// Writes objects that are not there yet. A transaction has one of each resource at most: the server watches by revision, and a watch that begins
+    /// again after one passes over the others that have it.
+    async fn put(&self, transactions: impl Iterator<Item = Result<Vec<Stored>, Failure>>) -> Result<(), Failure> {
+        let mut tasks = JoinSet::new();
+        for objects in transactions {
+            if tasks.len() >= AT_A_TIME {
+                tasks.join_next().await.transpose()?.transpose()?;
             }
-            let (mut absent, mut puts) = (Vec::new(), Vec::new());
-            for (path, object) in &objects {
-                let (key, value) = (encoded(&format!("/registry/{path}")), encoded(&object.to_string()));
-                absent.push(json!({"key": key, "target": "CREATE", "createRevision": 0}));
-                puts.push(json!({"requestPut": {"key": key, "value": value, "lease": self.id}}));
-            }
-            let body = json!({"compare": absent, "success": puts});
-            let answer = request(self.client.clone(), "POST", "/v3/kv/txn".to_owned(), Some(body)).await?;
-            if serde_json::from_str::<Value>(&answer)?["succeeded"] != true {
-                let paths: Vec<&String> = objects.iter().map(|(path, _)| path).collect();
-                return Err(format!("etcd has one of these already, and keeps it: {paths:?}").into());
-            }
+            tasks.spawn(write(self.client.clone(), self.id.clone(), objects?));
         }
+        tasks.join_all().await.into_iter().collect::<Result<(), String>>().map_err(Failure::from)
     }
 
     /// Deletes what was written and nobody has written since.
@@ -145,4 +137,22 @@ impl Lease {
         let lease = json!({ "ID": self.id });
         request(self.client.clone(), "POST", "/v3/lease/revoke".to_owned(), Some(lease)).await.map(drop)
     }
+}
+
+/// Writes these objects, if none of them is there.
+async fn write(client: Client, lease: String, objects: Vec<Stored>) -> Result<(), String> {
+    let (mut absent, mut puts) = (Vec::new(), Vec::new());
+    for (path, object) in &objects {
+        let (key, value) = (encoded(&format!("/registry/{path}")), encoded(&object.to_string()));
+        absent.push(json!({"key": key, "target": "CREATE", "createRevision": 0}));
+        puts.push(json!({"requestPut": {"key": key, "value": value, "lease": lease}}));
+    }
+    let answer =
+        request(client, "POST", "/v3/kv/txn".to_owned(), Some(json!({"compare": absent, "success": puts}))).await?;
+    let answer: Value = serde_json::from_str(&answer).map_err(|error| error.to_string())?;
+    if answer["succeeded"] == true {
+        return Ok(());
+    }
+    let paths: Vec<&String> = objects.iter().map(|(path, _)| path).collect();
+    Err(format!("etcd has one of these already, and keeps it: {paths:?}"))
 }

@@ -3,9 +3,8 @@
 mod cluster;
 mod etcd;
 mod kernel;
-mod packets;
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,8 +15,10 @@ use self::kernel::{Held, Kernel};
 use super::proxy::{Proxy, program};
 use super::relay::Relay;
 use super::side::Temporary;
+use crate::machine::is_emulated;
 use crate::namespace::enter_fresh;
-use crate::network::{Network, read};
+use crate::network::{Network, answer};
+use crate::packets::{self, Work};
 use crate::report::{Report, float, ms};
 use crate::{Failure, Options};
 
@@ -173,11 +174,22 @@ fn has_all(cluster: &Cluster, held: &Held) -> bool {
 }
 
 impl Side<'_> {
+    /// Packets through the last Service, and directly.
+    fn packets(&self, report: &mut Report, network: &Network, cluster: &Cluster) -> Result<(), Failure> {
+        let (last, _) = *cluster.services.last().ok_or("no Service")?;
+        let through = format!("{}, through the last Service", self.name);
+        let mut note =
+            |what: &str, unit, side: &str, value| report.record(what, Some(self.live.services), unit, side, value);
+        let work = Work::of(is_emulated());
+        packets::measure(network, (&through, SocketAddr::from((last, 80))), work, &mut note)?;
+        packets::measure(network, (&format!("{}, directly", self.name), packets::direct()), work, &mut note)
+    }
+
     fn run(&self, report: &mut Report, cluster: &mut Cluster) -> Result<(), Failure> {
         let Live { services, changes, .. } = *self.live;
         let size = Some(services);
         enter_fresh()?;
-        let network = Network::new(read)?;
+        let network = Network::new(answer)?;
         let (relay, kubeconfig) = cluster.relay(TcpListener::bind("127.0.0.1:0")?)?;
         let file = Temporary(std::env::temp_dir().join(format!("end-to-end-{}.kubeconfig", std::process::id())));
         write_private(&file.0, &kubeconfig)?;
@@ -197,7 +209,7 @@ impl Side<'_> {
         self.stage(report, &proxy, &relay, "start", (0.0, 0))?;
         self.memory(report, &proxy, "after the start")?;
         self.check(cluster)?;
-        packets::measure(report, &network, cluster, (services, &self.name))?;
+        self.packets(report, &network, cluster)?;
 
         let mut took = Vec::new();
         for change in 0..changes {

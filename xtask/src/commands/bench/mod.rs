@@ -32,6 +32,8 @@ Builds the benches and runs them, each comparison interleaved. Without NAME: all
   nftables-services Services in nftables mode: all from nothing, one change, connecting; on this machine
   userspace         userspace mode: one stream, connections; on this machine
   modes             all modes that the kernel has, 10 to 10,000 Services; on this machine and in the virtual machine
+  packets           packets through the rules of each mode and of kube-proxy, with the fast path, and directly; on this machine and in the
+                    virtual machine
   fleet             a hundred of proxier-demo on one API server; on this machine
   ipset-fill        20,000 entries into a set; on this machine
   ipvs-program      programming 1,000 virtual servers with 10 real servers each; in the virtual machine
@@ -64,7 +66,7 @@ enum Place {
     Both,
 }
 
-const BENCHES: [(&str, Place); 14] = [
+const BENCHES: [(&str, Place); 15] = [
     ("reconcile", Place::Host),
     ("memory", Place::Host),
     ("ipset-fill", Place::Host),
@@ -73,6 +75,7 @@ const BENCHES: [(&str, Place); 14] = [
     ("iptables-services", Place::Host),
     ("userspace", Place::Host),
     ("modes", Place::Both),
+    ("packets", Place::Both),
     ("ipvs-program", Place::Machine),
     ("fleet", Place::Host),
     ("drift", Place::Machine),

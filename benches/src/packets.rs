@@ -1,0 +1,233 @@
+//! Packets through each mode's rules: connections, a stream, and small segments of established connections; against kube-proxy's rules of the same
+//! mode, with the fast path, and directly.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use proxier_core::config::FastPath;
+use proxier_core::modes::Kind;
+use proxier_core::reconciler::Options as ReconcilerOptions;
+use testkit::{Need, missing};
+
+use crate::machine::{is_emulated, ticks};
+use crate::modes::{has_ipvs, restore};
+use crate::namespace::{collect, tell, warm_up};
+use crate::network::{Network, answer};
+use crate::node::Node;
+use crate::program::feed;
+use crate::report::{Report, float};
+use crate::world::cluster_ip;
+use crate::{Failure, Options, kube_rules, kube_table};
+
+const LATENCY: &str = "A new connection, from SYN to ACK";
+const RATE: &str = "Connections, each until the backend has seen its end";
+const CPU: &str = "Processor time of a connection, client and backend included";
+const THROUGHPUT: &str = "One stream";
+const CPU_OF_BYTES: &str = "Processor time of a gigabyte, client and backend included";
+const ROUND_TRIP: &str = "A byte there and back in an established connection";
+const SEGMENTS: &str = "Segments of one byte in an established connection, 64 under way";
+
+/// Clients of connections at a time.
+const CLIENTS: [usize; 2] = [1, 8];
+/// A backend's address that no Service has: IPVS takes the answer of a real server for one of a connection that it knows.
+const DIRECT: Ipv4Addr = Ipv4Addr::new(10, 250, 0, 1);
+/// Segments under way.
+const WINDOW: u8 = 64;
+
+/// Amount of work in one measurement.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Work {
+    connections: usize,
+    /// Bytes of the stream.
+    stream: u64,
+    round_trips: usize,
+}
+
+impl Work {
+    /// As much as takes seconds on a processor of its own, or in an emulated machine.
+    pub(crate) fn of(is_emulated: bool) -> Self {
+        if is_emulated {
+            Work { connections: 1_000, stream: 1 << 30, round_trips: 2_000 }
+        } else {
+            Work { connections: 5_000, stream: 8 << 30, round_trips: 20_000 }
+        }
+    }
+}
+
+/// Measures a way to a place, and gives each figure with its unit and side.
+pub(crate) fn measure(
+    network: &Network,
+    (way, place): (&str, SocketAddr),
+    work: Work,
+    note: &mut dyn FnMut(&str, &'static str, &str, f64),
+) -> Result<(), Failure> {
+    let busy = || ticks().map(|ticks| ticks.busy).ok_or("/proc/stat cannot be read");
+    let number = work.connections;
+    network.exchange(1, place, number / 10, 0)?;
+    for clients in CLIENTS {
+        let way = format!("{way}, clients at a time: {clients}");
+        let before = busy()?;
+        let exchanged = network.exchange(clients, place, number, 0)?;
+        let count = float(number.try_into()?);
+        note(CPU, "µs", &way, (busy()? - before) * 1e3 / count);
+        quantiles(LATENCY, &way, exchanged.micros, note);
+        note(RATE, "connections a second", &way, count / exchanged.took.as_secs_f64());
+    }
+    let before = busy()?;
+    let took = network.exchange(1, place, 1, work.stream)?.took;
+    let gigabytes = float(work.stream) / 1e9;
+    note(CPU_OF_BYTES, "ms", way, (busy()? - before) / gigabytes);
+    note(THROUGHPUT, "Gbit/s", way, 8.0 * gigabytes / took.as_secs_f64());
+    quantiles(ROUND_TRIP, way, network.ask(place, 1, work.round_trips)?.micros, note);
+    let asked = network.ask(place, WINDOW, work.round_trips / 10)?;
+    let segments = f64::from(WINDOW) * float((work.round_trips / 10).try_into()?);
+    note(SEGMENTS, "segments a second", way, segments / asked.took.as_secs_f64());
+    Ok(())
+}
+
+/// Median and 99th percentile.
+fn quantiles(what: &str, way: &str, mut micros: Vec<f64>, note: &mut dyn FnMut(&str, &'static str, &str, f64)) {
+    micros.sort_by(f64::total_cmp);
+    for (quantile, at) in [("median", micros.len() / 2), ("99 of 100 are faster", micros.len() * 99 / 100)] {
+        let took = micros.get(at).copied().unwrap_or(f64::NAN);
+        note(what, "µs", &format!("{way}, {quantile}"), took);
+    }
+}
+
+/// Where no Service is.
+pub(crate) fn direct() -> SocketAddr {
+    SocketAddr::from((DIRECT, 8080))
+}
+
+/// Rules on the node.
+#[derive(Clone, Copy, Debug)]
+enum Rules {
+    Ours { mode: Kind, fast: bool },
+    KubeProxyTable,
+    KubeProxyIptables,
+}
+
+const DIRECTLY: &str = "directly, no Service";
+const ENDPOINTS: u32 = 2;
+/// In an emulated machine, and with the nft back end of iptables, more Services take minutes to write.
+const LIMIT: u32 = 1_000;
+
+const WAYS: [(&str, &str, Rules); 8] = [
+    ("nftables", "nftables mode", Rules::Ours { mode: Kind::Nftables, fast: false }),
+    ("nftables-fast", "nftables mode, fast path", Rules::Ours { mode: Kind::Nftables, fast: true }),
+    ("kube-table", "nftables mode, kube-proxy's table", Rules::KubeProxyTable),
+    ("iptables", "iptables mode", Rules::Ours { mode: Kind::Iptables, fast: false }),
+    ("iptables-fast", "iptables mode, fast path", Rules::Ours { mode: Kind::Iptables, fast: true }),
+    ("kube-rules", "iptables mode, kube-proxy's rules", Rules::KubeProxyIptables),
+    ("ipvs", "IPVS mode", Rules::Ours { mode: Kind::Ipvs, fast: false }),
+    ("userspace", "userspace mode", Rules::Ours { mode: Kind::Userspace, fast: false }),
+];
+
+impl Rules {
+    /// Whether the kernel writes them for so many Services within seconds.
+    fn is_feasible(self, services: u32) -> bool {
+        match self {
+            Rules::Ours { fast: true, .. } if missing(Need::FlowTables).is_some() => false,
+            Rules::KubeProxyIptables | Rules::Ours { mode: Kind::Iptables, .. } => services <= LIMIT,
+            Rules::KubeProxyTable => services <= LIMIT || !is_emulated(),
+            Rules::Ours { mode: Kind::Ipvs, .. } => has_ipvs(),
+            // A socket for each.
+            Rules::Ours { mode: Kind::Userspace, .. } => services <= 10,
+            Rules::Ours { .. } => true,
+        }
+    }
+
+    fn write(self, services: u32) -> Result<Option<Node>, Failure> {
+        match self {
+            Rules::KubeProxyTable => feed("nft", &["-f", "-"], &kube_table::full(services, ENDPOINTS))?,
+            Rules::KubeProxyIptables => {
+                restore("nft", kube_rules::JUMPS)?;
+                restore("nft", &kube_rules::full(services, ENDPOINTS))?
+            }
+            Rules::Ours { mode, fast } => {
+                let mut options = ReconcilerOptions::default();
+                options.mode = mode;
+                options.config.fast_path = fast.then(|| FastPath::new(["*"]));
+                options.userspace.service_cidrs = vec!["10.96.0.0/12".parse()?];
+                let mut node = Node::with(options)?;
+                node.load(services, ENDPOINTS);
+                let report = node.pass()?;
+                if let Some(lack) = report.applied.lacks.first() {
+                    return Err(format!("{lack:?}").into());
+                }
+                return Ok(Some(node));
+            }
+        };
+        Ok(None)
+    }
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let mut report = Report::new("packets", options);
+    let work = Work::of(is_emulated() || options.smoke);
+    report.note(format!(
+        "From a client's network namespace over veth to the node, through the last of so many Services with {ENDPOINTS} endpoints each, and on over veth to \
+         the backends'. {} connections by each number of clients, a client's next one when its last has ended; {} MiB in one stream; {} round trips.",
+        work.connections,
+        work.stream >> 20,
+        work.round_trips
+    ));
+    report.note(
+        "Client, node and backends share this machine's processors: processor time is that of all of them. In userspace mode the node's own sockets \
+         answer.",
+    );
+    report.note(
+        "Fast path: `interfaces: all`, `minPackets: 0`. kube-proxy's rules: those of 1.28 in iptables mode (the nft back end) and the table of 1.36 in \
+         nftables mode, for the same Services.",
+    );
+    for (is_missing, what) in [
+        (!has_ipvs(), "Without IPVS mode: this kernel has no IPVS."),
+        (missing(Need::FlowTables).is_some(), "Without the fast path: this kernel has no flow tables."),
+    ] {
+        if is_missing {
+            report.note(what);
+        }
+    }
+    let sizes: &[u32] = match (options.smoke, options.quick) {
+        (true, _) => &[1, 3],
+        (_, true) => &[1, 1_000],
+        _ => &[1, 10, 1_000, 10_000],
+    };
+    for round in 0..options.rounds {
+        for size in sizes {
+            for (way, name, rules) in WAYS {
+                if rules.is_feasible(*size) {
+                    if round == 0 {
+                        warm_up(&["packets", way, "1", "smoke"])?;
+                    }
+                    collect(
+                        &mut report,
+                        &["packets", way, &size.to_string(), if options.smoke { "smoke" } else { "" }],
+                    )?;
+                    eprintln!("round {round}, {size} Services, {name}: done");
+                }
+            }
+        }
+    }
+    for (file, what) in [("rate", RATE), ("stream", THROUGHPUT), ("cpu", CPU_OF_BYTES), ("segments", SEGMENTS)] {
+        report.curve_of(file, what, what, "Services", |side| !side.ends_with(": 1"));
+    }
+    report.curve_of("trip", ROUND_TRIP, ROUND_TRIP, "Services", |side| side.ends_with("median"));
+    report.finish()
+}
+
+pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
+    let [way, services, amount] = arguments else { return Err("WAY SERVICES AMOUNT".into()) };
+    let services: u32 = services.parse()?;
+    let (_, name, rules) = WAYS.into_iter().find(|known| known.0 == *way).ok_or("no such way")?;
+    let mut work = Work::of(is_emulated());
+    if *amount == "smoke" {
+        work = Work { connections: 100, stream: 16 << 20, round_trips: 200 };
+    }
+    let network = Network::new(answer)?;
+    let _node = rules.write(services)?;
+    let place = SocketAddr::from((cluster_ip(services - 1).parse::<Ipv4Addr>()?, 80));
+    for way in [(DIRECTLY, direct()), (name, place)] {
+        measure(&network, way, work, &mut |what, unit, side, value| tell(what, services, unit, side, value))?;
+    }
+    Ok(())
+}
