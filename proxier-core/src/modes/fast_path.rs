@@ -14,9 +14,11 @@ use super::Kind;
 use crate::config::{Config, FastPath};
 use crate::modes::shared::cleaned::Cleaned;
 use crate::modes::shared::nft::{OWNED, built, made_by_others, name, remove_table};
+use crate::net::Protocol;
 use crate::plan::report::{Applied, Lack, Report};
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{PortError, PortErrorKind, Tables};
+use crate::service::Packet;
 use crate::snapshot::HostAddresses;
 
 /// Name of the flow table.
@@ -208,6 +210,29 @@ fn compare(config: &Config, wanted: Option<TableSpec>, tables: &mut dyn Tables) 
     let step = Step::new(action, Part::Table, &key);
     let step = if devices.is_empty() { step } else { step.with(format_args!("fast path by {devices}")) };
     Ok(Some(Change { step, transaction, table: wanted }))
+}
+
+/// Step of a packet's trace: whether its connection takes the fast path, where there is one.
+pub(super) fn step(config: &Config, mode: Kind, packet: &Packet) -> Option<String> {
+    let fast = config.fast_path.as_ref().filter(|_| mode.translates_packets())?;
+    if packet.from_node || !matches!(packet.to.protocol, Protocol::Tcp | Protocol::Udp) {
+        return None;
+    }
+    let after = match fast.min_packets {
+        0 => "From the first answer on".to_owned(),
+        packets => format!("After {packets} packets"),
+    };
+    let of_chains = "its packets pass no more chains where the node forwards them (fastPath)";
+    Some(match packet.device.as_deref() {
+        Some(device) if !fast.takes(device) => {
+            format!("Packets by {device} take the usual way: fastPath.interfaces lacks it.")
+        }
+        Some(_) => format!("{after} {of_chains}."),
+        None => {
+            let devices = fast.interfaces.join(", ").replace('*', "…");
+            format!("{after} {of_chains}, if they come in by {}.", if devices == "…" { "any device" } else { &devices })
+        }
+    })
 }
 
 /// Removes the table.

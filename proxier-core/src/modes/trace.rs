@@ -1,9 +1,9 @@
 //! Fate of packets in each mode.
 
 use crate::modes::ipvs::binding::Routes;
-use crate::modes::{Kind, iptables};
+use crate::modes::{Kind, fast_path, iptables};
 use crate::net::Family;
-use crate::service::{Desired, NodeFacts, Packet, PacketRules, Trace, Treatment, trace as trace_by};
+use crate::service::{Desired, NodeFacts, Packet, PacketRules, Trace, Treatment, Verdict, trace as trace_by};
 use crate::snapshot::Store;
 
 /// Treatment of a family's packets by a mode. `iptables`: the settings of that mode.
@@ -109,6 +109,9 @@ pub fn trace(
             None => format!("bound to {}", facts.config().names.device),
         };
         trace.steps.insert(trace.steps.len().min(1), format!("{address} is this node's own, {how}."));
+    }
+    if matches!(trace.verdict, Verdict::Endpoints(_)) {
+        trace.steps.extend(fast_path::step(facts.config(), mode, packet));
     }
     trace
 }

@@ -426,6 +426,33 @@ fn devices_and_ports_of_nobody() {
     assert!(Kind::ALL.into_iter().all(|mode| traced(mode, &elsewhere) == "left alone"));
 }
 
+/// The last step says which connections take the fast path.
+#[test]
+fn the_fast_path_of_a_connection() {
+    let mut object = ConfigObject::default();
+    object.fast_path = serde_json::from_value(json!({ "interfaces": ["eth*", "cali7"], "minPackets": 20 })).unwrap();
+    let (web, store, facts, desired) = one_frontend(&object);
+    let last = |mode, packet: &Packet| {
+        let traced = trace::trace(mode, &store, (&desired, &facts), packet, iptables::Options::default());
+        traced.steps.last().filter(|step| step.contains("fastPath")).cloned().unwrap_or_default()
+    };
+    let packet = |to| Packet::new([192, 0, 2, 9].into(), to);
+    for mode in Kind::ALL {
+        let said = [packet(web), packet(web).by("eth0"), packet(web).by("veth1")].map(|packet| last(mode, &packet));
+        let of_chains = "After 20 packets its packets pass no more chains where the node forwards them (fastPath)";
+        let expected = [
+            format!("{of_chains}, if they come in by eth…, cali7."),
+            format!("{of_chains}."),
+            "Packets by veth1 take the usual way: fastPath.interfaces lacks it.".to_owned(),
+        ];
+        let has_one = matches!(mode, Kind::Nftables | Kind::Iptables);
+        assert_eq!(said, if has_one { expected } else { [const { String::new() }; 3] }, "{mode}");
+        // From the node, and to nobody.
+        assert_eq!(last(mode, &Packet::from_node([192, 0, 2, 9].into(), web)), "", "{mode}");
+        assert_eq!(last(mode, &packet(FrontendKey { port: 81, ..web })), "", "{mode}");
+    }
+}
+
 /// A node port is one only at addresses of this node.
 #[test]
 fn node_ports_are_those_of_this_node() {
