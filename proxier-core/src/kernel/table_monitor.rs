@@ -32,7 +32,9 @@ impl TableChanges {
 /// [`Reconciler::table_name`](crate::reconciler::Reconciler::table_name).
 ///
 /// Own transactions of this process are reported too: [`Reconciler::tables_changed`](crate::reconciler::Reconciler::tables_changed) knows
-/// them. To miss nothing, open it before the tables are read. Wait for its descriptor to become readable, then call [`drain`](TableMonitor::drain).
+/// them. To miss nothing, open it before the tables are read; or after the first full pass, and give `tables_changed` `lost`, which compares
+/// generations: for a listener the kernel makes a message of each element that is written (`nf_tables_setelem_notify`), which doubles the time of a
+/// large first pass. Wait for its descriptor to become readable, then call [`drain`](TableMonitor::drain).
 ///
 /// A monitor stays in the network namespace of the thread that opened it: for another one, open it on a thread that has entered that.
 #[derive(Debug)]

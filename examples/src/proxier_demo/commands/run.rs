@@ -147,12 +147,10 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
     }
     let config = engine.proxier().facts().config();
     host::watch(messages.clone(), config.fast_path.is_some() || config.ipvs.connection_sync.is_some());
-    if let Some(table) = engine.proxier().table_name() {
-        tables::watch(table, messages.clone());
-    }
+    let compared = engine.proxier().table_name().map(|table| tables::watch(table, messages.clone()));
     // The API's runtime runs this: looking up names may take a while.
     api.handle().spawn(neighbours::watch(configured.source.clone(), messages.clone()));
-    let outcomes = match Worker::start(engine, started, inbox, health.clone(), recorder.clone()) {
+    let outcomes = match Worker::start(engine, started, inbox, (health.clone(), recorder.clone()), compared) {
         Ok(outcomes) => outcomes,
         Err(problem) => return fail(&[problem]),
     };

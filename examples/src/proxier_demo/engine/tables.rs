@@ -2,11 +2,12 @@
 
 use std::fmt::Display;
 use std::os::fd::AsFd;
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use proxier_core::kernel::TableMonitor;
+use proxier_core::kernel::{TableChanges, TableMonitor};
 use tokio::sync::mpsc;
 
 use crate::proxier_demo::message::{Control, Message};
@@ -15,16 +16,29 @@ use crate::proxier_demo::message::{Control, Message};
 /// handled, if it is their table that is gone.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Reports writes to the tables of this name. If watching fails, full passes still find them.
-pub(crate) fn watch(table: String, messages: mpsc::Sender<Message>) {
+/// Reports writes to the tables of this name, once the sender that it gives is gone: for a listener the kernel makes a message of each element, which
+/// takes it as long as all else of a large first pass. If watching fails, full passes still find them.
+pub(crate) fn watch(table: String, messages: mpsc::Sender<Message>) -> Sender<()> {
+    let (compared, begin) = channel();
     let name = table.clone();
-    let work = move || match TableMonitor::open(&table) {
-        Ok(monitor) => report(monitor, &table, &messages),
-        Err(error) => late(&table, &error),
+    let work = move || {
+        let _gone = begin.recv();
+        match TableMonitor::open(&table) {
+            Ok(monitor) => {
+                // What was written until now is known by its generation.
+                let mut changes = TableChanges::default();
+                changes.lost = true;
+                if messages.blocking_send(Message::Control(Control::TablesChanged(changes))).is_ok() {
+                    report(monitor, &table, &messages);
+                }
+            }
+            Err(error) => late(&table, &error),
+        }
     };
     if let Err(error) = std::thread::Builder::new().name("tables".to_owned()).spawn(work) {
         late(&name, &error);
     }
+    compared
 }
 
 fn late(table: &str, error: &dyn Display) {

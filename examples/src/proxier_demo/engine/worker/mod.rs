@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant, SystemTime};
 
 use proxier_core::config::User;
@@ -44,6 +45,8 @@ pub(crate) struct Worker {
     listening: Option<ListenAddresses>,
     /// Progress on standard error, until the first pass has ended.
     progress: Option<Progress>,
+    /// Until the first full pass has ended.
+    compared: Option<Sender<()>>,
     /// Features that the kernel turned out to lack.
     lacks: BTreeSet<String>,
     /// Time to remove objects of other modes; `None`: no full pass has succeeded yet.
@@ -65,13 +68,13 @@ const MANY: u64 = 1000;
 
 impl Worker {
     /// Starts the thread. It ends when all senders are gone; after each pass it reports the result. `started`: when this
-    /// process started.
+    /// process started. `compared`: gone after the first full pass.
     pub(crate) fn start(
         mut engine: Engine<impl Kernel>,
         started: SystemTime,
         inbox: mpsc::Receiver<Message>,
-        health: Arc<Health>,
-        recorder: Recorder,
+        (health, recorder): (Arc<Health>, Recorder),
+        compared: Option<Sender<()>>,
     ) -> Result<mpsc::UnboundedReceiver<PassSummary>, Problem> {
         let problem = |error| Problem::new("", format!("no thread for the kernel ({error})"));
         // Its own runtime: the process's may end while this thread still waits.
@@ -86,6 +89,7 @@ impl Worker {
                 triggers: Triggers::new(started),
                 listening: None,
                 progress: Some(Progress::of_run()),
+                compared,
                 lacks: BTreeSet::new(),
                 clean_at: None,
                 is_alone: false,
@@ -149,6 +153,9 @@ impl Worker {
                     let cleaned = engine.clean_up_after_processes();
                     self.report_cleaned(&cleaned);
                     self.clean_at = Some(Instant::now() + OVERLAP);
+                }
+                if report.full {
+                    self.compared = None;
                 }
                 if is_first {
                     engine.compact();

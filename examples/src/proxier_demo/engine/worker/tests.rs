@@ -46,7 +46,7 @@ impl Play {
         let engine = Engine::new("n1", options, kernel.clone());
         let (messages, inbox) = mpsc::channel(1024);
         let started = SystemTime::now() - Duration::from_secs(100);
-        let passed = Worker::start(engine, started, inbox, health.clone(), recorder).unwrap();
+        let passed = Worker::start(engine, started, inbox, (health.clone(), recorder), None).unwrap();
         Play { kernel, health, messages, passed, sync_period }
     }
 
