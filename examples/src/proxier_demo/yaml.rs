@@ -1,5 +1,7 @@
 //! YAML and JSON texts as values, and values as typed objects, with errors that name the field.
 
+use std::fmt::Display;
+
 use serde::de::{DeserializeOwned, DeserializeSeed};
 use serde_json::Value;
 use serde_saphyr::Options;
@@ -97,7 +99,8 @@ pub fn read_json<T: DeserializeOwned>(text: &str) -> Result<T, (String, String)>
     serde_path_to_error::deserialize(&mut json).map_err(|error| named(&error))
 }
 
-fn named(error: &serde_path_to_error::Error<serde_json::Error>) -> (String, String) {
+/// The path of the field at fault (empty when it is the object itself), and what is wrong with it.
+pub fn named<E: Display>(error: &serde_path_to_error::Error<E>) -> (String, String) {
     (path(error.path()), error.inner().to_string())
 }
 

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use examples::proxier_demo::engine::Engine;
 use examples::proxier_demo::message::change::{Change, Snapshot};
 use examples::proxier_demo::message::{Event, channel};
-use examples::proxier_demo::settings::cli;
+use examples::proxier_demo::settings::kubeproxyconfig::KubeProxyConfiguration;
+use examples::proxier_demo::settings::{Origin, Settings, cli};
 use examples::proxier_demo::sources::cluster::{Cluster, Connection, Options};
 use examples::proxier_demo::sources::initial_list::{self, Unread};
 use examples::proxier_demo::sources::read_counts::ReadCounts;
@@ -31,6 +32,18 @@ fn quick() -> Options {
     options.silence = Duration::from_secs(20);
     options.node_patience = Duration::from_millis(300);
     options
+}
+
+/// Options for answers in JSON, whose sizes tests know.
+fn in_json() -> Options {
+    let mut options = quick();
+    options.protobuf = false;
+    options
+}
+
+/// Options for each encoding of answers: protobuf, which is the default, and JSON.
+fn in_both_encodings() -> [Options; 2] {
+    [quick(), in_json()]
 }
 
 async fn watch(server: &ApiServer, options: Options) -> Watching {
@@ -166,8 +179,14 @@ async fn watched(server: &ApiServer) {
 
 #[tokio::test]
 async fn a_recorded_cluster_is_read_whole() {
+    for options in in_both_encodings() {
+        read_whole(options).await;
+    }
+}
+
+async fn read_whole(options: Options) {
     let server = shop();
-    let mut watching = watch(&server, quick()).await;
+    let mut watching = watch(&server, options).await;
     let snapshot = watching.snapshot().await;
     let list: Value = serde_json::from_str(recorded::SERVICES).unwrap();
     let recorded: BTreeSet<String> = list["items"]
@@ -197,6 +216,7 @@ async fn what_is_asked_for() {
     watched(&server).await;
     for request in server.requests() {
         let parameter = |name| request.parameter(name).unwrap_or_default();
+        assert_eq!(request.accepts, "application/vnd.kubernetes.protobuf, application/json");
         match request.path.as_str() {
             "/api/v1/services" => {
                 assert_eq!(parameter("labelSelector"), "!service.kubernetes.io/service-proxy-name");
@@ -220,6 +240,37 @@ async fn what_is_asked_for() {
         assert!((300..=450).contains(&seconds), "{seconds}");
     }
     assert_eq!(server.requests().len(), 3, "one for each kind");
+}
+
+/// The encoding is that of the configuration; a server that has only JSON is read, too.
+#[tokio::test]
+async fn the_encoding_is_that_of_the_configuration() {
+    let default = "application/vnd.kubernetes.protobuf, application/json";
+    for (content_type, accepted, expected) in [
+        ("", "", default),
+        ("application/vnd.kubernetes.protobuf", "", default),
+        ("application/json", "", "application/json"),
+        ("application/json", "application/vnd.kubernetes.protobuf,application/json", default),
+        ("application/vnd.kubernetes.protobuf", "application/json", "application/json"),
+    ] {
+        for only_json in [false, true] {
+            let server = shop();
+            if only_json {
+                server.serve_only_json();
+            }
+            let mut configuration = KubeProxyConfiguration::default();
+            configuration.client_connection.content_type = content_type.to_owned();
+            configuration.client_connection.accept_content_types = accepted.to_owned();
+            let settings = Settings::check(configuration, &Origin::default()).unwrap();
+            let mut options = quick();
+            options.protobuf = Options::from_settings(&settings).protobuf;
+            let mut watching = watch(&server, options).await;
+            assert_eq!(watching.snapshot().await.services.len(), 6, "{content_type:?} {accepted:?}");
+            assert_eq!(watching.failures(), 0);
+            let is_as_expected = |request: &Request| request.accepts == expected;
+            assert!(server.requests().iter().all(is_as_expected), "{content_type:?} {accepted:?} {only_json}");
+        }
+    }
 }
 
 /// The parameters of a request that tell one question from another.
@@ -270,7 +321,7 @@ async fn lists_come_in_pages() {
     for number in 0..7 {
         server.put(&service(&format!("svc-{number}"), 80));
     }
-    let mut options = quick();
+    let mut options = in_json();
     (options.page, options.page_bytes) = (3, 800);
     let mut watching = watch(&server, options).await;
     assert_eq!(watching.snapshot().await.services.len(), 7);
@@ -495,7 +546,7 @@ async fn a_list_that_expires_between_two_pages_begins_anew() {
         server.put(&service(&format!("svc-{number}"), 80));
     }
     server.serve_streams(Streams::Refused);
-    let mut options = quick();
+    let mut options = in_json();
     (options.page, options.page_bytes) = (2, 600);
     // The second page fails once, after an answer that is too large.
     server.fail_next("services", Verb::List, Fault::Late(Duration::from_millis(1)));
@@ -516,7 +567,7 @@ async fn a_page_of_another_version_is_not_believed() {
         server.put(&service(&format!("svc-{number}"), 80));
     }
     server.serve_streams(Streams::Refused);
-    let mut options = quick();
+    let mut options = in_json();
     (options.page, options.page_bytes) = (2, 600);
     let other = r#"{"kind":"ServiceList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}"#;
     for _ in 0..2 {
@@ -576,12 +627,15 @@ async fn a_busy_server_is_given_the_time_it_asks_for() {
 
 #[tokio::test]
 async fn failures_of_all_kinds_pass() {
-    for streams in [Streams::Served, Streams::Refused] {
-        all_failures_pass(streams).await;
+    for (streams, options) in [Streams::Served, Streams::Refused].into_iter().zip(in_both_encodings()) {
+        all_failures_pass(streams, options).await;
+    }
+    for (streams, options) in [Streams::Refused, Streams::Served].into_iter().zip(in_both_encodings()) {
+        all_failures_pass(streams, options).await;
     }
 }
 
-async fn all_failures_pass(streams: Streams) {
+async fn all_failures_pass(streams: Streams, options: Options) {
     let server = shop();
     server.serve_streams(streams);
     let text = |text: &str| Fault::Text(text.to_owned());
@@ -599,7 +653,7 @@ async fn all_failures_pass(streams: Streams) {
         server.fail_next("services", Verb::List, fault.clone());
         server.fail_next("endpointslices", Verb::List, fault);
     }
-    let mut watching = watch(&server, quick()).await;
+    let mut watching = watch(&server, options).await;
     let snapshot = watching.snapshot().await;
     assert!(!snapshot.services.is_empty() && !snapshot.slices.is_empty());
     assert_eq!(watching.failures(), 18);
@@ -617,7 +671,7 @@ async fn a_slow_server_is_waited_for() {
     let server = shop();
     server.fail_next("services", Verb::List, Fault::Slow(Duration::from_millis(8)));
     let started = Instant::now();
-    let mut watching = watch(&server, quick()).await;
+    let mut watching = watch(&server, in_json()).await;
     watching.snapshot().await;
     assert!(started.elapsed() > Duration::from_millis(600), "longer than the patience for one piece");
     assert_eq!(watching.failures(), 0);
@@ -643,7 +697,7 @@ async fn huge_answers_are_asked_for_in_smaller_pages() {
     for number in 0..20 {
         server.put(&service(&format!("svc-{number:02}"), 80));
     }
-    let mut options = quick();
+    let mut options = in_json();
     options.page_bytes = 1000;
     let mut watching = watch(&server, options.clone()).await;
     assert_eq!(watching.snapshot().await.services.len(), 20);
@@ -656,15 +710,21 @@ async fn huge_answers_are_asked_for_in_smaller_pages() {
     assert!(limits.contains("500") && limits.contains("1") | limits.contains("7"), "{limits:?}");
 
     server.fail_next("nodes", Verb::List, Fault::Padded(100_000));
-    let mut watching = watch(&server, quick()).await;
+    let mut watching = watch(&server, in_json()).await;
     assert_eq!(watching.snapshot().await.services.len(), 20, "large, but not too large");
 }
 
 #[tokio::test]
 async fn repeated_and_late_events_change_nothing() {
+    for options in in_both_encodings() {
+        late_events_change_nothing(options).await;
+    }
+}
+
+async fn late_events_change_nothing(options: Options) {
     let server = ApiServer::start();
     let version = server.put(&service("web", 80));
-    let mut watching = watch(&server, quick()).await;
+    let mut watching = watch(&server, options).await;
     watching.snapshot().await;
     watched(&server).await;
     let event = |what: &str, object: &Value| json!({"type": what, "object": object}).to_string();
@@ -687,17 +747,26 @@ async fn repeated_and_late_events_change_nothing() {
 
 #[tokio::test]
 async fn one_bad_object_stops_no_other() {
+    let [protobuf, json] = in_both_encodings();
+    let reason = "invalid type: string \"http\", expected i64";
+    bad_object_stops_no_other(json, reason, str::to_owned).await;
+    // Without an object there is no event.
+    let named = |line: &str| line.replace("{}", "{\"metadata\":{}}").replace('7', "{\"metadata\":{}}");
+    bad_object_stops_no_other(protobuf, "protobuf of another wire type than this field has", named).await;
+}
+
+async fn bad_object_stops_no_other(options: Options, reason: &str, sent: impl Fn(&str) -> String) {
     let server = ApiServer::start();
     let mut bad = service("bad", 80);
     bad["spec"]["ports"][0]["port"] = "http".into();
     server.put(&bad);
     server.put(&service("good", 80));
-    let mut watching = watch(&server, quick()).await;
+    let mut watching = watch(&server, options).await;
     let snapshot = watching.snapshot().await;
     assert_eq!(names(&snapshot), ["good".to_owned()].into());
     let problems: Vec<String> = snapshot.unreadable.iter().map(ToString::to_string).collect();
     assert_eq!(problems.len(), 1);
-    let expected = "API server: Service default/bad: spec.ports[0].port: invalid type: string \"http\", expected i64";
+    let expected = &*format!("API server: Service default/bad: spec.ports[0].port: {reason}");
     assert!(problems[0].starts_with(expected), "{problems:?}");
 
     watched(&server).await;
@@ -706,7 +775,7 @@ async fn one_bad_object_stops_no_other() {
         "{\"type\":\"ADDED\",\"object\":{}}",
         "{\"type\":\"ADDED\",\"object\":7}",
     ] {
-        server.send_raw("services", line);
+        server.send_raw("services", &sent(line));
         assert!(watching.line().await.starts_with("API server: "), "{line}");
     }
     server.put(&bad);
@@ -1004,7 +1073,7 @@ async fn a_limit_that_says_what_it_is() {
     };
     server.fail_next("endpointslices", Verb::List, Fault::Silence);
     let options = || {
-        let mut options = quick();
+        let mut options = in_json();
         options.patience = Duration::from_secs(30);
         options
     };
@@ -1297,7 +1366,7 @@ async fn a_start_that_breaks_in_the_middle_goes_on() {
         for fault in &faults {
             server.fail_next("services", Verb::List, fault.clone());
         }
-        let mut watching = watch(&server, quick()).await;
+        let mut watching = watch(&server, in_json()).await;
         assert_eq!(until_listed(&mut watching).await, reported, "{faults:?}");
         let questions: Vec<String> = asked(&server, "/services").iter().map(question).collect();
         assert_eq!(questions[faults.len()], next, "{faults:?}");
@@ -1313,7 +1382,7 @@ async fn a_later_list_that_breaks_in_the_middle_takes_nothing_away() {
         (Fault::Text(added("b", 1002) + TOO_OLD), true),
     ] {
         let server = three_services();
-        let mut watching = watch(&server, quick()).await;
+        let mut watching = watch(&server, in_json()).await;
         watching.snapshot().await;
         watched(&server).await;
         let version = server.version();

@@ -15,6 +15,8 @@ pub struct Request {
     pub query: Vec<(String, String)>,
     /// Token in the header `Authorization: Bearer `.
     pub token: Option<String>,
+    /// Media types in the header `Accept`.
+    pub accepts: String,
     /// The body, as text.
     pub body: String,
 }
@@ -64,6 +66,7 @@ impl Request {
             }
             let Some((name, value)) = line.split_once(':') else { continue };
             match name.to_ascii_lowercase().as_str() {
+                "accept" => value.trim().clone_into(&mut request.accepts),
                 "content-length" => length = value.trim().parse().unwrap_or(0),
                 "authorization" => request.token = value.trim().strip_prefix("Bearer ").map(str::to_owned),
                 _ => {}
@@ -130,8 +133,9 @@ pub(super) fn answer(
 }
 
 /// Starts an answer in chunks.
-pub(super) fn start_chunks(stream: &mut TcpStream) -> io::Result<()> {
-    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+pub(super) fn start_chunks(stream: &mut TcpStream, content_type: &str) -> io::Result<()> {
+    let head = format!("HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nTransfer-Encoding: chunked\r\n\r\n");
+    stream.write_all(head.as_bytes())
 }
 
 /// One chunk.
@@ -141,9 +145,9 @@ pub(super) fn chunk(stream: &mut TcpStream, text: &[u8]) -> io::Result<()> {
 }
 
 /// The start of a chunk, and then nothing: what a broken connection leaves.
-pub(super) fn half_a_chunk(stream: &mut TcpStream, text: &str) -> io::Result<()> {
-    let half: String = text.chars().take(text.chars().count() / 2).collect();
-    stream.write_all(format!("{:x}\r\n{half}", text.len()).as_bytes())
+pub(super) fn half_a_chunk(stream: &mut TcpStream, text: &[u8]) -> io::Result<()> {
+    let half = text.get(..text.len() / 2).unwrap_or_default();
+    stream.write_all(&[format!("{:x}\r\n", text.len()).as_bytes(), half].concat())
 }
 
 /// The end of an answer in chunks.

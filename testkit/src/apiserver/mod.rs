@@ -21,11 +21,12 @@
 #![expect(clippy::panic, clippy::expect_used, reason = "a test's own mistake ends the test")]
 
 mod http;
+mod protobuf;
 mod resource;
 #[cfg(feature = "tls")]
 pub mod tls;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io::{self, BufReader};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -37,7 +38,7 @@ use serde_json::{Value, json};
 
 pub use self::http::Request;
 use self::resource::{
-    Change, KINDS, Kind, Object, Resource, Selector, bookmark, forbidden, initial_events, list_of, no_streams, status,
+    Change, Encoding, KINDS, Kind, Object, Resource, Selector, Sent, bookmark, forbidden, no_streams, status,
     too_large, with_version,
 };
 
@@ -63,6 +64,38 @@ pub mod recorded {
     pub const WATCH_SERVICES: &str = include_str!("recorded/watch-services.jsonl");
     /// Events of EndpointSlices, one a line.
     pub const WATCH_ENDPOINT_SLICES: &str = include_str!("recorded/watch-endpointslices.jsonl");
+
+    /// Answers recorded from a kube-apiserver v1.36.2, each in JSON and in protobuf.
+    pub mod both {
+        macro_rules! both {
+            ($($(#[$doc:meta])* $name:ident = $json:literal, $protobuf:literal;)*) => {$(
+                $(#[$doc])*
+                pub const $name: (&[u8], &[u8]) = (
+                    include_bytes!(concat!("recorded/1.36/", $json)),
+                    include_bytes!(concat!("recorded/1.36/", $protobuf)),
+                );
+            )*};
+        }
+
+        both! {
+            /// Services with every field that a proxy reads.
+            SERVICES = "services.json", "services.pb";
+            /// EndpointSlices with every field that a proxy reads.
+            ENDPOINT_SLICES = "endpointslices.json", "endpointslices.pb";
+            /// A Node that is being deleted.
+            NODES = "nodes.json", "nodes.pb";
+            /// The same Node in JSON, and its metadata in protobuf, as `PartialObjectMetadataList`.
+            NODES_METADATA = "nodes.json", "nodes-metadata.pb";
+            /// ServiceCIDRs.
+            SERVICE_CIDRS = "servicecidrs.json", "servicecidrs.pb";
+            /// A watch that begins with all Services, up to the bookmark behind these.
+            WATCH_ALL_SERVICES = "watch-services.jsonl", "watch-services.pb";
+            /// A watch of Services from an earlier version on.
+            WATCH_SERVICES = "watch-changes.jsonl", "watch-changes.pb";
+            /// The failure for a Service that is not there.
+            NOT_FOUND = "missing.json", "missing.pb";
+        }
+    }
 }
 
 /// Something that goes wrong with one request.
@@ -88,8 +121,9 @@ pub enum Fault {
 
 #[derive(Debug)]
 enum ToWatch {
-    Line(String),
-    HalfALine(String),
+    Event(Vec<u8>),
+    /// The first half of an event, and no more.
+    HalfAnEvent(Vec<u8>),
     End,
 }
 
@@ -97,6 +131,7 @@ enum ToWatch {
 struct Watch {
     kind: Kind,
     selector: Selector,
+    encoding: Encoding,
     to: Sender<ToWatch>,
 }
 
@@ -106,13 +141,14 @@ struct State {
     compacted: u64,
     resources: BTreeMap<&'static str, Resource>,
     /// Rest of each list in pages, by continue token.
-    pages: BTreeMap<String, (u64, VecDeque<Arc<str>>)>,
+    pages: BTreeMap<String, (u64, Vec<Sent>)>,
     watches: Vec<Watch>,
     faults: Vec<(&'static str, bool, Fault)>,
     forbidden: Vec<&'static str>,
     events_forbidden: bool,
     service_cidrs: ServiceCidrs,
     streams: Streams,
+    encodings: Encodings,
     latency: Duration,
     /// Tokens that are accepted; any where there are none.
     tokens: Vec<String>,
@@ -140,6 +176,14 @@ pub enum ServiceCidrs {
     V1beta1,
     /// ServiceCIDRs of `networking.k8s.io/v1`.
     V1,
+}
+
+/// Encodings that a server has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Encodings {
+    #[default]
+    Both,
+    Json,
 }
 
 /// Whether a server has watches that begin with all objects (`sendInitialEvents`).
@@ -322,7 +366,8 @@ impl ApiServer {
     pub fn bookmark(&self) {
         let mut state = lock(&self.state);
         let version = state.version;
-        state.watches.retain(|watch| watch.to.send(ToWatch::Line(line(&bookmark(watch.kind, version)))).is_ok());
+        let event = |watch: &Watch| watch.encoding.event(watch.kind, &bookmark(watch.kind, version));
+        state.watches.retain(|watch| watch.to.send(ToWatch::Event(event(watch))).is_ok());
     }
 
     /// Forgets what happened before now: watches from then and lists in pages get 410.
@@ -341,10 +386,11 @@ impl ApiServer {
         self.compact();
     }
 
-    /// Ends every watch in the middle of a line, as a broken connection does.
+    /// Ends every watch in the middle of an event, as a broken connection does.
     pub fn cut_watches(&self) {
         for watch in lock(&self.state).watches.drain(..) {
-            drop(watch.to.send(ToWatch::HalfALine("{\"type\":\"MODIFIED\",\"object\":{\"kind\":\"Ser".repeat(2))));
+            let event = watch.encoding.event(watch.kind, &json!({"type": "MODIFIED", "object": {"metadata": {}}}));
+            drop(watch.to.send(ToWatch::HalfAnEvent(event)));
         }
     }
 
@@ -355,10 +401,17 @@ impl ApiServer {
         }
     }
 
-    /// Sends a line of any content to the watches of a resource.
+    /// Sends the watches of a resource an event in JSON, in the encoding of each, or any other text as it is.
     pub fn send_raw(&self, resource: &str, text: &str) {
         let mut state = lock(&self.state);
-        let send = |watch: &Watch| watch.to.send(ToWatch::Line(format!("{text}\n"))).is_ok();
+        let event = |watch: &Watch| match (watch.encoding, serde_json::from_str::<Value>(text)) {
+            (Encoding::Protobuf, Ok(event)) if event["object"]["metadata"].is_object() => {
+                watch.encoding.event(watch.kind, &event)
+            }
+            (Encoding::Protobuf, _) => protobuf::framed(text.as_bytes()),
+            (Encoding::Json, _) => format!("{text}\n").into(),
+        };
+        let send = |watch: &Watch| watch.to.send(ToWatch::Event(event(watch))).is_ok();
         state.watches.retain(|watch| watch.kind.plural != resource || send(watch));
     }
 
@@ -407,6 +460,11 @@ impl ApiServer {
     /// Sets what becomes of watches that shall begin with all objects.
     pub fn serve_streams(&self, streams: Streams) {
         lock(&self.state).streams = streams;
+    }
+
+    /// Answers in JSON, whatever is asked for.
+    pub fn serve_only_json(&self) {
+        lock(&self.state).encodings = Encodings::Json;
     }
 
     /// Delays every answer by this time.
@@ -471,7 +529,7 @@ impl State {
         let resource = self.resources.entry(kind.plural).or_default();
         let after = object.map(|object| with_version(object, version));
         let before = match &after {
-            Some(object) => resource.objects.insert(key, Object::new(object.clone())),
+            Some(object) => resource.objects.insert(key, Object::new(kind, object.clone())),
             None => resource.objects.remove(&key),
         };
         let before = before.map(|object| object.value);
@@ -479,10 +537,28 @@ impl State {
         self.watches.retain(|watch| {
             let event = Some(watch).filter(|watch| watch.kind.plural == kind.plural);
             let event = event.and_then(|watch| change.event(kind, &watch.selector));
-            event.is_none_or(|event| watch.to.send(ToWatch::Line(line(&event))).is_ok())
+            event.is_none_or(|event| watch.to.send(ToWatch::Event(watch.encoding.event(kind, &event))).is_ok())
         });
         resource.history.push(change);
         version
+    }
+
+    /// The kind of this path, if the server has it.
+    fn kind(&self, path: &str) -> Option<Kind> {
+        let path = match (self.service_cidrs, path) {
+            (ServiceCidrs::V1beta1, "/apis/networking.k8s.io/v1beta1/servicecidrs") => {
+                "/apis/networking.k8s.io/v1/servicecidrs"
+            }
+            (ServiceCidrs::V1beta1 | ServiceCidrs::None, "/apis/networking.k8s.io/v1/servicecidrs") => return None,
+            (_, path) => path,
+        };
+        KINDS.iter().copied().find(|kind| kind.path == path)
+    }
+
+    /// The encoding of the answer to a request.
+    fn encoding(&self, request: &Request) -> Encoding {
+        let accepts_protobuf = request.accepts.contains(Encoding::Protobuf.content_type(false));
+        if accepts_protobuf && self.encodings == Encodings::Both { Encoding::Protobuf } else { Encoding::Json }
     }
 
     fn fault(&mut self, kind: Kind, watch: bool) -> Option<Fault> {
@@ -497,7 +573,7 @@ impl State {
     }
 
     /// A list or a page of one. Version 0 means "the version at hand", and then a limit does not count.
-    fn list(&mut self, kind: Kind, request: &Request) -> Result<String, Value> {
+    fn list(&mut self, kind: Kind, request: &Request, encoding: Encoding) -> Result<Vec<u8>, Value> {
         if let Some(failure) = self.too_large(request) {
             return Err(failure);
         }
@@ -510,7 +586,7 @@ impl State {
         } else {
             let objects = self.resources.entry(kind.plural).or_default().objects.values();
             let chosen = objects.filter(|object| selector.matches(&object.value));
-            (self.version, chosen.map(|object| object.text.clone()).collect())
+            (self.version, chosen.map(|object| object.sent.clone()).collect::<Vec<_>>())
         };
         let rest = items.split_off(limit.unwrap_or(items.len()).min(items.len()));
         let mut metadata = json!({"resourceVersion": version.to_string()});
@@ -522,21 +598,20 @@ impl State {
             }
             self.pages.insert(token, (version, rest));
         }
-        let items: Vec<&str> = items.iter().map(|item| &**item).collect();
-        Ok(list_of(kind, &metadata, &items.join(",")))
+        Ok(encoding.list(kind, &metadata, &items))
     }
 
     /// The answer where there are no objects, as of version 1.
-    fn nothing(&self, kind: Kind, request: &Request) -> String {
+    fn nothing(&self, kind: Kind, request: &Request, encoding: Encoding) -> Vec<u8> {
         if request.asks_for_stream() && self.streams == Streams::Served {
-            initial_events(kind, [].iter(), 1)
+            encoding.initial_events(kind, [].iter(), 1)
         } else {
-            list_of(kind, &json!({"resourceVersion": "1"}), "")
+            encoding.list(kind, &json!({"resourceVersion": "1"}), &[])
         }
     }
 
     /// A watch, and the events since the version it asks for.
-    fn watch(&mut self, kind: Kind, request: &Request) -> (Receiver<ToWatch>, String) {
+    fn watch(&mut self, kind: Kind, request: &Request, encoding: Encoding) -> (Receiver<ToWatch>, Vec<u8>) {
         let (to, from) = channel();
         let selector = selector(request);
         let version: u64 = request.parameter("resourceVersion").and_then(|text| text.parse().ok()).unwrap_or(0);
@@ -545,25 +620,28 @@ impl State {
         let too_large = self.too_large(request).filter(|_| brings_all);
         if let Some(failure) = is_compacted.then(|| status(410)).or(too_large) {
             drop(to.send(ToWatch::End));
-            return (from, line(&json!({"type": "ERROR", "object": failure})));
+            return (from, encoding.event(kind, &json!({"type": "ERROR", "object": failure})));
         }
-        let mut missed = String::new();
+        let mut missed = Vec::new();
         let resource = self.resources.entry(kind.plural).or_default();
         if brings_all {
             let chosen = resource.objects.values().filter(|object| selector.matches(&object.value));
-            missed = initial_events(kind, chosen, self.version);
+            missed = encoding.initial_events(kind, chosen, self.version);
         } else if version == 0 {
             let all = resource.objects.values().map(|object| Change {
                 version: 0,
                 before: None,
                 after: Some(object.value.clone()),
             });
-            missed.extend(all.filter_map(|change| change.event(kind, &selector)).map(|event| line(&event)));
+            missed.extend(
+                all.filter_map(|change| change.event(kind, &selector)).flat_map(|event| encoding.event(kind, &event)),
+            );
         } else {
             let since = resource.history.iter().filter(|change| change.version > version);
-            missed.extend(since.filter_map(|change| change.event(kind, &selector)).map(|event| line(&event)));
+            let events = since.filter_map(|change| change.event(kind, &selector));
+            missed.extend(events.flat_map(|event| encoding.event(kind, &event)));
         }
-        self.watches.push(Watch { kind, selector, to });
+        self.watches.push(Watch { kind, selector, encoding, to });
         (from, missed)
     }
 }
@@ -572,12 +650,6 @@ fn selector(request: &Request) -> Selector {
     let parameter = |name| request.parameter(name).unwrap_or_default();
     Selector::new(parameter("labelSelector"), parameter("fieldSelector"))
 }
-
-fn line(event: &Value) -> String {
-    format!("{event}\n")
-}
-
-const JSON: (&str, &str) = ("Content-Type", "application/json");
 
 /// One connection, until it ends.
 fn serve(stream: TcpStream, state: &Mutex<State>) -> io::Result<()> {
@@ -591,9 +663,11 @@ fn serve(stream: TcpStream, state: &Mutex<State>) -> io::Result<()> {
 }
 
 fn respond(stream: &mut TcpStream, request: &Request, shared: &Mutex<State>) -> io::Result<()> {
-    let json = [(JSON.0, JSON.1.to_owned())];
+    let type_of = |encoding: Encoding| ("Content-Type", encoding.content_type(request.is_watch()).to_owned());
+    let encoding = lock(shared).encoding(request);
     let fail = |stream: &mut TcpStream, code: u16, body: &Value| {
-        http::answer(stream, code, &json, body.to_string().as_bytes(), None, None)
+        let headers = [("Content-Type", encoding.content_type(false).to_owned())];
+        http::answer(stream, code, &headers, &encoding.status(body), None, None)
     };
     let (kind, fault) = {
         let mut state = lock(shared);
@@ -620,14 +694,7 @@ fn respond(stream: &mut TcpStream, request: &Request, shared: &Mutex<State>) -> 
             thread::sleep(latency);
             state = lock(shared);
         }
-        let path = match (state.service_cidrs, request.path.as_str()) {
-            (ServiceCidrs::V1beta1, "/apis/networking.k8s.io/v1beta1/servicecidrs") => {
-                "/apis/networking.k8s.io/v1/servicecidrs"
-            }
-            (ServiceCidrs::V1beta1 | ServiceCidrs::None, "/apis/networking.k8s.io/v1/servicecidrs") => "",
-            (_, path) => path,
-        };
-        let Some(kind) = KINDS.iter().copied().find(|kind| kind.path == path) else {
+        let Some(kind) = state.kind(&request.path) else {
             drop(state);
             return fail(stream, 404, &status(404));
         };
@@ -645,14 +712,16 @@ fn respond(stream: &mut TcpStream, request: &Request, shared: &Mutex<State>) -> 
     let (mut cut, mut pause, mut padding) = (None, None, 0);
     match fault {
         Some(Fault::Status(code, retry_after)) => {
-            let mut headers = json.to_vec();
+            let mut headers = vec![("Content-Type", encoding.content_type(false).to_owned())];
             headers.extend(retry_after.map(|secs| ("Retry-After", secs.to_string())));
-            return http::answer(stream, code, &headers, status(code).to_string().as_bytes(), None, None);
+            return http::answer(stream, code, &headers, &encoding.status(&status(code)), None, None);
         }
-        Some(Fault::Text(text)) => return http::answer(stream, 200, &json, text.as_bytes(), None, None),
+        Some(Fault::Text(text)) => {
+            return http::answer(stream, 200, &[type_of(Encoding::Json)], text.as_bytes(), None, None);
+        }
         Some(Fault::Empty) => {
-            let text = lock(shared).nothing(kind, request);
-            return http::answer(stream, 200, &json, text.as_bytes(), None, None);
+            let bytes = lock(shared).nothing(kind, request, encoding);
+            return http::answer(stream, 200, &[type_of(encoding)], &bytes, None, None);
         }
         Some(Fault::Silence) => {
             let started = Instant::now();
@@ -667,21 +736,24 @@ fn respond(stream: &mut TcpStream, request: &Request, shared: &Mutex<State>) -> 
         Some(Fault::Padded(blanks)) => padding = blanks,
         None => {}
     }
-    let padding = " ".repeat(padding);
+    // Only JSON may have blanks.
+    let encoding = if padding > 0 { Encoding::Json } else { encoding };
+    let padding = vec![b' '; padding];
     if request.is_watch() {
         let (from, missed) = {
             let mut state = lock(shared);
-            let (from, missed) = state.watch(kind, request);
+            let (from, missed) = state.watch(kind, request, encoding);
             state.sent += missed.len();
             (from, missed)
         };
-        return serve_watch(stream, request, &from, &(padding + &missed), cut, pause);
+        http::start_chunks(stream, encoding.content_type(true))?;
+        return serve_watch(stream, request, &from, &[padding, missed].concat(), cut, pause);
     }
-    let list = lock(shared).list(kind, request);
+    let list = lock(shared).list(kind, request, encoding);
     match list {
         Ok(list) => {
             lock(shared).sent += list.len();
-            http::answer(stream, 200, &json, (padding + &list).as_bytes(), cut, pause)
+            http::answer(stream, 200, &[type_of(encoding)], &[padding, list].concat(), cut, pause)
         }
         Err(failure) => {
             fail(stream, failure["code"].as_u64().and_then(|code| code.try_into().ok()).unwrap_or(500), &failure)
@@ -689,24 +761,23 @@ fn respond(stream: &mut TcpStream, request: &Request, shared: &Mutex<State>) -> 
     }
 }
 
-/// Serves a watch that begins with this text.
+/// Serves a watch that begins with these events.
 fn serve_watch(
     stream: &mut TcpStream,
     request: &Request,
     from: &Receiver<ToWatch>,
-    first: &str,
+    first: &[u8],
     cut: Option<usize>,
     pause: Option<Duration>,
 ) -> io::Result<()> {
-    http::start_chunks(stream)?;
     if let Some(bytes) = cut.filter(|bytes| *bytes < first.len()) {
-        http::chunk(stream, first.as_bytes().get(..bytes).unwrap_or_default())?;
+        http::chunk(stream, first.get(..bytes).unwrap_or_default())?;
     }
     if cut.is_some() {
-        http::half_a_chunk(stream, "{\"type\":\"ADDED\",\"object\":{}}\n")?;
+        http::half_a_chunk(stream, b"{\"type\":\"ADDED\",\"object\":{}}\n")?;
         return Err(io::Error::other("cut"));
     }
-    for piece in first.as_bytes().chunks(if pause.is_some() { 64 } else { 1 << 16 }) {
+    for piece in first.chunks(if pause.is_some() { 64 } else { 1 << 16 }) {
         thread::sleep(pause.unwrap_or_default());
         http::chunk(stream, piece)?;
     }
@@ -714,9 +785,9 @@ fn serve_watch(
     let end = Instant::now() + Duration::from_secs(seconds);
     loop {
         match from.recv_timeout(end.saturating_duration_since(Instant::now())) {
-            Ok(ToWatch::Line(line)) => http::chunk(stream, line.as_bytes())?,
-            Ok(ToWatch::HalfALine(line)) => {
-                http::half_a_chunk(stream, &line)?;
+            Ok(ToWatch::Event(event)) => http::chunk(stream, &event)?,
+            Ok(ToWatch::HalfAnEvent(event)) => {
+                http::half_a_chunk(stream, &event)?;
                 return Err(io::Error::other("cut"));
             }
             Ok(ToWatch::End) | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {

@@ -5,6 +5,83 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::protobuf;
+
+/// Encoding of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Encoding {
+    Json,
+    Protobuf,
+}
+
+impl Encoding {
+    pub(super) fn content_type(self, is_watch: bool) -> &'static str {
+        match self {
+            Encoding::Json => "application/json",
+            Encoding::Protobuf if is_watch => "application/vnd.kubernetes.protobuf;stream=watch",
+            Encoding::Protobuf => "application/vnd.kubernetes.protobuf",
+        }
+    }
+
+    /// An event of a watch.
+    pub(super) fn event(self, kind: Kind, event: &Value) -> Vec<u8> {
+        match (self, event["type"].as_str().unwrap_or_default()) {
+            (Encoding::Json, _) => format!("{event}\n").into(),
+            (Encoding::Protobuf, "ERROR") => protobuf::error(&event["object"]),
+            (Encoding::Protobuf, what) => protobuf::event(what, kind, &protobuf::object(kind, &event["object"])),
+        }
+    }
+
+    /// A failure.
+    pub(super) fn status(self, status: &Value) -> Vec<u8> {
+        match self {
+            Encoding::Json => status.to_string().into(),
+            Encoding::Protobuf => protobuf::status(status),
+        }
+    }
+
+    /// A list, or a page of one.
+    pub(super) fn list(self, kind: Kind, metadata: &Value, items: &[Sent]) -> Vec<u8> {
+        match self {
+            Encoding::Json => {
+                let Kind { name, api_version, .. } = kind;
+                let items = items.iter().map(|item| &*item.json).collect::<Vec<_>>().join(",");
+                format!(
+                    r#"{{"kind":"{name}List","apiVersion":"{api_version}","metadata":{metadata},"items":[{items}]}}"#
+                )
+                .into()
+            }
+            Encoding::Protobuf => protobuf::list(kind, metadata, items.iter().map(|item| &*item.protobuf)),
+        }
+    }
+
+    /// The events of a watch that begins with these objects: each, and the bookmark after them.
+    pub(super) fn initial_events<'a>(
+        self,
+        kind: Kind,
+        objects: impl Iterator<Item = &'a Object>,
+        version: u64,
+    ) -> Vec<u8> {
+        let Kind { name, api_version, .. } = kind;
+        let mut bytes = Vec::new();
+        for Object { sent, .. } in objects {
+            match self {
+                Encoding::Json => {
+                    let fields = sent.json.trim_start_matches('{');
+                    let start =
+                        [r#"{"type":"ADDED","object":{"kind":""#, name, r#"","apiVersion":""#, api_version, r#"","#];
+                    start.into_iter().chain([fields, "}\n"]).for_each(|part| bytes.extend(part.as_bytes()));
+                }
+                Encoding::Protobuf => bytes.extend(protobuf::event("ADDED", kind, &sent.protobuf)),
+            }
+        }
+        let mut end = bookmark(kind, version);
+        end["object"]["metadata"]["annotations"] = json!({"k8s.io/initial-events-end": "true"});
+        bytes.extend(self.event(kind, &end));
+        bytes
+    }
+}
+
 /// A kind the server knows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kind {
@@ -59,16 +136,24 @@ impl Change {
     }
 }
 
-/// An object and its text. Real servers keep the text too, which makes lists cheap.
+/// An object, and how it is sent. Real servers keep that too, which makes lists cheap.
 #[derive(Clone, Debug)]
 pub(super) struct Object {
     pub(super) value: Value,
-    pub(super) text: Arc<str>,
+    pub(super) sent: Sent,
+}
+
+/// An object in each encoding.
+#[derive(Clone, Debug)]
+pub(super) struct Sent {
+    json: Arc<str>,
+    protobuf: Arc<[u8]>,
 }
 
 impl Object {
-    pub(super) fn new(value: Value) -> Self {
-        Object { text: value.to_string().into(), value }
+    pub(super) fn new(kind: Kind, value: Value) -> Self {
+        let sent = Sent { json: value.to_string().into(), protobuf: protobuf::object(kind, &value).into() };
+        Object { value, sent }
     }
 }
 
@@ -149,26 +234,6 @@ fn with_kind(mut object: Value, kind: Kind) -> Value {
     object["kind"] = kind.name.into();
     object["apiVersion"] = kind.api_version.into();
     object
-}
-
-/// A list, or a page of one, with the text of its items.
-pub(super) fn list_of(kind: Kind, metadata: &Value, items: &str) -> String {
-    let Kind { name, api_version, .. } = kind;
-    format!(r#"{{"kind":"{name}List","apiVersion":"{api_version}","metadata":{metadata},"items":[{items}]}}"#)
-}
-
-/// The events of a watch that begins with these objects: each, and the bookmark after them.
-pub(super) fn initial_events<'a>(kind: Kind, objects: impl Iterator<Item = &'a Object>, version: u64) -> String {
-    let Kind { name, api_version, .. } = kind;
-    let mut text = String::new();
-    for object in objects {
-        let fields = object.text.trim_start_matches('{');
-        text.extend([r#"{"type":"ADDED","object":{"kind":""#, name, r#"","apiVersion":""#, api_version, r#"","#]);
-        text.extend([fields, "}\n"]);
-    }
-    let mut end = bookmark(kind, version);
-    end["object"]["metadata"]["annotations"] = json!({"k8s.io/initial-events-end": "true"});
-    text + &format!("{end}\n")
 }
 
 pub(super) fn bookmark(kind: Kind, version: u64) -> Value {

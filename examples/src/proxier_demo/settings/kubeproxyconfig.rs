@@ -118,11 +118,11 @@ objects! {
 
     /// `clientConnection`.
     ClientConnection {
-        /// Unused: answers are asked for as JSON.
+        /// Encoding of answers instead of `contentType`'s: protobuf if it is among them, else JSON.
         accept_content_types: String,
         /// Requests at once. Default 10; unused.
         burst: i64,
-        /// Unused.
+        /// Encoding of answers: `application/vnd.kubernetes.protobuf` (default), else JSON.
         content_type: String,
         /// The kubeconfig file. Default: in-cluster.
         kubeconfig: String,
@@ -422,7 +422,7 @@ impl KubeProxyConfiguration {
         or(&mut self.metrics_bind_address, if v6 { "[::1]:10249" } else { "127.0.0.1:10249" });
         add_port(&mut self.healthz_bind_address, 10256);
         add_port(&mut self.metrics_bind_address, 10249);
-        or(&mut self.client_connection.content_type, "application/json");
+        or(&mut self.client_connection.content_type, "application/vnd.kubernetes.protobuf");
         if self.client_connection.qps == 0.0 {
             self.client_connection.qps = 5.0;
         }

@@ -21,6 +21,7 @@ use crate::proxier_demo::settings::duration::GoDuration;
 use crate::proxier_demo::settings::kubeproxyconfig::{END_TIMEOUT, KubeProxyConfiguration};
 
 /// All settings, checked. `core` has those for compiling Services.
+#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
@@ -44,6 +45,8 @@ pub struct Settings {
     pub node_name: String,
     /// The kubeconfig that the file names.
     pub kubeconfig: Option<PathBuf>,
+    /// Whether the API server is asked for protobuf; it may answer in JSON.
+    pub protobuf: bool,
     /// Interval between full comparisons with the kernel; more than 0.
     pub sync_period: Duration,
     /// Shortest time between two passes; at most `sync_period`.
@@ -244,6 +247,9 @@ impl Check<'_> {
             self.error(&format!("{section}.minSyncPeriod"), format!("longer than {section}.syncPeriod ({most})"));
         }
         let oom_score_adj = object.oom_score_adj.unwrap_or(-999);
+        let connection = &object.client_connection;
+        let accepted = Some(&connection.accept_content_types).filter(|types| !types.is_empty());
+        let protobuf = accepted.unwrap_or(&connection.content_type).contains("protobuf");
         Settings {
             asked,
             mode,
@@ -254,7 +260,8 @@ impl Check<'_> {
             metrics: self.listen("metricsBindAddress", &object.metrics_bind_address, self.given.no_metrics),
             status_page: self.status_page(&object),
             node_name: self.node_name(&object.hostname_override),
-            kubeconfig: Some(&object.client_connection.kubeconfig).filter(|path| !path.is_empty()).map(PathBuf::from),
+            kubeconfig: Some(&connection.kubeconfig).filter(|path| !path.is_empty()).map(PathBuf::from),
+            protobuf,
             sync_period,
             min_sync_period,
             userspace: self.userspace(&object),

@@ -97,7 +97,12 @@ const FLAGS: &[Flag] = &[
     Flag("ipvs-tcpfin-timeout", Duration, "ipvs.tcpFinTimeout", "TCP connections after FIN, 0s: the kernel's [0s]"),
     Flag("ipvs-udp-timeout", Duration, "ipvs.udpTimeout", "UDP, 0s: the kernel's [0s]"),
     Flag("kube-api-burst", Int, "clientConnection.burst", "Accepted; this program sends few requests"),
-    Flag("kube-api-content-type", Text, "clientConnection.contentType", "Accepted; answers are asked for as JSON"),
+    Flag(
+        "kube-api-content-type",
+        Text,
+        "clientConnection.contentType",
+        "Encoding of the API server's answers: application/json, or protobuf",
+    ),
     Flag("kube-api-qps", Float, "clientConnection.qps", "Accepted; this program sends few requests"),
     Flag("masquerade-all", Bool, "iptables.masqueradeAll", "Masquerade all traffic to Services"),
     Flag("metrics-bind-address", Text, "metricsBindAddress", "/metrics, \"\": nowhere [127.0.0.1:10249]"),
@@ -160,7 +165,6 @@ const IGNORED: &[Flag] = &[
 const WITHOUT_EFFECT: &[&str] = &[
     "config-sync-period",
     "kube-api-burst",
-    "kube-api-content-type",
     "kube-api-qps",
     "profiling",
     "proxy-port-range",

@@ -14,8 +14,9 @@ use kube::{Client, Config};
 use tokio::sync::Mutex;
 use tokio::time::error::Elapsed;
 
+use super::encoding::Encoding;
 use super::objects::Status;
-use super::{credentials, kubeconfig, requests};
+use super::{credentials, kubeconfig, protobuf, requests};
 use crate::proxier_demo::problem::{OneLine, Problem, causes};
 use crate::proxier_demo::sources::files::NotedFiles;
 
@@ -295,6 +296,7 @@ impl Failure {
 /// An answer whose body is read piece by piece.
 pub(super) struct Answer {
     body: Body,
+    pub(super) encoding: Encoding,
     patience: Duration,
     host: Arc<str>,
 }
@@ -313,13 +315,18 @@ pub(super) async fn get(current: &Current, target: &str, accepts: &str, patience
     let answer = answer.map_err(|_elapsed| Failure::other(format!("no answer within {} s", patience.as_secs_f32())))?;
     let answer = answer.map_err(|error| Failure::unreachable(&error))?;
     let code = answer.status();
-    let retry_after = answer.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-    let mut answer = Answer { body: answer.into_body(), patience, host: current.host.clone() };
+    let (retry_after, encoding) = {
+        let text_of = |name| answer.headers().get(name).and_then(|value| value.to_str().ok());
+        let retry_after = text_of(header::RETRY_AFTER).and_then(|text| text.parse().ok());
+        (retry_after, Encoding::of_answer(text_of(header::CONTENT_TYPE)))
+    };
+    let mut answer = Answer { body: answer.into_body(), encoding, patience, host: current.host.clone() };
     if code == StatusCode::OK {
         return Ok(answer);
     }
     let body = answer.read_body(FAILURE_BYTES).await.unwrap_or_default();
-    let status: Status = serde_json::from_slice(&body).unwrap_or_else(|_not_a_status| Status {
+    let status = encoding.object(&body).and_then(|object| object.read(protobuf::STATUS).map_err(|(_, reason)| reason));
+    let status = status.unwrap_or_else(|_not_a_status| Status {
         message: String::from_utf8_lossy(&body).into_owned(),
         ..Status::default()
     });

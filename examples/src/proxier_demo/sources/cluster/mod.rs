@@ -10,8 +10,10 @@
 
 mod client;
 mod credentials;
+mod encoding;
 mod kubeconfig;
 mod objects;
+mod protobuf;
 pub mod requests;
 mod versions;
 mod watch;
@@ -29,6 +31,7 @@ use tokio::time::Instant;
 
 pub use self::client::Connection;
 pub(crate) use self::client::Session;
+pub(crate) use self::encoding::Object;
 use self::objects::{CidrVersion, Resource};
 pub(crate) use self::objects::{is_leaving, without_notes_of_service, without_notes_of_slice};
 use self::watch::Watcher;
@@ -73,6 +76,8 @@ pub struct Options {
     pub service_cidrs: bool,
     /// Pause before a server that lacks or forbids a kind is asked for it again. Default 5 minutes.
     pub absent_pause: Duration,
+    /// Whether objects are asked for in protobuf, which is smaller and faster to read; a server that has only JSON answers in JSON. Default yes.
+    pub protobuf: bool,
 }
 
 impl Default for Options {
@@ -92,6 +97,7 @@ impl Default for Options {
             node_addresses: false,
             service_cidrs: false,
             absent_pause: Duration::from_secs(300),
+            protobuf: true,
         }
     }
 }
@@ -104,7 +110,8 @@ impl Options {
         let node_addresses = settings.mode.makes_addresses_local();
         let by_routes = settings.mode.makes_addresses_local_by_routes(&settings.core);
         let service_cidrs = by_routes || settings.mode == Kind::Userspace;
-        Options { needs_pod_cidr, node_weights, node_addresses, service_cidrs, ..Options::default() }
+        let protobuf = settings.protobuf;
+        Options { needs_pod_cidr, node_weights, node_addresses, service_cidrs, protobuf, ..Options::default() }
     }
 
     /// Whether this watches everything that the other options ask for.

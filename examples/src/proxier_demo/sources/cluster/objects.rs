@@ -1,16 +1,14 @@
-//! Reads answers of an API server: lists and lines of watches, one object at a time and only the fields needed.
-
-use std::borrow::Cow;
+//! Kinds of objects that are watched: requests for them, and objects of answers as changes.
 
 use proxier_core::config::parse_service_cidr;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject, StringMap};
 use proxier_core::snapshot::{Balancing, EndpointSlice, Node, ObjectKey, ObjectKind};
-use serde::{Deserialize, Deserializer};
-use serde_json::value::RawValue;
+use serde::Deserialize;
 
+use super::encoding::{Encoding, Object, null_is_empty};
+use super::protobuf::{self, Field};
 use crate::proxier_demo::message::change::{Change, NodeState};
 use crate::proxier_demo::sources::triggers;
-use crate::proxier_demo::yaml;
 
 /// A kind of object that is watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,15 +51,28 @@ impl Resource {
         if matches!(self, Resource::AllNodes { .. }) { super::ALL_NODES } else { self.plural() }
     }
 
-    /// The form in which objects are asked for: of all Nodes only metadata, if that is
-    /// enough and the server can (`PartialObjectMetadata`, Kubernetes 1.15).
-    pub(super) fn accepts(&self) -> &'static str {
+    /// Forms in which objects are asked for: in protobuf if this is wished and the server can, and of all Nodes only metadata, if that is enough and
+    /// the server can (`PartialObjectMetadata`, Kubernetes 1.15).
+    pub(super) fn accepts(&self, protobuf: bool) -> String {
+        let encodings = if protobuf { &[Encoding::Protobuf, Encoding::Json][..] } else { &[Encoding::Json] };
+        let kinds = match self {
+            Resource::AllNodes { addresses: false } => &["PartialObjectMetadataList", "PartialObjectMetadata"][..],
+            _ => &[],
+        };
+        let forms = |form: &'static str| {
+            let of_kind = |kind: &&str| format!("{form};as={kind};g=meta.k8s.io;v=v1");
+            kinds.iter().map(of_kind).chain([form.to_owned()]).collect::<Vec<_>>()
+        };
+        encodings.iter().flat_map(|encoding| forms(encoding.media_type())).collect::<Vec<_>>().join(", ")
+    }
+
+    /// The fields that are read, in protobuf.
+    fn fields(&self) -> &'static [Field] {
         match self {
-            Resource::AllNodes { addresses: false } => {
-                "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, \
-                 application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1, application/json"
-            }
-            _ => "application/json",
+            Resource::Services => protobuf::SERVICE,
+            Resource::EndpointSlices => protobuf::ENDPOINT_SLICE,
+            Resource::Node(_) | Resource::AllNodes { .. } => protobuf::NODE,
+            Resource::ServiceCidrs(_) => protobuf::SERVICE_CIDR,
         }
     }
 
@@ -106,31 +117,32 @@ impl Resource {
     }
 
     /// Reads an object as a change; on failure the field at fault, and what is wrong.
-    pub(super) fn read(&self, text: &str) -> Result<Change, (String, String)> {
+    pub(super) fn read(&self, sent: Object<'_>) -> Result<Change, (String, String)> {
+        let fields = self.fields();
         Ok(match self {
             Resource::Services => {
-                let mut object: Box<ServiceObject> = yaml::read_json(text)?;
+                let mut object: Box<ServiceObject> = sent.read(fields)?;
                 without_notes_of_service(&mut object);
                 Change::UpsertService(object)
             }
             Resource::EndpointSlices => {
-                let mut object: Box<EndpointSliceObject> = yaml::read_json(text)?;
+                let mut object: Box<EndpointSliceObject> = sent.read(fields)?;
                 without_notes_of_slice(&mut object);
                 Change::UpsertSlice(object)
             }
             Resource::Node(_) => {
-                let mut object: NodeObject = yaml::read_json(text)?;
+                let mut object: NodeObject = sent.read(fields)?;
                 object.metadata.annotations = StringMap::default();
-                Change::Node(Box::new(NodeState { object, leaving: is_leaving(text) }))
+                Change::Node(Box::new(NodeState { object, leaving: is_leaving(sent) }))
             }
             Resource::AllNodes { .. } => {
-                let NodeObject { metadata, status, .. } = yaml::read_json(text)?;
+                let NodeObject { metadata, status, .. } = sent.read(fields)?;
                 let mut object = NodeObject { metadata, status, ..NodeObject::default() };
                 object.metadata.labels.retain(|name, _| name == Node::WEIGHT);
                 object.metadata.annotations.retain(|name, _| name == Node::WEIGHT);
                 Change::ClusterNode(Box::new(object))
             }
-            Resource::ServiceCidrs(_) => read_service_cidr(text)?,
+            Resource::ServiceCidrs(_) => read_service_cidr(sent)?,
         })
     }
 
@@ -163,7 +175,7 @@ pub(crate) fn without_notes_of_slice(object: &mut EndpointSliceObject) {
 
 /// The networks of a ServiceCIDR. One that is being deleted has its networks until it is gone: the server keeps it as long as a
 /// Service has an address of it.
-fn read_service_cidr(text: &str) -> Result<Change, (String, String)> {
+fn read_service_cidr(sent: Object<'_>) -> Result<Change, (String, String)> {
     #[derive(Deserialize)]
     struct ServiceCidr {
         metadata: Metadata,
@@ -180,7 +192,7 @@ fn read_service_cidr(text: &str) -> Result<Change, (String, String)> {
         #[serde(deserialize_with = "null_is_empty")]
         cidrs: Vec<String>,
     }
-    let ServiceCidr { metadata, spec } = yaml::read_json(text)?;
+    let ServiceCidr { metadata, spec } = sent.read(protobuf::SERVICE_CIDR)?;
     let mut networks = Vec::new();
     for (index, text) in spec.cidrs.iter().enumerate() {
         let network = parse_service_cidr(text);
@@ -190,8 +202,8 @@ fn read_service_cidr(text: &str) -> Result<Change, (String, String)> {
     Ok(Change::ServiceCidr(metadata.name, networks))
 }
 
-/// Whether a Node, as JSON, is being removed.
-pub(crate) fn is_leaving(text: &str) -> bool {
+/// Whether a Node is being removed.
+pub(crate) fn is_leaving(node: Object<'_>) -> bool {
     #[derive(Deserialize)]
     struct Node {
         #[serde(default)]
@@ -214,40 +226,10 @@ pub(crate) fn is_leaving(text: &str) -> bool {
     struct Taint {
         key: String,
     }
-    serde_json::from_str(text).is_ok_and(|node: Node| {
+    node.read(protobuf::NODE).is_ok_and(|node: Node| {
         let mut taints = node.spec.taints.iter().flatten();
         node.metadata.deletion_timestamp.is_some() || taints.any(|taint| taint.key == "ToBeDeletedByClusterAutoscaler")
     })
-}
-
-fn null_is_empty<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
-    Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
-}
-
-/// A page of a list. Its items stay text until they are read.
-#[derive(Deserialize)]
-pub(super) struct Page<'a> {
-    #[serde(default)]
-    pub(super) metadata: ListMetadata,
-    #[serde(borrow, default, deserialize_with = "null_is_empty")]
-    pub(super) items: Vec<&'a RawValue>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct ListMetadata {
-    pub(super) resource_version: String,
-    #[serde(rename = "continue")]
-    pub(super) next: Option<String>,
-}
-
-/// A line of a watch.
-#[derive(Deserialize)]
-pub(super) struct Line<'a> {
-    #[serde(rename = "type", borrow)]
-    pub(super) what: Cow<'a, str>,
-    #[serde(borrow)]
-    pub(super) object: &'a RawValue,
 }
 
 /// The key and version of an object.
@@ -259,10 +241,10 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    /// Key and version of an object in JSON; `None` for one without a name or of another shape.
-    pub(super) fn of(text: &str) -> Option<Self> {
+    /// Key and version of an object; `None` for one of another shape.
+    pub(super) fn of(object: Object<'_>) -> Option<Self> {
         #[derive(Deserialize)]
-        struct Object {
+        struct Named {
             metadata: Metadata,
         }
         #[derive(Deserialize)]
@@ -275,7 +257,7 @@ impl Identity {
             #[serde(default)]
             resource_version: String,
         }
-        let Object { metadata } = serde_json::from_str(text).ok()?;
+        let Named { metadata } = object.read(protobuf::OBJECT).ok()?;
         let key = format!("{}/{}", metadata.namespace, metadata.name).into();
         Some(Identity { key, version: metadata.resource_version })
     }
@@ -286,7 +268,7 @@ impl Identity {
 }
 
 /// Whether this bookmark says that a watch has sent all objects.
-pub(super) fn is_end_of_list(bookmark: &str) -> bool {
+pub(super) fn is_end_of_list(bookmark: Object<'_>) -> bool {
     #[derive(Deserialize)]
     struct Bookmark {
         metadata: Metadata,
@@ -296,7 +278,7 @@ pub(super) fn is_end_of_list(bookmark: &str) -> bool {
         #[serde(default)]
         annotations: StringMap,
     }
-    let annotations = serde_json::from_str(bookmark).map(|Bookmark { metadata }| metadata.annotations);
+    let annotations = bookmark.read(protobuf::OBJECT).map(|Bookmark { metadata }| metadata.annotations);
     annotations.is_ok_and(|all| all.get("k8s.io/initial-events-end").is_some_and(|value| value == "true"))
 }
 

@@ -8,7 +8,9 @@ use std::time::{Duration, SystemTime};
 use tokio::time::{Instant, sleep};
 
 use super::client::{Answer, Failure, FailureKind, Session, get};
-use super::objects::{CidrVersion, Identity, Line, Page, Resource, Status, is_end_of_list};
+use super::encoding::{Encoding, Event, Object};
+use super::objects::{CidrVersion, Identity, Resource, Status, is_end_of_list};
+use super::protobuf;
 use super::versions::{Versions, number};
 use super::{Counters, Gate, Options};
 use crate::proxier_demo::message::change::{Change, unannounced};
@@ -143,8 +145,8 @@ const BROKEN_BEFORE_LIST: u32 = 5;
 const BROKEN_IN_THE_MIDDLE: u32 = 2;
 /// Time after which a watch without a refusal is accepted.
 const CONFIRMED_AFTER: Duration = Duration::from_secs(1);
-/// Longest line of a watch, in bytes: an object of an API server has at most 3 MiB.
-const LINE_BYTES: usize = 16 << 20;
+/// Longest event of a watch, in bytes: an object of an API server has at most 3 MiB.
+const EVENT_BYTES: usize = 16 << 20;
 
 impl Watcher {
     pub(super) async fn run(mut self) {
@@ -284,7 +286,8 @@ impl Watcher {
     async fn get(&self, target: &str) -> Result<Answer, Failure> {
         let current = self.session.current().await.map_err(|problem| Failure::other(problem.to_string()))?;
         self.used.store(current.number, Ordering::Relaxed);
-        let answer = get(&current, target, self.resource.accepts(), self.options.patience).await;
+        let accepts = self.resource.accepts(self.options.protobuf);
+        let answer = get(&current, target, &accepts, self.options.patience).await;
         if let Err(Failure { kind: FailureKind::Unauthorized | FailureKind::Untrusted, .. }) = &answer {
             self.session.doubt(&current).await;
         }
@@ -320,9 +323,10 @@ impl Watcher {
             } else if !since.is_empty() {
                 target.extend(["&resourceVersion=", since]);
             }
-            let body = self.get(&target).await?.read_body(self.options.page_bytes).await?;
-            let page: Page<'_> = serde_json::from_slice(&body)
-                .map_err(|error| Failure::other(format!("the list of {plural} is not one: {error}")))?;
+            let mut answer = self.get(&target).await?;
+            let body = answer.read_body(self.options.page_bytes).await?;
+            let page = answer.encoding.page(&body);
+            let page = page.map_err(|error| Failure::other(format!("the list of {plural} is not one: {error}")))?;
             let found = page.metadata.resource_version;
             if found.is_empty() {
                 return Err(Failure::other(format!("the list of {plural} has no version")).into());
@@ -337,8 +341,8 @@ impl Watcher {
             }
             for item in page.items {
                 is_empty = false;
-                let identity = Identity::of(item.get()).unwrap_or_default();
-                self.apply_event(&mut place.known, &identity, item.get()).await?;
+                let identity = Identity::of(item).unwrap_or_default();
+                self.apply_event(&mut place.known, &identity, item).await?;
             }
             next = page.metadata.next.filter(|token| !token.is_empty());
             if next.is_none() {
@@ -393,20 +397,20 @@ impl Watcher {
     }
 
     /// Takes an object of a list or of an event, and reports it if it is new or changed.
-    async fn apply_event(&self, known: &mut Versions, identity: &Identity, text: &str) -> Result<(), Closed> {
+    async fn apply_event(&self, known: &mut Versions, identity: &Identity, object: Object<'_>) -> Result<(), Closed> {
         if !identity.is_named() {
             return self.unreadable("", String::new(), "an object without a name".to_owned()).await;
         }
         if known.record(&identity.key, number(&identity.version)) {
-            self.report(&identity.key, text).await
+            self.report(&identity.key, object).await
         } else {
             Ok(())
         }
     }
 
     /// Reports an object, or that it cannot be read: then its last readable content stays.
-    async fn report(&self, key: &str, text: &str) -> Result<(), Closed> {
-        match self.resource.read(text) {
+    async fn report(&self, key: &str, object: Object<'_>) -> Result<(), Closed> {
+        match self.resource.read(object) {
             Ok(change) => {
                 let spec = if let Change::Node(node) = &change { Some(&node.object.spec) } else { None };
                 let has_pods = spec.is_some_and(|spec| spec.pod_cidr.is_some() || !spec.pod_cidrs.is_empty());
@@ -448,6 +452,7 @@ impl Watcher {
 
     async fn follow(&self, target: &str, place: &mut Place, stream: &mut Stream) -> Result<(), Stop> {
         let mut answer = self.get(target).await?;
+        let encoding = answer.encoding;
         Counters::count(&self.counters.watches);
         if stream.brings_all {
             self.begin_list(place, &stream.version).await?;
@@ -473,23 +478,26 @@ impl Watcher {
                 (Err(_elapsed), _) => return Err(Failure::silent(silence).into()),
             };
             let Some(piece) = piece else { break };
+            let (before, searched) = (place.known.listed(), stream.buffer.len());
+            let mut whole = std::mem::take(&mut stream.buffer);
             let mut rest = piece.as_ref();
-            let (before, is_part) = (place.known.listed(), !rest.contains(&b'\n'));
-            while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
-                let (line, after) = rest.split_at(end);
-                rest = after.get(1..).unwrap_or_default();
-                if stream.buffer.is_empty() {
-                    self.take_line(line, place, stream).await?;
-                } else {
-                    let mut whole = std::mem::take(&mut stream.buffer);
-                    whole.extend_from_slice(line);
-                    self.take_line(&whole, place, stream).await?;
-                }
+            if searched > 0 {
+                whole.extend_from_slice(rest);
+                rest = &whole;
             }
-            if stream.buffer.len() + rest.len() > LINE_BYTES {
-                return Err(Failure::other(format!("a line of the watch is longer than {LINE_BYTES} bytes")).into());
+            let mut is_part = true;
+            while let Some((event, after)) = encoding.split_event(rest, if is_part { searched } else { 0 }) {
+                (rest, is_part) = (after, false);
+                self.take_event(encoding, event, place, stream).await?;
             }
-            stream.buffer.extend_from_slice(rest);
+            if rest.len() > EVENT_BYTES {
+                return Err(Failure::other(format!("an event of the watch is longer than {EVENT_BYTES} bytes")).into());
+            }
+            if is_part && searched > 0 {
+                stream.buffer = whole;
+            } else {
+                stream.buffer.extend_from_slice(rest);
+            }
             // Changes are no progress: a server that never sends the end may send them for ever.
             if is_part || place.known.listed() > before {
                 heard = Instant::now();
@@ -498,8 +506,8 @@ impl Watcher {
                 self.confirm(place).await?;
             }
         }
-        if !stream.buffer.iter().all(u8::is_ascii_whitespace) {
-            return Err(Failure::other("the watch broke off in the middle of a line").into());
+        if !encoding.is_blank(&stream.buffer) {
+            return Err(Failure::other("the watch broke off in the middle of an event").into());
         }
         if matches!(place.state, State::Stream(_)) {
             let plural = self.resource.plural();
@@ -517,28 +525,34 @@ impl Watcher {
         Stop::Failed(Failure { kind: FailureKind::Invalid, message, retry_after: None })
     }
 
-    async fn take_line(&self, line: &[u8], place: &mut Place, stream: &mut Stream) -> Result<(), Stop> {
-        if line.iter().all(u8::is_ascii_whitespace) {
+    async fn take_event(
+        &self,
+        encoding: Encoding,
+        bytes: &[u8],
+        place: &mut Place,
+        stream: &mut Stream,
+    ) -> Result<(), Stop> {
+        if encoding.is_blank(bytes) {
             return Ok(());
         }
-        let event: Line<'_> = serde_json::from_slice(line)
-            .map_err(|error| Failure::other(format!("a line of the watch is not an event: {error}")))?;
-        let text = event.object.get();
-        if event.what == "ERROR" {
-            let status: Status = serde_json::from_str(text).unwrap_or_default();
+        let event = encoding.event(bytes);
+        let Event { what, object } =
+            event.map_err(|error| Failure::other(format!("a part of the watch is not an event: {error}")))?;
+        if what == "ERROR" {
+            let status: Status = object.read(protobuf::STATUS).unwrap_or_default();
             return Err(Failure::of_status(status.code, &status).into());
         }
-        let Some(identity) = Identity::of(text) else {
+        let Some(identity) = Identity::of(object) else {
             return Ok(self.unreadable("", String::new(), "an event about no object".to_owned()).await?);
         };
         stream.brought = true;
         let version = number(&identity.version);
-        match &*event.what {
+        match &*what {
             // Events may come late, bookmarks do not.
             "BOOKMARK" => {
                 check_not_before(&identity.version, &stream.version)?;
                 if matches!(place.state, State::Stream(_)) {
-                    if identity.version.is_empty() || !is_end_of_list(text) {
+                    if identity.version.is_empty() || !is_end_of_list(object) {
                         return Err(self.without_end("another bookmark"));
                     }
                     self.end_list(place, identity.version.clone(), place.known.listed() == 0).await?;
@@ -546,7 +560,7 @@ impl Watcher {
                     stream.brought &= !matches!(place.state, State::Unconfirmed(_));
                 }
             }
-            "ADDED" | "MODIFIED" => self.apply_event(&mut place.known, &identity, text).await?,
+            "ADDED" | "MODIFIED" => self.apply_event(&mut place.known, &identity, object).await?,
             "DELETED" => {
                 if place.known.delete(&identity.key, version) {
                     self.changes.send(self.resource.gone(&identity.key)).await?;
@@ -578,7 +592,7 @@ fn check_not_before(version: &str, since: &str) -> Result<(), Failure> {
 }
 
 struct Stream {
-    /// The beginning of a line that is not complete yet.
+    /// The beginning of an event that is not complete yet.
     buffer: Vec<u8>,
     version: String,
     /// Whether it has brought anything.

@@ -15,7 +15,9 @@ use serde_saphyr::options::DuplicateKeyPolicy;
 
 use crate::proxier_demo::message::change::{Change, NodeState};
 use crate::proxier_demo::problem::Problem;
-use crate::proxier_demo::sources::cluster::{is_leaving, without_notes_of_service, without_notes_of_slice};
+use crate::proxier_demo::sources::cluster::{
+    Object as Sent, is_leaving, without_notes_of_service, without_notes_of_slice,
+};
 use crate::proxier_demo::sources::read_counts::ReadCounts;
 use crate::proxier_demo::yaml;
 
@@ -247,8 +249,8 @@ impl Object<'_> {
 
     fn is_leaving(self) -> bool {
         match self {
-            Object::Json(text) => is_leaving(text),
-            Object::Value(value) => is_leaving(&value.to_string()),
+            Object::Json(text) => is_leaving(Sent::Json(text)),
+            Object::Value(value) => is_leaving(Sent::Json(&value.to_string())),
         }
     }
 }
