@@ -1,14 +1,14 @@
-//! Packages from the distribution's archive, without installing anything: a private apt tree in a cache folder.
+//! Packages from the distribution's archive, without installing anything: a private apt tree in the cache.
 //!
 //! apt checks the archive's signatures against the distribution's key ring. The mirror is the one that the machine's
 //! own apt uses, or the one named by the environment variable `XTASK_DEBIAN_MIRROR`.
 
-use std::ffi::OsString;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::error::{Context as _, Error, Result};
+use anyhow::{Context as _, Result, ensure};
+use fs_err as fs;
+
 use crate::tools;
 
 /// File of the keys in Debian's package `debian-archive-keyring`.
@@ -19,17 +19,13 @@ const MIRROR_VARIABLE: &str = "XTASK_DEBIAN_MIRROR";
 
 /// The Debian mirror in the machine's own apt configuration.
 pub(crate) fn mirror() -> Result<String> {
-    if let Ok(mirror) = std::env::var(MIRROR_VARIABLE)
-        && !mirror.is_empty()
-    {
+    if let Some(mirror) = std::env::var(MIRROR_VARIABLE).ok().filter(|mirror| !mirror.is_empty()) {
         return Ok(mirror);
     }
     let mut command = Command::new("apt-get");
     command.args(["indextargets", "--format", "$(SITE) $(RELEASE) $(COMPONENT)", "Created-By: Packages"]);
-    tools::run(&mut command)?.lines().find_map(debian_main).map(str::to_owned).ok_or_else(|| {
-        Error::new(format!(
-            "no Debian mirror among apt's sources: name one in {MIRROR_VARIABLE} (an address that ends in /debian)"
-        ))
+    tools::run(&mut command)?.lines().find_map(debian_main).map(str::to_owned).with_context(|| {
+        format!("no Debian mirror among apt's sources: name one in {MIRROR_VARIABLE} (an address that ends in /debian)")
     })
 }
 
@@ -44,76 +40,60 @@ fn debian_main(line: &str) -> Option<&str> {
 /// A private apt tree for one suite and architecture: its own lists and cache, nothing of the machine's.
 #[derive(Debug)]
 pub(crate) struct Tree {
-    folder: PathBuf,
-    architecture: String,
+    configuration: PathBuf,
 }
 
 impl Tree {
-    /// Sets the tree up below `folder` and fetches the suite's index for an architecture of Debian's (`amd64`).
-    pub(crate) fn open(folder: &Path, suite: &str, architecture: &str) -> Result<Self> {
-        if !Path::new(KEYRING).exists() {
-            return Err(Error::new(format!("{KEYRING} is missing: install the package debian-archive-keyring")));
-        }
+    /// Sets the tree up and fetches the suite's index for an architecture of Debian's (`amd64`).
+    pub(crate) fn open(suite: &str, architecture: &str) -> Result<Self> {
+        ensure!(Path::new(KEYRING).exists(), "{KEYRING} is missing: install the package debian-archive-keyring");
         let mirror = mirror()?;
+        let folder = tools::cache()?.join(format!("apt/{suite}-{architecture}"));
         for name in ["lists/partial", "cache/archives/partial"] {
-            let path = folder.join(name);
-            fs::create_dir_all(&path).context(|| format!("cannot create {}", path.display()))?;
+            fs::create_dir_all(folder.join(name))?;
         }
-        let list = folder.join("sources.list");
-        fs::write(&list, format!("deb [arch={architecture} signed-by={KEYRING}] {mirror} {suite} main\n"))
-            .context(|| format!("cannot write {}", list.display()))?;
-        let tree = Self { folder: folder.to_owned(), architecture: architecture.to_owned() };
-        tree.run("apt-get", &["--quiet", "--quiet", "update"], folder)?;
+        let source = format!("deb [arch={architecture} signed-by={KEYRING}] {mirror} {suite} main\n");
+        fs::write(folder.join("sources.list"), source)?;
+        let settings = [
+            ("APT::Architecture", architecture),
+            ("APT::Architectures", architecture),
+            // The unprivileged download user cannot enter a cache below a home folder.
+            ("APT::Sandbox::User", "root"),
+            ("Acquire::IndexTargets::deb::DEP-11::DefaultEnabled", "false"),
+            ("Acquire::Languages", "none"),
+            ("Acquire::Retries", "3"),
+            ("Dir::Cache", &format!("{}/cache", folder.display())),
+            ("Dir::Etc::sourcelist", &format!("{}/sources.list", folder.display())),
+            ("Dir::Etc::sourceparts", "-"),
+            ("Dir::State::lists", &format!("{}/lists", folder.display())),
+            ("quiet", "2"),
+        ];
+        let tree = Self { configuration: folder.join("apt.conf") };
+        fs::write(&tree.configuration, settings.map(|(name, value)| format!("{name} \"{value}\";\n")).concat())?;
+        // This succeeds when an index could not be fetched and an old one exists; what is missing shows when a package is
+        // asked for.
+        tree.run("apt-get", &["update"], &folder)?;
         Ok(tree)
     }
 
-    /// Names of all packages in the suite that start with `prefix`.
-    pub(crate) fn package_names(&self, prefix: &str) -> Result<Vec<String>> {
-        let output = self.run("apt-cache", &["pkgnames", prefix], &self.folder)?;
-        Ok(output.lines().map(str::to_owned).collect())
+    /// What a package depends on, and what that depends on, as apt-cache prints it.
+    pub(crate) fn depends(&self, package: &str) -> Result<String> {
+        self.run("apt-cache", &["depends", "--recurse", "--important", package], Path::new("/"))
     }
 
     /// Downloads packages into `folder` and names the files.
     pub(crate) fn download(&self, packages: &[String], folder: &Path) -> Result<Vec<PathBuf>> {
-        let mut arguments = vec!["--quiet", "--quiet", "download"];
-        arguments.extend(packages.iter().map(String::as_str));
-        self.run("apt-get", &arguments, folder)?;
-        let entries = fs::read_dir(folder).context(|| format!("cannot list {}", folder.display()))?;
-        let files: Vec<PathBuf> = entries
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .filter(|path| path.extension().is_some_and(|extension| extension == "deb"))
-            .collect();
-        if files.len() == packages.len() {
-            Ok(files)
-        } else {
-            Err(Error::new(format!("apt-get download {} left {} files", packages.join(" "), files.len())))
-        }
+        let names: Vec<&str> = std::iter::once("download").chain(packages.iter().map(String::as_str)).collect();
+        self.run("apt-get", &names, folder)?;
+        let entries = fs::read_dir(folder)?.filter_map(|entry| Some(entry.ok()?.path()));
+        let files: Vec<PathBuf> = entries.filter(|path| path.extension().is_some_and(|of| of == "deb")).collect();
+        ensure!(files.len() == packages.len(), "apt-get download {} left {} files", packages.join(" "), files.len());
+        Ok(files)
     }
 
     fn run(&self, program: &str, arguments: &[&str], folder: &Path) -> Result<String> {
-        let option = |name: &str, value: &Path| -> [OsString; 2] {
-            let mut setting = OsString::from(name);
-            setting.push("=");
-            setting.push(value);
-            ["-o".into(), setting]
-        };
         let mut command = Command::new(program);
-        command
-            .args(["-o".to_owned(), format!("APT::Architecture={}", self.architecture)])
-            .args(["-o".to_owned(), format!("APT::Architectures={}", self.architecture)])
-            .args(option("Dir::Etc::sourcelist", &self.folder.join("sources.list")))
-            .args(option("Dir::Etc::sourceparts", Path::new("-")))
-            .args(option("Dir::State::lists", &self.folder.join("lists")))
-            .args(option("Dir::Cache", &self.folder.join("cache")))
-            .args(option("Dir::Cache::archives", &self.folder.join("cache/archives")))
-            .args(["-o", "Acquire::Languages=none", "-o", "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false"])
-            // The unprivileged download user cannot enter a cache below a home folder.
-            .args(["-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=3"])
-            .args(arguments)
-            .current_dir(folder)
-            .env("LC_ALL", "C.UTF-8");
-        // apt-get update answers 0 when an index could not be fetched and an old one exists; what is missing shows
-        // when a package is asked for.
+        command.args(arguments).current_dir(folder).env("APT_CONFIG", &self.configuration).env("LC_ALL", "C.UTF-8");
         tools::run(&mut command)
     }
 }

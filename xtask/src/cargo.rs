@@ -1,77 +1,97 @@
 //! Cargo, started by a program that cargo started.
 
-use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::error::{Error, Result};
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+
 use crate::tools;
 
-/// Cargo as this program was started by it, or as it is found.
-fn path() -> OsString {
-    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+/// A run of cargo in the environment that a person has who types it.
+pub(crate) fn command() -> Command {
+    as_typed(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()).as_ref())
 }
 
-/// A run of cargo in the environment that a person has who types it.
+/// A program in that environment.
 ///
 /// `cargo run` tells this program about its package (`CARGO_PKG_NAME` and others). Some build scripts (ring's) build again
 /// when these variables change, and with them everything that depends on them: once for us, once for a person.
-pub(crate) fn command() -> Command {
-    as_typed(Command::new(path()))
-}
-
-/// The same by way of a line of `sh`, whose `$0` is cargo and whose `$@` are the arguments.
-pub(crate) fn in_shell(line: &str) -> Command {
-    let mut command = as_typed(Command::new("sh"));
-    command.args(["-c", line]).arg(path());
+pub(crate) fn as_typed(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os() {
+        let bytes = name.as_encoded_bytes();
+        if bytes.starts_with(b"CARGO_PKG_") || bytes.starts_with(b"CARGO_MANIFEST_") {
+            command.env_remove(name);
+        }
+    }
+    command.current_dir(tools::repository());
     command
-}
-
-/// Builds a program; gives its path.
-pub(crate) fn build(root: &Path, arguments: &[&str], name: &str) -> Result<PathBuf> {
-    build_by(command(), root, arguments, name)
-}
-
-/// Builds a program by a run of cargo that has its environment; gives the program's path.
-pub(crate) fn build_by(mut command: Command, root: &Path, arguments: &[&str], name: &str) -> Result<PathBuf> {
-    command.current_dir(root).env("BENCHES_RUSTC", rustc_version()?.trim());
-    command.arg("build").args(arguments).args(["--bin", name, "--message-format=json-render-diagnostics"]);
-    let messages = tools::run_aloud(&mut command)?;
-    let program = messages.lines().filter_map(|line| executable(line, name)).next_back();
-    program.ok_or_else(|| Error::new(format!("cargo names no program {name}")))
-}
-
-/// Builds a program of a package, optimised; gives its path.
-pub(crate) fn build_release(root: &Path, package: &str, name: &str) -> Result<PathBuf> {
-    build(root, &["--release", "--package", package], name)
 }
 
 /// Line of `rustc --version`.
 pub(crate) fn rustc_version() -> Result<String> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    tools::run_aloud(Command::new(rustc).arg("--version"))
+    Ok(tools::run_aloud(Command::new(rustc).arg("--version"))?.trim().to_owned())
 }
 
-/// The program a line of cargo's messages is about, if it is this one.
-fn executable(line: &str, wanted: &str) -> Option<PathBuf> {
-    let message: serde_json::Value = serde_json::from_str(line).ok()?;
-    let name = message.get("target")?.get("name")?.as_str()?;
-    let path = message.get("executable")?.as_str()?;
-    (name == wanted).then(|| path.into())
+/// A program that cargo built.
+#[derive(Debug)]
+pub(crate) struct Artifact {
+    pub(crate) name: String,
+    /// `test`, `bin`, `lib` and so on.
+    pub(crate) kind: String,
+    pub(crate) is_test: bool,
+    pub(crate) source: PathBuf,
+    /// Folder of the crate: tests start there.
+    pub(crate) folder: PathBuf,
+    pub(crate) file: PathBuf,
 }
 
-fn as_typed(mut command: Command) -> Command {
-    for (name, _) in std::env::vars_os() {
-        if is_about_our_package(&name) {
-            command.env_remove(name);
-        }
+impl Artifact {
+    /// The program that a line of cargo's messages is about.
+    fn parse(line: &str) -> Option<Self> {
+        let message: Value = serde_json::from_str(line).ok()?;
+        let target = &message["target"];
+        Some(Self {
+            file: message["executable"].as_str()?.into(),
+            name: target["name"].as_str()?.to_owned(),
+            kind: target["kind"][0].as_str()?.to_owned(),
+            is_test: message["profile"]["test"].as_bool()?,
+            source: target["src_path"].as_str()?.into(),
+            folder: Path::new(message["manifest_path"].as_str()?).parent()?.to_owned(),
+        })
     }
-    command
+
+    /// Name of the crate, which is its folder's.
+    pub(crate) fn package(&self) -> &str {
+        self.folder.file_name().and_then(|name| name.to_str()).unwrap_or_default()
+    }
 }
 
-fn is_about_our_package(name: &OsStr) -> bool {
-    let name = name.as_encoded_bytes();
-    name.starts_with(b"CARGO_PKG_") || name.starts_with(b"CARGO_MANIFEST_")
+/// Runs a `cargo build` or the like; gives the programs that it built.
+pub(crate) fn artifacts(command: &mut Command) -> Result<Vec<Artifact>> {
+    command.arg("--message-format=json-render-diagnostics").env("BENCHES_RUSTC", rustc_version()?);
+    Ok(tools::run_aloud(command)?.lines().filter_map(Artifact::parse).collect())
+}
+
+/// The path of a built program that is no test.
+pub(crate) fn program(built: &[Artifact], name: &str) -> Result<PathBuf> {
+    let found = built.iter().rfind(|artifact| artifact.name == name && !artifact.is_test);
+    found.map(|artifact| artifact.file.clone()).with_context(|| format!("{name} was not built"))
+}
+
+/// Builds a program of a package, optimised; gives its path.
+pub(crate) fn build_release(package: &str, name: &str) -> Result<PathBuf> {
+    program(&artifacts(command().args(["build", "--release", "--package", package, "--bin", name]))?, name)
+}
+
+/// Builds everything with all features and not optimised: tests, examples and programs, in one run of cargo's.
+///
+/// Everything that needs no optimised program takes it from here: two commands that choose crates or features in other
+/// ways would build much of the same twice.
+pub(crate) fn build_all(selection: &[String]) -> Result<Vec<Artifact>> {
+    artifacts(command().args(["build", "--all-targets", "--all-features"]).args(selection))
 }
 
 #[cfg(test)]
@@ -79,24 +99,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_program_is_found_among_cargos_messages() {
-        let message = |name: &str, executable: &str| {
-            format!(r#"{{"reason":"compiler-artifact","target":{{"name":"{name}"}},"executable":{executable}}}"#)
+    fn programs_are_found_among_cargos_messages() {
+        let message = |name: &str, test: bool, executable: &str| {
+            format!(
+                r#"{{"manifest_path":"/r/ipvs/Cargo.toml","profile":{{"test":{test}}},"executable":{executable},
+                    "target":{{"name":"{name}","kind":["bin"],"src_path":"/r/ipvs/src/main.rs"}}}}"#
+            )
         };
-        let found = |line: &str| executable(line, "proxier-demo");
-        assert_eq!(found(&message("proxier-demo", "\"/t/p\"")).as_deref(), Some(Path::new("/t/p")));
-        for line in [&message("proxier-demo", "null"), &message("xtask", "\"/t/x\""), "Compiling"] {
-            assert_eq!(found(line), None);
-        }
+        let lines = [
+            message("demo", false, "\"/t/demo\""),
+            message("demo", true, "\"/t/test\""),
+            message("x", false, "null"),
+            "Compiling".to_owned(),
+        ];
+        let built: Vec<_> = lines.iter().filter_map(|line| Artifact::parse(line)).collect();
+        assert_eq!(built.iter().map(Artifact::package).collect::<Vec<_>>(), ["ipvs", "ipvs"]);
+        assert_eq!(program(&built, "demo").unwrap(), Path::new("/t/demo"));
+        assert!(program(&built, "x").is_err());
     }
 
     #[test]
     fn nothing_about_our_package_is_handed_on() {
-        let ours = ["CARGO_PKG_NAME", "CARGO_PKG_VERSION", "CARGO_MANIFEST_DIR", "CARGO_MANIFEST_PATH"];
-        assert!(ours.iter().all(|name| is_about_our_package(OsStr::new(name))));
         let command = command();
-        let removed = |name: &str| command.get_envs().any(|(key, value)| key == name && value.is_none());
-        assert!(ours.iter().all(|name| removed(name) == std::env::var_os(name).is_some()));
-        assert!(!removed("PATH") && !removed("CARGO_TARGET_DIR") && !removed("CARGO_INCREMENTAL"));
+        let is_removed = |name: &str| command.get_envs().any(|(key, value)| key == name && value.is_none());
+        assert_eq!(is_removed("CARGO_PKG_NAME"), std::env::var_os("CARGO_PKG_NAME").is_some());
+        assert!(!is_removed("PATH") && !is_removed("CARGO_TARGET_DIR"));
     }
 }

@@ -1,13 +1,14 @@
-//! Programs that the other modules and the tests start: found, installed with apt where that is possible, else named.
+//! Programs that the other modules and the tests start: found, installed with apt where that is possible, else named; and folders.
 
 use std::env;
 use std::ffi::OsString;
-use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use crate::error::{Context as _, Error, Result};
+use anyhow::{Context as _, Result, bail, ensure};
+use fs_err as fs;
+use tempfile::TempDir;
 
 /// A program, by name or full path, and the Debian package that has it.
 type Tool = (&'static str, &'static str);
@@ -39,16 +40,8 @@ pub(crate) const ORACLES: &[Tool] = &[
 /// Browser that shows the status page to one test, which is skipped without it.
 pub(crate) const BROWSER: &[Tool] = &[("chromium", "chromium")];
 
-/// Tools of the demo.
-pub(crate) const DEMO: &[Tool] = &[
-    ("ip", "iproute2"),
-    ("ipvsadm", "ipvsadm"),
-    ("ipset", "ipset"),
-    ("iptables", "iptables"),
-    ("nft", "nftables"),
-    ("busybox", "busybox-static"),
-    ("/usr/bin/python3", "python3-minimal"),
-];
+/// Tools of the demo, besides those that the tests compare with.
+pub(crate) const DEMO: &[Tool] = &[("busybox", "busybox-static"), ("/usr/bin/python3", "python3-minimal")];
 
 /// Tools that pack images and packages.
 pub(crate) const PACKERS: &[Tool] = &[
@@ -70,6 +63,31 @@ pub(crate) const CROSS: &[Tool] = &[("mmdebstrap", "mmdebstrap"), ("unshare", "u
 /// Tools that count instructions.
 pub(crate) const COUNTERS: &[Tool] = &[("valgrind", "valgrind")];
 
+/// The root of the repository.
+pub(crate) fn repository() -> &'static Path {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here)
+}
+
+/// Folder where kernels and answers worth remembering are kept between runs: `$XTASK_CACHE`, else
+/// `$XDG_CACHE_HOME/ipvs-rs-kernels`, else `~/.cache/ipvs-rs-kernels`.
+pub(crate) fn cache() -> Result<PathBuf> {
+    let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let folder = variable("XTASK_CACHE")
+        .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("ipvs-rs-kernels")))
+        .or_else(|| Some(variable("HOME")?.join(".cache/ipvs-rs-kernels")))
+        .context("no place for a cache: set XTASK_CACHE, XDG_CACHE_HOME or HOME")?;
+    fs::create_dir_all(&folder)?;
+    // A virtual machine sees it below the same name.
+    Ok(fs::canonicalize(folder)?)
+}
+
+/// A temporary folder for this user alone.
+pub(crate) fn scratch() -> Result<TempDir> {
+    // A virtual machine sees it below the same name.
+    Ok(tempfile::Builder::new().prefix("xtask-").tempdir_in(fs::canonicalize(env::temp_dir())?)?)
+}
+
 /// `PATH` with the folders of system programs, which an ordinary user's lacks.
 pub(crate) fn search_path() -> OsString {
     let mut path = env::var_os("PATH").unwrap_or_default();
@@ -89,17 +107,14 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
 
 /// The busybox that runs alone in the first root file system: only a static one does.
 pub(crate) fn static_busybox() -> Result<PathBuf> {
-    let path = find("busybox").ok_or_else(|| Error::new("no busybox: install busybox-static"))?;
-    if is_static(&path)? {
-        Ok(path)
-    } else {
-        Err(Error::new(format!("{} needs shared libraries: install busybox-static instead", path.display())))
-    }
+    let path = find("busybox").context("no busybox: install busybox-static")?;
+    ensure!(is_static(&path)?, "{} needs shared libraries: install busybox-static instead", path.display());
+    Ok(path)
 }
 
 /// A program with an interpreter (the dynamic loader) names it in its first page.
 pub(crate) fn is_static(path: &Path) -> Result<bool> {
-    let bytes = fs::read(path).context(|| format!("cannot read {}", path.display()))?;
+    let bytes = fs::read(path)?;
     let head = bytes.get(..4096).unwrap_or(&bytes);
     Ok(!head.windows(8).any(|window| window == b"/ld-linu" || window == b"/ld-musl"))
 }
@@ -115,21 +130,26 @@ pub(crate) fn ensure(tools: &[Tool]) -> Result<()> {
     }
     let names = missing.join(" ");
     if !is_root() || find("apt-get").is_none() {
-        return Err(Error::new(format!(
-            "missing programs: install the packages {names} (on Debian: apt-get install {names})"
-        )));
+        bail!("missing programs: install the packages {names} (on Debian: apt-get install {names})");
     }
     eprintln!("xtask: installing {names}");
-    apt_get(&["update"])?;
-    let mut arguments = vec!["install", "--yes", "--no-install-recommends"];
-    arguments.extend(&missing);
-    apt_get(&arguments)?;
+    let apt = "apt-get -qq update && apt-get -qq install --yes --no-install-recommends \"$@\"";
+    run(Command::new("sh").args(["-c", apt, "apt"]).args(&missing).env("DEBIAN_FRONTEND", "noninteractive"))?;
     let still = missing_packages(tools);
-    if still.is_empty() {
-        Ok(())
-    } else {
-        Err(Error::new(format!("still missing after installing: {}", still.join(" "))))
-    }
+    ensure!(still.is_empty(), "still missing after installing: {}", still.join(" "));
+    Ok(())
+}
+
+fn missing_packages(tools: &[Tool]) -> Vec<&'static str> {
+    let is_missing = |program: &str| match program {
+        "busybox" => static_busybox().is_err(),
+        _ => find(program).is_none(),
+    };
+    let missing = tools.iter().filter(|(program, _)| is_missing(program));
+    let mut packages: Vec<&'static str> = missing.map(|(_, package)| *package).collect();
+    packages.sort_unstable();
+    packages.dedup();
+    packages
 }
 
 /// Runs a program to its end, without input; what it prints is kept for the error where it fails.
@@ -146,53 +166,30 @@ pub(crate) fn run_aloud(command: &mut Command) -> Result<String> {
 
 fn said(command: &Command, output: std::io::Result<Output>) -> Result<String> {
     let program = command.get_program().display();
-    let output = output.context(|| format!("cannot start {program}"))?;
+    let output = output.with_context(|| format!("cannot start {program}"))?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
     let errors = String::from_utf8_lossy(&output.stderr);
-    Err(Error::new(format!("{program} {} failed ({}) {}", words.join(" "), output.status, errors.trim())))
+    bail!("{program} {} failed ({}) {}", words.join(" "), output.status, errors.trim())
 }
 
-fn missing_packages(tools: &[Tool]) -> Vec<&'static str> {
-    let mut packages: Vec<&'static str> = tools
-        .iter()
-        .filter(|(program, _)| match *program {
-            "busybox" => static_busybox().is_err(),
-            _ => find(program).is_none(),
-        })
-        .map(|(_, package)| *package)
-        .collect();
-    packages.sort_unstable();
-    packages.dedup();
-    packages
+/// Runs a program to its end with our input and output; whether it succeeded.
+pub(crate) fn succeeds(command: &mut Command) -> Result<bool> {
+    let status = command.status().with_context(|| format!("cannot start {}", command.get_program().display()))?;
+    Ok(status.success())
 }
 
-fn apt_get(arguments: &[&str]) -> Result<()> {
-    let mut command = Command::new("apt-get");
-    run(command.args(["--quiet", "--quiet"]).args(arguments).env("DEBIAN_FRONTEND", "noninteractive")).map(drop)
+/// The commit of this checkout in 12 digits, with `mark` behind it if files differ from it; `None` without git.
+pub(crate) fn commit(mark: &str) -> Option<String> {
+    let git = |words: &[&str]| run(Command::new("git").args(words).current_dir(repository())).ok();
+    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
+    let changes = git(&["status", "--porcelain", "--untracked-files=no"])?;
+    Some(format!("{}{}", commit.trim(), if changes.is_empty() { "" } else { mark }))
 }
 
 /// Whether this process may install packages and enter namespaces.
 pub(crate) fn is_root() -> bool {
-    fs::read_to_string("/proc/self/status").is_ok_and(|status| {
-        status
-            .lines()
-            .find_map(|line| line.strip_prefix("Uid:"))
-            .and_then(|ids| ids.split_whitespace().nth(1))
-            .is_some_and(|effective| effective == "0")
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::find;
-
-    #[test]
-    fn a_program_is_found_and_a_folder_is_not() {
-        assert!(find("sh").is_some());
-        assert!(find("no-such-program-anywhere").is_none());
-        assert!(find("../bin").is_none());
-    }
+    run(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0")
 }

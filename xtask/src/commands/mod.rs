@@ -6,7 +6,6 @@ pub(crate) mod conformance;
 pub(crate) mod demo;
 pub(crate) mod dist;
 pub(crate) mod emulate;
-pub(crate) mod examples;
 pub(crate) mod package;
 pub(crate) mod setup;
 pub(crate) mod soak;

@@ -1,33 +1,28 @@
 //! `cargo xtask setup`: installs and fetches, and does nothing else.
 
-use std::ffi::OsString;
 use std::process::ExitCode;
 
-use crate::error::{Error, Result};
-use crate::kernel::{Kernel, Series};
+use anyhow::Result;
+
+use crate::kernel::{Kernel, SeriesList};
 use crate::tools;
 
-pub(crate) const HELP: &str = "\
-Usage: cargo xtask setup [KERNEL]...
+/// Install what the tests need and fetch kernels
+///
+/// Installs the programs that the tests need (with apt, when root) and fetches kernels into the cache.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// 5.10, 6.1, 6.12, 7.x or several with commas between them, or all
+    #[arg(default_value = "6.1,6.12")]
+    kernels: SeriesList,
+}
 
-Installs the programs that the tests need (with apt, when root) and fetches kernels into the cache.
-Without KERNEL: 6.1 and 6.12. KERNEL is one of 5.10, 6.1, 6.12, 7.x, all.
-";
-
-pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
-    let mut kernels = Vec::new();
-    for argument in arguments {
-        let name = argument.to_str().ok_or_else(|| Error::usage("setup: a kernel's name is plain text"))?;
-        kernels.extend(if name == "all" { Series::ALL.to_vec() } else { vec![Series::parse(name)?] });
-    }
-    if kernels.is_empty() {
-        kernels = vec![Series::V6_1, Series::V6_12];
-    }
+pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     tools::ensure(tools::MACHINE)?;
     tools::ensure(tools::ORACLES)?;
-    for series in kernels {
-        let kernel = Kernel::get(series)?;
-        println!("{series}: {} in {}", kernel.release, kernel.modules.display());
+    for series in &options.kernels.0 {
+        let kernel = Kernel::get(*series)?;
+        println!("{series}: {} in {}", kernel.release, kernel.folder.display());
     }
     Ok(ExitCode::SUCCESS)
 }

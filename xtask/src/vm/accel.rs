@@ -2,15 +2,15 @@
 //!
 //! `/dev/kvm` can be there and start QEMU while an ordinary kernel hangs under it (nested virtual machines do that).
 
-use std::fs::{self, OpenOptions};
-use std::io;
-use std::path::PathBuf;
+use std::fs::OpenOptions;
 use std::time::Duration;
 
+use anyhow::{Result, bail};
+use fs_err as fs;
+
 use super::Vm;
-use crate::cache;
-use crate::error::{Context as _, Error, Result};
 use crate::kernel::Kernel;
+use crate::tools;
 
 /// QEMU's emulator, one host thread for each processor.
 const EMULATION: &str = "tcg,thread=multi";
@@ -27,34 +27,22 @@ pub(super) fn choose(kernel: &Kernel) -> Result<&'static str> {
         Ok("kvm") => return Ok("kvm"),
         Ok("tcg") => return Ok(EMULATION),
         Ok("") | Err(_) => {}
-        Ok(other) => return Err(Error::usage(format!("{VARIABLE}={other}: either kvm or tcg"))),
+        Ok(other) => bail!("{VARIABLE}={other}: either kvm or tcg"),
     }
     if OpenOptions::new().read(true).write(true).open("/dev/kvm").is_err() {
         return Ok(EMULATION);
     }
-    let answer = answer_file(kernel)?;
-    let works = if let Ok(text) = fs::read_to_string(&answer) {
-        text.trim() == "works"
-    } else {
-        let works = probe(kernel)?;
-        fs::write(&answer, if works { "works\n" } else { "does not work\n" })
-            .context(|| format!("cannot write {}", answer.display()))?;
-        works
-    };
-    Ok(if works { "kvm" } else { EMULATION })
-}
-
-/// One answer for each pair of kernels: the machine's own and the one that is to boot.
-fn answer_file(kernel: &Kernel) -> Result<PathBuf> {
+    // One answer for each pair of kernels: the machine's own and the one that is to boot.
     let host = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    Ok(cache::folder()?.join(format!("kvm-{}-on-{}", kernel.release, host.trim())))
+    let answer = tools::cache()?.join(format!("kvm-{}-on-{}", kernel.release, host.trim()));
+    if !answer.exists() {
+        fs::write(&answer, if works(kernel)? { "works\n" } else { "does not work\n" })?;
+    }
+    Ok(if fs::read_to_string(&answer)?.trim() == "works" { "kvm" } else { EMULATION })
 }
 
-fn probe(kernel: &Kernel) -> Result<bool> {
+fn works(kernel: &Kernel) -> Result<bool> {
     eprintln!("xtask: trying whether {} boots under KVM", kernel.release);
-    let mut vm = Vm::new(kernel.clone())?;
-    vm.timeout = PROBE_LIMIT;
-    vm.folder = PathBuf::from("/");
-    let outcome = vm.boot("kvm", &["true".into()], Box::new(io::sink()), Box::new(io::sink()));
-    Ok(outcome.is_ok_and(|outcome| outcome.exit == Some(0)))
+    let vm = Vm { timeout: PROBE_LIMIT, folder: "/".into(), ..Vm::new(kernel.clone())? };
+    Ok(vm.boot("kvm", &["true".to_owned()]).is_ok_and(|outcome| outcome.exit == Some(0)))
 }

@@ -21,7 +21,8 @@ for folder in proc sys dev run; do
 done
 busybox mount -t tmpfs -o mode=755 tmpfs /newroot/run
 busybox mkdir /newroot/run/xtask /newroot/run/lock
-busybox cp /bin/busybox /stage2 /command /newroot/run/xtask/ || fail "copying the second stage"
+busybox cp /bin/busybox /newroot/run/ || fail "copying busybox"
+busybox mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000 run /newroot/run/xtask || fail "mounting the second stage"
 busybox umount /proc
 busybox mount --move /dev /newroot/dev
-exec busybox switch_root -c /dev/console /newroot /run/xtask/busybox sh /run/xtask/stage2
+exec busybox switch_root -c /dev/console /newroot /run/busybox sh /run/xtask/stage2

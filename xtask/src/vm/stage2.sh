@@ -1,7 +1,7 @@
 # Second stage, on the overlay: the file systems a program expects, then the command in /run/xtask/command.
 # The command runs under the host's own shell: busybox prefers its applets to the programs of the same names.
-# xtask puts assignments of `modules_release`, `shares`, `network`, `stdin` and `interactive` in front.
-busybox=/run/xtask/busybox
+# xtask puts assignments of `modules_release`, `network`, `stdin`, `interactive` and `share_0` and so on in front.
+busybox=/run/busybox
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export HOME=/root USER=root LOGNAME=root TERM="${TERM:-linux}" LANG=C.UTF-8
 fail() {
@@ -20,8 +20,7 @@ done
 $busybox mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,cache=loose,ro modules "/lib/modules/$modules_release" ||
     fail "mounting the kernel's modules"
 number=0
-while [ "$number" -lt "$shares" ]; do
-    eval "folder=\$share_$number"
+while eval "folder=\$share_$number" && [ -n "$folder" ]; do
     $busybox mkdir -p "$folder"
     $busybox mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,cache=mmap,rw "share$number" "$folder" ||
         fail "mounting $folder"
@@ -29,39 +28,36 @@ while [ "$number" -lt "$shares" ]; do
 done
 $busybox hostname testbed
 $busybox ip link set lo up
-if [ "$network" = yes ]; then
+if [ "$network" = true ]; then
     $busybox modprobe virtio_net 2>/dev/null || modprobe virtio_net
     device=$($busybox ls /sys/class/net | $busybox grep -v -e '^lo$' -e '^bonding_masters$' | $busybox head -n 1)
     $busybox ip link set "$device" up
     $busybox ip addr add 10.0.2.15/24 dev "$device"
     $busybox ip route add default via 10.0.2.2
 fi
-if [ "$interactive" = yes ]; then
+if [ "$interactive" = true ]; then
     $busybox setsid $busybox cttyhack /bin/sh /run/xtask/command
     $busybox poweroff -f
     $busybox sleep 60
 fi
 
-# Ports of the virtio serial device, in the order in which QEMU was given them: 1 stdout, 2 stderr, 3 exit code, 4 stdin.
-# The first number in /dev/vportXpY counts virtio devices of all kinds.
+# Ports of the virtio serial device, in the order in which QEMU was given them: 1 stdout, 2 stderr. The first number in
+# /dev/vportXpY counts virtio devices of all kinds.
 tries=0
-while set -- /dev/vport*p4 && [ ! -c "$1" ]; do
+while set -- /dev/vport*p2 && [ ! -c "$1" ]; do
     tries=$((tries + 1))
     [ "$tries" -lt 200 ] || fail "no serial ports"
     $busybox usleep 20000
 done
-ports=${1%4}
+ports=${1%2}
 # Pipes in between: a port can be opened only once, and programs do open /dev/stderr a second time.
-$busybox mkfifo /run/xtask/out /run/xtask/err
-$busybox cat /run/xtask/out >"${ports}1" &
+$busybox mkfifo /run/out /run/err
+$busybox cat /run/out >"${ports}1" &
 out=$!
-$busybox cat /run/xtask/err >"${ports}2" &
+$busybox cat /run/err >"${ports}2" &
 err=$!
-if [ "$stdin" = yes ]; then
-    /bin/sh /run/xtask/command <"${ports}4" >/run/xtask/out 2>/run/xtask/err
-else
-    /bin/sh /run/xtask/command </dev/null >/run/xtask/out 2>/run/xtask/err
-fi
+[ "$stdin" = true ] && stdin=/run/xtask/stdin || stdin=/dev/null
+/bin/sh /run/xtask/command <"$stdin" >/run/out 2>/run/err
 code=$?
 # The copies end when the last writer has closed its end. A daemon that the command left behind keeps it open: what it
 # has written so far is copied by then.
@@ -74,7 +70,7 @@ while running "$out" || running "$err"; do
     [ "$tries" -lt 100 ] || break
     $busybox usleep 10000
 done
-echo "$code" >"${ports}3"
+echo "$code" >/run/xtask/exit
 $busybox sync
 $busybox poweroff -f
 $busybox sleep 60

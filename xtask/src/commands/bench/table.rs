@@ -1,12 +1,13 @@
 //! `cargo xtask bench table`: the tables of figures in the two READMEs, made from `benches/tables.md` and the result files.
 
-use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
+use anyhow::{Context as _, Result, anyhow};
+use fs_err as fs;
 use serde_json::Value;
 
-use crate::error::{Context as _, Error, Result};
+use crate::tools;
 
 /// Between these lines a README belongs to this command.
 const START: &str = "<!-- made by `cargo xtask bench table` -->";
@@ -15,25 +16,19 @@ const END: &str = "<!-- end of what `cargo xtask bench table` made -->";
 /// The tables without their figures, each below the name of its README as a heading.
 const TABLES: &str = "benches/tables.md";
 
-pub(super) fn main(arguments: &[OsString]) -> Result<ExitCode> {
-    let check = match arguments {
-        [] => false,
-        [option] if option == "--check" => true,
-        _ => return Err(Error::usage("bench table takes --check or nothing")),
-    };
-    let root = super::super::test::repository()?;
+pub(super) fn main(check: bool) -> Result<ExitCode> {
+    let root = tools::repository();
     let mut current = true;
-    for section in read(&root.join(TABLES))?.split("\n# ").skip(1) {
+    for section in fs::read_to_string(root.join(TABLES))?.split("\n# ").skip(1) {
         let (file, template) = section.split_once('\n').unwrap_or((section, ""));
         let path = root.join(file);
-        let folder = path.parent().unwrap_or(&root);
-        let text = read(&path)?;
+        let folder = path.parent().unwrap_or(root);
+        let text = fs::read_to_string(&path)?;
         let lines = template.trim().lines().map(|line| filled(line, folder));
         let table = lines.collect::<Result<Vec<_>>>()?.join("\n");
-        let next =
-            replaced(&text, &table).ok_or_else(|| Error::new(format!("{file} has no lines {START} and {END}")))?;
+        let next = replaced(&text, &table).with_context(|| format!("{file} has no lines {START} and {END}"))?;
         if let Some(link) = links(&next).find(|link| !folder.join(link).is_file()) {
-            return Err(Error::new(format!("{file} names {link}, which is not there")));
+            return Err(anyhow!("{file} names {link}, which is not there"));
         }
         if text == next {
             println!("{file} has the figures of benches/results");
@@ -43,19 +38,14 @@ pub(super) fn main(arguments: &[OsString]) -> Result<ExitCode> {
                 eprintln!("{file}: {old}\nresults: {new}");
             }
         } else {
-            std::fs::write(&path, next).context(|| format!("cannot write {}", path.display()))?;
+            fs::write(&path, next)?;
             println!("written: {}", path.display());
         }
     }
     if !current {
         eprintln!("xtask: the figures are not those of benches/results: cargo xtask bench table");
-        return Ok(ExitCode::FAILURE);
     }
-    Ok(ExitCode::SUCCESS)
-}
-
-fn read(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).context(|| format!("cannot read {}", path.display()))
+    Ok(ExitCode::from(u8::from(!current)))
 }
 
 /// The text with another table; `None` without the lines around one.
@@ -79,14 +69,14 @@ fn filled(line: &str, folder: &Path) -> Result<String> {
     if !line.contains('{') {
         return Ok(line.to_owned());
     }
-    let link = links(line).next().ok_or_else(|| Error::new(format!("{TABLES}: a line links to no result: {line}")))?;
+    let link = links(line).next().with_context(|| format!("{TABLES}: a line links to no result: {line}"))?;
     let path = folder.join(link).with_extension("json");
-    let result = serde_json::from_str(&read(&path)?).context(|| format!("cannot read {}", path.display()))?;
-    measured(&result, line).map_err(|missing| Error::new(format!("{} has no figure {missing}", path.display())))
+    let result = serde_json::from_str(&fs::read_to_string(&path)?)?;
+    measured(&result, line).map_err(|missing| anyhow!("{} has no figure {missing}", path.display()))
 }
 
 /// The line with its figures; else what is missing.
-fn measured(result: &Value, line: &str) -> std::result::Result<String, String> {
+fn measured(result: &Value, line: &str) -> Result<String, String> {
     let mut parts = line.split(['{', '}']);
     let mut text = parts.next().unwrap_or_default().to_owned();
     let mut reached = true;

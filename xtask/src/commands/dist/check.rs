@@ -1,12 +1,12 @@
 //! `cargo xtask dist --check`: what was packed, read and used by programs of others.
 
-use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use super::{Options, Release, deb, dist, image};
-use crate::error::{Context as _, Error, Result};
-use crate::scratch::Scratch;
+use anyhow::{Context as _, Result, bail, ensure};
+use fs_err as fs;
+
+use super::{Arch, Options, Release, deb, dist, image};
 use crate::{cargo, tools};
 
 /// Programs of the image `debian`, each of which has to start.
@@ -15,24 +15,24 @@ const START: &str =
     ip6tables-legacy-restore --version && modprobe --version && sleep 0 && CONFIG=/none prepare-node --warn userspace";
 
 /// Packs twice and checks the second result. Exit code 1, with a line that names it, when something is not as it should be.
-pub(super) fn check(root: &Path, mut options: Options) -> Result<ExitCode> {
-    if !tools::is_root() {
-        return Err(Error::new("dist --check needs root: it enters root directories and network namespaces"));
-    }
+pub(super) fn check(mut options: Options) -> Result<ExitCode> {
+    ensure!(tools::is_root(), "dist --check needs root: it enters root directories and network namespaces");
+    ensure!(options.archs.len() < 2, "--check takes one --arch");
     tools::ensure(tools::READERS)?;
-    let scratch = Scratch::new()?;
+    let scratch = tools::scratch()?;
     let mut sums = Vec::new();
     for try_of in ["first", "second"] {
         options.out = Some(scratch.path().join(try_of));
-        sums.push(fs::read_to_string(dist(&options, root)?.join("SHA256SUMS")).context(|| "no checksums".to_owned())?);
+        sums.push(fs::read_to_string(dist(&options)?.join("SHA256SUMS"))?);
     }
     if sums[0] != sums[1] {
         return Ok(failed(&format!("two packings differ:\n{}\n{}", sums[0], sums[1])));
     }
     let out = scratch.path().join("second");
     tools::run(Command::new("sha256sum").current_dir(&out).args(["--check", "--quiet", "SHA256SUMS"]))?;
-    read_manifests(root, &out)?;
-    let release = Release::new(root, options.archs[0], options.program.as_deref())?;
+    read_manifests(&out)?;
+    let arch = options.archs.first().copied().or_else(Arch::native).context("no architecture")?;
+    let release = Release::new(arch, options.program.as_deref())?;
     // A program built by hand may know none.
     let is_known = options.program.is_none() || std::env::var_os("PROXIER_REVISION").is_some_and(|of| !of.is_empty());
     let commit = if is_known { release.revision.as_str() } else { "" };
@@ -46,7 +46,7 @@ pub(super) fn check(root: &Path, mut options: Options) -> Result<ExitCode> {
         if variant == "debian" {
             enter(&container, "sh -c", &[START])?;
         }
-        serve(root, &container)?;
+        serve(&container)?;
         println!("image {variant}: read by skopeo, unpacked by umoci, serves");
     }
     let container = scratch.path().join("debian/bundle/rootfs");
@@ -61,28 +61,31 @@ fn failed(what: &str) -> ExitCode {
 }
 
 /// kubectl reads install.yaml as it reads the folder of the manifests.
-fn read_manifests(root: &Path, out: &Path) -> Result<()> {
+fn read_manifests(out: &Path) -> Result<()> {
     let kustomize = |folder: &Path| tools::run(Command::new("kubectl").arg("kustomize").arg(folder));
     super::put(out, "kustomization.yaml", "resources: [install.yaml]\n", 0o644)?;
-    if kustomize(out)? == kustomize(&root.join(super::DEPLOY).join("kubernetes"))? {
-        return Ok(());
-    }
-    Err(Error::new("kubectl kustomize reads install.yaml otherwise than examples/deploy/kubernetes"))
+    let ours = tools::repository().join(super::DEPLOY).join("kubernetes");
+    ensure!(
+        kustomize(out)? == kustomize(&ours)?,
+        "kubectl kustomize reads install.yaml otherwise than {}",
+        ours.display()
+    );
+    Ok(())
 }
 
 /// Reads an image by skopeo, and unpacks it by umoci, which compares all digests; gives the root directory.
-fn unpack(release: &Release, variant: &str, out: &Path, folder: &Path) -> Result<std::path::PathBuf> {
+fn unpack(release: &Release, variant: &str, out: &Path, folder: &Path) -> Result<PathBuf> {
     let (file, reference) = (out.join(image::file(release, variant)), image::reference(release, variant));
     let printed = tools::run(Command::new("skopeo").arg("inspect").arg(format!("oci-archive:{}", file.display())))?;
-    let about: serde_json::Value = serde_json::from_str(&printed).context(|| "skopeo inspect".to_owned())?;
-    if about["Architecture"] != release.arch.debian
+    let about: serde_json::Value = serde_json::from_str(&printed).context("skopeo inspect")?;
+    if about["Architecture"] != release.arch.debian()
         || about["Labels"]["org.opencontainers.image.revision"] != *release.revision
     {
-        return Err(Error::new(format!("skopeo shows another image than {variant}: {about}")));
+        bail!("skopeo shows another image than {variant}: {about}");
     }
     let docker = format!("docker-archive:{}", file.display());
     tools::run(Command::new("skopeo").args(["inspect", "--config"]).arg(docker))?;
-    fs::create_dir_all(folder.join("layout")).context(|| format!("cannot create {}", folder.display()))?;
+    fs::create_dir_all(folder.join("layout"))?;
     tools::run(Command::new("tar").arg("-xf").arg(&file).arg("-C").arg(folder.join("layout")))?;
     let layout = format!("{}:{reference}", folder.join("layout").display());
     tools::run(Command::new("umoci").args(["unpack", "--image", &layout]).arg(folder.join("bundle")))?;
@@ -98,25 +101,13 @@ fn enter(container: &Path, command: &str, more: &[&str]) -> Result<String> {
 }
 
 /// Serves from the root directory: a test of `examples` whose program this is.
-fn serve(root: &Path, container: &Path) -> Result<()> {
+fn serve(container: &Path) -> Result<()> {
     let mut test = cargo::command();
-    test.current_dir(root)
-        .env("PROXIER_ROOT", container)
-        .env("TESTKIT_REQUIRE", "all")
-        .env("BENCHES_RUSTC", cargo::rustc_version()?.trim());
-    test.args([
-        "test",
-        "--quiet",
-        "--workspace",
-        "--all-features",
-        "--test",
-        "kernel",
-        "--",
-        "--exact",
-        "scratch::nftables_mode",
-    ]);
-    let printed = tools::run_aloud(&mut test)?;
-    if printed.contains("1 passed") { Ok(()) } else { Err(Error::new(format!("no test has served:\n{printed}"))) }
+    test.env("PROXIER_ROOT", container).env("TESTKIT_REQUIRE", "all").env("BENCHES_RUSTC", cargo::rustc_version()?);
+    let words = "test --quiet --workspace --all-features --test kernel -- --exact scratch::nftables_mode";
+    let printed = tools::run_aloud(test.args(words.split(' ')))?;
+    ensure!(printed.contains("1 passed"), "no test has served:\n{printed}");
+    Ok(())
 }
 
 /// Installs the package below a root directory, removes and purges it; nothing of it may stay.
@@ -142,16 +133,14 @@ fn install(package: &Path, root: &Path) -> Result<()> {
     dpkg("--install", package)?;
     let printed = enter(root, "/usr/bin/proxier-demo --version", &[])?;
     let unit = fs::read_to_string(root.join("usr/lib/systemd/system/proxier-demo.service")).unwrap_or_default();
-    if !printed.starts_with("proxier-demo ") || !unit.contains("\nExecStart=/usr/bin/proxier-demo run ") {
-        return Err(Error::new(format!("installed, it prints {printed}, and its unit is:\n{unit}")));
-    }
+    let is_well = printed.starts_with("proxier-demo ") && unit.contains("\nExecStart=/usr/bin/proxier-demo run ");
+    ensure!(is_well, "installed, it prints {printed}, and its unit is:\n{unit}");
     dpkg("--remove", Path::new("proxier-demo"))?;
-    if !root.join("etc/default/proxier-demo").exists() {
-        return Err(Error::new("the package's removal removed its configuration"));
-    }
+    ensure!(root.join("etc/default/proxier-demo").exists(), "the package's removal removed its configuration");
     dpkg("--purge", Path::new("proxier-demo"))?;
     let after = find()?;
     // Folders that were there go where no package of dpkg's has them.
     let left: Vec<&str> = after.lines().filter(|line| !before.lines().any(|known| known == *line)).collect();
-    if left.is_empty() { Ok(()) } else { Err(Error::new(format!("left after a purge: {}", left.join(", ")))) }
+    ensure!(left.is_empty(), "left after a purge: {}", left.join(", "));
+    Ok(())
 }

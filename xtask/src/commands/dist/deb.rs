@@ -1,12 +1,12 @@
 //! A Debian package, made of files by dpkg-deb.
 
-use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use super::{DEPLOY, Release, put, sbom};
-use crate::error::{Context as _, Result};
-use crate::scratch::Scratch;
+use anyhow::Result;
+use fs_err as fs;
+
+use super::{DEPLOY, Release, put, sbom, source};
 use crate::tools;
 
 /// Files of the repository in the package: from, to, mode.
@@ -31,32 +31,30 @@ const COMPLETIONS: [(&str, &str); 3] = [
 
 /// Name of the package's file.
 pub(super) fn file(release: &Release) -> String {
-    format!("proxier-demo_{}_{}.deb", release.version, release.arch.debian)
+    format!("proxier-demo_{}_{}.deb", release.version, release.arch.debian())
 }
 
 /// Packs the package.
 pub(super) fn pack(release: &Release, out: &Path) -> Result<()> {
-    let scratch = Scratch::new()?;
+    let scratch = tools::scratch()?;
     let folder = scratch.path().join("package");
-    let licence = String::from_utf8_lossy(&release.source("LICENSE-MIT")?).into_owned();
+    let licence = source("LICENSE-MIT")?;
     let licence: Vec<&str> = licence.lines().map(|line| if line.is_empty() { "." } else { line }).collect();
     let (manual, mit) = (release.date("+%B %d, %Y")?, format!(" {}", licence.join("\n ")));
     for (from, to, mode) in FILES {
-        let text = String::from_utf8_lossy(&release.source(&format!("{DEPLOY}/{from}"))?).into_owned();
         // What is built by hand lies below /usr/local.
-        let text = text.replace("/usr/local/sbin/prepare-node", "/usr/libexec/proxier-demo/prepare-node");
+        let text = source(&format!("{DEPLOY}/{from}"))?
+            .replace("/usr/local/sbin/prepare-node", "/usr/libexec/proxier-demo/prepare-node");
         let text = text.replace("/usr/local/bin/", "/usr/bin/").replace("@DATE@", &manual).replace("@MIT@", &mit);
         put(&folder, to, text, mode)?;
     }
-    let program = fs::read(&release.program).context(|| "cannot read the program".to_owned())?;
-    put(&folder, "usr/bin/proxier-demo", program, 0o755)?;
+    put(&folder, "usr/bin/proxier-demo", fs::read(&release.program)?, 0o755)?;
     // Only a program of this machine can be asked.
     for (shell, to) in COMPLETIONS.iter().filter(|_| release.arch.is_native()) {
         let script = tools::run(Command::new(&release.program).args(["completion", shell]))?;
         put(&folder, to, script, 0o644)?;
     }
-    let manifests = folder.join("etc/proxier-demo/manifests");
-    fs::create_dir_all(&manifests).context(|| format!("cannot create {}", manifests.display()))?;
+    fs::create_dir_all(folder.join("etc/proxier-demo/manifests"))?;
     let parts = sbom::document(release, &sbom::crates(release)?)?;
     put(&folder, "usr/share/doc/proxier-demo/sbom.spdx.json", parts, 0o644)?;
     let changes = format!(
@@ -74,18 +72,13 @@ pub(super) fn pack(release: &Release, out: &Path) -> Result<()> {
         find . -path ./DEBIAN -prune -o -printf '%y %s\n' |
             awk '{ size += $1 == \"f\" ? int(($2 + 1023) / 1024) : 1 } END { print size }'";
     let size = tools::run(Command::new("sh").current_dir(&folder).args(["-ec", line]).env("LC_ALL", "C"))?;
-    let control = String::from_utf8_lossy(&release.source(&format!("{DEPLOY}/debian/control"))?).into_owned();
+    let control = source(&format!("{DEPLOY}/debian/control"))?;
     let depends = if release.is_static { "" } else { "libc6, libgcc-s1" };
-    let control = control.replace("@VERSION@", &release.version).replace("@ARCHITECTURE@", release.arch.debian);
+    let control = control.replace("@VERSION@", release.version).replace("@ARCHITECTURE@", release.arch.debian());
     let control = control.replace("@SIZE@", size.trim()).replace("@DEPENDS@", depends).replace("Depends: \n", "");
     put(&folder, "DEBIAN/control", control, 0o644)?;
     let mut build = Command::new("dpkg-deb");
-    build.env("SOURCE_DATE_EPOCH", &release.epoch).args([
-        "--root-owner-group",
-        "-Zxz",
-        "-z2",
-        "--threads-max=1",
-        "--build",
-    ]);
+    build.env("SOURCE_DATE_EPOCH", &release.epoch);
+    build.args("--root-owner-group -Zxz -z2 --threads-max=1 --build".split(' '));
     tools::run(build.arg(&folder).arg(out.join(file(release)))).map(drop)
 }

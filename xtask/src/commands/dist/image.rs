@@ -1,17 +1,16 @@
 //! Container images as OCI image layouts (image-spec 1.1), made of folders by tar, gzip and sha256sum.
 
-use std::fs;
-use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
+use anyhow::Result;
+use fs_err as fs;
+use fs_err::os::unix::fs::symlink;
 use serde_json::{Value, json};
 
-use super::{DEPLOY, Release, put, sbom};
+use super::{DEPLOY, Release, put, sbom, source};
 use crate::apt::Tree;
-use crate::error::{Context as _, Result};
-use crate::scratch::Scratch;
-use crate::{cache, tools};
+use crate::tools;
 
 /// Debian release of the programs, the same as the Dockerfile's.
 const SUITE: &str = "bookworm";
@@ -29,7 +28,7 @@ const LEFT_OUT: &str = "doc/*/*.gz man locale lintian bug bash-completion";
 
 /// Packs both images and their lists of parts.
 pub(super) fn pack(release: &Release, out: &Path) -> Result<()> {
-    let scratch = Scratch::new()?;
+    let scratch = tools::scratch()?;
     let (alone, debian, program) =
         (scratch.path().join("scratch"), scratch.path().join("debian"), scratch.path().join("program"));
     let parts = sbom::crates(release)?;
@@ -40,19 +39,18 @@ pub(super) fn pack(release: &Release, out: &Path) -> Result<()> {
     write(release, "scratch", &[&alone], out)?;
     let packages = extract(release, &debian, scratch.path())?;
     put_program(release, &program, out, "debian", &[parts, packages].concat())?;
-    put(&program, "usr/local/sbin/prepare-node", release.source(&format!("{DEPLOY}/prepare-node"))?, 0o755)?;
+    put(&program, "usr/local/sbin/prepare-node", source(&format!("{DEPLOY}/prepare-node"))?, 0o755)?;
     write(release, "debian", &[&debian, &program], out)
 }
 
 /// The program, its licences and its list of parts (in `out` too), and the folders that a container mounts over.
 fn put_program(release: &Release, folder: &Path, out: &Path, variant: &str, parts: &[sbom::Part]) -> Result<()> {
     for empty in ["dev", "etc", "proc", "run", "sys", "tmp"] {
-        fs::create_dir_all(folder.join(empty)).context(|| format!("cannot create {empty}"))?;
+        fs::create_dir_all(folder.join(empty))?;
     }
-    let program = fs::read(&release.program).context(|| "cannot read the program".to_owned())?;
-    put(folder, "usr/local/bin/proxier-demo", program, 0o755)?;
+    put(folder, "usr/local/bin/proxier-demo", fs::read(&release.program)?, 0o755)?;
     for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
-        put(folder, &format!("usr/share/doc/proxier-demo/{licence}"), release.source(licence)?, 0o644)?;
+        put(folder, &format!("usr/share/doc/proxier-demo/{licence}"), source(licence)?, 0o644)?;
     }
     let parts = sbom::document(release, parts)?;
     put(out, &file(release, variant).replace("oci.tar", "spdx.json"), &parts, 0o644)?;
@@ -63,25 +61,22 @@ fn put_program(release: &Release, folder: &Path, out: &Path, variant: &str, part
 fn copy_libraries(program: &Path, folder: &Path) -> Result<()> {
     let printed = tools::run(Command::new("ldd").arg(program))?;
     for library in printed.split_whitespace().filter(|word| word.starts_with('/')) {
-        let content = fs::read(library).context(|| format!("cannot read {library}"))?;
-        put(folder, library.trim_start_matches('/'), content, 0o755)?;
+        put(folder, library.trim_start_matches('/'), fs::read(library)?, 0o755)?;
     }
     Ok(())
 }
 
 /// The files of Debian's packages in `folder`, and the packages as parts.
 fn extract(release: &Release, folder: &Path, scratch: &Path) -> Result<Vec<sbom::Part>> {
-    let make = |path: &str| fs::create_dir_all(folder.join(path)).context(|| format!("cannot create {path}"));
-    let link = |to: &str, path: &str| symlink(to, folder.join(path)).context(|| format!("cannot link {path}"));
+    let link = |to: &str, path: &str| symlink(to, folder.join(path));
     for name in ["bin", "sbin", "lib", "lib64"] {
-        make(&format!("usr/{name}"))?;
+        fs::create_dir_all(folder.join("usr").join(name))?;
         link(&format!("usr/{name}"), name)?;
     }
-    make("var/lib/dpkg/status.d")?;
-    let tree =
-        Tree::open(&cache::folder()?.join(format!("apt/{SUITE}-{}", release.arch.debian)), SUITE, release.arch.debian)?;
+    fs::create_dir_all(folder.join("var/lib/dpkg/status.d"))?;
+    let tree = Tree::open(SUITE, release.arch.debian())?;
     let archives = scratch.join("archives");
-    fs::create_dir(&archives).context(|| "cannot create a folder".to_owned())?;
+    fs::create_dir(&archives)?;
     let packages: Vec<String> = PACKAGES.split(' ').map(str::to_owned).collect();
     let mut files = tree.download(&packages, &archives)?;
     files.sort();
@@ -117,7 +112,7 @@ fn extract(release: &Release, folder: &Path, scratch: &Path) -> Result<Vec<sbom:
 
 /// Name of the file of an image.
 pub(super) fn file(release: &Release, variant: &str) -> String {
-    format!("proxier-demo-{}-{variant}-{}.oci.tar", release.version, release.arch.debian)
+    format!("proxier-demo-{}-{variant}-{}.oci.tar", release.version, release.arch.debian())
 }
 
 /// Name and tag of an image.
@@ -129,7 +124,7 @@ pub(super) fn reference(release: &Release, variant: &str) -> String {
 /// Image layout of these layers, in a tar file, with the manifest that `docker load` reads besides.
 fn write(release: &Release, variant: &str, layers: &[&Path], out: &Path) -> Result<()> {
     const OCI: &str = "application/vnd.oci.image";
-    let scratch = Scratch::new()?;
+    let scratch = tools::scratch()?;
     let layout = scratch.path().join("layout");
     let (mut diffs, mut blobs) = (Vec::new(), Vec::new());
     for folder in layers {
@@ -137,8 +132,7 @@ fn write(release: &Release, variant: &str, layers: &[&Path], out: &Path) -> Resu
         release.tar(folder, &archive)?;
         diffs.push(digest(&archive)?);
         tools::run(Command::new("gzip").args(["--no-name", "--force"]).arg(&archive))?;
-        let bytes = fs::read(archive.with_extension("gz")).context(|| "cannot read a layer".to_owned())?;
-        blobs.push(blob(&layout, &format!("{OCI}.layer.v1.tar+gzip"), &bytes)?);
+        blobs.push(blob(&layout, &format!("{OCI}.layer.v1.tar+gzip"), &fs::read(archive.with_extension("gz"))?)?);
     }
     let created = release.date("+%FT%TZ")?;
     let about = json!({
@@ -149,7 +143,7 @@ fn write(release: &Release, variant: &str, layers: &[&Path], out: &Path) -> Resu
         "org.opencontainers.image.version": release.version,
     });
     let config = json!({
-        "architecture": release.arch.debian,
+        "architecture": release.arch.debian(),
         "os": "linux",
         "created": created,
         "config": {
@@ -170,7 +164,7 @@ fn write(release: &Release, variant: &str, layers: &[&Path], out: &Path) -> Resu
         "annotations": about,
     });
     let mut manifest = blob(&layout, &format!("{OCI}.manifest.v1+json"), manifest.to_string().as_bytes())?;
-    manifest["platform"] = json!({"architecture": release.arch.debian, "os": "linux"});
+    manifest["platform"] = json!({"architecture": release.arch.debian(), "os": "linux"});
     manifest["annotations"] = json!({"org.opencontainers.image.ref.name": reference(release, variant)});
     let path = |blob: &Value| {
         format!("blobs/sha256/{}", blob["digest"].as_str().unwrap_or_default().trim_start_matches("sha256:"))
@@ -191,11 +185,8 @@ fn write(release: &Release, variant: &str, layers: &[&Path], out: &Path) -> Resu
 fn blob(layout: &Path, kind: &str, bytes: &[u8]) -> Result<Value> {
     put(layout, "blob", bytes, 0o644)?;
     let (from, digest) = (layout.join("blob"), digest(&layout.join("blob"))?);
-    let to: PathBuf = layout.join("blobs").join(digest.replace(':', "/"));
-    let folder = layout.join("blobs/sha256");
-    fs::create_dir_all(&folder)
-        .and_then(|()| fs::rename(from, &to))
-        .context(|| format!("cannot write {}", to.display()))?;
+    fs::create_dir_all(layout.join("blobs/sha256"))?;
+    fs::rename(from, layout.join("blobs").join(digest.replace(':', "/")))?;
     Ok(json!({"mediaType": kind, "digest": digest, "size": bytes.len()}))
 }
 

@@ -1,21 +1,24 @@
 //! `cargo xtask install-yaml`: the manifests as one file, and as the template of a chart.
 
-use std::ffi::OsString;
-use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-use super::{DEPLOY, Release, put};
-use crate::error::{Context as _, Error, Result};
-use crate::scratch::Scratch;
+use anyhow::{Context as _, Result, ensure};
+use fs_err as fs;
+
+use super::{DEPLOY, Release, put, source};
 use crate::tools;
 
-pub(crate) const HELP: &str = "\
-Usage: cargo xtask install-yaml [--check]
-
-Writes examples/deploy/install.yaml, one file for `kubectl apply -f`, and examples/deploy/chart/templates/proxier-demo.yaml, both from the
-resources of examples/deploy/kubernetes/kustomization.yaml. With --check nothing is written: exit code 1 when one is not current.
-";
+/// Write examples/deploy/install.yaml and the chart's template from the manifests
+///
+/// Writes examples/deploy/install.yaml, one file for `kubectl apply -f`, and examples/deploy/chart/templates/proxier-demo.yaml, both from the
+/// resources of examples/deploy/kubernetes/kustomization.yaml.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Writes nothing: exit code 1 when one is not current
+    #[arg(long)]
+    check: bool,
+}
 
 /// Text of the manifests that is a value of the chart.
 const VALUES: [(&str, &str); 7] = [
@@ -32,23 +35,18 @@ const VALUES: [(&str, &str); 7] = [
 ];
 
 /// Files that are made, below the folder `DEPLOY`, and their contents.
-fn made(root: &Path) -> Result<[(&'static str, String); 2]> {
-    let read = |name: &str| {
-        let path = root.join(DEPLOY).join("kubernetes").join(name);
-        fs::read_to_string(&path).context(|| format!("cannot read {}", path.display()))
-    };
+fn made() -> Result<[(&'static str, String); 2]> {
+    let read = |name: &str| source(&format!("{DEPLOY}/kubernetes/{name}"));
     let kustomization = read("kustomization.yaml")?;
     let tag = kustomization.lines().find_map(|line| line.trim().strip_prefix("newTag: "));
-    let tag = tag.ok_or_else(|| Error::new("kustomization.yaml names no newTag"))?;
+    let tag = tag.context("kustomization.yaml names no newTag")?;
     // Resources are the items that are no keys.
     let resources = kustomization.lines().filter_map(|line| line.strip_prefix("- ").filter(|file| !file.contains(':')));
     let documents: Result<Vec<String>> = resources.map(read).collect();
     let documents = documents?.join("---\n").replace("image: proxier-demo\n", "image: proxier-demo:@TAG@\n");
     let mut template = documents.clone();
     for (text, value) in VALUES {
-        if !template.contains(text) {
-            return Err(Error::new(format!("the manifests have no {text:?}, which is a value of the chart")));
-        }
+        ensure!(template.contains(text), "the manifests have no {text:?}, which is a value of the chart");
         template = template.replace(text, value);
     }
     let from = "# Made from kubernetes/ by `cargo xtask install-yaml`.\n";
@@ -59,61 +57,46 @@ fn made(root: &Path) -> Result<[(&'static str, String); 2]> {
 }
 
 /// Files that are not as they would be made.
-fn outdated(root: &Path) -> Result<Vec<&'static str>> {
-    let is_current = |(name, text): &(&str, String)| {
-        fs::read(root.join(DEPLOY).join(name)).is_ok_and(|bytes| bytes == text.as_bytes())
-    };
-    Ok(made(root)?.into_iter().filter(|file| !is_current(file)).map(|(name, _)| name).collect())
+fn outdated() -> Result<Vec<&'static str>> {
+    let is_current = |(name, text): &(&str, String)| source(&format!("{DEPLOY}/{name}")).is_ok_and(|now| now == *text);
+    Ok(made()?.into_iter().filter(|file| !is_current(file)).map(|(name, _)| name).collect())
 }
 
-pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
-    let root = crate::commands::test::repository()?;
-    match arguments {
-        [] => {
-            for (name, text) in made(&root)? {
-                put(&root.join(DEPLOY), name, text, 0o644)?;
-            }
-            Ok(ExitCode::SUCCESS)
+pub(crate) fn main(options: &Options) -> Result<ExitCode> {
+    if !options.check {
+        for (name, text) in made()? {
+            put(&tools::repository().join(DEPLOY), name, text, 0o644)?;
         }
-        [check] if check == "--check" => {
-            let outdated = outdated(&root)?;
-            if !outdated.is_empty() {
-                eprintln!("not current: {}; run `cargo xtask install-yaml`", outdated.join(", "));
-            }
-            Ok(ExitCode::from(u8::from(!outdated.is_empty())))
-        }
-        _ => Err(Error::usage("install-yaml takes --check or nothing")),
+        return Ok(ExitCode::SUCCESS);
     }
+    let outdated = outdated()?;
+    if !outdated.is_empty() {
+        eprintln!("not current: {}; run `cargo xtask install-yaml`", outdated.join(", "));
+    }
+    Ok(ExitCode::from(u8::from(!outdated.is_empty())))
 }
 
 /// Puts install.yaml, what is applied beside it, and the packed chart into `out`.
 pub(super) fn pack(release: &Release, out: &Path) -> Result<()> {
-    let outdated = outdated(&release.root)?;
-    if !outdated.is_empty() {
-        return Err(Error::new(format!("not current: {}; run `cargo xtask install-yaml`", outdated.join(", "))));
-    }
+    let outdated = outdated()?;
+    ensure!(outdated.is_empty(), "not current: {}; run `cargo xtask install-yaml`", outdated.join(", "));
     for (file, mode) in [
         ("install.yaml", 0o644),
         ("kubernetes/kube-proxy-patch.yaml", 0o644),
         ("kubernetes/take-over", 0o755),
         ("monitoring/podmonitor.yaml", 0o644),
     ] {
-        put(out, file.rsplit('/').next().unwrap_or(file), release.source(&format!("{DEPLOY}/{file}"))?, mode)?;
+        put(out, file.rsplit('/').next().unwrap_or(file), source(&format!("{DEPLOY}/{file}"))?, mode)?;
     }
-    let scratch = Scratch::new()?;
+    let scratch = tools::scratch()?;
     for file in ["Chart.yaml", "values.yaml", "templates/proxier-demo.yaml"] {
-        put(
-            scratch.path(),
-            &format!("chart/proxier-demo/{file}"),
-            release.source(&format!("{DEPLOY}/chart/{file}"))?,
-            0o644,
-        )?;
+        let text = source(&format!("{DEPLOY}/chart/{file}"))?;
+        put(scratch.path(), &format!("chart/proxier-demo/{file}"), text, 0o644)?;
     }
     let archive = scratch.path().join("chart.tar");
     release.tar(&scratch.path().join("chart"), &archive)?;
     tools::run(Command::new("gzip").args(["--no-name", "--best"]).arg(&archive))?;
-    let bytes = fs::read(archive.with_extension("tar.gz")).context(|| "cannot read the chart".to_owned())?;
-    put(out, &format!("proxier-demo-{}.tgz", release.version), bytes, 0o644)
+    put(out, &format!("proxier-demo-{}.tgz", release.version), fs::read(archive.with_extension("tar.gz"))?, 0o644)
 }
 
 #[cfg(test)]
@@ -122,13 +105,11 @@ mod tests {
 
     #[test]
     fn the_files_are_current_and_of_this_version() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        assert_eq!(outdated(&root).unwrap(), [""; 0], "run `cargo xtask install-yaml`");
-        let chart = fs::read_to_string(root.join(DEPLOY).join("chart/Chart.yaml")).unwrap();
-        let values = fs::read_to_string(root.join(DEPLOY).join("chart/values.yaml")).unwrap();
+        assert_eq!(outdated().unwrap(), [""; 0], "run `cargo xtask install-yaml`");
+        let [chart, values] = ["Chart", "values"].map(|name| source(&format!("{DEPLOY}/chart/{name}.yaml")).unwrap());
         let version = env!("CARGO_PKG_VERSION");
         assert!(chart.contains(&format!("\nversion: {version}\nappVersion: {version}\n")), "{chart}");
         assert!(values.contains(&format!("\nimage: proxier-demo:{version}\n")), "{values}");
-        assert!(made(&root).unwrap()[0].1.contains(&format!("image: proxier-demo:{version}\n")));
+        assert!(made().unwrap()[0].1.contains(&format!("image: proxier-demo:{version}\n")));
     }
 }

@@ -2,12 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::Release;
-use crate::cargo;
-use crate::error::{Context as _, Result};
-use crate::tools;
+use super::{Release, source};
+use crate::{cargo, tools};
 
 /// Crate or package that an image has.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,18 +22,10 @@ pub(super) struct Part {
 
 /// The crates in the program, with the checksums that Cargo.lock has.
 pub(super) fn crates(release: &Release) -> Result<Vec<Part>> {
-    let target = format!("{}-unknown-linux-gnu", release.arch.rust);
-    let mut tree = cargo::command();
-    tree.current_dir(&release.root).args([
-        "tree",
-        "--locked",
-        "--package",
-        "examples",
-        "--edges",
-        "normal,no-proc-macro",
-    ]);
-    let printed = tools::run(tree.args(["--target", &target, "--prefix", "none", "--format", "{p}|{l}"]))?;
-    let lock = String::from_utf8_lossy(&release.source("Cargo.lock")?).into_owned();
+    let options =
+        "tree --locked --package examples --edges normal,no-proc-macro --prefix none --format {p}|{l} --target";
+    let printed = tools::run(cargo::command().args(options.split(' ')).arg(release.arch.target()))?;
+    let lock = source("Cargo.lock")?;
     let parts: BTreeSet<Part> = printed.lines().filter_map(|line| a_crate(line, &lock)).collect();
     Ok(parts.into_iter().collect())
 }
@@ -94,12 +85,12 @@ pub(super) fn document(release: &Release, parts: &[Part]) -> Result<String> {
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",
         "name": format!("proxier-demo-{}", release.version),
-        "documentNamespace": format!("urn:proxier-demo:{}:{}:{}:{}", release.version, release.revision, release.arch.debian, parts.len()),
+        "documentNamespace": format!("urn:proxier-demo:{}:{}:{}:{}", release.version, release.revision, release.arch.debian(), parts.len()),
         "creationInfo": {"created": release.date("+%FT%TZ")?, "creators": ["Tool: proxier-demo-xtask"]},
         "packages": packages,
         "documentDescribes": described,
     });
-    serde_json::to_string_pretty(&document).context(|| "cannot write the list of parts".to_owned())
+    Ok(serde_json::to_string_pretty(&document)?)
 }
 
 #[cfg(test)]

@@ -1,448 +1,330 @@
 //! `cargo xtask test`: every test, the ones on real kernels too.
 
-pub(crate) mod binaries;
-mod guest;
+mod programs;
 mod slow;
 
-use std::ffi::OsString;
-use std::fs;
-use std::io::{self, BufRead as _, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
-use std::time::Instant;
+use std::cmp::Reverse;
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use self::binaries::Binary;
-use self::slow::{Place, Slow};
-use crate::cargo;
-use crate::error::{Context as _, Error, Result};
-use crate::kernel::Series;
-use crate::libtest::Verdict;
-use crate::report::{ProgramRun, Report};
-use crate::tools;
+use anyhow::{Result, anyhow, ensure};
+
+use self::programs::{Program, collect, script};
+use self::slow::{HERE, KERNEL, Slow};
+use crate::kernel::{Kernel, Series, SeriesList};
+use crate::report::Report;
 use crate::turns::{SEED, Turns, seed};
+use crate::vm::Vm;
+use crate::{cargo, tools};
 
-pub(crate) const HELP: &str = "\
-Usage: cargo xtask test [OPTIONS]
-
-Builds all tests once, runs them and the documentation's examples here, and then those on real kernels (test programs
-whose name starts with `kernel`) in a virtual machine, one boot for each kernel. There, a test that skips itself fails.
-Missing programs are installed with apt when this is root, else named.
-
-  --kernel K[,K]...  5.10, 6.1, 6.12, 7.x or all; 6.1,6.12 unless told
-  --also K:CRATE[,CRATE]...
-                     these crates' tests on one more kernel (may be repeated)
-  --every            every test on every kernel; without it, of the tests that passed on one kernel (this machine's, for
-                     example), one in four runs again on each further one, another quarter for each seed; one in
-                     eight of those that took 2 to 4 s, and so on; and of the tests that take 10 s or more
-                     (xtask/slow-tests.txt), one that takes 40 s runs in one run of eight
-  --full             the whole matrix: all kernels, --every, all scenarios instead of a sample, and 100 kills in the test
-                     that kills the reconciler under load (TRAFFIC_KILLS, else 10); takes hours
-  --filter NAME      only tests whose name contains NAME
-  -p CRATE           only this crate (may be repeated)
-  --host-only        no virtual machine
-  --strict           a test that ran nowhere is a failure, unless it needs a newer kernel or its turn comes with another
-                     seed (also when CI=true)
-  --record           write the times of this run's tests to xtask/slow-tests.txt; with --every, the file has no others then
-
-Tests on random input, and which scenarios are in the sample, go by one seed, which is printed; PROPTEST_RNG_SEED=N in
-the environment repeats a run's. PROXIER_SCENARIOS, PROXIER_KERNEL_MODEL_CASES, PROXIER_LACKS,
-PROXIER_MODEL_CASES, PROXIER_START_SERVICES and TRAFFIC_KILLS are passed on.
-The last line is `N passed, N failed, N skipped`; skipped are those that ran nowhere. Exit code 1 if any failed.
-";
-
-/// Choice of the tests that run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Extent {
-    /// Tests that passed on one kernel are repeated on others by turns; scenarios are samples.
-    ByTurns,
-    /// Every test on every kernel.
-    Every,
-    /// That, and all scenarios.
-    Full,
-}
-
-/// The options of the command line.
-#[derive(Debug)]
-struct Options {
-    kernels: Vec<Series>,
-    /// Kernels on which only some crates' tests run.
+/// Run every test, those on real kernels too
+///
+/// Builds all tests once, runs them and the documentation's examples here, and then those on real kernels (test programs
+/// whose name starts with `kernel`) in a virtual machine, one boot for each kernel. There, a test that skips itself fails.
+/// Missing programs are installed with apt when this is root, else named.
+///
+/// Tests on random input, and which scenarios are in the sample, go by one seed, which is printed; PROPTEST_RNG_SEED=N in
+/// the environment repeats a run's. PROXIER_SCENARIOS, PROXIER_KERNEL_MODEL_CASES, PROXIER_LACKS,
+/// PROXIER_MODEL_CASES, PROXIER_START_SERVICES and TRAFFIC_KILLS are passed on.
+/// The last line is `N passed, N failed, N skipped`; skipped are those that ran nowhere. Exit code 1 if any failed.
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line")]
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// 5.10, 6.1, 6.12, 7.x or several with commas between them, or all
+    #[arg(long, value_name = "K[,K]...", default_value = "6.1,6.12")]
+    kernel: SeriesList,
+    /// These crates' tests on one more kernel (may be repeated)
+    #[arg(long, value_name = "K:CRATE[,CRATE]...", value_parser = also)]
     also: Vec<(Series, Vec<String>)>,
-    extent: Extent,
+    /// Every test on every kernel
+    ///
+    /// Without it, of the tests that passed on one kernel (this machine's, for example), one in four runs again on each further one, another
+    /// quarter for each seed; one in eight of those that took 2 to 4 s, and so on; and of the tests that take 10 s or more
+    /// (xtask/slow-tests.txt), one that takes 40 s runs in one run of eight.
+    #[arg(long)]
+    every: bool,
+    /// The whole matrix; takes hours
+    ///
+    /// All kernels, --every, all scenarios instead of a sample, and 100 kills in the test that kills the reconciler under load
+    /// (TRAFFIC_KILLS, else 10).
+    #[arg(long)]
+    full: bool,
+    /// Only tests whose name contains this
+    #[arg(long, value_name = "NAME")]
     filter: Option<String>,
-    crates: Vec<String>,
+    /// Only this crate (may be repeated)
+    #[arg(short, long = "package", value_name = "CRATE")]
+    packages: Vec<String>,
+    /// No virtual machine
+    #[arg(long)]
     host_only: bool,
+    /// A test that ran nowhere is a failure, unless it needs a newer kernel or its turn comes with another seed (also when CI=true)
+    #[arg(long)]
     strict: bool,
+    /// Write the times of this run's tests to xtask/slow-tests.txt; with --every, the file has no others then
+    #[arg(long)]
     record: bool,
 }
 
-impl Options {
-    /// Whether the test that takes a browser may run: it is one of the examples'.
-    fn uses_browser(&self) -> bool {
-        self.filter.is_none() && (self.crates.is_empty() || self.crates.iter().any(|name| name == "examples"))
+/// A kernel and crates: `6.12:ipvs,ipset`.
+fn also(text: &str) -> Result<(Series, Vec<String>), &'static str> {
+    let (series, crates) = text.split_once(':').ok_or("a kernel, a colon and crates, as in --also 6.12:ipvs,ipset")?;
+    Ok((series.parse()?, crates.split(',').map(str::to_owned).collect()))
+}
+
+/// For all test programs on a kernel together; and the same when nothing is left out.
+const TIME_LIMITS: [Duration; 2] = [Duration::from_secs(2700), Duration::from_secs(4 * 3600)];
+
+/// In MiB. What tests write to files lies in it too.
+const MEMORY: u32 = 2048;
+
+/// Number of machines that run at a time. Emulated, two with one processor each do about twice as much as one with two, whose
+/// processors wait for each other at every change of a page table.
+const MACHINES: usize = 2;
+
+/// Repeats on a further kernel: one in so many of the tests that passed on a real kernel. An emulated kernel takes ten times as long for a
+/// test as this machine's own: a test that cannot run here always runs there, one that can is repeated by turns.
+const AGAIN: u64 = 4;
+
+/// Duration of a short test. A test of twice that is repeated half as often, and so on, so that a few long tests do not take most of the time.
+const SHORT: Duration = Duration::from_secs(2);
+
+fn is_repeated(test: &str, took: Duration, turns: Turns) -> bool {
+    let times = took.as_millis().div_ceil(SHORT.as_millis()).max(1);
+    let one_in = AGAIN.saturating_mul(u64::try_from(times).unwrap_or(u64::MAX));
+    turns.takes(test.bytes().map(u64::from).sum(), one_in)
+}
+
+/// Choice of the tests that run, for all programs.
+struct Runs {
+    turns: Turns,
+    slow: Slow,
+    all_scenarios: bool,
+    environment: Vec<(String, String)>,
+}
+
+impl Runs {
+    fn new(options: &Options) -> Self {
+        // Who names a test wants it wherever it can run.
+        let has_all = options.every || options.full || options.filter.is_some();
+        let seed = seed();
+        let turns = if has_all { Turns(None) } else { Turns::of(&seed) };
+        let passed_on = [
+            "PROXIER_SCENARIOS",
+            "TRAFFIC_KILLS",
+            "PROXIER_KERNEL_MODEL_CASES",
+            "PROXIER_LACKS",
+            "PROXIER_MODEL_CASES",
+            "PROXIER_START_SERVICES",
+        ];
+        // Later ones win. libtest says the time of each test only where it may have unstable options.
+        let defaults: &[(&str, &str)] = if options.full { &[("TRAFFIC_KILLS", "100")] } else { &[] };
+        let mut environment: Vec<(String, String)> =
+            vec![(SEED.to_owned(), seed), ("RUSTC_BOOTSTRAP".into(), "1".into())];
+        environment.extend(defaults.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+        environment.extend(passed_on.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?))));
+        environment.extend(options.full.then(|| ("PROXIER_SCENARIOS".to_owned(), "all".to_owned())));
+        Self { turns, slow: Slow::read(), all_scenarios: options.full, environment }
+    }
+
+    /// Programs without slow tests whose turn it is not, which the report gets.
+    fn chosen(&self, programs: &[Program], kind: &str, place: &str, report: &mut Report) -> Vec<Program> {
+        let is_turn = |program: &Program, test: &str| self.slow.is_turn(kind, &program.name, test, self.turns);
+        for program in programs {
+            let others = program.tests.iter().filter(|test| !is_turn(program, test));
+            others.for_each(|test| report.leave_to_other_seeds(place, &program.name, test));
+        }
+        programs.iter().filter_map(|program| program.with_tests(|test| is_turn(program, test))).collect()
     }
 }
 
-pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
-    let options = parse(arguments)?;
+pub(crate) fn main(options: Options) -> Result<ExitCode> {
     let mut report = Report::default();
-    let mut troubles = Vec::new();
     // Where the machine's programs are missing, the tests here still run, and those that ran nowhere are counted.
     let mut ready = tools::ensure(tools::ORACLES);
-    if options.uses_browser()
-        && let Err(error) = tools::ensure(tools::BROWSER)
+    if options.filter.is_none()
+        && (options.packages.is_empty() || options.packages.iter().any(|name| name == "examples"))
     {
         // The test that lacks it is counted as skipped.
-        eprintln!("xtask: {error}");
+        tools::ensure(tools::BROWSER).unwrap_or_else(|error| eprintln!("xtask: {error:#}"));
     }
     if !options.host_only {
         ready = ready.and(tools::ensure(tools::MACHINE));
     }
-    if let Err(error) = &ready {
-        eprintln!("xtask: {error}");
-        troubles.push(error.to_string());
+    let mut troubles: Vec<String> = ready.err().map(|error| format!("{error:#}")).into_iter().collect();
+    if let Some(trouble) = troubles.first() {
+        eprintln!("xtask: {trouble}");
     }
+    let is_ready = troubles.is_empty();
 
-    let root = repository()?;
-    let runs = Runs { seed: seed(), all_scenarios: options.extent == Extent::Full };
-    // Who names a test wants it wherever it can run.
-    let repeats =
-        if options.extent >= Extent::Every || options.filter.is_some() { Turns::ALL } else { Turns::of(&runs.seed) };
-    let slow = Slow::read(&root);
-    let mut binaries = binaries::build(&root, &options.crates)?.tests()?;
+    let packages = options.packages.iter().flat_map(|name| ["--package".to_owned(), name.clone()]);
+    let selection: Vec<String> =
+        if options.packages.is_empty() { vec!["--workspace".into()] } else { packages.collect() };
+    let built = cargo::build_all(&selection)?;
+    let mut tests: Vec<_> = built.iter().filter(|of| of.is_test).collect();
+    tests.sort_by(|a, b| (a.package(), &a.name, &a.kind).cmp(&(b.package(), &b.name, &b.kind)));
+    let mut programs = tests.into_iter().map(Program::list).collect::<Result<Vec<_>>>()?.concat();
     for name in options.also.iter().flat_map(|(_, crates)| crates) {
         // A name that is mistyped must not look like tests that passed.
-        if !binaries.iter().any(|binary| binary.needs_kernel && binary.package() == name) {
-            return Err(Error::usage(format!(
-                "--also: {name} has no tests for real kernels, or is not among the crates"
-            )));
-        }
+        let is_known = programs.iter().any(|program| program.needs_kernel && program.package == *name);
+        ensure!(is_known, "--also: {name} has no tests for real kernels, or is not among the crates");
     }
     if let Some(filter) = &options.filter {
-        for binary in &mut binaries {
-            binary.tests.retain(|test| test.contains(filter));
-        }
-        binaries.retain(|binary| !binary.tests.is_empty());
+        programs = programs.iter().filter_map(|program| program.with_tests(|test| test.contains(filter))).collect();
     }
-    let host = format!("this machine ({})", host_release());
     // The real-kernel tiers come last: they are the ones that can take long.
-    let (kernel, plain): (Vec<&Binary>, Vec<&Binary>) = binaries.iter().partition(|binary| binary.needs_kernel);
-    for binary in plain.iter().chain(&kernel) {
-        let left_out = slow.left_out(Place::Here, binary, repeats);
-        let tests: Vec<&str> =
-            binary.tests.iter().filter(|test| !left_out.contains(test)).map(String::as_str).collect();
-        if !tests.is_empty() {
-            report.add_program(&host, &binary.name, &run_here(binary, &tests, &runs)?);
-        }
-        report.leave_to_other_seeds(&host, &binary.name, &left_out);
-    }
-    documentation_examples(&root, &options, &host, &mut report)?;
-    if !options.host_only && ready.is_ok() && !kernel.is_empty() {
-        for (series, chosen) in on_kernels(&options, &kernel) {
-            let place = format!("kernel {series}");
-            println!("\n=== {place} ===");
-            if let Err(error) =
-                guest::run(series, &chosen, &runs, &guest::Selection { repeats, slow: &slow }, &mut report)
-            {
-                eprintln!("xtask: {place}: {error}");
-                report.add(&place, "xtask", &format!("virtual machine with {place}"), Verdict::Failed);
-            }
+    programs.sort_by_key(|program| program.needs_kernel);
+    let runs = Runs::new(&options);
+    run_here(&programs, documentation(&options, &selection), &runs, &mut report)?;
+    programs.retain(|program| program.needs_kernel);
+    let kernels = if options.full { "all".parse().map_err(anyhow::Error::msg)? } else { options.kernel };
+    let everywhere = kernels.0.iter().map(|series| (*series, programs.clone()));
+    let some = options.also.iter().map(|(series, crates)| {
+        (*series, programs.iter().filter(|program| crates.contains(&program.package)).cloned().collect())
+    });
+    for (series, chosen) in everywhere.chain(some).filter(|_| !options.host_only && is_ready && !programs.is_empty()) {
+        println!("\n=== kernel {series} ===");
+        if let Err(error) = run_in_machines(series, &chosen, &runs, &mut report) {
+            eprintln!("xtask: kernel {series}: {error:#}");
+            report.add_failure(&format!("kernel {series}"), "virtual machine");
         }
     }
 
     report.print();
     if options.record {
-        slow.record(&root, &report, repeats == Turns::ALL && options.filter.is_none() && options.crates.is_empty())?;
+        let every = (options.every || options.full) && options.filter.is_none() && options.packages.is_empty();
+        runs.slow.record(&report, every)?;
     }
-    let totals = report.totals();
-    let mut failed = totals.failed > 0;
-    if options.strict {
-        let unexcused = report.unexcused().len();
-        if options.host_only {
-            troubles.push("no real kernel was asked for (--host-only)".to_owned());
-        }
-        if unexcused > 0 {
-            troubles.push(format!("{unexcused} tests ran nowhere"));
-        }
+    let [passed, failed, skipped] = report.totals();
+    let mut has_failed = failed > 0;
+    if options.strict || std::env::var("CI").is_ok_and(|value| value == "true") {
+        troubles.extend(options.host_only.then(|| "no real kernel was asked for (--host-only)".to_owned()));
+        let unexcused = report.unexcused();
+        troubles.extend((unexcused > 0).then(|| format!("{unexcused} tests ran nowhere")));
         for trouble in &troubles {
             println!("STRICT: {trouble}");
         }
-        failed |= !troubles.is_empty();
+        has_failed |= !troubles.is_empty();
     }
-    println!("random input and samples: {SEED}={}", runs.seed.display());
-    println!("{totals}");
-    Ok(ExitCode::from(u8::from(failed)))
+    println!("random input and samples: {SEED}={}", runs.environment.first().map_or("", |(_, seed)| seed));
+    println!("{passed} passed, {failed} failed, {skipped} skipped");
+    Ok(ExitCode::from(u8::from(has_failed)))
 }
 
-/// The kernels to boot, in order, and the test programs to run on each.
-fn on_kernels<'a>(options: &Options, binaries: &[&'a Binary]) -> Vec<(Series, Vec<&'a Binary>)> {
-    let everything = options.kernels.iter().map(|series| (*series, binaries.to_vec()));
-    let some = options.also.iter().map(|(series, crates)| {
-        let chosen = binaries.iter().copied().filter(|binary| crates.iter().any(|name| name == binary.package()));
-        (*series, chosen.collect())
-    });
-    everything.chain(some).collect()
+/// The examples in the documentation, which only cargo knows how to build; `None` for crates without a library.
+fn documentation(options: &Options, selection: &[String]) -> Option<Program> {
+    // In the environment of a person: cargo would build everything again where unstable options are allowed.
+    let words = "env -u RUSTC_BOOTSTRAP -u CARGO_MANIFEST_DIR cargo test --doc --all-features --no-fail-fast";
+    let mut command: Vec<String> = words.split(' ').map(str::to_owned).chain(selection.iter().cloned()).collect();
+    command.push("--".to_owned());
+    let has_libraries = options.packages.is_empty() || options.packages.iter().any(|name| name != "xtask");
+    has_libraries.then(|| Program {
+        name: "documentation".to_owned(),
+        title: "documentation's examples".to_owned(),
+        command,
+        folder: tools::repository().to_owned(),
+        tests: options.filter.iter().cloned().collect(),
+        ..Program::default()
+    })
 }
 
-/// Seed and amount of the tests, for all test programs, here and on real kernels.
-#[derive(Debug)]
-struct Runs {
-    seed: OsString,
-    all_scenarios: bool,
-}
-
-/// Environment variables that set how much the tests do.
-const SCENARIOS: &str = "PROXIER_SCENARIOS";
-const KILLS: &str = "TRAFFIC_KILLS";
-const PASSED_ON: [&str; 6] =
-    [SCENARIOS, KILLS, "PROXIER_KERNEL_MODEL_CASES", "PROXIER_LACKS", "PROXIER_MODEL_CASES", "PROXIER_START_SERVICES"];
-
-impl Runs {
-    fn environment(&self) -> Vec<(OsString, OsString)> {
-        self.environment_with(|name| std::env::var_os(name))
-    }
-
-    fn environment_with(&self, told: impl Fn(&str) -> Option<OsString>) -> Vec<(OsString, OsString)> {
-        let mut variables: Vec<(OsString, OsString)> =
-            PASSED_ON.iter().filter_map(|name| Some(((*name).into(), told(name)?))).collect();
-        if self.all_scenarios {
-            variables.retain(|(name, _)| name != SCENARIOS);
-            variables.push((SCENARIOS.into(), "all".into()));
-            if told(KILLS).is_none() {
-                variables.push((KILLS.into(), "100".into()));
-            }
-        }
-        variables.push((SEED.into(), self.seed.clone()));
-        variables
-    }
-}
-
-fn parse(arguments: &[OsString]) -> Result<Options> {
-    let mut options = Options {
-        kernels: vec![Series::V6_1, Series::V6_12],
-        also: Vec::new(),
-        extent: Extent::ByTurns,
-        filter: None,
-        crates: Vec::new(),
-        host_only: false,
-        strict: std::env::var_os("CI").is_some_and(|value| value == "true"),
-        record: false,
-    };
-    let mut rest = arguments.iter();
-    while let Some(argument) = rest.next() {
-        let mut value = || -> Result<String> {
-            let value = rest.next().and_then(|value| value.to_str());
-            value.map(str::to_owned).ok_or_else(|| Error::usage(format!("{}: a value is missing", argument.display())))
-        };
-        match argument.to_str() {
-            Some("--kernel") => {
-                let names = value()?;
-                options.kernels = if names == "all" {
-                    Series::ALL.to_vec()
-                } else {
-                    names.split(',').map(Series::parse).collect::<Result<_>>()?
-                };
-            }
-            Some("--also") => options.also.push(also(&value()?)?),
-            Some("--every") => options.extent = options.extent.max(Extent::Every),
-            Some("--full") => {
-                options.extent = Extent::Full;
-                options.kernels = Series::ALL.to_vec();
-            }
-            Some("--filter") => options.filter = Some(value()?),
-            Some("-p" | "--package") => options.crates.push(value()?),
-            Some("--host-only") => options.host_only = true,
-            Some("--strict") => options.strict = true,
-            Some("--record") => options.record = true,
-            _ => return Err(Error::usage(format!("test: unknown option {}", argument.display()))),
-        }
-    }
-    Ok(options)
-}
-
-/// A kernel and crates: `6.12:ipvs,ipset`.
-fn also(text: &str) -> Result<(Series, Vec<String>)> {
-    let (series, crates) = text.split_once(':').ok_or_else(|| {
-        Error::usage(format!("--also {text}: a kernel, a colon and crates, as in --also 6.12:ipvs,ipset"))
-    })?;
-    let crates: Vec<String> = crates.split(',').map(str::to_owned).collect();
-    if crates.iter().any(String::is_empty) {
-        return Err(Error::usage(format!("--also {text}: a crate's name is empty")));
-    }
-    Ok((Series::parse(series)?, crates))
-}
-
-/// The root of the repository: cargo says where this crate lies.
-pub(crate) fn repository() -> Result<PathBuf> {
-    let here = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
-    here.and_then(|folder| folder.parent().map(Path::to_owned))
-        .ok_or_else(|| Error::new("start this as `cargo xtask test`: cargo says where the repository is"))
-}
-
-fn host_release() -> String {
-    fs::read_to_string("/proc/sys/kernel/osrelease").map_or_else(|_| "?".to_owned(), |text| text.trim().to_owned())
-}
-
-/// Runs tests of a program on this machine's kernel.
-fn run_here(binary: &Binary, tests: &[&str], runs: &Runs) -> Result<ProgramRun> {
-    println!("\n--- {} ---", binary.title());
-    let skips = std::env::temp_dir().join(format!("ipvs-rs-skips-{}", std::process::id()));
-    drop(fs::remove_file(&skips));
-    let mut command = Command::new("sh");
-    // One stream for both outputs, so that what belongs together stays together.
-    command.args(["-c", "exec \"$0\" \"$@\" 2>&1"]).arg(&binary.executable).args(binary.arguments(tests));
-    command.current_dir(&binary.folder).env("CARGO_MANIFEST_DIR", &binary.folder).env("TESTKIT_SKIPPED", &skips);
-    command.envs(runs.environment());
-    let mut run = ProgramRun::new(Some(binary.threads()));
-    let exit = stream(&mut command, |line| run.line(line, Instant::now()))?;
-    run.exit(exit);
-    for line in fs::read_to_string(&skips).unwrap_or_default().lines() {
-        println!("SKIPPED {}", line.replace('\t', ": "));
-        run.skipped(line);
-    }
-    drop(fs::remove_file(&skips));
-    Ok(run)
-}
-
-/// The examples in the documentation, which only cargo knows how to build.
-fn documentation_examples(root: &Path, options: &Options, place: &str, report: &mut Report) -> Result<()> {
-    let mut command = cargo::in_shell("exec \"$0\" \"$@\" 2>&1");
-    command.args(["test", "--doc", "--all-features", "--no-fail-fast"]).args(binaries::selection(&options.crates));
-    command.arg("--").args(options.filter.as_deref()).current_dir(root);
-    println!("\n--- documentation's examples ---");
-    let mut program = "documentation".to_owned();
-    let mut runs: Vec<(String, ProgramRun)> = Vec::new();
-    let exit = stream(&mut command, |line| {
-        if let Some(name) = line.trim_start().strip_prefix("Doc-tests ") {
-            program = format!("{name} documentation");
-            runs.push((program.clone(), ProgramRun::new(None)));
-        } else if let Some((_, run)) = runs.last_mut() {
-            run.line(line, Instant::now());
-        }
-    })?;
-    // A crate without a library has no such examples, and cargo says so: no failure.
-    let mut any_failed = false;
-    for (program, mut run) in runs {
-        run.exit(Some(0));
-        any_failed |= run.failed();
-        report.add_program(place, &program, &run);
-    }
-    if exit != Some(0) && !any_failed && !only_programs(&options.crates) {
-        report.add(place, "documentation", "(cargo test --doc)", Verdict::Failed);
-    }
+/// Runs the programs on this machine's kernel.
+fn run_here(programs: &[Program], more: Option<Program>, runs: &Runs, report: &mut Report) -> Result<()> {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let place = format!("this machine ({})", release.trim());
+    let mut programs = runs.chosen(programs, HERE, &place, report);
+    programs.extend(more);
+    let results = tools::scratch()?;
+    let mut shell = cargo::as_typed("sh".as_ref());
+    shell.envs(runs.environment.iter().map(|(name, value)| (name, value))).stdin(std::process::Stdio::null());
+    tools::succeeds(shell.args(["-c", &script(&programs, results.path(), true)]))?;
+    collect(&programs, results.path(), true, &place, report);
     Ok(())
 }
 
-/// Whether the crates asked for are ones without a library.
-fn only_programs(crates: &[String]) -> bool {
-    !crates.is_empty() && crates.iter().all(|name| name == "xtask")
-}
-
-/// Runs a command, prints what it prints and hands each line on.
-fn stream(command: &mut Command, mut line: impl FnMut(&str)) -> Result<Option<i32>> {
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context(|| format!("cannot start {}", command.get_program().display()))?;
-    if let Some(pipe) = child.stdout.take() {
-        let mut reader = BufReader::new(pipe);
-        let mut bytes = Vec::new();
-        loop {
-            bytes.clear();
-            let length = reader.read_until(b'\n', &mut bytes).or_else(|error| match error.kind() {
-                io::ErrorKind::Interrupted => Ok(0),
-                _ => Err(error),
-            });
-            if length.context(|| "cannot read a test program's output".to_owned())? == 0 {
-                break;
-            }
-            let text = String::from_utf8_lossy(&bytes);
-            print!("{text}");
-            line(text.trim_end_matches('\n'));
+/// Runs the programs on another kernel, in virtual machines that share them: all tests that have not passed yet and those to be repeated,
+/// without slow ones whose turn it is not.
+fn run_in_machines(series: Series, programs: &[Program], runs: &Runs, report: &mut Report) -> Result<()> {
+    let kernel = Kernel::get(series)?;
+    let place = format!("kernel {series} ({})", kernel.release);
+    let count = |programs: &[Program]| programs.iter().map(|program| program.tests.len()).sum::<usize>();
+    let (all, programs) = (count(programs), runs.chosen(programs, KERNEL, &place, report));
+    let is_left = |program: &Program, test: &str| {
+        report.passed(&program.name, test).is_none_or(|took| is_repeated(test, took, runs.turns))
+    };
+    let left = programs.iter().filter_map(|program| program.with_tests(|test| is_left(program, test)));
+    let mut programs: Vec<Program> = left.collect();
+    if count(&programs) < all {
+        let spared = all - count(&programs);
+        println!(
+            "{place}: without {spared} tests that passed on a kernel before or take long; --every runs all of them"
+        );
+    }
+    if programs.is_empty() {
+        return Ok(());
+    }
+    // First those that take long, then those that start the whole proxy, then those with many tests: then no machine is left alone
+    // with one at the end.
+    programs.sort_by_cached_key(|program| {
+        let is_small = !program.name.starts_with("examples ");
+        (Reverse(runs.slow.on_kernel(program)), is_small, Reverse(program.tests.len()), program.title.clone())
+    });
+    // The whole matrix takes its time, and more than one processor.
+    let machines = if runs.all_scenarios { 1 } else { MACHINES.min(programs.len()) };
+    let results = tools::scratch()?;
+    let mut env = vec![("TESTKIT_REQUIRE".to_owned(), "all".to_owned()), ("RUST_BACKTRACE".to_owned(), "0".to_owned())];
+    env.extend(runs.environment.iter().cloned());
+    let vm = Vm {
+        memory: MEMORY,
+        processors: if machines == 1 { 2 } else { 1 },
+        timeout: TIME_LIMITS[usize::from(runs.all_scenarios)],
+        folder: "/".into(),
+        env,
+        shares: vec![results.path().to_owned()],
+        ..Vm::new(kernel)?
+    };
+    vm.try_out()?;
+    let line = ["/bin/sh".to_owned(), "-c".to_owned(), script(&programs, results.path(), false)];
+    let started = Instant::now();
+    let outcomes: Vec<_> = thread::scope(|scope| {
+        let running: Vec<_> = (0..machines).map(|_| scope.spawn(|| vm.run(&line))).collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join();
+        running
+            .into_iter()
+            .map(join)
+            .map(|ended| ended.unwrap_or_else(|_| Err(anyhow!("its thread panicked"))))
+            .collect()
+    });
+    collect(&programs, results.path(), false, &place, report);
+    for outcome in outcomes {
+        let trouble = match &outcome {
+            Ok(outcome) => outcome.trouble().inspect(|_| eprintln!("{}", outcome.console.trim_end())),
+            Err(error) => Some(format!("{error:#}")),
+        };
+        if let Some(trouble) = trouble {
+            report.add_failure(&place, &format!("virtual machine: {trouble}"));
         }
     }
-    Ok(child.wait().context(|| "cannot wait for a test program".to_owned())?.code())
+    println!("{place}: {} s, {machines} at a time", started.elapsed().as_secs());
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::OsString;
-    use std::path::PathBuf;
-
-    use super::{Binary, Extent, Runs, on_kernels, parse, stream};
-
-    fn words(line: &str) -> Vec<OsString> {
-        line.split_whitespace().map(OsString::from).collect()
-    }
+    use super::*;
 
     #[test]
-    fn kernels_come_in_a_list() {
-        let options = parse(&words("--kernel 5.10,7.x -p ipvs -p ipset --filter drain --strict")).unwrap();
-        let names: Vec<&str> = options.kernels.iter().map(|series| series.name()).collect();
-        assert_eq!(names, ["5.10", "7.x"]);
-        assert_eq!(options.crates, ["ipvs", "ipset"]);
-        assert_eq!(options.filter.as_deref(), Some("drain"));
-        assert!(options.strict);
-        assert_eq!(parse(&words("--kernel all")).unwrap().kernels.len(), 4);
-        assert!(parse(&words("--kernel 6.1,4.4")).is_err());
-        assert!(parse(&words("ipvs")).is_err());
-    }
-
-    #[test]
-    fn how_much_to_do_is_passed_on() {
-        let of = |all_scenarios, told: &[(&str, &str)]| {
-            let runs = Runs { seed: "7".into(), all_scenarios };
-            let told = |name: &str| told.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
-            let all = runs.environment_with(told).into_iter();
-            all.map(|(name, value)| format!("{}={}", name.display(), value.display())).collect::<Vec<_>>()
-        };
-        assert_eq!(of(false, &[("OTHER", "1")]), ["PROPTEST_RNG_SEED=7"]);
-        assert_eq!(of(false, &[("TRAFFIC_KILLS", "3")]), ["TRAFFIC_KILLS=3", "PROPTEST_RNG_SEED=7"]);
-        assert_eq!(of(true, &[]), ["PROXIER_SCENARIOS=all", "TRAFFIC_KILLS=100", "PROPTEST_RNG_SEED=7"]);
-        assert_eq!(
-            of(true, &[("TRAFFIC_KILLS", "5"), ("PROXIER_SCENARIOS", "some")]),
-            ["TRAFFIC_KILLS=5", "PROXIER_SCENARIOS=all", "PROPTEST_RNG_SEED=7"]
-        );
+    fn what_took_longer_is_repeated_less_often() {
+        let often =
+            |millis| (0..80).filter(|seed| is_repeated("a", Duration::from_millis(millis), Turns(Some(*seed)))).count();
+        assert_eq!([0, 2000, 2001, 4000, 10_000].map(often), [20, 20, 10, 10, 4]);
     }
 
     #[test]
     fn some_crates_run_on_more_kernels() {
-        let options = parse(&words("--kernel 6.1 --also 6.12:ipvs,ipset --also 7.x:ipvs")).unwrap();
-        let binaries = ["ipset", "ipvs", "proxier-core"].map(|name| {
-            let folder = PathBuf::from("/r").join(name);
-            Binary { name: format!("{name} kernel"), folder, ..Binary::default() }
-        });
-        let binaries: Vec<&Binary> = binaries.iter().collect();
-        let chosen: Vec<_> = on_kernels(&options, &binaries)
-            .iter()
-            .map(|(series, chosen)| {
-                format!("{series}: {}", chosen.iter().map(|b| b.package()).collect::<Vec<_>>().join(" "))
-            })
-            .collect();
-        assert_eq!(chosen, ["6.1: ipset ipvs proxier-core", "6.12: ipset ipvs", "7.x: ipvs"]);
-        for line in ["--also 6.12", "--also 6.12:", "--also 4.4:ipvs", "--also 6.12:ipvs,", "--also"] {
-            assert!(parse(&words(line)).is_err(), "{line}");
-        }
-    }
-
-    #[test]
-    fn the_whole_matrix_is_every_kernel_and_every_scenario() {
-        let options = parse(&words("--full")).unwrap();
-        assert_eq!(options.kernels.len(), 4);
-        assert_eq!(options.extent, Extent::Full);
-        let runs = Runs { seed: "7".into(), all_scenarios: options.extent == Extent::Full };
-        let environment = runs.environment();
-        assert!(environment.contains(&("PROXIER_SCENARIOS".into(), "all".into())));
-        assert!(environment.contains(&("PROPTEST_RNG_SEED".into(), "7".into())));
-    }
-
-    #[test]
-    fn lines_are_handed_on_with_the_exit_code() {
-        let mut lines = Vec::new();
-        let mut command = std::process::Command::new("sh");
-        command.args(["-c", "printf 'one\\n\\377two\\nthree'; exit 3"]);
-        let exit = stream(&mut command, |line| lines.push(line.to_owned())).unwrap();
-        assert_eq!(exit, Some(3));
-        assert_eq!(lines, ["one", "\u{fffd}two", "three"]);
+        let (series, crates) = also("6.12:ipvs,ipset").unwrap();
+        assert_eq!((series.to_string(), crates.join(" ")), ("6.12".to_owned(), "ipvs ipset".to_owned()));
+        assert!(also("6.12").is_err() && also("4.4:ipvs").is_err());
     }
 }
