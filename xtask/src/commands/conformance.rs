@@ -33,7 +33,7 @@ pub(crate) struct Options {
     /// Other tests than those of Services
     #[arg(long, value_name = "REGEX", default_value = FOCUS, hide_default_value = true)]
     focus: String,
-    /// Tests to leave out besides those that are always left out: SCTP, [Flaky], [Deprecated]
+    /// Tests to leave out besides those that are always left out: SCTP, `[Flaky]`, `[Deprecated]`
     #[arg(long, value_name = "REGEX")]
     skip: Option<String>,
     /// The cluster has a load balancer: its tests, too

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
 
-use self::programs::{Program, collect, script};
+use self::programs::{Program, collect, command};
 use self::slow::{HERE, KERNEL, Slow};
 use crate::kernel::{Kernel, Series, SeriesList};
 use crate::report::Report;
@@ -236,9 +236,10 @@ fn run_here(programs: &[Program], more: Option<Program>, runs: &Runs, report: &m
     let mut programs = runs.chosen(programs, HERE, &place, report);
     programs.extend(more);
     let results = tools::scratch()?;
-    let mut shell = cargo::as_typed("sh".as_ref());
+    let [shell, script] = command(&programs, results.path(), true)?;
+    let mut shell = cargo::as_typed(shell.as_ref());
     shell.envs(runs.environment.iter().map(|(name, value)| (name, value))).stdin(std::process::Stdio::null());
-    tools::succeeds(shell.args(["-c", &script(&programs, results.path(), true)]))?;
+    tools::succeeds(shell.arg(script))?;
     collect(&programs, results.path(), true, &place, report);
     Ok(())
 }
@@ -285,7 +286,7 @@ fn run_in_machines(series: Series, programs: &[Program], runs: &Runs, report: &m
         ..Vm::new(kernel)?
     };
     vm.try_out()?;
-    let line = ["/bin/sh".to_owned(), "-c".to_owned(), script(&programs, results.path(), false)];
+    let line = command(&programs, results.path(), false)?;
     let started = Instant::now();
     let outcomes: Vec<_> = thread::scope(|scope| {
         let running: Vec<_> = (0..machines).map(|_| scope.spawn(|| vm.run(&line))).collect();

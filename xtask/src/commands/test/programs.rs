@@ -102,8 +102,9 @@ run() {
 }
 "#;
 
-/// A script that runs the programs one after the other, each with its results in a folder below `results`. Several may run at a time.
-pub(super) fn script(programs: &[Program], results: &Path, is_loud: bool) -> String {
+/// The command line of a script that runs the programs one after the other, each with its results in a folder below `results`. Several may run at
+/// a time.
+pub(super) fn command(programs: &[Program], results: &Path, is_loud: bool) -> Result<[String; 2]> {
     let mut script =
         format!("results={} loud={}{RUN}", quote(&results.display().to_string()), if is_loud { "yes" } else { "" });
     for (number, program) in programs.iter().enumerate() {
@@ -113,7 +114,11 @@ pub(super) fn script(programs: &[Program], results: &Path, is_loud: bool) -> Str
         script.extend(["run ", &quote_all(&words.concat()), "\n"]);
     }
     // The results are in the files; the last command's exit code must not end up as the script's.
-    script + "exit 0\n"
+    script.push_str("exit 0\n");
+    // The names of all tests are more than an argument may have.
+    let file = results.join("script");
+    fs::write(&file, script)?;
+    Ok(["/bin/sh".to_owned(), file.display().to_string()])
 }
 
 /// Notes the results of such a script; prints the output of programs that failed, where it was not `loud`.
@@ -186,11 +191,16 @@ mod tests {
             ),
             program("dies", "echo running 2 tests; echo 'test a ... ok <0.1s>'; exit 134"),
         ];
+        // More than one argument may have.
+        let long: Vec<String> =
+            (0..20_000).map(|number| format!("a_test_that_the_program_does_not_have_{number}")).collect();
+        let programs = programs.map(|program| Program { tests: [program.tests, long.clone()].concat(), ..program });
         for is_loud in [true, false] {
             let folder = scratch.path().join(is_loud.to_string());
             fs::create_dir(&folder).unwrap();
             // Two machines: the second one finds nothing left to do.
-            let run = || tools::run(Command::new("sh").args(["-c", &script(&programs, &folder, is_loud)])).unwrap();
+            let [shell, script] = command(&programs, &folder, is_loud).unwrap();
+            let run = || tools::run(Command::new(&shell).arg(&script)).unwrap();
             assert!(run().contains("good's") && run().is_empty());
             let mut report = Report::default();
             collect(&programs, &folder, is_loud, "here", &mut report);
