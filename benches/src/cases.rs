@@ -6,7 +6,7 @@ use std::time::Instant;
 use ipset::{Element, Entry, IfPresent, IpSpan, Ports, SetSpec, SetType};
 use ipvs::Transport as _;
 use proxier_core::config::Config;
-use proxier_core::modes::ipvs::diff::{diff, diff_changed};
+use proxier_core::modes::ipvs::diff::{Scope, diff};
 use proxier_core::modes::ipvs::drain::Drains;
 use proxier_core::modes::ipvs::index::{Index, Recorded};
 use proxier_core::modes::ipvs::observed::Observed;
@@ -116,7 +116,7 @@ fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<f64, Fail
             let micros = clock(|| {
                 let all = world.compiled();
                 let wanted = all.wanted();
-                let changes = diff(&wanted, &empty, world.facts.config());
+                let changes = diff(&wanted, &empty, Scope::All, world.facts.config());
                 let plan = black_box(plan(changes, &wanted, &empty, &drains));
                 operations = server_operations(&plan);
             });
@@ -128,7 +128,9 @@ fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<f64, Fail
             let (mut all, mut changes, mut planned) = (None, None, 0);
             let mut step = |part: &str| match part {
                 "compile" => all = Some(world.compiled()),
-                "diff" => changes = all.as_ref().map(|all| diff(&all.wanted(), &empty, world.facts.config())),
+                "diff" => {
+                    changes = all.as_ref().map(|all| diff(&all.wanted(), &empty, Scope::All, world.facts.config()));
+                }
                 _ => {
                     if let (Some(all), Some(changes)) = (&all, changes.take()) {
                         planned = server_operations(&black_box(plan(changes, &all.wanted(), &empty, &drains)));
@@ -149,7 +151,7 @@ fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<f64, Fail
             world.converge();
             let mut operations = 1;
             let micros = clock(|| {
-                let changes = diff(&world.all.wanted(), &world.observed, world.facts.config());
+                let changes = diff(&world.all.wanted(), &world.observed, Scope::All, world.facts.config());
                 let plan = plan(changes, &world.all.wanted(), &world.observed, &world.drains);
                 operations = usize::from(!plan.is_empty());
             });
@@ -305,7 +307,7 @@ impl World {
         let index = Recorded::new(self.facts.config());
         self.all = Indexed::build(&self.store, &self.facts, index);
         self.all.take_changed();
-        let changes = diff(&self.all.wanted(), &self.observed, self.facts.config());
+        let changes = diff(&self.all.wanted(), &self.observed, Scope::All, self.facts.config());
         self.observed.apply(&changes);
     }
 
@@ -318,7 +320,7 @@ impl World {
         changed.extend(self.store.upsert_slice(slice));
         self.all.refresh(&self.store, &self.facts, &changed);
         let changed = self.all.take_changed();
-        let changes = diff_changed(&self.all.wanted(), &self.observed, &changed, self.facts.config());
+        let changes = diff(&self.all.wanted(), &self.observed, Scope::Changed(&changed), self.facts.config());
         let plan = plan(changes, &self.all.wanted(), &self.observed, &self.drains);
         for family in self.facts.config().families.iter() {
             black_box(Inputs::new(family, &self.all.wanted(), &self.facts, Capabilities::default()));

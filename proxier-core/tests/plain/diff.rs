@@ -9,7 +9,7 @@ use ipvs::{RealServer, Scheduler, VirtualServer, VirtualServerKey};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proxier_core::config::{Config, Families};
-use proxier_core::modes::ipvs::diff::{Changes, diff, diff_changed, foreign};
+use proxier_core::modes::ipvs::diff::{Changes, Scope, diff, foreign};
 use proxier_core::modes::ipvs::index::{self, Recorded};
 use proxier_core::modes::ipvs::observed::Observed;
 use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
@@ -31,7 +31,7 @@ fn reach(events: &[Event]) -> Indexed<index::Index> {
 /// State of a kernel that got everything that is wanted, from nothing.
 fn programmed(wanted: &Wanted<'_>) -> Observed {
     let mut observed = Observed::new();
-    observed.apply(&diff(wanted, &observed, &Config::default()));
+    observed.apply(&diff(wanted, &observed, Scope::All, &Config::default()));
     observed
 }
 
@@ -161,10 +161,10 @@ proptest! {
         }
         let kept = observed.clone();
 
-        let changes = diff(&wanted, &observed, &config);
+        let changes = diff(&wanted, &observed, Scope::All, &config);
         prop_assert!(changes.add_entries.is_disjoint(&changes.delete_entries));
         observed.apply(&changes);
-        prop_assert_eq!(diff(&wanted, &observed, &config), Changes::default());
+        prop_assert_eq!(diff(&wanted, &observed, Scope::All, &config), Changes::default());
 
         // The kernel has everything that is wanted, as it is wanted, and besides that only foreign objects.
         for frontend in wanted.servers() {
@@ -194,8 +194,8 @@ proptest! {
             let services: BTreeSet<ObjectKey> = part.iter().flat_map(|event| happen(&mut store, event)).collect();
             all.refresh(&store, &facts, &services);
             let (changed, wanted) = (all.take_changed(), all.wanted());
-            let small = diff_changed(&wanted, &observed, &changed, &config);
-            prop_assert_eq!(&small, &diff(&wanted, &observed, &config));
+            let small = diff(&wanted, &observed, Scope::Changed(&changed), &config);
+            prop_assert_eq!(&small, &diff(&wanted, &observed, Scope::All, &config));
             observed.apply(&small);
         }
     }
@@ -214,7 +214,7 @@ proptest! {
         let wanted = all.wanted();
         let kept = programmed(&reach(&before).wanted());
         let mut observed = kept.clone();
-        observed.apply(&diff(&wanted, &observed, &config));
+        observed.apply(&diff(&wanted, &observed, Scope::All, &config));
         let v4 = |of: &Observed| {
             let mut of = of.clone();
             of.virtual_servers.retain(|key, _| key.family() == ipvs::model::Family::V4);
@@ -223,6 +223,6 @@ proptest! {
             of
         };
         prop_assert_eq!(v4(&observed), v4(&kept));
-        prop_assert!(diff(&wanted, &observed, &config).is_empty());
+        prop_assert!(diff(&wanted, &observed, Scope::All, &config).is_empty());
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ipvs::VirtualServerKey;
 use proptest::prelude::*;
 use proxier_core::config::{Reserved, ReservedPort, User};
-use proxier_core::modes::ipvs::diff::{Changes, diff, diff_changed};
+use proxier_core::modes::ipvs::diff::{Changes, Scope, diff};
 use proxier_core::modes::ipvs::hold_back::{hold, losing};
 use proxier_core::modes::ipvs::observed::Observed;
 use proxier_core::net::FrontendKey;
@@ -29,7 +29,7 @@ fn cluster(count: u8) -> (World, Observed) {
         add(&mut world, number);
     }
     let mut observed = Observed::new();
-    observed.apply(&diff(&world.wanted(), &observed, &world.config));
+    observed.apply(&diff(&world.wanted(), &observed, Scope::All, &world.config));
     (world, observed)
 }
 
@@ -66,7 +66,7 @@ fn keys_of(number: u8) -> Vec<FrontendKey> {
 
 /// Runs a full pass as the reconciler does: changes that the safeguard stops are held back, the rest is done.
 fn pass(safeguard: &mut Safeguard, world: &World, observed: &mut Observed, now: Moment) -> Option<Stopped> {
-    let mut changes = diff(&world.wanted(), observed, &world.config);
+    let mut changes = diff(&world.wanted(), observed, Scope::All, &world.config);
     let stopped = safeguard.check(losing(&changes, observed), observed, &world.store, world.wanted().desired(), now);
     if let Some(stopped) = &stopped {
         hold(&stopped.inherited().collect(), &mut changes, observed);
@@ -76,7 +76,7 @@ fn pass(safeguard: &mut Safeguard, world: &World, observed: &mut Observed, now: 
 }
 
 fn in_step(world: &World, observed: &Observed) -> bool {
-    diff(&world.wanted(), observed, &world.config).is_empty()
+    diff(&world.wanted(), observed, Scope::All, &world.config).is_empty()
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn small_passes_do_not_nibble() {
     assert!(pass(&mut safeguard, &world, &mut observed, secs(0)).is_some());
     let before = observed.clone();
     let changed = world.delete_service("s13");
-    let mut changes = diff_changed(&world.wanted(), &observed, &changed, &world.config);
+    let mut changes = diff(&world.wanted(), &observed, Scope::Changed(&changed), &world.config);
     let stopped = safeguard
         .check(losing(&changes, &observed), &observed, &world.store, world.wanted().desired(), secs(1))
         .unwrap();
@@ -235,7 +235,7 @@ fn small_passes_do_not_nibble() {
     assert_eq!(observed, before);
     // An unrelated change is carried out; the rest is still held back.
     let changed = world.slice("s20-1", "s20", json!([]));
-    let mut changes = diff_changed(&world.wanted(), &observed, &changed, &world.config);
+    let mut changes = diff(&world.wanted(), &observed, Scope::Changed(&changed), &world.config);
     let stopped = safeguard
         .check(losing(&changes, &observed), &observed, &world.store, world.wanted().desired(), secs(2))
         .unwrap();
@@ -303,7 +303,7 @@ proptest! {
             }
             prop_assert_eq!(observed.virtual_servers.len(), world.wanted().servers().count() + held.len());
             // Only held deletions are left to do, and no wanted entry or address is missing.
-            let rest = diff(&world.wanted(), &observed, &world.config);
+            let rest = diff(&world.wanted(), &observed, Scope::All, &world.config);
             prop_assert_eq!(rest.virtual_servers.into_keys().collect::<BTreeSet<_>>(), held.clone());
             prop_assert!(rest.add_entries.is_empty() && rest.add_addresses.is_empty());
             if held.is_empty() {
@@ -323,7 +323,7 @@ proptest! {
     ) {
         let mut world = World::new();
         let mut observed = Observed::new();
-        observed.apply(&diff(&world.wanted(), &observed, &world.config));
+        observed.apply(&diff(&world.wanted(), &observed, Scope::All, &world.config));
         for (number, what) in steps {
             let address = IpAddr::from([192, 0, 2, number]);
             let eth0 = world.host.interfaces.get_mut("eth0").unwrap();
@@ -334,9 +334,9 @@ proptest! {
                 _ => { eth0.retain(|of| *of != address); world.refresh_all() }
             };
             let on_eth0: BTreeSet<IpAddr> = world.host.interfaces["eth0"].iter().copied().collect();
-            let changes = diff(&world.wanted(), &observed, &world.config);
+            let changes = diff(&world.wanted(), &observed, Scope::All, &world.config);
             if what != 0 {
-                let small = diff_changed(&world.wanted(), &observed, &changed, &world.config);
+                let small = diff(&world.wanted(), &observed, Scope::Changed(&changed), &world.config);
                 prop_assert_eq!(&small, &changes);
             }
             prop_assert!(changes.add_addresses.is_disjoint(&on_eth0));
@@ -360,7 +360,7 @@ proptest! {
 fn the_nodes_own_address_is_served_but_never_bound() {
     let mut world = World::new();
     world.service("odd", json!({"clusterIP": "192.168.0.10", "ports": [{"name": "http", "port": 80}]}));
-    let changes = diff(&world.wanted(), &Observed::new(), &world.config);
+    let changes = diff(&world.wanted(), &Observed::new(), Scope::All, &world.config);
     assert!(changes.virtual_servers.contains_key(&"TCP 192.168.0.10:80".parse().unwrap()));
     assert!(changes.add_addresses.is_empty());
 }
@@ -466,6 +466,6 @@ fn impossible_addresses() {
         world.service("odd", cluster_ip(text));
         assert_eq!(world.rejected(ObjectKind::Service, "odd"), ["spec.clusterIP"], "{text}");
     }
-    assert_eq!(diff(&world.wanted(), &Observed::new(), &world.config).add_addresses.len(), 1);
-    assert_ne!(diff(&world.wanted(), &Observed::new(), &world.config), Changes::default());
+    assert_eq!(diff(&world.wanted(), &Observed::new(), Scope::All, &world.config).add_addresses.len(), 1);
+    assert_ne!(diff(&world.wanted(), &Observed::new(), Scope::All, &world.config), Changes::default());
 }

@@ -7,7 +7,7 @@ use ipvs::model::{Protocol, Weight};
 use ipvs::{RealServer, VirtualServerKey};
 use proptest::prelude::*;
 use proxier_core::config::Config;
-use proxier_core::modes::ipvs::diff::diff;
+use proxier_core::modes::ipvs::diff::{Scope, diff};
 use proxier_core::modes::ipvs::drain::{Drains, Policy};
 use proxier_core::modes::ipvs::index::Index;
 use proxier_core::modes::ipvs::observed::Observed;
@@ -43,7 +43,7 @@ fn endpoints(world: &mut World, numbers: &[u8]) {
 
 /// Flows to forget on the way from the kernel's state to the wanted one; updates `observed`.
 fn step(world: &World, observed: &mut Observed, drains: &Drains) -> UdpServices {
-    let changes = diff(&world.wanted(), observed, &world.config);
+    let changes = diff(&world.wanted(), observed, Scope::All, &world.config);
     observed.apply(&changes);
     udp::stale(&changes, &world.wanted(), drains)
 }
@@ -62,7 +62,7 @@ fn another_scheduler() {
     step(&world, &mut observed, &drains);
     world.config.ipvs.scheduler = ipvs::Scheduler::LeastConnection;
     world.restart();
-    assert!(!diff(&world.wanted(), &observed, &world.config).is_empty());
+    assert!(!diff(&world.wanted(), &observed, Scope::All, &world.config).is_empty());
     assert_eq!(step(&world, &mut observed, &drains), UdpServices::new());
 }
 
@@ -78,7 +78,7 @@ fn draining_endpoints_answer() {
     step(&world, &mut observed, &drains);
 
     endpoints(&mut world, &[2]);
-    let changes = diff(&world.wanted(), &observed, &world.config);
+    let changes = diff(&world.wanted(), &observed, Scope::All, &world.config);
     assert!(!changes.is_empty());
     assert_eq!(udp::stale(&changes, &world.wanted(), &drains), UdpServices::new(), "it is going to drain");
     let key: VirtualServerKey = "UDP 10.96.0.10:53".parse().unwrap();
@@ -91,7 +91,7 @@ fn draining_endpoints_answer() {
     let draining = RealServer::new(one).with_weight(Weight::DRAIN);
     let server = ipvs::VirtualServer { key, config: observed.virtual_servers[&key].config };
     observed.insert(&server, [draining]);
-    let changes = diff(&world.wanted(), &observed, &world.config);
+    let changes = diff(&world.wanted(), &observed, Scope::All, &world.config);
     assert_eq!(udp::stale(&changes, &world.wanted(), &drains), place("10.96.0.10:53", &[1, 3]));
 
     drains.deleted(&key, &one.into());
@@ -120,8 +120,8 @@ proptest! {
         let (before, after) = (before.wanted(), after.wanted());
         let config = Config::default();
         let mut observed = Observed::new();
-        observed.apply(&diff(&before, &observed, &config));
-        let changes = diff(&after, &observed, &config);
+        observed.apply(&diff(&before, &observed, Scope::All, &config));
+        let changes = diff(&after, &observed, Scope::All, &config);
         let stale = udp::stale(&changes, &after, &drains);
         let (old, new) = (udp::all(&before, &drains), udp::all(&after, &drains));
         let nobody = BTreeSet::new();

@@ -19,8 +19,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use super::diff::Changes;
-use super::index::Changed;
+use super::diff::{Changes, Scope};
 use super::observed::Observed;
 use super::wanted::Wanted;
 use crate::config::Config;
@@ -160,11 +159,14 @@ impl Routes {
         network_of(address, &self.whole).filter(|_| self.is_on)
     }
 
-    /// All routes, each with its source.
-    pub fn all(&self, wanted: &Wanted<'_>, config: &Config) -> BTreeMap<Network, Option<IpAddr>> {
-        let singles = wanted.addresses().filter(|address| may_be_bound(*address, config));
-        let singles = singles.filter_map(|address| self.single(address));
-        singles.chain(self.whole.iter().copied()).map(|network| (network, self.source(&network))).collect()
+    /// Whether a route has to be there.
+    fn wants(&self, network: &Network, wanted: &Wanted<'_>, config: &Config) -> bool {
+        let address = network.addr();
+        self.whole.contains(network)
+            || (is_single(network)
+                && wanted.has_address(address)
+                && may_be_bound(address, config)
+                && self.single(address).is_some())
     }
 
     /// Whether other networks are local as a whole than the kernel has, or have another source.
@@ -173,36 +175,32 @@ impl Routes {
         !self.whole.iter().map(|network| (*network, self.source(network))).eq(there)
     }
 
-    /// Compares all routes. Routes of families that are not configured are left alone.
-    pub(crate) fn diff(&self, wanted: &Wanted<'_>, observed: &Observed, config: &Config, changes: &mut Changes) {
-        let all = self.all(wanted, config);
-        for (network, source) in &all {
-            if !observed.routes.is(network, *source) {
-                changes.add_routes.insert(*network, *source);
-            }
-        }
-        let unwanted = observed.routes.iter().map(|(network, _)| network).filter(|network| !all.contains_key(*network));
-        let unwanted = unwanted.filter(|network| in_scope(config, network.addr()) && !self.stays(network, wanted));
-        changes.delete_routes.extend(unwanted.copied());
-    }
-
-    /// Compares only those of addresses that changed. Assumes that nothing else did.
-    pub(crate) fn diff_changed(
+    /// Compares the routes of a scope. Routes of families that are not configured are left alone.
+    pub(crate) fn diff(
         &self,
         wanted: &Wanted<'_>,
         observed: &Observed,
-        (changed, config): (&Changed, &Config),
+        (scope, config): (Scope<'_>, &Config),
         changes: &mut Changes,
     ) {
-        for address in changed.addresses.union(&changed.elsewhere) {
-            let Some(network) = self.single(*address).filter(|_| may_be_bound(*address, config)) else { continue };
+        let mut compare = |network: Network| {
             let source = self.source(&network);
-            if wanted.has_address(*address) {
+            if self.wants(&network, wanted, config) {
                 if !observed.routes.is(&network, source) {
                     changes.add_routes.insert(network, source);
                 }
-            } else if observed.routes.has(&network) && !self.stays(&network, wanted) {
+            } else if observed.routes.has(&network) && in_scope(config, network.addr()) && !self.stays(&network, wanted)
+            {
                 changes.delete_routes.insert(network);
+            }
+        };
+        match scope {
+            Scope::All => {
+                wanted.addresses().map(Network::from).for_each(&mut compare);
+                observed.routes.iter().map(|(network, _)| network).chain(&self.whole).copied().for_each(compare);
+            }
+            Scope::Changed(changed) => {
+                changed.addresses.union(&changed.elsewhere).copied().map(Network::from).for_each(compare);
             }
         }
     }

@@ -77,62 +77,34 @@ impl Changes {
     }
 }
 
-/// Compares everything.
+/// Objects to compare.
+#[derive(Clone, Copy, Debug)]
+pub enum Scope<'a> {
+    /// Everything.
+    All,
+    /// Only what changed: costs O(changed). Of sets that are missing, those are created that get an entry.
+    Changed(&'a Changed),
+}
+
+/// Compares the objects of a scope.
 ///
 /// Families that are not configured are left alone. An unwanted virtual server is deleted only if it is this proxy's
 /// ([`Observed::owns`]) and outside of [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs); [`foreign`] lists the rest. Everything
 /// on the dummy device is this proxy's, except addresses that no Service can have, such as its link-local one. Where addresses are bound by
 /// routes ([`Config::binds_by_routes`]), the device has none.
-pub fn diff(wanted: &Wanted<'_>, observed: &Observed, config: &Config) -> Changes {
+pub fn diff(wanted: &Wanted<'_>, observed: &Observed, scope: Scope<'_>, config: &Config) -> Changes {
     let mut diff = Diff { wanted, observed, config, changes: Changes::default() };
-    let all = match guards::Kind::from(config.ipvs.rules) {
-        guards::Kind::Programs => SetKind::ALL.as_slice(),
-        guards::Kind::Nft => &SetKind::ALL_OF_NFT,
-    };
-    let of_family = |family| all.iter().map(move |kind| SetKey::new(family, *kind));
-    for set in config.families.iter().flat_map(of_family) {
-        match observed.sets.get(&set) {
-            // Nearly always equal: one walk instead of two lookups for each entry.
-            Some(elements) if elements.iter().eq(wanted.entries(set)) => continue,
-            Some(elements) => elements.iter().for_each(|element| diff.entry(set, element)),
-            None if config.makes_only_needed_rules() && wanted.entries(set).next().is_none() => continue,
-            None => {
-                diff.changes.create_sets.insert(set);
+    match scope {
+        Scope::All => diff.all(),
+        Scope::Changed(changed) => {
+            changed.entries.iter().for_each(|(set, element)| diff.entry(*set, element));
+            changed.addresses.union(&changed.elsewhere).for_each(|address| diff.address(*address));
+            for key in &changed.virtual_servers {
+                match wanted.server(key) {
+                    Some(server) => diff.server(server),
+                    None => diff.unwanted(*key),
+                }
             }
-        }
-        wanted.entries(set).for_each(|element| diff.entry(set, element));
-    }
-    let as_wanted = !config.binds_by_routes() && wanted.addresses().eq(observed.addresses.iter().copied());
-    if !as_wanted {
-        wanted.addresses().chain(observed.addresses.iter().copied()).for_each(|address| diff.address(address));
-    }
-    for server in wanted.servers() {
-        diff.server(server);
-    }
-    for key in observed.virtual_servers.keys() {
-        if !wanted.has_server(key) {
-            diff.unwanted(*key);
-            diff.left_behind(key);
-        }
-    }
-    diff.keep_records();
-    diff.changes
-}
-
-/// Compares only changed objects: O(changed). Assumes that sets exist, or creates them when an entry is added.
-pub fn diff_changed(wanted: &Wanted<'_>, observed: &Observed, changed: &Changed, config: &Config) -> Changes {
-    let mut diff = Diff { wanted, observed, config, changes: Changes::default() };
-    for (set, element) in &changed.entries {
-        diff.entry(*set, element);
-        if diff.changes.add_entries.contains(&(*set, element.clone())) && !observed.sets.contains_key(set) {
-            diff.changes.create_sets.insert(*set);
-        }
-    }
-    changed.addresses.union(&changed.elsewhere).for_each(|address| diff.address(*address));
-    for key in &changed.virtual_servers {
-        match wanted.server(key) {
-            Some(server) => diff.server(server),
-            None => diff.unwanted(*key),
         }
     }
     diff.keep_records();
@@ -167,13 +139,43 @@ struct Diff<'a> {
 }
 
 impl Diff<'_> {
+    fn all(&mut self) {
+        let (wanted, observed, config) = (self.wanted, self.observed, self.config);
+        let kinds = match guards::Kind::from(config.ipvs.rules) {
+            guards::Kind::Programs => SetKind::ALL.as_slice(),
+            guards::Kind::Nft => &SetKind::ALL_OF_NFT,
+        };
+        let of_family = |family| kinds.iter().map(move |kind| SetKey::new(family, *kind));
+        for set in config.families.iter().flat_map(of_family) {
+            let there = observed.sets.get(&set);
+            if there.is_none() && !config.makes_only_needed_rules() {
+                self.changes.create_sets.insert(set);
+            }
+            // Nearly always equal: one walk instead of two lookups for each entry.
+            if !there.is_some_and(|there| there.iter().eq(wanted.entries(set))) {
+                there.into_iter().flatten().chain(wanted.entries(set)).for_each(|element| self.entry(set, element));
+            }
+        }
+        let as_wanted = !config.binds_by_routes() && wanted.addresses().eq(observed.addresses.iter().copied());
+        if !as_wanted {
+            wanted.addresses().chain(observed.addresses.iter().copied()).for_each(|address| self.address(address));
+        }
+        wanted.servers().for_each(|server| self.server(server));
+        let unwanted = observed.virtual_servers.keys().filter(|key| !wanted.has_server(key));
+        unwanted.for_each(|key| self.unwanted(*key));
+    }
+
     fn entry(&mut self, set: SetKey, element: &Element) {
         if !in_scope(self.config, set.family) {
             return;
         }
         let wanted = self.wanted.has_entry(set, element);
-        let there = self.observed.has_entry(set, element);
+        let entries = self.observed.sets.get(&set);
+        let there = entries.is_some_and(|entries| entries.contains(element));
         if wanted && !there {
+            if entries.is_none() {
+                self.changes.create_sets.insert(set);
+            }
             self.changes.add_entries.insert((set, element.clone()));
         } else if there && !wanted {
             self.changes.delete_entries.insert((set, element.clone()));
@@ -206,18 +208,6 @@ impl Diff<'_> {
         self.changes.virtual_servers.extend(change.map(|change| (key, change)));
     }
 
-    /// Records that a node port left behind is this proxy's while it exists: from now on the proxy's set may have its port with other
-    /// addresses.
-    fn left_behind(&mut self, key: &VirtualServerKey) {
-        if self.changes.virtual_servers.contains_key(key)
-            && self.observed.is_left_behind(key)
-            && let Some(entry) = Observed::served_entry(key)
-        {
-            self.changes.add_entries.insert(entry.clone());
-            self.changes.delete_entries.insert(entry);
-        }
-    }
-
     fn unwanted(&mut self, key: VirtualServerKey) {
         let Some(there) = self.observed.virtual_servers.get(&key) else { return };
         if !may_delete(&key, self.observed, self.config) {
@@ -231,6 +221,13 @@ impl Diff<'_> {
             VirtualServerChange::Delete
         };
         self.changes.virtual_servers.insert(key, change);
+        // While a node port left behind exists, it is recorded as this proxy's: the set may have its port with other addresses from now on.
+        if self.observed.is_left_behind(&key)
+            && let Some(entry) = Observed::served_entry(&key)
+        {
+            self.changes.add_entries.insert(entry.clone());
+            self.changes.delete_entries.insert(entry);
+        }
     }
 
     /// Whether this is the virtual server of the mark of a Frontend that is still served, but not split: connections through it

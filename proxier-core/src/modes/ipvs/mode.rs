@@ -9,7 +9,7 @@ use ipvs::model::TimeoutsUpdate;
 
 use super::apply::apply;
 use super::binding::{BoundRoutes, Routes};
-use super::diff::{Changes, diff, diff_changed, foreign};
+use super::diff::{Changes, Scope, diff, foreign};
 use super::drain::{self, Drains, Verdicts};
 use super::guards::nft::Tables;
 use super::guards::programs::Programs;
@@ -221,17 +221,13 @@ impl Mode {
         let observed = self.observed.as_ref()?;
         let wanted = &self.wanted(pass.desired);
         let config = pass.config();
-        let mut changes = if pass.full {
+        let scope = |all| if all { Scope::All } else { Scope::Changed(self.changed()) };
+        if pass.full {
             report.foreign = foreign(wanted, observed, config).map(|key| key.to_string()).collect();
-            diff(wanted, observed, config)
-        } else {
-            diff_changed(wanted, observed, self.changed(), config)
-        };
-        if pass.full || self.new_facts || routes.differ_in_whole(observed) {
-            routes.diff(wanted, observed, config, &mut changes);
-        } else {
-            routes.diff_changed(wanted, observed, (self.changed(), config), &mut changes);
         }
+        let mut changes = diff(wanted, observed, scope(pass.full), config);
+        let all_routes = pass.full || self.new_facts || routes.differ_in_whole(observed);
+        routes.diff(wanted, observed, (scope(all_routes), config), &mut changes);
         let held = hold(hold_back::losing(&changes, observed).collect(), observed);
         if !held.is_empty() {
             hold_back::hold(&held, &mut changes, observed);

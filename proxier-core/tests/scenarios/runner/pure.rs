@@ -4,7 +4,7 @@ use ipset::{Element, Entry};
 use ipvs::text::{Ruleset, Statement};
 use ipvs::{Operation, RealServer, VirtualServer, VirtualServerKey};
 use proxier_core::config::NamePrefix;
-use proxier_core::modes::ipvs::diff::{diff, diff_changed};
+use proxier_core::modes::ipvs::diff::{Scope, diff};
 use proxier_core::modes::ipvs::index::{Index, Recorded};
 use proxier_core::modes::ipvs::observed::Observed;
 use proxier_core::modes::ipvs::rules::{Capabilities, Inputs};
@@ -89,8 +89,8 @@ impl Subject for Pure {
         self.observed.host_addresses =
             proxier_core::modes::other_addresses(&change.world.host(), &self.facts.config().names).collect();
         let config = self.facts.config();
-        let everything = diff(&self.all.wanted(), &self.observed, config);
-        let small = diff_changed(&self.all.wanted(), &self.observed, &noted, config);
+        let everything = diff(&self.all.wanted(), &self.observed, Scope::All, config);
+        let small = diff(&self.all.wanted(), &self.observed, Scope::Changed(&noted), config);
         let mut expected = everything.clone();
         // The first pass, a full one, creates all sets.
         expected.create_sets.retain(|set| small.create_sets.contains(set));
@@ -100,7 +100,7 @@ impl Subject for Pure {
         }
         self.wrote = !everything.is_empty();
         self.observed.apply(&everything);
-        if !diff(&self.all.wanted(), &self.observed, config).is_empty() {
+        if !diff(&self.all.wanted(), &self.observed, Scope::All, config).is_empty() {
             self.trouble.push("the changes leave something to change".to_owned());
         }
         if self.all.wanted() != Indexed::build(&self.store, &self.facts, Index::new(self.facts.config())).wanted() {

@@ -9,7 +9,7 @@ use ipvs::model::{Snapshot, TimeoutsUpdate};
 use ipvs::{RealServer, VirtualServerKey};
 
 use crate::config::{Config, KernelNames};
-use crate::modes::ipvs::diff::diff;
+use crate::modes::ipvs::diff::{Scope, diff};
 use crate::modes::ipvs::guards::nft::Tables;
 use crate::modes::ipvs::observed::{Observed, ObservedServer};
 use crate::modes::ipvs::servers::RealServers;
@@ -127,7 +127,7 @@ fn read_virtual_servers(
 ) -> Result<(), PortError> {
     let snapshot = ipvs.snapshot_once()?;
     observed.virtual_servers = observed_servers(&snapshot, wanted);
-    let is_as_wanted = is_settled && diff(wanted, observed, config).is_empty();
+    let is_as_wanted = is_settled && diff(wanted, observed, Scope::All, config).is_empty();
     if !is_as_wanted && !ipvs.is_still(&snapshot)? {
         observed.virtual_servers = observed_servers(&ipvs.snapshot()?, wanted);
     }
