@@ -2,116 +2,94 @@
 
 use std::net::IpAddr;
 
-use super::{Run, skipped, split};
-use crate::modes::shared::routes;
+use super::{Run, divide, needed, skipped};
 use crate::net::{Family, Network};
-use crate::plan::report::Applied;
-use crate::plan::step::{Action, Part, Step};
-use crate::ports::{LocalRoute, Ports, RouteOwner};
+use crate::plan::step::{Action, Step};
+use crate::ports::{LocalRoute, PortError, Ports, RouteOwner};
+
+/// Reason why an address is not made local: it has no virtual server.
+fn too_early(address: IpAddr) -> PortError {
+    skipped(format_args!("{address} is not bound, because none of its virtual servers could be made"))
+}
 
 impl Run<'_, '_> {
     pub(super) fn bind(&mut self, addresses: &[IpAddr], ports: &mut Ports<'_>) {
         let device = &self.plan.names.device;
-        let (skipped, wanted): (Vec<IpAddr>, Vec<IpAddr>) =
-            addresses.iter().partition(|address| !self.has_device || self.unserved.contains(address));
-        if !wanted.is_empty() {
-            let (done, failed) = split(&wanted, ports.links.bind(device.as_str(), &wanted));
-            self.applied.count(Part::Address, Action::Add, done.len());
-            self.observed.addresses.extend(done);
-            for (address, error) in failed {
-                self.applied.fail(Step::address(Action::Add, *address, device), error);
+        let why_not = |run: &Self, address: &IpAddr| {
+            if !run.has_device {
+                return Some(skipped(format_args!("{address} is not bound, because there is no device {device}")));
             }
-        }
-        for address in skipped {
-            let why = if self.has_device {
-                skipped::bound_too_early(address)
-            } else {
-                skipped::not_without_device(address, device)
-            };
-            self.applied.fail(Step::address(Action::Add, address, device), why);
-        }
+            run.unserved.contains(address).then(|| too_early(*address))
+        };
+        let bind = |_: &mut Self, addresses: &[IpAddr]| ports.links.bind(device.as_str(), addresses);
+        let step = |address: &IpAddr| Step::address(Action::Add, *address, device);
+        let (done, _) = self.try_items(addresses.to_vec(), why_not, bind, step);
+        self.observed.addresses.extend(done);
     }
 
     pub(super) fn unbind(&mut self, addresses: &[IpAddr], ports: &mut Ports<'_>) {
         let device = &self.plan.names.device;
-        let mut going: Vec<IpAddr> = Vec::with_capacity(addresses.len());
-        for address in addresses {
-            let why = if self.needs.address(address) {
-                skipped::needed()
-            } else if self.wanted.has_address(*address) && !self.observed.routes.cover(*address, None) {
-                skipped::not_without_route(*address)
-            } else {
-                going.push(*address);
-                continue;
-            };
-            self.applied.fail(Step::address(Action::Delete, *address, device), why);
-        }
-        if going.is_empty() {
-            return;
-        }
-        let (done, failed) = split(&going, ports.links.unbind(device.as_str(), &going));
-        self.applied.count(Part::Address, Action::Delete, done.len());
+        let why_not = |run: &Self, address: &IpAddr| {
+            if run.needs.address(address) {
+                return Some(needed());
+            }
+            let lacks_route = run.wanted.has_address(*address) && !run.observed.routes.cover(*address, None);
+            lacks_route.then(|| skipped(format_args!("{address} stays bound, because no route makes it local yet")))
+        };
+        let unbind = |_: &mut Self, addresses: &[IpAddr]| ports.links.unbind(device.as_str(), addresses);
+        let step = |address: &IpAddr| Step::address(Action::Delete, *address, device);
+        let (done, _) = self.try_items(addresses.to_vec(), why_not, unbind, step);
         for address in done {
-            self.observed.addresses.remove(address);
-        }
-        for (address, error) in failed {
-            self.applied.fail(Step::address(Action::Delete, *address, device), error);
+            self.observed.addresses.remove(&address);
         }
     }
 
     /// Adds routes. A source that the kernel refuses is left out: another source is better than no Service.
     pub(super) fn add_routes(&mut self, routes: &[LocalRoute], ports: &mut Ports<'_>) {
-        let mut possible = Vec::with_capacity(routes.len());
-        for route in routes {
-            let network = &route.network;
-            let unguarded = self.unguarded.contains(&Family::of(network.addr()));
-            let is_new = !self.observed.routes.has(network);
-            if self.plan.guarded_networks.contains(network) && unguarded {
-                self.applied.fail(Step::route(Action::Add, route), skipped::not_without_guard(network));
-            } else if is_new && *network == Network::from(network.addr()) && self.unserved.contains(&network.addr()) {
-                self.applied.fail(Step::route(Action::Add, route), skipped::bound_too_early(network.addr()));
-            } else {
-                possible.push(*route);
+        let why_not = |run: &Self, LocalRoute { network, .. }: &LocalRoute| {
+            let address = network.addr();
+            if run.plan.guarded_networks.contains(network) && run.unguarded.contains(&Family::of(address)) {
+                return Some(skipped(format_args!(
+                    "{network} is not made local, because the rules that reject its unserved addresses are missing"
+                )));
             }
+            let is_single = *network == Network::from(address);
+            let is_early = is_single && !run.observed.routes.has(network) && run.unserved.contains(&address);
+            is_early.then(|| too_early(address))
+        };
+        let mut add = |routes: &[LocalRoute]| ports.routes.add(RouteOwner::Ipvs, routes);
+        let step = |route: &LocalRoute| Step::route(Action::Add, route);
+        let (mut done, refused) = self.try_items(routes.to_vec(), why_not, |_, routes| add(routes), step);
+        let with_source = refused.iter().filter(|route| route.source.is_some());
+        let without: Vec<_> = with_source.map(|route| LocalRoute::new(route.network)).collect();
+        if !without.is_empty() {
+            done.extend(divide(without, add).0);
         }
-        let failed = routes::add(RouteOwner::Ipvs, &possible, ports, &mut self.applied);
-        let (refused, done): (Vec<LocalRoute>, Vec<LocalRoute>) =
-            possible.into_iter().partition(|route| failed.contains(&route.network));
         for route in done {
             self.observed.routes.insert(route.network, route.source);
-        }
-        let without: Vec<LocalRoute> =
-            refused.iter().filter(|of| of.source.is_some()).map(|of| LocalRoute::new(of.network)).collect();
-        if without.is_empty() {
-            return;
-        }
-        let mut again = Applied::default();
-        let failed = routes::add(RouteOwner::Ipvs, &without, ports, &mut again);
-        for route in without.iter().filter(|route| !failed.contains(&route.network)) {
-            self.observed.routes.insert(route.network, None);
         }
     }
 
     pub(super) fn delete_routes(&mut self, routes: &[LocalRoute], ports: &mut Ports<'_>) {
-        let mut going: Vec<Network> = Vec::with_capacity(routes.len());
-        for route in routes {
-            let network = &route.network;
-            let bound = |address: &IpAddr| {
-                self.observed.addresses.contains(address) || self.observed.routes.cover(*address, Some(network))
+        let why_not = |run: &Self, LocalRoute { network, .. }: &LocalRoute| {
+            if run.needs.any_in(network) {
+                return Some(needed());
+            }
+            let observed = &run.observed;
+            let is_bound = |address: &IpAddr| {
+                observed.addresses.contains(address) || observed.routes.cover(*address, Some(network))
             };
-            let why = if self.needs.any_in(network) {
-                skipped::needed()
-            } else if let Some(address) = self.wanted.addresses_in(network).find(|address| !bound(address)) {
-                skipped::not_unbound(address)
-            } else {
-                going.push(*network);
-                continue;
-            };
-            self.applied.fail(Step::route(Action::Delete, route), why);
-        }
-        let failed = routes::delete(RouteOwner::Ipvs, &going, ports, &mut self.applied);
-        for network in going.iter().filter(|network| !failed.contains(*network)) {
-            self.observed.routes.remove(network);
+            let unbound = run.wanted.addresses_in(network).find(|address| !is_bound(address))?;
+            Some(skipped(format_args!("stays, because {unbound} is not bound in any other way yet")))
+        };
+        let delete = |_: &mut Self, routes: &[LocalRoute]| {
+            let networks: Vec<Network> = routes.iter().map(|route| route.network).collect();
+            ports.routes.delete(RouteOwner::Ipvs, &networks)
+        };
+        let step = |route: &LocalRoute| Step::route(Action::Delete, route);
+        let (done, _) = self.try_items(routes.to_vec(), why_not, delete, step);
+        for route in done {
+            self.observed.routes.remove(&route.network);
         }
     }
 }

@@ -2,10 +2,10 @@
 
 mod local;
 mod operations;
-mod skipped;
 mod tables;
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::net::IpAddr;
 
 use ipset::Element;
@@ -121,18 +121,36 @@ fn is_filled(stage: &Stage, set: SetKey) -> bool {
     set.kind == SetKind::NodePortServed && stage.sets.contains(&set) && stage.entries.contains_key(&set)
 }
 
-/// Splits items into done and failed; sorts the failures by index.
-fn split<T>(items: &[T], mut failures: ItemFailures) -> (Vec<&T>, Vec<(&T, PortError)>) {
+/// Reason why an operation was not tried: something it depends on failed.
+fn skipped(message: impl fmt::Display) -> PortError {
+    PortError::new(PortErrorKind::Skipped, message)
+}
+
+fn needed() -> PortError {
+    skipped("stays, because it marks or guards a virtual server that could not be deleted")
+}
+
+fn not_without_set(set: NamedSet) -> PortError {
+    skipped(format_args!("not tried, because set {set} could not be created"))
+}
+
+fn not_without_virtual_server(key: &VirtualServerKey) -> PortError {
+    skipped(format_args!("not tried, because virtual server {key} could not be made"))
+}
+
+/// Tries items; returns those that are done, and those that were refused.
+fn divide<T>(items: Vec<T>, try_all: impl FnOnce(&[T]) -> ItemFailures) -> (Vec<T>, Vec<(T, PortError)>) {
+    let mut failures = try_all(&items);
     failures.sort_by_key(|failure| failure.index);
     let mut failures = failures.into_iter().peekable();
-    let (mut done, mut failed) = (Vec::with_capacity(items.len()), Vec::new());
-    for (index, item) in items.iter().enumerate() {
+    let (mut done, mut refused) = (Vec::with_capacity(items.len()), Vec::new());
+    for (index, item) in items.into_iter().enumerate() {
         match failures.next_if(|failure| failure.index == index) {
-            Some(ItemFailure { error, .. }) => failed.push((item, error)),
+            Some(ItemFailure { error, .. }) => refused.push((item, error)),
             None => done.push(item),
         }
     }
-    (done, failed)
+    (done, refused)
 }
 
 impl<'a> Run<'a, '_> {
@@ -182,38 +200,84 @@ impl<'a> Run<'a, '_> {
         set.named(self.plan.names.prefix)
     }
 
+    /// Tries the items that nothing stands against (`why_not`) and notes the outcomes. Returns the items that are done, and those that were
+    /// refused.
+    fn try_items<T>(
+        &mut self,
+        items: Vec<T>,
+        why_not: impl Fn(&Self, &T) -> Option<PortError>,
+        try_all: impl FnOnce(&mut Self, &[T]) -> ItemFailures,
+        step: impl Fn(&T) -> Step,
+    ) -> (Vec<T>, Vec<T>) {
+        let mut possible = Vec::with_capacity(items.len());
+        for item in items {
+            match why_not(self, &item) {
+                Some(why) => self.applied.fail(step(&item), why),
+                None => possible.push(item),
+            }
+        }
+        if possible.is_empty() {
+            return (Vec::new(), Vec::new());
+        }
+        let (done, refused) = divide(possible, |items| try_all(self, items));
+        if let Some(Step { part, action, .. }) = done.first().map(&step) {
+            self.applied.count(part, action, done.len());
+        }
+        let refused = refused.into_iter().map(|(item, error)| {
+            self.applied.fail(step(&item), error);
+            item
+        });
+        (done, refused.collect())
+    }
+
     /// Restores rules, except those that still guard a virtual server that could not be deleted.
     fn restore(&mut self, rules: &'a [RulesChange], ports: &mut Ports<'_>) {
-        if rules.is_empty() {
-            return;
-        }
-        let mut possible = Vec::with_capacity(rules.len());
-        for change in rules {
+        let why_not = |run: &Self, change: &&RulesChange| {
             // No rule refers to this proxy's own set.
             let is_referred = |set: &&SetKey| set.family == change.family && set.kind.is_of_kube_proxy();
             let is_guarded = |key: &&VirtualServerKey| {
-                Family::from(key.family()) == change.family && self.observed.firewall_entry(key).is_some()
+                Family::from(key.family()) == change.family && run.observed.firewall_entry(key).is_some()
             };
-            let why = if let Some(set) = self.missing.iter().find(is_referred) {
-                skipped::not_without_set(self.named(*set))
-            } else if let Some(key) = self.left.iter().find(is_guarded) {
-                skipped::guards(key)
-            } else {
-                possible.push(change);
-                continue;
-            };
-            self.applied.fail(Step::rules(change), why);
-        }
-        let transactions: Vec<_> =
-            possible.iter().map(|change| (change.family, change.changes.transaction())).collect();
-        self.unguarded.extend(rules.iter().map(|change| change.family));
-        for (change, outcome) in possible.into_iter().zip(ports.rules.restore_families(&transactions)) {
-            let outcome = outcome.or_else(|error| self.restore_without(change, error, ports.rules));
-            if self.applied.note(|| Step::rules(change), outcome) {
-                self.applied.restored.push(change.family);
-                self.unguarded.remove(&change.family);
+            if let Some(set) = run.missing.iter().find(is_referred) {
+                return Some(not_without_set(run.named(*set)));
             }
+            let key = run.left.iter().find(is_guarded)?;
+            Some(skipped(format_args!("stay, because they guard virtual server {key}, which could not be deleted")))
+        };
+        let restore = |run: &mut Self, changes: &[&RulesChange]| {
+            let transactions: Vec<_> =
+                changes.iter().map(|change| (change.family, change.changes.transaction())).collect();
+            let outcomes = changes.iter().zip(ports.rules.restore_families(&transactions)).enumerate();
+            let failures = outcomes.filter_map(|(index, (change, outcome))| {
+                let outcome = outcome.or_else(|error| run.restore_without(change, error, ports.rules));
+                Some(ItemFailure { index, error: outcome.err()? })
+            });
+            failures.collect()
+        };
+        self.unguarded.extend(rules.iter().map(|change| change.family));
+        let (done, _) = self.try_items(rules.iter().collect(), why_not, restore, |change| Step::rules(change));
+        for change in done {
+            self.applied.restored.push(change.family);
+            self.unguarded.remove(&change.family);
         }
+    }
+
+    /// Tries rules that the kernel refused without optional matches that it may lack.
+    fn restore_without(
+        &mut self,
+        change: &RulesChange,
+        refused: PortError,
+        rules: &mut dyn Rules,
+    ) -> Result<(), PortError> {
+        // Errors of other kinds do not mean that the kernel would refuse the same again.
+        let lacks =
+            matches!(refused.kind(), PortErrorKind::NotFound | PortErrorKind::Unavailable | PortErrorKind::Invalid);
+        let mut others = change.without.iter().filter(|_| lacks);
+        let taken = others.find(|(_, changes)| rules.restore(change.family, changes.transaction()).is_ok());
+        let Some((capabilities, _)) = taken else { return Err(refused) };
+        self.effects.reduced.push((change.family, *capabilities));
+        self.applied.lacks.push(Lack::new(capabilities.lost(), refused));
+        Ok(())
     }
 
     /// Reason why a virtual server must not be made: its source ranges would not hold.
@@ -221,14 +285,18 @@ impl<'a> Run<'a, '_> {
         let frontend = self.wanted.frontend(key);
         let has_ranges = frontend.is_some_and(|frontend| frontend.source_ranges.is_some());
         if self.plan.guarded.contains(key) && self.unguarded.contains(&key.family().into()) {
-            return Some(skipped::not_without_rules(key));
+            return Some(skipped(format_args!(
+                "{key} is not served, because the rules for its loadBalancerSourceRanges are not in place"
+            )));
         }
         // Guards know addresses, not marks.
         let mut at = *key;
         if let VirtualServerKey::Fwmark { mark, .. } = *key {
             let (set, record) = marks::record(&self.wanted.frontend_key(key)?, mark);
             if !self.observed.has_entry(set, &record) {
-                return Some(skipped::not_without_record(key));
+                return Some(skipped(format_args!(
+                    "{key} is not made, because nothing would show that it is ours: its mark could not be recorded"
+                )));
             }
             at = frontend?.key.into();
         }
@@ -240,28 +308,10 @@ impl<'a> Run<'a, '_> {
             (is_barred && !self.observed.is_barred_from_node(key)).then_some(SetKind::LoadBalancerNotNode)
         };
         let set = SetKey::new(key.family().into(), lacks?);
-        Some(skipped::not_without_entry(key, &self.plan.guards.name_of(set, &self.plan.names)))
-    }
-
-    /// Tries rules that the kernel refused without optional matches that it may lack.
-    fn restore_without(
-        &mut self,
-        change: &RulesChange,
-        refused: PortError,
-        rules: &mut dyn Rules,
-    ) -> Result<(), PortError> {
-        // Errors of other kinds do not mean that the kernel would refuse the same again.
-        if !matches!(refused.kind(), PortErrorKind::NotFound | PortErrorKind::Unavailable | PortErrorKind::Invalid) {
-            return Err(refused);
-        }
-        for (capabilities, changes) in &change.without {
-            if rules.restore(change.family, changes.transaction()).is_ok() {
-                self.effects.reduced.push((change.family, *capabilities));
-                self.applied.lacks.push(Lack::new(capabilities.lost(), refused));
-                return Ok(());
-            }
-        }
-        Err(refused)
+        let set = self.plan.guards.name_of(set, &self.plan.names);
+        Some(skipped(format_args!(
+            "{key} is not served, because its loadBalancerSourceRanges could not be put into set {set}"
+        )))
     }
 
     fn create_sets(&mut self, stage: &Stage, sets: &mut dyn Sets) {
@@ -286,72 +336,60 @@ impl<'a> Run<'a, '_> {
     /// Creates a set with its entries in one step. A set that lacked some of them for a moment would show those virtual
     /// servers as foreign ([`Observed::owns`]).
     fn create_filled(&mut self, set: SetKey, elements: &[Element], sets: &mut dyn Sets) {
-        let all: BTreeSet<&Element> = elements.iter().chain(self.wanted.entries(set)).collect();
-        let refs: Vec<&Element> = all.iter().copied().collect();
         let named = self.named(set);
-        let outcome = sets.replace(named, &refs);
-        if self.applied.note(|| Step::create_set(named), outcome) {
-            self.applied.count(Part::Entry, Action::Add, all.len());
-            self.observed.sets.insert(set, all.into_iter().cloned().collect());
+        let outcome = self.replace(set, elements, sets);
+        let count = outcome.as_ref().copied().unwrap_or_default();
+        if self.applied.note(|| Step::create_set(named), outcome.map(drop)) {
+            self.applied.count(Part::Entry, Action::Add, count);
         } else {
             self.missing.insert(set);
         }
     }
 
+    /// Writes a set at once, with what it has, what is wanted, and these entries. Returns the number of its entries.
+    fn replace(&mut self, set: SetKey, elements: &[Element], sets: &mut dyn Sets) -> Result<usize, PortError> {
+        // Entries to delete stay for now: virtual servers may still need them.
+        let there = self.observed.sets.get(&set).into_iter().flatten();
+        let all: BTreeSet<&Element> = there.chain(self.wanted.entries(set)).chain(elements).collect();
+        sets.replace(self.named(set), &all.iter().copied().collect::<Vec<_>>())?;
+        let all: BTreeSet<Element> = all.into_iter().cloned().collect();
+        let count = all.len();
+        self.observed.sets.insert(set, all);
+        Ok(count)
+    }
+
+    /// Adds entries. A full set is replaced by a larger one.
     fn add_entries(&mut self, set: SetKey, elements: &[Element], sets: &mut dyn Sets) {
         let named = self.named(set);
-        if self.missing.contains(&set) {
-            for element in elements {
-                self.applied.fail(Step::entry(Action::Add, named, element), skipped::not_without_set(named));
-            }
-            return;
-        }
-        let refs: Vec<&Element> = elements.iter().collect();
-        let (done, mut failed) = split(&refs, sets.add(named, &refs));
-        if failed.iter().any(|(_, error)| error.kind() == PortErrorKind::Full) {
-            // Entries to delete stay for now: virtual servers may still need them.
-            let there: BTreeSet<&Element> = self.observed.sets.get(&set).into_iter().flatten().collect();
-            let all: Vec<&Element> =
-                there.into_iter().chain(self.wanted.entries(set)).collect::<BTreeSet<_>>().into_iter().collect();
-            match sets.replace(named, &all) {
-                Ok(()) => {
-                    self.applied.count(Part::Entry, Action::Add, elements.len());
-                    let all = all.into_iter().cloned().collect();
-                    self.observed.sets.insert(set, all);
-                    return;
+        let why_not = |run: &Self, _: &&Element| run.missing.contains(&set).then(|| not_without_set(named));
+        let add = |run: &mut Self, possible: &[&Element]| {
+            let mut failures = sets.add(named, possible);
+            if failures.iter().any(|failure| failure.error.kind() == PortErrorKind::Full) {
+                match run.replace(set, elements, sets) {
+                    Ok(_) => failures.clear(),
+                    Err(error) => failures.iter_mut().for_each(|failure| failure.error = error.clone()),
                 }
-                Err(error) => failed.iter_mut().for_each(|(_, why)| *why = error.clone()),
             }
-        }
-        self.applied.count(Part::Entry, Action::Add, done.len());
+            failures
+        };
+        let (done, _) =
+            self.try_items(elements.iter().collect(), why_not, add, |element| Step::entry(Action::Add, named, element));
         if !done.is_empty() {
-            let done = done.into_iter().map(|element| (*element).clone());
-            self.observed.sets.entry(set).or_default().extend(done);
-        }
-        for (element, error) in failed {
-            self.applied.fail(Step::entry(Action::Add, named, element), error);
+            self.observed.sets.entry(set).or_default().extend(done.into_iter().cloned());
         }
     }
 
     fn delete_entries(&mut self, set: SetKey, elements: &[Element], sets: &mut dyn Sets) {
         let named = self.named(set);
-        let mut refs: Vec<&Element> = Vec::with_capacity(elements.len());
-        for element in elements {
-            if self.needs.entry(set, element) {
-                self.applied.fail(Step::entry(Action::Delete, named, element), skipped::needed());
-            } else {
-                refs.push(element);
-            }
-        }
-        let (done, failed) = split(&refs, sets.delete(named, &refs));
-        self.applied.count(Part::Entry, Action::Delete, done.len());
+        let why_not = |run: &Self, element: &&Element| run.needs.entry(set, element).then(needed);
+        let delete = |_: &mut Self, elements: &[&Element]| sets.delete(named, elements);
+        let (done, _) = self.try_items(elements.iter().collect(), why_not, delete, |element| {
+            Step::entry(Action::Delete, named, element)
+        });
         if let Some(entries) = self.observed.sets.get_mut(&set) {
             for element in done {
-                entries.remove(*element);
+                entries.remove(element);
             }
-        }
-        for (element, error) in failed {
-            self.applied.fail(Step::entry(Action::Delete, named, element), error);
         }
     }
 }

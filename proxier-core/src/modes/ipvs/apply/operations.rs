@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use ipvs::model::Weight;
 use ipvs::{Operation, RealServer, RealServerKey, VirtualServer, VirtualServerKey};
 
-use super::{Run, skipped};
+use super::{Run, not_without_virtual_server, skipped};
 use crate::modes::ipvs::observed::{Observed, ObservedServer};
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::wanted::Wanted;
@@ -69,7 +69,7 @@ impl Trial {
                 }
                 (_, PortErrorKind::NotFound) if self.dead.contains(&key) => {
                     self.surprises = surprises;
-                    self.failed.insert(place, skipped::not_without_virtual_server(&key));
+                    self.failed.insert(place, not_without_virtual_server(&key));
                 }
                 (Operation::UpdateRealServer(key, server), PortErrorKind::NotFound) => {
                     then.push((place, Operation::AddRealServer(key, server)));
@@ -103,26 +103,24 @@ impl Trial {
 
     fn run(operations: &[Operation], wanted: &Wanted<'_>, ipvs: &mut dyn Ipvs) -> Self {
         let mut trial = Trial::default();
-        let mut failures = ipvs.run(operations);
-        failures.sort_by_key(|failure| failure.index);
-        let at = |ItemFailure { index, error }| Some((index, *operations.get(index)?, error));
-        let mut refused: Vec<(usize, Operation, PortError)> = failures.into_iter().filter_map(at).collect();
-        for _ in 0..MORE_WAYS {
-            let others = trial.other_ways(refused, wanted);
-            if others.is_empty() {
-                return trial;
-            }
-            let list: Vec<Operation> = others.iter().map(|(_, operation)| *operation).collect();
+        let (mut list, mut places) = (Cow::Borrowed(operations), (0..operations.len()).collect::<Vec<_>>());
+        for ways in (0..=MORE_WAYS).rev() {
             let mut failures = ipvs.run(&list);
             failures.sort_by_key(|failure| failure.index);
-            let at = |ItemFailure { index, error }| {
-                let (place, operation) = others.get(index)?;
-                Some((*place, *operation, error))
-            };
-            refused = failures.into_iter().filter_map(at).collect();
-        }
-        for (place, _, error) in refused {
-            trial.failed.entry(place).or_insert(error);
+            let at = |ItemFailure { index, error }| Some((*places.get(index)?, *list.get(index)?, error));
+            let refused: Vec<(usize, Operation, PortError)> = failures.into_iter().filter_map(at).collect();
+            if ways == 0 {
+                for (place, _, error) in refused {
+                    trial.failed.entry(place).or_insert(error);
+                }
+                break;
+            }
+            let others = trial.other_ways(refused, wanted);
+            if others.is_empty() {
+                break;
+            }
+            let (of, operations): (Vec<_>, Vec<_>) = others.into_iter().unzip();
+            (places, list) = (of, Cow::Owned(operations));
         }
         trial
     }
@@ -193,9 +191,13 @@ impl Run<'_, '_> {
         for key in keys {
             let why = match FrontendKey::try_from(key) {
                 Ok(place) if self.wanted.is_shared(&place) && self.observed.shared_server(&place).is_none() => {
-                    skipped::not_without_mark(&place)
+                    skipped(format_args!(
+                        "stays, because packets to {place} do not get the mark of the virtual server that is to serve it yet"
+                    ))
                 }
-                Err(_) if marked.contains(&key) => skipped::still_marked(&key),
+                Err(_) if marked.contains(&key) => {
+                    skipped(format_args!("stays, because packets to node ports still get the mark of {key}"))
+                }
                 _ => continue,
             };
             reasons.insert(key, why);

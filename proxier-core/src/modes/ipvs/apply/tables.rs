@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ipset::Element;
 use ipvs::model::Weight;
 
-use super::{Run, skipped};
+use super::{Run, needed, not_without_virtual_server, skipped};
 use crate::modes::ipvs::guards::nft::{Entries, Refused, WriteOutcome, write};
 use crate::modes::ipvs::guards::{Layout, TableChange};
 use crate::modes::ipvs::plan::{Phase, Stage};
@@ -57,7 +57,7 @@ impl Run<'_, '_> {
         let Some(server) = server else { return false };
         let is_served = self.observed.virtual_servers.contains_key(&server);
         if !is_served {
-            self.fail_entry(set, Action::Add, element, skipped::not_without_virtual_server(&server));
+            self.fail_entry(set, Action::Add, element, not_without_virtual_server(&server));
         }
         is_served
     }
@@ -65,9 +65,9 @@ impl Run<'_, '_> {
     /// Whether an entry may go: no virtual server needs it. One that stood in the way of another went with that one.
     fn may_delete(&mut self, set: SetKey, element: &Element) -> bool {
         let why = if let Some(place) = self.lacks_own(set, element) {
-            skipped::not_without_own(&place)
+            skipped(format_args!("stays, because {place} has no virtual server of its own yet"))
         } else if self.needs.entry(set, element) {
-            skipped::needed()
+            needed()
         } else {
             return self.observed.has_entry(set, element);
         };
