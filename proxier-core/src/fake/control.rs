@@ -65,10 +65,8 @@ pub enum Call {
     SysctlsGet,
     /// [`Sysctls::set`](crate::ports::Sysctls::set).
     SysctlsSet,
-    /// [`Conntrack::forget_udp`](crate::ports::Conntrack::forget_udp).
-    ConntrackForgetUdp,
-    /// [`Conntrack::forget_tcp`](crate::ports::Conntrack::forget_tcp).
-    ConntrackForgetTcp,
+    /// [`Conntrack::forget_flows`](crate::ports::Conntrack::forget_flows).
+    ConntrackForgetFlows,
     /// [`Conntrack::find_udp`](crate::ports::Conntrack::find_udp).
     ConntrackFindUdp,
     /// [`Tables::generation`](crate::ports::Tables::generation).
@@ -97,7 +95,7 @@ pub enum Call {
 
 impl Call {
     /// All calls.
-    pub const ALL: [Call; 41] = [
+    pub const ALL: [Call; 40] = [
         Call::IpvsSnapshot,
         Call::IpvsRealServers,
         Call::IpvsRun,
@@ -125,8 +123,7 @@ impl Call {
         Call::LinksUnbind,
         Call::SysctlsGet,
         Call::SysctlsSet,
-        Call::ConntrackForgetUdp,
-        Call::ConntrackForgetTcp,
+        Call::ConntrackForgetFlows,
         Call::ConntrackFindUdp,
         Call::TablesGeneration,
         Call::TablesRead,
@@ -316,7 +313,7 @@ impl Writes {
             | Call::LinksBind
             | Call::LinksUnbind => &mut self.links,
             Call::SysctlsGet | Call::SysctlsSet => &mut self.sysctls,
-            Call::ConntrackForgetUdp | Call::ConntrackForgetTcp | Call::ConntrackFindUdp => &mut self.conntrack,
+            Call::ConntrackForgetFlows | Call::ConntrackFindUdp => &mut self.conntrack,
             Call::TablesGeneration
             | Call::TablesRead
             | Call::TablesTable

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use super::PortError;
-use crate::net::{ByFamily, Family};
+use crate::net::{ByFamily, Family, Protocol};
 
 /// Flows to forget, by destination of the client's packets.
 ///
-/// A flow is forgotten when its original destination is one of the keys, with protocol UDP (or TCP, see [`Conntrack::forget_tcp`]), and the
+/// A flow is forgotten when its original destination is one of the keys, with the protocol asked for, and the
 /// endpoint that answers it is not among the value's addresses.
 pub type UdpServices = BTreeMap<SocketAddr, BTreeSet<SocketAddr>>;
 
@@ -33,7 +33,7 @@ impl Flows {
 /// ```
 /// use std::net::SocketAddr;
 /// use proxier_core::fake::{FakeKernel, Flow};
-/// use proxier_core::net::Family;
+/// use proxier_core::net::{Family, Protocol};
 /// use proxier_core::ports::UdpServices;
 ///
 /// let dns: SocketAddr = "10.96.0.10:53".parse()?;
@@ -45,26 +45,20 @@ impl Flows {
 /// // Only the new endpoint answers from now on: the other client has to connect again.
 /// let services = UdpServices::from([(dns, [new].into())]);
 /// assert_eq!(kernel.ports().conntrack.find_udp(&services)?, [dns].into());
-/// assert_eq!(kernel.ports().conntrack.forget_udp(Family::V4, &services)?, 1);
-/// assert_eq!(kernel.ports().conntrack.forget_tcp(Family::V4, &services)?, 0); // there is none
+/// assert_eq!(kernel.ports().conntrack.forget_flows(Protocol::Udp, Family::V4, &services)?, 1);
+/// assert_eq!(kernel.ports().conntrack.forget_flows(Protocol::Tcp, Family::V4, &services)?, 0); // there is none
 /// assert_eq!(kernel.state().flows.len(), 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Conntrack {
-    /// Deletes a family's UDP flows to these addresses and ports that none of the endpoints listed there answers; returns how
-    /// many. Lists the kernel's table once for any number of addresses, and not at all if none is of the family.
+    /// Deletes a family's flows of a protocol to these addresses and ports that none of the endpoints listed there answers; returns how
+    /// many. After that, the next packet of a connection of TCP is one of a new connection to the kernel. Lists the kernel's table once for any number of addresses, and not at all if none is of the family.
     ///
     /// # Errors
     /// [`Unavailable`](super::PortErrorKind::Unavailable) without the module; when the table could not be listed.
-    fn forget_udp(&mut self, family: Family, services: &UdpServices) -> Result<usize, PortError>;
+    fn forget_flows(&mut self, protocol: Protocol, family: Family, services: &UdpServices) -> Result<usize, PortError>;
 
-    /// The same for connections of TCP. The client's next packet is one of a new connection to the kernel.
-    ///
-    /// # Errors
-    /// As there.
-    fn forget_tcp(&mut self, family: Family, services: &UdpServices) -> Result<usize, PortError>;
-
-    /// The addresses and ports of those that have flows which [`forget_udp`](Conntrack::forget_udp) would delete. Only reads.
+    /// The addresses and ports of those that have flows of UDP which [`forget_flows`](Conntrack::forget_flows) would delete. Only reads.
     ///
     /// # Errors
     /// As there.

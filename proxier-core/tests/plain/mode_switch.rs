@@ -421,7 +421,7 @@ fn flows_that_an_earlier_process_led_elsewhere_go() {
         kernel.clear_faults();
         let removal = node.remove_others();
         assert!(matches!(&removal, Removal::Made(cleaned) if cleaned.is_done()), "{from:?} to {to:?}: {removal:?}");
-        kernel.fail(Fault::new(Call::ConntrackForgetUdp, PortErrorKind::Busy));
+        kernel.fail(Fault::new(Call::ConntrackForgetFlows, PortErrorKind::Busy));
         let report = node.pass();
         assert!(
             report.has_failed() && !kernel.state().flows.is_disjoint(&stale_flows()),

@@ -1089,7 +1089,7 @@ fn connections_are_cut_once_the_time_is_over() {
         assert_eq!(flows(&node), 2);
         let is_lasting = fault == Some(PortErrorKind::Unavailable);
         if let Some(kind) = fault {
-            let fault = Fault::new(Call::ConntrackForgetTcp, kind);
+            let fault = Fault::new(Call::ConntrackForgetFlows, kind);
             node.kernel.fail(if is_lasting { fault.every() } else { fault });
         }
         let reports = node.run(Duration::from_secs(30));

@@ -299,7 +299,7 @@ fn flows_that_could_not_be_forgotten_are_forgotten_later() {
     let at = |text: &str| text.parse().unwrap();
     let flow = Flow::udp(at("10.244.9.9:4000"), at("10.96.0.53:53"), at("10.244.0.2:5353"));
     world.kernel.add_flow(flow);
-    world.kernel.fail(Fault::new(Call::ConntrackForgetUdp, PortErrorKind::Busy));
+    world.kernel.fail(Fault::new(Call::ConntrackForgetFlows, PortErrorKind::Busy));
     world.slice("dns", &["10.244.0.1"]);
     let report = world.pass_now();
     assert!(!report.is_done());
@@ -315,7 +315,7 @@ fn flows_that_could_not_be_forgotten_are_forgotten_later() {
 #[test]
 fn flows_that_cannot_be_forgotten_here_are_a_lack_and_no_failure() {
     let mut world = new();
-    world.kernel.fail(Fault::new(Call::ConntrackForgetUdp, PortErrorKind::Unavailable).every());
+    world.kernel.fail(Fault::new(Call::ConntrackForgetFlows, PortErrorKind::Unavailable).every());
     world.service("dns", dns());
     world.slice("dns", &["10.244.0.1", "10.244.0.2"]);
     world.proxier.start(world.now);

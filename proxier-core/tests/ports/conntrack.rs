@@ -1,11 +1,11 @@
-use proxier_core::net::Family;
+use proxier_core::net::{Family, Protocol};
 use proxier_core::ports::{Flows, PortError, UdpServices};
 
 use super::{World, at};
 
 fn forget(world: &mut impl World, services: &UdpServices) -> Result<Flows, PortError> {
     let ports = world.ports();
-    let mut of = |family| ports.conntrack.forget_udp(family, services);
+    let mut of = |family| ports.conntrack.forget_flows(Protocol::Udp, family, services);
     Ok(Flows { v4: of(Family::V4)?, v6: of(Family::V6)? })
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use proxier_core::net::Family;
+use proxier_core::net::{Family, Protocol};
 use proxier_core::ports::{Conntrack, PortError, UdpServices};
 
 /// Connection tracking, with the duration of each call that forgets flows, failed ones too.
@@ -14,16 +14,9 @@ pub(super) struct TimedPorts<'a> {
 }
 
 impl Conntrack for TimedPorts<'_> {
-    fn forget_udp(&mut self, family: Family, services: &UdpServices) -> Result<usize, PortError> {
+    fn forget_flows(&mut self, protocol: Protocol, family: Family, services: &UdpServices) -> Result<usize, PortError> {
         let start = Instant::now();
-        let outcome = self.conntrack.forget_udp(family, services);
-        self.took.push((family, start.elapsed()));
-        outcome
-    }
-
-    fn forget_tcp(&mut self, family: Family, services: &UdpServices) -> Result<usize, PortError> {
-        let start = Instant::now();
-        let outcome = self.conntrack.forget_tcp(family, services);
+        let outcome = self.conntrack.forget_flows(protocol, family, services);
         self.took.push((family, start.elapsed()));
         outcome
     }

@@ -3,13 +3,11 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-use ipvs::model::Protocol;
-
 use super::gate::Gate;
 use crate::fake::conntrack::{Flow, find_udp, forget};
 use crate::fake::control::Call;
 use crate::fake::shared::Shared;
-use crate::net::Family;
+use crate::net::{Family, Protocol};
 use crate::ports::{Conntrack, PortError, UdpServices};
 
 pub(super) struct FakeConntrackPort {
@@ -18,14 +16,9 @@ pub(super) struct FakeConntrackPort {
 }
 
 impl Conntrack for FakeConntrackPort {
-    fn forget_udp(&mut self, family: Family, services: &UdpServices) -> Result<usize, PortError> {
-        let of_udp = || Ok(forget(&mut self.flows.lock(), Protocol::Udp, family, services));
-        self.gate.call(Call::ConntrackForgetUdp, None, of_udp)
-    }
-
-    fn forget_tcp(&mut self, family: Family, services: &UdpServices) -> Result<usize, PortError> {
-        let of_tcp = || Ok(forget(&mut self.flows.lock(), Protocol::Tcp, family, services));
-        self.gate.call(Call::ConntrackForgetTcp, None, of_tcp)
+    fn forget_flows(&mut self, protocol: Protocol, family: Family, services: &UdpServices) -> Result<usize, PortError> {
+        let forget = || Ok(forget(&mut self.flows.lock(), protocol.into(), family, services));
+        self.gate.call(Call::ConntrackForgetFlows, None, forget)
     }
 
     fn find_udp(&mut self, services: &UdpServices) -> Result<BTreeSet<SocketAddr>, PortError> {

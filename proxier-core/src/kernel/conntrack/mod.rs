@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use netlink_batch::header::NfGenHeader;
-use netlink_batch::{Attrs, Be16, Be32, Connection, Encoder, Errno, Error, Protocol, WireError, attrs};
+use netlink_batch::{Attrs, Be16, Be32, Connection, Encoder, Errno, Error, Protocol as Netlink, WireError, attrs};
 
 use super::error::{batch, netlink};
 use super::lazy::Lazy;
-use crate::net::Family;
+use crate::net::{Family, Protocol};
 use crate::ports::{Conntrack, PortError, PortErrorKind, UdpServices};
 
 /// `NFNL_SUBSYS_CTNETLINK` in the upper byte, `IPCTNL_MSG_CT_*` in the lower.
@@ -18,7 +18,6 @@ const CT_DELETE: u16 = 0x0102;
 
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
-const IPPROTO_TCP: u8 = 6;
 const IPPROTO_UDP: u8 = 17;
 
 /// `CTA_FILTER_F_CTA_PROTO_NUM` (net/netfilter/nf_internals.h; libnetfilter_conntrack uses it too): of the tuple, only the
@@ -242,7 +241,7 @@ impl Default for ConntrackPort {
 impl ConntrackPort {
     /// Opens a socket when it is first needed, in the network namespace of the calling thread.
     pub fn new() -> Self {
-        ConntrackPort { connection: Lazy::new(|| Connection::open(Protocol::Netfilter)) }
+        ConntrackPort { connection: Lazy::new(|| Connection::open(Netlink::Netfilter)) }
     }
 
     /// A port that opens its connection this way.
@@ -279,15 +278,6 @@ impl ConntrackPort {
         })
     }
 
-    fn forget(&mut self, family: Family, protocol: u8, services: &UdpServices) -> Result<usize, PortError> {
-        let family = if family == Family::V4 { AF_INET } else { AF_INET6 };
-        let flows = self.find(family, protocol, services)?;
-        if !flows.is_empty() {
-            self.delete(family, &flows)?;
-        }
-        Ok(flows.len())
-    }
-
     /// Deletes flows; those that ended by themselves count as deleted.
     fn delete(&mut self, family: u8, flows: &[Deletion]) -> Result<(), PortError> {
         const DOING: &str = "deleting tracked connections";
@@ -319,12 +309,13 @@ impl ConntrackPort {
 }
 
 impl Conntrack for ConntrackPort {
-    fn forget_udp(&mut self, family: Family, services: &UdpServices) -> Result<usize, PortError> {
-        self.forget(family, IPPROTO_UDP, services)
-    }
-
-    fn forget_tcp(&mut self, family: Family, services: &UdpServices) -> Result<usize, PortError> {
-        self.forget(family, IPPROTO_TCP, services)
+    fn forget_flows(&mut self, protocol: Protocol, family: Family, services: &UdpServices) -> Result<usize, PortError> {
+        let family = if family == Family::V4 { AF_INET } else { AF_INET6 };
+        let flows = self.find(family, ipvs::model::Protocol::from(protocol).number(), services)?;
+        if !flows.is_empty() {
+            self.delete(family, &flows)?;
+        }
+        Ok(flows.len())
     }
 
     fn find_udp(&mut self, services: &UdpServices) -> Result<BTreeSet<SocketAddr>, PortError> {

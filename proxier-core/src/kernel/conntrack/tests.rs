@@ -98,7 +98,10 @@ fn ids(deleted: &mpsc::Receiver<Vec<u8>>) -> Vec<u32> {
 }
 
 fn forget(port: &mut ConntrackPort, services: &UdpServices) -> Result<Flows, PortError> {
-    Ok(Flows { v4: port.forget_udp(Family::V4, services)?, v6: port.forget_udp(Family::V6, services)? })
+    Ok(Flows {
+        v4: port.forget_flows(Protocol::Udp, Family::V4, services)?,
+        v6: port.forget_flows(Protocol::Udp, Family::V6, services)?,
+    })
 }
 
 #[test]
@@ -106,7 +109,7 @@ fn only_stale_udp_flows_are_deleted() {
     let (mut port, deleted) = port(table(), |_| None, netlink_batch::testing::Faults::default());
     assert_eq!(forget(&mut port, &services()), Ok(Flows { v4: 2, v6: 1 }));
     assert_eq!(ids(&deleted), [2, 5, 6]);
-    assert_eq!(port.forget_tcp(Family::V4, &services()), Ok(1));
+    assert_eq!(port.forget_flows(Protocol::Tcp, Family::V4, &services()), Ok(1));
     assert_eq!(ids(&deleted), [4]);
 }
 

@@ -79,11 +79,7 @@ pub(crate) fn forget(
     applied: &mut Applied,
 ) -> bool {
     for family in Family::ALL.into_iter().filter(|family| flows.keys().any(|place| Family::of(place.ip()) == *family)) {
-        let forgotten = match protocol {
-            Protocol::Tcp => conntrack.forget_tcp(family, flows),
-            _ => conntrack.forget_udp(family, flows),
-        };
-        match forgotten {
+        match conntrack.forget_flows(protocol, family, flows) {
             Ok(forgotten) => {
                 let all = applied.flows.of_mut(family);
                 *all = all.saturating_add(forgotten);
