@@ -74,8 +74,8 @@ impl Mode {
             let known = programs.capabilities;
             programs.capabilities =
                 known.both(rules::Capabilities { random_fully: known.random_fully, ..*capabilities });
-            if let Some(taken) = inputs.remove(family) {
-                inputs.insert(*family, taken.with_capabilities(*capabilities));
+            if let Some(taken) = inputs.get_mut(family) {
+                taken.capabilities = *capabilities;
             }
         }
         for (family, inputs) in inputs {

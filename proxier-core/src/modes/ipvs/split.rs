@@ -254,9 +254,13 @@ fn frontend_key_from(host: &IpSpan, ports: Ports) -> Option<FrontendKey> {
 /// mark stands where entries of other sets have a source, as an IPv4 address.
 pub(super) fn record(frontend: &FrontendKey, mark: NonZeroU32) -> (SetKey, Element) {
     let ports = Ports::port(frontend.protocol.into(), frontend.port);
-    let mark = IpSpan::host(Ipv4Addr::from_bits(mark.get()).into());
     let set = SetKey::new(frontend.family(), SetKind::SplitMark);
-    (set, Element::IpPortIp(IpSpan::host(frontend.address), ports, mark))
+    (set, with_mark(IpSpan::host(frontend.address), ports, mark.get()))
+}
+
+/// The entry of a map of marks.
+pub(super) fn with_mark(host: IpSpan, ports: Ports, mark: u32) -> Element {
+    Element::IpPortIp(host, ports, IpSpan::host(Ipv4Addr::from_bits(mark).into()))
 }
 
 /// The Frontend and the mark that an entry of [`SetKind::SplitMark`] records, or one of [`SetKind::NodePortMark`].

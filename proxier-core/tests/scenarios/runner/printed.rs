@@ -162,8 +162,8 @@ pub(crate) fn without_comments(rules: &[String]) -> Vec<String> {
 /// The wanted rules, as `iptables-save` prints them.
 pub(crate) fn wanted_rules(inputs: &Inputs) -> Vec<String> {
     let host = iptables::fake::FakeHost::new();
-    let family = iptables::Family::from(inputs.family());
-    for set in proxier_core::modes::ipvs::sets::SetKey::all(inputs.family()) {
+    let family = iptables::Family::from(inputs.family);
+    for set in proxier_core::modes::ipvs::sets::SetKey::all(inputs.family) {
         host.add_set(&set.named(NamePrefix::KUBE).name());
     }
     let iptables = iptables::Iptables::open(host, family, iptables::Backend::Legacy).unwrap();

@@ -33,8 +33,8 @@ impl Run<'_, '_> {
         }
         let (plan, nothing) = (self.plan, Entries::new());
         for layout in plan.layouts.values() {
-            let family = layout.family();
-            let change = stage.tables.iter().find(|change| change.layout.family() == family);
+            let family = layout.family;
+            let change = stage.tables.iter().find(|change| change.layout.family == family);
             let entries = all.remove(&family).unwrap_or_default();
             let lacks_table = phase <= Phase::Retire && self.unguarded.contains(&family);
             if lacks_table || (change.is_none() && entries.is_empty()) {
@@ -102,9 +102,9 @@ impl Run<'_, '_> {
         if let Some(error) = written.failed {
             let count = entries.values().map(Vec::len).sum::<usize>();
             let entries =
-                || Step::new(Action::Change, Part::Table, layout.table()).with(format_args!("{count} entries"));
+                || Step::new(Action::Change, Part::Table, &layout.table).with(format_args!("{count} entries"));
             self.applied.fail(change.map_or_else(entries, TableChange::step), error);
-            self.effects.unwritten.insert(layout.family());
+            self.effects.unwritten.insert(layout.family);
             return false;
         }
         if let Some(step) = change.map(TableChange::step) {

@@ -27,8 +27,9 @@ pub use choose::{Choice, choose, trials};
 pub use input::dropping_input;
 pub use nft::{Layout, TableChange, marks};
 
+use std::collections::BTreeSet;
+
 use crate::config::{KernelNames, RulesBy};
-use crate::modes::ipvs::rules::Inputs;
 use crate::modes::ipvs::sets::SetKey;
 use crate::net::{Family, Network};
 
@@ -77,10 +78,10 @@ impl Guards {
     }
 
     /// The networks in which the kernel's rules refuse connections that no Service serves. `None`: that is not known.
-    pub(in crate::modes::ipvs) fn guarded_networks(&self, family: Family) -> Option<&[Network]> {
+    pub(in crate::modes::ipvs) fn guarded_networks(&self, family: Family) -> Option<&BTreeSet<Network>> {
         match self {
-            Guards::Programs(programs) => programs.rules.get(&family).map(Inputs::guarded_networks),
-            Guards::Nft(tables) => tables.written.get(&family).map(Layout::guarded_networks),
+            Guards::Programs(programs) => programs.rules.get(&family).map(|inputs| &inputs.guarded_networks),
+            Guards::Nft(tables) => tables.written.get(&family).map(|layout| &layout.guarded_networks),
         }
     }
 }

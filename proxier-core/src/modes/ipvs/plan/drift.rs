@@ -27,7 +27,7 @@ fn is_foreign(operation: Operation<'_>, mode: &Mode, planned: &PassPlan) -> bool
             Guards::Nft(_) => false,
         },
         Operation::Table(change) => match &mode.guards {
-            Guards::Nft(known) => known.written.get(&change.layout.family()) == Some(&change.layout),
+            Guards::Nft(known) => known.written.get(&change.layout.family) == Some(&change.layout),
             Guards::Programs(_) => false,
         },
         Operation::Address(_, address) => !is_input(&address),

@@ -8,7 +8,6 @@ use ipvs::{Operation, VirtualServerKey};
 use super::drift::drift;
 use super::{Phase, Plan, RulesChange, plan};
 use crate::modes::Pass;
-use crate::modes::ipvs::binding::Routes;
 use crate::modes::ipvs::diff::Changes;
 use crate::modes::ipvs::drain::{Finish, Finished, Verdicts};
 use crate::modes::ipvs::guards::nft::Tables;
@@ -16,7 +15,6 @@ use crate::modes::ipvs::guards::programs::Programs;
 use crate::modes::ipvs::guards::{self, Guards, Layout};
 use crate::modes::ipvs::mode::{Differences, Mode};
 use crate::modes::ipvs::reading::{self, PassInputs};
-use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::ipvs::{rules, udp};
 use crate::modes::shared::flows::answering_at;
@@ -83,17 +81,7 @@ pub(crate) fn build_plan(
             order_by_rules(mode, programs, pass, &mut plan, &kept, &planned.inputs);
         }
         Guards::Nft(tables) => {
-            let routes = Routes::new(wanted, pass.facts);
-            let by_routes = |family: &Family| routes.is_on || observed.routes.has_family(*family);
-            let by_routes = pass.families().filter(by_routes).collect();
-            let mut networks: Vec<Network> = routes.whole.into_iter().collect();
-            networks.extend(observed.routes.whole_networks());
-            let has_split = |family: &Family| {
-                let of_family = |set: &SetKey| set.family == *family && set.kind.gives_marks();
-                observed.sets.iter().any(|(set, entries)| of_family(set) && !entries.is_empty())
-            };
-            let split = pass.families().filter(has_split).collect();
-            planned.layouts = tables.layouts(&pass, &networks, &split, &by_routes);
+            planned.layouts = tables.layouts(&pass, wanted, observed);
             plan_tables(wanted, tables, &planned.layouts, pass.full, &mut plan);
         }
     }
@@ -155,14 +143,14 @@ fn plan_tables(wanted: &Wanted<'_>, tables: &Tables, layouts: &BTreeMap<Family, 
     plan.guards = guards::Kind::Nft;
     plan.layouts.clone_from(layouts);
     let [first, last] = tables.changes(layouts, full);
-    let changing: BTreeSet<Family> = first.iter().map(|change| change.layout.family()).collect();
+    let changing: BTreeSet<Family> = first.iter().map(|change| change.layout.family).collect();
     let prepare = plan.stage(Phase::Prepare);
     prepare.sets.clear();
     prepare.tables = first;
     plan.stage(Phase::Retire).tables = last;
     plan.guarded = added_with_ranges(wanted, plan, |family| changing.contains(family));
     let guards = |layout: Option<&Layout>, network: &Network| {
-        layout.is_some_and(|layout| layout.guarded_networks().contains(network))
+        layout.is_some_and(|layout| layout.guarded_networks.contains(network))
     };
     let lacks_guard = |network: &Network| {
         let family = Family::of(network.addr());
@@ -206,8 +194,8 @@ fn plan_rules(
         return Ok(());
     }
     let mut change = RulesChange::new(family, changes);
-    for capabilities in inputs.capabilities().reduced() {
-        let rules = rules::compile(&inputs.clone().with_capabilities(capabilities));
+    for capabilities in inputs.capabilities.reduced() {
+        let rules = rules::compile(&rules::Inputs { capabilities, ..inputs.clone() });
         let changes = rules.map_err(|error| invalid(&error))?.changes(dump).map_err(|error| invalid(&error))?;
         // Skip it if the reduced rules are the same: the kernel would refuse them again.
         if changes != change.changes {
@@ -231,30 +219,19 @@ fn order_by_rules(
     let wanted = &mode.wanted(pass.desired);
     let rules = plan.stages.get(&Phase::Serve).map_or(&[][..], |serve| &serve.rules);
     let changing = |family: &Family| rules.iter().any(|change| change.family == *family);
-    let waiting: BTreeMap<Family, rules::Inputs> = pass
+    // Once for each family: the inputs hold every guarded load balancer.
+    let compared: BTreeMap<Family, (rules::Inputs, Option<&rules::Inputs>)> = pass
         .families()
         .filter(|family| plan.rules_put_off.contains(family) || changing(family))
         .map(|family| {
-            let new = inputs.get(&family).cloned();
-            let capabilities = programs.capabilities;
-            let made = || {
-                let made = rules::Inputs::new(family, wanted, pass.facts, capabilities).with_kept(kept);
-                made.with_input_as(programs.rules.get(&family))
-            };
-            (family, new.unwrap_or_else(made))
-        })
-        .collect();
-    // Once for each family: the inputs hold every guarded load balancer.
-    let compared: BTreeMap<Family, (rules::Inputs, Option<&rules::Inputs>)> = waiting
-        .into_iter()
-        .map(|(family, new)| {
+            let made = || programs.inputs(family, (wanted, pass.facts), programs.capabilities, kept);
+            let mut new = inputs.get(&family).cloned().unwrap_or_else(made);
             // Rules that differ although their inputs do not were changed by another program, in an unknown way.
             let before = programs.rules.get(&family).filter(|before| **before != new);
             // The programs are asked for their capabilities only when rules are made.
-            let new = match before {
-                Some(before) => new.with_capabilities(before.capabilities()),
-                None => new,
-            };
+            if let Some(before) = before {
+                new.capabilities = before.capabilities;
+            }
             (family, (new, before))
         })
         .collect();
@@ -279,9 +256,9 @@ fn order_by_rules(
     }
     let lacks_guard = |network: &Network| {
         let inputs = compared.get(&Family::of(network.addr()));
-        let new = inputs.is_some_and(|(new, _)| new.guarded_networks().contains(network));
+        let new = inputs.is_some_and(|(new, _)| new.guarded_networks.contains(network));
         let before = inputs.and_then(|(_, before)| *before);
-        new && before.is_none_or(|before| !before.guarded_networks().contains(network))
+        new && before.is_none_or(|before| !before.guarded_networks.contains(network))
     };
     plan.guarded_networks = new_networks(plan).filter(lacks_guard).collect();
     plan.guarded = added_with_ranges(wanted, plan, |family| compared.contains_key(family));

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use iptables::TableName;
 use ipvs::VirtualServerKey;
 use ipvs::model::{ObservedRealServer, TimeoutsUpdate};
 
@@ -10,6 +11,7 @@ use crate::modes::ipvs::guards::Guards;
 use crate::modes::ipvs::guards::programs::Programs;
 use crate::modes::ipvs::mode::{Differences, Mode};
 use crate::modes::ipvs::rules;
+use crate::modes::shared::by_default;
 use crate::net::Family;
 use crate::plan::report::{Report, Unread};
 use crate::ports::{PortError, Ports, Rules};
@@ -95,17 +97,17 @@ fn read_rules(
     let mut capabilities = programs.capabilities;
     let written = programs.rules.get(&family);
     if let (false, Some(written)) = (pass.full, written) {
-        capabilities = written.capabilities();
+        capabilities = written.capabilities;
     } else {
         capabilities.random_fully &= port.has_random_fully(family).map_err(unread)?;
     }
-    let inputs = rules::Inputs::new(family, &mode.wanted(pass.desired), pass.facts, capabilities).with_kept(kept);
-    let inputs = inputs.with_input_as(written);
+    let mut inputs = programs.inputs(family, (&mode.wanted(pass.desired), pass.facts), capabilities, kept);
     if !pass.full && written == Some(&inputs) {
         return Ok(None);
     }
     let dump = port.dump(family).map_err(unread)?;
-    Ok(Some((inputs.with_input_of(&dump), dump)))
+    inputs.input_drops = dump.table(&TableName::FILTER).is_some_and(|filter| by_default::drops(filter, "INPUT"));
+    Ok(Some((inputs, dump)))
 }
 
 /// Whether the rules of a family cannot have changed. Costs O(changed entries); building `Inputs` costs O(guarded load

@@ -1,9 +1,7 @@
 //! Inputs of rules: few values, and cheap to compare.
 
-use std::collections::BTreeMap;
-use std::fmt;
+use std::collections::{BTreeMap, BTreeSet};
 
-use iptables::{Dump, TableName};
 use ipvs::VirtualServerKey;
 
 use super::names;
@@ -14,7 +12,6 @@ use crate::modes::ipvs::guards;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::wanted::Wanted;
-use crate::modes::shared::by_default;
 use crate::modes::shared::local_traffic::PodTraffic;
 use crate::net::{Family, Network};
 use crate::service::{Frontend, NodeFacts};
@@ -110,23 +107,31 @@ impl MasqueradeSources {
 /// Costs O(sets + load balancers that this node may not use), however many Services there are: compare it with the last one
 /// after each update, and compile rules only when it differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Inputs {
-    family: Family,
-    prefix: NamePrefix,
-    /// Sets with entries, sorted; only those that decide on rules.
-    filled: Vec<SetKind>,
-    barred: Vec<VirtualServerKey>,
-    sources: MasqueradeSources,
-    bit: MarkBit,
-    capabilities: Capabilities,
-    /// Addresses are bound by routes.
-    by_routes: bool,
-    /// Networks that are local as a whole, sorted.
-    whole: Vec<Network>,
+    /// Address family.
+    pub family: Family,
+    /// Prefix of the names of chains and sets.
+    pub prefix: NamePrefix,
+    /// Sets with entries; only those that decide on rules.
+    pub filled: BTreeSet<SetKind>,
+    /// Load balancers for which this node's own traffic is dropped.
+    pub barred: BTreeSet<VirtualServerKey>,
+    /// Sources whose traffic to cluster IPs is masqueraded.
+    pub sources: MasqueradeSources,
+    /// The bit that marks packets to be masqueraded.
+    pub masquerade_bit: MarkBit,
+    /// Capabilities of iptables and the kernel. Without the match `ipvs`, this node's own traffic can reach load balancers that are `barred`.
+    pub capabilities: Capabilities,
+    /// Addresses are bound by routes, or still are: this node's own packets then have its address as their source.
+    pub by_routes: bool,
+    /// Networks that are local as a whole: nothing but Services may answer in them.
+    pub guarded_networks: BTreeSet<Network>,
     /// Chains are made, and sets named, only where sets have entries.
-    only_needed: bool,
-    /// Chain INPUT of table filter drops what nothing accepts.
-    input_drops: bool,
+    pub only_needed: bool,
+    /// Chain INPUT of table filter drops what nothing accepts, by its policy or its last rule: rules accept traffic of Services, which arrives
+    /// there before IPVS sees it.
+    pub input_drops: bool,
 }
 
 impl Inputs {
@@ -141,69 +146,23 @@ impl Inputs {
             filled: of_family.filter(|kind| decides(*kind, only_needed)).collect(),
             barred: wanted.barred_from_node().filter(|key| Family::from(key.family()) == family).collect(),
             sources: MasqueradeSources::from_facts(facts, family),
-            bit: facts.config().masquerade_bit,
+            masquerade_bit: facts.config().masquerade_bit,
             capabilities,
             by_routes: routes.is_on,
-            whole: routes.whole.into_iter().filter(|network| Family::of(network.addr()) == family).collect(),
+            guarded_networks: routes.whole.into_iter().filter(|of| Family::of(of.addr()) == family).collect(),
             only_needed,
             input_drops: false,
         }
     }
 
-    /// With what chain INPUT does by default: where its policy or its last rule drops, rules accept traffic of Services, which arrives
-    /// there before IPVS sees it.
-    #[must_use]
-    pub fn with_input_of(mut self, observed: &Dump) -> Self {
-        self.input_drops = observed.table(&TableName::FILTER).is_some_and(|filter| by_default::drops(filter, "INPUT"));
-        self
-    }
-
-    /// With what chain INPUT does by default as these inputs have it.
-    #[must_use]
-    pub(crate) fn with_input_as(mut self, before: Option<&Inputs>) -> Self {
-        self.input_drops = before.is_some_and(|before| before.input_drops);
-        self
-    }
-
-    /// Whether traffic of Services has to be accepted.
-    pub fn input_drops(&self) -> bool {
-        self.input_drops
-    }
-
     /// Adds objects that stay in the kernel although they are not wanted.
-    #[must_use]
-    pub fn with_kept(mut self, kept: &Kept) -> Self {
-        let family = self.family;
-        let only_needed = self.only_needed;
+    pub fn keep(&mut self, kept: &Kept) {
+        let (family, only_needed) = (self.family, self.only_needed);
         let decide = |set: &&SetKey| set.family == family && decides(set.kind, only_needed);
         self.filled.extend(kept.filled.iter().filter(decide).map(|set| set.kind));
-        self.filled.sort_unstable();
-        self.filled.dedup();
         self.barred.extend(kept.barred.iter().filter(|key| Family::from(key.family()) == family));
-        self.barred.sort_unstable();
-        self.barred.dedup();
         self.by_routes |= kept.by_routes.contains(&family);
-        self.whole.extend(kept.whole.iter().filter(|network| Family::of(network.addr()) == family));
-        self.whole.sort_unstable();
-        self.whole.dedup();
-        self
-    }
-
-    /// The inputs with these capabilities.
-    #[must_use]
-    pub fn with_capabilities(mut self, capabilities: Capabilities) -> Self {
-        self.capabilities = capabilities;
-        self
-    }
-
-    /// The family.
-    pub fn family(&self) -> Family {
-        self.family
-    }
-
-    /// Prefix of the names of chains and sets.
-    pub fn prefix(&self) -> NamePrefix {
-        self.prefix
+        self.guarded_networks.extend(kept.whole.iter().filter(|network| Family::of(network.addr()) == family));
     }
 
     /// A chain's name.
@@ -211,86 +170,47 @@ impl Inputs {
         names::chain(self.prefix, name)
     }
 
-    /// Whether a set has entries. `false` for the two sets whose rules are always there, unless only what is needed is made
-    /// ([`IpvsConfig::only_what_is_needed`](crate::config::IpvsConfig::only_what_is_needed)).
-    pub fn is_filled(&self, kind: SetKind) -> bool {
-        self.filled.binary_search(&kind).is_ok()
-    }
-
     /// Whether a rule may name a set: it has entries, or is there without.
     pub(super) fn has_set(&self, kind: SetKind) -> bool {
-        !self.only_needed || self.is_filled(kind)
+        !self.only_needed || self.filled.contains(&kind)
     }
 
     /// Whether there are chains.
     pub(super) fn has_chains(&self) -> bool {
-        !self.only_needed || !self.filled.is_empty() || !self.whole.is_empty()
-    }
-
-    /// Load balancers for which this node's own traffic is dropped, sorted.
-    pub fn barred_from_node(&self) -> &[VirtualServerKey] {
-        &self.barred
-    }
-
-    /// Sources whose traffic to cluster IPs is masqueraded.
-    pub fn sources(&self) -> &MasqueradeSources {
-        &self.sources
-    }
-
-    /// The bit that marks packets to be masqueraded.
-    pub fn masquerade_bit(&self) -> MarkBit {
-        self.bit
-    }
-
-    /// Whether addresses are bound by routes, or still are: this node's own packets then have its address as their source.
-    pub fn are_bound_by_routes(&self) -> bool {
-        self.by_routes
-    }
-
-    /// Networks that are local as a whole: nothing but Services may answer in them. Sorted.
-    pub fn guarded_networks(&self) -> &[Network] {
-        &self.whole
-    }
-
-    /// Capabilities of iptables and the kernel.
-    pub fn capabilities(&self) -> Capabilities {
-        self.capabilities
+        !self.only_needed || !self.filled.is_empty() || !self.guarded_networks.is_empty()
     }
 
     /// Whether these rules are those of `before` with some taken away: sets that have no entries any more, load balancers
     /// that are not barred any more. Such rules may wait until what they guarded is gone.
     pub fn only_relaxes(&self, before: &Inputs) -> bool {
-        let rest = |inputs: &Inputs| {
-            let Inputs { family, bit, capabilities, by_routes, only_needed, input_drops, .. } = *inputs;
-            (family, inputs.sources.clone(), bit, capabilities, by_routes, only_needed, input_drops)
+        let rest = Inputs {
+            filled: self.filled.clone(),
+            barred: self.barred.clone(),
+            guarded_networks: self.guarded_networks.clone(),
+            ..before.clone()
         };
-        let fewer_networks = self.whole.iter().all(|network| before.whole.binary_search(network).is_ok());
-        let fewer_sets = self.filled.iter().all(|kind| before.is_filled(*kind));
-        let fewer_barred = self.barred.iter().all(|key| before.barred.binary_search(key).is_ok());
-        self != before && fewer_networks && fewer_sets && fewer_barred && rest(self) == rest(before)
+        self != before
+            && *self == rest
+            && self.filled.is_subset(&before.filled)
+            && self.barred.is_subset(&before.barred)
+            && self.guarded_networks.is_subset(&before.guarded_networks)
     }
 
     /// Whether a virtual server needs rules that these have and `before` lacks. `before`: what the kernel has; `None` when
     /// unknown.
     pub(crate) fn are_needed_by(&self, frontend: &Frontend, before: Option<&Inputs>) -> bool {
         let Some(before) = before else { return true };
-        let rest = |inputs: &Inputs| (inputs.sources.clone(), inputs.bit, inputs.capabilities, inputs.by_routes);
-        let is_new = |kind: SetKind| self.is_filled(kind) && !before.is_filled(kind);
-        let is_barred = |inputs: &Inputs| inputs.barred.binary_search(&frontend.key.into()).is_ok();
+        let rest = |inputs: &Inputs| (inputs.masquerade_bit, inputs.capabilities, inputs.by_routes);
+        let is_new = |kind: SetKind| self.filled.contains(&kind) && !before.filled.contains(&kind);
+        let is_barred = |inputs: &Inputs| inputs.barred.contains(&frontend.key.into());
         // The hairpin rule is about endpoints.
         is_new(SetKind::LoopBack)
+            || self.sources != before.sources
             || rest(self) != rest(before)
             || (is_barred(self) && !is_barred(before))
             || crate::modes::ipvs::entries::frontend_entries(frontend, guards::Kind::Programs, None)
                 .iter()
                 .any(|(set, _)| is_new(set.kind))
-    }
-
-    /// Load balancers that this node's own traffic can reach, though it is in none of their source ranges, because the
-    /// kernel lacks the match `ipvs`. Report them to the administrator.
-    #[cfg(feature = "testing")]
-    pub fn not_enforced(&self) -> &[VirtualServerKey] {
-        if self.capabilities.ipvs { &[] } else { &self.barred }
     }
 }
 
@@ -344,17 +264,6 @@ fn decides(kind: SetKind, only_needed: bool) -> bool {
         SetKind::NodePortServed => false,
         SetKind::HealthCheckNodePort | SetKind::IpvsIps => only_needed,
         _ => true,
-    }
-}
-
-/// `IPv4: KUBE-CLUSTER-IP, …`: for a log line that says why rules are written.
-impl fmt::Display for Inputs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: sets in use:", self.family)?;
-        for kind in &self.filled {
-            write!(f, " {}", SetKey::new(self.family, *kind).named(self.prefix))?;
-        }
-        write!(f, "; {} load balancers barred from this node; mark {}", self.barred.len(), self.bit)
     }
 }
 

@@ -92,7 +92,7 @@ pub fn compile(inputs: &Inputs) -> Result<Rules, Error> {
         });
     }
     Ok(Rules {
-        prefix: inputs.prefix(),
+        prefix: inputs.prefix,
         nat: chains(tables::nat(inputs))?,
         filter: chains(tables::filter(inputs))?,
         jumps,

@@ -51,7 +51,7 @@ pub(super) fn filter(inputs: &Inputs) -> Vec<Rows> {
 /// IPVS sees a packet to a Service's address only once INPUT has let it through. Source ranges are checked before, in the chain whose jump
 /// comes first.
 fn accepted_input(inputs: &Inputs) -> Vec<RuleBuilder> {
-    if !inputs.input_drops() {
+    if !inputs.input_drops {
         return Vec::new();
     }
     let kinds = [SetKind::ClusterIp, SetKind::ExternalIp, SetKind::ExternalIpLocal, SetKind::LoadBalancer];
@@ -69,12 +69,12 @@ fn accepted_input(inputs: &Inputs) -> Vec<RuleBuilder> {
 }
 
 fn mark(inputs: &Inputs) -> String {
-    inputs.masquerade_bit().to_string()
+    inputs.masquerade_bit.to_string()
 }
 
 /// Begins a rule that matches a set.
 fn matching(rule: RuleBuilder, inputs: &Inputs, kind: SetKind, directions: &str) -> RuleBuilder {
-    rule.match_set(&SetKey::new(inputs.family(), kind).named(inputs.prefix()).name(), directions)
+    rule.match_set(&SetKey::new(inputs.family, kind).named(inputs.prefix).name(), directions)
 }
 
 /// Rule that matches the set, without the set's comment.
@@ -89,7 +89,7 @@ fn noted(inputs: &Inputs, kind: SetKind, directions: &str) -> RuleBuilder {
 
 /// Returns these rules if the set has entries, else none.
 fn when<const N: usize>(inputs: &Inputs, kind: SetKind, rows: [RuleBuilder; N]) -> Vec<RuleBuilder> {
-    if inputs.is_filled(kind) { rows.into() } else { Vec::new() }
+    if inputs.filled.contains(&kind) { rows.into() } else { Vec::new() }
 }
 
 /// The given rule, unless the set may be missing.
@@ -98,12 +98,12 @@ fn always(inputs: &Inputs, kind: SetKind, row: RuleBuilder) -> Vec<RuleBuilder> 
 }
 
 fn services(inputs: &Inputs) -> Vec<RuleBuilder> {
-    let loopback = if inputs.family() == Family::V4 { "127.0.0.0/8" } else { "::1/128" };
+    let loopback = if inputs.family == Family::V4 { "127.0.0.0/8" } else { "::1/128" };
     let balancer = || plain(inputs, SetKind::LoadBalancer, "dst,dst");
     let mut rows = vec![Rule::builder().args(["-s", loopback]).target("RETURN")];
     let portal = noted(inputs, SetKind::LoadBalancer, "dst,dst").target(&inputs.chain(names::LOAD_BALANCER));
     rows.extend(when(inputs, SetKind::LoadBalancer, [portal]));
-    if inputs.is_filled(SetKind::ClusterIp) {
+    if inputs.filled.contains(&SetKind::ClusterIp) {
         rows.extend(cluster_ip_masquerade(inputs));
     }
     let external = |kind| noted(inputs, kind, "dst,dst");
@@ -111,7 +111,7 @@ fn services(inputs: &Inputs) -> Vec<RuleBuilder> {
     // to the host that has the address.
     let accepted = |kind| {
         let from_outside = external(kind);
-        let from_outside = if inputs.capabilities().physdev {
+        let from_outside = if inputs.capabilities.physdev {
             from_outside.args(["-m", "physdev", "!", "--physdev-is-in"])
         } else {
             from_outside
@@ -138,7 +138,7 @@ fn services(inputs: &Inputs) -> Vec<RuleBuilder> {
 fn cluster_ip_masquerade(inputs: &Inputs) -> Option<RuleBuilder> {
     let to_cluster_ip = || noted(inputs, SetKind::ClusterIp, "dst,dst");
     let outside = |option: &str, value: String| to_cluster_ip().args(["!", option, &value]);
-    let row = match inputs.sources() {
+    let row = match &inputs.sources {
         MasqueradeSources::Nobody => return None,
         MasqueradeSources::All => to_cluster_ip(),
         MasqueradeSources::OutsideNetwork(network) => outside("-s", network.to_string()),
@@ -149,7 +149,7 @@ fn cluster_ip_masquerade(inputs: &Inputs) -> Option<RuleBuilder> {
         }
         MasqueradeSources::OutsidePrefix(name) => outside("-i", format!("{name}+")),
         // This node's own packets.
-        MasqueradeSources::ClusterIps if inputs.are_bound_by_routes() => {
+        MasqueradeSources::ClusterIps if inputs.by_routes => {
             to_cluster_ip().args(["-m", "addrtype", "--src-type", "LOCAL"])
         }
         MasqueradeSources::ClusterIps => noted(inputs, SetKind::ClusterIp, "src,dst"),
@@ -162,7 +162,7 @@ fn postrouting(inputs: &Inputs) -> Vec<RuleBuilder> {
     let hairpin = noted(inputs, SetKind::LoopBack, "dst,dst,src").target("MASQUERADE");
     let mut rows = when(inputs, SetKind::LoopBack, [hairpin]);
     let masquerade = Rule::builder().comment("kubernetes service traffic requiring SNAT").target("MASQUERADE");
-    let random = inputs.capabilities().random_fully.then_some("--random-fully");
+    let random = inputs.capabilities.random_fully.then_some("--random-fully");
     rows.extend([
         Rule::builder().args(["-m", "mark", "!", "--mark", &format!("{mark}/{mark}")]).target("RETURN"),
         // Remove the mark, so that it has no effect when the packet passes here again inside a tunnel.
@@ -231,7 +231,7 @@ fn ipvs_filter(inputs: &Inputs) -> Vec<RuleBuilder> {
     let new = Rule::builder().args(["-m", "conntrack", "--ctstate", "NEW"]);
     let rejected = matching(new, inputs, SetKind::IpvsIps, "dst").target("REJECT");
     rows.extend(always(inputs, SetKind::IpvsIps, rejected));
-    let whole = inputs.guarded_networks().iter().map(|network| {
+    let whole = inputs.guarded_networks.iter().map(|network| {
         let new = Rule::builder().args(["-d", &network.to_string(), "-m", "conntrack", "--ctstate", "NEW"]);
         new.target("REJECT")
     });
@@ -242,7 +242,7 @@ fn ipvs_filter(inputs: &Inputs) -> Vec<RuleBuilder> {
 /// A program on this node that connects to an address of this host has that address as its source, or the node's where the
 /// address is bound by a route, which passes every source range; so such packets are dropped on the way out.
 fn ipvs_out_filter(inputs: &Inputs) -> Vec<RuleBuilder> {
-    if !inputs.capabilities().ipvs {
+    if !inputs.capabilities.ipvs {
         return Vec::new();
     }
     let barred = |key: &VirtualServerKey| {
@@ -250,14 +250,14 @@ fn ipvs_out_filter(inputs: &Inputs) -> Vec<RuleBuilder> {
         let (address, port) = (addr.to_string(), port.to_string());
         let protocol = protocol.to_string().to_ascii_lowercase();
         let server = ["-m", "ipvs", "--vaddr", &address, "--vproto", &protocol, "--vport", &port];
-        let rule = if inputs.are_bound_by_routes() {
+        let rule = if inputs.by_routes {
             Rule::builder().args(["-m", "addrtype", "--src-type", "LOCAL"])
         } else {
             Rule::builder().args(["-s", &address])
         };
         Some(rule.args(server).target("DROP"))
     };
-    inputs.barred_from_node().iter().filter_map(barred).collect()
+    inputs.barred.iter().filter_map(barred).collect()
 }
 
 pub(super) fn build(rows: Vec<RuleBuilder>) -> Result<Vec<Rule>, Error> {

@@ -50,7 +50,7 @@ impl Changes for EntryChanges<'_> {
     type Part = (SetKind, Element);
 
     fn table(&self) -> &TableKey {
-        self.layout.table()
+        &self.layout.table
     }
 
     fn makes_table(&self) -> bool {
@@ -157,7 +157,7 @@ impl TableChange {
     /// The step.
     pub(in crate::modes::ipvs) fn step(&self) -> Step {
         let names: Vec<&str> = self.chains.iter().map(|(chain, _)| chain.key.name.as_str()).collect();
-        table::step(self.layout.table(), self.fate, &names)
+        table::step(&self.layout.table, self.fate, &names)
     }
 }
 

@@ -69,7 +69,7 @@ pub(super) fn decode(kind: SetKind, family: Family, found: &NftElement) -> Optio
             let (span, ports, _) = parse_address_and_ports(first, family)?;
             let Some(ElementData::Value(mark)) = &found.data else { return None };
             let mark = u32::from_ne_bytes(*mark.as_bytes().first_chunk()?);
-            Element::IpPortIp(span, ports, IpSpan::host(Ipv4Addr::from_bits(mark).into()))
+            split::with_mark(span, ports, mark)
         }
         _ => {
             let (span, ports, _) = parse_address_and_ports(first, family)?;

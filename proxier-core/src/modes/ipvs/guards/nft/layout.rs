@@ -24,11 +24,12 @@
 //! device, is left to those programs. `ACCEPT` in table filter has no counterpart: no chain of nf_tables can
 //! overrule another table's drop.
 
+use std::collections::BTreeSet;
+
 use nftables::expr::{CmpOp, FibFlags, FibResult, NatFlags};
 use nftables::{
-    BaseChain, Chain, ChainKey, ChainType, CtState, DataType, FieldTypes, Hook, L4Protocol, Name, Operand, Priority,
-    Rule, RuleBuilder, Set, SetFlags, SetKey as NftSetKey, SetReference, Table, TableFlags, TableKey, Value, Verdict,
-    rule,
+    BaseChain, Chain, ChainKey, ChainType, CtState, DataType, FieldTypes, Hook, L4Protocol, Operand, Priority, Rule,
+    RuleBuilder, Set, SetFlags, SetKey as NftSetKey, SetReference, Table, TableFlags, TableKey, Value, Verdict, rule,
 };
 
 use crate::config::{InterfaceName, KernelNames, MarkRange};
@@ -57,21 +58,21 @@ const BEFORE_IPVS: Priority = Priority(97);
 /// Chains and sets of a family's table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    table: TableKey,
+    pub(in crate::modes::ipvs) table: TableKey,
     flags: TableFlags,
-    family: Family,
+    pub(in crate::modes::ipvs) family: Family,
     mark: u32,
     sources: MasqueradeSources,
     /// Whether connections to Services keep their destinations, with any rules of other tables. Not while nftables mode still serves them.
-    keeps: bool,
+    pub(super) keeps: bool,
     /// Packets of clients outside get marks of this range where they are to find local endpoints only.
-    split: Option<MarkRange>,
+    pub(super) split: Option<MarkRange>,
     /// Detection of pods, to tell clients outside from them.
     pods: PodTraffic,
-    /// Addresses are bound by routes, so this node's programs do not connect from the address that they connect to.
-    by_routes: bool,
-    /// Networks that are local as a whole, sorted: what no Service serves in them is refused.
-    whole: Vec<Network>,
+    /// Addresses are bound by routes, or may still be, so this node's programs do not connect from the address that they connect to.
+    pub(super) by_routes: bool,
+    /// Networks that are local as a whole: what no Service serves in them is refused.
+    pub(in crate::modes::ipvs) guarded_networks: BTreeSet<Network>,
 }
 
 /// The table of a family.
@@ -81,47 +82,19 @@ pub(crate) fn table(family: Family, names: &KernelNames) -> TableKey {
 
 impl Layout {
     /// The layout of a family's table.
-    pub(crate) fn new(family: Family, facts: &NodeFacts, keeps: bool) -> Self {
+    pub(crate) fn new(family: Family, facts: &NodeFacts) -> Self {
         Layout {
             table: table(family, &facts.config().names),
             flags: table::flags(facts.config()),
             family,
             mark: facts.config().masquerade_bit.mask(),
             sources: MasqueradeSources::from_facts(facts, family),
-            keeps,
+            keeps: true,
             split: facts.config().uses_marks().then_some(facts.config().ipvs.mark_range),
             pods: PodTraffic::from_facts(facts, family),
             by_routes: false,
-            whole: Vec::new(),
+            guarded_networks: BTreeSet::new(),
         }
-    }
-
-    /// Adds the guard of those of these networks that are of the layout's family.
-    pub(crate) fn with_networks<'a>(mut self, networks: impl IntoIterator<Item = &'a Network>) -> Self {
-        let of_family = networks.into_iter().filter(|network| Family::of(network.addr()) == self.family);
-        self.whole.extend(of_family.copied());
-        self.whole.sort_unstable();
-        self.whole.dedup();
-        self
-    }
-
-    /// The networks in which connections that no Service serves are refused.
-    pub fn guarded_networks(&self) -> &[Network] {
-        &self.whole
-    }
-
-    /// The layout in a table of this name.
-    pub(super) fn called(mut self, table: Name) -> Self {
-        self.table.name = table;
-        self
-    }
-
-    pub(crate) fn family(&self) -> Family {
-        self.family
-    }
-
-    pub(crate) fn table(&self) -> &TableKey {
-        &self.table
     }
 
     pub(super) fn chain_key(&self, chain: &str) -> ChainKey {
@@ -144,18 +117,6 @@ impl Layout {
             Family::V4 => Operand::IP_DADDR,
             Family::V6 => Operand::IP6_DADDR,
         }
-    }
-
-    /// The same, giving marks of this range while Frontends have them that will have them no more.
-    pub(crate) fn still_splitting(mut self, range: Option<MarkRange>) -> Self {
-        self.split = self.split.or(range);
-        self
-    }
-
-    /// The layout where addresses are bound by routes, or may still be.
-    pub(crate) fn bound_by_routes(mut self, by_routes: bool) -> Self {
-        self.by_routes = by_routes;
-        self
     }
 
     /// Key of a set's entries.
@@ -383,7 +344,7 @@ impl Layout {
             self.rule().ct_state(CtState::NEW).in_set(&[self.destination()], Layout::set_reference(SetKind::IpvsIps))
         };
         rules.extend(rejections(self.family, others));
-        rules.extend(self.whole.iter().flat_map(|network| {
+        rules.extend(self.guarded_networks.iter().flat_map(|network| {
             let new = || self.rule().daddr_in(network.network(), network.prefix_len()).ct_state(CtState::NEW);
             rejections(self.family, new)
         }));

@@ -14,12 +14,14 @@ use ipvs::VirtualServerKey;
 
 use crate::config::{Config, MarkRange};
 use crate::modes::Pass;
+use crate::modes::ipvs::binding::Routes;
 use crate::modes::ipvs::observed::Observed;
-use crate::modes::ipvs::sets::SetKind;
+use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
+use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::nft::check_trial;
 use crate::modes::shared::table::{self as shared_table, Fate, Layout as _, write_layout};
-use crate::net::{Family, FrontendKey, Network};
+use crate::net::{Family, FrontendKey};
 use crate::plan::report::Unread;
 use crate::plan::step::Step;
 use crate::ports::{PortError, PortErrorKind, Tables as TablesPort};
@@ -100,7 +102,7 @@ impl Tables {
         let mut done = Vec::new();
         for (family, layout) in &self.written {
             let generation = tables.generation().ok();
-            let Ok(found) = read(layout.table(), *family, tables) else { continue };
+            let Ok(found) = read(&layout.table, *family, tables) else { continue };
             let is_whole = found.as_ref().is_some_and(|found| {
                 let mut known = observed.sets.iter().filter(|(set, _)| set.family == *family);
                 let changes = TableChange::compared(layout, Some(found));
@@ -120,22 +122,29 @@ impl Tables {
         done
     }
 
-    /// Layouts that the kernel has to hold, guarding these networks. `split`: families with Frontends that are split now. `by_routes`:
-    /// families with addresses that are bound by routes.
+    /// Layouts that the kernel has to hold: with what the wanted state needs, and what is there needs until it is gone.
     pub(in crate::modes::ipvs) fn layouts(
         &self,
         pass: &Pass<'_>,
-        networks: &[Network],
-        split: &BTreeSet<Family>,
-        by_routes: &BTreeSet<Family>,
+        wanted: &Wanted<'_>,
+        observed: &Observed,
     ) -> BTreeMap<Family, Layout> {
-        let keeps = |family| !self.served_by_nftables_mode.contains(&family);
-        let range = |family| split.contains(&family).then_some(pass.config().ipvs.mark_range);
+        let routes = Routes::new(wanted, pass.facts);
         let layout = |family| {
-            let layout = Layout::new(family, pass.facts, keeps(family)).with_networks(networks);
-            layout.still_splitting(range(family)).bound_by_routes(by_routes.contains(&family))
+            let mut layout = Layout::new(family, pass.facts);
+            layout.keeps = !self.served_by_nftables_mode.contains(&family);
+            let gives_marks = |(set, entries): (&SetKey, &BTreeSet<_>)| {
+                set.family == family && set.kind.gives_marks() && !entries.is_empty()
+            };
+            if observed.sets.iter().any(gives_marks) {
+                layout.split = Some(pass.config().ipvs.mark_range);
+            }
+            layout.by_routes = routes.is_on || observed.routes.has_family(family);
+            let networks = routes.whole.iter().chain(observed.routes.whole_networks());
+            layout.guarded_networks = networks.filter(|of| Family::of(of.addr()) == family).copied().collect();
+            (family, layout)
         };
-        pass.families().map(|family| (family, layout(family))).collect()
+        pass.families().map(layout).collect()
     }
 
     /// Changes to the tables besides their elements: before virtual servers, and after their addresses are bound.
@@ -225,8 +234,10 @@ pub(in crate::modes::ipvs) fn trial(
     tables: &mut dyn TablesPort,
 ) -> Result<(), PortError> {
     check_trial(families, tables, |transaction, family, name| {
-        let layout = Layout::new(family, facts, true).called(name.clone());
-        let layout = layout.still_splitting(Some(MarkRange::default())).bound_by_routes(true);
+        let mut layout = Layout::new(family, facts);
+        layout.table.name = name.clone();
+        layout.split = layout.split.or(Some(MarkRange::default()));
+        layout.by_routes = true;
         write_layout(transaction, (Fate::Make, false), &layout, [], &layout.chains());
     })
 }

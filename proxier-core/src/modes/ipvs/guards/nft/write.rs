@@ -51,7 +51,7 @@ pub(in crate::modes::ipvs) fn write(
     observed: &mut Observed,
     tables: &mut dyn Tables,
 ) -> WriteOutcome {
-    let family = layout.family();
+    let family = layout.family;
     let of = |kind| SetKey::new(family, kind);
     let mut written = WriteOutcome {
         added: add.values().map(Vec::len).sum(),
@@ -78,7 +78,7 @@ pub(in crate::modes::ipvs) fn write(
     }
     let changes: Cow<'_, EntryChanges<'_>> = Cow::Owned(EntryChanges { layout, change, delete, add });
     let mut basis = std::mem::take(&mut observed.basis);
-    let again = |tables: &mut dyn Tables| read(layout.table(), family, tables).ok().map(|found| found.map(Arc::new));
+    let again = |tables: &mut dyn Tables| read(&layout.table, family, tables).ok().map(|found| found.map(Arc::new));
     let (changes, outcome) = table::write(changes, family, (&mut basis, &again), tables);
     observed.basis = basis;
     written.is_surprise = outcome.is_surprise;
