@@ -56,7 +56,7 @@ fn is_too_large(mode: &str, services: u32) -> bool {
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let ways: Vec<_> = WAYS.into_iter().filter(|(mode, _)| *mode != Kind::Ipvs || has_ipvs()).collect();
+    let ways: Vec<_> = WAYS.into_iter().filter(|(mode, _)| !mode.facts().has_virtual_servers || has_ipvs()).collect();
     let mut report = Report::new("modes", options);
     report.note(format!("Services with {ENDPOINTS} endpoints each, in a fresh set of network namespaces every time."));
     report.note(
@@ -91,7 +91,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let (services, connections): (u32, usize) = (services.parse()?, connections.parse()?);
     let (mode, name) = WAYS.into_iter().find(|(mode, _)| mode.name() == *way).ok_or("no such mode")?;
     // A socket for each Service.
-    let files = (mode == Kind::Userspace).then(|| missing(Need::OpenFiles(2 * u64::from(services) + 1_000)));
+    let files = mode.facts().is_process.then(|| missing(Need::OpenFiles(2 * u64::from(services) + 1_000)));
     if let Some(why) = files.flatten() {
         return Err(why.into());
     }

@@ -129,9 +129,9 @@ impl Rules {
             Rules::Ours { fast: true, .. } if missing(Need::FlowTables).is_some() => false,
             Rules::KubeProxyIptables | Rules::Ours { mode: Kind::Iptables, .. } => services <= LIMIT,
             Rules::KubeProxyTable => services <= LIMIT || !is_emulated(),
-            Rules::Ours { mode: Kind::Ipvs, .. } => has_ipvs(),
+            Rules::Ours { mode, .. } if mode.facts().has_virtual_servers => has_ipvs(),
             // A socket for each.
-            Rules::Ours { mode: Kind::Userspace, .. } => services <= 10,
+            Rules::Ours { mode, .. } if mode.facts().is_process => services <= 10,
             Rules::Ours { .. } => true,
         }
     }

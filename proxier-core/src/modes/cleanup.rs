@@ -80,7 +80,7 @@ pub fn cleanup(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cl
     if kept != Some(Kind::Ipvs) {
         cleaned.extend(connection_sync::cleanup(config, kept.is_none(), ports.ipvs));
     }
-    if !kept.is_some_and(Kind::translates_packets) {
+    if !kept.is_some_and(|kept| kept.facts().translates_packets) {
         cleaned.extend(fast_path::cleanup(config, ports.tables));
     }
     if is_alone {

@@ -65,7 +65,7 @@ impl Tracker {
         report: &mut Report,
         tables: &mut dyn Tables,
     ) -> Option<Change> {
-        let asked = config.fast_path.as_ref().filter(|_| mode.translates_packets());
+        let asked = config.fast_path.as_ref().filter(|_| mode.facts().translates_packets);
         if self.is_known && (!(self.is_stale || report.full) || asked.is_none()) {
             return None;
         }
@@ -214,7 +214,7 @@ fn compare(config: &Config, wanted: Option<TableSpec>, tables: &mut dyn Tables) 
 
 /// Step of a packet's trace: whether its connection takes the fast path, where there is one.
 pub(super) fn step(config: &Config, mode: Kind, packet: &Packet) -> Option<String> {
-    let fast = config.fast_path.as_ref().filter(|_| mode.translates_packets())?;
+    let fast = config.fast_path.as_ref().filter(|_| mode.facts().translates_packets)?;
     if packet.from_node || !matches!(packet.to.protocol, Protocol::Tcp | Protocol::Udp) {
         return None;
     }

@@ -29,7 +29,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use crate::config::{Config, Families};
+use crate::config::{Config, Families, RulesBy};
 use crate::modes::shared::localhost::Guard;
 use crate::modes::shared::sysctls;
 use crate::net::{Family, FrontendKey, Protocol};
@@ -62,14 +62,19 @@ impl Kind {
     /// All modes, best first.
     pub const ALL: [Kind; 4] = [Kind::Ipvs, Kind::Nftables, Kind::Iptables, Kind::Userspace];
 
+    /// The facts about it that others go by.
+    pub fn facts(self) -> &'static Facts {
+        match self {
+            Kind::Ipvs => &Facts::IPVS,
+            Kind::Nftables => &Facts::NFTABLES,
+            Kind::Iptables => &Facts::IPTABLES,
+            Kind::Userspace => &Facts::USERSPACE,
+        }
+    }
+
     /// The name in configuration files: `ipvs`, `nftables`, `iptables`, `userspace`.
     pub fn name(self) -> &'static str {
-        match self {
-            Kind::Ipvs => "ipvs",
-            Kind::Nftables => "nftables",
-            Kind::Iptables => "iptables",
-            Kind::Userspace => "userspace",
-        }
+        self.facts().name
     }
 
     /// The families in which it can serve node ports on the loopback address. For IPv6 only a process that listens there can: the kernel
@@ -83,36 +88,89 @@ impl Kind {
         }
     }
 
-    /// Wishes of Services that it can fulfil.
-    pub(crate) fn abilities(self) -> Abilities {
+    /// The name of the tables of nf_tables that it writes, if it writes any.
+    pub fn table_name(self, config: &Config) -> Option<String> {
         match self {
-            Kind::Ipvs => Abilities::IPVS,
-            Kind::Nftables => Abilities::BY_CLIENT,
-            Kind::Iptables => Abilities::empty(),
-            Kind::Userspace => Abilities::RELAYS | Abilities::BY_CLIENT | Abilities::LEAST_CONNECTIONS,
+            Kind::Nftables => Some(config.names.table.to_string()),
+            Kind::Ipvs if config.ipvs.rules == RulesBy::Nftables => Some(config.names.ipvs_table().to_string()),
+            _ => None,
         }
     }
 
-    /// Whether the kernel translates or forwards the packets of connections, and tracks them for that.
-    pub(crate) fn leaves_packets_to_kernel(self) -> bool {
-        self != Kind::Userspace
-    }
-
-    /// Whether connection tracking translates the packets of connections, so that flow tables can, and it alone knows
-    /// their endpoints.
-    pub(crate) fn translates_packets(self) -> bool {
-        matches!(self, Kind::Nftables | Kind::Iptables)
-    }
-
-    /// Whether it makes the addresses of Services this host's own. The other modes only translate them.
-    pub fn makes_addresses_local(self) -> bool {
-        matches!(self, Kind::Ipvs | Kind::Userspace)
+    /// Whether it writes rules by the programs of iptables.
+    pub fn needs_rule_programs(self, config: &Config) -> bool {
+        !self.facts().is_process && self.table_name(config).is_none()
     }
 
     /// Whether routes make the addresses of Services this host's own; they name the source of its own packets to there.
     pub fn makes_addresses_local_by_routes(self, config: &Config) -> bool {
         self == Kind::Ipvs && config.binds_by_routes()
     }
+}
+
+/// Facts about a mode that others go by.
+#[expect(clippy::struct_excessive_bools, reason = "each is one question about the mode")]
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Facts {
+    /// The name in configuration files.
+    pub name: &'static str,
+    /// Whether it has virtual servers with schedulers and counters, and real servers that drain.
+    pub has_virtual_servers: bool,
+    /// Whether it serves by sockets of this process, while that runs. Else the kernel translates or forwards packets, and tracks connections.
+    pub is_process: bool,
+    /// Whether it makes the addresses of Services this host's own. The other modes only translate them.
+    pub makes_addresses_local: bool,
+    /// Whether connection tracking translates the packets of connections, so that flow tables can, and it alone knows their endpoints.
+    pub translates_packets: bool,
+    /// Whether counters of rules, as the programs of iptables list them, say how much traffic Services have.
+    pub counts_by_rule: bool,
+    /// How endpoints are chosen where a Service asks for nothing else.
+    pub choice: &'static str,
+    /// The setting or program without which connections to Frontends are not counted, for a message; empty if there is none.
+    pub how_to_count: &'static str,
+    /// Wishes of Services that it can fulfil.
+    pub(crate) abilities: Abilities,
+}
+
+impl Facts {
+    const IPVS: Facts = Facts {
+        name: "ipvs",
+        has_virtual_servers: true,
+        is_process: false,
+        makes_addresses_local: true,
+        translates_packets: false,
+        counts_by_rule: false,
+        choice: "by the scheduler of IPVS",
+        how_to_count: "",
+        abilities: Abilities::IPVS,
+    };
+    const NFTABLES: Facts = Facts {
+        name: "nftables",
+        has_virtual_servers: false,
+        makes_addresses_local: false,
+        translates_packets: true,
+        choice: "at random",
+        how_to_count: ": set nftables.countConnections",
+        abilities: Abilities::BY_CLIENT,
+        ..Facts::IPVS
+    };
+    const IPTABLES: Facts = Facts {
+        name: "iptables",
+        counts_by_rule: true,
+        how_to_count: "",
+        abilities: Abilities::empty(),
+        ..Facts::NFTABLES
+    };
+    const USERSPACE: Facts = Facts {
+        name: "userspace",
+        has_virtual_servers: false,
+        is_process: true,
+        choice: "in turn",
+        how_to_count: ": the metrics server of the process that serves does not answer",
+        abilities: Abilities::RELAYS.union(Abilities::BY_CLIENT).union(Abilities::LEAST_CONNECTIONS),
+        ..Facts::IPVS
+    };
 }
 
 /// Prints the name, as [`Kind::name`].

@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use super::Reconciler;
 use super::own_transactions::RecordingTables;
-use crate::config::{MayAskFor, RulesBy};
+use crate::config::MayAskFor;
 use crate::config::{Neighbour, User};
-use crate::modes;
 use crate::net::Network;
 use crate::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use crate::ports::Tables;
@@ -315,7 +314,7 @@ impl Reconciler {
     /// ```
     pub fn upsert_cluster_node(&mut self, object: &NodeObject, now: Moment) {
         let weight = self.options.config.lets(MayAskFor::NODE_WEIGHTS) && self.cluster_nodes.upsert_weight(object);
-        if self.mode().makes_addresses_local() && self.cluster_nodes.upsert_addresses(object) || weight {
+        if self.mode().facts().makes_addresses_local && self.cluster_nodes.upsert_addresses(object) || weight {
             self.schedule.request(now);
         }
     }
@@ -459,14 +458,9 @@ impl Reconciler {
     }
 
     /// The name of the tables of nf_tables that this proxy writes, for [`TableMonitor`](crate::kernel::TableMonitor): in
-    /// [nftables mode](modes::Kind::Nftables), and in IPVS mode with [rules by nftables](RulesBy::Nftables). `None` otherwise.
+    /// nftables mode, and in IPVS mode with [rules by nftables](crate::config::RulesBy::Nftables). `None` otherwise.
     pub fn table_name(&self) -> Option<String> {
-        let config = &self.options.config;
-        match self.mode.kind() {
-            modes::Kind::Nftables => Some(config.names.table.to_string()),
-            modes::Kind::Ipvs if config.ipvs.rules == RulesBy::Nftables => Some(config.names.ipvs_table().to_string()),
-            _ => None,
-        }
+        self.mode.kind().table_name(&self.options.config)
     }
 
     /// Reports the generations of the rule set that wrote to the tables of [this name](Reconciler::table_name); `lost`: some may be

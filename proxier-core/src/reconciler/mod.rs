@@ -247,14 +247,14 @@ impl Reconciler {
 
     /// The reconciler of the node of this name (`nodeName` of endpoints). `now` is the origin of its time.
     pub fn new(node_name: &str, mut options: Options, now: Moment) -> Self {
-        if options.mode != modes::Kind::Ipvs {
+        if !options.mode.facts().has_virtual_servers {
             options.config.ipvs.defaults = None;
         }
         let node = Node::new(node_name);
         let host = HostAddresses::default();
         let mut facts = NodeFacts::new(&options.config, &node, &host);
         facts.serve_localhost(options.mode.localhost(&options.iptables));
-        let mut store = Store::new(node_name).with_abilities(options.mode.abilities());
+        let mut store = Store::new(node_name).with_abilities(options.mode.facts().abilities);
         if options.config.lets(MayAskFor::NODE_WEIGHTS) {
             store = store.keep_nodes();
         }
@@ -415,7 +415,7 @@ impl Reconciler {
             applied.note(|| Step::sysctl(change), outcome);
         }
         let now = clock();
-        if self.mode.kind().translates_packets() && self.store.has_drains() {
+        if self.mode.kind().facts().translates_packets && self.store.has_drains() {
             self.drains.follow(self.changes.frontends(), &self.desired, !self.settled, now);
         }
         let objects = (&self.store, &self.desired);
@@ -430,7 +430,7 @@ impl Reconciler {
         let is_unwritten = |place: &SocketAddr| outcome.unwritten.contains(&Family::of(place.ip()));
         let (wait, forget): (UdpServices, UdpServices) =
             plan.forget.into_iter().partition(|(place, _)| is_unwritten(place));
-        let lack = self.mode.kind().leaves_packets_to_kernel().then_some(flows::STAY);
+        let lack = (!self.mode.kind().facts().is_process).then_some(flows::STAY);
         let forgotten = flows::forget(Protocol::Udp, &forget, lack, ports.conntrack, &mut applied);
         let mut cut = self.drains.due(&self.desired, now);
         cut.retain(|place, _| !is_unwritten(place));

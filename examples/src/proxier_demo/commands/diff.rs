@@ -320,7 +320,7 @@ impl Differences {
             let is_port = key.address.is_unspecified() && ports.contains(&(key.protocol, key.port));
             is_port || after.proxier().desired().frontend(key).is_some()
         };
-        for (key, endpoints) in found.endpoints.iter().flatten().filter(|_| from != Kind::Ipvs) {
+        for (key, endpoints) in found.endpoints.iter().flatten().filter(|_| !from.facts().has_virtual_servers) {
             if !is_wanted(key) {
                 let gone = Difference {
                     who: "everybody".to_owned(),
@@ -380,8 +380,11 @@ fn stale(found: &Found, before: &Side, key: &FrontendKey) -> Option<Difference> 
     let wanted: BTreeSet<EndpointKey> = frontend.endpoints().iter().copied().collect();
     // Where there are chains, they lead to the lists of all clients.
     let all: BTreeSet<EndpointKey> = frontend.cluster.iter().chain(frontend.local.iter()).copied().collect();
-    let is_same =
-        if found.mode == Kind::Ipvs { held == wanted } else { held.is_subset(&all) && wanted.is_subset(&held) };
+    let is_same = if found.mode.facts().has_virtual_servers {
+        held == wanted
+    } else {
+        held.is_subset(&all) && wanted.is_subset(&held)
+    };
     (!is_same).then(|| Difference {
         who: "endpoints in the kernel, and as the Services say".to_owned(),
         before: list(&held),
@@ -402,28 +405,23 @@ fn of_all(from: Kind, to: Kind) -> Vec<String> {
     if from == to {
         return said;
     }
-    match (from.makes_addresses_local(), to.makes_addresses_local()) {
+    let (from, to) = (from.facts(), to.facts());
+    match (from.makes_addresses_local, to.makes_addresses_local) {
         (true, false) => said.push(
             "addresses of Services answer no ping any more, and no device or route of this node has them".to_owned(),
         ),
         (false, true) => said.push("addresses of Services are this node's own, and answer pings".to_owned()),
         _ => {}
     }
-    if matches!(from, Kind::Ipvs | Kind::Userspace) || to == Kind::Userspace {
+    if !from.translates_packets || to.is_process {
         said.push("connections that are open end when the mode changes".to_owned());
     } else {
         said.push("connections that are open go on when the mode changes".to_owned());
     }
-    let choice = |mode| match mode {
-        Kind::Ipvs => "by the scheduler of IPVS",
-        Kind::Userspace => "in turn",
-        _ => "at random",
-    };
-    if choice(from) != choice(to) {
+    if from.choice != to.choice {
         said.push(format!(
             "endpoints are chosen {}, not {}, where a Service asks for nothing else",
-            choice(to),
-            choice(from)
+            to.choice, from.choice
         ));
     }
     said

@@ -513,16 +513,15 @@ fn what_answers(frontend: &Frontend, mode: Kind, is_split: bool) -> String {
         1 => "1 endpoint".to_owned(),
         number => format!("{number} endpoints"),
     };
+    let is_ipvs = mode.facts().has_virtual_servers;
     let (all, here) = (count(frontend.cluster.len()), count(frontend.local.len()));
     let says = match (frontend.policy, frontend.roles.contains(Roles::CLUSTER_IP)) {
         (TrafficPolicy::Cluster, _) => format!("policy Cluster, {all}"),
         (TrafficPolicy::Local, true) => format!("policy Local, {here} on this node"),
-        (TrafficPolicy::Local, false)
-            if mode == Kind::Ipvs && !is_split && frontend.falls_back && frontend.local.is_empty() =>
-        {
+        (TrafficPolicy::Local, false) if is_ipvs && !is_split && frontend.falls_back && frontend.local.is_empty() => {
             format!("policy Local, none on this node, so {all} on all nodes")
         }
-        (TrafficPolicy::Local, false) if mode == Kind::Ipvs && !is_split => {
+        (TrafficPolicy::Local, false) if is_ipvs && !is_split => {
             format!("policy Local, {here} on this node")
         }
         (TrafficPolicy::Local, false) => {

@@ -73,7 +73,7 @@ impl Live {
     }
 
     fn inspection(&mut self, mode: Kind, packet: &Packet, facts: &NodeFacts) -> Result<Inspection, Problem> {
-        if mode != Kind::Iptables {
+        if !mode.facts().counts_by_rule {
             return inspect_packet(mode, packet, facts, &mut self.kernel.ports()).map_err(|error| unread(&error));
         }
         let key = &packet.to;

@@ -67,7 +67,7 @@ pub(crate) fn feed<K: Kernel>(engine: &mut Engine<K>, snapshot: Snapshot) {
 /// An engine with the initial list, ready to write; or the exit code.
 async fn ready(configured: &Configured, progress: &Progress) -> Result<(Engine, Vec<Problem>), ExitCode> {
     // The mode decides what is read of the cluster.
-    let chosen = choose(configured, Preparing::LoadModules, |mode| mode != Kind::Userspace)
+    let chosen = choose(configured, Preparing::LoadModules, |mode| !mode.facts().is_process)
         .await
         .map_err(|problems| complain(&problems, FAILED))?;
     let (snapshot, unreadable) = input(&chosen.configured, progress).await?;
@@ -84,7 +84,7 @@ async fn ready(configured: &Configured, progress: &Progress) -> Result<(Engine, 
 /// Runs one full sync. Exit code 0: the kernel is as the Services require. 1: something failed. 2: some input could not be read; the kernel is as the rest
 /// requires.
 pub async fn run_once(configured: &Configured) -> ExitCode {
-    if configured.settings.asked == RequestedMode::Mode(Kind::Userspace) {
+    if matches!(configured.settings.asked, RequestedMode::Mode(mode) if mode.facts().is_process) {
         let reason = "userspace mode serves only while the program runs: leave --once out";
         return complain(&[Problem::new("", reason)], BAD_INPUT);
     }
@@ -120,7 +120,8 @@ pub async fn run_once(configured: &Configured) -> ExitCode {
         is_done = remove_others(&mut engine);
     }
     let desired = engine.proxier().desired();
-    let what = if engine.proxier().mode() == Kind::Ipvs { "virtual servers" } else { "Frontends" };
+    let is_ipvs = engine.proxier().mode().facts().has_virtual_servers;
+    let what = if is_ipvs { "virtual servers" } else { "Frontends" };
     let made = format!("{} {what}, {} changes made", desired.frontends().count(), report.writes());
     is_done &= print([made]);
     match (is_done, unreadable.is_empty()) {

@@ -61,7 +61,7 @@ pub(super) fn policies(
     let question = PolicyQuestion::new(service, object, owned, proxier);
     policies.push(affinity(&question, of_service));
     policies.extend(networks(&question));
-    if proxier.mode() == Kind::Ipvs {
+    if proxier.mode().facts().has_virtual_servers {
         policies.extend(of_ipvs(&question));
     } else {
         policies.extend([choice(&question), weights(&question)]);
@@ -150,7 +150,7 @@ fn affinity(asked: &PolicyQuestion<'_>, of_service: Policy) -> Policy {
 
 /// How a new client gets its endpoint, outside of IPVS mode.
 fn choice(asked: &PolicyQuestion<'_>) -> Policy {
-    let usual = if asked.proxier.mode() == Kind::Userspace { "in turn" } else { "at random" };
+    let usual = asked.proxier.mode().facts().choice;
     let from = asked.from(MayAskFor::SCHEDULER, "proxier/scheduler", "", |of| of.scheduler.is_some());
     let value = match asked.counts.scheduler {
         Some(scheduler) => format!("{scheduler}: {}", asked.counts.choice().unwrap_or(usual)),
@@ -251,7 +251,7 @@ fn limits(asked: &PolicyQuestion<'_>) -> Policy {
 fn drain(asked: &PolicyQuestion<'_>) -> Policy {
     let from = asked
         .from(MayAskFor::DRAIN, "proxier/drain-seconds", "ipvs.defaults.drainSeconds", |of| of.drain_secs.is_some());
-    let usual = ipvs_mode::Policy::default().deadline.filter(|_| asked.proxier.mode() == Kind::Ipvs);
+    let usual = ipvs_mode::Policy::default().deadline.filter(|_| asked.proxier.mode().facts().has_virtual_servers);
     let value = match asked.counts.drain_secs.map(u64::from).or(usual.map(|time| time.as_secs())) {
         Some(secs) => format!("{secs} s"),
         None => "as ever in this mode".to_owned(),

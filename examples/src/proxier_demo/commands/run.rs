@@ -195,7 +195,7 @@ async fn changed(invocation: &Invocation, before: KubeProxyConfiguration) {
 /// Settings of this process that the kernel needs before it serves.
 fn prepare_process(settings: &Settings) {
     adjust_oom_score(settings.oom_score_adj);
-    if settings.mode == Kind::Userspace {
+    if settings.mode.facts().is_process {
         tracing::debug!("{} files may be open", userspace::raise_open_files());
     }
 }
@@ -268,7 +268,7 @@ impl Attendant {
                 }
             }
         }
-        if self.mode == Kind::Userspace {
+        if self.mode.facts().is_process {
             let second = async {
                 tokio::select! {
                     _ = terminate.recv() => {}
@@ -346,7 +346,7 @@ async fn serve(
         let (health, recorder) = (health.clone(), recorder.clone());
         let (mode, object) = (settings.mode, serde_json::to_value(&settings.object).unwrap_or_default());
         // In userspace mode metrics ask it for connections.
-        let is_needed = settings.status_page != Exposure::Off || mode == Kind::Userspace;
+        let is_needed = settings.status_page != Exposure::Off || mode.facts().is_process;
         let page = is_needed.then(|| StatusPage::new(settings.status_page, mode, messages.clone()));
         tasks.spawn(async move {
             let failed = |problem: &Problem| {

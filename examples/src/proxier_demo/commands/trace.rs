@@ -105,7 +105,7 @@ impl Owns {
     pub(super) fn new(proxier: &Reconciler, to: &FrontendKey) -> Self {
         let mode = proxier.mode();
         Owns {
-            addresses: mode.makes_addresses_local(),
+            addresses: mode.facts().makes_addresses_local,
             by_routes: mode.makes_addresses_local_by_routes(proxier.facts().config()),
             is_served: proxier.desired().frontend(to).is_some(),
         }

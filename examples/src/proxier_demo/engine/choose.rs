@@ -99,7 +99,8 @@ pub(crate) async fn choose(
     let (configured, rules) = &with_rules(configured, preparing).map_err(|problem| vec![problem])?;
     // A capability that is missing is no reason to serve in another way.
     let by_nft = is_asked && configured.settings.core.ipvs.rules == RulesBy::Nftables;
-    let needs_no_rules = by_nft || matches!(asked, RequestedMode::Mode(Kind::Nftables | Kind::Userspace));
+    let needs_no_rules =
+        matches!(asked, RequestedMode::Mode(mode) if !mode.needs_rule_programs(&configured.settings.core));
     if !needs_no_rules {
         privileges::require_rules().map_err(|problem| vec![problem])?;
     }
@@ -120,7 +121,7 @@ pub(crate) async fn choose(
         let configured = configured.in_mode(mode)?;
         match open(&configured, preparing).await {
             Ok((engine, notes)) => {
-                let rules = rules.clone().filter(|choice| mode == Kind::Ipvs && choice.reason.is_some());
+                let rules = rules.clone().filter(|choice| mode.facts().has_virtual_servers && choice.reason.is_some());
                 return Ok(ChosenMode { configured, engine, notes, passed_over, rules });
             }
             Err(problems) => passed_over.push(PassedOver { mode, problems }),
@@ -141,7 +142,7 @@ fn with_rules(configured: &Configured, preparing: Preparing) -> Result<(Configur
 }
 
 async fn open(configured: &Configured, preparing: Preparing) -> Result<(Engine, Vec<String>), Vec<Problem>> {
-    if preparing == Preparing::LoadModules || configured.settings.mode != Kind::Ipvs {
+    if preparing == Preparing::LoadModules || !configured.settings.mode.facts().has_virtual_servers {
         let mut kernel = kernel::open().map_err(|problem| vec![problem])?;
         if preparing == Preparing::LoadModules {
             modules::preload(&configured.settings);

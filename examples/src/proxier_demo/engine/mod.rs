@@ -93,7 +93,7 @@ impl Engine {
     /// Tells the kernel ports, before a preview in userspace mode, on which sockets the running proxy listens: they need not be opened again. Returns why
     /// they are not known, if so.
     pub(crate) fn read_running_sockets(&mut self) -> Option<Problem> {
-        if self.proxier.mode() != Kind::Userspace {
+        if !self.proxier.mode().facts().is_process {
             return None;
         }
         let mut problem = userspace::read_running_sockets(&mut self.kernel).err()?;
@@ -109,18 +109,19 @@ impl Engine {
     pub async fn open(configured: &Configured) -> Result<OpenedEngine, Problem> {
         let mut kernel = kernel::open()?;
         let settings = &with_rules(&configured.settings, &mut kernel.ports(), Preparing::Nothing).0;
-        let by_nft = settings.mode == Kind::Ipvs && settings.core.ipvs.rules == RulesBy::Nftables;
-        if !matches!(settings.mode, Kind::Nftables | Kind::Userspace) && !by_nft {
+        let needs_programs = settings.mode.needs_rule_programs(&settings.core);
+        if needs_programs {
             privileges::require_rules()?;
         }
-        let modules = if settings.mode == Kind::Ipvs { check_modules(settings) } else { None };
+        let is_ipvs = settings.mode.facts().has_virtual_servers;
+        let modules = if is_ipvs { check_modules(settings) } else { None };
         let (families, mut notes) = match settings.mode {
-            Kind::Nftables => needs::nftables_families(settings, &mut kernel)?,
-            Kind::Ipvs if by_nft => needs::ipvs_table_families(settings, &mut kernel)?,
+            _ if needs_programs => needs::rule_families(&mut kernel, settings.core.families)?,
             Kind::Userspace => userspace::families(settings, &mut kernel)?,
-            _ => needs::rule_families(&mut kernel, settings.core.families)?,
+            _ if is_ipvs => needs::ipvs_table_families(settings, &mut kernel)?,
+            _ => needs::nftables_families(settings, &mut kernel)?,
         };
-        if settings.mode == Kind::Ipvs {
+        if is_ipvs {
             notes.extend(ipvs::dropping_input(&settings.core, &mut kernel.ports()));
         }
         let mut options = options(settings, &configured.source, families);
@@ -256,7 +257,7 @@ impl<K: Kernel> Engine<K> {
 
     /// Removes the traces of an earlier process in userspace mode, which serve nobody any more.
     pub fn clean_up_after_processes(&mut self) -> Cleaned {
-        if self.proxier.mode() == Kind::Userspace {
+        if self.proxier.mode().facts().is_process {
             Cleaned::default()
         } else {
             userspace_mode::cleanup(&mut self.kernel.ports())
@@ -345,7 +346,7 @@ pub(crate) fn with_rules(
     preparing: Preparing,
 ) -> (Settings, Option<ipvs::Choice>) {
     let mut settings = settings.clone();
-    if settings.mode != Kind::Ipvs {
+    if !settings.mode.facts().has_virtual_servers {
         return (settings, None);
     }
     let mut by_nft = settings.clone();

@@ -5,7 +5,6 @@ use std::path::Path;
 
 use kmod_probe::{Loader, ModuleName};
 use proxier_core::config::RulesBy;
-use proxier_core::modes::Kind;
 
 use crate::proxier_demo::settings::Settings;
 
@@ -61,13 +60,13 @@ pub(super) fn has_ipvs(settings: &Settings) -> bool {
 
 /// Loads missing modules of the mode; a failure shows at the first use.
 pub(crate) fn preload(settings: &Settings) {
-    let tables = || TABLES.iter().map(ToString::to_string);
-    let names: Vec<String> = match settings.mode {
-        Kind::Nftables => tables().collect(),
-        Kind::Ipvs if settings.core.ipvs.rules == RulesBy::Nftables => tables().chain(of_ipvs(settings)).collect(),
-        Kind::Ipvs => of_ipvs(settings),
-        _ => return,
-    };
+    let mut names = if settings.mode.facts().has_virtual_servers { of_ipvs(settings) } else { Vec::new() };
+    if settings.mode.table_name(&settings.core).is_some() {
+        names.splice(0..0, TABLES.iter().map(ToString::to_string));
+    }
+    if names.is_empty() {
+        return;
+    }
     let modules: Vec<ModuleName> = names.iter().filter_map(|name| ModuleName::new(name).ok()).collect();
     for outcome in Loader::new().load_together(&modules) {
         tracing::debug!("module {outcome}");

@@ -235,7 +235,7 @@ impl Check<'_> {
         let mode = match (self.given.mode, asked) {
             (Some(chosen), _) => chosen,
             (None, RequestedMode::Mode(mode)) => mode,
-            (None, RequestedMode::Auto) => Kind::Ipvs,
+            (None, RequestedMode::Auto) => Kind::default(),
         };
         let (section, least, most) = match &object.nftables {
             Some(nftables) if mode == Kind::Nftables => ("nftables", nftables.min_sync_period, nftables.sync_period),
@@ -308,7 +308,7 @@ impl Check<'_> {
             value["ipvs"]["masqueradeAll"] = all.into();
             value["ipvs"]["masqueradeBit"] = bit.into();
         }
-        if mode != Kind::Ipvs {
+        if !mode.facts().has_virtual_servers {
             // Only IPVS mode has firewall marks of its own, which may not touch the bit of its section.
             (value["ipvs"]["markSplit"], value["ipvs"]["markNodePorts"]) = (false.into(), false.into());
         }

@@ -508,7 +508,7 @@ mod tests {
 
     #[test]
     fn every_metric_of_kube_proxy_is_there_with_its_kind_and_labels() {
-        for mode in [Kind::Iptables, Kind::Ipvs, Kind::Nftables] {
+        for mode in Kind::ALL.into_iter().filter(|mode| !mode.facts().is_process) {
             let page = page(mode);
             for line in KUBE_PROXY.lines().filter(|line| !line.trim().is_empty()) {
                 let fields: Vec<&str> = line.split_whitespace().collect();
@@ -575,7 +575,7 @@ mod tests {
 
     #[test]
     fn the_page_is_well_formed() {
-        for mode in [Kind::Iptables, Kind::Ipvs, Kind::Nftables, Kind::Userspace] {
+        for mode in Kind::ALL {
             let text = page(mode);
             let mut family = "";
             for line in text.lines() {

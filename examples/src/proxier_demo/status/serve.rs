@@ -89,7 +89,7 @@ struct MetricsServer {
 impl MetricsServer {
     /// The packets that rules have counted; none where the kernel does not count.
     fn packets(&self) -> BTreeMap<String, u64> {
-        if self.mode != Kind::Iptables {
+        if !self.mode.facts().counts_by_rule {
             return BTreeMap::new();
         }
         self.counters.lock().unwrap_or_else(PoisonError::into_inner).read().unwrap_or_default()
@@ -109,7 +109,7 @@ impl Answers for MetricsServer {
         match asked.path.as_str() {
             "/metrics" => {
                 let begun = match &self.status {
-                    Some(status) if self.mode == Kind::Userspace => status.begun().await,
+                    Some(status) if self.mode.facts().is_process => status.begun().await,
                     _ => Vec::new(),
                 };
                 metrics(self.health.page(self.packets(), begun))

@@ -49,10 +49,10 @@ impl Frontends {
         input: (&Desired, &HostAddresses),
     ) -> Result<Option<Self>, Problem> {
         match configured.settings.asked {
-            RequestedMode::Mode(Kind::Ipvs) => Ok(None),
+            RequestedMode::Mode(mode) if mode.facts().has_virtual_servers => Ok(None),
             RequestedMode::Mode(mode) => Self::of_mode(mode, configured, kernel, input).map(Some),
             RequestedMode::Auto => {
-                let others = Kind::ALL.into_iter().filter(|mode| *mode != Kind::Ipvs);
+                let others = Kind::ALL.into_iter().filter(|mode| !mode.facts().has_virtual_servers);
                 let mut serving = others.filter_map(|mode| Self::of_mode(mode, configured, kernel, input).ok());
                 Ok(serving.find(|found| !found.all.is_empty()))
             }
@@ -71,15 +71,15 @@ impl Frontends {
         (desired, host): (&Desired, &HostAddresses),
     ) -> Result<Self, Problem> {
         let settings = &configured.settings;
-        if mode == Kind::Iptables {
+        if mode.facts().counts_by_rule {
             return Ok(Frontends { mode, all: counted()? });
         }
-        if mode == Kind::Userspace {
+        if mode.facts().is_process {
             read_running_sockets(kernel)?;
         }
         let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), host);
         let mut all = list_frontends(mode, &facts, desired, &mut kernel.ports()).map_err(failed)?;
-        if mode == Kind::Userspace && !all.is_empty() {
+        if mode.facts().is_process && !all.is_empty() {
             for (key, begun) in settings.metrics.map(begun).unwrap_or_default() {
                 all.entry(key).and_modify(|served| served.connections = Some(begun));
             }
@@ -252,7 +252,7 @@ impl FrontendView {
             Some(total) => format!("{} connections/s", short(total)),
             None if self.frontends.is_empty() => "nothing is served".to_owned(),
             None if self.is_first && counts => "rates follow".to_owned(),
-            None => format!("connections are not counted{}", how_to_count(self.mode)),
+            None => format!("connections are not counted{}", self.mode.facts().how_to_count),
         };
         let summary = format!("{} mode: {} Frontends{changed}; {rates}", self.mode, self.frontends.len());
         let heads = ["FRONTEND", "ENDPOINTS", "CONN/S", "CONNECTIONS", "SERVICE"];
@@ -286,15 +286,6 @@ impl FrontendView {
             rates: rate.map(|connections| PerSecond { connections, ..PerSecond::default() }),
         });
         Sums::new(self.mode, counted)
-    }
-}
-
-/// The setting that makes a mode count, where there is one.
-fn how_to_count(mode: Kind) -> &'static str {
-    match mode {
-        Kind::Nftables => ": set nftables.countConnections",
-        Kind::Userspace => ": the metrics server of the process that serves does not answer",
-        _ => "",
     }
 }
 

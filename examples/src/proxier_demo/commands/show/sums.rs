@@ -76,7 +76,7 @@ impl Sums {
 
     /// Whether bytes are counted: in IPVS mode.
     fn counts_bytes(&self) -> bool {
-        self.mode == Kind::Ipvs
+        self.mode.facts().has_virtual_servers
     }
 
     /// Lines of text: as many as fit.

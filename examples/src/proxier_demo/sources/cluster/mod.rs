@@ -24,7 +24,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use proxier_core::config::{LocalTraffic, MayAskFor};
-use proxier_core::modes::Kind;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -107,9 +106,9 @@ impl Options {
     pub fn from_settings(settings: &Settings) -> Self {
         let needs_pod_cidr = settings.core.local_traffic == LocalTraffic::NodeCidr;
         let node_weights = settings.core.ipvs.may_ask_for.contains(MayAskFor::NODE_WEIGHTS);
-        let node_addresses = settings.mode.makes_addresses_local();
+        let node_addresses = settings.mode.facts().makes_addresses_local;
         let by_routes = settings.mode.makes_addresses_local_by_routes(&settings.core);
-        let service_cidrs = by_routes || settings.mode == Kind::Userspace;
+        let service_cidrs = by_routes || settings.mode.facts().is_process;
         let protobuf = settings.protobuf;
         Options { needs_pod_cidr, node_weights, node_addresses, service_cidrs, protobuf, ..Options::default() }
     }

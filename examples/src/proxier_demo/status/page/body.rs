@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use ipvs::VirtualServerKey;
 use ipvs::model::Stats;
-use proxier_core::modes::Kind;
 use proxier_core::net::EndpointKey;
 use proxier_core::plan::report::Refused;
 use proxier_core::service::{Frontend, Roles};
@@ -125,7 +124,8 @@ fn frontend_json(
     counters: &mut Counters,
 ) -> Value {
     let key = VirtualServerKey::from(frontend.key);
-    let of_address = if view.mode == Kind::Ipvs { counters.get(&key).cloned() } else { None };
+    let is_ipvs = view.mode.facts().has_virtual_servers;
+    let of_address = if is_ipvs { counters.get(&key).cloned() } else { None };
     let mark = view.marks.get(&frontend.key);
     let of_mark = mark.and_then(|mark| counters.get(mark));
     let counted = match (of_address, of_mark) {
@@ -133,7 +133,7 @@ fn frontend_json(
         (address, mark) => address.or_else(|| mark.cloned()),
     };
     let counted = counted.as_ref();
-    let is_split = view.mode != Kind::Ipvs || mark.is_some();
+    let is_split = !is_ipvs || mark.is_some();
     let (endpoints, left_out) = endpoints(is_split, frontend, counted, room);
     let mut value = json!({
         "key": frontend.key.to_string(),
@@ -228,6 +228,7 @@ mod tests {
     use ipvs::RealServer;
     use ipvs::model::ObservedRealServer;
     use proxier_core::config::Config;
+    use proxier_core::modes::Kind;
     use proxier_core::net::{FrontendKey, Protocol};
     use proxier_core::service::{Desired, NodeFacts};
     use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Store};
