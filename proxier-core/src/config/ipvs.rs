@@ -6,61 +6,9 @@ use std::sync::Arc;
 use ipvs::model::Scheduler;
 
 use super::{ConnectionSync, MarkRange};
-use crate::flags::flags;
 use crate::net::Network;
-use crate::snapshot::Balancing;
-
-flags! {
-    /// Settings that annotations of Services, EndpointSlices and Nodes may decide.
-    ///
-    /// ```
-    /// use proxier_core::config::{Config, MayAskFor};
-    ///
-    /// let mut config = Config::default();
-    /// assert_eq!(config.ipvs.may_ask_for, MayAskFor::all().difference(MayAskFor::NODE_WEIGHTS));
-    /// // Services may ask neither for direct routing nor for a drain time.
-    /// config.ipvs.may_ask_for = MayAskFor::all().difference(MayAskFor::FORWARDING | MayAskFor::DRAIN);
-    /// assert!(!config.ipvs.may_ask_for.contains(MayAskFor::DRAIN));
-    ///
-    /// // By a name in a configuration file.
-    /// assert_eq!(MayAskFor::by_name("weights"), Some(MayAskFor::WEIGHTS));
-    /// ```
-    pub struct MayAskFor {
-        /// `scheduler`: the scheduler and its flags.
-        const SCHEDULER = 1;
-        /// `persistence`: how long clients stay with their endpoints, and which count as one.
-        const PERSISTENCE = 2;
-        /// `one-packet`: scheduling of each UDP datagram for itself.
-        const ONE_PACKET = 4;
-        /// `weights`: weights of endpoints, by slice and by zone.
-        const WEIGHTS = 8;
-        /// `node-weights`: weights of endpoints by node; not by default, since a watch of all Nodes has its cost.
-        const NODE_WEIGHTS = 16;
-        /// `forwarding`: how packets for external addresses reach endpoints.
-        const FORWARDING = 32;
-        /// `thresholds`: limits of connections.
-        const THRESHOLDS = 64;
-        /// `drain`: how long endpoints that leave keep connections.
-        const DRAIN = 128;
-    }
-}
-
-impl MayAskFor {
-    /// Setting of this name in configuration files; `None` for an unknown name.
-    pub fn by_name(name: &str) -> Option<Self> {
-        match name {
-            "scheduler" => Some(MayAskFor::SCHEDULER),
-            "persistence" => Some(MayAskFor::PERSISTENCE),
-            "one-packet" => Some(MayAskFor::ONE_PACKET),
-            "weights" => Some(MayAskFor::WEIGHTS),
-            "node-weights" => Some(MayAskFor::NODE_WEIGHTS),
-            "forwarding" => Some(MayAskFor::FORWARDING),
-            "thresholds" => Some(MayAskFor::THRESHOLDS),
-            "drain" => Some(MayAskFor::DRAIN),
-            _ => None,
-        }
-    }
-}
+pub use crate::snapshot::MayAskFor;
+use crate::snapshot::{Annotation, Balancing};
 
 /// Method by which the addresses of Services become this host's, so that their packets come to IPVS.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -243,48 +191,23 @@ impl IpvsConfig {
 /// Keeps the requests that annotations may make.
 fn only(asked: &Balancing, may: MayAskFor) -> Balancing {
     let mut allowed = asked.clone();
-    let left = Balancing::default();
-    if !may.contains(MayAskFor::SCHEDULER) {
-        (allowed.scheduler, allowed.scheduler_flags) = (left.scheduler, left.scheduler_flags);
-    }
-    if !may.contains(MayAskFor::PERSISTENCE) {
-        allowed.persistence_secs = left.persistence_secs;
-        (allowed.granularity_v4, allowed.granularity_v6) = (left.granularity_v4, left.granularity_v6);
-    }
-    if !may.contains(MayAskFor::ONE_PACKET) {
-        allowed.one_packet = left.one_packet;
-    }
-    if !may.contains(MayAskFor::WEIGHTS) {
-        allowed.zone_weights = left.zone_weights;
-    }
-    if !may.contains(MayAskFor::FORWARDING) {
-        (allowed.forwarding, allowed.forwarding_asked_by) = (left.forwarding, left.forwarding_asked_by);
-    }
-    if !may.contains(MayAskFor::THRESHOLDS) {
-        allowed.thresholds = left.thresholds;
-    }
-    if !may.contains(MayAskFor::DRAIN) {
-        allowed.drain_secs = left.drain_secs;
+    for annotation in Annotation::ALL.iter().filter(|annotation| !may.contains(annotation.needs)) {
+        annotation.copy(&mut allowed, &Balancing::default());
     }
     allowed
 }
 
 /// The same, with the configuration's values for settings that it leaves open. Flags go with the scheduler that they are for.
 fn or(mut asked: Balancing, defaults: &Balancing, has_affinity: bool) -> Balancing {
-    if asked.scheduler.is_none() {
-        asked.scheduler_flags = asked.scheduler_flags.or(defaults.scheduler_flags);
+    let mut defaults = Balancing { scheduler: None, ..defaults.clone() };
+    if asked.scheduler.is_some() {
+        defaults.scheduler_flags = None;
     }
-    asked.persistence_secs = asked.persistence_secs.or(defaults.persistence_secs.filter(|_| !has_affinity));
-    asked.granularity_v4 = asked.granularity_v4.or(defaults.granularity_v4);
-    asked.granularity_v6 = asked.granularity_v6.or(defaults.granularity_v6);
-    asked.one_packet = asked.one_packet.or(defaults.one_packet);
-    asked.zone_weights = asked.zone_weights.or_else(|| defaults.zone_weights.clone());
-    if asked.forwarding.is_none() {
-        (asked.forwarding, asked.forwarding_asked_by) = (defaults.forwarding, defaults.forwarding_asked_by);
+    defaults.persistence_secs = defaults.persistence_secs.filter(|_| !has_affinity);
+    for annotation in Annotation::ALL {
+        if !annotation.is_set(&asked) {
+            annotation.copy(&mut asked, &defaults);
+        }
     }
-    if asked.thresholds == Balancing::default().thresholds {
-        asked.thresholds = defaults.thresholds;
-    }
-    asked.drain_secs = asked.drain_secs.or(defaults.drain_secs);
     asked
 }

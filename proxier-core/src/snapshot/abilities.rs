@@ -2,8 +2,7 @@
 
 use bitflags::bitflags;
 
-use super::balancing::{FLAGS, FORWARDING, MAX_CONNECTIONS, ONE_PACKET, SCHEDULER};
-use super::{Balancing, Sharing};
+use super::{Annotation, Balancing, Sharing};
 
 bitflags! {
     /// Wishes of Services that a mode can fulfil.
@@ -30,7 +29,7 @@ impl Default for Abilities {
 impl Abilities {
     /// Takes wishes that cannot be fulfilled out: the annotation of each, and the reason. `has_affinity`: a Service's clients stay with their
     /// endpoints, whatever its annotations say.
-    pub(super) fn limit(self, asked: &mut Balancing, has_affinity: bool) -> Vec<(&'static str, &'static str)> {
+    pub(super) fn limit(self, asked: &mut Balancing, has_affinity: bool) -> Vec<(&'static Annotation, &'static str)> {
         if self.contains(Abilities::IPVS) {
             return Vec::new();
         }
@@ -51,17 +50,17 @@ impl Abilities {
         };
         if let Some(reason) = why_not {
             asked.scheduler = None;
-            refused.push((SCHEDULER, reason));
+            refused.push((Annotation::SCHEDULER, reason));
         }
         if asked.scheduler_flags.is_some() && !matches!(asked.sharing(), Sharing::ByClient { .. }) {
             asked.scheduler_flags = None;
-            refused.push((FLAGS, "only for the schedulers sh and mh in this mode; ignored"));
+            refused.push((Annotation::SCHEDULER_FLAGS, "only for the schedulers sh and mh in this mode; ignored"));
         }
         let none = Balancing::default().thresholds;
         if asked.thresholds != none && !self.contains(Abilities::LEAST_CONNECTIONS) {
             asked.thresholds = none;
             refused.push((
-                MAX_CONNECTIONS,
+                Annotation::MAX_CONNECTIONS,
                 "this mode does not know numbers of connections (userspace and IPVS mode do); ignored",
             ));
         }
@@ -72,8 +71,8 @@ impl Abilities {
                 refused.push((annotation, "only IPVS mode does this; ignored"));
             }
         };
-        only_ipvs(asked, ONE_PACKET, &|asked| asked.one_packet = asked.one_packet.filter(|on| !on));
-        only_ipvs(asked, FORWARDING, &|asked| {
+        only_ipvs(asked, Annotation::ONE_PACKET, &|asked| asked.one_packet = asked.one_packet.filter(|on| !on));
+        only_ipvs(asked, Annotation::FORWARDING, &|asked| {
             asked.forwarding = asked.forwarding.filter(|_| asked.returning().is_none());
         });
         refused

@@ -2,30 +2,17 @@
 
 use std::sync::Arc;
 
-use ipvs::model::{Family as KernelFamily, ForwardingMethod, Granularity, Scheduler, SchedulerFlags, Thresholds};
+use ipvs::model::{ForwardingMethod, Granularity, Scheduler, SchedulerFlags, Thresholds};
 
-use super::{Abilities, Node, Reporter, ZoneWeights, forwarding, relaying, weights};
+use super::{Abilities, Annotation, Node, Reporter, ZoneWeights, forwarding, relaying, weights};
 use crate::net::{Family, Protocol};
 use crate::objects::{IpvsDefaultsObject, StringMap};
 
 /// Load balancing among a Service's endpoints, where it differs from the configuration. In IPVS mode the same values in the configuration
 /// count for Services without annotations ([`IpvsConfig::defaults`](crate::config::IpvsConfig::defaults)).
 ///
-/// | annotation | value | also read |
-/// | --- | --- | --- |
-/// | `proxier/scheduler` * | a scheduler of IPVS: `rr`, `wlc`, `mh`, … | `kube-router.io/service.scheduler` |
-/// | `proxier/scheduler-flags` * | `sh-port`, `sh-fallback`, `mh-port`, `mh-fallback`, `flag-1` to `flag-3`, with commas | `kube-router.io/service.schedflags` |
-/// | `proxier/persistence-seconds` * | 1 to 2678400: a client stays with its endpoint, with any `sessionAffinity` | |
-/// | `proxier/persistence-prefix-ipv4`, `-ipv6` * | 0 to 32, 1 to 128: clients of one network count as one | |
-/// | `proxier/one-packet` | `true`: each datagram for itself, for ports of UDP | |
-/// | `proxier/zone-weights` * | `zone-a=3, zone-b=1, *=0`: weights of endpoints by zone, 0 to 65535; 1 for zones that are not named | |
-/// | `proxier/forwarding` | `masquerade`, `direct-route`, `ipip`, `gre`, `gue:PORT`: how packets for external addresses reach endpoints | `kube-router.io/service.dsr` |
-/// | `proxier/max-connections` | connections above which an endpoint gets no new ones, at each address of the Service | |
-/// | `proxier/min-connections` | connections below which it gets new ones again, less than the above; three quarters of it by default | |
-/// | `proxier/drain-seconds` * | 0 to 2678400: how long an endpoint that leaves keeps its connections of TCP | |
-///
-/// The first column counts when both are there. What cannot be is reported, and the configuration counts; so is an annotation that
-/// begins with `proxier/` and is none of these, nor one of userspace mode.
+/// [`Annotation`](super::Annotation) lists them. The first name counts when both are there. What cannot be is reported, and the configuration counts; so is an
+/// annotation that begins with `proxier/` and is none of these, nor one of userspace mode.
 ///
 /// # Other modes
 ///
@@ -118,41 +105,6 @@ pub struct Balancing {
 /// Prefix of all annotations of this project.
 const PREFIX: &str = "proxier/";
 
-pub(super) const SCHEDULER: &str = "proxier/scheduler";
-pub(super) const FLAGS: &str = "proxier/scheduler-flags";
-const PERSISTENCE: &str = "proxier/persistence-seconds";
-const PREFIX_V4: &str = "proxier/persistence-prefix-ipv4";
-const PREFIX_V6: &str = "proxier/persistence-prefix-ipv6";
-pub(super) const ONE_PACKET: &str = "proxier/one-packet";
-const ZONE_WEIGHTS: &str = "proxier/zone-weights";
-pub(super) const FORWARDING: &str = "proxier/forwarding";
-pub(super) const MAX_CONNECTIONS: &str = "proxier/max-connections";
-const MIN_CONNECTIONS: &str = "proxier/min-connections";
-const DRAIN: &str = "proxier/drain-seconds";
-
-const FORWARDING_DEFAULT: &str = "ipvs.defaults.forwarding";
-
-const OF_SERVICES: [&str; 11] = [
-    SCHEDULER,
-    FLAGS,
-    PERSISTENCE,
-    PREFIX_V4,
-    PREFIX_V6,
-    ONE_PACKET,
-    ZONE_WEIGHTS,
-    FORWARDING,
-    MAX_CONNECTIONS,
-    MIN_CONNECTIONS,
-    DRAIN,
-];
-
-/// Names of kube-router.
-const ALIASES: [(&str, &str); 3] = [
-    (SCHEDULER, "kube-router.io/service.scheduler"),
-    (FLAGS, "kube-router.io/service.schedflags"),
-    (FORWARDING, "kube-router.io/service.dsr"),
-];
-
 /// How endpoints share connections, where the mode is not IPVS' own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Sharing {
@@ -165,39 +117,21 @@ pub(crate) enum Sharing {
     LeastConnections,
 }
 
-/// The longest persistence that ipvsadm accepts: 31 days. An endpoint drains no longer either.
-const MAX_PERSISTENCE_SECS: u32 = 31 * 86_400;
-
-/// The fields of `ipvs.defaults` in a configuration that say what annotations say.
-const FIELDS: [(&str, &str); 10] = [
-    (FLAGS, "ipvs.defaults.schedulerFlags"),
-    (PERSISTENCE, "ipvs.defaults.persistenceSeconds"),
-    (PREFIX_V4, "ipvs.defaults.persistencePrefixIPv4"),
-    (PREFIX_V6, "ipvs.defaults.persistencePrefixIPv6"),
-    (ONE_PACKET, "ipvs.defaults.onePacket"),
-    (ZONE_WEIGHTS, "ipvs.defaults.zoneWeights"),
-    (FORWARDING, FORWARDING_DEFAULT),
-    (MAX_CONNECTIONS, "ipvs.defaults.maxConnections"),
-    (MIN_CONNECTIONS, "ipvs.defaults.minConnections"),
-    (DRAIN, "ipvs.defaults.drainSeconds"),
-];
-
-/// The path of an annotation, or of the field of a configuration that says the same.
-fn path(name: &str, is_configuration: bool) -> String {
-    let field = FIELDS.iter().filter(|_| is_configuration).find(|(annotation, _)| *annotation == name);
-    field.map_or_else(|| format!("metadata.annotations[{name}]"), |(_, field)| (*field).to_owned())
+fn path(name: &str) -> String {
+    format!("metadata.annotations[{name}]")
 }
 
 /// Reports annotations with this project's prefix that nothing reads: a misspelt name, or one of another kind of object.
 fn report_unknown(annotations: &StringMap, report: &mut Reporter<'_>) {
     for (name, value) in annotations.iter().filter(|(name, _)| name.starts_with(PREFIX)) {
+        let is_read = Annotation::ALL.iter().any(|annotation| annotation.name == name);
         let reason = match name {
             weights::OF_ADDRESSES => "EndpointSlices have it, not Services; ignored",
             Node::WEIGHT => "Nodes have it, not Services; ignored",
-            name if OF_SERVICES.contains(&name) || relaying::ANNOTATIONS.contains(&name) => continue,
+            name if is_read || relaying::ANNOTATIONS.contains(&name) => continue,
             _ => "no annotation of this name is read; ignored",
         };
-        report.reject(path(name, false), value, reason);
+        report.reject(path(name), value, reason);
     }
 }
 
@@ -210,55 +144,16 @@ struct Annotations<'a, 'r> {
 
 impl<'a> Annotations<'a, '_> {
     /// The name under which it is there, and its value without blanks around.
-    fn get(&self, name: &'static str) -> Option<(&'static str, &'a str)> {
-        let alias = ALIASES.iter().filter(|(ours, _)| *ours == name).map(|(_, theirs)| *theirs);
-        let found = [name].into_iter().chain(alias).find_map(|name| Some((name, self.all.get(name)?)));
-        found.map(|(name, value)| (name, value.trim()))
+    fn get(&self, annotation: &Annotation) -> Option<(&'static str, &'a str)> {
+        annotation.names().find_map(|name| Some((name, self.all.get(name)?.trim())))
     }
 
-    fn read<T>(&mut self, name: &'static str, reason: &'static str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
-        let (name, value) = self.get(name)?;
-        let parsed = parse(value);
-        if parsed.is_none() {
-            self.reject(name, value, reason);
-        }
-        parsed
+    /// Reports a value of an annotation that is there.
+    fn reject(&mut self, annotation: &Annotation, value: &str, reason: &'static str) {
+        let name = self.get(annotation).map_or(annotation.name, |(name, _)| name);
+        let path = if self.is_configuration { annotation.field.to_owned() } else { path(name) };
+        self.report.reject(path, value, reason);
     }
-
-    fn reject(&mut self, name: &str, value: &str, reason: &'static str) {
-        self.report.reject(path(name, self.is_configuration), value, reason);
-    }
-
-    fn zone_weights(&mut self) -> Option<ZoneWeights> {
-        let (name, value) = self.get(ZONE_WEIGHTS)?;
-        ZoneWeights::check(&path(name, self.is_configuration), value, self.report)
-    }
-
-    /// The method, and the annotation that asks for it.
-    fn forwarding(&mut self) -> Option<(&'static str, ForwardingMethod)> {
-        let (name, value) = self.get(FORWARDING)?;
-        match forwarding::parse(value) {
-            Ok(method) => Some((name, method)),
-            Err(reason) => {
-                self.reject(name, value, reason);
-                None
-            }
-        }
-    }
-
-    fn thresholds(&mut self) -> Thresholds {
-        let number = |text: &str| text.parse().ok().filter(|number| *number > 0);
-        let upper = self.read(MAX_CONNECTIONS, "not a number from 1; no limit", number).unwrap_or(0);
-        let below = |text: &str| number(text).filter(|lower| *lower < upper);
-        let reason = "not a number from 1 to one less than max-connections; three quarters of that count";
-        let lower = self.read(MIN_CONNECTIONS, reason, below).unwrap_or(0);
-        Thresholds::new(upper, lower).unwrap_or_default()
-    }
-}
-
-fn flags(text: &str) -> Option<SchedulerFlags> {
-    let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
-    names.map(|name| SchedulerFlags::by_name(name).ok()).collect()
 }
 
 impl Balancing {
@@ -310,14 +205,12 @@ impl Balancing {
 
     /// Whether an annotation of this name, of a Service, is one of these.
     pub fn is_annotation(name: &str) -> bool {
-        name.starts_with(PREFIX) || ALIASES.iter().any(|(_, theirs)| name == *theirs)
+        name.starts_with(PREFIX) || Annotation::ALL.iter().any(|annotation| annotation.names().any(|of| of == name))
     }
 
     /// The name under which annotations have what this one says: its own, else kube-router's.
-    pub fn asked_by<'a>(name: &'a str, annotations: &StringMap) -> Option<&'a str> {
-        let alias = ALIASES.iter().filter(|(ours, _)| *ours == name).map(|(_, theirs)| *theirs);
-        let mut names = std::iter::once(name).chain(alias);
-        names.find(|name| annotations.get(name).is_some())
+    pub fn asked_by(annotation: &Annotation, annotations: &StringMap) -> Option<&'static str> {
+        annotation.names().find(|name| annotations.get(name).is_some())
     }
 
     /// Reads the annotations of a Service with ports of these protocols. `None`: nothing differs from the configuration.
@@ -336,8 +229,8 @@ impl Balancing {
         let mut given = Annotations { all: annotations, is_configuration: false, report };
         let mut balancing = Balancing::read(&mut given, protocols, has_affinity);
         for (annotation, reason) in abilities.limit(&mut balancing, has_affinity) {
-            if let Some((name, value)) = given.get(annotation) {
-                given.reject(name, value, reason);
+            if let Some((_, value)) = given.get(annotation) {
+                given.reject(annotation, value, reason);
             }
         }
         (balancing != Balancing::default()).then(|| Arc::new(balancing))
@@ -345,26 +238,12 @@ impl Balancing {
 
     /// Reads what a configuration says of Services without such annotations. `None`: nothing.
     pub(crate) fn check_defaults(object: &IpvsDefaultsObject, report: &mut Reporter<'_>) -> Option<Arc<Self>> {
-        let number = |number: Option<i64>| number.map(|number| number.to_string());
-        let all: StringMap = [
-            (FLAGS, object.scheduler_flags.clone()),
-            (PERSISTENCE, number(object.persistence_seconds)),
-            (PREFIX_V4, number(object.persistence_prefix_ipv4)),
-            (PREFIX_V6, number(object.persistence_prefix_ipv6)),
-            (ONE_PACKET, object.one_packet.map(|is_on| is_on.to_string())),
-            (ZONE_WEIGHTS, object.zone_weights.clone()),
-            (FORWARDING, object.forwarding.clone()),
-            (MAX_CONNECTIONS, number(object.max_connections)),
-            (MIN_CONNECTIONS, number(object.min_connections)),
-            (DRAIN, number(object.drain_seconds)),
-        ]
-        .into_iter()
-        .filter_map(|(name, value)| Some((name.to_owned(), value?)))
-        .collect();
+        let value = |of: &&'static Annotation| Some((of.name.to_owned(), (of.default)(object)?));
+        let all: StringMap = Annotation::ALL.iter().filter_map(value).collect();
         let mut given = Annotations { all: &all, is_configuration: true, report };
         let mut balancing = Balancing::read(&mut given, [Protocol::Udp], true);
         if balancing.forwarding.is_some() {
-            balancing.forwarding_asked_by = FORWARDING_DEFAULT;
+            balancing.forwarding_asked_by = Annotation::FORWARDING.field;
         }
         (balancing != Balancing::default()).then(|| Arc::new(balancing))
     }
@@ -382,8 +261,8 @@ impl Balancing {
     /// Field that asks for `forwarding`: an annotation or the configuration's default.
     pub(crate) fn forwarding_field(&self) -> String {
         match self.forwarding_asked_by {
-            FORWARDING_DEFAULT => FORWARDING_DEFAULT.to_owned(),
-            annotation => path(annotation, false),
+            field if field == Annotation::FORWARDING.field => field.to_owned(),
+            annotation => path(annotation),
         }
     }
 
@@ -392,54 +271,29 @@ impl Balancing {
         protocols: impl IntoIterator<Item = Protocol>,
         has_affinity: bool,
     ) -> Self {
-        let scheduler = given.read(SCHEDULER, "not a scheduler of IPVS; the configured one counts", |text| {
-            text.parse().ok().filter(|scheduler| Scheduler::KNOWN.contains(scheduler) && *scheduler != Scheduler::None)
-        });
-        let scheduler_flags = given.read(
-            FLAGS,
-            "not flags of a scheduler (sh-port, mh-fallback, flag-1, …); the usual ones count",
-            flags,
-        );
-        let persistence_secs = given.read(PERSISTENCE, "not 1 to 2678400 seconds; sessionAffinity counts", |text| {
-            text.parse().ok().filter(|secs| (1..=MAX_PERSISTENCE_SECS).contains(secs))
-        });
-        let of = |family| move |text: &str| Granularity::from_prefix(family, text.parse().ok()?).ok();
-        let mut granularity_v4 =
-            given.read(PREFIX_V4, "not 0 to 32; each client counts for itself", of(KernelFamily::V4));
-        let mut granularity_v6 =
-            given.read(PREFIX_V6, "not 1 to 128; each client counts for itself", of(KernelFamily::V6));
-        if persistence_secs.is_none() && !has_affinity {
-            for (name, granularity) in [(PREFIX_V4, &mut granularity_v4), (PREFIX_V6, &mut granularity_v6)] {
-                if granularity.take().is_some() {
-                    let value = given.get(name).map(|(_, value)| value).unwrap_or_default();
-                    given.reject(name, value, "needs session affinity or persistence-seconds; ignored");
+        let mut balancing = Balancing::default();
+        for annotation in Annotation::ALL {
+            if let Some((_, value)) = given.get(annotation) {
+                let mut reject = |value: &str, reason| given.reject(annotation, value, reason);
+                (annotation.parse)(&mut balancing, value, &mut reject);
+            }
+        }
+        if balancing.persistence_secs.is_none() && !has_affinity {
+            for annotation in [Annotation::PREFIX_V4, Annotation::PREFIX_V6] {
+                if annotation.is_set(&balancing) {
+                    annotation.copy(&mut balancing, &Balancing::default());
+                    let value = given.get(annotation).map(|(_, value)| value).unwrap_or_default();
+                    given.reject(annotation, value, "needs session affinity or persistence-seconds; ignored");
                 }
             }
         }
-        let mut one_packet = given.read(ONE_PACKET, "neither true nor false; taken as false", |text| text.parse().ok());
-        if one_packet == Some(true) && !protocols.into_iter().any(|protocol| protocol == Protocol::Udp) {
-            given.reject(ONE_PACKET, "true", "needs a port of UDP; ignored");
-            one_packet = None;
+        if balancing.one_packet == Some(true) && !protocols.into_iter().any(|protocol| protocol == Protocol::Udp) {
+            given.reject(Annotation::ONE_PACKET, "true", "needs a port of UDP; ignored");
+            balancing.one_packet = None;
         }
-        let zone_weights = given.zone_weights();
-        let (forwarding_asked_by, forwarding) = given.forwarding().unzip();
-        let thresholds = given.thresholds();
-        let drain_secs = given.read(DRAIN, "not 0 to 2678400 seconds; the configured time counts", |text| {
-            text.parse().ok().filter(|secs| *secs <= MAX_PERSISTENCE_SECS)
-        });
-        Balancing {
-            scheduler,
-            scheduler_flags,
-            persistence_secs,
-            granularity_v4,
-            granularity_v6,
-            one_packet,
-            zone_weights,
-            forwarding,
-            thresholds,
-            drain_secs,
-            forwarding_asked_by: forwarding_asked_by.unwrap_or_default(),
-        }
+        let asked_by = given.get(Annotation::FORWARDING).filter(|_| balancing.forwarding.is_some());
+        balancing.forwarding_asked_by = asked_by.map(|(name, _)| name).unwrap_or_default();
+        balancing
     }
 }
 
@@ -465,10 +319,10 @@ mod tests {
         let (own, theirs) = ("proxier/scheduler", "kube-router.io/service.scheduler");
         let asked = |names: &[&str]| {
             let annotations = names.iter().map(|name| ((*name).to_owned(), "rr".to_owned())).collect();
-            Balancing::asked_by(own, &annotations).map(str::to_owned)
+            Balancing::asked_by(Annotation::SCHEDULER, &annotations)
         };
-        assert_eq!(asked(&[theirs, own]).as_deref(), Some(own));
-        assert_eq!(asked(&[theirs]).as_deref(), Some(theirs));
+        assert_eq!(asked(&[theirs, own]), Some(own));
+        assert_eq!(asked(&[theirs]), Some(theirs));
         assert_eq!(asked(&["proxier/drain-seconds", "kube-router.io/service.dsr"]), None);
     }
 }

@@ -166,7 +166,7 @@ impl FrontendSpec {
             if let Some(balancing) = &mut spec.balancing {
                 let mut limited = (**balancing).clone();
                 for (annotation, reason) in abilities.limit(&mut limited, spec.affinity_secs.is_some()) {
-                    report.reject(format!("{field}.balancing"), annotation, reason);
+                    report.reject(format!("{field}.balancing"), annotation.name, reason);
                 }
                 if limited != **balancing {
                     *balancing = Arc::new(limited);

@@ -2,6 +2,7 @@
 
 mod abilities;
 mod address;
+mod annotation;
 mod balancing;
 mod forwarding;
 mod frontends;
@@ -20,6 +21,9 @@ use crate::objects::Metadata;
 
 pub(crate) use abilities::Abilities;
 pub(crate) use address::{is_usable, is_usable_by_service, parse_address, parse_network};
+pub use annotation::Annotation;
+#[doc(hidden)]
+pub use annotation::MayAskFor;
 pub use balancing::Balancing;
 pub(crate) use balancing::Sharing;
 pub(crate) use forwarding::MethodName;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use super::annotation::Reject;
 use super::{Reporter, parse_address};
 
 /// The annotation of an EndpointSlice with the weights of its endpoints: `10.0.0.1=3, 10.0.0.2=0`, each 0 to 65535.
@@ -65,11 +66,11 @@ impl ZoneWeights {
         found.and_then(|place| self.zones.get(place)).map_or(self.others, |(_, weight)| *weight)
     }
 
-    /// Reads an annotation, or a field of the configuration, with this path. Leaves out items that cannot be read, and reports them; `None` when
+    /// Reads an annotation. Leaves out items that cannot be read, and reports them; `None` when
     /// none is left.
-    pub(super) fn check(field: &str, text: &str, report: &mut Reporter<'_>) -> Option<Self> {
+    pub(super) fn check(text: &str, reject: &mut Reject<'_>) -> Option<Self> {
         let reason = "not a zone (or *) and its weight, 0 to 65535: zone-a=3; left out";
-        let items = items(text, field, reason, report, |zone| (!zone.is_empty()).then_some(zone));
+        let items = items(text, reason, reject, |zone| (!zone.is_empty()).then_some(zone));
         let (named, others): (Vec<_>, Vec<_>) = items.into_iter().partition(|(zone, _)| *zone != OTHERS);
         if named.is_empty() && others.is_empty() {
             return None;
@@ -82,7 +83,7 @@ impl ZoneWeights {
 pub(super) fn of_addresses(text: &str, report: &mut Reporter<'_>) -> Box<[(IpAddr, u16)]> {
     let reason = "not an address and its weight, 0 to 65535: 10.0.0.1=3; left out";
     let field = format!("metadata.annotations[{OF_ADDRESSES}]");
-    let mut weights = items(text, &field, reason, report, parse_address);
+    let mut weights = items(text, reason, &mut |item, reason| report.reject(&*field, item, reason), parse_address);
     weights.sort_by_key(|(address, _)| *address);
     weights.dedup_by_key(|(address, _)| *address);
     weights.into()
@@ -96,16 +97,15 @@ pub(super) fn parse(text: &str) -> Option<u16> {
 /// The items `KEY=WEIGHT` between commas.
 fn items<'a, K>(
     text: &'a str,
-    field: &str,
     reason: &'static str,
-    report: &mut Reporter<'_>,
+    reject: &mut Reject<'_>,
     key: impl Fn(&'a str) -> Option<K>,
 ) -> Vec<(K, u16)> {
     let mut items = Vec::new();
     for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
         let read = item.split_once('=').and_then(|(left, right)| Some((key(left.trim())?, parse(right)?)));
         if read.is_none() {
-            report.reject(field, item, reason);
+            reject(item, reason);
         }
         items.extend(read);
     }

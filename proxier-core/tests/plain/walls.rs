@@ -56,6 +56,7 @@ fn what_services_mean_is_said_without_the_kernels_words() {
     only(
         &found,
         &[
+            ("snapshot/annotation.rs", "how annotations are read, in its value types"),
             ("snapshot/balancing.rs", "what annotations ask of IPVS, in its value types"),
             ("snapshot/forwarding.rs", "the same for forwarding methods"),
         ],

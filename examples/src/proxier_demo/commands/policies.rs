@@ -4,13 +4,12 @@ use std::collections::BTreeSet;
 
 use ipvs::model::Granularity;
 use proxier_core::config::{Binding, MayAskFor, Topology};
-use proxier_core::modes::Kind;
 use proxier_core::modes::ipvs::{self as ipvs_mode, MarkUse};
 use proxier_core::net::{Family, Protocol};
 use proxier_core::objects::ServiceObject;
 use proxier_core::reconciler::Reconciler;
 use proxier_core::service::{Frontend, Roles};
-use proxier_core::snapshot::{Balancing, Service, TrafficPolicy};
+use proxier_core::snapshot::{Annotation, Balancing, Service, TrafficPolicy};
 
 /// A setting, its value, and where it comes from.
 #[derive(Debug)]
@@ -115,16 +114,18 @@ impl<'a> PolicyQuestion<'a> {
         }
     }
 
-    /// Source of a value. `part`: whether the value is asked for there. `field`: its name in the configuration.
-    fn from(&self, what: MayAskFor, annotation: &str, field: &str, part: impl Fn(&Balancing) -> bool) -> String {
-        let is_field = field == "ipvs.scheduler" || part(&self.defaults);
-        let base = if is_field { format!("configuration {field}") } else { "default".to_owned() };
-        if !part(&self.said) {
+    /// Source of what an annotation is about.
+    fn from(&self, annotation: &Annotation) -> String {
+        let is_ipvs = self.proxier.mode().facts().has_virtual_servers;
+        let is_scheduler = is_ipvs && annotation.name == Annotation::SCHEDULER.name;
+        let is_field = is_scheduler || annotation.is_set(&self.defaults);
+        let base = if is_field { format!("configuration {}", annotation.field) } else { "default".to_owned() };
+        if !annotation.is_set(&self.said) {
             return base;
         }
         let annotations = self.object.map(|object| &object.metadata.annotations);
-        let name = annotations.and_then(|all| Balancing::asked_by(annotation, all)).unwrap_or(annotation);
-        if self.proxier.facts().config().ipvs.may_ask_for.contains(what) {
+        let name = annotations.and_then(|all| Balancing::asked_by(annotation, all)).unwrap_or(annotation.name);
+        if self.proxier.facts().config().ipvs.may_ask_for.contains(annotation.needs) {
             format!("annotation {name}")
         } else {
             format!("{base}; annotation {name} is not allowed")
@@ -134,12 +135,9 @@ impl<'a> PolicyQuestion<'a> {
 
 /// How long clients stay with their endpoints. `of_service`: by the Service's own field.
 fn affinity(asked: &PolicyQuestion<'_>, of_service: Policy) -> Policy {
-    let from =
-        asked.from(MayAskFor::PERSISTENCE, "proxier/persistence-seconds", "ipvs.defaults.persistenceSeconds", |of| {
-            of.persistence_secs.is_some()
-        });
+    let from = asked.from(Annotation::PERSISTENCE);
     match asked.counts.persistence_secs {
-        Some(secs) => Policy::new("session affinity", format!("{secs} s"), from),
+        Some(secs) => Policy::new(Annotation::PERSISTENCE.title, format!("{secs} s"), from),
         None if from.contains("not allowed") => {
             let reason = from.split_once("; ").map_or("", |(_, reason)| reason).to_owned();
             Policy { from: format!("{}; {reason}", of_service.from), ..of_service }
@@ -151,7 +149,7 @@ fn affinity(asked: &PolicyQuestion<'_>, of_service: Policy) -> Policy {
 /// How a new client gets its endpoint, outside of IPVS mode.
 fn choice(asked: &PolicyQuestion<'_>) -> Policy {
     let usual = asked.proxier.mode().facts().choice;
-    let from = asked.from(MayAskFor::SCHEDULER, "proxier/scheduler", "", |of| of.scheduler.is_some());
+    let from = asked.from(Annotation::SCHEDULER);
     let value = match asked.counts.scheduler {
         Some(scheduler) => format!("{scheduler}: {}", asked.counts.choice().unwrap_or(usual)),
         None => usual.to_owned(),
@@ -164,32 +162,18 @@ fn networks(asked: &PolicyQuestion<'_>) -> Vec<Policy> {
     let PolicyQuestion { service, counts, .. } = asked;
     let mut all = Vec::new();
     let keeps = counts.persistence_secs.or(service.affinity_secs).is_some();
-    let prefixes = [
-        (
-            Family::V4,
-            "clients of IPv4 that count as one",
-            "proxier/persistence-prefix-ipv4",
-            "ipvs.defaults.persistencePrefixIPv4",
-        ),
-        (
-            Family::V6,
-            "clients of IPv6 that count as one",
-            "proxier/persistence-prefix-ipv6",
-            "ipvs.defaults.persistencePrefixIPv6",
-        ),
-    ];
-    for (family, what, annotation, field) in prefixes {
+    for (family, annotation) in [(Family::V4, Annotation::PREFIX_V4), (Family::V6, Annotation::PREFIX_V6)] {
         let of = |balancing: &Balancing| match family {
             Family::V4 => balancing.granularity_v4,
             Family::V6 => balancing.granularity_v6,
         };
         if keeps && service.cluster_ip(family).is_some() {
-            let from = asked.from(MayAskFor::PERSISTENCE, annotation, field, |balancing| of(balancing).is_some());
+            let from = asked.from(annotation);
             let value = match of(counts) {
                 Some(Granularity::Prefix(prefix)) => format!("networks of /{prefix}"),
                 _ => "each for itself".to_owned(),
             };
-            all.push(Policy::new(what, value, from));
+            all.push(Policy::new(annotation.title, value, from));
         }
     }
     all
@@ -200,29 +184,25 @@ fn of_ipvs(asked: &PolicyQuestion<'_>) -> Vec<Policy> {
     let config = proxier.facts().config();
     let mut all = Vec::new();
     let scheduler = counts.scheduler.unwrap_or(config.ipvs.scheduler);
-    let from = asked.from(MayAskFor::SCHEDULER, "proxier/scheduler", "ipvs.scheduler", |of| of.scheduler.is_some());
-    all.push(Policy::new("scheduler", scheduler.to_string(), from));
+    let from = asked.from(Annotation::SCHEDULER);
+    all.push(Policy::new(Annotation::SCHEDULER.title, scheduler.to_string(), from));
     let server = owned.iter().find_map(|frontend| proxier.virtual_server(&frontend.key));
     let flags = server.map(|server| server.scheduler_flags.names(scheduler).join(",")).unwrap_or_default();
-    let from = asked.from(MayAskFor::SCHEDULER, "proxier/scheduler-flags", "ipvs.defaults.schedulerFlags", |of| {
-        of.scheduler_flags.is_some()
-    });
+    let from = asked.from(Annotation::SCHEDULER_FLAGS);
     let from = if counts.scheduler_flags.is_none() && from.starts_with("configuration") {
         format!("default; {from} go with ipvs.scheduler")
     } else {
         from
     };
-    all.push(Policy::new("scheduler's flags", if flags.is_empty() { "none" } else { &flags }, from));
+    all.push(Policy::new(Annotation::SCHEDULER_FLAGS.title, if flags.is_empty() { "none" } else { &flags }, from));
 
     if service.ports.iter().any(|port| port.protocol == Protocol::Udp) {
-        let from = asked
-            .from(MayAskFor::ONE_PACKET, "proxier/one-packet", "ipvs.defaults.onePacket", |of| of.one_packet.is_some());
         let value = if counts.one_packet == Some(true) {
             "each UDP datagram for itself; masqueraded endpoints cannot answer"
         } else {
             "no"
         };
-        all.push(Policy::new("one-packet scheduling", value, from));
+        all.push(Policy::new(Annotation::ONE_PACKET.title, value, asked.from(Annotation::ONE_PACKET)));
     }
     all.push(weights(asked));
     all.push(forwarding(asked));
@@ -236,27 +216,22 @@ fn of_ipvs(asked: &PolicyQuestion<'_>) -> Vec<Policy> {
 
 /// How many connections an endpoint gets.
 fn limits(asked: &PolicyQuestion<'_>) -> Policy {
-    let from = asked.from(MayAskFor::THRESHOLDS, "proxier/max-connections", "ipvs.defaults.maxConnections", |of| {
-        of.thresholds.upper() > 0
-    });
     let value = match (asked.counts.thresholds.upper(), asked.counts.thresholds.lower()) {
         (0, _) => "none".to_owned(),
         (upper, 0) => format!("at most {upper}"),
         (upper, lower) => format!("at most {upper}, again below {lower}"),
     };
-    Policy::new("connections of an endpoint", value, from)
+    Policy::new(Annotation::MAX_CONNECTIONS.title, value, asked.from(Annotation::MAX_CONNECTIONS))
 }
 
 /// How long endpoints that leave keep their connections.
 fn drain(asked: &PolicyQuestion<'_>) -> Policy {
-    let from = asked
-        .from(MayAskFor::DRAIN, "proxier/drain-seconds", "ipvs.defaults.drainSeconds", |of| of.drain_secs.is_some());
     let usual = ipvs_mode::Policy::default().deadline.filter(|_| asked.proxier.mode().facts().has_virtual_servers);
     let value = match asked.counts.drain_secs.map(u64::from).or(usual.map(|time| time.as_secs())) {
         Some(secs) => format!("{secs} s"),
         None => "as ever in this mode".to_owned(),
     };
-    Policy::new("drain time of TCP", value, from)
+    Policy::new(Annotation::DRAIN.title, value, asked.from(Annotation::DRAIN))
 }
 
 fn weights(asked: &PolicyQuestion<'_>) -> Policy {
@@ -274,8 +249,7 @@ fn weights(asked: &PolicyQuestion<'_>) -> Policy {
             from.push(format!("{name} is not allowed"));
         }
     }
-    let by_zone = asked
-        .from(MayAskFor::WEIGHTS, "proxier/zone-weights", "ipvs.defaults.zoneWeights", |of| of.zone_weights.is_some());
+    let by_zone = asked.from(Annotation::ZONE_WEIGHTS);
     if let Some(zones) = &counts.zone_weights {
         values.push(format!("by zone: {zones}"));
     }
@@ -287,12 +261,10 @@ fn weights(asked: &PolicyQuestion<'_>) -> Policy {
         from.push("annotation or label proxier/weight of Nodes".to_owned());
     }
     let or = |list: Vec<String>, nothing: &str| if list.is_empty() { nothing.to_owned() } else { list.join("; ") };
-    Policy::new("weights", or(values, "all the same"), or(from, "default"))
+    Policy::new(Annotation::ZONE_WEIGHTS.title, or(values, "all the same"), or(from, "default"))
 }
 
 fn forwarding(asked: &PolicyQuestion<'_>) -> Policy {
-    let from = asked
-        .from(MayAskFor::FORWARDING, "proxier/forwarding", "ipvs.defaults.forwarding", |of| of.forwarding.is_some());
     let is_external = |frontend: &&&Frontend| frontend.roles.intersects(Roles::EXTERNAL_IP | Roles::LOAD_BALANCER);
     let external: Vec<_> = asked.owned.iter().filter(is_external).collect();
     let direct = external.iter().filter(|frontend| frontend.returns_directly).count();
@@ -303,7 +275,7 @@ fn forwarding(asked: &PolicyQuestion<'_>) -> Policy {
             format!("{name} at {direct} of {} external addresses and ports, masquerade elsewhere", external.len())
         }
     };
-    Policy::new("forwarding", value, from)
+    Policy::new(Annotation::FORWARDING.title, value, asked.from(Annotation::FORWARDING))
 }
 
 fn binding(proxier: &Reconciler) -> Policy {

@@ -1,0 +1,227 @@
+//! The annotations of a Service about load balancing: a row for each.
+
+use ipvs::model::{Family, Granularity, Scheduler, SchedulerFlags, Thresholds};
+
+use super::{Balancing, ZoneWeights, forwarding};
+use crate::flags::flags;
+use crate::objects::IpvsDefaultsObject;
+
+flags! {
+    /// Settings that annotations of Services, EndpointSlices and Nodes may decide.
+    ///
+    /// ```
+    /// use proxier_core::config::{Config, MayAskFor};
+    ///
+    /// let mut config = Config::default();
+    /// assert_eq!(config.ipvs.may_ask_for, MayAskFor::all().difference(MayAskFor::NODE_WEIGHTS));
+    /// // Services may ask neither for direct routing nor for a drain time.
+    /// config.ipvs.may_ask_for = MayAskFor::all().difference(MayAskFor::FORWARDING | MayAskFor::DRAIN);
+    /// assert!(!config.ipvs.may_ask_for.contains(MayAskFor::DRAIN));
+    ///
+    /// // By a name in a configuration file.
+    /// assert_eq!(MayAskFor::by_name("weights"), Some(MayAskFor::WEIGHTS));
+    /// ```
+    pub struct MayAskFor {
+        /// `scheduler`: the scheduler and its flags.
+        const SCHEDULER = 1;
+        /// `persistence`: how long clients stay with their endpoints, and which count as one.
+        const PERSISTENCE = 2;
+        /// `one-packet`: scheduling of each UDP datagram for itself.
+        const ONE_PACKET = 4;
+        /// `weights`: weights of endpoints, by slice and by zone.
+        const WEIGHTS = 8;
+        /// `node-weights`: weights of endpoints by node; not by default, since a watch of all Nodes has its cost.
+        const NODE_WEIGHTS = 16;
+        /// `forwarding`: how packets for external addresses reach endpoints.
+        const FORWARDING = 32;
+        /// `thresholds`: limits of connections.
+        const THRESHOLDS = 64;
+        /// `drain`: how long endpoints that leave keep connections.
+        const DRAIN = 128;
+    }
+}
+
+impl MayAskFor {
+    /// Setting of this name in configuration files; `None` for an unknown name.
+    pub fn by_name(name: &str) -> Option<Self> {
+        match name {
+            "scheduler" => Some(MayAskFor::SCHEDULER),
+            "persistence" => Some(MayAskFor::PERSISTENCE),
+            "one-packet" => Some(MayAskFor::ONE_PACKET),
+            "weights" => Some(MayAskFor::WEIGHTS),
+            "node-weights" => Some(MayAskFor::NODE_WEIGHTS),
+            "forwarding" => Some(MayAskFor::FORWARDING),
+            "thresholds" => Some(MayAskFor::THRESHOLDS),
+            "drain" => Some(MayAskFor::DRAIN),
+            _ => None,
+        }
+    }
+}
+
+/// Takes a value that cannot be, and the reason.
+pub(super) type Reject<'a> = dyn FnMut(&str, &'static str) + 'a;
+
+/// The longest persistence that ipvsadm accepts: 31 days. An endpoint drains no longer either.
+const MAX_SECS: u32 = 31 * 86_400;
+
+/// Makes the table: constant, annotation, value in words, name of kube-router, field of a configuration with its value, part of [`Balancing`],
+/// what may be asked for, title, and how the value is read.
+macro_rules! annotations {
+    ($($row:ident = $name:literal $star:literal, $value:literal, [$($alias:literal)?], $field:literal $default:expr, $part:ident, $needs:ident, $title:literal,
+       $parse:expr;)*) => {
+        /// An annotation of a Service about load balancing. Those with a star count in nftables, iptables and userspace mode, too.
+        ///
+        /// | annotation | value | also read |
+        /// | --- | --- | --- |
+        $(#[doc = concat!("| `", $name, "`", $star, " | ", $value, " | ", $("`", $alias, "`",)? " |")])*
+        #[derive(Debug)]
+        #[non_exhaustive]
+        pub struct Annotation {
+            /// The name.
+            pub name: &'static str,
+            /// The name that kube-router has for it.
+            alias: Option<&'static str>,
+            /// The field of a configuration that says the same for Services without.
+            pub field: &'static str,
+            /// Setting in words.
+            pub title: &'static str,
+            /// What Services have to be allowed to ask for.
+            pub needs: MayAskFor,
+            pub(super) parse: fn(&mut Balancing, &str, &mut Reject<'_>),
+            pub(super) default: fn(&IpvsDefaultsObject) -> Option<String>,
+            is_set: fn(&Balancing) -> bool,
+            copy: fn(&mut Balancing, &Balancing),
+        }
+
+        impl Annotation {
+            $(
+                #[doc = concat!("`", $name, "`.")]
+                pub const $row: &'static Annotation = &Annotation {
+                    name: $name,
+                    alias: [$(Some($alias),)? None][0],
+                    field: $field,
+                    title: $title,
+                    needs: MayAskFor::$needs,
+                    parse: $parse,
+                    default: $default,
+                    is_set: |of| of.$part != Balancing::default().$part,
+                    copy: |to, from| to.$part.clone_from(&from.$part),
+                };
+            )*
+            pub(crate) const ALL: &'static [&'static Annotation] = &[$(Annotation::$row),*];
+        }
+    };
+}
+
+annotations! {
+    SCHEDULER = "proxier/scheduler" " *", "a scheduler of IPVS: `rr`, `wlc`, `mh`, …", ["kube-router.io/service.scheduler"],
+        "ipvs.scheduler" |_| None, scheduler, SCHEDULER, "scheduler",
+        |of, text, reject| {
+            let known = |of: &Scheduler| Scheduler::KNOWN.contains(of) && *of != Scheduler::None;
+            let reason = "not a scheduler of IPVS; the configured one counts";
+            of.scheduler = or_reject(text.parse().ok().filter(known), text, reason, reject);
+        };
+    SCHEDULER_FLAGS = "proxier/scheduler-flags" " *", "`sh-port`, `sh-fallback`, `mh-port`, `mh-fallback`, `flag-1` to `flag-3`, with commas",
+        ["kube-router.io/service.schedflags"], "ipvs.defaults.schedulerFlags" |of| of.scheduler_flags.clone(),
+        scheduler_flags, SCHEDULER, "scheduler's flags",
+        |of, text, reject| {
+            let reason = "not flags of a scheduler (sh-port, mh-fallback, flag-1, …); the usual ones count";
+            let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+            let flags = names.map(|name| SchedulerFlags::by_name(name).ok()).collect();
+            of.scheduler_flags = or_reject(flags, text, reason, reject);
+        };
+    PERSISTENCE = "proxier/persistence-seconds" " *", "1 to 2678400: a client stays with its endpoint, with any `sessionAffinity`", [],
+        "ipvs.defaults.persistenceSeconds" |of| number(of.persistence_seconds), persistence_secs, PERSISTENCE, "session affinity",
+        |of, text, reject| {
+            let secs = text.parse().ok().filter(|secs| (1..=MAX_SECS).contains(secs));
+            of.persistence_secs = or_reject(secs, text, "not 1 to 2678400 seconds; sessionAffinity counts", reject);
+        };
+    PREFIX_V4 = "proxier/persistence-prefix-ipv4" " *", "0 to 32: clients of one network count as one", [],
+        "ipvs.defaults.persistencePrefixIPv4" |of| number(of.persistence_prefix_ipv4), granularity_v4, PERSISTENCE,
+        "clients of IPv4 that count as one",
+        |of, text, reject| {
+            let reason = "not 0 to 32; each client counts for itself";
+            of.granularity_v4 = or_reject(granularity(Family::V4, text), text, reason, reject);
+        };
+    PREFIX_V6 = "proxier/persistence-prefix-ipv6" " *", "1 to 128: the same", [],
+        "ipvs.defaults.persistencePrefixIPv6" |of| number(of.persistence_prefix_ipv6), granularity_v6, PERSISTENCE,
+        "clients of IPv6 that count as one",
+        |of, text, reject| {
+            let reason = "not 1 to 128; each client counts for itself";
+            of.granularity_v6 = or_reject(granularity(Family::V6, text), text, reason, reject);
+        };
+    ONE_PACKET = "proxier/one-packet" "", "`true`: each datagram for itself, for ports of UDP", [],
+        "ipvs.defaults.onePacket" |of| of.one_packet.map(|is_on| is_on.to_string()), one_packet, ONE_PACKET, "one-packet scheduling",
+        |of, text, reject| {
+            of.one_packet = or_reject(text.parse().ok(), text, "neither true nor false; taken as false", reject);
+        };
+    ZONE_WEIGHTS = "proxier/zone-weights" " *",
+        "`zone-a=3, zone-b=1, *=0`: weights of endpoints by zone, 0 to 65535; 1 for zones that are not named", [],
+        "ipvs.defaults.zoneWeights" |of| of.zone_weights.clone(), zone_weights, WEIGHTS, "weights",
+        |of, text, reject| of.zone_weights = ZoneWeights::check(text, reject);
+    FORWARDING = "proxier/forwarding" "",
+        "`masquerade`, `direct-route`, `ipip`, `gre`, `gue:PORT`: how packets for external addresses reach endpoints",
+        ["kube-router.io/service.dsr"], "ipvs.defaults.forwarding" |of| of.forwarding.clone(), forwarding, FORWARDING, "forwarding",
+        |of, text, reject| of.forwarding = forwarding::parse(text).map_err(|reason| reject(text, reason)).ok();
+    MAX_CONNECTIONS = "proxier/max-connections" "",
+        "connections above which an endpoint gets no new ones, at each address of the Service", [],
+        "ipvs.defaults.maxConnections" |of| number(of.max_connections), thresholds, THRESHOLDS, "connections of an endpoint",
+        |of, text, reject| {
+            let upper = or_reject(positive(text), text, "not a number from 1; no limit", reject);
+            of.thresholds = Thresholds::new(upper.unwrap_or(0), 0).unwrap_or_default();
+        };
+    MIN_CONNECTIONS = "proxier/min-connections" "",
+        "connections below which it gets new ones again, less than the above; three quarters of it by default", [],
+        "ipvs.defaults.minConnections" |of| number(of.min_connections), thresholds, THRESHOLDS, "connections of an endpoint",
+        |of, text, reject| {
+            let upper = of.thresholds.upper();
+            let reason = "not a number from 1 to one less than max-connections; three quarters of that count";
+            let lower = or_reject(positive(text).filter(|lower| *lower < upper), text, reason, reject);
+            of.thresholds = Thresholds::new(upper, lower.unwrap_or(0)).unwrap_or_default();
+        };
+    DRAIN = "proxier/drain-seconds" " *", "0 to 2678400: how long an endpoint that leaves keeps its connections of TCP", [],
+        "ipvs.defaults.drainSeconds" |of| number(of.drain_seconds), drain_secs, DRAIN, "drain time of TCP",
+        |of, text, reject| {
+            let secs = text.parse().ok().filter(|secs| *secs <= MAX_SECS);
+            of.drain_secs = or_reject(secs, text, "not 0 to 2678400 seconds; the configured time counts", reject);
+        };
+}
+
+fn or_reject<T>(value: Option<T>, text: &str, reason: &'static str, reject: &mut Reject<'_>) -> Option<T> {
+    if value.is_none() {
+        reject(text, reason);
+    }
+    value
+}
+
+fn number(of: Option<i64>) -> Option<String> {
+    of.map(|number| number.to_string())
+}
+
+fn positive(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|number| *number > 0)
+}
+
+fn granularity(family: Family, text: &str) -> Option<Granularity> {
+    Granularity::from_prefix(family, text.parse().ok()?).ok()
+}
+
+impl Annotation {
+    /// The names that are read, the first of which counts.
+    pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
+        [self.name].into_iter().chain(self.alias)
+    }
+
+    /// Whether a balancing has a value for this one.
+    pub fn is_set(&self, of: &Balancing) -> bool {
+        (self.is_set)(of)
+    }
+
+    /// Takes over the value of another.
+    pub(crate) fn copy(&self, to: &mut Balancing, from: &Balancing) {
+        (self.copy)(to, from);
+        if self.name == Annotation::FORWARDING.name {
+            to.forwarding_asked_by = from.forwarding_asked_by;
+        }
+    }
+}
