@@ -10,6 +10,7 @@ use crate::ports::{PortError, PortErrorKind};
 /// A method of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
+#[doc(hidden)]
 pub enum Call {
     /// [`Ipvs::snapshot`](crate::ports::Ipvs::snapshot).
     IpvsSnapshot,
@@ -206,6 +207,7 @@ enum Nth {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 #[must_use = "it does nothing until it is given to FakeKernel::fail"]
+#[doc(hidden)]
 pub struct Fault {
     call: Call,
     kind: PortErrorKind,

@@ -243,6 +243,7 @@ impl FakeKernel {
     /// let refused = kernel.ports().rules.dump(Family::V4).map_err(|error| error.kind());
     /// assert_eq!(refused.err(), Some(PortErrorKind::Unavailable));
     /// ```
+    #[doc(hidden)]
     pub fn with_iptables(make: impl Fn() -> FakeHost + Send + Sync + 'static) -> Self {
         let sets = FakeIpset::new();
         let control = Shared::<Control>::default();
@@ -306,6 +307,7 @@ impl FakeKernel {
     }
 
     /// Arranges a failure.
+    #[doc(hidden)]
     pub fn fail(&self, fault: Fault) {
         self.parts.control.lock().add(fault);
     }
@@ -317,6 +319,7 @@ impl FakeKernel {
     }
 
     /// Takes back the failures that have not happened.
+    #[doc(hidden)]
     pub fn clear_faults(&self) {
         self.parts.control.lock().clear();
     }
@@ -324,16 +327,19 @@ impl FakeKernel {
     /// The process dies after so many more writes: the rest of that call, and every call after it, fails with nothing done.
     /// Counted are operations, entries, addresses, tables, and within [`Sets::replace`](crate::ports::Sets::replace) the
     /// messages that change sets; so a set may be left half replaced.
+    #[doc(hidden)]
     pub fn crash_after(&self, writes: u64) {
         self.parts.control.lock().crash_after(writes);
     }
 
     /// Whether the process has died.
+    #[doc(hidden)]
     pub fn has_crashed(&self) -> bool {
         self.parts.control.lock().has_crashed()
     }
 
     /// A new process on the same kernel: calls work again, and nothing is listened on.
+    #[doc(hidden)]
     pub fn restart(&self) {
         self.parts.control.lock().restart();
         self.parts.relays.lock().listeners.clear();
@@ -351,6 +357,7 @@ impl FakeKernel {
     }
 
     /// Sets the active and inactive connections of a real server. Returns whether it exists.
+    #[doc(hidden)]
     pub fn set_connections(&self, key: &VirtualServerKey, real: &RealServerKey, active: u32, inactive: u32) -> bool {
         let mut changed = self.parts.changed.lock();
         changed.generation = changed.generation.saturating_add(1);
@@ -376,6 +383,7 @@ impl FakeKernel {
     }
 
     /// Commits a foreign transaction just before the next transaction of the port; of several, each before another one.
+    #[doc(hidden)]
     pub fn commit_before(&self, transaction: nftables::Transaction) {
         self.parts.control.lock().others.push_back(transaction);
     }
@@ -400,6 +408,7 @@ impl FakeKernel {
     /// kernel.with_host(|host| host.hold_lock(false));
     /// # Ok::<(), &str>(())
     /// ```
+    #[doc(hidden)]
     pub fn with_host<T>(&self, change: impl FnOnce(&FakeHost) -> T) -> T {
         self.parts.host.with(change)
     }
@@ -411,16 +420,19 @@ impl FakeKernel {
     }
 
     /// The gateways of the default routes. None at the beginning.
+    #[doc(hidden)]
     pub fn set_gateways(&self, gateways: impl IntoIterator<Item = IpAddr>) {
         self.parts.links.lock().gateways = gateways.into_iter().collect();
     }
 
     /// Removes an interface of any kind with its addresses. Returns whether there was one.
+    #[doc(hidden)]
     pub fn remove_interface(&self, name: &str) -> bool {
         self.parts.links.lock().remove(name)
     }
 
     /// Adds or deletes a local route behind the ports' back.
+    #[doc(hidden)]
     pub fn set_route(&self, owner: RouteOwner, network: Network, present: bool) {
         let mut links = self.parts.links.lock();
         if present {
@@ -431,22 +443,26 @@ impl FakeKernel {
     }
 
     /// Whether dummy devices can be created.
+    #[doc(hidden)]
     pub fn set_dummy_present(&self, present: bool) {
         self.parts.links.lock().has_dummy = present;
     }
 
     /// Whether addresses of IPv6 can be bound, and virtual servers of IPv6 added.
+    #[doc(hidden)]
     pub fn set_ipv6(&self, present: bool) {
         self.parts.links.lock().has_ipv6 = present;
         self.parts.ipvs.set_ipv6(present);
     }
 
     /// Gives it counters of packets (nfacct), which it lacks at first: none are made yet.
+    #[doc(hidden)]
     pub fn set_counters(&self) {
         *self.parts.counters.lock() = Some(BTreeSet::new());
     }
 
     /// The counters of packets that there are; `None` without any of the kernel's.
+    #[doc(hidden)]
     pub fn counters(&self) -> Option<BTreeSet<String>> {
         self.parts.counters.lock().clone()
     }
@@ -461,16 +477,19 @@ impl FakeKernel {
     }
 
     /// Listeners of the process for Services.
+    #[doc(hidden)]
     pub fn listeners(&self) -> BTreeMap<FrontendKey, Listener> {
         self.parts.relays.lock().listeners.clone()
     }
 
     /// Settings of all listeners.
+    #[doc(hidden)]
     pub fn relay_settings(&self) -> Settings {
         self.parts.relays.lock().settings.clone()
     }
 
     /// Gives a port to another program, or takes it from that.
+    #[doc(hidden)]
     pub fn set_port_taken(&self, key: FrontendKey, taken: bool) {
         let mut relays = self.parts.relays.lock();
         if taken {
@@ -481,6 +500,7 @@ impl FakeKernel {
     }
 
     /// Begins or ends a connection to an address that this process relays.
+    #[doc(hidden)]
     pub fn set_connected(&self, address: IpAddr, connected: bool) {
         let mut relays = self.parts.relays.lock();
         if connected {

@@ -269,31 +269,42 @@ objects! {
     /// The part of `KubeProxyConfiguration` (`kubeproxy.config.k8s.io/v1alpha1`) that decides what is programmed.
     ConfigObject {
         /// The node's primary address of its family, unless unspecified or one that other hosts cannot reach.
+        #[doc(hidden)]
         bind_address: String,
         /// Addresses that serve node ports: networks, `primary` (the node's primary addresses), `localhost` and `all` (addresses) in any
         /// combination; empty: `all`.
+        #[doc(hidden)]
         node_port_addresses: Vec<String>,
         /// Networks of the cluster's pods: one, or one of each family with a comma between.
         #[serde(rename = "clusterCIDR")]
+        #[doc(hidden)]
         cluster_cidr: String,
         /// Detection of local pod traffic: `ClusterCIDR` (also when empty), `NodeCIDR`, `BridgeInterface`,
         /// `InterfaceNamePrefix`.
+        #[doc(hidden)]
         detect_local_mode: Option<String>,
         /// Names for the last two of these.
+        #[doc(hidden)]
         detect_local: DetectLocalObject,
         /// Feature gates: `AllowServiceExternalIPs` counts.
+        #[doc(hidden)]
         feature_gates: BTreeMap<String, bool>,
         /// Settings of iptables mode; IPVS mode uses those of masquerading too.
+        #[doc(hidden)]
         iptables: IptablesConfigObject,
         /// Settings of IPVS mode.
+        #[doc(hidden)]
         ipvs: IpvsConfigObject,
         /// Settings of tables of nf_tables, in every mode that has them.
+        #[doc(hidden)]
         nftables: NftablesConfigObject,
         /// Fast path of established connections. Not in kube-proxy.
+        #[doc(hidden)]
         fast_path: Option<FastPathObject>,
     }
 
     /// `fastPath` of `KubeProxyConfiguration`: see [`FastPath`](crate::config::FastPath). Not in kube-proxy.
+    #[doc(hidden)]
     FastPathObject {
         /// Names of devices, prefixes with `*` behind, or `all`.
         interfaces: OneOrMore,
@@ -304,6 +315,7 @@ objects! {
     }
 
     /// `detectLocal` of `KubeProxyConfiguration`.
+    #[doc(hidden)]
     DetectLocalObject {
         /// The bridge that this node's pods are on.
         bridge_interface: String,
@@ -312,6 +324,7 @@ objects! {
     }
 
     /// `iptables` of `KubeProxyConfiguration`.
+    #[doc(hidden)]
     IptablesConfigObject {
         /// Bit of the packet mark, 0 to 31; 14 when absent.
         masquerade_bit: Option<i64>,
@@ -320,6 +333,7 @@ objects! {
     }
 
     /// `nftables` of `KubeProxyConfiguration`.
+    #[doc(hidden)]
     NftablesConfigObject {
         /// Whether connections are counted: see [`NftablesConfig`](crate::config::NftablesConfig). Not in kube-proxy.
         count_connections: bool,
@@ -328,6 +342,7 @@ objects! {
     }
 
     /// `ipvs` of `KubeProxyConfiguration`.
+    #[doc(hidden)]
     IpvsConfigObject {
         /// The kernel's name of the scheduler; `rr` when empty.
         scheduler: Option<String>,
@@ -362,6 +377,7 @@ objects! {
     }
 
     /// `ipvs.connectionSync` of `KubeProxyConfiguration`: see [`ConnectionSync`](crate::config::ConnectionSync). Not in kube-proxy.
+    #[doc(hidden)]
     ConnectionSyncObject {
         /// Name of the device over which connections are multicast.
         interface: String,
@@ -381,6 +397,7 @@ objects! {
     }
 
     /// `ipvs.defaults` of `KubeProxyConfiguration`: the words of annotations of Services.
+    #[doc(hidden)]
     IpvsDefaultsObject {
         /// Flags of the scheduler, with commas.
         scheduler_flags: Option<String>,

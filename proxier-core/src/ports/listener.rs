@@ -9,6 +9,7 @@ use crate::net::{EndpointKey, FrontendKey, Network};
 
 /// How the endpoints of a listener share clients that do not stay with one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[doc(hidden)]
 pub enum Turn {
     /// One slot after the other. Default.
     #[default]
@@ -25,6 +26,7 @@ pub enum Turn {
 /// Limit of an endpoint's connections.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(clippy::exhaustive_structs, reason = "a limit is these two numbers")]
+#[doc(hidden)]
 pub struct Limit {
     /// The number with which it gets no new ones.
     pub most: u32,
@@ -35,6 +37,7 @@ pub struct Limit {
 /// Protocol, address and port on which this process listens, with the endpoints that connections and datagrams go to.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
+#[doc(hidden)]
 pub struct Listener {
     /// Protocol, address and port. TCP or UDP.
     pub key: FrontendKey,
@@ -205,6 +208,7 @@ impl Listener {
 /// Settings of all listeners.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(hidden)]
 pub struct Settings {
     /// This host's own addresses: clients with such an address are this node.
     pub own: Arc<BTreeSet<IpAddr>>,
@@ -250,6 +254,7 @@ impl Settings {
 /// Counters and gauges of a relay.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
+#[doc(hidden)]
 pub struct Counts {
     /// TCP connections that are open now, those to be connected included.
     pub connections: usize,
