@@ -10,7 +10,7 @@ use crate::modes::ipvs::diff::foreign;
 use crate::modes::ipvs::guards;
 use crate::modes::ipvs::index::Index;
 use crate::modes::ipvs::observed::Observed;
-use crate::modes::ipvs::reading;
+use crate::modes::ipvs::reading::{self, Records};
 use crate::modes::ipvs::recover_ownership::recall_marks;
 use crate::modes::ipvs::rules;
 use crate::modes::ipvs::sets::{NamedSet, SetKey};
@@ -153,15 +153,17 @@ fn read_all(config: &Config, wanted: &Wanted<'_>, ports: &mut Ports<'_>) -> Resu
         return Err(vec![Unread::new(format_args!("device {}", config.names.device), error)]);
     }
     let host = read_host(ports.links).map_err(|unread| vec![unread])?;
-    let read = reading::read_what_there_is(ports.ipvs, ports.sets, &host, config, wanted);
-    let before = guards::migrate_backend::read(guards::Kind::Programs, config, ports.sets, ports.tables);
-    let mut observed = match (read, before) {
-        (Ok(mut observed), Ok(before)) => {
-            observed.before = before;
-            observed
-        }
-        (read, before) => return Err([read.err(), before.err()].into_iter().flatten().flatten().collect()),
-    };
+    let records = Records::Sets(ports.sets);
+    let (mut observed, mut unread) = reading::read(records, ports.ipvs, (&host, config), wanted, false);
+    // A part that this kernel lacks is empty.
+    unread.retain(|unread| unread.error.kind() != PortErrorKind::Unavailable);
+    match guards::migrate_backend::read(guards::Kind::Programs, config, ports.sets, ports.tables) {
+        Ok(before) => observed.before = before,
+        Err(more) => unread.extend(more),
+    }
+    if !unread.is_empty() {
+        return Err(unread);
+    }
     observed.is_first = true;
     // Routes of proxies with other names look the same.
     if config.names == KernelNames::default() {

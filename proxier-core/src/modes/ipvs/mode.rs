@@ -18,7 +18,7 @@ use super::hold_back;
 use super::index::{Changed, Recorded};
 use super::observed::Observed;
 use super::plan::{PassPlan, Phase, Plan, build_plan};
-use super::reading::{self, PassInputs};
+use super::reading::{self, PassInputs, Records};
 use super::recover_ownership::{RememberedSets, recall_marks};
 use super::rules;
 use super::wanted::Wanted;
@@ -29,7 +29,7 @@ use crate::modes::{self, Hold, Kind, Needs, Outcome, Pass, Work};
 use crate::net::Family;
 use crate::plan::report::{Report, Unread};
 use crate::plan::step::{Part, Step};
-use crate::ports::{LocalNetworks, PortErrorKind, Ports, RouteOwner, Tables as TablesPort};
+use crate::ports::{Ipvs, LocalNetworks, PortErrorKind, Ports, RouteOwner, Tables as TablesPort};
 use crate::safeguard::Kernel;
 use crate::service::{Changes as FrontendChanges, Compiled, Desired, Frontend, FrontendObserver, NodeFacts};
 use crate::snapshot::{HostAddresses, Store};
@@ -334,46 +334,37 @@ impl modes::Mode for Mode {
         let Ports { ipvs, sets, rules, links, routes, tables, .. } = ports;
         let families: Vec<Family> = config.families.iter().collect();
         let is_settled = self.observed.is_some() && self.leaving.is_empty();
-        let mut read = Ok(Observed::new());
+        let (mut observed, mut unread) = (Observed::new(), Vec::new());
+        let mut read = |records: Records<'_>, ipvs: &mut dyn Ipvs| {
+            (observed, unread) = reading::read(records, ipvs, (host, config), wanted, is_settled);
+        };
         match &mut self.guards {
-            Guards::Programs(_) => rules.list_meanwhile(&families, &mut || {
-                read = reading::read(*ipvs, *sets, host, config, wanted, is_settled);
-            }),
-            Guards::Nft(known) => {
-                read = reading::read_beside(known, *tables, *ipvs, host, config, wanted, is_settled);
-            }
+            Guards::Programs(_) => rules.list_meanwhile(&families, &mut || read(Records::Sets(*sets), *ipvs)),
+            Guards::Nft(known) => read(Records::Tables(known, *tables), *ipvs),
         }
         if !self.has_taken_over {
-            match (migrate_backend::read(self.guards.kind(), config, *sets, *tables), &mut read) {
-                (Ok(before), Ok(observed)) => observed.before = before,
-                (Err(unread), Err(errors)) => errors.extend(unread),
-                (Err(unread), read) => *read = Err(unread),
-                (Ok(_), Err(_)) => {}
+            match migrate_backend::read(self.guards.kind(), config, *sets, *tables) {
+                Ok(before) => observed.before = before,
+                Err(more) => unread.extend(more),
             }
         }
         // Addresses of another kind of device are not this proxy's to remove.
         if let Err(error) = links.has_device(self.names.device.as_str()) {
-            let mut errors = read.err().unwrap_or_default();
-            errors.push(Unread::new(format_args!("device {}", self.names.device), error));
-            read = Err(errors);
+            unread.push(Unread::new(format_args!("device {}", self.names.device), error));
         }
         if !self.knows_no_routes {
             match routes.networks(RouteOwner::Ipvs).map(BoundRoutes::from_iter) {
                 Ok(there) => {
                     self.knows_no_routes = !self.by_routes() && there.is_empty();
-                    if let Ok(observed) = &mut read {
-                        observed.routes = there;
-                    }
+                    observed.routes = there;
                 }
-                Err(error) => {
-                    let mut errors = read.err().unwrap_or_default();
-                    errors.push(Unread::new("local routes", error));
-                    read = Err(errors);
-                }
+                Err(error) => unread.push(Unread::new("local routes", error)),
             }
         }
         self.remembered.remember(self.observed.take());
-        let mut observed = read?;
+        if !unread.is_empty() {
+            return Err(unread);
+        }
         self.remembered.restore_into(&mut observed);
         observed.is_first = !self.has_taken_over;
         if observed.is_first {

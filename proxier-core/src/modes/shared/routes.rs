@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use crate::net::Network;
 use crate::plan::report::Applied;
 use crate::plan::step::{Action, Part, Step};
-use crate::ports::{LocalRoute, Ports, RouteOwner};
+use crate::ports::{ItemFailure, ItemFailures, LocalRoute, PortError, Ports, RouteOwner};
 
 /// The route that an address needs of its own: none within the networks that are local as a whole.
 pub(crate) fn network_of<'a>(address: IpAddr, whole: impl IntoIterator<Item = &'a Network>) -> Option<Network> {
@@ -21,19 +21,8 @@ pub(crate) fn add(
     ports: &mut Ports<'_>,
     applied: &mut Applied,
 ) -> BTreeSet<Network> {
-    if routes.is_empty() {
-        return BTreeSet::new();
-    }
-    let failures = ports.routes.add(owner, routes);
-    applied.count(Part::Route, Action::Add, routes.len().saturating_sub(failures.len()));
-    let mut failed = BTreeSet::new();
-    for failure in failures {
-        if let Some(route) = routes.get(failure.index) {
-            applied.fail(Step::route(Action::Add, route), failure.error);
-            failed.insert(route.network);
-        }
-    }
-    failed
+    let failures = if routes.is_empty() { Vec::new() } else { ports.routes.add(owner, routes) };
+    note(Action::Add, routes, failures, applied)
 }
 
 /// Deletes routes. Returns the networks of those that failed.
@@ -43,17 +32,17 @@ pub(crate) fn delete(
     ports: &mut Ports<'_>,
     applied: &mut Applied,
 ) -> BTreeSet<Network> {
-    if networks.is_empty() {
-        return BTreeSet::new();
-    }
-    let failures = ports.routes.delete(owner, networks);
-    applied.count(Part::Route, Action::Delete, networks.len().saturating_sub(failures.len()));
-    let mut failed = BTreeSet::new();
-    for failure in failures {
-        if let Some(network) = networks.get(failure.index) {
-            applied.fail(Step::route(Action::Delete, &LocalRoute::new(*network)), failure.error);
-            failed.insert(*network);
-        }
-    }
-    failed
+    let failures = if networks.is_empty() { Vec::new() } else { ports.routes.delete(owner, networks) };
+    note(Action::Delete, &networks.iter().copied().map(LocalRoute::new).collect::<Vec<_>>(), failures, applied)
+}
+
+/// Counts the routes that are done. Returns the networks of those that failed.
+fn note(action: Action, routes: &[LocalRoute], failures: ItemFailures, applied: &mut Applied) -> BTreeSet<Network> {
+    applied.count(Part::Route, action, routes.len().saturating_sub(failures.len()));
+    let of = |failure: ItemFailure| Some((*routes.get(failure.index)?, failure.error));
+    let note = |(route, error): (LocalRoute, PortError)| {
+        applied.fail(Step::route(action, &route), error);
+        route.network
+    };
+    failures.into_iter().filter_map(of).map(note).collect()
 }

@@ -17,96 +17,54 @@ use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::host::other_addresses;
 use crate::plan::report::Unread;
-use crate::ports::{Ipvs, PortError, PortErrorKind, Sets, Tables as TablesPort};
+use crate::ports::{Ipvs, PortError, Sets, Tables as TablesPort};
 use crate::snapshot::HostAddresses;
 
 pub(super) use rest::{PassInputs, needs_sysctls, read_rest};
 
-/// Reads virtual servers, sets and the dummy device's addresses: the proxy's objects, and the records that show which are its own.
+/// Where the entries are that show which virtual servers are this proxy's.
+pub(super) enum Records<'a> {
+    /// In ipsets.
+    Sets(&'a mut dyn Sets),
+    /// In tables of nf_tables.
+    Tables(&'a mut Tables, &'a mut dyn TablesPort),
+}
+
+/// Reads virtual servers, sets and the dummy device's addresses: the proxy's objects, and the records that show which are its own. Returns the
+/// parts that could not be read, too: with any of them, the caller must change nothing. It would make again all objects that the reading
+/// lacks, and it would not know which are this proxy's.
 ///
 /// Lists of real servers that are as wanted are shared with `wanted` and take no memory of their own. `is_settled`:
 /// everything was read before, and no own virtual server is known to await deletion; then one reading of them may be
 /// enough.
-///
-/// # Errors
-/// The parts that could not be read. The caller must change nothing then: it would make again all objects that the reading
-/// lacks, and it would not know which are this proxy's.
-pub fn read(
+pub(super) fn read(
+    records: Records<'_>,
     ipvs: &mut dyn Ipvs,
-    sets: &mut dyn Sets,
-    host: &HostAddresses,
-    config: &Config,
-    wanted: &Wanted<'_>,
-    is_settled: bool,
-) -> Result<Observed, Vec<Unread>> {
-    let (observed, unread) = read_parts(ipvs, sets, host, config, wanted, is_settled);
-    if unread.is_empty() { Ok(observed) } else { Err(unread) }
-}
-
-/// As [`read`], but a part that this kernel lacks counts as empty.
-///
-/// # Errors
-/// The parts that exist and could not be read.
-pub fn read_what_there_is(
-    ipvs: &mut dyn Ipvs,
-    sets: &mut dyn Sets,
-    host: &HostAddresses,
-    config: &Config,
-    wanted: &Wanted<'_>,
-) -> Result<Observed, Vec<Unread>> {
-    let (observed, mut unread) = read_parts(ipvs, sets, host, config, wanted, false);
-    unread.retain(|unread| unread.error.kind() != PortErrorKind::Unavailable);
-    if unread.is_empty() { Ok(observed) } else { Err(unread) }
-}
-
-/// As [`read`], where a table of nf_tables has the sets.
-pub(super) fn read_beside(
-    known: &mut Tables,
-    tables: &mut dyn TablesPort,
-    ipvs: &mut dyn Ipvs,
-    host: &HostAddresses,
-    config: &Config,
-    wanted: &Wanted<'_>,
-    is_settled: bool,
-) -> Result<Observed, Vec<Unread>> {
-    let mut observed = read_device(host, config);
-    let mut unread = known.read(config, tables).err().unwrap_or_default();
-    for (family, found) in known.found_tables() {
-        let entries = found.entries.iter().map(|(kind, entries)| (SetKey::new(family, *kind), entries.clone()));
-        observed.sets.extend(entries);
-    }
-    observed.basis = known.basis();
-    if let Err(error) = read_virtual_servers(ipvs, config, wanted, is_settled, &mut observed) {
-        unread.push(Unread::new("virtual servers", error));
-    }
-    if unread.is_empty() { Ok(observed) } else { Err(unread) }
-}
-
-fn read_device(host: &HostAddresses, config: &Config) -> Observed {
-    let mut observed = Observed::new();
-    observed.addresses = device_addresses(host, &config.names).collect();
-    observed.host_addresses = other_addresses(host, &config.names).collect();
-    observed
-}
-
-fn read_parts(
-    ipvs: &mut dyn Ipvs,
-    sets: &mut dyn Sets,
-    host: &HostAddresses,
-    config: &Config,
+    (host, config): (&HostAddresses, &Config),
     wanted: &Wanted<'_>,
     is_settled: bool,
 ) -> (Observed, Vec<Unread>) {
     let mut unread = Vec::new();
-    let mut observed = read_device(host, config);
-    for set in config.families.iter().flat_map(SetKey::all) {
-        let named = set.named(config.names.prefix);
-        match sets.entries(named) {
-            Ok(Some(entries)) => {
-                observed.sets.insert(set, entries);
+    let mut observed = Observed::new();
+    observed.addresses = device_addresses(host, &config.names).collect();
+    observed.host_addresses = other_addresses(host, &config.names).collect();
+    match records {
+        Records::Sets(sets) => {
+            for set in config.families.iter().flat_map(SetKey::all) {
+                let named = set.named(config.names.prefix);
+                match sets.entries(named) {
+                    Ok(entries) => observed.sets.extend(entries.map(|entries| (set, entries))),
+                    Err(error) => unread.push(Unread::new(format_args!("set {named}"), error)),
+                }
             }
-            Ok(None) => {}
-            Err(error) => unread.push(Unread::new(format_args!("set {named}"), error)),
+        }
+        Records::Tables(known, tables) => {
+            unread.extend(known.read(config, tables).err().into_iter().flatten());
+            for (family, found) in known.found_tables() {
+                let entries = found.entries.iter().map(|(kind, all)| (SetKey::new(family, *kind), all.clone()));
+                observed.sets.extend(entries);
+            }
+            observed.basis = known.basis();
         }
     }
     if let Err(error) = read_virtual_servers(ipvs, config, wanted, is_settled, &mut observed) {

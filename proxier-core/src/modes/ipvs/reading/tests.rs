@@ -105,7 +105,8 @@ fn look(shown: &[&str], there: &[&str], mark: bool, is_settled: bool) -> (usize,
     let (host, config) = (HostAddresses::default(), Config::default());
     let nothing = Indexed::new(Index::new(&config));
     let wanted = nothing.wanted();
-    let observed = read(&mut kernel, &mut sets, &host, &config, &wanted, is_settled).unwrap();
+    let (observed, unread) = read(Records::Sets(&mut sets), &mut kernel, (&host, &config), &wanted, is_settled);
+    assert_eq!(unread, []);
     (observed.virtual_servers.len(), kernel.looks)
 }
 
