@@ -319,7 +319,23 @@ impl Plan {
 }
 
 /// Takes the losses that a plan would cause, and returns the Frontends that are held back: the plan leaves these as they are.
-pub(crate) type Hold<'a> = dyn FnMut(Vec<(FrontendKey, Loss)>, &dyn Kernel) -> BTreeSet<FrontendKey> + 'a;
+pub(crate) type Hold<'a> = &'a mut dyn FnMut(Vec<(FrontendKey, Loss)>, &dyn Kernel) -> BTreeSet<FrontendKey>;
+
+/// Result of reading the kernel: the parts that could not be read.
+pub(crate) type Reading = Result<(), Vec<Unread>>;
+
+/// A Frontend that an index follows.
+pub(crate) type FrontendRef<'a> = Option<&'a Arc<Frontend>>;
+
+/// The arguments of carrying out a plan.
+pub(crate) struct CarryOut<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) desired: &'a Desired,
+    /// Differences from the last written state; what is written is taken out.
+    pub(crate) changes: &'a mut Changes,
+    pub(crate) report: &'a mut Report,
+    pub(crate) clock: &'a dyn Fn() -> Moment,
+}
 
 /// Needs of a plan besides its own work.
 #[derive(Debug, Default)]
@@ -358,13 +374,7 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     fn index_service(&mut self, _before: Option<&Compiled>, _after: Option<&Compiled>) {}
 
     /// Follows a Frontend that is new, gone or different. `written`: as it was written last.
-    fn index_frontend(
-        &mut self,
-        _written: Option<&Arc<Frontend>>,
-        _before: Option<&Arc<Frontend>>,
-        _after: Option<&Arc<Frontend>>,
-    ) {
-    }
+    fn index_frontend(&mut self, _written: FrontendRef<'_>, _before: FrontendRef<'_>, _after: FrontendRef<'_>) {}
 
     /// Reduces memory by rebuilding everything that is kept.
     fn compact(&mut self) {}
@@ -379,13 +389,7 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// The parts that could not be read. The kernel's state is unknown then.
-    fn read(
-        &mut self,
-        desired: &Desired,
-        host: &HostAddresses,
-        facts: &NodeFacts,
-        ports: &mut Ports<'_>,
-    ) -> Result<(), Vec<Unread>>;
+    fn read(&mut self, desired: &Desired, host: &HostAddresses, facts: &NodeFacts, ports: &mut Ports<'_>) -> Reading;
 
     /// State of the kernel, as far as known.
     fn kernel(&self) -> Option<&dyn Kernel>;
@@ -396,23 +400,10 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     }
 
     /// Compares, reads the rest that the differences ask for, and makes the plan. `None` when the kernel is unknown.
-    fn prepare(
-        &mut self,
-        pass: Pass<'_>,
-        hold: &mut Hold<'_>,
-        report: &mut Report,
-        ports: &mut Ports<'_>,
-    ) -> Option<Needs>;
+    fn prepare(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Needs>;
 
     /// Applies the prepared plan, and removes from the changes what was written.
-    fn carry_out(
-        &mut self,
-        objects: (&Store, &Desired),
-        changes: &mut Changes,
-        report: &mut Report,
-        clock: &dyn Fn() -> Moment,
-        ports: &mut Ports<'_>,
-    ) -> Outcome;
+    fn carry_out(&mut self, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome;
 
     /// The next plan is for showing: [`Mode::end_preview`] takes it back.
     fn begin_preview(&mut self) {}

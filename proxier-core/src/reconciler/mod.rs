@@ -27,7 +27,7 @@ use crate::modes::shared::flows;
 use crate::modes::shared::host;
 use crate::modes::shared::localhost::{self, Guard};
 use crate::modes::shared::sysctls::{self, HostSettings};
-use crate::modes::{self, Mode, Pass, Plan, connection_sync, fast_path, iptables, ipvs, nftables, userspace};
+use crate::modes::{self, CarryOut, Mode, Pass, Plan, connection_sync, fast_path, iptables, ipvs, nftables, userspace};
 use crate::net::{Family, Network, Protocol};
 use crate::plan::report::{Applied, Report, Unread};
 use crate::plan::step::{Action, Part, Step};
@@ -418,8 +418,8 @@ impl Reconciler {
         if self.mode.kind().facts().translates_packets && self.store.has_drains() {
             self.drains.follow(self.changes.frontends(), &self.desired, !self.settled, now);
         }
-        let objects = (&self.store, &self.desired);
-        let outcome = self.mode.carry_out(objects, &mut self.changes, report, clock, ports);
+        let (store, desired, changes) = (&self.store, &self.desired, &mut self.changes);
+        let outcome = self.mode.carry_out(CarryOut { store, desired, changes, report, clock }, ports);
         applied.add(outcome.applied);
         sysctls::set_guarded(&plan.guarded, !outcome.unwritten.contains(&Family::V4), ports.sysctls, &mut applied);
         self.connection_sync.apply(&plan.connection_sync, &mut applied, report, ports.ipvs);

@@ -17,7 +17,7 @@ use crate::modes::shared::flows;
 use crate::modes::shared::localhost::Guard;
 use crate::modes::shared::names::Names;
 use crate::modes::shared::retry::RulesRetry;
-use crate::modes::{self, Hold, Kind, Needs, Outcome, Pass, Work};
+use crate::modes::{self, CarryOut, Hold, Kind, Needs, Outcome, Pass, Reading, Work};
 use crate::net::{Family, FrontendKey};
 use crate::parallel;
 use crate::plan::report::{Applied, Failure, Lack, Report, RuleCount, Unread};
@@ -25,7 +25,7 @@ use crate::plan::step::{Part, Step};
 use crate::ports::{PortError, PortErrorKind, Ports, Rules, UdpServices};
 use crate::safeguard::Kernel;
 use crate::service::{Changes, Compiled, Desired, FrontendObserver, NodeFacts};
-use crate::snapshot::{HostAddresses, ObjectKey, Store};
+use crate::snapshot::{HostAddresses, ObjectKey};
 use crate::time::Moment;
 
 /// A plan of more lines takes a millisecond and more to free.
@@ -460,13 +460,7 @@ impl modes::Mode for Mode {
         }
     }
 
-    fn prepare(
-        &mut self,
-        pass: Pass<'_>,
-        hold: &mut Hold<'_>,
-        report: &mut Report,
-        ports: &mut Ports<'_>,
-    ) -> Option<Needs> {
+    fn prepare(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Needs> {
         if std::mem::take(&mut self.new_facts) {
             self.set_settings(pass.facts);
         }
@@ -531,14 +525,8 @@ impl modes::Mode for Mode {
         Some(Needs { localhost, forget })
     }
 
-    fn carry_out(
-        &mut self,
-        (store, desired): (&Store, &Desired),
-        changes: &mut Changes,
-        report: &mut Report,
-        clock: &dyn Fn() -> Moment,
-        ports: &mut Ports<'_>,
-    ) -> Outcome {
+    fn carry_out(&mut self, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {
+        let CarryOut { store, desired, changes, report, clock } = arguments;
         let PendingPlan { plan, held } = std::mem::take(&mut self.pending);
         let names = Names::new(store, desired);
         let (mut applied, written) = apply(&plan, &self.index.wanted(desired), &names, ports.rules);
@@ -583,7 +571,7 @@ impl modes::Mode for Mode {
         _host: &HostAddresses,
         _facts: &NodeFacts,
         _ports: &mut Ports<'_>,
-    ) -> Result<(), Vec<Unread>> {
+    ) -> Reading {
         Ok(())
     }
 

@@ -25,14 +25,14 @@ use super::wanted::Wanted;
 use crate::config::{Binding, Config, Families, KernelNames};
 use crate::modes::shared::names::Names;
 use crate::modes::shared::sysctls;
-use crate::modes::{self, Hold, Kind, Needs, Outcome, Pass, Work};
+use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Needs, Outcome, Pass, Reading, Work};
 use crate::net::Family;
 use crate::plan::report::{Report, Unread};
 use crate::plan::step::{Part, Step};
 use crate::ports::{Ipvs, LocalNetworks, PortErrorKind, Ports, RouteOwner, Tables as TablesPort};
 use crate::safeguard::Kernel;
-use crate::service::{Changes as FrontendChanges, Compiled, Desired, Frontend, FrontendObserver, NodeFacts};
-use crate::snapshot::{HostAddresses, Store};
+use crate::service::{Compiled, Desired, Frontend, FrontendObserver, NodeFacts};
+use crate::snapshot::HostAddresses;
 use crate::time::Moment;
 
 /// Settings of IPVS mode.
@@ -211,13 +211,7 @@ impl Mode {
         limited
     }
 
-    fn compare(
-        &self,
-        pass: Pass<'_>,
-        routes: &Routes,
-        hold: &mut Hold<'_>,
-        report: &mut Report,
-    ) -> Option<Differences> {
+    fn compare(&self, pass: Pass<'_>, routes: &Routes, hold: Hold<'_>, report: &mut Report) -> Option<Differences> {
         let observed = self.observed.as_ref()?;
         let wanted = &self.wanted(pass.desired);
         let config = pass.config();
@@ -286,12 +280,7 @@ impl modes::Mode for Mode {
         self.recorded.service(before, after);
     }
 
-    fn index_frontend(
-        &mut self,
-        _written: Option<&Arc<Frontend>>,
-        before: Option<&Arc<Frontend>>,
-        after: Option<&Arc<Frontend>>,
-    ) {
+    fn index_frontend(&mut self, _written: FrontendRef<'_>, before: FrontendRef<'_>, after: FrontendRef<'_>) {
         let Some(key) = after.or(before).map(|frontend| VirtualServerKey::from(frontend.key)) else { return };
         let has_server = |mode: &Mode, frontend: Option<&Arc<Frontend>>| {
             frontend.is_some_and(|frontend| mode.recorded.index.endpoints(&key, frontend).is_some())
@@ -322,13 +311,7 @@ impl modes::Mode for Mode {
         self.remembered.remember(self.observed.take());
     }
 
-    fn read(
-        &mut self,
-        desired: &Desired,
-        host: &HostAddresses,
-        facts: &NodeFacts,
-        ports: &mut Ports<'_>,
-    ) -> Result<(), Vec<Unread>> {
+    fn read(&mut self, desired: &Desired, host: &HostAddresses, facts: &NodeFacts, ports: &mut Ports<'_>) -> Reading {
         let wanted = &self.recorded.index.wanted(desired);
         let config = facts.config();
         let Ports { ipvs, sets, rules, links, routes, tables, .. } = ports;
@@ -385,13 +368,7 @@ impl modes::Mode for Mode {
         })
     }
 
-    fn prepare(
-        &mut self,
-        pass: Pass<'_>,
-        hold: &mut Hold<'_>,
-        report: &mut Report,
-        ports: &mut Ports<'_>,
-    ) -> Option<Needs> {
+    fn prepare(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Needs> {
         self.note_leaving(&pass);
         let routes = Routes::new(&self.wanted(pass.desired), pass.facts);
         let differences = self.compare(pass, &routes, hold, report)?;
@@ -412,14 +389,8 @@ impl modes::Mode for Mode {
         Some(Needs { forget, ..Needs::default() })
     }
 
-    fn carry_out(
-        &mut self,
-        (store, desired): (&Store, &Desired),
-        changes: &mut FrontendChanges,
-        report: &mut Report,
-        clock: &dyn Fn() -> Moment,
-        ports: &mut Ports<'_>,
-    ) -> Outcome {
+    fn carry_out(&mut self, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {
+        let CarryOut { store, desired, changes, report, clock } = arguments;
         let PendingPlan { plan, inputs, layouts } = std::mem::take(&mut self.pending);
         let now = clock();
         let Some(observed) = &mut self.observed else { return Outcome::default() };

@@ -1,7 +1,6 @@
 //! nftables mode from pass to pass: wanted tables, known state of the kernel, and unfinished work.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use nftables::Name;
 
@@ -18,15 +17,14 @@ use crate::modes::shared::localhost::Guard;
 use crate::modes::shared::names::Names;
 use crate::modes::shared::nft::made_by_others;
 use crate::modes::shared::table::{Basis, Fate};
-use crate::modes::{self, Hold, Kind, Needs, Outcome, Pass, Work};
+use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Needs, Outcome, Pass, Reading, Work};
 use crate::net::{Family, FrontendKey};
 use crate::plan::report::{Report, Unread};
 use crate::plan::step::Step;
 use crate::ports::{PortError, PortErrorKind, Ports, Tables, UdpServices};
 use crate::safeguard::Kernel;
-use crate::service::{Changes, Compiled, Desired, Frontend, NodeFacts};
-use crate::snapshot::{HostAddresses, Store};
-use crate::time::Moment;
+use crate::service::{Compiled, Desired, Frontend, NodeFacts};
+use crate::snapshot::HostAddresses;
 
 /// nftables mode of one node.
 #[derive(Debug)]
@@ -199,12 +197,7 @@ impl modes::Mode for Mode {
         self.index.follow_service(before, after);
     }
 
-    fn index_frontend(
-        &mut self,
-        written: Option<&Arc<Frontend>>,
-        before: Option<&Arc<Frontend>>,
-        after: Option<&Arc<Frontend>>,
-    ) {
+    fn index_frontend(&mut self, written: FrontendRef<'_>, before: FrontendRef<'_>, after: FrontendRef<'_>) {
         let [written, before, after] = [written, before, after].map(|of| of.map(|frontend| &**frontend));
         self.index.follow(written, before, after);
     }
@@ -226,13 +219,7 @@ impl modes::Mode for Mode {
         self.read.clear();
     }
 
-    fn read(
-        &mut self,
-        _desired: &Desired,
-        _host: &HostAddresses,
-        facts: &NodeFacts,
-        ports: &mut Ports<'_>,
-    ) -> Result<(), Vec<Unread>> {
+    fn read(&mut self, _desired: &Desired, _host: &HostAddresses, facts: &NodeFacts, ports: &mut Ports<'_>) -> Reading {
         self.read.clear();
         let unread = |error| vec![Unread::new("generation of nf_tables", error)];
         let generation = ports.tables.generation().map_err(unread)?;
@@ -265,13 +252,7 @@ impl modes::Mode for Mode {
         Ok(())
     }
 
-    fn prepare(
-        &mut self,
-        pass: Pass<'_>,
-        hold: &mut Hold<'_>,
-        report: &mut Report,
-        ports: &mut Ports<'_>,
-    ) -> Option<Needs> {
+    fn prepare(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Needs> {
         let mut plan = Plan::default();
         let generation = match ports.tables.generation() {
             Ok(generation) => Some(generation),
@@ -324,14 +305,8 @@ impl modes::Mode for Mode {
         Some(Needs { localhost, forget })
     }
 
-    fn carry_out(
-        &mut self,
-        (store, desired): (&Store, &Desired),
-        changes: &mut Changes,
-        _report: &mut Report,
-        _clock: &dyn Fn() -> Moment,
-        ports: &mut Ports<'_>,
-    ) -> Outcome {
+    fn carry_out(&mut self, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {
+        let CarryOut { store, desired, changes, .. } = arguments;
         let PendingPlan { plan, generation, mut basis, held, left } = std::mem::take(&mut self.pending);
         let names = Names::new(store, desired);
         let (applied, written) = apply(&plan, &mut basis, &names, ports.tables);

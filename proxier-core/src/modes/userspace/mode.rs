@@ -15,14 +15,14 @@ use crate::modes::shared::names::Names;
 use crate::modes::shared::routes::{self, network_of};
 use crate::modes::shared::service_networks::{Unusable, usable};
 use crate::modes::shared::sysctls::{self, HostSettings};
-use crate::modes::{self, Hold, Kind, Needs, Outcome, Pass, Work};
+use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Needs, Outcome, Pass, Reading, Work};
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::plan::report::{Applied, Refused, Report, Unread};
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{Listener, LocalRoute, Ports, RouteOwner, Settings};
 use crate::safeguard::{Kernel, Loss};
-use crate::service::{Changes, Desired, Frontend, NodeFacts};
-use crate::snapshot::{HostAddresses, Store};
+use crate::service::{Desired, Frontend, NodeFacts};
+use crate::snapshot::HostAddresses;
 use crate::time::Moment;
 
 /// Settings of userspace mode.
@@ -129,13 +129,7 @@ impl Mode {
     }
 
     /// Compares and makes the plan.
-    fn plan(
-        &self,
-        pass: Pass<'_>,
-        readings: PassInputs,
-        hold: &mut Hold<'_>,
-        report: &mut Report,
-    ) -> Option<PendingPlan> {
+    fn plan(&self, pass: Pass<'_>, readings: PassInputs, hold: Hold<'_>, report: &mut Report) -> Option<PendingPlan> {
         let PassInputs { there, notices, leaving } = readings;
         let known = self.known.as_ref()?;
         let is_wanted = |address| self.index.needs(address);
@@ -287,12 +281,7 @@ impl modes::Mode for Mode {
         true
     }
 
-    fn index_frontend(
-        &mut self,
-        _written: Option<&Arc<Frontend>>,
-        before: Option<&Arc<Frontend>>,
-        after: Option<&Arc<Frontend>>,
-    ) {
+    fn index_frontend(&mut self, _written: FrontendRef<'_>, before: FrontendRef<'_>, after: FrontendRef<'_>) {
         self.index.follow(before.map(|before| &**before), after.map(|after| &**after));
     }
 
@@ -312,13 +301,7 @@ impl modes::Mode for Mode {
         self.known = None;
     }
 
-    fn read(
-        &mut self,
-        desired: &Desired,
-        _host: &HostAddresses,
-        _facts: &NodeFacts,
-        ports: &mut Ports<'_>,
-    ) -> Result<(), Vec<Unread>> {
+    fn read(&mut self, desired: &Desired, _host: &HostAddresses, _facts: &NodeFacts, ports: &mut Ports<'_>) -> Reading {
         let routes = ports.routes.networks(RouteOwner::Userspace);
         let routes = routes.map_err(|error| vec![Unread::new("local routes", error)])?;
         let routes: BTreeSet<Network> = routes.into_keys().collect();
@@ -339,13 +322,7 @@ impl modes::Mode for Mode {
         Ok(())
     }
 
-    fn prepare(
-        &mut self,
-        pass: Pass<'_>,
-        hold: &mut Hold<'_>,
-        report: &mut Report,
-        ports: &mut Ports<'_>,
-    ) -> Option<Needs> {
+    fn prepare(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Needs> {
         let readings = PassInputs::read(std::mem::take(&mut self.there), ports);
         self.pending = self.plan(pass, readings, hold, report)?;
         // UDP flows that are translated belong to another mode.
@@ -356,14 +333,8 @@ impl modes::Mode for Mode {
     }
 
     /// Nothing is done when this process cannot relay at all.
-    fn carry_out(
-        &mut self,
-        (store, desired): (&Store, &Desired),
-        changes: &mut Changes,
-        report: &mut Report,
-        _clock: &dyn Fn() -> Moment,
-        ports: &mut Ports<'_>,
-    ) -> Outcome {
+    fn carry_out(&mut self, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {
+        let CarryOut { store, desired, changes, report, .. } = arguments;
         let PendingPlan { mut plan, whole, unusable, held, now } = std::mem::take(&mut self.pending);
         if let Some(settings) = plan.configure.take() {
             if let Err(error) = ports.relays.configure(&settings) {
