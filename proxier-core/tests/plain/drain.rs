@@ -53,7 +53,7 @@ fn connections_decide() {
     ];
     for ((active, inactive, persistent), connections, finished) in cases {
         let mut drains = Drains::new(Policy::default());
-        drains.begin(key(1), real(1), secs(0));
+        drains.begin(key(1), real(1), None, secs(0));
         let verdicts = drains.observe(&key(1), &[listed(real(1), 0, active, inactive, persistent)], secs(1));
         let seen = verdicts.finished.iter().map(|finished| (finished.connections, true));
         let seen: Vec<_> = seen.chain(verdicts.waiting.iter().map(|of| (of.connections, false))).collect();
@@ -66,7 +66,7 @@ fn connections_decide() {
 fn it_is_looked_at_soon_then_less_often() {
     let mut drains = Drains::new(Policy::default());
     assert!(drains.is_empty());
-    assert!(drains.begin(key(1), real(1), secs(0)));
+    assert!(drains.begin(key(1), real(1), None, secs(0)));
     assert!(drains.is_draining(&key(1), &real(1)));
     let mut at = Vec::new();
     for _ in 0..9 {
@@ -86,7 +86,7 @@ fn pauses_of_no_length_are_no_loop() {
     let mut policy = Policy::default();
     (policy.first_poll, policy.poll) = (Duration::ZERO, Duration::ZERO);
     let mut drains = Drains::new(policy);
-    drains.begin(key(1), real(1), secs(5));
+    drains.begin(key(1), real(1), None, secs(5));
     for millis in [5_010, 5_020, 5_030] {
         let now = Duration::from_millis(millis);
         assert_eq!(drains.next_check(), Some(now));
@@ -97,8 +97,8 @@ fn pauses_of_no_length_are_no_loop() {
 #[test]
 fn a_weight_that_came_back_is_reported() {
     let mut drains = Drains::new(Policy::default());
-    drains.begin(key(1), real(1), secs(0));
-    drains.begin(key(1), real(2), secs(0));
+    drains.begin(key(1), real(1), None, secs(0));
+    drains.begin(key(1), real(2), None, secs(0));
     let there = [listed(real(1), 1, 1, 0, 0), listed(real(2), 0, 1, 0, 0)];
     assert_eq!(drains.observe(&key(1), &there, secs(1)).takes_connections, [real(1)]);
 }
@@ -106,19 +106,19 @@ fn a_weight_that_came_back_is_reported() {
 #[test]
 fn a_second_one_brings_the_next_look_forward_and_none_pushes_it_back() {
     let mut drains = Drains::new(Policy::default());
-    drains.begin(key(1), real(1), secs(0));
+    drains.begin(key(1), real(1), None, secs(0));
     for _ in 0..5 {
         let now = drains.next_check().unwrap();
         drains.observe(&key(1), &[listed(real(1), 0, 1, 0, 0)], now);
     }
     assert_eq!(drains.next_check(), Some(secs(63)));
-    drains.begin(key(1), real(2), secs(40));
+    drains.begin(key(1), real(2), None, secs(40));
     assert_eq!(drains.next_check(), Some(secs(41)));
     // Added later: the first check does not wait for it.
-    drains.begin(key(1), real(3), Duration::from_millis(40_900));
+    drains.begin(key(1), real(3), None, Duration::from_millis(40_900));
     assert_eq!(drains.next_check(), Some(secs(41)));
     // Beginning twice has no effect.
-    assert!(!drains.begin(key(1), real(2), secs(50)));
+    assert!(!drains.begin(key(1), real(2), None, secs(50)));
     assert_eq!(drains.iter().map(|of| of.since.as_secs()).collect::<Vec<_>>(), [0, 40, 40]);
 }
 
@@ -190,13 +190,13 @@ proptest! {
                 Event::Begin(virtual_server, server) => {
                     let place = (key(virtual_server), real(server));
                     kernel.entry(place).or_insert(1);
-                    let new = drains.begin(place.0, place.1, now);
+                    let new = drains.begin(place.0, place.1, None, now);
                     prop_assert_eq!(new, !book.contains_key(&place));
                     book.entry(place).or_insert(now);
                 }
                 Event::Cancel(virtual_server, server) => {
                     let place = (key(virtual_server), real(server));
-                    prop_assert_eq!(drains.cancel(&place.0, &place.1), book.remove(&place).is_some());
+                    prop_assert_eq!(drains.forget(&place.0, &place.1), book.remove(&place).is_some());
                 }
                 Event::DeleteVirtualServer(virtual_server) => {
                     kernel.retain(|(of, _), _| *of != key(virtual_server));
@@ -241,7 +241,7 @@ proptest! {
                                 } else {
                                     kernel.remove(&place);
                                     book.remove(&place);
-                                    prop_assert!(drains.deleted(&place.0, &place.1));
+                                    prop_assert!(drains.forget(&place.0, &place.1));
                                 }
                             }
                             for gone in verdicts.vanished {

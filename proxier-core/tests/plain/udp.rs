@@ -83,7 +83,7 @@ fn draining_endpoints_answer() {
     assert_eq!(udp::stale(&changes, &world.wanted(), &drains), UdpServices::new(), "it is going to drain");
     let key: VirtualServerKey = "UDP 10.96.0.10:53".parse().unwrap();
     let one: SocketAddr = "10.244.0.1:5353".parse().unwrap();
-    drains.begin(key, one.into(), std::time::Duration::ZERO);
+    drains.begin(key, one.into(), None, std::time::Duration::ZERO);
     assert_eq!(udp::all(&world.wanted(), &drains), place("10.96.0.10:53", &[1, 2]));
 
     endpoints(&mut world, &[3]);
@@ -94,11 +94,11 @@ fn draining_endpoints_answer() {
     let changes = diff(&world.wanted(), &observed, Scope::All, &world.config);
     assert_eq!(udp::stale(&changes, &world.wanted(), &drains), place("10.96.0.10:53", &[1, 3]));
 
-    drains.deleted(&key, &one.into());
+    drains.forget(&key, &one.into());
     let answering = udp::answering(&key, &world.wanted(), &drains);
     assert_eq!(udp::udp_address(&key).map(|at| (at, answering)), place("10.96.0.10:53", &[3]).into_iter().next());
     world.delete_service("dns");
-    drains.begin(key, one.into(), std::time::Duration::ZERO);
+    drains.begin(key, one.into(), None, std::time::Duration::ZERO);
     assert_eq!(step(&world, &mut observed, &drains), place("10.96.0.10:53", &[]), "nobody answers for what is deleted");
 }
 

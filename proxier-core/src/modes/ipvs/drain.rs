@@ -101,7 +101,7 @@ pub struct Waiting {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Verdicts {
-    /// May be deleted now. Each is kept and returned at later checks too, until [`Drains::deleted`] is called.
+    /// May be deleted now. Each is kept and returned at later checks too, until [`Drains::forget`] is called.
     pub finished: Vec<Finished>,
     /// Real servers that still have connections.
     pub waiting: Vec<Waiting>,
@@ -154,7 +154,7 @@ struct Watch {
 /// A real server that is not wanted any more gets weight 0: the scheduler skips it, and its connections go on. From then on
 /// it is in here ([`Drains::begin`]). When it is due ([`Drains::due`]), the caller lists the real servers of its virtual
 /// server and passes them to [`Drains::observe`], which says what to delete. One that is wanted again gets its weight back
-/// in place and leaves ([`Drains::cancel`]): deleting and adding it, as kube-proxy does, cuts connections.
+/// in place and leaves ([`Drains::forget`]): deleting and adding it, as kube-proxy does, cuts connections.
 ///
 /// # What counts as a connection
 ///
@@ -196,25 +196,15 @@ impl Drains {
         &self.policy
     }
 
-    /// A real server has weight 0 now. Returns whether this is new; one that drains already keeps its deadline.
+    /// A real server has weight 0 now. Returns whether this is new; one that drains already keeps its deadline. `own`: the drain time of its
+    /// virtual server, where that has another than the policy.
     ///
     /// The caller decides whether real servers of this virtual server drain at all ([`Policy::protocols`]).
-    pub fn begin(&mut self, key: VirtualServerKey, real: RealServerKey, now: Moment) -> bool {
-        self.begin_within(key, real, self.policy.deadline, now)
-    }
-
-    /// As [`Drains::begin`], with a deadline of the virtual server's own; `None` to wait without limit.
-    pub fn begin_within(
-        &mut self,
-        key: VirtualServerKey,
-        real: RealServerKey,
-        deadline: Option<Duration>,
-        now: Moment,
-    ) -> bool {
+    pub fn begin(&mut self, key: VirtualServerKey, real: RealServerKey, own: Option<Duration>, now: Moment) -> bool {
         if self.is_draining(&key, &real) {
             return false;
         }
-        let deadline = deadline.and_then(|deadline| now.checked_add(deadline));
+        let deadline = own.or(self.policy.deadline).and_then(|deadline| now.checked_add(deadline));
         let pause = self.policy.first_pause();
         let check_at = now.saturating_add(pause);
         let watch = self.watches.entry(key).or_insert_with(|| {
@@ -232,17 +222,8 @@ impl Drains {
         true
     }
 
-    /// A real server is wanted again, and has its weight back. Returns whether it was draining.
-    pub fn cancel(&mut self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
-        self.forget(key, real)
-    }
-
-    /// A real server was deleted. Returns whether it was draining.
-    pub fn deleted(&mut self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
-        self.forget(key, real)
-    }
-
-    fn forget(&mut self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
+    /// A real server is wanted again and has its weight back, or was deleted. Returns whether it was draining.
+    pub fn forget(&mut self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
         let Some(watch) = self.watches.get_mut(key) else { return false };
         let Some(drain) = watch.servers.remove(real) else { return false };
         if let Some(deadline) = drain.deadline {

@@ -255,7 +255,7 @@ impl Mode {
             let watched = verdicts.finished.iter().map(|finished| finished.real);
             for real in watched.chain(verdicts.waiting.iter().map(|waiting| waiting.real)) {
                 if self.recorded.index.wanted(desired).has_real_server(key, &real) {
-                    self.drains.cancel(key, &real);
+                    self.drains.forget(key, &real);
                 }
             }
             all.push((*key, verdicts));

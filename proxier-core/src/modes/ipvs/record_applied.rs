@@ -43,11 +43,11 @@ impl Mode {
     /// Notes which real servers drain from now on, and which do not any more.
     pub(super) fn note_drains(&mut self, desired: &Desired, plan: &Plan, effects: &Effects, now: Moment) {
         for (key, real) in effects.drained.iter().chain(&plan.adopt_drains) {
-            let deadline = self.recorded.index.wanted(desired).drain_time(key).or(self.drains.policy().deadline);
-            self.drains.begin_within(*key, *real, deadline, now);
+            let own = self.recorded.index.wanted(desired).drain_time(key);
+            self.drains.begin(*key, *real, own, now);
         }
         for (key, real) in &effects.settled {
-            self.drains.deleted(key, real);
+            self.drains.forget(key, real);
         }
         for key in &effects.deleted {
             self.drains.forget_virtual_server(key);
