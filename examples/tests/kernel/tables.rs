@@ -212,6 +212,8 @@ nftables: {{ownTables: {own_tables}}}
     // Without the setting it is everybody's again, and a cleanup finds nothing in its way.
     assert!(proxy.end().success());
     let proxy = start(false);
+    // It has none either between two processes.
+    proxy.until("a pass", || proxy.log().contains("full pass"));
     proxy.until("it has no owner", || !is_owned() && nft(&format!("add chain ip {table} other")).status.success());
     assert!(proxy.end().success());
     let proxy = start(true);

@@ -214,7 +214,10 @@ impl Running {
     /// Sends this signal, and returns how it ends.
     pub(crate) fn end_with(mut self, signal: &str) -> ExitStatus {
         self.signal(signal);
-        self.child.wait().unwrap()
+        let status = self.child.wait().unwrap();
+        // Shown where the test fails.
+        println!("by SIG{signal} it ended with {status}: {}", self.log());
+        status
     }
 
     /// Sends SIGTERM, and returns how it ends.

@@ -47,8 +47,14 @@ fn node() {
     for last in 1..=9 {
         ip(&format!("address add 10.244.0.{last}/32 dev lo"));
     }
-    ip("-6 address add fd00:244::1/128 dev lo nodad");
-    ip("-6 address add fd00:244::2/128 dev lo nodad");
+    for last in 1..=2 {
+        ip(&format!("-6 address add fd00:244::{last}/128 dev lo nodad"));
+        // The kernel completes it later, in a work queue (net/ipv6/addrconf.c, addrconf_dad_work); until then datagrams to it may be lost.
+        let socket = UdpSocket::bind(format!("[fd00:244::{last}]:0")).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+        let itself = socket.local_addr().unwrap();
+        until("it gets datagrams", || socket.send_to(b"?", itself).is_ok() && socket.recv(&mut [0]).is_ok());
+    }
 }
 
 fn test(body: impl FnOnce()) {
