@@ -1,11 +1,12 @@
 //! Pure work of a fixed size, one case a process, so that callgrind and the clock see nothing else.
 
 use std::hint::black_box;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ipset::{Element, Entry, IfPresent, IpSpan, Ports, SetSpec, SetType};
 use ipvs::Transport as _;
-use proxier_core::config::Config;
+use proxier_core::config::{Config, RulesBy};
+use proxier_core::fake::FakeKernel;
 use proxier_core::modes::ipvs::diff::{Scope, diff};
 use proxier_core::modes::ipvs::drain::Drains;
 use proxier_core::modes::ipvs::index::{Index, Recorded};
@@ -14,6 +15,7 @@ use proxier_core::modes::ipvs::plan::{Plan, plan};
 use proxier_core::modes::ipvs::rules::{self, Capabilities, Inputs};
 use proxier_core::net::Family;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::service::{Indexed, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node, Store};
 
@@ -39,6 +41,10 @@ pub(crate) fn words(what: &str) -> &'static str {
         "slice" => "one changed EndpointSlice",
         "service" => "one new Service with its slice",
         "rolling" => "25 of a Service's 1,000 endpoints replaced",
+        "pass" => "a pass for one changed EndpointSlice, IPVS mode with rules of iptables, a kernel in memory included",
+        "pass-nft" => {
+            "a pass for one changed EndpointSlice, IPVS mode with a table of nf_tables, a kernel in memory included"
+        }
         "ipvs-encode" => "write IPVS operations in batches",
         "ipvs-decode" => "read a snapshot of IPVS",
         "ipset-encode" => "write entries of a set",
@@ -62,6 +68,8 @@ pub(crate) fn case(arguments: &[String]) -> Result<(), Failure> {
     let size = Size { services: services.parse()?, endpoints: endpoints.parse()? };
     let micros = match what.as_str() {
         "full" | "compile" | "diff" | "plan" | "unchanged" | "slice" | "service" | "rolling" => reconcile(what, size)?,
+        "pass" => pass(RulesBy::Iptables, size)?,
+        "pass-nft" => pass(RulesBy::Nftables, size)?,
         "ipvs-encode" => ipvs_encode(size)?,
         "ipvs-decode" => ipvs_decode(size)?,
         "ipset-encode" => ipset(size.services, true)?,
@@ -189,6 +197,28 @@ fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<f64, Fail
             Ok(micros)
         }
     }
+}
+
+/// A whole pass for one changed endpoint.
+fn pass(rules: RulesBy, size: Size) -> Result<f64, Failure> {
+    let mut options = Options::default();
+    options.config.ipvs.rules = rules;
+    let mut kernel = FakeKernel::new();
+    let mut proxier = Reconciler::new("node-a", options, Duration::ZERO);
+    for number in 0..size.services {
+        proxier.upsert_service(&service(number), Duration::ZERO);
+        proxier.upsert_slice(&slice(number, size.endpoints), Duration::ZERO);
+    }
+    proxier.start(Duration::ZERO);
+    let mut pass = |proxier: &mut Reconciler, seconds: u64| {
+        proxier.pass(&|| Duration::from_secs(seconds), &mut kernel.ports()).map_or(0, |report| report.writes())
+    };
+    pass(&mut proxier, 1);
+    proxier.upsert_slice(&slice(size.services / 2, size.endpoints - 1), Duration::from_secs(1));
+    let mut operations = 0;
+    let micros = clock(|| operations = pass(&mut proxier, 2));
+    check(usize::try_from(operations)?, 1)?;
+    Ok(micros)
 }
 
 /// The crate's whole way from operations to bytes and from answers to a report, without a kernel.

@@ -28,11 +28,13 @@ struct Cost {
 
 /// Small, so that all of them together take less than a minute. Sizes are Services and endpoints of each; entries,
 /// connections and 0 where that is what there is.
-const CASES: [(&str, u32, u32); 11] = [
+const CASES: [(&str, u32, u32); 13] = [
     ("full", 1_000, 10),
     ("unchanged", 1_000, 10),
     ("slice", 1_000, 10),
     ("rolling", 100, 10),
+    ("pass", 1_000, 10),
+    ("pass-nft", 1_000, 10),
     ("ipvs-encode", 100, 9),
     ("ipvs-decode", 100, 10),
     ("ipset-encode", 10_000, 0),
