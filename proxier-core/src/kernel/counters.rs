@@ -6,10 +6,9 @@ use std::collections::BTreeMap;
 use netlink_batch::header::NfGenHeader;
 use netlink_batch::{Attrs, Be64, Connection, Encoder, Errno, Error, NulStr, Protocol, attrs};
 
-use super::error::netlink;
 use super::lazy::Lazy;
 use super::release::until_released;
-use crate::ports::{PortError, PortErrorKind};
+use crate::ports::PortError;
 
 /// `NFNL_SUBSYS_ACCT` in the upper byte, `NFNL_MSG_ACCT_*` in the lower.
 const NEW: u16 = 0x0700;
@@ -61,7 +60,7 @@ impl PacketCounters {
     /// The packets of all counters.
     ///
     /// # Errors
-    /// [`Unavailable`](PortErrorKind::Unavailable) when the kernel has none.
+    /// [`Unavailable`](crate::ports::PortErrorKind::Unavailable) when the kernel has none.
     pub fn read(&mut self) -> Result<BTreeMap<String, u64>, PortError> {
         self.attempt("listing counters of packets", |connection| {
             let found = RefCell::new(BTreeMap::new());
@@ -125,18 +124,7 @@ impl PacketCounters {
         doing: &str,
         attempt: impl FnOnce(&mut Connection) -> Result<T, Error>,
     ) -> Result<T, PortError> {
-        self.connection.get().and_then(attempt).map_err(|error| {
-            // nfnetlink knows no such subsystem, and loading module nfnetlink-subsys-7 did not help (nfnetlink_rcv_msg).
-            if is_one_of(&error, &[Errno::EINVAL, Errno::EOPNOTSUPP]) {
-                let message = format!("{doing}: this kernel does not offer them (module nfnetlink_acct)");
-                return PortError::new(PortErrorKind::Unavailable, message);
-            }
-            let (error, fatal) = netlink(&error, doing);
-            if fatal {
-                self.connection.close();
-            }
-            error
-        })
+        self.connection.call_subsystem(doing, " (module nfnetlink_acct)", attempt)
     }
 }
 

@@ -2,6 +2,11 @@
 
 use std::fmt;
 
+use netlink_batch::{BatchReport, Connection, Errno, Error};
+
+use super::error::{all, batch, netlink};
+use crate::ports::{ItemFailures, PortError, PortErrorKind};
+
 /// A client and the function that opens it.
 ///
 /// Opening fails while a part of the kernel is missing; so each call tries again, and the other parts still work.
@@ -27,6 +32,68 @@ impl<C, E> Lazy<C, E> {
     /// Drops the client; the next call opens another.
     pub(crate) fn close(&mut self) {
         self.client = None;
+    }
+
+    /// Asks the client, and drops it after an error that breaks its connection.
+    pub(crate) fn ask<T>(
+        &mut self,
+        ask: impl FnOnce(&mut C) -> Result<T, E>,
+        is_broken: impl FnOnce(&E) -> bool,
+    ) -> Result<T, E> {
+        let answer = self.get().and_then(ask);
+        if answer.as_ref().is_err_and(is_broken) {
+            self.close();
+        }
+        answer
+    }
+}
+
+impl Lazy<Connection, Error> {
+    /// Asks over the connection.
+    pub(crate) fn call<T>(
+        &mut self,
+        doing: impl fmt::Display,
+        ask: impl FnOnce(&mut Connection) -> Result<T, Error>,
+    ) -> Result<T, PortError> {
+        let answer = self.ask(ask, |error| netlink(error, "").1);
+        answer.map_err(|error| netlink(&error, doing).0)
+    }
+
+    /// Asks a subsystem of nfnetlink. Where it is missing, and its module could not be loaded, the error is `missing` (`nfnetlink_rcv_msg`).
+    pub(crate) fn call_subsystem<T>(
+        &mut self,
+        doing: &str,
+        missing: &str,
+        ask: impl FnOnce(&mut Connection) -> Result<T, Error>,
+    ) -> Result<T, PortError> {
+        let mut is_missing = false;
+        let answer = self.call(doing, |connection| {
+            let answer = ask(connection);
+            let refused = answer.as_ref().err().and_then(Error::kernel).map(|refusal| refusal.errno);
+            is_missing = matches!(refused, Some(Errno::EINVAL | Errno::EOPNOTSUPP));
+            answer
+        });
+        let missing =
+            || PortError::new(PortErrorKind::Unavailable, format!("{doing}: this kernel does not offer them{missing}"));
+        answer.map_err(|error| if is_missing { missing() } else { error })
+    }
+
+    /// Sends a batch of items; returns those that were refused, as [`batch`] says.
+    pub(crate) fn batch(
+        &mut self,
+        items: usize,
+        send: impl FnOnce(&mut Connection) -> BatchReport,
+        doing: impl Fn(usize) -> String,
+        classify: impl Fn(Errno) -> Option<PortErrorKind>,
+    ) -> ItemFailures {
+        let report = match self.get() {
+            Ok(connection) => send(connection),
+            Err(error) => return all(items, &netlink(&error, doing(0)).0),
+        };
+        if report.stopped.is_some() {
+            self.close();
+        }
+        batch(report, doing, classify)
     }
 }
 

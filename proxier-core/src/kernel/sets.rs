@@ -118,13 +118,7 @@ impl SetsPort {
     }
 
     fn call<T>(&mut self, ask: impl FnOnce(&mut Client) -> Result<T, Error>) -> Result<T, PortError> {
-        let answer = self.client.get().and_then(ask);
-        answer.map_err(|error| {
-            if is_broken(&error) {
-                self.client.close();
-            }
-            port_error(&error)
-        })
+        self.client.ask(ask, is_broken).map_err(|error| port_error(&error))
     }
 
     /// Destroys a set, absent or not. Waits two seconds for one that is in use, but not again before another was destroyed.

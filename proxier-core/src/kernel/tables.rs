@@ -46,11 +46,7 @@ impl TablesPort {
     }
 
     fn call<T>(&mut self, ask: impl FnOnce(&mut Client) -> Result<T, Error>) -> Result<T, Error> {
-        let answer = self.client.get().and_then(ask);
-        if answer.as_ref().is_err_and(is_broken) {
-            self.client.close();
-        }
-        answer
+        self.client.ask(ask, is_broken)
     }
 }
 

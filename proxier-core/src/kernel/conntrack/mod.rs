@@ -7,10 +7,9 @@ use std::net::{IpAddr, SocketAddr};
 use netlink_batch::header::NfGenHeader;
 use netlink_batch::{Attrs, Be16, Be32, Connection, Encoder, Errno, Error, Protocol as Netlink, WireError, attrs};
 
-use super::error::{batch, netlink};
 use super::lazy::Lazy;
 use crate::net::{Family, Protocol};
-use crate::ports::{Conntrack, PortError, PortErrorKind, UdpServices};
+use crate::ports::{Conntrack, PortError, UdpServices};
 
 /// `NFNL_SUBSYS_CTNETLINK` in the upper byte, `IPCTNL_MSG_CT_*` in the lower.
 const CT_GET: u16 = 0x0101;
@@ -264,40 +263,21 @@ impl ConntrackPort {
             }
             listed => listed,
         };
-        self.connection.get().and_then(attempt).map_err(|error| {
-            // nfnetlink knows no such subsystem, and loading module nfnetlink-subsys-1 did not help (nfnetlink_rcv_msg).
-            if matches!(refused(&error), Some(Errno::EINVAL | Errno::EOPNOTSUPP)) {
-                let message = format!("{DOING}: this kernel does not offer them; load module nf_conntrack_netlink");
-                return PortError::new(PortErrorKind::Unavailable, message);
-            }
-            let (error, fatal) = netlink(&error, DOING);
-            if fatal {
-                self.connection.close();
-            }
-            error
-        })
+        self.connection.call_subsystem(DOING, "; load module nf_conntrack_netlink", attempt)
     }
 
     /// Deletes flows; those that ended by themselves count as deleted.
     fn delete(&mut self, family: u8, flows: &[Deletion]) -> Result<(), PortError> {
         const DOING: &str = "deleting tracked connections";
-        let connection = match self.connection.get() {
-            Ok(connection) => connection,
-            Err(error) => return Err(netlink(&error, DOING).0),
+        let send = |connection: &mut Connection| {
+            let mut writer = connection.batch();
+            for flow in flows {
+                writer.push(CT_DELETE, 0, &header(family), |out| put(out, flow));
+            }
+            writer.finish()
         };
-        let mut writer = connection.batch();
-        for flow in flows {
-            writer.push(CT_DELETE, 0, &header(family), |out| put(out, flow));
-        }
-        let report = writer.finish();
-        if report.stopped.is_some() {
-            self.connection.close();
-        }
-        let failures = batch(
-            report,
-            |_| DOING.to_owned(),
-            |errno| (errno != Errno::ENOENT).then(|| super::error::errno_kind(errno.0)),
-        );
+        let classify = |errno: Errno| (errno != Errno::ENOENT).then(|| super::error::errno_kind(errno.0));
+        let failures = self.connection.batch(flows.len(), send, |_| DOING.to_owned(), classify);
         match failures.first() {
             None => Ok(()),
             Some(first) => {

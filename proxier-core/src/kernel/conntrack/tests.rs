@@ -7,7 +7,7 @@ use netlink_batch::testing::{Reply, Simulated};
 use netlink_batch::{Message, RawAttrs};
 
 use super::*;
-use crate::ports::Flows;
+use crate::ports::{Flows, PortErrorKind};
 
 fn flow(protocol: u8, client: &str, destination: &str, endpoint: &str, id: u32) -> Vec<u8> {
     let (client, destination, endpoint): (SocketAddr, SocketAddr, SocketAddr) =

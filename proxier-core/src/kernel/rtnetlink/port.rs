@@ -8,7 +8,7 @@ use netlink_batch::{Connection, Errno, Error};
 use super::address::AssignedAddress;
 use super::link::Link;
 use super::{address, link, open, route};
-use crate::kernel::error::{all, batch, errno_kind, netlink};
+use crate::kernel::error::{all, errno_kind};
 use crate::kernel::lazy::Lazy;
 use crate::ports::{ItemFailures, Links, PortError, PortErrorKind};
 use crate::snapshot::HostAddresses;
@@ -48,27 +48,16 @@ impl LinksPort {
     /// # Errors
     /// When the kernel refuses it.
     pub fn open(&mut self) -> Result<(), PortError> {
-        self.call("opening rtnetlink", |_| Ok(()))
-    }
-
-    fn call<T>(&mut self, doing: &str, ask: impl FnOnce(&mut Connection) -> Result<T, Error>) -> Result<T, PortError> {
-        let answer = self.connection.get().and_then(ask);
-        answer.map_err(|error| {
-            let (error, fatal) = netlink(&error, doing);
-            if fatal {
-                self.connection.close();
-            }
-            error
-        })
+        self.connection.call("opening rtnetlink", |_| Ok(()))
     }
 
     fn find(&mut self, name: &str) -> Result<Option<Link>, PortError> {
-        self.call(&format!("looking device {name} up"), |connection| link::get(connection, name))
+        self.connection.call(format_args!("looking device {name} up"), |connection| link::get(connection, name))
     }
 
     /// Deletes IPv6 addresses that were added with another prefix length than this port's.
     fn unbind_by_prefix(&mut self, device: u32, addresses: &[IpAddr]) -> Result<(), PortError> {
-        self.call("deleting addresses", |connection| {
+        self.connection.call("deleting addresses", |connection| {
             let ours = |there: &AssignedAddress| there.device == device && addresses.contains(&there.address);
             let there = address::list(connection)?.into_iter().filter(ours);
             let there: Vec<_> = there.map(|there| (there.address, there.prefix)).collect();
@@ -114,7 +103,7 @@ impl Links for LinksPort {
 
     fn create_device(&mut self, name: &str) -> Result<(), PortError> {
         let doing = format!("creating dummy device {name}");
-        match self.call(&doing, |connection| link::create_dummy(connection, name)) {
+        match self.connection.call(&doing, |connection| link::create_dummy(connection, name)) {
             Err(error) if error.kind() == PortErrorKind::AlreadyExists => {}
             Err(error) if error.kind() == PortErrorKind::Unavailable => {
                 let message = format!("{error}; load its module with `modprobe dummy`");
@@ -135,7 +124,7 @@ impl Links for LinksPort {
         if !link.is_dummy() {
             return Err(PortError::new(PortErrorKind::Invalid, format!("{doing}: it is no dummy device")));
         }
-        match self.call(&doing, |connection| link::delete(connection, link.index)) {
+        match self.connection.call(&doing, |connection| link::delete(connection, link.index)) {
             Err(error) if error.kind() == PortErrorKind::NotFound => Ok(()),
             outcome => outcome,
         }
@@ -144,7 +133,7 @@ impl Links for LinksPort {
     fn addresses(&mut self) -> Result<HostAddresses, PortError> {
         let doing = "listing the addresses of this host";
         for _ in 0..ATTEMPTS {
-            let (links, addresses) = self.call(doing, |connection| {
+            let (links, addresses) = self.connection.call(doing, |connection| {
                 let links = link::list(connection)?;
                 Ok((links, address::list(connection)?))
             })?;
@@ -166,7 +155,7 @@ impl Links for LinksPort {
     }
 
     fn gateways(&mut self) -> Result<BTreeSet<IpAddr>, PortError> {
-        self.call("listing the default routes of this host", route::gateways)
+        self.connection.call("listing the default routes of this host", route::gateways)
     }
 
     fn bind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
@@ -184,14 +173,8 @@ impl Links for LinksPort {
             }
             Err(error) => return all(addresses.len(), &error),
         };
-        let report = match self.connection.get() {
-            Ok(connection) => address::add(connection, index, addresses),
-            Err(error) => return all(addresses.len(), &netlink(&error, doing(0)).0),
-        };
-        if report.stopped.is_some() {
-            self.connection.close();
-        }
-        batch(report, doing, kind_of_adding)
+        let add = |connection: &mut Connection| address::add(connection, index, addresses);
+        self.connection.batch(addresses.len(), add, doing, kind_of_adding)
     }
 
     fn unbind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
@@ -209,14 +192,8 @@ impl Links for LinksPort {
         };
         let as_ours = |address: &IpAddr| (*address, if address.is_ipv4() { 32 } else { 128 });
         let wanted: Vec<(IpAddr, u8)> = addresses.iter().map(as_ours).collect();
-        let report = match self.connection.get() {
-            Ok(connection) => address::delete(connection, index, &wanted),
-            Err(error) => return all(addresses.len(), &netlink(&error, doing(0)).0),
-        };
-        if report.stopped.is_some() {
-            self.connection.close();
-        }
-        let mut failures = batch(report, doing, |errno| Some(kind_of(errno)));
+        let delete = |connection: &mut Connection| address::delete(connection, index, &wanted);
+        let mut failures = self.connection.batch(addresses.len(), delete, doing, |errno| Some(kind_of(errno)));
         // Not there, or an IPv6 address that another program added with another prefix length.
         let absent = |failure: &crate::ports::ItemFailure| failure.error.kind() == PortErrorKind::NotFound;
         let odd = failures.iter().filter(|failure| absent(failure)).filter_map(|failure| addresses.get(failure.index));

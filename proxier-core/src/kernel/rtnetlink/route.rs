@@ -7,7 +7,7 @@ use netlink_batch::header::{NLM_F_CREATE, NLM_F_REPLACE};
 use netlink_batch::{Attrs, BatchReport, Connection, Errno, Error, WireError, attrs};
 
 use super::{AF_UNSPEC, family_of, get_address, open, put_address, split};
-use crate::kernel::error::{all, batch, errno_kind, netlink};
+use crate::kernel::error::errno_kind;
 use crate::kernel::lazy::Lazy;
 use crate::net::Network;
 use crate::ports::{ItemFailures, LocalNetworks, LocalRoute, PortError, PortErrorKind, RouteOwner};
@@ -172,33 +172,20 @@ impl RoutesPort {
         doing: &str,
         classify: impl Fn(Errno) -> Option<PortErrorKind>,
     ) -> ItemFailures {
-        let report = match self.connection.get() {
-            Ok(connection) => send(connection, kind, owner.number(), routes),
-            Err(error) => return all(routes.len(), &netlink(&error, doing).0),
-        };
-        if report.stopped.is_some() {
-            self.connection.close();
-        }
+        let send = |connection: &mut Connection| send(connection, kind, owner.number(), routes);
         let name = |place: usize| {
             routes.get(place).map_or_else(String::new, |of| {
                 let source = of.source.map_or_else(String::new, |source| format!(" src {source}"));
                 format!("{doing} {}{source}", of.network)
             })
         };
-        batch(report, name, classify)
+        self.connection.batch(routes.len(), send, name, classify)
     }
 }
 
 impl LocalNetworks for RoutesPort {
     fn networks(&mut self, owner: RouteOwner) -> Result<BTreeMap<Network, Option<IpAddr>>, PortError> {
-        let answer = self.connection.get().and_then(|connection| list(connection, owner.number()));
-        let routes = answer.map_err(|error| {
-            let (error, fatal) = netlink(&error, "listing local routes");
-            if fatal {
-                self.connection.close();
-            }
-            error
-        })?;
+        let routes = self.connection.call("listing local routes", |connection| list(connection, owner.number()))?;
         Ok(routes.into_iter().filter(|of| of.device == LOOPBACK).map(|of| (of.network, of.source)).collect())
     }
 
