@@ -30,7 +30,8 @@ use crate::snapshot::Balancing;
 /// Two values with the same Services compare equal, however they were built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Index {
-    defaults: Defaults,
+    /// Configuration of a virtual server without affinity.
+    server: VirtualServerConfig,
     pub(super) addresses: BTreeMap<IpAddr, usize>,
     pub(super) elsewhere: BTreeMap<IpAddr, usize>,
     pub(super) sets: BTreeMap<SetKey, BTreeMap<Element, usize>>,
@@ -84,38 +85,16 @@ impl Changed {
     }
 }
 
-/// Inserts the value if missing, else removes it: what changes twice has not changed.
-fn toggle<T: Ord>(set: &mut BTreeSet<T>, value: T) {
-    if !set.remove(&value) {
-        set.insert(value);
-    }
-}
-
 /// Record of changes; `None` when it is not needed, since recording costs as much as changing.
 struct Notes<'a>(Option<&'a mut Changed>);
 
 impl Notes<'_> {
-    fn virtual_server(&mut self, key: VirtualServerKey) {
-        if let Some(changed) = &mut self.0 {
-            changed.virtual_servers.insert(key);
-        }
-    }
-
-    fn address(&mut self, address: IpAddr) {
-        if let Some(changed) = &mut self.0 {
-            toggle(&mut changed.addresses, address);
-        }
-    }
-
-    fn elsewhere(&mut self, address: IpAddr) {
-        if let Some(changed) = &mut self.0 {
-            toggle(&mut changed.elsewhere, address);
-        }
-    }
-
-    fn entry(&mut self, set: SetKey, element: &Element) {
-        if let Some(changed) = &mut self.0 {
-            toggle(&mut changed.entries, (set, element.clone()));
+    fn note<T: Ord>(&mut self, set: impl FnOnce(&mut Changed) -> &mut BTreeSet<T>, value: impl FnOnce() -> T) {
+        let Some(changed) = &mut self.0 else { return };
+        let (set, value) = (set(changed), value());
+        // What changes twice has not changed.
+        if !set.remove(&value) {
+            set.insert(value);
         }
     }
 }
@@ -195,7 +174,8 @@ impl Index {
     /// Makes the index of no Services.
     pub fn new(config: &Config) -> Self {
         Index {
-            defaults: Defaults::new(config),
+            server: VirtualServerConfig::new(config.ipvs.scheduler)
+                .with_scheduler_flags(usual_flags(config.ipvs.scheduler)),
             addresses: BTreeMap::new(),
             elsewhere: BTreeMap::new(),
             sets: BTreeMap::new(),
@@ -299,10 +279,11 @@ impl Index {
         }
         let before_it = before.map(|before| ServerInputs::from_frontend(before, mark_before));
         if before_it != after.map(|after| ServerInputs::from_frontend(after, mark_after)) {
-            notes.virtual_server(key);
             // Also one that drains.
             let marks = [index.marks.server(&frontend), index.marks.server(&node_port)];
-            marks.into_iter().flatten().for_each(|mark| notes.virtual_server(mark));
+            if let Some(changed) = &mut notes.0 {
+                changed.virtual_servers.extend(marks.into_iter().flatten().chain([key]));
+            }
         }
         let is_barred = |frontend: Option<&Frontend>| frontend.is_some_and(Frontend::is_barred_from_node);
         match (is_barred(before), is_barred(after)) {
@@ -310,28 +291,24 @@ impl Index {
             (true, false) => drop(index.barred.remove(&key)),
             _ => {}
         }
-        if let Some(frontend) = after {
+        for (frontend, mark, adds) in [(after, mark_after, true), (before, mark_before, false)] {
+            let Some(frontend) = frontend else { continue };
             let address = frontend.key.address;
-            if frontend.is_virtual() && count(&mut index.addresses, address) {
-                notes.address(address);
+            let follow = |counts: &mut BTreeMap<IpAddr, usize>| {
+                if adds { count(counts, address) } else { uncount(counts, &address) }
+            };
+            if frontend.is_virtual() && follow(&mut index.addresses) {
+                notes.note(|changed| &mut changed.addresses, || address);
             }
-            if frontend.is_elsewhere() && count(&mut index.elsewhere, address) {
-                notes.elsewhere(address);
+            if frontend.is_elsewhere() && follow(&mut index.elsewhere) {
+                notes.note(|changed| &mut changed.elsewhere, || address);
             }
-            for (set, element) in index.entries_of(frontend, mark_after) {
-                index.count_entry(set, element, notes);
-            }
-        }
-        if let Some(frontend) = before {
-            let address = frontend.key.address;
-            if frontend.is_virtual() && uncount(&mut index.addresses, &address) {
-                notes.address(address);
-            }
-            if frontend.is_elsewhere() && uncount(&mut index.elsewhere, &address) {
-                notes.elsewhere(address);
-            }
-            for (set, element) in index.entries_of(frontend, mark_before) {
-                index.uncount_entry(set, &element, notes);
+            for (set, element) in index.entries_of(frontend, mark) {
+                if adds {
+                    index.count_entry(set, element, notes);
+                } else {
+                    index.uncount_entry(set, &element, notes);
+                }
             }
         }
     }
@@ -347,7 +324,7 @@ impl Index {
         match self.sets.entry(set).or_default().entry(element) {
             Entry::Occupied(mut count) => *count.get_mut() = count.get().saturating_add(1),
             Entry::Vacant(place) => {
-                notes.entry(set, place.key());
+                notes.note(|changed| &mut changed.entries, || (set, place.key().clone()));
                 place.insert(1);
             }
         }
@@ -356,7 +333,7 @@ impl Index {
     fn uncount_entry(&mut self, set: SetKey, element: &Element, notes: &mut Notes<'_>) {
         let Some(elements) = self.sets.get_mut(&set) else { return };
         if uncount(elements, element) {
-            notes.entry(set, element);
+            notes.note(|changed| &mut changed.entries, || (set, element.clone()));
         }
         if elements.is_empty() {
             self.sets.remove(&set);
@@ -364,7 +341,7 @@ impl Index {
     }
 
     pub(super) fn config(&self, frontend: &Frontend) -> VirtualServerConfig {
-        let mut config = self.defaults.server;
+        let mut config = self.server;
         config.persistence = frontend.affinity_secs.map(Persistence::new);
         if let Some(weights) = &frontend.weights {
             let asked = frontend.balancing.as_ref();
@@ -464,20 +441,6 @@ impl Index {
             (_, Some(_)) => Some(&frontend.cluster),
             (_, None) => Some(frontend.endpoints()),
         }
-    }
-}
-
-/// Configuration that all virtual servers have in common.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Defaults {
-    /// A virtual server without affinity.
-    server: VirtualServerConfig,
-}
-
-impl Defaults {
-    fn new(config: &Config) -> Self {
-        let server = VirtualServerConfig::new(config.ipvs.scheduler);
-        Defaults { server: server.with_scheduler_flags(usual_flags(config.ipvs.scheduler)) }
     }
 }
 
