@@ -67,17 +67,10 @@ pub fn plan(changes: Changes, wanted: &Wanted<'_>, observed: &Observed, drains: 
         }
     }
     let serve = plan.stage(Phase::Serve);
-    serve.servers = ranks
-        .into_iter()
-        .reduce(|mut all, mut next| {
-            all.append(&mut next);
-            all
-        })
-        .unwrap_or_default();
+    serve.servers = ranks.concat();
     let (first, rest): (Vec<_>, Vec<_>) =
         changes.add_addresses.into_iter().partition(|address| first_addresses.contains(address));
-    serve.addresses = first;
-    serve.addresses.extend(rest);
+    serve.addresses = [first, rest].concat();
     serve.routes = in_order(changes.add_routes);
     let clean = plan.stage(Phase::Clean);
     clean.addresses = changes.delete_addresses.into_iter().collect();

@@ -149,19 +149,25 @@ fn plan_tables(wanted: &Wanted<'_>, tables: &Tables, layouts: &BTreeMap<Family, 
     prepare.tables = first;
     plan.stage(Phase::Retire).tables = last;
     plan.guarded = added_with_ranges(wanted, plan, |family| changing.contains(family));
-    let guards = |layout: Option<&Layout>, network: &Network| {
-        layout.is_some_and(|layout| layout.guarded_networks.contains(network))
-    };
-    let lacks_guard = |network: &Network| {
-        let family = Family::of(network.addr());
-        guards(layouts.get(&family), network) && !guards(tables.written.get(&family), network)
-    };
-    plan.guarded_networks = new_networks(plan).filter(lacks_guard).collect();
+    let new = |family: Family| layouts.get(&family).map(|layout| &layout.guarded_networks);
+    let before = |family: Family| tables.written.get(&family).map(|layout| &layout.guarded_networks);
+    plan.guarded_networks = without_guard(plan, new, before);
 }
 
-/// Networks that become local.
-fn new_networks(plan: &Plan) -> impl Iterator<Item = Network> {
-    plan.stages.get(&Phase::Serve).into_iter().flat_map(|serve| &serve.routes).map(|route| route.network)
+/// Networks that become local and that `new` guards, but not `before`.
+fn without_guard<'a>(
+    plan: &Plan,
+    new: impl Fn(Family) -> Option<&'a BTreeSet<Network>>,
+    before: impl Fn(Family) -> Option<&'a BTreeSet<Network>>,
+) -> BTreeSet<Network> {
+    let routes = plan.stages.get(&Phase::Serve).into_iter().flat_map(|serve| &serve.routes);
+    let networks = routes.map(|route| route.network);
+    let has = |guarded: Option<&BTreeSet<Network>>, of: &Network| guarded.is_some_and(|networks| networks.contains(of));
+    let lacks_guard = |network: &Network| {
+        let family = Family::of(network.addr());
+        has(new(family), network) && !has(before(family), network)
+    };
+    networks.filter(lacks_guard).collect()
 }
 
 /// Virtual servers with source ranges that are to be added, of these families.
@@ -254,12 +260,8 @@ fn order_by_rules(
     if compared.is_empty() {
         return;
     }
-    let lacks_guard = |network: &Network| {
-        let inputs = compared.get(&Family::of(network.addr()));
-        let new = inputs.is_some_and(|(new, _)| new.guarded_networks.contains(network));
-        let before = inputs.and_then(|(_, before)| *before);
-        new && before.is_none_or(|before| !before.guarded_networks.contains(network))
-    };
-    plan.guarded_networks = new_networks(plan).filter(lacks_guard).collect();
+    let new = |family: Family| compared.get(&family).map(|(new, _)| &new.guarded_networks);
+    let before = |family: Family| compared.get(&family).and_then(|(_, before)| Some(&(*before)?.guarded_networks));
+    plan.guarded_networks = without_guard(plan, new, before);
     plan.guarded = added_with_ranges(wanted, plan, |family| compared.contains_key(family));
 }
