@@ -7,164 +7,47 @@ use ipvs::Operation;
 use crate::net::Family;
 use crate::ports::{PortError, PortErrorKind};
 
-/// A method of a port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[non_exhaustive]
-#[doc(hidden)]
-pub enum Call {
-    /// [`Ipvs::snapshot`](crate::ports::Ipvs::snapshot).
-    IpvsSnapshot,
-    /// [`Ipvs::real_servers`](crate::ports::Ipvs::real_servers).
-    IpvsRealServers,
-    /// [`Ipvs::run`](crate::ports::Ipvs::run); its items are the operations.
-    IpvsRun,
-    /// [`Ipvs::timeouts`](crate::ports::Ipvs::timeouts).
-    IpvsTimeouts,
-    /// [`Ipvs::set_timeouts`](crate::ports::Ipvs::set_timeouts).
-    IpvsSetTimeouts,
-    /// [`Ipvs::sync_daemons`](crate::ports::Ipvs::sync_daemons).
-    IpvsSyncDaemons,
-    /// [`Ipvs::start_sync_daemon`](crate::ports::Ipvs::start_sync_daemon).
-    IpvsStartSyncDaemon,
-    /// [`Ipvs::stop_sync_daemon`](crate::ports::Ipvs::stop_sync_daemon).
-    IpvsStopSyncDaemon,
-    /// [`Sets::entries`](crate::ports::Sets::entries).
-    SetsEntries,
-    /// [`Sets::create`](crate::ports::Sets::create).
-    SetsCreate,
-    /// [`Sets::add`](crate::ports::Sets::add); its items are the entries.
-    SetsAdd,
-    /// [`Sets::delete`](crate::ports::Sets::delete); its items are the entries.
-    SetsDelete,
-    /// [`Sets::replace`](crate::ports::Sets::replace).
-    SetsReplace,
-    /// [`Sets::destroy`](crate::ports::Sets::destroy).
-    SetsDestroy,
-    /// [`Rules::has_random_fully`](crate::ports::Rules::has_random_fully).
-    RulesHasRandomFully,
-    /// [`Rules::dump`](crate::ports::Rules::dump).
-    RulesDump,
-    /// [`Rules::counters`](crate::ports::Rules::counters).
-    RulesCounters,
-    /// [`Rules::check`](crate::ports::Rules::check).
-    RulesCheck,
-    /// [`Rules::restore`](crate::ports::Rules::restore).
-    RulesRestore,
-    /// [`Links::create_device`](crate::ports::Links::create_device).
-    LinksCreateDevice,
-    /// [`Links::delete_device`](crate::ports::Links::delete_device).
-    LinksDeleteDevice,
-    /// [`Links::addresses`](crate::ports::Links::addresses).
-    LinksAddresses,
-    /// [`Links::gateways`](crate::ports::Links::gateways).
-    LinksGateways,
-    /// [`Links::bind`](crate::ports::Links::bind); its items are the addresses.
-    LinksBind,
-    /// [`Links::unbind`](crate::ports::Links::unbind); its items are the addresses.
-    LinksUnbind,
-    /// [`Sysctls::get`](crate::ports::Sysctls::get).
-    SysctlsGet,
-    /// [`Sysctls::set`](crate::ports::Sysctls::set).
-    SysctlsSet,
-    /// [`Conntrack::forget_flows`](crate::ports::Conntrack::forget_flows).
-    ConntrackForgetFlows,
-    /// [`Conntrack::find_udp`](crate::ports::Conntrack::find_udp).
-    ConntrackFindUdp,
-    /// [`Tables::generation`](crate::ports::Tables::generation).
-    TablesGeneration,
-    /// [`Tables::read`](crate::ports::Tables::read).
-    TablesRead,
-    /// [`Tables::table`](crate::ports::Tables::table).
-    TablesTable,
-    /// [`Tables::has_chain`](crate::ports::Tables::has_chain).
-    TablesHasChain,
-    /// [`Tables::check`](crate::ports::Tables::check).
-    TablesCheck,
-    /// [`Tables::commit`](crate::ports::Tables::commit).
-    TablesCommit,
-    /// [`LocalNetworks::networks`](crate::ports::LocalNetworks::networks).
-    RoutesNetworks,
-    /// [`LocalNetworks::add`](crate::ports::LocalNetworks::add); its items are the networks.
-    RoutesAdd,
-    /// [`LocalNetworks::delete`](crate::ports::LocalNetworks::delete); its items are the networks.
-    RoutesDelete,
-    /// [`Relays::configure`](crate::ports::Relays::configure). Nothing outside the process is written.
-    RelaysConfigure,
-    /// [`Relays::serve`](crate::ports::Relays::serve).
-    RelaysServe,
+/// Makes the calls: the count of their writes, those that only read, and those that write.
+macro_rules! calls {
+    ($($counter:ident: $($read:ident)* => $($write:ident)*;)*) => {
+        /// A method of a port. Operations, entries, addresses and routes are items of theirs.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        #[non_exhaustive]
+        #[doc(hidden)]
+        pub enum Call {
+            $($($read,)* $($write,)*)*
+        }
+
+        impl Call {
+            /// All calls.
+            pub const ALL: &'static [Call] = &[$($(Call::$read,)* $(Call::$write,)*)*];
+
+            /// Whether it changes something.
+            pub(crate) fn is_write(self) -> bool {
+                matches!(self, $($(Call::$write)|*)|*)
+            }
+        }
+
+        impl Writes {
+            fn counter_mut(&mut self, call: Call) -> &mut u64 {
+                match call {
+                    $($(Call::$read)|* | $(Call::$write)|* => &mut self.$counter,)*
+                }
+            }
+        }
+    };
 }
 
-impl Call {
-    /// All calls.
-    pub const ALL: [Call; 40] = [
-        Call::IpvsSnapshot,
-        Call::IpvsRealServers,
-        Call::IpvsRun,
-        Call::IpvsTimeouts,
-        Call::IpvsSetTimeouts,
-        Call::IpvsSyncDaemons,
-        Call::IpvsStartSyncDaemon,
-        Call::IpvsStopSyncDaemon,
-        Call::SetsEntries,
-        Call::SetsCreate,
-        Call::SetsAdd,
-        Call::SetsDelete,
-        Call::SetsReplace,
-        Call::SetsDestroy,
-        Call::RulesHasRandomFully,
-        Call::RulesDump,
-        Call::RulesCounters,
-        Call::RulesCheck,
-        Call::RulesRestore,
-        Call::LinksCreateDevice,
-        Call::LinksDeleteDevice,
-        Call::LinksAddresses,
-        Call::LinksGateways,
-        Call::LinksBind,
-        Call::LinksUnbind,
-        Call::SysctlsGet,
-        Call::SysctlsSet,
-        Call::ConntrackForgetFlows,
-        Call::ConntrackFindUdp,
-        Call::TablesGeneration,
-        Call::TablesRead,
-        Call::TablesTable,
-        Call::TablesHasChain,
-        Call::TablesCheck,
-        Call::TablesCommit,
-        Call::RoutesNetworks,
-        Call::RoutesAdd,
-        Call::RoutesDelete,
-        Call::RelaysConfigure,
-        Call::RelaysServe,
-    ];
-
-    /// Whether it changes something.
-    pub(crate) fn is_write(self) -> bool {
-        !matches!(
-            self,
-            Call::IpvsSnapshot
-                | Call::IpvsRealServers
-                | Call::IpvsTimeouts
-                | Call::IpvsSyncDaemons
-                | Call::SetsEntries
-                | Call::RulesHasRandomFully
-                | Call::RulesDump
-                | Call::RulesCounters
-                | Call::RulesCheck
-                | Call::LinksAddresses
-                | Call::LinksGateways
-                | Call::SysctlsGet
-                | Call::ConntrackFindUdp
-                | Call::TablesGeneration
-                | Call::TablesRead
-                | Call::TablesTable
-                | Call::TablesHasChain
-                | Call::TablesCheck
-                | Call::RoutesNetworks
-                | Call::RelaysConfigure
-        )
-    }
+calls! {
+    ipvs: IpvsSnapshot IpvsRealServers IpvsTimeouts IpvsSyncDaemons => IpvsRun IpvsSetTimeouts IpvsStartSyncDaemon IpvsStopSyncDaemon;
+    sets: SetsEntries => SetsCreate SetsAdd SetsDelete SetsReplace SetsDestroy;
+    rules: RulesHasRandomFully RulesDump RulesCounters RulesCheck => RulesRestore;
+    links: LinksAddresses LinksGateways => LinksCreateDevice LinksDeleteDevice LinksBind LinksUnbind;
+    sysctls: SysctlsGet => SysctlsSet;
+    conntrack: ConntrackFindUdp => ConntrackForgetFlows;
+    tables: TablesGeneration TablesRead TablesTable TablesHasChain TablesCheck => TablesCommit;
+    routes: RoutesNetworks => RoutesAdd RoutesDelete;
+    relays: RelaysConfigure => RelaysServe;
 }
 
 /// Time of a fault, counted from when it was set.
@@ -285,46 +168,6 @@ impl Writes {
         let kernel = [self.ipvs, self.sets, self.rules, self.links, self.sysctls, self.conntrack, self.tables];
         let counts = kernel.into_iter().chain([self.routes, self.relays]);
         counts.fold(0, u64::saturating_add)
-    }
-
-    fn counter_mut(&mut self, call: Call) -> &mut u64 {
-        match call {
-            Call::IpvsSnapshot
-            | Call::IpvsRealServers
-            | Call::IpvsRun
-            | Call::IpvsTimeouts
-            | Call::IpvsSetTimeouts
-            | Call::IpvsSyncDaemons
-            | Call::IpvsStartSyncDaemon
-            | Call::IpvsStopSyncDaemon => &mut self.ipvs,
-            Call::SetsEntries
-            | Call::SetsCreate
-            | Call::SetsAdd
-            | Call::SetsDelete
-            | Call::SetsReplace
-            | Call::SetsDestroy => &mut self.sets,
-            Call::RulesHasRandomFully
-            | Call::RulesDump
-            | Call::RulesCounters
-            | Call::RulesCheck
-            | Call::RulesRestore => &mut self.rules,
-            Call::LinksCreateDevice
-            | Call::LinksDeleteDevice
-            | Call::LinksAddresses
-            | Call::LinksGateways
-            | Call::LinksBind
-            | Call::LinksUnbind => &mut self.links,
-            Call::SysctlsGet | Call::SysctlsSet => &mut self.sysctls,
-            Call::ConntrackForgetFlows | Call::ConntrackFindUdp => &mut self.conntrack,
-            Call::TablesGeneration
-            | Call::TablesRead
-            | Call::TablesTable
-            | Call::TablesHasChain
-            | Call::TablesCheck
-            | Call::TablesCommit => &mut self.tables,
-            Call::RoutesNetworks | Call::RoutesAdd | Call::RoutesDelete => &mut self.routes,
-            Call::RelaysConfigure | Call::RelaysServe => &mut self.relays,
-        }
     }
 }
 
