@@ -51,7 +51,7 @@ impl Default for Options {
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// Userspace mode of one node.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Mode {
     options: Options,
     index: Index,
@@ -112,20 +112,7 @@ impl PassInputs {
 
 impl Mode {
     pub(crate) fn new(options: &Options) -> Self {
-        Mode {
-            options: options.clone(),
-            index: Index::default(),
-            unrouted: BTreeSet::new(),
-            known: None,
-            there: BTreeMap::new(),
-            settings: None,
-            held: BTreeSet::new(),
-            whole: BTreeSet::new(),
-            told: Vec::new(),
-            kept: BTreeSet::new(),
-            look_at: None,
-            pending: PendingPlan::default(),
-        }
+        Mode { options: options.clone(), ..Mode::default() }
     }
 
     /// Compares and makes the plan.
