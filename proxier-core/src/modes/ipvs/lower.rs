@@ -5,40 +5,26 @@ use ipvs::{RealServerKey, VirtualServerKey};
 
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 
-impl From<ipvs::model::Family> for Family {
-    fn from(family: ipvs::model::Family) -> Self {
-        match family {
-            ipvs::model::Family::V4 => Family::V4,
-            ipvs::model::Family::V6 => Family::V6,
+/// Conversions from the names of one crate to those of another.
+macro_rules! names {
+    ($($from:ty => $to:ty { $($one:ident = $other:ident),* })*) => {$(
+        impl From<$from> for $to {
+            fn from(of: $from) -> Self {
+                match of {
+                    $(<$from>::$one => <$to>::$other,)*
+                }
+            }
         }
-    }
+    )*};
 }
 
-impl From<Family> for ipvs::model::Family {
-    fn from(family: Family) -> Self {
-        match family {
-            Family::V4 => ipvs::model::Family::V4,
-            Family::V6 => ipvs::model::Family::V6,
-        }
-    }
-}
-
-impl From<Family> for ipset::Family {
-    fn from(family: Family) -> Self {
-        match family {
-            Family::V4 => ipset::Family::Inet,
-            Family::V6 => ipset::Family::Inet6,
-        }
-    }
-}
-
-impl From<Family> for iptables::Family {
-    fn from(family: Family) -> Self {
-        match family {
-            Family::V4 => iptables::Family::Ipv4,
-            Family::V6 => iptables::Family::Ipv6,
-        }
-    }
+names! {
+    ipvs::model::Family => Family { V4 = V4, V6 = V6 }
+    Family => ipvs::model::Family { V4 = V4, V6 = V6 }
+    Family => ipset::Family { V4 = Inet, V6 = Inet6 }
+    Family => iptables::Family { V4 = Ipv4, V6 = Ipv6 }
+    Protocol => ipvs::model::Protocol { Tcp = Tcp, Udp = Udp, Sctp = Sctp }
+    Protocol => ipset::Protocol { Tcp = TCP, Udp = UDP, Sctp = SCTP }
 }
 
 impl From<FrontendKey> for VirtualServerKey {
@@ -60,26 +46,6 @@ impl TryFrom<VirtualServerKey> for FrontendKey {
             _ => return Err(key),
         };
         Ok(FrontendKey { protocol, address: addr, port })
-    }
-}
-
-impl From<Protocol> for ipvs::model::Protocol {
-    fn from(protocol: Protocol) -> Self {
-        match protocol {
-            Protocol::Tcp => ipvs::model::Protocol::Tcp,
-            Protocol::Udp => ipvs::model::Protocol::Udp,
-            Protocol::Sctp => ipvs::model::Protocol::Sctp,
-        }
-    }
-}
-
-impl From<Protocol> for ipset::Protocol {
-    fn from(protocol: Protocol) -> Self {
-        match protocol {
-            Protocol::Tcp => ipset::Protocol::TCP,
-            Protocol::Udp => ipset::Protocol::UDP,
-            Protocol::Sctp => ipset::Protocol::SCTP,
-        }
     }
 }
 
