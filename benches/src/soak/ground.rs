@@ -126,6 +126,11 @@ impl Ground {
         ] {
             here.write_sysctl(name, value)?;
         }
+        if has_ipvs() {
+            // Else conntrack does not know what IPVS translates, and the answers of foreign virtual servers are dropped as invalid in nftables
+            // and iptables mode, as they are beside kube-proxy. IPVS mode sets it itself.
+            here.write_sysctl("net/ipv4/vs/conntrack", "1")?;
+        }
         let servers = (0..PODS).map(|pod| serve(&pods, pod)).collect::<Result<_, _>>()?;
         foreign(backend)?;
         Ok(Ground { client: client_side, _pods: pods, _servers: servers, _node: node })
