@@ -63,10 +63,10 @@ fn measured(work: &mut dyn FnMut()) {
 }
 
 /// One case: prints the microseconds that it took.
-pub(crate) fn case(arguments: &[String]) -> Result<(), Failure> {
+pub(crate) fn case(arguments: &[&str]) -> Result<(), Failure> {
     let [what, services, endpoints] = arguments else { return Err("WHAT SERVICES ENDPOINTS".into()) };
     let size = Size { services: services.parse()?, endpoints: endpoints.parse()? };
-    let micros = match what.as_str() {
+    let micros = match *what {
         "full" | "compile" | "diff" | "plan" | "unchanged" | "slice" | "service" | "rolling" => reconcile(what, size)?,
         "pass" => pass(RulesBy::Iptables, size)?,
         "pass-nft" => pass(RulesBy::Nftables, size)?,

@@ -2,25 +2,26 @@
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ipset::{Client, Element, Entry, IfPresent, IpSpan, SetName, SetSpec, SetType};
 
-use crate::compare::{Side, compare};
-use crate::report::{Goal, Report};
-use crate::{Failure, Options, namespace, program};
+use crate::namespace::{compare, tell};
+use crate::report::{Goal, Report, ms};
+use crate::{Failure, Options, program};
 
 const SET: &str = "filled";
+const WHAT: &str = "Filling a set";
+const OURS: &str = "ipset crate";
+const RESTORE: &str = "ipset restore";
+const EACH: &str = "ipset crate, one call each";
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let entries = if options.smoke { "500" } else { "20000" };
-    let (ours, restore, each) = ("ipset crate", "ipset restore", "ipset crate, one call each");
-    let side = |way: &'static str| move || namespace::measure(&["ipset-fill", way, entries]);
     let mut report = Report::new("ipset-fill", options);
-    let group = ("Filling a set", Some(entries.parse()?));
-    let sides = vec![Side::new(ours, side("ours")), Side::new(restore, side("restore")), Side::new(each, side("each"))];
-    compare(&mut report, options, group, sides)?;
-    report.ratio("P3: ipset restore / ipset crate", group, restore, ours, Goal::AtLeast(">= 25", 25.0));
+    compare(&mut report, options, ("ipset-fill", entries), &[("ours", OURS), ("restore", RESTORE), ("each", EACH)])?;
+    let group = (WHAT, Some(entries.parse()?));
+    report.ratio("P3: ipset restore / ipset crate", group, RESTORE, OURS, Goal::AtLeast(">= 25", 25.0));
     report.finish()
 }
 
@@ -29,45 +30,46 @@ fn address(number: u32) -> Ipv4Addr {
     Ipv4Addr::from(0x0a00_0001 + number * 7)
 }
 
-pub(crate) fn side(arguments: &[&str]) -> Result<Duration, Failure> {
+pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let [way, count] = arguments else { return Err("WAY ENTRIES".into()) };
     let count: u32 = count.parse()?;
-    let name: SetName = SET.parse()?;
-    let mut set = SetSpec::new(name.clone(), SetType::HashIp);
+    let set_name: SetName = SET.parse()?;
+    let mut set = SetSpec::new(set_name.clone(), SetType::HashIp);
     // Large enough from the start for everybody: growing the table is the kernel's work, and the same for all.
     set.options.hashsize = Some(32_768);
     Client::open()?.create_set(&set)?;
     let entries: Vec<Entry> =
         (0..count).map(|number| Entry::new(Element::Ip(IpSpan::host(address(number).into())))).collect();
-    let took = match *way {
+    let (name, took) = match *way {
         "ours" => {
             let start = Instant::now();
-            let report = Client::open()?.add_entries(&name, &entries, IfPresent::Refuse);
+            let report = Client::open()?.add_entries(&set_name, &entries, IfPresent::Refuse);
             let took = start.elapsed();
             report.into_result()?;
-            took
+            (OURS, took)
         }
         "each" => {
             let start = Instant::now();
             let mut client = Client::open()?;
             for entry in &entries {
-                client.add_entry(&name, entry)?;
+                client.add_entry(&set_name, entry)?;
             }
-            start.elapsed()
+            (EACH, start.elapsed())
         }
         "restore" => {
             let mut text = String::new();
             for number in 0..count {
                 let _infallible = writeln!(text, "add {SET} {}", address(number));
             }
-            program::feed("ipset", &["restore"], &text)?
+            (RESTORE, program::feed("ipset", &["restore"], &text)?)
         }
         other => return Err(format!("no such way: {other}").into()),
     };
     // The timed side must have done the whole work.
-    let found = Client::open()?.get_set(&name)?.entries.len();
+    let found = Client::open()?.get_set(&set_name)?.entries.len();
     if found != usize::try_from(count)? {
         return Err(format!("{way} left {found} entries instead of {count}").into());
     }
-    Ok(took)
+    tell(WHAT, count, "ms", name, ms(took));
+    Ok(())
 }

@@ -54,9 +54,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         (_, true) => &[1_000],
         _ => &[1_000, 5_000, 10_000],
     };
-    let folder = Scratch(std::env::temp_dir().join(format!("iptables-services-{}", std::process::id())));
-    std::fs::create_dir_all(&folder.0)?;
-    let path = folder.0.to_str().ok_or("the folder for temporary files has no name in UTF-8")?;
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().to_str().ok_or("the folder for temporary files has no name in UTF-8")?;
     for services in sizes {
         for back_end in BACK_ENDS.into_iter().filter(|of| *of == Backend::Legacy || *services <= NFT_LIMIT) {
             warm_up(&["iptables-services", "write-text", &services.to_string(), path, called(back_end)])?;
@@ -88,8 +87,6 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             }
         }
     }
-    report.curve("program", PROGRAM, "Services");
-    report.curve("change", CHANGE, "Services");
     report.finish()
 }
 
@@ -100,16 +97,6 @@ fn more_often(back_end: Backend, services: u32) -> u32 {
         (Backend::Legacy, ..=1_000) => 9,
         (Backend::Legacy, ..=5_000) => 1,
         _ => 0,
-    }
-}
-
-/// A folder that goes with its owner.
-struct Scratch(PathBuf);
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // The folder may never have been made.
-        std::fs::remove_dir_all(&self.0).unwrap_or_default();
     }
 }
 

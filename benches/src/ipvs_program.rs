@@ -1,18 +1,25 @@
 //! P1 and P2: programming 1,000 virtual servers with 10 real servers each.
 
 use std::fmt::Write as _;
-use std::fs::File;
-use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ipvs::{Client, Operation, RealServer, Scheduler, Transport, VirtualServer, VirtualServerKey};
+use ipvs::fake::FakeIpvs;
+use ipvs::{Client, Operation, RealServer, Scheduler, VirtualServer, VirtualServerKey};
 
-use crate::compare::{Side, compare};
-use crate::report::{Goal, Report};
-use crate::{Failure, Options, namespace, program};
+use crate::namespace::{compare, enter_fresh, tell};
+use crate::report::{Goal, Report, ms};
+use crate::tape::Tape;
+use crate::{Failure, Options, program};
+
+const WHAT: &str = "Virtual servers with 10 real servers each, from nothing";
+const C: &str = "C program, batches of 128";
+const OURS: &str = "ipvs crate, one batch";
+const SINGLE: &str = "ipvs crate, one call each";
+const IPVSADM: &str = "ipvsadm --restore";
+/// Real servers of each.
+const REAL_SERVERS: u32 = 10;
 
 /// The n-th virtual server's key.
 pub(crate) fn key(number: u32) -> VirtualServerKey {
@@ -44,79 +51,22 @@ fn text(virtual_servers: u32, real_servers: u32) -> String {
     text
 }
 
-/// A transport that keeps what it is given and answers as a kernel that accepts everything.
-struct Recorder {
-    sent: Arc<Mutex<Vec<u8>>>,
-    answers: Vec<Vec<u8>>,
-}
-
-impl Transport for Recorder {
-    fn send(&mut self, datagram: &[u8]) -> io::Result<()> {
-        // The family lookup is the first request; everything else counts.
-        let lookup = datagram.get(4..6) == Some(&[0x10, 0]);
-        let mut last = 0;
-        let mut at = 0;
-        while let Some(length) = datagram.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()) {
-            last = at;
-            at += usize::try_from(u32::from_ne_bytes(length)).map_err(io::Error::other)?.next_multiple_of(4);
-        }
-        let header = datagram.get(last..last + 16).unwrap_or_default().to_vec();
-        let sequence = header.get(8..12).unwrap_or_default().to_vec();
-        let message = |kind: u16, payload: &[u8]| {
-            let mut out = u32::try_from(16 + payload.len()).unwrap_or_default().to_ne_bytes().to_vec();
-            out.extend(kind.to_ne_bytes());
-            out.extend(0_u16.to_ne_bytes());
-            out.extend(&sequence);
-            out.extend(0_u32.to_ne_bytes());
-            out.extend(payload);
-            out
-        };
-        if lookup {
-            // Family id 0, as the C program prints it.
-            self.answers.push(message(0x10, &[1, 2, 0, 0, 6, 0, 1, 0, 0, 0, 0, 0, 8, 0, 3, 0, 1, 0, 0, 0]));
-        } else {
-            self.sent.lock().unwrap_or_else(PoisonError::into_inner).extend(datagram);
-        }
-        let acknowledgement = [&0_i32.to_ne_bytes(), header.as_slice()].concat();
-        self.answers.push(message(2, &acknowledgement));
-        Ok(())
-    }
-
-    fn receive(&mut self, buffer: &mut [u8], _timeout: Duration) -> io::Result<usize> {
-        if self.answers.is_empty() {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-        let answer = self.answers.remove(0);
-        for (place, byte) in buffer.iter_mut().zip(&answer) {
-            *place = *byte;
-        }
-        Ok(answer.len())
-    }
-
-    fn port(&self) -> u32 {
-        0
-    }
-
-    fn in_flight(&self) -> usize {
-        128
-    }
-}
-
 /// Whether the C program and the crate send the same bytes: sequence numbers aside, since the crate has looked the family up
-/// with its first.
+/// with its first, and the family's number, which the C program prints as 0.
 fn same_bytes() -> Result<(), Failure> {
     let (virtual_servers, real_servers) = (50, 3);
-    let sent = Arc::new(Mutex::new(Vec::new()));
-    let mut client = Client::with_transport(Recorder { sent: Arc::clone(&sent), answers: Vec::new() })?;
+    let (kernel, tape) = (FakeIpvs::new(), Tape::default());
+    let mut client = Client::with_transport(tape.record(kernel.transport()))?;
     client.run(operations(virtual_servers, real_servers)).into_result()?;
-    let mut ours = sent.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    // The first one is the lookup of the family.
+    let mut ours = tape.sent().get(1..).unwrap_or_default().concat();
     let arguments = [virtual_servers.to_string(), real_servers.to_string(), "--print".to_owned()];
     let mut theirs = Command::new(program::in_c("ipvs_batch")?).args(arguments).output()?.stdout;
     for bytes in [&mut ours, &mut theirs] {
         let mut at = 0;
         while let Some(length) = bytes.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()) {
-            if let Some(sequence) = bytes.get_mut(at + 8..at + 12) {
-                sequence.fill(0);
+            for field in [4..6, 8..12] {
+                bytes.get_mut(at + field.start..at + field.end).unwrap_or_default().fill(0);
             }
             at += usize::try_from(u32::from_ne_bytes(length))?.next_multiple_of(4);
         }
@@ -126,70 +76,59 @@ fn same_bytes() -> Result<(), Failure> {
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     same_bytes()?;
-    let (virtual_servers, real_servers) = if options.smoke { ("50", "4") } else { ("1000", "10") };
-    let (c, ours, single, ipvsadm) =
-        ("C program, batches of 128", "ipvs crate, one batch", "ipvs crate, one call each", "ipvsadm --restore");
-    let side = |way: &'static str| move || namespace::measure(&["ipvs-program", way, virtual_servers, real_servers]);
+    let virtual_servers = if options.smoke { "50" } else { "1000" };
     let mut report = Report::new("ipvs-program", options);
-    let group = ("Virtual servers with 10 real servers each, from nothing", Some(virtual_servers.parse()?));
-    let sides = vec![
-        Side::new(c, side("c")),
-        Side::new(ours, side("ours")),
-        Side::new(single, side("single")),
-        Side::new(ipvsadm, side("ipvsadm")),
-    ];
-    compare(&mut report, options, group, sides)?;
-    report.ratio("P1: ipvs crate / C program", group, ours, c, Goal::AtMost("<= 1.15", 1.15));
-    report.ratio("P2: ipvsadm --restore / ipvs crate", group, ipvsadm, ours, Goal::AtLeast(">= 20", 20.0));
+    let ways = [("c", C), ("ours", OURS), ("single", SINGLE), ("ipvsadm", IPVSADM)];
+    compare(&mut report, options, ("ipvs-program", virtual_servers), &ways)?;
+    let group = (WHAT, Some(virtual_servers.parse()?));
+    report.ratio("P1: ipvs crate / C program", group, OURS, C, Goal::AtMost("<= 1.15", 1.15));
+    report.ratio("P2: ipvsadm --restore / ipvs crate", group, IPVSADM, OURS, Goal::AtLeast(">= 20", 20.0));
     report.finish()
 }
 
-pub(crate) fn side(arguments: &[&str]) -> Result<Duration, Failure> {
-    let [way, virtual_servers, real_servers] = arguments else { return Err("WAY VIRTUAL_SERVERS REAL_SERVERS".into()) };
-    let (virtual_count, real_count): (u32, u32) = (virtual_servers.parse()?, real_servers.parse()?);
+pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
+    let [way, virtual_servers] = arguments else { return Err("WAY VIRTUAL_SERVERS".into()) };
+    let (virtual_count, real_count): (u32, u32) = (virtual_servers.parse()?, REAL_SERVERS);
     // Untimed: what a running kernel has loaded already.
     Client::open()?.add_virtual_server(&VirtualServer::new(key(60_000), Scheduler::RoundRobin))?;
     // Two passes, each in a fresh namespace, of which the second counts: under an emulator the first one also pays for the
     // translation of the program. The C program does the same by itself; ipvsadm's share of that is below one percent.
     let twice = |pass: &dyn Fn() -> Result<Duration, Failure>| {
         pass()?;
-        namespace::enter_fresh()?;
+        enter_fresh()?;
         pass()
     };
-    let took = match *way {
+    let (name, took) = match *way {
         "c" => {
             let output = Command::new(program::in_c("ipvs_batch")?)
-                .args([virtual_servers, real_servers])
+                .args([virtual_servers, real_count.to_string().as_str()])
                 .stderr(Stdio::inherit())
                 .output()?;
-            return Ok(Duration::from_nanos(String::from_utf8(output.stdout)?.trim().parse()?));
+            let took = Duration::from_nanos(String::from_utf8(output.stdout)?.trim().parse()?);
+            tell(WHAT, virtual_count, "ms", C, ms(took));
+            return Ok(());
         }
         // Socket, family lookup and all: what a caller waits for.
-        "ours" => twice(&|| {
-            let start = Instant::now();
-            Client::open()?.run(operations(virtual_count, real_count)).into_result()?;
-            Ok(start.elapsed())
-        })?,
-        "single" => twice(&|| {
-            let start = Instant::now();
-            let mut client = Client::open()?;
-            for operation in operations(virtual_count, real_count) {
-                client.run([operation]).into_result()?;
-            }
-            Ok(start.elapsed())
-        })?,
-        "ipvsadm" => {
-            let path = std::env::temp_dir().join(format!("ipvsadm-{}", std::process::id()));
-            std::fs::write(&path, text(virtual_count, real_count))?;
-            let start = Instant::now();
-            let status = Command::new("ipvsadm").arg("--restore").stdin(File::open(&path)?).status()?;
-            let took = start.elapsed();
-            std::fs::remove_file(&path)?;
-            if !status.success() {
-                return Err(format!("ipvsadm ended with {status}").into());
-            }
-            took
+        "ours" => {
+            let took = twice(&|| {
+                let start = Instant::now();
+                Client::open()?.run(operations(virtual_count, real_count)).into_result()?;
+                Ok(start.elapsed())
+            });
+            (OURS, took?)
         }
+        "single" => {
+            let took = twice(&|| {
+                let start = Instant::now();
+                let mut client = Client::open()?;
+                for operation in operations(virtual_count, real_count) {
+                    client.run([operation]).into_result()?;
+                }
+                Ok(start.elapsed())
+            });
+            (SINGLE, took?)
+        }
+        "ipvsadm" => (IPVSADM, program::feed("ipvsadm", &["--restore"], &text(virtual_count, real_count))?),
         other => return Err(format!("no such way: {other}").into()),
     };
     // The timed side must have done the whole work.
@@ -199,5 +138,6 @@ pub(crate) fn side(arguments: &[&str]) -> Result<Duration, Failure> {
     if reals != expected {
         return Err(format!("{way} left {reals} real servers instead of {expected}").into());
     }
-    Ok(took)
+    tell(WHAT, virtual_count, "ms", name, ms(took));
+    Ok(())
 }

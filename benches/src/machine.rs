@@ -51,7 +51,6 @@ pub(crate) fn is_emulated() -> bool {
 pub(crate) struct Ticks {
     pub(crate) all: f64,
     pub(crate) busy: f64,
-    pub(crate) soft_interrupts: f64,
 }
 
 pub(crate) fn ticks() -> Option<Ticks> {
@@ -61,7 +60,7 @@ pub(crate) fn ticks() -> Option<Ticks> {
     let [user, nice, system, idle, wait, irq, softirq, ..] = ticks.as_slice() else { return None };
     let busy = user + nice + system + irq + softirq;
     // USER_HZ is 100 on every architecture that runs this.
-    Some(Ticks { all: (busy + idle + wait) * 10.0, busy: busy * 10.0, soft_interrupts: softirq * 10.0 })
+    Some(Ticks { all: (busy + idle + wait) * 10.0, busy: busy * 10.0 })
 }
 
 /// KiB of kernel memory that tables and the like take.

@@ -9,21 +9,18 @@ use proxier_core::modes::Kind;
 use proxier_core::reconciler::Options as ReconcilerOptions;
 use testkit::{Need, missing};
 
-use crate::machine::{is_emulated, resident_kib, ticks};
+use crate::machine::is_emulated;
 use crate::namespace::{collect, tell, warm_up};
 use crate::network::Network;
 use crate::node::Node;
 use crate::program::feed;
-use crate::report::{Report, float, ms};
+use crate::report::{Report, ms};
 use crate::world::cluster_ip;
 use crate::{Failure, Options};
 
 const PROGRAM: &str = "All Services from nothing";
 const CHANGE: &str = "One changed Service";
 pub(crate) const LATENCY: &str = "Connecting";
-const RATE: &str = "Connections one after the other";
-const CPU: &str = "Processor time of a connection, client and backend included";
-const SOFT: &str = "Of it in soft interrupts";
 const MEMORY: &str = "Kernel memory (Slab, VmallocUsed, Percpu)";
 const ENDPOINTS: u32 = 2;
 /// Changes in a run. The first one of a process is the slowest, since an emulator translates what runs for the first time, so every
@@ -34,7 +31,6 @@ const PATIENCE: Duration = Duration::from_secs(100);
 /// With more Services, restoring rules takes iptables-nft minutes.
 const NFT_LIMIT: u32 = 5_000;
 
-const RESIDENT: &str = "Resident memory of the process beyond an empty one";
 /// The networks of cluster IPs.
 const SERVICE_CIDR: &str = "10.96.0.0/12";
 
@@ -65,15 +61,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     );
     report.note(
         "Connecting: from a client namespace over veth to the node, from SYN to ACK. In userspace mode the node's own socket answers, and \
-         the endpoint is reached afterwards, in this process; its processor time is in that of a connection.",
+         the endpoint is reached afterwards, in this process.",
     );
     if ways.len() < WAYS.len() {
         report.note("Without IPVS mode: this kernel has no IPVS.");
     }
-    report.note(
-        "Memory of the process: with all that passes have needed for a moment, which proxier-demo gives back to the kernel. `memory` \
-         has what is kept.",
-    );
     let named: Vec<_> = ways.iter().map(|(mode, name)| (mode.name(), *name)).collect();
     let sizes = by_size(&mut report, options, ("modes", &named, options.rounds), is_too_large)?;
     if sizes.iter().any(|services| is_too_large(Kind::Iptables.name(), *services)) {
@@ -82,7 +74,6 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     report.note(format!("What took more than {} s altogether, at one size, is not repeated.", PATIENCE.as_secs()));
     curves(&mut report);
-    report.curve("resident", RESIDENT, "Services");
     report.finish()
 }
 
@@ -96,16 +87,14 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
         return Err(why.into());
     }
     let network = Network::new(drop)?;
-    let (kernel, resident) = (kernel_memory()?, resident_kib()?);
+    let kernel = kernel_memory()?;
     let mut options = ReconcilerOptions::default();
     options.mode = mode;
     options.userspace.service_cidrs = vec![SERVICE_CIDR.parse()?];
     let mut node = Node::with(options)?;
     node.load(services, ENDPOINTS);
     passes(&mut node, services, name)?;
-    node.proxier.compact();
     memory_since(kernel, services, name)?;
-    tell(RESIDENT, services, "KiB", name, resident_kib()? - resident);
     connect(&network, services, connections, name)
 }
 
@@ -148,7 +137,6 @@ fn curves(report: &mut Report) {
     report.curve("change", CHANGE, "Services");
     let last_or_none = |side: &str| !side.ends_with("first") && !side.ends_with("middle");
     report.curve_of("connect", "Connecting through the last Service", LATENCY, "Services", last_or_none);
-    report.curve("rate", RATE, "Services");
     report.curve("memory", MEMORY, "Services");
 }
 
@@ -224,17 +212,6 @@ pub(crate) fn connect(network: &Network, services: u32, connections: usize, name
     for ((what, _), mut micros) in places.into_iter().zip(micros) {
         micros.sort_by(f64::total_cmp);
         tell(LATENCY, services, "µs", &what, micros.get(micros.len() / 2).copied().unwrap_or(f64::NAN));
-    }
-    let number = connections * 5;
-    for (what, place) in [("directly, no Service".to_owned(), direct), (format!("{name}, last"), place(services - 1)?)]
-    {
-        let before = ticks().ok_or("/proc/stat cannot be read")?;
-        let took = network.connect(place, number)?.took;
-        let after = ticks().ok_or("/proc/stat cannot be read")?;
-        let number = float(u64::try_from(number)?);
-        tell(RATE, services, "connections a second", &what, number / took.as_secs_f64());
-        tell(CPU, services, "µs", &what, (after.busy - before.busy) * 1e3 / number);
-        tell(SOFT, services, "µs", &what, (after.soft_interrupts - before.soft_interrupts) * 1e3 / number);
     }
     Ok(())
 }

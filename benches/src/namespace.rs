@@ -10,8 +10,8 @@ use nix::sched::{CloneFlags, unshare};
 
 use crate::report::Report;
 use crate::{
-    Failure, drift, end_to_end, ipset_fill, iptables_services, ipvs_program, machine, modes, network, nftables_fill,
-    nftables_services, packets, userspace,
+    Failure, Options, drift, end_to_end, ipset_fill, iptables_services, ipvs_program, machine, modes, network,
+    nftables_fill, nftables_services, packets, userspace,
 };
 
 /// Pause in which the kernel takes apart the namespace of the side before, which nothing uses any more; also the pause
@@ -47,14 +47,6 @@ fn run(side: &[&str]) -> Result<String, Failure> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Starts this program again for one side, and reads the nanoseconds that it prints.
-pub(crate) fn measure(side: &[&str]) -> Result<Duration, Failure> {
-    let text = run(side)?;
-    let last = text.lines().last().unwrap_or_default();
-    let nanos: u64 = last.trim().parse().map_err(|error| format!("side {side:?} printed {last:?}: {error}"))?;
-    Ok(Duration::from_nanos(nanos))
-}
-
 /// Starts this program again for one side, and throws the figure away: afterwards modules are loaded and files are
 /// read.
 pub(crate) fn warm_up(side: &[&str]) -> Result<(), Failure> {
@@ -78,6 +70,21 @@ pub(crate) fn collect(report: &mut Report, side: &[&str]) -> Result<(), Failure>
     Ok(())
 }
 
+/// Runs the ways of a bench, by name in arguments and in figures, in turn: A B C A B C …
+pub(crate) fn compare(
+    report: &mut Report,
+    options: &Options,
+    (bench, size): (&str, &str),
+    ways: &[(&str, &str)],
+) -> Result<(), Failure> {
+    for round in 0..options.rounds {
+        for (way, name) in ways {
+            collect(report, &[bench, way, size]).map_err(|error| format!("{name} in round {round}: {error}"))?;
+        }
+    }
+    Ok(())
+}
+
 /// Moves this process into a fresh network namespace, with `lo` up.
 pub(crate) fn enter_fresh() -> Result<(), Failure> {
     unshare(CloneFlags::CLONE_NEWNET)
@@ -85,24 +92,20 @@ pub(crate) fn enter_fresh() -> Result<(), Failure> {
     network::ip("link set lo up")
 }
 
-/// Runs one side in a fresh network namespace and prints how long it took.
-pub(crate) fn side(arguments: &[String]) -> Result<(), Failure> {
+/// Runs one side in a fresh network namespace; it tells its figures.
+pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     enter_fresh()?;
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let took = match arguments.as_slice() {
-        ["ipvs-program", rest @ ..] => ipvs_program::side(rest)?,
-        ["ipset-fill", rest @ ..] => ipset_fill::side(rest)?,
-        ["nftables-fill", rest @ ..] => nftables_fill::side(rest)?,
-        ["userspace", rest @ ..] => userspace::side(rest)?,
-        // Sides that report several figures each.
-        ["drift", rest @ ..] => return drift::side(rest),
-        ["end-to-end", rest @ ..] => return end_to_end::side(rest),
-        ["modes", rest @ ..] => return modes::side(rest),
-        ["iptables-services", rest @ ..] => return iptables_services::side(rest),
-        ["nftables-services", rest @ ..] => return nftables_services::side(rest),
-        ["packets", rest @ ..] => return packets::side(rest),
-        other => return Err(format!("no such side: {other:?}").into()),
-    };
-    println!("{}", took.as_nanos());
-    Ok(())
+    match arguments {
+        ["ipvs-program", rest @ ..] => ipvs_program::side(rest),
+        ["ipset-fill", rest @ ..] => ipset_fill::side(rest),
+        ["nftables-fill", rest @ ..] => nftables_fill::side(rest),
+        ["userspace", rest @ ..] => userspace::side(rest),
+        ["drift", rest @ ..] => drift::side(rest),
+        ["end-to-end", rest @ ..] => end_to_end::side(rest),
+        ["modes", rest @ ..] => modes::side(rest),
+        ["iptables-services", rest @ ..] => iptables_services::side(rest),
+        ["nftables-services", rest @ ..] => nftables_services::side(rest),
+        ["packets", rest @ ..] => packets::side(rest),
+        other => Err(format!("no such side: {other:?}").into()),
+    }
 }

@@ -2,11 +2,9 @@
 
 use std::io::{BufWriter, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::process::{Command, Stdio};
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use nix::sched::{CloneFlags, unshare};
+use testkit::{Netns, oracle, veth_pair};
 
 use crate::Failure;
 
@@ -16,62 +14,18 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Bytes that a client writes at a time.
 const BUFFER: usize = 1 << 20;
 
-type Job = Box<dyn FnOnce() + Send>;
-
-/// A thread in a network namespace of its own that does what it is given.
-struct Room {
-    jobs: mpsc::Sender<Job>,
-    /// The namespace, as a file.
-    path: String,
-}
-
-impl Room {
-    fn new() -> Result<Self, Failure> {
-        let (jobs, todo) = mpsc::channel::<Job>();
-        let (ready, made) = mpsc::channel();
-        std::thread::spawn(move || {
-            let place = std::fs::read_link("/proc/thread-self").map_err(|error| error.to_string());
-            let entered = unshare(CloneFlags::CLONE_NEWNET).map_err(|error| error.to_string());
-            let path = entered.and(place).map(|place| format!("/proc/{}/ns/net", place.display()));
-            if ready.send(path).is_ok() {
-                for job in todo {
-                    job();
-                }
-            }
-        });
-        let path = made.recv()?.map_err(|error| format!("a network namespace: {error}"))?;
-        let room = Room { jobs, path };
-        room.ip("link set lo up")?;
-        Ok(room)
-    }
-
-    fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failure> {
-        let (done, result) = mpsc::channel();
-        let job: Job = Box::new(move || {
-            let _nobody_waits = done.send(work());
-        });
-        self.jobs.send(job).map_err(|_gone| "the thread of a namespace is gone")?;
-        Ok(result.recv()?)
-    }
-
-    fn ip(&self, words: &'static str) -> Result<(), Failure> {
-        self.run(move || ip(words).map_err(|error| error.to_string()))?.map_err(Failure::from)
-    }
-}
-
 /// Runs `ip` in the namespace of the calling thread.
 pub(crate) fn ip(words: &str) -> Result<(), Failure> {
-    let output = Command::new("ip").args(words.split_whitespace()).stdout(Stdio::null()).output()?;
-    let told = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() { Ok(()) } else { Err(format!("ip {words}: {}", told.trim()).into()) }
+    oracle::run("ip", &words.split(' ').collect::<Vec<_>>(), None)?;
+    Ok(())
 }
 
 /// The namespace of the calling thread is the node: 192.168.1.1 to the client, 192.168.2.1 to the backends, which answer
 /// at every address of 10.128.0.0/9, port 8080.
 pub(crate) struct Network {
-    client: Room,
+    client: Netns,
     /// Lives as long as the network does.
-    _backends: Room,
+    _backends: Netns,
 }
 
 /// Connections to one place.
@@ -107,37 +61,18 @@ fn answer_each(mut stream: TcpStream, window: u8) -> std::io::Result<()> {
 impl Network {
     /// With backends that do this with each connection, one after the other.
     pub(crate) fn new(serve: fn(TcpStream)) -> Result<Self, Failure> {
-        let (client, backends) = (Room::new()?, Room::new()?);
-        ip(&format!("link add to-client type veth peer name eth0 netns {}", client.path))?;
-        ip(&format!("link add to-backends type veth peer name eth0 netns {}", backends.path))?;
-        for words in [
-            "addr add 192.168.1.1/24 dev to-client",
-            "link set to-client up",
-            "addr add 192.168.2.1/24 dev to-backends",
-            "link set to-backends up",
-            "route add 10.128.0.0/9 via 192.168.2.2",
-        ] {
-            ip(words)?;
+        let (node, client, backends) = (Netns::current()?, Netns::new()?, Netns::new()?);
+        for (other, device, network) in [(&client, "to-client", "192.168.1"), (&backends, "to-backends", "192.168.2")] {
+            veth_pair((&node, device), (other, "eth0"))?;
+            node.add_address(&format!("{network}.1/24"), device)?;
+            other.add_address(&format!("{network}.2/24"), "eth0")?;
+            other.add_route("default", &format!("{network}.1"))?;
         }
-        for words in ["addr add 192.168.1.2/24 dev eth0", "link set eth0 up", "route add default via 192.168.1.1"] {
-            client.ip(words)?;
-        }
-        for words in [
-            "addr add 192.168.2.2/24 dev eth0",
-            "link set eth0 up",
-            "route add default via 192.168.2.1",
-            "route add local 10.128.0.0/9 dev lo",
-        ] {
-            backends.ip(words)?;
-        }
-        std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")?;
-        backends
-            .run(move || {
-                let listener = TcpListener::bind("0.0.0.0:8080")?;
-                std::thread::spawn(move || listener.incoming().flatten().for_each(serve));
-                Ok::<(), std::io::Error>(())
-            })?
-            .map_err(|error| format!("listening: {error}"))?;
+        node.add_route("10.128.0.0/9", "192.168.2.2")?;
+        backends.ip(&["route", "add", "local", "10.128.0.0/9", "dev", "lo"])?;
+        node.write_sysctl("net/ipv4/ip_forward", "1")?;
+        let listener = backends.run_in(|| TcpListener::bind("0.0.0.0:8080"))??;
+        std::thread::spawn(move || listener.incoming().flatten().for_each(serve));
         Ok(Network { client, _backends: backends })
     }
 
@@ -150,7 +85,7 @@ impl Network {
         number: usize,
         bytes: u64,
     ) -> Result<Connected, Failure> {
-        let exchanges = move || {
+        let exchanges = || {
             let all = Instant::now();
             let client = || {
                 let one = || {
@@ -172,13 +107,13 @@ impl Network {
             let micros = done.map_err(|error| format!("connecting to {to}: {error}"))?.concat();
             Ok(Connected { micros, took: all.elapsed() })
         };
-        self.client.run(exchanges)?.map_err(|error: String| error.into())
+        self.client.run_in(exchanges)?.map_err(|error: String| error.into())
     }
 
     /// Segments of one byte in one connection, so many under way at a time, each time until the backend has answered to them; for [`answer`] as
     /// backends. Gives each time's microseconds.
     pub(crate) fn ask(&self, to: SocketAddr, window: u8, times: usize) -> Result<Connected, Failure> {
-        let asks = move || {
+        let asks = || {
             let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
             stream.set_nodelay(true)?;
             stream.write_all(&[window])?;
@@ -194,13 +129,13 @@ impl Network {
             }
             Ok(Connected { micros, took: all.elapsed() })
         };
-        let asked: std::io::Result<Connected> = self.client.run(asks)?;
+        let asked: std::io::Result<Connected> = self.client.run_in(asks)?;
         asked.map_err(|error| format!("asking {to}: {error}").into())
     }
 
     /// Opens and closes connections, one after the other.
     pub(crate) fn connect(&self, to: SocketAddr, number: usize) -> Result<Connected, Failure> {
-        let connections = move || {
+        let connections = || {
             let mut micros = Vec::with_capacity(number);
             let all = Instant::now();
             for _ in 0..number {
@@ -211,6 +146,6 @@ impl Network {
             }
             Ok(Connected { micros, took: all.elapsed() })
         };
-        self.client.run(connections)?.map_err(|error: String| error.into())
+        self.client.run_in(connections)?.map_err(|error: String| error.into())
     }
 }

@@ -1,43 +1,44 @@
 //! 100,000 elements into a map, in one transaction.
 
 use std::fmt::Write as _;
-use std::io;
 use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ipvs::Transport;
+use nftables::fake::FakeNftables;
 use nftables::{Client, DataType, Element, Family, FieldTypes, InvalidValue, Set, Table, TableKey, Transaction, Value};
 
-use crate::compare::{Side, compare};
-use crate::report::{Goal, Report};
-use crate::{Failure, Options, namespace, program};
+use crate::namespace::{compare, tell};
+use crate::report::{Goal, Report, ms};
+use crate::tape::Tape;
+use crate::{Failure, Options, program};
+
+const WHAT: &str = "Filling a map";
+const C: &str = "C program, one transaction";
+const OURS: &str = "nftables crate";
+const WHOLE: &str = "nftables crate, from making the elements";
+const NFT: &str = "nft -f";
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     same_bytes()?;
     let elements = if options.smoke { "2000" } else { "100000" };
-    let (c, ours, nft) = ("C program, one transaction", "nftables crate", "nft -f");
-    let whole = "nftables crate, from making the elements";
-    let side = |way: &'static str| move || namespace::measure(&["nftables-fill", way, elements]);
     let mut report = Report::new("nftables-fill", options);
-    let group = ("Filling a map", Some(elements.parse()?));
-    let sides = vec![
-        Side::new(c, side("c")),
-        Side::new(ours, side("ours")),
-        Side::new(whole, side("whole")),
-        Side::new(nft, side("nft")),
-    ];
-    compare(&mut report, options, group, sides)?;
-    report.ratio("NF1: nftables crate / C program", group, ours, c, Goal::AtMost("<= 1.15", 1.15));
-    report.ratio(
-        "NF2: nft -f / nftables crate, from making the elements",
-        group,
-        nft,
-        whole,
-        Goal::AtLeast(">= 5", 5.0),
-    );
+    let ways = [("c", C), ("ours", OURS), ("whole", WHOLE), ("nft", NFT)];
+    compare(&mut report, options, ("nftables-fill", elements), &ways)?;
+    let group = (WHAT, Some(elements.parse()?));
+    report.ratio("NF1: nftables crate / C program", group, OURS, C, Goal::AtMost("<= 1.15", 1.15));
+    let goal = Goal::AtLeast(">= 5", 5.0);
+    report.ratio("NF2: nft -f / nftables crate, from making the elements", group, NFT, WHOLE, goal);
     report.finish()
+}
+
+/// The map, empty, in a table.
+fn empty() -> Result<Transaction, InvalidValue> {
+    let set = set()?;
+    let mut transaction = Transaction::new();
+    transaction.add_table(Table::new(set.key.table.clone()));
+    transaction.add_set(set.size(1 << 20));
+    Ok(transaction)
 }
 
 fn set() -> Result<Set, InvalidValue> {
@@ -69,65 +70,36 @@ fn fill(count: u32) -> Result<Transaction, InvalidValue> {
     Ok(transaction)
 }
 
-/// A transport that keeps what it is given and answers nothing.
-struct Recorder(Arc<Mutex<Vec<u8>>>);
-
-impl Transport for Recorder {
-    fn send(&mut self, datagram: &[u8]) -> io::Result<()> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(datagram);
-        Ok(())
-    }
-
-    fn receive(&mut self, _buffer: &mut [u8], _timeout: Duration) -> io::Result<usize> {
-        Err(io::ErrorKind::ConnectionReset.into())
-    }
-
-    fn port(&self) -> u32 {
-        0
-    }
-
-    fn in_flight(&self) -> usize {
-        1
-    }
-}
-
 /// Whether the C program and the crate send the same bytes.
 fn same_bytes() -> Result<(), Failure> {
     let count = 5000;
-    let sent = Arc::new(Mutex::new(Vec::new()));
-    let mut client = Client::with_transport(Recorder(Arc::clone(&sent)));
-    if client.commit(&fill(count)?).is_ok() {
-        return Err("a transport without answers gave one".into());
-    }
-    let ours = sent.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let (kernel, tape) = (FakeNftables::new(), Tape::default());
+    Client::with_transport(kernel.transport()).commit(&empty()?)?;
+    Client::with_transport(tape.record(kernel.transport())).commit(&fill(count)?)?;
     let theirs = Command::new(program::in_c("nft_fill")?).args([&count.to_string(), "--print"]).output()?.stdout;
-    program::same_bytes(&ours, &theirs)
+    program::same_bytes(&tape.sent().concat(), &theirs)
 }
 
-pub(crate) fn side(arguments: &[&str]) -> Result<Duration, Failure> {
+pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let [way, elements] = arguments else { return Err("WAY ELEMENTS".into()) };
     let count: u32 = elements.parse()?;
-    let set = set()?;
-    let mut transaction = Transaction::new();
-    transaction.add_table(Table::new(set.key.table.clone()));
-    transaction.add_set(set.clone().size(1 << 20));
-    Client::open()?.commit(&transaction)?;
-    let took = match *way {
+    Client::open()?.commit(&empty()?)?;
+    let (name, took) = match *way {
         "c" => {
             let output = Command::new(program::in_c("nft_fill")?).arg(elements).stderr(Stdio::inherit()).output()?;
-            Duration::from_nanos(String::from_utf8(output.stdout)?.trim().parse()?)
+            (C, Duration::from_nanos(String::from_utf8(output.stdout)?.trim().parse()?))
         }
         "ours" => {
             let transaction = fill(count)?;
             let start = Instant::now();
             Client::open()?.commit(&transaction)?;
-            start.elapsed()
+            (OURS, start.elapsed())
         }
         "whole" => {
             let start = Instant::now();
             let transaction = fill(count)?;
             Client::open()?.commit(&transaction)?;
-            start.elapsed()
+            (WHOLE, start.elapsed())
         }
         "nft" => {
             let mut text = String::from("add element inet bench filled { ");
@@ -135,15 +107,16 @@ pub(crate) fn side(arguments: &[&str]) -> Result<Duration, Failure> {
                 let _infallible = write!(text, "{} . tcp . 80 : {} . 8080, ", from(number), to(number));
             }
             text.push_str("}\n");
-            program::feed("nft", &["-f", "-"], &text)?
+            (NFT, program::feed("nft", &["-f", "-"], &text)?)
         }
         other => return Err(format!("no such way: {other}").into()),
     };
     // The timed side must have done the whole work.
     let mut found = 0_u32;
-    Client::open()?.for_each_element(&set.key, |_| found += 1)?;
+    Client::open()?.for_each_element(&set()?.key, |_| found += 1)?;
     if found != count {
         return Err(format!("{way} left {found} elements instead of {count}").into());
     }
-    Ok(took)
+    tell(WHAT, count, "ms", name, ms(took));
+    Ok(())
 }

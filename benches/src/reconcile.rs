@@ -55,6 +55,5 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             _ => {}
         }
     }
-    report.curve("instructions", INSTRUCTIONS, "Services of the cluster");
     report.finish()
 }

@@ -13,12 +13,18 @@ type Answers = Vec<Vec<Vec<u8>>>;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tape {
     answers: Arc<Mutex<Answers>>,
+    sent: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
 impl Tape {
     /// Notes every answer of another transport.
     pub(crate) fn record<T: Transport>(&self, inner: T) -> Recorder<T> {
         Recorder { inner, tape: self.clone() }
+    }
+
+    /// What was sent so far.
+    pub(crate) fn sent(&self) -> Vec<Vec<u8>> {
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Gives the same answers to the same sends.
@@ -36,6 +42,7 @@ pub(crate) struct Recorder<T> {
 impl<T: Transport> Transport for Recorder<T> {
     fn send(&mut self, datagram: &[u8]) -> io::Result<()> {
         self.tape.answers.lock().unwrap_or_else(PoisonError::into_inner).push(Vec::new());
+        self.tape.sent.lock().unwrap_or_else(PoisonError::into_inner).push(datagram.to_vec());
         self.inner.send(datagram)
     }
 

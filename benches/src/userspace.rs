@@ -14,12 +14,15 @@ use proxier_core::kernel::Relay;
 use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
 use proxier_core::ports::{Listener, Settings};
 
-use crate::compare::{Side, compare};
-use crate::report::{Goal, Report};
-use crate::{Failure, Options, namespace};
+use crate::namespace::{collect, tell};
+use crate::report::{Goal, Report, ms};
+use crate::{Failure, Options};
 
 const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2)), 8080);
 const SERVICE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3)), 80);
+
+const STREAM: &str = "One stream";
+const MANY: &str = "Connections";
 
 const DIRECT: &str = "without a relay";
 const LOOP: &str = "a loop of splice(2)";
@@ -34,9 +37,6 @@ const PIECE: usize = 256 << 10;
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let mebibytes = if options.smoke { "64" } else { "4096" };
     let connections = if options.smoke { "400" } else { "20000" };
-    let side = |work: &'static str, way: &'static str, size: &'static str| {
-        move || namespace::measure(&["userspace", work, way, size])
-    };
     let has_haproxy =
         Command::new("haproxy").arg("-v").stdout(Stdio::null()).status().is_ok_and(|status| status.success());
     let mut report = Report::new("userspace", options);
@@ -44,25 +44,16 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if !has_haproxy {
         report.note("HAProxy is not installed.");
     }
-    let stream = ("One stream", None);
-    let mut sides = vec![
-        Side::new(DIRECT, side("stream", "direct", mebibytes)),
-        Side::new(LOOP, side("stream", "loop", mebibytes)),
-        Side::new(OURS, side("stream", "ours", mebibytes)),
-    ];
-    if has_haproxy {
-        sides.push(Side::new(HAPROXY, side("stream", "haproxy", mebibytes)));
+    for _ in 0..options.rounds {
+        for (work, size) in [(STREAM, mebibytes), (MANY, connections)] {
+            for way in [DIRECT, LOOP, OURS, HAPROXY] {
+                if (way != LOOP || work == STREAM) && (way != HAPROXY || has_haproxy) {
+                    collect(&mut report, &["userspace", work, way, size])?;
+                }
+            }
+        }
     }
-    compare(&mut report, options, stream, sides)?;
-    let many = ("Connections", None);
-    let mut sides = vec![
-        Side::new(DIRECT, side("connections", "direct", connections)),
-        Side::new(OURS, side("connections", "ours", connections)),
-    ];
-    if has_haproxy {
-        sides.push(Side::new(HAPROXY, side("connections", "haproxy", connections)));
-    }
-    compare(&mut report, options, many, sides)?;
+    let (stream, many) = ((STREAM, Some(mebibytes.parse()?)), (MANY, Some(connections.parse()?)));
     report.ratio("U1: a loop of splice(2) / userspace mode", stream, LOOP, OURS, Goal::AtLeast(">= 0.8", 0.8));
     if has_haproxy {
         report.ratio("U2: HAProxy / userspace mode", many, HAPROXY, OURS, Goal::AtLeast(">= 0.8", 0.8));
@@ -70,18 +61,23 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     report.finish()
 }
 
-pub(crate) fn side(arguments: &[&str]) -> Result<Duration, Failure> {
+pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let [work, way, size] = arguments else { return Err("WORK WAY SIZE".into()) };
-    let size: usize = size.parse()?;
+    let took = measured(work, way, size.parse()?)?;
+    tell(work, size.parse()?, "ms", way, ms(took));
+    Ok(())
+}
+
+fn measured(work: &str, way: &str, size: usize) -> Result<Duration, Failure> {
     let server = TcpListener::bind(SERVER)?;
     listen(&server, Backlog::MAXALLOWABLE)?;
-    match *work {
-        "stream" => {
+    match work {
+        STREAM => {
             thread::spawn(move || send(&server, size));
             let _relay = Way::start(way)?;
             receive(Way::address(way), size)
         }
-        "connections" => {
+        MANY => {
             thread::spawn(move || echo(&server));
             let _relay = Way::start(way)?;
             connect(Way::address(way), size)
@@ -99,13 +95,13 @@ enum Way {
 
 impl Way {
     fn address(way: &str) -> SocketAddr {
-        if way == "direct" { SERVER } else { SERVICE }
+        if way == DIRECT { SERVER } else { SERVICE }
     }
 
     fn start(way: &str) -> Result<Self, Failure> {
         Ok(match way {
-            "direct" => Way::Nothing,
-            "loop" => {
+            DIRECT => Way::Nothing,
+            LOOP => {
                 let listener = TcpListener::bind(SERVICE)?;
                 thread::spawn(move || {
                     for client in listener.incoming().flatten() {
@@ -115,14 +111,14 @@ impl Way {
                 });
                 Way::Nothing
             }
-            "ours" => {
+            OURS => {
                 let mut relay = Relay::start(Settings::default())?;
                 let key = FrontendKey::new(Protocol::Tcp, SERVICE.ip(), SERVICE.port());
                 let endpoint = EndpointKey::new(SERVER.ip(), SERVER.port());
                 relay.serve(&Listener::new(key, "bench").with_endpoints([endpoint]))?;
                 Way::Ours { _relay: relay }
             }
-            "haproxy" => Way::Haproxy(haproxy()?),
+            HAPROXY => Way::Haproxy(haproxy()?),
             other => return Err(format!("no such way: {other}").into()),
         })
     }

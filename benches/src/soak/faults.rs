@@ -29,34 +29,11 @@ const SLACK: Duration = Duration::from_secs(2);
 /// Pause between two checks. Each may start a process, which an emulated machine does slowly.
 const LOOK: Duration = Duration::from_secs(1);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Kill,
-    Stop,
-    Lock,
-    Overrun,
-    Cut,
-    Away,
-    Expired,
-    ServerErrors,
-    Slow,
-    BrokenLists,
-    EmptyLists,
-    RealServerGoes,
-    RealServerComes,
-    WeightChanges,
-    VirtualServerGoes,
-    SetFlushed,
-    ElementGoes,
-    MapFlushed,
-    TableGoes,
-    ChainFlushed,
-    ChainGoes,
-    RuleGoes,
-    RuleComes,
-    AddressGoes,
-    Flapping,
-}
+/// Threads that wait for a repair.
+type Repairs = Vec<JoinHandle<()>>;
+
+/// A kind of fault by its name, and how it is made; gives details.
+type Kind = (&'static str, fn(&mut Faults, &'static str, &mut Repairs) -> Result<String, Failure>);
 
 /// Tables and chains of IPVS mode.
 const IPVS_CHAINS: &[(&str, &str)] = &[
@@ -84,81 +61,96 @@ const IPTABLES_CHAINS: &[(&str, &str)] = &[
 /// Name of a change of mode.
 const CHANGE: &str = "the mode changed";
 
+const KILL: &str = "proxy killed and started again";
+
 /// Faults of every mode.
 const GENERAL: [Kind; 12] = [
-    Kind::Kill,
-    Kind::Stop,
-    Kind::Lock,
-    Kind::Overrun,
-    Kind::Cut,
-    Kind::Away,
-    Kind::Expired,
-    Kind::ServerErrors,
-    Kind::Slow,
-    Kind::BrokenLists,
-    Kind::EmptyLists,
-    Kind::Flapping,
+    (KILL, |faults, kind, _| faults.kill(kind)),
+    ("proxy stopped for a while (SIGSTOP)", |faults, kind, _| {
+        let time = faults.seconds(8, 20);
+        let window = faults.is_in_the_way().then(|| faults.log.open(kind, Scope::Waiting, None));
+        faults.proxy.signal(Signal::SIGSTOP);
+        faults.wait(time);
+        faults.proxy.signal(Signal::SIGCONT);
+        if let Some(window) = window {
+            faults.log.close(window);
+        }
+        Ok(format!("{} s", time.as_secs()))
+    }),
+    ("lock of iptables held", |faults, _, _| faults.hold_lock()),
+    ("address monitor overrun", |faults, _, _| faults.overrun()),
+    ("watches cut", |faults, _, _| {
+        faults.server.cut_watches();
+        Ok(String::new())
+    }),
+    ("API server away", |faults, _, _| {
+        let time = faults.seconds(2, 10);
+        faults.server.outage(true);
+        faults.wait(time);
+        faults.server.outage(false);
+        Ok(format!("{} s", time.as_secs()))
+    }),
+    ("versions too old (410)", |faults, _, _| Ok(faults.list_again(&[]))),
+    ("API server answers 500 and 503", |faults, _, _| {
+        for resource in ["services", "endpointslices"] {
+            faults.server.fail_next(resource, Verb::Watch, ApiFault::Status(500, None));
+        }
+        Ok(faults.list_again(&[ApiFault::Status(500, None), ApiFault::Status(503, Some(1))]))
+    }),
+    ("API server answers late", |faults, _, _| {
+        let late = faults.seconds(2, 6);
+        Ok(faults.list_again(&[ApiFault::Late(late)]))
+    }),
+    ("lists cut in the middle", |faults, _, _| {
+        Ok(faults.list_again(&[ApiFault::Cut(20_000), ApiFault::Text("<html>".to_owned())]))
+    }),
+    ("empty lists", |faults, _, _| {
+        faults.server.compact();
+        // The next list after the empty one is delayed. The versions are forgotten at once.
+        Ok(faults.list_again(&[ApiFault::Empty, ApiFault::Late(Duration::from_secs(1))]))
+    }),
+    ("a node address flaps", |faults, kind, _| faults.flap(kind)),
 ];
+
+const SERVERS: fn(&mut Faults, &'static str, &mut Repairs) -> Result<String, Failure> = Faults::edit_servers;
 
 /// Foreign changes of the tables of a mode.
 fn edits(mode: Mode) -> &'static [Kind] {
     match mode {
         Mode::Ipvs => &[
-            Kind::RealServerGoes,
-            Kind::RealServerComes,
-            Kind::WeightChanges,
-            Kind::VirtualServerGoes,
-            Kind::SetFlushed,
-            Kind::ChainFlushed,
-            Kind::AddressGoes,
+            ("a real server deleted", SERVERS),
+            ("a real server added", SERVERS),
+            ("a weight changed", SERVERS),
+            ("a virtual server deleted", SERVERS),
+            ("a set flushed", Faults::flush_set),
+            ("a chain flushed", |faults, kind, repairs| faults.flush_chain(kind, IPVS_CHAINS, repairs)),
+            ("a Service's address deleted", Faults::delete_address),
         ],
-        Mode::Nftables => {
-            &[Kind::ElementGoes, Kind::MapFlushed, Kind::TableGoes, Kind::ChainFlushed, Kind::RuleGoes, Kind::RuleComes]
-        }
-        Mode::Iptables => &[Kind::ChainFlushed, Kind::ChainGoes, Kind::RuleGoes, Kind::RuleComes],
-        Mode::Userspace => &[Kind::AddressGoes],
+        Mode::Nftables => &[
+            ("an element deleted", Faults::edit_table),
+            ("a map flushed", Faults::edit_table),
+            ("a table deleted", Faults::edit_table),
+            ("a chain flushed", Faults::edit_table),
+            ("a rule deleted", Faults::edit_table),
+            ("a rule added", Faults::edit_table),
+        ],
+        Mode::Iptables => &[
+            ("a chain flushed", |faults, kind, repairs| faults.flush_chain(kind, IPTABLES_CHAINS, repairs)),
+            ("a chain deleted", Faults::edit_rules),
+            ("a rule deleted", Faults::edit_rules),
+            ("a rule added", Faults::edit_rules),
+        ],
+        Mode::Userspace => &[("a Service's address deleted", Faults::delete_address)],
     }
 }
 
 /// The names of all kinds of faults in a mode.
 pub(super) fn kinds(mode: Mode) -> BTreeSet<&'static str> {
-    GENERAL.iter().chain(edits(mode)).map(|kind| kind.name()).collect()
-}
-
-impl Kind {
-    fn name(self) -> &'static str {
-        match self {
-            Kind::Kill => "proxy killed and started again",
-            Kind::Stop => "proxy stopped for a while (SIGSTOP)",
-            Kind::Lock => "lock of iptables held",
-            Kind::Overrun => "address monitor overrun",
-            Kind::Cut => "watches cut",
-            Kind::Away => "API server away",
-            Kind::Expired => "versions too old (410)",
-            Kind::ServerErrors => "API server answers 500 and 503",
-            Kind::Slow => "API server answers late",
-            Kind::BrokenLists => "lists cut in the middle",
-            Kind::EmptyLists => "empty lists",
-            Kind::RealServerGoes => "a real server deleted",
-            Kind::RealServerComes => "a real server added",
-            Kind::WeightChanges => "a weight changed",
-            Kind::VirtualServerGoes => "a virtual server deleted",
-            Kind::SetFlushed => "a set flushed",
-            Kind::ElementGoes => "an element deleted",
-            Kind::MapFlushed => "a map flushed",
-            Kind::TableGoes => "a table deleted",
-            Kind::ChainFlushed => "a chain flushed",
-            Kind::ChainGoes => "a chain deleted",
-            Kind::RuleGoes => "a rule deleted",
-            Kind::RuleComes => "a rule added",
-            Kind::AddressGoes => "a Service's address deleted",
-            Kind::Flapping => "a node address flaps",
-        }
-    }
+    GENERAL.iter().chain(edits(mode)).map(|(name, _)| *name).collect()
 }
 
 /// Waits until all of these have seen their repair, or have given up.
-fn wait_for(repairs: &mut Vec<JoinHandle<()>>) {
+fn wait_for(repairs: &mut Repairs) {
     for repair in repairs.drain(..) {
         repair.join().unwrap_or_default();
     }
@@ -229,7 +221,7 @@ impl Faults {
                         failed.extend(self.change_mode(to).err().map(|error| format!("change to {to} mode: {error}")));
                         next = self.log.now() + to.stays(main, self.every);
                         // The general faults stay in the deck; those of a mode are dealt again.
-                        deck.retain(|kind| GENERAL.contains(kind));
+                        deck.retain(|(name, _)| GENERAL.iter().any(|(known, _)| known == name));
                         deck.extend(edits(to));
                         self.random.shuffle(&mut deck);
                         continue;
@@ -240,20 +232,22 @@ impl Faults {
                     self.random.shuffle(&mut deck);
                     if !dealt {
                         // While it is allowed: a kill comes first.
-                        deck.retain(|kind| *kind != Kind::Kill);
-                        deck.push(Kind::Kill);
+                        deck.sort_by_key(|(name, _)| *name == KILL);
                         dealt = true;
                     }
                 }
                 self.pause();
-                let Some(kind) = deck.pop() else { continue };
+                let Some((kind, make)) = deck.pop() else { continue };
                 let now = self.log.now();
-                if kind == Kind::Kill && now > self.calm.0 && now < self.calm.1 || self.stop.load(Ordering::Relaxed) {
+                if kind == KILL && now > self.calm.0 && now < self.calm.1 || self.stop.load(Ordering::Relaxed) {
                     continue;
                 }
-                match self.make(kind, &mut repairs) {
-                    Ok(detail) => self.note(kind.name(), detail, now),
-                    Err(error) => failed.push(format!("{}: {error}", kind.name())),
+                // Arranged failures do not pile up: the proxy waits longer after each failure, so several in a row would look
+                // like a server that is away for minutes.
+                self.server.clear_faults();
+                match make(&mut self, kind, &mut repairs) {
+                    Ok(detail) => self.note(kind, detail, now),
+                    Err(error) => failed.push(format!("{kind}: {error}")),
                 }
             }
             wait_for(&mut repairs);
@@ -330,68 +324,13 @@ impl Faults {
         Duration::from_millis(self.random.between(least * 1_000, most * 1_000).into())
     }
 
-    fn make(&mut self, kind: Kind, repairs: &mut Vec<JoinHandle<()>>) -> Result<String, Failure> {
-        // Arranged failures do not pile up: the proxy waits longer after each failure, so several in a row would look
-        // like a server that is away for minutes.
-        self.server.clear_faults();
-        match kind {
-            Kind::Kill => self.kill(),
-            Kind::Stop => {
-                let time = self.seconds(8, 20);
-                let window = self.is_in_the_way().then(|| self.log.open(kind.name(), Scope::Waiting, None));
-                self.proxy.signal(Signal::SIGSTOP);
-                self.wait(time);
-                self.proxy.signal(Signal::SIGCONT);
-                if let Some(window) = window {
-                    self.log.close(window);
-                }
-                Ok(format!("{} s", time.as_secs()))
-            }
-            Kind::Lock => self.hold_lock(),
-            Kind::Overrun => self.overrun(),
-            Kind::Cut => {
-                self.server.cut_watches();
-                Ok(String::new())
-            }
-            Kind::Away => {
-                let time = self.seconds(2, 10);
-                self.server.outage(true);
-                self.wait(time);
-                self.server.outage(false);
-                Ok(format!("{} s", time.as_secs()))
-            }
-            Kind::Expired => Ok(self.list_again(&[])),
-            Kind::ServerErrors => {
-                for resource in ["services", "endpointslices"] {
-                    self.server.fail_next(resource, Verb::Watch, ApiFault::Status(500, None));
-                }
-                Ok(self.list_again(&[ApiFault::Status(500, None), ApiFault::Status(503, Some(1))]))
-            }
-            Kind::Slow => {
-                let late = self.seconds(2, 6);
-                Ok(self.list_again(&[ApiFault::Late(late)]))
-            }
-            Kind::BrokenLists => Ok(self.list_again(&[ApiFault::Cut(20_000), ApiFault::Text("<html>".to_owned())])),
-            Kind::EmptyLists => Ok(self.empty_lists()),
-            Kind::RealServerGoes | Kind::RealServerComes | Kind::WeightChanges | Kind::VirtualServerGoes => {
-                self.edit_servers(kind, repairs)
-            }
-            Kind::SetFlushed => self.flush_set(repairs),
-            Kind::AddressGoes => self.delete_address(repairs),
-            Kind::Flapping => self.flap(),
-            _ if self.proxy.mode() == Mode::Nftables => self.edit_table(kind, repairs),
-            _ => self.edit_rules(kind, repairs),
-        }
-    }
-
     /// Whether what clients send passes through the process.
     fn is_in_the_way(&self) -> bool {
         self.proxy.mode() == Mode::Userspace
     }
 
-    fn kill(&mut self) -> Result<String, Failure> {
-        let kill = Kind::Kill.name();
-        let window = self.is_in_the_way().then(|| self.log.open(kill, Scope::Everybody, Some(self.repair)));
+    fn kill(&mut self, kind: &'static str) -> Result<String, Failure> {
+        let window = self.is_in_the_way().then(|| self.log.open(kind, Scope::Everybody, Some(self.repair)));
         let before = self.proxy.said().served;
         self.proxy.kill();
         let time = Duration::from_millis(self.random.between(0, 3_000).into());
@@ -447,24 +386,6 @@ impl Faults {
         which.join(" and ")
     }
 
-    /// Lists without any object, with a version that is forgotten at once.
-    fn empty_lists(&mut self) -> String {
-        let which: &[&str] = match self.random.below(3) {
-            0 => &["services"],
-            1 => &["endpointslices"],
-            _ => &["services", "endpointslices"],
-        };
-        self.server.compact();
-        for resource in which {
-            self.server.fail_next(resource, Verb::Watch, ApiFault::Status(410, None));
-            self.server.fail_next(resource, Verb::List, ApiFault::Empty);
-            // The next list after the empty one is delayed.
-            self.server.fail_next(resource, Verb::List, ApiFault::Late(Duration::from_secs(1)));
-        }
-        self.server.cut_watches();
-        which.join(" and ")
-    }
-
     fn place(&mut self) -> Result<Place, Failure> {
         let places: Vec<Place> = self
             .steady
@@ -477,7 +398,7 @@ impl Faults {
     }
 
     /// Checks until it is repaired.
-    fn repaired(&self, window: usize, repairs: &mut Vec<JoinHandle<()>>, whole: impl Fn() -> bool + Send + 'static) {
+    fn repaired(&self, window: usize, repairs: &mut Repairs, whole: impl Fn() -> bool + Send + 'static) {
         let (log, patience) = (self.log.clone(), self.repair * 2);
         repairs.push(std::thread::spawn(move || {
             let begin = log.now();
@@ -494,7 +415,7 @@ impl Faults {
         }));
     }
 
-    fn edit_servers(&mut self, kind: Kind, repairs: &mut Vec<JoinHandle<()>>) -> Result<String, Failure> {
+    fn edit_servers(&mut self, kind: &'static str, repairs: &mut Repairs) -> Result<String, Failure> {
         let place = self.place()?;
         let (option, at) = (option(place.service.protocol), place.at);
         let reals = place.reals();
@@ -503,15 +424,15 @@ impl Faults {
         let other = (0..PODS).map(|pod| SocketAddr::new(Host::Pod(pod).address(place.family), place.service.target));
         let others: Vec<SocketAddr> = other.filter(|other| !reals.contains(other)).collect();
         let line = match kind {
-            Kind::RealServerGoes => format!("ipvsadm -d {option} {at} -r {real}"),
-            Kind::RealServerComes => {
+            "a real server deleted" => format!("ipvsadm -d {option} {at} -r {real}"),
+            "a real server added" => {
                 let other = self.random.pick(&others).ok_or("no other pod")?;
                 format!("ipvsadm -a {option} {at} -r {other} -m -w 5")
             }
-            Kind::WeightChanges => format!("ipvsadm -e {option} {at} -r {real} -m -w 0"),
+            "a weight changed" => format!("ipvsadm -e {option} {at} -r {real} -m -w 0"),
             _ => format!("ipvsadm -D {option} {at}"),
         };
-        let window = self.log.open(kind.name(), scope, Some(self.repair));
+        let window = self.log.open(kind, scope, Some(self.repair));
         if let Err(error) = tool(&line) {
             // An earlier fault has deleted it.
             self.log.close(window);
@@ -541,7 +462,7 @@ impl Faults {
     }
 
     /// Others edit the table of nftables mode.
-    fn edit_table(&mut self, kind: Kind, repairs: &mut Vec<JoinHandle<()>>) -> Result<String, Failure> {
+    fn edit_table(&mut self, kind: &'static str, repairs: &mut Repairs) -> Result<String, Failure> {
         // Missing objects cannot be edited.
         wait_for(repairs);
         let place = self.place()?;
@@ -557,7 +478,7 @@ impl Faults {
         };
         let before = list()?;
         let (scope, line) = match kind {
-            Kind::ElementGoes => {
+            "an element deleted" => {
                 let (at, protocol) = (place.at, place.service.protocol.lower());
                 let key = format!("{} . {protocol} . {}", at.ip(), at.port());
                 let sets =
@@ -566,14 +487,14 @@ impl Faults {
                 let set = sets.iter().find(has).ok_or("no element")?;
                 (Scope::Service(place.service.name), format!("nft delete element {ip} proxier {set} {{ {key} }}"))
             }
-            Kind::MapFlushed => {
+            "a map flushed" => {
                 // nft finds a map only as a map, and a set only as a set.
                 let kind = if ["services", "endpoints"].contains(&map) { "map" } else { "set" };
                 (Scope::Everybody, format!("nft flush {kind} {ip} proxier {map}"))
             }
-            Kind::TableGoes => (Scope::Everybody, format!("nft delete table {ip} proxier")),
-            Kind::ChainFlushed => (Scope::Everybody, format!("nft flush chain {ip} proxier {chain}")),
-            Kind::RuleGoes => {
+            "a table deleted" => (Scope::Everybody, format!("nft delete table {ip} proxier")),
+            "a chain flushed" => (Scope::Everybody, format!("nft flush chain {ip} proxier {chain}")),
+            "a rule deleted" => {
                 let alone = held::nobody_writes();
                 let text = tool(&format!("nft -a list chain {ip} proxier {chain}"))?;
                 drop(alone);
@@ -587,29 +508,25 @@ impl Faults {
                 (Scope::Everybody, format!("nft insert rule {ip} proxier {chain} {rule}"))
             }
         };
-        let window = self.log.open(kind.name(), scope, Some(self.repair));
+        let window = self.log.open(kind, scope, Some(self.repair));
         tool(&line)?;
         let whole = self.whole(move || list().is_ok_and(|now| now == before));
         self.repaired(window, repairs, whole);
         Ok(line)
     }
 
-    /// Others edit the rules of iptables mode, or those of IPVS mode.
-    fn edit_rules(&mut self, kind: Kind, repairs: &mut Vec<JoinHandle<()>>) -> Result<String, Failure> {
-        if self.proxy.mode() == Mode::Ipvs {
-            return self.flush_chain(IPVS_CHAINS, repairs);
-        }
+    /// Others edit the rules of iptables mode.
+    fn edit_rules(&mut self, kind: &'static str, repairs: &mut Repairs) -> Result<String, Failure> {
         wait_for(repairs);
         let programs = iptables(self.backend);
         let program = *self.random.pick(&programs).ok_or("no program")?;
         let (scope, lines) = match kind {
-            Kind::ChainFlushed => return self.flush_chain(IPTABLES_CHAINS, repairs),
             // No packet passes through it; without it, the proxy has to see that its chains may be gone.
-            Kind::ChainGoes => (Scope::Uses(&[]), vec!["-F KUBE-PROXY-CANARY", "-X KUBE-PROXY-CANARY"]),
-            Kind::RuleGoes => (Scope::Everybody, vec!["-D KUBE-SERVICES 1"]),
+            "a chain deleted" => (Scope::Uses(&[]), vec!["-F KUBE-PROXY-CANARY", "-X KUBE-PROXY-CANARY"]),
+            "a rule deleted" => (Scope::Everybody, vec!["-D KUBE-SERVICES 1"]),
             _ => (Scope::Everybody, vec!["-I KUBE-SERVICES -j RETURN"]),
         };
-        let window = self.log.open(kind.name(), scope, Some(self.repair));
+        let window = self.log.open(kind, scope, Some(self.repair));
         for line in &lines {
             tool(&format!("{program} -w 20 -t nat {line}"))?;
         }
@@ -621,20 +538,25 @@ impl Faults {
         Ok(format!("{program} {}", lines.join(", ")))
     }
 
-    fn flush_set(&mut self, repairs: &mut Vec<JoinHandle<()>>) -> Result<String, Failure> {
+    fn flush_set(&mut self, kind: &'static str, repairs: &mut Repairs) -> Result<String, Failure> {
         let wanted = Tables::of(Mode::Ipvs, &self.steady, &[]);
         let entries: Vec<String> = wanted.of_tool(SETS).cloned().collect();
         let entry = self.random.pick(&entries).ok_or("no entry")?.clone();
         let mut words = entry.split(' ').skip(1).map(str::to_owned);
         let (Some(set), Some(element)) = (words.next(), words.next()) else { return Err("no entry".into()) };
-        let window = self.log.open(Kind::SetFlushed.name(), Scope::Everybody, Some(self.repair));
+        let window = self.log.open(kind, Scope::Everybody, Some(self.repair));
         tool(&format!("ipset flush {set}"))?;
         let name = set.clone();
         self.repaired(window, repairs, move || tool(&format!("ipset test {name} {element}")).is_ok());
         Ok(set)
     }
 
-    fn flush_chain(&mut self, chains: &[(&str, &str)], repairs: &mut Vec<JoinHandle<()>>) -> Result<String, Failure> {
+    fn flush_chain(
+        &mut self,
+        kind: &'static str,
+        chains: &[(&str, &str)],
+        repairs: &mut Repairs,
+    ) -> Result<String, Failure> {
         let (table, chain) =
             self.random.pick(chains).map(|(table, chain)| (*table, (*chain).to_owned())).ok_or("no chain")?;
         let table = table.to_owned();
@@ -644,7 +566,7 @@ impl Faults {
         let rules = move || Some(tool(&list).ok()?.lines().count());
         // A missing chain cannot be flushed.
         let Some(before) = rules() else { return Ok(format!("{program} has no chain {chain}")) };
-        let window = self.log.open(Kind::ChainFlushed.name(), Scope::Everybody, Some(self.repair));
+        let window = self.log.open(kind, Scope::Everybody, Some(self.repair));
         tool(&format!("{program} -w 20 -t {table} -F {chain}"))?;
         // In iptables mode each Service has rules there, and some have gone meanwhile; those that stay are looked for one by one.
         let whole = self.whole(move || rules().is_some_and(|now| now * 4 >= before * 3));
@@ -652,14 +574,13 @@ impl Faults {
         Ok(format!("{program} {chain}"))
     }
 
-    fn delete_address(&mut self, repairs: &mut Vec<JoinHandle<()>>) -> Result<String, Failure> {
+    fn delete_address(&mut self, kind: &'static str, repairs: &mut Repairs) -> Result<String, Failure> {
         let mut place = self.place()?;
         while place.way == Way::NodePort {
             place = self.place()?;
         }
         let address: IpAddr = place.at.ip();
-        let window =
-            self.log.open(Kind::AddressGoes.name(), Scope::Service(place.service.name.clone()), Some(self.repair));
+        let window = self.log.open(kind, Scope::Service(place.service.name.clone()), Some(self.repair));
         let bits = if address.is_ipv4() { 32 } else { 128 };
         let (line, show) = if self.is_in_the_way() {
             let ip = if address.is_ipv4() { "ip" } else { "ip -6" };
@@ -675,10 +596,9 @@ impl Faults {
     }
 
     /// The node's second addresses are removed and added back, a few times.
-    fn flap(&mut self) -> Result<String, Failure> {
+    fn flap(&mut self, kind: &'static str) -> Result<String, Failure> {
         let times = self.random.between(1, 4);
-        let windows =
-            Family::ALL.map(|family| self.log.open(Kind::Flapping.name(), Scope::Address(family.flapping()), None));
+        let windows = Family::ALL.map(|family| self.log.open(kind, Scope::Address(family.flapping()), None));
         for _ in 0..times {
             for (verb, nodad) in [("del", ""), ("add", " nodad")] {
                 for (family, bits) in Family::ALL.into_iter().zip([24, 64]) {

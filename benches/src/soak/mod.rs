@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use clap::Parser as _;
 use nix::sys::signal::Signal;
 use testkit::apiserver::ApiServer;
 use testkit::oracle::Backend;
@@ -37,34 +38,58 @@ use self::load::Load;
 use self::mode::Mode;
 use self::proxy::Supervisor;
 use self::random::Random;
-use self::result::{Asked, Kept};
+use self::result::kept;
 use self::script::{Script, apply};
 use self::truth::Tables;
 use self::verdict::{Evidence, judge};
 use self::watchers::Log;
 use self::world::{Family, Host, Service, Way};
 use crate::Failure;
+use crate::machine::Machine;
 
-/// Options of the soak.
-#[derive(Clone, Debug)]
+/// Run proxier-demo for long under load, changes and faults, and give a verdict
+#[derive(Clone, Debug, clap::Parser)]
+#[command(name = "benches soak")]
 struct Options {
+    #[arg(long, default_value_t = 2.0)]
     minutes: f64,
+    #[arg(long, default_value_t = 1)]
     seed: u64,
+    #[arg(long, default_value_t = 2_000)]
     services: usize,
+    /// Changes a second
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rate: u32,
+    /// Implementation of iptables: legacy or nft
+    #[arg(long, default_value = "legacy", value_parser = backend)]
     backend: Backend,
+    #[arg(long, value_enum, default_value_t = Mode::Ipvs)]
     mode: Mode,
-    /// Time in a mode before a change to another for a while.
-    change_mode_every: Option<Duration>,
+    /// Seconds in a mode before a change to another for a while
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    change_mode_every: Option<u32>,
+    #[arg(long)]
     proxy: PathBuf,
+    #[arg(long)]
     out: Option<PathBuf>,
+    #[arg(long, default_value = "benches soak")]
     command: String,
+    #[arg(long, default_value = "unknown")]
     commit: String,
+    #[arg(long, value_enum)]
     spoil: Option<Spoil>,
 }
 
+fn backend(text: &str) -> Result<Backend, &'static str> {
+    match text {
+        "legacy" => Ok(Backend::Legacy),
+        "nft" => Ok(Backend::Nft),
+        _ => Err("legacy or nft"),
+    }
+}
+
 /// Ways of making the soak fail, to check that it can.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Spoil {
     /// A killed proxy is not restarted.
     NoRestart,
@@ -79,68 +104,9 @@ const HOPELESS: usize = 300;
 /// Older versions are forgotten, as by a real API server: five minutes of changes, in seconds.
 const HISTORY_SECS: u64 = 300;
 
-fn parse(arguments: &[String]) -> Result<Options, Failure> {
-    let mut options = Options {
-        minutes: 2.0,
-        seed: 1,
-        services: 2_000,
-        rate: 50,
-        backend: Backend::Legacy,
-        mode: Mode::Ipvs,
-        change_mode_every: None,
-        proxy: std::env::current_exe()?.with_file_name("proxier-demo"),
-        out: None,
-        command: "benches soak".to_owned(),
-        commit: "unknown".to_owned(),
-        spoil: None,
-    };
-    let mut rest = arguments.iter();
-    while let Some(argument) = rest.next() {
-        let mut value = || rest.next().ok_or_else(|| format!("{argument} takes a value"));
-        let wrong = |value: &str| format!("{argument} {value}: see --help");
-        match argument.as_str() {
-            "--minutes" => options.minutes = value()?.parse()?,
-            "--seed" => options.seed = value()?.parse()?,
-            "--services" => options.services = value()?.parse()?,
-            "--rate" => options.rate = value()?.parse()?,
-            "--backend" => {
-                options.backend = match value()?.as_str() {
-                    "legacy" => Backend::Legacy,
-                    "nft" => Backend::Nft,
-                    other => return Err(wrong(other).into()),
-                };
-            }
-            "--mode" => {
-                let name = value()?;
-                options.mode = Mode::parse(name).ok_or_else(|| wrong(name))?;
-            }
-            "--change-mode-every" => {
-                let seconds = value()?.parse().ok().filter(|seconds| *seconds > 0);
-                options.change_mode_every = Some(Duration::from_secs(seconds.ok_or_else(|| wrong("0"))?));
-            }
-            "--proxy" => options.proxy = value()?.into(),
-            "--out" => options.out = Some(value()?.into()),
-            "--command" => options.command.clone_from(value()?),
-            "--commit" => options.commit.clone_from(value()?),
-            "--spoil" => {
-                options.spoil = Some(match value()?.as_str() {
-                    "no-restart" => Spoil::NoRestart,
-                    "wrong-truth" => Spoil::WrongTruth,
-                    other => return Err(wrong(other).into()),
-                });
-            }
-            other => return Err(format!("unknown option {other:?}").into()),
-        }
-    }
-    if !(options.minutes > 0.0 && options.minutes <= 10_000.0) || options.rate == 0 || options.rate > 10_000 {
-        return Err("--minutes and --rate take positive numbers up to 10,000".into());
-    }
-    Ok(options)
-}
-
 /// Runs the soak; fails if it is not passed.
-pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
-    let options = parse(arguments)?;
+pub(crate) fn run() -> Result<(), Failure> {
+    let options = Options::parse_from(std::env::args_os().skip(1));
     if !options.proxy.exists() {
         return Err(format!("{} is missing: build it with --package examples", options.proxy.display()).into());
     }
@@ -276,7 +242,7 @@ impl Soak {
             steady: steady.map(|(_, service)| service.clone()).collect(),
             calm: self.evidence.calm.unwrap_or_default(),
             others: self.others(),
-            every: self.options.change_mode_every.unwrap_or(length * 2),
+            every: self.options.change_mode_every.map_or(length * 2, |secs| Duration::from_secs(secs.into())),
             hurried: length < Duration::from_secs(300),
             repair: verdict::limits(self.evidence.start).1,
             no_restart: self.options.spoil == Some(Spoil::NoRestart),
@@ -505,25 +471,27 @@ impl Soak {
     fn finish(mut self, log: &Arc<Log>) -> Result<(), Failure> {
         self.evidence.notes = std::mem::take(&mut *log.notes());
         let verdict = judge(&self.evidence);
-        let asked = Asked {
-            command: self.options.command.clone(),
-            commit: self.options.commit.clone(),
-            minutes: self.options.minutes,
-            seed: self.options.seed,
-            services: self.options.services,
-            changes_per_second: self.options.rate,
-            backend: format!("iptables, {:?}", self.options.backend).to_lowercase(),
-            mode: self.options.mode,
-            change_mode_every_secs: self.options.change_mode_every.map(|every| every.as_secs()),
-        };
+        let asked = serde_json::json!({
+            "command": self.options.command,
+            // Shows how old a result is.
+            "commit": self.options.commit,
+            "machine": Machine::look().sentence(),
+            "minutes": self.options.minutes,
+            "seed": self.options.seed,
+            "services": self.options.services,
+            "changes_per_second": self.options.rate,
+            "backend": format!("iptables, {:?}", self.options.backend).to_lowercase(),
+            "mode": self.options.mode,
+            "change_mode_every_secs": self.options.change_mode_every,
+        });
         let (levels, words) = {
             let said = self.proxy.said();
             let lines = said.lines.iter().flat_map(|line| [line.as_str(), "\n"]);
             (said.levels.clone(), lines.collect::<String>())
         };
-        let changes = (std::mem::take(&mut self.changes), self.script.digest());
-        let kept = Kept::new(asked, &self.evidence, &verdict, changes, (self.proxy.counters(), levels));
-        print!("{}", kept.markdown()?);
+        let changes = (&self.changes, self.script.digest());
+        let kept = kept(&asked, &self.evidence, &verdict, changes, (self.proxy.counters(), levels));
+        print!("{}", result::markdown(&kept)?);
         if let Some(stem) = &self.options.out {
             let faults = self.evidence.notes.faults.iter();
             let faults = faults.map(|fault| {
@@ -535,7 +503,7 @@ impl Soak {
                     fault.detail
                 )
             });
-            kept.write(stem, &(faults.collect::<String>() + &words))?;
+            result::write(&kept, stem, &(faults.collect::<String>() + &words))?;
         }
         std::fs::remove_dir_all(&self.folder)?;
         if verdict.wrong.is_empty() {
@@ -567,30 +535,4 @@ fn tell_progress(log: &Log, changes: u64, unexcused: usize) {
         std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count),
         notes.followed.iter().map(|change| change.took.as_secs_f64()).fold(0.0, f64::max),
     ));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn options_have_their_ranges() {
-        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-        let options = parse(&words("--minutes 60 --seed 7 --backend nft --mode iptables --spoil wrong-truth")).unwrap();
-        assert_eq!((options.seed, options.backend, options.spoil), (7, Backend::Nft, Some(Spoil::WrongTruth)));
-        assert_eq!((options.mode, options.change_mode_every), (Mode::Iptables, None));
-        for line in [
-            "--minutes 0",
-            "--minutes x",
-            "--rate 0",
-            "--backend none",
-            "--mode none",
-            "--change-mode-every 0",
-            "--spoil luck",
-            "--what",
-            "--seed",
-        ] {
-            assert!(parse(&words(line)).is_err(), "{line}");
-        }
-    }
 }

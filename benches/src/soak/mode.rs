@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::watchers::{Scope, Use};
 
 /// A mode of the proxy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Mode {
     Ipvs,
@@ -28,10 +28,6 @@ impl Mode {
             Mode::Iptables => "iptables",
             Mode::Userspace => "userspace",
         }
-    }
-
-    pub(super) fn parse(name: &str) -> Option<Self> {
-        Mode::ALL.into_iter().find(|mode| mode.name() == name)
     }
 
     /// Name of a change to this mode, among faults.

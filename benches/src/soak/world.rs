@@ -386,39 +386,3 @@ pub(super) fn node() -> Value {
         "status": {"addresses": addresses},
     })
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn endpoint(number: u16, state: State) -> Endpoint {
-        Endpoint { host: Host::Nobody(number), state }
-    }
-
-    #[test]
-    fn those_that_stop_are_the_last_resort_and_local_ones_come_first() {
-        let mut service = Service::new("web".to_owned(), 7);
-        service.kind = Kind::NodePort;
-        service.local = true;
-        service.endpoints = vec![endpoint(1, State::Ready), endpoint(2, State::Stopping), endpoint(3, State::Unready)];
-        assert_eq!(service.hosts(Way::ClusterIp), [Host::Nobody(1)]);
-        assert_eq!(service.hosts(Way::NodePort), [Host::Nobody(2)], "the only one on this node");
-        service.endpoints.remove(1);
-        assert_eq!(service.hosts(Way::NodePort), [Host::Nobody(1)], "none on this node: all");
-        service.sliced = false;
-        assert!(service.hosts(Way::ClusterIp).is_empty());
-    }
-
-    #[test]
-    fn addresses_follow_from_the_slot() {
-        let mut service = Service::new("web".to_owned(), 300);
-        service.families = BOTH;
-        service.kind = Kind::LoadBalancer;
-        let place = |way, family| service.place(way, family).map(|place| place.to_string());
-        assert_eq!(place(Way::ClusterIp, Family::V4).as_deref(), Some("10.96.1.44:80"));
-        assert_eq!(place(Way::ClusterIp, Family::V6).as_deref(), Some("[fd00:96::12c]:80"));
-        assert_eq!(place(Way::Balancer, Family::V4).as_deref(), Some("198.19.1.44:80"));
-        assert_eq!(place(Way::External, Family::V4), None);
-        assert_eq!(place(Way::NodePort, Family::V6).as_deref(), Some("[2001:db8:1::1]:30300"));
-    }
-}
