@@ -93,36 +93,3 @@ pub(crate) fn build_release(package: &str, name: &str) -> Result<PathBuf> {
 pub(crate) fn build_all(selection: &[String]) -> Result<Vec<Artifact>> {
     artifacts(command().args(["build", "--all-targets", "--all-features"]).args(selection))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn programs_are_found_among_cargos_messages() {
-        let message = |name: &str, test: bool, executable: &str| {
-            format!(
-                r#"{{"manifest_path":"/r/ipvs/Cargo.toml","profile":{{"test":{test}}},"executable":{executable},
-                    "target":{{"name":"{name}","kind":["bin"],"src_path":"/r/ipvs/src/main.rs"}}}}"#
-            )
-        };
-        let lines = [
-            message("demo", false, "\"/t/demo\""),
-            message("demo", true, "\"/t/test\""),
-            message("x", false, "null"),
-            "Compiling".to_owned(),
-        ];
-        let built: Vec<_> = lines.iter().filter_map(|line| Artifact::parse(line)).collect();
-        assert_eq!(built.iter().map(Artifact::package).collect::<Vec<_>>(), ["ipvs", "ipvs"]);
-        assert_eq!(program(&built, "demo").unwrap(), Path::new("/t/demo"));
-        assert!(program(&built, "x").is_err());
-    }
-
-    #[test]
-    fn nothing_about_our_package_is_handed_on() {
-        let command = command();
-        let is_removed = |name: &str| command.get_envs().any(|(key, value)| key == name && value.is_none());
-        assert_eq!(is_removed("CARGO_PKG_NAME"), std::env::var_os("CARGO_PKG_NAME").is_some());
-        assert!(!is_removed("PATH") && !is_removed("CARGO_TARGET_DIR"));
-    }
-}

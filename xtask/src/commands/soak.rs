@@ -99,7 +99,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     line.extend(["--proxy".to_owned(), proxy.display().to_string()]);
     line.extend(["--commit".to_owned(), tools::commit(", with changes").unwrap_or_else(|| "unknown".to_owned())]);
     line.extend(options.arguments());
-    let before = Processors::now();
+    let before = processors();
     let is_passed = if options.here {
         // The soak makes network namespaces; what it shares besides them lies in `/run` (the locks of iptables and of the proxy), so it
         // gets one of its own.
@@ -120,7 +120,8 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         }
         outcome.exit == Some(0)
     };
-    let stolen = Processors::now().stolen_since(before);
+    let [all, stolen] = std::array::from_fn(|at| processors()[at].saturating_sub(before[at]));
+    let stolen = stolen.saturating_mul(100) / all.max(1);
     if !is_passed && stolen > STOLEN_PERCENT {
         eprintln!("xtask: this host did not have {stolen} % of its processors' time: repeat it on one that does");
         return Ok(ExitCode::from(INCONCLUSIVE));
@@ -128,33 +129,14 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!is_passed)))
 }
 
-/// The time of this host's processors since it started, in ticks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Processors {
-    all: u64,
-    /// Ticks that the hypervisor gave to others while something here wanted to run.
-    stolen: u64,
-}
-
-impl Processors {
-    /// The processors' times now; zero where they cannot be read.
-    fn now() -> Self {
-        std::fs::read_to_string("/proc/stat").map(|text| Self::read(&text)).unwrap_or_default()
-    }
-
-    /// From the first line of `/proc/stat` (proc(5)): user, nice, system, idle, iowait, irq, softirq, steal, and two that the
-    /// first ones have in them.
-    fn read(text: &str) -> Self {
-        let line = text.lines().next().unwrap_or_default();
-        let times: Vec<u64> = line.split_whitespace().skip(1).take(8).map_while(|word| word.parse().ok()).collect();
-        Processors { all: times.iter().sum(), stolen: times.get(7).copied().unwrap_or_default() }
-    }
-
-    /// Percent of the time since then.
-    fn stolen_since(self, before: Self) -> u64 {
-        let all = self.all.saturating_sub(before.all).max(1);
-        self.stolen.saturating_sub(before.stolen).saturating_mul(100) / all
-    }
+/// Time of this host's processors since it started, in ticks: all, and what the hypervisor gave to others while something here wanted to run.
+/// From the first line of `/proc/stat` (proc(5)): user, nice, system, idle, iowait, irq, softirq, steal, and two that the first ones have in
+/// them; zero where it cannot be read.
+fn processors() -> [u64; 2] {
+    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let words = text.lines().next().unwrap_or_default().split_whitespace();
+    let times: Vec<u64> = words.skip(1).take(8).map_while(|word| word.parse().ok()).collect();
+    [times.iter().sum(), times.get(7).copied().unwrap_or_default()]
 }
 
 impl Options {
@@ -180,18 +162,5 @@ impl Options {
             line.extend(["--out".to_owned(), stem.display().to_string()]);
         }
         line
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Processors;
-
-    #[test]
-    fn time_that_the_hypervisor_kept_is_counted() {
-        let before = Processors::read("cpu  100 0 100 800 0 0 0 0 0 0\ncpu0 1 1\n");
-        let after = Processors::read("cpu  150 0 150 850 0 0 0 50 40 0\n");
-        assert_eq!((before.all, after.stolen_since(before)), (1000, 25));
-        assert_eq!(Processors::read("").stolen_since(before), 0);
     }
 }

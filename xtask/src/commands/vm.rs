@@ -72,28 +72,3 @@ fn assignment(text: &str) -> Result<(String, String), &'static str> {
     let starts_well = name.bytes().next().is_some_and(|byte| !byte.is_ascii_digit());
     if is_plain && starts_well { Ok((name.to_owned(), value.to_owned())) } else { Err("not NAME=VALUE") }
 }
-
-#[cfg(test)]
-mod tests {
-    use clap::Parser;
-
-    use super::Options;
-
-    #[derive(Debug, Parser)]
-    struct Line {
-        #[command(flatten)]
-        options: Options,
-    }
-
-    #[test]
-    fn everything_after_two_dashes_is_the_command() {
-        let parse = |line: &str| Line::try_parse_from(line.split(' ')).map(|line| line.options);
-        let options = parse("vm --kernel 6.12 --env A=b=c --memory 512 -- ls --memory -- x").unwrap();
-        assert_eq!((options.kernel.to_string().as_str(), options.memory), ("6.12", 512));
-        assert_eq!(options.env, [("A".to_owned(), "b=c".to_owned())]);
-        assert_eq!(options.command.join(" "), "ls --memory -- x");
-        for line in ["--kernel 3.0", "--kernel", "--memory 0", "--timeout x", "ls", "--env 1=2", "--env A"] {
-            assert!(parse(&format!("vm {line}")).is_err(), "{line}");
-        }
-    }
-}

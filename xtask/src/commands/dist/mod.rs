@@ -19,13 +19,6 @@ use tempfile::TempDir;
 use crate::{apt, cargo, tools};
 
 /// Options of all three.
-///
-/// image: OCI image layouts in tar files, which podman, docker, ctr and skopeo read. `scratch` has the static program and nothing else;
-/// `debian` has iptables, ipset, kmod, busybox and prepare-node too. deb: a Debian package with the unit, the manual page, the
-/// configuration and, for this machine's architecture, completions. dist: both, install.yaml, the chart, and SHA256SUMS of all. Each has the program's
-/// parts as SPDX (*.spdx.json).
-///
-/// Times and the commit are git's, or SOURCE_DATE_EPOCH and PROXIER_REVISION. Exit codes: 0 done, 1 a check failed, 2 bad usage, 125 else.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// Once for each architecture; this machine's unless told. Another one is built in a Debian sid root, which is made in the cache

@@ -321,11 +321,4 @@ mod tests {
             |millis| (0..80).filter(|seed| is_repeated("a", Duration::from_millis(millis), Turns(Some(*seed)))).count();
         assert_eq!([0, 2000, 2001, 4000, 10_000].map(often), [20, 20, 10, 10, 4]);
     }
-
-    #[test]
-    fn some_crates_run_on_more_kernels() {
-        let (series, crates) = also("6.12:ipvs,ipset").unwrap();
-        assert_eq!((series.to_string(), crates.join(" ")), ("6.12".to_owned(), "ipvs ipset".to_owned()));
-        assert!(also("6.12").is_err() && also("4.4:ipvs").is_err());
-    }
 }
