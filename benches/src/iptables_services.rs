@@ -56,35 +56,30 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     };
     let folder = tempfile::tempdir()?;
     let path = folder.path().to_str().ok_or("the folder for temporary files has no name in UTF-8")?;
-    for services in sizes {
-        for back_end in BACK_ENDS.into_iter().filter(|of| *of == Backend::Legacy || *services <= NFT_LIMIT) {
-            warm_up(&["iptables-services", "write-text", &services.to_string(), path, called(back_end)])?;
-        }
+    let each = || {
+        let both = sizes.iter().flat_map(|services| BACK_ENDS.map(|back_end| (back_end, *services)));
+        both.filter(|(back_end, services)| *back_end == Backend::Legacy || *services <= NFT_LIMIT)
+    };
+    for (back_end, services) in each() {
+        warm_up(&["iptables-services", "write-text", &services.to_string(), path, called(back_end)])?;
     }
     for round in 0..options.rounds {
-        for services in sizes {
-            for back_end in BACK_ENDS.into_iter().filter(|of| *of == Backend::Legacy || *services <= NFT_LIMIT) {
-                let mut collect = |way| {
-                    collect(&mut report, &["iptables-services", way, &services.to_string(), path, called(back_end)])
-                };
-                WAYS.into_iter().try_for_each(&mut collect)?;
-                let more = if options.smoke { 0 } else { more_often(back_end, *services) };
-                for _ in 0..more {
-                    ["program", "program-restore"].into_iter().try_for_each(&mut collect)?;
-                }
+        for (back_end, services) in each() {
+            let mut collect =
+                |way| collect(&mut report, &["iptables-services", way, &services.to_string(), path, called(back_end)]);
+            WAYS.into_iter().try_for_each(&mut collect)?;
+            let more = if options.smoke { 0 } else { more_often(back_end, services) };
+            for _ in 0..more {
+                ["program", "program-restore"].into_iter().try_for_each(&mut collect)?;
             }
         }
         eprintln!("round {round}: done");
     }
-    if !options.smoke {
-        for services in sizes {
-            for (name, what) in [("full restore", PROGRAM), ("one change", CHANGE)] {
-                for back_end in BACK_ENDS.into_iter().filter(|of| *of == Backend::Legacy || *services <= NFT_LIMIT) {
-                    let name = format!("P13: {name} / iptables-restore, {}, {services} Services", called(back_end));
-                    let (ours, theirs) = (ours(back_end), theirs(back_end));
-                    report.ratio(&name, (what, Some(*services)), &ours, &theirs, Goal::AtMost("<= 1.1", 1.1));
-                }
-            }
+    for (back_end, services) in each().filter(|_| !options.smoke) {
+        for (name, what) in [("full restore", PROGRAM), ("one change", CHANGE)] {
+            let name = format!("P13: {name} / iptables-restore, {}, {services} Services", called(back_end));
+            let goal = Goal::AtMost("<= 1.1", 1.1);
+            report.ratio(&name, (what, Some(services)), &ours(back_end), &theirs(back_end), goal);
         }
     }
     report.finish()
@@ -278,14 +273,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
             let mut node = node(back_end, services)?;
             node.pass()?;
             for change in 1..=CHANGES {
-                let start = Instant::now();
-                node.replace(services / 2, &endpoints(change));
-                let report = node.pass()?;
-                let took = start.elapsed();
-                if report.full || report.writes() == 0 {
-                    return Err("a change was not taken as one".into());
-                }
-                tell(CHANGE, services, "ms", ours, ms(took));
+                tell(CHANGE, services, "ms", ours, node.timed_change(services / 2, &endpoints(change))?);
             }
             check(back_end, services)?;
         }

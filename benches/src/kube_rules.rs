@@ -129,19 +129,3 @@ fn write_chains(number: u32, endpoints: u32, chains: &mut String, rules: &mut St
         );
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::full;
-
-    #[test]
-    fn a_full_restore_has_every_chain() {
-        let full = full(20, 3);
-        assert_eq!(full.matches("\n:KUBE-SVC-").count(), 20);
-        assert_eq!(full.matches("\n:KUBE-SEP-").count(), 60);
-        assert_eq!(full.matches("-j DNAT").count(), 60);
-        assert_eq!(full.matches("--probability 0.3333333333").count(), 20);
-        let dump = iptables::Dump::parse(&full).unwrap();
-        assert_eq!(dump.rule_count(), 4 + 4 + 1 + 20 * 2 + 60 * 3);
-    }
-}

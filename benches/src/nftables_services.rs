@@ -213,17 +213,9 @@ fn endpoints(change: u32) -> [u32; 2] {
 fn change(services: u32) -> Result<(), Failure> {
     let mut node = node(services)?;
     node.pass()?;
-    let middle = services / 2;
     let mut timed = |what: &str, endpoints: &[u32]| {
-        let start = Instant::now();
-        node.replace(middle, endpoints);
-        let report = node.pass()?;
-        let took = start.elapsed();
-        if report.full || report.writes() == 0 {
-            return Err(Failure::from("a change was not taken as one"));
-        }
-        tell(what, services, "ms", OURS, ms(took));
-        Ok(())
+        tell(what, services, "ms", OURS, node.timed_change(services / 2, endpoints)?);
+        Ok::<(), Failure>(())
     };
     for change in 1..=CHANGES {
         timed(CHANGE, &endpoints(change))?;

@@ -1,7 +1,7 @@
 //! The reconciler on the kernel of this network namespace, with time that passes as the bench wants.
 
 use std::cell::{Cell, RefCell};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use iptables::{Dump, Transaction};
 use proxier_core::kernel::{self, KernelPorts};
@@ -12,6 +12,7 @@ use proxier_core::ports::{PortError, Rules};
 use proxier_core::reconciler::{Options, Reconciler};
 
 use crate::Failure;
+use crate::report::ms;
 use crate::world::{service, slice, slice_of};
 
 /// A node with its kernel.
@@ -53,14 +54,18 @@ impl Node {
         self.proxier.start(self.now.get());
     }
 
-    /// One Service gets other endpoints.
-    pub(crate) fn change(&mut self, number: u32, endpoints: u32) {
-        self.proxier.upsert_slice(&slice(number, endpoints), self.now.get());
-    }
-
     /// One Service gets these endpoints.
     pub(crate) fn replace(&mut self, number: u32, endpoints: &[u32]) {
         self.proxier.upsert_slice(&slice_of(number, endpoints), self.now.get());
+    }
+
+    /// The same with a pass for it, which has to write, and not to read everything; gives the milliseconds.
+    pub(crate) fn timed_change(&mut self, number: u32, endpoints: &[u32]) -> Result<f64, Failure> {
+        let start = Instant::now();
+        self.replace(number, endpoints);
+        let report = self.pass()?;
+        let took = ms(start.elapsed());
+        if report.full || report.writes() == 0 { Err("a change was not taken as one".into()) } else { Ok(took) }
     }
 
     /// The next pass reads everything.

@@ -489,8 +489,7 @@ impl Soak {
             let lines = said.lines.iter().flat_map(|line| [line.as_str(), "\n"]);
             (said.levels.clone(), lines.collect::<String>())
         };
-        let changes = (&self.changes, self.script.digest());
-        let kept = kept(&asked, &self.evidence, &verdict, changes, (self.proxy.counters(), levels));
+        let kept = kept(&asked, &self.evidence, &verdict, &self.changes, (self.proxy.counters(), levels));
         print!("{}", result::markdown(&kept)?);
         if let Some(stem) = &self.options.out {
             let faults = self.evidence.notes.faults.iter();

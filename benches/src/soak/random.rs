@@ -50,20 +50,3 @@ impl Random {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::Random;
-
-    #[test]
-    fn a_seed_repeats_its_numbers_and_a_purpose_has_its_own() {
-        let numbers = |seed, purpose| {
-            let mut random = Random::new(seed, purpose);
-            (0..8).map(|_| random.below(1_000_000)).collect::<Vec<_>>()
-        };
-        assert_eq!(numbers(7, 1), numbers(7, 1));
-        assert_ne!(numbers(7, 1), numbers(7, 2));
-        assert_ne!(numbers(7, 1), numbers(8, 1));
-        assert!((0..100).all(|_| (3..=5).contains(&Random::new(1, 1).between(3, 5))));
-    }
-}
