@@ -147,13 +147,16 @@ impl Diff<'_> {
         };
         let of_family = |family| kinds.iter().map(move |kind| SetKey::new(family, *kind));
         for set in config.families.iter().flat_map(of_family) {
-            let there = observed.sets.get(&set);
-            if there.is_none() && !config.makes_only_needed_rules() {
-                self.changes.create_sets.insert(set);
-            }
-            // Nearly always equal: one walk instead of two lookups for each entry.
-            if !there.is_some_and(|there| there.iter().eq(wanted.entries(set))) {
-                there.into_iter().flatten().chain(wanted.entries(set)).for_each(|element| self.entry(set, element));
+            match observed.sets.get(&set) {
+                // Nearly always equal: one walk instead of two lookups for each entry.
+                Some(there) if there.iter().eq(wanted.entries(set)) => {}
+                Some(there) => there.iter().chain(wanted.entries(set)).for_each(|element| self.entry(set, element)),
+                None => {
+                    if !config.makes_only_needed_rules() || wanted.entries(set).next().is_some() {
+                        self.changes.create_sets.insert(set);
+                    }
+                    self.changes.add_entries.extend(wanted.entries(set).map(|element| (set, element.clone())));
+                }
             }
         }
         let as_wanted = !config.binds_by_routes() && wanted.addresses().eq(observed.addresses.iter().copied());
