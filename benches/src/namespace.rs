@@ -18,13 +18,14 @@ use crate::{
 /// between checks whether it has.
 const REST: Duration = Duration::from_millis(200);
 
-/// The longest wait for a virtual machine to become idle.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// The longest wait for the machine to become idle. This one may have other work, a virtual machine has none.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE_EMULATED: Duration = Duration::from_secs(20);
 
-/// Waits until the namespace of the side before is gone. The kernel needs seconds to take one with tens of thousands of
-/// rules apart. A virtual machine does nothing else, so it is idle afterwards.
+/// Waits until the namespace of the side before is gone: the kernel needs seconds to take one with tens of thousands of
+/// rules apart, and the machine is idle afterwards.
 fn rest() {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + if machine::is_emulated() { PATIENCE_EMULATED } else { PATIENCE };
     loop {
         let before = machine::ticks();
         std::thread::sleep(REST);
@@ -32,7 +33,7 @@ fn rest() {
             let (busy, all) = (after.busy - before.busy, after.all - before.all);
             busy <= all * 0.1
         });
-        if idle || !machine::is_emulated() || Instant::now() >= end {
+        if idle || Instant::now() >= end {
             return;
         }
     }

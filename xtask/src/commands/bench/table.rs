@@ -130,7 +130,7 @@ fn written(unit: &str, value: f64) -> Option<String> {
     Some(match unit {
         "ms" if value >= 1_000.0 => format!("{} s", digits(value / 1_000.0)),
         "µs" if value >= 1_000.0 => format!("{} ms", digits(value / 1_000.0)),
-        "×" | "ms" | "µs" | "MB" => format!("{} {unit}", digits(value)),
+        "×" | "ms" | "µs" | "MB" | "Gbit/s" => format!("{} {unit}", digits(value)),
         "KiB" => format!("{} MB", digits(value * 1024.0 / 1e6)),
         "bytes" if value >= 1e6 => format!("{} MB", digits(value / 1e6)),
         "bytes" => format!("{value:.0} bytes"),
