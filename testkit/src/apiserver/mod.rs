@@ -148,7 +148,8 @@ struct State {
     events_forbidden: bool,
     service_cidrs: ServiceCidrs,
     streams: Streams,
-    encodings: Encodings,
+    /// The only encoding that the server has; both where there is none.
+    only: Option<Encoding>,
     latency: Duration,
     /// Tokens that are accepted; any where there are none.
     tokens: Vec<String>,
@@ -176,14 +177,6 @@ pub enum ServiceCidrs {
     V1beta1,
     /// ServiceCIDRs of `networking.k8s.io/v1`.
     V1,
-}
-
-/// Encodings that a server has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Encodings {
-    #[default]
-    Both,
-    Json,
 }
 
 /// Whether a server has watches that begin with all objects (`sendInitialEvents`).
@@ -464,7 +457,7 @@ impl ApiServer {
 
     /// Answers in JSON, whatever is asked for.
     pub fn serve_only_json(&self) {
-        lock(&self.state).encodings = Encodings::Json;
+        lock(&self.state).only = Some(Encoding::Json);
     }
 
     /// Delays every answer by this time.
@@ -558,7 +551,7 @@ impl State {
     /// The encoding of the answer to a request.
     fn encoding(&self, request: &Request) -> Encoding {
         let accepts_protobuf = request.accepts.contains(Encoding::Protobuf.content_type(false));
-        if accepts_protobuf && self.encodings == Encodings::Both { Encoding::Protobuf } else { Encoding::Json }
+        self.only.unwrap_or(if accepts_protobuf { Encoding::Protobuf } else { Encoding::Json })
     }
 
     fn fault(&mut self, kind: Kind, watch: bool) -> Option<Fault> {
