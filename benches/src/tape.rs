@@ -22,7 +22,7 @@ impl Tape {
         Recorder { inner, tape: self.clone() }
     }
 
-    /// What was sent so far.
+    /// Datagrams sent so far.
     pub(crate) fn sent(&self) -> Vec<Vec<u8>> {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -78,7 +78,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// What a package depends on, and what that depends on, as apt-cache prints it.
+    /// Dependencies of a package, and theirs, as apt-cache prints them.
     pub(crate) fn depends(&self, package: &str) -> Result<String> {
         self.run("apt-cache", &["depends", "--recurse", "--important", package], Path::new("/"))
     }

@@ -85,7 +85,7 @@ macro_rules! annotations {
             pub field: &'static str,
             /// Setting in words.
             pub title: &'static str,
-            /// What Services have to be allowed to ask for.
+            /// Permission that a Service needs to ask for it.
             pub needs: MayAskFor,
             pub(super) parse: fn(&mut Balancing, &str, &mut Reject<'_>),
             pub(super) default: fn(&IpvsDefaultsObject) -> Option<String>,

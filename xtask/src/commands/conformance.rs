@@ -24,7 +24,7 @@ pub(crate) struct Options {
     /// The program e2e.test of the cluster's release (in kubernetes-test-linux-ARCH.tar.gz)
     #[arg(long, value_name = "FILE")]
     e2e_test: PathBuf,
-    /// What served, for the table: "nftables mode, kind, Linux 6.1"
+    /// The proxy that served, for the table: "nftables mode, kind, Linux 6.1"
     #[arg(long, default_value = "Tests of Services")]
     title: String,
     /// The table; beside it .json (the report of Ginkgo) and .log (all that was printed)

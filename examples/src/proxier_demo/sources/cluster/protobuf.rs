@@ -43,7 +43,7 @@ const METADATA: &[Field] = &[
     Field(12, "annotations", Map),
 ];
 
-/// What all objects have.
+/// Fields of every object.
 pub(super) const OBJECT: &[Field] = &[Field(1, "metadata", Message(METADATA))];
 
 /// `ListMeta` (`apimachinery/pkg/apis/meta/v1`).

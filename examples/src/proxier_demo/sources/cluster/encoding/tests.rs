@@ -1,4 +1,4 @@
-//! What a real server said in both encodings is the same.
+//! Answers of a real server read the same in both encodings.
 
 use proptest::prelude::*;
 use testkit::apiserver::recorded::both;
