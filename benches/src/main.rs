@@ -94,8 +94,8 @@ struct Options {
     /// The program that takes turns with proxier-demo
     #[arg(long, value_name = "PROGRAM")]
     kube_proxy: Option<PathBuf>,
-    /// The server's etcd (http), into which the Services are written: tens of thousands take the server hours
-    #[arg(long, value_name = "URL")]
+    /// The server's etcd (http://…), into which the Services are written: tens of thousands take the server hours
+    #[arg(long, value_name = "URL", value_parser = http)]
     etcd: Option<String>,
     /// nftables, iptables or ipvs, once for each
     #[arg(long, default_value = "nftables")]
@@ -106,6 +106,12 @@ struct Options {
     endpoints: u32,
     #[arg(long, default_value_t = 100)]
     changes: u32,
+}
+
+/// An address of etcd, which the bench speaks to without TLS.
+fn http(text: &str) -> Result<String, String> {
+    let is_url = text.strip_prefix("http://").is_some_and(|rest| !rest.is_empty());
+    is_url.then(|| text.to_owned()).ok_or_else(|| "not a URL of http, such as http://127.0.0.1:2379".to_owned())
 }
 
 impl Options {
