@@ -23,7 +23,14 @@ impl Reconciler {
         self.totals.service_changes = self.totals.service_changes.saturating_add(1);
         self.note_found(ObjectKind::Service, &ObjectKey::of(&object.metadata), now);
         let changed = self.store.upsert_service(object);
-        self.enqueue(changed, now);
+        if let [service] = changed.as_slice()
+            && self.store.slices_of(service).next().is_none()
+        {
+            self.schedule.request_incomplete(now);
+            self.pending.extend(changed);
+        } else {
+            self.enqueue(changed, now);
+        }
     }
 
     /// Removes a Service after its deletion was reported. For one that is merely missing from a list, call [`Reconciler::lose_service`].

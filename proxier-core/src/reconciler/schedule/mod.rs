@@ -62,6 +62,8 @@ pub struct Schedule {
     full_at: Moment,
     /// Time since when a request waits for a pass to start.
     asked: Option<Moment>,
+    /// The pass waits until then for the rest of what was requested.
+    incomplete_until: Option<Moment>,
     /// Time since when requests have failed.
     failing: Option<Moment>,
     /// A full pass is due soon to retry single objects.
@@ -77,6 +79,9 @@ struct RunningPass {
 }
 
 impl Schedule {
+    /// The longest wait for the rest of a new Service.
+    const COMPLETION: Duration = Duration::from_millis(100);
+
     /// A full pass is due at once. The seed keeps nodes apart; see [`Backoff`].
     pub fn new(limits: Limits, seed: u64, now: Moment) -> Self {
         let shortest = limits.min_interval.max(Backoff::SHORTEST);
@@ -88,6 +93,7 @@ impl Schedule {
             earliest: now,
             full_at: now,
             asked: Some(now),
+            incomplete_until: None,
             failing: None,
             retrying: false,
             running: None,
@@ -97,6 +103,18 @@ impl Schedule {
     /// Requests a pass after a change; it is due as soon as the shortest interval is over.
     pub fn request(&mut self, now: Moment) {
         self.asked.get_or_insert(now);
+        self.incomplete_until = None;
+    }
+
+    /// Requests a pass after a change of a Service without EndpointSlices, which nearly always follow within milliseconds. After a pass
+    /// without them they would have to wait for the shortest interval, so the pass waits for the next request: 100 ms at most, and not
+    /// at all where there is no shortest interval.
+    pub fn request_incomplete(&mut self, now: Moment) {
+        if self.asked.is_some() {
+            return;
+        }
+        self.request(now);
+        self.incomplete_until = Some(now.saturating_add(Self::COMPLETION.min(self.limits.min_interval)));
     }
 
     /// The kernel may differ from what is known (a device vanished, a result is unknown): a full pass is due as soon as the
@@ -116,7 +134,8 @@ impl Schedule {
         if self.running.is_some() {
             return None;
         }
-        let at = self.asked.map_or(self.full_at, |asked| asked.min(self.full_at)).max(self.earliest);
+        let asked = self.asked.map(|asked| self.incomplete_until.unwrap_or(asked));
+        let at = asked.map_or(self.full_at, |asked| asked.min(self.full_at)).max(self.earliest);
         Some(Wake { at, pass: self.pass_at(at) })
     }
 
@@ -135,6 +154,7 @@ impl Schedule {
             self.full_at = Moment::MAX;
         }
         let since = self.asked.take().unwrap_or(now);
+        self.incomplete_until = None;
         self.running = Some(RunningPass { pass, since });
         Some(pass)
     }

@@ -43,6 +43,32 @@ fn there_is_no_burst() {
     assert_eq!(run(&mut schedule, secs(25), true), Pass::Changes);
 }
 
+/// A Service and its EndpointSlices come one after the other, and are served by one pass.
+#[test]
+fn a_service_without_slices_waits_for_them() {
+    let millis = Duration::from_millis;
+    let mut schedule = schedule(5, 30);
+    run(&mut schedule, secs(0), true);
+    schedule.request_incomplete(secs(20));
+    assert_eq!(schedule.start(secs(20) + millis(99)), None);
+    assert_eq!(schedule.pending_since(), Some(secs(20)));
+    schedule.request(secs(20) + millis(7));
+    assert_eq!(run(&mut schedule, secs(20) + millis(7), true), Pass::Changes);
+    // Nothing came: refused after 100 ms.
+    schedule.request_incomplete(secs(26));
+    schedule.request_incomplete(secs(26) + millis(50));
+    assert_eq!(schedule.next(), Some(Wake { at: secs(26) + millis(100), pass: Pass::Changes }));
+    run(&mut schedule, secs(26) + millis(100), true);
+    // It delays no other request, and no pass where there is no shortest interval.
+    schedule.request(secs(28));
+    schedule.request_incomplete(secs(29));
+    assert_eq!(schedule.next(), Some(Wake { at: secs(31) + millis(100), pass: Pass::Full }));
+    let mut schedule = self::schedule(0, 30);
+    run(&mut schedule, secs(0), true);
+    schedule.request_incomplete(secs(10));
+    assert_eq!(run(&mut schedule, secs(10), true), Pass::Changes);
+}
+
 #[test]
 fn the_interval_is_measured_from_the_end() {
     let mut schedule = schedule(5, 30);
