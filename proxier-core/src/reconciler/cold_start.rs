@@ -72,8 +72,8 @@ impl Reconciler {
 
 /// The API server's own Service, and those of cluster DNS.
 fn services(store: &Store) -> BTreeSet<ObjectKey> {
-    let is_first = |key: &ObjectKey| match &*key.namespace {
-        "default" => &*key.name == "kubernetes",
+    let is_first = |key: &ObjectKey| match key.namespace() {
+        "default" => key.name() == "kubernetes",
         "kube-system" => store.service(key).is_some_and(|service| {
             let mut ports = service.ports.iter();
             ports.any(|port| port.port == 53 && matches!(port.protocol, Protocol::Tcp | Protocol::Udp))

@@ -28,7 +28,7 @@ impl FrontendObserver for IndexUpdate<'_> {
     }
 
     fn service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
-        let [old, new] = [before, after].map(|of| of.and_then(|compiled| compiled.health_check));
+        let [old, new] = [before, after].map(|of| of.and_then(Compiled::health_check));
         self.refreshed.health_checks |= old != new;
         self.changes.service(before, after);
         self.mode.index_service(before, after);

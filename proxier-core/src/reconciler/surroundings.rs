@@ -102,7 +102,7 @@ impl Reconciler {
     /// Takes the endpoints of `default/kubernetes` as API servers. While it has none, keeps the earlier ones.
     pub(super) fn find_api_servers(&mut self) {
         let kubernetes = ObjectKey::new("default", "kubernetes");
-        let ports = |slice: &EndpointSlice| -> Vec<u16> { slice.ports.iter().map(|port| port.port).collect() };
+        let ports = |slice: &EndpointSlice| -> Vec<u16> { slice.ports().iter().map(|port| port.port).collect() };
         let servers: Vec<Neighbour> = self
             .store
             .slices_of(&kubernetes)

@@ -30,7 +30,7 @@ impl ServiceBefore {
     pub(crate) fn from_compiled(compiled: Option<&Compiled>, family: Family) -> Self {
         let Some(compiled) = compiled else { return ServiceBefore::default() };
         let ports: Vec<_> = compiled.ports.iter().filter(|port| port.family == family).cloned().collect();
-        let check = compiled.health_check.map(|check| check.port);
+        let check = compiled.health_check().map(|check| check.port);
         ServiceBefore { health_check: check.filter(|_| !ports.is_empty()), ports }
     }
 }

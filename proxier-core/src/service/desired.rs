@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::{Compiled, Frontend, HealthCheck, Indexed, NoLocalEndpoints, NodeFacts, Rejected, Roles, compile_from};
 use crate::net::{EndpointKey, FrontendKey, Protocol};
 use crate::pack::pack;
@@ -87,7 +89,7 @@ impl Claim {
 }
 
 /// The Services that claim a Frontend, the owner first. Nearly always one.
-type Claims = Vec<Claim>;
+type Claims = SmallVec<[Claim; 1]>;
 
 /// A Frontend that a Service claims and does not get.
 #[derive(Clone, Debug, PartialEq)]
@@ -154,7 +156,7 @@ impl Desired {
             self.services.extend(old.map(|old| (key.clone(), old)));
             return;
         }
-        if compiled.as_ref().is_some_and(|new| !new.refused.is_empty()) {
+        if compiled.as_ref().is_some_and(|new| !new.extras().refused.is_empty()) {
             self.refusing.insert(key.clone());
         } else {
             self.refusing.remove(key);
@@ -193,7 +195,6 @@ impl Desired {
         claims.retain(|claim| claim.service != *service);
         if let Some(new) = new {
             let place = claims.partition_point(|claim| claim.rank() < new.rank());
-            claims.reserve_exact(1);
             claims.insert(place, new);
         }
         let after = owned(claims);
@@ -271,13 +272,13 @@ impl Desired {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn health_checks(&self) -> impl Iterator<Item = (&ObjectKey, HealthCheck)> {
-        self.services.iter().filter_map(|(key, compiled)| Some((key, compiled.health_check?)))
+        self.services.iter().filter_map(|(key, compiled)| Some((key, compiled.health_check()?)))
     }
 
     /// The health check of a Service.
     #[doc(hidden)]
     pub fn health_check(&self, service: &ObjectKey) -> Option<HealthCheck> {
-        self.services.get(service)?.health_check
+        self.services.get(service)?.health_check()
     }
 
     /// Services with ports whose endpoints are all on other nodes, though a policy says `Local`.
@@ -325,21 +326,25 @@ impl Desired {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn rejected(&self) -> impl Iterator<Item = (&ObjectKey, &Rejected)> {
-        self.services.iter().flat_map(|(key, compiled)| compiled.rejected.iter().map(move |refusal| (key, refusal)))
+        self.services
+            .iter()
+            .flat_map(|(key, compiled)| compiled.extras().rejected.iter().map(move |refusal| (key, refusal)))
     }
 
     /// The Services with a Frontend, served or rejected, at such an address. Costs O(Frontends).
     pub(crate) fn services_at(&self, is_one: impl Fn(&IpAddr) -> bool) -> impl Iterator<Item = &ObjectKey> {
         let asks = move |compiled: &Compiled| {
             let served = compiled.frontends.iter().map(|frontend| &frontend.key);
-            served.chain(compiled.rejected.iter().map(|rejected| &rejected.key)).any(|key| is_one(&key.address))
+            served
+                .chain(compiled.extras().rejected.iter().map(|rejected| &rejected.key))
+                .any(|key| is_one(&key.address))
         };
         self.services.iter().filter(move |(_, compiled)| asks(compiled)).map(|(key, _)| key)
     }
 
     /// Annotations that the present endpoints make impossible. Costs O(such Services).
     pub fn refused(&self) -> impl Iterator<Item = &Rejection> {
-        self.refusing.iter().filter_map(|key| self.services.get(key)).flat_map(|compiled| &compiled.refused)
+        self.refusing.iter().filter_map(|key| self.services.get(key)).flat_map(|compiled| &compiled.extras().refused)
     }
 
     /// Claims of Services that do not own the Frontend.

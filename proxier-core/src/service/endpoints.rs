@@ -57,7 +57,7 @@ impl Candidate<'_> {
 pub(super) fn gather<'a>(slices: &[&'a EndpointSlice], port: &ServicePort, family: Family) -> Vec<Candidate<'a>> {
     let mut candidates = Vec::new();
     for slice in slices.iter().filter(|slice| slice.family == family) {
-        let ports = slice.ports.iter().filter(|of| *of.name == *port.name && of.protocol == port.protocol);
+        let ports = slice.ports().iter().filter(|of| *of.name == *port.name && of.protocol == port.protocol);
         for number in ports.map(|of| of.port) {
             candidates.extend(slice.endpoints.iter().map(|endpoint| Candidate {
                 address: endpoint.address,
@@ -152,13 +152,15 @@ fn keep<'a, 'b>(ready: &[&'b Candidate<'a>], wanted: impl Fn(&Candidate<'a>) -> 
 }
 
 fn keys<'a, 'b: 'a>(candidates: impl Iterator<Item = &'a Candidate<'b>>) -> Arc<[EndpointKey]> {
-    candidates.map(Candidate::key).collect()
+    let mut keys = candidates.map(Candidate::key).peekable();
+    // An empty list allocates nothing.
+    if keys.peek().is_some() { keys.collect() } else { Arc::default() }
 }
 
 /// Number of ready endpoints of a family on this node, each address once.
 pub(super) fn count_ready_local(slices: &[&EndpointSlice], family: Family) -> usize {
     let mut addresses: BTreeSet<IpAddr> = BTreeSet::new();
-    for slice in slices.iter().filter(|slice| !slice.ports.is_empty()) {
+    for slice in slices.iter().filter(|slice| !slice.ports().is_empty()) {
         let wanted = EndpointFlags::READY | EndpointFlags::LOCAL;
         let ready = slice.endpoints.iter().filter(|endpoint| endpoint.flags.contains(wanted));
         addresses.extend(ready.map(|endpoint| endpoint.address).filter(|address| Family::of(*address) == family));

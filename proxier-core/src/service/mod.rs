@@ -18,6 +18,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::config::{LocalFallback, MayAskFor};
 use crate::net::{ByFamily, EndpointKey, Family, FrontendKey, Protocol};
 use crate::snapshot::{
@@ -96,23 +98,40 @@ pub struct Compiled {
     pub service: ObjectKey,
     /// Creation time of the Service; decides between Services that claim one Frontend.
     pub(crate) created: CreationTime,
-    /// Frontends of the Service, sorted by key.
-    pub frontends: Vec<Arc<Frontend>>,
+    /// Frontends of the Service, sorted by key. Most have one.
+    pub(crate) frontends: SmallVec<[Arc<Frontend>; 1]>,
     /// Its ports, each once for each family, in the order of the object, if they were asked for
     /// ([`FrontendObserver::needs_ports`]). Agents' Frontends are ports of their own.
     pub(crate) ports: Vec<Arc<Port>>,
+    /// Numbers of ports without local endpoints, for the metric.
+    pub no_local_endpoints: NoLocalEndpoints,
+    /// `None` for most Services.
+    extras: Option<Box<Extras>>,
+}
+
+/// What few Services have on a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Extras {
     /// Its endpoints on this node, in any state: a connection that one opens to its own Service may come back to it.
     pub(crate) hairpins: BTreeSet<(Protocol, EndpointKey)>,
     /// Health check of the Service.
-    pub health_check: Option<HealthCheck>,
+    health_check: Option<HealthCheck>,
     /// The families in which the port of its health check is open on an address of this node.
     pub(crate) health_check_open_in: Vec<Family>,
-    /// Numbers of ports without local endpoints, for the metric.
-    pub no_local_endpoints: NoLocalEndpoints,
     /// Frontends it does not get because the address or port is reserved ([`Config`](crate::config::Config)).
-    pub rejected: BTreeSet<Rejected>,
+    pub(crate) rejected: BTreeSet<Rejected>,
     /// Annotations that its endpoints rule out, and external IPs that the configuration leaves out.
     pub(crate) refused: Vec<Rejection>,
+}
+
+impl Extras {
+    const NONE: Extras = Extras {
+        hairpins: BTreeSet::new(),
+        health_check: None,
+        health_check_open_in: Vec::new(),
+        rejected: BTreeSet::new(),
+        refused: Vec::new(),
+    };
 }
 
 impl Compiled {
@@ -120,15 +139,33 @@ impl Compiled {
         Compiled {
             service,
             created,
-            frontends: Vec::new(),
+            frontends: SmallVec::new(),
             ports: Vec::new(),
-            hairpins: BTreeSet::new(),
-            health_check: None,
-            health_check_open_in: Vec::new(),
             no_local_endpoints: NoLocalEndpoints::default(),
-            rejected: BTreeSet::new(),
-            refused: Vec::new(),
+            extras: None,
         }
+    }
+
+    /// The same, with these.
+    fn with(mut self, extras: Extras) -> Self {
+        self.extras = (extras != Extras::NONE).then(|| Box::new(extras));
+        self
+    }
+
+    /// What few Services have.
+    pub(crate) fn extras(&self) -> &Extras {
+        static NONE: Extras = Extras::NONE;
+        self.extras.as_deref().unwrap_or(&NONE)
+    }
+
+    /// Health check of the Service.
+    pub(crate) fn health_check(&self) -> Option<HealthCheck> {
+        self.extras().health_check
+    }
+
+    /// Frontends of the Service, sorted by key.
+    pub fn frontends(&self) -> &[Arc<Frontend>] {
+        &self.frontends
     }
 
     /// The Service's Frontend with this key.
@@ -172,12 +209,13 @@ fn compile_service<'a>(
 ) -> Compiled {
     let slices: Vec<&EndpointSlice> = slices.into_iter().collect();
     let mut compiled = Compiled::empty(service.key.clone(), service.created);
+    let mut extras = Extras::NONE;
     let mut frontends = BTreeMap::new();
     let balancing = facts.config.ipvs.balancing(service.balancing.as_ref(), service.affinity_secs.is_some());
     let balancing = balancing.as_ref();
     if facts.config.without_external_ips && !service.external_ips.is_empty() {
         let addresses: Vec<String> = service.external_ips.iter().map(ToString::to_string).collect();
-        Reporter::new(ObjectKind::Service, service.key.clone(), &mut compiled.refused).reject(
+        Reporter::new(ObjectKind::Service, service.key.clone(), &mut extras.refused).reject(
             "spec.externalIPs",
             addresses.join(","),
             WITHOUT_EXTERNAL_IPS,
@@ -189,13 +227,13 @@ fn compile_service<'a>(
             let candidates = gather(&slices, port, family);
             let choice = choose(&candidates, service, port.protocol, facts);
             let local = candidates.iter().filter(|candidate| candidate.is_local());
-            compiled.hairpins.extend(local.map(|candidate| (port.protocol, candidate.key())));
+            extras.hairpins.extend(local.map(|candidate| (port.protocol, candidate.key())));
             let mut rows = table(service, port, cluster_ip, facts);
             let context = Context { service, port, facts, balancing };
             let (mut internal, mut external) = (false, false);
             for row in &mut rows {
                 row.elsewhere_only = choice.is_elsewhere_only(&candidates);
-                row.leave_out_reserved(&context, &choice, &mut compiled.rejected);
+                row.leave_out_reserved(&context, &choice, &mut extras.rejected);
                 let lacks_local = if row.role == Roles::CLUSTER_IP { &mut internal } else { &mut external };
                 *lacks_local |= row.lacks_local();
             }
@@ -204,7 +242,7 @@ fn compile_service<'a>(
             let common = with_ports.then(|| Arc::new(Port::new(&context, &rows, family, &choice, weights.as_ref())));
             let asked = AnnotationRequests {
                 weights,
-                returns_directly: context.returns_directly(&rows, &choice, &mut compiled.refused),
+                returns_directly: context.returns_directly(&rows, &choice, &mut extras.refused),
             };
             for row in &rows {
                 row.add_to(&mut frontends, &choice, &asked, common.as_ref(), &context);
@@ -213,15 +251,15 @@ fn compile_service<'a>(
         }
         if let Some(port) = service.health_check_node_port {
             if !facts.health_checks_open_on(family).is_nowhere() {
-                compiled.health_check_open_in.push(family);
+                extras.health_check_open_in.push(family);
             }
-            let check = compiled.health_check.get_or_insert(HealthCheck { port, v4: None, v6: None });
+            let check = extras.health_check.get_or_insert(HealthCheck { port, v4: None, v6: None });
             let of_family = if family == Family::V4 { &mut check.v4 } else { &mut check.v6 };
             *of_family = Some(count_ready_local(&slices, family));
         }
     }
     compiled.frontends = frontends.into_values().map(Arc::new).collect();
-    compiled
+    compiled.with(extras)
 }
 
 /// Compiles Frontends that an agent asks for by itself; each is a port of its own, if ports are asked for.
@@ -232,16 +270,17 @@ pub(crate) fn compile_frontends(
     with_ports: bool,
 ) -> Compiled {
     let mut compiled = Compiled::empty(key.clone(), CreationTime::UNKNOWN);
+    let mut extras = Extras::NONE;
     let reserved = &facts.config.reserved;
     for spec in specs.iter().filter(|spec| facts.config.families.iter().any(|family| family == spec.key.family())) {
         let refusal = reserved
             .refuses(&spec.key, facts)
             .or_else(|| reserved.refuses_address(&spec.key, spec.roles, &spec.cluster, facts));
         if let Some(refusal) = refusal {
-            compiled.rejected.insert(refusal);
+            extras.rejected.insert(refusal);
             continue;
         }
-        compiled.hairpins.extend(spec.local.iter().map(|endpoint| (spec.key.protocol, *endpoint)));
+        extras.hairpins.extend(spec.local.iter().map(|endpoint| (spec.key.protocol, *endpoint)));
         if spec.policy == TrafficPolicy::Local && spec.local.is_empty() && !spec.cluster.is_empty() {
             let is_internal = spec.roles == Roles::CLUSTER_IP;
             compiled.no_local_endpoints.note(spec.key.family(), is_internal, !is_internal);
@@ -274,7 +313,7 @@ pub(crate) fn compile_frontends(
             port,
         }));
     }
-    compiled
+    compiled.with(extras)
 }
 
 /// Compiles the Service of this key, else the Frontends that an agent handed in under it; `None` if the store has neither.

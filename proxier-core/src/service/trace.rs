@@ -708,7 +708,7 @@ impl Tracer<'_> {
         // IPVS mode knows hairpins by protocol, address and port, other modes by address: one may be here for one Service and not for another.
         let is_whole = self.rules.contains(PacketRules::BALANCES);
         let is_local = || {
-            let mut hairpins = self.desired.all_compiled().flat_map(|compiled| &compiled.hairpins);
+            let mut hairpins = self.desired.all_compiled().flat_map(|compiled| &compiled.extras().hairpins);
             hairpins.any(|(protocol, local)| {
                 let is_same = *protocol == self.packet.to.protocol && local.port == endpoint.port;
                 local.address == endpoint.address && (is_same || !is_whole)

@@ -28,7 +28,7 @@ pub(super) fn weigh(
     }
     let mut weights = Vec::new();
     for slice in slices.iter().filter(|slice| slice.family == family) {
-        let ports = slice.ports.iter().filter(|of| *of.name == *port.name && of.protocol == port.protocol);
+        let ports = slice.ports().iter().filter(|of| *of.name == *port.name && of.protocol == port.protocol);
         for number in ports.map(|of| of.port) {
             weights.extend(slice.endpoints.iter().filter_map(|endpoint| {
                 let own = slice.weight_of(endpoint).filter(|_| by_slice);

@@ -43,7 +43,7 @@ pub use weights::ZoneWeights;
 #[doc(hidden)]
 pub use slice::Endpoint;
 
-/// Namespace and name of an object. Prints as `namespace/name`; cheap to clone.
+/// Namespace and name of an object. Prints as `namespace/name`; cheap to clone and small, since each object's key is kept several times.
 ///
 /// ```
 /// use proxier_core::objects::Metadata;
@@ -51,20 +51,20 @@ pub use slice::Endpoint;
 ///
 /// let web = Metadata { name: "web".into(), ..Metadata::default() };
 /// assert_eq!(ObjectKey::of(&web), ObjectKey::new("default", "web"));
-/// assert_eq!(ObjectKey::new("demo", "web").to_string(), "demo/web");
+/// let web = ObjectKey::new("demo", "web");
+/// assert_eq!((web.namespace(), web.name(), web.to_string().as_str()), ("demo", "web", "demo/web"));
+/// assert!(web < ObjectKey::new("demo-2", "a")); // by namespace, then by name
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ObjectKey {
-    /// Namespace; empty for objects that have none, such as Nodes.
-    pub namespace: Arc<str>,
-    /// Name.
-    pub name: Arc<str>,
-}
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectKey(Arc<str>);
 
 impl ObjectKey {
+    /// Between namespace and name, which cannot have it; sorts before everything that can be in a namespace.
+    const SEPARATOR: &str = "\0";
+
     /// Makes the key of this namespace and name.
     pub fn new(namespace: &str, name: &str) -> Self {
-        ObjectKey { namespace: namespace.into(), name: name.into() }
+        ObjectKey([namespace, name].join(Self::SEPARATOR).into())
     }
 
     /// The key of an object in a namespace: `default` when it names none.
@@ -73,15 +73,37 @@ impl ObjectKey {
         Self::new(namespace, &metadata.name)
     }
 
+    /// Namespace; empty for objects that have none, such as Nodes.
+    pub fn namespace(&self) -> &str {
+        self.parts().0
+    }
+
+    /// Name.
+    pub fn name(&self) -> &str {
+        self.parts().1
+    }
+
+    fn parts(&self) -> (&str, &str) {
+        self.0.split_once(Self::SEPARATOR).unwrap_or(("", &self.0))
+    }
+
     /// Whether this is `default/kubernetes`, the API server's own Service.
     pub(crate) fn is_kubernetes(&self) -> bool {
-        *self.namespace == *"default" && *self.name == *"kubernetes"
+        self.parts() == ("default", "kubernetes")
     }
 }
 
 impl fmt::Display for ObjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.namespace.is_empty() { f.write_str(&self.name) } else { write!(f, "{}/{}", self.namespace, self.name) }
+        let (namespace, name) = self.parts();
+        if namespace.is_empty() { f.write_str(name) } else { write!(f, "{namespace}/{name}") }
+    }
+}
+
+/// Prints as [`Display`](fmt::Display) does.
+impl fmt::Debug for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ObjectKey({self})")
     }
 }
 

@@ -142,13 +142,13 @@ pub struct Service {
     /// Creation time of the Service.
     pub(crate) created: CreationTime,
     /// Cluster IPs, at most one of each family. A family without one is not programmed at all.
-    pub cluster_ips: Vec<IpAddr>,
+    pub cluster_ips: Box<[IpAddr]>,
     /// Addresses routed to the nodes by someone else, sorted.
-    pub external_ips: Vec<IpAddr>,
+    pub external_ips: Box<[IpAddr]>,
     /// Addresses of load balancers that packets arrive with as destination (`ipMode` `VIP`), sorted.
-    pub load_balancer_ips: Vec<IpAddr>,
+    pub load_balancer_ips: Box<[IpAddr]>,
     /// Ports. No two have the same protocol and number, or the same protocol and name.
-    pub ports: Vec<ServicePort>,
+    pub ports: Box<[ServicePort]>,
     /// Seconds for which a client stays with its endpoint after its last connection: 1 to 86,400.
     pub affinity_secs: Option<u32>,
     /// Policy of external addresses and node ports. `Local` applies to types NodePort and LoadBalancer, and to ClusterIP with
@@ -207,10 +207,10 @@ impl Service {
         Some(Service {
             key,
             created: check_created(object, report),
-            cluster_ips,
-            external_ips,
-            load_balancer_ips,
-            ports,
+            cluster_ips: cluster_ips.into(),
+            external_ips: external_ips.into(),
+            load_balancer_ips: load_balancer_ips.into(),
+            ports: ports.into(),
             affinity_secs,
             balancing,
             external_policy,

@@ -63,13 +63,20 @@ pub struct EndpointSlice {
     pub service: ObjectKey,
     /// Family of the addresses.
     pub(crate) family: Family,
-    /// Ports that all endpoints have.
-    pub(crate) ports: Vec<EndpointPort>,
     /// Endpoints, in the order of the object.
     #[doc(hidden)]
-    pub endpoints: Vec<Endpoint>,
+    pub endpoints: Box<[Endpoint]>,
+    /// The rest, which most slices have in common with many.
+    pub(super) shape: Arc<Shape>,
+}
+
+/// Content of a slice but for its endpoints.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Shape {
+    /// Ports that all endpoints have.
+    ports: Vec<EndpointPort>,
     /// Nodes and zones of the endpoints, and the zones and nodes that they are meant for.
-    pub(super) locations: Arc<Locations>,
+    locations: Vec<Location>,
     /// Weights by address, sorted.
     weights: Box<[(IpAddr, u16)]>,
 }
@@ -96,7 +103,7 @@ impl EndpointSlice {
             return None;
         }
         let service = labels.get(SERVICE_NAME_LABEL).filter(|name| !name.is_empty())?;
-        let service = ObjectKey { namespace: key.namespace.clone(), name: service.into() };
+        let service = ObjectKey::new(key.namespace(), service);
         let family = match object.address_type.as_str() {
             "IPv4" => Family::V4,
             "IPv6" => Family::V6,
@@ -108,7 +115,7 @@ impl EndpointSlice {
         };
         let ports = check_ports(&object.ports, report);
         let mut endpoints = Vec::with_capacity(object.endpoints.len());
-        let mut locations = Locations::default();
+        let mut shape = Shape { ports, ..Shape::default() };
         for (index, endpoint) in object.endpoints.iter().enumerate() {
             let field = || format!("endpoints[{index}].addresses[0]");
             let Some(text) = endpoint.addresses.first() else {
@@ -123,12 +130,17 @@ impl EndpointSlice {
                 report.reject(field(), text, "not of the slice's addressType; the endpoint is left out");
                 continue;
             }
-            let location = locations.index_of(endpoint, keeps_nodes);
+            let location = shape.add_location(endpoint, keeps_nodes);
             endpoints.push(Endpoint { address, flags: flags_of(endpoint, node_name), location });
         }
         let asked = object.metadata.annotations.get(weights::OF_ADDRESSES);
-        let weights = asked.map(|text| weights::of_addresses(text, report)).unwrap_or_default();
-        Some(EndpointSlice { key, service, family, ports, endpoints, locations: Arc::new(locations), weights })
+        shape.weights = asked.map(|text| weights::of_addresses(text, report)).unwrap_or_default();
+        Some(EndpointSlice { key, service, family, endpoints: endpoints.into(), shape: Arc::new(shape) })
+    }
+
+    /// Ports that all endpoints have.
+    pub(crate) fn ports(&self) -> &[EndpointPort] {
+        &self.shape.ports
     }
 
     /// The annotation with the weights of its endpoints.
@@ -151,17 +163,18 @@ impl EndpointSlice {
 
     /// Whether endpoints have weights of their own.
     pub fn has_weights(&self) -> bool {
-        !self.weights.is_empty()
+        !self.shape.weights.is_empty()
     }
 
     /// The weight of its own that an endpoint of this slice has.
     pub(crate) fn weight_of(&self, endpoint: &Endpoint) -> Option<u16> {
-        let found = self.weights.binary_search_by_key(&endpoint.address, |(address, _)| *address).ok()?;
-        self.weights.get(found).map(|(_, weight)| *weight)
+        let weights = &self.shape.weights;
+        let found = weights.binary_search_by_key(&endpoint.address, |(address, _)| *address).ok()?;
+        weights.get(found).map(|(_, weight)| *weight)
     }
 
     fn location_of(&self, endpoint: &Endpoint) -> Option<&Location> {
-        self.locations.0.get(usize::from(endpoint.location?.get()).checked_sub(1)?)
+        self.shape.locations.get(usize::from(endpoint.location?.get()).checked_sub(1)?)
     }
 }
 
@@ -207,13 +220,9 @@ struct Location {
     node: Option<Box<str>>,
 }
 
-/// The locations seen in a slice: most endpoints share one, and most slices have the same few.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Locations(Vec<Location>);
-
-impl Locations {
-    /// The index of an endpoint's location, from 1. Beyond 65,535 locations an endpoint counts as having none.
-    fn index_of(&mut self, endpoint: &EndpointObject, keeps_nodes: bool) -> Option<NonZeroU16> {
+impl Shape {
+    /// The index of an endpoint's location, from 1: most endpoints share one. Beyond 65,535 locations an endpoint counts as having none.
+    fn add_location(&mut self, endpoint: &EndpointObject, keeps_nodes: bool) -> Option<NonZeroU16> {
         let hints = endpoint.hints.as_ref().map_or(&[][..], |hints| &hints.for_zones);
         let zone = endpoint.zone.as_deref().filter(|zone| !zone.is_empty());
         let node = endpoint.node_name.as_deref().filter(|node| keeps_nodes && !node.is_empty());
@@ -226,11 +235,11 @@ impl Locations {
         };
         let number = |location: usize| u16::try_from(location.checked_add(1)?).ok().and_then(NonZeroU16::new);
         // Search only the first few; a duplicate only costs memory.
-        if let Some(known) = self.0.iter().take(16).position(same) {
+        if let Some(known) = self.locations.iter().take(16).position(same) {
             return number(known);
         }
-        let number = number(self.0.len())?;
-        self.0.push(Location {
+        let number = number(self.locations.len())?;
+        self.locations.push(Location {
             hints: hints.iter().map(|zone| zone.name.as_str().into()).collect(),
             zone: zone.map(Box::from),
             node: node.map(Box::from),
@@ -294,7 +303,7 @@ mod tests {
         let mut store = Store::new("node-a");
         store.upsert_slice(&serde_json::from_value(object).unwrap());
         let slice = store.slices_of(&ObjectKey::new("demo", "web")).next().unwrap();
-        let found: Vec<_> = slice.ports.iter().map(|port| (&*port.name, port.port)).collect();
+        let found: Vec<_> = slice.ports().iter().map(|port| (&*port.name, port.port)).collect();
         assert_eq!(found, [("", 80), ("", 81)]);
     }
 }

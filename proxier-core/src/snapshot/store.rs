@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::slice::Locations;
+use super::slice::Shape;
 use super::{Abilities, Balancing, EndpointSlice, FrontendSpec, ObjectKey, ObjectKind, Rejection, Service};
 use crate::objects::{EndpointSliceObject, ServiceObject};
 use crate::pack::pack;
@@ -70,8 +70,8 @@ use crate::pack::pack;
 pub struct Store {
     node_name: String,
     keeps_nodes: bool,
-    /// The locations of slices, each kept once: most slices have the same few.
-    locations: BTreeSet<Arc<Locations>>,
+    /// The shapes of slices, each kept once: most slices have one of a few.
+    shapes: BTreeSet<Arc<Shape>>,
     /// Wishes of Services that the mode can fulfil.
     abilities: Abilities,
     /// A Service has asked for a drain time.
@@ -113,7 +113,6 @@ impl Store {
         pack(&mut self.services);
         pack(&mut self.slices);
         pack(&mut self.owners);
-        self.locations.retain(|locations| Arc::strong_count(locations) > 1);
     }
 
     /// Whether a Service has asked for a drain time since the store is there.
@@ -191,7 +190,7 @@ impl Store {
         let checked = EndpointSlice::check(object, &self.node_name, self.keeps_nodes, &mut rejections);
         self.note(ObjectKind::EndpointSlice, &key, rejections);
         let Some(mut slice) = checked else { return self.remove_slice(&key) };
-        self.share_places(&mut slice);
+        self.share_shape(&mut slice);
         let mut changed = Vec::new();
         let known = self.owners.get_key_value(&key);
         if let Some((key, service)) = known.filter(|(_, service)| **service == slice.service) {
@@ -201,14 +200,15 @@ impl Store {
                 changed.extend(self.remove_slice(&key));
             }
             slice.service = self.shared(slice.service);
-            // The Service of an object is in the object's namespace.
-            slice.key = ObjectKey { namespace: slice.service.namespace.clone(), name: key.name };
         }
         let (key, service) = (slice.key.clone(), slice.service.clone());
         let slices = self.slices.entry(service.clone()).or_default();
         match slices.binary_search_by(|known| known.key.cmp(&key)) {
             Ok(place) => match slices.get_mut(place) {
-                Some(known) if *known != slice => *known = slice,
+                Some(known) if *known != slice => {
+                    let before = std::mem::replace(known, slice);
+                    self.forget_shape(&before);
+                }
                 _ => return changed,
             },
             Err(place) => {
@@ -230,38 +230,37 @@ impl Store {
     fn remove_slice(&mut self, key: &ObjectKey) -> Vec<ObjectKey> {
         let Some(service) = self.owners.remove(key) else { return Vec::new() };
         if let Some(slices) = self.slices.get_mut(&service) {
-            slices.retain(|slice| slice.key != *key);
+            let gone = slices.extract_if(.., |slice| slice.key == *key).next();
             if slices.is_empty() {
                 self.slices.remove(&service);
             }
+            gone.iter().for_each(|gone| self.forget_shape(gone));
         }
         self.services.contains_key(&service).then_some(service).into_iter().collect()
     }
 
-    /// The same key, sharing memory with the known key of this Service, or its namespace: each name is kept once.
+    /// The same key, sharing memory with the known key of this Service.
     fn shared(&self, key: ObjectKey) -> ObjectKey {
         let service = self.services.get_key_value(&key).map(|(known, _)| known);
-        if let Some(same) = service.or_else(|| self.slices.get_key_value(&key).map(|(known, _)| known)) {
-            return same.clone();
-        }
-        let neighbours = [
-            self.services.range(..=&key).next_back().map(|(known, _)| known),
-            self.slices.range(..=&key).next_back().map(|(known, _)| known),
-            self.services.range(&key..).next().map(|(known, _)| known),
-            self.slices.range(&key..).next().map(|(known, _)| known),
-        ];
-        let akin = neighbours.into_iter().flatten().find(|known| known.namespace == key.namespace);
-        ObjectKey { namespace: akin.map_or(key.namespace, |akin| akin.namespace.clone()), name: key.name }
+        service.or_else(|| self.slices.get_key_value(&key).map(|(known, _)| known)).cloned().unwrap_or(key)
     }
 
-    /// Lets slices with equal locations share them. Slices with node names have no equals.
-    fn share_places(&mut self, slice: &mut EndpointSlice) {
+    /// Lets slices of equal shape share it. Slices with node names have no equals.
+    fn share_shape(&mut self, slice: &mut EndpointSlice) {
         if self.keeps_nodes {
             return;
         }
-        match self.locations.get(&slice.locations) {
-            Some(known) => slice.locations = known.clone(),
-            None => drop(self.locations.insert(slice.locations.clone())),
+        match self.shapes.get(&slice.shape) {
+            Some(known) => slice.shape = known.clone(),
+            None => drop(self.shapes.insert(slice.shape.clone())),
+        }
+    }
+
+    /// Forgets the shape of a slice that is gone, unless others have it.
+    fn forget_shape(&mut self, slice: &EndpointSlice) {
+        // One is here, one there.
+        if Arc::strong_count(&slice.shape) == 2 {
+            self.shapes.remove(&slice.shape);
         }
     }
 
@@ -332,4 +331,33 @@ impl Store {
 /// Whether a drain time is asked for.
 fn drains(asked: Option<&Balancing>) -> bool {
     asked.is_some_and(|asked| asked.drain_secs.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Annotations may change for months.
+    #[test]
+    fn a_shape_that_no_slice_has_any_more_is_forgotten() {
+        let slice = |name: &str, port: u16| -> EndpointSliceObject {
+            serde_json::from_value(json!({
+                "metadata": {"namespace": "demo", "name": name, "labels": {"kubernetes.io/service-name": "web"}},
+                "addressType": "IPv4", "ports": [{"name": "p", "port": port}], "endpoints": [{"addresses": ["10.244.0.1"]}],
+            }))
+            .unwrap()
+        };
+        let mut store = Store::new("node-a");
+        for (name, port, shapes) in [("a", 80, 1), ("b", 80, 1), ("c", 81, 2), ("a", 82, 3), ("b", 82, 2), ("b", 82, 2)]
+        {
+            store.upsert_slice(&slice(name, port));
+            assert_eq!(store.shapes.len(), shapes, "{name} {port}");
+        }
+        for (name, shapes) in [("c", 1), ("a", 1), ("b", 0)] {
+            store.delete_slice(&ObjectKey::new("demo", name));
+            assert_eq!(store.shapes.len(), shapes, "{name}");
+        }
+    }
 }

@@ -153,7 +153,7 @@ fn sharing(snapshot: &Snapshot, addresses: &BTreeSet<IpAddr>, ports: &BTreeSet<i
 /// Whether a slice belongs to one of these Services.
 fn is_of(key: &ObjectKey, slice: &EndpointSliceObject, services: &BTreeSet<ObjectKey>) -> bool {
     let service = slice.metadata.labels.get("kubernetes.io/service-name");
-    service.is_some_and(|service| services.contains(&ObjectKey::new(key.namespace.as_ref(), service)))
+    service.is_some_and(|service| services.contains(&ObjectKey::new(key.namespace(), service)))
 }
 
 fn canonical(text: &str) -> Option<IpAddr> {

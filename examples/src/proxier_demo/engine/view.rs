@@ -33,7 +33,7 @@ impl<K: Kernel> Engine<K> {
             ports: store.service(&compiled.service).map(|service| service.ports.clone()).unwrap_or_default(),
             frontends: {
                 let owned = |frontend: &&Arc<Frontend>| !lost.contains(&(frontend.key, &compiled.service));
-                compiled.frontends.iter().filter(owned).cloned().collect()
+                compiled.frontends().iter().filter(owned).cloned().collect()
             },
         });
         let drain = |draining: Draining| DrainView {

@@ -39,7 +39,7 @@ impl<T> FromIterator<T> for Lines<T> {
 pub(crate) struct ServiceView {
     pub(crate) key: ObjectKey,
     /// Ports of the Service, for their names.
-    pub(crate) ports: Vec<ServicePort>,
+    pub(crate) ports: Box<[ServicePort]>,
     pub(crate) frontends: Vec<Arc<Frontend>>,
 }
 

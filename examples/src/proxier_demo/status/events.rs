@@ -224,8 +224,8 @@ fn event(report: &Report, node_name: &str, now: SystemTime) -> Value {
         }
         Regarding::Service(key) => {
             let object =
-                json!({"kind": "Service", "apiVersion": "v1", "namespace": &*key.namespace, "name": &*key.name});
-            (&*key.name, &*key.namespace, object)
+                json!({"kind": "Service", "apiVersion": "v1", "namespace": key.namespace(), "name": key.name()});
+            (key.name(), key.namespace(), object)
         }
     };
     json!({

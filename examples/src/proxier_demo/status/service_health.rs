@@ -169,8 +169,8 @@ fn answer(key: &ObjectKey, count: &AtomicU64, health: &Health) -> Answer {
     let body = format!(
         "{{\n\t\"service\": {{\n\t\t\"namespace\": {},\n\t\t\"name\": {}\n\t}},\n\t\"localEndpoints\": {count},\n\t\
          \"serviceProxyHealthy\": {healthy}\n}}",
-        quoted(&key.namespace),
-        quoted(&key.name),
+        quoted(key.namespace()),
+        quoted(key.name()),
     );
     let status = if count > 0 && healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let weight = (HeaderName::from_static("x-load-balancing-endpoint-weight"), HeaderValue::from(count));

@@ -32,7 +32,7 @@ pub struct Wanted<'a> {
 }
 
 fn health_check(compiled: &Compiled) -> Option<u16> {
-    compiled.health_check.map(|check| check.port)
+    compiled.health_check().map(|check| check.port)
 }
 
 impl Index {

@@ -15,13 +15,13 @@ use crate::snapshot::TrafficPolicy;
 /// Entries of a Service that belong to no Frontend: hairpins and the health check. `only_needed`: hairpins only if a Frontend has entries.
 pub(super) fn service_entries(compiled: &Compiled, only_needed: bool) -> BTreeSet<(SetKey, Element)> {
     let is_needed = !only_needed || compiled.frontends.iter().any(|frontend| needs_entries(frontend));
-    let hairpins = compiled.hairpins.iter().filter(|_| is_needed).map(|(protocol, endpoint)| {
+    let hairpins = compiled.extras().hairpins.iter().filter(|_| is_needed).map(|(protocol, endpoint)| {
         let set = SetKey::new(Family::of(endpoint.address), SetKind::LoopBack);
         let host = IpSpan::host(endpoint.address);
         (set, Element::IpPortIp(host, Ports::port((*protocol).into(), endpoint.port), host))
     });
-    let port = compiled.health_check.map(|check| Element::Port(check.port.into()));
-    let open_in = compiled.health_check_open_in.iter();
+    let port = compiled.health_check().map(|check| Element::Port(check.port.into()));
+    let open_in = compiled.extras().health_check_open_in.iter();
     let checks = open_in.filter_map(|family| Some((SetKey::new(*family, SetKind::HealthCheckNodePort), port.clone()?)));
     hairpins.chain(checks).collect()
 }

@@ -84,8 +84,9 @@ impl Index {
 
     /// Follows a Service. What stays is added before it is removed, so that its count never reaches zero.
     pub(super) fn follow_service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
-        let addresses =
-            |of: &Compiled| -> BTreeSet<IpAddr> { of.hairpins.iter().map(|(_, endpoint)| endpoint.address).collect() };
+        let addresses = |of: &Compiled| -> BTreeSet<IpAddr> {
+            of.extras().hairpins.iter().map(|(_, endpoint)| endpoint.address).collect()
+        };
         for address in after.map(addresses).unwrap_or_default() {
             self.add(Need::Hairpin(address));
         }

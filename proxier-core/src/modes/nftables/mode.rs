@@ -19,6 +19,7 @@ use crate::modes::shared::nft::made_by_others;
 use crate::modes::shared::table::{Basis, Fate};
 use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Needs, Outcome, Pass, Reading, Work};
 use crate::net::{Family, FrontendKey};
+use crate::pack::pack;
 use crate::plan::report::{Report, Unread};
 use crate::plan::step::Step;
 use crate::ports::{PortError, PortErrorKind, Ports, Tables, UdpServices};
@@ -204,6 +205,7 @@ impl modes::Mode for Mode {
 
     fn compact(&mut self) {
         self.index.compact();
+        self.known.iter_mut().for_each(|known| pack(&mut known.frontends));
     }
 
     fn kernel(&self) -> Option<&dyn Kernel> {

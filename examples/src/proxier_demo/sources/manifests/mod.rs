@@ -431,8 +431,8 @@ fn gone_change((kind, key): &Id, node_name: &str) -> Change {
     match kind {
         ObjectKind::Service => Change::DeleteService(key.clone()),
         ObjectKind::EndpointSlice => Change::DeleteSlice(key.clone()),
-        _ if *key.name == *node_name => Change::NodeGone,
-        _ => Change::ClusterNodeGone(key.name.to_string()),
+        _ if key.name() == node_name => Change::NodeGone,
+        _ => Change::ClusterNodeGone(key.name().to_owned()),
     }
 }
 

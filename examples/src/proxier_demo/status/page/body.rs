@@ -248,7 +248,7 @@ mod tests {
         let facts = NodeFacts::new(&Config::default(), &Node::new("n1"), &HostAddresses::default());
         let mut store = Store::new("n1");
         store.upsert_frontends(service, specs);
-        Desired::build(&store, &facts).compiled(service).unwrap().frontends.clone()
+        Desired::build(&store, &facts).compiled(service).unwrap().frontends().to_vec()
     }
 
     fn service(name: &str, number: u8, frontends: u16, endpoints: u16) -> ServiceView {
@@ -259,7 +259,7 @@ mod tests {
             .map(|key| FrontendSpec::new(key, (1..=endpoints).map(endpoint)))
             .collect();
         let frontends = compiled(&key, specs);
-        ServiceView { key, ports: Vec::new(), frontends }
+        ServiceView { key, ports: Box::default(), frontends }
     }
 
     fn view(services: Vec<ServiceView>) -> View {
@@ -333,7 +333,7 @@ mod tests {
         spec.local = vec![endpoint(1)];
         let name = ObjectKey::new("shop", "web");
         let frontends = compiled(&name, [spec]);
-        let service = ServiceView { key: name, ports: Vec::new(), frontends };
+        let service = ServiceView { key: name, ports: Box::default(), frontends };
         let mark = VirtualServerKey::fwmark(ipvs::model::Family::V4, 0x1600_0001).unwrap();
         let view = View { mode: Kind::Ipvs, marks: BTreeMap::from([(key, mark)]), ..view(vec![service]) };
         let mut body = of_board(&Board::default());

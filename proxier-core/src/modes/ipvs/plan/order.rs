@@ -118,8 +118,8 @@ enum Rank {
 
 fn rank(owner: Option<&ObjectKey>, key: &VirtualServerKey) -> Rank {
     let Some(owner) = owner else { return Rank::Other };
-    match (&*owner.namespace, key) {
-        ("default", _) if &*owner.name == "kubernetes" => Rank::Kubernetes,
+    match (owner.namespace(), key) {
+        ("default", _) if owner.name() == "kubernetes" => Rank::Kubernetes,
         ("kube-system", VirtualServerKey::Address { port: 53, protocol: Protocol::Tcp | Protocol::Udp, .. }) => {
             Rank::Dns
         }
