@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ipvs::model::Scheduler;
+use ipvs::model::{Scheduler, SchedulerFlags};
 
 use super::{ConnectionSync, MarkRange};
 use crate::net::Network;
@@ -210,4 +210,12 @@ fn or(mut asked: Balancing, defaults: &Balancing, has_affinity: bool) -> Balanci
         }
     }
     asked
+}
+
+/// The flags of a scheduler unless others are configured.
+pub(crate) fn usual_flags(scheduler: Scheduler) -> SchedulerFlags {
+    match scheduler {
+        Scheduler::MaglevHashing => SchedulerFlags::MH_PORT | SchedulerFlags::MH_FALLBACK,
+        _ => SchedulerFlags::empty(),
+    }
 }

@@ -16,6 +16,7 @@ use crate::net::{Family, Network, is_reachable};
 use crate::objects::ConfigObject;
 use crate::snapshot::{Balancing, ObjectKey, ObjectKind, Rejection, Reporter, parse_address, parse_network};
 
+pub(crate) use self::ipvs::usual_flags;
 pub use self::ipvs::{Binding, IpvsConfig, MayAskFor, RulesBy};
 pub use connection_sync::{ConnectionSync, SyncRole};
 pub use fast_path::FastPath;

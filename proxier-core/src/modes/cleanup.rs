@@ -78,7 +78,7 @@ pub fn cleanup(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cl
     }
     let is_alone = config.names == KernelNames::default();
     if kept != Some(Kind::Ipvs) {
-        cleaned.extend(connection_sync::cleanup(config, kept.is_none(), ports.ipvs));
+        cleaned.extend(connection_sync::cleanup(config, kept.is_none(), ports));
     }
     if !kept.is_some_and(|kept| kept.facts().translates_packets) {
         cleaned.extend(fast_path::cleanup(config, ports.tables));

@@ -4,16 +4,19 @@
 //! or started again where its other settings differ, since none can be changed while it runs. Any other is foreign and stays.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 use ipvs::model::{DaemonState, SyncDaemon};
 
 use super::Kind;
 use crate::config::{Config, ConnectionSync};
 use crate::modes::shared::cleaned::Cleaned;
+use crate::plan::execute::call_one;
+use crate::plan::names::Names;
+use crate::plan::operation::Operation;
 use crate::plan::report::{Applied, Report};
-use crate::plan::step::{Action, Part, Step};
-use crate::ports::{Ipvs, PortError, PortErrorKind};
+use crate::plan::shown::ShownDaemon;
+use crate::plan::step::{Action, Part};
+use crate::ports::{Ipvs, Ports};
 use crate::snapshot::HostAddresses;
 
 /// Change of a daemon.
@@ -27,22 +30,8 @@ pub(crate) struct Change {
 }
 
 impl Change {
-    pub(crate) fn step(&self) -> Step {
-        Step::new(self.action, Part::SyncDaemon, self.daemon.state).with(Shown(&self.daemon))
-    }
-}
-
-/// Settings of a daemon: `on eth0, sync id 7, port 8850`. Those left to the kernel are left out.
-struct Shown<'a>(&'a SyncDaemon);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let SyncDaemon { interface, sync_id, group, port, ttl, max_length, .. } = self.0;
-        write!(f, "on {interface}, sync id {sync_id}")?;
-        group.iter().try_for_each(|group| write!(f, ", group {group}"))?;
-        port.iter().try_for_each(|port| write!(f, ", port {port}"))?;
-        ttl.iter().try_for_each(|ttl| write!(f, ", ttl {ttl}"))?;
-        max_length.iter().try_for_each(|length| write!(f, ", at most {length} bytes"))
+    pub(crate) fn operation(&self) -> Operation<'_> {
+        Operation::SyncDaemon(self.action, &self.daemon)
     }
 }
 
@@ -128,8 +117,8 @@ impl Tracker {
                     "the {} of another program stays, {}, and connections are not synchronised {}; to have that, end it there (ipvsadm \
                      --stop-daemon {0})",
                     there.state,
-                    Shown(there),
-                    Shown(wanted)
+                    ShownDaemon(there),
+                    ShownDaemon(wanted)
                 );
                 self.tell(Some(there.state), reason, report);
                 return None;
@@ -147,15 +136,11 @@ impl Tracker {
         changes: &[Change],
         applied: &mut Applied,
         report: &mut Report,
-        ipvs: &mut dyn Ipvs,
+        ports: &mut Ports<'_>,
     ) {
         for change in changes {
             let Change { action, daemon, .. } = change;
-            let mut outcome = if *action == Action::Add { Ok(()) } else { stop(daemon.state, ipvs) };
-            if *action != Action::Delete {
-                outcome = outcome.and_then(|()| ipvs.start_sync_daemon(daemon));
-            }
-            match outcome {
+            match call_one(&change.operation(), ports) {
                 Ok(()) => {
                     applied.count(Part::SyncDaemon, *action, 1);
                     if *action != Action::Delete {
@@ -185,31 +170,24 @@ impl Tracker {
     }
 }
 
-/// Stops the daemon of a state; without one there is nothing to do.
-fn stop(state: DaemonState, ipvs: &mut dyn Ipvs) -> Result<(), PortError> {
-    ipvs.stop_sync_daemon(state)
-        .or_else(|error| if error.kind() == PortErrorKind::NotFound { Ok(()) } else { Err(error) })
-}
-
 /// Stops the daemons that the configuration names. `tells`: names those that stay.
-pub(super) fn cleanup(config: &Config, tells: bool, ipvs: &mut dyn Ipvs) -> Cleaned {
+pub(super) fn cleanup(config: &Config, tells: bool, ports: &mut Ports<'_>) -> Cleaned {
     let mut cleaned = Cleaned::default();
     let sync = config.ipvs.connection_sync;
     if sync.is_none() && !tells {
         return cleaned;
     }
-    match ipvs.sync_daemons() {
+    match ports.ipvs.sync_daemons() {
         Ok(running) => {
             for daemon in running {
                 if sync.is_some_and(|sync| sync.owns(&daemon)) {
-                    let change = Change { action: Action::Delete, daemon, is_drift: false };
-                    let outcome = stop(daemon.state, ipvs);
-                    cleaned.applied.note(|| change.step(), outcome);
+                    let stop = Operation::SyncDaemon(Action::Delete, &daemon);
+                    cleaned.applied.carry_out([stop], &Names::NONE, ports);
                 } else if tells {
                     cleaned.left.push(format!(
                         "sync daemon {} {} stays: ipvs.connectionSync does not name it; if no program needs it, ipvsadm --stop-daemon {0}",
                         daemon.state,
-                        Shown(&daemon)
+                        ShownDaemon(&daemon)
                     ));
                 }
             }

@@ -15,6 +15,7 @@ use crate::config::{Config, FastPath};
 use crate::modes::shared::cleaned::Cleaned;
 use crate::modes::shared::nft::{OWNED, built, made_by_others, name, remove_table};
 use crate::net::Protocol;
+use crate::plan::operation::Whole;
 use crate::plan::report::{Applied, Lack, Report};
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{PortError, PortErrorKind, Tables};
@@ -33,10 +34,16 @@ const DST_NAT: u32 = 1 << 5;
 /// Change of the table.
 #[derive(Clone, Debug)]
 pub(crate) struct Change {
-    pub(crate) step: Step,
+    step: Step,
     transaction: Transaction,
     /// The table after it; `None`: there is none.
     table: Option<TableSpec>,
+}
+
+impl Whole for Change {
+    fn step(&self) -> Step {
+        self.step.clone()
+    }
 }
 
 /// Table of the fast path, from pass to pass.

@@ -17,10 +17,10 @@ pub(crate) mod shared;
 pub mod trace;
 pub mod userspace;
 
+pub use crate::plan::names::Names;
 pub use list::{ServedFrontend, list_frontends};
 pub use shared::cleaned::Cleaned;
 pub use shared::host::other_addresses;
-pub use shared::names::Names;
 pub use shared::sysctls::HostSettings;
 pub use shared::table::can_own_tables;
 
@@ -33,6 +33,7 @@ use crate::config::{Config, Families, RulesBy};
 use crate::modes::shared::localhost::Guard;
 use crate::modes::shared::sysctls;
 use crate::net::{Family, FrontendKey, Protocol};
+use crate::plan::operation::Operation;
 use crate::plan::report::{Applied, Refused, Report, Unread};
 use crate::plan::step::Step;
 use crate::ports::{
@@ -278,7 +279,7 @@ pub(crate) trait Work: fmt::Debug + Send + Sync {
     fn is_empty(&self) -> bool;
 
     /// The operations, in the order in which they are carried out.
-    fn steps<'a>(&'a self, names: &'a Names<'a>) -> Box<dyn Iterator<Item = Step> + 'a>;
+    fn operations(&self) -> Box<dyn Iterator<Item = Operation<'_>> + '_>;
 }
 
 impl Plan {
@@ -293,14 +294,18 @@ impl Plan {
             && self.forget.is_empty()
     }
 
+    fn operations(&self) -> impl Iterator<Item = Operation<'_>> {
+        let work = self.work.iter().flat_map(|work| work.operations());
+        let after = self.guarded.iter().map(Operation::Sysctl);
+        let after = after.chain(self.connection_sync.iter().map(connection_sync::Change::operation));
+        let after = after.chain(self.fast_path.iter().map(|change| Operation::Whole(&**change)));
+        let flows = (!self.forget.is_empty()).then_some(Operation::Flows(Protocol::Udp, &self.forget));
+        self.sysctls.iter().map(Operation::Sysctl).chain(work).chain(after).chain(flows)
+    }
+
     /// The operations, in the order in which they are carried out.
     pub fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
-        let work = self.work.iter().flat_map(|work| work.steps(names));
-        let flows = (!self.forget.is_empty()).then(|| Step::flows(Protocol::Udp, &self.forget));
-        let fast_path = self.fast_path.iter().map(|change| change.step.clone());
-        let guarded = self.guarded.iter().map(Step::sysctl);
-        let sync = self.connection_sync.iter().map(connection_sync::Change::step);
-        self.sysctls.iter().map(Step::sysctl).chain(work).chain(guarded).chain(sync).chain(fast_path).chain(flows)
+        self.operations().map(|operation| operation.step(names))
     }
 
     /// Leaves out addresses and ports to which there are no UDP flows to forget. A pass looks for them only when it forgets them.

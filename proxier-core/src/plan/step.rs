@@ -1,12 +1,8 @@
 //! The steps of a plan, one for each operation, as text and as data.
 
 use std::fmt;
-use std::net::IpAddr;
 
-use crate::config::InterfaceName;
-use crate::net::{Family, Protocol};
-use crate::ports::SysctlChange;
-use crate::ports::{LocalRoute, UdpServices};
+use crate::net::Family;
 
 /// Verb of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
@@ -152,33 +148,6 @@ impl Step {
     pub(crate) fn of_service(mut self, service: Option<String>) -> Self {
         self.service = service;
         self
-    }
-
-    pub(crate) fn device(name: &InterfaceName) -> Self {
-        Step::new(Action::Add, Part::Device, name).with("type dummy")
-    }
-
-    pub(crate) fn delete_device(name: &InterfaceName) -> Self {
-        Step::new(Action::Delete, Part::Device, name)
-    }
-
-    pub(crate) fn sysctl(change: &SysctlChange) -> Self {
-        let old = change.from.as_deref().unwrap_or("unknown");
-        Step::new(Action::Change, Part::Sysctl, &change.path).with(format_args!("= {} (was {old})", change.to))
-    }
-
-    pub(crate) fn address(action: Action, address: IpAddr, device: &InterfaceName) -> Self {
-        Step::new(action, Part::Address, address).with(format_args!("on {device}"))
-    }
-
-    pub(crate) fn route(action: Action, route: &LocalRoute) -> Self {
-        let source = route.source.map_or_else(String::new, |source| format!(" src {source}"));
-        Step::new(action, Part::Route, format_args!("local {}", route.network)).with(format_args!("dev lo{source}"))
-    }
-
-    pub(crate) fn flows(protocol: Protocol, services: &UdpServices) -> Self {
-        Step::new(Action::Delete, Part::Flows, protocol)
-            .with(format_args!("to {} addresses and ports, if none of their endpoints answers", services.len()))
     }
 }
 

@@ -77,6 +77,7 @@ pub use tables::{NotCommitted, Tables};
 /// Names of sets: for this crate, its tests and its benches.
 #[doc(hidden)]
 pub use named_set::{SetKey, SetKind};
+pub(crate) use named_set::{frontend_at, recorded};
 
 /// Ports of all parts that a pass works on.
 pub struct Ports<'a> {

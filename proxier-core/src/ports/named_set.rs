@@ -2,11 +2,13 @@
 //! records node ports of this proxy.
 
 use std::fmt;
+use std::net::IpAddr;
+use std::num::NonZeroU32;
 
-use ipset::{InvalidValue, PortRange, Range, SetSpec, SetType};
+use ipset::{Element, InvalidValue, IpSpan, PortRange, Ports, Range, SetSpec, SetType};
 
 use crate::config::NamePrefix;
-use crate::net::Family;
+use crate::net::{Family, FrontendKey, Protocol};
 
 macro_rules! sets {
     ($($(#[$doc:meta])* $kind:ident = $stem:literal, $set_type:ident, $comment:literal;)*) => {
@@ -253,6 +255,20 @@ impl fmt::Display for NamedSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.name())
     }
+}
+
+/// The Frontend and the mark that an entry of [`SetKind::SplitMark`] records, or one of [`SetKind::NodePortMark`].
+pub(crate) fn recorded(element: &Element) -> Option<(FrontendKey, NonZeroU32)> {
+    let Element::IpPortIp(host, ports, mark) = element else { return None };
+    let IpAddr::V4(mark) = mark.first() else { return None };
+    Some((frontend_at(host, *ports)?, NonZeroU32::new(mark.to_bits())?))
+}
+
+/// The Frontend at an address and port.
+pub(crate) fn frontend_at(host: &IpSpan, ports: Ports) -> Option<FrontendKey> {
+    let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+    let protocol = all.into_iter().find(|known| ipset::Protocol::from(*known) == ports.protocol())?;
+    Some(FrontendKey::new(protocol, host.first(), ports.ports().first()))
 }
 
 #[cfg(test)]

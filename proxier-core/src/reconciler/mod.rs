@@ -29,6 +29,8 @@ use crate::modes::shared::localhost::{self, Guard};
 use crate::modes::shared::sysctls::{self, HostSettings};
 use crate::modes::{self, CarryOut, Mode, Pass, Plan, connection_sync, fast_path, iptables, ipvs, nftables, userspace};
 use crate::net::{Family, Network, Protocol};
+use crate::plan::names::Names;
+use crate::plan::operation::Operation;
 use crate::plan::report::{Applied, Report, Unread};
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{Ports, UdpServices};
@@ -410,10 +412,7 @@ impl Reconciler {
         ports: &mut Ports<'_>,
     ) -> bool {
         let mut applied = Applied { lacks: std::mem::take(&mut report.applied.lacks), ..Applied::default() };
-        for change in &plan.sysctls {
-            let outcome = ports.sysctls.set(&change.path, &change.to);
-            applied.note(|| Step::sysctl(change), outcome);
-        }
+        applied.carry_out(plan.sysctls.iter().map(Operation::Sysctl), &Names::NONE, ports);
         let now = clock();
         if self.mode.kind().facts().translates_packets && self.store.has_drains() {
             self.drains.follow(self.changes.frontends(), &self.desired, !self.settled, now);
@@ -421,8 +420,8 @@ impl Reconciler {
         let (store, desired, changes) = (&self.store, &self.desired, &mut self.changes);
         let outcome = self.mode.carry_out(CarryOut { store, desired, changes, report, clock }, ports);
         applied.add(outcome.applied);
-        sysctls::set_guarded(&plan.guarded, !outcome.unwritten.contains(&Family::V4), ports.sysctls, &mut applied);
-        self.connection_sync.apply(&plan.connection_sync, &mut applied, report, ports.ipvs);
+        sysctls::set_guarded(&plan.guarded, !outcome.unwritten.contains(&Family::V4), ports, &mut applied);
+        self.connection_sync.apply(&plan.connection_sync, &mut applied, report, ports);
         if let Some(change) = plan.fast_path {
             self.fast_path.apply(&self.options.config, *change, &mut applied, ports.tables);
         }
@@ -610,10 +609,11 @@ impl Reconciler {
         plan.connection_sync = self.connection_sync.plan(of, report, ports.ipvs);
         plan.fast_path = self.fast_path.plan(of, report, ports.tables).map(Box::new);
         if pass.tells_drift() {
-            let of_host = plan.sysctls.iter().chain(&plan.guarded).map(Step::sysctl);
+            let step = |operation: Operation<'_>| operation.step(&Names::NONE);
+            let of_host = plan.sysctls.iter().chain(&plan.guarded).map(Operation::Sysctl).map(step);
             report.drift.splice(0..0, of_host);
             let of_daemons = plan.connection_sync.iter().filter(|change| change.is_drift);
-            report.drift.extend(of_daemons.map(connection_sync::Change::step));
+            report.drift.extend(of_daemons.map(connection_sync::Change::operation).map(step));
             let is_unfinished =
                 |step: &Step| self.unfinished.contains(&(step.part, step.name.clone(), step.detail.clone()));
             report.drift.retain(|step| !is_unfinished(step));

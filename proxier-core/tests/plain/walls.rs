@@ -89,7 +89,7 @@ fn ports_are_called_where_modes_read_and_apply() {
     };
     let broken: Vec<_> = found.iter().filter(|(file, _)| is_pure(file)).collect();
     assert!(broken.is_empty(), "{broken:#?}");
-    assert!(found.contains_key("modes/ipvs/apply/mod.rs"), "the test sees calls: {found:#?}");
+    only(&with(&code("plan"), calls), &[("plan/execute.rs", "the executor of operations")]);
 }
 
 #[test]

@@ -8,8 +8,9 @@ use super::count::{Outcome, Tally};
 use super::diff::Incomparable;
 use super::plan::{Basis, FamilyPlan, Plan, without};
 use super::wanted::Wanted;
-use crate::modes::shared::names::Names;
 use crate::net::{Family, FrontendKey};
+use crate::plan::names::Names;
+use crate::plan::operation::Whole;
 use crate::plan::report::Applied;
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{PortError, PortErrorKind, Rules};
@@ -154,7 +155,7 @@ fn finish(
             written.is_surprise = is_partial && is_state;
             let failures = applied.partial_restore_failures.of_mut(plan.family);
             *failures = failures.saturating_add(usize::from(is_partial));
-            let step = plan.rules_step().with(format_args!("{} frontends", plan.frontends.len()));
+            let step = plan.step().with(format_args!("{} frontends", plan.frontends.len()));
             applied.fail(step, error);
         }
     }
@@ -171,7 +172,7 @@ fn frontends_of(service: &ObjectKey, plan: &FamilyPlan, wanted: &Wanted<'_>) -> 
 /// The steps that a refused Service's Frontends would have been.
 fn steps_of(service: &ObjectKey, plan: &FamilyPlan, wanted: &Wanted<'_>, names: &Names<'_>) -> Vec<Step> {
     let owned = frontends_of(service, plan, wanted);
-    let steps: Vec<Step> = owned.iter().map(|key| plan.frontends.step(key, names)).collect();
+    let steps: Vec<Step> = owned.iter().map(|key| plan.frontends.operation(key).step(names)).collect();
     if steps.is_empty() {
         return vec![Step::new(Action::Change, Part::Frontend, service).of_service(Some(service.to_string()))];
     }

@@ -15,11 +15,12 @@ use super::trial;
 use super::wanted::{Index, Wanted};
 use crate::modes::shared::flows;
 use crate::modes::shared::localhost::Guard;
-use crate::modes::shared::names::Names;
 use crate::modes::shared::retry::RulesRetry;
 use crate::modes::{self, CarryOut, Hold, Kind, Needs, Outcome, Pass, Reading, Work};
 use crate::net::{Family, FrontendKey};
 use crate::parallel;
+use crate::plan::names::Names;
+use crate::plan::operation::Whole;
 use crate::plan::report::{Applied, Failure, Lack, Report, RuleCount, Unread};
 use crate::plan::step::{Part, Step};
 use crate::ports::{PortError, PortErrorKind, Ports, Rules, UdpServices};
@@ -359,9 +360,9 @@ impl Mode {
                 continue;
             }
             let is_others = |key: &&FrontendKey| !pass.changes.has(key) && !self.held.contains(*key);
-            drift.extend(plan.frontends.keys().filter(is_others).map(|key| plan.frontends.step(key, &names)));
+            drift.extend(plan.frontends.keys().filter(is_others).map(|key| plan.frontends.operation(key).step(&names)));
             if !pass.changes.is_of(plan.family) {
-                let mut step = plan.rules_step();
+                let mut step = plan.step();
                 step.lines.clear();
                 drift.push(step);
             }

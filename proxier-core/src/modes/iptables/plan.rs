@@ -13,8 +13,8 @@ use super::render::watchful_update;
 use super::wanted::Wanted;
 use crate::modes::Work;
 use crate::modes::shared::frontends::FrontendChanges;
-use crate::modes::shared::names::Names;
 use crate::net::{Family, FrontendKey};
+use crate::plan::operation::{Operation, Whole};
 use crate::plan::step::{Action, Part, Step};
 use crate::safeguard::Loss;
 use crate::service::Changes;
@@ -201,20 +201,17 @@ impl FamilyPlan {
         let is_tried_again = matches!(&self.basis, Basis::Read { refused, .. } if !refused.tried.is_empty());
         self.transaction.is_empty() && !is_tried_again
     }
+}
 
-    /// The step of the rules as a whole.
-    pub(super) fn rules_step(&self) -> Step {
+/// The rules as a whole.
+impl Whole for FamilyPlan {
+    fn step(&self) -> Step {
         let text = self.transaction.to_string();
         let count = text.lines().filter(|line| !line.starts_with('*') && *line != "COMMIT").count();
         let mut step = Step::new(Action::Change, Part::Rules, self.family.name());
         step = step.with(format_args!("{count} lines for iptables-restore --noflush"));
         step.lines = text.lines().map(str::to_owned).collect();
         step
-    }
-
-    fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
-        let rules = (!self.transaction.is_empty()).then(|| self.rules_step());
-        self.frontends.steps(names).chain(rules)
     }
 }
 
@@ -225,7 +222,10 @@ impl Work for Plan {
 
     /// Operations of a family are one run of `iptables-restore`: the Frontends that change, then what the program
     /// gets.
-    fn steps<'a>(&'a self, names: &'a Names<'a>) -> Box<dyn Iterator<Item = Step> + 'a> {
-        Box::new(self.families.iter().flat_map(move |family| family.steps(names)))
+    fn operations(&self) -> Box<dyn Iterator<Item = Operation<'_>> + '_> {
+        Box::new(self.families.iter().flat_map(|family| {
+            let rules = (!family.transaction.is_empty()).then_some(Operation::Whole(family));
+            family.frontends.operations().chain(rules)
+        }))
     }
 }

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use iptables::{Dump, TableName};
-use ipvs::Operation;
 
 use crate::config::{Config, KernelNames, NamePrefix};
 use crate::modes::ipvs::diff::foreign;
@@ -13,20 +12,20 @@ use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::reading::{self, Records};
 use crate::modes::ipvs::recover_ownership::recall_marks;
 use crate::modes::ipvs::rules;
-use crate::modes::ipvs::sets::{NamedSet, SetKey};
+use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::chains::Removal;
 use crate::modes::shared::cleaned::{Cleaned, IsKept};
 use crate::modes::shared::host::read_host;
-use crate::modes::shared::names::Names;
 use crate::modes::shared::routes;
 use crate::modes::shared::served::ServedFrontends;
-use crate::net::{Family, FrontendKey, Network};
+use crate::net::{Family, FrontendKey};
+use crate::plan::names::Names;
+use crate::plan::operation::Operation;
 use crate::plan::report::Unread;
-use crate::plan::step::{Action, Part, Step};
+use crate::plan::step::Action;
 use crate::ports::{PortError, PortErrorKind, Ports, RouteOwner};
 use crate::service::Desired;
-use crate::snapshot::Store;
 
 /// Removes everything that this proxy, or a kube-proxy in IPVS mode, has made, and nothing else: own virtual servers
 /// ([`Observed::owns`](crate::modes::ipvs::observed::Observed::owns)) outside of [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs),
@@ -51,7 +50,7 @@ pub(crate) fn cleanup_but(config: &Config, is_kept: IsKept<'_>, ports: &mut Port
     let served = clean_virtual_servers(&config, ports, &mut cleaned);
     // Routes of proxies with other names look the same.
     if served && config.names == KernelNames::default() {
-        clean_routes(ports, &mut cleaned);
+        routes::cleanup(RouteOwner::Ipvs, ports, &mut cleaned);
     }
     clean_rules(config.names.prefix, is_kept, ports, &mut cleaned);
     if !served {
@@ -62,23 +61,13 @@ pub(crate) fn cleanup_but(config: &Config, is_kept: IsKept<'_>, ports: &mut Port
     guards::nft::cleanup(&config, ports.tables, &mut cleaned);
     match ports.links.addresses() {
         Ok(host) if reading::has_device(&host, &config.names) => {
-            let outcome = ports.links.delete_device(config.names.device.as_str());
-            cleaned.applied.note(|| Step::delete_device(&config.names.device), outcome);
+            let delete = Operation::Device(Action::Delete, &config.names.device);
+            cleaned.applied.carry_out([delete], &Names::NONE, ports);
         }
         Ok(_) => {}
         Err(error) => cleaned.miss("addresses", error),
     }
     cleaned
-}
-
-fn clean_routes(ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
-    match ports.routes.networks(RouteOwner::Ipvs) {
-        Ok(networks) => {
-            let networks: Vec<Network> = networks.into_keys().collect();
-            routes::delete(RouteOwner::Ipvs, &networks, ports, &mut cleaned.applied);
-        }
-        Err(error) => cleaned.miss("local routes", error),
-    }
 }
 
 /// Removes the objects of the variant of [`guards`] that does not serve, while IPVS mode serves.
@@ -99,21 +88,16 @@ pub(crate) fn cleanup_other_guards(config: &Config, is_kept: IsKept<'_>, ports: 
 fn clean_sets(config: &Config, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
     for set in config.families.iter().flat_map(SetKey::all) {
         let set = set.named(config.names.prefix);
-        match ports.sets.entries(set) {
-            Ok(None) => match ports.sets.has_unfinished(set) {
-                Ok(false) => {}
-                Ok(true) => destroy(set, ports, cleaned),
-                Err(error) => cleaned.miss(format_args!("set {set}"), error),
-            },
-            Ok(Some(_)) => destroy(set, ports, cleaned),
+        let entries = ports.sets.entries(set);
+        match entries.and_then(|entries| Ok(entries.is_some() || ports.sets.has_unfinished(set)?)) {
+            Ok(false) => {}
+            Ok(true) => {
+                let destroy = Operation::Set(Action::Delete, set);
+                cleaned.applied.carry_out([destroy], &Names::NONE, ports);
+            }
             Err(error) => cleaned.miss(format_args!("set {set}"), error),
         }
     }
-}
-
-fn destroy(set: NamedSet, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
-    let outcome = ports.sets.destroy(set);
-    cleaned.applied.note(|| Step::destroy_set(set), outcome);
 }
 
 /// Frontends that this proxy's virtual servers serve: none without the device or routes that lead to them.
@@ -190,23 +174,13 @@ fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut C
     };
     cleaned.foreign = foreign(&wanted, &observed, config).collect();
     let ours = observed.virtual_servers.keys().filter(|key| cleaned.foreign.binary_search(key).is_err());
-    let operations: Vec<Operation> = ours.copied().map(Operation::DeleteVirtualServer).collect();
-    let failures = ports.ipvs.run(&operations);
-    let store = Store::default();
-    let names = Names::new(&store, &desired);
-    let mut left = 0_usize;
-    for failure in failures {
-        let Some(operation) = operations.get(failure.index) else { continue };
-        if failure.error.kind() != PortErrorKind::NotFound {
-            left = left.saturating_add(1);
-            cleaned.applied.fail(
-                Step::server(operation, wanted.concrete_frontend_key(&operation.virtual_server()), &names),
-                failure.error,
-            );
-        }
-    }
-    cleaned.applied.count(Part::VirtualServer, Action::Delete, operations.len().saturating_sub(left));
-    left == 0
+    let operations: Vec<_> = ours.copied().map(ipvs::Operation::DeleteVirtualServer).collect();
+    let mut failures = ports.ipvs.run(&operations);
+    failures.retain(|failure| failure.error.kind() != PortErrorKind::NotFound);
+    let is_done = failures.is_empty();
+    let operations: Vec<_> = operations.iter().map(|of| Operation::Server(of, None)).collect();
+    cleaned.applied.record(&operations, failures, &Names::NONE);
+    is_done
 }
 
 fn clean_rules(prefix: NamePrefix, is_kept: IsKept<'_>, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {

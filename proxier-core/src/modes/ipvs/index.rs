@@ -15,7 +15,7 @@ use super::observed::Observed;
 use super::sets::SetKey;
 use super::split::{self, Marks};
 use super::wanted::{MarkUse, Wanted};
-use crate::config::Config;
+use crate::config::{Config, usual_flags};
 use crate::modes::shared::counts::{count, uncount};
 use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
 use crate::pack::pack;
@@ -450,14 +450,6 @@ fn weighted(scheduler: Scheduler) -> Scheduler {
         Scheduler::RoundRobin => Scheduler::WeightedRoundRobin,
         Scheduler::LeastConnection => Scheduler::WeightedLeastConnection,
         other => other,
-    }
-}
-
-/// The flags of a scheduler unless others are configured.
-pub(super) fn usual_flags(scheduler: Scheduler) -> SchedulerFlags {
-    match scheduler {
-        Scheduler::MaglevHashing => SchedulerFlags::MH_PORT | SchedulerFlags::MH_FALLBACK,
-        _ => SchedulerFlags::empty(),
     }
 }
 

@@ -5,10 +5,10 @@ use ipvs::VirtualServerKey;
 use super::guards::nft;
 use super::reading::device_addresses;
 use super::split;
-use super::steps::{Shown, ShownReal};
 use crate::config::Config;
 use crate::modes::inspect::{Inspection, TrafficCounters};
 use crate::net::FrontendKey;
+use crate::plan::shown::{ShownReal, ShownVirtual};
 use crate::ports::{PortError, Ports, RouteOwner};
 
 /// The virtual server with its real servers, that of clients outside where the place has another one for these; and the binding of the address
@@ -43,7 +43,7 @@ pub(in crate::modes) fn inspect(
             connections: stats.connections,
             packets: Some((stats.packets_in, stats.packets_out)),
         });
-        inspection.parts.insert(name, Shown(&entry.virtual_server.server).to_string());
+        inspection.parts.insert(name, ShownVirtual(&entry.virtual_server.server).to_string());
         for real in &entry.real_servers {
             let name = format!("real server {}", real.server.key);
             if real.server.config.weight.get() == 0 {

@@ -32,7 +32,6 @@ mod insides {
     pub mod servers;
     pub mod sets;
     pub(super) mod split;
-    pub mod steps;
     pub mod udp;
     pub mod wanted;
 }

@@ -40,6 +40,8 @@ use crate::config::{MarkBit, MarkRange};
 use crate::modes::ipvs::observed::ObservedServer;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::net::{Family, FrontendKey, Protocol};
+use crate::ports::frontend_at;
+pub(super) use crate::ports::recorded;
 
 /// Marks of Frontends. A Frontend keeps its mark for as long as the kernel has it, split or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -241,13 +243,7 @@ pub(super) fn active_entry(frontend: &FrontendKey) -> (SetKey, Element) {
 /// The Frontend whose packets an entry puts under its mark.
 pub(super) fn frontend_of(element: &Element) -> Option<FrontendKey> {
     let Element::IpPort(host, ports) = element else { return None };
-    frontend_key_from(host, *ports)
-}
-
-fn frontend_key_from(host: &IpSpan, ports: Ports) -> Option<FrontendKey> {
-    let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
-    let protocol = all.into_iter().find(|known| ipset::Protocol::from(*known) == ports.protocol())?;
-    Some(FrontendKey::new(protocol, host.first(), ports.ports().first()))
+    frontend_at(host, *ports)
 }
 
 /// The entry that records a Frontend's mark. No ipset has entries of an address, a port and a mark, so entries have no such kind: the
@@ -261,13 +257,6 @@ pub(super) fn record(frontend: &FrontendKey, mark: NonZeroU32) -> (SetKey, Eleme
 /// The entry of a map of marks.
 pub(super) fn with_mark(host: IpSpan, ports: Ports, mark: u32) -> Element {
     Element::IpPortIp(host, ports, IpSpan::host(Ipv4Addr::from_bits(mark).into()))
-}
-
-/// The Frontend and the mark that an entry of [`SetKind::SplitMark`] records, or one of [`SetKind::NodePortMark`].
-pub(super) fn recorded(element: &Element) -> Option<(FrontendKey, NonZeroU32)> {
-    let Element::IpPortIp(host, ports, mark) = element else { return None };
-    let IpAddr::V4(mark) = mark.first() else { return None };
-    Some((frontend_key_from(host, *ports)?, NonZeroU32::new(mark.to_bits())?))
 }
 
 /// The virtual server of the mark that an entry records.

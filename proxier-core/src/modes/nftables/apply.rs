@@ -6,9 +6,10 @@ use super::layout::Layout;
 use super::mode::read;
 use super::observed::Observed;
 use super::plan::{Plan, TablePlan};
-use crate::modes::shared::names::Names;
 use crate::modes::shared::table::{Basis, Fate, write};
 use crate::net::{Family, FrontendKey};
+use crate::plan::names::Names;
+use crate::plan::operation::Whole;
 use crate::plan::report::Applied;
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::Tables;
@@ -51,10 +52,10 @@ fn write_table(
     let (left, written) = write(Cow::Borrowed(plan), family, (basis, &again), tables);
     let refused = written.refused.iter().map(|(key, ..)| *key).collect();
     for (key, _, error) in written.refused {
-        applied.fail(plan.frontends.step(&key, names), error);
+        applied.fail(plan.frontends.operation(&key).step(names), error);
     }
     let is_done = written.failed.is_none();
-    let table_step = left.table_step();
+    let table_step = left.changes_rules().then(|| left.step());
     if let Some(error) = written.failed {
         let step = table_step.unwrap_or_else(|| Step::new(Action::Change, Part::Table, layout.table()));
         applied.fail(step.with(format_args!("{} frontends", left.frontends.len())), error);

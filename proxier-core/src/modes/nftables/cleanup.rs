@@ -10,7 +10,8 @@ use crate::modes::shared::localhost;
 use crate::modes::shared::nft::{name, remove_table};
 use crate::modes::shared::served::ServedFrontends;
 use crate::net::Family;
-use crate::plan::step::Step;
+use crate::plan::names::Names;
+use crate::plan::operation::Operation;
 use crate::ports::{PortErrorKind, Ports, Tables};
 use crate::service::NodeFacts;
 
@@ -50,10 +51,7 @@ pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
         let table = layout::table(family, &layout::table_name(&config.names));
         if guards_localhost(&table, ports.tables) {
             let (changes, unmet) = localhost::close(ports);
-            for change in changes {
-                let outcome = ports.sysctls.set(&change.path, &change.to);
-                cleaned.applied.note(|| Step::sysctl(&change), outcome);
-            }
+            cleaned.applied.carry_out(changes.iter().map(Operation::Sysctl), &Names::NONE, ports);
             let told = unmet.iter().map(|unmet| {
                 let (path, to) = (&unmet.path, &unmet.to);
                 format!("{path} cannot be written from here: set it to {to}, or other hosts reach what listens on 127.0.0.1 only")

@@ -14,12 +14,13 @@ use super::slots::{HeldSlots, Slots};
 use crate::config::Config;
 use crate::modes::shared::flows;
 use crate::modes::shared::localhost::Guard;
-use crate::modes::shared::names::Names;
 use crate::modes::shared::nft::made_by_others;
 use crate::modes::shared::table::{Basis, Fate};
 use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Needs, Outcome, Pass, Reading, Work};
 use crate::net::{Family, FrontendKey};
 use crate::pack::pack;
+use crate::plan::names::Names;
+use crate::plan::operation::Whole;
 use crate::plan::report::{Report, Unread};
 use crate::plan::step::Step;
 use crate::ports::{PortError, PortErrorKind, Ports, Tables, UdpServices};
@@ -140,12 +141,14 @@ impl Mode {
             }
             let is_same_layout = self.layouts.get(&family) == Some(&table.layout);
             let is_input = self.index.changed.iter().any(|need| need.family() == family);
-            drift.extend(table.table_step().filter(|_| is_same_layout && !is_input));
+            if table.changes_rules() && is_same_layout && !is_input {
+                drift.push(table.step());
+            }
             let others = table
                 .frontends
                 .keys()
                 .filter(|key| !pass.changes.has(key) && !self.refused.contains(key) && !self.held.contains(key));
-            drift.extend(others.map(|key| table.frontends.step(key, &names)));
+            drift.extend(others.map(|key| table.frontends.operation(key).step(&names)));
         }
         drift
     }

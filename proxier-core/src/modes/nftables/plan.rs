@@ -11,9 +11,9 @@ use super::observed::{Observed, frontend_of};
 use super::pick::{Pick, SharedChain};
 use crate::modes::Work;
 use crate::modes::shared::frontends::FrontendChanges;
-use crate::modes::shared::names::Names;
 use crate::modes::shared::table::{self, ChainRules, Fate, LabelledTransaction, Layout as _, is_kind_of};
 use crate::net::{Family, FrontendKey};
+use crate::plan::operation::{Operation, Whole};
 use crate::plan::step::{Action, Step};
 use crate::safeguard::Loss;
 use crate::service::{Changes, Desired};
@@ -382,21 +382,18 @@ impl Work for Plan {
     }
 
     /// The operations, in the order in which they are carried out; those of a table are one transaction.
-    fn steps<'a>(&'a self, names: &'a Names<'a>) -> Box<dyn Iterator<Item = Step> + 'a> {
-        Box::new(self.tables.iter().flat_map(move |table| table.steps(names)))
+    fn operations(&self) -> Box<dyn Iterator<Item = Operation<'_>> + '_> {
+        Box::new(self.tables.iter().flat_map(|table| {
+            let whole = table.changes_rules().then_some(Operation::Whole(table));
+            whole.into_iter().chain(table.frontends.operations())
+        }))
     }
 }
 
-impl TablePlan {
-    pub(super) fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
-        self.table_step().into_iter().chain(self.frontends.steps(names))
-    }
-
-    /// The step of the table as a whole, if it or a chain of it changes.
-    pub(super) fn table_step(&self) -> Option<Step> {
-        self.changes_rules().then(|| {
-            let names: Vec<&str> = self.chain_names().into_iter().collect();
-            table::step(self.layout.table(), self.fate, &names)
-        })
+/// The table as a whole, if it or a chain of it changes.
+impl Whole for TablePlan {
+    fn step(&self) -> Step {
+        let names: Vec<&str> = self.chain_names().into_iter().collect();
+        table::step(self.layout.table(), self.fate, &names)
     }
 }

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use crate::net::{Family, FrontendKey, Protocol};
+use crate::plan::names::Names;
+use crate::plan::operation::Operation;
 use crate::plan::report::{Applied, Lack};
-use crate::plan::step::Step;
 use crate::ports::{Conntrack, PortErrorKind, UdpServices};
 use crate::service::{Desired, Frontend};
 
@@ -89,7 +90,7 @@ pub(crate) fn forget(
                 return true;
             }
             Err(error) => {
-                applied.fail(Step::flows(protocol, flows), error);
+                applied.fail(Operation::Flows(protocol, flows).step(&Names::NONE), error);
                 return false;
             }
         }

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 
-use super::names::Names;
 use crate::net::FrontendKey;
+use crate::plan::operation::Operation;
 use crate::plan::report::Applied;
-use crate::plan::step::{Action, Part, Step};
+use crate::plan::step::{Action, Part};
 use crate::service::Frontend;
 
 /// Action for each Frontend that changes, with the number of its endpoints.
@@ -38,20 +38,15 @@ impl FrontendChanges {
         self.0.insert(key, (action, after.map_or(0, |frontend| frontend.endpoints().len())));
     }
 
-    /// The step of a changed Frontend.
-    pub(crate) fn step(&self, key: &FrontendKey, names: &Names<'_>) -> Step {
+    /// The operation on a Frontend.
+    pub(crate) fn operation(&self, key: &FrontendKey) -> Operation<'static> {
         let (action, endpoints) = self.0.get(key).copied().unwrap_or((Action::Change, 0));
-        let step = Step::new(action, Part::Frontend, key).of_service(names.service_of(key));
-        match (action, endpoints) {
-            (Action::Delete, _) => step,
-            (_, 1) => step.with("1 endpoint"),
-            (_, count) => step.with(format_args!("{count} endpoints")),
-        }
+        Operation::Frontend(action, *key, endpoints)
     }
 
-    /// The steps.
-    pub(crate) fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
-        self.0.keys().map(|key| self.step(key, names))
+    /// The operations.
+    pub(crate) fn operations(&self) -> impl Iterator<Item = Operation<'_>> {
+        self.0.iter().map(|(key, (action, endpoints))| Operation::Frontend(*action, *key, *endpoints))
     }
 
     /// Counts those that were written.

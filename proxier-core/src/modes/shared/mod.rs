@@ -9,7 +9,6 @@ pub(crate) mod frontends;
 pub(crate) mod host;
 pub(crate) mod local_traffic;
 pub(crate) mod localhost;
-pub(crate) mod names;
 pub(crate) mod nft;
 pub(crate) mod retry;
 pub(crate) mod routes;

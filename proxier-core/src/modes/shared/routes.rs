@@ -1,12 +1,13 @@
-//! Local routes: which one makes an address local, and writing them.
+//! Local routes: which one makes an address local, and removing those of a mode.
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use crate::modes::shared::cleaned::Cleaned;
 use crate::net::Network;
-use crate::plan::report::Applied;
-use crate::plan::step::{Action, Part, Step};
-use crate::ports::{ItemFailure, ItemFailures, LocalRoute, PortError, Ports, RouteOwner};
+use crate::plan::names::Names;
+use crate::plan::operation::Operation;
+use crate::plan::step::Action;
+use crate::ports::{LocalRoute, Ports, RouteOwner};
 
 /// The route that an address needs of its own: none within the networks that are local as a whole.
 pub(crate) fn network_of<'a>(address: IpAddr, whole: impl IntoIterator<Item = &'a Network>) -> Option<Network> {
@@ -14,35 +15,14 @@ pub(crate) fn network_of<'a>(address: IpAddr, whole: impl IntoIterator<Item = &'
     (!is_covered).then(|| Network::from(address))
 }
 
-/// Makes networks local. Returns those that failed.
-pub(crate) fn add(
-    owner: RouteOwner,
-    routes: &[LocalRoute],
-    ports: &mut Ports<'_>,
-    applied: &mut Applied,
-) -> BTreeSet<Network> {
-    let failures = if routes.is_empty() { Vec::new() } else { ports.routes.add(owner, routes) };
-    note(Action::Add, routes, failures, applied)
-}
-
-/// Deletes routes. Returns the networks of those that failed.
-pub(crate) fn delete(
-    owner: RouteOwner,
-    networks: &[Network],
-    ports: &mut Ports<'_>,
-    applied: &mut Applied,
-) -> BTreeSet<Network> {
-    let failures = if networks.is_empty() { Vec::new() } else { ports.routes.delete(owner, networks) };
-    note(Action::Delete, &networks.iter().copied().map(LocalRoute::new).collect::<Vec<_>>(), failures, applied)
-}
-
-/// Counts the routes that are done. Returns the networks of those that failed.
-fn note(action: Action, routes: &[LocalRoute], failures: ItemFailures, applied: &mut Applied) -> BTreeSet<Network> {
-    applied.count(Part::Route, action, routes.len().saturating_sub(failures.len()));
-    let of = |failure: ItemFailure| Some((*routes.get(failure.index)?, failure.error));
-    let note = |(route, error): (LocalRoute, PortError)| {
-        applied.fail(Step::route(action, &route), error);
-        route.network
-    };
-    failures.into_iter().filter_map(of).map(note).collect()
+/// Deletes all routes of a mode.
+pub(crate) fn cleanup(owner: RouteOwner, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
+    match ports.routes.networks(owner) {
+        Ok(networks) => {
+            let all = networks.into_keys().map(LocalRoute::new);
+            let all = all.map(|route| Operation::Route(Action::Delete, owner, route));
+            cleaned.applied.carry_out(all, &Names::NONE, ports);
+        }
+        Err(error) => cleaned.miss("local routes", error),
+    }
 }

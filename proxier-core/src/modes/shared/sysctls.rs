@@ -2,9 +2,10 @@
 
 use std::fmt;
 
+use crate::plan::names::Names;
+use crate::plan::operation::Operation;
 use crate::plan::report::Applied;
-use crate::plan::step::Step;
-use crate::ports::{PortError, PortErrorKind, SysctlChange, Sysctls};
+use crate::ports::{PortError, PortErrorKind, Ports, SysctlChange, Sysctls};
 
 /// Settings of the host that the operator may change.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -157,20 +158,13 @@ pub(crate) fn changes(sysctls: &mut dyn Sysctls, wanted: Vec<WantedValue>) -> (V
 }
 
 /// Writes values of which a rule has to be there first.
-pub(crate) fn set_guarded(
-    guarded: &[SysctlChange],
-    is_guarded: bool,
-    sysctls: &mut dyn Sysctls,
-    applied: &mut Applied,
-) {
-    for change in guarded {
-        let outcome = if is_guarded {
-            sysctls.set(&change.path, &change.to)
-        } else {
-            let why = "not written: the rules of IPv4 that have to be there first are not";
-            Err(PortError::new(PortErrorKind::Skipped, why))
-        };
-        applied.note(|| Step::sysctl(change), outcome);
+pub(crate) fn set_guarded(guarded: &[SysctlChange], is_guarded: bool, ports: &mut Ports<'_>, applied: &mut Applied) {
+    let (names, operations) = (Names::NONE, guarded.iter().map(Operation::Sysctl));
+    if is_guarded {
+        applied.carry_out(operations, &names, ports);
+    } else {
+        let why = "not written: the rules of IPv4 that have to be there first are not";
+        operations.for_each(|of| applied.fail(of.step(&names), PortError::new(PortErrorKind::Skipped, why)));
     }
 }
 

@@ -7,19 +7,20 @@ use std::time::Duration;
 
 use super::index::{Index, listener, listeners, loops};
 use super::lower::NO_SCTP;
-use super::plan::{Plan, route_step, serve_step};
+use super::plan::{Plan, route};
 use crate::modes::shared::flows::answering_at;
 use crate::modes::shared::host;
 use crate::modes::shared::local_traffic::PodTraffic;
-use crate::modes::shared::names::Names;
-use crate::modes::shared::routes::{self, network_of};
+use crate::modes::shared::routes::network_of;
 use crate::modes::shared::service_networks::{Unusable, usable};
 use crate::modes::shared::sysctls::{self, HostSettings};
 use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Needs, Outcome, Pass, Reading, Work};
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
+use crate::plan::names::Names;
+use crate::plan::operation::Operation;
 use crate::plan::report::{Applied, Refused, Report, Unread};
-use crate::plan::step::{Action, Part, Step};
-use crate::ports::{Listener, LocalRoute, Ports, RouteOwner, Settings};
+use crate::plan::step::{Action, Step};
+use crate::ports::{Listener, Ports, RouteOwner, Settings};
 use crate::safeguard::{Kernel, Loss};
 use crate::service::{Desired, Frontend, NodeFacts};
 use crate::snapshot::HostAddresses;
@@ -211,8 +212,9 @@ impl Mode {
         let added = plan.add_routes.iter().filter(|network| !is_input(network));
         let deleted = plan.delete_routes.iter().filter(|network| !is_input(network));
         added
-            .map(|network| route_step(Action::Add, network))
-            .chain(deleted.map(|network| route_step(Action::Delete, network)))
+            .map(|network| route(Action::Add, network))
+            .chain(deleted.map(|network| route(Action::Delete, network)))
+            .map(|operation| operation.step(&Names::NONE))
             .collect()
     }
 }
@@ -334,32 +336,31 @@ impl modes::Mode for Mode {
         let names = Names::new(store, desired);
         let mut applied = Applied::default();
         let mut known = self.known.take().unwrap_or_default();
-        let mut unserved = BTreeSet::new();
-        for (key, (action, listener)) in &plan.serve {
-            let outcome = ports.relays.serve(listener);
-            if applied.note(|| serve_step(*action, listener, &names), outcome) {
-                known.listeners.insert(*key, listener.has_endpoints);
-            } else {
-                known.listeners.remove(key);
-                unserved.insert(*key);
-            }
-        }
-        let added: Vec<LocalRoute> = plan.add_routes.iter().copied().map(LocalRoute::new).collect();
-        let failed = routes::add(RouteOwner::Userspace, &added, ports, &mut applied);
-        known.routes.extend(plan.add_routes.iter().filter(|network| !failed.contains(*network)));
-        for key in &plan.close {
-            ports.relays.close(key);
-            known.listeners.remove(key);
-            applied.count(Part::Listener, Action::Delete, 1);
-        }
+        let first = applied.carry_out(plan.first_operations(), &names, ports);
         let busy = ports.relays.busy();
         // What is cut off by a route comes before connections that need it.
         let cuts_off = |network: &Network| unusable.iter().any(|of| of.network.trunc() == *network);
         let is_busy = |network: &Network| busy.iter().any(|address| network.contains(address)) && !cuts_off(network);
         let (kept, idle): (Vec<Network>, Vec<Network>) = plan.delete_routes.iter().copied().partition(is_busy);
-        let undeleted = routes::delete(RouteOwner::Userspace, &idle, ports, &mut applied);
-        known.routes.retain(|network| !idle.contains(network) || undeleted.contains(network));
-        self.unrouted = failed.iter().chain(&undeleted).map(Network::addr).collect();
+        let idle = idle.iter().map(|network| route(Action::Delete, network));
+        let last = applied.carry_out(idle, &names, ports);
+        self.unrouted.clear();
+        let mut unserved = BTreeSet::new();
+        for (operation, is_done) in first.into_iter().chain(last) {
+            match operation {
+                Operation::Listener(_, key, Some(listener)) if is_done => {
+                    known.listeners.insert(key, listener.has_endpoints);
+                }
+                Operation::Listener(_, key, listener) => {
+                    known.listeners.remove(&key);
+                    unserved.extend(listener.map(|_| key));
+                }
+                Operation::Route(_, _, route) if !is_done => drop(self.unrouted.insert(route.network.addr())),
+                Operation::Route(Action::Add, _, route) => drop(known.routes.insert(route.network)),
+                Operation::Route(_, _, route) => drop(known.routes.remove(&route.network)),
+                _ => {}
+            }
+        }
         self.look_at = (!kept.is_empty()).then(|| now.saturating_add(LOOK_AGAIN));
         self.kept = kept.into_iter().collect();
         changes.confirm_all_but(|key| unserved.contains(key));

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::modes::Work;
-use crate::modes::shared::names::Names;
 use crate::net::{FrontendKey, Network};
-use crate::plan::step::{Action, Part, Step};
-use crate::ports::{Listener, LocalRoute, Settings};
+use crate::plan::operation::Operation;
+use crate::plan::step::Action;
+use crate::ports::{Listener, LocalRoute, RouteOwner, Settings};
 
 /// Plan of a pass.
 #[derive(Clone, Debug, Default)]
@@ -24,33 +24,26 @@ pub(crate) struct Plan {
     pub(super) delete_routes: Vec<Network>,
 }
 
+impl Plan {
+    /// Listeners that are opened or changed, then routes; a port is listened on before its address leads here. Then listeners that are closed.
+    pub(super) fn first_operations(&self) -> impl Iterator<Item = Operation<'_>> {
+        let serve = self.serve.iter();
+        let serve = serve.map(|(key, (action, listener))| Operation::Listener(*action, *key, Some(listener)));
+        let close = self.close.iter().map(|key| Operation::Listener(Action::Delete, *key, None));
+        serve.chain(self.add_routes.iter().map(|network| route(Action::Add, network))).chain(close)
+    }
+}
+
 impl Work for Plan {
     fn is_empty(&self) -> bool {
-        self.configure.is_none()
-            && self.serve.is_empty()
-            && self.close.is_empty()
-            && self.add_routes.is_empty()
-            && self.delete_routes.is_empty()
+        self.configure.is_none() && self.operations().next().is_none()
     }
 
-    /// A port is listened on before its address leads here.
-    fn steps<'a>(&'a self, names: &'a Names<'a>) -> Box<dyn Iterator<Item = Step> + 'a> {
-        let serve = self.serve.values().map(move |(action, listener)| serve_step(*action, listener, names));
-        let add = self.add_routes.iter().map(|network| route_step(Action::Add, network));
-        let close = self.close.iter().map(|key| Step::new(Action::Delete, Part::Listener, key));
-        let delete = self.delete_routes.iter().map(|network| route_step(Action::Delete, network));
-        Box::new(serve.chain(add).chain(close).chain(delete))
+    fn operations(&self) -> Box<dyn Iterator<Item = Operation<'_>> + '_> {
+        Box::new(self.first_operations().chain(self.delete_routes.iter().map(|network| route(Action::Delete, network))))
     }
 }
 
-pub(super) fn serve_step(action: Action, listener: &Listener, names: &Names<'_>) -> Step {
-    let everybody = listener.inside.iter().chain(listener.outside.iter());
-    let endpoints = everybody.collect::<BTreeSet<_>>().len();
-    Step::new(action, Part::Listener, listener.key)
-        .with(format_args!("{endpoints} endpoints"))
-        .of_service(names.service_of(&listener.key))
-}
-
-pub(super) fn route_step(action: Action, network: &Network) -> Step {
-    Step::route(action, &LocalRoute::new(*network))
+pub(super) fn route(action: Action, network: &Network) -> Operation<'static> {
+    Operation::Route(action, RouteOwner::Userspace, LocalRoute::new(*network))
 }

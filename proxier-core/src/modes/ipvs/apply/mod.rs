@@ -1,6 +1,5 @@
 //! Carries out a plan.
 
-mod local;
 mod operations;
 mod tables;
 
@@ -19,11 +18,13 @@ use crate::modes::ipvs::rules::Capabilities;
 use crate::modes::ipvs::sets::{NamedSet, SetKey, SetKind};
 use crate::modes::ipvs::split as marks;
 use crate::modes::ipvs::wanted::Wanted;
-use crate::modes::shared::names::Names;
-use crate::net::Family;
+use crate::net::{Family, Network};
+use crate::plan::execute::call;
+use crate::plan::names::Names;
+use crate::plan::operation::{Operation, SetIn, Whole, items};
 use crate::plan::report::{Applied, Lack};
-use crate::plan::step::{Action, Part, Step};
-use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Ports, Rules, Sets};
+use crate::plan::step::{Action, Part};
+use crate::ports::{ItemFailure, ItemFailures, LocalRoute, PortError, PortErrorKind, Ports, Rules, Sets};
 use crate::service::Frontend;
 use crate::snapshot::is_usable_by_service;
 
@@ -116,14 +117,14 @@ struct Run<'a, 'n> {
     needs: Needs,
 }
 
-/// Whether a set is created with its entries.
-fn is_filled(stage: &Stage, set: SetKey) -> bool {
-    set.kind == SetKind::NodePortServed && stage.sets.contains(&set) && stage.entries.contains_key(&set)
-}
-
 /// Reason why an operation was not tried: something it depends on failed.
 fn skipped(message: impl fmt::Display) -> PortError {
     PortError::new(PortErrorKind::Skipped, message)
+}
+
+/// Reason why an address is not made local: it has no virtual server.
+fn too_early(address: IpAddr) -> PortError {
+    skipped(format_args!("{address} is not bound, because none of its virtual servers could be made"))
 }
 
 fn needed() -> PortError {
@@ -138,127 +139,193 @@ fn not_without_virtual_server(key: &VirtualServerKey) -> PortError {
     skipped(format_args!("not tried, because virtual server {key} could not be made"))
 }
 
-/// Tries items; returns those that are done, and those that were refused.
-fn divide<T>(items: Vec<T>, try_all: impl FnOnce(&[T]) -> ItemFailures) -> (Vec<T>, Vec<(T, PortError)>) {
-    let mut failures = try_all(&items);
-    failures.sort_by_key(|failure| failure.index);
-    let mut failures = failures.into_iter().peekable();
-    let (mut done, mut refused) = (Vec::with_capacity(items.len()), Vec::new());
-    for (index, item) in items.into_iter().enumerate() {
-        match failures.next_if(|failure| failure.index == index) {
-            Some(ItemFailure { error, .. }) => refused.push((item, error)),
-            None => done.push(item),
-        }
-    }
-    (done, refused)
-}
-
 impl<'a> Run<'a, '_> {
     /// Carries out a stage.
     fn carry_out(&mut self, phase: Phase, stage: &'a Stage, ports: &mut Ports<'_>) {
-        let device = &self.plan.names.device;
-        if stage.device && phase.adds() {
-            let outcome = ports.links.create_device(device.as_str());
-            self.has_device = self.applied.note(|| Step::device(device), outcome);
+        let by_table = self.plan.guards == guards::Kind::Nft;
+        let first = stage.first_operations(phase, self.plan);
+        // A table is written with its entries.
+        let is_of_whole = |of: &Operation<'_>| match of {
+            Operation::Whole(_) => true,
+            Operation::Entry(..) => by_table,
+            _ => false,
+        };
+        self.try_all(first.filter(|of| !is_of_whole(of)), ports);
+        if by_table {
+            self.write_tables(phase, stage, ports.tables);
         }
-        if let Some(timeouts) = &stage.timeouts {
-            let outcome = ports.ipvs.set_timeouts(timeouts);
-            self.applied.note(|| Step::timeouts(timeouts), outcome);
-        }
-        self.create_sets(stage, ports.sets);
-        match self.plan.guards {
-            guards::Kind::Nft => self.write_tables(phase, stage, ports.tables),
-            guards::Kind::Programs => {
-                for (set, elements) in stage.ordered_entries(phase) {
-                    if !phase.adds() {
-                        self.delete_entries(*set, elements, ports.sets);
-                    } else if !is_filled(stage, *set) {
-                        self.add_entries(*set, elements, ports.sets);
-                    }
+        self.restore(&stage.rules, ports.rules);
+        self.operations(&stage.servers, ports.ipvs);
+        self.try_all(stage.last_operations(phase, self.plan), ports);
+    }
+
+    /// Tries the operations that nothing stands against, those of one kind together, and records the outcomes.
+    fn try_all(&mut self, operations: impl Iterator<Item = Operation<'a>>, ports: &mut Ports<'_>) {
+        let operations: Vec<_> = operations.collect();
+        for run in operations.chunk_by(Operation::is_one_call) {
+            let mut possible = Vec::with_capacity(run.len());
+            for operation in run {
+                match self.why_not(operation) {
+                    _ if !self.is_needed(operation) => {}
+                    Some(why) => self.applied.fail(operation.step(self.names), why),
+                    None => possible.push(*operation),
                 }
             }
-        }
-        self.restore(&stage.rules, ports);
-        self.operations(&stage.servers, ports.ipvs);
-        if phase.adds() {
-            self.bind(&stage.addresses, ports);
-            self.add_routes(&stage.routes, ports);
-        } else {
-            self.unbind(&stage.addresses, ports);
-            self.delete_routes(&stage.routes, ports);
-        }
-        let is_in_use = || self.observed.addresses.iter().any(|address| is_usable_by_service(*address));
-        if stage.device && !phase.adds() && !is_in_use() {
-            let outcome = ports.links.delete_device(device.as_str());
-            if self.applied.note(|| Step::delete_device(device), outcome) {
-                self.observed.addresses.clear();
+            if possible.is_empty() {
+                continue;
+            }
+            let failures = self.call(&possible, ports);
+            for (operation, is_done) in self.applied.record(&possible, failures, self.names) {
+                if is_done { self.note_done(operation) } else { self.note_refused(operation, ports) }
             }
         }
     }
 
-    fn named(&self, set: SetKey) -> NamedSet {
-        set.named(self.plan.names.prefix)
+    /// Whether an operation has to be carried out by itself: not where the set is created with its entries, nor where the device is in use.
+    fn is_needed(&self, operation: &Operation<'_>) -> bool {
+        match operation {
+            Operation::Entry(Action::Add, set, _) => self.entries_of_new(set.0.key).is_none(),
+            Operation::Device(Action::Delete, _) => {
+                !self.observed.addresses.iter().any(|address| is_usable_by_service(*address))
+            }
+            _ => true,
+        }
     }
 
-    /// Tries the items that nothing stands against (`why_not`) and notes the outcomes. Returns the items that are done, and those that were
-    /// refused.
-    fn try_items<T>(
-        &mut self,
-        items: Vec<T>,
-        why_not: impl Fn(&Self, &T) -> Option<PortError>,
-        try_all: impl FnOnce(&mut Self, &[T]) -> ItemFailures,
-        step: impl Fn(&T) -> Step,
-    ) -> (Vec<T>, Vec<T>) {
-        let mut possible = Vec::with_capacity(items.len());
-        for item in items {
-            match why_not(self, &item) {
-                Some(why) => self.applied.fail(step(&item), why),
-                None => possible.push(item),
+    /// The entries that a set is created with, in one step. A set that lacked some of them for a moment would show those virtual servers as
+    /// foreign ([`Observed::owns`]).
+    fn entries_of_new(&self, set: SetKey) -> Option<&'a Vec<Element>> {
+        let stage = self.plan.stages.get(&Phase::Prepare).filter(|_| set.kind == SetKind::NodePortServed)?;
+        stage.entries.get(&set).filter(|_| stage.sets.contains(&set))
+    }
+
+    /// Reason why an operation is not tried.
+    fn why_not(&self, operation: &Operation<'_>) -> Option<PortError> {
+        let (observed, wanted) = (&*self.observed, self.wanted);
+        match *operation {
+            Operation::Entry(Action::Add, SetIn(set, _), _) => {
+                self.missing.contains(&set.key).then(|| not_without_set(set))
+            }
+            Operation::Entry(_, SetIn(set, _), element) => self.needs.entry(set.key, element).then(needed),
+            Operation::Address(Action::Add, address, device) if !self.has_device => {
+                Some(skipped(format_args!("{address} is not bound, because there is no device {device}")))
+            }
+            Operation::Address(Action::Add, address, _) => self.unserved.contains(&address).then(|| too_early(address)),
+            Operation::Address(_, address, _) if self.needs.address(&address) => Some(needed()),
+            Operation::Address(_, address, _) => {
+                let lacks_route = wanted.has_address(address) && !observed.routes.cover(address, None);
+                lacks_route.then(|| skipped(format_args!("{address} stays bound, because no route makes it local yet")))
+            }
+            Operation::Route(Action::Add, _, LocalRoute { network, .. }) => {
+                let address = network.addr();
+                if self.plan.guarded_networks.contains(&network) && self.unguarded.contains(&Family::of(address)) {
+                    return Some(skipped(format_args!(
+                        "{network} is not made local, because the rules that reject its unserved addresses are missing"
+                    )));
+                }
+                let is_single = network == Network::from(address);
+                let is_early = is_single && !observed.routes.has(&network) && self.unserved.contains(&address);
+                is_early.then(|| too_early(address))
+            }
+            Operation::Route(_, _, LocalRoute { network, .. }) if self.needs.any_in(&network) => Some(needed()),
+            Operation::Route(_, _, LocalRoute { network, .. }) => {
+                let is_bound = |address: &IpAddr| {
+                    observed.addresses.contains(address) || observed.routes.cover(*address, Some(&network))
+                };
+                let unbound = wanted.addresses_in(&network).find(|address| !is_bound(address))?;
+                Some(skipped(format_args!("stays, because {unbound} is not bound in any other way yet")))
+            }
+            _ => None,
+        }
+    }
+
+    /// Carries out operations of one kind. A full set is replaced by a larger one.
+    fn call(&mut self, operations: &[Operation<'a>], ports: &mut Ports<'_>) -> ItemFailures {
+        if let [Operation::Set(..), ..] = operations {
+            let sets = items!(operations, Operation::Set(_, set) => set).into_iter().enumerate();
+            let create = |(index, set)| Some(ItemFailure { index, error: self.create(set, ports.sets).err()? });
+            return sets.filter_map(create).collect();
+        }
+        let mut failures = call(operations, ports);
+        let is_full = |failure: &ItemFailure| failure.error.kind() == PortErrorKind::Full;
+        if let (Some(Operation::Entry(Action::Add, set, _)), true) = (operations.first(), failures.iter().any(is_full))
+        {
+            let elements = items!(operations, Operation::Entry(_, _, element) => element);
+            match self.replace(set.0, &elements, ports.sets) {
+                Ok(_) => failures.clear(),
+                Err(error) => failures.iter_mut().for_each(|failure| failure.error = error.clone()),
             }
         }
-        if possible.is_empty() {
-            return (Vec::new(), Vec::new());
+        failures
+    }
+
+    fn note_done(&mut self, operation: Operation<'a>) {
+        let Observed { addresses, routes, sets, .. } = self.observed;
+        match operation {
+            Operation::Device(Action::Delete, _) => addresses.clear(),
+            Operation::Set(_, set) => drop(sets.entry(set.key).or_default()),
+            Operation::Entry(Action::Add, set, element) => {
+                sets.entry(set.0.key).or_default().insert(element.clone());
+            }
+            Operation::Entry(_, set, element) => {
+                if let Some(entries) = sets.get_mut(&set.0.key) {
+                    entries.remove(element);
+                }
+            }
+            Operation::Address(Action::Add, address, _) => drop(addresses.insert(address)),
+            Operation::Address(_, address, _) => drop(addresses.remove(&address)),
+            Operation::Route(Action::Add, _, route) => routes.insert(route.network, route.source),
+            Operation::Route(_, _, route) => routes.remove(&route.network),
+            _ => {}
         }
-        let (done, refused) = divide(possible, |items| try_all(self, items));
-        if let Some(Step { part, action, .. }) = done.first().map(&step) {
-            self.applied.count(part, action, done.len());
+    }
+
+    /// A source that the kernel refuses is left out: another source is better than no Service.
+    fn note_refused(&mut self, operation: Operation<'a>, ports: &mut Ports<'_>) {
+        match operation {
+            Operation::Device(..) => self.has_device = false,
+            Operation::Set(_, set) => drop(self.missing.insert(set.key)),
+            Operation::Route(Action::Add, owner, LocalRoute { network, source: Some(_) }) => {
+                let without = Operation::Route(Action::Add, owner, LocalRoute::new(network));
+                if call(&[without], ports).is_empty() {
+                    self.note_done(without);
+                }
+            }
+            _ => {}
         }
-        let refused = refused.into_iter().map(|(item, error)| {
-            self.applied.fail(step(&item), error);
-            item
-        });
-        (done, refused.collect())
     }
 
     /// Restores rules, except those that still guard a virtual server that could not be deleted.
-    fn restore(&mut self, rules: &'a [RulesChange], ports: &mut Ports<'_>) {
-        let why_not = |run: &Self, change: &&RulesChange| {
+    fn restore(&mut self, changes: &'a [RulesChange], rules: &mut dyn Rules) {
+        self.unguarded.extend(changes.iter().map(|change| change.family));
+        let mut possible = Vec::new();
+        for change in changes {
             // No rule refers to this proxy's own set.
             let is_referred = |set: &&SetKey| set.family == change.family && set.kind.is_of_kube_proxy();
             let is_guarded = |key: &&VirtualServerKey| {
-                Family::from(key.family()) == change.family && run.observed.firewall_entry(key).is_some()
+                Family::from(key.family()) == change.family && self.observed.firewall_entry(key).is_some()
             };
-            if let Some(set) = run.missing.iter().find(is_referred) {
-                return Some(not_without_set(run.named(*set)));
+            let why = if let Some(set) = self.missing.iter().find(is_referred) {
+                not_without_set(set.named(self.plan.names.prefix))
+            } else if let Some(key) = self.left.iter().find(is_guarded) {
+                skipped(format_args!("stay, because they guard virtual server {key}, which could not be deleted"))
+            } else {
+                possible.push(change);
+                continue;
+            };
+            self.applied.fail(change.step(), why);
+        }
+        if possible.is_empty() {
+            return;
+        }
+        let transactions: Vec<_> =
+            possible.iter().map(|change| (change.family, change.changes.transaction())).collect();
+        for (change, outcome) in possible.into_iter().zip(rules.restore_families(&transactions)) {
+            let outcome = outcome.or_else(|error| self.restore_without(change, error, rules));
+            if self.applied.note(|| change.step(), outcome) {
+                self.applied.restored.push(change.family);
+                self.unguarded.remove(&change.family);
             }
-            let key = run.left.iter().find(is_guarded)?;
-            Some(skipped(format_args!("stay, because they guard virtual server {key}, which could not be deleted")))
-        };
-        let restore = |run: &mut Self, changes: &[&RulesChange]| {
-            let transactions: Vec<_> =
-                changes.iter().map(|change| (change.family, change.changes.transaction())).collect();
-            let outcomes = changes.iter().zip(ports.rules.restore_families(&transactions)).enumerate();
-            let failures = outcomes.filter_map(|(index, (change, outcome))| {
-                let outcome = outcome.or_else(|error| run.restore_without(change, error, ports.rules));
-                Some(ItemFailure { index, error: outcome.err()? })
-            });
-            failures.collect()
-        };
-        self.unguarded.extend(rules.iter().map(|change| change.family));
-        let (done, _) = self.try_items(rules.iter().collect(), why_not, restore, |change| Step::rules(change));
-        for change in done {
-            self.applied.restored.push(change.family);
-            self.unguarded.remove(&change.family);
         }
     }
 
@@ -307,89 +374,32 @@ impl<'a> Run<'a, '_> {
         } else {
             (is_barred && !self.observed.is_barred_from_node(key)).then_some(SetKind::LoadBalancerNotNode)
         };
-        let set = SetKey::new(key.family().into(), lacks?);
-        let set = self.plan.guards.name_of(set, &self.plan.names);
+        let set = self.plan.set_in(SetKey::new(key.family().into(), lacks?));
         Some(skipped(format_args!(
             "{key} is not served, because its loadBalancerSourceRanges could not be put into set {set}"
         )))
     }
 
-    fn create_sets(&mut self, stage: &Stage, sets: &mut dyn Sets) {
-        for set in &stage.sets {
-            match stage.entries.get(set).filter(|_| is_filled(stage, *set)) {
-                Some(elements) => self.create_filled(*set, elements, sets),
-                None => self.create_set(*set, sets),
-            }
-        }
-    }
-
-    fn create_set(&mut self, set: SetKey, sets: &mut dyn Sets) {
-        let named = self.named(set);
-        let outcome = sets.create(named, self.wanted.entries(set).count());
-        if self.applied.note(|| Step::create_set(named), outcome) {
-            self.observed.sets.entry(set).or_default();
-        } else {
-            self.missing.insert(set);
-        }
-    }
-
-    /// Creates a set with its entries in one step. A set that lacked some of them for a moment would show those virtual
-    /// servers as foreign ([`Observed::owns`]).
-    fn create_filled(&mut self, set: SetKey, elements: &[Element], sets: &mut dyn Sets) {
-        let named = self.named(set);
-        let outcome = self.replace(set, elements, sets);
-        let count = outcome.as_ref().copied().unwrap_or_default();
-        if self.applied.note(|| Step::create_set(named), outcome.map(drop)) {
-            self.applied.count(Part::Entry, Action::Add, count);
-        } else {
-            self.missing.insert(set);
-        }
+    /// Creates a set, with its entries where it has to have them from the beginning.
+    fn create(&mut self, set: NamedSet, sets: &mut dyn Sets) -> Result<(), PortError> {
+        let Some(elements) = self.entries_of_new(set.key) else {
+            return sets.create(set, self.wanted.entries(set.key).count());
+        };
+        let count = self.replace(set, &elements.iter().collect::<Vec<_>>(), sets)?;
+        self.applied.count(Part::Entry, Action::Add, count);
+        Ok(())
     }
 
     /// Writes a set at once, with what it has, what is wanted, and these entries. Returns the number of its entries.
-    fn replace(&mut self, set: SetKey, elements: &[Element], sets: &mut dyn Sets) -> Result<usize, PortError> {
+    fn replace(&mut self, set: NamedSet, elements: &[&Element], sets: &mut dyn Sets) -> Result<usize, PortError> {
         // Entries to delete stay for now: virtual servers may still need them.
-        let there = self.observed.sets.get(&set).into_iter().flatten();
-        let all: BTreeSet<&Element> = there.chain(self.wanted.entries(set)).chain(elements).collect();
-        sets.replace(self.named(set), &all.iter().copied().collect::<Vec<_>>())?;
+        let there = self.observed.sets.get(&set.key).into_iter().flatten();
+        let all: BTreeSet<&Element> =
+            there.chain(self.wanted.entries(set.key)).chain(elements.iter().copied()).collect();
+        sets.replace(set, &all.iter().copied().collect::<Vec<_>>())?;
         let all: BTreeSet<Element> = all.into_iter().cloned().collect();
         let count = all.len();
-        self.observed.sets.insert(set, all);
+        self.observed.sets.insert(set.key, all);
         Ok(count)
-    }
-
-    /// Adds entries. A full set is replaced by a larger one.
-    fn add_entries(&mut self, set: SetKey, elements: &[Element], sets: &mut dyn Sets) {
-        let named = self.named(set);
-        let why_not = |run: &Self, _: &&Element| run.missing.contains(&set).then(|| not_without_set(named));
-        let add = |run: &mut Self, possible: &[&Element]| {
-            let mut failures = sets.add(named, possible);
-            if failures.iter().any(|failure| failure.error.kind() == PortErrorKind::Full) {
-                match run.replace(set, elements, sets) {
-                    Ok(_) => failures.clear(),
-                    Err(error) => failures.iter_mut().for_each(|failure| failure.error = error.clone()),
-                }
-            }
-            failures
-        };
-        let (done, _) =
-            self.try_items(elements.iter().collect(), why_not, add, |element| Step::entry(Action::Add, named, element));
-        if !done.is_empty() {
-            self.observed.sets.entry(set).or_default().extend(done.into_iter().cloned());
-        }
-    }
-
-    fn delete_entries(&mut self, set: SetKey, elements: &[Element], sets: &mut dyn Sets) {
-        let named = self.named(set);
-        let why_not = |run: &Self, element: &&Element| run.needs.entry(set, element).then(needed);
-        let delete = |_: &mut Self, elements: &[&Element]| sets.delete(named, elements);
-        let (done, _) = self.try_items(elements.iter().collect(), why_not, delete, |element| {
-            Step::entry(Action::Delete, named, element)
-        });
-        if let Some(entries) = self.observed.sets.get_mut(&set) {
-            for element in done {
-                entries.remove(element);
-            }
-        }
     }
 }

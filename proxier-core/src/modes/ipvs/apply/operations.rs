@@ -13,7 +13,8 @@ use crate::modes::ipvs::observed::{Observed, ObservedServer};
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::net::FrontendKey;
-use crate::plan::step::{Action, Part, Step};
+use crate::plan::operation::Operation as PlanOperation;
+use crate::plan::step::{Action, Step};
 use crate::ports::{Ipvs, ItemFailure, PortError, PortErrorKind};
 
 /// Retries after the first attempt. Changing a real server may need three: add it; add its virtual server first; find that
@@ -239,32 +240,22 @@ impl Run<'_, '_> {
     }
 
     fn step(&self, operation: &Operation) -> Step {
-        Step::server(operation, self.wanted.concrete_frontend_key(&operation.virtual_server()), self.names)
+        self.plan.server(operation).step(self.names)
     }
 
     fn done(&mut self, operation: &Operation, gone: bool) {
-        let (part, action) = match operation {
-            Operation::AddVirtualServer(_) => (Part::VirtualServer, Action::Add),
-            Operation::DeleteVirtualServer(key) => {
-                self.effects.deleted.push(*key);
-                (Part::VirtualServer, Action::Delete)
-            }
-            Operation::AddRealServer(..) => (Part::RealServer, Action::Add),
+        let (part, mut action) = PlanOperation::Server(operation, None).kind();
+        match operation {
+            Operation::DeleteVirtualServer(key) => self.effects.deleted.push(*key),
             Operation::UpdateRealServer(key, server) if is_drained(key, server, self.wanted) => {
                 let list = if gone { &mut self.effects.settled } else { &mut self.effects.drained };
                 list.push((*key, server.key));
-                (Part::RealServer, Action::Drain)
+                action = Action::Drain;
             }
-            Operation::UpdateRealServer(key, server) => {
-                self.effects.settled.push((*key, server.key));
-                (Part::RealServer, Action::Change)
-            }
-            Operation::DeleteRealServer(key, real) => {
-                self.effects.settled.push((*key, *real));
-                (Part::RealServer, Action::Delete)
-            }
-            _ => (Part::VirtualServer, Action::Change),
-        };
+            Operation::UpdateRealServer(key, server) => self.effects.settled.push((*key, server.key)),
+            Operation::DeleteRealServer(key, real) => self.effects.settled.push((*key, *real)),
+            _ => {}
+        }
         self.applied.count(part, action, 1);
     }
 }

@@ -13,6 +13,7 @@ use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
 use crate::net::{Family, FrontendKey};
+use crate::plan::operation::{Operation, Whole};
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{PortError, Tables};
 
@@ -76,8 +77,8 @@ impl Run<'_, '_> {
     }
 
     fn fail_entry(&mut self, set: SetKey, action: Action, element: &Element, why: PortError) {
-        let name = self.plan.guards.name_of(set, &self.plan.names);
-        self.applied.fail(Step::entry_of(set, action, name, element), why);
+        let entry = Operation::Entry(action, self.plan.set_in(set), element);
+        self.applied.fail(entry.step(self.names), why);
     }
 
     /// The node port that an entry gives a mark, if it is to have a virtual server of its own, and that does not serve yet.

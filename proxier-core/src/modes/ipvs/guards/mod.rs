@@ -29,8 +29,7 @@ pub use nft::{Layout, TableChange, marks};
 
 use std::collections::BTreeSet;
 
-use crate::config::{KernelNames, RulesBy};
-use crate::modes::ipvs::sets::SetKey;
+use crate::config::RulesBy;
 use crate::net::{Family, Network};
 
 /// Variant.
@@ -48,16 +47,6 @@ impl From<RulesBy> for Kind {
         match by {
             RulesBy::Auto | RulesBy::Iptables => Kind::Programs,
             RulesBy::Nftables => Kind::Nft,
-        }
-    }
-}
-
-impl Kind {
-    /// A set as the kernel knows it: `KUBE-CLUSTER-IP`, or `ip proxier-ipvs cluster-ip`.
-    pub(in crate::modes::ipvs) fn name_of(self, set: SetKey, names: &KernelNames) -> String {
-        match self {
-            Kind::Programs => set.named(names.prefix).name(),
-            Kind::Nft => format!("{} {}", nft::table(set.family, names), set.kind.nft_name()),
         }
     }
 }

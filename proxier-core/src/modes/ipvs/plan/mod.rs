@@ -13,12 +13,14 @@ use ipvs::model::TimeoutsUpdate;
 use ipvs::{Operation as ServerOperation, RealServerKey, VirtualServerKey};
 
 use crate::config::KernelNames;
+use crate::modes::Work;
 use crate::modes::ipvs::guards::{self, Layout, TableChange};
 use crate::modes::ipvs::rules::{Capabilities, RuleChanges};
 use crate::modes::ipvs::sets::SetKey;
 use crate::net::{Family, FrontendKey, Network};
-use crate::plan::step::Action;
-use crate::ports::LocalRoute;
+use crate::plan::operation::{Operation, SetIn, Whole};
+use crate::plan::step::{Action, Part, Step};
+use crate::ports::{LocalRoute, RouteOwner};
 
 pub use order::plan;
 pub(super) use pass_plan::{PassPlan, build_plan};
@@ -117,42 +119,36 @@ pub struct Stage {
     pub routes: Vec<LocalRoute>,
 }
 
-/// One operation of a plan.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Operation<'a> {
-    Device(Action),
-    Timeouts(&'a TimeoutsUpdate),
-    Set(SetKey),
-    Table(&'a TableChange),
-    Entry(Action, SetKey, &'a Element),
-    Rules(&'a RulesChange),
-    Server(&'a ServerOperation),
-    Address(Action, IpAddr),
-    Route(Action, &'a LocalRoute),
-}
-
 impl Stage {
-    /// The operations, in the order in which they are carried out.
-    fn operations<'a>(&'a self, phase: Phase) -> impl Iterator<Item = Operation<'a>> {
+    /// The operations before those on servers, in the order in which they are carried out.
+    pub(super) fn first_operations<'a>(&'a self, phase: Phase, plan: &'a Plan) -> impl Iterator<Item = Operation<'a>> {
+        let KernelNames { device, prefix, .. } = &plan.names;
         let action = phase.action();
-        let device = |of: bool| of.then_some(Operation::Device(action)).into_iter();
         let entries = move |(set, elements): (&'a SetKey, &'a Vec<Element>)| {
-            elements.iter().map(move |element| Operation::Entry(action, *set, element))
+            let set = plan.set_in(*set);
+            elements.iter().map(move |element| Operation::Entry(action, set, element))
         };
-        device(self.device && phase.adds())
+        let device = (self.device && phase.adds()).then_some(Operation::Device(action, device));
+        device
+            .into_iter()
             .chain(self.timeouts.iter().map(Operation::Timeouts))
-            .chain(self.sets.iter().map(|set| Operation::Set(*set)))
-            .chain(self.tables.iter().map(Operation::Table))
+            .chain(self.sets.iter().map(|set| Operation::Set(Action::Add, set.named(*prefix))))
+            .chain(self.tables.iter().map(|change| Operation::Whole(change)))
             .chain(self.ordered_entries(phase).flat_map(entries))
-            .chain(self.rules.iter().map(Operation::Rules))
-            .chain(self.servers.iter().map(Operation::Server))
-            .chain(self.addresses.iter().map(move |address| Operation::Address(action, *address)))
-            .chain(self.routes.iter().map(move |route| Operation::Route(action, route)))
-            .chain(device(self.device && !phase.adds()))
+            .chain(self.rules.iter().map(|change| Operation::Whole(change)))
+    }
+
+    /// The operations after those on servers.
+    pub(super) fn last_operations<'a>(&'a self, phase: Phase, plan: &'a Plan) -> impl Iterator<Item = Operation<'a>> {
+        let (action, device) = (phase.action(), &plan.names.device);
+        let addresses = self.addresses.iter().map(move |address| Operation::Address(action, *address, device));
+        let routes = self.routes.iter().map(move |route| Operation::Route(action, RouteOwner::Ipvs, *route));
+        let device = (self.device && !phase.adds()).then_some(Operation::Device(action, device));
+        addresses.chain(routes).chain(device)
     }
 
     /// The entries of each set, the last set first where they are deleted.
-    pub(super) fn ordered_entries(&self, phase: Phase) -> impl Iterator<Item = (&SetKey, &Vec<Element>)> {
+    fn ordered_entries(&self, phase: Phase) -> impl Iterator<Item = (&SetKey, &Vec<Element>)> {
         let (forwards, backwards) =
             if phase.adds() { (Some(&self.entries), None) } else { (None, Some(&self.entries)) };
         forwards.into_iter().flatten().chain(backwards.into_iter().flat_map(|of| of.iter().rev()))
@@ -185,9 +181,16 @@ impl Plan {
         self.operations().next().is_none()
     }
 
-    /// The operations, in the order in which they are carried out.
-    pub(crate) fn operations(&self) -> impl Iterator<Item = Operation<'_>> {
-        self.stages.iter().flat_map(|(phase, stage)| stage.operations(*phase))
+    /// A set of the variant.
+    pub(super) fn set_in(&self, set: SetKey) -> SetIn<'_> {
+        SetIn(set.named(self.names.prefix), self.layouts.get(&set.family).map(|layout| &layout.table))
+    }
+
+    /// An operation on a virtual server or one of its real servers.
+    pub(super) fn server<'a>(&self, operation: &'a ServerOperation) -> Operation<'a> {
+        let key = operation.virtual_server();
+        let frontend = FrontendKey::try_from(key).ok().or_else(|| self.split.get(&key).copied());
+        Operation::Server(operation, frontend)
     }
 
     /// The stage of a phase.
@@ -232,6 +235,29 @@ impl Plan {
     }
 }
 
+impl Work for Plan {
+    fn is_empty(&self) -> bool {
+        Plan::is_empty(self)
+    }
+
+    fn operations(&self) -> Box<dyn Iterator<Item = Operation<'_>> + '_> {
+        Box::new(self.stages.iter().flat_map(|(phase, stage)| {
+            let servers = stage.servers.iter().map(|operation| self.server(operation));
+            stage.first_operations(*phase, self).chain(servers).chain(stage.last_operations(*phase, self))
+        }))
+    }
+}
+
+impl Whole for RulesChange {
+    fn step(&self) -> Step {
+        let lines = self.changes.lines();
+        let step = Step::new(Action::Change, Part::Rules, self.family.name());
+        let mut step = step.with(format_args!("{} lines differ", lines.len()));
+        step.lines = lines.iter().map(ToString::to_string).collect();
+        step
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use ipset::IpSpan;
@@ -250,8 +276,8 @@ mod tests {
             *plan.stage(phase) = Stage { device: true, entries: entries.clone().into(), ..Stage::default() };
         }
         let name = |operation: Operation<'_>| match operation {
-            Operation::Device(action) => format!("{action:?} device"),
-            Operation::Entry(action, set, _) => format!("{action:?} {:?}", set.kind),
+            Operation::Device(action, _) => format!("{action:?} device"),
+            Operation::Entry(action, set, _) => format!("{action:?} {:?}", set.0.key.kind),
             other => format!("{other:?}"),
         };
         let made = ["Add device", "Add LoopBack", "Add IpvsIps"];

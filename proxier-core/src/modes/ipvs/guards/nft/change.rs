@@ -11,6 +11,7 @@ use super::element::encode;
 use super::layout::{KEEP, Layout};
 use crate::modes::ipvs::sets::SetKind;
 use crate::modes::shared::table::{self, ChainRules, Changes, Fate, LabelledTransaction, Layout as _, write_layout};
+use crate::plan::operation::Whole;
 use crate::plan::step::{Action, Step};
 
 /// Changes to a family's table besides its elements.
@@ -153,9 +154,10 @@ impl TableChange {
     fn write(&self, transaction: &mut Transaction) {
         write_layout(transaction, (self.fate, self.claims), &self.layout, [], &self.chains);
     }
+}
 
-    /// The step.
-    pub(in crate::modes::ipvs) fn step(&self) -> Step {
+impl Whole for TableChange {
+    fn step(&self) -> Step {
         let names: Vec<&str> = self.chains.iter().map(|(chain, _)| chain.key.name.as_str()).collect();
         table::step(&self.layout.table, self.fate, &names)
     }

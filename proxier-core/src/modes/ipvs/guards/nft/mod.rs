@@ -22,6 +22,7 @@ use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::nft::check_trial;
 use crate::modes::shared::table::{self as shared_table, Fate, Layout as _, write_layout};
 use crate::net::{Family, FrontendKey};
+use crate::plan::operation::Whole;
 use crate::plan::report::Unread;
 use crate::plan::step::Step;
 use crate::ports::{PortError, PortErrorKind, Tables as TablesPort};

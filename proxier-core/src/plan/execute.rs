@@ -1,0 +1,102 @@
+//! Carries out operations: one call of the port for those of one kind, and an outcome for each.
+
+use crate::net::Network;
+use crate::plan::names::Names;
+use crate::plan::operation::{Operation, items};
+use crate::plan::report::Applied;
+use crate::plan::step::Action;
+use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Ports};
+
+impl Applied {
+    /// Carries out operations in order, and returns them with whether each is done.
+    pub(crate) fn carry_out<'a>(
+        &mut self,
+        operations: impl IntoIterator<Item = Operation<'a>>,
+        names: &Names<'_>,
+        ports: &mut Ports<'_>,
+    ) -> Vec<(Operation<'a>, bool)> {
+        let operations: Vec<_> = operations.into_iter().collect();
+        let runs = operations.chunk_by(Operation::is_one_call);
+        runs.flat_map(|run| self.record(run, call(run, ports), names)).collect()
+    }
+
+    /// Counts and lists the outcomes of operations of one kind, and returns them with whether each is done.
+    pub(crate) fn record<'a>(
+        &mut self,
+        operations: &[Operation<'a>],
+        mut failures: ItemFailures,
+        names: &Names<'_>,
+    ) -> Vec<(Operation<'a>, bool)> {
+        if let Some((part, action)) = operations.first().map(Operation::kind) {
+            self.count(part, action, operations.len().saturating_sub(failures.len()));
+        }
+        failures.sort_by_key(|failure| failure.index);
+        let mut failures = failures.into_iter().peekable();
+        let outcome = |(index, operation): (usize, &Operation<'a>)| {
+            let failure = failures.next_if(|failure| failure.index == index);
+            let is_done = failure.is_none();
+            if let Some(ItemFailure { error, .. }) = failure {
+                self.fail(operation.step(names), error);
+            }
+            (*operation, is_done)
+        };
+        operations.iter().enumerate().map(outcome).collect()
+    }
+}
+
+/// Carries out operations of one kind, those of transactions and servers excepted.
+pub(crate) fn call(operations: &[Operation<'_>], ports: &mut Ports<'_>) -> ItemFailures {
+    match operations {
+        [Operation::Entry(action, set, _), ..] => {
+            let elements = items!(operations, Operation::Entry(_, _, element) => element);
+            match action {
+                Action::Delete => ports.sets.delete(set.0, &elements),
+                _ => ports.sets.add(set.0, &elements),
+            }
+        }
+        [Operation::Address(action, _, device), ..] => {
+            let addresses = items!(operations, Operation::Address(_, address, _) => address);
+            match action {
+                Action::Delete => ports.links.unbind(device.as_str(), &addresses),
+                _ => ports.links.bind(device.as_str(), &addresses),
+            }
+        }
+        [Operation::Route(action, owner, _), ..] => {
+            let routes = items!(operations, Operation::Route(_, _, route) => route);
+            match action {
+                Action::Delete => {
+                    let networks: Vec<Network> = routes.iter().map(|route| route.network).collect();
+                    ports.routes.delete(*owner, &networks)
+                }
+                _ => ports.routes.add(*owner, &routes),
+            }
+        }
+        _ => {
+            let all = operations.iter().enumerate();
+            all.filter_map(|(index, of)| Some(ItemFailure { index, error: call_one(of, ports).err()? })).collect()
+        }
+    }
+}
+
+/// Carries out one operation of a kind of which the port takes one at a time.
+pub(crate) fn call_one(operation: &Operation<'_>, ports: &mut Ports<'_>) -> Result<(), PortError> {
+    match *operation {
+        Operation::Sysctl(change) => ports.sysctls.set(&change.path, &change.to),
+        Operation::Device(Action::Delete, device) => ports.links.delete_device(device.as_str()),
+        Operation::Device(_, device) => ports.links.create_device(device.as_str()),
+        Operation::Timeouts(update) => ports.ipvs.set_timeouts(update),
+        Operation::Set(Action::Delete, set) => ports.sets.destroy(set),
+        Operation::Listener(_, _, Some(listener)) => ports.relays.serve(listener),
+        Operation::Listener(_, key, None) => {
+            ports.relays.close(&key);
+            Ok(())
+        }
+        Operation::SyncDaemon(Action::Add, daemon) => ports.ipvs.start_sync_daemon(daemon),
+        Operation::SyncDaemon(action, daemon) => {
+            let stopped = ports.ipvs.stop_sync_daemon(daemon.state);
+            let stopped = stopped.or_else(|error| (error.kind() == PortErrorKind::NotFound).then_some(()).ok_or(error));
+            stopped.and_then(|()| if action == Action::Delete { Ok(()) } else { ports.ipvs.start_sync_daemon(daemon) })
+        }
+        _ => Err(PortError::new(PortErrorKind::Invalid, "not an operation by itself")),
+    }
+}

@@ -1,0 +1,171 @@
+//! Operations of a plan, and the steps that show them.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::IpAddr;
+
+use ipset::Element;
+use ipvs::Operation as ServerOperation;
+use ipvs::model::{SyncDaemon, TimeoutsUpdate, Weight};
+use nftables::TableKey;
+
+use crate::config::InterfaceName;
+use crate::net::{FrontendKey, Protocol};
+use crate::plan::names::Names;
+use crate::plan::shown::{ShownDaemon, ShownReal, ShownVirtual};
+use crate::plan::step::{Action, Part, Step};
+use crate::ports::{Listener, LocalRoute, NamedSet, RouteOwner, SysctlChange, UdpServices, recorded};
+
+/// One operation of a plan on a port.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Operation<'a> {
+    Sysctl(&'a SysctlChange),
+    Device(Action, &'a InterfaceName),
+    Timeouts(&'a TimeoutsUpdate),
+    Set(Action, NamedSet),
+    Entry(Action, SetIn<'a>, &'a Element),
+    /// An operation on a virtual server or a real server of it, and the Frontend of the virtual server.
+    Server(&'a ServerOperation, Option<FrontendKey>),
+    Address(Action, IpAddr, &'a InterfaceName),
+    Route(Action, RouteOwner, LocalRoute),
+    /// The listener of a Frontend; `None` where it is closed.
+    Listener(Action, FrontendKey, Option<&'a Listener>),
+    /// A Frontend in a table or in rules, with the number of its endpoints.
+    Frontend(Action, FrontendKey, usize),
+    Whole(&'a dyn Whole),
+    SyncDaemon(Action, &'a SyncDaemon),
+    Flows(Protocol, &'a UdpServices),
+}
+
+/// One write that changes many objects: a transaction of a table, or a restore of rules.
+pub(crate) trait Whole: fmt::Debug {
+    fn step(&self) -> Step;
+}
+
+/// An ipset, or the set of that kind in a table of nf_tables. Prints as `KUBE-CLUSTER-IP`, or `ip proxier-ipvs cluster-ip`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct SetIn<'a>(pub(crate) NamedSet, pub(crate) Option<&'a TableKey>);
+
+impl fmt::Display for SetIn<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SetIn(set, None) => set.fmt(f),
+            SetIn(set, Some(table)) => write!(f, "{table} {}", set.key.kind.nft_name()),
+        }
+    }
+}
+
+/// Takes an item out of each of several operations of one kind.
+macro_rules! items {
+    ($operations:expr, $operation:pat => $item:expr) => {
+        $operations.iter().filter_map(|of| if let $operation = *of { Some($item) } else { None }).collect::<Vec<_>>()
+    };
+}
+pub(crate) use items;
+
+impl Operation<'_> {
+    /// Kind of object, and verb.
+    pub(crate) fn kind(&self) -> (Part, Action) {
+        match *self {
+            Operation::Sysctl(_) => (Part::Sysctl, Action::Change),
+            Operation::Device(action, _) => (Part::Device, action),
+            Operation::Timeouts(_) => (Part::Timeouts, Action::Change),
+            Operation::Set(action, _) => (Part::Set, action),
+            Operation::Entry(action, ..) => (Part::Entry, action),
+            Operation::Server(ServerOperation::AddVirtualServer(_), _) => (Part::VirtualServer, Action::Add),
+            Operation::Server(ServerOperation::DeleteVirtualServer(_), _) => (Part::VirtualServer, Action::Delete),
+            Operation::Server(ServerOperation::AddRealServer(..), _) => (Part::RealServer, Action::Add),
+            Operation::Server(ServerOperation::UpdateRealServer(..), _) => (Part::RealServer, Action::Change),
+            Operation::Server(ServerOperation::DeleteRealServer(..), _) => (Part::RealServer, Action::Delete),
+            Operation::Server(..) => (Part::VirtualServer, Action::Change),
+            Operation::Address(action, ..) => (Part::Address, action),
+            Operation::Route(action, ..) => (Part::Route, action),
+            Operation::Listener(action, ..) => (Part::Listener, action),
+            Operation::Frontend(action, ..) => (Part::Frontend, action),
+            Operation::Whole(whole) => {
+                let Step { part, action, .. } = whole.step();
+                (part, action)
+            }
+            Operation::SyncDaemon(action, _) => (Part::SyncDaemon, action),
+            Operation::Flows(..) => (Part::Flows, Action::Delete),
+        }
+    }
+
+    /// Whether one call carries out both.
+    pub(crate) fn is_one_call(&self, other: &Operation<'_>) -> bool {
+        let is_same_set = match (self, other) {
+            (Operation::Entry(_, set, _), Operation::Entry(_, other, _)) => set == other,
+            _ => true,
+        };
+        is_same_set && self.kind() == other.kind()
+    }
+
+    /// The step.
+    pub(crate) fn step(&self, names: &Names<'_>) -> Step {
+        if let Operation::Whole(whole) = self {
+            return whole.step();
+        }
+        let (part, action) = self.kind();
+        let step = |name: &dyn fmt::Display| Step::new(action, part, name);
+        match *self {
+            Operation::Sysctl(SysctlChange { path, from, to }) => {
+                step(path).with(format_args!("= {to} (was {})", from.as_deref().unwrap_or("unknown")))
+            }
+            Operation::Device(Action::Add, name) => step(name).with("type dummy"),
+            Operation::Device(_, name) => step(name),
+            Operation::Timeouts(TimeoutsUpdate { tcp_secs, tcp_fin_secs, udp_secs, .. }) => {
+                let secs = |secs: &Option<u32>| secs.map_or_else(|| "kept".to_owned(), |secs| format!("{secs} s"));
+                let (tcp, fin, udp) = (secs(tcp_secs), secs(tcp_fin_secs), secs(udp_secs));
+                step(&"ipvs").with(format_args!("tcp {tcp}, tcpfin {fin}, udp {udp}"))
+            }
+            Operation::Set(Action::Add, set) => step(&set).with(set.key.kind.set_type()),
+            Operation::Set(_, set) => step(&set),
+            Operation::Entry(_, set, element) => match recorded(element).filter(|_| set.0.key.kind.has_marks()) {
+                Some((frontend, mark)) => step(&set).with(format_args!("{frontend} : {mark:#010x}")),
+                None => step(&set).with(element),
+            },
+            Operation::Server(operation, frontend) => server(operation, frontend, names),
+            Operation::Address(_, address, device) => step(&address).with(format_args!("on {device}")),
+            Operation::Route(_, _, LocalRoute { network, source }) => {
+                let source = source.map_or_else(String::new, |source| format!(" src {source}"));
+                step(&format_args!("local {network}")).with(format_args!("dev lo{source}"))
+            }
+            Operation::Listener(_, key, None) => step(&key),
+            Operation::Listener(_, key, Some(listener)) => {
+                let endpoints: BTreeSet<_> = listener.inside.iter().chain(listener.outside.iter()).collect();
+                step(&key).with(format_args!("{} endpoints", endpoints.len())).of_service(names.service_of(&key))
+            }
+            Operation::Frontend(_, key, endpoints) => {
+                let step = step(&key).of_service(names.service_of(&key));
+                match (action, endpoints) {
+                    (Action::Delete, _) => step,
+                    (_, 1) => step.with("1 endpoint"),
+                    (_, count) => step.with(format_args!("{count} endpoints")),
+                }
+            }
+            Operation::SyncDaemon(_, daemon) => step(&daemon.state).with(ShownDaemon(daemon)),
+            Operation::Flows(protocol, services) => step(&protocol)
+                .with(format_args!("to {} addresses and ports, if none of their endpoints answers", services.len())),
+            Operation::Whole(whole) => whole.step(),
+        }
+    }
+}
+
+fn server(operation: &ServerOperation, frontend: Option<FrontendKey>, names: &Names<'_>) -> Step {
+    let (part, action) = Operation::Server(operation, frontend).kind();
+    let step = match operation {
+        ServerOperation::AddVirtualServer(server) | ServerOperation::UpdateVirtualServer(server) => {
+            Step::new(action, part, server.key).with(ShownVirtual(server))
+        }
+        ServerOperation::AddRealServer(key, real) | ServerOperation::UpdateRealServer(key, real) => {
+            // A wanted one may have weight 0 on purpose.
+            let rests = || frontend.is_some_and(|frontend| names.rests(&frontend, &real.key.into()));
+            let drains = action == Action::Change && real.config.weight == Weight::DRAIN && !rests();
+            let action = if drains { Action::Drain } else { action };
+            Step::new(action, part, format_args!("{key} -> {}", real.key)).with(ShownReal(real))
+        }
+        ServerOperation::DeleteRealServer(key, real) => Step::new(action, part, format_args!("{key} -> {real}")),
+        other => Step::new(action, part, other.virtual_server()),
+    };
+    step.of_service(frontend.and_then(|frontend| names.service_of(&frontend)))
+}
