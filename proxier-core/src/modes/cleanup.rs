@@ -1,11 +1,11 @@
 //! Removes the objects that modes have made: of all modes, or of those that do not serve any more.
 
-use super::{Kind, connection_sync, fast_path, iptables, ipvs, nftables, userspace};
+use super::{Kind, connection_sync, fast_path, iptables, ipvs, nftables};
 use crate::config::{Config, KernelNames, RulesBy};
 use crate::modes::shared::chains::unreadable;
 use crate::modes::shared::cleaned::Cleaned;
-use crate::modes::shared::localhost;
-use crate::ports::Ports;
+use crate::modes::shared::{localhost, routes};
+use crate::ports::{Ports, RouteOwner};
 
 /// Removes everything that this proxy, or a kube-proxy in any of its modes, has made, and nothing else: both families, with any
 /// configuration. With `kept`, objects of that mode stay, so that a node can change its mode: the new mode serves before the
@@ -85,18 +85,14 @@ pub fn cleanup(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cl
     }
     if is_alone {
         cleaned.extend(nftables::cleanup_kube_proxy(ports));
-    }
-    if is_alone {
         cleaned.extend(match kept {
             Some(Kind::Iptables) => iptables::remove_portals(ports),
             _ => iptables::remove_but(&is_kept, ports),
         });
-    }
-    if is_alone {
         cleaned.left.extend(unreadable(ports));
-    }
-    if kept != Some(Kind::Userspace) && is_alone {
-        cleaned.extend(userspace::cleanup(ports));
+        if kept != Some(Kind::Userspace) {
+            routes::cleanup(RouteOwner::Userspace, ports, &mut cleaned);
+        }
     }
     cleaned
 }

@@ -41,7 +41,7 @@ use crate::ports::{
 };
 use crate::safeguard::{Kernel, Loss};
 use crate::service::{Changes, Compiled, Desired, Frontend, NodeFacts};
-use crate::snapshot::{Abilities, HostAddresses, Store};
+use crate::snapshot::{Abilities, HostAddresses};
 use crate::time::Moment;
 
 /// Part of the kernel that serves Services.
@@ -220,7 +220,7 @@ pub fn sysctl_changes(
 #[expect(clippy::struct_excessive_bools, reason = "each is one question about the pass")]
 #[derive(Clone, Copy)]
 pub(crate) struct Pass<'a> {
-    pub(crate) store: &'a Store,
+    pub(crate) names: Names<'a>,
     /// Frontends of all Services.
     pub(crate) desired: &'a Desired,
     /// Differences from the last written state.
@@ -334,7 +334,7 @@ pub(crate) type FrontendRef<'a> = Option<&'a Arc<Frontend>>;
 
 /// The arguments of carrying out a plan.
 pub(crate) struct CarryOut<'a> {
-    pub(crate) store: &'a Store,
+    pub(crate) names: Names<'a>,
     pub(crate) desired: &'a Desired,
     /// Differences from the last written state; what is written is taken out.
     pub(crate) changes: &'a mut Changes,
@@ -355,7 +355,9 @@ pub(crate) struct Needs {
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) applied: Applied,
-    /// The kernel contradicted what was known, so that it has to be read again at once.
+    /// The kernel contradicted what was known. It is read again at once, but not twice in a row.
+    pub(crate) surprised: bool,
+    /// The kernel has to be read again at once.
     pub(crate) read_again: bool,
     /// Families of which nothing was written, so that the kernel serves as before.
     pub(crate) unwritten: BTreeSet<Family>,
@@ -413,7 +415,7 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     /// The next plan is for showing: [`Mode::end_preview`] takes it back.
     fn begin_preview(&mut self) {}
 
-    /// Takes the plan that was made last, which is not carried out; empty if there is none. The next pass reads the kernel.
+    /// Takes the plan that was made last, which is not carried out; empty if there is none.
     fn end_preview(&mut self) -> Box<dyn Work>;
 
     /// Time at which the mode has work even if no input changes.

@@ -224,6 +224,8 @@ pub struct Reconciler {
     tried_first: bool,
     /// A full pass has succeeded.
     settled: bool,
+    /// The last pass found something unexpected in the kernel.
+    surprised: bool,
     /// Endpoints that have left and may keep connections.
     drains: Drains,
     /// Addresses and ports whose UDP flows could not be forgotten yet.
@@ -286,6 +288,7 @@ impl Reconciler {
             started: false,
             tried_first: false,
             settled: false,
+            surprised: false,
             drains: Drains::default(),
             unforgotten: BTreeSet::new(),
             unfinished: BTreeSet::new(),
@@ -417,8 +420,9 @@ impl Reconciler {
         if self.mode.kind().facts().translates_packets && self.store.has_drains() {
             self.drains.follow(self.changes.frontends(), &self.desired, !self.settled, now);
         }
-        let (store, desired, changes) = (&self.store, &self.desired, &mut self.changes);
-        let outcome = self.mode.carry_out(CarryOut { store, desired, changes, report, clock }, ports);
+        let (names, desired) = (Names::new(&self.store, &self.desired), &self.desired);
+        let arguments = CarryOut { names, desired, changes: &mut self.changes, report, clock };
+        let outcome = self.mode.carry_out(arguments, ports);
         applied.add(outcome.applied);
         sysctls::set_guarded(&plan.guarded, !outcome.unwritten.contains(&Family::V4), ports, &mut applied);
         self.connection_sync.apply(&plan.connection_sync, &mut applied, report, ports);
@@ -446,7 +450,8 @@ impl Reconciler {
         self.unfinished.extend(failed.map(|step| (step.part, step.name.clone(), step.detail.clone())));
         report.serves_nothing = !applied.failures.is_empty() && self.serves_nothing();
         report.applied = applied;
-        outcome.read_again
+        let was_surprised = std::mem::replace(&mut self.surprised, outcome.surprised);
+        outcome.read_again || (outcome.surprised && !was_surprised)
     }
 
     /// Whether the kernel, as far as known, serves none of the wanted Frontends.
@@ -486,6 +491,7 @@ impl Reconciler {
         let mut report = Report::default();
         let prepared = self.prepare(schedule::Pass::Full, now, &mut report, ports);
         let work = self.mode.end_preview();
+        self.mode.forget_kernel();
         // Without a new plan the mode may still have an earlier one, which no pass carried out.
         let mut plan = prepared.map(|plan| Plan { work: Some(work), ..plan }).unwrap_or_default();
         (self.safeguard, self.others) = (safeguard, others);
@@ -566,7 +572,7 @@ impl Reconciler {
             self.release = ports.sysctls.get(sysctls::OSRELEASE).ok();
         }
         let pass = Pass {
-            store: &self.store,
+            names: Names::new(&self.store, &self.desired),
             desired: &self.desired,
             changes: &self.changes,
             facts: &self.facts,

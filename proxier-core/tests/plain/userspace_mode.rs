@@ -439,7 +439,7 @@ fn a_new_process_listens_anew_and_deletes_routes_nobody_wants() {
         (vec!["TCP 10.96.0.10:80 1 1".to_owned()], networks(&["10.96.0.10/32"]))
     );
     assert_eq!(done(&report, Part::Route, Action::Add), 0);
-    let cleaned = userspace::cleanup(&mut node.kernel.ports());
+    let cleaned = modes::cleanup::cleanup(&options().config, None, &mut node.kernel.ports());
     assert!(cleaned.is_done(), "{cleaned:#?}");
     assert_eq!(node.routes(), networks(&[]));
     // A route is deleted by another program: a full pass finds it.

@@ -155,7 +155,7 @@ fn finish(
             written.is_surprise = is_partial && is_state;
             let failures = applied.partial_restore_failures.of_mut(plan.family);
             *failures = failures.saturating_add(usize::from(is_partial));
-            let step = plan.step().with(format_args!("{} frontends", plan.frontends.len()));
+            let step = plan.step().with(format_args!("{} frontends", plan.frontends.0.len()));
             applied.fail(step, error);
         }
     }

@@ -19,11 +19,10 @@ use crate::modes::shared::retry::RulesRetry;
 use crate::modes::{self, CarryOut, Hold, Kind, Needs, Outcome, Pass, Reading, Work};
 use crate::net::{Family, FrontendKey};
 use crate::parallel;
-use crate::plan::names::Names;
 use crate::plan::operation::Whole;
 use crate::plan::report::{Applied, Failure, Lack, Report, RuleCount, Unread};
 use crate::plan::step::{Part, Step};
-use crate::ports::{PortError, PortErrorKind, Ports, Rules, UdpServices};
+use crate::ports::{PortError, PortErrorKind, Ports, Rules};
 use crate::safeguard::Kernel;
 use crate::service::{Changes, Compiled, Desired, FrontendObserver, NodeFacts};
 use crate::snapshot::{HostAddresses, ObjectKey};
@@ -60,7 +59,7 @@ pub(crate) struct Mode {
     /// Frontends that the safeguard keeps in the kernel. Only a reading shows their changes.
     held: BTreeSet<FrontendKey>,
     /// The prepared plan, until it is applied.
-    pending: PendingPlan,
+    pending: Plan,
 }
 
 /// The rules of a family from pass to pass.
@@ -95,13 +94,6 @@ enum Counters {
     Gone,
 }
 
-/// Plan that was prepared and is not applied yet, with its consequences.
-#[derive(Debug, Default)]
-pub(crate) struct PendingPlan {
-    pub(crate) plan: Plan,
-    held: BTreeSet<FrontendKey>,
-}
-
 impl Mode {
     /// `tcp_is_liberal`: as the first full pass will probably find it ([`Pass::tcp_is_liberal`]).
     pub(crate) fn new(facts: &NodeFacts, options: Options, tcp_is_liberal: bool, seed: u64) -> Self {
@@ -119,7 +111,7 @@ impl Mode {
             known: BTreeMap::new(),
             families: BTreeMap::new(),
             held: BTreeSet::new(),
-            pending: PendingPlan::default(),
+            pending: Plan::default(),
         }
     }
 
@@ -337,22 +329,8 @@ impl Mode {
         }
     }
 
-    fn flows_to_forget(&self, pass: &Pass<'_>, plan: &Plan, held: &BTreeSet<FrontendKey>) -> UdpServices {
-        let is_served = |key: &FrontendKey| self.index.settings(key.family()).is_some();
-        let is_read = |plan: &&FamilyPlan| matches!(plan.basis, Basis::Read { .. });
-        let changes = flows::Changes {
-            changed: pass.changes.frontends().filter(|(key, _)| is_served(key)),
-            differing: plan.families.iter().filter(is_read).flat_map(|plan| plan.frontends.keys()),
-            sweep: pass.sweep,
-            again: pass.unforgotten,
-            held,
-        };
-        flows::to_forget(pass.desired, changes)
-    }
-
     /// Foreign changes: differences that do not come from the input.
     fn drift(&self, pass: &Pass<'_>, plan: &Plan) -> Vec<Step> {
-        let names = Names::new(pass.store, pass.desired);
         let mut drift = Vec::new();
         for plan in &plan.families {
             let Some(state) = self.state(plan.family).filter(|state| state.is_known) else { continue };
@@ -360,7 +338,9 @@ impl Mode {
                 continue;
             }
             let is_others = |key: &&FrontendKey| !pass.changes.has(key) && !self.held.contains(*key);
-            drift.extend(plan.frontends.keys().filter(is_others).map(|key| plan.frontends.operation(key).step(&names)));
+            drift.extend(
+                plan.frontends.0.keys().filter(is_others).map(|key| plan.frontends.operation(key).step(&pass.names)),
+            );
             if !pass.changes.is_of(plan.family) {
                 let mut step = plan.step();
                 step.lines.clear();
@@ -414,7 +394,7 @@ impl Mode {
         let accepted = accepted.flat_map(|compiled| &compiled.frontends).map(|frontend| &frontend.key);
         let keys: Vec<&FrontendKey> = match plan.basis {
             Basis::Known => changes.frontends().map(|(key, _)| key).filter(of_family).collect(),
-            Basis::Read { .. } => plan.frontends.keys().chain(accepted.filter(of_family)).collect(),
+            Basis::Read { .. } => plan.frontends.0.keys().chain(accepted.filter(of_family)).collect(),
         };
         for key in keys {
             match desired.frontend(key) {
@@ -515,23 +495,24 @@ impl modes::Mode for Mode {
                 Err(error) => report.unread.push(self.unreadable(family, error, pass.now)),
             }
         }
-        let forget = self.flows_to_forget(&pass, &plan, &held);
+        let is_served = |family| self.index.settings(family).is_some();
+        let read = plan.families.iter().filter(|plan| matches!(plan.basis, Basis::Read { .. }));
+        let forget = flows::to_forget(&pass, is_served, read.flat_map(|plan| plan.frontends.0.keys()), &held);
         let settings = self.index.settings(Family::V4);
         let guards = settings.is_some_and(|settings| settings.options.localhost_node_ports);
         let localhost = if guards { Guard::There } else { Guard::Unchanged };
         if pass.tells_drift() {
             report.drift = self.drift(&pass, &plan);
         }
-        self.pending = PendingPlan { plan, held };
+        self.pending = Plan { held, ..plan };
         Some(Needs { localhost, forget })
     }
 
     fn carry_out(&mut self, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {
-        let CarryOut { store, desired, changes, report, clock } = arguments;
-        let PendingPlan { plan, held } = std::mem::take(&mut self.pending);
-        let names = Names::new(store, desired);
+        let CarryOut { names, desired, changes, report, clock } = arguments;
+        let mut plan = std::mem::take(&mut self.pending);
         let (mut applied, written) = apply(&plan, &self.index.wanted(desired), &names, ports.rules);
-        self.held = held;
+        self.held = std::mem::take(&mut plan.held);
         let mut surprised = false;
         for (plan, written) in plan.families.iter().zip(&written) {
             surprised |= written.is_surprise;
@@ -548,7 +529,7 @@ impl modes::Mode for Mode {
         }
         let is_done = |family: &Family| written.iter().any(|of| of.family == *family && of.is_done);
         let unwritten = Family::ALL.into_iter().filter(|family| !is_done(family)).collect();
-        Outcome { applied, read_again: surprised, unwritten }
+        Outcome { applied, read_again: surprised, unwritten, ..Outcome::default() }
     }
 
     fn next_wake(&self) -> Option<Moment> {
@@ -561,8 +542,7 @@ impl modes::Mode for Mode {
     }
 
     fn end_preview(&mut self) -> Box<dyn Work> {
-        self.forget_kernel();
-        Box::new(std::mem::take(&mut self.pending).plan)
+        Box::new(std::mem::take(&mut self.pending))
     }
 
     /// Each family is read when a plan is made for it.

@@ -28,6 +28,8 @@ pub(crate) struct Plan {
     pub(super) counters: Vec<&'static str>,
     /// Changes to each family's rules.
     pub(super) families: Vec<FamilyPlan>,
+    /// Frontends that the safeguard holds back.
+    pub(super) held: BTreeSet<FrontendKey>,
 }
 
 /// Changes to a family's rules.
@@ -147,11 +149,11 @@ impl FamilyPlan {
                     Some(_) if port.as_ref().is_some_and(|port| differing.contains(port)) => Action::Change,
                     Some(_) => continue,
                 };
-                frontends.insert(frontend.key, (action, frontend.endpoints().len()));
+                frontends.0.insert(frontend.key, (action, frontend.endpoints().len()));
                 services.extend(desired.owner(&frontend.key).cloned());
             }
             let gone = served.keys().filter(|key| is_tried(key) && desired.frontend(key).is_none());
-            frontends.extend(gone.map(|key| (*key, (Action::Delete, 0))));
+            frontends.0.extend(gone.map(|key| (*key, (Action::Delete, 0))));
         }
         services.retain(|service| !refused.contains(service));
         let basis = Basis::Read { services, refused, held: held.clone() };

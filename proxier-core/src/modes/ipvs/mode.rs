@@ -1,6 +1,6 @@
 //! IPVS mode from pass to pass: known state, and the order in which a pass reads, compares, plans and carries out.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::diff::{Changes, Scope, diff, foreign};
 use super::drain::{self, Drains, Verdicts};
 use super::guards::nft::Tables;
 use super::guards::programs::Programs;
-use super::guards::{self, Guards, Layout, migrate_backend};
+use super::guards::{self, Guards, migrate_backend};
 use super::hold_back;
 use super::index::{Changed, Recorded};
 use super::observed::Observed;
@@ -26,7 +26,6 @@ use crate::config::{Binding, Config, Families, KernelNames};
 use crate::modes::shared::sysctls;
 use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Needs, Outcome, Pass, Reading, Work};
 use crate::net::Family;
-use crate::plan::names::Names;
 use crate::plan::report::{Report, Unread};
 use crate::plan::step::{Part, Step};
 use crate::ports::{Ipvs, LocalNetworks, PortErrorKind, Ports, RouteOwner, Tables as TablesPort};
@@ -48,7 +47,6 @@ pub struct Options {
 }
 
 /// IPVS mode of one node.
-#[expect(clippy::struct_excessive_bools, reason = "each is one question about the past, and none excludes another")]
 #[derive(Debug)]
 pub(crate) struct Mode {
     /// Names of the device, the sets and the chains.
@@ -74,8 +72,6 @@ pub(crate) struct Mode {
     pub(super) unmade: BTreeSet<VirtualServerKey>,
     /// The node facts differ from those of the last plan that was carried out.
     pub(super) new_facts: bool,
-    /// The last pass found something unexpected in the kernel.
-    pub(super) surprised: bool,
     /// State of the kernel, as far as known; `None` before it was read.
     pub(super) observed: Option<Observed>,
     /// The sets as they were known before the kernel was read again.
@@ -89,17 +85,7 @@ pub(crate) struct Mode {
     /// `drains` before a plan that is only shown.
     drains_before: Option<Drains>,
     /// The plan that was made last, until it is carried out.
-    pending: PendingPlan,
-}
-
-/// Plan that was prepared and is not applied yet, with its consequences.
-#[derive(Debug, Default)]
-pub(crate) struct PendingPlan {
-    pub(crate) plan: Plan,
-    /// Inputs of the rules that the kernel has after this plan.
-    inputs: BTreeMap<Family, rules::Inputs>,
-    /// Layouts of the tables that it has then.
-    layouts: BTreeMap<Family, Layout>,
+    pending: Plan,
 }
 
 /// Differences between the wanted and the observed state.
@@ -127,14 +113,13 @@ impl Mode {
             leaving: BTreeSet::new(),
             unmade: BTreeSet::new(),
             new_facts: true,
-            surprised: false,
             observed: None,
             remembered: RememberedSets::default(),
             restored: Vec::new(),
             has_taken_over: false,
             drains: Drains::new(options.drain.clone()),
             drains_before: None,
-            pending: PendingPlan::default(),
+            pending: Plan::default(),
         }
     }
 
@@ -378,39 +363,32 @@ impl modes::Mode for Mode {
             programs.retry.retain(|family, _| !readings.rules_stay.contains(family));
         }
         let verdicts = self.judge_drains(pass.desired, &readings, pass.now);
-        let PassPlan { plan, forget, inputs, layouts, unread, drift } =
-            build_plan(self, pass, differences, &readings, &verdicts)?;
+        let PassPlan { plan, forget, unread, drift } = build_plan(self, pass, differences, &readings, &verdicts)?;
         report.unread.extend(unread);
         report.drift = drift;
         if pass.full {
             report.drift.append(&mut self.restored);
         }
-        self.pending = PendingPlan { plan, inputs, layouts };
+        self.pending = plan;
         Some(Needs { forget, ..Needs::default() })
     }
 
     fn carry_out(&mut self, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {
-        let CarryOut { store, desired, changes, report, clock } = arguments;
-        let PendingPlan { plan, inputs, layouts } = std::mem::take(&mut self.pending);
-        let now = clock();
-        let Some(observed) = &mut self.observed else { return Outcome::default() };
-        let names = Names::new(store, desired);
-        let (applied, effects) = apply(&plan, &self.recorded.index.wanted(desired), observed, &names, ports);
+        let CarryOut { names, desired, changes, report, clock } = arguments;
+        let mut plan = std::mem::take(&mut self.pending);
+        let applied = apply(self, &plan, desired, (&names, clock()), ports);
+        let Some((applied, effects)) = applied else { return Outcome::default() };
         changes.confirm_all_but(|_| false);
-        self.note_virtual_servers(&plan, &effects);
-        self.note_drains(desired, &plan, &effects, now);
+        self.note_virtual_servers(&plan);
         // Families that were not planned although they may have changed: forget their rules.
         let skipped = !report.unread.is_empty();
         if let Guards::Programs(programs) = &mut self.guards {
-            programs.rules.retain(|family, _| !skipped || inputs.contains_key(family));
+            programs.rules.retain(|family, _| !skipped || plan.inputs.contains_key(family));
         }
-        self.note_rules(inputs, &effects, &applied, clock);
-        self.note_tables(layouts, &effects);
+        self.note_rules(&mut plan, &effects, &applied, clock);
+        self.note_tables(&mut plan, &effects);
         self.has_taken_over |= report.full && report.unread.is_empty() && applied.failures.is_empty();
         self.new_facts = false;
-        let surprised = effects.surprises > 0;
-        let read_again = surprised && !self.surprised;
-        self.surprised = surprised;
         // Without its table nothing that changes can be written.
         let lacks_table = applied.failures.iter().any(|failure| failure.step.part == Part::Table);
         if lacks_table || applied.failures.iter().any(|failure| failure.error.kind() == PortErrorKind::Unknown) {
@@ -419,9 +397,9 @@ impl modes::Mode for Mode {
         if let Some(observed) = self.observed.as_mut().filter(|_| self.has_taken_over) {
             observed.before.clear();
         }
-        let lost_guarded = self.lost_guarded(&plan);
         report.draining = self.drains.len();
-        Outcome { applied, read_again: read_again || lost_guarded, ..Outcome::default() }
+        let (surprised, read_again) = (effects.surprises > 0, self.lost_guarded(&plan));
+        Outcome { applied, surprised, read_again, ..Outcome::default() }
     }
 
     fn next_wake(&self) -> Option<Moment> {
@@ -481,8 +459,7 @@ impl modes::Mode for Mode {
             self.drains = before;
         }
         self.forget_rules();
-        self.forget_kernel();
-        Box::new(std::mem::take(&mut self.pending).plan)
+        Box::new(std::mem::take(&mut self.pending))
     }
 
     /// Addresses of the device and entries of sets are an earlier process's.
@@ -493,11 +470,8 @@ impl modes::Mode for Mode {
 
     /// Rules of iptables mode serve all Services.
     fn takes_over(&self) -> bool {
-        self.pending
-            .plan
-            .stages
-            .get(&Phase::Serve)
-            .is_some_and(|serve| serve.rules.iter().any(|change| change.changes.replace_iptables_mode()))
+        let serve = self.pending.stages.get(&Phase::Serve);
+        serve.is_some_and(|serve| serve.rules.iter().any(|change| change.changes.replace_iptables_mode()))
     }
 
     fn ipvs(&self) -> Option<&Mode> {

@@ -1,36 +1,27 @@
 //! Updates the mode's state after a plan was applied.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use ipvs::VirtualServerKey;
 
 use super::apply::Effects;
-use super::guards::{Guards, Layout};
+use super::guards::Guards;
 use super::index::Changed;
 use super::mode::Mode;
 use super::plan::Plan;
 use super::rules;
 use crate::modes::shared::retry::RulesRetry;
-use crate::net::Family;
 use crate::plan::report::Applied;
 use crate::plan::step::Part;
 use crate::ports::PortErrorKind;
-use crate::service::Desired;
 use crate::time::Moment;
 
 impl Mode {
     /// Notes which virtual servers are this proxy's now, and which have to be served yet.
-    pub(super) fn note_virtual_servers(&mut self, plan: &Plan, effects: &Effects) {
+    pub(super) fn note_virtual_servers(&mut self, plan: &Plan) {
         self.recorded.changed = Changed::default();
-        for key in &effects.deleted {
-            self.leaving.remove(key);
-        }
         let Some(observed) = &self.observed else { return };
-        if !self.unmade.is_empty() {
-            // Nothing was there when it was read, so a virtual server that was tried there is this proxy's, with any answer.
-            let tried: BTreeSet<VirtualServerKey> = effects.tried.iter().copied().collect();
-            self.unmade.retain(|key| !tried.contains(key) && !observed.virtual_servers.contains_key(key));
-        }
+        self.unmade.retain(|key| !observed.virtual_servers.contains_key(key));
         // Virtual servers that wait for rules or entries are served by the pass that writes those.
         for key in plan.guarded.iter().filter(|key| !observed.virtual_servers.contains_key(key)) {
             self.recorded.changed.virtual_servers.insert(*key);
@@ -40,24 +31,10 @@ impl Mode {
         }
     }
 
-    /// Notes which real servers drain from now on, and which do not any more.
-    pub(super) fn note_drains(&mut self, desired: &Desired, plan: &Plan, effects: &Effects, now: Moment) {
-        for (key, real) in effects.drained.iter().chain(&plan.adopt_drains) {
-            let own = self.recorded.index.wanted(desired).drain_time(key);
-            self.drains.begin(*key, *real, own, now);
-        }
-        for (key, real) in &effects.settled {
-            self.drains.forget(key, real);
-        }
-        for key in &effects.deleted {
-            self.drains.forget_virtual_server(key);
-        }
-    }
-
     /// Notes which rules the kernel has, what it has shown to lack, and when to try again.
     pub(super) fn note_rules(
         &mut self,
-        mut inputs: BTreeMap<Family, rules::Inputs>,
+        plan: &mut Plan,
         effects: &Effects,
         applied: &Applied,
         clock: &dyn Fn() -> Moment,
@@ -74,11 +51,11 @@ impl Mode {
             let known = programs.capabilities;
             programs.capabilities =
                 known.both(rules::Capabilities { random_fully: known.random_fully, ..*capabilities });
-            if let Some(taken) = inputs.get_mut(family) {
+            if let Some(taken) = plan.inputs.get_mut(family) {
                 taken.capabilities = *capabilities;
             }
         }
-        for (family, inputs) in inputs {
+        for (family, inputs) in std::mem::take(&mut plan.inputs) {
             let Some(kind) = failed.get(family.name()) else {
                 programs.rules.insert(family, inputs);
                 programs.retry.remove(&family);
@@ -96,10 +73,10 @@ impl Mode {
     }
 
     /// Notes which layouts the kernel has: unknown where a table could not be written.
-    pub(super) fn note_tables(&mut self, layouts: BTreeMap<Family, Layout>, effects: &Effects) {
+    pub(super) fn note_tables(&mut self, plan: &mut Plan, effects: &Effects) {
         let Guards::Nft(tables) = &mut self.guards else { return };
         tables.forget_found();
-        tables.written = layouts;
+        tables.written = std::mem::take(&mut plan.layouts);
         tables.written.retain(|family, _| !effects.unwritten.contains(family));
     }
 }

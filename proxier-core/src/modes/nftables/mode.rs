@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use nftables::Name;
 
-use super::apply::{WriteOutcome, apply};
+use super::apply::write_table;
 use super::index::Index;
 use super::layout::{Layout, table_name};
 use super::lower::Treatment;
@@ -15,15 +15,14 @@ use crate::config::Config;
 use crate::modes::shared::flows;
 use crate::modes::shared::localhost::Guard;
 use crate::modes::shared::nft::made_by_others;
-use crate::modes::shared::table::{Basis, Fate};
+use crate::modes::shared::table::{Basis, Fate, WriteOutcome};
 use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Needs, Outcome, Pass, Reading, Work};
 use crate::net::{Family, FrontendKey};
 use crate::pack::pack;
-use crate::plan::names::Names;
 use crate::plan::operation::Whole;
-use crate::plan::report::{Report, Unread};
+use crate::plan::report::{Applied, Report, Unread};
 use crate::plan::step::Step;
-use crate::ports::{PortError, PortErrorKind, Ports, Tables, UdpServices};
+use crate::ports::{PortError, PortErrorKind, Ports, Tables};
 use crate::safeguard::Kernel;
 use crate::service::{Compiled, Desired, Frontend, NodeFacts};
 use crate::snapshot::HostAddresses;
@@ -47,10 +46,8 @@ pub(crate) struct Mode {
     refused: BTreeSet<FrontendKey>,
     /// Families of which the last attempt to write failed.
     unfinished: BTreeSet<Family>,
-    /// The last pass found something unexpected in the kernel.
-    surprised: bool,
     /// The prepared plan, until it is applied.
-    pending: PendingPlan,
+    pending: Plan,
 }
 
 /// State of the kernel.
@@ -60,19 +57,6 @@ struct KernelState {
     generation: Option<u32>,
     /// The Frontends that it serves, with whether there are endpoints.
     frontends: BTreeMap<FrontendKey, bool>,
-}
-
-/// Plan that was prepared and is not applied yet, with its consequences.
-#[derive(Debug, Default)]
-pub(crate) struct PendingPlan {
-    pub(crate) plan: Plan,
-    /// The generation before it.
-    generation: Option<u32>,
-    /// State of the tables that was read for it.
-    basis: Basis<Observed>,
-    held: BTreeSet<FrontendKey>,
-    /// Families whose table should be made again, but stays because deletions are held back.
-    left: BTreeSet<Family>,
 }
 
 impl Mode {
@@ -87,8 +71,7 @@ impl Mode {
             held: BTreeSet::new(),
             refused: BTreeSet::new(),
             unfinished: BTreeSet::new(),
-            surprised: false,
-            pending: PendingPlan::default(),
+            pending: Plan::default(),
         }
     }
 
@@ -119,20 +102,8 @@ impl Mode {
         }
     }
 
-    fn flows_to_forget(pass: &Pass<'_>, plan: &Plan, held: &BTreeSet<FrontendKey>) -> UdpServices {
-        let changes = flows::Changes {
-            changed: pass.changes.frontends(),
-            differing: plan.tables.iter().filter(|_| pass.full).flat_map(|table| table.frontends.keys()),
-            sweep: pass.sweep,
-            again: pass.unforgotten,
-            held,
-        };
-        flows::to_forget(pass.desired, changes)
-    }
-
     /// Foreign changes: differences that do not come from the input.
     fn drift(&self, pass: &Pass<'_>, plan: &Plan) -> Vec<Step> {
-        let names = Names::new(pass.store, pass.desired);
         let mut drift = Vec::new();
         for table in &plan.tables {
             let family = table.layout.family();
@@ -146,22 +117,16 @@ impl Mode {
             }
             let others = table
                 .frontends
+                .0
                 .keys()
                 .filter(|key| !pass.changes.has(key) && !self.refused.contains(key) && !self.held.contains(key));
-            drift.extend(others.map(|key| table.frontends.operation(key).step(&names)));
+            drift.extend(others.map(|key| table.frontends.operation(key).step(&pass.names)));
         }
         drift
     }
 
     /// Records the present state of the kernel.
-    fn note_written(
-        &mut self,
-        desired: &Desired,
-        plan: &Plan,
-        written: &[WriteOutcome],
-        before: Option<u32>,
-        tables: &mut dyn Tables,
-    ) {
+    fn note_written(&mut self, desired: &Desired, plan: &Plan, written: usize, tables: &mut dyn Tables) {
         if !self.unfinished.is_empty() || !self.refused.is_empty() {
             // What was written and what was not is found by reading.
             self.known = None;
@@ -177,7 +142,7 @@ impl Mode {
                 self.layouts.insert(family, table.layout.clone());
             }
             if let Some(known) = &mut self.known {
-                for key in table.frontends.keys() {
+                for key in table.frontends.0.keys() {
                     match desired.frontend(key).filter(|_| table.fate != Fate::Delete) {
                         Some(frontend) => drop(known.frontends.insert(*key, !is_without_endpoints(frontend))),
                         None => drop(known.frontends.remove(key)),
@@ -185,12 +150,12 @@ impl Mode {
                 }
             }
         }
-        let ours = u32::try_from(written.iter().filter(|of| of.is_done).count()).unwrap_or(u32::MAX);
+        let ours = u32::try_from(written).unwrap_or(u32::MAX);
         let after = if ours > 0 { tables.generation().ok() } else { None };
         if let Some(known) = self.known.as_mut().filter(|_| ours > 0) {
             // There were no foreign changes if it grew by our transactions alone.
-            let is_ours = known.generation.is_some() && known.generation == before;
-            let expected = before.map(|before| before.wrapping_add(ours));
+            let is_ours = known.generation.is_some() && known.generation == plan.generation;
+            let expected = plan.generation.map(|before| before.wrapping_add(ours));
             known.generation = after.filter(|after| is_ours && Some(*after) == expected);
         }
     }
@@ -295,7 +260,8 @@ impl modes::Mode for Mode {
                 table.hold(&held, &self.index, observed);
             }
         }
-        let forget = Self::flows_to_forget(&pass, &plan, &held);
+        let differing = plan.tables.iter().filter(|_| pass.full).flat_map(|table| table.frontends.0.keys());
+        let forget = flows::to_forget(&pass, |_| true, differing, &held);
         let guarded = read.get(&Family::V4).is_some_and(|read| read.as_ref().is_some_and(Observed::guards_localhost));
         let localhost = match plan.tables.iter().any(TablePlan::guards_localhost) {
             true => Guard::There,
@@ -306,34 +272,34 @@ impl modes::Mode for Mode {
             report.drift = self.drift(&pass, &plan);
         }
         let basis = Basis::new(known.generation.filter(|_| !read.is_empty()), read);
-        self.pending = PendingPlan { plan, generation, basis, held, left };
+        self.pending = Plan { generation, basis, held, left, ..plan };
         Some(Needs { localhost, forget })
     }
 
     fn carry_out(&mut self, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {
-        let CarryOut { store, desired, changes, .. } = arguments;
-        let PendingPlan { plan, generation, mut basis, held, left } = std::mem::take(&mut self.pending);
-        let names = Names::new(store, desired);
-        let (applied, written) = apply(&plan, &mut basis, &names, ports.tables);
-        let is_done =
-            |family: Family| !left.contains(&family) && written.iter().all(|of| of.family != family || of.is_done);
+        let CarryOut { names, desired, changes, .. } = arguments;
+        let mut plan = std::mem::take(&mut self.pending);
+        let mut applied = Applied::default();
+        let tables = plan.tables.iter().filter(|table| !table.is_empty());
+        let write = |table| write_table(table, &mut plan.basis, &names, ports.tables, &mut applied);
+        let written: BTreeMap<Family, WriteOutcome<FrontendKey>> = tables.map(write).collect();
+        let is_written = |family: &Family| written.get(family).is_none_or(|written| written.failed.is_none());
+        let is_done = |family: Family| !plan.left.contains(&family) && is_written(&family);
         self.unfinished = Family::ALL.into_iter().filter(|family| !is_done(*family)).collect();
-        self.refused = written.iter().flat_map(|of| of.refused.iter().copied()).collect();
-        self.held = held;
-        self.note_written(desired, &plan, &written, generation, ports.tables);
+        self.refused = written.values().flat_map(|written| written.refused.iter().map(|(key, ..)| *key)).collect();
+        self.held = std::mem::take(&mut plan.held);
+        let count = written.values().filter(|written| written.failed.is_none()).count();
+        self.note_written(desired, &plan, count, ports.tables);
         for family in Family::ALL.into_iter().filter(|family| is_done(*family)) {
             changes.confirm(family);
             self.index.confirm(family);
         }
-        let surprised = written.iter().any(|of| of.is_surprise);
-        let read_again = surprised && !self.surprised;
-        self.surprised = surprised;
-        Outcome { applied, read_again, unwritten: self.unfinished.clone() }
+        let surprised = written.values().any(|written| written.is_surprise);
+        Outcome { applied, surprised, unwritten: self.unfinished.clone(), ..Outcome::default() }
     }
 
     fn end_preview(&mut self) -> Box<dyn Work> {
-        self.forget_kernel();
-        Box::new(std::mem::take(&mut self.pending).plan)
+        Box::new(std::mem::take(&mut self.pending))
     }
 
     fn has_read_tables(&self) -> bool {

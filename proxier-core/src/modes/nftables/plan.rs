@@ -11,7 +11,7 @@ use super::observed::{Observed, frontend_of};
 use super::pick::{Pick, SharedChain};
 use crate::modes::Work;
 use crate::modes::shared::frontends::FrontendChanges;
-use crate::modes::shared::table::{self, ChainRules, Fate, LabelledTransaction, Layout as _, is_kind_of};
+use crate::modes::shared::table::{self, Basis, ChainRules, Fate, LabelledTransaction, Layout as _, is_kind_of};
 use crate::net::{Family, FrontendKey};
 use crate::plan::operation::{Operation, Whole};
 use crate::plan::step::{Action, Step};
@@ -19,11 +19,18 @@ use crate::safeguard::Loss;
 use crate::service::{Changes, Desired};
 
 /// Plan of a pass.
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
+#[derive(Debug, Default)]
 pub(crate) struct Plan {
     /// Changes to each family's table.
     pub(super) tables: Vec<TablePlan>,
+    /// The generation before it.
+    pub(super) generation: Option<u32>,
+    /// State of the tables that was read for it.
+    pub(super) basis: Basis<Observed>,
+    /// Frontends that the safeguard holds back.
+    pub(super) held: BTreeSet<FrontendKey>,
+    /// Families whose table should be made again, but stays because deletions are held back.
+    pub(super) left: BTreeSet<Family>,
 }
 
 /// Changes to a family's table.
@@ -203,7 +210,7 @@ impl TablePlan {
 
     /// Frontends that the plan would delete, or leave without endpoints.
     pub(super) fn losing<'a>(&'a self, desired: &'a Desired) -> impl Iterator<Item = (FrontendKey, Loss)> + 'a {
-        self.frontends.iter().filter_map(|(key, (action, _))| {
+        self.frontends.0.iter().filter_map(|(key, (action, _))| {
             let loss = match (action, desired.frontend(key)) {
                 (Action::Delete, _) => Loss::Everything,
                 (Action::Change, Some(frontend)) if frontend.endpoints().is_empty() => Loss::Endpoints,
@@ -223,7 +230,7 @@ impl TablePlan {
         for (set, elements) in &mut self.add {
             elements.retain(|element| !is_held(*set, &element.key));
         }
-        self.frontends.retain(|key, _| !held.contains(key));
+        self.frontends.0.retain(|key, _| !held.contains(key));
         let mut needed = BTreeSet::new();
         let (mut found, mut entered): (Vec<&str>, BTreeSet<Pick>) = (Vec::new(), BTreeSet::new());
         for (set, elements) in &observed.elements {
@@ -349,7 +356,7 @@ impl table::Changes for TablePlan {
         for (set, elements) in &mut self.add {
             elements.retain(|element| !is_it(*set, &element.key));
         }
-        self.frontends.retain(|key, _| !parts.contains(key));
+        self.frontends.0.retain(|key, _| !parts.contains(key));
     }
 }
 

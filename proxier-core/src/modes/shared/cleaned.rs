@@ -43,11 +43,7 @@ impl Cleaned {
 
     /// Adds what another cleanup did.
     pub(crate) fn extend(&mut self, other: Cleaned) {
-        self.applied.failures.extend(other.applied.failures);
-        for (what, count) in other.applied.done {
-            let sum = self.applied.done.entry(what).or_default();
-            *sum = sum.saturating_add(count);
-        }
+        self.applied.add(other.applied);
         self.unread.extend(other.unread);
         self.foreign.extend(other.foreign);
         self.left.extend(other.left);

@@ -3,44 +3,31 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
+use crate::modes::Pass;
 use crate::net::{Family, FrontendKey, Protocol};
 use crate::plan::names::Names;
 use crate::plan::operation::Operation;
 use crate::plan::report::{Applied, Lack};
 use crate::ports::{Conntrack, PortErrorKind, UdpServices};
-use crate::service::{Desired, Frontend};
+use crate::service::Frontend;
 
 /// The consequence where this kernel lists no tracked connections.
 pub(crate) const STAY: &str = "UDP flows to endpoints that are gone are not ended";
 
-/// Earlier changes to the addresses and ports of UDP, as far as known.
-#[derive(Debug)]
-pub(crate) struct Changes<'a, C, D> {
-    /// Frontends that may have changed, each as it was.
-    pub(crate) changed: C,
-    /// Frontends that a reading found to differ: earlier processes and other programs may have sent flows elsewhere.
-    pub(crate) differing: D,
-    /// Addresses and ports that another mode served; everything may have changed then.
-    pub(crate) sweep: Option<&'a BTreeSet<SocketAddr>>,
-    /// Addresses and ports whose flows could not be forgotten yet.
-    pub(crate) again: &'a BTreeSet<SocketAddr>,
-    /// Frontends that stay in the kernel as they are.
-    pub(crate) held: &'a BTreeSet<FrontendKey>,
-}
-
 /// The flows to forget after Frontends changed, in modes that translate connections: by address and port, with the endpoints
 /// that may answer there from now on. These are all that serve, selected or not, since connections of TCP go on too.
+///
+/// Only families that the mode serves count (`is_served`). `differing`: Frontends that a reading found to differ, whose flows earlier processes and
+/// other programs may have sent elsewhere. `held`: Frontends that stay in the kernel as they are.
 pub(crate) fn to_forget<'a>(
-    desired: &Desired,
-    changes: Changes<
-        '_,
-        impl Iterator<Item = (&'a FrontendKey, Option<&'a Frontend>)>,
-        impl Iterator<Item = &'a FrontendKey>,
-    >,
+    pass: &Pass<'_>,
+    is_served: impl Fn(Family) -> bool,
+    differing: impl Iterator<Item = &'a FrontendKey>,
+    held: &BTreeSet<FrontendKey>,
 ) -> UdpServices {
-    let Changes { changed, differing, sweep, again, held } = changes;
+    let Pass { desired, changes, sweep, unforgotten, .. } = *pass;
     let mut flows = UdpServices::new();
-    for (key, before) in changed {
+    for (key, before) in changes.frontends().filter(|(key, _)| is_served(key.family())) {
         let (Some(place), after) = (key.udp(), desired.frontend(key)) else { continue };
         let new = after.map(Frontend::answering).unwrap_or_default();
         // A flow that began while there was no endpoint is not translated.
@@ -53,7 +40,8 @@ pub(crate) fn to_forget<'a>(
     // Not gone through for a change.
     let all =
         sweep.map(|left| desired.frontends().filter_map(|frontend| frontend.key.udp()).chain(left.iter().copied()));
-    let all = all.into_iter().flatten().chain(again.iter().copied()).chain(differing.filter_map(FrontendKey::udp));
+    let all =
+        all.into_iter().flatten().chain(unforgotten.iter().copied()).chain(differing.filter_map(FrontendKey::udp));
     for place in all {
         let key = FrontendKey::new(Protocol::Udp, place.ip(), place.port());
         if !held.contains(&key) {

@@ -1,7 +1,6 @@
 //! Frontends that change, where one operation writes many of them: a table's elements, a family's rules.
 
 use std::collections::BTreeMap;
-use std::ops::{Deref, DerefMut};
 
 use crate::net::FrontendKey;
 use crate::plan::operation::Operation;
@@ -11,21 +10,7 @@ use crate::service::Frontend;
 
 /// Action for each Frontend that changes, with the number of its endpoints.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct FrontendChanges(BTreeMap<FrontendKey, (Action, usize)>);
-
-impl Deref for FrontendChanges {
-    type Target = BTreeMap<FrontendKey, (Action, usize)>;
-
-    fn deref(&self) -> &Self::Target {
-        &self.0
-    }
-}
-
-impl DerefMut for FrontendChanges {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.0
-    }
-}
+pub(crate) struct FrontendChanges(pub(crate) BTreeMap<FrontendKey, (Action, usize)>);
 
 impl FrontendChanges {
     /// Notes a change of a Frontend that was there or not, and is to be as in `after`.

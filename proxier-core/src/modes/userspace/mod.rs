@@ -40,14 +40,11 @@
 //! * An endpoint on which this process listens itself gets nothing ([`Refused`](crate::plan::report::Refused)): connections would
 //!   come back without end. In the kernel nothing is translated twice. A circle through another node cannot be seen.
 
-mod cleanup;
 mod index;
 mod lower;
 mod mode;
 mod plan;
 
-#[doc(hidden)]
-pub use cleanup::cleanup;
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub use lower::NO_SCTP;

@@ -16,7 +16,6 @@ use crate::modes::shared::service_networks::{Unusable, usable};
 use crate::modes::shared::sysctls::{self, HostSettings};
 use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Needs, Outcome, Pass, Reading, Work};
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
-use crate::plan::names::Names;
 use crate::plan::operation::Operation;
 use crate::plan::report::{Applied, Refused, Report, Unread};
 use crate::plan::step::{Action, Step};
@@ -74,7 +73,7 @@ pub(crate) struct Mode {
     kept: BTreeSet<Network>,
     look_at: Option<Moment>,
     /// The prepared plan, until it is applied.
-    pending: PendingPlan,
+    pending: Plan,
 }
 
 /// Present listeners and routes.
@@ -86,39 +85,19 @@ struct KernelState {
     routes: BTreeSet<Network>,
 }
 
-/// Plan that was prepared and is not applied yet, with its consequences.
-#[derive(Debug, Default)]
-pub(crate) struct PendingPlan {
-    pub(crate) plan: Plan,
-    whole: BTreeSet<Network>,
-    unusable: Vec<Unusable>,
-    held: BTreeSet<FrontendKey>,
-    now: Moment,
-}
-
-/// Values that were read besides [`KernelState`], before anything is planned.
-struct PassInputs {
-    /// Listeners of this process; in a full pass only.
-    there: BTreeMap<FrontendKey, Listener>,
-    notices: Vec<String>,
-    /// Number of endpoints that are gone and may still have connections.
-    leaving: usize,
-}
-
-impl PassInputs {
-    fn read(there: BTreeMap<FrontendKey, Listener>, ports: &mut Ports<'_>) -> Self {
-        PassInputs { there, notices: ports.relays.notices(), leaving: ports.relays.leaving() }
-    }
-}
-
 impl Mode {
     pub(crate) fn new(options: &Options) -> Self {
         Mode { options: options.clone(), ..Mode::default() }
     }
 
     /// Compares and makes the plan.
-    fn plan(&self, pass: Pass<'_>, readings: PassInputs, hold: Hold<'_>, report: &mut Report) -> Option<PendingPlan> {
-        let PassInputs { there, notices, leaving } = readings;
+    fn plan(
+        &self,
+        pass: Pass<'_>,
+        there: &BTreeMap<FrontendKey, Listener>,
+        hold: Hold<'_>,
+        report: &mut Report,
+    ) -> Option<Plan> {
         let known = self.known.as_ref()?;
         let is_wanted = |address| self.index.needs(address);
         let (whole, unusable) =
@@ -128,15 +107,12 @@ impl Mode {
         }
         let configure = Some(self.settings(&pass)).filter(|settings| self.settings.as_ref() != Some(settings));
         let mut plan = Plan { configure, ..Plan::default() };
-        (report.notices, report.draining) = (notices, leaving);
-        if pass.full {
-            compare(pass.desired, &mut plan, there);
-        } else {
+        if !pass.full {
             // A full pass reports everything.
             let changed = pass.changes.frontends().filter_map(|(key, _)| pass.desired.frontend(key));
             report.refused = changed.flat_map(|frontend| refused_of(pass.desired, frontend)).collect();
-            follow(&pass, &mut plan, known);
         }
+        compare(&pass, &mut plan, known, there);
         if pass.full || whole != self.whole {
             let networks = self.index.networks(&whole);
             plan.add_routes = networks.difference(&known.routes).copied().collect();
@@ -144,16 +120,11 @@ impl Mode {
         } else {
             self.follow_routes(&pass, &mut plan, known, &whole);
         }
-        let lost_endpoints = plan
-            .serve
-            .iter()
-            .filter(|(key, (_, listener))| !listener.has_endpoints && known.listeners.get(key) == Some(&true));
-        let losing: Vec<(FrontendKey, Loss)> = plan
-            .close
-            .iter()
-            .map(|key| (*key, Loss::Everything))
-            .chain(lost_endpoints.map(|(key, _)| (*key, Loss::Endpoints)))
-            .collect();
+        let loses = |(key, (_, listener)): &(&FrontendKey, &(Action, Listener))| {
+            !listener.has_endpoints && known.listeners.get(key) == Some(&true)
+        };
+        let losing = plan.serve.iter().filter(loses).map(|(key, _)| (*key, Loss::Endpoints));
+        let losing = plan.close.iter().map(|key| (*key, Loss::Everything)).chain(losing).collect();
         let held = hold(losing, &known.listeners);
         plan.close.retain(|key| !held.contains(key));
         plan.serve.retain(|key, _| !held.contains(key));
@@ -162,7 +133,7 @@ impl Mode {
         if pass.tells_drift() {
             report.drift = self.drift(&pass, &plan, &whole);
         }
-        Some(PendingPlan { plan, whole, unusable, held, now: pass.now })
+        Some(Plan { whole, unusable, held, now: pass.now, ..plan })
     }
 
     fn settings(&self, pass: &Pass<'_>) -> Settings {
@@ -203,19 +174,15 @@ impl Mode {
     /// Foreign changes.
     fn drift(&self, pass: &Pass<'_>, plan: &Plan, whole: &BTreeSet<Network>) -> Vec<Step> {
         let changed: BTreeSet<IpAddr> = pass.changes.frontends().map(|(key, _)| key.address).collect();
-        let is_input = |network: &&Network| {
+        let is_input = |network: &Network| {
             let address = network.addr();
-            changed.contains(&address) || self.unrouted.contains(&address) || self.kept.contains(*network)
+            self.whole != *whole
+                || changed.contains(&address)
+                || self.unrouted.contains(&address)
+                || self.kept.contains(network)
         };
-        let new_networks = self.whole != *whole;
-        let is_input = |network: &&Network| new_networks || is_input(network);
-        let added = plan.add_routes.iter().filter(|network| !is_input(network));
-        let deleted = plan.delete_routes.iter().filter(|network| !is_input(network));
-        added
-            .map(|network| route(Action::Add, network))
-            .chain(deleted.map(|network| route(Action::Delete, network)))
-            .map(|operation| operation.step(&Names::NONE))
-            .collect()
+        let is_foreign = |of: &Operation<'_>| matches!(of, Operation::Route(_, _, route) if !is_input(&route.network));
+        plan.operations().filter(is_foreign).map(|operation| operation.step(&pass.names)).collect()
     }
 }
 
@@ -234,31 +201,20 @@ fn refused_of(desired: &Desired, frontend: &Frontend) -> Vec<Refused> {
     loops(desired, frontend).into_iter().map(because).collect()
 }
 
-/// Compares all listeners.
-fn compare(desired: &Desired, plan: &mut Plan, mut there: BTreeMap<FrontendKey, Listener>) {
-    for listener in listeners(desired) {
-        let action = match there.remove(&listener.key) {
-            Some(same) if same == listener => continue,
-            Some(_) => Action::Change,
-            None => Action::Add,
-        };
-        plan.serve.insert(listener.key, (action, listener));
-    }
-    plan.close = there.into_keys().collect();
-}
-
-/// Looks at listeners that changed only.
-fn follow(pass: &Pass<'_>, plan: &mut Plan, known: &KernelState) {
-    for (key, _) in pass.changes.frontends() {
+/// Compares the listeners: all in a full pass, else those that changed. `there`: those that were read.
+fn compare(pass: &Pass<'_>, plan: &mut Plan, known: &KernelState, there: &BTreeMap<FrontendKey, Listener>) {
+    let all = pass.desired.frontends().map(|frontend| &frontend.key).chain(there.keys());
+    let changed = pass.changes.frontends().map(|(key, _)| key);
+    let keys: BTreeSet<&FrontendKey> = if pass.full { all.collect() } else { changed.collect() };
+    for key in keys {
+        let is_there = known.listeners.contains_key(key);
         match listener(pass.desired, key) {
+            Some(listener) if there.get(key) == Some(&listener) => {}
             Some(listener) => {
-                let is_there = known.listeners.contains_key(key);
                 let action = if is_there { Action::Change } else { Action::Add };
                 plan.serve.insert(*key, (action, listener));
             }
-            None if known.listeners.contains_key(key) => {
-                plan.close.insert(*key);
-            }
+            None if is_there => drop(plan.close.insert(*key)),
             None => {}
         }
     }
@@ -312,8 +268,9 @@ impl modes::Mode for Mode {
     }
 
     fn prepare(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Needs> {
-        let readings = PassInputs::read(std::mem::take(&mut self.there), ports);
-        self.pending = self.plan(pass, readings, hold, report)?;
+        (report.notices, report.draining) = (ports.relays.notices(), ports.relays.leaving());
+        let there = std::mem::take(&mut self.there);
+        self.pending = self.plan(pass, &there, hold, report)?;
         // UDP flows that are translated belong to another mode.
         let of_udp = pass.desired.frontends().filter_map(|frontend| frontend.key.udp());
         let sweep = pass.sweep.map(|left| of_udp.chain(left.iter().copied())).into_iter().flatten();
@@ -323,8 +280,8 @@ impl modes::Mode for Mode {
 
     /// Nothing is done when this process cannot relay at all.
     fn carry_out(&mut self, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {
-        let CarryOut { store, desired, changes, report, .. } = arguments;
-        let PendingPlan { mut plan, whole, unusable, held, now } = std::mem::take(&mut self.pending);
+        let CarryOut { names, changes, report, .. } = arguments;
+        let mut plan = std::mem::take(&mut self.pending);
         if let Some(settings) = plan.configure.take() {
             if let Err(error) = ports.relays.configure(&settings) {
                 report.unread.push(Unread::new("the relay of this process", error));
@@ -333,13 +290,12 @@ impl modes::Mode for Mode {
             }
             self.settings = Some(settings);
         }
-        let names = Names::new(store, desired);
         let mut applied = Applied::default();
         let mut known = self.known.take().unwrap_or_default();
         let first = applied.carry_out(plan.first_operations(), &names, ports);
         let busy = ports.relays.busy();
         // What is cut off by a route comes before connections that need it.
-        let cuts_off = |network: &Network| unusable.iter().any(|of| of.network.trunc() == *network);
+        let cuts_off = |network: &Network| plan.unusable.iter().any(|of| of.network.trunc() == *network);
         let is_busy = |network: &Network| busy.iter().any(|address| network.contains(address)) && !cuts_off(network);
         let (kept, idle): (Vec<Network>, Vec<Network>) = plan.delete_routes.iter().copied().partition(is_busy);
         let idle = idle.iter().map(|network| route(Action::Delete, network));
@@ -361,11 +317,10 @@ impl modes::Mode for Mode {
                 _ => {}
             }
         }
-        self.look_at = (!kept.is_empty()).then(|| now.saturating_add(LOOK_AGAIN));
+        self.look_at = (!kept.is_empty()).then(|| plan.now.saturating_add(LOOK_AGAIN));
         self.kept = kept.into_iter().collect();
         changes.confirm_all_but(|key| unserved.contains(key));
-        (self.whole, self.told) = (whole, unusable);
-        self.held = held;
+        (self.whole, self.told, self.held) = (plan.whole, plan.unusable, plan.held);
         self.known = Some(known);
         Outcome { applied, ..Outcome::default() }
     }
@@ -379,8 +334,7 @@ impl modes::Mode for Mode {
     }
 
     fn end_preview(&mut self) -> Box<dyn Work> {
-        self.forget_kernel();
-        Box::new(std::mem::take(&mut self.pending).plan)
+        Box::new(std::mem::take(&mut self.pending))
     }
 
     fn kind(&self) -> Kind {

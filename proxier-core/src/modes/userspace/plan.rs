@@ -3,14 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::modes::Work;
+use crate::modes::shared::service_networks::Unusable;
 use crate::net::{FrontendKey, Network};
 use crate::plan::operation::Operation;
 use crate::plan::step::Action;
 use crate::ports::{Listener, LocalRoute, RouteOwner, Settings};
+use crate::time::Moment;
 
 /// Plan of a pass.
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
+#[derive(Debug, Default)]
 pub(crate) struct Plan {
     /// Settings of all listeners, where they differ from the present ones.
     pub(super) configure: Option<Settings>,
@@ -22,6 +23,13 @@ pub(crate) struct Plan {
     pub(super) add_routes: Vec<Network>,
     /// Networks that are local no more, once no connection needs them.
     pub(super) delete_routes: Vec<Network>,
+    /// The networks that are local as a whole.
+    pub(super) whole: BTreeSet<Network>,
+    /// Networks that cannot be local as a whole.
+    pub(super) unusable: Vec<Unusable>,
+    /// Frontends that the safeguard holds back.
+    pub(super) held: BTreeSet<FrontendKey>,
+    pub(super) now: Moment,
 }
 
 impl Plan {

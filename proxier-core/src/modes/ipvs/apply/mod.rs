@@ -8,10 +8,12 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipset::Element;
-use ipvs::{RealServerKey, VirtualServerKey};
+use ipvs::VirtualServerKey;
 
+use crate::modes::ipvs::drain::Drains;
 use crate::modes::ipvs::guards;
 use crate::modes::ipvs::hold_back::Needs;
+use crate::modes::ipvs::mode::Mode;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::plan::{Phase, Plan, RulesChange, Stage};
 use crate::modes::ipvs::rules::Capabilities;
@@ -25,31 +27,24 @@ use crate::plan::operation::{Operation, SetIn, Whole, items};
 use crate::plan::report::{Applied, Lack};
 use crate::plan::step::{Action, Part};
 use crate::ports::{ItemFailure, ItemFailures, LocalRoute, PortError, PortErrorKind, Ports, Rules, Sets};
-use crate::service::Frontend;
+use crate::service::{Desired, Frontend};
 use crate::snapshot::is_usable_by_service;
+use crate::time::Moment;
 
 /// Effects of carrying out a plan that only IPVS mode needs to know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Effects {
-    /// Real servers that drain from now on.
-    pub drained: Vec<(VirtualServerKey, RealServerKey)>,
-    /// Real servers that do not drain any more: they are served again, or gone.
-    pub settled: Vec<(VirtualServerKey, RealServerKey)>,
     /// Families whose rules the kernel took only without some matches ([`RulesChange::without`]), with what it took.
     pub reduced: Vec<(Family, Capabilities)>,
     /// Families whose tables could not be written.
     pub unwritten: BTreeSet<Family>,
-    /// Virtual servers that the kernel was asked to make, with any answer.
-    pub tried: Vec<VirtualServerKey>,
-    /// Virtual servers that were deleted.
-    pub deleted: Vec<VirtualServerKey>,
     /// Number of times that the kernel contradicted the known state: an object to add was there, one to change or delete was not.
     /// All of these were brought to the wanted state, but there may be more.
     pub surprises: usize,
 }
 
-/// Applies a plan, stage by stage, and records in `observed` what the kernel confirmed.
+/// Applies a plan, stage by stage, and records in the mode what the kernel confirmed. `None`: the kernel is unknown.
 ///
 /// Every operation has an outcome. After a failure, operations that do not depend on it go on; those that do are skipped
 /// and say why ([`PortErrorKind::Skipped`]). An addition that finds the object there updates it; a change that finds it gone
@@ -67,18 +62,27 @@ pub struct Effects {
 ///
 /// Every address of a Service always reaches this host: the new binding comes before the old one goes.
 ///
-/// After a failure or a surprise ([`Effects::surprises`]) `observed` may be out of date: read it again.
-pub fn apply(
+/// After a failure or a surprise ([`Effects::surprises`]) the known state may be out of date: read it again.
+pub(crate) fn apply(
+    mode: &mut Mode,
     plan: &Plan,
-    wanted: &Wanted<'_>,
-    observed: &mut Observed,
-    names: &Names<'_>,
+    desired: &Desired,
+    (names, now): (&Names<'_>, Moment),
     ports: &mut Ports<'_>,
-) -> (Applied, Effects) {
+) -> Option<(Applied, Effects)> {
+    let Mode { recorded, observed, drains, leaving, unmade, .. } = mode;
+    let (wanted, observed) = (&recorded.index.wanted(desired), observed.as_mut()?);
+    for (key, real) in &plan.adopt_drains {
+        drains.begin(*key, *real, wanted.drain_time(key), now);
+    }
     let mut run = Run {
         plan,
         wanted,
         observed,
+        drains,
+        leaving,
+        unmade,
+        now,
         names,
         applied: Applied::default(),
         effects: Effects::default(),
@@ -93,13 +97,17 @@ pub fn apply(
         run.carry_out(*phase, stage, ports);
     }
     run.observed.basis = guards::nft::Basis::default();
-    (run.applied, run.effects)
+    Some((run.applied, run.effects))
 }
 
 struct Run<'a, 'n> {
     plan: &'a Plan,
     wanted: &'a Wanted<'a>,
     observed: &'a mut Observed,
+    drains: &'a mut Drains,
+    leaving: &'a mut BTreeSet<VirtualServerKey>,
+    unmade: &'a mut BTreeSet<VirtualServerKey>,
+    now: Moment,
     names: &'a Names<'n>,
     applied: Applied,
     effects: Effects,
@@ -142,7 +150,7 @@ fn not_without_virtual_server(key: &VirtualServerKey) -> PortError {
 impl<'a> Run<'a, '_> {
     /// Carries out a stage.
     fn carry_out(&mut self, phase: Phase, stage: &'a Stage, ports: &mut Ports<'_>) {
-        let by_table = self.plan.guards == guards::Kind::Nft;
+        let by_table = !self.plan.layouts.is_empty();
         let first = stage.first_operations(phase, self.plan);
         // A table is written with its entries.
         let is_of_whole = |of: &Operation<'_>| match of {
@@ -368,7 +376,7 @@ impl<'a> Run<'a, '_> {
             at = frontend?.key.into();
         }
         let key = &at;
-        let is_barred = self.plan.guards == guards::Kind::Nft && frontend.is_some_and(Frontend::is_barred_from_node);
+        let is_barred = !self.plan.layouts.is_empty() && frontend.is_some_and(Frontend::is_barred_from_node);
         let lacks = if self.observed.firewall_entry(key).is_none() {
             has_ranges.then_some(SetKind::LoadBalancerFirewall)
         } else {

@@ -138,8 +138,12 @@ impl Run<'_, '_> {
             return;
         }
         let allowed = self.allowed(operations);
-        let made = allowed.iter().filter(|operation| matches!(operation, Operation::AddVirtualServer(_)));
-        self.effects.tried.extend(made.map(Operation::virtual_server));
+        for operation in &*allowed {
+            // Nothing was there when it was read, so a virtual server that is tried there is this proxy's, with any answer.
+            if let Operation::AddVirtualServer(server) = operation {
+                self.unmade.remove(&server.key);
+            }
+        }
         let trial = Trial::run(&allowed, self.wanted, ipvs);
         self.effects.surprises = self.effects.surprises.saturating_add(trial.surprises);
         self.note_operations(&allowed, trial);
@@ -246,14 +250,21 @@ impl Run<'_, '_> {
     fn done(&mut self, operation: &Operation, gone: bool) {
         let (part, mut action) = PlanOperation::Server(operation, None).kind();
         match operation {
-            Operation::DeleteVirtualServer(key) => self.effects.deleted.push(*key),
-            Operation::UpdateRealServer(key, server) if is_drained(key, server, self.wanted) => {
-                let list = if gone { &mut self.effects.settled } else { &mut self.effects.drained };
-                list.push((*key, server.key));
-                action = Action::Drain;
+            Operation::DeleteVirtualServer(key) => {
+                self.drains.forget_virtual_server(key);
+                self.leaving.remove(key);
             }
-            Operation::UpdateRealServer(key, server) => self.effects.settled.push((*key, server.key)),
-            Operation::DeleteRealServer(key, real) => self.effects.settled.push((*key, *real)),
+            Operation::UpdateRealServer(key, server) if is_drained(key, server, self.wanted) => {
+                action = Action::Drain;
+                if gone {
+                    self.drains.forget(key, &server.key);
+                } else {
+                    self.drains.begin(*key, server.key, self.wanted.drain_time(key), self.now);
+                }
+            }
+            Operation::UpdateRealServer(key, RealServer { key: real, .. }) | Operation::DeleteRealServer(key, real) => {
+                self.drains.forget(key, real);
+            }
             _ => {}
         }
         self.applied.count(part, action, 1);

@@ -6,12 +6,13 @@ use ipset::Element;
 use ipvs::model::Weight;
 
 use super::{Run, needed, not_without_virtual_server, skipped};
-use crate::modes::ipvs::guards::nft::{Entries, Refused, WriteOutcome, write};
+use crate::modes::ipvs::guards::nft::{Entries, write};
 use crate::modes::ipvs::guards::{Layout, TableChange};
 use crate::modes::ipvs::plan::{Phase, Stage};
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
+use crate::modes::shared::table::WriteOutcome;
 use crate::net::{Family, FrontendKey};
 use crate::plan::operation::{Operation, Whole};
 use crate::plan::step::{Action, Part, Step};
@@ -32,8 +33,7 @@ impl Run<'_, '_> {
                 all.entry(set.family).or_default().insert(set.kind, elements);
             }
         }
-        let (plan, nothing) = (self.plan, Entries::new());
-        for layout in plan.layouts.values() {
+        for layout in self.plan.layouts.values() {
             let family = layout.family;
             let change = stage.tables.iter().find(|change| change.layout.family == family);
             let entries = all.remove(&family).unwrap_or_default();
@@ -41,11 +41,9 @@ impl Run<'_, '_> {
             if lacks_table || (change.is_none() && entries.is_empty()) {
                 continue;
             }
-            let (delete, add) = if phase.adds() { (&nothing, &entries) } else { (&entries, &nothing) };
-            let written = write(layout, change, (delete, add), self.observed, tables);
-            if !self.note_written(layout, change, &entries, written) && phase == Phase::Prepare {
-                self.unguarded.insert(family);
-            }
+            let count = entries.values().map(Vec::len).sum();
+            let written = write(layout, change, (phase.action(), entries), self.observed, tables);
+            self.note_written(layout, (phase, change), count, written);
         }
     }
 
@@ -91,31 +89,30 @@ impl Run<'_, '_> {
         (!is_ready).then_some(place)
     }
 
-    /// Notes an outcome; returns whether the transaction was committed.
     fn note_written(
         &mut self,
         layout: &Layout,
-        change: Option<&TableChange>,
-        entries: &Entries,
-        written: WriteOutcome,
-    ) -> bool {
+        (phase, change): (Phase, Option<&TableChange>),
+        count: usize,
+        written: WriteOutcome<(SetKind, Element)>,
+    ) {
         self.effects.surprises = self.effects.surprises.saturating_add(written.is_surprise.into());
         if let Some(error) = written.failed {
-            let count = entries.values().map(Vec::len).sum::<usize>();
             let entries =
                 || Step::new(Action::Change, Part::Table, &layout.table).with(format_args!("{count} entries"));
             self.applied.fail(change.map_or_else(entries, TableChange::step), error);
             self.effects.unwritten.insert(layout.family);
-            return false;
+            self.unguarded.extend((phase == Phase::Prepare).then_some(layout.family));
+            return;
         }
         if let Some(step) = change.map(TableChange::step) {
             self.applied.count(step.part, step.action, 1);
         }
-        self.applied.count(Part::Entry, Action::Add, written.added);
-        self.applied.count(Part::Entry, Action::Delete, written.deleted);
-        for Refused { set, action, element, error } in written.refused {
-            self.fail_entry(set, action, &element, error);
+        // Entries in the way of new ones were not asked for.
+        let refused = written.refused.iter().filter(|(_, action, _)| *action == phase.action());
+        self.applied.count(Part::Entry, phase.action(), count.saturating_sub(refused.count()));
+        for ((kind, element), action, error) in written.refused {
+            self.fail_entry(SetKey::new(layout.family, kind), action, &element, error);
         }
-        true
     }
 }

@@ -14,8 +14,8 @@ use ipvs::{Operation as ServerOperation, RealServerKey, VirtualServerKey};
 
 use crate::config::KernelNames;
 use crate::modes::Work;
-use crate::modes::ipvs::guards::{self, Layout, TableChange};
-use crate::modes::ipvs::rules::{Capabilities, RuleChanges};
+use crate::modes::ipvs::guards::{Layout, TableChange};
+use crate::modes::ipvs::rules::{Capabilities, Inputs, RuleChanges};
 use crate::modes::ipvs::sets::SetKey;
 use crate::net::{Family, FrontendKey, Network};
 use crate::plan::operation::{Operation, SetIn, Whole};
@@ -40,11 +40,11 @@ pub(super) use pass_plan::{PassPlan, build_plan};
 pub struct Plan {
     /// Names of the device and the sets.
     pub names: KernelNames,
-    /// Variant of the sets and the rules: with [`guards::Kind::Nft`] no stage has sets or rules, and the entries of a
-    /// family are added with its table in one transaction, and deleted in another.
-    pub guards: guards::Kind,
-    /// Layout of each family's table, with [`guards::Kind::Nft`].
+    /// Layout of each family's table, where those guard: then no stage has sets or rules, and the entries of a family are added with its
+    /// table in one transaction, and deleted in another. Otherwise none.
     pub layouts: BTreeMap<Family, Layout>,
+    /// Inputs of the rules that the kernel has after this plan, where they were read for it.
+    pub inputs: BTreeMap<Family, Inputs>,
     /// Operations. A stage that is not there has none.
     pub stages: BTreeMap<Phase, Stage>,
     /// Families whose rules have to change but are not tried in this pass: they could not be read, or failed a moment ago.
@@ -89,7 +89,7 @@ impl Phase {
         self < Phase::Retire
     }
 
-    fn action(self) -> Action {
+    pub(super) fn action(self) -> Action {
         if self.adds() { Action::Add } else { Action::Delete }
     }
 }

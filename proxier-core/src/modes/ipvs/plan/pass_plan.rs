@@ -10,9 +10,9 @@ use super::{Phase, Plan, RulesChange, plan};
 use crate::modes::Pass;
 use crate::modes::ipvs::diff::Changes;
 use crate::modes::ipvs::drain::{Finish, Finished, Verdicts};
+use crate::modes::ipvs::guards::Guards;
 use crate::modes::ipvs::guards::nft::Tables;
 use crate::modes::ipvs::guards::programs::Programs;
-use crate::modes::ipvs::guards::{self, Guards, Layout};
 use crate::modes::ipvs::mode::{Differences, Mode};
 use crate::modes::ipvs::reading::{self, PassInputs};
 use crate::modes::ipvs::wanted::Wanted;
@@ -30,10 +30,6 @@ pub(crate) struct PassPlan {
     pub(crate) plan: Plan,
     /// UDP flows to forget.
     pub(crate) forget: UdpServices,
-    /// Inputs of the rules that the kernel has after this plan.
-    pub(crate) inputs: BTreeMap<Family, rules::Inputs>,
-    /// Layouts of the tables that it has then.
-    pub(crate) layouts: BTreeMap<Family, Layout>,
     /// Rules that could not be compared.
     pub(crate) unread: Vec<Unread>,
     /// Foreign changes; known only when the last pass succeeded.
@@ -71,22 +67,22 @@ pub(crate) fn build_plan(
         Guards::Programs(programs) => {
             for (family, new, dump) in &readings.rules {
                 match plan_rules(programs, *family, new, dump, &mut plan) {
-                    Ok(()) => drop(planned.inputs.insert(*family, new.clone())),
+                    Ok(()) => drop(plan.inputs.insert(*family, new.clone())),
                     Err(error) => {
                         plan.rules_put_off.insert(*family);
                         planned.unread.push(error);
                     }
                 }
             }
-            order_by_rules(mode, programs, pass, &mut plan, &kept, &planned.inputs);
+            order_by_rules(mode, programs, pass, &mut plan, &kept);
         }
         Guards::Nft(tables) => {
-            planned.layouts = tables.layouts(&pass, wanted, observed);
-            plan_tables(wanted, tables, &planned.layouts, pass.full, &mut plan);
+            plan.layouts = tables.layouts(&pass, wanted, observed);
+            plan_tables(wanted, tables, pass.full, &mut plan);
         }
     }
     if pass.tells_drift() {
-        planned.drift = drift(mode, pass, &plan, &planned);
+        planned.drift = drift(mode, pass, &plan);
     }
     planned.plan = plan;
     Some(planned)
@@ -139,17 +135,15 @@ fn plan_drains(
 }
 
 /// Adds the changes of tables, which are written with their entries: sets are no operations of their own.
-fn plan_tables(wanted: &Wanted<'_>, tables: &Tables, layouts: &BTreeMap<Family, Layout>, full: bool, plan: &mut Plan) {
-    plan.guards = guards::Kind::Nft;
-    plan.layouts.clone_from(layouts);
-    let [first, last] = tables.changes(layouts, full);
+fn plan_tables(wanted: &Wanted<'_>, tables: &Tables, full: bool, plan: &mut Plan) {
+    let [first, last] = tables.changes(&plan.layouts, full);
     let changing: BTreeSet<Family> = first.iter().map(|change| change.layout.family).collect();
     let prepare = plan.stage(Phase::Prepare);
     prepare.sets.clear();
     prepare.tables = first;
     plan.stage(Phase::Retire).tables = last;
     plan.guarded = added_with_ranges(wanted, plan, |family| changing.contains(family));
-    let new = |family: Family| layouts.get(&family).map(|layout| &layout.guarded_networks);
+    let new = |family: Family| plan.layouts.get(&family).map(|layout| &layout.guarded_networks);
     let before = |family: Family| tables.written.get(&family).map(|layout| &layout.guarded_networks);
     plan.guarded_networks = without_guard(plan, new, before);
 }
@@ -214,14 +208,7 @@ fn plan_rules(
 }
 
 /// Moves operations that need no rules before them, and records which virtual servers must not be served without rules.
-fn order_by_rules(
-    mode: &Mode,
-    programs: &Programs,
-    pass: Pass<'_>,
-    plan: &mut Plan,
-    kept: &rules::Kept,
-    inputs: &BTreeMap<Family, rules::Inputs>,
-) {
+fn order_by_rules(mode: &Mode, programs: &Programs, pass: Pass<'_>, plan: &mut Plan, kept: &rules::Kept) {
     let wanted = &mode.wanted(pass.desired);
     let rules = plan.stages.get(&Phase::Serve).map_or(&[][..], |serve| &serve.rules);
     let changing = |family: &Family| rules.iter().any(|change| change.family == *family);
@@ -231,7 +218,7 @@ fn order_by_rules(
         .filter(|family| plan.rules_put_off.contains(family) || changing(family))
         .map(|family| {
             let made = || programs.inputs(family, (wanted, pass.facts), programs.capabilities, kept);
-            let mut new = inputs.get(&family).cloned().unwrap_or_else(made);
+            let mut new = plan.inputs.get(&family).cloned().unwrap_or_else(made);
             // Rules that differ although their inputs do not were changed by another program, in an unknown way.
             let before = programs.rules.get(&family).filter(|before| **before != new);
             // The programs are asked for their capabilities only when rules are made.

@@ -24,7 +24,7 @@ use crate::modes::shared::table::{self as shared_table, Fate, Layout as _, write
 use crate::net::{Family, FrontendKey};
 use crate::plan::operation::Whole;
 use crate::plan::report::Unread;
-use crate::plan::step::Step;
+use crate::plan::step::{Action, Step};
 use crate::ports::{PortError, PortErrorKind, Tables as TablesPort};
 use crate::service::NodeFacts;
 
@@ -34,7 +34,7 @@ pub(in crate::modes::ipvs) use cleanup::cleanup;
 pub(in crate::modes::ipvs) use contents::{TableContents, has_nftables_mode, read};
 pub use layout::Layout;
 pub(in crate::modes::ipvs) use layout::table;
-pub(in crate::modes::ipvs) use write::{Refused, WriteOutcome, write};
+pub(in crate::modes::ipvs) use write::write;
 
 /// State that tables are written from.
 pub(in crate::modes::ipvs) type Basis = shared_table::Basis<Arc<TableContents>>;
@@ -114,8 +114,7 @@ impl Tables {
             }
             let change = TableChange::full(layout, if found.is_some() { Fate::Remake } else { Fate::Make });
             observed.basis = Basis::new(generation, [(*family, found.map(Arc::new))].into());
-            let nothing = Entries::new();
-            let written = write(layout, Some(&change), (&nothing, &nothing), observed, tables);
+            let written = write(layout, Some(&change), (Action::Add, Entries::new()), observed, tables);
             if written.failed.is_none() && written.refused.is_empty() {
                 done.push(change.step());
             }
