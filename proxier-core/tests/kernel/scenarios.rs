@@ -1,5 +1,5 @@
-//! The scenarios of `scenarios/` and of `oracle/` through the reconciler on real kernels: the output of `ipvsadm`, `ipset`, `iptables-save` and `ip`
-//! afterwards. Each has a network namespace of its own.
+//! The scenarios of `scenarios/` through the reconciler on real kernels: the output of `ipvsadm`, `ipset`, `iptables-save` and `ip` afterwards. Each
+//! has a network namespace of its own.
 
 use testkit::{Need, PROXY, Sample, kernel_test};
 
@@ -13,7 +13,7 @@ const SCHEDULERS: &[Need] =
 
 fn run(scenario: &Scenario) -> String {
     let mut report = String::new();
-    kernel_test(&[PROXY, SCHEDULERS].concat(), || report = runner::run(scenario, "kernel", Real::boxed));
+    kernel_test(&[PROXY, SCHEDULERS].concat(), || report = runner::run(scenario, Real::new()));
     report
 }
 
@@ -43,29 +43,4 @@ runner::for_each_group!(groups);
 #[test]
 fn no_group_is_left_out() {
     assert_eq!(runner::groups(), GROUPS);
-}
-
-macro_rules! corpus {
-    ($($test:ident = $part:literal,)*) => {
-        $(#[test]
-        fn $test() {
-            let scenarios = runner::corpus::scenarios();
-            assert_eq!(scenarios.len(), 497);
-            let part = scenarios.iter().enumerate().skip($part).step_by(8);
-            // A number that the parts share, so that each seed takes some of every part.
-            let sample = part.filter(|(number, _)| Sample::asked_for().takes(number / 8 + $part, 20));
-            runner::run_all("the corpus", sample.map(|(_, scenario)| scenario), run);
-        })*
-    };
-}
-
-corpus! {
-    corpus_0 = 0,
-    corpus_1 = 1,
-    corpus_2 = 2,
-    corpus_3 = 3,
-    corpus_4 = 4,
-    corpus_5 = 5,
-    corpus_6 = 6,
-    corpus_7 = 7,
 }

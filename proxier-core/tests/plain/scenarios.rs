@@ -6,9 +6,8 @@ use proxier_core::service::{Indexed, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node, Store};
 use serde_json::{Value, json};
 
-use crate::runner;
 use crate::runner::fake::Fake;
-use crate::runner::pure::Pure;
+use crate::runner::{self, Scenario};
 
 macro_rules! groups {
     ($($test:ident = $group:literal,)*) => {
@@ -16,28 +15,16 @@ macro_rules! groups {
 
         $(#[test]
         fn $test() {
-            run($group);
+            runner::run_group($group, run);
         })*
     };
 }
 
 runner::for_each_group!(groups);
 
-/// Runs a group through the pure functions, and through the reconciler on a kernel in memory.
-fn run(group: &str) {
-    runner::run_group(group, |scenario| {
-        let values =
-            if scenario.is_for_values() { runner::run(scenario, "values", Pure::boxed) } else { String::new() };
-        values + &runner::run(scenario, "engine", Fake::boxed)
-    });
-}
-
-/// The results of kube-proxy 1.28, on the kernel in memory. `oracle.rs` compares values; here printed output is compared.
-#[test]
-fn corpus() {
-    let scenarios = runner::corpus::scenarios();
-    assert_eq!(scenarios.len(), 497);
-    runner::run_all("the corpus", &scenarios, |scenario| runner::run(scenario, "engine", Fake::boxed));
+/// Runs a scenario on a kernel in memory.
+fn run(scenario: &Scenario) -> String {
+    runner::run(scenario, Fake::default())
 }
 
 /// A Service with as many ports as an object can hold stops no Service, not even itself.

@@ -9,7 +9,7 @@ use proxier_core::snapshot::{HostAddresses, Rejection};
 
 use super::format::KernelEdit;
 use super::world::World;
-use super::{Change, Printed, Subject};
+use super::{Change, Printed};
 
 /// A machine for the reconciler, which other programs change too.
 pub(crate) trait Machine {
@@ -43,9 +43,9 @@ pub(crate) struct Engine<M> {
     trouble: Vec<String>,
 }
 
-impl<M: Machine + 'static> Engine<M> {
-    pub(crate) fn boxed(world: &World, machine: M) -> Box<dyn Subject> {
-        Box::new(Engine {
+impl<M: Machine> Engine<M> {
+    pub(crate) fn new(world: &World, machine: M) -> Self {
+        Engine {
             machine,
             proxier: proxier(world, Duration::ZERO),
             started: false,
@@ -53,7 +53,7 @@ impl<M: Machine + 'static> Engine<M> {
             rejections: Vec::new(),
             wrote: false,
             trouble: Vec::new(),
-        })
+        }
     }
 
     fn pass(&mut self) {
@@ -87,31 +87,9 @@ impl<M: Machine + 'static> Engine<M> {
         }
         self.wrote = wrote;
     }
-}
 
-fn proxier(world: &World, now: Duration) -> Reconciler {
-    let mut options = Options::default();
-    options.config = world.config().0;
-    // A scenario's node has its addresses or does not; the functions on values know no time.
-    options.address_grace = Duration::ZERO;
-    let mut proxier = Reconciler::new(world.node_name(), options, now);
-    proxier.set_node(&world.node(), now);
-    proxier.replace_objects(world.services.values(), world.slices.values(), now);
-    proxier
-}
-
-fn trouble(report: &Report) -> Vec<String> {
-    let unread = report.unread.iter().map(ToString::to_string);
-    let failures = report.applied.failures.iter().map(ToString::to_string);
-    let stopped = report.stopped.iter().map(ToString::to_string);
-    unread.chain(failures).chain(stopped).collect()
-}
-
-impl<M: Machine> Subject for Engine<M>
-where
-    M: 'static,
-{
-    fn change(&mut self, change: &Change<'_>) {
+    /// Takes a change and handles it.
+    pub(crate) fn change(&mut self, change: &Change<'_>) {
         let now = self.now;
         self.wrote = false;
         if !self.started || change.node_changed {
@@ -143,11 +121,30 @@ where
         self.rejections = change.world.config().1;
     }
 
-    fn printed(&mut self, rules: bool) -> Printed {
+    /// Output of the tools now, and the reports; rules only if they are asked for.
+    pub(crate) fn printed(&mut self, rules: bool) -> Printed {
         let mut printed =
             Printed { trouble: std::mem::take(&mut self.trouble), wrote: self.wrote, ..Printed::default() };
         self.machine.print(&mut printed, rules);
         printed.report(&self.proxier.wanted().unwrap(), self.proxier.rejections().chain(&self.rejections));
         printed
     }
+}
+
+fn proxier(world: &World, now: Duration) -> Reconciler {
+    let mut options = Options::default();
+    options.config = world.config().0;
+    // A scenario's node has its addresses or does not.
+    options.address_grace = Duration::ZERO;
+    let mut proxier = Reconciler::new(world.node_name(), options, now);
+    proxier.set_node(&world.node(), now);
+    proxier.replace_objects(world.services.values(), world.slices.values(), now);
+    proxier
+}
+
+fn trouble(report: &Report) -> Vec<String> {
+    let unread = report.unread.iter().map(ToString::to_string);
+    let failures = report.applied.failures.iter().map(ToString::to_string);
+    let stopped = report.stopped.iter().map(ToString::to_string);
+    unread.chain(failures).chain(stopped).collect()
 }

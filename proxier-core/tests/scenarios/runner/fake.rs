@@ -11,20 +11,14 @@ use proxier_core::fake::FakeKernel;
 use proxier_core::ports::Ports;
 use proxier_core::snapshot::HostAddresses;
 
-use super::engine::{Engine, Machine};
+use super::engine::Machine;
 use super::format::KernelEdit;
-use super::world::World;
-use super::{Printed, Subject, printed};
+use super::{Printed, printed};
 
+#[derive(Default)]
 pub(crate) struct Fake {
     kernel: FakeKernel,
     interfaces: Vec<String>,
-}
-
-impl Fake {
-    pub(crate) fn boxed(world: &World) -> Box<dyn Subject> {
-        Engine::boxed(world, Fake { kernel: FakeKernel::new(), interfaces: Vec::new() })
-    }
 }
 
 const DEVICE: &str = "kube-ipvs0";

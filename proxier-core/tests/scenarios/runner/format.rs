@@ -106,9 +106,6 @@ pub(crate) struct Expect {
     /// Whether nothing was written for this step.
     #[serde(default)]
     pub(crate) unchanged: bool,
-    /// Whether reports and comments of rules are left out of the comparison.
-    #[serde(skip)]
-    pub(crate) only_tools: bool,
 }
 
 /// Changes of the node.
@@ -237,18 +234,6 @@ impl Scenario {
         }
     }
 
-    /// Compares only the tools' output from now on, without comments.
-    pub(crate) fn without_reports(&mut self) {
-        self.expect.iter_mut().for_each(|expect| expect.only_tools = true);
-    }
-
-    /// Whether the functions on values can run it: they know no time and no foreign rules.
-    pub(crate) fn is_for_values(&self) -> bool {
-        let edits = self.steps.iter().map(|step| &step.kernel).chain([&self.kernel]);
-        let timed = self.steps.iter().any(|step| step.seconds.is_some() || !step.connections.is_empty());
-        !timed && edits.into_iter().all(|edit| edit.iptables.is_empty() && edit.ip6tables.is_empty())
-    }
-
     /// Whether it needs a kernel in memory.
     pub(crate) fn needs_connections(&self) -> bool {
         self.steps.iter().any(|step| !step.connections.is_empty())
@@ -282,7 +267,6 @@ impl Default for Expect {
             health_checks: Vec::new(),
             no_local_endpoints: Vec::new(),
             unchanged: false,
-            only_tools: false,
         }
     }
 }

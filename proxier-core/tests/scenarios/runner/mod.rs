@@ -1,20 +1,19 @@
 //! Reads the scenarios in the folders beside this one, runs them and compares the results with the expected ones.
 //!
-//! `format` defines a scenario file; `pure` (functions on values) and `engine` (the reconciler on a kernel, in memory or
-//! real) run it. `README.md` in the folder above describes the groups.
+//! `format` defines a scenario file; `engine` (the reconciler on a kernel, in memory or real) runs it. `README.md` in the folder
+//! above describes the groups.
 
-pub(crate) mod corpus;
 pub(crate) mod engine;
 pub(crate) mod fake;
 pub(crate) mod format;
 pub(crate) mod printed;
-pub(crate) mod pure;
 pub(crate) mod real;
 pub(crate) mod world;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use engine::{Engine, Machine};
 pub(crate) use format::Scenario;
 use format::{Expect, Step};
 pub(crate) use printed::Printed;
@@ -93,34 +92,24 @@ fn read(group: &str, file: &str) -> Scenario {
     scenario
 }
 
-/// Runs a scenario.
-pub(crate) trait Subject {
-    /// Takes a change and handles it.
-    fn change(&mut self, change: &Change<'_>);
-
-    /// Output of the tools now, and the reports; rules only if they are asked for.
-    fn printed(&mut self, rules: bool) -> Printed;
-}
-
-/// Runs a scenario, and returns how the result differs from the expected one; empty when it does not.
-pub(crate) fn run(scenario: &Scenario, what: &str, make: impl FnOnce(&world::World) -> Box<dyn Subject>) -> String {
+/// Runs a scenario on a machine, and returns how the result differs from the expected one; empty when it does not.
+pub(crate) fn run(scenario: &Scenario, machine: impl Machine) -> String {
     let mut report = String::new();
     let mut world = world::World::new(scenario);
-    let mut subject = make(&world);
+    let mut engine = Engine::new(&world, machine);
     let first = Step::first(scenario);
     let steps = std::iter::once(&first).chain(&scenario.steps);
     for (number, step) in steps.enumerate() {
         let change = world.take(step);
-        subject.change(&change);
+        engine.change(&change);
         let rules = step.expect.iptables.is_some() || step.expect.ip6tables.is_some();
-        let found = subject.printed(rules);
+        let found = engine.printed(rules);
         let mut differences = String::new();
         compare(&step.expect, &found, &mut differences);
         if !differences.is_empty() {
             let place = if number == 0 { "at first".to_owned() } else { format!("step {number}, {}", step.title) };
             // Writing to a String cannot fail.
-            let _infallible =
-                writeln!(report, "== {} ({what}, {place}): {}\n{differences}", scenario.file, scenario.title);
+            let _infallible = writeln!(report, "== {} ({place}): {}\n{differences}", scenario.file, scenario.title);
         }
     }
     report
@@ -128,18 +117,9 @@ pub(crate) fn run(scenario: &Scenario, what: &str, make: impl FnOnce(&world::Wor
 
 /// Runs a group, and fails with all differences.
 pub(crate) fn run_group(group: &str, run: impl Fn(&Scenario) -> String) {
-    run_all(group, &scenarios(group), run);
-}
-
-/// Runs scenarios, and fails with all differences.
-pub(crate) fn run_all<'a>(
-    what: &str,
-    scenarios: impl IntoIterator<Item = &'a Scenario>,
-    run: impl Fn(&Scenario) -> String,
-) {
-    let report: String = scenarios.into_iter().map(run).collect();
+    let report: String = scenarios(group).iter().map(run).collect();
     let failed = report.lines().filter(|line| line.starts_with("== ")).count();
-    assert!(report.is_empty(), "{failed} differences in {what} (- expected, + found):\n{report}");
+    assert!(report.is_empty(), "{failed} differences in {group} (- expected, + found):\n{report}");
 }
 
 fn compare(expect: &Expect, found: &Printed, report: &mut String) {
@@ -165,13 +145,10 @@ fn compare(expect: &Expect, found: &Printed, report: &mut String) {
         if let Some(expected) = expected {
             let expected = printed::rules(expected);
             let found = printed::same_chains(&expected, found);
-            part(name, &expected, &if expect.only_tools { printed::without_comments(&found) } else { found });
+            part(name, &expected, &found);
         }
     }
     part("trouble", &[], &found.trouble);
-    if expect.only_tools {
-        return;
-    }
     part("rejected", &printed::sorted(expect.rejected.clone()), &found.rejected);
     part("conflicts", &printed::sorted(expect.conflicts.clone()), &found.conflicts);
     part("health_checks", &printed::sorted(expect.health_checks.clone()), &found.health_checks);

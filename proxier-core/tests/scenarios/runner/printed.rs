@@ -3,8 +3,6 @@
 use std::collections::BTreeSet;
 
 use iptables::Rule;
-use proxier_core::config::NamePrefix;
-use proxier_core::modes::ipvs::rules::{Inputs, compile};
 use proxier_core::modes::ipvs::wanted::Wanted;
 use proxier_core::net::{ByFamily, Family};
 use proxier_core::snapshot::Rejection;
@@ -145,29 +143,4 @@ pub(crate) fn same_chains(expected: &[String], found: &[String]) -> Vec<String> 
         }
     }
     kept
-}
-
-/// Rules without their comments.
-pub(crate) fn without_comments(rules: &[String]) -> Vec<String> {
-    let plain = |rule: &String| {
-        let Some((before, rest)) = rule.split_once(" -m comment --comment ") else { return rule.clone() };
-        let quoted = rest.strip_prefix('"').and_then(|rest| rest.split_once('"'));
-        let after =
-            quoted.map_or_else(|| rest.split_once(' ').map_or("", |(_, after)| after), |(_, after)| after.trim_start());
-        format!("{before} {after}")
-    };
-    rules.iter().map(plain).collect()
-}
-
-/// The wanted rules, as `iptables-save` prints them.
-pub(crate) fn wanted_rules(inputs: &Inputs) -> Vec<String> {
-    let host = iptables::fake::FakeHost::new();
-    let family = iptables::Family::from(inputs.family);
-    for set in proxier_core::modes::ipvs::sets::SetKey::all(inputs.family) {
-        host.add_set(&set.named(NamePrefix::KUBE).name());
-    }
-    let iptables = iptables::Iptables::open(host, family, iptables::Backend::Legacy).unwrap();
-    let changes = compile(inputs).unwrap().changes(&iptables.dump().unwrap()).unwrap();
-    iptables.restore(changes.transaction()).unwrap();
-    self::rules(&iptables.runner().dump(family, iptables::Backend::Legacy))
 }

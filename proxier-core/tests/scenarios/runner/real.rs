@@ -12,10 +12,9 @@ use proxier_core::snapshot::HostAddresses;
 use serde_json::Value;
 use testkit::oracle;
 
-use super::engine::{Engine, Machine};
+use super::engine::Machine;
 use super::format::KernelEdit;
-use super::world::World;
-use super::{Printed, Subject, printed};
+use super::{Printed, printed};
 
 pub(crate) struct Real {
     ipvs: IpvsPort,
@@ -38,11 +37,11 @@ thread_local! {
 }
 
 impl Real {
-    pub(crate) fn boxed(world: &World) -> Box<dyn Subject> {
+    pub(crate) fn new() -> Self {
         let options = Options::default();
         let found = PROGRAMS.take();
         let choice = BackendChoice::Force(Backend::NfTables);
-        let machine = Real {
+        Real {
             ipvs: IpvsPort::new(ipvs::Client::open),
             sets: SetsPort::new(ipset::Client::open),
             rules: found.or_else(|| Some(RulesPort::new(options.system, choice, options.limits))),
@@ -53,8 +52,7 @@ impl Real {
             routes: RoutesPort::new(),
             relays: RelaysPort::new(),
             interfaces: Vec::new(),
-        };
-        Engine::boxed(world, machine)
+        }
     }
 }
 
