@@ -1,15 +1,16 @@
 //! Rules of iptables mode on the real kernel, through both back ends and for both families: they are read back as they are wanted, foreign rules
 //! stay, and nothing is left at the end.
 
-use iptables::{Backend, Dump, Iptables, System, Transaction};
+use iptables::Backend;
 use proxier_core::kernel::PacketCounters;
 use proxier_core::modes::iptables::{COUNTERS, Index, Options, Wanted, changes, cleanup, update};
 use proxier_core::net::Family;
 use proxier_core::service::{Changes, Indexed};
 use proxier_core::snapshot::ObjectKey;
-use testkit::{Need, kernel_test, oracle};
+use testkit::{Need, kernel_test};
 
 use crate::corpus::{Scenario, corpus, facts, store};
+use crate::rules::Kernel;
 
 /// Foreign rules, one before each place of our jumps.
 const FOREIGN: &str = "\
@@ -36,44 +37,10 @@ COMMIT
 COMMIT
 ";
 
-struct Kernel {
-    family: Family,
-    programs: Iptables,
-}
-
-impl Kernel {
-    fn oracle(&self) -> (oracle::Backend, oracle::Family) {
-        let backend = match self.programs.backend() {
-            Backend::Legacy => oracle::Backend::Legacy,
-            Backend::NfTables => oracle::Backend::Nft,
-        };
-        (backend, if self.family == Family::V4 { oracle::Family::V4 } else { oracle::Family::V6 })
-    }
-
-    /// Output of `iptables-save`, without dates and counters.
-    fn text(&self) -> String {
-        let (backend, family) = self.oracle();
-        let saved = oracle::iptables_save(backend, family).unwrap();
-        let plain = saved.lines().filter(|line| !line.starts_with('#'));
-        plain.map(|line| line.split_once(" [").map_or(line, |(chain, _)| chain).to_owned() + "\n").collect()
-    }
-
-    fn dump(&self) -> Dump {
-        let (backend, family) = self.oracle();
-        Dump::parse(oracle::iptables_save(backend, family).unwrap()).unwrap()
-    }
-
-    fn restore(&self, transaction: &Transaction) {
-        if let Err(error) = self.programs.restore(transaction) {
-            panic!("{error}\n{transaction}");
-        }
-    }
-
-    #[track_caller]
-    fn check(&self, wanted: &Wanted<'_>, name: &str) {
-        let left = changes(wanted, &self.dump(), self.family).unwrap();
-        assert!(left.is_empty(), "{name}:\n{left}");
-    }
+#[track_caller]
+fn is_as_wanted(kernel: &Kernel, wanted: &Wanted<'_>, name: &str) {
+    let left = changes(wanted, &kernel.dump(), kernel.family).unwrap();
+    assert!(left.is_empty(), "{name}:\n{left}");
 }
 
 /// About twenty scenarios that have the family.
@@ -88,8 +55,7 @@ fn sample(family: Family) -> Vec<Scenario> {
 
 /// Changes from each scenario to the next, once by comparison with the kernel, once by the reported changes.
 fn rules_are_read_back_as_they_were_written(kernel: &Kernel) {
-    let (backend, family) = kernel.oracle();
-    oracle::iptables_restore(backend, family, FOREIGN).unwrap();
+    kernel.write(FOREIGN);
     let before = kernel.text();
     let mut counters = PacketCounters::new();
     let has_counters = COUNTERS.iter().all(|name| counters.make(name).is_ok());
@@ -101,7 +67,7 @@ fn rules_are_read_back_as_they_were_written(kernel: &Kernel) {
         let full = Indexed::build(&store, &facts, index());
         // Changes by comparison.
         kernel.restore(&changes(&full.wanted(), &kernel.dump(), kernel.family).unwrap());
-        kernel.check(&full.wanted(), &scenario.id);
+        is_as_wanted(kernel, &full.wanted(), &scenario.id);
         // Changes as reported: all Services go, and come back.
         let mut all = Indexed::build(&store, &facts, (index(), Changes::default()));
         all.take_changes();
@@ -109,11 +75,11 @@ fn rules_are_read_back_as_they_were_written(kernel: &Kernel) {
         all.refresh(&proxier_core::snapshot::Store::new("node-a"), &facts, &services);
         let gone = all.take_changes();
         kernel.restore(&update(&all.wanted(), &gone, kernel.family).unwrap());
-        kernel.check(&all.wanted(), &scenario.id);
+        is_as_wanted(kernel, &all.wanted(), &scenario.id);
         all.refresh(&store, &facts, &services);
         let back = all.take_changes();
         kernel.restore(&update(&all.wanted(), &back, kernel.family).unwrap());
-        kernel.check(&full.wanted(), &scenario.id);
+        is_as_wanted(kernel, &full.wanted(), &scenario.id);
         assert_eq!(all.wanted(), full.wanted());
         let text = kernel.text();
         let rules = before.lines().filter(|line| line.starts_with("-A"));
@@ -128,20 +94,19 @@ fn rules_are_read_back_as_they_were_written(kernel: &Kernel) {
 }
 
 macro_rules! cells {
-    ($($cell:ident = $family:ident, $named:ident, $backend:ident, $need:ident;)*) => {$(
+    ($($cell:ident = $family:ident, $backend:ident, $need:ident;)*) => {$(
         #[test]
         fn $cell() {
             kernel_test(&[Need::Root, Need::$need], || {
-                let programs = Iptables::open(System::new(), iptables::Family::$named, Backend::$backend).unwrap();
-                rules_are_read_back_as_they_were_written(&Kernel { family: Family::$family, programs });
+                rules_are_read_back_as_they_were_written(&Kernel::new(Family::$family, Backend::$backend));
             });
         }
     )*};
 }
 
 cells! {
-    nf_tables_v4 = V4, Ipv4, NfTables, IptablesNft;
-    nf_tables_v6 = V6, Ipv6, NfTables, IptablesNft;
-    legacy_v4 = V4, Ipv4, Legacy, IptablesLegacy;
-    legacy_v6 = V6, Ipv6, Legacy, IptablesLegacy;
+    nf_tables_v4 = V4, NfTables, IptablesNft;
+    nf_tables_v6 = V6, NfTables, IptablesNft;
+    legacy_v4 = V4, Legacy, IptablesLegacy;
+    legacy_v6 = V6, Legacy, IptablesLegacy;
 }

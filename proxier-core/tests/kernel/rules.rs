@@ -1,9 +1,9 @@
 //! Rules on the real kernel, through both back ends of iptables and for both families: rules read back as written, foreign rules stay byte for byte,
 //! and nothing is left at the end.
 
-use iptables::{Backend, Dump, Iptables, System};
+use iptables::{Backend, Dump, Iptables, System, Transaction};
 use proxier_core::config::NamePrefix;
-use proxier_core::modes::ipvs::rules::{RuleChanges, Rules, cleanup};
+use proxier_core::modes::ipvs::rules::{Rules, cleanup};
 use proxier_core::modes::ipvs::sets::SetKey;
 use proxier_core::net::Family;
 use testkit::{Need, kernel_test, missing, oracle};
@@ -11,19 +11,22 @@ use testkit::{Need, kernel_test, missing, oracle};
 use crate::rule_cases::{FOREIGN, JUMPS, cases, foreign_part, lines, older};
 
 /// The tables of a family in the test's network namespace, through one back end.
-struct Kernel {
-    family: Family,
+pub(crate) struct Kernel {
+    pub(crate) family: Family,
     programs: Iptables,
 }
 
 impl Kernel {
-    fn new(family: Family, backend: Backend) -> Self {
-        let named = iptables::Family::from(family);
+    pub(crate) fn new(family: Family, backend: Backend) -> Self {
+        Kernel { family, programs: Iptables::open(System::new(), family.into(), backend).unwrap() }
+    }
+
+    fn with_sets(family: Family, backend: Backend) -> Self {
         let mut sets = ipset::Client::open().unwrap();
         for set in SetKey::all(family) {
             sets.create_set(&set.named(NamePrefix::KUBE).spec().unwrap()).unwrap();
         }
-        Kernel { family, programs: Iptables::open(System::new(), named, backend).unwrap() }
+        Kernel::new(family, backend)
     }
 
     fn oracle(&self) -> (oracle::Backend, oracle::Family) {
@@ -35,7 +38,7 @@ impl Kernel {
     }
 
     /// Output of `iptables-save`, without dates, and without the counters of built-in chains.
-    fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let (backend, family) = self.oracle();
         let saved = oracle::iptables_save(backend, family).unwrap();
         let mut text = String::new();
@@ -47,33 +50,33 @@ impl Kernel {
         text
     }
 
-    fn write(&self, text: &str) {
+    pub(crate) fn write(&self, text: &str) {
         let (backend, family) = self.oracle();
         oracle::iptables_restore(backend, family, text).unwrap();
     }
 
-    fn dump(&self) -> Dump {
+    pub(crate) fn dump(&self) -> Dump {
         let (backend, family) = self.oracle();
         Dump::parse(oracle::iptables_save(backend, family).unwrap()).unwrap()
     }
 
-    fn restore(&self, changes: &RuleChanges) {
-        if let Err(error) = self.programs.restore(changes.transaction()) {
-            panic!("{error}\n{}", changes.transaction());
+    pub(crate) fn restore(&self, transaction: &Transaction) {
+        if let Err(error) = self.programs.restore(transaction) {
+            panic!("{error}\n{transaction}");
         }
     }
 
     /// Brings the kernel to these rules, and checks that it has them.
     #[track_caller]
     fn apply(&self, rules: &Rules, name: &str) {
-        self.restore(&rules.changes(&self.dump()).unwrap());
+        self.restore(rules.changes(&self.dump()).unwrap().transaction());
         let left = rules.changes(&self.dump()).unwrap();
         assert!(left.is_empty(), "{name}:\n{left}");
     }
 
     #[track_caller]
     fn clean_up(&self) {
-        self.restore(&cleanup(&self.dump(), NamePrefix::KUBE).unwrap());
+        self.restore(cleanup(&self.dump(), NamePrefix::KUBE).unwrap().transaction());
         assert!(cleanup(&self.dump(), NamePrefix::KUBE).unwrap().is_empty());
     }
 }
@@ -87,7 +90,7 @@ fn on(family: Family, backend: Backend, more: &[Need], test: impl FnOnce(&Kernel
     let mut needs = vec![Need::Root, tables];
     needs.extend(types.map(Need::Ipset));
     needs.extend(more);
-    kernel_test(&needs, || test(&Kernel::new(family, backend)));
+    kernel_test(&needs, || test(&Kernel::with_sets(family, backend)));
 }
 
 /// The match `ipvs` exists where IPVS does.
