@@ -4,192 +4,41 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
-use proxier_core::modes;
-use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
-use proxier_core::plan::report::Report;
-use proxier_core::reconciler::{Options, Reconciler};
+use proxier_core::modes::Kind;
+use proxier_core::net::Family;
+use proxier_core::net::Family::{V4, V6};
 use serde_json::{Value, json};
-use testkit::witness::{Transport, Witness, ask};
 use testkit::{Need, Netns, kernel_test, oracle};
+
+use crate::own_client::{self, Node, answer, node, service};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Nftables];
 
-/// Longest time for a connection: machines are slow.
-const LIMIT: Duration = Duration::from_secs(10);
-
-/// Endpoints that answer with their number, at `10.244.0.N` and `fd00:244::N`.
-const ENDPOINTS: u8 = 16;
-
-/// Clients have the addresses `198.51.100.N` and `2001:db8:1::N`.
 const CLIENTS: u8 = 20;
 
 const NODE_PORT: u16 = 30_080;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Ip {
-    V4,
-    V6,
-}
-
-use Ip::{V4, V6};
-
-impl Ip {
-    fn address(self, v4: &str, v6: &str, last: u8) -> IpAddr {
-        match self {
-            V4 => format!("{v4}{last}").parse().unwrap(),
-            V6 => format!("{v6}{last:x}").parse().unwrap(),
-        }
-    }
-
-    fn endpoint(self, number: u8) -> IpAddr {
-        self.address("10.244.0.", "fd00:244::", number)
-    }
-
-    fn client(self, number: u8) -> IpAddr {
-        self.address("198.51.100.", "2001:db8:1::", number)
-    }
-
-    /// The address of a Service.
-    fn service(self, number: u8) -> IpAddr {
-        self.address("10.96.0.", "fd00:96::", number)
-    }
-
-    fn node(self) -> IpAddr {
-        self.address("192.0.2.", "2001:db8::", 10)
-    }
-}
-
-/// A node that is its own client: clients and endpoints are addresses of its loopback device.
-struct Node {
-    process: Reconciler,
-    kernel: KernelPorts,
-    services: BTreeMap<u8, Value>,
-    /// Endpoints by Service.
-    endpoints: BTreeMap<u8, Vec<u8>>,
-    now: Duration,
-    _servers: Vec<Witness>,
-}
-
-fn ip(arguments: &str) {
-    let arguments: Vec<&str> = arguments.split(' ').collect();
-    oracle::run("ip", &arguments, None).unwrap();
+fn new() -> Node {
+    Node::new(Kind::Nftables)
 }
 
 impl Node {
-    fn new() -> Self {
-        ip("link add eth0 type veth peer name eth1");
-        for device in ["eth0", "eth1"] {
-            ip(&format!("link set {device} up"));
-        }
-        for family in [V4, V6] {
-            let (host, net) = if family == V4 { ("32", "24") } else { ("128 nodad", "64 nodad") };
-            for number in 1..=CLIENTS {
-                ip(&format!("addr add {}/{host} dev lo", family.client(number)));
-            }
-            for number in 1..=ENDPOINTS {
-                ip(&format!("addr add {}/{host} dev lo", family.endpoint(number)));
-            }
-            ip(&format!("addr add {}/{net} dev eth0", family.node()));
-        }
-        ip("route add 10.96.0.0/16 dev eth0");
-        ip("-6 route add fd00:96::/64 dev eth0");
-        let namespace = Netns::current().unwrap();
-        let server = |number: u8| {
-            let at = |family: Ip| (Transport::Tcp, SocketAddr::new(family.endpoint(number), 8080));
-            Witness::start(&namespace, &number.to_string(), &[at(V4), at(V6)]).unwrap()
-        };
-        Node {
-            process: process(),
-            kernel: KernelPorts::open(&KernelOptions::default()).unwrap(),
-            services: BTreeMap::new(),
-            endpoints: BTreeMap::new(),
-            now: Duration::ZERO,
-            _servers: (1..=ENDPOINTS).map(server).collect(),
-        }
-    }
-
     /// A Service with affinity, at its addresses and, the first one, at a node port.
-    fn service(&mut self, number: u8, secs: u32, more: &Value) {
+    fn sticky(&mut self, number: u8, secs: u32, more: &Value) {
         let mut port = json!({"name": "p", "port": 80});
         if number == 1 {
             port["nodePort"] = json!(NODE_PORT);
         }
-        let addresses = [V4.service(number), V6.service(number)];
-        let mut spec = json!({"type": "LoadBalancer", "clusterIP": addresses[0], "clusterIPs": addresses, "ports": [port],
-            "ipFamilies": ["IPv4", "IPv6"], "sessionAffinity": "ClientIP",
+        let mut spec = json!({"type": "LoadBalancer", "ports": [port], "sessionAffinity": "ClientIP",
             "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": secs}}});
-        for (name, value) in more.as_object().unwrap() {
-            spec[name] = value.clone();
-        }
-        self.services.insert(number, spec);
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        self.service(number, &spec);
     }
 
-    fn endpoints(&mut self, service: u8, numbers: &[u8]) {
-        self.endpoints.insert(service, numbers.to_vec());
+    fn reached(&mut self, service: u8, numbers: &[u8]) {
+        let endpoints: Vec<(u8, u16)> = numbers.iter().map(|number| (*number, 1)).collect();
+        self.endpoints(service, &endpoints);
     }
-
-    fn objects(&self) -> (Vec<ServiceObject>, Vec<EndpointSliceObject>) {
-        let services = self.services.iter().map(|(number, spec)| {
-            let status = spec.get("status").cloned().unwrap_or_default();
-            let metadata = json!({"namespace": "demo", "name": format!("s{number}")});
-            serde_json::from_value(json!({"metadata": metadata, "spec": spec, "status": status})).unwrap()
-        });
-        let slices = self.endpoints.iter().flat_map(|(service, numbers)| {
-            [V4, V6].map(|family| {
-                let one = |number: &u8| {
-                    // The odd ones are on this node.
-                    let node = if number % 2 == 1 { "node-a" } else { "elsewhere" };
-                    json!({"addresses": [family.endpoint(*number)], "nodeName": node})
-                };
-                let labels = json!({"kubernetes.io/service-name": format!("s{service}")});
-                serde_json::from_value(json!({
-                    "metadata": {"namespace": "demo", "name": format!("s{service}-{family:?}").to_lowercase(), "labels": labels},
-                    "addressType": format!("IP{}", format!("{family:?}").to_lowercase()),
-                    "ports": [{"name": "p", "port": 8080, "protocol": "TCP"}],
-                    "endpoints": numbers.iter().map(one).collect::<Vec<_>>(),
-                }))
-                .unwrap()
-            })
-        });
-        (services.collect(), slices.collect())
-    }
-
-    /// Runs the passes that are due, with the present objects.
-    fn settle(&mut self) -> Report {
-        let (services, slices) = self.objects();
-        self.now += Duration::from_secs(60);
-        let now = self.now;
-        self.process.replace_objects(&services, &slices, now);
-        self.process.start(now);
-        let report = self.process.pass(&|| now, &mut self.kernel.ports()).unwrap();
-        assert!(report.is_done(), "{report:#?}");
-        report
-    }
-
-    /// Starts another process with the same objects, which has nothing to write.
-    fn restart(&mut self) {
-        self.process = process();
-        let report = self.settle();
-        assert_eq!(report.writes(), 0, "{report:#?}");
-    }
-}
-
-fn process() -> Reconciler {
-    let mut options = Options::default();
-    options.mode = modes::Kind::Nftables;
-    let mut process = Reconciler::new("node-a", options, Duration::ZERO);
-    let addresses = [V4, V6].map(|family| json!({"type": "InternalIP", "address": family.node()}));
-    let node: NodeObject =
-        serde_json::from_value(json!({"metadata": {"name": "node-a"}, "status": {"addresses": addresses}})).unwrap();
-    process.set_node(&node, Duration::ZERO);
-    process
-}
-
-/// Number of the endpoint that answers a client.
-fn answer(family: Ip, client: u8, to: SocketAddr) -> u8 {
-    let answer = ask(Transport::Tcp, Some(family.client(client)), to, LIMIT);
-    answer.unwrap_or_else(|error| panic!("client {client} at {to}: {error}")).name.parse().unwrap()
 }
 
 fn nft(arguments: &[&str], input: Option<&str>) -> String {
@@ -208,16 +57,16 @@ fn steady(text: &str) -> Vec<&str> {
 }
 
 /// Addresses by family and kind, each with a memory of its own for clients.
-const PLACES: [(Ip, bool); 4] = [(V4, false), (V6, false), (V4, true), (V6, true)];
+const PLACES: [(Family, bool); 4] = [(V4, false), (V6, false), (V4, true), (V6, true)];
 
-fn place((family, is_node_port): (Ip, bool)) -> SocketAddr {
-    if is_node_port { SocketAddr::new(family.node(), NODE_PORT) } else { SocketAddr::new(family.service(1), 80) }
+fn place((family, is_node_port): (Family, bool)) -> SocketAddr {
+    if is_node_port { SocketAddr::new(node(family), NODE_PORT) } else { service(family, 1) }
 }
 
 /// Endpoints that clients got, as long as these have been there.
 #[derive(Default)]
 struct Memory {
-    known: BTreeMap<((Ip, bool), u8), u8>,
+    known: BTreeMap<((Family, bool), u8), u8>,
 }
 
 impl Memory {
@@ -243,8 +92,8 @@ impl Memory {
 #[test]
 fn a_client_keeps_its_endpoint_over_changes_and_restarts() {
     kernel_test(NEEDS, || {
-        let mut node = Node::new();
-        node.service(1, 10_800, &json!({}));
+        let mut node = new();
+        node.sticky(1, 10_800, &json!({}));
         let rounds: [&[u8]; 14] = [
             &[1, 2, 3, 4],
             &[1, 3, 4],
@@ -263,7 +112,7 @@ fn a_client_keeps_its_endpoint_over_changes_and_restarts() {
         ];
         let mut memory = Memory::default();
         for (round, endpoints) in (0_u8..).zip(rounds) {
-            node.endpoints(1, endpoints);
+            node.reached(1, endpoints);
             node.settle();
             memory.forget_all_but(endpoints);
             // Some clients are always there, the rest seldom.
@@ -285,16 +134,13 @@ fn a_client_keeps_its_endpoint_over_changes_and_restarts() {
 #[test]
 fn clients_of_an_endpoint_that_is_gone_are_spread_anew() {
     kernel_test(NEEDS, || {
-        for number in CLIENTS + 1..=60 {
-            ip(&format!("addr add {}/32 dev lo", V4.client(number)));
-        }
-        let mut node = Node::new();
-        node.service(1, 10_800, &json!({}));
+        let mut node = new();
+        node.sticky(1, 10_800, &json!({}));
         let all = |node: &mut Node, endpoints: &[u8]| -> BTreeMap<u8, u8> {
-            node.endpoints(1, endpoints);
+            node.reached(1, endpoints);
             node.settle();
             let known: BTreeMap<u8, u8> =
-                (1..=60).map(|client| (client, answer(V4, client, place((V4, false))))).collect();
+                (1..=own_client::CLIENTS).map(|client| (client, answer(V4, client, place((V4, false))))).collect();
             assert!(known.values().all(|endpoint| endpoints.contains(endpoint)), "{known:?}");
             known
         };
@@ -334,10 +180,10 @@ fn clients_of_an_endpoint_that_is_gone_are_spread_anew() {
 #[test]
 fn new_clients_get_every_endpoint() {
     kernel_test(NEEDS, || {
-        let mut node = Node::new();
-        node.service(1, 1, &json!({}));
+        let mut node = new();
+        node.sticky(1, 1, &json!({}));
         for endpoints in [&[1, 2, 3, 4, 5, 6, 7, 8, 9][..], &[2, 8, 9]] {
-            node.endpoints(1, endpoints);
+            node.reached(1, endpoints);
             node.settle();
             let wanted: BTreeSet<u8> = endpoints.iter().copied().collect();
             let mut found = BTreeSet::new();
@@ -358,17 +204,16 @@ fn new_clients_get_every_endpoint() {
 #[test]
 fn affinity_ends_with_its_time() {
     kernel_test(NEEDS, || {
-        let mut node = Node::new();
-        node.service(1, 1, &json!({}));
-        node.service(2, 10_800, &json!({}));
+        let mut node = new();
+        node.sticky(1, 1, &json!({}));
+        node.sticky(2, 10_800, &json!({}));
         for service in [1, 2] {
-            node.endpoints(service, &[1, 2, 3, 4, 5, 6, 7, 8]);
+            node.reached(service, &[1, 2, 3, 4, 5, 6, 7, 8]);
         }
         node.settle();
         for family in [V4, V6] {
-            let all = |service: u8| -> Vec<u8> {
-                let to = SocketAddr::new(family.service(service), 80);
-                (1..=CLIENTS).map(|client| answer(family, client, to)).collect()
+            let all = |number: u8| -> Vec<u8> {
+                (1..=CLIENTS).map(|client| answer(family, client, service(family, number))).collect()
             };
             let (short, long) = (all(1), all(2));
             std::thread::sleep(Duration::from_millis(1_200));
@@ -383,27 +228,27 @@ fn affinity_ends_with_its_time() {
 #[test]
 fn nft_lists_tables_with_affinity_and_takes_the_text_again() {
     kernel_test(&[NEEDS, &[Need::NftRanges]].concat(), || {
-        let mut node = Node::new();
+        let mut node = new();
         let local = json!({"externalTrafficPolicy": "Local", "internalTrafficPolicy": "Local",
             "externalIPs": ["203.0.113.1", "2001:db8:2::1"],
             "loadBalancerSourceRanges": ["198.51.100.0/24", "2001:db8:1::/64"],
             "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}, {"ip": "2001:db8:3::1"}]}}});
-        node.service(1, 10_800, &json!({}));
-        node.service(2, 60, &local);
-        node.service(3, 10_800, &json!({"sessionAffinity": "None", "sessionAffinityConfig": null}));
-        node.service(4, 10_800, &json!({}));
+        node.sticky(1, 10_800, &json!({}));
+        node.sticky(2, 60, &local);
+        node.sticky(3, 10_800, &json!({"sessionAffinity": "None", "sessionAffinityConfig": null}));
+        node.sticky(4, 10_800, &json!({}));
         for service in 1..=3 {
-            node.endpoints(service, &[1, 2, 3, 4, 5]);
+            node.reached(service, &[1, 2, 3, 4, 5]);
         }
         node.settle();
         // Gaps among the slots, and clients in the sets.
         for service in 1..=3 {
-            node.endpoints(service, &[1, 5, 6]);
+            node.reached(service, &[1, 5, 6]);
         }
         node.settle();
         for family in [V4, V6] {
-            answer(family, 1, SocketAddr::new(family.service(1), 80));
-            answer(family, 2, SocketAddr::new(family.service(2), 80));
+            answer(family, 1, service(family, 1));
+            answer(family, 2, service(family, 2));
         }
         let text = nft(&["list", "ruleset"], None);
         let tables: String =
@@ -437,9 +282,9 @@ fn nft_lists_tables_with_affinity_and_takes_the_text_again() {
 #[test]
 fn clients_beyond_the_kernels_limit_are_served() {
     kernel_test(NEEDS, || {
-        let mut node = Node::new();
-        node.service(1, 10_800, &json!({}));
-        node.endpoints(1, &[1]);
+        let mut node = new();
+        node.sticky(1, 10_800, &json!({}));
+        node.reached(1, &[1]);
         node.settle();
         let listed = nft(&["list", "set", "ip", "proxier", "slot-0-sticky-10800"], None);
         let size = listed.lines().find_map(|line| line.trim().strip_prefix("size ")).unwrap().parse().unwrap();

@@ -12,6 +12,7 @@
 mod affinity_nftables;
 mod iptables;
 mod model;
+mod own_client;
 mod policy;
 mod ports_kernel;
 mod relay;

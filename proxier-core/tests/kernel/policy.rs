@@ -1,151 +1,43 @@
 //! Policy by Service outside of IPVS mode: weights, choice by client, fewest connections, affinity by annotation; real connections.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
 use proxier_core::modes::Kind;
 use proxier_core::net::Family;
-use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::plan::report::Report;
-use proxier_core::reconciler::{Options, Reconciler};
 use serde_json::{Value, json};
-use testkit::witness::{Conversation, Transport, Witness, ask};
-use testkit::{Need, Netns, kernel_test, oracle};
+use testkit::witness::{Conversation, Transport, ask};
+use testkit::{Need, kernel_test, oracle};
+
+use crate::own_client::{self, LIMIT, Node, client, process};
 
 const MODES: [Kind; 3] = [Kind::Nftables, Kind::Iptables, Kind::Userspace];
 
 const NEEDS: &[Need] = &[Need::Root, Need::Nftables, Need::IptablesNft, Need::OpenFiles(16_384)];
 
-/// Longest time for a connection: machines are slow.
-const LIMIT: Duration = Duration::from_secs(10);
-
-const ENDPOINTS: u8 = 8;
 const CLIENTS: u8 = 40;
 
-fn endpoint(family: Family, number: u8) -> IpAddr {
-    address(family, "10.244.0.", "fd00:244::", number)
-}
-
-fn client(family: Family, number: u8) -> IpAddr {
-    address(family, "198.51.100.", "2001:db8:1::", number)
-}
-
+/// The one Service of these tests.
 fn service(family: Family) -> SocketAddr {
-    SocketAddr::new(address(family, "10.96.0.", "fd00:96::", 1), 80)
-}
-
-fn address(family: Family, v4: &str, v6: &str, last: u8) -> IpAddr {
-    let text = if family == Family::V4 { format!("{v4}{last}") } else { format!("{v6}{last:x}") };
-    text.parse().unwrap()
-}
-
-/// A node that is its own client: clients and endpoints are addresses of its loopback device.
-struct Node {
-    mode: Kind,
-    process: Reconciler,
-    kernel: KernelPorts,
-    now: Duration,
-    _servers: Vec<Witness>,
-}
-
-fn ip(arguments: &str) {
-    let arguments: Vec<&str> = arguments.split(' ').collect();
-    oracle::run("ip", &arguments, None).unwrap();
-}
-
-fn process(mode: Kind) -> Reconciler {
-    let mut options = Options::default();
-    options.mode = mode;
-    let mut process = Reconciler::new("node-a", options, Duration::ZERO);
-    let node: NodeObject = serde_json::from_value(json!({
-        "metadata": {"name": "node-a"},
-        "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.10"}, {"type": "InternalIP", "address": "2001:db8::a"}]},
-    }))
-    .unwrap();
-    process.set_node(&node, Duration::ZERO);
-    process
+    own_client::service(family, 1)
 }
 
 impl Node {
-    fn new(mode: Kind) -> Self {
-        ip("link add eth0 type veth peer name eth1");
-        for device in ["eth0", "eth1"] {
-            ip(&format!("link set {device} up"));
-        }
-        ip("addr add 192.0.2.10/24 dev eth0");
-        ip("addr add 2001:db8::a/64 dev eth0 nodad");
-        for family in Family::ALL {
-            let host = if family == Family::V4 { "32" } else { "128 nodad" };
-            for number in 1..=CLIENTS {
-                ip(&format!("addr add {}/{host} dev lo", client(family, number)));
-            }
-            for number in 1..=ENDPOINTS {
-                ip(&format!("addr add {}/{host} dev lo", endpoint(family, number)));
-            }
-        }
-        if mode != Kind::Userspace {
-            ip("route add 10.96.0.0/16 dev eth0");
-            ip("-6 route add fd00:96::/64 dev eth0");
-        }
-        let namespace = Netns::current().unwrap();
-        let server = |number: u8| {
-            let at = Family::ALL.map(|family| (Transport::Tcp, SocketAddr::new(endpoint(family, number), 8080)));
-            Witness::start(&namespace, &number.to_string(), &at).unwrap()
-        };
-        Node {
-            mode,
-            process: process(mode),
-            kernel: KernelPorts::open(&KernelOptions::default()).unwrap(),
-            now: Duration::ZERO,
-            _servers: (1..=ENDPOINTS).map(server).collect(),
-        }
-    }
-
-    /// Serves one Service with these annotations and endpoints, with weights. A restarted process finds nothing to write.
+    /// Serves the Service with these annotations and endpoints, with weights. A restarted process finds nothing to write.
     fn serve(&mut self, annotations: Value, endpoints: &[(u8, u16)]) -> Report {
-        let report = self.settle(&annotations, endpoints);
+        let report = self.serve_once(&annotations, endpoints);
         if self.mode != Kind::Userspace {
-            self.process = process(self.mode);
-            let again = self.settle(&annotations, endpoints);
-            assert_eq!(again.writes(), 0, "{again:#?}");
+            self.restart();
         }
         report
     }
 
-    fn settle(&mut self, annotations: &Value, endpoints: &[(u8, u16)]) -> Report {
-        let addresses = Family::ALL.map(|family| service(family).ip());
-        let web: ServiceObject = serde_json::from_value(json!({
-            "metadata": {"namespace": "demo", "name": "web", "annotations": annotations},
-            "spec": {"clusterIP": addresses[0], "clusterIPs": addresses, "ipFamilies": ["IPv4", "IPv6"],
-                "ports": [{"name": "p", "port": 80}]},
-        }))
-        .unwrap();
-        let slices = Family::ALL.map(|family| -> EndpointSliceObject {
-            let weights: Vec<String> = endpoints
-                .iter()
-                .filter(|(_, weight)| *weight != 1)
-                .map(|(number, weight)| format!("{}={weight}", endpoint(family, *number)))
-                .collect();
-            let annotations = if weights.is_empty() { json!({}) } else { json!({"proxier/weights": weights.join(", ")}) };
-            let all: Vec<Value> =
-                endpoints.iter().map(|(number, _)| json!({"addresses": [endpoint(family, *number)]})).collect();
-            serde_json::from_value(json!({
-                "metadata": {"namespace": "demo", "name": format!("web-{family}").to_lowercase(), "annotations": annotations,
-                    "labels": {"kubernetes.io/service-name": "web"}},
-                "addressType": family.name(), "endpoints": all,
-                "ports": [{"name": "p", "port": 8080, "protocol": "TCP"}],
-            }))
-            .unwrap()
-        });
-        self.now += Duration::from_secs(60);
-        let now = self.now;
-        self.process.replace_objects(&[web], &slices, now);
-        self.process.start(now);
-        let report = self.process.pass(&|| now, &mut self.kernel.ports()).unwrap();
-        assert!(report.is_done(), "{report:#?}");
-        report
+    fn serve_once(&mut self, annotations: &Value, endpoints: &[(u8, u16)]) -> Report {
+        self.service(1, &json!({ "annotations": annotations }));
+        self.endpoints(1, endpoints);
+        self.settle()
     }
 
     /// Annotations that were refused.
@@ -158,8 +50,7 @@ impl Node {
 
 /// The number of the endpoint that answers a client.
 fn answer(family: Family, number: u8) -> u8 {
-    let answer = ask(Transport::Tcp, Some(client(family, number)), service(family), LIMIT);
-    answer.unwrap_or_else(|error| panic!("client {number}: {error}")).name.parse().unwrap()
+    own_client::answer(family, number, service(family))
 }
 
 /// Connections by which shares are measured.
@@ -419,27 +310,27 @@ fn connections_are_cut_when_the_drain_time_is_over() {
                 }
                 held
             };
-            node.settle(&annotations, &[(1, 1), (2, 1)]);
+            node.serve_once(&annotations, &[(1, 1), (2, 1)]);
             let mut held = hold();
             assert_eq!(node.refused(), BTreeSet::new(), "{mode}");
-            let before = node.settle(&annotations, &[(1, 1)]);
+            let before = node.serve_once(&annotations, &[(1, 1)]);
             assert_eq!(before.applied.flows.total(), 0, "{mode}");
             for one in held.values_mut() {
                 one.ask().unwrap();
             }
             // The endpoint comes back and leaves again: its time begins anew.
-            node.settle(&annotations, &[(1, 1), (2, 1)]);
-            node.settle(&annotations, &[(1, 1)]);
+            node.serve_once(&annotations, &[(1, 1), (2, 1)]);
+            node.serve_once(&annotations, &[(1, 1)]);
             if mode == Kind::Userspace {
                 std::thread::sleep(Duration::from_secs(4));
             } else {
                 assert!(node.process.next_wake().unwrap() <= node.now + Duration::from_secs(90), "{mode}");
-                let early = node.settle(&annotations, &[(1, 1)]);
+                let early = node.serve_once(&annotations, &[(1, 1)]);
                 assert_eq!(early.applied.flows.total(), 0, "{mode}");
                 for one in held.values_mut() {
                     one.ask().unwrap();
                 }
-                let late = node.settle(&annotations, &[(1, 1)]);
+                let late = node.serve_once(&annotations, &[(1, 1)]);
                 assert!(late.applied.flows.v4 > 0 && late.applied.flows.v6 > 0, "{mode}: {:?}", late.applied.flows);
             }
             for ((family, number), one) in &mut held {
@@ -447,23 +338,23 @@ fn connections_are_cut_when_the_drain_time_is_over() {
             }
             if mode != Kind::Userspace {
                 // A new process does not know who left before it, and waits the full time. Then the whole Service goes.
-                node.settle(&annotations, &[(1, 1), (2, 1)]);
+                node.serve_once(&annotations, &[(1, 1), (2, 1)]);
                 let mut held = hold();
-                node.settle(&annotations, &[(1, 1)]);
+                node.serve_once(&annotations, &[(1, 1)]);
                 node.process = process(mode);
                 for _ in 0..2 {
-                    node.settle(&annotations, &[(1, 1)]);
+                    node.serve_once(&annotations, &[(1, 1)]);
                     for one in held.values_mut() {
                         one.ask().unwrap();
                     }
                 }
-                node.settle(&annotations, &[(1, 1)]);
+                node.serve_once(&annotations, &[(1, 1)]);
                 for ((family, number), one) in &mut held {
                     assert_eq!(one.ask().is_ok(), *number == 1, "{mode} {family} {number}");
                 }
                 let none = json!({"proxier/drain-seconds": "0"});
-                node.settle(&none, &[(1, 1)]);
-                node.settle(&none, &[]);
+                node.serve_once(&none, &[(1, 1)]);
+                node.serve_once(&none, &[]);
                 assert!(held.values_mut().all(|one| one.ask().is_err()), "{mode}");
             }
         });
