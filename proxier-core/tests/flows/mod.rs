@@ -19,7 +19,6 @@ pub(crate) mod objects;
 pub(crate) mod packet;
 pub(crate) mod probe;
 pub(crate) mod programmed;
-pub(crate) mod relay;
 pub(crate) mod report;
 pub(crate) mod restored;
 pub(crate) mod talk;

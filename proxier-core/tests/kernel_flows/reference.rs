@@ -12,7 +12,6 @@ use crate::flows::difference::Kind;
 use crate::flows::flow::{Destination, Verdict};
 use crate::flows::objects::{Objects, objects};
 use crate::flows::programmed::Programmed;
-use crate::flows::relay::Relay;
 use crate::flows::restored::Restored;
 use crate::flows::{
     Difference, Flow, NEEDS, Reference, Sampled, Scenario, Subject, broken, check, hold, scenarios, scenarios_of,
@@ -70,28 +69,6 @@ fn without_rules_every_flow_is_left_alone() {
             let wanted: Vec<String> = scenario.flows.iter().filter(served).map(ToString::to_string).collect();
             assert_eq!(found, wanted, "{}", scenario.name());
         }
-    });
-}
-
-/// A proxy that ends connections shows its work in the connections that it makes.
-#[test]
-fn connections_that_end_on_the_node_are_followed() {
-    kernel_test(&[NEEDS, &[Need::IptablesNft]].concat(), || {
-        let (mut seen, mut kept) = (0, 0);
-        for scenario in scenarios(|number| number.is_multiple_of(60)) {
-            let mut flows = Relay::flows(&scenario);
-            seen += flows.len();
-            // Endpoints see the node, so exactly the flows that should keep their source are reported.
-            let differences = check(&scenario, &flows, &mut Relay::default());
-            assert!(differences.iter().all(|difference| difference.kind == Kind::Source), "{differences:#?}");
-            kept += differences.len();
-            for flow in &mut flows {
-                flow.masquerade = true;
-            }
-            let differences = check(&scenario, &flows, &mut Relay::default());
-            assert!(differences.is_empty(), "{differences:#?}");
-        }
-        assert!(seen > 20 && kept > 10, "{seen} flows, {kept} that should keep their source");
     });
 }
 
