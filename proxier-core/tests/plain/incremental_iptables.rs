@@ -11,7 +11,7 @@ use proxier_core::net::Family;
 use proxier_core::service::{Changes, Indexed, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, Store};
 
-use crate::iptables_model::tables::Tables;
+use crate::iptables_model::Tables;
 use crate::universe::{events, facts, happen};
 
 /// Everything that is wanted, written on a host without rules.

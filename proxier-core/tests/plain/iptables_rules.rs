@@ -15,7 +15,7 @@ use proxier_core::service::{Changes, Indexed, NodeFacts};
 use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Roles, Store, TrafficPolicy};
 use serde_json::{Value, json};
 
-use crate::iptables_model::tables::Tables;
+use crate::iptables_model::Tables;
 
 fn facts(config: &Config) -> NodeFacts {
     let mut node = Node::new("node-a");
