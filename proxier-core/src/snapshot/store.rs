@@ -234,7 +234,9 @@ impl Store {
             if slices.is_empty() {
                 self.slices.remove(&service);
             }
-            gone.iter().for_each(|gone| self.forget_shape(gone));
+            if let Some(gone) = gone {
+                self.forget_shape(&gone);
+            }
         }
         self.services.contains_key(&service).then_some(service).into_iter().collect()
     }
