@@ -1,11 +1,11 @@
 //! Removes the objects that modes have made: of all modes, or of those that do not serve any more.
 
-use super::{Kind, connection_sync, fast_path, iptables, ipvs, nftables};
+use super::{Kind, connection_sync, fast_path, iptables, ipvs, nftables, userspace};
 use crate::config::{Config, KernelNames, RulesBy};
 use crate::modes::shared::chains::unreadable;
 use crate::modes::shared::cleaned::Cleaned;
-use crate::modes::shared::{localhost, routes};
-use crate::ports::{Ports, RouteOwner};
+use crate::modes::shared::localhost;
+use crate::ports::Ports;
 
 /// Removes everything that this proxy, or a kube-proxy in any of its modes, has made, and nothing else: both families, with any
 /// configuration. With `kept`, objects of that mode stay, so that a node can change its mode: the new mode serves before the
@@ -91,7 +91,7 @@ pub fn cleanup(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cl
         });
         cleaned.left.extend(unreadable(ports));
         if kept != Some(Kind::Userspace) {
-            routes::cleanup(RouteOwner::Userspace, ports, &mut cleaned);
+            cleaned.extend(userspace::cleanup(ports));
         }
     }
     cleaned
