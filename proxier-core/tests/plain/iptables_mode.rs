@@ -987,6 +987,33 @@ fn when_changes_rain_rules_are_written_once_a_second() {
     }
 }
 
+/// A second write would come a period later.
+#[test]
+fn a_new_service_is_written_once_its_endpoints_are_there() {
+    let mut options = options();
+    options.limits = Limits { min_interval: Duration::from_secs(1), max_interval: Duration::from_secs(30) };
+    let mut node = Node::on(kernel(), options);
+    node.services(1);
+    node.settles();
+    node.now += Duration::from_secs(5);
+    let writes = node.writes();
+    node.service("new", json!({"clusterIP": "10.96.0.9"}));
+    node.now += Duration::from_millis(20);
+    assert!(node.proxier.next_wake().unwrap() > node.now);
+    node.slice("new", &["10.244.0.9"]);
+    assert!(node.proxier.next_wake().unwrap() <= node.now);
+    node.pass();
+    assert!(node.v4_rules().contains("10.244.0.9:8080"), "{}", node.v4_rules());
+    assert_eq!(node.writes(), writes + 1);
+    // One without endpoints refuses its clients after that wait.
+    node.now += Duration::from_secs(5);
+    node.service("none", json!({"clusterIP": "10.96.0.10"}));
+    assert_eq!(node.proxier.next_wake(), Some(node.now + Duration::from_millis(100)));
+    node.now += Duration::from_millis(100);
+    node.pass();
+    assert!(node.v4_rules().contains("10.96.0.10/32"), "{}", node.v4_rules());
+}
+
 /// The printed plan is the text that the program gets.
 #[test]
 fn a_plan_is_the_text_for_the_program() {
