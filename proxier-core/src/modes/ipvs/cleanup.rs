@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use iptables::{Dump, TableName};
 
-use crate::config::{Config, KernelNames, NamePrefix};
+use crate::config::{Config, KernelNames, NamePrefix, RulesBy};
 use crate::modes::ipvs::diff::foreign;
 use crate::modes::ipvs::guards;
 use crate::modes::ipvs::index::Index;
@@ -73,14 +73,13 @@ pub(crate) fn cleanup_but(config: &Config, is_kept: IsKept<'_>, ports: &mut Port
 /// Removes the objects of the variant of [`guards`] that does not serve, while IPVS mode serves.
 pub(crate) fn cleanup_other_guards(config: &Config, is_kept: IsKept<'_>, ports: &mut Ports<'_>) -> Cleaned {
     let mut cleaned = Cleaned::default();
-    match guards::Kind::from(config.ipvs.rules) {
-        guards::Kind::Programs => guards::nft::cleanup(config, ports.tables, &mut cleaned),
-        guards::Kind::Nft => {
-            let mut config = config.clone();
-            config.families = crate::config::Families::Dual;
-            clean_rules(config.names.prefix, is_kept, ports, &mut cleaned);
-            clean_sets(&config, ports, &mut cleaned);
-        }
+    if config.ipvs.rules == RulesBy::Nftables {
+        let mut config = config.clone();
+        config.families = crate::config::Families::Dual;
+        clean_rules(config.names.prefix, is_kept, ports, &mut cleaned);
+        clean_sets(&config, ports, &mut cleaned);
+    } else {
+        guards::nft::cleanup(config, ports.tables, &mut cleaned);
     }
     cleaned
 }
@@ -141,7 +140,7 @@ fn read_all(config: &Config, wanted: &Wanted<'_>, ports: &mut Ports<'_>) -> Resu
     let (mut observed, mut unread) = reading::read(records, ports.ipvs, (&host, config), wanted, false);
     // A part that this kernel lacks is empty.
     unread.retain(|unread| unread.error.kind() != PortErrorKind::Unavailable);
-    match guards::migrate_backend::read(guards::Kind::Programs, config, ports.sets, ports.tables) {
+    match guards::migrate_backend::read(false, config, ports.sets, ports.tables) {
         Ok(before) => observed.before = before,
         Err(more) => unread.extend(more),
     }

@@ -10,7 +10,6 @@ use ipvs::model::VirtualServerConfig;
 use ipvs::{RealServer, RealServerKey, VirtualServerKey};
 
 use crate::config::{Config, RulesBy};
-use crate::modes::ipvs::guards;
 use crate::modes::ipvs::index::Changed;
 use crate::modes::ipvs::observed::{Observed, ObservedServer};
 use crate::modes::ipvs::servers::RealServers;
@@ -141,10 +140,8 @@ struct Diff<'a> {
 impl Diff<'_> {
     fn all(&mut self) {
         let (wanted, observed, config) = (self.wanted, self.observed, self.config);
-        let kinds = match guards::Kind::from(config.ipvs.rules) {
-            guards::Kind::Programs => SetKind::ALL.as_slice(),
-            guards::Kind::Nft => &SetKind::ALL_OF_NFT,
-        };
+        let by_table = config.ipvs.rules == RulesBy::Nftables;
+        let kinds = if by_table { SetKind::ALL_OF_NFT.as_slice() } else { &SetKind::ALL };
         let of_family = |family| kinds.iter().map(move |kind| SetKey::new(family, *kind));
         for set in config.families.iter().flat_map(of_family) {
             match observed.sets.get(&set) {

@@ -7,7 +7,7 @@ use ipset::{Element, IpSpan, Ports};
 use ipvs::VirtualServerKey;
 
 use super::sets::{SetKey, SetKind};
-use super::{guards, lower, split};
+use super::{lower, split};
 use crate::net::{Family, FrontendKey, Network, Protocol};
 use crate::service::{Compiled, Frontend, Roles};
 use crate::snapshot::TrafficPolicy;
@@ -36,7 +36,7 @@ pub(crate) fn needs_entries(frontend: &Frontend) -> bool {
 /// this node may not use. `mark`: the virtual server of its mark, if it is split or shared.
 pub(crate) fn frontend_entries(
     frontend: &Frontend,
-    by: guards::Kind,
+    by_table: bool,
     mark: Option<VirtualServerKey>,
 ) -> Vec<(SetKey, Element)> {
     let FrontendKey { protocol, address, port } = frontend.key;
@@ -62,16 +62,13 @@ pub(crate) fn frontend_entries(
         }
         if let Some(ranges) = &frontend.source_ranges {
             add(SetKind::LoadBalancerFirewall, at.clone());
-            let ranges = match by {
-                guards::Kind::Programs => ranges.to_vec(),
-                guards::Kind::Nft => Network::aggregate(&ranges.to_vec()),
-            };
+            let ranges = if by_table { Network::aggregate(&ranges.to_vec()) } else { ranges.to_vec() };
             for range in ranges {
                 add(SetKind::LoadBalancerSourceCidr, Element::IpPortIp(host, ports, lower::span(range)));
             }
             if frontend.node_may_use {
                 add(SetKind::LoadBalancerSourceIp, Element::IpPortIp(host, ports, host));
-            } else if by == guards::Kind::Nft {
+            } else if by_table {
                 add(SetKind::LoadBalancerNotNode, Element::IpPortIp(host, ports, host));
             }
         }
@@ -95,7 +92,7 @@ pub(crate) fn frontend_entries(
     if frontend.is_virtual() {
         add(SetKind::IpvsIps, Element::Ip(host));
     }
-    if by == guards::Kind::Nft {
+    if by_table {
         let is_split = mark.is_some() && frontend.can_split();
         let serves = if is_split { frontend.has_endpoints() } else { frontend.takes(frontend.endpoints()) };
         if !serves {

@@ -10,12 +10,11 @@ use ipvs::VirtualServerKey;
 use ipvs::model::{Persistence, Scheduler, SchedulerFlags, VirtualServerConfig};
 
 use super::entries::{entries_of_mark, frontend_entries, needs_entries, service_entries};
-use super::guards;
 use super::observed::Observed;
 use super::sets::SetKey;
 use super::split::{self, Marks};
 use super::wanted::{MarkUse, Wanted};
-use crate::config::{Config, usual_flags};
+use crate::config::{Config, RulesBy, usual_flags};
 use crate::modes::shared::counts::{count, uncount};
 use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
 use crate::pack::pack;
@@ -28,6 +27,7 @@ use crate::snapshot::Balancing;
 /// counted and go when their last user goes.
 ///
 /// Two values with the same Services compare equal, however they were built.
+#[expect(clippy::struct_excessive_bools, reason = "each is one setting")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Index {
     /// Configuration of a virtual server without affinity.
@@ -36,7 +36,7 @@ pub struct Index {
     pub(super) elsewhere: BTreeMap<IpAddr, usize>,
     pub(super) sets: BTreeMap<SetKey, BTreeMap<Element, usize>>,
     pub(super) barred: BTreeSet<VirtualServerKey>,
-    by: guards::Kind,
+    by_table: bool,
     /// Frontends that need no entry have none.
     only_needed: bool,
     /// Frontends that can be are split ([`split`]).
@@ -180,7 +180,7 @@ impl Index {
             elsewhere: BTreeMap::new(),
             sets: BTreeMap::new(),
             barred: BTreeSet::new(),
-            by: config.ipvs.rules.into(),
+            by_table: config.ipvs.rules == RulesBy::Nftables,
             only_needed: config.makes_only_needed_rules(),
             splits: config.splits_local(),
             shares: config.shares_node_ports(),
@@ -317,7 +317,7 @@ impl Index {
         if self.only_needed && !needs_entries(frontend) {
             return Vec::new();
         }
-        frontend_entries(frontend, self.by, mark)
+        frontend_entries(frontend, self.by_table, mark)
     }
 
     fn count_entry(&mut self, set: SetKey, element: Element, notes: &mut Notes<'_>) {

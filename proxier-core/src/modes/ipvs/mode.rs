@@ -13,7 +13,7 @@ use super::diff::{Changes, Scope, diff, foreign};
 use super::drain::{self, Drains, Verdicts};
 use super::guards::nft::Tables;
 use super::guards::programs::Programs;
-use super::guards::{self, Guards, migrate_backend};
+use super::guards::{Guards, migrate_backend};
 use super::hold_back;
 use super::index::{Changed, Recorded};
 use super::observed::Observed;
@@ -22,7 +22,7 @@ use super::reading::{self, PassInputs, Records};
 use super::recover_ownership::{RememberedSets, recall_marks};
 use super::rules;
 use super::wanted::Wanted;
-use crate::config::{Binding, Config, Families, KernelNames};
+use crate::config::{Binding, Config, Families, KernelNames, RulesBy};
 use crate::modes::shared::sysctls;
 use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Needs, Outcome, Pass, Reading, Work};
 use crate::net::Family;
@@ -104,9 +104,9 @@ impl Mode {
             knows_no_routes: config.names != KernelNames::default(),
             told: Vec::new(),
             timeouts: options.timeouts,
-            guards: match guards::Kind::from(config.ipvs.rules) {
-                guards::Kind::Programs => Guards::Programs(Programs::new(options.capabilities)),
-                guards::Kind::Nft => Guards::Nft(Tables::default()),
+            guards: match config.ipvs.rules {
+                RulesBy::Nftables => Guards::Nft(Tables::default()),
+                RulesBy::Auto | RulesBy::Iptables => Guards::Programs(Programs::new(options.capabilities)),
             },
             seed,
             recorded: Recorded::new(config),
@@ -211,7 +211,7 @@ impl Mode {
         if !held.is_empty() {
             hold_back::hold(&held, &mut changes, observed);
         }
-        migrate_backend::carry_over(self.guards.kind(), wanted, observed, &mut changes);
+        migrate_backend::carry_over(self.guards.by_table(), wanted, observed, &mut changes);
         let kept = match &self.guards {
             Guards::Programs(_) => rules::Kept::new(&self.leaving, &changes, observed),
             Guards::Nft(_) => rules::Kept::default(),
@@ -311,7 +311,7 @@ impl modes::Mode for Mode {
             Guards::Nft(known) => read(Records::Tables(known, *tables), *ipvs),
         }
         if !self.has_taken_over {
-            match migrate_backend::read(self.guards.kind(), config, *sets, *tables) {
+            match migrate_backend::read(self.guards.by_table(), config, *sets, *tables) {
                 Ok(before) => observed.before = before,
                 Err(more) => unread.extend(more),
             }
@@ -380,13 +380,7 @@ impl modes::Mode for Mode {
         let Some((applied, effects)) = applied else { return Outcome::default() };
         changes.confirm_all_but(|_| false);
         self.note_virtual_servers(&plan);
-        // Families that were not planned although they may have changed: forget their rules.
-        let skipped = !report.unread.is_empty();
-        if let Guards::Programs(programs) = &mut self.guards {
-            programs.rules.retain(|family, _| !skipped || plan.inputs.contains_key(family));
-        }
-        self.note_rules(&mut plan, &effects, &applied, clock);
-        self.note_tables(&mut plan, &effects);
+        self.note_guards(&mut plan, &effects, !report.unread.is_empty(), clock);
         self.has_taken_over |= report.full && report.unread.is_empty() && applied.failures.is_empty();
         self.new_facts = false;
         // Without its table nothing that changes can be written.
@@ -416,7 +410,7 @@ impl modes::Mode for Mode {
     }
 
     fn has_read_tables(&self) -> bool {
-        self.guards.kind() == guards::Kind::Nft && self.observed.is_some()
+        self.guards.by_table() && self.observed.is_some()
     }
 
     fn restore_tables(&mut self, tables: &mut dyn TablesPort) {

@@ -1,7 +1,5 @@
 //! Updates the mode's state after a plan was applied.
 
-use std::collections::BTreeMap;
-
 use ipvs::VirtualServerKey;
 
 use super::apply::Effects;
@@ -11,8 +9,6 @@ use super::mode::Mode;
 use super::plan::Plan;
 use super::rules;
 use crate::modes::shared::retry::RulesRetry;
-use crate::plan::report::Applied;
-use crate::plan::step::Part;
 use crate::ports::PortErrorKind;
 use crate::time::Moment;
 
@@ -31,21 +27,25 @@ impl Mode {
         }
     }
 
-    /// Notes which rules the kernel has, what it has shown to lack, and when to try again.
-    pub(super) fn note_rules(
+    /// Notes which rules or layouts the kernel has, what it has shown to lack, and when to try again. `skipped`: families that are not in
+    /// the plan may have changed.
+    pub(super) fn note_guards(
         &mut self,
         plan: &mut Plan,
         effects: &Effects,
-        applied: &Applied,
+        skipped: bool,
         clock: &dyn Fn() -> Moment,
     ) {
-        let Guards::Programs(programs) = &mut self.guards else { return };
-        let failed: BTreeMap<&str, PortErrorKind> = applied
-            .failures
-            .iter()
-            .filter(|failure| failure.step.part == Part::Rules)
-            .map(|failure| (&*failure.step.name, failure.error.kind()))
-            .collect();
+        let programs = match &mut self.guards {
+            Guards::Programs(programs) => programs,
+            Guards::Nft(tables) => {
+                tables.forget_found();
+                tables.written = std::mem::take(&mut plan.layouts);
+                tables.written.retain(|family, _| !effects.unwritten.contains_key(family));
+                return;
+            }
+        };
+        programs.rules.retain(|family, _| !skipped || plan.inputs.contains_key(family));
         // Do not try again what this kernel has shown to lack.
         for (family, capabilities) in &effects.reduced {
             let known = programs.capabilities;
@@ -56,7 +56,7 @@ impl Mode {
             }
         }
         for (family, inputs) in std::mem::take(&mut plan.inputs) {
-            let Some(kind) = failed.get(family.name()) else {
+            let Some(kind) = effects.unwritten.get(&family) else {
                 programs.rules.insert(family, inputs);
                 programs.retry.remove(&family);
                 continue;
@@ -70,13 +70,5 @@ impl Mode {
             let retry = programs.retry.entry(family).or_insert_with(|| RulesRetry::new(seed));
             retry.failed(clock());
         }
-    }
-
-    /// Notes which layouts the kernel has: unknown where a table could not be written.
-    pub(super) fn note_tables(&mut self, plan: &mut Plan, effects: &Effects) {
-        let Guards::Nft(tables) = &mut self.guards else { return };
-        tables.forget_found();
-        tables.written = std::mem::take(&mut plan.layouts);
-        tables.written.retain(|family, _| !effects.unwritten.contains(family));
     }
 }

@@ -3,7 +3,7 @@
 mod operations;
 mod tables;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 
@@ -35,10 +35,10 @@ use crate::time::Moment;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Effects {
+    /// Families whose rules or tables could not be written, or were not tried, with the kind of reason.
+    pub unwritten: BTreeMap<Family, PortErrorKind>,
     /// Families whose rules the kernel took only without some matches ([`RulesChange::without`]), with what it took.
     pub reduced: Vec<(Family, Capabilities)>,
-    /// Families whose tables could not be written.
-    pub unwritten: BTreeSet<Family>,
     /// Number of times that the kernel contradicted the known state: an object to add was there, one to change or delete was not.
     /// All of these were brought to the wanted state, but there may be more.
     pub surprises: usize,
@@ -321,6 +321,7 @@ impl<'a> Run<'a, '_> {
                 possible.push(change);
                 continue;
             };
+            self.effects.unwritten.insert(change.family, why.kind());
             self.applied.fail(change.step(), why);
         }
         if possible.is_empty() {
@@ -330,10 +331,14 @@ impl<'a> Run<'a, '_> {
             possible.iter().map(|change| (change.family, change.changes.transaction())).collect();
         for (change, outcome) in possible.into_iter().zip(rules.restore_families(&transactions)) {
             let outcome = outcome.or_else(|error| self.restore_without(change, error, rules));
-            if self.applied.note(|| change.step(), outcome) {
-                self.applied.restored.push(change.family);
-                self.unguarded.remove(&change.family);
+            match &outcome {
+                Ok(()) => {
+                    self.applied.restored.push(change.family);
+                    self.unguarded.remove(&change.family);
+                }
+                Err(error) => drop(self.effects.unwritten.insert(change.family, error.kind())),
             }
+            self.applied.note(|| change.step(), outcome);
         }
     }
 

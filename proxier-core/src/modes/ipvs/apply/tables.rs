@@ -100,8 +100,8 @@ impl Run<'_, '_> {
         if let Some(error) = written.failed {
             let entries =
                 || Step::new(Action::Change, Part::Table, &layout.table).with(format_args!("{count} entries"));
+            self.effects.unwritten.insert(layout.family, error.kind());
             self.applied.fail(change.map_or_else(entries, TableChange::step), error);
-            self.effects.unwritten.insert(layout.family);
             self.unguarded.extend((phase == Phase::Prepare).then_some(layout.family));
             return;
         }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ipset::{Element, IpSpan, Ports};
 
-use super::{Kind, nft};
+use super::nft;
 use crate::config::Config;
 use crate::modes::ipvs::diff::{Changes, VirtualServerChange};
 use crate::modes::ipvs::hold_back::Needs;
@@ -19,12 +19,12 @@ use crate::ports::{PortErrorKind, Sets, Tables};
 /// Sets with their entries.
 type Contents = BTreeMap<SetKey, BTreeSet<Element>>;
 
-/// Reads the sets of the variant that does not serve. A part that this kernel does not have holds none.
+/// Reads the sets of the variant that does not serve; `by_table`: that with a table does. A part that this kernel does not have holds none.
 ///
 /// # Errors
 /// Parts that exist but could not be read.
 pub(in crate::modes::ipvs) fn read(
-    serves: Kind,
+    by_table: bool,
     config: &Config,
     sets: &mut dyn Sets,
     tables: &mut dyn Tables,
@@ -32,23 +32,21 @@ pub(in crate::modes::ipvs) fn read(
     let mut contents = Contents::new();
     let mut unread = Vec::new();
     for family in config.families.iter() {
-        match serves {
-            Kind::Programs => match nft::read(&nft::table(family, &config.names), family, tables) {
+        if by_table && sets.may_exist() {
+            for set in SetKey::all(family) {
+                let named = set.named(config.names.prefix);
+                match sets.entries(named) {
+                    Ok(entries) => contents.extend(entries.map(|entries| (set, entries))),
+                    Err(error) => unread.push(Unread::new(format_args!("set {named}"), error)),
+                }
+            }
+        } else if !by_table {
+            match nft::read(&nft::table(family, &config.names), family, tables) {
                 Ok(found) => {
                     let entries = found.map(|found| found.entries).unwrap_or_default();
                     contents.extend(entries.into_iter().map(|(kind, all)| (SetKey::new(family, kind), all)));
                 }
                 Err(error) => unread.push(error),
-            },
-            Kind::Nft if !sets.may_exist() => {}
-            Kind::Nft => {
-                for set in SetKey::all(family) {
-                    let named = set.named(config.names.prefix);
-                    match sets.entries(named) {
-                        Ok(entries) => contents.extend(entries.map(|entries| (set, entries))),
-                        Err(error) => unread.push(Unread::new(format_args!("set {named}"), error)),
-                    }
-                }
             }
         }
     }
@@ -59,7 +57,7 @@ pub(in crate::modes::ipvs) fn read(
 /// Adds to the changes what our virtual servers need that no Service wants: those that stay keep it, and so do those that go
 /// until they are gone.
 pub(in crate::modes::ipvs) fn carry_over(
-    serves: Kind,
+    by_table: bool,
     wanted: &Wanted<'_>,
     observed: &Observed,
     changes: &mut Changes,
@@ -73,7 +71,7 @@ pub(in crate::modes::ipvs) fn carry_over(
         let needs = if goes { &mut going } else { &mut staying };
         needs.add(key, observed);
     }
-    for (set, element) in lowered(serves, &observed.before) {
+    for (set, element) in lowered(by_table, &observed.before) {
         let stays = staying.entry(set, &element);
         if !(stays || going.entry(set, &element))
             || observed.has_entry(set, &element)
@@ -90,14 +88,14 @@ pub(in crate::modes::ipvs) fn carry_over(
 
 /// The entries in the form of the variant that serves: a table of nf_tables takes no networks that overlap, and has a set of load
 /// balancers that this node may not use.
-fn lowered(serves: Kind, before: &Contents) -> Vec<(SetKey, Element)> {
+fn lowered(by_table: bool, before: &Contents) -> Vec<(SetKey, Element)> {
     let mut all = Vec::new();
     let mut sources: BTreeMap<(SetKey, IpSpan, Ports), Vec<Network>> = BTreeMap::new();
     for (set, elements) in before {
         for element in elements {
-            match (serves, set.kind, element) {
+            match (by_table, set.kind, element) {
                 (
-                    Kind::Programs,
+                    false,
                     SetKind::LoadBalancerNotNode
                     | SetKind::NoEndpoint
                     | SetKind::LocalSplit
@@ -107,12 +105,12 @@ fn lowered(serves: Kind, before: &Contents) -> Vec<(SetKey, Element)> {
                 ) => {
                     continue;
                 }
-                (Kind::Nft, SetKind::LoadBalancerSourceCidr, Element::IpPortIp(host, ports, range)) => {
+                (true, SetKind::LoadBalancerSourceCidr, Element::IpPortIp(host, ports, range)) => {
                     let networks = range.networks().filter_map(|span| Network::new(span.first(), span.prefix()?).ok());
                     sources.entry((*set, *host, *ports)).or_default().extend(networks);
                     continue;
                 }
-                (Kind::Nft, SetKind::LoadBalancerFirewall, Element::IpPort(host, ports)) => {
+                (true, SetKind::LoadBalancerFirewall, Element::IpPort(host, ports)) => {
                     let node = Element::IpPortIp(*host, *ports, *host);
                     let allowed = SetKey::new(set.family, SetKind::LoadBalancerSourceIp);
                     if !before.get(&allowed).is_some_and(|allowed| allowed.contains(&node)) {

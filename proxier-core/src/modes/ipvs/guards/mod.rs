@@ -2,8 +2,8 @@
 //!
 //! | | entries | rules |
 //! |---|---|---|
-//! | [`Programs`](Kind::Programs) | ipsets ([`sets`](crate::modes::ipvs::sets)) | kube-proxy's chains, by the iptables programs ([`rules`](crate::modes::ipvs::rules)) |
-//! | [`Nft`](Kind::Nft) | sets of a table of nf_tables | chains of that table ([`Layout`]) |
+//! | `programs` | ipsets ([`sets`](crate::modes::ipvs::sets)) | kube-proxy's chains, by the iptables programs ([`rules`](crate::modes::ipvs::rules)) |
+//! | `nft` | sets of a table of nf_tables | chains of that table ([`Layout`]) |
 //!
 //! Both have the same entries, and packets mean the same to them; the order of a plan is the same as well. The variants differ in how
 //! these are read and written: the programs' variant writes sets one by one and then the rules, which change with the first and
@@ -29,27 +29,7 @@ pub use nft::{Layout, TableChange, marks};
 
 use std::collections::BTreeSet;
 
-use crate::config::RulesBy;
 use crate::net::{Family, Network};
-
-/// Variant.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
-    /// Rules by the iptables programs, and ipsets. Default.
-    #[default]
-    Programs,
-    /// A table of nf_tables for each family.
-    Nft,
-}
-
-impl From<RulesBy> for Kind {
-    fn from(by: RulesBy) -> Self {
-        match by {
-            RulesBy::Auto | RulesBy::Iptables => Kind::Programs,
-            RulesBy::Nftables => Kind::Nft,
-        }
-    }
-}
 
 /// Known state of the variant that serves.
 #[derive(Debug)]
@@ -59,11 +39,8 @@ pub(in crate::modes::ipvs) enum Guards {
 }
 
 impl Guards {
-    pub(in crate::modes::ipvs) fn kind(&self) -> Kind {
-        match self {
-            Guards::Programs(_) => Kind::Programs,
-            Guards::Nft(_) => Kind::Nft,
-        }
+    pub(in crate::modes::ipvs) fn by_table(&self) -> bool {
+        matches!(self, Guards::Nft(_))
     }
 
     /// The networks in which the kernel's rules refuse connections that no Service serves. `None`: that is not known.

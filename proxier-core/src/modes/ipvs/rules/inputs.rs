@@ -8,7 +8,6 @@ use super::names;
 use crate::config::{InterfaceName, MarkBit, NamePrefix};
 use crate::modes::ipvs::binding::Routes;
 use crate::modes::ipvs::diff::Changes;
-use crate::modes::ipvs::guards;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::wanted::Wanted;
@@ -208,7 +207,7 @@ impl Inputs {
             || self.sources != before.sources
             || rest(self) != rest(before)
             || (is_barred(self) && !is_barred(before))
-            || crate::modes::ipvs::entries::frontend_entries(frontend, guards::Kind::Programs, None)
+            || crate::modes::ipvs::entries::frontend_entries(frontend, false, None)
                 .iter()
                 .any(|(set, _)| is_new(set.kind))
     }
