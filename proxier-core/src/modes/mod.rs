@@ -286,26 +286,22 @@ impl Plan {
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         let works = self.work.as_ref().is_some_and(|work| !work.is_empty());
-        !works
-            && self.sysctls.is_empty()
-            && self.guarded.is_empty()
-            && self.connection_sync.is_empty()
-            && self.fast_path.is_none()
-            && self.forget.is_empty()
+        !works && self.sysctls.is_empty() && self.last_operations().next().is_none()
     }
 
-    fn operations(&self) -> impl Iterator<Item = Operation<'_>> {
-        let work = self.work.iter().flat_map(|work| work.operations());
-        let after = self.guarded.iter().map(Operation::Sysctl);
-        let after = after.chain(self.connection_sync.iter().map(connection_sync::Change::operation));
-        let after = after.chain(self.fast_path.iter().map(|change| Operation::Whole(&**change)));
+    /// The operations after the work of the mode.
+    fn last_operations(&self) -> impl Iterator<Item = Operation<'_>> {
+        let sync = self.connection_sync.iter().map(connection_sync::Change::operation);
+        let fast_path = self.fast_path.iter().map(|change| Operation::Whole(&**change));
         let flows = (!self.forget.is_empty()).then_some(Operation::Flows(Protocol::Udp, &self.forget));
-        self.sysctls.iter().map(Operation::Sysctl).chain(work).chain(after).chain(flows)
+        self.guarded.iter().map(Operation::Sysctl).chain(sync).chain(fast_path).chain(flows)
     }
 
     /// The operations, in the order in which they are carried out.
     pub fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
-        self.operations().map(|operation| operation.step(names))
+        let work = self.work.iter().flat_map(|work| work.operations());
+        let operations = self.sysctls.iter().map(Operation::Sysctl).chain(work).chain(self.last_operations());
+        operations.map(|operation| operation.step(names))
     }
 
     /// Leaves out addresses and ports to which there are no UDP flows to forget. A pass looks for them only when it forgets them.

@@ -33,7 +33,7 @@ use crate::plan::names::Names;
 use crate::plan::operation::Operation;
 use crate::plan::report::{Applied, Report, Unread};
 use crate::plan::step::{Action, Part, Step};
-use crate::ports::{Ports, UdpServices};
+use crate::ports::{PortError, PortErrorKind, Ports, UdpServices};
 use crate::reconciler::cluster_nodes::ClusterNodes;
 use crate::reconciler::drains::Drains;
 use crate::reconciler::indexing::{IndexUpdate, RefreshOutcome};
@@ -424,7 +424,14 @@ impl Reconciler {
         let arguments = CarryOut { names, desired, changes: &mut self.changes, report, clock };
         let outcome = self.mode.carry_out(arguments, ports);
         applied.add(outcome.applied);
-        sysctls::set_guarded(&plan.guarded, !outcome.unwritten.contains(&Family::V4), ports, &mut applied);
+        let guarded = plan.guarded.iter().map(Operation::Sysctl);
+        if outcome.unwritten.contains(&Family::V4) {
+            let why = "not written: the rules of IPv4 that have to be there first are not";
+            let why = PortError::new(PortErrorKind::Skipped, why);
+            guarded.for_each(|operation| applied.fail(operation.step(&Names::NONE), why.clone()));
+        } else {
+            applied.carry_out(guarded, &Names::NONE, ports);
+        }
         self.connection_sync.apply(&plan.connection_sync, &mut applied, report, ports);
         if let Some(change) = plan.fast_path {
             self.fast_path.apply(&self.options.config, *change, &mut applied, ports.tables);

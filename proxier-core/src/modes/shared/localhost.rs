@@ -31,7 +31,7 @@ pub(crate) const FIREWALL: &str = "KUBE-FIREWALL";
 /// Comment of the rule that guards.
 pub(crate) const FIREWALL_COMMENT: &str = "block incoming localnet connections";
 
-/// Values to write once a rule guards loopback addresses ([`set_guarded`](super::sysctls::set_guarded)), and those that may not be written from here.
+/// Values to write once a rule guards loopback addresses ([`Plan::guarded`](crate::modes::Plan)), and those that may not be written from here.
 pub(crate) fn open(sysctls: &mut dyn Sysctls) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
     changes(sysctls, vec![WantedValue::optional(ROUTE_LOCALNET, 1)])
 }

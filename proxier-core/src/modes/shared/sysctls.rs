@@ -2,10 +2,7 @@
 
 use std::fmt;
 
-use crate::plan::names::Names;
-use crate::plan::operation::Operation;
-use crate::plan::report::Applied;
-use crate::ports::{PortError, PortErrorKind, Ports, SysctlChange, Sysctls};
+use crate::ports::{SysctlChange, Sysctls};
 
 /// Settings of the host that the operator may change.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -155,17 +152,6 @@ pub(crate) fn changes(sysctls: &mut dyn Sysctls, wanted: Vec<WantedValue>) -> (V
         }
     }
     (changes, unmet)
-}
-
-/// Writes values of which a rule has to be there first.
-pub(crate) fn set_guarded(guarded: &[SysctlChange], is_guarded: bool, ports: &mut Ports<'_>, applied: &mut Applied) {
-    let (names, operations) = (Names::NONE, guarded.iter().map(Operation::Sysctl));
-    if is_guarded {
-        applied.carry_out(operations, &names, ports);
-    } else {
-        let why = "not written: the rules of IPv4 that have to be there first are not";
-        operations.for_each(|of| applied.fail(of.step(&names), PortError::new(PortErrorKind::Skipped, why)));
-    }
 }
 
 /// Path at which the kernel gives its release.

@@ -90,52 +90,6 @@ impl Mode {
         Mode { options: options.clone(), ..Mode::default() }
     }
 
-    /// Compares and makes the plan.
-    fn plan(
-        &self,
-        pass: Pass<'_>,
-        there: &BTreeMap<FrontendKey, Listener>,
-        hold: Hold<'_>,
-        report: &mut Report,
-    ) -> Option<Plan> {
-        let known = self.known.as_ref()?;
-        let is_wanted = |address| self.index.needs(address);
-        let (whole, unusable) =
-            usable(pass.facts.service_cidrs_or(&self.options.service_cidrs), &is_wanted, pass.facts);
-        if unusable != self.told {
-            report.limited = unusable.iter().map(ToString::to_string).collect();
-        }
-        let configure = Some(self.settings(&pass)).filter(|settings| self.settings.as_ref() != Some(settings));
-        let mut plan = Plan { configure, ..Plan::default() };
-        if !pass.full {
-            // A full pass reports everything.
-            let changed = pass.changes.frontends().filter_map(|(key, _)| pass.desired.frontend(key));
-            report.refused = changed.flat_map(|frontend| refused_of(pass.desired, frontend)).collect();
-        }
-        compare(&pass, &mut plan, known, there);
-        if pass.full || whole != self.whole {
-            let networks = self.index.networks(&whole);
-            plan.add_routes = networks.difference(&known.routes).copied().collect();
-            plan.delete_routes = known.routes.difference(&networks).copied().collect();
-        } else {
-            self.follow_routes(&pass, &mut plan, known, &whole);
-        }
-        let loses = |(key, (_, listener)): &(&FrontendKey, &(Action, Listener))| {
-            !listener.has_endpoints && known.listeners.get(key) == Some(&true)
-        };
-        let losing = plan.serve.iter().filter(loses).map(|(key, _)| (*key, Loss::Endpoints));
-        let losing = plan.close.iter().map(|key| (*key, Loss::Everything)).chain(losing).collect();
-        let held = hold(losing, &known.listeners);
-        plan.close.retain(|key| !held.contains(key));
-        plan.serve.retain(|key, _| !held.contains(key));
-        let is_held = |network: &Network| held.iter().any(|key| network.contains(&key.address));
-        plan.delete_routes.retain(|network| !is_held(network));
-        if pass.tells_drift() {
-            report.drift = self.drift(&pass, &plan, &whole);
-        }
-        Some(Plan { whole, unusable, held, now: pass.now, ..plan })
-    }
-
     fn settings(&self, pass: &Pass<'_>) -> Settings {
         let mut own: BTreeSet<IpAddr> = host::other_addresses(pass.host, &pass.config().names).collect();
         own.extend(Family::ALL.into_iter().filter_map(|family| pass.facts.node_address(family)));
@@ -270,7 +224,42 @@ impl modes::Mode for Mode {
     fn prepare(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Needs> {
         (report.notices, report.draining) = (ports.relays.notices(), ports.relays.leaving());
         let there = std::mem::take(&mut self.there);
-        self.pending = self.plan(pass, &there, hold, report)?;
+        let known = self.known.as_ref()?;
+        let is_wanted = |address| self.index.needs(address);
+        let (whole, unusable) =
+            usable(pass.facts.service_cidrs_or(&self.options.service_cidrs), &is_wanted, pass.facts);
+        if unusable != self.told {
+            report.limited = unusable.iter().map(ToString::to_string).collect();
+        }
+        let configure = Some(self.settings(&pass)).filter(|settings| self.settings.as_ref() != Some(settings));
+        let mut plan = Plan { configure, now: pass.now, ..Plan::default() };
+        if !pass.full {
+            // A full pass reports everything.
+            let changed = pass.changes.frontends().filter_map(|(key, _)| pass.desired.frontend(key));
+            report.refused = changed.flat_map(|frontend| refused_of(pass.desired, frontend)).collect();
+        }
+        compare(&pass, &mut plan, known, &there);
+        if pass.full || whole != self.whole {
+            let networks = self.index.networks(&whole);
+            plan.add_routes = networks.difference(&known.routes).copied().collect();
+            plan.delete_routes = known.routes.difference(&networks).copied().collect();
+        } else {
+            self.follow_routes(&pass, &mut plan, known, &whole);
+        }
+        let loses = |(key, (_, listener)): &(&FrontendKey, &(Action, Listener))| {
+            !listener.has_endpoints && known.listeners.get(key) == Some(&true)
+        };
+        let losing = plan.serve.iter().filter(loses).map(|(key, _)| (*key, Loss::Endpoints));
+        let losing = plan.close.iter().map(|key| (*key, Loss::Everything)).chain(losing).collect();
+        let held = hold(losing, &known.listeners);
+        plan.close.retain(|key| !held.contains(key));
+        plan.serve.retain(|key, _| !held.contains(key));
+        let is_held = |network: &Network| held.iter().any(|key| network.contains(&key.address));
+        plan.delete_routes.retain(|network| !is_held(network));
+        if pass.tells_drift() {
+            report.drift = self.drift(&pass, &plan, &whole);
+        }
+        self.pending = Plan { whole, unusable, held, ..plan };
         // UDP flows that are translated belong to another mode.
         let of_udp = pass.desired.frontends().filter_map(|frontend| frontend.key.udp());
         let sweep = pass.sweep.map(|left| of_udp.chain(left.iter().copied())).into_iter().flatten();
