@@ -28,21 +28,23 @@ use crate::snapshot::Store;
 /// # Ok::<(), proxier_core::net::InvalidFrontendKey>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
-pub struct Names<'a>(Option<(&'a Store, &'a Desired)>);
+pub struct Names<'a> {
+    of: Option<(&'a Store, &'a Desired)>,
+}
 
 impl<'a> Names<'a> {
     /// No names: for operations on objects that belong to no Service.
-    pub(crate) const NONE: Names<'static> = Names(None);
+    pub(crate) const NONE: Names<'static> = Names { of: None };
 
     /// Names of wanted objects.
     pub fn new(store: &'a Store, desired: &'a Desired) -> Self {
-        Names(Some((store, desired)))
+        Names { of: Some((store, desired)) }
     }
 
     /// The Service and port that a Frontend is for: `namespace/name:port`, without `:port` when the port has no name. `None`
     /// when no Service has it. At address 0 it is that of a node port; to find it costs O(Frontends).
     pub fn service_of(&self, key: &FrontendKey) -> Option<String> {
-        let (store, desired) = self.0?;
+        let (store, desired) = self.of?;
         if key.address.is_unspecified() {
             let at = |address| FrontendKey { address, ..*key };
             let is_it = |of: &&Frontend| of.roles.contains(Roles::NODE_PORT) && of.key == at(of.key.address);
@@ -68,6 +70,6 @@ impl<'a> Names<'a> {
 
     /// Whether a wanted endpoint has weight 0 on purpose, so that it takes no new connections.
     pub(crate) fn rests(&self, key: &FrontendKey, endpoint: &EndpointKey) -> bool {
-        self.0.and_then(|(_, desired)| desired.frontend(key)).is_some_and(|frontend| !frontend.takes(&[*endpoint]))
+        self.of.and_then(|(_, desired)| desired.frontend(key)).is_some_and(|frontend| !frontend.takes(&[*endpoint]))
     }
 }

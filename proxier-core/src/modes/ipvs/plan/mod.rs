@@ -25,7 +25,7 @@ use crate::ports::{LocalRoute, RouteOwner};
 pub use order::plan;
 pub(super) use pass_plan::{PassPlan, build_plan};
 
-/// Plan of a pass: operations, stage by stage. A value: nothing happens before [`apply`](crate::modes::ipvs::apply::apply()).
+/// Plan of a pass: operations, stage by stage. A value: nothing happens before it is carried out.
 ///
 /// The order is make before break. Sets and rules come before the virtual servers that need them, so that no connection
 /// misses its masquerading. A virtual server has its real servers before its address is bound: until then packets to the
