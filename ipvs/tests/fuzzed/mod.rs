@@ -203,6 +203,9 @@ pub(crate) fn text(data: &[u8]) {
                 assert!(batch.is_empty(), "{batch}");
             }
         }
-        Err(error) => assert!(!error.to_string().is_empty()),
+        Err(error) => {
+            let line = text.split('\n').nth(error.line() - 1).unwrap_or_default();
+            assert!(error.column() <= line.chars().count() + 1 && !error.expected().is_empty(), "{error}");
+        }
     }
 }
