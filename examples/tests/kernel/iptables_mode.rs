@@ -6,17 +6,9 @@ use proxier_core::kernel::PacketCounters;
 use testkit::{Need, PROXY, kernel_test};
 
 use crate::program::world::{NODE_PORT, SERVICE, WEB, World};
-use crate::program::{Folder, Running, command, metrics, ok, tool, with_node_port};
+use crate::program::{Folder, Running, command, metrics, ok, set_up, tool, with_node_port};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::IptablesNft];
-
-/// Gives the node one address.
-fn set_up() {
-    tool("ip link set lo up");
-    tool("ip link add eth9 type veth peer name eth8");
-    tool("ip addr add 192.0.2.1/24 dev eth9");
-    tool("ip link set eth9 up");
-}
 
 fn web(endpoints: &[&str]) -> String {
     with_node_port("web", "10.96.0.10", 30080, endpoints)

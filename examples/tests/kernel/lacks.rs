@@ -14,7 +14,7 @@ use testkit::modules::{Forbidden, is_loaded, unload};
 use testkit::{Need, PROXY, Sample, kernel_test};
 
 use crate::live;
-use crate::program::{self, Folder, Running, command, demo, ipvsadm, ok, text, tool};
+use crate::program::{self, Folder, Running, command, demo, ipvsadm, ok, set_up, text, tool};
 
 /// A Service of both families with UDP, source ranges and an external IP: every rule and every call there is.
 const OBJECTS: &str = "apiVersion: v1
@@ -111,13 +111,6 @@ fn is_served(variant: &str) {
     }
     let bound = tool("ip addr show kube-ipvs0");
     assert!(bound.contains("10.96.0.10/32") && bound.contains("fd00:96::10/128"), "{bound}");
-}
-
-/// Gives the node one address, on a device of a kind that the proxy does not need.
-fn set_up() {
-    tool("ip link add eth9 type veth peer name eth8");
-    tool("ip addr add 192.0.2.1/24 dev eth9");
-    tool("ip link set eth9 up");
 }
 
 /// Missing parts that are only wanted: serving works without them, they are logged once, and nothing fails.

@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 use testkit::{Need, PROXY, kernel_test};
 
-use crate::program::{Folder, Running, command, demo, ok, text, tool};
+use crate::program::{self, Folder, Running, command, demo, ok, text, tool};
 
 const OBJECTS: &str = "apiVersion: v1
 kind: Service
@@ -73,13 +73,10 @@ ports: [{name: http, port: 8080, protocol: TCP}]
 endpoints: [{addresses: [10.244.0.5]}, {addresses: [10.244.1.6]}]
 ";
 
-/// Sets up the addresses of the node, on no device that the proxy makes.
+/// Sets up the addresses of the node.
 fn set_up() {
-    tool("ip link set lo up");
-    tool("ip link add eth9 type veth peer name eth8");
-    tool("ip addr add 192.0.2.1/24 dev eth9");
+    program::set_up();
     tool("ip addr add 2001:db8:9::1/64 dev eth9 nodad");
-    tool("ip link set eth9 up");
 }
 
 /// Runs `render` for such a node, in a process without rights on the kernel.

@@ -85,10 +85,7 @@ fn ipvs_mode_mends_its_table_at_once() {
 }
 
 fn mends_at_once(mode: &str, table: &str, changes: &[&str]) {
-    tool("ip link set lo up");
-    tool("ip link add eth9 type veth peer name eth8");
-    tool("ip addr add 192.0.2.1/24 dev eth9");
-    tool("ip link set eth9 up");
+    program::set_up();
     let folder = Folder::new("tables-drift");
     for number in 10..30 {
         folder.put(&format!("web-{number}.yaml"), &web(number, "10.244.0.5"));
@@ -138,13 +135,8 @@ nftables: {{syncPeriod: 1h}}
 /// No transaction of another program reaches a table that belongs to the process: not even `nft flush ruleset` stops a Service or opens source
 /// ranges.
 fn keeps_its_table(mode: &str, table: &str) {
-    tool("ip link set lo up");
-    tool("ip link add eth9 type veth peer name eth8");
-    for address in ["192.0.2.1/24 dev eth9", "10.244.0.5/32 dev lo"] {
-        tool(&format!("ip addr add {address}"));
-    }
-    tool("ip link set eth9 up");
-    tool("ip link set eth8 up");
+    program::set_up();
+    tool("ip addr add 10.244.0.5/32 dev lo");
     for network in ["10.96.0.0/16", "203.0.113.0/24"] {
         tool(&format!("ip route add {network} dev eth9"));
     }

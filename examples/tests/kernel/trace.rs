@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use testkit::{Need, Netns, PROXY, kernel_test, veth_pair};
 
-use crate::program::{Folder, command, demo, ok, text, tool};
+use crate::program::{Folder, command, demo, ok, set_up, text, tool};
 
 const MANIFEST: &str = "apiVersion: v1
 kind: Service
@@ -46,11 +46,7 @@ impl World {
     }
 
     fn with(mode: &'static [&'static str], manifest: &str) -> Self {
-        tool("ip link set lo up");
-        tool("ip link add eth9 type veth peer name eth8");
-        tool("ip addr add 192.0.2.1/24 dev eth9");
-        tool("ip link set eth8 up");
-        tool("ip link set eth9 up");
+        set_up();
         // Programs of the node need a route to send anything at all.
         tool("ip route add 10.96.0.0/12 dev eth9");
         let (node, pod) = (Netns::current().unwrap(), Netns::new().unwrap());

@@ -85,12 +85,13 @@ pub(crate) fn ipvsadm() -> BTreeSet<String> {
     tool("ipvsadm -Sn").lines().map(str::to_owned).collect()
 }
 
-/// Gives the node one address.
+/// Gives the node one address, on a device of a kind that the proxy does not need.
 pub(crate) fn set_up() {
-    tool("ip link set lo up");
-    tool("ip link add eth9 type dummy");
+    tool("ip link add eth9 type veth peer name eth8");
     tool("ip addr add 192.0.2.1/24 dev eth9");
-    tool("ip link set eth9 up");
+    for device in ["lo", "eth8", "eth9"] {
+        tool(&format!("ip link set {device} up"));
+    }
 }
 
 /// Own objects in the kernel.
