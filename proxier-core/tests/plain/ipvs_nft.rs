@@ -166,13 +166,14 @@ fn rules_are_those_of_kube_proxy() {
     assert!(node.pass().is_done());
     let table = node.table(V4);
     let place = "ip daddr . meta l4proto . th dport";
+    let marks = "meta mark set meta mark | 0x00004000";
     assert_eq!(
         chain(&table, "services"),
         [
             "ip saddr 127.0.0.0/8 return".to_owned(),
             format!("{place} @load-balancer jump load-balancer"),
-            "ip saddr . meta l4proto . th dport @cluster-ip meta mark set meta mark | 0x00004000".to_owned(),
-            format!("{place} @external-ip meta mark set meta mark | 0x00004000"),
+            format!("ip saddr . meta l4proto . th dport @cluster-ip {marks}"),
+            format!("{place} @external-ip {marks}"),
             format!("{place} @external-ip fib saddr type != local goto keep-destination"),
             format!("{place} @external-ip fib daddr type local goto keep-destination"),
             format!("{place} @external-ip-local fib saddr type != local goto keep-destination"),
@@ -183,6 +184,25 @@ fn rules_are_those_of_kube_proxy() {
         ]
     );
     assert_eq!(chain(&table, "keep-destination"), ["fib daddr type local dnat to ip daddr"]);
+    assert_eq!(chain(&table, "load-balancer"), [format!("{place} @load-balancer-local return"), marks.to_owned()]);
+    let node_ports = ["tcp", "udp"].map(|protocol| {
+        let to = format!("{protocol} dport @node-port");
+        [format!("{to}-local-{protocol} return"), format!("{to}-{protocol} {marks}")]
+    });
+    let sctp = [format!("{place} @node-port-local-sctp-hash return"), format!("{place} @node-port-sctp-hash {marks}")];
+    assert_eq!(chain(&table, "node-port"), [node_ports.as_flattened(), &sctp].concat());
+    let masquerades = "meta mark set meta mark & 0xffffbfff masquerade fully-random";
+    assert_eq!(
+        chain(&table, "postrouting"),
+        [
+            format!("{place} . ip saddr @loop-back {masquerades}"),
+            format!("meta mark & 0x00004000 == 0x00004000 {masquerades}"),
+        ]
+    );
+    let rejections =
+        ["reject with tcp reset", "reject"].map(|reject| format!("ct state new {place} @no-endpoint {reject}"));
+    let jumps = ["jump ipvs-filter", "jump firewall"].map(str::to_owned);
+    assert_eq!(chain(&table, "input-filter"), [jumps, rejections].concat());
     assert_eq!(
         chain(&table, "source-ranges"),
         [
