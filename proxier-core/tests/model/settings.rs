@@ -41,6 +41,8 @@ pub(crate) enum Step {
     /// Another process starts with other settings, and comes to rest.
     Restart(Settings),
     CleanUp,
+    /// The host gets another address, or loses it.
+    Host(bool),
 }
 
 #[expect(clippy::struct_excessive_bools, reason = "each is one setting, and none excludes another")]
@@ -72,6 +74,7 @@ pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => Just(Step::Flush),
         6 => settings.prop_map(Step::Restart),
         1 => Just(Step::CleanUp),
+        1 => any::<bool>().prop_map(Step::Host),
     ];
     proptest::collection::vec(step, 1..30)
 }
@@ -93,6 +96,8 @@ pub(crate) struct Node {
     kernel: FakeKernel,
     proxier: Reconciler,
     settings: Settings,
+    /// Whether the host has another address.
+    has_more: bool,
     now: Duration,
     services: BTreeMap<ObjectKey, ServiceObject>,
     slices: BTreeMap<ObjectKey, EndpointSliceObject>,
@@ -114,6 +119,7 @@ impl Node {
             kernel,
             proxier,
             settings: Settings::default(),
+            has_more: false,
             now: Duration::ZERO,
             services: BTreeMap::new(),
             slices: BTreeMap::new(),
@@ -160,6 +166,11 @@ impl Node {
             Step::CleanUp => {
                 self.clean_up();
                 self.restart();
+            }
+            Step::Host(has_more) => {
+                self.has_more = *has_more;
+                more_addresses(&self.kernel, self.has_more);
+                self.proxier.host_changed(self.now);
             }
         }
         if self.kernel.has_crashed() {
@@ -255,6 +266,7 @@ impl Node {
         let mut fresh = Node { kernel: FakeKernel::new(), proxier: self.process(), ..Node::new() };
         (fresh.settings, fresh.now) = (self.settings, self.now);
         fresh.kernel.set_interface("eth0", &objects::host(1));
+        more_addresses(&fresh.kernel, self.has_more);
         fresh.kernel.ipvs().load(THEIRS).unwrap();
         // The fresh proxy must not take the mark of a virtual server that nothing recognises.
         for key in self.orphans.iter().filter(|key| key.addr().is_none()) {
@@ -280,6 +292,11 @@ impl Node {
         assert_eq!(theirs(&state), sorted(THEIRS.lines()));
         assert_eq!(ours(&state, &self.orphans), Ours::default());
     }
+}
+
+fn more_addresses(kernel: &FakeKernel, has_more: bool) {
+    let address: IpAddr = [192, 0, 2, 20].into();
+    kernel.set_interface("eth1", if has_more { std::slice::from_ref(&address) } else { &[] });
 }
 
 fn is_theirs(key: &VirtualServerKey) -> bool {

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use ipvs::{Scheduler, VirtualServer, VirtualServerKey};
-use proptest::prelude::*;
 use proxier_core::config::{Config, LocalTraffic, RulesBy};
 use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
 use proxier_core::modes::cleanup::cleanup;
@@ -252,23 +251,6 @@ fn what_others_change_is_repaired_and_told() {
     let says = |what: &str| told.iter().any(|of| of.contains(what) && of.ends_with("(demo/web-1:p)"));
     assert!(report.is_done() && says(&format!("{mark} -> {HERE} weight 1")), "{told:#?}");
     is_served(&kernel, "repaired");
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 30, failure_persistence: None, ..ProptestConfig::default() })]
-
-    #[test]
-    fn whatever_happens_the_kernel_comes_to_what_is_wanted(
-        steps in proptest::collection::vec(any::<(u8, u8, u8)>(), 1..12)
-    ) {
-        let specs = [
-            cluster(),
-            json!({}),
-            json!({"externalTrafficPolicy": "Cluster", "sessionAffinity": "ClientIP"}),
-            json!({"externalTrafficPolicy": "Cluster", "externalIPs": ["192.0.2.10"]}),
-        ];
-        marks::comes_to_what_is_wanted(process, &specs, &steps);
-    }
 }
 
 /// A node port that is not shared is no failure; the reason is reported.

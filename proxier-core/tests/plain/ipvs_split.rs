@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use proptest::prelude::*;
 use proxier_core::config::{Config, LocalTraffic, RulesBy};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::cleanup::cleanup;
@@ -274,23 +273,6 @@ fn connections_end_before_their_virtual_server_does() {
     }
     let all = servers(&kernel);
     assert!(all.keys().all(|key| key.starts_with("-t ")) && marks(&kernel).is_empty(), "{all:#?}");
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 30, failure_persistence: None, ..ProptestConfig::default() })]
-
-    #[test]
-    fn whatever_happens_the_kernel_comes_to_what_is_wanted(
-        steps in proptest::collection::vec(any::<(u8, u8, u8)>(), 1..12)
-    ) {
-        let specs = [
-            json!({}),
-            json!({"externalTrafficPolicy": "Cluster"}),
-            json!({"sessionAffinity": "ClientIP"}),
-            json!({"loadBalancerSourceRanges": ["192.0.2.0/24"]}),
-        ];
-        marks::comes_to_what_is_wanted(process, &specs, &steps);
-    }
 }
 
 #[test]

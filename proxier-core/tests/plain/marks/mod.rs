@@ -1,7 +1,6 @@
 //! A node of IPVS mode with a table of nf_tables, on a kernel in memory, and its firewall marks.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use ipvs::{RealServer, Scheduler, VirtualServer, VirtualServerKey};
 use proxier_core::config::Config;
@@ -119,73 +118,6 @@ pub(crate) fn flush_ruleset(kernel: &FakeKernel) {
 
 /// Starts a process in this way, with the setting that needs marks or without.
 pub(crate) type Process = fn(&FakeKernel, bool) -> Node;
-
-/// The kernel comes to the state of a new process, after any changes in any order, with processes that die in between. Services have one of these
-/// fields more.
-pub(crate) fn comes_to_what_is_wanted(process: Process, specs: &[Value; 4], steps: &[(u8, u8, u8)]) {
-    let here = kernel();
-    make_foreign(&here, 7);
-    let mut services: BTreeMap<u16, (Value, &[&str])> = BTreeMap::new();
-    let mut node = process(&here, true).started();
-    let serving = |kernel: &FakeKernel, is_on: bool, services: &BTreeMap<u16, (Value, &[&str])>| {
-        let mut node = process(kernel, is_on);
-        for (number, (spec, nodes)) in services {
-            node.publish(*number, spec, nodes);
-        }
-        node.started()
-    };
-    for (kind, number, which) in steps {
-        let number = u16::from(number % 4) + 1;
-        match kind % 9 {
-            0..4 => {
-                let nodes: [&[&str]; 4] = [&["node-a", "node-b"], &["node-b"], &["node-a"], &[]];
-                let of = (specs[usize::from(which % 4)].clone(), nodes[usize::from(which / 4 % 4)]);
-                node.publish(number, &of.0, of.1);
-                services.insert(number, of);
-            }
-            4 => {
-                node.no_service(&format!("web-{number}"));
-                services.remove(&number);
-            }
-            5 => drop(node.pass()),
-            6 => {
-                node.pass();
-                node.now += Duration::from_secs(31);
-            }
-            7 => {
-                let extra = if which % 2 == 0 { vec!["192.0.2.20".parse().unwrap()] } else { vec![] };
-                here.set_interface("eth1", &extra);
-                node.proxier.host_changed(node.now);
-            }
-            _ => {
-                here.crash_after(u64::from(*which));
-                node.pass();
-                node = serving(&here, which % 2 == 0, &services);
-            }
-        }
-    }
-    let settled = |kernel: &FakeKernel| {
-        kernel.set_interface("eth1", &[]);
-        let mut node = serving(kernel, true, &services);
-        for _ in 0..4 {
-            let report = node.full();
-            assert!(report.is_done(), "{report:#?}");
-            while node.proxier.drains().is_some_and(|drains| !drains.is_empty()) {
-                assert!(node.pass().is_done());
-            }
-            node.now += Duration::from_secs(31);
-        }
-        assert_eq!(node.full().writes(), 0);
-        let state = kernel.state();
-        let devices: BTreeMap<String, BTreeSet<_>> =
-            state.devices.into_iter().map(|(name, all)| (name, all.into_iter().collect())).collect();
-        let places = ["local-split", "node-port-mark"].map(|name| elements(kernel, name));
-        (servers(kernel), marks(kernel), places, state.tables, devices)
-    };
-    let fresh = kernel();
-    make_foreign(&fresh, 7);
-    assert_eq!(settled(&here), settled(&fresh));
-}
 
 /// Lists that are suddenly empty are doubted: virtual servers stay, and so do marks and their places, this many.
 pub(crate) fn what_is_held_back_stays_whole(process: Process, config: &Config, spec: &Value, places: (&str, usize)) {
