@@ -2,243 +2,15 @@
 //! `examples/README.md` describes it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::io::Read as _;
 use std::io::{BufRead as _, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::{Value, json};
 use testkit::apiserver::{ApiServer, Request};
-use testkit::{Need, PROXY, Sample, kernel_test, oracle};
+use testkit::{Need, PROXY, kernel_test};
 
 use crate::program::world::{NODE_PORT, SERVICE, World};
-use crate::program::{Folder, Running, changed, command, demo, ipvsadm, ok, pair, set_up, text, tool};
-
-/// Scenarios of proxier-core by name: Kubernetes objects, and the kernel's state before.
-fn scenarios() -> Vec<(String, Value)> {
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../proxier-core/tests");
-    let mut scenarios = written_by_hand(&tests.join("scenarios"));
-    scenarios.extend(corpus(&tests.join("oracle/corpus.jsonl.gz")));
-    scenarios
-}
-
-fn written_by_hand(folder: &Path) -> Vec<(String, Value)> {
-    let list = |folder: &Path| -> Vec<PathBuf> {
-        let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-        paths.sort();
-        paths
-    };
-    let groups = list(folder).into_iter().filter(|path| path.is_dir() && !path.ends_with("runner"));
-    let files: Vec<PathBuf> = groups.flat_map(|group| list(&group)).collect();
-    assert!(files.len() > 200, "{}", files.len());
-    let read = |path: PathBuf| {
-        let value = serde_saphyr::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
-        let name = path.strip_prefix(folder).unwrap().display().to_string();
-        (name, value)
-    };
-    files.into_iter().map(read).collect()
-}
-
-/// Scenarios of the corpus; `oracle/README.md` there describes its lines.
-fn corpus(file: &Path) -> Vec<(String, Value)> {
-    let mut text = String::new();
-    flate2::read::GzDecoder::new(fs::File::open(file).unwrap()).read_to_string(&mut text).unwrap();
-    let as_scenario = |line: &str| {
-        let line: Value = serde_json::from_str(line).unwrap();
-        let field = |name: &str| &line["config"][name];
-        let config = json!({
-            "clusterCIDR": field("clusterCIDR").as_str().unwrap_or_default(),
-            "nodePortAddresses": field("nodePortAddresses").as_array().cloned().unwrap_or_default(),
-            "ipvs": {"scheduler": field("scheduler").as_str().unwrap_or_default()},
-            "iptables": {"masqueradeAll": field("masqueradeAll").as_bool().unwrap_or_default()},
-        });
-        let of_kind = |kind: &str, version: &str, list: &str| -> Vec<Value> {
-            let mut objects = line[list].as_array().unwrap().clone();
-            for object in &mut objects {
-                object["kind"] = kind.into();
-                object["apiVersion"] = version.into();
-            }
-            objects
-        };
-        let mut objects = of_kind("Service", "v1", "services");
-        objects.extend(of_kind("EndpointSlice", "discovery.k8s.io/v1", "endpointSlices"));
-        let node = &line["node"];
-        let scenario = json!({
-            "config": config,
-            "node": {
-                "name": node["name"], "zone": node["labels"]["topology.kubernetes.io/zone"],
-                "addresses": node["nodeIP"].as_object().unwrap().values().collect::<Vec<_>>(),
-                "interfaces": node["interfaces"],
-            },
-            "objects": objects,
-        });
-        (format!("corpus/{}", line["id"].as_str().unwrap()), scenario)
-    };
-    let scenarios: Vec<_> = text.lines().map(as_scenario).collect();
-    assert!(scenarios.len() > 400, "{}", scenarios.len());
-    scenarios
-}
-
-/// The scenarios' usual node, with this scenario's changes.
-fn make_node(scenario: &Value, folder: &Folder) {
-    let usual = json!({
-        "name": "node-a", "zone": "zone-a", "addresses": ["192.168.0.10", "2001:db8:1::10"], "podCIDRs": [],
-        "interfaces": {"eth0": ["192.168.0.10", "2001:db8:1::10"]},
-    });
-    let field = |name: &str| scenario["node"].get(name).unwrap_or(&usual[name]).clone();
-    let mut batch = vec!["link set lo up".to_owned()];
-    for (device, addresses) in field("interfaces").as_object().unwrap() {
-        if device != "lo" {
-            batch.push(format!("link add {device} type dummy"));
-        }
-        for address in addresses.as_array().unwrap().iter().map(|address| address.as_str().unwrap()) {
-            if !matches!(address, "127.0.0.1" | "::1") {
-                let (length, nodad) = if address.contains(':') { (128, " nodad") } else { (32, "") };
-                batch.push(format!("address replace {address}/{length} dev {device}{nodad}"));
-            }
-        }
-    }
-    for line in scenario["kernel"]["addresses"].as_str().unwrap_or_default().lines() {
-        let (what, address) = line.split_once(' ').unwrap();
-        assert_eq!(what, "add", "before the start nothing is there to be deleted");
-        if !batch.iter().any(|line| line.starts_with("link add kube-ipvs0")) {
-            batch.push("link add kube-ipvs0 type dummy".to_owned());
-        }
-        let (length, nodad) = if address.contains(':') { (128, " nodad") } else { (32, "") };
-        batch.push(format!("address add {address}/{length} dev kube-ipvs0{nodad}"));
-    }
-    oracle::run("ip", &["-batch", "-"], Some(&batch.join("\n"))).unwrap();
-    for (part, program, arguments) in [
-        ("ipvsadm", "ipvsadm", &["-R"][..]),
-        ("ipset", "ipset", &["restore"]),
-        ("iptables", "iptables-nft-restore", &["--noflush"]),
-        ("ip6tables", "ip6tables-nft-restore", &["--noflush"]),
-    ] {
-        if let Some(text) = scenario["kernel"][part].as_str() {
-            oracle::run(program, arguments, Some(text)).unwrap();
-        }
-    }
-    let addresses = field("addresses");
-    let addresses: Vec<Value> =
-        addresses.as_array().unwrap().iter().map(|address| json!({"type": "InternalIP", "address": address})).collect();
-    let mut labels = json!({});
-    if let Some(zone) = field("zone").as_str() {
-        labels["topology.kubernetes.io/zone"] = zone.into();
-    }
-    let node = json!({
-        "apiVersion": "v1", "kind": "Node",
-        "metadata": {"name": field("name"), "labels": labels},
-        "spec": {"podCIDRs": field("podCIDRs")},
-        "status": {"addresses": addresses},
-    });
-    folder.put("node.json", &node.to_string());
-}
-
-/// The objects after all steps.
-fn objects(scenario: &Value) -> BTreeMap<String, Value> {
-    let mut objects = BTreeMap::new();
-    let key = |object: &Value| {
-        let metadata = &object["metadata"];
-        let name = |field: &str| metadata[field].as_str().unwrap_or_default();
-        format!("{} {}/{}", object["kind"].as_str().unwrap(), name("namespace"), name("name"))
-    };
-    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
-    objects.extend(list(&scenario["objects"]).into_iter().map(|object| (key(&object), object)));
-    for step in list(&scenario["steps"]) {
-        objects.extend(list(&step["apply"]).into_iter().map(|object| (key(&object), object)));
-        for gone in list(&step["delete"]) {
-            objects.remove(gone.as_str().unwrap());
-        }
-    }
-    objects
-}
-
-/// Scenarios with a configuration that the program rejects; the reconciler alone would leave out the bad fields.
-const REFUSED: [&str; 2] = ["bad-input/configuration.yaml", "bad-input/node-port-addresses-all-unreadable.yaml"];
-
-/// Steps that a scenario leaves to do after its objects were served; must be none.
-fn left_to_do(scenario: &Value, name: &str) -> Option<String> {
-    let folder = Folder::new("scenario");
-    make_node(scenario, &folder);
-    let mut config = scenario["config"].clone();
-    if !config.is_object() {
-        config = json!({});
-    }
-    for (field, value) in
-        [("apiVersion", "kubeproxy.config.k8s.io/v1alpha1"), ("kind", "KubeProxyConfiguration"), ("mode", "ipvs")]
-    {
-        config[field] = value.into();
-    }
-    let configuration = Folder::new("scenario-config");
-    let configuration = configuration.put("config.conf", &config.to_string());
-    let node = scenario["node"]["name"].as_str().unwrap_or("node-a");
-    let run = |words: &[&str]| -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_proxier-demo"));
-        command.args(words).arg("--config").arg(&configuration).arg("--manifests").arg(&folder.0);
-        command.args(["--hostname-override", node, "--ipvs-rules", "iptables"]).output().unwrap()
-    };
-    // The state before the steps comes first, then the one after them: differences have to be removed again.
-    let first = json!({"objects": scenario["objects"]});
-    for (number, objects) in [objects(&first), objects(scenario)].into_iter().enumerate() {
-        if number == 1 && scenario["steps"].as_array().is_none_or(Vec::is_empty) {
-            break;
-        }
-        let items: Vec<&Value> = objects.values().collect();
-        folder.put("objects.json", &json!({"kind": "List", "apiVersion": "v1", "items": items}).to_string());
-        let before = (ipvsadm(), tool("ipset save"), tool("ip -o addr"));
-        let plan = run(&["plan"]);
-        let after = (ipvsadm(), tool("ipset save"), tool("ip -o addr"));
-        assert_eq!(before, after, "{name}: a plan writes nothing");
-        // The exit code is 2 if fields are left out.
-        if !matches!(plan.status.code(), Some(0 | 2)) {
-            return Some(format!("{name}: plan: {}: {}", plan.status, text(&plan.stderr)));
-        }
-        let once = run(&["run", "--once"]);
-        if !matches!(once.status.code(), Some(0 | 2)) {
-            return Some(format!("{name}: run --once: {}: {}", once.status, text(&once.stderr)));
-        }
-        if REFUSED.contains(&name) {
-            let refused = once.status.code() == Some(2) && changed().is_empty();
-            return (!refused).then(|| format!("{name}: not refused: {}", text(&once.stderr)));
-        }
-        let again = run(&["plan"]);
-        let left = text(&again.stdout);
-        if !left.starts_with("nothing to do: the kernel is as it has to be\n") {
-            return Some(format!("{name}, state {number}: {left}{}", text(&again.stderr)));
-        }
-    }
-    None
-}
-
-/// `plan`, `run --once`, `plan`: the last one is empty. Runs one scenario in a hundred, depending on the seed; all with
-/// `PROXIER_SCENARIOS=all`, or those whose name contains the words given there.
-#[test]
-fn what_was_planned_and_done_is_not_planned_again() {
-    let asked = std::env::var("PROXIER_SCENARIOS").ok();
-    let is_asked = |number: usize, name: &str| match asked.as_deref() {
-        None | Some("all") => Sample::asked_for().takes(number, 100),
-        Some(words) => name.contains(words),
-    };
-    let needs = [PROXY, &[Need::Scheduler("sh"), Need::Scheduler("mh"), Need::Scheduler("lc"), Need::Scheduler("wlc")]]
-        .concat();
-    let mut failures = Vec::new();
-    let mut tried = 0;
-    for (number, (name, scenario)) in scenarios().into_iter().enumerate() {
-        // Settings outside the configuration cannot be set here.
-        let beyond = scenario.get("options").is_some()
-            || scenario["node"]["interfaces"]
-                .as_object()
-                .is_some_and(|interfaces| interfaces.contains_key("kube-ipvs0"));
-        if beyond || !is_asked(number, &name) {
-            continue;
-        }
-        tried += 1;
-        kernel_test(&needs, || failures.extend(left_to_do(&scenario, &name)));
-    }
-    assert!(tried > 0, "no such scenario");
-    assert!(failures.is_empty(), "{} of {tried}:\n{}", failures.len(), failures.join("\n"));
-}
+use crate::program::{Folder, Running, changed, command, demo, ok, pair, set_up, text, tool};
 
 /// Keys as paths: `virtualServers[].realServers[].weight`.
 fn paths(value: &Value, path: &str, found: &mut BTreeSet<String>) {
@@ -473,6 +245,7 @@ fn tables_fit_a_terminal_and_json_is_as_documented() {
     kernel_test(PROXY, || {
         set_up();
         tool("ipvsadm -A -t 198.51.100.1:443 -s rr -p 300");
+        let before = changed();
         let folder = Folder::new("outputs");
         folder.put("all.json", &manifest());
         folder.put("typed.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: typed}\nspec: {ports: 7}\n");
@@ -493,6 +266,7 @@ fn tables_fit_a_terminal_and_json_is_as_documented() {
         };
         fits("plan", &said(&run(&["plan"])));
         let plans = [parsed(&run(&["plan", "-o", "json"]))];
+        assert_eq!(changed(), before, "a plan writes nothing");
         said(&run(&["run", "--once"]));
         let shown = said(&run(&["show"]));
         fits("show", &shown);
@@ -598,14 +372,7 @@ fn beside(mode: &str) {
 #[test]
 fn a_plan_and_a_run_read_for_the_mode_that_serves() {
     kernel_test(&[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft], || {
-        for line in [
-            "link set lo up",
-            "link add eth9 type veth peer name eth8",
-            "addr add 192.0.2.1/24 dev eth9",
-            "link set eth9 up",
-        ] {
-            tool(&format!("ip {line}"));
-        }
+        set_up();
         let server = ApiServer::start();
         server.put(&json!({
             "kind": "Node", "apiVersion": "v1", "metadata": {"name": "n1"},
