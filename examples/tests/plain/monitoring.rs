@@ -27,7 +27,7 @@ fn deploy(path: &str) -> PathBuf {
 /// The names of all series that the program serves.
 fn served() -> BTreeSet<String> {
     let mut metrics = Metrics::default();
-    metrics.sync_duration.observe(Duration::from_secs(1));
+    metrics.took.sync.observe(Duration::from_secs(1));
     metrics.mode = Some((RequestedMode::Auto, Kind::Ipvs));
     let page = metrics.render();
     let samples = page.lines().filter(|line| !line.starts_with('#'));

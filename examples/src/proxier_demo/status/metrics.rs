@@ -48,19 +48,13 @@ pub(crate) const USERSPACE_CONNECTIONS: &str = "userspace_connections_total";
 /// Values of all metrics. Each part of the program writes those it knows; [`render`](Metrics::render) prints them.
 ///
 /// Times are seconds since 1970.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Metrics {
     /// The families that are served.
     pub families: Families,
-    /// Duration of passes.
-    pub sync_duration: Histogram,
-    /// Duration of passes that compared everything.
-    pub sync_full_duration: Histogram,
-    /// Duration of passes that compared only changes.
-    pub sync_partial_duration: Histogram,
-    /// Time from the cause of a change of endpoints, as the EndpointSlice has it, until the kernel has it.
-    pub network_programming: ByFamily<Histogram>,
+    /// Histograms of durations.
+    pub took: Durations,
     /// Time when the last pass succeeded.
     pub sync_last_timestamp: f64,
     /// Time when a pass was last requested.
@@ -91,8 +85,6 @@ pub struct Metrics {
     pub healthz: [u64; 2],
     /// Answers of /livez: 200, 503.
     pub livez: [u64; 2],
-    /// Time to find and delete entries of connection tracking.
-    pub conntrack_sync: ByFamily<Histogram>,
     /// Entries of connection tracking that were deleted.
     pub conntrack_deleted: Flows,
     /// Passes that failed. Not in kube-proxy.
@@ -140,52 +132,31 @@ pub struct Metrics {
     pub of_other_nodes: u64,
 }
 
-impl Default for Metrics {
+/// Durations, as histograms.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Durations {
+    /// Duration of passes.
+    pub sync: Histogram,
+    /// Duration of passes that compared everything.
+    pub sync_full: Histogram,
+    /// Duration of passes that compared only changes.
+    pub sync_partial: Histogram,
+    /// Time from the cause of a change of endpoints, as the EndpointSlice has it, until the kernel has it.
+    pub network_programming: ByFamily<Histogram>,
+    /// Time to find and delete entries of connection tracking.
+    pub conntrack_sync: ByFamily<Histogram>,
+}
+
+impl Default for Durations {
     fn default() -> Self {
-        Metrics {
-            families: Families::Dual,
-            sync_duration: Histogram::new(&SYNC_SECONDS),
-            sync_full_duration: Histogram::new(&SYNC_SECONDS),
-            sync_partial_duration: Histogram::new(&SYNC_SECONDS),
+        let sync = Histogram::new(&SYNC_SECONDS);
+        Durations {
+            sync: sync.clone(),
+            sync_full: sync.clone(),
+            sync_partial: sync,
             network_programming: histograms(&PROGRAMMING_SECONDS),
-            sync_last_timestamp: 0.0,
-            sync_last_queued_timestamp: 0.0,
-            endpoint_changes_pending: 0,
-            endpoint_changes: 0,
-            service_changes_pending: 0,
-            service_changes: 0,
-            iptables_restore_failures: ByFamily::default(),
-            iptables_partial_restore_failures: ByFamily::default(),
-            iptables_rules: Vec::new(),
-            iptables_packets: BTreeMap::new(),
-            fast_path: None,
-            nftables_sync_failures: ByFamily::default(),
-            no_local_endpoints: [ByFamily::default(); 2],
-            healthz: [0; 2],
-            livez: [0; 2],
             conntrack_sync: histograms(&SYNC_SECONDS),
-            conntrack_deleted: Flows::default(),
-            sync_failures: 0,
-            rejected: 0,
-            unreadable: 0,
-            api_failures: 0,
-            requests: Requests::default(),
-            frontends: ByFamily::default(),
-            endpoints: ByFamily::default(),
-            begun: Vec::new(),
-            virtual_servers: 0,
-            real_servers: 0,
-            foreign_virtual_servers: 0,
-            held_back: 0,
-            refused_objects: 0,
-            draining: 0,
-            mode: None,
-            unmet: 0,
-            split: 0,
-            shared: 0,
-            unmarked: 0,
-            leftovers: 0,
-            of_other_nodes: 0,
         }
     }
 }
@@ -218,19 +189,19 @@ impl Metrics {
 
     fn passes(&self, p: &mut Page) {
         let passes = [
-            ("sync_proxy_rules_duration_seconds", "Passes over the rules", &self.sync_duration),
-            ("sync_full_proxy_rules_duration_seconds", "Passes that compared everything", &self.sync_full_duration),
+            ("sync_proxy_rules_duration_seconds", "Passes over the rules", &self.took.sync),
+            ("sync_full_proxy_rules_duration_seconds", "Passes that compared everything", &self.took.sync_full),
             (
                 "sync_partial_proxy_rules_duration_seconds",
                 "Passes that compared what had changed",
-                &self.sync_partial_duration,
+                &self.took.sync_partial,
             ),
         ];
         for (name, help, histogram) in passes {
             p.histograms(name, help, self.each(|_| histogram));
         }
         let caused = "From the cause of a change of endpoints to the kernel";
-        let programming = &self.network_programming;
+        let programming = &self.took.network_programming;
         p.histograms("network_programming_duration_seconds", caused, self.each(|family| programming.of(family)));
         let (last, queued) = (self.sync_last_timestamp, self.sync_last_queued_timestamp);
         let succeeded = "When the last pass succeeded";
@@ -315,7 +286,7 @@ impl Metrics {
         };
         p.family("proxy_healthz_total", "counter", "Answers of /healthz", codes(self.healthz));
         p.family("proxy_livez_total", "counter", "Answers of /livez", codes(self.livez));
-        let took = self.each(|family| self.conntrack_sync.of(family));
+        let took = self.each(|family| self.took.conntrack_sync.of(family));
         let help = "Time to find and delete entries of connection tracking";
         p.histograms("conntrack_reconciler_sync_duration_seconds", help, took);
         let deleted = self.each(|family| *self.conntrack_deleted.of(family));
@@ -537,8 +508,8 @@ mod tests {
     #[test]
     fn each_served_family_has_its_row() {
         let mut metrics = Metrics { families: Families::V6, ..Metrics::default() };
-        metrics.sync_duration.observe(Duration::from_millis(4));
-        metrics.network_programming.v6.observe(Duration::from_secs(2));
+        metrics.took.sync.observe(Duration::from_millis(4));
+        metrics.took.network_programming.v6.observe(Duration::from_secs(2));
         metrics.no_local_endpoints = [ByFamily { v4: 0, v6: 1 }, ByFamily { v4: 0, v6: 2 }];
         metrics.healthz = [7, 1];
         let text = metrics.render();

@@ -322,14 +322,13 @@ impl Worker {
         let unmarked = engine.proxier().unmarked().count();
         let lacks = self.lacks.len();
         self.health.metrics(|metrics: &mut Metrics| {
-            metrics.sync_duration.observe(took);
-            if report.full { &mut metrics.sync_full_duration } else { &mut metrics.sync_partial_duration }
-                .observe(took);
+            metrics.took.sync.observe(took);
+            if report.full { &mut metrics.took.sync_full } else { &mut metrics.took.sync_partial }.observe(took);
             for (family, duration) in programmed {
-                metrics.network_programming.of_mut(family).observe(duration);
+                metrics.took.network_programming.of_mut(family).observe(duration);
             }
             for (family, duration) in took_for_flows {
-                metrics.conntrack_sync.of_mut(family).observe(duration);
+                metrics.took.conntrack_sync.of_mut(family).observe(duration);
             }
             // The pass has taken them; retries are not counted again.
             (metrics.service_changes_pending, metrics.endpoint_changes_pending) = (0, 0);

@@ -112,8 +112,8 @@ fn passes_for_changes_do_not_hide_that_full_ones_fail() {
     play.service("web", "10.96.0.10");
     play.send(Change::Synced);
     play.until("it is found out", |play| !play.is_healthy());
-    let full = |play: &Play| play.metric(|metrics| metrics.sync_full_duration.count());
-    let partial = |play: &Play| play.metric(|metrics| metrics.sync_partial_duration.count());
+    let full = |play: &Play| play.metric(|metrics| metrics.took.sync_full.count());
+    let partial = |play: &Play| play.metric(|metrics| metrics.took.sync_partial.count());
     let (full_before, partial_before) = (full(&play), partial(&play));
     let mut sent = Instant::now();
     play.until("many passes of both kinds", |play| {
@@ -193,7 +193,7 @@ fn what_is_open_in_the_other_family_is_told() {
         play.send(Change::UpsertService(Box::new(serde_json::from_value(object).unwrap())));
     }
     play.send(Change::Synced);
-    play.until("several full passes", |play| play.metric(|metrics| metrics.sync_full_duration.count()) > 3);
+    play.until("several full passes", |play| play.metric(|metrics| metrics.took.sync_full.count()) > 3);
     play.until("two Events", |_| server.events().len() >= 2);
     let mut told: Vec<(String, String)> = server
         .events()
@@ -252,7 +252,7 @@ fn waiting_for_lists_is_healthy() {
     play.send(Change::Synced);
     play.until("the first pass", |play| {
         assert!(play.is_healthy());
-        play.metric(|metrics| metrics.sync_full_duration.count()) > 0
+        play.metric(|metrics| metrics.took.sync_full.count()) > 0
     });
 }
 
@@ -292,12 +292,12 @@ fn the_time_from_the_cause_is_measured() {
         let time = Timestamp::try_from(SystemTime::now() - Duration::from_secs(ago)).unwrap();
         json!({ "endpoints.kubernetes.io/last-change-trigger-time": time.to_string() })
     };
-    let count = |play: &Play| play.metric(|metrics| metrics.network_programming.v4.count());
+    let count = |play: &Play| play.metric(|metrics| metrics.took.network_programming.v4.count());
     play.service("web", "10.96.0.10");
     // A cause from before the start, which was a hundred seconds ago here.
     play.slice("web", "10.244.0.1", &caused(200));
     play.send(Change::Synced);
-    play.until("the first pass", |play| play.metric(|metrics| metrics.sync_full_duration.count()) > 0);
+    play.until("the first pass", |play| play.metric(|metrics| metrics.took.sync_full.count()) > 0);
     assert_eq!(count(&play), 0);
     let kernel = &play.kernel;
     // Changes of a failed pass are measured when the kernel has them, with the whole time.
@@ -313,8 +313,8 @@ fn the_time_from_the_cause_is_measured() {
     // The same once more, and a Service: the endpoints have not changed.
     play.slice("web", "10.244.0.2", &caused(40));
     play.service("other", "10.96.0.12");
-    let full = play.metric(|metrics| metrics.sync_full_duration.count());
-    play.until("full passes", |play| play.metric(|metrics| metrics.sync_full_duration.count()) > full + 1);
+    let full = play.metric(|metrics| metrics.took.sync_full.count());
+    play.until("full passes", |play| play.metric(|metrics| metrics.took.sync_full.count()) > full + 1);
     assert_eq!(count(&play), 1);
     let page = play.metric(Metrics::render);
     let sum = page
