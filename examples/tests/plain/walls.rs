@@ -1,4 +1,4 @@
-//! Rules about which part of `proxier-demo` may name which, read from the source. There are no exceptions.
+//! Rules about which part of `proxier-demo` may name which, read from the source. There are no exceptions. And paths that guides name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -186,4 +186,22 @@ fn files_do_not_name_each_other_in_a_circle() {
         format!("{} names {}", from.join("/"), to.iter().map(|to| to.join("/")).collect::<Vec<_>>().join(", "))
     };
     assert!(left.is_empty(), "circles: {:#?}", left.iter().map(names).collect::<Vec<_>>());
+}
+
+/// Paths from the repository's root, in backticks; those that begin otherwise are from elsewhere. What is built is not there yet.
+#[test]
+fn the_paths_that_guides_name_are_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut found = 0;
+    for guide in ["ARCHITECTURE.md", "CONTRIBUTING.md"] {
+        let text = fs::read_to_string(root.join(guide)).unwrap();
+        for path in text.split('`').skip(1).step_by(2).filter(|word| !word.contains([' ', '*', '\n'])) {
+            let Some((first, _)) = path.split_once('/') else { continue };
+            if first != "target" && !first.is_empty() && root.join(first).is_dir() {
+                assert!(root.join(path).exists(), "{guide}: {path}");
+                found += 1;
+            }
+        }
+    }
+    assert!(found > 30, "{found}");
 }
