@@ -44,9 +44,8 @@ use crate::service::{Changes, Compiled, Desired, Frontend, NodeFacts};
 use crate::snapshot::{Abilities, HostAddresses};
 use crate::time::Moment;
 
-/// Part of the kernel that serves Services.
+/// Part of the kernel that serves Services. Exhaustive: the compiler names all who have to say what a new mode does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-#[non_exhaustive]
 pub enum Kind {
     /// Virtual servers of IPVS. Default.
     #[default]

@@ -320,7 +320,7 @@ impl Desired {
     /// let said: Vec<String> = desired.rejected().map(|(service, rejected)| format!("{service}: {rejected}")).collect();
     /// assert_eq!(said, ["demo/web: TCP 192.0.2.10:10250: the kubelet answers there; not served unless allowed"]);
     /// // Its cluster IP is served, and refuses: the only endpoint is on another node.
-    /// assert_eq!(desired.compiled(&ObjectKey::new("demo", "web")).ok_or("gone")?.frontends.len(), 1);
+    /// assert_eq!(desired.compiled(&ObjectKey::new("demo", "web")).ok_or("gone")?.frontends().len(), 1);
     /// let (_, missing) = desired.no_local_endpoints().next().ok_or("none")?;
     /// assert_eq!((missing.internal.v4, missing.external.v4), (1, 0));
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -151,7 +151,7 @@ fn try_mode(mode: Kind, configured: &Configured, kernel: &mut KernelPorts) -> Mo
                 Err(error) => vec![Requirement::from_outcome("sockets and routes".to_owned(), Err(error.to_string()))],
             },
         ),
-        _ => match needs::check(settings, kernel) {
+        Kind::Ipvs => match needs::check(settings, kernel) {
             Ok(report) => {
                 let is_met = match report.verdict.answer {
                     Answer::Yes => Some(true),

@@ -148,7 +148,7 @@ pub async fn probe(configured: &Configured, output: Output) -> ExitCode {
             Kind::Userspace => {
                 probe_userspace(settings, &mut kernel).map_err(|error| Problem::new("", error.to_string()))?
             }
-            _ => probe_ipvs(configured, &mut kernel).await?,
+            Kind::Ipvs => probe_ipvs(configured, &mut kernel).await?,
         };
         let modes = Modes::try_all(configured, &mut kernel);
         Ok((found, modes, leftovers(&mut kernel.ports())))

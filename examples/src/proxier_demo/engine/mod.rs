@@ -118,8 +118,8 @@ impl Engine {
         let (families, mut notes) = match settings.mode {
             _ if needs_programs => needs::rule_families(&mut kernel, settings.core.families)?,
             Kind::Userspace => userspace::families(settings, &mut kernel)?,
-            _ if is_ipvs => needs::ipvs_table_families(settings, &mut kernel)?,
-            _ => needs::nftables_families(settings, &mut kernel)?,
+            Kind::Ipvs => needs::ipvs_table_families(settings, &mut kernel)?,
+            Kind::Nftables | Kind::Iptables => needs::nftables_families(settings, &mut kernel)?,
         };
         if is_ipvs {
             notes.extend(ipvs::dropping_input(&settings.core, &mut kernel.ports()));

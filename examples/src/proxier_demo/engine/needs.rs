@@ -143,7 +143,7 @@ pub(crate) fn require(settings: &Settings, kernel: &mut KernelPorts) -> Result<(
         // Opening the engine tries what they need, and says the same; a trial of a table costs the kernel a grace period.
         Kind::Nftables | Kind::Userspace => return Ok(()),
         Kind::Iptables => return require_iptables(settings, kernel),
-        _ => {}
+        Kind::Ipvs => {}
     }
     let Err(error) = kernel.ports().ipvs.timeouts() else { return Ok(()) };
     if error.kind() == PortErrorKind::Permission {
