@@ -1,4 +1,4 @@
-//! What is printed reads the same, and sync arrives from any state at any other. Arbitrary and mutilated input: `corpus.rs`.
+//! Printed text reads the same, and sync arrives from any state at any other. Arbitrary and mutilated input: `corpus.rs`.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
 use std::net::{IpAddr, Ipv4Addr};

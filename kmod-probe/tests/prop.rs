@@ -1,4 +1,4 @@
-//! What is written in a list's form is read back. Arbitrary bytes, and trees of them: `corpus.rs`.
+//! Values in a list's form are read back. Arbitrary bytes, and trees of them: `corpus.rs`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test stops at the first surprise")]
 #![allow(clippy::format_collect, reason = "short texts in tests; the plain form reads best")]
 

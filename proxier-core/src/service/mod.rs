@@ -109,7 +109,7 @@ pub struct Compiled {
     extras: Option<Box<Extras>>,
 }
 
-/// What few Services have on a node.
+/// Properties that few Services have on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Extras {
     /// Its endpoints on this node, in any state: a connection that one opens to its own Service may come back to it.
@@ -152,7 +152,7 @@ impl Compiled {
         self
     }
 
-    /// What few Services have.
+    /// Properties that few Services have.
     pub(crate) fn extras(&self) -> &Extras {
         static NONE: Extras = Extras::NONE;
         self.extras.as_deref().unwrap_or(&NONE)
