@@ -479,7 +479,11 @@ fn no_value_leads_to_another_mode() {
 fn a_node_is_prepared_for_its_mode_only() {
     kernel_test(&[Need::Root], || {
         let read = |path: &str| fs::read_to_string(Path::new("/proc/sys").join(path)).ok();
-        let of_ipvs = || ["net/ipv4/vs/conntrack", "net/ipv4/vs/expire_nodest_conn"].map(read);
+        // Another test may load IPVS meanwhile: the settings are there then, with the kernel's defaults.
+        let of_ipvs = || {
+            ["net/ipv4/vs/conntrack", "net/ipv4/vs/expire_nodest_conn"]
+                .map(|path| read(path).unwrap_or_else(|| "0\n".into()))
+        };
         for (mode, forwards) in [("nftables", true), ("iptables", true), ("userspace", false), ("auto", true)] {
             fs::write("/proc/sys/net/ipv4/ip_forward", "0").unwrap();
             let (before, localnet) = (of_ipvs(), read("net/ipv4/conf/all/route_localnet"));
