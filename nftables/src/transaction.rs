@@ -1,6 +1,7 @@
 //! Transactions: any number of changes that the kernel makes at one instant, or not at all.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use netlink_batch::header::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NfGenHeader};
 use netlink_batch::{AttrTable, Attribute, Be32, Be64, Encoder, RawAttrs};
@@ -104,7 +105,7 @@ pub(crate) struct Elements {
     pub(crate) set: Set,
     /// The set's number, when it is made in the same transaction.
     pub(crate) id: Option<u32>,
-    pub(crate) elements: Vec<Element>,
+    pub(crate) elements: Arc<Vec<Element>>,
 }
 
 /// Changes that are made together, in order. [`Client::commit`](crate::Client::commit) sends them.
@@ -374,7 +375,10 @@ impl Transaction {
         let mut set = set.flags(SetFlags::ANONYMOUS | SetFlags::CONSTANT);
         set.key.name = Name::new(pattern)?;
         let reference = self.push_set(set.clone(), Present::Keep);
-        self.push(Operation::AddElements(Elements { set, id: reference.id, elements }, Present::Keep));
+        self.push(Operation::AddElements(
+            Elements { set, id: reference.id, elements: Arc::new(elements) },
+            Present::Keep,
+        ));
         Ok(reference)
     }
 
@@ -407,8 +411,26 @@ impl Transaction {
         self.push_elements(set, elements, Present::Refuse)
     }
 
+    /// Adds elements of a list that others hold too: [`add_elements`](Transaction::add_elements) without a copy.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use nftables::{Element, Family, Operand, Set, TableKey, Transaction, Value};
+    ///
+    /// let open = Set::typeof_set(TableKey::new(Family::Inet, "firewall")?.set("open")?, &[Operand::DPORT])?;
+    /// let ports = Arc::new(vec![Element::value(Value::port(22)), Element::value(Value::port(443))]);
+    /// let mut transaction = Transaction::new();
+    /// transaction.add_shared_elements(&open, Arc::clone(&ports));
+    /// assert_eq!(transaction.to_string(), "add element inet firewall open { 22, 443 }\n");
+    /// assert_eq!(Arc::strong_count(&ports), 2);
+    /// # Ok::<(), nftables::InvalidValue>(())
+    /// ```
+    pub fn add_shared_elements(&mut self, set: &Set, elements: Arc<Vec<Element>>) -> &mut Self {
+        self.push(Operation::AddElements(Elements { set: set.clone(), id: None, elements }, Present::Keep))
+    }
+
     fn push_elements(&mut self, set: &Set, elements: impl IntoIterator<Item = Element>, present: Present) -> &mut Self {
-        let elements = Elements { set: set.clone(), id: None, elements: elements.into_iter().collect() };
+        let elements = Elements { set: set.clone(), id: None, elements: Arc::new(elements.into_iter().collect()) };
         self.push(Operation::AddElements(elements, present))
     }
 
@@ -438,7 +460,7 @@ impl Transaction {
     /// ```
     #[doc(alias = "NFT_MSG_DELSETELEM")]
     pub fn delete_elements(&mut self, set: &Set, elements: impl IntoIterator<Item = Element>) -> &mut Self {
-        let elements = elements.into_iter().map(|element| Element::new(element.key)).collect();
+        let elements = Arc::new(elements.into_iter().map(|element| Element::new(element.key)).collect());
         self.push(Operation::DeleteElements(Elements { set: set.clone(), id: None, elements }))
     }
 

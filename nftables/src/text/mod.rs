@@ -552,7 +552,7 @@ impl Transaction {
 
 impl Elements {
     fn command(&self, verb: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (text, wordless) = braces(&self.set, &self.elements, form(&self.set, None));
+        let (text, wordless) = braces(&self.set, self.elements.iter(), form(&self.set, None));
         if self.elements.is_empty() {
             writeln!(f, "# no elements for set {}", self.set.key)?;
         }

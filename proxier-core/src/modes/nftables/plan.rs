@@ -1,6 +1,7 @@
 //! Plan of nftables mode: one transaction for each family, made from elements and chains.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use nftables::{Chain, Element, ElementData, ElementKey, Expression, Rule, Set, TableKey, Verdict};
 
@@ -47,7 +48,8 @@ pub(super) struct TablePlan {
     chains: Vec<ChainRules>,
     delete_chains: Vec<String>,
     delete: BTreeMap<SetName, Vec<ElementKey>>,
-    add: BTreeMap<SetName, Vec<Element>>,
+    /// Shared with the transaction: of a whole table they are the largest part of the memory that a pass takes.
+    add: BTreeMap<SetName, Arc<Vec<Element>>>,
     pub(super) frontends: FrontendChanges,
 }
 
@@ -201,7 +203,7 @@ impl TablePlan {
     }
 
     fn add(&mut self, item: Item) {
-        self.add.entry(item.set).or_default().push(item.into_element());
+        Arc::make_mut(self.add.entry(item.set).or_default()).push(item.into_element());
     }
 
     fn delete(&mut self, set: SetName, key: ElementKey) {
@@ -228,7 +230,7 @@ impl TablePlan {
             keys.retain(|key| !is_held(*set, key) && *set != SetName::Hairpins);
         }
         for (set, elements) in &mut self.add {
-            elements.retain(|element| !is_held(*set, &element.key));
+            Arc::make_mut(elements).retain(|element| !is_held(*set, &element.key));
         }
         self.frontends.0.retain(|key, _| !held.contains(key));
         let mut needed = BTreeSet::new();
@@ -307,7 +309,7 @@ impl TablePlan {
         }
         for (set, elements) in self.add.iter().filter(|(_, elements)| !elements.is_empty()) {
             out.note(*set, Action::Add);
-            out.transaction.add_elements(&layout.set(*set), elements.iter().cloned());
+            out.transaction.add_shared_elements(&layout.set(*set), Arc::clone(elements));
         }
         for chain in &self.delete_chains {
             out.transaction.flush_chain(&layout.chain_key(chain));
@@ -343,7 +345,7 @@ impl table::Changes for TablePlan {
     }
 
     fn parts(&self, (set, _): (SetName, Action)) -> Vec<FrontendKey> {
-        let elements = self.add.get(&set).into_iter().flatten();
+        let elements = self.add.get(&set).into_iter().flat_map(|elements| elements.iter());
         let keys = elements.filter_map(|element| frontend_of(set, &element.key, self.layout.family()));
         keys.collect::<BTreeSet<_>>().into_iter().collect()
     }
@@ -354,7 +356,7 @@ impl table::Changes for TablePlan {
         let parts: BTreeSet<&FrontendKey> = parts.iter().collect();
         let is_it = |set, key: &ElementKey| frontend_of(set, key, family).is_some_and(|key| parts.contains(&key));
         for (set, elements) in &mut self.add {
-            elements.retain(|element| !is_it(*set, &element.key));
+            Arc::make_mut(elements).retain(|element| !is_it(*set, &element.key));
         }
         self.frontends.0.retain(|key, _| !parts.contains(key));
     }
