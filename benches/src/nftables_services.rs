@@ -21,6 +21,9 @@ use crate::{Failure, Options, kube_rules};
 const PROGRAM: &str = "All Services from nothing";
 const CHANGE: &str = "One changed endpoint";
 const GROWTH: &str = "One endpoint more or less";
+const NEW: &str = "A new Service";
+const LAST: &str = "A Service's last endpoint goes";
+const FIRST: &str = "A Service's first endpoint comes";
 const OURS: &str = "nftables mode (Proxier)";
 const NFT: &str = "nft -f";
 const ENDPOINTS: u32 = 2;
@@ -91,6 +94,12 @@ fn goals(report: &mut Report, many: u32, changed: &[u32], connected: &[u32]) {
         let name = format!("P11: nftables mode / nft -f, {most} Services");
         report.ratio(&name, (CHANGE, Some(*most)), OURS, NFT, Goal::AtMost("<= 0.5", 0.5));
     }
+    for (most, ms, text) in [(1_000, 1.0, "<= 1 ms"), (10_000, 3.0, "<= 3 ms"), (50_000, 10.0, "<= 10 ms")] {
+        for what in [NEW, LAST, FIRST].into_iter().filter(|_| changed.contains(&most)) {
+            let took = report.median(what, Some(most), OURS);
+            report.goal(format!("P11: {what}, {most} Services"), took, Goal::AtMost(text, ms));
+        }
+    }
     if let (Some(least), Some(most)) = (changed.first(), changed.last()) {
         for (what, name) in [(CHANGE, "one change"), (GROWTH, "one endpoint more or less")] {
             let growth = report.median(what, Some(*most), OURS) / report.median(what, Some(*least), OURS);
@@ -139,9 +148,14 @@ fn table() -> Result<TableKey, Failure> {
 /// While the kernel enlarges a hash table, which it does in the background after many additions, its dump may leave out elements or have
 /// them twice (net/netfilter/nft_set_hash.c, `nft_rhash_walk`, goes by a count): so there are several looks.
 fn check(services: u32) -> Result<(), Failure> {
+    has(&[("internal-4", services), ("endpoints", services * ENDPOINTS), ("cluster-ips", services)])
+}
+
+/// Checks that sets have as many elements.
+fn has(sets: &[(&str, u32)]) -> Result<(), Failure> {
     let mut client = Client::open()?;
     let end = Instant::now() + PATIENCE;
-    for (set, wanted) in [("internal-4", services), ("endpoints", services * ENDPOINTS), ("cluster-ips", services)] {
+    for &(set, wanted) in sets {
         loop {
             let mut found = BTreeSet::new();
             let mut all = 0_u32;
@@ -223,7 +237,16 @@ fn change(services: u32) -> Result<(), Failure> {
     for change in 1..=CHANGES {
         timed(GROWTH, if change.is_multiple_of(2) { &[0, 1] } else { &[0, 1, 2] })?;
     }
-    Ok(())
+    for _ in 1..=CHANGES {
+        timed(LAST, &[])?;
+        timed(FIRST, &[0])?;
+    }
+    for new in (services..).take(CHANGES as usize) {
+        tell(NEW, services, "ms", OURS, node.timed(|node| node.add(new, ENDPOINTS))?);
+    }
+    // Of the changed one, an endpoint is left.
+    let all = services + CHANGES;
+    has(&[("cluster-ips", all), ("endpoints", all * ENDPOINTS - 1)])
 }
 
 fn change_nft(services: u32) -> Result<(), Failure> {

@@ -48,8 +48,7 @@ impl Node {
     /// The whole cluster, as lists from the API server.
     pub(crate) fn load(&mut self, services: u32, endpoints: u32) {
         for number in 0..services {
-            self.proxier.upsert_service(&service(number), self.now.get());
-            self.proxier.upsert_slice(&slice(number, endpoints), self.now.get());
+            self.add(number, endpoints);
         }
         self.proxier.start(self.now.get());
     }
@@ -59,10 +58,21 @@ impl Node {
         self.proxier.upsert_slice(&slice_of(number, endpoints), self.now.get());
     }
 
-    /// The same with a pass for it, which has to write, and not to read everything; gives the milliseconds.
+    /// A Service that was not there, with endpoints.
+    pub(crate) fn add(&mut self, number: u32, endpoints: u32) {
+        self.proxier.upsert_service(&service(number), self.now.get());
+        self.proxier.upsert_slice(&slice(number, endpoints), self.now.get());
+    }
+
+    /// [`Node::replace`], timed.
     pub(crate) fn timed_change(&mut self, number: u32, endpoints: &[u32]) -> Result<f64, Failure> {
+        self.timed(|node| node.replace(number, endpoints))
+    }
+
+    /// A change with a pass for it, which has to write, and not to read everything; gives the milliseconds.
+    pub(crate) fn timed(&mut self, change: impl FnOnce(&mut Node)) -> Result<f64, Failure> {
         let start = Instant::now();
-        self.replace(number, endpoints);
+        change(self);
         let report = self.pass()?;
         let took = ms(start.elapsed());
         if report.full || report.writes() == 0 { Err("a change was not taken as one".into()) } else { Ok(took) }
