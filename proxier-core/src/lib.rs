@@ -156,6 +156,7 @@ mod flags;
 #[cfg(feature = "kernel")]
 pub mod kernel;
 pub mod modes;
+mod named;
 pub mod net;
 pub mod objects;
 mod pack;

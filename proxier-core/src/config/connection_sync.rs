@@ -4,37 +4,22 @@ use std::net::IpAddr;
 
 use ipvs::model::{DaemonState, Name, SyncDaemon};
 
+use crate::named::{named, one_of};
 use crate::objects::ConnectionSyncObject;
 use crate::snapshot::Reporter;
 
-/// Role of a node in connection synchronisation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum SyncRole {
-    /// Sends its connections and learns those of others. An address may come to this node and leave it without an election. Default.
-    #[default]
-    Both,
-    /// Sends its connections.
-    Master,
-    /// Learns the connections of others.
-    Backup,
-}
-
-impl SyncRole {
-    const ALL: [SyncRole; 3] = [SyncRole::Both, SyncRole::Master, SyncRole::Backup];
-
-    /// The name in configuration files: `both`, `master`, `backup`.
-    pub fn name(self) -> &'static str {
-        match self {
-            SyncRole::Both => "both",
-            SyncRole::Master => "master",
-            SyncRole::Backup => "backup",
-        }
-    }
-
-    /// Role of this name; `None` for an unknown name.
-    pub fn by_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|role| role.name() == name)
+named! {
+    /// Role of a node in connection synchronisation.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    #[non_exhaustive]
+    pub enum SyncRole, "no connection is synchronised" {
+        /// Sends its connections and learns those of others. An address may come to this node and leave it without an election. Default.
+        #[default]
+        Both = "both",
+        /// Sends its connections.
+        Master = "master",
+        /// Learns the connections of others.
+        Backup = "backup",
     }
 }
 
@@ -110,50 +95,28 @@ impl ConnectionSync {
     /// Checks the settings; `None` if any is impossible, since nodes with different settings would not hear each other.
     pub(super) fn check(object: &ConnectionSyncObject, report: &mut Reporter<'_>) -> Option<Self> {
         let before = report.rejections.len();
-        let mut reject = |key: &str, value: &dyn std::fmt::Display, reason| {
-            report.reject(format!("ipvs.connectionSync.{key}"), value, reason);
-        };
-        let interface = Name::new(&object.interface);
-        if interface.is_err() {
-            let reason = "not a device's name of 1 to 15 characters; no connection is synchronised";
-            reject("interface", &object.interface, reason);
-        }
-        let mut sync = ConnectionSync::new(interface.ok()?);
-        match u8::try_from(object.sync_id) {
-            Ok(id) => sync.sync_id = id,
-            Err(_) => reject("syncID", &object.sync_id, "not 0 to 255; no connection is synchronised"),
-        }
-        if let Some(name) = object.role.as_deref().filter(|name| !name.is_empty()) {
-            match SyncRole::by_name(name) {
-                Some(role) => sync.role = role,
-                None => reject("role", &name, "not both, master or backup; no connection is synchronised"),
-            }
-        }
-        if let Some(text) = object.group.as_deref().filter(|text| !text.is_empty()) {
-            sync.group = text.parse().ok().filter(IpAddr::is_multicast);
-            if sync.group.is_none() {
-                let reason = "not a multicast address (224.0.0.0/4, ff00::/8); no connection is synchronised";
-                reject("group", &text, reason);
-            }
-        }
-        if let Some(port) = object.port {
-            sync.port = u16::try_from(port).ok().filter(|port| *port != 0);
-            if sync.port.is_none() {
-                reject("port", &port, "not 1 to 65535; no connection is synchronised");
-            }
-        }
-        if let Some(ttl) = object.ttl {
-            sync.ttl = u8::try_from(ttl).ok().filter(|ttl| *ttl != 0);
-            if sync.ttl.is_none() {
-                reject("ttl", &ttl, "not 1 to 255; no connection is synchronised");
-            }
-        }
-        if let Some(length) = object.max_length {
-            sync.max_length = u16::try_from(length).ok().filter(|length| Self::LENGTHS.contains(length));
-            if sync.max_length.is_none() {
-                reject("maxLength", &length, "not 1024 to 65507; no connection is synchronised");
-            }
-        }
+        let reason = "not a device's name of 1 to 15 characters; no connection is synchronised";
+        let interface = Some(object.interface.as_str());
+        let interface = report.read("ipvs.connectionSync.interface", interface, |name| Name::new(name).ok(), reason);
+        let mut sync = ConnectionSync::new(interface?);
+        let reason = "not 0 to 255; no connection is synchronised";
+        let id = report.read("ipvs.connectionSync.syncID", Some(object.sync_id), |id| id.try_into().ok(), reason);
+        sync.sync_id = id.unwrap_or_default();
+        let role =
+            report.read_text("ipvs.connectionSync.role", object.role.as_deref(), SyncRole::by_name, SyncRole::UNKNOWN);
+        sync.role = role.unwrap_or_default();
+        let multicast = |text: &str| text.parse().ok().filter(IpAddr::is_multicast);
+        let reason = "not a multicast address (224.0.0.0/4, ff00::/8); no connection is synchronised";
+        sync.group = report.read_text("ipvs.connectionSync.group", object.group.as_deref(), multicast, reason);
+        let number = |port: i64| port.try_into().ok().filter(|port| *port != 0);
+        let reason = "not 1 to 65535; no connection is synchronised";
+        sync.port = report.read("ipvs.connectionSync.port", object.port, number, reason);
+        let hops = |ttl: i64| ttl.try_into().ok().filter(|ttl| *ttl != 0);
+        sync.ttl =
+            report.read("ipvs.connectionSync.ttl", object.ttl, hops, "not 1 to 255; no connection is synchronised");
+        let length = |bytes: i64| bytes.try_into().ok().filter(|bytes| Self::LENGTHS.contains(bytes));
+        let reason = "not 1024 to 65507; no connection is synchronised";
+        sync.max_length = report.read("ipvs.connectionSync.maxLength", object.max_length, length, reason);
         (report.rejections.len() == before).then_some(sync)
     }
 }

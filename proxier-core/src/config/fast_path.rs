@@ -44,21 +44,17 @@ impl FastPath {
 
     pub(super) fn check(object: &FastPathObject, report: &mut Reporter<'_>) -> Option<Self> {
         let mut fast = FastPath { hardware: object.hardware, ..FastPath::default() };
-        for (number, name) in object.interfaces.0.iter().enumerate() {
+        let device = |name: &str| {
             let plain = name.strip_suffix('*').unwrap_or(name);
-            if name == "all" {
-                fast.interfaces.push("*".to_owned());
-            } else if plain.len() > 15 || name.is_empty() || plain.contains(['*', '/', ' ']) {
-                let reason = "not a device's name, a prefix with * behind, or all; left out";
-                report.reject(format!("fastPath.interfaces[{number}]"), name, reason);
-            } else {
-                fast.interfaces.push(name.clone());
-            }
-        }
-        match u32::try_from(object.min_packets) {
-            Ok(packets) => fast.min_packets = packets,
-            Err(_) => report.reject("fastPath.minPackets", object.min_packets, "not 0 to 4294967295; taken as 0"),
-        }
+            let is_one = plain.len() <= 15 && !name.is_empty() && !plain.contains(['*', '/', ' ']);
+            if name == "all" { Some("*".to_owned()) } else { is_one.then(|| name.to_owned()) }
+        };
+        let reason = "not a device's name, a prefix with * behind, or all; left out";
+        fast.interfaces = report.read_all("fastPath.interfaces", &object.interfaces.0, device, reason);
+        let packets = |number: i64| number.try_into().ok();
+        let reason = "not 0 to 4294967295; taken as 0";
+        let packets = report.read("fastPath.minPackets", Some(object.min_packets), packets, reason);
+        fast.min_packets = packets.unwrap_or_default();
         (!fast.interfaces.is_empty()).then_some(fast)
     }
 }

@@ -6,74 +6,48 @@ use std::sync::Arc;
 use ipvs::model::{Scheduler, SchedulerFlags};
 
 use super::{ConnectionSync, MarkRange};
+use crate::named::{named, one_of};
 use crate::net::Network;
 pub use crate::snapshot::MayAskFor;
 use crate::snapshot::{Annotation, Balancing};
 
-/// Method by which the addresses of Services become this host's, so that their packets come to IPVS.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-#[non_exhaustive]
-pub enum Binding {
-    /// Each is bound to the dummy device, as with kube-proxy. The kernel takes longer for each address the more there are.
-    /// Default.
-    #[default]
-    Addresses,
-    /// Local routes, one for each network of [`IpvsConfig::service_cidrs`] and one for each address outside of them. No
-    /// interface has such an address, and there is no dummy device.
-    Routes,
-}
-
-impl Binding {
-    /// The name in configuration files: `addresses`, `routes`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Binding::Addresses => "addresses",
-            Binding::Routes => "routes",
-        }
-    }
-
-    /// Binding of this name; `None` for an unknown name.
-    pub fn by_name(name: &str) -> Option<Self> {
-        [Binding::Addresses, Binding::Routes].into_iter().find(|binding| binding.name() == name)
+named! {
+    /// Method by which the addresses of Services become this host's, so that their packets come to IPVS.
+    #[derive(Clone, Copy, Debug, Default, PartialEq)]
+    #[non_exhaustive]
+    pub enum Binding, "taken as addresses" {
+        /// Each is bound to the dummy device, as with kube-proxy. The kernel takes longer for each address the more there are.
+        /// Default.
+        #[default]
+        Addresses = "addresses",
+        /// Local routes, one for each network of [`IpvsConfig::service_cidrs`] and one for each address outside of them. No
+        /// interface has such an address, and there is no dummy device.
+        Routes = "routes",
     }
 }
 
-/// Back end of masquerading and source-range rules: iptables and ipset, or a table of nf_tables.
-///
-/// ```
-/// use proxier_core::config::{Binding, Config, RulesBy};
-///
-/// let mut config = Config::default();
-/// config.ipvs.rules = RulesBy::by_name("nftables").ok_or("not auto, nftables or iptables")?;
-/// config.ipvs.binding = Binding::by_name("routes").ok_or("not addresses or routes")?;
-/// assert_eq!((config.ipvs.rules.name(), config.ipvs.binding.name()), ("nftables", "routes"));
-/// # Ok::<(), &str>(())
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum RulesBy {
-    /// One table of nf_tables a family; rules of iptables with ipsets where the host, or objects on it, need them:
-    /// [`choose`](crate::modes::ipvs::choose) says which. Unchosen it counts as [`RulesBy::Iptables`]. Default.
-    #[default]
-    Auto,
-    /// One table of nf_tables a family; no program is started, no ipset is made.
-    Nftables,
-    /// kube-proxy's chains, by the iptables programs, and its ipsets.
-    Iptables,
-}
-
-impl RulesBy {
-    /// Back end of this name in configuration files: `auto`, `nftables`, `iptables`; `None` for an unknown name.
-    pub fn by_name(name: &str) -> Option<Self> {
-        [RulesBy::Auto, RulesBy::Nftables, RulesBy::Iptables].into_iter().find(|by| by.name() == name)
-    }
-
-    /// The name in configuration files.
-    pub fn name(self) -> &'static str {
-        match self {
-            RulesBy::Auto => "auto",
-            RulesBy::Nftables => "nftables",
-            RulesBy::Iptables => "iptables",
-        }
+named! {
+    /// Back end of masquerading and source-range rules: iptables and ipset, or a table of nf_tables.
+    ///
+    /// ```
+    /// use proxier_core::config::{Binding, Config, RulesBy};
+    ///
+    /// let mut config = Config::default();
+    /// config.ipvs.rules = RulesBy::by_name("nftables").ok_or("not auto, nftables or iptables")?;
+    /// config.ipvs.binding = Binding::by_name("routes").ok_or("not addresses or routes")?;
+    /// assert_eq!((config.ipvs.rules.name(), config.ipvs.binding.name()), ("nftables", "routes"));
+    /// # Ok::<(), &str>(())
+    /// ```
+    #[derive(Clone, Copy, Debug, Default, PartialEq)]
+    pub enum RulesBy, "taken as auto" {
+        /// One table of nf_tables a family; rules of iptables with ipsets where the host, or objects on it, need them:
+        /// [`choose`](crate::modes::ipvs::choose) says which. Unchosen it counts as [`RulesBy::Iptables`]. Default.
+        #[default]
+        Auto = "auto",
+        /// One table of nf_tables a family; no program is started, no ipset is made.
+        Nftables = "nftables",
+        /// kube-proxy's chains, by the iptables programs, and its ipsets.
+        Iptables = "iptables",
     }
 }
 

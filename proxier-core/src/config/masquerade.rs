@@ -127,9 +127,6 @@ pub(super) fn check_masquerade_bit(object: &ConfigObject, report: &mut Reporter<
         (None, Some(number)) => ("iptables.masqueradeBit", number),
         (None, None) => return MarkBit::default(),
     };
-    let bit = u8::try_from(number).ok().and_then(MarkBit::new);
-    if bit.is_none() {
-        report.reject(field, number, "not a bit of the mark (0 to 31); taken as 14");
-    }
-    bit.unwrap_or_default()
+    let bit = |number: i64| MarkBit::new(number.try_into().ok()?);
+    report.read(field, Some(number), bit, "not a bit of the mark (0 to 31); taken as 14").unwrap_or_default()
 }

@@ -209,41 +209,37 @@ impl Config {
         let report =
             &mut Reporter::new(ObjectKind::Configuration, ObjectKey::new("", "KubeProxyConfiguration"), rejections);
         let mut config = Config::default();
-        if let Some(name) = object.ipvs.scheduler.as_deref().filter(|name| !name.is_empty()) {
-            match name.parse() {
-                // `none` parses too, but gives no client a connection.
-                Ok(scheduler) if scheduler != Scheduler::None => config.ipvs.scheduler = scheduler,
-                _ => report.reject("ipvs.scheduler", name, "not a scheduler's name; taken as rr"),
-            }
+        let ipvs = &object.ipvs;
+        // `none` parses too, but gives no client a connection.
+        let scheduler = |name: &str| name.parse().ok().filter(|of| *of != Scheduler::None);
+        let reason = "not a scheduler's name; taken as rr";
+        let scheduler = report.read_text("ipvs.scheduler", ipvs.scheduler.as_deref(), scheduler, reason);
+        config.ipvs.scheduler = scheduler.unwrap_or(config.ipvs.scheduler);
+        let rules = report.read_text("ipvs.rules", ipvs.rules.as_deref(), RulesBy::by_name, RulesBy::UNKNOWN);
+        config.ipvs.rules = rules.unwrap_or_default();
+        if let Some(names) = &ipvs.allowed_annotations {
+            let reason = "not scheduler, persistence, one-packet, weights, node-weights, forwarding, thresholds or drain; left out";
+            let allowed = report.read_all("ipvs.allowedAnnotations", names, MayAskFor::by_name, reason);
+            config.ipvs.may_ask_for = allowed.into_iter().fold(MayAskFor::empty(), |all, one| all | one);
         }
-        if let Some(name) = object.ipvs.rules.as_deref().filter(|name| !name.is_empty()) {
-            match RulesBy::by_name(name) {
-                Some(by) => config.ipvs.rules = by,
-                None => report.reject("ipvs.rules", name, "not auto, nftables or iptables; taken as auto"),
-            }
-        }
-        if let Some(names) = &object.ipvs.allowed_annotations {
-            config.ipvs.may_ask_for = check_allowed(names, report);
-        }
-        config.ipvs.defaults = Balancing::check_defaults(&object.ipvs.defaults, report);
+        config.ipvs.defaults = Balancing::check_defaults(&ipvs.defaults, report);
         config.node_address = parse_address(&object.bind_address).filter(|address| is_reachable(*address));
         config.without_external_ips = object.feature_gates.get(EXTERNAL_IPS_GATE) == Some(&false);
         config.node_port_addresses = check_node_port_addresses(&object.node_port_addresses, report);
-        config.ipvs.exclude_cidrs = check_networks(&object.ipvs.exclude_cidrs, "ipvs.excludeCIDRs", report);
-        if let Some(name) = object.ipvs.binding.as_deref().filter(|name| !name.is_empty()) {
-            match Binding::by_name(name) {
-                Some(binding) => config.ipvs.binding = binding,
-                None => report.reject("ipvs.binding", name, "not addresses or routes; taken as addresses"),
-            }
-        }
-        config.ipvs.service_cidrs = check_service_cidrs(&object.ipvs.service_cidrs, report);
-        config.masquerade_all = object.ipvs.masquerade_all.unwrap_or(object.iptables.masquerade_all);
+        config.ipvs.exclude_cidrs =
+            report.read_all("ipvs.excludeCIDRs", &ipvs.exclude_cidrs, parse_network, NO_NETWORK);
+        let binding = report.read_text("ipvs.binding", ipvs.binding.as_deref(), Binding::by_name, Binding::UNKNOWN);
+        config.ipvs.binding = binding.unwrap_or_default();
+        let reason = "not a network of Services (ADDRESS/PREFIX, not all addresses); left out";
+        config.ipvs.service_cidrs =
+            report.read_all("ipvs.serviceCIDRs", &ipvs.service_cidrs, parse_service_cidr, reason);
+        config.masquerade_all = ipvs.masquerade_all.unwrap_or(object.iptables.masquerade_all);
         config.masquerade_bit = masquerade::check_masquerade_bit(object, report);
         config.local_traffic = LocalTraffic::check(object, report);
         config.nftables.own_tables = object.nftables.own_tables;
         config.nftables.count_connections = object.nftables.count_connections;
         config.fast_path = object.fast_path.as_ref().and_then(|object| FastPath::check(object, report));
-        let sync = object.ipvs.connection_sync.as_ref();
+        let sync = ipvs.connection_sync.as_ref();
         config.ipvs.connection_sync = sync.and_then(|object| ConnectionSync::check(object, report));
         check_marks(object, &mut config, report);
         config
@@ -286,18 +282,8 @@ pub fn parse_service_cidr(text: &str) -> Option<Network> {
     parse_network(text).filter(|network| network.prefix_len() > 0)
 }
 
-fn check_service_cidrs(texts: &[String], report: &mut Reporter<'_>) -> Vec<Network> {
-    let mut networks = Vec::with_capacity(texts.len());
-    for (index, text) in texts.iter().enumerate() {
-        let network = parse_service_cidr(text);
-        if network.is_none() {
-            let field = format!("ipvs.serviceCIDRs[{index}]");
-            report.reject(field, text, "not a network of Services (ADDRESS/PREFIX, not all addresses); left out");
-        }
-        networks.extend(network);
-    }
-    networks
-}
+/// The reason why other texts are rejected.
+const NO_NETWORK: &str = "not a network (ADDRESS/PREFIX); left out";
 
 /// Switches splitting and sharing off for a proxy without marks of its own.
 fn check_marks(object: &ConfigObject, config: &mut Config, report: &mut Reporter<'_>) {
@@ -323,50 +309,22 @@ fn check_marks(object: &ConfigObject, config: &mut Config, report: &mut Reporter
     }
 }
 
-/// Allowed annotations by name; names that cannot be read are reported and not allowed.
-fn check_allowed(names: &[String], report: &mut Reporter<'_>) -> MayAskFor {
-    let mut allowed = MayAskFor::empty();
-    for (index, name) in names.iter().enumerate() {
-        let what = MayAskFor::by_name(name);
-        if what.is_none() {
-            let field = format!("ipvs.allowedAnnotations[{index}]");
-            let reason = "not scheduler, persistence, one-packet, weights, node-weights, forwarding, thresholds or drain; left out";
-            report.reject(field, name, reason);
-        }
-        allowed = allowed | what.unwrap_or_default();
-    }
-    allowed
-}
-
 fn check_node_port_addresses(texts: &[String], report: &mut Reporter<'_>) -> NodePortAddresses {
     if texts.is_empty() {
         return NodePortAddresses::All;
     }
-    let mut networks = Vec::new();
-    for (index, text) in texts.iter().enumerate() {
-        match text.as_str() {
-            "primary" => {}
-            "localhost" => networks.extend(["127.0.0.0/8", "::1/128"].iter().filter_map(|text| parse_network(text))),
-            "all" => networks.extend(["0.0.0.0/0", "::/0"].iter().filter_map(|text| parse_network(text))),
-            text => networks.extend(check_network(text, "nodePortAddresses", index, report)),
-        }
-    }
+    let all = |texts: &[&str]| Some(texts.iter().filter_map(|text| parse_network(text)).collect());
+    let networks = |text: &str| match text {
+        "primary" => all(&[]),
+        "localhost" => all(&["127.0.0.0/8", "::1/128"]),
+        "all" => all(&["0.0.0.0/0", "::/0"]),
+        text => parse_network(text).map(|network| vec![network]),
+    };
+    let networks = report.read_all("nodePortAddresses", texts, networks, NO_NETWORK).concat();
     match (texts.iter().any(|text| text == "primary"), networks) {
         (true, networks) if networks.is_empty() => NodePortAddresses::Primary,
         (true, networks) => NodePortAddresses::PrimaryAnd(networks),
         (false, _) if texts.iter().all(|text| text == "all") => NodePortAddresses::All,
         (false, networks) => NodePortAddresses::Within(networks),
     }
-}
-
-fn check_networks(texts: &[String], field: &str, report: &mut Reporter<'_>) -> Vec<Network> {
-    texts.iter().enumerate().filter_map(|(index, text)| check_network(text, field, index, report)).collect()
-}
-
-fn check_network(text: &str, field: &str, index: usize, report: &mut Reporter<'_>) -> Option<Network> {
-    let network = parse_network(text);
-    if network.is_none() {
-        report.reject(format!("{field}[{index}]"), text, "not a network (ADDRESS/PREFIX); left out");
-    }
-    network
 }

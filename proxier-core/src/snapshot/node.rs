@@ -89,12 +89,7 @@ impl Node {
         }
         let listed = &object.spec.pod_cidrs;
         let cidrs = if listed.is_empty() { object.spec.pod_cidr.as_slice() } else { listed };
-        for (index, text) in cidrs.iter().enumerate() {
-            match parse_network(text) {
-                Some(network) => node.pod_cidrs.push(network),
-                None => report.reject(format!("spec.podCIDRs[{index}]"), text, "not a network; left out"),
-            }
-        }
+        node.pod_cidrs = report.read_all("spec.podCIDRs", cidrs, parse_network, "not a network; left out");
         node
     }
 

@@ -82,6 +82,50 @@ impl<'a> Reporter<'a> {
         }
         self.rejections.push(Rejection { kind: self.kind, key: self.key.clone(), field: field.into(), value, reason });
     }
+
+    /// A value that is there, read; reports one that cannot be.
+    pub(crate) fn read<V: fmt::Display + Copy, T>(
+        &mut self,
+        field: &str,
+        value: Option<V>,
+        read: impl FnOnce(V) -> Option<T>,
+        reason: &'static str,
+    ) -> Option<T> {
+        let of = read(value?);
+        if let (None, Some(value)) = (&of, value) {
+            self.reject(field, value, reason);
+        }
+        of
+    }
+
+    /// A text, read; an empty one counts as none.
+    pub(crate) fn read_text<T>(
+        &mut self,
+        field: &str,
+        text: Option<&str>,
+        read: impl FnOnce(&str) -> Option<T>,
+        reason: &'static str,
+    ) -> Option<T> {
+        self.read(field, text.filter(|text| !text.is_empty()), read, reason)
+    }
+
+    /// The texts of a list, read; those that cannot be are left out, and reported.
+    pub(crate) fn read_all<T>(
+        &mut self,
+        field: &str,
+        texts: &[String],
+        mut read: impl FnMut(&str) -> Option<T>,
+        reason: &'static str,
+    ) -> Vec<T> {
+        let read = |(index, text): (usize, &String)| {
+            let of = read(text);
+            if of.is_none() {
+                self.reject(format!("{field}[{index}]"), text, reason);
+            }
+            of
+        };
+        texts.iter().enumerate().filter_map(read).collect()
+    }
 }
 
 /// The character, or its escape if it would break the line.

@@ -97,17 +97,8 @@ impl SourceRanges {
 
     /// `addresses`: the load balancer's. One of a family without a range is reported: all clients may use it, as with kube-proxy.
     fn check(texts: &[String], addresses: &[IpAddr], report: &mut Reporter<'_>) -> Self {
-        let mut ranges = Vec::new();
-        for (index, text) in texts.iter().enumerate() {
-            match parse_network(text) {
-                Some(range) => ranges.push(range),
-                None => report.reject(
-                    format!("spec.loadBalancerSourceRanges[{index}]"),
-                    text,
-                    "not a network (ADDRESS/PREFIX); no client is let in by it",
-                ),
-            }
-        }
+        let reason = "not a network (ADDRESS/PREFIX); no client is let in by it";
+        let mut ranges = report.read_all("spec.loadBalancerSourceRanges", texts, parse_network, reason);
         ranges.sort_unstable();
         ranges.dedup();
         let nobody = ranges.is_empty() && !texts.is_empty();
@@ -192,7 +183,7 @@ impl Service {
         if cluster_ips.is_empty() {
             return None;
         }
-        let external_ips = check_addresses(&spec.external_ips, |index| format!("spec.externalIPs[{index}]"), report);
+        let external_ips = check_external_ips(&spec.external_ips, report);
         let publishes = service_type != ServiceType::ClusterIp || !external_ips.is_empty();
         let asked = check_policy(spec.external_traffic_policy.as_deref(), "spec.externalTrafficPolicy", report);
         let external_policy = if publishes { asked } else { TrafficPolicy::Cluster };
@@ -274,14 +265,10 @@ fn check_cluster_ips(spec: &ServiceSpec, report: &mut Reporter<'_>) -> Vec<IpAdd
     cluster_ips
 }
 
-fn check_addresses(texts: &[String], field: impl Fn(usize) -> String, report: &mut Reporter<'_>) -> Vec<IpAddr> {
-    let mut addresses = Vec::new();
-    for (index, text) in texts.iter().enumerate() {
-        match parse_address(text).filter(|address| is_usable_by_service(*address)) {
-            Some(address) => addresses.push(address),
-            None => report.reject(field(index), text, "not an address a Service can have; left out"),
-        }
-    }
+fn check_external_ips(texts: &[String], report: &mut Reporter<'_>) -> Vec<IpAddr> {
+    let usable = |text: &str| parse_address(text).filter(|address| is_usable_by_service(*address));
+    let reason = "not an address a Service can have; left out";
+    let mut addresses = report.read_all("spec.externalIPs", texts, usable, reason);
     addresses.sort_unstable();
     addresses.dedup();
     addresses
@@ -359,15 +346,10 @@ fn check_affinity(spec: &ServiceSpec, report: &mut Reporter<'_>) -> Option<u32> 
         None | Some("" | "None") => None,
         Some("ClientIP") => {
             let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
-            let Some(asked) = config.and_then(|client_ip| client_ip.timeout_seconds) else {
-                return Some(DEFAULT_AFFINITY_SECS);
-            };
-            let secs = u32::try_from(asked).ok().filter(|secs| (1..=MAX_AFFINITY_SECS).contains(secs));
-            if secs.is_none() {
-                let field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds";
-                report.reject(field, asked, "not 1 to 86400 seconds; taken as 10800");
-            }
-            secs.or(Some(DEFAULT_AFFINITY_SECS))
+            let asked = config.and_then(|client_ip| client_ip.timeout_seconds);
+            let field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds";
+            let secs = |secs: i64| secs.try_into().ok().filter(|secs| (1..=MAX_AFFINITY_SECS).contains(secs));
+            report.read(field, asked, secs, "not 1 to 86400 seconds; taken as 10800").or(Some(DEFAULT_AFFINITY_SECS))
         }
         Some(other) => {
             report.reject("spec.sessionAffinity", other, "neither None nor ClientIP; taken as None");
