@@ -1,11 +1,11 @@
-//! Sets of a few named values, in one byte.
+//! Sets of a few named values.
 
 /// Defines a set of named values with the operations that it needs. For public types: `bitflags` gives one sixty items.
 macro_rules! flags {
-    ($(#[$meta:meta])* pub struct $name:ident { $($(#[$doc:meta])* const $flag:ident = $value:expr;)* }) => {
+    ($(#[$meta:meta])* pub struct $name:ident($bits:ty) { $($(#[$doc:meta])* const $flag:ident = $value:expr;)* }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-        pub struct $name(u8);
+        pub struct $name($bits);
 
         impl $name {
             $($(#[$doc])* pub const $flag: Self = Self($value);)*

@@ -218,8 +218,7 @@ impl Config {
         let rules = report.read_text("ipvs.rules", ipvs.rules.as_deref(), RulesBy::by_name, RulesBy::UNKNOWN);
         config.ipvs.rules = rules.unwrap_or_default();
         if let Some(names) = &ipvs.allowed_annotations {
-            let reason = "not scheduler, persistence, one-packet, weights, node-weights, forwarding, thresholds or drain; left out";
-            let allowed = report.read_all("ipvs.allowedAnnotations", names, MayAskFor::by_name, reason);
+            let allowed = report.read_all("ipvs.allowedAnnotations", names, MayAskFor::by_name, MayAskFor::UNKNOWN);
             config.ipvs.may_ask_for = allowed.into_iter().fold(MayAskFor::empty(), |all, one| all | one);
         }
         config.ipvs.defaults = Balancing::check_defaults(&ipvs.defaults, report);

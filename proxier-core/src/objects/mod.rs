@@ -349,8 +349,8 @@ objects! {
         /// Networks in which no virtual server is deleted.
         #[serde(rename = "excludeCIDRs")]
         exclude_cidrs: Vec<String>,
-        /// Settings that annotations may decide: `scheduler`, `persistence`, `one-packet`, `weights`, `node-weights`, `forwarding`,
-        /// `thresholds`, `drain`; all but `node-weights` when absent. Not in kube-proxy.
+        /// Settings that annotations may decide, of [`MayAskFor::NAMED`](crate::config::MayAskFor::NAMED); all but weights by node when
+        /// absent. Not in kube-proxy.
         allowed_annotations: Option<Vec<String>>,
         /// Method by which addresses become this host's: `addresses` (also when empty), `routes`. Not in kube-proxy.
         binding: Option<String>,

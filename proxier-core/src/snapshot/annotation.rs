@@ -4,57 +4,56 @@ use ipvs::model::{Family, Granularity, Scheduler, SchedulerFlags, Thresholds};
 
 use super::{Balancing, ZoneWeights, forwarding};
 use crate::flags::flags;
+use crate::named::one_of;
 use crate::objects::IpvsDefaultsObject;
 
-flags! {
-    /// Settings that annotations of Services, EndpointSlices and Nodes may decide.
-    ///
-    /// ```
-    /// use proxier_core::config::{Config, MayAskFor};
-    ///
-    /// let mut config = Config::default();
-    /// assert_eq!(config.ipvs.may_ask_for, MayAskFor::all().difference(MayAskFor::NODE_WEIGHTS));
-    /// // Services may ask neither for direct routing nor for a drain time.
-    /// config.ipvs.may_ask_for = MayAskFor::all().difference(MayAskFor::FORWARDING | MayAskFor::DRAIN);
-    /// assert!(!config.ipvs.may_ask_for.contains(MayAskFor::DRAIN));
-    ///
-    /// // By a name in a configuration file.
-    /// assert_eq!(MayAskFor::by_name("weights"), Some(MayAskFor::WEIGHTS));
-    /// ```
-    pub struct MayAskFor {
-        /// `scheduler`: the scheduler and its flags.
-        const SCHEDULER = 1;
-        /// `persistence`: how long clients stay with their endpoints, and which count as one.
-        const PERSISTENCE = 2;
-        /// `one-packet`: scheduling of each UDP datagram for itself.
-        const ONE_PACKET = 4;
-        /// `weights`: weights of endpoints, by slice and by zone.
-        const WEIGHTS = 8;
-        /// `node-weights`: weights of endpoints by node; not by default, since a watch of all Nodes has its cost.
-        const NODE_WEIGHTS = 16;
-        /// `forwarding`: how packets for external addresses reach endpoints.
-        const FORWARDING = 32;
-        /// `thresholds`: limits of connections.
-        const THRESHOLDS = 64;
-        /// `drain`: how long endpoints that leave keep connections.
-        const DRAIN = 128;
-    }
+/// Makes the set of permissions: constant, value, name in a configuration, what is decided then.
+macro_rules! permissions {
+    ($($flag:ident = $value:literal, $name:literal $about:literal;)*) => {
+        flags! {
+            /// Settings that annotations of Services, EndpointSlices and Nodes may decide.
+            ///
+            /// ```
+            /// use proxier_core::config::{Config, MayAskFor};
+            ///
+            /// let mut config = Config::default();
+            /// assert_eq!(config.ipvs.may_ask_for, MayAskFor::all().difference(MayAskFor::NODE_WEIGHTS));
+            /// // Services may ask neither for direct routing nor for a drain time.
+            /// config.ipvs.may_ask_for = MayAskFor::all().difference(MayAskFor::FORWARDING | MayAskFor::DRAIN);
+            /// assert!(!config.ipvs.may_ask_for.contains(MayAskFor::DRAIN));
+            ///
+            /// // By a name in a configuration file.
+            /// assert_eq!(MayAskFor::by_name("weights"), Some(MayAskFor::WEIGHTS));
+            /// ```
+            pub struct MayAskFor(u16) {
+                $(#[doc = concat!("`", $name, "`: ", $about, ".")] const $flag = $value;)*
+            }
+        }
+
+        impl MayAskFor {
+            /// The settings, each by its name in configuration files.
+            pub const NAMED: &'static [(&'static str, MayAskFor)] = &[$(($name, MayAskFor::$flag)),*];
+            /// The reason why another name is rejected.
+            pub(crate) const UNKNOWN: &'static str = concat!("not ", one_of!($($name),*), "; left out");
+        }
+    };
+}
+
+permissions! {
+    SCHEDULER = 1, "scheduler" "the scheduler and its flags";
+    PERSISTENCE = 2, "persistence" "how long clients stay with their endpoints, and which count as one";
+    ONE_PACKET = 4, "one-packet" "scheduling of each UDP datagram for itself";
+    WEIGHTS = 8, "weights" "weights of endpoints, by slice and by zone";
+    NODE_WEIGHTS = 16, "node-weights" "weights of endpoints by node; not by default, since a watch of all Nodes has its cost";
+    FORWARDING = 32, "forwarding" "how packets for external addresses reach endpoints";
+    THRESHOLDS = 64, "thresholds" "limits of connections";
+    DRAIN = 128, "drain" "how long endpoints that leave keep connections";
 }
 
 impl MayAskFor {
     /// Setting of this name in configuration files; `None` for an unknown name.
     pub fn by_name(name: &str) -> Option<Self> {
-        match name {
-            "scheduler" => Some(MayAskFor::SCHEDULER),
-            "persistence" => Some(MayAskFor::PERSISTENCE),
-            "one-packet" => Some(MayAskFor::ONE_PACKET),
-            "weights" => Some(MayAskFor::WEIGHTS),
-            "node-weights" => Some(MayAskFor::NODE_WEIGHTS),
-            "forwarding" => Some(MayAskFor::FORWARDING),
-            "thresholds" => Some(MayAskFor::THRESHOLDS),
-            "drain" => Some(MayAskFor::DRAIN),
-            _ => None,
-        }
+        Self::NAMED.iter().find(|(named, _)| *named == name).map(|(_, setting)| *setting)
     }
 }
 
@@ -108,7 +107,8 @@ macro_rules! annotations {
                     copy: |to, from| to.$part.clone_from(&from.$part),
                 };
             )*
-            pub(crate) const ALL: &'static [&'static Annotation] = &[$(Annotation::$row),*];
+            /// All of them.
+            pub const ALL: &'static [&'static Annotation] = &[$(Annotation::$row),*];
         }
     };
 }

@@ -20,7 +20,7 @@ flags! {
     /// assert!(roles.contains(Roles::LOAD_BALANCER) && !roles.contains(Roles::CLUSTER_IP));
     /// assert!(roles.intersects(Roles::LOAD_BALANCER | Roles::NODE_PORT));
     /// ```
-    pub struct Roles {
+    pub struct Roles(u8) {
         /// Cluster IP: masqueraded only where the configuration says so.
         const CLUSTER_IP = 1;
         /// External IP: masqueraded, unless the policy is `Local`.

@@ -438,9 +438,6 @@ fn the_operator_decides_what_annotations_may_do() {
     }
 }
 
-const MAY_ASK_FOR: [&str; 8] =
-    ["scheduler", "persistence", "one-packet", "weights", "node-weights", "forwarding", "thresholds", "drain"];
-
 #[test]
 fn each_has_a_name_in_the_configuration() {
     let allowed = |names: &[&str]| {
@@ -450,8 +447,10 @@ fn each_has_a_name_in_the_configuration() {
         assert_eq!(rejections, []);
         config.ipvs.may_ask_for
     };
-    assert_eq!(allowed(&MAY_ASK_FOR), MayAskFor::all());
-    assert_eq!(BTreeSet::from(MAY_ASK_FOR.map(|name| allowed(&[name]))).len(), MAY_ASK_FOR.len());
+    let (names, settings): (Vec<_>, BTreeSet<_>) = MayAskFor::NAMED.iter().copied().unzip();
+    assert_eq!(allowed(&names), MayAskFor::all());
+    assert_eq!(names.iter().map(|name| allowed(&[*name])).collect::<BTreeSet<_>>(), settings);
+    assert_eq!(settings.len(), names.len(), "each has a bit of its own");
     assert_eq!(Config::default().ipvs.may_ask_for, MayAskFor::all().difference(MayAskFor::NODE_WEIGHTS));
 }
 
@@ -781,9 +780,9 @@ proptest! {
     #[test]
     fn any_sequence_ends_where_a_fresh_start_with_its_last_input_ends(
         inputs in proptest::collection::vec(inputs(), 1..6),
-        names in proptest::sample::subsequence(MAY_ASK_FOR.to_vec(), 0..=MAY_ASK_FOR.len()),
+        settings in proptest::sample::subsequence(MayAskFor::NAMED, 0..=MayAskFor::NAMED.len()),
     ) {
-        let allowed = names.iter().filter_map(|name| MayAskFor::by_name(name)).fold(MayAskFor::empty(), |all, one| all | one);
+        let allowed = settings.iter().fold(MayAskFor::empty(), |all, (_, one)| all | *one);
         let mut node = with(allowed);
         for input in &inputs {
             node.give_input(input);
