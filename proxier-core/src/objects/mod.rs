@@ -22,7 +22,8 @@ where
 }
 
 macro_rules! objects {
-    ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })*) => {$(
+    ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }
+        $(+ always written { $($(#[$written_doc:meta])* $written:ident: $written_type:ty,)* })?)*) => {$(
         $(#[$doc])*
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
         #[serde(rename_all = "camelCase", default)]
@@ -32,6 +33,11 @@ macro_rules! objects {
                 #[serde(deserialize_with = "null_is_default", skip_serializing_if = "is_default")]
                 pub $field: $type,
             )*
+            $($(
+                $(#[$written_doc])*
+                #[serde(deserialize_with = "null_is_default")]
+                pub $written: $written_type,
+            )*)?
         }
     )*};
 }
@@ -305,7 +311,7 @@ objects! {
 
     /// `fastPath` of `KubeProxyConfiguration`: see [`FastPath`](crate::config::FastPath). Not in kube-proxy.
     #[doc(hidden)]
-    FastPathObject {
+    FastPathObject {} + always written {
         /// Names of devices, prefixes with `*` behind, or `all`.
         interfaces: OneOrMore,
         /// Packets of a connection before it takes the fast path.
@@ -379,11 +385,6 @@ objects! {
     /// `ipvs.connectionSync` of `KubeProxyConfiguration`: see [`ConnectionSync`](crate::config::ConnectionSync). Not in kube-proxy.
     #[doc(hidden)]
     ConnectionSyncObject {
-        /// Name of the device over which connections are multicast.
-        interface: String,
-        /// Number of the group of nodes, 0 to 255.
-        #[serde(rename = "syncID")]
-        sync_id: i64,
         /// Role of this node: `both` (also when empty), `master`, `backup`.
         role: Option<String>,
         /// Multicast group; 224.0.0.81 when empty.
@@ -394,6 +395,12 @@ objects! {
         ttl: Option<i64>,
         /// Largest UDP payload in bytes, 1024 to 65507; from the interface's MTU when absent.
         max_length: Option<i64>,
+    } + always written {
+        /// Name of the device over which connections are multicast.
+        interface: String,
+        /// Number of the group of nodes, 0 to 255.
+        #[serde(rename = "syncID")]
+        sync_id: i64,
     }
 
     /// `ipvs.defaults` of `KubeProxyConfiguration`: the words of annotations of Services.

@@ -5,8 +5,9 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
-use proxier_core::objects::OneOrMore;
+use proxier_core::objects::{ConnectionSyncObject, FastPathObject, IpvsDefaultsObject};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use serde_saphyr::options::DuplicateKeyPolicy;
@@ -31,19 +32,61 @@ where
     Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// Sets a value that is not set.
+fn set_default<T: Default + PartialEq>(field: &mut T, default: impl Into<T>) {
+    if is_default(field) {
+        *field = default.into();
+    }
+}
+
+/// Makes the sections: a row for each field, with its default if that is not the type's. Own fields, which kube-proxy lacks, are written only
+/// where they are set.
 macro_rules! objects {
-    ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })*) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-        #[serde(rename_all = "camelCase", default)]
-        pub struct $name {
-            $(
-                $(#[$field_doc])*
-                #[serde(deserialize_with = "null_is_default")]
-                pub $field: $type,
-            )*
-        }
-    )*};
+    ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty $(= $default:expr)?,)* }
+        $(+ own { $($(#[$own_doc:meta])* $own:ident: $own_type:ty $(= $own_default:expr)?,)* })?)*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+            #[serde(rename_all = "camelCase", default)]
+            pub struct $name {
+                $(
+                    $(#[$field_doc])*
+                    $(#[doc = concat!("\n\nDefault `", stringify!($default), "`.")])?
+                    #[serde(deserialize_with = "null_is_default")]
+                    pub $field: $type,
+                )*
+                $($(
+                    $(#[$own_doc])*
+                    /// Not in kube-proxy.
+                    #[serde(deserialize_with = "null_is_default", skip_serializing_if = "is_default")]
+                    pub $own: $own_type,
+                )*)?
+            }
+
+            impl $name {
+                fn set_own_defaults(&mut self) {
+                    $($(set_default(&mut self.$field, $default);)?)*
+                    $($($(set_default(&mut self.$own, $own_default);)?)*)?
+                }
+            }
+        )*
+
+        /// The fields that kube-proxy lacks.
+        #[cfg(test)]
+        const OWN: &[&str] = &[$($($(stringify!($own),)*)?)*];
+    };
+}
+
+/// Time that connections of userspace mode get when the process ends, unless the configuration sets it: less than the 30 s that Kubernetes gives a
+/// pod.
+pub const END_TIMEOUT: Duration = Duration::from_secs(20);
+
+const fn secs(secs: u64) -> GoDuration {
+    GoDuration(Duration::from_secs(secs))
 }
 
 objects! {
@@ -51,10 +94,10 @@ objects! {
     /// and written back whole.
     KubeProxyConfiguration {
         /// [`API_VERSION`].
-        api_version: String,
-        /// Primary address of the node in its family, if other hosts can reach it; its family is the primary one. Default `0.0.0.0`: the Node object's
+        api_version: String = API_VERSION,
+        /// Primary address of the node in its family, if other hosts can reach it; its family is the primary one. Unspecified: the Node object's
         /// addresses.
-        bind_address: String,
+        bind_address: String = "0.0.0.0",
         /// Whether a health or metrics address that cannot be bound ends the process. Default no.
         bind_address_hard_fail: bool,
         /// Connection to the API server.
@@ -62,19 +105,16 @@ objects! {
         /// Networks of the cluster's pods: one, or one of each family with a comma between.
         #[serde(rename = "clusterCIDR")]
         cluster_cidr: String,
-        /// Default 15 minutes; unused.
-        config_sync_period: GoDuration,
+        /// Unused.
+        config_sync_period: GoDuration = secs(15 * 60),
         /// Connection tracking.
         conntrack: Conntrack,
         /// Details of the detection of local pod traffic.
         detect_local: DetectLocal,
-        /// `ClusterCIDR`, `NodeCIDR`, `BridgeInterface`, `InterfaceNamePrefix`. Default `ClusterCIDR`.
-        detect_local_mode: String,
+        /// `ClusterCIDR`, `NodeCIDR`, `BridgeInterface`, `InterfaceNamePrefix`.
+        detect_local_mode: String = "ClusterCIDR",
         /// `/debug` on the metrics server; unused.
         enable_profiling: bool,
-        /// Fast path of established connections, in nftables and iptables mode. Default: none. Not in kube-proxy.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        fast_path: Option<FastPath>,
         /// Feature gates: `AllowServiceExternalIPs: false` leaves external IPs of Services out; a warning names each of the rest that is set, since
         /// it has no effect here. Names are not checked against a release of kube-proxy.
         feature_gates: BTreeMap<String, bool>,
@@ -87,7 +127,7 @@ objects! {
         /// Settings of IPVS mode.
         ipvs: Ipvs,
         /// [`KIND`].
-        kind: String,
+        kind: String = KIND,
         /// Logging.
         logging: Logging,
         /// `/metrics`. Default port 10249 on the loopback address.
@@ -98,50 +138,51 @@ objects! {
         nftables: Option<Nftables>,
         /// Addresses that serve node ports: networks, `primary`, `localhost` and `all` in any combination. Default `all`.
         node_port_addresses: Vec<String>,
-        /// Written to this process's `oom_score_adj`. Default −999.
-        oom_score_adj: Option<i64>,
+        /// Written to this process's `oom_score_adj`.
+        oom_score_adj: Option<i64> = -999_i64,
         /// Unused, in kube-proxy too.
         port_range: String,
         /// Unused.
         show_hidden_metrics_for_version: String,
-        /// Clients that may see `/status` of the metrics server: `off`, `localhost`, `on`. Default `off`. Not in kube-proxy.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        status_page: Option<Value>,
-        /// Settings of userspace mode. Not in kube-proxy.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        userspace: Option<Userspace>,
         /// Settings for Windows; unused.
         winkernel: Option<Value>,
         /// Unused.
         windows_run_as_service: bool,
+    } + own {
+        /// Fast path of established connections, in nftables and iptables mode. Default: none.
+        fast_path: Option<FastPathObject>,
+        /// Clients that may see `/status` of the metrics server: `off`, `localhost`, `on`. Default `off`.
+        status_page: Option<Value>,
+        /// Settings of userspace mode.
+        userspace: Option<Userspace>,
     }
 
     /// `clientConnection`.
     ClientConnection {
         /// Encoding of answers instead of `contentType`'s: protobuf if it is among them, else JSON.
         accept_content_types: String,
-        /// Requests at once. Default 10; unused.
-        burst: i64,
-        /// Encoding of answers: `application/vnd.kubernetes.protobuf` (default), else JSON.
-        content_type: String,
+        /// Requests at once; unused.
+        burst: i64 = 10,
+        /// Encoding of answers: `application/vnd.kubernetes.protobuf`, else JSON.
+        content_type: String = "application/vnd.kubernetes.protobuf",
         /// The kubeconfig file. Default: in-cluster.
         kubeconfig: String,
-        /// Requests a second. Default 5; unused: this program sends far fewer.
-        qps: f64,
+        /// Requests a second; unused: this program sends far fewer.
+        qps: f64 = 5.0,
     }
 
     /// `conntrack`. 0 leaves the kernel's value.
     Conntrack {
-        /// Entries for each CPU. Default 32,768.
-        max_per_core: Option<i64>,
-        /// Minimum number of entries. Default 131,072.
-        min: Option<i64>,
+        /// Entries for each CPU.
+        max_per_core: Option<i64> = 32 * 1024_i64,
+        /// Minimum number of entries.
+        min: Option<i64> = 128 * 1024_i64,
         /// Be liberal about TCP windows. Default no.
         tcp_be_liberal: bool,
-        /// Default 1 hour.
-        tcp_close_wait_timeout: Option<GoDuration>,
-        /// Default 24 hours.
-        tcp_established_timeout: Option<GoDuration>,
+        /// Timeout in CLOSE_WAIT.
+        tcp_close_wait_timeout: Option<GoDuration> = secs(3_600),
+        /// Timeout of idle TCP connections.
+        tcp_established_timeout: Option<GoDuration> = secs(24 * 3_600),
         /// Timeout of UDP with answers. Default 0.
         udp_stream_timeout: GoDuration,
         /// Timeout of UDP without answers. Default 0.
@@ -161,61 +202,49 @@ objects! {
 
     /// `iptables`.
     Iptables {
-        /// Node ports on 127.0.0.1, in iptables mode. Default yes.
-        localhost_node_ports: Option<bool>,
+        /// Node ports on 127.0.0.1, in iptables mode.
+        localhost_node_ports: Option<bool> = true,
         /// Masquerade all traffic to Services. Default no.
         masquerade_all: bool,
-        /// Bit of the packet mark for masquerading, 0 to 31. Default 14.
-        masquerade_bit: Option<i64>,
-        /// Shortest time between two passes, in iptables mode. Default 1 second.
-        min_sync_period: GoDuration,
-        /// Whether masqueraded connections get random ports, in iptables mode: `true`, `false`, or `auto`: if the programs of
-        /// iptables know how. Default `auto`. `false` counts in IPVS mode too. Not in kube-proxy.
-        #[serde(skip_serializing_if = "Option::is_none")]
+        /// Bit of the packet mark for masquerading, 0 to 31.
+        masquerade_bit: Option<i64> = 14_i64,
+        /// Shortest time between two passes, in iptables mode.
+        min_sync_period: GoDuration = secs(1),
+        /// Interval between full comparisons with the kernel, in iptables mode.
+        sync_period: GoDuration = secs(30),
+    } + own {
+        /// Whether masqueraded connections get random ports, in iptables mode: `true`, `false`, or `auto`: if the programs of iptables know how.
+        /// Default `auto`. `false` counts in IPVS mode too.
         random_fully: Option<Value>,
         /// Whether TCP clients of Services without endpoints get a reset, not ICMP, which the kernel limits for each client, in iptables mode;
-        /// nftables mode always resets. Default no: all other rules then equal those of kube-proxy. Not in kube-proxy.
-        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        /// nftables mode always resets. Default no: all other rules then equal those of kube-proxy.
         reject_with_reset: bool,
-        /// Interval between full comparisons with the kernel, in iptables mode. Default 30 seconds.
-        sync_period: GoDuration,
     }
 
     /// `nftables`.
     Nftables {
-        /// Whether connections are counted by Frontend, for `show` and `trace --live`. Default no. Not in kube-proxy.
-        #[serde(skip_serializing_if = "std::ops::Not::not")]
-        count_connections: bool,
-        /// Whether tables belong to this process: `nft flush ruleset` and other programs leave them alone while it runs. In IPVS mode by
-        /// nf_tables too. Needs Linux 6.9. Default no. Not in kube-proxy.
-        #[serde(skip_serializing_if = "std::ops::Not::not")]
-        own_tables: bool,
         /// Masquerade all traffic to cluster IPs. Default no.
         masquerade_all: bool,
         /// Bit of the packet mark for masquerading, 0 to 31. Default 14.
         masquerade_bit: Option<i64>,
         /// Shortest time between two passes. Default 0.
         min_sync_period: GoDuration,
-        /// Interval between full comparisons with the kernel. Default 30 seconds.
-        sync_period: GoDuration,
-    }
-
-    /// `fastPath`. Not in kube-proxy.
-    FastPath {
-        /// Whether flows are handed to the devices, which all have to take them. Default no.
-        hardware: bool,
-        /// Devices that packets come in by, pods' too: names, prefixes with `*` behind, or `all`.
-        interfaces: OneOrMore,
-        /// Packets of a connection before it takes the fast path. Default 0: from the first answer on.
-        min_packets: i64,
+        /// Interval between full comparisons with the kernel.
+        sync_period: GoDuration = secs(30),
+    } + own {
+        /// Whether connections are counted by Frontend, for `show` and `trace --live`. Default no.
+        count_connections: bool,
+        /// Whether tables belong to this process: `nft flush ruleset` and other programs leave them alone while it runs. In IPVS mode by nf_tables
+        /// too. Needs Linux 6.9. Default no.
+        own_tables: bool,
     }
 
     /// `userspace`. Not in kube-proxy.
     Userspace {
-        /// Time for which connections to an endpoint that is gone may go on. Default 15 minutes; 0: they end at once.
-        drain_timeout: Option<GoDuration>,
-        /// Time that connections get when the process ends, at most `drainTimeout`. Default 20 seconds, less than the 30 that Kubernetes gives a pod.
-        end_timeout: Option<GoDuration>,
+        /// Time for which connections to an endpoint that is gone may go on; 0: they end at once.
+        drain_timeout: Option<GoDuration> = secs(15 * 60),
+        /// Time that connections get when the process ends, at most `drainTimeout`.
+        end_timeout: Option<GoDuration> = GoDuration(END_TIMEOUT),
         /// Limit on connections and UDP flows of each port of a Service at once, at all its addresses together. Default 0: as many as files may be
         /// open.
         max_connections_per_service: i64,
@@ -223,158 +252,71 @@ objects! {
         /// Default none.
         #[serde(rename = "serviceCIDRs")]
         service_cidrs: Vec<String>,
-        /// Lifetime of a UDP flow without a datagram. Default 250 milliseconds.
-        udp_idle_timeout: GoDuration,
+        /// Lifetime of a UDP flow without a datagram.
+        udp_idle_timeout: GoDuration = GoDuration(Duration::from_millis(250)),
     }
 
     /// `ipvs`.
     Ipvs {
-        /// Subjects that annotations may decide: `scheduler`, `persistence`, `one-packet`, `weights`, `node-weights`, `forwarding`, `thresholds`,
-        /// `drain`; all but `node-weights` by default. Not in kube-proxy.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        allowed_annotations: Option<Vec<String>>,
-        /// Way to make Services' addresses local: `addresses` on the dummy device, or `routes`. Default `addresses`. Not in kube-proxy.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        binding: Option<String>,
-        /// Synchronisation of connections with other nodes, so that an address can move between them. Default: none. Not in kube-proxy.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        connection_sync: Option<ConnectionSync>,
-        /// Values for Services without an annotation of their own. Not in kube-proxy.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        defaults: Option<IpvsDefaults>,
         /// Networks in which no virtual server is deleted.
         #[serde(rename = "excludeCIDRs")]
         exclude_cidrs: Vec<String>,
-        /// Whether a node port has one virtual server for all addresses of the node. Default no: one for each. Needs rules `nftables`. Not
-        /// in kube-proxy.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        mark_node_ports: Option<bool>,
-        /// The firewall marks for `markSplit` and `markNodePorts`, as `VALUE/MASK`. Default `0x16000000/0xff00c000`. Not in kube-proxy.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        mark_range: Option<String>,
-        /// Whether clients outside get local endpoints, and this node and its pods all endpoints, when a Service's external policy is `Local`.
-        /// Default no: all get the local ones. Needs rules `nftables`. Not in kube-proxy.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        mark_split: Option<bool>,
-        /// Overrides `iptables.masqueradeAll`. Not in kube-proxy.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        masquerade_all: Option<bool>,
-        /// Overrides `iptables.masqueradeBit`. Not in kube-proxy.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        masquerade_bit: Option<i64>,
         /// Shortest time between two passes. Default 0.
         min_sync_period: GoDuration,
-        /// Rule back end for NAT and firewall rules beside the virtual servers: `nftables`, `iptables`, or `auto`: `nftables` unless a filter of
-        /// iptables drops by default, chains of IPVS mode are there, or the kernel cannot. Default `auto`. Not in kube-proxy.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        rules: Option<String>,
-        /// The kernel's name of the scheduler. Default `rr`.
-        scheduler: String,
-        /// Networks of cluster IPs, with binding `routes` made local as a whole; other addresses are made local one by one. The networks must be the
-        /// Services' alone. Default none. Not in kube-proxy.
-        #[serde(rename = "serviceCIDRs", skip_serializing_if = "Option::is_none")]
-        service_cidrs: Option<Vec<String>>,
+        /// The kernel's name of the scheduler.
+        scheduler: String = "rr",
         /// Answer ARP only for addresses of the interface that was asked. Default no.
         #[serde(rename = "strictARP")]
         strict_arp: bool,
-        /// Interval between full comparisons with the kernel. Default 30 seconds.
-        sync_period: GoDuration,
+        /// Interval between full comparisons with the kernel.
+        sync_period: GoDuration = secs(30),
         /// Timeout of TCP connections after FIN. 0: the kernel's.
         tcp_fin_timeout: GoDuration,
         /// Timeout of idle TCP connections. 0: the kernel's.
         tcp_timeout: GoDuration,
         /// Timeout of UDP. 0: the kernel's.
         udp_timeout: GoDuration,
-    }
-
-    /// `ipvs.connectionSync`. Not in kube-proxy.
-    ConnectionSync {
-        /// Multicast group. Default 224.0.0.81.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        group: Option<String>,
-        /// Device over which connections are multicast.
-        interface: String,
-        /// Largest UDP payload in bytes, 1024 to 65507. Default: as the device's MTU allows.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        max_length: Option<i64>,
-        /// UDP port. Default 8848.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        port: Option<i64>,
-        /// `both`, `master` (this node sends its connections), `backup` (it learns those of others). Default `both`.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        role: Option<String>,
-        /// Number of the group of nodes, 0 to 255. Default 0.
-        #[serde(rename = "syncID")]
-        sync_id: i64,
-        /// Time to live of the multicasts. Default 1.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        ttl: Option<i64>,
-    }
-
-    /// `ipvs.defaults`: the values of annotations of Services. Not in kube-proxy.
-    IpvsDefaults {
-        /// Seconds for which an endpoint that leaves keeps its connections, 0 to 2678400.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        drain_seconds: Option<i64>,
-        /// Way of packets for external addresses to endpoints: `masquerade`, `direct-route`, `ipip`, `gre`, `gue:PORT`.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        forwarding: Option<String>,
-        /// Connections above which an endpoint gets no new ones.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        max_connections: Option<i64>,
-        /// Connections below which it gets new ones again.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        min_connections: Option<i64>,
-        /// Whether each UDP datagram is scheduled for itself. `true` takes answers from cluster DNS too, unless its annotation says no.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        one_packet: Option<bool>,
-        /// Prefix length by which IPv4 clients count as one, 0 to 32.
-        #[serde(rename = "persistencePrefixIPv4", skip_serializing_if = "Option::is_none")]
-        persistence_prefix_ipv4: Option<i64>,
-        /// Prefix length by which IPv6 clients count as one, 1 to 128.
-        #[serde(rename = "persistencePrefixIPv6", skip_serializing_if = "Option::is_none")]
-        persistence_prefix_ipv6: Option<i64>,
-        /// Seconds for which a client stays with its endpoint, 1 to 2678400; for Services without session affinity.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        persistence_seconds: Option<i64>,
-        /// Flags of the scheduler, with commas.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        scheduler_flags: Option<String>,
-        /// Weights of endpoints by zone: `zone-a=3, *=0`.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        zone_weights: Option<String>,
+    } + own {
+        /// Subjects that annotations may decide, by the names of `MayAskFor`; all but `node-weights` by default.
+        allowed_annotations: Option<Vec<String>>,
+        /// Way to make Services' addresses local: `addresses` on the dummy device, or `routes`. Default `addresses`.
+        binding: Option<String>,
+        /// Synchronisation of connections with other nodes, so that an address can move between them. Default: none.
+        connection_sync: Option<ConnectionSyncObject>,
+        /// Values for Services without an annotation of their own.
+        defaults: Option<IpvsDefaultsObject>,
+        /// Whether a node port has one virtual server for all addresses of the node. Default no: one for each. Needs rules `nftables`.
+        mark_node_ports: Option<bool>,
+        /// The firewall marks for `markSplit` and `markNodePorts`, as `VALUE/MASK`. Default `0x16000000/0xff00c000`.
+        mark_range: Option<String>,
+        /// Whether clients outside get local endpoints, and this node and its pods all endpoints, when a Service's external policy is `Local`.
+        /// Default no: all get the local ones. Needs rules `nftables`.
+        mark_split: Option<bool>,
+        /// Overrides `iptables.masqueradeAll`.
+        masquerade_all: Option<bool>,
+        /// Overrides `iptables.masqueradeBit`.
+        masquerade_bit: Option<i64>,
+        /// Rule back end for NAT and firewall rules beside the virtual servers: `nftables`, `iptables`, or `auto`: `nftables` unless a filter of
+        /// iptables drops by default, chains of IPVS mode are there, or the kernel cannot. Default `auto`.
+        rules: Option<String>,
+        /// Networks of cluster IPs, with binding `routes` made local as a whole; other addresses are made local one by one. The networks must be the
+        /// Services' alone. Default none.
+        #[serde(rename = "serviceCIDRs")]
+        service_cidrs: Option<Vec<String>>,
     }
 
     /// `logging`.
     Logging {
         /// Unused.
         flush_frequency: Option<Value>,
-        /// `text` or `json`. Default `text`.
-        format: String,
+        /// `text` or `json`.
+        format: String = "text",
         /// Unused.
         options: Option<Value>,
         /// Verbosity. 0 to 3: what happened; 4 and 5: why too; 6 and more: everything. Default 0.
         verbosity: i64,
         /// Unused.
         vmodule: Option<Value>,
-    }
-}
-
-/// Time that connections of userspace mode get when the process ends, unless the configuration sets it: less than the 30 s that Kubernetes gives a
-/// pod.
-pub const END_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(20);
-
-/// Sets an empty text.
-fn or(field: &mut String, default: impl Into<String>) {
-    if field.is_empty() {
-        *field = default.into();
-    }
-}
-
-/// Sets a duration that is 0.
-fn or_secs(field: &mut GoDuration, secs: u64) {
-    if field.0.is_zero() {
-        field.0 = std::time::Duration::from_secs(secs);
     }
 }
 
@@ -414,47 +356,20 @@ impl KubeProxyConfiguration {
 
     /// Fills in defaults. Twice has the same result as once.
     pub fn set_defaults(&mut self) {
-        or(&mut self.api_version, API_VERSION);
-        or(&mut self.kind, KIND);
-        or(&mut self.bind_address, "0.0.0.0");
+        self.set_own_defaults();
+        self.client_connection.set_own_defaults();
+        self.conntrack.set_own_defaults();
+        self.detect_local.set_own_defaults();
+        self.iptables.set_own_defaults();
+        self.ipvs.set_own_defaults();
+        self.logging.set_own_defaults();
+        self.nftables.iter_mut().for_each(Nftables::set_own_defaults);
+        self.userspace.iter_mut().for_each(Userspace::set_own_defaults);
         let v6 = self.bind_address.parse().is_ok_and(|address: std::net::IpAddr| address.is_ipv6());
-        or(&mut self.healthz_bind_address, if v6 { "[::]:10256" } else { "0.0.0.0:10256" });
-        or(&mut self.metrics_bind_address, if v6 { "[::1]:10249" } else { "127.0.0.1:10249" });
+        set_default(&mut self.healthz_bind_address, if v6 { "[::]:10256" } else { "0.0.0.0:10256" });
+        set_default(&mut self.metrics_bind_address, if v6 { "[::1]:10249" } else { "127.0.0.1:10249" });
         add_port(&mut self.healthz_bind_address, 10256);
         add_port(&mut self.metrics_bind_address, 10249);
-        or(&mut self.client_connection.content_type, "application/vnd.kubernetes.protobuf");
-        if self.client_connection.qps == 0.0 {
-            self.client_connection.qps = 5.0;
-        }
-        if self.client_connection.burst == 0 {
-            self.client_connection.burst = 10;
-        }
-        or_secs(&mut self.config_sync_period, 15 * 60);
-        self.oom_score_adj.get_or_insert(-999);
-        self.iptables.masquerade_bit.get_or_insert(14);
-        self.iptables.localhost_node_ports.get_or_insert(true);
-        or_secs(&mut self.iptables.sync_period, 30);
-        or_secs(&mut self.iptables.min_sync_period, 1);
-        or_secs(&mut self.ipvs.sync_period, 30);
-        if let Some(nftables) = &mut self.nftables {
-            or_secs(&mut nftables.sync_period, 30);
-        }
-        if let Some(userspace) = &mut self.userspace {
-            if userspace.udp_idle_timeout.0.is_zero() {
-                userspace.udp_idle_timeout.0 = std::time::Duration::from_millis(250);
-            }
-            userspace.drain_timeout.get_or_insert(GoDuration(std::time::Duration::from_secs(15 * 60)));
-            userspace.end_timeout.get_or_insert(GoDuration(END_TIMEOUT));
-        }
-        or(&mut self.ipvs.scheduler, "rr");
-        let conntrack = &mut self.conntrack;
-        conntrack.max_per_core.get_or_insert(32 * 1024);
-        conntrack.min.get_or_insert(128 * 1024);
-        let hours = |hours: u64| GoDuration(std::time::Duration::from_secs(hours * 3_600));
-        conntrack.tcp_established_timeout.get_or_insert(hours(24));
-        conntrack.tcp_close_wait_timeout.get_or_insert(hours(1));
-        or(&mut self.detect_local_mode, "ClusterCIDR");
-        or(&mut self.logging.format, "text");
     }
 
     /// The configuration as YAML, as `--write-config-to` prints it.
@@ -515,6 +430,9 @@ fn check_kind(value: &Value) -> Result<(), (&'static str, String)> {
 
 #[cfg(test)]
 mod tests {
+    use proxier_core::config::MayAskFor;
+    use proxier_core::snapshot::Annotation;
+
     use super::*;
 
     fn parse(body: &str) -> Result<(KubeProxyConfiguration, Vec<String>), String> {
@@ -631,6 +549,26 @@ mod tests {
         let once = object.clone();
         object.set_defaults();
         assert_eq!(object, once);
+    }
+
+    #[test]
+    fn what_kube_proxy_lacks_is_documented() {
+        let page = |name| std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(name)).unwrap();
+        let pages = ["README.md", "modes.md", "ipvs-mode.md"].map(page).concat();
+        for field in OWN {
+            let mut parts = field.split('_');
+            let first = parts.next().unwrap().to_owned();
+            let name =
+                parts.fold(first, |name, part| name + &part[..1].to_uppercase() + &part[1..]).replace("Cidrs", "CIDRs");
+            let is_named =
+                [format!("`{name}"), format!(".{name}"), format!("{name}: ")].iter().any(|text| pages.contains(text));
+            assert!(is_named, "{name}");
+        }
+        let fields = Annotation::ALL.iter().filter_map(|row| row.field.rsplit('.').next());
+        let permissions = MayAskFor::NAMED.iter().map(|(name, _)| *name);
+        for name in Annotation::ALL.iter().map(|row| row.name).chain(fields).chain(permissions) {
+            assert!(pages.contains(name), "{name}");
+        }
     }
 
     #[test]
