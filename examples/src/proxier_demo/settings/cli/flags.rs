@@ -28,151 +28,93 @@ enum Kind {
     Gates,
 }
 
-/// A flag: its name, kind, the field it sets (none: accepted, without effect), and help.
-struct Flag(&'static str, Kind, &'static str, &'static str);
+/// A flag: its name, kind, the field it sets (none: accepted, without effect), when it counts, and help.
+#[derive(Clone, Copy)]
+struct Flag(&'static str, Kind, &'static str, Effect, &'static str);
 
+/// When a flag of the configuration counts.
+#[derive(Clone, Copy, PartialEq)]
+enum Effect {
+    Always,
+    InIptablesMode,
+    /// It changes nothing here.
+    Never,
+}
+
+use Effect::{Always, InIptablesMode, Never};
 use Kind::{Bool, Duration, Float, Gates, Int, List, Text};
 
-const FLAGS: &[Flag] = &[
-    Flag("bind-address", Text, "bindAddress", "The node's primary address, whose family is the primary one [0.0.0.0]"),
-    Flag("bind-address-hard-fail", Bool, "bindAddressHardFail", "End when a health or metrics address cannot be bound"),
-    Flag("cluster-cidr", Text, "clusterCIDR", "Network of the cluster's pods; two, one a family, with a comma between"),
-    Flag("config-sync-period", Duration, "configSyncPeriod", "Accepted; a complete watch needs no resync"),
-    Flag("conntrack-max-per-core", Int, "conntrack.maxPerCore", "Tracked connections for each CPU, 0: leave [32768]"),
-    Flag("conntrack-min", Int, "conntrack.min", "Tracked connections at least [131072]"),
-    Flag("conntrack-tcp-be-liberal", Bool, "conntrack.tcpBeLiberal", "Be liberal about TCP windows"),
-    Flag(
-        "conntrack-tcp-timeout-close-wait",
-        Duration,
-        "conntrack.tcpCloseWaitTimeout",
-        "In CLOSE_WAIT, 0s: leave [1h]",
-    ),
-    Flag("conntrack-tcp-timeout-established", Duration, "conntrack.tcpEstablishedTimeout", "Idle TCP, 0s: leave [24h]"),
-    Flag("conntrack-udp-timeout", Duration, "conntrack.udpTimeout", "UDP without answers, 0s: leave [0s]"),
-    Flag("conntrack-udp-timeout-stream", Duration, "conntrack.udpStreamTimeout", "UDP with answers, 0s: leave [0s]"),
-    Flag("detect-local-mode", Text, "detectLocalMode", "ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix"),
-    Flag(
-        "feature-gates",
-        Gates,
-        "featureGates",
-        "AllowServiceExternalIPs=false: no external IPs of Services are served; other gates change nothing here",
-    ),
-    Flag("healthz-bind-address", Text, "healthzBindAddress", "/healthz and /livez, \"\": nowhere [0.0.0.0:10256]"),
-    Flag(
-        "iptables-localhost-nodeports",
-        Bool,
-        "iptables.localhostNodePorts",
-        "Node ports on 127.0.0.1, in iptables mode [true]",
-    ),
-    Flag("iptables-masquerade-bit", Int, "iptables.masqueradeBit", "Bit of the packet mark for masquerading [14]"),
-    Flag(
-        "iptables-min-sync-period",
-        Duration,
-        "iptables.minSyncPeriod",
-        "In iptables mode: least time between passes [1s]",
-    ),
-    Flag(
-        "iptables-sync-period",
-        Duration,
-        "iptables.syncPeriod",
-        "In iptables mode: how often it is checked for drift [30s]",
-    ),
-    Flag("ipvs-binding", Text, "ipvs.binding", "Addresses of Services: addresses (on kube-ipvs0), routes [addresses]"),
-    Flag("ipvs-exclude-cidrs", List, "ipvs.excludeCIDRs", "Networks in which no virtual server is deleted"),
-    Flag("ipvs-mark-range", Text, "ipvs.markRange", "Firewall marks for it [0x16000000/0xff00c000]"),
-    Flag(
-        "ipvs-mark-node-ports",
-        Bool,
-        "ipvs.markNodePorts",
-        "Node ports: one virtual server for all addresses of the node",
-    ),
-    Flag("ipvs-mark-split", Bool, "ipvs.markSplit", "Policy Local: only clients outside get only local endpoints"),
-    Flag("ipvs-min-sync-period", Duration, "ipvs.minSyncPeriod", "Least time between two passes [0s]"),
-    Flag("ipvs-rules", Text, "ipvs.rules", "auto, nftables or iptables: what guards virtual servers [auto]"),
-    Flag("ipvs-scheduler", Text, "ipvs.scheduler", "The kernel's name of the scheduler [rr]"),
-    Flag("ipvs-service-cidrs", List, "ipvs.serviceCIDRs", "With --ipvs-binding=routes, networks of cluster IPs"),
-    Flag("ipvs-strict-arp", Bool, "ipvs.strictARP", "Answer ARP only for addresses of the interface asked"),
-    Flag("ipvs-sync-period", Duration, "ipvs.syncPeriod", "How often the kernel is checked for drift [30s]"),
-    Flag("ipvs-tcp-timeout", Duration, "ipvs.tcpTimeout", "Idle TCP connections, 0s: the kernel's [0s]"),
-    Flag("ipvs-tcpfin-timeout", Duration, "ipvs.tcpFinTimeout", "TCP connections after FIN, 0s: the kernel's [0s]"),
-    Flag("ipvs-udp-timeout", Duration, "ipvs.udpTimeout", "UDP, 0s: the kernel's [0s]"),
-    Flag("kube-api-burst", Int, "clientConnection.burst", "Accepted; this program sends few requests"),
-    Flag(
-        "kube-api-content-type",
-        Text,
-        "clientConnection.contentType",
-        "Encoding of the API server's answers: application/json, or protobuf",
-    ),
-    Flag("kube-api-qps", Float, "clientConnection.qps", "Accepted; this program sends few requests"),
-    Flag("masquerade-all", Bool, "iptables.masqueradeAll", "Masquerade all traffic to Services"),
-    Flag("metrics-bind-address", Text, "metricsBindAddress", "/metrics, \"\": nowhere [127.0.0.1:10249]"),
-    Flag(
-        "nodeport-addresses",
-        List,
-        "nodePortAddresses",
-        "Where node ports are served: networks, primary, localhost, all [all]",
-    ),
-    Flag("oom-score-adj", Int, "oomScoreAdj", "This process's oom_score_adj, -1000 to 1000 [-999]"),
-    Flag("pod-bridge-interface", Text, "detectLocal.bridgeInterface", "For --detect-local-mode=BridgeInterface"),
-    Flag(
-        "pod-interface-name-prefix",
-        Text,
-        "detectLocal.interfaceNamePrefix",
-        "For --detect-local-mode=InterfaceNamePrefix",
-    ),
-    Flag("profiling", Bool, "enableProfiling", "Accepted; there is nothing to profile with"),
-    Flag(
-        "proxy-mode",
-        Text,
-        "mode",
-        "auto, ipvs, nftables, iptables or userspace; auto: the best that this machine can do [auto]",
-    ),
-    Flag("proxy-port-range", Text, "portRange", "Accepted; unused in kube-proxy too"),
-    Flag("show-hidden-metrics-for-version", Text, "showHiddenMetricsForVersion", "Accepted; nothing is hidden"),
-    Flag("status-page", Text, "statusPage", "/status of the metrics server: off, localhost or on [off]"),
-];
+/// Makes rows of flags.
+macro_rules! flags {
+    ($($name:literal $kind:ident $field:literal $($effect:ident)? $help:literal;)*) => {
+        &[$(Flag($name, $kind, $field, [$($effect,)? Always][0], $help)),*]
+    };
+    ($($kind:ident: $($name:literal)*;)*) => { &[$($(Flag($name, $kind, "", Never, "")),*),*] };
+}
+
+const FLAGS: &[Flag] = flags! {
+    "bind-address" Text "bindAddress" "The node's primary address, whose family is the primary one [0.0.0.0]";
+    "bind-address-hard-fail" Bool "bindAddressHardFail" "End when a health or metrics address cannot be bound";
+    "cluster-cidr" Text "clusterCIDR" "Network of the cluster's pods; two, one a family, with a comma between";
+    "config-sync-period" Duration "configSyncPeriod" Never "Accepted; a complete watch needs no resync";
+    "conntrack-max-per-core" Int "conntrack.maxPerCore" "Tracked connections for each CPU, 0: leave [32768]";
+    "conntrack-min" Int "conntrack.min" "Tracked connections at least [131072]";
+    "conntrack-tcp-be-liberal" Bool "conntrack.tcpBeLiberal" "Be liberal about TCP windows";
+    "conntrack-tcp-timeout-close-wait" Duration "conntrack.tcpCloseWaitTimeout" "In CLOSE_WAIT, 0s: leave [1h]";
+    "conntrack-tcp-timeout-established" Duration "conntrack.tcpEstablishedTimeout" "Idle TCP, 0s: leave [24h]";
+    "conntrack-udp-timeout" Duration "conntrack.udpTimeout" "UDP without answers, 0s: leave [0s]";
+    "conntrack-udp-timeout-stream" Duration "conntrack.udpStreamTimeout" "UDP with answers, 0s: leave [0s]";
+    "detect-local-mode" Text "detectLocalMode" "ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix";
+    "feature-gates" Gates "featureGates" "AllowServiceExternalIPs=false: no external IPs of Services are served; other gates change nothing here";
+    "healthz-bind-address" Text "healthzBindAddress" "/healthz and /livez, \"\": nowhere [0.0.0.0:10256]";
+    "iptables-localhost-nodeports" Bool "iptables.localhostNodePorts" InIptablesMode "Node ports on 127.0.0.1, in iptables mode [true]";
+    "iptables-masquerade-bit" Int "iptables.masqueradeBit" "Bit of the packet mark for masquerading [14]";
+    "iptables-min-sync-period" Duration "iptables.minSyncPeriod" InIptablesMode "In iptables mode: least time between passes [1s]";
+    "iptables-sync-period" Duration "iptables.syncPeriod" InIptablesMode "In iptables mode: how often it is checked for drift [30s]";
+    "ipvs-binding" Text "ipvs.binding" "Addresses of Services: addresses (on kube-ipvs0), routes [addresses]";
+    "ipvs-exclude-cidrs" List "ipvs.excludeCIDRs" "Networks in which no virtual server is deleted";
+    "ipvs-mark-range" Text "ipvs.markRange" "Firewall marks for it [0x16000000/0xff00c000]";
+    "ipvs-mark-node-ports" Bool "ipvs.markNodePorts" "Node ports: one virtual server for all addresses of the node";
+    "ipvs-mark-split" Bool "ipvs.markSplit" "Policy Local: only clients outside get only local endpoints";
+    "ipvs-min-sync-period" Duration "ipvs.minSyncPeriod" "Least time between two passes [0s]";
+    "ipvs-rules" Text "ipvs.rules" "auto, nftables or iptables: what guards virtual servers [auto]";
+    "ipvs-scheduler" Text "ipvs.scheduler" "The kernel's name of the scheduler [rr]";
+    "ipvs-service-cidrs" List "ipvs.serviceCIDRs" "With --ipvs-binding=routes, networks of cluster IPs";
+    "ipvs-strict-arp" Bool "ipvs.strictARP" "Answer ARP only for addresses of the interface asked";
+    "ipvs-sync-period" Duration "ipvs.syncPeriod" "How often the kernel is checked for drift [30s]";
+    "ipvs-tcp-timeout" Duration "ipvs.tcpTimeout" "Idle TCP connections, 0s: the kernel's [0s]";
+    "ipvs-tcpfin-timeout" Duration "ipvs.tcpFinTimeout" "TCP connections after FIN, 0s: the kernel's [0s]";
+    "ipvs-udp-timeout" Duration "ipvs.udpTimeout" "UDP, 0s: the kernel's [0s]";
+    "kube-api-burst" Int "clientConnection.burst" Never "Accepted; this program sends few requests";
+    "kube-api-content-type" Text "clientConnection.contentType" "Encoding of the API server's answers: application/json, or protobuf";
+    "kube-api-qps" Float "clientConnection.qps" Never "Accepted; this program sends few requests";
+    "masquerade-all" Bool "iptables.masqueradeAll" "Masquerade all traffic to Services";
+    "metrics-bind-address" Text "metricsBindAddress" "/metrics, \"\": nowhere [127.0.0.1:10249]";
+    "nodeport-addresses" List "nodePortAddresses" "Where node ports are served: networks, primary, localhost, all [all]";
+    "oom-score-adj" Int "oomScoreAdj" "This process's oom_score_adj, -1000 to 1000 [-999]";
+    "pod-bridge-interface" Text "detectLocal.bridgeInterface" "For --detect-local-mode=BridgeInterface";
+    "pod-interface-name-prefix" Text "detectLocal.interfaceNamePrefix" "For --detect-local-mode=InterfaceNamePrefix";
+    "profiling" Bool "enableProfiling" Never "Accepted; there is nothing to profile with";
+    "proxy-mode" Text "mode" "auto, ipvs, nftables, iptables or userspace; auto: the best that this machine can do [auto]";
+    "proxy-port-range" Text "portRange" Never "Accepted; unused in kube-proxy too";
+    "show-hidden-metrics-for-version" Text "showHiddenMetricsForVersion" Never "Accepted; nothing is hidden";
+    "status-page" Text "statusPage" "/status of the metrics server: off, localhost or on [off]";
+};
 
 /// Logging flags work with `--config` too.
-const LOGGING: &[Flag] = &[
-    Flag("v", Int, "logging.verbosity", "How much is logged, 0 to 10 [0]"),
-    Flag("logging-format", Text, "logging.format", "text or json [text]"),
-];
+const LOGGING: &[Flag] = flags! {
+    "v" Int "logging.verbosity" "How much is logged, 0 to 10 [0]";
+    "logging-format" Text "logging.format" "text or json [text]";
+};
 
 /// Accepted so that command lines of kube-proxy work; one warning says that they have no effect.
-const IGNORED: &[Flag] = &[
-    Flag("add-dir-header", Bool, "", ""),
-    Flag("alsologtostderr", Bool, "", ""),
-    Flag("cleanup-ipvs", Bool, "", ""),
-    Flag("conntrack-max", Int, "", ""),
-    Flag("log-backtrace-at", Text, "", ""),
-    Flag("log-dir", Text, "", ""),
-    Flag("log-file", Text, "", ""),
-    Flag("log-file-max-size", Int, "", ""),
-    Flag("log-flush-frequency", Duration, "", ""),
-    Flag("log-json-info-buffer-size", Text, "", ""),
-    Flag("log-json-split-stream", Bool, "", ""),
-    Flag("log-text-info-buffer-size", Text, "", ""),
-    Flag("log-text-split-stream", Bool, "", ""),
-    Flag("logtostderr", Bool, "", ""),
-    Flag("one-output", Bool, "", ""),
-    Flag("skip-headers", Bool, "", ""),
-    Flag("skip-log-headers", Bool, "", ""),
-    Flag("stderrthreshold", Text, "", ""),
-    Flag("vmodule", Text, "", ""),
-];
-
-/// Flags of the configuration that change nothing here.
-const WITHOUT_EFFECT: &[&str] = &[
-    "config-sync-period",
-    "kube-api-burst",
-    "kube-api-qps",
-    "profiling",
-    "proxy-port-range",
-    "show-hidden-metrics-for-version",
-];
-
-/// Flags that count in iptables mode only.
-const OF_IPTABLES_MODE: &[&str] = &["iptables-localhost-nodeports", "iptables-min-sync-period", "iptables-sync-period"];
+const IGNORED: &[Flag] = flags! {
+    Bool: "add-dir-header" "alsologtostderr" "cleanup-ipvs" "log-json-split-stream" "log-text-split-stream" "logtostderr" "one-output"
+        "skip-headers" "skip-log-headers";
+    Duration: "log-flush-frequency";
+    Int: "conntrack-max" "log-file-max-size";
+    Text: "log-backtrace-at" "log-dir" "log-file" "log-json-info-buffer-size" "log-text-info-buffer-size" "stderrthreshold" "vmodule";
+};
 
 const HEADING: &str = "Configuration (kube-proxy's own names; without effect when --config is given)";
 
@@ -187,11 +129,11 @@ pub(super) fn args() -> impl Iterator<Item = Arg> {
         ("healthz-port", "Deprecated: --healthz-bind-address"),
         ("metrics-port", "Deprecated: --metrics-bind-address"),
     ]
-    .map(|(name, help)| arg(&Flag(name, Int, "", help)).hide(true));
+    .map(|(name, help)| arg(&Flag(name, Int, "", Always, help)).hide(true));
     shown.chain(logging).chain(IGNORED.iter().map(|flag| arg(flag).hide(true))).chain(ports)
 }
 
-fn arg(Flag(name, kind, _, help): &Flag) -> Arg {
+fn arg(Flag(name, kind, .., help): &Flag) -> Arg {
     let arg = Arg::new(*name).long(*name).help(*help);
     match kind {
         Bool => arg.num_args(0..=1).require_equals(true).default_missing_value("true").value_name("BOOL"),
@@ -233,7 +175,7 @@ fn parser(kind: Kind) -> ValueParser {
 
 /// Each flag with the value of its field, as one would write it.
 pub(crate) fn flags_of(configuration: &Value) -> impl Iterator<Item = (&'static str, String)> {
-    FLAGS.iter().chain(LOGGING).map(move |Flag(name, _, field, _)| {
+    FLAGS.iter().chain(LOGGING).map(move |Flag(name, _, field, ..)| {
         let value = field.split('.').fold(configuration, |object, field| &object[field]);
         let plain = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let text = match value {
@@ -266,11 +208,11 @@ fn given(matches: &ArgMatches, name: &str) -> bool {
 /// The names of given flags without effect: with `--config`, all but a few of the configuration's too.
 pub(super) fn without_effect(matches: &ArgMatches, with_config: bool) -> Vec<&'static str> {
     let mode = matches.get_one::<Value>("proxy-mode").and_then(Value::as_str).unwrap_or_default();
-    let is_others = |name: &str| mode != "iptables" && OF_IPTABLES_MODE.contains(&name);
-    let unused = |name: &str| with_config || WITHOUT_EFFECT.contains(&name) || is_others(name);
-    let of_configuration = FLAGS.iter().map(|flag| flag.0).filter(|name| unused(name));
+    let unused = |flag: &&Flag| with_config || flag.3 == Never || flag.3 == InIptablesMode && mode != "iptables";
+    let of_configuration = FLAGS.iter().filter(unused).map(|flag| flag.0);
     let ports = ["healthz-port", "metrics-port"].into_iter().filter(|_| with_config);
-    let ignored = IGNORED.iter().map(|flag| flag.0);
+    let mut ignored: Vec<&str> = IGNORED.iter().map(|flag| flag.0).collect();
+    ignored.sort_unstable();
     of_configuration.chain(ports).chain(ignored).filter(|name| given(matches, name)).collect()
 }
 
@@ -296,7 +238,7 @@ pub(super) fn set_logging(matches: &ArgMatches, object: &mut KubeProxyConfigurat
     }
 }
 
-fn set(value: &mut Value, Flag(name, kind, field, _): &Flag, matches: &ArgMatches) {
+fn set(value: &mut Value, Flag(name, kind, field, ..): &Flag, matches: &ArgMatches) {
     let mut place = value;
     for part in field.split('.') {
         if place.is_null() {

@@ -190,6 +190,26 @@ fn localhost_that_is_not_served_is_said() {
     }
 }
 
+/// The help says `[X]` where X is what counts without the flag.
+#[test]
+fn defaults_in_the_help_are_those_that_count() {
+    for arg in flags::args() {
+        let (name, help) = (arg.get_id().as_str(), arg.get_help().map(ToString::to_string).unwrap_or_default());
+        let Some((_, default)) = help.strip_suffix(']').and_then(|help| help.rsplit_once('[')) else { continue };
+        for mode in Kind::ALL {
+            let checked = |line: &str| {
+                let settings = configured(&format!("run {line} --proxy-mode {mode}")).settings;
+                let object = serde_json::to_value(&settings.object).unwrap();
+                let of_flag = flags_of(&object).find(|(flag, _)| *flag == name).map(|(_, value)| value);
+                (of_flag, format!("{:?}", Settings { object: KubeProxyConfiguration::default(), ..settings }))
+            };
+            let (without, given) = (checked(""), checked(&format!("--{name}={default}")));
+            assert_eq!(without.1, given.1, "{name}");
+            assert!(without.0 == Some(String::new()) || without.0 == given.0, "{name}: {:?}, {:?}", without.0, given.0);
+        }
+    }
+}
+
 /// A feature gate without effect has a warning, both as a flag and in a file.
 #[test]
 fn a_feature_gate_has_an_effect_or_a_warning() {
