@@ -160,7 +160,7 @@ pub fn init(configured: &Configured) -> ExitCode {
     };
     let settings = &configured.settings;
     let ports = kernel.ports();
-    let (mut changes, mut unmet) = sysctl_changes(settings.mode, &settings.host(), ports.sysctls);
+    let (mut changes, mut unmet) = sysctl_changes(settings.mode, &settings.host, ports.sysctls);
     if settings.asked == RequestedMode::Auto {
         // Another mode serves if the kernel has no IPVS.
         let is_there = |change: &SysctlChange| change.from.is_some() || !change.path.starts_with("net/ipv4/vs/");

@@ -410,13 +410,11 @@ fn options(settings: &Settings, source: &Source, families: Families) -> Options 
     options.config.families = families;
     options.limits = Limits { min_interval: settings.min_sync_period, max_interval: settings.sync_period };
     options.config.reserved = settings.reserved();
-    options.host = settings.host();
+    options.host = settings.host;
     options.iptables = settings.iptables();
     options.ipvs.capabilities.random_fully = settings.random_fully != RandomFully::Never;
     options.userspace = settings.userspace.clone();
-    options.ipvs.timeouts.tcp_secs = settings.timeouts.tcp_secs;
-    options.ipvs.timeouts.tcp_fin_secs = settings.timeouts.tcp_fin_secs;
-    options.ipvs.timeouts.udp_secs = settings.timeouts.udp_secs;
+    options.ipvs.timeouts = settings.timeouts;
     // Deletions in files are believed, unless no Service is left.
     if matches!(source, Source::Manifests(_)) {
         options.mass_removal = MassRemoval { remains: 0.0, ..MassRemoval::default() };

@@ -70,7 +70,7 @@ impl Requirements {
             .scheduler(&settings.core.ipvs.scheduler.to_string())
             .map_err(|error| Problem::new("ipvs.scheduler", error.to_string()))?;
         let by_nft = settings.core.ipvs.rules == RulesBy::Nftables;
-        let profile = profile.strict_arp(settings.strict_arp).without_iptables(by_nft);
+        let profile = profile.strict_arp(settings.host.strict_arp).without_iptables(by_nft);
         Ok(Requirements { profile, families: settings.core.families })
     }
 

@@ -8,6 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ipvs::model::TimeoutsUpdate;
 use proxier_core::config::{Config, EXTERNAL_IPS_GATE, Reserved, ReservedPort, User, parse_service_cidr};
 use proxier_core::modes::iptables::{self, RandomFully};
 use proxier_core::modes::select::RequestedMode;
@@ -21,7 +22,6 @@ use crate::proxier_demo::settings::duration::GoDuration;
 use crate::proxier_demo::settings::kubeproxyconfig::{END_TIMEOUT, KubeProxyConfiguration};
 
 /// All settings, checked. `core` has those for compiling Services.
-#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
@@ -57,12 +57,10 @@ pub struct Settings {
     pub end_timeout: Duration,
     /// Whether masqueraded connections get random ports: iptables mode; in IPVS mode only `Never` counts.
     pub random_fully: RandomFully,
-    /// Whether ARP is answered only for addresses of the interface that was asked.
-    pub strict_arp: bool,
     /// Timeouts of IPVS.
-    pub timeouts: Timeouts,
-    /// Settings of connection tracking.
-    pub conntrack: Conntrack,
+    pub timeouts: TimeoutsUpdate,
+    /// Settings that the proxy makes on this host.
+    pub host: HostSettings,
     /// Value for this process's `oom_score_adj`: −1000 to 1000.
     pub oom_score_adj: i16,
     /// Verbosity of logs: 0 to 10.
@@ -71,36 +69,6 @@ pub struct Settings {
     pub log_json: bool,
     /// The configuration as an object, defaults filled in: `--write-config-to`, `/configz`.
     pub object: KubeProxyConfiguration,
-}
-
-/// Timeouts of IPVS in whole seconds; `None`: the kernel's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Timeouts {
-    /// Timeout of idle TCP connections.
-    pub tcp_secs: Option<u32>,
-    /// Timeout of TCP connections after FIN.
-    pub tcp_fin_secs: Option<u32>,
-    /// Timeout of UDP.
-    pub udp_secs: Option<u32>,
-}
-
-/// Settings of connection tracking; `None`: left alone.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Conntrack {
-    /// Entries for each CPU.
-    pub max_per_core: Option<u32>,
-    /// Minimum number of entries; used only with `max_per_core`.
-    pub min: u32,
-    /// Be liberal about TCP windows.
-    pub tcp_be_liberal: bool,
-    /// Timeout of established TCP connections, seconds.
-    pub tcp_established_secs: Option<u32>,
-    /// Timeout in CLOSE_WAIT, seconds.
-    pub tcp_close_wait_secs: Option<u32>,
-    /// Timeout of UDP without answers, seconds.
-    pub udp_secs: Option<u32>,
-    /// Timeout of UDP with answers, seconds.
-    pub udp_stream_secs: Option<u32>,
 }
 
 /// Clients that may see the status page.
@@ -155,21 +123,6 @@ impl Origin {
 }
 
 impl Settings {
-    /// Settings that the proxy makes on this host.
-    pub(crate) fn host(&self) -> HostSettings {
-        let mut host = HostSettings::default();
-        host.strict_arp = self.strict_arp;
-        let conntrack = &self.conntrack;
-        let cpus = std::thread::available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(u32::MAX));
-        host.conntrack_max = conntrack.max_per_core.map(|each| each.saturating_mul(cpus).max(conntrack.min));
-        host.tcp_established_secs = conntrack.tcp_established_secs;
-        host.tcp_close_wait_secs = conntrack.tcp_close_wait_secs;
-        host.tcp_be_liberal = conntrack.tcp_be_liberal;
-        host.udp_secs = conntrack.udp_secs;
-        host.udp_stream_secs = conntrack.udp_stream_secs;
-        host
-    }
-
     /// The addresses and ports that no Service gets, as configured.
     pub(crate) fn reserved(&self) -> Reserved {
         let mut reserved = self.core.reserved.clone();
@@ -271,9 +224,8 @@ impl Check<'_> {
                 .and_then(|section| section.end_timeout)
                 .map_or(END_TIMEOUT, |it| it.0),
             random_fully: self.random_fully(&object),
-            strict_arp: object.ipvs.strict_arp,
             timeouts: self.timeouts(&object),
-            conntrack: self.conntrack(&object),
+            host: self.host(&object),
             oom_score_adj: self.number("oomScoreAdj", oom_score_adj, -1000, 1000),
             verbosity: self.number("logging.verbosity", object.logging.verbosity.min(10), 0, 10),
             log_json: self.log_format(&object.logging.format),
@@ -422,30 +374,31 @@ impl Check<'_> {
         name
     }
 
-    fn timeouts(&mut self, object: &KubeProxyConfiguration) -> Timeouts {
-        let ipvs = &object.ipvs;
-        Timeouts {
-            tcp_secs: self.secs("ipvs.tcpTimeout", ipvs.tcp_timeout),
-            tcp_fin_secs: self.secs("ipvs.tcpFinTimeout", ipvs.tcp_fin_timeout),
-            udp_secs: self.secs("ipvs.udpTimeout", ipvs.udp_timeout),
-        }
+    fn timeouts(&mut self, object: &KubeProxyConfiguration) -> TimeoutsUpdate {
+        let mut timeouts = TimeoutsUpdate::new();
+        timeouts.tcp_secs = self.secs("ipvs.tcpTimeout", object.ipvs.tcp_timeout);
+        timeouts.tcp_fin_secs = self.secs("ipvs.tcpFinTimeout", object.ipvs.tcp_fin_timeout);
+        timeouts.udp_secs = self.secs("ipvs.udpTimeout", object.ipvs.udp_timeout);
+        timeouts
     }
 
-    fn conntrack(&mut self, object: &KubeProxyConfiguration) -> Conntrack {
+    fn host(&mut self, object: &KubeProxyConfiguration) -> HostSettings {
         let asked = &object.conntrack;
-        let max_per_core: u32 =
-            self.number("conntrack.maxPerCore", asked.max_per_core.unwrap_or(0), 0, i64::from(i32::MAX));
-        Conntrack {
-            max_per_core: Some(max_per_core).filter(|max| *max > 0),
-            min: self.number("conntrack.min", asked.min.unwrap_or(0), 0, i64::from(i32::MAX)),
-            tcp_be_liberal: asked.tcp_be_liberal,
-            tcp_established_secs: self
-                .secs("conntrack.tcpEstablishedTimeout", asked.tcp_established_timeout.unwrap_or_default()),
-            tcp_close_wait_secs: self
-                .secs("conntrack.tcpCloseWaitTimeout", asked.tcp_close_wait_timeout.unwrap_or_default()),
-            udp_secs: self.secs("conntrack.udpTimeout", asked.udp_timeout),
-            udp_stream_secs: self.secs("conntrack.udpStreamTimeout", asked.udp_stream_timeout),
-        }
+        let mut host = HostSettings::default();
+        host.strict_arp = object.ipvs.strict_arp;
+        let most = i64::from(i32::MAX);
+        let each: u32 = self.number("conntrack.maxPerCore", asked.max_per_core.unwrap_or(0), 0, most);
+        let min: u32 = self.number("conntrack.min", asked.min.unwrap_or(0), 0, most);
+        let cpus = std::thread::available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(u32::MAX));
+        host.conntrack_max = (each > 0).then(|| each.saturating_mul(cpus).max(min));
+        host.tcp_be_liberal = asked.tcp_be_liberal;
+        let timeout = |asked: Option<GoDuration>| asked.unwrap_or_default();
+        host.tcp_established_secs =
+            self.secs("conntrack.tcpEstablishedTimeout", timeout(asked.tcp_established_timeout));
+        host.tcp_close_wait_secs = self.secs("conntrack.tcpCloseWaitTimeout", timeout(asked.tcp_close_wait_timeout));
+        host.udp_secs = self.secs("conntrack.udpTimeout", asked.udp_timeout);
+        host.udp_stream_secs = self.secs("conntrack.udpStreamTimeout", asked.udp_stream_timeout);
+        host
     }
 
     /// Whole seconds; 0 leaves the kernel's value. Less than a second is rejected, since rounding would make it 0.
@@ -542,9 +495,9 @@ mod tests {
     #[test]
     fn zero_leaves_the_kernels_timeouts_alone() {
         let settings = check("ipvs: {tcpTimeout: 900.9s}\nconntrack: {maxPerCore: 0}\nmode: ipvs").unwrap();
-        assert_eq!(settings.timeouts, Timeouts { tcp_secs: Some(900), ..Timeouts::default() });
-        assert_eq!(settings.conntrack.max_per_core, None);
-        assert_eq!(settings.conntrack.tcp_established_secs, Some(86_400));
+        let timeouts = settings.timeouts;
+        assert_eq!((timeouts.tcp_secs, timeouts.tcp_fin_secs, timeouts.udp_secs), (Some(900), None, None));
+        assert_eq!((settings.host.conntrack_max, settings.host.tcp_established_secs), (None, Some(86_400)));
     }
 
     #[test]

@@ -149,7 +149,7 @@ fn flags_set_the_fields_of_a_configuration_file() {
     assert_eq!(object.ipvs.scheduler, "wlc");
     assert_eq!(settings.min_sync_period, Duration::from_millis(200));
     assert_eq!(settings.sync_period, Duration::from_secs(60));
-    assert!(settings.strict_arp && object.iptables.masquerade_all);
+    assert!(settings.host.strict_arp && object.iptables.masquerade_all);
     assert_eq!(object.ipvs.exclude_cidrs, ["10.0.0.0/8", "fd00::/8", "192.0.2.0/24"]);
     assert_eq!(settings.core.node_port_addresses, proxier_core::config::NodePortAddresses::Primary);
     assert_eq!(object.iptables.masquerade_bit, Some(20));
@@ -157,7 +157,7 @@ fn flags_set_the_fields_of_a_configuration_file() {
     assert_eq!(settings.metrics, Some("[::1]:10249".parse().unwrap()));
     assert_eq!(settings.oom_score_adj, -500);
     assert_eq!(settings.timeouts.tcp_secs, Some(900));
-    assert_eq!(settings.conntrack.min, 0);
+    assert_eq!(object.conntrack.min, Some(0));
     assert_eq!(object.feature_gates.len(), 2);
     assert_eq!(object.detect_local.interface_name_prefix, "cali");
     assert_eq!(configured.warnings, ["feature gates without effect here: A, B"]);
