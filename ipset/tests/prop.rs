@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use ipset::fake::FakeIpset;
 use ipset::{
-    Client, Element, Entry, IfPresent, Interface, IpSpan, MacAddr, PortRange, Ports, Protocol, SetName, SetSpec,
-    SetType, parse_save,
+    Client, Element, Entry, IfPresent, Interface, IpSpan, MacAddr, PortRange, Ports, Protocol, SetSpec, SetType,
+    parse_save,
 };
 use proptest::prelude::*;
 
@@ -107,12 +107,7 @@ proptest! {
 }
 
 #[test]
-fn values_beyond_their_range_are_refused_at_once() {
-    for name in ["", "a b", "a\nb", "a\"b", "a-name-of-exactly-thirty-two-byte"] {
-        assert!(SetName::new(name).is_err(), "{name:?}");
-    }
-    assert!(SetName::new("a-name-of-exactly-thirty-1-bytes").is_err());
-    assert!(SetName::new("a-name-of-thirty-one-bytes-here").is_ok());
+fn text_beyond_its_range_is_refused() {
     for text in ["10.0.0.0/33", "::/129", "10.0.0.1-::1", "10.0.0", "10.0.0.0/+8", "10.0.0.0/", "::1-::2", ""] {
         assert!(text.parse::<IpSpan>().is_err(), "{text}");
     }
@@ -123,12 +118,6 @@ fn values_beyond_their_range_are_refused_at_once() {
     for text in ["tcp:", "nosuch:1", "0:1", "256:0", "icmp:8", "icmp:256/0"] {
         assert!(text.parse::<Ports>().is_err(), "{text}");
     }
-    assert!(ipset::Timeout::from_secs(2_147_483).is_ok());
-    assert!(ipset::Timeout::from_secs(2_147_484).is_err());
-    assert!(ipset::Comment::new(&"x".repeat(255)).is_ok());
-    assert!(ipset::Comment::new(&"x".repeat(256)).is_err());
-    assert!(ipset::Comment::new("say \"hello\"").is_err());
-    assert!(Interface::new("a-name-of-sixteen").is_err());
 }
 
 #[test]
@@ -138,8 +127,6 @@ fn a_broken_line_is_named() {
         error.to_string(),
         "reading saved sets: line 3: \"10.0.0.256\" is not an address, a network or a range of addresses"
     );
-    assert!(parse_save("add absent 10.0.0.1").is_err());
-    assert!(parse_save("swap a b").is_err());
 }
 
 #[test]

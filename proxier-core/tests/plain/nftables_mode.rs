@@ -799,23 +799,6 @@ fn a_family_that_is_not_served_any_more_has_no_table() {
     assert_eq!(next.tables().into_keys().collect::<Vec<_>>(), ["ip proxier"]);
 }
 
-#[test]
-fn flows_of_removed_udp_endpoints_are_forgotten() {
-    let mut node = new();
-    let spec = json!({"clusterIP": "10.96.0.1", "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]});
-    node.service("dns", spec);
-    node.slice("dns", &["10.244.0.1", "10.244.0.2"]);
-    node.settles();
-    let place = |text: &str| text.parse().unwrap();
-    let flow = |endpoint: &str| Flow::udp(place("10.244.5.5:999"), place("10.96.0.1:53"), place(endpoint));
-    node.kernel.add_flow(flow("10.244.0.1:5353"));
-    node.kernel.add_flow(flow("10.244.0.2:5353"));
-    node.slice("dns", &["10.244.0.2", "10.244.0.3"]);
-    let report = node.settles();
-    assert_eq!(report.applied.flows.total(), 1);
-    assert_eq!(node.kernel.state().flows.into_iter().collect::<Vec<_>>(), [flow("10.244.0.2:5353")]);
-}
-
 /// The elements of a map or set of IPv4.
 fn elements(node: &Node, set: &str) -> Vec<String> {
     let mut elements = blocks(&node.v4()).remove(set).unwrap();
