@@ -14,7 +14,7 @@ pub(crate) struct Counted {
     pub(crate) allocations: u64,
 }
 
-/// Runs one case under callgrind.
+/// Instructions of one case.
 pub(crate) fn instructions(what: &str, size: Size) -> Result<u64, Failure> {
     match run(what, size, Part::Work)? {
         (0, _) => Err(format!("callgrind counted nothing of {what}").into()),
@@ -25,13 +25,9 @@ pub(crate) fn instructions(what: &str, size: Size) -> Result<u64, Failure> {
 /// Runs one case under callgrind three times. Even while it collects nothing, callgrind counts some calls, depending on
 /// the build. So allocations are those of a whole run less those of a run that ends where the work would begin.
 pub(crate) fn count(what: &str, size: Size) -> Result<Counted, Failure> {
-    let (instructions, _) = run(what, size, Part::Work)?;
-    let (_, all) = run(what, size, Part::Whole)?;
-    let (_, setup) = run(what, size, Part::Setup)?;
-    match instructions {
-        0 => Err(format!("callgrind counted nothing of {what}").into()),
-        instructions => Ok(Counted { instructions, allocations: all.saturating_sub(setup) }),
-    }
+    let instructions = instructions(what, size)?;
+    let [(_, all), (_, setup)] = [run(what, size, Part::Whole)?, run(what, size, Part::Setup)?];
+    Ok(Counted { instructions, allocations: all.saturating_sub(setup) })
 }
 
 /// Part of a case that is counted.
@@ -44,9 +40,9 @@ enum Part {
 
 /// Instructions and allocations of a part.
 fn run(what: &str, size: Size, part: Part) -> Result<(u64, u64), Failure> {
-    let file = std::env::temp_dir().join(format!("benches-callgrind-{}", std::process::id()));
+    let file = tempfile::NamedTempFile::new()?;
     let mut valgrind = Command::new("valgrind");
-    valgrind.args(["--tool=callgrind", &format!("--callgrind-out-file={}", file.display())]);
+    valgrind.args(["--tool=callgrind", &format!("--callgrind-out-file={}", file.path().display())]);
     match part {
         Part::Setup => drop(valgrind.env(SETUP_ONLY, "1")),
         Part::Work => drop(valgrind.args(["--collect-atstart=no", "--toggle-collect=*cases*measured*"])),
@@ -61,8 +57,6 @@ fn run(what: &str, size: Size, part: Part) -> Result<(u64, u64), Failure> {
     let text = String::from_utf8_lossy(&output.stderr);
     let number = text.lines().find_map(|line| line.split_once("Collected : ")).map(|(_, number)| number.trim());
     let profile = std::fs::read_to_string(&file).unwrap_or_default();
-    // A file that stays behind does no harm.
-    drop(std::fs::remove_file(&file));
     match number.and_then(|number| number.parse().ok()).filter(|_| output.status.success()) {
         Some(instructions) => Ok((instructions, allocations(&profile))),
         None => Err(format!("callgrind counted nothing of {what}: {text}").into()),

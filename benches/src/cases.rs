@@ -77,20 +77,14 @@ pub(crate) fn case(arguments: &[&str]) -> Result<(), Failure> {
         "rules" => rules(size)?,
         "iptables-parse" => {
             let text = crate::kube_rules::full(size.services, size.endpoints);
-            let mut chains = 0;
-            let micros = clock(|| {
+            timed(1, || {
                 let dump = iptables::Dump::parse(&text);
-                chains = dump.map_or(0, |dump| dump.tables.iter().map(|table| table.chains().len()).sum());
-            });
-            check(chains.min(1), 1)?;
-            micros
+                dump.map_or(0, |dump| dump.tables.iter().map(|table| table.chains().len()).sum::<usize>().min(1))
+            })?
         }
         "connections" => {
             let text = crate::conn_list::text(size.services);
-            let mut found = 0;
-            let micros = clock(|| found = crate::conn_list::parse(&text));
-            check(found, usize::try_from(size.services)?)?;
-            micros
+            timed(usize::try_from(size.services)?, || crate::conn_list::parse(&text))?
         }
         other => return Err(format!("no such case: {other}").into()),
     };
@@ -101,78 +95,64 @@ pub(crate) fn case(arguments: &[&str]) -> Result<(), Failure> {
 /// Set for a run that ends where the clock would start: its cost is the setup's, not the work's.
 pub(crate) const SETUP_ONLY: &str = "BENCHES_SETUP_ONLY";
 
-fn clock(mut work: impl FnMut()) -> f64 {
+/// Microseconds of the work, which has to come to this many.
+fn timed(expected: usize, mut work: impl FnMut() -> usize) -> Result<f64, Failure> {
     if std::env::var_os(SETUP_ONLY).is_some() {
         std::process::exit(0);
     }
+    let mut found = 0;
     let start = Instant::now();
-    measured(&mut work);
-    start.elapsed().as_secs_f64() * 1e6
-}
-
-fn check(found: usize, expected: usize) -> Result<(), Failure> {
-    if found == expected { Ok(()) } else { Err(format!("{found} instead of {expected}").into()) }
+    measured(&mut || found = work());
+    let micros = start.elapsed().as_secs_f64() * 1e6;
+    if found == expected { Ok(micros) } else { Err(format!("{found} instead of {expected}").into()) }
 }
 
 fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<f64, Failure> {
     let mut world = World::new(services, endpoints);
-    let middle = services / 2;
+    let (empty, drains) = (Observed::new(), Drains::default());
+    let all_servers = usize::try_from(services * (endpoints + 1))?;
     match what {
-        "full" => {
-            let (empty, drains) = (Observed::new(), Drains::default());
-            let mut operations = 0;
-            let micros = clock(|| {
-                let all = world.compiled();
-                let wanted = all.wanted();
-                let changes = diff(&wanted, &empty, Scope::All, world.facts.config());
-                let plan = black_box(plan(changes, &wanted, &empty, &drains));
-                operations = server_operations(&plan);
-            });
-            check(operations, usize::try_from(services * (endpoints + 1))?)?;
-            Ok(micros)
+        "full" => timed(all_servers, || {
+            let all = world.compiled();
+            let wanted = all.wanted();
+            let changes = diff(&wanted, &empty, Scope::All, world.facts.config());
+            server_operations(&black_box(plan(changes, &wanted, &empty, &drains)))
+        }),
+        "compile" => {
+            let mut all = None;
+            timed(1, || {
+                all = Some(world.compiled());
+                1
+            })
         }
-        "compile" | "diff" | "plan" => {
-            let (empty, drains) = (Observed::new(), Drains::default());
-            let (mut all, mut changes, mut planned) = (None, None, 0);
-            let mut step = |part: &str| match part {
-                "compile" => all = Some(world.compiled()),
-                "diff" => {
-                    changes = all.as_ref().map(|all| diff(&all.wanted(), &empty, Scope::All, world.facts.config()));
-                }
-                _ => {
-                    if let (Some(all), Some(changes)) = (&all, changes.take()) {
-                        planned = server_operations(&black_box(plan(changes, &all.wanted(), &empty, &drains)));
-                    }
-                }
-            };
-            // The steps before the measured part.
-            for part in ["compile", "diff"].into_iter().take_while(|part| *part != what) {
-                step(part);
+        "diff" | "plan" => {
+            let all = world.compiled();
+            let differ = || diff(&all.wanted(), &empty, Scope::All, world.facts.config());
+            let mut changes = None;
+            if what == "diff" {
+                return timed(1, || {
+                    changes = Some(differ());
+                    1
+                });
             }
-            let micros = clock(|| step(what));
-            let found = [all.is_some(), changes.is_some(), planned > 0].into_iter().filter(|done| *done).count();
-            // A plan takes the changes.
-            check(found, if what == "compile" { 1 } else { 2 })?;
-            Ok(micros)
+            changes = Some(differ());
+            timed(all_servers, || {
+                let plan = changes.take().map(|changes| black_box(plan(changes, &all.wanted(), &empty, &drains)));
+                plan.as_ref().map_or(0, server_operations)
+            })
         }
         "unchanged" => {
             world.converge();
-            let mut operations = 1;
-            let micros = clock(|| {
+            timed(0, || {
                 let changes = diff(&world.all.wanted(), &world.observed, Scope::All, world.facts.config());
                 let plan = plan(changes, &world.all.wanted(), &world.observed, &world.drains);
-                operations = usize::from(!plan.is_empty());
-            });
-            check(operations, 0)?;
-            Ok(micros)
+                usize::from(!plan.is_empty())
+            })
         }
         "slice" => {
             world.converge();
-            let changed = slice(middle, endpoints - 1);
-            let mut operations = 0;
-            let micros = clock(|| operations = world.take(None, &changed));
-            check(operations, 1)?;
-            Ok(micros)
+            let changed = slice(services / 2, endpoints - 1);
+            timed(1, || world.take(None, &changed))
         }
         "rolling" => {
             let members: Vec<u32> = (0..1_000).collect();
@@ -183,18 +163,12 @@ fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<f64, Fail
             world.converge();
             let changed: Vec<u32> = (0..100).map(|member| if member < 25 { member + 1_000 } else { member }).collect();
             let changed = part(services, 0, &changed);
-            let mut operations = 0;
-            let micros = clock(|| operations = world.take(None, &changed));
-            check(operations, 50)?;
-            Ok(micros)
+            timed(50, || world.take(None, &changed))
         }
         _ => {
             world.converge();
             let (new_service, new_slice) = (service(services), slice(services, endpoints));
-            let mut operations = 0;
-            let micros = clock(|| operations = world.take(Some(&new_service), &new_slice));
-            check(operations, usize::try_from(endpoints + 1)?)?;
-            Ok(micros)
+            timed(usize::try_from(endpoints + 1)?, || world.take(Some(&new_service), &new_slice))
         }
     }
 }
@@ -211,14 +185,12 @@ fn pass(rules: RulesBy, size: Size) -> Result<f64, Failure> {
     }
     proxier.start(Duration::ZERO);
     let mut pass = |proxier: &mut Reconciler, seconds: u64| {
-        proxier.pass(&|| Duration::from_secs(seconds), &mut kernel.ports()).map_or(0, |report| report.writes())
+        let report = proxier.pass(&|| Duration::from_secs(seconds), &mut kernel.ports());
+        report.map_or(0, |report| report.writes()).try_into().unwrap_or(usize::MAX)
     };
     pass(&mut proxier, 1);
     proxier.upsert_slice(&slice(size.services / 2, size.endpoints - 1), Duration::from_secs(1));
-    let mut operations = 0;
-    let micros = clock(|| operations = pass(&mut proxier, 2));
-    check(usize::try_from(operations)?, 1)?;
-    Ok(micros)
+    timed(1, || pass(&mut proxier, 2))
 }
 
 /// The crate's whole way from operations to bytes and from answers to a report, without a kernel.
@@ -228,10 +200,7 @@ fn ipvs_encode(size: Size) -> Result<f64, Failure> {
     let (tape, port) = (Tape::default(), kernel.transport().port());
     ipvs::Client::with_transport(tape.record(kernel.transport()))?.run(&operations).into_result()?;
     let mut client = ipvs::Client::with_transport(tape.play(port))?;
-    let mut outcome = Ok(());
-    let micros = clock(|| outcome = client.run(&operations).into_result().map(drop));
-    outcome?;
-    Ok(micros)
+    timed(1, || usize::from(client.run(&operations).into_result().is_ok()))
 }
 
 fn ipvs_decode(size: Size) -> Result<f64, Failure> {
@@ -240,60 +209,46 @@ fn ipvs_decode(size: Size) -> Result<f64, Failure> {
     let (tape, port) = (Tape::default(), kernel.transport().port());
     ipvs::Client::with_transport(tape.record(kernel.transport()))?.snapshot()?;
     let mut client = ipvs::Client::with_transport(tape.play(port))?;
-    let mut found = 0;
-    let micros = clock(|| {
+    timed(usize::try_from(size.services * size.endpoints)?, || {
         let entries = client.snapshot().map(|snapshot| snapshot.entries).unwrap_or_default();
-        found = entries.iter().map(|entry| entry.real_servers.len()).sum();
-    });
-    check(found, usize::try_from(size.services * size.endpoints)?)?;
-    Ok(micros)
+        entries.iter().map(|entry| entry.real_servers.len()).sum()
+    })
 }
 
-/// Entries as those of `KUBE-CLUSTER-IP`.
-pub(crate) fn entries(number: u32) -> Vec<Entry> {
+/// Writes entries as those of `KUBE-CLUSTER-IP`, or reads them.
+fn ipset(number: u32, write: bool) -> Result<f64, Failure> {
+    let set = SetSpec::new("filled".parse()?, SetType::HashIpPort);
     let entry = |number: u32| {
         let address = std::net::Ipv4Addr::from(0x0a60_0001 + number);
         Entry::new(Element::IpPort(IpSpan::host(address.into()), Ports::port(ipset::Protocol::TCP, 80)))
     };
-    (0..number).map(entry).collect()
-}
-
-fn ipset(number: u32, write: bool) -> Result<f64, Failure> {
-    let set = SetSpec::new("filled".parse()?, SetType::HashIpPort);
-    let entries = entries(number);
+    let entries: Vec<Entry> = (0..number).map(entry).collect();
     let kernel = ipset::fake::FakeIpset::new();
     let (tape, port) = (Tape::default(), kernel.transport().port());
-    if write {
-        ipset::Client::with_transport(kernel.transport())?.create_set(&set)?;
-        let mut client = ipset::Client::with_transport(tape.record(kernel.transport()))?;
-        client.add_entries(&set.name, &entries, IfPresent::Update).into_result()?;
+    ipset::Client::with_transport(kernel.transport())?.create_set(&set)?;
+    let mut client = ipset::Client::with_transport(tape.record(kernel.transport()))?;
+    if !write {
+        ipset::Client::with_transport(kernel.transport())?
+            .add_entries(&set.name, &entries, IfPresent::Update)
+            .into_result()?;
+        client.get_set(&set.name)?;
         let mut client = ipset::Client::with_transport(tape.play(port))?;
-        let mut added = Ok(0);
-        let micros = clock(|| added = client.add_entries(&set.name, &entries, IfPresent::Update).into_result());
-        check(added?, entries.len())?;
-        return Ok(micros);
+        return timed(entries.len(), || client.get_set(&set.name).map_or(0, |set| set.entries.len()));
     }
-    let mut client = ipset::Client::with_transport(kernel.transport())?;
-    client.create_set(&set)?;
     client.add_entries(&set.name, &entries, IfPresent::Update).into_result()?;
-    ipset::Client::with_transport(tape.record(kernel.transport()))?.get_set(&set.name)?;
     let mut client = ipset::Client::with_transport(tape.play(port))?;
-    let mut found = 0;
-    let micros = clock(|| found = client.get_set(&set.name).map_or(0, |set| set.entries.len()));
-    check(found, entries.len())?;
-    Ok(micros)
+    timed(entries.len(), || {
+        client.add_entries(&set.name, &entries, IfPresent::Update).into_result().unwrap_or_default()
+    })
 }
 
 fn rules(size: Size) -> Result<f64, Failure> {
     let mut world = World::new(size.services, size.endpoints);
     world.converge();
-    let mut chains = 0;
-    let micros = clock(|| {
+    timed(1, || {
         let inputs = Inputs::new(Family::V4, &world.all.wanted(), &world.facts, Capabilities::default());
-        chains = rules::compile(&inputs).map_or(0, |rules| rules.chains(&iptables::TableName::NAT).len());
-    });
-    check(chains.min(1), 1)?;
-    Ok(micros)
+        rules::compile(&inputs).map_or(0, |rules| rules.chains(&iptables::TableName::NAT).len().min(1))
+    })
 }
 
 /// Number of operations on virtual and real servers.

@@ -1,15 +1,16 @@
 //! P7: a full check of a large cluster in which nothing changed, against the kernel's own dumps.
 
 use std::process::{Command, Stdio};
-use std::time::Instant;
 
 use proxier_core::config::NamePrefix;
+use proxier_core::modes::Kind;
 use proxier_core::ports::SetKey;
 
 use crate::namespace::{collect, tell};
 use crate::node::Node;
+use crate::program::{self, timed};
 use crate::report::{Goal, Report, ms};
-use crate::{Failure, Options, program};
+use crate::{Failure, Options};
 
 const WHOLE: &str = "Whole check";
 const OURS: &str = "crates";
@@ -47,14 +48,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     report.finish()
 }
 
-/// Nanoseconds by part.
-fn dumps(sets: &[String]) -> Result<(Vec<(String, f64)>, u64), Failure> {
-    let output = Command::new(program::in_c("ipvs_dump")?).args(sets).stderr(Stdio::inherit()).output()?;
-    if !output.status.success() {
-        return Err(format!("the C program ended with {}", output.status).into());
-    }
+/// Milliseconds by part, and the number of entries.
+fn dumps(sets: &[&str]) -> Result<(Vec<(String, f64)>, u64), Failure> {
     let (mut parts, mut entries) = (Vec::new(), 0);
-    for line in String::from_utf8(output.stdout)?.lines() {
+    for line in String::from_utf8(program::in_c("ipvs_dump", sets)?)?.lines() {
         let (part, number) = line.split_once(' ').ok_or("the C program printed no number")?;
         if part == "entries" {
             entries = number.parse()?;
@@ -68,7 +65,7 @@ fn dumps(sets: &[String]) -> Result<(Vec<(String, f64)>, u64), Failure> {
 pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let [services, endpoints, rounds] = arguments else { return Err("SERVICES ENDPOINTS ROUNDS".into()) };
     let (services, endpoints, rounds): (u32, u32, u32) = (services.parse()?, endpoints.parse()?, rounds.parse()?);
-    let mut node = Node::new()?;
+    let mut node = Node::in_mode(Kind::default())?;
     node.load(services, endpoints);
     node.pass()?;
     // The first full pass after programming: what it still writes, if anything, is not drift.
@@ -78,7 +75,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let keys: Vec<SetKey> = families.iter().flat_map(SetKey::all).collect();
     let names: Vec<String> = keys.iter().map(|key| key.named(NamePrefix::KUBE).name()).collect();
     for _ in 0..rounds {
-        let (parts, entries) = dumps(&names)?;
+        let (parts, entries) = dumps(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
         if entries != u64::from(services) * u64::from(endpoints + 1) {
             return Err(format!("the C program saw {entries} virtual and real servers").into());
         }
@@ -91,19 +88,16 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
             };
             tell(part, services, "ms", KERNEL, *millis);
         }
-        let start = Instant::now();
-        for program in ["iptables-save", "ip6tables-save"] {
-            Command::new(program).stdout(Stdio::null()).status()?;
-        }
-        let tools = ms(start.elapsed());
+        let mut programs = ["iptables-save", "ip6tables-save"].into_iter();
+        let save = || programs.try_for_each(|program| Command::new(program).stdout(Stdio::null()).status().map(drop));
+        let tools = ms(timed(save)?.1);
         tell("Rules", services, "ms", TOOLS, tools);
         kernel += tools;
         tell(WHOLE, services, "ms", BOTH, kernel);
 
         node.request_full();
-        let start = Instant::now();
-        let report = node.pass()?;
-        tell(WHOLE, services, "ms", PASS, ms(start.elapsed()));
+        let (report, took) = timed(|| node.pass())?;
+        tell(WHOLE, services, "ms", PASS, ms(took));
         if !report.full || report.writes() != 0 || !report.drift.is_empty() {
             return Err(
                 format!("{} writes although nothing changed: {:?}", report.writes(), report.applied.done).into()
@@ -117,22 +111,12 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
 /// Time that each port takes of a pass.
 fn time_parts(node: &mut Node, services: u32, keys: &[SetKey]) -> Result<(), Failure> {
     let ports = node.kernel.ports();
-    let start = Instant::now();
-    let snapshot = ports.ipvs.snapshot()?;
-    tell("IPVS", services, "ms", OURS, ms(start.elapsed()));
-    drop(snapshot);
-    let start = Instant::now();
-    for key in keys {
-        ports.sets.entries(key.named(NamePrefix::KUBE))?;
-    }
-    tell("Sets", services, "ms", OURS, ms(start.elapsed()));
-    let start = Instant::now();
-    ports.links.addresses()?;
-    tell("Addresses", services, "ms", OURS, ms(start.elapsed()));
-    let start = Instant::now();
-    for family in proxier_core::config::Config::default().families.iter() {
-        ports.rules.dump(family)?;
-    }
-    tell("Rules", services, "ms", OURS, ms(start.elapsed()));
+    let part = |name, took| tell(name, services, "ms", OURS, ms(took));
+    part("IPVS", timed(|| ports.ipvs.snapshot())?.1);
+    let entries = |key: &SetKey| ports.sets.entries(key.named(NamePrefix::KUBE)).map(drop);
+    part("Sets", timed(|| keys.iter().try_for_each(entries))?.1);
+    part("Addresses", timed(|| ports.links.addresses())?.1);
+    let mut families = proxier_core::config::Config::default().families.iter();
+    part("Rules", timed(|| families.try_for_each(|family| ports.rules.dump(family).map(drop)))?.1);
     Ok(())
 }

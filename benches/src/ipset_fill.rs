@@ -1,12 +1,11 @@
 //! P3: 20,000 entries into a set.
 
-use std::fmt::Write as _;
 use std::net::Ipv4Addr;
-use std::time::Instant;
 
 use ipset::{Client, Element, Entry, IfPresent, IpSpan, SetName, SetSpec, SetType};
 
 use crate::namespace::{compare, tell};
+use crate::program::timed;
 use crate::report::{Goal, Report, ms};
 use crate::{Failure, Options, program};
 
@@ -42,26 +41,19 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
         (0..count).map(|number| Entry::new(Element::Ip(IpSpan::host(address(number).into())))).collect();
     let (name, took) = match *way {
         "ours" => {
-            let start = Instant::now();
-            let report = Client::open()?.add_entries(&set_name, &entries, IfPresent::Refuse);
-            let took = start.elapsed();
-            report.into_result()?;
-            (OURS, took)
+            let add = || Client::open()?.add_entries(&set_name, &entries, IfPresent::Refuse).into_result();
+            (OURS, timed(add)?.1)
         }
         "each" => {
-            let start = Instant::now();
-            let mut client = Client::open()?;
-            for entry in &entries {
-                client.add_entry(&set_name, entry)?;
-            }
-            (EACH, start.elapsed())
+            let add = || {
+                let mut client = Client::open()?;
+                entries.iter().try_for_each(|entry| client.add_entry(&set_name, entry))
+            };
+            (EACH, timed(add)?.1)
         }
         "restore" => {
-            let mut text = String::new();
-            for number in 0..count {
-                let _infallible = writeln!(text, "add {SET} {}", address(number));
-            }
-            (RESTORE, program::feed("ipset", &["restore"], &text)?)
+            let lines: Vec<_> = (0..count).map(|number| format!("add {SET} {}\n", address(number))).collect();
+            (RESTORE, program::feed("ipset", &["restore"], &lines.concat())?)
         }
         other => return Err(format!("no such way: {other}").into()),
     };

@@ -2,10 +2,10 @@
 //! same texts, of both families.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use iptables::{Backend, BackendChoice};
 use proxier_core::kernel::{self, KernelPorts};
@@ -15,7 +15,7 @@ use proxier_core::reconciler::Options as ReconcilerOptions;
 
 use crate::namespace::{collect, tell, warm_up};
 use crate::node::Node;
-use crate::program::feed;
+use crate::program::{feed, timed};
 use crate::report::{Goal, Report, ms};
 use crate::{Failure, Options};
 
@@ -95,36 +95,25 @@ fn more_often(back_end: Backend, services: u32) -> u32 {
     }
 }
 
-/// Writes the texts that passes give to the programs into files: of all Services, then of each change.
-fn write_texts(back_end: Backend, services: u32, folder: &str) -> Result<(), Failure> {
-    let mut node = node(back_end, services)?;
+/// Texts of each pass, by the program that restores them. A pass writes nothing to a family of which nothing changes.
+type Texts = Vec<Vec<(String, String)>>;
+
+/// Writes the texts that passes give to the programs into a file: of all Services, then of each change.
+fn write_texts(back_end: Backend, services: u32, file: &Path) -> Result<(), Failure> {
+    let (mut node, mut all) = (node(back_end, services)?, Texts::new());
     for pass in 0..=CHANGES {
         if pass > 0 {
             node.replace(services / 2, &endpoints(pass));
         }
-        for (family, text) in node.recorded_pass()? {
-            std::fs::write(file(folder, (back_end, services), pass, family), text)?;
-        }
+        let texts = node.recorded_pass()?.into_iter();
+        all.push(texts.map(|(family, text)| (program(back_end, family, "restore"), text)).collect());
     }
-    Ok(())
+    Ok(std::fs::write(file, serde_json::to_string(&all)?)?)
 }
 
 /// The endpoints of the changed Service after so many changes: the last one is another.
 fn endpoints(change: u32) -> Vec<u32> {
     (0..ENDPOINTS - 1).chain([ENDPOINTS + change % 2]).collect()
-}
-
-fn file(folder: &str, (back_end, services): (Backend, u32), pass: u32, family: Family) -> PathBuf {
-    PathBuf::from(folder).join(format!("{}-{services}-{pass}-{}", called(back_end), family.name()))
-}
-
-/// The texts of one pass. A pass writes nothing to a family of which nothing changes.
-fn texts(folder: &str, (back_end, services): (Backend, u32), pass: u32) -> Result<Vec<(Family, String)>, Failure> {
-    let files = Family::ALL.map(|family| (family, file(folder, (back_end, services), pass, family)));
-    let written = files.into_iter().filter(|(_, path)| path.exists());
-    let texts = written.map(|(family, path)| Ok((family, std::fs::read_to_string(path)?)));
-    let texts = texts.collect::<Result<Vec<_>, Failure>>()?;
-    if texts.is_empty() { Err("a pass has written nothing".into()) } else { Ok(texts) }
 }
 
 const BACK_ENDS: [Backend; 2] = [Backend::Legacy, Backend::NfTables];
@@ -170,46 +159,44 @@ fn program(back_end: Backend, family: Family, end: &str) -> String {
     format!("{stem}-{}-{end}", called(back_end))
 }
 
-/// Gives each family its text.
-fn restore(back_end: Backend, texts: &[(Family, String)]) -> Result<Duration, Failure> {
-    let one = |(family, text): &(Family, String)| {
-        let restored = feed(&program(back_end, *family, "restore"), &["--noflush"], text);
-        restored.map_err(|error| format!("{}: {error}", family.name()))
-    };
-    let start = Instant::now();
-    if back_end == Backend::Legacy {
-        texts.iter().try_for_each(|text| one(text).map(drop))?;
-    } else {
+/// Does something for each, at the same time; how long that takes.
+fn in_parallel<T: Sync>(all: &[T], work: impl Fn(&T) -> Result<(), String> + Sync) -> Result<Duration, Failure> {
+    let work = &work;
+    let ((), took) = timed(|| {
         thread::scope(|scope| {
-            let started: Vec<_> = texts.iter().map(|text| scope.spawn(move || one(text))).collect();
-            started
-                .into_iter()
-                .try_for_each(|run| run.join().map_err(|_panic| "a thread has ended".to_owned())?.map(drop))
-        })?;
+            let started: Vec<_> = all.iter().map(|one| scope.spawn(move || work(one))).collect();
+            started.into_iter().try_for_each(|run| run.join().map_err(|_panic| "a thread has ended".to_owned())?)
+        })
+    })?;
+    Ok(took)
+}
+
+/// Gives each family its text.
+fn restore(back_end: Backend, texts: &[(String, String)]) -> Result<Duration, Failure> {
+    let one = |(program, text): &(String, String)| {
+        feed(program, &["--noflush"], text).map(drop).map_err(|error| error.to_string())
+    };
+    if texts.is_empty() {
+        return Err("a pass has written nothing".into());
     }
-    Ok(start.elapsed())
+    if back_end != Backend::Legacy {
+        return in_parallel(texts, one);
+    }
+    Ok(timed(|| texts.iter().try_for_each(one))?.1)
 }
 
 /// Has both families' tables printed, in parallel.
 fn save(back_end: Backend) -> Result<Duration, Failure> {
-    let start = Instant::now();
-    let mut running = Vec::new();
-    for family in Family::ALL {
-        running.push(Command::new(program(back_end, family, "save")).stdout(Stdio::piped()).spawn()?);
-    }
-    for child in running {
-        let output = child.wait_with_output()?;
-        if !output.status.success() {
-            return Err(format!("iptables-save ended with {}", output.status).into());
-        }
-    }
-    Ok(start.elapsed())
+    in_parallel(&Family::ALL, |family| {
+        let name = program(back_end, *family, "save");
+        let output = Command::new(&name).output().map_err(|error| format!("{name}: {error}"))?;
+        if output.status.success() { Ok(()) } else { Err(format!("{name} ended with {}", output.status)) }
+    })
 }
 
 /// Checks that the timed side has done the whole work: one chain for each Service, one for each endpoint.
 fn check(back_end: Backend, services: u32) -> Result<(), Failure> {
-    let output =
-        std::process::Command::new(format!("iptables-{}-save", called(back_end))).args(["-t", "nat"]).output()?;
+    let output = Command::new(program(back_end, Family::V4, "save")).args(["-t", "nat"]).output()?;
     let text = String::from_utf8_lossy(&output.stdout);
     for (chain, wanted) in [(":KUBE-SVC-", services), (":KUBE-SEP-", services * ENDPOINTS)] {
         let found = text.lines().filter(|line| line.starts_with(chain)).count();
@@ -239,33 +226,30 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let back_end = if rest == ["nft"] { Backend::NfTables } else { Backend::Legacy };
     let (ours, theirs) = (&ours(back_end), &theirs(back_end));
     let services: u32 = services.parse()?;
-    let read = |pass| texts(folder, (back_end, services), pass);
+    let file = Path::new(folder).join(format!("{}-{services}", called(back_end)));
+    let read = || -> Result<Texts, Failure> { Ok(serde_json::from_str(&std::fs::read_to_string(&file)?)?) };
+    let all = || Ok::<_, Failure>(read()?.swap_remove(0));
     match *way {
-        "write-text" => write_texts(back_end, services, folder)?,
+        "write-text" => write_texts(back_end, services, &file)?,
         "read" => {
             let mut kernel = KernelPorts::open(&programs_of(back_end))?;
-            let start = Instant::now();
-            for family in Family::ALL {
-                kernel.ports().rules.dump(family)?;
-            }
-            tell(READING, services, "ms", ours, ms(start.elapsed()));
+            let dump = || Family::ALL.into_iter().try_for_each(|family| kernel.ports().rules.dump(family).map(drop));
+            tell(READING, services, "ms", ours, ms(timed(dump)?.1));
         }
         "read-save" => {
             tell(READING, services, "ms", &format!("iptables-save, {}", called(back_end)), ms(save(back_end)?));
         }
         "program" => {
             let mut node = node(back_end, services)?;
-            let start = Instant::now();
-            node.pass()?;
-            tell(PROGRAM, services, "ms", ours, ms(start.elapsed()));
+            tell(PROGRAM, services, "ms", ours, ms(timed(|| node.pass())?.1));
             check(back_end, services)?;
         }
         "program-restore" => {
-            tell(PROGRAM, services, "ms", theirs, ms(restore(back_end, &read(0)?)?));
+            tell(PROGRAM, services, "ms", theirs, ms(restore(back_end, &all()?)?));
             check(back_end, services)?;
         }
         "program-unsorted" => {
-            let texts: Vec<_> = read(0)?.into_iter().map(|(family, text)| (family, unsorted(&text))).collect();
+            let texts: Vec<_> = all()?.into_iter().map(|(program, text)| (program, unsorted(&text))).collect();
             tell(PROGRAM, services, "ms", &format!("{theirs}, unsorted"), ms(restore(back_end, &texts)?));
             check(back_end, services)?;
         }
@@ -278,9 +262,11 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
             check(back_end, services)?;
         }
         "change-restore" => {
-            restore(back_end, &read(0)?)?;
-            for pass in 1..=CHANGES {
-                tell(CHANGE, services, "ms", theirs, ms(restore(back_end, &read(pass)?)?));
+            for (pass, texts) in read()?.iter().enumerate() {
+                let took = ms(restore(back_end, texts)?);
+                if pass > 0 {
+                    tell(CHANGE, services, "ms", theirs, took);
+                }
             }
             check(back_end, services)?;
         }

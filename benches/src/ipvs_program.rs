@@ -2,13 +2,12 @@
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use ipvs::fake::FakeIpvs;
 use ipvs::{Client, Operation, RealServer, Scheduler, VirtualServer, VirtualServerKey};
 
 use crate::namespace::{compare, enter_fresh, tell};
+use crate::program::timed;
 use crate::report::{Goal, Report, ms};
 use crate::tape::Tape;
 use crate::{Failure, Options, program};
@@ -60,8 +59,8 @@ fn same_bytes() -> Result<(), Failure> {
     client.run(operations(virtual_servers, real_servers)).into_result()?;
     // The first one is the lookup of the family.
     let mut ours = tape.sent().get(1..).unwrap_or_default().concat();
-    let arguments = [virtual_servers.to_string(), real_servers.to_string(), "--print".to_owned()];
-    let mut theirs = Command::new(program::in_c("ipvs_batch")?).args(arguments).output()?.stdout;
+    let (virtual_servers, real_servers) = (virtual_servers.to_string(), real_servers.to_string());
+    let mut theirs = program::in_c("ipvs_batch", &[&virtual_servers, &real_servers, "--print"])?;
     for bytes in [&mut ours, &mut theirs] {
         let mut at = 0;
         while let Some(length) = bytes.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()) {
@@ -93,40 +92,30 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     Client::open()?.add_virtual_server(&VirtualServer::new(key(60_000), Scheduler::RoundRobin))?;
     // Two passes, each in a fresh namespace, of which the second counts: under an emulator the first one also pays for the
     // translation of the program. The C program does the same by itself; ipvsadm's share of that is below one percent.
-    let twice = |pass: &dyn Fn() -> Result<Duration, Failure>| {
+    let twice = |pass: &dyn Fn() -> Result<(), Failure>| {
         pass()?;
         enter_fresh()?;
-        pass()
+        timed(pass).map(|((), took)| took)
     };
     let (name, took) = match *way {
         "c" => {
-            let output = Command::new(program::in_c("ipvs_batch")?)
-                .args([virtual_servers, real_count.to_string().as_str()])
-                .stderr(Stdio::inherit())
-                .output()?;
-            let took = Duration::from_nanos(String::from_utf8(output.stdout)?.trim().parse()?);
+            let took = program::timed_in_c("ipvs_batch", &[virtual_servers, &real_count.to_string()])?;
             tell(WHAT, virtual_count, "ms", C, ms(took));
             return Ok(());
         }
         // Socket, family lookup and all: what a caller waits for.
         "ours" => {
-            let took = twice(&|| {
-                let start = Instant::now();
-                Client::open()?.run(operations(virtual_count, real_count)).into_result()?;
-                Ok(start.elapsed())
-            });
-            (OURS, took?)
+            (OURS, twice(&|| Ok(Client::open()?.run(operations(virtual_count, real_count)).into_result().map(drop)?))?)
         }
         "single" => {
-            let took = twice(&|| {
-                let start = Instant::now();
+            let single = || {
                 let mut client = Client::open()?;
                 for operation in operations(virtual_count, real_count) {
                     client.run([operation]).into_result()?;
                 }
-                Ok(start.elapsed())
-            });
-            (SINGLE, took?)
+                Ok(())
+            };
+            (SINGLE, twice(&single)?)
         }
         "ipvsadm" => (IPVSADM, program::feed("ipvsadm", &["--restore"], &text(virtual_count, real_count))?),
         other => return Err(format!("no such way: {other}").into()),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::process::Command;
+use std::str::FromStr;
 
 use serde::Serialize;
 
@@ -63,14 +64,24 @@ pub(crate) fn ticks() -> Option<Ticks> {
     Some(Ticks { all: (busy + idle + wait) * 10.0, busy: busy * 10.0 })
 }
 
+/// The number behind a name at the start of a line, as files of `/proc` have it.
+pub(crate) fn number<T: FromStr>(text: &str, name: &str) -> Result<T, Failure>
+where
+    Failure: From<T::Err>,
+{
+    let rest = text.lines().find_map(|line| line.strip_prefix(name)).ok_or_else(|| format!("no {name}"))?;
+    Ok(rest.split_whitespace().next().unwrap_or_default().parse()?)
+}
+
+/// KiB of kernel memory of these kinds.
+pub(crate) fn kernel_memory(kinds: &[&str]) -> Result<f64, Failure> {
+    let text = read("/proc/meminfo");
+    kinds.iter().map(|kind| number::<f64>(&text, kind)).sum()
+}
+
 /// KiB of kernel memory that tables and the like take.
 pub(crate) fn unreclaimable() -> Option<f64> {
-    let text = read("/proc/meminfo");
-    let of = |name: &str| -> Option<f64> {
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-        line.split_whitespace().next()?.parse().ok()
-    };
-    Some(of("SUnreclaim")? + of("VmallocUsed")?)
+    kernel_memory(&["SUnreclaim:", "VmallocUsed:"]).ok()
 }
 
 fn read(path: &str) -> String {
@@ -128,7 +139,5 @@ impl Machine {
 
 /// KiB of this process's memory that are resident.
 pub(crate) fn resident_kib() -> Result<f64, Failure> {
-    let text = std::fs::read_to_string("/proc/self/status")?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
-    Ok(line.split_whitespace().next().unwrap_or_default().parse()?)
+    number(&read("/proc/self/status"), "VmRSS:")
 }

@@ -54,10 +54,7 @@ const BENCHES: [Bench; 15] = [
     ("packets", packets::run),
     ("cold-start", end_to_end::run_start),
     ("drift", drift::run),
-    ("end-to-end", |options| match options.live()? {
-        Some(live) => end_to_end::run_live(options, &live),
-        None => end_to_end::run(options),
-    }),
+    ("end-to-end", end_to_end::run),
     ("fleet", end_to_end::run_fleet),
     ("policy", end_to_end::run_policy),
     ("reconcile", reconcile::run),
@@ -88,46 +85,8 @@ struct Options {
     /// Command line by which the bench was started, for the results
     #[arg(long)]
     command: Option<String>,
-    /// A real cluster
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
-    /// The program that takes turns with proxier-demo
-    #[arg(long, value_name = "PROGRAM")]
-    kube_proxy: Option<PathBuf>,
-    /// The server's etcd (http://…), into which the Services are written: tens of thousands take the server hours
-    #[arg(long, value_name = "URL", value_parser = http)]
-    etcd: Option<String>,
-    /// nftables, iptables or ipvs, once for each
-    #[arg(long, default_value = "nftables")]
-    mode: Vec<String>,
-    #[arg(long, default_value_t = 1_000)]
-    services: u32,
-    #[arg(long, default_value_t = 10)]
-    endpoints: u32,
-    #[arg(long, default_value_t = 100)]
-    changes: u32,
-}
-
-/// An address of etcd, which the bench speaks to without TLS.
-fn http(text: &str) -> Result<String, String> {
-    let is_url = text.strip_prefix("http://").is_some_and(|rest| !rest.is_empty());
-    is_url.then(|| text.to_owned()).ok_or_else(|| "not a URL of http, such as http://127.0.0.1:2379".to_owned())
-}
-
-impl Options {
-    /// The real cluster to measure on.
-    fn live(&self) -> Result<Option<end_to_end::Live>, Failure> {
-        let live = end_to_end::Live {
-            kubeconfig: self.kubeconfig.clone().unwrap_or_default(),
-            kube_proxy: self.kube_proxy.clone(),
-            etcd: self.etcd.clone(),
-            modes: self.mode.clone(),
-            services: self.services,
-            endpoints: self.endpoints,
-            changes: self.changes,
-        };
-        live.checked()
-    }
+    #[command(flatten)]
+    live: end_to_end::Live,
 }
 
 fn main() -> ExitCode {
@@ -138,7 +97,7 @@ fn main() -> ExitCode {
         ["side", rest @ ..] => namespace::side(rest),
         ["case", rest @ ..] => cases::case(rest),
         ["soak", ..] => soak::run(),
-        ["api-server", rest @ ..] => end_to_end::serve(&rest.iter().map(|&word| word.to_owned()).collect::<Vec<_>>()),
+        ["api-server", rest @ ..] => end_to_end::serve(rest),
         ["memory-case", rest @ ..] => memory::case(rest),
         ["counts", file] => counts::run(file.as_ref(), false),
         ["counts", file, "--update"] => counts::run(file.as_ref(), true),

@@ -3,17 +3,17 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use proxier_core::modes::Kind;
 use proxier_core::reconciler::Options as ReconcilerOptions;
 use testkit::{Need, missing};
 
-use crate::machine::is_emulated;
+use crate::machine::{is_emulated, kernel_memory};
 use crate::namespace::{collect, tell, warm_up};
 use crate::network::Network;
 use crate::node::Node;
-use crate::program::feed;
+use crate::program::{feed, timed};
 use crate::report::{Report, ms};
 use crate::world::cluster_ip;
 use crate::{Failure, Options};
@@ -47,8 +47,8 @@ pub(crate) fn has_ipvs() -> bool {
 }
 
 /// In an emulated machine the nft back end takes minutes for a restore of more.
-fn is_too_large(mode: &str, services: u32) -> bool {
-    mode == Kind::Iptables.name() && is_emulated() && services > NFT_LIMIT
+fn is_too_large(mode: Kind, services: u32) -> bool {
+    mode == Kind::Iptables && is_emulated() && services > NFT_LIMIT
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
@@ -66,14 +66,39 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if ways.len() < WAYS.len() {
         report.note("Without IPVS mode: this kernel has no IPVS.");
     }
-    let named: Vec<_> = ways.iter().map(|(mode, name)| (mode.name(), *name)).collect();
-    let sizes = by_size(&mut report, options, ("modes", &named, options.rounds), is_too_large)?;
-    if sizes.iter().any(|services| is_too_large(Kind::Iptables.name(), *services)) {
+    let sizes: &[u32] = match (options.smoke, options.quick) {
+        (true, _) => &[10, 30],
+        (_, true) => &[10, 1_000],
+        _ => &[10, 100, 1_000, 5_000, 10_000],
+    };
+    let connections = if options.smoke { "20" } else { "150" };
+    for (mode, _) in &ways {
+        warm_up(&["modes", mode.name(), "3", "5"])?;
+    }
+    for services in sizes.iter().copied() {
+        let mut spent = vec![Duration::ZERO; ways.len()];
+        for round in 0..options.rounds {
+            for ((mode, name), spent) in ways.iter().zip(&mut spent) {
+                if *spent > PATIENCE || is_too_large(*mode, services) {
+                    continue;
+                }
+                let collected = || collect(&mut report, &["modes", mode.name(), &services.to_string(), connections]);
+                let took = timed(collected)?.1;
+                *spent += took;
+                eprintln!("{name}, {services} Services, round {round}: {:.1} s", took.as_secs_f64());
+            }
+        }
+    }
+    if sizes.iter().any(|services| is_too_large(Kind::Iptables, *services)) {
         report
             .note(format!("iptables mode with more than {NFT_LIMIT} Services is left out: one restore takes minutes."));
     }
     report.note(format!("What took more than {} s altogether, at one size, is not repeated.", PATIENCE.as_secs()));
-    curves(&mut report);
+    report.curve("program", PROGRAM, "Services");
+    report.curve("change", CHANGE, "Services");
+    let last_or_none = |side: &str| !side.ends_with("first") && !side.ends_with("middle");
+    report.curve_of("connect", "Connecting through the last Service", LATENCY, "Services", last_or_none);
+    report.curve("memory", MEMORY, "Services");
     report.finish()
 }
 
@@ -87,90 +112,22 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
         return Err(why.into());
     }
     let network = Network::new(drop)?;
-    let kernel = kernel_memory()?;
+    let memory = || kernel_memory(&["Slab:", "VmallocUsed:", "Percpu:"]);
+    let before = memory()?;
     let mut options = ReconcilerOptions::default();
     options.mode = mode;
     options.userspace.service_cidrs = vec![SERVICE_CIDR.parse()?];
     let mut node = Node::with(options)?;
     node.load(services, ENDPOINTS);
-    passes(&mut node, services, name)?;
-    memory_since(kernel, services, name)?;
-    connect(&network, services, connections, name)
-}
-
-/// Measures ways, by name in arguments and in figures, as the number of Services grows; gives the sizes.
-fn by_size(
-    report: &mut Report,
-    options: &Options,
-    (bench, ways, rounds): (&str, &[(&str, &str)], usize),
-    is_too_large: impl Fn(&str, u32) -> bool,
-) -> Result<&'static [u32], Failure> {
-    let sizes: &[u32] = match (options.smoke, options.quick) {
-        (true, _) => &[10, 30],
-        (_, true) => &[10, 1_000],
-        _ => &[10, 100, 1_000, 5_000, 10_000],
-    };
-    let connections = if options.smoke { "20" } else { "150" };
-    for (way, _) in ways {
-        warm_up(&[bench, way, "3", "5"])?;
-    }
-    for services in sizes.iter().copied() {
-        let mut spent = vec![Duration::ZERO; ways.len()];
-        for round in 0..rounds {
-            for ((way, name), spent) in ways.iter().zip(&mut spent) {
-                if *spent > PATIENCE || is_too_large(way, services) {
-                    continue;
-                }
-                let start = Instant::now();
-                collect(report, &[bench, way, &services.to_string(), connections])?;
-                *spent += start.elapsed();
-                eprintln!("{name}, {services} Services, round {round}: {:.1} s", start.elapsed().as_secs_f64());
-            }
-        }
-    }
-    Ok(sizes)
-}
-
-/// Draws what [`by_size`] has measured.
-fn curves(report: &mut Report) {
-    report.curve("program", PROGRAM, "Services");
-    report.curve("change", CHANGE, "Services");
-    let last_or_none = |side: &str| !side.ends_with("first") && !side.ends_with("middle");
-    report.curve_of("connect", "Connecting through the last Service", LATENCY, "Services", last_or_none);
-    report.curve("memory", MEMORY, "Services");
-}
-
-/// A pass for all Services from nothing, and passes for changes of one.
-fn passes(node: &mut Node, services: u32, name: &str) -> Result<(), Failure> {
-    let start = Instant::now();
-    node.pass()?;
-    tell(PROGRAM, services, "ms", name, ms(start.elapsed()));
+    tell(PROGRAM, services, "ms", name, ms(timed(|| node.pass())?.1));
     for change in 0..CHANGES {
         let endpoints: &[u32] = if change.is_multiple_of(2) { &[0] } else { &[0, 1] };
         tell(CHANGE, services, "ms", name, node.timed_change(services / 2, endpoints)?);
     }
-    Ok(())
-}
-
-/// Tells how much kernel memory has grown.
-fn memory_since(before: f64, services: u32, name: &str) -> Result<(), Failure> {
     // Memory that was in use until the last moment is given back after a grace period.
     std::thread::sleep(Duration::from_millis(300));
-    tell(MEMORY, services, "KiB", name, kernel_memory()? - before);
-    Ok(())
-}
-
-/// KiB of kernel memory that grow with tables.
-fn kernel_memory() -> Result<f64, Failure> {
-    let text = std::fs::read_to_string("/proc/meminfo")?;
-    let mut sum = 0.0;
-    for line in text.lines() {
-        let Some((name, rest)) = line.split_once(':') else { continue };
-        if ["Slab", "VmallocUsed", "Percpu"].contains(&name) {
-            sum += rest.split_whitespace().next().unwrap_or_default().parse::<f64>()?;
-        }
-    }
-    Ok(sum)
+    tell(MEMORY, services, "KiB", name, memory()? - before);
+    connect(&network, services, connections, name)
 }
 
 pub(crate) fn restore(way: &str, text: &str) -> Result<Duration, Failure> {

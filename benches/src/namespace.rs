@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, unshare};
 
+use crate::network::tool;
 use crate::report::Report;
 use crate::{
-    Failure, Options, drift, end_to_end, ipset_fill, iptables_services, ipvs_program, machine, modes, network,
-    nftables_fill, nftables_services, packets, userspace,
+    Failure, Options, drift, end_to_end, ipset_fill, iptables_services, ipvs_program, machine, modes, nftables_fill,
+    nftables_services, packets, userspace,
 };
 
 /// Pause in which the kernel takes apart the namespace of the side before, which nothing uses any more; also the pause
@@ -90,7 +91,7 @@ pub(crate) fn compare(
 pub(crate) fn enter_fresh() -> Result<(), Failure> {
     unshare(CloneFlags::CLONE_NEWNET)
         .map_err(|error| format!("a network namespace of its own (run as root): {error}"))?;
-    network::ip("link set lo up")
+    tool("ip link set lo up").map(drop)
 }
 
 /// Runs one side in a fresh network namespace; it tells its figures.

@@ -2,11 +2,12 @@
 
 use std::io::{BufWriter, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use testkit::{Netns, oracle, veth_pair};
 
 use crate::Failure;
+use crate::program::timed;
 
 /// A packet that is lost is sent again after 1, 3, 7 and 15 seconds.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -14,10 +15,11 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Bytes that a client writes at a time.
 const BUFFER: usize = 1 << 20;
 
-/// Runs `ip` in the namespace of the calling thread.
-pub(crate) fn ip(words: &str) -> Result<(), Failure> {
-    oracle::run("ip", &words.split(' ').collect::<Vec<_>>(), None)?;
-    Ok(())
+/// Runs a command line in the namespace of the calling thread.
+pub(crate) fn tool(line: &str) -> Result<String, Failure> {
+    let mut words = line.split_whitespace();
+    let program = words.next().unwrap_or_default();
+    Ok(oracle::run(program, &words.collect::<Vec<_>>(), None)?.stdout)
 }
 
 /// The namespace of the calling thread is the node: 192.168.1.1 to the client, 192.168.2.1 to the backends, which answer
@@ -76,6 +78,17 @@ impl Network {
         Ok(Network { client, _backends: backends })
     }
 
+    /// Does this from the client's namespace; the time of all of it, and the microseconds that it gives.
+    fn in_client(
+        &self,
+        to: SocketAddr,
+        work: impl FnOnce() -> std::io::Result<Vec<f64>>,
+    ) -> Result<Connected, Failure> {
+        let done = self.client.run_in(|| timed(work))?;
+        let (micros, took) = done.map_err(|error| format!("connecting to {to}: {error}"))?;
+        Ok(Connected { micros, took })
+    }
+
     /// Connections by several clients at a time, each of which sends so many bytes and waits until the backend has read them before its next
     /// one; for [`answer`] as backends.
     pub(crate) fn exchange(
@@ -85,67 +98,41 @@ impl Network {
         number: usize,
         bytes: u64,
     ) -> Result<Connected, Failure> {
-        let exchanges = || {
-            let all = Instant::now();
-            let client = || {
-                let one = || {
-                    let start = Instant::now();
-                    let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
-                    let micros = start.elapsed().as_secs_f64() * 1e6;
-                    std::io::copy(&mut std::io::repeat(0).take(bytes), &mut BufWriter::with_capacity(BUFFER, &stream))?;
-                    stream.shutdown(Shutdown::Write)?;
-                    stream.read_to_end(&mut Vec::new())?;
-                    Ok(micros)
-                };
-                (0..number / clients).map(|_| one()).collect::<std::io::Result<Vec<f64>>>()
-            };
+        let one = || {
+            let (mut stream, took) = timed(|| TcpStream::connect_timeout(&to, PATIENCE))?;
+            std::io::copy(&mut std::io::repeat(0).take(bytes), &mut BufWriter::with_capacity(BUFFER, &stream))?;
+            stream.shutdown(Shutdown::Write)?;
+            stream.read_to_end(&mut Vec::new())?;
+            Ok(took.as_secs_f64() * 1e6)
+        };
+        let client = || (0..number / clients).map(|_| one()).collect::<std::io::Result<Vec<f64>>>();
+        self.in_client(to, || {
             let done: std::io::Result<Vec<Vec<f64>>> = std::thread::scope(|scope| {
                 let clients: Vec<_> = (0..clients).map(|_| scope.spawn(client)).collect();
                 let panicked = |_| Err(std::io::Error::other("a client panicked"));
                 clients.into_iter().map(|client| client.join().unwrap_or_else(panicked)).collect()
             });
-            let micros = done.map_err(|error| format!("connecting to {to}: {error}"))?.concat();
-            Ok(Connected { micros, took: all.elapsed() })
-        };
-        self.client.run_in(exchanges)?.map_err(|error: String| error.into())
+            Ok(done?.concat())
+        })
     }
 
     /// Segments of one byte in one connection, so many under way at a time, each time until the backend has answered to them; for [`answer`] as
     /// backends. Gives each time's microseconds.
     pub(crate) fn ask(&self, to: SocketAddr, window: u8, times: usize) -> Result<Connected, Failure> {
-        let asks = || {
-            let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
-            stream.set_nodelay(true)?;
-            stream.write_all(&[window])?;
-            let mut micros = Vec::with_capacity(times);
-            let all = Instant::now();
-            for _ in 0..times {
-                let start = Instant::now();
-                for _ in 0..window {
-                    stream.write_all(&[1])?;
-                }
-                stream.read_exact(&mut [0])?;
-                micros.push(start.elapsed().as_secs_f64() * 1e6);
-            }
-            Ok(Connected { micros, took: all.elapsed() })
+        let opened = self.client.run_in(|| TcpStream::connect_timeout(&to, PATIENCE))?;
+        let mut stream = opened.map_err(|error| format!("asking {to}: {error}"))?;
+        stream.set_nodelay(true)?;
+        stream.write_all(&[window])?;
+        let mut one = || {
+            (0..window).try_for_each(|_| stream.write_all(&[1]))?;
+            stream.read_exact(&mut [0])
         };
-        let asked: std::io::Result<Connected> = self.client.run_in(asks)?;
-        asked.map_err(|error| format!("asking {to}: {error}").into())
+        self.in_client(to, || (0..times).map(|_| Ok(timed(&mut one)?.1.as_secs_f64() * 1e6)).collect())
     }
 
     /// Opens and closes connections, one after the other.
     pub(crate) fn connect(&self, to: SocketAddr, number: usize) -> Result<Connected, Failure> {
-        let connections = || {
-            let mut micros = Vec::with_capacity(number);
-            let all = Instant::now();
-            for _ in 0..number {
-                let start = Instant::now();
-                let connection = TcpStream::connect_timeout(&to, PATIENCE);
-                micros.push(start.elapsed().as_secs_f64() * 1e6);
-                connection.map_err(|error| format!("connecting to {to}: {error}"))?;
-            }
-            Ok(Connected { micros, took: all.elapsed() })
-        };
-        self.client.run_in(connections)?.map_err(|error: String| error.into())
+        let one = |_| Ok(timed(|| TcpStream::connect_timeout(&to, PATIENCE))?.1.as_secs_f64() * 1e6);
+        self.in_client(to, || (0..number).map(one).collect())
     }
 }

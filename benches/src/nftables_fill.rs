@@ -2,13 +2,12 @@
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use nftables::fake::FakeNftables;
 use nftables::{Client, DataType, Element, Family, FieldTypes, InvalidValue, Set, Table, TableKey, Transaction, Value};
 
 use crate::namespace::{compare, tell};
+use crate::program::timed;
 use crate::report::{Goal, Report, ms};
 use crate::tape::Tape;
 use crate::{Failure, Options, program};
@@ -76,7 +75,7 @@ fn same_bytes() -> Result<(), Failure> {
     let (kernel, tape) = (FakeNftables::new(), Tape::default());
     Client::with_transport(kernel.transport()).commit(&empty()?)?;
     Client::with_transport(tape.record(kernel.transport())).commit(&fill(count)?)?;
-    let theirs = Command::new(program::in_c("nft_fill")?).args([&count.to_string(), "--print"]).output()?.stdout;
+    let theirs = program::in_c("nft_fill", &[&count.to_string(), "--print"])?;
     program::same_bytes(&tape.sent().concat(), &theirs)
 }
 
@@ -85,22 +84,12 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let count: u32 = elements.parse()?;
     Client::open()?.commit(&empty()?)?;
     let (name, took) = match *way {
-        "c" => {
-            let output = Command::new(program::in_c("nft_fill")?).arg(elements).stderr(Stdio::inherit()).output()?;
-            (C, Duration::from_nanos(String::from_utf8(output.stdout)?.trim().parse()?))
-        }
+        "c" => (C, program::timed_in_c("nft_fill", &[elements])?),
         "ours" => {
             let transaction = fill(count)?;
-            let start = Instant::now();
-            Client::open()?.commit(&transaction)?;
-            (OURS, start.elapsed())
+            (OURS, timed(|| Client::open()?.commit(&transaction))?.1)
         }
-        "whole" => {
-            let start = Instant::now();
-            let transaction = fill(count)?;
-            Client::open()?.commit(&transaction)?;
-            (WHOLE, start.elapsed())
-        }
+        "whole" => (WHOLE, timed(|| Ok::<_, Failure>(Client::open()?.commit(&fill(count)?)?))?.1),
         "nft" => {
             let mut text = String::from("add element inet bench filled { ");
             for number in 0..count {

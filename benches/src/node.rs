@@ -23,10 +23,6 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn new() -> Result<Self, Failure> {
-        Node::in_mode(Kind::default())
-    }
-
     pub(crate) fn in_mode(mode: Kind) -> Result<Self, Failure> {
         let mut options = Options::default();
         options.mode = mode;

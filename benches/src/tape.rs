@@ -1,7 +1,7 @@
 //! Conversations with a fake kernel, recorded once and played back: what is counted then is the library alone.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ipvs::Transport;
@@ -9,14 +9,15 @@ use ipvs::Transport;
 /// Answers by send.
 type Answers = Vec<Vec<Vec<u8>>>;
 
-/// Answers of a fake kernel.
+/// What was sent to a fake kernel, and its answers.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Tape {
-    answers: Arc<Mutex<Answers>>,
-    sent: Arc<Mutex<Vec<Vec<u8>>>>,
-}
+pub(crate) struct Tape(Arc<Mutex<(Vec<Vec<u8>>, Answers)>>);
 
 impl Tape {
+    fn lock(&self) -> MutexGuard<'_, (Vec<Vec<u8>>, Answers)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Notes every answer of another transport.
     pub(crate) fn record<T: Transport>(&self, inner: T) -> Recorder<T> {
         Recorder { inner, tape: self.clone() }
@@ -24,13 +25,12 @@ impl Tape {
 
     /// Datagrams sent so far.
     pub(crate) fn sent(&self) -> Vec<Vec<u8>> {
-        self.sent.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lock().0.clone()
     }
 
     /// Gives the same answers to the same sends.
     pub(crate) fn play(&self, port: u32) -> Player {
-        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Player { answers, sent: 0, taken: 0, port }
+        Player { answers: self.lock().1.clone(), sent: 0, taken: 0, port }
     }
 }
 
@@ -41,16 +41,15 @@ pub(crate) struct Recorder<T> {
 
 impl<T: Transport> Transport for Recorder<T> {
     fn send(&mut self, datagram: &[u8]) -> io::Result<()> {
-        self.tape.answers.lock().unwrap_or_else(PoisonError::into_inner).push(Vec::new());
-        self.tape.sent.lock().unwrap_or_else(PoisonError::into_inner).push(datagram.to_vec());
+        let mut tape = self.tape.lock();
+        tape.0.push(datagram.to_vec());
+        tape.1.push(Vec::new());
         self.inner.send(datagram)
     }
 
     fn receive(&mut self, buffer: &mut [u8], timeout: Duration) -> io::Result<usize> {
         let length = self.inner.receive(buffer, timeout)?;
-        if let (Some(last), Some(bytes)) =
-            (self.tape.answers.lock().unwrap_or_else(PoisonError::into_inner).last_mut(), buffer.get(..length))
-        {
+        if let (Some(last), Some(bytes)) = (self.tape.lock().1.last_mut(), buffer.get(..length)) {
             last.push(bytes.to_vec());
         }
         Ok(length)

@@ -63,27 +63,16 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 
 pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let [work, way, size] = arguments else { return Err("WORK WAY SIZE".into()) };
-    let took = measured(work, way, size.parse()?)?;
-    tell(work, size.parse()?, "ms", way, ms(took));
-    Ok(())
-}
-
-fn measured(work: &str, way: &str, size: usize) -> Result<Duration, Failure> {
+    let amount: usize = size.parse()?;
     let server = TcpListener::bind(SERVER)?;
     listen(&server, Backlog::MAXALLOWABLE)?;
-    match work {
-        STREAM => {
-            thread::spawn(move || send(&server, size));
-            let _relay = Way::start(way)?;
-            receive(Way::address(way), size)
-        }
-        MANY => {
-            thread::spawn(move || echo(&server));
-            let _relay = Way::start(way)?;
-            connect(Way::address(way), size)
-        }
-        other => Err(format!("no such work: {other}").into()),
-    }
+    let is_stream = *work == STREAM;
+    thread::spawn(move || if is_stream { send(&server, amount) } else { echo(&server) });
+    let _relay = Way::start(way)?;
+    let address = if *way == DIRECT { SERVER } else { SERVICE };
+    let took = if is_stream { receive(address, amount)? } else { connect(address, amount)? };
+    tell(work, size.parse()?, "ms", way, ms(took));
+    Ok(())
 }
 
 /// The relay that is measured. It ends when dropped.
@@ -94,10 +83,6 @@ enum Way {
 }
 
 impl Way {
-    fn address(way: &str) -> SocketAddr {
-        if way == DIRECT { SERVER } else { SERVICE }
-    }
-
     fn start(way: &str) -> Result<Self, Failure> {
         Ok(match way {
             DIRECT => Way::Nothing,
@@ -139,9 +124,9 @@ fn haproxy() -> Result<Child, Failure> {
         "global\n nbthread {threads}\n maxconn 2000\ndefaults\n mode tcp\n timeout connect 5s\n timeout client 1m\n timeout server 1m\n \
          option splice-auto\nlisten bench\n bind {SERVICE}\n server one {SERVER}\n"
     );
-    let path = std::env::temp_dir().join(format!("bench-haproxy-{}.cfg", std::process::id()));
-    std::fs::write(&path, configuration)?;
-    let child = Command::new("haproxy").arg("-db").arg("-f").arg(&path).stderr(Stdio::null()).spawn()?;
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(&file, configuration)?;
+    let child = Command::new("haproxy").arg("-db").arg("-f").arg(file.path()).stderr(Stdio::null()).spawn()?;
     let start = Instant::now();
     while TcpStream::connect(SERVICE).is_err() {
         if start.elapsed() > Duration::from_secs(10) {
@@ -149,7 +134,6 @@ fn haproxy() -> Result<Child, Failure> {
         }
         thread::sleep(Duration::from_millis(10));
     }
-    std::fs::remove_file(&path)?;
     Ok(child)
 }
 
@@ -183,11 +167,8 @@ fn receive(from: SocketAddr, mebibytes: usize) -> Result<Duration, Failure> {
     let mut stream = TcpStream::connect(from)?;
     let start = Instant::now();
     let (mut piece, mut received) = (vec![0; PIECE], 0);
-    loop {
-        match stream.read(&mut piece)? {
-            0 => break,
-            length => received += length,
-        }
+    while let length @ 1.. = stream.read(&mut piece)? {
+        received += length;
     }
     let took = start.elapsed();
     if received != mebibytes << 20 {
@@ -214,9 +195,9 @@ fn connect(to: SocketAddr, connections: usize) -> Result<Duration, Failure> {
         stream.write_all(&[7])?;
         stream.read_exact(&mut [0])
     };
+    let client = || thread::spawn(move || (0..connections / CLIENTS).try_for_each(|_| one()));
     let start = Instant::now();
-    let clients: Vec<_> =
-        (0..CLIENTS).map(|_| thread::spawn(move || (0..connections / CLIENTS).try_for_each(|_| one()))).collect();
+    let clients: Vec<_> = (0..CLIENTS).map(|_| client()).collect();
     for client in clients {
         client.join().map_err(|_panic| "a client has panicked")??;
     }

@@ -3,18 +3,18 @@
 use std::net::TcpListener;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use tempfile::NamedTempFile;
 use testkit::apiserver::ApiServer;
 use tokio::runtime::Runtime;
 
-use super::objects::{BIG, FULL, NODE, STEP, big_address, big_slice, node, service, slice};
+use super::objects::{BIG, FULL, NODE, STEP, big_address, big_slice, service};
 use super::proxy::{Proxy, program};
 use super::relay::Relay;
-use super::server::BOOKMARKS;
-use super::side::Temporary;
+use super::server::{BOOKMARKS, filled};
 use crate::namespace::enter_fresh;
+use crate::network::tool;
 use crate::report::{Goal, Report, float, ms};
 use crate::{Failure, Options};
 
@@ -75,37 +75,17 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 /// So many proxies on one server.
 fn one(report: &mut Report, size: Size, proxies: u32) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let server = Arc::new(ApiServer::start());
-    server.put(&node());
-    for number in 0..size.services {
-        server.put(&service(number));
-        server.put(&slice(number, size.endpoints, false));
-    }
-    server.put(&service(size.services));
-    for part in 0..BIG / FULL {
-        server.put(&big_slice(size.services, part, 0, false));
-    }
-    server.compact();
-    let over = Arc::new(AtomicBool::new(false));
-    let (bookmarks, is_over) = (Arc::clone(&server), Arc::clone(&over));
-    let bookmarks = std::thread::spawn(move || {
-        while !is_over.load(Ordering::Relaxed) {
-            std::thread::park_timeout(BOOKMARKS);
-            bookmarks.bookmark();
-        }
-    });
-    let mut fleet = Fleet { report, server, members: Vec::new(), counted: (0, 0) };
-    let outcome = fleet.live(&runtime, size, proxies);
-    over.store(true, Ordering::Relaxed);
-    bookmarks.thread().unpark();
-    outcome
+    let parts = (0..BIG / FULL).map(|part| big_slice(size.services, part, 0, false));
+    let big: Vec<_> = std::iter::once(service(size.services)).chain(parts).collect();
+    let server = filled(size.services, size.endpoints, &big);
+    Fleet { report, server, members: Vec::new(), counted: (0, 0) }.live(&runtime, size, proxies)
 }
 
 /// A proxy with its relay and its kubeconfig.
 struct Member {
     proxy: Proxy,
     relay: Relay,
-    _kubeconfig: Temporary,
+    _kubeconfig: NamedTempFile,
 }
 
 /// Proxies on one server.
@@ -120,10 +100,10 @@ struct Fleet<'a> {
 impl Fleet<'_> {
     fn live(&mut self, runtime: &Runtime, size: Size, proxies: u32) -> Result<(), Failure> {
         let started = Instant::now();
-        for number in 0..proxies {
+        for _ in 0..proxies {
             // The thread takes its network namespace with it.
             let server = &self.server;
-            let start = || member(runtime, server, number).map_err(|error| error.to_string());
+            let start = || member(runtime, server).map_err(|error| error.to_string());
             let member = std::thread::scope(|scope| scope.spawn(start).join()).map_err(|_panic| "a start panicked")?;
             self.members.push(member?);
         }
@@ -148,8 +128,7 @@ impl Fleet<'_> {
         let [a, b, c, d] = big_address(BIG - 1, true);
         for member in &mut self.members {
             let net = format!("--net=/proc/{}/ns/net", member.proxy.id());
-            let output = Command::new("nsenter").args([&net, "nft", "list", "ruleset"]).output()?;
-            if !String::from_utf8_lossy(&output.stdout).contains(&format!("{a}.{b}.{c}.{d}")) {
+            if !tool(&format!("nsenter {net} nft list ruleset"))?.contains(&format!("{a}.{b}.{c}.{d}")) {
                 return Err(format!("nft does not show the last endpoint: {:#?}", member.proxy.heard()).into());
             }
         }
@@ -178,16 +157,16 @@ impl Fleet<'_> {
     }
 }
 
-fn member(runtime: &Runtime, server: &ApiServer, number: u32) -> Result<Member, Failure> {
+fn member(runtime: &Runtime, server: &ApiServer) -> Result<Member, Failure> {
     enter_fresh()?;
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = server.address();
     let text = server.kubeconfig(None).replace(&server.url(), &format!("http://{}", listener.local_addr()?));
     let relay = Relay::start(runtime, listener, (address.ip().to_string(), address.port()))?;
-    let kubeconfig = Temporary(std::env::temp_dir().join(format!("fleet-{}-{number}.kubeconfig", std::process::id())));
-    std::fs::write(&kubeconfig.0, text)?;
+    let kubeconfig = NamedTempFile::new()?;
+    std::fs::write(&kubeconfig, text)?;
     let mut command = Command::new(program()?);
     command.args(["run", "--proxy-mode", "nftables", "--conntrack-max-per-core", "0", "--hostname-override", NODE]);
-    command.arg("--kubeconfig").arg(&kubeconfig.0);
+    command.arg("--kubeconfig").arg(kubeconfig.path());
     Ok(Member { proxy: Proxy::spawn(command)?, relay, _kubeconfig: kubeconfig })
 }

@@ -12,7 +12,7 @@ mod side;
 mod start;
 
 pub(crate) use self::fleet::run as run_fleet;
-pub(crate) use self::live::{Live, run as run_live};
+pub(crate) use self::live::Live;
 pub(crate) use self::policy::run as run_policy;
 pub(crate) use self::server::serve;
 pub(crate) use self::side::side;
@@ -87,6 +87,9 @@ fn sizes(options: &Options) -> Vec<Size> {
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    if let Some(kubeconfig) = &options.live.kubeconfig {
+        return live::run(options, kubeconfig);
+    }
     let mut report = Report::new("end-to-end", options);
     report.note(
         "proxier-demo run --kubeconfig, with its defaults, against testkit's API server in a process of its own: watches that \

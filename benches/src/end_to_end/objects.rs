@@ -67,9 +67,7 @@ pub(super) fn service(number: u32) -> Value {
 /// The same with an annotation.
 pub(super) fn with_annotation(number: u32, name: &str, value: &str) -> Value {
     let mut service = service(number);
-    if let Some(metadata) = service.get_mut("metadata").and_then(Value::as_object_mut) {
-        metadata.insert("annotations".to_owned(), json!({ name: value }));
-    }
+    service["metadata"]["annotations"] = json!({ name: value });
     service
 }
 

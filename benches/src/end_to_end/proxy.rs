@@ -1,7 +1,6 @@
 //! `proxier-demo` in a process of its own: what it says, what it takes.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::TcpStream;
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -12,6 +11,8 @@ use nix::unistd::Pid;
 
 use super::objects::NODE;
 use crate::Failure;
+use crate::machine::number;
+use crate::program::get;
 
 /// Time limit of any wait.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -163,10 +164,10 @@ impl Proxy {
     pub(super) fn memory(&self) -> Result<Memory, Failure> {
         let (status, sums) = (self.read("status")?, self.read("smaps_rollup")?);
         Ok(Memory {
-            resident: field(&status, "VmRSS:")?,
-            peak: field(&status, "VmHWM:")?,
-            proportional: field(&sums, "Pss:")?,
-            anonymous: field(&status, "RssAnon:")?,
+            resident: number(&status, "VmRSS:")?,
+            peak: number(&status, "VmHWM:")?,
+            proportional: number(&sums, "Pss:")?,
+            anonymous: number(&status, "RssAnon:")?,
         })
     }
 
@@ -185,21 +186,10 @@ impl Drop for Proxy {
     }
 }
 
-fn field(text: &str, name: &str) -> Result<f64, Failure> {
-    let rest = text.lines().find_map(|line| line.strip_prefix(name)).ok_or_else(|| format!("no {name}"))?;
-    Ok(rest.split_whitespace().next().unwrap_or_default().parse()?)
-}
-
 fn full_passes() -> Option<u64> {
-    let mut stream = TcpStream::connect(METRICS).ok()?;
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text).ok()?;
+    let (_, text) = get(METRICS, "/metrics").ok()?;
     // kube-proxy's IPVS mode knows no partial ones.
-    let names = ["full_proxy_rules", "proxy_rules"];
-    let mut counts = names.iter().filter_map(|name| {
-        let name = format!("kubeproxy_sync_{name}_duration_seconds_count{{ip_family=\"IPv4\"}} ");
-        text.lines().find_map(|line| line.strip_prefix(&name))?.trim().parse().ok()
-    });
-    counts.next()
+    ["full_proxy_rules", "proxy_rules"].into_iter().find_map(|name| {
+        number(&text, &format!("kubeproxy_sync_{name}_duration_seconds_count{{ip_family=\"IPv4\"}} ")).ok()
+    })
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
+use serde_json::Value;
 use testkit::apiserver::ApiServer;
 
 use super::objects::{node, service, slice, with_annotation};
@@ -19,26 +20,35 @@ pub(super) fn monotonic() -> Result<Duration, Failure> {
     Ok(clock_gettime(ClockId::CLOCK_MONOTONIC)?.into())
 }
 
-/// The server's process: prints its kubeconfig; then makes one change for each line of standard input (a Service's
-/// number, and 0 or 1, see [`slice()`], or an annotation, `NAME=VALUE`) and prints when it began to tell of it.
-pub(crate) fn serve(arguments: &[String]) -> Result<(), Failure> {
-    let [services, endpoints] = arguments else { return Err("SERVICES ENDPOINTS".into()) };
-    let (services, endpoints): (u32, u32) = (services.parse()?, endpoints.parse()?);
+/// A server with so many Services, and these objects besides. It sends bookmarks, and has no history, as one that has been up for a while.
+pub(super) fn filled(services: u32, endpoints: u32, more: &[Value]) -> Arc<ApiServer> {
     let server = Arc::new(ApiServer::start());
     server.put(&node());
     for number in 0..services {
         server.put(&service(number));
         server.put(&slice(number, endpoints, false));
     }
-    // A server that has been up for a while has no history since the beginning.
+    for object in more {
+        server.put(object);
+    }
     server.compact();
-    let bookmarks = Arc::clone(&server);
+    let bookmarks = Arc::downgrade(&server);
     std::thread::spawn(move || {
-        loop {
+        while let Some(server) = bookmarks.upgrade() {
+            server.bookmark();
+            drop(server);
             std::thread::sleep(BOOKMARKS);
-            bookmarks.bookmark();
         }
     });
+    server
+}
+
+/// The server's process: prints its kubeconfig; then makes one change for each line of standard input (a Service's
+/// number, and 0 or 1, see [`slice()`], or an annotation, `NAME=VALUE`) and prints when it began to tell of it.
+pub(crate) fn serve(arguments: &[&str]) -> Result<(), Failure> {
+    let [services, endpoints] = arguments else { return Err("SERVICES ENDPOINTS".into()) };
+    let (services, endpoints): (u32, u32) = (services.parse()?, endpoints.parse()?);
+    let server = filled(services, endpoints, &[]);
     println!("{}", server.kubeconfig(None));
     for line in std::io::stdin().lines() {
         let line = line?;

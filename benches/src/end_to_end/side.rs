@@ -2,12 +2,13 @@
 
 use std::io::{self, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ipvs::model::{ObservedRealServer, VirtualServerConfig};
 use ipvs::{Client, Scheduler, VirtualServer, VirtualServerKey};
+use tempfile::NamedTempFile;
 
 use super::objects::{OTHER, address};
 use super::proxy::Proxy;
@@ -17,6 +18,7 @@ use super::{
     PROGRAMS, REQUEST, SERVER, START, START_STAGES, WARM, WHOLE, label,
 };
 use crate::namespace::tell;
+use crate::network::tool;
 use crate::report::ms;
 use crate::world::cluster_ip;
 use crate::{Failure, machine};
@@ -28,27 +30,17 @@ const LOOK: Duration = Duration::from_micros(200);
 /// Between one change's arrival and the next change.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A file that goes away.
-pub(super) struct Temporary(pub(super) PathBuf);
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        let _nothing_to_do = std::fs::remove_file(&self.0);
-    }
-}
-
 pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let [services, endpoints, changes, kind] = arguments else { return Err("SERVICES ENDPOINTS CHANGES KIND".into()) };
     let (services, endpoints, changes): (u32, u32, u32) = (services.parse()?, endpoints.parse()?, changes.parse()?);
     let server = Server::start(services, endpoints)?;
-    let path = std::env::temp_dir().join(format!("end-to-end-{}.kubeconfig", std::process::id()));
-    std::fs::write(&path, &server.kubeconfig)?;
-    let kubeconfig = Temporary(path);
+    let kubeconfig = NamedTempFile::new()?;
+    std::fs::write(&kubeconfig, &server.kubeconfig)?;
     let took = ms(lists(&server.kubeconfig)?);
     let by_programs = [PROGRAMS, POLICIES].contains(kind);
     let rules = if by_programs { "iptables" } else { "nftables" };
     let side = if by_programs { label(endpoints) } else { format!("{}, {kind}", label(endpoints)) };
-    let start = Start { kubeconfig: &kubeconfig.0, rules, side: &side, services, endpoints };
+    let start = Start { kubeconfig: kubeconfig.path(), rules, side: &side, services, endpoints };
     if *kind == BOOTED {
         unload_modules()?;
         return cold(&start);
@@ -191,7 +183,7 @@ fn memory(proxy: &Proxy, services: u32, what: &str) -> Result<(), Failure> {
 /// Time that the server takes to give all objects to a client that throws them away.
 fn lists(kubeconfig: &str) -> Result<Duration, Failure> {
     let config: serde_json::Value = serde_json::from_str(kubeconfig)?;
-    let url = config.pointer("/clusters/0/cluster/server").and_then(serde_json::Value::as_str).unwrap_or_default();
+    let url = config["clusters"][0]["cluster"]["server"].as_str().unwrap_or_default();
     let place: SocketAddr = url.trim_start_matches("http://").parse()?;
     let mut took = Duration::ZERO;
     // The first time the emulator translates the server.
@@ -319,21 +311,21 @@ fn check_kernel(start: &Start<'_>) -> Result<(), Failure> {
     let snapshot = Client::open()?.snapshot()?;
     let used = |known: &&ObservedRealServer| known.server.config.weight.get() > 0;
     let used: usize = snapshot.entries.iter().map(|entry| entry.real_servers.iter().filter(used).count()).sum();
-    let addresses = output("ip", &["-4", "-oneline", "address", "show", "dev", "kube-ipvs0"])?.lines().count();
+    let addresses = tool("ip -4 -oneline address show dev kube-ipvs0")?.lines().count();
     let mut found = vec![
         ("virtual servers", snapshot.entries.len().to_string(), services.to_string()),
         ("real servers", used.to_string(), (services * endpoints).to_string()),
         ("addresses", addresses.to_string(), services.to_string()),
     ];
     if start.rules == "nftables" {
-        let table = output("nft", &["list", "table", "ip", "proxier-ipvs"])?;
+        let table = tool("nft list table ip proxier-ipvs")?;
         let entries = table.matches(" . tcp . ").count() + table.matches("tcp . ").count();
         found.push(("entries of the table", (entries >= services as usize).to_string(), true.to_string()));
     } else {
-        let entries = output("ipset", &["list", "-terse", "KUBE-CLUSTER-IP"])?;
+        let entries = tool("ipset list -terse KUBE-CLUSTER-IP")?;
         let entries =
             entries.lines().find_map(|line| line.strip_prefix("Number of entries: ")).unwrap_or("none").to_owned();
-        let rules = output("iptables-save", &["-t", "nat"])?;
+        let rules = tool("iptables-save -t nat")?;
         found.push(("entries of KUBE-CLUSTER-IP", entries, services.to_string()));
         found.push(("rules", rules.contains("--match-set KUBE-CLUSTER-IP").to_string(), true.to_string()));
     }
@@ -343,13 +335,4 @@ fn check_kernel(start: &Start<'_>) -> Result<(), Failure> {
         }
     }
     Ok(())
-}
-
-fn output(program: &str, arguments: &[&str]) -> Result<String, Failure> {
-    let output = Command::new(program).args(arguments).output().map_err(|error| format!("{program}: {error}"))?;
-    if output.status.success() {
-        Ok(String::from_utf8(output.stdout)?)
-    } else {
-        Err(format!("{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr)).into())
-    }
 }

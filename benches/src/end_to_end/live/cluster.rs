@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, TcpListener};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -78,32 +79,32 @@ pub(super) async fn request(
 
 /// The fields that a client may set of an object of the stand-in, in this namespace.
 pub(super) fn asked(mut object: Value, namespace: &str) -> Value {
-    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
-        metadata.retain(|name, _| ["name", "labels", "annotations"].contains(&name.as_str()));
-        metadata.insert("namespace".to_owned(), namespace.into());
-        if let Some(by) =
-            metadata.get_mut("labels").and_then(|labels| labels.get_mut("endpointslice.kubernetes.io/managed-by"))
-        {
-            // Else the cluster's controller would take it for its own.
-            *by = "proxier-bench".into();
-        }
+    let is_slice = object["kind"] == "EndpointSlice";
+    object["apiVersion"] = if is_slice { "discovery.k8s.io/v1" } else { "v1" }.into();
+    object["metadata"]["namespace"] = namespace.into();
+    if is_slice {
+        // Else the cluster's controller would take it for its own.
+        object["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"] = "proxier-bench".into();
     }
-    if let Some(fields) = object.as_object_mut() {
-        fields.remove("status");
+    if let Some(metadata) = object["metadata"].as_object_mut() {
+        metadata.retain(|name, _| ["name", "namespace", "labels", "annotations"].contains(&name.as_str()));
     }
     if let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) {
         spec.retain(|name, _| !["clusterIP", "clusterIPs", "selector"].contains(&name.as_str()));
+    }
+    if let Some(fields) = object.as_object_mut() {
+        fields.remove("status");
     }
     object
 }
 
 pub(super) fn name_of(object: &Value) -> &str {
-    object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default()
+    object["metadata"]["name"].as_str().unwrap_or_default()
 }
 
 fn cluster_ip(service: &str) -> Result<Ipv4Addr, Failure> {
     let service: Value = serde_json::from_str(service)?;
-    Ok(service.pointer("/spec/clusterIP").and_then(Value::as_str).unwrap_or_default().parse()?)
+    Ok(service["spec"]["clusterIP"].as_str().unwrap_or_default().parse()?)
 }
 
 /// Makes a Service and its EndpointSlice; gives the Service.
@@ -111,30 +112,16 @@ async fn make(client: Client, namespace: String, number: u32, endpoints: u32) ->
     let path = format!("/api/v1/namespaces/{namespace}/services");
     let service = request(client.clone(), "POST", path, Some(asked(objects::service(number), &namespace))).await?;
     let path = format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices");
-    request(client, "POST", path, Some(slice(number, endpoints, false, &namespace))).await?;
+    request(client, "POST", path, Some(asked(objects::slice(number, endpoints, false), &namespace))).await?;
     Ok(service)
-}
-
-/// The EndpointSlice of a Service, as [`objects::slice`] has it.
-fn slice(number: u32, endpoints: u32, changed: bool, namespace: &str) -> Value {
-    versioned(objects::slice(number, endpoints, changed), namespace)
-}
-
-/// An EndpointSlice of the stand-in as a client sends it.
-fn versioned(slice: Value, namespace: &str) -> Value {
-    let mut slice = asked(slice, namespace);
-    if let Some(fields) = slice.as_object_mut() {
-        fields.insert("apiVersion".to_owned(), "discovery.k8s.io/v1".into());
-    }
-    slice
 }
 
 impl Cluster {
     /// Makes the namespace, a node if there is none, and the Services.
-    pub(super) fn fill(live: &Live) -> Result<Self, Failure> {
+    pub(super) fn fill(live: &Live, kubeconfig: &Path) -> Result<Self, Failure> {
         let Live { services, endpoints, .. } = *live;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        let kubeconfig = Kubeconfig::read_from(&live.kubeconfig)?;
+        let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
         let options = KubeConfigOptions::default();
         let config = runtime.block_on(Config::from_custom_kubeconfig(kubeconfig.clone(), &options))?;
         let url = &config.cluster_url;
@@ -180,7 +167,7 @@ impl Cluster {
         };
         cluster.services = addresses.into_iter().map(|address| (address, false)).collect();
         let rolled = asked(objects::service(ROLLED), &cluster.namespace);
-        cluster.call("POST", format!("/api/v1/namespaces/{}/services", cluster.namespace), Some(rolled))?;
+        cluster.call("POST", cluster.services_path(), Some(rolled))?;
         for part in 0..BIG / FULL {
             cluster.call("POST", cluster.slices(), Some(cluster.part(part, 0)))?;
         }
@@ -196,14 +183,12 @@ impl Cluster {
     /// Takes any node of the cluster, or makes one.
     fn choose_node(&mut self) -> Result<(), Failure> {
         let nodes: Value = serde_json::from_str(&self.call("GET", "/api/v1/nodes?limit=1".to_owned(), None)?)?;
-        if let Some(name) = nodes.pointer("/items/0/metadata/name").and_then(Value::as_str) {
+        if let Some(name) = nodes["items"][0]["metadata"]["name"].as_str() {
             name.clone_into(&mut self.node);
             return Ok(());
         }
         let mut node = objects::node();
-        if let Some(fields) = node.as_object_mut() {
-            fields.insert("metadata".to_owned(), json!({"name": self.node}));
-        }
+        node["metadata"] = json!({"name": self.node});
         self.call("POST", "/api/v1/nodes".to_owned(), Some(node.clone()))?;
         self.made_node = true;
         self.call("PUT", format!("/api/v1/nodes/{}/status", self.node), Some(node)).map(drop)
@@ -247,6 +232,11 @@ impl Cluster {
         of_services.chain((0..BIG).map(|place| big_address(place, self.rolled).into()))
     }
 
+    /// Path of the Services.
+    fn services_path(&self) -> String {
+        format!("/api/v1/namespaces/{}/services", self.namespace)
+    }
+
     /// Path of the EndpointSlices.
     fn slices(&self) -> String {
         format!("/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices", self.namespace)
@@ -254,15 +244,19 @@ impl Cluster {
 
     /// A slice of the Service that is rolled, with so many endpoints that are not those of now.
     fn part(&self, part: u32, moved: u32) -> Value {
-        versioned(big_slice(ROLLED, part, moved, self.rolled), &self.namespace)
+        asked(big_slice(ROLLED, part, moved, self.rolled), &self.namespace)
+    }
+
+    /// Replaces an EndpointSlice.
+    fn put(&self, slice: Value) -> Result<(), Failure> {
+        self.call("PUT", format!("{}/{}", self.slices(), name_of(&slice)), Some(slice)).map(drop)
     }
 
     /// Replaces all endpoints of one Service, some at a time, each after a while.
     pub(super) fn roll(&mut self) -> Result<(), Failure> {
         for moved in (STEP..=BIG).step_by(STEP as usize) {
             std::thread::sleep(PACE);
-            let slice = self.part((moved - 1) / FULL, moved);
-            self.call("PUT", format!("{}/{}", self.slices(), name_of(&slice)), Some(slice))?;
+            self.put(self.part((moved - 1) / FULL, moved))?;
         }
         self.rolled = !self.rolled;
         Ok(())
@@ -279,7 +273,7 @@ impl Cluster {
             async move {
                 for _ in 0..times {
                     changed = !changed;
-                    let slice = slice(number, endpoints, changed, &namespace);
+                    let slice = asked(objects::slice(number, endpoints, changed), &namespace);
                     request(client.clone(), "PUT", format!("{slices}/{}", name_of(&slice)), Some(slice)).await?;
                 }
                 Ok(())
@@ -296,8 +290,7 @@ impl Cluster {
         let (_, changed) = self.services.get_mut(number as usize).ok_or("no such Service")?;
         *changed = !*changed;
         let changed = *changed;
-        let slice = slice(number, self.endpoints, changed, &self.namespace);
-        self.call("PUT", format!("{}/{}", self.slices(), name_of(&slice)), Some(slice))?;
+        self.put(asked(objects::slice(number, self.endpoints, changed), &self.namespace))?;
         Ok(address(number, if changed { OTHER } else { self.endpoints - 1 }).into())
     }
 
@@ -309,12 +302,11 @@ impl Cluster {
 
     /// Takes it away.
     pub(super) fn delete(&self, number: u32) -> Result<(), Failure> {
-        for (group, kind, object) in [
-            ("/apis/discovery.k8s.io/v1", "endpointslices", objects::slice(number, self.endpoints, false)),
-            ("/api/v1", "services", objects::service(number)),
+        for (path, object) in [
+            (self.slices(), objects::slice(number, self.endpoints, false)),
+            (self.services_path(), objects::service(number)),
         ] {
-            let path = format!("{group}/namespaces/{}/{kind}/{}", self.namespace, name_of(&object));
-            self.call("DELETE", path, None)?;
+            self.call("DELETE", format!("{path}/{}", name_of(&object)), None)?;
         }
         Ok(())
     }
@@ -322,23 +314,18 @@ impl Cluster {
     /// The API server's version.
     pub(super) fn version(&self) -> Result<String, Failure> {
         let version: Value = serde_json::from_str(&self.call("GET", "/version".to_owned(), None)?)?;
-        Ok(version.pointer("/gitVersion").and_then(Value::as_str).unwrap_or("of unknown version").to_owned())
+        Ok(version["gitVersion"].as_str().unwrap_or("of unknown version").to_owned())
     }
 
     /// Reading requests that the API server has counted: watches once they have ended.
     pub(super) fn counts(&self) -> Result<Counts, Failure> {
         let mut counts = Counts::new();
         for line in self.call("GET", "/metrics".to_owned(), None)?.lines() {
-            let Some((labels, value)) =
-                line.strip_prefix("apiserver_request_total{").and_then(|rest| rest.rsplit_once("} "))
-            else {
-                continue;
-            };
+            let parts = line.strip_prefix("apiserver_request_total{").and_then(|rest| rest.rsplit_once("} "));
+            let Some((labels, value)) = parts else { continue };
             let label = |name: &str| {
-                labels
-                    .split(',')
-                    .find_map(|label| label.strip_prefix(name)?.strip_prefix("=\"")?.strip_suffix('"'))
-                    .unwrap_or_default()
+                let mut values = labels.split(',').filter_map(|label| label.strip_prefix(name)?.strip_prefix("=\""));
+                values.next().unwrap_or_default().trim_end_matches('"')
             };
             let (verb, resource) = (label("verb"), label("resource"));
             if RESOURCES.contains(&resource) && (["GET", "LIST", "WATCH"].contains(&verb) || resource == "events") {
@@ -367,15 +354,12 @@ impl Cluster {
         if let Some(etcd) = &self.etcd {
             self.runtime.block_on(etcd.objects.revoke())?;
         }
-        for list in [
-            format!("/api/v1/namespaces/{}/services", self.namespace),
-            format!("/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices", self.namespace),
-        ] {
+        for list in [self.services_path(), self.slices()] {
             // A server ends a request after a minute, however much there is left.
             loop {
                 let answer = self.call("DELETE", list.clone(), None);
                 let left: Value = serde_json::from_str(&self.call("GET", format!("{list}?limit=1"), None)?)?;
-                if left.pointer("/items/0").is_none() {
+                if left["items"][0].is_null() {
                     break;
                 }
                 if let Err(error) = answer {

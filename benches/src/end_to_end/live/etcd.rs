@@ -44,10 +44,9 @@ pub(super) struct Lease {
 type Stored = (String, Value);
 
 /// An object of the stand-in as the server stores it.
-fn created(object: Value, version: &str, namespace: &str) -> Value {
+fn created(object: Value, namespace: &str) -> Value {
     let metadata = object["metadata"].clone();
     let mut object = asked(object, namespace);
-    object["apiVersion"] = version.into();
     for field in ["uid", "creationTimestamp"] {
         object["metadata"][field] = metadata[field].clone();
     }
@@ -72,14 +71,14 @@ fn allocation(number: u32, namespace: &str) -> Result<Stored, Failure> {
 
 fn service(number: u32, namespace: &str) -> Result<Stored, Failure> {
     let address = cluster_ip(number)?;
-    let mut object = created(objects::service(number), "v1", namespace);
+    let mut object = created(objects::service(number), namespace);
     object["spec"]["clusterIP"] = json!(address);
     object["spec"]["clusterIPs"] = json!([address]);
     Ok((format!("services/specs/{namespace}/{}", name_of(&object)), object))
 }
 
 fn slice(number: u32, endpoints: u32, namespace: &str) -> Stored {
-    let object = created(objects::slice(number, endpoints, false), "discovery.k8s.io/v1", namespace);
+    let object = created(objects::slice(number, endpoints, false), namespace);
     (format!("endpointslices/{namespace}/{}", name_of(&object)), object)
 }
 

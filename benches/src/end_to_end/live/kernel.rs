@@ -129,8 +129,8 @@ fn by_iptables() -> Result<Held, Failure> {
     if !output.status.success() {
         return Err(format!("{program}: {}", String::from_utf8_lossy(&output.stderr)).into());
     }
-    let (mut served, mut leads, mut used) = (Vec::new(), BTreeMap::new(), HashSet::new());
     let text = String::from_utf8(output.stdout)?;
+    let (mut served, mut leads, mut used) = (Vec::new(), BTreeMap::new(), HashSet::new());
     for line in text.lines() {
         let words: Vec<&str> = line.split(' ').collect();
         let after =

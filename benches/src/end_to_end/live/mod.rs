@@ -5,7 +5,6 @@ mod etcd;
 mod kernel;
 
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -14,10 +13,9 @@ use self::cluster::{Cluster, not_interrupted};
 use self::kernel::{Held, Kernel};
 use super::proxy::{Proxy, program};
 use super::relay::Relay;
-use super::side::Temporary;
 use crate::machine::is_emulated;
 use crate::namespace::enter_fresh;
-use crate::network::{Network, answer};
+use crate::network::{Network, answer, tool};
 use crate::packets::{self, Work};
 use crate::report::{Report, float, ms};
 use crate::{Failure, Options};
@@ -51,40 +49,33 @@ const MANY: u32 = 5_000;
 const LISTED: u32 = 20_000;
 
 /// A run on a real cluster.
-#[derive(Debug)]
+#[derive(Debug, clap::Args)]
 pub(crate) struct Live {
-    pub(crate) kubeconfig: PathBuf,
-    pub(crate) kube_proxy: Option<PathBuf>,
-    /// URL of the API server's etcd, without TLS, into which the Services are written past the server.
-    pub(crate) etcd: Option<String>,
-    pub(crate) modes: Vec<String>,
-    pub(crate) services: u32,
-    pub(crate) endpoints: u32,
-    /// In each run.
-    pub(crate) changes: u32,
+    /// A real cluster
+    #[arg(long, value_name = "FILE")]
+    pub(super) kubeconfig: Option<PathBuf>,
+    /// The program that takes turns with proxier-demo
+    #[arg(long, value_name = "PROGRAM")]
+    kube_proxy: Option<PathBuf>,
+    /// The server's etcd (http://…), into which the Services are written: tens of thousands take the server hours
+    #[arg(long, value_name = "URL", value_parser = http)]
+    etcd: Option<String>,
+    /// nftables, iptables or ipvs, once for each
+    #[arg(long, default_value = "nftables")]
+    mode: Vec<String>,
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
+    services: u32,
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=50))]
+    endpoints: u32,
+    /// In each run; at most one for each Service
+    #[arg(long, default_value_t = 100)]
+    changes: u32,
 }
 
-impl Default for Live {
-    fn default() -> Self {
-        let (kubeconfig, kube_proxy, modes) = (PathBuf::new(), None, Vec::new());
-        Live { kubeconfig, kube_proxy, etcd: None, modes, services: 1_000, endpoints: 10, changes: 100 }
-    }
-}
-
-impl Live {
-    /// This, if there is a kubeconfig.
-    pub(crate) fn checked(mut self) -> Result<Option<Self>, Failure> {
-        if self.kubeconfig.as_os_str().is_empty() {
-            return Ok(None);
-        }
-        if self.services == 0 || !(1..=50).contains(&self.endpoints) || self.changes > self.services {
-            return Err("--services takes at least 1 and --changes, --endpoints 1 to 50".into());
-        }
-        if self.modes.is_empty() {
-            self.modes.push("nftables".to_owned());
-        }
-        Ok(Some(self))
-    }
+/// An address of etcd, which the bench speaks to without TLS.
+fn http(text: &str) -> Result<String, String> {
+    let is_url = text.strip_prefix("http://").is_some_and(|rest| !rest.is_empty());
+    is_url.then(|| text.to_owned()).ok_or_else(|| "not a URL of http, such as http://127.0.0.1:2379".to_owned())
 }
 
 /// The first line that a program prints of its version.
@@ -94,13 +85,17 @@ fn version(program: &Path) -> Result<String, Failure> {
     Ok(String::from_utf8(output.stdout)?.lines().next().unwrap_or_default().trim().to_owned())
 }
 
-pub(crate) fn run(options: &Options, live: &Live) -> Result<(), Failure> {
+pub(super) fn run(options: &Options, kubeconfig: &Path) -> Result<(), Failure> {
+    let live = &options.live;
+    if live.changes > live.services {
+        return Err("--changes takes as many as there are --services".into());
+    }
     let mut report = Report::new("end-to-end", options);
     let mut programs: Vec<Program> = vec![(OURS.to_owned(), program()?, vec!["run"])];
     if let Some(path) = &live.kube_proxy {
         programs.push((format!("kube-proxy, {}", version(path)?), path.clone(), Vec::new()));
     }
-    let mut cluster = Cluster::fill(live)?;
+    let mut cluster = Cluster::fill(live, kubeconfig)?;
     report.note(format!(
         "A real API server, {}, with {} Services x {} endpoints and one x 1,000 besides what it had. By turns each proxy runs in a fresh network namespace, with \
          --proxy-mode, --kubeconfig, --hostname-override and {}; a relay takes its connections out to the server.",
@@ -126,7 +121,7 @@ pub(crate) fn run(options: &Options, live: &Live) -> Result<(), Failure> {
         "After the changes: a burst, {MANY} requests that replace one endpoint each, 16 at a time; a rolling update of the Service with 1,000 \
          endpoints, in 100 requests of 10 endpoints, 20 a second; the process ends (kube-proxy by SIGKILL), and starts again.",
     ));
-    let outcome = take_turns(&mut report, &mut cluster, options, live, &programs);
+    let outcome = take_turns(&mut report, &mut cluster, options, &programs);
     // What was measured before a failure is worth having; and deleting a large cluster takes minutes.
     let finished = report.finish();
     drop(cluster);
@@ -140,11 +135,11 @@ fn take_turns(
     report: &mut Report,
     cluster: &mut Cluster,
     options: &Options,
-    live: &Live,
     programs: &[Program],
 ) -> Result<(), Failure> {
+    let live = &options.live;
     for round in 0..options.rounds {
-        for mode in &live.modes {
+        for mode in &live.mode {
             for program in programs {
                 let side = Side { name: format!("{mode}, {}", program.0), mode, program, live };
                 // The thread takes its network namespace with it.
@@ -191,13 +186,14 @@ impl Side<'_> {
         enter_fresh()?;
         let network = Network::new(answer)?;
         let (relay, kubeconfig) = cluster.relay(TcpListener::bind("127.0.0.1:0")?)?;
-        let file = Temporary(std::env::temp_dir().join(format!("end-to-end-{}.kubeconfig", std::process::id())));
-        write_private(&file.0, &kubeconfig)?;
+        // Only its owner can read it.
+        let file = tempfile::NamedTempFile::new()?;
+        std::fs::write(&file, kubeconfig)?;
         let node = cluster.node.clone();
         let start = || {
             let (_, program, first) = self.program;
             let mut command = Command::new(program);
-            command.args(first).args(["--proxy-mode", self.mode, "--kubeconfig"]).arg(&file.0).args(SAME);
+            command.args(first).args(["--proxy-mode", self.mode, "--kubeconfig"]).arg(file.path()).args(SAME);
             command.args(["--hostname-override", &node]);
             Proxy::spawn(command)
         };
@@ -221,9 +217,7 @@ impl Side<'_> {
             let address = cluster.change(number)?;
             let end = kernel.wait(&mut proxy, PATIENCE, seen, |held| held.endpoints.contains(&address))?;
             took.push(ms(end - asked));
-        }
-        for took in &took {
-            report.record(CHANGE, size, "ms", &self.name, *took);
+            report.record(CHANGE, size, "ms", &self.name, ms(end - asked));
         }
         took.sort_by(f64::total_cmp);
         if let Some(late) = took.get(took.len() * 99 / 100) {
@@ -248,13 +242,8 @@ impl Side<'_> {
         let answered = Instant::now();
         let end = kernel.wait(&mut proxy, START_PATIENCE, None, |held| has_all(cluster, held))?;
         for (from, since) in [("the first request", asked), ("the last answer", answered)] {
-            report.record(
-                BURST,
-                size,
-                "ms",
-                &format!("{}, from {from} until the kernel has all", self.name),
-                ms(end - since),
-            );
+            let side = format!("{}, from {from} until the kernel has all", self.name);
+            report.record(BURST, size, "ms", &side, ms(end - since));
         }
         self.stage(report, &proxy, &relay, "burst", used)?;
         let used = (proxy.processor_ms()?, relay.sent());
@@ -331,17 +320,9 @@ impl Side<'_> {
         if self.mode != "nftables" || self.live.services * self.live.endpoints > LISTED {
             return Ok(());
         }
-        let output = Command::new("nft").args(["list", "ruleset", "ip"]).output()?;
-        let text = String::from_utf8(output.stdout)?;
+        let text = tool("nft list ruleset ip")?;
         let words: std::collections::HashSet<&str> = text.split([' ', ':', ',', '\n', '\t']).collect();
         let missing = cluster.addresses().filter(|address| !words.contains(address.to_string().as_str())).count();
         if missing == 0 { Ok(()) } else { Err(format!("nft does not show {missing} endpoints").into()) }
     }
-}
-
-/// Writes a file that only its owner can read.
-fn write_private(path: &Path, text: &str) -> Result<(), Failure> {
-    use std::io::Write as _;
-    let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
-    Ok(file.write_all(text.as_bytes())?)
 }
