@@ -35,58 +35,12 @@ fn endpoint_chain(number: u32, endpoint: u32) -> String {
     chain("KUBE-SEP-", &format!("demo/{}:httptcp{}:8080", service_name(number), endpoint_address(number, endpoint)))
 }
 
-const FILTER: &str = "*filter
-:KUBE-NODEPORTS - [0:0]
-:KUBE-SERVICES - [0:0]
-:KUBE-EXTERNAL-SERVICES - [0:0]
-:KUBE-FIREWALL - [0:0]
-:KUBE-FORWARD - [0:0]
-:KUBE-PROXY-FIREWALL - [0:0]
--A KUBE-FIREWALL -m comment --comment \"block incoming localnet connections\" -d 127.0.0.0/8 ! -s 127.0.0.0/8 -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP
--A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP
--A KUBE-FORWARD -m comment --comment \"kubernetes forwarding rules\" -m mark --mark 0x00004000/0x00004000 -j ACCEPT
--A KUBE-FORWARD -m comment --comment \"kubernetes forwarding conntrack rule\" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
-COMMIT
-";
+const FILTER: &str = include_str!("../kube-proxy/filter.rules");
 
 /// The jumps, which kube-proxy makes once, before its first restore.
-pub(crate) const JUMPS: &str = "*filter
-:KUBE-NODEPORTS - [0:0]
-:KUBE-SERVICES - [0:0]
-:KUBE-EXTERNAL-SERVICES - [0:0]
-:KUBE-FIREWALL - [0:0]
-:KUBE-FORWARD - [0:0]
-:KUBE-PROXY-FIREWALL - [0:0]
--I INPUT -m conntrack --ctstate NEW -m comment --comment \"kubernetes externally-visible service portals\" -j KUBE-EXTERNAL-SERVICES
--I INPUT -m comment --comment \"kubernetes health check service ports\" -j KUBE-NODEPORTS
--I INPUT -j KUBE-FIREWALL
--I INPUT -m conntrack --ctstate NEW -m comment --comment \"kubernetes load balancer firewall\" -j KUBE-PROXY-FIREWALL
--I FORWARD -m conntrack --ctstate NEW -m comment --comment \"kubernetes externally-visible service portals\" -j KUBE-EXTERNAL-SERVICES
--I FORWARD -m conntrack --ctstate NEW -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
--I FORWARD -m comment --comment \"kubernetes forwarding rules\" -j KUBE-FORWARD
--I FORWARD -m conntrack --ctstate NEW -m comment --comment \"kubernetes load balancer firewall\" -j KUBE-PROXY-FIREWALL
--I OUTPUT -m conntrack --ctstate NEW -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
--I OUTPUT -j KUBE-FIREWALL
-COMMIT
-*nat
-:KUBE-SERVICES - [0:0]
-:KUBE-POSTROUTING - [0:0]
--I PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
--I OUTPUT -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
--I POSTROUTING -m comment --comment \"kubernetes postrouting rules\" -j KUBE-POSTROUTING
-COMMIT
-";
+pub(crate) const JUMPS: &str = include_str!("../kube-proxy/jumps.rules");
 
-const NAT_HEAD: &str = "*nat
-:KUBE-NODEPORTS - [0:0]
-:KUBE-SERVICES - [0:0]
-:KUBE-POSTROUTING - [0:0]
-:KUBE-MARK-MASQ - [0:0]
--A KUBE-POSTROUTING -m mark ! --mark 0x00004000/0x00004000 -j RETURN
--A KUBE-POSTROUTING -j MARK --xor-mark 0x00004000
--A KUBE-POSTROUTING -m comment --comment \"kubernetes service traffic requiring SNAT\" -j MASQUERADE --random-fully
--A KUBE-MARK-MASQ -j MARK --or-mark 0x00004000
-";
+const NAT_HEAD: &str = include_str!("../kube-proxy/nat.rules");
 
 /// Input of iptables-restore for a full sync.
 pub(crate) fn full(services: u32, endpoints: u32) -> String {
