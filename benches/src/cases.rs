@@ -1,10 +1,12 @@
 //! Pure work of a fixed size, one case a process, so that callgrind and the clock see nothing else.
 
+use std::fmt::Write as _;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use ipset::{Element, Entry, IfPresent, IpSpan, Ports, SetSpec, SetType};
 use ipvs::Transport as _;
+use ipvs::proc::Connections;
 use proxier_core::config::{Config, RulesBy};
 use proxier_core::fake::FakeKernel;
 use proxier_core::modes::ipvs::diff::{Scope, diff};
@@ -83,8 +85,10 @@ pub(crate) fn case(arguments: &[&str]) -> Result<(), Failure> {
             })?
         }
         "connections" => {
-            let text = crate::conn_list::text(size.services);
-            timed(usize::try_from(size.services)?, || crate::conn_list::parse(&text))?
+            let text = connections(size.services);
+            timed(usize::try_from(size.services)?, || {
+                Connections::new(text.as_bytes(), "ip_vs_conn").flatten().count()
+            })?
         }
         other => return Err(format!("no such case: {other}").into()),
     };
@@ -240,6 +244,26 @@ fn ipset(number: u32, write: bool) -> Result<f64, Failure> {
     timed(entries.len(), || {
         client.add_entries(&set.name, &entries, IfPresent::Update).into_result().unwrap_or_default()
     })
+}
+
+/// The kernel's list of so many TCP connections.
+fn connections(number: u32) -> String {
+    let mut text = String::from("Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData\n");
+    for index in 0..number {
+        let state = match index % 3 {
+            0 => "ESTABLISHED",
+            1 => "TIME_WAIT",
+            _ => "FIN_WAIT",
+        };
+        let (client, port) = (0x0a80_0001 + index / 1000, 32_768 + index % 1000);
+        let (service, real) = (0x0a60_0001 + index % 5000, 0x0a90_0001 + index % 50_000);
+        let _infallible = writeln!(
+            text,
+            "TCP {client:08X} {port:04X} {service:08X} 0050 {real:08X} 1F90 {state:<11} {:>7}",
+            index % 900
+        );
+    }
+    text
 }
 
 fn rules(size: Size) -> Result<f64, Failure> {

@@ -5,7 +5,6 @@
 
 mod callgrind;
 mod cases;
-mod conn_list;
 mod counts;
 mod curve;
 mod drift;

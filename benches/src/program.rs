@@ -2,10 +2,20 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::Failure;
+
+/// A process that is killed when this is dropped, unless it has ended.
+pub(crate) struct Killed(pub(crate) Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _has_ended = self.0.kill();
+        let _status = self.0.wait();
+    }
+}
 
 /// Runs a program with a text on its standard input; gives how long it took.
 pub(crate) fn feed(program: &str, arguments: &[&str], text: &str) -> Result<Duration, Failure> {

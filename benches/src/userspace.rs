@@ -1,9 +1,10 @@
 //! The relay of userspace mode: one stream of TCP, and connections one after the other, against doing without and against other
 //! ways to relay. Client, relay and server share this machine's processors.
 
+use std::any::Any;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,7 @@ use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
 use proxier_core::ports::{Listener, Settings};
 
 use crate::namespace::{collect, tell};
+use crate::program::Killed;
 use crate::report::{Goal, Report, ms};
 use crate::{Failure, Options};
 
@@ -68,57 +70,40 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     listen(&server, Backlog::MAXALLOWABLE)?;
     let is_stream = *work == STREAM;
     thread::spawn(move || if is_stream { send(&server, amount) } else { echo(&server) });
-    let _relay = Way::start(way)?;
+    let _relay = relay(way)?;
     let address = if *way == DIRECT { SERVER } else { SERVICE };
     let took = if is_stream { receive(address, amount)? } else { connect(address, amount)? };
     tell(work, size.parse()?, "ms", way, ms(took));
     Ok(())
 }
 
-/// The relay that is measured. It ends when dropped.
-enum Way {
-    Nothing,
-    Ours { _relay: Relay },
-    Haproxy(Child),
-}
-
-impl Way {
-    fn start(way: &str) -> Result<Self, Failure> {
-        Ok(match way {
-            DIRECT => Way::Nothing,
-            LOOP => {
-                let listener = TcpListener::bind(SERVICE)?;
-                thread::spawn(move || {
-                    for client in listener.incoming().flatten() {
-                        // Lost bytes are found by the side that counts them.
-                        thread::spawn(move || drop(splice_all(&client)));
-                    }
-                });
-                Way::Nothing
-            }
-            OURS => {
-                let mut relay = Relay::start(Settings::default())?;
-                let key = FrontendKey::new(Protocol::Tcp, SERVICE.ip(), SERVICE.port());
-                let endpoint = EndpointKey::new(SERVER.ip(), SERVER.port());
-                relay.serve(&Listener::new(key, "bench").with_endpoints([endpoint]))?;
-                Way::Ours { _relay: relay }
-            }
-            HAPROXY => Way::Haproxy(haproxy()?),
-            other => return Err(format!("no such way: {other}").into()),
-        })
-    }
-}
-
-impl Drop for Way {
-    fn drop(&mut self) {
-        if let Way::Haproxy(child) = self {
-            let _has_ended = child.kill();
-            let _status = child.wait();
+/// Starts the relay that is measured. It ends when what this gives is dropped.
+fn relay(way: &str) -> Result<Box<dyn Any>, Failure> {
+    Ok(match way {
+        DIRECT => Box::new(()),
+        LOOP => {
+            let listener = TcpListener::bind(SERVICE)?;
+            let each = move || {
+                for client in listener.incoming().flatten() {
+                    // Lost bytes are found by the side that counts them.
+                    thread::spawn(move || drop(splice_all(&client)));
+                }
+            };
+            Box::new(thread::spawn(each))
         }
-    }
+        OURS => {
+            let mut relay = Relay::start(Settings::default())?;
+            let key = FrontendKey::new(Protocol::Tcp, SERVICE.ip(), SERVICE.port());
+            let endpoint = EndpointKey::new(SERVER.ip(), SERVER.port());
+            relay.serve(&Listener::new(key, "bench").with_endpoints([endpoint]))?;
+            Box::new(relay)
+        }
+        HAPROXY => Box::new(haproxy()?),
+        other => return Err(format!("no such way: {other}").into()),
+    })
 }
 
-fn haproxy() -> Result<Child, Failure> {
+fn haproxy() -> Result<Killed, Failure> {
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let configuration = format!(
         "global\n nbthread {threads}\n maxconn 2000\ndefaults\n mode tcp\n timeout connect 5s\n timeout client 1m\n timeout server 1m\n \
@@ -127,6 +112,7 @@ fn haproxy() -> Result<Child, Failure> {
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(&file, configuration)?;
     let child = Command::new("haproxy").arg("-db").arg("-f").arg(file.path()).stderr(Stdio::null()).spawn()?;
+    let child = Killed(child);
     let start = Instant::now();
     while TcpStream::connect(SERVICE).is_err() {
         if start.elapsed() > Duration::from_secs(10) {

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use super::objects::NODE;
 use crate::Failure;
 use crate::machine::number;
-use crate::program::get;
+use crate::program::{Killed, get};
 
 /// Time limit of any wait.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -25,7 +25,7 @@ const EVERY: Duration = Duration::from_millis(10);
 pub(super) struct Proxy {
     /// The program's file name.
     name: String,
-    child: Child,
+    child: Killed,
     pub(super) started: Instant,
     /// Lines of its standard error, with the time of each.
     lines: Receiver<(Instant, String)>,
@@ -79,12 +79,12 @@ impl Proxy {
                 }
             }
         });
-        Ok(Proxy { name, child, started, lines, said: Vec::new() })
+        Ok(Proxy { name, child: Killed(child), started, lines, said: Vec::new() })
     }
 
     /// Number of the process.
     pub(super) fn id(&self) -> u32 {
-        self.child.id()
+        self.child.0.id()
     }
 
     /// Waits until it says something with these words in it; when it did, and the line.
@@ -125,7 +125,7 @@ impl Proxy {
 
     /// Fails when it has ended.
     pub(super) fn still_runs(&mut self) -> Result<(), Failure> {
-        match self.child.try_wait()? {
+        match self.child.0.try_wait()? {
             None => Ok(()),
             Some(status) => {
                 let heard = self.heard();
@@ -173,16 +173,9 @@ impl Proxy {
 
     /// Ends it as a supervisor does, and waits until it is gone.
     pub(super) fn stop(mut self) -> Result<(), Failure> {
-        kill(Pid::from_raw(i32::try_from(self.child.id())?), Signal::SIGTERM)?;
-        let status = self.child.wait()?;
+        kill(Pid::from_raw(i32::try_from(self.child.0.id())?), Signal::SIGTERM)?;
+        let status = self.child.0.wait()?;
         if status.success() { Ok(()) } else { Err(format!("{} ended with {status}", self.name).into()) }
-    }
-}
-
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        let _it_has_ended = self.child.kill();
-        let _status = self.child.wait();
     }
 }
 

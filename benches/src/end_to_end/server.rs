@@ -1,7 +1,7 @@
 //! The API server, in a process of its own, so that its memory and its work are not the proxy's.
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use testkit::apiserver::ApiServer;
 
 use super::objects::{node, service, slice, with_annotation};
 use crate::Failure;
+use crate::program::Killed;
 
 /// Interval in which a real server sends bookmarks to its watches.
 pub(super) const BOOKMARKS: Duration = Duration::from_secs(60);
@@ -70,7 +71,7 @@ pub(crate) fn serve(arguments: &[&str]) -> Result<(), Failure> {
 
 /// A server that runs. It ends when it is dropped.
 pub(super) struct Server {
-    child: Child,
+    _child: Killed,
     orders: ChildStdin,
     answers: BufReader<ChildStdout>,
     pub(super) kubeconfig: String,
@@ -86,7 +87,7 @@ impl Server {
             .spawn()?;
         let orders = child.stdin.take().ok_or("no standard input")?;
         let answers = BufReader::new(child.stdout.take().ok_or("no standard output")?);
-        let mut server = Server { child, orders, answers, kubeconfig: String::new() };
+        let mut server = Server { _child: Killed(child), orders, answers, kubeconfig: String::new() };
         server.kubeconfig = server.answer()?;
         Ok(server)
     }
@@ -111,12 +112,5 @@ impl Server {
         writeln!(self.orders, "{number} {change}")?;
         self.orders.flush()?;
         Ok(Duration::from_nanos(self.answer()?.trim().parse()?))
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _it_has_ended = self.child.kill();
-        let _status = self.child.wait();
     }
 }
