@@ -14,15 +14,16 @@ use nix::sys::signal::Signal;
 use testkit::apiserver::{ApiServer, Fault as ApiFault, Verb};
 use testkit::oracle::{self, Backend};
 
-use super::ground::{iptables, node_addresses, tool};
-use super::held;
+use super::ground::{iptables, node_addresses};
 use super::mode::{Mode, Moment};
 use super::proxy::Supervisor;
 use super::random::Random;
 use super::truth::{SETS, Tables, option, ways};
 use super::watchers::{Fault, Log, Scope};
 use super::world::{Family, Host, PODS, Service, Way};
+use super::{first, held};
 use crate::Failure;
+use crate::network::tool;
 
 /// Time that the other entries may take after the first one is back.
 const SLACK: Duration = Duration::from_secs(2);
@@ -294,8 +295,7 @@ impl Faults {
             left = held::leftovers(to, self.backend)?;
         }
         if !left.is_empty() {
-            let some = left.iter().take(5).cloned().collect::<Vec<_>>().join("; ");
-            return Err(format!("left of other modes: {} things: {some}", left.len()).into());
+            return Err(format!("left of other modes: {} things: {}", left.len(), first(&left, 5)).into());
         }
         at(Moment::Gone, &self.log);
         self.log.close(changes);
@@ -397,8 +397,19 @@ impl Faults {
         Ok(self.random.pick(&places).ok_or("no Service to do it to")?.clone())
     }
 
-    /// Checks until it is repaired.
-    fn repaired(&self, window: usize, repairs: &mut Repairs, whole: impl Fn() -> bool + Send + 'static) {
+    /// Others change something by these command lines; a thread checks until it is repaired.
+    fn damage(
+        &self,
+        (kind, scope): (&'static str, Scope),
+        lines: &[String],
+        repairs: &mut Repairs,
+        whole: impl Fn() -> bool + Send + 'static,
+    ) -> Result<(), Failure> {
+        let window = self.log.open(kind, scope, Some(self.repair));
+        if let Some(error) = lines.iter().find_map(|line| tool(line).err()) {
+            self.log.close(window);
+            return Err(error);
+        }
         let (log, patience) = (self.log.clone(), self.repair * 2);
         repairs.push(std::thread::spawn(move || {
             let begin = log.now();
@@ -413,6 +424,7 @@ impl Faults {
                 std::thread::sleep((waited / 10).clamp(LOOK, LOOK * 5));
             }
         }));
+        Ok(())
     }
 
     fn edit_servers(&mut self, kind: &'static str, repairs: &mut Repairs) -> Result<String, Failure> {
@@ -432,13 +444,8 @@ impl Faults {
             "a weight changed" => format!("ipvsadm -e {option} {at} -r {real} -m -w 0"),
             _ => format!("ipvsadm -D {option} {at}"),
         };
-        let window = self.log.open(kind, scope, Some(self.repair));
-        if let Err(error) = tool(&line) {
-            // An earlier fault has deleted it.
-            self.log.close(window);
-            return Ok(format!("{line}: {error}"));
-        }
-        self.repaired(window, repairs, move || {
+        let lines = [line];
+        let done = self.damage((kind, scope), &lines, repairs, move || {
             let Ok(text) = tool(&format!("ipvsadm -Ln {option} {at}")) else { return false };
             let serves = |real: &SocketAddr| {
                 let real = real.to_string();
@@ -450,7 +457,9 @@ impl Faults {
             };
             reals.iter().all(serves) && !others.iter().any(serves)
         });
-        Ok(line)
+        let [line] = lines;
+        // An earlier fault may have deleted it.
+        Ok(done.err().map_or_else(|| line.clone(), |error| format!("{line}: {error}")))
     }
 
     /// `more` holds and, where chains or elements are each Service's, all of the steady ones are there.
@@ -508,10 +517,8 @@ impl Faults {
                 (Scope::Everybody, format!("nft insert rule {ip} proxier {chain} {rule}"))
             }
         };
-        let window = self.log.open(kind, scope, Some(self.repair));
-        tool(&line)?;
         let whole = self.whole(move || list().is_ok_and(|now| now == before));
-        self.repaired(window, repairs, whole);
+        self.damage((kind, scope), std::slice::from_ref(&line), repairs, whole)?;
         Ok(line)
     }
 
@@ -526,16 +533,13 @@ impl Faults {
             "a rule deleted" => (Scope::Everybody, vec!["-D KUBE-SERVICES 1"]),
             _ => (Scope::Everybody, vec!["-I KUBE-SERVICES -j RETURN"]),
         };
-        let window = self.log.open(kind, scope, Some(self.repair));
-        for line in &lines {
-            tool(&format!("{program} -w 20 -t nat {line}"))?;
-        }
+        let lines: Vec<String> = lines.iter().map(|line| format!("{program} -w 20 -t nat {line}")).collect();
         let whole = self.whole(move || {
             let has = |line: &str| tool(&format!("{program} -w 20 -t nat {line}")).is_ok();
             has("-S KUBE-PROXY-CANARY") && !has("-C KUBE-SERVICES -j RETURN")
         });
-        self.repaired(window, repairs, whole);
-        Ok(format!("{program} {}", lines.join(", ")))
+        self.damage((kind, scope), &lines, repairs, whole)?;
+        Ok(lines.join(", "))
     }
 
     fn flush_set(&mut self, kind: &'static str, repairs: &mut Repairs) -> Result<String, Failure> {
@@ -544,10 +548,8 @@ impl Faults {
         let entry = self.random.pick(&entries).ok_or("no entry")?.clone();
         let mut words = entry.split(' ').skip(1).map(str::to_owned);
         let (Some(set), Some(element)) = (words.next(), words.next()) else { return Err("no entry".into()) };
-        let window = self.log.open(kind, Scope::Everybody, Some(self.repair));
-        tool(&format!("ipset flush {set}"))?;
-        let name = set.clone();
-        self.repaired(window, repairs, move || tool(&format!("ipset test {name} {element}")).is_ok());
+        let (flush, test) = (format!("ipset flush {set}"), format!("ipset test {set} {element}"));
+        self.damage((kind, Scope::Everybody), &[flush], repairs, move || tool(&test).is_ok())?;
         Ok(set)
     }
 
@@ -557,20 +559,17 @@ impl Faults {
         chains: &[(&str, &str)],
         repairs: &mut Repairs,
     ) -> Result<String, Failure> {
-        let (table, chain) =
-            self.random.pick(chains).map(|(table, chain)| (*table, (*chain).to_owned())).ok_or("no chain")?;
-        let table = table.to_owned();
+        let (table, chain) = *self.random.pick(chains).ok_or("no chain")?;
         let programs = iptables(self.backend);
         let program = *self.random.pick(&programs).ok_or("no program")?;
         let list = format!("{program} -w 20 -t {table} -S {chain}");
         let rules = move || Some(tool(&list).ok()?.lines().count());
         // A missing chain cannot be flushed.
         let Some(before) = rules() else { return Ok(format!("{program} has no chain {chain}")) };
-        let window = self.log.open(kind, Scope::Everybody, Some(self.repair));
-        tool(&format!("{program} -w 20 -t {table} -F {chain}"))?;
         // In iptables mode each Service has rules there, and some have gone meanwhile; those that stay are looked for one by one.
         let whole = self.whole(move || rules().is_some_and(|now| now * 4 >= before * 3));
-        self.repaired(window, repairs, whole);
+        let flush = format!("{program} -w 20 -t {table} -F {chain}");
+        self.damage((kind, Scope::Everybody), &[flush], repairs, whole)?;
         Ok(format!("{program} {chain}"))
     }
 
@@ -580,18 +579,17 @@ impl Faults {
             place = self.place()?;
         }
         let address: IpAddr = place.at.ip();
-        let window = self.log.open(kind, Scope::Service(place.service.name.clone()), Some(self.repair));
         let bits = if address.is_ipv4() { 32 } else { 128 };
         let (line, show) = if self.is_in_the_way() {
-            let ip = if address.is_ipv4() { "ip" } else { "ip -6" };
-            let show = format!("{ip} route show table local exact {address}/{bits}");
-            (format!("{ip} route del table local local {address}/{bits}"), show)
+            let route = if address.is_ipv4() { "ip route" } else { "ip -6 route" };
+            let show = format!("{route} show table local exact {address}/{bits}");
+            (format!("{route} del table local local {address}/{bits}"), show)
         } else {
             let device = "dev kube-ipvs0";
             (format!("ip addr del {address}/{bits} {device}"), format!("ip -o addr show {device} to {address}"))
         };
-        tool(&line)?;
-        self.repaired(window, repairs, move || tool(&show).is_ok_and(|text| !text.trim().is_empty()));
+        let whole = move || tool(&show).is_ok_and(|text| !text.trim().is_empty());
+        self.damage((kind, Scope::Service(place.service.name)), &[line], repairs, whole)?;
         Ok(address.to_string())
     }
 

@@ -10,6 +10,7 @@ use testkit::{Netns, NetnsGuard, veth_pair};
 
 use super::world::{Family, Host, POD_PORT, PODS};
 use crate::Failure;
+use crate::network::tool;
 
 /// Networks whose addresses get node ports.
 pub(super) const NODE_PORT_NETWORKS: &str = "192.0.2.0/24,2001:db8:1::/64";
@@ -36,40 +37,19 @@ pub(super) struct Ground {
     _node: NetnsGuard,
 }
 
-/// Runs a command line.
-pub(super) fn tool(line: &str) -> Result<String, Failure> {
-    let mut words = line.split_whitespace();
-    let program = words.next().unwrap_or_default();
-    let arguments: Vec<&str> = words.collect();
-    Ok(oracle::run(program, &arguments, None)?.stdout)
-}
-
-fn batch(namespace: Option<&Netns>, lines: &[String]) -> Result<(), Failure> {
-    let text = lines.join("\n");
-    let run = || oracle::run("ip", &["-batch", "-"], Some(&text));
-    match namespace {
-        Some(namespace) => namespace.run_in(run)??,
-        None => run()?,
-    };
+fn batch(namespace: &Netns, lines: &[String]) -> Result<(), Failure> {
+    namespace.run_in(|| oracle::run("ip", &["-batch", "-"], Some(&lines.join("\n"))))??;
     Ok(())
 }
 
-fn addresses(of: impl Fn(Family) -> IpAddr, bits: (u8, u8), device: &str) -> Vec<String> {
-    let line = |family, bits| {
-        let nodad = if family == Family::V6 { " nodad" } else { "" };
-        format!("address add {}/{bits} dev {device}{nodad}", of(family))
-    };
-    vec![line(Family::V4, bits.0), line(Family::V6, bits.1)]
+fn addresses(of: impl Fn(Family) -> IpAddr, device: &str) -> [String; 2] {
+    let (v4, v6) = (of(Family::V4), of(Family::V6));
+    [format!("address add {v4}/24 dev {device}"), format!("address add {v6}/64 dev {device} nodad")]
 }
 
 /// The client's first address, and the one of a stranger.
 pub(super) fn client(family: Family, stranger: bool) -> IpAddr {
-    let last = if stranger { 20 } else { 10 };
-    match family {
-        Family::V4 => std::net::Ipv4Addr::new(192, 0, 2, last).into(),
-        // 10 and 20 in hexadecimal digits.
-        Family::V6 => std::net::Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, if stranger { 0x20 } else { 0x10 }).into(),
-    }
+    family.on_link(if stranger { 20 } else { 10 })
 }
 
 impl Ground {
@@ -84,8 +64,7 @@ impl Ground {
         let (client_side, pods) = (Netns::new()?, Netns::new()?);
         veth_pair((&here, "eth0"), (&client_side, "eth0"))?;
         veth_pair((&here, "pods"), (&pods, "eth0"))?;
-        let mut lines = addresses(Family::node, (24, 64), "eth0");
-        lines.extend(addresses(Family::flapping, (24, 64), "eth0"));
+        let mut lines = [addresses(Family::node, "eth0"), addresses(Family::flapping, "eth0")].concat();
         lines.push("address add 10.244.1.1/24 dev pods".to_owned());
         lines.push("address add fd00:244:1::1/64 dev pods nodad".to_owned());
         for device in ["foreign0", "flood0"] {
@@ -99,19 +78,13 @@ impl Ground {
         // packet leaves by another device (`nf_nat_oif_changed`), and the pod then resets it. No proxy can prevent that.
         lines.push(format!("route add blackhole {}/32", Family::V4.flapping()));
         lines.push(format!("route add blackhole {}/128", Family::V6.flapping()));
-        batch(None, &lines)?;
-        let mut lines = addresses(|family| client(family, false), (24, 64), "eth0");
-        lines.extend(addresses(|family| client(family, true), (24, 64), "eth0"));
-        lines.push(format!("route add default via {}", Family::V4.node()));
-        lines.push(format!("route add default via {}", Family::V6.node()));
-        batch(Some(&client_side), &lines)?;
-        let mut lines = Vec::new();
-        for pod in 0..PODS {
-            lines.extend(addresses(|family| Host::Pod(pod).address(family), (24, 64), "eth0"));
-        }
-        lines.push("route add default via 10.244.1.1".to_owned());
-        lines.push("route add default via fd00:244:1::1".to_owned());
-        batch(Some(&pods), &lines)?;
+        batch(&here, &lines)?;
+        let mut lines = [false, true].map(|stranger| addresses(|family| client(family, stranger), "eth0")).concat();
+        lines.extend(Family::ALL.map(|family| format!("route add default via {}", family.node())));
+        batch(&client_side, &lines)?;
+        let of_pods = (0..PODS).flat_map(|pod| addresses(|family| Host::Pod(pod).address(family), "eth0"));
+        let routes = ["10.244.1.1", "fd00:244:1::1"].map(|gateway| format!("route add default via {gateway}"));
+        batch(&pods, &of_pods.chain(routes).collect::<Vec<_>>())?;
         for (name, value) in [
             ("net/ipv4/ip_forward", "1"),
             ("net/ipv6/conf/all/forwarding", "1"),
@@ -139,11 +112,11 @@ impl Ground {
 
 /// A pod answers on its port over TCP and UDP with its number.
 fn serve(namespace: &Netns, pod: u16) -> Result<Witness, Failure> {
-    let mut places: Vec<(Transport, SocketAddr)> = Vec::new();
-    for family in Family::ALL {
+    let places = Family::ALL.map(|family| {
         let place = SocketAddr::new(Host::Pod(pod).address(family), POD_PORT);
-        places.extend([(Transport::Tcp, place), (Transport::Udp, place)]);
-    }
+        [(Transport::Tcp, place), (Transport::Udp, place)]
+    });
+    let places = places.concat();
     Ok(Witness::start(namespace, &pod.to_string(), &places)?)
 }
 

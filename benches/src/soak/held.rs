@@ -7,11 +7,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use serde_json::Value;
 use testkit::oracle::{self, Backend};
 
-use super::ground::{FOREIGN, has_ipvs, node_addresses, tool};
+use super::ground::{FOREIGN, has_ipvs, node_addresses};
 use super::mode::Mode;
 use super::truth::{ADDRESSES, RULES, SERVERS, SETS, SOCKETS, TABLE, Tables, unspecified};
 use super::world::Family;
 use crate::Failure;
+use crate::network::tool;
 
 const FAMILIES: [(oracle::Family, Family); 2] = [(oracle::Family::V4, Family::V4), (oracle::Family::V6, Family::V6)];
 

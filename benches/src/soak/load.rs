@@ -18,7 +18,7 @@ use super::random::Random;
 use super::script::Script;
 use super::truth::{is_guarded, ways};
 use super::watchers::{Log, Miss, Use};
-use super::world::{Family, Host, POD_PORT, PODS, Protocol, Way};
+use super::world::{Family, Host, POD_PORT, PODS, Protocol, Service, Way};
 use crate::Failure;
 
 /// Time limit of a client for a connection and for an answer: a lost first packet is sent again after 1, 3, 7 and 15 s.
@@ -47,20 +47,6 @@ fn transport(protocol: Protocol) -> Transport {
     if protocol == Protocol::Tcp { Transport::Tcp } else { Transport::Udp }
 }
 
-/// Every address of every Service that clients use.
-pub(super) fn targets(script: &Script) -> Vec<Target> {
-    let used = script.used.iter();
-    used.flat_map(|service| {
-        ways(service).map(|(way, _, place)| Target {
-            service: service.name.clone(),
-            protocol: service.protocol,
-            place,
-            way,
-        })
-    })
-    .collect()
-}
-
 /// All running clients.
 pub(super) struct Load {
     stop: Arc<AtomicBool>,
@@ -79,10 +65,6 @@ struct Client {
 }
 
 impl Client {
-    fn numbered(&self, number: usize) -> Self {
-        Client { number, ..self.clone() }
-    }
-
     fn port(&self) -> u16 {
         let number = self.ports.fetch_add(1, Ordering::Relaxed) % self.range.1;
         u16::try_from(self.range.0 + number).unwrap_or(0)
@@ -106,21 +88,18 @@ impl Client {
     }
 
     fn note(&self, what: Use, target: &Target, from: Duration, waited: bool, error: String) {
-        let until = self.log.now();
-        let place = format!("{} {}", target.protocol.upper(), target.place);
-        let address = Some(target.place.ip());
-        let service = target.service.clone();
-        self.log.notes().misses.push(Miss {
+        let miss = Miss {
             what,
             client: self.number,
-            service,
-            place,
-            address,
+            service: target.service.clone(),
+            place: format!("{} {}", target.protocol.upper(), target.place),
+            address: Some(target.place.ip()),
             from,
-            until,
+            until: self.log.now(),
             waited,
             error,
-        });
+        };
+        self.log.notes().misses.push(miss);
     }
 
     fn done(&self, what: Use) {
@@ -146,12 +125,9 @@ impl Client {
 
     fn check(&self, target: &Target, name: &str, from: Duration) {
         let Ok(pod) = name.parse::<u16>() else { return };
-        let gone = match self.log.notes().endpoints.get(&(target.service.clone(), pod)) {
-            Some(None) => return,
-            Some(Some(gone)) => Some(*gone),
-            None => None,
-        };
-        if gone.is_none_or(|gone| from.saturating_sub(gone) > self.stale) {
+        let known = self.log.notes().endpoints.get(&(target.service.clone(), pod)).copied();
+        let gone = known.flatten();
+        if known != Some(None) && gone.is_none_or(|gone| from.saturating_sub(gone) > self.stale) {
             self.note(Use::Stale, target, from, false, format!("pod {name} has answered, no endpoint since {gone:?}"));
         }
     }
@@ -259,44 +235,41 @@ impl Load {
             range,
             stale,
         };
-        let (short, long) = (client(SHORT), client(LONG));
-        let all = targets(script);
         let mut threads = Vec::new();
+        let mut run = |client: &Client, work: Box<dyn FnOnce(Client) + Send>| -> Result<(), Failure> {
+            let client = Client { number: threads.len(), ..client.clone() };
+            threads.push(ground.client.spawn(move || work(client))?);
+            Ok(())
+        };
+        let (short, long) = (client(SHORT), client(LONG));
+        let of_service = |service: &Service| {
+            let target =
+                |(way, _, place)| Target { service: service.name.clone(), protocol: service.protocol, place, way };
+            ways(service).map(target).collect::<Vec<_>>()
+        };
+        let all: Vec<Target> = script.used.iter().flat_map(of_service).collect();
         // About 25 connections a second, as many as an emulated machine can handle besides.
-        for number in 0..8_u32 {
-            let (client, mut targets) = (short.numbered(threads.len()), all.clone());
-            Random::new(seed, 100 + u64::from(number)).shuffle(&mut targets);
-            let work = move || client.short(&targets, None, Duration::from_millis(250));
-            threads.push(ground.client.spawn(work)?);
+        for number in 0..8 {
+            let mut targets = all.clone();
+            Random::new(seed, 100 + number).shuffle(&mut targets);
+            run(&short, Box::new(move |client| client.short(&targets, None, Duration::from_millis(250))))?;
         }
         let streams: Vec<Target> = all.iter().filter(|target| target.protocol == Protocol::Tcp).cloned().collect();
-        for number in 0..12 {
-            let (client, targets, random) =
-                (long.numbered(threads.len()), streams.clone(), Random::new(seed, 200 + number));
-            threads.push(ground.client.spawn(move || client.long(&targets, Use::Long, random))?);
+        let mut flapping = streams.clone();
+        flapping.retain(|target| target.way == Way::NodePort);
+        for target in &mut flapping {
+            target.place.set_ip(Family::of(target.place.ip()).flapping());
         }
-        let flapping: Vec<Target> = streams
-            .iter()
-            .filter(|target| target.way == Way::NodePort)
-            .map(|target| {
-                let address = Family::of(target.place.ip()).flapping();
-                Target { place: SocketAddr::new(address, target.place.port()), ..target.clone() }
-            })
-            .collect();
-        for number in 0..2 {
-            let (client, targets, random) =
-                (long.numbered(threads.len()), flapping.clone(), Random::new(seed, 300 + number));
-            threads.push(ground.client.spawn(move || client.long(&targets, Use::Flapping, random))?);
+        for (count, first, what, targets) in [(12, 200, Use::Long, streams), (2, 300, Use::Flapping, flapping)] {
+            for number in first..first + count {
+                let (targets, random) = (targets.clone(), Random::new(seed, number));
+                run(&long, Box::new(move |client| client.long(&targets, what, random)))?;
+            }
         }
         let strange = script.used.iter().filter(|service| is_guarded(service) && !service.ranges.has_node());
-        let guarded: Vec<Target> = strange
-            .flat_map(|service| {
-                all.iter().filter(|target| target.service == service.name && target.way == Way::Balancer)
-            })
-            .cloned()
-            .collect();
-        let intruder = client((46_000, 2_000));
-        threads.push(ground.client.spawn(move || intruder.intrude(&guarded))?);
+        let mut guarded: Vec<Target> = strange.flat_map(of_service).collect();
+        guarded.retain(|target| target.way == Way::Balancer);
+        run(&client((46_000, 2_000)), Box::new(move |client| client.intrude(&guarded)))?;
         let target = |service: &str, place: SocketAddr| Target {
             service: service.to_owned(),
             protocol: Protocol::Tcp,
@@ -306,16 +279,15 @@ impl Load {
         let foreign_ports = has_ipvs().then_some(80).into_iter().chain([FOREIGN_PORT]);
         let of_others = |port| Ok(target("foreign", SocketAddr::new(FOREIGN.parse::<IpAddr>()?, port)));
         let foreign = foreign_ports.map(of_others).collect::<Result<Vec<_>, Failure>>()?;
-        let client_of_others = short.clone();
         let pause = Duration::from_millis(500);
-        threads.push(ground.client.spawn(move || client_of_others.short(&foreign, Some(Use::Foreign), pause))?);
+        run(&short, Box::new(move |client| client.short(&foreign, Some(Use::Foreign), pause)))?;
         let pods = (0..PODS).flat_map(|pod| Family::ALL.map(|family| Host::Pod(pod).address(family)));
         let direct: Vec<Target> = pods.map(|address| target("direct", SocketAddr::new(address, POD_PORT))).collect();
-        let client_of_pods = short.clone();
-        threads.push(ground.client.spawn(move || client_of_pods.short(&direct, Some(Use::Direct), pause))?);
+        run(&short, Box::new(move |client| client.short(&direct, Some(Use::Direct), pause)))?;
         // On the node, with its own ports.
-        let on_node = client(NODE).numbered(threads.len());
-        let clusters: Vec<Target> = all.iter().filter(|target| target.way == Way::ClusterIp).cloned().collect();
+        let on_node = Client { number: threads.len(), ..client(NODE) };
+        let mut clusters = all;
+        clusters.retain(|target| target.way == Way::ClusterIp);
         threads.push(std::thread::spawn(move || on_node.short(&clusters, Some(Use::Node), pause)));
         Ok(Load { stop, threads })
     }

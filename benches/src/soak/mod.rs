@@ -19,7 +19,7 @@ mod verdict;
 mod watchers;
 mod world;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ use testkit::oracle::Backend;
 use testkit::{Need, Netns, missing};
 
 use self::faults::Faults;
-use self::ground::{Ground, foreign_state, has_ipvs, node_addresses, tool};
+use self::ground::{Ground, foreign_state, has_ipvs, node_addresses};
 use self::load::Load;
 use self::mode::Mode;
 use self::proxy::Supervisor;
@@ -46,6 +46,7 @@ use self::watchers::Log;
 use self::world::{Family, Host, Service, Way};
 use crate::Failure;
 use crate::machine::Machine;
+use crate::network::tool;
 
 /// Run proxier-demo for long under load, changes and faults, and give a verdict
 #[derive(Clone, Debug, clap::Parser)]
@@ -120,7 +121,7 @@ pub(crate) fn run() -> Result<(), Failure> {
 /// A running soak.
 struct Soak {
     options: Options,
-    folder: PathBuf,
+    folder: tempfile::TempDir,
     server: Arc<ApiServer>,
     proxy: Arc<Supervisor>,
     script: Script,
@@ -128,6 +129,11 @@ struct Soak {
     evidence: Evidence,
     /// Dropped last: everything else runs in its network.
     ground: Ground,
+}
+
+/// The first of these lines, as one.
+fn first(lines: &[String], number: usize) -> String {
+    lines.get(..number.min(lines.len())).unwrap_or_default().join("; ")
 }
 
 fn say(text: &str) {
@@ -140,10 +146,9 @@ impl Soak {
         if options.mode == Mode::Ipvs && !has_ipvs() {
             return Err("this kernel has no IPVS: take another --mode".into());
         }
-        let folder = std::env::temp_dir().join(format!("soak-{}", std::process::id()));
-        std::fs::create_dir_all(&folder)?;
+        let folder = tempfile::tempdir()?;
         let server = Arc::new(ApiServer::start_on(SocketAddr::from(([127, 0, 0, 1], 6443))));
-        let kubeconfig = folder.join("kubeconfig");
+        let kubeconfig = folder.path().join("kubeconfig");
         std::fs::write(&kubeconfig, server.kubeconfig(None))?;
         let proxy = Arc::new(Supervisor::new(&options.proxy, &kubeconfig, options.mode));
         let script = Script::new(options.seed, options.services);
@@ -208,10 +213,7 @@ impl Soak {
         self.settle(&log)?;
         self.compare_rules()?;
         self.go_round()?;
-        let after = foreign_state(self.options.backend)?;
-        let lines = &mut self.evidence.foreign;
-        lines.extend(foreign.difference(&after).map(|line| format!("missing: {line}")));
-        lines.extend(after.difference(&foreign).map(|line| format!("not wanted: {line}")));
+        self.evidence.foreign = differences(&foreign, &foreign_state(self.options.backend)?);
         if let Err(error) = self.proxy.stop() {
             self.evidence.troubles.push(error.to_string());
         }
@@ -224,12 +226,11 @@ impl Soak {
         for number in 0..self.script.used.len() {
             self.note_endpoints(log, number, false);
         }
-        let load =
-            Load::start(&self.ground, log, &self.script, (self.options.seed, verdict::limits(self.evidence.start).0))?;
+        let (limit, repair) = verdict::limits(self.evidence.start);
+        let load = Load::start(&self.ground, log, &self.script, (self.options.seed, limit))?;
         let sampler = self.proxy.watch(log, &stop);
         let machine = log.watch_the_machine(&stop);
         let canaries = std::mem::take(&mut self.script.canaries);
-        let limit = verdict::limits(self.evidence.start).0;
         let (server, clients) = (self.server.clone(), &self.ground.client);
         let canary = canary::follow(clients, canaries, limit, server, log.clone(), stop.clone())?;
         let steady = self.script.used.iter().enumerate().filter(|(number, _)| Script::is_steady(*number));
@@ -244,7 +245,7 @@ impl Soak {
             others: self.others(),
             every: self.options.change_mode_every.map_or(length * 2, |secs| Duration::from_secs(secs.into())),
             hurried: length < Duration::from_secs(300),
-            repair: verdict::limits(self.evidence.start).1,
+            repair,
             no_restart: self.options.spoil == Some(Spoil::NoRestart),
             random: Random::new(self.options.seed, 2),
             stop: breaking.clone(),
@@ -350,11 +351,7 @@ impl Soak {
             }
             if begin.elapsed() > told + Duration::from_secs(20) {
                 told = begin.elapsed();
-                say(&format!(
-                    "waiting: {} differences: {}",
-                    last.len(),
-                    last.iter().take(5).cloned().collect::<Vec<_>>().join("; ")
-                ));
+                say(&format!("waiting: {} differences: {}", last.len(), first(&last, 5)));
             }
             if begin.elapsed() > patience {
                 let number = last.len();
@@ -379,10 +376,9 @@ impl Soak {
         if different.is_empty() {
             self.evidence.settled = Some(log.now().saturating_sub(from));
         } else {
-            let (plans, differences) = different.into_iter().partition(|line| line.starts_with("proxier-demo plan"));
-            self.evidence.differences = differences;
-            let plans: Vec<String> = plans;
-            self.evidence.plan = plans.into_iter().next();
+            let (mut plans, differences): (Vec<_>, _) =
+                different.into_iter().partition(|line| line.starts_with("proxier-demo plan"));
+            (self.evidence.plan, self.evidence.differences) = (plans.pop(), differences);
         }
         Ok(())
     }
@@ -412,7 +408,7 @@ impl Soak {
         }
         let objects = self.script.services().chain(&self.script.canaries).flat_map(Service::objects);
         let items: Vec<serde_json::Value> = objects.chain([world::node()]).collect();
-        let manifests = self.folder.join("manifests.json");
+        let manifests = self.folder.path().join("manifests.json");
         std::fs::write(
             &manifests,
             serde_json::json!({"kind": "List", "apiVersion": "v1", "items": items}).to_string(),
@@ -435,18 +431,12 @@ impl Soak {
             self.rules()
         })??;
         let there = self.rules()?;
-        if undisturbed != there {
-            let lines = &mut self.evidence.rules;
-            lines
-                .extend(undisturbed.iter().filter(|line| !there.contains(line)).map(|line| format!("missing: {line}")));
-            lines.extend(
-                there.iter().filter(|line| !undisturbed.contains(line)).map(|line| format!("not wanted: {line}")),
-            );
-            if lines.is_empty() {
-                let pairs = undisturbed.iter().zip(&there).find(|(wanted, there)| wanted != there);
-                lines.extend(pairs.map(|(wanted, there)| format!("another order: {wanted} where there is {there}")));
-            }
+        let mut lines = differences(&undisturbed.iter().cloned().collect(), &there.iter().cloned().collect());
+        if lines.is_empty() {
+            let pairs = undisturbed.iter().zip(&there).find(|(wanted, there)| wanted != there);
+            lines.extend(pairs.map(|(wanted, there)| format!("another order: {wanted} where there is {there}")));
         }
+        self.evidence.rules = lines;
         Ok(())
     }
 
@@ -484,33 +474,28 @@ impl Soak {
             "mode": self.options.mode,
             "change_mode_every_secs": self.options.change_mode_every,
         });
-        let (levels, words) = {
-            let said = self.proxy.said();
-            let lines = said.lines.iter().flat_map(|line| [line.as_str(), "\n"]);
-            (said.levels.clone(), lines.collect::<String>())
-        };
-        let kept = kept(&asked, &self.evidence, &verdict, &self.changes, (self.proxy.counters(), levels));
+        let said = std::mem::take(&mut *self.proxy.said());
+        let words: String = said.lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect();
+        let kept = kept(&asked, &self.evidence, &verdict, &self.changes, (self.proxy.counters(), said.levels));
         print!("{}", result::markdown(&kept)?);
         if let Some(stem) = &self.options.out {
-            let faults = self.evidence.notes.faults.iter();
-            let faults = faults.map(|fault| {
-                format!(
-                    "{:.1} to {:.1} s: {}: {}\n",
-                    fault.from.as_secs_f64(),
-                    fault.until.as_secs_f64(),
-                    fault.kind,
-                    fault.detail
-                )
+            let faults = self.evidence.notes.faults.iter().map(|fault| {
+                let (from, until) = (fault.from.as_secs_f64(), fault.until.as_secs_f64());
+                format!("{from:.1} to {until:.1} s: {}: {}\n", fault.kind, fault.detail)
             });
             result::write(&kept, stem, &(faults.collect::<String>() + &words))?;
         }
-        std::fs::remove_dir_all(&self.folder)?;
         if verdict.wrong.is_empty() {
             Ok(())
         } else {
             Err(format!("the soak found {} faults", verdict.wrong.len()).into())
         }
     }
+}
+
+fn differences(wanted: &BTreeSet<String>, there: &BTreeSet<String>) -> Vec<String> {
+    let missing = wanted.difference(there).map(|line| format!("missing: {line}"));
+    missing.chain(there.difference(wanted).map(|line| format!("not wanted: {line}"))).collect()
 }
 
 fn tell_progress(log: &Log, changes: u64, unexcused: usize) {

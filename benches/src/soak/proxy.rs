@@ -1,8 +1,7 @@
 //! `proxier-demo` as a supervisor runs it: started, stopped, killed, restarted; sampled all the time.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
-use std::net::TcpStream;
+use std::io::{self, BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +17,8 @@ use super::mode::Mode;
 use super::watchers::{Log, Sample};
 use super::world::NODE;
 use crate::Failure;
+use crate::machine::number;
+use crate::program::get;
 
 const METRICS: &str = "127.0.0.1:10249";
 const HEALTH: &str = "127.0.0.1:10256";
@@ -231,8 +232,7 @@ impl Supervisor {
 
     /// The present value of a gauge.
     pub(super) fn gauge(name: &str) -> Option<f64> {
-        let text = get(METRICS, "/metrics").ok()?.1;
-        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?.trim().parse().ok()
+        number(&get(METRICS, "/metrics").ok()?.1, &format!("{name} ")).ok()
     }
 
     fn look_at_metrics(&self) {
@@ -242,22 +242,15 @@ impl Supervisor {
             let name = line.split(['{', ' ']).next().unwrap_or_default();
             name.ends_with("_count") || name.ends_with("_total")
         };
-        for line in text.lines().filter(is_counter) {
-            if let Some((name, value)) = line.rsplit_once(' ')
-                && let Ok(value) = value.parse::<f64>()
-            {
-                counters.0.insert(name.to_owned(), value);
-            }
-        }
+        let values = text.lines().filter(is_counter).filter_map(|line| line.rsplit_once(' '));
+        counters.0.extend(values.filter_map(|(name, value)| Some((name.to_owned(), value.parse().ok()?))));
     }
 
     fn sample(&self, log: &Log) {
         let Some(process) = self.process() else { return };
         let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-        let resident =
-            status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse().ok());
         let files = std::fs::read_dir(format!("/proc/{process}/fd")).map(Iterator::count);
-        let (Some(resident_kib), Ok(files)) = (resident, files) else { return };
+        let (Ok(resident_kib), Ok(files)) = (number(&status, "VmRSS:"), files) else { return };
         let files = u64::try_from(files).unwrap_or(u64::MAX);
         let (at_secs, mode) = (log.now().as_secs_f64(), self.mode());
         log.notes().samples.push(Sample { at_secs, mode, process, resident_kib, files });
@@ -301,18 +294,4 @@ impl Drop for Supervisor {
     fn drop(&mut self) {
         self.kill();
     }
-}
-
-/// Status and body of a page.
-fn get(place: &str, path: &str) -> io::Result<(u16, String)> {
-    let limit = Duration::from_secs(3);
-    let place = place.parse().map_err(io::Error::other)?;
-    let mut stream = TcpStream::connect_timeout(&place, limit)?;
-    stream.set_read_timeout(Some(limit))?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
-    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
-    let code = head.split(' ').nth(1).and_then(|word| word.parse().ok()).unwrap_or(0);
-    Ok((code, body.to_owned()))
 }

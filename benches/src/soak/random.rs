@@ -28,9 +28,8 @@ impl Random {
 
     /// From `least` to `most`, both included.
     pub(super) fn between(&mut self, least: u32, most: u32) -> u32 {
-        least.saturating_add(
-            u32::try_from(self.below(usize::try_from(most.saturating_sub(least)).unwrap_or(0) + 1)).unwrap_or(0),
-        )
+        let span = u64::from(most.saturating_sub(least)) + 1;
+        least + u32::try_from(self.next() % span).unwrap_or(0)
     }
 
     /// True with this probability in percent.

@@ -22,6 +22,12 @@ fn times(mut millis: Vec<f64>) -> Value {
     json!({"number": millis.len(), "median": at(50), "p99": at(99), "longest": at(100)})
 }
 
+fn counted<T: Ord>(all: impl Iterator<Item = T>) -> BTreeMap<T, u64> {
+    let mut counts = BTreeMap::new();
+    all.for_each(|one| *counts.entry(one).or_default() += 1);
+    counts
+}
+
 /// Everything in the files: the requested soak, and what the changes, the proxy's counters and its log come to.
 pub(super) fn kept(
     asked: &Value,
@@ -31,14 +37,6 @@ pub(super) fn kept(
     (counters, said): (BTreeMap<String, f64>, BTreeMap<String, u64>),
 ) -> Value {
     let notes = &evidence.notes;
-    let mut faults: BTreeMap<&str, u64> = BTreeMap::new();
-    for fault in &notes.faults {
-        *faults.entry(fault.kind).or_default() += 1;
-    }
-    let mut failed: BTreeMap<_, u64> = BTreeMap::new();
-    for miss in &notes.misses {
-        *failed.entry(miss.what).or_default() += 1;
-    }
     // Longest time until something that others broke was repaired, by kind.
     let mut repairs: BTreeMap<&str, f64> = BTreeMap::new();
     for window in notes.windows.iter().filter(|window| window.limit.is_some()) {
@@ -68,9 +66,9 @@ pub(super) fn kept(
         "excused": verdict.excused,
         "changes": evidence.events,
         "changes_by_kind": changes,
-        "faults": faults,
+        "faults": counted(notes.faults.iter().map(|fault| fault.kind)),
         "connections": notes.made,
-        "failed": failed,
+        "failed": counted(notes.misses.iter().map(|miss| miss.what)),
         "asked_again": notes.again,
         "repairs_secs": repairs,
         "quiet_ms": millis(false),

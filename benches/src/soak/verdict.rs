@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use super::first;
 use super::mode::Mode;
 use super::watchers::{Followed, Miss, Notes, Sample, Scope, Use, Window};
 
@@ -95,17 +96,11 @@ pub(super) fn judge(evidence: &Evidence) -> Verdict {
     wrong.extend(notes.breakdowns.iter().cloned());
     wrong.extend(evidence.troubles.iter().map(|trouble| format!("the soak itself: {trouble}")));
     for window in &notes.windows {
-        let (Some(limit), until) = (window.limit, window.until) else { continue };
-        match until.map(|until| until.saturating_sub(window.from)) {
-            None => wrong.push(format!("never repaired: {}, at {}", window.reason, seconds(window.from))),
-            Some(took) if took > limit => {
-                wrong.push(format!(
-                    "repaired only after {}: {}, at {}",
-                    seconds(took),
-                    window.reason,
-                    seconds(window.from)
-                ));
-            }
+        let Some(limit) = window.limit else { continue };
+        let what = format!("{}, at {}", window.reason, seconds(window.from));
+        match window.until.map(|until| until.saturating_sub(window.from)) {
+            None => wrong.push(format!("never repaired: {what}")),
+            Some(took) if took > limit => wrong.push(format!("repaired only after {}: {what}", seconds(took))),
             Some(_) => {}
         }
     }
@@ -120,12 +115,8 @@ pub(super) fn judge(evidence: &Evidence) -> Verdict {
     let kinds: BTreeSet<&str> = notes.faults.iter().map(|fault| fault.kind).collect();
     let never: Vec<&str> = evidence.deck.difference(&kinds).copied().collect();
     if !never.is_empty() {
-        wrong.push(format!(
-            "{} of {} kinds of faults were not made: {}",
-            never.len(),
-            evidence.deck.len(),
-            never.join(", ")
-        ));
+        let (number, all) = (never.len(), evidence.deck.len());
+        wrong.push(format!("{number} of {all} kinds of faults were not made: {}", never.join(", ")));
     }
     if evidence.settled.is_none() {
         wrong.push("the kernel did not become as it has to be".to_owned());
@@ -137,11 +128,7 @@ pub(super) fn judge(evidence: &Evidence) -> Verdict {
         ("of others", &evidence.foreign),
     ] {
         if !lines.is_empty() {
-            wrong.push(format!(
-                "{what}: {} differences: {}",
-                lines.len(),
-                lines.iter().take(12).cloned().collect::<Vec<_>>().join("; ")
-            ));
+            wrong.push(format!("{what}: {} differences: {}", lines.len(), first(lines, 12)));
         }
     }
     verdict
@@ -165,15 +152,11 @@ fn connections(notes: &Notes, verdict: &mut Verdict) {
             None if miss.waited && direct_too(miss, &notes.misses) => {
                 *verdict.excused.entry("pods were out of reach without a Service too".to_owned()).or_default() += 1;
             }
-            None => verdict.inexcusable.push(format!(
-                "{:?} {} of {}, {} to {}: {}",
-                miss.what,
-                miss.place,
-                miss.service,
-                seconds(miss.from),
-                seconds(miss.until),
-                miss.error
-            )),
+            None => {
+                let (time, Miss { what, place, service, error, .. }) = (seconds(miss.from), miss);
+                let until = seconds(miss.until);
+                verdict.inexcusable.push(format!("{what:?} {place} of {service}, {time} to {until}: {error}"));
+            }
         }
     }
     let number = verdict.inexcusable.len();
@@ -228,14 +211,15 @@ fn memory_and_files(samples: &[Sample], calm: (Duration, Duration), wrong: &mut 
 
 /// Each process that has lived long enough, by itself.
 fn processes(samples: &[Sample], wrong: &mut Vec<String>) {
-    let lives: Vec<Vec<&Sample>> = samples
-        .chunk_by(|one, next| one.process == next.process)
-        .map(|life| life.iter().skip(START).collect())
-        .collect();
-    if !lives.iter().any(|life| life.len() >= FEWEST) {
+    let lives = samples.chunk_by(|one, next| one.process == next.process);
+    let lives = lives.map(|life| life.iter().skip(START).collect::<Vec<_>>());
+    let lives: Vec<_> = lives.filter(|life| life.len() >= FEWEST).collect();
+    if lives.is_empty() {
         wrong.push("too few samples of any process".to_owned());
     }
-    lives.iter().filter(|life| life.len() >= FEWEST).for_each(|life| growth(life, wrong));
+    for life in lives {
+        growth(&life, wrong);
+    }
 }
 
 /// Checks for growth from the first third of these samples to the last.

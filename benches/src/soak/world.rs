@@ -37,20 +37,22 @@ impl Family {
         }
     }
 
+    /// An address of the network of the node and its clients, which ends in the same digits in both families.
+    pub(super) fn on_link(self, last: u8) -> IpAddr {
+        match self {
+            Family::V4 => Ipv4Addr::new(192, 0, 2, last).into(),
+            Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, u16::from(last / 10 * 16 + last % 10)).into(),
+        }
+    }
+
     /// The node's own address.
     pub(super) fn node(self) -> IpAddr {
-        match self {
-            Family::V4 => Ipv4Addr::new(192, 0, 2, 1).into(),
-            Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 1).into(),
-        }
+        self.on_link(1)
     }
 
     /// The node's address that comes and goes.
     pub(super) fn flapping(self) -> IpAddr {
-        match self {
-            Family::V4 => Ipv4Addr::new(192, 0, 2, 50).into(),
-            Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 0x50).into(),
-        }
+        self.on_link(50)
     }
 }
 
@@ -102,15 +104,12 @@ pub(super) enum Host {
 
 impl Host {
     pub(super) fn address(self, family: Family) -> IpAddr {
-        let (net, number) = match self {
-            Host::Pod(number) => (1, number + 10),
-            Host::Nobody(number) => (2, number),
+        let (first, net, number) = match self {
+            Host::Pod(number) => (0x0af4_0100, 1, number + 10),
+            Host::Nobody(number) => (0x0af5_0000, 2, number),
         };
         match family {
-            Family::V4 => match self {
-                Host::Pod(_) => Ipv4Addr::from(0x0af4_0100 + u32::from(number)).into(),
-                Host::Nobody(_) => Ipv4Addr::from(0x0af5_0000 + u32::from(number)).into(),
-            },
+            Family::V4 => Ipv4Addr::from(first + u32::from(number)).into(),
             Family::V6 => Ipv6Addr::new(0xfd00, 0x244, net, 0, 0, 0, 0, number).into(),
         }
     }
