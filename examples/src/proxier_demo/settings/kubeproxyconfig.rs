@@ -554,7 +554,7 @@ mod tests {
     #[test]
     fn what_kube_proxy_lacks_is_documented() {
         let page = |name| std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(name)).unwrap();
-        let pages = ["README.md", "modes.md", "ipvs-mode.md"].map(page).concat();
+        let pages = ["README.md", "modes.md", "ipvs-mode.md"].map(page).concat().replace('\n', " ");
         for field in OWN {
             let mut parts = field.split('_');
             let first = parts.next().unwrap().to_owned();
@@ -564,11 +564,14 @@ mod tests {
                 [format!("`{name}"), format!(".{name}"), format!("{name}: ")].iter().any(|text| pages.contains(text));
             assert!(is_named, "{name}");
         }
-        let fields = Annotation::ALL.iter().filter_map(|row| row.field.rsplit('.').next());
-        let permissions = MayAskFor::NAMED.iter().map(|(name, _)| *name);
-        for name in Annotation::ALL.iter().map(|row| row.name).chain(fields).chain(permissions) {
-            assert!(pages.contains(name), "{name}");
+        for Annotation { name, field, .. } in Annotation::ALL {
+            let field = field.rsplit('.').next().unwrap();
+            assert!(pages.contains(&format!("`{name}`")) && pages.contains(field), "{name}, {field}");
         }
+        let default = proxier_core::config::Config::default().ipvs.may_ask_for;
+        let allowed = MayAskFor::NAMED.iter().filter(|(_, one)| default.contains(*one)).map(|(name, _)| *name);
+        let list = format!("`ipvs.allowedAnnotations: [{}]`", allowed.collect::<Vec<_>>().join(", "));
+        assert!(pages.contains(&list), "{list}");
     }
 
     #[test]
