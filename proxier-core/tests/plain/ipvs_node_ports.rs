@@ -240,17 +240,7 @@ fn what_is_held_back_stays_whole() {
 
 #[test]
 fn what_others_change_is_repaired_and_told() {
-    let kernel = kernel();
-    let mut node = serving(&kernel, true);
-    assert!(node.pass().is_done() && node.full().is_done());
-    let mark = foreign(marks(&kernel)[PLACE]);
-    let client = &mut kernel.ipvs().client().unwrap();
-    client.delete_real_server(&mark, &HERE.parse().unwrap()).unwrap();
-    let report = node.full();
-    let told: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
-    let says = |what: &str| told.iter().any(|of| of.contains(what) && of.ends_with("(demo/web-1:p)"));
-    assert!(report.is_done() && says(&format!("{mark} -> {HERE} weight 1")), "{told:#?}");
-    is_served(&kernel, "repaired");
+    marks::what_others_change_is_repaired_and_told(serving, PLACE, HERE);
 }
 
 /// A node port that is not shared is no failure; the reason is reported.

@@ -351,20 +351,7 @@ fn marks_of_others_are_passed_over() {
 
 #[test]
 fn what_others_change_is_repaired_and_told() {
-    let kernel = kernel();
-    let mut node = serving(&kernel, true);
-    assert!(node.pass().is_done() && node.full().is_done());
-    let mark = foreign(marks(&kernel)[PLACE]);
-    let client = &mut kernel.ipvs().client().unwrap();
-    client.delete_real_server(&mark, &HERE.parse().unwrap()).unwrap();
-    let report = node.full();
-    let told: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
-    let says = |what: &str| told.iter().any(|of| of.contains(what) && of.ends_with("(demo/web-1:p)"));
-    assert!(report.is_done() && says(&format!("{mark} -> {HERE} weight 1")), "{told:#?}");
-    client.delete_virtual_server(&mark).unwrap();
-    let report = node.full();
-    assert!(report.is_done() && report.drift.len() == 2, "{:#?}", report.drift);
-    assert_eq!(outside(&kernel), reals(&[(HERE, 1)]));
+    marks::what_others_change_is_repaired_and_told(serving, PLACE, HERE);
 }
 
 #[test]

@@ -138,3 +138,27 @@ pub(crate) fn what_is_held_back_stays_whole(process: Process, config: &Config, s
         assert_eq!(all(), before, "has Services: {has_services}");
     }
 }
+
+/// A virtual server of the mark that is recorded at this place is repaired, with its real servers, and what was repaired is told.
+pub(crate) fn what_others_change_is_repaired_and_told(serving: Process, place: &str, here: &str) {
+    let kernel = kernel();
+    let mut node = serving(&kernel, true);
+    assert!(node.pass().is_done() && node.full().is_done());
+    let number = marks(&kernel)[place];
+    let (mark, before) = (foreign(number), servers(&kernel));
+    let client = &mut kernel.ipvs().client().unwrap();
+    client.delete_real_server(&mark, &here.parse().unwrap()).unwrap();
+    let report = node.full();
+    let told: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
+    let says = |what: &str| told.iter().any(|of| of.contains(what) && of.ends_with("(demo/web-1:p)"));
+    assert!(report.is_done() && says(&format!("{mark} -> {here} weight 1")), "{told:#?}");
+    assert_eq!(servers(&kernel), before);
+    client.delete_virtual_server(&mark).unwrap();
+    let report = node.full();
+    assert_eq!(
+        (report.is_done(), report.drift.len()),
+        (true, 1 + before[&format!("-f {number}")].len()),
+        "{report:#?}"
+    );
+    assert_eq!(servers(&kernel), before);
+}
