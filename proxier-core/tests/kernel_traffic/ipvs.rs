@@ -1,18 +1,18 @@
-//! Packets through a running kernel that the reconciler has programmed: which server answers a client, and which source address the pod sees.
+//! Packets through a running kernel that the reconciler has programmed: which server answers a client, and which source address the pod sees, where
+//! that depends on more than what all Services have (`nft`).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use iptables::Backend;
 use proxier_core::config::LocalFallback;
 use proxier_core::net::Family;
 use serde_json::{Value, json};
-use testkit::witness::{Conversation, Transport, Witness, ask};
-use testkit::{Need, kernel_test, oracle};
+use testkit::witness::{Conversation, Transport, ask};
+use testkit::{kernel_test, oracle};
 
 use crate::traffic::NEEDS;
-use crate::traffic::clients::{LIMIT, Peer, SILENCE, Surprises, daemon_at, every, with_service};
+use crate::traffic::clients::{LIMIT, Peer, SILENCE, Surprises, every, with_service};
 use crate::traffic::cluster::{Cluster, options};
 use crate::traffic::net::{self, FAMILIES, From, Net, is_nodes};
 use crate::traffic::objects::{A, B, R, Vip, node_port};
@@ -35,49 +35,6 @@ fn reaches_all_pods(surprises: &mut Surprises, net: &Net, transport: Transport, 
             };
             surprises.served(net, from, transport, vip.of(10, family), &["a", "r"], peer);
         }
-    }
-}
-
-/// The Service 11 has policy `Local`, with pod a on this node.
-fn reaches_this_nodes_pods(surprises: &mut Surprises, net: &Net, transport: Transport, family: Family) {
-    for vip in Vip::ALL {
-        for from in From::ALL {
-            // The policy of a cluster IP decides endpoints only.
-            let peer = match (vip, from) {
-                (Vip::ClusterIp, From::Client | From::Node) => Peer::Masqueraded,
-                _ => Peer::Kept,
-            };
-            surprises.served(net, from, transport, vip.of(11, family), &["a"], peer);
-        }
-    }
-}
-
-#[test]
-fn pods_are_reached_as_policies_say_by_rules_of_both_back_ends() {
-    for (backend, more) in [(Backend::NfTables, &[][..]), (Backend::Legacy, &[Need::IptablesLegacy])] {
-        kernel_test(&[&NEEDS[..], more].concat(), || {
-            let net = Net::new();
-            let _pods = net.serve();
-            let mut cluster = Cluster::with(options(&json!({})), backend);
-            cluster.publish("web", 10, &json!({}), &[A, R]);
-            cluster.publish("local", 11, &local(), &[A, R]);
-            cluster.publish("self", 12, &json!({}), &[B]);
-            cluster.settle();
-            let mut surprises = Surprises::default();
-            for (family, transport) in every() {
-                reaches_all_pods(&mut surprises, &net, transport, family);
-                reaches_this_nodes_pods(&mut surprises, &net, transport, family);
-                for vip in Vip::ALL {
-                    surprises.served(&net, From::PodB, transport, vip.of(12, family), &["b"], Peer::Masqueraded);
-                }
-            }
-            let _daemon = Witness::start(&net.node, "daemon", &daemon_at(9100)).unwrap();
-            for family in FAMILIES {
-                let elsewhere = SocketAddr::new(Vip::ClusterIp.of(10, family).ip(), 9100);
-                surprises.refused(&net, From::Client, Transport::Tcp, elsewhere);
-            }
-            surprises.none();
-        });
     }
 }
 

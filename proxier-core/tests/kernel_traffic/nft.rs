@@ -1,23 +1,20 @@
-//! Packets through IPVS mode with a table of nf_tables in place of ipsets and rules of iptables: clients experience the same, no program of iptables
-//! is there, and a node changes from one to the other while connections last.
+//! Packets through IPVS mode with rules of iptables and ipsets, and with a table of nf_tables in their place, where no program of iptables is there:
+//! clients experience the same, and a node changes from one to the other while connections last.
 
 use std::net::SocketAddr;
 
+use iptables::Backend;
 use proxier_core::net::Family;
 use proxier_core::plan::step::Part;
 use serde_json::{Value, json};
 use testkit::witness::{Conversation, Transport, Witness};
 use testkit::{Need, kernel_test, oracle};
 
-use crate::traffic;
 use crate::traffic::clients::{LIMIT, Peer, Surprises, daemon_at, every};
 use crate::traffic::cluster::{Cluster, key, options};
 use crate::traffic::net::{self, FAMILIES, From, Net};
-use crate::traffic::objects::{A, B, R, Vip};
-
-/// Needs of the proxy: neither ipset nor iptables.
-const NEEDS: &[Need] =
-    &[Need::Root, Need::IpVs, Need::Scheduler("rr"), Need::Dummy, Need::Nftables, Need::Veth, Need::Conntrack];
+use crate::traffic::objects::{A, B, R, Vip, node_port};
+use crate::traffic::{self, TABLE_NEEDS};
 
 fn nft() -> Value {
     json!({ "ipvs": { "rules": "nftables" } })
@@ -36,6 +33,7 @@ fn publish(cluster: &mut Cluster) {
     let with_node = ["192.0.2.0/28", "192.0.2.0/29", "2001:db8:1::/123", "2001:db8:1::/124"];
     cluster.publish("outside", 14, &json!({ "loadBalancerSourceRanges": outside }), &[A, R]);
     cluster.publish("with-node", 15, &json!({ "loadBalancerSourceRanges": with_node }), &[A, R]);
+    cluster.publish("everybody", 16, &json!({ "loadBalancerSourceRanges": ["0.0.0.0/0", "::/0"] }), &[A, R]);
 }
 
 /// Checks the clients' view, which no rule back end changes: endpoints see the client or the node, source ranges hold, and no other program that
@@ -44,6 +42,7 @@ fn everything_is_as_it_should_be(net: &Net) {
     let mut surprises = Surprises::default();
     let _daemon = Witness::start(&net.node, "daemon", &daemon_at(9100)).unwrap();
     let _same_port = Witness::start(&net.node, "daemon", &daemon_at(80)).unwrap();
+    let _same_node_port = Witness::start(&net.node, "daemon", &daemon_at(node_port(13))).unwrap();
     for (family, transport) in every() {
         for (vip, from) in Vip::ALL.into_iter().flat_map(|vip| From::ALL.map(|from| (vip, from))) {
             let of_web = match (vip, from) {
@@ -56,31 +55,38 @@ fn everything_is_as_it_should_be(net: &Net) {
                 _ => Peer::Kept,
             };
             surprises.served(net, from, transport, vip.of(11, family), &["a"], of_local);
-            if transport != Transport::Sctp {
+            // SCTP takes an unreachable port for a hint, and keeps trying.
+            if transport == Transport::Sctp {
+                surprises.silent(net, from, transport, vip.of(13, family));
+            } else {
                 surprises.refused(net, from, transport, vip.of(13, family));
+            }
+            if vip != Vip::NodePort {
+                let elsewhere = SocketAddr::new(vip.of(10, family).ip(), 9100);
+                if transport == Transport::Tcp {
+                    surprises.refused(net, from, transport, elsewhere);
+                } else {
+                    surprises.silent(net, from, transport, elsewhere);
+                }
             }
         }
         for vip in Vip::ALL {
             surprises.served(net, From::PodB, transport, vip.of(12, family), &["b"], Peer::Masqueraded);
         }
         let balancer = |number| Vip::LoadBalancer.of(number, family);
-        for number in [14, 15] {
+        for number in [14, 15, 16] {
             surprises.served(net, From::Client, transport, balancer(number), &["a", "r"], Peer::Masqueraded);
             let cluster_ip = Vip::ClusterIp.of(number, family);
             surprises.served(net, From::PodB, transport, cluster_ip, &["a", "r"], Peer::Kept);
+        }
+        for number in [14, 15] {
             surprises.silent_to(&net.client, Some(net::STRANGER.of(family)), transport, balancer(number));
             surprises.silent(net, From::PodB, transport, balancer(number));
         }
-        surprises.served(net, From::Node, transport, balancer(15), &["a", "r"], Peer::Masqueraded);
-        surprises.silent(net, From::Node, transport, balancer(14));
-        for vip in [Vip::ClusterIp, Vip::ExternalIp, Vip::LoadBalancer] {
-            let elsewhere = SocketAddr::new(vip.of(10, family).ip(), 9100);
-            if transport == Transport::Tcp {
-                surprises.refused(net, From::Client, transport, elsewhere);
-            } else {
-                surprises.silent(net, From::Client, transport, elsewhere);
-            }
+        for (from, number) in [(From::Node, 15), (From::Node, 16), (From::PodB, 16)] {
+            surprises.served(net, from, transport, balancer(number), &["a", "r"], Peer::Masqueraded);
         }
+        surprises.silent(net, From::Node, transport, balancer(14));
         let itself = SocketAddr::new(net::NODE.of(family), 9100);
         let answer = net.client.run_in(|| testkit::witness::ask(transport, None, itself, LIMIT)).unwrap().unwrap();
         assert_eq!(answer.name, "daemon");
@@ -88,32 +94,42 @@ fn everything_is_as_it_should_be(net: &Net) {
     surprises.none();
 }
 
-#[test]
-fn clients_experience_what_they_do_with_iptables() {
-    kernel_test(NEEDS, || {
+fn by_iptables(backend: Backend) -> Cluster {
+    Cluster::with(options(&json!({ "ipvs": { "rules": "iptables" } })), backend)
+}
+
+fn everything_is_as_it_should_be_with(variant: &str, needs: &[Need], make: fn() -> Cluster) {
+    kernel_test(needs, || {
+        println!("{variant}");
         let net = Net::new();
         let _pods = net.serve();
-        let mut cluster = Cluster::without_programs(options(&nft()));
+        let mut cluster = make();
         publish(&mut cluster);
         cluster.settle();
         everything_is_as_it_should_be(&net);
-        let table = oracle::run("nft", &["list", "table", "ip", "proxier-ipvs"], None).unwrap();
-        assert!(table.stdout.contains("203.0.113.114 . tcp . 80"), "{}", table.stdout);
         // A new process finds nothing to change.
-        let mut again = Cluster::without_programs(options(&nft()));
+        let mut again = make();
         publish(&mut again);
         let reports = again.settle();
         // There may be flows of UDP to forget, to destinations without an endpoint.
         let done = reports.iter().flat_map(|report| report.applied.done.keys());
         let written: Vec<_> = done.filter(|(part, _)| *part != Part::Flows).collect();
-        assert!(written.is_empty(), "{written:?}");
+        assert!(written.is_empty(), "{variant}: {written:?}");
     });
+}
+
+#[test]
+fn clients_experience_the_same_whatever_guards_virtual_servers() {
+    let legacy = [&traffic::NEEDS[..], &[Need::IptablesLegacy]].concat();
+    everything_is_as_it_should_be_with("nf_tables", TABLE_NEEDS, || Cluster::without_programs(options(&nft())));
+    everything_is_as_it_should_be_with("iptables-nft", &traffic::NEEDS, || by_iptables(Backend::NfTables));
+    everything_is_as_it_should_be_with("iptables-legacy", &legacy, || by_iptables(Backend::Legacy));
 }
 
 /// Host ports of CNI plugins match every address of the node, and addresses of Services are addresses of the node.
 #[test]
 fn host_ports_of_others_take_no_connection_to_a_service() {
-    kernel_test(NEEDS, || {
+    kernel_test(TABLE_NEEDS, || {
         let net = Net::new();
         let _pods = net.serve();
         let theirs = format!(
@@ -142,7 +158,7 @@ fn connections_last_while_a_node_changes_from_one_to_the_other() {
     kernel_test(&traffic::NEEDS, || {
         let net = Net::new();
         let _pods = net.serve();
-        let mut cluster = Cluster::new(options(&json!({ "ipvs": { "rules": "iptables" } })));
+        let mut cluster = by_iptables(Backend::NfTables);
         publish(&mut cluster);
         cluster.settle();
         everything_is_as_it_should_be(&net);
@@ -176,7 +192,7 @@ fn connections_last_while_a_node_changes_from_one_to_the_other() {
 /// Source ranges follow at once, and a Service that goes takes its guard along.
 #[test]
 fn source_ranges_change_in_place() {
-    kernel_test(NEEDS, || {
+    kernel_test(TABLE_NEEDS, || {
         let net = Net::new();
         let _pods = net.serve();
         let mut cluster = Cluster::without_programs(options(&nft()));

@@ -7,16 +7,13 @@ use proxier_core::net::Family;
 use proxier_core::plan::step::Part;
 use serde_json::{Value, json};
 use testkit::witness::{Conversation, Transport};
-use testkit::{Need, kernel_test, oracle};
+use testkit::{kernel_test, oracle};
 
+use crate::traffic::TABLE_NEEDS as NEEDS;
 use crate::traffic::clients::{LIMIT, Peer, Surprises};
 use crate::traffic::cluster::{Cluster, options};
 use crate::traffic::net::{self, FAMILIES, From, Net};
 use crate::traffic::objects::{A, R, Vip};
-
-/// Needs of the proxy: neither ipset nor iptables.
-const NEEDS: &[Need] =
-    &[Need::Root, Need::IpVs, Need::Scheduler("rr"), Need::Dummy, Need::Nftables, Need::Veth, Need::Conntrack];
 
 fn sharing(on: bool) -> Value {
     json!({ "ipvs": { "rules": "nftables", "markNodePorts": on } })
@@ -63,7 +60,7 @@ fn everyone_is_served(net: &Net) {
 }
 
 fn servers() -> Vec<String> {
-    let saved = oracle::run("ipvsadm", &["-S", "-n"], None).unwrap().stdout;
+    let saved = oracle::ipvsadm_save().unwrap();
     saved.lines().filter(|line| line.starts_with("-A ")).map(str::to_owned).collect()
 }
 

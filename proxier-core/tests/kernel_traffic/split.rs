@@ -7,16 +7,13 @@ use proxier_core::net::Family;
 use proxier_core::plan::step::Part;
 use serde_json::{Value, json};
 use testkit::witness::{Conversation, Transport};
-use testkit::{Need, kernel_test, oracle};
+use testkit::{kernel_test, oracle};
 
+use crate::traffic::TABLE_NEEDS as NEEDS;
 use crate::traffic::clients::{LIMIT, Peer, Surprises, every};
 use crate::traffic::cluster::{Cluster, key, options};
 use crate::traffic::net::{self, FAMILIES, From, Net};
 use crate::traffic::objects::{self, A, B, R, Vip};
-
-/// Needs of the proxy: neither ipset nor iptables.
-const NEEDS: &[Need] =
-    &[Need::Root, Need::IpVs, Need::Scheduler("rr"), Need::Dummy, Need::Nftables, Need::Veth, Need::Conntrack];
 
 const EXTERNAL: [Vip; 3] = [Vip::ExternalIp, Vip::LoadBalancer, Vip::NodePort];
 
@@ -84,7 +81,7 @@ fn everyone_gets_their_list(net: &Net) {
 }
 
 fn marks() -> Vec<String> {
-    let saved = oracle::run("ipvsadm", &["-S", "-n"], None).unwrap().stdout;
+    let saved = oracle::ipvsadm_save().unwrap();
     let own = |line: &&str| line.starts_with("-A -f ");
     saved.lines().filter(own).map(|line| line.split_whitespace().nth(2).unwrap().to_owned()).collect()
 }
@@ -126,7 +123,7 @@ fn everyone_gets_their_list_also_after_a_kill() {
         surprises.none();
         again.clean_up();
         assert_eq!((marks(), has_table()), (vec!["7".to_owned()], false));
-        let left = oracle::run("ipvsadm", &["-S", "-n"], None).unwrap().stdout;
+        let left = oracle::ipvsadm_save().unwrap();
         assert_eq!(left.trim(), "-A -f 7 -s rr");
     });
 }

@@ -13,3 +13,7 @@ use testkit::{Need, PROXY};
 
 /// Needs of the ground and of the reconciler.
 pub(crate) static NEEDS: LazyLock<Vec<Need>> = LazyLock::new(|| [PROXY, &[Need::Veth, Need::Conntrack]].concat());
+
+/// The same with a table of nf_tables: neither ipset nor iptables.
+pub(crate) const TABLE_NEEDS: &[Need] =
+    &[Need::Root, Need::IpVs, Need::Scheduler("rr"), Need::Dummy, Need::Nftables, Need::Veth, Need::Conntrack];
