@@ -40,7 +40,7 @@ pub(crate) fn timed_in_c(name: &str, arguments: &[&str]) -> Result<Duration, Fai
     Ok(Duration::from_nanos(String::from_utf8(in_c(name, arguments)?)?.trim().parse()?))
 }
 
-/// What some work gives, and how long it took.
+/// Result of some work, and the time that it took.
 pub(crate) fn timed<T, E>(work: impl FnOnce() -> Result<T, E>) -> Result<(T, Duration), E> {
     let start = Instant::now();
     let done = work()?;

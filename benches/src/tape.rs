@@ -9,7 +9,7 @@ use ipvs::Transport;
 /// Answers by send.
 type Answers = Vec<Vec<Vec<u8>>>;
 
-/// What was sent to a fake kernel, and its answers.
+/// Messages to a fake kernel, and its answers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tape(Arc<Mutex<(Vec<Vec<u8>>, Answers)>>);
 

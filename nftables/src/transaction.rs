@@ -403,12 +403,12 @@ impl Transaction {
     /// Adds elements, thousands in a message. `set` says how keys are laid out; only its key, types and flags matter.
     #[doc(alias = "NFT_MSG_NEWSETELEM")]
     pub fn add_elements(&mut self, set: &Set, elements: impl IntoIterator<Item = Element>) -> &mut Self {
-        self.push_elements(set, elements, Present::Keep)
+        self.push_elements(set, Arc::new(elements.into_iter().collect()), Present::Keep)
     }
 
     /// Adds elements that must not exist.
     pub fn create_elements(&mut self, set: &Set, elements: impl IntoIterator<Item = Element>) -> &mut Self {
-        self.push_elements(set, elements, Present::Refuse)
+        self.push_elements(set, Arc::new(elements.into_iter().collect()), Present::Refuse)
     }
 
     /// Adds elements of a list that others hold too: [`add_elements`](Transaction::add_elements) without a copy.
@@ -426,12 +426,11 @@ impl Transaction {
     /// # Ok::<(), nftables::InvalidValue>(())
     /// ```
     pub fn add_shared_elements(&mut self, set: &Set, elements: Arc<Vec<Element>>) -> &mut Self {
-        self.push(Operation::AddElements(Elements { set: set.clone(), id: None, elements }, Present::Keep))
+        self.push_elements(set, elements, Present::Keep)
     }
 
-    fn push_elements(&mut self, set: &Set, elements: impl IntoIterator<Item = Element>, present: Present) -> &mut Self {
-        let elements = Elements { set: set.clone(), id: None, elements: Arc::new(elements.into_iter().collect()) };
-        self.push(Operation::AddElements(elements, present))
+    fn push_elements(&mut self, set: &Set, elements: Arc<Vec<Element>>, present: Present) -> &mut Self {
+        self.push(Operation::AddElements(Elements { set: set.clone(), id: None, elements }, present))
     }
 
     /// Deletes elements by their keys; data and options do not matter.
