@@ -488,7 +488,9 @@ impl Soak {
         if verdict.wrong.is_empty() {
             Ok(())
         } else {
-            Err(format!("the soak found {} faults", verdict.wrong.len()).into())
+            // Again, as the last lines: those that are kept of a long output.
+            let lines: Vec<String> = verdict.wrong.iter().chain(verdict.inexcusable.iter().take(30)).cloned().collect();
+            Err(format!("the soak is not passed:\n* {}", lines.join("\n* ")).into())
         }
     }
 }
