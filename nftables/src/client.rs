@@ -499,7 +499,7 @@ impl Client {
     /// let node = client.get_element(&nodes, &ElementKey::Value(Ipv4Addr::new(192, 0, 2, 20).into()))?;
     /// assert_eq!(node.map(|element| element.key), Some(ElementKey::Value(first.into())));
     /// let open_at = client.get_element(&open, &ElementKey::Value(at(20, 8080)?))?;
-    /// assert_eq!(open_at.map(|element| element.key), Some(ElementKey::Range(at(16, 8000)?, at(31, 8999)?)));
+    /// assert_eq!(open_at.map(|element| element.key), Some(ElementKey::range(at(16, 8000)?, at(31, 8999)?)));
     /// assert_eq!(client.get_element(&open, &ElementKey::Value(at(40, 8080)?))?, None);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -527,9 +527,7 @@ impl Client {
         let action = format!("{verb} an element of set {}", set.key);
         // A single value finds its range; a second attribute would ask for the end.
         let (form, wanted) = match (form, key) {
-            (ElementForm::Pairs, ElementKey::Range(first, _)) => {
-                (ElementForm::Single, ElementKey::Value(first.clone()))
-            }
+            (ElementForm::Pairs, ElementKey::Range(ends)) => (ElementForm::Single, ElementKey::Value(ends.0.clone())),
             (ElementForm::Pairs, key) => (ElementForm::Single, key.clone()),
             (form, key) => (form, key.clone()),
         };

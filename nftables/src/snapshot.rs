@@ -117,7 +117,7 @@ impl TableSnapshot {
         for contents in &self.sets {
             let set = &contents.set.set;
             let elements = contents.elements.iter().cloned().map(|mut element| {
-                element.expiration = None;
+                element.forget_expiration();
                 element
             });
             if set.flags.contains(SetFlags::ANONYMOUS) {

@@ -396,14 +396,14 @@ impl<'a> Difference<'a> {
 
     /// Adds and deletes elements; one with other data, time-out or comment is replaced.
     fn change_elements(&mut self, set: &Set, wanted: &[Element], observed: &[Element]) {
-        let timeout = |element: &Element| element.timeout.or(set.timeout);
+        let timeout = |element: &Element| element.extras().timeout.or(set.timeout);
         let wanted: BTreeMap<ElementKey, Element> =
             set.merge(wanted.iter().cloned()).into_iter().map(|element| (plain_key(&element.key), element)).collect();
         let (mut stays, mut deleted) = (BTreeSet::new(), Vec::new());
         for found in observed {
             let key = plain_key(&found.key);
             let is_same = wanted.get(&key).map(|wanted| {
-                let of = |element: &Element| (element.data.clone(), timeout(element), element.comment.clone());
+                let of = |element: &Element| (element.data.clone(), timeout(element), element.extras().comment.clone());
                 of(wanted) == of(found) && !self.gone.has_data(found)
             });
             match is_same {
@@ -428,7 +428,7 @@ impl<'a> Difference<'a> {
 /// A range of one value as that value.
 fn plain_key(key: &ElementKey) -> ElementKey {
     match key {
-        ElementKey::Range(first, last) if first == last => ElementKey::Value(first.clone()),
+        ElementKey::Range(ends) => ElementKey::range(ends.0.clone(), ends.1.clone()),
         key => key.clone(),
     }
 }

@@ -829,7 +829,8 @@ fn table_of<'a, A: Attribute<'a>>() -> &'static AttrTable {
 
 impl Elements {
     fn check(&self, element: &Element) -> Result<(), InvalidValue> {
-        if let ElementKey::Range(first, last) = &element.key {
+        if let ElementKey::Range(ends) = &element.key {
+            let (first, last) = &**ends;
             let invalid = |why| Err(InvalidValue::new(format!("range {first:?} to {last:?}"), why));
             if ElementForm::of(&self.set) == ElementForm::Single {
                 return invalid("the set is not one of ranges: SetFlags::INTERVAL");
@@ -839,7 +840,7 @@ impl Elements {
                 return invalid("it ends before it starts");
             }
         }
-        userdata::check(element.comment.as_deref(), 0)
+        userdata::check(element.extras().comment.as_deref(), 0)
     }
 
     fn put(&self, out: &mut Encoder, from: usize) -> usize {
@@ -868,11 +869,7 @@ impl Elements {
         let pairs = ElementForm::of(&self.set) == ElementForm::Pairs;
         let mut attributes = 0_usize;
         for (index, element) in self.elements.iter().enumerate().skip(from) {
-            let last = match &element.key {
-                ElementKey::Value(value) | ElementKey::Range(_, value) => Some(value),
-                _ => None,
-            };
-            let two = pairs && last.is_some_and(|last| last.successor().is_some());
+            let two = pairs && element.key.ends().is_some_and(|(_, last)| last.successor().is_some());
             attributes = attributes.saturating_add(if two { 2 } else { 1 });
             if attribute < attributes {
                 return index;

@@ -1113,7 +1113,7 @@ fn nft_lists_what_was_reset_as_zero() {
         let set = client.get_set(&table.set("s").unwrap()).unwrap().set;
         let key = nftables::ElementKey::Value(std::net::Ipv4Addr::new(10, 0, 0, 1).into());
         let element = client.reset_element(&set, &key).unwrap().unwrap();
-        assert_eq!(element.expressions, [nftables::Expression::Counter { packets: 3, bytes: 4 }]);
+        assert_eq!(element.extras().expressions, [nftables::Expression::Counter { packets: 3, bytes: 4 }]);
         let text = nft(&["list", "ruleset"], None).unwrap();
         for words in [
             "counter hits {\n\t\tpackets 0 bytes 0",

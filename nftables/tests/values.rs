@@ -42,6 +42,13 @@ fn policies_have_an_order() {
     assert!(Policy::Accept < Policy::Drop && SetPolicy::Performance < SetPolicy::Memory);
 }
 
+/// A plan has one of these for every endpoint of every Service.
+#[test]
+#[cfg(target_pointer_width = "64")]
+fn an_element_takes_80_bytes() {
+    assert_eq!(size_of::<nftables::Element>(), 80);
+}
+
 #[cfg(feature = "serde")]
 mod serialised {
     use nftables::{

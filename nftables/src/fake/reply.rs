@@ -317,7 +317,7 @@ fn reset(state: &mut State, get: u8, request: &Request<'_>, message: &Message<'_
             for wanted in elements(message.payload)?.unwrap_or_default() {
                 let key = find(set, &wanted).map(|found| found.key.clone());
                 let found = set.elements.values_mut().filter(|element| Some(&element.key) == key.as_ref());
-                found.flat_map(|element| &mut element.expressions).for_each(reset_expression);
+                found.flat_map(|element| &mut element.extras_mut().expressions).for_each(reset_expression);
             }
         }
     }
@@ -363,16 +363,13 @@ fn element_bodies(set: &FakeSet, asked: Option<&[Element]>) -> Result<Vec<Vec<u8
 }
 
 fn find<'a>(set: &'a FakeSet, wanted: &Element) -> Option<&'a Element> {
-    let value = match &wanted.key {
-        ElementKey::Value(value) | ElementKey::Range(value, _) | ElementKey::End(value) => value,
-        ElementKey::CatchAll => return set.elements.values().find(|element| element.key == ElementKey::CatchAll),
+    let Some(value) = wanted.key.start() else {
+        return set.elements.values().find(|element| element.key == ElementKey::CatchAll);
     };
     if ElementForm::of(&set.set) != ElementForm::Pairs {
-        return set.elements.values().find(|element| match &element.key {
-            ElementKey::Value(found) => found == value,
-            ElementKey::Range(first, last) => first <= value && value <= last,
-            _ => false,
-        });
+        let holds =
+            |element: &&Element| element.key.ends().is_some_and(|(first, last)| first <= value && value <= last);
+        return set.elements.values().find(holds);
     }
     let last = set.elements.values().filter(|element| match &element.key {
         ElementKey::Value(start) | ElementKey::End(start) => start <= value,

@@ -387,8 +387,8 @@ impl FakeSet {
             return false;
         }
         if self.set.key_type.is_concatenation() {
-            let Some(new) = bounds(key) else { return false };
-            return self.elements.values().filter_map(|element| bounds(&element.key)).any(|old| self.meet(new, old));
+            let Some(new) = key.ends() else { return false };
+            return self.elements.values().filter_map(|element| element.key.ends()).any(|old| self.meet(new, old));
         }
         // Where one range ends another may start.
         let is_start_behind = |value: &Value| {
@@ -423,21 +423,9 @@ impl FakeSet {
     }
 }
 
-/// First and last value.
-fn bounds(key: &ElementKey) -> Option<(&Value, &Value)> {
-    match key {
-        ElementKey::Value(value) => Some((value, value)),
-        ElementKey::Range(first, last) => Some((first, last)),
-        _ => None,
-    }
-}
-
 fn stored_key(element: &Element) -> (Value, bool) {
-    match &element.key {
-        ElementKey::End(value) => (value.clone(), true),
-        ElementKey::Value(value) | ElementKey::Range(value, _) => (value.clone(), false),
-        ElementKey::CatchAll => (Value::EMPTY, false),
-    }
+    let start = element.key.start().cloned().unwrap_or(Value::EMPTY);
+    (start, matches!(element.key, ElementKey::End(_)))
 }
 
 /// The chain that a verdict leads to.
@@ -568,7 +556,7 @@ impl FakeTable {
         if element.key != ElementKey::CatchAll && key.0.len() != length {
             return Err(Errno::EINVAL);
         }
-        if element.timeout.is_some() && !set.set.flags.contains(SetFlags::TIMEOUT) {
+        if element.extras().timeout.is_some() && !set.set.flags.contains(SetFlags::TIMEOUT) {
             return Err(Errno::EINVAL);
         }
         match (&set.set.data, &element.data) {
@@ -599,7 +587,9 @@ impl FakeTable {
             return Err(Errno::ENFILE);
         }
         let mut element = element;
-        element.expiration = element.timeout;
+        if let Some(timeout) = element.extras().timeout {
+            element.extras_mut().expiration = Some(timeout);
+        }
         set.elements.insert(key, element);
         Ok(())
     }

@@ -49,8 +49,8 @@ impl fmt::Display for Verdict {
 pub enum ElementKey {
     /// One value. In a set of intervals of one field, the start of a range.
     Value(Value),
-    /// A range from the first to the last value, both included.
-    Range(Value, Value),
+    /// A range from the first to the last value, both included. In a box, because most elements have one value.
+    Range(Box<(Value, Value)>),
     /// The end of a range in a set of intervals of one field: the first value behind it. Only read where elements are
     /// streamed; whole sets are given with [`Range`](ElementKey::Range).
     End(Value),
@@ -59,21 +59,28 @@ pub enum ElementKey {
 }
 
 impl ElementKey {
+    /// All values from the first to the last; [`Value`](ElementKey::Value) where they are the same one.
+    pub fn range(first: Value, last: Value) -> Self {
+        if first == last { ElementKey::Value(first) } else { ElementKey::Range(Box::new((first, last))) }
+    }
+
     /// The value, or the first one.
     pub(crate) fn start(&self) -> Option<&Value> {
         match self {
-            ElementKey::Value(value) | ElementKey::Range(value, _) | ElementKey::End(value) => Some(value),
+            ElementKey::Value(value) | ElementKey::End(value) => Some(value),
+            ElementKey::Range(ends) => Some(&ends.0),
             ElementKey::CatchAll => None,
         }
     }
-}
 
-impl ElementKey {
-    /// The first and the last value.
-    pub(crate) fn ends(&self) -> Option<(&Value, &Value)> {
+    /// The first and the last value of a value or a range.
+    pub fn ends(&self) -> Option<(&Value, &Value)> {
         match self {
             ElementKey::Value(value) => Some((value, value)),
-            ElementKey::Range(first, last) => Some((first, last)),
+            ElementKey::Range(ends) => {
+                let (first, last) = &**ends;
+                Some((first, last))
+            }
             ElementKey::End(_) | ElementKey::CatchAll => None,
         }
     }
@@ -127,7 +134,7 @@ pub enum ElementData {
 /// );
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Element {
@@ -135,6 +142,24 @@ pub struct Element {
     pub key: ElementKey,
     /// Data of a map's element; `None` in a set.
     pub data: Option<ElementData>,
+    /// `None` is the same as the default.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
+    extras: Option<Box<ElementExtras>>,
+}
+
+impl PartialEq for Element {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.key, &self.data, self.extras()) == (&other.key, &other.data, other.extras())
+    }
+}
+
+impl Eq for Element {}
+
+/// Time-outs, expressions and comment of an element, which few elements have: [`Element::extras`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct ElementExtras {
     /// Time-out, in whole milliseconds. `None` for the set's.
     pub timeout: Option<Duration>,
     /// Time that the element still lives; only read.
@@ -149,7 +174,19 @@ pub struct Element {
 impl Element {
     /// An element with this key.
     pub fn new(key: ElementKey) -> Self {
-        Element { key, data: None, timeout: None, expiration: None, expressions: Vec::new(), comment: None }
+        Element { key, data: None, extras: None }
+    }
+
+    /// Time-outs, expressions and comment.
+    pub fn extras(&self) -> &ElementExtras {
+        static NONE: ElementExtras =
+            ElementExtras { timeout: None, expiration: None, expressions: Vec::new(), comment: None };
+        self.extras.as_deref().unwrap_or(&NONE)
+    }
+
+    /// Time-outs, expressions and comment, to be changed. Takes memory for them where the element had none.
+    pub fn extras_mut(&mut self) -> &mut ElementExtras {
+        self.extras.get_or_insert_default()
     }
 
     /// An element of one value.
@@ -175,7 +212,7 @@ impl Element {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn range(first: impl Into<Value>, last: impl Into<Value>) -> Self {
-        Element::new(ElementKey::Range(first.into(), last.into()))
+        Element::new(ElementKey::range(first.into(), last.into()))
     }
 
     /// An element of all addresses of a network; of the only one where the prefix is the whole address. Bits behind the prefix do
@@ -197,19 +234,25 @@ impl Element {
     /// The prefix is longer than the address.
     pub fn network(address: IpAddr, prefix: u8) -> Result<Self, InvalidValue> {
         let (first, last) = network(address, prefix)?;
-        Ok(if first == last { Element::value(first) } else { Element::range(first, last) })
+        Ok(Element::range(first, last))
+    }
+
+    pub(crate) fn forget_expiration(&mut self) {
+        if let Some(extras) = &mut self.extras {
+            extras.expiration = None;
+        }
     }
 
     /// Takes up another element whose keys overlap these or follow them, if it is otherwise equal and starts no earlier.
     pub(crate) fn join(&mut self, other: &Element) -> bool {
         let (Some((first, last)), Some((from, to))) = (self.key.ends(), other.key.ends()) else { return false };
         let touches = from <= last || last.successor().as_ref() == Some(from);
-        let is_equal = (&self.data, &self.timeout, &self.expressions, &self.comment)
-            == (&other.data, &other.timeout, &other.expressions, &other.comment);
+        let (one, two) = (self.extras(), other.extras());
+        let is_equal = (&self.data, &one.timeout, &one.expressions, &one.comment)
+            == (&other.data, &two.timeout, &two.expressions, &two.comment);
         let joined = touches && is_equal;
         if joined {
-            let (first, last) = (first.clone(), last.max(to).clone());
-            self.key = if first == last { ElementKey::Value(first) } else { ElementKey::Range(first, last) };
+            self.key = ElementKey::range(first.clone(), last.max(to).clone());
         }
         joined
     }
@@ -238,14 +281,14 @@ impl Element {
     /// The same with a time-out.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
+        self.extras_mut().timeout = Some(timeout);
         self
     }
 
     /// The same with a comment.
     #[must_use]
     pub fn comment(mut self, comment: impl Into<Box<str>>) -> Self {
-        self.comment = Some(comment.into());
+        self.extras_mut().comment = Some(comment.into());
         self
     }
 }

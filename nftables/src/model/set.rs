@@ -280,7 +280,7 @@ impl Set {
         let mut merged: Vec<Element> = Vec::new();
         for element in elements {
             if let Some(last) = merged.last_mut().and_then(|last| last.join(&element).then_some(last)) {
-                last.expiration = None;
+                last.forget_expiration();
             } else {
                 merged.push(element);
             }

@@ -13,8 +13,8 @@ use std::time::Duration;
 use crate::builder::L4Protocol;
 use crate::expr::{Expression, SetReference, SynproxyFlags};
 use crate::model::{
-    ByteOrder, Chain, DataType, Element, ElementData, ElementKey, Family, Flowtable, FlowtableFlags, MapData, Name,
-    Object, ObjectData, Rule, Set, SetFlags, SetPolicy, TableFlags, Verdict, timeout_states,
+    ByteOrder, Chain, DataType, Element, ElementData, ElementExtras, ElementKey, Family, Flowtable, FlowtableFlags,
+    MapData, Name, Object, ObjectData, Rule, Set, SetFlags, SetPolicy, TableFlags, Verdict, timeout_states,
 };
 use crate::snapshot::{SetContents, TableSnapshot};
 use crate::transaction::{Elements, Operation, RulePlace, Transaction};
@@ -68,23 +68,27 @@ fn element_text(set: &Set, element: &Element, form: Form<'_>) -> Option<String> 
     let mut text = match &element.key {
         ElementKey::CatchAll => "*".to_owned(),
         ElementKey::Value(value) => value_text(value, types, form)?,
-        ElementKey::Range(first, last) if types.is_concatenation() => value::range_text(first, last, types, form)?,
-        ElementKey::Range(first, last) if types.fields().iter().any(|field| field.data_type == DataType::IFNAME) => {
-            names_text(first.as_bytes(), last.as_bytes())?
+        ElementKey::Range(ends) => {
+            let (first, last) = &**ends;
+            match types.fields() {
+                _ if types.is_concatenation() => value::range_text(first, last, types, form)?,
+                fields if fields.iter().any(|field| field.data_type == DataType::IFNAME) => {
+                    names_text(first.as_bytes(), last.as_bytes())?
+                }
+                [field] => span_text(first.as_bytes(), last.as_bytes(), field.data_type, form)?,
+                _ => return None,
+            }
         }
-        ElementKey::Range(first, last) => match types.fields() {
-            [field] => span_text(first.as_bytes(), last.as_bytes(), field.data_type, form)?,
-            _ => return None,
-        },
         ElementKey::End(_) => return None,
     };
-    if let Some(timeout) = element.timeout {
+    let ElementExtras { timeout, expressions, comment, .. } = element.extras();
+    if let Some(timeout) = *timeout {
         let _infallible = write!(text, " timeout {}", duration(timeout));
     }
-    for expression in &element.expressions {
+    for expression in expressions {
         let _infallible = write!(text, " {}", stateful_text(expression)?);
     }
-    if let Some(comment) = &element.comment {
+    if let Some(comment) = comment {
         let _infallible = write!(text, " comment {}", quoted(comment));
     }
     match (&element.data, &set.data) {

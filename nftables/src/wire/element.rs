@@ -8,7 +8,7 @@ use super::put_name;
 use super::split;
 use crate::attrs::{ElemAttr, ElemListAttr, ListAttr};
 use crate::expr::{get_data, get_expression, get_expressions, put_data, put_expression_list, put_one, put_verdict};
-use crate::model::{Element, ElementData, ElementKey, Name, Set, SetFlags, Value};
+use crate::model::{Element, ElementData, ElementExtras, ElementKey, Name, Set, SetFlags, Value};
 use crate::uapi;
 use crate::userdata;
 
@@ -36,10 +36,9 @@ impl ElementForm {
 /// Appends an element as the set keeps it: one attribute, or two for a range of [`ElementForm::Pairs`].
 pub(crate) fn put_element(out: &mut Encoder, form: ElementForm, element: &Element) {
     match (&element.key, form) {
-        (ElementKey::Value(value), ElementForm::Pairs) => put_pair(out, element, value, value),
-        (ElementKey::Range(first, last), ElementForm::Pairs) => put_pair(out, element, first, last),
+        (ElementKey::Value(_) | ElementKey::Range(_), ElementForm::Pairs) => put_pair(out, element),
         (ElementKey::Value(value), ElementForm::Ends) => put_one_element(out, element, value, Some(value), 0, false),
-        (ElementKey::Range(first, last), _) => put_one_element(out, element, first, Some(last), 0, false),
+        (ElementKey::Range(ends), _) => put_one_element(out, element, &ends.0, Some(&ends.1), 0, false),
         (ElementKey::Value(value), ElementForm::Single) => put_one_element(out, element, value, None, 0, false),
         (ElementKey::End(value), _) => {
             put_one_element(
@@ -57,7 +56,8 @@ pub(crate) fn put_element(out: &mut Encoder, form: ElementForm, element: &Elemen
     }
 }
 
-fn put_pair(out: &mut Encoder, element: &Element, first: &Value, last: &Value) {
+fn put_pair(out: &mut Encoder, element: &Element) {
+    let Some((first, last)) = element.key.ends() else { return };
     let behind = last.successor();
     put_one_element(out, element, first, None, 0, behind.is_none());
     if let Some(behind) = behind {
@@ -83,19 +83,20 @@ fn put_one_element(out: &mut Encoder, element: &Element, key: &Value, last: Opti
             Some(ElementData::Verdict(verdict)) => put_verdict(out, ElemAttr::DATA, verdict),
             Some(ElementData::Object(name)) => put_name(out, ElemAttr::OBJREF, name),
         }
-        if let Some(timeout) = element.timeout {
+        let ElementExtras { timeout, expiration, expressions, comment } = element.extras();
+        if let Some(timeout) = timeout {
             out.attr(ElemAttr::TIMEOUT, &Be64(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)));
         }
-        if let Some(left) = element.expiration {
+        if let Some(left) = expiration {
             out.attr(ElemAttr::EXPIRATION, &Be64(u64::try_from(left.as_millis()).unwrap_or(u64::MAX)));
         }
-        match element.expressions.as_slice() {
+        match expressions.as_slice() {
             [] => {}
             [one] => put_one(out, ElemAttr::EXPR, one),
             many => put_expression_list(out, ElemAttr::EXPRESSIONS, many),
         }
-        if element.comment.is_some() || open {
-            let mut bytes = userdata::join_comment(element.comment.as_deref(), userdata::COMMENT, &[]);
+        if comment.is_some() || open {
+            let mut bytes = userdata::join_comment(comment.as_deref(), userdata::COMMENT, &[]);
             if open {
                 // nft's mark of a range without an end: NFTNL_SET_ELEM_F_INTERVAL_OPEN.
                 userdata::put(&mut bytes, userdata::ELEMENT_FLAGS, &1_u32.to_ne_bytes());
@@ -134,15 +135,15 @@ fn get_element(attributes: &[u8]) -> Result<Element, WireError> {
             ElemAttr::KeyEnd(data) => last = get_value(data)?,
             ElemAttr::Data(data) => element.data = get_data(data)?,
             ElemAttr::Flags(Be32(bits)) => flags = bits,
-            ElemAttr::Timeout(Be64(millis)) => element.timeout = Some(Duration::from_millis(millis)),
-            ElemAttr::Expiration(Be64(millis)) => element.expiration = Some(Duration::from_millis(millis)),
+            ElemAttr::Timeout(Be64(millis)) => element.extras_mut().timeout = Some(Duration::from_millis(millis)),
+            ElemAttr::Expiration(Be64(millis)) => element.extras_mut().expiration = Some(Duration::from_millis(millis)),
             ElemAttr::Userdata(bytes) => {
-                element.comment = userdata::items(bytes)
+                element.extras_mut().comment = userdata::items(bytes)
                     .find(|(kind, _)| *kind == userdata::COMMENT)
                     .map(|(_, text)| String::from_utf8_lossy(NulStr::new(text).as_bytes()).into_owned().into());
             }
-            ElemAttr::Expr(one) => element.expressions = vec![get_expression(one)?],
-            ElemAttr::Expressions(list) => element.expressions = get_expressions(list)?,
+            ElemAttr::Expr(one) => element.extras_mut().expressions = vec![get_expression(one)?],
+            ElemAttr::Expressions(list) => element.extras_mut().expressions = get_expressions(list)?,
             ElemAttr::Objref(name) => element.data = Some(ElementData::Object(Name::from_kernel(name.as_bytes()))),
             ElemAttr::Pad(_) | ElemAttr::Unknown(_) => {}
         }
@@ -151,7 +152,7 @@ fn get_element(attributes: &[u8]) -> Result<Element, WireError> {
         _ if flags & uapi::NFT_SET_ELEM_CATCHALL != 0 => ElementKey::CatchAll,
         (None, _) => return Err(WireError::Missing { attribute: "NFTA_SET_ELEM_KEY".to_owned() }),
         (Some(key), _) if flags & uapi::NFT_SET_ELEM_INTERVAL_END != 0 => ElementKey::End(key),
-        (Some(key), Some(last)) if key != last => ElementKey::Range(key, last),
+        (Some(key), Some(last)) => ElementKey::range(key, last),
         (Some(key), _) => ElementKey::Value(key),
     };
     Ok(element)
@@ -184,7 +185,7 @@ pub(crate) fn pair_intervals(elements: Vec<Element>) -> Vec<Element> {
             None => Value::new(&vec![u8::MAX; first.len()]).ok(),
         };
         if let Some(last) = last.filter(|last| last > first) {
-            element.key = ElementKey::Range(first.clone(), last);
+            element.key = ElementKey::range(first.clone(), last);
         }
     }
     starts.append(&mut others);

@@ -465,8 +465,8 @@ pub(crate) fn elements_come_back_as_they_were_written(client: &mut Client) {
         t.add_elements(short, [Element::value(ip(9)).timeout(Duration::from_secs(1000))]);
     });
     let found = sorted(client, short).remove(0);
-    assert_eq!(found.timeout, Some(Duration::from_secs(1000)));
-    assert!(found.expiration.is_some_and(|left| left <= Duration::from_secs(1000)));
+    assert_eq!(found.extras().timeout, Some(Duration::from_secs(1000)));
+    assert!(found.extras().expiration.is_some_and(|left| left <= Duration::from_secs(1000)));
 }
 
 pub(crate) fn ranges_come_back_as_ranges(client: &mut Client) {

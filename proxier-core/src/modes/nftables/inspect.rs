@@ -68,7 +68,7 @@ fn counts(snapshot: &TableSnapshot, family: Family) -> impl Iterator<Item = (Fro
     });
     of_frontends.flat_map(move |(set, elements)| {
         elements.iter().filter_map(move |element| {
-            let packets = element.expressions.iter().find_map(|expression| match expression {
+            let packets = element.extras().expressions.iter().find_map(|expression| match expression {
                 Expression::Counter { packets, .. } => Some(*packets),
                 _ => None,
             });

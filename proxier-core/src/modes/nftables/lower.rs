@@ -264,8 +264,7 @@ fn allowed(frontend: &Frontend, ranges: &[Network]) -> impl Iterator<Item = Item
     Network::aggregate(&of_family).into_iter().map(move |range| {
         let at = |source: IpAddr| with(&key, &[source.into()]);
         let (first, last) = (range.network(), range.broadcast());
-        // As the kernel gives it back.
-        let key = if first == last { ElementKey::Value(at(first)) } else { ElementKey::Range(at(first), at(last)) };
+        let key = ElementKey::range(at(first), at(last));
         Item { set: SetName::Allowed, key, data: None }
     })
 }

@@ -128,7 +128,7 @@ pub(super) fn endpoint(bytes: &[u8], family: Family) -> Option<EndpointKey> {
 
 /// The Frontend at the beginning of a key, and the rest of the key.
 pub(super) fn split(key: &ElementKey, family: Family) -> Option<(FrontendKey, &[u8])> {
-    let (ElementKey::Value(value) | ElementKey::Range(value, _)) = key else { return None };
+    let (value, _) = key.ends()?;
     let (address, rest) = address(value.as_bytes(), family)?;
     let (protocol, port, rest) = protocol_and_port(rest)?;
     Some((FrontendKey::new(protocol, address, port), rest))

@@ -35,8 +35,7 @@ pub(super) fn encode_key(element: &Element) -> ElementKey {
         Element::IpPortIp(span, ports, sources) => {
             let [address, protocol, port] = place(span, ports);
             let from = |source: IpAddr| concat(&[address.clone(), protocol.clone(), port.clone(), source.into()]);
-            let (first, last) = (from(sources.first()), from(sources.last()));
-            if first == last { ElementKey::Value(first) } else { ElementKey::Range(first, last) }
+            ElementKey::range(from(sources.first()), from(sources.last()))
         }
         // No own set has other kinds.
         _ => ElementKey::CatchAll,
@@ -45,11 +44,8 @@ pub(super) fn encode_key(element: &Element) -> ElementKey {
 
 /// Decodes an element as an entry; `None` for a foreign one.
 pub(super) fn decode(kind: SetKind, family: Family, found: &NftElement) -> Option<Element> {
-    let (first, last) = match &found.key {
-        ElementKey::Value(value) => (value.as_bytes(), value.as_bytes()),
-        ElementKey::Range(first, last) => (first.as_bytes(), last.as_bytes()),
-        _ => return None,
-    };
+    let (first, last) = found.key.ends()?;
+    let (first, last) = (first.as_bytes(), last.as_bytes());
     let element = match kind {
         SetKind::IpvsIps => Element::Ip(IpSpan::host(address(first, family)?.0)),
         SetKind::NodePortTcp
@@ -153,7 +149,7 @@ mod tests {
                 let [host, source] = fields;
                 Value::concat(&[host, Value::byte(6), Value::port(80), source]).unwrap()
             };
-            ElementKey::Range(of(first), of(last))
+            ElementKey::range(of(first), of(last))
         };
         let decoded = |key| decode(SetKind::LoadBalancerSourceCidr, Family::V4, &NftElement::new(key));
         assert!(decoded(key([10, 0, 0, 0], [10, 0, 0, 255])).is_some());
