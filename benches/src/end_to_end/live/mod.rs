@@ -23,6 +23,7 @@ use crate::{Failure, Options};
 const WHOLE: &str = "From the process's start until the kernel has everything";
 const AGAIN: &str = "From the process's start, with everything there, until its metrics show a full sync";
 const TRANSACTIONS: &str = "Changes of nf_tables' generation in that time, and two seconds more";
+const MISSED: &str = "From the process's start, after so many changes without it, until the kernel has everything";
 const PROCESSOR: &str = "Processor time, programs that it starts included";
 const CHANGE: &str = "From the API request until the kernel has the other endpoint";
 const LATE: &str = "The same: 99 of 100 changes of a run are faster";
@@ -119,7 +120,8 @@ pub(super) fn run(options: &Options, kubeconfig: &Path) -> Result<(), Failure> {
     );
     report.note(format!(
         "After the changes: a burst, {MANY} requests that replace one endpoint each, 16 at a time; a rolling update of the Service with 1,000 \
-         endpoints, in 100 requests of 10 endpoints, 20 a second; the process ends (kube-proxy by SIGKILL), and starts again.",
+         endpoints, in 100 requests of 10 endpoints, 20 a second; the process ends (kube-proxy by SIGKILL), and starts again; once more, with \
+         such a burst meanwhile.",
     ));
     let outcome = take_turns(&mut report, &mut cluster, options, &programs);
     // What was measured before a failure is worth having; and deleting a large cluster takes minutes.
@@ -255,19 +257,7 @@ impl Side<'_> {
         self.memory(report, &proxy, "after the changes")?;
         self.end(proxy)?;
 
-        let (seen, sent) = (kernel.generation()?, relay.sent());
-        let mut proxy = start()?;
-        let end = proxy.wait_for_full_pass()?;
-        report.record(AGAIN, size, "ms", &self.name, ms(end - proxy.started));
-        self.stage(report, &proxy, &relay, "start with everything there", (0.0, sent))?;
-        std::thread::sleep(Duration::from_secs(2));
-        if let (Some(before), Some(after)) = (seen, kernel.generation()?) {
-            report.record(TRANSACTIONS, size, "changes", &self.name, f64::from(after.wrapping_sub(before)));
-        }
-        if !has_all(cluster, &kernel.held()?) {
-            return Err("a start with everything there took something away".into());
-        }
-        self.end(proxy)?;
+        self.again(report, cluster, (&mut kernel, &relay), &start)?;
         // The server counts a watch when it has seen its end.
         std::thread::sleep(Duration::from_secs(1));
         let mut all = 0.0;
@@ -280,6 +270,38 @@ impl Side<'_> {
         }
         report.record(REQUESTS, size, "requests", &format!("{}, all", self.name), all);
         not_interrupted()
+    }
+
+    /// Starts it on what the last process left: with everything there, and after changes that it has missed.
+    fn again(
+        &self,
+        report: &mut Report,
+        cluster: &mut Cluster,
+        (kernel, relay): (&mut Kernel, &Relay),
+        start: &dyn Fn() -> Result<Proxy, Failure>,
+    ) -> Result<(), Failure> {
+        let size = Some(self.live.services);
+        let (seen, sent) = (kernel.generation()?, relay.sent());
+        let mut proxy = start()?;
+        let end = proxy.wait_for_full_pass()?;
+        report.record(AGAIN, size, "ms", &self.name, ms(end - proxy.started));
+        self.stage(report, &proxy, relay, "start with everything there", (0.0, sent))?;
+        std::thread::sleep(Duration::from_secs(2));
+        if let (Some(before), Some(after)) = (seen, kernel.generation()?) {
+            report.record(TRANSACTIONS, size, "changes", &self.name, f64::from(after.wrapping_sub(before)));
+        }
+        if !has_all(cluster, &kernel.held()?) {
+            return Err("a start with everything there took something away".into());
+        }
+        self.end(proxy)?;
+
+        cluster.burst(MANY)?;
+        let sent = relay.sent();
+        let mut proxy = start()?;
+        let end = kernel.wait(&mut proxy, START_PATIENCE, None, |held| has_all(cluster, held))?;
+        report.record(MISSED, size, "ms", &self.name, ms(end - proxy.started));
+        self.stage(report, &proxy, relay, "start after missed changes", (0.0, sent))?;
+        self.end(proxy)
     }
 
     /// Ends the process; what it says may not be a complaint.
