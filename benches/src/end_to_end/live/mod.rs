@@ -71,6 +71,9 @@ pub(crate) struct Live {
     /// In each run; at most one for each Service
     #[arg(long, default_value_t = 100)]
     changes: u32,
+    /// Of proxier-demo, besides those of both programs: --argument=--ipvs-binding=routes (may be repeated)
+    #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
+    argument: Vec<String>,
 }
 
 /// An address of etcd, which the bench speaks to without TLS.
@@ -92,7 +95,8 @@ pub(super) fn run(options: &Options, kubeconfig: &Path) -> Result<(), Failure> {
         return Err("--changes takes as many as there are --services".into());
     }
     let mut report = Report::new("end-to-end", options);
-    let mut programs: Vec<Program> = vec![(OURS.to_owned(), program()?, vec!["run"])];
+    let ours = std::iter::once("run").chain(live.argument.iter().map(String::as_str));
+    let mut programs: Vec<Program<'_>> = vec![(OURS.to_owned(), program()?, ours.collect())];
     if let Some(path) = &live.kube_proxy {
         programs.push((format!("kube-proxy, {}", version(path)?), path.clone(), Vec::new()));
     }
@@ -131,13 +135,13 @@ pub(super) fn run(options: &Options, kubeconfig: &Path) -> Result<(), Failure> {
 }
 
 /// A program's name, path and first arguments.
-type Program = (String, PathBuf, Vec<&'static str>);
+type Program<'a> = (String, PathBuf, Vec<&'a str>);
 
 fn take_turns(
     report: &mut Report,
     cluster: &mut Cluster,
     options: &Options,
-    programs: &[Program],
+    programs: &[Program<'_>],
 ) -> Result<(), Failure> {
     let live = &options.live;
     for round in 0..options.rounds {
@@ -161,7 +165,7 @@ fn take_turns(
 struct Side<'a> {
     name: String,
     mode: &'a str,
-    program: &'a Program,
+    program: &'a Program<'a>,
     live: &'a Live,
 }
 
