@@ -82,18 +82,22 @@ struct Live {
     /// Single changes that are timed
     #[arg(long, value_name = "N", requires = "kubeconfig")]
     changes: Option<String>,
+    /// Of proxier-demo alone: --argument=--ipvs-binding=routes (may be repeated)
+    #[arg(long, requires = "kubeconfig", allow_hyphen_values = true)]
+    argument: Vec<String>,
 }
 
 impl Live {
     /// The same as words, as the benches' program takes them.
     fn words(&self) -> Vec<String> {
-        let Live { kubeconfig, kube_proxy, etcd, mode, services, endpoints, changes } = self;
+        let Live { kubeconfig, kube_proxy, etcd, mode, services, endpoints, changes, argument } = self;
         let once = [("--kubeconfig", kubeconfig), ("--kube-proxy", kube_proxy), ("--etcd", etcd)];
         let sizes = [("--services", services), ("--endpoints", endpoints), ("--changes", changes)];
         let given = |(name, value): (_, &Option<String>)| Some((name, value.clone()?));
         let modes = mode.iter().map(|mode| ("--mode", mode.clone()));
         let words = once.into_iter().filter_map(given).chain(modes).chain(sizes.into_iter().filter_map(given));
-        words.flat_map(|(name, value)| [name.to_owned(), value]).collect()
+        let arguments = argument.iter().map(|argument| format!("--argument={argument}"));
+        words.flat_map(|(name, value)| [name.to_owned(), value]).chain(arguments).collect()
     }
 }
 
