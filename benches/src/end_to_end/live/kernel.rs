@@ -14,6 +14,8 @@ use crate::Failure;
 
 /// Between looks.
 const LOOK: Duration = Duration::from_micros(200);
+/// Between looks at the same generation.
+const SAME: Duration = Duration::from_millis(100);
 
 /// The kernel of the calling thread's network namespace.
 pub(super) enum Kernel {
@@ -60,7 +62,8 @@ impl Kernel {
 
     /// Looks at the kernel over and over while the proxy runs, until it holds this; not before the rules have another generation than the one
     /// given, since a change that comes during a look is seen only after it. Gives the time from which it did: where the rules have a
-    /// generation, that of its change, so the look itself is not in it.
+    /// generation, that of its change, so the look itself is not in it. While the kernel enlarges a set, a list leaves elements out and nothing
+    /// in it says so: what does not hold is looked at again.
     pub(super) fn wait(
         &mut self,
         proxy: &mut Proxy,
@@ -69,17 +72,22 @@ impl Kernel {
         holds: impl Fn(&Held) -> bool,
     ) -> Result<Instant, Failure> {
         let end = Instant::now() + patience;
+        let (mut since, mut again) = (Instant::now(), None);
         loop {
             not_interrupted()?;
             let now = Instant::now();
             let generation = self.generation()?;
-            if generation.is_none() || generation != seen {
+            let is_new = generation.is_none() || generation != seen;
+            if is_new {
+                since = now;
+            }
+            if is_new || again.is_some_and(|again| now > again) {
                 // A list that changes while it is read fails; then the next look reads it again.
                 match self.held() {
                     Ok(held) if holds(&held) => {
-                        return Ok(if self.generation()? == generation { now } else { Instant::now() });
+                        return Ok(if self.generation()? == generation { since } else { Instant::now() });
                     }
-                    Ok(_) => seen = generation,
+                    Ok(_) => (seen, again) = (generation, Some(Instant::now() + SAME)),
                     Err(error) if now > end => return Err(error),
                     Err(_) => {}
                 }
