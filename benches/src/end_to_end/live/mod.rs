@@ -23,7 +23,7 @@ use crate::{Failure, Options};
 const WHOLE: &str = "From the process's start until the kernel has everything";
 const AGAIN: &str = "From the process's start, with everything there, until its metrics show a full sync";
 const TRANSACTIONS: &str = "Changes of nf_tables' generation in that time, and two seconds more";
-const MISSED: &str = "From the process's start, after so many changes without it, until the kernel has everything";
+const MISSED: &str = "From the process's start, after 5,000 changes without it, until the kernel has everything";
 const PROCESSOR: &str = "Processor time, programs that it starts included";
 const CHANGE: &str = "From the API request until the kernel has the other endpoint";
 const LATE: &str = "The same: 99 of 100 changes of a run are faster";
