@@ -13,7 +13,7 @@ use nftables::{
 use super::Kind;
 use crate::config::{Config, FastPath};
 use crate::modes::shared::cleaned::Cleaned;
-use crate::modes::shared::nft::{OWNED, built, made_by_others, name, remove_table};
+use crate::modes::shared::nft::{OWNED, built, is_marked, is_ours, made_by_others, name, remove_table};
 use crate::net::Protocol;
 use crate::plan::operation::Whole;
 use crate::plan::report::{Applied, Lack, Report};
@@ -159,7 +159,9 @@ fn spec(config: &Config, fast: &FastPath, in_hardware: bool, devices: Vec<String
     let chain = |of: &str| nftables::ChainKey { table: table.clone(), name: name(of) };
     let hook = BaseChain::new(ChainType::Filter, Hook::Forward, LAST);
     let rules = [L4Protocol::TCP, L4Protocol::UDP].map(|protocol| enter(protocol, fast));
-    let spec = TableSpec::new(Table::new(table.clone())).chain(Chain::regular(chain(OWNED)), []).flowtable(flows);
+    let spec = TableSpec::new(Table::new(table.clone()).comment("Fast path of Services"))
+        .chain(Chain::regular(chain(OWNED)), [])
+        .flowtable(flows);
     Some(spec.chain(Chain::base(chain(FORWARD), hook), rules))
 }
 
@@ -191,8 +193,8 @@ fn compare(config: &Config, wanted: Option<TableSpec>, tables: &mut dyn Tables) 
         return Ok(None);
     }
     let observed = tables.read(&key)?;
-    let is_ours = |of: &TableSnapshot| of.chains.iter().any(|chain| chain.chain.key.name.as_str() == OWNED);
-    if observed.as_ref().is_some_and(|observed| !is_ours(observed)) {
+    let has_chain = |of: &TableSnapshot| of.chains.iter().any(|chain| chain.chain.key.name.as_str() == OWNED);
+    if observed.as_ref().is_some_and(|observed| !is_marked(&observed.table.table, has_chain(observed))) {
         if wanted.is_none() {
             return Ok(None);
         }
@@ -245,7 +247,7 @@ pub(super) fn step(config: &Config, mode: Kind, packet: &Packet) -> Option<Strin
 /// Removes the table.
 pub(super) fn cleanup(config: &Config, tables: &mut dyn Tables) -> Cleaned {
     let mut cleaned = Cleaned::default();
-    remove_table(&table(config), |table, tables| tables.has_chain(table, OWNED), tables, &mut cleaned);
+    remove_table(&table(config), is_ours, tables, &mut cleaned);
     cleaned
 }
 
@@ -255,7 +257,7 @@ pub(super) fn cleanup(config: &Config, tables: &mut dyn Tables) -> Cleaned {
 /// The kernel could not be asked.
 pub fn connections(config: &Config, tables: &mut dyn Tables) -> Result<Option<u64>, PortError> {
     let table = table(config);
-    if !tables.has_chain(&table, OWNED)? {
+    if !is_ours(&table, tables)? {
         return Ok(None);
     }
     let rules = tables.rules(&nftables::ChainKey { table, name: name(FORWARD) })?;

@@ -214,6 +214,8 @@ pub struct Reconciler {
     knows_served: bool,
     mode: Box<dyn Mode>,
     connection_sync: connection_sync::Tracker,
+    /// Whether the kubelet's chain guards loopback addresses that are routed.
+    kubelet_guards: bool,
     fast_path: fast_path::Tracker,
     safeguard: Safeguard,
     /// Safeguard of the Frontends that other modes have left in the kernel.
@@ -280,6 +282,7 @@ impl Reconciler {
             knows_served: false,
             mode: options.new_mode(&facts),
             connection_sync: connection_sync::Tracker::default(),
+            kubelet_guards: false,
             fast_path: fast_path::Tracker::default(),
             facts,
             safeguard: Safeguard::new(options.mass_removal),
@@ -611,6 +614,11 @@ impl Reconciler {
             }
             Guard::Going => {
                 let (changes, unmet) = localhost::close(ports);
+                plan.sysctls.extend(changes);
+                unmet
+            }
+            Guard::Unchanged if pass.full => {
+                let (changes, unmet) = localhost::follow(&mut self.kubelet_guards, ports);
                 plan.sysctls.extend(changes);
                 unmet
             }

@@ -1313,6 +1313,73 @@ fn loopback_addresses_are_routed_once_the_table_guards_them() {
     }
 }
 
+/// Gives the kubelet's chain these rules.
+fn firewall(node: &mut Node, backend: Backend, rules: &[&str]) {
+    let mut change = iptables::Transaction::new();
+    let rules = rules.iter().map(|rule| iptables::Rule::parse(rule).unwrap());
+    change.table(TableName::FILTER).replace_chain(&ChainName::new("KUBE-FIREWALL").unwrap(), rules);
+    let restore = |host: &_| Iptables::open(host, iptables::Family::Ipv4, backend).unwrap().restore(&change).map(drop);
+    node.kernel.with_host(restore).unwrap();
+}
+
+/// iptables mode leaves the kubelet's chain, and `route_localnet` with it; somebody flushes the rule set later.
+#[test]
+fn loopback_addresses_are_not_routed_once_the_kubelets_chain_is_flushed() {
+    for backend in [Backend::NfTables, Backend::Legacy] {
+        let mut node =
+            at_localhost(prepared(FakeKernel::with_iptables(move || FakeHost::new().with_default(backend))), options());
+        node.kernel.set_sysctl(ROUTE_LOCALNET, Some("1"));
+        node.full();
+        assert_eq!(localnet(&node), "1", "{backend:?}: nobody knows who set it");
+        firewall(
+            &mut node,
+            backend,
+            &["-m comment --comment \"block incoming localnet connections\" -d 127.0.0.0/8 -j DROP"],
+        );
+        node.full();
+        assert_eq!(localnet(&node), "1", "{backend:?}");
+        // The rules as they were listed in the last pass count for three seconds.
+        let passes = |node: &mut Node| -> Vec<_> {
+            (0..3).flat_map(|_| node.full().drift).map(|step| step.to_string()).collect()
+        };
+        let guard = "-m comment --comment \"block incoming localnet connections\" -d 127.0.0.0/8 -j DROP";
+        firewall(&mut node, backend, &[guard]);
+        passes(&mut node);
+        assert_eq!(localnet(&node), "1", "{backend:?}");
+        firewall(&mut node, backend, &[]);
+        let drift = passes(&mut node);
+        assert_eq!((localnet(&node).as_str(), drift.len()), ("0", 1), "{backend:?}: {drift:?}");
+    }
+}
+
+/// The mark is an empty chain that looks useless, and whoever deletes it does not take the table from this program.
+#[test]
+fn a_table_without_its_mark_is_mended_and_cleaned_up() {
+    let unmark = |node: &mut Node| {
+        let mut transaction = Transaction::new();
+        let mark = TableKey::new(Family::Ip, "proxier").unwrap().chain("made-by-proxier-core").unwrap();
+        transaction.delete_chain(&mark);
+        node.kernel.ports().tables.commit(&transaction).unwrap();
+    };
+    let mut node = at_localhost(kernel(), options());
+    node.full();
+    let lines = |node: &Node| node.v4().lines().map(str::to_owned).collect::<BTreeSet<String>>();
+    let before = lines(&node);
+    unmark(&mut node);
+    assert_ne!(lines(&node), before);
+    let report = node.full();
+    assert!(report.is_done() && report.drift.len() == 1, "{report:#?}");
+    assert_eq!(lines(&node), before);
+    // And by a process that has not made it.
+    unmark(&mut node);
+    let mut next = at_localhost(node.kernel.clone(), options());
+    assert!(next.full().is_done());
+    assert_eq!(lines(&next), before);
+    unmark(&mut next);
+    assert!(modes::cleanup::cleanup(&options().config, None, &mut next.kernel.ports()).is_done());
+    assert!(next.tables().is_empty(), "{:?}", next.tables());
+}
+
 /// `route_localnet` goes back to 0 before the last rule that guards it goes: where node ports are not served at loopback addresses any more, where
 /// the family is not, and in a cleanup.
 #[test]
@@ -1335,13 +1402,7 @@ fn loopback_addresses_are_routed_no_longer_than_something_guards_them() {
         let mut node = at_localhost(prepared(FakeKernel::with_iptables(host)), asked());
         if guard.is_some() {
             let rule = "-m comment --comment \"block incoming localnet connections\" -d 127.0.0.0/8 -j DROP";
-            let mut change = iptables::Transaction::new();
-            let firewall = ChainName::new("KUBE-FIREWALL").unwrap();
-            change.table(TableName::FILTER).replace_chain(&firewall, [iptables::Rule::parse(rule).unwrap()]);
-            let restored = node
-                .kernel
-                .with_host(|host| Iptables::open(host, iptables::Family::Ipv4, backend).unwrap().restore(&change));
-            restored.unwrap();
+            firewall(&mut node, backend, &[rule]);
         }
         node.full();
         assert_eq!((localnet(&node).as_str(), is_guarded(&node)), ("1", true));

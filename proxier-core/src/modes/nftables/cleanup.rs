@@ -2,12 +2,12 @@
 
 use nftables::{ChainKey, TableKey};
 
-use super::layout::{self, ARRIVING_GUARD, Layout, OWNED, localhost_guard};
+use super::layout::{self, ARRIVING_GUARD, Layout, localhost_guard};
 use super::mode::read;
 use crate::config::Config;
 use crate::modes::shared::cleaned::Cleaned;
 use crate::modes::shared::localhost;
-use crate::modes::shared::nft::{name, remove_table};
+use crate::modes::shared::nft::{is_ours, name, remove_table};
 use crate::modes::shared::served::ServedFrontends;
 use crate::net::Family;
 use crate::plan::names::Names;
@@ -36,8 +36,7 @@ pub(crate) fn served(facts: &NodeFacts, ports: &mut Ports<'_>) -> ServedFrontend
 /// Whether it is this mode's table and keeps other hosts off programs that listen at loopback addresses.
 fn guards_localhost(table: &TableKey, tables: &mut dyn Tables) -> bool {
     let chain = ChainKey { table: table.clone(), name: name(ARRIVING_GUARD) };
-    let rules =
-        tables.has_chain(table, OWNED).and_then(|is_ours| if is_ours { tables.rules(&chain) } else { Ok(vec![]) });
+    let rules = is_ours(table, tables).and_then(|is_ours| if is_ours { tables.rules(&chain) } else { Ok(vec![]) });
     // A table that cannot be read cannot be removed either, which says why.
     rules.is_ok_and(|rules| rules.iter().any(|observed| observed.rule == localhost_guard()))
 }
@@ -58,7 +57,7 @@ pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
             });
             cleaned.left.extend(told);
         }
-        remove_table(&table, |table, tables| tables.has_chain(table, OWNED), ports.tables, &mut cleaned);
+        remove_table(&table, is_ours, ports.tables, &mut cleaned);
     }
     cleaned
 }

@@ -317,7 +317,7 @@ pub(super) fn read(tables: &mut dyn Tables, layout: &Layout) -> Result<Option<Ob
     let observed = Observed::read(snapshot, layout);
     observed.map(Some).ok_or_else(|| {
         let table = layout.table();
-        let what = format!("it has no chain {}: {}", super::layout::OWNED, made_by_others(table));
+        let what = format!("it has neither chain {} nor its comment: {}", super::layout::OWNED, made_by_others(table));
         PortError::new(PortErrorKind::AlreadyExists, what)
     })
 }

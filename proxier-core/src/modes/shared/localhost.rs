@@ -2,14 +2,15 @@
 //! then, and neighbours could reach programs that listen there only (CVE-2020-8558).
 //!
 //! Who has set it is not known: this proxy, `prepare-node`, a kube-proxy or the administrator. So it goes by what guards it, not by who set it: it
-//! is set once a rule guards those programs, and set back to the kernel's default before the last such rule goes.
+//! is set once a rule guards those programs, and set back to the kernel's default before the last such rule goes, or in the next full pass after it
+//! has gone without us.
 
 use iptables::{Rule, TableName};
 
 use crate::compat;
 use crate::modes::shared::sysctls::{WantedValue, changes};
 use crate::net::Family;
-use crate::ports::{PortError, Ports, SysctlChange, Sysctls};
+use crate::ports::{PortError, PortErrorKind, Ports, SysctlChange, Sysctls};
 
 /// Own guard of programs that listen on loopback addresses, after a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,6 +55,25 @@ pub(crate) fn close(ports: &mut Ports<'_>) -> (Vec<SysctlChange>, Vec<SysctlChan
         return Default::default();
     }
     changes(ports.sysctls, vec![WantedValue::optional(ROUTE_LOCALNET, 0)])
+}
+
+/// Values to write where no rule of the mode's own guards loopback addresses, and the kubelet's chain, which did, has gone: somebody flushed the rule
+/// set. `relied`: whether it did when this was last asked. What cannot be read changes nothing.
+pub(crate) fn follow(relied: &mut bool, ports: &mut Ports<'_>) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
+    if !ports.sysctls.get(ROUTE_LOCALNET).is_ok_and(|value| value == "1") {
+        *relied = false;
+        return Default::default();
+    }
+    let in_nf_tables = match in_nf_tables(ports) {
+        Err(error) if error.kind() == PortErrorKind::Unavailable => Ok(false),
+        answer => answer,
+    };
+    match in_nf_tables.and_then(|is_there| if is_there { Ok(true) } else { by_programs(ports) }) {
+        Ok(true) => *relied = true,
+        Ok(false) if *relied => return changes(ports.sysctls, vec![WantedValue::optional(ROUTE_LOCALNET, 0)]),
+        _ => {}
+    }
+    Default::default()
 }
 
 fn is_guard(rule: &Rule) -> bool {

@@ -2,8 +2,8 @@
 
 use nftables::expr::{CmpOp, MetaKey, Reject};
 use nftables::{
-    Expression, Family as NftFamily, L4Protocol, Name, Register, Rule, RuleBuilder, TableKey, Transaction, Value,
-    Verdict,
+    Expression, Family as NftFamily, L4Protocol, Name, Register, Rule, RuleBuilder, Table, TableKey, Transaction,
+    Value, Verdict,
 };
 
 use crate::modes::shared::cleaned::Cleaned;
@@ -12,8 +12,20 @@ use crate::plan::report::Unread;
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{NotCommitted, PortError, PortErrorKind, Ports, Tables};
 
-/// An empty chain: the table is this program's. A table of this program's name without it is foreign.
+/// An empty chain: the table is this program's.
 pub(crate) const OWNED: &str = "made-by-proxier-core";
+/// Comments of this program's tables, which nobody can take away without the table: of nftables mode, IPVS' guards and the fast path.
+pub(crate) const COMMENTS: [&str; 3] = ["Services", "Services by IPVS", "Fast path of Services"];
+
+/// Whether a table of this program's name is this program's: it has the chain or a comment. Any other one is foreign.
+pub(crate) fn is_marked(table: &Table, has_chain: bool) -> bool {
+    has_chain || table.comment.as_deref().is_some_and(|comment| COMMENTS.contains(&comment))
+}
+
+/// Whether a table is there and is this program's.
+pub(crate) fn is_ours(key: &TableKey, tables: &mut dyn Tables) -> Result<bool, PortError> {
+    Ok(tables.has_chain(key, OWNED)? || tables.table(key)?.is_some_and(|table| is_marked(&table, false)))
+}
 
 /// `RTN_LOCAL` (linux/rtnetlink.h): an address of this host.
 pub(crate) const RTN_LOCAL: u32 = 2;
@@ -189,7 +201,7 @@ pub(in crate::modes) fn remove_table(
 
 #[cfg(all(test, feature = "testing"))]
 mod tests {
-    use nftables::{BaseChain, Chain, ChainKey, ChainType, Hook, Priority, Table, rule};
+    use nftables::{BaseChain, Chain, ChainKey, ChainType, Hook, Priority, rule};
 
     use super::*;
     use crate::fake::FakeKernel;

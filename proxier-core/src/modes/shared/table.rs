@@ -8,7 +8,7 @@ use nftables::{
     Chain, Element, Expression, Rule, Set, SetFlags, Table, TableFlags, TableKey, TableSnapshot, Transaction,
 };
 
-use super::nft::{OWNED, is_of_an_element, is_of_the_state, made_by_others, name, search};
+use super::nft::{OWNED, is_marked, is_of_an_element, is_of_the_state, made_by_others, name, search};
 use crate::config::Config;
 use crate::net::Family;
 use crate::plan::step::{Action, Part, Step};
@@ -73,7 +73,7 @@ impl Shape {
         for chain in snapshot.chains {
             shape.chains.insert(chain.chain.key.name.as_str().to_owned(), (chain.chain, Vec::new()));
         }
-        if !shape.chains.contains_key(OWNED) {
+        if !is_marked(&table.table, shape.chains.contains_key(OWNED)) {
             return None;
         }
         for rule in snapshot.rules {

@@ -8,7 +8,7 @@ use super::nft;
 use crate::config::{Config, RulesBy};
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::shared::by_default;
-use crate::modes::shared::nft::{OWNED, each_or_all, may_have_iptables};
+use crate::modes::shared::nft::{each_or_all, is_ours, may_have_iptables};
 use crate::net::Family;
 use crate::ports::{PortError, PortErrorKind, Ports, Tables};
 use crate::service::NodeFacts;
@@ -63,7 +63,7 @@ pub fn choose(config: &Config, ports: &mut Ports<'_>, prepare: impl FnOnce()) ->
         return Choice { by: config.ipvs.rules, reason: None };
     }
     let of = |by, reason| Choice { by, reason: Some(reason) };
-    let serves = |family| ports.tables.has_chain(&nft::table(family, &config.names), OWNED) == Ok(true);
+    let serves = |family| is_ours(&nft::table(family, &config.names), ports.tables) == Ok(true);
     let is_there = config.families.iter().any(serves);
     if let Some(reason) = why_iptables(config, is_there, ports) {
         return of(RulesBy::Iptables, reason);

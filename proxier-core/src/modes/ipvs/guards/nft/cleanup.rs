@@ -3,7 +3,7 @@
 use super::layout::table;
 use crate::config::Config;
 use crate::modes::shared::cleaned::Cleaned;
-use crate::modes::shared::nft::{OWNED, remove_table};
+use crate::modes::shared::nft::{is_ours, remove_table};
 use crate::net::Family;
 use crate::ports::Tables;
 
@@ -12,6 +12,6 @@ use crate::ports::Tables;
 pub(in crate::modes::ipvs) fn cleanup(config: &Config, tables: &mut dyn Tables, cleaned: &mut Cleaned) {
     for family in Family::ALL {
         let table = table(family, &config.names);
-        remove_table(&table, |table, tables| tables.has_chain(table, OWNED), tables, cleaned);
+        remove_table(&table, is_ours, tables, cleaned);
     }
 }

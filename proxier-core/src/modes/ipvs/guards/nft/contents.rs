@@ -9,7 +9,7 @@ use super::element::decode;
 use super::layout::Layout;
 use crate::config::Config;
 use crate::modes::ipvs::sets::SetKind;
-use crate::modes::shared::nft::OWNED;
+use crate::modes::shared::nft::is_ours;
 use crate::modes::shared::table::{Layout as _, Shape};
 use crate::net::Family;
 use crate::plan::report::Unread;
@@ -80,7 +80,7 @@ pub(in crate::modes::ipvs) fn has_nftables_mode(
 ) -> Result<bool, PortError> {
     let name = crate::modes::shared::nft::name(config.names.table.as_str());
     let table = nftables::TableKey { family: family.into(), name };
-    match tables.has_chain(&table, OWNED) {
+    match is_ours(&table, tables) {
         Err(error) if matches!(error.kind(), PortErrorKind::Unavailable | PortErrorKind::NotFound) => Ok(false),
         answer => answer,
     }
