@@ -56,6 +56,7 @@ fn nftables_mode_mends_its_table_at_once() {
                  add chain ip proxier postrouting { type nat hook postrouting priority 7; }",
                 "delete chain ip proxier output-filter; \
                  add chain ip proxier output-filter { type filter hook input priority 7; }",
+                "delete chain ip proxier made-by-proxier-core",
                 "delete table ip proxier",
             ],
         );
@@ -78,6 +79,7 @@ fn ipvs_mode_mends_its_table_at_once() {
                  add chain ip proxier-ipvs postrouting { type nat hook postrouting priority 7; }",
                 "delete chain ip proxier-ipvs output-filter; \
                  add chain ip proxier-ipvs output-filter { type filter hook input priority 7; }",
+                "delete chain ip proxier-ipvs made-by-proxier-core",
                 "delete table ip proxier-ipvs",
             ],
         );

@@ -213,6 +213,7 @@ fn what_somebody_changes_with_nft_is_repaired() {
              add chain ip proxier-ipvs input-split { type filter hook input priority 7; }",
             "delete chain ip proxier-ipvs output-filter; \
              add chain ip proxier-ipvs output-filter { type filter hook input priority -150; }",
+            "delete chain ip proxier-ipvs made-by-proxier-core",
             "delete table ip proxier-ipvs",
         ] {
             oracle::run("nft", &[change], None).unwrap();
