@@ -13,7 +13,9 @@ use nftables::{
 use super::Kind;
 use crate::config::{Config, FastPath};
 use crate::modes::shared::cleaned::Cleaned;
-use crate::modes::shared::nft::{OWNED, built, is_marked, is_ours, made_by_others, name, remove_table};
+use crate::modes::shared::nft::{
+    COMMENT_OF_FAST_PATH, OWNED, built, is_marked, is_ours, made_by_others, name, remove_table,
+};
 use crate::net::Protocol;
 use crate::plan::operation::Whole;
 use crate::plan::report::{Applied, Lack, Report};
@@ -159,7 +161,7 @@ fn spec(config: &Config, fast: &FastPath, in_hardware: bool, devices: Vec<String
     let chain = |of: &str| nftables::ChainKey { table: table.clone(), name: name(of) };
     let hook = BaseChain::new(ChainType::Filter, Hook::Forward, LAST);
     let rules = [L4Protocol::TCP, L4Protocol::UDP].map(|protocol| enter(protocol, fast));
-    let spec = TableSpec::new(Table::new(table.clone()).comment("Fast path of Services"))
+    let spec = TableSpec::new(Table::new(table.clone()).comment(COMMENT_OF_FAST_PATH))
         .chain(Chain::regular(chain(OWNED)), [])
         .flowtable(flows);
     Some(spec.chain(Chain::base(chain(FORWARD), hook), rules))

@@ -13,6 +13,7 @@ use super::lower::SetName;
 use super::pick::{Pick, SharedChain, Slot};
 use crate::config::{Config, KernelNames, LocalTraffic};
 use crate::modes::shared::local_traffic::PodTraffic;
+use crate::modes::shared::nft::COMMENT;
 pub(super) use crate::modes::shared::nft::{OWNED, built, name as chain};
 use crate::modes::shared::nft::{RTN_LOCAL, interface, rejections};
 use crate::modes::shared::table::{self, ChainRules};
@@ -352,7 +353,7 @@ impl Layout {
 
 impl table::Layout for Layout {
     fn to_table(&self) -> Table {
-        let mut table = Table::new(self.table.clone()).comment("Services");
+        let mut table = Table::new(self.table.clone()).comment(COMMENT);
         table.flags = self.flags;
         table
     }

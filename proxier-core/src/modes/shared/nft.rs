@@ -14,11 +14,16 @@ use crate::ports::{NotCommitted, PortError, PortErrorKind, Ports, Tables};
 
 /// An empty chain: the table is this program's.
 pub(crate) const OWNED: &str = "made-by-proxier-core";
-/// Comments of this program's tables, which nobody can take away without the table: of nftables mode, IPVS' guards and the fast path.
-pub(crate) const COMMENTS: [&str; 3] = ["Services", "Services by IPVS", "Fast path of Services"];
+/// Comment of nftables mode's table. Nobody can take a comment away without the table.
+pub(crate) const COMMENT: &str = "Services";
+/// Comment of IPVS' table.
+pub(crate) const COMMENT_OF_IPVS: &str = "Services by IPVS";
+/// Comment of the fast path's table.
+pub(crate) const COMMENT_OF_FAST_PATH: &str = "Fast path of Services";
 
 /// Whether a table of this program's name is this program's: it has the chain or a comment. Any other one is foreign.
 pub(crate) fn is_marked(table: &Table, has_chain: bool) -> bool {
+    const COMMENTS: [&str; 3] = [COMMENT, COMMENT_OF_IPVS, COMMENT_OF_FAST_PATH];
     has_chain || table.comment.as_deref().is_some_and(|comment| COMMENTS.contains(&comment))
 }
 

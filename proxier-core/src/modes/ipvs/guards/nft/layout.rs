@@ -36,7 +36,7 @@ use crate::config::{InterfaceName, KernelNames, MarkRange};
 use crate::modes::ipvs::rules::MasqueradeSources;
 use crate::modes::ipvs::sets::SetKind;
 use crate::modes::shared::local_traffic::PodTraffic;
-use crate::modes::shared::nft::{OWNED, RTN_LOCAL, built, interface, name, rejections};
+use crate::modes::shared::nft::{COMMENT_OF_IPVS, OWNED, RTN_LOCAL, built, interface, name, rejections};
 use crate::modes::shared::table::{self, ChainRules};
 use crate::net::{Family, Network};
 use crate::service::NodeFacts;
@@ -354,7 +354,7 @@ impl Layout {
 
 impl table::Layout for Layout {
     fn to_table(&self) -> Table {
-        let mut table = Table::new(self.table.clone()).comment("Services by IPVS");
+        let mut table = Table::new(self.table.clone()).comment(COMMENT_OF_IPVS);
         table.flags = self.flags;
         table
     }
