@@ -151,62 +151,6 @@ mod tests {
         }
     }
 
-    /// CONTRIBUTING asks for it. Goes by names, so the share is an upper bound.
-    #[test]
-    fn at_least_three_of_five_functions_stand_in_an_example() {
-        for name in CRATES {
-            let files = tools::run(cargo::command().current_dir(tools::repository()).args([
-                "package",
-                "--list",
-                "--allow-dirty",
-                "-p",
-                name,
-            ]));
-            let mut shown = String::new();
-            for file in files.unwrap().lines().filter(|file| file.starts_with("src/") || *file == "README.md") {
-                let text = read(&format!("{name}/{file}"));
-                let comments = text.lines().filter_map(|line| match line.trim_start().split_at_checked(3) {
-                    Some(("///" | "//!", comment)) => Some(comment),
-                    _ => (file == "README.md").then_some(line),
-                });
-                let mut is_code = false;
-                for line in comments {
-                    is_code ^= line.trim_start().starts_with("```");
-                    shown.extend([if is_code { line } else { "" }, "\n"]);
-                }
-            }
-            let list = fs::read_to_string(list(name)).unwrap();
-            let (mut functions, mut of_trait) = (BTreeSet::new(), "");
-            for line in list.lines() {
-                if line.starts_with("impl") {
-                    of_trait = line.split_once(" for ").map_or("", |(_, of)| of.split('<').next().unwrap_or(of));
-                }
-                let call = line.strip_prefix("pub const fn ").or(line.strip_prefix("pub fn "));
-                let path = call.and_then(|call| call.split('(').next()).unwrap_or_default();
-                let (owner, function) = path.rsplit_once("::").unwrap_or_default();
-                let [owner, function] = [owner, function].map(|part| part.split('<').next().unwrap_or(part));
-                let is_users = ["fake::", "testing::", "rror::", "rrorKind::"].iter().all(|part| !path.contains(part));
-                let is_flags = list.contains(&format!("impl bitflags::traits::Flags for {owner}\n"));
-                if is_users && !is_flags && owner != of_trait && !function.is_empty() {
-                    functions.insert(format!("{}::{function}", owner.rsplit("::").next().unwrap_or(owner)));
-                }
-            }
-            let is_shown = |function: &&String| {
-                let name = function.rsplit("::").next().unwrap_or(function);
-                ["(", "::<", ")"]
-                    .iter()
-                    .any(|end| shown.contains(&format!(".{name}{end}")) || shown.contains(&format!(":{name}{end}")))
-            };
-            let missing: Vec<_> = functions.iter().filter(|function| !is_shown(function)).collect();
-            assert!(
-                missing.len() * 5 <= functions.len() * 2,
-                "{name}: {} of {}: {missing:?}",
-                missing.len(),
-                functions.len()
-            );
-        }
-    }
-
     /// The documentation of netlink-batch says how many crates are below it.
     #[test]
     fn netlink_batch_has_as_many_dependencies_as_it_says() {
