@@ -41,25 +41,6 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 /// Walks a list of attributes. After an error it ends: what follows a broken length cannot be trusted.
 ///
 /// Untyped walk, for attributes without a table; [`Attrs`] is the typed one.
-///
-/// ```
-/// use netlink_batch::{Be16, Encoder, RawAttrs, Wire, WireError};
-///
-/// let mut out = Encoder::new();
-/// out.attr(2, &Be16(8080));
-/// out.attr(4, &100_u32);
-///
-/// let mut attributes = RawAttrs::new(out.as_slice());
-/// let port = attributes.next().ok_or("no attribute")??;
-/// assert_eq!((port.kind(), Be16::get(port.payload)), (2, Some(Be16(8080))));
-/// let weight = attributes.next().ok_or("no attribute")??;
-/// assert_eq!((weight.kind(), weight.offset), (4, 8)); // two bytes of port are padded to four
-///
-/// let mut cut_off = RawAttrs::new(&out.as_slice()[..14]).skip(1);
-/// assert_eq!(cut_off.next(), Some(Err(WireError::AttributeLength { offset: 8, available: 6 })));
-/// assert_eq!(cut_off.next(), None);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug)]
 pub struct RawAttrs<'a> {
     bytes: &'a [u8],
@@ -122,31 +103,6 @@ pub struct AttrRow {
 }
 
 /// The names of one list of attributes; made by [`attrs!`](crate::attrs).
-///
-/// ```
-/// use netlink_batch::{Attribute, Attrs, Be16, attrs};
-///
-/// attrs! {
-///     "IPVS_DEST_ATTR_",
-///     pub enum DestAttr<'a> {
-///         PORT = 2 => Port(Be16),
-///         WEIGHT = 4 => Weight(u32),
-///     }
-/// }
-/// attrs! {
-///     "IPVS_CMD_ATTR_",
-///     pub enum CmdAttr<'a> {
-///         DEST = 2 => Dest(Attrs<'a, DestAttr<'a>>),
-///     }
-/// }
-///
-/// // For messages: `KernelError::attribute` holds the numbers.
-/// assert_eq!(CmdAttr::TABLE.path(&[2, 4]), "IPVS_CMD_ATTR_DEST > IPVS_DEST_ATTR_WEIGHT");
-/// assert_eq!(CmdAttr::TABLE.path(&[2, 99]), "IPVS_CMD_ATTR_DEST > IPVS_DEST_ATTR_99");
-/// assert_eq!(DestAttr::TABLE.name(DestAttr::PORT), "IPVS_DEST_ATTR_PORT");
-/// let nested = CmdAttr::TABLE.row(CmdAttr::DEST).and_then(|row| row.nested);
-/// assert_eq!(nested.map(|table| table.rows.len()), Some(2));
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct AttrTable {
     /// The prefix of the C names: `"IPVS_SVC_ATTR_"`.
@@ -184,16 +140,6 @@ impl AttrTable {
 /// The numbers of the attributes that enclose byte `offset` of a list, outermost first. Empty when it is in none.
 ///
 /// The kernel reports the offset of the attribute it refused (`NLMSGERR_ATTR_OFFS`).
-///
-/// ```
-/// use netlink_batch::{Encoder, locate};
-///
-/// let mut out = Encoder::new();
-/// out.attr(1, &2_u16); // bytes 0 to 7
-/// out.nest(2, |out| out.attr(4, &100_u32)); // from byte 8; what is inside, from byte 12
-/// assert_eq!(locate(out.as_slice(), 12), [2, 4]);
-/// assert_eq!(locate(out.as_slice(), 8), [2]);
-/// ```
 pub fn locate(list: &[u8], offset: usize) -> Vec<u16> {
     let mut path = Vec::new();
     let mut list = list;
@@ -230,41 +176,6 @@ pub trait Attribute<'a>: Sized + Copy {
 }
 
 /// A list of typed attributes that is read only when asked for. Writing it copies the bytes unchanged.
-///
-/// ```
-/// use netlink_batch::{Attribute, Attrs, Be16, Encoder, attrs};
-///
-/// attrs! {
-///     "IPVS_DEST_ATTR_",
-///     pub enum DestAttr<'a> {
-///         PORT = 2 => Port(Be16),
-///         WEIGHT = 4 => Weight(u32),
-///     }
-/// }
-///
-/// let mut out = Encoder::new();
-/// DestAttr::Port(Be16(8080)).encode(&mut out);
-/// DestAttr::Weight(100).encode(&mut out);
-/// out.attr(99, &1_u8); // of a newer kernel
-///
-/// let attributes = Attrs::<DestAttr<'_>>::new(out.as_slice());
-/// let mut weight = None;
-/// for attribute in attributes.iter() {
-///     match attribute? {
-///         DestAttr::Weight(number) => weight = Some(number),
-///         DestAttr::Unknown(raw) => assert_eq!(raw.kind(), 99),
-///         _ => {}
-///     }
-/// }
-/// assert_eq!(weight, Some(100));
-///
-/// // A known attribute with another length than its type's is an error.
-/// let mut out = Encoder::new();
-/// out.attr(DestAttr::WEIGHT, &100_u16);
-/// let error = Attrs::<DestAttr<'_>>::new(out.as_slice()).to_vec().unwrap_err();
-/// assert_eq!(error.to_string(), "IPVS_DEST_ATTR_WEIGHT at byte 0: 2 bytes where 4 bytes is expected");
-/// # Ok::<(), netlink_batch::WireError>(())
-/// ```
 pub struct Attrs<'a, A> {
     bytes: &'a [u8],
     attribute: PhantomData<fn() -> A>,

@@ -13,46 +13,7 @@ use crate::message::{Content, Message, Messages};
 use crate::socket::{Protocol, Socket};
 use crate::together::TogetherWriter;
 
-/// Something that carries datagrams to the kernel and back. [`Socket`] is the real one.
-///
-/// One that shows what goes to the kernel:
-///
-/// ```
-/// use std::{io, time::Duration};
-///
-/// use netlink_batch::{Genl, Messages, Protocol, Socket, Transport};
-///
-/// struct Traced<T>(T);
-///
-/// impl<T: Transport> Transport for Traced<T> {
-///     fn send(&mut self, datagram: &[u8]) -> io::Result<()> {
-///         for message in Messages::new(datagram).flatten() {
-///             println!("> type {}, flags {:#x}: {:02x?}", message.header.kind, message.header.flags, message.payload);
-///         }
-///         self.0.send(datagram)
-///     }
-///
-///     fn receive(&mut self, buffer: &mut [u8], timeout: Duration) -> io::Result<usize> {
-///         self.0.receive(buffer, timeout)
-///     }
-///
-///     fn port(&self) -> u32 {
-///         self.0.port()
-///     }
-///
-///     fn in_flight(&self) -> usize {
-///         self.0.in_flight()
-///     }
-///
-///     fn reserve(&mut self, bytes: usize) -> io::Result<usize> {
-///         self.0.reserve(bytes)
-///     }
-/// }
-///
-/// let controller = Genl::with_transport("nlctrl", Traced(Socket::open(Protocol::Generic)?))?;
-/// assert_eq!(controller.family().id, 16); // GENL_ID_CTRL, in every kernel
-/// # Ok::<(), netlink_batch::Error>(())
-/// ```
+/// Something that carries datagrams to the kernel and back. [`Socket`] is the real one. Wrap it to record or delay traffic.
 pub trait Transport: Send {
     /// Hands one datagram over; the kernel has acted on it when this returns.
     ///
@@ -84,18 +45,6 @@ pub trait Transport: Send {
 }
 
 /// Limits of a connection: its waiting time, the attempts at a dump, and the size of batches.
-///
-/// ```
-/// use std::time::Duration;
-///
-/// use netlink_batch::{Genl, Limits};
-///
-/// let mut controller = Genl::open("nlctrl")?;
-/// let limits = Limits::default().with_timeout(Duration::from_secs(2)).with_dump_attempts(3).with_chunk(64, 16 << 10);
-/// controller.connection().set_limits(limits);
-/// assert_eq!(controller.connection().limits().chunk_messages, 64);
-/// # Ok::<(), netlink_batch::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
@@ -258,16 +207,6 @@ impl Connection {
     /// For each datagram of a dump the kernel allocates as much as the largest buffer that was ever offered on the socket, up to
     /// 32 KiB, and a kernel with `init_on_alloc` clears it each time: that may cost more than the dump. Long dumps come in more
     /// datagrams here; read those over another conversation. A datagram that does not fit makes room for the next attempt.
-    ///
-    /// ```
-    /// use netlink_batch::{Connection, Genl, Protocol, Socket};
-    ///
-    /// let short = Connection::for_short_dumps(Socket::open(Protocol::Generic)?);
-    /// let mut controller = Genl::new(short, "nlctrl")?;
-    /// let families = controller.dump(3, |_| {}, |header, _attributes| Ok(header.command))?.items; // CTRL_CMD_GETFAMILY
-    /// assert!(families.iter().all(|command| *command == 1)); // answered by CTRL_CMD_NEWFAMILY
-    /// # Ok::<(), netlink_batch::Error>(())
-    /// ```
     pub fn for_short_dumps(transport: impl Transport + 'static) -> Self {
         Connection::with_room(transport, RECEIVE_SMALL)
     }

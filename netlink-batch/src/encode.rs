@@ -21,23 +21,6 @@ pub(crate) const fn aligned(length: usize) -> usize {
 ///
 /// An attribute longer than its 16-bit length field is remembered as an error and reported when the message is
 /// finished; nothing malformed reaches the kernel.
-///
-/// ```
-/// use netlink_batch::{Be16, Encoder, NLA_F_NESTED, WireError};
-///
-/// // A real server as IPVS takes it: IPVS_CMD_ATTR_DEST (2) with port (2) and weight (4).
-/// let mut out = Encoder::new();
-/// out.nest(2, |out| {
-///     out.attr(2, &Be16(8080));
-///     out.attr(4, &100_u32);
-/// });
-/// assert_eq!(out.len(), 4 + 8 + 8); // the nest's header, and two attributes of 4 + 4 bytes
-/// assert_eq!(out.as_slice()[2..4], (2 | NLA_F_NESTED).to_ne_bytes());
-/// assert_eq!(out.finish(), Ok(()));
-///
-/// out.attr(3, &vec![0; 70_000].as_slice());
-/// assert_eq!(out.finish(), Err(WireError::AttributeTooLong { kind: 3, length: 70_004 }));
-/// ```
 #[derive(Debug, Default)]
 pub struct Encoder {
     buffer: Vec<u8>,

@@ -142,31 +142,6 @@ impl fmt::Debug for Errno {
 }
 
 /// The kernel's refusal of one request.
-///
-/// ```
-/// use netlink_batch::testing::{Reply, Simulated};
-/// use netlink_batch::{Attribute, Connection, Errno, Message, attrs};
-///
-/// attrs! {
-///     "IPVS_DEST_ATTR_",
-///     pub enum DestAttr<'a> {
-///         FWD_METHOD = 3 => FwdMethod(u32),
-///         WEIGHT = 4 => Weight(u32),
-///     }
-/// }
-///
-/// // A kernel that dislikes the attribute at byte 24: behind the message header (16) and the first attribute (8).
-/// let mut connection = Connection::new(Simulated::new(|_: &Message<'_>| Reply::ErrorAt(Errno::ERANGE, 24)));
-/// let error = connection.request(20, 0, &[], |out| {
-///     DestAttr::FwdMethod(0).encode(out);
-///     DestAttr::Weight(u32::MAX).encode(out);
-/// });
-/// let error = error.unwrap_err();
-/// let refusal = error.kernel().ok_or("not the kernel's")?;
-/// assert_eq!(refusal.errno, Errno::ERANGE);
-/// assert_eq!(DestAttr::TABLE.path(&refusal.attribute), "IPVS_DEST_ATTR_WEIGHT");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -264,24 +239,6 @@ pub enum ErrorKind {
 }
 
 /// A failed netlink request.
-///
-/// ```
-/// use netlink_batch::testing::{Reply, Simulated};
-/// use netlink_batch::{Errno, ErrorKind, Genl, Message};
-///
-/// // A kernel without IPVS.
-/// let kernel = Simulated::new(|_: &Message<'_>| Reply::Error(Errno::ENOENT));
-/// let error = Genl::with_transport("IPVS", kernel).unwrap_err();
-/// let advice = match error.kind() {
-///     ErrorKind::FamilyMissing => "modprobe ip_vs",
-///     // The kernel may have carried out what was sent.
-///     ErrorKind::Timeout | ErrorKind::StateUnknown => "read the state again",
-///     ErrorKind::Kernel(refusal) if refusal.errno == Errno::EPERM => "run with CAP_NET_ADMIN",
-///     _ => "give up",
-/// };
-/// assert_eq!(advice, "modprobe ip_vs");
-/// assert!(error.to_string().starts_with("looking up the generic-netlink family: the kernel has no such netlink family"));
-/// ```
 #[derive(Clone)]
 pub struct Error {
     kind: ErrorKind,

@@ -53,43 +53,6 @@ pub struct Family {
 ///
 /// The family's number is looked up when the conversation opens, and once more when the kernel answers `ENOENT`: the
 /// module may have been reloaded and have another number now.
-///
-/// ```
-/// use netlink_batch::header::GenlHeader;
-/// use netlink_batch::testing::{Reply, Simulated};
-/// use netlink_batch::{ControllerAttr, Encoder, Errno, Genl, Message, Outcome};
-///
-/// const SET: u8 = 1;
-/// const WEIGHT: u16 = 4;
-///
-/// // A kernel where EXAMPLE is family 30 and has weights of at most 100.
-/// let kernel = |message: &Message<'_>| {
-///     if message.header.kind == 16 {
-///         let mut out = Encoder::new();
-///         out.bytes(&GenlHeader { command: 1, version: 2 }.to_bytes());
-///         out.attr(ControllerAttr::FAMILY_ID, &30_u16);
-///         return Reply::Data(vec![(16, out.as_slice().to_vec())]);
-///     }
-///     let is_too_much = message.attributes(GenlHeader::LENGTH).flatten().any(|weight| weight.payload == 101_u32.to_ne_bytes());
-///     if is_too_much { Reply::Error(Errno::ERANGE) } else { Reply::Ok }
-/// };
-///
-/// // In a program, `Genl::open("EXAMPLE")?`.
-/// let mut genl = Genl::with_transport("EXAMPLE", Simulated::new(kernel))?;
-/// assert_eq!(genl.family().id, 30);
-/// genl.request(SET, |out| out.attr(WEIGHT, &100_u32))?;
-///
-/// // Many in few sends; those that fail come back.
-/// let mut refused = Vec::new();
-/// let write = |weight: &u32, out: &mut Encoder| out.attr(WEIGHT, weight);
-/// let failed = |weight, outcome| match outcome {
-///     Outcome::Refused(error) => refused.push((weight, error.errno)),
-///     other => println!("{weight}: {other:?}"),
-/// };
-/// genl.batch([99, 100, 101], |_| SET, write, failed)?;
-/// assert_eq!(refused, [(101, Errno::ERANGE)]);
-/// # Ok::<(), netlink_batch::Error>(())
-/// ```
 #[derive(Debug)]
 pub struct Genl {
     connection: Connection,
@@ -138,16 +101,6 @@ impl Genl {
 
     /// The number of a multicast group of this family, for [`Listener::open`](crate::Listener::open) with [`Protocol::Generic`]; `None`
     /// when the family has no group of this name. It is valid until the module is unloaded.
-    ///
-    /// ```
-    /// use netlink_batch::{Genl, Listener, Protocol};
-    ///
-    /// // Families that come and go.
-    /// let group = Genl::open("nlctrl")?.group("notify")?.ok_or("this kernel has no such group")?;
-    /// let listener = Listener::open(Protocol::Generic, &[group])?;
-    /// # drop(listener);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// As [`Connection::query`], and [`ErrorKind::FamilyMissing`] when the family has gone.

@@ -107,15 +107,6 @@ impl GenlHeader {
 }
 
 /// `struct nfgenmsg`: the header of nfnetlink (ipset, conntrack, nftables), behind [`MessageHeader`].
-///
-/// ```
-/// use netlink_batch::header::NfGenHeader;
-///
-/// let header = NfGenHeader { family: 2, version: 0, resource: 10 };
-/// assert_eq!(header.to_bytes(), [2, 0, 0, 10]);
-/// // What follows it in an answer are attributes.
-/// assert_eq!(NfGenHeader::split(&[2, 0, 0, 10, 8, 0, 1, 0]), Some((header, &[8, 0, 1, 0][..])));
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NfGenHeader {
     /// `AF_*` or `NFPROTO_*`.

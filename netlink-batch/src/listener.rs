@@ -43,22 +43,6 @@ const RECEIVE: usize = 64 << 10;
 /// }
 /// # }
 /// ```
-///
-/// # Example
-///
-/// Devices that come and go (`RTNLGRP_LINK` is 1, `RTM_NEWLINK` 16):
-///
-/// ```
-/// use std::time::Duration;
-/// use netlink_batch::{Listener, Protocol};
-///
-/// let mut listener = Listener::open(Protocol::Route, &[1])?;
-/// listener.set_receive_buffer(8 << 20)?; // a node that starts hundreds of pods at once
-/// // Nothing has changed since: `None`, at once.
-/// let changes = listener.wait(Duration::ZERO, |kind, _payload| Ok(kind == 16))?;
-/// # drop(changes);
-/// # Ok::<(), netlink_batch::Error>(())
-/// ```
 pub struct Listener<T = Socket> {
     transport: T,
     buffer: Vec<u8>,

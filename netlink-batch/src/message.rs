@@ -100,34 +100,6 @@ impl<'a> Message<'a> {
 }
 
 /// Splits a datagram into messages. After an error it ends.
-///
-/// ```
-/// use netlink_batch::header::{GenlHeader, MESSAGE_HEADER, MessageHeader, NLMSG_DONE};
-/// use netlink_batch::{Content, Encoder, Messages};
-///
-/// // The last datagram of a dump: one entry, and the end.
-/// let mut datagram = Encoder::new();
-/// MessageHeader { length: 28, kind: 33, sequence: 7, ..MessageHeader::default() }.put(&mut datagram);
-/// datagram.bytes(&GenlHeader { command: 1, version: 1 }.to_bytes());
-/// datagram.attr(5, &0x4000_u32);
-/// MessageHeader { length: 20, kind: NLMSG_DONE, sequence: 7, ..MessageHeader::default() }.put(&mut datagram);
-/// datagram.bytes(&0_i32.to_ne_bytes());
-///
-/// for message in Messages::new(datagram.as_slice()) {
-///     let message = message?;
-///     assert_eq!(message.header.sequence, 7);
-///     match message.content()? {
-///         Content::Data(payload) => {
-///             let (header, _attributes) = GenlHeader::split(payload).ok_or("too short")?;
-///             assert_eq!(header.command, 1);
-///             assert_eq!(message.attributes(GenlHeader::LENGTH).count(), 1);
-///         }
-///         content => assert!(matches!(content, Content::Done { errno: 0, .. })),
-///     }
-/// }
-/// assert_eq!(MessageHeader::get(&datagram.as_slice()[..MESSAGE_HEADER - 1]), None);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug)]
 pub struct Messages<'a> {
     bytes: &'a [u8],

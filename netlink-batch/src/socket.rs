@@ -53,32 +53,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A bound netlink socket with extended errors on, and answers that do not repeat the request.
 ///
-/// ```
-/// use netlink_batch::{Connection, Protocol, Socket, Transport};
-///
-/// let mut socket = Socket::open(Protocol::Route)?;
-/// // Only for more answers or events at once than 1 MiB holds.
-/// let granted = socket.set_receive_buffer(4 << 20)?;
-/// println!("{granted} bytes hold the answers to {} requests", socket.in_flight());
-/// assert_ne!(socket.port(), 0);
-/// let connection = Connection::new(socket);
-/// # drop(connection);
-/// # Ok::<(), netlink_batch::Error>(())
-/// ```
-///
-/// In the network namespace of a pod, where that takes `CAP_SYS_ADMIN`:
-///
-/// ```no_run
-/// use std::{fs::File, os::fd::AsFd};
-///
-/// use netlink_batch::{Connection, Genl, Protocol, Socket};
-///
-/// let namespace = File::open("/run/netns/pod-1")?; // or /proc/<pid>/ns/net
-/// let route = Connection::new(Socket::open_in(Protocol::Route, namespace.as_fd())?);
-/// let ipvs = Genl::open_in("IPVS", namespace.as_fd())?;
-/// # drop((route, ipvs));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// [`Socket::open_in`] opens one in another network namespace, such as a pod's; that takes `CAP_SYS_ADMIN`.
 pub struct Socket {
     inner: NlSocket,
     port: u32,

@@ -6,37 +6,7 @@ use crate::encode::Encoder;
 /// A value with a fixed place in an attribute's payload.
 ///
 /// Implementations never look beyond the slice they are given and never panic. `put` followed by `get` gives the value back.
-///
-/// A type of one's own, for a row of [`attrs!`](crate::attrs):
-///
-/// ```
-/// use std::net::Ipv6Addr;
-///
-/// use netlink_batch::{Encoder, Wire};
-///
-/// #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-/// pub struct Gateway(Ipv6Addr);
-///
-/// impl Wire<'_> for Gateway {
-///     const EXPECTED: &'static str = "16 bytes";
-///     const LENGTH: Option<usize> = Some(16);
-///
-///     fn get(payload: &[u8]) -> Option<Self> {
-///         <[u8; 16]>::get(payload).map(|octets| Gateway(octets.into()))
-///     }
-///
-///     fn put(&self, out: &mut Encoder) {
-///         self.0.octets().put(out);
-///     }
-/// }
-///
-/// let gateway = Gateway("2001:db8::1".parse()?);
-/// let mut out = Encoder::new();
-/// gateway.put(&mut out);
-/// assert_eq!(Gateway::get(out.as_slice()), Some(gateway));
-/// assert_eq!(Gateway::get(&[192, 0, 2, 1]), None);
-/// # Ok::<(), std::net::AddrParseError>(())
-/// ```
+/// Implement it for your own type to use that type in a row of [`attrs!`](crate::attrs).
 pub trait Wire<'a>: Sized {
     /// Form of the bytes that `get` accepts, for error messages: `"4 bytes"`.
     const EXPECTED: &'static str;
@@ -136,18 +106,6 @@ impl Wire<'_> for () {
 /// A string that ends at its first NUL; written with one NUL at the end, read with or without.
 ///
 /// The bytes are kept as they are: names in the kernel need not be UTF-8.
-///
-/// ```
-/// use netlink_batch::{Encoder, NulStr};
-///
-/// let mut out = Encoder::new();
-/// out.attr(3, &NulStr::from("eth0")); // IFLA_IFNAME
-/// assert_eq!(out.as_slice()[4..], *b"eth0\0\0\0\0"); // one NUL, and padding
-///
-/// let name = NulStr::new(b"eth0\0\0\0");
-/// assert_eq!((name.to_str(), name.as_bytes()), (Some("eth0"), b"eth0".as_slice()));
-/// assert_eq!(NulStr::new(b"caf\xe9\0").to_str(), None);
-/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NulStr<'a>(&'a [u8]);
 

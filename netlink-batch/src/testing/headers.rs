@@ -9,12 +9,6 @@ use std::{fs, io};
 /// Values may be numbers, names that a header before gave, and these with `|`, `+`, `-` or `<<` between them; what is more than that
 /// is left out.
 ///
-/// ```no_run
-/// let numbers = netlink_batch::testing::header_numbers(&["netlink.h", "netfilter/nfnetlink.h"])?;
-/// assert_eq!(numbers["NFNL_SUBSYS_IPSET"], 6);
-/// # Ok::<(), std::io::Error>(())
-/// ```
-///
 /// # Errors
 /// Names the header that is missing.
 pub fn header_numbers(headers: &[&str]) -> io::Result<BTreeMap<String, i64>> {
