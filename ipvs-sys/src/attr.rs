@@ -8,20 +8,6 @@ use crate::service::SvcAttr;
 
 attrs! {
     /// Attributes of a command.
-    ///
-    /// ```
-    /// use ipvs_sys::{CmdAttr, DestAttr, SvcAttr};
-    /// use netlink_batch::{Attribute, RawAttr};
-    ///
-    /// // What the kernel refused (`KernelError::attribute`), in words.
-    /// let refused = [CmdAttr::DEST, DestAttr::WEIGHT];
-    /// assert_eq!(CmdAttr::TABLE.path(&refused), "IPVS_CMD_ATTR_DEST > IPVS_DEST_ATTR_WEIGHT");
-    ///
-    /// let timeout = 900_u32.to_ne_bytes();
-    /// let raw = RawAttr { type_field: CmdAttr::TIMEOUT_TCP, payload: &timeout, offset: 0 };
-    /// assert_eq!(CmdAttr::decode(raw)?, CmdAttr::TimeoutTcp(900));
-    /// # Ok::<(), netlink_batch::WireError>(())
-    /// ```
     "IPVS_CMD_ATTR_",
     pub enum CmdAttr<'a> {
         /// The virtual server the command is about.

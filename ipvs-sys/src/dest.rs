@@ -6,35 +6,6 @@ use crate::stats::StatsAttr;
 
 attrs! {
     /// A real server, nested in `IPVS_CMD_ATTR_DEST`.
-    ///
-    /// ```
-    /// use std::net::Ipv6Addr;
-    ///
-    /// use ipvs_sys::DestAttr;
-    /// use ipvs_sys::uapi::{CONN_F_FWD_MASK, CONN_F_TUNNEL, TUNNEL_TYPE_GUE, TunnelFlags};
-    /// use netlink_batch::{Attribute, Attrs, Be16, Encoder};
-    ///
-    /// // [2001:db8::2]:8080 behind a GUE tunnel to port 6080.
-    /// let real_server = [
-    ///     DestAttr::AddrFamily(10), // AF_INET6
-    ///     DestAttr::Addr("2001:db8::2".parse::<Ipv6Addr>()?.octets()),
-    ///     DestAttr::Port(Be16(8080)),
-    ///     DestAttr::FwdMethod(CONN_F_TUNNEL),
-    ///     DestAttr::Weight(100),
-    ///     DestAttr::TunType(TUNNEL_TYPE_GUE),
-    ///     DestAttr::TunPort(Be16(6080)),
-    ///     DestAttr::TunFlags(TunnelFlags::CSUM.bits()),
-    /// ];
-    /// let mut out = Encoder::new();
-    /// real_server.iter().for_each(|attribute| attribute.encode(&mut out));
-    ///
-    /// for attribute in Attrs::<DestAttr<'_>>::new(out.as_slice()).iter() {
-    ///     if let DestAttr::FwdMethod(flags) = attribute? {
-    ///         assert_eq!(flags & CONN_F_FWD_MASK, CONN_F_TUNNEL); // answers have other flags beside it
-    ///     }
-    /// }
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     "IPVS_DEST_ATTR_",
     pub enum DestAttr<'a> {
         /// Address: `union nf_inet_addr`, IPv4 in the first four bytes.

@@ -6,19 +6,6 @@ use crate::stats::StatsAttr;
 use crate::uapi::SvcFlags;
 
 /// `struct ip_vs_flags`: the kernel keeps what `mask` leaves out. New flags are `old & !mask | flags & mask`.
-///
-/// ```
-/// use ipvs_sys::FlagsMask;
-/// use ipvs_sys::uapi::SvcFlags;
-/// use netlink_batch::{Encoder, Wire};
-///
-/// // Persistence off; one-packet scheduling and the scheduler's flags stay as they are.
-/// let change = FlagsMask { flags: SvcFlags::empty(), mask: SvcFlags::PERSISTENT.bits() };
-/// let mut out = Encoder::new();
-/// change.put(&mut out);
-/// assert_eq!(FlagsMask::get(out.as_slice()), Some(change));
-/// assert_eq!(out.as_slice()[..4], [0; 4]); // the flags; the mask follows
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlagsMask {
     /// The flags.
@@ -45,36 +32,6 @@ impl Wire<'_> for FlagsMask {
 
 attrs! {
     /// A virtual server, nested in `IPVS_CMD_ATTR_SERVICE`.
-    ///
-    /// ```
-    /// use ipvs_sys::SvcAttr;
-    /// use netlink_batch::{Attribute, Attrs, Be16, Encoder, NulStr};
-    ///
-    /// let mut address = [0; 16];
-    /// address[..4].copy_from_slice(&[10, 96, 0, 10]);
-    /// let mut out = Encoder::new();
-    /// for attribute in [
-    ///     SvcAttr::Af(2),       // AF_INET
-    ///     SvcAttr::Protocol(6), // TCP
-    ///     SvcAttr::Addr(address),
-    ///     SvcAttr::Port(Be16(80)),
-    ///     SvcAttr::SchedName(NulStr::from("rr")),
-    /// ] {
-    ///     attribute.encode(&mut out);
-    /// }
-    ///
-    /// let (mut port, mut scheduler) = (0, None);
-    /// for attribute in Attrs::<SvcAttr<'_>>::new(out.as_slice()).iter() {
-    ///     match attribute? {
-    ///         SvcAttr::Port(Be16(number)) => port = number,
-    ///         SvcAttr::SchedName(name) => scheduler = name.to_str(),
-    ///         _ => {}
-    ///     }
-    /// }
-    /// assert_eq!((port, scheduler), (80, Some("rr")));
-    /// assert_eq!(SvcAttr::TABLE.name(SvcAttr::PORT), "IPVS_SVC_ATTR_PORT");
-    /// # Ok::<(), netlink_batch::WireError>(())
-    /// ```
     "IPVS_SVC_ATTR_",
     pub enum SvcAttr<'a> {
         /// Address family: `AF_INET` or `AF_INET6`, host order.

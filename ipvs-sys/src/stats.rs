@@ -3,12 +3,6 @@
 use netlink_batch::{Encoder, Wire, attrs};
 
 /// A counter: 4 bytes in the old statistics, 8 in the new ones and for bytes. Written with the length it was read with.
-///
-/// ```
-/// use ipvs_sys::Counter;
-///
-/// assert_eq!(Counter::Narrow(7).get(), Counter::Wide(7).get());
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counter {
     /// 32 bits.
@@ -46,27 +40,6 @@ impl Wire<'_> for Counter {
 
 attrs! {
     /// Statistics of a virtual or real server.
-    ///
-    /// ```
-    /// use ipvs_sys::{Counter, StatsAttr};
-    /// use netlink_batch::{Attribute, Attrs, Encoder};
-    ///
-    /// // As an answer has them in IPVS_SVC_ATTR_STATS64.
-    /// let mut out = Encoder::new();
-    /// StatsAttr::Conns(Counter::Wide(12)).encode(&mut out);
-    /// StatsAttr::InBytes(Counter::Wide(5_000_000_000)).encode(&mut out);
-    ///
-    /// let (mut connections, mut bytes) = (0, 0);
-    /// for attribute in Attrs::<StatsAttr<'_>>::new(out.as_slice()).iter() {
-    ///     match attribute? {
-    ///         StatsAttr::Conns(count) => connections = count.get(),
-    ///         StatsAttr::InBytes(count) => bytes = count.get(),
-    ///         _ => {}
-    ///     }
-    /// }
-    /// assert_eq!((connections, bytes), (12, 5_000_000_000));
-    /// # Ok::<(), netlink_batch::WireError>(())
-    /// ```
     "IPVS_STATS_ATTR_",
     pub enum StatsAttr<'a> {
         /// Connections scheduled.

@@ -16,21 +16,6 @@ pub const IFNAME_MAXLEN: usize = 16;
 
 bitflags! {
     /// Flags of a virtual server (`IP_VS_SVC_F_*`).
-    ///
-    /// ```
-    /// use ipvs_sys::uapi::SvcFlags;
-    ///
-    /// // -s sh -b sh-fallback,sh-port
-    /// let wanted = SvcFlags::PERSISTENT | SvcFlags::SCHED1 | SvcFlags::SCHED2;
-    /// assert_eq!(wanted.bits(), 0x19);
-    ///
-    /// // The kernel adds HASHED: not a difference.
-    /// let observed = SvcFlags::from_bits_retain(0x1b);
-    /// assert!(observed.contains(SvcFlags::HASHED));
-    /// assert_eq!(observed.difference(SvcFlags::HASHED), wanted);
-    /// let names: Vec<_> = wanted.iter_names().map(|(name, _flag)| name).collect();
-    /// assert_eq!(names, ["PERSISTENT", "SCHED1", "SCHED2"]);
-    /// ```
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub struct SvcFlags: u32 {
         /// Persistent: a client stays with its real server.

@@ -8,16 +8,6 @@ use crate::cmd::{Command, Failure, Fields};
 /// Stops the synchronisation daemon in the given state.
 ///
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_genl_del_daemon`, `stop_sync_thread`.
-///
-/// ```
-/// use ipvs_sys::uapi::STATE_MASTER;
-/// use ipvs_sys::{Command, DaemonAttr, DelDaemon, Failure};
-/// use netlink_batch::{Encoder, Errno};
-///
-/// let mut out = Encoder::new();
-/// DelDaemon { daemon: &[DaemonAttr::State(STATE_MASTER)][..] }.encode(&mut out);
-/// assert_eq!(DelDaemon::<&[DaemonAttr]>::classify(Errno::ESRCH), Some(Failure::DaemonNotRunning));
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct DelDaemon<A> {
     /// The daemon: its state.

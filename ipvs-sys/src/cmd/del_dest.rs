@@ -9,20 +9,6 @@ use crate::cmd::{Command, Failure, Fields};
 /// `net.ipv4.vs.expire_nodest_conn`.
 ///
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_del_dest`.
-///
-/// ```
-/// use ipvs_sys::{Command, DelDest, DestAttr, Failure, SvcAttr};
-/// use netlink_batch::{Be16, Encoder, Errno};
-///
-/// let service = [SvcAttr::Af(2), SvcAttr::Fwmark(1)];
-/// let dest = [DestAttr::Addr([192, 0, 2, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]), DestAttr::Port(Be16(8080))];
-/// let mut out = Encoder::new();
-/// DelDest { service: &service[..], dest: &dest[..] }.encode(&mut out);
-///
-/// // Either way it is gone.
-/// let missing = [Errno::ESRCH, Errno::ENOENT].map(DelDest::<&[SvcAttr], &[DestAttr]>::classify);
-/// assert_eq!(missing, [Some(Failure::VirtualServerMissing), Some(Failure::RealServerMissing)]);
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct DelDest<S, D> {
     /// The virtual server: its key.

@@ -8,18 +8,6 @@ use crate::cmd::{Command, Query};
 /// Reads the timeouts.
 ///
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_genl_get_cmd`.
-///
-/// ```
-/// use ipvs_sys::{CmdAttr, GetConfig, Query};
-/// use netlink_batch::{Attribute, Encoder};
-///
-/// let mut answer = Encoder::new();
-/// CmdAttr::TimeoutTcp(900).encode(&mut answer);
-/// CmdAttr::TimeoutTcpFin(120).encode(&mut answer);
-/// let timeouts = GetConfig::decode(answer.as_slice())?.to_vec()?; // in seconds
-/// assert_eq!(timeouts, [CmdAttr::TimeoutTcp(900), CmdAttr::TimeoutTcpFin(120)]);
-/// # Ok::<(), netlink_batch::WireError>(())
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct GetConfig;
 

@@ -8,22 +8,6 @@ use crate::cmd::{Command, Query};
 /// Reads version and table size. The answer comes as `IPVS_CMD_SET_INFO`.
 ///
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_genl_get_cmd`.
-///
-/// ```
-/// use ipvs_sys::{GetInfo, InfoAttr, Query};
-/// use netlink_batch::{Attribute, Encoder};
-///
-/// let mut answer = Encoder::new();
-/// InfoAttr::Version(0x01_02_01).encode(&mut answer);
-/// InfoAttr::ConnTabSize(4096).encode(&mut answer);
-/// for attribute in GetInfo::decode(answer.as_slice())?.iter() {
-///     if let InfoAttr::Version(version) = attribute? {
-///         let [_, major, minor, patch] = version.to_be_bytes();
-///         assert_eq!((major, minor, patch), (1, 2, 1));
-///     }
-/// }
-/// # Ok::<(), netlink_batch::WireError>(())
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct GetInfo;
 

@@ -9,20 +9,6 @@ use crate::service::SvcAttr;
 /// Reads one virtual server (key given) or, as a dump without attributes, all of them.
 ///
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_genl_get_cmd`, `ip_vs_genl_dump_services`.
-///
-/// ```
-/// use ipvs_sys::{Command, Failure, GetService, SvcAttr};
-/// use netlink_batch::{Encoder, Errno};
-///
-/// let mut out = Encoder::new();
-/// GetService::<&[SvcAttr]> { service: None }.encode(&mut out);
-/// assert!(out.is_empty()); // all of them, for `Genl::dump`
-///
-/// let key = [SvcAttr::Af(2), SvcAttr::Fwmark(1)];
-/// GetService { service: Some(&key[..]) }.encode(&mut out); // one, for `Genl::query`
-/// assert_eq!(out.len(), 4 + 8 + 8);
-/// assert_eq!(GetService::<&[SvcAttr]>::classify(Errno::ESRCH), Some(Failure::VirtualServerMissing));
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct GetService<S> {
     /// The virtual server's key; `None` for all.

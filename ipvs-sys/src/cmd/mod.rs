@@ -72,28 +72,6 @@ pub enum Failure {
 }
 
 /// Attributes that belong inside a nest: a slice of them, or a type that knows how to write itself.
-///
-/// ```
-/// use std::net::Ipv4Addr;
-///
-/// use ipvs_sys::{Command, DelService, Fields, SvcAttr};
-/// use netlink_batch::{Attribute, Be16, Encoder};
-///
-/// struct Tcp(Ipv4Addr, u16);
-///
-/// impl Fields for Tcp {
-///     fn put(&self, out: &mut Encoder) {
-///         let mut address = [0; 16];
-///         address[..4].copy_from_slice(&self.0.octets());
-///         let key = [SvcAttr::Af(2), SvcAttr::Protocol(6), SvcAttr::Addr(address), SvcAttr::Port(Be16(self.1))];
-///         key.iter().for_each(|attribute| attribute.encode(out));
-///     }
-/// }
-///
-/// let mut out = Encoder::new();
-/// DelService { service: Tcp(Ipv4Addr::new(10, 96, 0, 10), 80) }.encode(&mut out);
-/// assert_eq!(out.len(), 4 + 8 + 8 + 20 + 8);
-/// ```
 pub trait Fields {
     /// Appends the attributes.
     fn put(&self, out: &mut Encoder);
@@ -144,19 +122,8 @@ impl<'a, A: Attribute<'a>> Fields for [A] {
 /// # Ok::<(), Error>(())
 /// ```
 ///
-/// One error number means different things, by command:
-///
-/// ```
-/// use ipvs_sys::{Command, DestAttr, Failure, NewService, SetDest, SvcAttr};
-/// use netlink_batch::Errno;
-///
-/// type Service<'a> = &'a [SvcAttr<'a>];
-/// type Dest<'a> = &'a [DestAttr<'a>];
-/// assert_eq!(NewService::<Service>::classify(Errno::ENOENT), Some(Failure::ModuleMissing)); // the scheduler's
-/// assert_eq!(SetDest::<Service, Dest>::classify(Errno::ENOENT), Some(Failure::RealServerMissing));
-/// assert_eq!(NewService::<Service>::classify(Errno::EPERM), Some(Failure::Permission)); // as for all commands
-/// assert_eq!(NewService::<Service>::classify(Errno::EBUSY), None);
-/// ```
+/// One error number means different things by command: `ENOENT` is a missing scheduler for [`NewService`], and a missing real server
+/// for [`SetDest`].
 pub trait Command {
     /// Number in the generic-netlink header.
     const NUMBER: u8;
@@ -177,45 +144,8 @@ pub trait Command {
     }
 }
 
-/// A request with an answer.
-///
-/// The real servers of a virtual server, over a [`Genl`](netlink_batch::Genl):
-///
-/// ```
-/// use ipvs_sys::{Command, DestAttr, GetDest, Query, SvcAttr, uapi};
-/// use netlink_batch::{Attribute, Be16, Encoder, Genl};
-///
-/// # use netlink_batch::testing::{Reply, Simulated};
-/// # use netlink_batch::{ControllerAttr, Message, header::GenlHeader};
-/// # let kernel = Simulated::new(|message: &Message<'_>| {
-/// #     let mut out = Encoder::new();
-/// #     out.bytes(&GenlHeader { command: 1, version: 2 }.to_bytes());
-/// #     if message.header.kind == 16 {
-/// #         out.attr(ControllerAttr::FAMILY_ID, &33_u16);
-/// #         return Reply::Data(vec![(16, out.as_slice().to_vec())]);
-/// #     }
-/// #     out.nest(2, |out| [DestAttr::Port(Be16(8080)), DestAttr::Weight(100)].iter().for_each(|item| item.encode(out)));
-/// #     Reply::Dump(vec![(33, out.as_slice().to_vec())])
-/// # });
-/// type Get<'a> = GetDest<&'a [SvcAttr<'a>]>;
-/// // `Genl::open` in a program; here, a simulated kernel with one real server.
-/// let mut ipvs = Genl::with_transport(uapi::GENL_NAME, kernel)?;
-/// let query = GetDest { service: &[SvcAttr::Af(2), SvcAttr::Fwmark(1)][..] };
-/// let read = |attributes: &[u8]| {
-///     let (mut port, mut weight) = (0, 0);
-///     for attribute in Get::decode(attributes)?.iter() {
-///         match attribute? {
-///             DestAttr::Port(Be16(number)) => port = number,
-///             DestAttr::Weight(number) => weight = number,
-///             _ => {}
-///         }
-///     }
-///     Ok((port, weight))
-/// };
-/// let dump = ipvs.dump(Get::NUMBER, |out| query.encode(out), |_header, attributes| read(attributes))?;
-/// assert_eq!(dump.items, [(8080, 100)]);
-/// # Ok::<(), netlink_batch::Error>(())
-/// ```
+/// A request with an answer. A list comes over [`Genl::dump`](netlink_batch::Genl::dump), one object over
+/// [`Genl::query`](netlink_batch::Genl::query).
 pub trait Query: Command {
     /// Content of one data message of the answer.
     type Reply<'a>;
@@ -225,4 +155,21 @@ pub trait Query: Command {
     /// # Errors
     /// [`WireError`] when what must be there is missing or unreadable.
     fn decode(attributes: &[u8]) -> Result<Self::Reply<'_>, WireError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DestAttr, SvcAttr};
+
+    #[test]
+    fn one_error_number_means_different_things_by_command() {
+        type Service<'a> = &'a [SvcAttr<'a>];
+        type Dest<'a> = &'a [DestAttr<'a>];
+        assert_eq!(NewService::<Service<'_>>::classify(Errno::ENOENT), Some(Failure::ModuleMissing));
+        assert_eq!(SetDest::<Service<'_>, Dest<'_>>::classify(Errno::ENOENT), Some(Failure::RealServerMissing));
+        assert_eq!(GetService::<Service<'_>>::classify(Errno::ESRCH), Some(Failure::VirtualServerMissing));
+        assert_eq!(NewService::<Service<'_>>::classify(Errno::EPERM), Some(Failure::Permission));
+        assert_eq!(NewService::<Service<'_>>::classify(Errno::EBUSY), None);
+    }
 }

@@ -8,20 +8,6 @@ use crate::cmd::{Command, Failure, Fields};
 /// Starts the synchronisation daemon in one of its two states.
 ///
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_genl_new_daemon`, `start_sync_thread`.
-///
-/// ```
-/// use ipvs_sys::uapi::STATE_MASTER;
-/// use ipvs_sys::{Command, DaemonAttr, Failure, GetDaemon, NewDaemon, Query};
-/// use netlink_batch::{Encoder, Errno, NulStr};
-///
-/// // ipvsadm --start-daemon master --mcast-interface eth0 --syncid 1
-/// let daemon = [DaemonAttr::State(STATE_MASTER), DaemonAttr::McastIfn(NulStr::from("eth0")), DaemonAttr::SyncId(1)];
-/// let mut out = Encoder::new();
-/// NewDaemon { daemon: &daemon[..] }.encode(&mut out);
-/// assert_eq!(GetDaemon::decode(out.as_slice())?.to_vec()?, daemon); // the kernel answers in the same form
-/// assert_eq!(NewDaemon::<&[DaemonAttr]>::classify(Errno::ENODEV), Some(Failure::InterfaceMissing));
-/// # Ok::<(), netlink_batch::WireError>(())
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct NewDaemon<A> {
     /// The daemon: its state, and all settings that are not left to the kernel.

@@ -7,16 +7,6 @@ use crate::cmd::{Command, Failure, Fields};
 /// Sets the timeouts. What is left out stays as it is; so does what is 0.
 ///
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_genl_set_config`.
-///
-/// ```
-/// use ipvs_sys::{CmdAttr, Command, SetConfig};
-/// use netlink_batch::Encoder;
-///
-/// // ipvsadm --set 900 0 300
-/// let mut out = Encoder::new();
-/// SetConfig { config: &[CmdAttr::TimeoutTcp(900), CmdAttr::TimeoutUdp(300)][..] }.encode(&mut out);
-/// assert_eq!(out.len(), 8 + 8);
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct SetConfig<C> {
     /// The timeouts to set, as [`CmdAttr`](crate::CmdAttr)s.

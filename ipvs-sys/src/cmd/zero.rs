@@ -8,17 +8,6 @@ use crate::cmd::{Command, Failure, Fields};
 /// Sets the counters of one virtual server and its real servers to zero, or, without a key, everybody's.
 ///
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_zero_service`, `ip_vs_zero_all`.
-///
-/// ```
-/// use ipvs_sys::{Command, SvcAttr, Zero};
-/// use netlink_batch::Encoder;
-///
-/// let mut out = Encoder::new();
-/// Zero::<&[SvcAttr]> { service: None }.encode(&mut out);
-/// assert!(out.is_empty()); // everybody's
-/// Zero { service: Some(&[SvcAttr::Af(2), SvcAttr::Fwmark(1)][..]) }.encode(&mut out);
-/// assert_eq!(out.len(), 4 + 8 + 8); // those of firewall mark 1
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Zero<S> {
     /// The virtual server's key; `None` for all.
