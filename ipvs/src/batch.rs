@@ -12,22 +12,6 @@ use crate::error::{Error, ErrorKind, MissingModule, Subject};
 use crate::model::{OutOfRange, RealServer, RealServerKey, VirtualServer, VirtualServerKey};
 
 /// One change.
-///
-/// ```
-/// use ipvs::text::Statement;
-/// use ipvs::{Operation, RealServer, Subject, VirtualServerKey};
-///
-/// let key = VirtualServerKey::tcp("10.96.0.10:80".parse()?);
-/// let real = RealServer::new("10.244.1.5:8080".parse()?);
-/// let add = Operation::AddRealServer(key, real);
-/// assert_eq!(add.virtual_server(), key);
-/// assert_eq!(add.subject(), Subject::RealServer(key, real.key));
-///
-/// // For people, and as ipvsadm takes it.
-/// assert_eq!(add.to_string(), "adding real server 10.244.1.5:8080 of virtual server TCP 10.96.0.10:80");
-/// assert_eq!(Statement::from(add).to_string(), "-a -t 10.96.0.10:80 -r 10.244.1.5:8080 -m -w 1");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -348,38 +332,6 @@ impl Outcome {
 }
 
 /// One outcome for each operation of a [`Batch`], in its order.
-///
-/// # Example
-///
-/// ```
-/// # #[cfg(feature = "testing")] {
-/// use ipvs::{Batch, RealServer, Scheduler, VirtualServer, VirtualServerKey};
-///
-/// let kernel = ipvs::fake::FakeIpvs::new();
-/// kernel.remove_module("ip_vs_mh");
-/// let web = VirtualServerKey::tcp("10.96.0.10:80".parse()?);
-/// let dns = VirtualServerKey::udp("10.96.0.10:53".parse()?);
-/// let mut batch = Batch::new();
-/// batch
-///     .add_virtual_server(VirtualServer::new(web, Scheduler::MaglevHashing))
-///     .add_real_server(web, RealServer::new("10.244.1.5:8080".parse()?))
-///     .add_virtual_server(VirtualServer::new(dns, Scheduler::RoundRobin));
-///
-/// let report = kernel.client()?.run(&batch);
-/// assert!(!report.is_done());
-/// assert!(report.outcomes[2].is_done()); // a failure does not stop what comes after it
-/// assert_eq!(report.failures().count(), 2);
-/// assert_eq!(report.cause(1), Some(0)); // refused because operation 0 failed
-///
-/// let causes = report.root_failures().filter_map(|(_, outcome)| outcome.error());
-/// assert_eq!(
-///     causes.map(|error| error.to_string()).collect::<Vec<_>>(),
-///     ["adding virtual server TCP 10.96.0.10:80: this kernel has no scheduler \"mh\"; \
-///       load it with `modprobe ip_vs_mh` [ENOENT]"]
-/// );
-/// # }
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[must_use = "a batch reports failures only here"]

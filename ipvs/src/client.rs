@@ -24,33 +24,6 @@ const ALL: Option<&VirtualServerKey> = None;
 /// A conversation with the IPVS of one network namespace.
 ///
 /// Blocking: the kernel answers at once. It can be moved to another thread, and stays with the namespace it was opened in.
-///
-/// # Example
-///
-/// ```
-/// # #[cfg(feature = "testing")] {
-/// use ipvs::{RealServer, Scheduler, VirtualServer, VirtualServerKey};
-///
-/// // On a kernel: Client::open()?
-/// let mut ipvs = ipvs::fake::FakeIpvs::new().client()?;
-/// let key = VirtualServerKey::tcp("10.96.0.10:80".parse()?);
-/// let server = VirtualServer::new(key, Scheduler::RoundRobin);
-///
-/// // Add it, or change the one that is there. Either way its real servers and connections stay.
-/// match ipvs.add_virtual_server(&server) {
-///     Err(error) if error.is_already_exists() => ipvs.update_virtual_server(&server)?,
-///     added => added?,
-/// }
-/// ipvs.add_real_server(&key, &RealServer::new("10.244.1.5:8080".parse()?))?;
-/// ipvs.update_virtual_server(&VirtualServer::new(key, Scheduler::LeastConnection))?;
-/// assert_eq!(ipvs.get_virtual_server(&key)?.server.config.scheduler, Scheduler::LeastConnection);
-/// assert_eq!(ipvs.list_real_servers(&key)?.len(), 1);
-///
-/// ipvs.delete_virtual_server(&key)?; // with its real server
-/// assert_eq!(ipvs.list_virtual_servers()?, []);
-/// # }
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Debug)]
 pub struct Client {
     genl: Genl,
@@ -69,18 +42,6 @@ pub(crate) enum Expect {
 impl Client {
     /// Opens IPVS of the calling thread's network namespace.
     ///
-    /// ```no_run
-    /// use ipvs::Client;
-    ///
-    /// match Client::open() {
-    ///     Ok(mut ipvs) => println!("IPVS {}", ipvs.info()?), // IPVS 1.2.1 (size=4096)
-    ///     // … this kernel has no IPVS now; load the module with `modprobe ip_vs`
-    ///     Err(error) if error.module_missing().is_some() => println!("{error}"),
-    ///     Err(error) => return Err(error),
-    /// }
-    /// # Ok::<(), ipvs::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`ErrorKind::ModuleMissing`] when the kernel has no IPVS now. This crate loads no modules; kernels since 6.1 load `ip_vs` by
     /// themselves when it is looked up, 5.10 does not.
@@ -90,18 +51,6 @@ impl Client {
     }
 
     /// Opens IPVS of another network namespace, given by an open file: `/proc/<pid>/ns/net`, `/run/netns/<name>`.
-    ///
-    /// ```no_run
-    /// use std::fs::File;
-    /// use std::os::fd::AsFd;
-    ///
-    /// use ipvs::Client;
-    ///
-    /// let namespace = File::open("/run/netns/blue")?;
-    /// let mut ipvs = Client::open_in(namespace.as_fd())?;
-    /// println!("{} virtual servers", ipvs.list_virtual_servers()?.len());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// As [`Client::open`]; entering a namespace takes `CAP_SYS_ADMIN`.
@@ -129,20 +78,6 @@ impl Client {
     }
 
     /// Changes how long to wait, how often to repeat a disturbed read, and how much goes into one send.
-    ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use std::time::Duration;
-    ///
-    /// use ipvs::Limits;
-    ///
-    /// let mut ipvs = ipvs::fake::FakeIpvs::new().client()?;
-    /// let limits = Limits::default();
-    /// assert_eq!((limits.timeout, limits.chunk_messages), (Duration::from_secs(10), 128));
-    /// ipvs.set_limits(limits.with_timeout(Duration::from_secs(2))); // for a caller with a deadline of its own
-    /// # }
-    /// # Ok::<(), ipvs::Error>(())
-    /// ```
     pub fn set_limits(&mut self, limits: Limits) {
         for genl in std::iter::once(&mut self.genl).chain(&mut self.short) {
             genl.connection().set_limits(limits);
@@ -168,20 +103,6 @@ impl Client {
     }
 
     /// Sets those timeouts that are given; the others stay as they are.
-    ///
-    /// # Example
-    ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use ipvs::model::TimeoutsUpdate;
-    ///
-    /// let mut ipvs = ipvs::fake::FakeIpvs::new().client()?;
-    /// ipvs.set_timeouts(&TimeoutsUpdate::new().with_udp_secs(60))?;
-    /// let timeouts = ipvs.timeouts()?;
-    /// assert_eq!((timeouts.tcp_secs, timeouts.tcp_fin_secs, timeouts.udp_secs), (900, 120, 60));
-    /// # }
-    /// # Ok::<(), ipvs::Error>(())
-    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] for a timeout above what the kernel's clock holds (2^31 / CONFIG_HZ seconds).
@@ -249,18 +170,6 @@ impl Client {
     /// For a virtual server that does not exist this is an empty list too: the kernel cannot tell the two apart here.
     /// [`Client::get_virtual_server`] can.
     ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use ipvs::VirtualServerKey;
-    ///
-    /// let mut ipvs = ipvs::fake::FakeIpvs::new().client()?;
-    /// let absent = VirtualServerKey::udp("10.96.0.10:53".parse()?);
-    /// assert_eq!(ipvs.list_real_servers(&absent)?, []);
-    /// assert!(ipvs.get_virtual_server(&absent).unwrap_err().is_not_found());
-    /// # }
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// As [`Client::list_virtual_servers`].
     #[doc(alias = "IPVS_CMD_GET_DEST")]
@@ -298,26 +207,6 @@ impl Client {
     ///
     /// A real server that was deleted less than two minutes ago comes back with its counters.
     ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use ipvs::{RealServer, Scheduler, VirtualServer, VirtualServerKey};
-    ///
-    /// let kernel = ipvs::fake::FakeIpvs::new();
-    /// let mut ipvs = kernel.client()?;
-    /// let key = VirtualServerKey::tcp("10.96.0.10:80".parse()?);
-    /// let real = RealServer::new("10.244.1.5:8080".parse()?);
-    /// ipvs.add_virtual_server(&VirtualServer::new(key, Scheduler::RoundRobin))?;
-    /// ipvs.add_real_server(&key, &real)?;
-    /// assert!(ipvs.add_real_server(&key, &real).unwrap_err().is_already_exists());
-    ///
-    /// kernel.set_counters(&key, Some((&real.key, 0, 0)), 7, 900); // traffic
-    /// ipvs.delete_real_server(&key, &real.key)?;
-    /// ipvs.add_real_server(&key, &real)?;
-    /// assert_eq!(ipvs.get_real_server(&key, &real.key)?.stats.connections, 7); // not 0
-    /// # }
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// [`ErrorKind::VirtualServerNotFound`]; [`ErrorKind::RealServerExists`]; [`ErrorKind::Invalid`] when its address is neither
     /// unicast nor local in this network namespace, or it is of another family and not reached by a tunnel.
@@ -346,23 +235,6 @@ impl Client {
     }
 
     /// Sets the counters of a virtual server and its real servers to zero.
-    ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use ipvs::VirtualServerKey;
-    ///
-    /// let kernel = ipvs::fake::FakeIpvs::new();
-    /// kernel.load("-A -t 10.96.0.10:80 -s rr")?;
-    /// let key = VirtualServerKey::tcp("10.96.0.10:80".parse()?);
-    /// kernel.set_counters(&key, None, 120, 48_000); // traffic
-    ///
-    /// let mut ipvs = kernel.client()?;
-    /// assert_eq!(ipvs.get_virtual_server(&key)?.stats.bytes_in, 48_000);
-    /// ipvs.zero_virtual_server(&key)?;
-    /// assert_eq!(ipvs.get_virtual_server(&key)?.stats.bytes_in, 0);
-    /// # }
-    /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
-    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::VirtualServerNotFound`].
@@ -466,31 +338,6 @@ impl Client {
     /// family at a time; `ipvsadm --save` 1,470 ms. Reading `/proc/net/ip_vs` takes 82 ms but lacks statistics, thresholds,
     /// tunnels and scheduler flags: a fingerprint, not a snapshot.
     ///
-    /// # Example
-    ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// let kernel = ipvs::fake::FakeIpvs::new();
-    /// kernel.load(
-    ///     "-A -t 10.96.0.10:80 -s rr
-    ///      -a -t 10.96.0.10:80 -r 10.244.1.5:8080 -m -w 1
-    ///      -a -t 10.96.0.10:80 -r 10.244.2.7:8080 -m -w 0",
-    /// )?;
-    ///
-    /// let mut draining = Vec::new();
-    /// for entry in kernel.client()?.snapshot()?.entries {
-    ///     let key = entry.virtual_server.server.key;
-    ///     for real in entry.real_servers {
-    ///         if real.server.config.weight == ipvs::Weight::DRAIN {
-    ///             draining.push(format!("{key} → {}, {} connections", real.server.key, real.active_connections));
-    ///         }
-    ///     }
-    /// }
-    /// assert_eq!(draining, ["TCP 10.96.0.10:80 → 10.244.2.7:8080, 0 connections"]);
-    /// # }
-    /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
-    /// ```
-    ///
     /// # Errors
     /// [`ErrorKind::Interrupted`] when another program kept changing the table; else as [`Client::list_virtual_servers`].
     pub fn snapshot(&mut self) -> Result<Snapshot, Error> {
@@ -502,19 +349,6 @@ impl Client {
     ///
     /// [`Client::snapshot`] is this and then [`Client::is_still`]. A caller that finds everything it knows of, and
     /// deletes nothing because it is missing here, can do without that check and saves the second of two long lists.
-    ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// let kernel = ipvs::fake::FakeIpvs::new();
-    /// kernel.load("-A -t 10.96.0.10:80 -s rr")?;
-    /// let mut ipvs = kernel.client()?;
-    /// let snapshot = ipvs.snapshot_once()?;
-    ///
-    /// kernel.load("-A -t 10.96.0.10:443 -s rr")?; // another program
-    /// assert!(!ipvs.is_still(&snapshot)?);
-    /// # }
-    /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
-    /// ```
     ///
     /// # Errors
     /// As [`Client::list_real_servers`].
@@ -533,23 +367,6 @@ impl Client {
 
     /// Carries out many operations in few system calls: those of a [`Batch`](crate::Batch), or any others, made one by one as
     /// they are needed.
-    ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use std::net::SocketAddr;
-    ///
-    /// use ipvs::{Operation, RealServer, VirtualServerKey};
-    ///
-    /// let kernel = ipvs::fake::FakeIpvs::new();
-    /// kernel.load("-A -t 10.96.0.10:80 -s rr")?;
-    /// let mut ipvs = kernel.client()?;
-    /// let key = VirtualServerKey::tcp("10.96.0.10:80".parse()?);
-    /// let endpoints = (1..=200).map(|host| SocketAddr::from(([10, 244, 1, host], 8080)));
-    /// ipvs.run(endpoints.map(|at| Operation::AddRealServer(key, RealServer::new(at)))).into_result()?;
-    /// assert_eq!(ipvs.list_real_servers(&key)?.len(), 200);
-    /// # }
-    /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
-    /// ```
     pub fn run<I>(&mut self, operations: I) -> Report
     where
         I: IntoIterator,

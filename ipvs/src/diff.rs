@@ -9,32 +9,6 @@ use crate::model::{RealServer, RealServerKey, Snapshot, SnapshotEntry, VirtualSe
 use crate::text::{Entry, Ruleset};
 
 /// Authority over the weights of real servers that are there.
-///
-/// ```
-/// use ipvs::model::Snapshot;
-/// use ipvs::{Ruleset, SyncPolicy, Weights};
-///
-/// // A health check has taken the first real server out and lowered the second one's share.
-/// let observed: Ruleset = "
-///     -A -t 10.96.0.10:80 -s wrr
-///     -a -t 10.96.0.10:80 -r 10.244.1.5:8080 -m -w 0
-///     -a -t 10.96.0.10:80 -r 10.244.2.7:8080 -m -w 50
-/// "
-/// .parse()?;
-/// let wanted: Ruleset = observed.to_string().replace("-w 0", "-w 100").replace("-w 50", "-w 100").parse()?;
-/// let changes = |weights| {
-///     let policy = SyncPolicy::owning_all().with_weights(weights);
-///     wanted.diff(&Snapshot::from(&observed), &policy).map(|batch| batch.to_string())
-/// };
-/// assert_eq!(
-///     changes(Weights::Set)?,
-///     "-e -t 10.96.0.10:80 -r 10.244.1.5:8080 -m -w 100\n\
-///      -e -t 10.96.0.10:80 -r 10.244.2.7:8080 -m -w 100\n"
-/// );
-/// assert_eq!(changes(Weights::KeepZero)?, "-e -t 10.96.0.10:80 -r 10.244.2.7:8080 -m -w 100\n");
-/// assert_eq!(changes(Weights::Keep)?, "");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -63,19 +37,6 @@ impl Weights {
 /// Ownership and weight rules of a difference or a sync.
 ///
 /// There is no default: IPVS does not say who added a virtual server, so the caller has to.
-///
-/// ```
-/// use std::net::IpAddr;
-///
-/// use ipvs::{SyncPolicy, VirtualServerKey, Weights};
-///
-/// let vips: [IpAddr; 2] = ["10.96.0.10".parse()?, "2001:db8::10".parse()?];
-/// let policy =
-///     SyncPolicy::owning(|key| key.addr().is_some_and(|addr| vips.contains(&addr))).with_weights(Weights::KeepZero);
-/// assert!(policy.owns(&VirtualServerKey::udp("[2001:db8::10]:53".parse()?)));
-/// assert!(!policy.owns(&VirtualServerKey::tcp("192.0.2.1:25".parse()?))); // another program's
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub struct SyncPolicy<'a> {
     owns: Box<dyn Fn(&VirtualServerKey) -> bool + Send + Sync + 'a>,
     weights: Weights,
@@ -177,31 +138,6 @@ impl Ruleset {
     /// stores as another, such as a tunnel's type before Linux 5.3 or a persistence timeout that wraps, is one each time.
     ///
     /// `observed` must be complete; [`Client::snapshot_once`](crate::Client::snapshot_once) may not be.
-    ///
-    /// # Example
-    ///
-    /// ```
-    /// use ipvs::{Ruleset, SyncPolicy};
-    /// use ipvs::model::Snapshot;
-    ///
-    /// let observed: Ruleset = "
-    ///     -A -t 10.0.0.1:80 -s rr
-    ///     -a -t 10.0.0.1:80 -r 10.1.0.1:8080 -m -w 1
-    ///     -A -t 192.0.2.1:25 -s wlc
-    /// ".parse()?;
-    /// let wanted: Ruleset = "
-    ///     -A -t 10.0.0.1:80 -s wrr
-    ///     -a -t 10.0.0.1:80 -r 10.1.0.2:8080 -m -w 3
-    /// ".parse()?;
-    /// let batch = wanted.diff(&Snapshot::from(&observed), &SyncPolicy::owning(|key| key.port() == Some(80)))?;
-    /// assert_eq!(
-    ///     batch.to_string(),
-    ///     "-a -t 10.0.0.1:80 -r 10.1.0.2:8080 -m -w 3\n\
-    ///      -E -t 10.0.0.1:80 -s wrr\n\
-    ///      -d -t 10.0.0.1:80 -r 10.1.0.1:8080\n"
-    /// );
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// Mistakes in the wanted state: [`ErrorKind::Repeated`]; [`ErrorKind::NotOwned`] for a virtual server that the policy says is

@@ -17,26 +17,6 @@ impl Client {
     /// `expire_nodest_conn` ([`Sysctl`](crate::sysctl::Sysctl)). Persistent clients may come back to a real server of weight 0: see
     /// [`Weight::DRAIN`].
     ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use ipvs::{RealServer, Scheduler, VirtualServer, VirtualServerKey};
-    ///
-    /// let kernel = ipvs::fake::FakeIpvs::new();
-    /// let mut ipvs = kernel.client()?;
-    /// let (key, real) = (VirtualServerKey::tcp("10.0.0.1:80".parse()?), RealServer::new("10.1.0.1:8080".parse()?));
-    /// ipvs.add_virtual_server(&VirtualServer::new(key, Scheduler::RoundRobin))?;
-    /// ipvs.add_real_server(&key, &real)?;
-    ///
-    /// kernel.set_counters(&key, Some((&real.key, 2, 1)), 9, 0); // two connections, and one that has just ended
-    /// assert_eq!(ipvs.drain_step(&key, &real.key, false)?.map(|real| real.active_connections), Some(2));
-    /// assert!(kernel.dump()?.contains("-r 10.1.0.1:8080 -m -w 0"));
-    /// kernel.set_counters(&key, Some((&real.key, 0, 0)), 9, 0);
-    /// assert_eq!(ipvs.drain_step(&key, &real.key, false)?, None);
-    /// assert_eq!(ipvs.list_real_servers(&key)?, []);
-    /// # }
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// As [`Client::list_real_servers`] and [`Client::update_real_server`]; none because something is gone already.
     pub fn drain_step(

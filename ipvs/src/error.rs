@@ -117,31 +117,6 @@ pub enum ErrorKind {
 }
 
 /// A failed operation.
-///
-/// ```
-/// # #[cfg(feature = "testing")] {
-/// use ipvs::{ErrorKind, MissingModule, Scheduler, Subject, VirtualServer, VirtualServerKey};
-///
-/// let kernel = ipvs::fake::FakeIpvs::new();
-/// kernel.remove_module("ip_vs_mh");
-/// let key = VirtualServerKey::tcp("10.96.0.10:80".parse()?);
-/// let server = VirtualServer::new(key, Scheduler::MaglevHashing);
-/// let mut ipvs = kernel.client()?;
-///
-/// // The kind comes from command and number: ENOENT means something else for other commands.
-/// let error = ipvs.add_virtual_server(&server).unwrap_err();
-/// assert_eq!(error.module_missing(), Some(MissingModule::Scheduler(Scheduler::MaglevHashing)));
-/// assert_eq!((error.subject(), error.errno()), (Subject::VirtualServer(key), Some(2)));
-///
-/// let error = ipvs.delete_virtual_server(&key).unwrap_err();
-/// assert_eq!(error.kind(), &ErrorKind::VirtualServerNotFound);
-/// assert!(error.is_not_found()); // another program has deleted it
-///
-/// kernel.set_permitted(false);
-/// assert!(ipvs.info().unwrap_err().is_permission());
-/// # }
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Error(Box<Inner>);
 

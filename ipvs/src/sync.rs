@@ -10,29 +10,6 @@ use crate::text::Ruleset;
 const ATTEMPTS: usize = 4;
 
 /// Result of a sync.
-///
-/// ```
-/// # #[cfg(feature = "testing")] {
-/// use ipvs::{Ruleset, SyncPolicy};
-///
-/// // The kernel refuses the second real server: its address is no unicast one.
-/// let wanted: Ruleset = "
-///     -A -t 10.96.0.10:80 -s rr
-///     -a -t 10.96.0.10:80 -r 10.244.1.5:8080 -m
-///     -a -t 10.96.0.10:80 -r 224.0.0.1:8080 -m
-/// "
-/// .parse()?;
-/// let mut ipvs = ipvs::fake::FakeIpvs::new().client()?;
-/// let report = ipvs.sync(&wanted, &SyncPolicy::owning_all())?;
-/// assert!(report.is_changed() && !report.is_done());
-/// assert_eq!(report.done.len(), 2);
-/// for failure in report.failures.iter().filter(|failure| !failure.is_consequence) {
-///     assert_eq!(failure.operation.to_string(), "adding real server 224.0.0.1:8080 of virtual server TCP 10.96.0.10:80");
-///     assert!(failure.outcome.error().is_some_and(|error| *error.kind() == ipvs::ErrorKind::Invalid));
-/// }
-/// # }
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[must_use = "a sync reports failures only here"]
@@ -90,35 +67,6 @@ impl Client {
     ///
     /// One refused operation does not stop the others. When another program changes the same virtual servers at the same time, the
     /// table is read again, a few times at most.
-    ///
-    /// # Example
-    ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use ipvs::{RealServer, Ruleset, Scheduler, SyncPolicy, VirtualServer, VirtualServerKey};
-    ///
-    /// let kernel = ipvs::fake::FakeIpvs::new();
-    /// kernel.load("-A -t 10.96.0.99:80 -s rr")?; // left over from before
-    /// let mut ipvs = kernel.client()?;
-    ///
-    /// let key = VirtualServerKey::tcp("10.96.0.10:80".parse()?);
-    /// let endpoints = ["10.244.1.5:8080".parse()?, "10.244.2.7:8080".parse()?];
-    /// let mut wanted = Ruleset::new();
-    /// wanted.push(VirtualServer::new(key, Scheduler::RoundRobin), endpoints.map(RealServer::new));
-    ///
-    /// let policy = SyncPolicy::owning_all();
-    /// let done = ipvs.sync(&wanted, &policy)?.into_result()?;
-    /// assert_eq!(
-    ///     done.to_string(),
-    ///     "-A -t 10.96.0.10:80 -s rr\n\
-    ///      -a -t 10.96.0.10:80 -r 10.244.1.5:8080 -m -w 1\n\
-    ///      -a -t 10.96.0.10:80 -r 10.244.2.7:8080 -m -w 1\n\
-    ///      -D -t 10.96.0.99:80\n"
-    /// );
-    /// assert!(ipvs.sync(&wanted, &policy)?.done.is_empty());
-    /// # }
-    /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
-    /// ```
     ///
     /// # Errors
     /// Nothing was written then: those of [`Ruleset::diff`], for mistakes in the wanted state; those of [`Client::snapshot`], as

@@ -50,22 +50,6 @@ struct State {
 }
 
 /// A fake kernel's IPVS. Clones share one table, and so do all clients made from them.
-///
-/// ```
-/// use ipvs::fake::FakeIpvs;
-/// use ipvs::{RealServer, Scheduler, VirtualServer, VirtualServerKey};
-///
-/// let kernel = FakeIpvs::new();
-/// let mut client = kernel.client()?;
-/// let key = VirtualServerKey::tcp("10.0.0.1:80".parse()?);
-/// client.add_virtual_server(&VirtualServer::new(key, Scheduler::RoundRobin))?;
-///
-/// kernel.remove_module("ip_vs_mh");
-/// let refused = client.update_virtual_server(&VirtualServer::new(key, Scheduler::MaglevHashing));
-/// assert!(refused.is_err_and(|error| error.module_missing().is_some()));
-/// assert_eq!(kernel.snapshot()?.entries.len(), 1);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone)]
 pub struct FakeIpvs {
     state: Arc<Mutex<State>>,
@@ -258,21 +242,6 @@ impl FakeIpvs {
 
     /// Refuses one message to come with this error number and leaves the table alone: 0 is the next one. Looking the family up
     /// does not count.
-    ///
-    /// ```
-    /// use ipvs::fake::FakeIpvs;
-    ///
-    /// const ENOMEM: i32 = 12;
-    ///
-    /// let kernel = FakeIpvs::new();
-    /// let mut ipvs = kernel.client()?;
-    /// kernel.refuse(1, ENOMEM); // the second of the messages to come
-    /// let batch = ipvs::text::parse_batch("-A -t 10.96.0.10:80 -s rr\n-A -t 10.96.0.10:443 -s rr")?;
-    /// let report = ipvs.run(&batch);
-    /// assert_eq!(report.failures().map(|(index, _)| index).collect::<Vec<_>>(), [1]);
-    /// assert_eq!(kernel.dump()?, "-A -t 10.96.0.10:80 -s rr\n");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn refuse(&self, nth: u64, errno: i32) {
         let mut state = self.lock();
         let number = state.handled.saturating_add(nth);

@@ -41,27 +41,6 @@ impl FromStr for DaemonState {
 crate::model::serde_as_text!(DaemonState, "master or backup");
 
 /// A synchronisation daemon of this network namespace; there is at most one in each state.
-///
-/// ```
-/// # #[cfg(feature = "testing")] {
-/// use ipvs::model::{DaemonState, SyncDaemon};
-///
-/// let mut ipvs = ipvs::fake::FakeIpvs::new().client()?;
-/// let (interface, group) = ("eth0".parse()?, "224.0.0.82".parse()?);
-/// let daemon = |state| SyncDaemon::new(state, interface, 7).with_group(group).with_port(8850);
-/// ipvs.start_daemon(&daemon(DaemonState::Master))?; // sends this director's connections
-/// ipvs.start_daemon(&daemon(DaemonState::Backup))?; // receives those of the others
-/// assert_eq!(ipvs.list_daemons()?.len(), 2);
-///
-/// // The kernel says what it filled in.
-/// let ttl = ipvs.list_daemons()?.iter().find(|daemon| daemon.state == DaemonState::Master).and_then(|daemon| daemon.ttl);
-/// assert_eq!(ttl, Some(1));
-///
-/// ipvs.stop_daemon(DaemonState::Master)?;
-/// assert!(ipvs.stop_daemon(DaemonState::Master).unwrap_err().is_not_found());
-/// # }
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -92,28 +71,6 @@ impl SyncDaemon {
     /// Whether a running daemon, as [`Client::list_daemons`](crate::Client::list_daemons) has it, does what this one asks for. Settings
     /// left out are the kernel's defaults, and the largest payload is what the kernel makes of the wanted one
     /// (net/netfilter/ipvs/ip_vs_sync.c, `start_sync_thread`); without one, any will do: it follows from an interface's MTU at the start.
-    ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use ipvs::model::{DaemonState, SyncDaemon};
-    ///
-    /// let mut ipvs = ipvs::fake::FakeIpvs::new().client()?;
-    /// let wanted = SyncDaemon::new(DaemonState::Backup, "eth0".parse()?, 7).with_max_length(100);
-    /// for _ in 0..2 {
-    ///     let running = ipvs.list_daemons()?.into_iter().find(|daemon| daemon.state == wanted.state);
-    ///     if running.is_none_or(|running| !wanted.is_met_by(&running)) {
-    ///         if running.is_some() {
-    ///             ipvs.stop_daemon(wanted.state)?; // a daemon cannot be changed
-    ///         }
-    ///         ipvs.start_daemon(&wanted)?;
-    ///     }
-    /// }
-    /// let running = ipvs.list_daemons()?[0];
-    /// assert_ne!(running, wanted); // group, port and time to live are filled in, and a backup takes 1024 bytes at least
-    /// assert!(wanted.is_met_by(&running) && !wanted.with_port(8850).is_met_by(&running));
-    /// # }
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn is_met_by(&self, running: &SyncDaemon) -> bool {
         let group = self.group.unwrap_or(IpAddr::V4(Ipv4Addr::new(224, 0, 0, 81)));
         // Headers of IP and UDP.

@@ -6,16 +6,6 @@ use bitflags::bitflags;
 use ipvs_sys::uapi;
 
 /// Way by which packets reach a real server (`IP_VS_CONN_F_FWD_MASK`).
-///
-/// ```
-/// use ipvs::{ForwardingMethod, RealServer};
-///
-/// // Direct routing delivers to the virtual server's port, so the real server has the same one.
-/// let real = RealServer::new("192.0.2.21:80".parse()?).with_forwarding_method(ForwardingMethod::DirectRoute);
-/// assert_eq!(real.config.forwarding_method.to_string(), "route");
-/// assert_eq!("masquerade".parse(), Ok(ForwardingMethod::default()));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum ForwardingMethod {
@@ -62,19 +52,6 @@ impl ForwardingMethod {
 }
 
 /// A tunnel to a real server. Types other than IPIP and flags exist since Linux 5.3; older kernels ignore them silently.
-///
-/// ```
-/// use ipvs::model::{Tunnel, TunnelFlags, TunnelKind};
-/// use ipvs::{ForwardingMethod, RealServer};
-///
-/// // Only a tunnel reaches a real server of another family than its virtual server's.
-/// let kind = TunnelKind::Gue { port: 6080.try_into()? };
-/// let method = ForwardingMethod::Tunnel(Tunnel::new(kind, TunnelFlags::CHECKSUM | TunnelFlags::REMOTE_CHECKSUM));
-/// let real = RealServer::new("[2001:db8::21]:80".parse()?).with_forwarding_method(method);
-/// assert_eq!(real.config.forwarding_method.to_string(), "tunnel gue:6080 csum remcsum");
-/// assert_eq!("tunnel".parse(), Ok(ForwardingMethod::Tunnel(Tunnel::IPIP)));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub struct Tunnel {

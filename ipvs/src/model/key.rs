@@ -8,15 +8,6 @@ use std::str::FromStr;
 use crate::model::OutOfRange;
 
 /// Address family.
-///
-/// ```
-/// use ipvs::model::Family;
-///
-/// let family = Family::of("2001:db8::10".parse()?);
-/// assert_eq!((family, family.bits()), (Family::V6, 128));
-/// assert_eq!(family.to_string(), "IPv6"); // as in a Kubernetes Service's `ipFamilies`
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     /// IPv4 (`AF_INET`).
@@ -75,17 +66,6 @@ impl FromStr for Family {
 crate::model::serde_as_text!(Family, "IPv4 or IPv6");
 
 /// IP protocol of a virtual server.
-///
-/// ```
-/// use ipvs::VirtualServerKey;
-/// use ipvs::model::Protocol;
-///
-/// let protocol: Protocol = "SCTP".parse()?; // as in a Kubernetes Service
-/// assert_eq!((protocol, protocol.number()), (Protocol::Sctp, 132));
-/// let at = "10.96.0.10:9100".parse()?;
-/// assert_eq!(VirtualServerKey::new(protocol, at), VirtualServerKey::sctp(at));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Protocol {
@@ -152,27 +132,6 @@ impl FromStr for Protocol {
 }
 
 /// Identity of a virtual server. The order is by protocol, address and port; firewall marks come last.
-///
-/// ```
-/// use ipvs::VirtualServerKey;
-/// use ipvs::model::{Family, Protocol};
-///
-/// let dns = VirtualServerKey::udp("10.96.0.10:53".parse()?);
-/// assert_eq!((dns.protocol(), dns.port(), dns.family()), (Some(Protocol::Udp), Some(53), Family::V4));
-/// assert_eq!(dns.to_string(), "UDP 10.96.0.10:53");
-/// assert_eq!("UDP 10.96.0.10:53".parse(), Ok(dns));
-///
-/// // A firewall mark takes packets of one family to any address.
-/// let marked = VirtualServerKey::fwmark(Family::V6, 7)?;
-/// assert_eq!(marked.to_string(), "FWM6 7");
-/// assert_eq!(marked.socket_addr(), None);
-///
-/// let web = VirtualServerKey::tcp("192.0.2.1:80".parse()?);
-/// let mut keys = [marked, dns, web];
-/// keys.sort();
-/// assert_eq!(keys, [web, dns, marked]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[doc(alias = "service")]
 #[doc(alias = "ip_vs_service_user")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -304,17 +263,6 @@ impl FromStr for VirtualServerKey {
 }
 
 /// Identity of a real server within its virtual server.
-///
-/// ```
-/// use ipvs::RealServerKey;
-/// use ipvs::model::Family;
-///
-/// let key = RealServerKey::new("2001:db8:1::5".parse()?, 8080);
-/// assert_eq!(key.family(), Family::V6);
-/// assert_eq!(key.to_string(), "[2001:db8:1::5]:8080");
-/// assert_eq!(key.to_string().parse(), Ok(key));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[doc(alias = "destination")]
 #[doc(alias = "ip_vs_dest_user")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

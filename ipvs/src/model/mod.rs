@@ -26,17 +26,6 @@
 //! # Serde
 //!
 //! With feature `serde` the types are `Serialize` and `Deserialize`. A key is its text; fields that have a default may be left out.
-//!
-//! ```
-//! # #[cfg(feature = "serde")] {
-//! use ipvs::{Scheduler, VirtualServer, VirtualServerKey};
-//!
-//! let server: VirtualServer = serde_json::from_str(r#"{"key": "UDP 10.96.0.10:53", "config": {"scheduler": "rr"}}"#)?;
-//! let key = VirtualServerKey::udp("10.96.0.10:53".parse()?);
-//! assert_eq!(server, VirtualServer::new(key, Scheduler::RoundRobin));
-//! # }
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
 
 mod daemon;
 mod forwarding;

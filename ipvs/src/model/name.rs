@@ -9,14 +9,6 @@ const MAX: usize = 15;
 /// A name of 1 to 15 printable ASCII characters without white space, held in place.
 ///
 /// The kernel keeps 16 bytes with the NUL (`IP_VS_SCHEDNAME_MAXLEN`, `IP_VS_PENAME_MAXLEN`, `IP_VS_IFNAME_MAXLEN`).
-///
-/// ```
-/// use ipvs::model::Name;
-///
-/// assert_eq!(Name::new("bond0.1204")?.as_str(), "bond0.1204");
-/// assert!(Name::new("a-name-of-16-byte").is_err());
-/// # Ok::<(), ipvs::model::OutOfRange>(())
-/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name {
     bytes: [u8; MAX],

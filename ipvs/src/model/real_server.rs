@@ -9,16 +9,6 @@ use crate::model::{ForwardingMethod, OutOfRange, RealServerKey, Stats};
 /// Share of new connections a real server gets, relative to the others: 0 to 2,147,483,647. Default 1.
 ///
 /// A real server of weight 0 drains: see [`Weight::DRAIN`].
-///
-/// ```
-/// use ipvs::Weight;
-///
-/// assert_eq!(Weight::default(), Weight::ONE);
-/// assert_eq!(Weight::new(100)?.get(), 100);
-/// assert_eq!("0".parse(), Ok(Weight::DRAIN));
-/// assert_eq!(Weight::new(1 << 31).unwrap_err().to_string(), "weight 2147483648 is impossible; allowed: 0 to 2147483647");
-/// # Ok::<(), ipvs::model::OutOfRange>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "u32", into = "u32"))]
 pub struct Weight(u32);
@@ -95,16 +85,6 @@ impl fmt::Display for Weight {
 }
 
 /// Limits of connections: none new above `upper`, and again below `lower`. Default: no limit.
-///
-/// ```
-/// use ipvs::RealServer;
-/// use ipvs::model::Thresholds;
-///
-/// let real = RealServer::new("10.244.1.5:8080".parse()?).with_thresholds(Thresholds::new(1000, 800)?);
-/// assert_eq!((real.config.thresholds.upper(), real.config.thresholds.lower()), (1000, 800));
-/// assert!(Thresholds::new(800, 1000).is_err());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -158,21 +138,6 @@ impl From<Thresholds> for (u32, u32) {
 }
 
 /// The changeable part of a real server.
-///
-/// ```
-/// use ipvs::model::{RealServerConfig, Thresholds};
-/// use ipvs::{ForwardingMethod, RealServer, Weight};
-///
-/// // One configuration for all real servers of a pool.
-/// let config = RealServerConfig::new()
-///     .with_weight(Weight::new(10)?)
-///     .with_forwarding_method(ForwardingMethod::DirectRoute)
-///     .with_thresholds(Thresholds::new(5000, 0)?);
-/// let pool = ["192.0.2.21:80".parse()?, "192.0.2.22:80".parse()?].map(|at| RealServer::new(at).with_config(config));
-/// assert_eq!(pool.map(|real| real.key.to_string()), ["192.0.2.21:80", "192.0.2.22:80"]);
-/// assert_eq!(pool.map(|real| real.config.weight.get()), [10, 10]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
@@ -214,17 +179,6 @@ impl RealServerConfig {
 }
 
 /// A real server: it answers for a virtual server.
-///
-/// ```
-/// use ipvs::{ForwardingMethod, Operation, RealServer, VirtualServerKey, Weight};
-///
-/// let real = RealServer::new("10.244.1.5:8080".parse()?).with_weight(Weight::new(3)?);
-/// assert_eq!(real.config.forwarding_method, ForwardingMethod::Masquerade); // unless another one is given
-/// assert_eq!(real.with_weight(Weight::DRAIN).key, real.key); // the same real server
-/// let add = Operation::AddRealServer(VirtualServerKey::tcp("10.96.0.10:80".parse()?), real);
-/// assert_eq!(add.to_string(), "adding real server 10.244.1.5:8080 of virtual server TCP 10.96.0.10:80");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[doc(alias = "destination")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -292,27 +246,6 @@ impl From<RealServerKey> for RealServer {
 }
 
 /// A real server as the kernel has it, with its counters.
-///
-/// ```
-/// # #[cfg(feature = "testing")] {
-/// use ipvs::{RealServer, Scheduler, VirtualServer, VirtualServerKey, Weight};
-///
-/// let kernel = ipvs::fake::FakeIpvs::new();
-/// let mut ipvs = kernel.client()?;
-/// let key = VirtualServerKey::tcp("10.96.0.10:80".parse()?);
-/// let real = RealServer::new("10.244.1.5:8080".parse()?).with_weight(Weight::DRAIN);
-/// ipvs.add_virtual_server(&VirtualServer::new(key, Scheduler::RoundRobin))?;
-/// ipvs.add_real_server(&key, &real)?;
-/// kernel.set_counters(&key, Some((&real.key, 2, 1)), 900, 360_000); // 2 active, 1 inactive
-///
-/// let observed = ipvs.get_real_server(&key, &real.key)?;
-/// assert_eq!(observed.server, real); // as it was added
-/// let drained = observed.active_connections == 0 && observed.inactive_connections == 0;
-/// assert!(!drained);
-/// assert_eq!(observed.stats.connections, 900); // ever
-/// # }
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -10,20 +10,6 @@ use crate::model::{Name, OutOfRange};
 
 /// Method that spreads new connections over real servers. Each scheduler but `none` is a kernel module `ip_vs_<name>`, which the
 /// kernel loads on first use.
-///
-/// ```
-/// use ipvs::Scheduler;
-///
-/// let scheduler: Scheduler = "mh".parse()?;
-/// assert_eq!((scheduler, scheduler.name()), (Scheduler::MaglevHashing, "mh"));
-/// assert_eq!(scheduler.module().as_deref(), Some("ip_vs_mh"));
-///
-/// // Unknown names are kept: only the kernel can say whether it has such a module.
-/// let other: Scheduler = "wfo".parse()?;
-/// assert!(matches!(other, Scheduler::Other(_)));
-/// assert!(!Scheduler::KNOWN.contains(&other));
-/// # Ok::<(), ipvs::model::OutOfRange>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Scheduler {
@@ -137,20 +123,6 @@ crate::model::serde_as_text!(Scheduler, "a scheduler's name");
 
 bitflags! {
     /// Flags for the scheduler; what they mean depends on it (`-b` of ipvsadm).
-    ///
-    /// ```
-    /// use ipvs::{Scheduler, SchedulerFlags, VirtualServer, VirtualServerKey};
-    ///
-    /// let flags = SchedulerFlags::MH_FALLBACK | SchedulerFlags::MH_PORT;
-    /// let key = VirtualServerKey::tcp("10.96.0.10:80".parse()?);
-    /// let server = VirtualServer::new(key, Scheduler::MaglevHashing).with_scheduler_flags(flags);
-    /// assert_eq!(server.config.scheduler_flags.names(Scheduler::MaglevHashing), ["mh-fallback", "mh-port"]);
-    ///
-    /// // The same bits have other names with another scheduler.
-    /// assert_eq!(flags.names(Scheduler::SourceHashing), ["sh-fallback", "sh-port"]);
-    /// assert_eq!(SchedulerFlags::by_name("sh-port")?, SchedulerFlags::MH_PORT);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub struct SchedulerFlags: u32 {
         /// `flag-1`.

@@ -3,27 +3,6 @@
 /// Counters since the server was added or its counters were set to zero, and current rates.
 ///
 /// 64 bits wide where the kernel says so (since Linux 4.1); older kernels count connections and packets in 32 bits.
-///
-/// ```
-/// # #[cfg(feature = "testing")] {
-/// let kernel = ipvs::fake::FakeIpvs::new();
-/// kernel.load("-A -t 10.96.0.10:80 -s rr")?;
-/// kernel.set_counters(&ipvs::VirtualServerKey::tcp("10.96.0.10:80".parse()?), None, 120, 48_000); // traffic
-///
-/// let mut metrics = String::new();
-/// for observed in kernel.client()?.list_virtual_servers()? {
-///     let (key, stats) = (observed.server.key, observed.stats);
-///     metrics += &format!("ipvs_connections_total{{virtual_server=\"{key}\"}} {}\n", stats.connections);
-///     metrics += &format!("ipvs_incoming_bytes_total{{virtual_server=\"{key}\"}} {}\n", stats.bytes_in);
-/// }
-/// assert_eq!(
-///     metrics,
-///     "ipvs_connections_total{virtual_server=\"TCP 10.96.0.10:80\"} 120\n\
-///      ipvs_incoming_bytes_total{virtual_server=\"TCP 10.96.0.10:80\"} 48000\n"
-/// );
-/// # }
-/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]

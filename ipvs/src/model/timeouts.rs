@@ -3,12 +3,6 @@
 use std::fmt;
 
 /// Lifetimes of idle connections, in seconds. The default is the kernel's.
-///
-/// ```
-/// use ipvs::model::Timeouts;
-///
-/// assert_eq!(Timeouts::default(), Timeouts::new(900, 120, 300));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
@@ -35,13 +29,6 @@ impl Default for Timeouts {
 }
 
 /// Timeouts to set; `None` and 0 leave one as it is.
-///
-/// ```
-/// use ipvs::model::TimeoutsUpdate;
-///
-/// let update = TimeoutsUpdate::new().with_tcp_secs(600).with_udp_secs(30);
-/// assert_eq!((update.tcp_secs, update.tcp_fin_secs, update.udp_secs), (Some(600), None, Some(30)));
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
@@ -83,15 +70,6 @@ impl TimeoutsUpdate {
 }
 
 /// Version and table size of IPVS, as the kernel reports them.
-///
-/// ```
-/// # #[cfg(feature = "testing")] {
-/// let info = ipvs::fake::FakeIpvs::new().client()?.info()?;
-/// assert_eq!((info.version, info.connection_table_size), (0x01_02_01, 4096));
-/// assert_eq!(info.to_string(), "1.2.1 (size=4096)");
-/// # }
-/// # Ok::<(), ipvs::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

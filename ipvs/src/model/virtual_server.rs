@@ -5,16 +5,6 @@ use std::net::Ipv4Addr;
 use crate::model::{Family, Name, ObservedRealServer, OutOfRange, Scheduler, SchedulerFlags, Stats, VirtualServerKey};
 
 /// Size of the client networks that persistence treats as one client.
-///
-/// ```
-/// use ipvs::model::{Family, Granularity};
-///
-/// assert_eq!(Granularity::from_prefix(Family::V4, 24)?, Granularity::Prefix(24));
-/// assert_eq!(Granularity::from_mask("255.255.255.0".parse()?), Granularity::Prefix(24));
-/// assert_eq!(Granularity::from_prefix(Family::V6, 128)?, Granularity::Client); // the whole address
-/// assert!(Granularity::from_prefix(Family::V4, 64).is_err());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Granularity {
@@ -75,32 +65,6 @@ impl Granularity {
 
 /// Persistence: a client stays with the real server it had last (`ipvsadm -p`), even when that one's weight is 0: see
 /// [`Weight::DRAIN`](crate::Weight::DRAIN).
-///
-/// ```
-/// use ipvs::model::{Family, Granularity, Persistence};
-/// use ipvs::{Ruleset, Scheduler, VirtualServer, VirtualServerKey};
-///
-/// // `sessionAffinity: ClientIP` of a Kubernetes Service.
-/// let affinity = Persistence::new(10_800);
-/// // Clients of one /64 count as one.
-/// let networks = Persistence::new(600).with_granularity(Granularity::from_prefix(Family::V6, 64)?);
-/// // SIP packets with the same Call-ID, from any address: each packet is looked at, since one client's port may carry many calls.
-/// let calls = Persistence::new(60).with_granularity(Granularity::Prefix(0)).with_engine("sip".parse()?);
-///
-/// let web = VirtualServer::new(VirtualServerKey::tcp("10.96.0.10:443".parse()?), Scheduler::RoundRobin);
-/// let web6 = VirtualServer::new(VirtualServerKey::tcp("[2001:db8::10]:443".parse()?), Scheduler::RoundRobin);
-/// let sip = VirtualServer::new(VirtualServerKey::udp("192.0.2.1:5060".parse()?), Scheduler::RoundRobin);
-/// let mut rules = Ruleset::new();
-/// rules.push(web.with_persistence(affinity), []).push(web6.with_persistence(networks), []);
-/// rules.push(sip.with_persistence(calls).with_one_packet(), []);
-/// assert_eq!(
-///     rules.to_string(),
-///     "-A -t 10.96.0.10:443 -s rr -p 10800\n\
-///      -A -t [2001:db8::10]:443 -s rr -p 600 -M 64\n\
-///      -A -u 192.0.2.1:5060 -s rr -p 60 -M 0.0.0.0 --pe sip -o\n"
-/// );
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -138,22 +102,6 @@ impl Persistence {
 }
 
 /// The changeable part of a virtual server.
-///
-/// ```
-/// use ipvs::model::{Persistence, VirtualServerConfig};
-/// use ipvs::text::Statement;
-/// use ipvs::{Operation, Scheduler, SchedulerFlags, VirtualServer, VirtualServerKey};
-///
-/// // One configuration for the ports of a service.
-/// let config = VirtualServerConfig::new(Scheduler::MaglevHashing)
-///     .with_scheduler_flags(SchedulerFlags::MH_FALLBACK)
-///     .with_persistence(Persistence::new(300));
-/// let [http, https] = ["10.96.0.10:80".parse()?, "10.96.0.10:443".parse()?]
-///     .map(|at| Operation::AddVirtualServer(VirtualServer { key: VirtualServerKey::tcp(at), config }));
-/// assert_eq!(Statement::from(http).to_string(), "-A -t 10.96.0.10:80 -s mh -p 300 -b mh-fallback");
-/// assert_eq!(Statement::from(https).to_string(), "-A -t 10.96.0.10:443 -s mh -p 300 -b mh-fallback");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -206,17 +154,6 @@ impl VirtualServerConfig {
 }
 
 /// A virtual server: clients connect to it, and the kernel gives each connection to one of its real servers.
-///
-/// ```
-/// use ipvs::text::Statement;
-/// use ipvs::{Operation, Scheduler, VirtualServer, VirtualServerKey};
-///
-/// // Schedules each datagram for itself: a client's next one may go to another real server.
-/// let key = VirtualServerKey::udp("10.96.0.10:514".parse()?);
-/// let logs = VirtualServer::new(key, Scheduler::RoundRobin).with_one_packet();
-/// assert_eq!(Statement::from(Operation::AddVirtualServer(logs)).to_string(), "-A -u 10.96.0.10:514 -s rr -o");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[doc(alias = "service")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

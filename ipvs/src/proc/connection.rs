@@ -13,27 +13,6 @@ use super::lines::Lines;
 use crate::model::{Name, Protocol};
 
 /// A connection, or a template that persistence makes connections from.
-///
-/// ```
-/// use std::time::Duration;
-///
-/// use ipvs::proc::{Connections, Origin, State, Target};
-///
-/// // Two lines of a backup director's ip_vs_conn_sync; on a kernel: Proc::new().synced_connections()?
-/// let text = "\
-/// Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Origin Expires
-/// TCP C0000207 B084 0A60000A 0050 0AF40105 1F90 ESTABLISHED SYNC       171
-/// ";
-/// for connection in Connections::new(text.as_bytes(), "ip_vs_conn_sync") {
-///     let connection = connection?;
-///     assert_eq!(connection.client, "192.0.2.7:45188".parse()?);
-///     assert_eq!(connection.target, Target::Address("10.96.0.10:80".parse()?));
-///     assert_eq!(connection.real_server, "10.244.1.5:8080".parse()?);
-///     assert_eq!((connection.state, connection.origin), (State::Established, Some(Origin::Synchronised)));
-///     assert_eq!(connection.expires_in, Duration::from_secs(171));
-/// }
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -192,31 +171,6 @@ impl fmt::Display for State {
 ///
 /// A line that cannot be read gives an error, and the next call goes on with the next line; after a failure to read, and at
 /// the end, there is nothing more.
-///
-/// # Example
-///
-/// ```
-/// use std::collections::BTreeMap;
-///
-/// use ipvs::proc::Connections;
-///
-/// // On a kernel: Proc::new().connections()?
-/// let text = "\
-/// Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData
-/// TCP C0000207 B084 0A60000A 0050 0AF40105 1F90 ESTABLISHED     898
-/// TCP C0000208 B086 0A60000A 0050 0AF40207 1F90 TIME_WAIT       110
-/// TCP C0000209 B088 0A60000A 0050 0AF40105 1F90 ESTABLISHED     641
-/// ";
-/// let mut states = BTreeMap::new();
-/// for connection in Connections::new(text.as_bytes(), "ip_vs_conn") {
-///     let connection = connection?;
-///     *states.entry((connection.real_server.to_string(), connection.state.as_str().to_owned())).or_insert(0) += 1;
-/// }
-/// let mut lines = states.iter().map(|((real, state), count)| format!("{real} {state} {count}"));
-/// assert_eq!(lines.next().as_deref(), Some("10.244.1.5:8080 ESTABLISHED 2"));
-/// assert_eq!(lines.next().as_deref(), Some("10.244.2.7:8080 TIME_WAIT 1"));
-/// # Ok::<(), ipvs::proc::Error>(())
-/// ```
 #[derive(Debug)]
 pub struct Connections<R> {
     lines: Lines<R>,

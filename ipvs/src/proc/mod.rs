@@ -46,33 +46,6 @@ use crate::model::{Info, Stats};
 const BUFFER: usize = 32 * 1024;
 
 /// The files of IPVS below `/proc/net`.
-///
-/// ```
-/// # let folder = std::env::temp_dir().join(format!("ipvs-proc-{}", std::process::id()));
-/// # std::fs::create_dir_all(&folder)?;
-/// # std::fs::write(folder.join("ip_vs"), "IP Virtual Server version 1.2.1 (size=4096)\n")?;
-/// # let header = "       Total Incoming Outgoing         Incoming         Outgoing
-/// # CPU    Conns  Packets  Packets            Bytes            Bytes\n";
-/// # let cpus = "  0        7        B        7              2B2              1C1
-/// #   1        2        6        5              15C              115\n";
-/// # let total = "  ~        9       11        C              40E              2D6\n\n";
-/// # let rates = "     Conns/s   Pkts/s   Pkts/s          Bytes/s          Bytes/s
-/// #            1        2        1               82               5B\n";
-/// # std::fs::write(folder.join("ip_vs_stats_percpu"), format!("{header}{cpus}{total}{rates}"))?;
-/// # std::fs::write(folder.join("ip_vs_stats"), format!("{header}{}{rates}", total.replace('~', " ")))?;
-/// use ipvs::proc::Proc;
-///
-/// let proc = Proc::at(&folder); // here copies of the files; on a kernel: Proc::new()
-/// assert_eq!(proc.info()?.to_string(), "1.2.1 (size=4096)");
-///
-/// // The kernel writes hexadecimal numbers.
-/// let stats = proc.stats()?;
-/// assert_eq!((stats.connections, stats.bytes_in, stats.rates.packets_in), (9, 1038, 2));
-/// let per_cpu: Vec<u64> = proc.stats_per_cpu()?.cpus.iter().map(|counters| counters.connections).collect();
-/// assert_eq!(per_cpu, [7, 2]);
-/// # std::fs::remove_dir_all(&folder)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proc {
     root: PathBuf,

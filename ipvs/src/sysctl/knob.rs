@@ -105,23 +105,6 @@ const SECONDS: ValueType = ValueType::Integer { min: 0, max: 2_147_483 };
 macro_rules! knobs {
     ($($variant:ident = $name:literal, $value_type:expr, $unit:expr, $default:expr, $since:expr, $requires:expr, $meaning:literal;)*) => {
         /// A setting below `net.ipv4.vs`. All belong to a network namespace, but [`Knob::DebugLevel`].
-        ///
-        /// ```
-        /// use ipvs::sysctl::{Knob, Value};
-        ///
-        /// let knob: Knob = "net.ipv4.vs.run_estimation".parse()?;
-        /// assert_eq!((knob, knob.name()), (Knob::RunEstimation, "run_estimation"));
-        /// assert_eq!(knob.describe().default, Some("1"));
-        /// assert!(knob.exists_in("6.1".parse()?) && !knob.exists_in("5.10".parse()?));
-        ///
-        /// // Values are checked before they are written.
-        /// Knob::SyncThreshold.check(&Value::Pair(3, 50))?;
-        /// assert_eq!(
-        ///     Knob::SyncPorts.check(&Value::Integer(3)).unwrap_err().to_string(),
-        ///     "sync_ports 3 is impossible; allowed: a power of two from 1 to 1073741824"
-        /// );
-        /// # Ok::<(), ipvs::model::OutOfRange>(())
-        /// ```
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
         pub enum Knob {

@@ -56,14 +56,6 @@ pub use error::{Error, ErrorKind};
 pub use knob::{Description, KernelVersion, Knob, Requirement, ValueType};
 
 /// Value of a setting.
-///
-/// ```
-/// use ipvs::sysctl::Value;
-///
-/// assert_eq!(Value::ON.as_integer(), Some(1));
-/// assert_eq!(Value::Pair(3, 50).to_string(), "3\t50"); // sync_threshold, as the kernel writes it
-/// assert_eq!(Value::Pair(3, 50).as_integer(), None);
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -106,31 +98,6 @@ impl fmt::Display for Value {
 }
 
 /// The settings of one folder.
-///
-/// ```
-/// # let folder = std::env::temp_dir().join(format!("ipvs-sysctl-{}", std::process::id()));
-/// # std::fs::create_dir_all(&folder)?;
-/// # for (name, value) in [("conntrack", "1\n"), ("expire_quiescent_template", "0\n"), ("tomorrow", "7\n")] {
-/// #     std::fs::write(folder.join(name), value)?;
-/// # }
-/// use ipvs::sysctl::{Knob, Sysctl, Value};
-///
-/// let sysctl = Sysctl::at(&folder); // here a folder with three files; on a kernel: Sysctl::new()
-/// sysctl.drain_persistent_clients()?;
-/// assert_eq!(sysctl.read(Knob::ExpireQuiescentTemplate)?, Value::ON);
-///
-/// // Kernels differ in the settings that they have.
-/// let error = sysctl.read(Knob::RunEstimation).unwrap_err();
-/// assert!(error.is_absent());
-/// assert_eq!(
-///     error.to_string(),
-///     "reading net.ipv4.vs.run_estimation: this kernel does not have it; it exists since Linux 5.16"
-/// );
-/// assert_eq!(sysctl.read_all()?.len(), 2);
-/// assert_eq!(sysctl.unknown()?, ["tomorrow"]);
-/// # std::fs::remove_dir_all(&folder)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sysctl {
     root: PathBuf,

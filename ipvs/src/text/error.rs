@@ -57,16 +57,6 @@ impl fmt::Display for ErrorKind {
 }
 
 /// A mistake in a text, with its place.
-///
-/// ```
-/// use ipvs::Ruleset;
-/// use ipvs::text::ErrorKind;
-///
-/// let text = "-A -t 10.96.0.10:80 -s rr\n-a -t 10.96.0.11:80 -r 10.244.1.5:8080 -m";
-/// let error = text.parse::<Ruleset>().unwrap_err();
-/// assert_eq!((error.kind(), error.line()), (ErrorKind::UnknownVirtualServer, 2));
-/// println!("rules.txt:{}:{}: {error}", error.line(), error.column());
-/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Error(Box<Inner>);
 

@@ -69,23 +69,6 @@ use crate::batch::{Batch, Operation};
 use crate::model::{RealServer, Snapshot, SnapshotEntry, VirtualServer};
 
 /// One line of the text.
-///
-/// ```
-/// use ipvs::text::Statement;
-/// use ipvs::{ForwardingMethod, Operation, RealServer, VirtualServerKey};
-///
-/// // Without masquerading a real server gets its virtual server's port, as in ipvsadm.
-/// let statement: Statement = "ipvsadm -a -t 10.96.0.10:80 -r 192.0.2.21:8080 --gatewaying".parse()?;
-/// assert_eq!(statement.to_string(), "-a -t 10.96.0.10:80 -r 192.0.2.21:80 -g -w 1");
-/// assert!(statement.is_readable_by_ipvsadm());
-///
-/// // What ipvsadm cannot say is written in words that it refuses.
-/// let local = RealServer::new("192.0.2.1:80".parse()?).with_forwarding_method(ForwardingMethod::Local);
-/// let add = Operation::AddRealServer(VirtualServerKey::tcp("10.96.0.10:80".parse()?), local);
-/// assert_eq!(Statement::from(add).to_string(), "-a -t 10.96.0.10:80 -r 192.0.2.1:80 --forward local -w 1");
-/// assert!(!Statement::from(add).is_readable_by_ipvsadm());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -120,18 +103,6 @@ impl FromStr for Statement {
 
 /// Reads a text: one statement a line, in their order.
 ///
-/// # Example
-///
-/// ```
-/// use ipvs::Operation;
-/// use ipvs::text::{Statement, parse};
-///
-/// let statements = parse("-C\n-A -t 10.96.0.10:80 -s rr\n")?;
-/// assert_eq!(statements[0], Statement::Clear);
-/// assert!(matches!(statements[1], Statement::Operation(Operation::AddVirtualServer(_))));
-/// # Ok::<(), ipvs::text::Error>(())
-/// ```
-///
 /// # Errors
 /// The first mistake, with line and column. There is no partial result.
 pub fn parse(text: &str) -> Result<Vec<Statement>, Error> {
@@ -141,27 +112,6 @@ pub fn parse(text: &str) -> Result<Vec<Statement>, Error> {
 }
 
 /// Reads a text of changes to virtual and real servers, to be carried out together with [`Client::run`](crate::Client::run).
-///
-/// # Example
-///
-/// ```
-/// # #[cfg(feature = "testing")] {
-/// use ipvs::text::{ErrorKind, parse_batch};
-///
-/// let kernel = ipvs::fake::FakeIpvs::new();
-/// kernel.load("-A -t 10.96.0.10:80 -s rr\n-a -t 10.96.0.10:80 -r 10.244.1.5:8080 -m")?;
-/// let batch = parse_batch(
-///     "-E -t 10.96.0.10:80 -s wlc
-///      -e -t 10.96.0.10:80 -r 10.244.1.5:8080 -m -w 0",
-/// )?;
-/// kernel.client()?.run(&batch).into_result()?;
-/// assert_eq!(kernel.dump()?, "-A -t 10.96.0.10:80 -s wlc\n-a -t 10.96.0.10:80 -r 10.244.1.5:8080 -m -w 0\n");
-///
-/// let error = parse_batch("-A -t 10.96.0.10:80 -s rr\n-A -t 10.96.0.10:http -s rr").unwrap_err();
-/// assert_eq!((error.kind(), error.line(), error.found()), (ErrorKind::ServiceName, 2, "http"));
-/// # }
-/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
-/// ```
 ///
 /// # Errors
 /// The first mistake, with line and column; [`ErrorKind::NotAllowedHere`] for `-C` and for `-Z` alone, which are no
@@ -206,28 +156,6 @@ impl Entry {
 
 /// A table of virtual servers with their real servers, without counters: what `ipvsadm -S -n` prints, and a state to bring the
 /// kernel to with [`Client::sync`](crate::Client::sync).
-///
-/// ```
-/// use ipvs::{Batch, RealServer, Ruleset, Scheduler, VirtualServer, VirtualServerKey};
-///
-/// let mut rules = Ruleset::new();
-/// for (at, endpoint) in [("10.96.0.10:443", "10.244.1.5:8443"), ("10.96.0.10:80", "10.244.1.5:8080")] {
-///     let key = VirtualServerKey::tcp(at.parse()?);
-///     rules.push(VirtualServer::new(key, Scheduler::RoundRobin), [RealServer::new(endpoint.parse()?)]);
-/// }
-/// rules.sort(); // to compare texts
-/// let text = rules.to_string();
-/// assert_eq!(
-///     text,
-///     "-A -t 10.96.0.10:80 -s rr\n\
-///      -a -t 10.96.0.10:80 -r 10.244.1.5:8080 -m -w 1\n\
-///      -A -t 10.96.0.10:443 -s rr\n\
-///      -a -t 10.96.0.10:443 -r 10.244.1.5:8443 -m -w 1\n"
-/// );
-/// assert_eq!(text.parse::<Ruleset>()?, rules);
-/// assert_eq!(Batch::from(&rules).operations().len(), 4); // for an empty table; see `Ruleset::diff` for others
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct Ruleset {
