@@ -16,32 +16,6 @@ use crate::uapi::{IPSET_PROTOCOL, IPSET_PROTOCOL_MIN};
 use crate::wire::get_listed;
 
 /// A conversation with the kernel's ipset in one network namespace. Blocking; one request at a time; [`Send`].
-///
-/// ```
-/// # #[cfg(feature = "testing")] {
-/// use ipset::fake::FakeIpset;
-/// use ipset::{Client, Entry, SetSpec, SetType};
-///
-/// // On a host: Client::open()?
-/// let mut client = Client::with_transport(FakeIpset::new().transport())?;
-///
-/// let set = SetSpec::new("cluster-ip".parse()?, SetType::HashIpPort);
-/// client.create_set(&set)?;
-/// let dns = Entry::parse(set.set_type, "10.96.0.10,udp:53")?;
-/// client.add_entry(&set.name, &dns)?;
-/// assert!(client.test_entry(&set.name, &dns)?);
-/// assert_eq!(client.get_set(&set.name)?.entries, [dns.clone()]);
-///
-/// client.delete_entry(&set.name, &dns)?;
-/// assert!(client.delete_entry(&set.name, &dns).unwrap_err().is_not_found());
-///
-/// client.flush_set(&set.name)?; // removes the entries, keeps the set
-/// assert_eq!(client.list_names()?, [set.name.clone()]);
-/// client.destroy_set(&set.name)?;
-/// assert!(client.list_names()?.is_empty());
-/// # }
-/// # Ok::<(), ipset::Error>(())
-/// ```
 #[derive(Debug)]
 pub struct Client {
     pub(crate) connection: Connection,
@@ -60,15 +34,6 @@ impl Client {
     }
 
     /// Opens a conversation in another network namespace, given by an open file such as `/run/netns/<name>`.
-    ///
-    /// ```no_run
-    /// use std::os::fd::AsFd;
-    ///
-    /// let blue = std::fs::File::open("/run/netns/blue")?;
-    /// let mut client = ipset::Client::open_in(blue.as_fd())?;
-    /// print!("{}", client.save()?);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// As [`Client::open`]. Entering a namespace takes `CAP_SYS_ADMIN`.
@@ -97,19 +62,6 @@ impl Client {
     }
 
     /// Changes these.
-    ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use std::time::Duration;
-    ///
-    /// use ipset::Client;
-    ///
-    /// let mut client = Client::with_transport(ipset::fake::FakeIpset::new().transport())?;
-    /// assert_eq!(client.limits().timeout, Duration::from_secs(10));
-    /// client.set_limits(client.limits().with_timeout(Duration::from_secs(2)).with_dump_attempts(3));
-    /// # }
-    /// # Ok::<(), ipset::Error>(())
-    /// ```
     pub fn set_limits(&mut self, limits: Limits) {
         self.connection.set_limits(limits);
     }
@@ -128,18 +80,6 @@ impl Client {
     }
 
     /// The revisions of a type that the kernel has. The kernel loads the type's module if it can.
-    ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use ipset::{Family, SetType};
-    ///
-    /// # let mut client = ipset::Client::with_transport(ipset::fake::FakeIpset::new().transport())?;
-    /// let revisions = client.type_revisions(SetType::HashIp, Family::Inet)?;
-    /// let knows_bitmask = revisions.contains(&6); // hash:ip has it since revision 6, Linux 6.2
-    /// assert!(knows_bitmask);
-    /// # }
-    /// # Ok::<(), ipset::Error>(())
-    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::TypeUnsupported`].
@@ -160,21 +100,6 @@ impl Client {
 
     /// Creates a set unless an equal one exists (`ipset -exist create`). "Equal" is the kernel's notion: type, maxelem,
     /// timeout and extensions, not the hash size.
-    ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use ipset::{ErrorKind, SetSpec, SetType};
-    ///
-    /// # let mut client = ipset::Client::with_transport(ipset::fake::FakeIpset::new().transport())?;
-    /// let set = SetSpec::new("allowed".parse()?, SetType::HashNet).with_hashsize(64);
-    /// client.ensure_set(&set)?;
-    /// client.ensure_set(&set.clone().with_hashsize(4096))?; // the hash size is not compared: the set stays as it is
-    ///
-    /// let error = client.ensure_set(&set.with_maxelem(1_000_000)).unwrap_err();
-    /// assert_eq!(*error.kind(), ErrorKind::SetExists);
-    /// # }
-    /// # Ok::<(), ipset::Error>(())
-    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::SetExists`] if one with other options exists; else as [`Client::create_set`].
@@ -198,24 +123,6 @@ impl Client {
     }
 
     /// Destroys a set with its entries.
-    ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use ipset::fake::FakeIpset;
-    /// use ipset::{Client, ErrorKind, SetSpec, SetType};
-    ///
-    /// let kernel = FakeIpset::new();
-    /// let mut client = Client::with_transport(kernel.transport())?;
-    /// let set = SetSpec::new("allowed".parse()?, SetType::HashIp);
-    /// client.create_set(&set)?;
-    ///
-    /// kernel.add_reference(&set.name); // iptables -A INPUT -m set --match-set allowed src -j ACCEPT
-    /// assert_eq!(*client.destroy_set(&set.name).unwrap_err().kind(), ErrorKind::InUse);
-    /// kernel.remove_reference(&set.name); // iptables -D INPUT ...
-    /// client.destroy_set(&set.name)?;
-    /// # }
-    /// # Ok::<(), ipset::Error>(())
-    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::SetMissing`]; [`ErrorKind::InUse`] while rules, lists or listings refer to it.
@@ -251,23 +158,6 @@ impl Client {
 
     /// Renames a set.
     ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use ipset::{Entry, SetSpec, SetType};
-    ///
-    /// # let mut client = ipset::Client::with_transport(ipset::fake::FakeIpset::new().transport())?;
-    /// let old = SetSpec::new("allowed".parse()?, SetType::HashIp);
-    /// client.create_set(&old)?;
-    /// client.add_entry(&old.name, &Entry::parse(old.set_type, "192.0.2.1")?)?;
-    ///
-    /// let new = "allowed-v4".parse()?;
-    /// client.rename_set(&old.name, &new)?;
-    /// assert_eq!(client.get_set(&new)?.entries.len(), 1);
-    /// assert!(client.get_set(&old.name).unwrap_err().is_not_found());
-    /// # }
-    /// # Ok::<(), ipset::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`ErrorKind::SetMissing`]; [`ErrorKind::SetExists`] if the new name is taken; [`ErrorKind::InUse`] while anything
     /// refers to the set.
@@ -279,27 +169,6 @@ impl Client {
     /// Exchanges the contents of two sets at one instant. What refers to a name afterwards finds the other's entries.
     ///
     /// Replaces all entries of a set that rules refer to. [`Client::sync`] does this where it has to.
-    ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use ipset::{Entry, IfPresent, SetSpec, SetType};
-    ///
-    /// # let mut client = ipset::Client::with_transport(ipset::fake::FakeIpset::new().transport())?;
-    /// let live = SetSpec::new("allowed".parse()?, SetType::HashNet);
-    /// client.create_set(&live)?;
-    /// client.add_entry(&live.name, &Entry::parse(live.set_type, "192.0.2.0/24")?)?;
-    ///
-    /// let next = SetSpec::new("allowed-next".parse()?, SetType::HashNet);
-    /// client.create_set(&next)?;
-    /// let entries = [Entry::parse(next.set_type, "198.51.100.0/24")?, Entry::parse(next.set_type, "203.0.113.0/24")?];
-    /// client.add_entries(&next.name, &entries, IfPresent::Refuse).into_result()?;
-    ///
-    /// client.swap_sets(&next.name, &live.name)?;
-    /// client.destroy_set(&next.name)?; // holds what `allowed` held
-    /// assert_eq!(client.get_set(&live.name)?.entries, entries);
-    /// # }
-    /// # Ok::<(), ipset::Error>(())
-    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::SetMissing`], [`ErrorKind::SecondSetMissing`], [`ErrorKind::TypeMismatch`];
@@ -313,24 +182,6 @@ impl Client {
     ///
     /// The kernel lists while others write: each set's entries are those it held at some time during the listing.
     ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use ipset::{Entry, SetSpec, SetType};
-    ///
-    /// # let mut client = ipset::Client::with_transport(ipset::fake::FakeIpset::new().transport())?;
-    /// let (nodes, all) = (SetSpec::new("nodes".parse()?, SetType::HashIp), SetSpec::new("all".parse()?, SetType::ListSet));
-    /// client.create_set(&all)?;
-    /// client.create_set(&nodes)?;
-    /// client.add_entry(&nodes.name, &Entry::parse(nodes.set_type, "192.0.2.7")?)?;
-    /// client.add_entry(&all.name, &Entry::parse(all.set_type, "nodes")?)?;
-    ///
-    /// let sets = client.list_sets()?;
-    /// assert_eq!((&sets[0].spec.name, sets[0].references), (&nodes.name, 1)); // the list refers to it
-    /// assert_eq!((&sets[1].spec.name, sets[1].entries[0].to_string()), (&all.name, "nodes".to_owned()));
-    /// # }
-    /// # Ok::<(), ipset::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`ErrorKind::Interrupted`], [`ErrorKind::Malformed`].
     #[doc(alias = "IPSET_CMD_LIST")]
@@ -340,24 +191,6 @@ impl Client {
     }
 
     /// Lists all sets without their entries.
-    ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use ipset::{Entry, SetSpec, SetType};
-    ///
-    /// # let mut client = ipset::Client::with_transport(ipset::fake::FakeIpset::new().transport())?;
-    /// let set = SetSpec::new("denied".parse()?, SetType::HashNet);
-    /// client.create_set(&set)?;
-    /// client.add_entry(&set.name, &Entry::parse(set.set_type, "198.51.100.0/24")?)?;
-    /// for header in client.list_headers()? {
-    ///     let entries = header.elements.unwrap_or(0);
-    ///     println!("{}: {entries} entries, {} bytes, {} references", header.spec.name, header.memory, header.references);
-    /// }
-    /// let header = client.get_header(&set.name)?;
-    /// assert_eq!((header.elements, header.entries.len()), (Some(1), 0)); // counted, not listed
-    /// # }
-    /// # Ok::<(), ipset::Error>(())
-    /// ```
     ///
     /// # Errors
     /// As [`Client::list_sets`].
@@ -394,19 +227,6 @@ impl Client {
 
     /// A set's type, family and revision, by a request that is no listing and so disturbs no other listing.
     ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use ipset::{Family, SetSpec, SetType};
-    ///
-    /// # let mut client = ipset::Client::with_transport(ipset::fake::FakeIpset::new().transport())?;
-    /// let set = SetSpec::new("allowed6".parse()?, SetType::HashIp).with_family(Family::Inet6);
-    /// client.create_set(&set)?;
-    /// let (set_type, family, _revision) = client.set_header(&set.name)?;
-    /// assert_eq!((set_type, family), (SetType::HashIp, Family::Inet6));
-    /// # }
-    /// # Ok::<(), ipset::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`ErrorKind::SetMissing`].
     #[doc(alias = "IPSET_CMD_HEADER")]
@@ -415,23 +235,6 @@ impl Client {
     }
 
     /// The index by which rules refer to a set. It stays with the name when sets are swapped.
-    ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use ipset::{SetSpec, SetType};
-    ///
-    /// # let mut client = ipset::Client::with_transport(ipset::fake::FakeIpset::new().transport())?;
-    /// let (live, next) = (SetSpec::new("live".parse()?, SetType::HashIp), SetSpec::new("next".parse()?, SetType::HashIp));
-    /// client.create_set(&live)?;
-    /// client.create_set(&next)?;
-    ///
-    /// let index = client.set_index(&live.name)?;
-    /// client.swap_sets(&live.name, &next.name)?;
-    /// assert_eq!(client.set_index(&live.name)?, index);
-    /// assert_eq!(client.set_name(index)?, live.name);
-    /// # }
-    /// # Ok::<(), ipset::Error>(())
-    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::SetMissing`]; [`ErrorKind::ProtocolMismatch`] on kernels that speak protocol 6 only.
@@ -451,23 +254,6 @@ impl Client {
 
     /// Whether a packet with these values would match: an address inside a network of the set counts as in it, unless a
     /// `nomatch` network holds it. A network is looked up as an entry.
-    ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use ipset::{Entry, SetSpec, SetType};
-    ///
-    /// # let mut client = ipset::Client::with_transport(ipset::fake::FakeIpset::new().transport())?;
-    /// let set = SetSpec::new("denied".parse()?, SetType::HashNet);
-    /// client.create_set(&set)?;
-    /// client.add_entry(&set.name, &Entry::parse(set.set_type, "198.51.100.0/24")?)?;
-    /// client.add_entry(&set.name, &Entry::parse(set.set_type, "198.51.100.128/25 nomatch")?)?;
-    ///
-    /// assert!(client.test_entry(&set.name, &Entry::parse(set.set_type, "198.51.100.9")?)?);
-    /// assert!(!client.test_entry(&set.name, &Entry::parse(set.set_type, "198.51.100.200")?)?); // nomatch holds it
-    /// assert!(!client.test_entry(&set.name, &Entry::parse(set.set_type, "198.51.100.0/26")?)?); // no such entry
-    /// # }
-    /// # Ok::<(), ipset::Error>(())
-    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::SetMissing`]; [`ErrorKind::Invalid`] for an entry of another form or family.

@@ -84,22 +84,6 @@ enum Source {
 }
 
 /// A failed operation: what failed, on what, why, and what to do.
-///
-/// ```
-/// # #[cfg(feature = "testing")] {
-/// use ipset::{Entry, ErrorKind, SetType};
-///
-/// # let mut client = ipset::Client::with_transport(ipset::fake::FakeIpset::new().transport())?;
-/// let error = client.add_entry(&"allowed".parse()?, &Entry::parse(SetType::HashIp, "192.0.2.1")?).unwrap_err();
-/// match error.kind() {
-///     ErrorKind::SetMissing => println!("{}: create it first", error.action()),
-///     ErrorKind::ElementExists => {}
-///     _ => return Err(error),
-/// }
-/// assert!(error.is_not_found());
-/// # }
-/// # Ok::<(), ipset::Error>(())
-/// ```
 #[derive(Clone)]
 pub struct Error {
     kind: Box<ErrorKind>,

@@ -115,19 +115,6 @@ impl Client {
 
     /// Creates the sets with their entries, in order; what exists is an error, as with `ipset restore`.
     ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use ipset::parse_save;
-    ///
-    /// # let mut client = ipset::Client::with_transport(ipset::fake::FakeIpset::new().transport())?;
-    /// let sets = parse_save("create nodes hash:ip timeout 600\nadd nodes 192.0.2.7 timeout 0\n")?;
-    /// client.restore(&sets)?;
-    /// assert!(client.save()?.contains("add nodes 192.0.2.7 timeout 0"));
-    /// assert!(client.restore(&sets).unwrap_err().is_already_exists());
-    /// # }
-    /// # Ok::<(), ipset::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// The first failure. The sets and entries before it stay.
     pub fn restore(&mut self, sets: &[SavedSet]) -> Result<(), Error> {

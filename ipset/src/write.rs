@@ -45,30 +45,6 @@ pub struct EntryFailure {
 }
 
 /// Result of a write of many entries.
-///
-/// ```
-/// # #[cfg(feature = "testing")] {
-/// use ipset::{Entry, ErrorKind, IfAbsent, IfPresent, SetSpec, SetType};
-///
-/// # let mut client = ipset::Client::with_transport(ipset::fake::FakeIpset::new().transport())?;
-/// let set = SetSpec::new("allowed".parse()?, SetType::HashIp);
-/// client.create_set(&set)?;
-/// let entries = [Entry::parse(set.set_type, "192.0.2.1")?, Entry::parse(set.set_type, "192.0.2.2")?];
-/// client.add_entry(&set.name, &entries[0])?;
-///
-/// // One is refused, the other is added.
-/// let report = client.add_entries(&set.name, &entries, IfPresent::Refuse);
-/// assert!(!report.is_done());
-/// assert_eq!((report.applied, report.failures[0].index), (1, 0));
-/// assert_eq!(*report.failures[0].error.kind(), ErrorKind::ElementExists);
-///
-/// // As one result: how many, or the first failure.
-/// client.add_entries(&set.name, &entries, IfPresent::Update).into_result()?;
-/// let deleted = client.delete_entries(&set.name, &entries, IfAbsent::Ignore).into_result()?;
-/// assert_eq!(deleted, 2);
-/// # }
-/// # Ok::<(), ipset::Error>(())
-/// ```
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 #[must_use = "failures are reported only here"]

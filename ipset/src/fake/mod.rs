@@ -20,23 +20,6 @@ use crate::model::SetName;
 use state::State;
 
 /// A namespace's sets. Clones share them.
-///
-/// ```
-/// use ipset::fake::FakeIpset;
-/// use ipset::{Client, Entry, SetSpec, SetType};
-///
-/// let kernel = FakeIpset::new();
-/// let mut agent = Client::with_transport(kernel.transport())?;
-/// let set = SetSpec::new("allowed".parse()?, SetType::HashIp);
-/// let wanted = [Entry::parse(set.set_type, "192.0.2.1")?];
-/// agent.sync(&set, &wanted)?;
-///
-/// // Another program interferes.
-/// let mut administrator = Client::with_transport(kernel.transport())?;
-/// administrator.flush_set(&set.name)?;
-/// assert_eq!(agent.sync(&set, &wanted)?.added, 1);
-/// # Ok::<(), ipset::Error>(())
-/// ```
 #[derive(Clone, Debug, Default)]
 pub struct FakeIpset {
     state: Arc<Mutex<State>>,

@@ -10,37 +10,6 @@ use super::{Family, InvalidValue};
 ///
 /// Always in the kernel's normal form, so that two spellings of one thing are equal: host bits are cleared, `/32` and
 /// `/128` are dropped, a range that is exactly one network is that network, and a reversed range is turned round.
-///
-/// ```
-/// use ipset::IpSpan;
-///
-/// let network: IpSpan = "10.0.0.77/24".parse()?;
-/// assert_eq!(network.to_string(), "10.0.0.0/24");
-/// assert_eq!(network, "10.0.0.0-10.0.0.255".parse()?);
-/// assert_eq!("2001:DB8:0::1/128".parse::<IpSpan>()?.to_string(), "2001:db8::1");
-/// # Ok::<(), ipset::InvalidValue>(())
-/// ```
-///
-/// Built from addresses:
-///
-/// ```
-/// use std::net::IpAddr;
-///
-/// use ipset::IpSpan;
-///
-/// let pods = IpSpan::network("10.244.0.0".parse()?, 16)?;
-/// assert_eq!((pods.prefix(), pods.addresses()), (Some(16), 65_536));
-/// assert_eq!((pods.first(), pods.last()), ("10.244.0.0".parse()?, "10.244.255.255".parse::<IpAddr>()?));
-/// assert!(pods.contains("10.244.3.17".parse()?));
-///
-/// let range = IpSpan::range("192.0.2.1".parse()?, "192.0.2.6".parse()?)?;
-/// assert_eq!((range.to_string().as_str(), range.prefix()), ("192.0.2.1-192.0.2.6", None));
-///
-/// let host = IpSpan::host("2001:db8::1".parse()?);
-/// assert!(host.is_host());
-/// assert_eq!(host.family(), ipset::Family::Inet6);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -189,13 +158,6 @@ impl IpSpan {
 
     /// The networks it consists of, as the kernel splits a range: each as large as fits
     /// (net/netfilter/ipset/pfxlen.c, `ip_set_range_to_cidr`).
-    ///
-    /// ```
-    /// let range: ipset::IpSpan = "192.0.2.1-192.0.2.6".parse()?;
-    /// let networks: Vec<String> = range.networks().map(|network| network.to_string()).collect();
-    /// assert_eq!(networks, ["192.0.2.1", "192.0.2.2/31", "192.0.2.4/31", "192.0.2.6"]);
-    /// # Ok::<(), ipset::InvalidValue>(())
-    /// ```
     pub fn networks(&self) -> Nets {
         Nets { rest: Some(*self) }
     }

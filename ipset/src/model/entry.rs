@@ -9,22 +9,6 @@ use super::{Comment, Family, Interface, IpSpan, MacAddr, PortRange, Ports, SetNa
 /// The identity of an entry: its addresses, ports, MAC address, interface or mark. Prints in `ipset`'s own syntax.
 ///
 /// The set's type decides which networks and ranges stand for one entry and which for many: see [`Entry::expand`].
-///
-/// ```
-/// use std::net::Ipv4Addr;
-///
-/// use ipset::{Element, IpSpan, Ports, Protocol, SetType};
-///
-/// let dns = IpSpan::from(Ipv4Addr::new(10, 96, 0, 10));
-/// let element = Element::IpPort(dns, Ports::port(Protocol::UDP, 53));
-/// assert_eq!(element.to_string(), "10.96.0.10,udp:53");
-/// assert_eq!(element, Element::parse(SetType::HashIpPort, "10.96.0.10,udp:53")?);
-///
-/// // Of types with one part, that part will do.
-/// let element: Element = Ipv4Addr::new(192, 0, 2, 1).into();
-/// assert_eq!(element, Element::parse(SetType::HashIp, "192.0.2.1")?);
-/// # Ok::<(), ipset::InvalidValue>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -194,17 +178,6 @@ pub enum Position {
 }
 
 /// The options of an entry besides its identity. Most of them need a set created for them.
-///
-/// ```
-/// use ipset::{Entry, EntryOptions, IpSpan, SetType};
-///
-/// let options = EntryOptions::new().with_skbmark("0x4000/0x4000".parse()?).with_skbqueue(3);
-/// let pods: IpSpan = "10.244.0.0/16".parse()?;
-/// let entry = Entry::new(pods.into()).with_options(options);
-/// assert_eq!(entry.to_string(), "10.244.0.0/16 skbmark 0x4000/0x4000 skbqueue 3");
-/// assert_eq!(entry, Entry::parse(SetType::HashNet, &entry.to_string())?);
-/// # Ok::<(), ipset::InvalidValue>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
@@ -302,14 +275,6 @@ impl EntryOptions {
 }
 
 /// One entry of a set.
-///
-/// ```
-/// use ipset::{Entry, SetType};
-///
-/// let entry = Entry::parse(SetType::HashIpPortNet, "10.0.0.1,80,10.1.2.3/16 nomatch")?;
-/// assert_eq!(entry.to_string(), "10.0.0.1,tcp:80,10.1.0.0/16 nomatch");
-/// # Ok::<(), ipset::InvalidValue>(())
-/// ```
 ///
 /// Built from its parts:
 ///

@@ -16,25 +16,6 @@ impl Entry {
     /// bitmask, hash:ip,port, hash:net,net) or leaves out the last network (bitmap:ip). Add these entries then instead of the
     /// range, as [`Client::sync`](crate::Client::sync) does.
     ///
-    /// ```
-    /// use ipset::{Entry, InvalidValue, SetSpec, SetType};
-    ///
-    /// let texts = |entries: Vec<Entry>| entries.iter().map(Entry::to_string).collect::<Vec<_>>();
-    ///
-    /// // A range stands for its addresses in hash:ip, for networks in hash:net.
-    /// let set = SetSpec::new("hosts".parse()?, SetType::HashIp);
-    /// let range = Entry::parse(set.set_type, "192.0.2.1-192.0.2.3")?;
-    /// assert_eq!(texts(range.expand(&set, 100)?), ["192.0.2.1", "192.0.2.2", "192.0.2.3"]);
-    /// assert!(matches!(range.expand(&set, 2), Err(InvalidValue::TooMany { count: 3, .. })));
-    /// let set = SetSpec::new("networks".parse()?, SetType::HashNet);
-    /// assert_eq!(texts(range.expand(&set, 100)?), ["192.0.2.1", "192.0.2.2/31"]);
-    ///
-    /// // hash:net cannot hold a network of prefix length 0.
-    /// let all = Entry::parse(set.set_type, "0.0.0.0/0")?;
-    /// assert_eq!(texts(all.expand(&set, 100)?), ["0.0.0.0/1", "128.0.0.0/1"]);
-    /// # Ok::<(), ipset::InvalidValue>(())
-    /// ```
-    ///
     /// # Errors
     /// [`InvalidValue::Shape`] and [`InvalidValue::EntryFamily`] when the entry does not belong into such a set,
     /// [`InvalidValue::TooMany`] when it stands for more than `max` entries (1 where the type allows no ranges).
@@ -45,15 +26,6 @@ impl Entry {
     }
 
     /// Checks that the entry has the form and family that the set needs.
-    ///
-    /// ```
-    /// use ipset::{Entry, InvalidValue, SetSpec, SetType};
-    ///
-    /// let set = SetSpec::new("allowed".parse()?, SetType::HashIp); // IPv4
-    /// let entry = Entry::parse(set.set_type, "2001:db8::1")?;
-    /// assert!(matches!(entry.check(&set), Err(InvalidValue::EntryFamily { .. })));
-    /// # Ok::<(), ipset::InvalidValue>(())
-    /// ```
     ///
     /// # Errors
     /// [`InvalidValue::Shape`], [`InvalidValue::EntryFamily`], [`InvalidValue::Option`] for `nomatch` and `wildcard` where the type

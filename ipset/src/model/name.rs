@@ -72,17 +72,6 @@ text! {
     /// The kernel takes any bytes but NUL; blanks, quotes and control characters are refused here, since no line of
     /// `ipset save` could hold them. Sets that other programs named so are listed all the same, and the name as listed
     /// addresses them.
-    ///
-    /// ```
-    /// use ipset::SetName;
-    ///
-    /// let name = SetName::new("KUBE-CLUSTER-IP")?;
-    /// assert_eq!(name.as_str(), "KUBE-CLUSTER-IP");
-    /// assert_eq!(name, "KUBE-CLUSTER-IP".parse()?);
-    /// assert!(SetName::new("two words").is_err());
-    /// assert!(SetName::new("a-name-that-has-thirty-two-bytes").is_err());
-    /// # Ok::<(), ipset::InvalidValue>(())
-    /// ```
     SetName
 }
 
@@ -102,13 +91,6 @@ impl SetName {
 
 text! {
     /// An entry's comment: at most 255 bytes, without double quotes and control characters.
-    ///
-    /// ```
-    /// let comment = ipset::Comment::new("kube-system/kube-dns:dns cluster IP")?;
-    /// assert_eq!(comment.as_str(), "kube-system/kube-dns:dns cluster IP");
-    /// assert!(ipset::Comment::new("a \"quoted\" word").is_err());
-    /// # Ok::<(), ipset::InvalidValue>(())
-    /// ```
     Comment
 }
 
@@ -127,17 +109,6 @@ impl Comment {
 
 text! {
     /// An interface's name: 1 to 15 bytes. The interface need not exist.
-    ///
-    /// ```
-    /// use ipset::{Element, Interface, IpSpan};
-    ///
-    /// let interface = Interface::new("eth0")?;
-    /// let network: IpSpan = "192.0.2.0/24".parse()?;
-    /// let element = Element::IpInterface { network, interface, physdev: false };
-    /// assert_eq!(element.to_string(), "192.0.2.0/24,eth0");
-    /// assert!(Interface::new("longer-than-fifteen").is_err());
-    /// # Ok::<(), ipset::InvalidValue>(())
-    /// ```
     Interface
 }
 
@@ -156,15 +127,6 @@ impl Interface {
 }
 
 /// An Ethernet address. Prints as `ipset save` does: `01:23:45:67:89:AB`.
-///
-/// ```
-/// use ipset::MacAddr;
-///
-/// let mac: MacAddr = "02:42:c0:0:2:1".parse()?;
-/// assert_eq!(mac, MacAddr([0x02, 0x42, 0xc0, 0x00, 0x02, 0x01]));
-/// assert_eq!(mac.to_string(), "02:42:C0:00:02:01");
-/// # Ok::<(), ipset::InvalidValue>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -214,16 +176,6 @@ impl From<MacAddr> for String {
 /// Lifetime of an entry: 1 to 2,147,483 seconds, or permanent.
 ///
 /// A set's timeout is the default for entries without one of their own; an entry's timeout needs a set that has one.
-///
-/// ```
-/// use ipset::Timeout;
-///
-/// assert_eq!(Timeout::from_secs(600)?.secs(), 600);
-/// assert!(Timeout::from_secs(2_147_484).is_err()); // 24 days 20 hours are the most
-/// assert_eq!(Timeout::from_secs(0)?, Timeout::PERMANENT);
-/// assert!(Timeout::PERMANENT.is_permanent());
-/// # Ok::<(), ipset::InvalidValue>(())
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "u32", into = "u32"))]
 pub struct Timeout(u32);

@@ -6,16 +6,6 @@ use std::str::FromStr;
 use super::InvalidValue;
 
 /// An IP protocol, 1 to 255. Prints as `ipset` does: by name where it has one, else by number.
-///
-/// ```
-/// use ipset::Protocol;
-///
-/// assert_eq!("tcp".parse::<Protocol>()?, Protocol::TCP);
-/// assert_eq!(Protocol::from_number(132)?.to_string(), "sctp");
-/// assert_eq!(Protocol::ICMPV6.number(), 58);
-/// assert!(Protocol::UDP.has_ports() && !Protocol::ICMP.has_ports());
-/// # Ok::<(), ipset::InvalidValue>(())
-/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -160,16 +150,6 @@ impl From<Protocol> for String {
 }
 
 /// One port, or a range with both ends included.
-///
-/// ```
-/// use ipset::PortRange;
-///
-/// let node_ports = PortRange::new(32_767, 30_000); // in either order
-/// assert_eq!((node_ports.first(), node_ports.last(), node_ports.count()), (30_000, 32_767, 2768));
-/// assert_eq!(node_ports, "30000-32767".parse()?);
-/// assert_eq!(PortRange::from(443).to_string(), "443");
-/// # Ok::<(), ipset::InvalidValue>(())
-/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -251,29 +231,6 @@ impl From<PortRange> for String {
 }
 
 /// A protocol with its ports; with ICMP its type and code; port 0 with every other protocol.
-///
-/// ```
-/// use ipset::{Ports, Protocol};
-///
-/// assert_eq!("80".parse::<Ports>()?, Ports::port(Protocol::TCP, 80));
-/// assert_eq!("udp:53-54".parse::<Ports>()?.to_string(), "udp:53-54");
-/// assert_eq!("icmp:8/0".parse::<Ports>()?.to_string(), "icmp:echo-request");
-/// assert!("tcp:65536".parse::<Ports>().is_err());
-/// # Ok::<(), ipset::InvalidValue>(())
-/// ```
-///
-/// Built from their parts:
-///
-/// ```
-/// use ipset::{PortRange, Ports, Protocol};
-///
-/// let node_ports = Ports::range(Protocol::TCP, PortRange::new(30_000, 32_767));
-/// assert_eq!(node_ports.to_string(), "tcp:30000-32767");
-/// assert_eq!((node_ports.protocol(), node_ports.ports().count()), (Protocol::TCP, 2768));
-/// assert_eq!(Ports::icmp(Protocol::ICMPV6, 128, 0).to_string(), "ipv6-icmp:echo-request");
-/// assert_eq!(Ports::port("gre".parse()?, 80).to_string(), "gre:0"); // no ports: always 0
-/// # Ok::<(), ipset::InvalidValue>(())
-/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",

@@ -7,15 +7,6 @@ use super::{AsTool, Entry, Family, InvalidValue, IpSpan, PortRange, SetName, Set
 
 bitflags::bitflags! {
     /// Extensions that the entries of a set can carry, and the set's behaviour when full.
-    ///
-    /// ```
-    /// use ipset::{SetFlags, SetSpec, SetType};
-    ///
-    /// let set: SetSpec = "create denied hash:net counters comment".parse()?;
-    /// assert_eq!(set.options.flags, SetFlags::COUNTERS | SetFlags::COMMENT);
-    /// assert!(!set.options.flags.contains(SetFlags::SKBINFO)); // its entries cannot carry marks
-    /// # Ok::<(), ipset::InvalidValue>(())
-    /// ```
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct SetFlags: u8 {
@@ -33,17 +24,6 @@ bitflags::bitflags! {
 }
 
 /// The range of a bitmap.
-///
-/// ```
-/// use ipset::{Range, SetSpec, SetType};
-///
-/// let ports = SetSpec::new("node-ports".parse()?, SetType::BitmapPort).with_range(Range::Ports("30000-32767".parse()?));
-/// assert_eq!(ports.to_string(), "create node-ports bitmap:port range 30000-32767");
-///
-/// let leases = SetSpec::new("leases".parse()?, SetType::BitmapIp).with_range(Range::Addresses("192.0.2.0/24".parse()?));
-/// assert_eq!(leases.to_string(), "create leases bitmap:ip range 192.0.2.0-192.0.2.255");
-/// # Ok::<(), ipset::InvalidValue>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Range {
@@ -63,15 +43,6 @@ impl fmt::Display for Range {
 }
 
 /// Create options. What is `None` is left to the kernel.
-///
-/// ```
-/// use ipset::{SetOptions, SetSpec, SetType};
-///
-/// let options = SetOptions::new().with_initval(0x2a).with_bucketsize(8);
-/// let set = SetSpec::new("allowed".parse()?, SetType::HashIp).with_options(options);
-/// assert_eq!(set.to_string(), "create allowed hash:ip family inet bucketsize 8 initval 0x0000002a");
-/// # Ok::<(), ipset::InvalidValue>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
@@ -198,32 +169,6 @@ impl SetOptions {
 }
 
 /// A set to be created.
-///
-/// ```
-/// use ipset::{SetSpec, SetType};
-///
-/// let set = SetSpec::new("allowed".parse()?, SetType::HashIpPort).with_maxelem(100_000);
-/// assert_eq!(set.to_string(), "create allowed hash:ip,port family inet maxelem 100000");
-/// assert_eq!(set, "create allowed hash:ip,port maxelem 100000".parse()?);
-/// # Ok::<(), ipset::InvalidValue>(())
-/// ```
-///
-/// With more options:
-///
-/// ```
-/// use ipset::{Family, SetFlags, SetSpec, SetType, Timeout};
-///
-/// let set = SetSpec::new("banned6".parse()?, SetType::HashIp)
-///     .with_family(Family::Inet6)
-///     .with_hashsize(4096)
-///     .with_netmask(64) // one entry for each /64
-///     .with_timeout(Timeout::from_secs(3600)?)
-///     .with_flags(SetFlags::COUNTERS | SetFlags::COMMENT);
-/// set.check()?;
-/// let options = "family inet6 hashsize 4096 netmask 64 timeout 3600 counters comment";
-/// assert_eq!(set.to_string(), format!("create banned6 hash:ip {options}"));
-/// # Ok::<(), ipset::InvalidValue>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -272,16 +217,6 @@ impl SetSpec {
     }
 
     /// The same with addresses cut to this mask: [`SetOptions::bitmask`].
-    ///
-    /// ```
-    /// use ipset::{Entry, SetSpec, SetType};
-    ///
-    /// // The third byte does not count.
-    /// let set = SetSpec::new("hosts".parse()?, SetType::HashIp).with_bitmask("255.255.0.255".parse()?);
-    /// let stored = Entry::parse(set.set_type, "192.0.2.77")?.expand(&set, 1)?;
-    /// assert_eq!(stored[0].to_string(), "192.0.0.77");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn with_bitmask(mut self, bitmask: IpAddr) -> Self {
         self.options.bitmask = Some(bitmask);
@@ -289,15 +224,6 @@ impl SetSpec {
     }
 
     /// The same with marks cut to this mask: [`SetOptions::markmask`].
-    ///
-    /// ```
-    /// use ipset::{Entry, SetSpec, SetType};
-    ///
-    /// let set = SetSpec::new("marked".parse()?, SetType::HashIpMark).with_markmask(0xff00);
-    /// let stored = Entry::parse(set.set_type, "192.0.2.1,0x1234")?.expand(&set, 1)?;
-    /// assert_eq!(stored[0].to_string(), "192.0.2.1,0x00001200");
-    /// # Ok::<(), ipset::InvalidValue>(())
-    /// ```
     #[must_use]
     pub fn with_markmask(mut self, markmask: u32) -> Self {
         self.options.markmask = Some(markmask);
@@ -354,15 +280,6 @@ impl SetSpec {
     }
 
     /// Checks that the type has the options, as far as it can be told without a kernel.
-    ///
-    /// ```
-    /// use ipset::{InvalidValue, SetSpec, SetType};
-    ///
-    /// let set = SetSpec::new("node-ports".parse()?, SetType::BitmapPort);
-    /// assert_eq!(set.check(), Err(InvalidValue::OptionValue("range".to_owned()))); // every bitmap needs one
-    /// assert!(set.with_hashsize(4096).check().is_err()); // only hash: types have one
-    /// # Ok::<(), ipset::InvalidValue>(())
-    /// ```
     ///
     /// # Errors
     /// [`InvalidValue::Option`], [`InvalidValue::OptionValue`], [`InvalidValue::Number`], [`InvalidValue::EntryFamily`].

@@ -8,18 +8,6 @@ use std::str::FromStr;
 use super::{InvalidValue, SetFlags, SetOptions};
 
 /// The family of a set's addresses.
-///
-/// ```
-/// use std::net::IpAddr;
-///
-/// use ipset::{Family, SetSpec, SetType};
-///
-/// let node: IpAddr = "2001:db8::7".parse()?;
-/// let set = SetSpec::new("nodes6".parse()?, SetType::HashIp).with_family(node.into());
-/// assert_eq!(set.options.family, Family::Inet6);
-/// assert_eq!(set.to_string(), "create nodes6 hash:ip family inet6");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 pub enum Family {
@@ -142,16 +130,6 @@ macro_rules! types {
     ($($(#[$doc:meta])* $name:ident = $text:literal, $shape:ident, $first:ident, $second:ident, $family:expr,
         base $base:literal, bucketsize $bucketsize:expr, netmask $netmask:expr, bitmask $bitmask:expr;)*) => {
         /// A set type.
-        ///
-        /// ```
-        /// use ipset::SetType;
-        ///
-        /// let set_type: SetType = "hash:net,iface".parse()?;
-        /// assert_eq!((set_type, set_type.name()), (SetType::HashNetIface, "hash:net,iface"));
-        /// assert!(set_type.is_hash() && set_type.has_nomatch());
-        /// assert!(SetType::HashIp.has_family() && !SetType::BitmapIp.has_family()); // a bitmap is IPv4 only
-        /// # Ok::<(), ipset::InvalidValue>(())
-        /// ```
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "String", into = "String"))]
         #[non_exhaustive]
