@@ -19,23 +19,6 @@ use crate::transaction::{Edit, PIECE, Pieces, Transaction};
 use crate::version::{ProgramVersion, RestoreWait};
 
 /// Time limits.
-///
-/// ```
-/// # #[cfg(feature = "testing")] {
-/// use std::time::Duration;
-///
-/// use iptables::{Backend, Family, Iptables, Limits, fake::FakeHost};
-///
-/// let limits = Limits::default().with_lock_wait(Duration::from_secs(30)).with_program(Duration::from_secs(120));
-/// let iptables = Iptables::open(FakeHost::new(), Family::Ipv4, Backend::Legacy)?.with_limits(limits);
-/// iptables.check_kernel()?;
-///
-/// // Another program holds the lock: the call waits for as long as that, then gives up.
-/// iptables.runner().hold_lock(true);
-/// assert!(iptables.check_kernel().unwrap_err().is_retryable());
-/// # }
-/// # Ok::<(), iptables::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
@@ -264,23 +247,6 @@ impl<R: Runner> Iptables<R> {
     }
 
     /// All tables, with counters.
-    ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use iptables::{ChainName, Counters, Rule, TableName};
-    ///
-    /// # use iptables::{Backend, Family, Iptables, fake::FakeHost};
-    /// # let iptables = Iptables::open(FakeHost::new(), Family::Ipv4, Backend::NfTables)?;
-    /// let counted = Rule::parse("-s 192.0.2.0/24")?.with_counters(Counters { packets: 3, bytes: 180 });
-    /// let _ = iptables.ensure_chain_rules(&TableName::FILTER, &ChainName::new("COUNT")?, &[counted])?;
-    ///
-    /// let dump = iptables.dump_with_counters()?;
-    /// let chain = dump.table(&TableName::FILTER).and_then(|table| table.chain("COUNT"));
-    /// let counters: Vec<_> = chain.into_iter().flat_map(|chain| &chain.rules).map(|rule| rule.counters).collect();
-    /// assert_eq!(counters, [Some(Counters { packets: 3, bytes: 180 })]);
-    /// # }
-    /// # Ok::<(), iptables::Error>(())
-    /// ```
     pub fn dump_with_counters(&self) -> Result<Dump, Error> {
         self.save(&["-c"])
     }
@@ -347,27 +313,6 @@ impl<R: Runner> Iptables<R> {
 
     /// Applies a transaction. An empty one is a success without running anything.
     ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use iptables::{ChainName, ErrorKind, Rule, TableName, Transaction};
-    ///
-    /// # use iptables::{Backend, Family, Iptables, fake::FakeHost};
-    /// # let iptables = Iptables::open(FakeHost::new(), Family::Ipv4, Backend::NfTables)?;
-    /// let services = ChainName::new("MY-SERVICES")?;
-    /// let mut change = Transaction::new();
-    /// change.table(TableName::FILTER).replace_chain(&services, [Rule::parse("-j ACCEPT")?]);
-    /// change.table(TableName::NAT).replace_chain(&services, [Rule::builder().match_set("MY-SET", "dst,dst").build()?]);
-    ///
-    /// let error = iptables.restore(&change).unwrap_err();
-    /// assert_eq!(error.kind(), ErrorKind::SetMissing);
-    /// if let Some(failure) = error.failure() {
-    ///     assert_eq!(failure.text.as_deref(), Some("-A MY-SERVICES -m set --match-set MY-SET dst,dst"));
-    ///     assert_eq!(failure.committed, [TableName::FILTER]); // each table for itself
-    /// }
-    /// # }
-    /// # Ok::<(), iptables::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// * [`ErrorKind::InvalidToken`], [`ErrorKind::InvalidName`] before anything is run: see [`Transaction::to_restore_text`];
     /// * [`ErrorKind::LockTimeout`], [`ErrorKind::TimedOut`], [`ErrorKind::Permission`], [`ErrorKind::NoKernelSupport`];
@@ -380,28 +325,6 @@ impl<R: Runner> Iptables<R> {
 
     /// Restores as [`Iptables::restore`], but waits for its turn once the transaction is checked, and keeps the turn until the program has
     /// ended: for the programs of both families, which share a lock in the legacy back end.
-    ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use std::sync::{Mutex, PoisonError};
-    /// use std::thread;
-    ///
-    /// use iptables::{Backend, ChainName, Family, Iptables, TableName, Transaction, fake::FakeHost};
-    ///
-    /// let mut change = Transaction::new();
-    /// change.table(TableName::NAT).replace_chain(&ChainName::new("MINE")?, []);
-    /// let (host, turn) = (FakeHost::new(), Mutex::new(()));
-    /// let restore = |family| {
-    ///     let iptables = Iptables::open(&host, family, Backend::Legacy)?;
-    ///     iptables.restore_in_turn(&change, || turn.lock().unwrap_or_else(PoisonError::into_inner))
-    /// };
-    /// thread::scope(|scope| {
-    ///     let other = scope.spawn(|| restore(Family::Ipv6));
-    ///     restore(Family::Ipv4).and(other.join().unwrap())
-    /// })?;
-    /// # }
-    /// # Ok::<(), iptables::Error>(())
-    /// ```
     ///
     /// # Errors
     /// As [`Iptables::restore`]; what is found before anything is run does not wait.
@@ -422,18 +345,6 @@ impl<R: Runner> Iptables<R> {
 
     /// Finds out whether the kernel has tables for this back end, without changing rules. Asking may load a module.
     ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use iptables::{Backend, ErrorKind, Family, Iptables, fake::FakeHost};
-    ///
-    /// // Kernels since 6.17 have no legacy tables by default.
-    /// let host = FakeHost::new().without_kernel_tables(Backend::Legacy);
-    /// let iptables = Iptables::open(&host, Family::Ipv6, Backend::Legacy)?;
-    /// assert_eq!(iptables.check_kernel().unwrap_err().kind(), ErrorKind::NoKernelSupport);
-    /// # }
-    /// # Ok::<(), iptables::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`ErrorKind::NoKernelSupport`] if not; [`ErrorKind::Permission`] and others as for any run.
     pub fn check_kernel(&self) -> Result<(), Error> {
@@ -449,26 +360,6 @@ impl<R: Runner> Iptables<R> {
     /// Has `iptables-restore` check a transaction, without changing rules: its syntax, and whether the program and the kernel
     /// know every match and target. Asking may load modules. The kernel may still refuse a rule when it is written, and jumps to
     /// chains that are not there are not noticed.
-    ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use iptables::{ChainName, ErrorKind, Rule, TableName, Transaction};
-    ///
-    /// # use iptables::{Backend, Family, Iptables, fake::FakeHost};
-    /// # let host = FakeHost::new();
-    /// # host.set_match("recent", false);
-    /// # let iptables = Iptables::open(&host, Family::Ipv4, Backend::NfTables)?;
-    /// // Does this kernel know the match that session affinity needs?
-    /// let mut probe = Transaction::new();
-    /// let rule = Rule::parse("-m recent --name KUBE-SEP-X --rcheck --seconds 10800 -j RETURN")?;
-    /// probe.table(TableName::NAT).replace_chain(&ChainName::new("PROBE")?, [rule]);
-    ///
-    /// let error = iptables.check(&probe).unwrap_err();
-    /// assert_eq!(error.kind(), ErrorKind::ExtensionMissing); // it does not
-    /// assert!(!iptables.dump()?.has_chain(&TableName::NAT, "PROBE")); // and nothing was written
-    /// # }
-    /// # Ok::<(), iptables::Error>(())
-    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::ExtensionMissing`] for a match or target that the program or the kernel lacks; others as
@@ -553,20 +444,6 @@ impl<R: Runner> Iptables<R> {
     }
 
     /// Creates a user-defined chain unless it exists; its rules are left alone.
-    ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use iptables::{ChainName, Ensured, TableName};
-    ///
-    /// # use iptables::{Backend, Family, Iptables, fake::FakeHost};
-    /// # let iptables = Iptables::open(FakeHost::new(), Family::Ipv4, Backend::NfTables)?;
-    /// // A chain for others to fill: its rules stay.
-    /// let admin = ChainName::new("ADMIN-RULES")?;
-    /// assert_eq!(iptables.ensure_chain(&TableName::FILTER, &admin)?, Ensured::Added);
-    /// assert_eq!(iptables.ensure_chain(&TableName::FILTER, &admin)?, Ensured::AlreadyThere);
-    /// # }
-    /// # Ok::<(), iptables::Error>(())
-    /// ```
     pub fn ensure_chain(&self, table: &TableName, chain: &ChainName) -> Result<Ensured, Error> {
         if self.dump_table(table)?.chain(chain.as_str()).is_some() {
             return Ok(Ensured::AlreadyThere);

@@ -129,18 +129,6 @@ impl Survey {
     /// Surveys as [`Survey::take`], but looks at one back end only, for when it is settled which one: the other one is as if it had no
     /// programs, and there is no default.
     ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use iptables::{Backend, BackendChoice, Family, Survey};
-    ///
-    /// # let host = iptables::fake::FakeHost::new();
-    /// let survey = Survey::of(&host, Backend::Legacy)?;
-    /// let iptables = survey.open(&host, Family::Ipv4, BackendChoice::Force(Backend::Legacy))?;
-    /// assert_eq!((iptables.backend(), survey.nf_tables.version), (Backend::Legacy, None));
-    /// # }
-    /// # Ok::<(), iptables::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// As [`Survey::take`].
     pub fn of(runner: &(impl Runner + Sync), backend: Backend) -> Result<Self, Error> {
@@ -328,26 +316,6 @@ impl Survey {
     }
 
     /// Opens the programs of this back end as the survey found them, without regard to the one that the host uses.
-    ///
-    /// ```
-    /// # #[cfg(feature = "testing")] {
-    /// use iptables::{Backend, BackendChoice, ChainName, Family, Survey, TableName};
-    ///
-    /// # use iptables::{Iptables, fake::FakeHost};
-    /// # let host = FakeHost::new();
-    /// # let legacy = Iptables::open(&host, Family::Ipv4, Backend::Legacy)?;
-    /// # let _ = legacy.ensure_chain(&TableName::NAT, &ChainName::new("MY-SERVICES")?)?;
-    /// # let nft = Iptables::open(&host, Family::Ipv4, Backend::NfTables)?;
-    /// # let _ = nft.ensure_chain(&TableName::MANGLE, &ChainName::new("KUBE-IPTABLES-HINT")?)?;
-    /// // The host has changed to nf_tables: what we left in the legacy tables has to go.
-    /// let survey = Survey::take(&host)?;
-    /// let used = survey.choose(BackendChoice::Detect)?;
-    /// let other = survey.reopen(&host, Family::Ipv4, used.other())?;
-    /// assert_eq!(other.backend(), Backend::Legacy);
-    /// assert!(other.delete_chain(&TableName::NAT, &ChainName::new("MY-SERVICES")?)?);
-    /// # }
-    /// # Ok::<(), iptables::Error>(())
-    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::ProgramMissing`] if they were not there.

@@ -123,24 +123,6 @@ impl StdError for Inner {
 /// An error: what was attempted, on what, why it failed and what to do.
 ///
 /// `Display` is one line about this level; the cause, when there is one, is in [`source`](StdError::source) only.
-///
-/// ```
-/// # #[cfg(feature = "testing")] {
-/// use iptables::{ChainName, ErrorKind, Position, Rule, TableName};
-///
-/// # use iptables::{Backend, Family, Iptables, fake::FakeHost};
-/// # let iptables = Iptables::open(FakeHost::new(), Family::Ipv4, Backend::NfTables)?;
-/// let rule = Rule::parse("-p tcp --dport 443 -j ACCEPT")?;
-/// let error = iptables.ensure_rule(&TableName::FILTER, &ChainName::new("MINE")?, &rule, Position::Last).unwrap_err();
-/// match error.kind() {
-///     ErrorKind::LockTimeout => println!("held by {:?}", error.lock_holders()),
-///     ErrorKind::ChainMissing => println!("create the chain first"),
-///     _ => return Err(error),
-/// }
-/// assert!(error.is_not_found() && !error.is_retryable());
-/// # }
-/// # Ok::<(), iptables::Error>(())
-/// ```
 #[derive(Clone, thiserror::Error)]
 #[error(transparent)]
 pub struct Error(Box<Inner>);

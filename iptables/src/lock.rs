@@ -37,14 +37,6 @@ impl fmt::Display for LockHolder {
 /// Finds the holders of a `flock` on this file, from `/proc/locks`. Empty if there are none, or if they cannot be seen.
 ///
 /// A process in another process namespace is not visible there.
-///
-/// ```
-/// use std::path::Path;
-///
-/// for holder in iptables::holders(Path::new(iptables::LOCK_PATH)) {
-///     println!("the xtables lock is held by {} (pid {})", holder.command, holder.pid);
-/// }
-/// ```
 pub fn holders(path: &Path) -> Vec<LockHolder> {
     let (Ok(file), Ok(locks)) = (fs::metadata(path), fs::read_to_string("/proc/locks")) else { return Vec::new() };
     let exact = format!("{:02x}:{:02x}:{}", major(file.dev()), minor(file.dev()), file.ino());

@@ -54,21 +54,6 @@ impl fmt::Display for Policy {
 }
 
 /// A chain with its rules.
-///
-/// ```
-/// use iptables::{Chain, ChainName, Policy, Rule};
-///
-/// let forward = Chain::new(ChainName::new("FORWARD")?)
-///     .with_policy(Policy::Drop)
-///     .with_rules([Rule::parse("-s 10.244.0.0/16 -j ACCEPT")?, Rule::parse("-d 10.244.0.0/16 -j ACCEPT")?]);
-/// assert_eq!(forward.rules[0].target(), Some("ACCEPT"));
-///
-/// // Meaning and order count.
-/// let same = [Rule::parse("--src 10.244.0.0/255.255.0.0 -j ACCEPT")?, Rule::parse("-d 10.244.0.0/16 -j ACCEPT")?];
-/// assert!(forward.same_rules(&same));
-/// assert!(!forward.same_rules(&[same[1].clone(), same[0].clone()]));
-/// # Ok::<(), iptables::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -127,27 +112,6 @@ impl Chain {
 }
 
 /// A table: chains in the order of the dump, found by name in constant time.
-///
-/// ```
-/// use iptables::{Chain, ChainName, Rule, Table, TableName};
-///
-/// let mut nat = Table::new(TableName::NAT);
-/// let services = ChainName::new("MY-SERVICES")?;
-/// nat.insert(Chain::new(services.clone()));
-/// nat.insert(Chain::new(ChainName::new("OUTPUT")?).with_rules([Rule::builder().jump(&services).build()?]));
-/// if let Some(chain) = nat.chain_mut("MY-SERVICES") {
-///     chain.rules.push(Rule::parse("-d 10.96.0.10 -j ACCEPT")?);
-/// }
-/// assert_eq!((nat.chains().len(), nat.rule_count()), (2, 2));
-///
-/// // Who jumps to it?
-/// let users: Vec<&str> = nat.references("MY-SERVICES").map(|(chain, _)| chain.name.as_str()).collect();
-/// assert_eq!(users, ["OUTPUT"]);
-///
-/// let removed = nat.remove("MY-SERVICES");
-/// assert_eq!(removed.map(|chain| chain.rules.len()), Some(1));
-/// # Ok::<(), iptables::Error>(())
-/// ```
 #[derive(Clone, Debug)]
 #[cfg_attr(
     feature = "serde",
@@ -256,26 +220,6 @@ impl Table {
 }
 
 /// Everything one `iptables-save` prints.
-///
-/// ```
-/// use iptables::{Dump, TableName};
-///
-/// let text = "\
-/// ## Table `nat' is incompatible, use 'nft' tool.
-/// *filter
-/// :INPUT DROP [0:0]
-/// :MINE - [0:0]
-/// -A INPUT -i lo -j ACCEPT
-/// -A INPUT -j MINE
-/// COMMIT
-/// ";
-/// let dump = Dump::parse(text)?;
-/// assert_eq!(dump.rule_count(), 2);
-/// assert!(dump.has_chain(&TableName::FILTER, "MINE"));
-/// assert!(dump.table(&TableName::MANGLE).is_none());
-/// assert_eq!(dump.incompatible_tables(), ["nat"]); // there, but not shown
-/// # Ok::<(), iptables::Error>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Dump {

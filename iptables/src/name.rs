@@ -56,16 +56,6 @@ impl FromStr for Family {
 }
 
 /// Kernel interface that a program writes to. The two are separate rule sets; packets pass both.
-///
-/// ```
-/// use iptables::{Backend, ProgramVersion};
-///
-/// let installed = ProgramVersion::parse("iptables v1.8.11 (nf_tables)")?.backend;
-/// assert_eq!(installed, Backend::NfTables);
-/// assert_eq!(installed.other(), Backend::Legacy);
-/// assert_eq!("nft".parse::<Backend>()?.to_string(), "nf_tables");
-/// # Ok::<(), iptables::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Backend {
@@ -129,15 +119,6 @@ fn breaks_name(byte: u8) -> bool {
 ///
 /// The kernel has `raw`, `mangle`, `nat`, `filter` and `security`; the type admits others, since a table may come from a
 /// module. At most 31 bytes (`XT_TABLE_MAXNAMELEN` in `include/uapi/linux/netfilter/x_tables.h`), no white space.
-///
-/// ```
-/// use iptables::TableName;
-///
-/// assert_eq!(TableName::new("nat")?, TableName::NAT);
-/// assert_eq!(TableName::NAT.builtin_chains(), ["PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"]);
-/// assert_eq!(TableName::new("broute")?.builtin_chains(), [""; 0]); // of an unknown table nothing is known
-/// # Ok::<(), iptables::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -227,17 +208,6 @@ impl From<TableName> for String {
 /// longest that `iptables` accepts), no white space, control character or double quote, not starting with `-` or `!`.
 /// A parsed dump may hold wilder names made by other tools; those can be read and compared, and a
 /// [`Transaction`](crate::Transaction) refuses to write them.
-///
-/// ```
-/// use iptables::ChainName;
-///
-/// let chain = ChainName::new("KUBE-SVC-TCOU7JCQXEZGVUNU")?;
-/// assert!(chain.as_str().len() <= ChainName::MAX_LEN);
-/// assert_eq!(chain, "KUBE-SVC-TCOU7JCQXEZGVUNU".parse::<ChainName>()?);
-/// assert!(ChainName::new("a-name-of-twenty-nine-bytes-x").is_err());
-/// assert!(ChainName::new("-j").is_err());
-/// # Ok::<(), iptables::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",

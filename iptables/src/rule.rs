@@ -301,27 +301,6 @@ impl fmt::Display for Rule {
 }
 
 /// Builds a [`Rule`]; the first bad argument is reported by [`build`](RuleBuilder::build).
-///
-/// ```
-/// use iptables::{ChainName, Rule};
-///
-/// let rule = Rule::builder()
-///     .comment("masquerade what does not come from pods")
-///     .args(["!", "-s", "10.244.0.0/16"])
-///     .match_set("KUBE-CLUSTER-IP", "dst,dst")
-///     .jump(&ChainName::new("KUBE-MARK-MASQ")?)
-///     .build()?;
-/// assert!(rule.arguments().ends_with("! -s 10.244.0.0/16 -m set --match-set KUBE-CLUSTER-IP dst,dst -j KUBE-MARK-MASQ"));
-///
-/// let masquerade = Rule::builder().target("MASQUERADE").arg("--random-fully").build()?;
-/// assert_eq!(masquerade.to_string(), "-j MASQUERADE --random-fully");
-///
-/// // One argument stays one with any content; text that could start a command of its own is refused.
-/// let quoted = Rule::builder().comment("x\" -j ACCEPT").target("DROP").build()?;
-/// assert_eq!(quoted.target(), Some("DROP"));
-/// assert!(Rule::builder().comment("x\n-A INPUT -j ACCEPT").build().is_err());
-/// # Ok::<(), iptables::Error>(())
-/// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct RuleBuilder {

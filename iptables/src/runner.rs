@@ -90,38 +90,6 @@ impl LockGuard {
 
 /// Finds and runs the iptables programs. [`System`](crate::System) is the real one; with feature `testing`, `fake::FakeHost`
 /// holds tables in memory.
-///
-/// ```
-/// # #[cfg(feature = "testing")] {
-/// use std::cell::RefCell;
-/// use std::path::PathBuf;
-///
-/// use iptables::{Backend, ChainName, Error, Family, Invocation, Iptables, Output, Runner, TableName, fake::FakeHost};
-///
-/// /// Notes every run.
-/// struct Noting<R>(R, RefCell<Vec<String>>);
-///
-/// impl<R: Runner> Runner for Noting<R> {
-///     fn find(&self, program: &str) -> Option<PathBuf> {
-///         self.0.find(program)
-///     }
-///
-///     fn run(&self, invocation: &Invocation) -> Result<Output, Error> {
-///         let program = invocation.program.file_name().unwrap_or_default().display();
-///         self.1.borrow_mut().push(format!("{program} {}", invocation.args.join(" ")));
-///         self.0.run(invocation)
-///     }
-/// }
-///
-/// let iptables = Iptables::open(Noting(FakeHost::new(), RefCell::default()), Family::Ipv4, Backend::NfTables)?;
-/// let _ = iptables.ensure_chain(&TableName::FILTER, &ChainName::new("MINE")?)?;
-/// assert_eq!(
-///     *iptables.runner().1.borrow(),
-///     ["iptables-nft --version", "iptables-nft-save -t filter", "iptables-nft-restore --noflush"]
-/// );
-/// # }
-/// # Ok::<(), iptables::Error>(())
-/// ```
 pub trait Runner {
     /// The absolute path of a program (`iptables-nft-save`); `None` if it is not installed.
     fn find(&self, program: &str) -> Option<PathBuf>;

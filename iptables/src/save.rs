@@ -27,16 +27,6 @@ impl Dump {
     /// [`ErrorKind::Parse`], naming the line: a command other than `-A`, a rule for a chain without a `:CHAIN` line, a table
     /// without `COMMIT` (truncated text), a table or chain given twice, Windows line ends, and everything else that the
     /// programs do not print.
-    ///
-    /// ```
-    /// use iptables::{Dump, TableName};
-    /// let text = "*nat\n:POSTROUTING ACCEPT [12:840]\n:MINE - [0:0]\n[3:180] -A MINE -m comment --comment \"a \\\"b\\\"\" -j RETURN\nCOMMIT\n";
-    /// let dump = Dump::parse(text)?;
-    /// let mine = dump.table(&TableName::NAT).and_then(|t| t.chain("MINE")).unwrap();
-    /// assert_eq!(mine.rules[0].comment(), Some("a \"b\""));
-    /// assert_eq!(dump.to_string(), text);
-    /// # Ok::<(), iptables::Error>(())
-    /// ```
     pub fn parse(text: impl AsRef<[u8]>) -> Result<Self, Error> {
         let mut reader = Reader::new(text.as_ref());
         let mut dump = Self::default();

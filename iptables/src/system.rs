@@ -27,19 +27,6 @@ const DIRECTORIES: [&str; 6] = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/b
 ///
 /// Programs are started by absolute path, without a shell, with an environment of just `LC_ALL=C` and `PATH` (and
 /// `XTABLES_LOCKFILE`, if set here), and killed when their time is over.
-///
-/// ```
-/// use iptables::{Runner, System};
-///
-/// // In a container: programs from the image, the lock file of the host.
-/// let system = System::new().with_directory("/opt/iptables/sbin").with_lock_file("/host/run/xtables.lock");
-/// assert_eq!(system.lock_path().to_str(), Some("/host/run/xtables.lock"));
-///
-/// // Only these: nothing is taken from the usual directories.
-/// let system = System::new().with_only_directory("/opt/iptables/none");
-/// assert_eq!(system.find("iptables-restore"), None);
-/// # Ok::<(), iptables::Error>(())
-/// ```
 #[derive(Clone, Debug)]
 pub struct System {
     directories: Vec<PathBuf>,
@@ -63,17 +50,6 @@ impl System {
     /// Runs the programs in another network namespace, given by an open file: `/proc/<pid>/ns/net`, `/run/netns/<name>`. The
     /// namespace stays for as long as this value or a copy of it does; files, and with them the lock, are those of the caller, as
     /// with `ip netns exec`.
-    ///
-    /// ```no_run
-    /// use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-    ///
-    /// use iptables::{BackendChoice, Family, Iptables, System};
-    ///
-    /// let blue = std::fs::File::open("/run/netns/blue")?;
-    /// let iptables = Iptables::detect(System::open_in(blue.as_fd())?, Family::Ipv4, BackendChoice::Detect)?;
-    /// println!("{}", iptables.dump()?);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Permission`]: entering a namespace takes `CAP_SYS_ADMIN`. [`ErrorKind::Io`] for a file that is no network

@@ -18,17 +18,6 @@ use crate::name::ChainName;
 ///
 /// Any text but NUL and newline, up to 1,023 bytes: with those the restore format could not carry it, and a newline would
 /// start a command of its own. Quoting is done when it is printed ([`Display`](fmt::Display) gives the quoted form).
-///
-/// ```
-/// use iptables::Token;
-///
-/// let token = Token::new("web \"front\"")?;
-/// assert_eq!(token.as_str(), "web \"front\"");
-/// assert_eq!(token.to_string(), r#""web \"front\"""#);
-/// assert_eq!(Token::new("$(reboot)")?.to_string(), "$(reboot)"); // no shell reads it: nothing to quote
-/// assert!(Token::new("two\nlines").is_err());
-/// # Ok::<(), iptables::Error>(())
-/// ```
 #[derive(Clone)]
 #[cfg_attr(
     feature = "serde",

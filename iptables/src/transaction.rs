@@ -35,26 +35,6 @@ pub enum Edit {
 }
 
 /// The edits of one table, applied all or not at all.
-///
-/// ```
-/// use iptables::{ChainName, Dump, Edit, Rule, TableName, Transaction};
-///
-/// let observed = Dump::parse("*filter\n:INPUT ACCEPT [0:0]\n:OLD - [0:0]\n-A INPUT -i lo -j ACCEPT\nCOMMIT\n")?;
-/// let observed = observed.table(&TableName::FILTER);
-/// let (input, mine) = (ChainName::new("INPUT")?, ChainName::new("MINE")?);
-///
-/// let mut change = Transaction::new();
-/// let filter = change.table(TableName::FILTER);
-/// filter.replace_chain_if_different(observed, &mine, &[Rule::parse("-j RETURN")?]);
-/// filter.lead_with(&input, observed.and_then(|table| table.chain("INPUT")), &[Rule::builder().jump(&mine).build()?]);
-/// filter.delete_chain(ChainName::new("OLD")?);
-///
-/// assert_eq!(filter.name(), &TableName::FILTER);
-/// assert!(filter.chains().eq([&mine]));
-/// let lines: Vec<String> = filter.edits().iter().map(Edit::to_string).collect();
-/// assert_eq!(lines, ["-A MINE -j RETURN", "-I INPUT 1 -j MINE", "-F OLD", "-X OLD"]);
-/// # Ok::<(), iptables::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableEdit {
     name: TableName,
@@ -93,20 +73,6 @@ impl TableEdit {
     /// Makes these rules the first of a chain, in this order, each just once; `observed` is the chain as it is now
     /// (`None`: no rules). Other rules stay in their order behind them. Says whether anything was added: nothing is
     /// when the chain begins with them already.
-    ///
-    /// ```
-    /// use iptables::{Chain, ChainName, Edit, Rule, TableName, Transaction};
-    ///
-    /// let jump = Rule::builder().jump(&ChainName::new("MINE")?).build()?;
-    /// let others = Rule::parse("-j OTHERS")?;
-    /// let forward = Chain::new(ChainName::new("FORWARD")?).with_rules([others, jump.clone()]);
-    ///
-    /// let mut change = Transaction::new();
-    /// assert!(change.table(TableName::FILTER).lead_with(&forward.name, Some(&forward), &[jump]));
-    /// let lines: Vec<String> = change.tables()[0].edits().iter().map(Edit::to_string).collect();
-    /// assert_eq!(lines, ["-D FORWARD -j MINE", "-I FORWARD 1 -j MINE"]);
-    /// # Ok::<(), iptables::Error>(())
-    /// ```
     pub fn lead_with(&mut self, chain: &ChainName, observed: Option<&Chain>, rules: &[Rule]) -> bool {
         let present = observed.map_or(&[][..], |c| &c.rules);
         let wanted: Vec<_> = rules.iter().map(Rule::canonical).collect();
@@ -233,19 +199,6 @@ impl Transaction {
     }
 
     /// Adds what another one does, after what this one does.
-    ///
-    /// ```
-    /// use iptables::{ChainName, TableName, Transaction};
-    ///
-    /// let (mut all, mut more) = (Transaction::new(), Transaction::new());
-    /// all.table(TableName::NAT).chain(ChainName::new("A")?);
-    /// more.table(TableName::FILTER).delete_chain(ChainName::new("C")?);
-    /// more.table(TableName::NAT).chain(ChainName::new("A")?).chain(ChainName::new("B")?);
-    /// all.append(more);
-    /// let text = "*nat\n:B - [0:0]\n:A - [0:0]\nCOMMIT\n*filter\n-F C\n-X C\nCOMMIT\n";
-    /// assert_eq!(all.to_restore_text()?, text);
-    /// # Ok::<(), iptables::Error>(())
-    /// ```
     pub fn append(&mut self, other: Transaction) {
         for mut more in other.tables {
             let edits = &mut self.table(more.name).edits;
@@ -274,22 +227,6 @@ impl Transaction {
     }
 
     /// The text for `iptables-restore`.
-    ///
-    /// ```
-    /// use iptables::{ChainName, Edit, ErrorKind, Rule, TableName, Transaction};
-    ///
-    /// let mut change = Transaction::new();
-    /// assert!(change.is_empty());
-    /// let rule = Rule::from_args(["-m", "comment", "--comment", &"x".repeat(200), "-j", "ACCEPT"])?;
-    /// change.table(TableName::FILTER).edit(Edit::Append(ChainName::new("INPUT")?, rule));
-    /// let text = change.to_restore_text()?; // what `restore` writes to the program, for a log or a dry run
-    /// assert!(text.starts_with("*filter\n-A INPUT -m comment") && text.ends_with("COMMIT\n"));
-    ///
-    /// let long = Rule::from_args(vec!["x".repeat(1000); 11])?;
-    /// change.table(TableName::FILTER).edit(Edit::Append(ChainName::new("INPUT")?, long));
-    /// assert_eq!(change.to_restore_text().unwrap_err().kind(), ErrorKind::InvalidToken); // the line is too long
-    /// # Ok::<(), iptables::Error>(())
-    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::InvalidToken`] for a rule that the format cannot carry (it came from a dump, or its line is longer than

@@ -28,14 +28,6 @@ impl ProgramVersion {
     ///
     /// # Errors
     /// [`ErrorKind::UnsupportedProgram`] if there is no version in it, or a back end of another name.
-    ///
-    /// ```
-    /// use iptables::{Backend, ProgramVersion};
-    /// let v = ProgramVersion::parse("ip6tables v1.8.9 (nf_tables)\n")?;
-    /// assert_eq!((v.version.to_string().as_str(), v.backend), ("1.8.9", Backend::NfTables));
-    /// assert_eq!(ProgramVersion::parse("iptables v1.4.21")?.backend, Backend::Legacy);
-    /// # Ok::<(), iptables::Error>(())
-    /// ```
     pub fn parse(output: &str) -> Result<Self, Error> {
         let unknown =
             |why: &str| Error::new(ErrorKind::UnsupportedProgram, format!("{why} in \"{}\"", excerpt(output.trim())));
@@ -53,18 +45,6 @@ impl ProgramVersion {
     }
 
     /// Whether `MASQUERADE --random-fully` is known (since 1.6.2).
-    ///
-    /// ```
-    /// use iptables::{ProgramVersion, Rule};
-    ///
-    /// let version = ProgramVersion::parse("iptables v1.6.1")?;
-    /// let mut rule = Rule::builder().target("MASQUERADE");
-    /// if version.has_random_fully() {
-    ///     rule = rule.arg("--random-fully");
-    /// }
-    /// assert_eq!(rule.build()?.to_string(), "-j MASQUERADE");
-    /// # Ok::<(), iptables::Error>(())
-    /// ```
     pub fn has_random_fully(&self) -> bool {
         self.version >= Version::new(1, 6, 2)
     }

@@ -183,6 +183,8 @@ fn programs_missing() {
     );
     let nowhere = System::new().with_directory("relative/is/ignored");
     assert!(iptables::Runner::find(&nowhere, "iptables-of-no-kind").is_none());
+    assert!(iptables::Runner::find(&System::new(), "sh").is_some());
+    assert!(iptables::Runner::find(&System::new().with_only_directory("/nowhere"), "sh").is_none());
 }
 
 #[test]

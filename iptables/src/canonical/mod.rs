@@ -49,17 +49,6 @@ pub(crate) struct Extension {
 /// argument, a word that belongs to no option, a second target) are compared as they stand.
 ///
 /// The printed text parses as a rule of the same canonical form.
-///
-/// ```
-/// use iptables::Rule;
-///
-/// let ours = Rule::parse("-p tcp -d 10.96.0.10 --dport 53 -j MARK --or-mark 0x4000")?;
-/// let theirs = Rule::parse("-d 10.96.0.10/32 -p tcp -m tcp --dport 53 -j MARK --set-xmark 0x4000/0x4000")?;
-/// assert_ne!(ours, theirs); // other arguments
-/// assert_eq!(ours.canonical(), theirs.canonical()); // the same meaning
-/// assert_eq!(ours.canonical().to_string(), "-d 10.96.0.10/32 -p tcp -m tcp --dport 53 -j MARK --set-xmark 0x4000/0x4000");
-/// # Ok::<(), iptables::Error>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CanonicalRule {
     /// The arguments of a rule that no program would take; the rest is empty then.

@@ -1,15 +1,4 @@
 //! A host in memory, for tests: the same programs, the same exit codes and messages, no kernel.
-//!
-//! ```
-//! use iptables::{Backend, ChainName, Family, Iptables, Rule, TableName, Transaction, fake::FakeHost};
-//! let host = FakeHost::new();
-//! let iptables = Iptables::open(&host, Family::Ipv4, Backend::NfTables)?;
-//! let mut change = Transaction::new();
-//! change.table(TableName::FILTER).replace_chain(&ChainName::new("MINE")?, [Rule::parse("-j RETURN")?]);
-//! iptables.restore(&change)?;
-//! assert!(host.dump(Family::Ipv4, Backend::NfTables).contains("-A MINE -j RETURN\n"));
-//! # Ok::<(), iptables::Error>(())
-//! ```
 
 mod script;
 
@@ -36,22 +25,6 @@ const DIRECTORY: &str = "/fake/sbin";
 /// unknown chains, matches and sets, jumps in circles, deleting a chain in use and the like fail with the line number, the
 /// words and the exit code of the real programs. Rules are kept as they are written (the kernel would reorder arguments), and
 /// options of extensions are not checked.
-///
-/// ```
-/// use iptables::{Backend, BackendChoice, ChainName, Ensured, ErrorKind, Family, Iptables, TableName, fake::FakeHost};
-///
-/// let host = FakeHost::new().with_default(Backend::Legacy).with_version(Backend::Legacy, "v1.8.7 (legacy)");
-/// let iptables = Iptables::detect(&host, Family::Ipv4, BackendChoice::Detect)?;
-/// assert_eq!(iptables.version().to_string(), "1.8.7 (legacy)");
-///
-/// host.hold_lock(true);
-/// let chain = ChainName::new("MINE")?;
-/// assert_eq!(iptables.ensure_chain(&TableName::NAT, &chain).unwrap_err().kind(), ErrorKind::LockTimeout);
-/// host.hold_lock(false);
-/// assert_eq!(iptables.ensure_chain(&TableName::NAT, &chain)?, Ensured::Added);
-/// assert_eq!(host.writes(), 2); // tried twice
-/// # Ok::<(), iptables::Error>(())
-/// ```
 #[derive(Debug)]
 pub struct FakeHost {
     state: Mutex<State>,
