@@ -35,43 +35,7 @@ pub enum ActiveAnswer {
 }
 
 /// A way to ask the kernel. [`ActiveAnswer::Works`] wins over everything the lists say.
-///
-/// A closure is a probe:
-/// ```
-/// use kmod_probe::{ActiveAnswer, Capability, Probe};
-///
-/// let mut ask = |what: &Capability| match what {
-///     Capability::GenlFamily(name) => ActiveAnswer::Works(format!("family {name} has id 33")),
-///     _ => ActiveAnswer::Unknown("not asked".into()),
-/// };
-/// let report = Probe::new().run_with(&mut ask);
-/// assert!(report.finding("ip_vs").is_some_and(|finding| finding.state.is_usable()));
-/// ```
-///
-/// So is a type that keeps its socket between the questions:
-///
-/// ```
-/// use kmod_probe::{ActiveAnswer, ActiveProbe, Capability};
-///
-/// struct Kernel {
-///     set_types: Vec<&'static str>, // in a real one, a netlink socket
-/// }
-///
-/// impl ActiveProbe for Kernel {
-///     fn ask(&mut self, capability: &Capability) -> ActiveAnswer {
-///         match capability {
-///             Capability::SetType(name) if self.set_types.contains(&name.as_str()) => ActiveAnswer::Works("revision 6".into()),
-///             Capability::SetType(_) => ActiveAnswer::Refused("ENOENT".into()),
-///             _ => ActiveAnswer::Unknown("not asked".into()),
-///         }
-///     }
-/// }
-///
-/// let mut kernel = Kernel { set_types: vec!["hash:ip"] };
-/// assert_eq!(kernel.ask(&Capability::SetType("hash:mac".into())), ActiveAnswer::Refused("ENOENT".into()));
-/// let report = kmod_probe::Probe::new().run_with(&mut kernel);
-/// assert!(report.finding("set hash:ip").is_some_and(|finding| finding.state.is_usable()));
-/// ```
+/// A closure is one too.
 pub trait ActiveProbe {
     /// Asks for one capability.
     fn ask(&mut self, capability: &Capability) -> ActiveAnswer;

@@ -19,22 +19,6 @@ pub enum Setting {
 }
 
 /// A kernel configuration. Symbols are named without `CONFIG_`.
-///
-/// ```
-/// use kmod_probe::{Kconfig, Setting};
-///
-/// // Text, or gzip data such as /proc/config.gz.
-/// let config = Kconfig::parse(b"CONFIG_IP_VS=m\nCONFIG_IP_VS_IPV6=y\nCONFIG_IP_VS_TAB_BITS=12\n# CONFIG_IP_VS_MH is not set\n")?;
-/// assert_eq!(config.get("IP_VS"), Some((1, &Setting::Module))); // line 1
-/// assert_eq!(config.get("IP_VS_TAB_BITS"), Some((3, &Setting::Value("12".to_owned()))));
-/// assert_eq!(config.get("IP_VS_MH"), Some((4, &Setting::NotSet)));
-/// // Not mentioned: unknown to this kernel, if the configuration is whole.
-/// assert!(config.get("IP_VS_TWOS").is_none() && config.complete());
-///
-/// let modules = config.symbols().filter(|(_, _, setting)| **setting == Setting::Module);
-/// assert_eq!(modules.map(|(symbol, ..)| symbol).collect::<Vec<_>>(), ["IP_VS"]);
-/// # Ok::<(), kmod_probe::Error>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kconfig {
     symbols: BTreeMap<String, (usize, Setting)>,

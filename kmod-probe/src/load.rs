@@ -33,39 +33,6 @@ pub enum RunOutcome {
 }
 
 /// Starts programs. Replaced in tests.
-///
-/// One that only notes what would be started:
-///
-/// ```
-/// use std::{path::Path, time::Duration};
-///
-/// use kmod_probe::{LoadResult, Loader, ModuleName, RunOutcome, Runner};
-///
-/// #[derive(Default)]
-/// struct DryRun(Vec<String>);
-///
-/// impl Runner for &mut DryRun {
-///     fn run(&mut self, program: &Path, arguments: &[&str], _limit: Duration) -> RunOutcome {
-///         self.0.push(format!("{} {}", program.display(), arguments.join(" ")));
-///         RunOutcome::Ended { code: Some(0), stderr: String::new() }
-///     }
-/// }
-///
-/// # let root = std::env::temp_dir().join(format!("kmod-probe-doc-runner-{}", std::process::id()));
-/// # std::fs::create_dir_all(root.join("proc"))?;
-/// # std::fs::write(root.join("proc/modules"), "ip_vs 212992 0 - Live 0x0\n")?;
-/// let modules = [ModuleName::new("ip_vs")?, ModuleName::new("ip_vs_rr")?];
-/// let mut dry_run = DryRun::default();
-/// // A root whose /proc/modules has `ip_vs`.
-/// let outcomes = Loader::with_runner(&mut dry_run).root(&root).load_together(&modules);
-/// assert_eq!(outcomes[0].result, LoadResult::AlreadyThere);
-/// // Success is not believed before the module is seen in memory.
-/// assert!(!outcomes[1].is_loaded());
-/// // "/usr/sbin/modprobe -d ROOT -- ip_vs_rr", where there is a `modprobe`.
-/// assert!(dry_run.0.iter().all(|command| command.ends_with(" -- ip_vs_rr")));
-/// # std::fs::remove_dir_all(&root)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub trait Runner {
     /// Runs a program to its end or until `limit` is over.
     fn run(&mut self, program: &Path, arguments: &[&str], limit: Duration) -> RunOutcome;
@@ -189,16 +156,6 @@ pub enum LoadResult {
 }
 
 /// Result of loading one module, with its name.
-///
-/// ```
-/// use kmod_probe::{LoadOutcome, LoadResult, ModuleName};
-///
-/// let message = "FATAL: Module ip_vs_mh not found in directory /lib/modules/6.1.0-56-amd64".to_owned();
-/// let outcome = LoadOutcome { module: ModuleName::new("ip_vs_mh")?, result: LoadResult::Failed { code: Some(1), message } };
-/// assert!(!outcome.is_loaded());
-/// assert!(outcome.to_string().starts_with("ip_vs_mh: modprobe failed with code 1: FATAL: Module ip_vs_mh not found"));
-/// # Ok::<(), kmod_probe::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct LoadOutcome {
@@ -237,22 +194,6 @@ impl fmt::Display for LoadOutcome {
 
 /// Loads modules with `modprobe`. The only part of this crate that starts a program or changes anything, and only when
 /// called.
-///
-/// ```no_run
-/// use std::time::Duration;
-///
-/// use kmod_probe::{Loader, ModuleName, Probe};
-///
-/// let report = Probe::new().run();
-/// let mut loader = Loader::new().limit(Duration::from_secs(30));
-/// for outcome in loader.load_together(&report.to_load()) {
-///     println!("{outcome}");
-/// }
-/// if !loader.load(&ModuleName::new("ip_vs_mh")?).is_loaded() {
-///     println!("another scheduler is needed");
-/// }
-/// # Ok::<(), kmod_probe::Error>(())
-/// ```
 #[derive(Debug)]
 pub struct Loader<R = SystemRunner> {
     runner: R,

@@ -15,16 +15,6 @@ const LONGEST_NAME: usize = 55;
 
 /// The name of a module as the kernel writes it: `-` and `,` in file names are `_` here, so names compare equal however
 /// they were spelled. Upper and lower case differ (`xt_MARK` is not `xt_mark`).
-///
-/// ```
-/// use kmod_probe::ModuleName;
-///
-/// let named = ModuleName::new("nf-conntrack")?;
-/// assert_eq!(named.as_str(), "nf_conntrack");
-/// assert_eq!(ModuleName::of_file("kernel/net/netfilter/nf_conntrack.ko.zst"), Some(named));
-/// assert_eq!(ModuleName::of_file("modules.dep"), None);
-/// # Ok::<(), kmod_probe::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -168,19 +158,6 @@ impl<T> List<T> {
 }
 
 /// The modules in memory: `/proc/modules`.
-///
-/// ```
-/// use kmod_probe::{LoadedModules, ModuleName, ModuleState};
-///
-/// let list = LoadedModules::parse(b"ip_vs_rr 12288 3 - Live 0x0\nip_vs 212992 5 ip_vs_rr, Loading 0x0\n")?;
-/// assert_eq!(list.get(&ModuleName::new("ip_vs")?), Some((2, ModuleState::Loading))); // line 2; not usable yet
-/// assert_eq!(list.get(&ModuleName::new("ip_vs_wrr")?), None);
-/// assert_eq!(list.names().map(ModuleName::as_str).collect::<Vec<_>>(), ["ip_vs", "ip_vs_rr"]);
-///
-/// // Cut off in the middle of a line: what it does not name may be loaded all the same.
-/// assert!(!LoadedModules::parse(b"ip_vs_rr 12288 3 - Live 0x0\nip_vs 21")?.complete());
-/// # Ok::<(), kmod_probe::Error>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadedModules(List<(usize, ModuleState)>);
 
@@ -224,20 +201,6 @@ impl LoadedModules {
 }
 
 /// Modules that are part of the kernel image: `modules.builtin`, or the names in `modules.builtin.modinfo`.
-///
-/// ```
-/// use kmod_probe::{BuiltinModules, ModuleName};
-///
-/// let dummy = ModuleName::new("dummy")?;
-/// let list = BuiltinModules::parse(b"kernel/net/ipv4/tunnel4.ko\nkernel/drivers/net/dummy.ko\n")?;
-/// assert_eq!(list.get(&dummy), Some(2)); // line 2
-/// assert_eq!(list.names().map(ModuleName::as_str).collect::<Vec<_>>(), ["dummy", "tunnel4"]);
-///
-/// // Since Linux 5.2: NUL-closed records, several for a module. The first one counts.
-/// let list = BuiltinModules::parse_modinfo(b"dummy.alias=rtnl-link-dummy\0dummy.license=GPL\0")?;
-/// assert_eq!(list.get(&dummy), Some(1));
-/// # Ok::<(), kmod_probe::Error>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BuiltinModules(List<usize>);
 
@@ -285,20 +248,6 @@ impl BuiltinModules {
 }
 
 /// Modules that `modprobe` can find: `modules.dep`, which `depmod` writes.
-///
-/// ```
-/// use kmod_probe::{LoadableModules, ModuleName};
-///
-/// let text = b"kernel/net/netfilter/ipvs/ip_vs.ko.zst: kernel/net/netfilter/nf_conntrack.ko.zst\n\
-///     kernel/net/netfilter/nf_conntrack.ko.zst:\n";
-/// let list = LoadableModules::parse(text)?;
-/// let ip_vs = ModuleName::new("ip_vs")?;
-/// assert_eq!(list.get(&ip_vs), Some((1, "kernel/net/netfilter/ipvs/ip_vs.ko.zst"))); // line and file
-/// assert_eq!(list.dependencies(&ip_vs).collect::<Vec<_>>(), [ModuleName::new("nf_conntrack")?]);
-/// assert_eq!(list.names().count(), 2);
-/// assert!(list.complete());
-/// # Ok::<(), kmod_probe::Error>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadableModules(List<Loadable>);
 

@@ -15,34 +15,6 @@ use crate::table::{CONNTRACK_IPV4, CONNTRACK_IPV6};
 use crate::version::{IpsetVersion, KernelRelease};
 
 /// Finds out what a kernel can do. Reads files only; starts no program, loads no module, writes nothing.
-///
-/// ```
-/// use kmod_probe::{Answer, Probe, Profile, State};
-///
-/// # let host = std::env::temp_dir().join(format!("kmod-probe-doc-probe-{}", std::process::id()));
-/// // A host's root, mounted into a container or captured on another machine; here it has these files.
-/// let files = [
-///     ("proc/sys/kernel/osrelease", "6.1.0-56-amd64\n"),
-///     ("proc/modules", "ip_vs 212992 0 - Live 0x0\n"),
-///     ("boot/config-6.1.0-56-amd64", "CONFIG_MODULES=y\nCONFIG_IP_VS=m\n# CONFIG_IP_VS_MH is not set\n"),
-/// ];
-/// # for (path, text) in files {
-/// #     let path = host.join(path);
-/// #     std::fs::create_dir_all(path.parent().ok_or("no parent")?)?;
-/// #     std::fs::write(path, text)?;
-/// # }
-/// let report = Probe::new().root(&host).profile(Profile::default().scheduler("mh")?).run();
-/// assert_eq!(report.verdict.answer, Answer::No);
-/// assert_eq!(report.finding("ip_vs").ok_or("no such row")?.state, State::Loaded);
-///
-/// let scheduler = report.finding("scheduler mh").ok_or("no such row")?;
-/// assert_eq!(scheduler.state, State::Missing);
-/// assert_eq!(scheduler.evidence[0].to_string(), "/boot/config-6.1.0-56-amd64:3 CONFIG_IP_VS_MH is not set");
-/// let fix = scheduler.fix.as_ref().map(ToString::to_string);
-/// assert_eq!(fix.as_deref(), Some("this kernel was built without CONFIG_IP_VS_MH: use one that has it"));
-/// # std::fs::remove_dir_all(&host)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug)]
 pub struct Probe {
     root: PathBuf,
@@ -79,23 +51,7 @@ impl Probe {
     }
 
     /// Looks at an installed kernel that is not the running one: `/proc`, `/sys` and active probes are left out, and so
-    /// are sysctls.
-    ///
-    /// Before a restart into a kernel that was just installed:
-    ///
-    /// ```
-    /// use kmod_probe::{Probe, State};
-    ///
-    /// # let root = std::env::temp_dir().join(format!("kmod-probe-doc-installed-{}", std::process::id()));
-    /// # let path = root.join("boot/config-6.12.30-amd64");
-    /// # std::fs::create_dir_all(path.parent().ok_or("no parent")?)?;
-    /// # std::fs::write(path, "CONFIG_MODULES=y\nCONFIG_IP_VS=y\n")?;
-    /// let report = Probe::new().root(&root).installed_kernel("6.12.30-amd64".parse()?).run();
-    /// assert!(!report.running);
-    /// assert_eq!(report.finding("ip_vs").ok_or("no such row")?.state, State::BuiltIn); // by /boot/config-6.12.30-amd64
-    /// # std::fs::remove_dir_all(&root)?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// are sysctls. Use it before a restart into a kernel that was just installed.
     #[must_use]
     pub fn installed_kernel(mut self, release: KernelRelease) -> Self {
         self.release = Some(release);

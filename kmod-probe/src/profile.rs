@@ -18,13 +18,6 @@ pub enum Family {
 }
 
 /// The address families that are used.
-///
-/// ```
-/// use kmod_probe::{Families, Family};
-///
-/// assert!(Families::Dual.has(Family::Ipv6));
-/// assert!(!Families::Ipv4.has(Family::Ipv6));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Families {
@@ -46,15 +39,6 @@ impl Families {
 
 /// The name of an IPVS scheduler such as `rr`: the kernel looks for module `ip_vs_<name>`
 /// (`net/netfilter/ipvs/ip_vs_sched.c`, `ip_vs_scheduler_get`), so out-of-tree ones are names too.
-///
-/// ```
-/// use kmod_probe::Scheduler;
-///
-/// assert_eq!(Scheduler::new("my_own")?.as_str(), "my_own");
-/// assert!(Scheduler::known().all(|name| name != "my_own"));
-/// assert!(Scheduler::known().any(|name| name == "mh")); // maglev hashing, since Linux 4.18
-/// # Ok::<(), kmod_probe::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(
     feature = "serde",
@@ -109,32 +93,6 @@ impl From<Scheduler> for String {
 /// Parts of the kernel that are going to be used. The default is those of kube-proxy's IPVS mode on an IPv4 cluster: scheduler `rr`, the set
 /// types `hash:ip`, `hash:ip,port`, `hash:ip,port,ip`, `hash:ip,port,net` and `bitmap:port`, whichever iptables backend
 /// the kernel has, strict ARP off, and no `ipset` program.
-///
-/// ```
-/// use kmod_probe::{Families, Profile};
-///
-/// let profile = Profile::default().scheduler("mh")?.families(Families::Dual).ipset_output(b"ipset v7.17")?;
-/// assert!(Profile::default().scheduler("no such/scheduler").is_err());
-/// # Ok::<(), kmod_probe::Error>(())
-/// ```
-///
-/// The needs of a load balancer with its own rules and sets, row by row:
-///
-/// ```
-/// use kmod_probe::{Backend, Need, Profile};
-///
-/// let profile = Profile::default().backend(Backend::Nft).set_type("hash:net").strict_arp(true);
-/// let rows = profile.requirements(Some(&"6.1.0-56-amd64".parse()?));
-/// for row in rows.iter().filter(|row| row.need != Need::Wanted) {
-///     println!("{}: {}", row.name, row.why); // ip_vs: virtual servers …
-/// }
-/// assert!(rows.iter().any(|row| row.name == "set hash:net"));
-///
-/// // With tables of nf_tables in place of iptables and ipset, less is needed.
-/// let rows = Profile::default().without_iptables(true).requirements(None);
-/// assert!(rows.iter().all(|row| row.name != "ip_set" && row.backend.is_none()));
-/// # Ok::<(), kmod_probe::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
     schedulers: Vec<Scheduler>,
@@ -177,43 +135,6 @@ impl Default for Profile {
 impl Profile {
     /// A profile of the caller's own, without the requirements of IPVS mode: only what [`Profile::require`] and [`Profile::sysctl`] add is
     /// looked for. `subject` is the verdict's, in reports: `flow offload: yes`.
-    ///
-    /// ```
-    /// use kmod_probe::{Answer, Capability, ActiveAnswer, Probe, Profile, Requirement, State, Sysctl};
-    ///
-    /// # let host = std::env::temp_dir().join(format!("kmod-probe-doc-own-{}", std::process::id()));
-    /// # let files = [
-    /// #     ("proc/sys/kernel/osrelease", "6.1.0-56-amd64\n"),
-    /// #     ("proc/sys/net/ipv4/ip_forward", "1\n"),
-    /// #     ("proc/modules", "wireguard 1 0 - Live 0x0\n"),
-    /// #     ("dev/net/tun", ""),
-    /// #     ("boot/config-6.1.0-56-amd64", "CONFIG_MODULES=y\nCONFIG_BPF_SYSCALL=y\n# CONFIG_NFT_FLOW_OFFLOAD is not set\nCONFIG_END=y\n"),
-    /// # ];
-    /// # for (path, text) in files {
-    /// #     let path = host.join(path);
-    /// #     std::fs::create_dir_all(path.parent().ok_or("no parent")?)?;
-    /// #     std::fs::write(path, text)?;
-    /// # }
-    /// // An agent that encrypts between nodes, and offloads flows where it can.
-    /// let profile = Profile::own("overlay")
-    ///     .require(Requirement::link_kind("wireguard", "tunnels between nodes")?)
-    ///     .require(Requirement::nft_expression("flow_offload", "flows that skip the rules")?.wanted())
-    ///     .require(Requirement::option("CONFIG_BPF_SYSCALL", "programs at the devices")?)
-    ///     .require(Requirement::file("/dev/net/tun", "tunnels in user space")?)
-    ///     .require(Requirement::kernel(5, 10, "fixes of the tunnels")) // in no module, option or file
-    ///     .require(Requirement::module("hypothetical", "a driver of ours")?.symbol("HYPOTHETICAL")?.since(7, 0).wanted())
-    ///     .sysctl(Sysctl::new("net/ipv4/ip_forward", "1", "traffic of pods")?);
-    /// let report = Probe::new().root(&host).profile(profile).run();
-    /// assert_eq!(report.verdict.answer, Answer::Yes, "{report}");
-    /// assert!(report.to_string().contains("\noverlay: yes\n"));
-    /// let state = |name: &str| report.finding(name).map(|finding| finding.state);
-    /// assert_eq!(state("link wireguard"), Some(State::Loaded));
-    /// assert_eq!(state("CONFIG_BPF_SYSCALL"), Some(State::BuiltIn));
-    /// assert_eq!(state("Linux 5.10"), Some(State::Working));
-    /// assert_eq!(state("expression flow_offload"), Some(State::Missing));
-    /// # std::fs::remove_dir_all(&host)?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn own(subject: &str) -> Self {
         Self { subject: Some(subject.to_owned()), ..Self::default() }
@@ -262,13 +183,6 @@ impl Profile {
     }
 
     /// Requires every set type that this crate knows.
-    ///
-    /// ```
-    /// use kmod_probe::Profile;
-    ///
-    /// let rows = Profile::default().all_set_types().requirements(None);
-    /// assert!(rows.iter().any(|row| row.name == "set list:set"));
-    /// ```
     #[must_use]
     pub fn all_set_types(mut self) -> Self {
         for (name, ..) in SET_TYPES {

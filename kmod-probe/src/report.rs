@@ -291,41 +291,6 @@ pub struct Verdict {
 /// Everything that was found out about a kernel.
 ///
 /// `Display` prints the table of [`Report::table`].
-///
-/// ```
-/// use kmod_probe::{Answer, Loader, Probe};
-///
-/// # let root = std::env::temp_dir().join(format!("kmod-probe-doc-report-{}", std::process::id()));
-/// # let modules = "lib/modules/6.8.0-1008-aws";
-/// # let files = [
-/// #     ("proc/sys/kernel/osrelease".to_owned(), "6.8.0-1008-aws\n"),
-/// #     ("proc/modules".to_owned(), "nf_conntrack 1 0 - Live 0x0\n"),
-/// #     (format!("{modules}/modules.dep"), "kernel/ip_vs.ko:\nkernel/ip_vs_rr.ko: kernel/ip_vs.ko\nkernel/dummy.ko:\n"),
-/// #     (format!("{modules}/kernel/ip_vs.ko"), ""),
-/// #     (format!("{modules}/kernel/ip_vs_rr.ko"), ""),
-/// #     (format!("{modules}/kernel/dummy.ko"), ""),
-/// # ];
-/// # for (path, text) in files {
-/// #     let path = root.join(path);
-/// #     std::fs::create_dir_all(path.parent().ok_or("no parent")?)?;
-/// #     std::fs::write(path, text)?;
-/// # }
-/// // A node that has just started; nothing of IPVS is loaded yet.
-/// let report = Probe::new().root(&root).run();
-/// assert!(report.table().starts_with("kernel 6.8.0-1008-aws, modules supported\n"));
-///
-/// for finding in report.findings.iter().filter(|finding| !finding.state.is_usable()) {
-///     println!("{} is {}; it is for {}", finding.name, finding.state.as_str(), finding.why);
-/// }
-/// for (backend, answer) in &report.backends {
-///     println!("iptables-{}: {answer}", backend.as_str()); // iptables-nft: no
-/// }
-/// // For `Loader`; what is loaded or built in is left out.
-/// let to_load = report.to_load();
-/// assert_eq!(to_load.iter().map(|module| module.as_str()).collect::<Vec<_>>(), ["ip_vs", "dummy", "ip_vs_rr"]);
-/// # std::fs::remove_dir_all(&root)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

@@ -96,20 +96,6 @@ impl Provider {
 
 /// Something the kernel has to have, and why. Those of IPVS mode come from [`Profile::requirements`](crate::Profile::requirements); a caller
 /// makes others, for [`Profile::require`](crate::Profile::require).
-///
-/// ```
-/// use kmod_probe::{KernelRelease, ModuleName, Profile};
-///
-/// // The module that IPv4 masquerading takes, by the kernel's age.
-/// let module = |release: KernelRelease| {
-///     let rows = Profile::default().requirements(Some(&release));
-///     let row = rows.into_iter().find(|row| row.name == "MASQUERADE, IPv4")?;
-///     row.providers.into_iter().find(|provider| provider.is_expected_in(Some(&release)) && !provider.is_feature())
-/// };
-/// assert_eq!(module("4.18.0-80.el8".parse()?).ok_or("none")?.module, Some(ModuleName::new("ipt_MASQUERADE")?));
-/// assert_eq!(module("6.1.0-56-amd64".parse()?).ok_or("none")?.symbol.as_deref(), Some("NETFILTER_XT_TARGET_MASQUERADE"));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requirement {

@@ -44,18 +44,6 @@ pub enum Access {
 }
 
 /// A sysctl that IPVS mode, or the profile, wants.
-///
-/// ```
-/// use kmod_probe::{Access, Probe, SysctlState};
-///
-/// // Only `Right` needs nothing: `Absent` ones below net/ipv4/vs appear with `ip_vs`.
-/// for sysctl in Probe::new().run().sysctls.iter().filter(|sysctl| sysctl.state == SysctlState::Wrong) {
-///     match sysctl.access {
-///         Access::Writable => println!("sysctl -w {}={} # {}", sysctl.name, sysctl.wanted, sysctl.why),
-///         _ => println!("{} has to be set on the host", sysctl.name),
-///     }
-/// }
-/// ```
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -77,18 +65,6 @@ pub struct SysctlFinding {
 }
 
 /// A sysctl, the value it should have, and why.
-///
-/// ```
-/// use kmod_probe::{ErrorKind, Profile, Sysctl};
-///
-/// let buffers = Sysctl::new("net/ipv4/tcp_rmem", "4096 131072 6291456", "long fat pipes")?.wanted();
-/// assert_eq!((buffers.name(), buffers.value()), ("net/ipv4/tcp_rmem", "4096 131072 6291456"));
-/// let profile = Profile::own("transfers").sysctl(buffers);
-///
-/// let error = Sysctl::new("net.ipv4.ip_forward", "1", "traffic of pods").unwrap_err();
-/// assert_eq!(error.kind(), ErrorKind::InvalidRequirement); // with slashes: a device may have a dot in its name
-/// # Ok::<(), kmod_probe::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sysctl {
     name: Cow<'static, str>,

@@ -26,21 +26,6 @@ static IPSET_VERSION: LazyLock<Option<Regex>> =
 /// The [`Version`] has neither a pre-release nor a build part. By the rules of semantic versions `4.19.0-rc1` and even
 /// `4.19.0-14-generic` would sort *below* 4.19.0; a kernel's suffix means a package revision, and a release candidate
 /// already has what its version is known for (the merge window is over), so both count as the version itself.
-///
-/// ```
-/// use kmod_probe::KernelRelease;
-///
-/// let release: KernelRelease = "6.8.0-1015-aws".parse()?;
-/// assert_eq!(release.version(), &semver::Version::new(6, 8, 0));
-/// assert_eq!(release.suffix(), "-1015-aws");
-/// assert!(release.at_least(5, 9));
-///
-/// // As a file has it. A release candidate counts as its version.
-/// let candidate = KernelRelease::parse(b"4.19.0-rc3\n")?;
-/// assert_eq!((candidate.as_str(), candidate.release_candidate()), ("4.19.0-rc3", Some(3)));
-/// assert!(candidate.at_least(4, 19));
-/// # Ok::<(), kmod_probe::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -145,15 +130,6 @@ impl From<KernelRelease> for String {
 }
 
 /// The version of the `ipset` tool.
-///
-/// ```
-/// use kmod_probe::IpsetVersion;
-///
-/// let version = IpsetVersion::parse(b"ipset v7.17, protocol version: 7\n")?;
-/// assert_eq!(version.to_string(), "7.17");
-/// assert!(version.is_enough());
-/// # Ok::<(), kmod_probe::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct IpsetVersion {
