@@ -5,11 +5,6 @@ const WIDTH: usize = 8;
 
 /// Shows two byte strings side by side, eight bytes a line, lines that differ marked with `!` and each differing byte
 /// with `*`.
-///
-/// ```
-/// let text = testkit::hexdiff(&[1, 2, 3], &[1, 9]);
-/// assert_eq!(text.trim_end(), "! 0000   01 *02 *03                     |  01 *09");
-/// ```
 #[must_use]
 pub fn hexdiff(left: &[u8], right: &[u8]) -> String {
     let mut text = String::new();

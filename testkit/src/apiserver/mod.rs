@@ -5,15 +5,6 @@
 //! the test: [`ApiServer::fail_next`], [`ApiServer::cut_watches`], [`ApiServer::compact`], [`ApiServer::outage`],
 //! [`ApiServer::send_raw`].
 //!
-//! ```
-//! use serde_json::json;
-//! use testkit::apiserver::ApiServer;
-//!
-//! let server = ApiServer::start();
-//! server.put(&json!({"kind": "Service", "metadata": {"namespace": "demo", "name": "web"}, "spec": {}}));
-//! assert!(server.url().starts_with("http://127.0.0.1:"));
-//! ```
-//!
 //! With the feature `tls`, `tls::Relay` puts TLS in front of it, with authorities, client certificates and all.
 //!
 //! Limits: objects and parameters are not checked, paths have no namespaces (but for Events), and nothing but Events can be written.

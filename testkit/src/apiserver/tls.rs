@@ -1,14 +1,4 @@
 //! TLS in front of an API server: certificates made for the test, and a relay that ends TLS.
-//!
-//! ```
-//! use testkit::apiserver::ApiServer;
-//! use testkit::apiserver::tls::{Authority, Relay};
-//!
-//! let (server, authority) = (ApiServer::start(), Authority::new("test"));
-//! let relay = Relay::start(&authority, server.address(), None);
-//! assert!(relay.url().starts_with("https://127.0.0.1:"));
-//! assert!(authority.certificate().starts_with("-----BEGIN CERTIFICATE-----"));
-//! ```
 
 use std::net::SocketAddr;
 use std::sync::Arc;
