@@ -8,14 +8,6 @@ use std::str::FromStr;
 pub use ipnet::IpNet as Network;
 
 /// Address family.
-///
-/// ```
-/// use proxier_core::net::Family;
-///
-/// let family = Family::of("2001:db8::1".parse()?);
-/// assert_eq!(family.name(), "IPv6");
-/// # Ok::<(), std::net::AddrParseError>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     /// IPv4.
@@ -66,14 +58,6 @@ impl fmt::Display for Family {
 }
 
 /// A value for each family.
-///
-/// ```
-/// use proxier_core::net::{ByFamily, Family};
-///
-/// let mut failures = ByFamily { v4: 1, v6: 0 };
-/// *failures.of_mut(Family::V6) += 2;
-/// assert_eq!((*failures.of(Family::V4), failures.v6), (1, 2));
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ByFamily<T> {
     /// Value of IPv4.
@@ -137,19 +121,6 @@ impl fmt::Display for Protocol {
 
 /// An address, protocol and port on which a Service answers. Sorted by protocol, address, port; prints as `TCP 10.96.0.1:80`
 /// or `UDP [fd00::1]:53`.
-///
-/// ```
-/// use proxier_core::net::{Family, FrontendKey, Protocol};
-///
-/// let web = FrontendKey::new(Protocol::Tcp, "10.96.0.10".parse()?, 80);
-/// assert_eq!("TCP 10.96.0.10:80".parse(), Ok(web));
-/// assert_eq!((web.family(), web.udp()), (Family::V4, None));
-///
-/// let dns: FrontendKey = "UDP [2001:db8::a]:53".parse()?;
-/// assert_eq!(dns.udp(), Some("[2001:db8::a]:53".parse()?));
-/// assert!(web < dns); // by protocol first
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrontendKey {
     /// Protocol.
@@ -224,16 +195,6 @@ impl fmt::Display for FrontendKey {
 }
 
 /// The address and port of an endpoint. Sorted by address, then port; prints as `10.244.0.7:8080` or `[fd00::7]:8080`.
-///
-/// ```
-/// use proxier_core::net::EndpointKey;
-///
-/// let web = EndpointKey::new("10.244.0.7".parse()?, 8080);
-/// assert_eq!("10.244.0.7:8080".parse(), Ok(web));
-/// let address: std::net::SocketAddr = web.into();
-/// assert_eq!(EndpointKey::from(address), web);
-/// # Ok::<(), std::net::AddrParseError>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointKey {
     /// Address.

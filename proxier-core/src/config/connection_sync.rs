@@ -29,19 +29,6 @@ named! {
 ///
 /// Interface and sync id name the daemons of this proxy. One that runs with these is adopted as it is, or started again with the other settings
 /// where they differ; one with another interface or sync id is foreign and stays.
-///
-/// ```
-/// use ipvs::model::DaemonState;
-/// use proxier_core::config::{ConnectionSync, SyncRole};
-///
-/// let mut sync = ConnectionSync::new("eth0".parse()?);
-/// sync.sync_id = 7;
-/// let states = |sync: &ConnectionSync| sync.daemons().map(|daemon| daemon.state).collect::<Vec<_>>();
-/// assert_eq!(states(&sync), [DaemonState::Master, DaemonState::Backup]);
-/// sync.role = SyncRole::by_name("backup").ok_or("not a role")?;
-/// assert_eq!(states(&sync), [DaemonState::Backup]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConnectionSync {

@@ -5,14 +5,6 @@ use crate::snapshot::Reporter;
 
 /// Fast path of established connections to Services, in nftables and iptables mode: their packets go from device to device at ingress, past all
 /// chains, by a flow table of nf_tables (`CONFIG_NF_FLOW_TABLE`). The first packets, and those that end a connection, pass the chains.
-///
-/// ```
-/// use proxier_core::config::FastPath;
-///
-/// let mut fast = FastPath::new(["eth0", "cali*"]);
-/// fast.min_packets = 20;
-/// assert_eq!(fast.interfaces, ["eth0", "cali*"]);
-/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct FastPath {

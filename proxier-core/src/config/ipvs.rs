@@ -28,16 +28,6 @@ named! {
 
 named! {
     /// Back end of masquerading and source-range rules: iptables and ipset, or a table of nf_tables.
-    ///
-    /// ```
-    /// use proxier_core::config::{Binding, Config, RulesBy};
-    ///
-    /// let mut config = Config::default();
-    /// config.ipvs.rules = RulesBy::by_name("nftables").ok_or("not auto, nftables or iptables")?;
-    /// config.ipvs.binding = Binding::by_name("routes").ok_or("not addresses or routes")?;
-    /// assert_eq!((config.ipvs.rules.name(), config.ipvs.binding.name()), ("nftables", "routes"));
-    /// # Ok::<(), &str>(())
-    /// ```
     #[derive(Clone, Copy, Debug, Default, PartialEq)]
     pub enum RulesBy, "taken as auto" {
         /// One table of nf_tables a family; rules of iptables with ipsets where the host, or objects on it, need them:
@@ -70,17 +60,6 @@ pub struct IpvsConfig {
     pub may_ask_for: MayAskFor,
     /// Load balancing of Services whose annotations say nothing, or may not decide. The scheduler is
     /// [`IpvsConfig::scheduler`], and persistence is for Services without session affinity. Default nothing.
-    ///
-    /// ```
-    /// use std::sync::Arc;
-    /// use proxier_core::config::Config;
-    /// use proxier_core::snapshot::Balancing;
-    ///
-    /// let mut config = Config::default();
-    /// let mut defaults = Balancing::default();
-    /// defaults.drain_secs = Some(120);
-    /// config.ipvs.defaults = Some(Arc::new(defaults));
-    /// ```
     pub defaults: Option<Arc<Balancing>>,
     /// Networks in which no virtual server is ever deleted: another program made it. Default none.
     pub exclude_cidrs: Vec<Network>,

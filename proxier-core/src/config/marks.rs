@@ -8,15 +8,6 @@ use super::MarkBit;
 
 /// Firewall marks that are this proxy's alone: those of which `mark & mask` is `value`. Default `0x16000000/0xff00c000`, which are 4,194,304
 /// marks without the bits by which kube-proxy has packets masqueraded (`0x4000`) and the kubelet has them dropped (`0x8000`).
-///
-/// ```
-/// use proxier_core::config::MarkRange;
-///
-/// // Marks that another program of this node leaves alone: 0x16000000 to 0x160000ff.
-/// let range = MarkRange::new(0x1600_0000, 0xffff_ff00).ok_or("no such range")?;
-/// assert_eq!("0x16000000/0xffffff00".parse(), Ok(range));
-/// # Ok::<(), &str>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MarkRange {
     value: u32,

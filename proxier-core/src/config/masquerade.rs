@@ -8,16 +8,6 @@ use crate::objects::ConfigObject;
 use crate::snapshot::{Reporter, parse_network};
 
 /// The bit of the packet mark that means "masquerade this". Default 14, which is `0x00004000`.
-///
-/// ```
-/// use proxier_core::config::{Config, MarkBit};
-///
-/// let mut config = Config::default();
-/// assert_eq!(config.masquerade_bit.to_string(), "0x00004000");
-/// config.masquerade_bit = MarkBit::new(9).ok_or("not 0 to 31")?;
-/// assert_eq!(config.masquerade_bit.to_string(), "0x00000200");
-/// # Ok::<(), &str>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MarkBit(u8);
 

@@ -117,37 +117,6 @@ pub enum LocalFallback {
 /// Settings of compilation and of the modes.
 ///
 /// Fields can be set one by one. [`Config::check`] reads them from a `KubeProxyConfiguration`.
-///
-/// ```
-/// use proxier_core::config::{Binding, Config, LocalTraffic, NodePortAddresses, RulesBy, parse_service_cidr};
-/// use proxier_core::objects::ConfigObject;
-///
-/// let object: ConfigObject = serde_json::from_str(r#"{
-///     "nodePortAddresses": ["192.0.2.0/24"],
-///     "clusterCIDR": "10.244.0.0/16",
-///     "ipvs": {"scheduler": "wlc", "rules": "nftables", "binding": "routes", "serviceCIDRs": ["10.96.0.0/12", "0.0.0.0/0"]}
-/// }"#)?;
-/// let mut rejections = Vec::new();
-/// let mut config = Config::check(&object, &mut rejections);
-/// assert_eq!(config.node_port_addresses, NodePortAddresses::Within(vec!["192.0.2.0/24".parse()?]));
-/// assert_eq!(config.local_traffic, LocalTraffic::ClusterCidrs(vec!["10.244.0.0/16".parse()?]));
-/// assert_eq!((config.ipvs.rules, config.ipvs.binding), (RulesBy::Nftables, Binding::Routes));
-/// // All addresses cannot be the Services' alone: left out, and reported.
-/// assert_eq!(config.ipvs.service_cidrs, Vec::from_iter(parse_service_cidr("10.96.0.0/12")));
-/// assert_eq!(rejections[0].field, "ipvs.serviceCIDRs[1]");
-///
-/// // Firewall marks are set by a table of nf_tables, so both settings have to ask for it.
-/// assert!(!config.splits_local() && !config.shares_node_ports());
-/// config.ipvs.mark_split = true;
-/// config.ipvs.mark_node_ports = true;
-/// assert!(config.splits_local() && config.shares_node_ports());
-///
-/// // Routes do not tell proxies apart: one with names of its own binds addresses instead.
-/// assert!(config.binds_by_routes());
-/// config.names.prefix = "AGENT-".parse()?;
-/// assert!(!config.binds_by_routes());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Config {

@@ -30,15 +30,6 @@ impl std::error::Error for InvalidName {}
 
 /// The name of a network device: at most 15 bytes, no `/`, `:` or blank (`dev_valid_name` in `net/core/dev.c`), and no `+`
 /// at its end, which iptables reads as a wildcard.
-///
-/// ```
-/// use proxier_core::config::InterfaceName;
-///
-/// assert_eq!(InterfaceName::new("cni0").ok_or("not a name")?.as_str(), "cni0");
-/// assert_eq!(InterfaceName::new("veth+"), None); // a pattern for iptables
-/// assert_eq!(InterfaceName::new("a-device-of-16-b"), None);
-/// # Ok::<(), &str>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct InterfaceName(Box<str>);
 
@@ -72,14 +63,6 @@ impl fmt::Display for InterfaceName {
 /// 2 to 6 bytes: upper-case letters, digits, `_` and `-`; a letter first, `-` last, and not `-6-` at the end. So the names of
 /// chains fit into the 28 bytes that iptables takes, those of sets differ within the 31 that the kernel keeps, and no two
 /// prefixes make the same name: sets of IPv6 have `6-` after the prefix. No other program may use names of this prefix.
-///
-/// ```
-/// use proxier_core::config::NamePrefix;
-///
-/// assert_eq!(NamePrefix::default().to_string(), "KUBE-");
-/// let error = NamePrefix::new("agent-").map_err(|error| error.to_string());
-/// assert!(error.is_err_and(|error| error.contains("upper-case letters")));
-/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NamePrefix {
     /// Padded with NUL.
@@ -205,16 +188,6 @@ impl fmt::Display for TableName {
 ///
 /// iptables mode always has kube-proxy's own names (`KUBE-SVC-…`, `KUBE-SERVICES`), not the prefix: two proxies in iptables mode, or one
 /// and a kube-proxy, cannot share a network namespace.
-///
-/// ```
-/// use proxier_core::config::{Config, InterfaceName, NamePrefix, TableName};
-///
-/// let mut config = Config::default();
-/// config.names.device = InterfaceName::new("agent0").ok_or("not a device's name")?;
-/// config.names.prefix = NamePrefix::new("AGENT-")?;
-/// config.names.table = TableName::new("agent")?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct KernelNames {

@@ -119,16 +119,6 @@ impl Neighbour {
 /// Node serves its own. External and load-balancer addresses are rejected on every port.
 ///
 /// [`Reserved::allow`] and [`Reserved::allow_address`] make exceptions.
-///
-/// ```
-/// use proxier_core::config::{Reserved, ReservedPort, User};
-///
-/// let mut reserved = Reserved::default();
-/// reserved.reserve(ReservedPort::tcp([192, 168, 0, 1].into(), 6443), User::ApiServer);
-/// // The operator knows better: nothing answers on the metrics port here.
-/// assert_eq!(reserved.allow(&ReservedPort::tcp_here(Reserved::METRICS)), Some(User::Metrics));
-/// assert_eq!(reserved.iter().count(), 3);
-/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reserved {
     pub(crate) places: BTreeMap<ReservedPort, User>,

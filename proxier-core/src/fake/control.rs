@@ -59,35 +59,6 @@ enum Nth {
 }
 
 /// An arranged failure.
-///
-/// ```
-/// use proxier_core::fake::{Call, FakeKernel, Fault};
-/// use proxier_core::net::Family;
-/// use proxier_core::ports::PortErrorKind;
-///
-/// let mut kernel = FakeKernel::new();
-/// // The second of the next addresses is refused.
-/// kernel.fail(Fault::new(Call::LinksBind, PortErrorKind::Invalid).item(1));
-/// kernel.ports().links.create_device("kube-ipvs0")?;
-/// let failures = kernel.ports().links.bind("kube-ipvs0", &["10.96.0.1".parse()?, "10.96.0.2".parse()?]);
-/// assert_eq!((failures.len(), failures[0].index), (1, 1));
-///
-/// // The rules of IPv6 cannot be read, however often one tries.
-/// kernel.fail(Fault::new(Call::RulesDump, PortErrorKind::Busy).family(Family::V6).every());
-/// assert!(kernel.ports().rules.dump(Family::V4).is_ok());
-/// for _ in 0..3 {
-///     let refused = kernel.ports().rules.dump(Family::V6).map_err(|error| error.kind());
-///     assert_eq!(refused.err(), Some(PortErrorKind::Busy));
-/// }
-/// kernel.clear_faults();
-///
-/// // A lost answer: the call fails, and yet has taken effect.
-/// kernel.fail(Fault::new(Call::SysctlsSet, PortErrorKind::Unknown).takes_effect());
-/// assert!(kernel.ports().sysctls.set("net/ipv4/ip_forward", "1").is_err());
-/// assert_eq!(kernel.state().sysctls["net/ipv4/ip_forward"], "1");
-/// assert_eq!(kernel.writes().sysctls, 1);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, PartialEq)]
 #[must_use = "it does nothing until it is given to FakeKernel::fail"]
 #[doc(hidden)]

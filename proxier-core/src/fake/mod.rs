@@ -134,53 +134,6 @@ struct LastChange {
 const LOOK_AHEAD: u64 = 256;
 
 /// A kernel in memory. Clones share it, each with connections of its own.
-///
-/// A test of an agent: foreign changes are repaired, and a process that dies leaves nothing behind that its successor does not
-/// find.
-///
-/// ```
-/// use std::time::Duration;
-/// use proxier_core::fake::FakeKernel;
-/// use proxier_core::net::EndpointKey;
-/// use proxier_core::reconciler::{Options, Reconciler};
-/// use proxier_core::snapshot::{FrontendSpec, ObjectKey};
-///
-/// let (mut kernel, now) = (FakeKernel::new(), Duration::ZERO);
-/// kernel.set_interface("eth0", &["192.0.2.10".parse()?]);
-/// kernel.set_sysctl("net/ipv4/ip_forward", Some("1"));
-/// let web = FrontendSpec::new("TCP 10.96.0.10:80".parse()?, [EndpointKey::new([10, 244, 1, 7].into(), 8080)]);
-/// let start = || {
-///     let mut proxier = Reconciler::new("node-a", Options::default(), now);
-///     proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [web.clone()], now);
-///     proxier.start(now);
-///     proxier
-/// };
-/// let mut proxier = start();
-/// proxier.pass(&|| now, &mut kernel.ports());
-/// let complete = kernel.state();
-///
-/// // By hand, as with ipvsadm and ip: the next full pass finds what is missing.
-/// kernel.ipvs().load("-D -t 10.96.0.10:80\n")?;
-/// kernel.remove_interface("kube-ipvs0");
-/// proxier.request_full(now);
-/// let report = proxier.pass(&|| now, &mut kernel.ports()).ok_or("not due")?;
-/// assert!(!report.drift.is_empty());
-/// assert_eq!(kernel.state(), complete);
-///
-/// // The process dies after each number of writes; the next one completes what it began.
-/// for writes in [0, 1, 10, 40] {
-///     let mut kernel = FakeKernel::new();
-///     kernel.set_interface("eth0", &["192.0.2.10".parse()?]);
-///     kernel.set_sysctl("net/ipv4/ip_forward", Some("1"));
-///     kernel.crash_after(writes);
-///     start().pass(&|| now, &mut kernel.ports());
-///     assert!(kernel.has_crashed());
-///     kernel.restart();
-///     start().pass(&|| now, &mut kernel.ports());
-///     assert_eq!(kernel.state(), complete, "after {writes} writes");
-/// }
-/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
-/// ```
 pub struct FakeKernel {
     parts: Parts,
     ports: FakePorts,
@@ -229,20 +182,6 @@ impl FakeKernel {
     }
 
     /// Makes a kernel with other iptables programs. `make` may be called more than once and must return the same each time.
-    ///
-    /// ```
-    /// use iptables::Backend;
-    /// use iptables::fake::FakeHost;
-    /// use proxier_core::fake::FakeKernel;
-    /// use proxier_core::net::Family;
-    /// use proxier_core::ports::PortErrorKind;
-    ///
-    /// // A node without any iptables program.
-    /// let without = || FakeHost::new().without_programs(Backend::Legacy).without_programs(Backend::NfTables);
-    /// let mut kernel = FakeKernel::with_iptables(without);
-    /// let refused = kernel.ports().rules.dump(Family::V4).map_err(|error| error.kind());
-    /// assert_eq!(refused.err(), Some(PortErrorKind::Unavailable));
-    /// ```
     #[doc(hidden)]
     pub fn with_iptables(make: impl Fn() -> FakeHost + Send + Sync + 'static) -> Self {
         let sets = FakeIpset::new();
@@ -390,24 +329,6 @@ impl FakeKernel {
 
     /// The iptables programs, to change rules behind the ports' back, or to hold the lock, which only the programs of the legacy
     /// back end take.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use iptables::Backend;
-    /// use iptables::fake::FakeHost;
-    /// use proxier_core::fake::FakeKernel;
-    /// use proxier_core::reconciler::{Options, Reconciler};
-    ///
-    /// let now = Duration::ZERO;
-    /// let mut kernel = FakeKernel::with_iptables(|| FakeHost::new().with_default(Backend::Legacy));
-    /// kernel.with_host(|host| host.hold_lock(true)); // another program writes rules
-    /// let mut proxier = Reconciler::new("node-a", Options::default(), now);
-    /// proxier.start(now);
-    /// let report = proxier.pass(&|| now, &mut kernel.ports()).ok_or("not due")?;
-    /// assert!(report.has_failed());
-    /// kernel.with_host(|host| host.hold_lock(false));
-    /// # Ok::<(), &str>(())
-    /// ```
     #[doc(hidden)]
     pub fn with_host<T>(&self, change: impl FnOnce(&FakeHost) -> T) -> T {
         self.parts.host.with(change)

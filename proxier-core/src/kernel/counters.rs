@@ -29,17 +29,6 @@ attrs! {
 }
 
 /// Counters of packets by name, of the network namespace in which it is first used.
-///
-/// ```
-/// use proxier_core::kernel::PacketCounters;
-///
-/// // A kernel without them, or a process without `CAP_NET_ADMIN`, says so.
-/// let mut counters = PacketCounters::new();
-/// match counters.read() {
-///     Ok(packets) => assert!(packets.keys().all(|name| name.len() < 32)),
-///     Err(error) => assert!(error.to_string().contains("counters of packets")),
-/// }
-/// ```
 #[derive(Debug)]
 pub struct PacketCounters {
     connection: Lazy<Connection, Error>,

@@ -17,16 +17,6 @@
 //!
 //! Beside the ports, [`Monitor`] reports changed addresses and devices, and [`TableMonitor`] reports writes to a table.
 //!
-//! ```no_run
-//! use proxier_core::kernel::{KernelPorts, Options};
-//!
-//! let mut kernel = KernelPorts::open(&Options::default())?;
-//! let ports = kernel.ports();
-//! ports.links.create_device("kube-ipvs0")?;
-//! println!("{:?}", ports.links.addresses()?);
-//! # Ok::<(), proxier_core::ports::PortError>(())
-//! ```
-//!
 //! # An agent's loop
 //!
 //! An agent waits for the first of these: the next pass, an address that comes or goes, a foreign change of a table.
@@ -151,22 +141,6 @@ impl Default for Options {
 /// For another namespace, such as a pod's, start a thread, enter the namespace there (`setns` with `CAP_SYS_ADMIN`), and open, use and drop the value
 /// on that thread; a [`Monitor`] or [`TableMonitor`] opened there may be drained anywhere. There is no `open_in`, since programs and sysctls would
 /// stay those of the caller.
-///
-/// ```no_run
-/// use std::time::Duration;
-/// use proxier_core::kernel::{KernelPorts, Options};
-///
-/// let mut options = Options::default();
-/// options.sysctl_root = "/host/proc/sys".into(); // in a container
-/// let mut kernel = KernelPorts::open(&options)?;
-/// let rules = kernel.ports().rules.dump(proxier_core::net::Family::V4)?;
-/// println!("{} rules, by {:?}", rules.rule_count(), kernel.iptables_backend());
-///
-/// // Before the process ends: connections that it relays (userspace mode) get time.
-/// let left = kernel.finish(Duration::from_secs(30));
-/// println!("{left} connections are cut");
-/// # Ok::<(), proxier_core::ports::PortError>(())
-/// ```
 #[derive(Debug)]
 pub struct KernelPorts {
     ipvs: IpvsPort,

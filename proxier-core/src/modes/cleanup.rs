@@ -32,34 +32,6 @@ use crate::ports::Ports;
 ///
 /// A part that cannot be read or removed stays, and the rest goes on; repeat the cleanup then. A missing object counts as
 /// done, and so does a kernel that has no such part.
-///
-/// ```
-/// use std::time::Duration;
-/// use proxier_core::fake::FakeKernel;
-/// use proxier_core::modes::{Kind, cleanup::cleanup};
-/// use proxier_core::net::EndpointKey;
-/// use proxier_core::reconciler::{Options, Reconciler};
-/// use proxier_core::snapshot::{FrontendSpec, ObjectKey};
-///
-/// let (now, options) = (Duration::ZERO, Options::default());
-/// let mut kernel = FakeKernel::new();
-/// kernel.ipvs().load("-A -t 192.0.2.10:7777 -s rr\n")?; // somebody else's
-/// let mut proxier = Reconciler::new("node-a", options.clone(), now);
-/// let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
-/// let web = FrontendSpec::new("TCP 10.96.0.10:80".parse()?, [endpoint]);
-/// proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [web], now);
-/// proxier.start(now);
-/// proxier.pass(&|| now, &mut kernel.ports());
-///
-/// // The node changes its mode: what IPVS mode has made stays until the new mode serves.
-/// let cleaned = cleanup(&options.config, Some(Kind::Ipvs), &mut kernel.ports());
-/// assert!(cleaned.is_done() && kernel.state().ipvs.contains("10.96.0.10:80"));
-/// let cleaned = cleanup(&options.config, None, &mut kernel.ports());
-/// assert!(cleaned.is_done() && cleaned.removed() > 0);
-/// assert_eq!(kernel.state().ipvs, "-A -t 192.0.2.10:7777 -s rr\n");
-/// assert_eq!(cleaned.foreign, ["TCP 192.0.2.10:7777".parse()?]);
-/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
-/// ```
 pub fn cleanup(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cleaned {
     let prefix = config.names.prefix;
     let by_nft = config.ipvs.rules == RulesBy::Nftables;
@@ -104,21 +76,6 @@ pub fn kept_for_the_kubelet(ports: &mut Ports<'_>) -> Option<String> {
 }
 
 /// Objects that [`cleanup`] would leave since they may be foreign, or no program here can read them, each with advice. Only reads.
-///
-/// ```
-/// use nftables::{Family, Table, TableKey, Transaction};
-/// use proxier_core::fake::FakeKernel;
-/// use proxier_core::modes::cleanup::leftovers;
-///
-/// let mut kernel = FakeKernel::new();
-/// assert!(leftovers(&mut kernel.ports()).is_empty());
-/// let mut transaction = Transaction::new();
-/// transaction.add_table(Table::new(TableKey::new(Family::Ip, "kube-proxy")?));
-/// kernel.nftables().commit(&transaction)?;
-/// let left = leftovers(&mut kernel.ports());
-/// assert!(left[0].starts_with("table ip kube-proxy stays: it lacks the comment"));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn leftovers(ports: &mut Ports<'_>) -> Vec<String> {
     let mut left = nftables::unrecognised_tables(ports);
     left.extend(unreadable(ports));

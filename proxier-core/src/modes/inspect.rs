@@ -77,34 +77,6 @@ impl fmt::Display for Difference {
 ///
 /// Costs as much as reading everything that the mode has in the kernel.
 ///
-/// ```
-/// use std::time::Duration;
-/// use proxier_core::fake::FakeKernel;
-/// use proxier_core::modes::inspect::{differences, inspect};
-/// use proxier_core::net::{EndpointKey, FrontendKey};
-/// use proxier_core::reconciler::{Options, Reconciler};
-/// use proxier_core::snapshot::{FrontendSpec, ObjectKey};
-///
-/// let now = Duration::ZERO;
-/// let key: FrontendKey = "TCP 10.96.0.10:80".parse()?;
-/// let mut proxier = Reconciler::new("node-a", Options::default(), now);
-/// let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
-/// proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [FrontendSpec::new(key, [endpoint])], now);
-/// proxier.start(now);
-/// let mut kernel = FakeKernel::new();
-/// proxier.pass(&|| now, &mut kernel.ports());
-/// let expected = inspect(proxier.mode(), &key, proxier.facts(), &mut kernel.ports())?;
-/// assert_eq!(expected.parts["real server 10.244.1.7:8080"], "weight 1");
-///
-/// // Somebody takes the real server out by hand.
-/// let mut changed = FakeKernel::new();
-/// changed.ipvs().load("-A -t 10.96.0.10:80 -s rr\n")?;
-/// let found = inspect(proxier.mode(), &key, proxier.facts(), &mut changed.ports())?;
-/// let said: Vec<String> = differences(&expected, &found).iter().map(ToString::to_string).collect();
-/// assert!(said.contains(&"missing: real server 10.244.1.7:8080 (weight 1)".to_owned()), "{said:?}");
-/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
-/// ```
-///
 /// # Errors
 /// The state could not be read as a whole. [`Unavailable`](PortErrorKind::Unavailable) in userspace mode: the sockets are another
 /// process's.

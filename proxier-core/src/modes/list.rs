@@ -27,29 +27,6 @@ impl ServedFrontend {
 /// Reads the Frontends that a mode serves. In iptables mode a node port is at address 0.0.0.0 or `::`: its rules are for every address of the
 /// node.
 ///
-/// ```
-/// use std::time::Duration;
-/// use proxier_core::fake::FakeKernel;
-/// use proxier_core::modes::{Kind, list_frontends};
-/// use proxier_core::net::{EndpointKey, FrontendKey};
-/// use proxier_core::reconciler::{Options, Reconciler};
-/// use proxier_core::snapshot::{FrontendSpec, ObjectKey};
-///
-/// let now = Duration::ZERO;
-/// let key: FrontendKey = "TCP 10.96.0.10:80".parse()?;
-/// let mut options = Options::default();
-/// options.mode = Kind::Nftables;
-/// let mut proxier = Reconciler::new("node-a", options, now);
-/// let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
-/// proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [FrontendSpec::new(key, [endpoint])], now);
-/// proxier.start(now);
-/// let mut kernel = FakeKernel::new();
-/// proxier.pass(&|| now, &mut kernel.ports());
-/// let served = list_frontends(Kind::Nftables, proxier.facts(), proxier.desired(), &mut kernel.ports())?;
-/// assert_eq!(served[&key].endpoints, Some([endpoint].into()));
-/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
-/// ```
-///
 /// # Errors
 /// The state could not be read as a whole. [`Unavailable`](PortErrorKind::Unavailable) in IPVS mode, whose virtual servers
 /// [`Ipvs::snapshot`](crate::ports::Ipvs::snapshot) has.

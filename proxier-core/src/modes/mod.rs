@@ -191,21 +191,6 @@ fn wanted_sysctls(mode: Kind, settings: &HostSettings, release: &str) -> Vec<sys
 
 /// The values below `/proc/sys` that a mode needs before any Service is there, and that differ: those to write, and optional ones that may not
 /// be written from here. What iptables and nftables mode set once their rules guard it (`route_localnet`) is not among them.
-///
-/// ```
-/// use proxier_core::fake::FakeKernel;
-/// use proxier_core::modes::{HostSettings, Kind, sysctl_changes};
-///
-/// let mut kernel = FakeKernel::new();
-/// kernel.set_sysctl("net/ipv4/ip_forward", Some("0"));
-/// let mut of = |mode| {
-///     let (changes, _unmet) = sysctl_changes(mode, &HostSettings::default(), kernel.ports().sysctls);
-///     changes.into_iter().map(|change| change.path).collect::<Vec<_>>()
-/// };
-/// assert!(of(Kind::Ipvs).contains(&"net/ipv4/vs/conntrack".to_owned()));
-/// assert_eq!((of(Kind::Nftables), of(Kind::Iptables)), (vec!["net/ipv4/ip_forward".to_owned()], vec!["net/ipv4/ip_forward".to_owned()]));
-/// assert!(of(Kind::Userspace).is_empty()); // nothing is forwarded
-/// ```
 pub fn sysctl_changes(
     mode: Kind,
     settings: &HostSettings,

@@ -41,19 +41,6 @@ pub enum RulePrograms {
 /// * A mode that is asked for stands alone without `may_fall_back`. Otherwise those follow that kube-proxy fell back to, in the
 ///   order IPVS, iptables, userspace. nftables stands before iptables where iptables has no tables of its own, and nftables itself
 ///   falls back to iptables. Nothing follows userspace.
-///
-/// ```
-/// use proxier_core::modes::Kind;
-/// use proxier_core::modes::select::{RequestedMode, RulePrograms, candidates};
-///
-/// let can = |kind| kind != Kind::Ipvs; // as a probe of this machine says
-/// let asked = RequestedMode::Mode(Kind::Ipvs);
-/// let all = candidates(asked, true, RulePrograms::NfTables);
-/// assert_eq!(all, [Kind::Ipvs, Kind::Nftables, Kind::Iptables, Kind::Userspace]);
-/// assert_eq!(all.into_iter().find(|kind| can(*kind)), Some(Kind::Nftables));
-/// // Without fallback it is that mode or none.
-/// assert_eq!(candidates(asked, false, RulePrograms::NfTables), [Kind::Ipvs]);
-/// ```
 pub fn candidates(asked: RequestedMode, may_fall_back: bool, programs: RulePrograms) -> Vec<Kind> {
     let by_rules = match programs {
         RulePrograms::Legacy => [Kind::Iptables].as_slice(),

@@ -60,36 +60,6 @@ fn treatment(
 }
 
 /// Follows a packet through a mode.
-///
-/// ```
-/// use std::time::Duration;
-/// use proxier_core::fake::FakeKernel;
-/// use proxier_core::modes::{iptables, trace::trace};
-/// use proxier_core::net::EndpointKey;
-/// use proxier_core::reconciler::{Options, Reconciler};
-/// use proxier_core::service::{Packet, Verdict};
-/// use proxier_core::snapshot::{FrontendSpec, ObjectKey};
-///
-/// let now = Duration::ZERO;
-/// let mut proxier = Reconciler::new("node-a", Options::default(), now);
-/// let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
-/// let web = FrontendSpec::new("TCP 10.96.0.10:80".parse()?, [endpoint]);
-/// proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [web], now);
-/// proxier.start(now);
-/// proxier.pass(&|| now, &mut FakeKernel::new().ports());
-///
-/// // From a pod, which came in by its own device; then from this node itself, to a port that nothing has.
-/// let known = (proxier.desired(), proxier.facts());
-/// let packet = Packet::new("10.244.1.8".parse()?, "TCP 10.96.0.10:80".parse()?).by("veth1a2b");
-/// let traced = trace(proxier.mode(), proxier.store(), known, &packet, iptables::Options::default());
-/// assert_eq!(traced.verdict.to_string(), "10.244.1.7:8080 (source kept)");
-/// assert_eq!(traced.steps[0], "TCP 10.96.0.10:80 is a Frontend of Service agent/web: cluster IP.");
-///
-/// let packet = Packet::from_node("192.0.2.10".parse()?, "TCP 10.96.0.10:81".parse()?);
-/// let traced = trace(proxier.mode(), proxier.store(), known, &packet, iptables::Options::default());
-/// assert_eq!(traced.verdict, Verdict::Rejected);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn trace(
     mode: Kind,
     store: &Store,

@@ -43,13 +43,6 @@ macro_rules! objects {
 }
 
 /// Text, or a list of texts, in YAML and JSON.
-///
-/// ```
-/// use proxier_core::objects::OneOrMore;
-///
-/// assert_eq!(serde_json::from_str::<OneOrMore>(r#""all""#)?, serde_json::from_str(r#"["all"]"#)?);
-/// # Ok::<(), serde_json::Error>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Listed")]
 pub struct OneOrMore(pub Vec<String>);

@@ -7,16 +7,6 @@ use serde::ser::{Serialize, Serializer};
 
 /// Labels or annotations of an object, sorted by name. Takes the room of its entries: the standard library's map has room for
 /// eleven, and most objects have one.
-///
-/// ```
-/// # use proxier_core::objects::StringMap;
-/// let mut labels: StringMap = [("app".to_owned(), "web".to_owned())].into_iter().collect();
-/// labels.insert("tier".to_owned(), "front".to_owned());
-/// labels.insert("app".to_owned(), "shop".to_owned()); // in place of the first
-/// assert_eq!(labels.get("app"), Some("shop"));
-/// labels.retain(|name, _| name != "tier");
-/// assert_eq!(labels.iter().collect::<Vec<_>>(), [("app", "shop")]);
-/// ```
 #[derive(Clone, Default, PartialEq)]
 pub struct StringMap(Vec<(String, String)>);
 

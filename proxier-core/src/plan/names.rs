@@ -5,28 +5,6 @@ use crate::service::{Desired, Frontend, Roles};
 use crate::snapshot::Store;
 
 /// Looks up names of Services.
-///
-/// ```
-/// use std::time::Duration;
-/// use proxier_core::fake::FakeKernel;
-/// use proxier_core::modes::Names;
-/// use proxier_core::net::EndpointKey;
-/// use proxier_core::reconciler::{Options, Reconciler};
-/// use proxier_core::snapshot::{FrontendSpec, ObjectKey};
-///
-/// let now = Duration::ZERO;
-/// let mut proxier = Reconciler::new("node-a", Options::default(), now);
-/// let endpoints = [7, 8].map(|last| EndpointKey::new([10, 244, 1, last].into(), 8080));
-/// let web = FrontendSpec::new("TCP 10.96.0.10:80".parse()?, endpoints);
-/// proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [web], now);
-/// proxier.start(now);
-/// proxier.pass(&|| now, &mut FakeKernel::new().ports());
-///
-/// let names = Names::new(proxier.store(), proxier.desired());
-/// let key = "TCP 10.96.0.10:80".parse()?;
-/// assert_eq!(names.service_of(&key).as_deref(), Some("agent/web"));
-/// # Ok::<(), proxier_core::net::InvalidFrontendKey>(())
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Names<'a> {
     of: Option<(&'a Store, &'a Desired)>,

@@ -191,35 +191,6 @@ pub struct RuleCount {
 }
 
 /// Result of a pass: findings, operations and their outcomes.
-///
-/// ```
-/// use std::time::Duration;
-/// use ipvs::Operation;
-/// use proxier_core::fake::FakeKernel;
-/// use proxier_core::net::EndpointKey;
-/// use proxier_core::ports::PortErrorKind;
-/// use proxier_core::plan::step::{Action, Part};
-/// use proxier_core::reconciler::{Options, Reconciler};
-/// use proxier_core::snapshot::{FrontendSpec, ObjectKey};
-///
-/// let (mut kernel, now) = (FakeKernel::new(), Duration::ZERO);
-/// // This kernel does not take one of the endpoints.
-/// let refused = |operation: &Operation| operation.to_string().contains("10.244.1.255");
-/// kernel.refuse(refused, PortErrorKind::Invalid);
-/// let mut proxier = Reconciler::new("node-a", Options::default(), now);
-/// let endpoints = [7, 255].map(|last| EndpointKey::new([10, 244, 1, last].into(), 8080));
-/// let web = FrontendSpec::new("TCP 10.96.0.10:80".parse()?, endpoints);
-/// proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [web], now);
-/// proxier.start(now);
-///
-/// let report = proxier.pass(&|| now, &mut kernel.ports()).ok_or("not due")?;
-/// assert_eq!(report.applied.done[&(Part::RealServer, Action::Add)], 1);
-/// let failure = report.refused_by_kernel().next().ok_or("taken")?;
-/// assert_eq!(failure.step.part.name(), "realServer");
-/// // Not everything is done, but this node did its work: others are served.
-/// assert!(!report.is_done() && !report.has_failed());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[expect(clippy::struct_excessive_bools, reason = "each is one question about the pass, and none excludes another")]
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]

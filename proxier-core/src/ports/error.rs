@@ -51,16 +51,6 @@ impl fmt::Display for PortErrorKind {
 /// A failed call, or a failed part of one.
 ///
 /// Prints as one line that says what failed, on what and why, in the words of the client below.
-///
-/// ```
-/// use proxier_core::ports::{PortError, PortErrorKind};
-///
-/// let read = |path: &str| {
-///     std::fs::read_to_string(path).map_err(|error| PortError::from_error(PortErrorKind::NotFound, &error))
-/// };
-/// let error = read("/proc/sys/net/no-such-value").err();
-/// assert_eq!(error, Some(PortError::new(PortErrorKind::NotFound, "No such file or directory (os error 2)")));
-/// ```
 #[derive(Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PortError {
     kind: PortErrorKind,

@@ -6,35 +6,6 @@ use ipvs::{Operation, VirtualServerKey};
 use super::{ItemFailures, PortError, PortErrorKind};
 
 /// Virtual and real servers.
-///
-/// ```
-/// use ipvs::model::TimeoutsUpdate;
-/// use ipvs::{Operation, RealServer, Scheduler, VirtualServer};
-/// use proxier_core::fake::FakeKernel;
-/// use proxier_core::ports::PortErrorKind;
-///
-/// let mut kernel = FakeKernel::new();
-/// let port = kernel.ports().ipvs;
-/// let web = VirtualServer::new("TCP 10.96.0.10:80".parse()?, Scheduler::RoundRobin);
-/// let real = RealServer::new("10.244.1.7:8080".parse()?);
-/// let failures = port.run(&[
-///     Operation::AddVirtualServer(web),
-///     Operation::AddVirtualServer(web),
-///     Operation::AddRealServer(web.key, real),
-/// ]);
-/// // The second is refused, the third carried out all the same.
-/// assert_eq!((failures.len(), failures[0].index), (1, 1));
-/// assert_eq!(failures[0].error.kind(), PortErrorKind::AlreadyExists);
-///
-/// let snapshot = port.snapshot()?;
-/// assert!(port.is_still(&snapshot)?);
-/// assert_eq!(snapshot.entries[0].virtual_server.server.key, web.key);
-/// assert_eq!(port.real_servers(&web.key)?[0].active_connections, 0);
-///
-/// port.set_timeouts(&TimeoutsUpdate::new().with_udp_secs(30))?;
-/// assert_eq!(port.timeouts()?.udp_secs, 30);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub trait Ipvs {
     /// All virtual servers, own and foreign, complete.
     ///

@@ -7,28 +7,6 @@ use super::{ItemFailures, PortError};
 use crate::snapshot::HostAddresses;
 
 /// The dummy device, and the addresses and gateways of this host.
-///
-/// ```
-/// use proxier_core::fake::FakeKernel;
-///
-/// let mut kernel = FakeKernel::new();
-/// kernel.set_interface("eth0", &["192.0.2.10".parse()?]);
-/// kernel.set_gateways(["192.0.2.1".parse()?]);
-/// let port = kernel.ports().links;
-/// assert_eq!(port.gateways()?, ["192.0.2.1".parse()?].into());
-///
-/// assert!(!port.has_device("kube-ipvs0")?);
-/// port.create_device("kube-ipvs0")?;
-/// let vip = ["10.96.0.10".parse()?];
-/// assert_eq!(port.bind("kube-ipvs0", &vip), []);
-/// assert_eq!(port.bind("kube-ipvs0", &vip), []); // what is there counts as added
-/// assert_eq!(port.addresses()?.interfaces["kube-ipvs0"], vip);
-/// assert_eq!(port.unbind("kube-ipvs0", &vip), []);
-/// port.delete_device("kube-ipvs0")?;
-/// // A device of that name that is no dummy device is left alone.
-/// assert!(port.delete_device("eth0").is_err());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub trait Links {
     /// Whether the dummy device exists.
     ///

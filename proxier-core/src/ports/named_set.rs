@@ -196,16 +196,6 @@ impl SetKey {
 }
 
 /// A set of one proxy, as the kernel knows it. Prints as its name.
-///
-/// ```
-/// use proxier_core::config::NamePrefix;
-/// use proxier_core::net::Family;
-/// use proxier_core::ports::NamedSet;
-///
-/// let set = NamedSet::all(Family::V6, NamePrefix::KUBE).find(|set| set.name() == "KUBE-6-CLUSTER-IP").ok_or("none")?;
-/// assert_eq!(set.spec()?.to_string(), "create KUBE-6-CLUSTER-IP hash:ip,port family inet6 hashsize 1024 maxelem 65536");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NamedSet {
     #[doc(hidden)]

@@ -8,30 +8,6 @@ use super::listener::{Listener, Settings};
 use crate::net::FrontendKey;
 
 /// Listeners of this process for Services, and the endpoints to which they lead. They end with the process.
-///
-/// ```
-/// use proxier_core::fake::FakeKernel;
-/// use proxier_core::net::{EndpointKey, FrontendKey};
-/// use proxier_core::ports::{Listener, PortErrorKind, Settings};
-///
-/// let mut kernel = FakeKernel::new();
-/// let (web, ssh): (FrontendKey, FrontendKey) = ("TCP 10.96.0.10:80".parse()?, "TCP 192.0.2.10:22".parse()?);
-/// kernel.set_port_taken(ssh, true);
-/// let other = kernel.clone();
-/// let port = kernel.ports().relays;
-/// port.configure(&Settings::default())?;
-/// port.serve(&Listener::new(web, "demo/web").with_endpoints([EndpointKey::new([10, 244, 1, 7].into(), 8080)]))?;
-/// let refused = port.serve(&Listener::new(ssh, "demo/ssh")).map_err(|error| error.kind());
-/// assert_eq!(refused, Err(PortErrorKind::AlreadyExists));
-/// assert_eq!(Vec::from_iter(port.listeners().into_keys()), [web]);
-///
-/// // A connection outlives its listener: the address has to stay local meanwhile.
-/// other.set_connected(web.address, true);
-/// port.close(&web);
-/// assert!(port.listeners().is_empty());
-/// assert_eq!(port.busy(), [web.address].into());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub trait Relays {
     /// The present listeners, by Frontend.
     fn listeners(&mut self) -> BTreeMap<FrontendKey, Listener>;

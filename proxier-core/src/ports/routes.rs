@@ -59,27 +59,6 @@ impl fmt::Display for LocalRoute {
 
 /// Local routes of our own: `ip route add local 10.96.0.0/12 dev lo proto 118 metric 118`. Packets to every address of such a
 /// network end on this host, without any address being bound.
-///
-/// ```
-/// use proxier_core::fake::FakeKernel;
-/// use proxier_core::net::Network;
-/// use proxier_core::ports::{LocalRoute, RouteOwner};
-///
-/// let mut kernel = FakeKernel::new();
-/// kernel.set_interface("eth0", &["192.0.2.10".parse()?]);
-/// let network: Network = "10.96.0.0/12".parse()?;
-/// let mut route = LocalRoute::new(network);
-/// route.source = Some("192.0.2.10".parse()?);
-/// assert_eq!(route.to_string(), "local 10.96.0.0/12 dev lo src 192.0.2.10");
-///
-/// let port = kernel.ports().routes;
-/// assert_eq!(port.add(RouteOwner::Ipvs, &[route]), []);
-/// assert_eq!(port.networks(RouteOwner::Ipvs)?, [(network, route.source)].into());
-/// assert!(port.networks(RouteOwner::Userspace)?.is_empty()); // `proto 118` and `proto 119` do not see each other
-/// assert_eq!((RouteOwner::Userspace.number(), RouteOwner::Ipvs.number()), (118, 119));
-/// assert_eq!(port.delete(RouteOwner::Ipvs, &[network]), []);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub trait LocalNetworks {
     /// Networks of this owner's routes, with the source address of each; foreign routes are not listed.
     ///

@@ -7,33 +7,6 @@ use super::PortError;
 use crate::net::Family;
 
 /// Rules of both families, over iptables-save and iptables-restore.
-///
-/// ```
-/// use std::time::Duration;
-/// use iptables::{ChainName, Rule, TableName, Transaction};
-/// use proxier_core::fake::FakeKernel;
-/// use proxier_core::net::Family;
-///
-/// let mut kernel = FakeKernel::new();
-/// let port = kernel.ports().rules;
-/// let chain = ChainName::new("AGENT-MARK")?;
-/// let mut transaction = Transaction::new();
-/// transaction.table(TableName::NAT).replace_chain(&chain, [Rule::parse("-j MARK --set-xmark 0x4000/0x4000")?]);
-///
-/// port.check(Family::V4, &transaction)?; // writes nothing
-/// assert!(!port.dump(Family::V4)?.has_chain(&TableName::NAT, "AGENT-MARK"));
-/// port.set_lock_wait(Duration::from_secs(1));
-/// let outcomes = port.restore_families(&[(Family::V4, &transaction), (Family::V6, &transaction)]);
-/// assert_eq!(outcomes, [Ok(()), Ok(())]);
-///
-/// // Lists in parallel with other work, where that is possible.
-/// let mut worked = false;
-/// port.list_meanwhile(&Family::ALL, &mut || worked = true);
-/// let (v4, v6) = (port.dump(Family::V4)?, port.dump(Family::V6)?);
-/// assert!(worked && v4.has_chain(&TableName::NAT, "AGENT-MARK") && v6.has_chain(&TableName::NAT, "AGENT-MARK"));
-/// assert!(port.has_random_fully(Family::V4)? && port.has_tables(Family::V4) == Some(true));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub trait Rules {
     /// Whether the program masquerades with random ports (`--random-fully`).
     ///

@@ -8,33 +8,6 @@ use super::named_set::NamedSet;
 use super::{ItemFailures, PortError};
 
 /// The sets that rules refer to. Only these are ever read or written.
-///
-/// ```
-/// use ipset::{Element, IpSpan, Ports, Protocol};
-/// use proxier_core::config::NamePrefix;
-/// use proxier_core::fake::FakeKernel;
-/// use proxier_core::net::Family;
-/// use proxier_core::ports::NamedSet;
-///
-/// let mut kernel = FakeKernel::new();
-/// let port = kernel.ports().sets;
-/// let set = NamedSet::all(Family::V4, NamePrefix::KUBE).find(|set| set.name() == "KUBE-CLUSTER-IP").ok_or("none")?;
-/// let at = |last, number| Element::IpPort(IpSpan::host([10, 96, 0, last].into()), Ports::port(Protocol::TCP, number));
-/// let (web, dns) = (at(10, 80), at(11, 53));
-///
-/// assert_eq!(port.entries(set)?, None);
-/// port.create(set, 100)?;
-/// assert!(port.may_exist());
-/// assert_eq!(port.add(set, &[&web, &web]), []); // what is there counts as added
-/// port.replace(set, &[&dns])?;
-/// assert_eq!(port.entries(set)?, Some([dns.clone()].into()));
-/// assert_eq!(port.delete(set, &[&web, &dns]), []);
-/// // After a crash; `destroy` removes what is left of a replacement too.
-/// assert!(!port.has_unfinished(set)?);
-/// port.destroy(set)?;
-/// assert_eq!(port.entries(set)?, None);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub trait Sets {
     /// The entries of a set; `None` if it does not exist.
     ///

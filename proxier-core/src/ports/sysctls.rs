@@ -15,20 +15,6 @@ pub struct SysctlChange {
 }
 
 /// Values below `/proc/sys`.
-///
-/// ```
-/// use proxier_core::fake::FakeKernel;
-/// use proxier_core::ports::PortErrorKind;
-///
-/// let mut kernel = FakeKernel::new();
-/// let port = kernel.ports().sysctls;
-/// assert!(port.can_set("net/ipv4/ip_forward"));
-/// port.set("net/ipv4/ip_forward", "1")?;
-/// assert_eq!(port.get("net/ipv4/ip_forward")?, "1");
-/// let missing = port.get("net/ipv4/vs/no_such_value").map_err(|error| error.kind());
-/// assert_eq!(missing, Err(PortErrorKind::NotFound));
-/// # Ok::<(), proxier_core::ports::PortError>(())
-/// ```
 pub trait Sysctls {
     /// Reads one, without white space around it. `path` as in `net/ipv4/ip_forward`.
     ///

@@ -14,31 +14,6 @@ pub struct NotCommitted {
 }
 
 /// Tables of nf_tables.
-///
-/// ```
-/// use nftables::{Chain, Family, Table, TableKey, Transaction};
-/// use proxier_core::fake::FakeKernel;
-///
-/// let mut kernel = FakeKernel::new();
-/// let port = kernel.ports().tables;
-/// let key = TableKey::new(Family::Ip, "agent")?;
-/// let mut transaction = Transaction::new();
-/// transaction.create_table(Table::new(key.clone())).create_chain(Chain::regular(key.chain("services")?));
-///
-/// let before = port.generation()?;
-/// port.check(&transaction).map_err(|refused| refused.error)?;
-/// assert_eq!((port.table(&key)?, port.generation()?), (None, before)); // nothing is made
-/// port.commit(&transaction).map_err(|refused| refused.error)?;
-/// assert!(port.generation()? > before && port.has_chain(&key, "services")?);
-/// assert!(port.read(&key)?.ok_or("gone")?.to_string().contains("chain services"));
-/// assert_eq!(port.list()?, [key.clone()]);
-/// assert_eq!((port.chains(&key)?.len(), port.rules(&key.chain("services")?)?.len()), (1, 0));
-///
-/// // Which operation the kernel refuses: the first, since the table exists.
-/// let refused = port.commit(&transaction).map_err(|refused| refused.refused);
-/// assert_eq!(refused, Err(Some((0, None))));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub trait Tables {
     /// The generation of the rule set: it grows with every own and foreign change.
     ///

@@ -46,29 +46,6 @@ use crate::snapshot::{HostAddresses, Node, ObjectKey, ObjectKind, Rejection, Sto
 use crate::time::Moment;
 
 /// Settings of a [`Reconciler`].
-///
-/// ```
-/// use std::time::Duration;
-/// use proxier_core::config::{LocalTraffic, NamePrefix};
-/// use proxier_core::modes::Kind;
-/// use proxier_core::reconciler::{Options, Reconciler};
-///
-/// // An agent beside kube-proxy: names of its own, pods by the cluster's network.
-/// let mut options = Options::default();
-/// options.mode = Kind::Nftables;
-/// options.config.names.table = "agent".parse()?;
-/// options.config.names.prefix = NamePrefix::new("AGENT-")?;
-/// options.config.local_traffic = LocalTraffic::ClusterCidrs(vec!["10.244.0.0/16".parse()?]);
-/// options.host.conntrack_max = Some(262_144);
-/// // At most five passes a second, and everything is read again every five minutes.
-/// options.limits.min_interval = Duration::from_millis(200);
-/// options.limits.max_interval = Duration::from_secs(300);
-/// options.mass_removal.patience = None; // a list that became empty has to be confirmed
-/// options.seed = 7; // from the node's name, say
-/// let proxier = Reconciler::new("node-a", options, Duration::ZERO);
-/// assert_eq!(proxier.table_name().as_deref(), Some("agent"));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Options {
@@ -472,29 +449,6 @@ impl Reconciler {
     }
 
     /// Plan of a full pass now, without carrying it out.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use proxier_core::fake::FakeKernel;
-    /// use proxier_core::modes::Names;
-    /// use proxier_core::objects::ServiceObject;
-    /// use proxier_core::reconciler::{Options, Reconciler};
-    ///
-    /// let service: ServiceObject = serde_json::from_str(r#"{
-    ///     "metadata": {"namespace": "demo", "name": "web"},
-    ///     "spec": {"clusterIP": "10.96.0.10", "ports": [{"name": "http", "port": 80}]}
-    /// }"#)?;
-    /// let (mut kernel, now) = (FakeKernel::new(), Duration::ZERO);
-    /// let mut proxier = Reconciler::new("node-a", Options::default(), now);
-    /// proxier.upsert_service(&service, now);
-    /// let (plan, report) = proxier.preview(now, &mut kernel.ports());
-    /// assert!(report.unread.is_empty() && !plan.is_empty());
-    /// let names = Names::new(proxier.store(), proxier.desired());
-    /// let steps: Vec<String> = plan.steps(&names).map(|step| step.to_string()).collect();
-    /// assert!(steps.contains(&"+ virtual server TCP 10.96.0.10:80 rr  (demo/web:http)".to_owned()), "{steps:#?}");
-    /// assert_eq!(kernel.writes().total(), 0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn preview(&mut self, now: Moment, ports: &mut Ports<'_>) -> (Plan, Report) {
         self.mode.begin_preview();
         let (safeguard, others) = (self.safeguard.clone(), self.others.clone());

@@ -36,46 +36,6 @@ impl Reconciler {
     /// succeeded, and again until [nothing is left](Cleaned::is_done). Frontends that they serve count as served: the safeguard holds them back
     /// when the lists are suddenly empty, as [in a pass](crate::plan::report::Report::waits), and a rest of them once most of the lists is back.
     /// UDP flows that they have led elsewhere are forgotten by the next pass, which is due at once then.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use proxier_core::fake::FakeKernel;
-    /// use proxier_core::modes::Kind;
-    /// use proxier_core::net::EndpointKey;
-    /// use proxier_core::reconciler::{Options, Reconciler, Removal};
-    /// use proxier_core::snapshot::{FrontendSpec, ObjectKey};
-    ///
-    /// let (mut kernel, now) = (FakeKernel::new(), Duration::ZERO);
-    /// let start = |mode| {
-    ///     let mut options = Options::default();
-    ///     options.mode = mode;
-    ///     let mut proxier = Reconciler::new("node-a", options, now);
-    ///     proxier.start(now);
-    ///     proxier
-    /// };
-    /// let web = |last: u8| {
-    ///     let key = format!("TCP 10.96.0.{last}:80").parse()?;
-    ///     Ok::<_, proxier_core::net::InvalidFrontendKey>(FrontendSpec::new(key, [EndpointKey::new([10, 244, 1, 7].into(), 8080)]))
-    /// };
-    /// let all = (1..=12).map(web).collect::<Result<Vec<_>, _>>()?;
-    /// let mut before = start(Kind::Ipvs);
-    /// before.upsert_frontends(&ObjectKey::new("agent", "web"), all.clone(), now);
-    /// before.pass(&|| now, &mut kernel.ports());
-    ///
-    /// // In another mode, with nothing to serve: what there is goes on serving.
-    /// let mut proxier = start(Kind::Nftables);
-    /// let report = proxier.pass(&|| now, &mut kernel.ports()).ok_or("not due")?;
-    /// assert!(report.waits && report.stopped.is_some_and(|why| why.contains("12 of 12 virtual servers")));
-    /// assert!(matches!(proxier.remove_others(now, &mut kernel.ports()), Removal::Held(_)));
-    /// assert!(kernel.state().tables.is_empty() && !kernel.state().ipvs.is_empty());
-    ///
-    /// proxier.upsert_frontends(&ObjectKey::new("agent", "web"), all, now);
-    /// let report = proxier.pass(&|| now, &mut kernel.ports()).ok_or("not due")?;
-    /// assert!(!report.waits && report.is_done());
-    /// let Removal::Made(cleaned) = proxier.remove_others(now, &mut kernel.ports()) else { return Err("not removed".into()) };
-    /// assert!(cleaned.is_done() && kernel.state().ipvs.is_empty());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn remove_others(&mut self, now: Moment, ports: &mut Ports<'_>) -> Removal {
         let Judgement { stopped, unread, .. } = self.judge_others(now, ports);
         if let Some(stopped) = stopped {

@@ -112,38 +112,6 @@ impl Reconciler {
     }
 
     /// Real servers that drain; none in modes in which connections end by themselves.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use ipvs::VirtualServerKey;
-    /// use proxier_core::fake::FakeKernel;
-    /// use proxier_core::net::EndpointKey;
-    /// use proxier_core::reconciler::{Options, Reconciler};
-    /// use proxier_core::snapshot::{FrontendSpec, ObjectKey};
-    ///
-    /// let (mut kernel, mut now) = (FakeKernel::new(), Duration::ZERO);
-    /// let mut proxier = Reconciler::new("node-a", Options::default(), now);
-    /// let web = ObjectKey::new("agent", "web");
-    /// let with = |endpoints: &[u8]| -> Result<FrontendSpec, proxier_core::net::InvalidFrontendKey> {
-    ///     let endpoints = endpoints.iter().map(|last| EndpointKey::new([10, 244, 1, *last].into(), 8080));
-    ///     Ok(FrontendSpec::new("TCP 10.96.0.10:80".parse()?, endpoints))
-    /// };
-    /// proxier.upsert_frontends(&web, [with(&[7, 8])?], now);
-    /// proxier.start(now);
-    /// proxier.pass(&|| now, &mut kernel.ports());
-    /// let key: VirtualServerKey = "TCP 10.96.0.10:80".parse()?;
-    /// let real = "10.244.1.8:8080".parse()?;
-    /// assert_eq!(proxier.frontend_of(&key), Some("TCP 10.96.0.10:80".parse()?));
-    ///
-    /// // An endpoint leaves while a client is connected: it drains.
-    /// kernel.set_connections(&key, &real, 1, 0);
-    /// now += Duration::from_secs(1);
-    /// proxier.upsert_frontends(&web, [with(&[7])?], now);
-    /// let report = proxier.pass(&|| now, &mut kernel.ports()).ok_or("not due")?;
-    /// assert_eq!(report.draining, 1);
-    /// assert_eq!(proxier.draining().map(|draining| draining.real).collect::<Vec<_>>(), [real]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn draining(&self) -> impl Iterator<Item = Draining> {
         self.drains().into_iter().flat_map(Drains::iter)
     }
@@ -162,39 +130,6 @@ impl Reconciler {
 
     /// The virtual server of a firewall mark that a node port has in common with this node's other addresses, in place of one of its own
     /// ([`Config::shares_node_ports`](crate::config::Config::shares_node_ports)).
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use ipvs::VirtualServerKey;
-    /// use proxier_core::config::RulesBy;
-    /// use proxier_core::fake::FakeKernel;
-    /// use proxier_core::net::EndpointKey;
-    /// use proxier_core::reconciler::{Options, Reconciler};
-    /// use proxier_core::snapshot::{FrontendSpec, ObjectKey, Roles, TrafficPolicy};
-    ///
-    /// let now = Duration::ZERO;
-    /// let mut options = Options::default();
-    /// options.config.ipvs.rules = RulesBy::Nftables;
-    /// (options.config.ipvs.mark_split, options.config.ipvs.mark_node_ports) = (true, true);
-    /// let mut proxier = Reconciler::new("node-a", options, now);
-    /// let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
-    /// let mut node_port = FrontendSpec::new("TCP 192.0.2.10:30080".parse()?, [endpoint]);
-    /// node_port.roles = Roles::NODE_PORT;
-    /// let mut external = FrontendSpec::new("TCP 203.0.113.7:80".parse()?, [endpoint]);
-    /// (external.roles, external.policy) = (Roles::EXTERNAL_IP, TrafficPolicy::Local);
-    /// proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [node_port, external], now);
-    /// proxier.start(now);
-    /// proxier.pass(&|| now, &mut FakeKernel::new().ports());
-    ///
-    /// // For all addresses of this node, so it is recorded at address 0.
-    /// let shared = proxier.shared(&"TCP 192.0.2.10:30080".parse()?).ok_or("not shared")?;
-    /// assert!(matches!(shared, VirtualServerKey::Fwmark { .. }));
-    /// assert_eq!(proxier.frontend_of(&shared), Some("TCP 0.0.0.0:30080".parse()?));
-    /// // For clients outside, beside the virtual server of the address.
-    /// let split = proxier.split(&"TCP 203.0.113.7:80".parse()?).ok_or("not split")?;
-    /// assert_eq!(proxier.frontend_of(&split), Some("TCP 203.0.113.7:80".parse()?));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn shared(&self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
         self.wanted()?.shared(frontend)
     }
@@ -202,29 +137,6 @@ impl Reconciler {
     /// Frontends that IPVS mode serves without the firewall marks that the configuration asks for
     /// ([`Config::splits_local`](crate::config::Config::splits_local),
     /// [`Config::shares_node_ports`](crate::config::Config::shares_node_ports)), and why. Costs O(such Frontends).
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use proxier_core::config::RulesBy;
-    /// use proxier_core::fake::FakeKernel;
-    /// use proxier_core::net::EndpointKey;
-    /// use proxier_core::reconciler::{Options, Reconciler};
-    /// use proxier_core::snapshot::{FrontendSpec, ObjectKey, Roles, TrafficPolicy};
-    ///
-    /// let now = Duration::ZERO;
-    /// let mut options = Options::default();
-    /// (options.config.ipvs.rules, options.config.ipvs.mark_split) = (RulesBy::Nftables, true);
-    /// let mut proxier = Reconciler::new("node-a", options, now);
-    /// let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
-    /// let mut external = FrontendSpec::new("TCP 203.0.113.7:80".parse()?, [endpoint]);
-    /// (external.roles, external.policy, external.affinity_secs) = (Roles::EXTERNAL_IP, TrafficPolicy::Local, Some(60));
-    /// proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [external], now);
-    /// proxier.start(now);
-    /// proxier.pass(&|| now, &mut FakeKernel::new().ports());
-    /// let said: Vec<String> = proxier.unmarked().map(|unmarked| unmarked.to_string()).collect();
-    /// assert!(said[0].starts_with("Service agent/web: ipvs.markSplit not for TCP 203.0.113.7:80: clients stay"));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn unmarked(&self) -> impl Iterator<Item = MarkUnavailable> {
         self.wanted().into_iter().flat_map(Wanted::unmarked)
     }
@@ -236,30 +148,6 @@ impl Reconciler {
 
     /// Time since which the kernel lacks a wanted object; `None` when it has everything, and before
     /// [`Reconciler::start`], when nothing is wanted yet. Health checks use this (`/healthz`).
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use proxier_core::fake::{Call, FakeKernel, Fault};
-    /// use proxier_core::ports::PortErrorKind;
-    /// use proxier_core::reconciler::{Options, Reconciler};
-    ///
-    /// let (mut kernel, now) = (FakeKernel::new(), Duration::from_secs(7));
-    /// let mut proxier = Reconciler::new("node-a", Options::default(), now);
-    /// assert_eq!(proxier.pending_since(), None);
-    /// proxier.start(now);
-    /// kernel.fail(Fault::new(Call::IpvsSnapshot, PortErrorKind::Busy));
-    /// let report = proxier.pass(&|| now, &mut kernel.ports()).ok_or("not due")?;
-    /// assert!(report.has_failed());
-    /// assert_eq!(proxier.pending_since(), Some(now)); // /healthz fails when that is long ago
-    /// assert_eq!(proxier.totals().failed_passes, 1);
-    ///
-    /// // It is tried again after a pause, or at once on request.
-    /// proxier.request_full(now);
-    /// proxier.pass(&|| now, &mut kernel.ports());
-    /// assert_eq!(proxier.pending_since(), None);
-    /// assert_eq!((proxier.totals().full_passes, proxier.totals().last_success), (2, Some(now)));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn pending_since(&self) -> Option<Moment> {
         self.schedule.pending_since().filter(|_| self.started)
     }

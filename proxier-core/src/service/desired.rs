@@ -244,33 +244,6 @@ impl Desired {
     }
 
     /// Health checks by Service.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use proxier_core::fake::FakeKernel;
-    /// use proxier_core::objects::ServiceObject;
-    /// use proxier_core::reconciler::{Options, Reconciler};
-    ///
-    /// let service: ServiceObject = serde_json::from_str(r#"{
-    ///     "metadata": {"namespace": "demo", "name": "web"},
-    ///     "spec": {
-    ///         "type": "LoadBalancer", "clusterIP": "10.96.0.10", "ports": [{"port": 80}],
-    ///         "externalTrafficPolicy": "Local", "healthCheckNodePort": 32000
-    ///     }
-    /// }"#)?;
-    /// let now = Duration::ZERO;
-    /// let mut proxier = Reconciler::new("node-a", Options::default(), now);
-    /// proxier.upsert_service(&service, now);
-    /// proxier.start(now);
-    /// let report = proxier.pass(&|| now, &mut FakeKernel::new().ports()).ok_or("not due")?;
-    ///
-    /// // What the health server of the node has to answer: 503 on port 32000.
-    /// assert!(report.health_checks_changed);
-    /// let (web, check) = proxier.desired().health_checks().next().ok_or("none")?;
-    /// assert_eq!((web.to_string(), check.port, check.v4, check.v6), ("demo/web".into(), 32000, Some(0), None));
-    /// assert_eq!(proxier.desired().health_check(web), Some(check));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn health_checks(&self) -> impl Iterator<Item = (&ObjectKey, HealthCheck)> {
         self.services.iter().filter_map(|(key, compiled)| Some((key, compiled.health_check()?)))
     }
@@ -288,43 +261,6 @@ impl Desired {
     }
 
     /// Frontends that are not served because their address or port is reserved, with the Services that ask for them.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use proxier_core::fake::FakeKernel;
-    /// use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-    /// use proxier_core::reconciler::{Options, Reconciler};
-    /// use proxier_core::snapshot::ObjectKey;
-    ///
-    /// let service: ServiceObject = serde_json::from_str(r#"{
-    ///     "metadata": {"namespace": "demo", "name": "web"},
-    ///     "spec": {
-    ///         "type": "NodePort", "clusterIP": "10.96.0.10", "ports": [{"name": "http", "port": 80, "nodePort": 10250}],
-    ///         "internalTrafficPolicy": "Local"
-    ///     }
-    /// }"#)?;
-    /// let slice: EndpointSliceObject = serde_json::from_str(r#"{
-    ///     "metadata": {"namespace": "demo", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
-    ///     "addressType": "IPv4",
-    ///     "ports": [{"name": "http", "port": 8080}],
-    ///     "endpoints": [{"addresses": ["10.244.2.9"], "nodeName": "node-b"}]
-    /// }"#)?;
-    /// let (mut kernel, now) = (FakeKernel::new(), Duration::ZERO);
-    /// kernel.set_interface("eth0", &["192.0.2.10".parse()?]);
-    /// let mut proxier = Reconciler::new("node-a", Options::default(), now);
-    /// proxier.replace_objects([&service], [&slice], now);
-    /// proxier.start(now);
-    /// proxier.pass(&|| now, &mut kernel.ports());
-    ///
-    /// let desired = proxier.desired();
-    /// let said: Vec<String> = desired.rejected().map(|(service, rejected)| format!("{service}: {rejected}")).collect();
-    /// assert_eq!(said, ["demo/web: TCP 192.0.2.10:10250: the kubelet answers there; not served unless allowed"]);
-    /// // Its cluster IP is served, and refuses: the only endpoint is on another node.
-    /// assert_eq!(desired.compiled(&ObjectKey::new("demo", "web")).ok_or("gone")?.frontends().len(), 1);
-    /// let (_, missing) = desired.no_local_endpoints().next().ok_or("none")?;
-    /// assert_eq!((missing.internal.v4, missing.external.v4), (1, 0));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn rejected(&self) -> impl Iterator<Item = (&ObjectKey, &Rejected)> {
         self.services
             .iter()

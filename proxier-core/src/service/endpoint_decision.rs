@@ -84,45 +84,6 @@ fn shown(zones: &str) -> String {
 }
 
 /// All endpoints of a Service port in a family, sorted, in any state.
-///
-/// ```
-/// use proxier_core::config::Config;
-/// use proxier_core::net::Family;
-/// use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-/// use proxier_core::service::{NodeFacts, endpoint_decisions};
-/// use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, Store};
-///
-/// let service: ServiceObject = serde_json::from_str(r#"{
-///     "metadata": {"namespace": "demo", "name": "web"},
-///     "spec": {"clusterIP": "10.96.0.10", "ports": [{"name": "http", "port": 80}]}
-/// }"#)?;
-/// let slice: EndpointSliceObject = serde_json::from_str(r#"{
-///     "metadata": {"namespace": "demo", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
-///     "addressType": "IPv4",
-///     "ports": [{"name": "http", "port": 8080}],
-///     "endpoints": [
-///         {"addresses": ["10.244.1.7"]},
-///         {"addresses": ["10.244.2.9"], "conditions": {"ready": false, "serving": true, "terminating": true}}
-///     ]
-/// }"#)?;
-/// let mut store = Store::new("node-a");
-/// store.upsert_service(&service);
-/// store.upsert_slice(&slice);
-/// let web = store.service(&ObjectKey::new("demo", "web")).ok_or("gone")?;
-/// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-/// let said: Vec<String> = endpoint_decisions(web, store.slices_of(&web.key), &web.ports[0], Family::V4, &facts)
-///     .iter()
-///     .map(|one| format!("{} is {}: {}", one.endpoint, one.condition(), one.reason(web, &facts)))
-///     .collect();
-/// assert_eq!(
-///     said,
-///     [
-///         "10.244.1.7:8080 is ready: it is ready",
-///         "10.244.2.9:8080 is stopping, still serving: it is stopping, and others are ready",
-///     ]
-/// );
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn endpoint_decisions<'a>(
     service: &Service,
     slices: impl IntoIterator<Item = &'a EndpointSlice>,

@@ -27,30 +27,6 @@ impl OpenOn {
 
 /// Input of the compiler besides the Service. Computed again when configuration, Node object or addresses of the host
 /// change; when the result differs, every Service has to be compiled again.
-///
-/// ```
-/// use proxier_core::config::Config;
-/// use proxier_core::net::Family;
-/// use proxier_core::service::{NodeFacts, OpenOn};
-/// use proxier_core::snapshot::{HostAddresses, Node};
-///
-/// let mut node = Node::new("node-a");
-/// node.addresses = vec!["192.0.2.10".parse()?];
-/// node.pod_cidrs = vec!["10.244.1.0/24".parse()?];
-/// let mut host = HostAddresses::default();
-/// host.interfaces.insert("eth0".into(), vec!["192.0.2.10".parse()?, "192.0.2.99".parse()?]);
-/// host.interfaces.insert("kube-ipvs0".into(), vec!["10.96.0.10".parse()?]);
-///
-/// let facts = NodeFacts::new(&Config::default(), &node, &host);
-/// let node_ports: Vec<String> = facts.node_port_addresses(Family::V4).map(|address| address.to_string()).collect();
-/// assert_eq!(node_ports, ["192.0.2.10", "192.0.2.99"]);
-/// assert_eq!(facts.node_address(Family::V4), Some("192.0.2.10".parse()?));
-/// assert_eq!(facts.pod_cidr(Family::V4), Some("10.244.1.0/24".parse()?));
-/// assert!(!facts.is_on_interface("10.96.0.10".parse()?)); // a Service's, not the host's
-/// assert_eq!(facts.health_checks_open_on(Family::V4), OpenOn::All);
-/// assert!(facts.health_checks_open_on(Family::V6).is_nowhere());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeFacts {
     pub(crate) config: Config,
@@ -173,26 +149,6 @@ impl NodeFacts {
 
     /// Whether `nodePortAddresses` has networks but none of this family, in which this host has addresses: node ports and health-check
     /// ports are open on all of them then, as with kube-proxy.
-    ///
-    /// ```
-    /// use proxier_core::config::{Config, NodePortAddresses};
-    /// use proxier_core::net::{Family, Network};
-    /// use proxier_core::service::NodeFacts;
-    /// use proxier_core::snapshot::{HostAddresses, Node};
-    ///
-    /// let mut host = HostAddresses::default();
-    /// host.interfaces.insert("eth0".into(), vec!["192.0.2.10".parse()?, "2001:db8::10".parse()?]);
-    /// let within = |networks: &[&str]| -> Result<_, Box<dyn std::error::Error>> {
-    ///     let networks: Result<Vec<Network>, _> = networks.iter().map(|network| network.parse()).collect();
-    ///     let mut config = Config::default();
-    ///     config.node_port_addresses = NodePortAddresses::Within(networks?);
-    ///     Ok(Family::ALL.map(|family| NodeFacts::new(&config, &Node::new("node-a"), &host).is_open_unnamed(family)))
-    /// };
-    /// assert_eq!(within(&["192.0.2.0/24"])?, [false, true]);
-    /// assert_eq!(within(&["192.0.2.0/24", "::1/128"])?, [false, false]); // nowhere
-    /// assert_eq!(within(&[])?, [false, false]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn is_open_unnamed(&self, family: Family) -> bool {
         let NodePortAddresses::Within(networks) = &self.config.node_port_addresses else { return false };
         let is_named = networks.iter().any(|network| Family::of(network.addr()) == family);

@@ -10,28 +10,6 @@ use crate::net::{EndpointKey, FrontendKey, Protocol};
 use crate::snapshot::{Balancing, Roles, TrafficPolicy};
 
 /// Protocol, address and port on which a Service answers, with the endpoints that answer there.
-///
-/// ```
-/// use proxier_core::config::Config;
-/// use proxier_core::net::EndpointKey;
-/// use proxier_core::service::{Desired, NodeFacts, Roles};
-/// use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Store, TrafficPolicy};
-///
-/// let (here, there) = (EndpointKey::new([10, 244, 1, 7].into(), 80), EndpointKey::new([10, 244, 2, 9].into(), 80));
-/// let mut spec = FrontendSpec::new("TCP 203.0.113.7:80".parse()?, [here, there]);
-/// spec.local = vec![here];
-/// (spec.roles, spec.policy) = (Roles::LOAD_BALANCER, TrafficPolicy::Local);
-/// spec.source_ranges = Some(vec!["198.51.100.0/24".parse()?]);
-///
-/// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-/// let mut store = Store::new("node-a");
-/// store.upsert_frontends(&ObjectKey::new("agent", "web"), [spec]);
-/// let desired = Desired::build(&store, &facts);
-/// let web = desired.frontend(&"TCP 203.0.113.7:80".parse()?).ok_or("not served")?;
-/// assert_eq!(**web.endpoints(), [here]);
-/// assert!(web.can_split()); // this node and pods may get both
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[expect(clippy::struct_excessive_bools, reason = "each is a property of its own")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -12,19 +12,6 @@ macro_rules! permissions {
     ($($flag:ident = $value:literal, $name:literal $about:literal;)*) => {
         flags! {
             /// Settings that annotations of Services, EndpointSlices and Nodes may decide.
-            ///
-            /// ```
-            /// use proxier_core::config::{Config, MayAskFor};
-            ///
-            /// let mut config = Config::default();
-            /// assert_eq!(config.ipvs.may_ask_for, MayAskFor::all().difference(MayAskFor::NODE_WEIGHTS));
-            /// // Services may ask neither for direct routing nor for a drain time.
-            /// config.ipvs.may_ask_for = MayAskFor::all().difference(MayAskFor::FORWARDING | MayAskFor::DRAIN);
-            /// assert!(!config.ipvs.may_ask_for.contains(MayAskFor::DRAIN));
-            ///
-            /// // By a name in a configuration file.
-            /// assert_eq!(MayAskFor::by_name("weights"), Some(MayAskFor::WEIGHTS));
-            /// ```
             pub struct MayAskFor(u16) {
                 $(#[doc = concat!("`", $name, "`: ", $about, ".")] const $flag = $value;)*
             }

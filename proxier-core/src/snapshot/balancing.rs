@@ -50,31 +50,6 @@ use crate::objects::{IpvsDefaultsObject, StringMap};
 /// rewritten, with any `externalTrafficPolicy`. Programs on nodes have to use the cluster IP, since the external address is the
 /// node's own. An endpoint whose answers pass a node that has the address needs `accept_local` 1 and `rp_filter` 0 of the device
 /// by which they come. GRE and GUE need Linux 5.3; older kernels take IP in IP.
-///
-/// # Example
-///
-/// ```
-/// use ipvs::Scheduler;
-/// use proxier_core::objects::ServiceObject;
-/// use proxier_core::snapshot::{Balancing, ObjectKey, Store};
-///
-/// let object: ServiceObject = serde_json::from_str(r#"{
-///     "metadata": {"name": "web", "annotations": {
-///         "proxier/scheduler": "wlc", "proxier/drain-seconds": "30", "proxier/max-connections": "many",
-///         "kubectl.kubernetes.io/last-applied-configuration": "{}"
-///     }},
-///     "spec": {"clusterIP": "10.96.0.10", "ports": [{"port": 80}]}
-/// }"#)?;
-/// let mut store = Store::new("node-a");
-/// store.upsert_service(&object);
-/// let web = store.service(&ObjectKey::of(&object.metadata)).ok_or("nothing to program")?;
-/// let balancing = web.balancing.as_ref().ok_or("nothing is asked for")?;
-/// assert_eq!((balancing.scheduler, balancing.drain_secs), (Some(Scheduler::WeightedLeastConnection), Some(30)));
-/// assert_eq!(store.rejections().next().ok_or("none")?.field, "metadata.annotations[proxier/max-connections]");
-/// let ours = object.metadata.annotations.iter().filter(|(name, _)| Balancing::is_annotation(name));
-/// assert_eq!(ours.count(), 3);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Balancing {

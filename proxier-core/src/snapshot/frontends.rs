@@ -11,15 +11,6 @@ use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 
 flags! {
     /// Kinds of address that a Frontend has in its Service.
-    ///
-    /// ```
-    /// use proxier_core::snapshot::Roles;
-    ///
-    /// // A Service may list an address as external IP, and its load balancer may have it too.
-    /// let roles = Roles::EXTERNAL_IP | Roles::LOAD_BALANCER;
-    /// assert!(roles.contains(Roles::LOAD_BALANCER) && !roles.contains(Roles::CLUSTER_IP));
-    /// assert!(roles.intersects(Roles::LOAD_BALANCER | Roles::NODE_PORT));
-    /// ```
     pub struct Roles(u8) {
         /// Cluster IP: masqueraded only where the configuration says so.
         const CLUSTER_IP = 1;

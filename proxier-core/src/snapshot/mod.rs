@@ -44,17 +44,6 @@ pub use weights::ZoneWeights;
 pub use slice::Endpoint;
 
 /// Namespace and name of an object. Prints as `namespace/name`; cheap to clone and small, since each object's key is kept several times.
-///
-/// ```
-/// use proxier_core::objects::Metadata;
-/// use proxier_core::snapshot::ObjectKey;
-///
-/// let web = Metadata { name: "web".into(), ..Metadata::default() };
-/// assert_eq!(ObjectKey::of(&web), ObjectKey::new("default", "web"));
-/// let web = ObjectKey::new("demo", "web");
-/// assert_eq!((web.namespace(), web.name(), web.to_string().as_str()), ("demo", "web", "demo/web"));
-/// assert!(web < ObjectKey::new("demo-2", "a")); // by namespace, then by name
-/// ```
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey(Arc<str>);
 

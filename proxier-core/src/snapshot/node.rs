@@ -8,26 +8,6 @@ use crate::net::{Family, Network};
 use crate::objects::{Metadata, NodeObject};
 
 /// Checked Node object.
-///
-/// ```
-/// use proxier_core::objects::NodeObject;
-/// use proxier_core::snapshot::Node;
-///
-/// let object: NodeObject = serde_json::from_str(r#"{
-///     "metadata": {"name": "node-a", "labels": {"topology.kubernetes.io/zone": "zone-a", "proxier/weight": "3"}},
-///     "spec": {"podCIDRs": ["10.244.1.0/24"]},
-///     "status": {"addresses": [
-///         {"type": "ExternalIP", "address": "203.0.113.10"},
-///         {"type": "InternalIP", "address": "192.0.2.10"},
-///         {"type": "Hostname", "address": "node-a"}
-///     ]}
-/// }"#)?;
-/// let mut rejections = Vec::new();
-/// let node = Node::check(&object, &mut rejections);
-/// assert_eq!(node.zone.as_deref(), Some("zone-a"));
-/// assert_eq!(rejections, []);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Node {

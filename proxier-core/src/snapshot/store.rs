@@ -13,59 +13,7 @@ use crate::pack::pack;
 /// Each change costs O(the object), with any number of objects in the store, and returns the Services to compile again: none when
 /// the object has not changed.
 ///
-/// ```
-/// use proxier_core::objects::ServiceObject;
-/// use proxier_core::snapshot::Store;
-///
-/// let mut store = Store::new("node-a");
-/// let mut web = ServiceObject::default();
-/// web.metadata.name = "web".into();
-/// web.spec.cluster_ip = Some("10.96.0.1".into());
-/// let changed = store.upsert_service(&web);
-/// assert_eq!(changed[0].to_string(), "default/web");
-/// assert!(store.upsert_service(&web).is_empty());
-/// ```
-///
 /// Objects can be looked up by Service. One with impossible parts is kept without them.
-///
-/// ```
-/// use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-/// use proxier_core::snapshot::{ObjectKey, ObjectKind, Store};
-///
-/// let service: ServiceObject = serde_json::from_str(r#"{
-///     "metadata": {"namespace": "demo", "name": "web"},
-///     "spec": {"clusterIP": "10.96.0.10", "ports": [{"name": "http", "port": 80}, {"name": "admin", "port": 70000}]}
-/// }"#)?;
-/// let slice: EndpointSliceObject = serde_json::from_str(r#"{
-///     "metadata": {"namespace": "demo", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
-///     "addressType": "IPv4",
-///     "ports": [{"name": "http", "port": 8080}],
-///     "endpoints": [{"addresses": ["10.244.1.7"]}]
-/// }"#)?;
-/// let (web, web_1) = (ObjectKey::new("demo", "web"), ObjectKey::new("demo", "web-1"));
-///
-/// let mut store = Store::new("node-a");
-/// assert!(store.upsert_slice(&slice).is_empty()); // nothing to compile before its Service is there
-/// assert_eq!(store.upsert_service(&service), [web.clone()]);
-/// assert_eq!(store.service(&web).ok_or("gone")?.ports.len(), 1);
-/// let rejection = &store.rejections_of(ObjectKind::Service, &web)[0];
-/// assert_eq!(
-///     rejection.to_string(),
-///     "Service demo/web: spec.ports[1].port 70000: not a port (1 to 65535); the port is left out"
-/// );
-/// assert_eq!(store.rejections().count(), 1);
-///
-/// assert_eq!(store.service_of_slice(&web_1), Some(&web));
-/// assert_eq!(store.slices_of(&web).map(|slice| slice.endpoints.len()).sum::<usize>(), 1);
-/// assert_eq!(store.keys().len(), 2);
-///
-/// // A slice outlives its Service, in case it comes back.
-/// assert_eq!(store.delete_service(&web), [web.clone()]);
-/// assert_eq!(store.services().count(), 0);
-/// assert_eq!(store.service_of_slice(&web_1), Some(&web));
-/// assert!(store.delete_slice(&web_1).is_empty());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Store {
     node_name: String,
@@ -147,20 +95,6 @@ impl Store {
 
     /// Takes the Frontends that an agent asks for under this name, in place of the earlier ones. A Service of this name goes
     /// first. What cannot be served is left out ([`Store::rejections`]).
-    ///
-    /// ```
-    /// use proxier_core::net::EndpointKey;
-    /// use proxier_core::snapshot::{FrontendSpec, ObjectKey, Store};
-    ///
-    /// let mut store = Store::new("node-a");
-    /// let web = ObjectKey::new("agent", "web");
-    /// let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
-    /// let spec = FrontendSpec::new("TCP 10.96.0.10:80".parse()?, [endpoint]);
-    /// assert_eq!(store.upsert_frontends(&web, [spec.clone()]), [web.clone()]);
-    /// assert!(store.upsert_frontends(&web, [spec]).is_empty()); // the same again
-    /// assert_eq!(store.delete_frontends(&web), [web]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn upsert_frontends(
         &mut self,
         key: &ObjectKey,

@@ -13,25 +13,6 @@ pub(super) const OF_ADDRESSES: &str = "proxier/weights";
 const OTHERS: &str = "*";
 
 /// The weights of endpoints by zone. In an annotation: `zone-a=3, zone-b=1, *=0`.
-///
-/// ```
-/// use std::sync::Arc;
-/// use proxier_core::net::EndpointKey;
-/// use proxier_core::snapshot::{Balancing, FrontendSpec, ZoneWeights};
-///
-/// // Most goes to endpoints in this node's own zone, nothing to those far away.
-/// let zones = ZoneWeights::new([("zone-a", 3), ("zone-b", 1)], 0);
-/// assert_eq!((zones.of(Some("zone-a")), zones.of(Some("zone-z")), zones.of(None)), (3, 0, 0));
-///
-/// // An agent's own Frontends have no zones: it names the weights by endpoint.
-/// let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
-/// let mut web = FrontendSpec::new("TCP 10.96.0.10:80".parse()?, [endpoint]);
-/// web.weights = vec![(endpoint, zones.of(Some("zone-a")))];
-/// let mut balancing = Balancing::default();
-/// balancing.scheduler = Some(ipvs::Scheduler::WeightedRoundRobin);
-/// web.balancing = Some(Arc::new(balancing));
-/// # Ok::<(), proxier_core::net::InvalidFrontendKey>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZoneWeights {
     /// Sorted by zone.

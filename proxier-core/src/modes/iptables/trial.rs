@@ -28,20 +28,6 @@ pub struct Tried {
 
 /// Has `iptables-restore` check every kind of rule that this mode may write in a family, and writes none
 /// ([`Rules::check`]).
-///
-/// ```
-/// use proxier_core::config::Config;
-/// use proxier_core::fake::FakeKernel;
-/// use proxier_core::modes::iptables::trial;
-/// use proxier_core::net::Family;
-/// use proxier_core::service::NodeFacts;
-/// use proxier_core::snapshot::{HostAddresses, Node};
-///
-/// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-/// let tried = trial(Family::V4, &facts, FakeKernel::new().ports().rules);
-/// let said: Vec<_> = tried.iter().map(|one| (one.what, one.is_needed_by_all, one.outcome.is_ok())).collect();
-/// assert_eq!(said, [("every Service", true, true), ("session affinity", false, true), ("SCTP", false, true)]);
-/// ```
 pub fn trial(family: Family, facts: &NodeFacts, rules: &mut dyn Rules) -> Vec<Tried> {
     let random_fully = RandomFully::Auto.on(rules.has_random_fully(family).unwrap_or(true));
     let options = Options { random_fully, ..Options::default() };

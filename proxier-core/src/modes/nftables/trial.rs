@@ -13,20 +13,6 @@ use crate::service::NodeFacts;
 /// Has the kernel check each family's table with every kind of set, chain and rule that this mode may write, and make none of it: in one check
 /// if all pass. The kernel loads the modules that it needs for that.
 ///
-/// ```
-/// use proxier_core::config::Config;
-/// use proxier_core::fake::FakeKernel;
-/// use proxier_core::modes::nftables::trials;
-/// use proxier_core::net::Family;
-/// use proxier_core::service::NodeFacts;
-/// use proxier_core::snapshot::{HostAddresses, Node};
-///
-/// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-/// let kernel = FakeKernel::new();
-/// assert_eq!(trials([Family::V4], &facts, kernel.clone().ports().tables), [(Family::V4, Ok(()))]);
-/// assert!(kernel.state().tables.is_empty());
-/// ```
-///
 /// # Errors
 /// The kernel lacks nf_tables, the family, or a kind of chain, set or expression, which the message names.
 pub fn trials(

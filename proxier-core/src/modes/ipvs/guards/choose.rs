@@ -40,24 +40,6 @@ impl fmt::Display for Choice {
 ///
 /// Everywhere else a table of nf_tables. Where iptables has no tables, none of its programs is started to find that out. `prepare` runs
 /// before the kernel is asked whether it takes the table: it may load modules.
-///
-/// ```
-/// use proxier_core::config::{Config, RulesBy};
-/// use proxier_core::fake::FakeKernel;
-/// use proxier_core::modes::ipvs::{choose, trials};
-/// use proxier_core::net::Family;
-/// use proxier_core::service::NodeFacts;
-/// use proxier_core::snapshot::{HostAddresses, Node};
-///
-/// let mut config = Config::default();
-/// let choice = choose(&config, &mut FakeKernel::new().ports(), || {});
-/// assert!(choice.by == RulesBy::Nftables && choice.to_string().starts_with("rules by nftables: "));
-/// // What is asked for is not probed, so an agent that needs it asks the kernel first.
-/// config.ipvs.rules = RulesBy::Nftables;
-/// assert_eq!(choose(&config, &mut FakeKernel::new().ports(), || {}).reason, None);
-/// let facts = NodeFacts::new(&config, &Node::new("node-a"), &HostAddresses::default());
-/// assert_eq!(trials([Family::V4], &facts, FakeKernel::new().ports().tables), [(Family::V4, Ok(()))]);
-/// ```
 pub fn choose(config: &Config, ports: &mut Ports<'_>, prepare: impl FnOnce()) -> Choice {
     if config.ipvs.rules != RulesBy::Auto {
         return Choice { by: config.ipvs.rules, reason: None };

@@ -12,24 +12,6 @@ use crate::ports::Ports;
 /// The chains of nf_tables that drop new incoming packets by default, by their policy or last rule, each with advice. In IPVS mode packets to
 /// Services are such, and no chain of another table can accept them against that. Where iptables [guards](RulesBy) virtual servers, chain INPUT
 /// of its own table filter does not count: its rules accept traffic of Services there. Best effort: chains that cannot be read drop nothing.
-///
-/// ```
-/// use nftables::{BaseChain, Chain, ChainType, Family, Hook, Policy, Priority, Table, TableKey, Transaction};
-/// use proxier_core::config::Config;
-/// use proxier_core::fake::FakeKernel;
-/// use proxier_core::modes::ipvs::dropping_input;
-///
-/// let mut kernel = FakeKernel::new();
-/// let table = TableKey::new(Family::Inet, "firewall")?;
-/// let mut base = BaseChain::new(ChainType::Filter, Hook::Input, Priority::FILTER);
-/// base.policy = Policy::Drop;
-/// let mut transaction = Transaction::new();
-/// transaction.add_table(Table::new(table.clone())).add_chain(Chain::base(table.chain("input")?, base));
-/// kernel.nftables().commit(&transaction)?;
-/// let found = dropping_input(&Config::default(), &mut kernel.ports());
-/// assert!(found[0].starts_with("chain inet firewall input drops by default"));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn dropping_input(config: &Config, ports: &mut Ports<'_>) -> Vec<String> {
     let by_nft = config.ipvs.rules == RulesBy::Nftables;
     let of_iptables = |chain: &ChainKey| {
