@@ -9,6 +9,7 @@ use crate::cmd::entries::Operation;
 use crate::error::{Error, ErrorKind};
 use crate::model::{
     Element, Entry, EntryOptions, Identity, ObservedSet, SetFlags, SetName, SetSpec, SetType, SkbMark, SkbPriority,
+    Timeout,
 };
 use crate::precheck;
 use crate::write::{IfAbsent, IfPresent};
@@ -69,7 +70,9 @@ impl Client {
     /// spellings of one entry the last is taken.
     ///
     /// Options of an entry that are compared: comment, mark, priority, queue and nomatch. Counters are not compared, and
-    /// survive. A running timeout is left alone unless it is longer than wanted, or the entry is wanted without one.
+    /// survive. A running timeout is left alone unless it is longer than wanted. An entry wanted without a timeout stays: where
+    /// the set's default is permanent, so is the entry; otherwise its timeout starts anew, with the default, once less than a third of
+    /// the default is left.
     ///
     /// ```
     /// # #[cfg(feature = "testing")] {
@@ -293,9 +296,13 @@ impl Target {
             difference.rebuild |= want.options.wildcard != have.options.wildcard;
             // A MAC address that is not asked for may be any: the first packet fills it in.
             let other_mac = want.element != have.element && !matches!(want.element, Element::IpMac(_, None));
-            if other_mac || differs(&want.options, &have.options) {
+            if other_mac || differs(&want.options, &have.options, self.spec.options.timeout) {
                 let mut update = want.clone();
-                update.options.timeout = update.options.timeout.or(have.options.timeout);
+                if update.options.timeout.is_none() {
+                    let is_kept = !timeout_differs(&want.options, &have.options, self.spec.options.timeout);
+                    let kept = have.options.timeout.filter(|_| is_kept);
+                    update.options.timeout = kept.or(self.spec.options.timeout);
+                }
                 difference.update.push(update);
             } else {
                 difference.unchanged = difference.unchanged.saturating_add(1);
@@ -357,7 +364,7 @@ impl Target {
                 entry.options.packets = entry.options.packets.or(have.options.packets);
                 entry.options.bytes = entry.options.bytes.or(have.options.bytes);
             }
-            if timing && !timeout_differs(&entry.options, &have.options) {
+            if timing && !timeout_differs(&entry.options, &have.options, self.spec.options.timeout) {
                 entry.options.timeout = have.options.timeout;
             }
         }
@@ -386,16 +393,22 @@ fn last_of_each(set_type: SetType, entries: Vec<Entry>) -> Vec<Entry> {
     kept.into_iter().cloned().collect()
 }
 
-fn timeout_differs(want: &EntryOptions, have: &EntryOptions) -> bool {
+/// Whether the timeout must be written again. An entry without one is to stay, with the set's `default` at least.
+fn timeout_differs(want: &EntryOptions, have: &EntryOptions, default: Option<Timeout>) -> bool {
     match (want.timeout, have.timeout) {
-        (None, _) => false,
+        (None, None) => false,
+        (None, Some(have)) => {
+            // A third: seldom enough to write, and early enough for the next sync to come in time.
+            let is_short = |default: Timeout| default.is_permanent() || have.secs() < default.secs() / 3;
+            !have.is_permanent() && default.is_some_and(is_short)
+        }
         (Some(_), None) => true,
         (Some(want), Some(have)) => want.is_permanent() != have.is_permanent() || have > want,
     }
 }
 
 /// Whether the entry must be written again.
-fn differs(want: &EntryOptions, have: &EntryOptions) -> bool {
+fn differs(want: &EntryOptions, have: &EntryOptions, default: Option<Timeout>) -> bool {
     // The kernel reports neither an empty comment nor a value of zero.
     let comment =
         |options: &EntryOptions| options.comment.as_ref().map(|text| text.as_str().to_owned()).unwrap_or_default();
@@ -406,5 +419,5 @@ fn differs(want: &EntryOptions, have: &EntryOptions) -> bool {
         || mark(want) != mark(have)
         || priority(want) != priority(have)
         || want.skbqueue.unwrap_or(0) != have.skbqueue.unwrap_or(0)
-        || timeout_differs(want, have)
+        || timeout_differs(want, have, default)
 }

@@ -56,7 +56,7 @@ suite! {
     ranges_become_their_entries, networks_hold_addresses_but_for_nomatch, members_of_a_list_have_places,
     the_null_entry_is_refused, all_sets_are_flushed_and_destroyed, old_kernels_rules_for_masks,
     sync_creates_changes_and_then_writes_nothing, sync_swaps_when_options_differ, sync_grows_beyond_maxelem,
-    sync_swaps_when_old_and_new_do_not_fit_together, sync_keeps_counters_and_timeouts, sync_orders_lists, sync_changes_mac_addresses,
+    sync_swaps_when_old_and_new_do_not_fit_together, sync_keeps_counters_and_timeouts, sync_keeps_what_is_wanted_without_a_timeout, sync_orders_lists, sync_changes_mac_addresses,
     sync_takes_the_last_of_two_spellings, sync_changes_wildcards, sync_takes_options_as_they_are_reported,
     sync_cuts_addresses_to_the_mask,
     sync_writes_nothing_when_an_entry_is_invalid, sync_writes_nothing_when_a_refusal_can_be_foreseen,
@@ -652,6 +652,40 @@ pub(crate) fn sync_keeps_counters_and_timeouts(client: &mut Client) {
     let report =
         client.sync(&roomy, &entries(&set, &["10.0.0.1 timeout 0", "10.0.0.2", "10.0.0.3 timeout 10"])).unwrap();
     assert_eq!((report.updated, report.unchanged), (2, 1));
+}
+
+pub(crate) fn sync_keeps_what_is_wanted_without_a_timeout(client: &mut Client) {
+    for (default, running, left, updated) in
+        [(0, 30, 0, 1), (600, 30, 600, 1), (600, 400, 400, 0), (600, 0, 0, 0), (600, 5000, 5000, 0)]
+    {
+        for line in ["create t hash:ip", "create t bitmap:ip range 192.0.2.0/24", "create t hash:net family inet6"] {
+            let set = spec(&format!("{line} timeout {default} counters comment skbinfo"));
+            let element = if line.ends_with('6') { "2001:db8::/64" } else { "192.0.2.1" };
+            client.create_set(&set).unwrap();
+            let there = entries(&set, &[&format!("{element} timeout {running} packets 5 bytes 6")]);
+            client.add_entries(&set.name, &there, IfPresent::Refuse).into_result().unwrap();
+            // In place, with another comment, and in a new set because of the room asked for.
+            let mut roomy = set.clone();
+            roomy.options.maxelem = set.set_type.is_hash().then_some(100_000);
+            for (spec, text, is_updated) in [
+                (&set, element.to_owned(), updated),
+                (&set, format!("{element} comment ours skbmark 0x1/0x1"), 1),
+                (&roomy, format!("{element} comment ours skbmark 0x1/0x1"), 0),
+            ] {
+                let report = client.sync(spec, &entries(&set, &[&text])).unwrap();
+                assert_eq!(
+                    (report.updated, report.unchanged),
+                    (is_updated, 1 - is_updated),
+                    "{line} {default} {running}"
+                );
+                let found = client.get_set(&set.name).unwrap().entries[0].options.clone();
+                let secs = found.timeout.unwrap().secs();
+                assert!((left.max(5) - 5..=left).contains(&secs), "{line} {default} {running}: {secs}");
+                assert_eq!((found.packets, found.bytes), (Some(5), Some(6)));
+            }
+            client.destroy_set(&set.name).unwrap();
+        }
+    }
 }
 
 pub(crate) fn sync_orders_lists(client: &mut Client) {
