@@ -13,7 +13,7 @@ use super::api::CRATES;
 use crate::{cargo, tools};
 
 /// Files of every package besides its code.
-const FILES: [&str; 5] = ["Cargo.toml", "README.md", "CHANGELOG.md", "LICENSE-MIT", "LICENSE-APACHE"];
+const FILES: [&str; 4] = ["Cargo.toml", "README.md", "LICENSE-MIT", "LICENSE-APACHE"];
 
 /// Files of no package: they need other crates, network namespaces, or recorded data.
 const LEFT_OUT: [&str; 3] = ["tests/", "public-api.txt", "clippy.toml"];
