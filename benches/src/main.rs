@@ -6,10 +6,8 @@
 mod callgrind;
 mod cases;
 mod counts;
-mod curve;
 mod drift;
 mod end_to_end;
-mod ipset_fill;
 mod iptables_services;
 mod ipvs_program;
 mod kube_rules;
@@ -19,7 +17,6 @@ mod memory;
 mod modes;
 mod namespace;
 mod network;
-mod nftables_fill;
 mod nftables_services;
 mod node;
 mod packets;
@@ -43,10 +40,8 @@ type Failure = Box<dyn std::error::Error>;
 /// A bench by its name; README.md says what each measures.
 type Bench = (&'static str, fn(&Options) -> Result<(), Failure>);
 
-const BENCHES: [Bench; 15] = [
+const BENCHES: [Bench; 13] = [
     ("ipvs-program", ipvs_program::run),
-    ("ipset-fill", ipset_fill::run),
-    ("nftables-fill", nftables_fill::run),
     ("nftables-services", nftables_services::run),
     ("iptables-services", iptables_services::run),
     ("modes", modes::run),
@@ -72,7 +67,7 @@ struct Options {
     /// How often each side runs
     #[arg(long, default_value = "7", value_parser = |text: &str| text.parse().map(std::num::NonZero::<usize>::get))]
     rounds: usize,
-    /// Results go to STEM.json, STEM.md and STEM-*.svg
+    /// Results go to STEM.json and STEM.md
     #[arg(long, value_name = "STEM")]
     out: Option<PathBuf>,
     /// Fewer and smaller sizes

@@ -94,11 +94,6 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             .note(format!("iptables mode with more than {NFT_LIMIT} Services is left out: one restore takes minutes."));
     }
     report.note(format!("What took more than {} s altogether, at one size, is not repeated.", PATIENCE.as_secs()));
-    report.curve("program", PROGRAM, "Services");
-    report.curve("change", CHANGE, "Services");
-    let last_or_none = |side: &str| !side.ends_with("first") && !side.ends_with("middle");
-    report.curve_of("connect", "Connecting through the last Service", LATENCY, "Services", last_or_none);
-    report.curve("memory", MEMORY, "Services");
     report.finish()
 }
 

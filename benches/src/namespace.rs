@@ -11,8 +11,8 @@ use nix::sched::{CloneFlags, unshare};
 use crate::network::tool;
 use crate::report::Report;
 use crate::{
-    Failure, Options, drift, end_to_end, ipset_fill, iptables_services, ipvs_program, machine, modes, nftables_fill,
-    nftables_services, packets, userspace,
+    Failure, Options, drift, end_to_end, iptables_services, ipvs_program, machine, modes, nftables_services, packets,
+    userspace,
 };
 
 /// Pause in which the kernel takes apart the namespace of the side before, which nothing uses any more; also the pause
@@ -99,8 +99,6 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     enter_fresh()?;
     match arguments {
         ["ipvs-program", rest @ ..] => ipvs_program::side(rest),
-        ["ipset-fill", rest @ ..] => ipset_fill::side(rest),
-        ["nftables-fill", rest @ ..] => nftables_fill::side(rest),
         ["userspace", rest @ ..] => userspace::side(rest),
         ["drift", rest @ ..] => drift::side(rest),
         ["end-to-end", rest @ ..] => end_to_end::side(rest),

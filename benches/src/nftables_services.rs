@@ -79,9 +79,6 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if !options.smoke {
         goals(&mut report, many, changed, connected);
     }
-    report.curve("change", CHANGE, "Services");
-    let last_or_none = |side: &str| !side.ends_with("first") && !side.ends_with("middle");
-    report.curve_of("connect", "Connecting through the last Service", LATENCY, "Services", last_or_none);
     report.finish()
 }
 

@@ -209,10 +209,6 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             }
         }
     }
-    for (file, what) in [("rate", RATE), ("stream", THROUGHPUT), ("cpu", CPU_OF_BYTES), ("segments", SEGMENTS)] {
-        report.curve_of(file, what, what, "Services", |side| !side.ends_with(": 1"));
-    }
-    report.curve_of("trip", ROUND_TRIP, ROUND_TRIP, "Services", |side| side.ends_with("median"));
     report.finish()
 }
 

@@ -1,4 +1,4 @@
-//! Results of a bench: figures in groups, ratios held against goals, curves; kept as JSON, Markdown and SVG.
+//! Results of a bench: figures in groups, ratios held against goals; kept as JSON and Markdown.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::curve::{Curve, Series, draw};
 use crate::machine::Machine;
 use crate::{Failure, Options};
 
@@ -20,8 +19,6 @@ pub(crate) struct Report {
     notes: Vec<String>,
     groups: Vec<Group>,
     ratios: Vec<Ratio>,
-    #[serde(skip)]
-    curves: Vec<Curve>,
     #[serde(skip)]
     stem: Option<PathBuf>,
 }
@@ -100,7 +97,6 @@ impl Report {
             notes: Vec::new(),
             groups: Vec::new(),
             ratios: Vec::new(),
-            curves: Vec::new(),
             stem: options.out.clone(),
         }
     }
@@ -159,36 +155,6 @@ impl Report {
         self.hold(name.to_owned(), value, Some(of_least), goal);
     }
 
-    /// Draws the medians of a group over its sizes.
-    pub(crate) fn curve(&mut self, file: &'static str, what: &str, x: &'static str) {
-        self.curve_of(file, what, what, x, |_side| true);
-    }
-
-    /// Draws the medians of some sides of a group over its sizes.
-    pub(crate) fn curve_of(
-        &mut self,
-        file: &'static str,
-        title: &str,
-        what: &str,
-        x: &'static str,
-        wanted: impl Fn(&str) -> bool,
-    ) {
-        let mut series: Vec<Series> = Vec::new();
-        let mut unit = "";
-        for group in self.groups.iter().filter(|group| group.what == what) {
-            unit = group.unit;
-            for side in group.sides.iter().filter(|side| wanted(&side.name)) {
-                let Some(size) = group.size else { continue };
-                let point = (f64::from(size), side.median);
-                match series.iter_mut().find(|known| known.name == side.name) {
-                    Some(known) => known.points.push(point),
-                    None => series.push(Series { name: side.name.clone(), points: vec![point] }),
-                }
-            }
-        }
-        self.curves.push(Curve { file, title: title.to_owned(), x, y: unit, series });
-    }
-
     /// Prints everything, and writes it where the options say.
     pub(crate) fn finish(mut self) -> Result<(), Failure> {
         self.machine.look_again();
@@ -205,9 +171,6 @@ impl Report {
         };
         write(place(".json"), serde_json::to_string_pretty(&self)? + "\n")?;
         write(place(".md"), markdown)?;
-        for curve in &self.curves {
-            write(place(&format!("-{}.svg", curve.file)), draw(curve)?)?;
-        }
         Ok(())
     }
 
@@ -252,12 +215,6 @@ impl Report {
                 let reached = if ratio.reached { "reached" } else { "**not reached**" };
                 let least = ratio.of_least.map_or_else(String::new, figure);
                 writeln!(out, "| {} | {} | {least} | {} | {reached} |", ratio.name, figure(ratio.value), ratio.goal)?;
-            }
-        }
-        if let Some(stem) = &self.stem {
-            let stem = stem.file_name().unwrap_or_default().display();
-            for curve in &self.curves {
-                writeln!(out, "\n![{}]({stem}-{}.svg)", curve.title, curve.file)?;
             }
         }
         Ok(())

@@ -118,8 +118,6 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if !options.smoke {
         goals(&mut report, options);
     }
-    report.curve("start", WHOLE, "Services");
-    report.curve("change", CHANGE, "Services");
     report.finish()
 }
 

@@ -109,11 +109,9 @@ enum Place {
     Both,
 }
 
-const BENCHES: [(&str, Place); 15] = [
+const BENCHES: [(&str, Place); 13] = [
     ("reconcile", Place::Host),
     ("memory", Place::Host),
-    ("ipset-fill", Place::Host),
-    ("nftables-fill", Place::Host),
     ("nftables-services", Place::Host),
     ("iptables-services", Place::Host),
     ("userspace", Place::Host),
@@ -134,7 +132,7 @@ const NAMED: [&str; 3] = ["--mode", "--services", "--endpoints"];
 const TURNS: u64 = 3;
 
 /// The C programs that the benches are measured against.
-const C_PROGRAMS: [&str; 3] = ["ipvs_batch", "ipvs_dump", "nft_fill"];
+const C_PROGRAMS: [&str; 2] = ["ipvs_batch", "ipvs_dump"];
 
 impl Options {
     fn kernel(&self) -> Result<Series> {
@@ -193,8 +191,8 @@ impl Options {
             cargo::program(&cargo::build_all(&["--workspace".to_owned()])?, "benches")?
         } else {
             // In a run of cargo's of its own: with the benches it would get the features that only they want.
-            cargo::build_release("examples", "proxier-demo")?;
-            cargo::build_release("benches", "benches")?
+            cargo::build("examples", "proxier-demo", "release")?;
+            cargo::build("benches", "benches", "release")?
         };
         for name in C_PROGRAMS {
             let source = tools::repository().join(format!("benches/c/{name}.c"));
@@ -215,7 +213,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     }
     if options.check || options.update {
         tools::ensure(tools::COUNTERS)?;
-        let mut counts = Command::new(cargo::build_release("benches", "benches")?);
+        let mut counts = Command::new(cargo::build("benches", "benches", "release")?);
         counts.arg("counts").arg(tools::repository().join("benches/counts.json"));
         counts.args(options.update.then_some("--update"));
         return Ok(ExitCode::from(u8::from(!tools::succeeds(&mut counts)?)));
