@@ -81,9 +81,9 @@ pub(crate) fn program(built: &[Artifact], name: &str) -> Result<PathBuf> {
     found.map(|artifact| artifact.file.clone()).with_context(|| format!("{name} was not built"))
 }
 
-/// Builds a program of a package, optimised; gives its path.
-pub(crate) fn build_release(package: &str, name: &str) -> Result<PathBuf> {
-    program(&artifacts(command().args(["build", "--release", "--package", package, "--bin", name]))?, name)
+/// Builds a program of a package with a profile of the workspace; gives its path.
+pub(crate) fn build(package: &str, name: &str, profile: &str) -> Result<PathBuf> {
+    program(&artifacts(command().args(["build", "--profile", profile, "--package", package, "--bin", name]))?, name)
 }
 
 /// Builds everything with all features and not optimised: tests, examples and programs, in one run of cargo's.

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use fs_err as fs;
 
 use crate::kernel::{Kernel, Series};
@@ -40,6 +41,16 @@ pub(crate) struct Options {
     proxy: Option<PathBuf>,
 }
 
+/// Installs the programs that the demo starts and fetches the kernel that it boots, if it boots one.
+fn fetch(series: Option<Series>) -> Result<Option<Kernel>> {
+    if series.is_some() {
+        tools::ensure(tools::MACHINE)?;
+    }
+    tools::ensure(tools::ORACLES)?;
+    tools::ensure(tools::DEMO)?;
+    series.map(Kernel::get).transpose()
+}
+
 /// A demo that has not ended by then never will.
 const LIMIT: Duration = Duration::from_secs(600);
 
@@ -47,16 +58,16 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let (in_machine, is_takeover) = (options.mode == "ipvs", options.mode == "takeover");
     ensure!(!(options.shell && is_takeover), "demo: --mode takeover has no shell");
     ensure!(in_machine || tools::is_root(), "demo --mode {} needs root: it makes network namespaces", options.mode);
-    if in_machine {
-        tools::ensure(tools::MACHINE)?;
-    }
-    tools::ensure(tools::ORACLES)?;
-    tools::ensure(tools::DEMO)?;
-    let proxy = match &options.proxy {
-        Some(path) => fs::canonicalize(path)?,
-        // Optimised: an emulated machine makes the difference felt.
-        None => cargo::build_release("examples", "proxier-demo")?,
-    };
+    // Packages and the kernel are fetched while cargo builds.
+    let (proxy, kernel) = thread::scope(|scope| {
+        let build = scope.spawn(|| match &options.proxy {
+            Some(path) => Ok(fs::canonicalize(path)?),
+            None => cargo::build("examples", "proxier-demo", "demo"),
+        });
+        let fetched = fetch(in_machine.then_some(options.kernel));
+        let built = build.join().unwrap_or_else(|_| Err(anyhow!("the thread that builds panicked")));
+        Ok::<_, anyhow::Error>((built?, fetched?))
+    })?;
     let script = format!("examples/demo/{}.sh", if is_takeover { "takeover" } else { "demo" });
     let mut words = vec![tools::repository().join(script).display().to_string(), proxy.display().to_string()];
     if !in_machine && !is_takeover {
@@ -66,8 +77,8 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     words.extend(ways.into_iter().filter(|(is_so, _)| *is_so).map(|(_, word)| word.to_owned()));
     words.insert(0, "sh".to_owned());
     let start = Instant::now();
-    let is_well = if in_machine {
-        let vm = Vm { timeout: LIMIT, ..Vm::new(Kernel::get(options.kernel)?)? };
+    let is_well = if let Some(kernel) = kernel {
+        let vm = Vm { timeout: LIMIT, ..Vm::new(kernel)? };
         if options.shell {
             return vm.shell(&words);
         }
