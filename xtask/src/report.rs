@@ -85,6 +85,11 @@ impl Report {
         self.nowhere().filter(|(_, reason)| !reason.contains(" or newer") && *reason != OTHER_SEED).count()
     }
 
+    /// Number of tests that ran nowhere because they take long and it was not their turn.
+    pub(crate) fn left_to_other_seeds(&self) -> usize {
+        self.nowhere().filter(|(_, reason)| *reason == OTHER_SEED).count()
+    }
+
     /// Tests that ran nowhere, and the reason.
     fn nowhere(&self) -> impl Iterator<Item = (String, &str)> {
         let tests = self.tests.iter().filter(|(_, runs)| outcome(runs) == 2);
@@ -121,7 +126,7 @@ impl Report {
                 println!("FAILED {program} {test} (on {})", self.places.get(*place).map_or("", String::as_str));
             }
         }
-        for (test, reason) in self.nowhere() {
+        for (test, reason) in self.nowhere().filter(|(_, reason)| *reason != OTHER_SEED) {
             println!("RAN NOWHERE {test}: {reason}");
         }
     }

@@ -43,6 +43,6 @@ pub(super) fn choose(kernel: &Kernel) -> Result<&'static str> {
 
 fn works(kernel: &Kernel) -> Result<bool> {
     eprintln!("xtask: trying whether {} boots under KVM", kernel.release);
-    let vm = Vm { timeout: PROBE_LIMIT, folder: "/".into(), ..Vm::new(kernel.clone())? };
+    let vm = Vm { timeout: PROBE_LIMIT, folder: "/".into(), shows_errors: false, ..Vm::new(kernel.clone())? };
     Ok(vm.boot("kvm", &["true".to_owned()]).is_ok_and(|outcome| outcome.exit == Some(0)))
 }

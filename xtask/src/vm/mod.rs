@@ -43,6 +43,8 @@ pub(crate) struct Vm {
     pub(crate) env: Vec<(String, String)>,
     /// Working directory of the command.
     pub(crate) folder: PathBuf,
+    /// Whether QEMU's own errors are shown; not while KVM is tried, whose failure is an answer.
+    pub(crate) shows_errors: bool,
 }
 
 /// Outcome of a run.
@@ -116,6 +118,7 @@ impl Vm {
             shares: Vec::new(),
             env: Vec::new(),
             folder: std::env::current_dir().context("the current folder is gone")?,
+            shows_errors: true,
         })
     }
 
@@ -161,10 +164,16 @@ impl Vm {
             .context("cannot start qemu-system-x86_64")?;
         // Pipes, since QEMU opens them by name, which sockets do not allow. A reader that went away (`| head`) stalls nothing: QEMU
         // drops the rest.
-        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let (stdout, stderr, shows_errors) = (child.stdout.take(), child.stderr.take(), self.shows_errors);
         let copies = [
             thread::spawn(move || stdout.map(|mut pipe| io::copy(&mut pipe, &mut io::stdout()))),
-            thread::spawn(move || stderr.map(|mut pipe| io::copy(&mut pipe, &mut io::stderr()))),
+            thread::spawn(move || {
+                stderr.map(|mut pipe| {
+                    let mut to: Box<dyn io::Write> =
+                        if shows_errors { Box::new(io::stderr()) } else { Box::new(io::sink()) };
+                    io::copy(&mut pipe, &mut to)
+                })
+            }),
         ];
         let timed_out = wait(&mut child, start + self.timeout, &place("exit"));
         // Kills it where it is still running, and takes its exit status in any case.
