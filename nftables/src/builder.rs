@@ -8,7 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use crate::expr::{
-    CmpOp, DynSetOp, Expression, LimitUnit, MetaKey, NatFlags, NatKind, Register, RegisterRange, Reject, SetReference,
+    CmpOp, DynSetOp, Expression, HeaderBase, LimitUnit, MetaKey, NatFlags, NatKind, Register, RegisterRange, Reject,
+    SetReference,
 };
 use crate::model::{Family, InvalidValue, Name, ObjectKey, ObjectType, Rule, Value, Verdict, padded};
 use crate::operand::{IpVersion, Operand, load_all};
@@ -675,9 +676,19 @@ impl RuleBuilder {
             .expression(Expression::Redirect { port: Some(register.into()), flags: NatFlags::empty() })
     }
 
-    /// Drops the packet and answers with a refusal.
+    /// Drops the packet and answers with a refusal. A reset is for TCP alone: adds the match on the protocol, if the rule has none.
     pub fn reject(self, how: Reject) -> Self {
-        self.expression(Expression::Reject(how))
+        let is_tcp = |pair: &[Expression]| match pair {
+            [Expression::Meta { key: MetaKey::L4Proto, .. }, Expression::Cmp { op: CmpOp::Eq, value, .. }]
+            | [
+                Expression::Payload { base: HeaderBase::Network, length: 1, .. },
+                Expression::Cmp { op: CmpOp::Eq, value, .. },
+            ] => value.as_bytes() == [L4Protocol::TCP.0],
+            _ => false,
+        };
+        let needs_match = how == Reject::TcpReset && !self.rule.expressions.windows(2).any(is_tcp);
+        let rule = if needs_match { self.meta_l4proto(L4Protocol::TCP) } else { self };
+        rule.expression(Expression::Reject(how))
     }
 
     /// Gives a verdict.

@@ -18,7 +18,7 @@ use crate::model::{DataType, Field, FieldTypes, InvalidValue, Value, padded};
 /// let slot = Operand::hash([Operand::IP_SADDR], 3);
 /// assert_eq!(slot.length(), 4);
 /// let pick = rule(Family::Ip).dnat_to_map(Family::Ip, &[slot], &endpoints).build()?;
-/// assert_eq!(pick.to_nft(Family::Ip).as_deref(), Some("dnat to jhash ip saddr mod 3 map @endpoints"));
+/// assert_eq!(pick.to_nft(Family::Ip).as_deref(), Some("dnat ip to jhash ip saddr mod 3 map @endpoints"));
 ///
 /// // A header field without a constant here: the time to live.
 /// let field = Field { data_type: DataType::INTEGER, length: 1 };

@@ -1,9 +1,13 @@
 //! A table with everything in it.
 
+use std::collections::BTreeSet;
+
+use crate::expr::Expression;
 use crate::model::{
     ChainKey, Element, InvalidValue, ObservedChain, ObservedFlowtable, ObservedObject, ObservedRule, ObservedSet,
     ObservedTable, SetFlags,
 };
+use crate::sync::SIZE_BY_DEFAULT;
 use crate::transaction::Transaction;
 
 /// A set and its elements.
@@ -112,27 +116,32 @@ impl TableSnapshot {
         for chain in &self.chains {
             transaction.add_chain(chain.chain.clone());
         }
-        // Anonymous sets keep the names they were given; rules that are written again name the new ones by number.
+        // Anonymous sets keep the names they were given; rules that are written again name the new ones by number, and meters, which
+        // rules write to, by name.
         let mut anonymous = Vec::new();
         for contents in &self.sets {
-            let set = &contents.set.set;
+            let mut set = contents.set.set.clone();
+            // The kernel has set it by itself. With it, it would choose a kind of set that rules cannot write to.
+            if set.size == Some(SIZE_BY_DEFAULT) && !set.flags.intersects(SetFlags::DYNAMIC | SetFlags::TIMEOUT) {
+                set.size = None;
+            }
             let elements = contents.elements.iter().cloned().map(|mut element| {
                 element.forget_expiration();
                 element
             });
-            if set.flags.contains(SetFlags::ANONYMOUS) {
+            if set.flags.contains(SetFlags::ANONYMOUS | SetFlags::CONSTANT) {
                 let elements: Vec<Element> = elements.collect();
                 if let Ok(reference) = transaction.add_anonymous_set(set.clone(), elements) {
-                    anonymous.push((set.key.name.clone(), reference));
+                    anonymous.push((set.key.name, reference));
                 }
             } else {
                 transaction.add_set(set.clone());
                 if !contents.elements.is_empty() {
-                    transaction.add_elements(set, elements);
+                    transaction.add_elements(&set, elements);
                 }
             }
         }
-        for rule in &self.rules {
+        for rule in self.rules_for_writing() {
             let mut again = rule.rule.clone();
             for expression in &mut again.expressions {
                 expression.for_each_set(&mut |set| {
@@ -144,5 +153,27 @@ impl TableSnapshot {
             transaction.add_rule(&rule.chain, again);
         }
         Ok(transaction)
+    }
+
+    /// The rules, those of a bound chain before the one that jumps to it: the kernel takes none behind that.
+    fn rules_for_writing(&self) -> Vec<&ObservedRule> {
+        let bound: BTreeSet<&ChainKey> =
+            self.chains.iter().map(|found| &found.chain).filter(|chain| chain.bound).map(|chain| &chain.key).collect();
+        let (mut ordered, mut written) = (Vec::new(), BTreeSet::new());
+        // Rules to write, the next one last, and whether what they jump to was written.
+        let mut rest: Vec<(&ObservedRule, bool)> =
+            self.rules.iter().rev().filter(|rule| !bound.contains(&rule.chain)).map(|rule| (rule, false)).collect();
+        while let Some((rule, is_ready)) = rest.pop() {
+            let mut targets = rule.rule.expressions.iter().filter_map(Expression::jumps_to);
+            let target = targets.find_map(|name| bound.iter().find(|key| key.name == *name));
+            match target.filter(|_| !is_ready) {
+                Some(target) if written.insert(*target) => {
+                    rest.push((rule, true));
+                    rest.extend(self.rules.iter().rev().filter(|of| of.chain == **target).map(|of| (of, false)));
+                }
+                _ => ordered.push(rule),
+            }
+        }
+        ordered
     }
 }

@@ -15,7 +15,8 @@ use crate::transaction::{RulePlace, Transaction};
 /// Counters, consumed quotas and what time is left to elements are the kernel's: they make no difference, and rules, objects and elements
 /// that stay keep theirs. Comments of anything but rules and elements make none either: the kernel does not change them.
 ///
-/// * Rules stay where they are in the wanted order; others are deleted, and missing ones are added between them.
+/// * Rules stay where they are in the wanted order; others are deleted, and missing ones are added between them. Rules of the same words
+///   ([`Rule::to_nft`]) are the same rule, whether this crate or nft has written their expressions.
 /// * Elements of a set that rules write to ([`SetFlags::DYNAMIC`]) are added, and never deleted. In a set with
 ///   [`auto_merge`](Set::auto_merge), ranges are joined first.
 /// * A chain of another hook, a set of another type, or an object of other values is deleted and made again, with the rules and elements
@@ -164,6 +165,9 @@ impl TableSpec {
         if let Some((set, _)) = anonymous {
             return Err(InvalidValue::new(format!("set {}", set.key), "it is anonymous; give it a name"));
         }
+        if let Some((chain, _)) = self.chains.iter().find(|(chain, _)| chain.bound) {
+            return Err(InvalidValue::new(format!("chain {}", chain.key), "it goes with a rule; wanted chains stay"));
+        }
         for (chain, rules) in &self.chains {
             let mut of_transaction = false;
             for expression in rules.iter().flat_map(|rule| &rule.expressions) {
@@ -268,7 +272,10 @@ impl<'a> Difference<'a> {
     /// Deletes what is not wanted so, referring parts first; notes additions to what stays.
     fn delete(&mut self) {
         let (wanted, Some(observed)) = (self.wanted, self.observed) else { return };
-        for found in observed.chains.iter().map(|found| &found.chain.key) {
+        // Bound chains go with their rules.
+        let chains =
+            || observed.chains.iter().map(|found| &found.chain).filter(|chain| !chain.bound).map(|chain| &chain.key);
+        for found in chains() {
             if self.gone.chains.contains(&found.name) {
                 self.transaction.flush_chain(found);
             } else if let Some((chain, rules)) = wanted.chains.iter().find(|(chain, _)| chain.key == *found) {
@@ -283,10 +290,8 @@ impl<'a> Difference<'a> {
                 self.change_elements(set, elements, &contents.elements);
             }
         }
-        for found in &observed.chains {
-            if self.gone.chains.contains(&found.chain.key.name) {
-                self.transaction.delete_chain(&found.chain.key);
-            }
+        for found in chains().filter(|key| self.gone.chains.contains(&key.name)) {
+            self.transaction.delete_chain(found);
         }
         for found in &observed.objects {
             if self.gone.objects.contains(&found.object.key) {
@@ -376,7 +381,17 @@ impl<'a> Difference<'a> {
         // One that refers to what goes is written again.
         let found: Vec<Option<Rule>> =
             observed.iter().map(|found| (!self.gone.has(&found.rule)).then(|| fixed_rule(&found.rule))).collect();
-        let kept = common(&wanted_fixed, &found, |wanted, found| found.as_ref() == Some(wanted));
+        // nft writes some rules in other expressions; they have the same words.
+        let is_other = !wanted_fixed.iter().map(Some).eq(found.iter().map(Option::as_ref));
+        let worded =
+            |rule: &Rule| (is_other.then(|| rule.to_nft(chain.key.table.family)).flatten(), rule.userdata.clone());
+        let words: Vec<_> = wanted_fixed.iter().map(|rule| (rule, worded(rule))).collect();
+        let found: Vec<_> = found.iter().map(|rule| rule.as_ref().map(|rule| (rule, worded(rule)))).collect();
+        let kept = common(&words, &found, |wanted, found| {
+            let is_same =
+                |of: &(&Rule, (Option<String>, Vec<u8>))| of.0 == wanted.0 || (of.1.0.is_some() && of.1 == wanted.1);
+            found.as_ref().is_some_and(is_same)
+        });
         let stays: BTreeSet<usize> = kept.iter().map(|(_, found)| *found).collect();
         for (place, found) in observed.iter().enumerate() {
             if !stays.contains(&place) {
@@ -538,9 +553,10 @@ fn is_kind_of_chain(wanted: &Chain, found: &Chain) -> bool {
     hook(wanted) == hook(found)
 }
 
+/// The kernel's limit for sets that rules write, where none is given (`nft_dynset_init`).
+pub(crate) const SIZE_BY_DEFAULT: u32 = 0xffff;
+
 fn is_kind_of_set(wanted: &Set, found: &Set) -> bool {
-    /// The kernel's limit for sets that rules write, where none is given (`nft_dynset_init`).
-    const SIZE_BY_DEFAULT: u32 = 0xffff;
     let kind =
         |set: &Set| (set.key_type.clone(), set.data.clone(), set.all_flags(), set.policy, set.timeout, set.auto_merge);
     let names = |set: &Set| set.expressions.iter().map(|of| of.name().to_owned()).collect::<Vec<_>>();

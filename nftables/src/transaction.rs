@@ -10,8 +10,8 @@ use crate::attrs::{ChainAttr, ElemListAttr, FlowtableAttr, ObjAttr, RuleAttr, Se
 use crate::error::Part;
 use crate::expr::{Expression, SetReference};
 use crate::model::{
-    Chain, ChainKey, Element, ElementKey, Family, Flowtable, FlowtableKey, InvalidValue, Name, Object, ObjectKey, Rule,
-    Set, SetFlags, SetKey, Table, TableKey,
+    Chain, ChainKey, Element, ElementKey, Family, Flowtable, FlowtableKey, InvalidValue, MapData, Name, Object,
+    ObjectKey, Rule, Set, SetFlags, SetKey, Table, TableKey,
 };
 use crate::uapi;
 use crate::userdata;
@@ -371,7 +371,11 @@ impl Transaction {
     /// # Errors
     /// Never: the kernel's pattern for such names is a valid name.
     pub fn add_anonymous_set(&mut self, set: Set, elements: Vec<Element>) -> Result<SetReference, InvalidValue> {
-        let pattern = if set.data.is_some() { "__map%d" } else { "__set%d" };
+        let pattern = match set.data {
+            None => "__set%d",
+            Some(MapData::Object(_)) => "__objmap%d",
+            Some(_) => "__map%d",
+        };
         let mut set = set.flags(SetFlags::ANONYMOUS | SetFlags::CONSTANT);
         set.key.name = Name::new(pattern)?;
         let reference = self.push_set(set.clone(), Present::Keep);
@@ -652,6 +656,13 @@ impl Operation {
         }
     }
 
+    pub(crate) fn rule(&self) -> Option<&Rule> {
+        match self {
+            Operation::AddRule(_, rule, _) | Operation::ReplaceRule(_, _, rule) => Some(rule),
+            _ => None,
+        }
+    }
+
     fn elements(&self) -> Option<&Elements> {
         match self {
             Operation::AddElements(elements, _) | Operation::DeleteElements(elements) => Some(elements),
@@ -771,7 +782,7 @@ impl Operation {
             };
             RawAttrs::new(list.payload).map_while(Result::ok).position(|attr| holds(&attr))
         };
-        if let Operation::AddRule(_, rule, _) | Operation::ReplaceRule(_, _, rule) = self
+        if let Some(rule) = self.rule()
             && let Some(index) = place(RuleAttr::EXPRESSIONS)
         {
             let name = rule.expressions.get(index).map_or("", Expression::name).to_owned();

@@ -67,6 +67,7 @@ constants! {
     NFT_QUOTA_F_DEPLETED: u32 = 2;
     NFT_CONNLIMIT_F_INV: u32 = 1;
     NFT_CHAIN_BASE: u32 = 1;
+    NFT_CHAIN_BINDING: u32 = 4;
     NFT_RETURN: i32 = -5;
     NFT_GOTO: i32 = -4;
     NFT_JUMP: i32 = -3;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nftables::expr::CtKey;
 use nftables::{
     BaseChain, Chain, ChainType, Change, Client, DataType, Element, Event, Events, Family, Flowtable, FlowtableFlags,
-    Hook, Operand, Priority, Set, SetFlags, Table, TableFlags, TableKey, Transaction, Value, rule,
+    Hook, Operand, Priority, Set, SetFlags, Table, TableFlags, TableKey, TableSpec, Transaction, Value, rule,
 };
 use serde_json::Value as Json;
 use testkit::{Need, kernel_test, oracle};
@@ -171,6 +171,63 @@ fn rules_of_nft_survive() {
     );
 }
 
+/// What nft lists, after what it listed was written again as messages, and as text where that has words for all.
+fn survives_word_for_word(client: &mut Client, text: Option<&str>) {
+    let before = nft(&["list", "ruleset"], None).unwrap();
+    let ours = snapshots(client);
+    write_again(client);
+    assert_eq!(nft(&["list", "ruleset"], None).unwrap(), before);
+    if let Some(words) = text {
+        assert!(ours.contains(words) && !ours.contains('#'), "{ours}");
+        flush();
+        load(&ours);
+        assert_eq!(nft(&["list", "ruleset"], None).unwrap(), before, "{ours}");
+    }
+}
+
+#[test]
+fn what_goes_with_a_rule_survives() {
+    kernel_test(NEEDS, || {
+        load(
+            "table ip t {
+                set written { type ipv4_addr; }
+                set known { type ipv4_addr . inet_service; flags dynamic; size 100; }
+                chain c { type filter hook input priority 0;
+                    tcp dport 22 jump { ip saddr 10.0.0.1 counter accept; drop; }
+                    meter m size 10 { ip saddr timeout 1m limit rate 10/second } accept
+                    tcp dport 23 add @known { ip saddr . 22 }
+                }
+            }\n",
+        );
+        let mut client = Client::open().unwrap();
+        survives_word_for_word(&mut client, Some("counter accept; drop; }"));
+        // In a transaction of its own: else nft makes the set a dynamic one.
+        load("add rule ip t c add @written { ip saddr }\n");
+        survives_word_for_word(&mut client, None);
+        // Chains of rules go with them.
+        let key = TableKey::new(Family::Ip, "t").unwrap();
+        let plan = client.sync(&TableSpec::new(Table::new(key.clone()))).unwrap();
+        assert!(!plan.to_string().contains("__chain"), "{plan}");
+        assert_eq!(client.list_chains(&key).unwrap(), []);
+    });
+}
+
+#[test]
+fn what_sets_are_made_of_survives() {
+    kernel_test(NEEDS, || {
+        load(
+            "table inet t {
+                map raw { typeof @ih,32,32 : verdict; elements = { 0x5 : accept } }
+                map states { typeof ipsec in reqid : verdict; flags interval; elements = { 5-9 : drop } }
+                set tags { typeof vlan id; elements = { 3 } }
+                set system { typeof osf name; elements = { \"Linux\" } }
+                set both { typeof ip daddr . @th,32,16; elements = { 10.0.0.1 . 0x24 } }
+            }\n",
+        );
+        survives_word_for_word(&mut Client::open().unwrap(), None);
+    });
+}
+
 /// Our text says to nft what our messages say to the kernel.
 fn text_says_the_same(build: impl FnOnce(&mut Transaction)) {
     kernel_test(NEEDS, || {
@@ -255,6 +312,8 @@ const OTHERWISE: &[&str] = &[
     // With a name, which it does not read.
     "ip protocol set 17",
     "ip6 nexthdr set 6",
+    // Without the match on the type of the device, which it does not add for bridges.
+    "tcp dport 22 iiftype ether ether saddr 00:0f:54:0c:11:04 accept",
     // As `th sport set th sport & 65281 | 1`.
     "icmp code set 1",
     // Without the match on the protocol, which it wants of text.
@@ -873,6 +932,7 @@ fn elsewhere() -> Vec<(Family, nftables::RuleBuilder, &'static str)> {
     vec![
         (Family::Ip, ip().dup_to(address, Some(1)), "dup to 10.0.0.1 device \"lo\""),
         (Family::Ip, ip().dup_to(address, None), "dup to 10.0.0.1"),
+        (Family::Ip, ip().reject(nftables::expr::Reject::TcpReset), "reject with tcp reset"),
         (Family::Ip, ip().meta_l4proto(nftables::L4Protocol::TCP).dport(22), "tcp dport 22"),
         (Family::Netdev, netdev().dup_to_device(1), "dup to \"lo\""),
         (Family::Netdev, netdev().fwd_to(1), "fwd to \"lo\""),
@@ -899,7 +959,7 @@ fn rules_have_the_words_of_nft() {
             transaction.add_set(clients.flags(SetFlags::DYNAMIC).size(100));
             client.commit(&transaction).unwrap();
         }
-        let mut missing = Vec::new();
+        let (mut missing, mut rewritten) = (Vec::new(), Vec::new());
         let of_inet = statements().into_iter().map(|(builder, hook, words)| (Family::Inet, builder, hook, words));
         let others = elsewhere().into_iter().map(|(family, builder, words)| (family, builder, None, words));
         for (number, (family, builder, hook, words)) in of_inet.chain(others).enumerate() {
@@ -913,7 +973,7 @@ fn rules_have_the_words_of_nft() {
                 Some((kind, hook)) => Chain::base(chain.clone(), BaseChain::new(kind, hook, Priority(0))),
             };
             let mut transaction = Transaction::new();
-            transaction.add_chain(added).add_rule(&chain, rule);
+            transaction.add_chain(added.clone()).add_rule(&chain, rule.clone());
             match client.commit(&transaction) {
                 Ok(()) => {}
                 // The module of the expression.
@@ -934,7 +994,11 @@ fn rules_have_the_words_of_nft() {
             assert_eq!(listed(), words);
             let read = client.list_rules(&chain).unwrap().remove(0).rule;
             assert_eq!(read.to_nft(family), written.to_nft(family));
+            let wanted = TableSpec::new(Table::new(table.clone())).chain(added, [rule]).keep_others();
+            let plan = wanted.diff(Some(&client.snapshot(&table).unwrap())).unwrap();
+            rewritten.extend((!plan.is_empty()).then(|| format!("{plan}{read:?}")));
         }
+        assert!(rewritten.is_empty(), "{}", rewritten.join("\n"));
         eprintln!("not on this kernel: {missing:?}");
         assert!(missing.len() < 8, "{missing:?}");
     });

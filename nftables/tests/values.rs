@@ -1,8 +1,12 @@
 //! Values outside of requests: serialised and back, and errors as people see them.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
+use std::sync::Arc;
+
 use nftables::fake::FakeNftables;
-use nftables::{Client, Family, Name, Policy, SetPolicy, TableKey, Value};
+use nftables::{
+    Client, Element, Family, Hook, Name, Operand, Policy, Register, Set, SetPolicy, TableKey, Transaction, Value, rule,
+};
 
 #[allow(dead_code, unused_imports, unused_macros, reason = "only some of its tables are needed here")]
 mod suite;
@@ -42,6 +46,38 @@ fn policies_have_an_order() {
     assert!(Policy::Accept < Policy::Drop && SetPolicy::Performance < SetPolicy::Memory);
 }
 
+#[test]
+fn what_cannot_be_is_said_when_it_is_made() {
+    let inet = || rule(Family::Inet);
+    let mixed = inet().saddr("192.0.2.1".parse().unwrap()).daddr("2001:db8::1".parse().unwrap());
+    assert_eq!(mixed.build().unwrap_err().to_string(), "a rule: no packet is of IPv4 and IPv6 at once");
+    // The first mistake.
+    let long = inet().iifname("more-than-15-bytes").saddr_in("10.0.0.0".parse().unwrap(), 33);
+    let words = "interface \"more-than-15-bytes\": names have at most 15 bytes";
+    assert_eq!(long.build().unwrap_err().to_string(), words);
+    let hashes = Set::typeof_set("inet t s".parse().unwrap(), &[Operand::hash([Operand::IP_SADDR], 3)]);
+    assert!(hashes.is_err(), "nft keeps no notes of hashes");
+    assert!(Name::new("KUBE-SVC.web").unwrap().is_plain() && !Name::new("10.96.0.10:80").unwrap().is_plain());
+    assert_eq!((Hook::Input.number(Family::Inet), Hook::Input.number(Family::Arp)), (Some(1), Some(0)));
+    assert_eq!(Hook::Ingress.number(Family::Ip), None);
+    let port = Register::FIRST.behind(4);
+    assert_eq!((port, port.and_then(|port| port.behind(2))), (Register::slot(1), Register::slot(2)));
+    let last = Register::slot(15).unwrap();
+    assert!(last.has_room(4) && !last.has_room(16) && last.behind(4).is_none() && Register::slot(16).is_none());
+}
+
+#[test]
+fn shared_elements_are_not_copied() {
+    let ports = Arc::new(vec![Element::value(Value::port(22)), Element::value(Value::port(443))]);
+    let open = Set::typeof_set("inet t open".parse().unwrap(), &[Operand::DPORT]).unwrap();
+    let mut transaction = Transaction::new();
+    transaction.add_shared_elements(&open, Arc::clone(&ports));
+    assert_eq!(
+        (transaction.to_string().as_str(), Arc::strong_count(&ports)),
+        ("add element inet t open { 22, 443 }\n", 2)
+    );
+}
+
 /// A plan has one of these for every endpoint of every Service.
 #[test]
 #[cfg(target_pointer_width = "64")]
@@ -52,8 +88,8 @@ fn an_element_takes_80_bytes() {
 #[cfg(feature = "serde")]
 mod serialised {
     use nftables::{
-        BaseChain, Chain, ChainType, DataType, Element, ErrorKind, FieldTypes, Hook, Priority, Register, Rule, Set,
-        SetFlags, Table, TableSnapshot, Verdict,
+        BaseChain, Chain, ChainType, DataType, ErrorKind, FieldTypes, Priority, Rule, SetFlags, Table, TableSnapshot,
+        Verdict,
     };
     use serde_json::{from_str, json, to_string, to_value};
 
@@ -79,7 +115,7 @@ mod serialised {
             json!({
                 "key": {"table": {"family": "inet", "name": "filter"}, "name": "input"},
                 "base": {"kind": "filter", "hook": "input", "priority": 0, "policy": "drop", "devices": []},
-                "comment": null,
+                "comment": null, "bound": false,
             })
         );
         let element = Element::value(Value::port(80)).verdict(Verdict::Goto(Name::new("web").unwrap()));

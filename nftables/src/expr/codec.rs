@@ -137,7 +137,7 @@ fn put_queue_flags(out: &mut Encoder, flags: QueueFlags) {
     out.attr(QueueAttr::FLAGS, &Be16(u16::try_from(flags.bits()).unwrap_or(u16::MAX)));
 }
 
-#[expect(clippy::too_many_lines, reason = "one arm for each expression, none of them long")]
+/// The attributes of an expression; those that read or write a packet first.
 pub(crate) fn put_fields(out: &mut Encoder, expression: &Expression) {
     match expression {
         Expression::Payload { base, offset, length, register } => {
@@ -182,26 +182,6 @@ pub(crate) fn put_fields(out: &mut Encoder, expression: &Expression) {
             put_u32(out, FibAttr::RESULT, result.number());
             put_u32(out, FibAttr::FLAGS, flags.bits());
         }
-        Expression::Cmp { register, op, value } => {
-            put_register(out, CmpAttr::SREG, *register);
-            put_u32(out, CmpAttr::OP, op.number());
-            put_data(out, CmpAttr::DATA, value);
-        }
-        Expression::Bitwise { source, register, length, mask, xor } => {
-            put_register(out, BitwiseAttr::SREG, *source);
-            put_register(out, BitwiseAttr::DREG, *register);
-            put_u32(out, BitwiseAttr::OP, 0);
-            put_u32(out, BitwiseAttr::LEN, *length);
-            put_data(out, BitwiseAttr::MASK, mask);
-            put_data(out, BitwiseAttr::XOR, xor);
-        }
-        Expression::Shift { source, register, length, op, bits } => {
-            put_register(out, BitwiseAttr::SREG, *source);
-            put_register(out, BitwiseAttr::DREG, *register);
-            put_u32(out, BitwiseAttr::OP, op.number());
-            put_u32(out, BitwiseAttr::LEN, *length);
-            put_data(out, BitwiseAttr::DATA, &Value::mark(*bits));
-        }
         Expression::Exthdr { op, kind, offset, length, present, register } => {
             put_register(out, ExthdrAttr::DREG, *register);
             put_option(out, *op, *kind, Some((*offset, *length)));
@@ -238,6 +218,33 @@ pub(crate) fn put_fields(out: &mut Encoder, expression: &Expression) {
             out.attr(XfrmAttr::DIR, &u8::from(*outgoing));
             put_u32(out, XfrmAttr::SPNUM, *index);
         }
+        other => put_computation(out, other),
+    }
+}
+
+/// Those that compare, look up or compute.
+fn put_computation(out: &mut Encoder, expression: &Expression) {
+    match expression {
+        Expression::Cmp { register, op, value } => {
+            put_register(out, CmpAttr::SREG, *register);
+            put_u32(out, CmpAttr::OP, op.number());
+            put_data(out, CmpAttr::DATA, value);
+        }
+        Expression::Bitwise { source, register, length, mask, xor } => {
+            put_register(out, BitwiseAttr::SREG, *source);
+            put_register(out, BitwiseAttr::DREG, *register);
+            put_u32(out, BitwiseAttr::OP, 0);
+            put_u32(out, BitwiseAttr::LEN, *length);
+            put_data(out, BitwiseAttr::MASK, mask);
+            put_data(out, BitwiseAttr::XOR, xor);
+        }
+        Expression::Shift { source, register, length, op, bits } => {
+            put_register(out, BitwiseAttr::SREG, *source);
+            put_register(out, BitwiseAttr::DREG, *register);
+            put_u32(out, BitwiseAttr::OP, op.number());
+            put_u32(out, BitwiseAttr::LEN, *length);
+            put_data(out, BitwiseAttr::DATA, &Value::mark(*bits));
+        }
         Expression::ByteOrder { source, register, op, length, size } => {
             put_register(out, ByteorderAttr::SREG, *source);
             put_register(out, ByteorderAttr::DREG, *register);
@@ -267,6 +274,40 @@ pub(crate) fn put_fields(out: &mut Encoder, expression: &Expression) {
             put_register(out, ImmediateAttr::DREG, Register::VERDICT);
             put_verdict(out, ImmediateAttr::DATA, verdict);
         }
+        Expression::Numgen { kind, modulus, offset, register } => {
+            put_register(out, NgAttr::DREG, *register);
+            put_u32(out, NgAttr::MODULUS, *modulus);
+            put_u32(out, NgAttr::TYPE, kind.number());
+            put_u32(out, NgAttr::OFFSET, *offset);
+        }
+        Expression::Hash { source, length, modulus, seed, offset, register } => {
+            put_register(out, HashAttr::SREG, *source);
+            put_register(out, HashAttr::DREG, *register);
+            put_u32(out, HashAttr::LEN, *length);
+            put_u32(out, HashAttr::MODULUS, *modulus);
+            if let Some(seed) = seed {
+                put_u32(out, HashAttr::SEED, *seed);
+            }
+            if *offset != 0 {
+                put_u32(out, HashAttr::OFFSET, *offset);
+            }
+            put_u32(out, HashAttr::TYPE, 0);
+        }
+        Expression::SymmetricHash { modulus, offset, register } => {
+            put_register(out, HashAttr::DREG, *register);
+            put_u32(out, HashAttr::MODULUS, *modulus);
+            if *offset != 0 {
+                put_u32(out, HashAttr::OFFSET, *offset);
+            }
+            put_u32(out, HashAttr::TYPE, 1);
+        }
+        other => put_statement(out, other),
+    }
+}
+
+/// Those that do something with the packet.
+fn put_statement(out: &mut Encoder, expression: &Expression) {
+    match expression {
         Expression::Nat { kind, family, address, port, flags } => {
             put_u32(out, NatAttr::TYPE, kind.number());
             put_u32(out, NatAttr::FAMILY, u32::from(family.number()));
@@ -298,74 +339,6 @@ pub(crate) fn put_fields(out: &mut Encoder, expression: &Expression) {
             if *reject != Reject::TcpReset {
                 out.attr(RejectAttr::ICMP_CODE, &code);
             }
-        }
-        Expression::Numgen { kind, modulus, offset, register } => {
-            put_register(out, NgAttr::DREG, *register);
-            put_u32(out, NgAttr::MODULUS, *modulus);
-            put_u32(out, NgAttr::TYPE, kind.number());
-            put_u32(out, NgAttr::OFFSET, *offset);
-        }
-        Expression::Hash { source, length, modulus, seed, offset, register } => {
-            put_register(out, HashAttr::SREG, *source);
-            put_register(out, HashAttr::DREG, *register);
-            put_u32(out, HashAttr::LEN, *length);
-            put_u32(out, HashAttr::MODULUS, *modulus);
-            if let Some(seed) = seed {
-                put_u32(out, HashAttr::SEED, *seed);
-            }
-            if *offset != 0 {
-                put_u32(out, HashAttr::OFFSET, *offset);
-            }
-            put_u32(out, HashAttr::TYPE, 0);
-        }
-        Expression::SymmetricHash { modulus, offset, register } => {
-            put_register(out, HashAttr::DREG, *register);
-            put_u32(out, HashAttr::MODULUS, *modulus);
-            if *offset != 0 {
-                put_u32(out, HashAttr::OFFSET, *offset);
-            }
-            put_u32(out, HashAttr::TYPE, 1);
-        }
-        Expression::DynSet { set, op, key, data, timeout, inverted, expressions } => {
-            put_register(out, DynsetAttr::SREG_KEY, *key);
-            if let Some(data) = data {
-                put_register(out, DynsetAttr::SREG_DATA, *data);
-            }
-            put_u32(out, DynsetAttr::OP, op.number());
-            put_set(out, DynsetAttr::SET_NAME, DynsetAttr::SET_ID, set);
-            if let Some(timeout) = timeout {
-                out.attr(DynsetAttr::TIMEOUT, &Be64(millis(*timeout)));
-            }
-            let several = if expressions.len() > 1 { uapi::NFT_DYNSET_F_EXPR } else { 0 };
-            let flags = several | if *inverted { uapi::NFT_DYNSET_F_INV } else { 0 };
-            if flags != 0 {
-                put_u32(out, DynsetAttr::FLAGS, flags);
-            }
-            match expressions.as_slice() {
-                [] => {}
-                [one] => put_one(out, DynsetAttr::EXPR, one),
-                many => put_expression_list(out, DynsetAttr::EXPRESSIONS, many),
-            }
-        }
-        Expression::Counter { packets, bytes } => {
-            out.attr(CounterAttr::BYTES, &Be64(*bytes));
-            out.attr(CounterAttr::PACKETS, &Be64(*packets));
-        }
-        Expression::Limit { rate, unit, burst, bytes, inverted } => {
-            out.attr(LimitAttr::RATE, &Be64(*rate));
-            out.attr(LimitAttr::UNIT, &Be64(unit.seconds()));
-            put_u32(out, LimitAttr::BURST, *burst);
-            put_u32(out, LimitAttr::TYPE, u32::from(*bytes));
-            put_u32(out, LimitAttr::FLAGS, u32::from(*inverted));
-        }
-        Expression::Quota { bytes, consumed, inverted } => {
-            out.attr(QuotaAttr::BYTES, &Be64(*bytes));
-            out.attr(QuotaAttr::CONSUMED, &Be64(*consumed));
-            put_u32(out, QuotaAttr::FLAGS, if *inverted { uapi::NFT_QUOTA_F_INV } else { 0 });
-        }
-        Expression::ConnectionLimit { count, inverted } => {
-            put_u32(out, ConnlimitAttr::COUNT, *count);
-            put_u32(out, ConnlimitAttr::FLAGS, if *inverted { uapi::NFT_CONNLIMIT_F_INV } else { 0 });
         }
         Expression::Queue { first, count, flags } => {
             out.attr(QueueAttr::NUM, &Be16(*first));
@@ -426,6 +399,55 @@ pub(crate) fn put_fields(out: &mut Encoder, expression: &Expression) {
             put_register(out, ObjrefAttr::SET_SREG, *source);
             put_set(out, ObjrefAttr::SET_NAME, ObjrefAttr::SET_ID, set);
         }
-        Expression::NoTrack | Expression::Other(_) => {}
+        other => put_stateful(out, other),
+    }
+}
+
+/// Those that count, or keep elements.
+fn put_stateful(out: &mut Encoder, expression: &Expression) {
+    match expression {
+        Expression::Counter { packets, bytes } => {
+            out.attr(CounterAttr::BYTES, &Be64(*bytes));
+            out.attr(CounterAttr::PACKETS, &Be64(*packets));
+        }
+        Expression::Limit { rate, unit, burst, bytes, inverted } => {
+            out.attr(LimitAttr::RATE, &Be64(*rate));
+            out.attr(LimitAttr::UNIT, &Be64(unit.seconds()));
+            put_u32(out, LimitAttr::BURST, *burst);
+            put_u32(out, LimitAttr::TYPE, u32::from(*bytes));
+            put_u32(out, LimitAttr::FLAGS, u32::from(*inverted));
+        }
+        Expression::Quota { bytes, consumed, inverted } => {
+            out.attr(QuotaAttr::BYTES, &Be64(*bytes));
+            out.attr(QuotaAttr::CONSUMED, &Be64(*consumed));
+            put_u32(out, QuotaAttr::FLAGS, if *inverted { uapi::NFT_QUOTA_F_INV } else { 0 });
+        }
+        Expression::ConnectionLimit { count, inverted } => {
+            put_u32(out, ConnlimitAttr::COUNT, *count);
+            put_u32(out, ConnlimitAttr::FLAGS, if *inverted { uapi::NFT_CONNLIMIT_F_INV } else { 0 });
+        }
+        Expression::DynSet { set, op, key, data, timeout, inverted, expressions } => {
+            put_register(out, DynsetAttr::SREG_KEY, *key);
+            if let Some(data) = data {
+                put_register(out, DynsetAttr::SREG_DATA, *data);
+            }
+            put_u32(out, DynsetAttr::OP, op.number());
+            put_set(out, DynsetAttr::SET_NAME, DynsetAttr::SET_ID, set);
+            if let Some(timeout) = timeout {
+                out.attr(DynsetAttr::TIMEOUT, &Be64(millis(*timeout)));
+            }
+            let several = if expressions.len() > 1 { uapi::NFT_DYNSET_F_EXPR } else { 0 };
+            let flags = several | if *inverted { uapi::NFT_DYNSET_F_INV } else { 0 };
+            if flags != 0 {
+                put_u32(out, DynsetAttr::FLAGS, flags);
+            }
+            match expressions.as_slice() {
+                [] => {}
+                [one] => put_one(out, DynsetAttr::EXPR, one),
+                many => put_expression_list(out, DynsetAttr::EXPRESSIONS, many),
+            }
+        }
+        // Without attributes, or kept as bytes.
+        _ => {}
     }
 }

@@ -638,6 +638,14 @@ impl Expression {
         }
     }
 
+    /// The chain that it jumps or goes to.
+    pub(crate) fn jumps_to(&self) -> Option<&Name> {
+        match self {
+            Expression::Verdict(Verdict::Jump(chain) | Verdict::Goto(chain)) => Some(chain),
+            _ => None,
+        }
+    }
+
     /// Gives every set that it names to `each`.
     pub(crate) fn for_each_set(&mut self, each: &mut impl FnMut(&mut SetReference)) {
         match self {

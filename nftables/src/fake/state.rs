@@ -478,10 +478,7 @@ impl FakeTable {
     }
 
     pub(super) fn jumps_to(&self, name: &Name) -> usize {
-        let of_rules = self.expressions().filter_map(|expression| match expression {
-            Expression::Verdict(verdict) => leads_to(verdict),
-            _ => None,
-        });
+        let of_rules = self.expressions().filter_map(Expression::jumps_to);
         of_rules.chain(self.element_verdicts().filter_map(leads_to)).filter(|chain| *chain == name).count()
     }
 

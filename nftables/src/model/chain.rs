@@ -261,17 +261,20 @@ pub struct Chain {
     pub base: Option<BaseChain>,
     /// Text for people. nft takes at most 128 bytes, the kernel has room for 253. Kept since Linux 5.10.
     pub comment: Option<String>,
+    /// Goes with the rule that jumps to it, which comes behind its own rules: nft's `jump { … }`. Since Linux 5.9.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub bound: bool,
 }
 
 impl Chain {
     /// A chain that rules jump to.
     pub fn regular(key: ChainKey) -> Self {
-        Chain { key, base: None, comment: None }
+        Chain { key, base: None, comment: None, bound: false }
     }
 
     /// A base chain.
     pub fn base(key: ChainKey, base: BaseChain) -> Self {
-        Chain { key, base: Some(base), comment: None }
+        Chain { key, base: Some(base), comment: None, bound: false }
     }
 
     /// The same with another policy; a chain that is no base chain stays as it is.

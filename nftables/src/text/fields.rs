@@ -1,7 +1,7 @@
 //! Bytes of packets by the names of what they are, which depend on the protocols that a rule has matched.
 
 use super::header::{Bits, Place, Protocol, option_field, run_of_bits};
-use super::rule::{Symbol, Writer};
+use super::rule::{From, Writer};
 use super::value::{Form, field_text};
 use crate::expr::{ExthdrOp, HeaderBase, MetaKey, Register};
 use crate::model::{DataType, Family, Field};
@@ -11,25 +11,27 @@ type TypeField = (&'static str, Bits, &'static str);
 
 impl Writer<'_> {
     /// Remembers the protocol that the match at a place among the statements asks for.
-    pub(super) fn follow(&mut self, symbol: &Symbol<'_>, value: &[u8], place: usize) {
+    pub(super) fn follow(&mut self, key: Option<MetaKey>, from: Option<From>, value: &[u8], place: usize) {
+        // What was known before is not implied by a field, but said twice.
+        let (network, transport) = (self.network, self.transport);
         let place = Some(place);
-        match (symbol.key, symbol.place, value) {
+        match (key, from, value) {
             (Some(MetaKey::NfProto), _, [2 | 10]) => {
                 self.network = Some(if value == [2] { Protocol::Ip } else { Protocol::Ip6 });
-                self.dependencies.network = place.filter(|_| self.family == Family::Inet);
+                self.dependencies.network = place.filter(|_| self.family == Family::Inet && self.network != network);
             }
             (Some(MetaKey::IifType), _, _) if value == 1_u16.to_ne_bytes() => {
                 self.link = Some(Protocol::Ether);
-                self.dependencies.link = place;
+                self.dependencies.link = place.filter(|_| self.family != Family::Bridge);
             }
             (Some(MetaKey::L4Proto), _, [number]) => {
                 self.transport = Protocol::transport(*number);
-                self.dependencies.transport = place.filter(|_| self.transport.is_some());
+                self.dependencies.transport = place.filter(|_| self.transport.is_some() && self.transport != transport);
             }
             (Some(MetaKey::Protocol), _, _) => {
                 self.network = Protocol::network(value);
                 let is_added = self.network.is_some() && matches!(self.family, Family::Bridge | Family::Netdev);
-                self.dependencies.network = place.filter(|_| is_added);
+                self.dependencies.network = place.filter(|_| is_added && self.network != network);
             }
             (None, Some((Place::Header(HeaderBase::Network), 9, 1)), [number])
                 if self.network == Some(Protocol::Ip) =>
@@ -41,15 +43,19 @@ impl Writer<'_> {
             {
                 self.transport = Protocol::transport(*number);
             }
-            (None, Some((Place::Header(HeaderBase::Link), 12 | 16, 2)), _) if self.link.is_some() => {
+            // The type behind the tags that were matched, four bytes each.
+            (None, Some((Place::Header(HeaderBase::Link), at, 2)), _)
+                if self.link.is_some()
+                    && self.tags.checked_mul(4).and_then(|tags| tags.checked_add(12)) == Some(at) =>
+            {
                 match Protocol::network(value) {
                     Some(Protocol::Vlan) => {
-                        self.link = Some(Protocol::Vlan);
-                        self.dependencies.vlan = place;
+                        self.dependencies.vlan = place.filter(|_| self.tags == 0 && value == [0x81, 0]);
+                        self.tags = self.tags.saturating_add(1);
                     }
                     other => {
                         self.network = other;
-                        self.dependencies.network = place.filter(|_| self.network.is_some());
+                        self.dependencies.network = place.filter(|_| self.network.is_some() && self.network != network);
                     }
                 }
             }
@@ -73,8 +79,10 @@ impl Writer<'_> {
                 }
             }
             (Place::Header(HeaderBase::Network), _) => self.leave_out(known.network),
-            (Place::Header(HeaderBase::Transport), Some(Protocol::Icmp | Protocol::Icmp6)) if is_of_address => {
-                self.leave_out(known.network);
+            (Place::Header(HeaderBase::Transport), Some(of @ (Protocol::Icmp | Protocol::Icmp6))) if is_of_address => {
+                // The other IP version is a condition of its own.
+                let implied = if of == Protocol::Icmp { Protocol::Ip } else { Protocol::Ip6 };
+                self.leave_out(known.network.filter(|_| self.network == Some(implied)));
                 self.leave_out(known.transport);
             }
             (Place::Header(HeaderBase::Transport), Some(Protocol::Icmp | Protocol::Icmp6)) => {}
@@ -102,12 +110,13 @@ impl Writer<'_> {
         };
         match (base, self.network) {
             (HeaderBase::Link, _) => {
-                let vlan = self.link.filter(|link| *link == Protocol::Vlan).and_then(|vlan| vlan.field(bits));
+                // The last tag that was matched: nft has no words for those before it.
+                let of_tag = |tags: u32| Some((bits.0.checked_sub(tags.checked_sub(1)?.checked_mul(32)?)?, bits.1));
+                let vlan = of_tag(self.tags).and_then(|bits| Protocol::Vlan.field(bits));
                 vlan.or_else(|| self.link.and(Protocol::Ether.field(bits)))
             }
             (HeaderBase::Network, Some(known)) => known.field(bits),
-            // Where neither was matched, these are not mistaken for one another.
-            (HeaderBase::Network, None) => match bits {
+            (HeaderBase::Network, None) if self.is_of_any_version => match bits {
                 (96 | 128, 32) | (72, 8) => Protocol::Ip.field(bits),
                 (64 | 192, 128) | (48, 8) => Protocol::Ip6.field(bits),
                 _ => None,
@@ -173,10 +182,11 @@ impl Writer<'_> {
         }
     }
 
-    /// A comparison of bytes that are several fields one behind the other, which nft makes one of.
-    pub(super) fn fields_text(&mut self, place: (Place, u32, u32), value: &[u8]) -> Option<Vec<String>> {
+    /// A comparison of bytes that are several fields one behind the other, which nft makes one of. `None` if they have no names.
+    pub(super) fn say_fields(&mut self, place: From, value: &[u8]) -> Option<()> {
         let (at, offset, length) = place;
         let is_known = match at {
+            Place::Header(HeaderBase::Link) => self.link.is_some(),
             Place::Header(HeaderBase::Network) => self.network.is_some(),
             Place::Header(HeaderBase::Transport) => self.transport.is_some(),
             _ => false,
@@ -191,13 +201,17 @@ impl Writer<'_> {
             let mut named = lengths.filter_map(|bytes| Some((bytes, self.field(at, whole(first, bytes)?)?)));
             let (bytes, (data_type, text)) = named.next()?;
             let (of_field, behind) = rest.split_at_checked(usize::try_from(bytes).ok()?)?;
-            texts.push((text.clone(), format!("{text} {}", field_text(of_field, data_type, Form::PLAIN)?)));
+            let statement = format!("{text} {}", field_text(of_field, data_type, Form::PLAIN)?);
+            texts.push((text, statement, (at, first, bytes), of_field));
             (first, rest) = (first.checked_add(bytes)?, behind);
         }
-        for (name, _) in &texts {
-            self.settle(at, name);
+        for (name, statement, from, value) in texts {
+            self.settle(at, &name);
+            let place = self.statements.len();
+            self.say_match(statement)?;
+            self.follow(None, Some(from), value, place);
         }
-        Some(texts.into_iter().map(|(_, text)| text).collect())
+        Some(())
     }
 
     /// Sets bytes somewhere in a packet.

@@ -51,7 +51,7 @@ impl Protocol {
             [8, 0] => Protocol::Ip,
             [8, 6] => Protocol::Arp,
             [0x86, 0xdd] => Protocol::Ip6,
-            [0x81, 0] => Protocol::Vlan,
+            [0x81, 0] | [0x88, 0xa8] => Protocol::Vlan,
             _ => return None,
         })
     }
@@ -245,9 +245,9 @@ pub(super) fn option_name(op: ExthdrOp, kind: u8) -> Option<String> {
     }
 }
 
-/// Type and name of a field of an extension header, an option or a chunk.
-pub(super) fn option_field(op: ExthdrOp, kind: u8, bits: Bits) -> Option<(DataType, String)> {
-    let rows: &[(u8, u32, u32, &str)] = match op {
+/// Fields of extension headers, options and chunks: kind, first bit, number of bits, name.
+const fn option_rows(op: ExthdrOp) -> &'static [(u8, u32, u32, &'static str)] {
+    match op {
         ExthdrOp::Ipv6 => &[
             (0, 8, 8, "hbh hdrlength"),
             (43, 8, 8, "rt hdrlength"),
@@ -256,7 +256,6 @@ pub(super) fn option_field(op: ExthdrOp, kind: u8, bits: Bits) -> Option<(DataTy
             (43, 32, 8, "srh last-entry"),
             (43, 40, 8, "srh flags"),
             (43, 48, 16, "srh tag"),
-            (43, 64, 128, "srh sid[1]"),
             (44, 8, 8, "frag reserved"),
             (44, 16, 13, "frag frag-off"),
             (44, 29, 2, "frag reserved2"),
@@ -312,28 +311,37 @@ pub(super) fn option_field(op: ExthdrOp, kind: u8, bits: Bits) -> Option<(DataTy
             (137, 24, 32, "addr"),
             (148, 16, 16, "value"),
         ],
-        ExthdrOp::Dccp | ExthdrOp::Other(_) => return None,
-    };
+        ExthdrOp::Dccp | ExthdrOp::Other(_) => &[],
+    }
+}
+
+/// Type and name of a field of an extension header, an option or a chunk.
+pub(super) fn option_field(op: ExthdrOp, kind: u8, bits: Bits) -> Option<(DataType, String)> {
     let data_type = |name: &str| match name {
-        "srh sid[1]" => DataType::IPV6_ADDR,
         "addr" => DataType::IPV4_ADDR,
         "mh type" => DataType::MH_TYPE,
         _ => DataType::INTEGER,
     };
-    if let Some((_, _, _, name)) = rows.iter().find(|(of, offset, length, _)| (*of, (*offset, *length)) == (kind, bits))
+    if let Some((_, _, _, name)) =
+        option_rows(op).iter().find(|(of, offset, length, _)| (*of, (*offset, *length)) == (kind, bits))
     {
         let text = if op == ExthdrOp::Ipv6 { (*name).to_owned() } else { format!("{} {name}", option_name(op, kind)?) };
         return Some((data_type(name), text));
     }
     // What all of a place have.
     let words = option_name(op, kind);
+    let is_named = words.as_ref().is_some_and(|words| !words.ends_with(|c: char| c.is_ascii_digit()));
     match (op, bits) {
+        // Segments of 16 bytes, counted from 1.
+        (ExthdrOp::Ipv6, (offset, 128)) if kind == 43 && offset % 128 == 64 => {
+            Some((DataType::IPV6_ADDR, format!("srh sid[{}]", (offset / 128).checked_add(1)?)))
+        }
         (ExthdrOp::Ipv6, (0, 8)) => {
             let name = words?.strip_prefix("exthdr ")?.to_owned();
             Some((DataType::INET_PROTO, format!("{name} nexthdr")))
         }
-        (ExthdrOp::Tcp, (0, 8)) => Some((DataType::INTEGER, format!("{} kind", words?))),
-        (ExthdrOp::Tcp, (8, 8)) if kind > 1 => Some((DataType::INTEGER, format!("{} length", words?))),
+        (ExthdrOp::Tcp, (0, 8)) if is_named => Some((DataType::INTEGER, format!("{} kind", words?))),
+        (ExthdrOp::Tcp, (8, 8)) if is_named && kind > 1 => Some((DataType::INTEGER, format!("{} length", words?))),
         // Blocks behind the first.
         (ExthdrOp::Tcp, (offset, 32)) if kind == 5 => {
             let (block, rest) = (offset.checked_sub(16)? / 64, offset.checked_sub(16)? % 64);

@@ -13,15 +13,16 @@ use std::time::Duration;
 use crate::builder::L4Protocol;
 use crate::expr::{Expression, SetReference, SynproxyFlags};
 use crate::model::{
-    ByteOrder, Chain, DataType, Element, ElementData, ElementExtras, ElementKey, Family, Flowtable, FlowtableFlags,
-    MapData, Name, Object, ObjectData, Rule, Set, SetFlags, SetPolicy, TableFlags, Verdict, timeout_states,
+    ByteOrder, Chain, DataType, Element, ElementData, ElementExtras, ElementKey, Family, FieldTypes, Flowtable,
+    FlowtableFlags, MapData, Name, Object, ObjectData, Rule, Set, SetFlags, SetPolicy, TableFlags, Value, Verdict,
+    timeout_states,
 };
 use crate::snapshot::{SetContents, TableSnapshot};
 use crate::transaction::{Elements, Operation, RulePlace, Transaction};
 use header::Protocol;
-use rule::{Sets, Writer};
+use rule::{Known, Writer};
 use statement::{stateful_text, synproxy_text};
-use value::{Form, Names, field_text, names_text, span_text, value_text};
+use value::{Form, Names, field_text, names_text, range_text, span_text, value_text};
 
 /// Text in quotes. nft knows no escapes, so quotes inside become apostrophes, and control characters blanks: they could
 /// end the line.
@@ -30,10 +31,11 @@ fn quoted(text: &str) -> String {
     format!("\"{plain}\"")
 }
 
-/// A verdict; `None` for one that nft has no words for.
+/// A verdict; `None` for one that nft has no words for: a name that the kernel gave cannot be written.
 fn verdict_text(verdict: &Verdict) -> Option<String> {
     match verdict {
         Verdict::Other(_) => None,
+        Verdict::Jump(chain) | Verdict::Goto(chain) if chain.as_str().starts_with("__chain") => None,
         known => Some(known.to_string()),
     }
 }
@@ -71,7 +73,7 @@ fn element_text(set: &Set, element: &Element, form: Form<'_>) -> Option<String> 
         ElementKey::Range(ends) => {
             let (first, last) = &**ends;
             match types.fields() {
-                _ if types.is_concatenation() => value::range_text(first, last, types, form)?,
+                _ if types.is_concatenation() => range_text(first, last, types, form)?,
                 fields if fields.iter().any(|field| field.data_type == DataType::IFNAME) => {
                     names_text(first.as_bytes(), last.as_bytes())?
                 }
@@ -98,7 +100,15 @@ fn element_text(set: &Set, element: &Element, form: Form<'_>) -> Option<String> 
         }
         (Some(ElementData::Value(value)), Some(MapData::Value(types))) => {
             let numbers = form.data_numbers || !set.data_typeof.is_empty();
-            let _infallible = write!(text, " : {}", value_text(value, types, Form { numbers, ..form.plain() })?);
+            let form = Form { numbers, ..form.plain() };
+            let data = match data_types(types) {
+                (types, true) => {
+                    let (first, last) = value.as_bytes().split_at_checked(value.len() / 2)?;
+                    range_text(&Value::of(first), &Value::of(last), &types, form)?
+                }
+                (types, false) => value_text(value, &types, form)?,
+            };
+            let _infallible = write!(text, " : {data}");
         }
         (Some(ElementData::Object(name)), _) => {
             let _infallible = write!(text, " : {}", quoted(name.as_str()));
@@ -106,6 +116,18 @@ fn element_text(set: &Set, element: &Element, form: Form<'_>) -> Option<String> 
         (Some(ElementData::Value(_)), _) => return None,
     }
     Some(text)
+}
+
+/// Types of a map's data, and whether each value is the two ends of a range.
+fn data_types(types: &FieldTypes) -> (FieldTypes, bool) {
+    if let [field] = types.fields() {
+        let half = FieldTypes::from_kernel(field.data_type.0, field.length / 2, &[]);
+        let is_one = half.length() > 0 && half.length() == field.data_type.length();
+        if field.length % 2 == 0 && (half.is_concatenation() || is_one) {
+            return (half, true);
+        }
+    }
+    (types.clone(), false)
 }
 
 /// Elements in braces, `None` when there are none, and how many of them nft has no words for.
@@ -196,7 +218,10 @@ fn type_line(set: &Set) -> Option<String> {
     match &set.data {
         None => Some(format!("type {key}")),
         Some(MapData::Verdict) => Some(format!("type {key} : verdict")),
-        Some(MapData::Value(types)) => types.has_names().then(|| format!("type {key} : {types}")),
+        Some(MapData::Value(types)) => {
+            let (types, is_range) = data_types(types);
+            types.has_names().then(|| format!("type {key} : {}{types}", interval_word(is_range)))
+        }
         Some(MapData::Object(kind)) => Some(format!("type {key} : {}", kind.name()?)),
     }
 }
@@ -207,11 +232,17 @@ fn typeof_line(set: &Set) -> Option<String> {
     match &set.data {
         None => Some(format!("typeof {key}")),
         Some(MapData::Verdict) => Some(format!("typeof {key} : verdict")),
-        Some(MapData::Value(_)) => {
-            Some(format!("typeof {key} : {}", rule::operands_text(&set.data_typeof, Some(Protocol::Tcp))?))
+        Some(MapData::Value(types)) => {
+            let data = rule::operands_text(&set.data_typeof, Some(Protocol::Tcp))?;
+            Some(format!("typeof {key} : {}{data}", interval_word(data_types(types).1)))
         }
         Some(MapData::Object(kind)) => Some(format!("typeof {key} : {}", kind.name()?)),
     }
+}
+
+/// nft's word for a map whose data are ranges.
+fn interval_word(is_range: bool) -> &'static str {
+    if is_range { "interval " } else { "" }
 }
 
 fn wordless_set(set: &Set) -> String {
@@ -293,13 +324,14 @@ fn flowtable_lines(flowtable: &Flowtable) -> Option<Vec<String>> {
 
 impl Rule {
     /// The rule in nft's syntax, for a table of this family. `None` when nft has no words for it: registers that keep a
-    /// value from one statement to another, sets of this very transaction, maps of objects (the table's text has words for
-    /// both), dates with parts of a second, or expressions that this library keeps as bytes.
+    /// value from one statement to another, dates with parts of a second, a TCP reset without a match on TCP, or expressions that
+    /// this library keeps as bytes. The text of a table has words for sets, chains and meters of a rule and for maps of objects; this
+    /// has none.
     ///
     /// Indexes of devices (but `lo`), groups of devices, realms, marks, hours and dates are numbers, which mean the same to nft on
     /// every host: [`Rule::to_nft_named`] has names for them.
     pub fn to_nft(&self, family: Family) -> Option<String> {
-        self.text(family, &|_| None, None)
+        self.text(family, Known::nothing(), None)
     }
 
     /// The rule as [`Rule::to_nft`], with the names that a host has for numbers, as `nft list` on that host. nft there reads
@@ -331,14 +363,14 @@ impl Rule {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn to_nft_named(&self, family: Family, names: &dyn Fn(DataType, u64) -> Option<String>) -> Option<String> {
-        self.text(family, &|_| None, Some(Names(names)))
+        self.text(family, Known::nothing(), Some(Names(names)))
     }
 
-    fn text<'a>(&self, family: Family, sets: Sets<'a>, names: Option<Names<'a>>) -> Option<String> {
+    fn text<'a>(&self, family: Family, known: Known<'a>, names: Option<Names<'a>>) -> Option<String> {
         if !self.compat.is_empty() {
             return None;
         }
-        let mut text = Writer::new(family, sets, names).write(&self.expressions)?;
+        let mut text = Writer::new(family, known, names).write(&self.expressions)?;
         if let Some(comment) = &self.comment {
             let _infallible = write!(text, " comment {}", quoted(comment));
         }
@@ -426,8 +458,13 @@ impl TableSnapshot {
             let found = self.sets.iter().find(|contents| contents.set.set.key.name == wanted.name)?;
             Some((&found.set.set, found.elements.as_slice()))
         };
-        for observed in &self.chains {
-            let chain = &observed.chain;
+        let bound = |name: &Name| {
+            let chain =
+                self.chains.iter().map(|found| &found.chain).find(|chain| chain.bound && chain.key.name == *name)?;
+            Some(self.rules_of(&chain.key).map(|found| &found.rule).collect())
+        };
+        let known = Known { sets: &sets, bound: &bound, depth: 0 };
+        for chain in self.chains.iter().map(|found| &found.chain).filter(|chain| !chain.bound) {
             writeln!(f, "\tchain {} {{", chain.key.name)?;
             if let Some(comment) = &chain.comment {
                 writeln!(f, "\t\tcomment {}", quoted(comment))?;
@@ -437,7 +474,7 @@ impl TableSnapshot {
             }
             for observed in self.rules_of(&chain.key) {
                 let rule = &observed.rule;
-                let text = rule.text(table.key.family, &sets, names);
+                let text = rule.text(table.key.family, known, names);
                 writeln!(f, "\t\t{}", text.unwrap_or_else(|| wordless(&rule.expressions)))?;
             }
             writeln!(f, "\t}}")?;
@@ -473,12 +510,21 @@ impl fmt::Display for Transaction {
 }
 
 impl Transaction {
+    /// The rules of a chain that goes with a rule.
+    fn rules_of_bound(&self, name: &Name) -> Option<Vec<&Rule>> {
+        self.operations.iter().find(|of| matches!(of, Operation::AddChain(c, _) if c.bound && c.key.name == *name))?;
+        let of_chain = |operation: &'_ Operation| matches!(operation, Operation::AddRule(key, ..) if key.name == *name);
+        let rules = self.operations.iter().filter(|operation| of_chain(operation)).filter_map(Operation::rule);
+        Some(rules.collect())
+    }
+
     fn command(&self, operation: &Operation, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use crate::transaction::Present;
         let verb = |present: &Present| if *present == Present::Keep { "add" } else { "create" };
         let rule_text = |family: Family, rule: &Rule| {
-            let sets = |wanted: &SetReference| set_of(self, wanted);
-            rule.text(family, &sets, None).ok_or_else(|| wordless(&rule.expressions))
+            let (sets, bound) = (|wanted: &SetReference| set_of(self, wanted), |name: &Name| self.rules_of_bound(name));
+            rule.text(family, Known { sets: &sets, bound: &bound, depth: 0 }, None)
+                .ok_or_else(|| wordless(&rule.expressions))
         };
         match operation {
             Operation::AddTable(table, present) => {
@@ -490,6 +536,8 @@ impl Transaction {
             }
             Operation::DeleteTable(key) => writeln!(f, "delete table {key}"),
             Operation::FlushTable(key) => writeln!(f, "flush table {key}"),
+            Operation::AddChain(chain, _) if chain.bound => Ok(()),
+            Operation::AddRule(chain, ..) if self.rules_of_bound(&chain.name).is_some() => Ok(()),
             Operation::AddChain(chain, present) => {
                 let mut lines: Vec<String> = Vec::new();
                 if let Some(line) = base_line(chain) {

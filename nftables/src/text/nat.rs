@@ -16,45 +16,54 @@ impl Writer<'_> {
         flags: NatFlags,
     ) -> Option<()> {
         let verb = kind.name()?;
-        let family =
+        let mut word =
             if self.family == Family::Inet && family != Family::Inet { format!(" {family}") } else { String::new() };
         let Some(address) = address else {
             let port = self.port(port)?;
-            return self.say(format!("{verb}{family}{port}{}", nat_flags(flags)?));
+            return self.say(format!("{verb}{word}{port}{}", nat_flags(flags)?));
         };
-        let length = if family.ends_with('6') || self.family == Family::Ip6 { 16 } else { 4 };
+        let is_range = address.last != address.first;
         let target = self.remove(address.first)?;
         let is_network = flags.contains(NatFlags::NETMAP);
         let text = match &target.constant {
             Some(first) => {
                 let data_type = if first.len() == 16 { DataType::IPV6_ADDR } else { DataType::IPV4_ADDR };
                 let mut text = field_text(first.as_bytes(), data_type, Form::PLAIN)?;
-                if address.last != address.first {
+                let mut brackets = format!("[{text}]");
+                if is_range {
                     let last = self.remove(address.last)?.constant?;
+                    brackets = format!("{brackets}-[{}]", field_text(last.as_bytes(), data_type, Form::PLAIN)?);
                     text = span_text(first.as_bytes(), last.as_bytes(), data_type, Form::PLAIN)?;
                 }
-                let port = self.port(port)?;
-                match port.strip_prefix(" to ") {
-                    Some(_) if first.len() == 16 && address.last != address.first => return None,
-                    Some(port) if first.len() == 16 => format!("[{text}]{port}"),
-                    _ => format!("{text}{}", port.trim_start_matches(" to ")),
+                match self.port(port)?.strip_prefix(" to ") {
+                    Some(port) if first.len() == 16 => brackets + port,
+                    port => text + port.unwrap_or_default(),
                 }
             }
-            // Data of a map: the last address and the port are in the registers behind the address, or there are none.
+            // Data of a map.
             None if target.length.is_none() => {
-                let behind = address.first.behind(length);
-                if (address.last != address.first && Some(address.last) != behind)
-                    || (port.is_some() && (address.last != address.first || port != behind.map(RegisterRange::from)))
-                {
+                let length = if family == Family::Ip6 { 16 } else { 4 };
+                let range = |first: Register, last| RegisterRange { first, last };
+                // The port is behind the address; the ends of both ranges are behind their beginnings.
+                let behind = |register: Register| register.behind(length);
+                let of_port = behind(address.first);
+                let end = if port.is_some() { of_port.and_then(|port| port.behind(4)) } else { of_port };
+                let end = if is_range { end? } else { address.first };
+                let ends_of_port = of_port
+                    .map(|first| range(first, if is_range { behind(end) } else { Some(first) }.unwrap_or(first)));
+                if address.last != end || (port.is_some() && port != ends_of_port) {
                     return None;
+                }
+                if word.is_empty() && (is_range || port.is_some()) {
+                    word = format!(" {family}");
                 }
                 target.text
             }
-            None if port.is_none() && address.first == address.last => target.left()?,
+            None if port.is_none() && !is_range => target.left()?,
             None => return None,
         };
         let prefix = if is_network { " prefix" } else { "" };
-        self.say(format!("{verb}{family}{prefix} to {text}{}", nat_flags(flags)?))
+        self.say(format!("{verb}{word}{prefix} to {text}{}", nat_flags(flags)?))
     }
 
     pub(super) fn tproxy(&mut self, family: Family, address: Option<Register>, port: Option<Register>) -> Option<()> {

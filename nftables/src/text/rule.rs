@@ -9,10 +9,15 @@ use super::value::{Form, Names, field_text, hex, masked_prefix, number, prefix_t
 use super::{anonymous_braces, duration, quoted, set_name, verdict_text};
 use crate::expr::{
     ByteOrderOp, CmpOp, CtKey, Direction, DynSetOp, Expression, FibFlags, IcmpCode, MetaKey, Register, Reject,
-    SetReference, SocketKey, XfrmKey,
+    SetReference, ShiftOp, SocketKey, XfrmKey,
 };
-use crate::model::{ByteOrder, DataType, Element, Family, Field, MapData, Set, SetFlags, Value};
+use crate::model::{
+    ByteOrder, DataType, Element, Family, Field, FieldTypes, MapData, Name, Rule, Set, SetFlags, Value, Verdict,
+};
 use crate::operand::{Operand, ct_field, fib_type, is_host_order, load_all, meta_field, rt_field, socket_field};
+
+/// Bytes of a packet: place, first byte and number of bytes.
+pub(super) type From = (Place, u32, u32);
 
 /// Content of a register.
 #[derive(Clone, Debug)]
@@ -28,34 +33,71 @@ pub(super) struct Symbol<'a> {
     pub(super) constant: Option<Value>,
     /// Bits that were kept of it, and are not a field with a name.
     pub(super) mask: Option<Value>,
-    /// Where it is from: place, first byte and number of bytes.
-    pub(super) place: Option<(Place, u32, u32)>,
+    /// Where it is from.
+    pub(super) place: Option<From>,
     /// Bits that were kept of it, and those that were flipped.
     pub(super) changed: Option<(Value, Value)>,
     /// Its key in metadata.
     pub(super) key: Option<MetaKey>,
+    /// The operator that binds least in the text.
+    operator: Operator,
+}
+
+/// Operators in nft's order, from the one that binds most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Operator {
+    None,
+    Shift,
+    And,
+    Xor,
+    Or,
 }
 
 /// A set, and its elements if it is anonymous. `None` for one that is not known.
-pub(super) type Sets<'a> = &'a dyn Fn(&SetReference) -> Option<(&'a Set, &'a [Element])>;
+type Sets<'a> = &'a dyn Fn(&SetReference) -> Option<(&'a Set, &'a [Element])>;
+
+/// Parts of a table that rules name.
+#[derive(Clone, Copy)]
+pub(super) struct Known<'a> {
+    pub(super) sets: Sets<'a>,
+    /// The rules of a chain that goes with the rule that jumps to it. `None` for any other.
+    pub(super) bound: &'a dyn Fn(&Name) -> Option<Vec<&'a Rule>>,
+    /// How many rules are around this one.
+    pub(super) depth: usize,
+}
+
+impl Known<'_> {
+    pub(super) fn nothing() -> Self {
+        Known { sets: &|_| None, bound: &|_| None, depth: 0 }
+    }
+}
+
+/// The kernel allows as many jumps in a row (`NFT_JUMP_STACK_SIZE`).
+const JUMPS: usize = 16;
 
 pub(super) struct Writer<'a> {
     pub(super) family: Family,
-    sets: Sets<'a>,
+    known: Known<'a>,
     symbols: Vec<Symbol<'a>>,
     names: Option<Names<'a>>,
     /// The protocols that were matched: nft names header fields by them.
     pub(super) link: Option<Protocol>,
+    /// Number of VLAN tags that were matched.
+    pub(super) tags: u32,
     pub(super) network: Option<Protocol>,
     pub(super) transport: Option<Protocol>,
     /// Places of matches on these protocols among the statements: nft leaves them out where a field behind them says as much.
     pub(super) dependencies: Dependencies,
     pub(super) pending: Pending,
+    /// Lengths of the fields of the last key, if they are known.
+    lengths: Vec<u32>,
     /// Whether integers of a map are set as something in the machine's byte order.
     is_set_by_map: bool,
     pub(super) statements: Vec<String>,
     /// Whether integers that the current expression reads are in the machine's byte order.
     is_host_order: bool,
+    /// Whether addresses are known by their places, without a match on the IP version.
+    pub(super) is_of_any_version: bool,
 }
 
 /// Matches on a protocol behind which there was no statement yet that is no match.
@@ -77,15 +119,14 @@ const NUMBER: Field = Field { data_type: DataType::INTEGER, length: 4 };
 pub(super) fn operands_text(operands: &[Operand], protocol: Option<Protocol>) -> Option<String> {
     let mut expressions = Vec::new();
     load_all(operands, Register::FIRST, &mut expressions).ok()?;
-    let mut writer = Writer::new(Family::Inet, &|_| None, None);
-    writer.link = Some(Protocol::Ether);
-    writer.transport = protocol;
+    let mut writer = Writer::new(Family::Inet, Known::nothing(), None);
+    (writer.link, writer.transport, writer.is_of_any_version) = (Some(Protocol::Ether), protocol, true);
     expressions.iter().try_for_each(|expression| writer.step(expression))?;
     Some(writer.take_key(Register::FIRST, None)?.0)
 }
 
 impl<'a> Writer<'a> {
-    pub(super) fn new(family: Family, sets: Sets<'a>, names: Option<Names<'a>>) -> Self {
+    pub(super) fn new(family: Family, known: Known<'a>, names: Option<Names<'a>>) -> Self {
         let (link, network) = match family {
             Family::Ip => (None, Some(Protocol::Ip)),
             Family::Ip6 => (None, Some(Protocol::Ip6)),
@@ -95,17 +136,20 @@ impl<'a> Writer<'a> {
         };
         Writer {
             family,
-            sets,
+            known,
             symbols: Vec::new(),
             names,
             link,
+            tags: 0,
             network,
             transport: None,
             dependencies: Dependencies::default(),
             pending: None,
+            lengths: Vec::new(),
             is_set_by_map: false,
             statements: Vec::new(),
             is_host_order: false,
+            is_of_any_version: false,
         }
     }
 
@@ -143,7 +187,7 @@ impl<'a> Writer<'a> {
     }
 
     #[expect(clippy::unnecessary_wraps, reason = "a step ends with it, and steps may fail")]
-    fn say_match(&mut self, statement: impl Into<String>) -> Option<()> {
+    pub(super) fn say_match(&mut self, statement: impl Into<String>) -> Option<()> {
         self.pending = None;
         self.statements.push(statement.into());
         Some(())
@@ -165,6 +209,7 @@ impl<'a> Writer<'a> {
             place: None,
             changed: None,
             key: None,
+            operator: Operator::None,
         }
     }
 
@@ -213,7 +258,7 @@ impl<'a> Writer<'a> {
     /// Takes values that follow one another from a register on, as many as there are up to another register; and the form of
     /// such a key's values.
     fn take_key(&mut self, register: Register, up_to: Option<Register>) -> Option<(String, Form<'a>)> {
-        let mut parts = Vec::new();
+        let (mut parts, mut lengths) = (Vec::new(), Vec::new());
         let mut form = self.form();
         let mut next = Some(register);
         while let Some(at) = next.filter(|at| Some(*at) != up_to) {
@@ -222,24 +267,62 @@ impl<'a> Writer<'a> {
             form.numbers |= symbol.form.numbers;
             form.shift |= symbol.form.shift;
             form.raw |= symbol.form.raw;
+            lengths.push(symbol.length);
             parts.push(symbol.left()?);
         }
+        self.lengths = lengths.into_iter().collect::<Option<_>>().unwrap_or_default();
         let done = up_to.is_some() || self.symbols.is_empty();
         // Bits within a byte are not put together.
         let together = parts.len() == 1 || form.shift == 0;
         (done && together && !parts.is_empty()).then(|| (parts.join(" . "), form))
     }
 
+    /// Rules in braces.
+    fn block(&self, rules: &[&Rule]) -> Option<String> {
+        let known = Known { depth: self.known.depth.saturating_add(1), ..self.known };
+        if known.depth > JUMPS {
+            return None;
+        }
+        let rules: Option<Vec<String>> = rules.iter().map(|rule| rule.text(self.family, known, self.names)).collect();
+        Some(format!("{{ {}; }}", rules?.join("; ")))
+    }
+
+    /// Gives constants from a register on their words, by the types of a key.
+    fn name_constants(&mut self, register: Register, types: &FieldTypes) {
+        let mut next = Some(register);
+        for field in types.fields() {
+            let held = self.symbols.iter_mut().find(|held| Some(held.register) == next);
+            if let Some(symbol) = held
+                && let Some(value) = symbol.constant.take_if(|_| types.is_concatenation())
+            {
+                match field_text(value.as_bytes(), field.data_type, Form { numbers: true, ..Form::PLAIN }) {
+                    Some(text) => symbol.text = text,
+                    None => symbol.constant = Some(value),
+                }
+            }
+            next = next.and_then(|register| register.behind(field.length));
+        }
+    }
+
+    /// The types of a key with the lengths that were read: the kernel has that of all fields together.
+    fn key_types(&self, types: &FieldTypes) -> FieldTypes {
+        let fields =
+            types.fields().iter().zip(&self.lengths).map(|(field, length)| Field { length: *length, ..*field });
+        let read = FieldTypes::new(fields).ok().filter(|_| types.fields().len() == self.lengths.len());
+        read.filter(|read| read.length() == types.length()).unwrap_or_else(|| types.clone())
+    }
+
     fn set_text(&self, set: &SetReference, form: Form<'_>) -> Option<String> {
-        if let Some((known, elements)) = (self.sets)(set)
+        if let Some((known, elements)) = (self.known.sets)(set)
             && known.flags.contains(SetFlags::ANONYMOUS)
         {
-            return anonymous_braces(known, elements, Form { data_numbers: self.is_set_by_map, ..form });
+            let mut known = known.clone();
+            known.key_type = self.key_types(&known.key_type);
+            return anonymous_braces(&known, elements, Form { data_numbers: self.is_set_by_map, ..form });
         }
         (!set.name.as_str().starts_with("__")).then(|| set_name(&set.name))
     }
 
-    #[expect(clippy::too_many_lines, reason = "one arm for each expression")]
     fn step(&mut self, expression: &Expression) -> Option<()> {
         self.is_host_order = is_host_order(expression);
         if let Expression::Nat { .. } | Expression::Masquerade { .. } | Expression::Redirect { .. } = expression
@@ -249,6 +332,11 @@ impl<'a> Writer<'a> {
             // nft takes ports of a map only behind a match on the transport protocol.
             *statement = text;
         }
+        self.load(expression)
+    }
+
+    /// Expressions that read a value, and all others behind them.
+    fn load(&mut self, expression: &Expression) -> Option<()> {
         match expression {
             Expression::Payload { base, offset, length, register } => {
                 let (field, text) = self.payload_text(*base, *offset, *length)?;
@@ -256,9 +344,6 @@ impl<'a> Writer<'a> {
                 // Flags of compressed payload have no names, either.
                 let form = Form { raw: text.starts_with('@') || text == "comp flags", ..self.form() };
                 self.put(Symbol { form, place, ..self.symbol(*register, field, text) })
-            }
-            Expression::PayloadSet { base, offset, length, source, .. } => {
-                self.set_place(Place::Header(*base), *offset, *length, *source)
             }
             Expression::Exthdr { op, kind, present: true, register, .. } => {
                 self.settle(Place::Option(*op, *kind), "");
@@ -272,13 +357,6 @@ impl<'a> Writer<'a> {
                 self.settle(place, &text);
                 let field = Field { data_type, length: *length };
                 self.put(Symbol { place: Some((place, *offset, *length)), ..self.symbol(*register, field, text) })
-            }
-            Expression::ExthdrSet { op, kind, offset, length, source } => {
-                self.set_place(Place::Option(*op, *kind), *offset, *length, *source)
-            }
-            Expression::ExthdrReset { op, kind } => {
-                let name = option_name(*op, *kind)?;
-                self.say(format!("reset {name}"))
             }
             Expression::Meta { key, register } => {
                 let text = match key {
@@ -339,12 +417,6 @@ impl<'a> Writer<'a> {
                 let offset = if *offset == 0 { String::new() } else { format!(" offset {offset}") };
                 self.hold(*register, NUMBER, format!("numgen {} mod {modulus}{offset}", kind.name()?))
             }
-            Expression::Hash { source, modulus, seed, offset, register, .. } => {
-                let (key, _) = self.take_key(*source, None)?;
-                let seed = seed.map_or_else(String::new, |seed| format!(" seed {seed:#x}"));
-                let offset = if *offset == 0 { String::new() } else { format!(" offset {offset}") };
-                self.hold(*register, NUMBER, format!("jhash {key} mod {modulus}{seed}{offset}"))
-            }
             Expression::SymmetricHash { modulus, offset, register } => {
                 let offset = if *offset == 0 { String::new() } else { format!(" offset {offset}") };
                 self.hold(*register, NUMBER, format!("symhash mod {modulus}{offset}"))
@@ -353,11 +425,24 @@ impl<'a> Writer<'a> {
                 let field = Field { data_type: DataType::INTEGER, length: u32::try_from(value.len()).ok()? };
                 self.put(Symbol { constant: Some(value.clone()), ..self.symbol(*register, field, "") })
             }
+            other => self.compute(other),
+        }
+    }
+
+    /// Those that compute or compare.
+    fn compute(&mut self, expression: &Expression) -> Option<()> {
+        match expression {
+            Expression::Hash { source, modulus, seed, offset, register, .. } => {
+                let (key, _) = self.take_key(*source, None)?;
+                let seed = seed.map_or_else(String::new, |seed| format!(" seed {seed:#x}"));
+                let offset = if *offset == 0 { String::new() } else { format!(" offset {offset}") };
+                self.hold(*register, NUMBER, format!("jhash {key} mod {modulus}{seed}{offset}"))
+            }
             Expression::Bitwise { source, register, mask, xor, .. } => {
-                let mut symbol = self.remove(*source).filter(|held| held.changed.is_none())?;
+                let mut symbol =
+                    self.remove(*source).filter(|held| held.changed.is_none() && held.constant.is_none())?;
                 symbol.register = *register;
                 symbol.changed = Some((mask.clone(), xor.clone()));
-                let bits = |value: &Value| field_text(value.as_bytes(), symbol.data_type, symbol.form);
                 let named = symbol.place.and_then(|(place, offset, _)| {
                     let (bits, shift) = kept_bits(offset, mask.as_bytes())?;
                     Some((self.field(place, bits)?, shift))
@@ -372,11 +457,15 @@ impl<'a> Writer<'a> {
                         let set = zip(mask, xor, |mask, xor| !mask & xor);
                         let (kept, flipped) =
                             (zip(mask, &set, |mask, set| mask | set), zip(mask, xor, |mask, xor| mask & xor));
-                        let none = |value: &Value| value.as_bytes().iter().all(|byte| *byte == 0);
-                        let all = kept.as_bytes().iter().all(|byte| *byte == u8::MAX);
-                        for (sign, value) in [('&', &kept), ('^', &flipped), ('|', &set)] {
-                            if !(sign == '&' && all || sign != '&' && none(value)) {
-                                symbol.text = format!("{} {sign} {}", symbol.text, bits(value)?);
+                        let steps = [
+                            (Operator::And, "&", kept, u8::MAX),
+                            (Operator::Xor, "^", flipped, 0),
+                            (Operator::Or, "|", set, 0),
+                        ];
+                        for (operator, sign, value, idle) in steps {
+                            if value.as_bytes().iter().any(|byte| *byte != idle) {
+                                let value = field_text(value.as_bytes(), symbol.data_type, symbol.form)?;
+                                symbol.apply(operator, sign, &value);
                             }
                         }
                     }
@@ -394,8 +483,20 @@ impl<'a> Writer<'a> {
             Expression::Shift { source, register, op, bits, .. } => {
                 let mut symbol = self.remove(*source)?;
                 symbol.register = *register;
-                symbol.text = format!("{} {} {bits}", symbol.left()?, op.name()?);
-                symbol.mask = None;
+                if *op == ShiftOp::Right && *bits > 0 && symbol.form.shift == *bits {
+                    // The bits of a field, as a number by itself.
+                    symbol.form.shift = 0;
+                    return self.put(symbol);
+                }
+                if symbol.form.shift != 0 {
+                    return None;
+                }
+                symbol.text = symbol.left()?;
+                if symbol.mask.take().is_some() {
+                    symbol.operator = Operator::And;
+                }
+                symbol.apply(Operator::Shift, op.name()?, &bits.to_string());
+                (symbol.changed, symbol.place) = (None, None);
                 self.put(symbol)
             }
             Expression::Cmp { register, op, value } => {
@@ -425,9 +526,22 @@ impl<'a> Writer<'a> {
                     }
                 }
             }
-            Expression::Verdict(verdict) => {
-                let text = verdict_text(verdict)?;
-                self.say(text)
+            other => self.change(other),
+        }
+    }
+
+    /// Those that set something.
+    fn change(&mut self, expression: &Expression) -> Option<()> {
+        match expression {
+            Expression::PayloadSet { base, offset, length, source, .. } => {
+                self.set_place(Place::Header(*base), *offset, *length, *source)
+            }
+            Expression::ExthdrSet { op, kind, offset, length, source } => {
+                self.set_place(Place::Option(*op, *kind), *offset, *length, *source)
+            }
+            Expression::ExthdrReset { op, kind } => {
+                let name = option_name(*op, *kind)?;
+                self.say(format!("reset {name}"))
             }
             Expression::MetaSet { key, source } => {
                 let symbol = self.take(*source)?;
@@ -448,12 +562,14 @@ impl<'a> Writer<'a> {
                 let port = self.port(*port)?;
                 self.say(format!("redirect{port}{}", nat_flags(*flags)?))
             }
-            Expression::Reject(reject) => self.reject(*reject),
             Expression::DynSet { set, op, key, data, timeout, inverted: false, expressions } => {
+                if let Some((known, _)) = (self.known.sets)(set) {
+                    self.name_constants(*key, &known.key_type);
+                }
                 let (key, form) = self.take_key(*key, *data)?;
                 let data = match data {
                     Some(register) if self.symbols.iter().any(|held| held.constant.is_some()) => {
-                        let types = match (self.sets)(set)?.0.data.as_ref()? {
+                        let types = match (self.known.sets)(set)?.0.data.as_ref()? {
                             MapData::Value(types) => types.fields().first().filter(|_| !types.is_concatenation())?,
                             _ => return None,
                         };
@@ -472,27 +588,53 @@ impl<'a> Writer<'a> {
                 for expression in expressions {
                     let _infallible = write!(inside, " {}", stateful_text(expression)?);
                 }
-                let set = self.set_text(set, form)?;
-                self.say(format!("{} {set} {{ {inside}{data} }}", op.name()?))
+                let set = match (self.known.sets)(set) {
+                    Some((meter, _)) if meter.flags.contains(SetFlags::ANONYMOUS) => {
+                        let size = meter.size.map_or_else(String::new, |size| format!(" size {size}"));
+                        format!("meter {}{size}", meter.key.name)
+                    }
+                    _ => format!("{} {}", op.name()?, self.set_text(set, form)?),
+                };
+                self.say(format!("{set} {{ {inside}{data} }}"))
             }
-            Expression::Log { prefix, group, snaplen, threshold, level, flags } => {
-                let text = log_text(prefix.as_deref(), *group, *snaplen, *threshold, *level, *flags)?;
-                self.say(text)
-            }
-            Expression::NoTrack => self.say("notrack"),
             Expression::FlowAdd { flowtable } => self.say(format!("flow add {}", set_name(flowtable))),
             Expression::ObjectReference { kind, name } => {
                 self.say(format!("{} {}", kind.statement()?, quoted(name.as_str())))
             }
             Expression::ObjectMap { set, source } => {
                 let (key, form) = self.take_key(*source, None)?;
-                let word = match &(self.sets)(set)?.0.data {
+                let word = match &(self.known.sets)(set)?.0.data {
                     Some(MapData::Object(kind)) => kind.statement()?,
                     _ => return None,
                 };
                 let set = self.set_text(set, form)?;
                 self.say(format!("{word} {key} map {set}"))
             }
+            other => self.act(other),
+        }
+    }
+
+    /// Those that decide, count or hand on.
+    fn act(&mut self, expression: &Expression) -> Option<()> {
+        match expression {
+            Expression::Verdict(verdict) => {
+                let bound = match verdict {
+                    Verdict::Jump(chain) => (self.known.bound)(chain).map(|rules| ("jump", rules)),
+                    Verdict::Goto(chain) => (self.known.bound)(chain).map(|rules| ("goto", rules)),
+                    _ => None,
+                };
+                let text = match bound {
+                    Some((word, rules)) => format!("{word} {}", self.block(&rules)?),
+                    None => verdict_text(verdict)?,
+                };
+                self.say(text)
+            }
+            Expression::Reject(reject) => self.reject(*reject),
+            Expression::Log { prefix, group, snaplen, threshold, level, flags } => {
+                let text = log_text(prefix.as_deref(), *group, *snaplen, *threshold, *level, *flags)?;
+                self.say(text)
+            }
+            Expression::NoTrack => self.say("notrack"),
             Expression::Queue { first, count, flags } => {
                 let last = first.checked_add(count.checked_sub(1)?)?;
                 let to = if *count == 1 { first.to_string() } else { format!("{first}-{last}") };
@@ -580,9 +722,9 @@ impl<'a> Writer<'a> {
             _ => symbol.left()?,
         };
         if let (CmpOp::Eq, true, None, Some(place)) = (op, symbol.text.starts_with('@'), &symbol.mask, symbol.place)
-            && let Some(texts) = self.fields_text(place, value.as_bytes())
+            && self.say_fields(place, value.as_bytes()).is_some()
         {
-            return texts.into_iter().try_for_each(|text| self.say_match(text));
+            return Some(());
         }
         let place = self.statements.len();
         // Without a word, some of the bits are enough.
@@ -591,7 +733,7 @@ impl<'a> Writer<'a> {
             op => self.say_match(format!("{left} {} {right}", op.name()?))?,
         }
         if op == CmpOp::Eq && symbol.mask.is_none() {
-            self.follow(symbol, value.as_bytes(), place);
+            self.follow(symbol.key, symbol.place, value.as_bytes(), place);
         }
         Some(())
     }
@@ -599,9 +741,12 @@ impl<'a> Writer<'a> {
     fn reject(&mut self, reject: Reject) -> Option<()> {
         let is_ip6 = self.network == Some(Protocol::Ip6);
         match reject {
+            // nft would add a match on TCP.
+            Reject::TcpReset if self.transport != Some(Protocol::Tcp) => None,
             Reject::TcpReset => {
+                // Where it adds one, that is the first match of the rule.
                 if matches!(self.family, Family::Ip | Family::Ip6) {
-                    self.leave_out(self.dependencies.transport);
+                    self.leave_out(self.dependencies.transport.filter(|place| *place == 0));
                 }
                 self.say("reject with tcp reset")
             }
@@ -632,6 +777,13 @@ impl<'a> Writer<'a> {
 }
 
 impl Symbol<'_> {
+    /// Goes on with an operator.
+    fn apply(&mut self, operator: Operator, sign: &str, right: &str) {
+        let left = if self.operator > operator { format!("({})", self.text) } else { std::mem::take(&mut self.text) };
+        self.text = format!("{left} {sign} {right}");
+        self.operator = operator;
+    }
+
     /// Text of a value that is compared, looked up or translated to.
     pub(super) fn left(&self) -> Option<String> {
         match (&self.constant, &self.mask) {
@@ -645,7 +797,7 @@ impl Symbol<'_> {
             (None, Some(mask)) => {
                 let bytes = mask.as_bytes();
                 let mask = match self.data_type {
-                    DataType::MARK | DataType::IPV4_ADDR | DataType::IPV6_ADDR => {
+                    DataType::MARK | DataType::IPV4_ADDR | DataType::IPV6_ADDR | DataType::ETHER_ADDR => {
                         field_text(bytes, self.data_type, Form::PLAIN)?
                     }
                     DataType::TCP_FLAG | DataType::CT_STATE | DataType::CT_STATUS => {

@@ -185,13 +185,6 @@ pub(super) fn field_text(bytes: &[u8], data_type: DataType, form: Form<'_>) -> O
         return Some(name);
     }
     Some(match data_type {
-        // Data of a map may be a range.
-        DataType::IPV4_ADDR | DataType::IPV6_ADDR
-            if bytes.len().div_ceil(2) == usize::try_from(data_type.length()).ok()? =>
-        {
-            let (first, last) = bytes.split_at_checked(bytes.len().div_ceil(2))?;
-            span_text(first, last, data_type, Form::PLAIN)?
-        }
         DataType::IPV4_ADDR => Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?).to_string(),
         DataType::IPV6_ADDR => Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).to_string(),
         DataType::ETHER_ADDR => {
@@ -280,16 +273,14 @@ pub(super) const TCP_FLAGS: [(u64, &str); 8] =
     [(1, "fin"), (2, "syn"), (4, "rst"), (8, "psh"), (16, "ack"), (32, "urg"), (64, "ecn"), (128, "cwr")];
 
 /// The names that nft has for numbers of a type, on every machine.
-#[expect(clippy::too_many_lines, reason = "a table")]
-fn names(data_type: DataType) -> &'static [(u32, &'static str)] {
-    match data_type {
-        DataType::INET_PROTO => &[(1, "icmp"), (6, "tcp"), (17, "udp"), (58, "ipv6-icmp"), (132, "sctp"), (33, "dccp")],
-        DataType::NF_PROTO => &[(2, "ipv4"), (10, "ipv6")],
-        DataType::ETHER_TYPE => {
-            &[(0x0800, "ip"), (0x86dd, "ip6"), (0x0806, "arp"), (0x8100, "8021q"), (0x88a8, "8021ad")]
-        }
-        DataType::CT_DIR => &[(0, "original"), (1, "reply")],
-        DataType::FIB_ADDR_TYPE => &[
+const NAMES: &[(DataType, &[(u32, &str)])] = &[
+    (DataType::INET_PROTO, &[(1, "icmp"), (6, "tcp"), (17, "udp"), (58, "ipv6-icmp"), (132, "sctp"), (33, "dccp")]),
+    (DataType::NF_PROTO, &[(2, "ipv4"), (10, "ipv6")]),
+    (DataType::ETHER_TYPE, &[(0x0800, "ip"), (0x86dd, "ip6"), (0x0806, "arp"), (0x8100, "8021q"), (0x88a8, "8021ad")]),
+    (DataType::CT_DIR, &[(0, "original"), (1, "reply")]),
+    (
+        DataType::FIB_ADDR_TYPE,
+        &[
             (0, "unspec"),
             (1, "unicast"),
             (2, "local"),
@@ -300,7 +291,10 @@ fn names(data_type: DataType) -> &'static [(u32, &'static str)] {
             (7, "unreachable"),
             (8, "prohibit"),
         ],
-        DataType::ICMP_TYPE => &[
+    ),
+    (
+        DataType::ICMP_TYPE,
+        &[
             (0, "echo-reply"),
             (3, "destination-unreachable"),
             (4, "source-quench"),
@@ -317,7 +311,10 @@ fn names(data_type: DataType) -> &'static [(u32, &'static str)] {
             (17, "address-mask-request"),
             (18, "address-mask-reply"),
         ],
-        DataType::ICMPV6_TYPE => &[
+    ),
+    (
+        DataType::ICMPV6_TYPE,
+        &[
             (1, "destination-unreachable"),
             (2, "packet-too-big"),
             (3, "time-exceeded"),
@@ -337,7 +334,10 @@ fn names(data_type: DataType) -> &'static [(u32, &'static str)] {
             (142, "ind-neighbor-advert"),
             (143, "mld2-listener-report"),
         ],
-        DataType::ICMP_CODE => &[
+    ),
+    (
+        DataType::ICMP_CODE,
+        &[
             (0, "net-unreachable"),
             (1, "host-unreachable"),
             (2, "prot-unreachable"),
@@ -347,7 +347,10 @@ fn names(data_type: DataType) -> &'static [(u32, &'static str)] {
             (10, "host-prohibited"),
             (13, "admin-prohibited"),
         ],
-        DataType::ICMPV6_CODE => &[
+    ),
+    (
+        DataType::ICMPV6_CODE,
+        &[
             (0, "no-route"),
             (1, "admin-prohibited"),
             (3, "addr-unreachable"),
@@ -355,33 +358,29 @@ fn names(data_type: DataType) -> &'static [(u32, &'static str)] {
             (5, "policy-fail"),
             (6, "reject-route"),
         ],
-        DataType::IGMP_TYPE => &[
+    ),
+    (
+        DataType::IGMP_TYPE,
+        &[
             (17, "membership-query"),
             (18, "membership-report-v1"),
             (22, "membership-report-v2"),
             (23, "leave-group"),
             (34, "membership-report-v3"),
         ],
-        DataType::PKT_TYPE => &[(0, "host"), (1, "broadcast"), (2, "multicast"), (3, "other")],
-        DataType::IFACE_TYPE => &[
-            (1, "ether"),
-            (512, "ppp"),
-            (768, "ipip"),
-            (769, "ipip6"),
-            (772, "loopback"),
-            (776, "sit"),
-            (778, "ipgre"),
-        ],
-        DataType::ARP_OP => &[
-            (1, "request"),
-            (2, "reply"),
-            (3, "rrequest"),
-            (4, "rreply"),
-            (8, "inrequest"),
-            (9, "inreply"),
-            (10, "nak"),
-        ],
-        DataType::DSCP => &[
+    ),
+    (DataType::PKT_TYPE, &[(0, "host"), (1, "broadcast"), (2, "multicast"), (3, "other")]),
+    (
+        DataType::IFACE_TYPE,
+        &[(1, "ether"), (512, "ppp"), (768, "ipip"), (769, "ipip6"), (772, "loopback"), (776, "sit"), (778, "ipgre")],
+    ),
+    (
+        DataType::ARP_OP,
+        &[(1, "request"), (2, "reply"), (3, "rrequest"), (4, "rreply"), (8, "inrequest"), (9, "inreply"), (10, "nak")],
+    ),
+    (
+        DataType::DSCP,
+        &[
             (0, "cs0"),
             (8, "cs1"),
             (16, "cs2"),
@@ -405,7 +404,10 @@ fn names(data_type: DataType) -> &'static [(u32, &'static str)] {
             (38, "af43"),
             (46, "ef"),
         ],
-        DataType::DCCP_TYPE => &[
+    ),
+    (
+        DataType::DCCP_TYPE,
+        &[
             (0, "request"),
             (1, "response"),
             (2, "data"),
@@ -417,7 +419,10 @@ fn names(data_type: DataType) -> &'static [(u32, &'static str)] {
             (8, "sync"),
             (9, "syncack"),
         ],
-        DataType::MH_TYPE => &[
+    ),
+    (
+        DataType::MH_TYPE,
+        &[
             (0, "binding-refresh-request"),
             (1, "home-test-init"),
             (2, "careof-test-init"),
@@ -432,9 +437,12 @@ fn names(data_type: DataType) -> &'static [(u32, &'static str)] {
             (11, "experimental-mobility-header"),
             (12, "home-agent-switch-message"),
         ],
-        DataType::ECN => &[(0, "not-ect"), (1, "ect1"), (2, "ect0"), (3, "ce")],
-        _ => &[],
-    }
+    ),
+    (DataType::ECN, &[(0, "not-ect"), (1, "ect1"), (2, "ect0"), (3, "ce")]),
+];
+
+fn names(data_type: DataType) -> &'static [(u32, &'static str)] {
+    NAMES.iter().find(|(of, _)| *of == data_type).map_or(&[], |(_, names)| names)
 }
 
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];

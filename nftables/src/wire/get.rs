@@ -80,7 +80,7 @@ pub(crate) fn get_table(payload: &[u8]) -> Result<ObservedTable, WireError> {
 pub(crate) fn get_chain(payload: &[u8]) -> Result<ObservedChain, WireError> {
     let (family, attributes) = split(payload)?;
     let (mut table, mut found, mut handle, mut references, mut comment) = (None, None, 0, 0, None);
-    let (mut hook, mut policy, mut kind) = (None, Policy::Accept, None);
+    let (mut hook, mut policy, mut kind, mut flags) = (None, Policy::Accept, None, 0);
     for attr in Attrs::<ChainAttr<'_>>::new(attributes).iter() {
         match attr? {
             ChainAttr::Table(text) => table = Some(name(text)),
@@ -89,6 +89,7 @@ pub(crate) fn get_chain(payload: &[u8]) -> Result<ObservedChain, WireError> {
             ChainAttr::Hook(attrs) => hook = Some(attrs),
             ChainAttr::Policy(Be32(number)) => policy = if number == 0 { Policy::Drop } else { Policy::Accept },
             ChainAttr::Use(Be32(count)) => references = count,
+            ChainAttr::Flags(Be32(bits)) => flags = bits,
             ChainAttr::Type(text) => kind = Some(ChainType::from_name(&String::from_utf8_lossy(text.as_bytes()))),
             ChainAttr::Userdata(bytes) => comment = userdata::split_comment(bytes, userdata::COMMENT).0,
             _ => {}
@@ -102,7 +103,11 @@ pub(crate) fn get_chain(payload: &[u8]) -> Result<ObservedChain, WireError> {
         table: key(family, table, "NFTA_CHAIN_TABLE")?,
         name: found.ok_or_else(|| missing("NFTA_CHAIN_NAME"))?,
     };
-    Ok(ObservedChain { chain: Chain { key, base, comment }, handle, references })
+    Ok(ObservedChain {
+        chain: Chain { key, base, comment, bound: flags & uapi::NFT_CHAIN_BINDING != 0 },
+        handle,
+        references,
+    })
 }
 
 fn get_base<'a>(
@@ -287,7 +292,9 @@ fn take_notes(set: &mut Set, userdata: &[u8]) {
             (userdata::SET_KEY_TYPEOF, Some(operands)) => set.key_typeof = operands,
             (userdata::SET_DATA_TYPEOF, Some(operands)) => set.data_typeof = operands,
             (userdata::SET_DATA_TYPEOF, None)
-                if set.data == Some(MapData::Verdict) && value == typing::put_verdict() => {}
+                if !set.key_typeof.is_empty()
+                    && set.data == Some(MapData::Verdict)
+                    && value == typing::put_verdict() => {}
             _ if kind == userdata::SET_MERGE_ELEMENTS && value == 1_u32.to_ne_bytes() => set.auto_merge = true,
             _ => userdata::put(&mut set.userdata, kind, value),
         }

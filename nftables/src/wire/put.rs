@@ -37,6 +37,9 @@ pub(crate) fn put_chain(out: &mut Encoder, chain: &Chain) {
     if let Some(base) = &chain.base {
         put_base(out, base, chain.key.table.family);
     }
+    if chain.bound {
+        out.attr(ChainAttr::FLAGS, &Be32(uapi::NFT_CHAIN_BINDING));
+    }
     let userdata = userdata::join_comment(chain.comment.as_deref(), userdata::COMMENT, &[]);
     put_userdata(out, ChainAttr::USERDATA, &userdata);
 }
