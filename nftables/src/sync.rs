@@ -426,11 +426,11 @@ impl<'a> Difference<'a> {
                     stays.insert(key);
                 }
                 None if set.flags.contains(SetFlags::DYNAMIC) => {}
-                _ => deleted.push(Element::new(found.key.clone())),
+                _ => deleted.push(found.clone()),
             }
         }
         if !deleted.is_empty() {
-            self.transaction.delete_elements(set, deleted);
+            self.transaction.remove_elements(set, deleted);
         }
         let added: Vec<Element> =
             wanted.into_iter().filter(|(key, _)| !stays.contains(key)).map(|(_, element)| element).collect();

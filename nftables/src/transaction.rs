@@ -467,6 +467,22 @@ impl Transaction {
         self.push(Operation::DeleteElements(Elements { set: set.clone(), id: None, elements }))
     }
 
+    /// Deletes elements as they were read, whether they have run out since or not: those that can are added first. The kernel drops an
+    /// element whose time is over without a new generation, so that [`delete_elements`](Self::delete_elements) may come too late.
+    ///
+    /// In a set that is full, one that has run out still counts until the kernel collects it, and adding it again is refused.
+    pub fn remove_elements(&mut self, set: &Set, elements: impl IntoIterator<Item = Element>) -> &mut Self {
+        let elements: Vec<Element> = elements.into_iter().collect();
+        let can_run_out = |element: &&Element| element.extras().expiration.is_some();
+        let mut again: Vec<Element> = elements.iter().filter(can_run_out).cloned().collect();
+        // The whole time anew: what is left may be over before the deletion.
+        again.iter_mut().for_each(Element::forget_expiration);
+        if !again.is_empty() {
+            self.add_elements(set, again);
+        }
+        self.delete_elements(set, elements)
+    }
+
     /// Makes an object; one that exists stays as it is, or gets new bounds where its kind allows it.
     #[doc(alias = "NFT_MSG_NEWOBJ")]
     pub fn add_object(&mut self, object: Object) -> &mut Self {

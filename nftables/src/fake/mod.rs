@@ -4,13 +4,14 @@
 //! each refusal has. Transactions are made as a whole or not at all; a batch without an end is checked and thrown away.
 //! The same tests pass on it and on the kernel.
 //!
-//! The fake sees no packets, lets no time pass, knows no owners of tables, reports no events, and judges expressions only by
+//! The fake sees no packets, lists elements with all of their time left until they run out, knows no owners of tables, reports no events, and judges expressions only by
 //! the sets, chains and objects that they name. Expressions that the library keeps as bytes are kept.
 
 mod reply;
 mod state;
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use netlink_batch::testing::{Reply, Responder, Simulated};
 use netlink_batch::{Errno, Message};
@@ -97,7 +98,9 @@ impl FakeNftables {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.expire(Instant::now());
+        state
     }
 
     /// A datagram that starts with `NFNL_MSG_BATCH_BEGIN` (net/netfilter/nfnetlink.c, `nfnetlink_rcv_batch`).

@@ -1,7 +1,7 @@
 //! State of the fake kernel, and its rules for changing it.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use netlink_batch::Errno;
 
@@ -46,6 +46,8 @@ pub(super) struct FakeSet {
     pub(super) id: Option<u32>,
     /// Elements in the kernel's form: by key, and whether it is the end of a range.
     pub(super) elements: BTreeMap<(Value, bool), Element>,
+    /// When elements run out.
+    deadlines: BTreeMap<(Value, bool), Instant>,
 }
 
 #[derive(Clone, Debug)]
@@ -78,6 +80,21 @@ impl State {
     fn handle(&mut self) -> u64 {
         self.handles = self.handles.saturating_add(1);
         self.handles
+    }
+
+    /// Drops the elements whose time is over.
+    pub(super) fn expire(&mut self, now: Instant) {
+        for set in self.tables.values_mut().flat_map(|table| &mut table.sets) {
+            let over = set.deadlines.iter().filter(|(_, deadline)| **deadline <= now).map(|(key, _)| key.clone());
+            for key in over.collect::<Vec<_>>() {
+                set.remove(&key);
+                // A range goes with its end.
+                let mut ends = set.elements.range((key.0, true)..).map(|(key, _)| key.clone());
+                if let Some(end) = ends.find(|(_, is_end)| *is_end) {
+                    set.elements.remove(&end);
+                }
+            }
+        }
     }
 
     /// Numbers of sets are those of one transaction.
@@ -236,7 +253,7 @@ impl State {
             }
             return Ok(());
         }
-        table.sets.push(FakeSet { set, handle, id, elements: BTreeMap::new() });
+        table.sets.push(FakeSet { set, handle, id, elements: BTreeMap::new(), deadlines: BTreeMap::new() });
         Ok(())
     }
 
@@ -281,10 +298,11 @@ impl State {
         let Some(set) = table.sets.get_mut(place) else { return Err(whole(Errno::ENOENT)) };
         let Some(elements) = elements else {
             set.elements.clear();
+            set.deadlines.clear();
             return Ok(());
         };
         for (index, element) in elements.iter().enumerate() {
-            set.elements.remove(&stored_key(element)).ok_or((Errno::ENOENT, Some(index)))?;
+            set.remove(&stored_key(element)).ok_or((Errno::ENOENT, Some(index)))?;
         }
         Ok(())
     }
@@ -381,6 +399,11 @@ impl State {
 }
 
 impl FakeSet {
+    fn remove(&mut self, key: &(Value, bool)) -> Option<Element> {
+        self.deadlines.remove(key);
+        self.elements.remove(key)
+    }
+
     /// Whether a range, or one of its two boundaries, has values in common with another.
     fn overlaps(&self, key: &ElementKey) -> bool {
         if !self.set.flags.contains(SetFlags::INTERVAL) {
@@ -584,8 +607,9 @@ impl FakeTable {
             return Err(Errno::ENFILE);
         }
         let mut element = element;
-        if let Some(timeout) = element.extras().timeout {
-            element.extras_mut().expiration = Some(timeout);
+        if let Some(timeout) = element.extras().timeout.or(set.set.timeout).filter(|_| !key.1) {
+            let left = *element.extras_mut().expiration.get_or_insert(timeout);
+            set.deadlines.extend(Instant::now().checked_add(left).map(|deadline| (key.clone(), deadline)));
         }
         set.elements.insert(key, element);
         Ok(())

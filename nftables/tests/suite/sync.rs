@@ -150,6 +150,48 @@ pub(crate) fn rules_and_elements_that_stay_are_not_written(client: &mut Client) 
     assert_eq!(client.list_elements(&dynamic).unwrap().len(), 2);
 }
 
+pub(crate) fn elements_that_run_out_before_the_commit_do_not_refuse_it(client: &mut Client) {
+    let (address, port) = (types(&[DataType::IPV4_ADDR]), types(&[DataType::IPV4_ADDR, DataType::INET_SERVICE]));
+    let plain = |name: &str| Set::new(table().set(name).unwrap(), address.clone()).flags(SetFlags::TIMEOUT);
+    let range = |first, last| Element::range(ip(first), ip(last));
+    let pair = |last, port| Value::concat(&[ip(last).into(), Value::port(port)]).unwrap();
+    let all = |element: fn(Element) -> Element| {
+        let map = Set::map(table().set("map").unwrap(), address.clone(), types(&[DataType::MARK]));
+        let ranges = plain("ranges").flags(SetFlags::INTERVAL);
+        let pairs = Set::new(table().set("pairs").unwrap(), port.clone()).flags(SetFlags::TIMEOUT | SetFlags::INTERVAL);
+        TableSpec::new(Table::new(table()))
+            .set(plain("plain"), addresses(&[1, 2, 3]).into_iter().map(element))
+            .set(plain("default").timeout(Duration::from_millis(200)), addresses(&[1, 2]))
+            .set(ranges, [range(1, 9), range(20, 20), range(21, 255)].map(element))
+            .set(pairs, [Element::range(pair(1, 80), pair(9, 90)), Element::value(pair(20, 80))].map(element))
+            .set(map.flags(SetFlags::TIMEOUT), addresses(&[1, 2]).into_iter().map(|of| element(of.maps_to(ip(7)))))
+    };
+    let short = || all(|element| element.timeout(Duration::from_millis(200)));
+    let mut longer = all(|element| element.timeout(Duration::from_secs(600)));
+    longer.sets[1].1.clear();
+    let mut other = all(|element| element.comment("kept"));
+    other.sets[1].1 = vec![];
+    other.sets[4].1.iter_mut().for_each(|element| *element = element.clone().maps_to(ip(8)));
+    let mut none = short();
+    none.sets.iter_mut().for_each(|(_, elements)| elements.clear());
+    for wanted in [longer, other, none] {
+        for pause in [Duration::ZERO, Duration::from_millis(400)] {
+            client.sync(&short()).unwrap();
+            let plan = |found: Option<&nftables::TableSnapshot>| {
+                let plan = wanted.diff(found).unwrap();
+                std::thread::sleep(pause);
+                plan
+            };
+            client.change_table(&table(), plan).unwrap();
+            assert!(client.sync(&wanted).unwrap().is_empty());
+            for (set, elements) in &wanted.sets {
+                let wanted = set.merge(elements.iter().cloned()).len();
+                assert_eq!(client.list_elements(set).unwrap().len(), wanted, "{} after {pause:?}", set.key);
+            }
+        }
+    }
+}
+
 pub(crate) fn parts_of_others_stay(client: &mut Client) {
     let foreign = Chain::regular(table().chain("foreign").unwrap());
     let all = TableSpec::new(Table::new(table())).chain(foreign, commented(&["theirs"]));
