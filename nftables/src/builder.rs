@@ -52,24 +52,6 @@ bitflags::bitflags! {
 }
 
 /// Starts a rule for a table of this family.
-///
-/// ```
-/// use nftables::{Family, L4Protocol, rule};
-///
-/// let rule = rule(Family::Inet)
-///     .meta_l4proto(L4Protocol::TCP)
-///     .daddr("10.96.0.1".parse()?)
-///     .dport(80)
-///     .counter()
-///     .dnat_to("10.1.0.7:8080".parse()?)
-///     .comment("web")
-///     .build()?;
-/// assert_eq!(
-///     rule.to_nft(Family::Inet).as_deref(),
-///     Some("ip daddr 10.96.0.1 tcp dport 80 counter dnat ip to 10.1.0.7:8080 comment \"web\"")
-/// );
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn rule(family: Family) -> RuleBuilder {
     RuleBuilder { family, version: None, rule: Rule::default(), error: None }
 }
@@ -188,38 +170,12 @@ impl RuleBuilder {
     ///
     /// # Errors
     /// The first value that is not possible.
-    ///
-    /// ```
-    /// # use nftables::{Family, rule};
-    /// let mixed = rule(Family::Inet).saddr("192.0.2.1".parse()?).daddr("2001:db8::1".parse()?).accept().build();
-    /// assert_eq!(mixed.unwrap_err().to_string(), "a rule: no packet is of IPv4 and IPv6 at once");
-    /// let long = rule(Family::Inet).iifname("more-than-15-bytes").saddr_in("10.0.0.0".parse()?, 33).drop_packet().build();
-    /// assert_eq!(long.unwrap_err().to_string(), "interface \"more-than-15-bytes\": names have at most 15 bytes");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn build(self) -> Result<Rule, InvalidValue> {
         userdata::check(self.rule.comment.as_deref(), self.rule.userdata.len())?;
         self.error.map_or(Ok(self.rule), Err)
     }
 
     /// Adds any expression. No method of this type leaves a value in a register for the next one.
-    ///
-    /// A match on both ports at once, for which there is no method:
-    ///
-    /// ```
-    /// use nftables::expr::{CmpOp, HeaderBase};
-    /// use nftables::{Expression, Family, L4Protocol, Register, RuleBuilder, Value, rule};
-    ///
-    /// let register = Register::FIRST;
-    /// let both = [
-    ///     Expression::Payload { base: HeaderBase::Transport, offset: 0, length: 4, register },
-    ///     Expression::Cmp { register, op: CmpOp::Eq, value: Value::be32(53 << 16 | 53) },
-    /// ];
-    /// let udp = rule(Family::Inet).meta_l4proto(L4Protocol::UDP);
-    /// let rule = both.into_iter().fold(udp, RuleBuilder::expression).accept().build()?;
-    /// assert_eq!(rule.to_nft(Family::Inet).as_deref(), Some("udp sport 53 udp dport 53 accept"));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn expression(mut self, expression: Expression) -> Self {
         self.rule.expressions.push(expression);
         self
@@ -277,17 +233,6 @@ impl RuleBuilder {
     }
 
     /// Matches when an operand compares so with a value.
-    ///
-    /// ```
-    /// use nftables::expr::CmpOp;
-    /// use nftables::{Family, Operand, Value, rule};
-    ///
-    /// // IPS_DST_NAT: the destination of the connection was translated.
-    /// let translated = Operand::CT_STATUS.masked(Value::mark(1 << 5));
-    /// let rule = rule(Family::Inet).matches(&translated, CmpOp::Ne, Value::mark(0)).accept().build()?;
-    /// assert_eq!(rule.to_nft(Family::Inet).as_deref(), Some("ct status dnat accept"));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn matches(mut self, operand: &Operand, op: CmpOp, value: Value) -> Self {
         if usize::try_from(operand.length()).is_ok_and(|length| length != value.len()) {
             self.note::<()>(Err(InvalidValue::new(
@@ -440,22 +385,7 @@ impl RuleBuilder {
         self.expression(Expression::FlowAdd { flowtable })
     }
 
-    /// Matches up to so many packets in a unit of time.
-    ///
-    /// Excess packets go on to the next rule:
-    ///
-    /// ```
-    /// # use nftables::{Family, L4Protocol, expr::LimitUnit, rule};
-    /// let ping = || rule(Family::Inet).meta_l4proto(L4Protocol::ICMP);
-    /// let up_to_a_rate = ping().limit(10, LimitUnit::Second, 5).accept().build()?;
-    /// let others = ping().drop_packet().build()?;
-    /// assert_eq!(
-    ///     up_to_a_rate.to_nft(Family::Inet).as_deref(),
-    ///     Some("meta l4proto icmp limit rate 10/second accept")
-    /// );
-    /// assert_eq!(others.to_nft(Family::Inet).as_deref(), Some("meta l4proto icmp drop"));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// Matches up to so many packets in a unit of time. Excess packets go on to the next rule.
     pub fn limit(self, rate: u64, unit: LimitUnit, burst: u32) -> Self {
         self.expression(Expression::Limit { rate, unit, burst, bytes: false, inverted: false })
     }
@@ -472,18 +402,7 @@ impl RuleBuilder {
         })
     }
 
-    /// Leaves the packet without connection tracking.
-    ///
-    /// In a chain at [`Priority::RAW`](crate::Priority::RAW), which is before connection tracking:
-    ///
-    /// ```
-    /// # use nftables::{Family, L4Protocol, rule};
-    /// // Answers of the node's own DNS cache.
-    /// let cache =
-    ///     rule(Family::Ip).saddr("169.254.20.10".parse()?).meta_l4proto(L4Protocol::UDP).sport(53).notrack().build()?;
-    /// assert_eq!(cache.to_nft(Family::Ip).as_deref(), Some("ip saddr 169.254.20.10 udp sport 53 notrack"));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// Leaves the packet without connection tracking. In a chain at [`Priority::RAW`](crate::Priority::RAW), which is before it.
     pub fn notrack(self) -> Self {
         self.expression(Expression::NoTrack)
     }
@@ -495,19 +414,6 @@ impl RuleBuilder {
     }
 
     /// Sets the bits of `mask` in the packet mark to those of `bits`; the others stay.
-    ///
-    /// ```
-    /// # use nftables::{Family, RuleBuilder, expr::NatFlags, rule};
-    /// let nft = |rule: RuleBuilder| rule.build().map(|rule| rule.to_nft(Family::Inet).unwrap_or_default());
-    /// // The bit by which one chain asks another to masquerade.
-    /// let ask = rule(Family::Inet).set_mark_bits(0x4000, 0x4000);
-    /// assert_eq!(nft(ask)?, "meta mark set meta mark | 0x00004000");
-    /// let answer = rule(Family::Inet).mark(0x4000, 0x4000).masquerade(NatFlags::empty());
-    /// assert_eq!(nft(answer)?, "meta mark & 0x00004000 == 0x00004000 masquerade");
-    /// // `set_mark` sets all 32 bits.
-    /// assert_eq!(nft(rule(Family::Inet).set_mark(0x4000))?, "meta mark set 0x00004000");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn set_mark_bits(mut self, bits: u32, mask: u32) -> Self {
         let register = Register::FIRST;
         self.load(&[Operand::MARK], register);
@@ -530,24 +436,6 @@ impl RuleBuilder {
     /// Adds, updates or deletes an element.
     ///
     /// Session affinity: the map keeps for three hours which endpoint a client had, by the number in the packet mark.
-    ///
-    /// ```
-    /// use nftables::expr::DynSetOp;
-    /// use nftables::{Family, Operand, Set, SetFlags, TableKey, rule};
-    /// use std::time::Duration;
-    ///
-    /// let table = TableKey::new(Family::Ip, "proxy")?;
-    /// let key = [Operand::IP_SADDR, Operand::IP_DADDR];
-    /// let clients = Set::typeof_map(table.set("clients")?, &key, &[Operand::MARK])?;
-    /// let clients = clients.flags(SetFlags::DYNAMIC).timeout(Duration::from_secs(3 * 3600)).size(65_536);
-    ///
-    /// let remember = rule(Family::Ip).change_set(DynSetOp::Update, &clients.key, &key, &[Operand::MARK], clients.timeout);
-    /// assert_eq!(
-    ///     remember.build()?.to_nft(Family::Ip).as_deref(),
-    ///     Some("update @clients { ip saddr . ip daddr timeout 3h : meta mark }")
-    /// );
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn change_set(
         mut self,
         op: DynSetOp,

@@ -23,36 +23,6 @@ use crate::wire::{
 };
 
 /// A conversation with the kernel's nf_tables in one network namespace. Blocking; one request at a time; [`Send`].
-///
-/// ```
-/// use nftables::fake::FakeNftables;
-/// use nftables::{Chain, Client, ErrorKind, Family, L4Protocol, Operand, Set, Table, TableKey, Transaction, rule};
-///
-/// // Client::open()? speaks to the kernel of the namespace that the thread is in.
-/// let mut client = Client::with_transport(FakeNftables::new().transport());
-/// let table = TableKey::new(Family::Inet, "proxy")?;
-/// let chain = table.chain("web")?;
-/// let clients = Set::typeof_set(table.set("clients")?, &[Operand::IP_SADDR])?.size(1024);
-/// let mut transaction = Transaction::new();
-/// transaction.add_table(Table::new(table.clone()).comment("example"));
-/// transaction.add_chain(Chain::regular(chain.clone()));
-/// transaction.add_set(clients.clone());
-/// transaction.add_rule(&chain, rule(Family::Inet).meta_l4proto(L4Protocol::TCP).dport(80).accept().build()?);
-/// client.commit(&transaction)?;
-///
-/// // One thing by its key, or all of a kind.
-/// assert_eq!(client.get_table(&table)?.table.comment.as_deref(), Some("example"));
-/// assert_eq!(client.get_set(&clients.key)?.set.size, Some(1024));
-/// assert_eq!(client.get_chain(&table.chain("dns")?).unwrap_err().kind(), ErrorKind::NotFound);
-/// assert_eq!(client.list_tables(Some(Family::Ip6))?, []);
-/// let sets: Vec<String> = client.list_sets(&table)?.iter().map(|found| found.set.key.to_string()).collect();
-/// assert_eq!(sets, ["inet proxy clients"]);
-/// for found in client.list_chains(&table)? {
-///     let rules = client.list_rules(&found.chain.key)?;
-///     assert_eq!(rules[0].rule.to_nft(table.family).as_deref(), Some("tcp dport 80 accept"));
-/// }
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Debug)]
 pub struct Client {
     connection: Connection,
@@ -81,24 +51,6 @@ impl Client {
 
     /// Opens a conversation in another network namespace, given by an open file such as `/run/netns/<name>`.
     ///
-    /// ```no_run
-    /// use nftables::{Client, Events};
-    /// use std::fs::File;
-    /// use std::os::fd::AsFd;
-    /// use std::time::Duration;
-    ///
-    /// let namespace = File::open("/run/netns/blue")?;
-    /// let mut events = Events::open_in(namespace.as_fd())?;
-    /// let mut client = Client::open_in(namespace.as_fd())?;
-    /// for found in client.list_tables(None)? {
-    ///     print!("{}", client.snapshot(&found.table.key)?);
-    /// }
-    /// if let Some(changes) = events.wait(Duration::from_secs(10))? {
-    ///     println!("{changes:?}");
-    /// }
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// As [`Client::open`]. Entering a namespace takes `CAP_SYS_ADMIN`.
     pub fn open_in(namespace: BorrowedFd<'_>) -> Result<Self, Error> {
@@ -111,18 +63,6 @@ impl Client {
     }
 
     /// The connection below, to change its limits.
-    ///
-    /// ```
-    /// # use nftables::fake::FakeNftables;
-    /// use nftables::Client;
-    /// use std::time::Duration;
-    ///
-    /// # let mut client = Client::with_transport(FakeNftables::new().transport());
-    /// let connection = client.connection_mut();
-    /// let limits = connection.limits().with_timeout(Duration::from_secs(2));
-    /// connection.set_limits(limits);
-    /// assert_eq!(client.connection_mut().limits().timeout, Duration::from_secs(2));
-    /// ```
     pub fn connection_mut(&mut self) -> &mut Connection {
         &mut self.connection
     }
@@ -151,22 +91,6 @@ impl Client {
     ///
     /// For tables that the same transaction makes, the kernel skips its last checks here: of jumps in a circle,
     /// and of expressions in a chain at a hook where they are not possible. `nft -c` has the same gap.
-    ///
-    /// ```
-    /// # use nftables::fake::FakeNftables;
-    /// use nftables::{Chain, Client, Family, Name, Part, Table, TableKey, Transaction, rule};
-    ///
-    /// # let mut client = Client::with_transport(FakeNftables::new().transport());
-    /// let chain = TableKey::new(Family::Inet, "filter")?.chain("input")?;
-    /// let mut transaction = Transaction::new();
-    /// transaction.add_table(Table::new(chain.table.clone())).add_chain(Chain::regular(chain.clone()));
-    /// transaction.add_rule(&chain, rule(Family::Inet).counter().jump(Name::new("missing")?).build()?);
-    ///
-    /// let error = client.check(&transaction).unwrap_err();
-    /// assert_eq!(error.refusals()[0].part, Part::Expression { index: 1, name: "immediate".to_owned() });
-    /// assert_eq!(client.list_tables(None)?, []);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// As [`Client::commit`].
@@ -428,33 +352,6 @@ impl Client {
     ///
     /// A range as the kernel keeps it: its start, and the first value behind it.
     ///
-    /// ```
-    /// # use nftables::fake::FakeNftables;
-    /// use nftables::{
-    ///     Client, DataType, Element, ElementKey, Family, FieldTypes, Set, SetFlags, Table, TableKey, Transaction, Value,
-    /// };
-    /// use std::net::Ipv4Addr;
-    ///
-    /// # let mut client = Client::with_transport(FakeNftables::new().transport());
-    /// let address = FieldTypes::of(&[DataType::IPV4_ADDR])?;
-    /// let nodes = Set::new(TableKey::new(Family::Ip, "proxy")?.set("nodes")?, address).flags(SetFlags::INTERVAL);
-    /// let mut transaction = Transaction::new();
-    /// transaction.add_table(Table::new(nodes.key.table.clone()));
-    /// transaction.add_set(nodes.clone());
-    /// let (first, last) = (Ipv4Addr::new(192, 0, 2, 16), Ipv4Addr::new(192, 0, 2, 31));
-    /// transaction.add_elements(&nodes, [Element::range(first, last)]);
-    /// client.commit(&transaction)?;
-    /// assert_eq!(client.list_elements(&nodes)?, [Element::range(first, last)]);
-    ///
-    /// let mut keys = Vec::new();
-    /// client.for_each_element(&nodes.key, |element| keys.push(element.key))?;
-    /// keys.sort();
-    /// let behind = Value::from(last).successor().ok_or("no address is behind it")?;
-    /// assert_eq!(keys, [ElementKey::Value(first.into()), ElementKey::End(behind.clone())]);
-    /// assert_eq!(behind.predecessor(), Some(last.into()));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// [`ErrorKind::Interrupted`] when the rule set was changed meanwhile; else as [`Client::list_elements`].
     pub fn for_each_element(&mut self, set: &SetKey, mut each: impl FnMut(Element)) -> Result<(), Error> {
@@ -472,37 +369,6 @@ impl Client {
 
     /// The element that a key finds: in a set of intervals, the one that holds it; if the key has one field, the kernel
     /// reports only its start. `None` when there is none.
-    ///
-    /// ```
-    /// # use nftables::fake::FakeNftables;
-    /// use nftables::{
-    ///     Client, DataType, Element, ElementKey, Family, FieldTypes, Set, SetFlags, Table, TableKey, Transaction, Value,
-    /// };
-    /// use std::net::Ipv4Addr;
-    ///
-    /// # let mut client = Client::with_transport(FakeNftables::new().transport());
-    /// let table = TableKey::new(Family::Ip, "policy")?;
-    /// let fields = [DataType::IPV4_ADDR, DataType::INET_SERVICE];
-    /// let nodes = Set::new(table.set("nodes")?, FieldTypes::of(&fields[..1])?).flags(SetFlags::INTERVAL);
-    /// let open = Set::new(table.set("open")?, FieldTypes::of(&fields)?).flags(SetFlags::INTERVAL);
-    /// let at = |last, port| Value::concat(&[Ipv4Addr::new(192, 0, 2, last).into(), Value::port(port)]);
-    /// let (first, last) = (Ipv4Addr::new(192, 0, 2, 16), Ipv4Addr::new(192, 0, 2, 31));
-    /// let mut transaction = Transaction::new();
-    /// transaction.add_table(Table::new(table));
-    /// for set in [&nodes, &open] {
-    ///     transaction.add_set(set.clone());
-    /// }
-    /// transaction.add_elements(&nodes, [Element::range(first, last)]);
-    /// transaction.add_elements(&open, [Element::range(at(16, 8000)?, at(31, 8999)?)]);
-    /// client.commit(&transaction)?;
-    ///
-    /// let node = client.get_element(&nodes, &ElementKey::Value(Ipv4Addr::new(192, 0, 2, 20).into()))?;
-    /// assert_eq!(node.map(|element| element.key), Some(ElementKey::Value(first.into())));
-    /// let open_at = client.get_element(&open, &ElementKey::Value(at(20, 8080)?))?;
-    /// assert_eq!(open_at.map(|element| element.key), Some(ElementKey::range(at(16, 8000)?, at(31, 8999)?)));
-    /// assert_eq!(client.get_element(&open, &ElementKey::Value(at(40, 8080)?))?, None);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] without the set.

@@ -23,33 +23,7 @@ use crate::wire::{
 /// `NLM_F_APPEND` (linux/netlink.h): behind what is there.
 const NLM_F_APPEND: u16 = 0x800;
 
-/// Position of a new rule in its chain.
-///
-/// Rules are found by their handles, which the kernel gives:
-///
-/// ```
-/// use nftables::fake::FakeNftables;
-/// use nftables::{Chain, Client, Family, InvalidValue, Rule, RulePlace, Table, TableKey, Transaction, rule};
-///
-/// let named = |comment: &str| -> Result<Rule, InvalidValue> { rule(Family::Inet).counter().comment(comment).build() };
-/// let mut client = Client::with_transport(FakeNftables::new().transport());
-/// let chain = TableKey::new(Family::Inet, "filter")?.chain("web")?;
-/// let mut transaction = Transaction::new();
-/// transaction.add_table(Table::new(chain.table.clone())).add_chain(Chain::regular(chain.clone()));
-/// transaction.add_rule(&chain, named("b")?).add_rule(&chain, named("d")?).add_rule(&chain, named("e")?);
-/// client.commit(&transaction)?;
-///
-/// let handles: Vec<u64> = client.list_rules(&chain)?.iter().map(|found| found.handle).collect();
-/// let mut transaction = Transaction::new();
-/// transaction.add_rule_at(&chain, named("a")?, RulePlace::First);
-/// transaction.add_rule_at(&chain, named("c")?, RulePlace::After(handles[0]));
-/// transaction.replace_rule(&chain, handles[1], named("D")?).delete_rule(&chain, handles[2]);
-/// client.commit(&transaction)?;
-///
-/// let comments: Vec<_> = client.list_rules(&chain)?.into_iter().filter_map(|found| found.rule.comment).collect();
-/// assert_eq!(comments, ["a", "b", "c", "D"]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// Position of a new rule in its chain. Rules are found by their handles, which the kernel gives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -228,24 +202,6 @@ impl Transaction {
 
     /// Refuses the transaction when the rule set is not of this generation any more
     /// ([`Client::generation`](crate::Client::generation)).
-    ///
-    /// ```
-    /// # use nftables::fake::FakeNftables;
-    /// use nftables::{Client, ErrorKind, Family, Table, TableKey, Transaction};
-    ///
-    /// # let mut client = Client::with_transport(FakeNftables::new().transport());
-    /// let table = TableKey::new(Family::Inet, "example")?;
-    /// let read_at = client.generation()?;
-    /// let mut ours = Transaction::new();
-    /// ours.expect_generation(read_at).remove_table(&table);
-    ///
-    /// // Another program is faster.
-    /// let mut theirs = Transaction::new();
-    /// theirs.add_table(Table::new(table.clone()));
-    /// client.commit(&theirs)?;
-    /// assert_eq!(client.commit(&ours).unwrap_err().kind(), ErrorKind::GenerationChanged);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn expect_generation(&mut self, generation: u32) -> &mut Self {
         self.generation = Some(generation);
         self
@@ -351,23 +307,6 @@ impl Transaction {
     ///
     /// The name in the set's key does not matter.
     ///
-    /// ```
-    /// use nftables::{
-    ///     Chain, DataType, Element, Family, FieldTypes, L4Protocol, Operand, Set, Table, TableKey, Transaction, Value, rule,
-    /// };
-    ///
-    /// let chain = TableKey::new(Family::Inet, "filter")?.chain("web")?;
-    /// let mut transaction = Transaction::new();
-    /// transaction.add_table(Table::new(chain.table.clone())).add_chain(Chain::regular(chain.clone()));
-    /// let ports = Set::new(chain.table.set("any")?, FieldTypes::of(&[DataType::INET_SERVICE])?);
-    /// let elements = [80, 443].map(|port| Element::value(Value::port(port)));
-    /// let ports = transaction.add_anonymous_set(ports, elements.to_vec())?;
-    /// let web = rule(Family::Inet).meta_l4proto(L4Protocol::TCP).in_set(&[Operand::DPORT], ports).accept().build()?;
-    /// transaction.add_rule(&chain, web);
-    /// assert!(transaction.to_string().ends_with("add rule inet filter web tcp dport { 80, 443 } accept\n"));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
     /// # Errors
     /// Never: the kernel's pattern for such names is a valid name.
     pub fn add_anonymous_set(&mut self, set: Set, elements: Vec<Element>) -> Result<SetReference, InvalidValue> {
@@ -416,19 +355,6 @@ impl Transaction {
     }
 
     /// Adds elements of a list that others hold too: [`add_elements`](Transaction::add_elements) without a copy.
-    ///
-    /// ```
-    /// use std::sync::Arc;
-    /// use nftables::{Element, Family, Operand, Set, TableKey, Transaction, Value};
-    ///
-    /// let open = Set::typeof_set(TableKey::new(Family::Inet, "firewall")?.set("open")?, &[Operand::DPORT])?;
-    /// let ports = Arc::new(vec![Element::value(Value::port(22)), Element::value(Value::port(443))]);
-    /// let mut transaction = Transaction::new();
-    /// transaction.add_shared_elements(&open, Arc::clone(&ports));
-    /// assert_eq!(transaction.to_string(), "add element inet firewall open { 22, 443 }\n");
-    /// assert_eq!(Arc::strong_count(&ports), 2);
-    /// # Ok::<(), nftables::InvalidValue>(())
-    /// ```
     pub fn add_shared_elements(&mut self, set: &Set, elements: Arc<Vec<Element>>) -> &mut Self {
         self.push_elements(set, elements, Present::Keep)
     }
@@ -438,29 +364,6 @@ impl Transaction {
     }
 
     /// Deletes elements by their keys; data and options do not matter.
-    ///
-    /// ```
-    /// # use nftables::fake::FakeNftables;
-    /// # use nftables::{Client, DataType, Element, ErrorKind, Family, FieldTypes, Set, Table, TableKey, Transaction, Value};
-    /// # let mut client = Client::with_transport(FakeNftables::new().transport());
-    /// let port = FieldTypes::of(&[DataType::INET_SERVICE])?;
-    /// let marks = Set::map(TableKey::new(Family::Inet, "qos")?.set("marks")?, port, FieldTypes::of(&[DataType::MARK])?);
-    /// let mut transaction = Transaction::new();
-    /// transaction.add_table(Table::new(marks.key.table.clone()));
-    /// transaction.add_set(marks.clone());
-    /// transaction.add_elements(&marks, [Element::value(Value::port(53)).maps_to(Value::mark(7))]);
-    /// client.commit(&transaction)?;
-    ///
-    /// let mut transaction = Transaction::new();
-    /// transaction.delete_elements(&marks, [Element::value(Value::port(53))]);
-    /// client.commit(&transaction)?;
-    /// // Gone already; `flush_set` empties a set in any case.
-    /// assert_eq!(client.commit(&transaction).unwrap_err().kind(), ErrorKind::NotFound);
-    /// let mut transaction = Transaction::new();
-    /// transaction.flush_set(&marks.key);
-    /// client.commit(&transaction)?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[doc(alias = "NFT_MSG_DELSETELEM")]
     pub fn delete_elements(&mut self, set: &Set, elements: impl IntoIterator<Item = Element>) -> &mut Self {
         let elements = Arc::new(elements.into_iter().map(|element| Element::new(element.key)).collect());
@@ -525,24 +428,6 @@ impl Transaction {
     }
 
     /// Appends the operations of another transaction.
-    ///
-    /// Parts that were planned apart are made at one instant:
-    ///
-    /// ```
-    /// use nftables::{Family, TableKey, Transaction, rule};
-    ///
-    /// let chain = TableKey::new(Family::Inet, "filter")?.chain("web")?;
-    /// let mut all = Transaction::new();
-    /// for port in [80, 443] {
-    ///     let mut part = Transaction::new();
-    ///     part.add_rule(&chain, rule(Family::Inet).dport(port).accept().build()?);
-    ///     all.append(part);
-    /// }
-    /// assert_eq!(all.len(), 2);
-    /// // One without operations is not sent.
-    /// assert!(Transaction::new().is_empty());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn append(&mut self, other: Transaction) -> &mut Self {
         let base = self.sets;
         self.sets = self.sets.saturating_add(other.sets);

@@ -24,21 +24,6 @@ use netlink_batch::RawAttrs;
 use crate::model::{Family, Name, ObjectType, Value, Verdict};
 
 /// A set as an expression names it.
-///
-/// ```
-/// use nftables::{DataType, Family, FieldTypes, Name, Operand, Set, SetReference, TableKey, Transaction, rule};
-///
-/// let banned = Set::new(TableKey::new(Family::Inet, "filter")?.set("banned")?, FieldTypes::of(&[DataType::IPV4_ADDR])?);
-/// // By name or key, a set that exists when the rule is added; by what `add_set` returns, one of the same transaction.
-/// let by_name = SetReference::named(Name::new("banned")?);
-/// assert_eq!(by_name, SetReference::from(&banned.key));
-/// let in_transaction = Transaction::new().add_set(banned);
-/// for reference in [by_name, in_transaction] {
-///     let rule = rule(Family::Inet).in_set(&[Operand::IP_SADDR], reference).drop_packet().build()?;
-///     assert_eq!(rule.to_nft(Family::Inet).as_deref(), Some("ip saddr @banned drop"));
-/// }
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -536,20 +521,6 @@ pub enum Expression {
 }
 
 /// An expression as bytes.
-///
-/// The time since a rule last matched (Linux 5.14), which this library has no words for:
-///
-/// ```
-/// use nftables::expr::OtherExpression;
-/// use nftables::{Expression, Family, Rule};
-///
-/// // NFTA_LAST_SET: 0.
-/// let mut attributes = 8_u16.to_ne_bytes().to_vec();
-/// attributes.extend(1_u16.to_ne_bytes());
-/// attributes.extend(0_u32.to_be_bytes());
-/// let rule = Rule::new(vec![Expression::Other(OtherExpression::new("last", Some(attributes)))]);
-/// assert_eq!(rule.to_nft(Family::Inet), None);
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -3,21 +3,6 @@
 use std::fmt;
 
 /// A register: the verdict's, or one of sixteen slots of four bytes. A value may take several slots.
-///
-/// ```
-/// use nftables::Register;
-///
-/// // A port behind an IPv4 address, and what is behind the port: a value takes whole slots.
-/// let port = Register::FIRST.behind(4);
-/// assert_eq!(port, Register::slot(1));
-/// assert_eq!(port.and_then(|port| port.behind(2)), Register::slot(2));
-/// assert_eq!(Register::FIRST.number(), Some(0));
-///
-/// let last = Register::slot(15).ok_or("there are sixteen")?;
-/// assert!(last.has_room(4) && !last.has_room(16));
-/// assert_eq!(last.behind(4), None);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "Plain", into = "Plain"))]
 pub struct Register(u8);

@@ -60,30 +60,6 @@ impl FakeNftables {
 
     /// From now on it refuses to add elements whose keys begin with these bytes; `None` takes all of that back. An address is the first
     /// field of many keys.
-    ///
-    /// ```
-    /// use netlink_batch::Errno;
-    /// use nftables::fake::FakeNftables;
-    /// use nftables::{Client, DataType, Element, ErrorKind, Family, FieldTypes, Part, Set, Table, TableKey, Transaction};
-    ///
-    /// let kernel = FakeNftables::new();
-    /// let nodes = Set::new(TableKey::new(Family::Ip, "proxy")?.set("nodes")?, FieldTypes::of(&[DataType::IPV4_ADDR])?);
-    /// let mut transaction = Transaction::new();
-    /// transaction.add_table(Table::new(nodes.key.table.clone())).add_set(nodes.clone());
-    /// let addresses = [1, 2, 3].map(|last| std::net::Ipv4Addr::new(192, 0, 2, last));
-    /// transaction.add_elements(&nodes, addresses.map(|address| Element::value(address)));
-    ///
-    /// let mut client = Client::with_transport(kernel.transport());
-    /// kernel.refuse_elements(Some((&addresses[1].octets(), Errno::EINVAL)));
-    /// let refused = |client: &mut Client| client.commit(&transaction).unwrap_err().refusals()[0].clone();
-    /// assert_eq!((refused(&mut client).kind, refused(&mut client).part), (ErrorKind::Rejected, Part::Element { index: 1 }));
-    /// // As Linux 5.10.
-    /// kernel.set_silent(true);
-    /// assert_eq!(refused(&mut client).part, Part::AmongElements { first: 0, last: 2 });
-    /// kernel.refuse_elements(None);
-    /// client.commit(&transaction)?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn refuse_elements(&self, refusal: Option<(&[u8], Errno)>) {
         let objections = &mut self.lock().objections;
         match refusal {

@@ -30,13 +30,6 @@ pub enum Hook {
 
 impl Hook {
     /// The number of the hook in this family; `None` for a hook that the family does not have.
-    ///
-    /// ```
-    /// # use nftables::{Family, Hook};
-    /// assert_eq!(Hook::Input.number(Family::Inet), Some(1));
-    /// assert_eq!(Hook::Input.number(Family::Arp), Some(0));
-    /// assert_eq!(Hook::Ingress.number(Family::Ip), None);
-    /// ```
     pub fn number(self, family: Family) -> Option<u32> {
         match (self, family) {
             (Hook::Other(number), _) => Some(number),
@@ -191,22 +184,6 @@ impl FromStr for Policy {
 }
 
 /// Hook of a chain: type, place, priority and policy, by which the chain sees packets.
-///
-/// ```
-/// use nftables::{BaseChain, Chain, ChainType, Family, Hook, Priority, TableKey, Transaction};
-///
-/// // Before everything else that packets of these devices meet.
-/// let mut base = BaseChain::new(ChainType::Filter, Hook::Ingress, Priority(-500));
-/// base.devices = vec!["eth0".to_owned(), "eth1".to_owned()];
-/// let early = TableKey::new(Family::Netdev, "shield")?.chain("early")?;
-/// let mut transaction = Transaction::new();
-/// transaction.add_chain(Chain::base(early, base));
-/// assert_eq!(
-///     transaction.to_string(),
-///     "add chain netdev shield early { type filter hook ingress devices = { \"eth0\", \"eth1\" } priority -500; policy accept; }\n"
-/// );
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

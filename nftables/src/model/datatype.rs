@@ -28,16 +28,6 @@ impl ByteOrder {
 }
 
 /// A type by its number in nft (`enum datatypes`).
-///
-/// ```
-/// use nftables::DataType;
-/// use nftables::model::ByteOrder;
-///
-/// assert_eq!(DataType::INET_SERVICE.name(), Some("inet_service"));
-/// assert_eq!(DataType::IPV6_ADDR.length(), 16);
-/// // Which of `Value::mark` and `Value::be32` a key of this type takes.
-/// assert_eq!(DataType::MARK.byte_order(), ByteOrder::Host);
-/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct DataType(pub u32);

@@ -195,40 +195,13 @@ impl Element {
     }
 
     /// An element of all values from the first to the last, compared byte by byte: numbers must be in network byte order
-    /// ([`Value::be32`]).
-    ///
-    /// In a concatenation each field has its own range:
-    ///
-    /// ```
-    /// # use nftables::{DataType, Element, Family, FieldTypes, Set, SetFlags, TableKey, Transaction, Value};
-    /// # use std::net::Ipv4Addr;
-    /// let fields = FieldTypes::of(&[DataType::IPV4_ADDR, DataType::INET_SERVICE])?;
-    /// let open = Set::new(TableKey::new(Family::Inet, "policy")?.set("open")?, fields).flags(SetFlags::INTERVAL);
-    /// let first = Value::concat(&[Ipv4Addr::new(192, 0, 2, 0).into(), Value::port(8000)])?;
-    /// let last = Value::concat(&[Ipv4Addr::new(192, 0, 2, 127).into(), Value::port(8999)])?;
-    /// let mut transaction = Transaction::new();
-    /// transaction.add_elements(&open, [Element::range(first, last)]);
-    /// assert_eq!(transaction.to_string(), "add element inet policy open { 192.0.2.0/25 . 8000-8999 }\n");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// ([`Value::be32`]). In a concatenation each field has its own range.
     pub fn range(first: impl Into<Value>, last: impl Into<Value>) -> Self {
         Element::new(ElementKey::range(first.into(), last.into()))
     }
 
     /// An element of all addresses of a network; of the only one where the prefix is the whole address. Bits behind the prefix do
     /// not matter. nft prints it as a prefix.
-    ///
-    /// ```
-    /// # use nftables::Element;
-    /// use std::net::Ipv4Addr;
-    ///
-    /// let range = Element::range(Ipv4Addr::new(10, 96, 0, 0), Ipv4Addr::new(10, 111, 255, 255));
-    /// assert_eq!(Element::network("10.96.0.0".parse()?, 12)?, range);
-    /// assert_eq!(Element::network("192.0.2.1".parse()?, 32)?, Element::value(Ipv4Addr::new(192, 0, 2, 1)));
-    /// let error = Element::network("192.0.2.1".parse()?, 33).unwrap_err();
-    /// assert_eq!(error.to_string(), "192.0.2.1/33: the prefix is longer than the address");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// The prefix is longer than the address.

@@ -11,18 +11,6 @@ use crate::uapi::NFT_NAME_MAXLEN;
 /// The name of a table, chain, set or object: 1 to 255 bytes without NUL. Cheap to clone.
 ///
 /// The kernel takes any bytes; a name that is not UTF-8 is read with replacement characters.
-///
-/// ```
-/// use nftables::Name;
-///
-/// let name = Name::new("KUBE-SVC.web")?;
-/// assert_eq!(name.as_str(), "KUBE-SVC.web");
-/// assert!(name.is_plain());
-/// // The kernel takes it, nft cannot read it.
-/// assert!(!Name::new("10.96.0.10:80")?.is_plain());
-/// assert_eq!(Name::new("").unwrap_err().to_string(), "name \"\": it is empty");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name(Arc<str>);
 
@@ -156,18 +144,6 @@ impl From<IpAddr> for Family {
 }
 
 /// Identity of a table.
-///
-/// ```
-/// use nftables::{Family, ObjectType, TableKey};
-///
-/// let table = TableKey::new(Family::Inet, "proxy")?;
-/// assert_eq!(table, "inet proxy".parse()?);
-/// assert_eq!(table.chain("services")?.to_string(), "inet proxy services");
-/// assert_eq!(table.set("endpoints")?.to_string(), "inet proxy endpoints");
-/// assert_eq!(table.flowtable("fast")?, "inet proxy fast".parse()?);
-/// assert_eq!(table.object(ObjectType::Counter, "drops")?.to_string(), "inet proxy drops");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TableKey {

@@ -3,16 +3,7 @@
 use super::ChainKey;
 use crate::expr::Expression;
 
-/// A rule: expressions that are worked through for each packet until one does not match.
-///
-/// [`rule`](crate::rule) builds most rules; any other is its expressions:
-///
-/// ```
-/// use nftables::{Expression, Family, Rule, Verdict};
-///
-/// let rule = Rule::new(vec![Expression::COUNTER, Expression::Verdict(Verdict::Return)]).comment("not for us");
-/// assert_eq!(rule.to_nft(Family::Inet).as_deref(), Some("counter return comment \"not for us\""));
-/// ```
+/// A rule: expressions that are worked through for each packet until one does not match. [`rule`](crate::rule) builds most.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]

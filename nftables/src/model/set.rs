@@ -260,17 +260,6 @@ impl Set {
     /// The fewest ranges that hold the same keys, in their order: values and ranges that overlap or follow one another are joined where
     /// they are otherwise equal. The kernel refuses overlapping ranges. Elements of other sets than those of intervals of one field
     /// come back as they are.
-    ///
-    /// ```
-    /// # use nftables::{DataType, Element, Family, FieldTypes, Set, TableKey};
-    /// let table = TableKey::new(Family::Inet, "filter")?;
-    /// let blocked = Set::new(table.set("blocked")?, FieldTypes::of(&[DataType::IPV4_ADDR])?).auto_merge();
-    /// let networks = [("10.128.0.0", 9), ("192.0.2.7", 32), ("10.0.0.0", 9), ("10.1.0.0", 16)];
-    /// let elements = networks.map(|(address, prefix)| Element::network(address.parse().unwrap(), prefix).unwrap());
-    /// let merged = [Element::network("10.0.0.0".parse()?, 8)?, Element::network("192.0.2.7".parse()?, 32)?];
-    /// assert_eq!(blocked.merge(elements), merged);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn merge(&self, elements: impl IntoIterator<Item = Element>) -> Vec<Element> {
         let mut elements: Vec<Element> = elements.into_iter().collect();
         if !self.flags.contains(SetFlags::INTERVAL) || self.is_concatenated_interval() {

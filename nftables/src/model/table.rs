@@ -20,27 +20,6 @@ bitflags! {
 }
 
 /// A table.
-///
-/// ```
-/// # use nftables::fake::FakeNftables;
-/// use nftables::{Client, Family, Table, TableFlags, TableKey, Transaction};
-///
-/// # let mut client = Client::with_transport(FakeNftables::new().transport());
-/// let mut table = Table::new(TableKey::new(Family::Inet, "firewall")?).comment("made by the node agent");
-/// table.flags = TableFlags::DORMANT;
-/// let mut transaction = Transaction::new();
-/// transaction.add_table(table.clone());
-/// client.commit(&transaction)?;
-/// assert_eq!(client.get_table(&table.key)?.table, table);
-///
-/// // Its base chains see packets from now on.
-/// table.flags = TableFlags::empty();
-/// let mut transaction = Transaction::new();
-/// transaction.add_table(table.clone());
-/// client.commit(&transaction)?;
-/// assert_eq!(client.get_table(&table.key)?.table, table);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
