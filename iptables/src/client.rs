@@ -1,7 +1,7 @@
 //! The client: one method per thing to do.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -567,9 +567,10 @@ impl<R: Runner> Iptables<R> {
         if !edits.lead_with(chain, found, rules) {
             return Ok(Ensured::AlreadyThere);
         }
-        for rule in rules.iter().filter(|_| found.is_some_and(|chain| !chain.rules.is_empty())) {
-            let known = found.is_some_and(|chain| chain.rules.iter().any(|present| present.same_as(rule)));
-            if !known && self.finds(table, chain, rule)? {
+        let known: BTreeSet<CanonicalRule> =
+            found.into_iter().flat_map(|chain| &chain.rules).map(Rule::canonical).collect();
+        for rule in rules.iter().filter(|_| !known.is_empty()) {
+            if !known.contains(&rule.canonical()) && self.finds(table, chain, rule)? {
                 edits.edits_mut().insert(0, Edit::Delete(chain.clone(), rule.clone()));
             }
         }

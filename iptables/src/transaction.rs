@@ -1,8 +1,10 @@
 //! Edits to tables, written as the text that `iptables-restore --noflush` reads.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::slice;
 
+use crate::canonical::CanonicalRule;
 use crate::error::{Error, ErrorKind, excerpt};
 use crate::model::{Chain, Policy, Table};
 use crate::name::{ChainName, TableName};
@@ -74,20 +76,19 @@ impl TableEdit {
     /// (`None`: no rules). Other rules stay in their order behind them. Says whether anything was added: nothing is
     /// when the chain begins with them already.
     pub fn lead_with(&mut self, chain: &ChainName, observed: Option<&Chain>, rules: &[Rule]) -> bool {
-        let present = observed.map_or(&[][..], |c| &c.rules);
         let wanted: Vec<_> = rules.iter().map(Rule::canonical).collect();
-        let ours: Vec<(usize, &Rule)> =
-            present.iter().enumerate().filter(|(_, rule)| wanted.contains(&rule.canonical())).collect();
+        let known: BTreeSet<&CanonicalRule> = wanted.iter().collect();
+        let present = observed.into_iter().flat_map(|chain| &chain.rules).enumerate();
+        let ours: Vec<(usize, &Rule, CanonicalRule)> = present
+            .map(|(at, rule)| (at, rule, rule.canonical()))
+            .filter(|(_, _, canonical)| known.contains(canonical))
+            .collect();
         let in_place = ours.len() == rules.len()
-            && ours
-                .iter()
-                .zip(&wanted)
-                .enumerate()
-                .all(|(index, ((at, rule), wanted))| index == *at && rule.canonical() == *wanted);
+            && ours.iter().zip(&wanted).enumerate().all(|(index, (ours, wanted))| (index, wanted) == (ours.0, &ours.2));
         if in_place {
             return false;
         }
-        self.edits.extend(ours.into_iter().map(|(_, rule)| Edit::Delete(chain.clone(), rule.clone())));
+        self.edits.extend(ours.into_iter().map(|(_, rule, _)| Edit::Delete(chain.clone(), rule.clone())));
         self.edits.extend(rules.iter().zip(1..).map(|(rule, at)| Edit::Insert(chain.clone(), at, rule.clone())));
         true
     }

@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 use std::collections::HashSet;
+use std::time::Instant;
 
-use iptables::{ChainName, Dump, Edit, ProgramVersion, Rule, TableName, Token, Transaction};
+use iptables::{Chain, ChainName, Dump, Edit, ProgramVersion, Rule, TableName, Token, Transaction};
 
 fn rule(text: &str) -> Rule {
     Rule::parse(text).unwrap()
@@ -130,4 +131,22 @@ fn tables_are_the_same_when_names_and_chains_are() {
     assert_eq!(table, read("# a comment\n*filter\n:X - [0:0]\nCOMMIT\n"));
     assert_ne!(table, read("*nat\n:X - [0:0]\nCOMMIT\n"));
     assert_ne!(table, read("*filter\n:Y - [0:0]\nCOMMIT\n"));
+}
+
+#[test]
+fn four_times_as_many_leading_rules_take_about_four_times_as_long() {
+    let name = ChainName::new("FORWARD").unwrap();
+    let took = |count: usize| {
+        let text = |n: usize| format!("-s 10.{}.{}.{} -j RETURN", n >> 16, n >> 8 & 255, n & 255);
+        let wanted: Vec<Rule> = (0..count).map(|n| rule(&text(n))).collect();
+        let chain = Chain::new(name.clone()).with_rules(wanted.iter().rev().cloned());
+        let attempt = |()| {
+            let (mut change, start) = (Transaction::new(), Instant::now());
+            assert!(change.table(TableName::FILTER).lead_with(&name, Some(&chain), &wanted));
+            start.elapsed()
+        };
+        [(), ()].map(attempt).into_iter().min().unwrap()
+    };
+    let (few, many) = (took(6_000), took(24_000));
+    assert!(many < few * 8, "{few:?} and {many:?}");
 }
