@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::commands::{api, bench, conformance, demo, dist, emulate, package, setup, soak, test};
+use crate::commands::{api, bench, conformance, demo, differential, dist, emulate, package, setup, soak, test};
 
 /// The project's commands
 #[derive(Debug, Parser)]
@@ -33,6 +33,7 @@ enum Command {
     /// With the unit, the manual page, the configuration and, for this machine's architecture, completions.
     Deb(dist::Options),
     Demo(demo::Options),
+    Differential(differential::Options),
     /// Pack images and the package, with install.yaml, the chart and checksums
     ///
     /// Times and the commit are git's, or SOURCE_DATE_EPOCH and PROXIER_REVISION. Exit codes: 0 done, 1 a check failed, 2 bad usage, 125 else.
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
         Command::Conformance(options) => conformance::main(&options),
         Command::Deb(options) => dist::deb(&options),
         Command::Demo(options) => demo::main(&options),
+        Command::Differential(options) => differential::main(&options),
         Command::Dist(options) => dist::main(options),
         Command::Emulate(options) => emulate::main(&options),
         Command::Image(options) => dist::image(&options),
