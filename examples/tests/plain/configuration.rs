@@ -196,7 +196,6 @@ const VALUES: &[(&str, &[&str], &[&str])] = &[
     ("ipvs-binding", &["route"], &["routes"]),
     ("ipvs-exclude-cidrs", &["10.0.0.0/33"], &["10.0.0.0/8"]),
     ("ipvs-mark-range", &["0x16", "0/0"], &["0x16000000/0xff00c000"]),
-    ("ipvs-mark-node-ports", &["maybe"], &["true"]),
     ("ipvs-mark-split", &["maybe"], &["true"]),
     ("ipvs-min-sync-period", &["31s"], &["30s"]),
     ("ipvs-rules", &["nft"], &["nftables"]),

@@ -248,7 +248,6 @@ fn policies_come_from_annotations_the_configuration_or_nowhere() {
             ("drain time of TCP", "900 s (default)"),
             ("binding", "addresses of kube-ipvs0 (default)"),
             ("mark split", "no (default)"),
-            ("shared node ports", "no (default)"),
         ],
     );
     assert!(!nowhere.explained().0.contains_key("clients of IPv4 that count as one"));
@@ -345,28 +344,18 @@ fn policies_of_other_modes_are_told_as_far_as_they_count() {
 
 #[test]
 fn what_has_firewall_marks_is_told_and_what_has_none() {
-    let marks = "markSplit: true, markNodePorts: true, rules: nftables";
+    let marks = "markSplit: true, rules: nftables";
     let local = "externalTrafficPolicy: Local, healthCheckNodePort: 31000,";
     says(
         &Asking::new("", local, marks),
-        &[
-            ("mark split", "yes, at 4 addresses and ports (configuration ipvs.markSplit)"),
-            (
-                "shared node ports",
-                "nothing to share: no node port with policy Cluster (configuration ipvs.markNodePorts)",
-            ),
-        ],
+        &[("mark split", "yes, at 4 addresses and ports (configuration ipvs.markSplit)")],
     );
     let reason =
         "clients stay with their endpoints, and such a virtual server of a firewall mark does not translate ports";
-    let not = |count: u8, setting: &str| {
-        format!("not at {count} addresses and ports: {reason} (configuration ipvs.{setting})")
-    };
-    let kept = Asking::new("proxier/persistence-seconds: '60'", local, marks);
-    says(&kept, &[("mark split", &not(4, "markSplit"))]);
-    let shared = "yes, at 2 addresses and ports (configuration ipvs.markNodePorts)";
-    says(&Asking::new("", "", marks), &[("shared node ports", shared)]);
-    says(&Asking::new("", "sessionAffinity: ClientIP,", marks), &[("shared node ports", &not(2, "markNodePorts"))]);
+    let not = format!("not at 4 addresses and ports: {reason} (configuration ipvs.markSplit)");
+    says(&Asking::new("proxier/persistence-seconds: '60'", local, marks), &[("mark split", &not)]);
+    let nothing = "nothing to split: no external address or node port with policy Local (configuration ipvs.markSplit)";
+    says(&Asking::new("", "", marks), &[("mark split", nothing)]);
     says(
         &Asking::new("", local, "markSplit: true, rules: iptables"),
         &[("mark split", "no: needs ipvs.rules: nftables (configuration ipvs.markSplit)")],

@@ -74,10 +74,7 @@ pub struct IpvsConfig {
     /// by firewall marks, with [`RulesBy::Nftables`] only ([`Config::splits_local`](super::Config::splits_local)). Default no: all
     /// get the local ones.
     pub mark_split: bool,
-    /// Whether a node port has one virtual server, by a firewall mark, for all addresses of the node; with [`RulesBy::Nftables`] only
-    /// ([`Config::shares_node_ports`](super::Config::shares_node_ports)). Default no: one for each address.
-    pub mark_node_ports: bool,
-    /// The firewall marks for both.
+    /// The firewall marks for that.
     pub mark_range: MarkRange,
     /// Synchronisation of connections with other nodes. Default none: the kernel is not asked for its daemons.
     pub connection_sync: Option<ConnectionSync>,
@@ -109,7 +106,6 @@ impl Default for IpvsConfig {
             service_cidrs: Vec::new(),
             rules: RulesBy::Auto,
             mark_split: false,
-            mark_node_ports: false,
             mark_range: MarkRange::default(),
             connection_sync: None,
             only_what_is_needed: false,

@@ -219,20 +219,9 @@ impl Config {
         self.ipvs.mark_split && self.ipvs.rules == RulesBy::Nftables
     }
 
-    /// Whether IPVS mode gives a node port one virtual server for all addresses of the node ([`IpvsConfig::mark_node_ports`]): only a table
-    /// of nf_tables sets the marks for that.
-    pub fn shares_node_ports(&self) -> bool {
-        self.ipvs.mark_node_ports && self.ipvs.rules == RulesBy::Nftables
-    }
-
     /// Whether sets, their entries and rules are made only where they are needed ([`IpvsConfig::only_what_is_needed`]).
     pub(crate) fn makes_only_needed_rules(&self) -> bool {
         self.ipvs.only_what_is_needed && self.ipvs.rules != RulesBy::Nftables
-    }
-
-    /// Whether any virtual server is by a firewall mark.
-    pub(crate) fn uses_marks(&self) -> bool {
-        self.splits_local() || self.shares_node_ports()
     }
 
     /// Whether IPVS mode binds addresses by routes. Routes do not tell proxies apart, as names do: a proxy with
@@ -253,10 +242,9 @@ pub fn parse_service_cidr(text: &str) -> Option<Network> {
 /// The reason why other texts are rejected.
 const NO_NETWORK: &str = "not a network (ADDRESS/PREFIX); left out";
 
-/// Switches splitting and sharing off for a proxy without marks of its own.
+/// Switches splitting off for a proxy without marks of its own.
 fn check_marks(object: &ConfigObject, config: &mut Config, report: &mut Reporter<'_>) {
     config.ipvs.mark_split = object.ipvs.mark_split.unwrap_or_default();
-    config.ipvs.mark_node_ports = object.ipvs.mark_node_ports.unwrap_or_default();
     let text = object.ipvs.mark_range.as_deref().unwrap_or_default();
     if !text.is_empty() {
         if let Ok(range) = text.parse() {
@@ -264,16 +252,15 @@ fn check_marks(object: &ConfigObject, config: &mut Config, report: &mut Reporter
         } else {
             let reason = "not a range of firewall marks (VALUE/MASK, such as 0x16000000/0xff00c000); none are used";
             report.reject("ipvs.markRange", text, reason);
-            (config.ipvs.mark_split, config.ipvs.mark_node_ports) = (false, false);
+            config.ipvs.mark_split = false;
         }
     }
     let range = config.ipvs.mark_range;
-    let uses_marks = config.ipvs.mark_split || config.ipvs.mark_node_ports;
-    if uses_marks && !range.is_apart_from(config.masquerade_bit) {
+    if config.ipvs.mark_split && !range.is_apart_from(config.masquerade_bit) {
         let reason =
             "not a range whose mask, and not whose value, has 0x8000 and the bit for masquerading; none are used";
         report.reject("ipvs.markRange", range, reason);
-        (config.ipvs.mark_split, config.ipvs.mark_node_ports) = (false, false);
+        config.ipvs.mark_split = false;
     }
 }
 

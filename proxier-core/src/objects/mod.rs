@@ -360,9 +360,7 @@ objects! {
         /// Networks of cluster IPs, for binding `routes`. Not in kube-proxy.
         #[serde(rename = "serviceCIDRs")]
         service_cidrs: Vec<String>,
-        /// Whether a node port has one virtual server for all addresses of the node. Not in kube-proxy.
-        mark_node_ports: Option<bool>,
-        /// The firewall marks for `markSplit` and `markNodePorts`, as `VALUE/MASK`; `0x16000000/0xff00c000` when empty. Not in kube-proxy.
+        /// The firewall marks for `markSplit`, as `VALUE/MASK`; `0x16000000/0xff00c000` when empty. Not in kube-proxy.
         mark_range: Option<String>,
         /// Whether only clients outside are kept to local endpoints where a policy says `Local`. Not in kube-proxy.
         mark_split: Option<bool>,

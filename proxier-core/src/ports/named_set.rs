@@ -25,12 +25,9 @@ macro_rules! sets {
             /// Frontends whose outside clients get local endpoints, and all other clients those of all nodes. Only in a table of nf_tables, as all
             /// kinds that follow ([`Config::splits_local`](crate::config::Config::splits_local)).
             LocalSplit,
-            /// Firewall marks of such Frontends, of node ports (at address 0), and marks that are not given any more: shows which virtual servers of
+            /// Firewall marks of such Frontends, and marks that are not given any more: shows which virtual servers of
             /// marks are this proxy's own. A map; its entries have the mark where those of other sets have a source, as an IPv4 address.
             SplitMark,
-            /// Node ports of which every address has the same virtual server, with its mark, at each address: packets to there get the mark
-            /// ([`Config::shares_node_ports`](crate::config::Config::shares_node_ports)). A map like [`SetKind::SplitMark`].
-            NodePortMark,
         }
 
         impl SetKind {
@@ -38,23 +35,22 @@ macro_rules! sets {
             pub const ALL: [SetKind; 18] = [$(SetKind::$kind),*];
 
             /// Kinds that a table of nf_tables has, in the order of this type.
-            pub(crate) const ALL_OF_NFT: [SetKind; 23] = [
+            pub(crate) const ALL_OF_NFT: [SetKind; 22] = [
                 $(SetKind::$kind,)*
                 SetKind::LoadBalancerNotNode,
                 SetKind::NoEndpoint,
                 SetKind::LocalSplit,
                 SetKind::SplitMark,
-                SetKind::NodePortMark,
             ];
 
             /// Whether its entries are places with marks.
             pub(crate) fn has_marks(self) -> bool {
-                matches!(self, SetKind::SplitMark | SetKind::NodePortMark)
+                self == SetKind::SplitMark
             }
 
             /// Whether its entries give packets marks: they come after the virtual servers of these marks, and go before these do.
             pub(crate) fn gives_marks(self) -> bool {
-                matches!(self, SetKind::LocalSplit | SetKind::NodePortMark)
+                self == SetKind::LocalSplit
             }
 
             /// Whether kube-proxy has this set too. [`SetKind::NodePortServed`] and those that are no ipsets are this
@@ -67,9 +63,7 @@ macro_rules! sets {
             pub fn set_type(self) -> SetType {
                 match self {
                     $(SetKind::$kind => SetType::$set_type,)*
-                    SetKind::LoadBalancerNotNode | SetKind::SplitMark | SetKind::NodePortMark => {
-                        SetType::HashIpPortIp
-                    }
+                    SetKind::LoadBalancerNotNode | SetKind::SplitMark => SetType::HashIpPortIp,
                     SetKind::LocalSplit | SetKind::NoEndpoint => SetType::HashIpPort,
                 }
             }
@@ -82,7 +76,6 @@ macro_rules! sets {
                     SetKind::NoEndpoint => "Services without endpoints",
                     SetKind::LocalSplit => "externalTrafficPolicy=local, for clients outside only",
                     SetKind::SplitMark => "firewall marks of virtual servers",
-                    SetKind::NodePortMark => "node ports with the firewall marks of their virtual servers",
                 }
             }
 
@@ -94,7 +87,6 @@ macro_rules! sets {
                     SetKind::NoEndpoint => "NO-ENDPOINT",
                     SetKind::LocalSplit => "LOCAL-SPLIT",
                     SetKind::SplitMark => "SPLIT-MARK",
-                    SetKind::NodePortMark => "NODE-PORT-MARK",
                 }
             }
 
@@ -247,7 +239,7 @@ impl fmt::Display for NamedSet {
     }
 }
 
-/// The Frontend and the mark that an entry of [`SetKind::SplitMark`] records, or one of [`SetKind::NodePortMark`].
+/// The Frontend and the mark that an entry of [`SetKind::SplitMark`] records.
 pub(crate) fn recorded(element: &Element) -> Option<(FrontendKey, NonZeroU32)> {
     let Element::IpPortIp(host, ports, mark) = element else { return None };
     let IpAddr::V4(mark) = mark.first() else { return None };

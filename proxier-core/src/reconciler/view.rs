@@ -31,8 +31,6 @@ pub struct ServerCounts {
     pub foreign: usize,
     /// Virtual servers, by firewall mark, of clients outside.
     pub split: usize,
-    /// Virtual servers, by firewall mark, of node ports on all addresses of the node.
-    pub shared: usize,
 }
 
 impl Reconciler {
@@ -75,13 +73,11 @@ impl Reconciler {
         let (wanted, observed) = (self.wanted()?, self.observed()?);
         let foreign: Vec<_> = foreign(&wanted, observed, self.facts.config()).collect();
         let ours = || observed.virtual_servers.iter().filter(|(key, _)| foreign.binary_search(key).is_err());
-        let (split, shared) = wanted.marked();
         Some(ServerCounts {
             virtual_servers: ours().count(),
             real_servers: ours().map(|(_, server)| server.real_servers.len()).sum(),
             foreign: foreign.len(),
-            split,
-            shared,
+            split: wanted.marked(),
         })
     }
 
@@ -128,20 +124,13 @@ impl Reconciler {
         self.wanted()?.split(frontend)
     }
 
-    /// The virtual server of a firewall mark that a node port has in common with this node's other addresses, in place of one of its own
-    /// ([`Config::shares_node_ports`](crate::config::Config::shares_node_ports)).
-    pub fn shared(&self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
-        self.wanted()?.shared(frontend)
-    }
-
     /// Frontends that IPVS mode serves without the firewall marks that the configuration asks for
-    /// ([`Config::splits_local`](crate::config::Config::splits_local),
-    /// [`Config::shares_node_ports`](crate::config::Config::shares_node_ports)), and why. Costs O(such Frontends).
+    /// ([`Config::splits_local`](crate::config::Config::splits_local)), and why. Costs O(such Frontends).
     pub fn unmarked(&self) -> impl Iterator<Item = MarkUnavailable> {
         self.wanted().into_iter().flat_map(Wanted::unmarked)
     }
 
-    /// Frontend of a virtual server, wanted or not; a shared node port has address 0; `None` for a foreign firewall mark.
+    /// Frontend of a virtual server, wanted or not; `None` for a foreign firewall mark.
     pub fn frontend_of(&self, server: &VirtualServerKey) -> Option<FrontendKey> {
         self.wanted().map_or_else(|| FrontendKey::try_from(*server).ok(), |wanted| wanted.frontend_key(server))
     }

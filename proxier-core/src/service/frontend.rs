@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::Port;
 use crate::net::Network;
-use crate::net::{EndpointKey, FrontendKey, Protocol};
+use crate::net::{EndpointKey, FrontendKey};
 use crate::snapshot::{Balancing, Roles, TrafficPolicy};
 
 /// Protocol, address and port on which a Service answers, with the endpoints that answer there.
@@ -96,17 +96,6 @@ impl Frontend {
     /// Whether its policy asks for a split.
     pub(crate) fn would_split(&self) -> bool {
         !self.roles.contains(Roles::CLUSTER_IP) && self.policy == TrafficPolicy::Local
-    }
-
-    /// Whether it can have one list of endpoints with the same node port on this node's other addresses: it is nothing but a node port, every
-    /// client gets the endpoints of all nodes, each connection is for itself, and answers come back through this node.
-    pub fn can_share(&self) -> bool {
-        self.would_share() && self.key.protocol != Protocol::Sctp && !self.keeps_clients() && !self.returns_directly
-    }
-
-    /// Whether it is a node port for which one list of endpoints would do.
-    pub(crate) fn would_share(&self) -> bool {
-        self.roles == Roles::NODE_PORT && self.policy == TrafficPolicy::Cluster
     }
 
     /// Whether a client's connections are to reach one endpoint.

@@ -50,7 +50,7 @@ fn options(settings: u8) -> Options {
     if settings & 8 == 8 {
         ipvs.service_cidrs = vec!["10.96.0.0/24".parse().unwrap(), "fd96::/112".parse().unwrap()];
     }
-    (ipvs.mark_split, ipvs.mark_node_ports) = (settings & 0x30 != 0, settings & 0xc0 != 0);
+    ipvs.mark_split = settings & 0x30 != 0;
     options.config.local_traffic = LocalTraffic::ClusterCidrs(vec!["10.244.0.0/16".parse().unwrap()]);
     options.mass_removal.share = 1.0;
     options

@@ -259,7 +259,7 @@ fn marks_outlive_a_flush_of_the_rule_set() {
         for mark in ["7", "369098759"] {
             oracle::run("ipvsadm", &["-A", "-f", mark, "-s", "rr"], None).unwrap();
         }
-        let config = json!({ "ipvs": { "rules": "nftables", "markSplit": true, "markNodePorts": true } });
+        let config = json!({ "ipvs": { "rules": "nftables", "markSplit": true } });
         let start = || {
             let mut cluster = Cluster::without_programs(options(&config));
             publish(&mut cluster);

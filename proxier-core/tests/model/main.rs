@@ -106,7 +106,7 @@ fn a_mark_that_nobody_recognises_is_left_alone() {
     let begin = [
         Step::Service([0, 97, 34, 0, 5, 0, 46, 0, 138, 32]),
         Step::Service([1, 0, 101, 16, 0, 0, 0, 0, 0, 0]),
-        Step::Restart(Settings { by_table: true, by_routes: true, has_networks: false, splits: true, shares: false }),
+        Step::Restart(Settings { by_table: true, by_routes: true, has_networks: false, splits: true }),
         Step::CleanUp,
         Step::Crash(3),
         Step::Pass,
@@ -122,7 +122,7 @@ fn a_mark_that_nobody_recognises_is_left_alone() {
 fn a_mark_that_drains_stays_ours_without_its_table() {
     use settings::{Settings, Step};
     run_settings(&[
-        Step::Restart(Settings { by_table: true, by_routes: true, has_networks: false, splits: true, shares: false }),
+        Step::Restart(Settings { by_table: true, by_routes: true, has_networks: false, splits: true }),
         Step::Slice([157, 130, 36, 0, 0, 0, 98]),
         Step::Service([35, 32, 6, 0, 5, 0, 0, 1, 86, 232]),
         Step::Pass,

@@ -52,7 +52,6 @@ pub(crate) struct Settings {
     pub(crate) by_routes: bool,
     pub(crate) has_networks: bool,
     pub(crate) splits: bool,
-    pub(crate) shares: bool,
 }
 
 pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -61,7 +60,6 @@ pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
         by_routes: bits & 4 == 4,
         has_networks: bits & 8 == 8,
         splits: bits & 0x30 != 0,
-        shares: bits & 0xc0 != 0,
     });
     let step = prop_oneof![
         10 => any::<[u8; 10]>().prop_map(Step::Service),
@@ -87,7 +85,6 @@ fn config(settings: Settings) -> Config {
         config.ipvs.service_cidrs = vec!["10.96.0.0/24".parse().unwrap(), "fd96::/112".parse().unwrap()];
     }
     config.ipvs.mark_split = settings.splits;
-    config.ipvs.mark_node_ports = settings.shares;
     config.local_traffic = LocalTraffic::ClusterCidrs(vec!["10.244.0.0/16".parse().unwrap()]);
     config
 }

@@ -23,7 +23,6 @@ mod iptables_mode;
 mod iptables_model;
 mod iptables_rules;
 mod ipvs_nft;
-mod ipvs_node_ports;
 mod ipvs_split;
 mod marks;
 mod mode_switch;

@@ -67,7 +67,7 @@ fn keys_of(number: u8) -> Vec<FrontendKey> {
 /// Runs a full pass as the reconciler does: changes that the safeguard stops are held back, the rest is done.
 fn pass(safeguard: &mut Safeguard, world: &World, observed: &mut Observed, now: Moment) -> Option<Stopped> {
     let mut changes = diff(&world.wanted(), observed, Scope::All, &world.config);
-    let stopped = safeguard.check(losing(&changes, observed), observed, &world.store, world.wanted().desired(), now);
+    let stopped = safeguard.check(losing(&changes), observed, &world.store, world.wanted().desired(), now);
     if let Some(stopped) = &stopped {
         hold(&stopped.inherited().collect(), &mut changes, observed);
     }
@@ -226,9 +226,8 @@ fn small_passes_do_not_nibble() {
     let before = observed.clone();
     let changed = world.delete_service("s13");
     let mut changes = diff(&world.wanted(), &observed, Scope::Changed(&changed), &world.config);
-    let stopped = safeguard
-        .check(losing(&changes, &observed), &observed, &world.store, world.wanted().desired(), secs(1))
-        .unwrap();
+    let stopped =
+        safeguard.check(losing(&changes), &observed, &world.store, world.wanted().desired(), secs(1)).unwrap();
     assert_eq!((stopped.would_lose, stopped.of), (39, 60));
     hold(&stopped.inherited().collect(), &mut changes, &observed);
     observed.apply(&changes);
@@ -236,9 +235,8 @@ fn small_passes_do_not_nibble() {
     // An unrelated change is carried out; the rest is still held back.
     let changed = world.slice("s20-1", "s20", json!([]));
     let mut changes = diff(&world.wanted(), &observed, Scope::Changed(&changed), &world.config);
-    let stopped = safeguard
-        .check(losing(&changes, &observed), &observed, &world.store, world.wanted().desired(), secs(2))
-        .unwrap();
+    let stopped =
+        safeguard.check(losing(&changes), &observed, &world.store, world.wanted().desired(), secs(2)).unwrap();
     assert_eq!(stopped.held().count(), 39);
     hold(&stopped.inherited().collect(), &mut changes, &observed);
     observed.apply(&changes);

@@ -374,7 +374,7 @@ impl Explanation {
         let keys: BTreeSet<FrontendKey> =
             explained.ports.iter().flat_map(|port| port.frontends.iter().map(|(frontend, _)| frontend.key)).collect();
         let keys: Vec<FrontendKey> = keys.into_iter().collect();
-        let marks: Vec<_> = keys.iter().filter_map(|key| proxier.split(key).or_else(|| proxier.shared(key))).collect();
+        let marks: Vec<_> = keys.iter().filter_map(|key| proxier.split(key)).collect();
         let device = facts.config().names.device.as_str();
         explained.kernel = mentions::of(&kernel.state(), &found.service.to_string(), device, &keys, &marks);
         explained.not_served = refused

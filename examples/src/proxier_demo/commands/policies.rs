@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use ipvs::model::Granularity;
 use proxier_core::config::{Binding, MayAskFor, Topology};
-use proxier_core::modes::ipvs::{self as ipvs_mode, MarkUse};
+use proxier_core::modes::ipvs as ipvs_mode;
 use proxier_core::net::{Family, Protocol};
 use proxier_core::objects::ServiceObject;
 use proxier_core::reconciler::Reconciler;
@@ -210,7 +210,7 @@ fn of_ipvs(asked: &PolicyQuestion<'_>) -> Vec<Policy> {
     all.push(limits(asked));
     all.push(drain(asked));
     all.push(binding(proxier));
-    all.extend(marks(asked));
+    all.push(mark_split(asked));
     all
 }
 
@@ -289,44 +289,25 @@ fn binding(proxier: &Reconciler) -> Policy {
     Policy::new("binding", value, from)
 }
 
-/// Settings of firewall marks.
-fn marks(asked: &PolicyQuestion<'_>) -> Vec<Policy> {
+/// Setting of firewall marks.
+fn mark_split(asked: &PolicyQuestion<'_>) -> Policy {
     let PolicyQuestion { service, owned, proxier, .. } = asked;
     let config = proxier.facts().config();
-    let all = [
-        (MarkUse::ExternalClients, "mark split", "ipvs.markSplit", config.ipvs.mark_split, config.splits_local()),
-        (
-            MarkUse::NodePort,
-            "shared node ports",
-            "ipvs.markNodePorts",
-            config.ipvs.mark_node_ports,
-            config.shares_node_ports(),
-        ),
-    ];
-    let of = |(mark_use, what, field, is_asked, is_done): (MarkUse, &'static str, &str, bool, bool)| {
-        if !is_asked {
-            return Policy::new(what, "no", "default");
-        }
-        let from = format!("configuration {field}");
-        if !is_done {
-            return Policy::new(what, "no: needs ipvs.rules: nftables", from);
-        }
-        let has_mark = |frontend: &&&Frontend| match mark_use {
-            MarkUse::ExternalClients => proxier.split(&frontend.key).is_some(),
-            _ => proxier.shared(&frontend.key).is_some(),
-        };
-        let mut parts = Vec::new();
-        match owned.iter().filter(has_mark).count() {
-            0 => {}
-            count => parts.push(format!("yes, at {count} addresses and ports")),
-        }
-        let unmarked = proxier.unmarked().filter(|of| of.service == service.key && of.mark_use == mark_use);
-        parts.extend(unmarked.map(|of| format!("not at {} addresses and ports: {}", of.frontends.len(), of.reason)));
-        let nothing = match mark_use {
-            MarkUse::ExternalClients => "nothing to split: no external address or node port with policy Local",
-            _ => "nothing to share: no node port with policy Cluster",
-        };
-        Policy::new(what, if parts.is_empty() { nothing.to_owned() } else { parts.join("; ") }, from)
-    };
-    all.map(of).into()
+    let what = "mark split";
+    if !config.ipvs.mark_split {
+        return Policy::new(what, "no", "default");
+    }
+    let from = "configuration ipvs.markSplit";
+    if !config.splits_local() {
+        return Policy::new(what, "no: needs ipvs.rules: nftables", from);
+    }
+    let mut parts = Vec::new();
+    match owned.iter().filter(|frontend| proxier.split(&frontend.key).is_some()).count() {
+        0 => {}
+        count => parts.push(format!("yes, at {count} addresses and ports")),
+    }
+    let unmarked = proxier.unmarked().filter(|of| of.service == service.key);
+    parts.extend(unmarked.map(|of| format!("not at {} addresses and ports: {}", of.frontends.len(), of.reason)));
+    let nothing = "nothing to split: no external address or node port with policy Local";
+    Policy::new(what, if parts.is_empty() { nothing.to_owned() } else { parts.join("; ") }, from)
 }

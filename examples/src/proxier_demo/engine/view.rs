@@ -6,7 +6,6 @@ use std::sync::Arc;
 use ipvs::VirtualServerKey;
 use proxier_core::modes::Names;
 use proxier_core::modes::ipvs::Draining;
-use proxier_core::net::FrontendKey;
 use proxier_core::service::Frontend;
 
 use crate::proxier_demo::engine::{Engine, Kernel};
@@ -38,9 +37,6 @@ impl<K: Kernel> Engine<K> {
         });
         let drain = |draining: Draining| DrainView {
             virtual_server: match (draining.virtual_server, proxier.frontend_of(&draining.virtual_server)) {
-                (VirtualServerKey::Fwmark { .. }, Some(frontend)) if frontend.address.is_unspecified() => {
-                    format!("{frontend}, every address of the node")
-                }
                 (VirtualServerKey::Fwmark { .. }, Some(frontend)) => format!("{frontend}, clients outside"),
                 (key, _) => key.to_string(),
             },
@@ -50,9 +46,8 @@ impl<K: Kernel> Engine<K> {
             connections: draining.connections,
         };
         let held = proxier.held();
-        let mark = |key: &FrontendKey| proxier.split(key).or_else(|| proxier.shared(key));
-        let may_have = desired.frontends().filter(|frontend| frontend.can_split() || frontend.can_share());
-        let marks = may_have.filter_map(|frontend| Some((frontend.key, mark(&frontend.key)?))).collect();
+        let may_have = desired.frontends().filter(|frontend| frontend.can_split());
+        let marks = may_have.filter_map(|frontend| Some((frontend.key, proxier.split(&frontend.key)?))).collect();
         View {
             marks,
             begun,

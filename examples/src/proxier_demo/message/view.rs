@@ -75,7 +75,7 @@ pub(crate) struct View {
     pub(crate) rejected: Lines<String>,
     pub(crate) refused: Lines<Refused>,
     pub(crate) held: Lines<HeldView>,
-    /// Virtual servers of firewall marks, by their Frontends: for clients outside only, and for shared node ports.
+    /// Virtual servers of firewall marks, by their Frontends: for clients outside only.
     pub(crate) marks: BTreeMap<FrontendKey, VirtualServerKey>,
     /// Userspace mode: connections and UDP flows that each listener has begun.
     pub(crate) begun: BTreeMap<FrontendKey, u64>,

@@ -23,6 +23,15 @@ pub const KIND: &str = "KubeProxyConfiguration";
 /// Keys of a ConfigMap that may hold the configuration: kubeadm's, and the one that other installers use.
 const CONFIG_MAP_KEYS: [&str; 2] = ["config.conf", "config"];
 
+/// Fields that an earlier version had, and what happens without them.
+const REMOVED: &[(&str, &str)] =
+    &[("ipvs.markNodePorts", "each node port has one virtual server for each address of the node, as kube-proxy's")];
+
+/// What happens without a field that an earlier version had.
+pub fn removed(field: &str) -> Option<&'static str> {
+    REMOVED.iter().find(|(name, _)| *name == field).map(|(_, instead)| *instead)
+}
+
 /// Reads `null` as the default: kubeadm writes it for unset fields.
 fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
@@ -285,9 +294,7 @@ objects! {
         connection_sync: Option<ConnectionSyncObject>,
         /// Values for Services without an annotation of their own.
         defaults: Option<IpvsDefaultsObject>,
-        /// Whether a node port has one virtual server for all addresses of the node. Default no: one for each. Needs rules `nftables`.
-        mark_node_ports: Option<bool>,
-        /// The firewall marks for `markSplit` and `markNodePorts`, as `VALUE/MASK`. Default `0x16000000/0xff00c000`.
+        /// The firewall marks for `markSplit`, as `VALUE/MASK`. Default `0x16000000/0xff00c000`.
         mark_range: Option<String>,
         /// Whether clients outside get local endpoints, and this node and its pods all endpoints, when a Service's external policy is `Local`.
         /// Default no: all get the local ones. Needs rules `nftables`.
@@ -349,7 +356,13 @@ impl KubeProxyConfiguration {
         check_kind(&value).map_err(|(field, reason)| Problem::new(origin, reason).at(field))?;
         let (object, unknown) =
             yaml::read_strictly(&value).map_err(|(field, reason)| Problem::new(origin, reason).at(field))?;
-        let passed_over = |field: String| Problem::new(origin, "no such field in this format; it is ignored").at(field);
+        let passed_over = |field: String| {
+            let reason = match removed(&field) {
+                Some(instead) => format!("is no longer supported and ignored; {instead}"),
+                None => "no such field in this format; it is ignored".to_owned(),
+            };
+            Problem::new(origin, reason).at(field)
+        };
         warnings.extend(unknown.into_iter().map(passed_over));
         Ok((object, warnings))
     }

@@ -262,7 +262,7 @@ impl Check<'_> {
         }
         if !mode.facts().has_virtual_servers {
             // Only IPVS mode has firewall marks of its own, which may not touch the bit of its section.
-            (value["ipvs"]["markSplit"], value["ipvs"]["markNodePorts"]) = (false.into(), false.into());
+            value["ipvs"]["markSplit"] = false.into();
         }
         let part: ConfigObject = match serde_json::from_value(value) {
             Ok(part) => part,

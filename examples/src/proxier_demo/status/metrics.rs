@@ -122,8 +122,6 @@ pub struct Metrics {
     pub unmet: u64,
     /// Virtual servers by firewall marks for clients outside. Not in kube-proxy.
     pub split: u64,
-    /// Virtual servers by firewall marks for node ports. Not in kube-proxy.
-    pub shared: u64,
     /// Services that are served without the marks that the configuration asks for. Not in kube-proxy.
     pub unmarked: u64,
     /// Objects of other proxies and modes that are still there, as of the last cleanup. Not in kube-proxy.
@@ -319,8 +317,6 @@ impl Metrics {
         p.gauge("real_servers_draining", "Real servers that are draining", self.draining);
         let split = "Virtual servers by firewall marks for clients outside (ipvs.markSplit)";
         p.gauge("split_frontends", split, self.split);
-        let shared = "Virtual servers by firewall marks for node ports (ipvs.markNodePorts)";
-        p.gauge("shared_node_ports", shared, self.shared);
         let unmarked = "Services that are served without the firewall marks that the configuration asks for";
         p.gauge("unmarked_services", unmarked, self.unmarked);
         let of_others = "Addresses and ports of Services that are other Nodes' and not served here";
@@ -535,8 +531,8 @@ mod tests {
 
     #[test]
     fn firewall_marks_are_counted_by_what_they_are_for() {
-        let text = Metrics { split: 5, shared: 3, unmarked: 2, ..Metrics::default() }.render();
-        for (name, number) in [("split_frontends", 5), ("shared_node_ports", 3), ("unmarked_services", 2)] {
+        let text = Metrics { split: 5, unmarked: 2, ..Metrics::default() }.render();
+        for (name, number) in [("split_frontends", 5), ("unmarked_services", 2)] {
             let lines: Vec<&str> = text.lines().filter(|line| line.contains(&format!("_{name}"))).collect();
             assert_eq!(lines.len(), 3, "{lines:?}");
             assert_eq!(lines[1], format!("# TYPE kubeproxy_{name} gauge"));

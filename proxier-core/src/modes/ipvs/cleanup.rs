@@ -118,8 +118,7 @@ pub(crate) fn served(config: &Config, ports: &mut Ports<'_>) -> ServedFrontends 
         Ok(observed) => {
             let foreign: BTreeSet<_> = foreign(&wanted, &observed, &config).collect();
             for (key, server) in observed.virtual_servers.iter().filter(|(key, _)| !foreign.contains(key)) {
-                let sharing = observed.sharing(key).filter(|_| key.addr().is_none());
-                for frontend in FrontendKey::try_from(*key).into_iter().chain(sharing) {
+                if let Ok(frontend) = FrontendKey::try_from(*key) {
                     served.add(frontend, !server.real_servers.is_empty());
                 }
             }

@@ -16,7 +16,7 @@ use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
 use crate::modes::ipvs::wanted::{Wanted, WantedServer};
-use crate::net::{Family, FrontendKey, Network};
+use crate::net::{Family, Network};
 use crate::snapshot::is_usable_by_service;
 
 /// Change to a virtual server.
@@ -213,8 +213,7 @@ impl Diff<'_> {
         if !may_delete(&key, self.observed, self.config) {
             return;
         }
-        let is_replaced = self.is_split_no_more(&key) || self.is_shared_now(&key);
-        let change = if is_replaced && !there.real_servers.is_empty() {
+        let change = if self.is_split_no_more(&key) && !there.real_servers.is_empty() {
             let remove = there.real_servers.iter().map(|real| real.key).collect();
             VirtualServerChange::Update { config: None, add: Vec::new(), set: Vec::new(), remove }
         } else {
@@ -230,16 +229,11 @@ impl Diff<'_> {
         }
     }
 
-    /// Whether this is the virtual server of the mark of a Frontend that is still served, but not split: connections through it
-    /// go on. Rules of iptables do not know the mark, so it would never go with those.
+    /// Whether this is the virtual server of the mark of a Frontend that is still served, but not split, or of a node port at any address:
+    /// connections through it go on. Rules of iptables do not know the mark, so it would never go with those.
     fn is_split_no_more(&self, key: &VirtualServerKey) -> bool {
         let is_mark = matches!(key, VirtualServerKey::Fwmark { .. });
-        is_mark && self.config.ipvs.rules == RulesBy::Nftables && self.wanted.frontend(key).is_some()
-    }
-
-    /// Whether this is the virtual server of an address of a node port that has one for all addresses now: connections through it go on.
-    fn is_shared_now(&self, key: &VirtualServerKey) -> bool {
-        FrontendKey::try_from(*key).is_ok_and(|place| self.wanted.is_shared(&place))
+        is_mark && self.config.ipvs.rules == RulesBy::Nftables && self.wanted.is_drained(key)
     }
 
     /// A record stays as long as its virtual server: it shows that this is the proxy's own.
@@ -247,11 +241,6 @@ impl Diff<'_> {
         let (wanted, observed) = (self.wanted, self.observed);
         let Changes { delete_entries, virtual_servers, .. } = &mut self.changes;
         delete_entries.retain(|(set, element)| {
-            if let Some(served) = served_by(*set, element).filter(|place| wanted.is_shared(place)) {
-                let server = served.into();
-                let goes = virtual_servers.get(&server) == Some(&VirtualServerChange::Delete);
-                return goes || !observed.virtual_servers.contains_key(&server);
-            }
             let is_record = set.kind == SetKind::SplitMark;
             !is_record
                 || split::server_of(element).is_none_or(|server| {
@@ -261,11 +250,6 @@ impl Diff<'_> {
                 })
         });
     }
-}
-
-/// The Frontend of a node port that an entry records.
-fn served_by(set: SetKey, element: &Element) -> Option<FrontendKey> {
-    split::frontend_of(element).filter(|_| set.kind == SetKind::NodePortServed)
 }
 
 fn update(server: &WantedServer, observed: &ObservedServer) -> Option<VirtualServerChange> {

@@ -33,7 +33,7 @@ pub(crate) fn needs_entries(frontend: &Frontend) -> bool {
 }
 
 /// The entries that a Frontend has in the sets. A table of nf_tables takes no networks that overlap, and has a set of those that
-/// this node may not use. `mark`: the virtual server of its mark, if it is split or shared.
+/// this node may not use. `mark`: the virtual server of its mark, if it is split.
 pub(crate) fn frontend_entries(
     frontend: &Frontend,
     by_table: bool,
@@ -83,9 +83,7 @@ pub(crate) fn frontend_entries(
             add(local_only, element.clone());
         }
         add(all, element);
-        // A shared one has no virtual server of its address.
-        let is_shared = mark.is_some() && frontend.can_share();
-        if protocol != Protocol::Sctp && !is_shared {
+        if protocol != Protocol::Sctp {
             add(SetKind::NodePortServed, at);
         }
     }
@@ -93,8 +91,7 @@ pub(crate) fn frontend_entries(
         add(SetKind::IpvsIps, Element::Ip(host));
     }
     if by_table {
-        let is_split = mark.is_some() && frontend.can_split();
-        let serves = if is_split { frontend.has_endpoints() } else { frontend.takes(frontend.endpoints()) };
+        let serves = if mark.is_some() { frontend.has_endpoints() } else { frontend.takes(frontend.endpoints()) };
         if !serves {
             add(SetKind::NoEndpoint, Element::IpPort(host, ports));
         }
@@ -106,10 +103,5 @@ pub(crate) fn frontend_entries(
 }
 
 pub(super) fn entries_of_mark(frontend: &Frontend, mark: NonZeroU32) -> [(SetKey, Element); 2] {
-    if frontend.can_share() {
-        let node_port = split::node_port_of(&frontend.key);
-        [split::shared_entry(&frontend.key, mark), split::record(&node_port, mark)]
-    } else {
-        [split::active_entry(&frontend.key), split::record(&frontend.key, mark)]
-    }
+    [split::active_entry(&frontend.key), split::record(&frontend.key, mark)]
 }

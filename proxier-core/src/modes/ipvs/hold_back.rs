@@ -14,27 +14,21 @@ use crate::modes::ipvs::split;
 use crate::net::{Family, FrontendKey, Network};
 use crate::safeguard::{Kernel, Loss};
 
-/// Frontends that these changes take away. The virtual server of a mark counts only for shared node ports, which have no other.
-pub fn losing(changes: &Changes, observed: &Observed) -> impl Iterator<Item = (FrontendKey, Loss)> {
-    changes.virtual_servers.iter().flat_map(|(key, change)| {
+/// Frontends that these changes take away. The virtual server of a mark does not count: its Frontend has another.
+pub fn losing(changes: &Changes) -> impl Iterator<Item = (FrontendKey, Loss)> {
+    changes.virtual_servers.iter().filter_map(|(key, change)| {
         let loss = match change {
             VirtualServerChange::Delete => Some(Loss::Everything),
             VirtualServerChange::Update { remove, .. } if !remove.is_empty() => Some(Loss::Endpoints),
             _ => None,
         };
-        let places = loss.map(|loss| {
-            let sharing = observed.sharing(key).filter(|_| key.addr().is_none());
-            FrontendKey::try_from(*key).into_iter().chain(sharing).map(move |place| (place, loss))
-        });
-        places.into_iter().flatten().collect::<Vec<_>>()
+        Some((FrontendKey::try_from(*key).ok()?, loss?))
     })
 }
 
 impl Kernel for Observed {
     fn serves(&self, key: &FrontendKey) -> Option<bool> {
-        let server = |server: &VirtualServerKey| self.virtual_servers.get(server);
-        let there = self.shared_server(key).and_then(|shared| server(&shared)).or_else(|| server(&(*key).into()));
-        there.map(|there| !there.real_servers.is_empty())
+        self.virtual_servers.get(&(*key).into()).map(|there| !there.real_servers.is_empty())
     }
 }
 
@@ -48,9 +42,7 @@ pub fn hold(held: &BTreeSet<FrontendKey>, changes: &mut Changes, observed: &Obse
     let marks: BTreeMap<FrontendKey, VirtualServerKey> =
         observed.records().filter_map(|record| Some((split::recorded(record)?.0, split::server_of(record)?))).collect();
     let of_mark = |frontend: &FrontendKey| marks.get(frontend).copied();
-    let all = |frontend: FrontendKey| {
-        [Some(frontend.into()), of_mark(&frontend), observed.shared_server(&frontend)].into_iter().flatten()
-    };
+    let all = |frontend: FrontendKey| [Some(frontend.into()), of_mark(&frontend)].into_iter().flatten();
     for key in held.iter().copied().flat_map(all) {
         needs.add(&key, observed);
         match changes.virtual_servers.get_mut(&key) {
@@ -94,9 +86,6 @@ impl Needs {
             VirtualServerKey::Fwmark { .. } => {
                 self.marks.insert(*key);
                 let Some(frontend) = observed.frontend_of_mark(key) else { return };
-                if frontend.address.is_unspecified() {
-                    self.node_ports.insert((frontend.family(), frontend.port));
-                }
                 frontend.protocol.into()
             }
         };

@@ -13,12 +13,12 @@ use super::entries::{entries_of_mark, frontend_entries, needs_entries, service_e
 use super::observed::Observed;
 use super::sets::SetKey;
 use super::split::{self, Marks};
-use super::wanted::{MarkUse, Wanted};
+use super::wanted::Wanted;
 use crate::config::{Config, RulesBy, usual_flags};
 use crate::modes::shared::counts::{count, uncount};
 use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
 use crate::pack::pack;
-use crate::service::{Compiled, Desired, Frontend, FrontendObserver, Indexed, Roles};
+use crate::service::{Compiled, Desired, Frontend, FrontendObserver, Indexed};
 use crate::snapshot::Balancing;
 
 /// Objects that Frontends and Services have in common, kept up to date at O(changed Services).
@@ -27,7 +27,6 @@ use crate::snapshot::Balancing;
 /// counted and go when their last user goes.
 ///
 /// Two values with the same Services compare equal, however they were built.
-#[expect(clippy::struct_excessive_bools, reason = "each is one setting")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Index {
     /// Configuration of a virtual server without affinity.
@@ -41,13 +40,9 @@ pub struct Index {
     only_needed: bool,
     /// Frontends that can be are split ([`split`]).
     pub(super) splits: bool,
-    /// Node ports that can be are shared.
-    pub(super) shares: bool,
     pub(super) marks: Marks,
-    /// Frontends that would be split or shared, and are not.
+    /// Frontends that would be split, and are not.
     pub(super) unmarked: BTreeSet<FrontendKey>,
-    /// The addresses of each node port.
-    pub(super) node_ports: BTreeMap<FrontendKey, BTreeSet<IpAddr>>,
 }
 
 /// Changes of an update, by name: objects where the kernel may have to follow.
@@ -183,10 +178,8 @@ impl Index {
             by_table: config.ipvs.rules == RulesBy::Nftables,
             only_needed: config.makes_only_needed_rules(),
             splits: config.splits_local(),
-            shares: config.shares_node_ports(),
             marks: Marks::new(config.ipvs.mark_range, config.masquerade_bit),
             unmarked: BTreeSet::new(),
-            node_ports: BTreeMap::new(),
         }
     }
 
@@ -199,26 +192,24 @@ impl Index {
     pub fn compact(&mut self) {
         pack(&mut self.addresses);
         pack(&mut self.elsewhere);
-        pack(&mut self.node_ports);
         self.sets.values_mut().for_each(pack);
     }
 
     /// Takes over which marks Frontends have in the kernel. Call it before a comparison of everything.
     pub(crate) fn settle_marks(&mut self, desired: &Desired, observed: &Observed) {
         let recorded: Vec<_> = observed.records().filter_map(split::recorded).collect();
-        if recorded.is_empty() && !self.splits && !self.shares {
+        if recorded.is_empty() && !self.splits {
             return;
         }
         let ours: BTreeSet<_> = observed.records().filter_map(split::server_of).collect();
         let of_marks = observed.virtual_servers.keys().filter(|key| key.addr().is_none());
         let others = of_marks.filter(|key| !ours.contains(key)).copied().collect();
-        let marked = desired.frontends().filter_map(|of| Some((of, self.marked_frontend_key(of)?)));
-        let marked: Vec<(&Frontend, FrontendKey)> = marked.collect();
-        let places: BTreeSet<FrontendKey> = marked.iter().map(|(_, place)| *place).collect();
-        let before: Vec<_> = marked.iter().map(|(_, place)| self.marks.server(place)).collect();
-        self.marks.settle(recorded, others, &Vec::from_iter(places));
-        for ((frontend, place), before) in marked.iter().zip(before) {
-            let after = self.marks.server(place);
+        let marked: Vec<&Frontend> = desired.frontends().filter(|frontend| self.splits(frontend)).collect();
+        let before: Vec<_> = marked.iter().map(|frontend| self.marks.server(&frontend.key)).collect();
+        let places: Vec<FrontendKey> = marked.iter().map(|frontend| frontend.key).collect();
+        self.marks.settle(recorded, others, &places);
+        for (frontend, before) in marked.iter().zip(before) {
+            let after = self.marks.server(&frontend.key);
             if before == after {
                 continue;
             }
@@ -234,7 +225,7 @@ impl Index {
                 self.uncount_entry(set, &element, notes);
             }
         }
-        for (frontend, _) in &marked {
+        for frontend in &marked {
             self.note_unmarked(&frontend.key, Some(frontend));
         }
     }
@@ -258,31 +249,17 @@ impl Index {
         let key = VirtualServerKey::from(frontend);
         let index = self;
         let mark_before = before.and_then(|before| index.mark_of(before));
-        if let Some(place) = after.and_then(|after| index.marked_frontend_key(after)) {
-            index.marks.give(place);
+        if after.is_some_and(|after| index.splits(after)) {
+            index.marks.give(frontend);
         }
         let mark_after = after.and_then(|after| index.mark_of(after));
         index.note_unmarked(&frontend, after);
-        let has_node_port = |of: Option<&Frontend>| of.is_some_and(|of| of.roles.contains(Roles::NODE_PORT));
-        let node_port = split::node_port_of(&frontend);
-        match (has_node_port(before), has_node_port(after)) {
-            (false, true) => drop(index.node_ports.entry(node_port).or_default().insert(frontend.address)),
-            (true, false) => {
-                if let Entry::Occupied(mut addresses) = index.node_ports.entry(node_port) {
-                    addresses.get_mut().remove(&frontend.address);
-                    if addresses.get().is_empty() {
-                        addresses.remove();
-                    }
-                }
-            }
-            _ => {}
-        }
         let before_it = before.map(|before| ServerInputs::from_frontend(before, mark_before));
         if before_it != after.map(|after| ServerInputs::from_frontend(after, mark_after)) {
             // Also one that drains.
-            let marks = [index.marks.server(&frontend), index.marks.server(&node_port)];
+            let mark = index.marks.server(&frontend);
             if let Some(changed) = &mut notes.0 {
-                changed.virtual_servers.extend(marks.into_iter().flatten().chain([key]));
+                changed.virtual_servers.extend(mark.into_iter().chain([key]));
             }
         }
         let is_barred = |frontend: Option<&Frontend>| frontend.is_some_and(Frontend::is_barred_from_node);
@@ -372,16 +349,14 @@ impl Index {
         config
     }
 
-    /// Address and port whose packets get the Frontend's mark, if it has one.
-    pub(super) fn marked_frontend_key(&self, frontend: &Frontend) -> Option<FrontendKey> {
-        let splits = self.splits && frontend.can_split();
-        let shares = self.shares && frontend.can_share();
-        shares.then(|| split::node_port_of(&frontend.key)).or(splits.then_some(frontend.key))
+    /// Whether a Frontend is to have a mark.
+    fn splits(&self, frontend: &Frontend) -> bool {
+        self.splits && frontend.can_split()
     }
 
     /// Notes whether a Frontend lacks a mark that it would have.
     fn note_unmarked(&mut self, key: &FrontendKey, frontend: Option<&Frontend>) {
-        if !self.splits && !self.shares {
+        if !self.splits {
             return;
         }
         if frontend.is_some_and(|frontend| self.why_unmarked(frontend).is_some()) {
@@ -391,36 +366,23 @@ impl Index {
         }
     }
 
-    /// Reason why a Frontend that the configuration would have split or shared is not.
-    pub(super) fn why_unmarked(&self, frontend: &Frontend) -> Option<(MarkUse, &'static str)> {
-        let mark_use = if self.splits && frontend.would_split() {
-            MarkUse::ExternalClients
-        } else if self.shares && frontend.would_share() {
-            MarkUse::NodePort
-        } else {
-            return None;
-        };
-        if self.mark_of(frontend).is_some() {
+    /// Reason why a Frontend that the configuration would have split is not.
+    pub(super) fn why_unmarked(&self, frontend: &Frontend) -> Option<&'static str> {
+        if !self.splits || !frontend.would_split() || self.mark_of(frontend).is_some() {
             return None;
         }
-        let reason = match mark_use {
-            _ if frontend.keeps_clients() => {
-                "clients stay with their endpoints, and such a virtual server of a firewall mark does not translate ports"
-            }
-            _ if frontend.returns_directly => "endpoints answer clients by themselves",
-            MarkUse::NodePort if frontend.key.protocol == Protocol::Sctp => "it is of SCTP",
-            _ => "ipvs.markRange has no mark left",
-        };
-        Some((mark_use, reason))
+        Some(if frontend.keeps_clients() {
+            "clients stay with their endpoints, and such a virtual server of a firewall mark does not translate ports"
+        } else if frontend.returns_directly {
+            "endpoints answer clients by themselves"
+        } else {
+            "ipvs.markRange has no mark left"
+        })
     }
 
-    /// The virtual server of a Frontend's mark, if it is split or shared.
+    /// The virtual server of a Frontend's mark, if it is split.
     pub(super) fn mark_of(&self, frontend: &Frontend) -> Option<VirtualServerKey> {
-        self.marks.server(&self.marked_frontend_key(frontend)?)
-    }
-
-    pub(super) fn is_shared(&self, frontend: &Frontend) -> bool {
-        frontend.can_share() && self.mark_of(frontend).is_some()
+        self.marks.server(&frontend.key).filter(|_| self.splits(frontend))
     }
 
     /// The endpoints of one of a Frontend's virtual servers, if it has that one.
@@ -430,14 +392,12 @@ impl Index {
         frontend: &'a Frontend,
     ) -> Option<&'a Arc<[EndpointKey]>> {
         // Nearly everywhere, and asked for each virtual server of each full pass.
-        if !self.splits && !self.shares {
+        if !self.splits {
             return key.addr().is_some().then(|| frontend.endpoints());
         }
         match (key, self.mark_of(frontend)) {
             (VirtualServerKey::Fwmark { .. }, mark) if mark != Some(*key) => None,
-            (VirtualServerKey::Fwmark { .. }, _) if frontend.can_share() => Some(frontend.endpoints()),
             (VirtualServerKey::Fwmark { .. }, _) => Some(&frontend.local),
-            (_, Some(_)) if frontend.can_share() => None,
             (_, Some(_)) => Some(&frontend.cluster),
             (_, None) => Some(frontend.endpoints()),
         }

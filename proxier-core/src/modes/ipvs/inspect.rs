@@ -4,7 +4,6 @@ use ipvs::VirtualServerKey;
 
 use super::guards::nft;
 use super::reading::device_addresses;
-use super::split;
 use crate::config::Config;
 use crate::modes::inspect::{Inspection, TrafficCounters};
 use crate::net::FrontendKey;
@@ -24,15 +23,10 @@ pub(in crate::modes) fn inspect(
 ) -> Result<Inspection, PortError> {
     let mut inspection = Inspection::default();
     let names = &config.names;
-    let marked = if config.uses_marks() { nft::marked(key, config, ports.tables)? } else { nft::Marked::default() };
+    let marked = if config.splits_local() { nft::marked(key, config, ports.tables)? } else { None };
     // Which mark it is differs from node to node.
     let (virtual_key, name) = match marked {
-        nft::Marked { shared: Some(server), .. } => {
-            (server, format!("virtual server of node port {}", split::node_port_of(key)))
-        }
-        nft::Marked { split: Some(server), .. } if is_outside => {
-            (server, format!("virtual server of clients outside of {key}"))
-        }
+        Some(server) if is_outside => (server, format!("virtual server of clients outside of {key}")),
         _ => (VirtualServerKey::from(*key), format!("virtual server {key}")),
     };
     let snapshot = ports.ipvs.snapshot()?;

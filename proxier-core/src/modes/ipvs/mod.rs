@@ -50,4 +50,4 @@ pub(crate) use insides::mode::Mode;
 pub use insides::mode::Options;
 pub use insides::reading::{device_addresses, has_device};
 pub use insides::rules::Capabilities;
-pub use insides::wanted::{MarkUnavailable, MarkUse};
+pub use insides::wanted::MarkUnavailable;

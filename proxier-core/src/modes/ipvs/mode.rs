@@ -182,13 +182,6 @@ impl Mode {
                     .to_owned(),
             );
         }
-        if pass.config().ipvs.mark_node_ports && !pass.config().shares_node_ports() {
-            limited.push(
-                "ipvs.markNodePorts: only a table of nf_tables can set firewall marks (ipvs.rules: nftables); with rules of iptables, a \
-                 node port has a virtual server for each address"
-                    .to_owned(),
-            );
-        }
         if limited == self.told {
             return Vec::new();
         }
@@ -207,7 +200,7 @@ impl Mode {
         let mut changes = diff(wanted, observed, scope(pass.full), config);
         let all_routes = pass.full || self.new_facts || routes.differ_in_whole(observed);
         routes.diff(wanted, observed, (scope(all_routes), config), &mut changes);
-        let held = hold(hold_back::losing(&changes, observed).collect(), observed);
+        let held = hold(hold_back::losing(&changes).collect(), observed);
         if !held.is_empty() {
             hold_back::hold(&held, &mut changes, observed);
         }

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::num::NonZeroU32;
 
 use ipset::{Element, IpSpan, Ports};
 use ipvs::model::{Protocol, VirtualServerConfig};
@@ -131,28 +130,6 @@ impl Observed {
         split::recorded(record).map(|(frontend, _)| frontend)
     }
 
-    /// The virtual server that a node port has in common with the other addresses of the node: packets to there get its mark.
-    pub(crate) fn shared_server(&self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
-        let set = SetKey::new(frontend.family(), SetKind::NodePortMark);
-        let (_, least) = split::shared_entry(frontend, NonZeroU32::MIN);
-        let of_place = self.sets.get(&set)?.range(least..).next()?;
-        let (place, _) = split::recorded(of_place)?;
-        split::server_of(of_place).filter(|_| place == *frontend)
-    }
-
-    /// The virtual servers whose marks packets to node ports get.
-    pub(crate) fn marked_node_ports(&self) -> BTreeSet<VirtualServerKey> {
-        let sets = self.sets.iter().filter(|(set, _)| set.kind == SetKind::NodePortMark);
-        sets.flat_map(|(_, elements)| elements).filter_map(split::server_of).collect()
-    }
-
-    /// The Frontends whose packets get the mark of this virtual server at addresses of the node. Costs O(node ports).
-    pub(crate) fn sharing(&self, key: &VirtualServerKey) -> impl Iterator<Item = FrontendKey> {
-        let set = SetKey::new(key.family().into(), SetKind::NodePortMark);
-        let entries = self.sets.get(&set).into_iter().flatten();
-        entries.filter(|element| split::server_of(element) == Some(*key)).filter_map(|of| Some(split::recorded(of)?.0))
-    }
-
     /// The addresses and ports of node ports that this proxy serves, or served.
     fn served(&self, family: Family) -> impl Iterator<Item = &Element> {
         let set = SetKey::new(family, SetKind::NodePortServed);
@@ -213,11 +190,6 @@ impl Observed {
         if !self.host_addresses.contains(&addr) || !self.has_or_had_entry(bitmap, &port) {
             return false;
         }
-        // A shared one has no virtual servers of addresses: another program made this.
-        let is_shared = FrontendKey::try_from(*key).is_ok_and(|place| self.shared_server(&place).is_some());
-        if is_shared {
-            return false;
-        }
         !self.served(Family::of(addr)).any(|element| matches!(element, Element::IpPort(_, of) if *of == ports))
     }
 
@@ -231,10 +203,8 @@ impl Observed {
     /// The addresses of a family on which this proxy serves node ports, or served them, as recorded in the kernel. An
     /// address appears once for each port.
     pub(crate) fn node_port_addresses(&self, family: Family) -> impl Iterator<Item = IpAddr> {
-        let shared = [&self.sets, &self.before].into_iter();
-        let shared = shared.filter_map(move |sets| sets.get(&SetKey::new(family, SetKind::NodePortMark))).flatten();
-        self.served(family).chain(shared).filter_map(|element| match element {
-            Element::IpPort(span, _) | Element::IpPortIp(span, ..) => Some(span.first()),
+        self.served(family).filter_map(|element| match element {
+            Element::IpPort(span, _) => Some(span.first()),
             _ => None,
         })
     }

@@ -1,6 +1,5 @@
 //! Virtual servers by firewall marks: two lists of endpoints behind one address
-//! ([`Config::splits_local`](crate::config::Config::splits_local)), and one list behind all addresses of the node
-//! ([`Config::shares_node_ports`](crate::config::Config::shares_node_ports)).
+//! ([`Config::splits_local`](crate::config::Config::splits_local)).
 //!
 //! ```text
 //!  client outside ──▶ input 97  mark ──▶ IPVS: virtual server of the mark      local endpoints, source kept
@@ -18,16 +17,13 @@
 //! * A mark is a number that follows from the address, protocol and port. One that another Frontend or a foreign virtual
 //!   server has is passed over; marks recorded in the kernel count ([`Marks::settle`]).
 //! * Another program may delete the table (`nft flush ruleset`). A process that runs knows its records ([`RememberedSets`](super::recover_ownership::RememberedSets)). One that
-//!   begins, and a cleanup, recognise marks by their numbers ([`recall`]): of Frontends whose virtual servers of addresses are there, and of
-//!   node ports, where this proxy's addresses or routes are bound. Any other mark stays foreign.
+//!   begins, and a cleanup, recognise marks by their numbers ([`recall`]): of Frontends whose virtual servers of addresses are there, where this
+//!   proxy's addresses or routes are bound. Any other mark stays foreign.
 //! * A *persistent* virtual server of a mark does not translate the port (`ip_vs_sched_persist` has no port to compare with), so a
 //!   Frontend with session affinity is not split.
 //! * When a Frontend stops being split, its mark's virtual server stays with weights of 0 until its connections end.
-
-//!
-//! A node port that is [shared](crate::service::Frontend::can_share) has no virtual servers of addresses, only that of its mark, which is
-//! recorded at address 0 ([`node_port_of`]). [`SetKind::NodePortMark`] gives packets the mark at each address of the node. The mark has the
-//! bit for masquerading, which is all that the table leaves behind IPVS.
+//! * Version 0.1 could give a node port one virtual server for all addresses. It recorded the mark, with the bit for masquerading, at address
+//!   0. Such a virtual server drains in the same way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -39,7 +35,7 @@ use ipvs::{RealServerKey, VirtualServerKey};
 use crate::config::{MarkBit, MarkRange};
 use crate::modes::ipvs::observed::ObservedServer;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
-use crate::net::{Family, FrontendKey, Protocol};
+use crate::net::{Family, FrontendKey};
 use crate::ports::frontend_at;
 pub(super) use crate::ports::recorded;
 
@@ -47,7 +43,7 @@ pub(super) use crate::ports::recorded;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Marks {
     range: MarkRange,
-    /// The bit for masquerading, which those of shared node ports have.
+    /// The bit for masquerading, which marks of node ports had in version 0.1.
     masquerade: u32,
     of: BTreeMap<FrontendKey, NonZeroU32>,
     /// Frontends by virtual server of their marks.
@@ -97,19 +93,9 @@ impl Marks {
 
     /// The marks that a Frontend can have, the first choice first.
     fn candidates(&self, frontend: &FrontendKey) -> impl Iterator<Item = NonZeroU32> + use<> {
-        let (range, first, bits) = (self.range, hash(frontend), self.bits(frontend));
+        let (range, first) = (self.range, hash(frontend));
         let count = range.len();
-        (0..count).map(move |step| range.nth(first.wrapping_add(step) & count.wrapping_sub(1)) | bits)
-    }
-
-    /// Bits of a Frontend's mark besides its number.
-    fn bits(&self, frontend: &FrontendKey) -> u32 {
-        if frontend.address.is_unspecified() { self.masquerade } else { 0 }
-    }
-
-    /// Whether a Frontend can have this mark.
-    fn fits(&self, frontend: &FrontendKey, mark: NonZeroU32) -> bool {
-        self.range.contains(mark.get() & !self.masquerade) && mark.get() & self.masquerade == self.bits(frontend)
+        (0..count).map(move |step| range.nth(first.wrapping_add(step) & count.wrapping_sub(1)))
     }
 
     fn is_free(&self, server: &VirtualServerKey) -> bool {
@@ -131,7 +117,7 @@ impl Marks {
     ) {
         let before = std::mem::replace(self, Marks { others, ..Marks::with(self.range, self.masquerade) });
         for (frontend, mark) in recorded {
-            if self.fits(&frontend, mark) && self.is_free(&key(frontend.family(), mark)) {
+            if self.range.contains(mark.get() & !self.masquerade) && self.is_free(&key(frontend.family(), mark)) {
                 self.insert(frontend, mark);
             }
         }
@@ -148,14 +134,11 @@ impl Marks {
     }
 }
 
-/// Number of its marks by which a Frontend is recognised, the first choice first. Node ports are many: each more would make it likelier to
-/// mistake a foreign mark in this range for one.
-fn recognised_by(place: &FrontendKey) -> usize {
-    if place.address.is_unspecified() { 2 } else { 16 }
-}
+/// Number of its marks by which a Frontend is recognised, the first choice first.
+const RECOGNISED_BY: usize = 16;
 
 /// Frontends of virtual servers of marks whose records are lost, found by their marks alone: a mark follows from the place, and a place has at
-/// most one. Places are those of virtual servers of addresses, and every node port. Where several have a mark of one place, that counts which
+/// most one. Places are those of virtual servers of addresses. Where several have a mark of one place, that counts which
 /// has an endpoint that a virtual server of an address has too, or none.
 pub(super) fn recall(
     (range, masquerade): (MarkRange, MarkBit),
@@ -163,26 +146,10 @@ pub(super) fn recall(
     servers: &BTreeMap<VirtualServerKey, ObservedServer>,
 ) -> Vec<(FrontendKey, NonZeroU32)> {
     let mut marks = Marks::new(range, masquerade);
-    let may_be = |mark: &NonZeroU32, shared: bool| {
-        let bits = mark.get() & masquerade.mask();
-        range.contains(mark.get() & !masquerade.mask()) && (bits != 0) == shared
-    };
-    let some = |shared: bool| {
-        lost.iter().any(|key| matches!(key, VirtualServerKey::Fwmark { mark, .. } if may_be(mark, shared)))
-    };
-    let mut places: Vec<FrontendKey> = Vec::new();
-    if some(false) {
-        places.extend(servers.keys().filter_map(|key| FrontendKey::try_from(*key).ok()));
-    }
-    if some(true) {
-        for address in Family::ALL.map(Family::unspecified) {
-            let of = move |protocol| (1..=u16::MAX).map(move |port| FrontendKey::new(protocol, address, port));
-            places.extend([Protocol::Tcp, Protocol::Udp].into_iter().flat_map(of));
-        }
-    }
+    let places = servers.keys().filter_map(|key| FrontendKey::try_from(*key).ok());
     // Few places have one of these marks.
-    let ways = places.into_iter().filter_map(|place| {
-        let candidates = marks.candidates(&place).take(recognised_by(&place));
+    let ways = places.filter_map(|place| {
+        let candidates = marks.candidates(&place).take(RECOGNISED_BY);
         let there: Vec<NonZeroU32> = candidates.filter(|mark| lost.contains(&key(place.family(), *mark))).collect();
         (!there.is_empty()).then_some((place, there))
     });
@@ -222,17 +189,6 @@ fn hash(frontend: &FrontendKey) -> u32 {
     all.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
-/// Key of a node port at any address, which its shared virtual server serves.
-pub(super) fn node_port_of(frontend: &FrontendKey) -> FrontendKey {
-    FrontendKey { address: frontend.family().unspecified(), ..*frontend }
-}
-
-/// The entry that gives packets to a node port at one address its mark.
-pub(super) fn shared_entry(frontend: &FrontendKey, mark: NonZeroU32) -> (SetKey, Element) {
-    let (set, element) = record(frontend, mark);
-    (SetKey { kind: SetKind::NodePortMark, ..set }, element)
-}
-
 /// The entry that puts a Frontend's packets under its mark.
 pub(super) fn active_entry(frontend: &FrontendKey) -> (SetKey, Element) {
     let ports = Ports::port(frontend.protocol.into(), frontend.port);
@@ -267,6 +223,7 @@ pub(super) fn server_of(element: &Element) -> Option<VirtualServerKey> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::Protocol;
 
     fn frontend(number: u16) -> FrontendKey {
         FrontendKey::new(Protocol::Tcp, [203, 0, 113, 1].into(), number)
@@ -314,27 +271,6 @@ mod tests {
         assert_eq!(marks.server(&frontend(500)), None, "a mark outside of the range");
         let servers: BTreeSet<_> = wanted.iter().map(|frontend| marks.server(frontend).unwrap()).collect();
         assert_eq!(servers.len(), 100);
-    }
-
-    #[test]
-    fn the_marks_of_shared_node_ports_have_the_bit_for_masquerading() {
-        let mut marks = small();
-        let shared = node_port_of(&frontend(30_001));
-        assert_eq!(shared.to_string(), "TCP 0.0.0.0:30001");
-        marks.give(shared);
-        marks.give(frontend(30_001));
-        let mark = |of: &FrontendKey, marks: &Marks| match marks.server(of) {
-            Some(VirtualServerKey::Fwmark { mark, .. }) => mark,
-            other => panic!("{other:?}"),
-        };
-        let (with, without) = (mark(&shared, &marks), mark(&frontend(30_001), &marks));
-        assert_eq!((with.get() & !0xff, without.get() & !0xff), (0x4100, 0x100));
-        // Recorded the other way round, they are foreign.
-        let recorded = [(frontend(30_001), with), (shared, without)];
-        marks.settle(recorded, BTreeSet::new(), &[shared]);
-        assert_eq!((mark(&shared, &marks), marks.server(&frontend(30_001))), (with, None));
-        let (set, element) = shared_entry(&frontend(30_001), with);
-        assert_eq!((set.kind, server_of(&element)), (SetKind::NodePortMark, marks.server(&shared)));
     }
 
     #[test]

@@ -81,8 +81,8 @@ pub fn stale(changes: &Changes, wanted: &Wanted<'_>, drains: &Drains) -> UdpServ
                 }
             }
         }
-        for place in wanted.frontend_keys(&frontend).filter_map(|place| place.udp()) {
-            services.entry(place).or_default().extend(answering.iter().copied());
+        if let Some(place) = frontend.udp() {
+            services.entry(place).or_default().extend(answering);
         }
     }
     services
@@ -98,13 +98,12 @@ pub fn all(wanted: &Wanted<'_>, drains: &Drains) -> UdpServices {
 /// The endpoints that may answer at the address of a virtual server: those that serve, selected or not, and real servers that drain.
 pub fn answering(key: &VirtualServerKey, wanted: &Wanted<'_>, drains: &Drains) -> BTreeSet<SocketAddr> {
     let frontend = wanted.frontend_key(key);
-    let places: Vec<_> = frontend.iter().flat_map(|frontend| wanted.frontend_keys(frontend)).collect();
-    let frontends = places.iter().filter_map(|place| wanted.desired().frontend(place));
-    let marks = frontend.iter().flat_map(|frontend| wanted.marks_of(frontend));
-    let addresses = places.iter().map(|place| VirtualServerKey::from(*place)).chain([*key]);
-    let servers: BTreeSet<VirtualServerKey> = addresses.chain(marks).collect();
+    let mark = frontend.and_then(|frontend| wanted.index.marks.server(&frontend));
+    let address = frontend.map(VirtualServerKey::from);
+    let servers: BTreeSet<VirtualServerKey> = [mark, address, Some(*key)].into_iter().flatten().collect();
     let draining = servers.iter().flat_map(|key| drains.draining(key));
-    let serving = frontends.flat_map(Frontend::serving).map(|endpoint| SocketAddr::from(*endpoint));
+    let serving =
+        wanted.frontend(key).into_iter().flat_map(Frontend::serving).map(|endpoint| SocketAddr::from(*endpoint));
     serving.chain(draining.map(|real| socket_address(&real))).collect()
 }
 

@@ -15,22 +15,12 @@ use super::index::Index;
 use super::plan::{Phase, Plan};
 use super::servers::RealServers;
 use super::sets::SetKey;
-use super::split;
 use crate::net::{EndpointKey, FrontendKey, Network};
 use crate::service::{Desired, Frontend};
 use crate::snapshot::ObjectKey;
 
-/// Use of a firewall mark.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum MarkUse {
-    /// A list of endpoints of its own for clients outside ([`Config::splits_local`](crate::config::Config::splits_local)).
-    ExternalClients,
-    /// One list for all addresses of a node port ([`Config::shares_node_ports`](crate::config::Config::shares_node_ports)).
-    NodePort,
-}
-
-/// Firewall mark that the configuration asks for, and a Service does not get. The Service is served without.
+/// Firewall mark that the configuration asks for ([`Config::splits_local`](crate::config::Config::splits_local)), and a Service does not
+/// get. The Service is served without.
 ///
 /// Prints on one line.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,8 +28,6 @@ pub enum MarkUse {
 pub struct MarkUnavailable {
     /// The Service.
     pub service: ObjectKey,
-    /// The use of the mark that it does not get.
-    pub mark_use: MarkUse,
     /// Frontends without it; never empty.
     pub frontends: Vec<FrontendKey>,
     /// Reason.
@@ -48,17 +36,14 @@ pub struct MarkUnavailable {
 
 impl fmt::Display for MarkUnavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MarkUnavailable { service, mark_use, frontends, reason } = self;
+        let MarkUnavailable { service, frontends, reason } = self;
         let first = frontends.first().map(ToString::to_string).unwrap_or_default();
         let more = match frontends.len() {
             0 | 1 => String::new(),
             count => format!(" and {} more", count.saturating_sub(1)),
         };
-        let (what, instead) = match mark_use {
-            MarkUse::ExternalClients => ("ipvs.markSplit", "pods and this node get local endpoints too"),
-            MarkUse::NodePort => ("ipvs.markNodePorts", "each address of the node has a virtual server"),
-        };
-        write!(f, "Service {service}: {what} not for {first}{more}: {reason}; {instead}")
+        let instead = "pods and this node get local endpoints too";
+        write!(f, "Service {service}: ipvs.markSplit not for {first}{more}: {reason}; {instead}")
     }
 }
 
@@ -121,37 +106,19 @@ impl<'a> Wanted<'a> {
         Some(WantedServer { key, config: self.index.config(frontend), real_servers })
     }
 
-    /// The Frontend that a virtual server serves, or served: by its mark before it was no longer split. Of a shared node port it is that
-    /// of any address.
+    /// The Frontend that a virtual server serves, or served: by its mark before it was no longer split.
     pub fn frontend(self, key: &VirtualServerKey) -> Option<&'a Frontend> {
-        let place = self.frontend_key(key)?;
-        if let Some(frontend) = self.desired.frontend(&place) {
-            return Some(frontend);
-        }
-        let frontends = || self.frontend_keys(&place).filter_map(|place| self.desired.frontend(&place));
-        frontends().find(|frontend| self.index.is_shared(frontend)).or_else(|| frontends().next())
+        self.desired.frontend(&self.frontend_key(key)?)
     }
 
-    /// Key of a Frontend of a virtual server, wanted or not; of a shared node port one of the Frontends that share it, while there are any.
-    pub(crate) fn concrete_frontend_key(self, key: &VirtualServerKey) -> Option<FrontendKey> {
-        self.frontend(key).map(|frontend| frontend.key).or_else(|| self.frontend_key(key))
+    /// Whether connections through a virtual server go on though it is not wanted: its Frontend is served, or version 0.1 made it for a node port at
+    /// any address.
+    pub(crate) fn is_drained(self, key: &VirtualServerKey) -> bool {
+        let place = self.frontend_key(key);
+        place.is_some_and(|place| place.address.is_unspecified() || self.desired.frontend(&place).is_some())
     }
 
-    /// The Frontends of a node port at address 0, at the addresses of the node; of any other place, that Frontend.
-    pub(crate) fn frontend_keys(self, place: &FrontendKey) -> impl Iterator<Item = FrontendKey> {
-        let of_node_port = self.index.node_ports.get(place).filter(|_| place.address.is_unspecified());
-        let addresses = of_node_port.into_iter().flatten();
-        let itself = of_node_port.is_none().then_some(*place);
-        let place = *place;
-        addresses.map(move |address| FrontendKey { address: *address, ..place }).chain(itself)
-    }
-
-    /// Whether a place has its virtual server in common with other addresses of the node, and none of its own.
-    pub(crate) fn is_shared(self, place: &FrontendKey) -> bool {
-        self.desired.frontend(place).is_some_and(|frontend| self.index.is_shared(frontend))
-    }
-
-    /// Frontend of a virtual server, wanted or not; a node port at address 0 if it is shared.
+    /// Frontend of a virtual server, wanted or not.
     pub fn frontend_key(self, key: &VirtualServerKey) -> Option<FrontendKey> {
         FrontendKey::try_from(*key).ok().or_else(|| self.index.marks.frontend_key(key))
     }
@@ -167,46 +134,28 @@ impl<'a> Wanted<'a> {
         self.index.mark_of(frontend)
     }
 
-    /// The virtual server that a node port shares with the other addresses of the node, instead of one for its address.
-    pub fn shared(self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
-        let frontend = self.desired.frontend(frontend).filter(|frontend| frontend.can_share())?;
-        self.index.mark_of(frontend)
-    }
-
-    /// Services that the configuration would have split or shared, and the reasons why they are not. Costs O(such Frontends).
+    /// Services that the configuration would have split, and the reasons why they are not. Costs O(such Frontends).
     pub fn unmarked(self) -> impl Iterator<Item = MarkUnavailable> {
-        let mut all: BTreeMap<(ObjectKey, MarkUse, &'static str), Vec<FrontendKey>> = BTreeMap::new();
+        let mut all: BTreeMap<(ObjectKey, &'static str), Vec<FrontendKey>> = BTreeMap::new();
         for key in &self.index.unmarked {
             let why = self.desired.frontend(key).and_then(|frontend| self.index.why_unmarked(frontend));
-            if let (Some((mark_use, reason)), Some(owner)) = (why, self.desired.owner(key)) {
-                all.entry((owner.clone(), mark_use, reason)).or_default().push(*key);
+            if let (Some(reason), Some(owner)) = (why, self.desired.owner(key)) {
+                all.entry((owner.clone(), reason)).or_default().push(*key);
             }
         }
-        all.into_iter().map(|((service, mark_use, reason), frontends)| MarkUnavailable {
-            service,
-            mark_use,
-            frontends,
-            reason,
-        })
+        all.into_iter().map(|((service, reason), frontends)| MarkUnavailable { service, frontends, reason })
     }
 
-    /// Number of Frontends that are split, and number of node ports that are shared.
-    pub fn marked(self) -> (usize, usize) {
-        let wanted = self.index.marks.iter().filter(|(key, _)| self.has_server(key));
-        let (shared, split): (Vec<_>, Vec<_>) = wanted.partition(|(_, place)| place.address.is_unspecified());
-        (split.len(), shared.len())
-    }
-
-    /// The virtual servers of the marks that a Frontend has or had, as itself and as a node port.
-    pub(crate) fn marks_of(self, frontend: &FrontendKey) -> impl Iterator<Item = VirtualServerKey> {
-        [*frontend, split::node_port_of(frontend)].into_iter().filter_map(|place| self.index.marks.server(&place))
+    /// Number of Frontends that are split.
+    pub fn marked(self) -> usize {
+        self.index.marks.iter().filter(|(key, _)| self.has_server(key)).count()
     }
 
     /// The Frontends of the marks in a plan.
     pub(crate) fn split_servers(self, plan: &Plan) -> BTreeMap<VirtualServerKey, FrontendKey> {
         let stages = [Phase::Prepare, Phase::RetireMarks].into_iter().filter_map(|phase| plan.stages.get(&phase));
         let keys = stages.flat_map(|stage| &stage.servers).map(Operation::virtual_server);
-        keys.filter_map(|key| Some((key, self.concrete_frontend_key(&key)?))).collect()
+        keys.filter_map(|key| Some((key, self.frontend_key(&key)?))).collect()
     }
 
     /// Whether a virtual server is wanted.
@@ -242,7 +191,7 @@ impl<'a> Wanted<'a> {
 
     /// The Service a virtual server belongs to.
     pub fn owner(self, key: &VirtualServerKey) -> Option<&'a ObjectKey> {
-        self.desired.owner(&self.concrete_frontend_key(key)?)
+        self.desired.owner(&self.frontend_key(key)?)
     }
 
     /// Addresses to be bound to the dummy device, or by routes ([`Routes`](super::binding::Routes)); sorted.

@@ -303,7 +303,7 @@ impl Worker {
             }
         }
         for unmarked in engine.proxier().unmarked() {
-            if self.limiter.pass(&format!("{:?} {}", unmarked.mark_use, unmarked.service), end).is_some() {
+            if self.limiter.pass(&format!("unmarked {}", unmarked.service), end).is_some() {
                 tracing::warn!("{unmarked}");
                 let service = Regarding::Service(unmarked.service.clone());
                 self.recorder.record(service, Reason::NotAsConfigured, unmarked.to_string());
@@ -519,7 +519,7 @@ fn count_servers(engine: &Engine<impl Kernel>, metrics: &mut Metrics) {
     let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     (metrics.virtual_servers, metrics.real_servers) = (number(servers.virtual_servers), number(servers.real_servers));
     metrics.foreign_virtual_servers = number(servers.foreign);
-    (metrics.split, metrics.shared) = (number(servers.split), number(servers.shared));
+    metrics.split = number(servers.split);
 }
 
 #[cfg(test)]

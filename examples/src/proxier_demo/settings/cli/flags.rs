@@ -74,7 +74,6 @@ const FLAGS: &[Flag] = flags! {
     "ipvs-binding" Text "ipvs.binding" "Addresses of Services: addresses (on kube-ipvs0), routes [addresses]";
     "ipvs-exclude-cidrs" List "ipvs.excludeCIDRs" "Networks in which no virtual server is deleted";
     "ipvs-mark-range" Text "ipvs.markRange" "Firewall marks for it [0x16000000/0xff00c000]";
-    "ipvs-mark-node-ports" Bool "ipvs.markNodePorts" "Node ports: one virtual server for all addresses of the node";
     "ipvs-mark-split" Bool "ipvs.markSplit" "Policy Local: only clients outside get only local endpoints";
     "ipvs-min-sync-period" Duration "ipvs.minSyncPeriod" "Least time between two passes [0s]";
     "ipvs-rules" Text "ipvs.rules" "auto, nftables or iptables: what guards virtual servers [auto]";
@@ -109,7 +108,7 @@ const LOGGING: &[Flag] = flags! {
 
 /// Accepted so that command lines of kube-proxy work; one warning says that they have no effect.
 const IGNORED: &[Flag] = flags! {
-    Bool: "add-dir-header" "alsologtostderr" "cleanup-ipvs" "log-json-split-stream" "log-text-split-stream" "logtostderr" "one-output"
+    Bool: "add-dir-header" "alsologtostderr" "cleanup-ipvs" "ipvs-mark-node-ports" "log-json-split-stream" "log-text-split-stream" "logtostderr" "one-output"
         "skip-headers" "skip-log-headers";
     Duration: "log-flush-frequency";
     Int: "conntrack-max" "log-file-max-size";

@@ -23,7 +23,7 @@ use crate::proxier_demo::output::{self, Out};
 use crate::proxier_demo::problem::{OneLine, Problem};
 use crate::proxier_demo::settings::cli::packet::{Sender, To, TraceRequest};
 use crate::proxier_demo::settings::duration::GoDuration;
-use crate::proxier_demo::settings::kubeproxyconfig::KubeProxyConfiguration;
+use crate::proxier_demo::settings::kubeproxyconfig::{KubeProxyConfiguration, removed};
 use crate::proxier_demo::settings::{Origin, Settings};
 
 /// End of the program before it starts: a text and an exit code.
@@ -327,7 +327,9 @@ impl Invocation {
         let unused = flags::without_effect(matches, self.config.is_some());
         if !unused.is_empty() {
             let why = if self.config.is_some() { " beside --config" } else { "" };
-            warnings.push(format!("accepted, without effect{why}: --{}", unused.join(", --")));
+            let instead = removed("ipvs.markNodePorts").filter(|_| unused.contains(&"ipvs-mark-node-ports"));
+            let instead = instead.map(|instead| format!("; {instead}")).unwrap_or_default();
+            warnings.push(format!("accepted, without effect{why}: --{}{instead}", unused.join(", --")));
         }
         if let Some(name) = matches.get_one::<String>("hostname-override") {
             object.hostname_override.clone_from(name);

@@ -276,6 +276,9 @@ fn sources() {
 
 #[test]
 fn flags_of_kube_proxy_that_mean_nothing_here_are_said_once() {
-    let configured = configured("--logtostderr --vmodule=a=1 --kube-api-qps 50 --v 2");
-    assert_eq!(configured.warnings, ["accepted, without effect: --kube-api-qps, --logtostderr, --vmodule"]);
+    let given = configured("--logtostderr --vmodule=a=1 --kube-api-qps 50 --v 2");
+    assert_eq!(given.warnings, ["accepted, without effect: --kube-api-qps, --logtostderr, --vmodule"]);
+    let given = configured("--ipvs-mark-node-ports --proxy-mode ipvs");
+    let instead = "each node port has one virtual server for each address of the node, as kube-proxy's";
+    assert_eq!(given.warnings, [format!("accepted, without effect: --ipvs-mark-node-ports; {instead}")]);
 }

@@ -8,11 +8,10 @@ use std::net::IpAddr;
 use ipvs::model::Weight;
 use ipvs::{Operation, RealServer, RealServerKey, VirtualServer, VirtualServerKey};
 
-use super::{Run, not_without_virtual_server, skipped};
+use super::{Run, not_without_virtual_server};
 use crate::modes::ipvs::observed::{Observed, ObservedServer};
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::wanted::Wanted;
-use crate::net::FrontendKey;
 use crate::plan::operation::Operation as PlanOperation;
 use crate::plan::step::{Action, Step};
 use crate::ports::{Ipvs, ItemFailure, PortError, PortErrorKind};
@@ -166,7 +165,6 @@ impl Run<'_, '_> {
                 reasons.extend(self.not_guarded(key).map(|why| (*key, why)));
             }
         }
-        self.keep_what_serves(operations, &mut reasons);
         if reasons.is_empty() {
             return Cow::Borrowed(operations);
         }
@@ -182,31 +180,6 @@ impl Run<'_, '_> {
         }
         self.unserved.extend(reasons.keys().filter_map(VirtualServerKey::addr));
         Cow::Owned(allowed)
-    }
-
-    /// Adds the virtual servers that clients still get in place of failed ones: those of a node port's addresses until packets get its mark, and
-    /// the other way round.
-    fn keep_what_serves(&self, operations: &[Operation], reasons: &mut BTreeMap<VirtualServerKey, PortError>) {
-        let keys = operations.iter().map(Operation::virtual_server).filter(|key| !self.wanted.has_server(key));
-        let keys: BTreeSet<VirtualServerKey> = keys.collect();
-        if keys.is_empty() {
-            return;
-        }
-        let marked = self.observed.marked_node_ports();
-        for key in keys {
-            let why = match FrontendKey::try_from(key) {
-                Ok(place) if self.wanted.is_shared(&place) && self.observed.shared_server(&place).is_none() => {
-                    skipped(format_args!(
-                        "stays, because packets to {place} do not get the mark of the virtual server that is to serve it yet"
-                    ))
-                }
-                Err(_) if marked.contains(&key) => {
-                    skipped(format_args!("stays, because packets to node ports still get the mark of {key}"))
-                }
-                _ => continue,
-            };
-            reasons.insert(key, why);
-        }
     }
 
     /// Counts outcomes and notes what the kernel holds now, one virtual server at a time.

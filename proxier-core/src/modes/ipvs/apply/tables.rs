@@ -3,17 +3,15 @@
 use std::collections::BTreeMap;
 
 use ipset::Element;
-use ipvs::model::Weight;
 
-use super::{Run, needed, not_without_virtual_server, skipped};
+use super::{Run, needed, not_without_virtual_server};
 use crate::modes::ipvs::guards::nft::{Entries, write};
 use crate::modes::ipvs::guards::{Layout, TableChange};
 use crate::modes::ipvs::plan::{Phase, Stage};
-use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
 use crate::modes::shared::table::WriteOutcome;
-use crate::net::{Family, FrontendKey};
+use crate::net::Family;
 use crate::plan::operation::{Operation, Whole};
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{PortError, Tables};
@@ -49,10 +47,7 @@ impl Run<'_, '_> {
 
     /// Whether packets may get a mark: it has a virtual server.
     fn may_give_mark(&mut self, set: SetKey, element: &Element) -> bool {
-        let server = match set.kind {
-            SetKind::NodePortMark => split::server_of(element),
-            _ => split::frontend_of(element).and_then(|frontend| self.wanted.split(&frontend)),
-        };
+        let server = split::frontend_of(element).and_then(|frontend| self.wanted.split(&frontend));
         let Some(server) = server else { return false };
         let is_served = self.observed.virtual_servers.contains_key(&server);
         if !is_served {
@@ -63,30 +58,16 @@ impl Run<'_, '_> {
 
     /// Whether an entry may go: no virtual server needs it. One that stood in the way of another went with that one.
     fn may_delete(&mut self, set: SetKey, element: &Element) -> bool {
-        let why = if let Some(place) = self.lacks_own(set, element) {
-            skipped(format_args!("stays, because {place} has no virtual server of its own yet"))
-        } else if self.needs.entry(set, element) {
-            needed()
-        } else {
+        if !self.needs.entry(set, element) {
             return self.observed.has_entry(set, element);
-        };
-        self.fail_entry(set, Action::Delete, element, why);
+        }
+        self.fail_entry(set, Action::Delete, element, needed());
         false
     }
 
     fn fail_entry(&mut self, set: SetKey, action: Action, element: &Element, why: PortError) {
         let entry = Operation::Entry(action, self.plan.set_in(set), element);
         self.applied.fail(entry.step(self.names), why);
-    }
-
-    /// The node port that an entry gives a mark, if it is to have a virtual server of its own, and that does not serve yet.
-    fn lacks_own(&self, set: SetKey, element: &Element) -> Option<FrontendKey> {
-        let (place, _) = split::recorded(element).filter(|_| set.kind == SetKind::NodePortMark)?;
-        let own = self.wanted.server(&place.into())?;
-        let serves = |real_servers: &RealServers| real_servers.iter().any(|real| real.config.weight != Weight::DRAIN);
-        let there = self.observed.virtual_servers.get(&own.key);
-        let is_ready = there.is_some_and(|there| serves(&there.real_servers) || !serves(&own.real_servers));
-        (!is_ready).then_some(place)
     }
 
     fn note_written(

@@ -96,11 +96,7 @@ fn lowered(by_table: bool, before: &Contents) -> Vec<(SetKey, Element)> {
             match (by_table, set.kind, element) {
                 (
                     false,
-                    SetKind::LoadBalancerNotNode
-                    | SetKind::NoEndpoint
-                    | SetKind::LocalSplit
-                    | SetKind::SplitMark
-                    | SetKind::NodePortMark,
+                    SetKind::LoadBalancerNotNode | SetKind::NoEndpoint | SetKind::LocalSplit | SetKind::SplitMark,
                     _,
                 ) => {
                     continue;

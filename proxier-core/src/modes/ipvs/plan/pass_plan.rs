@@ -114,7 +114,7 @@ fn plan_drains(
 ) {
     let listed: BTreeMap<_, _> = readings.draining.iter().map(|(key, listed)| (*key, listed)).collect();
     // Those of a mark that is given no more drain, too.
-    for (key, verdicts) in verdicts.iter().filter(|(key, _)| wanted.frontend(key).is_some()) {
+    for (key, verdicts) in verdicts.iter().filter(|(key, _)| wanted.is_drained(key)) {
         let key = *key;
         // UDP flows go on as long as their endpoint serves.
         let is_over =

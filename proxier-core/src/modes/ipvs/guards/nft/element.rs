@@ -61,7 +61,7 @@ pub(super) fn decode(kind: SetKind, family: Family, found: &NftElement) -> Optio
             let (_, _, end) = parse_address_and_ports(last, family)?;
             Element::IpPortIp(span, ports, network(address(sources, family)?.0, address(end, family)?.0)?)
         }
-        SetKind::SplitMark | SetKind::NodePortMark => {
+        SetKind::SplitMark => {
             let (span, ports, _) = parse_address_and_ports(first, family)?;
             let Some(ElementData::Value(mark)) = &found.data else { return None };
             let mark = u32::from_ne_bytes(*mark.as_bytes().first_chunk()?);

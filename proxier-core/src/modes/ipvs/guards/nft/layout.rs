@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!  prerouting -101  mark  ─▶ input 0  refuse, drop; 97  split ─▶ IPVS (98, 99) ─▶ output again (-300  split no more) ─▶ postrouting 99  masquerade
-//!  output -150  drop; -101  mark; -100  mark of node ports  ─▶ IPVS (-99, -98) ─▶ output again ─▶ postrouting 99  masquerade
+//!  output -150  drop; -101  mark  ─▶ IPVS (-99, -98) ─▶ output again ─▶ postrouting 99  masquerade
 //! ```
 //!
 //! The chains of type `nat` stand just before those of iptables, in which kube-proxy puts its own first; `output` drops before
@@ -14,8 +14,7 @@
 //!
 //! IPVS compares the whole mark of a packet with those of its virtual servers, so the marks that split clients outside from those inside
 //! ([`SetKind::LocalSplit`]) are set last before IPVS and taken away first behind it: no other program's rules see them. Marks that other programs
-//! gave these packets are lost. Packets to node ports that share a virtual server ([`SetKind::NodePortMark`]) get its mark with the bit for
-//! masquerading, which stays behind IPVS; those of this node's own programs just before IPVS sees them in hook `output`. Packets from inside are
+//! gave these packets are lost. Packets from inside are
 //! marked for masquerading in the first hook, by where they were sent: behind IPVS that could not be told.
 //!
 //! iptables has `ACCEPT` in table nat, to keep other programs from translating the destination (host ports of CNI plugins match
@@ -90,7 +89,7 @@ impl Layout {
             mark: facts.config().masquerade_bit.mask(),
             sources: MasqueradeSources::from_facts(facts, family),
             keeps: true,
-            split: facts.config().uses_marks().then_some(facts.config().ipvs.mark_range),
+            split: facts.config().splits_local().then_some(facts.config().ipvs.mark_range),
             pods: PodTraffic::from_facts(facts, family),
             by_routes: false,
             guarded_networks: BTreeSet::new(),
@@ -142,9 +141,7 @@ impl Layout {
         let key = NftSetKey { table: self.table.clone(), name: name(&kind.nft_name()) };
         // Only operands that nft does not know could fail; a test makes all sets.
         let made = match kind {
-            SetKind::SplitMark | SetKind::NodePortMark => {
-                Set::typeof_map(key.clone(), &self.key(kind), &[Operand::MARK])
-            }
+            SetKind::SplitMark => Set::typeof_map(key.clone(), &self.key(kind), &[Operand::MARK]),
             _ => Set::typeof_set(key.clone(), &self.key(kind)),
         };
         let mut set = made.unwrap_or_else(|_| Set::new(key, no_fields()));
@@ -390,23 +387,11 @@ impl table::Layout for Layout {
             (self.base("output-filter", filter.clone(), Hook::Output, Priority::MANGLE), vec![self.barred_from_node()]),
             (
                 self.base("input-split", filter.clone(), Hook::Input, BEFORE_IPVS),
-                self.split(|_| {
-                    [
-                        built(self.matching(SetKind::LocalSplit).goto(name(FROM_OUTSIDE))),
-                        self.mark_by(SetKind::NodePortMark),
-                    ]
-                }),
-            ),
-            (
-                self.base("output-mark", filter.clone(), Hook::Output, Priority::DSTNAT),
-                self.split(|_| [self.mark_by(SetKind::NodePortMark)]),
+                self.split(|_| [built(self.matching(SetKind::LocalSplit).goto(name(FROM_OUTSIDE)))]),
             ),
             (
                 self.base("output-split", filter, Hook::Output, Priority::RAW),
-                self.split(|range| {
-                    let marked = |bits| self.rule().mark(range.value() | bits, range.mask() | bits);
-                    [built(marked(0).set_mark(0)), built(marked(self.mark).set_mark(self.mark))]
-                }),
+                self.split(|range| [built(self.rule().mark(range.value(), range.mask()).set_mark(0))]),
             ),
         ]
     }

@@ -191,16 +191,7 @@ pub fn marks(
     if unread.is_empty() { Ok(marks) } else { Err(unread) }
 }
 
-/// The virtual servers of marks that packets to one place get.
-#[derive(Clone, Copy, Debug, Default)]
-pub(in crate::modes::ipvs) struct Marked {
-    /// Virtual server of the mark of all packets to a node port.
-    pub(in crate::modes::ipvs) shared: Option<VirtualServerKey>,
-    /// Virtual server of the mark of clients outside.
-    pub(in crate::modes::ipvs) split: Option<VirtualServerKey>,
-}
-
-/// Marks that the kernel's table gives to packets to an address and port.
+/// Virtual server of the mark that the kernel's table gives to packets of clients outside to an address and port.
 ///
 /// # Errors
 /// The table could not be read.
@@ -208,19 +199,16 @@ pub(in crate::modes::ipvs) fn marked(
     place: &FrontendKey,
     config: &Config,
     tables: &mut dyn TablesPort,
-) -> Result<Marked, PortError> {
+) -> Result<Option<VirtualServerKey>, PortError> {
     let found = match read(&table(place.family(), &config.names), place.family(), tables) {
         Ok(found) => found.map(|found| found.entries).unwrap_or_default(),
-        Err(unread) if unread.error.kind() == PortErrorKind::Unavailable => return Ok(Marked::default()),
+        Err(unread) if unread.error.kind() == PortErrorKind::Unavailable => return Ok(None),
         Err(unread) => return Err(unread.error),
     };
     let entries = |kind| found.get(&kind).into_iter().flatten();
-    let recorded = |kind| {
-        let is_it = |of: &&ipset::Element| split::recorded(of).is_some_and(|(at, _)| at == *place);
-        entries(kind).find(is_it).and_then(split::server_of)
-    };
     let is_split = entries(SetKind::LocalSplit).any(|of| split::frontend_of(of) == Some(*place));
-    Ok(Marked { shared: recorded(SetKind::NodePortMark), split: recorded(SetKind::SplitMark).filter(|_| is_split) })
+    let is_it = |of: &&ipset::Element| is_split && split::recorded(of).is_some_and(|(at, _)| at == *place);
+    Ok(entries(SetKind::SplitMark).find(is_it).and_then(split::server_of))
 }
 
 /// Has the kernel check the tables of families with every set, chain and rule that this variant writes, and make none of it. The kernel

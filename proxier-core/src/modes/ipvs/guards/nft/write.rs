@@ -31,7 +31,7 @@ pub(in crate::modes::ipvs) fn write(
     let of = |kind| SetKey::new(family, kind);
     let (mut delete, mut add) = (Entries::new(), Entries::new());
     *(if action == Action::Delete { &mut delete } else { &mut add }) = entries;
-    let exclusive = [SetKind::LoadBalancerSourceCidr, SetKind::SplitMark, SetKind::NodePortMark];
+    let exclusive = [SetKind::LoadBalancerSourceCidr, SetKind::SplitMark];
     for (kind, elements) in add.iter().filter(|(kind, _)| exclusive.contains(kind)) {
         let displaced =
             observed.sets.get(&of(*kind)).map(|there| in_the_way(*kind, there, elements)).unwrap_or_default();
