@@ -308,6 +308,28 @@ fn drain_keeps_connections_and_takes_no_new_ones() {
     });
 }
 
+#[test]
+fn ipvs_sync_starts_and_stops_daemons_and_leaves_those_of_others() {
+    kernel_test(IPVS, || {
+        let (node, other) = (Netns::current().unwrap(), Netns::new().unwrap());
+        veth_pair((&node, "eth0"), (&other, "eth0")).unwrap();
+        node.add_address("192.0.2.1/24", "eth0").unwrap();
+        let daemons = || -> Vec<String> { tool("ipvsadm -L --daemon").lines().map(str::to_owned).collect() };
+        for _ in 0..2 {
+            succeeds("ipvs_sync", &["start", "eth0", "7"]);
+            let (all, expected) = (daemons(), |state: &str| format!("{state} sync daemon (mcast=eth0, syncid=7, "));
+            assert!(all[0].starts_with(&expected("master")) && all[1].starts_with(&expected("backup")), "{all:?}");
+        }
+        let refused = output("ipvs_sync", &["stop", "eth0", "51"]);
+        assert!(!refused.status.success() && text(&refused.stderr).contains("is another program's"), "{refused:?}");
+        assert_eq!(daemons().len(), 2);
+        for _ in 0..2 {
+            succeeds("ipvs_sync", &["stop", "eth0", "7"]);
+            assert_eq!(daemons(), [""; 0]);
+        }
+    });
+}
+
 fn get(address: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ipvs::model::{Scheduler, SchedulerFlags};
 
-use super::{ConnectionSync, MarkRange};
+use super::MarkRange;
 use crate::named::{named, one_of};
 use crate::net::Network;
 pub use crate::snapshot::MayAskFor;
@@ -76,8 +76,6 @@ pub struct IpvsConfig {
     pub mark_split: bool,
     /// The firewall marks for that.
     pub mark_range: MarkRange,
-    /// Synchronisation of connections with other nodes. Default none: the kernel is not asked for its daemons.
-    pub connection_sync: Option<ConnectionSync>,
     /// Whether a Frontend gets only what it needs in the kernel: for agents that hand in Frontends. Default no: all sets and chains are
     /// there from the first pass, as with kube-proxy. If so, with rules of iptables:
     ///
@@ -107,7 +105,6 @@ impl Default for IpvsConfig {
             rules: RulesBy::Auto,
             mark_split: false,
             mark_range: MarkRange::default(),
-            connection_sync: None,
             only_what_is_needed: false,
         }
     }

@@ -1,6 +1,5 @@
 //! Configuration of compilation and of the modes.
 
-mod connection_sync;
 mod fast_path;
 mod ipvs;
 mod marks;
@@ -18,7 +17,6 @@ use crate::snapshot::{Balancing, ObjectKey, ObjectKind, Rejection, Reporter, par
 
 pub(crate) use self::ipvs::usual_flags;
 pub use self::ipvs::{Binding, IpvsConfig, MayAskFor, RulesBy};
-pub use connection_sync::{ConnectionSync, SyncRole};
 pub use fast_path::FastPath;
 pub use marks::MarkRange;
 pub use masquerade::{LocalTraffic, MarkBit};
@@ -207,8 +205,6 @@ impl Config {
         config.nftables.own_tables = object.nftables.own_tables;
         config.nftables.count_connections = object.nftables.count_connections;
         config.fast_path = object.fast_path.as_ref().and_then(|object| FastPath::check(object, report));
-        let sync = ipvs.connection_sync.as_ref();
-        config.ipvs.connection_sync = sync.and_then(|object| ConnectionSync::check(object, report));
         check_marks(object, &mut config, report);
         config
     }

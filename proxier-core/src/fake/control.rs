@@ -39,7 +39,7 @@ macro_rules! calls {
 }
 
 calls! {
-    ipvs: IpvsSnapshot IpvsRealServers IpvsTimeouts IpvsSyncDaemons => IpvsRun IpvsSetTimeouts IpvsStartSyncDaemon IpvsStopSyncDaemon;
+    ipvs: IpvsSnapshot IpvsRealServers IpvsTimeouts => IpvsRun IpvsSetTimeouts;
     sets: SetsEntries => SetsCreate SetsAdd SetsDelete SetsReplace SetsDestroy;
     rules: RulesHasRandomFully RulesDump RulesCounters RulesCheck => RulesRestore;
     links: LinksAddresses LinksGateways => LinksCreateDevice LinksDeleteDevice LinksBind LinksUnbind;

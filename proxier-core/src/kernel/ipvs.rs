@@ -1,6 +1,6 @@
 //! Virtual and real servers over [`ipvs::Client`].
 
-use ipvs::model::{DaemonState, ObservedRealServer, Snapshot, SyncDaemon, Timeouts, TimeoutsUpdate};
+use ipvs::model::{ObservedRealServer, Snapshot, Timeouts, TimeoutsUpdate};
 use ipvs::{Client, Error, ErrorKind, Operation, Outcome, VirtualServerKey};
 
 use super::error::{all, io_kind, skipped, unknown};
@@ -19,10 +19,7 @@ fn kind_of(error: &Error) -> PortErrorKind {
         ErrorKind::VirtualServerNotFound | ErrorKind::RealServerNotFound | ErrorKind::InterfaceNotFound => {
             PortErrorKind::NotFound
         }
-        ErrorKind::DaemonNotRunning => PortErrorKind::NotFound,
-        ErrorKind::VirtualServerExists | ErrorKind::RealServerExists | ErrorKind::DaemonRunning => {
-            PortErrorKind::AlreadyExists
-        }
+        ErrorKind::VirtualServerExists | ErrorKind::RealServerExists => PortErrorKind::AlreadyExists,
         ErrorKind::ModuleMissing(_) | ErrorKind::FamilyUnsupported => PortErrorKind::Unavailable,
         ErrorKind::Permission => PortErrorKind::Permission,
         ErrorKind::OutOfRange(_) | ErrorKind::Invalid => PortErrorKind::Invalid,
@@ -117,17 +114,5 @@ impl Ipvs for IpvsPort {
 
     fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<(), PortError> {
         self.call(|client| client.set_timeouts(timeouts))
-    }
-
-    fn sync_daemons(&mut self) -> Result<Vec<SyncDaemon>, PortError> {
-        self.call(Client::list_daemons)
-    }
-
-    fn start_sync_daemon(&mut self, daemon: &SyncDaemon) -> Result<(), PortError> {
-        self.call(|client| client.start_daemon(daemon))
-    }
-
-    fn stop_sync_daemon(&mut self, state: DaemonState) -> Result<(), PortError> {
-        self.call(|client| client.stop_daemon(state))
     }
 }

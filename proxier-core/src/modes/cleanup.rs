@@ -1,6 +1,6 @@
 //! Removes the objects that modes have made: of all modes, or of those that do not serve any more.
 
-use super::{Kind, connection_sync, fast_path, iptables, ipvs, nftables, userspace};
+use super::{Kind, fast_path, iptables, ipvs, nftables, userspace};
 use crate::config::{Config, KernelNames, RulesBy};
 use crate::modes::shared::chains::unreadable;
 use crate::modes::shared::cleaned::Cleaned;
@@ -21,9 +21,6 @@ use crate::ports::Ports;
 /// IPVS mode's chains and iptables mode's share names (`KUBE-SERVICES`, `KUBE-POSTROUTING` and more): those of `kept` stay with
 /// the jumps to them. Chains of iptables mode, local routes and kube-proxy's tables have no [names of their own](KernelNames): a
 /// proxy with names other than kube-proxy's leaves them alone.
-///
-/// Synchronisation daemons of IPVS are stopped if the configuration names them ([`ConnectionSync`](crate::config::ConnectionSync)); without `kept`,
-/// [`Cleaned::left`] names those that stay.
 ///
 /// Connections through virtual servers end with these, and those that a process passed on ended with it; all further ones go on, since
 /// connection tracking knows their endpoints, unless the last chain of type nat goes: Linux translates no packet then
@@ -49,9 +46,6 @@ pub fn cleanup(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cl
         cleaned.extend(nftables::cleanup(config, ports));
     }
     let is_alone = config.names == KernelNames::default();
-    if kept != Some(Kind::Ipvs) {
-        cleaned.extend(connection_sync::cleanup(config, kept.is_none(), ports));
-    }
     if !kept.is_some_and(|kept| kept.facts().translates_packets) {
         cleaned.extend(fast_path::cleanup(config, ports.tables));
     }

@@ -4,7 +4,6 @@
 //! the difference. Modes do not know each other; what several need is in `shared`.
 
 pub mod cleanup;
-pub(crate) mod connection_sync;
 pub mod fast_path;
 pub mod inspect;
 pub mod iptables;
@@ -243,7 +242,7 @@ impl Pass<'_> {
     }
 }
 
-/// Plan of a pass: values below `/proc/sys` first, then the work of the mode, then what that guards, then daemons and UDP flows.
+/// Plan of a pass: values below `/proc/sys` first, then the work of the mode, then what that guards, then UDP flows.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Plan {
@@ -251,8 +250,6 @@ pub struct Plan {
     pub(crate) work: Option<Box<dyn Work>>,
     /// Values to write once the rules of IPv4 are there, which guard them.
     pub(crate) guarded: Vec<SysctlChange>,
-    /// Changes of synchronisation daemons, which learn of connections to real servers that are there.
-    pub(crate) connection_sync: Vec<connection_sync::Change>,
     pub(crate) fast_path: Option<Box<fast_path::Change>>,
     pub(crate) forget: UdpServices,
 }
@@ -275,10 +272,9 @@ impl Plan {
 
     /// The operations after the work of the mode.
     fn last_operations(&self) -> impl Iterator<Item = Operation<'_>> {
-        let sync = self.connection_sync.iter().map(connection_sync::Change::operation);
         let fast_path = self.fast_path.iter().map(|change| Operation::Whole(&**change));
         let flows = (!self.forget.is_empty()).then_some(Operation::Flows(Protocol::Udp, &self.forget));
-        self.guarded.iter().map(Operation::Sysctl).chain(sync).chain(fast_path).chain(flows)
+        self.guarded.iter().map(Operation::Sysctl).chain(fast_path).chain(flows)
     }
 
     /// The operations, in the order in which they are carried out.

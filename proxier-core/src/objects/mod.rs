@@ -353,8 +353,6 @@ objects! {
         allowed_annotations: Option<Vec<String>>,
         /// Method by which addresses become this host's: `addresses` (also when empty), `routes`. Not in kube-proxy.
         binding: Option<String>,
-        /// Synchronisation of connections with other nodes. Not in kube-proxy.
-        connection_sync: Option<ConnectionSyncObject>,
         /// Settings of Services whose annotations say nothing else. Not in kube-proxy.
         defaults: IpvsDefaultsObject,
         /// Networks of cluster IPs, for binding `routes`. Not in kube-proxy.
@@ -371,27 +369,6 @@ objects! {
         /// Back end of masquerading and source-range rules beside the virtual servers: `auto`, `nftables`, `iptables`; `auto` when empty. Not in
         /// kube-proxy.
         rules: Option<String>,
-    }
-
-    /// `ipvs.connectionSync` of `KubeProxyConfiguration`: see [`ConnectionSync`](crate::config::ConnectionSync). Not in kube-proxy.
-    #[doc(hidden)]
-    ConnectionSyncObject {
-        /// Role of this node: `both` (also when empty), `master`, `backup`.
-        role: Option<String>,
-        /// Multicast group; 224.0.0.81 when empty.
-        group: Option<String>,
-        /// UDP port; 8848 when absent.
-        port: Option<i64>,
-        /// Time to live of the multicasts; 1 when absent.
-        ttl: Option<i64>,
-        /// Largest UDP payload in bytes, 1024 to 65507; from the interface's MTU when absent.
-        max_length: Option<i64>,
-    } + always written {
-        /// Name of the device over which connections are multicast.
-        interface: String,
-        /// Number of the group of nodes, 0 to 255.
-        #[serde(rename = "syncID")]
-        sync_id: i64,
     }
 
     /// `ipvs.defaults` of `KubeProxyConfiguration`: the words of annotations of Services.

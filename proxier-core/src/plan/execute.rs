@@ -91,12 +91,6 @@ pub(crate) fn call_one(operation: &Operation<'_>, ports: &mut Ports<'_>) -> Resu
             ports.relays.close(&key);
             Ok(())
         }
-        Operation::SyncDaemon(Action::Add, daemon) => ports.ipvs.start_sync_daemon(daemon),
-        Operation::SyncDaemon(action, daemon) => {
-            let stopped = ports.ipvs.stop_sync_daemon(daemon.state);
-            let stopped = stopped.or_else(|error| (error.kind() == PortErrorKind::NotFound).then_some(()).ok_or(error));
-            stopped.and_then(|()| if action == Action::Delete { Ok(()) } else { ports.ipvs.start_sync_daemon(daemon) })
-        }
         _ => Err(PortError::new(PortErrorKind::Invalid, "not an operation by itself")),
     }
 }

@@ -6,13 +6,13 @@ use std::net::IpAddr;
 
 use ipset::Element;
 use ipvs::Operation as ServerOperation;
-use ipvs::model::{SyncDaemon, TimeoutsUpdate, Weight};
+use ipvs::model::{TimeoutsUpdate, Weight};
 use nftables::TableKey;
 
 use crate::config::InterfaceName;
 use crate::net::{FrontendKey, Protocol};
 use crate::plan::names::Names;
-use crate::plan::shown::{ShownDaemon, ShownReal, ShownVirtual};
+use crate::plan::shown::{ShownReal, ShownVirtual};
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{Listener, LocalRoute, NamedSet, RouteOwner, SysctlChange, UdpServices, recorded};
 
@@ -33,7 +33,6 @@ pub(crate) enum Operation<'a> {
     /// A Frontend in a table or in rules, with the number of its endpoints.
     Frontend(Action, FrontendKey, usize),
     Whole(&'a dyn Whole),
-    SyncDaemon(Action, &'a SyncDaemon),
     Flows(Protocol, &'a UdpServices),
 }
 
@@ -86,7 +85,6 @@ impl Operation<'_> {
                 let Step { part, action, .. } = whole.step();
                 (part, action)
             }
-            Operation::SyncDaemon(action, _) => (Part::SyncDaemon, action),
             Operation::Flows(..) => (Part::Flows, Action::Delete),
         }
     }
@@ -143,7 +141,6 @@ impl Operation<'_> {
                     (_, count) => step.with(format_args!("{count} endpoints")),
                 }
             }
-            Operation::SyncDaemon(_, daemon) => step(&daemon.state).with(ShownDaemon(daemon)),
             Operation::Flows(protocol, services) => step(&protocol)
                 .with(format_args!("to {} addresses and ports, if none of their endpoints answers", services.len())),
             Operation::Whole(whole) => whole.step(),

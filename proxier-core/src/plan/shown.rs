@@ -3,23 +3,9 @@
 use std::fmt;
 
 use ipvs::RealServer;
-use ipvs::model::{ForwardingMethod, Granularity, Persistence, RealServerConfig, SyncDaemon, VirtualServer};
+use ipvs::model::{ForwardingMethod, Granularity, Persistence, RealServerConfig, VirtualServer};
 
 use crate::config::usual_flags;
-
-/// Settings of a daemon: `on eth0, sync id 7, port 8850`. Those left to the kernel are left out.
-pub(crate) struct ShownDaemon<'a>(pub(crate) &'a SyncDaemon);
-
-impl fmt::Display for ShownDaemon<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let SyncDaemon { interface, sync_id, group, port, ttl, max_length, .. } = self.0;
-        write!(f, "on {interface}, sync id {sync_id}")?;
-        group.iter().try_for_each(|group| write!(f, ", group {group}"))?;
-        port.iter().try_for_each(|port| write!(f, ", port {port}"))?;
-        ttl.iter().try_for_each(|ttl| write!(f, ", ttl {ttl}"))?;
-        max_length.iter().try_for_each(|length| write!(f, ", at most {length} bytes"))
-    }
-}
 
 /// A virtual server's configuration: `rr`, `mh persistent 10800`.
 pub(crate) struct ShownVirtual<'a>(pub(crate) &'a VirtualServer);

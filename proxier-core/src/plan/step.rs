@@ -61,8 +61,6 @@ pub enum Part {
     Listener,
     /// A local route.
     Route,
-    /// A synchronisation daemon of IPVS.
-    SyncDaemon,
     /// Tracked UDP flows.
     Flows,
 }
@@ -84,7 +82,6 @@ impl Part {
             Part::Frontend => "frontend",
             Part::Listener => "listener",
             Part::Route => "route",
-            Part::SyncDaemon => "syncDaemon",
             Part::Flows => "flows",
         }
     }
@@ -93,7 +90,6 @@ impl Part {
         match self {
             Part::VirtualServer => "virtual server",
             Part::RealServer => "real server",
-            Part::SyncDaemon => "sync daemon",
             other => other.name(),
         }
     }

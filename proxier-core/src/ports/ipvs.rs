@@ -1,9 +1,9 @@
 //! IPVS.
 
-use ipvs::model::{DaemonState, ObservedRealServer, Snapshot, SyncDaemon, Timeouts, TimeoutsUpdate};
+use ipvs::model::{ObservedRealServer, Snapshot, Timeouts, TimeoutsUpdate};
 use ipvs::{Operation, VirtualServerKey};
 
-use super::{ItemFailures, PortError, PortErrorKind};
+use super::{ItemFailures, PortError};
 
 /// Virtual and real servers.
 pub trait Ipvs {
@@ -51,35 +51,4 @@ pub trait Ipvs {
     /// # Errors
     /// When the kernel refused.
     fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<(), PortError>;
-
-    /// The synchronisation daemons that run, at most one in each state.
-    ///
-    /// # Errors
-    /// When they could not be read; [`Unavailable`](PortErrorKind::Unavailable) by default, for ports without daemons.
-    fn sync_daemons(&mut self) -> Result<Vec<SyncDaemon>, PortError> {
-        Err(no_daemons())
-    }
-
-    /// Starts a synchronisation daemon.
-    ///
-    /// # Errors
-    /// [`AlreadyExists`](PortErrorKind::AlreadyExists) if one runs in this state, [`NotFound`](PortErrorKind::NotFound) without its interface, and what
-    /// else the kernel refuses.
-    fn start_sync_daemon(&mut self, daemon: &SyncDaemon) -> Result<(), PortError> {
-        let _ = daemon;
-        Err(no_daemons())
-    }
-
-    /// Stops the synchronisation daemon of a state.
-    ///
-    /// # Errors
-    /// [`NotFound`](PortErrorKind::NotFound) if none runs.
-    fn stop_sync_daemon(&mut self, state: DaemonState) -> Result<(), PortError> {
-        let _ = state;
-        Err(no_daemons())
-    }
-}
-
-fn no_daemons() -> PortError {
-    PortError::new(PortErrorKind::Unavailable, "this port knows no synchronisation daemons")
 }

@@ -27,7 +27,7 @@ use crate::modes::shared::flows;
 use crate::modes::shared::host;
 use crate::modes::shared::localhost::{self, Guard};
 use crate::modes::shared::sysctls::{self, HostSettings};
-use crate::modes::{self, CarryOut, Mode, Pass, Plan, connection_sync, fast_path, iptables, ipvs, nftables, userspace};
+use crate::modes::{self, CarryOut, Mode, Pass, Plan, fast_path, iptables, ipvs, nftables, userspace};
 use crate::net::{Family, Network, Protocol};
 use crate::plan::names::Names;
 use crate::plan::operation::Operation;
@@ -190,7 +190,6 @@ pub struct Reconciler {
     /// The addresses on which an earlier process served node ports have been checked.
     knows_served: bool,
     mode: Box<dyn Mode>,
-    connection_sync: connection_sync::Tracker,
     /// Whether the kubelet's chain guards loopback addresses that are routed.
     kubelet_guards: bool,
     fast_path: fast_path::Tracker,
@@ -258,7 +257,6 @@ impl Reconciler {
             knows_gateways: false,
             knows_served: false,
             mode: options.new_mode(&facts),
-            connection_sync: connection_sync::Tracker::default(),
             kubelet_guards: false,
             fast_path: fast_path::Tracker::default(),
             facts,
@@ -412,7 +410,6 @@ impl Reconciler {
         } else {
             applied.carry_out(guarded, &Names::NONE, ports);
         }
-        self.connection_sync.apply(&plan.connection_sync, &mut applied, report, ports);
         if let Some(change) = plan.fast_path {
             self.fast_path.apply(&self.options.config, *change, &mut applied, ports.tables);
         }
@@ -581,14 +578,11 @@ impl Reconciler {
         report.unmet.extend(unmet);
         plan.forget = needs.forget;
         let of = (self.options.mode, &self.options.config, &self.host);
-        plan.connection_sync = self.connection_sync.plan(of, report, ports.ipvs);
         plan.fast_path = self.fast_path.plan(of, report, ports.tables).map(Box::new);
         if pass.tells_drift() {
             let step = |operation: Operation<'_>| operation.step(&Names::NONE);
             let of_host = plan.sysctls.iter().chain(&plan.guarded).map(Operation::Sysctl).map(step);
             report.drift.splice(0..0, of_host);
-            let of_daemons = plan.connection_sync.iter().filter(|change| change.is_drift);
-            report.drift.extend(of_daemons.map(connection_sync::Change::operation).map(step));
             let is_unfinished =
                 |step: &Step| self.unfinished.contains(&(step.part, step.name.clone(), step.detail.clone()));
             report.drift.retain(|step| !is_unfinished(step));

@@ -17,7 +17,6 @@ impl Reconciler {
     /// Takes the host's addresses; returns whether the mode's device differs from its known state.
     pub(super) fn take_host(&mut self, host: HostAddresses, now: Moment) -> bool {
         self.host_stale = false;
-        self.connection_sync.host_changed();
         self.fast_path.host_changed();
         let before = std::mem::replace(&mut self.host, host);
         let names = &self.options.config.names;

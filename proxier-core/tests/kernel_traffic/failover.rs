@@ -1,5 +1,4 @@
-//! An address that moves from one node to another: connections to it that survive, with and without synchronisation. And the daemons of
-//! `ipvs.connectionSync` on a real kernel, as ipvsadm lists them.
+//! An address that moves from one node to another: connections to it that survive, with and without synchronisation.
 //!
 //! ```text
 //!  client .10 ──┐          ┌── node a .1
@@ -127,15 +126,17 @@ struct Moved {
 }
 
 /// Opens connections through node a and goes on with them through node b.
-fn connections_that_move(mode: Kind, more: &Value, annotations: &Value, sysctl: Option<(&str, &str)>) -> Moved {
+fn connections_that_move(mode: Kind, is_synced: bool, annotations: &Value, sysctl: Option<(&str, &str)>) -> Moved {
     let count = std::env::var("FAILOVER_CONNECTIONS").map_or(50, |text| text.parse().unwrap());
     let lan = Lan::new();
     let _servers = [("one", &lan.servers[0]), ("two", &lan.servers[1])].map(|(name, server)| {
         Witness::start(server, name, &[(Transport::Tcp, SocketAddr::from(([0, 0, 0, 0], 80)))]).unwrap()
     });
-    let mut config = more.clone();
-    config["ipvs"]["rules"] = json!("nftables");
+    let config = json!({ "ipvs": { "rules": "nftables" } });
     let _clusters = lan.nodes.each_ref().map(|node| serving(node, mode, &config, annotations));
+    for (node, state) in lan.nodes.iter().zip(["master", "backup"]).filter(|_| is_synced) {
+        ipvsadm(node, &["--start-daemon", state, "--mcast-interface", "eth0", "--syncid", "7"]);
+    }
     if let Some((name, value)) = sysctl {
         lan.nodes[1].write_sysctl(name, value).unwrap();
     }
@@ -150,7 +151,7 @@ fn connections_that_move(mode: Kind, more: &Value, annotations: &Value, sysctl: 
         (conversation, names[0].clone())
     };
     let mut open: Vec<_> = lan.client.run_in(|| (0..count).map(|_| open()).collect()).unwrap();
-    if more["ipvs"]["connectionSync"].is_object() {
+    if is_synced {
         wait_until("node b learns all connections", || known(b) == count);
     } else if mode == Kind::Ipvs {
         assert_eq!((known(a), known(b)), (count, 0));
@@ -164,18 +165,14 @@ fn connections_that_move(mode: Kind, more: &Value, annotations: &Value, sysctl: 
             Err(error) => *moved.ended.entry(error.kind().to_string()).or_default() += 1,
         }
     }
-    println!("{mode} {more} {annotations} {sysctl:?}: {moved:?}");
+    println!("{mode} {is_synced} {annotations} {sysctl:?}: {moved:?}");
     moved
-}
-
-fn sync() -> Value {
-    json!({ "ipvs": { "connectionSync": { "interface": "eth0", "syncID": 7 } } })
 }
 
 #[test]
 fn synchronised_connections_survive_where_servers_answer_by_themselves() {
     kernel_test(NEEDS, || {
-        let moved = connections_that_move(Kind::Ipvs, &sync(), &json!({ "proxier/forwarding": "direct-route" }), None);
+        let moved = connections_that_move(Kind::Ipvs, true, &json!({ "proxier/forwarding": "direct-route" }), None);
         assert_eq!((moved.survived, moved.ended), (moved.opened, BTreeMap::new()));
     });
 }
@@ -184,7 +181,7 @@ fn synchronised_connections_survive_where_servers_answer_by_themselves() {
 fn without_synchronisation_no_connection_survives() {
     kernel_test(NEEDS, || {
         let direct = json!({ "proxier/forwarding": "direct-route" });
-        assert_eq!(connections_that_move(Kind::Ipvs, &json!({}), &direct, None).survived, 0);
+        assert_eq!(connections_that_move(Kind::Ipvs, false, &direct, None).survived, 0);
     });
 }
 
@@ -192,7 +189,7 @@ fn without_synchronisation_no_connection_survives() {
 #[test]
 fn masqueraded_connections_end_though_they_are_synchronised() {
     kernel_test(NEEDS, || {
-        assert_eq!(connections_that_move(Kind::Ipvs, &sync(), &json!({}), None).survived, 0);
+        assert_eq!(connections_that_move(Kind::Ipvs, true, &json!({}), None).survived, 0);
     });
 }
 
@@ -201,7 +198,7 @@ fn consistent_hashing_alone_keeps_connections_where_ipvs_takes_them_up() {
     kernel_test(NEEDS, || {
         let direct = json!({ "proxier/forwarding": "direct-route", "proxier/scheduler": "mh" });
         let sloppy = Some(("net/ipv4/vs/sloppy_tcp", "1"));
-        let moved = connections_that_move(Kind::Ipvs, &json!({}), &direct, sloppy);
+        let moved = connections_that_move(Kind::Ipvs, false, &direct, sloppy);
         assert_eq!((moved.survived, moved.ended), (moved.opened, BTreeMap::new()));
     });
 }
@@ -210,96 +207,6 @@ fn consistent_hashing_alone_keeps_connections_where_ipvs_takes_them_up() {
 fn masqueraded_connections_of_nftables_mode_end() {
     kernel_test(NEEDS, || {
         let by_client = json!({ "proxier/scheduler": "mh" });
-        assert_eq!(connections_that_move(Kind::Nftables, &json!({}), &by_client, None).survived, 0);
-    });
-}
-
-/// The kernel's threads of synchronisation daemons, by process id. They are of all namespaces.
-fn threads() -> BTreeMap<u32, String> {
-    let processes =
-        std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().into_string().ok());
-    let threads = processes.filter_map(|process| {
-        let name = std::fs::read_to_string(format!("/proc/{process}/comm")).ok()?;
-        (name.starts_with("ipvs-m:") || name.starts_with("ipvs-b:")).then(|| (process.parse().unwrap(), name))
-    });
-    threads.collect()
-}
-
-fn daemons(node: &Netns) -> Vec<String> {
-    ipvsadm(node, &["-L", "--daemon"]).lines().map(str::to_owned).collect()
-}
-
-fn line(state: &str, values: &str) -> String {
-    format!("{state} sync daemon (mcast={values})")
-}
-
-const DEFAULTS: &str = "maxlen=1472, group=224.0.0.81, port=8848, ttl=1";
-
-#[test]
-fn ipvsadm_lists_the_daemons_of_the_configuration() {
-    kernel_test(NEEDS, || {
-        let node = Netns::current().unwrap();
-        let other = Netns::new().unwrap();
-        let start = |sync: Value| {
-            let mut cluster =
-                Cluster::without_programs(options(&json!({ "ipvs": { "rules": "nftables", "connectionSync": sync } })));
-            let reports = cluster.settle();
-            (cluster, reports)
-        };
-        let full = |cluster: &mut Cluster| {
-            cluster.proxier.request_full(cluster.now());
-            cluster.settle().remove(0)
-        };
-        let both = |values: &str| ["master", "backup"].map(|state| line(state, values));
-
-        // The device is not there at first.
-        let (mut cluster, reports) = start(json!({ "interface": "eth0", "syncID": 7 }));
-        assert_eq!(
-            reports[0].limited,
-            ["ipvs.connectionSync: no connection is synchronised until there is a device eth0"]
-        );
-        assert_eq!(daemons(&node), [""; 0]);
-        veth_pair((&node, "eth0"), (&other, "eth0")).unwrap();
-        node.add_address("192.0.2.1/24", "eth0").unwrap();
-        let report = full(&mut cluster);
-        assert!(report.limited.is_empty() && report.drift.is_empty(), "{report:#?}");
-        assert_eq!(daemons(&node), both(&format!("eth0, syncid=7, {DEFAULTS}")));
-
-        // Somebody stops one.
-        ipvsadm(&node, &["--stop-daemon", "backup"]);
-        let report = full(&mut cluster);
-        assert_eq!(
-            report.drift.iter().map(ToString::to_string).collect::<Vec<_>>(),
-            ["+ sync daemon backup on eth0, sync id 7"]
-        );
-        assert_eq!(daemons(&node).len(), 2);
-
-        // The next process adopts both: their threads go on.
-        let before = threads();
-        assert!(before.len() >= 2, "{before:?}");
-        drop(cluster);
-        let (_cluster, reports) = start(json!({ "interface": "eth0", "syncID": 7 }));
-        assert!(reports[0].limited.is_empty() && threads() == before, "{before:?}");
-        // Another one follows its settings.
-        let settings = json!({
-            "interface": "eth0", "syncID": 7, "role": "backup", "group": "239.1.2.3", "port": 9000, "ttl": 4, "maxLength": 1200,
-        });
-        let (mut cluster, _) = start(settings);
-        let changed = line("backup", "eth0, syncid=7, maxlen=1200, group=239.1.2.3, port=9000, ttl=4");
-        assert_eq!(daemons(&node), std::slice::from_ref(&changed));
-        // A program that is not this proxy, as keepalived starts it.
-        ipvsadm(&node, &["--start-daemon", "master", "--mcast-interface", "eth0", "--syncid", "51"]);
-        let (_other, reports) = start(json!({ "interface": "eth0", "syncID": 7, "role": "master" }));
-        assert!(
-            reports[0].limited[0]
-                .starts_with("ipvs.connectionSync: the master of another program stays, on eth0, sync id 51")
-        );
-        assert_eq!(daemons(&node), [line("master", &format!("eth0, syncid=51, {DEFAULTS}"))]);
-        // A cleanup leaves it.
-        full(&mut cluster);
-        assert_eq!(daemons(&node)[1], changed);
-        cluster.clean_up();
-        assert_eq!(daemons(&node), [line("master", &format!("eth0, syncid=51, {DEFAULTS}"))]);
-        ipvsadm(&node, &["--stop-daemon", "master"]);
+        assert_eq!(connections_that_move(Kind::Nftables, false, &by_client, None).survived, 0);
     });
 }

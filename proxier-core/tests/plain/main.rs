@@ -11,7 +11,6 @@
 mod balancing;
 mod binding;
 mod cold_start;
-mod connection_sync;
 mod diff;
 mod drain;
 mod fast_path;

@@ -146,7 +146,7 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
         health.set_api(cluster.counters().clone());
     }
     let config = engine.proxier().facts().config();
-    host::watch(messages.clone(), config.fast_path.is_some() || config.ipvs.connection_sync.is_some());
+    host::watch(messages.clone(), config.fast_path.is_some());
     let compared = engine.proxier().table_name().map(|table| tables::watch(table, messages.clone()));
     // The API's runtime runs this: looking up names may take a while.
     api.handle().spawn(neighbours::watch(configured.source.clone(), messages.clone()));

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use proxier_core::objects::{ConnectionSyncObject, FastPathObject, IpvsDefaultsObject};
+use proxier_core::objects::{FastPathObject, IpvsDefaultsObject};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use serde_saphyr::options::DuplicateKeyPolicy;
@@ -24,8 +24,10 @@ pub const KIND: &str = "KubeProxyConfiguration";
 const CONFIG_MAP_KEYS: [&str; 2] = ["config.conf", "config"];
 
 /// Fields that an earlier version had, and what happens without them.
-const REMOVED: &[(&str, &str)] =
-    &[("ipvs.markNodePorts", "each node port has one virtual server for each address of the node, as kube-proxy's")];
+const REMOVED: &[(&str, &str)] = &[
+    ("ipvs.markNodePorts", "each node port has one virtual server for each address of the node, as kube-proxy's"),
+    ("ipvs.connectionSync", "daemons that run go on; the cookbook's program `ipvs_sync` starts and stops them"),
+];
 
 /// What happens without a field that an earlier version had.
 pub fn removed(field: &str) -> Option<&'static str> {
@@ -290,8 +292,6 @@ objects! {
         allowed_annotations: Option<Vec<String>>,
         /// Way to make Services' addresses local: `addresses` on the dummy device, or `routes`. Default `addresses`.
         binding: Option<String>,
-        /// Synchronisation of connections with other nodes, so that an address can move between them. Default: none.
-        connection_sync: Option<ConnectionSyncObject>,
         /// Values for Services without an annotation of their own.
         defaults: Option<IpvsDefaultsObject>,
         /// The firewall marks for `markSplit`, as `VALUE/MASK`. Default `0x16000000/0xff00c000`.
@@ -464,6 +464,24 @@ mod tests {
             [
                 "config.conf: ipvs.sheduler: no such field in this format; it is ignored",
                 "config.conf: newField: no such field in this format; it is ignored"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_removed_field_has_one_warning_that_says_what_happens() {
+        let (_, warnings) =
+            parse("ipvs: {markNodePorts: true, connectionSync: {interface: eth0, syncID: 7}}\n").unwrap();
+        let gone = "is no longer supported and ignored;";
+        assert_eq!(
+            warnings,
+            [
+                format!(
+                    "config.conf: ipvs.connectionSync: {gone} daemons that run go on; the cookbook's program `ipvs_sync` starts and stops them"
+                ),
+                format!(
+                    "config.conf: ipvs.markNodePorts: {gone} each node port has one virtual server for each address of the node, as kube-proxy's"
+                ),
             ]
         );
     }

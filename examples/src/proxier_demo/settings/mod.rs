@@ -455,10 +455,6 @@ mod tests {
             ("ipvs: {minSyncPeriod: 31s}", "c: ipvs.minSyncPeriod: longer than ipvs.syncPeriod (30s)"),
             ("ipvs: {tcpTimeout: 300ms}", "c: ipvs.tcpTimeout: 300ms is less than a second"),
             ("ipvs: {udpTimeout: 1000000h}", "c: ipvs.udpTimeout: 1000000h0m0s is more than the kernel takes"),
-            (
-                "ipvs: {connectionSync: {interface: eth0, syncID: 256}}",
-                "c: ipvs.connectionSync.syncID: \"256\" is not 0 to 255",
-            ),
             ("ipvs: {scheduler: 'no such thing'}", "c: ipvs.scheduler: \"no such thing\" is not a scheduler's name"),
             (
                 "ipvs: {excludeCIDRs: [10.0.0.0/8, 10.0.0.0/33]}",

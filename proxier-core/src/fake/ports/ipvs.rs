@@ -1,7 +1,7 @@
 //! Virtual and real servers.
 
 use ipvs::fake::FakeIpvs;
-use ipvs::model::{DaemonState, ObservedRealServer, Snapshot, SyncDaemon, Timeouts, TimeoutsUpdate};
+use ipvs::model::{ObservedRealServer, Snapshot, Timeouts, TimeoutsUpdate};
 use ipvs::{Operation, VirtualServerKey};
 
 use super::gate::Gate;
@@ -73,17 +73,5 @@ impl Ipvs for FakeIpvsPort {
 
     fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<(), PortError> {
         self.gate.call(Call::IpvsSetTimeouts, None, || self.port.set_timeouts(timeouts))
-    }
-
-    fn sync_daemons(&mut self) -> Result<Vec<SyncDaemon>, PortError> {
-        self.gate.call(Call::IpvsSyncDaemons, None, || self.port.sync_daemons())
-    }
-
-    fn start_sync_daemon(&mut self, daemon: &SyncDaemon) -> Result<(), PortError> {
-        self.gate.call(Call::IpvsStartSyncDaemon, None, || self.port.start_sync_daemon(daemon))
-    }
-
-    fn stop_sync_daemon(&mut self, state: DaemonState) -> Result<(), PortError> {
-        self.gate.call(Call::IpvsStopSyncDaemon, None, || self.port.stop_sync_daemon(state))
     }
 }
