@@ -1,26 +1,26 @@
 //! Asking the kernel itself. This crate has no netlink, so the caller brings the questions to the kernel.
 
+use std::borrow::Cow;
+
 /// Something the running kernel can be asked.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Capability {
     /// Does this generic-netlink family resolve? (`IPVS`)
-    GenlFamily(String),
+    GenlFamily(Cow<'static, str>),
     /// Does a virtual server with this scheduler work? Best asked in a network namespace of its own.
-    Scheduler(String),
+    Scheduler(Cow<'static, str>),
     /// Does the kernel's ipset answer at all? (`IPSET_CMD_PROTOCOL`)
     Ipset,
     /// Has the kernel this set type? (`IPSET_CMD_TYPE` answers with its revisions)
-    SetType(String),
-    /// Has the kernel this expression of nf_tables? (`flow_offload`, as the kernel names it)
-    NftExpression(String),
+    SetType(Cow<'static, str>),
     /// Can a link of this kind be made? (`dummy`)
-    LinkKind(String),
+    LinkKind(Cow<'static, str>),
     /// Has the kernel this iptables match? (`set`)
-    XtMatch(String),
+    XtMatch(Cow<'static, str>),
     /// Has the kernel this iptables target? (`MASQUERADE`)
-    XtTarget(String),
+    XtTarget(Cow<'static, str>),
 }
 
 /// Answer of the running kernel.
@@ -34,8 +34,7 @@ pub enum ActiveAnswer {
     Unknown(String),
 }
 
-/// A way to ask the kernel. [`ActiveAnswer::Works`] wins over everything the lists say.
-/// A closure is one too.
+/// A way to ask the kernel; a closure is one. [`ActiveAnswer::Works`] wins over everything the lists say.
 pub trait ActiveProbe {
     /// Asks for one capability.
     fn ask(&mut self, capability: &Capability) -> ActiveAnswer;

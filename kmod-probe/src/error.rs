@@ -15,10 +15,8 @@ pub enum ErrorKind {
     InvalidModuleName,
     /// A scheduler name is empty, longer than the kernel takes, or has a character no module has.
     InvalidScheduler,
-    /// A requirement of a caller's own names an option, a file or a sysctl that cannot be.
+    /// A requirement of a caller's own names an option that cannot be.
     InvalidRequirement,
-    /// The text has no `v<digits>.<digits>` token, so it is not what `ipset --version` prints.
-    InvalidIpsetVersion,
     /// The bytes are not the kind of list they were taken for (`/proc/modules`, `modules.dep`, a kernel configuration, …).
     InvalidList,
 }
@@ -30,7 +28,6 @@ impl fmt::Display for ErrorKind {
             Self::InvalidModuleName => "invalid module name",
             Self::InvalidScheduler => "invalid scheduler name",
             Self::InvalidRequirement => "invalid requirement",
-            Self::InvalidIpsetVersion => "invalid ipset version",
             Self::InvalidList => "invalid list",
         })
     }

@@ -32,7 +32,7 @@
 //! | requirements of a caller's own | [`Profile::own`], [`Requirement`] |
 //! | questions to the kernel itself, by the caller | [`ActiveProbe`], [`Capability`] |
 //! | load modules | [`Loader`] |
-//! | settings below `/proc/sys` | [`Sysctl`], [`SysctlFinding`] |
+//! | settings below `/proc/sys` | [`SysctlFinding`] |
 //! | the sources, one by one | [`Kconfig`], [`LoadedModules`], [`LoadableModules`], [`BuiltinModules`], [`KernelRelease`] |
 //!
 //! # What it does not do
@@ -45,21 +45,18 @@
 //!
 //! # Which evidence counts
 //!
-//! In this order; what comes first decides, and the rest stays in [`Finding::evidence`]:
+//! In this order; the first that decides is [`Finding::evidence`]:
 //!
 //! 1. `/proc/modules` or `/sys/module/<name>/initstate`: **loaded**;
-//! 2. `/sys/module/<name>` without `initstate`, `modules.builtin`, `modules.builtin.modinfo` of this release: **built in**;
-//! 3. the configuration's `=y`: **built in**;
-//! 4. an [`ActiveProbe`] that works, or a file that only this part of the kernel makes (`/proc/net/ip_vs`): **working**,
-//!    unless 1 to 3 know better whether it is loaded or built in. It beats everything below;
-//! 5. `modules.dep` names it and the file is there: **loadable** (the file gone, or module loading switched off for good:
-//!    **missing**);
-//! 6. the configuration's "is not set", or a whole configuration that does not mention it: **missing**;
-//! 7. the configuration's `=m`, and a whole `modules.dep` without it: **missing**, its package is not installed. Where
-//!    `/lib/modules` cannot be seen, as in most containers, it is **unknown**: the kernel loads modules from the host's
-//!    file system, not from this one;
-//! 8. whole lists of modules and of what is built in, and neither names it: **missing**;
-//! 9. nothing: **unknown**.
+//! 2. `/sys/module/<name>` without `initstate`, `modules.builtin`, or the configuration's `=y`: **built in**;
+//! 3. an [`ActiveProbe`] that works: **working**;
+//! 4. `modules.dep` names it: **loadable**, or **missing** when its file is gone, when `modprobe.d` forbids it, when either holds for a
+//!    module that it needs, or when module loading is switched off for good;
+//! 5. the configuration's "is not set", or a whole configuration that does not mention it: **missing**;
+//! 6. whole lists of modules without it, and the configuration's `=m` or a whole list of what is built in: **missing**;
+//! 7. an [`ActiveProbe`] that is refused: **missing**;
+//! 8. nothing: **unknown**. Where `/lib/modules` cannot be seen, as in most containers, a module that is not loaded is unknown: the kernel loads
+//!    modules from the host's file system, not from this one.
 //!
 //! A list that is cut off, has lines that make no sense, or may not be read never proves that something is missing. A
 //! switch inside a module (`CONFIG_IP_VS_IPV6`) that cannot be checked because there is no configuration is a caveat of
@@ -72,8 +69,6 @@ mod error;
 mod kconfig;
 mod load;
 mod modules;
-mod own;
-mod policy;
 mod probe;
 mod profile;
 mod report;
@@ -92,12 +87,12 @@ pub use kconfig::{Kconfig, Setting};
 pub use load::{LoadOutcome, LoadResult, Loader, RunOutcome, Runner, SystemRunner};
 pub use modules::{BuiltinModules, LoadableModules, LoadedModules, ModuleName, ModuleState};
 pub use probe::Probe;
-pub use profile::{Families, Family, Profile, Scheduler};
-pub use report::{Answer, Evidence, EvidenceKind, Finding, Fix, ModuleSupport, Report, SourceStatus, State, Verdict};
-pub use requirement::{Backend, Need, Provider, Requirement};
+pub use profile::{Families, Family, Profile};
+pub use report::{Answer, Evidence, Finding, Fix, Report, SourceStatus, State, Verdict};
+pub use requirement::{Backend, Need, Requirement};
 pub use root::Failure;
-pub use sysctl::{Access, Sysctl, SysctlFinding, SysctlState};
-pub use version::{IpsetVersion, KernelRelease};
+pub use sysctl::{Access, SysctlFinding, SysctlState};
+pub use version::KernelRelease;
 
 /// The example of the README is compiled and run with the tests.
 #[cfg(doctest)]

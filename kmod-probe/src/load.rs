@@ -198,7 +198,6 @@ impl fmt::Display for LoadOutcome {
 pub struct Loader<R = SystemRunner> {
     runner: R,
     root: Root,
-    limit: Duration,
 }
 
 impl Default for Loader {
@@ -208,7 +207,7 @@ impl Default for Loader {
 }
 
 impl Loader {
-    /// Loads into the running kernel, from `/lib/modules`, with 10 seconds for each module.
+    /// Loads into the running kernel, from `/lib/modules`, with 10 seconds for one `modprobe`.
     #[must_use]
     pub fn new() -> Self {
         Self::with_runner(SystemRunner)
@@ -219,10 +218,13 @@ impl<R: Runner> Loader<R> {
     /// Directories in which `modprobe` is looked for; `PATH` is not consulted.
     pub const DIRECTORIES: [&'static str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
+    /// Time limit of one `modprobe`.
+    const LIMIT: Duration = Duration::from_secs(10);
+
     /// The same with another way to start programs.
     #[must_use]
     pub fn with_runner(runner: R) -> Self {
-        Self { runner, root: Root::new("/"), limit: Duration::from_secs(10) }
+        Self { runner, root: Root::new("/") }
     }
 
     /// Takes modules from below another root (`modprobe -d`), and looks there for `/proc` and `/sys`. The program itself
@@ -233,36 +235,12 @@ impl<R: Runner> Loader<R> {
         self
     }
 
-    /// Time limit of one `modprobe`.
-    #[must_use]
-    pub fn limit(mut self, limit: Duration) -> Self {
-        self.limit = limit;
-        self
-    }
-
-    /// Loads one module and what it depends on. A module that is there already is left alone.
-    pub fn load(&mut self, module: &ModuleName) -> LoadOutcome {
-        if self.is_there(module) {
-            return LoadOutcome { module: module.clone(), result: LoadResult::AlreadyThere };
-        }
-        let result = match self.modprobe(&[module]) {
-            LoadResult::NotSeen if self.is_there(module) => LoadResult::Loaded,
-            result => result,
-        };
-        LoadOutcome { module: module.clone(), result }
-    }
-
-    /// Loads several modules, in this order, each with a `modprobe` of its own. One that fails does not keep the others from being tried.
-    pub fn load_all(&mut self, modules: &[ModuleName]) -> Vec<LoadOutcome> {
-        modules.iter().map(|module| self.load(module)).collect()
-    }
-
-    /// Loads several modules with one `modprobe` (`-a`), which is much faster than one for each: most of its time goes into starting
-    /// and reading its lists. Modules that are there already are left out; if all are, nothing is started.
+    /// Loads modules, and what they depend on, with one `modprobe` (`-a`), which is much faster than one for each: most of its time
+    /// goes into starting and reading its lists. Modules that are there already are left out; if all are, nothing is started.
     ///
     /// A module that does not exist does not keep the others from being loaded. `modprobe` reports only for all together whether it
     /// succeeded, so each that is not there afterwards has its message.
-    pub fn load_together(&mut self, modules: &[ModuleName]) -> Vec<LoadOutcome> {
+    pub fn load_all(&mut self, modules: &[ModuleName]) -> Vec<LoadOutcome> {
         let (there, missing): (Vec<_>, Vec<_>) = modules.iter().partition(|module| self.is_there(module));
         let tried = if missing.is_empty() { LoadResult::AlreadyThere } else { self.modprobe(&missing) };
         let there = there.into_iter().map(|module| (module, LoadResult::AlreadyThere));
@@ -289,7 +267,7 @@ impl<R: Runner> Loader<R> {
         }
         arguments.push("--");
         arguments.extend(modules.iter().map(|module| module.as_str()));
-        match self.runner.run(&program, &arguments, self.limit) {
+        match self.runner.run(&program, &arguments, Self::LIMIT) {
             RunOutcome::Ended { code: Some(0), .. } => LoadResult::NotSeen,
             RunOutcome::Ended { code, stderr } => LoadResult::Failed { code, message: stderr },
             RunOutcome::TimedOut => LoadResult::TimedOut,

@@ -1,4 +1,4 @@
-//! Lists of modules: `/proc/modules`, `modules.builtin`, `modules.builtin.modinfo` and `modules.dep`.
+//! Lists of modules: `/proc/modules`, `modules.builtin` and `modules.dep`.
 //!
 //! Every parser takes the bytes of one file. A line that makes no sense is skipped and counted; a file in which most
 //! lines make no sense, or which holds binary data, is an error. A list that ends in the middle of a line or has
@@ -105,57 +105,59 @@ impl<T> Default for List<T> {
 }
 
 impl<T> List<T> {
-    /// Takes records that are closed by `end`, numbered from 1. A last record that is not closed may be half a name and
-    /// is left out. Of two entries for one module the first stays.
-    fn read(
-        bytes: &[u8],
-        end: u8,
-        what: &str,
-        entry: impl Fn(usize, &[u8]) -> Option<(ModuleName, T)>,
-    ) -> Result<Self, Error> {
-        let cut_off = bytes.last().is_some_and(|byte| *byte != end);
-        let whole = bytes.iter().rposition(|byte| *byte == end).and_then(|last| bytes.get(..last)).unwrap_or_default();
+    /// Takes lines that end in LF or CRLF, numbered from 1. A last line that does not end may be half a name and is left out. Of
+    /// two entries for one module the first stays. Binary data is refused.
+    fn read(bytes: &[u8], what: &str, entry: impl Fn(usize, &str) -> Option<(ModuleName, T)>) -> Result<Self, Error> {
+        let invalid = |why: String| Error::new(ErrorKind::InvalidList, format!("this is no {what}: {why}"));
+        if let Some(at) = bytes.iter().position(|byte| *byte == 0) {
+            return Err(invalid(format!("binary data at byte {at}")));
+        }
+        let cut_off = bytes.last().is_some_and(|byte| *byte != b'\n');
+        let whole =
+            bytes.iter().rposition(|byte| *byte == b'\n').and_then(|last| bytes.get(..last)).unwrap_or_default();
         if cut_off && whole.is_empty() {
-            let why = format!("this is no {what}: not one whole line in {} bytes", bytes.len());
-            return Err(Error::new(ErrorKind::InvalidList, why));
+            return Err(invalid(format!("not one whole line in {} bytes", bytes.len())));
         }
         let mut modules = BTreeMap::new();
-        let (mut taken, mut skipped, mut first_skipped) = (0_usize, 0_usize, 0);
-        for (index, record) in whole.split(|byte| *byte == end).enumerate() {
-            let number = index.saturating_add(1);
-            let record = record.trim_ascii();
-            if record.is_empty() {
+        let (mut taken, mut skipped) = (0_usize, Vec::new());
+        for (number, line) in (1..).zip(whole.split(|byte| *byte == b'\n')) {
+            let line = line.trim_ascii();
+            if line.is_empty() {
                 continue;
             }
-            if let Some((name, value)) = entry(number, record) {
+            if let Some((name, value)) = std::str::from_utf8(line).ok().and_then(|line| entry(number, line)) {
                 modules.entry(name).or_insert(value);
                 taken = taken.saturating_add(1);
             } else {
-                skipped = skipped.saturating_add(1);
-                if skipped == 1 {
-                    first_skipped = number;
-                }
+                skipped.push(number);
             }
         }
-        if skipped > taken {
-            let why = format!("this is no {what}: {skipped} lines make no sense, the first is line {first_skipped}");
-            return Err(Error::new(ErrorKind::InvalidList, why));
+        match skipped.first() {
+            Some(first) if skipped.len() > taken => {
+                Err(invalid(format!("{} lines make no sense, the first is line {first}", skipped.len())))
+            }
+            first => Ok(Self { modules, complete: !cut_off && first.is_none() }),
         }
-        Ok(Self { modules, complete: !cut_off && skipped == 0 })
-    }
-
-    /// The same for a text: lines that end in LF or CRLF. Binary data is refused.
-    fn read_text(
-        bytes: &[u8],
-        what: &str,
-        entry: impl Fn(usize, &str) -> Option<(ModuleName, T)>,
-    ) -> Result<Self, Error> {
-        if let Some(at) = bytes.iter().position(|byte| *byte == 0) {
-            return Err(Error::new(ErrorKind::InvalidList, format!("this is no {what}: binary data at byte {at}")));
-        }
-        Self::read(bytes, b'\n', what, |number, line| entry(number, std::str::from_utf8(line).ok()?))
     }
 }
+
+macro_rules! list {
+    ($($list:ident)*) => { $(
+        impl $list {
+            /// All names, sorted.
+            pub fn names(&self) -> impl Iterator<Item = &ModuleName> {
+                self.0.modules.keys()
+            }
+
+            /// Whether every line was understood and the end was there.
+            #[must_use]
+            pub fn complete(&self) -> bool {
+                self.0.complete
+            }
+        }
+    )* };
+}
+list! { LoadedModules BuiltinModules LoadableModules }
 
 /// The modules in memory: `/proc/modules`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -167,7 +169,7 @@ impl LoadedModules {
     /// # Errors
     /// [`ErrorKind::InvalidList`] for binary data or when most lines have another form.
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
-        List::read_text(bytes, "list of loaded modules", |number, line| {
+        List::read(bytes, "list of loaded modules", |number, line| {
             let mut fields = line.split_ascii_whitespace();
             let name = ModuleName::new(fields.next()?).ok()?;
             fields.next()?.parse::<u64>().ok()?;
@@ -187,20 +189,9 @@ impl LoadedModules {
     pub fn get(&self, name: &ModuleName) -> Option<(usize, ModuleState)> {
         self.0.modules.get(name).copied()
     }
-
-    /// All names, sorted.
-    pub fn names(&self) -> impl Iterator<Item = &ModuleName> {
-        self.0.modules.keys()
-    }
-
-    /// Whether every line was understood and the end was there.
-    #[must_use]
-    pub fn complete(&self) -> bool {
-        self.0.complete
-    }
 }
 
-/// Modules that are part of the kernel image: `modules.builtin`, or the names in `modules.builtin.modinfo`.
+/// Modules that are part of the kernel image: `modules.builtin`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BuiltinModules(List<usize>);
 
@@ -210,40 +201,13 @@ impl BuiltinModules {
     /// # Errors
     /// [`ErrorKind::InvalidList`] for binary data or when most lines have another form.
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
-        List::read_text(bytes, "modules.builtin", |number, line| Some((ModuleName::of_file(line)?, number))).map(Self)
-    }
-
-    /// Reads `modules.builtin.modinfo`: records `module.key=value`, each closed by a NUL (kernel 5.2 and later).
-    ///
-    /// The "lines" of this list are record numbers from 1.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidList`] when most records have another form.
-    pub fn parse_modinfo(bytes: &[u8]) -> Result<Self, Error> {
-        List::read(bytes, 0, "modules.builtin.modinfo", |number, record| {
-            // The value may be in any encoding; only the key has to be readable.
-            let key = record.get(..record.iter().position(|byte| *byte == b'=')?)?;
-            let (name, _) = std::str::from_utf8(key).ok()?.split_once('.')?;
-            Some((ModuleName::new(name).ok()?, number))
-        })
-        .map(Self)
+        List::read(bytes, "modules.builtin", |number, line| Some((ModuleName::of_file(line)?, number))).map(Self)
     }
 
     /// The line that names a module.
     #[must_use]
     pub fn get(&self, name: &ModuleName) -> Option<usize> {
         self.0.modules.get(name).copied()
-    }
-
-    /// All names, sorted.
-    pub fn names(&self) -> impl Iterator<Item = &ModuleName> {
-        self.0.modules.keys()
-    }
-
-    /// Whether every line was understood and the end was there.
-    #[must_use]
-    pub fn complete(&self) -> bool {
-        self.0.complete
     }
 }
 
@@ -266,13 +230,13 @@ impl LoadableModules {
     /// # Errors
     /// [`ErrorKind::InvalidList`] for binary data or when most lines have another form.
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
-        List::read_text(bytes, "modules.dep", |number, line| {
+        List::read(bytes, "modules.dep", |number, line| {
             let (file, depends) = line.split_once(':')?;
             // The path ends up in messages.
             if file.chars().any(char::is_control) {
                 return None;
             }
-            let loadable = Loadable { line: number, file: file.to_owned(), depends: depends.trim().to_owned() };
+            let loadable = Loadable { line: number, file: file.to_owned(), depends: depends.to_owned() };
             Some((ModuleName::of_file(file)?, loadable))
         })
         .map(Self)
@@ -288,17 +252,6 @@ impl LoadableModules {
     pub fn dependencies(&self, name: &ModuleName) -> impl Iterator<Item = ModuleName> {
         let depends = self.0.modules.get(name).map_or("", |loadable| &loadable.depends);
         depends.split_ascii_whitespace().filter_map(ModuleName::of_file)
-    }
-
-    /// All names, sorted.
-    pub fn names(&self) -> impl Iterator<Item = &ModuleName> {
-        self.0.modules.keys()
-    }
-
-    /// Whether every line was understood and the end was there.
-    #[must_use]
-    pub fn complete(&self) -> bool {
-        self.0.complete
     }
 }
 
@@ -371,16 +324,5 @@ mod tests {
         assert!(error.to_string().contains("line 1"), "{error}");
         assert_eq!(LoadedModules::parse(b"\x7fELF\0\0").unwrap_err().kind(), ErrorKind::InvalidList);
         assert!(LoadedModules::parse(b"").unwrap().complete(), "no module loaded");
-    }
-
-    #[test]
-    fn modinfo_names_modules_by_record() {
-        let list =
-            BuiltinModules::parse_modinfo(b"ip_set.license=GPL\0ip-vs.parm=conn_tab_bits:\xff\0xt_set.lic").unwrap();
-        assert_eq!(list.get(&name("ip_set")), Some(1));
-        assert_eq!(list.get(&name("ip_vs")), Some(2));
-        assert_eq!(list.get(&name("xt_set")), None);
-        assert!(!list.complete());
-        assert!(BuiltinModules::parse_modinfo(b"garbage\0more\0").is_err());
     }
 }

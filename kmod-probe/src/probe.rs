@@ -6,20 +6,17 @@ use crate::Answer;
 use crate::active::{ActiveProbe, NoActiveProbe};
 use crate::profile::{Family, Profile};
 use crate::report::{Finding, Fix, Report, State, Verdict};
-use crate::requirement::{Backend, Need, Requirement};
+use crate::requirement::{Backend, Need};
 use crate::resolve;
 use crate::root::Root;
 use crate::sources::Sources;
 use crate::sysctl::{self, Access, SysctlFinding, SysctlState};
-use crate::table::{CONNTRACK_IPV4, CONNTRACK_IPV6};
-use crate::version::{IpsetVersion, KernelRelease};
 
 /// Finds out what a kernel can do. Reads files only; starts no program, loads no module, writes nothing.
 #[derive(Clone, Debug)]
 pub struct Probe {
     root: PathBuf,
     profile: Profile,
-    release: Option<KernelRelease>,
 }
 
 impl Default for Probe {
@@ -32,7 +29,7 @@ impl Probe {
     /// Looks at this machine, for the default [`Profile`].
     #[must_use]
     pub fn new() -> Self {
-        Self { root: PathBuf::from("/"), profile: Profile::default(), release: None }
+        Self { root: PathBuf::from("/"), profile: Profile::default() }
     }
 
     /// Takes all paths below another directory: the host's root mounted into a container, an image, a captured tree.
@@ -50,14 +47,6 @@ impl Probe {
         self
     }
 
-    /// Looks at an installed kernel that is not the running one: `/proc`, `/sys` and active probes are left out, and so
-    /// are sysctls. Use it before a restart into a kernel that was just installed.
-    #[must_use]
-    pub fn installed_kernel(mut self, release: KernelRelease) -> Self {
-        self.release = Some(release);
-        self
-    }
-
     /// Looks, with files alone.
     #[must_use]
     pub fn run(&self) -> Report {
@@ -67,39 +56,22 @@ impl Probe {
     /// Looks, and asks the running kernel as well. Each capability is asked for once at most.
     #[must_use]
     pub fn run_with(&self, active: &mut dyn ActiveProbe) -> Report {
-        let sources = Sources::read(Root::new(self.root.clone()), self.release.clone());
-        let release = sources.release.get();
-        let mut notes = Vec::new();
-        let mut findings = Vec::new();
-        for requirement in self.profile.requirements(release) {
-            let finding = resolve::finding(&sources, &requirement, active);
-            if !finding.state.is_usable() && merged_early(&sources, &requirement) {
-                notes.push(format!(
-                    "{} is part of nf_conntrack in this kernel, as upstream has it from 4.19 on",
-                    requirement.name
-                ));
-            } else {
-                findings.push(finding);
-            }
-        }
+        let sources = Sources::read(Root::new(self.root.clone()));
+        let requirements = self.profile.requirements();
+        let findings: Vec<Finding> =
+            requirements.iter().map(|requirement| resolve::finding(&sources, requirement, active)).collect();
         let backends = [Backend::Nft, Backend::Legacy].map(|backend| (backend, self.backend(backend, &findings)));
         let sysctls = sysctl::findings(&sources, &self.profile);
-        let ipset_version = self.profile.used_ipset().cloned();
-        let verdict = Judge { profile: &self.profile, findings: &findings, backends: &backends, sysctls: &sysctls }
-            .verdict(ipset_version.as_ref(), notes);
+        let verdict =
+            Judge { profile: &self.profile, findings: &findings, backends: &backends, sysctls: &sysctls }.verdict();
+        let is_without_rules = self.profile.is_own() || self.profile.without_iptables;
         Report {
             subject: self.profile.subject().to_owned(),
             root: sources.root.path().display().to_string(),
-            release: release.cloned(),
-            running: sources.running,
-            module_support: sources.support.clone(),
+            release: sources.release.get().cloned(),
+            module_support: sources.module_support,
             findings,
-            backends: if self.profile.is_own() || self.profile.goes_without_iptables() {
-                Vec::new()
-            } else {
-                backends.to_vec()
-            },
-            ipset_version,
+            backends: if is_without_rules { Vec::new() } else { backends.to_vec() },
             sysctls,
             sources: sources.statuses(),
             verdict,
@@ -123,27 +95,6 @@ impl Probe {
     }
 }
 
-/// RHEL 8.3 and later have kernel 4.18 with the merge of 4.19. It shows in a configuration that has connection tracking
-/// and no symbol for the old module at all (switched off it would say "is not set"), or, where there is no
-/// configuration, in the lists of an `.el8` kernel.
-fn merged_early(sources: &Sources, requirement: &Requirement) -> bool {
-    if requirement.name != CONNTRACK_IPV4 && requirement.name != CONNTRACK_IPV6 {
-        return false;
-    }
-    let Some(provider) = requirement.providers.first() else { return false };
-    let (Some(symbol), core) = (&provider.symbol, "NF_CONNTRACK") else { return false };
-    if let Some(config) = sources.config.get() {
-        return config.complete() && config.get(core).is_some() && config.get(symbol).is_none();
-    }
-    let lists = |name: &str| {
-        let name = crate::ModuleName::new(name).ok()?;
-        Some(sources.loadable.get()?.get(&name).is_some())
-    };
-    sources.release.get().is_some_and(|release| release.suffix().contains(".el8"))
-        && lists("nf_conntrack") == Some(true)
-        && provider.module.as_ref().is_some_and(|module| lists(module.as_str()) == Some(false))
-}
-
 /// Inputs of the verdict.
 struct Judge<'a> {
     profile: &'a Profile,
@@ -153,14 +104,10 @@ struct Judge<'a> {
 }
 
 impl Judge<'_> {
-    fn verdict(&self, ipset: Option<&IpsetVersion>, notes: Vec<String>) -> Verdict {
-        let mut verdict = Verdict { answer: Answer::Yes, reasons: Vec::new(), caveats: notes };
+    fn verdict(&self) -> Verdict {
+        let mut verdict = Verdict { answer: Answer::Yes, reasons: Vec::new(), caveats: Vec::new() };
         self.judge_findings(&mut verdict);
         self.judge_backends(&mut verdict);
-        if let Some(version) = ipset.filter(|version| !version.is_enough()) {
-            let least = IpsetVersion::MINIMUM;
-            obstacle(&mut verdict, Answer::No, format!("ipset {version} is too old: install version {least} or later"));
-        }
         for sysctl in self.sysctls {
             judge_sysctl(sysctl, &mut verdict);
         }
@@ -208,8 +155,7 @@ impl Judge<'_> {
     }
 
     fn judge_backends(&self, verdict: &mut Verdict) {
-        let allowed = |backend| self.profile.wanted_backend().is_none_or(|wanted| wanted == backend);
-        let answers: Vec<_> = self.backends.iter().filter(|(backend, _)| allowed(*backend)).collect();
+        let answers = self.backends;
         if answers.iter().any(|(_, answer)| *answer == Answer::Yes) {
             return;
         }
@@ -241,7 +187,7 @@ impl Judge<'_> {
 /// Whether a backend needs a finding for the families asked for.
 fn needed_by(profile: &Profile, backend: Backend, finding: &Finding) -> bool {
     finding.backend.is_some_and(|(of, families)| {
-        let wanted = profile.wanted_families();
+        let wanted = profile.families;
         of == backend && [Family::Ipv4, Family::Ipv6].iter().any(|family| families.has(*family) && wanted.has(*family))
     })
 }

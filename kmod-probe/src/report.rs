@@ -7,7 +7,7 @@ use crate::profile::Families;
 use crate::requirement::{Backend, Need};
 use crate::root::Failure;
 use crate::sysctl::SysctlFinding;
-use crate::version::{IpsetVersion, KernelRelease};
+use crate::version::KernelRelease;
 
 /// Yes, no, or not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,35 +70,10 @@ impl State {
     }
 }
 
-/// Kind of evidence, in the order in which it counts; see the [crate documentation](crate).
-#[non_exhaustive]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
-pub enum EvidenceKind {
-    /// The kernel was asked ([`ActiveProbe`](crate::ActiveProbe)).
-    Active,
-    /// `/proc/modules`.
-    Loaded,
-    /// `/sys/module`.
-    Sysfs,
-    /// A file that only this part of the kernel makes, or that was asked for.
-    Marker,
-    /// The kernel's version.
-    Release,
-    /// `modules.builtin` or `modules.builtin.modinfo`.
-    Builtin,
-    /// The kernel's configuration.
-    Config,
-    /// `modules.dep` and the module's file.
-    Installed,
-}
-
-/// One thing that was seen.
+/// What shows the state of a requirement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Evidence {
-    /// Kind of source.
-    pub kind: EvidenceKind,
     /// The file, as seen inside the root.
     pub path: String,
     /// The line (or record) of the file, from 1.
@@ -154,17 +129,6 @@ pub enum Fix {
     ShowConfig(String),
     /// The kernel was built without it.
     KernelWith(String),
-    /// The kernel is older than it.
-    NewerKernel {
-        /// Symbol of the kernel configuration, without `CONFIG_`.
-        symbol: String,
-        /// First kernel version that has it.
-        since: (u64, u64),
-    },
-    /// The kernel is older than this version.
-    NewerRelease((u64, u64)),
-    /// There is no such file.
-    ProvideFile(String),
     /// Loading modules was switched off until the next boot.
     ModulesDisabled(ModuleName),
     /// `modprobe.d` forbids to load the module.
@@ -209,11 +173,6 @@ impl fmt::Display for Fix {
                 write!(f, "make the kernel's configuration readable: /proc/config.gz or /boot/config-{release}")
             }
             Self::KernelWith(symbol) => write!(f, "this kernel was built without CONFIG_{symbol}: use one that has it"),
-            Self::NewerKernel { symbol, since: (major, minor) } => {
-                write!(f, "use a kernel with CONFIG_{symbol}; upstream has it since {major}.{minor}")
-            }
-            Self::NewerRelease((major, minor)) => write!(f, "use Linux {major}.{minor} or later"),
-            Self::ProvideFile(path) => write!(f, "make {path} available, or use a kernel that has it"),
             Self::ModulesDisabled(module) => {
                 write!(f, "kernel.modules_disabled is 1: restart, and load {module} before it is set")
             }
@@ -245,20 +204,10 @@ pub struct Finding {
     pub module: Option<ModuleName>,
     /// Whether it is a part of `module` that the kernel's configuration switches, not a module.
     pub is_feature: bool,
-    /// Everything that was seen, what counts most first. Contradicting evidence stays in the list.
-    pub evidence: Vec<Evidence>,
+    /// What shows it; `None` where nothing was seen.
+    pub evidence: Option<Evidence>,
     /// Remedy; `None` when there is nothing to do.
     pub fix: Option<Fix>,
-}
-
-/// Can this kernel load modules?
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct ModuleSupport {
-    /// [`Answer::No`]: only what is built in can be used.
-    pub answer: Answer,
-    /// Evidence for the answer.
-    pub evidence: Vec<Evidence>,
 }
 
 /// Outcome of reading one list.
@@ -296,34 +245,23 @@ pub struct Verdict {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Report {
     /// Subject of the verdict: `IPVS mode`, or the profile's own.
-    #[cfg_attr(feature = "serde", serde(default = "ipvs_mode"))]
     pub subject: String,
     /// The directory that all paths are below.
     pub root: String,
     /// The kernel release, when it could be read.
     pub release: Option<KernelRelease>,
-    /// Whether the report is about the running kernel.
-    pub running: bool,
-    /// Can it load modules?
-    pub module_support: ModuleSupport,
+    /// Can it load modules? [`Answer::No`]: only what is built in can be used.
+    pub module_support: Answer,
     /// One finding a requirement.
     pub findings: Vec<Finding>,
     /// Iptables backends that have all they need for the families asked for.
     pub backends: Vec<(Backend, Answer)>,
-    /// The version of the `ipset` program, when the profile gave one.
-    pub ipset_version: Option<IpsetVersion>,
-    /// Sysctls that IPVS mode, or the profile, wants.
+    /// Sysctls that IPVS mode wants.
     pub sysctls: Vec<SysctlFinding>,
     /// Outcome of reading each list.
     pub sources: Vec<SourceStatus>,
     /// The answer.
     pub verdict: Verdict,
-}
-
-/// Subject of reports that have none: earlier versions wrote none.
-#[cfg(feature = "serde")]
-fn ipvs_mode() -> String {
-    crate::profile::IPVS_MODE.to_owned()
 }
 
 impl Report {

@@ -1,11 +1,11 @@
-//! Requirements as data, and the ways to meet them. Their list is in `table.rs`.
+//! Requirements as data. Those of IPVS mode are in `table.rs`.
 
 use std::borrow::Cow;
 
 use crate::active::Capability;
+use crate::error::{Error, ErrorKind, shown};
 use crate::modules::ModuleName;
 use crate::profile::Families;
-use crate::version::KernelRelease;
 
 /// Importance of a requirement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,60 +40,6 @@ impl Backend {
     }
 }
 
-/// A file whose presence or content proves that something is in the running kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Marker {
-    /// This path exists.
-    Path(&'static str),
-    /// This file has a line that is exactly this word.
-    Word(&'static str, &'static str),
-}
-
-/// One way to meet a requirement.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Provider {
-    /// The module, or the module that a feature is part of. `None`: an option of the kernel itself, a file, or the kernel's version.
-    pub module: Option<ModuleName>,
-    /// Symbol of the kernel configuration without `CONFIG_`. `None` for a module this crate has never heard of.
-    pub symbol: Option<String>,
-    /// For a symbol that switches code inside `module` on and off (`CONFIG_IP_VS_IPV6`) instead of building a module: the
-    /// symbol that builds the module (`IP_VS`).
-    pub part_of: Option<String>,
-    /// First upstream kernel that has it, `None`: older than 3.10.
-    pub since: Option<(u64, u64)>,
-    /// First upstream kernel that no longer has it.
-    pub until: Option<(u64, u64)>,
-    pub(crate) markers: &'static [Marker],
-    /// Files that a caller named as such.
-    pub(crate) files: Vec<String>,
-}
-
-impl Provider {
-    /// Nothing that could be looked for.
-    pub(crate) const NONE: Self =
-        Self { module: None, symbol: None, part_of: None, since: None, until: None, markers: &[], files: Vec::new() };
-
-    /// Whether it is a part of `module` that the configuration switches, not a module.
-    #[must_use]
-    pub fn is_feature(&self) -> bool {
-        self.part_of.is_some()
-    }
-
-    /// Whether an upstream kernel of this version has it; an unknown version may.
-    #[must_use]
-    pub fn is_expected_in(&self, release: Option<&KernelRelease>) -> bool {
-        let young_enough =
-            |release: &KernelRelease| self.since.is_none_or(|(major, minor)| release.at_least(major, minor));
-        release.is_none_or(young_enough) && !self.is_gone_from(release)
-    }
-
-    /// Whether an upstream kernel of this version no longer has it.
-    pub(crate) fn is_gone_from(&self, release: Option<&KernelRelease>) -> bool {
-        let until = self.until.zip(release);
-        until.is_some_and(|((major, minor), release)| release.at_least(major, minor))
-    }
-}
-
 /// Something the kernel has to have, and why. Those of IPVS mode come from [`Profile::requirements`](crate::Profile::requirements); a caller
 /// makes others, for [`Profile::require`](crate::Profile::require).
 #[non_exhaustive]
@@ -107,8 +53,61 @@ pub struct Requirement {
     pub need: Need,
     /// For [`Need::Either`]: the backend it belongs to, and the families that need it.
     pub backend: Option<(Backend, Families)>,
-    /// Ways to meet it; one is enough.
-    pub providers: Vec<Provider>,
+    /// The module, or the module that a feature is part of; `None` for a set type that this crate does not know.
+    pub module: Option<ModuleName>,
+    /// Symbol of the kernel configuration without `CONFIG_`, when it is known.
+    pub symbol: Option<String>,
+    /// For a symbol that switches code inside `module` on and off (`CONFIG_IP_VS_IPV6`) instead of building a module: the
+    /// symbol that builds the module (`IP_VS`).
+    pub part_of: Option<String>,
     /// Question for an [`ActiveProbe`](crate::ActiveProbe); `None` if it has none.
     pub capability: Option<Capability>,
+}
+
+impl Requirement {
+    /// A module, by the name that `modprobe` takes. Required; the module's name is the row's.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModuleName`].
+    pub fn module(name: &str, why: impl Into<Cow<'static, str>>) -> Result<Self, Error> {
+        let module = ModuleName::new(name)?;
+        Ok(Self {
+            name: name.to_owned(),
+            why: why.into(),
+            need: Need::Required,
+            backend: None,
+            module: Some(module),
+            symbol: None,
+            part_of: None,
+            capability: None,
+        })
+    }
+
+    /// The same with the option of the configuration that builds the module, with or without `CONFIG_`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidRequirement`] unless it is 1 to 128 letters, digits or `_`.
+    pub fn symbol(mut self, symbol: &str) -> Result<Self, Error> {
+        let plain = symbol.strip_prefix("CONFIG_").unwrap_or(symbol);
+        if !(1..=128).contains(&plain.len()) || !plain.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
+            let says = "expected 1 to 128 letters, digits or _, such as \"NF_FLOW_TABLE\"";
+            return Err(Error::new(ErrorKind::InvalidRequirement, format!("option \"{}\"; {says}", shown(symbol))));
+        }
+        self.symbol = Some(plain.to_owned());
+        Ok(self)
+    }
+
+    /// The same, only wanted: without it the verdict may still be yes.
+    #[must_use]
+    pub fn wanted(mut self) -> Self {
+        self.need = Need::Wanted;
+        self
+    }
+
+    /// The same with a question for an [`ActiveProbe`](crate::ActiveProbe).
+    #[must_use]
+    pub fn asks(mut self, capability: Capability) -> Self {
+        self.capability = Some(capability);
+        self
+    }
 }

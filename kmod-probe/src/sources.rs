@@ -1,9 +1,10 @@
 //! Sources of facts about a machine's kernel: every list read once, each with its path and, where it could not be read, why.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use crate::kconfig::{Kconfig, Setting};
 use crate::modules::{BuiltinModules, LoadableModules, LoadedModules, ModuleName};
-use crate::policy::Policy;
-use crate::report::{Evidence, EvidenceKind, ModuleSupport, SourceStatus};
+use crate::report::{Evidence, SourceStatus};
 use crate::root::{Failure, Root};
 use crate::version::KernelRelease;
 use crate::{Answer, Error};
@@ -34,8 +35,6 @@ impl<T> Source<T> {
 #[derive(Debug)]
 pub(crate) struct Sources {
     pub(crate) root: Root,
-    /// Whether the release is that of the running kernel, so that `/proc` and `/sys` speak of it.
-    pub(crate) running: bool,
     pub(crate) release: Source<KernelRelease>,
     pub(crate) loaded: Source<LoadedModules>,
     /// The directory with the modules of this release.
@@ -43,52 +42,36 @@ pub(crate) struct Sources {
     /// Other releases found beside it.
     pub(crate) other_releases: Vec<String>,
     pub(crate) builtin: Source<BuiltinModules>,
-    pub(crate) modinfo: Source<BuiltinModules>,
     pub(crate) loadable: Source<LoadableModules>,
     pub(crate) config: Source<Kconfig>,
-    pub(crate) support: ModuleSupport,
+    /// Can this kernel load modules?
+    pub(crate) module_support: Answer,
+    /// Lines of `modprobe.d` that forbid a module.
+    pub(crate) forbidden: BTreeMap<ModuleName, Evidence>,
     /// `/proc/sys/kernel/modules_disabled` is 1: no module can be loaded until the next boot.
     pub(crate) loading_disabled: bool,
-    /// Modules that `modprobe.d` forbids.
-    pub(crate) policy: Policy,
 }
 
 impl Sources {
-    /// Reads everything below `root`, for the running kernel or for another release installed there.
-    pub(crate) fn read(root: Root, other: Option<KernelRelease>) -> Self {
-        let running = other.is_none();
-        let release = match other {
-            Some(release) => Source { path: "given by the caller".to_owned(), content: Ok(release) },
-            None => parsed(&root, &["/proc/sys/kernel/osrelease".to_owned()], LARGEST_VALUE, KernelRelease::parse),
-        };
-        let loaded = if running {
-            parsed(&root, &["/proc/modules".to_owned()], LARGEST_LIST, LoadedModules::parse)
-        } else {
-            Source::not_tried("/proc/modules", "it speaks of the running kernel only")
-        };
+    /// Reads everything below `root`.
+    pub(crate) fn read(root: Root) -> Self {
+        let disabled = root.read("/proc/sys/kernel/modules_disabled", LARGEST_VALUE);
         let mut sources = Self {
-            running,
-            loaded,
+            release: parsed(&root, &["/proc/sys/kernel/osrelease".to_owned()], LARGEST_VALUE, KernelRelease::parse),
+            loaded: parsed(&root, &["/proc/modules".to_owned()], LARGEST_LIST, LoadedModules::parse),
             directory: Source::not_tried("/lib/modules", "the kernel release is unknown"),
             other_releases: Vec::new(),
             builtin: Source::not_tried("modules.builtin", "no directory with modules"),
-            modinfo: Source::not_tried("modules.builtin.modinfo", "no directory with modules"),
             loadable: Source::not_tried("modules.dep", "no directory with modules"),
             config: Source::not_tried("/boot/config", "the kernel release is unknown"),
-            support: ModuleSupport { answer: Answer::Unknown, evidence: Vec::new() },
-            loading_disabled: false,
-            policy: Policy::read(&root),
-            release,
+            module_support: Answer::Unknown,
+            forbidden: forbidden(&root),
+            loading_disabled: disabled.is_ok_and(|value| value.trim_ascii() == b"1"),
             root,
         };
         sources.read_directory();
         sources.read_config();
-        sources.support = sources.module_support();
-        sources.loading_disabled = running
-            && sources
-                .root
-                .read("/proc/sys/kernel/modules_disabled", LARGEST_VALUE)
-                .is_ok_and(|v| v.trim_ascii() == b"1");
+        sources.module_support = sources.module_support();
         sources
     }
 
@@ -101,12 +84,6 @@ impl Sources {
                 Ok(_) => {
                     let file = |name: &str| [format!("{path}/{name}")];
                     self.builtin = parsed(&self.root, &file("modules.builtin"), LARGEST_LIST, BuiltinModules::parse);
-                    self.modinfo = parsed(
-                        &self.root,
-                        &file("modules.builtin.modinfo"),
-                        LARGEST_LIST,
-                        BuiltinModules::parse_modinfo,
-                    );
                     self.loadable = parsed(&self.root, &file("modules.dep"), LARGEST_LIST, LoadableModules::parse);
                     self.directory = Source { path, content: Ok(()) };
                     return;
@@ -131,73 +108,37 @@ impl Sources {
 
     /// The running kernel's own configuration first, then the files that packages install.
     fn read_config(&mut self) {
-        let mut candidates = Vec::new();
-        if self.running {
-            candidates.push("/proc/config.gz".to_owned());
-        }
+        let mut candidates = vec!["/proc/config.gz".to_owned()];
         if let Some(release) = self.release.get() {
             candidates.push(format!("/boot/config-{release}"));
             candidates.push(format!("/lib/modules/{release}/config"));
             candidates.push(format!("/usr/lib/modules/{release}/config"));
             candidates.push(format!("/lib/modules/{release}/build/.config"));
         }
-        if !candidates.is_empty() {
-            self.config = parsed(&self.root, &candidates, LARGEST_LIST, Kconfig::parse);
-        }
+        self.config = parsed(&self.root, &candidates, LARGEST_LIST, Kconfig::parse);
     }
 
     /// Can this kernel load modules at all? `/proc/modules` and `/proc/sys/kernel/modprobe` exist only when it was built
     /// with `CONFIG_MODULES` (`kernel/module/procfs.c`, `kernel/module/main.c`).
-    fn module_support(&self) -> ModuleSupport {
-        let mut evidence = Vec::new();
-        let mut say = |kind, path: &str, line, says: &str| {
-            evidence.push(Evidence { kind, path: path.to_owned(), line, says: says.to_owned() });
-        };
-        let mut answer = Answer::Unknown;
-        if let Some(config) = self.config.get() {
-            match config.get("MODULES") {
-                Some((line, Setting::BuiltIn)) => {
-                    say(EvidenceKind::Config, &self.config.path, Some(line), "CONFIG_MODULES=y");
-                    answer = Answer::Yes;
-                }
-                Some((line, Setting::NotSet)) => {
-                    say(EvidenceKind::Config, &self.config.path, Some(line), "CONFIG_MODULES is not set");
-                    answer = Answer::No;
-                }
-                _ => {}
-            }
-        }
+    fn module_support(&self) -> Answer {
         match &self.loaded.content {
-            Err(Failure::Absent) if self.running && self.release.get().is_some() => {
-                let modprobe = "/proc/sys/kernel/modprobe";
-                if self.root.exists(modprobe) == Ok(false) {
-                    say(
-                        EvidenceKind::Loaded,
-                        &self.loaded.path,
-                        None,
-                        "not there, although /proc is: no module support",
-                    );
-                    if answer == Answer::Unknown {
-                        answer = Answer::No;
-                    }
-                } else if answer == Answer::Unknown {
-                    say(EvidenceKind::Loaded, modprobe, None, "exists: the kernel has module support");
-                    answer = Answer::Yes;
-                }
-            }
-            Err(Failure::Absent | Failure::NotTried(_)) => {}
-            Ok(_) | Err(_) => {
-                say(EvidenceKind::Loaded, &self.loaded.path, None, "exists: the kernel has module support");
-                answer = Answer::Yes;
-            }
+            Err(Failure::Absent) => {}
+            Ok(_) | Err(_) => return Answer::Yes,
         }
-        ModuleSupport { answer, evidence }
+        match self.config.get().and_then(|config| config.get("MODULES")) {
+            Some((_, Setting::BuiltIn)) => Answer::Yes,
+            Some((_, Setting::NotSet)) => Answer::No,
+            // Without a release there is no /proc to speak of.
+            _ if self.release.get().is_none() => Answer::Unknown,
+            _ if self.root.exists("/proc/sys/kernel/modprobe") == Ok(false) => Answer::No,
+            _ => Answer::Yes,
+        }
     }
 
     /// `/sys/module/<name>`: loaded (it has `initstate`), built in (it has none), or not there.
     pub(crate) fn sysfs(&self, name: &ModuleName) -> Option<(String, Option<String>)> {
         let path = format!("/sys/module/{name}");
-        if !self.running || !self.root.exists(&path).unwrap_or(false) {
+        if !self.root.exists(&path).unwrap_or(false) {
             return None;
         }
         match self.root.read(&format!("{path}/initstate"), LARGEST_VALUE) {
@@ -230,7 +171,6 @@ impl Sources {
             status(&self.loaded, LoadedModules::complete),
             status(&self.directory, |()| true),
             status(&self.builtin, BuiltinModules::complete),
-            status(&self.modinfo, BuiltinModules::complete),
             status(&self.loadable, LoadableModules::complete),
             status(&self.config, Kconfig::complete),
         ]
@@ -257,4 +197,37 @@ fn parsed<T>(root: &Root, paths: &[String], limit: u64, parse: impl Fn(&[u8]) ->
 /// Whether a failure is worth more than the one known: the first counts, but any other beats "not there".
 fn says_more(known: Option<&(String, Failure)>, failure: &Failure) -> bool {
     known.is_none_or(|(_, known)| *known == Failure::Absent && *failure != Failure::Absent)
+}
+
+/// Modules that `modprobe.d` keeps out of the kernel: `install MODULE /bin/false`. `blacklist` does not: it only keeps aliases from leading to
+/// the module. Other commands are taken to load the module in their way (modprobe.d(5)).
+fn forbidden(root: &Root) -> BTreeMap<ModuleName, Evidence> {
+    /// In the order in which a file hides those of the same name behind it.
+    const DIRECTORIES: [&str; 5] =
+        ["/etc/modprobe.d", "/run/modprobe.d", "/usr/local/lib/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d"];
+    /// Commands that load nothing.
+    const NOTHING: [&str; 7] = ["/bin/false", "/usr/bin/false", "/bin/true", "/usr/bin/true", "false", "true", ":"];
+    const MOST_FILES: usize = 1000;
+    const LARGEST: u64 = 1 << 20;
+    let (mut modules, mut seen) = (BTreeMap::new(), BTreeSet::new());
+    for directory in DIRECTORIES {
+        for file in root.list(directory, MOST_FILES).unwrap_or_default() {
+            if file.strip_suffix(".conf").is_none() || !seen.insert(file.clone()) {
+                continue;
+            }
+            let path = format!("{directory}/{file}");
+            // One that cannot be read forbids nothing that is known.
+            let text = root.read(&path, LARGEST).unwrap_or_default();
+            for (line, words) in (1..).zip(String::from_utf8_lossy(&text).lines()) {
+                let words: Vec<&str> = words.split_whitespace().collect();
+                let ["install", name, command, ..] = words.as_slice() else { continue };
+                let Ok(module) = ModuleName::new(name) else { continue };
+                if NOTHING.contains(command) {
+                    let says = format!("install {module} {command}");
+                    modules.entry(module).or_insert(Evidence { path: path.clone(), line: Some(line), says });
+                }
+            }
+        }
+    }
+    modules
 }

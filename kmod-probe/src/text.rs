@@ -22,11 +22,10 @@ impl Report {
 
     fn write_table(&self, out: &mut dyn Write) -> fmt::Result {
         let release = self.release.as_ref().map_or_else(|| "unknown".to_owned(), ToString::to_string);
-        let which = if self.running { "" } else { " (not running)" };
         writeln!(
             out,
-            "kernel {release}{which}, modules {}",
-            match self.module_support.answer {
+            "kernel {release}, modules {}",
+            match self.module_support {
                 Answer::Yes => "supported",
                 Answer::No => "not supported",
                 Answer::Unknown => "perhaps supported",
@@ -34,9 +33,6 @@ impl Report {
         )?;
         if self.root != "/" {
             wrapped(out, "root ", &self.root)?;
-        }
-        if let Some(version) = &self.ipset_version {
-            writeln!(out, "ipset {version}")?;
         }
         writeln!(out, "{}: {}", self.subject, self.verdict.answer)?;
         for reason in &self.verdict.reasons {
@@ -68,7 +64,7 @@ impl Report {
                 Access::Denied => "denied",
                 Access::Unknown => "-",
             };
-            let value = shortened(sysctl.current.as_deref().unwrap_or("-"), 9);
+            let value: String = sysctl.current.as_deref().unwrap_or("-").chars().take(9).collect();
             writeln!(out, "{state:<10} {value:<9} {:<6} {access:<11} {}", sysctl.wanted, sysctl.name)?;
         }
         writeln!(out)?;
@@ -96,26 +92,13 @@ fn row(out: &mut dyn Write, finding: &Finding) -> fmt::Result {
         Need::Either => "either",
         Need::Wanted => "wanted",
     };
-    // The evidence that decided stands first, except that "=m" and the like come before the file that was found.
-    let evidence = match finding.state {
-        State::Loadable => finding.evidence.last(),
-        _ => finding.evidence.first(),
-    };
-    let evidence = evidence.map_or_else(|| "-".to_owned(), ToString::to_string);
+    let evidence = finding.evidence.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string);
     let head = format!("{:<8} {need:<8} {:<21} ", finding.state.as_str(), finding.name);
     wrapped(out, &head, &evidence)?;
     if let (Some(fix), State::Missing | State::Unknown) = (&finding.fix, finding.state) {
         wrapped(out, &format!("{:>17} fix: ", ""), &fix.to_string())?;
     }
     Ok(())
-}
-
-/// At most so many characters, the cut marked.
-fn shortened(text: &str, most: usize) -> String {
-    if text.chars().count() <= most {
-        return text.to_owned();
-    }
-    text.chars().take(most.saturating_sub(2)).chain("..".chars()).collect()
 }
 
 /// Text after a head, broken between words; following lines are indented as far as the head reaches.

@@ -1,4 +1,4 @@
-//! Versions: the kernel's release string and what `ipset --version` prints.
+//! The kernel's release string and its version.
 
 use std::fmt;
 use std::sync::LazyLock;
@@ -13,15 +13,12 @@ const LONGEST_RELEASE: usize = 64;
 
 /// A pattern that does not compile would read as "no match"; the tests below would notice.
 static RELEASE: LazyLock<Option<Regex>> =
-    LazyLock::new(|| Regex::new(r"^([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?([^0-9].*)?$").ok());
-static RELEASE_CANDIDATE: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"^-rc([0-9]{1,9})(?:[^0-9]|$)").ok());
-static IPSET_VERSION: LazyLock<Option<Regex>> =
-    LazyLock::new(|| Regex::new(r"\bv([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?").ok());
+    LazyLock::new(|| Regex::new(r"^([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?(?:[^0-9].*)?$").ok());
 
 /// A kernel release as `/proc/sys/kernel/osrelease` and `uname -r` give it.
 ///
 /// Distributions put what they like after the number, so only the leading dotted numbers count: at least two of them,
-/// the third is 0 when absent, further ones belong to the suffix.
+/// the third is 0 when absent.
 ///
 /// The [`Version`] has neither a pre-release nor a build part. By the rules of semantic versions `4.19.0-rc1` and even
 /// `4.19.0-14-generic` would sort *below* 4.19.0; a kernel's suffix means a package revision, and a release candidate
@@ -35,7 +32,6 @@ static IPSET_VERSION: LazyLock<Option<Regex>> =
 pub struct KernelRelease {
     raw: String,
     version: Version,
-    suffix_at: usize,
 }
 
 impl KernelRelease {
@@ -65,8 +61,7 @@ impl KernelRelease {
         let captures = RELEASE.as_ref().and_then(|pattern| pattern.captures(raw));
         let captures = captures.ok_or_else(|| invalid("does not begin with two numbers and a dot between them"))?;
         let number = |group| captures.get(group).and_then(|part| part.as_str().parse::<u64>().ok()).unwrap_or(0);
-        let suffix_at = captures.get(4).map_or(raw.len(), |part| part.start());
-        Ok(Self { raw: raw.to_owned(), version: Version::new(number(1), number(2), number(3)), suffix_at })
+        Ok(Self { raw: raw.to_owned(), version: Version::new(number(1), number(2), number(3)) })
     }
 
     /// The release exactly as the kernel gave it: the name of its directory below `/lib/modules`.
@@ -79,19 +74,6 @@ impl KernelRelease {
     #[must_use]
     pub fn version(&self) -> &Version {
         &self.version
-    }
-
-    /// Text behind the numbers (`-56-amd64`), empty when there is none.
-    #[must_use]
-    pub fn suffix(&self) -> &str {
-        self.raw.get(self.suffix_at..).unwrap_or_default()
-    }
-
-    /// The number of a release candidate: 3 for `7.2-rc3`, `None` for every other release.
-    #[must_use]
-    pub fn release_candidate(&self) -> Option<u64> {
-        let captures = RELEASE_CANDIDATE.as_ref()?.captures(self.suffix())?;
-        captures.get(1)?.as_str().parse().ok()
     }
 
     /// Whether this is kernel `major.minor` or later. A release candidate of `major.minor` counts as `major.minor`.
@@ -129,81 +111,32 @@ impl From<KernelRelease> for String {
     }
 }
 
-/// The version of the `ipset` tool.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct IpsetVersion {
-    major: u32,
-    minor: u32,
-    patch: Option<u32>,
-}
-
-impl IpsetVersion {
-    /// The oldest version whose save and list formats kube-proxy relies on.
-    pub const MINIMUM: Self = Self { major: 6, minor: 0, patch: None };
-
-    /// Finds the first `v<digits>.<digits>` in what `ipset --version` printed. A bare `7` is no version.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidIpsetVersion`].
-    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
-        const LONGEST_OUTPUT: usize = 4096;
-        let text = String::from_utf8_lossy(bytes.get(..LONGEST_OUTPUT).unwrap_or(bytes));
-        let captures = IPSET_VERSION.as_ref().and_then(|pattern| pattern.captures(&text)).ok_or_else(|| {
-            let first = text.lines().next().unwrap_or_default();
-            Error::new(
-                ErrorKind::InvalidIpsetVersion,
-                format!("no version like \"v7.17\" in \"{}\"; expected what `ipset --version` prints", shown(first)),
-            )
-        })?;
-        let number = |group| captures.get(group).and_then(|part| part.as_str().parse().ok());
-        Ok(Self { major: number(1).unwrap_or(0), minor: number(2).unwrap_or(0), patch: number(3) })
-    }
-
-    /// Whether this is [`MINIMUM`](Self::MINIMUM) or later.
-    #[must_use]
-    pub fn is_enough(&self) -> bool {
-        *self >= Self::MINIMUM
-    }
-}
-
-impl fmt::Display for IpsetVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)?;
-        if let Some(patch) = self.patch {
-            write!(f, ".{patch}")?;
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn patterns_compile() {
-        assert!(RELEASE.is_some() && RELEASE_CANDIDATE.is_some() && IPSET_VERSION.is_some());
+        assert!(RELEASE.is_some());
     }
 
     #[test]
     fn releases_of_many_distributions() {
-        for (raw, numbers, suffix) in [
-            ("6.1.0-56-amd64", (6, 1, 0), "-56-amd64"),
-            ("3.10.0-1160.el7.x86_64", (3, 10, 0), "-1160.el7.x86_64"),
-            ("5.15.167.4-microsoft-standard-WSL2", (5, 15, 167), ".4-microsoft-standard-WSL2"),
-            ("6.18.44-fc-v595", (6, 18, 44), "-fc-v595"),
-            ("4.19", (4, 19, 0), ""),
-            ("7.2-rc3", (7, 2, 0), "-rc3"),
-            ("6.8.0-1015-aws", (6, 8, 0), "-1015-aws"),
-            ("5.10.0+", (5, 10, 0), "+"),
-            ("2.6.32.71", (2, 6, 32), ".71"),
-            ("6.12.107+deb13-cloud-amd64", (6, 12, 107), "+deb13-cloud-amd64"),
-            ("4.14.336~pre1_custom", (4, 14, 336), "~pre1_custom"),
+        for (raw, numbers) in [
+            ("6.1.0-56-amd64", (6, 1, 0)),
+            ("3.10.0-1160.el7.x86_64", (3, 10, 0)),
+            ("5.15.167.4-microsoft-standard-WSL2", (5, 15, 167)),
+            ("6.18.44-fc-v595", (6, 18, 44)),
+            ("4.19", (4, 19, 0)),
+            ("7.2-rc3", (7, 2, 0)),
+            ("6.8.0-1015-aws", (6, 8, 0)),
+            ("5.10.0+", (5, 10, 0)),
+            ("2.6.32.71", (2, 6, 32)),
+            ("6.12.107+deb13-cloud-amd64", (6, 12, 107)),
+            ("4.14.336~pre1_custom", (4, 14, 336)),
         ] {
             let release: KernelRelease = raw.parse().unwrap();
             assert_eq!(release.version(), &Version::new(numbers.0, numbers.1, numbers.2), "{raw}");
-            assert_eq!(release.suffix(), suffix, "{raw}");
             assert_eq!(release.as_str(), raw);
         }
     }
@@ -223,33 +156,6 @@ mod tests {
     fn a_release_candidate_has_what_its_version_has() {
         let candidate: KernelRelease = "4.19.0-rc1-next".parse().unwrap();
         assert!(candidate.at_least(4, 19) && !candidate.at_least(4, 20));
-        assert_eq!(candidate.release_candidate(), Some(1));
-        assert_eq!("6.1.0-rcu".parse::<KernelRelease>().unwrap().release_candidate(), None);
         assert!(semver::VersionReq::parse(">=4.19").unwrap().matches(candidate.version()));
-    }
-
-    #[test]
-    fn ipset_versions_as_kube_proxy_judges_them() {
-        for (text, enough) in [
-            ("ipset v4.0, protocol version: 4", false),
-            ("ipset v5.1", false),
-            ("ipset v5.1.2", false),
-            ("ipset v6.0", true),
-            ("ipset v6.1", true),
-            ("ipset v6.19, protocol version: 6", true),
-            ("ipset v7.0", true),
-            ("ipset v8.1.2", true),
-            ("ipset v9.3.4.0", true),
-            ("ipset v10.0", true),
-        ] {
-            assert_eq!(IpsetVersion::parse(text.as_bytes()).unwrap().is_enough(), enough, "{text}");
-        }
-        for text in ["", "7", "ipset v7", "total junk", "ipv7.1", "\u{0}"] {
-            assert_eq!(
-                IpsetVersion::parse(text.as_bytes()).unwrap_err().kind(),
-                ErrorKind::InvalidIpsetVersion,
-                "{text}"
-            );
-        }
     }
 }

@@ -35,8 +35,8 @@ fn ended(code: i32, stderr: &str) -> RunOutcome {
 fn load(tree: &Tree, writes: bool, outcome: RunOutcome, module: &str) -> (LoadResult, Vec<Vec<String>>) {
     let modules = writes.then(|| tree.root.join("proc/modules"));
     let mut runner = Scripted { modules, outcome, ran: Vec::new() };
-    let result = Loader::with_runner(&mut runner).root(&tree.root).load(&ModuleName::new(module).unwrap());
-    (result.result, runner.ran)
+    let outcomes = Loader::with_runner(&mut runner).root(&tree.root).load_all(&[ModuleName::new(module).unwrap()]);
+    (outcomes[0].result.clone(), runner.ran)
 }
 
 #[test]
@@ -61,28 +61,20 @@ fn what_is_run_and_what_is_believed() {
 }
 
 #[test]
-fn each_module_is_tried_and_reported() {
-    let tree = Tree::of("ubuntu-24.04-aws");
-    let modules = ["ip_vs", "ip_vs_rr", "xt_set"].map(|name| ModuleName::new(name).unwrap());
-    let mut runner = Scripted { modules: None, outcome: ended(1, "no"), ran: Vec::new() };
-    let outcomes = Loader::with_runner(&mut runner).root(&tree.root).load_all(&modules);
-    assert_eq!(outcomes.iter().map(|outcome| outcome.module.clone()).collect::<Vec<_>>(), modules);
-    assert!(outcomes.iter().all(|outcome| !outcome.is_loaded()));
-    assert_eq!(outcomes[0].to_string(), "ip_vs: modprobe failed with code 1: no");
-    assert_eq!(runner.ran.len(), 3);
-}
-
-#[test]
 fn several_modules_cost_one_program() {
     let tree = Tree::of("ubuntu-24.04-aws");
     let names = ["ip_vs", "ip_vs_rr", "no_such", "xt_set"].map(|name| ModuleName::new(name).unwrap());
     // A modprobe that loads the last module, and reports that another is missing.
     let modules = Some(tree.root.join("proc/modules"));
     let mut runner = Scripted { modules, outcome: ended(1, "no_such not found"), ran: Vec::new() };
-    let outcomes = Loader::with_runner(&mut runner).root(&tree.root).load_together(&names);
+    let outcomes = Loader::with_runner(&mut runner).root(&tree.root).load_all(&names);
     let of = |name: &str| outcomes.iter().find(|outcome| outcome.module.as_str() == name).unwrap().result.clone();
     let failed = LoadResult::Failed { code: Some(1), message: "no_such not found".into() };
     assert_eq!(outcomes.len(), 4);
+    assert_eq!(
+        outcomes[1].to_string(),
+        format!("{}: modprobe failed with code 1: no_such not found", outcomes[1].module)
+    );
     assert_eq!([of("ip_vs_rr"), of("no_such"), of("xt_set")], [failed.clone(), failed, LoadResult::Loaded]);
     let [command] = &runner.ran[..] else { panic!("{:?}", runner.ran) };
     let missing = if of("ip_vs") == LoadResult::AlreadyThere { &names[1..] } else { &names[..] };
@@ -91,7 +83,7 @@ fn several_modules_cost_one_program() {
 
     let mut runner = Scripted { modules: None, outcome: ended(0, ""), ran: Vec::new() };
     let there = [ModuleName::new("xt_set").unwrap()];
-    let outcomes = Loader::with_runner(&mut runner).root(&tree.root).load_together(&there);
+    let outcomes = Loader::with_runner(&mut runner).root(&tree.root).load_all(&there);
     assert_eq!((outcomes[0].result.clone(), runner.ran.len()), (LoadResult::AlreadyThere, 0));
 }
 

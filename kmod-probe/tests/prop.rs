@@ -34,23 +34,7 @@ proptest! {
 
         let text: String = names.iter().map(|name| format!("kernel/a/{name}.ko{packed}: kernel/b/x.ko\n")).collect();
         let list = LoadableModules::parse(text.as_bytes()).unwrap();
-        prop_assert_eq!(read_back(list.names().collect()), expected.clone());
-
-        let records: String = names.iter().map(|name| format!("{name}.license=GPL\0")).collect();
-        prop_assert_eq!(read_back(BuiltinModules::parse_modinfo(records.as_bytes()).unwrap().names().collect()), expected);
-    }
-
-    #[test]
-    fn every_prefix_of_a_list_names_fewer_modules_or_is_refused(names in btree_set(module(), 1..20), cut in any::<prop::sample::Index>()) {
-        let text: String = names.iter().map(|name| format!("kernel/a/{name}.ko: kernel/b/x.ko\n")).collect();
-        let whole = LoadableModules::parse(text.as_bytes()).unwrap();
-        let at = cut.index(text.len());
-        let Ok(part) = LoadableModules::parse(&text.as_bytes()[..at]) else {
-            prop_assert!(!text[..at].contains('\n'), "only without a single whole line");
-            return Ok(());
-        };
-        prop_assert!(part.names().all(|name| whole.get(name).is_some()), "half a name is no name");
-        prop_assert_eq!(part.complete(), at == 0 || text.as_bytes()[at - 1] == b'\n');
+        prop_assert_eq!(read_back(list.names().collect()), expected);
     }
 
     #[test]
@@ -75,7 +59,6 @@ proptest! {
         let raw = format!("{major}.{minor}.{patch}{suffix}");
         let release: KernelRelease = raw.parse().unwrap();
         prop_assert_eq!(release.version(), &semver::Version::new(major, minor, patch));
-        prop_assert_eq!(release.suffix(), suffix);
         prop_assert_eq!(release.to_string(), raw);
         prop_assert!(release.at_least(major, minor));
         prop_assert!(!release.at_least(major, minor + 1) && !release.at_least(major + 1, 0));

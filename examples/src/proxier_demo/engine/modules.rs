@@ -68,7 +68,7 @@ pub(crate) fn preload(settings: &Settings) {
         return;
     }
     let modules: Vec<ModuleName> = names.iter().filter_map(|name| ModuleName::new(name).ok()).collect();
-    for outcome in Loader::new().load_together(&modules) {
+    for outcome in Loader::new().load_all(&modules) {
         tracing::debug!("module {outcome}");
     }
 }

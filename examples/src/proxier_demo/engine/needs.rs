@@ -1,6 +1,6 @@
 //! Requirements of each mode on this machine, tried.
 
-use kmod_probe::{ActiveAnswer, ActiveProbe, Answer, Capability, Families, Loader, Probe, Profile, Report, Scheduler};
+use kmod_probe::{ActiveAnswer, ActiveProbe, Answer, Capability, Families, Loader, Probe, Profile, Report};
 use proxier_core::config::{Families as Served, NamePrefix, RulesBy};
 use proxier_core::kernel::KernelPorts;
 use proxier_core::modes::{Kind, iptables, ipvs, nftables};
@@ -33,10 +33,10 @@ pub(crate) fn check(settings: &Settings, kernel: &mut KernelPorts) -> Result<Rep
 /// There is no sign of it; the problem lists the names.
 pub fn check_scheduler(configured: &Configured) -> Result<(), Problem> {
     let scheduler = configured.settings.core.ipvs.scheduler;
-    if !configured.may_serve_in(Kind::Ipvs) || Scheduler::known().any(|name| name == scheduler.name()) {
+    if !configured.may_serve_in(Kind::Ipvs) || Profile::known_schedulers().any(|name| name == scheduler.name()) {
         return Ok(());
     }
-    let names: Vec<&str> = Scheduler::known().collect();
+    let names: Vec<&str> = Profile::known_schedulers().collect();
     let unknown = format!("{:?} is not a scheduler of IPVS ({})", scheduler.name(), names.join(", "));
     let Ok(profile) = Profile::default().scheduler(scheduler.name()) else {
         return Err(configured.problem("ipvs.scheduler", unknown));
@@ -44,7 +44,7 @@ pub fn check_scheduler(configured: &Configured) -> Result<(), Problem> {
     let report = Probe::new().profile(profile).run();
     let finding = report.finding(&format!("scheduler {scheduler}"));
     // A line that names the scheduler is a sign. A complete list without it is evidence too, but of the opposite.
-    if finding.is_some_and(|finding| finding.evidence.iter().any(|seen| seen.line.is_some())) {
+    if finding.and_then(|finding| finding.evidence.as_ref()).is_some_and(|seen| seen.line.is_some()) {
         return Ok(());
     }
     let fix = finding.and_then(|finding| finding.fix.as_ref()).map(|fix| format!("; {fix}")).unwrap_or_default();
