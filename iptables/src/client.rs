@@ -454,14 +454,57 @@ impl<R: Runner> Iptables<R> {
     }
 
     /// Gives a user-defined chain exactly these rules, creating it if need be; nothing is written if it has them already, in
-    /// meaning and order.
+    /// meaning and order. For spellings that this crate does not know, the program itself compares them.
     pub fn ensure_chain_rules(&self, table: &TableName, chain: &ChainName, rules: &[Rule]) -> Result<Ensured, Error> {
         let observed = self.dump_table(table)?;
         let mut change = Transaction::new();
         if !change.table(table.clone()).replace_chain_if_different(Some(&observed), chain, rules) {
             return Ok(Ensured::AlreadyThere);
         }
+        change.check_writable()?;
+        if let Some(have) = observed.chain(chain.as_str()).filter(|have| have.rules.len() == rules.len())
+            && self.takes_for_the_same(table, &have.rules, rules)?
+        {
+            return Ok(Ensured::AlreadyThere);
+        }
         self.restore(&change).map(|()| Ensured::Added)
+    }
+
+    /// Whether the program takes each of these rules for the one that is there in its place. It adds each rule that is there to a chain of its
+    /// own and checks for the other there; the last check fails in any case, so nothing is ever written.
+    fn takes_for_the_same(&self, table: &TableName, there: &[Rule], rules: &[Rule]) -> Result<bool, Error> {
+        let name = |number: usize| ChainName::new(&format!("IPTABLES-COMPARED-{number}"));
+        let uncounted = |rule: &Rule| {
+            let mut rule = rule.clone();
+            rule.counters = None;
+            rule
+        };
+        let mut check = Transaction::new();
+        let edits = check.table(table.clone());
+        let mut number = 0_usize;
+        for (have, want) in there.iter().zip(rules).filter(|(have, want)| self.meaning(have) != self.meaning(want)) {
+            number = number.saturating_add(1);
+            edits.chain(name(number)?);
+            edits.edit(Edit::Append(name(number)?, uncounted(have)));
+            edits.edit(Edit::Check(name(number)?, uncounted(want)));
+        }
+        let last = Edit::Check(name(0)?, Rule::builder().target("RETURN").build()?);
+        edits.chain(name(0)?).edit(last.clone());
+        for chain in (0..=number).map(name) {
+            edits.delete_chain(chain?);
+        }
+        if check.check_writable().is_err() {
+            return Ok(false);
+        }
+        let output = self.write(vec!["--noflush".to_owned()], &check, &mut check.pieces())?;
+        let error = self.explain(&check.to_string(), &output);
+        match error.kind() {
+            ErrorKind::LockTimeout | ErrorKind::Permission | ErrorKind::NoKernelSupport => Err(error),
+            _ => Ok(error
+                .failure()
+                .and_then(|failure| failure.text.as_ref())
+                .is_some_and(|line| *line == last.to_string())),
+        }
     }
 
     /// Deletes a user-defined chain with its rules. `false` if there was none.

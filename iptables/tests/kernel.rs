@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use ground::{Real, in_namespace, run};
 use iptables::{
-    Backend, BackendChoice, Dump, Ensured, ErrorKind, Family, Invocation, Iptables, Limits, Output, Position, Runner,
-    Survey, System, TableName, Transaction,
+    Backend, BackendChoice, Dump, Ensured, ErrorKind, Family, Invocation, Iptables, Limits, Output, Position, Rule,
+    Runner, Survey, System, TableName, Transaction,
 };
 use suite::{World, chain, kube, rule};
 use testkit::Need;
@@ -232,6 +232,31 @@ fn every_installed_extension_has_a_rule() {
     });
 }
 
+/// A chain is left alone only when each rule is in its place, as the program itself compares them; whatever it finds, nothing of that stays.
+#[test]
+fn rules_in_unknown_spellings_are_compared_in_their_places() {
+    let test = |world: &Real| {
+        let (iptables, filter, name) = (world.iptables(), TableName::FILTER, chain("SPELLED"));
+        let spelled = |texts: &[&str]| texts.iter().map(|text| rule(text)).collect::<Vec<_>>();
+        let [class, u32, limit] =
+            ["-m dscp --dscp-class EF", "-m u32 --u32 \"0x0 & 0xff = 0x1\" -j ACCEPT", "-m limit --limit 90/minute"];
+        let wanted = spelled(&[class, u32, limit]);
+        let ensure = |rules: &[Rule]| iptables.ensure_chain_rules(&filter, &name, rules).unwrap();
+        assert_eq!([ensure(&wanted), ensure(&wanted)], [Ensured::Added, Ensured::AlreadyThere]);
+        for other in [
+            spelled(&[u32, class, limit]),
+            spelled(&[class, u32]),
+            spelled(&["-m dscp --dscp-class AF11", u32, limit]),
+            spelled(&[class, "-m u32 --u32 \"0x0 & 0xff = 0x2\" -j ACCEPT", limit]),
+        ] {
+            assert_eq!([ensure(&other), ensure(&other)], [Ensured::Added, Ensured::AlreadyThere], "{other:?}");
+        }
+        let there = world.command(&["-S"]);
+        assert!(!there.contains("COMPARED"), "{there}");
+    };
+    everywhere(test);
+}
+
 /// Every match and target of `iptables-extensions(8)`, in words of people: abbreviated, with names for numbers, without defaults.
 #[test]
 fn rules_of_every_extension_are_found_again() {
@@ -269,6 +294,8 @@ fn rules_of_every_extension_are_found_again() {
             );
             let leads = iptables.ensure_leading(&table, &name, std::slice::from_ref(&rule)).unwrap();
             assert_eq!(listed(), printed, "{line}");
+            let rules = std::slice::from_ref(&rule);
+            assert_eq!(iptables.ensure_chain_rules(&table, &name, rules).unwrap(), Ensured::AlreadyThere, "{line}");
             let read = printed[0].strip_prefix("-A EXTENSION ").unwrap();
             if leads != Ensured::AlreadyThere {
                 unknown.push(format!("{line} => {read}"));
