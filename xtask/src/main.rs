@@ -47,8 +47,8 @@ enum Command {
     InstallYaml(dist::manifests::Options),
     /// Pack the libraries, and check the packages
     ///
-    /// Packs each library, and checks each package and its unit tests on the other packages. Fails when a crate could be
-    /// published, when a package lacks a file, or when a name leads to a crate of somebody else. Needs no network.
+    /// Copies each library below target/publish under its published name, packs it, and builds each package alone and all together. Fails when
+    /// a package lacks a file, a README links out of its package, or a name leads to another author's crate. Needs no network.
     Package,
     Setup(setup::Options),
     Soak(soak::Options),
