@@ -34,7 +34,6 @@ pub(crate) const ORACLES: &[Tool] = &[
     ("conntrack", "conntrack"),
     ("nft", "nftables"),
     ("strace", "strace"),
-    ("haproxy", "haproxy"),
 ];
 
 /// Browser that shows the status page to one test, which is skipped without it.

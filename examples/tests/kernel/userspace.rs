@@ -1,7 +1,7 @@
 //! `proxier-demo` in userspace mode, as a user starts it: answers to clients, the output of `ip`, and exit codes.
 
 use std::io::{Read as _, Write as _};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -112,48 +112,33 @@ fn run_serves_survives_a_kill_lets_connections_end_and_cleanup_leaves_nothing() 
     });
 }
 
+/// An endpoint that is gone keeps its connections, until the process ends and their time is over.
 #[test]
-fn operators_set_limits() {
+fn open_connections_get_time_at_the_end() {
     kernel_test(&[Need::Root], || {
         set_up();
-        let manifests = Folder::new("userspace-limits");
+        let manifests = Folder::new("userspace-end");
         manifests.put("web.yaml", &web());
-        let settings = Folder::new("userspace-limits-config");
+        let settings = Folder::new("userspace-end-config");
         let config = settings.put(
             "config.yaml",
             "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: userspace\n\
-             userspace: {maxConnectionsPerService: 2, drainTimeout: 2s, endTimeout: 1s}\n",
+             userspace: {endTimeout: 1s}\n",
         );
         let (config, folder) = (config.display().to_string(), manifests.0.display().to_string());
         let running = Running::start(&["--config", &config, "--manifests", &folder]);
-        running.until("it is served", || greeted("10.96.0.10:80").is_some());
-        // Clients that only tried the port have left by now.
-        let mut both = Vec::new();
-        running.until("two connections", || {
-            both.extend(greeted(if both.is_empty() { "10.96.0.10:80" } else { "192.0.2.1:30080" }));
-            both.len() == 2
-        });
-        assert!(greeted("10.96.0.10:80").is_none(), "a third one");
-        assert!(greeted("192.0.2.1:30080").is_none(), "the port of a Service counts, not the address");
-        running.until_logged("the Service has 2 connections, its limit");
-        let mut kept = both.pop().unwrap();
-        drop(both);
-        running.until("the place of one that ended", || greeted("10.96.0.10:80").is_some());
-
-        let start = Instant::now();
-        manifests.put("web.yaml", &web_at("10.244.0.6"));
-        let mut answer = [0; 5];
-        let mut goes_on = || kept.write_all(b"still").is_ok() && kept.read_exact(&mut answer).is_ok();
-        assert!(goes_on(), "an endpoint that is gone keeps its connections for a while");
-        running.until("the connection to the endpoint that is gone ends", || !goes_on());
-        assert!(start.elapsed() > Duration::from_secs(2), "after {:?}", start.elapsed());
-
-        manifests.put("web.yaml", &web());
         let mut open = None;
-        running.until("it is served again", || {
+        running.until("it is served", || {
             open = greeted("10.96.0.10:80");
             open.is_some()
         });
+        let mut open = open.unwrap();
+        manifests.put("web.yaml", &web_at("10.244.0.6"));
+        running.until("nobody answers", || greeted("10.96.0.10:80").is_none());
+        let mut answer = [0; 5];
+        open.write_all(b"still").unwrap();
+        open.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"still");
         let start = Instant::now();
         running.signal("TERM");
         let (status, log) = running.wait();
@@ -161,81 +146,6 @@ fn operators_set_limits() {
         assert!(log.contains("1 connections are cut"), "{log}");
         assert!((1..15).contains(&start.elapsed().as_secs()), "{:?}", start.elapsed());
         drop(open);
-    });
-}
-
-/// Answers each connection with the content of its PROXY protocol header, and the two bytes behind it.
-fn serve_told(at: &str) {
-    let server = TcpListener::bind(at).unwrap();
-    std::thread::spawn(move || {
-        for stream in server.incoming() {
-            // Clients that only try whether the port is open send nothing.
-            drop(answer_told(&mut stream.unwrap()));
-        }
-    });
-}
-
-fn answer_told(stream: &mut TcpStream) -> std::io::Result<()> {
-    let mut head = [0; 16];
-    stream.read_exact(&mut head)?;
-    let mut rest = vec![0; usize::from(u16::from_be_bytes([head[14], head[15]]))];
-    stream.read_exact(&mut rest)?;
-    let mut said = [0; 2];
-    stream.read_exact(&mut said)?;
-    let address = |from: usize| match head[13] {
-        0x11 => IpAddr::from(<[u8; 4]>::try_from(&rest[from * 4..][..4]).unwrap()),
-        _ => IpAddr::from(<[u8; 16]>::try_from(&rest[from * 16..][..16]).unwrap()),
-    };
-    let ports = &rest[rest.len() - 4..];
-    let client = SocketAddr::new(address(0), u16::from_be_bytes([ports[0], ports[1]]));
-    let service = SocketAddr::new(address(1), u16::from_be_bytes([ports[2], ports[3]]));
-    let is_v2 = head[..13] == *b"\r\n\r\n\0\r\nQUIT\n\x21";
-    write!(stream, "{is_v2} {client} {service} {}", String::from_utf8_lossy(&said))
-}
-
-#[test]
-fn endpoints_are_told_the_client_where_a_service_asks_for_it() {
-    kernel_test(&[Need::Root], || {
-        set_up();
-        tool("ip -6 address add fd00:244::5/128 dev lo nodad");
-        serve_told("10.244.0.5:9090");
-        serve_told("[fd00:244::5]:9090");
-        let manifests = Folder::new("userspace-told");
-        let told = "apiVersion: v1
-kind: Service
-metadata:
-  {name: told, namespace: demo, annotations: {proxier/proxy-protocol: v2, proxier/proxy-protocol-ports: 'http,dns'}}
-spec:
-  type: NodePort
-  clusterIP: 10.96.0.20
-  clusterIPs: [10.96.0.20, 'fd00:10::20']
-  ipFamilies: [IPv4, IPv6]
-  ports:
-  - {name: http, port: 80, protocol: TCP, nodePort: 30090}
-  - {name: plain, port: 81, protocol: TCP}
-  - {name: dns, port: 53, protocol: UDP}
-";
-        let slice = |family: &str, address: &str| {
-            format!(
-                "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
-                 metadata: {{name: told-{}, namespace: demo, labels: {{kubernetes.io/service-name: told}}}}\n\
-                 addressType: {family}\nports: [{{name: http, port: 9090}}, {{name: plain, port: 8080}}]\n\
-                 endpoints:\n- {{addresses: ['{address}']}}\n",
-                family.to_lowercase()
-            )
-        };
-        manifests.put("told.yaml", &[told, &slice("IPv4", "10.244.0.5"), &slice("IPv6", "fd00:244::5")].concat());
-        let running = start(&manifests);
-        for service in ["10.96.0.20:80", "192.0.2.1:30090", "[fd00:10::20]:80"] {
-            running.until(service, || TcpStream::connect(service).is_ok());
-            let mut stream = TcpStream::connect(service).unwrap();
-            stream.write_all(b"hi").unwrap();
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).unwrap();
-            assert_eq!(answer, format!("true {} {service} hi", stream.local_addr().unwrap()));
-        }
-        running.until("the other port has no header", || greeted("10.96.0.20:81").is_some());
-        running.until_logged("metadata.annotations[proxier/proxy-protocol-ports] dns: not a port of TCP");
     });
 }
 
@@ -304,6 +214,18 @@ fn with_few_files_what_is_served_stays_so_and_all_comes_back() {
             }
         };
 
+        // Many clients that do not read.
+        let clients: Vec<_> = (0..120).map(|_| TcpStream::connect("10.96.0.20:80")).collect();
+        running.until_logged("as are left of 256 for all Services: raise the limit of open files");
+        assert!(goes_on() && greeted("10.96.0.10:80").is_some(), "other Services have room");
+        manifests.put("late.yaml", &service("late", "10.96.0.21", "10.244.0.5", 8080));
+        running.until("a new Service is served", || greeted("10.96.0.21:80").is_some());
+        both_answer();
+        let open = std::fs::read_dir(format!("/proc/{}/fd", running.pid())).unwrap().count();
+        assert!(open < 400, "{open} of 512 descriptors");
+        drop(clients);
+        running.until("there is room again", || greeted("10.96.0.10:80").is_some());
+
         // Many Services: some are served, the rest are refused, each with the reason.
         let (manifest, places) = many("more", "97", 500);
         manifests.put("more.yaml", &manifest);
@@ -314,16 +236,6 @@ fn with_few_files_what_is_served_stays_so_and_all_comes_back() {
         assert!(some < 200, "{some} are served");
         assert!(goes_on() && greeted("10.96.0.10:80").is_some());
         both_answer();
-
-        // Many clients that do not read.
-        let clients: Vec<_> = (0..120).map(|_| TcpStream::connect("10.96.0.20:80")).collect();
-        running.until_logged("file descriptors that they may: raise the limit of open files");
-        assert!(goes_on());
-        both_answer();
-        let open = std::fs::read_dir(format!("/proc/{}/fd", running.pid())).unwrap().count();
-        assert!(open < 400, "{open} of 512 descriptors");
-        drop(clients);
-        running.until("there is room again", || greeted("10.96.0.10:80").is_some());
 
         // Changes are still noticed. Refused Services are served once there is room.
         std::fs::remove_file(manifests.0.join("more.yaml")).unwrap();

@@ -11,6 +11,7 @@ use examples::proxier_demo::settings::{Origin, Settings, cli};
 use examples::proxier_demo::sources::cluster::{Cluster, Connection, Options};
 use examples::proxier_demo::sources::initial_list::{self, Unread};
 use examples::proxier_demo::sources::read_counts::ReadCounts;
+use proxier_core::config::MayAskFor;
 use proxier_core::fake::FakeKernel;
 use proxier_core::snapshot::ObjectKind;
 use serde_json::{Value, json};
@@ -1178,6 +1179,10 @@ fn all_nodes_are_watched_where_addresses_are_made_local() {
         let configured = cli::parse(line).unwrap().configure().unwrap();
         let options = Options::from_settings(&configured.settings);
         assert_eq!((options.node_addresses, options.node_weights), (watched, false), "{mode}");
+        let mut settings = configured.settings;
+        settings.core.ipvs.may_ask_for = MayAskFor::all();
+        let weighs = !matches!(mode, "iptables" | "userspace");
+        assert_eq!(Options::from_settings(&settings).node_weights, weighs, "{mode}");
     }
 }
 

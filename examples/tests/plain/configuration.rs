@@ -88,7 +88,6 @@ fn a_bad_file_is_bad_input_with_file_and_field() {
             "ipvs: {defaults: {forwarding: gue}}\n",
             "ipvs.defaults.forwarding: \"gue\" is not complete: gue needs",
         ),
-        ("switch", "ipvs: {defaults: {onePacket: often}}\n", "ipvs.defaults.onePacket: "),
         ("cidr", "ipvs: {excludeCIDRs: [10.0.0.0/40]}\n", "ipvs.excludeCIDRs[0]: \"10.0.0.0/40\" is not a network"),
     ] {
         let head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
@@ -108,17 +107,14 @@ fn defaults_of_policy_are_read_and_written() {
     let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 ipvs:
-  defaults: {schedulerFlags: 'sh-port', persistenceSeconds: 60, persistencePrefixIPv4: 24, persistencePrefixIPv6: 64, onePacket: true,
-    zoneWeights: 'a=3', forwarding: 'gue:6080', maxConnections: 9, minConnections: 3, drainSeconds: 5}
+  defaults: {schedulerFlags: 'sh-port', persistenceSeconds: 60, zoneWeights: 'a=3', forwarding: 'gue:6080', maxConnections: 9, drainSeconds: 5}
 ";
     let path = dir.put("config", text);
     let first = configured(&["run", "--config", path.to_str().unwrap(), "--hostname-override=node-a"]).unwrap();
-    // One-packet scheduling takes answers from cluster DNS.
-    let [warning] = first.warnings.as_slice() else { panic!("{:?}", first.warnings) };
-    assert!(warning.starts_with("ipvs.defaults.onePacket true: ") && warning.contains("cluster DNS"), "{warning}");
+    assert_eq!(first.warnings, Vec::<String>::new());
     let defaults = first.settings.core.ipvs.defaults.clone().unwrap();
-    assert_eq!((defaults.persistence_secs, defaults.one_packet, defaults.drain_secs), (Some(60), Some(true), Some(5)));
-    assert_eq!((defaults.thresholds.upper(), defaults.thresholds.lower()), (9, 3));
+    assert_eq!((defaults.persistence_secs, defaults.drain_secs), (Some(60), Some(5)));
+    assert_eq!(defaults.max_connections.map(std::num::NonZeroU32::get), Some(9));
     assert_eq!(defaults.forwarding_name().as_deref(), Some("gue:6080"));
     let written = dir.0.join("effective.yaml");
     first.settings.write(&written).unwrap();

@@ -54,7 +54,7 @@ fn the_way_out_of_ipvs_can_be_read_before_it_is_walked() {
   a pod of this node: gets 10.244.1.6:8080, which sees the client's address → gets 10.244.1.6:8080 or 10.244.2.5:8080, which sees the client's address
 ";
     assert!(said.contains(node_port), "{said}");
-    assert!(said.contains("proxier/max-connections] 9: this mode does not know numbers of connections"), "{said}");
+    assert!(said.contains("proxier/max-connections] 9: only IPVS mode knows numbers of connections"), "{said}");
     assert!(said.contains("1 of 2 Services differ, from ipvs to nftables"), "{said}");
     assert!(said.contains("all: connections that are open end") && !said.contains("shop/plain"), "{said}");
     // The mode of the configuration, without --to.
@@ -77,6 +77,24 @@ fn modes_that_differ_for_no_service() {
         let (code, said, _) = run(&["--from", from, "--to", to]);
         assert_eq!(code, 0, "{said}");
         assert!(said.contains("0 of 2 Services differ"), "{said}");
+    }
+}
+
+/// A mode without policy differs for a Service that has any, unless the other mode refuses it too.
+#[test]
+fn policy_that_a_mode_ignores_is_a_difference() {
+    let folder = Folder::new("diff-policy");
+    let asked = "{proxier/max-connections: '9', proxier/drain-seconds: '30'}";
+    let path = folder.put("all.yaml", &SERVICES.replace("{proxier/max-connections: '9'}", asked)).display().to_string();
+    for to in ["iptables", "userspace"] {
+        let output =
+            demo(&["diff", "--manifests", &path, "--hostname-override", "n1", "--from", "nftables", "--to", to]);
+        let said = text(&output.stdout);
+        let ignored = said.lines().filter(|line| line.contains("ignored in this mode")).map(str::trim);
+        let expected =
+            "metadata.annotations[proxier/drain-seconds]: ignored in this mode; ipvs and nftables mode follow it";
+        assert_eq!(ignored.collect::<Vec<_>>(), [expected], "{said}");
+        assert_eq!(output.status.code(), Some(3), "{said}");
     }
 }
 

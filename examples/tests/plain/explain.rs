@@ -202,8 +202,7 @@ status: {{addresses: [{{type: InternalIP, address: 192.0.2.1}}]}}
         Asking { folder }
     }
 
-    /// Policies by name, and the endpoints of the first port with their weights.
-    fn explained(&self) -> (BTreeMap<String, String>, Vec<String>) {
+    fn data(&self) -> Value {
         let path = |name: &str| self.folder.0.join(name).display().to_string();
         let printed = ok(&demo(&[
             "explain",
@@ -215,7 +214,18 @@ status: {{addresses: [{{type: InternalIP, address: 192.0.2.1}}]}}
             "-o",
             "json",
         ]));
-        let data: Value = serde_json::from_str(&printed).unwrap();
+        serde_json::from_str(&printed).unwrap()
+    }
+
+    /// Lines about what does not count.
+    fn left_out(&self) -> Vec<String> {
+        let data = self.data();
+        data["rejected"].as_array().unwrap().iter().map(|line| line.as_str().unwrap().to_owned()).collect()
+    }
+
+    /// Policies by name, and the endpoints of the first port with their weights.
+    fn explained(&self) -> (BTreeMap<String, String>, Vec<String>) {
+        let data = self.data();
         let word = |of: &Value, name: &str| of[name].as_str().unwrap().to_owned();
         let policies = data["policies"].as_array().unwrap().iter();
         let policies = policies.map(|of| (word(of, "what"), format!("{} ({})", word(of, "value"), word(of, "from"))));
@@ -241,7 +251,6 @@ fn policies_come_from_annotations_the_configuration_or_nowhere() {
             ("session affinity", "none (default)"),
             ("scheduler", "rr (configuration ipvs.scheduler)"),
             ("scheduler's flags", "none (default)"),
-            ("one-packet scheduling", "no (default)"),
             ("weights", "by endpoint (annotation proxier/weights of shop/web-1)"),
             ("forwarding", "masquerade (default)"),
             ("connections of an endpoint", "none (default)"),
@@ -250,24 +259,17 @@ fn policies_come_from_annotations_the_configuration_or_nowhere() {
             ("mark split", "no (default)"),
         ],
     );
-    assert!(!nowhere.explained().0.contains_key("clients of IPv4 that count as one"));
     assert_eq!(nowhere.explained().1, ["10.244.1.5:80 0", "10.244.2.7:80 1"]);
 
-    let annotations = "kube-router.io/service.scheduler: mh, proxier/persistence-seconds: '60', proxier/persistence-prefix-ipv4: '24', \
-                       proxier/one-packet: 'true', proxier/zone-weights: 'a=3', proxier/forwarding: ipip, proxier/max-connections: '9', \
-                       proxier/min-connections: '4', proxier/drain-seconds: '30'";
+    let annotations = "kube-router.io/service.scheduler: mh, proxier/persistence-seconds: '60', proxier/zone-weights: 'a=3', \
+                       proxier/forwarding: ipip, proxier/max-connections: '9', proxier/drain-seconds: '30'";
     let asked = Asking::new(annotations, "", "binding: routes");
     says(
         &asked,
         &[
             ("session affinity", "60 s (annotation proxier/persistence-seconds)"),
-            ("clients of IPv4 that count as one", "networks of /24 (annotation proxier/persistence-prefix-ipv4)"),
             ("scheduler", "mh (annotation kube-router.io/service.scheduler)"),
             ("scheduler's flags", "mh-fallback,mh-port (default)"),
-            (
-                "one-packet scheduling",
-                "each UDP datagram for itself; masqueraded endpoints cannot answer (annotation proxier/one-packet)",
-            ),
             (
                 "weights",
                 "by endpoint; by zone: a=3, *=1 (annotation proxier/weights of shop/web-1; annotation proxier/zone-weights)",
@@ -277,7 +279,7 @@ fn policies_come_from_annotations_the_configuration_or_nowhere() {
                 "forwarding",
                 "ipip at 1 of 2 external addresses and ports, masquerade elsewhere (annotation proxier/forwarding)",
             ),
-            ("connections of an endpoint", "at most 9, again below 4 (annotation proxier/max-connections)"),
+            ("connections of an endpoint", "at most 9 (annotation proxier/max-connections)"),
             ("drain time of TCP", "30 s (annotation proxier/drain-seconds)"),
             ("binding", "by routes (configuration ipvs.binding)"),
         ],
@@ -308,37 +310,44 @@ fn policies_come_from_annotations_the_configuration_or_nowhere() {
 }
 
 #[test]
-fn policies_of_other_modes_are_told_as_far_as_they_count() {
+fn policies_of_nftables_mode_are_told_as_far_as_they_count() {
     let annotations =
         "proxier/scheduler: sh, proxier/zone-weights: 'a=3', proxier/forwarding: ipip, proxier/drain-seconds: '30'";
-    let of_client = "sh: by the client's address (annotation proxier/scheduler)";
-    for (mode, choice, usual) in [
-        ("nftables", of_client, "at random"),
-        ("iptables", "at random (default)", "at random"),
-        ("userspace", of_client, "in turn"),
-    ] {
-        // The configuration's defaults are for IPVS mode.
-        let defaults = "scheduler: wlc, defaults: {persistenceSeconds: 300, zoneWeights: 'a=2'}";
-        let asked = Asking::in_mode(mode, annotations, "", defaults);
-        let weights = "by endpoint; by zone: a=3, *=1 (annotation proxier/weights of shop/web-1; annotation proxier/zone-weights)";
-        says(&asked, &[("choice of endpoints", choice), ("weights", weights), ("session affinity", "none (default)")]);
+    // The configuration's defaults are for IPVS mode.
+    let defaults = "scheduler: wlc, defaults: {persistenceSeconds: 300, zoneWeights: 'a=2'}";
+    let asked = Asking::in_mode("nftables", annotations, "", defaults);
+    let weights =
+        "by endpoint; by zone: a=3, *=1 (annotation proxier/weights of shop/web-1; annotation proxier/zone-weights)";
+    let choice = "sh: by the client's address (annotation proxier/scheduler)";
+    says(&asked, &[("choice of endpoints", choice), ("weights", weights), ("session affinity", "none (default)")]);
+    let (policies, endpoints) = asked.explained();
+    assert!(!policies.contains_key("forwarding"), "{policies:?}");
+    assert_eq!(policies["drain time of TCP"], "30 s (annotation proxier/drain-seconds)");
+    assert_eq!(endpoints, ["10.244.1.5:80 0", "10.244.2.7:80 3"]);
+    says(
+        &Asking::in_mode("nftables", "proxier/persistence-seconds: '60'", "", ""),
+        &[
+            ("session affinity", "60 s (annotation proxier/persistence-seconds)"),
+            ("choice of endpoints", "at random (default)"),
+        ],
+    );
+}
+
+/// As with kube-proxy: no weights, no policy but the Service's own fields, and a line for each object that asks for more.
+#[test]
+fn policies_of_iptables_and_userspace_mode_are_said_to_be_ignored() {
+    let annotations = "proxier/scheduler: sh, proxier/zone-weights: '*=0', proxier/persistence-seconds: '60', proxier/drain-seconds: '30'";
+    for (mode, usual) in [("iptables", "at random (default)"), ("userspace", "in turn (default)")] {
+        let asked = Asking::in_mode(mode, annotations, "", "allowedAnnotations: [weights, node-weights]");
+        says(&asked, &[("choice of endpoints", usual), ("session affinity", "none (default)")]);
         let (policies, endpoints) = asked.explained();
-        assert!(!policies.contains_key("forwarding"), "{policies:?}");
-        assert_eq!(policies["drain time of TCP"], "30 s (annotation proxier/drain-seconds)");
-        assert_eq!(endpoints, ["10.244.1.5:80 0", "10.244.2.7:80 3"], "{mode}");
-        let asked = Asking::in_mode(mode, "proxier/persistence-seconds: '60'", "", "");
-        let sixty = "60 s (annotation proxier/persistence-seconds)";
-        says(&asked, &[("session affinity", sixty), ("choice of endpoints", &format!("{usual} (default)"))]);
-        let asked =
-            "proxier/drain-seconds: '7', proxier/persistence-seconds: '60', proxier/persistence-prefix-ipv4: '24'";
-        let networks = "networks of /24 (annotation proxier/persistence-prefix-ipv4)";
-        says(
-            &Asking::in_mode(mode, asked, "", ""),
-            &[
-                ("drain time of TCP", "7 s (annotation proxier/drain-seconds)"),
-                ("clients of IPv4 that count as one", networks),
-            ],
-        );
+        assert!(!policies.contains_key("weights") && !policies.contains_key("drain time of TCP"), "{policies:?}");
+        assert_eq!(endpoints, ["10.244.1.5:80 1", "10.244.2.7:80 1"], "{mode}");
+        let names = "proxier/scheduler, proxier/persistence-seconds, proxier/zone-weights, proxier/drain-seconds";
+        let why = "ignored in this mode; ipvs and nftables mode follow it";
+        let of_service = format!("Service shop/web: metadata.annotations {names}: {why}");
+        let of_slice = format!("EndpointSlice shop/web-1: metadata.annotations[proxier/weights] 10.244.1.5=0: {why}");
+        assert_eq!(asked.left_out(), [of_service, of_slice], "{mode}");
     }
 }
 

@@ -73,10 +73,6 @@ impl Relays for RelaysPort {
         self.relay.as_mut().map(Relay::busy).unwrap_or_default()
     }
 
-    fn leaving(&mut self) -> usize {
-        self.relay.as_mut().map_or(0, Relay::leaving)
-    }
-
     fn begun(&mut self) -> BTreeMap<FrontendKey, u64> {
         self.relay.iter().flat_map(Relay::begun).collect()
     }

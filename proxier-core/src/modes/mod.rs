@@ -128,7 +128,7 @@ pub struct Facts {
     pub choice: &'static str,
     /// The setting or program without which connections to Frontends are not counted, for a message; empty if there is none.
     pub how_to_count: &'static str,
-    /// Wishes of Services that it can fulfil.
+    /// The policy of Services that it can follow.
     pub(crate) abilities: Abilities,
 }
 
@@ -142,7 +142,7 @@ impl Facts {
         counts_by_rule: false,
         choice: "by the scheduler of IPVS",
         how_to_count: "",
-        abilities: Abilities::IPVS,
+        abilities: Abilities::Ipvs,
     };
     const NFTABLES: Facts = Facts {
         name: "nftables",
@@ -151,14 +151,14 @@ impl Facts {
         translates_packets: true,
         choice: "at random",
         how_to_count: ": set nftables.countConnections",
-        abilities: Abilities::BY_CLIENT,
+        abilities: Abilities::Nftables,
         ..Facts::IPVS
     };
     const IPTABLES: Facts = Facts {
         name: "iptables",
         counts_by_rule: true,
         how_to_count: "",
-        abilities: Abilities::empty(),
+        abilities: Abilities::None,
         ..Facts::NFTABLES
     };
     const USERSPACE: Facts = Facts {
@@ -167,9 +167,16 @@ impl Facts {
         is_process: true,
         choice: "in turn",
         how_to_count: ": the metrics server of the process that serves does not answer",
-        abilities: Abilities::RELAYS.union(Abilities::BY_CLIENT).union(Abilities::LEAST_CONNECTIONS),
+        abilities: Abilities::None,
         ..Facts::IPVS
     };
+}
+
+impl Facts {
+    /// Whether it follows policy that annotations of Services, EndpointSlices and Nodes ask for. Other modes do exactly what kube-proxy's do.
+    pub fn follows_policy(&self) -> bool {
+        self.abilities != Abilities::None
+    }
 }
 
 /// Prints the name, as [`Kind::name`].

@@ -378,22 +378,12 @@ objects! {
         scheduler_flags: Option<String>,
         /// Seconds for which a client stays with its endpoint.
         persistence_seconds: Option<i64>,
-        /// Prefix length of the IPv4 network whose clients count as one, 0 to 32.
-        #[serde(rename = "persistencePrefixIPv4")]
-        persistence_prefix_ipv4: Option<i64>,
-        /// Prefix length of the IPv6 network whose clients count as one, 1 to 128.
-        #[serde(rename = "persistencePrefixIPv6")]
-        persistence_prefix_ipv6: Option<i64>,
-        /// Whether each UDP datagram is scheduled for itself. `true` takes answers from cluster DNS too, unless its annotation says no.
-        one_packet: Option<bool>,
         /// Weights of endpoints by zone: `zone-a=3, *=0`.
         zone_weights: Option<String>,
         /// Method by which packets for external addresses reach endpoints.
         forwarding: Option<String>,
         /// Connections above which an endpoint gets no new ones.
         max_connections: Option<i64>,
-        /// Connections below which it gets new ones again.
-        min_connections: Option<i64>,
         /// Seconds for which an endpoint that leaves keeps its connections.
         drain_seconds: Option<i64>,
     }

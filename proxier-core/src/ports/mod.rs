@@ -63,9 +63,9 @@ pub use conntrack::{Conntrack, Flows, UdpServices};
 pub use error::{ItemFailure, ItemFailures, PortError, PortErrorKind};
 pub use ipvs::Ipvs;
 pub use links::Links;
-pub use listener::{Counts, Limit, Listener, Settings, Turn};
 #[cfg(feature = "kernel")]
-pub(crate) use listener::{Slots, Turned};
+pub(crate) use listener::Turned;
+pub use listener::{Counts, Listener, Settings};
 pub use named_set::NamedSet;
 pub use relays::Relays;
 pub use routes::{LocalNetworks, LocalRoute, RouteOwner};

@@ -30,14 +30,11 @@ pub trait Relays {
     /// [`AlreadyExists`](super::PortErrorKind::AlreadyExists) when another program has the port. Nothing is listened on there then.
     fn serve(&mut self, listener: &Listener) -> Result<(), PortError>;
 
-    /// Stops listening; done if nothing is listened on there. Connections may go on for a while.
+    /// Stops listening; done if nothing is listened on there. Connections go on until either side closes them.
     fn close(&mut self, key: &FrontendKey);
 
     /// Addresses of closed listeners that still have connections.
     fn busy(&mut self) -> BTreeSet<IpAddr>;
-
-    /// Number of endpoints that are gone and may still have connections.
-    fn leaving(&mut self) -> usize;
 
     /// Connections and UDP flows that were begun, by listener: since it was opened. None where nothing counts.
     fn begun(&mut self) -> BTreeMap<FrontendKey, u64> {

@@ -229,8 +229,12 @@ impl Reconciler {
 
     /// The reconciler of the node of this name (`nodeName` of endpoints). `now` is the origin of its time.
     pub fn new(node_name: &str, mut options: Options, now: Moment) -> Self {
-        if !options.mode.facts().has_virtual_servers {
+        let facts = options.mode.facts();
+        if !facts.has_virtual_servers {
             options.config.ipvs.defaults = None;
+        }
+        if !facts.follows_policy() {
+            options.config.ipvs.may_ask_for = MayAskFor::empty();
         }
         let node = Node::new(node_name);
         let host = HostAddresses::default();

@@ -47,8 +47,6 @@ pub struct Frontend {
     /// Whether this node itself is in the source ranges.
     #[doc(hidden)]
     pub node_may_use: bool,
-    /// Whether endpoints get the client's address ([`ServicePort::proxy_protocol`](crate::snapshot::ServicePort::proxy_protocol)).
-    pub proxy_protocol: bool,
     /// The port of the Service that it belongs to, the first one that names it; if ports were asked for
     /// ([`FrontendObserver::needs_ports`](super::FrontendObserver::needs_ports)).
     pub(crate) port: Option<Arc<Port>>,
@@ -107,11 +105,6 @@ impl Frontend {
     /// Seconds for which an endpoint that leaves keeps its connections, where that is asked for.
     pub(crate) fn drain_secs(&self) -> Option<u32> {
         self.balancing.as_ref()?.drain_secs
-    }
-
-    /// Length of the prefix by which clients with affinity count as one; `None` for each by itself.
-    pub(crate) fn affinity_prefix(&self) -> Option<u8> {
-        self.balancing.as_ref()?.persistence_prefix(self.key.family())
     }
 
     /// Whether the address is not this host's own: it is only a node port's when it has no other role.

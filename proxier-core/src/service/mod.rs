@@ -37,8 +37,6 @@ pub use facts::{NodeFacts, OpenOn};
 pub use frontend::Frontend;
 pub(crate) use port::Port;
 pub use reserved::Rejected;
-#[cfg(feature = "kernel")]
-pub(crate) use sharing::{fnv, mix};
 pub use trace::{Packet, Reached, Trace, Verdict};
 pub(crate) use trace::{PacketRules, Treatment, trace};
 
@@ -239,7 +237,7 @@ fn compile_service<'a>(
             }
             compiled.no_local_endpoints.note(family, internal, external);
             let weights = weigh(&slices, balancing.map(|of| &**of), port, family, facts);
-            let common = with_ports.then(|| Arc::new(Port::new(&context, &rows, family, &choice, weights.as_ref())));
+            let common = with_ports.then(|| Arc::new(Port::new(&context, &rows, family, &choice)));
             let asked = AnnotationRequests {
                 weights,
                 returns_directly: context.returns_directly(&rows, &choice, &mut extras.refused),
@@ -291,7 +289,7 @@ pub(crate) fn compile_frontends(
         let balancing = facts.config.ipvs.balancing(spec.balancing.as_ref(), spec.affinity_secs.is_some());
         let weights: Option<Arc<[(EndpointKey, u16)]>> =
             (!spec.weights.is_empty() && facts.config.lets(MayAskFor::WEIGHTS)).then(|| spec.weights.as_slice().into());
-        let port = with_ports.then(|| Arc::new(Port::of_agent(key, spec, node, weights.as_ref(), balancing.as_ref())));
+        let port = with_ports.then(|| Arc::new(Port::of_agent(key, spec, node)));
         compiled.ports.extend(port.clone());
         compiled.frontends.push(Arc::new(Frontend {
             key: spec.key,
@@ -309,7 +307,6 @@ pub(crate) fn compile_frontends(
             on_interface: facts.is_on_interface(spec.key.address),
             source_ranges: ranges.map(Into::into),
             node_may_use: node.is_some_and(in_ranges),
-            proxy_protocol: spec.proxy_protocol,
             port,
         }));
     }
@@ -462,7 +459,6 @@ impl Row {
             on_interface: facts.is_on_interface(address),
             source_ranges: ranges.cloned(),
             node_may_use: node.is_some_and(in_ranges),
-            proxy_protocol: context.port.proxy_protocol,
             port: common.cloned(),
         }
     }

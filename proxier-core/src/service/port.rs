@@ -5,10 +5,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::endpoints::Choice;
-use super::sharing::{taking, weights_of};
-use super::{Context, Row, affinity_of};
+use super::{Context, Row};
 use crate::net::{EndpointKey, Family, Network, Protocol};
-use crate::snapshot::{Balancing, FrontendSpec, ObjectKey, Roles, TrafficPolicy};
+use crate::snapshot::{FrontendSpec, ObjectKey, Roles, TrafficPolicy};
 
 /// A port of a Service in one family: what its Frontends have in common, for modes whose kernel objects belong to ports and
 /// not to single addresses.
@@ -44,10 +43,6 @@ pub(crate) struct Port {
     /// The endpoints that take connections, for traffic that has to stay on this node, sorted. With topology hints some may not be in
     /// `cluster`.
     pub local: Arc<[EndpointKey]>,
-    /// The weights of endpoints where they differ, sorted by endpoint; 1 for those that are not here.
-    weights: Option<Arc<[(EndpointKey, u16)]>>,
-    /// Settings of load balancing.
-    balancing: Option<Arc<Balancing>>,
     /// Session affinity: seconds for which a client stays with its endpoint; `None` without affinity.
     pub affinity_secs: Option<u32>,
     /// The networks that may connect to load balancers' addresses; `None` for all clients.
@@ -58,14 +53,8 @@ pub(crate) struct Port {
 
 impl Port {
     /// `rows`: without the addresses that are reserved.
-    pub(super) fn new(
-        context: &Context<'_>,
-        rows: &[Row],
-        family: Family,
-        choice: &Choice,
-        weights: Option<&Arc<[(EndpointKey, u16)]>>,
-    ) -> Self {
-        let Context { service, port, facts, balancing } = context;
+    pub(super) fn new(context: &Context<'_>, rows: &[Row], family: Family, choice: &Choice) -> Self {
+        let Context { service, port, facts, .. } = context;
         let addresses = |role| {
             let mut rows = rows.iter().filter(move |row| row.role == role);
             rows.next().map_or(&[][..], |row| &row.addresses)
@@ -97,24 +86,16 @@ impl Port {
                     .any(|role| !addresses(role).is_empty()),
             internal_policy: service.internal_policy,
             external_policy: service.external_policy,
-            cluster: taking(&choice.cluster, weights.map(|all| &**all)),
-            local: taking(&choice.local, weights.map(|all| &**all)),
-            weights: weights.cloned(),
-            balancing: balancing.cloned(),
-            affinity_secs: affinity_of(*balancing, service.affinity_secs),
+            cluster: choice.cluster.clone(),
+            local: choice.local.clone(),
+            affinity_secs: service.affinity_secs,
             source_ranges: source_ranges.cloned(),
             node_may_use,
         }
     }
 
     /// The port that an agent's Frontend is by itself, named after its address and port.
-    pub(super) fn of_agent(
-        key: &ObjectKey,
-        spec: &FrontendSpec,
-        node: Option<IpAddr>,
-        weights: Option<&Arc<[(EndpointKey, u16)]>>,
-        balancing: Option<&Arc<Balancing>>,
-    ) -> Self {
+    pub(super) fn of_agent(key: &ObjectKey, spec: &FrontendSpec, node: Option<IpAddr>) -> Self {
         let has = |role| spec.roles.contains(role);
         let at = EndpointKey::new(spec.key.address, spec.key.port).to_string();
         let load_balancer_ips = if has(Roles::LOAD_BALANCER) { &[spec.key.address][..] } else { &[] };
@@ -129,24 +110,12 @@ impl Port {
             is_external: spec.roles != Roles::CLUSTER_IP,
             internal_policy: spec.policy,
             external_policy: spec.policy,
-            cluster: taking(&spec.cluster.as_slice().into(), weights.map(|all| &**all)),
-            local: taking(&spec.local.as_slice().into(), weights.map(|all| &**all)),
-            weights: weights.cloned(),
-            balancing: balancing.cloned(),
-            affinity_secs: affinity_of(balancing, spec.affinity_secs),
+            cluster: spec.cluster.as_slice().into(),
+            local: spec.local.as_slice().into(),
+            affinity_secs: spec.affinity_secs,
             source_ranges: spec.source_ranges.as_deref().map(Into::into),
             node_may_use: node.is_some_and(|node| contain(spec.source_ranges.as_deref(), node)),
         }
-    }
-
-    /// The weight of each of these endpoints, in their order; `None` where all have the same.
-    pub(crate) fn weights_of(&self, endpoints: &[EndpointKey]) -> Option<Vec<u32>> {
-        weights_of(endpoints, self.weights.as_deref()?, self.balancing.as_deref())
-    }
-
-    /// Length of the prefix by which clients with affinity count as one; `None` for each by itself.
-    pub(crate) fn affinity_prefix(&self) -> Option<u8> {
-        self.balancing.as_ref()?.persistence_prefix(self.family)
     }
 
     /// Whether any node has a usable endpoint.

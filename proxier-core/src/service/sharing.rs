@@ -9,8 +9,6 @@
 //! alone, and the endpoints take their next free slot in turn. So all nodes have the same table for the same endpoints, and an endpoint more or
 //! less moves few of the others' slots.
 
-use std::sync::Arc;
-
 use super::Frontend;
 use crate::net::EndpointKey;
 use crate::snapshot::{Balancing, Sharing};
@@ -25,11 +23,6 @@ impl Frontend {
     /// How endpoints share its connections, outside of IPVS.
     pub(crate) fn sharing(&self) -> Sharing {
         self.balancing.as_ref().map(|asked| asked.sharing()).unwrap_or_default()
-    }
-
-    /// The endpoints of a list that take connections: with a weight above 0.
-    pub(crate) fn taking(&self, endpoints: &Arc<[EndpointKey]>) -> Arc<[EndpointKey]> {
-        taking(endpoints, self.weights.as_deref())
     }
 
     /// Whether an endpoint of a list takes connections.
@@ -58,7 +51,7 @@ impl Frontend {
 
 /// The weight of each endpoint of a list, in its order; `None` where all have the same, above 0. Schedulers that know no weights know 0. `known`:
 /// sorted by endpoint; 1 for those that are not there.
-pub(super) fn weights_of(
+fn weights_of(
     endpoints: &[EndpointKey],
     known: &[(EndpointKey, u16)],
     balancing: Option<&Balancing>,
@@ -71,14 +64,6 @@ pub(super) fn weights_of(
     let weights: Vec<u32> = endpoints.iter().map(weight).collect();
     let first = weights.first()?;
     (*first == 0 || weights.iter().any(|weight| weight != first)).then_some(weights)
-}
-
-/// The endpoints of a list with a weight above 0.
-pub(super) fn taking(endpoints: &Arc<[EndpointKey]>, weights: Option<&[(EndpointKey, u16)]>) -> Arc<[EndpointKey]> {
-    if !endpoints.iter().any(|endpoint| rests(weights, endpoint)) {
-        return endpoints.clone();
-    }
-    endpoints.iter().copied().filter(|endpoint| !rests(weights, endpoint)).collect()
 }
 
 /// Whether an endpoint takes no new connections: its weight is 0.
@@ -191,13 +176,13 @@ impl Taker {
 }
 
 /// FNV-1a.
-pub(crate) fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
+fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     bytes.fold(0xcbf2_9ce4_8422_2325, step)
 }
 
 /// The last steps of SplitMix64 (Steele et al., OOPSLA 2014).
-pub(crate) fn mix(mut hash: u64) -> u64 {
+fn mix(mut hash: u64) -> u64 {
     hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     hash ^ (hash >> 31)

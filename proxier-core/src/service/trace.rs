@@ -241,7 +241,7 @@ pub(crate) fn trace(
     }
     let place = frontend.map(|frontend| Place::from_frontend(frontend, *rules));
     if let Some(place) = place.filter(|_| matches!(verdict, Verdict::Endpoints(_))) {
-        tracer.details(&place, affinity_secs.is_some());
+        tracer.details(&place);
     }
     let forwarding = place.and_then(|place| place.forwarding()).filter(|_| matches!(verdict, Verdict::Endpoints(_)));
     Trace { steps: tracer.steps, verdict, service, affinity_secs, forwarding }
@@ -512,7 +512,7 @@ impl Tracer<'_> {
     }
 
     /// Adds steps for other settings of connections to a place.
-    fn details(&mut self, place: &Place<'_>, is_kept: bool) {
+    fn details(&mut self, place: &Place<'_>) {
         match place.sharing {
             Some(Sharing::ByClient { port }) => {
                 let of = if port { "address and port" } else { "address" };
@@ -520,25 +520,10 @@ impl Tracer<'_> {
                     "The client's {of} decides which: the same one on every node with the same endpoints."
                 ));
             }
-            Some(Sharing::LeastConnections) => self.step("The one with the fewest connections, for its weight."),
             Some(Sharing::Evenly) | None => {}
         }
-        let Some(asked) = place.balancing else { return };
-        if let (true, Some(prefix)) = (is_kept, asked.persistence_prefix(self.family())) {
-            self.step(format!("Clients of one network of /{prefix} count as one."));
-        }
-        if asked.one_packet == Some(true) && self.packet.to.protocol == Protocol::Udp {
-            self.step("Each datagram is scheduled for itself.");
-            if !place.returns_directly {
-                self.step("Answers do not get the Service's address: no connection is kept.");
-            }
-        }
-        match (asked.thresholds.upper(), asked.thresholds.lower()) {
-            (0, _) => {}
-            (upper, 0) => self.step(format!("An endpoint with {upper} connections gets no new ones.")),
-            (upper, lower) => self.step(format!(
-                "An endpoint with {upper} connections gets no new ones until it has fewer than {lower}."
-            )),
+        if let Some(most) = place.balancing.and_then(|asked| asked.max_connections) {
+            self.step(format!("An endpoint with {most} connections gets no new ones."));
         }
     }
 

@@ -1,6 +1,6 @@
 //! The annotations of a Service about load balancing: a row for each.
 
-use ipvs::model::{Family, Granularity, Scheduler, SchedulerFlags, Thresholds};
+use ipvs::model::{Scheduler, SchedulerFlags};
 
 use super::{Balancing, ZoneWeights, forwarding};
 use crate::flags::flags;
@@ -28,8 +28,7 @@ macro_rules! permissions {
 
 permissions! {
     SCHEDULER = 1, "scheduler" "the scheduler and its flags";
-    PERSISTENCE = 2, "persistence" "how long clients stay with their endpoints, and which count as one";
-    ONE_PACKET = 4, "one-packet" "scheduling of each UDP datagram for itself";
+    PERSISTENCE = 2, "persistence" "how long clients stay with their endpoints";
     WEIGHTS = 8, "weights" "weights of endpoints, by slice and by zone";
     NODE_WEIGHTS = 16, "node-weights" "weights of endpoints by node; not by default, since a watch of all Nodes has its cost";
     FORWARDING = 32, "forwarding" "how packets for external addresses reach endpoints";
@@ -55,7 +54,7 @@ const MAX_SECS: u32 = 31 * 86_400;
 macro_rules! annotations {
     ($($row:ident = $name:literal $star:literal, $value:literal, [$($alias:literal)?], $field:literal $default:expr, $part:ident, $needs:ident, $title:literal,
        $parse:expr;)*) => {
-        /// An annotation of a Service about load balancing. Those with a star count in nftables, iptables and userspace mode, too.
+        /// An annotation of a Service about load balancing. Those with a star count in nftables mode too; iptables and userspace mode follow none.
         ///
         /// | annotation | value | also read |
         /// | --- | --- | --- |
@@ -123,25 +122,6 @@ annotations! {
             let secs = text.parse().ok().filter(|secs| (1..=MAX_SECS).contains(secs));
             of.persistence_secs = or_reject(secs, text, "not 1 to 2678400 seconds; sessionAffinity counts", reject);
         };
-    PREFIX_V4 = "proxier/persistence-prefix-ipv4" " *", "0 to 32: clients of one network count as one", [],
-        "ipvs.defaults.persistencePrefixIPv4" |of| number(of.persistence_prefix_ipv4), granularity_v4, PERSISTENCE,
-        "clients of IPv4 that count as one",
-        |of, text, reject| {
-            let reason = "not 0 to 32; each client counts for itself";
-            of.granularity_v4 = or_reject(granularity(Family::V4, text), text, reason, reject);
-        };
-    PREFIX_V6 = "proxier/persistence-prefix-ipv6" " *", "1 to 128: the same", [],
-        "ipvs.defaults.persistencePrefixIPv6" |of| number(of.persistence_prefix_ipv6), granularity_v6, PERSISTENCE,
-        "clients of IPv6 that count as one",
-        |of, text, reject| {
-            let reason = "not 1 to 128; each client counts for itself";
-            of.granularity_v6 = or_reject(granularity(Family::V6, text), text, reason, reject);
-        };
-    ONE_PACKET = "proxier/one-packet" "", "`true`: each datagram for itself, for ports of UDP", [],
-        "ipvs.defaults.onePacket" |of| of.one_packet.map(|is_on| is_on.to_string()), one_packet, ONE_PACKET, "one-packet scheduling",
-        |of, text, reject| {
-            of.one_packet = or_reject(text.parse().ok(), text, "neither true nor false; taken as false", reject);
-        };
     ZONE_WEIGHTS = "proxier/zone-weights" " *",
         "`zone-a=3, zone-b=1, *=0`: weights of endpoints by zone, 0 to 65535; 1 for zones that are not named", [],
         "ipvs.defaults.zoneWeights" |of| of.zone_weights.clone(), zone_weights, WEIGHTS, "weights",
@@ -151,20 +131,10 @@ annotations! {
         ["kube-router.io/service.dsr"], "ipvs.defaults.forwarding" |of| of.forwarding.clone(), forwarding, FORWARDING, "forwarding",
         |of, text, reject| of.forwarding = forwarding::parse(text).map_err(|reason| reject(text, reason)).ok();
     MAX_CONNECTIONS = "proxier/max-connections" "",
-        "connections above which an endpoint gets no new ones, at each address of the Service", [],
-        "ipvs.defaults.maxConnections" |of| number(of.max_connections), thresholds, THRESHOLDS, "connections of an endpoint",
+        "connections above which an endpoint gets no new ones, at each address of the Service, until it has less than three quarters of them", [],
+        "ipvs.defaults.maxConnections" |of| number(of.max_connections), max_connections, THRESHOLDS, "connections of an endpoint",
         |of, text, reject| {
-            let upper = or_reject(positive(text), text, "not a number from 1; no limit", reject);
-            of.thresholds = Thresholds::new(upper.unwrap_or(0), 0).unwrap_or_default();
-        };
-    MIN_CONNECTIONS = "proxier/min-connections" "",
-        "connections below which it gets new ones again, less than the above; three quarters of it by default", [],
-        "ipvs.defaults.minConnections" |of| number(of.min_connections), thresholds, THRESHOLDS, "connections of an endpoint",
-        |of, text, reject| {
-            let upper = of.thresholds.upper();
-            let reason = "not a number from 1 to one less than max-connections; three quarters of that count";
-            let lower = or_reject(positive(text).filter(|lower| *lower < upper), text, reason, reject);
-            of.thresholds = Thresholds::new(upper, lower.unwrap_or(0)).unwrap_or_default();
+            of.max_connections = or_reject(text.parse().ok(), text, "not a number from 1; no limit", reject);
         };
     DRAIN = "proxier/drain-seconds" " *", "0 to 2678400: how long an endpoint that leaves keeps its connections of TCP", [],
         "ipvs.defaults.drainSeconds" |of| number(of.drain_seconds), drain_secs, DRAIN, "drain time of TCP",
@@ -185,15 +155,20 @@ fn number(of: Option<i64>) -> Option<String> {
     of.map(|number| number.to_string())
 }
 
-fn positive(text: &str) -> Option<u32> {
-    text.parse().ok().filter(|number| *number > 0)
-}
-
-fn granularity(family: Family, text: &str) -> Option<Granularity> {
-    Granularity::from_prefix(family, text.parse().ok()?).ok()
-}
-
 impl Annotation {
+    /// Annotations that no longer exist, and what to use instead.
+    pub(super) const REMOVED: &'static [(&'static str, &'static str)] = &[
+        (
+            "proxier/proxy-protocol",
+            "no longer exists; with externalTrafficPolicy: Local endpoints see clients' addresses in every mode but userspace",
+        ),
+        ("proxier/proxy-protocol-ports", "no longer exists, like proxier/proxy-protocol"),
+        ("proxier/persistence-prefix-ipv4", "no longer exists; each client counts for itself"),
+        ("proxier/persistence-prefix-ipv6", "no longer exists; each client counts for itself"),
+        ("proxier/min-connections", "no longer exists; three quarters of proxier/max-connections count"),
+        ("proxier/one-packet", "no longer exists; UDP is served as usual, with answers"),
+    ];
+
     /// The names that are read, the first of which counts.
     pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
         [self.name].into_iter().chain(self.alias)

@@ -1,36 +1,26 @@
 //! Annotations of a Service about load balancing.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use ipvs::model::{ForwardingMethod, Granularity, Scheduler, SchedulerFlags, Thresholds};
+use ipvs::model::{ForwardingMethod, Scheduler, SchedulerFlags};
 
-use super::{Abilities, Annotation, Node, Reporter, ZoneWeights, forwarding, relaying, weights};
-use crate::net::{Family, Protocol};
+use super::{Abilities, Annotation, Node, Rejection, Reporter, ZoneWeights, forwarding, weights};
 use crate::objects::{IpvsDefaultsObject, StringMap};
 
 /// Load balancing among a Service's endpoints, where it differs from the configuration. In IPVS mode the same values in the configuration
 /// count for Services without annotations ([`IpvsConfig::defaults`](crate::config::IpvsConfig::defaults)).
 ///
 /// [`Annotation`](super::Annotation) lists them. The first name counts when both are there. What cannot be is reported, and the configuration counts; so is an
-/// annotation that begins with `proxier/` and is none of these, nor one of userspace mode.
+/// annotation that begins with `proxier/` and is none of these.
 ///
 /// # Other modes
 ///
-/// Annotations with a star count in nftables, iptables and userspace mode, too; there the rest is reported, and ignored. `rr` and `wrr` are the
-/// usual choice of these modes: at random, or in turn in userspace mode. `sh` and `mh` choose by the client's address (with `sh-port` or
-/// `mh-port`, or `mh` without flags, by its port too) from Maglev's table, which is the same on all nodes that have the same endpoints: nftables and
-/// userspace mode. `lc` and `wlc` choose the endpoint with the fewest connections through this node, and limits of connections count: userspace
-/// mode. Session affinity decides before `sh` and `mh`.
+/// Annotations with a star count in nftables mode too; there the rest is reported, and ignored. `rr` and `wrr` are the usual choice of this mode, at
+/// random. `sh` and `mh` choose by the client's address (with `sh-port` or `mh-port`, or `mh` without flags, by its port too) from Maglev's table,
+/// which is the same on all nodes that have the same endpoints. Session affinity decides before `sh` and `mh`.
 ///
-/// # One-packet scheduling
-///
-/// For datagrams without answers, such as logs and metrics. IPVS forgets the connection once the datagram is on its way
-/// (`ip_vs_conn_put`), and does not tell connection tracking of the endpoint (`ip_vs_update_conntrack`: "no reply is expected"). So
-/// answers of masqueraded endpoints do not get the Service's address: where the client's address was replaced too they
-/// arrive nowhere, else they come from the endpoint's own address, which most clients do not take. Datagrams themselves are lost where clients'
-/// addresses are replaced and endpoints are behind different devices: the conntrack entry is of one (`nf_nat_oif_changed`). Endpoints that
-/// answer by themselves (see below) do so as ever. A configuration that asks for it for all Services takes answers from cluster DNS too, unless
-/// that Service has `proxier/one-packet: "false"`.
+/// iptables and userspace mode do what kube-proxy's do: all annotations are ignored, which each Service that has any is told once.
 ///
 /// # Weights
 ///
@@ -59,18 +49,12 @@ pub struct Balancing {
     pub scheduler_flags: Option<SchedulerFlags>,
     /// Persistence: seconds for which a client stays with its endpoint after its last connection.
     pub persistence_secs: Option<u32>,
-    /// IPv4 network whose clients count as one.
-    pub granularity_v4: Option<Granularity>,
-    /// IPv6 network whose clients count as one.
-    pub granularity_v6: Option<Granularity>,
-    /// Whether each UDP datagram is scheduled for itself, without answers. `None`: no.
-    pub one_packet: Option<bool>,
     /// The weights of endpoints by zone. `None`: all the same.
     pub zone_weights: Option<ZoneWeights>,
     /// Method by which packets for external addresses reach endpoints. `None`: masquerading.
     pub forwarding: Option<ForwardingMethod>,
-    /// Limits of connections for each endpoint at each address.
-    pub thresholds: Thresholds,
+    /// Connections of an endpoint at each address above which it gets no new ones, until it has less than three quarters of them. `None`: no limit.
+    pub max_connections: Option<NonZeroU32>,
     /// Drain time: seconds for which an endpoint that leaves may keep connections; 0: it loses them at once.
     pub drain_secs: Option<u32>,
     /// The annotation that asks for `forwarding`; the field, if it is the configuration.
@@ -88,8 +72,6 @@ pub(crate) enum Sharing {
     Evenly,
     /// By a hash of the client's address, of its port too with `port`.
     ByClient { port: bool },
-    /// By their numbers of connections.
-    LeastConnections,
 }
 
 fn path(name: &str) -> String {
@@ -103,10 +85,24 @@ fn report_unknown(annotations: &StringMap, report: &mut Reporter<'_>) {
         let reason = match name {
             weights::OF_ADDRESSES => "EndpointSlices have it, not Services; ignored",
             Node::WEIGHT => "Nodes have it, not Services; ignored",
-            name if is_read || relaying::ANNOTATIONS.contains(&name) => continue,
-            _ => "no annotation of this name is read; ignored",
+            _ if is_read => continue,
+            name => {
+                let removed = Annotation::REMOVED.iter().find(|(removed, _)| *removed == name);
+                removed.map_or("no annotation of this name is read; ignored", |(_, instead)| instead)
+            }
         };
         report.reject(path(name), value, reason);
+    }
+}
+
+/// Reports all annotations of policy at once, in a mode without policy.
+fn report_ignored(annotations: &StringMap, report: &mut Reporter<'_>) {
+    let asked = Annotation::ALL.iter().filter_map(|annotation| Balancing::asked_by(annotation, annotations));
+    let names: Vec<&str> = asked.collect();
+    if !names.is_empty() {
+        let (kind, key) = (report.kind, report.key.clone());
+        let (field, value) = ("metadata.annotations".to_owned(), names.join(", "));
+        report.rejections.push(Rejection { kind, key, field, value, reason: Abilities::IGNORED });
     }
 }
 
@@ -141,7 +137,6 @@ impl Balancing {
                 // The same bit for both.
                 Sharing::ByClient { port: flags.contains(SchedulerFlags::MH_PORT) }
             }
-            Some(Scheduler::LeastConnection | Scheduler::WeightedLeastConnection) => Sharing::LeastConnections,
             _ => Sharing::Evenly,
         }
     }
@@ -152,7 +147,6 @@ impl Balancing {
             Sharing::Evenly => None,
             Sharing::ByClient { port: false } => Some("by the client's address"),
             Sharing::ByClient { port: true } => Some("by the client's address and port"),
-            Sharing::LeastConnections => Some("the fewest connections"),
         }
     }
 
@@ -166,18 +160,6 @@ impl Balancing {
         !matches!(self.scheduler, Some(Scheduler::RoundRobin | Scheduler::LeastConnection))
     }
 
-    /// The length of the prefix by which clients of a family count as one, if they do.
-    pub(crate) fn persistence_prefix(&self, family: Family) -> Option<u8> {
-        let granularity = match family {
-            Family::V4 => self.granularity_v4,
-            Family::V6 => self.granularity_v6,
-        };
-        match granularity? {
-            Granularity::Prefix(prefix) => Some(prefix),
-            _ => None,
-        }
-    }
-
     /// Whether an annotation of this name, of a Service, is one of these.
     pub fn is_annotation(name: &str) -> bool {
         name.starts_with(PREFIX) || Annotation::ALL.iter().any(|annotation| annotation.names().any(|of| of == name))
@@ -188,10 +170,9 @@ impl Balancing {
         annotation.names().find(|name| annotations.get(name).is_some())
     }
 
-    /// Reads the annotations of a Service with ports of these protocols. `None`: nothing differs from the configuration.
+    /// Reads the annotations of a Service. `None`: nothing differs from the configuration.
     pub(super) fn check(
         annotations: &StringMap,
-        protocols: impl IntoIterator<Item = Protocol>,
         has_affinity: bool,
         abilities: Abilities,
         report: &mut Reporter<'_>,
@@ -201,8 +182,12 @@ impl Balancing {
             return None;
         }
         report_unknown(annotations, report);
+        if abilities == Abilities::None {
+            report_ignored(annotations, report);
+            return None;
+        }
         let mut given = Annotations { all: annotations, is_configuration: false, report };
-        let mut balancing = Balancing::read(&mut given, protocols, has_affinity);
+        let mut balancing = Balancing::read(&mut given);
         for (annotation, reason) in abilities.limit(&mut balancing, has_affinity) {
             if let Some((_, value)) = given.get(annotation) {
                 given.reject(annotation, value, reason);
@@ -216,7 +201,7 @@ impl Balancing {
         let value = |of: &&'static Annotation| Some((of.name.to_owned(), (of.default)(object)?));
         let all: StringMap = Annotation::ALL.iter().filter_map(value).collect();
         let mut given = Annotations { all: &all, is_configuration: true, report };
-        let mut balancing = Balancing::read(&mut given, [Protocol::Udp], true);
+        let mut balancing = Balancing::read(&mut given);
         if balancing.forwarding.is_some() {
             balancing.forwarding_asked_by = Annotation::FORWARDING.field;
         }
@@ -241,30 +226,13 @@ impl Balancing {
         }
     }
 
-    fn read(
-        given: &mut Annotations<'_, '_>,
-        protocols: impl IntoIterator<Item = Protocol>,
-        has_affinity: bool,
-    ) -> Self {
+    fn read(given: &mut Annotations<'_, '_>) -> Self {
         let mut balancing = Balancing::default();
         for annotation in Annotation::ALL {
             if let Some((_, value)) = given.get(annotation) {
                 let mut reject = |value: &str, reason| given.reject(annotation, value, reason);
                 (annotation.parse)(&mut balancing, value, &mut reject);
             }
-        }
-        if balancing.persistence_secs.is_none() && !has_affinity {
-            for annotation in [Annotation::PREFIX_V4, Annotation::PREFIX_V6] {
-                if annotation.is_set(&balancing) {
-                    annotation.copy(&mut balancing, &Balancing::default());
-                    let value = given.get(annotation).map(|(_, value)| value).unwrap_or_default();
-                    given.reject(annotation, value, "needs session affinity or persistence-seconds; ignored");
-                }
-            }
-        }
-        if balancing.one_packet == Some(true) && !protocols.into_iter().any(|protocol| protocol == Protocol::Udp) {
-            given.reject(Annotation::ONE_PACKET, "true", "needs a port of UDP; ignored");
-            balancing.one_packet = None;
         }
         let asked_by = given.get(Annotation::FORWARDING).filter(|_| balancing.forwarding.is_some());
         balancing.forwarding_asked_by = asked_by.map(|(name, _)| name).unwrap_or_default();

@@ -7,7 +7,7 @@ use super::{
     is_usable_by_service,
 };
 use crate::flags::flags;
-use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
+use crate::net::{EndpointKey, Family, FrontendKey, Network};
 
 flags! {
     /// Kinds of address that a Frontend has in its Service.
@@ -67,8 +67,6 @@ pub struct FrontendSpec {
     pub weights: Vec<(EndpointKey, u16)>,
     /// The networks that may connect; default `None` for all clients. For addresses of load balancers only.
     pub source_ranges: Option<Vec<Network>>,
-    /// [`ServicePort::proxy_protocol`](super::ServicePort::proxy_protocol). Default no; other modes ignore it.
-    pub proxy_protocol: bool,
 }
 
 impl FrontendSpec {
@@ -84,7 +82,6 @@ impl FrontendSpec {
             balancing: None,
             weights: Vec::new(),
             source_ranges: None,
-            proxy_protocol: false,
         }
     }
 
@@ -133,13 +130,12 @@ impl FrontendSpec {
                 report.reject(format!("{field}.affinity_secs"), secs, "not 1 to 86400 seconds; no affinity");
                 spec.affinity_secs = None;
             }
+            if abilities == Abilities::None && (spec.balancing.is_some() || !spec.weights.is_empty()) {
+                report.reject(field.clone(), "balancing, weights", Abilities::IGNORED);
+                (spec.balancing, spec.weights) = (None, Vec::new());
+            }
             spec.weights.sort_by_key(|(endpoint, _)| *endpoint);
             spec.weights.dedup_by_key(|(endpoint, _)| *endpoint);
-            if spec.proxy_protocol && spec.key.protocol != Protocol::Tcp {
-                let reason = "not TCP: datagrams carry no header; ignored";
-                report.reject(format!("{field}.proxy_protocol"), spec.key.protocol, reason);
-                spec.proxy_protocol = false;
-            }
             let family = spec.key.family();
             for (list, name) in [(&mut spec.cluster, "cluster"), (&mut spec.local, "local")] {
                 list.retain(|endpoint| {

@@ -8,7 +8,6 @@ mod forwarding;
 mod frontends;
 mod node;
 mod rejection;
-mod relaying;
 mod service;
 mod slice;
 mod store;

@@ -44,7 +44,7 @@ pub struct Rejection {
     pub key: ObjectKey,
     /// Path of the field, as kubectl writes it: `spec.ports[1].port`.
     pub field: String,
-    /// The value; at most 64 characters of it, control characters escaped.
+    /// The value; at most 64 characters of it, control characters escaped. Names of annotations that are ignored.
     pub value: String,
     /// Reason why it is impossible, and the consequence.
     pub reason: &'static str,

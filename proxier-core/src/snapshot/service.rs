@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::{
     Abilities, Balancing, ObjectKey, ObjectKind, Rejection, Reporter, check_port, is_usable_by_service, parse_address,
-    parse_network, relaying,
+    parse_network,
 };
 use crate::net::Network;
 use crate::net::{Family, Protocol};
@@ -46,10 +46,6 @@ pub struct ServicePort {
     pub port: u16,
     /// Port on the nodes' addresses.
     pub node_port: Option<u16>,
-    /// Whether endpoints get the client's address by a header of the PROXY protocol, version 2, in front of each connection's
-    /// data: annotations `proxier/proxy-protocol: v2` and, for some ports only, `proxier/proxy-protocol-ports` with numbers or names.
-    /// TCP in userspace mode only; all else is reported.
-    pub proxy_protocol: bool,
 }
 
 /// Time of an object's creation; orders Services that claim one address and port. Two without a date are equal.
@@ -170,7 +166,7 @@ impl Service {
     ///
     /// Leaves out impossible values and reports them; the rest counts.
     ///
-    /// `abilities`: wishes of annotations that have an effect; others are reported.
+    /// `abilities`: policy that the mode follows; the rest is reported.
     pub(crate) fn check(object: &ServiceObject, abilities: Abilities, rejections: &mut Vec<Rejection>) -> Option<Self> {
         let key = ObjectKey::of(&object.metadata);
         let report = &mut Reporter::new(ObjectKind::Service, key.clone(), rejections);
@@ -187,12 +183,9 @@ impl Service {
         let publishes = service_type != ServiceType::ClusterIp || !external_ips.is_empty();
         let asked = check_policy(spec.external_traffic_policy.as_deref(), "spec.externalTrafficPolicy", report);
         let external_policy = if publishes { asked } else { TrafficPolicy::Cluster };
-        let mut ports = check_ports(&spec.ports, report);
-        relaying::mark(&object.metadata.annotations, &mut ports, abilities.contains(Abilities::RELAYS), report);
+        let ports = check_ports(&spec.ports, report);
         let affinity_secs = check_affinity(spec, report);
-        let protocols = ports.iter().map(|port| port.protocol);
-        let has_affinity = affinity_secs.is_some();
-        let balancing = Balancing::check(&object.metadata.annotations, protocols, has_affinity, abilities, report);
+        let balancing = Balancing::check(&object.metadata.annotations, affinity_secs.is_some(), abilities, report);
         let load_balancer_ips = check_ingress(object, report);
         let source_ranges = SourceRanges::check(&spec.load_balancer_source_ranges, &load_balancer_ips, report);
         Some(Service {
@@ -319,7 +312,7 @@ fn check_ports(objects: &[ServicePortObject], report: &mut Reporter<'_>) -> Vec<
             report.reject(field("nodePort"), number, "not a port (1 to 65535); the node port is left out");
         }
         let name = object.name.as_deref().unwrap_or_default();
-        let new = ServicePort { name: name.into(), protocol, port, node_port: checked, proxy_protocol: false };
+        let new = ServicePort { name: name.into(), protocol, port, node_port: checked };
         let named = names.get(&(protocol, name)).copied();
         let numbered = numbers.get(&(protocol, port)).copied();
         if numbered.is_some() && numbered != named {

@@ -6,7 +6,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use super::weights;
-use super::{ObjectKey, ObjectKind, Rejection, Reporter, check_port, is_usable, parse_address};
+use super::{Abilities, ObjectKey, ObjectKind, Rejection, Reporter, check_port, is_usable, parse_address};
 use crate::net::{Family, Protocol};
 use crate::objects::{EndpointObject, EndpointPortObject, EndpointSliceObject};
 
@@ -89,11 +89,12 @@ impl EndpointSlice {
     /// a headless one, or has names instead of addresses. Whether another proxy serves it is its Service's to say.
     ///
     /// Leaves out impossible values and reports them; the rest counts. `keeps_nodes`:
-    /// remembers on which nodes endpoints are, which takes memory.
+    /// remembers on which nodes endpoints are, which takes memory. `abilities`: policy that the mode follows.
     pub(super) fn check(
         object: &EndpointSliceObject,
         node_name: &str,
         keeps_nodes: bool,
+        abilities: Abilities,
         rejections: &mut Vec<Rejection>,
     ) -> Option<Self> {
         let key = ObjectKey::of(&object.metadata);
@@ -134,7 +135,7 @@ impl EndpointSlice {
             endpoints.push(Endpoint { address, flags: flags_of(endpoint, node_name), location });
         }
         let asked = object.metadata.annotations.get(weights::OF_ADDRESSES);
-        shape.weights = asked.map(|text| weights::of_addresses(text, report)).unwrap_or_default();
+        shape.weights = asked.map(|text| weights::of_addresses(text, abilities, report)).unwrap_or_default();
         Some(EndpointSlice { key, service, family, endpoints: endpoints.into(), shape: Arc::new(shape) })
     }
 

@@ -20,7 +20,7 @@ pub struct Store {
     keeps_nodes: bool,
     /// The shapes of slices, each kept once: most slices have one of a few.
     shapes: BTreeSet<Arc<Shape>>,
-    /// Wishes of Services that the mode can fulfil.
+    /// Policy that the mode follows.
     abilities: Abilities,
     /// A Service has asked for a drain time.
     has_drains: bool,
@@ -49,7 +49,7 @@ impl Store {
         self
     }
 
-    /// The same, for a mode that can fulfil these wishes of Services; those of IPVS mode by default. Others are reported.
+    /// The same, for a mode that follows this policy; all of it by default. The rest is reported.
     #[must_use]
     pub(crate) fn with_abilities(mut self, abilities: Abilities) -> Self {
         self.abilities = abilities;
@@ -121,7 +121,7 @@ impl Store {
     pub fn upsert_slice(&mut self, object: &EndpointSliceObject) -> Vec<ObjectKey> {
         let mut rejections = Vec::new();
         let key = ObjectKey::of(&object.metadata);
-        let checked = EndpointSlice::check(object, &self.node_name, self.keeps_nodes, &mut rejections);
+        let checked = EndpointSlice::check(object, &self.node_name, self.keeps_nodes, self.abilities, &mut rejections);
         self.note(ObjectKind::EndpointSlice, &key, rejections);
         let Some(mut slice) = checked else { return self.remove_slice(&key) };
         self.share_shape(&mut slice);

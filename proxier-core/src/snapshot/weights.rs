@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use super::annotation::Reject;
-use super::{Reporter, parse_address};
+use super::{Abilities, Reporter, parse_address};
 
 /// The annotation of an EndpointSlice with the weights of its endpoints: `10.0.0.1=3, 10.0.0.2=0`, each 0 to 65535.
 pub(super) const OF_ADDRESSES: &str = "proxier/weights";
@@ -60,10 +60,15 @@ impl ZoneWeights {
     }
 }
 
-/// Reads the weights of a slice's endpoints, sorted by address. Leaves out items that cannot be read, and reports them.
-pub(super) fn of_addresses(text: &str, report: &mut Reporter<'_>) -> Box<[(IpAddr, u16)]> {
+/// Reads the weights of a slice's endpoints, sorted by address. Leaves out items that cannot be read, and reports them; all of them in a mode
+/// without policy.
+pub(super) fn of_addresses(text: &str, abilities: Abilities, report: &mut Reporter<'_>) -> Box<[(IpAddr, u16)]> {
     let reason = "not an address and its weight, 0 to 65535: 10.0.0.1=3; left out";
     let field = format!("metadata.annotations[{OF_ADDRESSES}]");
+    if abilities == Abilities::None {
+        report.reject(field, text, Abilities::IGNORED);
+        return Box::default();
+    }
     let mut weights = items(text, reason, &mut |item, reason| report.reject(&*field, item, reason), parse_address);
     weights.sort_by_key(|(address, _)| *address);
     weights.dedup_by_key(|(address, _)| *address);

@@ -1,4 +1,5 @@
-//! Policy by Service outside of IPVS mode: weights, choice by client, fewest connections, affinity by annotation; real connections.
+//! Policy by Service in nftables mode: weights, choice by client, affinity and drain time by annotation; and none in iptables and userspace mode. Real
+//! connections.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -9,11 +10,9 @@ use proxier_core::net::Family;
 use proxier_core::plan::report::Report;
 use serde_json::{Value, json};
 use testkit::witness::{Conversation, Transport, ask};
-use testkit::{Need, kernel_test, oracle};
+use testkit::{Need, kernel_test};
 
 use crate::own_client::{self, LIMIT, Node, client, process};
-
-const MODES: [Kind; 3] = [Kind::Nftables, Kind::Iptables, Kind::Userspace];
 
 const NEEDS: &[Need] = &[Need::Root, Need::Nftables, Need::IptablesNft, Need::OpenFiles(16_384)];
 
@@ -28,9 +27,7 @@ impl Node {
     /// Serves the Service with these annotations and endpoints, with weights. A restarted process finds nothing to write.
     fn serve(&mut self, annotations: Value, endpoints: &[(u8, u16)]) -> Report {
         let report = self.serve_once(&annotations, endpoints);
-        if self.mode != Kind::Userspace {
-            self.restart();
-        }
+        self.restart();
         report
     }
 
@@ -90,8 +87,9 @@ fn in_mode(mode: Kind, test: impl FnOnce(&mut Node) + Send) {
 }
 
 /// Weights change in place, 0 takes nothing, and where all are 0 clients are refused.
-fn weights(mode: Kind) {
-    in_mode(mode, |node| {
+#[test]
+fn weights_in_nftables_mode() {
+    in_mode(Kind::Nftables, |node| {
         let mut connections = first_connections();
         for weights in [&[(1, 3), (2, 1)][..], &[(1, 3), (2, 1), (3, 0), (4, 2)], &[(1, 1), (2, 7), (3, 0)]] {
             node.serve(json!({}), weights);
@@ -113,24 +111,10 @@ fn weights(mode: Kind) {
     });
 }
 
-#[test]
-fn weights_in_nftables_mode() {
-    weights(Kind::Nftables);
-}
-
-#[test]
-fn weights_in_iptables_mode() {
-    weights(Kind::Iptables);
-}
-
-#[test]
-fn weights_in_userspace_mode() {
-    weights(Kind::Userspace);
-}
-
 /// One client has one endpoint, which another process finds too; few clients move when an endpoint goes.
-fn by_client(mode: Kind) {
-    in_mode(mode, |node| {
+#[test]
+fn by_client_in_nftables_mode() {
+    in_mode(Kind::Nftables, |node| {
         for family in Family::ALL {
             let all = |node: &mut Node, endpoints: &[(u8, u16)]| -> BTreeMap<u8, u8> {
                 node.serve(json!({"proxier/scheduler": "sh"}), endpoints);
@@ -163,227 +147,118 @@ fn by_client(mode: Kind) {
 }
 
 #[test]
-fn by_client_in_nftables_mode() {
-    by_client(Kind::Nftables);
-}
-
-#[test]
-fn by_client_in_userspace_mode() {
-    by_client(Kind::Userspace);
-}
-
-#[test]
-fn fewest_connections_in_userspace_mode() {
-    in_mode(Kind::Userspace, |node| {
-        node.serve(json!({"proxier/scheduler": "wlc"}), &[(1, 1), (2, 2), (3, 1)]);
-        let open = || {
-            let mut one = Conversation::open(Transport::Tcp, None, service(Family::V4), LIMIT).unwrap();
-            let name: u8 = one.ask().unwrap().name.parse().unwrap();
-            (name, one)
-        };
-        let mut held: Vec<(u8, Conversation)> = (0..40).map(|_| open()).collect();
-        let count = |held: &[(u8, Conversation)], number| held.iter().filter(|(at, _)| *at == number).count();
-        assert_eq!([1, 2, 3].map(|number| count(&held, number)), [10, 20, 10]);
-        // All that come now go where connections have ended.
-        held.retain(|(at, _)| *at != 2);
-        std::thread::sleep(Duration::from_millis(300));
-        held.extend((0..20).map(|_| open()));
-        assert_eq!([1, 2, 3].map(|number| count(&held, number)), [10, 20, 10]);
-    });
-}
-
-#[test]
 fn affinity_by_annotation() {
-    for mode in MODES {
-        in_mode(mode, |node| {
-            let all: Vec<(u8, u16)> = (1..=8).map(|number| (number, 1)).collect();
-            node.serve(json!({"proxier/persistence-seconds": "600"}), &all);
-            let each = || (1..=12).map(|client| answer(Family::V4, client)).collect::<Vec<u8>>();
-            let first = each();
-            assert_eq!((each(), each()), (first.clone(), first), "{mode}");
-        });
-    }
-}
-
-/// Clients of one network stay with one endpoint, those of others with theirs; the mask changes in place.
-#[test]
-fn affinity_of_networks() {
-    for mode in MODES {
-        in_mode(mode, |node| {
-            let all: Vec<(u8, u16)> = (1..=8).map(|number| (number, 1)).collect();
-            for (v4, v6) in [("29", "125"), ("32", "128"), ("27", "123"), ("0", "1")] {
-                node.serve(
-                    json!({"proxier/persistence-seconds": "600", "proxier/persistence-prefix-ipv4": v4,
-                        "proxier/persistence-prefix-ipv6": v6}),
-                    &all,
-                );
-                assert_eq!(node.refused(), BTreeSet::new(), "{mode}");
-                if mode == Kind::Nftables {
-                    // nft reads what it lists of it.
-                    let listed = oracle::run("nft", &["list", "ruleset"], None).unwrap().stdout;
-                    assert_eq!(listed.contains("ip saddr & 255.255.255.248 . ip daddr"), v4 == "29", "{listed}");
-                    oracle::run("nft", &["-c", "-f", "-"], Some(&listed)).unwrap();
-                }
-                for family in Family::ALL {
-                    let prefix = if family == Family::V4 { v4 } else { v6 };
-                    let network = |number| match v4 {
-                        "29" => number / 8,
-                        "27" => number / 32,
-                        "0" => 0,
-                        _ => number,
-                    };
-                    let mut of: BTreeMap<u8, BTreeSet<u8>> = BTreeMap::new();
-                    for number in (1..=CLIENTS).chain(1..=CLIENTS) {
-                        of.entry(network(number)).or_default().insert(answer(family, number));
-                    }
-                    assert!(of.values().all(|endpoints| endpoints.len() == 1), "{mode} {family} /{prefix}: {of:?}");
-                    // Forty clients that each choose for themselves meet one of eight endpoints less than once in 10^35.
-                    let met = of.values().flatten().collect::<BTreeSet<_>>().len();
-                    assert!(of.len() < CLIENTS.into() || met > 1, "{mode} {family} /{prefix}: {of:?}");
-                }
-            }
-            // A network without affinity is reported, and clients go anywhere.
-            node.serve(json!({"proxier/persistence-prefix-ipv4": "24"}), &all);
-            assert_eq!(node.refused(), ["persistence-prefix-ipv4".to_owned()].into(), "{mode}");
-            assert!(spread(Family::V4, 100).len() > 1);
-        });
-    }
-}
-
-/// An endpoint gets no more connections than its limit, and new ones again only when it has fewer than the lower one; where all are full,
-/// clients are reset.
-#[test]
-fn limits_in_userspace_mode() {
-    in_mode(Kind::Userspace, |node| {
-        for (annotations, again) in [
-            (json!({"proxier/max-connections": "4"}), 2),
-            (json!({"proxier/max-connections": "4", "proxier/min-connections": "2"}), 3),
-            (json!({"proxier/max-connections": "4", "proxier/min-connections": "2", "proxier/scheduler": "lc"}), 3),
-        ] {
-            node.serve(annotations, &[(1, 1), (2, 1)]);
-            assert_eq!(node.refused(), BTreeSet::new());
-            let open = || -> std::io::Result<(u8, Conversation)> {
-                let mut one = Conversation::open(Transport::Tcp, None, service(Family::V4), LIMIT)?;
-                let name = one.ask()?.name.parse().unwrap();
-                Ok((name, one))
-            };
-            let mut held: Vec<(u8, Conversation)> = (0..8).map(|_| open().unwrap()).collect();
-            let count = |held: &[(u8, Conversation)], number| held.iter().filter(|(at, _)| *at == number).count();
-            assert_eq!([1, 2].map(|number| count(&held, number)), [4, 4]);
-            assert!(open().is_err());
-            // Fewer, but not few enough.
-            for left in (0..4).rev() {
-                let place = held.iter().position(|(at, _)| *at == 1).unwrap();
-                drop(held.swap_remove(place));
-                std::thread::sleep(Duration::from_millis(300));
-                assert_eq!(4 - left >= again, open().is_ok(), "{left} left, {again} to go");
-                std::thread::sleep(Duration::from_millis(300));
-                if 4 - left >= again {
-                    break;
-                }
-            }
-            held.extend((0..again).map(|_| open().unwrap()));
-            assert_eq!([1, 2].map(|number| count(&held, number)), [4, 4]);
-            drop(held);
-            std::thread::sleep(Duration::from_millis(300));
-        }
-        node.serve(json!({}), &[(1, 1)]);
-        let _held: Vec<Conversation> =
-            (0..9).map(|_| Conversation::open(Transport::Tcp, None, service(Family::V4), LIMIT).unwrap()).collect();
+    in_mode(Kind::Nftables, |node| {
+        let all: Vec<(u8, u16)> = (1..=8).map(|number| (number, 1)).collect();
+        node.serve(json!({"proxier/persistence-seconds": "600"}), &all);
+        let each = || (1..=12).map(|client| answer(Family::V4, client)).collect::<Vec<u8>>();
+        let first = each();
+        assert_eq!((each(), each()), (first.clone(), first));
     });
 }
 
 /// Connections to an endpoint that leaves go on for the drain time, and are cut then; others go on.
 #[test]
 fn connections_are_cut_when_the_drain_time_is_over() {
-    for mode in MODES {
-        in_mode(mode, |node| {
-            let annotations = json!({"proxier/drain-seconds": if mode == Kind::Userspace { "2" } else { "90" }});
-            let hold = || -> BTreeMap<(Family, u8), Conversation> {
-                let mut held = BTreeMap::new();
-                for family in Family::ALL {
-                    while [1, 2].iter().any(|number| !held.contains_key(&(family, *number))) {
-                        let mut one = Conversation::open(Transport::Tcp, None, service(family), LIMIT).unwrap();
-                        let name: u8 = one.ask().unwrap().name.parse().unwrap();
-                        held.insert((family, name), one);
-                    }
-                }
-                held
-            };
-            node.serve_once(&annotations, &[(1, 1), (2, 1)]);
-            let mut held = hold();
-            assert_eq!(node.refused(), BTreeSet::new(), "{mode}");
-            let before = node.serve_once(&annotations, &[(1, 1)]);
-            assert_eq!(before.applied.flows.total(), 0, "{mode}");
+    in_mode(Kind::Nftables, |node| {
+        let annotations = json!({"proxier/drain-seconds": "90"});
+        node.serve_once(&annotations, &[(1, 1), (2, 1)]);
+        let mut held = hold();
+        assert_eq!(node.refused(), BTreeSet::new());
+        let before = node.serve_once(&annotations, &[(1, 1)]);
+        assert_eq!(before.applied.flows.total(), 0);
+        for one in held.values_mut() {
+            one.ask().unwrap();
+        }
+        // The endpoint comes back and leaves again: its time begins anew.
+        node.serve_once(&annotations, &[(1, 1), (2, 1)]);
+        node.serve_once(&annotations, &[(1, 1)]);
+        assert!(node.process.next_wake().unwrap() <= node.now + Duration::from_secs(90));
+        let early = node.serve_once(&annotations, &[(1, 1)]);
+        assert_eq!(early.applied.flows.total(), 0);
+        for one in held.values_mut() {
+            one.ask().unwrap();
+        }
+        let late = node.serve_once(&annotations, &[(1, 1)]);
+        assert!(late.applied.flows.v4 > 0 && late.applied.flows.v6 > 0, "{:?}", late.applied.flows);
+        for ((family, number), one) in &mut held {
+            assert_eq!(one.ask().is_ok(), *number == 1, "{family} {number}");
+        }
+        // A new process does not know who left before it, and waits the full time. Then the whole Service goes.
+        node.serve_once(&annotations, &[(1, 1), (2, 1)]);
+        let mut held = hold();
+        node.serve_once(&annotations, &[(1, 1)]);
+        node.process = process(node.mode);
+        for _ in 0..2 {
+            node.serve_once(&annotations, &[(1, 1)]);
             for one in held.values_mut() {
                 one.ask().unwrap();
             }
-            // The endpoint comes back and leaves again: its time begins anew.
-            node.serve_once(&annotations, &[(1, 1), (2, 1)]);
-            node.serve_once(&annotations, &[(1, 1)]);
-            if mode == Kind::Userspace {
-                std::thread::sleep(Duration::from_secs(4));
-            } else {
-                assert!(node.process.next_wake().unwrap() <= node.now + Duration::from_secs(90), "{mode}");
-                let early = node.serve_once(&annotations, &[(1, 1)]);
-                assert_eq!(early.applied.flows.total(), 0, "{mode}");
-                for one in held.values_mut() {
-                    one.ask().unwrap();
-                }
-                let late = node.serve_once(&annotations, &[(1, 1)]);
-                assert!(late.applied.flows.v4 > 0 && late.applied.flows.v6 > 0, "{mode}: {:?}", late.applied.flows);
-            }
-            for ((family, number), one) in &mut held {
-                assert_eq!(one.ask().is_ok(), *number == 1, "{mode} {family} {number}");
-            }
-            if mode != Kind::Userspace {
-                // A new process does not know who left before it, and waits the full time. Then the whole Service goes.
-                node.serve_once(&annotations, &[(1, 1), (2, 1)]);
-                let mut held = hold();
-                node.serve_once(&annotations, &[(1, 1)]);
-                node.process = process(mode);
-                for _ in 0..2 {
-                    node.serve_once(&annotations, &[(1, 1)]);
-                    for one in held.values_mut() {
-                        one.ask().unwrap();
-                    }
-                }
-                node.serve_once(&annotations, &[(1, 1)]);
-                for ((family, number), one) in &mut held {
-                    assert_eq!(one.ask().is_ok(), *number == 1, "{mode} {family} {number}");
-                }
-                let none = json!({"proxier/drain-seconds": "0"});
-                node.serve_once(&none, &[(1, 1)]);
-                node.serve_once(&none, &[]);
-                assert!(held.values_mut().all(|one| one.ask().is_err()), "{mode}");
-            }
-        });
-    }
+        }
+        node.serve_once(&annotations, &[(1, 1)]);
+        for ((family, number), one) in &mut held {
+            assert_eq!(one.ask().is_ok(), *number == 1, "{family} {number}");
+        }
+        let none = json!({"proxier/drain-seconds": "0"});
+        node.serve_once(&none, &[(1, 1)]);
+        node.serve_once(&none, &[]);
+        assert!(held.values_mut().all(|one| one.ask().is_err()));
+    });
 }
 
-/// Wishes that a mode cannot fulfil are reported, and the others hold.
+/// A connection of each family to each of the endpoints 1 and 2.
+fn hold() -> BTreeMap<(Family, u8), Conversation> {
+    let mut held = BTreeMap::new();
+    for family in Family::ALL {
+        while [1, 2].iter().any(|number| !held.contains_key(&(family, *number))) {
+            let mut one = Conversation::open(Transport::Tcp, None, service(family), LIMIT).unwrap();
+            let name: u8 = one.ask().unwrap().name.parse().unwrap();
+            held.insert((family, name), one);
+        }
+    }
+    held
+}
+
+/// Wishes that nftables mode cannot fulfil are reported, and the others hold.
 #[test]
 fn what_a_mode_cannot_do_is_reported() {
-    for mode in MODES {
+    in_mode(Kind::Nftables, |node| {
+        let ask = |scheduler: &str| {
+            json!({"proxier/scheduler": scheduler, "proxier/forwarding": "direct-route", "proxier/max-connections": "9",
+                "proxier/drain-seconds": "30", "proxier/persistence-seconds": "60"})
+        };
+        for scheduler in ["sed", "lc"] {
+            node.serve(ask(scheduler), &[(1, 1), (2, 0)]);
+            assert_eq!(node.refused(), ["forwarding", "max-connections", "scheduler"].map(str::to_owned).into());
+            assert_eq!(spread(Family::V4, 20), BTreeMap::from([(1, 20)]));
+        }
+        node.serve(ask("wrr"), &[(1, 1)]);
+        assert!(!node.refused().contains("scheduler"));
+        node.serve(json!({"proxier/scheduler": "sh"}), &[(1, 1)]);
+        assert_eq!(node.refused(), BTreeSet::new());
+        node.serve(json!({"proxier/scheduler": "sh", "proxier/persistence-seconds": "60"}), &[(1, 1)]);
+        assert!(node.refused().contains("scheduler"), "affinity decides");
+    });
+}
+
+/// As with kube-proxy, no annotation changes which endpoint a client gets, how many connections it gets, or how long they last.
+#[test]
+fn iptables_and_userspace_mode_ignore_policy() {
+    for mode in [Kind::Iptables, Kind::Userspace] {
         in_mode(mode, |node| {
-            let ask = |scheduler: &str| {
-                json!({"proxier/scheduler": scheduler, "proxier/forwarding": "direct-route", "proxier/max-connections": "9",
-                    "proxier/drain-seconds": "30", "proxier/one-packet": "false", "proxier/persistence-seconds": "60"})
-            };
-            node.serve(ask("sed"), &[(1, 1), (2, 0)]);
-            let always = ["forwarding", "max-connections", "scheduler"].map(str::to_owned);
-            let knows_numbers = mode == Kind::Userspace;
-            let refused = always.into_iter().filter(|name| !knows_numbers || name != "max-connections");
-            assert_eq!(node.refused(), refused.collect(), "{mode}");
-            assert_eq!(spread(Family::V4, 20), BTreeMap::from([(1, 20)]), "{mode}");
-            node.serve(ask("wrr"), &[(1, 1)]);
-            assert!(!node.refused().contains("scheduler"), "{mode}");
-            node.serve(json!({"proxier/scheduler": "lc"}), &[(1, 1)]);
-            assert_eq!(node.refused().contains("scheduler"), mode != Kind::Userspace);
-            node.serve(json!({"proxier/scheduler": "sh"}), &[(1, 1)]);
-            assert_eq!(node.refused().contains("scheduler"), mode == Kind::Iptables);
-            node.serve(json!({"proxier/scheduler": "sh", "proxier/persistence-seconds": "60"}), &[(1, 1)]);
-            assert!(node.refused().contains("scheduler"), "{mode}: affinity decides");
+            let all = json!({"proxier/scheduler": "sh", "proxier/persistence-seconds": "600", "proxier/max-connections": "1",
+                "proxier/drain-seconds": "0", "proxier/zone-weights": "*=0"});
+            node.serve_once(&all, &[(1, 9), (2, 1), (3, 0)]);
+            for family in Family::ALL {
+                is_shared(&spread(family, CONNECTIONS), &[(1, 1), (2, 1), (3, 1)]);
+            }
+            let mut held = hold();
+            let report = node.serve_once(&all, &[(3, 0)]);
+            assert_eq!(report.applied.flows.total(), 0, "{mode}");
+            assert_eq!(spread(Family::V4, 20), BTreeMap::from([(3, 20)]), "{mode}");
+            for one in held.values_mut() {
+                one.ask().unwrap();
+            }
         });
     }
 }

@@ -15,7 +15,6 @@ mod ipvs_table;
 mod neighbours;
 mod nft;
 mod nftables;
-mod one_packet;
 mod restart;
 mod rolling;
 mod split;

@@ -78,29 +78,6 @@ fn a_changed_policy_is_applied_in_place() {
 }
 
 #[test]
-fn clients_of_one_network_count_as_one() {
-    let mut node = new();
-    let prefixes = json!({"proxier/persistence-prefix-ipv4": "24", "proxier/persistence-prefix-ipv6": "64"});
-    node.serve_annotated(&prefixes, &json!({"sessionAffinity": "ClientIP"}));
-    let (v4, v6) = ("-s rr -p 10800 -M 255.255.255.0", "-s rr -p 10800 -M 64");
-    has(&node, &all(v4, v4, v6, v6));
-    assert_eq!(node.rejections(), [""; 0]);
-    node.serve_annotated(&prefixes, &json!({}));
-    has(&node, &all("-s rr", "-s rr", "-s rr", "-s rr"));
-    assert_eq!(node.rejections().len(), 2, "{:?}", node.rejections());
-}
-
-#[test]
-fn datagrams_by_themselves() {
-    let mut node = new();
-    node.serve_annotated(&json!({"proxier/one-packet": "true"}), &json!({}));
-    has(&node, &all("-s rr", "-s rr -o", "-s rr", "-s rr -o"));
-    node.serve_annotated(&json!({"proxier/one-packet": "true"}), &json!({"ports": [{"name": "p", "port": 80}]}));
-    let said = node.rejections();
-    assert!(said.len() == 1 && said[0].contains("needs a port of UDP"), "{said:?}");
-}
-
-#[test]
 fn what_cannot_be_is_told_and_the_configuration_counts() {
     for (name, value, reason) in [
         ("proxier/scheduler", "roundrobin", "not a scheduler of IPVS"),
@@ -111,9 +88,12 @@ fn what_cannot_be_is_told_and_the_configuration_counts() {
         ("proxier/persistence-seconds", "0", "not 1 to 2678400 seconds"),
         ("proxier/persistence-seconds", "2678401", "not 1 to 2678400 seconds"),
         ("proxier/persistence-seconds", "1h", "not 1 to 2678400 seconds"),
-        ("proxier/persistence-prefix-ipv4", "33", "not 0 to 32"),
-        ("proxier/persistence-prefix-ipv6", "0", "not 1 to 128"),
-        ("proxier/one-packet", "yes", "neither true nor false"),
+        ("proxier/persistence-prefix-ipv4", "24", "no longer exists; each client counts for itself"),
+        ("proxier/persistence-prefix-ipv6", "64", "no longer exists; each client counts for itself"),
+        ("proxier/one-packet", "true", "no longer exists; UDP is served as usual, with answers"),
+        ("proxier/min-connections", "3", "no longer exists; three quarters of proxier/max-connections count"),
+        ("proxier/proxy-protocol", "v2", "no longer exists; with externalTrafficPolicy: Local"),
+        ("proxier/proxy-protocol-ports", "80", "no longer exists"),
         ("proxier/schedular", "wlc", "no annotation of this name is read"),
         ("proxier/weights", "10.244.0.1=3", "EndpointSlices have it"),
         ("proxier/weight", "3", "Nodes have it"),
@@ -129,17 +109,14 @@ fn what_cannot_be_is_told_and_the_configuration_counts() {
 
 #[test]
 fn the_operator_decides_what_annotations_may_do() {
-    let asked = json!({"proxier/scheduler": "lc", "proxier/persistence-seconds": "60", "proxier/one-packet": "true"});
-    for (allowed, tcp, udp) in [
-        (MayAskFor::empty(), "-s rr", "-s rr"),
-        (MayAskFor::SCHEDULER, "-s lc", "-s lc"),
-        (MayAskFor::PERSISTENCE, "-s rr -p 60", "-s rr -p 60"),
-        (MayAskFor::ONE_PACKET, "-s rr", "-s rr -o"),
-    ] {
-        let mut options = Options::default();
-        options.config.ipvs.may_ask_for = allowed;
-        let mut node = Node::on(kernel(), options);
+    let asked = json!({"proxier/scheduler": "lc", "proxier/persistence-seconds": "60"});
+    for (allowed, options) in
+        [(MayAskFor::empty(), "-s rr"), (MayAskFor::SCHEDULER, "-s lc"), (MayAskFor::PERSISTENCE, "-s rr -p 60")]
+    {
+        let mut of_node = Options::default();
+        of_node.config.ipvs.may_ask_for = allowed;
+        let mut node = Node::on(kernel(), of_node);
         node.serve_annotated(&asked, &json!({}));
-        has(&node, &all(tcp, udp, tcp, udp));
+        has(&node, &all(options, options, options, options));
     }
 }

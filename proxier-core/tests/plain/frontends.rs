@@ -170,18 +170,14 @@ fn what_cannot_be_served_is_left_out_and_named() {
     odd.affinity_secs = Some(0);
     let zero = FrontendSpec::new(FrontendKey { port: 0, ..odd.key }, []);
     let twice = spec("TCP 10.96.0.4:80", &["10.0.0.7:80"]);
-    // Only TCP streams can have a header in front; the datagrams are accepted once it is not asked for.
-    let mut datagrams = spec("UDP 10.96.0.5:53", &["10.0.0.9:53"]);
-    datagrams.proxy_protocol = true;
-    let plain = spec("UDP 10.96.0.6:53", &["10.0.0.9:53"]);
+    let datagrams = spec("UDP 10.96.0.6:53", &["10.0.0.9:53"]);
     // The gateway of this node, as an external IP.
     let mut gateway = spec("TCP 192.0.2.254:80", &["10.0.0.1:80"]);
     gateway.roles = Roles::EXTERNAL_IP;
     agent.kernel.set_gateways(["192.0.2.254".parse().unwrap()]);
-    agent.asks("odd", &[spec("TCP 127.0.0.1:80", &[]), zero, open, odd, twice, gateway, datagrams, plain]);
+    agent.asks("odd", &[spec("TCP 127.0.0.1:80", &[]), zero, open, odd, twice, gateway, datagrams]);
     let report = settles(&mut agent);
-    let served = ["TCP 10.96.0.4:80 10.0.0.1:80*1", "UDP 10.96.0.5:53 10.0.0.9:53*1", "UDP 10.96.0.6:53 10.0.0.9:53*1"];
-    assert_eq!(agent.served(), served);
+    assert_eq!(agent.served(), ["TCP 10.96.0.4:80 10.0.0.1:80*1", "UDP 10.96.0.6:53 10.0.0.9:53*1"]);
     assert_eq!(
         agent.rejections(),
         [
@@ -196,7 +192,6 @@ fn what_cannot_be_served_is_left_out_and_named() {
              out",
             "Frontends agent/odd: [3].cluster 10.0.0.2:0: not an endpoint that this Frontend can have; the endpoint is left out",
             "Frontends agent/odd: [4] TCP 10.96.0.4:80: named twice; the first counts",
-            "Frontends agent/odd: [6].proxy_protocol UDP: not TCP: datagrams carry no header; ignored",
         ]
     );
     let refused: Vec<_> = report.refused.iter().map(|refused| refused.key.to_string()).collect();

@@ -19,7 +19,7 @@ use proxier_core::service::{Indexed, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node as NodeOfCluster, ObjectKey, Store};
 use serde_json::{Value, json};
 
-use crate::node::{self, Node, Objects, Step, a_step, kernel, options_of, prepared, service, slice};
+use crate::node::{Node, Objects, Step, a_step, kernel, options_of, prepared, service, slice};
 
 /// A kernel on which `iptables` is the legacy back end's.
 fn legacy_kernel() -> FakeKernel {
@@ -640,25 +640,6 @@ fn a_chain_that_others_use_is_emptied_and_stays() {
     node.has_not("KUBE-SEP-");
 }
 
-#[test]
-fn an_empty_list_takes_nothing_away_at_once() {
-    let mut node = new();
-    node.services(20);
-    node.settles();
-    let whole = node.v4_rules();
-    for number in 1..=20 {
-        node.proxier.lose_service(&ObjectKey::new("demo", &format!("s{number}")), node.now);
-        node.proxier.lose_slice(&ObjectKey::new("demo", &format!("s{number}-1")), node.now);
-    }
-    let report = node.pass();
-    assert!(report.stopped.is_some(), "{report:#?}");
-    assert_eq!(node.v4_rules(), whole);
-    node.proxier.confirm_removal(node.now);
-    node.settles();
-    node.has_not("10.96.0.1");
-    node.has_not("KUBE-SVC-");
-}
-
 /// The API server gives a cluster IP or node port to one Service: a Service that has another's shows that the other is gone.
 #[test]
 fn who_gets_what_a_missing_service_had_is_served_at_once() {
@@ -1035,11 +1016,6 @@ fn a_plan_is_the_text_for_the_program() {
     node.settles();
     node.kernel.set_sysctl("net/ipv4/conf/all/route_localnet", Some("0"));
     assert!(!preview(&mut node), "a setting alone");
-}
-
-#[test]
-fn passes_say_whether_health_checks_change() {
-    node::passes_say_whether_health_checks_change(&mut new());
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod binding;
 mod cold_start;
 mod diff;
 mod drain;
+mod every_mode;
 mod fast_path;
 mod frontends;
 mod incremental;

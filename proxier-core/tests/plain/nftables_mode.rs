@@ -23,7 +23,7 @@ use proxier_core::service::Roles;
 use proxier_core::snapshot::{FrontendSpec, ObjectKey, TrafficPolicy};
 use serde_json::{Value, json};
 
-use crate::node::{self, Node, Objects, a_step, kernel, options_of, prepared};
+use crate::node::{Node, Objects, a_step, kernel, options_of, prepared};
 
 fn options() -> Options {
     options_of(modes::Kind::Nftables)
@@ -556,11 +556,6 @@ fn a_plan_says_whether_it_is_empty() {
     assert!(!preview(&mut node), "a setting alone");
 }
 
-#[test]
-fn passes_say_whether_health_checks_change() {
-    node::passes_say_whether_health_checks_change(&mut new());
-}
-
 /// An agent may name endpoints for the policy `Local` that are not in the list for all clients.
 #[test]
 fn endpoints_of_this_node_alone_serve_where_the_policy_says_so() {
@@ -688,25 +683,6 @@ fn without_nf_tables_the_node_has_failed_and_says_why() {
     node.kernel.clear_faults();
     node.settles();
     assert!(node.v4().contains("10.96.0.1"));
-}
-
-#[test]
-fn an_empty_list_takes_nothing_away_at_once() {
-    let mut node = new();
-    node.serve_many(20, &["10.244.0.1"]);
-    node.settles();
-    let whole = node.tables();
-    for number in 1..=20 {
-        node.proxier.lose_service(&ObjectKey::new("demo", &format!("s{number}")), node.now);
-        node.proxier.lose_slice(&ObjectKey::new("demo", &format!("s{number}-1")), node.now);
-    }
-    let report = node.pass();
-    assert!(report.stopped.is_some(), "{report:#?}");
-    assert_eq!(node.tables(), whole);
-    node.proxier.confirm_removal(node.now);
-    node.settles();
-    assert!(!node.v4().contains("10.96.0.1 "), "{}", node.v4());
-    assert!(!node.v4().contains("internal-4"), "{}", node.v4());
 }
 
 /// Services of an earlier process stay, with their chains, when the first lists are empty.

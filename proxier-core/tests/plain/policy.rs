@@ -277,8 +277,7 @@ fn endpoints_have_limits() {
     node.serve_input(&Input::new());
     for (annotations, options) in [
         (json!({"proxier/max-connections": "100"}), "-w 1 -x 100"),
-        (json!({"proxier/max-connections": "100", "proxier/min-connections": "20"}), "-w 1 -x 100 -y 20"),
-        (json!({"proxier/max-connections": "4294967295", "proxier/min-connections": "20"}), "-w 1 -x 4294967295 -y 20"),
+        (json!({"proxier/max-connections": "4294967295"}), "-w 1 -x 4294967295"),
         (json!({}), "-w 1"),
     ] {
         let report = node.serve_input(&Input::annotated(annotations.clone()));
@@ -371,7 +370,6 @@ fn what_cannot_be_is_told() {
         ("kube-router.io/service.dsr", "yes", "not masquerade, direct-route, ipip, gre or gue:PORT"),
         ("proxier/max-connections", "0", "not a number from 1"),
         ("proxier/max-connections", "4294967296", "not a number from 1"),
-        ("proxier/min-connections", "5", "not a number from 1 to one less than max-connections"),
         ("proxier/drain-seconds", "-1", "not 0 to 2678400 seconds"),
         ("proxier/drain-seconds", "2678401", "not 0 to 2678400 seconds"),
     ] {
@@ -382,10 +380,6 @@ fn what_cannot_be_is_told() {
         let start = format!("Service demo/web: metadata.annotations[{name}] ");
         assert!(said.len() == 1 && said[0].starts_with(&start) && said[0].contains(reason), "{name} {value}: {said:?}");
     }
-    let mut node = new();
-    let both = json!({"proxier/max-connections": "5", "proxier/min-connections": "5"});
-    node.serve_input(&Input::annotated(both));
-    assert_eq!((method(&node, BALANCER).as_str(), node.rejections().len()), ("-m -x 5", 1));
     // The readable items of an annotation count.
     let mut node = new();
     node.serve_input(&Input::weighted("10.244.0.1=3, 10.244.0.2:80=2, fd00::1=4, 10.244.0.3=x"));
@@ -515,14 +509,14 @@ fn a_scheduler_has_the_flags_that_are_asked_for() {
 #[test]
 fn the_configuration_says_what_no_annotation_says() {
     let defaults = json!({
-        "schedulerFlags": "flag-1", "persistenceSeconds": 300, "persistencePrefixIPv4": 24, "zoneWeights": "a=3, *=2",
-        "forwarding": "ipip", "maxConnections": 90, "minConnections": 10, "drainSeconds": 0,
+        "schedulerFlags": "flag-1", "persistenceSeconds": 300, "zoneWeights": "a=3, *=2",
+        "forwarding": "ipip", "maxConnections": 90, "drainSeconds": 0,
     });
     let mut node = defaulting(MayAskFor::all(), &defaults);
     node.serve_input(&Input::new());
-    assert_eq!(server(&node, BALANCER), "-s rr -p 300 -M 255.255.255.0 -b flag-1");
-    assert_eq!(node.real_servers(BALANCER)[0], "10.244.0.1:80 -i -w 3 -x 90 -y 10 --tun-type ipip");
-    assert_eq!(node.real_servers(CLUSTER_IP)[1], "10.244.0.2:80 -m -w 2 -x 90 -y 10");
+    assert_eq!(server(&node, BALANCER), "-s rr -p 300 -b flag-1");
+    assert_eq!(node.real_servers(BALANCER)[0], "10.244.0.1:80 -i -w 3 -x 90 --tun-type ipip");
+    assert_eq!(node.real_servers(CLUSTER_IP)[1], "10.244.0.2:80 -m -w 2 -x 90");
     assert!(node.set_has("KUBE-LOAD-BALANCER-LOCAL", BALANCER));
     assert_eq!(node.rejections(), [""; 0]);
     // No time to drain: connections do not keep it.
@@ -539,38 +533,28 @@ fn the_configuration_says_what_no_annotation_says() {
         "proxier/zone-weights": "*=7", "proxier/max-connections": "5",
     }));
     node.serve_input(&asked);
-    assert_eq!(server(&node, BALANCER), "-s wlc -p 60 -M 255.255.255.0");
+    assert_eq!(server(&node, BALANCER), "-s wlc -p 60");
     assert_eq!(node.real_servers(BALANCER)[0], "10.244.0.1:80 -m -w 7 -x 5");
     // Session affinity of the Service goes before a default time.
     node.serve_input(&Input { spec: json!({"sessionAffinity": "ClientIP"}), ..Input::new() });
-    assert_eq!(server(&node, BALANCER), "-s rr -p 10800 -M 255.255.255.0 -b flag-1");
+    assert_eq!(server(&node, BALANCER), "-s rr -p 10800 -b flag-1");
     // The default is there again without the annotation; an annotation that is not allowed does not hide it.
     node.serve_input(&Input::new());
-    assert_eq!(server(&node, BALANCER), "-s rr -p 300 -M 255.255.255.0 -b flag-1");
+    assert_eq!(server(&node, BALANCER), "-s rr -p 300 -b flag-1");
     let mut strict = defaulting(MayAskFor::empty(), &defaults);
     strict.serve_input(&asked);
-    assert_eq!(server(&strict, BALANCER), "-s rr -p 300 -M 255.255.255.0 -b flag-1");
-    assert_eq!(strict.real_servers(BALANCER)[0], "10.244.0.1:80 -i -w 3 -x 90 -y 10 --tun-type ipip");
+    assert_eq!(server(&strict, BALANCER), "-s rr -p 300 -b flag-1");
+    assert_eq!(strict.real_servers(BALANCER)[0], "10.244.0.1:80 -i -w 3 -x 90 --tun-type ipip");
 
     // Only a Service whose ports fit returns directly; the default is named where it cannot be.
     node.serve_input(&Input { port: 8080, ..Input::new() });
     node.settle_for(Duration::from_secs(5));
-    assert_eq!(node.real_servers(BALANCER)[0], "10.244.0.1:8080 -m -w 3 -x 90 -y 10");
+    assert_eq!(node.real_servers(BALANCER)[0], "10.244.0.1:8080 -m -w 3 -x 90");
     let said = node.rejections();
     assert!(
         said.len() == 1 && said[0].starts_with("Service demo/web: ipvs.defaults.forwarding ipip for TCP 80"),
         "{said:?}"
     );
-
-    // Datagrams.
-    for (annotations, option) in [(json!({}), "-s rr -o"), (json!({"proxier/one-packet": "false"}), "-s rr")] {
-        let mut node = defaulting(MayAskFor::all(), &json!({"onePacket": true}));
-        let ports = json!({"ports": [{"name": "p", "port": 53, "protocol": "UDP"}, {"name": "q", "port": 53}], "type": "ClusterIP"});
-        node.serve_input(&Input { spec: ports, ..Input::annotated(annotations) });
-        let text = node.kernel.state().ipvs;
-        assert!(text.lines().any(|line| line.trim_end() == format!("-A -u 10.96.0.1:53 {option}")), "{text}");
-        assert!(text.lines().any(|line| line.trim_end() == "-A -t 10.96.0.1:53 -s rr"), "{text}");
-    }
 }
 
 #[test]
@@ -578,12 +562,9 @@ fn wrong_defaults_are_named() {
     for (field, value, reason) in [
         ("schedulerFlags", json!("fast"), "not flags of a scheduler"),
         ("persistenceSeconds", json!(0), "not 1 to 2678400 seconds"),
-        ("persistencePrefixIPv4", json!(33), "not 0 to 32"),
-        ("persistencePrefixIPv6", json!(0), "not 1 to 128"),
         ("zoneWeights", json!("a"), "not a zone (or *) and its weight"),
         ("forwarding", json!("gue"), "gue needs the UDP port"),
         ("maxConnections", json!(-1), "not a number from 1"),
-        ("minConnections", json!(5), "not a number from 1 to one less than max-connections"),
         ("drainSeconds", json!(2_678_401), "not 0 to 2678400 seconds"),
     ] {
         let (config, said) = defaults_of(&json!({field: value}));
@@ -619,8 +600,7 @@ fn defaults_are_for_agents_as_well() {
 fn a_trace_knows_the_policy() {
     let mut node = new();
     let asked = json!({
-        "proxier/forwarding": "ipip", "proxier/persistence-seconds": "300", "proxier/persistence-prefix-ipv4": "24",
-        "proxier/max-connections": "9", "proxier/min-connections": "4",
+        "proxier/forwarding": "ipip", "proxier/persistence-seconds": "300", "proxier/max-connections": "9",
     });
     let input = Input { slice: json!({"proxier/weights": "10.244.0.1=0, 10.244.0.2=3"}), ..Input::annotated(asked) };
     node.serve_input(&input);
@@ -634,8 +614,7 @@ fn a_trace_knows_the_policy() {
         "Weight 0, so no new connections: 10.244.0.1:80.",
         "Forwarding ipip: the source stays, and the endpoint answers the client by itself.",
         "for 300 s this client stays",
-        "Clients of one network of /24 count as one.",
-        "An endpoint with 9 connections gets no new ones until it has fewer than 4.",
+        "An endpoint with 9 connections gets no new ones.",
     ] {
         assert!(said.contains(step), "{step}: {said}");
     }
@@ -656,7 +635,7 @@ fn a_trace_knows_the_policy() {
     let weighed = "10.244.0.2:80 (masqueraded, weight 3) or 10.244.0.3:80 (masqueraded)";
     assert_eq!(elsewhere.verdict.to_string(), weighed);
     let said = elsewhere.steps.join("\n");
-    assert!(said.contains("/24") && !said.contains("fewer than 4"), "{said}");
+    assert!(!said.contains("9 connections"), "{said}");
 
     // An endpoint that reaches itself is not masqueraded where it answers by itself.
     let itself = Packet::new("10.244.0.2".parse().unwrap(), format!("TCP {BALANCER}").parse().unwrap());
@@ -674,34 +653,7 @@ fn a_trace_knows_the_policy() {
     assert_eq!((strict.forwarding, strict.affinity_secs), (None, None));
 }
 
-/// Datagrams scheduled one by one are answered only by endpoints that do so by themselves.
-#[test]
-fn a_trace_says_what_becomes_of_answers() {
-    for forwarding in [ForwardingMethod::Masquerade, ForwardingMethod::DirectRoute] {
-        let mut node = new();
-        let mut balancing = Balancing::default();
-        (balancing.one_packet, balancing.forwarding) = (Some(true), Some(forwarding));
-        let places = [("UDP 203.0.113.82:80", Roles::EXTERNAL_IP), ("UDP 10.96.0.9:80", Roles::CLUSTER_IP)];
-        let frontends = places.map(|(key, roles)| {
-            let mut spec = FrontendSpec::new(key.parse().unwrap(), [EndpointKey::new([10, 1, 0, 1].into(), 80)]);
-            (spec.roles, spec.balancing) = (roles, Some(balancing.clone().into()));
-            spec
-        });
-        node.proxier.upsert_frontends(&ObjectKey::new("agent", "logs"), frontends, node.now);
-        node.settles();
-        for (key, roles) in places {
-            let packet = Packet::new([198, 51, 100, 7].into(), key.parse().unwrap());
-            let said = node.traced(Kind::Ipvs, &packet).steps.join("\n");
-            assert!(said.contains("Each datagram is scheduled for itself."), "{said}");
-            // A cluster IP is masqueraded in any case.
-            let loses = forwarding == ForwardingMethod::Masquerade || roles == Roles::CLUSTER_IP;
-            let is_told = said.contains("Answers do not get the Service's address");
-            assert_eq!(is_told, loses, "{forwarding:?} {key}: {said}");
-        }
-    }
-}
-
-/// Flags, one-packet scheduling, the network of persistence and limits are compared too.
+/// Flags and limits are compared too.
 #[test]
 fn what_a_kernel_has_otherwise_is_named_by_its_policy() {
     let key = "TCP 203.0.113.81:80".parse().unwrap();
@@ -717,11 +669,6 @@ fn what_a_kernel_has_otherwise_is_named_by_its_policy() {
             "flag-1",
             "differs: virtual server TCP 203.0.113.81:80: rr (flag-1) persistent 300 s",
         ),
-        (
-            "proxier/persistence-prefix-ipv4",
-            "24",
-            "differs: virtual server TCP 203.0.113.81:80: rr persistent 300 s by /24",
-        ),
         ("proxier/max-connections", "7", "differs: real server 10.244.0.1:80: weight 1, at most 7 connections"),
         ("proxier/forwarding", "direct-route", "differs: real server 10.244.0.1:80: weight 1, route in the kernel"),
     ] {
@@ -735,22 +682,19 @@ fn what_a_kernel_has_otherwise_is_named_by_its_policy() {
 
 /// Annotations of a Service: some of these, good and bad.
 fn annotations() -> impl Strategy<Value = Value> {
-    let values: [(&str, &[&str]); 12] = [
+    let values: [(&str, &[&str]); 9] = [
         ("proxier/scheduler", &["wrr", "mh", "sed", "none"]),
         ("proxier/scheduler-flags", &["mh-port", "flag-1", "x"]),
         ("proxier/persistence-seconds", &["60", "3600", "0"]),
-        ("proxier/persistence-prefix-ipv4", &["24", "40"]),
-        ("proxier/one-packet", &["true", "no"]),
         ("proxier/zone-weights", &["a=3,b=0", "*=2", "c=65535,*=7", "a"]),
         ("proxier/forwarding", &["direct-route", "ipip", "gre", "gue:6080", "masquerade", "gue"]),
         ("kube-router.io/service.dsr", &["tunnel", "no"]),
         ("proxier/max-connections", &["10", "7", "0"]),
-        ("proxier/min-connections", &["5", "9"]),
         ("proxier/drain-seconds", &["0", "30", "x"]),
         ("example.com/other", &["x"]),
     ];
     let one = move |(name, all): (&'static str, &'static [&'static str])| (Just(name), select(all));
-    subsequence(values.to_vec(), 0..=12)
+    subsequence(values.to_vec(), 0..=9)
         .prop_flat_map(move |some| some.into_iter().map(one).collect::<Vec<_>>())
         .prop_map(|some| json!(some.into_iter().collect::<BTreeMap<_, _>>()))
 }

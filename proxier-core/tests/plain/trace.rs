@@ -4,14 +4,13 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 
 use proxier_core::config::{Binding, Config, LocalTraffic, NodePortAddresses};
 use proxier_core::modes::{Kind, iptables, trace};
 use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::objects::ConfigObject;
 use proxier_core::service::{Desired, Indexed, NodeFacts, Packet, Reached, Trace, Verdict};
-use proxier_core::snapshot::{Balancing, FrontendSpec, HostAddresses, Node, ObjectKey, Store};
+use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Store};
 use serde_json::{Value, json};
 
 use crate::corpus::{Scenario, corpus, corpus_36, facts, store, unpack};
@@ -576,29 +575,6 @@ fn networks_of_services_are_closed() {
     let packet = Packet::new([203, 0, 113, 9].into(), "TCP 10.96.7.7:80".parse().unwrap());
     let trace = trace::trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
     assert_eq!(trace.verdict, Verdict::LeftAlone);
-}
-
-#[test]
-fn datagrams_alone_are_scheduled_one_by_one() {
-    let facts = NodeFacts::new(&Config::default(), &Node::new("n1"), &HostAddresses::default());
-    let mut balancing = Balancing::default();
-    balancing.one_packet = Some(true);
-    let balancing = Arc::new(balancing);
-    let keys = ["UDP 10.96.0.10:53", "TCP 10.96.0.10:53"].map(|text| text.parse::<FrontendKey>().unwrap());
-    let frontends = keys.map(|key| {
-        let mut spec = FrontendSpec::new(key, [EndpointKey::new([10, 244, 1, 7].into(), 53)]);
-        spec.balancing = Some(balancing.clone());
-        spec
-    });
-    let mut store = Store::new("n1");
-    store.upsert_frontends(&ObjectKey::new("agent", "dns"), frontends);
-    let desired = Indexed::build(&store, &facts, ()).desired;
-    let says = keys.map(|key| {
-        let packet = Packet::new([203, 0, 113, 9].into(), key);
-        let trace = trace::trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
-        trace.steps.join(" ").contains("Each datagram is scheduled for itself.")
-    });
-    assert_eq!(says, [true, false]);
 }
 
 /// Node ports at loopback addresses, if these are named and the mode can serve them.

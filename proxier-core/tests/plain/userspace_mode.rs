@@ -16,7 +16,7 @@ use proxier_core::reconciler::Options;
 use proxier_core::service::{Packet, Verdict};
 use serde_json::{Value, json};
 
-use crate::node::{self, Node, kernel, options_of};
+use crate::node::{Node, kernel, options_of};
 
 fn options() -> Options {
     options_of(modes::Kind::Userspace)
@@ -193,73 +193,6 @@ fn a_listener_without_a_descriptor_fails_alone_and_comes_back() {
     assert_eq!((refused, report.has_failed()), (vec!["TCP 10.96.0.2:80".to_owned()], false));
     node.settles();
     assert_eq!(node.listeners(), ["TCP 10.96.0.1:80 0 0", "TCP 10.96.0.2:80 0 0"]);
-}
-
-/// Listeners that send their endpoints the client's address, and rejected fields of the Service.
-fn told(node: &Node) -> (Vec<String>, Vec<String>) {
-    let listeners = node.kernel.listeners();
-    let told = listeners.values().filter(|of| of.proxy_protocol).map(|of| of.key.to_string()).collect();
-    (told, node.proxier.rejections().map(ToString::to_string).collect())
-}
-
-#[test]
-fn a_service_asks_that_endpoints_are_told_the_client() {
-    let mut node = new();
-    let web = |annotations: Value| {
-        json!({
-            "type": "NodePort", "clusterIP": "10.96.0.1", "annotations": annotations, "ports": [
-                {"name": "p", "port": 80, "nodePort": 30080}, {"name": "https", "port": 443},
-                {"name": "u", "port": 53, "protocol": "UDP"}, {"name": "dns", "port": 53},
-            ],
-        })
-    };
-    node.service("web", web(json!({})));
-    node.settles();
-    assert_eq!(told(&node), (vec![], vec![]));
-    let (header, ports) = ("proxier/proxy-protocol", "proxier/proxy-protocol-ports");
-    let all = ["TCP 10.96.0.1:53", "TCP 10.96.0.1:80", "TCP 10.96.0.1:443", "TCP 192.0.2.10:30080"];
-    for (annotations, expected, reason) in [
-        (json!({header: "v2"}), &all[..], None),
-        (json!({header: " v2 ", ports: "https, 53,https"}), &[all[0], all[2]], None),
-        (json!({header: "v2", ports: "80"}), &[all[1], all[3]], None),
-        (json!({}), &[], None),
-        (json!({header: "v1"}), &[], Some("[proxier/proxy-protocol] v1: not v2")),
-        (json!({header: ""}), &[], Some("[proxier/proxy-protocol] \"\": not v2")),
-        (json!({header: "v2", ports: "https,8080"}), &[all[2]], Some("-ports] 8080: neither number nor name")),
-        (json!({header: "v2", ports: "u"}), &[], Some("-ports] u: not a port of TCP")),
-        (json!({header: "v2", ports: ""}), &[], Some("-ports] \"\": neither number nor name")),
-        (json!({ports: "80"}), &[], Some("-ports] 80: needs proxier/proxy-protocol")),
-    ] {
-        node.service("web", web(annotations.clone()));
-        let report = node.settles();
-        let (found, said) = told(&node);
-        assert_eq!(found, expected, "{annotations}");
-        assert_eq!(said.len(), usize::from(reason.is_some()), "{annotations}: {said:?}");
-        assert!(reason.is_none_or(|reason| said[0].contains(reason)), "{annotations}: {said:?}");
-        assert_eq!(done(&report, Part::Listener, Action::Add), 0, "in place: {report:#?}");
-    }
-    let of_udp = json!({"clusterIP": "10.96.0.1", "annotations": {header: "v2"}, "ports": [
-        {"name": "u", "port": 53, "protocol": "UDP"},
-    ]});
-    node.service("web", of_udp);
-    node.settles();
-    let (found, said) = told(&node);
-    assert!(found.is_empty() && said.len() == 1 && said[0].contains("needs a port of TCP"), "{found:?} {said:?}");
-}
-
-#[test]
-fn other_modes_say_that_they_cannot_tell_the_client() {
-    for mode in modes::Kind::ALL {
-        let mut options = Options::default();
-        options.mode = mode;
-        let mut node = Node::on(FakeKernel::new(), options);
-        let annotations = json!({"proxier/proxy-protocol": "v2"});
-        node.service("web", json!({"clusterIP": "10.96.0.1", "annotations": annotations}));
-        let (_, said) = told(&node);
-        let expected = usize::from(mode != modes::Kind::Userspace);
-        assert_eq!(said.len(), expected, "{mode}: {said:?}");
-        assert!(said.iter().all(|said| said.contains("without effect: only userspace mode")), "{said:?}");
-    }
 }
 
 #[test]
@@ -540,11 +473,6 @@ fn a_plan_says_whether_it_is_empty() {
         node.full();
         assert!(preview(&mut node), "{what}, done");
     }
-}
-
-#[test]
-fn passes_say_whether_health_checks_change() {
-    node::passes_say_whether_health_checks_change(&mut new());
 }
 
 #[test]

@@ -11,6 +11,7 @@ use proxier_core::modes::{Kind, list_frontends, other_addresses, trace};
 use proxier_core::net::{EndpointKey, Family, FrontendKey};
 use proxier_core::reconciler::Reconciler;
 use proxier_core::service::{Packet, Reached, Trace, Verdict};
+use proxier_core::snapshot::ObjectKind;
 use serde_json::{Value, json};
 
 use crate::proxier_demo::commands::once::{BAD_INPUT, FAILED, feed, input};
@@ -192,14 +193,28 @@ impl Side {
         Some(trace::trace(proxier.mode(), proxier.store(), known, &packet, options))
     }
 
-    /// Rejected wishes of Services, by object, and Frontends that are not served.
-    fn refused(&self) -> BTreeSet<(String, String)> {
-        let of_objects = self
-            .proxier()
-            .rejections()
-            .map(|of| (of.key.to_string(), format!("{} {}: {}", of.field, of.value, of.reason)));
-        let of_modes = self.proxier().refused().map(|of| (of.service.clone(), of.to_string()));
-        of_objects.chain(of_modes).collect()
+    /// Rejected wishes of Services and Frontends that are not served, in words: by object and what is refused. An annotation that one mode
+    /// refuses and another one ignores is the same.
+    fn refused(&self) -> BTreeMap<(String, String), String> {
+        let mut refused = BTreeMap::new();
+        for of in self.proxier().rejections() {
+            let says = format!("{} {}: {}", of.field, of.value, of.reason);
+            let mut note = |what: String, says: String| {
+                refused.insert((of.key.to_string(), what), says);
+            };
+            if of.field == "metadata.annotations" {
+                for name in of.value.split(", ") {
+                    let field = format!("metadata.annotations[{name}]");
+                    note(field.clone(), format!("{field}: {}", of.reason));
+                }
+            } else if of.kind == ObjectKind::Service && of.field.starts_with("metadata.annotations[") {
+                note(of.field.clone(), says);
+            } else {
+                note(says.clone(), says);
+            }
+        }
+        refused.extend(self.proxier().refused().map(|of| ((of.service.clone(), of.to_string()), of.to_string())));
+        refused
     }
 }
 
@@ -331,10 +346,11 @@ impl Differences {
             }
         }
         let known = before.refused();
-        for (object, reason) in after.refused().difference(&known) {
-            let difference =
-                Difference { who: reason.clone(), before: "done".to_owned(), after: "not done".to_owned() };
-            services.entry(object.clone()).or_default().entry(vec![difference]).or_default();
+        for ((object, what), who) in after.refused() {
+            if !known.contains_key(&(object.clone(), what)) {
+                let difference = Difference { who, before: "done".to_owned(), after: "not done".to_owned() };
+                services.entry(object).or_default().entry(vec![difference]).or_default();
+            }
         }
         Differences { from, to, all: of_all(from, to), total: names.len(), services }
     }

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use ipvs::model::Granularity;
 use proxier_core::config::{Binding, MayAskFor, Topology};
+use proxier_core::modes::Kind;
 use proxier_core::modes::ipvs as ipvs_mode;
-use proxier_core::net::{Family, Protocol};
 use proxier_core::objects::ServiceObject;
 use proxier_core::reconciler::Reconciler;
 use proxier_core::service::{Frontend, Roles};
@@ -59,13 +58,14 @@ pub(super) fn policies(
     };
     let question = PolicyQuestion::new(service, object, owned, proxier);
     policies.push(affinity(&question, of_service));
-    policies.extend(networks(&question));
-    if proxier.mode().facts().has_virtual_servers {
-        policies.extend(of_ipvs(&question));
-    } else {
-        policies.extend([choice(&question), weights(&question)]);
-        policies.extend((question.said.thresholds.upper() > 0).then(|| limits(&question)));
-        policies.extend(question.said.drain_secs.map(|_| drain(&question)));
+    match proxier.mode() {
+        Kind::Ipvs => policies.extend(of_ipvs(&question)),
+        Kind::Nftables => {
+            policies.extend([choice(&question), weights(&question)]);
+            policies.extend(question.said.drain_secs.map(|_| drain(&question)));
+        }
+        // Annotations of policy are ignored.
+        mode => policies.push(Policy::new("choice of endpoints", mode.facts().choice, "default")),
     }
     let (value, from) = match (config.topology, service.topology_annotation) {
         (Topology::Hints, _) => ("used where every ready endpoint has them", "default"),
@@ -157,30 +157,8 @@ fn choice(asked: &PolicyQuestion<'_>) -> Policy {
     Policy::new("choice of endpoints", value, from)
 }
 
-/// Networks whose clients count as one, where clients stay with their endpoints.
-fn networks(asked: &PolicyQuestion<'_>) -> Vec<Policy> {
-    let PolicyQuestion { service, counts, .. } = asked;
-    let mut all = Vec::new();
-    let keeps = counts.persistence_secs.or(service.affinity_secs).is_some();
-    for (family, annotation) in [(Family::V4, Annotation::PREFIX_V4), (Family::V6, Annotation::PREFIX_V6)] {
-        let of = |balancing: &Balancing| match family {
-            Family::V4 => balancing.granularity_v4,
-            Family::V6 => balancing.granularity_v6,
-        };
-        if keeps && service.cluster_ip(family).is_some() {
-            let from = asked.from(annotation);
-            let value = match of(counts) {
-                Some(Granularity::Prefix(prefix)) => format!("networks of /{prefix}"),
-                _ => "each for itself".to_owned(),
-            };
-            all.push(Policy::new(annotation.title, value, from));
-        }
-    }
-    all
-}
-
 fn of_ipvs(asked: &PolicyQuestion<'_>) -> Vec<Policy> {
-    let PolicyQuestion { service, owned, proxier, counts, .. } = asked;
+    let PolicyQuestion { owned, proxier, counts, .. } = asked;
     let config = proxier.facts().config();
     let mut all = Vec::new();
     let scheduler = counts.scheduler.unwrap_or(config.ipvs.scheduler);
@@ -196,14 +174,6 @@ fn of_ipvs(asked: &PolicyQuestion<'_>) -> Vec<Policy> {
     };
     all.push(Policy::new(Annotation::SCHEDULER_FLAGS.title, if flags.is_empty() { "none" } else { &flags }, from));
 
-    if service.ports.iter().any(|port| port.protocol == Protocol::Udp) {
-        let value = if counts.one_packet == Some(true) {
-            "each UDP datagram for itself; masqueraded endpoints cannot answer"
-        } else {
-            "no"
-        };
-        all.push(Policy::new(Annotation::ONE_PACKET.title, value, asked.from(Annotation::ONE_PACKET)));
-    }
     all.push(weights(asked));
     all.push(forwarding(asked));
 
@@ -216,11 +186,7 @@ fn of_ipvs(asked: &PolicyQuestion<'_>) -> Vec<Policy> {
 
 /// How many connections an endpoint gets.
 fn limits(asked: &PolicyQuestion<'_>) -> Policy {
-    let value = match (asked.counts.thresholds.upper(), asked.counts.thresholds.lower()) {
-        (0, _) => "none".to_owned(),
-        (upper, 0) => format!("at most {upper}"),
-        (upper, lower) => format!("at most {upper}, again below {lower}"),
-    };
+    let value = asked.counts.max_connections.map_or_else(|| "none".to_owned(), |most| format!("at most {most}"));
     Policy::new(Annotation::MAX_CONNECTIONS.title, value, asked.from(Annotation::MAX_CONNECTIONS))
 }
 

@@ -27,6 +27,12 @@ const CONFIG_MAP_KEYS: [&str; 2] = ["config.conf", "config"];
 const REMOVED: &[(&str, &str)] = &[
     ("ipvs.markNodePorts", "each node port has one virtual server for each address of the node, as kube-proxy's"),
     ("ipvs.connectionSync", "daemons that run go on; the cookbook's program `ipvs_sync` starts and stops them"),
+    ("ipvs.defaults.minConnections", "three quarters of maxConnections count"),
+    ("ipvs.defaults.onePacket", "UDP is served as usual, with answers"),
+    ("ipvs.defaults.persistencePrefixIPv4", "each client counts for itself"),
+    ("ipvs.defaults.persistencePrefixIPv6", "each client counts for itself"),
+    ("userspace.drainTimeout", "connections go on until either side closes them, as with kube-proxy"),
+    ("userspace.maxConnectionsPerService", "no Service can take the file descriptors of all others"),
 ];
 
 /// What happens without a field that an earlier version had.
@@ -252,13 +258,8 @@ objects! {
 
     /// `userspace`. Not in kube-proxy.
     Userspace {
-        /// Time for which connections to an endpoint that is gone may go on; 0: they end at once.
-        drain_timeout: Option<GoDuration> = secs(15 * 60),
-        /// Time that connections get when the process ends, at most `drainTimeout`.
+        /// Time that connections get when the process ends.
         end_timeout: Option<GoDuration> = GoDuration(END_TIMEOUT),
-        /// Limit on connections and UDP flows of each port of a Service at once, at all its addresses together. Default 0: as many as files may be
-        /// open.
-        max_connections_per_service: i64,
         /// Networks of cluster IPs, made local as a whole; other addresses are made local one by one. The networks must be the Services' alone.
         /// Default none.
         #[serde(rename = "serviceCIDRs")]
@@ -354,7 +355,7 @@ impl KubeProxyConfiguration {
             value = parse_yaml(text, origin, &mut warnings)?;
         }
         check_kind(&value).map_err(|(field, reason)| Problem::new(origin, reason).at(field))?;
-        let (object, unknown) =
+        let (mut object, unknown): (Self, _) =
             yaml::read_strictly(&value).map_err(|(field, reason)| Problem::new(origin, reason).at(field))?;
         let passed_over = |field: String| {
             let reason = match removed(&field) {
@@ -364,6 +365,14 @@ impl KubeProxyConfiguration {
             Problem::new(origin, reason).at(field)
         };
         warnings.extend(unknown.into_iter().map(passed_over));
+        if let Some(allowed) = &mut object.ipvs.allowed_annotations {
+            let before = allowed.len();
+            allowed.retain(|name| name != "one-packet");
+            if allowed.len() < before {
+                let reason = "one-packet is no longer supported and ignored; UDP is served as usual, with answers";
+                warnings.push(Problem::new(origin, reason).at("ipvs.allowedAnnotations"));
+            }
+        }
         Ok((object, warnings))
     }
 
@@ -466,6 +475,22 @@ mod tests {
                 "config.conf: newField: no such field in this format; it is ignored"
             ]
         );
+    }
+
+    /// The program starts with a file of an older version, and names what to use instead, once.
+    #[test]
+    fn removed_fields_are_named_with_what_to_use_instead() {
+        let text = "ipvs: {allowedAnnotations: [scheduler, one-packet], defaults: {persistencePrefixIPv4: 24, persistencePrefixIPv6: 64, \
+                    onePacket: true, minConnections: 3, drainSeconds: 5}}\nuserspace: {drainTimeout: 0s, maxConnectionsPerService: 9}\n";
+        let (object, warnings) = parse(text).unwrap();
+        for (field, instead) in REMOVED.iter().filter(|(field, _)| text.contains(field.rsplit('.').next().unwrap())) {
+            let of_field: Vec<&String> = warnings.iter().filter(|warning| warning.contains(field)).collect();
+            assert_eq!(of_field, [&format!("config.conf: {field}: is no longer supported and ignored; {instead}")]);
+        }
+        let last = "config.conf: ipvs.allowedAnnotations: one-packet is no longer supported and ignored; UDP is served as usual, with answers";
+        assert_eq!((warnings.len(), &**warnings.last().unwrap()), (7, last));
+        assert_eq!(object.ipvs.allowed_annotations, Some(vec!["scheduler".to_owned()]));
+        assert_eq!(object.ipvs.defaults.unwrap().drain_seconds, Some(5));
     }
 
     #[test]
@@ -610,7 +635,7 @@ mod tests {
         let mut object = KubeProxyConfiguration::default();
         object.set_defaults();
         object.ipvs.exclude_cidrs = vec!["10.0.0.0/8".into(), "fd00::/8".into()];
-        object.userspace = Some(Userspace { max_connections_per_service: 7, ..Userspace::default() });
+        object.userspace = Some(Userspace { service_cidrs: vec!["10.96.0.0/12".into()], ..Userspace::default() });
         object.set_defaults();
         let text = object.to_yaml().unwrap();
         let (read, warnings) = KubeProxyConfiguration::parse(&text, "written").unwrap();

@@ -301,14 +301,10 @@ impl Check<'_> {
     }
 
     fn userspace(&mut self, object: &KubeProxyConfiguration) -> userspace::Options {
-        let most = object.userspace.as_ref().map_or(0, |section| section.max_connections_per_service);
-        let most: usize = self.number("userspace.maxConnectionsPerService", most, 0, i64::from(i32::MAX));
         let mut options = userspace::Options::default();
         options.service_cidrs = self.service_cidrs(object);
-        options.max_of_service = Some(most).filter(|most| *most > 0);
         if let Some(section) = &object.userspace {
             options.udp_idle = section.udp_idle_timeout.0;
-            options.drain = section.drain_timeout.map(|timeout| timeout.0).or(options.drain);
         }
         options
     }
@@ -461,10 +457,6 @@ mod tests {
                 "c: ipvs.excludeCIDRs[1]: \"10.0.0.0/33\" is not a network",
             ),
             ("nodePortAddresses: [everywhere]", "c: nodePortAddresses[0]: \"everywhere\" is not a network"),
-            (
-                "userspace: {maxConnectionsPerService: -1}",
-                "c: userspace.maxConnectionsPerService: -1 is not from 0 to 2147483647",
-            ),
             ("conntrack: {maxPerCore: -1}", "c: conntrack.maxPerCore: -1 is not from 0 to 2147483647"),
             ("statusPage: everybody", "c: statusPage: \"everybody\" is not off, localhost or on"),
             ("statusPage: 7", "c: statusPage: 7 is not off, localhost or on"),
@@ -497,20 +489,18 @@ mod tests {
     }
 
     #[test]
-    fn userspace_mode_has_limits() {
+    fn userspace_mode_has_times() {
         let of = |body: &str| {
             let settings = check(body).unwrap();
             let userspace = settings.userspace;
-            (userspace.max_of_service, userspace.drain, userspace.udp_idle, settings.end_timeout)
+            (userspace.udp_idle, settings.end_timeout)
         };
         let (secs, idle) = (Duration::from_secs, Duration::from_millis(250));
-        for body in ["", "userspace: {}", "userspace: {maxConnectionsPerService: 0}"] {
-            assert_eq!(of(body), (None, Some(secs(900)), idle, secs(20)), "{body}");
+        for body in ["", "userspace: {}"] {
+            assert_eq!(of(body), (idle, secs(20)), "{body}");
         }
-        let all = "{maxConnectionsPerService: 500, drainTimeout: 2m, udpIdleTimeout: 5s, endTimeout: 50s}";
-        assert_eq!(of(&format!("userspace: {all}")), (Some(500), Some(secs(120)), secs(5), secs(50)));
-        let none = "userspace: {drainTimeout: 0s, endTimeout: 0s}";
-        assert_eq!(of(none), (None, Some(Duration::ZERO), idle, Duration::ZERO), "nobody waits");
+        assert_eq!(of("userspace: {udpIdleTimeout: 5s, endTimeout: 50s}"), (secs(5), secs(50)));
+        assert_eq!(of("userspace: {endTimeout: 0s}"), (idle, Duration::ZERO), "nobody waits");
     }
 
     /// `on` and `off` are names here, although YAML may read them as booleans.

@@ -60,10 +60,6 @@ impl Relays for FakeRelaysPort {
         relays.connected.iter().copied().filter(|address| !is_served(address)).collect()
     }
 
-    fn leaving(&mut self) -> usize {
-        0
-    }
-
     fn notices(&mut self) -> Vec<String> {
         Vec::new()
     }

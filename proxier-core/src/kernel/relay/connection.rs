@@ -1,14 +1,12 @@
 //! A TCP connection of a client, from the choice of an endpoint to its end.
 
-use std::io::Write as _;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, TcpStream};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use nix::sys::epoll::EpollFlags;
 
-use super::header::header;
 use super::server::{Refusal, Shared, Ticket};
 use super::socket::{dial, is_exhausted, reset};
 use super::stream::{End, Progress, StreamPair, Tools};
@@ -23,7 +21,7 @@ const PATIENCE: [Duration; 4] =
 pub(super) struct Connection {
     ticket: Ticket,
     client: End,
-    client_address: SocketAddr,
+    client_address: IpAddr,
     stage: Stage,
     /// Time at which an attempt to connect is given up.
     pub(super) timer: Option<Moment>,
@@ -33,7 +31,7 @@ pub(super) struct Connection {
 #[derive(Debug)]
 enum Stage {
     Dialling(Dialling),
-    Relaying { endpoint: EndpointKey, end: End, relayed: StreamPair },
+    Relaying { end: End, relayed: StreamPair },
 }
 
 /// Attempts to reach an endpoint.
@@ -71,7 +69,7 @@ pub(super) enum Step {
 }
 
 impl Connection {
-    pub(super) fn new(ticket: Ticket, stream: TcpStream, client_address: SocketAddr) -> Self {
+    pub(super) fn new(ticket: Ticket, stream: TcpStream, client_address: IpAddr) -> Self {
         let stage = Stage::Dialling(Dialling::default());
         Connection { ticket, client: End::new(stream), client_address, stage, timer: None, is_queued: false }
     }
@@ -93,12 +91,12 @@ impl Connection {
         let Stage::Dialling(dialling) = &mut self.stage else { return DialResult::Refused(Refusal::NobodyLeft) };
         let settings = shared.settings();
         let client = self.client_address;
-        let ticket = &mut self.ticket;
+        let ticket = &self.ticket;
         loop {
             let Some(patience) = PATIENCE.get(dialling.timeouts) else {
                 return DialResult::Refused(Refusal::NobodyLeft);
             };
-            let mut choose = |avoid: &[EndpointKey]| ticket.choose(client, avoid, &settings, now);
+            let choose = |avoid: &[EndpointKey]| ticket.choose(client, avoid, &settings, now);
             let fresh = choose(&[dialling.refused.as_slice(), dialling.slow.as_slice()].concat());
             let chosen = match fresh {
                 Err(Refusal::NobodyLeft) if !dialling.slow.is_empty() => choose(&dialling.refused),
@@ -161,19 +159,19 @@ impl Connection {
 
     fn answered(&mut self, events: EpollFlags) -> Step {
         let Stage::Dialling(dialling) = &mut self.stage else { return Step::Wait };
-        let Some((endpoint, mut stream)) = dialling.current.take() else { return Step::Wait };
+        let Some((endpoint, stream)) = dialling.current.take() else { return Step::Wait };
         let has_failed = events.contains(EpollFlags::EPOLLHUP) || !matches!(stream.take_error(), Ok(None));
         if !has_failed && stream.peer_addr().is_err() {
             dialling.current = Some((endpoint, stream));
             return Step::Wait;
         }
-        if has_failed || !send_proxy_header(&self.ticket, self.client_address, &mut stream) {
+        if has_failed {
             dialling.refused.push(endpoint);
             return Step::Failed;
         }
         let mut end = End::new(stream);
         end.note(events);
-        self.stage = Stage::Relaying { endpoint, end, relayed: StreamPair::default() };
+        self.stage = Stage::Relaying { end, relayed: StreamPair::default() };
         Step::Connected
     }
 
@@ -195,14 +193,6 @@ impl Connection {
         self.is_queued = false;
     }
 
-    /// Whether its endpoint has been gone for long enough.
-    pub(super) fn is_over(&self, now: Moment) -> bool {
-        match &self.stage {
-            Stage::Dialling(_) => false,
-            Stage::Relaying { endpoint, .. } => self.ticket.server.is_over(endpoint, now),
-        }
-    }
-
     /// Closes both ends so that they see a reset.
     pub(super) fn reset(self) {
         reset(self.client.stream);
@@ -211,14 +201,4 @@ impl Connection {
             Stage::Relaying { end, .. } => reset(end.stream),
         }
     }
-}
-
-/// Tells an endpoint who connects, where it wants to know. Returns whether that was possible.
-fn send_proxy_header(ticket: &Ticket, client: SocketAddr, stream: &mut TcpStream) -> bool {
-    if !ticket.server.listener().proxy_protocol {
-        return true;
-    }
-    let header = header(client, ticket.server.address());
-    // It fits into the buffer of a new connection.
-    stream.write(&header).is_ok_and(|written| written == header.len())
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use super::server::Shared;
+use super::server::{Group, Shared};
 
 /// Largest need of the rest of the process: servers for health and metrics, the source of changes, netlink.
 const OTHERS: usize = 256;
@@ -15,24 +15,37 @@ pub(super) fn share(open_files: usize) -> usize {
     open_files.saturating_sub(others)
 }
 
+/// What the clients of one Service port may have, as a multiple of what is left. One alone gets three quarters of all, two 3/7 each, three 3/10: however
+/// many clients some have, others can begin connections and listeners can be opened.
+const TIMES_WHAT_IS_LEFT: usize = 3;
+
 /// Purpose of a descriptor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Use {
     /// A socket that listens: half of all at most, so that some are left for clients.
     Listener,
     /// A client's socket and its endpoint's.
-    Connection,
+    Connection(Arc<Group>),
     /// A client's socket of UDP.
-    Flow,
+    Flow(Arc<Group>),
     /// The two ends of a pipe: only while half of all are free, since data goes without pipes too.
     Pipe,
 }
 
 impl Use {
-    fn number(self) -> usize {
+    fn number(&self) -> usize {
         match self {
-            Use::Listener | Use::Flow => 1,
-            Use::Connection | Use::Pipe => 2,
+            Use::Listener | Use::Flow(_) => 1,
+            Use::Connection(_) | Use::Pipe => 2,
+        }
+    }
+
+    /// Counts those of this use alone.
+    fn counter<'a>(&'a self, in_use: &'a InUse) -> Option<&'a AtomicUsize> {
+        match self {
+            Use::Listener => Some(&in_use.listeners),
+            Use::Connection(group) | Use::Flow(group) => Some(&group.descriptors),
+            Use::Pipe => None,
         }
     }
 }
@@ -45,7 +58,7 @@ pub(super) struct InUse {
 }
 
 /// Adds to a counter unless it would be more than `most`.
-pub(super) fn add(counter: &AtomicUsize, by: usize, most: usize) -> bool {
+fn add(counter: &AtomicUsize, by: usize, most: usize) -> bool {
     let within = |now: usize| now.checked_add(by).filter(|then| *then <= most);
     counter.fetch_update(Relaxed, Relaxed, within).is_ok()
 }
@@ -60,14 +73,23 @@ pub(super) struct Descriptors {
 impl Descriptors {
     /// `None`: there are no more for this.
     pub(super) fn reserve(shared: &Arc<Shared>, of: Use) -> Option<Self> {
-        let (in_use, most) = (&shared.in_use, shared.most_descriptors());
+        let (most, number) = (shared.most_descriptors(), of.number());
         let half = most.wrapping_div(2);
-        if of == Use::Listener && !add(&in_use.listeners, of.number(), half) {
+        let own = of.counter(&shared.in_use);
+        let most_own = if matches!(of, Use::Listener) { half } else { usize::MAX };
+        if own.is_some_and(|own| !add(own, number, most_own)) {
             return None;
         }
-        if !add(&in_use.all, of.number(), if of == Use::Pipe { half } else { most }) {
-            if of == Use::Listener {
-                in_use.listeners.fetch_sub(of.number(), Relaxed);
+        let most_in_all = match &of {
+            Use::Listener => most,
+            Use::Pipe => half,
+            Use::Connection(group) | Use::Flow(group) => {
+                most.saturating_sub(group.descriptors.load(Relaxed).div_ceil(TIMES_WHAT_IS_LEFT))
+            }
+        };
+        if !add(&shared.in_use.all, number, most_in_all) {
+            if let Some(own) = own {
+                own.fetch_sub(number, Relaxed);
             }
             return None;
         }
@@ -77,9 +99,10 @@ impl Descriptors {
 
 impl Drop for Descriptors {
     fn drop(&mut self) {
-        self.shared.in_use.all.fetch_sub(self.of.number(), Relaxed);
-        if self.of == Use::Listener {
-            self.shared.in_use.listeners.fetch_sub(self.of.number(), Relaxed);
+        let number = self.of.number();
+        self.shared.in_use.all.fetch_sub(number, Relaxed);
+        if let Some(own) = self.of.counter(&self.shared.in_use) {
+            own.fetch_sub(number, Relaxed);
         }
     }
 }
@@ -96,26 +119,46 @@ mod tests {
         }
     }
 
+    /// The most that fit of one use, all of them held.
+    fn all(shared: &Arc<Shared>, of: impl Fn() -> Use) -> Vec<Descriptors> {
+        std::iter::from_fn(|| Descriptors::reserve(shared, of())).collect()
+    }
+
     #[test]
     fn each_use_has_its_limit_and_what_is_given_back_can_be_taken_again() {
         let shared = Arc::new(Shared::new(Settings::default(), 16));
-        let reserve = |of| Descriptors::reserve(&shared, of);
-        let all = |of| std::iter::from_fn(|| reserve(of)).collect::<Vec<_>>();
-        let listeners = all(Use::Listener);
-        assert_eq!((listeners.len(), all(Use::Pipe).len()), (8, 0));
-        let mut clients = all(Use::Connection);
-        assert_eq!(clients.len(), 4);
-        assert!(reserve(Use::Flow).is_none());
-        clients.pop();
-        let flows = all(Use::Flow);
-        assert_eq!(flows.len(), 2);
-        drop((listeners, clients, flows));
-        for (of, most) in [(Use::Pipe, 4), (Use::Connection, 8), (Use::Listener, 8)] {
-            assert_eq!(all(of).len(), most, "{of:?}");
+        let group = Arc::new(Group::default());
+        let connection = || Use::Connection(Arc::clone(&group));
+        for _ in 0..2 {
+            let listeners = all(&shared, || Use::Listener);
+            assert_eq!((listeners.len(), all(&shared, || Use::Pipe).len()), (8, 0));
+            // 6 of the 8 that are left: 2 stay free.
+            let mut clients = all(&shared, connection);
+            assert_eq!(clients.len(), 3);
+            clients.pop();
+            assert_eq!(all(&shared, || Use::Flow(Arc::clone(&group))).len(), 2);
+            drop((listeners, clients));
+            assert_eq!(all(&shared, || Use::Pipe).len(), 4);
+            assert_eq!(all(&shared, connection).len(), 6);
         }
-        let clients = all(Use::Connection);
-        assert!(reserve(Use::Listener).is_none(), "clients have everything");
-        drop(clients);
-        assert_eq!(all(Use::Listener).len(), 8, "a refusal takes nothing");
+    }
+
+    /// Each Service port takes what it can get, one after the other.
+    #[test]
+    fn clients_of_some_service_ports_leave_descriptors_to_others() {
+        for most in [64, 768, 1 << 16] {
+            let shared = Arc::new(Shared::new(Settings::default(), most));
+            let mut held = Vec::new();
+            for earlier in 0..7 {
+                let group = Arc::new(Group::default());
+                let of_one = all(&shared, || Use::Connection(Arc::clone(&group)));
+                let left = most - 2 * (held.len() + of_one.len());
+                assert!(!of_one.is_empty() || left <= 2, "{most}: {earlier} have taken all");
+                assert!(2 * of_one.len() <= 3 * left, "{most}: {} and {left} left", of_one.len());
+                held.extend(of_one);
+            }
+            let listener = Descriptors::reserve(&shared, Use::Listener);
+            assert!(listener.is_some(), "{most}");
+        }
     }
 }

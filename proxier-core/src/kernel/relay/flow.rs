@@ -79,7 +79,7 @@ pub(super) struct Flow {
 impl Flow {
     /// A flow to the endpoint whose turn it is. `Err(None)`: there is none for this client.
     pub(super) fn begin(
-        mut ticket: Ticket,
+        ticket: Ticket,
         server: &UdpServer,
         client: SocketAddr,
         shared: &Shared,
@@ -88,7 +88,7 @@ impl Flow {
         let settings = shared.settings();
         let mut avoid = Vec::new();
         loop {
-            let chosen = ticket.choose(client, &avoid, &settings, now);
+            let chosen = ticket.choose(client.ip(), &avoid, &settings, now);
             let Ok(endpoint) = chosen else {
                 return Err((!avoid.is_empty()).then_some(Kind::Unanswered));
             };

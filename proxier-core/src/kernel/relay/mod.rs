@@ -10,7 +10,6 @@ mod balance;
 mod connection;
 mod descriptors;
 mod flow;
-mod header;
 mod server;
 mod socket;
 mod stream;
@@ -33,7 +32,6 @@ use nix::sys::resource::{Resource, getrlimit};
 use crate::kernel::errno_kind;
 use crate::net::{FrontendKey, Protocol};
 use crate::ports::{Counts, Listener, PortError, PortErrorKind, Settings};
-use crate::time::Moment;
 use descriptors::{Descriptors, Use, share};
 use server::{Group, Server, Shared};
 use worker::{Command, Handle, Worker};
@@ -150,7 +148,7 @@ impl Relay {
         self.shared.set_settings(settings);
     }
 
-    /// Listens, or changes where a listener leads. Connections to endpoints that are gone may go on for [`Settings::drain`]; UDP
+    /// Listens, or changes the endpoints of a listener. Connections to endpoints that are gone go on until either side closes them; UDP
     /// flows to them end, and their clients get other endpoints.
     ///
     /// Without endpoints the kernel refuses connections and datagrams: TCP keeps the port without listening, UDP has no socket.
@@ -224,13 +222,9 @@ impl Relay {
 
     /// Gives a server other endpoints, and says so to the threads.
     fn update(&self, server: &Arc<Server>, listener: Listener, group: Arc<Group>) {
-        let drain = listener.drain.or(self.shared.settings().drain);
-        let until = drain.map(|drain| self.shared.now().saturating_add(drain));
-        let is_gone = server.update(listener, group, until);
-        match (server.key.protocol, until) {
-            (Protocol::Udp, _) if is_gone => self.tell_all(|| Command::Moved(server.id)),
-            (Protocol::Tcp, Some(until)) if is_gone => self.tell_all(|| Command::LookAt(until)),
-            _ => {}
+        server.update(listener, group);
+        if server.key.protocol == Protocol::Udp {
+            self.tell_one(server.id, Command::Moved(server.id));
         }
     }
 
@@ -294,15 +288,11 @@ impl Relay {
         }
     }
 
-    /// Stops listening; done if it does not listen there. Connections may go on for [`Settings::drain`], UDP flows end.
+    /// Stops listening; done if it does not listen there. Connections go on until either side closes them, UDP flows end.
     pub fn close(&mut self, key: &FrontendKey) {
         let Some(held) = self.held.remove(key) else { return };
         self.shared.set_own(*key, false);
         self.leave(held.server.id);
-        let group = self.group(&held.listener);
-        let mut closed = Listener::new(*key, Arc::clone(&held.listener.group));
-        closed.drain = held.listener.drain;
-        self.update(&held.server, closed, group);
         if let Socket::Tcp { socket, listens: true, .. } = &held.socket {
             // The socket goes with `held`; who waits to be accepted is reset either way.
             drop(socket::stop_listening(socket));
@@ -314,20 +304,6 @@ impl Relay {
     pub fn busy(&mut self) -> BTreeSet<IpAddr> {
         self.closed.retain(|server| server.open() > 0);
         self.closed.iter().map(|server| server.key.address).collect()
-    }
-
-    /// Endpoints that are gone and may still have connections, counted for each listener.
-    pub fn leaving(&mut self) -> usize {
-        let now = self.shared.now();
-        let servers = self.held.values().map(|held| &held.server).chain(&self.closed);
-        let leaving = servers.map(|server| {
-            if server.open() == 0 {
-                server.forget(Moment::MAX);
-            }
-            server.forget(now.saturating_sub(LEAVING));
-            server.leaving()
-        });
-        leaving.sum()
     }
 
     /// Counters of connections and datagrams.

@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::balance::Balance;
-use super::descriptors::{Descriptors, InUse, Use, add};
+use super::descriptors::{Descriptors, InUse, Use};
 use crate::net::{EndpointKey, FrontendKey, Protocol};
-use crate::ports::{Counts, Listener, Settings, Turn, Turned};
+use crate::ports::{Counts, Listener, Settings, Turned};
 use crate::time::Moment;
 
 /// Shortest pause between two messages of one kind about one listener.
@@ -28,7 +28,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Descriptors,
-    ServiceLimit,
     Exhausted,
     Unanswered,
 }
@@ -57,7 +56,6 @@ pub(super) struct Shared {
     pub(super) limited: AtomicU64,
     pub(super) failed_dials: AtomicU64,
     pub(super) unanswered: AtomicU64,
-    pub(super) drained: AtomicU64,
 }
 
 impl Shared {
@@ -77,7 +75,6 @@ impl Shared {
             limited: AtomicU64::new(0),
             failed_dials: AtomicU64::new(0),
             unanswered: AtomicU64::new(0),
-            drained: AtomicU64::new(0),
         }
     }
 
@@ -122,7 +119,6 @@ impl Shared {
             limited: self.limited.load(Relaxed),
             failed_dials: self.failed_dials.load(Relaxed),
             unanswered: self.unanswered.load(Relaxed),
-            drained: self.drained.load(Relaxed),
         }
     }
 
@@ -138,11 +134,11 @@ impl Shared {
     /// Notices that are due now: one for each listener and kind in a period.
     pub(super) fn take_notices(&self, now: Moment) -> Vec<String> {
         let mut told = Vec::new();
-        let (settings, limit) = (self.settings(), self.most_descriptors());
+        let limit = self.most_descriptors();
         lock(&self.notices).retain(|(key, kind), tally| {
             let is_due = tally.told.is_none_or(|told| told.saturating_add(PERIOD) <= now);
             if is_due && tally.count > 0 {
-                told.push(text(*key, *kind, tally.count, limit, settings.max_of_service));
+                told.push(text(*key, *kind, tally.count, limit));
                 *tally = Tally { count: 0, told: Some(now) };
             }
             // What has not happened for a whole period is forgotten.
@@ -152,23 +148,22 @@ impl Shared {
     }
 }
 
-fn text(key: FrontendKey, kind: Kind, count: u64, descriptors: usize, of_service: Option<usize>) -> String {
+fn text(key: FrontendKey, kind: Kind, count: u64, descriptors: usize) -> String {
     let why = match kind {
         Kind::Descriptors => format!(
-            "listeners and clients use all {descriptors} file descriptors that they may: raise the limit of open files"
+            "its clients have three times as many file descriptors as are left of {descriptors} for all Services: raise the limit of open files"
         ),
-        Kind::ServiceLimit => format!("the Service has {} connections, its limit", of_service.unwrap_or_default()),
         Kind::Exhausted => "the kernel gave no socket: too many open files, or no memory".to_owned(),
         Kind::Unanswered => "no endpoint answered in time, or all refused".to_owned(),
     };
     format!("{key}: {count} connections or flows reset or dropped: {why}")
 }
 
-/// The port of a Service: its turns, clients with affinity, and open connections.
+/// The port of a Service: its turns, clients with affinity, and file descriptors of its clients.
 #[derive(Debug, Default)]
 pub(super) struct Group {
     balance: Mutex<Balance>,
-    open: AtomicUsize,
+    pub(super) descriptors: AtomicUsize,
 }
 
 /// A listener as the threads see it. It lives as long as one of its connections.
@@ -187,8 +182,6 @@ pub(super) struct Server {
 struct State {
     listener: Arc<Listener>,
     group: Arc<Group>,
-    /// Endpoints that are gone, and when connections to them are ended.
-    leaving: BTreeMap<EndpointKey, Moment>,
 }
 
 /// Reason why a client is not served.
@@ -202,7 +195,7 @@ pub(super) enum Refusal {
 impl Server {
     pub(super) fn new(id: u64, listener: Listener, group: Arc<Group>) -> Self {
         let key = listener.key;
-        let state = State { listener: Arc::new(listener), group, leaving: BTreeMap::new() };
+        let state = State { listener: Arc::new(listener), group };
         Server { id, state: Mutex::new(state), key, open: AtomicUsize::new(0), begun: AtomicU64::new(0) }
     }
 
@@ -224,45 +217,14 @@ impl Server {
         self.begun.load(Relaxed)
     }
 
-    /// Takes other endpoints. Those that are gone may be used until `until`. Returns whether one is gone.
-    pub(super) fn update(&self, listener: Listener, group: Arc<Group>, until: Option<Moment>) -> bool {
-        let mut state = lock(&self.state);
-        let before = std::mem::replace(&mut state.listener, Arc::new(listener));
-        state.group = group;
-        let State { listener, leaving, .. } = &mut *state;
-        leaving.retain(|endpoint, _| !listener.keeps_flows_of(endpoint));
-        let mut is_gone = false;
-        let unselected = before.unselected.iter().flat_map(|list| list.iter());
-        for endpoint in before.inside.iter().chain(before.outside.iter()).chain(unselected) {
-            if !listener.keeps_flows_of(endpoint) {
-                is_gone = true;
-                if let Some(until) = until {
-                    leaving.entry(*endpoint).or_insert(until);
-                }
-            }
-        }
-        is_gone
-    }
-
-    /// Endpoints that are gone and may still have connections.
-    pub(super) fn leaving(&self) -> usize {
-        lock(&self.state).leaving.len()
-    }
-
-    /// Whether connections to an endpoint have had their time.
-    pub(super) fn is_over(&self, endpoint: &EndpointKey, now: Moment) -> bool {
-        lock(&self.state).leaving.get(endpoint).is_some_and(|until| *until <= now)
-    }
-
-    /// Forgets endpoints whose time is over.
-    pub(super) fn forget(&self, now: Moment) {
-        lock(&self.state).leaving.retain(|_, until| *until > now);
+    /// Takes other endpoints. Connections to those that are gone go on.
+    pub(super) fn update(&self, listener: Listener, group: Arc<Group>) {
+        *lock(&self.state) = State { listener: Arc::new(listener), group };
     }
 
     /// A client does not stay with an endpoint that failed.
     pub(super) fn leave(&self, client: IpAddr, endpoint: EndpointKey) {
         let group = Arc::clone(&lock(&self.state).group);
-        let client = self.listener().counted_as(client);
         lock(&group.balance).leave(client, endpoint);
     }
 }
@@ -274,8 +236,6 @@ pub(super) struct Ticket {
     pub(super) server: Arc<Server>,
     group: Arc<Group>,
     is_flow: bool,
-    /// The endpoint that it is counted for, where numbers of connections decide.
-    counted: Option<EndpointKey>,
     _descriptors: Descriptors,
 }
 
@@ -283,55 +243,35 @@ impl Ticket {
     /// A ticket, or why there is none.
     pub(super) fn take(shared: &Arc<Shared>, server: &Arc<Server>, is_flow: bool) -> Result<Self, Kind> {
         let group = Arc::clone(&lock(&server.state).group);
-        if !add(&group.open, 1, shared.settings().max_of_service.unwrap_or(usize::MAX)) {
-            return Err(Kind::ServiceLimit);
-        }
-        let Some(descriptors) = Descriptors::reserve(shared, if is_flow { Use::Flow } else { Use::Connection }) else {
-            group.open.fetch_sub(1, Relaxed);
-            return Err(Kind::Descriptors);
-        };
+        let of = if is_flow { Use::Flow(Arc::clone(&group)) } else { Use::Connection(Arc::clone(&group)) };
+        let descriptors = Descriptors::reserve(shared, of).ok_or(Kind::Descriptors)?;
         server.open.fetch_add(1, Relaxed);
         server.begun.fetch_add(1, Relaxed);
         let now_open = if is_flow { &shared.flows } else { &shared.connections };
         now_open.fetch_add(1, Relaxed);
         shared.begun.fetch_add(1, Relaxed);
         let (shared, server) = (Arc::clone(shared), Arc::clone(server));
-        Ok(Ticket { shared, server, group, is_flow, counted: None, _descriptors: descriptors })
+        Ok(Ticket { shared, server, group, is_flow, _descriptors: descriptors })
     }
 
     /// The endpoint for a client, which has not been tried in vain.
     pub(super) fn choose(
-        &mut self,
-        client: SocketAddr,
+        &self,
+        client: IpAddr,
         avoid: &[EndpointKey],
         settings: &Settings,
         now: Moment,
     ) -> Result<EndpointKey, Refusal> {
         let listener = self.server.listener();
-        let address = client.ip().to_canonical();
-        let slots = listener.endpoints_for(address, settings).map_err(Refusal::Turned)?;
-        let client = SocketAddr::new(listener.counted_as(address), client.port());
+        let client = client.to_canonical();
+        let endpoints = listener.endpoints_for(client, settings).map_err(Refusal::Turned)?;
         let mut balance = lock(&self.group.balance);
-        if let Some(before) = self.counted.take() {
-            balance.end(before);
-        }
-        balance.limit(listener.limit, slots.endpoints);
-        let how = (listener.turn, listener.affinity);
-        let endpoint = balance.choose(client, slots, how, avoid, now).ok_or(Refusal::NobodyLeft)?;
-        if listener.turn == Turn::Fewest || listener.limit.is_some() {
-            balance.begin(endpoint);
-            self.counted = Some(endpoint);
-        }
-        Ok(endpoint)
+        balance.choose(client, endpoints, listener.affinity, avoid, now).ok_or(Refusal::NobodyLeft)
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        if let Some(endpoint) = self.counted {
-            lock(&self.group.balance).end(endpoint);
-        }
-        self.group.open.fetch_sub(1, Relaxed);
         self.server.open.fetch_sub(1, Relaxed);
         let open = if self.is_flow { &self.shared.flows } else { &self.shared.connections };
         open.fetch_sub(1, Relaxed);

@@ -38,8 +38,6 @@ pub(super) enum Command {
     Leave(u64, SyncSender<()>),
     /// The endpoints of a UDP listener have changed: flows to those that are gone end.
     Moved(u64),
-    /// Look then for connections to endpoints that have been gone for long enough.
-    LookAt(Moment),
     /// End all connections and the thread.
     End,
 }
@@ -114,7 +112,6 @@ pub(super) struct Worker {
     next_id: u64,
     /// Times at which connections and flows want to be looked at, with their numbers.
     timers: BTreeSet<(Moment, u64)>,
-    looks: BTreeSet<Moment>,
     /// Connections with more to move at once.
     busy: VecDeque<u64>,
     /// Listeners that are not waited for until then.
@@ -148,7 +145,6 @@ impl Worker {
             slots: BTreeMap::new(),
             next_id: 1,
             timers: BTreeSet::new(),
-            looks: BTreeSet::new(),
             busy: VecDeque::new(),
             resting: Vec::new(),
             rests_until: None,
@@ -193,7 +189,7 @@ impl Worker {
             return EpollTimeout::ZERO;
         }
         let timers = self.timers.first().map(|(at, _)| *at);
-        let next = timers.into_iter().chain(self.looks.first().copied()).chain(self.rests_until).min();
+        let next = timers.into_iter().chain(self.rests_until).min();
         let Some(at) = next else { return EpollTimeout::NONE };
         // Rounded up: a look a moment too early finds nothing to do.
         let wait = at.saturating_sub(self.shared.now()).saturating_add(Duration::from_micros(999));
@@ -223,9 +219,6 @@ impl Worker {
                     let _nobody_waits = done.send(());
                 }
                 Command::Moved(id) => self.move_flows(id),
-                Command::LookAt(at) => {
-                    self.looks.insert(at);
-                }
                 Command::End => return true,
             }
         }
@@ -337,7 +330,7 @@ impl Worker {
             self.shared.notice(server.key, Kind::Exhausted);
             return reset(stream);
         }
-        self.slots.insert(id, Slot::Tcp(Box::new(Connection::new(ticket, stream, client))));
+        self.slots.insert(id, Slot::Tcp(Box::new(Connection::new(ticket, stream, client.ip()))));
         self.dial(id, now);
     }
 
@@ -459,20 +452,6 @@ impl Worker {
             for id in std::mem::take(&mut self.resting) {
                 self.wait_for_clients(id);
             }
-        }
-        if self.looks.first().is_some_and(|at| *at <= now) {
-            self.looks.retain(|at| *at > now);
-            self.end_drained(now);
-        }
-    }
-
-    /// Ends connections to endpoints that have been gone for long enough.
-    fn end_drained(&mut self, now: Moment) {
-        let is_over = |slot: &Slot| matches!(slot, Slot::Tcp(connection) if connection.is_over(now));
-        let over: Vec<u64> = self.slots.iter().filter(|(_, slot)| is_over(slot)).map(|(id, _)| *id).collect();
-        for id in over {
-            self.shared.drained.fetch_add(1, Relaxed);
-            self.reset(id);
         }
     }
 

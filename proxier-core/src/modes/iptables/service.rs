@@ -15,7 +15,7 @@ use iptables::{Chain, ChainName, Error, Rule, RuleBuilder};
 
 use super::names::{self, PortNames};
 use super::settings::Settings;
-use crate::net::{EndpointKey, Network};
+use crate::net::EndpointKey;
 use crate::service::Port;
 use crate::snapshot::TrafficPolicy;
 
@@ -76,7 +76,7 @@ pub(super) fn chains(port: &Port, settings: &Settings, comments: bool) -> Result
         [(TrafficPolicy::Cluster, serves_cluster, &port.cluster), (TrafficPolicy::Local, serves_local, &port.local)]
     {
         if serves {
-            let endpoints = as_kube_proxy_sorts(port, endpoints, &reached);
+            let endpoints = as_kube_proxy_sorts(endpoints, &reached);
             chains.push(chain(policy_chain(&lowering.names, policy)?, lowering.policy(policy, &endpoints)?));
         }
     }
@@ -131,18 +131,13 @@ fn uses_local(port: &Port) -> bool {
         || port.is_external && port.external_policy == TrafficPolicy::Local
 }
 
-/// The endpoints with their weights, sorted as text. The order has no meaning, but rules in another order would be written again when taking over.
+/// The endpoints, sorted as text. The order has no meaning, but rules in another order would be written again when taking over.
 fn as_kube_proxy_sorts<'a>(
-    port: &Port,
     endpoints: &[EndpointKey],
     reached: &'a BTreeMap<EndpointKey, Endpoint>,
-) -> Vec<(&'a Endpoint, u32)> {
-    let weights = port.weights_of(endpoints);
-    let weight = |place: usize| weights.as_ref().and_then(|all| all.get(place)).copied().unwrap_or(1);
-    let endpoints = endpoints.iter().enumerate();
-    let mut sorted: Vec<(&Endpoint, u32)> =
-        endpoints.filter_map(|(place, key)| Some((reached.get(key)?, weight(place)))).collect();
-    sorted.sort_by_key(|(endpoint, _)| &*endpoint.text);
+) -> Vec<&'a Endpoint> {
+    let mut sorted: Vec<&Endpoint> = endpoints.iter().filter_map(|key| reached.get(key)).collect();
+    sorted.sort_by_key(|endpoint| &*endpoint.text);
     sorted
 }
 
@@ -206,44 +201,28 @@ impl ServiceLowering<'_> {
         Ok(rules)
     }
 
-    /// Chooses an endpoint: that of the client's earlier connections, else any with a probability as its weight says.
-    fn policy(&self, policy: TrafficPolicy, endpoints: &[(&Endpoint, u32)]) -> Result<Vec<Rule>, Error> {
+    /// Chooses an endpoint: that of the client's earlier connections, else any with the same probability.
+    fn policy(&self, policy: TrafficPolicy, endpoints: &[&Endpoint]) -> Result<Vec<Rule>, Error> {
         let mut rules = Vec::new();
         rules.extend(self.masquerade_outside(policy)?);
         let about = |endpoint: &Endpoint| self.about_endpoint(|| format!("{} -> {}", self.port.name, endpoint.text));
         if let Some(secs) = self.port.affinity_secs {
-            for (endpoint, _) in endpoints {
+            for endpoint in endpoints {
                 let to = &endpoint.chain;
-                let (list, mask) = self.clients(to);
-                let known = ["-m", "recent", "--name", &list, "--rcheck", "--seconds", &secs.to_string(), "--reap"];
-                rules.push(about(endpoint).args(known).args(mask).jump(to).build()?);
+                let known =
+                    ["-m", "recent", "--name", to.as_str(), "--rcheck", "--seconds", &secs.to_string(), "--reap"];
+                rules.push(about(endpoint).args(known).jump(to).build()?);
             }
         }
-        let mut left: u32 = endpoints.iter().map(|(_, weight)| *weight).fold(0, u32::saturating_add);
-        for (place, (endpoint, weight)) in (1..).zip(endpoints) {
+        for (left, endpoint) in (1..=endpoints.len()).rev().zip(endpoints) {
             let rule = about(endpoint);
-            let rule = if place == endpoints.len() {
-                rule
-            } else {
-                rule.args(["-m", "statistic", "--mode", "random", "--probability", &probability(*weight, left)])
+            let rule = match left {
+                1 => rule,
+                _ => rule.args(["-m", "statistic", "--mode", "random", "--probability", &probability(left)]),
             };
             rules.push(rule.jump(&endpoint.chain).build()?);
-            left = left.saturating_sub(*weight);
         }
         Ok(rules)
-    }
-
-    /// The list of clients that stay with the endpoint of a chain, and its mask where networks count as one. A list keeps the mask with which
-    /// it was made (`recent_mt_check`), so each mask has lists of its own.
-    fn clients<'c>(&self, chain: &'c ChainName) -> (Cow<'c, str>, Vec<String>) {
-        let prefix = self.port.affinity_prefix();
-        match prefix.and_then(|prefix| Network::new(self.port.family.unspecified(), prefix).ok()) {
-            Some(network) => {
-                let mask = vec!["--mask".to_owned(), network.netmask().to_string()];
-                (format!("{chain}-{}", network.prefix_len()).into(), mask)
-            }
-            None => (chain.as_str().into(), Vec::new()),
-        }
     }
 
     /// Traffic to the cluster IP that is masqueraded, with any endpoint.
@@ -263,10 +242,7 @@ impl ServiceLowering<'_> {
         let rule = || self.about_endpoint(|| self.port.name.to_string());
         let hairpin = rule().args(["-s", endpoint.address()]).jump(&self.mark).build()?;
         let chosen = match self.port.affinity_secs {
-            Some(_) => {
-                let (list, mask) = self.clients(&endpoint.chain);
-                rule().args(["-m", "recent", "--name", &list, "--set"]).args(mask)
-            }
+            Some(_) => rule().args(["-m", "recent", "--name", endpoint.chain.as_str(), "--set"]),
             None => rule(),
         };
         let protocol = names::protocol(self.port.protocol);
@@ -275,13 +251,13 @@ impl ServiceLowering<'_> {
     }
 }
 
-/// Probability of `weight` in `left`, as kube-proxy prints it.
-fn probability(weight: u32, left: u32) -> Cow<'static, str> {
-    fn print(weight: u32, left: u32) -> String {
-        format!("{:.10}", f64::from(weight) / f64::from(left))
-    }
+/// Probability of one of `left` endpoints, as kube-proxy prints it.
+fn probability(left: usize) -> Cow<'static, str> {
     /// Texts for as many endpoints as most Services have: each rule would print its own otherwise.
-    static FEW: LazyLock<Vec<String>> = LazyLock::new(|| (0..64).map(|left| print(1, left)).collect());
-    let few = usize::try_from(left).ok().and_then(|left| FEW.get(left)).filter(|_| weight == 1);
-    few.map_or_else(|| Cow::Owned(print(weight, left)), |text| Cow::Borrowed(text.as_str()))
+    static FEW: LazyLock<Vec<String>> = LazyLock::new(|| (0..64).map(print).collect());
+    fn print(left: u32) -> String {
+        format!("{:.10}", 1.0 / f64::from(left))
+    }
+    let few = FEW.get(left).map(|text| Cow::Borrowed(text.as_str()));
+    few.unwrap_or_else(|| print(u32::try_from(left).unwrap_or(u32::MAX)).into())
 }

@@ -16,7 +16,7 @@ use super::split::{self, Marks};
 use super::wanted::Wanted;
 use crate::config::{Config, RulesBy, usual_flags};
 use crate::modes::shared::counts::{count, uncount};
-use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
+use crate::net::{EndpointKey, FrontendKey, Protocol};
 use crate::pack::pack;
 use crate::service::{Compiled, Desired, Frontend, FrontendObserver, Indexed};
 use crate::snapshot::Balancing;
@@ -338,14 +338,6 @@ impl Index {
             config.scheduler_flags = flags | needed;
         }
         config.persistence = asked.persistence_secs.map(Persistence::new).or(config.persistence);
-        let granularity = match frontend.key.family() {
-            Family::V4 => asked.granularity_v4,
-            Family::V6 => asked.granularity_v6,
-        };
-        if let (Some(persistence), Some(granularity)) = (&mut config.persistence, granularity) {
-            persistence.granularity = granularity;
-        }
-        config.one_packet = asked.one_packet == Some(true) && frontend.key.protocol == Protocol::Udp;
         config
     }
 

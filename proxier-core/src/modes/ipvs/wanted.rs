@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ipset::Element;
-use ipvs::model::{RealServerConfig, VirtualServerConfig};
+use ipvs::model::{RealServerConfig, Thresholds, VirtualServerConfig};
 use ipvs::{Operation, RealServerKey, VirtualServer, VirtualServerKey};
 
 use super::drain::Policy;
@@ -77,7 +78,9 @@ fn real_servers(frontend: &Frontend, keys: Arc<[EndpointKey]>) -> RealServers {
     let mut config = RealServerConfig::default();
     if let Some(asked) = &frontend.balancing {
         config.forwarding_method = asked.forwarding.filter(|_| frontend.returns_directly).unwrap_or_default();
-        config.thresholds = asked.thresholds;
+        // The kernel takes three quarters of it for the lower one, where that is 0.
+        let most = asked.max_connections.map_or(0, NonZeroU32::get);
+        config.thresholds = Thresholds::new(most, 0).unwrap_or_default();
     }
     RealServers::weighted(keys, config, frontend.weights.as_deref().unwrap_or_default())
 }

@@ -174,14 +174,9 @@ impl Layout {
         vec![self.destination(), Operand::L4PROTO, Operand::DPORT]
     }
 
-    /// Fields that identify a client of a Frontend; the first bits of its address, where networks count as one.
-    pub(super) fn client(&self, prefix: Option<u8>) -> Vec<Operand> {
-        let network = prefix.and_then(|prefix| Network::new(self.family.unspecified(), prefix).ok());
-        let source = match network {
-            Some(network) => Operand::Masked(Box::new(self.source()), network.netmask().into()),
-            None => self.source(),
-        };
-        [&[source], self.frontend().as_slice()].concat()
+    /// Fields that identify a client of a Frontend.
+    pub(super) fn client(&self) -> Vec<Operand> {
+        [&[self.source()], self.frontend().as_slice()].concat()
     }
 
     /// Sends to the endpoint in a slot, and goes on where there is none.
@@ -198,7 +193,7 @@ impl Layout {
     /// The clients of a slot.
     pub(super) fn slot_set(&self, slot: &Slot) -> Set {
         let key = SetKey { table: self.table.clone(), name: slot.name() };
-        let mut set = Set::typeof_set(key.clone(), &self.client(None)).unwrap_or_else(|_| Set::new(key, no_fields()));
+        let mut set = Set::typeof_set(key.clone(), &self.client()).unwrap_or_else(|_| Set::new(key, no_fields()));
         set.flags = SetFlags::DYNAMIC | SetFlags::TIMEOUT;
         set.gc_interval = Some(COLLECTED_EVERY);
         set.size = usize::try_from(slot.number).ok().and_then(|number| CLIENTS.get(number)).copied();

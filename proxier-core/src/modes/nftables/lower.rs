@@ -164,10 +164,7 @@ impl Treatment {
         let pick = |marks, is_local: bool| {
             let count = slots.count(frontend, is_local);
             let secs = frontend.affinity_secs.filter(|_| is_sticky(frontend, count));
-            let sticky = secs.map(|secs| {
-                let (width, prefix) = (slots.width(frontend, is_local), frontend.affinity_prefix());
-                Draw::Sticky(Affinity { secs, width, prefix })
-            });
+            let sticky = secs.map(|secs| Draw::Sticky(Affinity { secs, width: slots.width(frontend, is_local) }));
             let draw = by_client(frontend).map(|port| Draw::Client { port }).or(sticky).unwrap_or(Draw::Random);
             let most = if draw == Draw::Random { slots.most(frontend, is_local) } else { count };
             (count > 0).then_some(Pick { marks, is_local, most, draw })

@@ -76,8 +76,6 @@ pub(crate) struct Affinity {
     pub secs: u32,
     /// Number of slots in which they are looked for.
     pub width: u32,
-    /// Length of the prefix by which clients count as one; `None` for each by itself.
-    pub prefix: Option<u8>,
 }
 
 /// How a chain chooses a slot.
@@ -92,7 +90,7 @@ pub(crate) enum Draw {
 }
 
 /// A chain that chooses an endpoint. Its name says what it does: `pick-2`, `internal-3-local`, `external-2-sticky-10800-of-4`,
-/// `external-2-sticky-10800-net-24-of-4`, `internal-251-by-client`.
+/// `internal-251-by-client`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Pick {
     /// Connections that are marked to be masqueraded.
@@ -115,8 +113,6 @@ pub(crate) struct Slot {
     pub is_local: bool,
     /// Seconds for which a client stays after its last connection.
     pub secs: u32,
-    /// Length of the prefix by which clients count as one.
-    pub prefix: Option<u8>,
 }
 
 /// A chain for policy `Local`: sends a connection to one of two chains, by its source. `pick-3-or-pick-1-local`.
@@ -200,20 +196,9 @@ impl fmt::Display for Pick {
         f.write_str(if self.is_local { "-local" } else { "" })?;
         match self.draw {
             Draw::Random => Ok(()),
-            Draw::Sticky(Affinity { secs, width, prefix }) => {
-                write!(f, "-sticky-{secs}{}-of-{width}", OfNetworks(prefix))
-            }
+            Draw::Sticky(Affinity { secs, width }) => write!(f, "-sticky-{secs}-of-{width}"),
             Draw::Client { port } => f.write_str(if port { BY_CLIENT_PORT } else { BY_CLIENT }),
         }
-    }
-}
-
-/// The end of a name that says which clients count as one.
-struct OfNetworks(Option<u8>);
-
-impl fmt::Display for OfNetworks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |prefix| write!(f, "-net-{prefix}"))
     }
 }
 
@@ -227,7 +212,7 @@ impl fmt::Display for Split {
 impl fmt::Display for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let local = if self.is_local { "-local" } else { "" };
-        write!(f, "slot-{}{local}-sticky-{}{}", self.number, self.secs, OfNetworks(self.prefix))
+        write!(f, "slot-{}{local}-sticky-{}", self.number, self.secs)
     }
 }
 
@@ -319,9 +304,9 @@ impl Pick {
             Draw::Sticky(affinity) => Some(affinity),
             Draw::Random | Draw::Client { .. } => None,
         };
-        affinity.into_iter().flat_map(move |Affinity { secs, width, prefix }| {
-            (0..width).map(move |number| Slot { number, is_local, secs, prefix })
-        })
+        affinity
+            .into_iter()
+            .flat_map(move |Affinity { secs, width }| (0..width).map(move |number| Slot { number, is_local, secs }))
     }
 
     fn rules(&self, layout: &Layout) -> Vec<Rule> {
@@ -338,7 +323,7 @@ impl Pick {
             })),
             Draw::Sticky(_) => {
                 rules.extend(self.slots().map(|slot| {
-                    let known = layout.rule().in_set(&layout.client(slot.prefix), slot.set());
+                    let known = layout.rule().in_set(&layout.client(), slot.set());
                     built(known.jump(slot.name()))
                 }));
                 rules.extend(self.slots().map(|slot| self.draw(layout, &slot)));
@@ -384,7 +369,7 @@ impl Slot {
             modulus: 1,
             offset: slot_number(self.is_local, self.number),
         };
-        let change = |op, timeout| layout.rule().change_set(op, self.set(), &layout.client(self.prefix), &[], timeout);
+        let change = |op, timeout| layout.rule().change_set(op, self.set(), &layout.client(), &[], timeout);
         vec![
             built(layout.to_endpoint_after(change(DynSetOp::Update, Some(timeout)), this())),
             built(layout.to_endpoint(this())),
@@ -401,17 +386,13 @@ mod tests {
     fn a_name_says_what_a_chain_does() {
         let pick = Pick { marks: Marks::Nothing, is_local: false, most: 4, draw: Draw::Random };
         assert_eq!(pick.to_string(), "pick-4");
-        let draw = Draw::Sticky(Affinity { secs: 10_800, width: 32, prefix: None });
+        let draw = Draw::Sticky(Affinity { secs: 10_800, width: 32 });
         let pick = Pick { marks: Marks::Everything, is_local: true, most: 17, draw };
         assert_eq!(pick.to_string(), "external-17-local-sticky-10800-of-32");
         let split = Split { anywhere: None, only_here: Some(Pick { draw: Draw::Random, ..pick }) };
         assert_eq!(split.to_string(), "none-or-external-17-local");
         assert_eq!(pick.slots().count(), 32);
         assert_eq!(pick.slots().last().unwrap().to_string(), "slot-31-local-sticky-10800");
-        let draw = Draw::Sticky(Affinity { secs: 60, width: 1, prefix: Some(24) });
-        let pick = Pick { most: 1, draw, ..pick };
-        assert_eq!(pick.to_string(), "external-1-local-sticky-60-net-24-of-1");
-        assert_eq!(pick.slots().last().unwrap().to_string(), "slot-0-local-sticky-60-net-24");
     }
 
     #[test]

@@ -33,7 +33,7 @@ fn check(families: &[Family], facts: &NodeFacts, tables: &mut dyn Tables) -> Res
 fn add(transaction: &mut Transaction, layout: &Layout) {
     let mut sets: Vec<Set> = Vec::new();
     let mut chains = layout.chains();
-    for draw in [Draw::Random, Draw::Sticky(Affinity { secs: 10, width: 1, prefix: None })] {
+    for draw in [Draw::Random, Draw::Sticky(Affinity { secs: 10, width: 1 })] {
         let pick = Pick { marks: Marks::Everything, is_local: false, most: 1, draw };
         if pick.has_set() {
             chains.push(layout.services([pick]));

@@ -13,14 +13,12 @@
 //!
 //! Behaviour towards clients and endpoints:
 //!
-//! * Endpoints see this node's address as the client's. Where a Service asks for it, TCP endpoints get the client's in a header
-//!   ([`Listener::proxy_protocol`](crate::ports::Listener::proxy_protocol)): the addresses and ports of the client and of the Service, as the client saw them. It is written
-//!   once the endpoint has answered, before anything of the client. A change counts for connections that are made afterwards.
-//!   UDP has no such header.
-//! * Endpoints take turns; a client with affinity stays with its own. An endpoint that refuses, or does not answer within 250 ms, is
+//! * Endpoints see this node's address as the client's.
+//! * Endpoints take turns, and a client with session affinity stays with its own, as in kube-proxy's userspace mode. Annotations of policy are
+//!   ignored. An endpoint that refuses, or does not answer within 250 ms, is
 //!   passed over; those that did not answer are tried again, for 500 ms, 1 s and 2 s. Then the connection is reset.
 //! * A connection half closed stays half open; a reset is passed on. Data that a slow reader does not take stays with the sender.
-//! * Connections to an endpoint that is gone, and those of a Service that is gone, may go on for [`Options::drain`]. UDP clients move
+//! * Connections to an endpoint that is gone, and those of a Service that is gone, go on until either side closes them. UDP clients move
 //!   to another endpoint at once, unless their own still serves (hints or policies select other endpoints, or it is being stopped).
 //! * A UDP flow is a client's address and port at a listener. It ends after [`Options::udp_idle`] without a datagram, or when the
 //!   endpoint refuses.

@@ -34,16 +34,11 @@ pub struct Options {
     pub service_cidrs: Vec<Network>,
     /// [`Settings::udp_idle`]. Default 250 ms.
     pub udp_idle: Duration,
-    /// [`Settings::drain`]. Default 15 min.
-    pub drain: Option<Duration>,
-    /// [`Settings::max_of_service`]. Default none.
-    pub max_of_service: Option<usize>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        let Settings { udp_idle, drain, max_of_service, .. } = Settings::default();
-        Options { service_cidrs: Vec::new(), udp_idle, drain, max_of_service }
+        Options { service_cidrs: Vec::new(), udp_idle: Settings::default().udp_idle }
     }
 }
 
@@ -98,14 +93,7 @@ impl Mode {
             // A socket does not tell the device.
             PodTraffic::Unknown | PodTraffic::Interface(_) | PodTraffic::Prefix(_) => None,
         });
-        Settings {
-            own: Arc::new(own),
-            pods: pods.collect(),
-            udp_idle: self.options.udp_idle,
-            drain: self.options.drain,
-            max_of_service: self.options.max_of_service,
-            max_descriptors: None,
-        }
+        Settings { own: Arc::new(own), pods: pods.collect(), udp_idle: self.options.udp_idle, max_descriptors: None }
     }
 
     /// Looks at addresses that changed only.
@@ -222,7 +210,7 @@ impl modes::Mode for Mode {
     }
 
     fn prepare(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Needs> {
-        (report.notices, report.draining) = (ports.relays.notices(), ports.relays.leaving());
+        report.notices = ports.relays.notices();
         let there = std::mem::take(&mut self.there);
         let known = self.known.as_ref()?;
         let is_wanted = |address| self.index.needs(address);

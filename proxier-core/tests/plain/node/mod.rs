@@ -227,27 +227,6 @@ impl Node {
     }
 }
 
-/// A node without Services: its passes say whether health checks change.
-pub(crate) fn passes_say_whether_health_checks_change(node: &mut Node) {
-    let checked = |port: u16| {
-        json!({"type": "LoadBalancer", "clusterIP": "10.96.0.1", "externalTrafficPolicy": "Local",
-        "healthCheckNodePort": port})
-    };
-    node.settles();
-    node.service("web", checked(32000));
-    assert!(node.settles().health_checks_changed);
-    node.slice("web", &["10.244.0.1", "10.244.0.2@node-a"]);
-    assert!(node.settles().health_checks_changed);
-    node.slice("web", &["10.244.0.3", "10.244.0.2@node-a"]);
-    assert!(!node.settles().health_checks_changed, "as many endpoints here as before");
-    node.service("web", checked(32002));
-    assert!(node.settles().health_checks_changed);
-    // Two changes in one pass.
-    node.no_service("web");
-    node.service("web2", checked(32001));
-    assert!(node.settles().health_checks_changed);
-}
-
 /// A Service among few, so that they meet.
 fn a_spec() -> impl Strategy<Value = Value> {
     let optional = |text: &'static str| prop_oneof![Just(None), Just(Some(text))];

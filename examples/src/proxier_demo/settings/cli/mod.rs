@@ -341,13 +341,6 @@ impl Invocation {
         }
         given.nameless = !self.command.needs_node();
         let settings = Settings::check(object, &given).map_err(|problems| Ending::bad_input(&problems))?;
-        if settings.core.ipvs.defaults.as_ref().is_some_and(|of| of.one_packet == Some(true)) {
-            warnings.push(
-                "ipvs.defaults.onePacket true: clients of UDP get no answers from masqueraded endpoints, those of cluster DNS neither, unless \
-                 its Service has the annotation proxier/one-packet: \"false\""
-                    .to_owned(),
-            );
-        }
         warnings.extend(localhost_not_served(&settings));
         let source = self.source(&settings);
         let input_timeout = matches.get_one::<GoDuration>("input-timeout").map_or(INPUT_TIMEOUT, |given| given.0);

@@ -105,7 +105,8 @@ impl Options {
     /// Options for the needs of these settings.
     pub fn from_settings(settings: &Settings) -> Self {
         let needs_pod_cidr = settings.core.local_traffic == LocalTraffic::NodeCidr;
-        let node_weights = settings.core.ipvs.may_ask_for.contains(MayAskFor::NODE_WEIGHTS);
+        let may_weigh = settings.core.ipvs.may_ask_for.contains(MayAskFor::NODE_WEIGHTS);
+        let node_weights = may_weigh && settings.mode.facts().follows_policy();
         let node_addresses = settings.mode.facts().makes_addresses_local;
         let by_routes = settings.mode.makes_addresses_local_by_routes(&settings.core);
         let service_cidrs = by_routes || settings.mode.facts().is_process;
