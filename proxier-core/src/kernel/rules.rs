@@ -225,6 +225,39 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
         Ok(dump)
     }
 
+    fn used_backend(&mut self) -> Option<Backend> {
+        let known = self.backend();
+        let mut ask = |family| self.call(family, |iptables| Ok(iptables.backend())).ok();
+        known.or_else(|| Family::ALL.into_iter().find_map(&mut ask))
+    }
+
+    fn dump_of(&mut self, backend: Backend, family: Family) -> Result<Dump, PortError> {
+        // The program would load the tables' modules.
+        if backend == Backend::Legacy && self.runner.has_legacy_tables(family.into()) == Some(false) {
+            return Ok(Dump::default());
+        }
+        if self.backend() == Some(backend) {
+            return self.dump(family);
+        }
+        let read = |iptables: Iptables<&R>| iptables.with_limits(self.limits).dump();
+        let mut dump =
+            Iptables::open(&self.runner, family.into(), backend).and_then(read).map_err(|error| port_error(&error))?;
+        if let Some(table) = dump.incompatible_tables().first() {
+            let why = format!("table {table} has rules that the programs of the {backend} back end cannot show");
+            return Err(PortError::new(PortErrorKind::Unavailable, why));
+        }
+        dump.tables.retain(|table| [TableName::NAT, TableName::FILTER].contains(table.name()));
+        Ok(dump)
+    }
+
+    fn restore_to(&mut self, backend: Backend, family: Family, transaction: &Transaction) -> Result<(), PortError> {
+        if self.backend() == Some(backend) {
+            return self.restore(family, transaction);
+        }
+        let write = |iptables: Iptables<&R>| iptables.with_limits(self.limits).restore(transaction);
+        Iptables::open(&self.runner, family.into(), backend).and_then(write).map_err(|error| port_error(&error))
+    }
+
     fn has_tables(&mut self, family: Family) -> Option<bool> {
         self.runner.has_legacy_tables(family.into())
     }

@@ -1,8 +1,10 @@
 //! Removes the objects that modes have made: of all modes, or of those that do not serve any more.
 
+use ::iptables::{Backend, TableName};
+
 use super::{Kind, fast_path, iptables, ipvs, nftables, userspace};
 use crate::config::{Config, KernelNames, RulesBy};
-use crate::modes::shared::chains::unreadable;
+use crate::modes::shared::chains::{Found, unreadable};
 use crate::modes::shared::cleaned::Cleaned;
 use crate::modes::shared::localhost;
 use crate::ports::Ports;
@@ -19,7 +21,8 @@ use crate::ports::Ports;
 /// process that has ended.
 ///
 /// IPVS mode's chains and iptables mode's share names (`KUBE-SERVICES`, `KUBE-POSTROUTING` and more): those of `kept` stay with
-/// the jumps to them. Chains of iptables mode, local routes and kube-proxy's tables have no [names of their own](KernelNames): a
+/// the jumps to them, in the back end of iptables that it uses ([`Rules::used_backend`](crate::ports::Rules::used_backend)). All others go
+/// from both back ends: packets meet the rules of either. Chains of iptables mode, local routes and kube-proxy's tables have no [names of their own](KernelNames): a
 /// proxy with names other than kube-proxy's leaves them alone.
 ///
 /// Connections through virtual servers end with these, and those that a process passed on ended with it; all further ones go on, since
@@ -30,13 +33,32 @@ use crate::ports::Ports;
 /// A part that cannot be read or removed stays, and the rest goes on; repeat the cleanup then. A missing object counts as
 /// done, and so does a kernel that has no such part.
 pub fn cleanup(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cleaned {
-    let prefix = config.names.prefix;
-    let by_nft = config.ipvs.rules == RulesBy::Nftables;
-    let is_kept = |table: &::iptables::TableName, chain: &str| match kept {
-        Some(Kind::Ipvs) => !by_nft && ipvs::rules::has_chain(prefix, table, chain),
-        Some(Kind::Iptables) => iptables::names::is_ours(table, chain),
-        _ => false,
-    };
+    let mut cleaned = clean(config, kept, ports);
+    if config.names == KernelNames::default() {
+        cleaned.extend(nftables::cleanup_kube_proxy(ports));
+    }
+    cleaned
+}
+
+/// As [`cleanup`], on the way back to a kube-proxy that serves in this mode already: everything stays that such a kube-proxy has. In iptables and
+/// IPVS mode these are the objects that it shares with this proxy, in nftables mode its own tables, and in any other nothing.
+pub fn cleanup_beside_kube_proxy(config: &Config, mode: Kind, ports: &mut Ports<'_>) -> Cleaned {
+    match mode {
+        Kind::Nftables => clean(config, None, ports),
+        Kind::Ipvs => {
+            let mut config = config.clone();
+            config.ipvs.rules = RulesBy::Iptables;
+            cleanup(&config, Some(mode), ports)
+        }
+        Kind::Iptables => cleanup(config, Some(mode), ports),
+        Kind::Userspace => cleanup(config, None, ports),
+    }
+}
+
+/// As [`cleanup`], but the tables of a kube-proxy in nftables mode stay.
+fn clean(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cleaned {
+    let serving = Serving::new(config, kept, ports);
+    let is_kept = |backend, table: &TableName, chain: &str| serving.has_chain(backend, table, chain);
     let mut cleaned = Cleaned::default();
     cleaned.extend(match kept {
         Some(Kind::Ipvs) => ipvs::cleanup::cleanup_other_guards(config, &is_kept, ports),
@@ -50,11 +72,10 @@ pub fn cleanup(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cl
         cleaned.extend(fast_path::cleanup(config, ports.tables));
     }
     if is_alone {
-        cleaned.extend(nftables::cleanup_kube_proxy(ports));
-        cleaned.extend(match kept {
-            Some(Kind::Iptables) => iptables::remove_portals(ports),
-            _ => iptables::remove_but(&is_kept, ports),
-        });
+        cleaned.extend(iptables::remove_but(&is_kept, ports));
+        if kept != Some(Kind::Iptables) {
+            cleaned.extend(iptables::remove_counters(ports));
+        }
         cleaned.left.extend(unreadable(ports));
         if kept != Some(Kind::Userspace) {
             cleaned.extend(userspace::cleanup(ports));
@@ -69,9 +90,52 @@ pub fn kept_for_the_kubelet(ports: &mut Ports<'_>) -> Option<String> {
     localhost::kept(ports)
 }
 
-/// Objects that [`cleanup`] would leave since they may be foreign, or no program here can read them, each with advice. Only reads.
-pub fn leftovers(ports: &mut Ports<'_>) -> Vec<String> {
-    let mut left = nftables::unrecognised_tables(ports);
+/// The mode that serves, with the back end of iptables that has its rules.
+pub(crate) struct Serving<'a> {
+    config: &'a Config,
+    mode: Option<Kind>,
+    /// `None`: not known, or the mode has no rules of iptables.
+    backend: Option<Backend>,
+}
+
+impl<'a> Serving<'a> {
+    pub(crate) fn new(config: &'a Config, mode: Option<Kind>, ports: &mut Ports<'_>) -> Self {
+        let backend = if has_rules(config, mode) { ports.rules.used_backend() } else { None };
+        Serving { config, mode, backend }
+    }
+
+    /// Whether the mode's rules are, or may be, in this back end.
+    pub(crate) fn uses(&self, backend: Backend) -> bool {
+        has_rules(self.config, self.mode) && self.backend.is_none_or(|used| used == backend)
+    }
+
+    /// Whether the mode has, or may have, a chain of this name in this back end.
+    fn has_chain(&self, backend: Backend, table: &TableName, chain: &str) -> bool {
+        self.uses(backend)
+            && match self.mode {
+                Some(Kind::Iptables) => iptables::names::is_ours(table, chain) || chain == iptables::names::CANARY,
+                _ => ipvs::rules::has_chain(self.config.names.prefix, table, chain),
+            }
+    }
+}
+
+fn has_rules(config: &Config, mode: Option<Kind>) -> bool {
+    mode.is_some_and(|mode| mode.needs_rule_programs(config))
+}
+
+/// What a mode finds beside it, each with advice: chains of iptables that [`cleanup`] removes once the mode serves, or at once without a mode; and
+/// objects that it leaves since they may be foreign, or no program here can read them. Both back ends, both families. Only reads.
+pub fn leftovers(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Vec<String> {
+    let serving = Serving::new(config, kept, ports);
+    let is_kept = |backend, table: &TableName, chain: &str| serving.has_chain(backend, table, chain);
+    let mut found = Found::default();
+    ipvs::cleanup::find(config.names.prefix, &is_kept, ports, &mut found);
+    // The remaining modes have no names of their own.
+    if config.names == KernelNames::default() {
+        iptables::find(&is_kept, ports, &mut found);
+    }
+    let mut left: Vec<String> = found.sentences().collect();
+    left.extend(nftables::unrecognised_tables(ports));
     left.extend(unreadable(ports));
     left
 }

@@ -1,8 +1,11 @@
 //! Frontends that other modes serve, read before their objects are removed ([`cleanup`](super::cleanup)).
 
+use ::iptables::Backend;
+
+use super::cleanup::Serving;
 use super::shared::served::ServedFrontends;
 use super::{Kind, iptables, ipvs, nftables};
-use crate::config::{KernelNames, RulesBy};
+use crate::config::KernelNames;
 use crate::ports::Ports;
 use crate::service::NodeFacts;
 
@@ -22,9 +25,12 @@ pub(crate) fn served(facts: &NodeFacts, mode: Kind, ports: &mut Ports<'_>) -> Se
     if is_alone {
         served.extend(nftables::served_by_kube_proxy(facts, ports));
     }
-    if mode != Kind::Iptables && is_alone {
-        let has_chains = mode == Kind::Ipvs && facts.config().ipvs.rules != RulesBy::Nftables;
-        served.extend(iptables::served(facts, ports).replaced_if(has_chains));
+    if is_alone {
+        let serving = Serving::new(facts.config(), Some(mode), ports);
+        // The mode itself has the rules in the back end that it uses.
+        for backend in Backend::ALL.into_iter().filter(|backend| mode != Kind::Iptables || !serving.uses(*backend)) {
+            served.extend(iptables::served(facts, backend, ports).replaced_if(serving.uses(backend)));
+        }
     }
     served
 }

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use iptables::Backend;
+
 use super::PortError;
 use crate::net::Family;
 
@@ -20,6 +22,35 @@ pub trait Rules {
     /// # Errors
     /// [`Unavailable`](super::PortErrorKind::Unavailable) when there is no program for this family that works with this kernel.
     fn dump(&mut self, family: Family) -> Result<iptables::Dump, PortError>;
+
+    /// The back end of iptables that [`Rules::dump`] reads and [`Rules::restore`] writes; looks for it where that is open. `None`: not known, or
+    /// there are no programs. Default `None`.
+    fn used_backend(&mut self) -> Option<Backend> {
+        None
+    }
+
+    /// As [`Rules::dump`], of this back end, used or not. Loads no module of a back end that has no tables. Default: nothing.
+    ///
+    /// # Errors
+    /// As [`Rules::dump`].
+    fn dump_of(&mut self, backend: Backend, family: Family) -> Result<iptables::Dump, PortError> {
+        let _ = (backend, family);
+        Ok(iptables::Dump::default())
+    }
+
+    /// As [`Rules::restore`], to this back end, used or not. Default: refused.
+    ///
+    /// # Errors
+    /// As [`Rules::restore`].
+    fn restore_to(
+        &mut self,
+        backend: Backend,
+        family: Family,
+        transaction: &iptables::Transaction,
+    ) -> Result<(), PortError> {
+        let _ = (family, transaction);
+        Err(PortError::new(super::PortErrorKind::Unavailable, format!("no rules of the {backend} back end")))
+    }
 
     /// Whether iptables has tables of this family, found out without starting a program; `None` when that is not known. Those of the
     /// nf_tables back end may not count: they are tables of nf_tables, too ([`Tables::table`](super::Tables::table)).

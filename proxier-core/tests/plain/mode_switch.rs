@@ -5,12 +5,13 @@ use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use iptables::{ChainName, Edit, Rule, TableName, Transaction};
+use iptables::fake::FakeHost;
+use iptables::{Backend, ChainName, Edit, Iptables, Rule, TableName, Transaction};
 use nftables::{Element, Operand, Set};
 use proxier_core::config::{Binding, Config};
 use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
-use proxier_core::modes::Kind;
-use proxier_core::modes::cleanup::cleanup;
+use proxier_core::modes::cleanup::{cleanup, leftovers};
+use proxier_core::modes::{Cleaned, Kind};
 use proxier_core::net::Family;
 use proxier_core::ports::PortErrorKind;
 use proxier_core::reconciler::{Options, Removal};
@@ -615,4 +616,74 @@ fn what_kube_proxy_serves_stays_while_the_lists_are_doubted() {
         node.settle();
         assert_eq!(kernel.state().flows, [flow("203.0.113.4:53", "10.244.0.4:5353")].into(), "{mode}");
     }
+}
+
+/// Rules of iptables mode in one back end, left by an earlier process, go from there whichever mode serves, and those of the mode itself stay in the
+/// other. Until then they count as served.
+#[test]
+fn rules_in_the_other_back_end_go_and_those_of_the_mode_stay() {
+    const KUBELET: &str = "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n";
+    for stale in Backend::ALL {
+        let used = stale.other();
+        for way in WAYS {
+            let what = format!("{way:?}, stale rules in {stale}");
+            // An earlier process on a host that used the other back end.
+            let before = kernel_with(stale, &[]);
+            let mut node = new(&before, of(Kind::Iptables));
+            assert!(node.pass().is_done(), "{what}");
+            let left: Vec<_> = before.state().rules.into_iter().collect();
+            let kernel = kernel_with(used, &left);
+            for family in iptables::Family::ALL {
+                let hint: iptables::Dump = KUBELET.parse().unwrap();
+                restore(&kernel, family, used, &hint);
+            }
+            let stale_lines = |kernel: &FakeKernel| {
+                let rules = kernel.state().rules;
+                let of_stale =
+                    rules.iter().filter(|((_, of), _)| *of == stale).map(|(_, text)| text.matches("KUBE-S").count());
+                of_stale.sum::<usize>()
+            };
+            assert!(stale_lines(&kernel) > 20, "{what}");
+            let named = leftovers(&config(), Some(way.0), &mut kernel.clone().ports());
+            assert_eq!(named.len(), 2, "{what}: {named:?}");
+            assert!(named.iter().all(|line| line.contains(&format!("of the {stale} back end"))), "{what}: {named:?}");
+
+            let mut node = begin(&kernel, way).started();
+            if way.0 != Kind::Userspace {
+                node.pass();
+                assert!(matches!(node.remove_others(), Removal::Held(_)), "{what}: nothing is listed any more");
+                assert!(stale_lines(&kernel) > 20, "{what}");
+            }
+            (1..=3).for_each(|number| node.serve_all(number));
+            assert!(node.pass().is_done(), "{what}");
+            let Removal::Made(cleaned) = node.remove_others() else { panic!("{what}") };
+            assert!(cleaned.is_done() && cleaned.left.is_empty(), "{what}: {cleaned:?}");
+            assert_eq!(stale_lines(&kernel), 0, "{what}: {:?}", kernel.state().rules);
+            node.pass();
+            assert_eq!(node.remove_others(), Removal::Made(Cleaned::default()), "{what}");
+            let now: String = kernel.state().rules.into_values().collect();
+            assert_eq!(now.contains("-j KUBE-SVC-"), way.0 == Kind::Iptables, "{what}: {now}");
+            assert_eq!(leftovers(&config(), Some(way.0), &mut kernel.clone().ports()), [""; 0], "{what}");
+        }
+    }
+}
+
+/// A kernel whose programs are of this back end by default, with rules.
+fn kernel_with(used: Backend, rules: &[((iptables::Family, Backend), String)]) -> FakeKernel {
+    let kernel = node::prepared(FakeKernel::with_iptables(move || FakeHost::new().with_default(used)));
+    for ((family, backend), text) in rules {
+        restore(&kernel, *family, *backend, &text.parse().unwrap());
+    }
+    kernel
+}
+
+fn restore(kernel: &FakeKernel, family: iptables::Family, backend: Backend, dump: &iptables::Dump) {
+    let mut transaction = Transaction::new();
+    for table in &dump.tables {
+        let edits = transaction.table(table.name().clone());
+        for chain in table.chains() {
+            edits.replace_chain(&chain.name, chain.rules.clone());
+        }
+    }
+    kernel.with_host(|host| Iptables::open(host, family, backend).unwrap().restore(&transaction).unwrap());
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use iptables::{Dump, Transaction};
+use iptables::{Backend, Dump, Transaction};
 
 use super::gate::Gate;
 use crate::fake::control::Call;
@@ -39,6 +39,25 @@ impl Rules for FakeRulesPort {
         })
     }
 
+    fn used_backend(&mut self) -> Option<Backend> {
+        self.port.used_backend()
+    }
+
+    fn dump_of(&mut self, backend: Backend, family: Family) -> Result<Dump, PortError> {
+        if !self.host.dump().contains_key(&(family.into(), backend)) {
+            return Ok(Dump::default());
+        }
+        if self.port.backend() == Some(backend) {
+            return self.dump(family);
+        }
+        let port = &mut self.port;
+        self.gate.call(Call::RulesDump, Some(family), || port.dump_of(backend, family))
+    }
+
+    fn restore_to(&mut self, backend: Backend, family: Family, transaction: &Transaction) -> Result<(), PortError> {
+        self.restore_with(family, transaction, |port| port.restore_to(backend, family, transaction))
+    }
+
     fn has_tables(&mut self, family: Family) -> Option<bool> {
         // Those of both back ends: the fake's are no tables of its nf_tables.
         Some(self.host.dump().into_keys().any(|(of, _)| of == family.into()))
@@ -73,6 +92,17 @@ impl Rules for FakeRulesPort {
     }
 
     fn restore(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
+        self.restore_with(family, transaction, |port| port.restore(family, transaction))
+    }
+}
+
+impl FakeRulesPort {
+    fn restore_with(
+        &mut self,
+        family: Family,
+        transaction: &Transaction,
+        write: impl FnOnce(&mut RulesPort<Host>) -> Result<(), PortError>,
+    ) -> Result<(), PortError> {
         // Every table ends in a `COMMIT`; a transaction that cannot be written is refused below.
         let text = transaction.to_restore_text().unwrap_or_default();
         let tables = text.lines().filter(|line| *line == "COMMIT").count();
@@ -81,7 +111,7 @@ impl Rules for FakeRulesPort {
             let there = counters.lock().clone().unwrap_or_default();
             match counters_in(&text).find(|name| !there.contains(*name)) {
                 Some(name) => Err(PortError::new(PortErrorKind::Other, format!("no counter of packets {name}"))),
-                None => port.restore(family, transaction),
+                None => write(port),
             }
         })
     }

@@ -69,7 +69,7 @@ mod wanted;
 
 pub use inspect::{inspect, list_frontends};
 pub(crate) use mode::Mode;
-pub(crate) use remove::{remove_but, remove_portals, served};
+pub(crate) use remove::{find, remove_but, remove_counters, served};
 pub(crate) use settings::Settings;
 pub use settings::{Options, RandomFully};
 pub use trial::{Tried, trial};

@@ -1,14 +1,14 @@
 //! Removes all rules of iptables mode.
 
-use iptables::{Chain, ChainName, Dump, Edit, Rule, TableName, Transaction};
+use iptables::{Backend, Chain, ChainName, Dump, Edit, Rule, TableName, Transaction};
 use nftables::TableKey;
 
 use super::apply::incomparable;
 use super::diff::{Incomparable, cleanup_but};
 use super::settings::COUNTERS;
 use super::{names, observed};
-use crate::modes::shared::chains::Removal;
-use crate::modes::shared::cleaned::{Cleaned, IsKept};
+use crate::modes::shared::chains::{Found, Removal};
+use crate::modes::shared::cleaned::{Cleaned, IsKept, IsKeptIn};
 use crate::modes::shared::nft::name;
 use crate::modes::shared::served::ServedFrontends;
 use crate::net::Family;
@@ -23,22 +23,25 @@ use crate::service::NodeFacts;
 /// `net.ipv4.conf.all.route_localnet` stays, and so does the rule in the kubelet's chain that guards loopback addresses.
 #[cfg(feature = "testing")]
 pub fn remove(ports: &mut Ports<'_>) -> Cleaned {
-    remove_but(&|_table, _chain| false, ports)
+    let mut cleaned = remove_but(&|_backend, _table, _chain| false, ports);
+    cleaned.extend(remove_counters(ports));
+    cleaned
 }
 
-/// Frontends that the rules of both families serve.
-pub(crate) fn served(facts: &NodeFacts, ports: &mut Ports<'_>) -> ServedFrontends {
+/// Frontends that the rules of both families serve, in this back end.
+pub(crate) fn served(facts: &NodeFacts, backend: Backend, ports: &mut Ports<'_>) -> ServedFrontends {
     let mut served = ServedFrontends::default();
     for family in Family::ALL {
         // IPVS mode has no such chain.
         let nat = TableKey { family: family.into(), name: name(TableName::NAT.as_str()) };
-        let has_chains = ports.tables.has_chain(&nat, names::NODE_PORTS).unwrap_or(false);
+        let has_chains =
+            backend == Backend::NfTables && ports.tables.has_chain(&nat, names::NODE_PORTS).unwrap_or(false);
         // No program is started where there is nothing.
         if !has_chains && ports.rules.has_tables(family) == Some(false) {
             continue;
         }
         let what = || format!("rules of {}", family.name());
-        match ports.rules.dump(family) {
+        match ports.rules.dump_of(backend, family) {
             Ok(dump) => {
                 let addresses: Vec<_> = facts.node_port_addresses(family).collect();
                 served.frontends.extend(observed::served(&dump, family, &addresses));
@@ -52,11 +55,15 @@ pub(crate) fn served(facts: &NodeFacts, ports: &mut Ports<'_>) -> ServedFrontend
 }
 
 /// As [`remove`], but for the chains that are kept.
-pub(crate) fn remove_but(is_kept: IsKept<'_>, ports: &mut Ports<'_>) -> Cleaned {
-    let may_go = |table: &TableName, chain: &str| {
-        (names::is_ours(table, chain) && !is_kept(table, chain)) || is_portal(table, chain) || chain == names::CANARY
-    };
-    let mut cleaned = in_both_families(&may_go, &|dump| everything(dump, is_kept), ports);
+pub(crate) fn remove_but(is_kept: IsKeptIn<'_>, ports: &mut Ports<'_>) -> Cleaned {
+    let mut cleaned = Cleaned::default();
+    removal(is_kept, &mut |removal| removal.carry_out(ports, &mut cleaned));
+    cleaned
+}
+
+/// Removes the counters that no rule names.
+pub(crate) fn remove_counters(ports: &mut Ports<'_>) -> Cleaned {
+    let mut cleaned = Cleaned::default();
     match ports.rules.delete_counters(&COUNTERS) {
         Ok(0) => {}
         Ok(count) => cleaned.applied.count(Part::Rules, Action::Delete, count),
@@ -65,25 +72,21 @@ pub(crate) fn remove_but(is_kept: IsKept<'_>, ports: &mut Ports<'_>) -> Cleaned 
     cleaned
 }
 
-/// Removes the chains of a kube-proxy in userspace mode, and nothing else.
-pub(crate) fn remove_portals(ports: &mut Ports<'_>) -> Cleaned {
-    let portals_of = |dump: &Dump| {
-        let mut transaction = Transaction::new();
-        portals(dump, &mut transaction);
-        Ok(transaction)
-    };
-    in_both_families(&is_portal, &portals_of, ports)
+/// Adds the chains that [`remove_but`] would remove.
+pub(crate) fn find(is_kept: IsKeptIn<'_>, ports: &mut Ports<'_>, found: &mut Found) {
+    removal(is_kept, &mut |removal| removal.find(ports, found));
 }
 
-fn in_both_families(
-    may_go: IsKept<'_>,
-    edits: &dyn Fn(&Dump) -> Result<Transaction, Incomparable>,
-    ports: &mut Ports<'_>,
-) -> Cleaned {
-    let mut cleaned = Cleaned::default();
-    let edits = |dump: &Dump| edits(dump).map_err(|error| incomparable(&error));
-    Removal { may_go, edits: &edits }.carry_out(&Family::ALL, ports, &mut cleaned);
-    cleaned
+fn removal(is_kept: IsKeptIn<'_>, act: &mut dyn FnMut(Removal<'_>)) {
+    let may_go = |backend, table: &TableName, chain: &str| {
+        let is_of_a_mode = names::is_ours(table, chain) || chain == names::CANARY;
+        is_of_a_mode && !is_kept(backend, table, chain) || is_portal(table, chain)
+    };
+    let edits = |backend, dump: &Dump| {
+        let edits = everything(dump, &|table, chain| is_kept(backend, table, chain));
+        edits.map_err(|error| incomparable(&error))
+    };
+    act(Removal { may_go: &may_go, edits: &edits });
 }
 
 fn is_portal(table: &TableName, chain: &str) -> bool {
@@ -96,7 +99,7 @@ fn everything(dump: &Dump, is_kept: IsKept<'_>) -> Result<Transaction, Incompara
     let canary = ChainName::new(names::CANARY)?;
     for table in names::TABLES {
         let Some(there) = dump.table(&table).filter(|there| there.chain(names::CANARY).is_some()) else { continue };
-        if there.references(names::CANARY).next().is_none() {
+        if !is_kept(&table, names::CANARY) && there.references(names::CANARY).next().is_none() {
             let edits = transaction.table(table);
             edits.edit(Edit::Flush(canary.clone())).edit(Edit::DeleteChain(canary.clone()));
         }

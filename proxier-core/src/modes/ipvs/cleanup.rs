@@ -14,12 +14,12 @@ use crate::modes::ipvs::recover_ownership::recall_marks;
 use crate::modes::ipvs::rules;
 use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::wanted::Wanted;
-use crate::modes::shared::chains::Removal;
-use crate::modes::shared::cleaned::{Cleaned, IsKept};
+use crate::modes::shared::chains::{Found, Removal};
+use crate::modes::shared::cleaned::{Cleaned, IsKeptIn};
 use crate::modes::shared::host::read_host;
 use crate::modes::shared::routes;
 use crate::modes::shared::served::ServedFrontends;
-use crate::net::{Family, FrontendKey};
+use crate::net::FrontendKey;
 use crate::plan::names::Names;
 use crate::plan::operation::Operation;
 use crate::plan::report::Unread;
@@ -39,11 +39,11 @@ use crate::service::Desired;
 /// records that show that it is this proxy's stay, and the other parts go on.
 #[cfg(feature = "testing")]
 pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
-    cleanup_but(config, &|_table, _chain| false, ports)
+    cleanup_but(config, &|_backend, _table, _chain| false, ports)
 }
 
 /// As [`cleanup`], but for the chains that are kept.
-pub(crate) fn cleanup_but(config: &Config, is_kept: IsKept<'_>, ports: &mut Ports<'_>) -> Cleaned {
+pub(crate) fn cleanup_but(config: &Config, is_kept: IsKeptIn<'_>, ports: &mut Ports<'_>) -> Cleaned {
     let mut config = config.clone();
     config.families = crate::config::Families::Dual;
     let mut cleaned = Cleaned::default();
@@ -71,12 +71,12 @@ pub(crate) fn cleanup_but(config: &Config, is_kept: IsKept<'_>, ports: &mut Port
 }
 
 /// Removes the objects of the variant of [`guards`] that does not serve, while IPVS mode serves.
-pub(crate) fn cleanup_other_guards(config: &Config, is_kept: IsKept<'_>, ports: &mut Ports<'_>) -> Cleaned {
+pub(crate) fn cleanup_other_guards(config: &Config, is_kept: IsKeptIn<'_>, ports: &mut Ports<'_>) -> Cleaned {
     let mut cleaned = Cleaned::default();
+    clean_rules(config.names.prefix, is_kept, ports, &mut cleaned);
     if config.ipvs.rules == RulesBy::Nftables {
         let mut config = config.clone();
         config.families = crate::config::Families::Dual;
-        clean_rules(config.names.prefix, is_kept, ports, &mut cleaned);
         clean_sets(&config, ports, &mut cleaned);
     } else {
         guards::nft::cleanup(config, ports.tables, &mut cleaned);
@@ -181,12 +181,23 @@ fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut C
     is_done
 }
 
-fn clean_rules(prefix: NamePrefix, is_kept: IsKept<'_>, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
-    let may_go = |table: &TableName, chain: &str| rules::has_chain(prefix, table, chain) && !is_kept(table, chain);
-    let edits = |dump: &Dump| {
-        let changes = rules::cleanup_but(dump, prefix, is_kept);
+fn clean_rules(prefix: NamePrefix, is_kept: IsKeptIn<'_>, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
+    removal(prefix, is_kept, &mut |removal| removal.carry_out(ports, cleaned));
+}
+
+/// Adds the chains that a cleanup would remove.
+pub(crate) fn find(prefix: NamePrefix, is_kept: IsKeptIn<'_>, ports: &mut Ports<'_>, found: &mut Found) {
+    removal(prefix, is_kept, &mut |removal| removal.find(ports, found));
+}
+
+fn removal(prefix: NamePrefix, is_kept: IsKeptIn<'_>, act: &mut dyn FnMut(Removal<'_>)) {
+    let may_go = |backend, table: &TableName, chain: &str| {
+        rules::has_chain(prefix, table, chain) && !is_kept(backend, table, chain)
+    };
+    let edits = |backend, dump: &Dump| {
+        let changes = rules::cleanup_but(dump, prefix, &|table, chain| is_kept(backend, table, chain));
         let changes = changes.map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
         Ok(changes.into_transaction().unwrap_or_default())
     };
-    Removal { may_go: &may_go, edits: &edits }.carry_out(&Family::ALL, ports, cleaned);
+    act(Removal { may_go: &may_go, edits: &edits });
 }

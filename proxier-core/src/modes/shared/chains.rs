@@ -1,53 +1,87 @@
 //! Removes chains of iptables: over nf_tables where iptables-nft keeps them, which takes no program, and else by programs.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use iptables::{Dump, Edit, TableName, Transaction};
+use iptables::{Backend, Dump, Edit, TableEdit, TableName, Transaction};
 use nftables::Transaction as NftTransaction;
 
 use crate::compat;
-use crate::modes::shared::cleaned::Cleaned;
+use crate::modes::shared::cleaned::{Cleaned, IsKeptIn};
 use crate::net::Family;
 use crate::plan::report::Unread;
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{PortError, PortErrorKind, Ports, Tables};
 
+/// Most chains named in a sentence.
+const NAMED: usize = 4;
 /// The tables in which modes have chains.
 const TABLES: [TableName; 2] = [TableName::NAT, TableName::FILTER];
 
 /// A removal of chains of a mode.
 pub(in crate::modes) struct Removal<'a> {
     /// Whether a chain of this name may go. Without one nothing else is read.
-    pub(in crate::modes) may_go: &'a dyn Fn(&TableName, &str) -> bool,
+    pub(in crate::modes) may_go: IsKeptIn<'a>,
     /// Edits that delete rules, empty chains and delete chains. Where chains that may go are in nf_tables, their rules are not known, and of
     /// foreign rules only their targets and comments are.
-    pub(in crate::modes) edits: &'a dyn Fn(&Dump) -> Result<Transaction, PortError>,
+    pub(in crate::modes) edits: &'a dyn Fn(Backend, &Dump) -> Result<Transaction, PortError>,
 }
 
 impl Removal<'_> {
-    /// Removes them in these families. A family without tables of iptables has none.
-    pub(in crate::modes) fn carry_out(&self, families: &[Family], ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
-        for family in families {
-            let what = || format!("rules of {}", family.name());
-            // No program is started where there is nothing; and nf_tables is read afterwards, so that nothing is removed twice.
-            if ports.rules.has_tables(*family) != Some(false) {
-                match ports.rules.dump(*family) {
-                    Err(error) => cleaned.miss(what(), error),
-                    Ok(dump) => {
-                        note(*family, (self.edits)(&dump), cleaned, |edits| ports.rules.restore(*family, edits));
-                    }
-                }
+    /// Removes them in both families and both back ends, used or not. A family without tables of iptables has none.
+    pub(in crate::modes) fn carry_out(&self, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
+        for family in Family::ALL {
+            for (backend, edits) in self.by_programs(family, ports) {
+                note(family, edits, cleaned, |edits| ports.rules.restore_to(backend, family, edits));
             }
-            match self.read(*family, ports.tables) {
-                Ok(Some((dump, generation))) => note(*family, (self.edits)(&dump), cleaned, |edits| {
-                    let mut transaction = as_nft(*family, edits, ports.tables)?;
-                    transaction.expect_generation(generation);
-                    ports.tables.commit(&transaction).map_err(|refused| refused.error)
-                }),
+            // Read afterwards, so that nothing is removed twice.
+            match self.read(family, ports.tables) {
+                Ok(Some((dump, generation))) => {
+                    note(family, (self.edits)(Backend::NfTables, &dump), cleaned, |edits| {
+                        let mut transaction = as_nft(family, edits, ports.tables)?;
+                        transaction.expect_generation(generation);
+                        ports.tables.commit(&transaction).map_err(|refused| refused.error)
+                    });
+                }
                 Ok(None) => {}
-                Err(error) => cleaned.miss(what(), error),
+                Err(error) => cleaned.miss(what(family), error),
             }
         }
+    }
+
+    /// Adds the chains that [`Removal::carry_out`] would empty or delete, and what cannot be read. Changes nothing.
+    pub(in crate::modes) fn find(&self, ports: &mut Ports<'_>, found: &mut Found) {
+        for family in Family::ALL {
+            let mut all = self.by_programs(family, ports);
+            match self.read(family, ports.tables) {
+                Ok(Some((dump, _))) => all.push((Backend::NfTables, (self.edits)(Backend::NfTables, &dump))),
+                Ok(None) => {}
+                Err(error) => all.push((Backend::NfTables, Err(error))),
+            }
+            for (backend, edits) in all {
+                let edits = match edits {
+                    Ok(edits) => edits,
+                    Err(error) if error.kind() == PortErrorKind::Unavailable => continue,
+                    Err(error) => {
+                        found.unread.insert(Unread::new(what(family), error).to_string());
+                        continue;
+                    }
+                };
+                let chains = edits.tables().iter().flat_map(TableEdit::edits).filter_map(|edit| match edit {
+                    Edit::Flush(chain) | Edit::DeleteChain(chain) => Some(chain.to_string()),
+                    _ => None,
+                });
+                found.chains.entry((family, backend)).or_default().extend(chains);
+            }
+        }
+    }
+
+    /// Edits of both back ends as the programs show them. No program is started where there is nothing.
+    fn by_programs(&self, family: Family, ports: &mut Ports<'_>) -> Vec<(Backend, Result<Transaction, PortError>)> {
+        if ports.rules.has_tables(family) == Some(false) {
+            return Vec::new();
+        }
+        let edits = |backend| ports.rules.dump_of(backend, family).and_then(|dump| (self.edits)(backend, &dump));
+        Backend::ALL.map(edits).into_iter().zip(Backend::ALL).map(|(edits, backend)| (backend, edits)).collect()
     }
 
     /// The tables of iptables in nf_tables that have chains which may go, and their generation.
@@ -56,12 +90,43 @@ impl Removal<'_> {
         let mut dump = Dump::default();
         for name in TABLES {
             let key = compat::table_key(family, &name)?;
-            let may_go = |chain: &str| (self.may_go)(&name, chain);
+            let may_go = |chain: &str| (self.may_go)(Backend::NfTables, &name, chain);
             if tables.chains(&key)?.iter().any(|of| may_go(of.chain.key.name.as_str())) {
                 dump.tables.extend(compat::read(&key, &name, &|chain| !may_go(chain), tables)?);
             }
         }
         Ok((!dump.tables.is_empty()).then_some((dump, generation)))
+    }
+}
+
+fn what(family: Family) -> String {
+    format!("rules of {}", family.name())
+}
+
+/// Chains of modes that do not serve here, by family and back end.
+#[derive(Default)]
+pub(crate) struct Found {
+    chains: BTreeMap<(Family, Backend), BTreeSet<String>>,
+    unread: BTreeSet<String>,
+}
+
+impl Found {
+    /// One sentence for each back end of a family that has some, and for what cannot be read.
+    pub(in crate::modes) fn sentences(self) -> impl Iterator<Item = String> {
+        let sentence = |((family, backend), chains): ((Family, Backend), BTreeSet<String>)| {
+            let named: Vec<&str> = chains.iter().take(NAMED).map(String::as_str).collect();
+            let more = chains.len().saturating_sub(NAMED);
+            let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+            (!chains.is_empty()).then(|| {
+                format!(
+                    "{} of the {backend} back end of iptables are a kube-proxy's or another mode's: chains {}{more}; they are \
+                     removed once this mode serves, or by cleanup",
+                    what(family),
+                    named.join(", ")
+                )
+            })
+        };
+        self.chains.into_iter().filter_map(sentence).chain(self.unread)
     }
 }
 
@@ -78,7 +143,7 @@ fn note(
             let outcome = write(&edits);
             cleaned.applied.note(|| Step::new(Action::Delete, Part::Rules, family.name()), outcome);
         }
-        Err(error) => cleaned.unread.push(Unread::new(format_args!("rules of {}", family.name()), error)),
+        Err(error) => cleaned.miss(what(family), error),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Result of a cleanup.
 
-use iptables::TableName;
+use iptables::{Backend, TableName};
 use ipvs::VirtualServerKey;
 
 use crate::plan::report::{Applied, Unread};
@@ -59,3 +59,6 @@ impl Cleaned {
 
 /// Whether a chain of a table stays in a cleanup, with the jumps to it: the mode that serves has one of that name.
 pub(crate) type IsKept<'a> = &'a dyn Fn(&TableName, &str) -> bool;
+
+/// The same by back end: the mode that serves has chains in one of them only.
+pub(crate) type IsKeptIn<'a> = &'a dyn Fn(Backend, &TableName, &str) -> bool;
