@@ -5,6 +5,7 @@
 
 pub mod cleanup;
 pub mod fast_path;
+pub mod forward;
 pub mod inspect;
 pub mod iptables;
 pub mod ipvs;

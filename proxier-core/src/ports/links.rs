@@ -32,6 +32,12 @@ pub trait Links {
     /// When they could not be read as a whole.
     fn addresses(&mut self) -> Result<HostAddresses, PortError>;
 
+    /// Whether a device is a bridge. Default no; so for a device that is missing or cannot be read.
+    fn is_bridge(&mut self, name: &str) -> bool {
+        let _ = name;
+        false
+    }
+
     /// The gateways of the default routes of both families: of routes for an eighth of all addresses or more.
     ///
     /// # Errors

@@ -101,6 +101,10 @@ impl Links for LinksPort {
         }
     }
 
+    fn is_bridge(&mut self, name: &str) -> bool {
+        self.find(name).is_ok_and(|link| link.is_some_and(|link| link.kind.as_deref() == Some("bridge")))
+    }
+
     fn create_device(&mut self, name: &str) -> Result<(), PortError> {
         let doing = format!("creating dummy device {name}");
         match self.connection.call(&doing, |connection| link::create_dummy(connection, name)) {

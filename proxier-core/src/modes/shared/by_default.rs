@@ -1,5 +1,4 @@
-//! A firewall's chain, and the first packet of a connection, by TCP or UDP, that meets no condition of its rules but those that each such
-//! packet meets.
+//! Decides whether a firewall chain drops a TCP or UDP packet that matches none of its specific rules.
 
 use std::collections::BTreeMap;
 
@@ -19,6 +18,28 @@ type Protocol = (&'static str, u8);
 const TCP: Protocol = ("tcp", 6);
 const PROTOCOLS: [Protocol; 2] = [TCP, ("udp", 17)];
 
+/// What is known of a packet besides its protocol.
+pub(crate) struct Known<'a> {
+    /// Whether it comes or goes by a device of this name, or that begins so where that ends in `+`; `None`: it may.
+    pub(crate) device: &'a dyn Fn(&str) -> Option<bool>,
+    /// Families that it may be of.
+    pub(crate) families: &'a [Family],
+    /// Bits of the packet mark that it does not have.
+    pub(crate) unmarked: u32,
+    /// It belongs to a connection that has begun, and is not its first packet.
+    pub(crate) is_answer: bool,
+}
+
+impl Known<'_> {
+    /// The first packet of a connection, by any device.
+    const FIRST: Known<'static> =
+        Known { device: &|_name| None, families: &Family::ALL, unmarked: 0, is_answer: false };
+
+    fn state(&self) -> CtState {
+        if self.is_answer { CtState::ESTABLISHED } else { CtState::NEW }
+    }
+}
+
 /// Effect of a rule on the packet.
 enum Step {
     Accept,
@@ -26,51 +47,109 @@ enum Step {
     Return,
     Jump(String),
     Goto(String),
+    /// The effect that it has on some such packets.
+    Perhaps(Box<Step>),
+}
+
+/// Decision about a packet that a chain's policy drops or its rules do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Accepted,
+    Dropped,
+    /// Dropped, unless it meets the condition of a rule that accepts.
+    DroppedUnless,
 }
 
 /// Whether a built-in chain of iptables drops or rejects new connections that no rule picks: by its policy, or by a rule at its end or
 /// at that of a chain to which everything jumps, as firewalld and ufw write it. A rule for all new connections, or for all of a protocol,
 /// picks none.
 pub(crate) fn drops(table: &Table, chain: &str) -> bool {
-    let by_policy = || table.chain(chain).is_some_and(|chain| chain.policy == Some(iptables::Policy::Drop));
-    PROTOCOLS.into_iter().any(|protocol| {
-        let step = |rule| step(rule, protocol);
+    fates(table, chain, &Known::FIRST).any(|fate| fate != Fate::Accepted)
+}
+
+/// Whether a built-in chain drops such packets, and none of its rules may accept one of them.
+pub(crate) fn drops_all(table: &Table, chain: &str, known: &Known<'_>) -> bool {
+    fates(table, chain, known).any(|fate| fate == Fate::Dropped)
+}
+
+fn fates<'a>(table: &'a Table, chain: &'a str, known: &'a Known<'_>) -> impl Iterator<Item = Fate> + 'a {
+    let policy = if table.chain(chain).is_some_and(|chain| chain.policy == Some(iptables::Policy::Drop)) {
+        Policy::Drop
+    } else {
+        Policy::Accept
+    };
+    PROTOCOLS.into_iter().map(move |protocol| {
+        let step = |rule| step(rule, protocol, known);
         let steps = |name: &str| table.chain(name).map(|chain| chain.rules.iter().filter_map(step).collect());
-        decision(chain, &mut |name| steps(name).unwrap_or_default(), DEPTH).unwrap_or_else(by_policy)
+        fate(chain, policy, &mut |name| steps(name).unwrap_or_default())
     })
 }
 
-/// The same of a chain of nf_tables, with its policy. Rules that cannot be read, and those that look into sets, decide nothing.
+/// As [`drops`], of a chain of nf_tables with its policy. Rules that cannot be read decide nothing.
 pub(crate) fn drops_in_nft(chain: &ChainKey, policy: Policy, tables: &mut dyn Tables) -> bool {
+    fates_in_nft(chain, policy, &Known::FIRST, tables).iter().any(|fate| *fate != Fate::Accepted)
+}
+
+/// As [`drops_all`], of a chain of nf_tables with its policy.
+pub(crate) fn drops_all_in_nft(chain: &ChainKey, policy: Policy, known: &Known<'_>, tables: &mut dyn Tables) -> bool {
+    fates_in_nft(chain, policy, known, tables).contains(&Fate::Dropped)
+}
+
+fn fates_in_nft(chain: &ChainKey, policy: Policy, known: &Known<'_>, tables: &mut dyn Tables) -> Vec<Fate> {
     let mut read = BTreeMap::new();
     let families = match chain.table.family {
         NftFamily::Ip => &[Family::V4][..],
         NftFamily::Ip6 => &[Family::V6],
         _ => &Family::ALL,
     };
-    let packets = families.iter().flat_map(|family| PROTOCOLS.map(|protocol| (*family, protocol)));
-    packets.into_iter().any(|packet| {
+    let families = families.iter().filter(|family| known.families.contains(family));
+    let packets = families.flat_map(|family| PROTOCOLS.map(|protocol| (*family, protocol)));
+    let fate_of = |packet| {
         let mut steps = |name: &str| {
             let rules = read.entry(name.to_owned()).or_insert_with(|| {
                 let key = nftables::Name::new(name).ok().map(|name| ChainKey { table: chain.table.clone(), name });
                 key.and_then(|key| tables.rules(&key).ok()).unwrap_or_default()
             });
-            rules.iter().filter_map(|observed| step_of_nft(&observed.rule, packet)).collect()
+            rules.iter().filter_map(|observed| step_of_nft(&observed.rule, packet, known)).collect()
         };
-        decision(chain.name.as_str(), &mut steps, DEPTH).unwrap_or(policy == Policy::Drop)
-    })
+        fate(chain.name.as_str(), policy, &mut steps)
+    };
+    packets.map(fate_of).collect()
 }
 
-/// Whether a packet that meets no condition is dropped; `None`: it comes to the chain's end.
-fn decision(chain: &str, steps: &mut dyn FnMut(&str) -> Vec<Step>, depth: usize) -> Option<bool> {
+fn fate(chain: &str, policy: Policy, steps: &mut dyn FnMut(&str) -> Vec<Step>) -> Fate {
+    let mut may_accept = false;
+    match decision(chain, steps, &mut may_accept, DEPTH).unwrap_or(policy == Policy::Drop) {
+        false => Fate::Accepted,
+        true if may_accept => Fate::DroppedUnless,
+        true => Fate::Dropped,
+    }
+}
+
+/// Whether a packet that meets no condition is dropped; `None`: it comes to the chain's end. `may_accept`: set if a rule on the way accepts
+/// packets that meet its condition.
+fn decision(
+    chain: &str,
+    steps: &mut dyn FnMut(&str) -> Vec<Step>,
+    may_accept: &mut bool,
+    depth: usize,
+) -> Option<bool> {
     let below = depth.checked_sub(1)?;
     for step in steps(chain) {
         let decided = match step {
             Step::Accept => Some(false),
             Step::Drop => Some(true),
             Step::Return => return None,
-            Step::Jump(to) => decision(&to, steps, below),
-            Step::Goto(to) => return decision(&to, steps, below),
+            Step::Jump(to) => decision(&to, steps, may_accept, below),
+            Step::Goto(to) => return decision(&to, steps, may_accept, below),
+            Step::Perhaps(step) => {
+                *may_accept |= match *step {
+                    Step::Accept => true,
+                    Step::Jump(to) | Step::Goto(to) => decision(&to, steps, may_accept, below) == Some(false),
+                    _ => false,
+                };
+                None
+            }
         };
         if decided.is_some() {
             return decided;
@@ -79,26 +158,41 @@ fn decision(chain: &str, steps: &mut dyn FnMut(&str) -> Vec<Step>, depth: usize)
     None
 }
 
-/// Effect of a rule on the first packet of a connection; `None` for a rule that only counts or logs, and for one with a condition that not
-/// each such packet meets.
-fn step(rule: &Rule, protocol: Protocol) -> Option<Step> {
-    let mut tokens = rule.tokens().iter().map(iptables::Token::as_str);
-    let mut step = None;
+/// Effect of a rule on such a packet; `None` for a rule that only counts or logs, and for one whose condition none of them meets.
+fn step(rule: &Rule, protocol: Protocol, known: &Known<'_>) -> Option<Step> {
+    let mut tokens = rule.tokens().iter().map(iptables::Token::as_str).peekable();
+    let (mut step, mut is_certain) = (None, true);
     while let Some(token) = tokens.next() {
         let (is_negated, token) = if token == "!" { (true, tokens.next()?) } else { (false, token) };
-        let value = tokens.next()?;
+        // Some options have no value.
+        let is_text = matches!(token, "--comment" | "--log-prefix");
+        let Some(value) = tokens.next_if(|value| is_text || !value.starts_with('-')) else {
+            is_certain = false;
+            continue;
+        };
         let is_met = match (token, value) {
-            ("-m", "comment" | "conntrack" | "state" | "tcp" | "udp") | ("--comment" | "--reject-with", _) => true,
-            ("-p", name) => (name == protocol.0) != is_negated,
-            ("--ctstate" | "--state", states) => states.split(',').any(|state| state == "NEW") != is_negated,
+            ("-m", "comment" | "conntrack" | "state" | "tcp" | "udp" | "mark") | ("--comment" | "--reject-with", _) => {
+                Some(true)
+            }
+            ("-p", name) => Some((name == protocol.0) != is_negated),
+            ("--ctstate" | "--state", states) => {
+                let own = if known.is_answer { "ESTABLISHED" } else { "NEW" };
+                Some(states.split(',').any(|state| state == own) != is_negated)
+            }
             ("--tcp-flags", looked_at) => {
                 let set = tokens.next()?;
                 let sees_syn = looked_at.split(',').any(|flag| matches!(flag, "SYN" | "ALL"));
-                (set == if sees_syn { "SYN" } else { "NONE" }) != is_negated
+                (!known.is_answer).then(|| (set == if sees_syn { "SYN" } else { "NONE" }) != is_negated)
+            }
+            ("-i" | "-o", name) => (known.device)(name).map(|is_its| is_its != is_negated),
+            ("--mark", mark) => {
+                let bits =
+                    mark.split('/').next().and_then(|mark| u32::from_str_radix(mark.trim_start_matches("0x"), 16).ok());
+                bits.filter(|bits| *bits != 0 && bits & !known.unmarked == 0).map(|_lacks| is_negated)
             }
             ("-g", to) => {
                 step = Some(Step::Goto(to.to_owned()));
-                true
+                Some(true)
             }
             ("-j", target) => {
                 step = Some(match target {
@@ -108,42 +202,70 @@ fn step(rule: &Rule, protocol: Protocol) -> Option<Step> {
                     // Other targets have no chain of their name, which decides nothing.
                     to => Step::Jump(to.to_owned()),
                 });
-                true
+                Some(true)
             }
-            _ => false,
+            _ => None,
         };
-        if !is_met {
+        if is_met == Some(false) {
             return None;
         }
+        is_certain &= is_met.is_some();
     }
-    step
+    step.map(|step| if is_certain { step } else { Step::Perhaps(Box::new(step)) })
 }
 
-/// Effect of a rule of nf_tables on the first packet of a connection, as `step`.
-fn step_of_nft(rule: &nftables::Rule, packet: (Family, Protocol)) -> Option<Step> {
+/// A value in a register, as far as it is known.
+enum Loaded {
+    Bytes(Vec<u8>),
+    /// Name of the device by which it comes or goes.
+    Device,
+    Mark,
+}
+
+/// Effect of a rule of nf_tables on such a packet, as `step`.
+fn step_of_nft(rule: &nftables::Rule, packet: (Family, Protocol), known: &Known<'_>) -> Option<Step> {
     // Of iptables, in its tables of nf_tables: the name is the first attribute.
     let is_reject = |data: &Option<Vec<u8>>| {
         data.as_ref().and_then(|data| data.get(4..)).is_some_and(|data| data.starts_with(b"REJECT\0"))
     };
     // What is known of the packet; what a register has else is not.
-    let mut known: BTreeMap<Option<u8>, Vec<u8>> = BTreeMap::new();
+    let mut registers: BTreeMap<Option<u8>, Loaded> = BTreeMap::new();
+    let mut is_certain = true;
+    let mut step = None;
     for expression in &rule.expressions {
         match expression {
             Expression::Counter { .. } | Expression::Log { .. } => {}
             Expression::Cmp { register, op, value } => {
-                let is_same = known.get(&register.number())? == value.as_bytes();
-                if !matches!((op, is_same), (CmpOp::Eq, true) | (CmpOp::Ne, false)) {
-                    return None;
+                let is_same = match registers.get(&register.number()) {
+                    Some(Loaded::Bytes(bytes)) => Some(bytes == value.as_bytes()),
+                    Some(Loaded::Device) => (known.device)(&device(value.as_bytes())),
+                    Some(Loaded::Mark) | None => None,
+                };
+                match (op, is_same) {
+                    (CmpOp::Eq, Some(true)) | (CmpOp::Ne, Some(false)) => {}
+                    (CmpOp::Eq, Some(false)) | (CmpOp::Ne, Some(true)) => return None,
+                    _ => is_certain = false,
                 }
             }
             Expression::Bitwise { source, register, mask, xor, .. } => {
-                let bytes = known.get(&source.number())?.iter().zip(mask.as_bytes()).zip(xor.as_bytes());
-                let bytes = bytes.map(|((byte, mask), xor)| (byte & mask) ^ xor).collect();
-                known.insert(register.number(), bytes);
+                let masked = match registers.get(&source.number()) {
+                    Some(Loaded::Bytes(bytes)) => {
+                        let bytes = bytes.iter().zip(mask.as_bytes()).zip(xor.as_bytes());
+                        Some(Loaded::Bytes(bytes.map(|((byte, mask), xor)| (byte & mask) ^ xor).collect()))
+                    }
+                    Some(Loaded::Mark) => {
+                        let bits = mask.as_bytes().first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
+                        let is_zero = bits.is_some_and(|bits| bits & !known.unmarked == 0);
+                        is_zero.then(|| Loaded::Bytes(xor.as_bytes().to_vec()))
+                    }
+                    Some(Loaded::Device) | None => None,
+                };
+                registers.remove(&register.number());
+                registers.extend(masked.map(|masked| (register.number(), masked)));
             }
-            Expression::Reject(_) => return Some(Step::Drop),
+            Expression::Reject(_) => step = Some(Step::Drop),
             Expression::Verdict(verdict) => {
-                return match verdict {
+                step = match verdict {
                     Verdict::Accept => Some(Step::Accept),
                     Verdict::Drop => Some(Step::Drop),
                     Verdict::Return => Some(Step::Return),
@@ -152,46 +274,70 @@ fn step_of_nft(rule: &nftables::Rule, packet: (Family, Protocol)) -> Option<Step
                     _ => None,
                 };
             }
-            Expression::Other(other) if other.name == "target" && is_reject(&other.data) => return Some(Step::Drop),
-            Expression::Other(other) => match other.iptables_match()? {
-                ("comment", _) => {}
-                ("conntrack", info) if is_new(info)? => {}
-                _ => return None,
+            Expression::Other(other) if other.name == "target" && is_reject(&other.data) => step = Some(Step::Drop),
+            Expression::Other(other) => match other.iptables_match() {
+                Some(("comment", _)) => {}
+                Some(("conntrack", info)) => match has_state(info, known.state()) {
+                    Some(true) => {}
+                    Some(false) => return None,
+                    None => is_certain = false,
+                },
+                _ => is_certain = false,
             },
-            load => {
-                let (register, value) = loaded(load, packet)?;
-                known.remove(&register.number());
-                known.extend(value.map(|value| (register.number(), value)));
-            }
+            load => match loaded(load, packet, known) {
+                Some((register, value)) => {
+                    registers.remove(&register.number());
+                    registers.extend(value.map(|value| (register.number(), value)));
+                }
+                None => is_certain = false,
+            },
+        }
+        if step.is_some() {
+            break;
         }
     }
-    None
+    step.map(|step| if is_certain { step } else { Step::Perhaps(Box::new(step)) })
+}
+
+/// Name of a device as it is compared; one without its end stands for all that begin so.
+fn device(bytes: &[u8]) -> String {
+    let name = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    let wildcard = if name.len() == bytes.len() && name.len() < 16 { "+" } else { "" };
+    String::from_utf8_lossy(name).into_owned() + wildcard
 }
 
 /// Register that an expression writes, and the value: `None` within, if the packet does not tell it.
-fn loaded(expression: &Expression, (family, protocol): (Family, Protocol)) -> Option<(Register, Option<Vec<u8>>)> {
+fn loaded(
+    expression: &Expression,
+    (family, protocol): (Family, Protocol),
+    known: &Known<'_>,
+) -> Option<(Register, Option<Loaded>)> {
     const SYN: u8 = 2;
     // In `struct iphdr`, `struct ipv6hdr` and `struct tcphdr`.
     let (protocol_at, flags_at) = (if family == Family::V4 { 9 } else { 6 }, 13);
-    let number = || Some(vec![protocol.1]);
+    let number = || Some(Loaded::Bytes(vec![protocol.1]));
     match expression {
         Expression::Meta { key, register } => Some((
             *register,
             match key {
                 MetaKey::L4Proto => number(),
-                MetaKey::NfProto => Some(vec![if family == Family::V4 { 2 } else { 10 }]),
+                MetaKey::NfProto => Some(Loaded::Bytes(vec![if family == Family::V4 { 2 } else { 10 }])),
+                MetaKey::IifName | MetaKey::OifName => Some(Loaded::Device),
+                MetaKey::Mark => Some(Loaded::Mark),
                 _ => None,
             },
         )),
         Expression::Ct { key, register, .. } => {
-            let state = (*key == CtKey::State).then(|| CtState::NEW.bits().to_ne_bytes().to_vec());
-            Some((*register, state))
+            let state = || Loaded::Bytes(known.state().bits().to_ne_bytes().to_vec());
+            Some((*register, (*key == CtKey::State).then(state)))
         }
         Expression::Payload { base, offset, length: 1, register } => Some((
             *register,
             match base {
                 HeaderBase::Network if *offset == protocol_at => number(),
-                HeaderBase::Transport if *offset == flags_at && protocol == TCP => Some(vec![SYN]),
+                HeaderBase::Transport if *offset == flags_at && protocol == TCP && !known.is_answer => {
+                    Some(Loaded::Bytes(vec![SYN]))
+                }
                 _ => None,
             },
         )),
@@ -200,13 +346,13 @@ fn loaded(expression: &Expression, (family, protocol): (Family, Protocol)) -> Op
     }
 }
 
-/// Whether a `struct xt_conntrack_mtinfo3`, or an earlier one, that looks at nothing but the state has a new connection's in it.
-fn is_new(info: &[u8]) -> Option<bool> {
+/// Whether a `struct xt_conntrack_mtinfo3`, or an earlier one, that looks at nothing but the state has this one in it.
+fn has_state(info: &[u8], state: CtState) -> Option<bool> {
     const STATE: u16 = 1;
     let number = |at: usize| Some(u16::from_ne_bytes(*info.get(at..)?.first_chunk()?));
     let (looks_at, inverted, states) = (number(146)?, number(148)?, number(150)?);
-    let has_new = u32::from(states) & CtState::NEW.bits() != 0;
-    (looks_at == STATE).then_some(has_new != (inverted & STATE != 0))
+    let has_it = u32::from(states) & state.bits() != 0;
+    (looks_at == STATE).then_some(has_it != (inverted & STATE != 0))
 }
 
 #[cfg(test)]
@@ -215,13 +361,49 @@ mod tests {
     use nftables::expr::{CmpOp, HeaderBase};
     use nftables::{CtState, Expression, Family as NftFamily, L4Protocol, Operand, Register, RuleBuilder, Value, rule};
 
-    use super::{PROTOCOLS, Step};
+    use super::{Known, PROTOCOLS, Step};
     use crate::net::Family;
 
     fn drops(rules: &str) -> bool {
         let text = format!("*filter\n{rules}\nCOMMIT\n");
         let dump: Dump = text.parse().unwrap();
         super::drops(dump.table(&TableName::FILTER).unwrap(), "INPUT")
+    }
+
+    /// Chain FORWARD of a host with devices eth0 and cni0, for the first packet of a connection, or an answer.
+    fn drops_all(rules: &str, is_answer: bool) -> bool {
+        let text = format!("*filter\n{rules}\nCOMMIT\n");
+        let dump: Dump = text.parse().unwrap();
+        let device = |name: &str| (!["eth0", "cni0", "cni+"].contains(&name)).then_some(false);
+        let known = Known { device: &device, families: &Family::ALL, unmarked: 0x4000, is_answer };
+        super::drops_all(dump.table(&TableName::FILTER).unwrap(), "FORWARD", &known)
+    }
+
+    #[test]
+    fn a_chain_that_may_accept_what_goes_to_pods_does_not_drop_it() {
+        let policy =
+            ":FORWARD DROP [0:0]\n:DOCKER - [0:0]\n:FLANNEL-FWD - [0:0]\n:KUBE-FORWARD - [0:0]\n:NETWORKS - [0:0]";
+        let of_docker = "-A FORWARD -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n-A FORWARD -o docker0 -j DOCKER\n\
+            -A FORWARD -i docker0 ! -o docker0 -j ACCEPT\n-A DOCKER -d 172.17.0.2/32 ! -i docker0 -o docker0 -p tcp -m tcp --dport 80 -j ACCEPT";
+        let of_kube_proxy = "-A FORWARD -m comment --comment \"kubernetes forwarding rules\" -j KUBE-FORWARD\n\
+            -A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP\n\
+            -A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT\n\
+            -A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT";
+        for rules in ["", of_docker, of_kube_proxy, "-A FORWARD -i lo -j ACCEPT", "-A FORWARD -s 10.9.0.0/16 -j DROP"] {
+            assert!(drops_all(&format!("{policy}\n{of_docker}\n{rules}"), false), "{rules}");
+        }
+        for rules in [
+            "-A FORWARD -j FLANNEL-FWD\n-A FLANNEL-FWD -s 10.244.0.0/16 -j ACCEPT\n-A FLANNEL-FWD -d 10.244.0.0/16 -j ACCEPT",
+            "-A FORWARD -i cni+ -j NETWORKS\n-A NETWORKS -j ACCEPT",
+            "-A FORWARD -m mark --mark 0x10000/0x10000 -j ACCEPT",
+            "-A FORWARD -m set --match-set pods dst -j ACCEPT",
+            "-A FORWARD -o cni0 --syn -j ACCEPT",
+            "-A FORWARD -j ACCEPT",
+        ] {
+            assert!(!drops_all(&format!("{policy}\n{of_docker}\n{rules}"), false), "{rules}");
+        }
+        assert!(drops_all(&format!("{policy}\n{of_docker}"), true));
+        assert!(!drops_all(&format!("{policy}\n{of_kube_proxy}"), true));
     }
 
     #[test]
@@ -285,7 +467,9 @@ mod tests {
         let drops = |rule: RuleBuilder| {
             let rule = rule.drop_packet().build().unwrap();
             let packets = Family::ALL.into_iter().flat_map(|family| PROTOCOLS.map(|protocol| (family, protocol)));
-            packets.filter(|packet| matches!(super::step_of_nft(&rule, *packet), Some(Step::Drop))).count()
+            packets
+                .filter(|packet| matches!(super::step_of_nft(&rule, *packet, &Known::FIRST), Some(Step::Drop)))
+                .count()
         };
         let byte = |byte: u8| Value::new(&[byte]).unwrap();
         let flags =

@@ -2,8 +2,8 @@
 
 use nftables::expr::{CmpOp, MetaKey, Reject};
 use nftables::{
-    Expression, Family as NftFamily, L4Protocol, Name, Register, Rule, RuleBuilder, Table, TableKey, Transaction,
-    Value, Verdict,
+    ChainKey, ChainType, Expression, Family as NftFamily, Hook, L4Protocol, Name, Policy, Register, Rule, RuleBuilder,
+    Table, TableKey, Transaction, Value, Verdict,
 };
 
 use crate::modes::shared::cleaned::Cleaned;
@@ -128,6 +128,19 @@ pub(crate) fn built(rule: RuleBuilder) -> Rule {
         refused.comment = Some(error.to_string());
         refused
     })
+}
+
+/// The base chains of IPv4 and IPv6 at this hook, and their policies. Best effort: what cannot be read has none.
+pub(in crate::modes) fn base_chains(hook: Hook, kind: &ChainType, tables: &mut dyn Tables) -> Vec<(ChainKey, Policy)> {
+    let sees_packets = |table: &TableKey| matches!(table.family, NftFamily::Ip | NftFamily::Ip6 | NftFamily::Inet);
+    let mut found = Vec::new();
+    for table in tables.list().unwrap_or_default().into_iter().filter(sees_packets) {
+        for observed in tables.chains(&table).unwrap_or_default() {
+            let base = observed.chain.base.filter(|base| base.hook == hook && base.kind == *kind);
+            found.extend(base.map(|base| (observed.chain.key, base.policy)));
+        }
+    }
+    found
 }
 
 /// The tables of iptables, which its nf_tables back end makes as tables of nf_tables.

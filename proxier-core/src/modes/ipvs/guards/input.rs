@@ -1,11 +1,12 @@
 //! Finds chains of a firewall that drop packets to Services before IPVS sees them.
 
 use iptables::TableName;
-use nftables::{ChainKey, ChainType, Family as NftFamily, Hook};
+use nftables::{ChainKey, ChainType, Hook};
 
 use crate::compat;
 use crate::config::{Config, RulesBy};
 use crate::modes::shared::by_default;
+use crate::modes::shared::nft::base_chains;
 use crate::net::Family;
 use crate::ports::Ports;
 
@@ -18,25 +19,14 @@ pub fn dropping_input(config: &Config, ports: &mut Ports<'_>) -> Vec<String> {
         let is_filter = |family| compat::table_key(family, &TableName::FILTER).is_ok_and(|key| key == chain.table);
         Family::ALL.into_iter().any(is_filter) && chain.name.as_str() == "INPUT"
     };
-    let sees_packets = |family| matches!(family, NftFamily::Ip | NftFamily::Ip6 | NftFamily::Inet);
     let mut found = Vec::new();
-    for table in ports.tables.list().unwrap_or_default() {
-        if !sees_packets(table.family) {
-            continue;
-        }
-        for observed in ports.tables.chains(&table).unwrap_or_default() {
-            let chain = &observed.chain.key;
-            let Some(base) = &observed.chain.base else { continue };
-            let sees_input = base.hook == Hook::Input && base.kind == ChainType::Filter;
-            let counts = sees_input && (by_nft || !of_iptables(chain));
-            if counts && by_default::drops_in_nft(chain, base.policy, ports.tables) {
-                let instead =
-                    if of_iptables(chain) { "ipvs.rules: iptables, which accepts it" } else { "mode nftables" };
-                found.push(format!(
-                    "chain {chain} drops by default what comes in, and traffic to Services passes it before IPVS: only what a rule \
-                     there accepts reaches a Service; accept the addresses and node ports of Services in it, or choose {instead}"
-                ));
-            }
+    for (chain, policy) in base_chains(Hook::Input, &ChainType::Filter, ports.tables) {
+        if (by_nft || !of_iptables(&chain)) && by_default::drops_in_nft(&chain, policy, ports.tables) {
+            let instead = if of_iptables(&chain) { "ipvs.rules: iptables, which accepts it" } else { "mode nftables" };
+            found.push(format!(
+                "chain {chain} drops by default what comes in, and traffic to Services passes it before IPVS: only what a rule \
+                 there accepts reaches a Service; accept the addresses and node ports of Services in it, or choose {instead}"
+            ));
         }
     }
     found
