@@ -236,7 +236,7 @@ typed "proxier-demo run --proxy-mode $asked --manifests $manifests --hostname-ov
 fallback=--no-fallback
 [ "$asked" != auto ] || fallback=
 ip netns exec node "$proxy" run --proxy-mode "$asked" $fallback --manifests "$manifests" --hostname-override demo-node \
-    --cluster-cidr 10.244.0.0/16 --conntrack-max-per-core 0 --oom-score-adj 0 >"$work/log" 2>&1 &
+    --cluster-cidr 10.244.0.0/16 --conntrack-max-per-core 0 --oom-score-adj 0 --v 4 >"$work/log" 2>&1 &
 proxy_pid=$!
 until_so 60 "/healthz says that the proxy is well" healthy
 if [ "$asked" = auto ]; then

@@ -62,8 +62,8 @@ fn enough(asked_for: &Configured, chosen: &ChosenMode, begun: Begun, api: &Api) 
     if matches!(chosen.source, Source::Manifests(_)) || covers() { Ok(begun) } else { begin(chosen, api) }
 }
 
-/// Serves until SIGTERM or SIGINT, and leaves the kernel as it is then. Exit code 0 after a signal; 1 when it could not
-/// start, or when the configuration has changed and a supervisor should restart it.
+/// Serves until SIGTERM or SIGINT, and leaves the kernel as it is then. Exit code 0 after a signal, and when the configuration has changed, so that
+/// a supervisor starts it with the new one; 1 when it could not start.
 pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
     let started = SystemTime::now();
     tracing::info!("proxier-demo {}", build::LINE);
@@ -247,8 +247,8 @@ impl Attendant {
                     }
                 }
                 () = &mut config_changed => {
-                    tracing::error!("the configuration has changed; ending, so that the supervisor restarts this process");
-                    return ExitCode::FAILURE;
+                    tracing::info!("the configuration has changed; ending, so that the supervisor starts this process again with the new one");
+                    return ExitCode::SUCCESS;
                 }
                 outcome = self.outcomes.recv() => {
                     let Some(passed) = outcome else {
@@ -310,9 +310,22 @@ fn recorder(configured: &Configured, api: &Api) -> Recorder {
 
 /// Tells the kernel which processes to kill first when memory is short.
 fn adjust_oom_score(score: i16) {
-    if let Err(error) = std::fs::write("/proc/self/oom_score_adj", score.to_string()) {
-        tracing::warn!("oom_score_adj stays as it is: {error}");
+    let file = "/proc/self/oom_score_adj";
+    let there = std::fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok());
+    let Err(error) = std::fs::write(file, score.to_string()) else { return };
+    let now = there.map_or_else(|| "as it is".to_owned(), |there: i16| there.to_string());
+    if is_spared(there, score) {
+        tracing::debug!("oom_score_adj stays {now}, not {score}: {error}");
+    } else {
+        tracing::warn!(
+            "oom_score_adj stays {now}, not {score} ({error}): the kernel kills this process before others when memory is short"
+        );
     }
+}
+
+/// Whether the kernel kills this process no earlier than ordinary ones: a container may not lower the value that its runtime has given it.
+fn is_spared(there: Option<i16>, asked: i16) -> bool {
+    there.is_some_and(|there| there <= asked.max(0))
 }
 
 /// Starts the servers for health and metrics. An address that cannot be bound is an error with `bindAddressHardFail`;
@@ -365,3 +378,18 @@ async fn serve(
 
 const HEALTH_SERVER: &str = "healthz server";
 const METRICS_SERVER: &str = "metrics server";
+
+#[cfg(test)]
+mod tests {
+    use super::is_spared;
+
+    #[test]
+    fn a_value_that_the_container_has_from_its_runtime_is_no_reason_to_warn() {
+        for (there, asked, spared) in
+            [(-997, -999, true), (0, -999, true), (2, -999, false), (999, -999, false), (500, 500, true)]
+        {
+            assert_eq!(is_spared(Some(there), asked), spared, "{there} {asked}");
+        }
+        assert!(!is_spared(None, 0));
+    }
+}

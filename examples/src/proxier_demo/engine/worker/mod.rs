@@ -1,5 +1,7 @@
 //! The kernel's thread: takes changes, does what is due, and reports the results.
 
+mod passes;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,6 +18,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
 
 use crate::proxier_demo::engine::memory;
+use crate::proxier_demo::engine::worker::passes::{Passed, Passes};
 use crate::proxier_demo::engine::{Engine, Kernel};
 use crate::proxier_demo::message::change::Change;
 use crate::proxier_demo::message::{Control, Event, Message};
@@ -47,6 +50,7 @@ pub(crate) struct Worker {
     progress: Option<Progress>,
     /// Until the first full pass has ended.
     compared: Option<Sender<()>>,
+    passes: Passes,
     /// Features that the kernel turned out to lack.
     lacks: BTreeSet<String>,
     /// Time to remove objects of other modes; `None`: no full pass has succeeded yet.
@@ -90,6 +94,7 @@ impl Worker {
                 listening: None,
                 progress: Some(Progress::of_run()),
                 compared,
+                passes: Passes::default(),
                 lacks: BTreeSet::new(),
                 clean_at: None,
                 is_alone: false,
@@ -172,7 +177,7 @@ impl Worker {
 
     /// Removes objects of other modes. Failures are tried again after a while; leftovers are looked at again.
     fn clean_up_after_others(&mut self, engine: &mut Engine<impl Kernel>) {
-        let (cleaned, is_made) = match engine.clean_up_after_others() {
+        let (mut cleaned, is_made) = match engine.clean_up_after_others() {
             Removal::Made(cleaned) => (cleaned, true),
             Removal::Unknown(cleaned) => (cleaned, false),
             Removal::Held(stopped) => {
@@ -180,6 +185,7 @@ impl Worker {
                 (Cleaned::default(), false)
             }
         };
+        cleaned.left.extend(engine.obstacles());
         self.report_cleaned(&cleaned);
         let leftovers = cleaned.leftovers().count();
         self.health.metrics(|metrics| metrics.leftovers = u64::try_from(leftovers).unwrap_or(u64::MAX));
@@ -190,8 +196,8 @@ impl Worker {
 
     fn report_cleaned(&mut self, cleaned: &Cleaned) {
         for leftover in cleaned.leftovers() {
-            if self.limiter.pass(&leftover, Instant::now()).is_some() {
-                tracing::error!("{leftover}");
+            if self.limiter.once(&leftover) {
+                tracing::warn!("{leftover}");
                 self.recorder.record(Regarding::Node, Reason::Leftovers, leftover);
             }
         }
@@ -282,8 +288,16 @@ impl Worker {
             let names: Vec<String> = first.services.iter().map(ToString::to_string).collect();
             tracing::info!("{} served first, after {:.1} ms", names.join(", "), first.after.as_secs_f64() * 1e3);
         }
-        if report.writes() > 0 {
-            tracing::info!("{kind}: {} changes in {:.1} ms", report.writes(), took.as_secs_f64() * 1e3);
+        let line = format!("{kind}: {} changes in {:.1} ms", report.writes(), took.as_secs_f64() * 1e3);
+        let pass = Passed { writes: report.writes(), took, has_failed: report.has_failed() };
+        let (is_told, summary) = self.passes.note(pass, end);
+        match is_told {
+            true => tracing::info!("{line}"),
+            false if report.writes() > 0 => tracing::debug!("{line}"),
+            false => {}
+        }
+        if let Some(summary) = summary {
+            tracing::info!("{summary}");
         }
         self.health.board().passed(report, took, SystemTime::now());
         self.report_failures(report, end);

@@ -98,9 +98,24 @@ struct Place {
     expired: u32,
     /// Whether it was logged that the server lacks or forbids an optional kind.
     said_absent: bool,
+    /// When the server began to refuse these requests, and has ever since.
+    refused_since: Option<Instant>,
 }
 
+/// Time for which a server that starts refuses what it allows afterwards: it has not read the roles yet.
+const SETTLING: Duration = Duration::from_secs(3);
+
 impl Place {
+    fn note_refusal(&mut self, failure: &Failure) {
+        let is_refused = matches!(failure.kind, FailureKind::Forbidden | FailureKind::Unauthorized);
+        self.refused_since = is_refused.then(|| self.refused_since.unwrap_or_else(Instant::now));
+    }
+
+    /// Whether the server has refused these requests for so short a time that it may only be starting.
+    fn may_settle(&self) -> bool {
+        self.refused_since.is_some_and(|since| since.elapsed() < SETTLING)
+    }
+
     /// The question after a watch.
     fn go_on(&mut self, stream: Stream, failure: Option<&Failure>) {
         let Stream { version, brought, brings_all, .. } = stream;
@@ -162,6 +177,7 @@ impl Watcher {
                 // A list was too old at once: keep the growing pause, or the server would get list requests without end.
                 Ok(_) if asks_for_all && place.expired > 1 => {}
                 Ok(brought) => {
+                    place.refused_since = None;
                     // A pause keeps servers that end watches at once from getting watches without end.
                     if brought || started.elapsed() > Duration::from_secs(1) {
                         pause.reset();
@@ -175,6 +191,7 @@ impl Watcher {
                     if was_of_use || (!asks_for_all && started.elapsed() > pause.next) {
                         pause.reset();
                     }
+                    place.note_refusal(&failure);
                     if self.is_absent(&failure) {
                         if self.do_without(&failure, &mut place).await == Err(Closed) {
                             return;
@@ -234,6 +251,11 @@ impl Watcher {
 
     async fn recover(&mut self, failure: &Failure, place: &mut Place, pauses: &mut Pauses) {
         let plural = self.resource.plural();
+        if place.may_settle() {
+            let pause = pauses.next(failure.retry_after);
+            tracing::debug!(resource = plural, "{}; trying again in {:.1} s", failure.message, pause.as_secs_f32());
+            return self.session.pause(pause, self.used.load(Ordering::Relaxed)).await;
+        }
         if failure.kind == FailureKind::TooLarge {
             let page = place.page.map_or(self.options.page, |page| page / 4).max(1);
             tracing::warn!(resource = plural, "{}; asking for {page} objects a page", failure.message);
@@ -258,13 +280,13 @@ impl Watcher {
             FailureKind::Expired | FailureKind::TooNew => {
                 tracing::info!(resource = plural, "{}; listing again in {again:.1} s", failure.message);
             }
-            FailureKind::Forbidden => tracing::error!(
+            FailureKind::Forbidden => tracing::warn!(
                 resource = plural,
                 "{}; allow get, list and watch of {plural} (ClusterRole system:node-proxier does); \
                  trying again in {again:.1} s",
                 failure.message
             ),
-            FailureKind::Unauthorized => tracing::error!(
+            FailureKind::Unauthorized => tracing::warn!(
                 resource = plural,
                 "{}: the server does not know these credentials; reading them again in {again:.1} s",
                 failure.message
@@ -641,5 +663,27 @@ impl Pauses {
         let pause = jittered(self.next);
         self.next = (self.next * 2).min(self.longest);
         pause.max(asked.unwrap_or_default().min(Self::LONGEST_ASKED))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_starts_may_refuse_for_a_moment() {
+        let mut place = Place::default();
+        let refused = |kind| Failure { kind, ..Failure::other("HTTP 403") };
+        assert!(!place.may_settle());
+        place.note_refusal(&refused(FailureKind::Forbidden));
+        assert!(place.may_settle());
+        let since = place.refused_since;
+        place.note_refusal(&refused(FailureKind::Unauthorized));
+        assert_eq!(place.refused_since, since, "the time counts from the first");
+        place.refused_since = Instant::now().checked_sub(SETTLING);
+        assert!(!place.may_settle());
+        place.note_refusal(&refused(FailureKind::Other));
+        place.note_refusal(&refused(FailureKind::Forbidden));
+        assert!(place.may_settle(), "it began anew");
     }
 }
