@@ -8,9 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use testkit::traffic::{NameServer, ask_udp, connect_and_ask};
-use testkit::{Netns, PROXY, kernel_test};
+use testkit::{Need, Netns, PROXY, kernel_test};
 
-use crate::program::{Folder, Running, demo, ipvsadm, ok, set_up, tool};
+use crate::program::world::WEB;
+use crate::program::{Folder, Running, command, demo, ipvsadm, ok, set_up, tool};
 
 /// Default number of Services beside the first ones; `PROXIER_START_SERVICES` changes it.
 const SERVICES: u16 = 3000;
@@ -130,5 +131,46 @@ fn dns_answers_long_before_the_rest() {
         assert_eq!(ipvsadm().iter().filter(|line| line.starts_with("-A ")).count(), usize::from(services) + 2);
         drop(running);
         ok(&demo(&["cleanup"]));
+    });
+}
+
+/// A pod sees its own `/proc/sys` read-only. With the node's `net` mounted beside it the proxy writes the settings itself, also those of another mode
+/// after its configuration has changed.
+#[test]
+fn settings_are_written_where_a_pod_has_them_mounted() {
+    const MOUNT: &str = "mkdir -p /host/proc/sys/net && mount --bind /proc/sys/net /host/proc/sys/net && mount --bind /proc/sys /proc/sys && \
+                         mount -o remount,ro,bind /proc/sys && exec \"$0\" \"$@\"";
+    const SETTINGS: [(&str, &str); 3] = [
+        ("net/netfilter/nf_conntrack_tcp_timeout_close_wait", "3600"),
+        ("net/ipv4/ip_forward", "1"),
+        ("net/ipv4/conf/all/route_localnet", "1"),
+    ];
+    kernel_test(&[Need::Root, Need::Nftables, Need::IptablesNft], || {
+        let folder = Folder::new("mounted");
+        folder.put("web.yaml", WEB);
+        let here = Netns::current().unwrap();
+        here.write_sysctl("net/ipv4/ip_forward", "0").unwrap();
+        let inner = command(&[
+            "run",
+            "--manifests",
+            &folder.0.display().to_string(),
+            "--proxy-mode",
+            "iptables",
+            "--conntrack-tcp-timeout-close-wait",
+            "1h",
+        ]);
+        let mut pod = std::process::Command::new("unshare");
+        pod.args(["--mount", "--propagation", "private", "sh", "-c", MOUNT]).arg(inner.get_program());
+        let running = Running::spawn({
+            pod.args(inner.get_args());
+            pod
+        });
+        for (path, value) in SETTINGS {
+            let is_set = || std::fs::read_to_string(format!("/proc/sys/{path}")).is_ok_and(|text| text.trim() == value);
+            running.until(path, is_set);
+        }
+        assert!(!running.log().contains("cannot be written"), "{}", running.log());
+        assert!(running.end().success());
+        let _others_may_use_it = std::process::Command::new("rmdir").args(["-p", "/host/proc/sys/net"]).output();
     });
 }

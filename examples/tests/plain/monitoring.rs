@@ -117,6 +117,8 @@ impl Programs {
     }
 }
 
+const KIND: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+
 /// A node may lack modules that its mode does not need; missing ones that it needs are an error.
 #[test]
 fn prepare_node_needs_what_the_mode_needs() {
@@ -156,9 +158,12 @@ fn prepare_node_needs_what_the_mode_needs() {
             for name in ["ip_forward", "conf/all/route_localnet"] {
                 fs::write(format!("/proc/sys/net/ipv4/{name}"), "0").unwrap();
             }
-            let programs = Programs::new(&[("modprobe", MODPROBE)]);
+            let program = format!("exec {} \"$@\"", env!("CARGO_BIN_EXE_proxier-demo"));
+            let programs = Programs::new(&[("modprobe", MODPROBE), ("proxier-demo", &program)]);
             programs.0.put("has", &has.replace(' ', "\n"));
-            programs.0.put("config", config);
+            if !config.is_empty() {
+                programs.0.put("config", &format!("{KIND}{config}"));
+            }
             let output = programs.run(&format!("CONFIG=$HERE/config {} {mode}", deploy("prepare-node").display()));
             let (said, what) = (text(&output.stderr), format!("{mode} {has} {config}"));
             assert_eq!(output.status.code(), Some(code), "{what}: {said}");
@@ -170,19 +175,50 @@ fn prepare_node_needs_what_the_mode_needs() {
             if code != 0 {
                 continue;
             }
-            assert_eq!(setting("ip_forward"), "1", "{what}");
+            // In userspace mode nothing is forwarded.
+            assert_eq!(setting("ip_forward"), if mode == "userspace" { "0" } else { "1" }, "{what}");
             // Packets to 127.0.0.1 may be routed only where node ports are served there.
             let is_named = config.contains(", localhost]") || config.contains("127.");
             let is_local = mode == "iptables" && config.is_empty() || mode == "nftables" && is_named;
             assert_eq!(setting("conf/all/route_localnet"), if is_local { "1" } else { "0" }, "{what}");
             let asked = programs.read("asked");
-            let needs_ipvs = mode.contains("ipvs")
-                || config.contains("ipvs")
-                || !says.contains(' ') && has.is_empty() && mode != "userspace";
+            // The configuration may name another mode later.
+            let needs_ipvs = mode.contains("ipvs") || mode.is_empty() || mode == "auto";
             assert_eq!(asked.lines().any(|module| module == "ip_vs"), needs_ipvs, "{what}: {asked}");
             assert_eq!(asked.is_empty(), mode == "userspace", "{what}: {asked}");
         }
     });
+}
+
+/// A container that is not privileged may not write them, and Kubernetes' test of `CLOSE_WAIT` reads one on nodes where no kube-proxy ever ran.
+#[test]
+fn prepare_node_writes_the_settings_that_the_configuration_asks_for() {
+    let conntrack = "conntrack:\n  tcpEstablishedTimeout: 20h0m0s\n  tcpCloseWaitTimeout: 1h0m0s\n  tcpBeLiberal: true\n  udpTimeout: 31s\n  \
+                     udpStreamTimeout: 131s\n";
+    let settings = [
+        ("netfilter/nf_conntrack_tcp_timeout_established", "72000"),
+        ("netfilter/nf_conntrack_tcp_timeout_close_wait", "3600"),
+        ("netfilter/nf_conntrack_tcp_be_liberal", "1"),
+        ("netfilter/nf_conntrack_udp_timeout", "31"),
+        ("netfilter/nf_conntrack_udp_timeout_stream", "131"),
+        ("ipv4/conf/all/arp_ignore", "1"),
+        ("ipv4/conf/all/arp_announce", "2"),
+        ("ipv4/ip_forward", "1"),
+    ];
+    for mode in ["nftables", "iptables", "ipvs", ""] {
+        kernel_test(&[Need::Root, Need::Nftables], || {
+            let program = format!("exec {} \"$@\"", env!("CARGO_BIN_EXE_proxier-demo"));
+            let programs = Programs::new(&[("modprobe", ""), ("proxier-demo", &program)]);
+            programs.0.put("config", &format!("{KIND}mode: \"{mode}\"\nipvs:\n  strictARP: true\n{conntrack}"));
+            let output = programs.run(&format!("CONFIG=$HERE/config {} --warn", deploy("prepare-node").display()));
+            assert!(output.status.success(), "{mode}: {output:?}");
+            let written = settings.map(|(name, _)| {
+                let value = fs::read_to_string(format!("/proc/sys/net/{name}")).unwrap_or_default();
+                (name, value.trim().to_owned())
+            });
+            assert_eq!(written.each_ref().map(|(name, value)| (*name, value.as_str())), settings, "{mode}: {output:?}");
+        });
+    }
 }
 
 /// kubectl with the answers that `take-over` needs; `label`: the node's label. `fails` counts down.

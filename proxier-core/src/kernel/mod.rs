@@ -119,7 +119,7 @@ pub struct Options {
     pub backend: BackendChoice,
     /// Time limits of the lock of iptables and of its programs.
     pub limits: Limits,
-    /// Mount point of `/proc/sys`.
+    /// Mount point of `/proc/sys`, or a folder with its `net`: the rest is read from `/proc/sys`, where containers see it.
     pub sysctl_root: PathBuf,
 }
 

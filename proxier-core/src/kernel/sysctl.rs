@@ -24,7 +24,8 @@ impl SysctlsPort {
 
     fn file(&self, path: &str) -> Result<PathBuf, PortError> {
         check(path)?;
-        Ok(self.root.join(path))
+        let root = if path.starts_with("net/") { &*self.root } else { Path::new("/proc/sys") };
+        Ok(root.join(path))
     }
 }
 

@@ -1,9 +1,14 @@
 //! The kernel that this process runs on.
 
+use std::path::Path;
+
 use proxier_core::kernel::{KernelPorts, Options};
 
 use crate::proxier_demo::engine::privileges;
 use crate::proxier_demo::problem::Problem;
+
+/// Where a pod may have the node's `/proc/sys/net`, to write it: its own `/proc/sys` is read-only.
+const MOUNTED: &str = "/host/proc/sys";
 
 /// Opens the kernel to change it.
 ///
@@ -21,5 +26,9 @@ pub(crate) fn open() -> Result<KernelPorts, Problem> {
 ///
 /// There is no netlink.
 pub(crate) fn open_to_look() -> Result<KernelPorts, Problem> {
-    KernelPorts::open(&Options::default()).map_err(|error| Problem::new("", error.to_string()))
+    let mut options = Options::default();
+    if Path::new(MOUNTED).join("net/ipv4").exists() {
+        options.sysctl_root = MOUNTED.into();
+    }
+    KernelPorts::open(&options).map_err(|error| Problem::new("", error.to_string()))
 }

@@ -21,7 +21,7 @@ pub(crate) struct Options {
 }
 
 /// Text of the manifests that is a value of the chart.
-const VALUES: [(&str, &str); 7] = [
+const VALUES: [(&str, &str); 6] = [
     ("resources:\n          requests: {cpu: 20m, memory: 32Mi}", "resources: {{ .Values.resources | toJson }}"),
     ("image: proxier-demo:@TAG@", "image: {{ .Values.image | toJson }}"),
     (
@@ -29,7 +29,6 @@ const VALUES: [(&str, &str); 7] = [
         "nodeSelector: {{ .Values.nodeSelector | toJson }}",
     ),
     ("configMap: {name: kube-proxy}", "configMap: {name: {{ .Values.configMap | toJson }} }"),
-    ("value: \"false\"}", "value: {{ .Values.strictARP | toJson }} }"),
     ("priorityClassName: system-node-critical", "priorityClassName: {{ .Values.priorityClassName | toJson }}"),
     ("{maxUnavailable: 1}", "{maxUnavailable: {{ .Values.maxUnavailable | toJson }} }"),
 ];
